@@ -1,0 +1,42 @@
+# carrel_library(NAME SOURCES... DEPS...), carrel_test(NAME SOURCES... DEPS...): one set of flags for all of ours.
+include(GoogleTest)
+
+add_library(carrel_flags INTERFACE)
+target_include_directories(carrel_flags INTERFACE ${CMAKE_SOURCE_DIR})
+target_compile_options(carrel_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers)
+if(CARREL_DEBUG_INFO)
+  target_compile_options(carrel_flags INTERFACE -g1)
+endif()
+if(CARREL_SANITIZE)
+  target_compile_options(carrel_flags INTERFACE -fsanitize=${CARREL_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(carrel_flags INTERFACE -fsanitize=${CARREL_SANITIZE})
+  target_compile_definitions(carrel_flags INTERFACE CARREL_SANITIZED=1)
+endif()
+
+function(carrel_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC carrel_flags ${arg_DEPS})
+endfunction()
+
+# One test program per folder; every TEST is its own ctest entry, so that `ctest -j` spreads them.
+# LABELS slow: over 5 s. Tests find the repository through CARREL_SOURCE_DIR, and may write only under testing::TempDir().
+function(carrel_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE carrel_flags ${arg_DEPS} GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE CARREL_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CARREL_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+endfunction()
+
+function(carrel_bench name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE carrel_flags ${arg_DEPS} benchmark::benchmark)
+endfunction()

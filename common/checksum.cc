@@ -1,0 +1,102 @@
+#include "common/checksum.h"
+
+#include <openssl/evp.h>
+
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+#include "common/status.h"
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace carrel {
+namespace {
+
+constexpr uint32_t kPolynomial = 0x82f63b78;  // reflected Castagnoli
+
+constexpr std::array<uint32_t, 256> MakeTable() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t crc = i;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) ? (crc >> 1) ^ kPolynomial : crc >> 1;
+    table[i] = crc;
+  }
+  return table;
+}
+
+constexpr std::array<uint32_t, 256> kTable = MakeTable();
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t ExtendCrc32cSse42(uint32_t crc,
+                                                             absl::string_view bytes) {
+  uint64_t state = ~crc;
+  const char* p = bytes.data();
+  size_t left = bytes.size();
+  for (; left >= 8; left -= 8, p += 8) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+    state = _mm_crc32_u64(state, word);
+  }
+  for (; left > 0; --left, ++p) {
+    state = _mm_crc32_u8(static_cast<uint32_t>(state), static_cast<uint8_t>(*p));
+  }
+  return ~static_cast<uint32_t>(state);
+}
+#endif
+
+}  // namespace
+
+namespace internal {
+uint32_t ExtendCrc32cTable(uint32_t crc, absl::string_view bytes) {
+  crc = ~crc;
+  for (char c : bytes) crc = kTable[(crc ^ static_cast<uint8_t>(c)) & 0xff] ^ (crc >> 8);
+  return ~crc;
+}
+}  // namespace internal
+
+uint32_t ExtendCrc32c(uint32_t crc, absl::string_view bytes) {
+#if defined(__x86_64__)
+  static const bool has_sse42 = __builtin_cpu_supports("sse4.2");
+  if (has_sse42) return ExtendCrc32cSse42(crc, bytes);
+#endif
+  return internal::ExtendCrc32cTable(crc, bytes);
+}
+
+struct Sha256::State {
+  EVP_MD_CTX* context = EVP_MD_CTX_new();
+  ~State() { EVP_MD_CTX_free(context); }
+};
+
+Sha256::Sha256() : state_(std::make_unique<State>()) {
+  CARREL_CHECK(state_->context != nullptr);
+  CARREL_CHECK(EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) == 1);
+}
+
+Sha256::~Sha256() = default;
+
+void Sha256::Update(absl::string_view bytes) {
+  CARREL_CHECK(EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()) == 1);
+}
+
+std::array<uint8_t, 32> Sha256::Finish() {
+  std::array<uint8_t, 32> digest;
+  unsigned int size = 0;
+  CARREL_CHECK(EVP_DigestFinal_ex(state_->context, digest.data(), &size) == 1 && size == 32);
+  return digest;
+}
+
+std::string Sha256::FinishHex() {
+  const std::array<uint8_t, 32> digest = Finish();
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
+}
+
+std::string Sha256Hex(absl::string_view bytes) {
+  Sha256 sha;
+  sha.Update(bytes);
+  return sha.FinishHex();
+}
+
+}  // namespace carrel

@@ -1,0 +1,76 @@
+#include "common/file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+
+#include "absl/cleanup/cleanup.h"
+#include "common/status.h"
+
+namespace carrel {
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  const bool standard_input = path == "-";
+  const int fd = standard_input ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  absl::Cleanup close_fd = [fd, standard_input] {
+    if (!standard_input) close(fd);
+  };
+  std::string bytes;
+  for (;;) {
+    const size_t before = bytes.size();
+    bytes.resize(before + (1 << 16));
+    const ssize_t n = read(fd, bytes.data() + before, bytes.size() - before);
+    if (n < 0 && errno == EINTR) {
+      bytes.resize(before);
+      continue;
+    }
+    if (n < 0) return ErrnoStatus(errno, absl::StrCat("read ", path));
+    bytes.resize(before + n);
+    if (n == 0) return bytes;
+  }
+}
+
+namespace {
+
+absl::Status SyncFolder(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  if (fsync(fd) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));
+  return absl::OkStatus();
+}
+
+absl::Status WriteAndSync(const std::string& path, absl::string_view bytes) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
+    bytes.remove_prefix(n);
+  }
+  if (fsync(fd) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes) {
+  const std::string temporary = path + ".tmp";
+  if (absl::Status status = WriteAndSync(temporary, bytes); !status.ok()) {
+    unlink(temporary.c_str());
+    return status;
+  }
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("rename ", temporary, " to ", path));
+  }
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return SyncFolder(folder.empty() ? "." : folder);
+}
+
+}  // namespace carrel

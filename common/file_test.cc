@@ -1,0 +1,42 @@
+#include "common/file.h"
+
+#include <filesystem>
+
+#include "common/mapped_file.h"
+#include "common/test_util.h"
+
+namespace carrel {
+namespace {
+
+TEST(FileTest, WriteThenReadAndMap_GivesTheBytes) {
+  const std::string path = FreshTempDir() + "/file";
+  const std::string bytes("a\0b", 3);
+  CARREL_ASSERT_OK(WriteFileAtomically(path, "old"));
+  CARREL_ASSERT_OK(WriteFileAtomically(path, bytes));
+  EXPECT_EQ(*ReadFile(path), bytes);
+  auto mapped = MappedFile::Open(path);
+  CARREL_ASSERT_OK(mapped);
+  EXPECT_EQ((*mapped)->bytes(), bytes);
+  EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
+}
+
+TEST(FileTest, Absent_NamesThePath) {
+  EXPECT_THAT(ReadFile("/nonexistent/x"), StatusIs(absl::StatusCode::kNotFound, "/nonexistent/x"));
+  EXPECT_THAT(MappedFile::Open("/nonexistent/x"),
+              StatusIs(absl::StatusCode::kNotFound, "/nonexistent/x"));
+  EXPECT_THAT(MappedFile::Open("/tmp"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "not a regular file"));
+}
+
+TEST(FileTest, FullDisk_SaysSo) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full on this system";
+  // A link, so that the temporary name is the device too.
+  const std::string folder = FreshTempDir();
+  std::filesystem::create_symlink("/dev/full", folder + "/file.tmp");
+  EXPECT_THAT(WriteFileAtomically(folder + "/file", "bytes"),
+              StatusIs(absl::StatusCode::kResourceExhausted, "No space left"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/file"));
+}
+
+}  // namespace
+}  // namespace carrel

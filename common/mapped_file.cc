@@ -1,0 +1,35 @@
+#include "common/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "absl/cleanup/cleanup.h"
+#include "common/status.h"
+
+namespace carrel {
+
+absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat("open ", path, ": not a regular file"));
+  }
+  if (info.st_size == 0) return std::unique_ptr<MappedFile>(new MappedFile(absl::string_view()));
+  void* data = mmap(nullptr, info.st_size, PROT_READ, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return ErrnoStatus(errno, absl::StrCat("mmap ", path));
+  return std::unique_ptr<MappedFile>(
+      new MappedFile(absl::string_view(static_cast<const char*>(data), info.st_size)));
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+}
+
+}  // namespace carrel

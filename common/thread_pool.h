@@ -1,0 +1,54 @@
+// What:   a fixed pool of threads with a bounded queue, and a parallel loop on it.
+// Threads: every method may be called from any thread.
+//
+// Invariants
+//   1. At most `queue_limit` submitted tasks wait; TrySubmit refuses further ones and runs nothing.
+//   2. ParallelFor's caller works too, so a loop started inside a task cannot deadlock, whatever
+//   the pool's load.
+//   3. The destructor runs every task that was accepted, then joins.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/synchronization/mutex.h"
+
+namespace carrel {
+
+class ThreadPool {
+ public:
+  // threads >= 0 workers. ParallelFor over T cores wants T - 1 of them: the caller is one more.
+  // TrySubmit needs at least one.
+  explicit ThreadPool(int threads, int64_t queue_limit = INT64_MAX);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // False if the queue is full or the pool is shutting down; the task is then not run.
+  [[nodiscard]] bool TrySubmit(std::function<void()> task);
+
+  // Runs body(i) for each i in [0, count), in no order, on this thread and idle workers; returns
+  // when all are done. body must not throw. The unit of work is one i: make it some 50 us or more.
+  void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body);
+
+  int threads() const { return static_cast<int>(workers_.size()); }
+  int64_t queued() const;
+
+ private:
+  struct Loop;
+  void Work();
+
+  const int64_t queue_limit_;
+  mutable absl::Mutex mu_;
+  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
+  std::deque<Loop*> loops_ ABSL_GUARDED_BY(mu_);  // loops that may still have unclaimed indices
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace carrel

@@ -1,0 +1,53 @@
+#include "common/thread_pool.h"
+
+#include <atomic>
+#include <numeric>
+
+#include "absl/synchronization/notification.h"
+#include "common/test_util.h"
+
+namespace carrel {
+namespace {
+
+TEST(ThreadPoolTest, ParallelFor_RunsEachIndexOnce) {
+  for (int threads : {0, 1, 3}) {
+    ThreadPool pool(threads);
+    for (int64_t count : {0, 1, 2, 1000}) {
+      std::vector<std::atomic<int>> runs(count);
+      pool.ParallelFor(count, [&](int64_t i) { ++runs[i]; });
+      for (auto& r : runs) EXPECT_EQ(r.load(), 1);
+    }
+  }
+}
+
+TEST(ThreadPoolTest, NestedLoopsOnABusyPool_DoNotDeadlock) {
+  ThreadPool pool(2);
+  std::atomic<int> runs{0};
+  pool.ParallelFor(8, [&](int64_t) {
+    pool.ParallelFor(8, [&](int64_t) { pool.ParallelFor(4, [&](int64_t) { ++runs; }); });
+  });
+  EXPECT_EQ(runs.load(), 256);
+}
+
+TEST(ThreadPoolTest, FullQueue_RefusesAndRunsOnlyTheAccepted) {
+  std::atomic<int> runs{0};
+  {
+    ThreadPool pool(1, /*queue_limit=*/2);
+    absl::Notification started, go;
+    ASSERT_TRUE(pool.TrySubmit([&] {
+      started.Notify();
+      go.WaitForNotification();
+      ++runs;
+    }));
+    started.WaitForNotification();
+    EXPECT_TRUE(pool.TrySubmit([&] { ++runs; }));
+    EXPECT_TRUE(pool.TrySubmit([&] { ++runs; }));
+    EXPECT_FALSE(pool.TrySubmit([&] { runs += 100; }));
+    EXPECT_EQ(pool.queued(), 2);
+    go.Notify();
+  }
+  EXPECT_EQ(runs.load(), 3);
+}
+
+}  // namespace
+}  // namespace carrel

@@ -1,0 +1,26 @@
+// What:   exact inner products of a group's queries with bf16 rows.
+// Math:   scores[h, j] = scale * <q[h], k[j]>, fp32 sums
+// Shapes: q [group, head_dim] f32; rows of head_dim bf16, unaligned: contiguous from `k` (DotScore)
+// or anywhere (DotScoreRows);
+//         scores [group, score_stride >= rows] f32.
+// Edge:   rows == 0 does nothing.   Threads: reentrant; splitting rows changes no bit.   Cost:
+// reads each row once for the whole group.
+#pragma once
+
+#include <cstdint>
+
+namespace carrel::kernels {
+
+void DotScore(const float* q, int64_t group, int64_t head_dim, const void* k, int64_t rows,
+              float scale, float* scores, int64_t score_stride);
+void DotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* const* k,
+                  int64_t rows, float scale, float* scores, int64_t score_stride);
+void RefDotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* const* k,
+                     int64_t rows, float scale, float* scores, int64_t score_stride);
+
+// <a, b> of two bf16 rows, fp32 sums: the distance of index construction.
+float DotBf16(const void* a, const void* b, int64_t head_dim);
+// <q, k> of an fp32 query and a bf16 row.
+float DotF32Bf16(const float* q, const void* k, int64_t head_dim);
+
+}  // namespace carrel::kernels

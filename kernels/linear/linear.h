@@ -1,0 +1,38 @@
+// What:   y = x W^T + b for weights that stay in the checkpoint's dtype, mapped and unaligned.
+// Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], fp32 products and sums; each weight is
+// widened exactly. Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in] f32
+// | f16 | bf16 row-major; bias [out] of the same dtype or null. Edge:   n == 0 does nothing.
+// Threads: reentrant. Splitting n at multiples of kLinearTokenTile, or `out` anywhere for n <
+// kLinearGemmTokens, changes no bit of y. Cost:   n < kLinearGemmTokens: reads w once at memory
+// speed (GEMV); otherwise widens w in panels and calls OpenBLAS sgemm (one thread).
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace carrel::kernels {
+
+inline constexpr int64_t kLinearTokenTile = 64;
+inline constexpr int64_t kLinearGemmTokens = 8;
+
+struct WeightMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t out = 0;
+  int64_t in = 0;
+  const void* bias = nullptr;
+
+  // Rows [begin, end) of the matrix.
+  WeightMatrix Rows(int64_t begin, int64_t end) const;
+};
+
+// scratch: LinearScratchFloats(w) floats of the calling thread; not read before written.
+int64_t LinearScratchFloats(const WeightMatrix& w);
+void Linear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
+            int64_t y_stride, float* scratch);
+
+void RefLinear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
+               int64_t y_stride);
+
+}  // namespace carrel::kernels

@@ -1,0 +1,14 @@
+// What:   the gate of a SwiGLU block.
+// Math:   gate[i] <- gate[i] / (1 + exp(-gate[i])) * up[i]
+// Shapes: gate, up [count] f32.
+// Units:  relative error of exp <= 2e-7 in the SIMD version.
+#pragma once
+
+#include <cstdint>
+
+namespace carrel::kernels {
+
+void SiluMul(float* gate, const float* up, int64_t count);
+void RefSiluMul(float* gate, const float* up, int64_t count);
+
+}  // namespace carrel::kernels

@@ -1,0 +1,17 @@
+// What:   the k largest scores.
+// Math:   out = the first min(k, n) indices when all are ordered by (score descending, index
+// ascending). Shapes: scores [n] f32; out [k] int64 indices into scores. Edge:   NaN counts as
+// -inf; k == 0 or n == 0 gives none.   Threads: reentrant.   Cost: O(n) plus O(k log k).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace carrel::kernels {
+
+// Returns how many were written. scratch grows to what is needed and may be reused.
+int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
+             std::vector<uint32_t>& scratch);
+int64_t RefTopK(const float* scores, int64_t n, int64_t k, int64_t* out);
+
+}  // namespace carrel::kernels

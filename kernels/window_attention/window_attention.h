@@ -1,0 +1,29 @@
+// What:   attention of one token's group of q heads over contiguous fp32 rows (the decoder's
+// window). Math:   out[h] = sum_{j < rows} softmax_j(scale * <q[h], k[j]>) v[j];  lse[h] = ln sum_j
+// exp(scale * <q[h], k[j]>) Shapes: q, out [group, head_dim] f32; k, v [rows, head_dim] f32
+// contiguous, one KV head; lse [group] f32. Units:  scale includes 1/sqrt(head_dim); keys are after
+// RoPE at their absolute position; lse is a natural logarithm. Edge:   no rows => out = 0, lse =
+// -inf, never NaN.      Threads: reentrant.      Cost: reads k and v once per call.
+#pragma once
+
+#include <cstdint>
+
+namespace carrel::kernels {
+
+struct WindowAttentionParams {
+  const float* q = nullptr;
+  int64_t group = 0;
+  const float* k = nullptr;
+  const float* v = nullptr;
+  int64_t rows = 0;
+  int64_t head_dim = 0;
+  float scale = 0;
+  float* out = nullptr;
+  float* lse = nullptr;
+};
+
+// scratch: group * rows floats.
+void WindowAttention(const WindowAttentionParams& params, float* scratch);
+void RefWindowAttention(const WindowAttentionParams& params);
+
+}  // namespace carrel::kernels

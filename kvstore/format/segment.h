@@ -1,0 +1,59 @@
+// What:   a value of the store: a payload followed by what proves it. Checked piecewise, so that a
+// row can be trusted without reading its whole segment. Bytes:  payload | crc32c u32 of each 4 KiB
+// chunk of the payload (the last may be shorter) | footer of 24 bytes:
+//         payload_bytes u64, format_version u16, element dtype u8 (255: bytes), reserved u8 = 0,
+//         reserved u32 = 0, crc32c u32 over (key bytes, chunk CRCs, footer so far), magic u32
+//         "CSEG"; all little-endian. The last CRC binds the value to its key: a right segment under
+//         a wrong key does not verify.
+// Errors: DataLoss for anything that does not add up, with what and where inside the segment; the
+// caller adds context and key.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace carrel::kvstore {
+
+inline constexpr int64_t kChunkBytes = 4096;
+inline constexpr uint16_t kSegmentFormatVersion = 1;
+
+// Appends CRCs and footer to the payload: value = EncodeSegment(key, payload).
+std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype);
+
+// A view of a stored value.
+// Invariants
+//   1. Open has verified the footer, the length and the chunk table; payload bytes only after
+//   Verify covers them.
+//   2. A chunk is verified at most a few times (concurrent first touches may repeat it) and
+//   remembered.
+// Threads: Verify may be called concurrently.     Ownership: the bytes belong to whoever pinned
+// them (storage) and outlive the view.
+class SegmentView {
+ public:
+  static absl::StatusOr<std::unique_ptr<SegmentView>> Open(absl::string_view key,
+                                                           absl::string_view value);
+
+  absl::string_view payload() const { return payload_; }
+  uint8_t dtype() const { return dtype_; }
+
+  // Makes sure that payload bytes [begin, end) are what was written. Cost: a bit test per chunk
+  // once verified; a CRC of each new chunk.
+  absl::Status Verify(int64_t begin, int64_t end) const;
+  bool fully_verified() const { return unverified_chunks_.load(std::memory_order_acquire) == 0; }
+
+ private:
+  SegmentView() = default;
+  absl::Status VerifyChunk(int64_t chunk) const;
+  absl::string_view payload_;
+  absl::string_view chunk_crcs_;
+  uint8_t dtype_ = 255;
+  mutable std::unique_ptr<std::atomic<uint64_t>[]> verified_;  // a bit per chunk
+  mutable std::atomic<int64_t> unverified_chunks_{0};
+};
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,62 @@
+// What:      the mapped K (or V) rows of one layer and KV head, over all segments: position ->
+// pointer, verified on first touch. Ownership: keeps its segments pinned.   Threads: any.   Cost:
+// Row() is a division by a power of two and, once a chunk is verified, one bit test.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/dtype.h"
+#include "common/ids.h"
+
+namespace carrel::kvstore {
+
+class PinnedSegment;
+class StoredContext;
+
+class Rows {
+ public:
+  // Checks that the segments hold exactly the manifest's number of rows.
+  static absl::StatusOr<Rows> OpenKeys(const StoredContext& context, Layer layer, KvHead kv_head);
+  static absl::StatusOr<Rows> OpenValues(const StoredContext& context, Layer layer, KvHead kv_head);
+  // Rows in memory of the caller, trusted: for builders during prefill and for tests.
+  static Rows FromMemory(const uint16_t* rows, int64_t count, int64_t head_dim);
+
+  int64_t count() const { return count_; }
+  int64_t head_dim() const { return head_dim_; }
+  int64_t row_bytes() const { return row_bytes_; }
+
+  // Unverified address; use after Verify covered it.
+  const void* Address(Position row) const {
+    return bases_[static_cast<size_t>(row / segment_tokens_)] +
+           (row % segment_tokens_) * row_bytes_;
+  }
+  absl::Status Verify(RowRange range) const;
+  absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
+
+  // Calls fn(first position, address, rows) for each piece of the range that lies contiguously.
+  template <typename Fn>
+  void ForEachPiece(RowRange range, Fn&& fn) const {
+    for (Position at = range.begin; at < range.end;) {
+      const Position end = std::min(range.end, (at / segment_tokens_ + 1) * segment_tokens_);
+      fn(at, Address(at), end - at);
+      at = end;
+    }
+  }
+
+  // Tells the kernel that the range is about to be read in order (readahead); no effect on results.
+  void AdviseSequential(RowRange range) const;
+
+ private:
+  int64_t count_ = 0;
+  int64_t head_dim_ = 0;
+  int64_t row_bytes_ = 0;
+  int64_t segment_tokens_ = 1;
+  std::vector<const char*> bases_;
+  std::vector<std::shared_ptr<const PinnedSegment>> segments_;  // empty for FromMemory
+};
+
+}  // namespace carrel::kvstore

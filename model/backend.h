@@ -1,0 +1,44 @@
+// What:    everything of a transformer layer that is not attention: the seam between the forward
+// pass and the device that computes it.
+//          CPU now (cpu_backend.h); a CUDA backend implements the same class on device memory.
+// Shapes:  hidden [n, hidden_size]; q [n, q_heads, head_dim]; k, v [n, kv_heads, head_dim]; all
+// f32, contiguous, in the backend's memory. Errors:  InvalidArgument a token id outside the
+// vocabulary; device failures by their own code. Threads: one caller at a time per Backend object;
+// weights are shared by all.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/ids.h"
+#include "model/config.h"
+
+namespace carrel::model {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const ModelConfig& config() const = 0;
+
+  virtual absl::Status Embed(absl::Span<const TokenId> tokens, float* hidden) = 0;
+
+  // q, k, v = W norm(hidden) (+ bias, per-head norm), RoPE on q and k; token i stands at
+  // first_position + i.
+  virtual absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n,
+                                  Position first_position, float* q, float* k, float* v) = 0;
+
+  // q alone: with the hidden state that enters an *earlier* layer this is the approximate query of
+  // methods F.
+  virtual absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n,
+                                    Position first_position, float* q) = 0;
+
+  // hidden += W_o attended;  hidden += mlp(norm(hidden)).  attended [n, q_heads, head_dim].
+  virtual absl::Status FinishLayer(Layer layer, const float* attended, int64_t n,
+                                   float* hidden) = 0;
+
+  // Final norm and head; logits [n, vocab_size].
+  virtual absl::Status Logits(const float* hidden, int64_t n, float* logits) = 0;
+};
+
+}  // namespace carrel::model

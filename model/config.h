@@ -1,0 +1,61 @@
+// What:   config.json of a Hugging Face checkpoint, reduced to what the forward pass needs. What is
+// not understood is refused by name. Source: the config classes of transformers (LlamaConfig,
+// MistralConfig, Qwen2Config, Qwen3Config), their defaults included. Errors: NotFound no
+// config.json; InvalidArgument malformed or inconsistent (names field, value, bound);
+//         Unimplemented an architecture, activation, rope type or sliding window that we do not run
+//         (names it).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+
+namespace carrel::model {
+
+enum class Architecture : uint8_t { kLlama = 0, kMistral = 1, kQwen2 = 2, kQwen3 = 3 };
+
+enum class RopeType : uint8_t { kDefault = 0, kLinear = 1, kLlama3 = 2 };
+
+struct RopeConfig {
+  RopeType type = RopeType::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;                           // linear, llama3
+  double low_freq_factor = 0;                    // llama3
+  double high_freq_factor = 0;                   // llama3
+  int64_t original_max_position_embeddings = 0;  // llama3
+};
+
+struct ModelConfig {
+  Architecture architecture = Architecture::kLlama;
+  AttentionShape shape;  // layers, q_heads, kv_heads, head_dim
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-6;
+  bool tie_word_embeddings = false;
+  bool qkv_bias = false;     // Qwen2; Llama with attention_bias
+  bool output_bias = false;  // Llama with attention_bias
+  bool mlp_bias = false;     // Llama with mlp_bias
+  bool qk_norm = false;      // Qwen3: RMS norm of each head's q and k before RoPE
+  RopeConfig rope;
+  std::vector<TokenId>
+      eos_token_ids;          // generation_config.json if present, else config.json; may be empty
+  TokenId bos_token_id = -1;  // -1: none
+
+  // Name and value of every field that changes K, V or the logits, in a fixed order: the config
+  // part of a fingerprint.
+  std::vector<std::pair<std::string, std::string>> FingerprintFields() const;
+};
+
+// inv_freq [head_dim / 2] of the rope kind (linear: divided by factor; llama3: by wavelength),
+// computed as transformers does, in float.
+std::vector<float> RopeInvFreq(const RopeConfig& rope, int32_t head_dim);
+
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir);
+
+}  // namespace carrel::model

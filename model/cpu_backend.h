@@ -1,0 +1,31 @@
+// What:      the CPU backend: weights stay mapped in the checkpoint's dtype and are widened as they
+// are used; fp32 arithmetic. Errors:    Load: NotFound, InvalidArgument: a tensor that is absent or
+// has another shape or dtype than config.json implies (names tensor, found, expected). Threads: the
+// pool's workers and the caller share the work in units that do not depend on their number: results
+// are the same bits for any pool.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "model/backend.h"
+#include "model/safetensors.h"
+
+namespace carrel::model {
+
+// A checkpoint's weights, mapped and checked against its config.   Threads: immutable.
+class Weights;
+
+absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
+                                                           const ModelConfig& config);
+
+// SHA-256 over every tensor in name order: name, dtype, shape, bytes.   Cost: reads all weights;
+// one core per tensor, spread over the pool.
+std::string WeightsSha256(const Weights& weights, ThreadPool* pool);
+
+std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
+                                        std::shared_ptr<const Weights> weights, ThreadPool* pool);
+
+}  // namespace carrel::model

@@ -1,0 +1,50 @@
+// What:    the forward pass of one layer, with attention plugged in: dense for prefill
+// (prefill/dense_attention.h), retrieval for decoding (decoder/retrieval_attention.h).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "model/backend.h"
+
+namespace carrel::model {
+
+// New tokens [first_position, first_position + n) of one layer, after RoPE. Pointers are valid
+// during Attend only.
+struct AttentionInput {
+  Layer layer;
+  Position first_position = 0;
+  int64_t n = 0;
+  const float* q = nullptr;  // [n, q_heads, head_dim]
+  const float* k = nullptr;  // [n, kv_heads, head_dim]
+  const float* v = nullptr;  // [n, kv_heads, head_dim]
+};
+
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  // Takes in the new k and v and computes attended [n, q_heads, head_dim]: token i attends to what
+  // comes before it and to itself.
+  virtual absl::Status Attend(const AttentionInput& input, float* attended) = 0;
+};
+
+// Runs layers over blocks of tokens; owns the block's scratch, nothing else.   Threads: one at a
+// time.
+class Transformer {
+ public:
+  explicit Transformer(Backend* backend) : backend_(*backend) {}
+
+  // hidden [n, hidden_size]: in, what enters the layer; out, what leaves it.
+  absl::Status ForwardLayer(Layer layer, int64_t n, Position first_position, float* hidden,
+                            Attention& attention);
+
+  Backend& backend() { return backend_; }
+  const ModelConfig& config() const { return backend_.config(); }
+
+ private:
+  Backend& backend_;
+  std::vector<float> q_, k_, v_, attended_;
+};
+
+}  // namespace carrel::model

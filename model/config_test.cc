@@ -60,7 +60,7 @@ absl::StatusOr<ModelConfig> Load(const json& config, const std::string& generati
   return LoadModelConfig(folder);
 }
 
-TEST(Config_Llama, MinimalFile_TakesTransformersDefaults) {
+TEST(ConfigTest, MinimalFile_TakesTransformersDefaults) {
   const auto config =
       Load(Patched("llama", {{"-num_key_value_heads", 0}, {"-max_position_embeddings", 0}}));
   CARREL_ASSERT_OK(config);
@@ -76,7 +76,7 @@ TEST(Config_Llama, MinimalFile_TakesTransformersDefaults) {
   EXPECT_THAT(config->eos_token_ids, ElementsAre(4));
 }
 
-TEST(Config_Llama, AbsentSpecialTokens_AreTheClassDefaultsAndNullIsNone) {
+TEST(ConfigTest, AbsentSpecialTokens_AreTheClassDefaultsAndNullIsNone) {
   const auto absent = Load(Patched("llama", {{"-bos_token_id", 0}, {"-eos_token_id", 0}}));
   CARREL_ASSERT_OK(absent);
   EXPECT_EQ(absent->bos_token_id, 1);
@@ -91,7 +91,7 @@ TEST(Config_Llama, AbsentSpecialTokens_AreTheClassDefaultsAndNullIsNone) {
   EXPECT_THAT(qwen->eos_token_ids, IsEmpty());
 }
 
-TEST(Config_GenerationConfig, WhereItSpeaks_TakesPrecedence) {
+TEST(ConfigTest, GenerationConfig_TakesPrecedence) {
   const auto both = Load(Base("llama"), R"({"eos_token_id": [7, 9], "bos_token_id": 5})");
   CARREL_ASSERT_OK(both);
   EXPECT_THAT(both->eos_token_ids, ElementsAre(7, 9));
@@ -107,7 +107,7 @@ TEST(Config_GenerationConfig, WhereItSpeaks_TakesPrecedence) {
               StatusIs(absl::StatusCode::kInvalidArgument, "generation_config.json: not valid"));
 }
 
-TEST(Config_Biases, OfEachArchitecture_AreAsTransformersBuildsThem) {
+TEST(ConfigTest, Biases_AreAsTransformersBuildsThem) {
   const auto llama = Load(Patched("llama", {{"attention_bias", true}, {"mlp_bias", true}}));
   CARREL_ASSERT_OK(llama);
   EXPECT_TRUE(llama->qkv_bias && llama->output_bias && llama->mlp_bias);
@@ -120,7 +120,7 @@ TEST(Config_Biases, OfEachArchitecture_AreAsTransformersBuildsThem) {
   EXPECT_TRUE(qwen3->qkv_bias && qwen3->output_bias && qwen3->qk_norm);
 }
 
-TEST(Config_HeadDim, AbsentNullOrGiven_FollowsTheClass) {
+TEST(ConfigTest, HeadDimAbsentNullOrGiven_FollowsTheClass) {
   struct Case {
     const char* model_type;
     json set;
@@ -143,7 +143,7 @@ TEST(Config_HeadDim, AbsentNullOrGiven_FollowsTheClass) {
   }
 }
 
-TEST(Config_KvHeads, AbsentOrNull_FollowsTheClass) {
+TEST(ConfigTest, KvHeadsAbsentOrNull_FollowsTheClass) {
   const auto absent = Load(Patched(
       "mistral",
       {{"sliding_window", nullptr}, {"-num_key_value_heads", 0}, {"num_attention_heads", 32}}));
@@ -156,7 +156,7 @@ TEST(Config_KvHeads, AbsentOrNull_FollowsTheClass) {
   EXPECT_EQ(null->shape.kv_heads, 32);
 }
 
-TEST(Config_SlidingWindow, ThatCannotBite_IsAccepted) {
+TEST(ConfigTest, SlidingWindowThatCannotBite_IsAccepted) {
   CARREL_EXPECT_OK(Load(Patched("mistral", {{"sliding_window", nullptr}})));
   CARREL_EXPECT_OK(Load(Patched("mistral", {{"sliding_window", 4096}})));
   CARREL_EXPECT_OK(Load(Patched("mistral", json::object())));  // default 4096, 4096 positions
@@ -167,7 +167,7 @@ TEST(Config_SlidingWindow, ThatCannotBite_IsAccepted) {
   CARREL_EXPECT_OK(Load(Patched("qwen3", {{"layer_types", full}})));
 }
 
-TEST(Config_Rope, BothSpellings_GiveTheSame) {
+TEST(ConfigTest, BothRopeSpellings_GiveTheSame) {
   const json llama3 = {{"factor", 8.0},
                        {"low_freq_factor", 1.0},
                        {"high_freq_factor", 4.0},
@@ -206,7 +206,7 @@ TEST(Config_Rope, BothSpellings_GiveTheSame) {
   }
 }
 
-TEST(Config_Refusals, EachUnsupportedField_IsNamed) {
+TEST(ConfigTest, EachUnsupportedField_IsNamed) {
   const auto rope = [](json scaling) { return json{{"rope_scaling", std::move(scaling)}}; };
   const json sliding_layers =
       json::array({"full_attention", "sliding_attention", "full_attention", "full_attention"});
@@ -256,7 +256,7 @@ TEST(Config_Refusals, EachUnsupportedField_IsNamed) {
   }
 }
 
-TEST(Config_Refusals, EachInconsistentField_IsNamedWithValueAndBound) {
+TEST(ConfigTest, EachInconsistentField_IsNamedWithValueAndBound) {
   const auto rope = [](json scaling) { return json{{"rope_scaling", std::move(scaling)}}; };
   struct Case {
     const char* model_type;
@@ -270,7 +270,7 @@ TEST(Config_Refusals, EachInconsistentField_IsNamedWithValueAndBound) {
       {"llama", {{"-hidden_size", 0}}, "hidden_size is missing"},
       {"llama", {{"hidden_size", nullptr}}, "hidden_size is missing"},
       {"llama", {{"hidden_size", 512.5}}, "hidden_size=512.5 is not an integer"},
-      {"llama", {{"hidden_size", "512"}}, "hidden_size=\\\"512\\\" is not an integer"},
+      {"llama", {{"hidden_size", "512"}}, "hidden_size=\"512\" is not an integer"},
       {"llama", {{"hidden_size", -1}}, "hidden_size=-1 is outside [1, 1048576]"},
       {"llama", {{"hidden_size", 18446744073709551615u}}, "is outside [1, 1048576]"},
       {"llama", {{"hidden_size", 500}}, "hidden_size=500 is not a multiple of num_attention_heads"},
@@ -301,7 +301,7 @@ TEST(Config_Refusals, EachInconsistentField_IsNamedWithValueAndBound) {
       {"llama", rope({{"type", "linear"}, {"factor", 2}, {"low_freq_factor", 1}}),
        "low_freq_factor=1 is not a parameter of rope type linear"},
       {"llama", rope({{"type", "linear"}, {"rope_type", "default"}, {"factor", 2}}),
-       "type=\\\"linear\\\" contradicts rope_type"},
+       "type=\"linear\" contradicts rope_type"},
       {"llama",
        rope({{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}, {"high_freq_factor", 4}}),
        "original_max_position_embeddings is missing"},
@@ -327,7 +327,7 @@ TEST(Config_Refusals, EachInconsistentField_IsNamedWithValueAndBound) {
   }
 }
 
-TEST(Config_File, AbsentOrMalformed_IsNamed) {
+TEST(ConfigTest, FileAbsentOrMalformed_IsNamed) {
   const std::string folder = FreshTempDir();
   EXPECT_THAT(LoadModelConfig(folder), StatusIs(absl::StatusCode::kNotFound, "config.json"));
   for (const char* text : {"", "{", "[1]", "{\"a\": \xff}", "{\"vocab_size\": 1e999}"}) {
@@ -338,7 +338,7 @@ TEST(Config_File, AbsentOrMalformed_IsNamed) {
   }
 }
 
-TEST(Config_File, RandomBytesChanged_NeverCrashes) {
+TEST(ConfigTest, RandomBytesChanged_NeverCrashes) {
   std::mt19937_64 rng(TestSeed());
   const std::string folder = FreshTempDir();
   json full = Base("llama");
@@ -363,7 +363,7 @@ TEST(Config_File, RandomBytesChanged_NeverCrashes) {
   }
 }
 
-TEST(RopeInvFreq_Default, EachChannel_IsThePower) {
+TEST(RopeInvFreqTest, Default_IsThePower) {
   RopeConfig rope;
   rope.theta = 500000.0;
   const std::vector<float> f = RopeInvFreq(rope, 64);
@@ -374,7 +374,7 @@ TEST(RopeInvFreq_Default, EachChannel_IsThePower) {
   }
 }
 
-TEST(RopeInvFreq_Linear, EachChannel_IsDividedByFactor) {
+TEST(RopeInvFreqTest, Linear_IsDividedByFactor) {
   RopeConfig rope;
   const std::vector<float> plain = RopeInvFreq(rope, 32);
   rope.type = RopeType::kLinear;
@@ -383,7 +383,7 @@ TEST(RopeInvFreq_Linear, EachChannel_IsDividedByFactor) {
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(scaled[i], plain[i] / 4.0f);
 }
 
-TEST(RopeInvFreq_Llama3, ShortWavelengthsStayLongOnesShrink) {
+TEST(RopeInvFreqTest, Llama3_ShortWavelengthsStayLongOnesShrink) {
   RopeConfig rope;
   rope.theta = 500000.0;
   const std::vector<float> plain = RopeInvFreq(rope, 128);
@@ -406,7 +406,7 @@ TEST(RopeInvFreq_Llama3, ShortWavelengthsStayLongOnesShrink) {
   EXPECT_GT(between, 0);
 }
 
-TEST(FingerprintFields_EveryFieldThatMatters, ChangesTheList) {
+TEST(FingerprintFieldsTest, EveryFieldThatMatters_ChangesTheList) {
   const auto base = Load(Base("llama"));
   CARREL_ASSERT_OK(base);
   const auto fields = base->FingerprintFields();

@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "common/status.h"
 #include "nlohmann/json.hpp"
 
@@ -15,9 +14,12 @@ using nlohmann::json;
 
 constexpr size_t kMaxValueInMessage = 80;
 
-std::string Shorten(std::string text) {
+// As ASCII JSON: a message stays one line, and cutting it cuts no character.
+std::string Shorten(const json& value) {
+  // `replace` because a string from valid JSON is valid UTF-8, but one must not rely on it here.
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kMaxValueInMessage) text = text.substr(0, kMaxValueInMessage) + "...";
-  return absl::CHexEscape(text);
+  return text;
 }
 
 }  // namespace
@@ -48,7 +50,7 @@ absl::StatusOr<json> ParseJsonObject(absl::string_view text, absl::string_view w
   }
   if (!repeated.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(where, ": the name \"", Shorten(repeated), "\" occurs twice"));
+        absl::StrCat(where, ": the name ", Shorten(json(repeated)), " occurs twice"));
   }
   return object;
 }
@@ -65,10 +67,8 @@ bool JsonFields::IsNull(absl::string_view name) const {
 
 std::string JsonFields::Describe(absl::string_view name, absl::string_view what) const {
   const json* value = Find(name);
-  // `replace` because a string from valid JSON is valid UTF-8, but one must not rely on it here.
-  const std::string text =
-      value == nullptr ? "null" : value->dump(-1, ' ', false, json::error_handler_t::replace);
-  return absl::StrCat(where_, ": ", name, "=", Shorten(text), " ", what);
+  return absl::StrCat(where_, ": ", name, "=", value == nullptr ? "null" : Shorten(*value), " ",
+                      what);
 }
 
 absl::Status JsonFields::Invalid(absl::string_view name, absl::string_view what) const {

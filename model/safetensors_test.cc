@@ -53,7 +53,7 @@ int64_t TouchAll(const Safetensors& file) {
   return sum;
 }
 
-TEST(Safetensors_WriteThenOpen, EveryDtypeAndShape_RoundTrips) {
+TEST(SafetensorsTest, EveryDtypeAndShape_RoundTrips) {
   const std::string path = FreshTempDir() + "/a.safetensors";
   std::string data(64, '\0');
   std::iota(data.begin(), data.end(), 1);
@@ -83,18 +83,18 @@ TEST(Safetensors_WriteThenOpen, EveryDtypeAndShape_RoundTrips) {
   EXPECT_THAT(file->Get("c"), StatusIs(absl::StatusCode::kNotFound, "no tensor \"c\" among the 6"));
 }
 
-TEST(Safetensors_Empty, NoTensors_IsAFile) {
+TEST(SafetensorsTest, NoTensors_IsAFile) {
   const auto file = OpenBytes(Framed(R"({"__metadata__": {"format": "pt"}})", ""));
   CARREL_ASSERT_OK(file);
   EXPECT_TRUE(file->tensors().empty());
 }
 
-TEST(Safetensors_Header, TrailingSpaces_AreAllowed) {
+TEST(SafetensorsTest, TrailingSpacesInHeader_AreAllowed) {
   const json header = {{"a", Entry("F32", {1}, 0, 4)}};
   CARREL_EXPECT_OK(OpenBytes(Framed(header.dump() + "     ", "abcd")));
 }
 
-TEST(Safetensors_Malformed, EachWay_IsRefusedNamingFileAndTensor) {
+TEST(SafetensorsTest, EachMalformation_IsRefusedNamingFileAndTensor) {
   const std::string d8(8, 'x');
   struct Case {
     std::string bytes;
@@ -155,7 +155,7 @@ TEST(Safetensors_Malformed, EachWay_IsRefusedNamingFileAndTensor) {
   }
 }
 
-TEST(Safetensors_OpenFile, Absent_IsNotFound) {
+TEST(SafetensorsTest, AbsentFile_IsNotFound) {
   EXPECT_THAT(Safetensors::OpenFile(FreshTempDir() + "/none.safetensors"),
               StatusIs(absl::StatusCode::kNotFound, "none.safetensors"));
 }
@@ -172,7 +172,7 @@ std::string ValidFile() {
   return *ReadFile(path);
 }
 
-TEST(Safetensors_EveryTruncation, OfAValidFile_IsRefused) {
+TEST(SafetensorsTest, EveryTruncation_IsRefused) {
   const std::string valid = ValidFile();
   const std::string path = WriteBytes("t.safetensors", valid);
   CARREL_ASSERT_OK(Safetensors::OpenFile(path));
@@ -184,7 +184,7 @@ TEST(Safetensors_EveryTruncation, OfAValidFile_IsRefused) {
   }
 }
 
-TEST(Safetensors_RandomMutations, OfAValidFile_AreReadableOrRefused) {
+TEST(SafetensorsTest, RandomMutations_AreReadableOrRefused) {
   std::mt19937_64 rng(TestSeed());
   const std::string valid = ValidFile();
   const std::string folder = FreshTempDir();
@@ -227,7 +227,7 @@ TEST(Safetensors_RandomMutations, OfAValidFile_AreReadableOrRefused) {
   EXPECT_GT(refused, 0);
 }
 
-class ShardedModel : public testing::Test {
+class ShardedModelTest : public testing::Test {
  protected:
   void SetUp() override {
     folder_ = FreshTempDir();
@@ -253,14 +253,14 @@ class ShardedModel : public testing::Test {
   json index_;
 };
 
-TEST_F(ShardedModel, Complete_HoldsTheUnion) {
+TEST_F(ShardedModelTest, Complete_HoldsTheUnion) {
   const auto model = Safetensors::OpenModel(folder_);
   CARREL_ASSERT_OK(model);
   EXPECT_EQ(model->tensors().size(), 3u);
   EXPECT_EQ(model->Get("c")->bytes, "1234");
 }
 
-TEST_F(ShardedModel, SingleFileBesideIndex_IsPreferred) {
+TEST_F(ShardedModelTest, SingleFileBesideIndex_IsPreferred) {
   WriteShard("model.safetensors", {"only"});
   const auto model = Safetensors::OpenModel(folder_);
   CARREL_ASSERT_OK(model);
@@ -268,7 +268,7 @@ TEST_F(ShardedModel, SingleFileBesideIndex_IsPreferred) {
   EXPECT_FALSE(model->Has("a"));
 }
 
-TEST_F(ShardedModel, EachDisagreement_IsNamed) {
+TEST_F(ShardedModelTest, EachDisagreement_IsNamed) {
   using Code = absl::StatusCode;
   std::filesystem::remove(folder_ + "/s2.safetensors");
   EXPECT_THAT(Safetensors::OpenModel(folder_),
@@ -290,7 +290,7 @@ TEST_F(ShardedModel, EachDisagreement_IsNamed) {
               StatusIs(Code::kInvalidArgument, "s2.safetensors: truncated"));
 }
 
-TEST_F(ShardedModel, MalformedIndex_IsNamed) {
+TEST_F(ShardedModelTest, MalformedIndex_IsNamed) {
   using Code = absl::StatusCode;
   for (const char* text : {"", "[]", "{}", "{\"weight_map\": []}", "{\"weight_map\": {}}",
                            "{\"weight_map\": {\"a\": 1}}"}) {
@@ -307,13 +307,13 @@ TEST_F(ShardedModel, MalformedIndex_IsNamed) {
   }
 }
 
-TEST(Safetensors_OpenModel, EmptyFolder_IsNotFound) {
+TEST(SafetensorsTest, EmptyModelFolder_IsNotFound) {
   EXPECT_THAT(Safetensors::OpenModel(FreshTempDir()),
               StatusIs(absl::StatusCode::kNotFound,
                        "neither model.safetensors nor model.safetensors.index.json is there"));
 }
 
-TEST(WriteSafetensors_BadInput, IsRefusedAndLeavesTheOldFile) {
+TEST(WriteSafetensorsTest, BadInput_IsRefusedAndLeavesTheOldFile) {
   const std::string path = FreshTempDir() + "/a.safetensors";
   CARREL_ASSERT_OK(WriteSafetensors(path, {Named("old", DType::kF32, {1}, "1234")}));
   using Code = absl::StatusCode;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -226,7 +227,9 @@ absl::Status ParseSpecialTokens(const std::filesystem::path& folder, const JsonF
   return ReadSpecialTokens(JsonFields(path, object), config);
 }
 
-std::string Shortest(double x) {  // the fewest digits that read back as x
+// The fewest digits that read back as x; whole numbers without an exponent.
+std::string Shortest(double x) {
+  if (std::abs(x) < 1e15 && x == std::floor(x)) return absl::StrCat(static_cast<int64_t>(x));
   char buffer[32];
   const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), x);
   CARREL_CHECK(error == std::errc());

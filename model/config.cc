@@ -1,0 +1,305 @@
+#include "model/config.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "common/file.h"
+#include "common/status.h"
+#include "model/json_fields.h"
+#include "model/rope_config.h"
+#include "nlohmann/json.hpp"
+
+namespace carrel::model {
+namespace {
+
+using nlohmann::json;
+
+// Bounds that catch nonsense before it becomes an allocation; far above every published model.
+constexpr int64_t kMaxLayers = 1024;
+constexpr int64_t kMaxHeads = 1024;
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxWidth = int64_t{1} << 20;
+constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
+constexpr int64_t kMaxVocab = int64_t{1} << 24;
+constexpr int64_t kMaxPositions = int64_t{1} << 30;
+
+// What transformers assumes where config.json is silent (null and absent differ for some fields).
+struct ArchitectureTraits {
+  Architecture architecture;
+  const char* model_type;
+  const char* class_name;
+  int64_t kv_heads;  // 0: as many as q heads
+  int64_t head_dim;  // 0: hidden_size / num_attention_heads
+  int64_t max_position_embeddings;
+  int64_t sliding_window;  // 0: none
+  TokenId bos_token_id;    // -1: none
+  TokenId eos_token_id;
+  bool reads_attention_bias;
+  bool reads_mlp_bias;
+};
+
+constexpr ArchitectureTraits kArchitectures[] = {
+    {Architecture::kLlama, "llama", "LlamaForCausalLM", 0, 0, 2048, 0, 1, 2, true, true},
+    {Architecture::kMistral, "mistral", "MistralForCausalLM", 8, 0, 131072, 4096, 1, 2, false,
+     false},
+    {Architecture::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 32768, 0, -1, -1, false, false},
+    {Architecture::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 32768, 0, -1, -1, true, false},
+};
+
+absl::StatusOr<const ArchitectureTraits*> ParseArchitecture(const JsonFields& fields) {
+  ASSIGN_OR_RETURN(const std::string model_type, fields.String("model_type"));
+  const auto* traits =
+      std::find_if(std::begin(kArchitectures), std::end(kArchitectures),
+                   [&](const ArchitectureTraits& t) { return model_type == t.model_type; });
+  if (traits == std::end(kArchitectures)) {
+    return fields.Unsupported("model_type", "is not one of llama, mistral, qwen2, qwen3");
+  }
+  if (const json* classes = fields.Find("architectures")) {
+    if (!classes->is_array()) return fields.Invalid("architectures", "is not an array");
+    if (classes->size() != 1 || (*classes)[0] != traits->class_name) {
+      return fields.Unsupported("architectures",
+                                absl::StrCat("is not [\"", traits->class_name,
+                                             "\"], the class run for model_type ", model_type));
+    }
+  }
+  return traits;
+}
+
+absl::Status ParseShape(const JsonFields& fields, const ArchitectureTraits& traits,
+                        ModelConfig& config) {
+  ASSIGN_OR_RETURN(const int64_t layers, fields.Int("num_hidden_layers", 1, kMaxLayers));
+  ASSIGN_OR_RETURN(const int64_t q_heads, fields.Int("num_attention_heads", 1, kMaxHeads));
+  const bool as_many = traits.kv_heads == 0 || fields.IsNull("num_key_value_heads");
+  ASSIGN_OR_RETURN(
+      const int64_t kv_heads,
+      fields.IntOr("num_key_value_heads", as_many ? q_heads : traits.kv_heads, 1, kMaxHeads));
+  if (q_heads % kv_heads != 0) {
+    return fields.Invalid("num_attention_heads",
+                          absl::StrCat("is not a multiple of num_key_value_heads=", kv_heads));
+  }
+  ASSIGN_OR_RETURN(config.vocab_size, fields.Int("vocab_size", 1, kMaxVocab));
+  ASSIGN_OR_RETURN(config.hidden_size, fields.Int("hidden_size", 1, kMaxWidth));
+  ASSIGN_OR_RETURN(config.intermediate_size, fields.Int("intermediate_size", 1, kMaxIntermediate));
+  ASSIGN_OR_RETURN(
+      config.max_position_embeddings,
+      fields.IntOr("max_position_embeddings", traits.max_position_embeddings, 1, kMaxPositions));
+  int64_t head_dim = traits.head_dim;
+  if (fields.Has("head_dim")) {
+    ASSIGN_OR_RETURN(head_dim, fields.Int("head_dim", 2, kMaxHeadDim));
+  } else if (head_dim == 0 || fields.IsNull("head_dim")) {
+    if (config.hidden_size % q_heads != 0) {
+      return fields.Invalid("hidden_size", absl::StrCat("is not a multiple of num_attention_heads=",
+                                                        q_heads, " and head_dim is not given"));
+    }
+    head_dim = config.hidden_size / q_heads;
+  }
+  if (head_dim % 2 != 0 || head_dim < 2 || head_dim > kMaxHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat(fields.where(), ": head_dim=", head_dim,
+                                                   " is not an even number in [2, ", kMaxHeadDim,
+                                                   "]"));
+  }
+  config.shape = {static_cast<int32_t>(layers), static_cast<int32_t>(q_heads),
+                  static_cast<int32_t>(kv_heads), static_cast<int32_t>(head_dim)};
+  return absl::OkStatus();
+}
+
+// A window that can bite, in any of its spellings.
+absl::Status RefuseSlidingWindow(const JsonFields& fields, const ArchitectureTraits& traits,
+                                 const ModelConfig& config) {
+  if (const json* types = fields.Find("layer_types")) {
+    if (!types->is_array()) return fields.Invalid("layer_types", "is not an array");
+    for (const json& type : *types) {
+      if (type != "full_attention") {
+        return fields.Unsupported("layer_types", "holds something other than full_attention");
+      }
+    }
+    if (static_cast<int32_t>(types->size()) != config.shape.layers) {
+      return fields.Invalid(
+          "layer_types",
+          absl::StrCat("does not have num_hidden_layers=", config.shape.layers, " entries"));
+    }
+  }
+  ASSIGN_OR_RETURN(const bool use_window, fields.BoolOr("use_sliding_window", false));
+  if (use_window) {
+    return fields.Unsupported("use_sliding_window", "is not run: attention is over all tokens");
+  }
+  // Qwen reads sliding_window only if use_sliding_window.
+  if (traits.architecture == Architecture::kQwen2 || traits.architecture == Architecture::kQwen3) {
+    return absl::OkStatus();
+  }
+  const int64_t fallback = fields.IsNull("sliding_window") ? 0 : traits.sliding_window;
+  ASSIGN_OR_RETURN(const int64_t window, fields.IntOr("sliding_window", fallback, 0, INT64_MAX));
+  if (window != 0 && window < config.max_position_embeddings) {
+    return absl::UnimplementedError(absl::StrCat(
+        fields.where(), ": sliding_window=", window,
+        fields.Has("sliding_window") ? "" : " (default)", " is below max_position_embeddings=",
+        config.max_position_embeddings, " and is not run: attention is over all tokens"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseBiases(const JsonFields& fields, const ArchitectureTraits& traits,
+                         ModelConfig& config) {
+  ASSIGN_OR_RETURN(const bool attention_bias, fields.BoolOr("attention_bias", false));
+  ASSIGN_OR_RETURN(const bool mlp_bias, fields.BoolOr("mlp_bias", false));
+  // Qwen2 always has biases on q, k, v and never on the output, whatever the field says; true is
+  // refused since it would mean something else.
+  if (attention_bias && !traits.reads_attention_bias) {
+    return fields.Unsupported("attention_bias",
+                              absl::StrCat("is not an option of model_type ", traits.model_type));
+  }
+  if (mlp_bias && !traits.reads_mlp_bias) {
+    return fields.Unsupported("mlp_bias",
+                              absl::StrCat("is not an option of model_type ", traits.model_type));
+  }
+  config.qkv_bias = attention_bias || traits.architecture == Architecture::kQwen2;
+  config.output_bias = attention_bias;
+  config.mlp_bias = mlp_bias;
+  config.qk_norm = traits.architecture == Architecture::kQwen3;
+  return absl::OkStatus();
+}
+
+absl::Status RefuseOthers(const JsonFields& fields) {
+  const json* activation = fields.Find("hidden_act");
+  if (activation != nullptr && *activation != "silu") {
+    return fields.Unsupported("hidden_act", "is not silu");
+  }
+  for (const char* field : {"quantization_config", "compression_config"}) {
+    if (fields.Has(field)) {
+      return fields.Unsupported(field, "is not run: weights must be f32, f16 or bf16");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// An id or a list of ids.
+absl::StatusOr<std::vector<TokenId>> ParseTokenIds(const JsonFields& fields, const char* name,
+                                                   int64_t vocab_size) {
+  const json* value = fields.Find(name);
+  const json one_element = value->is_array() ? json() : json::array({*value});
+  const json& list = value->is_array() ? *value : one_element;
+  std::vector<TokenId> ids;
+  for (const json& id : list) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(vocab_size)) {
+      return fields.Invalid(
+          name, absl::StrCat("is not a token id, or list of them, in [0, ", vocab_size, ")"));
+    }
+    ids.push_back(id.get<TokenId>());
+  }
+  return ids;
+}
+
+// eos and bos from one file, where it has them.
+absl::Status ReadSpecialTokens(const JsonFields& fields, ModelConfig& config) {
+  if (fields.Has("eos_token_id")) {
+    ASSIGN_OR_RETURN(config.eos_token_ids,
+                     ParseTokenIds(fields, "eos_token_id", config.vocab_size));
+  }
+  if (fields.Has("bos_token_id")) {
+    ASSIGN_OR_RETURN(const std::vector<TokenId> bos,
+                     ParseTokenIds(fields, "bos_token_id", config.vocab_size));
+    if (bos.size() != 1) return fields.Invalid("bos_token_id", "is not one token id");
+    config.bos_token_id = bos[0];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseSpecialTokens(const std::filesystem::path& folder, const JsonFields& fields,
+                                const ArchitectureTraits& traits, ModelConfig& config) {
+  // The class default holds only where the field is absent, and only if it is a token at all.
+  const auto fallback = [&](const char* name, TokenId id) {
+    return !fields.IsNull(name) && id < config.vocab_size ? id : -1;
+  };
+  config.bos_token_id = fallback("bos_token_id", traits.bos_token_id);
+  const TokenId eos = fallback("eos_token_id", traits.eos_token_id);
+  if (eos >= 0) config.eos_token_ids = {eos};
+  RETURN_IF_ERROR(ReadSpecialTokens(fields, config));
+
+  const std::string path = (folder / "generation_config.json").string();
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (absl::IsNotFound(text.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(text.status());
+  ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path, false));
+  return ReadSpecialTokens(JsonFields(path, object), config);
+}
+
+// The fewest digits that read back as x; whole numbers without an exponent.
+std::string Shortest(double x) {
+  if (std::abs(x) < 1e15 && x == std::floor(x)) return absl::StrCat(static_cast<int64_t>(x));
+  char buffer[32];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), x);
+  CARREL_CHECK(error == std::errc());
+  return std::string(buffer, end);
+}
+
+const char* RopeTypeName(RopeType type) {
+  switch (type) {
+    case RopeType::kDefault:
+      return "default";
+    case RopeType::kLinear:
+      return "linear";
+    case RopeType::kLlama3:
+      return "llama3";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
+  const std::filesystem::path folder(model_dir);
+  const std::string path = (folder / "config.json").string();
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path, false));
+  const JsonFields fields(path, object);
+
+  ASSIGN_OR_RETURN(const ArchitectureTraits* traits, ParseArchitecture(fields));
+  RETURN_IF_ERROR(RefuseOthers(fields));
+  ModelConfig config;
+  config.architecture = traits->architecture;
+  RETURN_IF_ERROR(ParseShape(fields, *traits, config));
+  RETURN_IF_ERROR(RefuseSlidingWindow(fields, *traits, config));
+  RETURN_IF_ERROR(ParseBiases(fields, *traits, config));
+  ASSIGN_OR_RETURN(config.rms_norm_eps, fields.NumberOr("rms_norm_eps", 1e-6, 1e-12, 1.0));
+  ASSIGN_OR_RETURN(config.tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
+  ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(fields));
+  RETURN_IF_ERROR(ParseSpecialTokens(folder, fields, *traits, config));
+  return config;
+}
+
+std::vector<std::pair<std::string, std::string>> ModelConfig::FingerprintFields() const {
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  const auto* traits =
+      std::find_if(std::begin(kArchitectures), std::end(kArchitectures),
+                   [this](const ArchitectureTraits& t) { return t.architecture == architecture; });
+  CARREL_CHECK(traits != std::end(kArchitectures));
+  return {
+      {"architecture", traits->model_type},
+      {"head_dim", absl::StrCat(shape.head_dim)},
+      {"hidden_size", absl::StrCat(hidden_size)},
+      {"intermediate_size", absl::StrCat(intermediate_size)},
+      {"kv_heads", absl::StrCat(shape.kv_heads)},
+      {"layers", absl::StrCat(shape.layers)},
+      {"mlp_bias", flag(mlp_bias)},
+      {"output_bias", flag(output_bias)},
+      {"q_heads", absl::StrCat(shape.q_heads)},
+      {"qk_norm", flag(qk_norm)},
+      {"qkv_bias", flag(qkv_bias)},
+      {"rms_norm_eps", Shortest(rms_norm_eps)},
+      {"rope_factor", Shortest(rope.factor)},
+      {"rope_high_freq_factor", Shortest(rope.high_freq_factor)},
+      {"rope_low_freq_factor", Shortest(rope.low_freq_factor)},
+      {"rope_original_max_position_embeddings",
+       absl::StrCat(rope.original_max_position_embeddings)},
+      {"rope_theta", Shortest(rope.theta)},
+      {"rope_type", RopeTypeName(rope.type)},
+      {"tie_word_embeddings", flag(tie_word_embeddings)},
+      {"vocab_size", absl::StrCat(vocab_size)},
+  };
+}
+
+}  // namespace carrel::model

@@ -1,0 +1,438 @@
+#include "model/config.h"
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/test_util.h"
+#include "nlohmann/json.hpp"
+
+namespace carrel::model {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+void WriteText(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+json Base(const std::string& model_type) {
+  static const std::map<std::string, std::string> kClasses = {{"llama", "LlamaForCausalLM"},
+                                                              {"mistral", "MistralForCausalLM"},
+                                                              {"qwen2", "Qwen2ForCausalLM"},
+                                                              {"qwen3", "Qwen3ForCausalLM"}};
+  const auto known = kClasses.find(model_type);
+  return {{"model_type", model_type},
+          {"architectures", json::array({known == kClasses.end() ? "Other" : known->second})},
+          {"vocab_size", 1000},
+          {"hidden_size", 512},
+          {"intermediate_size", 1024},
+          {"num_hidden_layers", 4},
+          {"num_attention_heads", 8},
+          {"num_key_value_heads", 2},
+          {"max_position_embeddings", 4096},
+          {"bos_token_id", 3},
+          {"eos_token_id", 4}};
+}
+
+// `set` replaces fields (also by null); "-name" removes one.
+json Patched(const std::string& model_type, const json& set) {
+  json config = Base(model_type);
+  for (const auto& [name, value] : set.items()) {
+    if (name[0] == '-') {
+      config.erase(name.substr(1));
+    } else {
+      config[name] = value;
+    }
+  }
+  return config;
+}
+
+absl::StatusOr<ModelConfig> Load(const json& config, const std::string& generation = "") {
+  const std::string folder = FreshTempDir();
+  WriteText(folder + "/config.json", config.dump());
+  if (!generation.empty()) WriteText(folder + "/generation_config.json", generation);
+  return LoadModelConfig(folder);
+}
+
+TEST(ConfigTest, MinimalFile_TakesTransformersDefaults) {
+  const auto config =
+      Load(Patched("llama", {{"-num_key_value_heads", 0}, {"-max_position_embeddings", 0}}));
+  CARREL_ASSERT_OK(config);
+  EXPECT_EQ(config->architecture, Architecture::kLlama);
+  EXPECT_EQ(config->shape, (AttentionShape{4, 8, 8, 64}));
+  EXPECT_EQ(config->max_position_embeddings, 2048);
+  EXPECT_EQ(config->rms_norm_eps, 1e-6);
+  EXPECT_EQ(config->rope.type, RopeType::kDefault);
+  EXPECT_EQ(config->rope.theta, 10000.0);
+  EXPECT_FALSE(config->tie_word_embeddings || config->qkv_bias || config->output_bias ||
+               config->mlp_bias || config->qk_norm);
+  EXPECT_EQ(config->bos_token_id, 3);
+  EXPECT_THAT(config->eos_token_ids, ElementsAre(4));
+}
+
+TEST(ConfigTest, AbsentSpecialTokens_AreTheClassDefaultsAndNullIsNone) {
+  const auto absent = Load(Patched("llama", {{"-bos_token_id", 0}, {"-eos_token_id", 0}}));
+  CARREL_ASSERT_OK(absent);
+  EXPECT_EQ(absent->bos_token_id, 1);
+  EXPECT_THAT(absent->eos_token_ids, ElementsAre(2));
+  const auto null = Load(Patched("llama", {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}}));
+  CARREL_ASSERT_OK(null);
+  EXPECT_EQ(null->bos_token_id, -1);
+  EXPECT_THAT(null->eos_token_ids, IsEmpty());
+  const auto qwen = Load(Patched("qwen2", {{"-bos_token_id", 0}, {"-eos_token_id", 0}}));
+  CARREL_ASSERT_OK(qwen);
+  EXPECT_EQ(qwen->bos_token_id, -1);
+  EXPECT_THAT(qwen->eos_token_ids, IsEmpty());
+}
+
+TEST(ConfigTest, GenerationConfig_TakesPrecedence) {
+  const auto both = Load(Base("llama"), R"({"eos_token_id": [7, 9], "bos_token_id": 5})");
+  CARREL_ASSERT_OK(both);
+  EXPECT_THAT(both->eos_token_ids, ElementsAre(7, 9));
+  EXPECT_EQ(both->bos_token_id, 5);
+  const auto silent = Load(Base("llama"), R"({"do_sample": true})");
+  CARREL_ASSERT_OK(silent);
+  EXPECT_THAT(silent->eos_token_ids, ElementsAre(4));
+  EXPECT_THAT(Load(Base("llama"), R"({"eos_token_id": 1000})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "generation_config.json: eos_token_id=1000 is not a token id, or list of "
+                       "them, in [0, 1000)"));
+  EXPECT_THAT(Load(Base("llama"), "{"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "generation_config.json: not valid"));
+}
+
+TEST(ConfigTest, Biases_AreAsTransformersBuildsThem) {
+  const auto llama = Load(Patched("llama", {{"attention_bias", true}, {"mlp_bias", true}}));
+  CARREL_ASSERT_OK(llama);
+  EXPECT_TRUE(llama->qkv_bias && llama->output_bias && llama->mlp_bias);
+  const auto qwen2 = Load(Base("qwen2"));
+  CARREL_ASSERT_OK(qwen2);
+  EXPECT_TRUE(qwen2->qkv_bias);
+  EXPECT_FALSE(qwen2->output_bias || qwen2->qk_norm);
+  const auto qwen3 = Load(Patched("qwen3", {{"attention_bias", true}}));
+  CARREL_ASSERT_OK(qwen3);
+  EXPECT_TRUE(qwen3->qkv_bias && qwen3->output_bias && qwen3->qk_norm);
+}
+
+TEST(ConfigTest, HeadDimAbsentNullOrGiven_FollowsTheClass) {
+  struct Case {
+    const char* model_type;
+    json set;
+    int head_dim;
+  };
+  const std::vector<Case> cases = {
+      {"llama", json::object(), 64},
+      {"llama", {{"head_dim", nullptr}}, 64},
+      {"llama", {{"head_dim", 32}}, 32},
+      {"mistral", {{"sliding_window", nullptr}, {"head_dim", 128}}, 128},
+      {"qwen2", {{"head_dim", 48}}, 48},
+      {"qwen3", json::object(), 128},
+      {"qwen3", {{"head_dim", nullptr}}, 64},
+      {"llama", {{"hidden_size", 500}, {"head_dim", 32}}, 32},
+  };
+  for (const Case& c : cases) {
+    const auto config = Load(Patched(c.model_type, c.set));
+    CARREL_ASSERT_OK(config) << c.model_type << c.set;
+    EXPECT_EQ(config->shape.head_dim, c.head_dim) << c.model_type << c.set;
+  }
+}
+
+TEST(ConfigTest, KvHeadsAbsentOrNull_FollowsTheClass) {
+  const auto absent = Load(Patched(
+      "mistral",
+      {{"sliding_window", nullptr}, {"-num_key_value_heads", 0}, {"num_attention_heads", 32}}));
+  CARREL_ASSERT_OK(absent);
+  EXPECT_EQ(absent->shape.kv_heads, 8);
+  const auto null = Load(Patched("mistral", {{"sliding_window", nullptr},
+                                             {"num_key_value_heads", nullptr},
+                                             {"num_attention_heads", 32}}));
+  CARREL_ASSERT_OK(null);
+  EXPECT_EQ(null->shape.kv_heads, 32);
+}
+
+TEST(ConfigTest, SlidingWindowThatCannotBite_IsAccepted) {
+  CARREL_EXPECT_OK(Load(Patched("mistral", {{"sliding_window", nullptr}})));
+  CARREL_EXPECT_OK(Load(Patched("mistral", {{"sliding_window", 4096}})));
+  CARREL_EXPECT_OK(Load(Patched("mistral", json::object())));  // default 4096, 4096 positions
+  CARREL_EXPECT_OK(
+      Load(Patched("qwen2", {{"sliding_window", 128}, {"use_sliding_window", false}})));
+  const json full =
+      json::array({"full_attention", "full_attention", "full_attention", "full_attention"});
+  CARREL_EXPECT_OK(Load(Patched("qwen3", {{"layer_types", full}})));
+}
+
+TEST(ConfigTest, BothRopeSpellings_GiveTheSame) {
+  const json llama3 = {{"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8192}};
+  json old_type = llama3, new_type = llama3, parameters = llama3;
+  old_type["type"] = "llama3";
+  new_type["rope_type"] = "llama3";
+  parameters["rope_type"] = "llama3";
+  parameters["rope_theta"] = 500000.0;
+  const std::vector<json> spellings = {
+      {{"rope_theta", 500000.0}, {"rope_scaling", old_type}},
+      {{"rope_theta", 500000}, {"rope_scaling", new_type}},
+      {{"rope_parameters", parameters}},
+      {{"rope_parameters", parameters}, {"rope_theta", 500000.0}, {"rope_scaling", new_type}},
+      {{"rope_scaling", parameters}},
+  };
+  for (const json& spelling : spellings) {
+    const auto config = Load(Patched("llama", spelling));
+    CARREL_ASSERT_OK(config) << spelling;
+    EXPECT_EQ(config->rope.type, RopeType::kLlama3);
+    EXPECT_EQ(config->rope.theta, 500000.0);
+    EXPECT_EQ(config->rope.factor, 8.0);
+    EXPECT_EQ(config->rope.low_freq_factor, 1.0);
+    EXPECT_EQ(config->rope.high_freq_factor, 4.0);
+    EXPECT_EQ(config->rope.original_max_position_embeddings, 8192);
+  }
+  for (const json& spelling :
+       {json{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}},
+        json{{"rope_parameters", {{"rope_type", "linear"}, {"factor", 4.0}}}},
+        json{{"rope_scaling", {{"rope_type", "linear"}, {"type", "linear"}, {"factor", 4.0}}}}}) {
+    const auto config = Load(Patched("llama", spelling));
+    CARREL_ASSERT_OK(config) << spelling;
+    EXPECT_EQ(config->rope.type, RopeType::kLinear);
+    EXPECT_EQ(config->rope.factor, 4.0);
+    EXPECT_EQ(config->rope.theta, 10000.0);
+  }
+}
+
+TEST(ConfigTest, EachUnsupportedField_IsNamed) {
+  const auto rope = [](json scaling) { return json{{"rope_scaling", std::move(scaling)}}; };
+  const json sliding_layers =
+      json::array({"full_attention", "sliding_attention", "full_attention", "full_attention"});
+  struct Case {
+    const char* model_type;
+    json set;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {"gemma2", json::object(), "model_type=\"gemma2\" is not one of llama, mistral"},
+      {"llama",
+       {{"architectures", {"LlamaForSequenceClassification"}}},
+       "architectures=[\"LlamaForSequenceClassification\"] is not [\"LlamaForCausalLM\"]"},
+      {"llama", {{"architectures", json::array()}}, "architectures=[] is not"},
+      {"mistral", {{"architectures", {"LlamaForCausalLM"}}}, "is not [\"MistralForCausalLM\"]"},
+      {"llama", {{"hidden_act", "gelu"}}, "hidden_act=\"gelu\" is not silu"},
+      {"llama", {{"quantization_config", {{"bits", 4}}}}, "quantization_config={\"bits\":4}"},
+      {"llama", {{"compression_config", {{"a", 4}}}}, "compression_config"},
+      {"llama", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor=0.5 is not 1"},
+      {"mistral", {{"sliding_window", 1024}}, "sliding_window=1024 is below max_position_emb"},
+      {"mistral", {{"max_position_embeddings", 32768}}, "sliding_window=4096 (default) is below"},
+      {"llama", {{"sliding_window", 16}}, "sliding_window=16 is below"},
+      {"qwen2", {{"use_sliding_window", true}}, "use_sliding_window=true is not run"},
+      {"qwen3", {{"layer_types", sliding_layers}}, "layer_types"},
+      {"mistral",
+       {{"sliding_window", nullptr}, {"attention_bias", true}},
+       "attention_bias=true is not an option of model_type mistral"},
+      {"qwen2", {{"attention_bias", true}}, "attention_bias=true is not an option"},
+      {"qwen3", {{"mlp_bias", true}}, "mlp_bias=true is not an option of model_type qwen3"},
+      {"llama", rope({{"type", "yarn"}, {"factor", 2}}), "rope_scaling: type=\"yarn\""},
+      {"llama", rope({{"rope_type", "dynamic"}, {"factor", 2}}), "rope_type=\"dynamic\" is not"},
+      {"llama", rope({{"rope_type", "longrope"}}), "rope_type=\"longrope\" is not one of"},
+      {"llama", rope({{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 32}}),
+       "rope_scaling: beta_fast=32 is not a rope parameter"},
+      {"qwen2", rope({{"type", "default"}, {"mrope_section", {16, 24}}}), "mrope_section"},
+      {"llama",
+       {{"rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}}},
+       "rope_parameters: full_attention"},
+      {"llama",
+       {{"rope_parameters", {{"partial_rotary_factor", 0.25}}}},
+       "rope_parameters: partial_rotary_factor=0.25 is not 1"},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(Load(Patched(c.model_type, c.set)),
+                StatusIs(absl::StatusCode::kUnimplemented, c.message))
+        << c.model_type << " " << c.set;
+  }
+}
+
+TEST(ConfigTest, EachInconsistentField_IsNamedWithValueAndBound) {
+  const auto rope = [](json scaling) { return json{{"rope_scaling", std::move(scaling)}}; };
+  struct Case {
+    const char* model_type;
+    json set;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {"llama", {{"-model_type", 0}}, "model_type is missing"},
+      {"llama", {{"model_type", 7}}, "model_type=7 is not a string"},
+      {"llama", {{"architectures", "LlamaForCausalLM"}}, "is not an array"},
+      {"llama", {{"-hidden_size", 0}}, "hidden_size is missing"},
+      {"llama", {{"hidden_size", nullptr}}, "hidden_size is missing"},
+      {"llama", {{"hidden_size", 512.5}}, "hidden_size=512.5 is not an integer"},
+      {"llama", {{"hidden_size", "512"}}, "hidden_size=\"512\" is not an integer"},
+      {"llama", {{"hidden_size", -1}}, "hidden_size=-1 is outside [1, 1048576]"},
+      {"llama", {{"hidden_size", 18446744073709551615u}}, "is outside [1, 1048576]"},
+      {"llama", {{"hidden_size", 500}}, "hidden_size=500 is not a multiple of num_attention_heads"},
+      {"llama", {{"vocab_size", 0}}, "vocab_size=0 is outside [1, 16777216]"},
+      {"llama", {{"num_hidden_layers", 1025}}, "num_hidden_layers=1025 is outside [1, 1024]"},
+      {"llama", {{"num_key_value_heads", 0}}, "num_key_value_heads=0 is outside"},
+      {"llama",
+       {{"num_key_value_heads", 3}},
+       "num_attention_heads=8 is not a multiple of num_key_value_heads=3"},
+      {"qwen2", {{"-num_key_value_heads", 0}}, "is not a multiple of num_key_value_heads=32"},
+      {"llama", {{"head_dim", 33}}, "head_dim=33 is not an even number"},
+      {"llama", {{"head_dim", 4096}}, "head_dim=4096 is outside [2, 1024]"},
+      {"llama",
+       {{"num_attention_heads", 512}, {"num_key_value_heads", 512}},
+       "head_dim=1 is not an even number in [2, 1024]"},
+      {"llama", {{"rms_norm_eps", 0}}, "rms_norm_eps=0 is outside"},
+      {"llama", {{"rms_norm_eps", "x"}}, "is not a number"},
+      {"llama", {{"tie_word_embeddings", 1}}, "tie_word_embeddings=1 is not true or false"},
+      {"llama", {{"eos_token_id", -1}}, "eos_token_id=-1 is not a token id"},
+      {"llama", {{"eos_token_id", {1, 1000}}}, "eos_token_id=[1,1000] is not a token id"},
+      {"llama", {{"bos_token_id", {1, 2}}}, "bos_token_id=[1,2] is not one token id"},
+      {"qwen2", {{"layer_types", {"full_attention"}}}, "does not have num_hidden_layers=4 entries"},
+      {"llama", {{"rope_theta", 0.5}}, "rope_theta=0.5 is outside"},
+      {"llama", {{"rope_scaling", 2.0}}, "rope_scaling=2.0 is not an object"},
+      {"llama", rope({{"type", "linear"}}), "rope_scaling: factor is missing"},
+      {"llama", rope({{"type", "linear"}, {"factor", 0.5}}), "factor=0.5 is outside [1,"},
+      {"llama", rope({{"factor", 2}}), "factor=2 is not a parameter of rope type default"},
+      {"llama", rope({{"type", "linear"}, {"factor", 2}, {"low_freq_factor", 1}}),
+       "low_freq_factor=1 is not a parameter of rope type linear"},
+      {"llama", rope({{"type", "linear"}, {"rope_type", "default"}, {"factor", 2}}),
+       "type=\"linear\" contradicts rope_type"},
+      {"llama",
+       rope({{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}, {"high_freq_factor", 4}}),
+       "original_max_position_embeddings is missing"},
+      {"llama",
+       rope({{"type", "llama3"},
+             {"factor", 8},
+             {"low_freq_factor", 4},
+             {"high_freq_factor", 4},
+             {"original_max_position_embeddings", 8192}}),
+       "high_freq_factor=4 is not above low_freq_factor=4"},
+      {"llama",
+       {{"rope_theta", 1e4}, {"rope_parameters", {{"rope_theta", 5e5}}}},
+       "rope_theta=500000.0 contradicts rope_theta=10000"},
+      {"llama",
+       {{"rope_parameters", {{"rope_type", "linear"}, {"factor", 2}}},
+        {"rope_scaling", {{"type", "linear"}, {"factor", 4}}}},
+       "contradicts rope_parameters"},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(Load(Patched(c.model_type, c.set)),
+                StatusIs(absl::StatusCode::kInvalidArgument, c.message))
+        << c.model_type << " " << c.set;
+  }
+}
+
+TEST(ConfigTest, FileAbsentOrMalformed_IsNamed) {
+  const std::string folder = FreshTempDir();
+  EXPECT_THAT(LoadModelConfig(folder), StatusIs(absl::StatusCode::kNotFound, "config.json"));
+  for (const char* text : {"", "{", "[1]", "{\"a\": \xff}", "{\"vocab_size\": 1e999}"}) {
+    WriteText(folder + "/config.json", text);
+    EXPECT_THAT(LoadModelConfig(folder),
+                StatusIs(absl::StatusCode::kInvalidArgument, "config.json"))
+        << text;
+  }
+}
+
+TEST(ConfigTest, RandomBytesChanged_NeverCrashes) {
+  std::mt19937_64 rng(TestSeed());
+  const std::string folder = FreshTempDir();
+  json full = Base("llama");
+  full["rope_parameters"] = {{"rope_type", "llama3"},  {"factor", 8.0},
+                             {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+                             {"rope_theta", 500000.0}, {"original_max_position_embeddings", 64}};
+  const std::string text = full.dump();
+  for (int round = 0; round < 400; ++round) {
+    std::string mutated = text;
+    const int changes = 1 + static_cast<int>(rng() % 3);
+    for (int i = 0; i < changes; ++i) mutated[rng() % mutated.size()] = static_cast<char>(rng());
+    WriteText(folder + "/config.json", mutated);
+    const auto config = LoadModelConfig(folder);
+    if (config.ok()) {
+      EXPECT_GE(config->shape.head_dim, 2);
+      EXPECT_EQ(config->shape.q_heads % config->shape.kv_heads, 0);
+      EXPECT_EQ(RopeInvFreq(config->rope, config->shape.head_dim).size(),
+                static_cast<size_t>(config->shape.head_dim / 2));
+    } else {
+      EXPECT_FALSE(config.status().message().empty());
+    }
+  }
+}
+
+TEST(RopeInvFreqTest, Default_IsThePower) {
+  RopeConfig rope;
+  rope.theta = 500000.0;
+  const std::vector<float> f = RopeInvFreq(rope, 64);
+  ASSERT_EQ(f.size(), 32u);
+  EXPECT_EQ(f[0], 1.0f);
+  for (size_t i = 0; i < f.size(); ++i) {
+    EXPECT_NEAR(f[i] / std::pow(500000.0, -2.0 * i / 64), 1.0, 3e-7) << i;
+  }
+}
+
+TEST(RopeInvFreqTest, Linear_IsDividedByFactor) {
+  RopeConfig rope;
+  const std::vector<float> plain = RopeInvFreq(rope, 32);
+  rope.type = RopeType::kLinear;
+  rope.factor = 4.0;
+  const std::vector<float> scaled = RopeInvFreq(rope, 32);
+  for (size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(scaled[i], plain[i] / 4.0f);
+}
+
+TEST(RopeInvFreqTest, Llama3_ShortWavelengthsStayLongOnesShrink) {
+  RopeConfig rope;
+  rope.theta = 500000.0;
+  const std::vector<float> plain = RopeInvFreq(rope, 128);
+  rope.type = RopeType::kLlama3;
+  rope.factor = 8.0;
+  rope.low_freq_factor = 1.0;
+  rope.high_freq_factor = 4.0;
+  rope.original_max_position_embeddings = 8192;
+  const std::vector<float> scaled = RopeInvFreq(rope, 128);
+  int between = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const double wavelength = 2 * M_PI / plain[i];
+    const double smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0);
+    const double expected = smooth <= 0   ? plain[i] / 8.0
+                            : smooth >= 1 ? plain[i]
+                                          : (1 - smooth) * plain[i] / 8.0 + smooth * plain[i];
+    EXPECT_NEAR(scaled[i] / expected, 1.0, 1e-6) << i;
+    between += smooth > 0 && smooth < 1;
+  }
+  EXPECT_GT(between, 0);
+}
+
+TEST(FingerprintFieldsTest, EveryFieldThatMatters_ChangesTheList) {
+  const auto base = Load(Base("llama"));
+  CARREL_ASSERT_OK(base);
+  const auto fields = base->FingerprintFields();
+  EXPECT_TRUE(std::is_sorted(fields.begin(), fields.end()));
+  const std::vector<json> changes = {{{"hidden_size", 1024}},
+                                     {{"intermediate_size", 512}},
+                                     {{"num_hidden_layers", 5}},
+                                     {{"num_attention_heads", 4}},
+                                     {{"num_key_value_heads", 4}},
+                                     {{"vocab_size", 1001}},
+                                     {{"head_dim", 32}},
+                                     {{"rms_norm_eps", 1e-5}},
+                                     {{"rope_theta", 10001.0}},
+                                     {{"attention_bias", true}},
+                                     {{"mlp_bias", true}},
+                                     {{"tie_word_embeddings", true}},
+                                     {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}};
+  for (const json& change : changes) {
+    const auto other = Load(Patched("llama", change));
+    CARREL_ASSERT_OK(other) << change;
+    EXPECT_NE(other->FingerprintFields(), fields) << change;
+  }
+  const auto same = Load(Patched("llama", {{"eos_token_id", 9}, {"max_position_embeddings", 99}}));
+  CARREL_ASSERT_OK(same);
+  EXPECT_EQ(same->FingerprintFields(), fields);
+}
+
+}  // namespace
+}  // namespace carrel::model

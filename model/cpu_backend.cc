@@ -1,0 +1,246 @@
+#include "model/cpu_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "common/status.h"
+#include "kernels/linear/linear.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/silu_mul/silu_mul.h"
+#include "model/scratch_pool.h"
+#include "model/weights.h"
+
+namespace carrel::model {
+namespace {
+
+using kernels::kLinearGemmTokens;
+using kernels::kLinearTokenTile;
+using kernels::WeightMatrix;
+
+// Tokens that one thread takes through a whole step. Several tiles of the GEMM, so that a weight
+// panel, once widened, serves them all; a multiple of the tile, so that the cut changes no bit.
+constexpr int64_t kBlockTokens = 4 * kLinearTokenTile;
+// A unit handed to another core must be worth the handing over (some 50 us).
+constexpr int64_t kUnitMultiplyAdds = 200'000;
+// Output rows per unit of a GEMM: one number for every pool, or the bits would depend on the pool.
+constexpr int64_t kGemmUnitRows = 512;
+constexpr int64_t kGemvRowStep = 16;
+
+// y [n, w.out] = x [n, w.in] W^T + b; rows of x and y are contiguous.
+struct LinearCall {
+  const float* x;
+  const WeightMatrix* w;
+  float* y;
+};
+
+int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Output rows per unit for n tokens.
+int64_t UnitRows(const WeightMatrix& w, int64_t n) {
+  if (n >= kLinearGemmTokens) return kGemmUnitRows;
+  // A GEMV may be cut anywhere without a change of bits.
+  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+}
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const ModelConfig& config, std::shared_ptr<const Weights> weights, ThreadPool* pool)
+      : config_(config),
+        weights_(std::move(weights)),
+        pool_(pool),
+        inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
+        eps_(static_cast<float>(config.rms_norm_eps)),
+        block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
+        linear_scratch_(LargestLinearScratch(config, *weights_)) {}
+
+  const ModelConfig& config() const override { return config_; }
+
+  absl::Status Embed(absl::Span<const TokenId> tokens, float* hidden) override;
+  absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n, Position first_position,
+                          float* q, float* k, float* v) override {
+    Project(layer, hidden, n, first_position, q, k, v);
+    return absl::OkStatus();
+  }
+  absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n, Position first_position,
+                            float* q) override {
+    Project(layer, hidden, n, first_position, q, nullptr, nullptr);
+    return absl::OkStatus();
+  }
+  absl::Status FinishLayer(Layer layer, const float* attended, int64_t n, float* hidden) override;
+  absl::Status Logits(const float* hidden, int64_t n, float* logits) override;
+
+ private:
+  static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights) {
+    int64_t floats = kernels::LinearScratchFloats(weights.head());
+    for (int32_t i = 0; i < config.shape.layers; ++i) {
+      const LayerWeights& w = weights.layer(Layer(i));
+      for (const WeightMatrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+        floats = std::max(floats, kernels::LinearScratchFloats(*matrix));
+      }
+    }
+    return floats;
+  }
+
+  int cores() const { return pool_ == nullptr ? 1 : pool_->threads() + 1; }
+
+  void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body) {
+    if (pool_ != nullptr) {
+      pool_->ParallelFor(count, body);
+    } else {
+      for (int64_t i = 0; i < count; ++i) body(i);
+    }
+  }
+
+  // body(begin, count, spread) for each block of tokens. `spread`: too few blocks to keep the cores
+  // busy, the body should spread its own work.
+  void ForBlocks(int64_t n, absl::FunctionRef<void(int64_t, int64_t, bool)> body) {
+    const int64_t blocks = CeilDivide(n, kBlockTokens);
+    const bool spread = cores() > 1 && blocks < 2 * cores();
+    ParallelFor(blocks, [&](int64_t block) {
+      const int64_t begin = block * kBlockTokens;
+      body(begin, std::min(kBlockTokens, n - begin), spread);
+    });
+  }
+
+  // The calls are independent of each other. Units of work are the same whether spread or not.
+  void Apply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
+    int64_t units = 0;
+    int64_t multiply_adds = 0;
+    for (const LinearCall& call : calls) {
+      units += CeilDivide(call.w->out, UnitRows(*call.w, n));
+      multiply_adds += call.w->out * call.w->in * n;
+    }
+    const auto run = [&](int64_t unit) {
+      for (const LinearCall& call : calls) {
+        const int64_t rows = UnitRows(*call.w, n);
+        const int64_t here = CeilDivide(call.w->out, rows);
+        if (unit < here) {
+          const int64_t begin = unit * rows;
+          const WeightMatrix part = call.w->Rows(begin, std::min(begin + rows, call.w->out));
+          const ScratchPool::Lease scratch(&linear_scratch_);
+          kernels::Linear(call.x, n, part.in, part, call.y + begin, call.w->out, scratch.data());
+          return;
+        }
+        unit -= here;
+      }
+    };
+    if (spread && multiply_adds > kUnitMultiplyAdds) {
+      ParallelFor(units, run);
+    } else {
+      for (int64_t unit = 0; unit < units; ++unit) run(unit);
+    }
+  }
+
+  void Norm(const float* x, int64_t n, const std::vector<float>& w, float* y) const {
+    const int64_t dim = static_cast<int64_t>(w.size());
+    kernels::RmsNorm(x, n, dim, dim, w.data(), eps_, y, dim);
+  }
+
+  const LayerWeights& LayerOf(Layer layer) const {
+    CARREL_CHECK(layer.value() >= 0 && layer.value() < config_.shape.layers);
+    return weights_->layer(layer);
+  }
+
+  // k and v may be null: the query alone.
+  void Project(Layer layer, const float* hidden, int64_t n, Position first_position, float* q,
+               float* k, float* v);
+
+  const ModelConfig config_;
+  const std::shared_ptr<const Weights> weights_;
+  ThreadPool* const pool_;  // may be null
+  const std::vector<float> inv_freq_;
+  const float eps_;
+  ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
+  ScratchPool linear_scratch_;  // what one kernels::Linear needs
+};
+
+absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= config_.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("token id ", tokens[i], " at index ", i,
+                                                     " is outside the vocabulary [0, ",
+                                                     config_.vocab_size, ")"));
+    }
+  }
+  const WeightMatrix& table = weights_->embedding();
+  const char* rows = static_cast<const char*>(table.data);
+  const int64_t row_bytes = table.in * DTypeBytes(table.dtype);
+  ForBlocks(static_cast<int64_t>(tokens.size()), [&](int64_t begin, int64_t count, bool) {
+    for (int64_t i = begin; i < begin + count; ++i) {
+      WidenToFloat(table.dtype, rows + tokens[i] * row_bytes, table.in, hidden + i * table.in);
+    }
+  });
+  return absl::OkStatus();
+}
+
+void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position first_position,
+                         float* q, float* k, float* v) {
+  const LayerWeights& w = LayerOf(layer);
+  const AttentionShape& shape = config_.shape;
+  const int64_t width = config_.hidden_size;
+  const auto finish = [&](float* x, int64_t begin, int64_t count, int64_t heads,
+                          const std::vector<float>& head_norm) {
+    if (config_.qk_norm) Norm(x, count * heads, head_norm, x);
+    kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq_.data());
+  };
+  ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
+    const ScratchPool::Lease scratch(&block_scratch_);
+    float* normed = scratch.data();
+    Norm(hidden + begin * width, count, w.attention_norm, normed);
+    float* block_q = q + begin * w.q.out;
+    if (k == nullptr) {
+      Apply({{normed, &w.q, block_q}}, count, spread);
+      finish(block_q, begin, count, shape.q_heads, w.q_norm);
+      return;
+    }
+    float* block_k = k + begin * w.k.out;
+    Apply({{normed, &w.q, block_q}, {normed, &w.k, block_k}, {normed, &w.v, v + begin * w.v.out}},
+          count, spread);
+    finish(block_q, begin, count, shape.q_heads, w.q_norm);
+    finish(block_k, begin, count, shape.kv_heads, w.k_norm);
+  });
+}
+
+absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t n, float* hidden) {
+  const LayerWeights& w = LayerOf(layer);
+  const int64_t width = config_.hidden_size;
+  ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
+    const ScratchPool::Lease scratch(&block_scratch_);
+    float* column = scratch.data();  // first what is added to hidden, then its norm, then again
+    float* gate = column + kBlockTokens * width;
+    float* up = gate + kBlockTokens * config_.intermediate_size;
+    float* block = hidden + begin * width;
+
+    Apply({{attended + begin * w.o.in, &w.o, column}}, count, spread);
+    for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
+    Norm(block, count, w.mlp_norm, column);
+    Apply({{column, &w.gate, gate}, {column, &w.up, up}}, count, spread);
+    kernels::SiluMul(gate, up, count * config_.intermediate_size);
+    Apply({{gate, &w.down, column}}, count, spread);
+    for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
+  const int64_t width = config_.hidden_size;
+  ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
+    const ScratchPool::Lease scratch(&block_scratch_);
+    Norm(hidden + begin * width, count, weights_->final_norm(), scratch.data());
+    Apply({{scratch.data(), &weights_->head(), logits + begin * config_.vocab_size}}, count,
+          spread);
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
+                                        std::shared_ptr<const Weights> weights, ThreadPool* pool) {
+  CARREL_CHECK(weights != nullptr);
+  return std::make_unique<CpuBackend>(config, std::move(weights), pool);
+}
+
+}  // namespace carrel::model

@@ -1,0 +1,27 @@
+// What:   what makes the K and V of two runs interchangeable, as named values: the model (config
+// and weights), the tokenizer, and the conventions under which rows are stored. Source:
+// architecture.md, section 4. The token ids of the document are not part of it: they belong to a
+// context, not to a model. Edge:   tokenizer_sha256 empty (a model without a tokenizer) becomes
+// "none".
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/config.h"
+
+namespace carrel::model {
+
+// A change of any convention below is a change of its value here, so that old contexts are refused.
+inline constexpr char kKvDtype[] = "bf16";
+inline constexpr char kKvLayout[] = "layer,kv_head,token,head_dim";
+inline constexpr char kKeyPosition[] = "after_rope";
+inline constexpr int kFingerprintFormatVersion = 1;
+
+// Ordered by name, names unique.
+std::vector<std::pair<std::string, std::string>> ModelFingerprint(
+    const ModelConfig& config, const std::string& weights_sha256,
+    const std::string& tokenizer_sha256);
+
+}  // namespace carrel::model

@@ -1,0 +1,16 @@
+// What:   the rope part of config.json, in both spellings: `rope_theta` + `rope_scaling` {type |
+// rope_type}, and `rope_parameters` {rope_theta, rope_type}.
+// Errors: InvalidArgument a parameter that is missing, out of range, not one of the type's own, or
+//         contradicted by the other spelling; Unimplemented another rope type, a partial rotation,
+//         parameters per layer type (names it).
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "model/config.h"
+#include "model/json_fields.h"
+
+namespace carrel::model {
+
+absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config);
+
+}  // namespace carrel::model

@@ -1,0 +1,191 @@
+#include "model/weights.h"
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "common/checksum.h"
+#include "common/status.h"
+#include "model/cpu_backend.h"
+
+namespace carrel::model {
+namespace {
+
+bool IsFloating(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBf16;
+}
+
+std::string Shape(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// Tables that older checkpoints store and that follow from the config.
+bool CarriesNothing(absl::string_view name) { return absl::EndsWith(name, ".rotary_emb.inv_freq"); }
+
+}  // namespace
+
+// Takes the tensors one by one out of the checkpoint; what is left at the end is unexpected.
+class WeightsBuilder {
+ public:
+  WeightsBuilder(std::string model_dir, const ModelConfig& config, Safetensors checkpoint)
+      : model_dir_(std::move(model_dir)),
+        config_(config),
+        weights_(new Weights(std::move(checkpoint))) {}
+
+  absl::StatusOr<std::shared_ptr<const Weights>> Build() {
+    const int64_t hidden = config_.hidden_size;
+    ASSIGN_OR_RETURN(weights_->embedding_,
+                     Matrix("model.embed_tokens", config_.vocab_size, hidden, false));
+    for (int32_t layer = 0; layer < config_.shape.layers; ++layer) {
+      ASSIGN_OR_RETURN(LayerWeights built, BuildLayer(absl::StrCat("model.layers.", layer, ".")));
+      weights_->layers_.push_back(std::move(built));
+    }
+    ASSIGN_OR_RETURN(weights_->final_norm_, Vector("model.norm.weight", hidden));
+    RETURN_IF_ERROR(BuildHead());
+    RETURN_IF_ERROR(RefuseLeftovers());
+    return std::shared_ptr<const Weights>(std::move(weights_));
+  }
+
+ private:
+  absl::Status Bad(absl::string_view name, absl::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrCat(model_dir_, ": tensor \"", name, "\" ", what));
+  }
+
+  absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {
+    absl::StatusOr<TensorView> view = weights_->checkpoint_.Get(name);
+    if (!view.ok()) {
+      return Bad(name, absl::StrCat("is missing; expected f32, f16 or bf16 ", Shape(shape)));
+    }
+    if (!IsFloating(view->dtype) || absl::MakeConstSpan(view->shape) != shape) {
+      return Bad(name, absl::StrCat("is ", DTypeName(view->dtype), " ", Shape(view->shape),
+                                    ", expected f32, f16 or bf16 ", Shape(shape)));
+    }
+    taken_.insert(name);
+    return view;
+  }
+
+  // prefix.weight [out, in] and, if any, prefix.bias [out].
+  absl::StatusOr<kernels::WeightMatrix> Matrix(const std::string& prefix, int64_t out, int64_t in,
+                                               bool bias) {
+    ASSIGN_OR_RETURN(const TensorView weight, Take(prefix + ".weight", {out, in}));
+    kernels::WeightMatrix matrix;
+    matrix.data = weight.bytes.data();
+    matrix.dtype = weight.dtype;
+    matrix.out = out;
+    matrix.in = in;
+    if (!bias) return matrix;
+    ASSIGN_OR_RETURN(const TensorView view, Take(prefix + ".bias", {out}));
+    if (view.dtype != weight.dtype) {
+      return Bad(prefix + ".bias", absl::StrCat("is ", DTypeName(view.dtype), ", expected ",
+                                                DTypeName(weight.dtype), " as its weight is"));
+    }
+    matrix.bias = view.bytes.data();
+    return matrix;
+  }
+
+  absl::StatusOr<std::vector<float>> Vector(const std::string& name, int64_t size) {
+    ASSIGN_OR_RETURN(const TensorView view, Take(name, {size}));
+    std::vector<float> values(static_cast<size_t>(size));
+    WidenToFloat(view.dtype, view.bytes.data(), size, values.data());
+    return values;
+  }
+
+  absl::StatusOr<LayerWeights> BuildLayer(const std::string& prefix) {
+    const int64_t hidden = config_.hidden_size;
+    const int64_t inner = config_.intermediate_size;
+    const int64_t head_dim = config_.shape.head_dim;
+    const int64_t q_width = config_.shape.q_heads * head_dim;
+    const int64_t kv_width = config_.shape.kv_heads * head_dim;
+    const std::string attention = prefix + "self_attn.";
+    const std::string mlp = prefix + "mlp.";
+
+    LayerWeights w;
+    ASSIGN_OR_RETURN(w.attention_norm, Vector(prefix + "input_layernorm.weight", hidden));
+    ASSIGN_OR_RETURN(w.mlp_norm, Vector(prefix + "post_attention_layernorm.weight", hidden));
+    ASSIGN_OR_RETURN(w.q, Matrix(attention + "q_proj", q_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.k, Matrix(attention + "k_proj", kv_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.v, Matrix(attention + "v_proj", kv_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.o, Matrix(attention + "o_proj", hidden, q_width, config_.output_bias));
+    if (config_.qk_norm) {
+      ASSIGN_OR_RETURN(w.q_norm, Vector(attention + "q_norm.weight", head_dim));
+      ASSIGN_OR_RETURN(w.k_norm, Vector(attention + "k_norm.weight", head_dim));
+    }
+    ASSIGN_OR_RETURN(w.gate, Matrix(mlp + "gate_proj", inner, hidden, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.up, Matrix(mlp + "up_proj", inner, hidden, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.down, Matrix(mlp + "down_proj", hidden, inner, config_.mlp_bias));
+    return w;
+  }
+
+  absl::Status BuildHead() {
+    weights_->head_ = weights_->embedding_;
+    if (config_.tie_word_embeddings && !weights_->checkpoint_.Has("lm_head.weight")) {
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(const kernels::WeightMatrix head,
+                     Matrix("lm_head", config_.vocab_size, config_.hidden_size, false));
+    if (!config_.tie_word_embeddings) {
+      weights_->head_ = head;
+      return absl::OkStatus();
+    }
+    // A second copy of a tied matrix is harmless only if it is a copy.
+    ASSIGN_OR_RETURN(const TensorView embedding,
+                     weights_->checkpoint_.Get("model.embed_tokens.weight"));
+    ASSIGN_OR_RETURN(const TensorView stored, weights_->checkpoint_.Get("lm_head.weight"));
+    if (stored.dtype != embedding.dtype || stored.bytes != embedding.bytes) {
+      return Bad("lm_head.weight",
+                 "differs from model.embed_tokens.weight although tie_word_embeddings is true");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RefuseLeftovers() const {
+    for (const auto& [name, view] : weights_->checkpoint_.tensors()) {
+      if (taken_.count(name) == 0 && !CarriesNothing(name)) {
+        return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", Shape(view.shape),
+                                      ") is not part of the model that config.json describes"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string model_dir_;
+  const ModelConfig& config_;
+  std::unique_ptr<Weights> weights_;
+  std::set<std::string, std::less<>> taken_;
+};
+
+absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& model_dir,
+                                                             const ModelConfig& config) {
+  ASSIGN_OR_RETURN(Safetensors checkpoint, Safetensors::OpenModel(model_dir));
+  return WeightsBuilder(model_dir, config, std::move(checkpoint)).Build();
+}
+
+absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
+                                                           const ModelConfig& config) {
+  return Weights::Load(model_dir, config);
+}
+
+// One line per tensor, in name order: the length of the name, name, dtype, shape, digest of its
+// bytes. The length keeps a name with a newline from imitating a line.
+std::string WeightsSha256(const Weights& weights, ThreadPool* pool) {
+  const auto& tensors = weights.checkpoint().tensors();
+  std::vector<std::map<std::string, TensorView, std::less<>>::const_iterator> order;
+  for (auto it = tensors.begin(); it != tensors.end(); ++it) order.push_back(it);
+  std::vector<std::string> digests(order.size());
+  const auto digest = [&](int64_t i) { digests[i] = Sha256Hex(order[i]->second.bytes); };
+  if (pool != nullptr) {
+    pool->ParallelFor(static_cast<int64_t>(order.size()), digest);
+  } else {
+    for (size_t i = 0; i < order.size(); ++i) digest(static_cast<int64_t>(i));
+  }
+  Sha256 all;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const auto& [name, view] = *order[i];
+    all.Update(absl::StrCat(name.size(), " ", name, " ", DTypeName(view.dtype), " ",
+                            Shape(view.shape), " ", digests[i], "\n"));
+  }
+  return all.FinishHex();
+}
+
+}  // namespace carrel::model

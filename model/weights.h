@@ -1,0 +1,49 @@
+// What:      a checkpoint's weights by their place in the model, checked against its config.
+// Ownership: matrices point into the mapped checkpoint, which this owns; norm weights are widened
+//            once, here.
+// Threads:   immutable.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/linear/linear.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+namespace carrel::model {
+
+struct LayerWeights {
+  kernels::WeightMatrix q, k, v, o;
+  kernels::WeightMatrix gate, up, down;
+  std::vector<float> attention_norm, mlp_norm;  // [hidden_size]
+  std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm
+};
+
+class Weights {
+ public:
+  // Invariants
+  //   1. Every tensor that the config implies is present with its shape and a floating dtype.
+  //   2. No other tensor is, except those known to carry nothing (rotary tables).
+  static absl::StatusOr<std::shared_ptr<const Weights>> Load(const std::string& model_dir,
+                                                             const ModelConfig& config);
+
+  const kernels::WeightMatrix& embedding() const { return embedding_; }  // [vocab, hidden]
+  const kernels::WeightMatrix& head() const { return head_; }  // the embedding if they are tied
+  const LayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
+  const std::vector<float>& final_norm() const { return final_norm_; }
+  const Safetensors& checkpoint() const { return checkpoint_; }
+
+ private:
+  friend class WeightsBuilder;
+  explicit Weights(Safetensors checkpoint) : checkpoint_(std::move(checkpoint)) {}
+
+  Safetensors checkpoint_;
+  kernels::WeightMatrix embedding_, head_;
+  std::vector<LayerWeights> layers_;
+  std::vector<float> final_norm_;
+};
+
+}  // namespace carrel::model

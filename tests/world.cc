@@ -2,13 +2,12 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 #include "prefill/prefill.h"
+#include "tools/carrel/questions.h"
 #include "tools/carrel/store_access.h"
 
 namespace carrel::testing_world {
@@ -72,14 +71,12 @@ absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& name) {
 absl::StatusOr<std::vector<Question>> Questions(const std::string& document) {
   std::string path = absl::StrCat(DemoFolder(), "/docs/", document, ".questions.jsonl");
   if (!fs::exists(path)) path = absl::StrCat(SharedFolder(), "/demo/docs/", document, ".questions.jsonl");
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  ASSIGN_OR_RETURN(const std::vector<tools::Question> texts, tools::ReadQuestions(path));
   std::vector<Question> questions;
-  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    const nlohmann::json json = nlohmann::json::parse(line.begin(), line.end());
+  for (const tools::Question& text : texts) {
     Question question;
-    ASSIGN_OR_RETURN(question.prompt, DemoCheckpoint().EncodePrompt(json["prompt"].get<std::string>()));
-    question.answer = json["answer"].get<std::string>();
-    question.dense_ids = json["dense_ids"].get<std::vector<TokenId>>();
+    ASSIGN_OR_RETURN(question.prompt, DemoCheckpoint().EncodePrompt(text.prompt));
+    question.dense_ids = text.dense_ids;
     questions.push_back(std::move(question));
   }
   return questions;

@@ -25,7 +25,6 @@ absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& name);
 
 struct Question {
   std::vector<TokenId> prompt;
-  std::string answer;
   std::vector<TokenId> dense_ids;
 };
 absl::StatusOr<std::vector<Question>> Questions(const std::string& document);

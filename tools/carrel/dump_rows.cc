@@ -27,7 +27,7 @@ absl::StatusOr<std::string> ReadTokenIds(const kvstore::StoredContext& context) 
   for (uint32_t i = 0; i < segments; ++i) {
     ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::PinnedSegment> segment, context.Segment(-1, kvstore::Kind::kTokenIds, KvHead(0), i));
     RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-    bytes.append(segment->payload());
+    bytes.append(segment->payload().data(), segment->payload().size());
   }
   return bytes;
 }

@@ -1,6 +1,7 @@
 #include "kvstore/storage/catalog.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -32,7 +33,35 @@ absl::StatusOr<std::optional<std::string>> ReadEntry(const OpenDb& db, const std
 
 CatalogEntry Unreadable(ContextId id, absl::StatusCode code, absl::string_view why) {
   const std::string name = absl::StrCat("#", id.value());
-  return {id, name, absl::Status(code, absl::StrCat("context ", name, ": manifest: ", why))};
+  return {.id = id,
+          .name = name,
+          .manifest = absl::Status(code, absl::StrCat("context ", name, ": manifest: ", why))};
+}
+
+CatalogEntry ReadCatalogEntry(const OpenDb& db, ContextId id) {
+  const auto payload = ReadEntry(db, ManifestKey(id));
+  if (!payload.ok()) return Unreadable(id, payload.status().code(), payload.status().message());
+  if (!payload->has_value()) return Unreadable(id, absl::StatusCode::kDataLoss, "missing");
+  v1::Manifest manifest;
+  if ((*payload)->empty()) {
+    return {.id = id, .name = absl::StrCat("#", id.value()), .hidden = true, .manifest = manifest};
+  }
+  if (!manifest.ParseFromString(**payload)) {
+    return Unreadable(id, absl::StatusCode::kDataLoss, "is no Manifest message");
+  }
+  std::string name = manifest.name();
+  if (manifest.format_version() != kManifestFormatVersion) {
+    return {.id = id,
+            .name = name,
+            .manifest = absl::FailedPreconditionError(
+                absl::StrCat("context ", name, " has format version ", manifest.format_version(),
+                             ", this program reads version ", kManifestFormatVersion))};
+  }
+  if (manifest.context_id() != id.value()) {
+    return Unreadable(id, absl::StatusCode::kDataLoss,
+                      absl::StrCat("is that of context id ", manifest.context_id()));
+  }
+  return {.id = id, .name = std::move(name), .manifest = std::move(manifest)};
 }
 
 }  // namespace
@@ -89,35 +118,10 @@ absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db) {
   return ids;
 }
 
-std::optional<CatalogEntry> ReadCatalogEntry(const OpenDb& db, ContextId id) {
-  const auto payload = ReadEntry(db, ManifestKey(id));
-  if (!payload.ok()) return Unreadable(id, payload.status().code(), payload.status().message());
-  if (!payload->has_value()) return std::nullopt;
-  v1::Manifest manifest;
-  if (!manifest.ParseFromString(**payload)) {
-    return Unreadable(id, absl::StatusCode::kDataLoss, "is no Manifest message");
-  }
-  std::string name = manifest.name();
-  if (manifest.format_version() != kManifestFormatVersion) {
-    return CatalogEntry{id, name,
-                        absl::FailedPreconditionError(absl::StrCat(
-                            "context ", name, " has format version ", manifest.format_version(),
-                            ", this program reads version ", kManifestFormatVersion))};
-  }
-  if (manifest.context_id() != id.value()) {
-    return Unreadable(id, absl::StatusCode::kDataLoss,
-                      absl::StrCat("is that of context id ", manifest.context_id()));
-  }
-  return CatalogEntry{id, std::move(name), std::move(manifest)};
-}
-
 absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db) {
   ASSIGN_OR_RETURN(const std::vector<ContextId> ids, ContextsWithFiles(db));
   std::vector<CatalogEntry> entries;
-  for (const ContextId id : ids) {
-    std::optional<CatalogEntry> entry = ReadCatalogEntry(db, id);
-    if (entry.has_value()) entries.push_back(*std::move(entry));
-  }
+  for (const ContextId id : ids) entries.push_back(ReadCatalogEntry(db, id));
   return entries;
 }
 
@@ -149,11 +153,23 @@ absl::Status WriteNextContextId(OpenDb& db, uint64_t next) {
       absl::StrCat("store ", db.folder, ": counter of context ids"));
 }
 
-absl::Status FreeFiles(OpenDb& db, ContextId id) {
-  const auto [begin, end] = ContextKeyRange(id);
+absl::Status HideContext(OpenDb& db, const CatalogEntry& entry) {
+  const std::string key = ManifestKey(entry.id);
+  rocksdb::WriteOptions durable;
+  durable.sync = true;
+  return FromRocks(db.db->Put(durable, db.catalog, key, EncodeSegment(key, "", kDTypeBytes)),
+                   absl::StrCat("store ", db.folder, ": deleting context ", entry.name));
+}
+
+absl::Status FreeContext(OpenDb& db, const CatalogEntry& entry) {
+  const auto [begin, end] = ContextKeyRange(entry.id);
   const rocksdb::Slice from = ToSlice(begin), to = ToSlice(end);
-  return FromRocks(rocksdb::DeleteFilesInRange(db.db.get(), db.segments, &from, &to, false),
-                   absl::StrCat("store ", db.folder, ": freeing context #", id.value()));
+  const std::string what = absl::StrCat("store ", db.folder, ": freeing context ", entry.name);
+  RETURN_IF_ERROR(FromRocks(
+      rocksdb::DeleteFilesInRange(db.db.get(), db.segments, &from, &to, /*include_end=*/false),
+      what));
+  // Without files nobody asks for the mark any more; whether this survives a crash is indifferent.
+  return FromRocks(db.db->Delete(rocksdb::WriteOptions(), db.catalog, ManifestKey(entry.id)), what);
 }
 
 }  // namespace carrel::kvstore

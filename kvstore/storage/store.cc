@@ -86,17 +86,16 @@ class StoreImpl : public Store {
   StoreImpl(std::unique_ptr<OpenDb> db, StoreMode mode)
       : mode_(mode), publishing_(db->folder + "/publishing"), db_(std::move(db)) {}
 
-  // Frees what has no manifest: a Delete that a crash interrupted after hiding.
+  // Ends each Delete that a crash interrupted after hiding.
   absl::Status Recover() {
     absl::MutexLock lock(&mu_);
     std::error_code error;
     fs::remove_all(publishing_, error);
     RETURN_IF_ERROR(FromErrorCode(error, publishing_));
     ASSIGN_OR_RETURN(next_id_, ReadNextContextId(*db_));
-    ASSIGN_OR_RETURN(const std::vector<ContextId> ids, ContextsWithFiles(*db_));
-    for (const ContextId id : ids) {
-      // A manifest that cannot be read is an entry too: only what has none is freed.
-      if (!ReadCatalogEntry(*db_, id).has_value()) RETURN_IF_ERROR(FreeFiles(*db_, id));
+    ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+    for (const CatalogEntry& entry : entries) {
+      if (entry.hidden) RETURN_IF_ERROR(FreeContext(*db_, entry));
     }
     return absl::OkStatus();
   }
@@ -107,6 +106,7 @@ class StoreImpl : public Store {
     ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     std::vector<v1::Manifest> manifests;
     for (CatalogEntry& entry : entries) {
+      if (entry.hidden) continue;
       if (entry.manifest.ok()) {
         manifests.push_back(*std::move(entry.manifest));
       } else if (unreadable != nullptr) {
@@ -171,12 +171,9 @@ class StoreImpl : public Store {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(CheckWritable(absl::StrCat("delete ", name)));
     ASSIGN_OR_RETURN(const CatalogEntry entry, Find(name));
-    rocksdb::WriteOptions durable;
-    durable.sync = true;
-    RETURN_IF_ERROR(FromRocks(db_->db->Delete(durable, db_->catalog, ManifestKey(entry.id)),
-                              absl::StrCat("store ", db_->folder, ": delete ", name)));
-    return Annotate(FreeFiles(*db_, entry.id),
-                    absl::StrCat("context ", name, " is deleted; its space comes back later"));
+    RETURN_IF_ERROR(HideContext(*db_, entry));
+    return Annotate(FreeContext(*db_, entry),
+                    absl::StrCat("context ", name, " is deleted, its space comes back later"));
   }
 
  private:
@@ -192,6 +189,7 @@ class StoreImpl : public Store {
     ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     std::string damaged;
     for (CatalogEntry& entry : entries) {
+      if (entry.hidden) continue;
       if (entry.name == name) return std::move(entry);
       if (absl::IsDataLoss(entry.manifest.status())) {
         absl::StrAppend(&damaged, damaged.empty() ? "" : "; ", entry.manifest.status().message());

@@ -182,7 +182,8 @@ TEST(StoreTest, Delete_WhileOpen_FreesTheDiskAndKeepsTheMappingReadable) {
   context.reset();
   store.reset();
   CARREL_EXPECT_OK(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-  EXPECT_EQ(segment->payload(), TestPayload(spec, {ContextId(1), 1, Kind::kValueRows, KvHead(0), 2}));
+  EXPECT_EQ(segment->payload(),
+            TestPayload(spec, {ContextId(1), 1, Kind::kValueRows, KvHead(0), 2}));
 }
 
 TEST(StoreTest, Delete_FreesTheDiskAndLeavesOthers) {

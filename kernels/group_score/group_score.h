@@ -16,6 +16,9 @@ namespace carrel::kernels {
 void GroupScore(const float* scores, int64_t group, int64_t rows, int64_t stride, const float* base,
                 float* out);
 
+void RefGroupScore(const float* scores, int64_t group, int64_t rows, int64_t stride,
+                   const float* base, float* out);
+
 // ln sum_j exp(scores[j]), -inf for none; relative error of the sum <= 1e-6.
 float LogSumExp(const float* scores, int64_t rows);
 double RefLogSumExp(const float* scores, int64_t rows);

@@ -12,5 +12,7 @@ namespace carrel::kernels {
 
 void MergeStates(float* out_a, float* lse_a, const float* out_b, const float* lse_b, int64_t heads,
                  int64_t head_dim);
+void RefMergeStates(float* out_a, float* lse_a, const float* out_b, const float* lse_b,
+                    int64_t heads, int64_t head_dim);
 
 }  // namespace carrel::kernels

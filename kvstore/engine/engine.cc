@@ -92,7 +92,10 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
   return std::make_shared<Session>(*context, zone, config_, &queue_, std::move(on_close));
 }
 
-absl::StatusOr<std::vector<v1::Manifest>> Engine::List() const { return store_->List(); }
+absl::StatusOr<std::vector<v1::Manifest>> Engine::List(
+    std::vector<absl::Status>* unreadable) const {
+  return store_->List(unreadable);
+}
 
 absl::StatusOr<v1::Manifest> Engine::Get(const std::string& name) const {
   return store_->GetManifest(name);

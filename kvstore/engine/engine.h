@@ -35,7 +35,9 @@ class Engine {
   ~Engine();
 
   absl::StatusOr<std::shared_ptr<Session>> OpenSession(const OpenRequest& request);  // blocks
-  absl::StatusOr<std::vector<v1::Manifest>> List() const;                            // blocks
+  // Contexts that cannot be read are told in `unreadable`.
+  absl::StatusOr<std::vector<v1::Manifest>> List(
+      std::vector<absl::Status>* unreadable) const;  // blocks
   absl::StatusOr<v1::Manifest> Get(const std::string& name) const;                   // blocks
   absl::Status Delete(const std::string& name);                                      // blocks
 

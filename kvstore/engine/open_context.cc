@@ -125,7 +125,7 @@ absl::StatusOr<std::unique_ptr<Index>> OpenContext::LoadIndex(Layer layer, KvHea
     ASSIGN_OR_RETURN(const std::shared_ptr<const PinnedSegment> segment,
                      stored_->Segment(layer.value(), Kind::kIndex, kv_head, i));
     RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-    blob.append(segment->payload());
+    blob.append(segment->payload().data(), segment->payload().size());
   }
   return OpenIndex(index_params_, std::move(blob), rows.keys);
 }

@@ -35,6 +35,7 @@ class QueryReply : public Reply {
 
   Kind kind() const override { return Kind::kQuery; }
   Layer layer() const override { return request_.layer; }
+  ReplyFormat format() const override { return {context().shape(), request_.want}; }
   bool done() const override { return found_ != nullptr || next_unit_ == units_.size(); }
   absl::Status Next(int64_t max_bytes, std::vector<Piece>& pieces) override;
   const QueryStatistics& statistics() const override { return statistics_; }

@@ -13,6 +13,12 @@
 
 namespace carrel::kvstore {
 
+// What a piece holds and in which shapes.
+struct ReplyFormat {
+  AttentionShape shape;
+  Want want = Want::kRows;
+};
+
 class Reply {
  public:
   enum class Kind : uint8_t { kQuery = 0, kFetch = 1 };
@@ -20,6 +26,7 @@ class Reply {
   virtual ~Reply() = default;
   virtual Kind kind() const = 0;
   virtual Layer layer() const = 0;
+  virtual ReplyFormat format() const = 0;
   virtual bool done() const = 0;  // no piece is left
   // Replaces pieces by the next ones, of about max_bytes in sum; at least one row, or none if done.
   virtual absl::Status Next(int64_t max_bytes, std::vector<Piece>& pieces) = 0;

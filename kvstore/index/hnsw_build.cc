@@ -4,7 +4,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -17,55 +16,44 @@
 
 namespace carrel::kvstore {
 
-int g_navigation = 0;  // EXPERIMENT
-
 namespace {
 
-// Distances between rows for construction: smaller is nearer.
-//   offset[i] + offset[j] - <x_i, x_j> - extra[i] * extra[j]
-class RowDistance final : public faiss::DistanceComputer {
+// What nearness of two rows means when the graph is built: the inner product of the centred rows.
+// A query ranks centred rows as it ranks the rows themselves (the difference is one constant per
+// query), but without the large common mean of keys the products tell neighbours apart.
+// Math: distance(i, j) = <x_i, mean> + <x_j, mean> - <x_i, x_j>  =  |mean|^2 - <x_i - mean, x_j -
+// mean>
+class CentredProduct final : public faiss::DistanceComputer {
  public:
-  explicit RowDistance(const Rows& keys) : keys_(keys) {
-    const size_t n = static_cast<size_t>(keys.count());
-    const size_t d = static_cast<size_t>(keys.head_dim());
-    offset_.assign(n, 0);
-    extra_.assign(n, 0);
-    std::vector<double> mean(d);
-    std::vector<float> row(d), meanf(d);
-    if (g_navigation == 1 || g_navigation == 3) {
-      for (size_t i = 0; i < n; ++i) {
-        WidenToFloat(DType::kBf16, keys.Address(i), d, row.data());
-        for (size_t c = 0; c < d; ++c) mean[c] += row[c] / n;
-      }
-      for (size_t c = 0; c < d; ++c) meanf[c] = mean[c];
+  explicit CentredProduct(const Rows& keys) : keys_(keys) {
+    const auto dim = static_cast<size_t>(keys.head_dim());
+    std::vector<double> sum(dim);
+    std::vector<float> row(dim), mean(dim);
+    for (Position i = 0; i < keys.count(); ++i) {
+      WidenToFloat(DType::kBf16, keys.Address(i), keys.head_dim(), row.data());
+      for (size_t c = 0; c < dim; ++c) sum[c] += row[c];
     }
-    double mm = 0;
-    for (float x : meanf) mm += x * x;
-    std::vector<double> norm(n);
-    double biggest = 0;
-    for (size_t i = 0; i < n; ++i) {
-      const double dot_mean = kernels::DotF32Bf16(meanf.data(), keys.Address(i), d);
-      norm[i] = kernels::DotBf16(keys.Address(i), keys.Address(i), d) - 2 * dot_mean + mm;
-      biggest = std::max(biggest, norm[i]);
-      if (g_navigation == 1 || g_navigation == 3) offset_[i] = dot_mean;
-      if (g_navigation == 4) offset_[i] = norm[i] / 2;
+    for (size_t c = 0; c < dim; ++c) {
+      mean[c] =
+          static_cast<float>(sum[c] / static_cast<double>(std::max<int64_t>(keys.count(), 1)));
     }
-    if (g_navigation == 2 || g_navigation == 3) {
-      for (size_t i = 0; i < n; ++i) extra_[i] = std::sqrt(std::max(0.0, biggest - norm[i]));
+    on_mean_.reserve(static_cast<size_t>(keys.count()));
+    for (Position i = 0; i < keys.count(); ++i) {
+      on_mean_.push_back(kernels::DotF32Bf16(mean.data(), keys.Address(i), keys.head_dim()));
     }
   }
-  void set_row(idx_t row) { row_ = row; }
-  void set_query(const float*) override {}
+
+  void SetRow(idx_t row) { row_ = row; }
+  void set_query(const float*) override {}  // Faiss's own way to name a query; ours is a row
   float operator()(idx_t i) override { return symmetric_dis(row_, i); }
   float symmetric_dis(idx_t i, idx_t j) override {
-    return offset_[i] + offset_[j] -
-           kernels::DotBf16(keys_.Address(i), keys_.Address(j), keys_.head_dim()) -
-           extra_[i] * extra_[j];
+    return on_mean_[static_cast<size_t>(i)] + on_mean_[static_cast<size_t>(j)] -
+           kernels::DotBf16(keys_.Address(i), keys_.Address(j), keys_.head_dim());
   }
 
  private:
   const Rows& keys_;
-  std::vector<float> offset_, extra_;
+  std::vector<float> on_mean_;  // [rows]: <x_i, mean>
   idx_t row_ = 0;
 };
 
@@ -84,7 +72,7 @@ std::vector<int32_t> InsertionOrder(const std::vector<int>& levels) {
 void AddRows(faiss::HNSW& graph, const Rows& keys) {
   const size_t rows = static_cast<size_t>(keys.count());
   graph.prepare_level_tab(rows);
-  RowDistance distance(keys);
+  CentredProduct distance(keys);
   faiss::VisitedTable visited(keys.count());
   std::vector<omp_lock_t> locks(rows);
   for (omp_lock_t& lock : locks) omp_init_lock(&lock);
@@ -92,10 +80,8 @@ void AddRows(faiss::HNSW& graph, const Rows& keys) {
     for (omp_lock_t& lock : locks) omp_destroy_lock(&lock);
   };
   for (const int32_t row : InsertionOrder(graph.levels)) {
-    distance.set_row(row);
+    distance.SetRow(row);
     graph.add_with_locks(distance, graph.levels[static_cast<size_t>(row)] - 1, row, locks, visited);
-    // The walk that found the links marked rows.
-    visited.advance();
   }
 }
 

@@ -95,7 +95,7 @@ absl::Status HnswLinks::Parse() {
   const uint64_t upper_lists = LoadLittleEndian<uint64_t>(at + 48);
   header_.entry = LoadLittleEndian<uint32_t>(at + 32);
   // These bounds keep the sizes below from overflowing.
-  if (rows > kMaxHnswRows || m < 1 || m > 1024 || levels > kMaxLevels || upper_rows > rows ||
+  if (rows > kMaxHnswRows || m < 1 || m > kMaxHnswM || levels > kMaxLevels || upper_rows > rows ||
       upper_lists > rows * kMaxLevels || (rows > 0 && (header_.entry >= rows || levels == 0))) {
     return Bad("a field of the header is out of bounds");
   }

@@ -25,6 +25,7 @@
 namespace carrel::kvstore {
 
 inline constexpr int64_t kCheckedRows = 64;
+inline constexpr int32_t kMaxHnswM = 64;
 inline constexpr int64_t kMaxHnswRows = (int64_t{1} << 31) - 1;
 
 // CRC32C over rows floor(i * count / kCheckedRows); verifies them.

@@ -7,6 +7,7 @@
 #include "common/status.h"
 #include "kvstore/index/flat.h"
 #include "kvstore/index/hnsw.h"
+#include "kvstore/index/hnsw_links.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -43,7 +44,7 @@ absl::Status ValidateIndexParams(const IndexParams& params) {
     return absl::InvalidArgumentError(
         absl::StrCat("index: kind ", static_cast<int>(params.kind), " is unknown"));
   }
-  RETURN_IF_ERROR(CheckField("m", params.m, 4, 64));
+  RETURN_IF_ERROR(CheckField("m", params.m, 4, kMaxHnswM));
   RETURN_IF_ERROR(CheckField("ef_construction", params.ef_construction, params.m, 4096));
   return CheckField("ef_search", params.ef_search, 1, kMaxEfSearch);
 }

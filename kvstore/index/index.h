@@ -1,8 +1,9 @@
 // What:   the one interface of all index kinds: which keys of a zone score highest with the queries
 //         of a GQA group.
 // Math:   candidates of a group = rows with the largest group score max_h (scale * <q[h], k[j]> -
-//         lse[h]) (kernels/group_score), where lse[h] is over the zone's rows that the index scored
-//         for head h. Larger is better, ties by smaller id.
+//         lse[h]) (kernels/group_score), where lse[h] is over the zone: exactly in flat, estimated
+//         from the rows found and a sample of the rest in the others. Larger is better, ties by
+//         smaller id.
 // Shapes: queries [group, head_dim] f32.
 // Errors: DataLoss from rows or blob; InvalidArgument names field, value and bounds. Faiss's
 //         exceptions are caught here and become Internal.
@@ -47,7 +48,7 @@ struct SearchScratch {
   std::vector<int64_t> best;
   std::vector<uint32_t> topk;
   std::vector<const void*> pointers;
-  std::vector<float> misc;
+  std::vector<float> base;
   std::vector<uint32_t> visited;  // [rows]: the walk that last came by; see NextWalk
   uint32_t walk = 0;
   std::vector<std::pair<float, uint32_t>> frontier, beam;  // heaps of (score, row)

@@ -1,0 +1,288 @@
+#include "decoder/store_client.h"
+
+#include <deque>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/retrieval.grpc.pb.h"
+#include "common/status.h"
+
+namespace carrel::decoder {
+namespace {
+
+// A part of a reply is about a megabyte by default, and 32 by the store's upper limit.
+constexpr int kMaxReplyBytes = 64 << 20;
+
+std::string Describe(const v1::Open& open) { return absl::StrCat("open context ", open.context()); }
+std::string Describe(const v1::Query& query) { return absl::StrCat("query layer ", query.layer()); }
+std::string Describe(const v1::FetchRows& fetch) {
+  return absl::StrCat("fetch rows of layer ", fetch.layer());
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  // The codes of both are those of google.rpc.Code.
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+// What became of a stream that was open: how gRPC reports a peer that died differs with the moment.
+absl::Status BrokenStream(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return absl::UnavailableError("the store ended the session");
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+      return absl::UnavailableError(absl::StrCat("the store is gone: ", status.message()));
+    default:
+      return status;
+  }
+}
+
+grpc::ChannelArguments MakeChannelArguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
+  arguments.SetMaxSendMessageSize(-1);
+  // A peer that vanished without a word (a pulled cable) is noticed within 20 s.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // A server that is just starting is found soon.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  // Sessions do not share a connection, so that one's large replies do not delay another's.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  return arguments;
+}
+
+// Invariants
+//   1. The reader thread alone reads the stream and, when it has ended, sets ended_; whoever waits
+//      wakes then.
+//   2. pending_ holds what was sent and is neither forgotten and complete nor taken to its last part.
+class GrpcStoreClient : public StoreClient {
+ public:
+  explicit GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel)
+      : stub_(v1::RetrievalService::NewStub(channel)) {
+    stream_ = stub_->Session(&context_);
+    reader_ = std::thread([this] { ReadAll(); });
+  }
+  ~GrpcStoreClient() override {
+    context_.TryCancel();
+    reader_.join();
+  }
+
+  absl::Status AwaitServer(absl::Time deadline);
+
+  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override;
+  absl::StatusOr<RequestId> Send(v1::Query query) override;
+  absl::StatusOr<RequestId> Send(v1::FetchRows fetch) override;
+  absl::StatusOr<v1::SessionReply> Next(RequestId id) override;
+  void Forget(RequestId id) override;
+  int64_t bytes_sent() const override {
+    absl::MutexLock lock(&mu_);
+    return bytes_sent_;
+  }
+  int64_t bytes_received() const override {
+    absl::MutexLock lock(&mu_);
+    return bytes_received_;
+  }
+
+ private:
+  struct Pending {
+    std::string what;
+    std::deque<v1::SessionReply> parts;
+    bool forgotten = false;
+  };
+
+  void ReadAll();
+  // False: the reply belongs to no request.
+  bool Receive(v1::SessionReply reply);
+  absl::Status SendRequest(v1::SessionRequest& request, std::string what);
+  absl::Status ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  grpc::ClientContext context_;
+  const std::unique_ptr<v1::RetrievalService::Stub> stub_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionReply>> stream_;
+  RequestId next_id_ = 1;  // owned by the sending thread
+
+  mutable absl::Mutex mu_;
+  absl::CondVar changed_;
+  absl::flat_hash_map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mu_);
+  bool met_server_ ABSL_GUARDED_BY(mu_) = false;  // it has answered the call
+  bool open_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mu_);  // as the stream ended, after ended_
+  int64_t bytes_sent_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t bytes_received_ ABSL_GUARDED_BY(mu_) = 0;
+
+  std::thread reader_;  // last: it uses all of the above
+};
+
+void GrpcStoreClient::ReadAll() {
+  stream_->WaitForInitialMetadata();
+  {
+    absl::MutexLock lock(&mu_);
+    met_server_ = true;
+    changed_.SignalAll();
+  }
+  absl::Status status;
+  for (v1::SessionReply reply; stream_->Read(&reply); reply = v1::SessionReply()) {
+    const RequestId id = reply.request_id();
+    if (Receive(std::move(reply))) continue;
+    status = absl::DataLossError(absl::StrCat("the store answers request ", id,
+                                              ", which was not sent or is complete"));
+    context_.TryCancel();
+    break;
+  }
+  const absl::Status end = FromGrpc(stream_->Finish());
+  absl::MutexLock lock(&mu_);
+  ended_ = true;
+  end_ = status.ok() ? end : status;
+  changed_.SignalAll();
+}
+
+bool GrpcStoreClient::Receive(v1::SessionReply reply) {
+  absl::MutexLock lock(&mu_);
+  bytes_received_ += static_cast<int64_t>(reply.ByteSizeLong());
+  const auto it = pending_.find(reply.request_id());
+  if (it == pending_.end()) return false;
+  Pending& pending = it->second;
+  if (!pending.parts.empty() && pending.parts.back().last()) return false;
+  if (pending.forgotten) {
+    if (reply.last()) pending_.erase(it);
+    return true;
+  }
+  pending.parts.push_back(std::move(reply));
+  changed_.SignalAll();
+  return true;
+}
+
+absl::Status GrpcStoreClient::ended() const { return open_ ? BrokenStream(end_) : end_; }
+
+absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
+  absl::MutexLock lock(&mu_);
+  while (!met_server_ && !ended_) {
+    if (changed_.WaitWithDeadline(&mu_, deadline) && !met_server_ && !ended_) {
+      return absl::UnavailableError("no answer within the deadline");
+    }
+  }
+  if (!ended_) return absl::OkStatus();
+  return end_.ok() ? absl::UnavailableError("the store ended the session") : end_;
+}
+
+absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::string what) {
+  const RequestId id = next_id_++;
+  request.set_request_id(id);
+  {
+    absl::MutexLock lock(&mu_);
+    if (ended_) return Annotate(ended(), what);
+    pending_[id].what = what;
+    bytes_sent_ += static_cast<int64_t>(request.ByteSizeLong());
+  }
+  if (stream_->Write(request)) return absl::OkStatus();
+  // The stream has ended; the reader learns why.
+  absl::MutexLock lock(&mu_);
+  pending_.erase(id);
+  while (!ended_) changed_.Wait(&mu_);
+  return Annotate(ended(), what);
+}
+
+absl::StatusOr<v1::OpenReply> GrpcStoreClient::Open(const v1::Open& open) {
+  v1::SessionRequest request;
+  *request.mutable_open() = open;
+  RETURN_IF_ERROR(SendRequest(request, Describe(open)));
+  ASSIGN_OR_RETURN(v1::SessionReply reply, Next(request.request_id()));
+  if (!reply.has_open() || !reply.last()) {
+    return absl::DataLossError(
+        absl::StrCat(Describe(open), ": the store answered with something else"));
+  }
+  absl::MutexLock lock(&mu_);
+  open_ = true;
+  return std::move(*reply.mutable_open());
+}
+
+absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::Query query) {
+  std::string what = Describe(query);
+  v1::SessionRequest request;
+  *request.mutable_query() = std::move(query);
+  RETURN_IF_ERROR(SendRequest(request, std::move(what)));
+  return request.request_id();
+}
+
+absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::FetchRows fetch) {
+  std::string what = Describe(fetch);
+  v1::SessionRequest request;
+  *request.mutable_fetch_rows() = std::move(fetch);
+  RETURN_IF_ERROR(SendRequest(request, std::move(what)));
+  return request.request_id();
+}
+
+absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
+  absl::MutexLock lock(&mu_);
+  for (;;) {
+    const auto it = pending_.find(id);
+    if (it == pending_.end() || it->second.forgotten) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("request ", id, " was not sent, was forgotten, or has been read wholly"));
+    }
+    Pending& pending = it->second;
+    if (!pending.parts.empty()) {
+      v1::SessionReply reply = std::move(pending.parts.front());
+      pending.parts.pop_front();
+      const std::string what = pending.what;
+      if (reply.last()) pending_.erase(it);
+      if (!reply.has_error()) return reply;
+      const auto code = static_cast<absl::StatusCode>(reply.error().code());
+      return absl::Status(code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code,
+                          absl::StrCat(what, ": ", reply.error().message()));
+    }
+    if (ended_) return Annotate(ended(), pending.what);
+    changed_.Wait(&mu_);
+  }
+}
+
+void GrpcStoreClient::Forget(RequestId id) {
+  absl::MutexLock lock(&mu_);
+  const auto it = pending_.find(id);
+  if (it == pending_.end()) return;
+  if (!it->second.parts.empty() && it->second.parts.back().last()) {
+    pending_.erase(it);
+    return;
+  }
+  it->second.forgotten = true;
+  it->second.parts.clear();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::Connect(const std::string& address,
+                                                                  absl::Duration deadline) {
+  const absl::Time until = absl::Now() + deadline;
+  const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
+      address, grpc::InsecureChannelCredentials(), MakeChannelArguments());
+  if (!channel->WaitForConnected(absl::ToChronoTime(until))) {
+    return absl::UnavailableError(absl::StrCat("connect to ", address, ": no server within ",
+                                               absl::FormatDuration(deadline)));
+  }
+  absl::StatusOr<std::unique_ptr<StoreClient>> client = OverChannel(channel, until - absl::Now());
+  if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
+  return client;
+}
+
+absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::OverChannel(
+    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline) {
+  auto client = std::make_unique<GrpcStoreClient>(channel);
+  RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));
+  return client;
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,66 @@
+// What:   the rows that a speculative query found, for the true query that names it: per token and
+//         KV head, ascending. It may be asked for before it is there.
+// Threads: any. Set is called exactly once; what it set is constant afterwards.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "common/ids.h"
+
+namespace carrel::kvstore {
+
+class CandidateSet {
+ public:
+  CandidateSet(Layer layer, int64_t tokens, int64_t bytes)
+      : layer(layer), tokens(tokens), bytes(bytes) {}
+
+  const Layer layer;
+  const int64_t tokens;
+  const int64_t bytes;  // at most, of the ids
+
+  // ids [tokens, kv_heads]; empty if status is an error. Runs who waits, on this thread.
+  void Set(absl::Status status, std::vector<std::vector<Position>> ids) {
+    std::vector<std::function<void()>> waiters;
+    {
+      absl::MutexLock lock(&mu_);
+      status_ = std::move(status);
+      ids_ = std::move(ids);
+      ready_ = true;
+      waiters.swap(waiters_);
+    }
+    for (auto& run : waiters) run();
+  }
+
+  // Runs it now if the set is there, else when it is.
+  void WhenReady(std::function<void()> run) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (!ready_) {
+        waiters_.push_back(std::move(run));
+        return;
+      }
+    }
+    run();
+  }
+
+  // After it is ready.
+  const absl::Status& status() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return status_; }
+  const std::vector<Position>& ids(size_t unit) const ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return ids_[unit];
+  }
+
+ private:
+  absl::Mutex mu_;
+  bool ready_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::vector<Position>> ids_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::function<void()>> waiters_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace carrel::kvstore

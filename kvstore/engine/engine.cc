@@ -1,0 +1,116 @@
+#include "kvstore/engine/engine.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "carrel/v1/context.pb.h"
+#include "common/status.h"
+#include "kvstore/engine/fingerprint_check.h"
+#include "kvstore/engine/validate.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::kvstore {
+namespace {
+
+int ThreadsOf(const EngineConfig& config) {
+  if (config.search_threads > 0) return config.search_threads;
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+FingerprintFields FieldsOf(const v1::Fingerprint& fingerprint) {
+  FingerprintFields fields;
+  for (const auto& field : fingerprint.fields()) fields.emplace_back(field.name(), field.value());
+  return fields;
+}
+
+}  // namespace
+
+Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
+    : config_(config),
+      store_(std::move(store)),
+      indexes_(config.memory_budget_bytes),
+      queue_(ThreadsOf(config), config.queue_limit) {}
+
+Engine::~Engine() = default;
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& config,
+                                                       std::unique_ptr<Store> store) {
+  RETURN_IF_ERROR(ValidateEngineConfig(config));
+  CARREL_CHECK(store != nullptr);
+  return std::unique_ptr<Engine>(new Engine(config, std::move(store)));
+}
+
+absl::StatusOr<std::shared_ptr<OpenContext>> Engine::FindOrOpen(const std::string& name) {
+  if (const auto it = contexts_.find(name); it != contexts_.end()) {
+    it->second.last_use = ++uses_;
+    return it->second.context;
+  }
+  if (static_cast<int64_t>(contexts_.size()) >= config_.max_open_contexts) {
+    auto oldest = contexts_.end();
+    for (auto it = contexts_.begin(); it != contexts_.end(); ++it) {
+      if (it->second.context->sessions.load() > 0) continue;
+      if (oldest == contexts_.end() || it->second.last_use < oldest->second.last_use) oldest = it;
+    }
+    if (oldest == contexts_.end()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(contexts_.size(), " contexts are in use (max_open_contexts=",
+                       config_.max_open_contexts, ")"));
+    }
+    contexts_.erase(oldest);
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const StoredContext> stored, store_->OpenContext(name));
+  ASSIGN_OR_RETURN(std::shared_ptr<OpenContext> context,
+                   OpenContext::Create(std::move(stored), &indexes_));
+  contexts_[name] = {context, ++uses_};
+  return context;
+}
+
+absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& request) {
+  const std::string attempt = absl::StrCat("open context ", request.context);
+  if (sessions_.fetch_add(1) >= config_.max_sessions) {
+    sessions_.fetch_sub(1);
+    return absl::ResourceExhaustedError(absl::StrCat(attempt, ": ", config_.max_sessions,
+                                                     " sessions are open (max_sessions=",
+                                                     config_.max_sessions, ")"));
+  }
+  absl::Cleanup uncount = [this] { sessions_.fetch_sub(1); };
+  absl::MutexLock lock(&contexts_mu_);
+  absl::StatusOr<std::shared_ptr<OpenContext>> context = FindOrOpen(request.context);
+  if (!context.ok()) return Annotate(context.status(), attempt);
+  RETURN_IF_ERROR(Annotate(
+      CheckFingerprint(FieldsOf((*context)->manifest().fingerprint()), request.fingerprint),
+      attempt));
+  ASSIGN_OR_RETURN(const RowRange zone, ZoneOf(**context, request.sink, request.local));
+  (*context)->sessions.fetch_add(1);
+  std::move(uncount).Cancel();
+  auto on_close = [this, context = *context] {
+    context->sessions.fetch_sub(1);
+    sessions_.fetch_sub(1);
+  };
+  return std::make_shared<Session>(*context, zone, config_, &queue_, std::move(on_close));
+}
+
+absl::StatusOr<std::vector<v1::Manifest>> Engine::List(
+    std::vector<absl::Status>* unreadable) const {
+  return store_->List(unreadable);
+}
+
+absl::StatusOr<v1::Manifest> Engine::Get(const std::string& name) const {
+  return store_->GetManifest(name);
+}
+
+absl::Status Engine::Delete(const std::string& name) {
+  absl::MutexLock lock(&contexts_mu_);
+  if (const auto it = contexts_.find(name); it != contexts_.end()) {
+    if (const int64_t sessions = it->second.context->sessions.load(); sessions > 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("delete context ", name, ": ", sessions, " sessions have it open"));
+    }
+    contexts_.erase(it);
+  }
+  return Annotate(store_->Delete(name), absl::StrCat("delete context ", name));
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,76 @@
+// What:   a store being read by many sessions: open contexts, loaded indexes and threads, shared and
+//         bounded (EngineConfig).
+// Errors: NotFound a context; FailedPrecondition a fingerprint that differs (names every field), a
+//         context in use that is to be deleted, a read-only store; ResourceExhausted a limit (names
+//         it).
+// Threads: any. What says that it blocks may read the disk: call it from Submit's thread.
+// Ownership: the engine outlives its sessions and replies.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kvstore/engine/engine_config.h"
+#include "kvstore/engine/index_cache.h"
+#include "kvstore/engine/open_context.h"
+#include "kvstore/engine/session.h"
+#include "kvstore/engine/work_queue.h"
+
+namespace carrel::kvstore {
+
+class Store;
+
+class Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineConfig& config,
+                                                        std::unique_ptr<Store> store);
+  ~Engine();
+
+  absl::StatusOr<std::shared_ptr<Session>> OpenSession(const OpenRequest& request);  // blocks
+  // Contexts that cannot be read are told in `unreadable`.
+  absl::StatusOr<std::vector<v1::Manifest>> List(
+      std::vector<absl::Status>* unreadable) const;  // blocks
+  absl::StatusOr<v1::Manifest> Get(const std::string& name) const;                   // blocks
+  absl::Status Delete(const std::string& name);                                      // blocks
+
+  // Runs it on an engine thread; counts against queue_limit.
+  absl::Status Submit(std::function<void()> task) { return queue_.Submit(std::move(task)); }
+  // For the rest of what was accepted: never refused.
+  void Continue(std::function<void()> task) { queue_.Continue(std::move(task)); }
+
+  const EngineConfig& config() const { return config_; }
+  int64_t sessions() const { return sessions_.load(); }
+  IndexCache::Counters index_counters() const { return indexes_.counters(); }
+
+ private:
+  struct Cached {
+    std::shared_ptr<OpenContext> context;
+    int64_t last_use = 0;
+  };
+
+  Engine(const EngineConfig& config, std::unique_ptr<Store> store);
+  absl::StatusOr<std::shared_ptr<OpenContext>> FindOrOpen(const std::string& name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(contexts_mu_);
+
+  const EngineConfig config_;
+  const std::unique_ptr<Store> store_;
+  IndexCache indexes_;
+  std::atomic<int64_t> sessions_{0};
+
+  // Held while a context is opened or deleted: sessions are added only under it.
+  absl::Mutex contexts_mu_;
+  absl::flat_hash_map<std::string, Cached> contexts_ ABSL_GUARDED_BY(contexts_mu_);
+  int64_t uses_ ABSL_GUARDED_BY(contexts_mu_) = 0;
+
+  WorkQueue queue_;  // last: its threads use all of the above
+};
+
+}  // namespace carrel::kvstore

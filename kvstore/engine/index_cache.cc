@@ -1,0 +1,141 @@
+#include "kvstore/engine/index_cache.h"
+
+#include <utility>
+
+#include "common/status.h"
+
+namespace carrel::kvstore {
+
+// Guarded by the cache's mu_, but for `index`, which is constant once it is no longer loading.
+struct IndexCache::Entry {
+  IndexKey key;
+  std::shared_ptr<const Index> index;
+  int64_t charge = 0;
+  int64_t in_use = 0;
+  bool loading = true;
+  bool listed = true;  // in entries_
+  std::list<std::shared_ptr<Entry>>::iterator idle_place;  // valid if not loading and not in use
+};
+
+IndexCache::Lease::Lease(IndexCache* cache, std::shared_ptr<Entry> entry)
+    : cache_(cache), entry_(std::move(entry)) {}
+
+IndexCache::Lease::~Lease() {
+  if (entry_ != nullptr) cache_->Release(entry_);
+}
+
+const Index& IndexCache::Lease::operator*() const { return *entry_->index; }
+
+absl::StatusOr<IndexCache::Lease> IndexCache::Acquire(
+    const IndexKey& key, absl::FunctionRef<absl::StatusOr<int64_t>()> blob_bytes,
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<Index>>()> load) {
+  std::shared_ptr<Entry> entry;
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto it = entries_.find(key); it != entries_.end(); it = entries_.find(key)) {
+      entry = it->second;
+      if (!entry->loading) {
+        if (entry->in_use++ == 0) idle_.erase(entry->idle_place);
+        return Lease(this, std::move(entry));
+      }
+      changed_.Wait(&mu_);
+    }
+    entry = std::make_shared<Entry>();
+    entry->key = key;
+    entries_.emplace(key, entry);
+  }
+  if (absl::Status status = Load(key, entry, blob_bytes, load); !status.ok()) {
+    absl::MutexLock lock(&mu_);
+    Remove(entry);
+    changed_.SignalAll();  // who waited for it tries for itself
+    return status;
+  }
+  return Lease(this, std::move(entry));
+}
+
+absl::Status IndexCache::Load(const IndexKey& key, const std::shared_ptr<Entry>& entry,
+                              absl::FunctionRef<absl::StatusOr<int64_t>()> blob_bytes,
+                              absl::FunctionRef<absl::StatusOr<std::unique_ptr<Index>>()> load) {
+  ASSIGN_OR_RETURN(const int64_t bytes, blob_bytes());
+  RETURN_IF_ERROR(Reserve(key, entry, bytes));
+  ASSIGN_OR_RETURN(std::unique_ptr<Index> index, load());
+  const int64_t resident = index->resident_bytes();
+  absl::MutexLock lock(&mu_);
+  if (entry->listed) {
+    used_bytes_ += resident - entry->charge;
+    entry->charge = resident;
+  }
+  entry->index = std::move(index);
+  entry->loading = false;
+  entry->in_use = 1;
+  ++loads_;
+  Evict(0);
+  changed_.SignalAll();
+  return absl::OkStatus();
+}
+
+absl::Status IndexCache::Reserve(const IndexKey& key, const std::shared_ptr<Entry>& entry,
+                                 int64_t bytes) {
+  if (bytes > budget_bytes_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("index of ", bytes, " bytes (layer=", key.layer.value(), " kv_head=",
+                     key.kv_head.value(), ") exceeds memory_budget_bytes=", budget_bytes_));
+  }
+  absl::MutexLock lock(&mu_);
+  Evict(bytes);
+  while (used_bytes_ + bytes > budget_bytes_) {
+    changed_.Wait(&mu_);
+    Evict(bytes);
+  }
+  if (entry->listed) {
+    entry->charge = bytes;
+    used_bytes_ += bytes;
+  }
+  return absl::OkStatus();
+}
+
+void IndexCache::Evict(int64_t wanted_bytes) {
+  while (used_bytes_ + wanted_bytes > budget_bytes_ && !idle_.empty()) {
+    const std::shared_ptr<Entry> victim = idle_.front();
+    idle_.pop_front();
+    Remove(victim);
+    ++evictions_;
+  }
+}
+
+void IndexCache::Remove(const std::shared_ptr<Entry>& entry) {
+  if (!entry->listed) return;
+  entry->listed = false;
+  used_bytes_ -= entry->charge;
+  entries_.erase(entry->key);
+}
+
+void IndexCache::Release(const std::shared_ptr<Entry>& entry) {
+  absl::MutexLock lock(&mu_);
+  if (--entry->in_use > 0) return;
+  if (entry->listed) {
+    entry->idle_place = idle_.insert(idle_.end(), entry);
+    Evict(0);
+  }
+  changed_.SignalAll();
+}
+
+void IndexCache::DropContext(ContextId context) {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Entry>> dropped;
+  for (const auto& [key, entry] : entries_) {
+    if (key.context == context) dropped.push_back(entry);
+  }
+  for (const std::shared_ptr<Entry>& entry : dropped) {
+    if (!entry->loading && entry->in_use == 0) idle_.erase(entry->idle_place);
+    Remove(entry);
+  }
+  changed_.SignalAll();
+}
+
+IndexCache::Counters IndexCache::counters() const {
+  absl::MutexLock lock(&mu_);
+  return {.resident_bytes = used_bytes_, .loads = loads_, .evictions = evictions_};
+}
+
+}  // namespace carrel::kvstore

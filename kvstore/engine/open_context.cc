@@ -1,0 +1,133 @@
+#include "kvstore/engine/open_context.h"
+
+#include <cmath>
+#include <utility>
+
+#include "carrel/v1/context.pb.h"
+#include "common/status.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::kvstore {
+namespace {
+
+std::string Place(const std::string& context, Layer layer, KvHead kv_head) {
+  return absl::StrCat("context=", context, " layer=", layer.value(), " kv_head=", kv_head.value());
+}
+
+}  // namespace
+
+OpenContext::OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes)
+    : stored_(std::move(stored)), indexes_(indexes) {}
+
+OpenContext::~OpenContext() { indexes_->DropContext(id_); }
+
+absl::StatusOr<std::shared_ptr<OpenContext>> OpenContext::Create(
+    std::shared_ptr<const StoredContext> stored, IndexCache* indexes) {
+  std::shared_ptr<OpenContext> context(new OpenContext(std::move(stored), indexes));
+  RETURN_IF_ERROR(Annotate(context->ReadManifest(),
+                           absl::StrCat("context ", context->manifest().name(), ": manifest")));
+  return context;
+}
+
+const v1::Manifest& OpenContext::manifest() const { return stored_->manifest(); }
+
+absl::Status OpenContext::ReadManifest() {
+  const v1::Manifest& m = manifest();
+  name_ = m.name();
+  id_ = ContextId(m.context_id());
+  if (m.kv_dtype() != "bf16") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("kv_dtype=\"", m.kv_dtype(), "\" is not one that this program reads (bf16)"));
+  }
+  if (m.key_position() != "after_rope") {
+    return absl::FailedPreconditionError(absl::StrCat("key_position=\"", m.key_position(),
+                                                      "\" is not one that this program reads "
+                                                      "(after_rope)"));
+  }
+  const bool shape_fits = m.layers() >= 1 && m.layers() <= 65534 && m.kv_heads() >= 1 &&
+                          m.q_heads() <= 4096 &&
+                          m.q_heads() >= m.kv_heads() && m.q_heads() % m.kv_heads() == 0 &&
+                          m.head_dim() >= 1 && m.head_dim() <= 4096 && m.tokens() >= 1;
+  if (!shape_fits) {
+    return absl::DataLossError(absl::StrCat(
+        "layers=", m.layers(), " q_heads=", m.q_heads(), " kv_heads=", m.kv_heads(),
+        " head_dim=", m.head_dim(), " tokens=", m.tokens(), " do not fit each other"));
+  }
+  shape_ = {.layers = static_cast<int32_t>(m.layers()),
+            .q_heads = static_cast<int32_t>(m.q_heads()),
+            .kv_heads = static_cast<int32_t>(m.kv_heads()),
+            .head_dim = static_cast<int32_t>(m.head_dim())};
+  tokens_ = m.tokens();
+  scale_ = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  ASSIGN_OR_RETURN(index_params_.kind, ParseIndexKind(m.index().kind()));
+  if (index_params_.kind == IndexKind::kHnsw) {
+    index_params_.m = static_cast<int32_t>(m.index().m());
+    index_params_.ef_construction = static_cast<int32_t>(m.index().ef_construction());
+    index_params_.ef_search = static_cast<int32_t>(m.index().ef_search());
+  }
+  RETURN_IF_ERROR(ValidateIndexParams(index_params_));
+  slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
+                                                                  KvHead kv_head) const {
+  Slot& slot = slots_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
+  absl::MutexLock lock(&slot.mu);
+  if (slot.rows != nullptr) return slot.rows;
+  auto rows = std::make_shared<HeadRows>();
+  ASSIGN_OR_RETURN(rows->keys, Rows::OpenKeys(*stored_, layer, kv_head));
+  ASSIGN_OR_RETURN(rows->values, Rows::OpenValues(*stored_, layer, kv_head));
+  if (rows->keys.count() != tokens_ || rows->values.count() != tokens_ ||
+      rows->keys.head_dim() != shape_.head_dim || rows->values.head_dim() != shape_.head_dim) {
+    return absl::DataLossError(absl::StrCat(
+        rows->keys.count(), " K rows and ", rows->values.count(), " V rows instead of ", tokens_,
+        " (", Place(name_, layer, kv_head), ")"));
+  }
+  ASSIGN_OR_RETURN(rows->exact, OpenIndex(IndexParams{.kind = IndexKind::kFlat}, "", rows->keys));
+  slot.rows = std::move(rows);
+  return slot.rows;
+}
+
+absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
+                                    absl::FunctionRef<absl::Status(const Index&)> search) const {
+  if (index_params_.kind == IndexKind::kFlat) return search(*rows.exact);
+  absl::StatusOr<IndexCache::Lease> lease =
+      indexes_->Acquire({id_, layer, kv_head}, [&] { return BlobBytes(layer, kv_head); },
+                        [&] { return LoadIndex(layer, kv_head, rows); });
+  if (!lease.ok()) {
+    return Annotate(lease.status(),
+                    absl::StrCat("loading the index (", Place(name_, layer, kv_head), ")"));
+  }
+  return search(**lease);
+}
+
+absl::StatusOr<int64_t> OpenContext::BlobBytes(Layer layer, KvHead kv_head) const {
+  ASSIGN_OR_RETURN(const uint32_t segments,
+                   stored_->SegmentCount(layer.value(), Kind::kIndex, kv_head));
+  int64_t bytes = 0;
+  for (uint32_t i = 0; i < segments; ++i) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const PinnedSegment> segment,
+                     stored_->Segment(layer.value(), Kind::kIndex, kv_head, i));
+    bytes += static_cast<int64_t>(segment->payload().size());
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Index>> OpenContext::LoadIndex(Layer layer, KvHead kv_head,
+                                                              const HeadRows& rows) const {
+  ASSIGN_OR_RETURN(const int64_t bytes, BlobBytes(layer, kv_head));
+  ASSIGN_OR_RETURN(const uint32_t segments,
+                   stored_->SegmentCount(layer.value(), Kind::kIndex, kv_head));
+  std::string blob;
+  blob.reserve(static_cast<size_t>(bytes));
+  for (uint32_t i = 0; i < segments; ++i) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const PinnedSegment> segment,
+                     stored_->Segment(layer.value(), Kind::kIndex, kv_head, i));
+    RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
+    blob.append(segment->payload().data(), segment->payload().size());
+  }
+  return OpenIndex(index_params_, std::move(blob), rows.keys);
+}
+
+}  // namespace carrel::kvstore

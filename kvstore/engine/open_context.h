@@ -1,0 +1,87 @@
+// What:   one open context: its shape, and per layer and KV head the mapped rows and the index, each
+//         loaded when it is first needed. Shared by all sessions that read it.
+// Errors: FailedPrecondition a manifest with conventions that this program does not know; DataLoss a
+//         manifest or segment that does not hold together (names context, layer, head).
+// Threads: any.   Ownership: keeps its segments mapped, also when the context is deleted.
+//
+// Invariants
+//   1. Rows are handed out unverified: whoever reads a row verifies it first (Rows::Verify).
+//   2. An index blob is verified wholly before it is parsed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/ids.h"
+#include "kvstore/engine/index_cache.h"
+#include "kvstore/index/index.h"
+#include "kvstore/index/rows.h"
+
+namespace carrel::v1 {
+class Manifest;
+}
+
+namespace carrel::kvstore {
+
+class StoredContext;
+
+// The rows of one layer and KV head, and the exact index over them, which needs nothing but them.
+struct HeadRows {
+  Rows keys;
+  Rows values;
+  std::unique_ptr<Index> exact;
+};
+
+class OpenContext {
+ public:
+  static absl::StatusOr<std::shared_ptr<OpenContext>> Create(
+      std::shared_ptr<const StoredContext> stored, IndexCache* indexes);
+  ~OpenContext();
+
+  const v1::Manifest& manifest() const;
+  const std::string& name() const { return name_; }
+  const AttentionShape& shape() const { return shape_; }
+  int64_t tokens() const { return tokens_; }
+  float scale() const { return scale_; }  // 1 / sqrt(head_dim)
+
+  absl::StatusOr<std::shared_ptr<const HeadRows>> Head(Layer layer, KvHead kv_head) const;
+
+  // Calls `search` with the context's index of the head; the index stays loaded meanwhile.
+  // `search` must not come back here.
+  absl::Status WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
+                         absl::FunctionRef<absl::Status(const Index&)> search) const;
+
+  // Sessions that read it; kept by the engine.
+  std::atomic<int64_t> sessions{0};
+
+ private:
+  struct Slot {
+    absl::Mutex mu;
+    std::shared_ptr<const HeadRows> rows ABSL_GUARDED_BY(mu);
+  };
+
+  OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes);
+  absl::Status ReadManifest();
+  absl::StatusOr<int64_t> BlobBytes(Layer layer, KvHead kv_head) const;
+  absl::StatusOr<std::unique_ptr<Index>> LoadIndex(Layer layer, KvHead kv_head,
+                                                   const HeadRows& rows) const;
+
+  const std::shared_ptr<const StoredContext> stored_;
+  IndexCache* const indexes_;
+  // Constant after Create.
+  std::string name_;
+  ContextId id_;
+  AttentionShape shape_;
+  int64_t tokens_ = 0;
+  float scale_ = 0;
+  IndexParams index_params_;
+  std::unique_ptr<Slot[]> slots_;  // [layers, kv_heads]
+};
+
+}  // namespace carrel::kvstore

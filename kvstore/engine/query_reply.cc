@@ -1,0 +1,313 @@
+#include "kvstore/engine/query_reply.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/status.h"
+#include "kernels/dot_score/dot_score.h"
+#include "kernels/merge_states/merge_states.h"
+#include "kernels/sparse_attention/sparse_attention.h"
+#include "kvstore/engine/attend_all.h"
+
+namespace carrel::kvstore {
+namespace {
+
+// What the wire adds per token and head: tags, shapes, numbers.
+constexpr int64_t kPieceOverheadBytes = 96;
+// A head's rows are not continued in a part that has room for fewer.
+constexpr int64_t kLeastRows = 16;
+
+}  // namespace
+
+int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& context, RowRange zone) {
+  const AttentionShape& shape = context.shape();
+  const int64_t kv_units = r.tokens * shape.kv_heads;
+  int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 4 * r.tokens * shape.q_heads;
+  if (r.want == Want::kAttend) {
+    const bool all = r.select == Select::kAll || r.top_k >= zone.rows();
+    const int64_t states = all ? std::max<int64_t>(1, AttendSpans(zone).size()) : 1;
+    bytes += 4 * states * r.tokens * shape.q_heads * (shape.head_dim + 1);
+  } else if (r.select == Select::kTopK) {
+    const int64_t scores = r.want == Want::kRows ? 0 : 4 * shape.group();
+    bytes += kv_units * std::min(r.top_k, zone.rows()) * (8 + scores);
+  }
+  return bytes;
+}
+
+QueryReply::QueryReply(QueryRequest request, Session::Slot slot,
+                       std::shared_ptr<CandidateSet> among, std::shared_ptr<CandidateSet> found)
+    : request_(std::move(request)),
+      slot_(std::move(slot)),
+      among_(std::move(among)),
+      found_(std::move(found)),
+      zone_(slot_.session().zone()) {}
+
+bool QueryReply::attends_all() const {
+  return request_.want == Want::kAttend && among_ == nullptr &&
+         (request_.select == Select::kAll || request_.top_k >= zone_.rows());
+}
+
+const float* QueryReply::QueriesOf(int64_t token, int32_t kv_head) const {
+  const AttentionShape& shape = context().shape();
+  return request_.queries.data() +
+         (token * shape.q_heads + kv_head * shape.group()) * shape.head_dim;
+}
+
+SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
+  SelectParams params;
+  params.context = &context();
+  params.rows = heads_[kv_head].get();
+  params.layer = request_.layer;
+  params.kv_head = KvHead(kv_head);
+  params.zone = zone_;
+  params.queries = QueriesOf(token, kv_head);
+  params.top_k = request_.top_k;
+  params.ef_search = request_.ef_search;
+  return params;
+}
+
+absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
+  if (cancelled()) return absl::CancelledError("query: cancelled");
+  if (among_ != nullptr && !among_->status().ok()) {
+    return Annotate(among_->status(), absl::StrCat("query: among_candidates_of=",
+                                                   request_.among_candidates_of, " failed"));
+  }
+  const absl::Time start = absl::Now();
+  const AttentionShape& shape = context().shape();
+  for (int32_t h = 0; h < shape.kv_heads; ++h) {
+    ASSIGN_OR_RETURN(heads_.emplace_back(), context().Head(request_.layer, KvHead(h)));
+  }
+  units_.resize(static_cast<size_t>(request_.tokens * shape.kv_heads));
+  if (request_.want == Want::kAttend) {
+    out_.resize(static_cast<size_t>(request_.tokens * shape.q_heads * shape.head_dim));
+    lse_.resize(static_cast<size_t>(request_.tokens * shape.q_heads));
+  }
+  if (request_.select == Select::kAll) {
+    for (Unit& unit : units_) unit.rows = request_.want == Want::kAttend ? 0 : zone_.rows();
+  }
+  if (attends_all()) {
+    RETURN_IF_ERROR(RunAttendAll(queue));
+  } else if (request_.select == Select::kTopK) {
+    RETURN_IF_ERROR(RunTopK(queue));
+  } else if (request_.measure_mass) {
+    RETURN_IF_ERROR(ForEachUnit(queue, [&](int64_t token, int32_t h) {
+      return ZoneLse(ParamsOf(token, h), units_[token * shape.kv_heads + h].zone_lse);
+    }));
+  }
+  if (request_.select == Select::kAll || attends_all()) {
+    statistics_.candidates = request_.tokens * shape.kv_heads * zone_.rows();
+  }
+  statistics_.queue_us = absl::ToInt64Microseconds(waited);
+  statistics_.search_us = absl::ToInt64Microseconds(absl::Now() - start);
+  return absl::OkStatus();
+}
+
+absl::Status QueryReply::ForEachUnit(WorkQueue* queue,
+                                     absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
+  absl::Mutex mu;
+  absl::Status first_error;
+  std::atomic<bool> failed{false};
+  // Head-major: an index that had to be loaded serves all tokens before the next one is.
+  queue->ParallelFor(static_cast<int64_t>(units_.size()), [&](int64_t i) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    const absl::Status status =
+        cancelled() ? absl::CancelledError("query: cancelled")
+                    : body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
+    if (status.ok()) return;
+    absl::MutexLock lock(&mu);
+    if (first_error.ok()) first_error = status;
+    failed = true;
+  });
+  return first_error;
+}
+
+absl::Status QueryReply::RunTopK(WorkQueue* queue) {
+  std::atomic<int64_t> candidates{0}, visited{0};
+  RETURN_IF_ERROR(ForEachUnit(queue, [&](int64_t token, int32_t kv_head) {
+    Selected selected;
+    RETURN_IF_ERROR(RunUnit(token, kv_head, selected));
+    candidates += selected.candidates;
+    visited += selected.visited;
+    return absl::OkStatus();
+  }));
+  statistics_.candidates = candidates;
+  statistics_.visited = visited;
+  return absl::OkStatus();
+}
+
+absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selected) {
+  const size_t i = static_cast<size_t>(token) * context().shape().kv_heads + kv_head;
+  const SelectParams params = ParamsOf(token, kv_head);
+  RETURN_IF_ERROR(among_ != nullptr ? SelectAmong(params, among_->ids(i), selected)
+                                    : SelectTopK(params, selected));
+  Unit& unit = units_[i];
+  if (request_.measure_mass) {
+    if (selected.zone_lse.empty()) RETURN_IF_ERROR(ZoneLse(params, selected.zone_lse));
+    unit.zone_lse = std::move(selected.zone_lse);
+  }
+  if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, selected);
+  unit.rows = static_cast<int64_t>(selected.ids.size());
+  unit.ids = std::move(selected.ids);
+  if (found_ != nullptr) {
+    std::sort(unit.ids.begin(), unit.ids.end());
+  } else if (wants_scores()) {
+    unit.scores = std::move(selected.scores);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected& selected) {
+  const AttentionShape& shape = context().shape();
+  const Rows& values = heads_[kv_head]->values;
+  thread_local std::vector<const void*> v;
+  v.clear();
+  for (Position id : selected.ids) {
+    RETURN_IF_ERROR(values.VerifyRow(id));
+    v.push_back(values.Address(id));
+  }
+  const int64_t q_head = token * shape.q_heads + kv_head * shape.group();
+  kernels::SparseAttentionParams attention;
+  attention.group = shape.group();
+  attention.v = v.data();
+  attention.rows = static_cast<int64_t>(v.size());
+  attention.head_dim = shape.head_dim;
+  attention.scale = context().scale();
+  attention.scores = selected.scores.data();
+  attention.out = &out_[q_head * shape.head_dim];
+  attention.lse = &lse_[q_head];
+  kernels::SparseAttention(attention);
+  return absl::OkStatus();
+}
+
+absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
+  const AttentionShape& shape = context().shape();
+  const std::vector<RowRange> spans = AttendSpans(zone_);
+  const int64_t q_rows = request_.tokens * shape.q_heads;
+  std::fill(lse_.begin(), lse_.end(), -INFINITY);
+  // The states of span 0 are out_ and lse_; those of the others follow one another here.
+  const size_t others = spans.empty() ? 0 : spans.size() - 1;
+  std::vector<float> out(others * out_.size()), lse(others * lse_.size());
+  const auto out_of = [&](size_t s) { return s == 0 ? out_.data() : &out[(s - 1) * out_.size()]; };
+  const auto lse_of = [&](size_t s) { return s == 0 ? lse_.data() : &lse[(s - 1) * lse_.size()]; };
+  absl::Mutex mu;
+  absl::Status first_error;
+  queue->ParallelFor(static_cast<int64_t>(spans.size()) * shape.kv_heads, [&](int64_t i) {
+    const size_t s = static_cast<size_t>(i / shape.kv_heads);
+    const int32_t kv_head = static_cast<int32_t>(i % shape.kv_heads);
+    const int64_t first_q_head = int64_t{kv_head} * shape.group();
+    AttendSpanParams params;
+    params.rows = heads_[kv_head].get();
+    params.span = spans[s];
+    params.queries = QueriesOf(0, kv_head);
+    params.tokens = request_.tokens;
+    params.query_stride = int64_t{shape.q_heads} * shape.head_dim;
+    params.group = shape.group();
+    params.scale = context().scale();
+    params.cancelled = &slot_.session().cancelled();
+    params.out = out_of(s) + first_q_head * shape.head_dim;
+    params.out_stride = params.query_stride;
+    params.lse = lse_of(s) + first_q_head;
+    params.lse_stride = shape.q_heads;
+    const absl::Status status = AttendSpan(params);
+    if (status.ok()) return;
+    absl::MutexLock lock(&mu);
+    if (first_error.ok()) first_error = status;
+  });
+  RETURN_IF_ERROR(first_error);
+  for (size_t s = 1; s < spans.size(); ++s) {
+    kernels::MergeStates(out_.data(), lse_.data(), out_of(s), lse_of(s), q_rows, shape.head_dim);
+  }
+  for (size_t i = 0; request_.measure_mass && i < units_.size(); ++i) {
+    const float* lse_here = &lse_[i * shape.group()];  // [tokens, kv_heads, group] is [tokens, q_heads]
+    units_[i].zone_lse.assign(lse_here, lse_here + shape.group());
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::vector<Position>> QueryReply::TakeCandidates() {
+  std::vector<std::vector<Position>> ids;
+  ids.reserve(units_.size());
+  for (Unit& unit : units_) ids.push_back(std::move(unit.ids));
+  return ids;
+}
+
+absl::Status QueryReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
+  pieces.clear();
+  const AttentionShape& shape = context().shape();
+  const int64_t group = shape.group(), d = shape.head_dim;
+  const bool attend = request_.want == Want::kAttend;
+  const int64_t row_bytes = 8 + (wants_scores() ? 4 * group : 0) +
+                            (request_.want == Want::kRows     ? 4 * d
+                             : request_.want == Want::kValues ? 2 * d
+                                                              : 0);
+  for (int64_t room = max_bytes; !done();) {
+    const Unit& unit = units_[next_unit_];
+    const int64_t left = unit.rows - next_row_;
+    room -= kPieceOverheadBytes + (attend ? 4 * group * (d + 1) : 0) + 4 * group;
+    if (!pieces.empty() && room < std::min(left, kLeastRows) * row_bytes) break;
+    Piece piece;
+    piece.token = static_cast<int64_t>(next_unit_) / shape.kv_heads;
+    piece.kv_head = KvHead(static_cast<int32_t>(next_unit_ % shape.kv_heads));
+    piece.first_row = next_row_;
+    piece.rows = std::min(left, std::max<int64_t>(1, room / row_bytes));
+    if (attend) {
+      piece.out = {&out_[next_unit_ * group * d], static_cast<size_t>(group * d)};
+      piece.lse = {&lse_[next_unit_ * group], static_cast<size_t>(group)};
+    } else {
+      RETURN_IF_ERROR(FillRows(piece, next_row_));
+    }
+    if (next_row_ == 0) piece.zone_lse = unit.zone_lse;
+    room -= piece.rows * row_bytes;
+    next_row_ += piece.rows;
+    if (next_row_ == unit.rows) {
+      next_row_ = 0;
+      ++next_unit_;
+    }
+    pieces.push_back(std::move(piece));
+    if (room <= 0) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status QueryReply::FillRows(Piece& piece, int64_t first_row) const {
+  const AttentionShape& shape = context().shape();
+  const int64_t group = shape.group(), d = shape.head_dim, n = piece.rows;
+  const Unit& unit = units_[static_cast<size_t>(piece.token) * shape.kv_heads +
+                            piece.kv_head.value()];
+  const HeadRows& rows = *heads_[piece.kv_head.value()];
+  piece.ids.resize(n);
+  if (wants_scores()) piece.scores.resize(static_cast<size_t>(group * n));
+  if (request_.select == Select::kAll) {
+    const RowRange range{zone_.begin + first_row, zone_.begin + first_row + n};
+    for (int64_t j = 0; j < n; ++j) piece.ids[j] = range.begin + j;
+    if (wants_scores()) {
+      RETURN_IF_ERROR(rows.keys.Verify(range));
+      const float* queries = QueriesOf(piece.token, piece.kv_head.value());
+      rows.keys.ForEachPiece(range, [&](Position at, const void* keys, int64_t count) {
+        kernels::DotScore(queries, group, d, keys, count, context().scale(),
+                          &piece.scores[at - range.begin], n);
+      });
+    }
+  } else {
+    std::copy_n(unit.ids.begin() + first_row, n, piece.ids.begin());
+    for (int64_t h = 0; wants_scores() && h < group; ++h) {
+      std::copy_n(unit.scores.begin() + h * unit.rows + first_row, n, &piece.scores[h * n]);
+    }
+  }
+  const auto point_at = [&](const Rows& from, std::vector<const void*>& to) -> absl::Status {
+    to.reserve(n);
+    for (Position id : piece.ids) {
+      RETURN_IF_ERROR(from.VerifyRow(id));
+      to.push_back(from.Address(id));
+    }
+    return absl::OkStatus();
+  };
+  if (request_.want == Want::kRows) RETURN_IF_ERROR(point_at(rows.keys, piece.k));
+  if (request_.want == Want::kRows || request_.want == Want::kValues) {
+    RETURN_IF_ERROR(point_at(rows.values, piece.v));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,80 @@
+// What:   a query being answered: Run computes what needs computing, in parallel over tokens and KV
+//         heads; then pieces are taken.
+//         top_k: ids and scores are computed by Run, rows are copied from the mapping by Next.
+//         all, but for ATTEND: Next also computes the scores, so that nothing grows with the zone.
+//         ATTEND: (out, lse) by Run.
+// Errors: DataLoss; ResourceExhausted an index beyond the budget; Cancelled.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/time/time.h"
+#include "kvstore/engine/candidate_set.h"
+#include "kvstore/engine/reply.h"
+#include "kvstore/engine/select_rows.h"
+#include "kvstore/engine/session.h"
+
+namespace carrel::kvstore {
+
+class QueryReply : public Reply {
+ public:
+  // Memory that Run's result takes at most.
+  static int64_t ResultBytes(const QueryRequest& request, const OpenContext& context,
+                             RowRange zone);
+
+  // among: select from these (ready when Run is called). found: keep what is selected for
+  // TakeCandidates, and give no pieces.
+  QueryReply(QueryRequest request, Session::Slot slot, std::shared_ptr<CandidateSet> among,
+             std::shared_ptr<CandidateSet> found);
+
+  absl::Status Run(WorkQueue* queue, absl::Duration waited);  // once, first
+  std::vector<std::vector<Position>> TakeCandidates();        // [tokens, kv_heads], ascending
+
+  Kind kind() const override { return Kind::kQuery; }
+  Layer layer() const override { return request_.layer; }
+  ReplyFormat format() const override { return {context().shape(), request_.want}; }
+  bool done() const override { return found_ != nullptr || next_unit_ == units_.size(); }
+  absl::Status Next(int64_t max_bytes, std::vector<Piece>& pieces) override;
+  const QueryStatistics& statistics() const override { return statistics_; }
+
+ private:
+  // One token and KV head.
+  struct Unit {
+    std::vector<Position> ids;
+    std::vector<float> scores;    // [group, ids], if wanted
+    std::vector<float> zone_lse;  // [group], if wanted
+    int64_t rows = 0;             // to hand out
+  };
+
+  const OpenContext& context() const { return *slot_.session().context(); }
+  bool cancelled() const { return slot_.session().cancelled(); }
+  bool attends_all() const;
+  bool wants_scores() const { return request_.want == Want::kIds || request_.want == Want::kValues; }
+  SelectParams ParamsOf(int64_t token, int32_t kv_head) const;
+  const float* QueriesOf(int64_t token, int32_t kv_head) const;
+
+  // body(token, kv_head) for all, in parallel; the first error, if any.
+  absl::Status ForEachUnit(WorkQueue* queue,
+                           absl::FunctionRef<absl::Status(int64_t, int32_t)> body);
+  absl::Status RunTopK(WorkQueue* queue);
+  absl::Status RunUnit(int64_t token, int32_t kv_head, Selected& selected);
+  absl::Status RunAttendAll(WorkQueue* queue);
+  absl::Status AttendSelected(int64_t token, int32_t kv_head, Selected& selected);
+  absl::Status FillRows(Piece& piece, int64_t first_row) const;
+
+  const QueryRequest request_;
+  const Session::Slot slot_;
+  const std::shared_ptr<CandidateSet> among_, found_;
+  const RowRange zone_;
+  std::vector<std::shared_ptr<const HeadRows>> heads_;  // [kv_heads]
+  std::vector<Unit> units_;                             // [tokens, kv_heads]
+  std::vector<float> out_, lse_;                        // ATTEND: [tokens, q_heads, ...]
+  QueryStatistics statistics_;
+  size_t next_unit_ = 0;
+  int64_t next_row_ = 0;
+};
+
+}  // namespace carrel::kvstore

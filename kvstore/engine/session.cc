@@ -1,0 +1,136 @@
+#include "kvstore/engine/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/status.h"
+#include "kvstore/engine/candidate_set.h"
+#include "kvstore/engine/fetch_reply.h"
+#include "kvstore/engine/query_reply.h"
+#include "kvstore/engine/validate.h"
+
+namespace carrel::kvstore {
+
+Session::Session(std::shared_ptr<OpenContext> context, RowRange zone, const EngineConfig& config,
+                 WorkQueue* queue, std::function<void()> on_close)
+    : context_(std::move(context)),
+      zone_(zone),
+      config_(config),
+      queue_(queue),
+      on_close_(std::move(on_close)) {}
+
+Session::~Session() { on_close_(); }
+
+absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_id,
+                                             int64_t bytes) {
+  if (request_id == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": request_id is 0"));
+  }
+  absl::MutexLock lock(&mu_);
+  if (in_flight_.contains(request_id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": request_id=", request_id, " is in flight already"));
+  }
+  if (static_cast<int64_t>(in_flight_.size()) >= config_.max_in_flight) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": ", in_flight_.size(),
+                                                     " requests are in flight (max_in_flight=",
+                                                     config_.max_in_flight, ")"));
+  }
+  if (bytes > config_.max_result_bytes - result_bytes_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, ": a result of ", bytes, " bytes beside ", result_bytes_,
+                     " in flight exceeds max_result_bytes=", config_.max_result_bytes));
+  }
+  in_flight_.emplace(request_id, bytes);
+  result_bytes_ += bytes;
+  return Slot(shared_from_this(), request_id);
+}
+
+void Session::Release(uint64_t request_id) {
+  absl::MutexLock lock(&mu_);
+  const auto it = in_flight_.find(request_id);
+  result_bytes_ -= it->second;
+  in_flight_.erase(it);
+}
+
+absl::StatusOr<std::shared_ptr<CandidateSet>> Session::FindCandidates(const QueryRequest& r) {
+  const uint64_t id = r.among_candidates_of;
+  const std::string where =
+      absl::StrCat(" (context=", context_->name(), " layer=", r.layer.value(), ")");
+  for (const auto& [request_id, candidates] : remembered_) {
+    if (request_id != id) continue;
+    if (candidates->layer != r.layer || candidates->tokens != r.tokens) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "query: among_candidates_of=", id, " asked layer=", candidates->layer.value(), " for ",
+          candidates->tokens, " tokens, this query is for ", r.tokens, where));
+    }
+    return candidates;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("query: among_candidates_of=", id, " is not among the latest ",
+                   config_.max_candidate_sets, " speculative queries for IDS", where));
+}
+
+void Session::Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candidates) {
+  remembered_.erase(std::remove_if(remembered_.begin(), remembered_.end(),
+                                   [&](const auto& old) { return old.first == request_id; }),
+                    remembered_.end());
+  remembered_.emplace_back(request_id, std::move(candidates));
+  int64_t bytes = 0;
+  for (const auto& [id, set] : remembered_) bytes += set->bytes;
+  while (static_cast<int64_t>(remembered_.size()) > config_.max_candidate_sets ||
+         (bytes > config_.max_result_bytes && remembered_.size() > 1)) {
+    bytes -= remembered_.front().second->bytes;
+    remembered_.pop_front();
+  }
+}
+
+absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done done) {
+  RETURN_IF_ERROR(ValidateQuery(request, *context_, config_));
+  std::shared_ptr<CandidateSet> among, found;
+  if (request.among_candidates_of != 0) {
+    ASSIGN_OR_RETURN(among, FindCandidates(request));
+  }
+  const int64_t bytes = QueryReply::ResultBytes(request, *context_, zone_);
+  if (request.speculative && request.want == Want::kIds) {
+    found = std::make_shared<CandidateSet>(request.layer, request.tokens, bytes);
+  }
+  ASSIGN_OR_RETURN(Slot slot, Admit("query", request_id, bytes));
+  auto reply = std::make_shared<std::unique_ptr<QueryReply>>(
+      std::make_unique<QueryReply>(std::move(request), std::move(slot), among, found));
+  const absl::Time accepted = absl::Now();
+  // Runs once: std::function must be copyable, hence the shared pointer.
+  auto run = [queue = queue_, reply, accepted, done = std::move(done), found] {
+    std::unique_ptr<QueryReply> mine = std::move(*reply);
+    const absl::Status status = mine->Run(queue, absl::Now() - accepted);
+    if (found != nullptr) found->Set(status, mine->TakeCandidates());
+    if (status.ok()) return done(std::move(mine));
+    mine.reset();
+    done(status);
+  };
+  RETURN_IF_ERROR(Annotate(queue_->Submit([among, run = std::move(run)]() mutable {
+                             if (among == nullptr) return run();
+                             among->WhenReady(std::move(run));
+                           }),
+                           "query"));
+  if (found != nullptr) Remember(request_id, std::move(found));
+  return absl::OkStatus();
+}
+
+absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done done) {
+  RETURN_IF_ERROR(ValidateFetch(request, *context_, config_));
+  ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, 0));
+  auto reply = std::make_shared<std::unique_ptr<FetchReply>>(
+      std::make_unique<FetchReply>(std::move(request), std::move(slot)));
+  return Annotate(queue_->Submit([reply, done = std::move(done)] {
+                    std::unique_ptr<FetchReply> mine = std::move(*reply);
+                    const absl::Status status = mine->Run();
+                    if (status.ok()) return done(std::move(mine));
+                    mine.reset();
+                    done(status);
+                  }),
+                  "fetch rows");
+}
+
+}  // namespace carrel::kvstore

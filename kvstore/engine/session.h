@@ -1,0 +1,89 @@
+// What:   one decoder's use of a context: its zone, its requests in flight, the candidates that it
+//         asked for ahead.
+// Errors: of Submit: InvalidArgument the request; ResourceExhausted a limit (names it). Afterwards
+//         `done` gets what went wrong. A request that fails leaves the session usable.
+// Threads: one thread submits; Cancel from any. done runs on an engine thread, or not at all if
+//          Submit fails.
+//
+// Invariants
+//   1. done is called exactly once for each accepted request, also when the session is cancelled.
+//   2. A request is in flight from Submit until its Reply is destroyed or done was given an error.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kvstore/engine/engine_config.h"
+#include "kvstore/engine/open_context.h"
+#include "kvstore/engine/reply.h"
+#include "kvstore/engine/request.h"
+#include "kvstore/engine/work_queue.h"
+
+namespace carrel::kvstore {
+
+class CandidateSet;
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  using Done = std::function<void(absl::StatusOr<std::unique_ptr<Reply>>)>;
+
+  // Made by Engine::OpenSession; on_close is called by the destructor.
+  Session(std::shared_ptr<OpenContext> context, RowRange zone, const EngineConfig& config,
+          WorkQueue* queue, std::function<void()> on_close);
+  ~Session();
+
+  absl::Status Submit(uint64_t request_id, QueryRequest request, Done done);
+  absl::Status Submit(uint64_t request_id, FetchRequest request, Done done);
+  // What waits is dropped and what runs stops soon: done gets Cancelled.
+  void Cancel() { cancelled_.store(true); }
+
+  const std::shared_ptr<OpenContext>& context() const { return context_; }
+  RowRange zone() const { return zone_; }
+  const std::atomic<bool>& cancelled() const { return cancelled_; }
+
+  // Keeps a request in flight.
+  class Slot {
+   public:
+    Slot(std::shared_ptr<Session> session, uint64_t request_id)
+        : session_(std::move(session)), request_id_(request_id) {}
+    ~Slot() {
+      if (session_ != nullptr) session_->Release(request_id_);
+    }
+    Slot(Slot&&) noexcept = default;
+    Slot& operator=(Slot&&) = delete;
+    const Session& session() const { return *session_; }
+
+   private:
+    std::shared_ptr<Session> session_;
+    uint64_t request_id_;
+  };
+
+ private:
+  // bytes: memory that its result takes at most.
+  absl::StatusOr<Slot> Admit(const char* what, uint64_t request_id, int64_t bytes);
+  void Release(uint64_t request_id);
+  absl::StatusOr<std::shared_ptr<CandidateSet>> FindCandidates(const QueryRequest& request);
+  void Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candidates);
+
+  const std::shared_ptr<OpenContext> context_;
+  const RowRange zone_;
+  const EngineConfig config_;
+  WorkQueue* const queue_;
+  const std::function<void()> on_close_;
+  std::atomic<bool> cancelled_{false};
+
+  absl::Mutex mu_;
+  absl::flat_hash_map<uint64_t, int64_t> in_flight_ ABSL_GUARDED_BY(mu_);  // request -> bytes
+  int64_t result_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  // Owned by the submitting thread; the latest last.
+  std::deque<std::pair<uint64_t, std::shared_ptr<CandidateSet>>> remembered_;
+};
+
+}  // namespace carrel::kvstore

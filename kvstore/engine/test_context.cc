@@ -1,0 +1,269 @@
+#include "kvstore/engine/test_context.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "carrel/v1/context.pb.h"
+#include "common/dtype.h"
+#include "common/file.h"
+#include "common/status.h"
+#include "kvstore/format/keys.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr uint8_t kBf16 = static_cast<uint8_t>(DType::kBf16);
+constexpr uint8_t kBytes = 255;
+
+std::vector<uint16_t> RandomRows(std::mt19937_64& rng, int64_t values) {
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> rows(static_cast<size_t>(values));
+  for (uint16_t& x : rows) x = FloatToBf16(normal(rng));
+  return rows;
+}
+
+double Dot(const float* a, const uint16_t* b, int64_t n) {
+  double sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += double{a[c]} * double{Bf16ToFloat(b[c])};
+  return sum;
+}
+
+double LogSumExp(const std::vector<double>& scores) {
+  if (scores.empty()) return -INFINITY;
+  const double top = *std::max_element(scores.begin(), scores.end());
+  double sum = 0;
+  for (double score : scores) sum += std::exp(score - top);
+  return top + std::log(sum);
+}
+
+template <typename Request>
+absl::StatusOr<std::unique_ptr<Reply>> SubmitAndWait(Session& session, uint64_t id,
+                                                     Request request) {
+  auto promise = std::make_shared<std::promise<absl::StatusOr<std::unique_ptr<Reply>>>>();
+  auto future = promise->get_future();
+  RETURN_IF_ERROR(session.Submit(
+      id, std::move(request),
+      [promise](absl::StatusOr<std::unique_ptr<Reply>> reply) { promise->set_value(std::move(reply)); }));
+  return future.get();
+}
+
+}  // namespace
+
+RandomContext::RandomContext(const RandomContextSpec& spec) : spec_(spec) {
+  std::mt19937_64 rng(spec.seed);
+  const int64_t values = spec.tokens * spec.shape.head_dim;
+  for (int32_t i = 0; i < spec.shape.layers * spec.shape.kv_heads; ++i) {
+    keys_.push_back(RandomRows(rng, values));
+    values_.push_back(RandomRows(rng, values));
+    const Rows rows = Rows::FromMemory(keys_.back().data(), spec.tokens, spec.shape.head_dim);
+    absl::StatusOr<std::string> blob = BuildIndex(spec.index, rows);
+    CARREL_CHECK(blob.ok());
+    blobs_.push_back(*std::move(blob));
+  }
+}
+
+const uint16_t* RandomContext::At(const Heads& heads, Layer layer, KvHead head) const {
+  return heads[IndexOf(layer, head)].data();
+}
+
+const std::string& RandomContext::index_blob(Layer layer, KvHead head) const {
+  return blobs_[IndexOf(layer, head)];
+}
+
+absl::Status RandomContext::Publish(Store& store, const std::string& folder) const {
+  ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
+  const AttentionShape& shape = spec_.shape;
+  std::vector<std::string> files;
+  for (int32_t layer = 0; layer < shape.layers; ++layer) {
+    files.push_back(absl::StrCat(folder, "/", spec_.name, "-", layer, ".sst"));
+    ASSIGN_OR_RETURN(const std::unique_ptr<SstWriter> writer, SstWriter::Create(files.back()));
+    for (Kind kind : {Kind::kKeyRows, Kind::kValueRows}) {
+      for (int32_t h = 0; h < shape.kv_heads; ++h) {
+        const uint16_t* rows =
+            At(kind == Kind::kKeyRows ? keys_ : values_, Layer(layer), KvHead(h));
+        for (int64_t at = 0; at < spec_.tokens; at += spec_.segment_tokens) {
+          const int64_t count = std::min(spec_.segment_tokens, spec_.tokens - at);
+          RETURN_IF_ERROR(writer->Add(
+              {id, layer, kind, KvHead(h), static_cast<uint32_t>(at / spec_.segment_tokens)},
+              std::string(reinterpret_cast<const char*>(rows + at * shape.head_dim),
+                          static_cast<size_t>(count * shape.head_dim * 2)),
+              kBf16));
+        }
+      }
+    }
+    for (int32_t h = 0; h < shape.kv_heads; ++h) {
+      const std::string& blob = index_blob(Layer(layer), KvHead(h));
+      if (blob.empty()) continue;
+      RETURN_IF_ERROR(writer->Add({id, layer, Kind::kIndex, KvHead(h), 0}, blob, kBytes));
+    }
+    RETURN_IF_ERROR(writer->Finish());
+  }
+  v1::Manifest m;
+  m.set_format_version(1);
+  m.set_name(spec_.name);
+  m.set_context_id(id.value());
+  m.set_tokens(spec_.tokens);
+  m.set_layers(shape.layers);
+  m.set_q_heads(shape.q_heads);
+  m.set_kv_heads(shape.kv_heads);
+  m.set_head_dim(shape.head_dim);
+  m.set_kv_dtype("bf16");
+  m.set_key_position("after_rope");
+  m.set_segment_tokens(spec_.segment_tokens);
+  m.mutable_index()->set_kind(std::string(IndexKindName(spec_.index.kind)));
+  m.mutable_index()->set_m(spec_.index.m);
+  m.mutable_index()->set_ef_construction(spec_.index.ef_construction);
+  m.mutable_index()->set_ef_search(spec_.index.ef_search);
+  for (const auto& [name, value] : spec_.fingerprint) {
+    v1::Fingerprint::Field* field = m.mutable_fingerprint()->add_fields();
+    field->set_name(name);
+    field->set_value(value);
+  }
+  return store.Publish(m, files);
+}
+
+std::vector<float> RandomContext::Queries(int64_t tokens, uint64_t seed, float sharp) const {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal(0, sharp);
+  std::vector<float> queries(
+      static_cast<size_t>(tokens * spec_.shape.q_heads * spec_.shape.head_dim));
+  for (float& x : queries) x = normal(rng);
+  return queries;
+}
+
+OpenRequest RandomContext::Opening(int64_t sink, int64_t local) const {
+  return {.context = spec_.name, .fingerprint = spec_.fingerprint, .sink = sink, .local = local};
+}
+
+std::vector<double> RandomContext::Scores(Layer layer, int64_t q_head, const float* query,
+                                          RowRange zone) const {
+  const int64_t d = spec_.shape.head_dim;
+  const KvHead head(static_cast<int32_t>(q_head / spec_.shape.group()));
+  std::vector<double> scores;
+  for (Position j = zone.begin; j < zone.end; ++j) {
+    scores.push_back(Dot(query, keys(layer, head) + j * d, d) / std::sqrt(double(d)));
+  }
+  return scores;
+}
+
+std::vector<Position> RandomContext::Ranked(Layer layer, KvHead head, const float* queries,
+                                            RowRange zone) const {
+  const int64_t group = spec_.shape.group();
+  std::vector<double> best(static_cast<size_t>(zone.rows()), -INFINITY);
+  for (int64_t h = 0; h < group; ++h) {
+    const std::vector<double> scores = Scores(layer, head.value() * group + h,
+                                              queries + h * spec_.shape.head_dim, zone);
+    const double lse = LogSumExp(scores);
+    for (size_t j = 0; j < best.size(); ++j) best[j] = std::max(best[j], scores[j] - lse);
+  }
+  std::vector<Position> order(best.size());
+  std::iota(order.begin(), order.end(), zone.begin);
+  std::stable_sort(order.begin(), order.end(), [&](Position a, Position b) {
+    return best[a - zone.begin] > best[b - zone.begin];
+  });
+  return order;
+}
+
+void RandomContext::Attend(Layer layer, int64_t q_head, const float* query,
+                           const std::vector<Position>& rows, std::vector<float>& out,
+                           float& lse) const {
+  const int64_t d = spec_.shape.head_dim;
+  const KvHead head(static_cast<int32_t>(q_head / spec_.shape.group()));
+  std::vector<double> scores, sum(static_cast<size_t>(d));
+  for (Position j : rows) scores.push_back(Scores(layer, q_head, query, {j, j + 1})[0]);
+  const double total = LogSumExp(scores);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const double weight = std::exp(scores[i] - total);
+    for (int64_t c = 0; c < d; ++c) {
+      sum[c] += weight * double{Bf16ToFloat(values(layer, head)[rows[i] * d + c])};
+    }
+  }
+  out.assign(sum.begin(), sum.end());
+  lse = static_cast<float>(total);
+}
+
+std::unique_ptr<Store> MakeStore(const std::string& folder,
+                                 const std::vector<const RandomContext*>& contexts) {
+  absl::StatusOr<std::unique_ptr<Store>> store = Store::Open(folder + "/store", StoreMode::kReadWrite);
+  if (!store.ok()) std::fprintf(stderr, "%s\n", store.status().ToString().c_str());
+  CARREL_CHECK(store.ok());
+  for (const RandomContext* context : contexts) {
+    const absl::Status status = context->Publish(**store, folder);
+    if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+    CARREL_CHECK(status.ok());
+  }
+  return *std::move(store);
+}
+
+bool FlipBitOf(const std::string& folder, const std::string& bytes) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    const absl::StatusOr<std::string> content = ReadFile(entry.path().string());
+    CARREL_CHECK(content.ok());
+    const size_t at = content->find(bytes);
+    if (at == std::string::npos) continue;
+    // In place: the file stays the one that is mapped.
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const size_t target = at + bytes.size() / 2;
+    file.seekp(static_cast<std::streamoff>(target));
+    file.put(static_cast<char>((*content)[target] ^ 0x10));
+    return file.good();
+  }
+  return false;
+}
+
+absl::StatusOr<Collected> Collect(Reply& reply, int64_t tokens, int64_t kv_heads,
+                                  int64_t part_bytes) {
+  Collected all;
+  all.heads.resize(static_cast<size_t>(tokens * kv_heads));
+  const int64_t group = reply.format().shape.group();
+  const size_t row_bytes = static_cast<size_t>(reply.format().shape.head_dim) * 2;
+  std::vector<Piece> pieces;
+  while (!reply.done()) {
+    RETURN_IF_ERROR(reply.Next(part_bytes, pieces));
+    if (pieces.empty()) return absl::InternalError("a part without pieces");
+    for (const Piece& piece : pieces) {
+      CollectedHead& head = all.heads[static_cast<size_t>(piece.token * kv_heads) +
+                                      piece.kv_head.value()];
+      ++head.pieces;
+      head.ids.insert(head.ids.end(), piece.ids.begin(), piece.ids.end());
+      head.scores.resize(piece.scores.empty() ? head.scores.size() : group);
+      for (size_t h = 0; h < head.scores.size(); ++h) {
+        head.scores[h].insert(head.scores[h].end(), piece.scores.begin() + h * piece.rows,
+                              piece.scores.begin() + (h + 1) * piece.rows);
+      }
+      for (const void* row : piece.k) head.k.append(static_cast<const char*>(row), row_bytes);
+      for (const void* row : piece.v) head.v.append(static_cast<const char*>(row), row_bytes);
+      head.out.insert(head.out.end(), piece.out.begin(), piece.out.end());
+      head.lse.insert(head.lse.end(), piece.lse.begin(), piece.lse.end());
+      head.zone_lse.insert(head.zone_lse.end(), piece.zone_lse.begin(), piece.zone_lse.end());
+    }
+  }
+  all.statistics = reply.statistics();
+  return all;
+}
+
+absl::StatusOr<std::unique_ptr<Reply>> Ask(Session& session, uint64_t request_id,
+                                           QueryRequest request) {
+  return SubmitAndWait(session, request_id, std::move(request));
+}
+absl::StatusOr<std::unique_ptr<Reply>> Ask(Session& session, uint64_t request_id,
+                                           FetchRequest request) {
+  return SubmitAndWait(session, request_id, std::move(request));
+}
+
+absl::StatusOr<Collected> AskAndCollect(Session& session, uint64_t request_id,
+                                        const QueryRequest& request) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Reply> reply, Ask(session, request_id, request));
+  return Collect(*reply, request.tokens, session.context()->shape().kv_heads);
+}
+
+}  // namespace carrel::kvstore

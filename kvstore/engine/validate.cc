@@ -1,0 +1,141 @@
+#include "kvstore/engine/validate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/container/flat_hash_set.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr int64_t kMaxEfSearch = 65536;
+
+// Makes the errors of one request.
+struct Complaint {
+  const char* what;
+  const OpenContext& context;
+  Layer layer;
+
+  template <typename... Parts>
+  absl::Status operator()(const Parts&... parts) const {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": ", parts..., " (context=",
+                                                   context.name(), " layer=", layer.value(), ")"));
+  }
+};
+
+absl::Status CheckLayer(const Complaint& refuse) {
+  const int32_t layers = refuse.context.shape().layers;
+  if (refuse.layer.value() >= 0 && refuse.layer.value() < layers) return absl::OkStatus();
+  return refuse("layer=", refuse.layer.value(), " is outside [0, ", layers, ")");
+}
+
+absl::Status CheckSelect(const QueryRequest& r, const OpenContext& context,
+                         const EngineConfig& config, const Complaint& refuse) {
+  if (r.select == Select::kAll) {
+    if (r.speculative) return refuse("speculative needs top_k, not all");
+    if (r.among_candidates_of != 0) return refuse("among_candidates_of needs top_k, not all");
+    return absl::OkStatus();
+  }
+  if (r.top_k < 1) return refuse("top_k=", r.top_k, " is less than 1");
+  if (r.top_k > config.max_top_k) {
+    return refuse("top_k=", r.top_k, " exceeds max_top_k=", config.max_top_k);
+  }
+  if (r.top_k > context.tokens()) {
+    return refuse("top_k=", r.top_k, " exceeds the context's tokens=", context.tokens());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSpeculative(const QueryRequest& r, const Complaint& refuse) {
+  if (!r.speculative) return absl::OkStatus();
+  if (r.want != Want::kIds && r.want != Want::kRows) {
+    return refuse("speculative wants IDS or ROWS: VALUES and ATTEND need the true queries");
+  }
+  if (r.among_candidates_of != 0) {
+    return refuse("speculative and among_candidates_of=", r.among_candidates_of,
+                  " exclude each other");
+  }
+  if (r.measure_mass && r.want == Want::kIds) {
+    return refuse("measure_mass has no place in the reply to a speculative query for IDS");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<RowRange> ZoneOf(const OpenContext& context, int64_t sink, int64_t local) {
+  const auto refuse = [&](const char* name, int64_t value) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("open: ", name, "=", value, " is negative (context=", context.name(), ")"));
+  };
+  if (sink < 0) return refuse("sink", sink);
+  if (local < 0) return refuse("local", local);
+  const Position begin = std::min(sink, context.tokens());
+  const Position end = std::max(begin, context.tokens() - std::min(local, context.tokens()));
+  return RowRange{begin, end};
+}
+
+absl::Status ValidateQuery(const QueryRequest& r, const OpenContext& context,
+                           const EngineConfig& config) {
+  const Complaint refuse{"query", context, r.layer};
+  RETURN_IF_ERROR(CheckLayer(refuse));
+  if (r.tokens < 1) return refuse("queries hold no tokens");
+  if (r.tokens > config.max_query_tokens) {
+    return refuse("tokens=", r.tokens, " exceeds max_query_tokens=", config.max_query_tokens);
+  }
+  const int64_t floats = r.tokens * context.shape().q_heads * context.shape().head_dim;
+  if (static_cast<int64_t>(r.queries.size()) != floats) {
+    return refuse("queries hold ", r.queries.size(), " values instead of ", floats);
+  }
+  for (size_t i = 0; i < r.queries.size(); ++i) {
+    if (!std::isfinite(r.queries[i])) return refuse("queries[", i, "] is ", r.queries[i]);
+  }
+  RETURN_IF_ERROR(CheckSelect(r, context, config, refuse));
+  RETURN_IF_ERROR(CheckSpeculative(r, refuse));
+  if (r.ef_search < 0 || r.ef_search > kMaxEfSearch) {
+    return refuse("ef_search=", r.ef_search, " is outside [0, ", kMaxEfSearch, "]");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateFetch(const FetchRequest& r, const OpenContext& context,
+                           const EngineConfig& config) {
+  const Complaint refuse{"fetch rows", context, r.layer};
+  RETURN_IF_ERROR(CheckLayer(refuse));
+  const int64_t tokens = context.tokens(), kv_heads = context.shape().kv_heads;
+  std::vector<bool> seen(kv_heads);
+  for (KvHead head : r.kv_heads) {
+    if (head.value() < 0 || head.value() >= kv_heads) {
+      return refuse("kv_head=", head.value(), " is outside [0, ", kv_heads, ")");
+    }
+    if (seen[head.value()]) return refuse("kv_head=", head.value(), " is given twice");
+    seen[head.value()] = true;
+  }
+  const int64_t heads = r.kv_heads.empty() ? kv_heads : static_cast<int64_t>(r.kv_heads.size());
+  const int64_t limit = config.max_fetch_rows;
+  if (r.by_ids) {
+    const int64_t count = static_cast<int64_t>(r.ids.size());
+    if (count == 0) return refuse("no ids");
+    if (count > limit / heads) {
+      return refuse(count, " rows of ", heads, " heads exceed max_fetch_rows=", limit);
+    }
+    absl::flat_hash_set<Position> ids;
+    ids.reserve(r.ids.size());
+    for (Position id : r.ids) {
+      if (id < 0 || id >= tokens) return refuse("id=", id, " is outside [0, ", tokens, ")");
+      if (!ids.insert(id).second) return refuse("id=", id, " is given twice");
+    }
+    return absl::OkStatus();
+  }
+  const auto [begin, end] = r.range;
+  if (begin < 0 || end > tokens || begin >= end) {
+    return refuse("range [", begin, ", ", end, ") is empty or not within [0, ", tokens, ")");
+  }
+  if (end - begin > limit / heads) {
+    return refuse(end - begin, " rows of ", heads, " heads exceed max_fetch_rows=", limit);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::kvstore

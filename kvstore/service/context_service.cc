@@ -1,0 +1,53 @@
+#include "kvstore/service/context_service.h"
+
+#include <functional>
+#include <utility>
+
+#include "common/status.h"
+#include "kvstore/service/convert.h"
+
+namespace carrel::kvstore {
+namespace {
+
+// Runs call on an engine thread and finishes with its status.
+grpc::ServerUnaryReactor* RunOn(Engine* engine, grpc::CallbackServerContext* context,
+                                std::function<absl::Status()> call) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::Status status = engine->Submit(
+      [reactor, call = std::move(call)] { reactor->Finish(ToGrpc(call())); });
+  if (!status.ok()) reactor->Finish(ToGrpc(status));
+  return reactor;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* ContextServiceImpl::List(grpc::CallbackServerContext* context,
+                                                   const v1::ListRequest*,
+                                                   v1::ListResponse* reply) {
+  return RunOn(engine_, context, [this, reply]() -> absl::Status {
+    std::vector<absl::Status> unreadable;
+    ASSIGN_OR_RETURN(const std::vector<v1::Manifest> manifests, engine_->List(&unreadable));
+    for (const v1::Manifest& manifest : manifests) SummaryToWire(manifest, reply->add_contexts());
+    for (const absl::Status& status : unreadable) {
+      reply->add_unreadable(std::string(status.message()));
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ContextServiceImpl::Get(grpc::CallbackServerContext* context,
+                                                  const v1::GetRequest* request,
+                                                  v1::GetResponse* reply) {
+  return RunOn(engine_, context, [this, request, reply]() -> absl::Status {
+    ASSIGN_OR_RETURN(*reply->mutable_manifest(), engine_->Get(request->name()));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext* context,
+                                                     const v1::DeleteRequest* request,
+                                                     v1::DeleteResponse*) {
+  return RunOn(engine_, context, [this, request] { return engine_->Delete(request->name()); });
+}
+
+}  // namespace carrel::kvstore

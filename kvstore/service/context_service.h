@@ -1,0 +1,27 @@
+// What: ContextService over an engine. Calls read the disk, so they run on engine threads.
+#pragma once
+
+#include <memory>
+
+#include "carrel/v1/context.grpc.pb.h"
+#include "kvstore/engine/engine.h"
+
+namespace carrel::kvstore {
+
+class ContextServiceImpl : public v1::ContextService::CallbackService {
+ public:
+  explicit ContextServiceImpl(Engine* engine) : engine_(engine) {}
+
+  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
+                                 const v1::ListRequest* request, v1::ListResponse* reply) override;
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const v1::GetRequest* request,
+                                v1::GetResponse* reply) override;
+  grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
+                                   const v1::DeleteRequest* request,
+                                   v1::DeleteResponse* reply) override;
+
+ private:
+  Engine* const engine_;
+};
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,42 @@
+// What:   the only place where wire messages and the engine's types meet.
+// Errors: InvalidArgument names the field, what it is and what was expected.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/engine/open_context.h"
+#include "kvstore/engine/reply.h"
+#include "kvstore/engine/request.h"
+#include "kvstore/engine/session.h"
+
+namespace grpc {
+class Status;
+}
+namespace carrel::v1 {
+class FetchRows;
+class ListResponse_Summary;
+class Manifest;
+class Open;
+class Query;
+class SessionReply;
+}  // namespace carrel::v1
+
+namespace carrel::kvstore {
+
+absl::StatusOr<OpenRequest> FromWire(const v1::Open& open);
+absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext& context);
+absl::StatusOr<FetchRequest> FromWire(const v1::FetchRows& fetch, const OpenContext& context);
+
+// Each sets the whole reply but for its request_id.
+void OpenReplyToWire(const Session& session, const EngineConfig& config, v1::SessionReply* wire);
+void ErrorToWire(const absl::Status& status, v1::SessionReply* wire);
+// The next part of reply, of about max_bytes.
+absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire);
+
+void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire);
+
+grpc::Status ToGrpc(const absl::Status& status);
+
+}  // namespace carrel::kvstore

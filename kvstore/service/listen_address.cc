@@ -1,0 +1,124 @@
+#include "kvstore/service/listen_address.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/strip.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+namespace {
+
+absl::Status PrepareUnix(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return absl::OkStatus();
+    return ErrnoStatus(errno, absl::StrCat("listen unix:", path));
+  }
+  if (!S_ISSOCK(info.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("listen unix:", path, ": the path exists and is no socket"));
+  }
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return ErrnoStatus(errno, "socket");
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
+      errno == EAGAIN) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("listen unix:", path, ": address in use, another process listens there"));
+  }
+  if (errno != ECONNREFUSED) return ErrnoStatus(errno, absl::StrCat("listen unix:", path));
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return ErrnoStatus(errno, absl::StrCat("removing the stale socket ", path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrepareTcp(const ListenAddress& address) {
+  const std::string what = absl::StrCat("listen ", address.ToString());
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int error =
+      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": ", gai_strerror(error)));
+  }
+  absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return ErrnoStatus(errno, what);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  // Without listen() SO_REUSEADDR lets two bind at once; with it the second is told.
+  if (bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, 1) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno == EADDRINUSE) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": address in use, another process listens there"));
+  }
+  return ErrnoStatus(errno, what);
+}
+
+}  // namespace
+
+std::string ListenAddress::ToString() const {
+  if (!unix_path.empty()) return absl::StrCat("unix:", unix_path);
+  if (absl::StrContains(host, ':')) return absl::StrCat("[", host, "]:", port);
+  return absl::StrCat(host, ":", port);
+}
+
+absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
+  const auto refuse = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("listen address \"", text, "\": ", why));
+  };
+  if (text.find('\0') != absl::string_view::npos) return refuse("contains a zero byte");
+  ListenAddress address;
+  absl::string_view rest = text;
+  if (absl::ConsumePrefix(&rest, "unix:")) {
+    if (rest.empty()) return refuse("the path is empty");
+    constexpr size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
+    if (rest.size() > kLongest) {
+      return refuse(absl::StrCat("the path has ", rest.size(), " bytes, at most ", kLongest,
+                                 " are possible"));
+    }
+    address.unix_path = std::string(rest);
+    return address;
+  }
+  const size_t colon = rest.rfind(':');
+  if (colon == absl::string_view::npos) return refuse("expected unix:PATH or HOST:PORT");
+  absl::string_view host = rest.substr(0, colon);
+  if (absl::ConsumePrefix(&host, "[")) {
+    if (!absl::ConsumeSuffix(&host, "]")) return refuse("\"[\" without \"]\"");
+  } else if (absl::StrContains(host, ':')) {
+    return refuse("write an IPv6 address in brackets");
+  }
+  if (host.empty()) return refuse("the host is empty");
+  if (!absl::SimpleAtoi(rest.substr(colon + 1), &address.port) || address.port < 0 ||
+      address.port > 65535) {
+    return refuse("the port is not a number in 0 .. 65535");
+  }
+  address.host = std::string(host);
+  return address;
+}
+
+absl::Status PrepareToListen(const ListenAddress& address) {
+  if (!address.unix_path.empty()) return PrepareUnix(address.unix_path);
+  return address.port == 0 ? absl::OkStatus() : PrepareTcp(address);
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,45 @@
+// What:   the gRPC server of a kvstore: RetrievalService, ContextService, health checking and
+//         reflection, on Unix sockets and TCP, or inside this process only.
+// Errors: of Start: InvalidArgument an address; FailedPrecondition one that somebody listens on.
+// Threads: any; Drain once.   Ownership: the engine outlives the server.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace grpc {
+class Channel;
+}
+
+namespace carrel::kvstore {
+
+class Engine;
+
+struct ServerConfig {
+  // "unix:PATH" or "HOST:PORT" each; none: in-process only. Default: loopback, as rows of a document
+  // are its owner's secret and there is no authentication yet.
+  std::vector<std::string> listen = {"127.0.0.1:50051"};
+};
+
+class Server {
+ public:
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerConfig& config, Engine* engine);
+  virtual ~Server() = default;  // cuts what is still running
+
+  // In the order of ServerConfig.listen, with the ports that were bound.
+  virtual const std::vector<std::string>& addresses() const = 0;
+
+  // For a client in this process; it must not outlive the server.
+  virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;
+
+  // Health says NOT_SERVING and new sessions are refused (Unavailable) from now on; returns when the
+  // running ones have ended, or at the deadline has cut them (Unavailable). Then the server is shut
+  // down.
+  virtual void Drain(absl::Time deadline) = 0;
+};
+
+}  // namespace carrel::kvstore

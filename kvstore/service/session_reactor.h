@@ -1,0 +1,94 @@
+// What:    one RetrievalService.Session on the server: reads requests, has the engine answer them,
+//          and writes replies part by part.
+// Threads: gRPC's and the engine's; nothing here blocks. A part is made on an engine thread, as it
+//          may read the disk.
+//
+// Invariants
+//   1. At most kPartsAhead parts are made and unwritten: a client that does not read costs no more.
+//      While kMostUnsent replies wait to be written, the stream is not read.
+//   2. Finish is called once, and nothing is started on the stream afterwards.
+//   3. A request's slot is given back before its last reply is written, so that its id is free when
+//      the client has read that.
+//   4. The reactor lives until gRPC is done with it and no engine task refers to it.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "carrel/v1/retrieval.pb.h"
+#include "kvstore/engine/engine.h"
+#include "kvstore/service/session_registry.h"
+
+namespace carrel::kvstore {
+
+class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>,
+                       public std::enable_shared_from_this<SessionReactor> {
+ public:
+  static constexpr size_t kPartsAhead = 3;
+  static constexpr size_t kMostUnsent = 64;
+
+  // The reactor owns itself until OnDone. registry outlives it.
+  static SessionReactor* Start(Engine* engine, SessionRegistry* registry);
+
+  // Ends the stream from the server's side.
+  void Cut(const absl::Status& status);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  struct Answer {
+    uint64_t request_id = 0;
+    std::unique_ptr<Reply> reply;
+  };
+
+  SessionReactor(Engine* engine, SessionRegistry* registry)
+      : engine_(engine), registry_(registry) {}
+
+  void Open();
+  void Opened(const absl::StatusOr<std::shared_ptr<Session>>& session);
+  absl::Status Handle();  // of request_, after Open
+  template <typename Request>
+  absl::Status Submit(absl::StatusOr<Request> request);
+
+  void Answered(uint64_t request_id, absl::StatusOr<std::unique_ptr<Reply>> reply);
+  void SendError(uint64_t request_id, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MakeParts();  // on an engine thread
+  v1::SessionReply MakePart(Answer& answer) const;
+
+  bool has_room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return unsent_.size() + answers_.size() < kMostUnsent;
+  }
+  void Read() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Write() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // True: the caller must have MakeParts run.
+  bool ClaimMaking() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishWith(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Engine* const engine_;
+  SessionRegistry* const registry_;
+  std::shared_ptr<SessionReactor> self_;  // until OnDone
+  v1::SessionRequest request_;            // owned by whoever has set reading_
+
+  absl::Mutex mu_;
+  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);  // after Open
+  std::deque<Answer> answers_ ABSL_GUARDED_BY(mu_);        // not yet (wholly) made into parts
+  std::deque<v1::SessionReply> unsent_ ABSL_GUARDED_BY(mu_);  // the first is being written
+  int64_t in_engine_ ABSL_GUARDED_BY(mu_) = 0;                // requests not yet answered
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;                 // or handling what was read
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool making_ ABSL_GUARDED_BY(mu_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // the client sends no more
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,102 @@
+#include <cmath>
+
+#include "kernels/test_data.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/simd_math_test.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace carrel::kernels::HWY_NAMESPACE {
+
+void ExpOf(const float* x, int64_t count, float* out) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < count; i += lanes) {
+    const int64_t width = std::min(lanes, count - i);
+    StorePartial(d, Exp(d, LoadPartial(d, x + i, width)), out + i, width);
+  }
+}
+
+void SumsOf(const float* rows, float* out, int64_t* lanes_out) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  SumOfLanes4(hn::LoadU(d, rows), hn::LoadU(d, rows + lanes), hn::LoadU(d, rows + 2 * lanes),
+              hn::LoadU(d, rows + 3 * lanes), out);
+  *lanes_out = lanes;
+}
+
+void F16Of(const uint16_t* in, int64_t count, float* out) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto* bytes = reinterpret_cast<const uint8_t*>(in);
+  for (int64_t i = 0; i < count; i += lanes) hn::StoreU(F16Element::Load(d, bytes, i), d, out + i);
+}
+
+}  // namespace carrel::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace carrel::kernels {
+
+HWY_EXPORT(ExpOf);
+HWY_EXPORT(SumsOf);
+HWY_EXPORT(F16Of);
+
+CARREL_KERNEL_TEST(SimdMathTest);
+
+TEST_P(SimdMathTest, Exp_Range_RelativeErrorAtMost2e7) {
+  std::vector<float> x;
+  for (int64_t i = 0; i < 200001; ++i) {
+    x.push_back(std::uniform_real_distribution<float>(-87.0f, 88.0f)(rng_));
+  }
+  GuardedFloats out(static_cast<int64_t>(x.size()));
+  HWY_DYNAMIC_DISPATCH(ExpOf)(x.data(), out.size(), out.data());
+  double worst = 0;
+  for (int64_t i = 0; i < out.size(); ++i) {
+    const double exact = std::exp(double{x[i]});
+    worst = std::max(worst, std::abs(out.data()[i] - exact) / exact);
+  }
+  EXPECT_LE(worst, 2e-7);
+}
+
+TEST_P(SimdMathTest, Exp_Edges_ExactValues) {
+  const float inf = INFINITY;
+  const std::vector<float> x = {0.0f, -0.0f, -88.0f, -1e4f, -3e38f, -inf, 89.0f, inf, NAN};
+  GuardedFloats out(static_cast<int64_t>(x.size()));
+  HWY_DYNAMIC_DISPATCH(ExpOf)(x.data(), out.size(), out.data());
+  const std::vector<float> expected = {1, 1, 0, 0, 0, 0, inf, inf};
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(out.data()[i], expected[i]) << x[i];
+  EXPECT_TRUE(std::isnan(out.data()[8]));
+}
+
+TEST_P(SimdMathTest, SumOfLanes4_AnyPlace_SameBits) {
+  // The same values in each of the four places: each sum must be taken in the same order.
+  const std::vector<float> row = RandomNormal(rng_, 16);
+  float sums[4];
+  int64_t lanes = 1;
+  std::vector<float> rows(64);
+  HWY_DYNAMIC_DISPATCH(SumsOf)(rows.data(), sums, &lanes);
+  double exact = 0;
+  for (int64_t i = 0; i < lanes; ++i) exact += row[i];
+  for (int64_t i = 0; i < 4 * lanes; ++i) rows[i] = row[i % lanes];
+  HWY_DYNAMIC_DISPATCH(SumsOf)(rows.data(), sums, &lanes);
+  EXPECT_NEAR(sums[0], exact, 1e-5);
+  EXPECT_TRUE(SameBits({sums, 4}, {{sums[0], sums[0], sums[0], sums[0]}}));
+}
+
+TEST_P(SimdMathTest, F16_EveryFiniteValue_WidensExactly) {
+  std::vector<uint16_t> bits;
+  for (uint32_t b = 0; b < 0x10000; ++b) {
+    if ((b & 0x7c00) != 0x7c00) bits.push_back(static_cast<uint16_t>(b));
+  }
+  ASSERT_EQ(bits.size() % 16, 0u);
+  std::vector<float> out(bits.size());
+  HWY_DYNAMIC_DISPATCH(F16Of)(bits.data(), static_cast<int64_t>(bits.size()), out.data());
+  for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(out[i], F16ToFloat(bits[i])) << bits[i];
+}
+
+}  // namespace carrel::kernels
+#endif

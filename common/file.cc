@@ -44,15 +44,17 @@ absl::Status SyncFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status WriteAndSync(const std::string& path, absl::string_view bytes) {
+absl::Status WriteAndSync(const std::string& path, std::initializer_list<absl::string_view> pieces) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", path));
   absl::Cleanup close_fd = [fd] { close(fd); };
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
-    bytes.remove_prefix(n);
+  for (absl::string_view bytes : pieces) {
+    while (!bytes.empty()) {
+      const ssize_t n = write(fd, bytes.data(), bytes.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
+      bytes.remove_prefix(n);
+    }
   }
   if (fsync(fd) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));
   return absl::OkStatus();
@@ -60,9 +62,9 @@ absl::Status WriteAndSync(const std::string& path, absl::string_view bytes) {
 
 }  // namespace
 
-absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes) {
+absl::Status WriteFileAtomically(const std::string& path, std::initializer_list<absl::string_view> pieces) {
   const std::string temporary = path + ".tmp";
-  if (absl::Status status = WriteAndSync(temporary, bytes); !status.ok()) {
+  if (absl::Status status = WriteAndSync(temporary, pieces); !status.ok()) {
     unlink(temporary.c_str());
     return status;
   }

@@ -35,8 +35,8 @@ HWY_INLINE void StorePartial(FloatTag d, FloatVec v, float* p, int64_t count) {
   std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(float));
 }
 
-// Element types of rows: Load widens Lanes elements from `index` on, LoadPartial fewer. Rows may lie
-// at any byte address.
+// Element types of rows: Load widens Lanes elements from `index` on, LoadPartial fewer. Rows may
+// lie at any byte address.
 struct F32Element {
   static constexpr int64_t kBytes = 4;
   static HWY_INLINE FloatVec Load(FloatTag d, const uint8_t* row, int64_t index) {
@@ -82,8 +82,8 @@ struct F16Element {
   }
 };
 
-// e^x: relative error <= 2e-7 for -87 <= x <= 88; exactly 0 below -87.3, +inf above 88, NaN for NaN,
-// exactly 1 for 0. n = round(x / ln 2), r = x - n ln 2 in two steps (Cody and Waite), and a
+// e^x: relative error <= 2e-7 for -87 <= x <= 88; exactly 0 below -87.3, +inf above 88, NaN for
+// NaN, exactly 1 for 0. n = round(x / ln 2), r = x - n ln 2 in two steps (Cody and Waite), and a
 // polynomial in r of degree 6, fitted at the Chebyshev nodes of |r| <= ln(2) / 2.
 HWY_INLINE FloatVec Exp(FloatTag d, FloatVec x) {
   const hn::RebindToSigned<FloatTag> di;

@@ -1,10 +1,12 @@
-// What:      text to token ids and back, as the checkpoint's own tokenizer does it.
-// Source:    tokenizer.json (Hugging Face tokenizers: byte-level BPE) or tokenizer.model
-// (SentencePiece). tokenizer.json is used if it is byte-level,
-//            else tokenizer.model if there is one; anything else is refused by name.
-// Errors:    InvalidArgument invalid UTF-8 in the text (names the byte offset), a malformed
-// tokenizer file; Unimplemented a component that we do not run. Threads:   immutable once loaded;
-// every method may be called concurrently.
+// What:    text to token ids and back, as the checkpoint's own tokenizer does it.
+// Source:  tokenizer.json (Hugging Face tokenizers: byte-level BPE) or tokenizer.model
+//          (SentencePiece: bpe, unigram). tokenizer.json is used if it is byte-level, else
+//          tokenizer.model if there is one; anything else is refused by name.
+//          Added tokens: tokenizer.json's own, and added_tokens_decoder of tokenizer_config.json;
+//          for SentencePiece also added_tokens.json.
+// Errors:  InvalidArgument invalid UTF-8 in the text (names the byte offset), a malformed
+//          tokenizer file (names it); Unimplemented a component that we do not run (names it).
+// Threads: immutable once loaded; every method may be called concurrently.
 #pragma once
 
 #include <memory>
@@ -23,21 +25,35 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   // No BOS or EOS is added. Special and added tokens written out in the text are recognised.
+  // SentencePiece encodes the text between two added tokens as a text of its own.
   virtual absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text) const = 0;
 
-  // The bytes of the whole sequence, byte-exact; special tokens are left out if skip_special. An id
-  // outside the vocabulary is InvalidArgument.
+  // The bytes of the whole sequence, byte-exact: tokens that are parts of a character give its
+  // bytes, valid together or not. Special tokens are left out if skip_special. SentencePiece drops
+  // the space that encoding put before the text. An id outside the vocabulary is InvalidArgument.
   virtual absl::StatusOr<std::string> Decode(absl::Span<const TokenId> ids,
                                              bool skip_special) const = 0;
 
-  // One more than the largest id.
+  // Where a sequence stands while it is decoded token by token.
+  struct DecodeState {
+    bool at_start = true;  // nothing of it is visible yet
+  };
+
+  // Appends to *text what the next token adds to the sequence: Decode one token at a time. On an
+  // error nothing changes. The default is for tokens that mean the same bytes everywhere.
+  virtual absl::Status DecodeNext(TokenId id, bool skip_special, DecodeState* state,
+                                  std::string* text) const;
+
+  // One more than the largest id. Ids below it may be unused.
   virtual int64_t vocab_size() const = 0;
 
   // The token that documents start with, or -1: tokenizer_config.json's bos_token unless
-  // add_bos_token is false; SentencePiece's own without that file.
+  // add_bos_token is false; SentencePiece's own where that file, or its bos_token, is absent.
   TokenId bos_token_id() const { return bos_token_id_; }
 
-  // SHA-256 of the tokenizer file(s) that decide the ids.
+  // SHA-256 (hexadecimal) of the file that decides the ids, tokenizer.json or tokenizer.model. If
+  // the other files add or change tokens, a line "id flags content" for each of these follows the
+  // file's bytes. The chat template and other fields that change no id do not count.
   const std::string& sha256() const { return sha256_; }
 
  protected:
@@ -50,7 +66,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& mode
 
 // Decodes a growing sequence and hands out text as soon as it cannot change: never half a UTF-8
 // character, and the concatenation of everything handed out (Push..., Finish) is Decode(all ids).
-// Bytes that are invalid UTF-8 for good are handed out as they are. Threads: one thread at a time.
+// Bytes that are invalid UTF-8 for good are handed out as they are. A Push that fails changes
+// nothing. After Finish a new sequence begins.
+// Threads: one thread at a time.     Cost: that of the token; nothing is decoded twice.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer* tokenizer, bool skip_special = true)
@@ -61,10 +79,8 @@ class StreamDecoder {
  private:
   const Tokenizer* tokenizer_;
   const bool skip_special_;
-  std::vector<TokenId>
-      ids_;  // since the last point from which decoding is independent of what came before
-  std::string decoded_;  // their text so far
-  size_t emitted_ = 0;   // bytes of decoded_ handed out
+  Tokenizer::DecodeState state_;
+  std::string pending_;  // the beginning of a character, not yet handed out
 };
 
 }  // namespace carrel::model

@@ -30,11 +30,11 @@ namespace carrel::kernels::HWY_NAMESPACE {
 
 // What one panel of queries carries from key block to key block; arrays of the scratch.
 struct Panel {
-  float* q;        // [head_dim, width], scaled
-  float* out;      // [head_dim, width], sum of weight * v
-  float* max;      // [width]
-  float* sum;      // [width], sum of weights
-  int64_t first;   // position of the first query
+  float* q;       // [head_dim, width], scaled
+  float* out;     // [head_dim, width], sum of weight * v
+  float* max;     // [width]
+  float* sum;     // [width], sum of weights
+  int64_t first;  // position of the first query
   int64_t queries;
 };
 
@@ -104,13 +104,13 @@ void PanelStep(const PrefillAttentionParams& p, const Panel& panel, int64_t firs
   if (first_key + keys - 1 > panel.first) MaskFuture(panel, first_key, keys, scores);
   SoftmaxStep(panel, keys, scores, keep);
   const FloatVec keep0 = hn::Load(d, keep), keep1 = hn::Load(d, keep + lanes);
-  TileRows<TileLayout::kTransposed>(
-      p.v + first_key * p.head_dim, p.head_dim, p.head_dim, keys, scores,
-      [&](int64_t c, FloatVec s0, FloatVec s1) HWY_ATTR {
-        float* out = panel.out + c * 2 * lanes;
-        hn::Store(hn::MulAdd(hn::Load(d, out), keep0, s0), d, out);
-        hn::Store(hn::MulAdd(hn::Load(d, out + lanes), keep1, s1), d, out + lanes);
-      });
+  TileRows<TileLayout::kTransposed>(p.v + first_key * p.head_dim, p.head_dim, p.head_dim, keys,
+                                    scores, [&](int64_t c, FloatVec s0, FloatVec s1) HWY_ATTR {
+                                      float* out = panel.out + c * 2 * lanes;
+                                      hn::Store(hn::MulAdd(hn::Load(d, out), keep0, s0), d, out);
+                                      hn::Store(hn::MulAdd(hn::Load(d, out + lanes), keep1, s1), d,
+                                                out + lanes);
+                                    });
 }
 
 void WritePanel(const PrefillAttentionParams& p, int64_t begin, const Panel& panel) {
@@ -169,7 +169,8 @@ int64_t PrefillAttentionScratchFloats(int64_t head_dim) {
 
 void PrefillAttention(const PrefillAttentionParams& params, float* scratch) {
   if (params.n == 0) return;
-  const uintptr_t misaligned = reinterpret_cast<uintptr_t>(scratch) % (kAlignFloats * sizeof(float));
+  const uintptr_t misaligned =
+      reinterpret_cast<uintptr_t>(scratch) % (kAlignFloats * sizeof(float));
   if (misaligned != 0) scratch += kAlignFloats - misaligned / sizeof(float);
   HWY_DYNAMIC_DISPATCH(PrefillAttentionImpl)(params, scratch);
 }

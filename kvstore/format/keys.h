@@ -1,18 +1,20 @@
 // What:   the keys of a store. A context is one key range and each of its layers is one: prefill
-// writes a layer's SST when the layer is done,
-//         and files never overlap.
+//         writes a layer's SST when the layer is done, and files never overlap.
 // Bytes:  context_id u64 | layer_plus_one u16 | kind u8 | kv_head u16 | segment u32, all
-// big-endian: 17 bytes, so byte order is key order.
-//         layer_plus_one = 0 holds what belongs to the whole context (manifest, token ids), which
-//         therefore comes first. (Differs from the design sketch, which puts kind before layer:
-//         layer files would overlap and be ingested at level 0.)
-// Edge:   Decode refuses another length, an unknown kind and a layer_plus_one that does not fit the
-// kind.
+//         big-endian: 17 bytes, so byte order is key order. layer_plus_one = 0 holds what belongs
+//         to the whole context (manifest, token ids), which therefore comes first. (Differs from
+//         the design sketch, which puts kind before layer: layer files would overlap and be
+//         ingested at level 0.)
+// Edge:   context id 0 is never given out; its range is the store's own.
+// Errors: Decode refuses (DataLoss) another length, an unknown kind and a layer, head or segment
+//         that does not fit the kind.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
@@ -28,6 +30,9 @@ enum class Kind : uint8_t {
   kIndex = 19,           // an index blob, its own bytes; segment counts chunks of kIndexChunkBytes
 };
 
+inline constexpr int64_t kKeyBytes = 17;
+inline constexpr int32_t kMaxLayer = 65534;
+inline constexpr int32_t kMaxKvHead = 65535;
 inline constexpr int64_t kDefaultSegmentTokens = 65536;
 inline constexpr int64_t kIndexChunkBytes = int64_t{64} << 20;
 inline constexpr int64_t kTokenIdsPerSegment = int64_t{1} << 20;
@@ -41,7 +46,12 @@ struct SegmentKey {
   bool operator==(const SegmentKey&) const = default;
 };
 
-std::string EncodeKey(const SegmentKey& key);
+absl::string_view KindName(Kind kind);  // "manifest", "token ids", "K rows", ...
+
+// InvalidArgument for what cannot be encoded: a layer, head or segment that does not fit the kind.
+absl::Status ValidateKey(const SegmentKey& key);
+
+std::string EncodeKey(const SegmentKey& key);  // of a valid key
 absl::StatusOr<SegmentKey> DecodeKey(absl::string_view bytes);
 
 // The range [first, second) of every key of the context.

@@ -1,12 +1,12 @@
 // What:   a value of the store: a payload followed by what proves it. Checked piecewise, so that a
-// row can be trusted without reading its whole segment. Bytes:  payload | crc32c u32 of each 4 KiB
-// chunk of the payload (the last may be shorter) | footer of 24 bytes:
-//         payload_bytes u64, format_version u16, element dtype u8 (255: bytes), reserved u8 = 0,
-//         reserved u32 = 0, crc32c u32 over (key bytes, chunk CRCs, footer so far), magic u32
-//         "CSEG"; all little-endian. The last CRC binds the value to its key: a right segment under
-//         a wrong key does not verify.
+//         row can be trusted without reading its whole segment.
+// Bytes:  payload | crc32c u32 of each 4 KiB chunk of the payload (the last may be shorter) |
+//         footer of 24 bytes: payload_bytes u64, format_version u16, element dtype u8 (255: bytes),
+//         reserved u8 = 0, reserved u32 = 0, crc32c u32 over (key bytes, chunk CRCs, footer so
+//         far), magic "CSEG"; all little-endian. The last CRC binds the value to its key: a right
+//         segment under a wrong key does not verify.
 // Errors: DataLoss for anything that does not add up, with what and where inside the segment; the
-// caller adds context and key.
+//         caller adds context and key. FailedPrecondition for another format version.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,9 @@
 namespace carrel::kvstore {
 
 inline constexpr int64_t kChunkBytes = 4096;
+inline constexpr int64_t kSegmentFooterBytes = 24;
 inline constexpr uint16_t kSegmentFormatVersion = 1;
+inline constexpr uint8_t kDTypeBytes = 255;  // the payload is no tensor
 
 // Appends CRCs and footer to the payload: value = EncodeSegment(key, payload).
 std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype);
@@ -41,17 +43,18 @@ class SegmentView {
   absl::string_view payload() const { return payload_; }
   uint8_t dtype() const { return dtype_; }
 
-  // Makes sure that payload bytes [begin, end) are what was written. Cost: a bit test per chunk
-  // once verified; a CRC of each new chunk.
+  // Makes sure that payload bytes [begin, end) are what was written; OutOfRange if there are no
+  // such bytes. Cost: a bit test per chunk once verified; a CRC of each new chunk.
   absl::Status Verify(int64_t begin, int64_t end) const;
   bool fully_verified() const { return unverified_chunks_.load(std::memory_order_acquire) == 0; }
 
  private:
   SegmentView() = default;
   absl::Status VerifyChunk(int64_t chunk) const;
+
   absl::string_view payload_;
   absl::string_view chunk_crcs_;
-  uint8_t dtype_ = 255;
+  uint8_t dtype_ = kDTypeBytes;
   mutable std::unique_ptr<std::atomic<uint64_t>[]> verified_;  // a bit per chunk
   mutable std::atomic<int64_t> unverified_chunks_{0};
 };

@@ -1,6 +1,10 @@
 // What:      the mapped K (or V) rows of one layer and KV head, over all segments: position ->
-// pointer, verified on first touch. Ownership: keeps its segments pinned.   Threads: any.   Cost:
-// Row() is a division by a power of two and, once a chunk is verified, one bit test.
+//            pointer, verified on first touch.
+// Errors:    DataLoss: segments that do not hold the manifest's rows, damaged bytes (names context,
+//            kind, layer, head, segment); InvalidArgument: no such layer or head; OutOfRange: no
+//            such row. FailedPrecondition: rows that are not bf16.
+// Ownership: keeps its segments pinned.   Threads: any.
+// Cost:      Address() is a division and, once a chunk is verified, Verify() of a row one bit test.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +18,16 @@
 
 namespace carrel::kvstore {
 
+enum class Kind : uint8_t;
 class PinnedSegment;
 class StoredContext;
 
 class Rows {
  public:
-  // Checks that the segments hold exactly the manifest's number of rows.
+  // Check that the segments hold exactly the manifest's number of rows; touch no row.
   static absl::StatusOr<Rows> OpenKeys(const StoredContext& context, Layer layer, KvHead kv_head);
   static absl::StatusOr<Rows> OpenValues(const StoredContext& context, Layer layer, KvHead kv_head);
+
   // Rows in memory of the caller, trusted: for builders during prefill and for tests.
   static Rows FromMemory(const uint16_t* rows, int64_t count, int64_t head_dim);
 
@@ -36,6 +42,7 @@ class Rows {
   }
   absl::Status Verify(RowRange range) const;
   absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
+  bool fully_verified() const;
 
   // Calls fn(first position, address, rows) for each piece of the range that lies contiguously.
   template <typename Fn>
@@ -48,9 +55,13 @@ class Rows {
   }
 
   // Tells the kernel that the range is about to be read in order (readahead); no effect on results.
+  // Skips segments that were read before.
   void AdviseSequential(RowRange range) const;
 
  private:
+  static absl::StatusOr<Rows> Open(const StoredContext& context, Layer layer, Kind kind,
+                                   KvHead kv_head);
+
   int64_t count_ = 0;
   int64_t head_dim_ = 0;
   int64_t row_bytes_ = 0;

@@ -1,10 +1,13 @@
 // What:   the contexts of one folder: RocksDB as a memory-mapped array store. The only place that
-// knows RocksDB. Source: architecture section 5. Values are read through a pinned iterator over
-// mapped, uncompressed SSTs, never through Get. Errors: FailedPrecondition locked by another
-// process, or the folder is no store (names it); NotFound, AlreadyExists a context (names it);
-//         DataLoss a segment (names context, kind, layer, head, segment); ResourceExhausted disk
-//         full.
-// Threads: a Store and what it returns may be used from any thread.
+//         knows RocksDB.
+// Source: architecture section 5; differs in that values are found in the mapped SSTs by our own
+//         checked walk (sst_blocks.h), not by RocksDB's iterators.
+// Errors: FailedPrecondition locked by another process, or open read-only; NotFound the folder
+//         holds no store; NotFound, AlreadyExists a context (names it); DataLoss a segment (names
+//         context, kind, layer, head, segment) or a manifest; FailedPrecondition a context of
+//         another format version (names both); ResourceExhausted disk full (names the path).
+// Threads: a Store and what it returns may be used from any thread. Contexts and segments outlive
+//         their Store.
 //
 // Invariants
 //   1. A context is visible after Publish returned OK, wholly; before, and after a crash at any
@@ -12,6 +15,7 @@
 //   2. A published context is never edited. Delete hides it first (durably) and frees its files
 //   then; what is mapped stays readable until released.
 //   3. Context ids are never reused.
+//   4. A context whose bytes are damaged does not make another unreadable.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +34,9 @@ class Manifest;
 
 namespace carrel::kvstore {
 
+inline constexpr uint32_t kManifestFormatVersion = 1;
+inline constexpr int64_t kMaxContextNameBytes = 255;
+
 // One segment, pinned: its bytes stay mapped as long as this lives, also across Delete.
 class PinnedSegment {
  public:
@@ -37,6 +44,7 @@ class PinnedSegment {
   // Verified up to Invariant 1 of SegmentView; DataLoss from Verify here names context, kind,
   // layer, head and segment.
   virtual absl::string_view payload() const = 0;
+  virtual uint8_t dtype() const = 0;
   virtual absl::Status Verify(int64_t begin, int64_t end) const = 0;
   virtual bool fully_verified() const = 0;
 };
@@ -47,6 +55,7 @@ class StoredContext {
   virtual ~StoredContext() = default;
   virtual const v1::Manifest& manifest() const = 0;
   // Maps a segment; touches only its footer and chunk table. Opened once and shared afterwards.
+  // NotFound (names it) if there is none.
   virtual absl::StatusOr<std::shared_ptr<const PinnedSegment>> Segment(int32_t layer, Kind kind,
                                                                        KvHead kv_head,
                                                                        uint32_t segment) const = 0;
@@ -56,7 +65,7 @@ class StoredContext {
 
 enum class StoreMode : uint8_t {
   kReadOnly = 0,   // no lock; sees what was published before
-  kReadWrite = 1,  // one process at a time
+  kReadWrite = 1,  // one process at a time; frees what a crash during Delete left behind
 };
 
 class Store {
@@ -65,28 +74,35 @@ class Store {
   static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& folder, StoreMode mode);
   virtual ~Store() = default;
 
-  virtual absl::StatusOr<std::vector<v1::Manifest>> List() const = 0;  // ordered by name
+  // Ordered by name. Contexts that cannot be read (damaged, or of another format version) are
+  // appended to `unreadable`, each with a message naming it; without it the first is the error.
+  virtual absl::StatusOr<std::vector<v1::Manifest>> List(
+      std::vector<absl::Status>* unreadable = nullptr) const = 0;
   virtual absl::StatusOr<v1::Manifest> GetManifest(const std::string& name) const = 0;
   virtual absl::StatusOr<std::shared_ptr<const StoredContext>> OpenContext(
       const std::string& name) const = 0;
 
   // kReadWrite only.
   virtual absl::StatusOr<ContextId> AllocateContextId() = 0;  // durable before it returns
-  // Moves the SST files (of SstWriter, with disjoint ranges, all of manifest.context_id) and the
-  // manifest in, atomically. AlreadyExists if the name is taken.
+  // Moves the SST files (of SstWriter, with disjoint ranges, all of manifest.context_id, at least
+  // one, best on the store's file system) and the manifest in, atomically. AlreadyExists if the
+  // name is taken. On an error the files stay where they are.
   virtual absl::Status Publish(const v1::Manifest& manifest,
                                absl::Span<const std::string> sst_files) = 0;
+  // A context whose manifest is damaged has lost its name; "#ID" (in the message of List) deletes
+  // it. While there is such a one, other names that are not found are DataLoss, not NotFound.
   virtual absl::Status Delete(const std::string& name) = 0;
 };
 
 // Writes segments of one context into one SST file, in key order. Finish syncs; without it the file
-// is not valid. Not thread-safe.
+// is not valid. Not thread-safe. Cost: holds one value twice.
 class SstWriter {
  public:
   static absl::StatusOr<std::unique_ptr<SstWriter>> Create(const std::string& path);
   virtual ~SstWriter() = default;
+  // InvalidArgument: a key of another context, out of order, or of the manifest (Publish's own).
   virtual absl::Status Add(const SegmentKey& key, std::string payload, uint8_t dtype) = 0;
-  virtual absl::Status Finish() = 0;
+  virtual absl::Status Finish() = 0;  // once
 };
 
 }  // namespace carrel::kvstore

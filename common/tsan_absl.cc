@@ -1,0 +1,178 @@
+// Built into programs of the tsan preset only. Debian's abseil is not instrumented: ThreadSanitizer does not see what its locks order and would call all that
+// they guard a race. These definitions stand before the library's when symbols are bound, and do the same with pthread locks, which the sanitizer knows; gRPC's
+// locks are abseil's and come along. Slower than the original (every unlock wakes every waiter), otherwise alike.
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace {
+
+using Clock = std::chrono::system_clock;
+
+// What the one word of an absl::Mutex points at, made at first use.
+struct Lock {
+  std::mutex mu;
+  std::condition_variable changed;
+  int readers = 0;
+  bool writer = false;
+
+  void Acquire(std::unique_lock<std::mutex>& held, bool exclusive) {
+    changed.wait(held, [&] { return !writer && (!exclusive || readers == 0); });
+    exclusive ? void(writer = true) : void(++readers);
+  }
+  void Release(bool exclusive) {
+    exclusive ? void(writer = false) : void(--readers);
+    changed.notify_all();
+  }
+};
+
+struct Signals {
+  std::mutex mu;
+  std::condition_variable changed;
+  uint64_t all = 0;      // everyone who waits since before this is woken
+  uint64_t tickets = 0;  // single wake-ups not taken yet
+  uint64_t waiting = 0;
+};
+
+template <typename Impl>
+Impl& Of(void* object) {
+  static_assert(sizeof(absl::Mutex) == sizeof(void*) && sizeof(absl::CondVar) == sizeof(void*));
+  auto& word = *static_cast<std::atomic<Impl*>*>(object);
+  Impl* impl = word.load(std::memory_order_acquire);
+  if (impl != nullptr) return *impl;
+  Impl* fresh = new Impl;
+  if (word.compare_exchange_strong(impl, fresh, std::memory_order_acq_rel)) return *fresh;
+  delete fresh;
+  return *impl;
+}
+
+template <typename Impl>
+void Destroy(void* object) {
+  delete static_cast<std::atomic<Impl*>*>(object)->exchange(nullptr);
+}
+
+void LockFor(void* object, bool exclusive) {
+  Lock& lock = Of<Lock>(object);
+  std::unique_lock<std::mutex> held(lock.mu);
+  lock.Acquire(held, exclusive);
+}
+
+bool TryLockFor(void* object, bool exclusive) {
+  Lock& lock = Of<Lock>(object);
+  std::unique_lock<std::mutex> held(lock.mu);
+  if (lock.writer || (exclusive && lock.readers > 0)) return false;
+  lock.Acquire(held, exclusive);
+  return true;
+}
+
+void Unlock(void* object, bool exclusive) {
+  Lock& lock = Of<Lock>(object);
+  std::unique_lock<std::mutex> held(lock.mu);
+  lock.Release(exclusive);
+}
+
+Clock::time_point ToClock(absl::Time deadline) {
+  // Waits until "infinity" overflow some clocks: a day is as good, its caller loops or gives up.
+  const absl::Time latest = absl::Now() + absl::Hours(24);
+  return absl::ToChronoTime(deadline < latest ? deadline : latest);
+}
+
+// Held on entry and on return. False if the deadline came first.
+bool AwaitUntil(void* object, const absl::Condition& condition, absl::Time deadline) {
+  Lock& lock = Of<Lock>(object);
+  std::unique_lock<std::mutex> held(lock.mu);
+  const bool exclusive = lock.writer;
+  for (;;) {
+    held.unlock();
+    const bool met = condition.Eval();
+    if (met || absl::Now() >= deadline) return met;
+    held.lock();
+    lock.Release(exclusive);
+    lock.changed.wait_until(held, ToClock(deadline));
+    lock.Acquire(held, exclusive);
+  }
+}
+
+bool WaitUntil(void* object, absl::Mutex* mutex, absl::Time deadline) {
+  Signals& signals = Of<Signals>(object);
+  std::unique_lock<std::mutex> held(signals.mu);
+  const uint64_t all = signals.all;
+  ++signals.waiting;
+  mutex->Unlock();
+  const bool woken = signals.changed.wait_until(held, ToClock(deadline), [&] { return signals.all != all || signals.tickets > 0; });
+  if (woken && signals.all == all) --signals.tickets;
+  --signals.waiting;
+  if (signals.tickets > signals.waiting) signals.tickets = signals.waiting;
+  held.unlock();
+  mutex->Lock();
+  return !woken;
+}
+
+}  // namespace
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+Mutex::~Mutex() { Destroy<::Lock>(this); }
+void Mutex::Lock() { LockFor(this, true); }
+void Mutex::Unlock() { ::Unlock(this, true); }
+bool Mutex::TryLock() { return TryLockFor(this, true); }
+void Mutex::ReaderLock() { LockFor(this, false); }
+void Mutex::ReaderUnlock() { ::Unlock(this, false); }
+bool Mutex::ReaderTryLock() { return TryLockFor(this, false); }
+void Mutex::AssertHeld() const {}
+void Mutex::AssertReaderHeld() const {}
+void Mutex::AssertNotHeld() const {}
+void Mutex::Await(const Condition& condition) {
+  while (!AwaitUntil(this, condition, InfiniteFuture())) {
+  }
+}
+bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) { return AwaitUntil(this, condition, Now() + timeout); }
+bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) { return AwaitUntil(this, condition, deadline); }
+void Mutex::LockWhen(const Condition& condition) {
+  Lock();
+  Await(condition);
+}
+bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
+  Lock();
+  return AwaitWithTimeout(condition, timeout);
+}
+bool Mutex::LockWhenWithDeadline(const Condition& condition, Time deadline) {
+  Lock();
+  return AwaitWithDeadline(condition, deadline);
+}
+void Mutex::ReaderLockWhen(const Condition& condition) {
+  ReaderLock();
+  Await(condition);
+}
+bool Mutex::ReaderLockWhenWithTimeout(const Condition& condition, Duration timeout) {
+  ReaderLock();
+  return AwaitWithTimeout(condition, timeout);
+}
+bool Mutex::ReaderLockWhenWithDeadline(const Condition& condition, Time deadline) {
+  ReaderLock();
+  return AwaitWithDeadline(condition, deadline);
+}
+
+CondVar::~CondVar() { Destroy<Signals>(this); }
+void CondVar::Wait(Mutex* mutex) { WaitUntil(this, mutex, InfiniteFuture()); }  // may wake spuriously, as callers expect
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) { return WaitUntil(this, mutex, Now() + timeout); }
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) { return WaitUntil(this, mutex, deadline); }
+void CondVar::Signal() {
+  Signals& signals = Of<Signals>(this);
+  std::unique_lock<std::mutex> held(signals.mu);
+  if (signals.tickets < signals.waiting) ++signals.tickets;
+  signals.changed.notify_all();
+}
+void CondVar::SignalAll() {
+  Signals& signals = Of<Signals>(this);
+  std::unique_lock<std::mutex> held(signals.mu);
+  ++signals.all;
+  signals.changed.notify_all();
+}
+
+ABSL_NAMESPACE_END
+}  // namespace absl

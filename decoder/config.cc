@@ -1,0 +1,82 @@
+#include "decoder/config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/numbers.h"
+#include "common/status.h"
+
+namespace carrel::decoder {
+namespace {
+
+absl::Status OutOfRange(absl::string_view field, double value, absl::string_view bounds) {
+  return absl::InvalidArgumentError(absl::StrCat(field, "=", value, " is outside ", bounds));
+}
+
+absl::Status UnknownName(absl::string_view field, absl::string_view name, absl::string_view known) {
+  return absl::InvalidArgumentError(absl::StrCat(field, "=", name, " is none of ", known));
+}
+
+}  // namespace
+
+absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers) {
+  if (config.top_k != kAllRows && config.top_k < 1) {
+    return OutOfRange("top_k", static_cast<double>(config.top_k), "[1, tokens of the context] and not \"all\"");
+  }
+  if (config.dense_layers < 0 || config.dense_layers > layers) {
+    return OutOfRange("dense_layers", config.dense_layers, absl::StrCat("[0, ", layers, "]"));
+  }
+  if (config.sink < 0) return OutOfRange("sink", static_cast<double>(config.sink), "[0, tokens of the context]");
+  if (config.local < 0) return OutOfRange("local", static_cast<double>(config.local), "[0, tokens of the context]");
+  if (!(config.oversample >= 1 && config.oversample <= 16)) return OutOfRange("oversample", config.oversample, "[1, 16]");
+  if (!(config.verified_hit_rate >= 0 && config.verified_hit_rate <= 1)) {
+    return OutOfRange("verified_hit_rate", config.verified_hit_rate, "[0, 1]");
+  }
+  if (config.ef_search < 0 || config.ef_search > 65536) return OutOfRange("ef_search", config.ef_search, "[0, 65536]");
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers, int64_t zone_rows) {
+  std::vector<int64_t> budgets(layers, kAllRows);
+  if (config.top_k == kAllRows) return budgets;
+  const int32_t sparse = layers - config.dense_layers;
+  for (int32_t i = 0; i < sparse; ++i) {
+    double share = 1;
+    if (config.budget == Budget::kLinear && sparse > 1) share = 0.5 + static_cast<double>(i) / (sparse - 1);
+    const int64_t rows = std::max<int64_t>(1, std::llround(share * static_cast<double>(config.top_k)));
+    budgets[config.dense_layers + i] = rows >= zone_rows ? kAllRows : rows;
+  }
+  return budgets;
+}
+
+absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name) {
+  if (name == "off") return Prefetch::kOff;
+  if (name == "speculative") return Prefetch::kSpeculative;
+  if (name == "verified") return Prefetch::kVerified;
+  return UnknownName("prefetch", name, "off, speculative, verified");
+}
+
+absl::StatusOr<Want> ParseWant(absl::string_view name) {
+  if (name == "rows") return Want::kRows;
+  if (name == "values") return Want::kValues;
+  if (name == "attend") return Want::kAttend;
+  return UnknownName("want", name, "rows, values, attend");
+}
+
+absl::StatusOr<Budget> ParseBudget(absl::string_view name) {
+  if (name == "uniform") return Budget::kUniform;
+  if (name == "linear") return Budget::kLinear;
+  return UnknownName("budget", name, "uniform, linear");
+}
+
+absl::StatusOr<int64_t> ParseTopK(absl::string_view text) {
+  if (text == "all") return kAllRows;
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(text, &value)) {
+    return absl::InvalidArgumentError(absl::StrCat("top_k=", text, " is neither a number nor \"all\""));
+  }
+  if (value < 1) return OutOfRange("top_k", static_cast<double>(value), "[1, tokens of the context] and not \"all\"");
+  return value;
+}
+
+}  // namespace carrel::decoder

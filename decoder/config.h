@@ -1,0 +1,45 @@
+// What:   how a decoder retrieves: every choice of one sequence's attention, and its validation.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/ids.h"
+
+namespace carrel::decoder {
+
+enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
+enum class Want : uint8_t { kRows = 0, kValues = 1, kAttend = 2 };
+enum class Budget : uint8_t { kUniform = 0, kLinear = 1 };
+
+inline constexpr int64_t kAllRows = -1;  // a top_k: every row of the zone
+
+struct RetrievalConfig {
+  int64_t top_k = 128;       // rows of the zone attended per KV head and token; >= 1, at most the context's tokens; kAllRows: all
+  int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and the demo model loses answers without; 0 .. layers
+  int64_t sink = 4;          // first rows of the context that the decoder holds; >= 0
+  int64_t local = 64;        // last rows of the context that the decoder holds; >= 0
+  Budget budget = Budget::kUniform;
+  Prefetch prefetch = Prefetch::kOff;
+  Want want = Want::kAttend;     // ATTEND sends least
+  double oversample = 2.0;       // candidates asked ahead, as a multiple of top_k; 1 .. 16
+  double verified_hit_rate = 0.9;  // verified: the share of the true top_k that approximate candidates must have held, to be used unverified; 0 .. 1
+  int32_t ef_search = 0;         // effort of a graph index; 0: the context's own
+  bool measure = false;          // also ask for exact answers, for the statistics: hit rate and mass. Outside of what is timed.
+};
+
+absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
+
+// Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first sparse layer to 3/2 top_k in the last (paper 001, its figure on
+// per-layer budgets). Dense layers get kAllRows, and so does any layer whose share covers the zone.
+std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers, int64_t zone_rows);
+
+absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);
+absl::StatusOr<Want> ParseWant(absl::string_view name);
+absl::StatusOr<Budget> ParseBudget(absl::string_view name);
+absl::StatusOr<int64_t> ParseTopK(absl::string_view text);  // "all" or a number >= 1
+
+}  // namespace carrel::decoder

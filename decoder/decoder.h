@@ -1,0 +1,77 @@
+// What:   one decoding sequence over a context: prompt in, tokens out.
+// Errors: FailedPrecondition the context was computed by another model (names every differing field); NotFound no such context; Unavailable no store;
+//         InvalidArgument a config, prompt or token id out of bounds, a sequence longer than max_position_embeddings; what the store answers.
+// Threads: one at a time. Many decoders share one Weights and one ThreadPool.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "decoder/config.h"
+#include "decoder/sampler.h"
+#include "decoder/statistics.h"
+#include "decoder/store_client.h"
+#include "model/checkpoint.h"
+#include "model/transformer.h"
+
+namespace carrel::decoder {
+
+class RetrievalAttention;
+
+struct GenerateOptions {
+  int64_t max_tokens = 64;   // >= 0
+  SamplingConfig sampling;
+  bool keep_logits = false;  // of every prompt and generated position
+  // Called for each generated token, EOS excluded, as soon as it is known; an error ends generation with that error.
+  std::function<absl::Status(TokenId)> on_token;
+};
+
+enum class StopReason : uint8_t { kEos = 0, kMaxTokens = 1, kContextLength = 2 };
+
+struct GenerateResult {
+  std::vector<TokenId> ids;  // EOS excluded
+  StopReason stop = StopReason::kMaxTokens;
+  std::vector<float> logits;  // [positions, vocab_size] if kept: prompt tokens, then generated tokens that were fed back
+  double prompt_seconds = 0;
+  double generate_seconds = 0;
+};
+
+class Decoder {
+ public:
+  // Opens the context on a connected client and fetches sink and local rows.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
+                                                       const std::string& context, const RetrievalConfig& config, ThreadPool* pool);
+  ~Decoder();
+
+  // Continues the document with the prompt; each call starts from the document anew.
+  absl::StatusOr<GenerateResult> Generate(const std::vector<TokenId>& prompt, const GenerateOptions& options);
+
+  Statistics statistics() const;
+  int64_t context_tokens() const { return context_tokens_; }
+
+  // For tests: sees every layer's input and attended output.
+  using Observer = std::function<void(const model::AttentionInput&, const float* attended)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
+
+ private:
+  Decoder(const model::Checkpoint& checkpoint, const RetrievalConfig& config, ThreadPool* pool);
+  // Runs tokens through every layer and leaves their hidden states in hidden_.
+  absl::Status Forward(absl::Span<const TokenId> tokens, Position first_position);
+
+  const model::Checkpoint& checkpoint_;
+  const RetrievalConfig config_;
+  ThreadPool* const pool_;
+  int64_t context_tokens_ = 0;
+  int64_t max_block_ = 1;  // tokens per pass: what one Query may carry
+  std::unique_ptr<StoreClient> client_;
+  std::unique_ptr<model::Backend> backend_;
+  std::unique_ptr<RetrievalAttention> attention_;
+  std::vector<float> hidden_, approximate_q_;
+  Observer observer_;
+};
+
+}  // namespace carrel::decoder

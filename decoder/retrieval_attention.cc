@@ -1,0 +1,106 @@
+#include "decoder/retrieval_attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "carrel/v1/retrieval.pb.h"
+#include "common/status.h"
+#include "decoder/row_stream.h"
+#include "decoder/zone.h"
+#include "kernels/merge_states/merge_states.h"
+#include "kernels/window_attention/window_attention.h"
+
+namespace carrel::decoder {
+
+RetrievalAttention::RetrievalAttention(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
+                                       StoreClient* client, ThreadPool* pool)
+    : shape_(shape),
+      scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
+      client_(client),
+      pool_(pool),
+      window_(shape),
+      layer_statistics_(shape.layers),
+      zone_(std::make_unique<Zone>(config, shape, opened, client, pool, &layer_statistics_)) {}
+
+RetrievalAttention::~RetrievalAttention() = default;
+
+absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(const RetrievalConfig& config, const AttentionShape& shape,
+                                                                               const v1::OpenReply& opened, StoreClient* client,
+                                                                               ThreadPool* pool) {
+  std::unique_ptr<RetrievalAttention> attention(new RetrievalAttention(config, shape, opened, client, pool));
+  RETURN_IF_ERROR(Annotate(attention->LoadContextRows(opened), "reading sink and local rows"));
+  return attention;
+}
+
+absl::Status RetrievalAttention::LoadContextRows(const v1::OpenReply& opened) {
+  const RowRange ranges[] = {{0, opened.zone_begin()}, {opened.zone_end(), opened.tokens()}};
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    for (const RowRange& range : ranges) {
+      RowStream stream(client_, shape_, layer, range, opened.limits().max_fetch_rows());
+      double waited_us = 0;
+      int64_t bytes = 0;
+      RETURN_IF_ERROR(stream.Drain(
+          [&](KvHead head, Position, int64_t rows, const void* k, const void* v) { window_.AddContextRows(layer, head, k, v, rows); },
+          &waited_us, &bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RetrievalAttention::Prefetch(Layer layer, const float* approximate_q, int64_t n) {
+  return zone_->Prefetch(layer, approximate_q, n);
+}
+
+void RetrievalAttention::AttendWindow(const model::AttentionInput& input) {
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  const int64_t rows_before = window_.rows(input.layer) - input.n;
+  window_partial_.Reset(input.n, shape_.q_heads, d);
+  pool_->ParallelFor(input.n * shape_.kv_heads, [&](int64_t unit) {
+    thread_local std::vector<float> scratch;
+    const int64_t token = unit / shape_.kv_heads;
+    const int32_t head = static_cast<int32_t>(unit % shape_.kv_heads);
+    const int64_t first_q_head = token * shape_.q_heads + head * group;
+    kernels::WindowAttentionParams params;
+    params.q = input.q + first_q_head * d;
+    params.group = group;
+    params.k = window_.k(input.layer, KvHead(head));
+    params.v = window_.v(input.layer, KvHead(head));
+    params.rows = rows_before + token + 1;  // what comes before the token, and itself
+    params.head_dim = d;
+    params.scale = scale_;
+    params.out = &window_partial_.out[first_q_head * d];
+    params.lse = &window_partial_.lse[first_q_head];
+    scratch.resize(static_cast<size_t>(group * params.rows));
+    kernels::WindowAttention(params, scratch.data());
+  });
+}
+
+absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, float* attended) {
+  RETURN_IF_ERROR(zone_->Start(input.layer, input.q, input.n));  // on its way while the window is computed
+  window_.Append(input.layer, input.k, input.v, input.n);
+  AttendWindow(input);
+  RETURN_IF_ERROR(zone_->Finish(input.layer, input.q, input.n, zone_partial_));
+  RETURN_IF_ERROR(zone_->Measure(input.layer, input.q, input.n, zone_partial_, window_partial_.lse));
+  kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(), zone_partial_.out.data(), zone_partial_.lse.data(),
+                       input.n * shape_.q_heads, shape_.head_dim);
+  std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);
+  return absl::OkStatus();
+}
+
+void RetrievalAttention::set_reading_prompt(bool reading) { zone_->set_reading_prompt(reading); }
+
+void RetrievalAttention::StartSequence() {
+  zone_->Cancel();
+  window_.Truncate();
+}
+
+Statistics RetrievalAttention::statistics() const {
+  Statistics statistics;
+  statistics.layers = layer_statistics_;
+  statistics.bytes_sent = client_->bytes_sent();
+  statistics.bytes_received = client_->bytes_received();
+  statistics.window_bytes = window_.bytes();
+  return statistics;
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,55 @@
+// What:   the attention of decoding: a dense window on this side, retrieved rows of the zone from the store, merged. Plugged into model::Transformer.
+// Math:   out = merge(window attention, zone attention): sink, local and new rows are disjoint from the zone, so with every zone row retrieved this is dense
+//         attention up to rounding (the master test, tests/master_test.cc).
+// Threads: one caller; the pool shares the window's work.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/thread_pool.h"
+#include "decoder/config.h"
+#include "decoder/partial.h"
+#include "decoder/statistics.h"
+#include "decoder/store_client.h"
+#include "decoder/window.h"
+#include "model/transformer.h"
+
+namespace carrel::decoder {
+
+class Zone;
+
+class RetrievalAttention : public model::Attention {
+ public:
+  // client is open; `opened` is its reply. Fetches sink and local rows before it returns.
+  static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(const RetrievalConfig& config, const AttentionShape& shape,
+                                                                    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool);
+  ~RetrievalAttention() override;
+
+  // Asks for the rows of `layer` ahead of time, with approximate queries [n, q_heads, head_dim].
+  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n);
+  absl::Status Attend(const model::AttentionInput& input, float* attended) override;
+
+  void set_reading_prompt(bool reading);
+  // Forgets everything since the context: the next token continues the document again. Statistics stay.
+  void StartSequence();
+
+  Statistics statistics() const;
+
+ private:
+  RetrievalAttention(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened, StoreClient* client,
+                     ThreadPool* pool);
+  absl::Status LoadContextRows(const v1::OpenReply& opened);
+  void AttendWindow(const model::AttentionInput& input);
+
+  const AttentionShape shape_;
+  const float scale_;
+  StoreClient* const client_;
+  ThreadPool* const pool_;
+  Window window_;
+  std::vector<LayerStatistics> layer_statistics_;
+  std::unique_ptr<Zone> zone_;
+  Partial window_partial_, zone_partial_;
+};
+
+}  // namespace carrel::decoder

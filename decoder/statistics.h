@@ -1,0 +1,42 @@
+// What:   what retrieval did and how good it was, per layer, over all tokens since the sequence began. Every number is counted or measured.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace carrel::decoder {
+
+struct Mean {
+  double sum = 0;
+  int64_t count = 0;
+  void Add(double x) {
+    sum += x;
+    ++count;
+  }
+  double value() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
+};
+
+struct LayerStatistics {
+  int64_t tokens = 0;             // that passed the layer
+  int64_t top_k = 0;              // rows per KV head; -1: all
+  int64_t rows_attended = 0;      // zone rows, over tokens and KV heads
+  int64_t candidates = 0;         // rows scored exactly, here or at the store, over tokens and KV heads
+  int64_t visited = 0;            // keys that the index looked at
+  int64_t prefetched = 0;         // tokens whose candidates were asked ahead and used
+  int64_t verified_again = 0;     // tokens whose candidates were asked ahead and asked again with the true query
+  double exposed_wait_us = 0;     // time that the layer stood still for the store
+  int64_t bytes_received = 0;     // of replies, measurements excluded
+  Mean cosine;                    // of approximate and true query, the least over q heads
+  Mean hit_rate;                  // measure: share of the true top_k among what was asked ahead
+  Mean mass;                      // measure: share of the zone's softmax that the attended zone rows carry
+  Mean attended_mass;             // measure: share of the whole softmax (zone and window) that all attended rows carry
+};
+
+struct Statistics {
+  std::vector<LayerStatistics> layers;
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+  int64_t window_bytes = 0;
+};
+
+}  // namespace carrel::decoder

@@ -1,0 +1,91 @@
+// What:    the store's part of a sequence's attention: asks for a layer's zone rows, ahead of time where that is possible, and turns replies into (out, lse).
+//          Per layer and block of tokens: Prefetch (optional, with approximate queries, while the layer before computes), Start (true queries), Finish.
+// Source:  methods F. speculative: candidates asked with q~ are refined with the true q: want = ROWS here, otherwise at the store (among_candidates_of).
+//          verified: they are used only where cos(q~, q) reaches the layer's threshold; below it the true query is sent and waited for. The threshold is calibrated
+//          on the prompt's own tokens: the least cosine from which on the candidates held verified_hit_rate of the true top_k on average (docs/decisions).
+// Math:    dense layers read every row of the zone: the result is exact attention over it.
+// Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/thread_pool.h"
+#include "decoder/candidates.h"
+#include "decoder/config.h"
+#include "decoder/partial.h"
+#include "decoder/row_stream.h"
+#include "decoder/statistics.h"
+#include "decoder/store_client.h"
+#include "decoder/threshold.h"
+
+namespace carrel::decoder {
+
+class Zone {
+ public:
+  // statistics [layers] outlives this.
+  Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
+       std::vector<LayerStatistics>* statistics);
+
+  // approximate_q [n, q_heads, head_dim] for `layer`.
+  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n);
+  absl::Status Start(Layer layer, const float* q, int64_t n);
+  // partial gets the zone's attention, [n, q_heads].
+  absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial);
+
+  // After Finish: asks exactly and adds hit rate, mass and thresholds' samples to the statistics, where config or calibration want it.
+  // window_lse [n, q_heads] is of the rows that the decoder holds.
+  absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone, const std::vector<float>& window_lse);
+
+  // A prompt is being read: thresholds may be calibrated.
+  void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
+  // Gives up what is in flight: the sequence is over or failed.
+  void Cancel();
+
+ private:
+  // What is in flight or at hand for one layer.
+  struct Pending {
+    std::optional<RequestId> speculative;   // candidates asked with q~
+    std::vector<float> approximate_q;
+    std::optional<Candidates> candidates;   // ROWS that speculative or the true query brought
+    std::optional<RequestId> query;         // asked with the true q
+    std::optional<RowStream> stream;        // every row, under want = ROWS
+    bool accepted = false;                  // speculative candidates are what is attended
+    std::vector<double> cosines;            // [n], least over q heads
+  };
+
+  bool calibrating(Layer layer) const;
+  v1::Query MakeQuery(Layer layer, const float* q, int64_t n) const;
+  absl::Status StartTopK(Layer layer, const float* q, int64_t n, Pending& pending);
+  std::vector<double> Cosines(const float* a, const float* b, int64_t n) const;
+
+  absl::Status FinishRowStream(Layer layer, const float* q, int64_t n, Pending& pending, Partial& partial);
+  absl::Status FinishCandidates(Layer layer, const float* q, int64_t n, Pending& pending, Partial& partial);
+  absl::Status FinishPartials(Layer layer, const float* q, int64_t n, Pending& pending, Partial& partial);
+  absl::Status MergeAttend(const v1::QueryReply& reply, int64_t n, Partial& partial);
+  absl::Status MergeValues(Layer layer, const v1::QueryReply& reply, int64_t n, std::vector<int64_t>& rows_seen, Partial& partial);
+
+  // Receives all parts of a reply; counts wait and bytes unless it is a measurement.
+  absl::StatusOr<std::vector<v1::SessionReply>> Receive(RequestId id, LayerStatistics* statistics);
+  absl::StatusOr<Candidates> ReceiveIds(v1::Query query, int64_t n, std::vector<float>* zone_lse);
+
+  LayerStatistics& StatisticsOf(Layer layer) { return (*statistics_)[layer.value()]; }
+
+  const RetrievalConfig config_;
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const int64_t max_top_k_;
+  const int64_t max_fetch_rows_;
+  const std::vector<int64_t> budgets_;
+  const float scale_;
+  StoreClient* const client_;
+  ThreadPool* const pool_;
+  std::vector<LayerStatistics>* const statistics_;
+  std::vector<Pending> pending_;        // [layers]
+  std::vector<Threshold> thresholds_;   // [layers]
+  bool reading_prompt_ = false;
+};
+
+}  // namespace carrel::decoder

@@ -1,0 +1,200 @@
+// What:   the two passes over rows of any element type, lying anywhere: inner products with a few
+//         vectors, and weighted sums; each row is read from memory once for all of them.
+// Math:   ScoreRows: out[h, j] = scale * <x[h], row[j]>;
+//         AddWeightedRows: out[h, c] += sum_j weights[h, j] * row[j][c].
+// Threads: the value of one (h, j) or (h, c) does not depend on how many others are computed.
+#if defined(CARREL_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CARREL_KERNELS_ROWS_INL_H_
+#undef CARREL_KERNELS_ROWS_INL_H_
+#else
+#define CARREL_KERNELS_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <utility>
+
+#include "hwy/cache_control.h"
+#include "kernels/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace carrel::kernels::HWY_NAMESPACE {
+
+// Vectors held against a row at a time: 4 sums for each, the rows and one more must fit 32 or 16
+// registers.
+inline constexpr int64_t kRowVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
+
+template <class E>
+struct ContiguousRows {
+  using Element = E;
+  const void* data;
+  int64_t dim;
+  const uint8_t* Row(int64_t j) const {
+    return static_cast<const uint8_t*>(data) + j * dim * E::kBytes;
+  }
+  // The hardware sees the stream by itself.
+  void Prefetch(int64_t, int64_t) const {}
+};
+
+template <class E>
+struct ScatteredRows {
+  using Element = E;
+  const void* const* rows;
+  int64_t dim;
+  const uint8_t* Row(int64_t j) const { return static_cast<const uint8_t*>(rows[j]); }
+  // Asks for row j if it is one of `count`.
+  void Prefetch(int64_t j, int64_t count) const {
+    if (j >= count) return;
+    const uint8_t* row = Row(j);
+    const int64_t bytes = dim * E::kBytes;
+    for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(row + b);
+    hwy::Prefetch(row + bytes - 1);
+  }
+};
+
+// Rows are asked for this far ahead: about the latency of memory over the time that a row takes.
+inline constexpr int64_t kPrefetchRows = 16;
+
+struct FourVecs {
+  FloatVec v0, v1, v2, v3;
+};
+
+HWY_INLINE void MulAddFour(FloatVec x, const FourVecs& rows, FourVecs& sums) {
+  sums.v0 = hn::MulAdd(x, rows.v0, sums.v0);
+  sums.v1 = hn::MulAdd(x, rows.v1, sums.v1);
+  sums.v2 = hn::MulAdd(x, rows.v2, sums.v2);
+  sums.v3 = hn::MulAdd(x, rows.v3, sums.v3);
+}
+
+HWY_INLINE void StoreScores(const FourVecs& sums, float scale, int64_t count, float* out) {
+  float four[4];
+  SumOfLanes4(sums.v0, sums.v1, sums.v2, sums.v3, four);
+  for (int64_t i = 0; i < count; ++i) out[i] = scale * four[i];
+}
+
+template <class E, size_t... kH>
+HWY_INLINE void ScoreFourRows(const uint8_t* const (&row)[4], int64_t dim, const float* x,
+                              int64_t x_stride, float scale, int64_t count, float* out,
+                              int64_t out_stride, std::index_sequence<kH...>) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const FloatVec zero = hn::Zero(d);
+  FourVecs sums[sizeof...(kH)] = {((void)kH, FourVecs{zero, zero, zero, zero})...};
+  int64_t c = 0;
+  for (; c + lanes <= dim; c += lanes) {
+    const FourVecs rows{E::Load(d, row[0], c), E::Load(d, row[1], c), E::Load(d, row[2], c),
+                        E::Load(d, row[3], c)};
+    (MulAddFour(hn::LoadU(d, x + kH * x_stride + c), rows, sums[kH]), ...);
+  }
+  if (c < dim) {
+    const int64_t tail = dim - c;
+    const FourVecs rows{E::LoadPartial(d, row[0], c, tail), E::LoadPartial(d, row[1], c, tail),
+                        E::LoadPartial(d, row[2], c, tail), E::LoadPartial(d, row[3], c, tail)};
+    (MulAddFour(LoadPartial(d, x + kH * x_stride + c, tail), rows, sums[kH]), ...);
+  }
+  (StoreScores(sums[kH], scale, count, out + kH * out_stride), ...);
+}
+
+template <class Rows>
+HWY_INLINE void ScoreRows(const Rows& rows, int64_t count, int64_t dim, const float* x,
+                          int64_t vectors, int64_t x_stride, float scale, float* out,
+                          int64_t out_stride) {
+  using E = typename Rows::Element;
+  for (int64_t j = 0; j < count; j += 4) {
+    // A last group of fewer than four repeats its last row: every score is taken the same way.
+    const int64_t real = std::min<int64_t>(4, count - j), last = count - 1;
+    const uint8_t* const row[4] = {rows.Row(j), rows.Row(std::min(j + 1, last)),
+                                   rows.Row(std::min(j + 2, last)),
+                                   rows.Row(std::min(j + 3, last))};
+    for (int64_t i = 0; i < 4; ++i) rows.Prefetch(j + i + kPrefetchRows, count);
+    int64_t h = 0;
+    const auto run = [&](auto heads) HWY_ATTR {
+      ScoreFourRows<E>(row, dim, x + h * x_stride, x_stride, scale, real, out + h * out_stride + j,
+                       out_stride, heads);
+    };
+    for (; h + kRowVectors <= vectors; h += kRowVectors) {
+      run(std::make_index_sequence<kRowVectors>());
+    }
+    for (; h + 2 <= vectors; h += 2) run(std::make_index_sequence<2>());
+    if (h < vectors) run(std::make_index_sequence<1>());
+  }
+}
+
+HWY_INLINE void AddTo(FloatTag d, FloatVec v, float* out) {
+  hn::StoreU(hn::Add(hn::LoadU(d, out), v), d, out);
+}
+
+// Four vectors' width of columns from c on.
+template <class Rows, size_t... kH>
+HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int64_t total,
+                               int64_t c, bool prefetch, const float* weights,
+                               int64_t weight_stride, float* out, int64_t out_stride,
+                               std::index_sequence<kH...>) {
+  using E = typename Rows::Element;
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const FloatVec zero = hn::Zero(d);
+  FourVecs sums[sizeof...(kH)] = {((void)kH, FourVecs{zero, zero, zero, zero})...};
+  for (int64_t j = begin; j < end; ++j) {
+    if (prefetch) rows.Prefetch(j + kPrefetchRows, total);
+    const uint8_t* row = rows.Row(j);
+    const FourVecs columns{E::Load(d, row, c), E::Load(d, row, c + lanes),
+                           E::Load(d, row, c + 2 * lanes), E::Load(d, row, c + 3 * lanes)};
+    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - begin]), columns, sums[kH]), ...);
+  }
+  (AddTo(d, sums[kH].v0, out + kH * out_stride + c), ...);
+  (AddTo(d, sums[kH].v1, out + kH * out_stride + c + lanes), ...);
+  (AddTo(d, sums[kH].v2, out + kH * out_stride + c + 2 * lanes), ...);
+  (AddTo(d, sums[kH].v3, out + kH * out_stride + c + 3 * lanes), ...);
+}
+
+// `width` <= Lanes columns from c on.
+template <class Rows>
+HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
+                                 int64_t width, const float* weights, float* out) {
+  using E = typename Rows::Element;
+  const FloatTag d;
+  const bool whole = width == static_cast<int64_t>(hn::Lanes(d));
+  FloatVec sum = hn::Zero(d);
+  for (int64_t j = begin; j < end; ++j) {
+    const FloatVec column =
+        whole ? E::Load(d, rows.Row(j), c) : E::LoadPartial(d, rows.Row(j), c, width);
+    sum = hn::MulAdd(hn::Set(d, weights[j - begin]), column, sum);
+  }
+  if (whole) {
+    AddTo(d, sum, out + c);
+  } else {
+    StorePartial(d, hn::Add(LoadPartial(d, out + c, width), sum), out + c, width);
+  }
+}
+
+// Rows [begin, end) of `total`; weights[h * weight_stride + j - begin].
+template <class Rows>
+HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, int64_t total,
+                                int64_t dim, const float* weights, int64_t vectors,
+                                int64_t weight_stride, float* out, int64_t out_stride) {
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(FloatTag()));
+  int64_t c = 0;
+  for (; c + 4 * lanes <= dim; c += 4 * lanes) {
+    int64_t h = 0;
+    const auto run = [&](auto heads) HWY_ATTR {
+      AddWideColumns(rows, begin, end, total, c, c == 0 && h == 0, weights + h * weight_stride,
+                     weight_stride, out + h * out_stride, out_stride, heads);
+    };
+    for (; h + kRowVectors <= vectors; h += kRowVectors) {
+      run(std::make_index_sequence<kRowVectors>());
+    }
+    for (; h + 2 <= vectors; h += 2) run(std::make_index_sequence<2>());
+    if (h < vectors) run(std::make_index_sequence<1>());
+  }
+  for (; c < dim; c += lanes) {
+    for (int64_t h = 0; h < vectors; ++h) {
+      AddNarrowColumns(rows, begin, end, c, std::min(lanes, dim - c), weights + h * weight_stride,
+                       out + h * out_stride);
+    }
+  }
+}
+
+}  // namespace carrel::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,132 @@
+#include "kvstore/format/segment.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/checksum.h"
+#include "common/status.h"
+#include "kvstore/format/little_endian.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr char kMagic[] = {'C', 'S', 'E', 'G'};
+constexpr int64_t kFooterCrcOffset = 16;
+constexpr int64_t kFooterMagicOffset = 20;
+
+int64_t ChunkCount(int64_t payload_bytes) {
+  return (payload_bytes + kChunkBytes - 1) / kChunkBytes;
+}
+
+}  // namespace
+
+std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype) {
+  const size_t payload_bytes = payload.size();
+  const int64_t chunks = ChunkCount(static_cast<int64_t>(payload_bytes));
+  std::string proof;
+  proof.reserve(static_cast<size_t>(chunks) * 4 + kSegmentFooterBytes);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const absl::string_view bytes =
+        absl::string_view(payload).substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes);
+    AppendLittleEndian(proof, Crc32c(bytes));
+  }
+  AppendLittleEndian(proof, uint64_t{payload_bytes});
+  AppendLittleEndian(proof, kSegmentFormatVersion);
+  AppendLittleEndian(proof, dtype);
+  AppendLittleEndian(proof, uint8_t{0});
+  AppendLittleEndian(proof, uint32_t{0});
+  AppendLittleEndian(proof, ExtendCrc32c(Crc32c(key), proof));
+  proof.append(kMagic, sizeof(kMagic));
+  payload.append(proof);
+  return payload;
+}
+
+absl::StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(absl::string_view key,
+                                                               absl::string_view value) {
+  if (value.size() < kSegmentFooterBytes) {
+    return absl::DataLossError(absl::StrCat(
+        "segment of ", value.size(), " bytes is shorter than its footer of ", kSegmentFooterBytes));
+  }
+  const absl::string_view footer = value.substr(value.size() - kSegmentFooterBytes);
+  if (std::memcmp(footer.data() + kFooterMagicOffset, kMagic, sizeof(kMagic)) != 0) {
+    return absl::DataLossError("segment does not end in \"CSEG\"");
+  }
+  const uint64_t payload_bytes = LoadLittleEndian<uint64_t>(footer.data());
+  const uint64_t available = value.size() - kSegmentFooterBytes;
+  if (payload_bytes > available) {
+    return absl::DataLossError(absl::StrCat("segment footer claims ", payload_bytes,
+                                            " payload bytes, at most ", available, " are there"));
+  }
+  const int64_t chunks = ChunkCount(static_cast<int64_t>(payload_bytes));
+  if (available - payload_bytes != static_cast<uint64_t>(chunks) * 4) {
+    return absl::DataLossError(absl::StrCat("segment of ", payload_bytes, " payload bytes has ",
+                                            available - payload_bytes, " bytes of CRCs, must have ",
+                                            chunks * 4));
+  }
+  const absl::string_view proven =
+      value.substr(payload_bytes, static_cast<size_t>(chunks * 4 + kFooterCrcOffset));
+  if (ExtendCrc32c(Crc32c(key), proven) !=
+      LoadLittleEndian<uint32_t>(footer.data() + kFooterCrcOffset)) {
+    return absl::DataLossError("segment footer, CRC table or key does not match the footer's CRC");
+  }
+  const uint16_t version = LoadLittleEndian<uint16_t>(footer.data() + 8);
+  if (version != kSegmentFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat("segment has format version ", version,
+                                                      ", this program reads version ",
+                                                      kSegmentFormatVersion));
+  }
+  if (footer[11] != 0 || LoadLittleEndian<uint32_t>(footer.data() + 12) != 0) {
+    return absl::DataLossError("segment footer's reserved bytes are not 0");
+  }
+  std::unique_ptr<SegmentView> view(new SegmentView());
+  view->payload_ = value.substr(0, payload_bytes);
+  view->chunk_crcs_ = value.substr(payload_bytes, static_cast<size_t>(chunks * 4));
+  view->dtype_ = static_cast<uint8_t>(footer[10]);
+  view->verified_ =
+      std::make_unique<std::atomic<uint64_t>[]>(static_cast<size_t>((chunks + 63) / 64));
+  view->unverified_chunks_.store(chunks, std::memory_order_release);
+  return view;
+}
+
+absl::Status SegmentView::VerifyChunk(int64_t chunk) const {
+  const absl::string_view bytes =
+      payload_.substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes);
+  const uint32_t expected = LoadLittleEndian<uint32_t>(chunk_crcs_.data() + chunk * 4);
+  if (const uint32_t actual = Crc32c(bytes); actual != expected) {
+    return absl::DataLossError(
+        absl::StrCat("payload bytes [", chunk * kChunkBytes, ", ",
+                     chunk * kChunkBytes + static_cast<int64_t>(bytes.size()), ") have CRC ",
+                     absl::Hex(actual), ", written with ", absl::Hex(expected)));
+  }
+  const uint64_t bit = uint64_t{1} << (chunk % 64);
+  const uint64_t before =
+      verified_[static_cast<size_t>(chunk / 64)].fetch_or(bit, std::memory_order_acq_rel);
+  // Only the first of concurrent verifiers counts the chunk.
+  if ((before & bit) == 0) unverified_chunks_.fetch_sub(1, std::memory_order_acq_rel);
+  return absl::OkStatus();
+}
+
+absl::Status SegmentView::Verify(int64_t begin, int64_t end) const {
+  if (begin < 0 || begin > end || end > static_cast<int64_t>(payload_.size())) {
+    return absl::OutOfRangeError(absl::StrCat("payload bytes [", begin, ", ", end,
+                                              ") of a segment of ", payload_.size(), " bytes"));
+  }
+  if (begin == end || fully_verified()) return absl::OkStatus();
+  const int64_t last_chunk = (end - 1) / kChunkBytes;
+  for (int64_t chunk = begin / kChunkBytes; chunk <= last_chunk;) {
+    const uint64_t word =
+        verified_[static_cast<size_t>(chunk / 64)].load(std::memory_order_acquire);
+    // Chunks of this word from `chunk` on that are verified without a gap.
+    const int64_t known = std::countr_one(word >> (chunk % 64));
+    if (known > 0) {
+      chunk += std::min<int64_t>(known, 64 - chunk % 64);
+      continue;
+    }
+    RETURN_IF_ERROR(VerifyChunk(chunk));
+    ++chunk;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::kvstore

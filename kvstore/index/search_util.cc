@@ -1,0 +1,77 @@
+#include "kvstore/index/search_util.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "kernels/dot_score/dot_score.h"
+
+namespace carrel::kvstore {
+namespace {
+
+// Rows verified, then scored while they are still in the cache.
+constexpr int64_t kScanBlockBytes = 256 << 10;
+// Readahead asked for in steps, one step ahead of the scan.
+constexpr int64_t kReadaheadBytes = 8 << 20;
+
+}  // namespace
+
+absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
+  if (request.queries == nullptr || request.group < 1 || request.group > 4096) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("search: group=", request.group, ", must be 1 .. 4096 queries"));
+  }
+  if (!(request.scale > 0) || !std::isfinite(request.scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("search: scale=", request.scale, ", must be positive"));
+  }
+  if (request.top_k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("search: top_k=", request.top_k, ", must not be negative"));
+  }
+  if (request.zone.begin < 0 || request.zone.begin > request.zone.end ||
+      request.zone.end > keys.count()) {
+    return absl::InvalidArgumentError(absl::StrCat("search: zone [", request.zone.begin, ", ",
+                                                   request.zone.end, ") of ", keys.count(),
+                                                   " rows"));
+  }
+  if (request.ef_search < 0 || request.ef_search > kMaxEfSearch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("search: ef_search=", request.ef_search, ", must be 0 .. ", kMaxEfSearch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
+                      SearchResult& result) {
+  const RowRange zone = request.zone;
+  const int64_t rows = zone.rows();
+  const int64_t block = std::max<int64_t>(1, kScanBlockBytes / keys.row_bytes());
+  const int64_t ahead = std::max<int64_t>(1, kReadaheadBytes / keys.row_bytes());
+  scratch.scores.resize(static_cast<size_t>(request.group * rows));
+  Position advised = zone.begin;
+  for (Position at = zone.begin; at < zone.end; at += block) {
+    for (; advised < std::min(zone.end, at + ahead); advised += ahead) {
+      keys.AdviseSequential({advised, std::min(zone.end, advised + ahead)});
+    }
+    const RowRange part{at, std::min(zone.end, at + block)};
+    RETURN_IF_ERROR(keys.Verify(part));
+    keys.ForEachPiece(part, [&](Position first, const void* address, int64_t count) {
+      kernels::DotScore(request.queries, request.group, keys.head_dim(), address, count,
+                        request.scale, scratch.scores.data() + (first - zone.begin), rows);
+    });
+  }
+  result.zone_lse.resize(static_cast<size_t>(request.group));
+  for (int64_t h = 0; h < request.group; ++h) {
+    result.zone_lse[static_cast<size_t>(h)] =
+        kernels::LogSumExp(scratch.scores.data() + h * rows, rows);
+  }
+  result.visited = request.group * rows;
+  SelectBest(
+      request, scratch.scores.data(), rows, result.zone_lse.data(),
+      [zone](int64_t i) { return zone.begin + i; }, scratch, result);
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,48 @@
+// What:   what the index kinds share: request checks, and the exact scan of a zone.
+#pragma once
+
+#include "absl/status/status.h"
+#include "kvstore/index/index.h"
+
+namespace carrel::kvstore {
+
+absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys);
+
+// Scores every row of the zone. Cost: reads the zone once for the whole group.
+absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
+                      SearchResult& result);
+
+// From scores [group, rows] of rows whose ids ascend, with base [group] (kernels/group_score): the
+// top_k best into result.ids and result.scores. Uses scratch.group_scores, .best, .topk.
+template <typename IdOf>
+void SelectBest(const SearchRequest& request, const float* scores, int64_t rows, const float* base,
+                IdOf id_of, SearchScratch& scratch, SearchResult& result);
+
+}  // namespace carrel::kvstore
+
+#include "kernels/group_score/group_score.h"
+#include "kernels/topk/topk.h"
+
+namespace carrel::kvstore {
+
+template <typename IdOf>
+void SelectBest(const SearchRequest& request, const float* scores, int64_t rows, const float* base,
+                IdOf id_of, SearchScratch& scratch, SearchResult& result) {
+  scratch.group_scores.resize(static_cast<size_t>(rows));
+  kernels::GroupScore(scores, request.group, rows, rows, base, scratch.group_scores.data());
+  scratch.best.resize(static_cast<size_t>(std::min(request.top_k, rows)));
+  const int64_t found =
+      kernels::TopK(scratch.group_scores.data(), rows, static_cast<int64_t>(scratch.best.size()),
+                    scratch.best.data(), scratch.topk);
+  result.ids.resize(static_cast<size_t>(found));
+  result.scores.resize(static_cast<size_t>(request.group * found));
+  for (int64_t i = 0; i < found; ++i) {
+    const int64_t at = scratch.best[static_cast<size_t>(i)];
+    result.ids[static_cast<size_t>(i)] = id_of(at);
+    for (int64_t h = 0; h < request.group; ++h) {
+      result.scores[static_cast<size_t>(h * found + i)] = scores[h * rows + at];
+    }
+  }
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,59 @@
+#include "kvstore/service/context_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/time/clock.h"
+#include "carrel/v1/context.grpc.pb.h"
+
+namespace carrel::kvstore {
+namespace {
+
+void SetDeadline(grpc::ClientContext& context, absl::Duration deadline) {
+  context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+}
+
+absl::Status ToStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+}  // namespace
+
+struct ContextClient::Stub {
+  std::unique_ptr<v1::ContextService::Stub> service;
+};
+
+ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, absl::Duration deadline)
+    : stub_(std::make_unique<Stub>(Stub{v1::ContextService::NewStub(std::move(channel))})), deadline_(deadline) {}
+
+ContextClient::~ContextClient() = default;
+
+absl::StatusOr<v1::ListResponse> ContextClient::List() {
+  grpc::ClientContext context;
+  SetDeadline(context, deadline_);
+  v1::ListResponse response;
+  const grpc::Status status = stub_->service->List(&context, v1::ListRequest(), &response);
+  if (!status.ok()) return ToStatus(status);
+  return response;
+}
+
+absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
+  grpc::ClientContext context;
+  SetDeadline(context, deadline_);
+  v1::GetRequest request;
+  request.set_name(name);
+  v1::GetResponse response;
+  const grpc::Status status = stub_->service->Get(&context, request, &response);
+  if (!status.ok()) return ToStatus(status);
+  return response.manifest();
+}
+
+absl::Status ContextClient::Delete(const std::string& name) {
+  grpc::ClientContext context;
+  SetDeadline(context, deadline_);
+  v1::DeleteRequest request;
+  request.set_name(name);
+  v1::DeleteResponse response;
+  return ToStatus(stub_->service->Delete(&context, request, &response));
+}
+
+}  // namespace carrel::kvstore

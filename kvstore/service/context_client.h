@@ -1,0 +1,40 @@
+// What:    the client of ContextService: what a store holds, for people and tools.
+// Errors:  what the server answers, code kept; Unavailable no server at the address (names it).
+// Threads: any.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace grpc {
+class Channel;
+}
+
+namespace carrel::v1 {
+class ListResponse;
+class Manifest;
+}  // namespace carrel::v1
+
+namespace carrel::kvstore {
+
+class ContextClient {
+ public:
+  // deadline: of each call.
+  ContextClient(std::shared_ptr<grpc::Channel> channel, absl::Duration deadline);
+  ~ContextClient();
+
+  absl::StatusOr<v1::ListResponse> List();
+  absl::StatusOr<v1::Manifest> Get(const std::string& name);
+  absl::Status Delete(const std::string& name);
+
+ private:
+  struct Stub;
+  const std::unique_ptr<Stub> stub_;
+  const absl::Duration deadline_;
+};
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,89 @@
+#include "kvstore/storage/sst_blocks.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/format/keys.h"
+#include "kvstore/format/little_endian.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr size_t kInternalKeyBytes = kKeyBytes + 8;
+constexpr size_t kTrailerBytes = 4 + 4 + 1 + 4;
+constexpr size_t kMaxVarint32Bytes = 5;
+
+// Reads the block at the front of `rest` and removes it; false if it is not as SstWriter writes it.
+bool TakeBlock(absl::string_view& rest, SstEntry& entry) {
+  if (rest.size() < 2 || rest[0] != 0 || rest[1] != static_cast<char>(kInternalKeyBytes)) {
+    return false;
+  }
+  size_t at = 2;
+  uint64_t value_bytes = 0;
+  for (size_t i = 0;; ++i) {
+    if (i == kMaxVarint32Bytes || at == rest.size()) return false;
+    const auto byte = static_cast<uint8_t>(rest[at++]);
+    value_bytes |= uint64_t{byte & 0x7fu} << (7 * i);
+    if ((byte & 0x80) == 0) break;
+  }
+  if (value_bytes > UINT32_MAX || rest.size() - at < kInternalKeyBytes + kTrailerBytes ||
+      rest.size() - at - kInternalKeyBytes - kTrailerBytes < value_bytes) {
+    return false;
+  }
+  entry.key = rest.substr(at, kKeyBytes);
+  if (LoadLittleEndian<uint64_t>(rest.data() + at + kKeyBytes) != 1) return false;
+  at += kInternalKeyBytes;
+  entry.value = rest.substr(at, value_bytes);
+  at += value_bytes;
+  if (LoadLittleEndian<uint32_t>(rest.data() + at) != 0 ||
+      LoadLittleEndian<uint32_t>(rest.data() + at + 4) != 1 || rest[at + 8] != 0) {
+    return false;
+  }
+  rest.remove_prefix(at + kTrailerBytes);
+  return true;
+}
+
+template <typename AtEnd>
+SstEntries Walk(absl::string_view file, AtEnd at_end) {
+  SstEntries result;
+  absl::string_view rest = file;
+  do {
+    const size_t offset = file.size() - rest.size();
+    SstEntry entry;
+    if (!TakeBlock(rest, entry)) {
+      result.status = absl::DataLossError(absl::StrCat("no valid block at offset ", offset));
+      return result;
+    }
+    if (!DecodeKey(entry.key).ok() ||
+        (!result.entries.empty() && entry.key <= result.entries.back().key)) {
+      result.status = absl::DataLossError(absl::StrCat("wrong key at offset ", offset));
+      return result;
+    }
+    result.entries.push_back(entry);
+  } while (!at_end(rest, result.entries.back()));
+  return result;
+}
+
+}  // namespace
+
+SstEntries WalkToKey(absl::string_view file, absl::string_view last_key) {
+  SstEntries result = Walk(
+      file, [last_key](absl::string_view, const SstEntry& entry) { return entry.key >= last_key; });
+  if (result.status.ok() && result.entries.back().key != last_key) {
+    result.entries.pop_back();
+    result.status = absl::DataLossError("a key behind the last one");
+  }
+  return result;
+}
+
+SstEntries WalkToOffset(absl::string_view file, uint64_t data_bytes) {
+  if (data_bytes > file.size()) {
+    return {{},
+            absl::DataLossError(
+                absl::StrCat("data of ", data_bytes, " bytes in a file of ", file.size()))};
+  }
+  return Walk(file.substr(0, data_bytes),
+              [](absl::string_view rest, const SstEntry&) { return rest.empty(); });
+}
+
+}  // namespace carrel::kvstore

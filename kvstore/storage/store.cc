@@ -1,0 +1,253 @@
+#include "kvstore/storage/store.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "carrel/v1/context.pb.h"
+#include "common/mapped_file.h"
+#include "common/status.h"
+#include "kvstore/storage/catalog.h"
+#include "kvstore/storage/rocks.h"
+#include "kvstore/storage/segment_file.h"
+#include "kvstore/storage/sst_blocks.h"
+#include "kvstore/storage/stored_context.h"
+#include "rocksdb/sst_file_reader.h"
+#include "rocksdb/sst_file_writer.h"
+
+namespace carrel::kvstore {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status FromErrorCode(const std::error_code& error, absl::string_view what) {
+  return error ? ErrnoStatus(error.value(), what) : absl::OkStatus();
+}
+
+struct KeyRange {
+  std::string first, last;
+  std::string path;
+};
+
+// First and last key of a file that Publish was given, after a look at every key, footer and CRC
+// table in it: what is published is what was written.
+absl::StatusOr<KeyRange> CheckFile(const std::string& path, ContextId id) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  rocksdb::SstFileReader reader(SegmentOptions());
+  RETURN_IF_ERROR(FromRocks(reader.Open(path), path));
+  const SstEntries found = WalkToOffset(file->bytes(), reader.GetTableProperties()->data_size);
+  RETURN_IF_ERROR(Annotate(found.status, path));
+  for (const SstEntry& entry : found.entries) {
+    const auto key = DecodeKey(entry.key);
+    if (!key.ok()) return Annotate(key.status(), path);
+    if (key->context != id || key->kind == Kind::kManifest) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": holds ", DescribeKey(*key),
+                                                     " of context #", key->context.value(),
+                                                     ", to be published as #", id.value()));
+    }
+    if (const auto view = SegmentView::Open(entry.key, entry.value); !view.ok()) {
+      return Annotate(view.status(), absl::StrCat(path, ": ", DescribeKey(*key)));
+    }
+  }
+  return KeyRange{std::string(found.entries.front().key), std::string(found.entries.back().key),
+                  path};
+}
+
+absl::Status CheckFiles(absl::Span<const std::string> paths, ContextId id) {
+  if (paths.empty()) return absl::InvalidArgumentError("publish: no SST files");
+  std::vector<KeyRange> ranges;
+  for (const std::string& path : paths) {
+    ASSIGN_OR_RETURN(KeyRange range, CheckFile(path, id));
+    ranges.push_back(std::move(range));
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const KeyRange& a, const KeyRange& b) { return a.first < b.first; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].first <= ranges[i - 1].last) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("publish: ", ranges[i - 1].path, " and ", ranges[i].path, " overlap"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteManifestFile(const std::string& path, ContextId id, const std::string& value) {
+  rocksdb::SstFileWriter writer(rocksdb::EnvOptions(), SegmentOptions(), nullptr, false);
+  RETURN_IF_ERROR(FromRocks(writer.Open(path), path));
+  RETURN_IF_ERROR(FromRocks(writer.Put(ManifestKey(id), value), path));
+  return FromRocks(writer.Finish(), path);
+}
+
+class StoreImpl : public Store {
+ public:
+  StoreImpl(std::unique_ptr<OpenDb> db, StoreMode mode)
+      : mode_(mode), publishing_(db->folder + "/publishing"), db_(std::move(db)) {}
+
+  // Ends each Delete that a crash interrupted after hiding.
+  absl::Status Recover() {
+    absl::MutexLock lock(&mu_);
+    std::error_code error;
+    fs::remove_all(publishing_, error);
+    RETURN_IF_ERROR(FromErrorCode(error, publishing_));
+    ASSIGN_OR_RETURN(next_id_, ReadNextContextId(*db_));
+    ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+    for (const CatalogEntry& entry : entries) {
+      if (entry.hidden) RETURN_IF_ERROR(FreeContext(*db_, entry));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<v1::Manifest>> List(
+      std::vector<absl::Status>* unreadable) const override {
+    absl::ReaderMutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+    std::vector<v1::Manifest> manifests;
+    for (CatalogEntry& entry : entries) {
+      if (entry.hidden) continue;
+      if (entry.manifest.ok()) {
+        manifests.push_back(*std::move(entry.manifest));
+      } else if (unreadable != nullptr) {
+        unreadable->push_back(entry.manifest.status());
+      } else {
+        return entry.manifest.status();
+      }
+    }
+    std::sort(manifests.begin(), manifests.end(),
+              [](const v1::Manifest& a, const v1::Manifest& b) { return a.name() < b.name(); });
+    return manifests;
+  }
+
+  absl::StatusOr<v1::Manifest> GetManifest(const std::string& name) const override {
+    absl::ReaderMutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(CatalogEntry entry, Find(name));
+    return std::move(entry.manifest);
+  }
+
+  absl::StatusOr<std::shared_ptr<const StoredContext>> OpenContext(
+      const std::string& name) const override {
+    absl::ReaderMutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(CatalogEntry entry, Find(name));
+    if (!entry.manifest.ok()) return entry.manifest.status();
+    auto files = OpenSegmentFiles(*db_, entry.id);
+    if (!files.ok()) return Annotate(files.status(), absl::StrCat("context ", name));
+    return MakeStoredContext(*std::move(entry.manifest), *std::move(files));
+  }
+
+  absl::StatusOr<ContextId> AllocateContextId() override {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(CheckWritable("allocate a context id"));
+    RETURN_IF_ERROR(WriteNextContextId(*db_, next_id_ + 1));
+    return ContextId(next_id_++);
+  }
+
+  absl::Status Publish(const v1::Manifest& manifest,
+                       absl::Span<const std::string> sst_files) override {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(CheckWritable(absl::StrCat("publish ", manifest.name())));
+    const ContextId id(manifest.context_id());
+    if (id.value() == 0 || id.value() >= next_id_) {
+      return absl::InvalidArgumentError(absl::StrCat("publish ", manifest.name(), ": context id ",
+                                                     id.value(), " was not allocated here"));
+    }
+    ASSIGN_OR_RETURN(const std::string value, EncodeManifest(manifest));
+    if (const auto known = Find(manifest.name()); !absl::IsNotFound(known.status())) {
+      RETURN_IF_ERROR(known.status());
+      return absl::AlreadyExistsError(
+          absl::StrCat("context ", manifest.name(), " exists in store ", db_->folder));
+    }
+    ASSIGN_OR_RETURN(const std::vector<ContextId> ids, ContextsWithFiles(*db_));
+    if (std::binary_search(ids.begin(), ids.end(), id)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("publish ", manifest.name(), ": context #", id.value(), " is published"));
+    }
+    RETURN_IF_ERROR(CheckFiles(sst_files, id));
+    return Ingest(id, value, sst_files);
+  }
+
+  absl::Status Delete(const std::string& name) override {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(CheckWritable(absl::StrCat("delete ", name)));
+    ASSIGN_OR_RETURN(const CatalogEntry entry, Find(name));
+    RETURN_IF_ERROR(HideContext(*db_, entry));
+    return Annotate(FreeContext(*db_, entry),
+                    absl::StrCat("context ", name, " is deleted, its space comes back later"));
+  }
+
+ private:
+  absl::Status CheckWritable(absl::string_view attempt) const {
+    if (mode_ == StoreMode::kReadWrite) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(attempt, ": store ", db_->folder, " is open read-only"));
+  }
+
+  // Also finds a context that cannot be read: its entry says why. NotFound if there is none of the
+  // name, DataLoss if that cannot be told because a manifest is damaged.
+  absl::StatusOr<CatalogEntry> Find(const std::string& name) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+    std::string damaged;
+    for (CatalogEntry& entry : entries) {
+      if (entry.hidden) continue;
+      if (entry.name == name) return std::move(entry);
+      if (absl::IsDataLoss(entry.manifest.status())) {
+        absl::StrAppend(&damaged, damaged.empty() ? "" : "; ", entry.manifest.status().message());
+      }
+    }
+    const std::string message = absl::StrCat("context ", name, " is not in store ", db_->folder);
+    if (damaged.empty()) return absl::NotFoundError(message);
+    return absl::DataLossError(
+        absl::StrCat(message, ", unless its manifest is a damaged one: ", damaged));
+  }
+
+  // One atomic edit of RocksDB's own manifest makes layers and manifest visible.
+  absl::Status Ingest(ContextId id, const std::string& manifest,
+                      absl::Span<const std::string> sst_files) {
+    std::error_code error;
+    fs::create_directories(publishing_, error);
+    RETURN_IF_ERROR(FromErrorCode(error, publishing_));
+    const std::string manifest_file = absl::StrCat(publishing_, "/manifest-", id.value(), ".sst");
+    RETURN_IF_ERROR(WriteManifestFile(manifest_file, id, manifest));
+
+    rocksdb::IngestExternalFileArg layers, catalog;
+    layers.column_family = db_->segments;
+    layers.external_files.assign(sst_files.begin(), sst_files.end());
+    layers.options.move_files = true;
+    layers.options.write_global_seqno = false;  // a file's bytes are never changed
+    layers.options.allow_global_seqno = false;  // new ids overlap nothing
+    layers.options.allow_blocking_flush = false;
+    layers.options.fail_if_not_bottommost_level = true;
+    catalog.column_family = db_->catalog;
+    catalog.external_files = {manifest_file};
+    catalog.options.move_files = true;
+    catalog.options.write_global_seqno = false;
+    return FromRocks(db_->db->IngestExternalFiles({layers, catalog}),
+                     absl::StrCat("store ", db_->folder, ": publish"));
+  }
+
+  const StoreMode mode_;
+  const std::string publishing_;
+  const std::unique_ptr<OpenDb> db_;
+  // Readers see an ingestion in both column families or in none.
+  mutable absl::Mutex mu_;
+  uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, StoreMode mode) {
+  std::error_code error;
+  if (mode == StoreMode::kReadWrite) {
+    fs::create_directories(folder, error);
+    RETURN_IF_ERROR(FromErrorCode(error, folder));
+  } else if (!fs::exists(folder + "/db/CURRENT", error)) {
+    return absl::NotFoundError(absl::StrCat("folder ", folder, " holds no store"));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<OpenDb> db, OpenRocks(folder, mode));
+  auto store = std::make_unique<StoreImpl>(std::move(db), mode);
+  if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(store->Recover());
+  return store;
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,125 @@
+#include "kvstore/storage/store_test_util.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+
+#include "common/dtype.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+namespace {
+
+int64_t SegmentsOf(const TestContextSpec& spec) {
+  return (spec.tokens + spec.segment_tokens - 1) / spec.segment_tokens;
+}
+
+uint8_t TestDType(Kind kind) {
+  return static_cast<uint8_t>(kind == Kind::kTokenIds ? DType::kI32 : DType::kBf16);
+}
+
+}  // namespace
+
+v1::Manifest TestManifest(const TestContextSpec& spec, ContextId id) {
+  v1::Manifest manifest;
+  manifest.set_format_version(kManifestFormatVersion);
+  manifest.set_name(spec.name);
+  manifest.set_context_id(id.value());
+  manifest.set_tokens(spec.tokens);
+  manifest.set_layers(static_cast<uint32_t>(spec.layers));
+  manifest.set_q_heads(static_cast<uint32_t>(spec.kv_heads * 2));
+  manifest.set_kv_heads(static_cast<uint32_t>(spec.kv_heads));
+  manifest.set_head_dim(static_cast<uint32_t>(spec.head_dim));
+  manifest.set_kv_dtype("bf16");
+  manifest.set_key_position("after_rope");
+  manifest.set_segment_tokens(spec.segment_tokens);
+  manifest.mutable_index()->set_kind("flat");
+  return manifest;
+}
+
+std::string TestPayload(const TestContextSpec& spec, const SegmentKey& key) {
+  const int64_t rows = std::min<int64_t>(spec.segment_tokens,
+                                         spec.tokens - int64_t{key.segment} * spec.segment_tokens);
+  const int64_t row_bytes = key.kind == Kind::kTokenIds ? 4 : spec.head_dim * 2;
+  std::seed_seq seed{spec.seed, uint64_t(key.layer + 1), uint64_t(key.kind),
+                     uint64_t(key.kv_head.value()), uint64_t{key.segment}};
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::string payload(static_cast<size_t>(rows * row_bytes), '\0');
+  for (size_t at = 0; at < payload.size(); at += 2) {
+    const uint16_t value = FloatToBf16(normal(rng));
+    std::memcpy(payload.data() + at, &value, 2);
+  }
+  return payload;
+}
+
+std::vector<SegmentKey> TestKeys(const TestContextSpec& spec, ContextId id) {
+  std::vector<SegmentKey> keys;
+  const auto add = [&](int32_t layer, Kind kind, int32_t head, int64_t segments) {
+    for (int64_t segment = 0; segment < segments; ++segment) {
+      keys.push_back({id, layer, kind, KvHead(head), static_cast<uint32_t>(segment)});
+    }
+  };
+  add(-1, Kind::kTokenIds, 0, SegmentsOf(spec));
+  for (int32_t layer = 0; layer < spec.layers; ++layer) {
+    for (const Kind kind : {Kind::kKeyRows, Kind::kValueRows}) {
+      for (int32_t head = 0; head < spec.kv_heads; ++head) add(layer, kind, head, SegmentsOf(spec));
+    }
+  }
+  return keys;
+}
+
+absl::StatusOr<std::vector<std::string>> WriteTestFiles(const TestContextSpec& spec, ContextId id,
+                                                        const std::string& folder) {
+  std::filesystem::create_directories(folder);
+  std::vector<std::string> files;
+  std::unique_ptr<SstWriter> writer;
+  int32_t layer = -2;
+  for (const SegmentKey& key : TestKeys(spec, id)) {
+    if (key.layer != layer) {
+      if (writer != nullptr) RETURN_IF_ERROR(writer->Finish());
+      layer = key.layer;
+      files.push_back(absl::StrCat(folder, "/", id.value(), "-", layer, ".sst"));
+      ASSIGN_OR_RETURN(writer, SstWriter::Create(files.back()));
+    }
+    RETURN_IF_ERROR(writer->Add(key, TestPayload(spec, key), TestDType(key.kind)));
+  }
+  RETURN_IF_ERROR(writer->Finish());
+  return files;
+}
+
+absl::StatusOr<ContextId> PublishTestContext(Store& store, const std::string& folder,
+                                             const TestContextSpec& spec) {
+  ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
+  ASSIGN_OR_RETURN(const std::vector<std::string> files, WriteTestFiles(spec, id, folder));
+  RETURN_IF_ERROR(store.Publish(TestManifest(spec, id), files));
+  return id;
+}
+
+absl::Status CheckTestContext(const Store& store, const TestContextSpec& spec) {
+  ASSIGN_OR_RETURN(const auto context, store.OpenContext(spec.name));
+  return CheckTestContext(*context, spec);
+}
+
+absl::Status CheckTestContext(const StoredContext& context, const TestContextSpec& spec) {
+  const ContextId id(context.manifest().context_id());
+  const v1::Manifest expected = TestManifest(spec, id);
+  if (context.manifest().SerializeAsString() != expected.SerializeAsString()) {
+    return absl::InternalError("another manifest: " + context.manifest().ShortDebugString());
+  }
+  for (const SegmentKey& key : TestKeys(spec, id)) {
+    const auto segment = context.Segment(key.layer, key.kind, key.kv_head, key.segment);
+    if (absl::IsNotFound(segment.status())) {
+      return absl::InternalError(absl::StrCat("missing: ", segment.status().message()));
+    }
+    RETURN_IF_ERROR(segment.status());
+    const absl::string_view payload = (*segment)->payload();
+    RETURN_IF_ERROR((*segment)->Verify(0, static_cast<int64_t>(payload.size())));
+    if (payload != TestPayload(spec, key) || (*segment)->dtype() != TestDType(key.kind)) {
+      return absl::InternalError("other bytes: " + DescribeKey(key));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::kvstore

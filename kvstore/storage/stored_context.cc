@@ -1,0 +1,109 @@
+#include "kvstore/storage/stored_context.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+namespace {
+
+class PinnedSegmentImpl : public PinnedSegment {
+ public:
+  PinnedSegmentImpl(std::shared_ptr<const SegmentFile> file, std::unique_ptr<SegmentView> view,
+                    std::string where)
+      : file_(std::move(file)), view_(std::move(view)), where_(std::move(where)) {}
+
+  absl::string_view payload() const override { return view_->payload(); }
+  uint8_t dtype() const override { return view_->dtype(); }
+  absl::Status Verify(int64_t begin, int64_t end) const override {
+    absl::Status status = view_->Verify(begin, end);
+    return status.ok() ? status : Annotate(status, where_);
+  }
+  bool fully_verified() const override { return view_->fully_verified(); }
+
+ private:
+  const std::shared_ptr<const SegmentFile> file_;  // keeps the bytes mapped
+  const std::unique_ptr<SegmentView> view_;
+  const std::string where_;
+};
+
+class StoredContextImpl : public StoredContext {
+ public:
+  StoredContextImpl(v1::Manifest manifest, std::vector<std::shared_ptr<const SegmentFile>> files)
+      : manifest_(std::move(manifest)), files_(std::move(files)) {}
+
+  const v1::Manifest& manifest() const override { return manifest_; }
+
+  absl::StatusOr<std::shared_ptr<const PinnedSegment>> Segment(int32_t layer, Kind kind,
+                                                               KvHead kv_head,
+                                                               uint32_t segment) const override {
+    const SegmentKey key{ContextId(manifest_.context_id()), layer, kind, kv_head, segment};
+    RETURN_IF_ERROR(ValidateKey(key));
+    const std::string bytes = EncodeKey(key);
+    {
+      absl::ReaderMutexLock lock(&mu_);
+      if (const auto found = segments_.find(bytes); found != segments_.end()) return found->second;
+    }
+    ASSIGN_OR_RETURN(const Found found, Find(key, bytes));
+    if (!found.value.has_value()) {
+      return absl::NotFoundError(absl::StrCat(Where(key), ": not stored"));
+    }
+    auto view = SegmentView::Open(bytes, *found.value);
+    if (!view.ok()) return Annotate(view.status(), Where(key));
+    auto pinned =
+        std::make_shared<const PinnedSegmentImpl>(found.file, *std::move(view), Where(key));
+    absl::MutexLock lock(&mu_);
+    // Whoever came first: a chunk that one user verified is verified for all.
+    return segments_.try_emplace(bytes, std::move(pinned)).first->second;
+  }
+
+  absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const override {
+    SegmentKey key{ContextId(manifest_.context_id()), layer, kind, kv_head, 0};
+    RETURN_IF_ERROR(ValidateKey(key));
+    for (;; ++key.segment) {
+      ASSIGN_OR_RETURN(const Found found, Find(key, EncodeKey(key)));
+      if (!found.value.has_value()) return key.segment;
+      if (kind == Kind::kManifest) return 1;
+    }
+  }
+
+ private:
+  struct Found {
+    std::shared_ptr<const SegmentFile> file;
+    std::optional<absl::string_view> value;  // nullopt: there is none
+  };
+
+  std::string Where(const SegmentKey& key) const {
+    return absl::StrCat("context ", manifest_.name(), ": ", DescribeKey(key));
+  }
+
+  absl::StatusOr<Found> Find(const SegmentKey& key, const std::string& bytes) const {
+    const auto at = std::lower_bound(
+        files_.begin(), files_.end(), bytes,
+        [](const auto& file, const std::string& wanted) { return file->last_key() < wanted; });
+    if (at == files_.end() || (*at)->first_key() > bytes) return Found{};
+    auto value = (*at)->Find(bytes);
+    if (!value.ok()) return Annotate(value.status(), Where(key));
+    return Found{*at, *value};
+  }
+
+  const v1::Manifest manifest_;
+  const std::vector<std::shared_ptr<const SegmentFile>> files_;
+  mutable absl::Mutex mu_;
+  mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegment>> segments_
+      ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+std::shared_ptr<const StoredContext> MakeStoredContext(
+    v1::Manifest manifest, std::vector<std::shared_ptr<const SegmentFile>> files) {
+  return std::make_shared<const StoredContextImpl>(std::move(manifest), std::move(files));
+}
+
+}  // namespace carrel::kvstore

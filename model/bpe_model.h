@@ -1,0 +1,69 @@
+// What:   byte pair encoding of one piece of text: the pair with the lowest rank (leftmost first)
+//         is merged until no pair is known.
+// Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", section
+//         3.2, over bytes.
+// Errors: InvalidArgument, naming the merge, two halves or a whole that are not in the vocabulary;
+//         a byte without a token.
+// Threads: immutable, reentrant.     Cost: O(n log n) for a piece of n bytes.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/ids.h"
+
+namespace carrel::model {
+
+class BpeModel {
+ public:
+  // What one caller reuses from piece to piece.
+  class Scratch {
+    friend class BpeModel;
+    struct Symbol {
+      TokenId id;
+      int32_t previous;
+      int32_t next;
+    };
+    struct Candidate {
+      int32_t rank;
+      int32_t left;  // index of the left symbol
+      TokenId left_id;
+      TokenId right_id;
+      TokenId merged;
+    };
+    std::vector<Symbol> symbols;
+    std::vector<Candidate> heap;
+  };
+
+  // `vocab` maps bytes to ids; merges are halves in bytes, by rank. A pair that is listed twice has
+  // its last rank. `whole_words`: a piece that is a token is not merged up (ignore_merges).
+  static absl::StatusOr<BpeModel> Create(
+      absl::flat_hash_map<std::string, TokenId> vocab,
+      const std::vector<std::pair<std::string, std::string>>& merges, bool whole_words);
+
+  // Appends the tokens of `piece`; on an error nothing is appended.
+  absl::Status Encode(absl::string_view piece, Scratch* scratch, std::vector<TokenId>* ids) const;
+
+  // The token of a single byte, or -1.
+  TokenId byte_id(uint8_t byte) const { return byte_ids_[byte]; }
+
+ private:
+  struct Merge {
+    int32_t rank;
+    TokenId merged;
+  };
+
+  void PushCandidate(int32_t left, Scratch* scratch) const;
+
+  absl::flat_hash_map<std::string, TokenId> vocab_;
+  absl::flat_hash_map<std::pair<TokenId, TokenId>, Merge> merges_;
+  std::array<TokenId, 256> byte_ids_{};
+  bool whole_words_ = false;
+};
+
+}  // namespace carrel::model

@@ -1,0 +1,55 @@
+#include "model/checkpoint.h"
+
+#include "common/status.h"
+#include "model/fingerprint.h"
+
+namespace carrel::model {
+
+absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool) {
+  Checkpoint checkpoint;
+  ASSIGN_OR_RETURN(checkpoint.config, LoadModelConfig(model_dir));
+  ASSIGN_OR_RETURN(checkpoint.weights, LoadWeights(model_dir, checkpoint.config));
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(model_dir);
+  std::string tokenizer_sha256 = "none";
+  if (tokenizer.ok()) {
+    checkpoint.tokenizer = *std::move(tokenizer);
+    tokenizer_sha256 = checkpoint.tokenizer->sha256();
+    if (checkpoint.tokenizer->vocab_size() > checkpoint.config.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tokenizer of ", model_dir, " does not fit its model: it has ids up to ",
+          checkpoint.tokenizer->vocab_size() - 1, ", the model's vocab_size is ", checkpoint.config.vocab_size));
+    }
+  } else if (!absl::IsNotFound(tokenizer.status())) {
+    return tokenizer.status();
+  }
+  checkpoint.fingerprint =
+      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool), tokenizer_sha256);
+  return checkpoint;
+}
+
+absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodePrompt(absl::string_view text) const {
+  if (tokenizer == nullptr) {
+    return absl::FailedPreconditionError(
+        "the model folder has no tokenizer (tokenizer.json or tokenizer.model): give token ids instead of text");
+  }
+  return tokenizer->Encode(text);
+}
+
+absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodeDocument(absl::string_view text) const {
+  ASSIGN_OR_RETURN(std::vector<TokenId> ids, EncodePrompt(text));
+  const TokenId bos = tokenizer->bos_token_id();
+  if (!ids.empty() && bos >= 0 && ids.front() != bos) ids.insert(ids.begin(), bos);
+  return ids;
+}
+
+absl::Status ValidateTokenIds(absl::Span<const TokenId> ids, const ModelConfig& config) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= config.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at index ", i,
+                                                     " is outside the vocabulary [0, ", config.vocab_size, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::model

@@ -1,0 +1,35 @@
+// What:   everything a model folder gives: config, weights, tokenizer, and the fingerprint that K and V computed with it carry.
+// Errors: those of its parts; InvalidArgument if the tokenizer knows ids that the model has no embedding for (names both sizes).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "model/config.h"
+#include "model/cpu_backend.h"
+#include "model/tokenizer.h"
+
+namespace carrel::model {
+
+struct Checkpoint {
+  ModelConfig config;
+  std::shared_ptr<const Weights> weights;
+  std::unique_ptr<Tokenizer> tokenizer;  // null if the folder has none
+  std::vector<std::pair<std::string, std::string>> fingerprint;  // ordered by name
+
+  // The ids of a document: BOS first, where the tokenizer has one and the text does not write it out.
+  absl::StatusOr<std::vector<TokenId>> EncodeDocument(absl::string_view text) const;
+  absl::StatusOr<std::vector<TokenId>> EncodePrompt(absl::string_view text) const;
+};
+
+// Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors.
+absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool);
+
+// Ids from elsewhere: InvalidArgument names the first one outside [0, vocab_size) and where it stands.
+absl::Status ValidateTokenIds(absl::Span<const TokenId> ids, const ModelConfig& config);
+
+}  // namespace carrel::model

@@ -1,0 +1,55 @@
+// What:    turns a finished layer into its SST file, beside the forward pass: index, head statistics, segments, sync, then the layer's fragment of the manifest.
+// Errors:  the first failure stops the writer; Submit and Finish return it.
+// Threads: one producer; one writer thread of its own, which shares the pool for index building.
+//
+// Invariants
+//   1. A layer's fragment file exists only if its SST is complete and synced: a resumed job trusts exactly the layers that have one.
+//   2. At most one layer waits while another is written: Submit blocks, so memory is bounded by three layers' rows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/thread_pool.h"
+#include "kvstore/index/index.h"
+#include "prefill/layer_rows.h"
+#include "prefill/staging.h"
+
+namespace carrel::prefill {
+
+class LayerWriter {
+ public:
+  LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
+              kvstore::IndexParams index, ThreadPool* pool);
+  ~LayerWriter();
+
+  absl::Status Submit(LayerRows rows);
+  absl::Status Finish();  // waits for everything submitted
+  // Layers [0, written()) are complete on disk.
+  int32_t written() const;
+
+ private:
+  void Run();
+  absl::Status Write(const LayerRows& rows) const;
+
+  const Staging& staging_;
+  const ContextId context_;
+  const AttentionShape shape_;
+  const int64_t segment_tokens_;
+  const kvstore::IndexParams index_;
+  ThreadPool* const pool_;
+
+  mutable absl::Mutex mu_;
+  std::unique_ptr<LayerRows> waiting_ ABSL_GUARDED_BY(mu_);
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  int32_t written_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+}  // namespace carrel::prefill

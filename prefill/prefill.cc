@@ -1,0 +1,262 @@
+#include "prefill/prefill.h"
+
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
+#include "common/status.h"
+#include "kvstore/format/context_name.h"
+#include "kvstore/format/segment.h"
+#include "kvstore/storage/store.h"
+#include "model/transformer.h"
+#include "prefill/dense_attention.h"
+#include "prefill/layer_writer.h"
+#include "prefill/staging.h"
+
+namespace carrel::prefill {
+namespace {
+
+absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& model, const std::vector<TokenId>& tokens) {
+  RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
+  RETURN_IF_ERROR(kvstore::ValidateIndexParams(config.index));
+  const int64_t s = config.segment_tokens;
+  if (s < 16 || s > (int64_t{1} << 24) || (s & (s - 1)) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("segment_tokens=", s, " is not a power of two in [16, 16777216]"));
+  }
+  if (config.sampled_queries < 1 || config.sampled_queries > 65536) {
+    return absl::InvalidArgumentError(absl::StrCat("sampled_queries=", config.sampled_queries, " is outside [1, 65536]"));
+  }
+  if (config.block_tokens < 64 || config.block_tokens % 64 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("block_tokens=", config.block_tokens, " is not a multiple of 64"));
+  }
+  if (tokens.empty()) return absl::InvalidArgumentError("the document is empty: it has no tokens");
+  if (static_cast<int64_t>(tokens.size()) > model.max_position_embeddings) {
+    return absl::InvalidArgumentError(absl::StrCat("the document has ", tokens.size(),
+                                                   " tokens, more than the model's max_position_embeddings=",
+                                                   model.max_position_embeddings));
+  }
+  return model::ValidateTokenIds(tokens, model);
+}
+
+absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {
+  return absl::string_view(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(TokenId));
+}
+
+v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens) {
+  const AttentionShape& shape = checkpoint.config.shape;
+  v1::Manifest job;
+  job.set_format_version(kvstore::kSegmentFormatVersion);
+  job.set_name(config.name);
+  job.set_tokens(static_cast<int64_t>(tokens.size()));
+  job.set_layers(shape.layers);
+  job.set_q_heads(shape.q_heads);
+  job.set_kv_heads(shape.kv_heads);
+  job.set_head_dim(shape.head_dim);
+  job.set_kv_dtype("bf16");
+  job.set_key_position("after_rope");
+  job.set_segment_tokens(config.segment_tokens);
+  for (const auto& [name, value] : checkpoint.fingerprint) {
+    v1::Fingerprint::Field& field = *job.mutable_fingerprint()->add_fields();
+    field.set_name(name);
+    field.set_value(value);
+  }
+  job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
+  v1::IndexSpec& index = *job.mutable_index();
+  index.set_kind(std::string(kvstore::IndexKindName(config.index.kind)));
+  if (config.index.kind == kvstore::IndexKind::kHnsw) {
+    index.set_m(config.index.m);
+    index.set_ef_construction(config.index.ef_construction);
+    index.set_ef_search(config.index.ef_search);
+  }
+  job.set_sampled_queries(std::min<int64_t>(config.sampled_queries, job.tokens()));
+  return job;
+}
+
+// Room for the SSTs and two hidden states, before hours are spent; an index adds at most as much as the keys.
+absl::Status CheckDiskSpace(const std::string& folder, const v1::Manifest& job, int64_t hidden_size) {
+  const int64_t row_bytes = int64_t{2} * job.kv_heads() * job.head_dim();
+  const int64_t needed = job.tokens() * (job.layers() * 2 * row_bytes + 2 * 4 * hidden_size);
+  struct statvfs info;
+  if (statvfs(folder.c_str(), &info) != 0) return absl::OkStatus();  // a write will tell
+  const int64_t available = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
+  if (available >= needed) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("disk of ", folder, ": ", FormatBytes(available), " free, prefill of ",
+                                                   job.tokens(), " tokens needs ", FormatBytes(needed)));
+}
+
+int64_t PeakMemoryBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+// Share of a layer that is done when `done` of `tokens` have passed: linear work per token, attention over all earlier ones.
+double LayerShare(const model::ModelConfig& config, int64_t done, int64_t tokens) {
+  const double linear = 2.0 * static_cast<double>(config.hidden_size) *
+                        (config.shape.head_dim * (2.0 * config.shape.q_heads + 2.0 * config.shape.kv_heads) + 3.0 * config.intermediate_size);
+  const double attention = 2.0 * config.shape.q_heads * config.shape.head_dim;
+  const auto work = [&](double n) { return n * linear + n * n * attention; };
+  return work(static_cast<double>(done)) / work(static_cast<double>(tokens));
+}
+
+// One run of a job, from the layer it stands at to publication.
+class Job {
+ public:
+  Job(const PrefillConfig& config, const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens, v1::Manifest job,
+      Staging staging, kvstore::Store& store, ThreadPool* pool, Progress& progress)
+      : config_(config),
+        checkpoint_(checkpoint),
+        tokens_(tokens),
+        job_(std::move(job)),
+        staging_(std::move(staging)),
+        store_(store),
+        pool_(pool),
+        progress_(progress),
+        backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool)) {}
+
+  absl::StatusOr<PrefillReport> Run() {
+    const absl::Time start = absl::Now();
+    RETURN_IF_ERROR(FindStart());
+    const int32_t layers = checkpoint_.config.shape.layers;
+    if (first_layer_ < layers) RETURN_IF_ERROR(ComputeLayers(start));
+    progress_.Step(1, "publishing");
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    RETURN_IF_ERROR(Publish(seconds));
+    progress_.Clear();
+    PrefillReport report;
+    report.tokens = job_.tokens();
+    report.resumed_layers = first_layer_;
+    report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    report.tokens_per_s = static_cast<double>(job_.tokens()) * (layers - first_layer_) / layers / report.seconds;
+    report.peak_memory_bytes = PeakMemoryBytes();
+    for (const v1::LayerSizes& sizes : job_.layer_sizes()) {
+      report.index_bytes += sizes.index_bytes();
+      report.stored_bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.sampled_query_bytes();
+    }
+    return report;
+  }
+
+ private:
+  // The latest layer whose predecessors are all on disk and whose input is at hand.
+  absl::Status FindStart() {
+    hidden_.resize(tokens_.size() * static_cast<size_t>(checkpoint_.config.hidden_size));
+    const int32_t layers = checkpoint_.config.shape.layers;
+    for (first_layer_ = staging_.FinishedLayers(layers); first_layer_ > 0; --first_layer_) {
+      if (first_layer_ == layers) return absl::OkStatus();
+      const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden_);
+      if (status.ok()) return absl::OkStatus();
+      if (!absl::IsNotFound(status) && !absl::IsDataLoss(status)) return status;
+    }
+    return backend_->Embed(tokens_, hidden_.data());
+  }
+
+  absl::Status ComputeLayers(absl::Time start) {
+    const model::ModelConfig& config = checkpoint_.config;
+    const int64_t tokens = job_.tokens();
+    DenseAttention attention(config.shape, tokens, SamplePositions(tokens, config_.sampled_queries), pool_);
+    model::Transformer transformer(backend_.get());
+    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index, pool_);
+    for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {
+      for (int64_t at = 0; at < tokens; at += config_.block_tokens) {
+        const int64_t n = std::min(config_.block_tokens, tokens - at);
+        RETURN_IF_ERROR(transformer.ForwardLayer(layer, n, at, &hidden_[at * config.hidden_size], attention));
+        progress_.Update(Share(layer, at + n), Describe(start, layer, at + n));
+      }
+      // The input of the next layer is on disk before the layer counts as finished; older inputs go when they cannot be needed any more.
+      if (layer.next().value() < config.shape.layers) RETURN_IF_ERROR(staging_.WriteHidden(layer.next(), hidden_));
+      RETURN_IF_ERROR(writer.Submit(attention.TakeLayer(layer)));
+      for (int32_t old = writer.written() - 1; old >= 0; --old) staging_.DropHidden(Layer(old));
+      progress_.Step(Share(layer, tokens), Describe(start, layer, tokens));
+    }
+    progress_.Update(1, "waiting for the last index");
+    return writer.Finish();
+  }
+
+  double Share(Layer layer, int64_t done) const {
+    const int32_t layers = checkpoint_.config.shape.layers;
+    return (layer.value() + LayerShare(checkpoint_.config, done, job_.tokens())) / layers;
+  }
+
+  std::string Describe(absl::Time start, Layer layer, int64_t done) const {
+    const double before = static_cast<double>(first_layer_) / checkpoint_.config.shape.layers;
+    const double share = Share(layer, done) - before;
+    const absl::Duration elapsed = absl::Now() - start;
+    const absl::Duration left = elapsed * ((1 - before - share) / share);
+    return absl::StrFormat("layer %d/%d  %.0f tokens/s  %s left", layer.value() + 1, checkpoint_.config.shape.layers,
+                           share * static_cast<double>(job_.tokens()) / absl::ToDoubleSeconds(elapsed), FormatClock(left));
+  }
+
+  absl::Status Publish(double seconds) {
+    std::vector<std::string> files;
+    ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst, kvstore::SstWriter::Create(staging_.ContextSstPath()));
+    const absl::string_view bytes = TokenBytes(tokens_);
+    const size_t segment_bytes = static_cast<size_t>(kvstore::kTokenIdsPerSegment) * sizeof(TokenId);
+    for (size_t at = 0, segment = 0; at < bytes.size(); at += segment_bytes, ++segment) {
+      kvstore::SegmentKey key;
+      key.context = ContextId(job_.context_id());
+      key.kind = kvstore::Kind::kTokenIds;
+      key.segment = static_cast<uint32_t>(segment);
+      RETURN_IF_ERROR(sst->Add(key, std::string(bytes.substr(at, segment_bytes)), static_cast<uint8_t>(DType::kI32)));
+    }
+    RETURN_IF_ERROR(sst->Finish());
+    files.push_back(staging_.ContextSstPath());
+    for (Layer layer(0); layer.value() < checkpoint_.config.shape.layers; layer = layer.next()) {
+      ASSIGN_OR_RETURN(const v1::Manifest fragment, staging_.ReadFragment(layer));
+      job_.MergeFrom(fragment);
+      files.push_back(staging_.SstPath(layer));
+    }
+    job_.set_created_unix_s(absl::ToUnixSeconds(absl::Now()));
+    job_.set_prefill_seconds(seconds);
+    RETURN_IF_ERROR(store_.Publish(job_, files));
+    return staging_.Remove();
+  }
+
+  const PrefillConfig& config_;
+  const model::Checkpoint& checkpoint_;
+  const std::vector<TokenId>& tokens_;
+  v1::Manifest job_;
+  const Staging staging_;
+  kvstore::Store& store_;
+  ThreadPool* const pool_;
+  Progress& progress_;
+  const std::unique_ptr<model::Backend> backend_;
+  std::vector<float> hidden_;  // [tokens, hidden_size]: what enters the layer at hand
+  int32_t first_layer_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
+                                         const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,
+                                         Progress& progress) {
+  RETURN_IF_ERROR(Validate(config, checkpoint.config, tokens));
+  if (store.GetManifest(config.name).ok()) {
+    return absl::AlreadyExistsError(absl::StrCat("context \"", config.name, "\" exists already in ", config.store_folder,
+                                                 "; remove it first (carrel rm) or choose another name"));
+  }
+  ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
+  if (config.restart) {
+    RETURN_IF_ERROR(staging.Remove());
+    ASSIGN_OR_RETURN(staging, Staging::Open(config.store_folder, config.name));
+  }
+  v1::Manifest job = DescribeJob(config, checkpoint, tokens);
+  const absl::StatusOr<v1::Manifest> found = staging.ReadJob();
+  if (found.ok()) {
+    RETURN_IF_ERROR(SameJob(*found, job));
+    job.set_context_id(found->context_id());
+  } else {
+    RETURN_IF_ERROR(CheckDiskSpace(config.store_folder, job, checkpoint.config.hidden_size));
+    ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
+    job.set_context_id(id.value());
+    RETURN_IF_ERROR(staging.WriteJob(job));
+  }
+  return Job(config, checkpoint, tokens, std::move(job), std::move(staging), store, pool, progress).Run();
+}
+
+}  // namespace carrel::prefill

@@ -1,0 +1,49 @@
+// What:   the prefill job: document -> hidden states -> layer by layer K, V, index, SST -> one published context.
+// Source: layer-major order (architecture section 7): all tokens pass layer l before any passes l + 1, so that a layer's K and V are final at once.
+// Errors: AlreadyExists the name is taken; InvalidArgument an empty document, one longer than max_position_embeddings, a token outside the vocabulary;
+//         FailedPrecondition the store is locked, or an interrupted job of this name had another input; ResourceExhausted disk full (checked before the work
+//         starts, and met at any write). After any failure and after kill -9 the finished layers stay in the staging folder and the same call goes on from there.
+// Cost:   memory: 4 bytes * tokens * hidden_size, and of one layer 8 + up to 3 * 4 bytes * tokens * kv_heads * head_dim; weights stay mapped.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/progress.h"
+#include "common/thread_pool.h"
+#include "kvstore/index/index.h"
+#include "model/checkpoint.h"
+
+namespace carrel::kvstore {
+class Store;
+}
+
+namespace carrel::prefill {
+
+struct PrefillConfig {
+  std::string store_folder;  // where staging goes: of the Store that is passed
+  std::string name;
+  kvstore::IndexParams index;
+  int64_t segment_tokens = 65536;   // rows per stored segment, a power of two >= 16
+  int64_t sampled_queries = 256;    // per layer and q head, kept with the context; 1 .. 65536
+  int64_t block_tokens = 512;       // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
+  bool restart = false;             // discard an interrupted job instead of going on with it
+};
+
+struct PrefillReport {
+  int64_t tokens = 0;
+  int32_t resumed_layers = 0;  // taken over from an interrupted job
+  double seconds = 0;
+  double tokens_per_s = 0;      // document tokens per second, over the layers computed now
+  int64_t peak_memory_bytes = 0;  // of the process (resident set)
+  int64_t stored_bytes = 0;
+  int64_t index_bytes = 0;
+};
+
+absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
+                                         const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,
+                                         Progress& progress);
+
+}  // namespace carrel::prefill

@@ -1,0 +1,114 @@
+#include "prefill/staging.h"
+
+#include <google/protobuf/util/message_differencer.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_format.h"
+#include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
+#include "common/file.h"
+#include "common/mapped_file.h"
+#include "common/status.h"
+
+namespace carrel::prefill {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<v1::Manifest> ReadMessage(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
+  v1::Manifest message;
+  if (!message.ParseFromString(bytes)) {
+    return absl::DataLossError(absl::StrCat(path, ": not what prefill wrote (", bytes.size(), " bytes)"));
+  }
+  return message;
+}
+
+std::array<uint8_t, 32> Digest(absl::string_view bytes) {
+  Sha256 sha;
+  sha.Update(bytes);
+  return sha.Finish();
+}
+
+}  // namespace
+
+absl::StatusOr<Staging> Staging::Open(const std::string& store_folder, const std::string& name) {
+  Staging staging((fs::path(store_folder) / "prefill" / name).string());
+  std::error_code error;
+  fs::create_directories(staging.folder_, error);
+  if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", staging.folder_));
+  return staging;
+}
+
+std::string Staging::LayerPath(const char* kind, Layer layer) const {
+  return absl::StrFormat("%s/%s-%04d", folder_, kind, layer.value());
+}
+std::string Staging::SstPath(Layer layer) const { return LayerPath("layer", layer) + ".sst"; }
+std::string Staging::ContextSstPath() const { return folder_ + "/context.sst"; }
+
+absl::StatusOr<v1::Manifest> Staging::ReadJob() const { return ReadMessage(folder_ + "/job"); }
+absl::Status Staging::WriteJob(const v1::Manifest& job) const {
+  return WriteFileAtomically(folder_ + "/job", job.SerializeAsString());
+}
+absl::Status Staging::WriteFragment(Layer layer, const v1::Manifest& fragment) const {
+  return WriteFileAtomically(LayerPath("layer", layer), fragment.SerializeAsString());
+}
+absl::StatusOr<v1::Manifest> Staging::ReadFragment(Layer layer) const { return ReadMessage(LayerPath("layer", layer)); }
+
+int32_t Staging::FinishedLayers(int32_t layers) const {
+  int32_t finished = 0;
+  while (finished < layers && fs::exists(LayerPath("layer", Layer(finished))) && fs::exists(SstPath(Layer(finished)))) {
+    ++finished;
+  }
+  return finished;
+}
+
+absl::Status Staging::WriteHidden(Layer layer, const std::vector<float>& hidden) const {
+  const absl::string_view bytes(reinterpret_cast<const char*>(hidden.data()), hidden.size() * sizeof(float));
+  const std::array<uint8_t, 32> digest = Digest(bytes);
+  return WriteFileAtomically(LayerPath("hidden", layer),
+                             {bytes, absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())});
+}
+
+absl::Status Staging::ReadHidden(Layer layer, std::vector<float>& hidden) const {
+  const std::string path = LayerPath("hidden", layer);
+  ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  const size_t wanted = hidden.size() * sizeof(float);
+  const absl::string_view bytes = file->bytes();
+  if (bytes.size() != wanted + 32) {
+    return absl::DataLossError(absl::StrCat(path, ": ", bytes.size(), " bytes, expected ", wanted + 32));
+  }
+  const std::array<uint8_t, 32> digest = Digest(bytes.substr(0, wanted));
+  if (std::memcmp(digest.data(), bytes.data() + wanted, digest.size()) != 0) {
+    return absl::DataLossError(absl::StrCat(path, ": its SHA-256 does not match"));
+  }
+  std::memcpy(hidden.data(), bytes.data(), wanted);
+  return absl::OkStatus();
+}
+
+void Staging::DropHidden(Layer layer) const {
+  std::error_code ignored;
+  fs::remove(LayerPath("hidden", layer), ignored);
+}
+
+absl::Status Staging::Remove() const {
+  std::error_code error;
+  fs::remove_all(folder_, error);
+  if (error) return ErrnoStatus(error.value(), absl::StrCat("remove ", folder_));
+  return absl::OkStatus();
+}
+
+absl::Status SameJob(const v1::Manifest& found, const v1::Manifest& wanted) {
+  google::protobuf::util::MessageDifferencer differencer;
+  std::string difference;
+  differencer.ReportDifferencesToString(&difference);
+  differencer.IgnoreField(v1::Manifest::descriptor()->FindFieldByName("context_id"));
+  differencer.IgnoreField(v1::Manifest::descriptor()->FindFieldByName("program_version"));
+  if (differencer.Compare(found, wanted)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("an interrupted prefill of \"", wanted.name(), "\" had another input; to discard it pass --restart:\n", difference));
+}
+
+}  // namespace carrel::prefill

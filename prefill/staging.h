@@ -1,0 +1,54 @@
+// What:   the folder of an unfinished prefill job, STORE/prefill/NAME: what is kept so that an interrupted job goes on at its last finished layer.
+// Bytes:  job            serialized v1::Manifest: what is being computed, without what only the end knows
+//         layer-NNNN.sst the layer's segments;  layer-NNNN  serialized v1::Manifest with the layer's sizes and statistics, written after the SST was synced
+//         hidden-NNNN    the hidden state that enters layer NNNN: f32 [tokens, hidden_size], then its SHA-256 (32 bytes)
+// Errors: FailedPrecondition an earlier job of the same name had another input (names what differs); ResourceExhausted disk full; as common/file.h.
+// Threads: the layer writer and the job's thread use different files.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+
+namespace carrel::v1 {
+class Manifest;
+}
+
+namespace carrel::prefill {
+
+class Staging {
+ public:
+  // Creates the folder, or finds an interrupted job in it.
+  static absl::StatusOr<Staging> Open(const std::string& store_folder, const std::string& name);
+
+  // The job found, or NotFound. Its context_id is to be used on.
+  absl::StatusOr<v1::Manifest> ReadJob() const;
+  absl::Status WriteJob(const v1::Manifest& job) const;
+
+  std::string SstPath(Layer layer) const;
+  std::string ContextSstPath() const;
+  absl::Status WriteFragment(Layer layer, const v1::Manifest& fragment) const;
+  absl::StatusOr<v1::Manifest> ReadFragment(Layer layer) const;
+  // Layers 0 .. n-1 have a fragment.
+  int32_t FinishedLayers(int32_t layers) const;
+
+  // The state that enters `layer`. A file that does not verify is DataLoss.
+  absl::Status WriteHidden(Layer layer, const std::vector<float>& hidden) const;
+  absl::Status ReadHidden(Layer layer, std::vector<float>& hidden) const;
+  void DropHidden(Layer layer) const;
+
+  absl::Status Remove() const;  // the whole folder
+  const std::string& folder() const { return folder_; }
+
+ private:
+  explicit Staging(std::string folder) : folder_(std::move(folder)) {}
+  std::string LayerPath(const char* kind, Layer layer) const;
+  std::string folder_;
+};
+
+// OK if both describe the same computation; otherwise FailedPrecondition naming the first field that differs with both values.
+absl::Status SameJob(const v1::Manifest& found, const v1::Manifest& wanted);
+
+}  // namespace carrel::prefill

@@ -1,0 +1,60 @@
+#include "prefill/staging.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "carrel/v1/context.pb.h"
+#include "common/test_util.h"
+
+namespace carrel::prefill {
+namespace {
+
+TEST(StagingTest, Hidden_SurvivesAndAFlippedBitIsNoticed) {
+  auto staging = Staging::Open(FreshTempDir(), "doc");
+  CARREL_ASSERT_OK(staging);
+  std::mt19937_64 rng(TestSeed());
+  const std::vector<float> hidden = RandomNormal(rng, 1000);
+  CARREL_ASSERT_OK(staging->WriteHidden(Layer(3), hidden));
+  std::vector<float> read(1000);
+  CARREL_ASSERT_OK(staging->ReadHidden(Layer(3), read));
+  EXPECT_EQ(read, hidden);
+  std::vector<float> other_size(999);
+  EXPECT_THAT(staging->ReadHidden(Layer(3), other_size), StatusIs(absl::StatusCode::kDataLoss, "hidden-0003"));
+
+  std::fstream file(staging->folder() + "/hidden-0003", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(rng() % 4000));
+  const int byte = file.peek();
+  file.put(static_cast<char>(byte ^ 4));
+  file.close();
+  EXPECT_THAT(staging->ReadHidden(Layer(3), read), StatusIs(absl::StatusCode::kDataLoss, "SHA-256 does not match"));
+  staging->DropHidden(Layer(3));
+  EXPECT_THAT(staging->ReadHidden(Layer(3), read), StatusIs(absl::StatusCode::kNotFound, "hidden-0003"));
+}
+
+TEST(StagingTest, OnlyLayersWithSstAndFragment_AreFinished) {
+  auto staging = Staging::Open(FreshTempDir(), "doc");
+  CARREL_ASSERT_OK(staging);
+  EXPECT_EQ(staging->FinishedLayers(4), 0);
+  for (int layer : {0, 1, 3}) {
+    std::ofstream(staging->SstPath(Layer(layer))) << "x";
+    CARREL_ASSERT_OK(staging->WriteFragment(Layer(layer), v1::Manifest()));
+  }
+  EXPECT_EQ(staging->FinishedLayers(4), 2);
+  std::filesystem::remove(staging->SstPath(Layer(1)));
+  EXPECT_EQ(staging->FinishedLayers(4), 1);
+}
+
+TEST(StagingTest, AnotherInput_IsNamed) {
+  v1::Manifest found, wanted;
+  found.set_name("doc");
+  found.set_context_id(1);
+  found.set_token_ids_sha256("aa");
+  wanted = found;
+  wanted.set_context_id(2);
+  CARREL_EXPECT_OK(SameJob(found, wanted));
+  wanted.set_token_ids_sha256("bb");
+  EXPECT_THAT(SameJob(found, wanted), StatusIs(absl::StatusCode::kFailedPrecondition, "token_ids_sha256: \"aa\" -> \"bb\""));
+}
+
+}  // namespace
+}  // namespace carrel::prefill

@@ -1,0 +1,112 @@
+// Includes go one way (docs/architecture.md, "Folders"), and third-party types stay behind their fences. Reads every source file.
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "common/test_util.h"
+
+namespace carrel {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Include {
+  std::string file;    // path from the root
+  int line = 0;
+  std::string target;  // what stands between the quotes or brackets
+};
+
+const std::vector<std::string>& Folders() {
+  static const std::vector<std::string> folders = {"common", "kernels", "model", "prefill", "kvstore", "decoder", "tools", "tests", "bench"};
+  return folders;
+}
+
+std::vector<Include> AllIncludes() {
+  std::vector<Include> includes;
+  const std::regex pattern("^\\s*#\\s*include\\s*[<\"]([^>\"]+)[>\"]");
+  for (const std::string& folder : Folders()) {
+    const fs::path root = fs::path(CARREL_SOURCE_DIR) / folder;
+    if (!fs::exists(root)) continue;
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root)) {
+      const std::string extension = entry.path().extension().string();
+      if (extension != ".h" && extension != ".cc" && extension != ".cu") continue;
+      std::ifstream file(entry.path());
+      std::string line;
+      for (int number = 1; std::getline(file, line); ++number) {
+        std::smatch match;
+        if (!std::regex_search(line, match, pattern)) continue;
+        includes.push_back({fs::relative(entry.path(), CARREL_SOURCE_DIR).string(), number, match[1].str()});
+      }
+    }
+  }
+  return includes;
+}
+
+// "kvstore/index" for kvstore's parts, the top folder otherwise; "proto" for generated headers; empty for what is not ours.
+std::string Room(const std::string& path) {
+  if (path.rfind("carrel/v1/", 0) == 0) return "proto";
+  const size_t slash = path.find('/');
+  if (slash == std::string::npos) return "";
+  const std::string top = path.substr(0, slash);
+  if (std::find(Folders().begin(), Folders().end(), top) == Folders().end()) return "";
+  if (top != "kvstore") return top;
+  return path.substr(0, path.find('/', slash + 1));
+}
+
+TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
+  const std::map<std::string, std::set<std::string>> allowed = {
+      {"common", {}},
+      {"kernels", {"common"}},
+      {"model", {"kernels", "common"}},
+      {"prefill", {"model", "kernels", "common", "kvstore/format", "kvstore/index", "kvstore/storage", "proto"}},
+      {"kvstore/format", {"common", "proto"}},
+      {"kvstore/storage", {"kvstore/format", "common", "proto"}},
+      {"kvstore/index", {"kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
+      {"kvstore/engine", {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
+      {"kvstore/service", {"kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format", "common", "proto"}},
+      {"decoder", {"model", "kernels", "common", "proto"}},
+      {"tools", {"model", "kernels", "common", "prefill", "kvstore/format", "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/service", "decoder", "proto"}},
+  };
+  int checked = 0;
+  for (const Include& include : AllIncludes()) {
+    const std::string from = Room(include.file), to = Room(include.target);
+    if (to.empty() || to == from || from == "tests" || from == "bench") continue;
+    const auto rule = allowed.find(from);
+    ASSERT_NE(rule, allowed.end()) << include.file << ": no rule for folder " << from;
+    EXPECT_TRUE(rule->second.contains(to)) << include.file << ":" << include.line << ": " << from << " may not include " << include.target;
+    ++checked;
+  }
+  EXPECT_GT(checked, 200) << "the scan does not see the tree";
+}
+
+TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
+  struct Fence {
+    const char* what;
+    std::regex target;
+    std::regex where;  // files that may
+  };
+  const std::vector<Fence> fences = {
+      {"Faiss", std::regex("^faiss/"), std::regex("^kvstore/index/.*\\.cc$")},
+      {"RocksDB", std::regex("^rocksdb/"), std::regex("^kvstore/storage/(.*\\.cc|rocks\\.h)$")},
+      {"gRPC", std::regex("^grpc|\\.grpc\\.pb\\.h$"), std::regex("^(kvstore/service/|decoder/store_client|tools/carrel/store_access\\.cc|tests/)")},
+      {"Protobuf in a header", std::regex("\\.pb\\.h$|^google/protobuf"), std::regex("\\.cc$|^kvstore/service/|^kvstore/engine/|^kvstore/storage/|^decoder/candidates\\.h$")},
+      {"OpenBLAS", std::regex("cblas|openblas"), std::regex("^kernels/.*\\.cc$|^bench/")},
+      {"PCRE2, SentencePiece, utf8proc", std::regex("^(pcre2|sentencepiece|utf8proc)"), std::regex("^model/.*\\.cc$")},
+      {"JSON", std::regex("^nlohmann/json\\.hpp$"), std::regex("\\.cc$")},
+      {"CLI11", std::regex("^CLI/"), std::regex("^tools/.*\\.cc$")},
+      {"OpenSSL", std::regex("^openssl/"), std::regex("^common/.*\\.cc$")},
+      {"CUDA", std::regex("^cuda"), std::regex("\\.cu$|^common/cuda/")},
+  };
+  for (const Include& include : AllIncludes()) {
+    for (const Fence& fence : fences) {
+      if (!std::regex_search(include.target, fence.target)) continue;
+      EXPECT_TRUE(std::regex_search(include.file, fence.where)) << include.file << ":" << include.line << ": " << fence.what << " is fenced off here";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace carrel

@@ -1,0 +1,191 @@
+// The master test: with every zone row retrieved, decoding equals dense attention; whatever travels and whatever is asked ahead.
+#include <map>
+
+#include "carrel/v1/context.pb.h"
+#include "common/dtype.h"
+#include "common/test_util.h"
+#include "kvstore/index/rows.h"
+#include "kvstore/storage/store.h"
+#include "tests/world.h"
+
+namespace carrel {
+namespace {
+
+using decoder::Prefetch;
+using decoder::Want;
+using testing_world::DemoCheckpoint;
+
+// Dense attention in double precision over the stored rows and every new row, per layer; collects error and norm.
+class DenseReference {
+ public:
+  DenseReference(const std::string& store_folder, const std::string& context) : store_(*kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadOnly)) {
+    stored_ = *store_->OpenContext(context);
+    shape_ = DemoCheckpoint().config.shape;
+    for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+      for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next()) {
+        k_.push_back(Widen(*kvstore::Rows::OpenKeys(*stored_, layer, head)));
+        v_.push_back(Widen(*kvstore::Rows::OpenValues(*stored_, layer, head)));
+      }
+    }
+    errors_.resize(shape_.layers);
+  }
+
+  void Observe(const model::AttentionInput& input, const float* attended) {
+    const int64_t d = shape_.head_dim, group = shape_.group();
+    auto& [error, norm] = errors_[input.layer.value()];
+    for (int64_t i = 0; i < input.n; ++i) {
+      for (int64_t h = 0; h < shape_.kv_heads; ++h) {
+        std::vector<float>& k = k_[input.layer.value() * shape_.kv_heads + h];
+        std::vector<float>& v = v_[input.layer.value() * shape_.kv_heads + h];
+        k.insert(k.end(), input.k + (i * shape_.kv_heads + h) * d, input.k + (i * shape_.kv_heads + h + 1) * d);
+        v.insert(v.end(), input.v + (i * shape_.kv_heads + h) * d, input.v + (i * shape_.kv_heads + h + 1) * d);
+        const int64_t rows = static_cast<int64_t>(k.size()) / d;
+        ASSERT_EQ(rows, input.first_position + i + 1);
+        for (int64_t g = 0; g < group; ++g) {
+          const int64_t q_head = i * shape_.q_heads + h * group + g;
+          const std::vector<double> expected = Attend(input.q + q_head * d, k, v, rows);
+          for (int64_t c = 0; c < d; ++c) {
+            const double difference = attended[q_head * d + c] - expected[c];
+            error += difference * difference;
+            norm += expected[c] * expected[c];
+          }
+        }
+      }
+    }
+  }
+
+  double RelativeErrorOf(int32_t layer) const { return std::sqrt(errors_[layer].first / errors_[layer].second); }
+
+ private:
+  static std::vector<float> Widen(const kvstore::Rows& rows) {
+    CARREL_CHECK(rows.Verify({0, rows.count()}).ok());
+    std::vector<float> out(static_cast<size_t>(rows.count() * rows.head_dim()));
+    rows.ForEachPiece({0, rows.count()}, [&](Position first, const void* address, int64_t n) {
+      WidenToFloat(DType::kBf16, address, n * rows.head_dim(), &out[first * rows.head_dim()]);
+    });
+    return out;
+  }
+
+  std::vector<double> Attend(const float* q, const std::vector<float>& k, const std::vector<float>& v, int64_t rows) const {
+    const int64_t d = shape_.head_dim;
+    std::vector<double> scores(rows), out(d, 0.0);
+    double max = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < rows; ++j) {
+      double dot = 0;
+      for (int64_t c = 0; c < d; ++c) dot += double{q[c]} * k[j * d + c];
+      scores[j] = dot / std::sqrt(static_cast<double>(d));
+      max = std::max(max, scores[j]);
+    }
+    for (int64_t j = 0; j < rows; ++j) {
+      const double weight = std::exp(scores[j] - max);
+      sum += weight;
+      for (int64_t c = 0; c < d; ++c) out[c] += weight * v[j * d + c];
+    }
+    for (double& x : out) x /= sum;
+    return out;
+  }
+
+  std::unique_ptr<kvstore::Store> store_;
+  std::shared_ptr<const kvstore::StoredContext> stored_;
+  AttentionShape shape_;
+  std::vector<std::vector<float>> k_, v_;  // [layers * kv_heads]
+  std::vector<std::pair<double, double>> errors_;
+};
+
+struct Case {
+  Want want;
+  Prefetch prefetch;
+  int64_t sink, local;
+};
+
+class MasterTest : public testing::TestWithParam<kvstore::IndexKind> {
+ protected:
+  // Two segments, so that pieces are merged.
+  void SetUp() override {
+    folder_ = FreshTempDir();
+    const auto tokens = testing_world::DocumentTokens("registry-512");
+    CARREL_ASSERT_OK(tokens);
+    kvstore::IndexParams index;
+    index.kind = GetParam();
+    CARREL_ASSERT_OK(testing_world::PrefillContext(folder_, "doc", *tokens, index, /*segment_tokens=*/256));
+  }
+  std::string folder_;
+};
+
+TEST_P(MasterTest, TopKAll_EqualsDenseAttentionWhateverTravels) {
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  const testing_world::Question& question = (*questions)[1];
+  for (const Want want : {Want::kRows, Want::kValues, Want::kAttend}) {
+    for (const Prefetch prefetch : {Prefetch::kOff, Prefetch::kSpeculative, Prefetch::kVerified}) {
+      for (const auto& [sink, local] : {std::pair<int64_t, int64_t>{4, 64}, {0, 0}, {300, 400}}) {
+        SCOPED_TRACE(absl::StrCat("want ", static_cast<int>(want), " prefetch ", static_cast<int>(prefetch), " sink ", sink, " local ", local));
+        decoder::RetrievalConfig config;
+        config.top_k = decoder::kAllRows;
+        config.dense_layers = 0;
+        config.want = want;
+        config.prefetch = prefetch;
+        config.sink = sink;
+        config.local = local;
+        auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
+        CARREL_ASSERT_OK(decoder);
+        DenseReference reference(folder_, "doc");
+        (**decoder)->set_observer([&](const model::AttentionInput& input, const float* attended) { reference.Observe(input, attended); });
+        const auto result = (**decoder)->Generate(question.prompt, decoder::GenerateOptions());
+        CARREL_ASSERT_OK(result);
+        EXPECT_EQ(result->ids, question.dense_ids);
+        EXPECT_EQ(result->stop, decoder::StopReason::kEos);
+        for (int32_t layer = 0; layer < DemoCheckpoint().config.shape.layers; ++layer) EXPECT_LE(reference.RelativeErrorOf(layer), 1e-4) << "layer " << layer;
+      }
+    }
+  }
+}
+
+TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  for (const Want want : {Want::kRows, Want::kValues, Want::kAttend}) {
+    for (const Prefetch prefetch : {Prefetch::kOff, Prefetch::kSpeculative, Prefetch::kVerified}) {
+      SCOPED_TRACE(absl::StrCat("want ", static_cast<int>(want), " prefetch ", static_cast<int>(prefetch)));
+      decoder::RetrievalConfig config;
+      config.top_k = 32;
+      config.dense_layers = 1;
+      config.want = want;
+      config.prefetch = prefetch;
+      config.budget = decoder::Budget::kLinear;
+      config.measure = true;
+      auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
+      CARREL_ASSERT_OK(decoder);
+      CARREL_ASSERT_OK((**decoder)->Generate((*questions)[0].prompt, decoder::GenerateOptions()));
+      const decoder::Statistics statistics = (**decoder)->statistics();
+      EXPECT_GT(statistics.bytes_received, 0);
+      for (size_t i = 0; i < statistics.layers.size(); ++i) {
+        SCOPED_TRACE(absl::StrCat("layer ", i));
+        const decoder::LayerStatistics& layer = statistics.layers[i];
+        EXPECT_GT(layer.tokens, 0);
+        EXPECT_GT(layer.bytes_received, 0);
+        EXPECT_GT(layer.candidates, 0);
+        EXPECT_GT(layer.mass.value(), 0);
+        EXPECT_LE(layer.mass.value(), 1.001);
+        EXPECT_GE(layer.attended_mass.value(), 0);
+        EXPECT_LE(layer.attended_mass.value(), 1.001);
+        if (i == 0) {
+          EXPECT_EQ(layer.top_k, decoder::kAllRows);
+          EXPECT_NEAR(layer.mass.value(), 1, 1e-6);
+        } else {
+          EXPECT_EQ(layer.cosine.count > 0, prefetch != Prefetch::kOff);
+          EXPECT_EQ(layer.hit_rate.count > 0, prefetch != Prefetch::kOff);
+          if (prefetch != Prefetch::kOff) EXPECT_GT(layer.hit_rate.value(), 0.3);
+          if (prefetch == Prefetch::kSpeculative) EXPECT_EQ(layer.prefetched, layer.tokens);
+          if (prefetch == Prefetch::kVerified) EXPECT_EQ(layer.prefetched + layer.verified_again, layer.tokens);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MasterTest, testing::Values(kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw),
+                         [](const auto& info) { return std::string(kvstore::IndexKindName(info.param)); });
+
+}  // namespace
+}  // namespace carrel

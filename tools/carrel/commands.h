@@ -1,0 +1,23 @@
+// What:   the program's subcommands. Each Add... declares one on the app, with its flags; when it was chosen, its run function is left in `chosen`.
+// Errors: a command returns a status; main prints it and chooses the exit code.
+#pragma once
+
+#include <functional>
+
+#include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace carrel::tools {
+
+using Run = std::function<absl::Status()>;
+
+void AddPrefill(CLI::App& app, Run& chosen);
+void AddServe(CLI::App& app, Run& chosen);
+void AddAsk(CLI::App& app, Run& chosen);
+void AddEval(CLI::App& app, Run& chosen);
+void AddContexts(CLI::App& app, Run& chosen);  // ls, inspect, rm
+
+}  // namespace carrel::tools

@@ -1,0 +1,35 @@
+// carrel: prefill documents, serve them, ask them. Exit codes: 0 done, 1 failed (the reason is on standard error), 2 wrong usage or bad input.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "common/version.h"
+#include "tools/carrel/commands.h"
+
+int main(int argc, char** argv) {
+  // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently in the middle.
+  std::signal(SIGPIPE, SIG_IGN);
+  CLI::App app("Carrel keeps the KV cache of a long document as a searchable database: prefill once, ask from anywhere.", "carrel");
+  app.set_version_flag("--version", absl::StrCat("carrel ", carrel::kVersion));
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    return absl::StrCat("carrel: ", error.what(), "\nSee carrel ", failed->get_name() == "carrel" ? "" : absl::StrCat(failed->get_name(), " "),
+                        "--help\n");
+  });
+  carrel::tools::Run chosen;
+  carrel::tools::AddPrefill(app, chosen);
+  carrel::tools::AddServe(app, chosen);
+  carrel::tools::AddAsk(app, chosen);
+  carrel::tools::AddEval(app, chosen);
+  carrel::tools::AddContexts(app, chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const absl::Status status = chosen();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "carrel: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(), std::string(status.message()).c_str());
+  return status.code() == absl::StatusCode::kInvalidArgument ? 2 : 1;
+}

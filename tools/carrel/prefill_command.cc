@@ -1,0 +1,101 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "common/file.h"
+#include "common/progress.h"
+#include "common/status.h"
+#include "kvstore/storage/store.h"
+#include "prefill/prefill.h"
+#include "tools/carrel/commands.h"
+#include "tools/carrel/retrieval_flags.h"
+#include "tools/carrel/token_file.h"
+
+namespace carrel::tools {
+namespace {
+
+struct PrefillFlags {
+  std::string model_dir;
+  std::string input;
+  std::string tokens;
+  std::string index = "flat";
+  int threads = 0;
+  bool quiet = false;
+  bool json = false;
+  prefill::PrefillConfig config;
+};
+
+absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags, const model::Checkpoint& checkpoint) {
+  if (!flags.tokens.empty()) return ReadTokenFile(flags.tokens);
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.input));
+  if (text.empty()) return absl::InvalidArgumentError(absl::StrCat("the document ", flags.input, " is empty"));
+  absl::StatusOr<std::vector<TokenId>> ids = checkpoint.EncodeDocument(text);
+  if (!ids.ok()) return Annotate(ids.status(), flags.input);
+  return ids;
+}
+
+void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
+  if (flags.json) {
+    const nlohmann::json json = {{"name", flags.config.name},
+                                 {"tokens", report.tokens},
+                                 {"index", flags.index},
+                                 {"seconds", report.seconds},
+                                 {"tokens_per_s", report.tokens_per_s},
+                                 {"resumed_layers", report.resumed_layers},
+                                 {"peak_memory_bytes", report.peak_memory_bytes},
+                                 {"stored_bytes", report.stored_bytes},
+                                 {"index_bytes", report.index_bytes}};
+    std::printf("%s\n", json.dump().c_str());
+    return;
+  }
+  std::printf("%s: %d tokens in %.1f s (%.0f tokens/s), %s stored of which %s index, peak memory %s\n", flags.config.name.c_str(),
+              static_cast<int>(report.tokens), report.seconds, report.tokens_per_s, FormatBytes(report.stored_bytes).c_str(),
+              FormatBytes(report.index_bytes).c_str(), FormatBytes(report.peak_memory_bytes).c_str());
+  if (report.resumed_layers > 0) std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
+}
+
+absl::Status RunPrefillCommand(PrefillFlags& flags) {
+  if (flags.input.empty() == flags.tokens.empty()) {
+    return absl::InvalidArgumentError("prefill needs one of --input FILE (text, - for standard input) and --tokens FILE.json");
+  }
+  ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
+  ASSIGN_OR_RETURN(flags.config.index.kind, kvstore::ParseIndexKind(flags.index));
+  ThreadPool pool(threads - 1);
+  ASSIGN_OR_RETURN(const model::Checkpoint checkpoint, model::LoadCheckpoint(flags.model_dir, &pool));
+  ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
+  Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
+  absl::StatusOr<prefill::PrefillReport> report = prefill::RunPrefill(flags.config, checkpoint, tokens, *store, &pool, progress);
+  progress.Clear();
+  if (!report.ok()) return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
+  Print(flags, *report);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddPrefill(CLI::App& app, Run& chosen) {
+  auto flags = std::make_shared<PrefillFlags>();
+  CLI::App& command = *app.add_subcommand("prefill", "Run a document through a model once and keep its K and V as a context");
+  command.add_option("--model", flags->model_dir, "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")->required();
+  command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
+  command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
+  command.add_option("--store", flags->config.store_folder, "folder of the store; created if absent")->required();
+  command.add_option("--name", flags->config.name, "name of the new context")->required();
+  command.add_option("--index", flags->index, "flat (exact) | hnsw (graph)")->capture_default_str();
+  command.add_option("--hnsw-m", flags->config.index.m, "hnsw: links per key")->capture_default_str();
+  command.add_option("--hnsw-ef-construction", flags->config.index.ef_construction, "hnsw: effort of building")->capture_default_str();
+  command.add_option("--hnsw-ef-search", flags->config.index.ef_search, "hnsw: default effort of searching")->capture_default_str();
+  command.add_option("--segment-tokens", flags->config.segment_tokens, "rows per stored segment, a power of two")->capture_default_str();
+  command.add_option("--sampled-queries", flags->config.sampled_queries, "queries kept per layer and head, for audits")->capture_default_str();
+  command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
+  command.add_flag("--restart", flags->config.restart, "discard an interrupted job of this name instead of going on with it");
+  command.add_flag("--quiet", flags->quiet, "no progress");
+  command.add_flag("--json", flags->json, "report as one JSON object");
+  command.callback([flags, &chosen] { chosen = [flags] { return RunPrefillCommand(*flags); }; });
+}
+
+}  // namespace carrel::tools

@@ -1,0 +1,41 @@
+#include "tools/carrel/questions.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_split.h"
+#include "common/file.h"
+#include "common/status.h"
+
+namespace carrel::tools {
+
+absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  std::vector<Question> questions;
+  int line_number = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++line_number;
+    if (absl::StripAsciiWhitespace(line).empty()) continue;
+    const nlohmann::json json = nlohmann::json::parse(line.begin(), line.end(), nullptr, false);
+    const bool valid = json.is_object() && json.contains("prompt") && json["prompt"].is_string() && json.contains("answer") &&
+                       json["answer"].is_string() &&
+                       (!json.contains("dense_ids") || (json["dense_ids"].is_array() &&
+                                                        std::all_of(json["dense_ids"].begin(), json["dense_ids"].end(),
+                                                                    [](const auto& id) { return id.is_number_integer(); })));
+    if (!valid) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ":", line_number, ": not an object with strings prompt and answer (and integers dense_ids)"));
+    }
+    Question question;
+    question.prompt = json["prompt"].get<std::string>();
+    question.answer = json["answer"].get<std::string>();
+    question.has_dense_ids = json.contains("dense_ids");
+    if (question.has_dense_ids) question.dense_ids = json["dense_ids"].get<std::vector<TokenId>>();
+    questions.push_back(std::move(question));
+  }
+  if (questions.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": no questions"));
+  return questions;
+}
+
+}  // namespace carrel::tools

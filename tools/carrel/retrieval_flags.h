@@ -1,0 +1,55 @@
+// What:   the flags that ask and eval share: which model, which context, where the store is, and how to retrieve.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "decoder/config.h"
+#include "decoder/decoder.h"
+#include "model/checkpoint.h"
+#include "tools/carrel/store_access.h"
+
+namespace CLI {
+class App;
+}
+
+namespace carrel::tools {
+
+struct RetrievalFlags {
+  std::string model_dir;
+  std::string context;
+  StoreFlags store;
+  std::string top_k = "128";
+  std::string budget = "uniform";
+  std::string prefetch = "off";
+  std::string want = "attend";
+  int threads = 0;
+  decoder::RetrievalConfig config;  // the rest of the flags write here
+  int64_t max_tokens = 64;
+  decoder::SamplingConfig sampling;
+
+  void Declare(CLI::App& command);
+  absl::Status Resolve();  // texts into config
+};
+
+// A decoder and what it needs to live.
+class OpenDecoder {
+ public:
+  static absl::StatusOr<std::unique_ptr<OpenDecoder>> Create(const RetrievalFlags& flags);
+  const model::Checkpoint& checkpoint() const { return checkpoint_; }
+  decoder::Decoder& decoder() { return *decoder_; }
+
+ private:
+  explicit OpenDecoder(int threads) : pool_(threads - 1) {}
+  ThreadPool pool_;
+  model::Checkpoint checkpoint_;
+  std::unique_ptr<StoreAccess> store_;
+  std::unique_ptr<decoder::Decoder> decoder_;
+};
+
+// threads as given, or one per core for 0; InvalidArgument outside [0, 1024].
+absl::StatusOr<int> ResolveThreads(int threads);
+
+}  // namespace carrel::tools

@@ -1,0 +1,43 @@
+// What:      a store for a command: remote at an address, or embedded: the same service over a channel inside this process. Either way the rest speaks gRPC.
+//            The only place that joins decoder/ and kvstore/.
+// Errors:    NotFound no store in the folder; Unavailable no server at the address; FailedPrecondition locked by another process.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvstore/storage/store.h"
+
+namespace CLI {
+class App;
+}
+
+namespace carrel::decoder {
+class StoreClient;
+}
+namespace carrel::kvstore {
+class ContextClient;
+}
+
+namespace carrel::tools {
+
+struct StoreFlags {
+  std::string folder;
+  std::string server;
+
+  void Declare(CLI::App& command);
+  absl::Status Validate() const;  // exactly one is given
+};
+
+class StoreAccess {
+ public:
+  // mode counts for an embedded store only.
+  static absl::StatusOr<std::unique_ptr<StoreAccess>> Open(const StoreFlags& flags, kvstore::StoreMode mode);
+  virtual ~StoreAccess() = default;
+
+  virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() = 0;
+  virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() = 0;
+};
+
+}  // namespace carrel::tools

@@ -1,0 +1,26 @@
+#include "tools/carrel/token_file.h"
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "common/file.h"
+#include "common/status.h"
+
+namespace carrel::tools {
+
+absl::StatusOr<std::vector<TokenId>> ReadTokenFile(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_array()) return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON array of token ids"));
+  std::vector<TokenId> ids;
+  ids.reserve(json.size());
+  for (const nlohmann::json& value : json) {
+    if (!value.is_number_integer() || value < INT32_MIN || value > INT32_MAX) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", value.dump()));
+    }
+    ids.push_back(value.get<TokenId>());
+  }
+  return ids;
+}
+
+}  // namespace carrel::tools

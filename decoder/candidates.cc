@@ -49,9 +49,14 @@ absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows) {
 }
 
 absl::Status Candidates::CheckComplete() const {
+  std::vector<Position> sorted;
   for (size_t i = 0; i < rows_.size(); ++i) {
-    if (!rows_[i].ids.empty()) continue;
-    return absl::DataLossError(absl::StrCat("reply: no rows for token ", i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads));
+    sorted = rows_[i].ids;
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    if (!sorted.empty() && twice == sorted.end()) continue;
+    return absl::DataLossError(absl::StrCat("reply: ", sorted.empty() ? "no rows" : absl::StrCat("row ", *twice, " twice"), " for token ",
+                                            i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads));
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,7 @@
 // What:   rows that a reply brought, per token and KV head, and attention over the best of them under the true query.
 // Math:   scores exact: scale * <q[h], k[j]>; the group keeps the top_k rows with the largest group score (kernels/group_score), ties by smaller id;
 //         attention over those. With top_k >= rows it is attention over all of them.
-// Errors: DataLoss a reply that does not hold together: wrong tensors, ids outside the zone, a head without rows.
+// Errors: DataLoss a reply that does not hold together: wrong tensors, ids outside the zone or twice, a head without rows.
 // Ownership: keeps the reply's parts; rows are read where protobuf put them.
 #pragma once
 
@@ -22,7 +22,7 @@ class Candidates {
 
   // want = ROWS: ids, K and V. want = IDS: ids only.
   absl::Status AddPart(v1::SessionReply part, bool with_rows);
-  // After the last part: every token and head has rows.
+  // After the last part: every token and head has rows, none of them twice.
   absl::Status CheckComplete() const;
 
   int64_t rows(int64_t token, KvHead head) const { return static_cast<int64_t>(At(token, head).ids.size()); }

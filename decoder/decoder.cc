@@ -26,6 +26,17 @@ class ObservedAttention : public model::Attention {
   const Decoder::Observer& observer_;
 };
 
+// Tokens of a prompt that pass together: as many as one Query may carry, and whose reply the store is ready to hold.
+int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape, const std::vector<int64_t>& budgets, const v1::OpenReply& opened) {
+  int64_t rows = 0;  // the most of any layer, per token and KV head
+  for (int64_t budget : budgets) {
+    const bool attend_all = budget == kAllRows && config.want != Want::kValues;  // nothing per row is held: partial attention, or rows as they lie
+    if (!attend_all) rows = std::max(rows, budget == kAllRows ? opened.zone_end() - opened.zone_begin() : budget);
+  }
+  const int64_t bytes = shape.kv_heads * std::max<int64_t>(1, rows) * (8 + 4 * shape.group());  // ids and scores
+  return std::clamp<int64_t>(opened.limits().max_result_bytes() / 4 / bytes, 1, std::max<int64_t>(1, opened.limits().max_query_tokens()));
+}
+
 }  // namespace
 
 Decoder::Decoder(const model::Checkpoint& checkpoint, const RetrievalConfig& config, ThreadPool* pool)
@@ -56,11 +67,12 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
     return absl::InvalidArgumentError(
         absl::StrCat("top_k=", config.top_k, " exceeds the ", opened.tokens(), " tokens of context \"", context, "\"; use \"all\" for every row"));
   }
-  if (config.top_k > opened.limits().max_top_k()) {
-    return absl::InvalidArgumentError(absl::StrCat("top_k=", config.top_k, " exceeds the store's max_top_k=",
+  const std::vector<int64_t> budgets = LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
+  if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end()); largest > opened.limits().max_top_k()) {
+    return absl::InvalidArgumentError(absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest, " rows exceeds the store's max_top_k=",
                                                    opened.limits().max_top_k(), "; use \"all\" for every row"));
   }
-  decoder->max_block_ = std::max<int64_t>(1, opened.limits().max_query_tokens());
+  decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, budgets, opened);
   ASSIGN_OR_RETURN(decoder->attention_, RetrievalAttention::Create(config, checkpoint.config.shape, opened, decoder->client_.get(), pool));
   return decoder;
 }

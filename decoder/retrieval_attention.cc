@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <utility>
 
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
@@ -34,16 +36,26 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(c
 
 absl::Status RetrievalAttention::LoadContextRows(const v1::OpenReply& opened) {
   const RowRange ranges[] = {{0, opened.zone_begin()}, {opened.zone_end(), opened.tokens()}};
+  constexpr int64_t kStreamsAhead = 8;  // requests in flight hide the round trips
+  std::deque<std::pair<Layer, RowStream>> streams;
+  const auto drain_first = [&]() -> absl::Status {
+    auto& [layer, stream] = streams.front();
+    double waited_us = 0;
+    int64_t bytes = 0;
+    RETURN_IF_ERROR(stream.Drain(
+        [&, layer = layer](KvHead head, Position, int64_t rows, const void* k, const void* v) { window_.AddContextRows(layer, head, k, v, rows); },
+        &waited_us, &bytes));
+    streams.pop_front();
+    return absl::OkStatus();
+  };
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     for (const RowRange& range : ranges) {
-      RowStream stream(client_, shape_, layer, range, opened.limits().max_fetch_rows());
-      double waited_us = 0;
-      int64_t bytes = 0;
-      RETURN_IF_ERROR(stream.Drain(
-          [&](KvHead head, Position, int64_t rows, const void* k, const void* v) { window_.AddContextRows(layer, head, k, v, rows); },
-          &waited_us, &bytes));
+      streams.emplace_back(layer, RowStream(client_, shape_, layer, range, opened.limits().max_fetch_rows()));
+      RETURN_IF_ERROR(streams.back().second.Start());
+      if (static_cast<int64_t>(streams.size()) > kStreamsAhead) RETURN_IF_ERROR(drain_first());
     }
   }
+  while (!streams.empty()) RETURN_IF_ERROR(drain_first());
   return absl::OkStatus();
 }
 

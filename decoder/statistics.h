@@ -1,4 +1,4 @@
-// What:   what retrieval did and how good it was, per layer, over all tokens since the sequence began. Every number is counted or measured.
+// What:   what retrieval did and how good it was, per layer, over all tokens since the context was opened. Every number is counted or measured.
 #pragma once
 
 #include <cstdint>

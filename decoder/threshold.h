@@ -22,7 +22,8 @@ class Threshold {
   int64_t samples() const { return static_cast<int64_t>(samples_.size()); }
 
   double value(double wanted_hit_rate) {
-    if (!stale_) return value_;
+    if (!stale_ && wanted_hit_rate == wanted_) return value_;
+    wanted_ = wanted_hit_rate;
     std::sort(samples_.begin(), samples_.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     value_ = kNever;
     double sum = 0;
@@ -38,6 +39,7 @@ class Threshold {
  private:
   std::vector<std::pair<double, double>> samples_;
   double value_ = kNever;
+  double wanted_ = -1;
   bool stale_ = false;
 };
 

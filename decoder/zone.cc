@@ -221,11 +221,12 @@ absl::Status Zone::FinishCandidates(Layer layer, const float* q, int64_t n, Pend
   statistics.rows_attended += candidates.Attend(q, budgets_[layer.value()], scale_, pool_, partial);
   if (pending.accepted) {
     pending.candidates.emplace(std::move(candidates));
-  } else if (pending.speculative.has_value() && calibrating(layer)) {
+  } else if (pending.speculative.has_value() && (config_.measure || calibrating(layer))) {
     // What was asked ahead is not attended, but tells how good it would have been.
     ASSIGN_OR_RETURN(std::vector<v1::SessionReply> ahead, Receive(*pending.speculative, nullptr));
     pending.candidates.emplace(shape_, zone_, n);
     for (v1::SessionReply& part : ahead) RETURN_IF_ERROR(pending.candidates->AddPart(std::move(part), /*with_rows=*/false));
+    RETURN_IF_ERROR(pending.candidates->CheckComplete());
   }
   pending.query.reset();
   return absl::OkStatus();
@@ -305,13 +306,14 @@ absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n, std::vec
   for (v1::SessionReply& part : parts) {
     for (const v1::HeadResult& head : part.query().heads()) {
       RETURN_IF_ERROR(CheckHead(head, n, shape_.kv_heads));
-      if (zone_lse == nullptr || !head.has_zone_lse()) continue;
+      if (zone_lse == nullptr) continue;
       RETURN_IF_ERROR(CheckFloats(head.zone_lse(), {shape_.group()}, "zone_lse"));
       std::memcpy(&(*zone_lse)[static_cast<size_t>(head.token()) * shape_.q_heads + head.kv_head() * shape_.group()],
                   head.zone_lse().data().data(), shape_.group() * sizeof(float));
     }
     RETURN_IF_ERROR(ids.AddPart(std::move(part), /*with_rows=*/false));
   }
+  RETURN_IF_ERROR(ids.CheckComplete());
   return ids;
 }
 

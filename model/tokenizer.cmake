@@ -7,6 +7,7 @@ carrel_library(carrel_tokenizer
        nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::sentencepiece PkgConfig::utf8proc)
 
 carrel_test(tokenizer_test
-  SOURCES added_tokens_test.cc bpe_model_test.cc pretokenizer_test.cc tokenizer_golden_test.cc
-          tokenizer_test_util.cc unicode_test.cc utf8_test.cc
+  SOURCES added_tokens_test.cc bpe_model_test.cc pretokenizer_test.cc sentencepiece_reference.cc
+          sentencepiece_tokenizer_test.cc stream_decoder_test.cc tokenizer_golden_test.cc
+          tokenizer_json_test.cc tokenizer_test_util.cc unicode_test.cc utf8_test.cc
   DEPS carrel_tokenizer carrel_test_util nlohmann_json::nlohmann_json PkgConfig::sentencepiece)

@@ -11,8 +11,8 @@
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
+#include "common/version.h"
 #include "kvstore/format/context_name.h"
-#include "kvstore/format/segment.h"
 #include "kvstore/storage/store.h"
 #include "model/transformer.h"
 #include "prefill/dense_attention.h"
@@ -51,8 +51,9 @@ absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {
 v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens) {
   const AttentionShape& shape = checkpoint.config.shape;
   v1::Manifest job;
-  job.set_format_version(kvstore::kSegmentFormatVersion);
+  job.set_format_version(kvstore::kManifestFormatVersion);
   job.set_name(config.name);
+  job.set_program_version(kVersion);
   job.set_tokens(static_cast<int64_t>(tokens.size()));
   job.set_layers(shape.layers);
   job.set_q_heads(shape.q_heads);
@@ -78,10 +79,13 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
   return job;
 }
 
-// Room for the SSTs and two hidden states, before hours are spent; an index adds at most as much as the keys.
-absl::Status CheckDiskSpace(const std::string& folder, const v1::Manifest& job, int64_t hidden_size) {
-  const int64_t row_bytes = int64_t{2} * job.kv_heads() * job.head_dim();
-  const int64_t needed = job.tokens() * (job.layers() * 2 * row_bytes + 2 * 4 * hidden_size);
+// Room for the layers to come and for the hidden states of those in hand, before hours are spent.
+absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job, int32_t finished_layers, int64_t hidden_size) {
+  constexpr int64_t kHiddenStates = 4;  // being written, next, and of two layers that wait for their index
+  const std::string& folder = config.store_folder;
+  const int64_t rows = int64_t{2} * 2 * job.kv_heads() * job.head_dim();
+  const int64_t links = config.index.kind == kvstore::IndexKind::kHnsw ? int64_t{4} * 3 * config.index.m * job.kv_heads() : 0;
+  const int64_t needed = job.tokens() * ((job.layers() - finished_layers) * (rows + links) + kHiddenStates * 4 * hidden_size);
   struct statvfs info;
   if (statvfs(folder.c_str(), &info) != 0) return absl::OkStatus();  // a write will tell
   const int64_t available = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
@@ -152,6 +156,7 @@ class Job {
       const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden_);
       if (status.ok()) return absl::OkStatus();
       if (!absl::IsNotFound(status) && !absl::IsDataLoss(status)) return status;
+      staging_.DropLayer(Layer(first_layer_ - 1));  // it will be written again, and is not finished until it was
     }
     return backend_->Embed(tokens_, hidden_.data());
   }
@@ -236,10 +241,12 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const mode
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,
                                          Progress& progress) {
   RETURN_IF_ERROR(Validate(config, checkpoint.config, tokens));
-  if (store.GetManifest(config.name).ok()) {
+  const absl::StatusOr<v1::Manifest> taken = store.GetManifest(config.name);
+  if (taken.ok()) {
     return absl::AlreadyExistsError(absl::StrCat("context \"", config.name, "\" exists already in ", config.store_folder,
                                                  "; remove it first (carrel rm) or choose another name"));
   }
+  if (!absl::IsNotFound(taken.status())) return taken.status();
   ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
   if (config.restart) {
     RETURN_IF_ERROR(staging.Remove());
@@ -247,11 +254,15 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const mode
   }
   v1::Manifest job = DescribeJob(config, checkpoint, tokens);
   const absl::StatusOr<v1::Manifest> found = staging.ReadJob();
+  RETURN_IF_ERROR(CheckDiskSpace(config, job, staging.FinishedLayers(checkpoint.config.shape.layers), checkpoint.config.hidden_size));
   if (found.ok()) {
     RETURN_IF_ERROR(SameJob(*found, job));
     job.set_context_id(found->context_id());
   } else {
-    RETURN_IF_ERROR(CheckDiskSpace(config.store_folder, job, checkpoint.config.hidden_size));
+    if (!absl::IsNotFound(found.status())) return Annotate(found.status(), "an interrupted prefill cannot be read; to discard it pass --restart");
+    // Whatever lies there without a job belongs to none.
+    RETURN_IF_ERROR(staging.Remove());
+    ASSIGN_OR_RETURN(staging, Staging::Open(config.store_folder, config.name));
     ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
     job.set_context_id(id.value());
     RETURN_IF_ERROR(staging.WriteJob(job));

@@ -57,6 +57,11 @@ absl::Status Staging::WriteFragment(Layer layer, const v1::Manifest& fragment) c
 }
 absl::StatusOr<v1::Manifest> Staging::ReadFragment(Layer layer) const { return ReadMessage(LayerPath("layer", layer)); }
 
+void Staging::DropLayer(Layer layer) const {
+  std::error_code ignored;
+  fs::remove(LayerPath("layer", layer), ignored);
+}
+
 int32_t Staging::FinishedLayers(int32_t layers) const {
   int32_t finished = 0;
   while (finished < layers && fs::exists(LayerPath("layer", Layer(finished))) && fs::exists(SstPath(Layer(finished)))) {

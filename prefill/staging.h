@@ -31,6 +31,7 @@ class Staging {
   std::string ContextSstPath() const;
   absl::Status WriteFragment(Layer layer, const v1::Manifest& fragment) const;
   absl::StatusOr<v1::Manifest> ReadFragment(Layer layer) const;
+  void DropLayer(Layer layer) const;
   // Layers 0 .. n-1 have a fragment.
   int32_t FinishedLayers(int32_t layers) const;
 

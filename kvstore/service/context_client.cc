@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.grpc.pb.h"
 
@@ -12,27 +13,32 @@ void SetDeadline(grpc::ClientContext& context, absl::Duration deadline) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
 }
 
-absl::Status ToStatus(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
 }  // namespace
 
 struct ContextClient::Stub {
   std::unique_ptr<v1::ContextService::Stub> service;
 };
 
-ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, absl::Duration deadline)
-    : stub_(std::make_unique<Stub>(Stub{v1::ContextService::NewStub(std::move(channel))})), deadline_(deadline) {}
+ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address, absl::Duration deadline)
+    : stub_(std::make_unique<Stub>(Stub{v1::ContextService::NewStub(std::move(channel))})),
+      address_(std::move(address)),
+      deadline_(deadline) {}
 
 ContextClient::~ContextClient() = default;
+
+// Who answers, for failures of the connection; what the server itself says stays as it is.
+absl::Status ContextClient::Annotated(int code, const std::string& message) const {
+  const absl::Status status(static_cast<absl::StatusCode>(code), message);
+  const bool connection = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  return connection ? absl::UnavailableError(absl::StrCat("server ", address_, ": ", message)) : status;
+}
 
 absl::StatusOr<v1::ListResponse> ContextClient::List() {
   grpc::ClientContext context;
   SetDeadline(context, deadline_);
   v1::ListResponse response;
   const grpc::Status status = stub_->service->List(&context, v1::ListRequest(), &response);
-  if (!status.ok()) return ToStatus(status);
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
   return response;
 }
 
@@ -43,7 +49,7 @@ absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
   request.set_name(name);
   v1::GetResponse response;
   const grpc::Status status = stub_->service->Get(&context, request, &response);
-  if (!status.ok()) return ToStatus(status);
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
   return response.manifest();
 }
 
@@ -53,7 +59,8 @@ absl::Status ContextClient::Delete(const std::string& name) {
   v1::DeleteRequest request;
   request.set_name(name);
   v1::DeleteResponse response;
-  return ToStatus(stub_->service->Delete(&context, request, &response));
+  const grpc::Status status = stub_->service->Delete(&context, request, &response);
+  return Annotated(status.error_code(), status.error_message());
 }
 
 }  // namespace carrel::kvstore

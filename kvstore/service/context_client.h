@@ -23,8 +23,8 @@ namespace carrel::kvstore {
 
 class ContextClient {
  public:
-  // deadline: of each call.
-  ContextClient(std::shared_ptr<grpc::Channel> channel, absl::Duration deadline);
+  // address: of the server, for messages. deadline: of each call.
+  ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address, absl::Duration deadline);
   ~ContextClient();
 
   absl::StatusOr<v1::ListResponse> List();
@@ -33,7 +33,9 @@ class ContextClient {
 
  private:
   struct Stub;
+  absl::Status Annotated(int code, const std::string& message) const;
   const std::unique_ptr<Stub> stub_;
+  const std::string address_;
   const absl::Duration deadline_;
 };
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "absl/time/time.h"
+#include "absl/time/clock.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/server.h"
@@ -50,7 +50,7 @@ absl::Status RunServe(ServeFlags& flags) {
   sigwait(&stop_signals, &signal);
   std::fprintf(stderr, "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n", strsignal(signal), flags.drain_seconds,
                static_cast<long long>(engine->sessions()));
-  server->Drain(absl::Seconds(flags.drain_seconds));
+  server->Drain(absl::Now() + absl::Seconds(flags.drain_seconds));
   std::fprintf(stderr, "carrel serve: stopped\n");
   return absl::OkStatus();
 }

@@ -1,9 +1,10 @@
 // What:   config.json of a Hugging Face checkpoint, reduced to what the forward pass needs. What is
-// not understood is refused by name. Source: the config classes of transformers (LlamaConfig,
-// MistralConfig, Qwen2Config, Qwen3Config), their defaults included. Errors: NotFound no
-// config.json; InvalidArgument malformed or inconsistent (names field, value, bound);
-//         Unimplemented an architecture, activation, rope type or sliding window that we do not run
-//         (names it).
+//         not understood is refused by name.
+// Source: the config classes of transformers (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config),
+//         their defaults included; but the sizes that transformers always writes must be there.
+// Errors: NotFound no config.json; InvalidArgument malformed or inconsistent (names field, value,
+//         bound); Unimplemented an architecture, activation, rope type or sliding window that we do
+//         not run (names it).
 #pragma once
 
 #include <cstdint>
@@ -38,17 +39,17 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;     // Qwen2; Llama with attention_bias
-  bool output_bias = false;  // Llama with attention_bias
+  bool qkv_bias = false;     // Qwen2; Llama and Qwen3 with attention_bias
+  bool output_bias = false;  // Llama and Qwen3 with attention_bias
   bool mlp_bias = false;     // Llama with mlp_bias
   bool qk_norm = false;      // Qwen3: RMS norm of each head's q and k before RoPE
   RopeConfig rope;
-  std::vector<TokenId>
-      eos_token_ids;          // generation_config.json if present, else config.json; may be empty
-  TokenId bos_token_id = -1;  // -1: none
+  // Each from generation_config.json where it says so, else from config.json.
+  std::vector<TokenId> eos_token_ids;  // may be empty
+  TokenId bos_token_id = -1;           // -1: none
 
-  // Name and value of every field that changes K, V or the logits, in a fixed order: the config
-  // part of a fingerprint.
+  // Name and value of every field that changes K, V or the logits, ordered by name: the config part
+  // of a fingerprint.
   std::vector<std::pair<std::string, std::string>> FingerprintFields() const;
 };
 

@@ -1,8 +1,12 @@
 // What:      the CPU backend: weights stay mapped in the checkpoint's dtype and are widened as they
-// are used; fp32 arithmetic. Errors:    Load: NotFound, InvalidArgument: a tensor that is absent or
-// has another shape or dtype than config.json implies (names tensor, found, expected). Threads: the
-// pool's workers and the caller share the work in units that do not depend on their number: results
-// are the same bits for any pool.
+//            are used; fp32 arithmetic.
+// Errors:    Load: NotFound; InvalidArgument a tensor that is absent, has another shape or dtype than
+//            config.json implies (names tensor, found, expected), or is not part of the model.
+// Threads:   the pool's workers and the caller share the work in units that do not depend on their
+//            number: results are the same bits for any pool. The pool may be null (the caller works
+//            alone), may be shared with others, and must outlive the backend.
+// Cost:      scratch of 256 tokens x (hidden_size + 2 intermediate_size) floats per thread, whatever
+//            n; nothing is allocated in steady state.
 #pragma once
 
 #include <memory>
@@ -15,14 +19,15 @@
 
 namespace carrel::model {
 
-// A checkpoint's weights, mapped and checked against its config.   Threads: immutable.
+// A checkpoint's weights, mapped and checked against its config (weights.h).   Threads: immutable.
 class Weights;
 
 absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
                                                            const ModelConfig& config);
 
-// SHA-256 over every tensor in name order: name, dtype, shape, bytes.   Cost: reads all weights;
-// one core per tensor, spread over the pool.
+// SHA-256 over every tensor of the checkpoint in name order: name, dtype, shape, SHA-256 of its
+// bytes; however they are spread over files.   Cost: reads all weights; one core per tensor, spread
+// over the pool (which may be null).
 std::string WeightsSha256(const Weights& weights, ThreadPool* pool);
 
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,

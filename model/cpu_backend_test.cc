@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "common/file.h"
 #include "common/test_util.h"
 #include "model/test_models.h"
 
@@ -154,6 +155,34 @@ TEST_F(CpuBackendTest, WidenedCheckpoint_GivesTheSameLogits) {
     CARREL_ASSERT_OK(expected);
     CARREL_ASSERT_OK(logits);
     EXPECT_LE(RelativeError(*logits, *expected), 1e-5) << block;
+  }
+}
+
+// The format aligns nothing: a header of odd length puts every bf16 weight at an odd address.
+TEST_F(CpuBackendTest, UnalignedCheckpoint_GivesTheSameBits) {
+  std::mt19937_64 rng(TestSeed());
+  const std::string folder = FreshTempDir();
+  const auto bytes = ReadFile(DemoModelDir() + "/model.safetensors");
+  CARREL_ASSERT_OK(bytes);
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes->data(), sizeof(header_bytes));
+  const uint64_t odd_bytes = (header_bytes | 1) + 2 * (header_bytes & 1);
+  std::string moved(reinterpret_cast<const char*>(&odd_bytes), sizeof(odd_bytes));
+  moved += bytes->substr(8, header_bytes) + std::string(odd_bytes - header_bytes, ' ') +
+           bytes->substr(8 + header_bytes);
+  CARREL_ASSERT_OK(WriteFileAtomically(folder + "/model.safetensors", moved));
+  TestModel unaligned = model_;
+  const auto weights = LoadWeights(folder, model_.config);
+  CARREL_ASSERT_OK(weights);
+  unaligned.weights = *weights;
+  const std::vector<TokenId> tokens = RandomTokens(rng, 70, model_.config.vocab_size);
+  for (int64_t block : {2, 70}) {
+    DenseAttention a(model_.config.shape, 70, false), b(model_.config.shape, 70, false);
+    const auto expected = Forward(model_, tokens, 0, block, nullptr, a);
+    const auto logits = Forward(unaligned, tokens, 0, block, nullptr, b);
+    CARREL_ASSERT_OK(expected);
+    CARREL_ASSERT_OK(logits);
+    EXPECT_TRUE(*logits == *expected) << block;
   }
 }
 

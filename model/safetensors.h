@@ -1,11 +1,12 @@
 // What:      reading and writing *.safetensors, memory-mapped: one file, or shards with
-// model.safetensors.index.json. Source:    the safetensors format: u64 header length, JSON header,
-// data; see docs/formats.md. Errors:    NotFound no such file or tensor; InvalidArgument a bad
-// header, overlapping or out-of-range offsets, a truncated file, an unknown dtype,
-//            a shard that the index names and that is absent or lacks the tensor. Every message
-//            names file and tensor.
-// Ownership: a TensorView points into the mapping and lives as long as the Safetensors it came
-// from.   Threads: immutable once open.
+//            model.safetensors.index.json.
+// Source:    the safetensors format: u64 header length, JSON header, data; see docs/formats.md.
+// Edge:      as its reference reader has it, every byte of the data belongs to exactly one tensor.
+// Errors:    NotFound no such file or tensor; InvalidArgument a bad header, overlapping or
+//            out-of-range offsets, a truncated file, an unknown dtype, a tensor that occurs twice, an
+//            index and shards that disagree. Every message names file and tensor.
+// Ownership: a TensorView points into the mapping and lives as long as the Safetensors it came from.
+// Threads:   immutable once open.
 #pragma once
 
 #include <map>
@@ -25,7 +26,7 @@ struct TensorView {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   absl::string_view bytes;  // row-major, little-endian, maybe unaligned
-  int64_t elements() const;
+  int64_t elements() const;  // the product of shape, which the reader has checked against bytes
 };
 
 class Safetensors {

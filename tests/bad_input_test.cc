@@ -1,0 +1,326 @@
+// Documents, tokens, names and flags that the program must refuse: each with an exit code, a
+// message that names the thing, and everything that was there still there.
+#include <filesystem>
+
+#include "tests/cli_world.h"
+
+namespace carrel::cli {
+namespace {
+
+constexpr int kBad = 2;     // wrong usage or bad input
+constexpr int kFailed = 1;  // everything else
+
+using BadInputTest = StoreTest;
+
+TEST_F(BadInputTest, Document_Empty_IsRefused) {
+  const std::string empty = WriteFile("empty.txt", "");
+  EXPECT_THAT(Carrel(Prefill("new", {"--input", empty})),
+              FailsWith(kBad, Texts{"empty.txt", "empty"}));
+  EXPECT_THAT(Carrel(Prefill("new", {"--input", "-"})), FailsWith(kBad, Texts{"empty"}));
+  const std::string none = WriteFile("none.json", "[]");
+  EXPECT_THAT(Carrel(Prefill("new", {"--tokens", none})), FailsWith(kBad, Texts{"empty"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Document_NotReadable_IsRefused) {
+  EXPECT_THAT(Carrel(Prefill("new", {"--input", path("absent.txt")})),
+              FailsWith(kFailed, Texts{"absent.txt", "No such file"}));
+  EXPECT_THAT(Carrel(Prefill("new", {"--input", folder_})), FailsWith(kFailed, Texts{folder_}));
+  EXPECT_THAT(Carrel(Prefill("new", {"--tokens", path("absent.json")})),
+              FailsWith(kFailed, Texts{"absent.json", "No such file"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Document_InvalidUtf8_NamesFileAndByteOffset) {
+  const struct {
+    std::string bytes;
+    int offset;
+  } documents[] = {
+      {"abc\xff", 3},            // no lead byte
+      {"\x80 abc", 0},           // a continuation without a beginning
+      {"caf\xc3", 3},            // ends inside a character
+      {"a\xe2\x82z", 1},         // broken off inside
+      {"ab\xc0\xaf", 2},         // overlong
+      {"abcd\xed\xa0\x80", 4},   // a surrogate
+      {"a\xf4\x90\x80\x80", 1},  // above U+10FFFF
+      {std::string(70000, 'x') + "\xff", 70000},
+  };
+  for (const auto& document : documents) {
+    const std::string file = WriteFile("invalid.txt", document.bytes);
+    EXPECT_THAT(
+        Carrel(Prefill("new", {"--input", file})),
+        FailsWith(kBad, Texts{"invalid.txt", "UTF-8", absl::StrCat("offset ", document.offset)}));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Prompt_InvalidUtf8_NamesByteOffset) {
+  Args args = Ask(kKept, {"--prompt-tokens", "replaced"});
+  args.resize(args.size() - 2);
+  EXPECT_THAT(Carrel(With(args, {"ab\xff"})), FailsWith(kBad, Texts{"UTF-8", "offset 2"}));
+}
+
+TEST_F(BadInputTest, Document_LongerThanMaxPositionEmbeddings_IsRefused) {
+  ModelCopy model(path("short-model"));
+  model.EditJson("config.json", [](auto& config) { config["max_position_embeddings"] = 64; });
+  EXPECT_THAT(
+      Carrel(Prefill("new", {"--model", model.folder()})),
+      FailsWith(kBad, Texts{absl::StrCat(kept_tokens_, " tokens"), "max_position_embeddings=64"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Prompt_BeyondMaxPositionEmbeddings_IsRefused) {
+  ModelCopy model(path("short-model"));
+  model.EditJson("config.json",
+                 [&](auto& config) { config["max_position_embeddings"] = kept_tokens_ + 3; });
+  EXPECT_THAT(Carrel(Ask(kKept, {"--model", model.folder()})),
+              FailsWith(kBad, Texts{absl::StrCat("max_position_embeddings=", kept_tokens_ + 3)}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, TokenFile_Malformed_NamesFileAndEntry) {
+  const struct {
+    std::string bytes;
+    Texts message;
+  } files[] = {
+      {"", {"not a JSON array"}},
+      {"[1, 2", {"not a JSON array"}},
+      {"{\"ids\": [1]}", {"not a JSON array"}},
+      {"7", {"not a JSON array"}},
+      {"[1, \"2\"]", {"entry 1", "\"2\""}},
+      {"[1, 2, 2.5]", {"entry 2", "2.5"}},
+      {"[[1]]", {"entry 0"}},
+      {"[null]", {"entry 0", "null"}},
+      {"[4294967296]", {"entry 0", "4294967296"}},
+      {"[18446744073709551615]", {"entry 0", "18446744073709551615"}},
+      {"[1e400]", {"not a JSON array"}},
+      {std::string(200000, '['), {"not a JSON array"}},
+  };
+  for (const auto& file : files) {
+    const std::string name = WriteFile("tokens.json", file.bytes);
+    const Texts texts = With({"tokens.json"}, file.message);
+    EXPECT_THAT(Carrel(Prefill("new", {"--tokens", name})), FailsWith(kBad, texts));
+    EXPECT_THAT(Carrel(Ask(kKept, {"--prompt-tokens", name})), FailsWith(kBad, texts));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, TokenFile_IdOutsideVocabulary_NamesIdAndIndex) {
+  for (const int64_t id : {int64_t{2048}, int64_t{-1}, int64_t{INT32_MAX}, int64_t{INT32_MIN}}) {
+    const std::string file = WriteFile("tokens.json", absl::StrCat("[5, 6, ", id, "]"));
+    const Texts texts = {absl::StrCat("token id ", id), "index 2", "[0, 2048)"};
+    EXPECT_THAT(Carrel(Prefill("new", {"--tokens", file})), FailsWith(kBad, texts));
+    EXPECT_THAT(Carrel(Ask(kKept, {"--prompt-tokens", file})), FailsWith(kBad, texts));
+  }
+  const std::string none = WriteFile("none.json", "[]");
+  EXPECT_THAT(Carrel(Ask(kKept, {"--prompt-tokens", none})),
+              FailsWith(kBad, Texts{"prompt", "empty"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Name_Exists_IsRefusedAndKept) {
+  const std::string other = WriteFile("other.txt", "Another document entirely.");
+  EXPECT_THAT(Carrel(Prefill(kKept, {"--input", other})),
+              FailsWith(kFailed, Texts{"ALREADY_EXISTS", "kept", store_}));
+  EXPECT_THAT(Carrel(Prefill(kKept, {"--input", other, "--restart"})),
+              FailsWith(kFailed, Texts{"ALREADY_EXISTS", "kept", store_}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Name_Malformed_IsRefusedAndCreatesNothing) {
+  const Texts names = {"",           "../escaped", "a/b",         "/tmp/x",
+                       ".hidden",    ".",          "..",          "-dash",
+                       "with space", "new\nline",  "caf\xc3\xa9", std::string(129, 'n')};
+  for (const std::string& name : names) {
+    EXPECT_THAT(Carrel(Prefill("", {"--name=" + name})), FailsWith(kBad, Texts{"name"}))
+        << "name \"" << name << '"';
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("escaped")));
+  EXPECT_FALSE(std::filesystem::exists(store_ + "/escaped"));
+  EXPECT_THAT(Carrel(Prefill(std::string(128, 'n'))), Succeeds());
+  EXPECT_THAT(Carrel({"rm", std::string(128, 'n'), "--store", store_}), Succeeds());
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Context_Unknown_IsNotFoundByName) {
+  for (const std::string& name : {std::string("missing"), std::string("../kept")}) {
+    for (const Args& args : {Ask(name), Args{"inspect", name, "--store", store_},
+                             Args{"rm", name, "--store", store_}}) {
+      const Outcome outcome = Carrel(args);
+      EXPECT_NE(outcome.exit_code, 0) << outcome;
+      EXPECT_EQ(outcome.signal, 0) << outcome;
+      EXPECT_THAT(outcome.err, testing::HasSubstr(name));
+    }
+  }
+  EXPECT_THAT(Carrel(Ask("missing")), FailsWith(kFailed, Texts{"NOT_FOUND", "missing"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, TopK_OutOfRange_NamesValueAndBound) {
+  for (const char* value : {"0", "-1"}) {
+    EXPECT_THAT(Carrel(Ask(kKept, {"--top-k", value})),
+                FailsWith(kBad, Texts{absl::StrCat("top_k=", value), "outside [1,"}));
+  }
+  for (const char* value : {"abc", "", "1.5", "12x", "99999999999999999999", "All"}) {
+    EXPECT_THAT(Carrel(Ask(kKept, {"--top-k", value})),
+                FailsWith(kBad, Texts{absl::StrCat("top_k=", value), "all"}));
+  }
+  const std::string above = absl::StrCat(kept_tokens_ + 1);
+  EXPECT_THAT(
+      Carrel(Ask(kKept, {"--top-k", above})),
+      FailsWith(kBad, Texts{"top_k=" + above, absl::StrCat(kept_tokens_, " tokens"), kKept}));
+  EXPECT_THAT(Carrel(Ask(kKept, {"--top-k", absl::StrCat(kept_tokens_)})), Succeeds());
+}
+
+TEST_F(BadInputTest, AskFlag_OutOfRange_NamesValueAndBound) {
+  const struct {
+    const char* flag;
+    const char* value;
+    Texts message;
+  } cases[] = {
+      {"--dense-layers", "-1", {"dense_layers=-1", "[0, 8]"}},
+      {"--dense-layers", "9", {"dense_layers=9", "[0, 8]"}},
+      {"--dense-layers", "two", {"--dense-layers", "two"}},
+      {"--dense-layers", "99999999999", {"--dense-layers", "99999999999"}},
+      {"--sink", "-1", {"sink=-1"}},
+      {"--sink", "100000", {"sink=100000"}},
+      {"--local", "-1", {"local=-1"}},
+      {"--local", "100000", {"local=100000"}},
+      {"--want", "everything", {"want=everything", "rows, values, attend"}},
+      {"--want", "", {"want="}},
+      {"--prefetch", "on", {"prefetch=on", "off, speculative, verified"}},
+      {"--budget", "cubic", {"budget=cubic", "uniform, linear"}},
+      {"--oversample", "0.5", {"oversample=0.5", "[1, 16]"}},
+      {"--oversample", "nan", {"oversample=", "[1, 16]"}},
+      {"--ef-search", "-1", {"ef_search=-1", "[0, 65536]"}},
+      {"--threads", "-1", {"threads=-1", "[0, 1024]"}},
+      {"--threads", "5000", {"threads=5000", "[0, 1024]"}},
+      {"--max-tokens", "-1", {"max_tokens=-1"}},
+      {"--max-tokens", "many", {"--max-tokens", "many"}},
+      {"--temperature", "-1", {"temperature=-1", "[0, 100]"}},
+      {"--top-p", "0", {"top_p=0", "(0, 1]"}},
+      {"--top-p", "1.5", {"top_p=1.5", "(0, 1]"}},
+  };
+  for (const auto& c : cases) {
+    EXPECT_THAT(Carrel(Ask(kKept, {c.flag, c.value})), FailsWith(kBad, c.message));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, PrefillFlag_OutOfRange_NamesValueAndBound) {
+  const struct {
+    const char* flag;
+    const char* value;
+    Texts message;
+    const char* index = "flat";
+  } cases[] = {
+      {"--index", "annoy", {"annoy", "flat", "hnsw"}, nullptr},
+      {"--index", "", {"flat", "hnsw"}, nullptr},
+      {"--segment-tokens", "100", {"segment_tokens=100", "power of two"}},
+      {"--segment-tokens", "0", {"segment_tokens=0", "power of two"}},
+      {"--segment-tokens", "-16", {"segment_tokens=-16", "power of two"}},
+      {"--sampled-queries", "0", {"sampled_queries=0", "[1, 65536]"}},
+      {"--sampled-queries", "100000", {"sampled_queries=100000", "[1, 65536]"}},
+      {"--threads", "-2", {"threads=-2", "[0, 1024]"}},
+      {"--hnsw-m", "1", {"m=1"}, "hnsw"},
+      {"--hnsw-m", "1000", {"m=1000"}, "hnsw"},
+      {"--hnsw-ef-construction", "0", {"ef_construction=0"}, "hnsw"},
+      {"--hnsw-ef-search", "0", {"ef_search=0"}, "hnsw"},
+      {"--hnsw-ef-search", "seven", {"--hnsw-ef-search", "seven"}, "hnsw"},
+  };
+  for (const auto& c : cases) {
+    Args args = Prefill("new", {c.flag, c.value});
+    if (c.index != nullptr) args = With(args, {"--index", c.index});
+    EXPECT_THAT(Carrel(args), FailsWith(kBad, c.message));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, StoreAndServer_BothOrNeither_IsRefused) {
+  const std::string questions = WriteFile("q.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
+  const Args commands[] = {
+      {"ls"},
+      {"inspect", kKept},
+      {"rm", kKept},
+      {"ask", "--model", DemoModel(), "--context", kKept, "prompt"},
+      {"eval", "--model", DemoModel(), "--context", kKept, "--questions", questions},
+  };
+  for (const Args& command : commands) {
+    EXPECT_THAT(Carrel(command), FailsWith(kBad, Texts{"--store", "--server"}));
+    EXPECT_THAT(Carrel(With(command, {"--store", store_, "--server", "127.0.0.1:1"})),
+                FailsWith(kBad, Texts{"--store", "--server"}));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, TextAndTokens_BothOrNeither_IsRefused) {
+  const std::string tokens = WriteFile("tokens.json", "[1, 2, 3]");
+  EXPECT_THAT(Carrel(Prefill("new", {"--tokens", tokens, "--input", document_})),
+              FailsWith(kBad, Texts{"--input", "--tokens"}));
+  const Args prefill = {"prefill", "--model", DemoModel(), "--store", store_, "--name", "new"};
+  EXPECT_THAT(Carrel(prefill), FailsWith(kBad, Texts{"--input", "--tokens"}));
+  EXPECT_THAT(Carrel(Ask(kKept, {"--prompt-tokens", tokens, "text"})),
+              FailsWith(kBad, Texts{"PROMPT", "--prompt-tokens"}));
+  const Args ask = {"ask", "--model", DemoModel(), "--context", kKept, "--store", store_};
+  EXPECT_THAT(Carrel(ask), FailsWith(kBad, Texts{"PROMPT", "--prompt-tokens"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Questions_Malformed_NamesFileAndLine) {
+  const Args eval = {"eval",    "--model", DemoModel(), "--context", kKept,
+                     "--store", store_,    "--top-k",   "all",       "--questions"};
+  const std::string good = "{\"prompt\": \"a\", \"answer\": \"b\"}\n";
+  const struct {
+    std::string bytes;
+    Texts message;
+  } files[] = {
+      {"", {"questions.jsonl", "no questions"}},
+      {"\n \n", {"questions.jsonl", "no questions"}},
+      {good + "not json\n", {"questions.jsonl:2"}},
+      {good + "\n{\"prompt\": \"a\"}\n", {"questions.jsonl:3", "answer"}},
+      {"{\"prompt\": 1, \"answer\": \"b\"}\n", {"questions.jsonl:1", "prompt"}},
+      {"{\"prompt\": \"a\", \"answer\": \"b\", \"dense_ids\": [\"x\"]}",
+       {"questions.jsonl:1", "dense_ids"}},
+      {"{\"prompt\": \"\", \"answer\": \"b\"}\n", {"question 1", "empty"}},
+  };
+  for (const auto& file : files) {
+    const std::string name = WriteFile("questions.jsonl", file.bytes);
+    EXPECT_THAT(Carrel(With(eval, {name})), FailsWith(kBad, file.message));
+  }
+  EXPECT_THAT(Carrel(With(eval, {path("absent.jsonl")})),
+              FailsWith(kFailed, Texts{"absent.jsonl"}));
+  ExpectNothingLost();
+}
+
+// Nothing is opened, so nothing needs to be there.
+TEST(UsageTest, RequiredFlag_Missing_IsNamed) {
+  const struct {
+    Args all;  // command, then pairs of flag and value
+  } commands[] = {
+      {{"prefill", "--model", "M", "--store", "S", "--name", "N"}},
+      {{"serve", "--store", "S"}},
+      {{"ask", "--model", "M", "--context", "C"}},
+      {{"eval", "--model", "M", "--context", "C", "--questions", "Q"}},
+  };
+  for (const auto& command : commands) {
+    for (size_t i = 1; i < command.all.size(); i += 2) {
+      Args args = command.all;
+      args.erase(args.begin() + i, args.begin() + i + 2);
+      EXPECT_THAT(Carrel(args), FailsWith(kBad, Texts{command.all[i], "required"}));
+    }
+  }
+  for (const char* command : {"inspect", "rm"}) {
+    EXPECT_THAT(Carrel({command, "--store", "S"}), FailsWith(kBad, Texts{"NAME", "required"}));
+  }
+}
+
+TEST(UsageTest, Unknown_CommandFlagOrArgument_IsNamed) {
+  EXPECT_THAT(Carrel(Args{}), FailsWith(kBad, Texts{"subcommand", "--help"}));
+  EXPECT_THAT(Carrel({"frobnicate"}), FailsWith(kBad, Texts{"frobnicate"}));
+  EXPECT_THAT(Carrel({"ls", "--store", "S", "--colour"}), FailsWith(kBad, Texts{"--colour"}));
+  EXPECT_THAT(Carrel({"ls", "--store", "S", "surplus"}), FailsWith(kBad, Texts{"surplus"}));
+  EXPECT_THAT(Carrel({"ls", "--store"}), FailsWith(kBad, Texts{"--store"}));
+}
+
+}  // namespace
+}  // namespace carrel::cli

@@ -1,0 +1,231 @@
+// What the program prints: help that names every flag, JSON that is JSON and holds real values.
+#include <cmath>
+#include <filesystem>
+
+#include "tests/cli_world.h"
+
+namespace carrel::cli {
+namespace {
+
+using CliOutputTest = StoreTest;
+using nlohmann::json;
+
+const Args kRetrievalFlags = {"--model",   "--context",  "--store",     "--server",
+                              "--top-k",   "--sink",     "--local",     "--dense-layers",
+                              "--budget",  "--prefetch", "--want",      "--max-tokens",
+                              "--threads", "--stats",    "--json",      "--temperature",
+                              "--top-p",   "--seed",     "--ef-search", "--oversample"};
+
+TEST(HelpTest, EveryCommand_NamesItsFlags) {
+  const struct {
+    Args command;
+    Texts mentioned;
+  } cases[] = {
+      {{}, {"prefill", "serve", "ask", "eval", "ls", "inspect", "rm", "--version"}},
+      {{"prefill"},
+       {"--model", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
+        "--hnsw-ef-construction", "--hnsw-ef-search", "--segment-tokens", "--sampled-queries",
+        "--threads", "--restart", "--quiet", "--json", "flat", "hnsw"}},
+      {{"serve"}, {"--store", "--listen", "unix:PATH", "HOST:PORT", "--threads"}},
+      {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens", "--logits"})},
+      {{"eval"}, With(kRetrievalFlags, {"--questions"})},
+      {{"ls"}, {"--store", "--server", "--json"}},
+      {{"inspect"}, {"NAME", "--store", "--server", "--rows", "--json"}},
+      {{"rm"}, {"NAME", "--store", "--server", "--json"}},
+  };
+  for (const auto& c : cases) {
+    const Outcome outcome = Carrel(With(c.command, {"--help"}));
+    EXPECT_THAT(outcome, Succeeds());
+    EXPECT_EQ(outcome.err, "");
+    for (const std::string& text : c.mentioned) {
+      EXPECT_THAT(outcome.out, testing::HasSubstr(text))
+          << "help of " << (c.command.empty() ? "carrel" : c.command[0]);
+    }
+  }
+  const Outcome version = Carrel({"--version"});
+  EXPECT_THAT(version, Succeeds());
+  EXPECT_THAT(version.out, testing::StartsWith("carrel "));
+}
+
+TEST_F(CliOutputTest, Ls_Json_IsTheSameFromFolderAndServer) {
+  const json local = JsonOf(Carrel({"ls", "--store", store_, "--json"}));
+  ASSERT_EQ(local["contexts"].size(), 1u);
+  const json& context = local["contexts"][0];
+  EXPECT_EQ(context["name"], kKept);
+  EXPECT_EQ(context["tokens"], kept_tokens_);
+  EXPECT_EQ(context["layers"], 8);
+  EXPECT_EQ(context["kv_heads"], 2);
+  EXPECT_EQ(context["head_dim"], 64);
+  EXPECT_EQ(context["index"], "flat");
+  EXPECT_GE(context["bytes"], kept_tokens_ * 8 * 2 * 64 * 2 * 2);
+  const std::string address = "unix:" + Socket();
+  const Server server(store_, address);
+  EXPECT_EQ(JsonOf(Carrel({"ls", "--server", address, "--json"})), local);
+  EXPECT_EQ(JsonOf(Carrel({"inspect", kKept, "--server", address, "--json"})),
+            JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"})));
+}
+
+TEST_F(CliOutputTest, Ls_OfAnEmptyStore_IsAnEmptyList) {
+  ASSERT_THAT(Carrel({"rm", kKept, "--store", store_}), Succeeds());
+  EXPECT_EQ(JsonOf(Carrel({"ls", "--store", store_, "--json"}))["contexts"], json::array());
+  EXPECT_THAT(Carrel({"ls", "--store", store_}).out, testing::HasSubstr("no contexts"));
+}
+
+TEST_F(CliOutputTest, Inspect_Json_HoldsSizesAndMeasuredStatistics) {
+  ASSERT_THAT(Carrel(Prefill("graph", {"--index", "hnsw", "--hnsw-m", "8"})), Succeeds());
+  for (const std::string& name : {std::string(kKept), std::string("graph")}) {
+    const json manifest = JsonOf(Carrel({"inspect", name, "--store", store_, "--json"}));
+    EXPECT_EQ(manifest["name"], name);
+    EXPECT_EQ(manifest["tokens"], kept_tokens_);
+    EXPECT_EQ(manifest["kv_dtype"], "bf16");
+    EXPECT_EQ(manifest["key_position"], "after_rope");
+    for (const char* field : {"weights_sha256", "tokenizer_sha256", "rope_theta"}) {
+      EXPECT_NE(manifest["fingerprint"].value(field, ""), "") << field;
+    }
+    EXPECT_EQ(manifest["token_ids_sha256"].get<std::string>().size(), 64u);
+    const int64_t row_bytes = kept_tokens_ * 8 * 2 * 64 * 2;
+    EXPECT_EQ(manifest["bytes"]["keys"], row_bytes);
+    EXPECT_EQ(manifest["bytes"]["values"], row_bytes);
+    EXPECT_GT(manifest["bytes"]["sampled_queries"], 0);
+    EXPECT_EQ(manifest["layer_bytes"].size(), 8u);
+    if (name == "graph") {
+      EXPECT_EQ(manifest["index"]["kind"], "hnsw");
+      EXPECT_EQ(manifest["index"]["m"], 8);
+      EXPECT_GT(manifest["bytes"]["index"], kept_tokens_ * 8 * 2 * 8 * 4);
+    } else {
+      EXPECT_EQ(manifest["index"], (json{{"kind", "flat"}}));
+      EXPECT_EQ(manifest["bytes"]["index"], 0);
+    }
+    ASSERT_EQ(manifest["head_statistics"].size(), 8u * 8u);
+    double entropy_sum = 0;
+    for (const json& head : manifest["head_statistics"]) {
+      const double entropy = head["entropy_nats"];
+      EXPECT_GE(entropy, 0) << head;
+      EXPECT_LE(entropy, std::log(static_cast<double>(kept_tokens_))) << head;
+      EXPECT_GE(head["keys_for_75_mass"], 1) << head;
+      EXPECT_LE(head["keys_for_75_mass"], kept_tokens_) << head;
+      EXPECT_GE(head["samples"], 1) << head;
+      entropy_sum += entropy;
+    }
+    EXPECT_GT(entropy_sum, 0);
+  }
+}
+
+TEST_F(CliOutputTest, Prefill_Json_AgreesWithInspect) {
+  const json report =
+      JsonOf(Carrel(Prefill("new", {"--index", "hnsw", "--sampled-queries", "16", "--json"})));
+  const json manifest = JsonOf(Carrel({"inspect", "new", "--store", store_, "--json"}));
+  EXPECT_EQ(report["name"], "new");
+  EXPECT_EQ(report["tokens"], manifest["tokens"]);
+  EXPECT_EQ(report["resumed_layers"], 0);
+  EXPECT_EQ(report["index"], "hnsw");
+  EXPECT_EQ(report["index_bytes"], manifest["bytes"]["index"]);
+  int64_t stored = 0;
+  for (const auto& [kind, bytes] : manifest["bytes"].items()) stored += bytes.get<int64_t>();
+  EXPECT_EQ(report["stored_bytes"], stored);
+  EXPECT_EQ(manifest["sampled_queries"], 16);
+  EXPECT_GT(report["seconds"], 0);
+  EXPECT_GT(report["tokens_per_s"], 0);
+  EXPECT_GT(report["peak_memory_bytes"], 1 << 20);
+  const Outcome removed = Carrel({"rm", "new", "--store", store_, "--json"});
+  EXPECT_EQ(JsonOf(removed), (json{{"removed", "new"}}));
+}
+
+TEST_F(CliOutputTest, Ask_Json_HoldsTextIdsAndMeasuredStatistics) {
+  const Outcome plain = Carrel(Ask(kKept, {"--top-k", "32", "--dense-layers", "2"}));
+  ASSERT_THAT(plain, Succeeds());
+  for (const char* want : {"rows", "values", "attend"}) {
+    for (const char* prefetch : {"off", "speculative", "verified"}) {
+      SCOPED_TRACE(absl::StrCat(want, " ", prefetch));
+      const Args args = Ask(kKept, {"--top-k", "32", "--dense-layers", "2", "--want", want,
+                                    "--prefetch", prefetch, "--stats", "--json"});
+      const json answer = JsonOf(Carrel(args));
+      EXPECT_EQ(answer["context_tokens"], kept_tokens_);
+      EXPECT_EQ(answer["ids"].empty(), answer["text"] == "");
+      if (std::string(prefetch) == "off") {
+        EXPECT_EQ(answer["text"].get<std::string>() + "\n", plain.out);
+      }
+      ASSERT_EQ(answer["stats"]["layers"].size(), 8u);
+      int64_t bytes = 0;
+      for (const json& layer : answer["stats"]["layers"]) {
+        const bool dense = layer["layer"] < 2;
+        EXPECT_EQ(layer["top_k"], dense ? json("all") : json(32)) << layer;
+        EXPECT_GT(layer["tokens"], 0) << layer;
+        EXPECT_GT(layer["bytes"], 0) << layer;
+        EXPECT_GE(layer["exposed_wait_us"], 0) << layer;
+        bytes += layer["bytes"].get<int64_t>();
+        if (dense) continue;
+        EXPECT_GE(layer["candidates"], 32) << layer;
+        EXPECT_GT(layer["mass"], 0) << layer;
+        EXPECT_LE(layer["mass"], 1.0001) << layer;
+        if (std::string(prefetch) == "off") continue;
+        EXPECT_GT(layer["prefetched_tokens"], 0) << layer;
+        EXPECT_GT(layer["prefetch_hit_rate"], 0) << layer;
+        EXPECT_LE(layer["prefetch_hit_rate"], 1) << layer;
+      }
+      EXPECT_GE(answer["stats"]["bytes_received"], bytes);
+      EXPECT_GT(answer["stats"]["window_bytes"], 0);
+    }
+  }
+}
+
+TEST_F(CliOutputTest, Ask_TextIdsAndLogits_AgreeWithEachOther) {
+  const std::string logits = path("logits.safetensors");
+  const json answer = JsonOf(Carrel(Ask(kKept, {"--json", "--logits", logits})));
+  EXPECT_EQ(answer["text"].get<std::string>() + "\n", answer_);
+  const TensorFile file = TensorFile::Read(logits);
+  EXPECT_EQ(file.header["logits"]["dtype"], "F32");
+  const size_t positions = file.header["logits"]["shape"][0];
+  EXPECT_EQ(file.header["logits"]["shape"][1], 2048);
+  // Every prompt token and every generated one that was fed back; at the end of text, all were.
+  EXPECT_EQ(answer["stop"], "eos");
+  const size_t prompt = answer["prompt_tokens"], generated = answer["ids"].size();
+  ASSERT_EQ(positions, prompt + generated);
+  const absl::string_view bytes = file.Tensor("logits");
+  const float* values = reinterpret_cast<const float*>(bytes.data());
+  for (size_t i = 0; i < generated; ++i) {
+    const float* row = values + (prompt - 1 + i) * 2048;
+    EXPECT_EQ(std::max_element(row, row + 2048) - row, answer["ids"][i].get<int64_t>());
+  }
+}
+
+TEST_F(CliOutputTest, Ask_ShortContextInsideTheWindow_Answers) {
+  // All of it is sink and local: nothing is left to retrieve.
+  const std::string tokens = WriteFile("tokens.json", "[0, 100, 200, 300]");
+  ASSERT_THAT(Carrel(Prefill("short", {"--tokens", tokens})), Succeeds());
+  for (const char* want : {"rows", "values", "attend"}) {
+    const json answer =
+        JsonOf(Carrel(Ask("short", {"--want", want, "--json", "--max-tokens", "4"})));
+    EXPECT_EQ(answer["context_tokens"], 4);
+  }
+}
+
+TEST_F(CliOutputTest, Prefill_FromStandardInput_IsTheSameContext) {
+  Command command;
+  command.args = Prefill("piped", {"--input", "-"});
+  command.input = ReadBytes(document_);
+  EXPECT_THAT(Carrel(command), Succeeds());
+  const json kept = JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"}));
+  const json piped = JsonOf(Carrel({"inspect", "piped", "--store", store_, "--json"}));
+  EXPECT_EQ(piped["token_ids_sha256"], kept["token_ids_sha256"]);
+  EXPECT_EQ(piped["head_statistics"], kept["head_statistics"]);
+}
+
+TEST_F(CliOutputTest, Eval_Json_CountsRightAnswers) {
+  std::string line = json{{"prompt", kQuestion}, {"answer", answer_}}.dump();
+  const std::string questions =
+      WriteFile("questions.jsonl",
+                line + "\n\n" + json{{"prompt", kQuestion}, {"answer", "no"}}.dump() + "\n");
+  const Outcome outcome = Carrel({"eval", "--model", DemoModel(), "--context", kKept, "--store",
+                                  store_, "--top-k", "all", "--questions", questions, "--json"});
+  EXPECT_THAT(outcome, Succeeds());
+  const json report = JsonOf(outcome);
+  EXPECT_EQ(report["questions"], 2);
+  EXPECT_EQ(report["exact_matches"], 1);
+  EXPECT_EQ(report["exact_match"], 0.5);
+  EXPECT_EQ(report["agreement"], json());  // no dense_ids given
+  EXPECT_GT(report["tokens_per_s"], 0);
+}
+
+}  // namespace
+}  // namespace carrel::cli

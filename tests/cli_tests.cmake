@@ -1,0 +1,14 @@
+# Tests that run the program as its users do: a child process, its output and its exit code.
+add_library(carrel_test_cli STATIC cli.cc cli_world.cc)
+target_compile_definitions(carrel_test_cli PRIVATE
+  CARREL_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CARREL_BINARY_DIR="${CMAKE_BINARY_DIR}")
+target_link_libraries(carrel_test_cli PUBLIC
+  carrel_flags carrel_common carrel_test_util nlohmann_json::nlohmann_json GTest::gmock)
+add_dependencies(carrel_test_cli carrel)
+
+carrel_test(cli_test
+  SOURCES bad_input_test.cc bad_model_test.cc bad_store_test.cc cli_output_test.cc
+  DEPS carrel_test_cli LABELS e2e TIMEOUT 600)
+carrel_test(fault_test
+  SOURCES fault_test.cc serve_fault_test.cc
+  DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)

@@ -1,0 +1,182 @@
+// The kvstore process that dies or is told to stop while decoders ask, and many decoders at once.
+#include <signal.h>
+
+#include <filesystem>
+
+#include "absl/time/clock.h"
+#include "tests/cli_world.h"
+
+namespace carrel::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int kFailed = 1;
+
+class ServeTest : public StoreTest {
+ protected:
+  void SetUp() override {
+    StoreTest::SetUp();
+    socket_ = Socket();
+    address_ = "unix:" + socket_;
+  }
+
+  // An ask that goes on for a while: at a high temperature the end of the text is as likely as
+  // any other token. Returned once it has printed something.
+  struct Generating {
+    std::unique_ptr<Process> process;
+    Args flags;  // beside where the store is
+  };
+  Generating StartGenerating(int tokens) const {
+    for (int seed = 1; seed <= 20; ++seed) {
+      Generating ask;
+      ask.flags = {"--temperature",    "100",          "--seed",
+                   absl::StrCat(seed), "--max-tokens", absl::StrCat(tokens)};
+      Command command;
+      command.args = Ask(kKept, With(ask.flags, {"--server", address_}));
+      ask.process = Process::Start(command);
+      const bool generating =
+          WaitUntil([&] { return !ask.process->Running() || ask.process->out().size() > 20; });
+      if (generating && ask.process->Running()) return ask;
+      std::cout << "seed " << seed << " ended early" << std::endl;
+    }
+    ADD_FAILURE() << "no ask kept generating";
+    return {};
+  }
+
+  std::string socket_, address_;
+};
+
+TEST_F(ServeTest, Killed_AClientFailsAtOnceAndARestartedServerAnswersAsBefore) {
+  auto server = std::make_unique<Server>(store_, address_);
+  const std::string before = Carrel(Ask(kKept, {"--server", address_})).out;
+  EXPECT_EQ(before, answer_);
+  const Generating ask = StartGenerating(20000);
+  ASSERT_NE(ask.process, nullptr);
+  server->process().Signal(SIGKILL);
+  const absl::Time killed = absl::Now();
+  const Outcome outcome = ask.process->Wait();
+  EXPECT_THAT(outcome, FailsWith(kFailed, Texts{"UNAVAILABLE"}));
+  EXPECT_THAT(Carrel(Ask(kKept, {"--server", address_})),
+              FailsWith(kFailed, Texts{"UNAVAILABLE", address_}));
+  std::cout << "both clients knew after " << absl::Now() - killed << std::endl;
+  server->process().Wait();
+
+  // The dead process left its socket behind: that is no obstacle.
+  server = std::make_unique<Server>(store_, address_);
+  EXPECT_EQ(Carrel(Ask(kKept, {"--server", address_})).out, before);
+  ExpectNothingLost();
+}
+
+TEST_F(ServeTest, Terminated_ARunningAskFinishesAndTheSocketIsGone) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    Server server(store_, address_);
+    const Generating ask = StartGenerating(150);
+    ASSERT_NE(ask.process, nullptr);
+    server.process().Signal(signal);
+    const Outcome outcome = ask.process->Wait();
+    EXPECT_THAT(outcome, Succeeds());
+    EXPECT_EQ(outcome.out, Carrel(Ask(kKept, ask.flags)).out);
+    const Outcome stopped = server.process().Wait();
+    EXPECT_THAT(stopped, Succeeds());
+    EXPECT_FALSE(fs::exists(socket_));
+    EXPECT_THAT(Carrel(Ask(kKept, {"--server", address_})),
+                FailsWith(kFailed, Texts{"UNAVAILABLE"}));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(ServeTest, Terminated_NoOneAsking_StopsAtOnce) {
+  Server server(store_, address_);
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(WaitUntil([&] { return !server.process().Running(); }, absl::Seconds(5)));
+  EXPECT_THAT(server.process().Wait(), Succeeds());
+  EXPECT_FALSE(fs::exists(socket_));
+}
+
+TEST_F(ServeTest, Terminated_ADecoderThatDoesNotFinish_IsCutAfterTheDrainTime) {
+  Server server(store_, address_, {"--drain", "0.5"});
+  const Generating ask = StartGenerating(20000);
+  ASSERT_NE(ask.process, nullptr);
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(WaitUntil([&] { return !server.process().Running(); }, absl::Seconds(10)));
+  EXPECT_THAT(server.process().Wait(), Succeeds());
+  EXPECT_FALSE(fs::exists(socket_));
+  const Outcome outcome = ask.process->Wait();
+  EXPECT_EQ(outcome.exit_code, kFailed) << outcome;
+  ExpectNothingLost();
+}
+
+TEST_F(ServeTest, ClientKilled_TheServerGoesOn) {
+  Server server(store_, address_, {"--max-sessions", "2"});
+  for (int i = 0; i < 4; ++i) {  // more than there may be sessions: a dead one makes room
+    const Generating ask = StartGenerating(20000);
+    ASSERT_NE(ask.process, nullptr);
+    ask.process->Signal(SIGKILL);
+    ask.process->Wait();
+  }
+  EXPECT_EQ(Carrel(Ask(kKept, {"--server", address_})).out, answer_);
+  server.process().Signal(SIGTERM);
+  EXPECT_THAT(server.process().Wait(), Succeeds());
+}
+
+TEST_F(ServeTest, ContextRemovedWhileAsked_TheAskFinishesWithItsRows) {
+  const Server server(store_, address_);
+  const Generating ask = StartGenerating(150);
+  ASSERT_NE(ask.process, nullptr);
+  EXPECT_THAT(Carrel({"rm", kKept, "--server", address_}), Succeeds());
+  const Outcome outcome = ask.process->Wait();
+  EXPECT_THAT(outcome, Succeeds());
+  EXPECT_THAT(Carrel(Ask(kKept, {"--server", address_})),
+              FailsWith(kFailed, Texts{"NOT_FOUND", kKept}));
+  const std::string other = path("other");
+  ASSERT_THAT(Carrel(Prefill(kKept, {"--store", other})), Succeeds());
+  EXPECT_EQ(outcome.out, Carrel(Ask(kKept, With(ask.flags, {"--store", other}))).out);
+}
+
+// Each of many decoders gets what it gets alone, whatever the others ask for.
+TEST_F(ServeTest, TwoAndSixteenAsks_GiveWhatEachGivesAlone) {
+  ASSERT_THAT(Carrel(Prefill("flat", {"--input", DemoDocument("registry-512")})), Succeeds());
+  ASSERT_THAT(Carrel(Prefill("hnsw", {"--input", DemoDocument("registry-512"), "--index", "hnsw"})),
+              Succeeds());
+  const Server server(store_, address_);
+  std::vector<Args> asks;
+  std::istringstream lines(ReadBytes(DemoModel() + "/docs/registry-512.questions.jsonl"));
+  const char* wants[] = {"rows", "values", "attend"};
+  const char* prefetches[] = {"off", "speculative", "verified"};
+  for (int i = 0; i < 16; ++i) {
+    std::string line;
+    if (!std::getline(lines, line)) {
+      lines.clear();
+      lines.seekg(0);
+      std::getline(lines, line);
+    }
+    asks.push_back({"ask", "--model", DemoModel(), "--context", i % 2 == 0 ? "flat" : "hnsw",
+                    "--server", address_, "--threads", "1", "--want", wants[i % 3], "--prefetch",
+                    prefetches[i / 3 % 3], "--top-k", absl::StrCat(24 + 8 * i), "--dense-layers",
+                    absl::StrCat(i % 3), "--json", json::parse(line)["prompt"].get<std::string>()});
+  }
+  const auto said = [](const Outcome& outcome) {
+    EXPECT_THAT(outcome, Succeeds());
+    const json answer = JsonOf(outcome);
+    return std::make_pair(answer["ids"], answer["text"]);
+  };
+  std::vector<std::pair<json, json>> alone;
+  for (const Args& ask : asks) alone.push_back(said(Carrel(ask)));
+  for (const size_t together : {2u, 16u}) {
+    std::vector<std::unique_ptr<Process>> running;
+    for (size_t i = 0; i < together; ++i) {
+      Command command;
+      command.args = asks[i];
+      command.time_limit = absl::Minutes(3);
+      running.push_back(Process::Start(command));
+    }
+    for (size_t i = 0; i < together; ++i) {
+      EXPECT_EQ(said(running[i]->Wait()), alone[i]) << "ask " << i << " of " << together;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace carrel::cli

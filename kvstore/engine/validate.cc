@@ -9,8 +9,6 @@
 namespace carrel::kvstore {
 namespace {
 
-constexpr int64_t kMaxEfSearch = 65536;
-
 // Makes the errors of one request.
 struct Complaint {
   const char* what;

@@ -1,51 +1,36 @@
 #include "model/sentencepiece_library.h"
 
-#include <sentencepiece_processor.h>
-
-#include <utility>
+#include <dlfcn.h>
 
 namespace carrel::model {
+namespace {
 
-SentencePieceLibrary::SentencePieceLibrary(
-    std::unique_ptr<const sentencepiece::SentencePieceProcessor> processor)
-    : processor_(std::move(processor)) {}
+#if defined(CARREL_SANITIZED)
+constexpr int kOwnSymbolsFirst = 0;  // AddressSanitizer refuses it; a sanitized program that reads a tokenizer.model must not link libprotobuf
+#else
+constexpr int kOwnSymbolsFirst = RTLD_DEEPBIND;
+#endif
 
-SentencePieceLibrary::~SentencePieceLibrary() = default;
-
-std::unique_ptr<SentencePieceLibrary> SentencePieceLibrary::Load(std::string_view model,
-                                                                 std::string* error) {
-  auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
-  const auto status = processor->LoadFromSerializedProto(model);
-  if (!status.ok()) {
-    *error = status.ToString();
+// The module's entry, looked up once; null and *error if it cannot be loaded.
+SentencePieceEntry* Entry(std::string* error) {
+  // Found beside the program: $ORIGIN is in its run path.
+  static void* const module = dlopen(kSentencePieceModule, RTLD_NOW | RTLD_LOCAL | kOwnSymbolsFirst);
+  static const std::string failure = module == nullptr ? dlerror() : "";
+  if (module == nullptr) {
+    *error = "cannot load " + std::string(kSentencePieceModule) + ": " + failure;
     return nullptr;
   }
-  return std::unique_ptr<SentencePieceLibrary>(new SentencePieceLibrary(std::move(processor)));
+  auto* entry = reinterpret_cast<SentencePieceEntry*>(dlsym(module, kSentencePieceEntry));
+  if (entry == nullptr) *error = std::string(kSentencePieceModule) + " has no " + kSentencePieceEntry;
+  return entry;
 }
 
-bool SentencePieceLibrary::Encode(std::string_view text, std::vector<int>* ids,
-                                  std::string* error) const {
-  const auto status = processor_->Encode(text, ids);
-  if (!status.ok()) *error = status.ToString();
-  return status.ok();
-}
+}  // namespace
 
-int SentencePieceLibrary::size() const { return processor_->GetPieceSize(); }
-
-const std::string& SentencePieceLibrary::name(int id) const { return processor_->IdToPiece(id); }
-
-SentencePieceLibrary::PieceKind SentencePieceLibrary::kind(int id) const {
-  if (processor_->IsControl(id)) return PieceKind::kControl;
-  if (processor_->IsUnknown(id)) return PieceKind::kUnknown;
-  if (processor_->IsByte(id)) return PieceKind::kByte;
-  return PieceKind::kNormal;
-}
-
-int SentencePieceLibrary::bos_id() const { return processor_->bos_id(); }
-
-int SentencePieceLibrary::FindPiece(const std::string& name) const {
-  const int id = processor_->PieceToId(name);  // the unknown piece's if there is none
-  return id >= 0 && id < size() && this->name(id) == name ? id : -1;
+std::unique_ptr<SentencePieceLibrary> SentencePieceLibrary::Load(std::string_view model, std::string* error) {
+  SentencePieceEntry* entry = Entry(error);
+  if (entry == nullptr) return nullptr;
+  return std::unique_ptr<SentencePieceLibrary>(entry(model.data(), model.size(), error));
 }
 
 }  // namespace carrel::model

@@ -4,7 +4,12 @@ carrel_library(carrel_tokenizer
           pretokenizer.cc sentencepiece_library.cc sentencepiece_spec.cc sentencepiece_tokenizer.cc split_pattern.cc
           tokenizer.cc tokenizer_config.cc tokenizer_json.cc unicode.cc utf8.cc
   DEPS carrel_common absl::flat_hash_map absl::flat_hash_set
-       nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::sentencepiece PkgConfig::utf8proc)
+       nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc ${CMAKE_DL_LIBS})
+
+add_library(carrel_sentencepiece MODULE sentencepiece_module.cc)
+target_link_libraries(carrel_sentencepiece PRIVATE carrel_flags PkgConfig::sentencepiece)
+set_target_properties(carrel_sentencepiece PROPERTIES CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+add_dependencies(carrel_tokenizer carrel_sentencepiece)
 
 carrel_test(tokenizer_test
   SOURCES added_tokens_test.cc bpe_model_test.cc pretokenizer_test.cc sentencepiece_reference.cc

@@ -1,4 +1,7 @@
 // carrel: prefill documents, serve them, ask them. Exit codes: 0 done, 1 failed (the reason is on standard error), 2 wrong usage or bad input.
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
@@ -10,6 +13,9 @@
 int main(int argc, char** argv) {
   // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently in the middle.
   std::signal(SIGPIPE, SIG_IGN);
+  // Standard output is the commands'; what a person must know beside it goes to standard error.
+  spdlog::set_default_logger(spdlog::stderr_logger_mt("carrel"));
+  spdlog::set_level(spdlog::level::warn);
   CLI::App app("Carrel keeps the KV cache of a long document as a searchable database: prefill once, ask from anywhere.", "carrel");
   app.set_version_flag("--version", absl::StrCat("carrel ", carrel::kVersion));
   app.require_subcommand(1);

@@ -16,7 +16,11 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(openblas REQUIRED IMPORTED_TARGET openblas)
-find_library(FAISS_LIBRARY faiss REQUIRED)
+find_library(FAISS_LIBRARY_FILE faiss REQUIRED)
+# Static: its own needs are stated so that they come after it on the link line.
+add_library(faiss STATIC IMPORTED)
+set_target_properties(faiss PROPERTIES IMPORTED_LOCATION ${FAISS_LIBRARY_FILE} INTERFACE_LINK_LIBRARIES PkgConfig::openblas)
+set(FAISS_LIBRARY faiss)
 find_program(GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
 
 find_program(CCACHE ccache)

@@ -9,8 +9,6 @@
 namespace carrel::kvstore {
 namespace {
 
-constexpr int64_t kMaxEfSearch = 65536;
-
 // Makes the errors of one request.
 struct Complaint {
   const char* what;
@@ -19,8 +17,8 @@ struct Complaint {
 
   template <typename... Parts>
   absl::Status operator()(const Parts&... parts) const {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": ", parts..., " (context=",
-                                                   context.name(), " layer=", layer.value(), ")"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": ", parts..., " (context=", context.name(), " layer=", layer.value(), ")"));
   }
 };
 

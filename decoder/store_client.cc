@@ -167,7 +167,10 @@ bool GrpcStoreClient::Receive(v1::SessionReply reply) {
   return true;
 }
 
-absl::Status GrpcStoreClient::ended() const { return open_ ? BrokenStream(end_) : end_; }
+absl::Status GrpcStoreClient::ended() const {
+  // What refuses an Open keeps its code.
+  return open_ || end_.ok() ? BrokenStream(end_) : end_;
+}
 
 absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
   absl::MutexLock lock(&mu_);
@@ -176,8 +179,7 @@ absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
       return absl::UnavailableError("no answer within the deadline");
     }
   }
-  if (!ended_) return absl::OkStatus();
-  return end_.ok() ? absl::UnavailableError("the store ended the session") : end_;
+  return ended_ ? ended() : absl::OkStatus();
 }
 
 absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::string what) {

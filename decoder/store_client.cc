@@ -1,11 +1,11 @@
 #include "decoder/store_client.h"
 
+#include <grpcpp/grpcpp.h>
+
 #include <deque>
 #include <string>
 #include <thread>
 #include <utility>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -67,7 +67,8 @@ grpc::ChannelArguments MakeChannelArguments() {
 // Invariants
 //   1. The reader thread alone reads the stream and, when it has ended, sets ended_; whoever waits
 //      wakes then.
-//   2. pending_ holds what was sent and is neither forgotten and complete nor taken to its last part.
+//   2. pending_ holds what was sent and is neither forgotten and complete nor taken to its last
+//   part.
 class GrpcStoreClient : public StoreClient {
  public:
   explicit GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel)
@@ -138,8 +139,8 @@ void GrpcStoreClient::ReadAll() {
   for (v1::SessionReply reply; stream_->Read(&reply); reply = v1::SessionReply()) {
     const RequestId id = reply.request_id();
     if (Receive(std::move(reply))) continue;
-    status = absl::DataLossError(absl::StrCat("the store answers request ", id,
-                                              ", which was not sent or is complete"));
+    status = absl::DataLossError(
+        absl::StrCat("the store answers request ", id, ", which was not sent or is complete"));
     context_.TryCancel();
     break;
   }
@@ -166,7 +167,10 @@ bool GrpcStoreClient::Receive(v1::SessionReply reply) {
   return true;
 }
 
-absl::Status GrpcStoreClient::ended() const { return open_ ? BrokenStream(end_) : end_; }
+absl::Status GrpcStoreClient::ended() const {
+  // What refuses an Open keeps its code.
+  return open_ || end_.ok() ? BrokenStream(end_) : end_;
+}
 
 absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
   absl::MutexLock lock(&mu_);
@@ -175,8 +179,7 @@ absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
       return absl::UnavailableError("no answer within the deadline");
     }
   }
-  if (!ended_) return absl::OkStatus();
-  return end_.ok() ? absl::UnavailableError("the store ended the session") : end_;
+  return ended_ ? ended() : absl::OkStatus();
 }
 
 absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::string what) {

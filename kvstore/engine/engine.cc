@@ -55,8 +55,8 @@ absl::StatusOr<std::shared_ptr<OpenContext>> Engine::FindOrOpen(const std::strin
     }
     if (oldest == contexts_.end()) {
       return absl::ResourceExhaustedError(
-          absl::StrCat(contexts_.size(), " contexts are in use (max_open_contexts=",
-                       config_.max_open_contexts, ")"));
+          absl::StrCat(contexts_.size(),
+                       " contexts are in use (max_open_contexts=", config_.max_open_contexts, ")"));
     }
     contexts_.erase(oldest);
   }
@@ -71,9 +71,9 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
   const std::string attempt = absl::StrCat("open context ", request.context);
   if (sessions_.fetch_add(1) >= config_.max_sessions) {
     sessions_.fetch_sub(1);
-    return absl::ResourceExhaustedError(absl::StrCat(attempt, ": ", config_.max_sessions,
-                                                     " sessions are open (max_sessions=",
-                                                     config_.max_sessions, ")"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(attempt, ": ", config_.max_sessions,
+                     " sessions are open (max_sessions=", config_.max_sessions, ")"));
   }
   absl::Cleanup uncount = [this] { sessions_.fetch_sub(1); };
   absl::MutexLock lock(&contexts_mu_);

@@ -1,4 +1,5 @@
-// What:   a store being read by many sessions: open contexts, loaded indexes and threads, shared and
+// What:   a store being read by many sessions: open contexts, loaded indexes and threads, shared
+// and
 //         bounded (EngineConfig).
 // Errors: NotFound a context; FailedPrecondition a fingerprint that differs (names every field), a
 //         context in use that is to be deleted, a read-only store; ResourceExhausted a limit (names
@@ -37,9 +38,9 @@ class Engine {
   absl::StatusOr<std::shared_ptr<Session>> OpenSession(const OpenRequest& request);  // blocks
   // Contexts that cannot be read are told in `unreadable`.
   absl::StatusOr<std::vector<v1::Manifest>> List(
-      std::vector<absl::Status>* unreadable) const;  // blocks
-  absl::StatusOr<v1::Manifest> Get(const std::string& name) const;                   // blocks
-  absl::Status Delete(const std::string& name);                                      // blocks
+      std::vector<absl::Status>* unreadable) const;                 // blocks
+  absl::StatusOr<v1::Manifest> Get(const std::string& name) const;  // blocks
+  absl::Status Delete(const std::string& name);                     // blocks
 
   // Runs it on an engine thread; counts against queue_limit.
   absl::Status Submit(std::function<void()> task) { return queue_.Submit(std::move(task)); }

@@ -20,8 +20,8 @@ struct EngineConfig {
   // Default: 16 sessions with all that they may have in flight.
   int64_t queue_limit = 1024;
 
-  // Contexts kept open: those with sessions and, least recently used first out, idle ones. 1 .. 4096.
-  // Default: an open context costs mappings and chunk bits, not memory for its rows.
+  // Contexts kept open: those with sessions and, least recently used first out, idle ones. 1 ..
+  // 4096. Default: an open context costs mappings and chunk bits, not memory for its rows.
   int64_t max_open_contexts = 32;
 
   // Sessions open at a time. 1 .. 2^20. Default: far above what one machine serves well.

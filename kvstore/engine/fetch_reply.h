@@ -16,9 +16,7 @@ class FetchReply : public Reply {
 
   Kind kind() const override { return Kind::kFetch; }
   Layer layer() const override { return request_.layer; }
-  ReplyFormat format() const override {
-    return {slot_.session().context()->shape(), Want::kRows};
-  }
+  ReplyFormat format() const override { return {slot_.session().context()->shape(), Want::kRows}; }
   bool done() const override { return next_head_ == heads_.size(); }
   absl::Status Next(int64_t max_bytes, std::vector<Piece>& pieces) override;
   const QueryStatistics& statistics() const override { return statistics_; }

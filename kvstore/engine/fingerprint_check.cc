@@ -38,8 +38,8 @@ absl::Status CheckFingerprint(const FingerprintFields& context, const Fingerprin
   for (const auto& [name, values] : both) {
     const auto& [has, presented] = values;
     if (has != nullptr && presented != nullptr && *has == *presented) continue;
-    differing.push_back(absl::StrCat(Shown(&name), ": context has ", Shown(has), ", model has ",
-                                     Shown(presented)));
+    differing.push_back(
+        absl::StrCat(Shown(&name), ": context has ", Shown(has), ", model has ", Shown(presented)));
     if (differing.size() == 64) break;  // wholly different: the rest says nothing more
   }
   if (differing.empty()) return absl::OkStatus();

@@ -13,10 +13,10 @@ const FingerprintFields kContext = {
     {"kv_dtype", "bf16"}, {"rope_theta", "10000"}, {"weights_sha256", "aa"}};
 
 TEST(CheckFingerprint, SameFieldsInAnyOrder_Pass) {
-  EXPECT_EQ(CheckFingerprint(kContext, {{"weights_sha256", "aa"},
-                                        {"kv_dtype", "bf16"},
-                                        {"rope_theta", "10000"}}),
-            absl::OkStatus());
+  EXPECT_EQ(
+      CheckFingerprint(kContext,
+                       {{"weights_sha256", "aa"}, {"kv_dtype", "bf16"}, {"rope_theta", "10000"}}),
+      absl::OkStatus());
 }
 
 TEST(CheckFingerprint, SeveralDiffer_EachIsNamedWithBothValues) {

@@ -13,7 +13,7 @@ struct IndexCache::Entry {
   int64_t charge = 0;
   int64_t in_use = 0;
   bool loading = true;
-  bool listed = true;  // in entries_
+  bool listed = true;                                      // in entries_
   std::list<std::shared_ptr<Entry>>::iterator idle_place;  // valid if not loading and not in use
 };
 
@@ -77,9 +77,9 @@ absl::Status IndexCache::Load(const IndexKey& key, const std::shared_ptr<Entry>&
 absl::Status IndexCache::Reserve(const IndexKey& key, const std::shared_ptr<Entry>& entry,
                                  int64_t bytes) {
   if (bytes > budget_bytes_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("index of ", bytes, " bytes (layer=", key.layer.value(), " kv_head=",
-                     key.kv_head.value(), ") exceeds memory_budget_bytes=", budget_bytes_));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "index of ", bytes, " bytes (layer=", key.layer.value(), " kv_head=", key.kv_head.value(),
+        ") exceeds memory_budget_bytes=", budget_bytes_));
   }
   absl::MutexLock lock(&mu_);
   Evict(bytes);

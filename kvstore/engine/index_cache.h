@@ -65,9 +65,9 @@ class IndexCache {
   explicit IndexCache(int64_t budget_bytes) : budget_bytes_(budget_bytes) {}
 
   // On a miss calls blob_bytes and then load, on this thread and without a lock.
-  absl::StatusOr<Lease> Acquire(
-      const IndexKey& key, absl::FunctionRef<absl::StatusOr<int64_t>()> blob_bytes,
-      absl::FunctionRef<absl::StatusOr<std::unique_ptr<Index>>()> load);
+  absl::StatusOr<Lease> Acquire(const IndexKey& key,
+                                absl::FunctionRef<absl::StatusOr<int64_t>()> blob_bytes,
+                                absl::FunctionRef<absl::StatusOr<std::unique_ptr<Index>>()> load);
 
   // Forgets what belongs to a context; what is in use goes when it is given back.
   void DropContext(ContextId context);

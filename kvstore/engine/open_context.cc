@@ -45,13 +45,13 @@ absl::Status OpenContext::ReadManifest() {
                                                       "(after_rope)"));
   }
   const bool shape_fits = m.layers() >= 1 && m.layers() <= 65534 && m.kv_heads() >= 1 &&
-                          m.q_heads() <= 4096 &&
-                          m.q_heads() >= m.kv_heads() && m.q_heads() % m.kv_heads() == 0 &&
-                          m.head_dim() >= 1 && m.head_dim() <= 4096 && m.tokens() >= 1;
+                          m.q_heads() <= 4096 && m.q_heads() >= m.kv_heads() &&
+                          m.q_heads() % m.kv_heads() == 0 && m.head_dim() >= 1 &&
+                          m.head_dim() <= 4096 && m.tokens() >= 1;
   if (!shape_fits) {
-    return absl::DataLossError(absl::StrCat(
-        "layers=", m.layers(), " q_heads=", m.q_heads(), " kv_heads=", m.kv_heads(),
-        " head_dim=", m.head_dim(), " tokens=", m.tokens(), " do not fit each other"));
+    return absl::DataLossError(absl::StrCat("layers=", m.layers(), " q_heads=", m.q_heads(),
+                                            " kv_heads=", m.kv_heads(), " head_dim=", m.head_dim(),
+                                            " tokens=", m.tokens(), " do not fit each other"));
   }
   shape_ = {.layers = static_cast<int32_t>(m.layers()),
             .q_heads = static_cast<int32_t>(m.q_heads()),
@@ -80,9 +80,9 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
   ASSIGN_OR_RETURN(rows->values, Rows::OpenValues(*stored_, layer, kv_head));
   if (rows->keys.count() != tokens_ || rows->values.count() != tokens_ ||
       rows->keys.head_dim() != shape_.head_dim || rows->values.head_dim() != shape_.head_dim) {
-    return absl::DataLossError(absl::StrCat(
-        rows->keys.count(), " K rows and ", rows->values.count(), " V rows instead of ", tokens_,
-        " (", Place(name_, layer, kv_head), ")"));
+    return absl::DataLossError(absl::StrCat(rows->keys.count(), " K rows and ",
+                                            rows->values.count(), " V rows instead of ", tokens_,
+                                            " (", Place(name_, layer, kv_head), ")"));
   }
   ASSIGN_OR_RETURN(rows->exact, OpenIndex(IndexParams{.kind = IndexKind::kFlat}, "", rows->keys));
   slot.rows = std::move(rows);
@@ -92,9 +92,9 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
 absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
                                     absl::FunctionRef<absl::Status(const Index&)> search) const {
   if (index_params_.kind == IndexKind::kFlat) return search(*rows.exact);
-  absl::StatusOr<IndexCache::Lease> lease =
-      indexes_->Acquire({id_, layer, kv_head}, [&] { return BlobBytes(layer, kv_head); },
-                        [&] { return LoadIndex(layer, kv_head, rows); });
+  absl::StatusOr<IndexCache::Lease> lease = indexes_->Acquire(
+      {id_, layer, kv_head}, [&] { return BlobBytes(layer, kv_head); },
+      [&] { return LoadIndex(layer, kv_head, rows); });
   if (!lease.ok()) {
     return Annotate(lease.status(),
                     absl::StrCat("loading the index (", Place(name_, layer, kv_head), ")"));

@@ -1,6 +1,8 @@
-// What:   one open context: its shape, and per layer and KV head the mapped rows and the index, each
+// What:   one open context: its shape, and per layer and KV head the mapped rows and the index,
+// each
 //         loaded when it is first needed. Shared by all sessions that read it.
-// Errors: FailedPrecondition a manifest with conventions that this program does not know; DataLoss a
+// Errors: FailedPrecondition a manifest with conventions that this program does not know; DataLoss
+// a
 //         manifest or segment that does not hold together (names context, layer, head).
 // Threads: any.   Ownership: keeps its segments mapped, also when the context is deleted.
 //

@@ -70,8 +70,9 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
 absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
   if (cancelled()) return absl::CancelledError("query: cancelled");
   if (among_ != nullptr && !among_->status().ok()) {
-    return Annotate(among_->status(), absl::StrCat("query: among_candidates_of=",
-                                                   request_.among_candidates_of, " failed"));
+    return Annotate(
+        among_->status(),
+        absl::StrCat("query: among_candidates_of=", request_.among_candidates_of, " failed"));
   }
   const absl::Time start = absl::Now();
   const AttentionShape& shape = context().shape();
@@ -219,7 +220,8 @@ absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
     kernels::MergeStates(out_.data(), lse_.data(), out_of(s), lse_of(s), q_rows, shape.head_dim);
   }
   for (size_t i = 0; request_.measure_mass && i < units_.size(); ++i) {
-    const float* lse_here = &lse_[i * shape.group()];  // [tokens, kv_heads, group] is [tokens, q_heads]
+    const float* lse_here =
+        &lse_[i * shape.group()];  // [tokens, kv_heads, group] is [tokens, q_heads]
     units_[i].zone_lse.assign(lse_here, lse_here + shape.group());
   }
   return absl::OkStatus();
@@ -273,8 +275,8 @@ absl::Status QueryReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
 absl::Status QueryReply::FillRows(Piece& piece, int64_t first_row) const {
   const AttentionShape& shape = context().shape();
   const int64_t group = shape.group(), d = shape.head_dim, n = piece.rows;
-  const Unit& unit = units_[static_cast<size_t>(piece.token) * shape.kv_heads +
-                            piece.kv_head.value()];
+  const Unit& unit =
+      units_[static_cast<size_t>(piece.token) * shape.kv_heads + piece.kv_head.value()];
   const HeadRows& rows = *heads_[piece.kv_head.value()];
   piece.ids.resize(n);
   if (wants_scores()) piece.scores.resize(static_cast<size_t>(group * n));

@@ -52,7 +52,9 @@ class QueryReply : public Reply {
   const OpenContext& context() const { return *slot_.session().context(); }
   bool cancelled() const { return slot_.session().cancelled(); }
   bool attends_all() const;
-  bool wants_scores() const { return request_.want == Want::kIds || request_.want == Want::kValues; }
+  bool wants_scores() const {
+    return request_.want == Want::kIds || request_.want == Want::kValues;
+  }
   SelectParams ParamsOf(int64_t token, int32_t kv_head) const;
   const float* QueriesOf(int64_t token, int32_t kv_head) const;
 

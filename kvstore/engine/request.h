@@ -59,12 +59,12 @@ struct Piece {
   KvHead kv_head;
   int64_t first_row = 0;  // index of its first row within this token's and head's rows
   int64_t rows = 0;
-  std::vector<Position> ids;            // [rows]
-  std::vector<float> scores;            // [group, rows], or empty
-  std::vector<const void*> k, v;        // [rows], or empty
-  absl::Span<const float> out;          // [group, head_dim], or empty
-  absl::Span<const float> lse;          // [group], or empty
-  absl::Span<const float> zone_lse;     // [group], on the first piece of a token and head, or empty
+  std::vector<Position> ids;         // [rows]
+  std::vector<float> scores;         // [group, rows], or empty
+  std::vector<const void*> k, v;     // [rows], or empty
+  absl::Span<const float> out;       // [group, head_dim], or empty
+  absl::Span<const float> lse;       // [group], or empty
+  absl::Span<const float> zone_lse;  // [group], on the first piece of a token and head, or empty
 };
 
 }  // namespace carrel::kvstore

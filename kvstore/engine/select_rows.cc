@@ -46,8 +46,8 @@ absl::Status SelectTopK(const SelectParams& p, Selected& selected) {
                       ? search(*p.rows->exact)
                       : p.context->WithIndex(p.layer, p.kv_head, *p.rows, search));
   selected.visited = result.visited;
-  selected.candidates = result.zone_lse.empty() ? static_cast<int64_t>(result.ids.size())
-                                                : p.zone.rows();
+  selected.candidates =
+      result.zone_lse.empty() ? static_cast<int64_t>(result.ids.size()) : p.zone.rows();
   selected.ids = std::move(result.ids);
   selected.scores = std::move(result.scores);
   selected.zone_lse = std::move(result.zone_lse);
@@ -76,8 +76,7 @@ absl::Status SelectAmong(const SelectParams& p, absl::Span<const Position> candi
   for (int64_t h = 0; h < group; ++h) {
     base[h] = kernels::LogSumExp(&scratch.scores[h * n], n);
   }
-  kernels::GroupScore(scratch.scores.data(), group, n, n, base.data(),
-                      scratch.group_scores.data());
+  kernels::GroupScore(scratch.scores.data(), group, n, n, base.data(), scratch.group_scores.data());
   scratch.ids.resize(std::min(p.top_k, n));
   const int64_t kept = kernels::TopK(scratch.group_scores.data(), n, p.top_k < n ? p.top_k : n,
                                      scratch.ids.data(), scratch.topk);

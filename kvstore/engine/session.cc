@@ -22,8 +22,7 @@ Session::Session(std::shared_ptr<OpenContext> context, RowRange zone, const Engi
 
 Session::~Session() { on_close_(); }
 
-absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_id,
-                                             int64_t bytes) {
+absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_id, int64_t bytes) {
   if (request_id == 0) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": request_id is 0"));
   }
@@ -33,9 +32,9 @@ absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_
         absl::StrCat(what, ": request_id=", request_id, " is in flight already"));
   }
   if (static_cast<int64_t>(in_flight_.size()) >= config_.max_in_flight) {
-    return absl::ResourceExhaustedError(absl::StrCat(what, ": ", in_flight_.size(),
-                                                     " requests are in flight (max_in_flight=",
-                                                     config_.max_in_flight, ")"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, ": ", in_flight_.size(),
+                     " requests are in flight (max_in_flight=", config_.max_in_flight, ")"));
   }
   if (bytes > config_.max_result_bytes - result_bytes_) {
     return absl::ResourceExhaustedError(
@@ -110,9 +109,9 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
     done(status);
   };
   RETURN_IF_ERROR(Annotate(queue_->Submit([among, run = std::move(run)]() mutable {
-                             if (among == nullptr) return run();
-                             among->WhenReady(std::move(run));
-                           }),
+    if (among == nullptr) return run();
+    among->WhenReady(std::move(run));
+  }),
                            "query"));
   if (found != nullptr) Remember(request_id, std::move(found));
   return absl::OkStatus();
@@ -124,12 +123,12 @@ absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done don
   auto reply = std::make_shared<std::unique_ptr<FetchReply>>(
       std::make_unique<FetchReply>(std::move(request), std::move(slot)));
   return Annotate(queue_->Submit([reply, done = std::move(done)] {
-                    std::unique_ptr<FetchReply> mine = std::move(*reply);
-                    const absl::Status status = mine->Run();
-                    if (status.ok()) return done(std::move(mine));
-                    mine.reset();
-                    done(status);
-                  }),
+    std::unique_ptr<FetchReply> mine = std::move(*reply);
+    const absl::Status status = mine->Run();
+    if (status.ok()) return done(std::move(mine));
+    mine.reset();
+    done(status);
+  }),
                   "fetch rows");
 }
 

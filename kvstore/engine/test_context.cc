@@ -49,9 +49,10 @@ absl::StatusOr<std::unique_ptr<Reply>> SubmitAndWait(Session& session, uint64_t 
                                                      Request request) {
   auto promise = std::make_shared<std::promise<absl::StatusOr<std::unique_ptr<Reply>>>>();
   auto future = promise->get_future();
-  RETURN_IF_ERROR(session.Submit(
-      id, std::move(request),
-      [promise](absl::StatusOr<std::unique_ptr<Reply>> reply) { promise->set_value(std::move(reply)); }));
+  RETURN_IF_ERROR(session.Submit(id, std::move(request),
+                                 [promise](absl::StatusOr<std::unique_ptr<Reply>> reply) {
+                                   promise->set_value(std::move(reply));
+                                 }));
   return future.get();
 }
 
@@ -159,8 +160,8 @@ std::vector<Position> RandomContext::Ranked(Layer layer, KvHead head, const floa
   const int64_t group = spec_.shape.group();
   std::vector<double> best(static_cast<size_t>(zone.rows()), -INFINITY);
   for (int64_t h = 0; h < group; ++h) {
-    const std::vector<double> scores = Scores(layer, head.value() * group + h,
-                                              queries + h * spec_.shape.head_dim, zone);
+    const std::vector<double> scores =
+        Scores(layer, head.value() * group + h, queries + h * spec_.shape.head_dim, zone);
     const double lse = LogSumExp(scores);
     for (size_t j = 0; j < best.size(); ++j) best[j] = std::max(best[j], scores[j] - lse);
   }
@@ -192,7 +193,8 @@ void RandomContext::Attend(Layer layer, int64_t q_head, const float* query,
 
 std::unique_ptr<Store> MakeStore(const std::string& folder,
                                  const std::vector<const RandomContext*>& contexts) {
-  absl::StatusOr<std::unique_ptr<Store>> store = Store::Open(folder + "/store", StoreMode::kReadWrite);
+  absl::StatusOr<std::unique_ptr<Store>> store =
+      Store::Open(folder + "/store", StoreMode::kReadWrite);
   if (!store.ok()) std::fprintf(stderr, "%s\n", store.status().ToString().c_str());
   CARREL_CHECK(store.ok());
   for (const RandomContext* context : contexts) {
@@ -231,8 +233,8 @@ absl::StatusOr<Collected> Collect(Reply& reply, int64_t tokens, int64_t kv_heads
     RETURN_IF_ERROR(reply.Next(part_bytes, pieces));
     if (pieces.empty()) return absl::InternalError("a part without pieces");
     for (const Piece& piece : pieces) {
-      CollectedHead& head = all.heads[static_cast<size_t>(piece.token * kv_heads) +
-                                      piece.kv_head.value()];
+      CollectedHead& head =
+          all.heads[static_cast<size_t>(piece.token * kv_heads) + piece.kv_head.value()];
       ++head.pieces;
       head.ids.insert(head.ids.end(), piece.ids.begin(), piece.ids.end());
       head.scores.resize(piece.scores.empty() ? head.scores.size() : group);

@@ -22,7 +22,7 @@ struct RandomContextSpec {
   AttentionShape shape = {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
   int64_t tokens = 700;
   int64_t segment_tokens = 128;
-  IndexParams index;
+  IndexParams index = {.ef_construction = 24};
   FingerprintFields fingerprint = {{"kv_dtype", "bf16"}, {"weights_sha256", "5eed"}};
   uint64_t seed = 1;
 };
@@ -68,7 +68,8 @@ class RandomContext {
 std::unique_ptr<Store> MakeStore(const std::string& folder,
                                  const std::vector<const RandomContext*>& contexts);
 
-// Flips one bit inside `bytes` where they lie in a file below the folder; false if they lie nowhere.
+// Flips one bit inside `bytes` where they lie in a file below the folder; false if they lie
+// nowhere.
 bool FlipBitOf(const std::string& folder, const std::string& bytes);
 
 // A reply taken wholly: the pieces of each token and head joined.

@@ -17,8 +17,8 @@ struct Complaint {
 
   template <typename... Parts>
   absl::Status operator()(const Parts&... parts) const {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": ", parts..., " (context=",
-                                                   context.name(), " layer=", layer.value(), ")"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": ", parts..., " (context=", context.name(), " layer=", layer.value(), ")"));
   }
 };
 

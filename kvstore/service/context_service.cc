@@ -13,8 +13,8 @@ namespace {
 grpc::ServerUnaryReactor* RunOn(Engine* engine, grpc::CallbackServerContext* context,
                                 std::function<absl::Status()> call) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::Status status = engine->Submit(
-      [reactor, call = std::move(call)] { reactor->Finish(ToGrpc(call())); });
+  const absl::Status status =
+      engine->Submit([reactor, call = std::move(call)] { reactor->Finish(ToGrpc(call())); });
   if (!status.ok()) reactor->Finish(ToGrpc(status));
   return reactor;
 }

@@ -1,11 +1,11 @@
 #include "kvstore/service/convert.h"
 
+#include <grpcpp/support/status.h>
+
 #include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <string>
-
-#include <grpcpp/support/status.h>
 
 #include "absl/strings/str_join.h"
 #include "carrel/v1/context.pb.h"
@@ -133,7 +133,8 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
   request.layer = LayerFromWire(query.layer());
   RETURN_IF_ERROR(QueriesFromWire(query.queries(), context, query.layer(), request));
   const auto refuse = [&](auto... parts) {
-    return absl::InvalidArgumentError(absl::StrCat("query: ", parts..., Where(context, query.layer())));
+    return absl::InvalidArgumentError(
+        absl::StrCat("query: ", parts..., Where(context, query.layer())));
   };
   switch (query.select().select_case()) {
     case v1::Select::kTopK:
@@ -256,8 +257,8 @@ void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire)
   wire->set_created_unix_s(manifest.created_unix_s());
   int64_t bytes = 0;
   for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
-    bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
-             sizes.sampled_query_bytes();
+    bytes +=
+        sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.sampled_query_bytes();
   }
   wire->set_bytes(bytes);
 }

@@ -1,12 +1,12 @@
 #include "kvstore/service/server.h"
 
-#include <mutex>
-#include <utility>
-
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <spdlog/spdlog.h>
+
+#include <mutex>
+#include <utility>
 
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -42,8 +42,7 @@ class RetrievalServiceImpl : public v1::RetrievalService::CallbackService {
 
 class GrpcServer : public Server {
  public:
-  explicit GrpcServer(Engine* engine)
-      : retrieval_(engine, &registry_), contexts_(engine) {}
+  explicit GrpcServer(Engine* engine) : retrieval_(engine, &registry_), contexts_(engine) {}
   ~GrpcServer() override { Drain(absl::Now()); }
 
   absl::Status Listen(const ServerConfig& config);

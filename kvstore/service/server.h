@@ -20,8 +20,8 @@ namespace carrel::kvstore {
 class Engine;
 
 struct ServerConfig {
-  // "unix:PATH" or "HOST:PORT" each; none: in-process only. Default: loopback, as rows of a document
-  // are its owner's secret and there is no authentication yet.
+  // "unix:PATH" or "HOST:PORT" each; none: in-process only. Default: loopback, as rows of a
+  // document are its owner's secret and there is no authentication yet.
   std::vector<std::string> listen = {"127.0.0.1:50051"};
 };
 
@@ -36,9 +36,9 @@ class Server {
   // For a client in this process; it must not outlive the server.
   virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;
 
-  // Health says NOT_SERVING and new sessions are refused (Unavailable) from now on; returns when the
-  // running ones have ended, or at the deadline has cut them (Unavailable). Then the server is shut
-  // down.
+  // Health says NOT_SERVING and new sessions are refused (Unavailable) from now on; returns when
+  // the running ones have ended, or at the deadline has cut them (Unavailable). Then the server is
+  // shut down.
   virtual void Drain(absl::Time deadline) = 0;
 };
 

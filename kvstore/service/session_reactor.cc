@@ -1,8 +1,8 @@
 #include "kvstore/service/session_reactor.h"
 
-#include <utility>
-
 #include <spdlog/spdlog.h>
+
+#include <utility>
 
 #include "common/status.h"
 #include "kvstore/service/convert.h"
@@ -66,11 +66,11 @@ void SessionReactor::Open() {
   } else if (request_.request_id() == 0) {
     status = absl::InvalidArgumentError("open: request_id is 0");
   } else if (absl::StatusOr<OpenRequest> request = FromWire(request_.open()); request.ok()) {
-    status = Annotate(
-        engine_->Submit([self = shared_from_this(), engine = engine_, request = *request] {
+    status =
+        Annotate(engine_->Submit([self = shared_from_this(), engine = engine_, request = *request] {
           self->Opened(engine->OpenSession(request));
         }),
-        "open");
+                 "open");
   } else {
     status = request.status();
   }

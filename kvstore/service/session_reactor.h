@@ -12,10 +12,10 @@
 //   4. The reactor lives until gRPC is done with it and no engine task refers to it.
 #pragma once
 
+#include <grpcpp/support/server_callback.h>
+
 #include <deque>
 #include <memory>
-
-#include <grpcpp/support/server_callback.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -80,8 +80,8 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   v1::SessionRequest request_;            // owned by whoever has set reading_
 
   absl::Mutex mu_;
-  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);  // after Open
-  std::deque<Answer> answers_ ABSL_GUARDED_BY(mu_);        // not yet (wholly) made into parts
+  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);     // after Open
+  std::deque<Answer> answers_ ABSL_GUARDED_BY(mu_);           // not yet (wholly) made into parts
   std::deque<v1::SessionReply> unsent_ ABSL_GUARDED_BY(mu_);  // the first is being written
   int64_t in_engine_ ABSL_GUARDED_BY(mu_) = 0;                // requests not yet answered
   bool reading_ ABSL_GUARDED_BY(mu_) = false;                 // or handling what was read

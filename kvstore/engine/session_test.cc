@@ -1,0 +1,398 @@
+// What a query answers, against plain loops over the same rows; on the real store.
+#include "kvstore/engine/session.h"
+
+#include <cstring>
+#include <limits>
+#include <set>
+
+#include "common/test_util.h"
+#include "kvstore/engine/attend_all.h"
+#include "kvstore/engine/test_context.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::kvstore {
+namespace {
+
+using absl::StatusCode;
+
+constexpr double kTolerance = 1e-5;
+constexpr int64_t kQueryTokens = 3;
+
+struct SessionCase {
+  const char* name;
+  IndexKind kind;
+  int64_t sink, local;
+};
+
+class SessionTest : public testing::TestWithParam<SessionCase> {
+ protected:
+  void SetUp() override {
+    RandomContextSpec spec;
+    spec.seed = seed_;
+    spec.index.kind = GetParam().kind;
+    context_ = std::make_unique<RandomContext>(spec);
+    dir_ = FreshTempDir();
+    EngineConfig config;
+    config.search_threads = 3;
+    engine_ = *Engine::Create(config, MakeStore(dir_, {context_.get()}));
+    absl::StatusOr<std::shared_ptr<Session>> session =
+        engine_->OpenSession(context_->Opening(GetParam().sink, GetParam().local));
+    CARREL_ASSERT_OK(session);
+    session_ = *session;
+    zone_ = session_->zone();
+    queries_ = context_->Queries(kQueryTokens, seed_ + 1);
+  }
+
+  QueryRequest Request(Select select, int64_t top_k, Want want) const {
+    QueryRequest request;
+    request.layer = Layer(1);
+    request.tokens = kQueryTokens;
+    request.queries = queries_;
+    request.select = select;
+    request.top_k = top_k;
+    request.want = want;
+    return request;
+  }
+  Collected Answer(const QueryRequest& request) {
+    absl::StatusOr<Collected> answer = AskAndCollect(*session_, ++last_id_, request);
+    if (!answer.ok()) {
+      ADD_FAILURE() << answer.status();
+      Collected empty;
+      empty.heads.resize(static_cast<size_t>(request.tokens * shape().kv_heads));
+      return empty;
+    }
+    return *std::move(answer);
+  }
+  const AttentionShape& shape() const { return context_->spec().shape; }
+  const float* QueryOf(int64_t token, int64_t q_head) const {
+    return &queries_[(token * shape().q_heads + q_head) * shape().head_dim];
+  }
+
+  // What must be selected: by plain loops, or for a graph what it finds over the rows in memory.
+  std::vector<Position> ExpectedIds(const QueryRequest& request, int64_t token, KvHead head) const {
+    const int64_t first_q_head = head.value() * shape().group();
+    std::vector<Position> ranked =
+        context_->Ranked(request.layer, head, QueryOf(token, first_q_head), zone_);
+    if (request.select == Select::kAll) {
+      std::sort(ranked.begin(), ranked.end());
+      return ranked;
+    }
+    if (GetParam().kind == IndexKind::kFlat || request.top_k >= zone_.rows()) {
+      if (request.top_k < zone_.rows()) ranked.resize(request.top_k);
+      return ranked;
+    }
+    const Rows rows = Rows::FromMemory(context_->keys(request.layer, head), context_->spec().tokens,
+                                       shape().head_dim);
+    const auto index =
+        OpenIndex(context_->spec().index, context_->index_blob(request.layer, head), rows);
+    EXPECT_TRUE(index.ok()) << index.status();
+    SearchRequest search;
+    search.queries = QueryOf(token, first_q_head);
+    search.group = shape().group();
+    search.scale = 1 / std::sqrt(static_cast<float>(shape().head_dim));
+    search.zone = zone_;
+    search.top_k = request.top_k;
+    SearchScratch scratch;
+    SearchResult result;
+    CARREL_EXPECT_OK((*index)->Search(search, scratch, result));
+    return result.ids;
+  }
+
+  void CheckHead(const QueryRequest& request, const CollectedHead& head, int64_t token,
+                 KvHead kv_head) const {
+    const std::vector<Position> ids = ExpectedIds(request, token, kv_head);
+    const int64_t group = shape().group(), d = shape().head_dim;
+    const bool attend = request.want == Want::kAttend;
+    EXPECT_EQ(head.ids, attend ? std::vector<Position>() : ids);
+    const bool scores = request.want == Want::kIds || request.want == Want::kValues;
+    ASSERT_EQ(head.out.size(), static_cast<size_t>(attend ? group * d : 0));
+    for (int64_t h = 0; h < group; ++h) {
+      const int64_t q_head = kv_head.value() * group + h;
+      const float* query = QueryOf(token, q_head);
+      std::vector<float> out;
+      float lse = 0;
+      context_->Attend(request.layer, q_head, query, ids, out, lse);
+      if (scores && !ids.empty()) {
+        ASSERT_EQ(head.scores.size(), static_cast<size_t>(group));
+        std::vector<float> expected;
+        for (Position j : ids) {
+          expected.push_back(context_->Scores(request.layer, q_head, query, {j, j + 1})[0]);
+        }
+        EXPECT_LT(RelativeError(head.scores[h], expected), kTolerance);
+      }
+      if (attend) {
+        EXPECT_LT(RelativeError({&head.out[h * d], static_cast<size_t>(d)}, out), kTolerance);
+        EXPECT_LT(RelativeError({&head.lse[h], 1}, {&lse, 1}), kTolerance);
+      }
+      if (request.measure_mass) {
+        std::vector<Position> zone;
+        for (Position j = zone_.begin; j < zone_.end; ++j) zone.push_back(j);
+        context_->Attend(request.layer, q_head, query, zone, out, lse);
+        ASSERT_EQ(head.zone_lse.size(), static_cast<size_t>(group));
+        EXPECT_LT(RelativeError({&head.zone_lse[h], 1}, {&lse, 1}), kTolerance);
+      }
+    }
+    EXPECT_EQ(head.zone_lse.empty(), !request.measure_mass);
+    std::string k, v;
+    for (Position j : ids) {
+      k.append(reinterpret_cast<const char*>(context_->keys(request.layer, kv_head) + j * d),
+               2 * d);
+      v.append(reinterpret_cast<const char*>(context_->values(request.layer, kv_head) + j * d),
+               2 * d);
+    }
+    EXPECT_EQ(head.k, request.want == Want::kRows ? k : "");
+    EXPECT_EQ(head.v, request.want == Want::kRows || request.want == Want::kValues ? v : "");
+  }
+
+  const uint64_t seed_ = TestSeed();
+  std::string dir_;
+  std::unique_ptr<RandomContext> context_;
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Session> session_;
+  RowRange zone_;
+  std::vector<float> queries_;
+  uint64_t last_id_ = 0;
+};
+
+TEST_P(SessionTest, EveryWantAndSelect_EqualsPlainLoops) {
+  for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
+    for (int64_t top_k : {int64_t{-1}, int64_t{1}, int64_t{17}, zone_.rows(), int64_t{700}}) {
+      for (bool mass : {false, true}) {
+        if (top_k == 0) continue;  // an empty zone's size
+        SCOPED_TRACE(absl::StrCat("want=", int(want), " top_k=", top_k, " mass=", mass));
+        QueryRequest request = Request(top_k < 0 ? Select::kAll : Select::kTopK, top_k, want);
+        request.measure_mass = mass;
+        const Collected answer = Answer(request);
+        for (int64_t token = 0; token < kQueryTokens; ++token) {
+          for (int32_t h = 0; h < shape().kv_heads; ++h) {
+            CheckHead(request, answer.heads[token * shape().kv_heads + h], token, KvHead(h));
+          }
+        }
+        EXPECT_GE(answer.statistics.search_us, 0);
+        const int64_t units = kQueryTokens * shape().kv_heads;
+        if (top_k < 0 || top_k >= zone_.rows() || GetParam().kind == IndexKind::kFlat) {
+          EXPECT_EQ(answer.statistics.candidates, units * zone_.rows());
+        } else {
+          EXPECT_GT(answer.statistics.visited, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SessionTest, AttendOverAll_EqualsAttentionOverRowsOfAll) {
+  const Collected rows = Answer(Request(Select::kAll, 0, Want::kRows));
+  const Collected attended = Answer(Request(Select::kAll, 0, Want::kAttend));
+  for (size_t unit = 0; unit < rows.heads.size(); ++unit) {
+    const KvHead head(static_cast<int32_t>(unit % shape().kv_heads));
+    for (int64_t h = 0; h < shape().group(); ++h) {
+      const int64_t q_head = head.value() * shape().group() + h;
+      std::vector<float> out;
+      float lse;
+      context_->Attend(Layer(1), q_head, QueryOf(unit / shape().kv_heads, q_head),
+                       rows.heads[unit].ids, out, lse);
+      EXPECT_LT(RelativeError({&attended.heads[unit].out[h * shape().head_dim], out.size()}, out),
+                kTolerance);
+    }
+  }
+}
+
+TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
+  if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
+  QueryRequest ahead = Request(Select::kTopK, 40, Want::kIds);
+  ahead.queries = context_->Queries(kQueryTokens, seed_ + 2);  // another direction: a bad guess
+  const Collected ahead_ids = Answer(ahead);
+  ahead.speculative = true;
+  const Collected kept = Answer(ahead);
+  const uint64_t ahead_id = last_id_;
+  for (const CollectedHead& head : kept.heads) EXPECT_TRUE(head.ids.empty());
+
+  QueryRequest request = Request(Select::kTopK, 10, Want::kValues);
+  request.among_candidates_of = ahead_id;
+  for (int twice = 0; twice < 2; ++twice) {
+    const Collected answer = Answer(request);
+    EXPECT_EQ(answer.statistics.candidates, 40 * kQueryTokens * shape().kv_heads);
+    for (int64_t token = 0; token < kQueryTokens; ++token) {
+      for (int32_t h = 0; h < shape().kv_heads; ++h) {
+        const CollectedHead& head = answer.heads[token * shape().kv_heads + h];
+        const std::vector<Position>& candidates = ahead_ids.heads[token * shape().kv_heads + h].ids;
+        ASSERT_EQ(head.ids.size(), 10u);
+        // The best of the candidates: each lse is over them alone, which does not change the
+        // scores.
+        const std::set<Position> allowed(candidates.begin(), candidates.end());
+        for (size_t j = 0; j < head.ids.size(); ++j) {
+          EXPECT_TRUE(allowed.contains(head.ids[j]));
+          for (int64_t g = 0; g < shape().group(); ++g) {
+            const int64_t q_head = h * shape().group() + g;
+            const float expected = static_cast<float>(context_->Scores(
+                Layer(1), q_head, QueryOf(token, q_head), {head.ids[j], head.ids[j] + 1})[0]);
+            EXPECT_NEAR(head.scores[g][j], expected, 1e-4);
+          }
+        }
+        const auto best_of = [&](Position id) {
+          double best = -INFINITY;
+          for (int64_t g = 0; g < shape().group(); ++g) {
+            const int64_t q_head = h * shape().group() + g;
+            double sum = 0;
+            for (Position c : candidates) {
+              sum += std::exp(
+                  context_->Scores(Layer(1), q_head, QueryOf(token, q_head), {c, c + 1})[0]);
+            }
+            best = std::max(
+                best, context_->Scores(Layer(1), q_head, QueryOf(token, q_head), {id, id + 1})[0] -
+                          std::log(sum));
+          }
+          return best;
+        };
+        const std::set<Position> chosen(head.ids.begin(), head.ids.end());
+        for (Position c : candidates) {
+          if (chosen.contains(c)) continue;
+          EXPECT_LE(best_of(c), best_of(head.ids.back()) + 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SessionTest, MoreThanTheCandidates_GivesAllOfThem) {
+  if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
+  QueryRequest ahead = Request(Select::kTopK, 5, Want::kIds);
+  ahead.speculative = true;
+  Answer(ahead);
+  QueryRequest request = Request(Select::kTopK, 700, Want::kAttend);
+  request.among_candidates_of = last_id_;
+  const Collected attended = Answer(request);
+  request.want = Want::kIds;
+  const Collected ids = Answer(request);
+  for (size_t unit = 0; unit < ids.heads.size(); ++unit) {
+    EXPECT_EQ(ids.heads[unit].ids.size(), 5u);
+    const int64_t q_head = static_cast<int64_t>(unit) % shape().kv_heads * shape().group();
+    std::vector<float> out;
+    float lse;
+    context_->Attend(Layer(1), q_head, QueryOf(unit / shape().kv_heads, q_head),
+                     ids.heads[unit].ids, out, lse);
+    EXPECT_LT(RelativeError({attended.heads[unit].out.data(), out.size()}, out), kTolerance);
+  }
+}
+
+TEST_P(SessionTest, FetchRows_GivesWhatIsStoredInTheOrderAsked) {
+  const int64_t d = shape().head_dim;
+  for (bool by_ids : {false, true}) {
+    for (std::vector<KvHead> heads : {std::vector<KvHead>{}, std::vector<KvHead>{KvHead(1)}}) {
+      FetchRequest request;
+      request.layer = Layer(0);
+      request.kv_heads = heads;
+      request.by_ids = by_ids;
+      request.range = {100, 300};
+      request.ids = {699, 0, 127, 128, 5};
+      const absl::StatusOr<std::unique_ptr<Reply>> reply = Ask(*session_, ++last_id_, request);
+      CARREL_ASSERT_OK(reply);
+      const absl::StatusOr<Collected> rows = Collect(**reply, 1, shape().kv_heads);
+      CARREL_ASSERT_OK(rows);
+      for (int32_t h = 0; h < shape().kv_heads; ++h) {
+        std::string k, v;
+        if (heads.empty() || heads[0] == KvHead(h)) {
+          std::vector<Position> ids = request.ids;
+          if (!by_ids) {
+            ids.resize(200);
+            for (int64_t j = 0; j < 200; ++j) ids[j] = 100 + j;
+          }
+          for (Position j : ids) {
+            k.append(reinterpret_cast<const char*>(context_->keys(Layer(0), KvHead(h)) + j * d),
+                     2 * d);
+            v.append(reinterpret_cast<const char*>(context_->values(Layer(0), KvHead(h)) + j * d),
+                     2 * d);
+          }
+        }
+        EXPECT_EQ(rows->heads[h].k, k);
+        EXPECT_EQ(rows->heads[h].v, v);
+      }
+    }
+  }
+}
+
+TEST_P(SessionTest, SmallParts_JoinToTheSameReply) {
+  for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
+    for (Select select : {Select::kTopK, Select::kAll}) {
+      const QueryRequest request = Request(select, 300, want);
+      std::vector<Collected> answers;
+      for (int64_t part_bytes : {int64_t{1}, int64_t{4096}, int64_t{1} << 30}) {
+        const auto reply = Ask(*session_, ++last_id_, request);
+        CARREL_ASSERT_OK(reply);
+        const auto answer = Collect(**reply, kQueryTokens, shape().kv_heads, part_bytes);
+        CARREL_ASSERT_OK(answer);
+        answers.push_back(*answer);
+        for (CollectedHead& head : answers.back().heads) {
+          if (part_bytes == 1 && want != Want::kAttend && !head.ids.empty()) {
+            EXPECT_EQ(head.pieces, static_cast<int64_t>(head.ids.size()));
+          }
+          head.pieces = 0;
+        }
+      }
+      EXPECT_EQ(answers[0].heads, answers[1].heads);
+      EXPECT_EQ(answers[0].heads, answers[2].heads);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SessionTest,
+                         testing::Values(SessionCase{"Flat", IndexKind::kFlat, 4, 60},
+                                         SessionCase{"FlatWhole", IndexKind::kFlat, 0, 0},
+                                         SessionCase{"FlatEmptyZone", IndexKind::kFlat, 500, 300},
+                                         SessionCase{"Hnsw", IndexKind::kHnsw, 4, 60}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(AttendAll, SpansAndThreads_ChangeNoBit) {
+  RandomContextSpec spec;
+  spec.shape = {.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  spec.tokens = 3 * kAttendSpanRows + 77;
+  spec.segment_tokens = 5000;
+  spec.seed = TestSeed();
+  const RandomContext context(spec);
+  const std::string dir = FreshTempDir();
+  MakeStore(dir, {&context});
+  QueryRequest request;
+  request.tokens = 2;
+  request.queries = context.Queries(2, spec.seed + 1);
+  request.select = Select::kAll;
+  request.want = Want::kAttend;
+  std::vector<Collected> answers;
+  for (int32_t threads : {1, 2, 5}) {
+    EngineConfig config;
+    config.search_threads = threads;
+    const auto engine = *Engine::Create(config, *Store::Open(dir + "/store", StoreMode::kReadOnly));
+    const auto session = engine->OpenSession(context.Opening(3, 5));
+    CARREL_ASSERT_OK(session);
+    EXPECT_GE(AttendSpans((*session)->zone()).size(), 4u);
+    const auto answer = AskAndCollect(**session, 1, request);
+    CARREL_ASSERT_OK(answer);
+    answers.push_back(*answer);
+  }
+  EXPECT_EQ(answers[0].heads, answers[1].heads);
+  EXPECT_EQ(answers[0].heads, answers[2].heads);
+  std::vector<Position> zone;
+  for (Position j = 3; j < spec.tokens - 5; ++j) zone.push_back(j);
+  std::vector<float> out;
+  float lse;
+  context.Attend(Layer(0), 1, &request.queries[spec.shape.head_dim], zone, out, lse);
+  EXPECT_LT(RelativeError({&answers[0].heads[0].out[spec.shape.head_dim], out.size()}, out), 1e-5);
+}
+
+TEST(AttendSpans, AnyZone_IsCoveredOnceInOrder) {
+  for (int64_t rows : {int64_t{0}, int64_t{1}, kAttendSpanRows, kAttendSpanRows + 1,
+                       int64_t{1000000}, int64_t{1} << 24}) {
+    const RowRange zone{7, 7 + rows};
+    const std::vector<RowRange> spans = AttendSpans(zone);
+    EXPECT_LE(static_cast<int64_t>(spans.size()), kAttendMaxSpans);
+    Position at = zone.begin;
+    for (const RowRange& span : spans) {
+      EXPECT_EQ(span.begin, at);
+      EXPECT_GT(span.rows(), 0);
+      at = span.end;
+    }
+    EXPECT_EQ(at, zone.end);
+  }
+}
+
+}  // namespace
+}  // namespace carrel::kvstore

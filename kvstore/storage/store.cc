@@ -153,15 +153,16 @@ class StoreImpl : public Store {
                                                      id.value(), " was not allocated here"));
     }
     ASSIGN_OR_RETURN(const std::string value, EncodeManifest(manifest));
-    if (const auto known = Find(manifest.name()); !absl::IsNotFound(known.status())) {
-      RETURN_IF_ERROR(known.status());
-      return absl::AlreadyExistsError(
-          absl::StrCat("context ", manifest.name(), " exists in store ", db_->folder));
-    }
-    ASSIGN_OR_RETURN(const std::vector<ContextId> ids, ContextsWithFiles(*db_));
-    if (std::binary_search(ids.begin(), ids.end(), id)) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("publish ", manifest.name(), ": context #", id.value(), " is published"));
+    ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+    for (const CatalogEntry& entry : entries) {
+      if (entry.name == manifest.name()) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("context ", manifest.name(), " exists in store ", db_->folder));
+      }
+      if (entry.id == id) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("publish ", manifest.name(), ": context #", id.value(), " is published"));
+      }
     }
     RETURN_IF_ERROR(CheckFiles(sst_files, id));
     return Ingest(id, value, sst_files);

@@ -1,0 +1,370 @@
+#include "kvstore/index/index.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "common/test_util.h"
+#include "kernels/dot_score/dot_score.h"
+#include "kernels/group_score/group_score.h"
+#include "kvstore/index/index_test_util.h"
+
+namespace carrel::kvstore {
+namespace {
+
+using absl::StatusCode;
+
+SearchResult MustSearch(const Index& index, const SearchRequest& request) {
+  SearchScratch scratch;
+  SearchResult result;
+  CARREL_EXPECT_OK(index.Search(request, scratch, result));
+  return result;
+}
+
+std::unique_ptr<Index> MustBuild(const IndexParams& params, const Rows& rows) {
+  auto blob = BuildIndex(params, rows);
+  CARREL_EXPECT_OK(blob);
+  auto index = OpenIndex(params, *std::move(blob), rows);
+  CARREL_EXPECT_OK(index);
+  return *std::move(index);
+}
+
+// The definition: every row scored alone, all rows sorted.
+SearchResult BruteForce(const KeySet& keys, const SearchRequest& request) {
+  const int64_t rows = request.zone.rows();
+  std::vector<float> scores(static_cast<size_t>(request.group * rows));
+  for (int64_t j = 0; j < rows; ++j) {
+    kernels::DotScore(request.queries, request.group, keys.head_dim,
+                      keys.Row(request.zone.begin + j), 1, request.scale, scores.data() + j, rows);
+  }
+  SearchResult result;
+  std::vector<float> best(static_cast<size_t>(rows), -INFINITY);
+  for (int64_t h = 0; h < request.group; ++h) {
+    const float* of_head = scores.data() + h * rows;
+    result.zone_lse.push_back(kernels::LogSumExp(of_head, rows));
+    for (int64_t j = 0; j < rows; ++j) {
+      best[static_cast<size_t>(j)] =
+          std::max(best[static_cast<size_t>(j)], of_head[j] - result.zone_lse.back());
+    }
+  }
+  std::vector<int64_t> order(static_cast<size_t>(rows));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&best](int64_t a, int64_t b) {
+    return best[static_cast<size_t>(a)] > best[static_cast<size_t>(b)];
+  });
+  order.resize(static_cast<size_t>(std::min(rows, request.top_k)));
+  for (const int64_t j : order) result.ids.push_back(request.zone.begin + j);
+  for (int64_t h = 0; h < request.group; ++h) {
+    for (const int64_t j : order)
+      result.scores.push_back(scores[static_cast<size_t>(h * rows + j)]);
+  }
+  return result;
+}
+
+double Recall(const SearchResult& found, const SearchResult& exact) {
+  const std::set<Position> truth(exact.ids.begin(), exact.ids.end());
+  const auto hits = std::count_if(found.ids.begin(), found.ids.end(),
+                                  [&truth](Position id) { return truth.count(id) > 0; });
+  return static_cast<double>(hits) / static_cast<double>(std::max<size_t>(truth.size(), 1));
+}
+
+TEST(IndexParamsTest, ParseIndexKind_RoundTripsAndListsKinds) {
+  EXPECT_EQ(*ParseIndexKind("flat"), IndexKind::kFlat);
+  EXPECT_EQ(*ParseIndexKind("hnsw"), IndexKind::kHnsw);
+  EXPECT_THAT(ParseIndexKind("ivf"),
+              StatusIs(StatusCode::kInvalidArgument, "\"ivf\" is unknown, must be flat or hnsw"));
+}
+
+TEST(IndexParamsTest, ValidateIndexParams_OutOfBounds_NamesFieldValueAndBounds) {
+  const auto check = [](IndexParams params) {
+    params.kind = IndexKind::kHnsw;
+    return ValidateIndexParams(params);
+  };
+  CARREL_EXPECT_OK(check({}));
+  EXPECT_THAT(check({.m = 3}), StatusIs(StatusCode::kInvalidArgument, "m=3, must be 4 .. 64"));
+  EXPECT_THAT(check({.m = 65}), StatusIs(StatusCode::kInvalidArgument, "m=65"));
+  EXPECT_THAT(check({.m = 32, .ef_construction = 31}),
+              StatusIs(StatusCode::kInvalidArgument, "ef_construction=31, must be 32 .. 4096"));
+  EXPECT_THAT(check({.ef_search = 0}),
+              StatusIs(StatusCode::kInvalidArgument, "ef_search=0, must be 1 .. 65536"));
+}
+
+TEST(FlatIndexTest, RandomShapesAndZones_EqualTheDefinitionExactly) {
+  std::mt19937_64 rng(TestSeed());
+  for (int round = 0; round < 60; ++round) {
+    const auto rows = static_cast<int64_t>(rng() % (round % 10 == 0 ? 20000 : 700));
+    const int64_t head_dims[] = {8, 64, 80, 128, 33};
+    const KeySet keys = MakeKeys(rng, rows, head_dims[rng() % 5]);
+    const auto group = static_cast<int64_t>(1 + rng() % 8);
+    const std::vector<float> queries = MakeQueries(rng, keys, group);
+    const auto begin = static_cast<Position>(rng() % static_cast<uint64_t>(rows + 1));
+    const RowRange zone =
+        round % 3 == 0
+            ? RowRange{0, rows}
+            : RowRange{begin, begin + static_cast<Position>(
+                                          rng() % static_cast<uint64_t>(rows - begin + 1))};
+    const int64_t top_ks[] = {0, 1, 17, 128, zone.rows(), zone.rows() + 5};
+    const SearchRequest request{.queries = queries.data(),
+                                .group = group,
+                                .scale = 0.125f,
+                                .zone = zone,
+                                .top_k = top_ks[rng() % 6]};
+    const MemoryContext context(keys, static_cast<int64_t>(1 + rng() % 300));
+    const auto stored = Rows::OpenKeys(context, Layer(0), KvHead(0));
+    CARREL_ASSERT_OK(stored);
+    const SearchResult expected = BruteForce(keys, request);
+    for (const Rows& source : {keys.AsRows(), *stored}) {
+      const SearchResult result = MustSearch(*MustBuild({}, source), request);
+      EXPECT_EQ(result.ids, expected.ids);
+      EXPECT_EQ(result.scores, expected.scores);
+      EXPECT_EQ(result.zone_lse, expected.zone_lse);
+      EXPECT_EQ(result.visited, group * zone.rows());
+    }
+  }
+}
+
+TEST(FlatIndexTest, EqualKeys_TiesGoToTheSmallerId) {
+  KeySet keys{.count = 300, .head_dim = 16, .keys = std::vector<uint16_t>(300 * 16, 0x3f80)};
+  const std::vector<float> queries(16, 1.0f);
+  const SearchResult result =
+      MustSearch(*MustBuild({}, keys.AsRows()),
+                 {.queries = queries.data(), .group = 1, .scale = 1, .zone = {7, 300}, .top_k = 4});
+  EXPECT_THAT(result.ids, testing::ElementsAre(7, 8, 9, 10));
+}
+
+TEST(FlatIndexTest, FlippedBit_InsideTheZoneIsDataLossOutsideIsNot) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 1000, 64);
+  MemoryContext context(keys, 1000);
+  context.value(0)[500 * 128] ^= 1;
+  const auto index = MustBuild({}, *Rows::OpenKeys(context, Layer(0), KvHead(0)));
+  const std::vector<float> queries = MakeQueries(rng, keys, 2);
+  SearchRequest request{
+      .queries = queries.data(), .group = 2, .scale = 1, .zone = {0, 400}, .top_k = 5};
+  EXPECT_EQ(MustSearch(*index, request).ids, BruteForce(keys, request).ids);
+  request.zone = {0, 1000};
+  SearchScratch scratch;
+  SearchResult result;
+  EXPECT_THAT(index->Search(request, scratch, result),
+              StatusIs(StatusCode::kDataLoss, "K rows, layer 0, kv_head 0, segment 0"));
+}
+
+class AnyIndexTest : public testing::TestWithParam<IndexKind> {};
+
+TEST_P(AnyIndexTest, BadRequests_AreInvalidArgumentAndNameTheField) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 100, 16);
+  const std::vector<float> queries = MakeQueries(rng, keys, 1);
+  const auto index = MustBuild({.kind = GetParam()}, keys.AsRows());
+  const auto search = [&](auto edit) {
+    SearchRequest request{
+        .queries = queries.data(), .group = 1, .scale = 1, .zone = {0, 100}, .top_k = 5};
+    edit(request);
+    SearchScratch scratch;
+    SearchResult result;
+    return index->Search(request, scratch, result);
+  };
+  CARREL_EXPECT_OK(search([](SearchRequest&) {}));
+  const auto invalid = StatusCode::kInvalidArgument;
+  EXPECT_THAT(search([](SearchRequest& r) { r.group = 0; }), StatusIs(invalid, "group=0"));
+  EXPECT_THAT(search([](SearchRequest& r) { r.queries = nullptr; }), StatusIs(invalid, "queries"));
+  EXPECT_THAT(search([](SearchRequest& r) { r.scale = 0; }), StatusIs(invalid, "scale=0"));
+  EXPECT_THAT(search([](SearchRequest& r) { r.scale = NAN; }), StatusIs(invalid, "scale=nan"));
+  EXPECT_THAT(search([](SearchRequest& r) { r.top_k = -1; }), StatusIs(invalid, "top_k=-1"));
+  EXPECT_THAT(search([](SearchRequest& r) {
+                r.zone = {0, 101};
+              }),
+              StatusIs(invalid, "zone [0, 101) of 100 rows"));
+  EXPECT_THAT(search([](SearchRequest& r) { r.zone = {5, 4}; }), StatusIs(invalid, "zone [5, 4)"));
+  EXPECT_THAT(search([](SearchRequest& r) { r.ef_search = 65537; }),
+              StatusIs(invalid, "ef_search=65537"));
+}
+
+TEST_P(AnyIndexTest, TopKOfTheWholeZone_ReturnsEveryRowOnceAndExactScores) {
+  std::mt19937_64 rng(TestSeed());
+  for (const int64_t rows : {0, 1, 2, 5, 40, 1500}) {
+    const KeySet keys = MakeKeys(rng, rows, 32);
+    const std::vector<float> queries = MakeQueries(rng, keys, 3);
+    const auto index = MustBuild({.kind = GetParam()}, keys.AsRows());
+    for (const RowRange zone : {RowRange{0, rows}, RowRange{rows / 4, rows - rows / 3}}) {
+      const SearchRequest request{
+          .queries = queries.data(), .group = 3, .scale = 0.2f, .zone = zone, .top_k = rows + 1};
+      const SearchResult result = MustSearch(*index, request);
+      const SearchResult expected = BruteForce(keys, request);
+      EXPECT_EQ(result.ids, expected.ids);
+      EXPECT_EQ(result.scores, expected.scores);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, AnyIndexTest, testing::Values(IndexKind::kFlat, IndexKind::kHnsw),
+                         [](const auto& info) { return std::string(IndexKindName(info.param)); });
+
+TEST(HnswIndexTest, Results_AreUniqueInTheZoneOrderedAndExactlyScored) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 4000, 64);
+  const auto index = MustBuild({.kind = IndexKind::kHnsw, .ef_search = 64}, keys.AsRows());
+  for (int round = 0; round < 20; ++round) {
+    const auto group = static_cast<int64_t>(1 + rng() % 4);
+    const std::vector<float> queries = MakeQueries(rng, keys, group);
+    const auto begin = static_cast<Position>(rng() % 1500);
+    const SearchRequest request{.queries = queries.data(),
+                                .group = group,
+                                .scale = 0.125f,
+                                .zone = {begin, begin + 2000 + static_cast<Position>(rng() % 500)},
+                                .top_k = static_cast<int64_t>(1 + rng() % 100)};
+    const SearchResult result = MustSearch(*index, request);
+    ASSERT_EQ(static_cast<int64_t>(result.ids.size()), request.top_k);
+    EXPECT_EQ(std::set<Position>(result.ids.begin(), result.ids.end()).size(), result.ids.size());
+    EXPECT_TRUE(result.zone_lse.empty());
+    EXPECT_GT(result.visited, 0);
+    for (size_t i = 0; i < result.ids.size(); ++i) {
+      EXPECT_GE(result.ids[i], request.zone.begin);
+      EXPECT_LT(result.ids[i], request.zone.end);
+      for (int64_t h = 0; h < group; ++h) {
+        float score = 0;
+        kernels::DotScore(queries.data() + h * 64, 1, 64, keys.Row(result.ids[i]), 1, request.scale,
+                          &score, 1);
+        EXPECT_EQ(result.scores[static_cast<size_t>(h) * result.ids.size() + i], score);
+      }
+      if (group == 1 && i > 0) {
+        EXPECT_LE(result.scores[i], result.scores[i - 1]);
+      }
+    }
+  }
+}
+
+TEST(HnswIndexTest, Recall_DoesNotFallAsEffortRises) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 6000, 64);
+  const auto index = MustBuild({.kind = IndexKind::kHnsw}, keys.AsRows());
+  constexpr int kRounds = 40;
+  std::vector<double> recalls;
+  for (const int32_t ef : {32, 64, 128, 512, 1400}) {
+    std::mt19937_64 queries_rng(7);
+    double sum = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      const std::vector<float> queries = MakeQueries(queries_rng, keys, 2);
+      const SearchRequest request{.queries = queries.data(),
+                                  .group = 2,
+                                  .scale = 0.125f,
+                                  .zone = {4, 5900},
+                                  .top_k = 32,
+                                  .ef_search = ef};
+      sum += Recall(MustSearch(*index, request), BruteForce(keys, request)) / kRounds;
+    }
+    recalls.push_back(sum);
+    std::cout << "ef_search=" << ef << " recall@32=" << sum << "\n";
+  }
+  // Averaged over 40 queries of 32 rows, one row more or less is noise.
+  for (size_t i = 1; i < recalls.size(); ++i) EXPECT_GE(recalls[i], recalls[i - 1] - 0.005);
+  EXPECT_GT(recalls[2], 0.85);
+  EXPECT_GT(recalls.back(), 0.95);
+}
+
+TEST(HnswIndexTest, Build_Twice_GivesTheSameBytes) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 1500, 32);
+  const IndexParams params{.kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40};
+  const MemoryContext context(keys, 400);
+  const auto first = BuildIndex(params, keys.AsRows());
+  const auto second = BuildIndex(params, *Rows::OpenKeys(context, Layer(0), KvHead(0)));
+  CARREL_ASSERT_OK(first);
+  CARREL_ASSERT_OK(second);
+  EXPECT_TRUE(*first == *second);
+  EXPECT_LT(first->size(), 64u + 1500 * (8 * 8 + 12));
+}
+
+TEST(HnswIndexTest, Search_FromManyThreads_EqualsAlone) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 3000, 32);
+  const MemoryContext context(keys, 512);
+  const IndexParams params{
+      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .ef_search = 50};
+  const auto blob = *BuildIndex(params, keys.AsRows());
+  const auto alone = *OpenIndex(params, blob, keys.AsRows());
+  const auto shared = *OpenIndex(params, blob, *Rows::OpenKeys(context, Layer(0), KvHead(0)));
+  std::vector<std::thread> threads;
+  std::atomic<int> different = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, seed = rng()] {
+      std::mt19937_64 own(seed);
+      SearchScratch scratch;
+      SearchResult result;
+      for (int i = 0; i < 20; ++i) {
+        const std::vector<float> queries = MakeQueries(own, keys, 2);
+        const SearchRequest request{
+            .queries = queries.data(), .group = 2, .scale = 1, .zone = {10, 2990}, .top_k = 20};
+        SearchScratch fresh;
+        SearchResult expected;
+        if (!shared->Search(request, scratch, result).ok() ||
+            !alone->Search(request, fresh, expected).ok() || result.ids != expected.ids ||
+            result.scores != expected.scores) {
+          ++different;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(different, 0);
+}
+
+TEST(HnswIndexTest, FlippedBits_InTouchedRows_AreDataLoss) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 4000, 64);
+  const IndexParams params{
+      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .ef_search = 32};
+  const auto blob = *BuildIndex(params, keys.AsRows());
+  const std::vector<float> queries = MakeQueries(rng, keys, 1);
+  const SearchRequest request{
+      .queries = queries.data(), .group = 1, .scale = 1, .zone = {0, 4000}, .top_k = 10};
+  const SearchResult intact = MustSearch(**OpenIndex(params, blob, keys.AsRows()), request);
+  MemoryContext context(keys, 4096);
+  context.value(0)[static_cast<size_t>(intact.ids[0]) * 128 + 5] ^= 16;
+  const auto rows = Rows::OpenKeys(context, Layer(0), KvHead(0));
+  CARREL_ASSERT_OK(rows);
+  const auto index = OpenIndex(params, blob, *rows);
+  SearchScratch scratch;
+  SearchResult result;
+  // The row may be one that opening already looks at.
+  EXPECT_THAT(index.ok() ? (*index)->Search(request, scratch, result) : index.status(),
+              StatusIs(StatusCode::kDataLoss, "K rows, layer 0, kv_head 0, segment 0"));
+  EXPECT_THAT(BuildIndex(params, *rows), StatusIs(StatusCode::kDataLoss, "segment 0"));
+}
+
+TEST(HnswIndexTest, Open_OverOtherRowsOrParams_IsRefused) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 500, 32);
+  const KeySet others = MakeKeys(rng, 500, 32);
+  const KeySet more = MakeKeys(rng, 501, 32);
+  IndexParams params{.kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40};
+  const auto blob = *BuildIndex(params, keys.AsRows());
+  CARREL_EXPECT_OK(OpenIndex(params, blob, keys.AsRows()));
+  EXPECT_THAT(OpenIndex(params, blob, others.AsRows()),
+              StatusIs(StatusCode::kDataLoss, "over other rows"));
+  EXPECT_THAT(OpenIndex(params, blob, more.AsRows()),
+              StatusIs(StatusCode::kInvalidArgument, "500 rows of 32, not 501 of 32"));
+  params.m = 16;
+  EXPECT_THAT(OpenIndex(params, blob, keys.AsRows()),
+              StatusIs(StatusCode::kInvalidArgument, "m=8 ef_construction=40, not m=16"));
+  EXPECT_THAT(OpenIndex({}, blob, keys.AsRows()),
+              StatusIs(StatusCode::kInvalidArgument, "flat has no blob"));
+}
+
+TEST(HnswIndexTest, Open_TruncatedBlob_IsDataLoss) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 60, 16);
+  const IndexParams params{.kind = IndexKind::kHnsw, .m = 4, .ef_construction = 20};
+  const auto blob = *BuildIndex(params, keys.AsRows());
+  for (size_t size = 0; size < blob.size(); size += size < 70 ? 1 : 13) {
+    EXPECT_THAT(OpenIndex(params, blob.substr(0, size), keys.AsRows()),
+                StatusIs(StatusCode::kDataLoss, "hnsw blob"));
+  }
+  EXPECT_THAT(OpenIndex(params, blob + "1234", keys.AsRows()),
+              StatusIs(StatusCode::kDataLoss, "header makes"));
+}
+
+}  // namespace
+}  // namespace carrel::kvstore

@@ -27,6 +27,15 @@ TEST(Pretokenizer, Gpt2Pattern_Text_SplitsAsGpt2) {
   EXPECT_THAT(Split(gpt2, ""), ElementsAre());
 }
 
+TEST(Pretokenizer, TekkenPattern_Text_SplitsAtCaseAndDigits) {
+  const std::string pattern =
+      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
+      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
+      R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  EXPECT_THAT(Split({{.pattern = pattern}}, "HelloWorld fooBAR 42 //\n"),
+              ElementsAre("Hello", "World", " foo", "BAR", " ", "4", "2", " //\n"));
+}
+
 TEST(Pretokenizer, Gpt2Pattern_PrefixSpace_IsPutBeforeFirstPiece) {
   const std::vector<PretokenStep> steps = {{.kind = Kind::kPrefixSpace}, {.pattern = kGpt2Pattern}};
   EXPECT_THAT(Split(steps, "a b"), ElementsAre(" a", " b"));

@@ -1,7 +1,7 @@
 // What:   config.json of a Hugging Face checkpoint, reduced to what the forward pass needs. What is
 //         not understood is refused by name.
-// Source: the config classes of transformers (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config),
-//         their defaults included; but the sizes that transformers always writes must be there.
+// Source: the config classes of transformers (LlamaConfig, MistralConfig, Qwen2Config,
+//         Qwen3Config), their defaults included; but the sizes that it always writes must be there.
 // Errors: NotFound no config.json; InvalidArgument malformed or inconsistent (names field, value,
 //         bound); Unimplemented an architecture, activation, rope type or sliding window that we do
 //         not run (names it).

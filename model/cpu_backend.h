@@ -1,12 +1,12 @@
 // What:      the CPU backend: weights stay mapped in the checkpoint's dtype and are widened as they
 //            are used; fp32 arithmetic.
-// Errors:    Load: NotFound; InvalidArgument a tensor that is absent, has another shape or dtype than
-//            config.json implies (names tensor, found, expected), or is not part of the model.
+// Errors:    Load: NotFound; InvalidArgument a tensor that is absent, has another shape or dtype
+//            than config.json implies (names tensor, found, expected), or is not part of the model.
 // Threads:   the pool's workers and the caller share the work in units that do not depend on their
 //            number: results are the same bits for any pool. The pool may be null (the caller works
 //            alone), may be shared with others, and must outlive the backend.
-// Cost:      scratch of 256 tokens x (hidden_size + 2 intermediate_size) floats per thread, whatever
-//            n; nothing is allocated in steady state.
+// Cost:      scratch of 256 tokens x (hidden_size + 2 intermediate_size) floats per thread,
+//            whatever n; nothing is allocated in steady state.
 #pragma once
 
 #include <memory>

@@ -3,9 +3,9 @@
 // Source:    the safetensors format: u64 header length, JSON header, data; see docs/formats.md.
 // Edge:      as its reference reader has it, every byte of the data belongs to exactly one tensor.
 // Errors:    NotFound no such file or tensor; InvalidArgument a bad header, overlapping or
-//            out-of-range offsets, a truncated file, an unknown dtype, a tensor that occurs twice, an
-//            index and shards that disagree. Every message names file and tensor.
-// Ownership: a TensorView points into the mapping and lives as long as the Safetensors it came from.
+//            out-of-range offsets, a truncated file, an unknown dtype, a tensor that occurs twice,
+//            an index and shards that disagree. Every message names file and tensor.
+// Ownership: a TensorView points into the mapping and lives as long as the Safetensors it is from.
 // Threads:   immutable once open.
 #pragma once
 

@@ -53,7 +53,9 @@ bool Prefill(const std::string& folder, const std::string& document, bool hnsw) 
   if (absl::IsNotFound(tokens.status())) return false;
   CARREL_EXPECT_OK(tokens);
   CARREL_EXPECT_OK(testing_world::PrefillContext(folder, "flat", *tokens, Kind(kvstore::IndexKind::kFlat)));
-  if (hnsw) CARREL_EXPECT_OK(testing_world::PrefillContext(folder, "hnsw", *tokens, Kind(kvstore::IndexKind::kHnsw)));
+  if (hnsw) {
+    CARREL_EXPECT_OK(testing_world::PrefillContext(folder, "hnsw", *tokens, Kind(kvstore::IndexKind::kHnsw)));
+  }
   return true;
 }
 

@@ -77,6 +77,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   return decoder;
 }
 
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool) {
+  constexpr int64_t kBlockTokens = 256;
+  std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, RetrievalConfig(), pool));
+  decoder->max_block_ = kBlockTokens;
+  ASSIGN_OR_RETURN(decoder->attention_,
+                   RetrievalAttention::Create(decoder->config_, checkpoint.config.shape, v1::OpenReply(), /*client=*/nullptr, pool));
+  return decoder;
+}
+
 absl::Status Decoder::Forward(absl::Span<const TokenId> tokens, Position first_position) {
   const model::ModelConfig& config = checkpoint_.config;
   const int64_t n = static_cast<int64_t>(tokens.size());

@@ -45,6 +45,8 @@ class Decoder {
   // Opens the context on a connected client and fetches sink and local rows.
   static absl::StatusOr<std::unique_ptr<Decoder>> Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
                                                        const std::string& context, const RetrievalConfig& config, ThreadPool* pool);
+  // Without a context: the model alone, dense attention over the prompt and what follows it.
+  static absl::StatusOr<std::unique_ptr<Decoder>> OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool);
   ~Decoder();
 
   // Continues the document with the prompt; each call starts from the document anew.
@@ -67,7 +69,7 @@ class Decoder {
   ThreadPool* const pool_;
   int64_t context_tokens_ = 0;
   int64_t max_block_ = 1;  // tokens per pass: what one Query may carry
-  std::unique_ptr<StoreClient> client_;
+  std::unique_ptr<StoreClient> client_;  // null: the model alone
   std::unique_ptr<model::Backend> backend_;
   std::unique_ptr<RetrievalAttention> attention_;
   std::vector<float> hidden_, approximate_q_;

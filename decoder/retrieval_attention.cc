@@ -109,8 +109,10 @@ void RetrievalAttention::StartSequence() {
 Statistics RetrievalAttention::statistics() const {
   Statistics statistics;
   statistics.layers = layer_statistics_;
-  statistics.bytes_sent = client_->bytes_sent();
-  statistics.bytes_received = client_->bytes_received();
+  if (client_ != nullptr) {
+    statistics.bytes_sent = client_->bytes_sent();
+    statistics.bytes_received = client_->bytes_received();
+  }
   statistics.window_bytes = window_.bytes();
   return statistics;
 }

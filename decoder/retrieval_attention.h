@@ -21,7 +21,7 @@ class Zone;
 
 class RetrievalAttention : public model::Attention {
  public:
-  // client is open; `opened` is its reply. Fetches sink and local rows before it returns.
+  // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a context: a null client and an empty reply.
   static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(const RetrievalConfig& config, const AttentionShape& shape,
                                                                     const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool);
   ~RetrievalAttention() override;

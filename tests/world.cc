@@ -120,6 +120,12 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Connect(const 
   return opened;
 }
 
+absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::ModelOnly() {
+  std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
+  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::OpenModelOnly(DemoCheckpoint(), Pool()));
+  return opened;
+}
+
 absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(decoder::Decoder& decoder, const std::vector<Question>& questions) {
   std::vector<std::vector<TokenId>> answers;
   for (const Question& question : questions) {

@@ -40,6 +40,7 @@ class EmbeddedDecoder {
   // The same over a server.
   static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Connect(const std::string& address, const std::string& context,
                                                                   const decoder::RetrievalConfig& config);
+  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> ModelOnly();
   ~EmbeddedDecoder();
   decoder::Decoder* operator->() { return decoder_.get(); }
 

@@ -113,7 +113,7 @@ void AddAsk(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<AskFlags>();
   CLI::App& command = *app.add_subcommand("ask", "Continue a context's document with a prompt and print what the model says");
   command.add_option("PROMPT", flags->prompt, "text that follows the document, as it is");
-  flags->retrieval.Declare(command);
+  flags->retrieval.Declare(command, /*context_required=*/false);
   command.add_option("--prompt-tokens", flags->prompt_tokens, "token ids instead of PROMPT: a JSON array");
   command.add_option("--logits", flags->logits, "write the logits of every prompt and generated position to this safetensors file");
   command.add_flag("--stats", flags->stats, "measure and print retrieval per layer (asks the store exactly beside every query)");

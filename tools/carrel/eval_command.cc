@@ -92,7 +92,7 @@ absl::Status RunEval(EvalFlags& flags) {
 void AddEval(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App& command = *app.add_subcommand("eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
-  flags->retrieval.Declare(command);
+  flags->retrieval.Declare(command, /*context_required=*/true);
   command.add_option("--questions", flags->questions, "one JSON object a line: prompt, answer, maybe dense_ids")->required();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");

@@ -7,9 +7,11 @@
 
 namespace carrel::tools {
 
-void RetrievalFlags::Declare(CLI::App& command) {
+void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command.add_option("--model", model_dir, "folder of the Hugging Face checkpoint that computed the context")->required();
-  command.add_option("--context", context, "name of the context")->required();
+  CLI::Option& context_option = *command.add_option(
+      "--context", context, context_required ? "name of the context" : "name of the context; without one the model sees the prompt alone");
+  if (context_required) context_option.required();
   store.Declare(command);
   command.add_option("--top-k", top_k, "rows attended per KV head and token, or \"all\"")->capture_default_str();
   command.add_option("--dense-layers", config.dense_layers, "the first layers attend to every row")->capture_default_str();
@@ -34,7 +36,9 @@ absl::Status RetrievalFlags::Resolve() {
   ASSIGN_OR_RETURN(config.prefetch, decoder::ParsePrefetch(prefetch));
   ASSIGN_OR_RETURN(config.want, decoder::ParseWant(want));
   ASSIGN_OR_RETURN(threads, ResolveThreads(threads));
-  return store.Validate();
+  if (!context.empty()) return store.Validate();
+  if (store.folder.empty() && store.server.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError("--store or --server without --context: name the context");
 }
 
 absl::StatusOr<int> ResolveThreads(int threads) {
@@ -47,6 +51,10 @@ absl::StatusOr<int> ResolveThreads(int threads) {
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
   ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
+  if (flags.context.empty()) {
+    ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(open->checkpoint_, &open->pool_));
+    return open;
+  }
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
   ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, flags.config, &open->pool_));

@@ -30,7 +30,8 @@ struct RetrievalFlags {
   int64_t max_tokens = 64;
   decoder::SamplingConfig sampling;
 
-  void Declare(CLI::App& command);
+  // context_required: otherwise a command may run the model alone, without a store.
+  void Declare(CLI::App& command, bool context_required);
   absl::Status Resolve();  // texts into config
 };
 

@@ -26,10 +26,11 @@ std::string String(const grpc::ByteBuffer& buffer) {
   return bytes;
 }
 
+// Null if the operation failed.
 void* Await(grpc::CompletionQueue& queue) {
   void* tag = nullptr;
   bool ok = false;
-  return queue.Next(&tag, &ok) && ok ? tag : nullptr;
+  return queue.Next(&tag, &ok) && ok ? &queue : nullptr;
 }
 
 void AppendFloats(const v1::Tensor& tensor, std::vector<float>& to) {
@@ -156,6 +157,30 @@ std::vector<CollectedHead> CollectWire(const Parts& parts, int64_t tokens, int64
     }
   }
   return heads;
+}
+
+grpc::Status SendRaw(const std::shared_ptr<grpc::Channel>& channel,
+                     const std::vector<std::string>& messages) {
+  grpc::GenericStub stub(channel);
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  const auto call = stub.PrepareCall(&context, "/carrel.v1.RetrievalService/Session", &queue);
+  call->StartCall(&queue);
+  Await(queue);
+  for (const std::string& message : messages) {
+    call->Write(Bytes(message), &queue);
+    if (Await(queue) == nullptr) break;
+  }
+  call->WritesDone(&queue);
+  Await(queue);
+  do {
+    grpc::ByteBuffer reply;
+    call->Read(&reply, &queue);
+  } while (Await(queue) != nullptr);
+  grpc::Status status;
+  call->Finish(&status, &queue);
+  Await(queue);
+  return status;
 }
 
 std::string HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {

@@ -51,6 +51,10 @@ class WireSession {
 // What Collect gives for the engine's reply.
 std::vector<CollectedHead> CollectWire(const Parts& parts, int64_t tokens, int64_t kv_heads);
 
+// Sends messages of any bytes over one Session stream, closes it and waits for its end.
+grpc::Status SendRaw(const std::shared_ptr<grpc::Channel>& channel,
+                     const std::vector<std::string>& messages);
+
 // SERVING, NOT_SERVING, or what else the call said.
 std::string HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service);
 // The raw answer to list_services, which holds their names.

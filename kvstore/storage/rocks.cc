@@ -72,7 +72,9 @@ absl::Status FromRocks(const rocksdb::Status& status, absl::string_view what) {
       absl::StrContains(text, "Read-only file system")) {
     return absl::PermissionDeniedError(message);
   }
-  if (status.IsIOError() && absl::StrContains(text, "No such file or directory")) {
+  // A file that is gone, or one whose index leads beyond its end.
+  if (status.IsIOError() && (absl::StrContains(text, "No such file or directory") ||
+                             absl::StrContains(text, "larger than file length"))) {
     return absl::DataLossError(message);
   }
   if (status.IsInvalidArgument()) return absl::InvalidArgumentError(message);

@@ -185,21 +185,22 @@ class StoreImpl : public Store {
   }
 
   // Also finds a context that cannot be read: its entry says why. NotFound if there is none of the
-  // name, DataLoss if that cannot be told because a manifest is damaged.
+  // name, DataLoss if that cannot be told because a manifest cannot be read.
   absl::StatusOr<CatalogEntry> Find(const std::string& name) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     std::string damaged;
     for (CatalogEntry& entry : entries) {
       if (entry.hidden) continue;
       if (entry.name == name) return std::move(entry);
-      if (absl::IsDataLoss(entry.manifest.status())) {
+      // Of another format version the name is known all the same.
+      if (!entry.manifest.ok() && !absl::IsFailedPrecondition(entry.manifest.status())) {
         absl::StrAppend(&damaged, damaged.empty() ? "" : "; ", entry.manifest.status().message());
       }
     }
     const std::string message = absl::StrCat("context ", name, " is not in store ", db_->folder);
     if (damaged.empty()) return absl::NotFoundError(message);
     return absl::DataLossError(
-        absl::StrCat(message, ", unless its manifest is a damaged one: ", damaged));
+        absl::StrCat(message, ", unless its manifest is one that cannot be read: ", damaged));
   }
 
   // One atomic edit of RocksDB's own manifest makes layers and manifest visible.

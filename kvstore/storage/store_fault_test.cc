@@ -400,6 +400,8 @@ TEST(RocksTest, FromRocks_GivesTheCodeOfTheCause) {
             StatusCode::kResourceExhausted);
   EXPECT_EQ(code(Status::Corruption("block checksum mismatch")), StatusCode::kDataLoss);
   EXPECT_EQ(code(Status::PathNotFound()), StatusCode::kDataLoss);
+  EXPECT_EQ(code(Status::IOError("While mmap read offset 9 larger than file length 5", "/x")),
+            StatusCode::kDataLoss);
   EXPECT_EQ(code(Status::IOError("open", "Permission denied")), StatusCode::kPermissionDenied);
   EXPECT_EQ(code(Status::IOError("read", "Input/output error")), StatusCode::kUnavailable);
   EXPECT_EQ(FromRocks(Status::Corruption("why"), "store /s").message(),

@@ -251,7 +251,8 @@ TEST_F(BadStoreTest, SegmentFile_TruncatedOrMissing_IsDataLossAndNoCrash) {
   ASSERT_THAT(Carrel(Prefill("hurt")), Succeeds());
   const std::string dump = path("rows.safetensors");
   ASSERT_THAT(Carrel({"inspect", "hurt", "--store", store_, "--rows", dump}), Succeeds());
-  const absl::string_view row = TensorFile::Read(dump).Tensor("v.5").substr(0, 128);
+  const TensorFile rows = TensorFile::Read(dump);
+  const absl::string_view row = rows.Tensor("v.5").substr(0, 128);
   const Place place = FindBytes(store_, row);
   ASSERT_NE(place.offset, -1);
   const std::string whole = ReadBytes(place.file);

@@ -31,9 +31,8 @@ int main(int argc, char** argv) {
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddContexts(app, chosen);
   try {
-    if (argc > 1 && argv[1][0] != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr) {
-      throw CLI::ExtrasError({argv[1]});
-    }
+    const auto known = app.get_subcommands([&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; });
+    if (argc > 1 && argv[1][0] != '-' && known.empty()) throw CLI::ExtrasError({argv[1]});
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;

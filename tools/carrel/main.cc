@@ -3,10 +3,12 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "common/version.h"
 #include "tools/carrel/commands.h"
 
@@ -38,8 +40,10 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   absl::Status status = chosen();
+  errno = 0;
   if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
-    status = absl::UnavailableError("standard output could not be written");
+    if (errno == EPIPE) return 1;  // the reader has what it wanted
+    status = carrel::ErrnoStatus(errno, "write standard output");
   }
   if (status.ok()) return 0;
   std::fprintf(stderr, "carrel: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(), std::string(status.message()).c_str());

@@ -62,6 +62,18 @@ absl::Status WriteAndSync(const std::string& path, std::initializer_list<absl::s
 
 }  // namespace
 
+absl::Status ProbeRoom(const std::string& path, int64_t offset, int64_t bytes) {
+  const std::string probe = path + ".room";
+  const int fd = open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", probe));
+  int error = fallocate(fd, 0, offset, bytes) == 0 ? 0 : errno;
+  if (error == EOPNOTSUPP || error == EINTR) error = 0;  // nothing learnt
+  close(fd);
+  unlink(probe.c_str());
+  if (error == 0) return absl::OkStatus();
+  return ErrnoStatus(error, absl::StrCat(path, ": room for ", bytes, " bytes at ", offset));
+}
+
 absl::Status WriteFileAtomically(const std::string& path, std::initializer_list<absl::string_view> pieces) {
   const std::string temporary = path + ".tmp";
   if (absl::Status status = WriteAndSync(temporary, pieces); !status.ok()) {

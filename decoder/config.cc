@@ -26,8 +26,8 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   if (config.dense_layers < 0 || config.dense_layers > layers) {
     return OutOfRange("dense_layers", config.dense_layers, absl::StrCat("[0, ", layers, "]"));
   }
-  if (config.sink < 0) return OutOfRange("sink", static_cast<double>(config.sink), "[0, tokens of the context]");
-  if (config.local < 0) return OutOfRange("local", static_cast<double>(config.local), "[0, tokens of the context]");
+  if (config.sink < 0) return OutOfRange("sink", static_cast<double>(config.sink), "[0, infinity)");
+  if (config.local < 0) return OutOfRange("local", static_cast<double>(config.local), "[0, infinity)");
   if (!(config.oversample >= 1 && config.oversample <= 16)) return OutOfRange("oversample", config.oversample, "[1, 16]");
   if (!(config.verified_hit_rate >= 0 && config.verified_hit_rate <= 1)) {
     return OutOfRange("verified_hit_rate", config.verified_hit_rate, "[0, 1]");

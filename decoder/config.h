@@ -20,8 +20,8 @@ inline constexpr int64_t kAllRows = -1;  // a top_k: every row of the zone
 struct RetrievalConfig {
   int64_t top_k = 128;       // rows of the zone attended per KV head and token; >= 1, at most the context's tokens; kAllRows: all
   int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and the demo model loses answers without; 0 .. layers
-  int64_t sink = 4;          // first rows of the context that the decoder holds; >= 0
-  int64_t local = 64;        // last rows of the context that the decoder holds; >= 0
+  int64_t sink = 4;          // first rows of the context that the decoder holds; >= 0, at most what there is
+  int64_t local = 64;        // last rows of the context that the decoder holds; >= 0, at most what there is
   Budget budget = Budget::kUniform;
   Prefetch prefetch = Prefetch::kOff;
   Want want = Want::kAttend;     // ATTEND sends least

@@ -13,7 +13,7 @@ TEST(ThresholdTest, LeastCosineWhoseSamplesReachTheWantedMean_IsTheThreshold) {
   threshold.Add(0.95, 0.9);
   threshold.Add(0.90, 0.5);
   EXPECT_EQ(threshold.value(0.95), 0.95);
-  EXPECT_EQ(threshold.value(0.8), 0.90);
+  EXPECT_EQ(threshold.value(0.75), 0.90);
   EXPECT_EQ(threshold.value(1.0), 0.99);
   threshold.Add(0.80, 1.0);  // the mean of all four is 0.85
   EXPECT_EQ(threshold.value(0.95), 0.95);

@@ -32,7 +32,7 @@ struct ContiguousRows {
     return static_cast<const uint8_t*>(data) + j * dim * E::kBytes;
   }
   // The hardware sees the stream by itself.
-  void Prefetch(int64_t, int64_t) const {}
+  void Prefetch(int64_t, int64_t, int64_t, int64_t) const {}
 };
 
 template <class E>
@@ -41,18 +41,19 @@ struct ScatteredRows {
   const void* const* rows;
   int64_t dim;
   const uint8_t* Row(int64_t j) const { return static_cast<const uint8_t*>(rows[j]); }
-  // Asks for row j if it is one of `count`.
-  void Prefetch(int64_t j, int64_t count) const {
+  // Asks for every `step`-th cache line of row j from line `first` on, if there is a row j.
+  void Prefetch(int64_t j, int64_t count, int64_t first, int64_t step) const {
     if (j >= count) return;
     const uint8_t* row = Row(j);
     const int64_t bytes = dim * E::kBytes;
-    for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(row + b);
-    hwy::Prefetch(row + bytes - 1);
+    for (int64_t b = first * 64; b < bytes; b += step * 64) hwy::Prefetch(row + b);
+    if (first == 0) hwy::Prefetch(row + bytes - 1);  // a row that is not aligned ends a line later
   }
 };
 
-// Rows are asked for this far ahead: about the latency of memory over the time that a row takes.
-inline constexpr int64_t kPrefetchRows = 16;
+// ScoreRows asks for rows this far ahead: more than the latency of memory over the time that a row
+// takes, and less than the L1 cache holds.
+inline constexpr int64_t kPrefetchRows = 48;
 
 struct FourVecs {
   FloatVec v0, v1, v2, v3;
@@ -105,7 +106,7 @@ HWY_INLINE void ScoreRows(const Rows& rows, int64_t count, int64_t dim, const fl
     const uint8_t* const row[4] = {rows.Row(j), rows.Row(std::min(j + 1, last)),
                                    rows.Row(std::min(j + 2, last)),
                                    rows.Row(std::min(j + 3, last))};
-    for (int64_t i = 0; i < 4; ++i) rows.Prefetch(j + i + kPrefetchRows, count);
+    for (int64_t i = 0; i < 4; ++i) rows.Prefetch(j + i + kPrefetchRows, count, 0, 1);
     int64_t h = 0;
     const auto run = [&](auto heads) HWY_ATTR {
       ScoreFourRows<E>(row, dim, x + h * x_stride, x_stride, scale, real, out + h * out_stride + j,
@@ -123,23 +124,30 @@ HWY_INLINE void AddTo(FloatTag d, FloatVec v, float* out) {
   hn::StoreU(hn::Add(hn::LoadU(d, out), v), d, out);
 }
 
+// Rows [begin, end) of `count`, passed over several times; meanwhile pass `index` of `passes` asks
+// for its share of the lines of the rows that come next.
+struct RowPass {
+  int64_t begin, end, count;
+  int64_t index = 0, passes = 1;
+};
+
 // Four vectors' width of columns from c on.
 template <class Rows, size_t... kH>
-HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int64_t total,
-                               int64_t c, bool prefetch, const float* weights,
-                               int64_t weight_stride, float* out, int64_t out_stride,
-                               std::index_sequence<kH...>) {
+HWY_INLINE void AddWideColumns(const Rows& rows, const RowPass& pass, int64_t c,
+                               const float* weights, int64_t weight_stride, float* out,
+                               int64_t out_stride, std::index_sequence<kH...>) {
   using E = typename Rows::Element;
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const FloatVec zero = hn::Zero(d);
   FourVecs sums[sizeof...(kH)] = {((void)kH, FourVecs{zero, zero, zero, zero})...};
-  for (int64_t j = begin; j < end; ++j) {
-    if (prefetch) rows.Prefetch(j + kPrefetchRows, total);
+  const int64_t ahead = pass.end - pass.begin;
+  for (int64_t j = pass.begin; j < pass.end; ++j) {
+    rows.Prefetch(j + ahead, pass.count, pass.index, pass.passes);
     const uint8_t* row = rows.Row(j);
     const FourVecs columns{E::Load(d, row, c), E::Load(d, row, c + lanes),
                            E::Load(d, row, c + 2 * lanes), E::Load(d, row, c + 3 * lanes)};
-    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - begin]), columns, sums[kH]), ...);
+    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - pass.begin]), columns, sums[kH]), ...);
   }
   (AddTo(d, sums[kH].v0, out + kH * out_stride + c), ...);
   (AddTo(d, sums[kH].v1, out + kH * out_stride + c + lanes), ...);
@@ -149,16 +157,16 @@ HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int
 
 // `width` <= Lanes columns from c on.
 template <class Rows>
-HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
-                                 int64_t width, const float* weights, float* out) {
+HWY_INLINE void AddNarrowColumns(const Rows& rows, const RowPass& pass, int64_t c, int64_t width,
+                                 const float* weights, float* out) {
   using E = typename Rows::Element;
   const FloatTag d;
   const bool whole = width == static_cast<int64_t>(hn::Lanes(d));
   FloatVec sum = hn::Zero(d);
-  for (int64_t j = begin; j < end; ++j) {
+  for (int64_t j = pass.begin; j < pass.end; ++j) {
     const FloatVec column =
         whole ? E::Load(d, rows.Row(j), c) : E::LoadPartial(d, rows.Row(j), c, width);
-    sum = hn::MulAdd(hn::Set(d, weights[j - begin]), column, sum);
+    sum = hn::MulAdd(hn::Set(d, weights[j - pass.begin]), column, sum);
   }
   if (whole) {
     AddTo(d, sum, out + c);
@@ -167,18 +175,22 @@ HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, i
   }
 }
 
-// Rows [begin, end) of `total`; weights[h * weight_stride + j - begin].
+// Rows [begin, end) of `count`; weights[h * weight_stride + j - begin].
 template <class Rows>
-HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, int64_t total,
+HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, int64_t count,
                                 int64_t dim, const float* weights, int64_t vectors,
                                 int64_t weight_stride, float* out, int64_t out_stride) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(FloatTag()));
+  const int64_t passes_of_heads = vectors / kRowVectors + (vectors % kRowVectors) / 2 + vectors % 2;
+  RowPass pass{.begin = begin, .end = end, .count = count};
+  pass.passes = std::max<int64_t>(1, dim / (4 * lanes) * passes_of_heads);
   int64_t c = 0;
   for (; c + 4 * lanes <= dim; c += 4 * lanes) {
     int64_t h = 0;
     const auto run = [&](auto heads) HWY_ATTR {
-      AddWideColumns(rows, begin, end, total, c, c == 0 && h == 0, weights + h * weight_stride,
-                     weight_stride, out + h * out_stride, out_stride, heads);
+      AddWideColumns(rows, pass, c, weights + h * weight_stride, weight_stride,
+                     out + h * out_stride, out_stride, heads);
+      ++pass.index;
     };
     for (; h + kRowVectors <= vectors; h += kRowVectors) {
       run(std::make_index_sequence<kRowVectors>());
@@ -188,7 +200,7 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
   }
   for (; c < dim; c += lanes) {
     for (int64_t h = 0; h < vectors; ++h) {
-      AddNarrowColumns(rows, begin, end, c, std::min(lanes, dim - c), weights + h * weight_stride,
+      AddNarrowColumns(rows, pass, c, std::min(lanes, dim - c), weights + h * weight_stride,
                        out + h * out_stride);
     }
   }

@@ -1,7 +1,7 @@
 // What:   maxima and sums of exponentials of scores, and attention from scores over rows that lie
 //         anywhere.
 // Math:   AttendRows: out[h] = sum_j softmax_j(scores[h, j]) row[j];  lse[h] = ln sum_j
-//         exp(scores[h, j]). The exponentials are fp32; sums over more than kSoftmaxBlock are fp64.
+//         exp(scores[h, j]). The exponentials are fp32; sums over more than kSumBlock are fp64.
 // Edge:   no scores, or all -inf: out = 0, lse = -inf.
 #if defined(CARREL_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CARREL_KERNELS_SOFTMAX_INL_H_
@@ -18,7 +18,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-inline constexpr int64_t kSoftmaxBlock = 256;
+// Terms summed in fp32 before the sum goes on in fp64.
+inline constexpr int64_t kSumBlock = 256;
+
+// Rows that AttendRows weighs at a time: they and the next ones, asked for meanwhile, fit the L1
+// cache.
+inline constexpr int64_t kRowBlock = 64;
 
 // -inf for none.
 HWY_INLINE float MaxOf(const float* x, int64_t count) {
@@ -38,7 +43,7 @@ HWY_INLINE float MaxOf(const float* x, int64_t count) {
   return max;
 }
 
-// sum_j exp(x[j] - shift) over at most kSoftmaxBlock scores; the terms go to `terms` unless null.
+// sum_j exp(x[j] - shift) over at most kSumBlock scores; the terms go to `terms` unless null.
 HWY_INLINE float ExpSum(const float* x, int64_t count, float shift, float* terms) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -73,17 +78,21 @@ inline constexpr int64_t kHeadsPerPass = 16;
 template <class Rows>
 HWY_INLINE void AttendHeads(const Rows& rows, int64_t count, int64_t dim, const float* scores,
                             int64_t score_stride, int64_t heads, float* out, float* lse) {
-  float weights[kHeadsPerPass * kSoftmaxBlock];
+  float weights[kHeadsPerPass * kRowBlock];
   float shift[kHeadsPerPass];
   double sum[kHeadsPerPass] = {};
   for (int64_t h = 0; h < heads; ++h) shift[h] = SoftmaxShift(scores + h * score_stride, count);
   std::fill_n(out, heads * dim, 0.0f);
-  for (int64_t j = 0; j < count; j += kSoftmaxBlock) {
-    const int64_t block = std::min(kSoftmaxBlock, count - j);
+  for (int64_t j = 0; j < count; j += kRowBlock) {
+    const int64_t block = std::min(kRowBlock, count - j);
     for (int64_t h = 0; h < heads; ++h) {
-      sum[h] += ExpSum(scores + h * score_stride + j, block, shift[h], weights + h * kSoftmaxBlock);
+      const float* at = scores + h * score_stride + j;
+      // Many streams in short runs, which the hardware does not foresee.
+      const int64_t later = std::min(2 * kRowBlock, count - j);
+      for (int64_t i = kRowBlock; i < later; i += 16) hwy::Prefetch(at + i);
+      sum[h] += ExpSum(at, block, shift[h], weights + h * kRowBlock);
     }
-    AddWeightedRows(rows, j, j + block, count, dim, weights, heads, kSoftmaxBlock, out, dim);
+    AddWeightedRows(rows, j, j + block, count, dim, weights, heads, kRowBlock, out, dim);
   }
   for (int64_t h = 0; h < heads; ++h) {
     lse[h] = static_cast<float>(shift[h] + std::log(sum[h]));

@@ -1,7 +1,7 @@
 // What:   the fence around libsentencepiece, which stands in a module of its own, loaded when a
 //         tokenizer.model is: Debian's library exports the protobuf runtime that is built into it,
 //         and a program that links it beside libprotobuf crashes when it starts
-//         (docs/decisions/011). Its header also defines absl::string_view as std::string_view, so
+//         (docs/decisions/013). Its header also defines absl::string_view as std::string_view, so
 //         this one speaks std only.
 // Errors: false or nullptr, and what the library says in *error.
 // Threads: immutable once loaded, reentrant.

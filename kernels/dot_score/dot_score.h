@@ -1,10 +1,10 @@
 // What:   exact inner products of a group's queries with bf16 rows.
 // Math:   scores[h, j] = scale * <q[h], k[j]>, fp32 sums
-// Shapes: q [group, head_dim] f32; rows of head_dim bf16, unaligned: contiguous from `k` (DotScore)
-// or anywhere (DotScoreRows);
-//         scores [group, score_stride >= rows] f32.
-// Edge:   rows == 0 does nothing.   Threads: reentrant; splitting rows changes no bit.   Cost:
-// reads each row once for the whole group.
+// Shapes: q [group, head_dim] f32; rows of head_dim bf16 at any byte address: contiguous from `k`
+//         (DotScore) or anywhere (DotScoreRows); scores [group, score_stride >= rows] f32.
+// Edge:   rows == 0 does nothing.
+// Threads: reentrant; splitting rows changes no bit, and both versions give the same bits.
+// Cost:   reads each row once for the whole group.
 #pragma once
 
 #include <cstdint>

@@ -35,8 +35,8 @@ float LogSumExpImpl(const float* scores, int64_t rows) {
   const float max = MaxOf(scores, rows);
   if (std::isinf(max)) return max;
   double sum = 0;
-  for (int64_t j = 0; j < rows; j += kSoftmaxBlock) {
-    sum += ExpSum(scores + j, std::min(kSoftmaxBlock, rows - j), max, nullptr);
+  for (int64_t j = 0; j < rows; j += kSumBlock) {
+    sum += ExpSum(scores + j, std::min(kSumBlock, rows - j), max, nullptr);
   }
   return static_cast<float>(max + std::log(sum));
 }

@@ -1,12 +1,13 @@
 // What:   one score per row for a group of q heads that share a KV head, so that the group selects
-// one set of rows. Math:   given scores[h, j] and base[h]:  out[j] = max_h (scores[h, j] -
-// base[h]).
-//         With base[h] = lse_j(scores[h, .]) over the rows searched, out[j] is the largest
-//         log-probability that any head of the group gives row j.
+//         one set of rows.
+// Math:   given scores[h, j] and base[h]: out[j] = max_h (scores[h, j] - base[h]). With base[h] =
+//         lse_j(scores[h, .]) over the rows searched, out[j] is the largest log-probability that
+//         any head of the group gives row j.
 // Source: ours (docs/decisions): raw maxima favour heads with long queries; sums let one
-// indifferent head outvote a sharp one. Shapes: scores [group, stride >= rows] f32; base [group]
-// f32; out [rows] f32. Edge:   base[h] = -inf (no rows) never occurs with rows > 0.   Threads:
-// reentrant.
+//         indifferent head outvote a sharp one.
+// Shapes: scores [group, stride >= rows] f32; base [group] f32; out [rows] f32.
+// Edge:   base[h] = -inf (no rows) never occurs with rows > 0.
+// Threads: reentrant.
 #pragma once
 
 #include <cstdint>

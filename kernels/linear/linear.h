@@ -1,10 +1,13 @@
 // What:   y = x W^T + b for weights that stay in the checkpoint's dtype, mapped and unaligned.
 // Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], fp32 products and sums; each weight is
-// widened exactly. Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in] f32
-// | f16 | bf16 row-major; bias [out] of the same dtype or null. Edge:   n == 0 does nothing.
+//         widened exactly.
+// Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in] f32 | f16 | bf16
+//         row-major; bias [out] of the same dtype or null.
+// Edge:   n == 0 does nothing.
 // Threads: reentrant. Splitting n at multiples of kLinearTokenTile, or `out` anywhere for n <
-// kLinearGemmTokens, changes no bit of y. Cost:   n < kLinearGemmTokens: reads w once at memory
-// speed (GEMV); otherwise widens w in panels and calls OpenBLAS sgemm (one thread).
+//         kLinearGemmTokens, changes no bit of y.
+// Cost:   n < kLinearGemmTokens: reads w once at memory speed (GEMV); otherwise widens w in panels
+//         and calls OpenBLAS sgemm (one thread).
 #pragma once
 
 #include <cstdint>

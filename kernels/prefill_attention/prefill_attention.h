@@ -1,16 +1,18 @@
 // What:   causal attention of a tile of new tokens, one q head, over all earlier keys and
-// themselves; exact, blocked over keys (online softmax). Math:   out[i] = sum_{j <= first_position
-// + i} softmax_j(scale * <q[i], k[j]>) v[j] Source: the online softmax of FlashAttention (Dao et
-// al. 2022, algorithm 1), on a CPU: tiles by OpenBLAS or SIMD. Shapes: q [n, head_dim] and out [n,
-// head_dim] f32 with row strides in elements (so that one head of [n, q_heads, head_dim] can be
-// passed);
-//         k, v [>= first_position + n, head_dim] f32 contiguous: the KV head's rows from position
-//         0.
+//         themselves; exact, blocked over keys (online softmax).
+// Math:   out[i] = sum_{j <= first_position + i} softmax_j(scale * <q[i], k[j]>) v[j]
+// Source: the online softmax of FlashAttention (Dao et al. 2022, algorithm 1), on a CPU: register
+//         tiles over panels of queries that lie side by side in the lanes.
+// Shapes: q [n, head_dim] and out [n, head_dim] f32 with row strides in elements (so that one head
+//         of [n, q_heads, head_dim] can be passed); k, v [>= first_position + n, head_dim] f32
+//         contiguous: the KV head's rows from position 0.
 // Units:  scale includes 1/sqrt(head_dim); keys are after RoPE.
 // Edge:   n == 0 does nothing. Logits of -1e4 and below are handled; a row always has at least its
-// own key. Threads: reentrant. One call handles at most kPrefillQueryTile tokens and is the unit
-// that callers spread over threads. Cost:   4 * n * keys * head_dim flops; reads k and v once per
-// tile.
+//         own key. Rows after the tile's last token are never read.
+// Threads: reentrant. One call handles at most kPrefillQueryTile tokens and is the unit that
+//         callers spread over threads. Splitting the tokens anywhere changes no bit.
+// Cost:   4 * n * keys * head_dim flops; reads k and v once per tile. n is rounded up to two
+//         vectors' width (32 with AVX-512).
 #pragma once
 
 #include <cstdint>

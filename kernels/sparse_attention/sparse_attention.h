@@ -1,12 +1,14 @@
 // What:   attention of one token's group of q heads over bf16 rows that lie anywhere: retrieved
-// rows, or a mapped segment. Math:   out[h] = sum_{j < rows} softmax_j(scores[h, j]) v[j];  lse[h]
-// = ln sum_j exp(scores[h, j])
+//         rows, or a mapped segment.
+// Math:   out[h] = sum_{j < rows} softmax_j(scores[h, j]) v[j]; lse[h] = ln sum_j exp(scores[h, j])
 //         with scores[h, j] = scale * <q[h], k[j]> computed here, or given (already scaled) when k
 //         is null.
-// Shapes: q, out [group, head_dim] f32; k[j], v[j] point at head_dim bf16, unaligned; scores
-// [group, rows] f32; lse [group] f32. Units:  scale includes 1/sqrt(head_dim); lse is a natural
-// logarithm. Edge:   no rows => out = 0, lse = -inf, never NaN.      Threads: reentrant.      Cost:
-// reads each k and v row once (for the whole group).
+// Shapes: q, out [group, head_dim] f32; k[j], v[j] point at head_dim bf16, at any byte address;
+//         scores [group, rows] f32; lse [group] f32.
+// Units:  scale includes 1/sqrt(head_dim); lse is a natural logarithm.
+// Edge:   no rows, or only scores of -inf => out = 0, lse = -inf, never NaN.
+// Threads: reentrant.
+// Cost:   reads each k and v row once for the group (v once per 16 heads of a larger group).
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "common/file.h"
 #include "common/status.h"
 #include "kvstore/storage/rocks.h"
 #include "rocksdb/sst_file_writer.h"
@@ -48,7 +49,12 @@ class SstWriterImpl : public SstWriter {
           absl::StrCat(path_, ": ", DescribeKey(key), " must follow the key before it"));
     }
     const std::string value = EncodeSegment(bytes, std::move(payload), dtype);
+    // What Finish appends beside values: index, properties, footer.
+    const int64_t tail = 65536 + 256 * entries_;
+    const int64_t size = static_cast<int64_t>(value.size());
+    RETURN_IF_ERROR(ProbeRoom(path_, bytes_, size + tail));
     RETURN_IF_ERROR(FromRocks(writer_.Put(bytes, value), path_));
+    bytes_ += size;
     last_ = std::move(bytes);
     context_ = key.context;
     ++entries_;
@@ -67,6 +73,7 @@ class SstWriterImpl : public SstWriter {
   std::string last_;
   ContextId context_;
   int64_t entries_ = 0;
+  int64_t bytes_ = 0;  // of values so far
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "carrel/v1/context.pb.h"
+#include "common/file.h"
 #include "common/mapped_file.h"
 #include "common/status.h"
 #include "kvstore/storage/catalog.h"
@@ -22,6 +23,10 @@ namespace carrel::kvstore {
 namespace {
 
 namespace fs = std::filesystem;
+
+// What RocksDB's own log, journal and catalog may grow by while a store is open or a context is
+// published.
+constexpr int64_t kCatalogRoom = int64_t{4} << 20;
 
 absl::Status FromErrorCode(const std::error_code& error, absl::string_view what) {
   return error ? ErrnoStatus(error.value(), what) : absl::OkStatus();
@@ -165,6 +170,7 @@ class StoreImpl : public Store {
       }
     }
     RETURN_IF_ERROR(CheckFiles(sst_files, id));
+    RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kCatalogRoom));
     return Ingest(id, value, sst_files);
   }
 
@@ -246,6 +252,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, St
   } else if (!fs::exists(folder + "/db/CURRENT", error)) {
     return absl::NotFoundError(absl::StrCat("folder ", folder, " holds no store"));
   }
+  if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(ProbeRoom(folder + "/db", 0, kCatalogRoom));
   ASSIGN_OR_RETURN(std::unique_ptr<OpenDb> db, OpenRocks(folder, mode));
   auto store = std::make_unique<StoreImpl>(std::move(db), mode);
   if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(store->Recover());

@@ -13,6 +13,7 @@
 int main(int argc, char** argv) {
   // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently in the middle.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file size is a full disk
   // Standard output is the commands'; what a person must know beside it goes to standard error.
   spdlog::set_default_logger(spdlog::stderr_logger_mt("carrel"));
   spdlog::set_level(spdlog::level::warn);
@@ -30,11 +31,16 @@ int main(int argc, char** argv) {
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddContexts(app, chosen);
   try {
+    const auto known = app.get_subcommands([&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; });
+    if (argc > 1 && argv[1][0] != '-' && known.empty()) throw CLI::ExtrasError({argv[1]});
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const absl::Status status = chosen();
+  absl::Status status = chosen();
+  if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    status = absl::UnavailableError("standard output could not be written");
+  }
   if (status.ok()) return 0;
   std::fprintf(stderr, "carrel: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(), std::string(status.message()).c_str());
   return status.code() == absl::StatusCode::kInvalidArgument ? 2 : 1;

@@ -15,7 +15,8 @@ absl::StatusOr<std::vector<TokenId>> ReadTokenFile(const std::string& path) {
   std::vector<TokenId> ids;
   ids.reserve(json.size());
   for (const nlohmann::json& value : json) {
-    if (!value.is_number_integer() || value < INT32_MIN || value > INT32_MAX) {
+    const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX : value.is_number_integer() && value.get<int64_t>() >= INT32_MIN;
+    if (!fits) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", value.dump()));
     }
     ids.push_back(value.get<TokenId>());

@@ -253,8 +253,12 @@ TEST_F(BadModelTest, Ask_ByAnotherModel_NamesTheDifferingField) {
   ModelCopy norm(path("norm"));
   norm.EditJson("config.json", [](auto& config) { config["rms_norm_eps"] = 1.1e-5; });
   ModelCopy tokenizer(path("tokenizer"));
-  tokenizer.EditJson("tokenizer.json",
-                     [](auto& json) { json["added_tokens"][2]["content"] = "<|pat|>"; });
+  std::string text = ReadBytes(DemoModel() + "/tokenizer.json");
+  for (size_t at = text.find("<|pad|>"); at != std::string::npos; at = text.find("<|pad|>")) {
+    text.replace(at, 7, "<|pat|>");
+  }
+  tokenizer.Replace("tokenizer.json", text);
+  tokenizer.EditJson("tokenizer_config.json", [](auto& json) { json["pad_token"] = "<|pat|>"; });
 
   const std::string address = "unix:" + Socket();
   const Server server(store_, address);

@@ -159,7 +159,8 @@ TEST_F(CliOutputTest, Ask_Json_HoldsTextIdsAndMeasuredStatistics) {
         EXPECT_GT(layer["mass"], 0) << layer;
         EXPECT_LE(layer["mass"], 1.0001) << layer;
         if (std::string(prefetch) == "off") continue;
-        EXPECT_GT(layer["prefetched_tokens"], 0) << layer;
+        const int64_t ahead = layer["prefetched_tokens"], again = layer["verified_again_tokens"];
+        EXPECT_EQ(ahead + again, layer["tokens"].get<int64_t>()) << layer;
         EXPECT_GT(layer["prefetch_hit_rate"], 0) << layer;
         EXPECT_LE(layer["prefetch_hit_rate"], 1) << layer;
       }

@@ -121,18 +121,18 @@ TEST_F(ServeTest, ClientKilled_TheServerGoesOn) {
   EXPECT_THAT(server.process().Wait(), Succeeds());
 }
 
-TEST_F(ServeTest, ContextRemovedWhileAsked_TheAskFinishesWithItsRows) {
+TEST_F(ServeTest, RemoveWhileAsked_IsRefusedAndTheAskFinishes) {
   const Server server(store_, address_);
   const Generating ask = StartGenerating(150);
   ASSERT_NE(ask.process, nullptr);
-  EXPECT_THAT(Carrel({"rm", kKept, "--server", address_}), Succeeds());
+  EXPECT_THAT(Carrel({"rm", kKept, "--server", address_}),
+              FailsWith(kFailed, Texts{"FAILED_PRECONDITION", kKept, "sessions"}));
   const Outcome outcome = ask.process->Wait();
   EXPECT_THAT(outcome, Succeeds());
+  EXPECT_EQ(outcome.out, Carrel(Ask(kKept, ask.flags)).out);
+  EXPECT_THAT(Carrel({"rm", kKept, "--server", address_}), Succeeds());
   EXPECT_THAT(Carrel(Ask(kKept, {"--server", address_})),
               FailsWith(kFailed, Texts{"NOT_FOUND", kKept}));
-  const std::string other = path("other");
-  ASSERT_THAT(Carrel(Prefill(kKept, {"--store", other})), Succeeds());
-  EXPECT_EQ(outcome.out, Carrel(Ask(kKept, With(ask.flags, {"--store", other}))).out);
 }
 
 // Each of many decoders gets what it gets alone, whatever the others ask for.

@@ -140,7 +140,7 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
   Sampler sampler(options.sampling);
   while (static_cast<int64_t>(result.ids.size()) < options.max_tokens) {
     ASSIGN_OR_RETURN(const TokenId token, sampler.Sample(logits));
-    if (std::find(config.eos_token_ids.begin(), config.eos_token_ids.end(), token) != config.eos_token_ids.end()) {
+    if (!options.ignore_eos && std::find(config.eos_token_ids.begin(), config.eos_token_ids.end(), token) != config.eos_token_ids.end()) {
       result.stop = StopReason::kEos;
       break;
     }

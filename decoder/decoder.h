@@ -26,6 +26,7 @@ struct GenerateOptions {
   int64_t max_tokens = 64;   // >= 0
   SamplingConfig sampling;
   bool keep_logits = false;  // of every prompt and generated position
+  bool ignore_eos = false;   // go on after EOS, which then is a token like others: for measurements
   // Called for each generated token, EOS excluded, as soon as it is known; an error ends generation with that error.
   std::function<absl::Status(TokenId)> on_token;
 };

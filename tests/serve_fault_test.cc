@@ -32,7 +32,8 @@ class ServeTest : public StoreTest {
     for (int seed = 1; seed <= 20; ++seed) {
       Generating ask;
       ask.flags = {"--temperature",    "100",          "--seed",
-                   absl::StrCat(seed), "--max-tokens", absl::StrCat(tokens)};
+                   absl::StrCat(seed), "--max-tokens", absl::StrCat(tokens),
+                   "--ignore-eos"};
       Command command;
       command.args = Ask(kKept, With(ask.flags, {"--server", address_}));
       ask.process = Process::Start(command);

@@ -24,8 +24,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What RocksDB's own log, journal and catalog may grow by while a store is open or a context is
-// published.
+// What RocksDB's own log, journal and catalog grow by when a store is opened: little, as a full
+// disk must not keep anyone from deleting a context.
+constexpr int64_t kOpenRoom = int64_t{256} << 10;
+// And when a context is published.
 constexpr int64_t kCatalogRoom = int64_t{4} << 20;
 
 absl::Status FromErrorCode(const std::error_code& error, absl::string_view what) {
@@ -252,7 +254,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, St
   } else if (!fs::exists(folder + "/db/CURRENT", error)) {
     return absl::NotFoundError(absl::StrCat("folder ", folder, " holds no store"));
   }
-  if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(ProbeRoom(folder + "/db", 0, kCatalogRoom));
+  if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(ProbeRoom(folder + "/db", 0, kOpenRoom));
   ASSIGN_OR_RETURN(std::unique_ptr<OpenDb> db, OpenRocks(folder, mode));
   auto store = std::make_unique<StoreImpl>(std::move(db), mode);
   if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(store->Recover());

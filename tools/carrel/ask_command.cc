@@ -19,6 +19,7 @@ struct AskFlags {
   std::string prompt;
   std::string prompt_tokens;
   std::string logits;
+  bool ignore_eos = false;
   bool stats = false;
   bool json = false;
 };
@@ -79,6 +80,7 @@ absl::Status RunAsk(AskFlags& flags) {
   options.max_tokens = flags.retrieval.max_tokens;
   options.sampling = flags.retrieval.sampling;
   options.keep_logits = !flags.logits.empty();
+  options.ignore_eos = flags.ignore_eos;
   options.on_token = [&](TokenId id) -> absl::Status {
     if (stream == nullptr) {
       if (!flags.json) PrintStreamed(absl::StrCat(id, " "));
@@ -116,6 +118,7 @@ void AddAsk(CLI::App& app, Run& chosen) {
   flags->retrieval.Declare(command, /*context_required=*/false);
   command.add_option("--prompt-tokens", flags->prompt_tokens, "token ids instead of PROMPT: a JSON array");
   command.add_option("--logits", flags->logits, "write the logits of every prompt and generated position to this safetensors file");
+  command.add_flag("--ignore-eos", flags->ignore_eos, "go on to --max-tokens whatever the model says");
   command.add_flag("--stats", flags->stats, "measure and print retrieval per layer (asks the store exactly beside every query)");
   command.add_flag("--json", flags->json, "print one JSON object at the end instead of streaming text");
   command.callback([flags, &chosen] { chosen = [flags] { return RunAsk(*flags); }; });

@@ -2,7 +2,6 @@
 #include "kvstore/engine/engine.h"
 
 #include <future>
-#include <latch>
 #include <limits>
 #include <random>
 #include <thread>
@@ -58,26 +57,6 @@ RandomContextSpec Spec(const std::string& name, IndexKind kind = IndexKind::kFla
   spec.seed = std::hash<std::string>()(name);
   return spec;
 }
-
-// Occupies every engine thread until it is destroyed.
-class Blockade {
- public:
-  Blockade(Engine& engine, int threads) : started_(threads) {
-    for (int i = 0; i < threads; ++i) {
-      CARREL_EXPECT_OK(engine.Submit([this] {
-        started_.count_down();
-        released_.wait();
-      }));
-    }
-    started_.wait();
-  }
-  ~Blockade() { release_.set_value(); }
-
- private:
-  std::latch started_;
-  std::promise<void> release_;
-  std::shared_future<void> released_ = release_.get_future().share();
-};
 
 TEST(EngineConfig, OutOfRange_NamesFieldValueAndBounds) {
   EngineConfig config;

@@ -268,4 +268,31 @@ absl::StatusOr<Collected> AskAndCollect(Session& session, uint64_t request_id,
   return Collect(*reply, request.tokens, session.context()->shape().kv_heads);
 }
 
+struct Blockade::State {
+  absl::Mutex mu;
+  int started ABSL_GUARDED_BY(mu) = 0;
+  bool released ABSL_GUARDED_BY(mu) = false;
+};
+
+Blockade::Blockade(Engine& engine, int threads) : state_(std::make_shared<State>()) {
+  for (int i = 0; i < threads; ++i) {
+    const absl::Status status = engine.Submit([state = state_] {
+      absl::MutexLock lock(&state->mu);
+      ++state->started;
+      state->mu.Await(absl::Condition(&state->released));
+    });
+    CARREL_CHECK(status.ok());
+  }
+  const auto all_started = [this, threads]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return state_->started == threads;
+  };
+  absl::MutexLock lock(&state_->mu);
+  state_->mu.Await(absl::Condition(&all_started));
+}
+
+Blockade::~Blockade() {
+  absl::MutexLock lock(&state_->mu);
+  state_->released = true;
+}
+
 }  // namespace carrel::kvstore

@@ -97,4 +97,15 @@ absl::StatusOr<std::unique_ptr<Reply>> Ask(Session& session, uint64_t request_id
 absl::StatusOr<Collected> AskAndCollect(Session& session, uint64_t request_id,
                                         const QueryRequest& request);
 
+// Occupies this many engine threads from construction until destruction.
+class Blockade {
+ public:
+  Blockade(Engine& engine, int threads);
+  ~Blockade();
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;
+};
+
 }  // namespace carrel::kvstore

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <future>
-#include <latch>
 #include <random>
 #include <thread>
 
@@ -85,26 +83,6 @@ class ServerTest : public testing::Test {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
-};
-
-// Occupies the engine's threads until it is destroyed.
-class Blockade {
- public:
-  Blockade(Engine& engine, int threads) : started_(threads) {
-    for (int i = 0; i < threads; ++i) {
-      CARREL_EXPECT_OK(engine.Submit([this, released = released_] {
-        started_.count_down();
-        released.wait();
-      }));
-    }
-    started_.wait();
-  }
-  ~Blockade() { release_.set_value(); }
-
- private:
-  std::latch started_;
-  std::promise<void> release_;
-  const std::shared_future<void> released_ = release_.get_future().share();
 };
 
 TEST_F(ServerTest, EveryWantAndSelect_TravelsAsTheEngineAnswers) {

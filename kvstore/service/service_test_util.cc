@@ -36,7 +36,8 @@ void* Await(grpc::CompletionQueue& queue) {
 void AppendFloats(const v1::Tensor& tensor, std::vector<float>& to) {
   const size_t count = tensor.data().size() / sizeof(float);
   to.resize(to.size() + count);
-  std::memcpy(to.data() + to.size() - count, tensor.data().data(), count * sizeof(float));
+  if (count == 0) return;
+  std::memcpy(&to[to.size() - count], tensor.data().data(), count * sizeof(float));
 }
 
 }  // namespace
@@ -140,7 +141,7 @@ std::vector<CollectedHead> CollectWire(const Parts& parts, int64_t tokens, int64
       CollectedHead& to = heads.at(from.token() * kv_heads + from.kv_head());
       const size_t rows = from.ids().data().size() / 8, before = to.ids.size();
       to.ids.resize(before + rows);
-      std::memcpy(to.ids.data() + before, from.ids().data().data(), rows * 8);
+      if (rows > 0) std::memcpy(&to.ids[before], from.ids().data().data(), rows * 8);
       std::vector<float> scores;
       AppendFloats(from.scores(), scores);
       const size_t group = from.has_scores() ? from.scores().shape(0) : 0;

@@ -28,7 +28,7 @@ struct Command {
   std::vector<std::pair<std::string, std::string>> environment;  // added to the test's own
   int64_t max_file_bytes = -1;  // no file may grow beyond; -1: no limit
   std::string standard_output;  // a file to write to, say /dev/full; empty: captured
-  absl::Duration time_limit = absl::Seconds(60);
+  absl::Duration time_limit = absl::Minutes(3);
 };
 
 struct Outcome {
@@ -65,7 +65,7 @@ Outcome Carrel(const Command& command);
 Outcome Carrel(const Args& args);
 
 // Waits until the condition holds; false if it does not within the limit.
-bool WaitUntil(const std::function<bool()>& condition, absl::Duration limit = absl::Seconds(30));
+bool WaitUntil(const std::function<bool()>& condition, absl::Duration limit = absl::Minutes(1));
 
 // Ended with exit code 0.
 MATCHER(Succeeds, "exits with 0") { return arg.exit_code == 0 && !arg.timed_out; }

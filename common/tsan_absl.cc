@@ -49,9 +49,10 @@ Impl& Of(void* object) {
   return *impl;
 }
 
+// The state is leaked: an unlock may still be on its way out of it when the lock's owner is gone.
 template <typename Impl>
 void Destroy(void* object) {
-  delete static_cast<std::atomic<Impl*>*>(object)->exchange(nullptr);
+  static_cast<std::atomic<Impl*>*>(object)->exchange(nullptr);
 }
 
 void LockFor(void* object, bool exclusive) {

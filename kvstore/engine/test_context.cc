@@ -155,8 +155,8 @@ std::vector<double> RandomContext::Scores(Layer layer, int64_t q_head, const flo
   return scores;
 }
 
-std::vector<Position> RandomContext::Ranked(Layer layer, KvHead head, const float* queries,
-                                            RowRange zone) const {
+std::vector<double> RandomContext::GroupScores(Layer layer, KvHead head, const float* queries,
+                                               RowRange zone) const {
   const int64_t group = spec_.shape.group();
   std::vector<double> best(static_cast<size_t>(zone.rows()), -INFINITY);
   for (int64_t h = 0; h < group; ++h) {
@@ -165,6 +165,12 @@ std::vector<Position> RandomContext::Ranked(Layer layer, KvHead head, const floa
     const double lse = LogSumExp(scores);
     for (size_t j = 0; j < best.size(); ++j) best[j] = std::max(best[j], scores[j] - lse);
   }
+  return best;
+}
+
+std::vector<Position> RandomContext::Ranked(Layer layer, KvHead head, const float* queries,
+                                            RowRange zone) const {
+  const std::vector<double> best = GroupScores(layer, head, queries, zone);
   std::vector<Position> order(best.size());
   std::iota(order.begin(), order.end(), zone.begin);
   std::stable_sort(order.begin(), order.end(), [&](Position a, Position b) {

@@ -32,7 +32,7 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   if (!(config.verified_hit_rate >= 0 && config.verified_hit_rate <= 1)) {
     return OutOfRange("verified_hit_rate", config.verified_hit_rate, "[0, 1]");
   }
-  if (config.ef_search < 0 || config.ef_search > 65536) return OutOfRange("ef_search", config.ef_search, "[0, 65536]");
+  if (config.effort < 0 || config.effort > 65536) return OutOfRange("effort", config.effort, "[0, 65536]");
   return absl::OkStatus();
 }
 

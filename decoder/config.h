@@ -27,7 +27,7 @@ struct RetrievalConfig {
   Want want = Want::kAttend;     // ATTEND sends least
   double oversample = 2.0;       // candidates asked ahead, as a multiple of top_k; 1 .. 16
   double verified_hit_rate = 0.9;  // verified: the share of the true top_k that approximate candidates must have held, to be used unverified; 0 .. 1
-  int32_t ef_search = 0;         // effort of a graph index; 0: the context's own
+  int32_t effort = 0;         // effort of a graph index; 0: the context's own
   bool measure = false;          // also ask for exact answers, for the statistics: hit rate and mass. Outside of what is timed.
 };
 

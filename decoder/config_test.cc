@@ -60,7 +60,7 @@ TEST(ValidateTest, EachFieldOutOfBounds_IsNamed) {
   refused([](auto& c) { c.local = -1; }, "local=-1");
   refused([](auto& c) { c.oversample = 0.5; }, "oversample=0.5");
   refused([](auto& c) { c.verified_hit_rate = NAN; }, "verified_hit_rate=nan");
-  refused([](auto& c) { c.ef_search = -1; }, "ef_search=-1");
+  refused([](auto& c) { c.effort = -1; }, "effort=-1");
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ v1::Query Zone::MakeQuery(Layer layer, const float* q, int64_t n) const {
     query.mutable_select()->set_top_k(budget);
   }
   query.set_want(WireWant(config_.want));
-  query.set_ef_search(static_cast<uint32_t>(config_.ef_search));
+  query.set_effort(static_cast<uint32_t>(config_.effort));
   return query;
 }
 

@@ -137,8 +137,15 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   const int64_t tokens = static_cast<int64_t>(rows.k[0].size()) / d;
 
   std::vector<absl::StatusOr<std::string>> blobs(shape_.kv_heads, std::string());
+  std::vector<kvstore::SampledQueries> queries(shape_.kv_heads);
+  for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+    queries[head].group = shape_.group();
+    queries[head].head_dim = shape_.head_dim;
+    queries[head].positions = rows.sample_positions;
+    queries[head].queries = rows.queries[head];
+  }
   pool_->ParallelFor(shape_.kv_heads, [&](int64_t head) {
-    blobs[head] = kvstore::BuildIndex(index_, kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d));
+    blobs[head] = kvstore::BuildIndex(index_, kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d), &queries[head]);
   });
 
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst, kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
@@ -150,12 +157,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   RETURN_IF_ERROR(out.AddRows(Kind::kKeyRows, rows.k, segment_tokens_ * d, &key_bytes));
   RETURN_IF_ERROR(out.AddRows(Kind::kValueRows, rows.v, segment_tokens_ * d, &value_bytes));
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-    kvstore::SampledQueries queries;
-    queries.group = shape_.group();
-    queries.head_dim = shape_.head_dim;
-    queries.positions = rows.sample_positions;
-    queries.queries = rows.queries[head];
-    ASSIGN_OR_RETURN(const std::string payload, kvstore::EncodeSampledQueries(queries));
+    ASSIGN_OR_RETURN(const std::string payload, kvstore::EncodeSampledQueries(queries[head]));
     RETURN_IF_ERROR(out.AddBlob(Kind::kSampledQueries, head, payload, &query_bytes));
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {

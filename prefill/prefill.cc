@@ -13,6 +13,7 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
+#include "kvstore/index/index_spec.h"
 #include "kvstore/storage/store.h"
 #include "model/transformer.h"
 #include "prefill/dense_attention.h"
@@ -68,13 +69,7 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
     field.set_value(value);
   }
   job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
-  v1::IndexSpec& index = *job.mutable_index();
-  index.set_kind(std::string(kvstore::IndexKindName(config.index.kind)));
-  if (config.index.kind == kvstore::IndexKind::kHnsw) {
-    index.set_m(config.index.m);
-    index.set_ef_construction(config.index.ef_construction);
-    index.set_ef_search(config.index.ef_search);
-  }
+  kvstore::SetIndexSpec(config.index, *job.mutable_index());
   job.set_sampled_queries(std::min<int64_t>(config.sampled_queries, job.tokens()));
   return job;
 }
@@ -84,8 +79,8 @@ absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job
   constexpr int64_t kHiddenStates = 4;  // being written, next, and of two layers that wait for their index
   const std::string& folder = config.store_folder;
   const int64_t rows = int64_t{2} * 2 * job.kv_heads() * job.head_dim();
-  const int64_t links = config.index.kind == kvstore::IndexKind::kHnsw ? int64_t{4} * 3 * config.index.m * job.kv_heads() : 0;
-  const int64_t needed = job.tokens() * ((job.layers() - finished_layers) * (rows + links) + kHiddenStates * 4 * hidden_size);
+  const int64_t index = kvstore::IndexBytesPerKey(config.index) * job.kv_heads();
+  const int64_t needed = job.tokens() * ((job.layers() - finished_layers) * (rows + index) + kHiddenStates * 4 * hidden_size);
   struct statvfs info;
   if (statvfs(folder.c_str(), &info) != 0) return absl::OkStatus();  // a write will tell
   const int64_t available = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);

@@ -190,7 +190,7 @@ TEST_F(BadInputTest, AskFlag_OutOfRange_NamesValueAndBound) {
       {"--budget", "cubic", {"budget=cubic", "uniform, linear"}},
       {"--oversample", "0.5", {"oversample=0.5", "[1, 16]"}},
       {"--oversample", "nan", {"oversample=", "[1, 16]"}},
-      {"--ef-search", "-1", {"ef_search=-1", "[0, 65536]"}},
+      {"--effort", "-1", {"effort=-1", "[0, 65536]"}},
       {"--threads", "-1", {"threads=-1", "[0, 1024]"}},
       {"--threads", "5000", {"threads=5000", "[0, 1024]"}},
       {"--max-tokens", "-1", {"max_tokens=-1"}},
@@ -223,8 +223,8 @@ TEST_F(BadInputTest, PrefillFlag_OutOfRange_NamesValueAndBound) {
       {"--hnsw-m", "1", {"m=1"}, "hnsw"},
       {"--hnsw-m", "1000", {"m=1000"}, "hnsw"},
       {"--hnsw-ef-construction", "0", {"ef_construction=0"}, "hnsw"},
-      {"--hnsw-ef-search", "0", {"ef_search=0"}, "hnsw"},
-      {"--hnsw-ef-search", "seven", {"--hnsw-ef-search", "seven"}, "hnsw"},
+      {"--effort", "-1", {"effort=-1"}, "hnsw"},
+      {"--effort", "seven", {"--effort", "seven"}, "hnsw"},
   };
   for (const auto& c : cases) {
     Args args = Prefill("new", {c.flag, c.value});

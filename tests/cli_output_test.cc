@@ -14,7 +14,7 @@ const Args kRetrievalFlags = {"--model",   "--context",  "--store",     "--serve
                               "--top-k",   "--sink",     "--local",     "--dense-layers",
                               "--budget",  "--prefetch", "--want",      "--max-tokens",
                               "--threads", "--stats",    "--json",      "--temperature",
-                              "--top-p",   "--seed",     "--ef-search", "--oversample"};
+                              "--top-p",   "--seed",     "--effort", "--oversample"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -24,7 +24,7 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
       {{}, {"prefill", "serve", "ask", "eval", "ls", "inspect", "rm", "--version"}},
       {{"prefill"},
        {"--model", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
-        "--hnsw-ef-construction", "--hnsw-ef-search", "--segment-tokens", "--sampled-queries",
+        "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries",
         "--threads", "--restart", "--quiet", "--json", "flat", "hnsw"}},
       {{"serve"}, {"--store", "--listen", "unix:PATH", "HOST:PORT", "--threads"}},
       {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens", "--logits"})},

@@ -5,6 +5,7 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
+#include "kvstore/index/index_spec.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
@@ -59,14 +60,34 @@ absl::Status OpenContext::ReadManifest() {
             .head_dim = static_cast<int32_t>(m.head_dim())};
   tokens_ = m.tokens();
   scale_ = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
-  ASSIGN_OR_RETURN(index_params_.kind, ParseIndexKind(m.index().kind()));
-  if (index_params_.kind == IndexKind::kHnsw) {
-    index_params_.m = static_cast<int32_t>(m.index().m());
-    index_params_.ef_construction = static_cast<int32_t>(m.index().ef_construction());
-    index_params_.ef_search = static_cast<int32_t>(m.index().ef_search());
-  }
-  RETURN_IF_ERROR(ValidateIndexParams(index_params_));
+  RETURN_IF_ERROR(ReadIndexParams());
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
+  return absl::OkStatus();
+}
+
+absl::Status OpenContext::ReadIndexParams() {
+  const v1::Manifest& m = manifest();
+  const size_t heads = static_cast<size_t>(shape_.layers) * shape_.kv_heads;
+  if (m.index().kind() != kAutoIndexKind) {
+    ASSIGN_OR_RETURN(const IndexParams params, IndexParamsOf(m.index()));
+    index_params_.assign(heads, params);
+    return absl::OkStatus();
+  }
+  index_params_.resize(heads);
+  std::vector<bool> seen(heads);
+  for (const v1::HeadIndex& head : m.head_indexes()) {
+    const size_t at = size_t{head.layer()} * shape_.kv_heads + head.kv_head();
+    if (head.layer() >= m.layers() || head.kv_head() >= m.kv_heads() || seen[at]) {
+      return absl::DataLossError(absl::StrCat("head_indexes name layer=", head.layer(),
+                                              " kv_head=", head.kv_head(), " wrongly or twice"));
+    }
+    seen[at] = true;
+    ASSIGN_OR_RETURN(index_params_[at], IndexParamsOf(head.index()));
+  }
+  if (static_cast<size_t>(m.head_indexes_size()) != heads) {
+    return absl::DataLossError(absl::StrCat("head_indexes are ", m.head_indexes_size(),
+                                            " instead of ", heads));
+  }
   return absl::OkStatus();
 }
 
@@ -84,50 +105,32 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
                                             rows->values.count(), " V rows instead of ", tokens_,
                                             " (", Place(name_, layer, kv_head), ")"));
   }
-  ASSIGN_OR_RETURN(rows->exact, OpenIndex(IndexParams{.kind = IndexKind::kFlat}, "", rows->keys));
+  ASSIGN_OR_RETURN(rows->exact, OpenIndex(IndexParams{.kind = IndexKind::kFlat}, Blob(), rows->keys));
   slot.rows = std::move(rows);
   return slot.rows;
 }
 
+const IndexParams& OpenContext::ParamsOf(Layer layer, KvHead kv_head) const {
+  return index_params_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
+}
+
 absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
                                     absl::FunctionRef<absl::Status(const Index&)> search) const {
-  if (index_params_.kind == IndexKind::kFlat) return search(*rows.exact);
+  const IndexParams& params = ParamsOf(layer, kv_head);
+  if (params.kind == IndexKind::kFlat) return search(*rows.exact);
+  Blob blob;
   absl::StatusOr<IndexCache::Lease> lease = indexes_->Acquire(
-      {id_, layer, kv_head}, [&] { return BlobBytes(layer, kv_head); },
-      [&] { return LoadIndex(layer, kv_head, rows); });
+      {id_, layer, kv_head},
+      [&]() -> absl::StatusOr<int64_t> {
+        ASSIGN_OR_RETURN(blob, Blob::Open(*stored_, layer, kv_head));
+        return IndexHeapBytes(params.kind, blob.size());
+      },
+      [&] { return OpenIndex(params, std::move(blob), rows.keys); });
   if (!lease.ok()) {
     return Annotate(lease.status(),
                     absl::StrCat("loading the index (", Place(name_, layer, kv_head), ")"));
   }
   return search(**lease);
-}
-
-absl::StatusOr<int64_t> OpenContext::BlobBytes(Layer layer, KvHead kv_head) const {
-  ASSIGN_OR_RETURN(const uint32_t segments,
-                   stored_->SegmentCount(layer.value(), Kind::kIndex, kv_head));
-  int64_t bytes = 0;
-  for (uint32_t i = 0; i < segments; ++i) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<const PinnedSegment> segment,
-                     stored_->Segment(layer.value(), Kind::kIndex, kv_head, i));
-    bytes += static_cast<int64_t>(segment->payload().size());
-  }
-  return bytes;
-}
-
-absl::StatusOr<std::unique_ptr<Index>> OpenContext::LoadIndex(Layer layer, KvHead kv_head,
-                                                              const HeadRows& rows) const {
-  ASSIGN_OR_RETURN(const int64_t bytes, BlobBytes(layer, kv_head));
-  ASSIGN_OR_RETURN(const uint32_t segments,
-                   stored_->SegmentCount(layer.value(), Kind::kIndex, kv_head));
-  std::string blob;
-  blob.reserve(static_cast<size_t>(bytes));
-  for (uint32_t i = 0; i < segments; ++i) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<const PinnedSegment> segment,
-                     stored_->Segment(layer.value(), Kind::kIndex, kv_head, i));
-    RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-    blob.append(segment->payload().data(), segment->payload().size());
-  }
-  return OpenIndex(index_params_, std::move(blob), rows.keys);
 }
 
 }  // namespace carrel::kvstore

@@ -70,9 +70,8 @@ class OpenContext {
 
   OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes);
   absl::Status ReadManifest();
-  absl::StatusOr<int64_t> BlobBytes(Layer layer, KvHead kv_head) const;
-  absl::StatusOr<std::unique_ptr<Index>> LoadIndex(Layer layer, KvHead kv_head,
-                                                   const HeadRows& rows) const;
+  absl::Status ReadIndexParams();
+  const IndexParams& ParamsOf(Layer layer, KvHead kv_head) const;
 
   const std::shared_ptr<const StoredContext> stored_;
   IndexCache* const indexes_;
@@ -82,7 +81,7 @@ class OpenContext {
   AttentionShape shape_;
   int64_t tokens_ = 0;
   float scale_ = 0;
-  IndexParams index_params_;
+  std::vector<IndexParams> index_params_;  // [layers, kv_heads]
   std::unique_ptr<Slot[]> slots_;  // [layers, kv_heads]
 };
 

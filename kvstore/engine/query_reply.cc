@@ -63,7 +63,7 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
   params.zone = zone_;
   params.queries = QueriesOf(token, kv_head);
   params.top_k = request_.top_k;
-  params.ef_search = request_.ef_search;
+  params.effort = request_.effort;
   return params;
 }
 
@@ -144,7 +144,7 @@ absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selec
                                     : SelectTopK(params, selected));
   Unit& unit = units_[i];
   if (request_.measure_mass) {
-    if (selected.zone_lse.empty()) RETURN_IF_ERROR(ZoneLse(params, selected.zone_lse));
+    if (!selected.zone_scored) RETURN_IF_ERROR(ZoneLse(params, selected.zone_lse));
     unit.zone_lse = std::move(selected.zone_lse);
   }
   if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, selected);

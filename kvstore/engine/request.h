@@ -35,7 +35,7 @@ struct QueryRequest {
   bool speculative = false;
   uint64_t among_candidates_of = 0;  // 0: none
   bool measure_mass = false;
-  int64_t ef_search = 0;
+  int64_t effort = 0;
 };
 
 struct FetchRequest {

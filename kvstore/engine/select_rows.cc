@@ -24,7 +24,7 @@ SearchRequest MakeSearch(const SelectParams& p, int64_t top_k) {
   request.scale = p.context->scale();
   request.zone = p.zone;
   request.top_k = top_k;
-  request.ef_search = static_cast<int32_t>(p.ef_search);
+  request.effort = static_cast<int32_t>(p.effort);
   return request;
 }
 
@@ -34,6 +34,7 @@ absl::Status SelectTopK(const SelectParams& p, Selected& selected) {
   selected = Selected();
   if (p.zone.rows() == 0) {
     selected.zone_lse.assign(p.context->shape().group(), -INFINITY);
+    selected.zone_scored = true;
     return absl::OkStatus();
   }
   SearchResult result;
@@ -47,10 +48,11 @@ absl::Status SelectTopK(const SelectParams& p, Selected& selected) {
                       : p.context->WithIndex(p.layer, p.kv_head, *p.rows, search));
   selected.visited = result.visited;
   selected.candidates =
-      result.zone_lse.empty() ? static_cast<int64_t>(result.ids.size()) : p.zone.rows();
+      result.zone_scored ? p.zone.rows() : static_cast<int64_t>(result.ids.size());
   selected.ids = std::move(result.ids);
   selected.scores = std::move(result.scores);
   selected.zone_lse = std::move(result.zone_lse);
+  selected.zone_scored = result.zone_scored;
   return absl::OkStatus();
 }
 

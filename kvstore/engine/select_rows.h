@@ -22,13 +22,14 @@ struct SelectParams {
   RowRange zone;
   const float* queries = nullptr;  // [group, head_dim]
   int64_t top_k = 0;
-  int64_t ef_search = 0;
+  int64_t effort = 0;
 };
 
 struct Selected {
   std::vector<Position> ids;
   std::vector<float> scores;    // [group, ids.size()]
-  std::vector<float> zone_lse;  // [group] if all of the zone was scored, else empty
+  std::vector<float> zone_lse;  // [group]: exact if zone_scored, else an estimate
+  bool zone_scored = false;
   int64_t candidates = 0;
   int64_t visited = 0;
 };

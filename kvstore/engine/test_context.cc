@@ -122,7 +122,7 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
   m.mutable_index()->set_kind(std::string(IndexKindName(spec_.index.kind)));
   m.mutable_index()->set_m(spec_.index.m);
   m.mutable_index()->set_ef_construction(spec_.index.ef_construction);
-  m.mutable_index()->set_ef_search(spec_.index.ef_search);
+  m.mutable_index()->set_effort(spec_.index.effort);
   for (const auto& [name, value] : spec_.fingerprint) {
     v1::Fingerprint::Field* field = m.mutable_fingerprint()->add_fields();
     field->set_name(name);

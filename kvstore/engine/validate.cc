@@ -91,8 +91,8 @@ absl::Status ValidateQuery(const QueryRequest& r, const OpenContext& context,
   }
   RETURN_IF_ERROR(CheckSelect(r, context, config, refuse));
   RETURN_IF_ERROR(CheckSpeculative(r, refuse));
-  if (r.ef_search < 0 || r.ef_search > kMaxEfSearch) {
-    return refuse("ef_search=", r.ef_search, " is outside [0, ", kMaxEfSearch, "]");
+  if (r.effort < 0 || r.effort > kMaxEffort) {
+    return refuse("effort=", r.effort, " is outside [0, ", kMaxEffort, "]");
   }
   return absl::OkStatus();
 }

@@ -24,6 +24,8 @@ constexpr int64_t kScanRowsPerEf = 4;
 // Rows outside the zone lead the walk but are not kept: in a narrow zone it would wander.
 constexpr int64_t kScanZoneShare = 8;
 
+constexpr int32_t kDefaultEffort = 128;
+
 using Scored = std::pair<float, uint32_t>;
 
 // Rows about to be compared with one query.
@@ -37,7 +39,7 @@ struct Batch {
 class HnswIndex : public Index {
  public:
   HnswIndex(const IndexParams& params, HnswLinks links, Rows keys)
-      : ef_search_(params.ef_search), links_(std::move(links)), keys_(std::move(keys)) {}
+      : effort_(params.effort > 0 ? params.effort : kDefaultEffort), links_(std::move(links)), keys_(std::move(keys)) {}
 
   IndexKind kind() const override { return IndexKind::kHnsw; }
   int64_t resident_bytes() const override { return links_.resident_bytes(); }
@@ -55,7 +57,7 @@ class HnswIndex : public Index {
   absl::Status ScoreIds(const SearchRequest& request, SearchScratch& scratch) const;
   absl::Status ScoreSamples(const SearchRequest& request, SearchScratch& scratch) const;
 
-  const int32_t ef_search_;
+  const int32_t effort_;
   const HnswLinks links_;
   const Rows keys_;
 };
@@ -190,7 +192,7 @@ float EstimateLse(const std::vector<Scored>& beam, const float* samples, int64_t
 absl::Status HnswIndex::Search(const SearchRequest& request, SearchScratch& scratch,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
-  const int64_t effort = request.ef_search > 0 ? request.ef_search : ef_search_;
+  const int64_t effort = request.effort > 0 ? request.effort : effort_;
   const int64_t ef = std::max(effort, request.top_k);
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(ef * kScanRowsPerEf, keys_.count() / kScanZoneShare)) {
@@ -198,7 +200,7 @@ absl::Status HnswIndex::Search(const SearchRequest& request, SearchScratch& scra
   }
   RETURN_IF_ERROR(ScoreSamples(request, scratch));
   result.visited = kLseSamples * request.group;
-  result.zone_lse.clear();
+  result.zone_scored = false;
   scratch.ids.clear();
   scratch.base.resize(static_cast<size_t>(request.group));
   for (int64_t h = 0; h < request.group; ++h) {
@@ -214,14 +216,16 @@ absl::Status HnswIndex::Search(const SearchRequest& request, SearchScratch& scra
   SelectBest(
       request, scratch.scores.data(), static_cast<int64_t>(scratch.ids.size()), scratch.base.data(),
       [&scratch](int64_t i) { return scratch.ids[static_cast<size_t>(i)]; }, scratch, result);
+  result.zone_lse = scratch.base;
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Index>> OpenHnsw(const IndexParams& params, std::string blob,
+absl::StatusOr<std::unique_ptr<Index>> OpenHnsw(const IndexParams& params, const Blob& blob,
                                                 Rows keys) {
-  ASSIGN_OR_RETURN(HnswLinks links, HnswLinks::Open(std::move(blob)));
+  ASSIGN_OR_RETURN(std::string bytes, blob.Read());
+  ASSIGN_OR_RETURN(HnswLinks links, HnswLinks::Open(std::move(bytes)));
   const HnswLinks::Header& header = links.header();
   if (header.m != params.m || header.ef_construction != params.ef_construction) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -12,7 +12,7 @@
 namespace carrel::kvstore {
 
 absl::StatusOr<std::string> BuildHnsw(const IndexParams& params, const Rows& keys);
-absl::StatusOr<std::unique_ptr<Index>> OpenHnsw(const IndexParams& params, std::string blob,
+absl::StatusOr<std::unique_ptr<Index>> OpenHnsw(const IndexParams& params, const Blob& blob,
                                                 Rows keys);
 
 }  // namespace carrel::kvstore

@@ -34,11 +34,11 @@ bool AreLinks(const int32_t* links, int64_t width, int64_t rows) {
 
 }  // namespace
 
-absl::StatusOr<uint32_t> RowsCrc(const Rows& keys) {
+absl::StatusOr<uint32_t> RowsCrc(const Rows& keys, int64_t checked) {
   uint32_t crc = 0;
   if (keys.count() == 0) return crc;
-  for (int64_t i = 0; i < kCheckedRows; ++i) {
-    const Position row = i * keys.count() / kCheckedRows;
+  for (int64_t i = 0; i < checked; ++i) {
+    const Position row = i * keys.count() / checked;
     RETURN_IF_ERROR(keys.VerifyRow(row));
     crc = ExtendCrc32c(crc, absl::string_view(static_cast<const char*>(keys.Address(row)),
                                               static_cast<size_t>(keys.row_bytes())));

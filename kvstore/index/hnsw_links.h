@@ -28,8 +28,8 @@ inline constexpr int64_t kCheckedRows = 64;
 inline constexpr int32_t kMaxHnswM = 64;
 inline constexpr int64_t kMaxHnswRows = (int64_t{1} << 31) - 1;
 
-// CRC32C over rows floor(i * count / kCheckedRows); verifies them.
-absl::StatusOr<uint32_t> RowsCrc(const Rows& keys);
+// CRC32C over rows floor(i * count / checked); verifies them.
+absl::StatusOr<uint32_t> RowsCrc(const Rows& keys, int64_t checked = kCheckedRows);
 
 class HnswLinks {
  public:

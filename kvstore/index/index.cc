@@ -5,9 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kvstore/index/code.h"
 #include "kvstore/index/flat.h"
+#include "kvstore/index/graph.h"
 #include "kvstore/index/hnsw.h"
 #include "kvstore/index/hnsw_links.h"
+#include "kvstore/index/ivf.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -21,11 +24,13 @@ absl::Status CheckField(absl::string_view field, int64_t value, int64_t low, int
 }  // namespace
 
 absl::StatusOr<IndexKind> ParseIndexKind(absl::string_view name) {
-  for (const IndexKind kind : {IndexKind::kFlat, IndexKind::kHnsw}) {
+  std::string known;
+  for (const IndexKind kind : kAllIndexKinds) {
     if (name == IndexKindName(kind)) return kind;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", IndexKindName(kind));
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("index kind \"", name, "\" is unknown, must be flat or hnsw"));
+      absl::StrCat("index kind \"", name, "\" is unknown, must be one of ", known));
 }
 
 absl::string_view IndexKindName(IndexKind kind) {
@@ -34,19 +39,37 @@ absl::string_view IndexKindName(IndexKind kind) {
       return "flat";
     case IndexKind::kHnsw:
       return "hnsw";
+    case IndexKind::kCode:
+      return "code";
+    case IndexKind::kIvf:
+      return "ivf";
+    case IndexKind::kGraph:
+      return "graph";
   }
   return "unknown";
 }
 
 absl::Status ValidateIndexParams(const IndexParams& params) {
-  if (params.kind == IndexKind::kFlat) return absl::OkStatus();
-  if (params.kind != IndexKind::kHnsw) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("index: kind ", static_cast<int>(params.kind), " is unknown"));
+  RETURN_IF_ERROR(CheckField("effort", params.effort, 0, kMaxEffort));
+  switch (params.kind) {
+    case IndexKind::kFlat:
+      return absl::OkStatus();
+    case IndexKind::kHnsw:
+      RETURN_IF_ERROR(CheckField("m", params.m, 4, kMaxHnswM));
+      return CheckField("ef_construction", params.ef_construction, params.m, 4096);
+    case IndexKind::kCode:
+      if (params.code_bits == 64 || params.code_bits == 128 || params.code_bits == 256) {
+        return absl::OkStatus();
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat("index: code_bits=", params.code_bits, ", must be 64, 128 or 256"));
+    case IndexKind::kIvf:
+      return CheckField("ivf_lists", params.ivf_lists, 0, 65536);
+    case IndexKind::kGraph:
+      return CheckField("m", params.m, 4, kMaxHnswM);
   }
-  RETURN_IF_ERROR(CheckField("m", params.m, 4, kMaxHnswM));
-  RETURN_IF_ERROR(CheckField("ef_construction", params.ef_construction, params.m, 4096));
-  return CheckField("ef_search", params.ef_search, 1, kMaxEfSearch);
+  return absl::InvalidArgumentError(
+      absl::StrCat("index: kind ", static_cast<int>(params.kind), " is unknown"));
 }
 
 uint32_t SearchScratch::NextWalk(int64_t rows) {
@@ -58,21 +81,62 @@ uint32_t SearchScratch::NextWalk(int64_t rows) {
   return walk;
 }
 
-absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& keys) {
+absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& keys,
+                                       const SampledQueries* queries) {
   RETURN_IF_ERROR(ValidateIndexParams(params));
-  if (params.kind == IndexKind::kFlat) return std::string();
-  return BuildHnsw(params, keys);
+  switch (params.kind) {
+    case IndexKind::kFlat:
+      return std::string();
+    case IndexKind::kHnsw:
+      return BuildHnsw(params, keys);
+    case IndexKind::kCode:
+      return BuildCode(params, keys, queries);
+    case IndexKind::kIvf:
+      return BuildIvf(params, keys);
+    case IndexKind::kGraph:
+      return BuildGraph(params, keys, queries);
+  }
+  return absl::InternalError("unreachable");
 }
 
-absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, std::string blob,
-                                                 Rows keys) {
+absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys) {
   RETURN_IF_ERROR(ValidateIndexParams(params));
-  if (params.kind == IndexKind::kHnsw) return OpenHnsw(params, std::move(blob), std::move(keys));
-  if (!blob.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("index: flat has no blob, ", blob.size(), " bytes were given"));
+  switch (params.kind) {
+    case IndexKind::kFlat:
+      if (blob.empty()) return MakeFlatIndex(std::move(keys));
+      return absl::InvalidArgumentError(
+          absl::StrCat("index: flat has no blob, ", blob.size(), " bytes were given"));
+    case IndexKind::kHnsw:
+      return OpenHnsw(params, blob, std::move(keys));
+    case IndexKind::kCode:
+      return OpenCode(params, std::move(blob), std::move(keys));
+    case IndexKind::kIvf:
+      return OpenIvf(params, blob, std::move(keys));
+    case IndexKind::kGraph:
+      return OpenGraph(params, blob, std::move(keys));
   }
-  return MakeFlatIndex(std::move(keys));
+  return absl::InternalError("unreachable");
+}
+
+int64_t IndexBytesPerKey(const IndexParams& params) {
+  switch (params.kind) {
+    case IndexKind::kFlat:
+      return 0;
+    case IndexKind::kHnsw:
+      return int64_t{4} * 3 * params.m;
+    case IndexKind::kCode:
+      return params.code_bits / 8 + 1;
+    case IndexKind::kIvf:
+      return 12;
+    case IndexKind::kGraph:
+      return int64_t{4} * 2 * params.m + 1;
+  }
+  return 0;
+}
+
+int64_t IndexHeapBytes(IndexKind kind, int64_t blob_bytes) {
+  // What a code index keeps beside its mapped blob: see kMaxCodeHeapBytes.
+  return kind == IndexKind::kCode ? std::min(blob_bytes, kMaxCodeHeapBytes) : blob_bytes;
 }
 
 }  // namespace carrel::kvstore

@@ -3,7 +3,7 @@
 // Math:   candidates of a group = rows with the largest group score max_h (scale * <q[h], k[j]> -
 //         lse[h]) (kernels/group_score), where lse[h] is over the zone: exactly in flat, estimated
 //         from the rows found and a sample of the rest in the others. Larger is better, ties by
-//         smaller id.
+//         smaller id. What is returned is always scored exactly.
 // Shapes: queries [group, head_dim] f32.
 // Errors: DataLoss from rows or blob; InvalidArgument names field, value and bounds. Faiss's
 //         exceptions are caught here and become Internal.
@@ -20,23 +20,35 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "kernels/code_score/code_score.h"
+#include "kvstore/index/blob.h"
 #include "kvstore/index/rows.h"
 
 namespace carrel::kvstore {
 
-inline constexpr int32_t kMaxEfSearch = 65536;
+struct SampledQueries;
 
-enum class IndexKind : uint8_t { kFlat = 0, kHnsw = 1 };
+inline constexpr int32_t kMaxEffort = 65536;
+
+enum class IndexKind : uint8_t { kFlat = 0, kHnsw = 1, kCode = 2, kIvf = 3, kGraph = 4 };
+inline constexpr IndexKind kAllIndexKinds[] = {IndexKind::kFlat, IndexKind::kCode, IndexKind::kHnsw,
+                                               IndexKind::kIvf, IndexKind::kGraph};
 
 struct IndexParams {
   IndexKind kind = IndexKind::kFlat;
-  int32_t m = 16;                 // hnsw: links per key (twice that on the lowest level), 4 .. 64
+  // hnsw: links per key (twice that on the lowest level); graph: half the links per key. 4 .. 64
+  int32_t m = 16;
   int32_t ef_construction = 100;  // hnsw: beam width of construction, m .. 4096
-  // hnsw: beam width of a search (at least as many as candidates are wanted), 1 .. 65536
-  int32_t ef_search = 128;
+  // Default effort of a search, 0 .. 65536; more finds more. hnsw, graph: beam width (at least as
+  // many as rows are wanted; 0: 128). ivf: lists probed (0: 16). code: rows scored exactly (at
+  // least as many as are wanted; 0: four times that and at least 512).
+  int32_t effort = 0;
+  int32_t code_bits = 128;        // code: 64, 128 or 256
+  bool code_trained = false;      // code: learned directions; needs sampled queries
+  int32_t ivf_lists = 0;          // ivf: 0 (4 sqrt(rows), at least 1) .. 65536
 };
 
-absl::StatusOr<IndexKind> ParseIndexKind(absl::string_view name);  // "flat", "hnsw"
+absl::StatusOr<IndexKind> ParseIndexKind(absl::string_view name);  // "flat", "code", ...
 absl::string_view IndexKindName(IndexKind kind);
 absl::Status ValidateIndexParams(const IndexParams& params);
 
@@ -52,6 +64,11 @@ struct SearchScratch {
   std::vector<uint32_t> visited;  // [rows]: the walk that last came by; see NextWalk
   uint32_t walk = 0;
   std::vector<std::pair<float, uint32_t>> frontier, beam;  // heaps of (score, row)
+  kernels::CodeTables tables;
+  std::vector<int16_t> codes;   // approximate scores
+  std::vector<uint32_t> above;  // rows whose approximate score is above a bar, ...
+  std::vector<int16_t> above_scores;
+  std::vector<uint64_t> ties;
 
   // Forgets what was visited, for an index of `rows` rows, and returns the mark of the new walk.
   uint32_t NextWalk(int64_t rows);
@@ -64,16 +81,17 @@ struct SearchRequest {
   RowRange zone;    // only rows in it are returned
   // Wanted rows; fewer are returned only if the zone holds fewer or the graph finds fewer.
   int64_t top_k = 0;
-  int32_t ef_search = 0;  // 0: the index's own
+  int32_t effort = 0;  // see IndexParams; 0: the index's own
 };
 
 struct SearchResult {
   std::vector<Position> ids;  // by group score descending, then id
   std::vector<float> scores;  // [group, ids.size()], scaled, exact
   int64_t visited = 0;        // keys compared, over the group's heads
-  // [group]: over the whole zone, if the index scored all of it (flat always does, the others where
-  // that is cheaper); else empty.
+  // [group]: lse over the whole zone: exact if the index scored all of it (flat always does, the
+  // others where that is cheaper), else an estimate.
   std::vector<float> zone_lse;
+  bool zone_scored = false;
 };
 
 class Index {
@@ -86,13 +104,21 @@ class Index {
   virtual int64_t resident_bytes() const = 0;
 };
 
-// The blob of an index over rows; empty for flat. Deterministic: the same rows and params give the
-// same bytes. One thread; rows are verified as they are read.
-absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& keys);
+// The blob of an index over rows; empty for flat. Deterministic: the same rows, queries and params
+// give the same bytes. One thread; rows are verified as they are read. queries: sampled queries of
+// the head's group, whose keys the rows are; InvalidArgument if a kind needs them (graph; code when
+// trained) and they are null.
+absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& keys,
+                                       const SampledQueries* queries = nullptr);
 
-// Opens an index from its blob (verified by the caller) over the rows it was built from.
-// InvalidArgument or DataLoss if they do not fit.
-absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, std::string blob,
-                                                 Rows keys);
+// Opens an index from its blob over the rows it was built from. InvalidArgument or DataLoss if they
+// do not fit. code keeps the blob mapped; the others read it.
+absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
+
+// About how many bytes a blob has per key: for planning disk space.
+int64_t IndexBytesPerKey(const IndexParams& params);
+
+// Heap that opening an index of this kind takes at most, given its blob's size.
+int64_t IndexHeapBytes(IndexKind kind, int64_t blob_bytes);
 
 }  // namespace carrel::kvstore

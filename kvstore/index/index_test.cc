@@ -87,8 +87,8 @@ TEST(IndexParamsTest, ValidateIndexParams_OutOfBounds_NamesFieldValueAndBounds) 
   EXPECT_THAT(check({.m = 65}), StatusIs(StatusCode::kInvalidArgument, "m=65"));
   EXPECT_THAT(check({.m = 32, .ef_construction = 31}),
               StatusIs(StatusCode::kInvalidArgument, "ef_construction=31, must be 32 .. 4096"));
-  EXPECT_THAT(check({.ef_search = 0}),
-              StatusIs(StatusCode::kInvalidArgument, "ef_search=0, must be 1 .. 65536"));
+  EXPECT_THAT(check({.effort = -1}),
+              StatusIs(StatusCode::kInvalidArgument, "effort=-1, must be 0 .. 65536"));
 }
 
 TEST(FlatIndexTest, RandomShapesAndZones_EqualTheDefinitionExactly) {
@@ -178,8 +178,8 @@ TEST_P(AnyIndexTest, BadRequests_AreInvalidArgumentAndNameTheField) {
               }),
               StatusIs(invalid, "zone [0, 101) of 100 rows"));
   EXPECT_THAT(search([](SearchRequest& r) { r.zone = {5, 4}; }), StatusIs(invalid, "zone [5, 4)"));
-  EXPECT_THAT(search([](SearchRequest& r) { r.ef_search = 65537; }),
-              StatusIs(invalid, "ef_search=65537"));
+  EXPECT_THAT(search([](SearchRequest& r) { r.effort = 65537; }),
+              StatusIs(invalid, "effort=65537"));
 }
 
 TEST_P(AnyIndexTest, TopKOfTheWholeZone_ReturnsEveryRowOnceAndExactScores) {
@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, AnyIndexTest, testing::Values(IndexKind::kFlat, 
 TEST(HnswIndexTest, Results_AreUniqueInTheZoneOrderedAndExactlyScored) {
   std::mt19937_64 rng(TestSeed());
   const KeySet keys = MakeKeys(rng, 4000, 64);
-  const auto index = MustBuild({.kind = IndexKind::kHnsw, .ef_search = 64}, keys.AsRows());
+  const auto index = MustBuild({.kind = IndexKind::kHnsw, .effort = 64}, keys.AsRows());
   for (int round = 0; round < 20; ++round) {
     const auto group = static_cast<int64_t>(1 + rng() % 4);
     const std::vector<float> queries = MakeQueries(rng, keys, group);
@@ -252,11 +252,11 @@ TEST(HnswIndexTest, Recall_DoesNotFallAsEffortRises) {
                                   .scale = 0.125f,
                                   .zone = {4, 5900},
                                   .top_k = 32,
-                                  .ef_search = ef};
+                                  .effort = ef};
       sum += Recall(MustSearch(*index, request), BruteForce(keys, request)) / kRounds;
     }
     recalls.push_back(sum);
-    std::cout << "ef_search=" << ef << " recall@32=" << sum << "\n";
+    std::cout << "effort=" << ef << " recall@32=" << sum << "\n";
   }
   // Averaged over 40 queries of 32 rows, one row more or less is noise.
   for (size_t i = 1; i < recalls.size(); ++i) EXPECT_GE(recalls[i], recalls[i - 1] - 0.005);
@@ -282,7 +282,7 @@ TEST(HnswIndexTest, Search_FromManyThreads_EqualsAlone) {
   const KeySet keys = MakeKeys(rng, 3000, 32);
   const MemoryContext context(keys, 512);
   const IndexParams params{
-      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .ef_search = 50};
+      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .effort = 50};
   const auto blob = *BuildIndex(params, keys.AsRows());
   const auto alone = *OpenIndex(params, blob, keys.AsRows());
   const auto shared = *OpenIndex(params, blob, *Rows::OpenKeys(context, Layer(0), KvHead(0)));
@@ -315,7 +315,7 @@ TEST(HnswIndexTest, FlippedBits_InTouchedRows_AreDataLoss) {
   std::mt19937_64 rng(TestSeed());
   const KeySet keys = MakeKeys(rng, 4000, 64);
   const IndexParams params{
-      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .ef_search = 32};
+      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .effort = 32};
   const auto blob = *BuildIndex(params, keys.AsRows());
   const std::vector<float> queries = MakeQueries(rng, keys, 1);
   const SearchRequest request{

@@ -36,9 +36,9 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
                                                    request.zone.end, ") of ", keys.count(),
                                                    " rows"));
   }
-  if (request.ef_search < 0 || request.ef_search > kMaxEfSearch) {
+  if (request.effort < 0 || request.effort > kMaxEffort) {
     return absl::InvalidArgumentError(
-        absl::StrCat("search: ef_search=", request.ef_search, ", must be 0 .. ", kMaxEfSearch));
+        absl::StrCat("search: effort=", request.effort, ", must be 0 .. ", kMaxEffort));
   }
   return absl::OkStatus();
 }
@@ -62,6 +62,7 @@ absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScra
                         request.scale, scratch.scores.data() + (first - zone.begin), rows);
     });
   }
+  result.zone_scored = true;
   result.zone_lse.resize(static_cast<size_t>(request.group));
   for (int64_t h = 0; h < request.group; ++h) {
     result.zone_lse[static_cast<size_t>(h)] =

@@ -168,7 +168,7 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
   request.speculative = query.speculative();
   request.among_candidates_of = query.among_candidates_of();
   request.measure_mass = query.measure_mass();
-  request.ef_search = query.ef_search();
+  request.effort = query.effort();
   return request;
 }
 

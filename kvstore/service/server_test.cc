@@ -229,7 +229,7 @@ TEST_F(ServerTest, BadRequests_AreAnsweredByErrorAndTheSessionSurvives) {
                                                       4);
        },
        "queries[3] is nan"},
-      {[](v1::Query& q) { q.set_ef_search(70000); }, "ef_search=70000 is outside [0, 65536]"},
+      {[](v1::Query& q) { q.set_effort(70000); }, "effort=70000 is outside [0, 65536]"},
       {[](v1::Query& q) { q.set_among_candidates_of(99); },
        "among_candidates_of=99 is not among the latest 8 speculative queries"},
       {[](v1::Query& q) {

@@ -73,7 +73,7 @@ v1::Query WireQuery(const QueryRequest& request, const AttentionShape& shape) {
   query.set_speculative(request.speculative);
   query.set_among_candidates_of(request.among_candidates_of);
   query.set_measure_mass(request.measure_mass);
-  query.set_ef_search(static_cast<uint32_t>(request.ef_search));
+  query.set_effort(static_cast<uint32_t>(request.effort));
   return query;
 }
 

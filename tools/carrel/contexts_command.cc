@@ -75,6 +75,20 @@ Sizes TotalSizes(const v1::Manifest& manifest) {
   return total;
 }
 
+nlohmann::json IndexToJson(const v1::IndexSpec& spec) {
+  nlohmann::json index = {{"kind", spec.kind()}};
+  if (spec.kind() == "flat" || spec.kind() == "auto") return index;
+  if (spec.m() != 0) index["m"] = spec.m();
+  if (spec.ef_construction() != 0) index["ef_construction"] = spec.ef_construction();
+  if (spec.code_bits() != 0) {
+    index["code_bits"] = spec.code_bits();
+    index["code_trained"] = spec.code_trained();
+  }
+  if (spec.kind() == "ivf") index["ivf_lists"] = spec.ivf_lists();
+  index["effort"] = spec.effort();
+  return index;
+}
+
 nlohmann::json ManifestJson(const v1::Manifest& manifest) {
   nlohmann::json fingerprint = nlohmann::json::object();
   for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields()) fingerprint[field.name()] = field.value();
@@ -94,12 +108,7 @@ nlohmann::json ManifestJson(const v1::Manifest& manifest) {
                       {"index_bytes", layer.index_bytes()},
                       {"sampled_query_bytes", layer.sampled_query_bytes()}});
   }
-  nlohmann::json index = {{"kind", manifest.index().kind()}};
-  if (manifest.index().kind() == "hnsw") {
-    index["m"] = manifest.index().m();
-    index["ef_construction"] = manifest.index().ef_construction();
-    index["ef_search"] = manifest.index().ef_search();
-  }
+  const nlohmann::json index = IndexToJson(manifest.index());
   const Sizes sizes = TotalSizes(manifest);
   return {{"name", manifest.name()},
           {"format_version", manifest.format_version()},
@@ -144,8 +153,8 @@ void PrintManifest(const v1::Manifest& manifest) {
               FormatTime(manifest.created_unix_s()).c_str(), manifest.program_version().c_str(), manifest.prefill_seconds(),
               static_cast<unsigned long long>(manifest.context_id()), manifest.format_version(), static_cast<long long>(manifest.segment_tokens()));
   std::printf("index %s", manifest.index().kind().c_str());
-  if (manifest.index().kind() == "hnsw") {
-    std::printf(" (m %u, ef_construction %u, ef_search %u)", manifest.index().m(), manifest.index().ef_construction(), manifest.index().ef_search());
+  for (const auto& [name, value] : IndexToJson(manifest.index()).items()) {
+    if (name != "kind") std::printf(" %s=%s", name.c_str(), value.dump().c_str());
   }
   std::printf("\nkeys %s, values %s, index %s, sampled queries %s (%lld per layer and q head)\n", FormatBytes(sizes.keys).c_str(),
               FormatBytes(sizes.values).c_str(), FormatBytes(sizes.index).c_str(), FormatBytes(sizes.sampled_queries).c_str(),

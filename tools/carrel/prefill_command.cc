@@ -85,10 +85,13 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command.add_option("--store", flags->config.store_folder, "folder of the store; created if absent")->required();
   command.add_option("--name", flags->config.name, "name of the new context")->required();
-  command.add_option("--index", flags->index, "flat (exact) | hnsw (graph)")->capture_default_str();
-  command.add_option("--hnsw-m", flags->config.index.m, "hnsw: links per key")->capture_default_str();
+  command.add_option("--index", flags->index, "flat (exact) | code (binary codes) | hnsw (graph) | ivf (inverted lists) | graph (from sampled queries)")->capture_default_str();
+  command.add_option("--hnsw-m", flags->config.index.m, "hnsw, graph: links per key")->capture_default_str();
   command.add_option("--hnsw-ef-construction", flags->config.index.ef_construction, "hnsw: effort of building")->capture_default_str();
-  command.add_option("--hnsw-ef-search", flags->config.index.ef_search, "hnsw: default effort of searching")->capture_default_str();
+  command.add_option("--code-bits", flags->config.index.code_bits, "code: bits per key, 64, 128 or 256")->capture_default_str();
+  command.add_flag("--code-train", flags->config.index.code_trained, "code: learn the directions from the document's own queries and keys");
+  command.add_option("--ivf-lists", flags->config.index.ivf_lists, "ivf: lists; 0: 4 sqrt(tokens)")->capture_default_str();
+  command.add_option("--effort,--hnsw-ef-search", flags->config.index.effort, "default effort of searching. hnsw, graph: beam width; ivf: lists probed; code: rows scored exactly; 0: the kind's default")->capture_default_str();
   command.add_option("--segment-tokens", flags->config.segment_tokens, "rows per stored segment, a power of two")->capture_default_str();
   command.add_option("--sampled-queries", flags->config.sampled_queries, "queries kept per layer and head, for audits")->capture_default_str();
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();

@@ -22,7 +22,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       ->capture_default_str();
   command.add_option("--oversample", config.oversample, "candidates asked ahead, as a multiple of top-k")->capture_default_str();
   command.add_option("--want", want, "what travels: rows (K and V) | values (scores and V) | attend (partial attention)")->capture_default_str();
-  command.add_option("--ef-search", config.ef_search, "effort of a graph index; 0: the context's own")->capture_default_str();
+  command.add_option("--effort,--ef-search", config.effort, "how much an index does for recall: beam width, lists probed or rows scored exactly; 0: the context's own")->capture_default_str();
   command.add_option("--threads", threads, "threads of the model; 0: one per core")->capture_default_str();
   command.add_option("--max-tokens", max_tokens, "generate at most so many tokens")->capture_default_str();
   command.add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();

@@ -1,0 +1,40 @@
+#include "kvstore/index/index_spec.h"
+
+#include "carrel/v1/context.pb.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+
+void SetIndexSpec(const IndexParams& params, v1::IndexSpec& spec) {
+  spec.set_kind(std::string(IndexKindName(params.kind)));
+  if (params.kind == IndexKind::kFlat) return;
+  spec.set_effort(static_cast<uint32_t>(params.effort));
+  if (params.kind == IndexKind::kHnsw || params.kind == IndexKind::kGraph) {
+    spec.set_m(static_cast<uint32_t>(params.m));
+  }
+  if (params.kind == IndexKind::kHnsw) {
+    spec.set_ef_construction(static_cast<uint32_t>(params.ef_construction));
+  }
+  if (params.kind == IndexKind::kCode) {
+    spec.set_code_bits(static_cast<uint32_t>(params.code_bits));
+    spec.set_code_trained(params.code_trained);
+  }
+  if (params.kind == IndexKind::kIvf) spec.set_ivf_lists(static_cast<uint32_t>(params.ivf_lists));
+}
+
+absl::StatusOr<IndexParams> IndexParamsOf(const v1::IndexSpec& spec) {
+  IndexParams params;
+  ASSIGN_OR_RETURN(params.kind, ParseIndexKind(spec.kind()));
+  params.effort = static_cast<int32_t>(spec.effort());
+  if (spec.m() != 0) params.m = static_cast<int32_t>(spec.m());
+  if (spec.ef_construction() != 0) {
+    params.ef_construction = static_cast<int32_t>(spec.ef_construction());
+  }
+  if (spec.code_bits() != 0) params.code_bits = static_cast<int32_t>(spec.code_bits());
+  params.code_trained = spec.code_trained();
+  params.ivf_lists = static_cast<int32_t>(spec.ivf_lists());
+  RETURN_IF_ERROR(ValidateIndexParams(params));
+  return params;
+}
+
+}  // namespace carrel::kvstore

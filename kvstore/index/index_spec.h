@@ -1,0 +1,20 @@
+// What:   IndexParams as a manifest records them, and back.
+// Errors: InvalidArgument an unknown kind or a parameter outside its bounds: names it.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "kvstore/index/index.h"
+
+namespace carrel::v1 {
+class IndexSpec;
+}
+
+namespace carrel::kvstore {
+
+// Manifest.index.kind of a context whose heads differ: see Manifest.head_indexes.
+inline constexpr absl::string_view kAutoIndexKind = "auto";
+
+void SetIndexSpec(const IndexParams& params, v1::IndexSpec& spec);
+absl::StatusOr<IndexParams> IndexParamsOf(const v1::IndexSpec& spec);
+
+}  // namespace carrel::kvstore

@@ -86,6 +86,7 @@ void Session::Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candid
 }
 
 absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done done) {
+  if (request.max_rows == 0) request.max_rows = config_.max_top_k;
   RETURN_IF_ERROR(ValidateQuery(request, *context_, config_));
   std::shared_ptr<CandidateSet> among, found;
   if (request.among_candidates_of != 0) {

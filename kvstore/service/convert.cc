@@ -145,9 +145,18 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
       if (!query.select().all()) return refuse("select: all=false selects nothing");
       request.select = Select::kAll;
       break;
+    case v1::Select::kRange:
+      request.select = Select::kRange;
+      request.range = query.select().range();
+      break;
+    case v1::Select::kMass:
+      request.select = Select::kMass;
+      request.mass = query.select().mass();
+      break;
     default:
-      return refuse("select is not given, expected top_k or all");
+      return refuse("select is not given, expected top_k, all, range or mass");
   }
+  request.max_rows = query.select().max_rows();
   switch (query.want()) {
     case v1::IDS:
       request.want = Want::kIds;
@@ -169,6 +178,7 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
   request.among_candidates_of = query.among_candidates_of();
   request.measure_mass = query.measure_mass();
   request.effort = query.effort();
+  request.estimate = query.estimate();
   return request;
 }
 
@@ -243,6 +253,7 @@ absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* w
     query->mutable_statistics()->set_visited(statistics.visited);
     query->mutable_statistics()->set_queue_us(statistics.queue_us);
     query->mutable_statistics()->set_search_us(statistics.search_us);
+    query->mutable_statistics()->set_rows(statistics.rows);
   }
   return absl::OkStatus();
 }

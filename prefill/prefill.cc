@@ -70,15 +70,7 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
     field.set_value(value);
   }
   job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
-  if (config.auto_index.has_value()) {
-    // What decides the choice is part of the job: a resumed one must not choose otherwise.
-    kvstore::SetIndexSpec(config.auto_index->params, *job.mutable_index());
-    job.mutable_index()->set_kind(std::string(kvstore::kAutoIndexKind));
-    job.mutable_index()->set_want_recall(static_cast<float>(config.auto_index->want_recall));
-    job.mutable_index()->set_wanted(static_cast<uint32_t>(config.auto_index->wanted));
-  } else {
-    kvstore::SetIndexSpec(config.index, *job.mutable_index());
-  }
+  SetIndexPlan(config.index, config.auto_index, job);
   job.set_sampled_queries(std::min<int64_t>(config.sampled_queries, job.tokens()));
   return job;
 }
@@ -242,6 +234,18 @@ class Job {
 };
 
 }  // namespace
+
+void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
+                  v1::Manifest& manifest) {
+  v1::IndexSpec& spec = *manifest.mutable_index();
+  spec.Clear();
+  if (!auto_index.has_value()) return kvstore::SetIndexSpec(index, spec);
+  // What decides the choice is recorded: a resumed job must not choose otherwise.
+  kvstore::SetIndexSpec(auto_index->params, spec);
+  spec.set_kind(std::string(kvstore::kAutoIndexKind));
+  spec.set_want_recall(static_cast<float>(auto_index->want_recall));
+  spec.set_wanted(static_cast<uint32_t>(auto_index->wanted));
+}
 
 absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,

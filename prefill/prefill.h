@@ -18,6 +18,10 @@
 #include "kvstore/index/index.h"
 #include "model/checkpoint.h"
 
+namespace carrel::v1 {
+class Manifest;
+}
+
 namespace carrel::kvstore {
 class Store;
 }
@@ -44,6 +48,10 @@ struct PrefillReport {
   int64_t stored_bytes = 0;
   int64_t index_bytes = 0;
 };
+
+// Records in the manifest how its heads are indexed.
+void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
+                  v1::Manifest& manifest);
 
 absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,

@@ -182,7 +182,7 @@ void Subtract(const LinearMap& map, const Floats& transposed_weights, const floa
 // E <q, r>^2 = |transform r|^2 for queries of this second moment: its Cholesky factor, transposed.
 // A share of all directions is kept equally important: queries to come are not those sampled.
 Floats QueryTransform(const SampledQueries& queries, int64_t d) {
-  constexpr double kShare = 0.05;
+  constexpr double kShare = 0.3;
   const auto count = static_cast<int64_t>(queries.queries.size()) / d;
   Multiply multiply;
   const Floats qt = Transposed(queries.queries, count, d);

@@ -58,7 +58,7 @@ struct SearchScratch {
   std::vector<float> group_scores;
   std::vector<int64_t> ids;
   std::vector<int64_t> best;
-  std::vector<uint32_t> topk;
+  std::vector<uint64_t> topk;
   std::vector<const void*> pointers;
   std::vector<float> base;
   std::vector<uint32_t> visited;  // [rows]: the walk that last came by; see NextWalk

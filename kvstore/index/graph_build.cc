@@ -135,9 +135,11 @@ Adjacency QueryLinks(const std::vector<std::vector<Scored>>& ranked, int64_t row
 }
 
 // The lists nearest to each list, itself first, until they hold kNearRows rows.
-std::vector<std::vector<uint32_t>> NearLists(const Partition& p, int64_t head_dim) {
+std::vector<std::vector<uint32_t>> NearLists(const Partition& p, const QueryMetric& metric,
+                                             int64_t head_dim) {
   Floats centroids(p.centroids.size()), products(static_cast<size_t>(kScoredRows * p.lists));
   Bf16ToFloat(p.centroids, centroids.data());
+  metric.Apply(centroids);
   Floats minus_half_squares;
   for (int64_t i = 0; i < p.lists; ++i) {
     const float* c = centroids.data() + i * head_dim;
@@ -170,9 +172,10 @@ std::vector<std::vector<uint32_t>> NearLists(const Partition& p, int64_t head_di
 
 // The nearest rows of each row, by distance, best first: [rows, wanted], filled up with the row
 // itself.
-std::vector<uint32_t> NearestRows(const Rows& keys, const Partition& p, int64_t wanted) {
+std::vector<uint32_t> NearestRows(const Rows& keys, const QueryMetric& metric, const Partition& p,
+                                  int64_t wanted) {
   const int64_t d = keys.head_dim();
-  const auto near = NearLists(p, d);
+  const auto near = NearLists(p, metric, d);
   std::vector<uint32_t> nearest(static_cast<size_t>(keys.count() * wanted));
   std::vector<uint32_t> others, topk;
   std::vector<int64_t> order(static_cast<size_t>(wanted) + 1);
@@ -189,10 +192,8 @@ std::vector<uint32_t> NearestRows(const Rows& keys, const Partition& p, int64_t 
         others.insert(others.end(), more.begin(), more.begin() + std::min(room, more.size()));
       }
       const auto count = static_cast<int64_t>(others.size());
-      x.resize(cell.size() * static_cast<size_t>(d));
-      c.resize(others.size() * static_cast<size_t>(d));
-      GatherCentred(keys, cell, p.mean, x.data());
-      GatherCentred(keys, others, p.mean, c.data());
+      metric.Gather(keys, cell, p.mean, x);
+      metric.Gather(keys, others, p.mean, c);
       minus_half_squares.resize(others.size());
       for (int64_t i = 0; i < count; ++i) {
         const float* row = c.data() + i * d;
@@ -377,10 +378,12 @@ absl::StatusOr<std::string> BuildGraph(const IndexParams& params, const Rows& ke
   const int64_t width = 2 * params.m;
   GraphBuilder graph(keys, width);
   if (keys.count() > 0) {
+    const QueryMetric metric(queries, keys.head_dim());
     const auto ranked = RankKeys(keys, Choose(*queries, keys.count()));
-    ASSIGN_OR_RETURN(const Partition partition, MakePartition(keys, IvfLists(0, keys.count())));
+    ASSIGN_OR_RETURN(const Partition partition,
+                     MakePartition(keys, metric, IvfLists(0, keys.count())));
     graph.AddQueryLinks(QueryLinks(ranked, keys.count()), width / 2);
-    graph.AddNearLinks(NearestRows(keys, partition, width), width);
+    graph.AddNearLinks(NearestRows(keys, metric, partition, width), width);
     header.levels = 1;
     // Of the last query, which saw the most.
     header.entry = ranked.back().empty() ? 0 : ranked.back().front().second;

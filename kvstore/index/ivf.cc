@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kernels/dot_score/dot_score.h"
+#include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/hnsw_links.h"
 #include "kvstore/index/ivf_blob.h"
 #include "kvstore/index/search_util.h"
@@ -153,7 +154,8 @@ int64_t IvfLists(int64_t asked_lists, int64_t rows) {
       {asked_lists > 0 ? asked_lists : std::max<int64_t>(usual, 1), rows, kMaxIvfLists});
 }
 
-absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys) {
+absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys,
+                                     const SampledQueries* queries) {
   if (keys.count() > kMaxIvfRows || keys.head_dim() > kMaxIvfHeadDim) {
     return absl::InvalidArgumentError(absl::StrCat("ivf: ", keys.count(), " rows of ",
                                                    keys.head_dim(), ", must be at most ",
@@ -163,7 +165,12 @@ absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys
                    .head_dim = keys.head_dim(),
                    .lists = IvfLists(params.ivf_lists, keys.count()),
                    .asked_lists = params.ivf_lists};
-  ASSIGN_OR_RETURN(const Partition partition, MakePartition(keys, header.lists));
+  if (queries != nullptr && queries->head_dim != keys.head_dim()) {
+    return absl::InvalidArgumentError(absl::StrCat("ivf: queries of head_dim ", queries->head_dim,
+                                                   " for keys of head_dim ", keys.head_dim()));
+  }
+  const QueryMetric metric(queries, keys.head_dim());
+  ASSIGN_OR_RETURN(const Partition partition, MakePartition(keys, metric, header.lists));
   ASSIGN_OR_RETURN(header.rows_crc, RowsCrc(keys));
   return EncodeIvfBlob(header, partition);
 }

@@ -18,7 +18,8 @@ namespace carrel::kvstore {
 // Lists for so many rows: 4 sqrt(rows), unless asked for, and no more than rows.
 int64_t IvfLists(int64_t asked_lists, int64_t rows);
 
-absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys);
+absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys,
+                                     const SampledQueries* queries);
 absl::StatusOr<std::unique_ptr<Index>> OpenIvf(const IndexParams& params, const Blob& blob,
                                                Rows keys);
 

@@ -112,7 +112,9 @@ TEST(GraphTest, Recall_DoesNotFallAsEffortRises) {
     }
     std::cout << "effort=" << ef << " recall@32=" << recall << " visited=" << visited << "\n";
     EXPECT_GE(recall, before - 0.005);
-    if (ef == 128) EXPECT_GT(recall, 0.85);
+    if (ef == 128) {
+      EXPECT_GT(recall, 0.85);
+    }
     before = recall;
   }
   EXPECT_GT(before, 0.95);

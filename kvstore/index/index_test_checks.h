@@ -107,7 +107,9 @@ inline void ExpectValid(const KeySet& keys, const SearchRequest& request,
       best = std::max(best, score[h] - result.zone_lse[h]);
     }
     EXPECT_LE(best, before);
-    if (best == before) EXPECT_LT(result.ids[i - 1], result.ids[i]);
+    if (best == before) {
+      EXPECT_LT(result.ids[i - 1], result.ids[i]);
+    }
     before = best;
   }
 }

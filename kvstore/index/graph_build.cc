@@ -149,7 +149,7 @@ std::vector<std::vector<uint32_t>> NearLists(const Partition& p, const QueryMetr
                                 minus_half_squares.data()};
   Floats scratch(static_cast<size_t>(kernels::LinearScratchFloats(w)));
   std::vector<std::vector<uint32_t>> near(static_cast<size_t>(p.lists));
-  std::vector<uint32_t> topk;
+  std::vector<uint64_t> topk;
   std::vector<int64_t> order(static_cast<size_t>(std::min<int64_t>(p.lists, 64)));
   for (int64_t at = 0; at < p.lists; at += kScoredRows) {
     const int64_t count = std::min(kScoredRows, p.lists - at);
@@ -177,7 +177,8 @@ std::vector<uint32_t> NearestRows(const Rows& keys, const QueryMetric& metric, c
   const int64_t d = keys.head_dim();
   const auto near = NearLists(p, metric, d);
   std::vector<uint32_t> nearest(static_cast<size_t>(keys.count() * wanted));
-  std::vector<uint32_t> others, topk;
+  std::vector<uint32_t> others;
+  std::vector<uint64_t> topk;
   std::vector<int64_t> order(static_cast<size_t>(wanted) + 1);
   Floats x, c, minus_half_squares, products, scratch;
   for (int64_t list = 0; list < p.lists; ++list) {

@@ -277,10 +277,8 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
   RETURN_IF_ERROR(ReadSample(scan));
   // What the sample adds to each head's sum, by the group score up to which rows are not found.
   constexpr int64_t kSamples = kSampleBlocks * kCodeBlockKeys;
-  thread_local std::vector<float> sample_scores;
-  thread_local std::vector<int16_t> sample_codes;
-  sample_scores.assign(s.scores.begin(), s.scores.begin() + request.group * kSamples);
-  sample_codes.assign(s.codes.begin(), s.codes.begin() + kSamples);
+  s.sample_scores.assign(s.scores.begin(), s.scores.begin() + request.group * kSamples);
+  s.sample_codes.assign(s.codes.begin(), s.codes.begin() + kSamples);
   const bool barred = scan.bar > kLowest;
   RETURN_IF_ERROR(ScanCodes(scan));
   if (barred && static_cast<int64_t>(s.above.size()) < scan.wanted) {
@@ -293,10 +291,10 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
   result.zone_scored = false;
   result.zone_lse.resize(static_cast<size_t>(request.group));
   for (int64_t h = 0; h < request.group; ++h) {
-    float* rest = sample_scores.data() + h * kSamples;
+    float* rest = s.sample_scores.data() + h * kSamples;
     int64_t count = 0;
     for (int64_t j = 0; j < kSamples; ++j) {
-      if (sample_codes[static_cast<size_t>(j)] <= scan.bar) rest[count++] = rest[j];
+      if (s.sample_codes[static_cast<size_t>(j)] <= scan.bar) rest[count++] = rest[j];
     }
     const float kept = kernels::LogSumExp(s.scores.data() + h * found, found);
     const float others = kernels::LogSumExp(rest, count);

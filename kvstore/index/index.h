@@ -70,6 +70,8 @@ struct SearchScratch {
   std::vector<uint32_t> above;  // rows whose approximate score is above a bar, ...
   std::vector<int16_t> above_scores;
   std::vector<uint64_t> ties;
+  std::vector<float> sample_scores;  // [group, samples], and the codes' scores of the same rows
+  std::vector<int16_t> sample_codes;
 
   // Forgets what was visited, for an index of `rows` rows, and returns the mark of the new walk.
   uint32_t NextWalk(int64_t rows);

@@ -169,8 +169,9 @@ absl::Status CodeIndex::ReadSample(Scan& scan) const {
       norm += q[c] * q[c];
       on_centre += q[c] * decoder_.centre[static_cast<size_t>(c)];
     }
-    // The estimate is the mean of a score given its code: the mean of the exponential is more.
-    const float noise = 0.5f * header_.error_ratio * norm * r.scale * r.scale;
+    // The estimate is the mean of a score given its code: the mean of the exponential is more. Not
+    // without bound: errors are less Gaussian the larger they are.
+    const float noise = std::min(2.0f, 0.5f * header_.error_ratio * norm * r.scale * r.scale);
     const float least = r.scale * on_centre - s.tables.sum[static_cast<size_t>(h)];
     const float step = s.tables.step[static_cast<size_t>(h)];
     float* scores = s.scores.data() + h * kSamples;

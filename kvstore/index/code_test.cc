@@ -116,7 +116,7 @@ TEST(CodeTest, RandomShapesZonesAndEfforts_ResultsAreValid) {
       const auto begin = static_cast<Position>(rng() % 1000);
       const SearchRequest request{.queries = queries.data(),
                                   .group = group,
-                                  .scale = 0.1f,
+                                  .scale = 0.02f,
                                   .zone = {begin, rows - static_cast<Position>(rng() % 500)},
                                   .top_k = static_cast<int64_t>(1 + rng() % 300),
                                   .effort = static_cast<int32_t>(rng() % 700)};

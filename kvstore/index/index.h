@@ -40,7 +40,8 @@ struct IndexParams {
   int32_t m = 16;
   int32_t ef_construction = 100;  // hnsw: beam width of construction, m .. 4096
   // Default effort of a search, 0 .. 65536; more finds more. hnsw, graph: beam width (at least as
-  // many as rows are wanted; 0: 128). ivf: lists probed (0: 16). code: rows scored exactly (at
+  // many as rows are wanted; 0: 128). ivf: lists probed (0: an eighth, and at
+  // least 32). code: rows scored exactly (at
   // least as many as are wanted; 0: four times that and at least 512).
   int32_t effort = 0;
   int32_t code_bits = 128;        // code: 64, 128 or 256

@@ -38,8 +38,8 @@ absl::Status ValidateConfig(const AuditConfig& config) {
     return absl::InvalidArgumentError(
         absl::StrCat("sample=", *config.sample, " is below 1 query per layer and head"));
   }
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"sink", config.sink},
-                                    {"local", config.local}}) {
+  for (const auto& [name, value] :
+       {std::pair<const char*, int64_t>{"sink", config.sink}, {"local", config.local}}) {
     if (value >= 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " is negative"));
   }
@@ -63,8 +63,8 @@ absl::Status ReadShape(const v1::Manifest& m, AuditReport& report) {
   }
   const bool fits = m.layers() >= 1 && m.layers() <= kvstore::kMaxLayer && m.kv_heads() >= 1 &&
                     m.q_heads() >= m.kv_heads() && m.q_heads() <= kvstore::kMaxGroup &&
-                    m.q_heads() % m.kv_heads() == 0 && m.head_dim() >= 1 &&
-                    m.head_dim() <= 4096 && m.tokens() >= 1;
+                    m.q_heads() % m.kv_heads() == 0 && m.head_dim() >= 1 && m.head_dim() <= 4096 &&
+                    m.tokens() >= 1;
   if (!fits) {
     return absl::DataLossError(absl::StrCat("layers=", m.layers(), " q_heads=", m.q_heads(),
                                             " kv_heads=", m.kv_heads(), " head_dim=", m.head_dim(),
@@ -135,10 +135,10 @@ absl::StatusOr<SampledQueries> ReadSampledQueries(const StoredContext& context,
                     queries.head_dim == report.shape.head_dim &&
                     (queries.samples() == 0 || queries.positions.back() < report.tokens);
   if (!fits) {
-    return absl::DataLossError(absl::StrCat(
-        "sampled queries of group=", queries.group, " head_dim=", queries.head_dim,
-        " do not fit the manifest: ", report.shape.group(), ", ", report.shape.head_dim, ", ",
-        report.tokens, " tokens"));
+    return absl::DataLossError(
+        absl::StrCat("sampled queries of group=", queries.group, " head_dim=", queries.head_dim,
+                     " do not fit the manifest: ", report.shape.group(), ", ",
+                     report.shape.head_dim, ", ", report.tokens, " tokens"));
   }
   return queries;
 }
@@ -200,8 +200,8 @@ class EffortCurve {
 
 absl::Status SeekLeast(const AuditConfig& config, EffortCurve& curve, HeadAudit& head) {
   if (!config.want_recall.has_value()) return absl::OkStatus();
-  for (int64_t effort = LeastEffort(head.params.kind, config.top_k);
-       effort <= kvstore::kMaxEffort; effort *= 2) {
+  for (int64_t effort = LeastEffort(head.params.kind, config.top_k); effort <= kvstore::kMaxEffort;
+       effort *= 2) {
     ASSIGN_OR_RETURN(const Measured measured, curve.At(static_cast<int32_t>(effort)));
     if (measured.recall >= *config.want_recall) {
       head.least = measured;
@@ -238,8 +238,9 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
   AuditReport own{.config = config, .shape = report.shape, .tokens = report.tokens};
   ASSIGN_OR_RETURN(const QueryPlan plan, PlanQueries(queries, own));
   if (own.positions != report.positions) {
-    return absl::FailedPreconditionError("the queries were sampled at other positions than those "
-                                         "of layer=0 kv_head=0");
+    return absl::FailedPreconditionError(
+        "the queries were sampled at other positions than those "
+        "of layer=0 kv_head=0");
   }
   ASSIGN_OR_RETURN(kvstore::Blob blob, kvstore::Blob::Open(context, head.layer, head.kv_head));
   head.index_bytes = blob.size();

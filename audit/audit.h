@@ -78,8 +78,8 @@ struct AuditReport {
   std::string index_kind;  // as in the manifest: may be "auto"
   AttentionShape shape;
   int64_t tokens = 0;
-  int64_t stored_queries = 0;  // per layer and q head
-  int64_t small_zones = 0;     // of these, left out
+  int64_t stored_queries = 0;       // per layer and q head
+  int64_t small_zones = 0;          // of these, left out
   std::vector<Position> positions;  // of the queries used
   bool built_from_queries = false;
   std::vector<Step> steps;

@@ -54,8 +54,8 @@ TEST(AuditTest, Flat_IsExactInEveryHead) {
 }
 
 TEST(AuditTest, Hnsw_RecallRisesAlongTheLadderAndIsReproducible) {
-  RandomContextSpec spec{.tokens = 3000, .indexes = {{.kind = IndexKind::kHnsw, .m = 4,
-                                                      .ef_construction = 16}}};
+  RandomContextSpec spec{.tokens = 3000,
+                         .indexes = {{.kind = IndexKind::kHnsw, .m = 4, .ef_construction = 16}}};
   const auto context = Publish(spec);
   const auto report = Run(*context, {.top_k = 8, .want_recall = 0.9});
   CARREL_ASSERT_OK(report);
@@ -83,10 +83,11 @@ TEST(AuditTest, Hnsw_RecallRisesAlongTheLadderAndIsReproducible) {
 }
 
 TEST(AuditTest, Auto_EveryHeadIsAuditedAsItsOwnKind) {
-  RandomContextSpec spec{.tokens = 4000, .indexes = {{.kind = IndexKind::kFlat},
-                                                     {.kind = IndexKind::kCode, .effort = 64},
-                                                     {.kind = IndexKind::kHnsw},
-                                                     {.kind = IndexKind::kCode}}};
+  RandomContextSpec spec{.tokens = 4000,
+                         .indexes = {{.kind = IndexKind::kFlat},
+                                     {.kind = IndexKind::kCode, .effort = 64},
+                                     {.kind = IndexKind::kHnsw},
+                                     {.kind = IndexKind::kCode}}};
   const auto report = Run(*Publish(spec), {.top_k = 16});
   CARREL_ASSERT_OK(report);
   EXPECT_EQ(report->index_kind, "auto");

@@ -33,9 +33,9 @@ std::vector<double> Scores(const RandomHead& head, int64_t sample, int64_t h,
                            const std::vector<Position>& rows) {
   std::vector<double> scores;
   for (const Position row : rows) {
-    scores.push_back(Dot(head.queries.Query(sample, h), &head.keys[row * head.head_dim],
-                         head.head_dim) /
-                     std::sqrt(static_cast<double>(head.head_dim)));
+    scores.push_back(
+        Dot(head.queries.Query(sample, h), &head.keys[row * head.head_dim], head.head_dim) /
+        std::sqrt(static_cast<double>(head.head_dim)));
   }
   return scores;
 }
@@ -59,7 +59,8 @@ absl::Status AddHead(kvstore::SstWriter& writer, const RandomContextSpec& spec, 
       RETURN_IF_ERROR(writer.Add({id, layer, kind, KvHead(h), 0}, std::move(payload), kBytes));
     } else if (kind == Kind::kIndex) {
       const kvstore::IndexParams& params = spec.indexes[spec.indexes.size() == 1 ? 0 : at];
-      ASSIGN_OR_RETURN(std::string blob, kvstore::BuildIndex(params, head.KeyRows(), &head.queries));
+      ASSIGN_OR_RETURN(std::string blob,
+                       kvstore::BuildIndex(params, head.KeyRows(), &head.queries));
       if (blob.empty()) continue;
       RETURN_IF_ERROR(writer.Add({id, layer, kind, KvHead(h), 0}, std::move(blob), kBytes));
     } else {

@@ -25,9 +25,7 @@ struct RandomHead {
   std::vector<uint16_t> keys, values;  // bf16 [tokens, head_dim]
   kvstore::SampledQueries queries;     // spread over all positions; each leans to some keys
 
-  kvstore::Rows KeyRows() const {
-    return kvstore::Rows::FromMemory(keys.data(), tokens, head_dim);
-  }
+  kvstore::Rows KeyRows() const { return kvstore::Rows::FromMemory(keys.data(), tokens, head_dim); }
   kvstore::Rows ValueRows() const {
     return kvstore::Rows::FromMemory(values.data(), tokens, head_dim);
   }
@@ -37,8 +35,8 @@ RandomHead MakeHead(uint64_t seed, int64_t tokens, int64_t head_dim, int64_t gro
 
 // By plain loops.
 struct PlainQuery {
-  std::vector<Position> ranked;              // rows of the zone by group score, best first
-  std::vector<std::vector<double>> share;    // [group][zone]: softmax
+  std::vector<Position> ranked;            // rows of the zone by group score, best first
+  std::vector<std::vector<double>> share;  // [group][zone]: softmax
   RowRange zone;
 };
 PlainQuery AnswerPlainly(const RandomHead& head, int64_t sample, RowRange zone);
@@ -51,7 +49,7 @@ struct RandomContextSpec {
   AttentionShape shape = {.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 32};
   int64_t tokens = 1500;
   int64_t segment_tokens = 512;
-  int64_t samples = 40;                          // 0: none are stored
+  int64_t samples = 40;                              // 0: none are stored
   std::vector<kvstore::IndexParams> indexes = {{}};  // one, or one per head: kind "auto"
   uint64_t seed = 1;
 };

@@ -15,14 +15,10 @@ namespace {
 using Rgb = std::array<double, 3>;
 
 constexpr Rgb kNoValue = {0.86, 0.86, 0.86};
-constexpr std::array<Rgb, 4> kBlues = {{{0.925, 0.953, 0.976},
-                                        {0.600, 0.773, 0.890},
-                                        {0.192, 0.510, 0.741},
-                                        {0.043, 0.196, 0.384}}};
-constexpr std::array<Rgb, 4> kOchres = {{{0.992, 0.957, 0.886},
-                                         {0.969, 0.788, 0.494},
-                                         {0.827, 0.502, 0.161},
-                                         {0.400, 0.188, 0.027}}};
+constexpr std::array<Rgb, 4> kBlues = {
+    {{0.925, 0.953, 0.976}, {0.600, 0.773, 0.890}, {0.192, 0.510, 0.741}, {0.043, 0.196, 0.384}}};
+constexpr std::array<Rgb, 4> kOchres = {
+    {{0.992, 0.957, 0.886}, {0.969, 0.788, 0.494}, {0.827, 0.502, 0.161}, {0.400, 0.188, 0.027}}};
 // Distinct without colour vision by lightness, and each cell also shows its kind's letters.
 constexpr std::array<const char*, 5> kKindColours = {"#e8eef4", "#9cc3e0", "#f0c27a", "#4c86b0",
                                                      "#7a4a1a"};
@@ -59,7 +55,9 @@ struct Grid {
 
   Grid(int32_t layers, int32_t heads)
       : cell_width(std::clamp(300 / std::max(heads, 1), 8, 62)),
-        cell_height(layers > 48 ? 12 : layers > 24 ? 16 : 24),
+        cell_height(layers > 48   ? 12
+                    : layers > 24 ? 16
+                                  : 24),
         layers(layers),
         heads(heads),
         with_text(cell_width >= 34 && cell_height >= 14) {}
@@ -68,9 +66,9 @@ struct Grid {
   int height() const { return kTop + cell_height * layers + 2; }
 
   std::string Open() const {
-    std::string svg = absl::StrFormat(
-        "<svg width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" role=\"img\">\n", width(), height(),
-        width(), height());
+    std::string svg =
+        absl::StrFormat("<svg width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" role=\"img\">\n",
+                        width(), height(), width(), height());
     const int head_step = std::max(1, (26 + cell_width - 1) / cell_width);
     for (int32_t h = 0; h < heads; h += head_step) {
       absl::StrAppendFormat(&svg,
@@ -88,8 +86,8 @@ struct Grid {
     return svg;
   }
 
-  std::string Cell(size_t at, absl::string_view fill, absl::string_view ink,
-                   absl::string_view text, absl::string_view hover) const {
+  std::string Cell(size_t at, absl::string_view fill, absl::string_view ink, absl::string_view text,
+                   absl::string_view hover) const {
     const int x = kLeft + cell_width * static_cast<int>(at % static_cast<size_t>(heads));
     const int y = kTop + cell_height * static_cast<int>(at / static_cast<size_t>(heads));
     const int gap = cell_width >= 16 ? 2 : 1;
@@ -108,7 +106,8 @@ struct Grid {
 };
 
 std::string FigureHead(const std::string& title, const std::string& note) {
-  std::string head = absl::StrCat("<figure class=\"map\"><figcaption><b>", EscapeHtml(title), "</b>");
+  std::string head =
+      absl::StrCat("<figure class=\"map\"><figcaption><b>", EscapeHtml(title), "</b>");
   if (!note.empty()) absl::StrAppend(&head, "<span>", EscapeHtml(note), "</span>");
   return head + "</figcaption>\n";
 }
@@ -121,9 +120,9 @@ std::string Legend(const HeatMap& map, int width) {
       Grid::kLeft + bar, Grid::kLeft + bar);
   for (int i = 0; i < kSteps; ++i) {
     const double x = Grid::kLeft + double(bar) * i / kSteps;
-    absl::StrAppendFormat(&svg, "<rect x=\"%.1f\" y=\"2\" width=\"%.1f\" height=\"8\" fill=\"%s\"/>",
-                          x, double(bar) / kSteps + 0.3,
-                          Hex(ColourAt(map.hue, (i + 0.5) / kSteps)));
+    absl::StrAppendFormat(&svg,
+                          "<rect x=\"%.1f\" y=\"2\" width=\"%.1f\" height=\"8\" fill=\"%s\"/>", x,
+                          double(bar) / kSteps + 0.3, Hex(ColourAt(map.hue, (i + 0.5) / kSteps)));
   }
   absl::StrAppendFormat(&svg, "<text class=\"tick\" x=\"%d\" y=\"23\">%s</text>", Grid::kLeft,
                         EscapeHtml(map.light_label));
@@ -139,7 +138,8 @@ std::vector<double> LogTicks(double low, double high) {
   std::vector<double> ticks;
   for (int pass = 0; pass < 2; ++pass) {
     ticks.clear();
-    for (int e = static_cast<int>(std::floor(std::log10(low))) - 1; e <= std::log10(high) + 1; ++e) {
+    for (int e = static_cast<int>(std::floor(std::log10(low))) - 1; e <= std::log10(high) + 1;
+         ++e) {
       for (const double m : {1.0, 2.0, 5.0}) {
         const double tick = m * std::pow(10.0, e);
         if (pass == 1 && m != 1) continue;
@@ -166,7 +166,8 @@ std::vector<double> LinearTicks(double low, double high) {
     if (step >= rough) break;
   }
   std::vector<double> ticks;
-  for (double tick = std::ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6; tick += step) {
+  for (double tick = std::ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6;
+       tick += step) {
     ticks.push_back(tick);
   }
   return ticks;
@@ -253,8 +254,13 @@ class Plot {
                             "<g><title>%s</title><circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" "
                             "r=\"%g\"/>",
                             EscapeHtml(node.hover),
-                            line.thin ? "thindot" : node.marked ? "judged" : "dot", x, y,
-                            line.thin ? 2.2 : node.marked ? 6.0 : 4.0);
+                            line.thin     ? "thindot"
+                            : node.marked ? "judged"
+                                          : "dot",
+                            x, y,
+                            line.thin     ? 2.2
+                            : node.marked ? 6.0
+                                          : 4.0);
       if (!node.label.empty()) {
         const bool below = y < kTop + 26;
         absl::StrAppendFormat(&svg,
@@ -325,8 +331,8 @@ std::string KindMapFigure(const KindMap& map) {
   absl::StrAppend(&figure, grid.Open());
   for (size_t i = 0; i < map.kinds.size(); ++i) {
     const size_t colour = colour_of[map.kinds[i]];
-    absl::StrAppend(&figure, grid.Cell(i, kKindColours[colour], ink(colour), map.kinds[i],
-                                       map.hovers[i]));
+    absl::StrAppend(&figure,
+                    grid.Cell(i, kKindColours[colour], ink(colour), map.kinds[i], map.hovers[i]));
   }
   absl::StrAppend(&figure, "</svg>\n<p class=\"kinds\">");
   for (const auto& [name, colour] : colour_of) {
@@ -338,9 +344,9 @@ std::string KindMapFigure(const KindMap& map) {
 
 std::string CurveFigure(const CurveChart& chart) {
   const Plot plot(chart);
-  std::string figure = absl::StrCat("<figure class=\"curve\"><figcaption><b>",
-                                    EscapeHtml(chart.title), "</b><span>",
-                                    EscapeHtml(chart.y_axis), "</span></figcaption>\n");
+  std::string figure =
+      absl::StrCat("<figure class=\"curve\"><figcaption><b>", EscapeHtml(chart.title), "</b><span>",
+                   EscapeHtml(chart.y_axis), "</span></figcaption>\n");
   absl::StrAppendFormat(&figure,
                         "<svg width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" role=\"img\">\n",
                         Plot::kWidth, Plot::kHeight, Plot::kWidth, Plot::kHeight);

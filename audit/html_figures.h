@@ -23,10 +23,10 @@ struct HeatMap {
   std::string note;
   Hue hue = Hue::kBlue;
   int32_t layers = 0, heads = 0;
-  std::vector<double> values;        // [layers, heads]
-  std::vector<std::string> cells;    // [layers, heads]: drawn if there is room
-  std::vector<std::string> hovers;   // [layers, heads]
-  double light = 0, dark = 1;        // values at the ends of the scale
+  std::vector<double> values;       // [layers, heads]
+  std::vector<std::string> cells;   // [layers, heads]: drawn if there is room
+  std::vector<std::string> hovers;  // [layers, heads]
+  double light = 0, dark = 1;       // values at the ends of the scale
   std::string light_label, dark_label;
 };
 std::string HeatMapFigure(const HeatMap& map);

@@ -49,7 +49,8 @@ std::string HeadHover(const AuditReport& report, const HeadAudit& head) {
   const Measured& m = head.judged;
   return absl::StrFormat(
       "%s\n%s%s\nrecall@%d %.4f (worst query %.4f)\nmass %.4f (worst q head %.4f; exact top rows "
-      "%.4f)\noutput error %.4f (exact top rows %.4f; found to exact %.4f)\nvisited %s keys, %.1f%% "
+      "%.4f)\noutput error %.4f (exact top rows %.4f; found to exact %.4f)\nvisited %s keys, "
+      "%.1f%% "
       "of exact search\n%.0f us a search, exact %.0f us",
       HeadName(head), std::string(kvstore::IndexKindName(head.params.kind)),
       m.effort > 0 ? absl::StrFormat(", effort %d", m.effort) : "", report.config.top_k, m.recall,
@@ -80,8 +81,8 @@ std::string Header(const AuditReport& report) {
 
 std::string Tile(const std::string& name, const std::string& value, const std::string& more,
                  const std::string& note) {
-  return absl::StrCat("<div class=\"tile\"><h3>", name, "</h3><p class=\"big\">", value,
-                      "</p><p>", more, "</p><p class=\"note\">", note, "</p></div>\n");
+  return absl::StrCat("<div class=\"tile\"><h3>", name, "</h3><p class=\"big\">", value, "</p><p>",
+                      more, "</p><p class=\"note\">", note, "</p></div>\n");
 }
 
 std::string WorstText(const AuditReport& report, const Metric& metric) {
@@ -96,9 +97,9 @@ std::string KeyFigures(const AuditReport& report) {
   const double row_bytes = 2.0 * report.shape.head_dim;
   const double bytes = IndexBytesPerKey(report);
   std::string out = "<section class=\"tiles\">\n";
-  absl::StrAppend(&out, Tile(absl::StrCat("Recall@", report.config.top_k),
-                             Format("4", Mean(heads, kRecall)), WorstText(report, kRecall),
-                             "share of the exact top rows that were found"));
+  absl::StrAppend(
+      &out, Tile(absl::StrCat("Recall@", report.config.top_k), Format("4", Mean(heads, kRecall)),
+                 WorstText(report, kRecall), "share of the exact top rows that were found"));
   absl::StrAppend(
       &out, Tile("Mass found", Format("4", Mean(heads, kMass)), WorstText(report, kMass),
                  absl::StrFormat("share of the softmax on the rows found; on the exact top rows "
@@ -110,26 +111,24 @@ std::string KeyFigures(const AuditReport& report) {
            absl::StrFormat("against attention over the whole zone; the exact top rows alone %.4f, "
                            "found against these %.4f",
                            Mean(heads, kExactOutputError), Mean(heads, kOutputErrorExact))));
-  absl::StrAppend(&out, Tile("Search per token", absl::StrFormat("%.2f ms", ms),
-                             absl::StrFormat("exact search %.2f ms, %.1f times as long", exact_ms,
-                                             exact_ms / ms),
-                             absl::StrFormat("all %d heads on one thread, medians added up",
-                                             report.heads.size())));
-  absl::StrAppend(&out,
-                  Tile("Index size", absl::StrFormat("%.1f B", bytes),
-                       absl::StrFormat("per key; a K row has %.0f B", row_bytes),
-                       absl::StrFormat("%.1f MiB in all",
-                                       bytes * static_cast<double>(report.tokens) *
-                                           static_cast<double>(report.heads.size()) / (1 << 20))));
+  absl::StrAppend(
+      &out,
+      Tile("Search per token", absl::StrFormat("%.2f ms", ms),
+           absl::StrFormat("exact search %.2f ms, %.1f times as long", exact_ms, exact_ms / ms),
+           absl::StrFormat("all %d heads on one thread, medians added up", report.heads.size())));
+  absl::StrAppend(
+      &out, Tile("Index size", absl::StrFormat("%.1f B", bytes),
+                 absl::StrFormat("per key; a K row has %.0f B", row_bytes),
+                 absl::StrFormat("%.1f MiB in all", bytes * static_cast<double>(report.tokens) *
+                                                        static_cast<double>(report.heads.size()) /
+                                                        (1 << 20))));
   return out + "</section>\n";
 }
 
 HeatMap MapOf(const AuditReport& report, const Metric& metric, const char* title, const char* note,
               const char* cell_form, const char* cell_form_wide) {
-  HeatMap map{.title = title,
-              .note = note,
-              .layers = report.shape.layers,
-              .heads = report.shape.kv_heads};
+  HeatMap map{
+      .title = title, .note = note, .layers = report.shape.layers, .heads = report.shape.kv_heads};
   const bool wide = report.shape.kv_heads <= 5;
   for (const HeadAudit& head : report.heads) {
     map.values.push_back(metric.of(head));
@@ -155,8 +154,8 @@ void ScaleUpFromZero(HeatMap& map, double least_range, bool percent) {
   map.light = 0;
   map.dark = std::max(least_range, std::ceil(worst / step - 1e-9) * step);
   map.light_label = percent ? "0%" : "0";
-  map.dark_label = percent ? absl::StrFormat("%.0f%%", 100 * map.dark)
-                           : absl::StrFormat("%g", map.dark);
+  map.dark_label =
+      percent ? absl::StrFormat("%.0f%%", 100 * map.dark) : absl::StrFormat("%g", map.dark);
 }
 
 std::string LeastEffortMap(const AuditReport& report) {
@@ -173,16 +172,16 @@ std::string LeastEffortMap(const AuditReport& report) {
       least = std::min(least, log2);
       most = std::max(most, log2);
     }
-    const std::string effort = !head.least.has_value()          ? "-"
+    const std::string effort = !head.least.has_value()        ? "-"
                                : !HasEffort(head.params.kind) ? "flat"
                                                               : absl::StrCat(head.least->effort);
     map.cells.push_back(effort);
-    map.hovers.push_back(
-        head.least.has_value()
-            ? absl::StrFormat("%s\neffort %s%s: recall %.4f, %.0f us a search", HeadName(head),
-                              effort, head.least->scanned ? " (scans the zone)" : "",
-                              head.least->recall, head.least->search_us)
-            : absl::StrCat(HeadName(head), "\nno effort reaches it"));
+    map.hovers.push_back(head.least.has_value()
+                             ? absl::StrFormat("%s\neffort %s%s: recall %.4f, %.0f us a search",
+                                               HeadName(head), effort,
+                                               head.least->scanned ? " (scans the zone)" : "",
+                                               head.least->recall, head.least->search_us)
+                             : absl::StrCat(HeadName(head), "\nno effort reaches it"));
   }
   if (!std::isfinite(least)) return HeatMapFigure(map);
   map.light = least;
@@ -217,13 +216,12 @@ std::string Maps(const AuditReport& report) {
   }
   if (report.config.want_recall.has_value()) absl::StrAppend(&out, LeastEffortMap(report));
   if (report.index_kind == "auto") {
-    KindMap kinds{.title = "Index kind",
-                  .layers = report.shape.layers,
-                  .heads = report.shape.kv_heads};
+    KindMap kinds{
+        .title = "Index kind", .layers = report.shape.layers, .heads = report.shape.kv_heads};
     for (const HeadAudit& head : report.heads) {
       kinds.kinds.emplace_back(kvstore::IndexKindName(head.params.kind));
-      kinds.hovers.push_back(absl::StrCat(HeadName(head), "\n",
-                                          DescribeIndex(head.params, report.config.top_k)));
+      kinds.hovers.push_back(
+          absl::StrCat(HeadName(head), "\n", DescribeIndex(head.params, report.config.top_k)));
     }
     absl::StrAppend(&out, KindMapFigure(kinds));
   }
@@ -317,8 +315,7 @@ std::string EffortWords(const AuditReport& report) {
 }
 
 std::string Curves(const AuditReport& report) {
-  static constexpr Axis kMs = {"ms per layer",
-                               [](const CurvePoint& p) { return p.ms_per_layer; }};
+  static constexpr Axis kMs = {"ms per layer", [](const CurvePoint& p) { return p.ms_per_layer; }};
   static constexpr Axis kKeys = {"keys visited per search",
                                  [](const CurvePoint& p) { return p.visited; }};
   static constexpr Quality kFound = {"Recall", "share of the exact top rows found",
@@ -379,8 +376,9 @@ std::string WorstTable(const AuditReport& report) {
   }
   out += "</tbody></table>\n";
   if (wanted) {
-    absl::StrAppendFormat(&out, "<p class=\"verdict\">%d of %d heads are below the wanted recall "
-                                "of %g%s.</p>\n",
+    absl::StrAppendFormat(&out,
+                          "<p class=\"verdict\">%d of %d heads are below the wanted recall "
+                          "of %g%s.</p>\n",
                           HeadsBelow(report).size(), report.heads.size(),
                           *report.config.want_recall,
                           HeadsBelow(report).empty() ? "" : " (marked)");
@@ -402,48 +400,52 @@ std::string Method(const AuditReport& report) {
                           "left out because their zone has under %d rows. Positions %s.",
                           report.positions.size(), report.stored_queries, report.small_zones,
                           kLeastZonePerTopK * config.top_k, absl::StrJoin(report.positions, ", "))),
-      Row("zone", absl::StrFormat("rows [%d, min(position, %d)): each query searches only what it "
-                                  "could have seen, without the first %d and the last %d rows, "
-                                  "which a decoder holds itself",
-                                  config.sink, report.tokens - config.local, config.sink,
-                                  config.local)),
+      Row("zone",
+          absl::StrFormat("rows [%d, min(position, %d)): each query searches only what it "
+                          "could have seen, without the first %d and the last %d rows, "
+                          "which a decoder holds itself",
+                          config.sink, report.tokens - config.local, config.sink, config.local)),
       Row("recall", absl::StrFormat("share of the exact top %d rows by group score that the index "
                                     "returned",
                                     config.top_k)),
-      Row("mass", "share of the softmax over the zone on the rows returned, mean over the q heads "
-                  "of the group; &ldquo;worst q head&rdquo; takes the least of them"),
+      Row("mass",
+          "share of the softmax over the zone on the rows returned, mean over the q heads "
+          "of the group; &ldquo;worst q head&rdquo; takes the least of them"),
       Row("output error",
           "&#8214;o &minus; r&#8214; / &#8214;r&#8214; per q head: o attends to the rows returned "
           "alone, r to the whole zone (or, &ldquo;to exact&rdquo;, to the exact top rows alone). A "
           "decoder adds sink, local and new rows, so its error is smaller"),
-      Row("visited keys", "what the index compared, added up over the q heads of the group; for "
-                          "code, reading a key&#39;s code counts as one"),
+      Row("visited keys",
+          "what the index compared, added up over the q heads of the group; for "
+          "code, reading a key&#39;s code counts as one"),
       Row("time",
           absl::StrFormat("wall clock of one search on one thread, median over the queries, rows "
                           "and index in memory; %d %s measured at a time",
                           report.threads, report.threads == 1 ? "head was" : "heads were")));
   if (report.built_from_queries) {
-    absl::StrAppend(&out, Row("mind", "the index was built from the stored queries: on these it "
-                                      "does better than on others"));
+    absl::StrAppend(&out, Row("mind",
+                              "the index was built from the stored queries: on these it "
+                              "does better than on others"));
   }
   absl::StrAppend(
-      &out, Row("program", absl::StrFormat("carrel %s, %.1f s of measuring, page written %s",
-                                           kVersion, report.seconds,
-                                           absl::FormatTime("%Y-%m-%d %H:%M UTC", absl::Now(),
-                                                            absl::UTCTimeZone()))));
+      &out, Row("program",
+                absl::StrFormat(
+                    "carrel %s, %.1f s of measuring, page written %s", kVersion, report.seconds,
+                    absl::FormatTime("%Y-%m-%d %H:%M UTC", absl::Now(), absl::UTCTimeZone()))));
   return out + "</dl></section>\n";
 }
 
 }  // namespace
 
 std::string HtmlReport(const AuditReport& report) {
-  return absl::StrCat("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-                      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
-                      "<title>Audit of ",
-                      EscapeHtml(report.context), "</title>\n<style>", kPageStyle,
-                      "</style></head>\n<body><main>\n", Header(report), KeyFigures(report),
-                      Maps(report), Curves(report), WorstTable(report), Method(report),
-                      "</main>\n<script>", kPageScript, "</script></body></html>\n");
+  return absl::StrCat(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
+      "<title>Audit of ",
+      EscapeHtml(report.context), "</title>\n<style>", kPageStyle,
+      "</style></head>\n<body><main>\n", Header(report), KeyFigures(report), Maps(report),
+      Curves(report), WorstTable(report), Method(report), "</main>\n<script>", kPageScript,
+      "</script></body></html>\n");
 }
 
 }  // namespace carrel::audit

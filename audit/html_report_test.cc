@@ -13,10 +13,15 @@ using testing::HasSubstr;
 using testing::Not;
 
 AuditReport SomeReport(int32_t layers, int32_t kv_heads, int steps) {
-  AuditReport report{.context = "a<b>&'\"", .index_kind = "code",
-                     .shape = {layers, kv_heads * 4, kv_heads, 64}, .tokens = 30883,
-                     .stored_queries = 256, .small_zones = 5, .positions = {700, 1700},
-                     .threads = 2, .seconds = 1.5};
+  AuditReport report{.context = "a<b>&'\"",
+                     .index_kind = "code",
+                     .shape = {layers, kv_heads * 4, kv_heads, 64},
+                     .tokens = 30883,
+                     .stored_queries = 256,
+                     .small_zones = 5,
+                     .positions = {700, 1700},
+                     .threads = 2,
+                     .seconds = 1.5};
   for (int s = 0; s < steps; ++s) {
     report.steps.push_back({.factor = std::ldexp(0.5, s), .effort = 256 << s});
   }
@@ -27,9 +32,15 @@ AuditReport SomeReport(int32_t layers, int32_t kv_heads, int steps) {
     head.exact = {0.9, 0.8, 0.1, 120000, 900};
     for (int s = 0; s < steps; ++s) {
       const double recall = 1 - 0.01 * (i % 7) / (s + 1);
-      head.curve.push_back({.effort = 256 << s, .recall = recall, .recall_least = recall - 0.1,
-                            .mass = 0.89, .mass_least = 0.7, .output_error = 0.12,
-                            .output_error_exact = 0.03, .visited = 30000, .visited_share = 0.25,
+      head.curve.push_back({.effort = 256 << s,
+                            .recall = recall,
+                            .recall_least = recall - 0.1,
+                            .mass = 0.89,
+                            .mass_least = 0.7,
+                            .output_error = 0.12,
+                            .output_error_exact = 0.03,
+                            .visited = 30000,
+                            .visited_share = 0.25,
                             .search_us = 200});
     }
     head.judged = head.curve[static_cast<size_t>(steps / 2)];
@@ -89,7 +100,11 @@ TEST(HtmlReportTest, Auto_ShowsEachHeadsKind) {
 }
 
 TEST(HtmlFiguresTest, Values_ThatAreNotFinite_AreGrey) {
-  HeatMap map{.title = "t", .layers = 1, .heads = 2, .values = {NAN, 1}, .cells = {"-", "1"},
+  HeatMap map{.title = "t",
+              .layers = 1,
+              .heads = 2,
+              .values = {NAN, 1},
+              .cells = {"-", "1"},
               .hovers = {"none", "one"}};
   EXPECT_THAT(HeatMapFigure(map), HasSubstr("#dbdbdb"));
   EXPECT_THAT(HeatMapFigure(map), Not(HasSubstr("nan")));

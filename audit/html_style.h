@@ -47,7 +47,8 @@ figcaption span { display: block; color: var(--soft); font-size: 12px; }
 .thindot { fill: #b8c2ca; }
 .dot { fill: var(--blue); stroke: #fff; stroke-width: 1.2; }
 .judged { fill: #fff; stroke: var(--blue); stroke-width: 3; }
-.label { font-size: 11.5px; fill: var(--ink); paint-order: stroke; stroke: #fff; stroke-width: 3px; }
+.label { font-size: 11.5px; fill: var(--ink); paint-order: stroke; stroke: #fff;
+  stroke-width: 3px; }
 .exact { stroke: #a4631b; stroke-dasharray: 4 4; }
 .exactdot { fill: #a4631b; }
 .exactname { font-size: 11.5px; fill: #8a5012; paint-order: stroke; stroke: #fff;

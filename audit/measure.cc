@@ -208,7 +208,8 @@ absl::Status HeadMeasure::AttendRows(size_t query, absl::Span<const Position> ro
   return absl::OkStatus();
 }
 
-double HeadMeasure::MeanError(absl::Span<const float> out, absl::Span<const float> reference) const {
+double HeadMeasure::MeanError(absl::Span<const float> out,
+                              absl::Span<const float> reference) const {
   const auto d = static_cast<size_t>(queries_->head_dim);
   double sum = 0;
   for (size_t at = 0; at < out.size(); at += d) {

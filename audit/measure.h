@@ -36,25 +36,25 @@ RowRange QueryZone(Position position, int64_t tokens, int64_t sink, int64_t loca
 
 // Means over queries, and over the q heads of the group where not said otherwise.
 struct ExactQuality {
-  double mass = 0;           // of the exact top_k
-  double mass_least = 0;     // of the group's q head that it serves worst
-  double output_error = 0;   // error(T, Z): what top_k rows alone cannot give
-  double visited = 0;        // keys compared, over the group's heads
-  double search_us = 0;      // median
+  double mass = 0;          // of the exact top_k
+  double mass_least = 0;    // of the group's q head that it serves worst
+  double output_error = 0;  // error(T, Z): what top_k rows alone cannot give
+  double visited = 0;       // keys compared, over the group's heads
+  double search_us = 0;     // median
 };
 
 struct Measured {
   int32_t effort = 0;  // 0: flat
   double recall = 0;
-  double recall_least = 0;         // of the worst query
+  double recall_least = 0;  // of the worst query
   double mass = 0;
-  double mass_least = 0;           // mean over queries of the group's worst q head
-  double output_error = 0;         // error(F, Z)
-  double output_error_exact = 0;   // error(F, T)
-  double visited = 0;              // keys compared, over the group's heads
-  double visited_share = 0;        // of those that exact search compares, sums over queries
-  double search_us = 0;            // median
-  bool scanned = false;            // every search scored its whole zone
+  double mass_least = 0;          // mean over queries of the group's worst q head
+  double output_error = 0;        // error(F, Z)
+  double output_error_exact = 0;  // error(F, T)
+  double visited = 0;             // keys compared, over the group's heads
+  double visited_share = 0;       // of those that exact search compares, sums over queries
+  double search_us = 0;           // median
+  bool scanned = false;           // every search scored its whole zone
 };
 
 class HeadMeasure {
@@ -71,10 +71,10 @@ class HeadMeasure {
  private:
   struct Answer {
     RowRange zone;
-    std::vector<Position> best;       // the exact top_k, ascending
-    std::vector<float> lse;           // [group], over the zone
-    std::vector<float> zone_out;      // [group, head_dim]
-    std::vector<float> best_out;      // [group, head_dim]
+    std::vector<Position> best;   // the exact top_k, ascending
+    std::vector<float> lse;       // [group], over the zone
+    std::vector<float> zone_out;  // [group, head_dim]
+    std::vector<float> best_out;  // [group, head_dim]
   };
   struct State {
     std::vector<float> out, lse;  // [group, head_dim], [group]

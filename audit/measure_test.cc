@@ -25,7 +25,8 @@ std::unique_ptr<kvstore::Index> Flat(const RandomHead& head) {
 class CrippledIndex : public kvstore::Index {
  public:
   using Spoil = std::function<std::vector<Position>(const std::vector<Position>&, RowRange)>;
-  CrippledIndex(const RandomHead& head, Spoil spoil) : flat_(Flat(head)), spoil_(std::move(spoil)) {}
+  CrippledIndex(const RandomHead& head, Spoil spoil)
+      : flat_(Flat(head)), spoil_(std::move(spoil)) {}
 
   kvstore::IndexKind kind() const override { return kvstore::IndexKind::kHnsw; }
   int64_t resident_bytes() const override { return 0; }
@@ -165,7 +166,9 @@ TEST_P(MeasureTest, CrippledIndex_NumbersEqualPlainLoops) {
 
 TEST_P(MeasureTest, IndexThatFindsNothing_IsAllError) {
   HeadMeasure measure = Create();
-  const auto nothing = [](const std::vector<Position>&, RowRange) { return std::vector<Position>(); };
+  const auto nothing = [](const std::vector<Position>&, RowRange) {
+    return std::vector<Position>();
+  };
   const auto measured = measure.Measure(CrippledIndex(head_, nothing), 1);
   CARREL_ASSERT_OK(measured);
   EXPECT_EQ(measured->recall, 0);

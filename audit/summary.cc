@@ -24,11 +24,9 @@ double Mean(Heads heads, const Metric& metric) {
 }
 
 const HeadAudit& Worst(Heads heads, const Metric& metric) {
-  return *std::min_element(heads.begin(), heads.end(),
-                           [&](const HeadAudit& a, const HeadAudit& b) {
-                             return metric.larger_is_better ? metric.of(a) < metric.of(b)
-                                                            : metric.of(a) > metric.of(b);
-                           });
+  return *std::min_element(heads.begin(), heads.end(), [&](const HeadAudit& a, const HeadAudit& b) {
+    return metric.larger_is_better ? metric.of(a) < metric.of(b) : metric.of(a) > metric.of(b);
+  });
 }
 
 double SumMs(Heads heads, const Metric& us_metric) {
@@ -87,8 +85,8 @@ std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k) {
       absl::StrAppend(&text, ": m ", params.m);
       break;
     case IndexKind::kIvf:
-      absl::StrAppend(&text, ": ", params.ivf_lists == 0 ? "4 sqrt(rows)"
-                                                         : absl::StrCat(params.ivf_lists),
+      absl::StrAppend(&text, ": ",
+                      params.ivf_lists == 0 ? "4 sqrt(rows)" : absl::StrCat(params.ivf_lists),
                       " lists");
       break;
     case IndexKind::kCode:
@@ -108,7 +106,8 @@ std::string DescribeIndexes(const AuditReport& report) {
   for (const HeadAudit& head : report.heads) {
     ++heads_of[std::string(kvstore::IndexKindName(head.params.kind))];
   }
-  return absl::StrCat("auto: ", absl::StrJoin(heads_of, ", ", [](std::string* out, const auto& kind) {
+  return absl::StrCat("auto: ",
+                      absl::StrJoin(heads_of, ", ", [](std::string* out, const auto& kind) {
                         absl::StrAppend(out, kind.second, " heads ", kind.first);
                       }));
 }

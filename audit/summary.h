@@ -19,25 +19,25 @@ struct Metric {
   bool larger_is_better;
 };
 
-inline constexpr Metric kRecall = {
-    "recall", [](const HeadAudit& h) { return h.judged.recall; }, true};
+inline constexpr Metric kRecall = {"recall", [](const HeadAudit& h) { return h.judged.recall; },
+                                   true};
 inline constexpr Metric kMass = {"mass", [](const HeadAudit& h) { return h.judged.mass; }, true};
-inline constexpr Metric kMassLeast = {
-    "mass_least", [](const HeadAudit& h) { return h.judged.mass_least; }, true};
-inline constexpr Metric kExactMass = {
-    "exact_mass", [](const HeadAudit& h) { return h.exact.mass; }, true};
+inline constexpr Metric kMassLeast = {"mass_least",
+                                      [](const HeadAudit& h) { return h.judged.mass_least; }, true};
+inline constexpr Metric kExactMass = {"exact_mass", [](const HeadAudit& h) { return h.exact.mass; },
+                                      true};
 inline constexpr Metric kOutputError = {
     "output_error", [](const HeadAudit& h) { return h.judged.output_error; }, false};
 inline constexpr Metric kOutputErrorExact = {
     "output_error_to_exact", [](const HeadAudit& h) { return h.judged.output_error_exact; }, false};
 inline constexpr Metric kExactOutputError = {
     "exact_output_error", [](const HeadAudit& h) { return h.exact.output_error; }, false};
-inline constexpr Metric kVisited = {
-    "visited", [](const HeadAudit& h) { return h.judged.visited; }, false};
+inline constexpr Metric kVisited = {"visited", [](const HeadAudit& h) { return h.judged.visited; },
+                                    false};
 inline constexpr Metric kVisitedShare = {
     "visited_share", [](const HeadAudit& h) { return h.judged.visited_share; }, false};
-inline constexpr Metric kSearchUs = {
-    "search_us", [](const HeadAudit& h) { return h.judged.search_us; }, false};
+inline constexpr Metric kSearchUs = {"search_us",
+                                     [](const HeadAudit& h) { return h.judged.search_us; }, false};
 inline constexpr Metric kExactSearchUs = {
     "exact_search_us", [](const HeadAudit& h) { return h.exact.search_us; }, false};
 inline constexpr Metric kTimeShare = {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "audit/audit.h"
@@ -24,7 +25,7 @@ namespace {
 struct AuditFlags {
   std::string name;
   std::string store_folder;
-  std::string html;
+  std::optional<std::string> html;
   int threads = 0;
   bool json = false;
   audit::AuditConfig config;
@@ -34,7 +35,7 @@ struct AuditFlags {
 constexpr int64_t kProbedPageBytes = 1 << 20;
 
 absl::Status CheckPage(const std::string& path) {
-  if (path.empty()) return absl::OkStatus();
+  if (path.empty()) return absl::InvalidArgumentError("--html needs the name of a file");
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
     return absl::InvalidArgumentError(absl::StrCat("--html ", path, " is a folder"));
@@ -59,7 +60,7 @@ absl::Status CheckWanted(const audit::AuditReport& report) {
 
 absl::Status RunAuditCommand(const AuditFlags& flags) {
   ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
-  RETURN_IF_ERROR(CheckPage(flags.html));
+  if (flags.html.has_value()) RETURN_IF_ERROR(CheckPage(*flags.html));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.store_folder, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::StoredContext> context,
@@ -71,8 +72,8 @@ absl::Status RunAuditCommand(const AuditFlags& flags) {
       audit::RunAudit(*context, flags.config, &pool, progress);
   progress.Clear();
   RETURN_IF_ERROR(report.status());
-  if (!flags.html.empty()) {
-    RETURN_IF_ERROR(WriteFileAtomically(flags.html, audit::HtmlReport(*report)));
+  if (flags.html.has_value()) {
+    RETURN_IF_ERROR(WriteFileAtomically(*flags.html, audit::HtmlReport(*report)));
   }
   if (flags.json) {
     std::printf("%s\n", AuditJson(*report).dump().c_str());

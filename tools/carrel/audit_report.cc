@@ -20,10 +20,12 @@ using audit::Metric;
 using nlohmann::json;
 
 constexpr const Metric* kMetrics[] = {
-    &audit::kRecall,       &audit::kMass,           &audit::kMassLeast,
-    &audit::kExactMass,    &audit::kOutputError,    &audit::kOutputErrorExact,
-    &audit::kVisited,      &audit::kVisitedShare,   &audit::kSearchUs,
-    &audit::kExactSearchUs, &audit::kExactOutputError,
+    &audit::kRecall,           &audit::kMass,
+    &audit::kMassLeast,        &audit::kExactMass,
+    &audit::kOutputError,      &audit::kOutputErrorExact,
+    &audit::kVisited,          &audit::kVisitedShare,
+    &audit::kSearchUs,         &audit::kExactSearchUs,
+    &audit::kExactOutputError,
 };
 
 json IndexJson(const kvstore::IndexParams& params, int64_t top_k) {
@@ -123,16 +125,15 @@ std::string QualityColumns(const AuditReport& report, Heads heads) {
   std::string row;
   for (const Metric* metric : {&audit::kRecall, &audit::kMass}) {
     const HeadAudit& worst = audit::Worst(heads, *metric);
-    absl::StrAppendFormat(&row, " %6.4f %6.4f %-6s", audit::Mean(heads, *metric),
-                          metric->of(worst), Name(worst));
+    absl::StrAppendFormat(&row, " %6.4f %6.4f %-6s", audit::Mean(heads, *metric), metric->of(worst),
+                          Name(worst));
   }
   const HeadAudit& worst_error = audit::Worst(heads, audit::kOutputError);
-  absl::StrAppendFormat(&row, " %6.4f %6.4f %6.4f %-6s %6.4f %6.4f",
-                        audit::Mean(heads, audit::kExactMass),
-                        audit::Mean(heads, audit::kOutputError),
-                        audit::kOutputError.of(worst_error), Name(worst_error),
-                        audit::Mean(heads, audit::kExactOutputError),
-                        audit::Mean(heads, audit::kOutputErrorExact));
+  absl::StrAppendFormat(
+      &row, " %6.4f %6.4f %6.4f %-6s %6.4f %6.4f", audit::Mean(heads, audit::kExactMass),
+      audit::Mean(heads, audit::kOutputError), audit::kOutputError.of(worst_error),
+      Name(worst_error), audit::Mean(heads, audit::kExactOutputError),
+      audit::Mean(heads, audit::kOutputErrorExact));
   absl::StrAppendFormat(&row, " %9.0f %6.1f%% %8.0f %8.0f", audit::Mean(heads, audit::kVisited),
                         100 * audit::Mean(heads, audit::kVisitedShare),
                         audit::Mean(heads, audit::kSearchUs),
@@ -181,8 +182,9 @@ void AppendCurve(const AuditReport& report, std::string& out) {
 
 void AppendWanted(const AuditReport& report, std::string& out) {
   if (!report.config.want_recall.has_value()) return;
-  absl::StrAppendFormat(&out, "\nleast effort (by doubling) for recall %g, by layer and kv_head; "
-                              "+ scans the zone, - none reaches it\nlayer",
+  absl::StrAppendFormat(&out,
+                        "\nleast effort (by doubling) for recall %g, by layer and kv_head; "
+                        "+ scans the zone, - none reaches it\nlayer",
                         *report.config.want_recall);
   for (int32_t head = 0; head < report.shape.kv_heads; ++head) {
     absl::StrAppendFormat(&out, " %7d", head);
@@ -199,7 +201,8 @@ void AppendWanted(const AuditReport& report, std::string& out) {
   absl::StrAppendFormat(&out, "\n\n%d of %d heads below recall %g\n", below.size(),
                         report.heads.size(), *report.config.want_recall);
   for (const HeadAudit* head : below) {
-    absl::StrAppendFormat(&out, "  layer %d kv_head %d: recall %.4f at effort %d, worst query %.4f\n",
+    absl::StrAppendFormat(&out,
+                          "  layer %d kv_head %d: recall %.4f at effort %d, worst query %.4f\n",
                           head->layer.value(), head->kv_head.value(), head->judged.recall,
                           head->judged.effort, head->judged.recall_least);
   }

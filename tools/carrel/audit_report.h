@@ -2,9 +2,8 @@
 //         null in JSON.
 #pragma once
 
-#include <string>
-
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "audit/audit.h"
 

@@ -16,8 +16,8 @@ namespace {
 using absl::StatusCode;
 using kvstore::IndexKind;
 
-absl::StatusOr<AuditReport> Run(const kvstore::StoredContext& context, const AuditConfig& config,
-                                int threads = 2) {
+absl::StatusOr<AuditReport> Audit(const kvstore::StoredContext& context, const AuditConfig& config,
+                                  int threads = 2) {
   ThreadPool pool(threads - 1);
   Progress progress(Progress::Mode::kQuiet);
   return RunAudit(context, config, &pool, progress);
@@ -33,7 +33,7 @@ std::shared_ptr<const kvstore::StoredContext> Publish(const RandomContextSpec& s
 TEST(AuditTest, Flat_IsExactInEveryHead) {
   RandomContextSpec spec;
   const auto context = Publish(spec);
-  const auto report = Run(*context, {.top_k = 32, .want_recall = 1});
+  const auto report = Audit(*context, {.top_k = 32, .want_recall = 1});
   CARREL_ASSERT_OK(report);
   EXPECT_EQ(report->index_kind, "flat");
   ASSERT_EQ(report->heads.size(), 4u);
@@ -57,7 +57,7 @@ TEST(AuditTest, Hnsw_RecallRisesAlongTheLadderAndIsReproducible) {
   RandomContextSpec spec{.tokens = 3000,
                          .indexes = {{.kind = IndexKind::kHnsw, .m = 4, .ef_construction = 16}}};
   const auto context = Publish(spec);
-  const auto report = Run(*context, {.top_k = 8, .want_recall = 0.9});
+  const auto report = Audit(*context, {.top_k = 8, .want_recall = 0.9});
   CARREL_ASSERT_OK(report);
   ASSERT_GE(report->steps.size(), 3u);
   const std::vector<CurvePoint> curve = Curve(*report, report->heads);
@@ -70,7 +70,7 @@ TEST(AuditTest, Hnsw_RecallRisesAlongTheLadderAndIsReproducible) {
     EXPECT_EQ(report->steps[s].effort * 1.0, 128 * report->steps[s].factor);
   }
   EXPECT_EQ(judged, 1);
-  const auto again = Run(*context, {.top_k = 8, .want_recall = 0.9}, 1);
+  const auto again = Audit(*context, {.top_k = 8, .want_recall = 0.9}, 1);
   CARREL_ASSERT_OK(again);
   for (size_t i = 0; i < report->heads.size(); ++i) {
     const HeadAudit& head = report->heads[i];
@@ -88,7 +88,7 @@ TEST(AuditTest, Auto_EveryHeadIsAuditedAsItsOwnKind) {
                                      {.kind = IndexKind::kCode, .effort = 64},
                                      {.kind = IndexKind::kHnsw},
                                      {.kind = IndexKind::kCode}}};
-  const auto report = Run(*Publish(spec), {.top_k = 16});
+  const auto report = Audit(*Publish(spec), {.top_k = 16});
   CARREL_ASSERT_OK(report);
   EXPECT_EQ(report->index_kind, "auto");
   EXPECT_EQ(report->heads[0].judged.effort, 0);
@@ -103,7 +103,7 @@ TEST(AuditTest, Auto_EveryHeadIsAuditedAsItsOwnKind) {
 
 TEST(AuditTest, Efforts_TheFirstIsJudgedAndAllAreMeasured) {
   RandomContextSpec spec{.tokens = 4000, .indexes = {{.kind = IndexKind::kCode}}};
-  const auto report = Run(*Publish(spec), {.top_k = 16, .efforts = {200, 50, 200}});
+  const auto report = Audit(*Publish(spec), {.top_k = 16, .efforts = {200, 50, 200}});
   CARREL_ASSERT_OK(report);
   ASSERT_EQ(report->steps.size(), 2u);
   EXPECT_EQ(report->steps[0].effort, 50);
@@ -116,7 +116,7 @@ TEST(AuditTest, Queries_AreThoseThatSeeEnough_EvenlySpread) {
   RandomContextSpec spec;  // 40 queries, one every 37.5 tokens
   const auto context = Publish(spec);
   const AuditConfig config{.top_k = 50, .sample = 6, .sink = 10, .local = 100};
-  const auto report = Run(*context, config);
+  const auto report = Audit(*context, config);
   CARREL_ASSERT_OK(report);
   EXPECT_EQ(report->stored_queries, 40);
   EXPECT_EQ(report->small_zones, 6);  // positions below 10 + 200
@@ -125,7 +125,7 @@ TEST(AuditTest, Queries_AreThoseThatSeeEnough_EvenlySpread) {
   for (size_t i = 1; i < 6; ++i) {
     EXPECT_NEAR(report->positions[i] - report->positions[i - 1], 34 * 37.5 / 6, 38);
   }
-  const auto all = Run(*context, {.top_k = 50});
+  const auto all = Audit(*context, {.top_k = 50});
   CARREL_ASSERT_OK(all);
   EXPECT_EQ(all->positions.size(), 32u);
 }
@@ -151,14 +151,14 @@ TEST(AuditTest, BadConfigs_AreRefusedByName) {
       {{.top_k = 200}, StatusCode::kFailedPrecondition, "has a zone of 800 rows"},
       {{.sink = 600}, StatusCode::kFailedPrecondition, "zone"},
   };
-  for (const auto& c : cases) EXPECT_THAT(Run(*context, c.config), StatusIs(c.code, c.message));
+  for (const auto& c : cases) EXPECT_THAT(Audit(*context, c.config), StatusIs(c.code, c.message));
 }
 
 TEST(AuditTest, WithoutSampledQueries_IsRefusedByName) {
   RandomContextSpec spec{.samples = 0};
-  EXPECT_THAT(Run(*Publish(spec), {}),
+  EXPECT_THAT(Audit(*Publish(spec), {}),
               StatusIs(StatusCode::kFailedPrecondition, "no sampled queries"));
-  EXPECT_THAT(Run(*Publish(spec), {}), StatusIs(StatusCode::kFailedPrecondition, "report"));
+  EXPECT_THAT(Audit(*Publish(spec), {}), StatusIs(StatusCode::kFailedPrecondition, "report"));
 }
 
 // Effort 0 of a search and OwnEffort must not drift apart.

@@ -45,6 +45,8 @@ const char* InkOn(const Rgb& colour) {
   return light > 0.45 ? "#14202b" : "#ffffff";
 }
 
+constexpr int kLeastMapWidth = 144;
+
 // Cells of a map: narrow where there are many heads, so that a row of maps fits the page.
 struct Grid {
   int cell_width, cell_height;
@@ -54,7 +56,7 @@ struct Grid {
   static constexpr int kLeft = 30, kTop = 18;
 
   Grid(int32_t layers, int32_t heads)
-      : cell_width(std::clamp(300 / std::max(heads, 1), 8, 62)),
+      : cell_width(std::clamp(300 / std::max(heads, 1), 8, 56)),
         cell_height(layers > 48   ? 12
                     : layers > 24 ? 16
                                   : 24),
@@ -105,16 +107,17 @@ struct Grid {
   }
 };
 
-std::string FigureHead(const std::string& title, const std::string& note) {
+std::string FigureHead(const std::string& title, const std::string& note, int width) {
   std::string head =
-      absl::StrCat("<figure class=\"map\"><figcaption><b>", EscapeHtml(title), "</b>");
+      absl::StrCat("<figure class=\"map\" style=\"width:", std::max(width, kLeastMapWidth),
+                   "px\"><figcaption><b>", EscapeHtml(title), "</b>");
   if (!note.empty()) absl::StrAppend(&head, "<span>", EscapeHtml(note), "</span>");
   return head + "</figcaption>\n";
 }
 
 std::string Legend(const HeatMap& map, int width) {
   constexpr int kSteps = 24;
-  const int bar = std::clamp(width - Grid::kLeft - 2, 120, 300);
+  const int bar = std::clamp(width - Grid::kLeft - 2, 100, 300);
   std::string svg = absl::StrFormat(
       "<svg class=\"legend\" width=\"%d\" height=\"28\" viewBox=\"0 0 %d 28\" role=\"img\">",
       Grid::kLeft + bar, Grid::kLeft + bar);
@@ -131,24 +134,6 @@ std::string Legend(const HeatMap& map, int width) {
                         "</svg>\n",
                         Grid::kLeft + bar, EscapeHtml(map.dark_label));
   return svg;
-}
-
-// 1, 2 and 5 times powers of ten; every power alone if that would be too many.
-std::vector<double> LogTicks(double low, double high) {
-  std::vector<double> ticks;
-  for (int pass = 0; pass < 2; ++pass) {
-    ticks.clear();
-    for (int e = static_cast<int>(std::floor(std::log10(low))) - 1; e <= std::log10(high) + 1;
-         ++e) {
-      for (const double m : {1.0, 2.0, 5.0}) {
-        const double tick = m * std::pow(10.0, e);
-        if (pass == 1 && m != 1) continue;
-        if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push_back(tick);
-      }
-    }
-    if (ticks.size() <= 9) break;
-  }
-  return ticks;
 }
 
 std::string XTick(double x) {
@@ -173,6 +158,26 @@ std::vector<double> LinearTicks(double low, double high) {
   return ticks;
 }
 
+// Over several doublings 1, 2 and 5 times powers of ten, or every power alone if these are too
+// many; round numbers at equal distances over less.
+std::vector<double> LogTicks(double low, double high) {
+  if (high / low < 6) return LinearTicks(low, high);
+  std::vector<double> ticks;
+  for (const bool powers_alone : {false, true}) {
+    ticks.clear();
+    const int last = static_cast<int>(std::ceil(std::log10(high)));
+    for (int e = static_cast<int>(std::floor(std::log10(low))); e <= last; ++e) {
+      for (const double m : {1.0, 2.0, 5.0}) {
+        const double tick = m * std::pow(10.0, e);
+        if (powers_alone && m != 1) continue;
+        if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push_back(tick);
+      }
+    }
+    if (ticks.size() <= 9) break;
+  }
+  return ticks;
+}
+
 class Plot {
  public:
   static constexpr int kWidth = 580, kHeight = 300;
@@ -189,7 +194,8 @@ class Plot {
     }
     if (!(low_ > 0) || !std::isfinite(low_)) low_ = 1e-6;
     high_ = std::max(high_, low_);
-    const double margin = std::max(std::pow(high_ / low_, 0.06), 1.12);
+    // One point alone stands in the middle.
+    const double margin = high_ / low_ < 1.01 ? 1.5 : std::pow(high_ / low_, 0.08);
     low_ /= margin;
     high_ *= margin;
   }
@@ -308,7 +314,7 @@ std::string EscapeHtml(absl::string_view text) {
 
 std::string HeatMapFigure(const HeatMap& map) {
   const Grid grid(map.layers, map.heads);
-  std::string figure = FigureHead(map.title, map.note);
+  std::string figure = FigureHead(map.title, map.note, grid.width());
   absl::StrAppend(&figure, grid.Open());
   for (size_t i = 0; i < map.values.size(); ++i) {
     const Rgb colour = ColourAt(map.hue, (map.values[i] - map.light) / (map.dark - map.light));
@@ -327,7 +333,7 @@ std::string KindMapFigure(const KindMap& map) {
     colour_of[name] = next;
   }
   const auto ink = [](size_t colour) { return colour >= 3 ? "#ffffff" : "#14202b"; };
-  std::string figure = FigureHead(map.title, "");
+  std::string figure = FigureHead(map.title, "", grid.width());
   absl::StrAppend(&figure, grid.Open());
   for (size_t i = 0; i < map.kinds.size(); ++i) {
     const size_t colour = colour_of[map.kinds[i]];

@@ -26,7 +26,7 @@ constexpr int32_t kMostLayerLines = 40;
 std::string Grouped(double value) {
   std::string digits = absl::StrFormat("%.0f", value);
   for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<size_t>(at), ",");
+    digits.insert(static_cast<size_t>(at), 1, ',');
   }
   return digits;
 }
@@ -79,6 +79,18 @@ std::string Header(const AuditReport& report) {
   return out;
 }
 
+// Only if a recall is wanted.
+std::string Verdict(const AuditReport& report) {
+  if (!report.config.want_recall.has_value()) return "";
+  const size_t below = HeadsBelow(report).size();
+  return absl::StrFormat(
+      "<p class=\"verdict %s\">%s of %d heads reach the wanted recall of %g%s"
+      "</p>\n",
+      below > 0 ? "missed" : "reached",
+      below > 0 ? absl::StrCat(report.heads.size() - below) : "All", report.heads.size(),
+      *report.config.want_recall, below > 0 ? absl::StrFormat("; %d do not.", below) : ".");
+}
+
 std::string Tile(const std::string& name, const std::string& value, const std::string& more,
                  const std::string& note) {
   return absl::StrCat("<div class=\"tile\"><h3>", name, "</h3><p class=\"big\">", value, "</p><p>",
@@ -107,10 +119,11 @@ std::string KeyFigures(const AuditReport& report) {
                                  Mean(heads, kExactMass))));
   absl::StrAppend(
       &out,
-      Tile("Output error", Format("4", Mean(heads, kOutputError)), WorstText(report, kOutputError),
-           absl::StrFormat("against attention over the whole zone; the exact top rows alone %.4f, "
-                           "found against these %.4f",
-                           Mean(heads, kExactOutputError), Mean(heads, kOutputErrorExact))));
+      Tile("Output error", Format("4", Mean(heads, kOutputErrorExact)),
+           WorstText(report, kOutputErrorExact),
+           absl::StrFormat("attention over the rows found against the exact top rows; against "
+                           "the whole zone %.4f, where the exact rows alone come to %.4f",
+                           Mean(heads, kOutputError), Mean(heads, kExactOutputError))));
   absl::StrAppend(
       &out,
       Tile("Search per token", absl::StrFormat("%.2f ms", ms),
@@ -159,8 +172,8 @@ void ScaleUpFromZero(HeatMap& map, double least_range, bool percent) {
 }
 
 std::string LeastEffortMap(const AuditReport& report) {
-  HeatMap map{.title = absl::StrFormat("Least effort for recall %g", *report.config.want_recall),
-              .note = "by doubling; grey: none reaches it",
+  HeatMap map{.title = absl::StrFormat("Effort for %g", *report.config.want_recall),
+              .note = "least, by doubling",
               .hue = Hue::kOchre,
               .layers = report.shape.layers,
               .heads = report.shape.kv_heads};
@@ -194,16 +207,19 @@ std::string LeastEffortMap(const AuditReport& report) {
 std::string Maps(const AuditReport& report) {
   std::string out =
       "<section><h2>Per layer and head</h2><p class=\"lead\">Layers from top to bottom, KV heads "
-      "from left to right. Light is as it should be; dark wants a look.</p>"
+      "from left to right. Light is as it should be; dark wants a look. Mass is also low, and the "
+      "error "
+      "against the whole zone high, where a head attends to everything a little: hover shows what "
+      "the exact top rows come to.</p>"
       "<div class=\"maps\">\n";
   HeatMap recall = MapOf(report, kRecall, "Recall", "of the exact top rows", "2", "3");
   ScaleDownFromOne(recall);
-  HeatMap mass = MapOf(report, kMass, "Mass", "softmax on the rows found", "2", "3");
+  HeatMap mass = MapOf(report, kMass, "Mass", "on the rows found", "2", "3");
   ScaleDownFromOne(mass);
   HeatMap error = MapOf(report, kOutputError, "Output error", "against the whole zone", "2", "3");
   ScaleUpFromZero(error, 0.01, false);
   HeatMap to_exact =
-      MapOf(report, kOutputErrorExact, "Error to exact", "against the exact top rows", "2", "3");
+      MapOf(report, kOutputErrorExact, "Error to exact", "against the exact rows", "2", "3");
   ScaleUpFromZero(to_exact, 0.01, false);
   HeatMap visited = MapOf(report, kVisitedShare, "Visited keys", "of exact search", "0", "%");
   visited.hue = Hue::kOchre;
@@ -277,7 +293,7 @@ CurveChart ChartOf(const AuditReport& report, const Axis& axis, const Quality& q
       LineOf("mean of all heads", Curve(report, report.heads), axis, quality, /*thin=*/false));
   chart.has_exact = true;
   chart.exact_x = exact_x;
-  chart.exact_y = quality.recall ? 1 : Mean(report.heads, kExactOutputError);
+  chart.exact_y = quality.recall ? 1 : 0;
   chart.exact_hover = absl::StrFormat(
       "exact search\noutput error of the exact top rows %.4f\n%s keys a search\n%.3f ms per layer",
       Mean(report.heads, kExactOutputError),
@@ -320,8 +336,9 @@ std::string Curves(const AuditReport& report) {
                                  [](const CurvePoint& p) { return p.visited; }};
   static constexpr Quality kFound = {"Recall", "share of the exact top rows found",
                                      [](const CurvePoint& p) { return p.recall; }, true};
-  static constexpr Quality kError = {"Output error", "relative, against the whole zone",
-                                     [](const CurvePoint& p) { return p.output_error; }, false};
+  static constexpr Quality kError = {
+      "Output error", "relative, against attention over the exact top rows",
+      [](const CurvePoint& p) { return p.output_error_exact; }, false};
   const double exact_ms = SumMs(report.heads, kExactSearchUs) / report.shape.layers;
   const double exact_keys =
       Mean(report.heads, {"", [](const HeadAudit& h) { return h.exact.visited; }, false});
@@ -375,14 +392,6 @@ std::string WorstTable(const AuditReport& report) {
     out += "</tr>\n";
   }
   out += "</tbody></table>\n";
-  if (wanted) {
-    absl::StrAppendFormat(&out,
-                          "<p class=\"verdict\">%d of %d heads are below the wanted recall "
-                          "of %g%s.</p>\n",
-                          HeadsBelow(report).size(), report.heads.size(),
-                          *report.config.want_recall,
-                          HeadsBelow(report).empty() ? "" : " (marked)");
-  }
   return out + "</section>\n";
 }
 
@@ -443,9 +452,9 @@ std::string HtmlReport(const AuditReport& report) {
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>Audit of ",
       EscapeHtml(report.context), "</title>\n<style>", kPageStyle,
-      "</style></head>\n<body><main>\n", Header(report), KeyFigures(report), Maps(report),
-      Curves(report), WorstTable(report), Method(report), "</main>\n<script>", kPageScript,
-      "</script></body></html>\n");
+      "</style></head>\n<body><main>\n", Header(report), Verdict(report), KeyFigures(report),
+      Maps(report), Curves(report), WorstTable(report), Method(report), "</main>\n<script>",
+      kPageScript, "</script></body></html>\n");
 }
 
 }  // namespace carrel::audit

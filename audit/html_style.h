@@ -27,7 +27,7 @@ header .lead { color: var(--ink); }
 .tile p { font-size: 12.5px; }
 .at { white-space: nowrap; }
 .note { color: var(--soft); margin-top: 4px; }
-.maps { display: flex; flex-wrap: wrap; gap: 22px 26px; margin-top: 16px; }
+.maps { display: flex; flex-wrap: wrap; gap: 22px; margin-top: 16px; }
 figure { margin: 0; }
 figcaption b { display: block; font-size: 13.5px; }
 figcaption span { display: block; color: var(--soft); font-size: 12px; }
@@ -59,7 +59,9 @@ th { text-align: right; font-weight: 600; color: var(--soft); font-size: 12px; l
 td { text-align: right; padding: 4px 8px; border-bottom: 1px solid var(--line); }
 th.text, td.text { text-align: left; }
 tr.below td { background: #fdf1de; }
-.verdict { margin-top: 10px; font-weight: 600; }
+.verdict { margin-top: 14px; padding: 8px 14px; font-weight: 600; border-left: 4px solid; }
+.missed { background: #fdf1de; border-color: #a4631b; }
+.reached { background: #eaf2f9; border-color: var(--blue); }
 dl { display: grid; grid-template-columns: 110px 1fr; gap: 6px 16px; margin: 10px 0 0;
   max-width: 1000px; }
 dt { font-weight: 600; color: var(--soft); }

@@ -146,15 +146,14 @@ std::vector<double> LinearTicks(double low, double high) {
   const double rough = (high - low) / 5;
   const double power = std::pow(10.0, std::floor(std::log10(rough)));
   double step = power;
-  for (const double m : {1.0, 2.0, 2.5, 5.0, 10.0}) {
+  for (const double m : {1.0, 2.0, 5.0, 10.0}) {
     step = m * power;
     if (step >= rough) break;
   }
+  const auto first = static_cast<int64_t>(std::ceil(low / step - 1e-9));
+  const auto last = static_cast<int64_t>(std::floor(high / step + 1e-9));
   std::vector<double> ticks;
-  for (double tick = std::ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6;
-       tick += step) {
-    ticks.push_back(tick);
-  }
+  for (int64_t i = first; i <= last; ++i) ticks.push_back(static_cast<double>(i) * step);
   return ticks;
 }
 
@@ -238,13 +237,16 @@ class Plot {
   std::string Exact() const {
     if (!chart_.has_exact) return "";
     const double x = X(chart_.exact_x), y = Y(chart_.exact_y);
+    const bool leftmost = x < kLeft + 90;
     return absl::StrFormat(
         "<g><title>%s</title><line class=\"exact\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/>"
         "<rect class=\"exactdot\" x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"8\"/>"
-        "<text class=\"exactname\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">exact search</text>"
+        "<text class=\"exactname\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">exact search</text>"
         "</g>\n",
-        EscapeHtml(chart_.exact_hover), x, x, kTop, kHeight - kBottom, x - 4, y - 4, x - 9,
-        y < kHeight / 2 ? double(kHeight - kBottom - 8) : double(kTop + 12));
+        EscapeHtml(chart_.exact_hover), x, x, kTop, kHeight - kBottom, x - 4, y - 4,
+        leftmost ? x + 9 : x - 9,
+        y < kHeight / 2 ? double(kHeight - kBottom - 8) : double(kTop + 12),
+        leftmost ? "start" : "end");
   }
 
   std::string Line(const CurveLine& line) const {

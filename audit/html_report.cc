@@ -21,6 +21,8 @@ namespace {
 
 constexpr size_t kWorstHeads = 12;
 constexpr int32_t kMostLayerLines = 40;
+// Maps of cost reach at least this share of exact search, so that pages compare.
+constexpr double kCostScale = 1.5;
 
 // 7703 -> "7,703".
 std::string Grouped(double value) {
@@ -223,14 +225,18 @@ std::string Maps(const AuditReport& report) {
   ScaleUpFromZero(to_exact, 0.01, false);
   HeatMap visited = MapOf(report, kVisitedShare, "Visited keys", "of exact search", "0", "%");
   visited.hue = Hue::kOchre;
-  ScaleUpFromZero(visited, 0.1, true);
+  ScaleUpFromZero(visited, kCostScale, true);
   HeatMap time = MapOf(report, kTimeShare, "Time", "of exact search", "0", "%");
   time.hue = Hue::kOchre;
-  ScaleUpFromZero(time, 0.1, true);
+  ScaleUpFromZero(time, kCostScale, true);
   for (const HeatMap& map : {recall, mass, error, to_exact, visited, time}) {
     absl::StrAppend(&out, HeatMapFigure(map));
   }
-  if (report.config.want_recall.has_value()) absl::StrAppend(&out, LeastEffortMap(report));
+  const bool choice = std::any_of(report.heads.begin(), report.heads.end(),
+                                  [](const HeadAudit& h) { return HasEffort(h.params.kind); });
+  if (report.config.want_recall.has_value() && choice) {
+    absl::StrAppend(&out, LeastEffortMap(report));
+  }
   if (report.index_kind == "auto") {
     KindMap kinds{
         .title = "Index kind", .layers = report.shape.layers, .heads = report.shape.kv_heads};
@@ -387,7 +393,9 @@ std::string WorstTable(const AuditReport& report) {
         Grouped(m.visited), m.search_us, head->exact.search_us);
     if (wanted) {
       absl::StrAppendFormat(&out, "<td>%s</td>",
-                            head->least.has_value() ? Grouped(head->least->effort) : "none");
+                            !head->least.has_value()  ? "none"
+                            : head->least->effort > 0 ? Grouped(head->least->effort)
+                                                      : "-");
     }
     out += "</tr>\n";
   }
@@ -428,9 +436,10 @@ std::string Method(const AuditReport& report) {
           "what the index compared, added up over the q heads of the group; for "
           "code, reading a key&#39;s code counts as one"),
       Row("time",
-          absl::StrFormat("wall clock of one search on one thread, median over the queries, rows "
-                          "and index in memory; %d %s measured at a time",
-                          report.threads, report.threads == 1 ? "head was" : "heads were")));
+          absl::StrFormat(
+              "CPU time of one search, which is on one thread; median over the queries, rows and "
+              "index in memory, %d %s measured at a time",
+              report.threads, report.threads == 1 ? "head was" : "heads were")));
   if (report.built_from_queries) {
     absl::StrAppend(&out, Row("mind",
                               "the index was built from the stored queries: on these it "

@@ -5,6 +5,7 @@
 //         recall = |F n T| / |T|;  mass_h = sum of P_h over F;
 //         out_h(S) = attention of q head h over the rows S alone, softmax renormalised;
 //         error_h(S, R) = ||out_h(S) - out_h(R)|| / ||out_h(R)||  (||out_h(S)|| if out_h(R) = 0).
+// Units:  search_us is CPU time of the searching thread, median over the queries.
 // Errors: those of rows and indexes; Internal: an index returned rows outside the zone, or twice.
 // Threads: a HeadMeasure is for one thread at a time; several may run at once.
 // Cost:   Create: one exact search and one attention over the zone per query; Measure: one search

@@ -260,22 +260,23 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
   return SeekLeast(config, curve, head);
 }
 
-// What every head has in common names a step. Steps that no head tells from the next, because all
-// are at a bound or read everything already, are dropped.
+// What every head has in common names a step. Of a ladder, steps that no head tells from the next,
+// because all are at a bound or read everything already, are dropped; efforts asked for stay.
 void NameSteps(AuditReport& report) {
+  const bool ladder = report.config.efforts.empty() || report.index_kind == "flat";
   const size_t count = report.heads.front().curve.size();
   std::vector<size_t> kept;
   for (size_t s = 0; s < count; ++s) {
     const auto all = [&](auto holds) {
       return std::all_of(report.heads.begin(), report.heads.end(), holds);
     };
-    if (s + 1 < count && all([s](const HeadAudit& head) {
+    if (ladder && s + 1 < count && all([s](const HeadAudit& head) {
           return head.curve[s].effort == head.curve[s + 1].effort;
         })) {
       continue;
     }
     kept.push_back(s);
-    if (all([s](const HeadAudit& head) { return head.curve[s].scanned; })) break;
+    if (ladder && all([s](const HeadAudit& head) { return head.curve[s].scanned; })) break;
   }
   for (const size_t s : kept) {
     int32_t least = INT32_MAX, most = 0;
@@ -286,7 +287,7 @@ void NameSteps(AuditReport& report) {
     }
     Step step;
     if (least == most) step.effort = most;
-    if (most > 0 && report.config.efforts.empty()) {
+    if (most > 0 && ladder) {
       step.factor = std::ldexp(1.0, static_cast<int>(s) - kLadderHalvings);
     }
     report.steps.push_back(step);

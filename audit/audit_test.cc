@@ -102,7 +102,9 @@ TEST(AuditTest, Auto_EveryHeadIsAuditedAsItsOwnKind) {
 }
 
 TEST(AuditTest, Efforts_TheFirstIsJudgedAndAllAreMeasured) {
-  RandomContextSpec spec{.tokens = 4000, .indexes = {{.kind = IndexKind::kCode}}};
+  RandomContextSpec spec{.shape = {.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 32},
+                         .tokens = 7000,
+                         .indexes = {{.kind = IndexKind::kCode}}};
   const auto report = Audit(*Publish(spec), {.top_k = 16, .efforts = {200, 50, 200}});
   CARREL_ASSERT_OK(report);
   ASSERT_EQ(report->steps.size(), 2u);

@@ -107,6 +107,7 @@ absl::Status ReadIndexParams(const v1::Manifest& m, AuditReport& report) {
     ASSIGN_OR_RETURN(const IndexParams params, kvstore::IndexParamsOf(m.index()));
     for (HeadAudit& head : report.heads) head.params = params;
   }
+  report.built_from_queries = m.index().kind() == kvstore::kAutoIndexKind;
   for (const HeadAudit& head : report.heads) {
     report.built_from_queries = report.built_from_queries ||
                                 head.params.kind == IndexKind::kGraph ||

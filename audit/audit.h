@@ -11,8 +11,9 @@
 // Threads: heads are spread over the pool; each search runs on one thread.
 // Cost:   per head and query one exact search, one attention over the zone, and a search for each
 //         effort: about 1 s per 10M rows of K and V read and core. A head's index is held while it
-//         is measured. For indexes that were built from sampled queries (graph, learned codes)
-//         those queries are in-sample: AuditReport.built_from_queries.
+//         is measured. Indexes that were built from sampled queries (graph, learned codes) or
+//         chosen with them (auto) do better on these than on others:
+//         AuditReport.built_from_queries.
 #pragma once
 
 #include <cstdint>

@@ -441,9 +441,10 @@ std::string Method(const AuditReport& report) {
               "index in memory, %d %s measured at a time",
               report.threads, report.threads == 1 ? "head was" : "heads were")));
   if (report.built_from_queries) {
-    absl::StrAppend(&out, Row("mind",
-                              "the index was built from the stored queries: on these it "
-                              "does better than on others"));
+    absl::StrAppend(
+        &out, Row("mind",
+                  "the index was built from the stored queries, or chosen with them: on these it "
+                  "does better than on others"));
   }
   absl::StrAppend(
       &out, Row("program",

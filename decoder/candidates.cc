@@ -68,7 +68,7 @@ int64_t Candidates::Attend(const float* q, int64_t top_k, float scale, ThreadPoo
     thread_local std::vector<float> scores, group_scores, base, out;
     thread_local std::vector<const void*> k, v;
     thread_local std::vector<int64_t> best;
-    thread_local std::vector<uint32_t> scratch;
+    thread_local std::vector<uint64_t> scratch;
     const int64_t token = unit / shape_.kv_heads, head = unit % shape_.kv_heads;
     const Rows& rows = rows_[static_cast<size_t>(unit)];
     const int64_t n = static_cast<int64_t>(rows.ids.size());

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "common/status.h"
 
 namespace carrel::decoder {
@@ -32,12 +34,30 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   if (!(config.verified_hit_rate >= 0 && config.verified_hit_rate <= 1)) {
     return OutOfRange("verified_hit_rate", config.verified_hit_rate, "[0, 1]");
   }
+  if (config.select == Select::kRange && !(config.range > 0 && std::isfinite(config.range))) {
+    return OutOfRange("range", config.range, "(0, infinity)");
+  }
+  if (config.select == Select::kMass && !(config.mass > 0 && config.mass <= 1)) return OutOfRange("mass", config.mass, "(0, 1]");
+  if (config.max_rows < 0) return OutOfRange("max_rows", static_cast<double>(config.max_rows), "[0, infinity)");
+  if (config.select != Select::kTopK && config.prefetch != Prefetch::kOff) {
+    return absl::InvalidArgumentError("prefetch asks ahead for a multiple of top_k: range and mass need prefetch=off");
+  }
+  if (config.select != Select::kTopK && config.budget != Budget::kUniform) {
+    return absl::InvalidArgumentError("budget=linear shares out a top_k: range and mass need budget=uniform");
+  }
+  if (config.estimate && config.want != Want::kAttend) {
+    return absl::InvalidArgumentError("estimate is part of partial attention: it needs want=attend");
+  }
   if (config.effort < 0 || config.effort > 65536) return OutOfRange("effort", config.effort, "[0, 65536]");
   return absl::OkStatus();
 }
 
 std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers, int64_t zone_rows) {
   std::vector<int64_t> budgets(layers, kAllRows);
+  if (config.select != Select::kTopK) {
+    std::fill(budgets.begin() + config.dense_layers, budgets.end(), kAsSelected);
+    return budgets;
+  }
   if (config.top_k == kAllRows) return budgets;
   const int32_t sparse = layers - config.dense_layers;
   for (int32_t i = 0; i < sparse; ++i) {
@@ -77,6 +97,22 @@ absl::StatusOr<int64_t> ParseTopK(absl::string_view text) {
   }
   if (value < 1) return OutOfRange("top_k", static_cast<double>(value), "[1, tokens of the context] and not \"all\"");
   return value;
+}
+
+absl::Status ParseSelect(absl::string_view text, RetrievalConfig& config) {
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  double value = 0;
+  if (parts.first == "top-k") {
+    config.select = Select::kTopK;
+    ASSIGN_OR_RETURN(config.top_k, ParseTopK(parts.second));
+    return absl::OkStatus();
+  }
+  if (!absl::SimpleAtod(parts.second, &value) || (parts.first != "range" && parts.first != "mass")) {
+    return UnknownName("select", text, "top-k:K, range:B, mass:P with numbers K, B, P");
+  }
+  config.select = parts.first == "range" ? Select::kRange : Select::kMass;
+  (parts.first == "range" ? config.range : config.mass) = value;
+  return absl::OkStatus();
 }
 
 }  // namespace carrel::decoder

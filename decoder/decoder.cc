@@ -31,7 +31,10 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape, 
   int64_t rows = 0;  // the most of any layer, per token and KV head
   for (int64_t budget : budgets) {
     const bool attend_all = budget == kAllRows && config.want != Want::kValues;  // nothing per row is held: partial attention, or rows as they lie
-    if (!attend_all) rows = std::max(rows, budget == kAllRows ? opened.zone_end() - opened.zone_begin() : budget);
+    if (attend_all || (budget == kAsSelected && config.want == Want::kAttend)) continue;
+    const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
+    const int64_t bound = config.max_rows > 0 ? config.max_rows : opened.limits().max_top_k();
+    rows = std::max(rows, budget == kAllRows ? zone_rows : budget == kAsSelected ? std::min(zone_rows, bound) : budget);
   }
   const int64_t bytes = shape.kv_heads * std::max<int64_t>(1, rows) * (8 + 4 * shape.group());  // ids and scores
   return std::clamp<int64_t>(opened.limits().max_result_bytes() / 4 / bytes, 1, std::max<int64_t>(1, opened.limits().max_query_tokens()));
@@ -63,7 +66,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   open.set_local(config.local);
   ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
   decoder->context_tokens_ = opened.tokens();
-  if (config.top_k != kAllRows && config.top_k > opened.tokens()) {
+  if (config.select == Select::kTopK && config.top_k != kAllRows && config.top_k > opened.tokens()) {
     return absl::InvalidArgumentError(
         absl::StrCat("top_k=", config.top_k, " exceeds the ", opened.tokens(), " tokens of context \"", context, "\"; use \"all\" for every row"));
   }

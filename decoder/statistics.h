@@ -18,7 +18,7 @@ struct Mean {
 
 struct LayerStatistics {
   int64_t tokens = 0;             // that passed the layer
-  int64_t top_k = 0;              // rows per KV head; -1: all
+  int64_t top_k = 0;              // rows per KV head; -1: all; 0: as range or mass select
   int64_t rows_attended = 0;      // zone rows, over tokens and KV heads
   int64_t candidates = 0;         // rows scored exactly, here or at the store, over tokens and KV heads
   int64_t visited = 0;            // keys that the index looked at

@@ -70,11 +70,16 @@ v1::Query Zone::MakeQuery(Layer layer, const float* q, int64_t n) const {
   const int64_t budget = budgets_[layer.value()];
   if (budget == kAllRows) {
     query.mutable_select()->set_all(true);
+  } else if (budget == kAsSelected) {
+    if (config_.select == Select::kRange) query.mutable_select()->set_range(static_cast<float>(config_.range));
+    if (config_.select == Select::kMass) query.mutable_select()->set_mass(static_cast<float>(config_.mass));
+    query.mutable_select()->set_max_rows(config_.max_rows);
   } else {
     query.mutable_select()->set_top_k(budget);
   }
   query.set_want(WireWant(config_.want));
   query.set_effort(static_cast<uint32_t>(config_.effort));
+  query.set_estimate(config_.estimate && budget != kAllRows);
   return query;
 }
 
@@ -218,7 +223,8 @@ absl::Status Zone::FinishCandidates(Layer layer, const float* q, int64_t n, Pend
   Candidates candidates(shape_, zone_, n);
   for (v1::SessionReply& part : parts) RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true));
   RETURN_IF_ERROR(candidates.CheckComplete());
-  statistics.rows_attended += candidates.Attend(q, budgets_[layer.value()], scale_, pool_, partial);
+  const int64_t budget = budgets_[layer.value()];
+  statistics.rows_attended += candidates.Attend(q, budget == kAsSelected ? INT64_MAX : budget, scale_, pool_, partial);
   if (pending.accepted) {
     pending.candidates.emplace(std::move(candidates));
   } else if (pending.speculative.has_value() && (config_.measure || calibrating(layer))) {
@@ -238,6 +244,7 @@ absl::Status Zone::FinishPartials(Layer layer, const float*, int64_t n, Pending&
   pending.query.reset();
   std::vector<int64_t> seen(static_cast<size_t>(n) * shape_.kv_heads, 0);
   for (const v1::SessionReply& part : parts) {
+    statistics.rows_attended += part.query().statistics().rows();
     if (config_.want == Want::kValues) {
       RETURN_IF_ERROR(MergeValues(layer, part.query(), n, seen, partial));
     } else {
@@ -252,8 +259,6 @@ absl::Status Zone::FinishPartials(Layer layer, const float*, int64_t n, Pending&
     return absl::DataLossError(absl::StrCat("reply: layer ", layer.value(), " token ", i / shape_.kv_heads, " kv_head ",
                                             i % shape_.kv_heads, " is incomplete (", seen[i], ")"));
   }
-  const int64_t rows = budget == kAllRows ? zone_.rows() : budget;
-  statistics.rows_attended += rows * shape_.kv_heads * n;
   return absl::OkStatus();
 }
 
@@ -299,6 +304,7 @@ absl::Status Zone::MergeValues(Layer, const v1::QueryReply& reply, int64_t n, st
 absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n, std::vector<float>* zone_lse) {
   query.set_want(v1::IDS);
   query.set_measure_mass(zone_lse != nullptr);
+  query.set_estimate(false);
   ASSIGN_OR_RETURN(const RequestId id, client_->Send(std::move(query)));
   ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, Receive(id, nullptr));
   Candidates ids(shape_, zone_, n);

@@ -230,7 +230,7 @@ void BM_TopK(benchmark::State& state) {
   const int64_t n = state.range(0), k = state.range(1);
   const Floats scores = Normal(n, 1);
   std::vector<int64_t> out(static_cast<size_t>(k)), ref(static_cast<size_t>(k));
-  std::vector<uint32_t> scratch;
+  std::vector<uint64_t> scratch;
   TopK(scores.data(), n, k, out.data(), scratch);
   RefTopK(scores.data(), n, k, ref.data());
   if (out != ref) return state.SkipWithError("the result differs from the reference");

@@ -8,6 +8,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/index_spec.h"
 #include "kvstore/storage/store.h"
 #include "prefill/head_statistics.h"
 
@@ -68,12 +69,13 @@ class LayerSst {
 }  // namespace
 
 LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-                         kvstore::IndexParams index, ThreadPool* pool)
+                         kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, ThreadPool* pool)
     : staging_(*staging),
       context_(context),
       shape_(shape),
       segment_tokens_(segment_tokens),
       index_(index),
+      auto_index_(std::move(auto_index)),
       pool_(pool),
       thread_([this] { Run(); }) {}
 
@@ -136,7 +138,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   const int64_t d = shape_.head_dim;
   const int64_t tokens = static_cast<int64_t>(rows.k[0].size()) / d;
 
-  std::vector<absl::StatusOr<std::string>> blobs(shape_.kv_heads, std::string());
+  std::vector<absl::StatusOr<kvstore::AutoIndex>> built(shape_.kv_heads, kvstore::AutoIndex());
   std::vector<kvstore::SampledQueries> queries(shape_.kv_heads);
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     queries[head].group = shape_.group();
@@ -145,7 +147,17 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
     queries[head].queries = rows.queries[head];
   }
   pool_->ParallelFor(shape_.kv_heads, [&](int64_t head) {
-    blobs[head] = kvstore::BuildIndex(index_, kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d), &queries[head]);
+    const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
+    if (auto_index_.has_value()) {
+      built[head] = kvstore::BuildAutoIndex(*auto_index_, keys, queries[head]);
+      return;
+    }
+    absl::StatusOr<std::string> blob = kvstore::BuildIndex(index_, keys, &queries[head]);
+    if (blob.ok()) {
+      built[head]->blob = *std::move(blob);
+    } else {
+      built[head] = blob.status();
+    }
   });
 
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst, kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
@@ -161,10 +173,20 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
     RETURN_IF_ERROR(out.AddBlob(Kind::kSampledQueries, head, payload, &query_bytes));
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-    if (!blobs[head].ok()) {
-      return Annotate(blobs[head].status(), absl::StrCat("index of layer ", rows.layer.value(), " kv_head ", head));
+    if (!built[head].ok()) {
+      return Annotate(built[head].status(), absl::StrCat("index of layer ", rows.layer.value(), " kv_head ", head));
     }
-    RETURN_IF_ERROR(out.AddBlob(Kind::kIndex, head, *blobs[head], &index_bytes));
+    RETURN_IF_ERROR(out.AddBlob(Kind::kIndex, head, built[head]->blob, &index_bytes));
+    if (!auto_index_.has_value()) continue;
+    v1::HeadIndex& chosen = *fragment.add_head_indexes();
+    chosen.set_layer(rows.layer.value());
+    chosen.set_kv_head(head);
+    kvstore::SetIndexSpec(built[head]->params, *chosen.mutable_index());
+    chosen.set_recall(static_cast<float>(built[head]->recall));
+    chosen.set_mass(static_cast<float>(built[head]->mass));
+    chosen.set_cost_us(static_cast<float>(built[head]->cost_us));
+    chosen.set_exact_us(static_cast<float>(built[head]->exact_us));
+    chosen.set_wanted(static_cast<uint32_t>(auto_index_->wanted));
   }
   RETURN_IF_ERROR(sst->Finish());
 

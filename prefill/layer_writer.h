@@ -9,12 +9,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "common/thread_pool.h"
+#include "kvstore/index/auto_index.h"
 #include "kvstore/index/index.h"
 #include "prefill/layer_rows.h"
 #include "prefill/staging.h"
@@ -24,7 +26,7 @@ namespace carrel::prefill {
 class LayerWriter {
  public:
   LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-              kvstore::IndexParams index, ThreadPool* pool);
+              kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, ThreadPool* pool);
   ~LayerWriter();
 
   absl::Status Submit(LayerRows rows);
@@ -41,6 +43,7 @@ class LayerWriter {
   const AttentionShape shape_;
   const int64_t segment_tokens_;
   const kvstore::IndexParams index_;
+  const std::optional<kvstore::AutoIndexConfig> auto_index_;  // instead of index_
   ThreadPool* const pool_;
 
   mutable absl::Mutex mu_;

@@ -26,6 +26,7 @@ namespace {
 absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& model, const std::vector<TokenId>& tokens) {
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
   RETURN_IF_ERROR(kvstore::ValidateIndexParams(config.index));
+  if (config.auto_index.has_value()) RETURN_IF_ERROR(kvstore::ValidateAutoIndexConfig(*config.auto_index));
   const int64_t s = config.segment_tokens;
   if (s < 16 || s > (int64_t{1} << 24) || (s & (s - 1)) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("segment_tokens=", s, " is not a power of two in [16, 16777216]"));
@@ -69,7 +70,7 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
     field.set_value(value);
   }
   job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
-  kvstore::SetIndexSpec(config.index, *job.mutable_index());
+  SetIndexPlan(config.index, config.auto_index, job);
   job.set_sampled_queries(std::min<int64_t>(config.sampled_queries, job.tokens()));
   return job;
 }
@@ -79,7 +80,9 @@ absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job
   constexpr int64_t kHiddenStates = 4;  // being written, next, and of two layers that wait for their index
   const std::string& folder = config.store_folder;
   const int64_t rows = int64_t{2} * 2 * job.kv_heads() * job.head_dim();
-  const int64_t index = kvstore::IndexBytesPerKey(config.index) * job.kv_heads();
+  kvstore::IndexParams largest = config.index;
+  if (config.auto_index.has_value()) largest.kind = kvstore::IndexKind::kGraph;
+  const int64_t index = kvstore::IndexBytesPerKey(largest) * job.kv_heads();
   const int64_t needed = job.tokens() * ((job.layers() - finished_layers) * (rows + index) + kHiddenStates * 4 * hidden_size);
   struct statvfs info;
   if (statvfs(folder.c_str(), &info) != 0) return absl::OkStatus();  // a write will tell
@@ -161,7 +164,7 @@ class Job {
     const int64_t tokens = job_.tokens();
     DenseAttention attention(config.shape, tokens, SamplePositions(tokens, config_.sampled_queries), pool_);
     model::Transformer transformer(backend_.get());
-    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index, pool_);
+    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index, config_.auto_index, pool_);
     for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {
       for (int64_t at = 0; at < tokens; at += config_.block_tokens) {
         const int64_t n = std::min(config_.block_tokens, tokens - at);
@@ -231,6 +234,18 @@ class Job {
 };
 
 }  // namespace
+
+void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
+                  v1::Manifest& manifest) {
+  v1::IndexSpec& spec = *manifest.mutable_index();
+  spec.Clear();
+  if (!auto_index.has_value()) return kvstore::SetIndexSpec(index, spec);
+  // What decides the choice is recorded: a resumed job must not choose otherwise.
+  kvstore::SetIndexSpec(auto_index->params, spec);
+  spec.set_kind(std::string(kvstore::kAutoIndexKind));
+  spec.set_want_recall(static_cast<float>(auto_index->want_recall));
+  spec.set_wanted(static_cast<uint32_t>(auto_index->wanted));
+}
 
 absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,

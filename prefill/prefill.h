@@ -7,14 +7,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/progress.h"
 #include "common/thread_pool.h"
+#include "kvstore/index/auto_index.h"
 #include "kvstore/index/index.h"
 #include "model/checkpoint.h"
+
+namespace carrel::v1 {
+class Manifest;
+}
 
 namespace carrel::kvstore {
 class Store;
@@ -26,6 +32,7 @@ struct PrefillConfig {
   std::string store_folder;  // where staging goes: of the Store that is passed
   std::string name;
   kvstore::IndexParams index;
+  std::optional<kvstore::AutoIndexConfig> auto_index;  // instead of index: chosen per layer and KV head
   int64_t segment_tokens = 65536;   // rows per stored segment, a power of two >= 16
   int64_t sampled_queries = 256;    // per layer and q head, kept with the context; 1 .. 65536
   int64_t block_tokens = 512;       // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
@@ -41,6 +48,10 @@ struct PrefillReport {
   int64_t stored_bytes = 0;
   int64_t index_bytes = 0;
 };
+
+// Records in the manifest how its heads are indexed.
+void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
+                  v1::Manifest& manifest);
 
 absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,

@@ -13,6 +13,10 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
+// Loops over what lives in registers.
+#undef CARREL_UNROLL
+#define CARREL_UNROLL _Pragma("GCC unroll 8")
+
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -54,15 +58,18 @@ HWY_INLINE void LookUp(const uint8_t* entries, int64_t head_stride, int64_t plan
   const WordTag d16;
   const ByteVec mask = hn::Set(d8, uint8_t{0x0f});
   Sums sums[kHeads][N];
-  HWY_UNROLL(4)
+  CARREL_UNROLL
   for (int h = 0; h < kHeads; ++h) {
+    CARREL_UNROLL
     for (int b = 0; b < N; ++b) sums[h][b] = {hn::Zero(d16), hn::Zero(d16)};
   }
   for (int64_t first = 0; first < planes; first += kPlanesPerByte) {
     const int64_t rows = std::min(kPlanesPerByte, planes - first) / 2;
     if (rows == kPlanesPerByte / 2) {
       Nibbles keys[kPlanesPerByte / 2][N];
+      CARREL_UNROLL
       for (int64_t i = 0; i < kPlanesPerByte / 2; ++i) {
+        CARREL_UNROLL
         for (int b = 0; b < N; ++b) {
           const ByteVec row = hn::LoadU(
               d8, block + b * block_bytes + (first / 2 + i) * kCodeBlockKeys);
@@ -72,23 +79,28 @@ HWY_INLINE void LookUp(const uint8_t* entries, int64_t head_stride, int64_t plan
               hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(du16, row))), mask);
         }
       }
+      CARREL_UNROLL
       for (int h = 0; h < kHeads; ++h) {
         const uint8_t* table = entries + h * head_stride + first * 16;
         ByteVec bytes[N];
+        CARREL_UNROLL
         for (int64_t i = 0; i < kPlanesPerByte / 2; ++i) {
           const ByteVec low = hn::LoadDup128(d8, table + 32 * i);
           const ByteVec high = hn::LoadDup128(d8, table + 32 * i + 16);
+          CARREL_UNROLL
           for (int b = 0; b < N; ++b) {
             const ByteVec both = hn::Add(hn::TableLookupBytes(low, keys[i][b].low),
                                          hn::TableLookupBytes(high, keys[i][b].high));
             bytes[b] = i == 0 ? both : hn::Add(bytes[b], both);
           }
         }
+        CARREL_UNROLL
         for (int b = 0; b < N; ++b) Flush(d8, bytes[b], sums[h][b]);
       }
       continue;
     }
     for (int64_t i = 0; i < rows; ++i) {
+      CARREL_UNROLL
       for (int b = 0; b < N; ++b) {
         const hn::RebindToUnsigned<WordTag> du16;
         const ByteVec row =
@@ -96,6 +108,7 @@ HWY_INLINE void LookUp(const uint8_t* entries, int64_t head_stride, int64_t plan
         const ByteVec low_keys = hn::And(row, mask);
         const ByteVec high_keys =
             hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(du16, row))), mask);
+        CARREL_UNROLL
         for (int h = 0; h < kHeads; ++h) {
           const uint8_t* table = entries + h * head_stride + (first + 2 * i) * 16;
           Flush(d8,
@@ -106,7 +119,9 @@ HWY_INLINE void LookUp(const uint8_t* entries, int64_t head_stride, int64_t plan
       }
     }
   }
+  CARREL_UNROLL
   for (int h = 0; h < kHeads; ++h) {
+    CARREL_UNROLL
     for (int b = 0; b < N; ++b) done(h, b, sums[h][b]);
   }
 }

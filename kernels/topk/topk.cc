@@ -1,6 +1,7 @@
-// Candidates are indices in scratch. A vector scan appends only what beats the k-th best so far;
-// whenever scratch is full it is cut back to the best k, which raises the bar. A later score equal
-// to the bar loses its tie by index, so the scan may ask for strictly greater.
+// Candidates are (score, index) packed into one integer each, so that the smaller is the better. A
+// vector scan appends only what beats the k-th best so far; whenever the room is full it is cut back
+// to the best k, which raises the bar. A later score equal to the bar loses its tie by index, so the
+// scan may ask for strictly greater.
 #include "kernels/topk/topk.h"
 
 #include <algorithm>
@@ -68,40 +69,44 @@ namespace {
 // Places beyond k, at least: fewer mean more cuts, more mean a lower bar for longer.
 constexpr int64_t kMinSlack = 256;
 
-float Value(float score) { return std::isnan(score) ? -INFINITY : score; }
+float Value(float score) { return std::isnan(score) ? -INFINITY : score + 0.0f; }
 
-struct Better {
-  const float* scores;
-  bool operator()(uint32_t a, uint32_t b) const {
-    const float x = Value(scores[a]), y = Value(scores[b]);
-    return x != y ? x > y : a < b;
-  }
-};
+// Ascending order of what it returns is (score descending, index ascending).
+uint64_t Pack(const float* scores, uint32_t index) {
+  const auto bits = std::bit_cast<uint32_t>(Value(scores[index]));
+  const uint32_t ascending = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(~ascending) << 32 | index;
+}
+
+uint32_t IndexOf(uint64_t packed) { return static_cast<uint32_t>(packed); }
 
 }  // namespace
 
 int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
-             std::vector<uint32_t>& scratch) {
+             std::vector<uint64_t>& scratch) {
   k = std::min(k, n);
   if (k <= 0) return 0;
-  const Better better{scores};
   const int64_t capacity = std::min(n, k + std::max(k, kMinSlack));
-  if (static_cast<int64_t>(scratch.size()) < capacity)
-    scratch.resize(static_cast<size_t>(capacity));
-  uint32_t* candidates = scratch.data();
-  std::iota(candidates, candidates + capacity, 0u);
+  // Behind the candidates, room for the indices that a scan appends.
+  if (static_cast<int64_t>(scratch.size()) < capacity + capacity / 2 + 1) {
+    scratch.resize(static_cast<size_t>(capacity + capacity / 2 + 1));
+  }
+  uint64_t* candidates = scratch.data();
+  auto* appended = reinterpret_cast<uint32_t*>(candidates + capacity);
+  for (int64_t i = 0; i < capacity; ++i) candidates[i] = Pack(scores, static_cast<uint32_t>(i));
   int64_t count = capacity, next = capacity;
   for (;;) {
-    if (count > k) std::nth_element(candidates, candidates + k - 1, candidates + count, better);
+    if (count > k) std::nth_element(candidates, candidates + k - 1, candidates + count);
     count = k;
     if (next == n) break;
     int64_t written = 0;
-    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, Value(scores[candidates[k - 1]]),
-                                               candidates + k, capacity - k, &written);
-    count += written;
+    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(
+        scores, next, n, Value(scores[IndexOf(candidates[k - 1])]), appended, capacity - k,
+        &written);
+    for (int64_t i = 0; i < written; ++i) candidates[count++] = Pack(scores, appended[i]);
   }
-  std::sort(candidates, candidates + k, better);
-  std::copy_n(candidates, k, out);
+  std::sort(candidates, candidates + k);
+  for (int64_t i = 0; i < k; ++i) out[i] = IndexOf(candidates[i]);
   return k;
 }
 

@@ -14,7 +14,7 @@ namespace carrel::kernels {
 
 // Returns how many were written. scratch grows to what is needed and may be reused.
 int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
-             std::vector<uint32_t>& scratch);
+             std::vector<uint64_t>& scratch);
 int64_t RefTopK(const float* scores, int64_t n, int64_t k, int64_t* out);
 
 }  // namespace carrel::kernels

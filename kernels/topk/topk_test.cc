@@ -11,7 +11,7 @@ namespace {
 CARREL_KERNEL_TEST(TopKTest);
 
 void ExpectEqualsReference(const std::vector<float>& scores, int64_t k,
-                           std::vector<uint32_t>& scratch) {
+                           std::vector<uint64_t>& scratch) {
   const auto n = static_cast<int64_t>(scores.size());
   std::vector<int64_t> out(static_cast<size_t>(k) + 1, -7),
       expected(static_cast<size_t>(k) + 1, -7);
@@ -21,7 +21,7 @@ void ExpectEqualsReference(const std::vector<float>& scores, int64_t k,
 }
 
 TEST_P(TopKTest, RandomScores_AnyK_EqualsReference) {
-  std::vector<uint32_t> scratch;
+  std::vector<uint64_t> scratch;
   for (int64_t trial = 0; trial < 150; ++trial) {
     const int64_t n = Below(trial % 10 == 0 ? 30000 : 700), k = Below(trial % 3 == 0 ? n + 5 : 130);
     ExpectEqualsReference(RandomNormal(rng_, n), k, scratch);
@@ -31,7 +31,7 @@ TEST_P(TopKTest, RandomScores_AnyK_EqualsReference) {
 TEST_P(TopKTest, ManyTiesAndSpecialValues_EqualsReference) {
   const float inf = INFINITY;
   const float values[] = {0.0f, -0.0f, 1.0f, -1.0f, inf, -inf, NAN, -NAN, 1e-40f, -1e-40f};
-  std::vector<uint32_t> scratch;
+  std::vector<uint64_t> scratch;
   for (int64_t trial = 0; trial < 100; ++trial) {
     std::vector<float> scores(static_cast<size_t>(Below(3000)));
     const int64_t kinds = 1 + Below(10);
@@ -43,14 +43,14 @@ TEST_P(TopKTest, ManyTiesAndSpecialValues_EqualsReference) {
 TEST_P(TopKTest, SortedEitherWay_EqualsReference) {
   std::vector<float> scores(20011);
   std::iota(scores.begin(), scores.end(), -5000.0f);
-  std::vector<uint32_t> scratch;
+  std::vector<uint64_t> scratch;
   ExpectEqualsReference(scores, 300, scratch);
   std::reverse(scores.begin(), scores.end());
   ExpectEqualsReference(scores, 300, scratch);
 }
 
 TEST_P(TopKTest, OnlyNaN_CountsAsLowest_IndexOrder) {
-  std::vector<uint32_t> scratch;
+  std::vector<uint64_t> scratch;
   ExpectEqualsReference(std::vector<float>(1000, NAN), 17, scratch);
   std::vector<float> scores(1000, NAN);
   scores[900] = -1e30f;
@@ -58,7 +58,7 @@ TEST_P(TopKTest, OnlyNaN_CountsAsLowest_IndexOrder) {
 }
 
 TEST_P(TopKTest, NoneWantedOrGiven_WritesNothing) {
-  std::vector<uint32_t> scratch;
+  std::vector<uint64_t> scratch;
   ExpectEqualsReference({}, 5, scratch);
   ExpectEqualsReference({1.0f, 2.0f}, 0, scratch);
 }

@@ -25,12 +25,13 @@ int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& contex
   const int64_t kv_units = r.tokens * shape.kv_heads;
   int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 4 * r.tokens * shape.q_heads;
   if (r.want == Want::kAttend) {
-    const bool all = r.select == Select::kAll || r.top_k >= zone.rows();
+    const bool all = r.select == Select::kAll || (r.select == Select::kTopK && r.top_k >= zone.rows());
     const int64_t states = all ? std::max<int64_t>(1, AttendSpans(zone).size()) : 1;
     bytes += 4 * states * r.tokens * shape.q_heads * (shape.head_dim + 1);
-  } else if (r.select == Select::kTopK) {
+  } else if (r.select != Select::kAll) {
     const int64_t scores = r.want == Want::kRows ? 0 : 4 * shape.group();
-    bytes += kv_units * std::min(r.top_k, zone.rows()) * (8 + scores);
+    const int64_t rows = r.select == Select::kTopK ? r.top_k : r.max_rows;
+    bytes += kv_units * std::min(rows, zone.rows()) * (8 + scores);
   }
   return bytes;
 }
@@ -45,7 +46,8 @@ QueryReply::QueryReply(QueryRequest request, Session::Slot slot,
 
 bool QueryReply::attends_all() const {
   return request_.want == Want::kAttend && among_ == nullptr &&
-         (request_.select == Select::kAll || request_.top_k >= zone_.rows());
+         (request_.select == Select::kAll ||
+          (request_.select == Select::kTopK && request_.top_k >= zone_.rows()));
 }
 
 const float* QueryReply::QueriesOf(int64_t token, int32_t kv_head) const {
@@ -62,7 +64,11 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
   params.kv_head = KvHead(kv_head);
   params.zone = zone_;
   params.queries = QueriesOf(token, kv_head);
+  params.select = request_.select;
   params.top_k = request_.top_k;
+  params.range = request_.range;
+  params.mass = request_.mass;
+  params.max_rows = request_.max_rows;
   params.effort = request_.effort;
   return params;
 }
@@ -89,8 +95,8 @@ absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
   }
   if (attends_all()) {
     RETURN_IF_ERROR(RunAttendAll(queue));
-  } else if (request_.select == Select::kTopK) {
-    RETURN_IF_ERROR(RunTopK(queue));
+  } else if (request_.select != Select::kAll) {
+    RETURN_IF_ERROR(RunSelect(queue));
   } else if (request_.measure_mass) {
     RETURN_IF_ERROR(ForEachUnit(queue, [&](int64_t token, int32_t h) {
       return ZoneLse(ParamsOf(token, h), units_[token * shape.kv_heads + h].zone_lse);
@@ -98,6 +104,7 @@ absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
   }
   if (request_.select == Select::kAll || attends_all()) {
     statistics_.candidates = request_.tokens * shape.kv_heads * zone_.rows();
+    statistics_.rows = statistics_.candidates;
   }
   statistics_.queue_us = absl::ToInt64Microseconds(waited);
   statistics_.search_us = absl::ToInt64Microseconds(absl::Now() - start);
@@ -112,6 +119,7 @@ absl::Status QueryReply::ForEachUnit(WorkQueue* queue,
   // Head-major: an index that had to be loaded serves all tokens before the next one is.
   queue->ParallelFor(static_cast<int64_t>(units_.size()), [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
+    context().Touch(request_.layer);
     const absl::Status status =
         cancelled() ? absl::CancelledError("query: cancelled")
                     : body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
@@ -123,25 +131,30 @@ absl::Status QueryReply::ForEachUnit(WorkQueue* queue,
   return first_error;
 }
 
-absl::Status QueryReply::RunTopK(WorkQueue* queue) {
-  std::atomic<int64_t> candidates{0}, visited{0};
+absl::Status QueryReply::RunSelect(WorkQueue* queue) {
+  std::atomic<int64_t> candidates{0}, visited{0}, rows{0};
   RETURN_IF_ERROR(ForEachUnit(queue, [&](int64_t token, int32_t kv_head) {
     Selected selected;
-    RETURN_IF_ERROR(RunUnit(token, kv_head, selected));
+    int64_t found = 0;
+    RETURN_IF_ERROR(RunUnit(token, kv_head, selected, found));
     candidates += selected.candidates;
+    rows += found;
     visited += selected.visited;
     return absl::OkStatus();
   }));
   statistics_.candidates = candidates;
   statistics_.visited = visited;
+  statistics_.rows = rows;
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selected) {
+absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selected,
+                                int64_t& rows) {
   const size_t i = static_cast<size_t>(token) * context().shape().kv_heads + kv_head;
   const SelectParams params = ParamsOf(token, kv_head);
   RETURN_IF_ERROR(among_ != nullptr ? SelectAmong(params, among_->ids(i), selected)
-                                    : SelectTopK(params, selected));
+                                    : SelectRows(params, selected));
+  rows = static_cast<int64_t>(selected.ids.size());
   Unit& unit = units_[i];
   if (request_.measure_mass) {
     if (!selected.zone_scored) RETURN_IF_ERROR(ZoneLse(params, selected.zone_lse));
@@ -197,6 +210,7 @@ absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
     const size_t s = static_cast<size_t>(i / shape.kv_heads);
     const int32_t kv_head = static_cast<int32_t>(i % shape.kv_heads);
     const int64_t first_q_head = int64_t{kv_head} * shape.group();
+    context().Touch(request_.layer);
     AttendSpanParams params;
     params.rows = heads_[kv_head].get();
     params.span = spans[s];

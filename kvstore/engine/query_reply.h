@@ -1,6 +1,7 @@
 // What:   a query being answered: Run computes what needs computing, in parallel over tokens and KV
 //         heads; then pieces are taken.
-//         top_k: ids and scores are computed by Run, rows are copied from the mapping by Next.
+//         top_k, range, mass: ids and scores are computed by Run, rows are copied from the mapping
+//         by Next.
 //         all, but for ATTEND: Next also computes the scores, so that nothing grows with the zone.
 //         ATTEND: (out, lse) by Run.
 // Errors: DataLoss; ResourceExhausted an index beyond the budget; Cancelled.
@@ -61,8 +62,8 @@ class QueryReply : public Reply {
   // body(token, kv_head) for all, in parallel; the first error, if any.
   absl::Status ForEachUnit(WorkQueue* queue,
                            absl::FunctionRef<absl::Status(int64_t, int32_t)> body);
-  absl::Status RunTopK(WorkQueue* queue);
-  absl::Status RunUnit(int64_t token, int32_t kv_head, Selected& selected);
+  absl::Status RunSelect(WorkQueue* queue);
+  absl::Status RunUnit(int64_t token, int32_t kv_head, Selected& selected, int64_t& rows);
   absl::Status RunAttendAll(WorkQueue* queue);
   absl::Status AttendSelected(int64_t token, int32_t kv_head, Selected& selected);
   absl::Status FillRows(Piece& piece, int64_t first_row) const;

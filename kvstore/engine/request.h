@@ -22,7 +22,9 @@ struct OpenRequest {
   int64_t local = 0;
 };
 
-enum class Select : uint8_t { kTopK = 0, kAll = 1 };
+// kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows until
+// every q head of the group has the share `mass` of its softmax over the zone, as estimated.
+enum class Select : uint8_t { kTopK = 0, kAll = 1, kRange = 2, kMass = 3 };
 enum class Want : uint8_t { kIds = 0, kRows = 1, kValues = 2, kAttend = 3 };
 
 struct QueryRequest {
@@ -30,11 +32,15 @@ struct QueryRequest {
   int64_t tokens = 0;
   std::vector<float> queries;  // [tokens, q_heads, head_dim]
   Select select = Select::kTopK;
-  int64_t top_k = 0;
+  int64_t top_k = 0;     // kTopK
+  float range = 0;       // kRange
+  float mass = 0;        // kMass
+  int64_t max_rows = 0;  // kRange, kMass: of a KV head; 0: the engine's max_top_k
   Want want = Want::kIds;
   bool speculative = false;
   uint64_t among_candidates_of = 0;  // 0: none
   bool measure_mass = false;
+  bool estimate = false;  // ATTEND: rows not selected count through their clusters' summaries
   int64_t effort = 0;
 };
 
@@ -51,6 +57,7 @@ struct QueryStatistics {
   int64_t visited = 0;     // keys that the index looked at
   int64_t queue_us = 0;    // from acceptance to the start of the search
   int64_t search_us = 0;   // of the search; copying rows into the reply is not counted
+  int64_t rows = 0;        // selected
 };
 
 // A run of rows of one token and KV head, verified. Pointers are valid while the Reply lives.

@@ -28,29 +28,113 @@ SearchRequest MakeSearch(const SelectParams& p, int64_t top_k) {
   return request;
 }
 
-}  // namespace
+// Rows of the first search by range or mass; each further one asks for kMoreRows times as many.
+constexpr int64_t kFirstRows = 256;
+constexpr int64_t kMoreRows = 4;
 
-absl::Status SelectTopK(const SelectParams& p, Selected& selected) {
-  selected = Selected();
-  if (p.zone.rows() == 0) {
-    selected.zone_lse.assign(p.context->shape().group(), -INFINITY);
-    selected.zone_scored = true;
-    return absl::OkStatus();
-  }
-  SearchResult result;
-  const SearchRequest request = MakeSearch(p, std::min(p.top_k, p.zone.rows()));
+absl::Status Search(const SelectParams& p, int64_t top_k, SearchResult& result) {
+  const SearchRequest request = MakeSearch(p, top_k);
   const auto search = [&](const Index& index) {
     return index.Search(request, ThreadScratch(), result);
   };
   // Who asks for the whole zone gets it, also where a graph would miss rows.
-  RETURN_IF_ERROR(p.top_k >= p.zone.rows()
-                      ? search(*p.rows->exact)
-                      : p.context->WithIndex(p.layer, p.kv_head, *p.rows, search));
-  selected.visited = result.visited;
-  selected.candidates =
-      result.zone_scored ? p.zone.rows() : static_cast<int64_t>(result.ids.size());
-  selected.ids = std::move(result.ids);
-  selected.scores = std::move(result.scores);
+  if (top_k >= p.zone.rows()) return search(*p.rows->exact);
+  return p.context->WithIndex(p.layer, p.kv_head, *p.rows, search);
+}
+
+// Which of the rows found qualify, and whether rows that were not found might.
+struct Qualified {
+  std::vector<int64_t> rows;  // indices into what was found, ascending
+  bool complete = false;
+};
+
+Qualified QualifyByRange(const SelectParams& p, const SearchResult& found) {
+  const auto rows = static_cast<int64_t>(found.ids.size());
+  const int64_t group = p.context->shape().group();
+  Qualified qualified;
+  qualified.complete = true;
+  // Rows that were not found have no larger group score than the last that was.
+  float last = -INFINITY;
+  for (int64_t h = 0; h < group; ++h) {
+    last = std::max(last, found.scores[static_cast<size_t>((h + 1) * rows - 1)] -
+                              found.zone_lse[static_cast<size_t>(h)]);
+  }
+  std::vector<char> in(static_cast<size_t>(rows), 0);
+  for (int64_t h = 0; h < group; ++h) {
+    const float* scores = found.scores.data() + h * rows;
+    const float least = *std::max_element(scores, scores + rows) - p.range;
+    for (int64_t j = 0; j < rows; ++j) in[static_cast<size_t>(j)] |= scores[j] >= least;
+    if (last > least - found.zone_lse[static_cast<size_t>(h)]) qualified.complete = false;
+  }
+  for (int64_t j = 0; j < rows; ++j) {
+    if (in[static_cast<size_t>(j)]) qualified.rows.push_back(j);
+  }
+  return qualified;
+}
+
+Qualified QualifyByMass(const SelectParams& p, const SearchResult& found) {
+  const auto rows = static_cast<int64_t>(found.ids.size());
+  Qualified qualified;
+  int64_t needed = 0;
+  qualified.complete = true;
+  for (int64_t h = 0; h < p.context->shape().group(); ++h) {
+    const float lse = found.zone_lse[static_cast<size_t>(h)];
+    double mass = 0;
+    int64_t j = 0;
+    while (j < rows && mass < p.mass) {
+      mass += std::exp(double{found.scores[static_cast<size_t>(h * rows + j++)]} - lse);
+    }
+    // What rounding leaves to the whole is no reason to read on.
+    if (mass < p.mass - 1e-6) qualified.complete = false;
+    needed = std::max(needed, j);
+  }
+  for (int64_t j = 0; j < needed; ++j) qualified.rows.push_back(j);
+  return qualified;
+}
+
+void Keep(const SearchResult& found, int64_t group, const std::vector<int64_t>& kept,
+          Selected& selected) {
+  const auto rows = static_cast<int64_t>(found.ids.size());
+  selected.ids.reserve(kept.size());
+  selected.scores.reserve(static_cast<size_t>(group) * kept.size());
+  for (const int64_t j : kept) selected.ids.push_back(found.ids[static_cast<size_t>(j)]);
+  for (int64_t h = 0; h < group; ++h) {
+    for (const int64_t j : kept) {
+      selected.scores.push_back(found.scores[static_cast<size_t>(h * rows + j)]);
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status SelectRows(const SelectParams& p, Selected& selected) {
+  selected = Selected();
+  const int64_t group = p.context->shape().group(), zone = p.zone.rows();
+  if (zone == 0) {
+    selected.zone_lse.assign(group, -INFINITY);
+    selected.zone_scored = true;
+    return absl::OkStatus();
+  }
+  SearchResult result;
+  if (p.select == Select::kTopK) {
+    RETURN_IF_ERROR(Search(p, std::min(p.top_k, zone), result));
+    selected.ids = std::move(result.ids);
+    selected.scores = std::move(result.scores);
+  } else {
+    const int64_t most = std::min(p.max_rows, zone);
+    for (int64_t top_k = std::min(most, kFirstRows);; top_k = std::min(most, top_k * kMoreRows)) {
+      RETURN_IF_ERROR(Search(p, top_k, result));
+      selected.visited += result.visited;
+      const Qualified qualified =
+          p.select == Select::kRange ? QualifyByRange(p, result) : QualifyByMass(p, result);
+      if (!qualified.complete && top_k < most) continue;
+      Keep(result, group, qualified.rows, selected);
+      break;
+    }
+    selected.visited -= result.visited;
+  }
+  selected.visited += result.visited;
+  selected.candidates = result.zone_scored ? zone : static_cast<int64_t>(selected.ids.size());
   selected.zone_lse = std::move(result.zone_lse);
   selected.zone_scored = result.zone_scored;
   return absl::OkStatus();

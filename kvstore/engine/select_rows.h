@@ -1,6 +1,11 @@
-// What:   the rows of one token and KV head that a query selects by top_k: from the index, from all
-//         rows where top_k covers the zone, or among given candidates.
+// What:   the rows of one token and KV head that a query selects, from the index, from all rows
+//         where it asks for the whole zone, or among given candidates.
 // Math:   as Index: largest group score first, ties by smaller id; scores exact and scaled.
+//         range: rows j with max_h (score[h, j] - max_i score[h, i]) >= -range. mass: the shortest
+//         run of the best rows with sum_j exp(score[h, j] - lse[h]) >= mass for every q head h.
+//         Both ask the index for more and more rows until what it gives reaches past the last row
+//         that qualifies, or is max_rows. Under an approximate index best score and lse are those
+//         of what it finds, and its estimate.
 // Errors: those of rows and indexes.     Threads: reentrant.
 #pragma once
 
@@ -11,6 +16,7 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "kvstore/engine/open_context.h"
+#include "kvstore/engine/request.h"
 
 namespace carrel::kvstore {
 
@@ -21,7 +27,10 @@ struct SelectParams {
   KvHead kv_head;
   RowRange zone;
   const float* queries = nullptr;  // [group, head_dim]
+  Select select = Select::kTopK;  // not kAll
   int64_t top_k = 0;
+  float range = 0, mass = 0;
+  int64_t max_rows = 0;  // range, mass: >= 1
   int64_t effort = 0;
 };
 
@@ -34,8 +43,8 @@ struct Selected {
   int64_t visited = 0;
 };
 
-absl::Status SelectTopK(const SelectParams& params, Selected& selected);
-// candidates: ascending, in the zone.
+absl::Status SelectRows(const SelectParams& params, Selected& selected);
+// By top_k. candidates: ascending, in the zone.
 absl::Status SelectAmong(const SelectParams& params, absl::Span<const Position> candidates,
                          Selected& selected);
 

@@ -188,6 +188,94 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
   uint64_t last_id_ = 0;
 };
 
+TEST_P(SessionTest, RangeAndMass_SelectWhatTheirDefinitionsSay) {
+  const int64_t group = shape().group();
+  const std::vector<float> queries = context_->Queries(1, seed_ + 7, 3);
+  for (const Select select : {Select::kRange, Select::kMass}) {
+    for (const float bound : {0.05f, 0.5f, 0.9f, 1.0f}) {
+      QueryRequest request;
+      request.layer = Layer(1);
+      request.tokens = 1;
+      request.queries = queries;
+      request.select = select;
+      request.range = select == Select::kRange ? 8 * bound : 0;
+      request.mass = select == Select::kMass ? bound : 0;
+      request.want = Want::kIds;
+      SCOPED_TRACE(absl::StrCat("range=", request.range, " mass=", request.mass));
+      const auto answer = AskAndCollect(*session_, 1, request);
+      CARREL_ASSERT_OK(answer);
+      int64_t rows = 0;
+      for (int32_t head = 0; head < shape().kv_heads; ++head) {
+        const std::vector<Position>& ids = answer->heads[head].ids;
+        rows += static_cast<int64_t>(ids.size());
+        const std::set<Position> found(ids.begin(), ids.end());
+        ASSERT_EQ(found.size(), ids.size());
+        if (zone_.rows() == 0) {
+          EXPECT_TRUE(ids.empty());
+          continue;
+        }
+        if (GetParam().kind != IndexKind::kFlat) continue;  // exact only where the search is
+        std::vector<double> least_mass;
+        for (int64_t h = 0; h < group; ++h) {
+          const float* query = &queries[(head * group + h) * shape().head_dim];
+          const std::vector<double> scores =
+              context_->Scores(request.layer, head * group + h, query, zone_);
+          const double best = *std::max_element(scores.begin(), scores.end());
+          double all = 0, kept = 0, but_last = 0;
+          for (size_t j = 0; j < scores.size(); ++j) {
+            const double weight = std::exp(scores[j] - best);
+            const Position row = zone_.begin + static_cast<Position>(j);
+            all += weight;
+            if (found.contains(row)) kept += weight;
+            if (found.contains(row) && row != ids.back()) but_last += weight;
+            if (select == Select::kRange && scores[j] > best - request.range + 1e-4) {
+              EXPECT_TRUE(found.contains(row)) << "row " << row << " of head " << h;
+            }
+          }
+          if (select == Select::kMass) {
+            EXPECT_GE(kept / all, request.mass - 1e-4);
+          }
+          least_mass.push_back(but_last / all);
+        }
+        if (select == Select::kMass && ids.size() > 1) {  // and no row more than that
+          EXPECT_LT(*std::min_element(least_mass.begin(), least_mass.end()), request.mass + 1e-4);
+        }
+      }
+      EXPECT_EQ(answer->statistics.rows, rows);
+      // Attention over what is selected, and never more rows than allowed.
+      request.max_rows = 7;
+      const auto bounded = AskAndCollect(*session_, 2, request);
+      CARREL_ASSERT_OK(bounded);
+      for (const CollectedHead& head : bounded->heads) EXPECT_LE(head.ids.size(), 7u);
+    }
+  }
+}
+
+TEST_P(SessionTest, RangeAndMass_OutOfBounds_AreRefused) {
+  QueryRequest request;
+  request.layer = Layer(0);
+  request.tokens = 1;
+  request.queries = context_->Queries(1, 5);
+  request.want = Want::kIds;
+  const auto refused = [&](Select select, float range, float mass, int64_t max_rows,
+                           const char* what) {
+    request.select = select;
+    request.range = range;
+    request.mass = mass;
+    request.max_rows = max_rows;
+    EXPECT_THAT(AskAndCollect(*session_, 1, request),
+                StatusIs(absl::StatusCode::kInvalidArgument, what));
+  };
+  refused(Select::kRange, 0, 0, 0, "range=0 is not a positive number");
+  refused(Select::kRange, -1, 0, 0, "range=-1");
+  refused(Select::kRange, INFINITY, 0, 0, "range=inf");
+  refused(Select::kMass, 0, 0, 0, "mass=0 is outside (0, 1]");
+  refused(Select::kMass, 0, 1.5f, 0, "mass=1.5");
+  refused(Select::kMass, 0, NAN, 0, "mass=nan");
+  refused(Select::kMass, 0, 0.5f, -1, "max_rows=-1 is outside");
+  refused(Select::kMass, 0, 0.5f, int64_t{1} << 40, "max_rows=1099511627776 is outside");
+}
+
 TEST_P(SessionTest, EveryWantAndSelect_EqualsPlainLoops) {
   for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
     for (int64_t top_k : {int64_t{-1}, int64_t{1}, int64_t{17}, zone_.rows(), int64_t{700}}) {

@@ -35,6 +35,19 @@ absl::Status CheckSelect(const QueryRequest& r, const OpenContext& context,
     if (r.among_candidates_of != 0) return refuse("among_candidates_of needs top_k, not all");
     return absl::OkStatus();
   }
+  if (r.select == Select::kRange || r.select == Select::kMass) {
+    if (r.among_candidates_of != 0) return refuse("among_candidates_of needs top_k");
+    if (r.max_rows < 1 || r.max_rows > config.max_top_k) {
+      return refuse("max_rows=", r.max_rows, " is outside [1, max_top_k=", config.max_top_k, "]");
+    }
+    if (r.select == Select::kRange && !(r.range > 0 && std::isfinite(r.range))) {
+      return refuse("range=", r.range, " is not a positive number");
+    }
+    if (r.select == Select::kMass && !(r.mass > 0 && r.mass <= 1)) {
+      return refuse("mass=", r.mass, " is outside (0, 1]");
+    }
+    return absl::OkStatus();
+  }
   if (r.top_k < 1) return refuse("top_k=", r.top_k, " is less than 1");
   if (r.top_k > config.max_top_k) {
     return refuse("top_k=", r.top_k, " exceeds max_top_k=", config.max_top_k);

@@ -33,20 +33,20 @@ constexpr double kBarSlack = 1.25;
 
 class CodeIndex : public Index {
  public:
-  CodeIndex(const IndexParams& params, const CodeHeader& header, CodeDirections directions,
+  CodeIndex(const IndexParams& params, const CodeHeader& header, CodeDecoder decoder,
             Blob blob, Rows keys)
       : effort_(params.effort),
         header_(header),
         blocks_offset_(CodeBlocksOffset(header)),
         block_bytes_(kernels::CodeBlockBytes(header.bits)),
-        directions_(std::move(directions)),
+        decoder_(std::move(decoder)),
         blob_(std::move(blob)),
         keys_(std::move(keys)) {}
 
   IndexKind kind() const override { return IndexKind::kCode; }
   int64_t resident_bytes() const override {
-    return static_cast<int64_t>(sizeof(*this) + directions_.centre.size() * 4 +
-                                directions_.decoder.size() * 2) +
+    return static_cast<int64_t>(sizeof(*this) + decoder_.centre.size() * 4 +
+                                decoder_.decoder.size() * 2) +
            (blob_.mapped() ? 0 : blob_.size());
   }
   absl::Status Search(const SearchRequest& request, SearchScratch& scratch,
@@ -70,7 +70,7 @@ class CodeIndex : public Index {
   const int32_t effort_;
   const CodeHeader header_;
   const int64_t blocks_offset_, block_bytes_;
-  const CodeDirections directions_;
+  const CodeDecoder decoder_;
   const Blob blob_;
   const Rows keys_;
 };
@@ -133,7 +133,7 @@ void CodeIndex::PrepareTables(Scan& scan) const {
   const SearchRequest& r = scan.request;
   SearchScratch& s = scan.s;
   s.scores.resize(static_cast<size_t>(r.group * header_.bits));
-  kernels::DotScore(r.queries, r.group, header_.head_dim, directions_.decoder.data(), header_.bits,
+  kernels::DotScore(r.queries, r.group, header_.head_dim, decoder_.decoder.data(), header_.bits,
                     r.scale, s.scores.data(), header_.bits);
   kernels::MakeCodeTables(s.scores.data(), r.group, header_.bits, s.tables);
 }
@@ -167,7 +167,7 @@ absl::Status CodeIndex::ReadSample(Scan& scan) const {
     float norm = 0, on_centre = 0;
     for (int64_t c = 0; c < header_.head_dim; ++c) {
       norm += q[c] * q[c];
-      on_centre += q[c] * directions_.centre[static_cast<size_t>(c)];
+      on_centre += q[c] * decoder_.centre[static_cast<size_t>(c)];
     }
     // The estimate is the mean of a score given its code: the mean of the exponential is more.
     const float noise = 0.5f * header_.error_ratio * norm * r.scale * r.scale;
@@ -277,10 +277,8 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
   RETURN_IF_ERROR(ReadSample(scan));
   // What the sample adds to each head's sum, by the group score up to which rows are not found.
   constexpr int64_t kSamples = kSampleBlocks * kCodeBlockKeys;
-  thread_local std::vector<float> sample_scores;
-  thread_local std::vector<int16_t> sample_codes;
-  sample_scores.assign(s.scores.begin(), s.scores.begin() + request.group * kSamples);
-  sample_codes.assign(s.codes.begin(), s.codes.begin() + kSamples);
+  s.sample_scores.assign(s.scores.begin(), s.scores.begin() + request.group * kSamples);
+  s.sample_codes.assign(s.codes.begin(), s.codes.begin() + kSamples);
   const bool barred = scan.bar > kLowest;
   RETURN_IF_ERROR(ScanCodes(scan));
   if (barred && static_cast<int64_t>(s.above.size()) < scan.wanted) {
@@ -293,10 +291,10 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
   result.zone_scored = false;
   result.zone_lse.resize(static_cast<size_t>(request.group));
   for (int64_t h = 0; h < request.group; ++h) {
-    float* rest = sample_scores.data() + h * kSamples;
+    float* rest = s.sample_scores.data() + h * kSamples;
     int64_t count = 0;
     for (int64_t j = 0; j < kSamples; ++j) {
-      if (sample_codes[static_cast<size_t>(j)] <= scan.bar) rest[count++] = rest[j];
+      if (s.sample_codes[static_cast<size_t>(j)] <= scan.bar) rest[count++] = rest[j];
     }
     const float kept = kernels::LogSumExp(s.scores.data() + h * found, found);
     const float others = kernels::LogSumExp(rest, count);
@@ -313,8 +311,8 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob blob, Rows keys) {
-  CodeDirections directions;
-  ASSIGN_OR_RETURN(const CodeHeader header, DecodeCodeBlob(blob, directions));
+  CodeDecoder decoder;
+  ASSIGN_OR_RETURN(const CodeHeader header, DecodeCodeBlob(blob, decoder));
   if (header.bits != params.code_bits || header.trained != params.code_trained) {
     return absl::InvalidArgumentError(absl::StrCat(
         "code blob was built with bits=", header.bits, " trained=", header.trained, ", not bits=",
@@ -329,7 +327,7 @@ absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob 
   if (crc != header.rows_crc) {
     return absl::DataLossError("code blob was built over other rows of the same shape");
   }
-  return std::make_unique<CodeIndex>(params, header, std::move(directions), std::move(blob),
+  return std::make_unique<CodeIndex>(params, header, std::move(decoder), std::move(blob),
                                      std::move(keys));
 }
 

@@ -1,11 +1,13 @@
 // What:   binary codes scanned in order, then exact scores of the best: linear, nothing to learn
 //         about the distribution of queries, 16 bytes per key at 128 bits.
-// Math:   code(k) = sign(W (k - mean)), decoded as k ~ mean + D code: <q, k> ~ <q, mean> + <D^T q,
-//         code>. W [code_bits, head_dim] is a random rotation (several, if code_bits > head_dim) or
-//         learned; D is the least-squares decoder of the head's own keys. The rows with the best
-//         group scores by the estimate (kernels/code_score) are scored exactly.
-// Source: HATA (003, section 3) for learned W; differs in that the query is not quantised: its
-//         products with the decoded bits are looked up, four bits at a time.
+// Math:   k ~ centre + sum_i b_i D[i], b_i in {-1, +1}, so <q, k> ~ <q, centre> + sum_i b_i <q,
+//         D[i]>; the rows with the best group scores by this estimate (kernels/code_score) are
+//         scored exactly. Bits come in stages, each the signs of some directions of what the stages
+//         before left over; D is the least-squares decoder of the head's own keys. Random: each
+//         stage is a random rotation. Trained: what is left over is measured as the head's sampled
+//         queries see it, |r|^2 = E <q, r>^2, and a stage spends its bits where most is left.
+// Source: ours (docs/decisions/014). HATA (003, section 3) learns one linear layer by gradient
+//         descent and compares sign with sign; here the query is not quantised.
 // Cost:   code_bits / 8 bytes read per key, once for the group; effort rows read at random.
 #pragma once
 

@@ -34,9 +34,8 @@ struct RawHeader {
 #pragma pack(pop)
 static_assert(sizeof(RawHeader) == kHeaderBytes);
 
-int64_t DirectionBytes(const CodeHeader& h) {
-  const int64_t matrix = 2 * h.bits * h.head_dim;
-  return 4 * h.head_dim + matrix + (h.trained ? matrix + 4 * h.bits : 0);
+int64_t DecoderBytes(const CodeHeader& h) {
+  return 4 * h.head_dim + 2 * h.bits * h.head_dim;
 }
 
 int64_t BlocksBytes(const CodeHeader& h) {
@@ -63,10 +62,10 @@ uint32_t HeaderCrc(const RawHeader& raw) {
 }  // namespace
 
 int64_t CodeBlocksOffset(const CodeHeader& header) {
-  return (kHeaderBytes + DirectionBytes(header) + kAlignment - 1) / kAlignment * kAlignment;
+  return (kHeaderBytes + DecoderBytes(header) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-std::string EncodeCodeBlob(const CodeHeader& header, const CodeDirections& directions) {
+std::string EncodeCodeBlob(const CodeHeader& header, const CodeDecoder& decoder) {
   RawHeader raw = {};
   std::memcpy(raw.magic, kMagic, sizeof(kMagic));
   raw.version = kVersion;
@@ -78,17 +77,13 @@ std::string EncodeCodeBlob(const CodeHeader& header, const CodeDirections& direc
   raw.error_ratio = header.error_ratio;
   raw.crc = HeaderCrc(raw);
   std::string bytes(reinterpret_cast<const char*>(&raw), sizeof(raw));
-  Append(directions.centre, bytes);
-  Append(directions.decoder, bytes);
-  if (header.trained) {
-    Append(directions.encoder, bytes);
-    Append(directions.thresholds, bytes);
-  }
+  Append(decoder.centre, bytes);
+  Append(decoder.decoder, bytes);
   bytes.resize(static_cast<size_t>(CodeBlocksOffset(header)), '\0');
   return bytes;
 }
 
-absl::StatusOr<CodeHeader> DecodeCodeBlob(const Blob& blob, CodeDirections& directions) {
+absl::StatusOr<CodeHeader> DecodeCodeBlob(const Blob& blob, CodeDecoder& decoder) {
   const auto refuse = [](const auto&... what) {
     return absl::DataLossError(absl::StrCat("code blob: ", what...));
   };
@@ -118,12 +113,8 @@ absl::StatusOr<CodeHeader> DecodeCodeBlob(const Blob& blob, CodeDirections& dire
   }
   RETURN_IF_ERROR(blob.Verify(0, offset));
   absl::string_view rest(blob.Address(kHeaderBytes), static_cast<size_t>(offset - kHeaderBytes));
-  Take(header.head_dim, rest, directions.centre);
-  Take(header.bits * header.head_dim, rest, directions.decoder);
-  if (header.trained) {
-    Take(header.bits * header.head_dim, rest, directions.encoder);
-    Take(header.bits, rest, directions.thresholds);
-  }
+  Take(header.head_dim, rest, decoder.centre);
+  Take(header.bits * header.head_dim, rest, decoder.decoder);
   return header;
 }
 

@@ -5,8 +5,6 @@
 //           error_ratio f32 | reserved 24 bytes = 0 | crc32c u32 of the header so far
 //         centre f32 [head_dim]
 //         decoder bf16 [bits, head_dim]: key ~ centre + sum_i b_i decoder[i], b_i in {-1, +1}
-//         if trained: encoder bf16 [bits, head_dim] and thresholds f32 [bits]:
-//           b_i = sign(<encoder[i], key> - threshold[i])
 //         zeros up to a multiple of 4096
 //         blocks of codes (kernels/code_score), rows in order, the last filled up with zeros
 // Errors: DataLoss for bytes that are no such blob: names what.
@@ -31,19 +29,17 @@ struct CodeHeader {
   float error_ratio = 0;
 };
 
-// How keys become bits and bits become keys again.
-struct CodeDirections {
+// How bits become keys again.
+struct CodeDecoder {
   std::vector<float> centre;      // [head_dim]
   std::vector<uint16_t> decoder;  // bf16 [bits, head_dim]
-  std::vector<uint16_t> encoder;  // bf16 [bits, head_dim]; kept only if trained
-  std::vector<float> thresholds;  // [bits]; likewise
 };
 
 // blocks are appended by the caller.
-std::string EncodeCodeBlob(const CodeHeader& header, const CodeDirections& directions);
+std::string EncodeCodeBlob(const CodeHeader& header, const CodeDecoder& decoder);
 int64_t CodeBlocksOffset(const CodeHeader& header);
 
 // Verifies and reads what precedes the blocks, and checks that as many bytes of blocks follow.
-absl::StatusOr<CodeHeader> DecodeCodeBlob(const Blob& blob, CodeDirections& directions);
+absl::StatusOr<CodeHeader> DecodeCodeBlob(const Blob& blob, CodeDecoder& decoder);
 
 }  // namespace carrel::kvstore

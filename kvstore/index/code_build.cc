@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,32 +29,39 @@ constexpr int64_t kEncodedKeys = 512;
 // Of the mean of the diagonal: keeps the decoder's normal equations solvable.
 constexpr double kRidge = 1e-4;
 
-// Rows of random rotations, orthonormal within each head_dim of them; the same in every build.
-Floats RandomDirections(int64_t bits, int64_t dim) {
-  static absl::Mutex mu(absl::kConstInit);
-  static std::map<std::pair<int64_t, int64_t>, Floats> made ABSL_GUARDED_BY(mu);
-  absl::MutexLock lock(&mu);
-  Floats& directions = made[{bits, dim}];
-  if (!directions.empty()) return directions;
-  std::mt19937_64 rng(20250727);
-  std::normal_distribution<double> normal;
-  directions.resize(static_cast<size_t>(bits * dim));
-  std::vector<double> rows(directions.size());
-  for (int64_t i = 0; i < bits; ++i) {
+// Gram and Schmidt, twice is enough for rounding's sake.
+void Orthonormalise(std::vector<double>& rows, int64_t count, int64_t dim) {
+  for (int64_t i = 0; i < count; ++i) {
     double* row = &rows[static_cast<size_t>(i * dim)];
-    for (int64_t c = 0; c < dim; ++c) row[c] = normal(rng);
-    for (int64_t j = i / dim * dim; j < i; ++j) {
-      const double* other = &rows[static_cast<size_t>(j * dim)];
-      double product = 0;
-      for (int64_t c = 0; c < dim; ++c) product += row[c] * other[c];
-      for (int64_t c = 0; c < dim; ++c) row[c] -= product * other[c];
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int64_t j = 0; j < i; ++j) {
+        const double* other = &rows[static_cast<size_t>(j * dim)];
+        double product = 0;
+        for (int64_t c = 0; c < dim; ++c) product += row[c] * other[c];
+        for (int64_t c = 0; c < dim; ++c) row[c] -= product * other[c];
+      }
     }
     double norm = 0;
     for (int64_t c = 0; c < dim; ++c) norm += row[c] * row[c];
+    if (norm < 1e-20) continue;  // nothing is left in this direction: its bit will say nothing
     for (int64_t c = 0; c < dim; ++c) row[c] /= std::sqrt(norm);
   }
-  std::copy(rows.begin(), rows.end(), directions.begin());
-  return directions;
+}
+
+// A random rotation, [count, dim] of its rows; the same in every build.
+Floats RandomRotation(int64_t count, int64_t dim, int64_t seed) {
+  static absl::Mutex mu(absl::kConstInit);
+  static std::map<std::tuple<int64_t, int64_t, int64_t>, Floats> made ABSL_GUARDED_BY(mu);
+  absl::MutexLock lock(&mu);
+  Floats& rotation = made[{count, dim, seed}];
+  if (!rotation.empty()) return rotation;
+  std::mt19937_64 rng(static_cast<uint64_t>(20250727 + seed));
+  std::normal_distribution<double> normal;
+  std::vector<double> rows(static_cast<size_t>(count * dim));
+  for (double& x : rows) x = normal(rng);
+  Orthonormalise(rows, count, dim);
+  rotation.assign(rows.begin(), rows.end());
+  return rotation;
 }
 
 class Multiply {
@@ -74,10 +82,15 @@ class Multiply {
 };
 
 Floats Transposed(const Floats& x, int64_t rows, int64_t columns) {
+  constexpr int64_t kTile = 16;
   Floats t(x.size());
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      t[static_cast<size_t>(j * rows + i)] = x[static_cast<size_t>(i * columns + j)];
+  for (int64_t i0 = 0; i0 < rows; i0 += kTile) {
+    for (int64_t j0 = 0; j0 < columns; j0 += kTile) {
+      for (int64_t j = j0; j < std::min(columns, j0 + kTile); ++j) {
+        for (int64_t i = i0; i < std::min(rows, i0 + kTile); ++i) {
+          t[static_cast<size_t>(j * rows + i)] = x[static_cast<size_t>(i * columns + j)];
+        }
+      }
     }
   }
   return t;
@@ -126,10 +139,12 @@ Floats MeanOf(const Floats& x, int64_t n, int64_t d) {
   return mean;
 }
 
-// The linear map from bits to keys with the least squared error over the keys x [n, d]; its
-// intercept is the centre. Leaves x as what it gets wrong.
-void FitDecoder(Floats& x, const Floats& signs, int64_t n, int64_t d, int64_t bits,
-                CodeDirections& directions) {
+// The linear map [bits, d] from signs [n, bits] to x [n, d] with the least squared error, and its
+// intercept [d].
+struct LinearMap {
+  Floats weights, intercept;
+};
+LinearMap FitSigns(const Floats& signs, const Floats& x, int64_t n, int64_t bits, int64_t d) {
   Multiply multiply;
   const Floats mean_x = MeanOf(x, n, d), mean_s = MeanOf(signs, n, bits);
   const Floats st = Transposed(signs, n, bits), xt = Transposed(x, n, d);
@@ -147,20 +162,132 @@ void FitDecoder(Floats& x, const Floats& signs, int64_t n, int64_t d, int64_t bi
     }
   }
   SolveCholesky(a, bits, b, d);
-  Floats decoder(b.begin(), b.end());
-  directions.decoder.resize(decoder.size());
-  FloatToBf16(decoder, directions.decoder.data());
-  WidenToFloat(DType::kBf16, directions.decoder.data(), bits * d, decoder.data());
-  directions.centre = mean_x;
+  LinearMap map{Floats(b.begin(), b.end()), mean_x};
   for (int64_t i = 0; i < bits; ++i) {
-    for (int64_t c = 0; c < d; ++c) {
-      directions.centre[c] -= mean_s[i] * decoder[static_cast<size_t>(i * d + c)];
+    for (int64_t c = 0; c < d; ++c) map.intercept[c] -= mean_s[i] * map.weights[i * d + c];
+  }
+  return map;
+}
+
+// x -= what the signs say.
+void Subtract(const LinearMap& map, const Floats& transposed_weights, const float* signs, int64_t n,
+              int64_t bits, int64_t d, float* x, Floats& scratch, Multiply& multiply) {
+  scratch.resize(static_cast<size_t>(n * d));
+  multiply(signs, n, {transposed_weights.data(), DType::kF32, d, bits}, scratch.data());
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t c = 0; c < d; ++c) x[i * d + c] -= scratch[static_cast<size_t>(i * d + c)] + map.intercept[c];
+  }
+}
+
+// E <q, r>^2 = |transform r|^2 for queries of this second moment: its Cholesky factor, transposed.
+// A share of all directions is kept equally important: queries to come are not those sampled.
+Floats QueryTransform(const SampledQueries& queries, int64_t d) {
+  constexpr double kShare = 0.3;
+  const auto count = static_cast<int64_t>(queries.queries.size()) / d;
+  Multiply multiply;
+  const Floats qt = Transposed(queries.queries, count, d);
+  const Floats moment = multiply(qt, d, qt, d);
+  double trace = 0;
+  for (int64_t c = 0; c < d; ++c) trace += moment[c * d + c];
+  std::vector<double> a(moment.begin(), moment.end());
+  for (int64_t c = 0; c < d; ++c) a[c * d + c] += kShare * trace / static_cast<double>(d) + 1e-12;
+  std::vector<double> none;
+  SolveCholesky(a, d, none, 0);
+  Floats transform(static_cast<size_t>(d * d));
+  for (int64_t i = 0; i < d; ++i) {
+    for (int64_t j = i; j < d; ++j) transform[i * d + j] = static_cast<float>(a[j * d + i]);
+  }
+  return transform;
+}
+
+// Directions [count, d] in which x [n, d] varies most, turned among themselves so that each carries
+// as much as the next.
+Floats LargestDirections(const Floats& x, int64_t n, int64_t d, int64_t count, int64_t seed) {
+  constexpr int kIterations = 8;
+  Multiply multiply;
+  const Floats xt = Transposed(x, n, d);
+  const Floats moment = multiply(xt, d, xt, d);
+  Floats v = RandomRotation(count, d, seed);
+  std::vector<double> next(v.size());
+  for (int iteration = 0; iteration < kIterations; ++iteration) {
+    const Floats product = multiply(v, count, moment, d);
+    next.assign(product.begin(), product.end());
+    Orthonormalise(next, count, d);
+    v.assign(next.begin(), next.end());
+  }
+  return multiply(RandomRotation(count, count, seed), count, Transposed(v, count, d), d);
+}
+
+// How keys become bits.
+struct Stage {
+  int64_t bits = 0;
+  Floats directions;  // [bits, d]
+  LinearMap decoder;  // of this stage's bits
+  Floats decoder_t;   // [d, bits]
+};
+struct Encoder {
+  Floats mean;       // [d]
+  Floats transform;  // [d, d], or empty: none
+  std::vector<Stage> stages;
+
+  // y [n, bits]: -1 or +1. x [n, d] is used up.
+  void operator()(float* x, int64_t n, int64_t d, int64_t bits, float* y) {
+    for (int64_t i = 0; i < n * d; ++i) x[i] -= mean[i % d];
+    if (!transform.empty()) {
+      scratch_.resize(static_cast<size_t>(n * d));
+      multiply_(x, n, {transform.data(), DType::kF32, d, d}, scratch_.data());
+      std::copy_n(scratch_.data(), n * d, x);
+    }
+    int64_t first = 0;
+    for (const Stage& stage : stages) {
+      signs_.resize(static_cast<size_t>(n * stage.bits));
+      multiply_(x, n, {stage.directions.data(), DType::kF32, stage.bits, d}, signs_.data());
+      for (float& s : signs_) s = s > 0 ? 1.0f : -1.0f;
+      for (int64_t i = 0; i < n; ++i) {
+        std::copy_n(&signs_[static_cast<size_t>(i * stage.bits)], stage.bits, y + i * bits + first);
+      }
+      first += stage.bits;
+      if (&stage != &stages.back()) {
+        Subtract(stage.decoder, stage.decoder_t, signs_.data(), n, stage.bits, d, x, scratch_,
+                 multiply_);
+      }
     }
   }
-  const Floats decoded = multiply(signs, n, Transposed(decoder, bits, d), d);
-  for (int64_t i = 0; i < n * d; ++i) {
-    x[static_cast<size_t>(i)] -= decoded[static_cast<size_t>(i)] + directions.centre[i % d];
+
+ private:
+  Multiply multiply_;
+  Floats scratch_, signs_;
+};
+
+// x [n, d]: keys to learn from.
+Encoder MakeEncoder(Floats x, int64_t n, int64_t d, int64_t bits, const SampledQueries* queries) {
+  constexpr int64_t kTrainedStageBits = 16;
+  Encoder encoder;
+  Multiply multiply;
+  encoder.mean = MeanOf(x, n, d);
+  for (int64_t i = 0; i < n * d; ++i) x[static_cast<size_t>(i)] -= encoder.mean[i % d];
+  if (queries != nullptr) {
+    encoder.transform = QueryTransform(*queries, d);
+    x = multiply(x, n, encoder.transform, d);
   }
+  Floats scratch;
+  for (int64_t left = bits; left > 0;) {
+    Stage stage;
+    stage.bits = std::min(left, queries != nullptr ? std::min(kTrainedStageBits, d) : d);
+    stage.directions = queries != nullptr ? LargestDirections(x, n, d, stage.bits, left)
+                                          : RandomRotation(stage.bits, d, left);
+    left -= stage.bits;
+    if (left > 0) {
+      Floats signs = multiply(x, n, stage.directions, stage.bits);
+      for (float& s : signs) s = s > 0 ? 1.0f : -1.0f;
+      stage.decoder = FitSigns(signs, x, n, stage.bits, d);
+      stage.decoder_t = Transposed(stage.decoder.weights, stage.bits, d);
+      Subtract(stage.decoder, stage.decoder_t, signs.data(), n, stage.bits, d, x.data(), scratch,
+               multiply);
+    }
+    encoder.stages.push_back(std::move(stage));
+  }
+  return encoder;
 }
 
 // E <q, e>^2 / |q|^2 over the queries, or over all directions if there are none.
@@ -203,33 +330,39 @@ absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& key
     return absl::InvalidArgumentError(absl::StrCat("code: queries of head_dim ", queries->head_dim,
                                                    " for keys of head_dim ", d));
   }
-  CodeHeader header{.rows = keys.count(), .head_dim = d, .bits = bits};
+  if (params.code_trained && (queries == nullptr || queries->queries.empty())) {
+    return absl::InvalidArgumentError("code: training needs sampled queries, none were given");
+  }
+  CodeHeader header{
+      .rows = keys.count(), .head_dim = d, .bits = bits, .trained = params.code_trained};
   ASSIGN_OR_RETURN(header.rows_crc, RowsCrc(keys, kCodeCheckedRows));
-  CodeDirections directions;
-  directions.centre.resize(static_cast<size_t>(d));
-  directions.decoder.resize(static_cast<size_t>(bits * d));
-  if (keys.count() == 0) return EncodeCodeBlob(header, directions);
+  CodeDecoder decoder;
+  decoder.centre.resize(static_cast<size_t>(d));
+  decoder.decoder.resize(static_cast<size_t>(bits * d));
+  if (keys.count() == 0) return EncodeCodeBlob(header, decoder);
 
   Floats x = SpreadKeys(keys, kLearnedKeys);
   const int64_t n = static_cast<int64_t>(x.size()) / d;
-  const Floats encoder = RandomDirections(bits, d);
-  Multiply multiply;
-  const Floats mean = MeanOf(x, n, d);
-  Floats minus_thresholds(static_cast<size_t>(bits));
-  for (int64_t i = 0; i < bits; ++i) {
-    for (int64_t c = 0; c < d; ++c) minus_thresholds[i] -= encoder[i * d + c] * mean[c];
-  }
-  const kernels::WeightMatrix w{encoder.data(), DType::kF32, bits, d, minus_thresholds.data()};
-
+  Encoder encoder = MakeEncoder(x, n, d, bits, params.code_trained ? queries : nullptr);
   Floats signs(static_cast<size_t>(n * bits));
-  multiply(x.data(), n, w, signs.data());
-  for (float& s : signs) s = s > 0 ? 1.0f : -1.0f;
-  FitDecoder(x, signs, n, d, bits, directions);
+  {
+    Floats used = x;
+    encoder(used.data(), n, d, bits, signs.data());
+  }
+  LinearMap map = FitSigns(signs, x, n, bits, d);
+  FloatToBf16(map.weights, decoder.decoder.data());
+  WidenToFloat(DType::kBf16, decoder.decoder.data(), bits * d, map.weights.data());
+  decoder.centre = map.intercept;
+  Multiply multiply;
+  Floats scratch;
+  Subtract(map, Transposed(map.weights, bits, d), signs.data(), n, bits, d, x.data(), scratch,
+           multiply);
   header.error_ratio = ErrorRatio(x, n, d, queries);
 
-  std::string blob = EncodeCodeBlob(header, directions);
+  std::string blob = EncodeCodeBlob(header, decoder);
   const int64_t block_bytes = kernels::CodeBlockBytes(bits);
-  blob.reserve(blob.size() + static_cast<size_t>((keys.count() / kernels::kCodeBlockKeys + 1) * block_bytes));
+  blob.reserve(blob.size() +
+               static_cast<size_t>((keys.count() / kernels::kCodeBlockKeys + 1) * block_bytes));
   Floats wide(static_cast<size_t>(kEncodedKeys * d)), y(static_cast<size_t>(kEncodedKeys * bits));
   std::string block(static_cast<size_t>(block_bytes), '\0');
   for (Position at = 0; at < keys.count(); at += kEncodedKeys) {
@@ -237,7 +370,7 @@ absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& key
     keys.ForEachPiece({at, at + count}, [&](Position first, const void* rows, int64_t part) {
       WidenToFloat(DType::kBf16, rows, part * d, &wide[static_cast<size_t>((first - at) * d)]);
     });
-    multiply(wide.data(), count, w, y.data());
+    encoder(wide.data(), count, d, bits, y.data());
     for (int64_t i = 0; i < count; i += kernels::kCodeBlockKeys) {
       kernels::PackCodes(&y[static_cast<size_t>(i * bits)],
                          std::min(kernels::kCodeBlockKeys, count - i), bits, block.data());

@@ -58,9 +58,10 @@ struct SearchScratch {
   std::vector<float> group_scores;
   std::vector<int64_t> ids;
   std::vector<int64_t> best;
-  std::vector<uint32_t> topk;
+  std::vector<uint64_t> topk;
   std::vector<const void*> pointers;
   std::vector<float> base;
+  std::vector<float> log_sizes;   // ivf: of each list
   std::vector<uint32_t> visited;  // [rows]: the walk that last came by; see NextWalk
   uint32_t walk = 0;
   std::vector<std::pair<float, uint32_t>> frontier, beam;  // heaps of (score, row)
@@ -69,6 +70,8 @@ struct SearchScratch {
   std::vector<uint32_t> above;  // rows whose approximate score is above a bar, ...
   std::vector<int16_t> above_scores;
   std::vector<uint64_t> ties;
+  std::vector<float> sample_scores;  // [group, samples], and the codes' scores of the same rows
+  std::vector<int16_t> sample_codes;
 
   // Forgets what was visited, for an index of `rows` rows, and returns the mark of the new walk.
   uint32_t NextWalk(int64_t rows);

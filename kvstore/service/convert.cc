@@ -145,9 +145,18 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
       if (!query.select().all()) return refuse("select: all=false selects nothing");
       request.select = Select::kAll;
       break;
+    case v1::Select::kRange:
+      request.select = Select::kRange;
+      request.range = query.select().range();
+      break;
+    case v1::Select::kMass:
+      request.select = Select::kMass;
+      request.mass = query.select().mass();
+      break;
     default:
-      return refuse("select is not given, expected top_k or all");
+      return refuse("select is not given, expected top_k, all, range or mass");
   }
+  request.max_rows = query.select().max_rows();
   switch (query.want()) {
     case v1::IDS:
       request.want = Want::kIds;
@@ -169,6 +178,7 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
   request.among_candidates_of = query.among_candidates_of();
   request.measure_mass = query.measure_mass();
   request.effort = query.effort();
+  request.estimate = query.estimate();
   return request;
 }
 
@@ -243,6 +253,7 @@ absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* w
     query->mutable_statistics()->set_visited(statistics.visited);
     query->mutable_statistics()->set_queue_us(statistics.queue_us);
     query->mutable_statistics()->set_search_us(statistics.search_us);
+    query->mutable_statistics()->set_rows(statistics.rows);
   }
   return absl::OkStatus();
 }
@@ -267,6 +278,35 @@ grpc::Status ToGrpc(const absl::Status& status) {
   // The codes of both are those of google.rpc.Code.
   return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()),
                       std::string(status.message()));
+}
+
+void StatisticsToWire(const EngineStatistics& from, v1::StatisticsResponse* to) {
+  const auto quantiles = [](const Histogram::Summary& summary,
+                            v1::StatisticsResponse::Quantiles* wire) {
+    wire->set_mean(summary.mean);
+    wire->set_p50(summary.p50);
+    wire->set_p90(summary.p90);
+    wire->set_p99(summary.p99);
+    wire->set_max(summary.max);
+  };
+  for (int i = 0; i < kRequestKinds; ++i) {
+    if (from.kinds[i].queued.count == 0) continue;
+    v1::StatisticsResponse::Latency* latency = to->add_latencies();
+    latency->set_kind(kRequestKindNames[i]);
+    latency->set_count(from.kinds[i].queued.count);
+    quantiles(from.kinds[i].queued, latency->mutable_queued());
+    quantiles(from.kinds[i].searched, latency->mutable_searched());
+  }
+  to->set_sessions(from.sessions);
+  to->set_open_contexts(from.open_contexts);
+  to->set_waiting(from.waiting);
+  to->set_refused(from.refused);
+  to->set_resident_bytes(from.resident_bytes);
+  to->set_memory_budget_bytes(from.memory_budget_bytes);
+  to->set_index_bytes(from.index_bytes);
+  to->set_index_loads(from.index_loads);
+  to->set_index_evictions(from.index_evictions);
+  to->set_layers_released(from.layers_released);
 }
 
 }  // namespace carrel::kvstore

@@ -159,7 +159,9 @@ void AppendQueries(const AuditReport& report, std::string& out) {
   for (const Position position : report.positions) absl::StrAppend(&out, " ", position);
   out += "\n";
   if (report.built_from_queries) {
-    out += "the index was built from the stored queries: on these it does better than on others\n";
+    out +=
+        "the index was built from the stored queries, or chosen with them: on these it does better "
+        "than on others\n";
   }
 }
 

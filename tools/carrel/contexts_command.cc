@@ -153,7 +153,8 @@ void PrintManifest(const v1::Manifest& manifest) {
               FormatTime(manifest.created_unix_s()).c_str(), manifest.program_version().c_str(), manifest.prefill_seconds(),
               static_cast<unsigned long long>(manifest.context_id()), manifest.format_version(), static_cast<long long>(manifest.segment_tokens()));
   std::printf("index %s", manifest.index().kind().c_str());
-  for (const auto& [name, value] : IndexToJson(manifest.index()).items()) {
+  const nlohmann::json index = IndexToJson(manifest.index());
+  for (const auto& [name, value] : index.items()) {
     if (name != "kind") std::printf(" %s=%s", name.c_str(), value.dump().c_str());
   }
   std::printf("\nkeys %s, values %s, index %s, sampled queries %s (%lld per layer and q head)\n", FormatBytes(sizes.keys).c_str(),

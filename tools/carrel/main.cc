@@ -28,7 +28,9 @@ int main(int argc, char** argv) {
   });
   carrel::tools::Run chosen;
   carrel::tools::AddPrefill(app, chosen);
+  carrel::tools::AddReindex(app, chosen);
   carrel::tools::AddServe(app, chosen);
+  carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddAudit(app, chosen);

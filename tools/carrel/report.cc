@@ -23,7 +23,9 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
     const decoder::LayerStatistics& layer = statistics.layers[i];
     nlohmann::json json = {{"layer", i},
                            {"tokens", layer.tokens},
-                           {"top_k", layer.top_k < 0 ? nlohmann::json("all") : nlohmann::json(layer.top_k)},
+                           {"top_k", layer.top_k < 0    ? nlohmann::json("all")
+                                     : layer.top_k == decoder::kAsSelected ? nlohmann::json("as selected")
+                                                                          : nlohmann::json(layer.top_k)},
                            {"rows_attended", layer.rows_attended},
                            {"candidates", layer.candidates},
                            {"visited", layer.visited},
@@ -52,7 +54,7 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
   table += "   (per token)\n";
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
-    absl::StrAppendFormat(&table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i, layer.top_k < 0 ? "all" : absl::StrCat(layer.top_k),
+    absl::StrAppendFormat(&table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i, layer.top_k < 0 ? "all" : layer.top_k == decoder::kAsSelected ? "-" : absl::StrCat(layer.top_k),
                           PerToken(static_cast<double>(layer.candidates), layer.tokens),
                           PerToken(static_cast<double>(layer.rows_attended), layer.tokens), PerToken(layer.exposed_wait_us, layer.tokens),
                           FormatBytes(static_cast<int64_t>(PerToken(static_cast<double>(layer.bytes_received), layer.tokens))),

@@ -22,6 +22,8 @@ struct RetrievalFlags {
   std::string context;
   StoreFlags store;
   std::string top_k = "128";
+  std::string select;  // instead of top_k
+  std::string estimate = "off";
   std::string budget = "uniform";
   std::string prefetch = "off";
   std::string want = "attend";

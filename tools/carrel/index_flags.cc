@@ -1,0 +1,53 @@
+#include "tools/carrel/index_flags.h"
+
+#include <CLI/CLI.hpp>
+
+#include "common/status.h"
+#include "kvstore/index/index_spec.h"
+
+namespace carrel::tools {
+
+void IndexFlags::Declare(CLI::App& command) {
+  command
+      .add_option("--index", kind,
+                  "flat (exact) | code (binary codes) | hnsw (graph) | ivf (inverted lists) | "
+                  "graph (from sampled queries) | auto (per head the cheapest that finds enough)")
+      ->capture_default_str();
+  command
+      .add_option("--effort,--hnsw-ef-search", params.effort,
+                  "default effort of searching. hnsw, graph: beam width; ivf: lists probed; code: "
+                  "rows scored exactly; 0: the kind's default")
+      ->capture_default_str();
+  command.add_option("--hnsw-m", params.m, "hnsw, graph: links per key")->capture_default_str();
+  command
+      .add_option("--hnsw-ef-construction", params.ef_construction, "hnsw: effort of building")
+      ->capture_default_str();
+  command.add_option("--code-bits", params.code_bits, "code: bits per key, 64, 128 or 256")
+      ->capture_default_str();
+  command.add_flag("--code-train", params.code_trained,
+                   "code: learn the directions from the document's own queries and keys");
+  command.add_option("--ivf-lists", params.ivf_lists, "ivf: lists; 0: 4 sqrt(tokens)")
+      ->capture_default_str();
+  command
+      .add_option("--auto-recall", automatic.want_recall,
+                  "auto: recall that a head's index must reach on held-out queries")
+      ->capture_default_str();
+  command.add_option("--auto-rows", automatic.wanted, "auto: rows of which it is the recall")
+      ->capture_default_str();
+}
+
+absl::Status IndexFlags::Resolve() {
+  if (kind == kvstore::kAutoIndexKind) {
+    automatic.params = params;
+    auto_index = automatic;
+    return kvstore::ValidateAutoIndexConfig(automatic);
+  }
+  absl::StatusOr<kvstore::IndexKind> parsed = kvstore::ParseIndexKind(kind);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(parsed.status().message(), ", auto"));
+  }
+  params.kind = *parsed;
+  return kvstore::ValidateIndexParams(params);
+}
+
+}  // namespace carrel::tools

@@ -1,0 +1,27 @@
+// What:   the flags that choose and shape an index, shared by the commands that build one.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kvstore/index/auto_index.h"
+#include "kvstore/index/index.h"
+
+namespace CLI {
+class App;
+}
+
+namespace carrel::tools {
+
+struct IndexFlags {
+  std::string kind = "flat";
+  kvstore::IndexParams params;
+  kvstore::AutoIndexConfig automatic;
+  std::optional<kvstore::AutoIndexConfig> auto_index;  // set by Resolve if kind is "auto"
+
+  void Declare(CLI::App& command);
+  absl::Status Resolve();
+};
+
+}  // namespace carrel::tools

@@ -2,6 +2,8 @@
 // message that names the thing, and everything that was there still there.
 #include <filesystem>
 
+#include "audit/audit_test_util.h"
+#include "kvstore/storage/store.h"
 #include "tests/cli_world.h"
 
 namespace carrel::cli {
@@ -145,6 +147,7 @@ TEST_F(BadInputTest, Name_Malformed_IsRefusedAndCreatesNothing) {
 TEST_F(BadInputTest, Context_Unknown_IsNotFoundByName) {
   for (const std::string& name : {std::string("missing"), std::string("../kept")}) {
     for (const Args& args : {Ask(name), Args{"inspect", name, "--store", store_},
+                             Args{"audit", name, "--store", store_},
                              Args{"rm", name, "--store", store_}}) {
       const Outcome outcome = Carrel(args);
       EXPECT_NE(outcome.exit_code, 0) << outcome;
@@ -234,6 +237,68 @@ TEST_F(BadInputTest, PrefillFlag_OutOfRange_NamesValueAndBound) {
   ExpectNothingLost();
 }
 
+TEST_F(BadInputTest, AuditFlag_OutOfRange_NamesValueAndBound) {
+  const struct {
+    const char* flag;
+    const char* value;
+    Texts message;
+  } cases[] = {
+      {"--want-recall", "0", {"want_recall=0", "(0, 1]"}},
+      {"--want-recall", "1.01", {"want_recall=1.01", "(0, 1]"}},
+      {"--want-recall", "nan", {"want_recall=nan", "(0, 1]"}},
+      {"--want-recall", "most", {"--want-recall", "most"}},
+      {"--sample", "0", {"sample=0"}},
+      {"--sample", "1000000", {"sample=1000000", "stored"}},
+      {"--top-k", "0", {"top_k=0", "[1, 65536]"}},
+      {"--effort", "0", {"effort=0", "[1, 65536]"}},
+      {"--effort", "70000", {"effort=70000", "[1, 65536]"}},
+      {"--sink", "-1", {"sink=-1"}},
+      {"--local", "-1", {"local=-1"}},
+      {"--threads", "-1", {"threads=-1", "[0, 1024]"}},
+      {"--html", "", {"--html"}},
+  };
+  for (const auto& c : cases) {
+    const Outcome outcome = Carrel({"audit", kKept, "--store", store_, c.flag, c.value});
+    EXPECT_THAT(outcome, FailsWith(kBad, c.message));
+    EXPECT_EQ(outcome.out, "");
+  }
+  // The default top-k needs zones of 512 rows; this document is shorter.
+  EXPECT_THAT(Carrel({"audit", kKept, "--store", store_}),
+              FailsWith(kFailed, Texts{"kept", "512 rows", "128"}));
+}
+
+TEST_F(BadInputTest, AuditPage_NotWritable_IsNamedBeforeAnythingIsMeasured) {
+  const Args audit = {"audit", kKept, "--store", store_, "--top-k", "8", "--html"};
+  const std::string absent = path("absent/page.html");
+  EXPECT_THAT(Carrel(With(audit, {absent})), FailsWith(kFailed, Texts{absent, "No such file"}));
+  EXPECT_THAT(Carrel(With(audit, {folder_})), FailsWith(kBad, Texts{folder_, "is a folder"}));
+  EXPECT_EQ(Carrel(With(audit, {absent})).out, "");
+  Command tiny;
+  tiny.args = With(audit, {path("page.html")});
+  tiny.max_file_bytes = 100;
+  EXPECT_THAT(Carrel(tiny), FailsWith(kFailed, Texts{"page.html"}));
+  EXPECT_FALSE(std::filesystem::exists(path("page.html")));
+}
+
+TEST_F(BadInputTest, Audit_RecallBelowWanted_FailsAfterTheTables) {
+  // So low an effort that an approximate index cannot find everything.
+  ASSERT_THAT(Carrel(Prefill("codes", {"--index", "code", "--code-bits", "64", "--input",
+                                       DemoDocument("registry-8k")})),
+              Succeeds());
+  const Outcome outcome = Carrel({"audit", "codes", "--store", store_, "--effort", "128",
+                                  "--want-recall", "1", "--sample", "4"});
+  EXPECT_THAT(outcome, FailsWith(kFailed, Texts{"want_recall=1", "codes", "layer=", "kv_head="}));
+  EXPECT_THAT(outcome.out, testing::HasSubstr("heads below recall 1"));
+  EXPECT_THAT(outcome.out, testing::HasSubstr("least effort"));
+}
+
+TEST_F(BadInputTest, AuditOfAContextWithoutSampledQueries_IsRefusedByName) {
+  audit::RandomContextSpec spec{.name = "bare", .samples = 0};
+  ASSERT_EQ(audit::PublishContext(spec, path("random")).status(), absl::OkStatus());
+  EXPECT_THAT(Carrel({"audit", "bare", "--store", path("random/store")}),
+              FailsWith(kFailed, Texts{"bare", "no sampled queries", "--sampled-queries"}));
+}
+
 TEST_F(BadInputTest, StoreAndServer_BothOrNeither_IsRefused) {
   const std::string questions = WriteFile("q.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
   const Args commands[] = {
@@ -307,9 +372,10 @@ TEST(UsageTest, RequiredFlag_Missing_IsNamed) {
       EXPECT_THAT(Carrel(args), FailsWith(kBad, Texts{command.all[i], "required"}));
     }
   }
-  for (const char* command : {"inspect", "rm"}) {
+  for (const char* command : {"inspect", "audit", "rm"}) {
     EXPECT_THAT(Carrel({command, "--store", "S"}), FailsWith(kBad, Texts{"NAME", "required"}));
   }
+  EXPECT_THAT(Carrel({"audit", "N"}), FailsWith(kBad, Texts{"--store", "required"}));
 }
 
 TEST(UsageTest, Unknown_CommandFlagOrArgument_IsNamed) {

@@ -21,7 +21,7 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
     Args command;
     Texts mentioned;
   } cases[] = {
-      {{}, {"prefill", "serve", "ask", "eval", "ls", "inspect", "rm", "--version"}},
+      {{}, {"prefill", "serve", "ask", "eval", "audit", "ls", "inspect", "rm", "--version"}},
       {{"prefill"},
        {"--model", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
         "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries",
@@ -29,6 +29,9 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
       {{"serve"}, {"--store", "--listen", "unix:PATH", "HOST:PORT", "--threads"}},
       {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens", "--logits"})},
       {{"eval"}, With(kRetrievalFlags, {"--questions"})},
+      {{"audit"},
+       {"NAME", "--store", "--sample", "--want-recall", "--top-k", "--effort", "--sink", "--local",
+        "--threads", "--json", "--html"}},
       {{"ls"}, {"--store", "--server", "--json"}},
       {{"inspect"}, {"NAME", "--store", "--server", "--rows", "--json"}},
       {{"rm"}, {"NAME", "--store", "--server", "--json"}},
@@ -210,6 +213,48 @@ TEST_F(CliOutputTest, Prefill_FromStandardInput_IsTheSameContext) {
   const json piped = JsonOf(Carrel({"inspect", "piped", "--store", store_, "--json"}));
   EXPECT_EQ(piped["token_ids_sha256"], kept["token_ids_sha256"]);
   EXPECT_EQ(piped["head_statistics"], kept["head_statistics"]);
+}
+
+TEST_F(CliOutputTest, Audit_Json_HoldsWhatWasMeasuredPerHead) {
+  const std::string page = path("page.html");
+  const Outcome outcome =
+      Carrel({"audit", kKept, "--store", store_, "--top-k", "8", "--sample", "12",
+              "--want-recall", "1", "--local", "16", "--html", page, "--json"});
+  ASSERT_THAT(outcome, Succeeds());  // flat finds everything
+  EXPECT_EQ(outcome.err, "");
+  const json audit = JsonOf(outcome);
+  EXPECT_EQ(audit["context"], kKept);
+  EXPECT_EQ(audit["tokens"], kept_tokens_);
+  EXPECT_EQ(audit["index"], "flat");
+  EXPECT_EQ(audit["top_k"], 8);
+  EXPECT_EQ(audit["queries"]["used"], 12);
+  EXPECT_EQ(audit["queries"]["positions"].size(), 12u);
+  EXPECT_EQ(audit["below"], json::array());
+  ASSERT_EQ(audit["heads"].size(), 8u * 2u);
+  ASSERT_EQ(audit["by_layer"].size(), 8u);
+  for (const json& head : audit["heads"]) {
+    EXPECT_EQ(head["measured"]["recall"], 1) << head;
+    EXPECT_EQ(head["measured"]["output_error_to_exact"], 0) << head;
+    EXPECT_EQ(head["measured"]["mass"], head["exact"]["mass"]) << head;
+    EXPECT_GT(head["measured"]["mass"], 0) << head;
+    EXPECT_LE(head["measured"]["mass"], 1.0001) << head;
+    EXPECT_GT(head["measured"]["search_us"], 0) << head;
+    EXPECT_EQ(head["curve"].size(), 1u) << head;
+  }
+  EXPECT_EQ(audit["totals"]["recall"]["mean"], 1);
+  const std::string html = ReadBytes(page);
+  EXPECT_THAT(html, testing::StartsWith("<!doctype html>"));
+  EXPECT_THAT(html, testing::HasSubstr("Audit of kept"));
+  EXPECT_THAT(html, testing::EndsWith("</html>\n"));
+}
+
+TEST_F(CliOutputTest, Audit_Tables_NameEveryLayerAndTheQueries) {
+  const Outcome outcome = Carrel({"audit", kKept, "--store", store_, "--top-k", "8"});
+  ASSERT_THAT(outcome, Succeeds());
+  for (const char* text : {"kept: ", "index flat", "positions ", "1.0000", "\n    7 ", "\n  all ",
+                           "per token, one thread"}) {
+    EXPECT_THAT(outcome.out, testing::HasSubstr(text));
+  }
 }
 
 TEST_F(CliOutputTest, Eval_Json_CountsRightAnswers) {

@@ -20,7 +20,7 @@ struct Include {
 };
 
 const std::vector<std::string>& Folders() {
-  static const std::vector<std::string> folders = {"common", "kernels", "model", "prefill", "kvstore", "decoder", "tools", "tests", "bench"};
+  static const std::vector<std::string> folders = {"common", "kernels", "model", "prefill", "kvstore", "audit", "decoder", "tools", "tests", "bench"};
   return folders;
 }
 
@@ -67,8 +67,9 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
       {"kvstore/index", {"kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"kvstore/engine", {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"kvstore/service", {"kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format", "common", "proto"}},
+      {"audit", {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"decoder", {"model", "kernels", "common", "proto"}},
-      {"tools", {"model", "kernels", "common", "prefill", "kvstore/format", "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/service", "decoder", "proto"}},
+      {"tools", {"model", "kernels", "common", "prefill", "audit", "kvstore/format", "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/service", "decoder", "proto"}},
   };
   int checked = 0;
   for (const Include& include : AllIncludes()) {

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);
   carrel::tools::AddEval(app, chosen);
+  carrel::tools::AddAudit(app, chosen);
   carrel::tools::AddContexts(app, chosen);
   try {
     const auto known = app.get_subcommands([&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; });

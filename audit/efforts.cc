@@ -1,0 +1,69 @@
+#include "audit/efforts.h"
+
+#include <algorithm>
+
+namespace carrel::audit {
+
+using kvstore::IndexKind;
+using kvstore::kMaxEffort;
+
+bool HasEffort(IndexKind kind) { return kind != IndexKind::kFlat; }
+
+absl::string_view EffortWord(IndexKind kind) {
+  switch (kind) {
+    case IndexKind::kFlat:
+      return "every row scored";
+    case IndexKind::kHnsw:
+    case IndexKind::kGraph:
+      return "beam width";
+    case IndexKind::kIvf:
+      return "lists probed";
+    case IndexKind::kCode:
+      return "rows scored exactly";
+  }
+  return "effort";
+}
+
+int32_t LeastEffort(IndexKind kind, int64_t top_k) {
+  if (!HasEffort(kind)) return 0;
+  if (kind == IndexKind::kIvf) return 1;
+  return static_cast<int32_t>(std::clamp<int64_t>(top_k, 1, kMaxEffort));
+}
+
+// The kinds' own defaults, as IndexParams::effort documents them; efforts_test holds them to it.
+int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k) {
+  int64_t effort = params.effort;
+  if (effort == 0) {
+    switch (params.kind) {
+      case IndexKind::kFlat:
+        return 0;
+      case IndexKind::kHnsw:
+      case IndexKind::kGraph:
+        effort = 128;
+        break;
+      case IndexKind::kIvf:
+        effort = 16;
+        break;
+      case IndexKind::kCode:
+        effort = std::max<int64_t>(512, 4 * top_k);
+        break;
+    }
+  }
+  if (!HasEffort(params.kind)) return 0;
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(effort, LeastEffort(params.kind, top_k), kMaxEffort));
+}
+
+std::vector<int32_t> Ladder(const kvstore::IndexParams& params, int64_t top_k) {
+  const int64_t least = LeastEffort(params.kind, top_k);
+  const int64_t own = OwnEffort(params, top_k);
+  std::vector<int32_t> ladder;
+  for (int i = -kLadderHalvings; i <= kLadderDoublings; ++i) {
+    const int64_t effort = i < 0 ? own >> -i : own << i;
+    ladder.push_back(static_cast<int32_t>(
+        HasEffort(params.kind) ? std::clamp<int64_t>(effort, least, kMaxEffort) : 0));
+  }
+  return ladder;
+}
+
+}  // namespace carrel::audit

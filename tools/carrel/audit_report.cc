@@ -1,0 +1,287 @@
+#include "tools/carrel/audit_report.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "audit/efforts.h"
+#include "audit/summary.h"
+#include "common/version.h"
+#include "kvstore/index/index_spec.h"
+
+namespace carrel::tools {
+namespace {
+
+using audit::AuditReport;
+using audit::HeadAudit;
+using audit::Heads;
+using audit::Measured;
+using audit::Metric;
+using nlohmann::json;
+
+constexpr const Metric* kMetrics[] = {
+    &audit::kRecall,           &audit::kMass,
+    &audit::kMassLeast,        &audit::kExactMass,
+    &audit::kOutputError,      &audit::kOutputErrorExact,
+    &audit::kVisited,          &audit::kVisitedShare,
+    &audit::kSearchUs,         &audit::kExactSearchUs,
+    &audit::kExactOutputError,
+};
+
+json IndexJson(const kvstore::IndexParams& params, int64_t top_k) {
+  json index = {{"kind", kvstore::IndexKindName(params.kind)}};
+  switch (params.kind) {
+    case kvstore::IndexKind::kFlat:
+      return index;
+    case kvstore::IndexKind::kHnsw:
+      index["ef_construction"] = params.ef_construction;
+      [[fallthrough]];
+    case kvstore::IndexKind::kGraph:
+      index["m"] = params.m;
+      break;
+    case kvstore::IndexKind::kIvf:
+      index["ivf_lists"] = params.ivf_lists;
+      break;
+    case kvstore::IndexKind::kCode:
+      index["code_bits"] = params.code_bits;
+      index["code_trained"] = params.code_trained;
+      break;
+  }
+  index["effort"] = audit::OwnEffort(params, top_k);
+  return index;
+}
+
+json MeasuredJson(const Measured& m) {
+  return {{"effort", m.effort},
+          {"recall", m.recall},
+          {"recall_least", m.recall_least},
+          {"mass", m.mass},
+          {"mass_least", m.mass_least},
+          {"output_error", m.output_error},
+          {"output_error_to_exact", m.output_error_exact},
+          {"visited", m.visited},
+          {"visited_share", m.visited_share},
+          {"search_us", m.search_us},
+          {"scanned", m.scanned}};
+}
+
+json HeadJson(const AuditReport& report, const HeadAudit& head) {
+  json out = {{"layer", head.layer.value()},
+              {"kv_head", head.kv_head.value()},
+              {"index", IndexJson(head.params, report.config.top_k)},
+              {"index_bytes", head.index_bytes},
+              {"exact",
+               {{"mass", head.exact.mass},
+                {"mass_least", head.exact.mass_least},
+                {"output_error", head.exact.output_error},
+                {"visited", head.exact.visited},
+                {"search_us", head.exact.search_us}}},
+              {"measured", MeasuredJson(head.judged)}};
+  json curve = json::array();
+  for (const Measured& measured : head.curve) curve.push_back(MeasuredJson(measured));
+  out["curve"] = std::move(curve);
+  if (report.config.want_recall.has_value()) {
+    out["least_effort"] = head.least.has_value() ? MeasuredJson(*head.least) : json();
+  }
+  return out;
+}
+
+json SummaryJson(const AuditReport& report, Heads heads) {
+  json out;
+  for (const Metric* metric : kMetrics) {
+    const HeadAudit& worst = audit::Worst(heads, *metric);
+    out[metric->key] = {{"mean", audit::Mean(heads, *metric)},
+                        {"worst", metric->of(worst)},
+                        {"worst_layer", worst.layer.value()},
+                        {"worst_kv_head", worst.kv_head.value()}};
+  }
+  out["ms"] = audit::SumMs(heads, audit::kSearchUs);
+  out["exact_ms"] = audit::SumMs(heads, audit::kExactSearchUs);
+  json curve = json::array();
+  const std::vector<audit::CurvePoint> points = audit::Curve(report, heads);
+  for (size_t i = 0; i < points.size(); ++i) {
+    const audit::CurvePoint& point = points[i];
+    const audit::Step& step = report.steps[i];
+    curve.push_back({{"effort", step.effort > 0 ? json(step.effort) : json()},
+                     {"factor", step.factor > 0 ? json(step.factor) : json()},
+                     {"measured", point.judged},
+                     {"recall", point.recall},
+                     {"mass", point.mass},
+                     {"output_error", point.output_error},
+                     {"output_error_to_exact", point.output_error_exact},
+                     {"visited", point.visited},
+                     {"visited_share", point.visited_share},
+                     {"ms_per_layer", point.ms_per_layer}});
+  }
+  out["curve"] = std::move(curve);
+  return out;
+}
+
+std::string Name(const HeadAudit& head) {
+  return absl::StrFormat("%d.%d", head.layer.value(), head.kv_head.value());
+}
+
+std::string QualityColumns(const AuditReport& report, Heads heads) {
+  std::string row;
+  for (const Metric* metric : {&audit::kRecall, &audit::kMass}) {
+    const HeadAudit& worst = audit::Worst(heads, *metric);
+    absl::StrAppendFormat(&row, " %6.4f %6.4f %-6s", audit::Mean(heads, *metric), metric->of(worst),
+                          Name(worst));
+  }
+  const HeadAudit& worst_error = audit::Worst(heads, audit::kOutputError);
+  absl::StrAppendFormat(
+      &row, " %6.4f %6.4f %6.4f %-6s %6.4f %6.4f", audit::Mean(heads, audit::kExactMass),
+      audit::Mean(heads, audit::kOutputError), audit::kOutputError.of(worst_error),
+      Name(worst_error), audit::Mean(heads, audit::kExactOutputError),
+      audit::Mean(heads, audit::kOutputErrorExact));
+  absl::StrAppendFormat(&row, " %9.0f %6.1f%% %8.0f %8.0f", audit::Mean(heads, audit::kVisited),
+                        100 * audit::Mean(heads, audit::kVisitedShare),
+                        audit::Mean(heads, audit::kSearchUs),
+                        audit::Mean(heads, audit::kExactSearchUs));
+  if (report.index_kind == kvstore::kAutoIndexKind) {
+    row += " ";
+    for (const HeadAudit& head : heads) {
+      if (heads.size() == report.heads.size()) break;
+      absl::StrAppend(&row, " ", kvstore::IndexKindName(head.params.kind));
+    }
+  }
+  return row + "\n";
+}
+
+void AppendQueries(const AuditReport& report, std::string& out) {
+  const audit::AuditConfig& config = report.config;
+  absl::StrAppendFormat(&out,
+                        "top %d of [%d, min(position, %d)); %d of %d stored queries per layer and "
+                        "head, %d left out (zone under %d rows)\npositions",
+                        config.top_k, config.sink, report.tokens - config.local,
+                        report.positions.size(), report.stored_queries, report.small_zones,
+                        audit::kLeastZonePerTopK * config.top_k);
+  for (const Position position : report.positions) absl::StrAppend(&out, " ", position);
+  out += "\n";
+  if (report.built_from_queries) {
+    out +=
+        "the index was built from the stored queries, or chosen with them: on these it does better "
+        "than on others\n";
+  }
+}
+
+void AppendCurve(const AuditReport& report, std::string& out) {
+  const std::vector<audit::CurvePoint> curve = audit::Curve(report, report.heads);
+  if (curve.size() < 2) return;
+  absl::StrAppendFormat(&out, "\n%9s %6s %6s %7s %8s %9s %8s %12s\n", "effort", "recall", "mass",
+                        "error", "to exact", "visited", "share", "ms per layer");
+  for (const audit::CurvePoint& point : curve) {
+    absl::StrAppendFormat(&out, "%9s %6.4f %6.4f %7.4f %8.4f %9.0f %7.1f%% %12.3f%s\n", point.label,
+                          point.recall, point.mass, point.output_error, point.output_error_exact,
+                          point.visited, 100 * point.visited_share, point.ms_per_layer,
+                          point.judged ? "  *" : "");
+  }
+  absl::StrAppendFormat(&out, "%9s %6.4f %6.4f %7.4f %8.4f %9s %8s %12.3f\n", "exact", 1.0,
+                        audit::Mean(report.heads, audit::kExactMass),
+                        audit::Mean(report.heads, audit::kExactOutputError), 0.0, "", "",
+                        audit::SumMs(report.heads, audit::kExactSearchUs) / report.shape.layers);
+}
+
+void AppendWanted(const AuditReport& report, std::string& out) {
+  if (!report.config.want_recall.has_value()) return;
+  absl::StrAppendFormat(&out,
+                        "\nleast effort (by doubling) for recall %g, by layer and kv_head; "
+                        "+ scans the zone, - none reaches it\nlayer",
+                        *report.config.want_recall);
+  for (int32_t head = 0; head < report.shape.kv_heads; ++head) {
+    absl::StrAppendFormat(&out, " %7d", head);
+  }
+  for (const HeadAudit& head : report.heads) {
+    if (head.kv_head.value() == 0) absl::StrAppendFormat(&out, "\n%5d", head.layer.value());
+    const std::string cell = !head.least.has_value() ? "-"
+                             : audit::HasEffort(head.params.kind)
+                                 ? absl::StrCat(head.least->effort, head.least->scanned ? "+" : "")
+                                 : "flat";
+    absl::StrAppendFormat(&out, " %7s", cell);
+  }
+  const std::vector<const HeadAudit*> below = audit::HeadsBelow(report);
+  absl::StrAppendFormat(&out, "\n\n%d of %d heads below recall %g\n", below.size(),
+                        report.heads.size(), *report.config.want_recall);
+  for (const HeadAudit* head : below) {
+    absl::StrAppendFormat(&out,
+                          "  layer %d kv_head %d: recall %.4f at effort %d, worst query %.4f\n",
+                          head->layer.value(), head->kv_head.value(), head->judged.recall,
+                          head->judged.effort, head->judged.recall_least);
+  }
+}
+
+}  // namespace
+
+json AuditJson(const AuditReport& report) {
+  const audit::AuditConfig& config = report.config;
+  json layers = json::array(), heads = json::array();
+  for (int32_t layer = 0; layer < report.shape.layers; ++layer) {
+    json summary = SummaryJson(report, audit::HeadsOfLayer(report, layer));
+    summary["layer"] = layer;
+    layers.push_back(std::move(summary));
+  }
+  for (const HeadAudit& head : report.heads) heads.push_back(HeadJson(report, head));
+  json out = {{"context", report.context},
+              {"tokens", report.tokens},
+              {"layers", report.shape.layers},
+              {"q_heads", report.shape.q_heads},
+              {"kv_heads", report.shape.kv_heads},
+              {"head_dim", report.shape.head_dim},
+              {"index", report.index_kind},
+              {"index_bytes_per_key", audit::IndexBytesPerKey(report)},
+              {"top_k", config.top_k},
+              {"sink", config.sink},
+              {"local", config.local},
+              {"queries",
+               {{"stored", report.stored_queries},
+                {"small_zones", report.small_zones},
+                {"used", report.positions.size()},
+                {"positions", report.positions},
+                {"built_the_index", report.built_from_queries}}},
+              {"totals", SummaryJson(report, report.heads)},
+              {"by_layer", std::move(layers)},
+              {"heads", std::move(heads)},
+              {"threads", report.threads},
+              {"seconds", report.seconds},
+              {"program_version", kVersion}};
+  if (config.want_recall.has_value()) {
+    json below = json::array();
+    for (const HeadAudit* head : audit::HeadsBelow(report)) {
+      below.push_back({{"layer", head->layer.value()},
+                       {"kv_head", head->kv_head.value()},
+                       {"recall", head->judged.recall}});
+    }
+    out["want_recall"] = *config.want_recall;
+    out["below"] = std::move(below);
+  }
+  return out;
+}
+
+std::string AuditTables(const AuditReport& report) {
+  std::string out = absl::StrFormat(
+      "%s: %d tokens, %d layers, %d KV heads of %d q heads, head_dim %d\nindex %s; %.1f bytes per "
+      "key\n",
+      report.context, report.tokens, report.shape.layers, report.shape.kv_heads,
+      report.shape.group(), report.shape.head_dim, audit::DescribeIndexes(report),
+      audit::IndexBytesPerKey(report));
+  AppendQueries(report, out);
+  absl::StrAppendFormat(&out, "\n%5s %-20s %-20s %6s %-20s %6s %6s %17s %8s %8s\n", "",
+                        "recall  worst  head", "mass    worst  head", "exact",
+                        "error   worst  head", "exact", "to", "visited  of exact", "search",
+                        "exact");
+  absl::StrAppendFormat(&out, "%-5s %-20s %-20s %6s %-20s %6s %6s %17s %8s %8s\n", "layer", "", "",
+                        "mass", "", "error", "exact", "keys", "us", "us");
+  for (int32_t layer = 0; layer < report.shape.layers; ++layer) {
+    absl::StrAppendFormat(&out, "%5d%s", layer,
+                          QualityColumns(report, audit::HeadsOfLayer(report, layer)));
+  }
+  absl::StrAppend(&out, "  all", QualityColumns(report, report.heads));
+  absl::StrAppendFormat(&out, "\nper token, one thread: %.2f ms, exact search %.2f ms\n",
+                        audit::SumMs(report.heads, audit::kSearchUs),
+                        audit::SumMs(report.heads, audit::kExactSearchUs));
+  AppendCurve(report, out);
+  AppendWanted(report, out);
+  return out;
+}
+
+}  // namespace carrel::tools

@@ -32,4 +32,9 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
+void MappedFile::ReleasePages() const {
+  // Advice only: a failure keeps memory, not wrong bytes.
+  if (!bytes_.empty()) (void)madvise(const_cast<char*>(bytes_.data()), bytes_.size(), MADV_DONTNEED);
+}
+
 }  // namespace carrel

@@ -20,6 +20,10 @@ class MappedFile {
 
   absl::string_view bytes() const { return bytes_; }
 
+  // Takes the file's pages out of this process; they come back when they are read. For keeping
+  // within a memory budget: what the page cache keeps is the kernel's business.
+  void ReleasePages() const;
+
  private:
   explicit MappedFile(absl::string_view bytes) : bytes_(bytes) {}
   absl::string_view bytes_;

@@ -70,6 +70,9 @@ TEST(AnswersTest, Registry512And2k_AllRowsReproduceDense) {
 }
 
 TEST(AnswersSlowTest, Registry8k_AllRowsAndTop128) {
+#ifdef CARREL_SANITIZED
+  GTEST_SKIP() << "takes a quarter of an hour under a sanitizer, and does what the shorter documents do";
+#endif
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-8k", true));
   EXPECT_GE(EqualToDense(folder, "flat", "registry-8k", All()).equal, 47);
@@ -86,6 +89,9 @@ TEST(AnswersSlowTest, Registry8k_AllRowsAndTop128) {
 }
 
 TEST(AnswersSlowTest, Registry32k_Top128) {
+#ifdef CARREL_SANITIZED
+  GTEST_SKIP() << "takes an hour under a sanitizer, and does what the shorter documents do";
+#endif
   const std::string folder = FreshTempDir();
   if (!Prefill(folder, "registry-32k", true)) GTEST_SKIP() << "registry-32k is not here: set CARREL_SHARED to the folder that has demo/docs";
   EXPECT_GE(EqualToDense(folder, "flat", "registry-32k", Top128()).equal, 46);

@@ -1,5 +1,7 @@
 #include "kvstore/engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -19,6 +21,11 @@ int ThreadsOf(const EngineConfig& config) {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
+int64_t HalfOfMemory() {
+  constexpr int64_t kLeast = int64_t{256} << 20;
+  return std::max<int64_t>(kLeast, int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE) / 2);
+}
+
 FingerprintFields FieldsOf(const v1::Fingerprint& fingerprint) {
   FingerprintFields fields;
   for (const auto& field : fingerprint.fields()) fields.emplace_back(field.name(), field.value());
@@ -31,13 +38,16 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
     : config_(config),
       store_(std::move(store)),
       indexes_(config.memory_budget_bytes),
+      resident_(config.memory_budget_bytes),
       queue_(ThreadsOf(config), config.queue_limit) {}
 
 Engine::~Engine() = default;
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& config,
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& given,
                                                        std::unique_ptr<Store> store) {
-  RETURN_IF_ERROR(ValidateEngineConfig(config));
+  RETURN_IF_ERROR(ValidateEngineConfig(given));
+  EngineConfig config = given;
+  if (config.memory_budget_bytes == 0) config.memory_budget_bytes = HalfOfMemory();
   CARREL_CHECK(store != nullptr);
   return std::unique_ptr<Engine>(new Engine(config, std::move(store)));
 }
@@ -62,7 +72,7 @@ absl::StatusOr<std::shared_ptr<OpenContext>> Engine::FindOrOpen(const std::strin
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const StoredContext> stored, store_->OpenContext(name));
   ASSIGN_OR_RETURN(std::shared_ptr<OpenContext> context,
-                   OpenContext::Create(std::move(stored), &indexes_));
+                   OpenContext::Create(std::move(stored), &indexes_, &resident_));
   contexts_[name] = {context, ++uses_};
   return context;
 }
@@ -89,7 +99,28 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
     context->sessions.fetch_sub(1);
     sessions_.fetch_sub(1);
   };
-  return std::make_shared<Session>(*context, zone, config_, &queue_, std::move(on_close));
+  return std::make_shared<Session>(*context, zone, config_, &queue_, &latencies_,
+                                   std::move(on_close));
+}
+
+EngineStatistics Engine::Statistics() {
+  EngineStatistics statistics;
+  for (int i = 0; i < kRequestKinds; ++i) {
+    statistics.kinds[i] = {latencies_.queued[i].Summarise(), latencies_.searched[i].Summarise()};
+  }
+  const IndexCache::Counters indexes = indexes_.counters();
+  statistics.index_bytes = indexes.resident_bytes;
+  statistics.index_loads = indexes.loads;
+  statistics.index_evictions = indexes.evictions;
+  statistics.sessions = sessions_.load();
+  statistics.waiting = queue_.waiting();
+  statistics.refused = queue_.refused();
+  statistics.resident_bytes = resident_.ResidentBytes();
+  statistics.layers_released = resident_.releases();
+  statistics.memory_budget_bytes = config_.memory_budget_bytes;
+  absl::MutexLock lock(&contexts_mu_);
+  statistics.open_contexts = static_cast<int64_t>(contexts_.size());
+  return statistics;
 }
 
 absl::StatusOr<std::vector<v1::Manifest>> Engine::List(

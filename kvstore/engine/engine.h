@@ -20,8 +20,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kvstore/engine/engine_config.h"
+#include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/index_cache.h"
 #include "kvstore/engine/open_context.h"
+#include "kvstore/engine/resident_budget.h"
 #include "kvstore/engine/session.h"
 #include "kvstore/engine/work_queue.h"
 
@@ -43,13 +45,14 @@ class Engine {
   absl::Status Delete(const std::string& name);                     // blocks
 
   // Runs it on an engine thread; counts against queue_limit.
-  absl::Status Submit(std::function<void()> task) { return queue_.Submit(std::move(task)); }
+  absl::Status Submit(std::function<void()> task) { return queue_.Submit(this, std::move(task)); }
   // For the rest of what was accepted: never refused.
   void Continue(std::function<void()> task) { queue_.Continue(std::move(task)); }
 
   const EngineConfig& config() const { return config_; }
   int64_t sessions() const { return sessions_.load(); }
   IndexCache::Counters index_counters() const { return indexes_.counters(); }
+  EngineStatistics Statistics();
 
  private:
   struct Cached {
@@ -64,6 +67,8 @@ class Engine {
   const EngineConfig config_;
   const std::unique_ptr<Store> store_;
   IndexCache indexes_;
+  ResidentBudget resident_;
+  RequestLatencies latencies_;
   std::atomic<int64_t> sessions_{0};
 
   // Held while a context is opened or deleted: sessions are added only under it.

@@ -8,9 +8,11 @@
 namespace carrel::kvstore {
 
 struct EngineConfig {
-  // Heap of loaded indexes, bytes, over all contexts; mapped rows are the page cache's. >= 1 MiB.
-  // Default: enough for one index of 16 Mi keys at ~130 bytes, small beside a laptop's memory.
-  int64_t memory_budget_bytes = int64_t{2} << 30;
+  // Memory of this process, bytes: loaded indexes, and the pages of mapped rows and codes, of which
+  // the layers that were not read for longest are let go (their pages stay in the page cache as long
+  // as the kernel has room). >= 1 MiB; 0: half of the machine's memory. Indexes alone never take
+  // more; the process as a whole can be above it for as long as requests in flight need it.
+  int64_t memory_budget_bytes = 0;
 
   // Threads that search, open contexts and encode replies. 0: one per core; at most 1024.
   // Default: a kvstore process has the machine to itself.

@@ -26,6 +26,7 @@ absl::Status FetchReply::Run() {
 
 absl::Status FetchReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
   pieces.clear();
+  slot_.session().context()->Touch(request_.layer);
   int64_t room = max_bytes;
   while (!done()) {
     const HeadRows& rows = *heads_[next_head_];

@@ -18,14 +18,15 @@ std::string Place(const std::string& context, Layer layer, KvHead kv_head) {
 
 }  // namespace
 
-OpenContext::OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes)
-    : stored_(std::move(stored)), indexes_(indexes) {}
+OpenContext::OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,
+                         ResidentBudget* budget)
+    : stored_(std::move(stored)), indexes_(indexes), budget_(budget) {}
 
 OpenContext::~OpenContext() { indexes_->DropContext(id_); }
 
 absl::StatusOr<std::shared_ptr<OpenContext>> OpenContext::Create(
-    std::shared_ptr<const StoredContext> stored, IndexCache* indexes) {
-  std::shared_ptr<OpenContext> context(new OpenContext(std::move(stored), indexes));
+    std::shared_ptr<const StoredContext> stored, IndexCache* indexes, ResidentBudget* budget) {
+  std::shared_ptr<OpenContext> context(new OpenContext(std::move(stored), indexes, budget));
   RETURN_IF_ERROR(Annotate(context->ReadManifest(),
                            absl::StrCat("context ", context->manifest().name(), ": manifest")));
   return context;
@@ -62,6 +63,7 @@ absl::Status OpenContext::ReadManifest() {
   tokens_ = m.tokens();
   scale_ = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   RETURN_IF_ERROR(ReadIndexParams());
+  layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/ids.h"
 #include "kvstore/engine/index_cache.h"
+#include "kvstore/engine/resident_budget.h"
 #include "kvstore/index/index.h"
 #include "kvstore/index/rows.h"
 
@@ -42,8 +43,15 @@ struct HeadRows {
 class OpenContext {
  public:
   static absl::StatusOr<std::shared_ptr<OpenContext>> Create(
-      std::shared_ptr<const StoredContext> stored, IndexCache* indexes);
+      std::shared_ptr<const StoredContext> stored, IndexCache* indexes, ResidentBudget* budget);
   ~OpenContext();
+
+  // The layer is about to be read: to be called before each search in it.
+  void Touch(Layer layer) const {
+    layers_->Touch(layer.value());
+    budget_->Enforce();
+  }
+
 
   const v1::Manifest& manifest() const;
   const std::string& name() const { return name_; }
@@ -73,13 +81,16 @@ class OpenContext {
     std::shared_ptr<const Summaries> summaries ABSL_GUARDED_BY(mu);
   };
 
-  OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes);
+  OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,
+              ResidentBudget* budget);
   absl::Status ReadManifest();
   absl::Status ReadIndexParams();
   const IndexParams& ParamsOf(Layer layer, KvHead kv_head) const;
 
   const std::shared_ptr<const StoredContext> stored_;
   IndexCache* const indexes_;
+  ResidentBudget* const budget_;
+  std::unique_ptr<ResidentBudget::Layers> layers_;
   // Constant after Create.
   std::string name_;
   ContextId id_;

@@ -120,6 +120,7 @@ absl::Status QueryReply::ForEachUnit(WorkQueue* queue,
   // Head-major: an index that had to be loaded serves all tokens before the next one is.
   queue->ParallelFor(static_cast<int64_t>(units_.size()), [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
+    context().Touch(request_.layer);
     const absl::Status status =
         cancelled() ? absl::CancelledError("query: cancelled")
                     : body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
@@ -230,6 +231,7 @@ absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
     const size_t s = static_cast<size_t>(i / shape.kv_heads);
     const int32_t kv_head = static_cast<int32_t>(i % shape.kv_heads);
     const int64_t first_q_head = int64_t{kv_head} * shape.group();
+    context().Touch(request_.layer);
     AttendSpanParams params;
     params.rows = heads_[kv_head].get();
     params.span = spans[s];

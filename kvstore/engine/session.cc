@@ -11,13 +11,26 @@
 #include "kvstore/engine/validate.h"
 
 namespace carrel::kvstore {
+namespace {
+
+static_assert(static_cast<int>(RequestKind::kAttend) == static_cast<int>(Want::kAttend));
+
+void AddLatency(RequestLatencies* latencies, RequestKind kind, absl::Duration queued,
+                absl::Duration searched) {
+  const auto i = static_cast<size_t>(kind);
+  latencies->queued[i].Add(absl::ToDoubleMicroseconds(queued));
+  latencies->searched[i].Add(absl::ToDoubleMicroseconds(searched));
+}
+
+}  // namespace
 
 Session::Session(std::shared_ptr<OpenContext> context, RowRange zone, const EngineConfig& config,
-                 WorkQueue* queue, std::function<void()> on_close)
+                 WorkQueue* queue, RequestLatencies* latencies, std::function<void()> on_close)
     : context_(std::move(context)),
       zone_(zone),
       config_(config),
       queue_(queue),
+      latencies_(latencies),
       on_close_(std::move(on_close)) {}
 
 Session::~Session() { on_close_(); }
@@ -93,6 +106,7 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
     ASSIGN_OR_RETURN(among, FindCandidates(request));
   }
   const int64_t bytes = QueryReply::ResultBytes(request, *context_, zone_);
+  const Want want = request.want;
   if (request.speculative && request.want == Want::kIds) {
     found = std::make_shared<CandidateSet>(request.layer, request.tokens, bytes);
   }
@@ -101,15 +115,19 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
       std::make_unique<QueryReply>(std::move(request), std::move(slot), among, found));
   const absl::Time accepted = absl::Now();
   // Runs once: std::function must be copyable, hence the shared pointer.
-  auto run = [queue = queue_, reply, accepted, done = std::move(done), found] {
+  const auto kind = static_cast<RequestKind>(want);
+  auto run = [queue = queue_, latencies = latencies_, kind, reply, accepted, done = std::move(done),
+              found] {
     std::unique_ptr<QueryReply> mine = std::move(*reply);
-    const absl::Status status = mine->Run(queue, absl::Now() - accepted);
+    const absl::Time start = absl::Now();
+    const absl::Status status = mine->Run(queue, start - accepted);
+    if (status.ok()) AddLatency(latencies, kind, start - accepted, absl::Now() - start);
     if (found != nullptr) found->Set(status, mine->TakeCandidates());
     if (status.ok()) return done(std::move(mine));
     mine.reset();
     done(status);
   };
-  RETURN_IF_ERROR(Annotate(queue_->Submit([among, run = std::move(run)]() mutable {
+  RETURN_IF_ERROR(Annotate(queue_->Submit(this, [among, run = std::move(run)]() mutable {
     if (among == nullptr) return run();
     among->WhenReady(std::move(run));
   }),
@@ -123,9 +141,14 @@ absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done don
   ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, 0));
   auto reply = std::make_shared<std::unique_ptr<FetchReply>>(
       std::make_unique<FetchReply>(std::move(request), std::move(slot)));
-  return Annotate(queue_->Submit([reply, done = std::move(done)] {
+  return Annotate(queue_->Submit(this, [reply, latencies = latencies_, accepted = absl::Now(),
+                                       done = std::move(done)] {
     std::unique_ptr<FetchReply> mine = std::move(*reply);
+    const absl::Time start = absl::Now();
     const absl::Status status = mine->Run();
+    if (status.ok()) {
+      AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
+    }
     if (status.ok()) return done(std::move(mine));
     mine.reset();
     done(status);

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kvstore/engine/engine_config.h"
+#include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/reply.h"
 #include "kvstore/engine/request.h"
@@ -36,7 +37,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Made by Engine::OpenSession; on_close is called by the destructor.
   Session(std::shared_ptr<OpenContext> context, RowRange zone, const EngineConfig& config,
-          WorkQueue* queue, std::function<void()> on_close);
+          WorkQueue* queue, RequestLatencies* latencies, std::function<void()> on_close);
   ~Session();
 
   absl::Status Submit(uint64_t request_id, QueryRequest request, Done done);
@@ -76,6 +77,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const RowRange zone_;
   const EngineConfig config_;
   WorkQueue* const queue_;
+  RequestLatencies* const latencies_;
   const std::function<void()> on_close_;
   std::atomic<bool> cancelled_{false};
 

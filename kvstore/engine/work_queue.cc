@@ -1,24 +1,48 @@
 #include "kvstore/engine/work_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/status.h"
 
 namespace carrel::kvstore {
 
-absl::Status WorkQueue::Submit(std::function<void()> task) {
+absl::Status WorkQueue::Submit(const void* owner, std::function<void()> task) {
   if (waiting_.fetch_add(1) >= limit_) {
     waiting_.fetch_sub(1);
+    refused_.fetch_add(1);
     return absl::ResourceExhaustedError(
         absl::StrCat("queue is full: ", limit_, " requests wait (queue_limit=", limit_, ")"));
   }
-  const bool accepted = pool_.TrySubmit([this, task = std::move(task)] {
+  // Under the lock, so that a task is listed exactly if a thread will come for one.
+  absl::MutexLock lock(&mu_);
+  if (!pool_.TrySubmit([this] { RunNext(); })) {
     waiting_.fetch_sub(1);
-    task();
-  });
-  if (accepted) return absl::OkStatus();
+    return absl::UnavailableError("engine is shutting down");
+  }
+  std::deque<std::function<void()>>& mine = tasks_[owner];
+  if (mine.empty()) turns_.push_back(owner);
+  mine.push_back(std::move(task));
+  return absl::OkStatus();
+}
+
+void WorkQueue::RunNext() {
+  std::function<void()> task;
+  {
+    absl::MutexLock lock(&mu_);
+    const void* owner = turns_.front();
+    turns_.pop_front();
+    const auto mine = tasks_.find(owner);
+    task = std::move(mine->second.front());
+    mine->second.pop_front();
+    if (mine->second.empty()) {
+      tasks_.erase(mine);
+    } else {
+      turns_.push_back(owner);
+    }
+  }
   waiting_.fetch_sub(1);
-  return absl::UnavailableError("engine is shutting down");
+  task();
 }
 
 void WorkQueue::Continue(std::function<void()> task) {

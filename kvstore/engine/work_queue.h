@@ -1,16 +1,21 @@
-// What:    the engine's threads, with a limit on the requests that wait for one. What an accepted
-//          request needs later (the next part of its reply) is never refused: it is bounded by the
-//          requests in flight.
+// What:    the engine's threads, shared by sessions in turn: whoever has requests waiting gets one
+//          started, then the next session, so that one with many does not hold up one with few.
+//          A limit on the requests that wait. What an accepted request needs later (the next part of
+//          its reply) is never refused: it is bounded by the requests in flight.
 // Errors:  ResourceExhausted names the limit.
 // Threads: any.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "common/thread_pool.h"
 
 namespace carrel::kvstore {
@@ -19,16 +24,24 @@ class WorkQueue {
  public:
   WorkQueue(int threads, int64_t limit) : limit_(limit), pool_(threads) {}
 
-  absl::Status Submit(std::function<void()> task);
+  // owner: whose turn it takes; any address that stands for a session.
+  absl::Status Submit(const void* owner, std::function<void()> task);
   void Continue(std::function<void()> task);
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body) {
     pool_.ParallelFor(count, body);
   }
+  int64_t refused() const { return refused_.load(std::memory_order_relaxed); }
   int64_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
 
  private:
+  void RunNext();
+
   const int64_t limit_;
-  std::atomic<int64_t> waiting_{0};
+  std::atomic<int64_t> waiting_{0}, refused_{0};
+  absl::Mutex mu_;
+  // The tasks of each owner that has some, in order, and the owners in the order of their turns.
+  absl::flat_hash_map<const void*, std::deque<std::function<void()>>> tasks_ ABSL_GUARDED_BY(mu_);
+  std::deque<const void*> turns_ ABSL_GUARDED_BY(mu_);
   ThreadPool pool_;  // last: joined first
 };
 

@@ -92,7 +92,7 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
     case IndexKind::kCode:
       return BuildCode(params, keys, queries);
     case IndexKind::kIvf:
-      return BuildIvf(params, keys);
+      return BuildIvf(params, keys, queries);
     case IndexKind::kGraph:
       return BuildGraph(params, keys, queries);
   }

@@ -61,6 +61,7 @@ struct SearchScratch {
   std::vector<uint64_t> topk;
   std::vector<const void*> pointers;
   std::vector<float> base;
+  std::vector<float> log_sizes;   // ivf: of each list
   std::vector<uint32_t> visited;  // [rows]: the walk that last came by; see NextWalk
   uint32_t walk = 0;
   std::vector<std::pair<float, uint32_t>> frontier, beam;  // heaps of (score, row)

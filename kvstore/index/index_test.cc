@@ -1,14 +1,14 @@
 #include "kvstore/index/index.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <numeric>
 #include <set>
 #include <thread>
 
 #include "common/test_util.h"
 #include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
+#include "kvstore/index/index_test_checks.h"
 #include "kvstore/index/index_test_util.h"
 
 namespace carrel::kvstore {
@@ -16,65 +16,11 @@ namespace {
 
 using absl::StatusCode;
 
-SearchResult MustSearch(const Index& index, const SearchRequest& request) {
-  SearchScratch scratch;
-  SearchResult result;
-  CARREL_EXPECT_OK(index.Search(request, scratch, result));
-  return result;
-}
-
-std::unique_ptr<Index> MustBuild(const IndexParams& params, const Rows& rows) {
-  auto blob = BuildIndex(params, rows);
-  CARREL_EXPECT_OK(blob);
-  auto index = OpenIndex(params, *std::move(blob), rows);
-  CARREL_EXPECT_OK(index);
-  return *std::move(index);
-}
-
-// The definition: every row scored alone, all rows sorted.
-SearchResult BruteForce(const KeySet& keys, const SearchRequest& request) {
-  const int64_t rows = request.zone.rows();
-  std::vector<float> scores(static_cast<size_t>(request.group * rows));
-  for (int64_t j = 0; j < rows; ++j) {
-    kernels::DotScore(request.queries, request.group, keys.head_dim,
-                      keys.Row(request.zone.begin + j), 1, request.scale, scores.data() + j, rows);
-  }
-  SearchResult result;
-  std::vector<float> best(static_cast<size_t>(rows), -INFINITY);
-  for (int64_t h = 0; h < request.group; ++h) {
-    const float* of_head = scores.data() + h * rows;
-    result.zone_lse.push_back(kernels::LogSumExp(of_head, rows));
-    for (int64_t j = 0; j < rows; ++j) {
-      best[static_cast<size_t>(j)] =
-          std::max(best[static_cast<size_t>(j)], of_head[j] - result.zone_lse.back());
-    }
-  }
-  std::vector<int64_t> order(static_cast<size_t>(rows));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&best](int64_t a, int64_t b) {
-    return best[static_cast<size_t>(a)] > best[static_cast<size_t>(b)];
-  });
-  order.resize(static_cast<size_t>(std::min(rows, request.top_k)));
-  for (const int64_t j : order) result.ids.push_back(request.zone.begin + j);
-  for (int64_t h = 0; h < request.group; ++h) {
-    for (const int64_t j : order)
-      result.scores.push_back(scores[static_cast<size_t>(h * rows + j)]);
-  }
-  return result;
-}
-
-double Recall(const SearchResult& found, const SearchResult& exact) {
-  const std::set<Position> truth(exact.ids.begin(), exact.ids.end());
-  const auto hits = std::count_if(found.ids.begin(), found.ids.end(),
-                                  [&truth](Position id) { return truth.count(id) > 0; });
-  return static_cast<double>(hits) / static_cast<double>(std::max<size_t>(truth.size(), 1));
-}
-
 TEST(IndexParamsTest, ParseIndexKind_RoundTripsAndListsKinds) {
   EXPECT_EQ(*ParseIndexKind("flat"), IndexKind::kFlat);
   EXPECT_EQ(*ParseIndexKind("hnsw"), IndexKind::kHnsw);
-  EXPECT_THAT(ParseIndexKind("ivf"),
-              StatusIs(StatusCode::kInvalidArgument, "\"ivf\" is unknown, must be flat or hnsw"));
+  EXPECT_THAT(ParseIndexKind("tree"), StatusIs(StatusCode::kInvalidArgument,
+                                               "\"tree\" is unknown, must be one of flat, code"));
 }
 
 TEST(IndexParamsTest, ValidateIndexParams_OutOfBounds_NamesFieldValueAndBounds) {
@@ -151,13 +97,32 @@ TEST(FlatIndexTest, FlippedBit_InsideTheZoneIsDataLossOutsideIsNot) {
               StatusIs(StatusCode::kDataLoss, "K rows, layer 0, kv_head 0, segment 0"));
 }
 
-class AnyIndexTest : public testing::TestWithParam<IndexKind> {};
+class AnyIndexTest : public testing::TestWithParam<IndexKind> {
+ protected:
+  // With what the kind needs, and little effort, so that few searches score a whole zone.
+  IndexParams Params() const {
+    IndexParams params{.kind = GetParam(), .m = 8, .ef_construction = 40};
+    params.effort = GetParam() == IndexKind::kIvf ? 4 : 32;
+    return params;
+  }
+  std::string BuildBlob(std::mt19937_64& rng, const KeySet& keys) const {
+    const SampledQueries sampled = MakeSampledQueries(rng, keys, 2, 64);
+    const auto blob = BuildIndex(Params(), keys.AsRows(), &sampled);
+    CARREL_EXPECT_OK(blob);
+    return *blob;
+  }
+  std::unique_ptr<Index> Build(std::mt19937_64& rng, const KeySet& keys) const {
+    auto index = OpenIndex(Params(), BuildBlob(rng, keys), keys.AsRows());
+    CARREL_EXPECT_OK(index);
+    return *std::move(index);
+  }
+};
 
 TEST_P(AnyIndexTest, BadRequests_AreInvalidArgumentAndNameTheField) {
   std::mt19937_64 rng(TestSeed());
   const KeySet keys = MakeKeys(rng, 100, 16);
   const std::vector<float> queries = MakeQueries(rng, keys, 1);
-  const auto index = MustBuild({.kind = GetParam()}, keys.AsRows());
+  const auto index = Build(rng, keys);
   const auto search = [&](auto edit) {
     SearchRequest request{
         .queries = queries.data(), .group = 1, .scale = 1, .zone = {0, 100}, .top_k = 5};
@@ -187,7 +152,7 @@ TEST_P(AnyIndexTest, TopKOfTheWholeZone_ReturnsEveryRowOnceAndExactScores) {
   for (const int64_t rows : {0, 1, 2, 5, 40, 1500}) {
     const KeySet keys = MakeKeys(rng, rows, 32);
     const std::vector<float> queries = MakeQueries(rng, keys, 3);
-    const auto index = MustBuild({.kind = GetParam()}, keys.AsRows());
+    const auto index = Build(rng, keys);
     for (const RowRange zone : {RowRange{0, rows}, RowRange{rows / 4, rows - rows / 3}}) {
       const SearchRequest request{
           .queries = queries.data(), .group = 3, .scale = 0.2f, .zone = zone, .top_k = rows + 1};
@@ -199,7 +164,104 @@ TEST_P(AnyIndexTest, TopKOfTheWholeZone_ReturnsEveryRowOnceAndExactScores) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, AnyIndexTest, testing::Values(IndexKind::kFlat, IndexKind::kHnsw),
+TEST_P(AnyIndexTest, RandomShapesAndZones_ResultsAreUniqueInTheZoneAndExactlyScored) {
+  std::mt19937_64 rng(TestSeed());
+  for (int round = 0; round < 12; ++round) {
+    const auto rows = static_cast<int64_t>(1 + rng() % 5000);
+    const int64_t head_dims[] = {8, 64, 80, 128, 33};
+    const KeySet keys = MakeKeys(rng, rows, head_dims[rng() % 5]);
+    const auto index = Build(rng, keys);
+    SearchScratch scratch;
+    for (int64_t group = 1; group <= 8; ++group) {
+      const std::vector<float> queries = MakeQueries(rng, keys, group);
+      const auto begin = static_cast<Position>(rng() % static_cast<uint64_t>(rows));
+      const auto length = static_cast<Position>(rng() % static_cast<uint64_t>(rows - begin + 1));
+      const int64_t top_ks[] = {0, 1, 17, 128, length, length + 5};
+      const SearchRequest request{
+          .queries = queries.data(),
+          .group = group,
+          .scale = 0.125f,
+          .zone = group % 2 == 0 ? RowRange{0, rows} : RowRange{begin, begin + length},
+          .top_k = top_ks[rng() % 6]};
+      SearchResult result;
+      CARREL_ASSERT_OK(index->Search(request, scratch, result));
+      ExpectValid(keys, request, result);
+      const SearchResult exact = BruteForce(keys, request);
+      EXPECT_LE(result.ids.size(), exact.ids.size());
+      if (GetParam() != IndexKind::kHnsw && GetParam() != IndexKind::kGraph) {
+        EXPECT_EQ(result.ids.size(), exact.ids.size());
+      }
+      for (size_t h = 0; h < exact.zone_lse.size() && request.zone.rows() > 0; ++h) {
+        if (result.zone_scored) {
+          EXPECT_EQ(result.zone_lse[h], exact.zone_lse[h]);
+        } else {
+          EXPECT_TRUE(std::isfinite(result.zone_lse[h]));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AnyIndexTest, Build_Twice_GivesTheSameBytes) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 1500, 32);
+  const MemoryContext context(keys, 400);
+  const auto stored = Rows::OpenKeys(context, Layer(0), KvHead(0));
+  CARREL_ASSERT_OK(stored);
+  const SampledQueries sampled = MakeSampledQueries(rng, keys, 3, 50);
+  const auto first = BuildIndex(Params(), keys.AsRows(), &sampled);
+  const auto second = BuildIndex(Params(), *stored, &sampled);
+  CARREL_ASSERT_OK(first);
+  CARREL_ASSERT_OK(second);
+  EXPECT_TRUE(*first == *second);
+}
+
+TEST_P(AnyIndexTest, Search_FromManyThreads_EqualsAlone) {
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 3000, 32);
+  const MemoryContext context(keys, 512);
+  const std::string blob = BuildBlob(rng, keys);
+  const auto alone = *OpenIndex(Params(), blob, keys.AsRows());
+  const auto shared = *OpenIndex(Params(), blob, *Rows::OpenKeys(context, Layer(0), KvHead(0)));
+  std::vector<std::thread> threads;
+  std::atomic<int> different = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, seed = rng()] {
+      std::mt19937_64 own(seed);
+      SearchScratch scratch;
+      SearchResult result;
+      for (int i = 0; i < 20; ++i) {
+        const std::vector<float> queries = MakeQueries(own, keys, 2);
+        const SearchRequest request{
+            .queries = queries.data(), .group = 2, .scale = 1, .zone = {10, 2990}, .top_k = 20};
+        SearchScratch fresh;
+        SearchResult expected;
+        if (!shared->Search(request, scratch, result).ok() ||
+            !alone->Search(request, fresh, expected).ok() || result.ids != expected.ids ||
+            result.scores != expected.scores || result.zone_lse != expected.zone_lse) {
+          ++different;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(different, 0);
+}
+
+TEST_P(AnyIndexTest, Open_OverOtherRows_IsRefused) {
+  if (GetParam() == IndexKind::kFlat) GTEST_SKIP() << "has no blob";
+  std::mt19937_64 rng(TestSeed());
+  const KeySet keys = MakeKeys(rng, 500, 32);
+  const KeySet others = MakeKeys(rng, 500, 32);
+  const KeySet more = MakeKeys(rng, 501, 32);
+  const std::string blob = BuildBlob(rng, keys);
+  EXPECT_THAT(OpenIndex(Params(), blob, others.AsRows()),
+              StatusIs(StatusCode::kDataLoss, "over other rows"));
+  EXPECT_THAT(OpenIndex(Params(), blob, more.AsRows()),
+              StatusIs(StatusCode::kInvalidArgument, "500 rows of 32, not 501 of 32"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, AnyIndexTest, testing::ValuesIn(kAllIndexKinds),
                          [](const auto& info) { return std::string(IndexKindName(info.param)); });
 
 TEST(HnswIndexTest, Results_AreUniqueInTheZoneOrderedAndExactlyScored) {
@@ -218,7 +280,8 @@ TEST(HnswIndexTest, Results_AreUniqueInTheZoneOrderedAndExactlyScored) {
     const SearchResult result = MustSearch(*index, request);
     ASSERT_EQ(static_cast<int64_t>(result.ids.size()), request.top_k);
     EXPECT_EQ(std::set<Position>(result.ids.begin(), result.ids.end()).size(), result.ids.size());
-    EXPECT_TRUE(result.zone_lse.empty());
+    EXPECT_FALSE(result.zone_scored);
+    EXPECT_EQ(static_cast<int64_t>(result.zone_lse.size()), group);
     EXPECT_GT(result.visited, 0);
     for (size_t i = 0; i < result.ids.size(); ++i) {
       EXPECT_GE(result.ids[i], request.zone.begin);
@@ -277,45 +340,10 @@ TEST(HnswIndexTest, Build_Twice_GivesTheSameBytes) {
   EXPECT_LT(first->size(), 64u + 1500 * (8 * 8 + 12));
 }
 
-TEST(HnswIndexTest, Search_FromManyThreads_EqualsAlone) {
-  std::mt19937_64 rng(TestSeed());
-  const KeySet keys = MakeKeys(rng, 3000, 32);
-  const MemoryContext context(keys, 512);
-  const IndexParams params{
-      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .effort = 50};
-  const auto blob = *BuildIndex(params, keys.AsRows());
-  const auto alone = *OpenIndex(params, blob, keys.AsRows());
-  const auto shared = *OpenIndex(params, blob, *Rows::OpenKeys(context, Layer(0), KvHead(0)));
-  std::vector<std::thread> threads;
-  std::atomic<int> different = 0;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&, seed = rng()] {
-      std::mt19937_64 own(seed);
-      SearchScratch scratch;
-      SearchResult result;
-      for (int i = 0; i < 20; ++i) {
-        const std::vector<float> queries = MakeQueries(own, keys, 2);
-        const SearchRequest request{
-            .queries = queries.data(), .group = 2, .scale = 1, .zone = {10, 2990}, .top_k = 20};
-        SearchScratch fresh;
-        SearchResult expected;
-        if (!shared->Search(request, scratch, result).ok() ||
-            !alone->Search(request, fresh, expected).ok() || result.ids != expected.ids ||
-            result.scores != expected.scores) {
-          ++different;
-        }
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(different, 0);
-}
-
 TEST(HnswIndexTest, FlippedBits_InTouchedRows_AreDataLoss) {
   std::mt19937_64 rng(TestSeed());
   const KeySet keys = MakeKeys(rng, 4000, 64);
-  const IndexParams params{
-      .kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .effort = 32};
+  const IndexParams params{.kind = IndexKind::kHnsw, .m = 8, .ef_construction = 40, .effort = 32};
   const auto blob = *BuildIndex(params, keys.AsRows());
   const std::vector<float> queries = MakeQueries(rng, keys, 1);
   const SearchRequest request{

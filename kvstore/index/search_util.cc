@@ -43,6 +43,19 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
   return absl::OkStatus();
 }
 
+absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
+  const auto rows = static_cast<int64_t>(scratch.ids.size());
+  scratch.pointers.resize(scratch.ids.size());
+  for (size_t i = 0; i < scratch.ids.size(); ++i) {
+    RETURN_IF_ERROR(keys.VerifyRow(scratch.ids[i]));
+    scratch.pointers[i] = keys.Address(scratch.ids[i]);
+  }
+  scratch.scores.resize(static_cast<size_t>(request.group * rows));
+  kernels::DotScoreRows(request.queries, request.group, keys.head_dim(), scratch.pointers.data(),
+                        rows, request.scale, scratch.scores.data(), rows);
+  return absl::OkStatus();
+}
+
 absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
                       SearchResult& result) {
   const RowRange zone = request.zone;

@@ -12,6 +12,9 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys);
 absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
                       SearchResult& result);
 
+// Scores the rows in scratch.ids for every head of the group: scratch.scores [group, ids].
+absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch);
+
 // From scores [group, rows] of rows whose ids ascend, with base [group] (kernels/group_score): the
 // top_k best into result.ids and result.scores. Uses scratch.group_scores, .best, .topk.
 template <typename IdOf>

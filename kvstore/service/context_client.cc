@@ -42,6 +42,15 @@ absl::StatusOr<v1::ListResponse> ContextClient::List() {
   return response;
 }
 
+absl::StatusOr<v1::StatisticsResponse> ContextClient::Statistics() {
+  grpc::ClientContext context;
+  SetDeadline(context, deadline_);
+  v1::StatisticsResponse response;
+  const grpc::Status status = stub_->service->Statistics(&context, v1::StatisticsRequest(), &response);
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  return response;
+}
+
 absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
   grpc::ClientContext context;
   SetDeadline(context, deadline_);

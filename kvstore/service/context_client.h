@@ -16,6 +16,7 @@ class Channel;
 
 namespace carrel::v1 {
 class ListResponse;
+class StatisticsResponse;
 class Manifest;
 }  // namespace carrel::v1
 
@@ -29,6 +30,7 @@ class ContextClient {
 
   absl::StatusOr<v1::ListResponse> List();
   absl::StatusOr<v1::Manifest> Get(const std::string& name);
+  absl::StatusOr<v1::StatisticsResponse> Statistics();
   absl::Status Delete(const std::string& name);
 
  private:

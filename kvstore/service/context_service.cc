@@ -44,6 +44,15 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Get(grpc::CallbackServerContext* c
   });
 }
 
+grpc::ServerUnaryReactor* ContextServiceImpl::Statistics(grpc::CallbackServerContext* context,
+                                                         const v1::StatisticsRequest*,
+                                                         v1::StatisticsResponse* reply) {
+  StatisticsToWire(engine_->Statistics(), reply);
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext* context,
                                                      const v1::DeleteRequest* request,
                                                      v1::DeleteResponse*) {

@@ -16,6 +16,10 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
                                  const v1::ListRequest* request, v1::ListResponse* reply) override;
   grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const v1::GetRequest* request,
                                 v1::GetResponse* reply) override;
+  // At once, on gRPC's thread: it is asked when the engine is busy.
+  grpc::ServerUnaryReactor* Statistics(grpc::CallbackServerContext* context,
+                                       const v1::StatisticsRequest* request,
+                                       v1::StatisticsResponse* reply) override;
   grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
                                    const v1::DeleteRequest* request,
                                    v1::DeleteResponse* reply) override;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/reply.h"
 #include "kvstore/engine/request.h"
@@ -21,6 +22,7 @@ class Manifest;
 class Open;
 class Query;
 class SessionReply;
+class StatisticsResponse;
 }  // namespace carrel::v1
 
 namespace carrel::kvstore {
@@ -38,5 +40,7 @@ absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* w
 void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire);
 
 grpc::Status ToGrpc(const absl::Status& status);
+
+void StatisticsToWire(const EngineStatistics& from, v1::StatisticsResponse* to);
 
 }  // namespace carrel::kvstore

@@ -30,6 +30,7 @@ class SegmentFile {
 
   const std::string& first_key() const { return first_key_; }
   const std::string& last_key() const { return last_key_; }
+  void ReleasePages() const { file_->ReleasePages(); }
 
   // nullopt: the file was written without the key. DataLoss: it is not as it was written, at the
   // key or before it.

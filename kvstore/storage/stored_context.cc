@@ -62,6 +62,16 @@ class StoredContextImpl : public StoredContext {
     return segments_.try_emplace(bytes, std::move(pinned)).first->second;
   }
 
+  void ReleasePages(int32_t layer) const override {
+    SegmentKey first{ContextId(manifest_.context_id()), layer, Kind::kKeyRows, KvHead(0), 0};
+    SegmentKey next = first;
+    next.layer = layer + 1;
+    const std::string begin = EncodeKey(first), end = EncodeKey(next);
+    for (const auto& file : files_) {
+      if (file->last_key() >= begin && file->first_key() < end) file->ReleasePages();
+    }
+  }
+
   absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const override {
     SegmentKey key{ContextId(manifest_.context_id()), layer, kind, kv_head, 0};
     RETURN_IF_ERROR(ValidateKey(key));

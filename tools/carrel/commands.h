@@ -17,6 +17,7 @@ using Run = std::function<absl::Status()>;
 void AddPrefill(CLI::App& app, Run& chosen);
 void AddReindex(CLI::App& app, Run& chosen);
 void AddServe(CLI::App& app, Run& chosen);
+void AddStats(CLI::App& app, Run& chosen);
 void AddAsk(CLI::App& app, Run& chosen);
 void AddEval(CLI::App& app, Run& chosen);
 void AddContexts(CLI::App& app, Run& chosen);  // ls, inspect, rm

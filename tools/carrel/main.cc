@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddPrefill(app, chosen);
   carrel::tools::AddReindex(app, chosen);
   carrel::tools::AddServe(app, chosen);
+  carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddContexts(app, chosen);

@@ -21,13 +21,13 @@ struct ServeFlags {
   std::string folder;
   kvstore::ServerConfig server;
   kvstore::EngineConfig engine;
-  int64_t memory_mib = engine.memory_budget_bytes >> 20;
+  int64_t memory_mib = 0;
   double drain_seconds = 30;
 };
 
 absl::Status RunServe(ServeFlags& flags) {
-  if (flags.memory_mib < 1 || flags.memory_mib > (int64_t{1} << 30)) {
-    return absl::InvalidArgumentError(absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [1, 1073741824]"));
+  if (flags.memory_mib < 0 || flags.memory_mib > (int64_t{1} << 30)) {
+    return absl::InvalidArgumentError(absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [0, 1073741824]"));
   }
   flags.engine.memory_budget_bytes = flags.memory_mib << 20;
   if (!(flags.drain_seconds >= 0 && flags.drain_seconds <= 86400)) {
@@ -43,8 +43,8 @@ absl::Status RunServe(ServeFlags& flags) {
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(flags.folder, kvstore::StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Engine> engine, kvstore::Engine::Create(flags.engine, std::move(store)));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server, kvstore::Server::Start(flags.server, engine.get()));
-  std::fprintf(stderr, "carrel serve: %s ready on %s; index memory budget %lld MiB, %d threads (0: one per core), queue of %lld\n", flags.folder.c_str(),
-               absl::StrJoin(server->addresses(), " ").c_str(), static_cast<long long>(flags.memory_mib), flags.engine.search_threads,
+  std::fprintf(stderr, "carrel serve: %s ready on %s; memory budget %lld MiB, %d threads (0: one per core), queue of %lld\n", flags.folder.c_str(),
+               absl::StrJoin(server->addresses(), " ").c_str(), static_cast<long long>(engine->config().memory_budget_bytes >> 20), flags.engine.search_threads,
                static_cast<long long>(flags.engine.queue_limit));
   int signal = 0;
   sigwait(&stop_signals, &signal);
@@ -63,7 +63,7 @@ void AddServe(CLI::App& app, Run& chosen) {
   command.add_option("--store", flags->folder, "folder of the store")->required();
   command.add_option("--listen", flags->server.listen, "unix:PATH or HOST:PORT (port 0: any free one); may be repeated")->capture_default_str();
   command.add_option("--threads", flags->engine.search_threads, "threads that search; 0: one per core")->capture_default_str();
-  command.add_option("--memory-budget", flags->memory_mib, "MiB of heap for loaded indexes; rows stay in the page cache")->capture_default_str();
+  command.add_option("--memory-budget", flags->memory_mib, "MiB that the process may hold: loaded indexes and mapped pages of rows and codes; 0: half of the machine's memory")->capture_default_str();
   command.add_option("--queue", flags->engine.queue_limit, "requests that may wait; one more is refused")->capture_default_str();
   command.add_option("--max-open-contexts", flags->engine.max_open_contexts, "contexts kept open")->capture_default_str();
   command.add_option("--max-sessions", flags->engine.max_sessions, "decoders at a time")->capture_default_str();

@@ -1,0 +1,39 @@
+// What:    what an engine did and holds: latencies by kind of request, indexes, memory.
+// Threads: any.
+#pragma once
+
+#include <cstdint>
+
+#include "common/histogram.h"
+
+namespace carrel::kvstore {
+
+// One per want of a query, and one for fetched rows.
+enum class RequestKind : uint8_t { kIds = 0, kRows = 1, kValues = 2, kAttend = 3, kFetch = 4 };
+inline constexpr int kRequestKinds = 5;
+inline constexpr const char* kRequestKindNames[kRequestKinds] = {"ids", "rows", "values", "attend",
+                                                                 "fetch"};
+
+// Kept by the engine, added to by its sessions.
+struct RequestLatencies {
+  Histogram queued[kRequestKinds];    // from acceptance to a thread's start on it
+  Histogram searched[kRequestKinds];  // from then until the reply can be taken
+};
+
+struct EngineStatistics {
+  struct Kind {
+    Histogram::Summary queued, searched;
+  };
+  Kind kinds[kRequestKinds];
+  int64_t sessions = 0;
+  int64_t open_contexts = 0;
+  int64_t waiting = 0;  // requests
+  int64_t refused = 0;  // requests, for want of room in the queue
+  int64_t resident_bytes = 0;
+  int64_t index_bytes = 0;  // heap of loaded indexes
+  int64_t index_loads = 0, index_evictions = 0;
+  int64_t layers_released = 0;  // for the memory budget
+  int64_t memory_budget_bytes = 0;
+};
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,60 @@
+// What:    keeps the process within its memory budget, mapped pages included: when it is above, the
+//          pages of the layers that were not read for longest are let go until it is a tenth below.
+//          They are only unmapped: who reads such a layer meanwhile reads it again, from the page
+//          cache or the disk.
+// Threads: any. One thread lets go at a time, others go on.
+// Cost:    Enforce reads two numbers of the kernel (some 2 us); call it per search, not per row.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace carrel::kvstore {
+
+class StoredContext;
+
+class ResidentBudget {
+ public:
+  explicit ResidentBudget(int64_t budget_bytes);
+  ~ResidentBudget();
+
+  // The layers of one context, for as long as this lives; before the budget's end.
+  class Layers {
+   public:
+    Layers(ResidentBudget* budget, std::shared_ptr<const StoredContext> stored, int32_t layers);
+    ~Layers();
+    Layers(const Layers&) = delete;
+    Layers& operator=(const Layers&) = delete;
+
+    // The layer is about to be read.
+    void Touch(int32_t layer);
+
+   private:
+    friend class ResidentBudget;
+    ResidentBudget* const budget_;
+    const std::shared_ptr<const StoredContext> stored_;
+    // When it was touched last, in touches; 0: never, or let go since.
+    std::vector<std::atomic<int64_t>> touched_;
+  };
+
+  void Enforce();
+  int64_t releases() const { return releases_.load(std::memory_order_relaxed); }
+
+  // Of this process: mapped pages included, what is shared with others too.
+  int64_t ResidentBytes() const;
+
+ private:
+  const int64_t budget_bytes_;
+  int statm_ = -1;  // /proc/self/statm
+  std::atomic<int64_t> clock_{0};
+  std::atomic<int64_t> releases_{0};
+  absl::Mutex mu_;
+  std::vector<Layers*> contexts_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,86 @@
+#include "kvstore/engine/resident_budget.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <string>
+
+#include "common/file.h"
+#include "common/mapped_file.h"
+#include "common/test_util.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr int64_t kFileBytes = int64_t{24} << 20;
+
+// Layers that are files of their own.
+class FileContext : public StoredContext {
+ public:
+  FileContext(const std::string& folder, int layers) {
+    for (int i = 0; i < layers; ++i) {
+      const std::string path = absl::StrCat(folder, "/layer", i);
+      CARREL_EXPECT_OK(WriteFileAtomically(path, std::string(kFileBytes, static_cast<char>('a' + i))));
+      files_.push_back(*MappedFile::Open(path));
+    }
+  }
+  const v1::Manifest& manifest() const override { std::abort(); }
+  absl::StatusOr<std::shared_ptr<const PinnedSegment>> Segment(int32_t, Kind, KvHead,
+                                                               uint32_t) const override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint32_t> SegmentCount(int32_t, Kind, KvHead) const override { return 0; }
+  void ReleasePages(int32_t layer) const override { files_[layer]->ReleasePages(); }
+
+  int64_t Sum(int layer) const {
+    int64_t sum = 0;
+    for (const char c : files_[layer]->bytes()) sum += c;
+    return sum;
+  }
+
+ private:
+  std::vector<std::unique_ptr<MappedFile>> files_;
+};
+
+TEST(ResidentBudgetTest, MoreThanTheBudget_LetsTheOldestLayersGoAndTheyReadTheSame) {
+#ifdef CARREL_SANITIZED
+  GTEST_SKIP() << "a sanitizer's shadow memory counts as resident";
+#endif
+  const std::string folder = FreshTempDir();
+  const auto context = std::make_shared<FileContext>(folder, 6);
+  const int64_t before = ResidentBudget(0).ResidentBytes();
+  ASSERT_GT(before, 0);
+  const int64_t allowed = before + 3 * kFileBytes;
+  ResidentBudget budget(allowed);
+  ResidentBudget::Layers layers(&budget, context, 6);
+  int64_t most = 0;
+  for (int round = 0; round < 3; ++round) {
+    for (int layer = 0; layer < 6; ++layer) {
+      layers.Touch(layer);
+      budget.Enforce();
+      EXPECT_EQ(context->Sum(layer), kFileBytes * ('a' + layer));
+      most = std::max(most, budget.ResidentBytes());
+    }
+  }
+  EXPECT_GT(budget.releases(), 0);
+  EXPECT_LE(most, allowed + kFileBytes);  // what was read since it looked
+  budget.Enforce();
+  EXPECT_LE(budget.ResidentBytes(), allowed);
+}
+
+TEST(ResidentBudgetTest, BelowTheBudget_NothingIsLetGo) {
+  const std::string folder = FreshTempDir();
+  const auto context = std::make_shared<FileContext>(folder, 2);
+  ResidentBudget budget(int64_t{1} << 45);
+  ResidentBudget::Layers layers(&budget, context, 2);
+  for (int layer = 0; layer < 2; ++layer) {
+    layers.Touch(layer);
+    budget.Enforce();
+    EXPECT_EQ(context->Sum(layer), kFileBytes * ('a' + layer));
+  }
+  EXPECT_EQ(budget.releases(), 0);
+}
+
+}  // namespace
+}  // namespace carrel::kvstore

@@ -9,6 +9,7 @@
 #include "common/status.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 #include "prefill/head_statistics.h"
 
@@ -69,13 +70,15 @@ class LayerSst {
 }  // namespace
 
 LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-                         kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, ThreadPool* pool)
+                         kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index,
+                         int64_t summary_rows, ThreadPool* pool)
     : staging_(*staging),
       context_(context),
       shape_(shape),
       segment_tokens_(segment_tokens),
       index_(index),
       auto_index_(std::move(auto_index)),
+      summary_rows_(summary_rows),
       pool_(pool),
       thread_([this] { Run(); }) {}
 
@@ -139,6 +142,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   const int64_t tokens = static_cast<int64_t>(rows.k[0].size()) / d;
 
   std::vector<absl::StatusOr<kvstore::AutoIndex>> built(shape_.kv_heads, kvstore::AutoIndex());
+  std::vector<absl::StatusOr<std::string>> summaries(shape_.kv_heads, std::string());
   std::vector<kvstore::SampledQueries> queries(shape_.kv_heads);
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     queries[head].group = shape_.group();
@@ -148,6 +152,10 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   }
   pool_->ParallelFor(shape_.kv_heads, [&](int64_t head) {
     const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
+    if (summary_rows_ > 0) {
+      const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
+      summaries[head] = kvstore::BuildSummaries(summary_rows_, keys, values, &queries[head]);
+    }
     if (auto_index_.has_value()) {
       built[head] = kvstore::BuildAutoIndex(*auto_index_, keys, queries[head]);
       return;
@@ -164,7 +172,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   v1::Manifest fragment;
   v1::LayerSizes& sizes = *fragment.add_layer_sizes();
   sizes.set_layer(rows.layer.value());
-  int64_t key_bytes = 0, value_bytes = 0, query_bytes = 0, index_bytes = 0;
+  int64_t key_bytes = 0, value_bytes = 0, query_bytes = 0, index_bytes = 0, summary_bytes = 0;
   LayerSst out(*sst, context_, rows.layer);
   RETURN_IF_ERROR(out.AddRows(Kind::kKeyRows, rows.k, segment_tokens_ * d, &key_bytes));
   RETURN_IF_ERROR(out.AddRows(Kind::kValueRows, rows.v, segment_tokens_ * d, &value_bytes));
@@ -188,12 +196,19 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
     chosen.set_exact_us(static_cast<float>(built[head]->exact_us));
     chosen.set_wanted(static_cast<uint32_t>(auto_index_->wanted));
   }
+  for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+    if (!summaries[head].ok()) {
+      return Annotate(summaries[head].status(), absl::StrCat("summaries of layer ", rows.layer.value(), " kv_head ", head));
+    }
+    RETURN_IF_ERROR(out.AddBlob(Kind::kSummaries, head, *summaries[head], &summary_bytes));
+  }
   RETURN_IF_ERROR(sst->Finish());
 
   sizes.set_key_bytes(key_bytes);
   sizes.set_value_bytes(value_bytes);
   sizes.set_sampled_query_bytes(query_bytes);
   sizes.set_index_bytes(index_bytes);
+  sizes.set_summary_bytes(summary_bytes);
   for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, kStatisticsSamples)) {
     v1::HeadStatistics& out_head = *fragment.add_head_statistics();
     out_head.set_layer(rows.layer.value());

@@ -1,4 +1,4 @@
-// What:    turns a finished layer into its SST file, beside the forward pass: index, head statistics, segments, sync, then the layer's fragment of the manifest.
+// What:    turns a finished layer into its SST file, beside the forward pass: index, summaries, head statistics, segments, sync, then the layer's fragment of the manifest.
 // Errors:  the first failure stops the writer; Submit and Finish return it.
 // Threads: one producer; one writer thread of its own, which shares the pool for index building.
 //
@@ -26,7 +26,8 @@ namespace carrel::prefill {
 class LayerWriter {
  public:
   LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-              kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, ThreadPool* pool);
+              kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
+              ThreadPool* pool);
   ~LayerWriter();
 
   absl::Status Submit(LayerRows rows);
@@ -44,6 +45,7 @@ class LayerWriter {
   const int64_t segment_tokens_;
   const kvstore::IndexParams index_;
   const std::optional<kvstore::AutoIndexConfig> auto_index_;  // instead of index_
+  const int64_t summary_rows_;                              // 0: no summaries
   ThreadPool* const pool_;
 
   mutable absl::Mutex mu_;

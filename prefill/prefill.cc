@@ -14,6 +14,7 @@
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 #include "model/transformer.h"
 #include "prefill/dense_attention.h"
@@ -31,6 +32,7 @@ absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& mod
   if (s < 16 || s > (int64_t{1} << 24) || (s & (s - 1)) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("segment_tokens=", s, " is not a power of two in [16, 16777216]"));
   }
+  RETURN_IF_ERROR(kvstore::ValidateSummaryRows(config.summary_rows));
   if (config.sampled_queries < 1 || config.sampled_queries > 65536) {
     return absl::InvalidArgumentError(absl::StrCat("sampled_queries=", config.sampled_queries, " is outside [1, 65536]"));
   }
@@ -70,7 +72,7 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
     field.set_value(value);
   }
   job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
-  SetIndexPlan(config.index, config.auto_index, job);
+  SetIndexPlan(config.index, config.auto_index, config.summary_rows, job);
   job.set_sampled_queries(std::min<int64_t>(config.sampled_queries, job.tokens()));
   return job;
 }
@@ -83,7 +85,9 @@ absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job
   kvstore::IndexParams largest = config.index;
   if (config.auto_index.has_value()) largest.kind = kvstore::IndexKind::kGraph;
   const int64_t index = kvstore::IndexBytesPerKey(largest) * job.kv_heads();
-  const int64_t needed = job.tokens() * ((job.layers() - finished_layers) * (rows + index) + kHiddenStates * 4 * hidden_size);
+  const int64_t summaries =
+      config.summary_rows == 0 ? 0 : kvstore::SummaryBytesPerKey(config.summary_rows, job.head_dim()) * job.kv_heads();
+  const int64_t needed = job.tokens() * ((job.layers() - finished_layers) * (rows + index + summaries) + kHiddenStates * 4 * hidden_size);
   struct statvfs info;
   if (statvfs(folder.c_str(), &info) != 0) return absl::OkStatus();  // a write will tell
   const int64_t available = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
@@ -137,10 +141,7 @@ class Job {
     report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
     report.tokens_per_s = static_cast<double>(job_.tokens()) * (layers - first_layer_) / layers / report.seconds;
     report.peak_memory_bytes = PeakMemoryBytes();
-    for (const v1::LayerSizes& sizes : job_.layer_sizes()) {
-      report.index_bytes += sizes.index_bytes();
-      report.stored_bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.sampled_query_bytes();
-    }
+    CountBytes(job_, report);
     return report;
   }
 
@@ -164,7 +165,8 @@ class Job {
     const int64_t tokens = job_.tokens();
     DenseAttention attention(config.shape, tokens, SamplePositions(tokens, config_.sampled_queries), pool_);
     model::Transformer transformer(backend_.get());
-    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index, config_.auto_index, pool_);
+    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index,
+                       config_.auto_index, config_.summary_rows, pool_);
     for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {
       for (int64_t at = 0; at < tokens; at += config_.block_tokens) {
         const int64_t n = std::min(config_.block_tokens, tokens - at);
@@ -236,7 +238,8 @@ class Job {
 }  // namespace
 
 void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
-                  v1::Manifest& manifest) {
+                  int64_t summary_rows, v1::Manifest& manifest) {
+  manifest.set_summary_rows(static_cast<uint32_t>(summary_rows));
   v1::IndexSpec& spec = *manifest.mutable_index();
   spec.Clear();
   if (!auto_index.has_value()) return kvstore::SetIndexSpec(index, spec);
@@ -245,6 +248,15 @@ void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore
   spec.set_kind(std::string(kvstore::kAutoIndexKind));
   spec.set_want_recall(static_cast<float>(auto_index->want_recall));
   spec.set_wanted(static_cast<uint32_t>(auto_index->wanted));
+}
+
+void CountBytes(const v1::Manifest& manifest, PrefillReport& report) {
+  for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
+    report.index_bytes += sizes.index_bytes();
+    report.summary_bytes += sizes.summary_bytes();
+    report.stored_bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.summary_bytes() +
+                           sizes.sampled_query_bytes();
+  }
 }
 
 absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,

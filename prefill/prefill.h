@@ -33,6 +33,7 @@ struct PrefillConfig {
   std::string name;
   kvstore::IndexParams index;
   std::optional<kvstore::AutoIndexConfig> auto_index;  // instead of index: chosen per layer and KV head
+  int64_t summary_rows = 0;         // mean rows of a cluster in the summaries for estimation, 4 .. 8192; 0: none
   int64_t segment_tokens = 65536;   // rows per stored segment, a power of two >= 16
   int64_t sampled_queries = 256;    // per layer and q head, kept with the context; 1 .. 65536
   int64_t block_tokens = 512;       // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
@@ -47,11 +48,15 @@ struct PrefillReport {
   int64_t peak_memory_bytes = 0;  // of the process (resident set)
   int64_t stored_bytes = 0;
   int64_t index_bytes = 0;
+  int64_t summary_bytes = 0;
 };
 
-// Records in the manifest how its heads are indexed.
+// Records in the manifest how its heads are indexed and summarised.
 void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
-                  v1::Manifest& manifest);
+                  int64_t summary_rows, v1::Manifest& manifest);
+
+// Adds up what the manifest says of its layers.
+void CountBytes(const v1::Manifest& manifest, PrefillReport& report);
 
 absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,

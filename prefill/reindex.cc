@@ -14,6 +14,7 @@
 #include "kvstore/format/context_name.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/rows.h"
+#include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 #include "prefill/layer_writer.h"
 #include "prefill/staging.h"
@@ -90,6 +91,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
                                       ThreadPool* pool, Progress& progress) {
   const absl::Time start = absl::Now();
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
+  RETURN_IF_ERROR(kvstore::ValidateSummaryRows(config.summary_rows));
   ASSIGN_OR_RETURN(const std::shared_ptr<const StoredContext> from, store.OpenContext(config.from));
   const absl::StatusOr<v1::Manifest> taken = store.GetManifest(config.name);
   if (taken.ok()) {
@@ -112,7 +114,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   manifest.clear_head_indexes();
   manifest.clear_layer_sizes();
   manifest.clear_head_statistics();
-  SetIndexPlan(config.index, config.auto_index, manifest);
+  SetIndexPlan(config.index, config.auto_index, config.summary_rows, manifest);
   ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
   manifest.set_context_id(id.value());
   const AttentionShape shape = {.layers = static_cast<int32_t>(manifest.layers()),
@@ -121,7 +123,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
                                 .head_dim = static_cast<int32_t>(manifest.head_dim())};
   {
     LayerWriter writer(&staging, id, shape, manifest.segment_tokens(), config.index,
-                       config.auto_index, pool);
+                       config.auto_index, config.summary_rows, pool);
     for (Layer layer(0); layer.value() < shape.layers; layer = layer.next()) {
       progress.Update(static_cast<double>(layer.value()) / shape.layers,
                       absl::StrFormat("layer %d/%d", layer.value() + 1, shape.layers));
@@ -145,11 +147,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   report.tokens = manifest.tokens();
   report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   report.tokens_per_s = static_cast<double>(report.tokens) / report.seconds;
-  for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
-    report.index_bytes += sizes.index_bytes();
-    report.stored_bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
-                           sizes.sampled_query_bytes();
-  }
+  CountBytes(manifest, report);
   return report;
 }
 

@@ -6,6 +6,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
@@ -112,6 +113,27 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
   return slot.rows;
 }
 
+absl::Status OpenContext::CheckSummaries() const {
+  if (manifest().summary_rows() > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "estimate: context ", name_, " has no summaries; make one that has them with carrel prefill ",
+      "--summaries 40, or carrel reindex ", name_, " --summaries 40"));
+}
+
+absl::StatusOr<std::shared_ptr<const Summaries>> OpenContext::HeadSummaries(Layer layer,
+                                                                            KvHead kv_head) const {
+  RETURN_IF_ERROR(CheckSummaries());
+  Slot& slot = slots_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
+  absl::MutexLock lock(&slot.mu);
+  if (slot.summaries != nullptr) return slot.summaries;
+  ASSIGN_OR_RETURN(Blob blob, Blob::Open(*stored_, layer, Kind::kSummaries, kv_head));
+  absl::StatusOr<Summaries> summaries =
+      Summaries::Open(std::move(blob), tokens_, shape_.head_dim);
+  if (!summaries.ok()) return Annotate(summaries.status(), Place(name_, layer, kv_head));
+  slot.summaries = std::make_shared<const Summaries>(*std::move(summaries));
+  return slot.summaries;
+}
+
 const IndexParams& OpenContext::ParamsOf(Layer layer, KvHead kv_head) const {
   return index_params_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
 }
@@ -124,7 +146,7 @@ absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows&
   absl::StatusOr<IndexCache::Lease> lease = indexes_->Acquire(
       {id_, layer, kv_head},
       [&]() -> absl::StatusOr<int64_t> {
-        ASSIGN_OR_RETURN(blob, Blob::Open(*stored_, layer, kv_head));
+        ASSIGN_OR_RETURN(blob, Blob::Open(*stored_, layer, Kind::kIndex, kv_head));
         return IndexHeapBytes(params.kind, blob.size());
       },
       [&] { return OpenIndex(params, std::move(blob), rows.keys); });

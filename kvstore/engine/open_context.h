@@ -1,9 +1,7 @@
-// What:   one open context: its shape, and per layer and KV head the mapped rows and the index,
-// each
-//         loaded when it is first needed. Shared by all sessions that read it.
+// What:   one open context: its shape, and per layer and KV head the mapped rows, the index
+//         and the summaries, each loaded when it is first needed. Shared by all sessions that read it.
 // Errors: FailedPrecondition a manifest with conventions that this program does not know; DataLoss
-// a
-//         manifest or segment that does not hold together (names context, layer, head).
+//         a manifest or segment that does not hold together (names context, layer, head).
 // Threads: any.   Ownership: keeps its segments mapped, also when the context is deleted.
 //
 // Invariants
@@ -33,6 +31,7 @@ class Manifest;
 namespace carrel::kvstore {
 
 class StoredContext;
+class Summaries;
 
 // The rows of one layer and KV head, and the exact index over them, which needs nothing but them.
 struct HeadRows {
@@ -62,6 +61,11 @@ class OpenContext {
 
   absl::StatusOr<std::shared_ptr<const HeadRows>> Head(Layer layer, KvHead kv_head) const;
 
+  // FailedPrecondition: the context has none.
+  absl::StatusOr<std::shared_ptr<const Summaries>> HeadSummaries(Layer layer,
+                                                                 KvHead kv_head) const;
+  absl::Status CheckSummaries() const;  // that it has them, by its manifest
+
   // Calls `search` with the context's index of the head; the index stays loaded meanwhile.
   // `search` must not come back here.
   absl::Status WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
@@ -74,6 +78,7 @@ class OpenContext {
   struct Slot {
     absl::Mutex mu;
     std::shared_ptr<const HeadRows> rows ABSL_GUARDED_BY(mu);
+    std::shared_ptr<const Summaries> summaries ABSL_GUARDED_BY(mu);
   };
 
   OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,

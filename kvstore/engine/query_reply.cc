@@ -9,6 +9,7 @@
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "kvstore/engine/attend_all.h"
+#include "kvstore/index/summaries.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -191,6 +192,26 @@ absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected
   attention.out = &out_[q_head * shape.head_dim];
   attention.lse = &lse_[q_head];
   kernels::SparseAttention(attention);
+  if (!request_.estimate) return absl::OkStatus();
+
+  ASSIGN_OR_RETURN(const std::shared_ptr<const Summaries> summaries,
+                   context().HeadSummaries(request_.layer, KvHead(kv_head)));
+  thread_local EstimateScratch scratch;
+  thread_local std::vector<float> rest;
+  rest.resize(static_cast<size_t>(shape.group() * (shape.head_dim + 1)));
+  EstimateParams estimate;
+  estimate.queries = QueriesOf(token, kv_head);
+  estimate.group = shape.group();
+  estimate.scale = context().scale();
+  estimate.zone = zone_;
+  estimate.values = &values;
+  estimate.selected = selected.ids;
+  estimate.scores = selected.scores.data();
+  estimate.out = rest.data();
+  estimate.lse = rest.data() + shape.group() * shape.head_dim;
+  RETURN_IF_ERROR(EstimateRest(*summaries, estimate, scratch));
+  kernels::MergeStates(attention.out, attention.lse, estimate.out, estimate.lse, shape.group(),
+                       shape.head_dim);
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "kvstore/format/keys.h"
+#include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
@@ -68,6 +69,12 @@ RandomContext::RandomContext(const RandomContextSpec& spec) : spec_(spec) {
     absl::StatusOr<std::string> blob = BuildIndex(spec.index, rows);
     CARREL_CHECK(blob.ok());
     blobs_.push_back(*std::move(blob));
+    if (spec.summary_rows == 0) continue;
+    absl::StatusOr<std::string> summaries = BuildSummaries(
+        spec.summary_rows, rows,
+        Rows::FromMemory(values_.back().data(), spec.tokens, spec.shape.head_dim), nullptr);
+    CARREL_CHECK(summaries.ok());
+    summaries_.push_back(*std::move(summaries));
   }
 }
 
@@ -77,6 +84,10 @@ const uint16_t* RandomContext::At(const Heads& heads, Layer layer, KvHead head) 
 
 const std::string& RandomContext::index_blob(Layer layer, KvHead head) const {
   return blobs_[IndexOf(layer, head)];
+}
+
+const std::string& RandomContext::summaries(Layer layer, KvHead head) const {
+  return summaries_[IndexOf(layer, head)];
 }
 
 absl::Status RandomContext::Publish(Store& store, const std::string& folder) const {
@@ -105,6 +116,10 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
       if (blob.empty()) continue;
       RETURN_IF_ERROR(writer->Add({id, layer, Kind::kIndex, KvHead(h), 0}, blob, kBytes));
     }
+    for (int32_t h = 0; spec_.summary_rows > 0 && h < shape.kv_heads; ++h) {
+      RETURN_IF_ERROR(writer->Add({id, layer, Kind::kSummaries, KvHead(h), 0},
+                                  summaries(Layer(layer), KvHead(h)), kBytes));
+    }
     RETURN_IF_ERROR(writer->Finish());
   }
   v1::Manifest m;
@@ -119,6 +134,7 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
   m.set_kv_dtype("bf16");
   m.set_key_position("after_rope");
   m.set_segment_tokens(spec_.segment_tokens);
+  m.set_summary_rows(static_cast<uint32_t>(spec_.summary_rows));
   m.mutable_index()->set_kind(std::string(IndexKindName(spec_.index.kind)));
   m.mutable_index()->set_m(spec_.index.m);
   m.mutable_index()->set_ef_construction(spec_.index.ef_construction);

@@ -24,6 +24,7 @@ struct RandomContextSpec {
   int64_t segment_tokens = 128;
   IndexParams index = {.ef_construction = 24};
   FingerprintFields fingerprint = {{"kv_dtype", "bf16"}, {"weights_sha256", "5eed"}};
+  int64_t summary_rows = 0;  // of a cluster; 0: no summaries
   uint64_t seed = 1;
 };
 
@@ -36,6 +37,7 @@ class RandomContext {
   const uint16_t* keys(Layer layer, KvHead head) const { return At(keys_, layer, head); }
   const uint16_t* values(Layer layer, KvHead head) const { return At(values_, layer, head); }
   const std::string& index_blob(Layer layer, KvHead head) const;
+  const std::string& summaries(Layer layer, KvHead head) const;
 
   // Writes SST files below `folder` and publishes them.
   absl::Status Publish(Store& store, const std::string& folder) const;
@@ -64,7 +66,7 @@ class RandomContext {
 
   const RandomContextSpec spec_;
   Heads keys_, values_;
-  std::vector<std::string> blobs_;
+  std::vector<std::string> blobs_, summaries_;
 };
 
 // A store in a fresh folder of the running test, holding these contexts.

@@ -73,6 +73,14 @@ absl::Status CheckSpeculative(const QueryRequest& r, const Complaint& refuse) {
   return absl::OkStatus();
 }
 
+absl::Status CheckEstimate(const QueryRequest& r, const OpenContext& context,
+                           const Complaint& refuse) {
+  if (!r.estimate) return absl::OkStatus();
+  if (r.want != Want::kAttend) return refuse("estimate is part of partial attention: want ATTEND");
+  if (r.select == Select::kAll) return absl::OkStatus();  // nothing is left over
+  return context.CheckSummaries();
+}
+
 }  // namespace
 
 absl::StatusOr<RowRange> ZoneOf(const OpenContext& context, int64_t sink, int64_t local) {
@@ -104,6 +112,7 @@ absl::Status ValidateQuery(const QueryRequest& r, const OpenContext& context,
   }
   RETURN_IF_ERROR(CheckSelect(r, context, config, refuse));
   RETURN_IF_ERROR(CheckSpeculative(r, refuse));
+  RETURN_IF_ERROR(CheckEstimate(r, context, refuse));
   if (r.effort < 0 || r.effort > kMaxEffort) {
     return refuse("effort=", r.effort, " is outside [0, ", kMaxEffort, "]");
   }

@@ -25,6 +25,7 @@ bool IsKnown(Kind kind) {
     case Kind::kValueRows:
     case Kind::kSampledQueries:
     case Kind::kIndex:
+    case Kind::kSummaries:
       return true;
   }
   return false;
@@ -48,6 +49,8 @@ absl::string_view KindName(Kind kind) {
       return "sampled queries";
     case Kind::kIndex:
       return "index";
+    case Kind::kSummaries:
+      return "summaries";
   }
   return "unknown";
 }

@@ -28,6 +28,7 @@ enum class Kind : uint8_t {
   kValueRows = 17,       // V [rows, head_dim]
   kSampledQueries = 18,  // queries of the group's q heads at sampled positions
   kIndex = 19,           // an index blob, its own bytes; segment counts chunks of kIndexChunkBytes
+  kSummaries = 20,       // cluster summaries, likewise
 };
 
 inline constexpr int64_t kKeyBytes = 17;

@@ -17,16 +17,16 @@ Blob::Blob(std::string bytes)
   bases_.push_back(bytes_->data());
 }
 
-absl::StatusOr<Blob> Blob::Open(const StoredContext& context, Layer layer, KvHead kv_head) {
-  ASSIGN_OR_RETURN(const uint32_t segments,
-                   context.SegmentCount(layer.value(), Kind::kIndex, kv_head));
+absl::StatusOr<Blob> Blob::Open(const StoredContext& context, Layer layer, Kind kind,
+                                KvHead kv_head) {
+  ASSIGN_OR_RETURN(const uint32_t segments, context.SegmentCount(layer.value(), kind, kv_head));
   Blob blob;
   blob.chunk_bytes_ = kIndexChunkBytes;
   for (uint32_t i = 0; i < segments; ++i) {
-    ASSIGN_OR_RETURN(auto segment, context.Segment(layer.value(), Kind::kIndex, kv_head, i));
+    ASSIGN_OR_RETURN(auto segment, context.Segment(layer.value(), kind, kv_head, i));
     const auto bytes = static_cast<int64_t>(segment->payload().size());
     if (bytes == 0 || bytes > kIndexChunkBytes || (i + 1 < segments && bytes < kIndexChunkBytes)) {
-      return absl::DataLossError(absl::StrCat("index chunk ", i, " of ", segments, " has ", bytes,
+      return absl::DataLossError(absl::StrCat(KindName(kind), " chunk ", i, " of ", segments, " has ", bytes,
                                               " bytes (layer=", layer.value(),
                                               " kv_head=", kv_head.value(), ")"));
     }

@@ -1,4 +1,4 @@
-// What:      the bytes of a built index: mapped chunks of a stored context, verified when they are
+// What:      the bytes of a built index, or of summaries: mapped chunks of a stored context, verified when they are
 //            used, or bytes in memory.
 // Errors:    DataLoss damaged or missing bytes (names context, layer, head, segment); OutOfRange.
 // Ownership: keeps its segments pinned.   Threads: any.
@@ -14,6 +14,7 @@
 
 namespace carrel::kvstore {
 
+enum class Kind : uint8_t;
 class PinnedSegment;
 class StoredContext;
 
@@ -21,8 +22,10 @@ class Blob {
  public:
   Blob() = default;  // no bytes
   Blob(std::string bytes);  // trusted: of a builder, or of a test
-  // Touches no byte of the payload. A head without an index has an empty blob.
-  static absl::StatusOr<Blob> Open(const StoredContext& context, Layer layer, KvHead kv_head);
+  // kind: kIndex or kSummaries. Touches no byte of the payload. A head without them has an empty
+  // blob.
+  static absl::StatusOr<Blob> Open(const StoredContext& context, Layer layer, Kind kind,
+                                   KvHead kv_head);
 
   int64_t size() const { return size_; }
   bool empty() const { return size_ == 0; }

@@ -61,7 +61,7 @@ absl::Status RunLs(const ContextsFlags& flags) {
 }
 
 struct Sizes {
-  int64_t keys = 0, values = 0, index = 0, sampled_queries = 0;
+  int64_t keys = 0, values = 0, index = 0, summaries = 0, sampled_queries = 0;
 };
 
 Sizes TotalSizes(const v1::Manifest& manifest) {
@@ -70,6 +70,7 @@ Sizes TotalSizes(const v1::Manifest& manifest) {
     total.keys += layer.key_bytes();
     total.values += layer.value_bytes();
     total.index += layer.index_bytes();
+    total.summaries += layer.summary_bytes();
     total.sampled_queries += layer.sampled_query_bytes();
   }
   return total;
@@ -106,6 +107,7 @@ nlohmann::json ManifestJson(const v1::Manifest& manifest) {
                       {"key_bytes", layer.key_bytes()},
                       {"value_bytes", layer.value_bytes()},
                       {"index_bytes", layer.index_bytes()},
+                      {"summary_bytes", layer.summary_bytes()},
                       {"sampled_query_bytes", layer.sampled_query_bytes()}});
   }
   const nlohmann::json index = IndexToJson(manifest.index());
@@ -127,8 +129,14 @@ nlohmann::json ManifestJson(const v1::Manifest& manifest) {
           {"fingerprint", fingerprint},
           {"token_ids_sha256", manifest.token_ids_sha256()},
           {"index", index},
+          {"summary_rows", manifest.summary_rows()},
           {"sampled_queries", manifest.sampled_queries()},
-          {"bytes", {{"keys", sizes.keys}, {"values", sizes.values}, {"index", sizes.index}, {"sampled_queries", sizes.sampled_queries}}},
+          {"bytes",
+           {{"keys", sizes.keys},
+            {"values", sizes.values},
+            {"index", sizes.index},
+            {"summaries", sizes.summaries},
+            {"sampled_queries", sizes.sampled_queries}}},
           {"layer_bytes", layers},
           {"head_statistics", heads}};
 }
@@ -160,6 +168,11 @@ void PrintManifest(const v1::Manifest& manifest) {
   std::printf("\nkeys %s, values %s, index %s, sampled queries %s (%lld per layer and q head)\n", FormatBytes(sizes.keys).c_str(),
               FormatBytes(sizes.values).c_str(), FormatBytes(sizes.index).c_str(), FormatBytes(sizes.sampled_queries).c_str(),
               static_cast<long long>(manifest.sampled_queries()));
+  if (manifest.summary_rows() > 0) {
+    std::printf("summaries of clusters of about %u rows: %s\n", manifest.summary_rows(), FormatBytes(sizes.summaries).c_str());
+  } else {
+    std::printf("no summaries\n");
+  }
   std::printf("\nfingerprint\n");
   for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields()) std::printf("  %-28s %s\n", field.name().c_str(), field.value().c_str());
   std::printf("  %-28s %s\n", "(document) token_ids_sha256", manifest.token_ids_sha256().c_str());

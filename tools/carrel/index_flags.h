@@ -1,4 +1,4 @@
-// What:   the flags that choose and shape an index, shared by the commands that build one.
+// What:   the flags that choose and shape an index and summaries, shared by the commands that build one.
 #pragma once
 
 #include <optional>
@@ -13,6 +13,9 @@ class App;
 }
 
 namespace carrel::tools {
+
+inline constexpr char kSummariesHelp[] =
+    "keep summaries for --estimate: rows per cluster (40: 8 bytes per key at head_dim 128); 0: none";
 
 struct IndexFlags {
   std::string kind = "flat";

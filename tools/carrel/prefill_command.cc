@@ -47,7 +47,8 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"resumed_layers", report.resumed_layers},
                                  {"peak_memory_bytes", report.peak_memory_bytes},
                                  {"stored_bytes", report.stored_bytes},
-                                 {"index_bytes", report.index_bytes}};
+                                 {"index_bytes", report.index_bytes},
+                                 {"summary_bytes", report.summary_bytes}};
     std::printf("%s\n", json.dump().c_str());
     return;
   }
@@ -89,6 +90,7 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_option("--store", flags->config.store_folder, "folder of the store; created if absent")->required();
   command.add_option("--name", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
+  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)->capture_default_str();
   command.add_option("--segment-tokens", flags->config.segment_tokens, "rows per stored segment, a power of two")->capture_default_str();
   command.add_option("--sampled-queries", flags->config.sampled_queries, "queries kept per layer and head, for audits")->capture_default_str();
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();

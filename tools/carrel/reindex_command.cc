@@ -45,7 +45,8 @@ absl::Status RunReindex(ReindexFlags& flags) {
                                  {"index", flags.index.kind},
                                  {"seconds", report->seconds},
                                  {"stored_bytes", report->stored_bytes},
-                                 {"index_bytes", report->index_bytes}};
+                                 {"index_bytes", report->index_bytes},
+                                 {"summary_bytes", report->summary_bytes}};
     std::printf("%s\n", json.dump().c_str());
     return absl::OkStatus();
   }
@@ -61,11 +62,13 @@ absl::Status RunReindex(ReindexFlags& flags) {
 void AddReindex(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<ReindexFlags>();
   CLI::App& command = *app.add_subcommand(
-      "reindex", "Make a context with the rows of another one and a different index");
+      "reindex", "Make a context with the rows of another one and a different index or summaries");
   command.add_option("NAME", flags->config.from, "the context whose rows it gets")->required();
   command.add_option("--store", flags->config.store_folder, "folder of the store")->required();
   command.add_option("--as", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
+  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
+      ->capture_default_str();
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");

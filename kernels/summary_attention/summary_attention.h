@@ -1,0 +1,62 @@
+// What:   attention of one token's group of q heads over clusters of rows, each known by an int8
+//         mean of its keys and of its V rows, corrected by single V rows.
+// Math:   ScoreSummaries: scores[h, c] = scale key_scale[c] <q[h], keys[c]>
+//                                        + spread[c] scale^2 |q[h]|^2 / 2
+//         AttendSummaries, e[h, c] = exp(scores[h, c]):
+//           lse[h] = ln sum_c rests[c] e[h, c]
+//           out[h] = (sum_c counts[c] e[h, c] value_scale[c] values[c] +
+//                     sum_j row_weight[j] e[h, row_cluster[j]] v[j]) / exp(lse[h])
+//         so that rows with weight -1 are taken out of their clusters' sums, and rests[c] says how
+//         many rows stay.
+// Shapes: q, out [group, head_dim] f32; keys, values [clusters, head_dim] i8 at any byte address;
+//         v[j] points at head_dim bf16, at any byte address; scores [group, clusters] f32; lse
+//         [group] f32; row_cluster[j] < clusters <= 256.
+// Units:  scale includes 1/sqrt(head_dim); lse is a natural logarithm.
+// Edge:   a cluster with rests = 0 does not count, nor do its rows, whatever its score; no cluster
+//         counts => out = 0, lse = -inf, never NaN.
+// Threads: reentrant.
+// Cost:   reads keys and values once for the group (values once per 16 heads of a larger group).
+#pragma once
+
+#include <cstdint>
+
+namespace carrel::kernels {
+
+struct SummaryScoreParams {
+  const float* q = nullptr;
+  int64_t group = 0;
+  int64_t head_dim = 0;
+  float scale = 0;
+  const void* keys = nullptr;
+  const float* key_scale = nullptr;  // [clusters]
+  const float* spread = nullptr;     // [clusters]
+  int64_t clusters = 0;
+  float* scores = nullptr;
+};
+
+struct SummaryAttentionParams {
+  const float* scores = nullptr;
+  int64_t group = 0;
+  int64_t head_dim = 0;
+  const void* values = nullptr;
+  const float* value_scale = nullptr;  // [clusters]
+  const float* counts = nullptr;       // [clusters]
+  const float* rests = nullptr;        // [clusters] >= 0
+  int64_t clusters = 0;
+  const void* const* v = nullptr;        // [rows]
+  const uint8_t* row_cluster = nullptr;  // [rows]
+  const float* row_weight = nullptr;     // [rows]
+  int64_t rows = 0;
+  float* out = nullptr;
+  float* lse = nullptr;
+};
+
+void ScoreSummaries(const SummaryScoreParams& params);
+void RefScoreSummaries(const SummaryScoreParams& params);
+
+// scratch: SummaryAttentionScratchFloats(params) floats, not read before written.
+int64_t SummaryAttentionScratchFloats(const SummaryAttentionParams& params);
+void AttendSummaries(const SummaryAttentionParams& params, float* scratch);
+void RefAttendSummaries(const SummaryAttentionParams& params);
+
+}  // namespace carrel::kernels

@@ -243,7 +243,7 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
         "the queries were sampled at other positions than those "
         "of layer=0 kv_head=0");
   }
-  ASSIGN_OR_RETURN(kvstore::Blob blob, kvstore::Blob::Open(context, head.layer, head.kv_head));
+  ASSIGN_OR_RETURN(kvstore::Blob blob, kvstore::Blob::Open(context, head.layer, kvstore::Kind::kIndex, head.kv_head));
   head.index_bytes = blob.size();
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Index> index,
                    kvstore::OpenIndex(head.params, std::move(blob), keys));

@@ -19,6 +19,8 @@ class EstimateTest : public testing::Test {
     spec.index.kind = kind;
     spec.summary_rows = summary_rows;
     context_ = std::make_unique<RandomContext>(spec);
+    session_.reset();
+    engine_.reset();  // and its store's lock
     dir_ = FreshTempDir();
     engine_ = *Engine::Create({}, MakeStore(dir_, {context_.get()}));
     session_ = *engine_->OpenSession(context_->Opening());

@@ -323,13 +323,13 @@ absl::Status QueryReply::FillRows(Piece& piece, int64_t first_row) const {
       const float* queries = QueriesOf(piece.token, piece.kv_head.value());
       rows.keys.ForEachPiece(range, [&](Position at, const void* keys, int64_t count) {
         kernels::DotScore(queries, group, d, keys, count, context().scale(),
-                          &piece.scores[at - range.begin], n);
+                          piece.scores.data() + (at - range.begin), n);
       });
     }
   } else {
     std::copy_n(unit.ids.begin() + first_row, n, piece.ids.begin());
     for (int64_t h = 0; wants_scores() && h < group; ++h) {
-      std::copy_n(unit.scores.begin() + h * unit.rows + first_row, n, &piece.scores[h * n]);
+      std::copy_n(unit.scores.begin() + h * unit.rows + first_row, n, piece.scores.data() + h * n);
     }
   }
   const auto point_at = [&](const Rows& from, std::vector<const void*>& to) -> absl::Status {

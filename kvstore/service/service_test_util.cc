@@ -174,8 +174,8 @@ grpc::Status SendRaw(const std::shared_ptr<grpc::Channel>& channel,
   }
   call->WritesDone(&queue);
   Await(queue);
+  grpc::ByteBuffer reply;  // written to by the queue, in Await
   do {
-    grpc::ByteBuffer reply;
     call->Read(&reply, &queue);
   } while (Await(queue) != nullptr);
   grpc::Status status;

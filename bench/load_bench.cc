@@ -146,8 +146,12 @@ Load Run(const std::string& address, const Settings& settings, const Script& scr
       absl::StatusOr<Decoding> session = Decoding::Open(address, settings, script);
       ++ready;
       if (!session.ok()) {
-        std::fprintf(stderr, "session %d: %s\n", s, session.status().ToString().c_str());
-        ++load.failed;
+        // Opening is work for the engine too, and may find its queue full.
+        const bool refused = absl::IsResourceExhausted(session.status());
+        ++(refused ? load.refused : load.failed);
+        if (!refused) {
+          std::fprintf(stderr, "session %d: %s\n", s, session.status().ToString().c_str());
+        }
         return;
       }
       while (!go) std::this_thread::yield();

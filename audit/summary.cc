@@ -54,9 +54,11 @@ std::vector<CurvePoint> Curve(const AuditReport& report, Heads heads) {
   for (size_t s = 0; s < report.steps.size(); ++s) {
     CurvePoint point{.judged = true};
     const Step& step = report.steps[s];
-    point.label = step.effort > 0   ? absl::StrCat(step.effort)
-                  : step.factor > 0 ? absl::StrCat("x", step.factor)
-                                    : "";
+    // Under "auto" efforts of heads differ in kind, even where their numbers agree.
+    const bool by_factor = report.index_kind == "auto" && step.factor > 0;
+    point.label = step.effort > 0 && !by_factor ? absl::StrCat(step.effort)
+                  : step.factor > 0             ? absl::StrCat("x", step.factor)
+                                                : "";
     for (const HeadAudit& head : heads) {
       const Measured& measured = head.curve[s];
       point.judged = point.judged && measured.effort == head.judged.effort;

@@ -30,26 +30,10 @@ int32_t LeastEffort(IndexKind kind, int64_t top_k) {
   return static_cast<int32_t>(std::clamp<int64_t>(top_k, 1, kMaxEffort));
 }
 
-// The kinds' own defaults, as IndexParams::effort documents them; efforts_test holds them to it.
 int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k) {
-  int64_t effort = params.effort;
-  if (effort == 0) {
-    switch (params.kind) {
-      case IndexKind::kFlat:
-        return 0;
-      case IndexKind::kHnsw:
-      case IndexKind::kGraph:
-        effort = 128;
-        break;
-      case IndexKind::kIvf:
-        effort = 16;
-        break;
-      case IndexKind::kCode:
-        effort = std::max<int64_t>(512, 4 * top_k);
-        break;
-    }
-  }
   if (!HasEffort(params.kind)) return 0;
+  const int64_t effort =
+      params.effort > 0 ? params.effort : kvstore::DefaultEffort(params.kind, top_k);
   return static_cast<int32_t>(
       std::clamp<int64_t>(effort, LeastEffort(params.kind, top_k), kMaxEffort));
 }

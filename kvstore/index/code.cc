@@ -18,8 +18,6 @@ namespace {
 using kernels::kCodeBlockKeys;
 
 constexpr int16_t kLowest = INT16_MIN;  // no row's score: such rows are never found
-constexpr int64_t kRowsPerWanted = 4;   // default effort
-constexpr int64_t kLeastEffort = 512;
 // A row scored exactly costs as much as this many rows read in order.
 constexpr int64_t kScanRowsPerEffort = 4;
 // Blocks whose scores stand for the zone: they set the heads' bases and the first bar.
@@ -266,9 +264,8 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
   const int64_t effort = request.effort > 0 ? request.effort
-                         : effort_ > 0
-                             ? effort_
-                             : std::max(kLeastEffort, kRowsPerWanted * request.top_k);
+                         : effort_ > 0      ? effort_
+                                            : DefaultEffort(IndexKind::kCode, request.top_k);
   Scan scan{request, s, std::max(effort, request.top_k)};
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(scan.wanted * kScanRowsPerEffort, 2 * kSampleBlocks * kCodeBlockKeys)) {

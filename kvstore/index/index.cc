@@ -118,6 +118,21 @@ absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob
   return absl::InternalError("unreachable");
 }
 
+int64_t DefaultEffort(IndexKind kind, int64_t top_k) {
+  switch (kind) {
+    case IndexKind::kFlat:
+      return 0;
+    case IndexKind::kHnsw:
+    case IndexKind::kGraph:
+      return 128;
+    case IndexKind::kIvf:
+      return 64;
+    case IndexKind::kCode:
+      return std::max<int64_t>(512, 4 * top_k);
+  }
+  return 0;
+}
+
 int64_t IndexBytesPerKey(const IndexParams& params) {
   switch (params.kind) {
     case IndexKind::kFlat:

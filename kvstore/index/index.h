@@ -40,9 +40,8 @@ struct IndexParams {
   int32_t m = 16;
   int32_t ef_construction = 100;  // hnsw: beam width of construction, m .. 4096
   // Default effort of a search, 0 .. 65536; more finds more. hnsw, graph: beam width (at least as
-  // many as rows are wanted; 0: 128). ivf: lists probed (0: an eighth, and at
-  // least 32). code: rows scored exactly (at
-  // least as many as are wanted; 0: four times that and at least 512).
+  // many as rows are wanted). ivf: lists probed. code: rows scored exactly (at least as many as
+  // are wanted). 0: DefaultEffort.
   int32_t effort = 0;
   int32_t code_bits = 128;        // code: 64, 128 or 256
   bool code_trained = false;      // code: learned directions; needs sampled queries
@@ -118,6 +117,9 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
 // Opens an index from its blob over the rows it was built from. InvalidArgument or DataLoss if they
 // do not fit. code keeps the blob mapped; the others read it.
 absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
+
+// hnsw, graph: 128; ivf: 64; code: 4 top_k, at least 512; flat: 0.
+int64_t DefaultEffort(IndexKind kind, int64_t top_k);
 
 // About how many bytes a blob has per key: for planning disk space.
 int64_t IndexBytesPerKey(const IndexParams& params);

@@ -16,17 +16,13 @@
 namespace carrel::kvstore {
 namespace {
 
-// Default effort: a share of the lists, and at least so many.
-constexpr int64_t kProbedShare = 8;
-constexpr int64_t kLeastProbes = 32;
 // A row scored where it lies costs as much as this many rows read in order.
 constexpr int64_t kScanRowsPerRow = 4;
 
 class IvfIndex : public Index {
  public:
   IvfIndex(const IndexParams& params, IvfBlob blob, Rows keys)
-      : probes_(params.effort > 0 ? params.effort
-                                  : std::max(kLeastProbes, blob.header().lists / kProbedShare)),
+      : probes_(params.effort > 0 ? params.effort : DefaultEffort(IndexKind::kIvf, 0)),
         blob_(std::move(blob)),
         keys_(std::move(keys)) {}
 

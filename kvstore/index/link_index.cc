@@ -23,7 +23,6 @@ constexpr int64_t kScanRowsPerEf = 4;
 // Rows outside the zone lead the walk but are not kept: in a narrow zone it would wander.
 constexpr int64_t kScanZoneShare = 8;
 
-constexpr int32_t kDefaultEffort = 128;
 
 using Scored = std::pair<float, uint32_t>;
 
@@ -49,7 +48,7 @@ class LinkIndex : public Index {
  public:
   LinkIndex(const IndexParams& params, HnswLinks links, Rows keys)
       : kind_(params.kind),
-        effort_(params.effort > 0 ? params.effort : kDefaultEffort),
+        effort_(params.effort > 0 ? params.effort : DefaultEffort(params.kind, 0)),
         links_(std::move(links)),
         keys_(std::move(keys)) {}
 
@@ -68,7 +67,7 @@ class LinkIndex : public Index {
   absl::Status ScoreSamples(const SearchRequest& request, SearchScratch& scratch) const;
 
   const IndexKind kind_;
-  const int32_t effort_;
+  const int64_t effort_;
   const HnswLinks links_;
   const Rows keys_;
 };

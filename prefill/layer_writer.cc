@@ -16,7 +16,6 @@ namespace {
 
 using kvstore::Kind;
 
-constexpr int64_t kStatisticsSamples = 64;
 constexpr uint8_t kBytes = 255;
 
 std::string AsBytes(const uint16_t* data, int64_t count) {
@@ -68,13 +67,14 @@ class LayerSst {
 }  // namespace
 
 LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-                         kvstore::IndexParams index, ThreadPool* pool)
+                         kvstore::IndexParams index, ThreadPool* pool, int64_t statistics_samples)
     : staging_(*staging),
       context_(context),
       shape_(shape),
       segment_tokens_(segment_tokens),
       index_(index),
       pool_(pool),
+      statistics_samples_(statistics_samples),
       thread_([this] { Run(); }) {}
 
 LayerWriter::~LayerWriter() {
@@ -172,7 +172,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   sizes.set_value_bytes(value_bytes);
   sizes.set_sampled_query_bytes(query_bytes);
   sizes.set_index_bytes(index_bytes);
-  for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, kStatisticsSamples)) {
+  for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, statistics_samples_)) {
     v1::HeadStatistics& out_head = *fragment.add_head_statistics();
     out_head.set_layer(rows.layer.value());
     out_head.set_q_head(head.q_head.value());

@@ -23,8 +23,9 @@ namespace carrel::prefill {
 
 class LayerWriter {
  public:
+  // statistics_samples: queries of each q head whose exact attention is described in the manifest.
   LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-              kvstore::IndexParams index, ThreadPool* pool);
+              kvstore::IndexParams index, ThreadPool* pool, int64_t statistics_samples = 64);
   ~LayerWriter();
 
   absl::Status Submit(LayerRows rows);
@@ -42,6 +43,7 @@ class LayerWriter {
   const int64_t segment_tokens_;
   const kvstore::IndexParams index_;
   ThreadPool* const pool_;
+  const int64_t statistics_samples_;
 
   mutable absl::Mutex mu_;
   std::unique_ptr<LayerRows> waiting_ ABSL_GUARDED_BY(mu_);

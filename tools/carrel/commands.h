@@ -15,6 +15,7 @@ namespace carrel::tools {
 using Run = std::function<absl::Status()>;
 
 void AddPrefill(CLI::App& app, Run& chosen);
+void AddSynth(CLI::App& app, Run& chosen);
 void AddServe(CLI::App& app, Run& chosen);
 void AddAsk(CLI::App& app, Run& chosen);
 void AddEval(CLI::App& app, Run& chosen);

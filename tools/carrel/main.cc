@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   });
   carrel::tools::Run chosen;
   carrel::tools::AddPrefill(app, chosen);
+  carrel::tools::AddSynth(app, chosen);
   carrel::tools::AddServe(app, chosen);
   carrel::tools::AddAsk(app, chosen);
   carrel::tools::AddEval(app, chosen);

@@ -10,6 +10,7 @@
 #include "kvstore/storage/store.h"
 #include "prefill/prefill.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/index_flags.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/token_file.h"
 
@@ -20,7 +21,7 @@ struct PrefillFlags {
   std::string model_dir;
   std::string input;
   std::string tokens;
-  std::string index = "flat";
+  IndexFlags index;
   int threads = 0;
   bool quiet = false;
   bool json = false;
@@ -40,7 +41,7 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
   if (flags.json) {
     const nlohmann::json json = {{"name", flags.config.name},
                                  {"tokens", report.tokens},
-                                 {"index", flags.index},
+                                 {"index", flags.index.kind},
                                  {"seconds", report.seconds},
                                  {"tokens_per_s", report.tokens_per_s},
                                  {"resumed_layers", report.resumed_layers},
@@ -61,7 +62,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
     return absl::InvalidArgumentError("prefill needs one of --input FILE (text, - for standard input) and --tokens FILE.json");
   }
   ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
-  ASSIGN_OR_RETURN(flags.config.index.kind, kvstore::ParseIndexKind(flags.index));
+  ASSIGN_OR_RETURN(flags.config.index, flags.index.Resolve());
   ThreadPool pool(threads - 1);
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint, model::LoadCheckpoint(flags.model_dir, &pool));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
@@ -85,13 +86,7 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command.add_option("--store", flags->config.store_folder, "folder of the store; created if absent")->required();
   command.add_option("--name", flags->config.name, "name of the new context")->required();
-  command.add_option("--index", flags->index, "flat (exact) | code (binary codes) | hnsw (graph) | ivf (inverted lists) | graph (from sampled queries)")->capture_default_str();
-  command.add_option("--hnsw-m", flags->config.index.m, "hnsw, graph: links per key")->capture_default_str();
-  command.add_option("--hnsw-ef-construction", flags->config.index.ef_construction, "hnsw: effort of building")->capture_default_str();
-  command.add_option("--code-bits", flags->config.index.code_bits, "code: bits per key, 64, 128 or 256")->capture_default_str();
-  command.add_flag("--code-train", flags->config.index.code_trained, "code: learn the directions from the document's own queries and keys");
-  command.add_option("--ivf-lists", flags->config.index.ivf_lists, "ivf: lists; 0: 4 sqrt(tokens)")->capture_default_str();
-  command.add_option("--effort,--hnsw-ef-search", flags->config.index.effort, "default effort of searching. hnsw, graph: beam width; ivf: lists probed; code: rows scored exactly; 0: the kind's default")->capture_default_str();
+  flags->index.Declare(command);
   command.add_option("--segment-tokens", flags->config.segment_tokens, "rows per stored segment, a power of two")->capture_default_str();
   command.add_option("--sampled-queries", flags->config.sampled_queries, "queries kept per layer and head, for audits")->capture_default_str();
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();

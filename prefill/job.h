@@ -35,8 +35,8 @@ int64_t StoredBytes(const v1::Manifest& job, const kvstore::IndexParams& index, 
 // Whether the disk of a folder has that much room, before hours are spent. what: "prefill of ...".
 absl::Status CheckRoom(const std::string& folder, int64_t bytes, absl::string_view what);
 
-// Writes the token ids, completes the job by the fragments of its layers, publishes all, and removes
-// the staging folder.
+// Writes the token ids, completes the job by the fragments of its layers, publishes all, and
+// removes the staging folder.
 absl::Status PublishStaged(v1::Manifest& job, const Staging& staging,
                            const std::vector<TokenId>& tokens, kvstore::Store& store);
 

@@ -114,7 +114,8 @@ Factor HeadGenerator::Stretch(const Factor& from) const {
   Stretch(from.rest, to.rest.data());
   for (int64_t i = 0; i < from.rank; ++i) {
     for (int64_t c = 0; c < d_; ++c) {
-      to.directions[(i * copies_ + copy_[c]) * d_ + c] = from.directions[i * from.dim + channel_[c]];
+      to.directions[(i * copies_ + copy_[c]) * d_ + c] =
+          from.directions[i * from.dim + channel_[c]];
     }
   }
   return to;
@@ -130,7 +131,8 @@ void HeadGenerator::MakeTopics() {
   }
   const auto any = [&](uint64_t bits) {
     const double u = Uniform(bits) * up_to.back();
-    return std::min<int64_t>(known - 1, std::upper_bound(up_to.begin(), up_to.end(), u) - up_to.begin());
+    return std::min<int64_t>(known - 1,
+                             std::upper_bound(up_to.begin(), up_to.end(), u) - up_to.begin());
   };
   key_topics_.resize(topics * d_);
   value_topics_.resize(topics * d_);
@@ -179,8 +181,8 @@ void HeadGenerator::DrawRows(Position first, int64_t n, const float* cos, const 
     if (at < sinks) {
       std::copy_n(&value_sinks_[at * d_], d_, row.data());
     } else {
-      DrawAbout(&value_topics_[topic * d_], value_noise_, Mix(seed_, kValue, at), 1,
-                scratch.data(), row.data());
+      DrawAbout(&value_topics_[topic * d_], value_noise_, Mix(seed_, kValue, at), 1, scratch.data(),
+                row.data());
     }
     RoundAll(row.data(), d_, v + i * d_);
   }
@@ -225,7 +227,8 @@ void HeadGenerator::Point(const ZoneSample& sample, const uint16_t* key, double 
   }
   double mean_q = 0, mean_a = 0, qq = 0, aa = 0, qa = 0;
   for (int64_t i = 0; i < sample.rows; ++i) {
-    const double x = Dot(q, &sample.keys[i * d_], d_), y = Dot(along.data(), &sample.keys[i * d_], d_);
+    const double x = Dot(q, &sample.keys[i * d_], d_),
+                 y = Dot(along.data(), &sample.keys[i * d_], d_);
     mean_q += x, mean_a += y;
     qq += x * x, aa += y * y, qa += x * y;
   }
@@ -237,7 +240,8 @@ void HeadGenerator::Point(const ZoneSample& sample, const uint16_t* key, double 
   const double ahead_a = Dot(along.data(), target.data(), d_) - mean_a;
   const double wanted = std::min(peak, kHighestShare * ahead_a / std::sqrt(aa));
   const auto stands_out = [&](double times) {
-    return (ahead_q + times * ahead_a) / std::sqrt(std::max(qq + 2 * times * qa + times * times * aa, 1e-30));
+    return (ahead_q + times * ahead_a) /
+           std::sqrt(std::max(qq + 2 * times * qa + times * times * aa, 1e-30));
   };
   double low = 0, high = std::sqrt(qq / aa);
   for (int i = 0; i < 12 && stands_out(high) < wanted; ++i) high *= 2;

@@ -1,12 +1,12 @@
 // What:   draws the rows and queries of one layer and KV head like those of a HeadModel, at another
 //         length and head_dim.
-// Math:   channel pair p of D / 2 takes after the pair of the source that turns about as fast; where
-//         several take after one they are drawn independently. A longer document has more topics:
-//         mixtures of the source's, moved a little. A query is a draw about its head's own mean; one
-//         whose peak, taken from the source's, is beyond what chance gives is moved along the
-//         whitened difference of one key from the others until that key stands out so far. Last, the
-//         queries of a head are scaled until their mean entropy, at the positions where the source's
-//         was measured, is the source's.
+// Math:   channel pair p of D / 2 takes after the pair of the source that turns about as fast;
+//         where several take after one they are drawn independently. A longer document has more
+//         topics: mixtures of the source's, moved a little. A query is a draw about its head's own
+//         mean; one whose peak, taken from the source's, is beyond what chance gives is moved
+//         along the whitened difference of one key from the others until that key stands out so
+//         far. Last, the queries of a head are scaled until their mean entropy, at the positions
+//         where the source's was measured, is the source's.
 // Threads: const methods are reentrant. Rows depend on seed and position only.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 #include "common/ids.h"
 #include "synth/head_model.h"
-#include "synth/sharpness.h"
 #include "synth/rotary.h"
+#include "synth/sharpness.h"
 
 namespace carrel::synth {
 
@@ -45,8 +45,8 @@ class HeadGenerator {
   void MakeTopics();
   ZoneSample SampleZone(const uint16_t* k, RowRange zone, uint64_t seed) const;
   void Point(const ZoneSample& sample, const uint16_t* key, double peak, float* q) const;
-  std::vector<float> Draw(const uint16_t* k, const Rotary& rotary, Position position,
-                          RowRange zone, uint64_t salt) const;
+  std::vector<float> Draw(const uint16_t* k, const Rotary& rotary, Position position, RowRange zone,
+                          uint64_t salt) const;
 
   const HeadModel& model_;
   const int64_t d_;
@@ -58,9 +58,9 @@ class HeadGenerator {
   std::vector<double> up_to_;                     // [topics]: cumulated weights
   std::vector<float> key_sinks_, value_sinks_;
   Factor key_noise_, value_noise_;
-  std::vector<Factor> query_spread_;       // [group]
+  std::vector<Factor> query_spread_;  // [group]
   std::vector<std::vector<float>> query_mean_;
-  std::vector<double> query_times_;        // [group]
+  std::vector<double> query_times_;  // [group]
 };
 
 }  // namespace carrel::synth

@@ -63,8 +63,7 @@ void NearestCentres(const std::vector<float>& rows, int64_t d, const std::vector
       const float* of_channel = &turned[c * clusters];
       for (int64_t t = 0; t < clusters; ++t) score[t] += x * of_channel[t];
     }
-    nearest[i] =
-        static_cast<int32_t>(std::max_element(score.begin(), score.end()) - score.begin());
+    nearest[i] = static_cast<int32_t>(std::max_element(score.begin(), score.end()) - score.begin());
   }
 }
 
@@ -264,8 +263,8 @@ absl::StatusOr<HeadModel> MeasureHead(const kvstore::StoredContext& context, Lay
                                       KvHead kv_head, double theta) {
   ASSIGN_OR_RETURN(const Rows keys, Rows::OpenKeys(context, layer, kv_head));
   ASSIGN_OR_RETURN(const Rows values, Rows::OpenValues(context, layer, kv_head));
-  ASSIGN_OR_RETURN(const auto segment, context.Segment(layer.value(), kvstore::Kind::kSampledQueries,
-                                                       kv_head, 0));
+  ASSIGN_OR_RETURN(const auto segment,
+                   context.Segment(layer.value(), kvstore::Kind::kSampledQueries, kv_head, 0));
   RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
   ASSIGN_OR_RETURN(const kvstore::SampledQueries queries,
                    kvstore::DecodeSampledQueries(segment->payload()));
@@ -273,8 +272,8 @@ absl::StatusOr<HeadModel> MeasureHead(const kvstore::StoredContext& context, Lay
       keys.head_dim() % 2 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("synth: the source has ", keys.count(), " rows of ", keys.head_dim(),
-                     " channels and queries of ", queries.head_dim,
-                     ", needs more than ", kSink + kLocal, " rows and an even head_dim"));
+                     " channels and queries of ", queries.head_dim, ", needs more than ",
+                     kSink + kLocal, " rows and an even head_dim"));
   }
   return Measurement(keys, values, queries, theta).Run();
 }

@@ -46,13 +46,13 @@ struct QueryModel {
 struct HeadModel {
   int64_t head_dim = 0;
   int64_t tokens = 0;
-  std::vector<float> weights;                     // [topics], sum 1
-  std::vector<float> key_topics, value_topics;    // [topics, d]; keys before RoPE
+  std::vector<float> weights;                   // [topics], sum 1
+  std::vector<float> key_topics, value_topics;  // [topics, d]; keys before RoPE
   double stay = 0;
   Factor key_noise, value_noise;
-  std::vector<float> key_sinks, value_sinks;      // [kSink, d]: the first rows, before RoPE
-  std::vector<QueryModel> queries;                // [group]
-  double shared_best = 0;  // how often two heads of the group have the same best key
+  std::vector<float> key_sinks, value_sinks;  // [kSink, d]: the first rows, before RoPE
+  std::vector<QueryModel> queries;            // [group]
+  double shared_best = 0;          // how often two heads of the group have the same best key
   std::vector<Position> measured;  // positions at which sharpness was measured
   HeadFit fit;
 

@@ -112,8 +112,7 @@ Mahalanobis::Mahalanobis(const std::vector<float>& rows, int64_t d)
     for (int64_t b = 0; b <= a; ++b) {
       double sum = cholesky_[a * d + b] + (a == b ? ridge : 0);
       for (int64_t c = 0; c < b; ++c) sum -= cholesky_[a * d + c] * cholesky_[b * d + c];
-      cholesky_[a * d + b] =
-          a == b ? std::sqrt(std::max(sum, ridge)) : sum / cholesky_[b * d + b];
+      cholesky_[a * d + b] = a == b ? std::sqrt(std::max(sum, ridge)) : sum / cholesky_[b * d + b];
     }
   }
 }

@@ -21,7 +21,8 @@ void FillNormal(uint64_t seed, float* out, int64_t count) {
     const uint32_t a = Mix32(at + low), b = Mix32((at ^ 0x7f4a7c15u) + high);
     const auto sum = static_cast<int32_t>((a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16));
     const float x = static_cast<float>(sum - 131070) * (1 / kRootOfVariance);
-    // Cornish and Fisher: excess kurtosis -0.3 of the sum. What it takes from the variance comes back.
+    // Cornish and Fisher: excess kurtosis -0.3 of the sum. What it takes from the variance comes
+    // back.
     out[i] = 1.0033f * (x + 0.0125f * (x * x * x - 3 * x));
   }
 }

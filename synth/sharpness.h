@@ -1,9 +1,10 @@
 // What:   how queries meet keys, measured alike on a real context and on a made one.
-// Math:   p = softmax over a zone of scale * <q, k[j]>. entropy = -sum p ln p; keys_for_75_mass: the
-//         least number of keys whose p sum to 0.75; peak = (max - mean) / deviation of the scores:
-//         how far the best key stands out (of n keys of a normal distribution: sqrt(2 ln n)).
-//         Query-key gap: mean Mahalanobis distance of queries to the distribution of the keys, over
-//         that of other keys (RetrievalAttention, section 3; about 1 if queries were like keys).
+// Math:   p = softmax over a zone of scale * <q, k[j]>. entropy = -sum p ln p; keys_for_75_mass:
+//         the least number of keys whose p sum to 0.75; peak = (max - mean) / deviation of the
+//         scores: how far the best key stands out (of n keys of a normal distribution: sqrt(2 ln
+//         n)). Query-key gap: mean Mahalanobis distance of queries to the distribution of the
+//         keys, over that of other keys (RetrievalAttention, section 3; about 1 if queries were
+//         like keys).
 // Units:  zone: keys [kSink, position - kLocal), the latest kMaxZone of them: what sink and window
 //         keep anyway says nothing about retrieval.
 #pragma once

@@ -52,9 +52,9 @@ absl::StatusOr<AttentionShape> ResolveShape(AttentionShape shape, const v1::Mani
   RETURN_IF_ERROR(CheckField("q_heads", shape.q_heads, 1, 65536));
   RETURN_IF_ERROR(CheckField("head_dim", shape.head_dim, 2, 1024));
   if (shape.head_dim % 2 != 0 || shape.q_heads % shape.kv_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("synth: head_dim=", shape.head_dim, " must be even and q_heads=",
-                     shape.q_heads, " a multiple of kv_heads=", shape.kv_heads));
+    return absl::InvalidArgumentError(absl::StrCat("synth: head_dim=", shape.head_dim,
+                                                   " must be even and q_heads=", shape.q_heads,
+                                                   " a multiple of kv_heads=", shape.kv_heads));
   }
   return shape;
 }
@@ -77,9 +77,8 @@ void AddTo(HeadFit& sum, const HeadFit& fit, double share) {
 
 class Job {
  public:
-  Job(const SynthConfig& config, const AttentionShape& shape,
-      const kvstore::StoredContext& source, kvstore::Store& store, ThreadPool* pool,
-      Progress& progress)
+  Job(const SynthConfig& config, const AttentionShape& shape, const kvstore::StoredContext& source,
+      kvstore::Store& store, ThreadPool* pool, Progress& progress)
       : config_(config),
         shape_(shape),
         source_(source),
@@ -181,8 +180,8 @@ class Job {
     for (int32_t h = 0; h < shape_.kv_heads; ++h) {
       const uint64_t seed = Mix(config_.seed, static_cast<uint64_t>(layer.value()), h);
       heads.push_back(std::make_unique<HeadGenerator>(
-          models_.at({from.value(), h % static_cast<int32_t>(source.kv_heads())}),
-          shape_.head_dim, config_.tokens, seed));
+          models_.at({from.value(), h % static_cast<int32_t>(source.kv_heads())}), shape_.head_dim,
+          config_.tokens, seed));
     }
     prefill::LayerRows rows;
     rows.layer = layer;
@@ -228,16 +227,16 @@ class Job {
     rows.sample_positions = prefill::SamplePositions(config_.tokens, config_.sampled_queries);
     rows.queries.resize(heads.size());
     std::vector<HeadFit> fits(heads.size());
-    const auto source_group = static_cast<int64_t>(source_.manifest().q_heads() /
-                                                   source_.manifest().kv_heads());
+    const auto source_group =
+        static_cast<int64_t>(source_.manifest().q_heads() / source_.manifest().kv_heads());
     const int64_t group = shape_.group(), d = shape_.head_dim;
     pool_->ParallelFor(static_cast<int64_t>(heads.size()), [&](int64_t h) {
       fits[h] = heads[h]->Calibrate(rows.k[h].data(), rotary_);
       for (const Position position : rows.sample_positions) {
         // A larger group than the source's takes more draws of the same heads.
         for (int64_t at = 0; at < group; at += source_group) {
-          const std::vector<float> queries = heads[h]->DrawQueries(
-              rows.k[h].data(), rotary_, position, static_cast<uint64_t>(at));
+          const std::vector<float> queries =
+              heads[h]->DrawQueries(rows.k[h].data(), rotary_, position, static_cast<uint64_t>(at));
           rows.queries[h].insert(rows.queries[h].end(), queries.begin(),
                                  queries.begin() + std::min(source_group, group - at) * d);
         }

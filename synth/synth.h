@@ -1,11 +1,11 @@
 // What:   a context of any shape and length, made from what is measured on a real one, written as
-//         prefill writes: layer by layer, an SST each, published at once. For measurements at scales
-//         for which there is no model at hand.
+//         prefill writes: layer by layer, an SST each, published at once. For measurements at
+//         scales for which there is no model at hand.
 // Edge:   layers map to the source's by relative depth, KV heads in turn. Its fingerprint says
 //         "synthetic", which no model's does: a decoder refuses it.
 // Errors: InvalidArgument a shape, length or name, or a source too short to measure; AlreadyExists
-//         the name; ResourceExhausted disk full. A failed or interrupted run leaves nothing visible;
-//         the next of the same name starts over.
+//         the name; ResourceExhausted disk full. A failed or interrupted run leaves nothing
+//         visible; the next of the same name starts over.
 // Cost:   memory: up to three layers' rows, or one if a layer is beyond kWaitBytes.
 #pragma once
 

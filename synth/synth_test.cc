@@ -1,6 +1,7 @@
 #include "synth/synth.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
@@ -49,7 +50,9 @@ TEST(LinearAlgebraTest, Factor_DrawsTheCovarianceItWasMadeOf) {
       with_3 += factor.directions[i * kDim + a] * factor.directions[i * kDim + 3];
     }
     EXPECT_NEAR(variance, covariance[a * kDim + a], 1e-3 * covariance[a * kDim + a]);
-    if (a == 0) EXPECT_NEAR(with_3, covariance[3], 0.05 * covariance[3]);
+    if (a == 0) {
+      EXPECT_NEAR(with_3, covariance[3], 0.05 * covariance[3]);
+    }
   }
 }
 
@@ -96,7 +99,8 @@ TEST(RotaryTest, TurnedBack_IsTheSameAndAdvanceFollowsAt) {
 class SynthTest : public testing::Test {
  protected:
   static constexpr int64_t kTokens = 2000;
-  static constexpr AttentionShape kShape = {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
+  static constexpr AttentionShape kShape = {
+      .layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
   static constexpr double kTheta = 10000;
 
   void SetUp() override {
@@ -134,7 +138,8 @@ class SynthTest : public testing::Test {
           }
           std::vector<float> q = RandomNormal(rng, 128 * kShape.group() * d);
           for (int64_t i = 0; i < 128 * kShape.group(); i += 2) {
-            const Position target = static_cast<Position>(rng() % (rows.sample_positions[i / 2] + 1));
+            const Position target =
+                static_cast<Position>(rng() % (rows.sample_positions[i / 2] + 1));
             for (int64_t c = 0; c < d; ++c) q[i * d + c] += 0.4f * k[target * d + c];
           }
           rows.queries.push_back(q);
@@ -162,7 +167,8 @@ class SynthTest : public testing::Test {
     v1::Fingerprint::Field& field = *job.mutable_fingerprint()->add_fields();
     field.set_name("rope_theta");
     field.set_value("10000");
-    CARREL_ASSERT_OK(prefill::PublishStaged(job, *staging, std::vector<TokenId>(kTokens, 1), *store_));
+    CARREL_ASSERT_OK(
+        prefill::PublishStaged(job, *staging, std::vector<TokenId>(kTokens, 1), *store_));
   }
 
   absl::StatusOr<SynthReport> Run(const SynthConfig& config, int threads = 2) {

@@ -72,8 +72,8 @@ Truth FindTruth(const Case& c, const HeadCase& head, const std::vector<float>& q
                       group_scores.data());
   truth.ids.resize(std::min(max_top_k, rows));
   std::vector<uint32_t> scratch;
-  kernels::TopK(group_scores.data(), rows, static_cast<int64_t>(truth.ids.size()),
-                truth.ids.data(), scratch);
+  kernels::TopK(group_scores.data(), rows, static_cast<int64_t>(truth.ids.size()), truth.ids.data(),
+                scratch);
   for (Position& id : truth.ids) id += c.zone.begin;
   std::vector<Position> all(rows);
   for (int64_t j = 0; j < rows; ++j) all[j] = c.zone.begin + j;
@@ -136,9 +136,8 @@ absl::StatusOr<HeadCase> OpenHead(const kvstore::StoredContext& context, Layer l
   head.kv_head = kv_head;
   ASSIGN_OR_RETURN(head.keys, kvstore::Rows::OpenKeys(context, layer, kv_head));
   ASSIGN_OR_RETURN(head.values, kvstore::Rows::OpenValues(context, layer, kv_head));
-  ASSIGN_OR_RETURN(
-      const auto segment,
-      context.Segment(layer.value(), kvstore::Kind::kSampledQueries, kv_head, 0));
+  ASSIGN_OR_RETURN(const auto segment,
+                   context.Segment(layer.value(), kvstore::Kind::kSampledQueries, kv_head, 0));
   RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
   ASSIGN_OR_RETURN(const kvstore::SampledQueries all,
                    kvstore::DecodeSampledQueries(segment->payload()));
@@ -184,10 +183,12 @@ absl::StatusOr<Case> OpenCase(const kvstore::Store& store, const std::string& na
   c.as_layers = config.as_layers > 0 ? config.as_layers : c.shape.layers;
   c.zone = {kSink, c.tokens - kLocal};
   if (c.zone.rows() < 1024) {
-    return absl::InvalidArgumentError(absl::StrCat("context ", name, " has only ", c.tokens, " tokens"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("context ", name, " has only ", c.tokens, " tokens"));
   }
   c.scale = 1 / std::sqrt(static_cast<float>(c.shape.head_dim));
-  for (const auto& field : manifest.fingerprint().fields()) c.synthetic |= field.name() == "synthetic";
+  for (const auto& field : manifest.fingerprint().fields())
+    c.synthetic |= field.name() == "synthetic";
   for (const auto& [layer, kv_head] : SpreadHeads(c.shape, config.heads)) {
     ASSIGN_OR_RETURN(HeadCase head, OpenHead(*c.context, layer, kv_head, config.queries));
     c.heads.push_back(std::move(head));
@@ -215,7 +216,8 @@ absl::StatusOr<Quality> Judge(const Case& c, const HeadCase& head, int64_t query
     return absl::InvalidArgumentError(absl::StrCat("check: layer ", head.layer.value(), " kv_head ",
                                                    head.kv_head.value(), ": ", parts...));
   };
-  if (static_cast<int64_t>(ids.size()) > top_k) return refuse(ids.size(), " rows, asked for ", top_k);
+  if (static_cast<int64_t>(ids.size()) > top_k)
+    return refuse(ids.size(), " rows, asked for ", top_k);
   absl::flat_hash_set<Position> seen;
   for (const Position id : ids) {
     if (id < c.zone.begin || id >= c.zone.end) return refuse("row ", id, " is outside the zone");
@@ -231,8 +233,8 @@ absl::StatusOr<Quality> Judge(const Case& c, const HeadCase& head, int64_t query
   std::vector<float> scores = ScoresOf(truth, c.zone, group, ids);
   for (int64_t h = 0; h < group; ++h) {
     for (size_t i = 0; i < ids.size(); ++i) {
-      quality.mass += std::exp(double{scores[h * ids.size() + i]} - truth.lse[h]) /
-                      static_cast<double>(group);
+      quality.mass +=
+          std::exp(double{scores[h * ids.size() + i]} - truth.lse[h]) / static_cast<double>(group);
     }
   }
   std::vector<float> out, exact;

@@ -1,5 +1,5 @@
-// What:   a stored context as it is measured: some of its heads, the queries asked of them, and what
-//         each query's right answer is.
+// What:   a stored context as it is measured: some of its heads, the queries asked of them, and
+//         what each query's right answer is.
 // Math:   of the sampled queries of a head every second one, from the latest half of the document,
 //         is asked of the whole zone; the others are what an index may be built from.
 //         mass = sum over the returned rows of softmax over the zone, mean over q heads.
@@ -23,10 +23,10 @@ inline constexpr int64_t kSink = 4;
 inline constexpr int64_t kLocal = 64;
 
 struct Truth {
-  std::vector<float> scores;            // [group, zone], scaled
-  std::vector<float> lse;               // [group]
-  std::vector<Position> ids;            // the best rows, as many as the largest top_k
-  std::vector<float> dense;             // [group, head_dim]: attention over the zone
+  std::vector<float> scores;  // [group, zone], scaled
+  std::vector<float> lse;     // [group]
+  std::vector<Position> ids;  // the best rows, as many as the largest top_k
+  std::vector<float> dense;   // [group, head_dim]: attention over the zone
 };
 
 struct HeadCase {
@@ -41,8 +41,8 @@ struct HeadCase {
 struct Case {
   std::string name;
   int64_t tokens = 0;
-  AttentionShape shape;      // as stored
-  int32_t as_layers = 0;     // times are scaled to so many layers
+  AttentionShape shape;   // as stored
+  int32_t as_layers = 0;  // times are scaled to so many layers
   bool synthetic = false;
   RowRange zone;
   float scale = 0;

@@ -141,8 +141,8 @@ absl::Status StoreBlobs(const ColdCase& c, const std::string& scratch, const std
     for (size_t at = 0, chunk = 0; at < blobs[i].size(); at += kvstore::kIndexChunkBytes, ++chunk) {
       kvstore::SegmentKey key{id, c.heads[i].first.value(), Kind::kIndex, c.heads[i].second,
                               static_cast<uint32_t>(chunk)};
-      RETURN_IF_ERROR(sst->Add(key, blobs[i].substr(at, kvstore::kIndexChunkBytes),
-                               kvstore::kDTypeBytes));
+      RETURN_IF_ERROR(
+          sst->Add(key, blobs[i].substr(at, kvstore::kIndexChunkBytes), kvstore::kDTypeBytes));
     }
   }
   RETURN_IF_ERROR(sst->Finish());
@@ -171,8 +171,8 @@ absl::StatusOr<ColdResult> MeasureCold(const ColdCase& c, const std::string& scr
     DropFolder(c.store_folder, pages);
     DropFolder(BlobFolder(scratch), pages);
     if (pages.all > 0) {
-      result.resident = std::max(result.resident, static_cast<double>(pages.resident) /
-                                                      static_cast<double>(pages.all));
+      result.resident = std::max(
+          result.resident, static_cast<double>(pages.resident) / static_cast<double>(pages.all));
     }
     ASSIGN_OR_RETURN(ms.emplace_back(), FirstToken(c, scratch, name, params, top_k, pool));
   }

@@ -1,8 +1,8 @@
 // What:   the first token after opening: rows and index in files, nothing of them in memory.
 // Math:   the blobs of a kind are published as a context of their own, and laid over the measured
 //         one: StoredContext is an interface. Then every mapping is closed, the page cache of both
-//         stores' files dropped (posix_fadvise), everything opened anew, and one query asked of each
-//         head. Opening, reading and verifying are all part of the time.
+//         stores' files dropped (posix_fadvise), everything opened anew, and one query asked of
+//         each head. Opening, reading and verifying are all part of the time.
 #pragma once
 
 #include <string>

@@ -71,12 +71,12 @@ absl::Status Synth(const WantedContext& wanted, kvstore::Store& store, ThreadPoo
                    synth::RunSynth(config, *source, store, &pool, progress));
   progress.Clear();
   for (const synth::LayerFit& layer : report.layers) {
-    std::fprintf(stderr,
-                 "synth %s layer %d, source / result: query-key gap %.2f / %.2f, entropy %.2f / %.2f, "
-                 "keys for 75%% mass %.0f / %.0f\n",
-                 wanted.name.c_str(), layer.layer, layer.source.gap, layer.made.gap,
-                 layer.source.entropy, layer.made.entropy, layer.source.keys_for_75_mass,
-                 layer.made.keys_for_75_mass);
+    std::fprintf(
+        stderr,
+        "synth %s layer %d, source / result: query-key gap %.2f / %.2f, entropy %.2f / %.2f, "
+        "keys for 75%% mass %.0f / %.0f\n",
+        wanted.name.c_str(), layer.layer, layer.source.gap, layer.made.gap, layer.source.entropy,
+        layer.made.entropy, layer.source.keys_for_75_mass, layer.made.keys_for_75_mass);
   }
   return absl::OkStatus();
 }
@@ -90,13 +90,16 @@ absl::Status MakeIfAbsent(const WantedContext& wanted, const std::string& docs, 
   ASSIGN_OR_RETURN(const auto store,
                    kvstore::Store::Open(wanted.store_folder, kvstore::StoreMode::kReadWrite));
   if (store->GetManifest(wanted.name).ok()) return absl::OkStatus();
-  std::fprintf(stderr, "retrieval: context %s is not in %s yet: it is made first (not part of the "
-                       "measurement)\n", wanted.name.c_str(), wanted.store_folder.c_str());
+  std::fprintf(stderr,
+               "retrieval: context %s is not in %s yet: it is made first (not part of the "
+               "measurement)\n",
+               wanted.name.c_str(), wanted.store_folder.c_str());
   if (wanted.demo) {
     const absl::StatusOr<std::string> text = ReadDocument(docs, wanted.name);
     if (text.ok()) return Prefill(wanted, *text, *store, pool);
     if (!absl::IsNotFound(text.status()) || wanted.name == kLike) return text.status();
-    std::fprintf(stderr, "retrieval: document %s is not here (CARREL_SHARED): made by synth instead\n",
+    std::fprintf(stderr,
+                 "retrieval: document %s is not here (CARREL_SHARED): made by synth instead\n",
                  wanted.name.c_str());
   }
   return Synth(wanted, *store, pool);

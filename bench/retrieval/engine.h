@@ -1,7 +1,7 @@
 // What:   figure 1 of the targets: retrieval and partial attention of one token, in every layer, by
 //         the engine itself (kvstore/engine, in process): ATTEND of the top_k rows of each KV head,
 //         layer after layer as a decoder asks.
-// Math:   output_error: against ATTEND over all rows of the zone; recall and mass are not known here.
+// Math:   output_error: against ATTEND over all rows of the zone; recall and mass are not known.
 #pragma once
 
 #include <string>

@@ -46,8 +46,9 @@ MethodKind Ours(std::string name, kvstore::IndexParams params, std::string effor
   kind.efforts = std::move(efforts);
   kind.exact_effort = params.kind == IndexKind::kFlat ? 0 : -1;
   kind.params = params;
-  kind.build = [params](const kvstore::Rows& keys, const kvstore::SampledQueries& queries)
-      -> absl::StatusOr<std::unique_ptr<Method>> {
+  kind.build =
+      [params](const kvstore::Rows& keys,
+               const kvstore::SampledQueries& queries) -> absl::StatusOr<std::unique_ptr<Method>> {
     ASSIGN_OR_RETURN(std::string blob, kvstore::BuildIndex(params, keys, &queries));
     ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Index> index,
                      kvstore::OpenIndex(params, kvstore::Blob(blob), keys));

@@ -1,4 +1,5 @@
-// retrieval_bench: every index kind and its peers on the same queries. README.md beside it explains.
+// retrieval_bench: every index kind and its peers on the same queries. README.md beside it
+// explains.
 #include <cblas.h>
 #include <sys/resource.h>
 
@@ -27,7 +28,8 @@ namespace {
 
 constexpr char kScratch[] = "build/bench/retrieval";
 
-constexpr char kUsage[] = R"(usage: retrieval_bench [--quick] [options]     (./run bench retrieval ...)
+constexpr char kUsage[] =
+    R"(usage: retrieval_bench [--quick] [options]     (./run bench retrieval ...)
   --quick             8k and 32k tokens of the demo model only, few heads: within a minute once made
   --store DIR         measure contexts of this store ...
   --context NAME      ... of this name (repeatable) instead of the default ones
@@ -58,31 +60,49 @@ absl::StatusOr<Flags> Parse(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const auto is = [&](const char* name) { return flag == name; };
-    if (is("--quick")) flags.quick = true;
-    else if (is("--slow")) flags.slow = true;
-    else if (is("--no-peers")) flags.peers = false;
-    else if (is("--no-engine")) flags.engine = false;
+    if (is("--quick"))
+      flags.quick = true;
+    else if (is("--slow"))
+      flags.slow = true;
+    else if (is("--no-peers"))
+      flags.peers = false;
+    else if (is("--no-engine"))
+      flags.engine = false;
     else {
       if (i + 1 == argc) return absl::InvalidArgumentError(flag + ": unknown, or lacks a value");
       const std::string value = argv[++i];
-      if (is("--store")) flags.store = value;
-      else if (is("--docs")) flags.docs = value;
-      else if (is("--context")) flags.contexts.push_back(value);
-      else if (is("--kind")) flags.kinds.push_back(value);
+      if (is("--store"))
+        flags.store = value;
+      else if (is("--docs"))
+        flags.docs = value;
+      else if (is("--context"))
+        flags.contexts.push_back(value);
+      else if (is("--kind"))
+        flags.kinds.push_back(value);
       else {
         int64_t number = 0;
         if (!absl::SimpleAtoi(value, &number) || number < 1) {
-          return absl::InvalidArgumentError(absl::StrCat(flag, " ", value, ": unknown, or no number"));
+          return absl::InvalidArgumentError(
+              absl::StrCat(flag, " ", value, ": unknown, or no number"));
         }
-        if (is("--synthetic")) flags.synthetic.push_back(number);
-        else if (is("--top-k")) flags.top_ks.push_back(number);
-        else if (is("--layers")) flags.layers = number;
-        else if (is("--as-layers")) flags.as_layers = number;
-        else if (is("--heads")) flags.heads = number;
-        else if (is("--keys")) flags.keys = number;
-        else if (is("--queries")) flags.queries = number;
-        else if (is("--threads")) flags.threads = number;
-        else return absl::InvalidArgumentError(flag + ": unknown");
+        if (is("--synthetic"))
+          flags.synthetic.push_back(number);
+        else if (is("--top-k"))
+          flags.top_ks.push_back(number);
+        else if (is("--layers"))
+          flags.layers = number;
+        else if (is("--as-layers"))
+          flags.as_layers = number;
+        else if (is("--heads"))
+          flags.heads = number;
+        else if (is("--keys"))
+          flags.keys = number;
+        else if (is("--queries"))
+          flags.queries = number;
+        else if (is("--threads"))
+          flags.threads = number;
+        else
+          return absl::InvalidArgumentError(flag + ": unknown");
       }
     }
   }
@@ -111,11 +131,13 @@ std::vector<WantedContext> Wanted(const Flags& flags) {
     wanted.push_back({.store_folder = own, .name = "registry-8k", .demo = true, .own = true});
   }
   if (flags.contexts.empty()) {
-    wanted.push_back({.store_folder = own, .name = "registry-32k", .demo = true, .tokens = 32768, .own = true});
+    wanted.push_back(
+        {.store_folder = own, .name = "registry-32k", .demo = true, .tokens = 32768, .own = true});
   }
   for (const int64_t tokens : flags.synthetic) {
-    const auto layers = static_cast<int32_t>(
-        flags.layers > 0 ? flags.layers : tokens > 262144 ? 1 : 4);
+    const auto layers = static_cast<int32_t>(flags.layers > 0  ? flags.layers
+                                             : tokens > 262144 ? 1
+                                                               : 4);
     wanted.push_back({.store_folder = own,
                       .name = absl::StrCat("synthetic-", tokens / 1024, "k-x", layers),
                       .as_layers = as_layers > 0 ? as_layers : 32,
@@ -128,8 +150,7 @@ std::vector<WantedContext> Wanted(const Flags& flags) {
 
 class Bench {
  public:
-  explicit Bench(const Flags& flags)
-      : flags_(flags), pool_(static_cast<int>(flags.threads) - 1) {}
+  explicit Bench(const Flags& flags) : flags_(flags), pool_(static_cast<int>(flags.threads) - 1) {}
 
   absl::Status Run() {
     openblas_set_num_threads(1);  // heads are spread over the threads
@@ -176,12 +197,13 @@ class Bench {
                        kvstore::Store::Open(wanted.store_folder, kvstore::StoreMode::kReadOnly));
       ASSIGN_OR_RETURN(const Case c, Open(*store, wanted));
       cold = MakeCold(c, wanted.store_folder);
-      for (const MethodKind& kind : Kinds()) RETURN_IF_ERROR(MeasureKind(c, cold, kind, results, cold_kinds));
+      for (const MethodKind& kind : Kinds())
+        RETURN_IF_ERROR(MeasureKind(c, cold, kind, results, cold_kinds));
     }
     // Every mapping is closed now: pages can be dropped.
     for (const auto& [kind, blobs] : cold_kinds) {
-      ASSIGN_OR_RETURN(const ColdResult first,
-                       MeasureCold(cold, kScratch, blobs, *kind.params, flags_.top_ks.front(), pool_));
+      ASSIGN_OR_RETURN(const ColdResult first, MeasureCold(cold, kScratch, blobs, *kind.params,
+                                                           flags_.top_ks.front(), pool_));
       for (Result& result : results) {
         if (result.kind != kind.name || result.top_k == 0) continue;
         result.cold_ms = first.ms;
@@ -190,11 +212,12 @@ class Bench {
     }
     if (flags_.engine && flags_.kinds.empty()) {
       for (const int64_t top_k : flags_.top_ks) {
-        ASSIGN_OR_RETURN(Result result, MeasureEngine({.store_folder = wanted.store_folder,
-                                                       .name = wanted.name,
-                                                       .as_layers = wanted.as_layers,
-                                                       .top_k = top_k,
-                                                       .threads = static_cast<int>(flags_.threads)}));
+        ASSIGN_OR_RETURN(Result result,
+                         MeasureEngine({.store_folder = wanted.store_folder,
+                                        .name = wanted.name,
+                                        .as_layers = wanted.as_layers,
+                                        .top_k = top_k,
+                                        .threads = static_cast<int>(flags_.threads)}));
         results.push_back(std::move(result));
       }
     }
@@ -204,7 +227,8 @@ class Bench {
   }
 
   absl::StatusOr<Case> Open(const kvstore::Store& store, const WantedContext& wanted) {
-    CaseConfig config{.heads = flags_.heads, .queries = flags_.queries,
+    CaseConfig config{.heads = flags_.heads,
+                      .queries = flags_.queries,
                       .max_top_k = *std::max_element(flags_.top_ks.begin(), flags_.top_ks.end()),
                       .as_layers = wanted.as_layers};
     if (config.heads == 0) {
@@ -265,7 +289,8 @@ int Main(int argc, char** argv) {
   }
   const absl::StatusOr<Flags> flags = Parse(argc, argv);
   if (!flags.ok()) {
-    std::fprintf(stderr, "retrieval_bench: %s\n%s", std::string(flags.status().message()).c_str(), kUsage);
+    std::fprintf(stderr, "retrieval_bench: %s\n%s", std::string(flags.status().message()).c_str(),
+                 kUsage);
     return 2;
   }
   const absl::Status status = Bench(*flags).Run();

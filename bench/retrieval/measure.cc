@@ -67,7 +67,8 @@ class Measurement {
 
  private:
   Question Ask(const HeadCase& head, int64_t query, int64_t top_k, int32_t effort) const {
-    return {head.queries[query].data(), case_.shape.group(), case_.scale, case_.zone, top_k, effort};
+    return {
+        head.queries[query].data(), case_.shape.group(), case_.scale, case_.zone, top_k, effort};
   }
   int64_t heads() const { return static_cast<int64_t>(case_.heads.size()); }
   // Heads answer side by side: with fewer of them than threads, the others would have had some too.
@@ -115,8 +116,9 @@ class Measurement {
     RETURN_IF_ERROR(methods_[0]->Find(Ask(head, 0, top_k, kind_.exact_effort), ids));
     ASSIGN_OR_RETURN(const Quality quality, Judge(case_, head, 0, top_k, ids));
     if (quality.recall >= kind_.exact_recall) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("check: ", kind_.name, " at effort ", kind_.exact_effort,
-                                            " has recall ", quality.recall, ", must be exact"));
+    return absl::InternalError(absl::StrCat("check: ", kind_.name, " at effort ",
+                                            kind_.exact_effort, " has recall ", quality.recall,
+                                            ", must be exact"));
   }
 
   absl::Status JudgeAll(Result& result) {
@@ -168,7 +170,8 @@ class Measurement {
         const absl::Time head_start = absl::Now();
         const HeadCase& head = case_.heads[i];
         const auto query = sample % static_cast<int64_t>(head.queries.size());
-        if (!methods_[i]->Find(Ask(head, query, result.top_k, result.effort), ids).ok()) failed = true;
+        if (!methods_[i]->Find(Ask(head, query, result.top_k, result.effort), ids).ok())
+          failed = true;
         per_head[i] = Seconds(head_start);
       });
       tokens.push_back(1e3 * Seconds(before) * case_.times() * Spread());
@@ -241,13 +244,14 @@ void PrintTable(const std::vector<Result>& results) {
   for (const Result& r : results) {
     if (r.context != context) {
       context = r.context;
-      std::fprintf(stderr,
-                   "\n%s: %d tokens%s; %d heads of %d layers measured, times scaled to all heads of "
-                   "%d layers, %d threads\n"
-                   "kind               k effort   recall    mass  out err  (exact)  ms/token  cold ms "
-                   "   B/key   build s\n",
-                   context.c_str(), static_cast<int>(r.tokens), r.synthetic ? " (synthetic)" : "",
-                   static_cast<int>(r.heads_measured), r.layers_measured, r.as_layers, r.threads);
+      std::fprintf(
+          stderr,
+          "\n%s: %d tokens%s; %d heads of %d layers measured, times scaled to all heads of "
+          "%d layers, %d threads\n"
+          "kind               k effort   recall    mass  out err  (exact)  ms/token  cold ms "
+          "   B/key   build s\n",
+          context.c_str(), static_cast<int>(r.tokens), r.synthetic ? " (synthetic)" : "",
+          static_cast<int>(r.heads_measured), r.layers_measured, r.as_layers, r.threads);
     }
     if (!r.note.empty() && r.ms_per_token == 0) {
       std::fprintf(stderr, "%-14s %s\n", r.kind.c_str(), r.note.c_str());
@@ -260,8 +264,9 @@ void PrintTable(const std::vector<Result>& results) {
                  r.quality.output_error_exact, r.ms_per_token, cold.c_str(), r.bytes_per_key,
                  r.build_s, r.note.empty() ? "" : ("  " + r.note).c_str());
   }
-  std::fprintf(stderr, "* peer. out err: of attention over the rows found, against attention over the "
-                       "whole zone; (exact): of as many exact rows.\n");
+  std::fprintf(stderr,
+               "* peer. out err: of attention over the rows found, against attention over the "
+               "whole zone; (exact): of as many exact rows.\n");
 }
 
 }  // namespace carrel::bench

@@ -1,4 +1,4 @@
-// What:   what is compared: ways to find the rows of a zone that a group of queries attends to most.
+// What:   what is compared: ways to find the rows of a zone that a group of queries attends to.
 //         One Method is built over one layer and KV head.
 // Math:   the truth is kvstore's flat search: largest group score first (kvstore/index/index.h).
 #pragma once

@@ -35,8 +35,8 @@ int64_t Best(Scratch& s, int64_t group, int64_t n, int64_t stride, int64_t wante
   for (int64_t h = 0; h < group; ++h) s.base[h] = kernels::LogSumExp(&s.scores[h * stride], n);
   kernels::GroupScore(s.scores.data(), group, n, stride, s.base.data(), s.group_scores.data());
   s.best.resize(std::min(wanted, n));
-  return kernels::TopK(s.group_scores.data(), n, static_cast<int64_t>(s.best.size()),
-                       s.best.data(), s.topk);
+  return kernels::TopK(s.group_scores.data(), n, static_cast<int64_t>(s.best.size()), s.best.data(),
+                       s.topk);
 }
 
 class BlasExact : public Method {
@@ -47,9 +47,9 @@ class BlasExact : public Method {
     const int64_t n = q.zone.rows();
     s.scores.resize(q.group * n);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(q.group),
-                static_cast<int>(n), static_cast<int>(d_), q.scale, q.queries,
-                static_cast<int>(d_), &rows_[q.zone.begin * d_], static_cast<int>(d_), 0,
-                s.scores.data(), static_cast<int>(n));
+                static_cast<int>(n), static_cast<int>(d_), q.scale, q.queries, static_cast<int>(d_),
+                &rows_[q.zone.begin * d_], static_cast<int>(d_), 0, s.scores.data(),
+                static_cast<int>(n));
     const int64_t found = Best(s, q.group, n, n, q.top_k);
     ids.resize(found);
     for (int64_t i = 0; i < found; ++i) ids[i] = q.zone.begin + s.best[i];
@@ -62,8 +62,9 @@ class BlasExact : public Method {
   const std::vector<float> rows_;
 };
 
-// The largest and smallest value of each channel of a page bound its keys' scores: with q's positive
-// and negative parts side by side, one inner product per page. (Tang et al. 2024, Quest, section 3.)
+// The largest and smallest value of each channel of a page bound its keys' scores: with q's
+// positive and negative parts side by side, one inner product per page. (Tang et al. 2024, Quest,
+// section 3.)
 class PageBounds : public Method {
  public:
   explicit PageBounds(const kvstore::Rows& keys) : keys_(keys), d_(keys.head_dim()) {

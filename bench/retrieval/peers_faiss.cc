@@ -132,7 +132,8 @@ absl::StatusOr<std::unique_ptr<Method>> Build(const kvstore::Rows& keys,
 }  // namespace
 
 std::vector<MethodKind> FaissPeers() {
-  MethodKind hnsw{.name = "faiss-hnsw", .peer = true, .slow_build = true, .effort_name = "efSearch"};
+  MethodKind hnsw{
+      .name = "faiss-hnsw", .peer = true, .slow_build = true, .effort_name = "efSearch"};
   hnsw.efforts = [](int64_t k) {
     return std::vector<int32_t>{static_cast<int32_t>(k), static_cast<int32_t>(2 * k),
                                 static_cast<int32_t>(4 * k)};

@@ -68,8 +68,8 @@ std::vector<MethodKind> HnswlibPeers() {
     return std::vector<int32_t>{static_cast<int32_t>(k), static_cast<int32_t>(2 * k),
                                 static_cast<int32_t>(4 * k)};
   };
-  kind.build = [](const kvstore::Rows& keys, const kvstore::SampledQueries&)
-      -> absl::StatusOr<std::unique_ptr<Method>> {
+  kind.build = [](const kvstore::Rows& keys,
+                  const kvstore::SampledQueries&) -> absl::StatusOr<std::unique_ptr<Method>> {
     try {
       return std::make_unique<Hnswlib>(keys);
     } catch (const std::exception& error) {

@@ -8,9 +8,10 @@ namespace carrel::tools {
 
 void IndexFlags::Declare(CLI::App& command) {
   command
-      .add_option("--index", kind,
-                  "flat (exact) | code (binary codes) | hnsw (graph) | ivf (inverted lists) | graph "
-                  "(from sampled queries)")
+      .add_option(
+          "--index", kind,
+          "flat (exact) | code (binary codes) | hnsw (graph) | ivf (inverted lists) | graph "
+          "(from sampled queries)")
       ->capture_default_str();
   command.add_option("--hnsw-m", params.m, "hnsw, graph: links per key")->capture_default_str();
   command.add_option("--hnsw-ef-construction", params.ef_construction, "hnsw: effort of building")

@@ -59,12 +59,15 @@ void Print(const SynthFlags& flags, const synth::SynthReport& report) {
     std::printf("%s\n", json.dump().c_str());
     return;
   }
-  std::printf("%s: %d tokens x %d layers x %d KV heads x %d in %.1f s, of which drawing %.1f s; %s stored\n",
-              flags.config.name.c_str(), static_cast<int>(flags.config.tokens), report.shape.layers,
-              report.shape.kv_heads, report.shape.head_dim, report.seconds, report.draw_seconds,
-              FormatBytes(report.stored_bytes).c_str());
-  std::printf("source / result, at the positions sampled in the source:\n"
-              "layer (like)   query-key gap   entropy (nats)   keys for 75%% mass     peak\n");
+  std::printf(
+      "%s: %d tokens x %d layers x %d KV heads x %d in %.1f s, of which drawing %.1f s; %s "
+      "stored\n",
+      flags.config.name.c_str(), static_cast<int>(flags.config.tokens), report.shape.layers,
+      report.shape.kv_heads, report.shape.head_dim, report.seconds, report.draw_seconds,
+      FormatBytes(report.stored_bytes).c_str());
+  std::printf(
+      "source / result, at the positions sampled in the source:\n"
+      "layer (like)   query-key gap   entropy (nats)   keys for 75%% mass     peak\n");
   for (const synth::LayerFit& layer : report.layers) {
     const synth::HeadFit& from = layer.source;
     const synth::HeadFit& made = layer.made;
@@ -103,21 +106,31 @@ void AddSynth(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<SynthFlags>();
   synth::SynthConfig& config = flags->config;
   CLI::App& command = *app.add_subcommand(
-      "synth", "Make a context of any shape and length that looks like a stored one, to measure with");
+      "synth",
+      "Make a context of any shape and length that looks like a stored one, to measure with");
   command.add_option("--like", flags->like, "the context to take after")->required();
-  command.add_option("--store", config.store_folder, "folder of the store; created if absent")->required();
-  command.add_option("--from-store", flags->from_store, "folder of the store of --like, if another");
+  command.add_option("--store", config.store_folder, "folder of the store; created if absent")
+      ->required();
+  command.add_option("--from-store", flags->from_store,
+                     "folder of the store of --like, if another");
   command.add_option("--name", config.name, "name of the new context")->required();
   command.add_option("--tokens", config.tokens, "rows per layer and KV head")->required();
-  command.add_option("--layers", config.shape.layers, "0: as many as --like has")->capture_default_str();
-  command.add_option("--kv-heads", config.shape.kv_heads, "0: as many as --like has")->capture_default_str();
-  command.add_option("--q-heads", config.shape.q_heads, "0: groups as large as those of --like")->capture_default_str();
-  command.add_option("--head-dim", config.shape.head_dim, "0: as --like; even")->capture_default_str();
+  command.add_option("--layers", config.shape.layers, "0: as many as --like has")
+      ->capture_default_str();
+  command.add_option("--kv-heads", config.shape.kv_heads, "0: as many as --like has")
+      ->capture_default_str();
+  command.add_option("--q-heads", config.shape.q_heads, "0: groups as large as those of --like")
+      ->capture_default_str();
+  command.add_option("--head-dim", config.shape.head_dim, "0: as --like; even")
+      ->capture_default_str();
   command.add_option("--rope-theta", config.rope_theta, "0: as --like")->capture_default_str();
   flags->index.Declare(command);
-  command.add_option("--segment-tokens", config.segment_tokens, "rows per stored segment, a power of two")
+  command
+      .add_option("--segment-tokens", config.segment_tokens,
+                  "rows per stored segment, a power of two")
       ->capture_default_str();
-  command.add_option("--sampled-queries", config.sampled_queries, "queries kept per layer and head")
+  command
+      .add_option("--sampled-queries", config.sampled_queries, "queries kept per layer and head")
       ->capture_default_str();
   command.add_option("--seed", config.seed, "of everything drawn")->capture_default_str();
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();

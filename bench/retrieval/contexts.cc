@@ -31,17 +31,25 @@ absl::StatusOr<std::string> Unpack(const std::string& path) {
   return text;
 }
 
-absl::StatusOr<std::string> ReadDocument(const std::string& docs, const std::string& name) {
+// Empty: the document is nowhere.
+std::string PathOf(const std::string& docs, const std::string& name) {
   std::vector<std::string> folders = {docs, std::string(kModel) + "/docs"};
   if (const char* shared = std::getenv("CARREL_SHARED")) {
     folders.push_back(std::string(shared) + "/demo/docs");
   }
   for (const std::string& folder : folders) {
-    const std::string path = folder + "/" + name + ".txt";
-    if (fs::exists(path)) return ReadFile(path);
-    if (fs::exists(path + ".gz")) return Unpack(path + ".gz");
+    for (const char* ending : {".txt", ".txt.gz"}) {
+      const std::string path = absl::StrCat(folder, "/", name, ending);
+      if (fs::exists(path)) return path;
+    }
   }
-  return absl::NotFoundError(absl::StrCat("document ", name));
+  return "";
+}
+
+absl::StatusOr<std::string> ReadDocument(const std::string& docs, const std::string& name) {
+  const std::string path = PathOf(docs, name);
+  if (path.empty()) return absl::NotFoundError(absl::StrCat("document ", name, " is not here"));
+  return fs::path(path).extension() == ".gz" ? Unpack(path) : ReadFile(path);
 }
 
 absl::Status Prefill(const WantedContext& wanted, const std::string& text, kvstore::Store& store,
@@ -63,7 +71,7 @@ absl::Status Synth(const WantedContext& wanted, kvstore::Store& store, ThreadPoo
   config.name = wanted.name;
   config.tokens = wanted.tokens;
   config.index.kind = kvstore::IndexKind::kCode;
-  if (!wanted.demo) {
+  if (wanted.layers > 0) {
     config.shape = {.layers = wanted.layers, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
   }
   Progress progress(Progress::ModeFor(stderr));
@@ -83,6 +91,10 @@ absl::Status Synth(const WantedContext& wanted, kvstore::Store& store, ThreadPoo
 
 }  // namespace
 
+bool HaveDocument(const std::string& docs, const std::string& name) {
+  return !PathOf(docs, name).empty();
+}
+
 absl::Status MakeIfAbsent(const WantedContext& wanted, const std::string& docs, ThreadPool& pool) {
   if (!wanted.own) return absl::OkStatus();
   std::error_code ignored;
@@ -95,12 +107,8 @@ absl::Status MakeIfAbsent(const WantedContext& wanted, const std::string& docs, 
                "measurement)\n",
                wanted.name.c_str(), wanted.store_folder.c_str());
   if (wanted.demo) {
-    const absl::StatusOr<std::string> text = ReadDocument(docs, wanted.name);
-    if (text.ok()) return Prefill(wanted, *text, *store, pool);
-    if (!absl::IsNotFound(text.status()) || wanted.name == kLike) return text.status();
-    std::fprintf(stderr,
-                 "retrieval: document %s is not here (CARREL_SHARED): made by synth instead\n",
-                 wanted.name.c_str());
+    ASSIGN_OR_RETURN(const std::string text, ReadDocument(docs, wanted.name));
+    return Prefill(wanted, text, *store, pool);
   }
   return Synth(wanted, *store, pool);
 }

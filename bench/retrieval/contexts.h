@@ -13,12 +13,16 @@ struct WantedContext {
   int32_t as_layers = 0;  // times are scaled to so many layers; 0: those of the context
   bool demo = false;      // of the demo model's document of that name; else made by synth
   int64_t tokens = 0;     // of synth
-  int32_t layers = 0;     // of synth, of the 8B shape (8 KV heads, 32 q heads, head_dim 128)
+  int32_t layers = 0;     // of synth, of the 8B shape (8 KV heads, 32 q heads, head_dim 128);
+                          // 0: the shape of registry-8k
   bool own = false;       // ours to make; otherwise it must be there
 };
 
-// Makes the context if it is ours and absent. A document that is not here (neither in docs nor in
-// $CARREL_SHARED/demo/docs) is replaced by a synthetic context like registry-8k of its length.
+// Whether registry-*.txt or .txt.gz of that name is in docs, models/demo/docs or
+// $CARREL_SHARED/demo/docs.
+bool HaveDocument(const std::string& docs, const std::string& name);
+
+// Makes the context if it is ours and absent.
 absl::Status MakeIfAbsent(const WantedContext& wanted, const std::string& docs, ThreadPool& pool);
 
 }  // namespace carrel::bench

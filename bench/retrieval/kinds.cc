@@ -50,9 +50,13 @@ MethodKind Ours(std::string name, kvstore::IndexParams params, std::string effor
       [params](const kvstore::Rows& keys,
                const kvstore::SampledQueries& queries) -> absl::StatusOr<std::unique_ptr<Method>> {
     ASSIGN_OR_RETURN(std::string blob, kvstore::BuildIndex(params, keys, &queries));
-    ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Index> index,
-                     kvstore::OpenIndex(params, kvstore::Blob(blob), keys));
-    return std::make_unique<OurMethod>(std::move(blob), std::move(index));
+    auto index = kvstore::OpenIndex(params, kvstore::Blob(blob), keys);
+    if (params.code_trained && absl::IsInvalidArgument(index.status())) {
+      return absl::UnimplementedError("learned directions: " +
+                                      std::string(index.status().message()));
+    }
+    RETURN_IF_ERROR(index.status());
+    return std::make_unique<OurMethod>(std::move(blob), *std::move(index));
   };
   return kind;
 }

@@ -18,7 +18,6 @@ namespace {
 
 using kvstore::Kind;
 
-constexpr int64_t kStatisticsSamples = 64;
 constexpr uint8_t kBytes = 255;
 
 std::string AsBytes(const uint16_t* data, int64_t count) {
@@ -71,7 +70,7 @@ class LayerSst {
 
 LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
                          kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index,
-                         int64_t summary_rows, ThreadPool* pool)
+                         int64_t summary_rows, ThreadPool* pool, int64_t statistics_samples)
     : staging_(*staging),
       context_(context),
       shape_(shape),
@@ -80,6 +79,7 @@ LayerWriter::LayerWriter(const Staging* staging, ContextId context, const Attent
       auto_index_(std::move(auto_index)),
       summary_rows_(summary_rows),
       pool_(pool),
+      statistics_samples_(statistics_samples),
       thread_([this] { Run(); }) {}
 
 LayerWriter::~LayerWriter() {
@@ -209,7 +209,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   sizes.set_sampled_query_bytes(query_bytes);
   sizes.set_index_bytes(index_bytes);
   sizes.set_summary_bytes(summary_bytes);
-  for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, kStatisticsSamples)) {
+  for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, statistics_samples_)) {
     v1::HeadStatistics& out_head = *fragment.add_head_statistics();
     out_head.set_layer(rows.layer.value());
     out_head.set_q_head(head.q_head.value());

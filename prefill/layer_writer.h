@@ -25,9 +25,10 @@ namespace carrel::prefill {
 
 class LayerWriter {
  public:
+  // statistics_samples: queries of each q head whose exact attention is described in the manifest.
   LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
               kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
-              ThreadPool* pool);
+              ThreadPool* pool, int64_t statistics_samples = 64);
   ~LayerWriter();
 
   absl::Status Submit(LayerRows rows);
@@ -47,6 +48,7 @@ class LayerWriter {
   const std::optional<kvstore::AutoIndexConfig> auto_index_;  // instead of index_
   const int64_t summary_rows_;                              // 0: no summaries
   ThreadPool* const pool_;
+  const int64_t statistics_samples_;
 
   mutable absl::Mutex mu_;
   std::unique_ptr<LayerRows> waiting_ ABSL_GUARDED_BY(mu_);

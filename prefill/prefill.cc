@@ -1,7 +1,6 @@
 #include "prefill/prefill.h"
 
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "kvstore/storage/store.h"
 #include "model/transformer.h"
 #include "prefill/dense_attention.h"
+#include "prefill/job.h"
 #include "prefill/layer_writer.h"
 #include "prefill/staging.h"
 
@@ -28,10 +28,7 @@ absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& mod
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
   RETURN_IF_ERROR(kvstore::ValidateIndexParams(config.index));
   if (config.auto_index.has_value()) RETURN_IF_ERROR(kvstore::ValidateAutoIndexConfig(*config.auto_index));
-  const int64_t s = config.segment_tokens;
-  if (s < 16 || s > (int64_t{1} << 24) || (s & (s - 1)) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("segment_tokens=", s, " is not a power of two in [16, 16777216]"));
-  }
+  RETURN_IF_ERROR(ValidateSegmentTokens(config.segment_tokens));
   RETURN_IF_ERROR(kvstore::ValidateSummaryRows(config.summary_rows));
   if (config.sampled_queries < 1 || config.sampled_queries > 65536) {
     return absl::InvalidArgumentError(absl::StrCat("sampled_queries=", config.sampled_queries, " is outside [1, 65536]"));
@@ -77,23 +74,16 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
   return job;
 }
 
-// Room for the layers to come and for the hidden states of those in hand, before hours are spent.
+// Room for the layers to come and for the hidden states of those in hand.
 absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job, int32_t finished_layers, int64_t hidden_size) {
   constexpr int64_t kHiddenStates = 4;  // being written, next, and of two layers that wait for their index
-  const std::string& folder = config.store_folder;
-  const int64_t rows = int64_t{2} * 2 * job.kv_heads() * job.head_dim();
   kvstore::IndexParams largest = config.index;
   if (config.auto_index.has_value()) largest.kind = kvstore::IndexKind::kGraph;
-  const int64_t index = kvstore::IndexBytesPerKey(largest) * job.kv_heads();
-  const int64_t summaries =
-      config.summary_rows == 0 ? 0 : kvstore::SummaryBytesPerKey(config.summary_rows, job.head_dim()) * job.kv_heads();
-  const int64_t needed = job.tokens() * ((job.layers() - finished_layers) * (rows + index + summaries) + kHiddenStates * 4 * hidden_size);
-  struct statvfs info;
-  if (statvfs(folder.c_str(), &info) != 0) return absl::OkStatus();  // a write will tell
-  const int64_t available = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
-  if (available >= needed) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("disk of ", folder, ": ", FormatBytes(available), " free, prefill of ",
-                                                   job.tokens(), " tokens needs ", FormatBytes(needed)));
+  const int32_t layers = static_cast<int32_t>(job.layers()) - finished_layers;
+  const int64_t summaries = config.summary_rows == 0 ? 0
+                            : kvstore::SummaryBytesPerKey(config.summary_rows, job.head_dim()) * job.kv_heads() * job.tokens() * layers;
+  const int64_t needed = StoredBytes(job, largest, layers) + summaries + job.tokens() * kHiddenStates * 4 * hidden_size;
+  return CheckRoom(config.store_folder, needed, absl::StrCat("prefill of ", job.tokens(), " tokens"));
 }
 
 int64_t PeakMemoryBytes() {
@@ -198,28 +188,8 @@ class Job {
   }
 
   absl::Status Publish(double seconds) {
-    std::vector<std::string> files;
-    ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst, kvstore::SstWriter::Create(staging_.ContextSstPath()));
-    const absl::string_view bytes = TokenBytes(tokens_);
-    const size_t segment_bytes = static_cast<size_t>(kvstore::kTokenIdsPerSegment) * sizeof(TokenId);
-    for (size_t at = 0, segment = 0; at < bytes.size(); at += segment_bytes, ++segment) {
-      kvstore::SegmentKey key;
-      key.context = ContextId(job_.context_id());
-      key.kind = kvstore::Kind::kTokenIds;
-      key.segment = static_cast<uint32_t>(segment);
-      RETURN_IF_ERROR(sst->Add(key, std::string(bytes.substr(at, segment_bytes)), static_cast<uint8_t>(DType::kI32)));
-    }
-    RETURN_IF_ERROR(sst->Finish());
-    files.push_back(staging_.ContextSstPath());
-    for (Layer layer(0); layer.value() < checkpoint_.config.shape.layers; layer = layer.next()) {
-      ASSIGN_OR_RETURN(const v1::Manifest fragment, staging_.ReadFragment(layer));
-      job_.MergeFrom(fragment);
-      files.push_back(staging_.SstPath(layer));
-    }
-    job_.set_created_unix_s(absl::ToUnixSeconds(absl::Now()));
     job_.set_prefill_seconds(seconds);
-    RETURN_IF_ERROR(store_.Publish(job_, files));
-    return staging_.Remove();
+    return PublishStaged(job_, staging_, tokens_, store_);
   }
 
   const PrefillConfig& config_;
@@ -263,12 +233,7 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const mode
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,
                                          Progress& progress) {
   RETURN_IF_ERROR(Validate(config, checkpoint.config, tokens));
-  const absl::StatusOr<v1::Manifest> taken = store.GetManifest(config.name);
-  if (taken.ok()) {
-    return absl::AlreadyExistsError(absl::StrCat("context \"", config.name, "\" exists already in ", config.store_folder,
-                                                 "; remove it first (carrel rm) or choose another name"));
-  }
-  if (!absl::IsNotFound(taken.status())) return taken.status();
+  RETURN_IF_ERROR(CheckNameIsFree(store, config.store_folder, config.name));
   ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
   if (config.restart) {
     RETURN_IF_ERROR(staging.Remove());

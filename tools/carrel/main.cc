@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
   carrel::tools::Run chosen;
   carrel::tools::AddPrefill(app, chosen);
   carrel::tools::AddReindex(app, chosen);
+  carrel::tools::AddSynth(app, chosen);
   carrel::tools::AddServe(app, chosen);
   carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);

@@ -1,0 +1,77 @@
+#include "prefill/job.h"
+
+#include <sys/statvfs.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/context.pb.h"
+#include "common/dtype.h"
+#include "common/progress.h"
+#include "common/status.h"
+#include "kvstore/storage/store.h"
+#include "prefill/staging.h"
+
+namespace carrel::prefill {
+
+absl::Status ValidateSegmentTokens(int64_t s) {
+  if (s >= 16 && s <= (int64_t{1} << 24) && (s & (s - 1)) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("segment_tokens=", s, " is not a power of two in [16, 16777216]"));
+}
+
+absl::Status CheckNameIsFree(const kvstore::Store& store, const std::string& store_folder,
+                             const std::string& name) {
+  const absl::StatusOr<v1::Manifest> taken = store.GetManifest(name);
+  if (taken.ok()) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("context \"", name, "\" exists already in ", store_folder,
+                     "; remove it first (carrel rm) or choose another name"));
+  }
+  return absl::IsNotFound(taken.status()) ? absl::OkStatus() : taken.status();
+}
+
+int64_t StoredBytes(const v1::Manifest& job, const kvstore::IndexParams& index, int32_t layers) {
+  const int64_t rows = int64_t{2} * 2 * job.kv_heads() * job.head_dim();
+  const int64_t blobs = kvstore::IndexBytesPerKey(index) * job.kv_heads();
+  return job.tokens() * layers * (rows + blobs);
+}
+
+absl::Status CheckRoom(const std::string& folder, int64_t bytes, absl::string_view what) {
+  struct statvfs info;
+  if (statvfs(folder.c_str(), &info) != 0) return absl::OkStatus();  // a write will tell
+  const int64_t available =
+      static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
+  if (available >= bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("disk of ", folder, ": ", FormatBytes(available),
+                                                   " free, ", what, " needs ", FormatBytes(bytes)));
+}
+
+absl::Status PublishStaged(v1::Manifest& job, const Staging& staging,
+                           const std::vector<TokenId>& tokens, kvstore::Store& store) {
+  std::vector<std::string> files;
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
+                   kvstore::SstWriter::Create(staging.ContextSstPath()));
+  const absl::string_view bytes(reinterpret_cast<const char*>(tokens.data()),
+                                tokens.size() * sizeof(TokenId));
+  const size_t segment_bytes = static_cast<size_t>(kvstore::kTokenIdsPerSegment) * sizeof(TokenId);
+  for (size_t at = 0, segment = 0; at < bytes.size(); at += segment_bytes, ++segment) {
+    kvstore::SegmentKey key;
+    key.context = ContextId(job.context_id());
+    key.kind = kvstore::Kind::kTokenIds;
+    key.segment = static_cast<uint32_t>(segment);
+    RETURN_IF_ERROR(sst->Add(key, std::string(bytes.substr(at, segment_bytes)),
+                             static_cast<uint8_t>(DType::kI32)));
+  }
+  RETURN_IF_ERROR(sst->Finish());
+  files.push_back(staging.ContextSstPath());
+  for (Layer layer(0); layer.value() < static_cast<int32_t>(job.layers()); layer = layer.next()) {
+    ASSIGN_OR_RETURN(const v1::Manifest fragment, staging.ReadFragment(layer));
+    job.MergeFrom(fragment);
+    files.push_back(staging.SstPath(layer));
+  }
+  job.set_created_unix_s(absl::ToUnixSeconds(absl::Now()));
+  RETURN_IF_ERROR(store.Publish(job, files));
+  return staging.Remove();
+}
+
+}  // namespace carrel::prefill

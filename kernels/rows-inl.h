@@ -31,8 +31,12 @@ struct ContiguousRows {
   const uint8_t* Row(int64_t j) const {
     return static_cast<const uint8_t*>(data) + j * dim * E::kBytes;
   }
-  // The hardware sees the stream by itself.
-  void Prefetch(int64_t, int64_t, int64_t, int64_t) const {}
+  // The hardware sees the stream by itself, but stops at each page.
+  void Prefetch(int64_t j, int64_t count, int64_t first, int64_t step) const {
+    if (j >= count) return;
+    const int64_t bytes = dim * E::kBytes;
+    for (int64_t b = first * 64; b < bytes; b += step * 64) hwy::Prefetch(Row(j) + b);
+  }
 };
 
 template <class E>

@@ -11,6 +11,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/code_score/code_score.cc"
 #include "hwy/foreach_target.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 // Loops over what lives in registers.
@@ -32,6 +33,9 @@ using WordVec = hn::Vec<WordTag>;
 // Blocks that share one load of a table; their sums must fit the registers beside it.
 inline constexpr int kBlocks = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 inline constexpr int64_t kPlanesPerByte = 8;
+// Codes are asked for this far ahead: the hardware's own prefetch stops at each page. Asking for what
+// lies behind the last block is harmless.
+inline constexpr int64_t kPrefetchBytes = 8192;
 
 struct Nibbles {
   ByteVec low, high;
@@ -71,8 +75,9 @@ HWY_INLINE void LookUp(const uint8_t* entries, int64_t head_stride, int64_t plan
       for (int64_t i = 0; i < kPlanesPerByte / 2; ++i) {
         CARREL_UNROLL
         for (int b = 0; b < N; ++b) {
-          const ByteVec row = hn::LoadU(
-              d8, block + b * block_bytes + (first / 2 + i) * kCodeBlockKeys);
+          const uint8_t* at = block + b * block_bytes + (first / 2 + i) * kCodeBlockKeys;
+          hwy::Prefetch(at + kPrefetchBytes);
+          const ByteVec row = hn::LoadU(d8, at);
           const hn::RebindToUnsigned<WordTag> du16;
           keys[i][b].low = hn::And(row, mask);
           keys[i][b].high =

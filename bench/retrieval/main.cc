@@ -38,7 +38,8 @@ constexpr char kUsage[] =
   --layers N          layers that synthetic contexts are made with (4; 1 above 256k tokens)
   --as-layers N       times are scaled to so many layers (synthetic: 32; others: their own)
   --top-k N           rows per KV head (repeatable; 128, and 512 without --quick)
-  --kind NAME         only this kind or peer (repeatable)
+  --kind NAME         only this kind or peer, or "engine" (repeatable)
+  --effort N          of the engine's queries; 0: the index's own
   --heads N           KV heads measured per context (default: as --keys allows)
   --keys N            keys measured per context in sum (262144; quick: 131072)
   --queries N         queries per head, held out of what indexes are built from (16)
@@ -48,6 +49,7 @@ constexpr char kUsage[] =
 )";
 
 struct Flags {
+  int32_t effort = 0;  // of the engine's queries
   bool quick = false, slow = false, peers = true, engine = true;
   std::string store, docs = "models/demo/docs";
   std::vector<std::string> contexts, kinds;
@@ -97,6 +99,8 @@ absl::StatusOr<Flags> Parse(int argc, char** argv) {
           flags.heads = number;
         else if (is("--keys"))
           flags.keys = number;
+        else if (is("--effort"))
+          flags.effort = static_cast<int32_t>(number);
         else if (is("--queries"))
           flags.queries = number;
         else if (is("--threads"))
@@ -221,13 +225,16 @@ class Bench {
         result.cold_resident = first.resident;
       }
     }
-    if (flags_.engine && flags_.kinds.empty()) {
+    const bool asked = std::find(flags_.kinds.begin(), flags_.kinds.end(), "engine") !=
+                       flags_.kinds.end();
+    if (asked || (flags_.engine && flags_.kinds.empty())) {
       for (const int64_t top_k : flags_.top_ks) {
         ASSIGN_OR_RETURN(Result result,
                          MeasureEngine({.store_folder = wanted.store_folder,
                                         .name = wanted.name,
                                         .as_layers = wanted.as_layers,
                                         .top_k = top_k,
+                                        .effort = flags_.effort,
                                         .threads = static_cast<int>(flags_.threads)}));
         results.push_back(std::move(result));
       }

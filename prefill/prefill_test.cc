@@ -58,7 +58,7 @@ class PrefillTest : public testing::Test {
     };
     add(-1, Kind::kTokenIds, KvHead(0));
     for (int32_t layer = 0; layer < Demo().config.shape.layers; ++layer) {
-      for (const Kind kind : {Kind::kKeyRows, Kind::kValueRows, Kind::kSampledQueries, Kind::kIndex}) {
+      for (const Kind kind : {Kind::kKeyRows, Kind::kValueRows, Kind::kSampledQueries, Kind::kIndex, Kind::kSummaries}) {
         for (int32_t head = 0; head < Demo().config.shape.kv_heads; ++head) add(layer, kind, KvHead(head));
       }
     }
@@ -74,6 +74,7 @@ TEST_F(PrefillTest, AnyThreads_StoreTheSameBytes) {
   const std::vector<TokenId> tokens = RandomTokens(rng_, 300);
   config_.index.kind = kvstore::IndexKind::kHnsw;
   config_.segment_tokens = 128;
+  config_.summary_rows = 16;
   std::vector<std::vector<std::string>> stored;
   for (int threads : {1, 2, 3}) {
     config_.store_folder = absl::StrCat(folder_, "/", threads);
@@ -81,17 +82,19 @@ TEST_F(PrefillTest, AnyThreads_StoreTheSameBytes) {
     CARREL_ASSERT_OK(report);
     EXPECT_EQ(report->tokens, 300);
     EXPECT_GT(report->index_bytes, 0);
+    EXPECT_GT(report->summary_bytes, 0);
     EXPECT_GT(report->peak_memory_bytes, 0);
     EXPECT_EQ(report->resumed_layers, 0);
     stored.push_back(Payloads(config_.store_folder));
   }
-  // Token ids; per layer and head 3 + 3 segments of rows, queries, an index.
-  EXPECT_EQ(stored[0].size(), 1u + 8 * 2 * (3 + 3 + 1 + 1));
+  // Token ids; per layer and head 3 + 3 segments of rows, queries, an index, summaries.
+  EXPECT_EQ(stored[0].size(), 1u + 8 * 2 * (3 + 3 + 1 + 1 + 1));
   EXPECT_EQ(stored[0], stored[1]);
   EXPECT_EQ(stored[0], stored[2]);
 }
 
 TEST_F(PrefillTest, Manifest_HoldsWhatWasMeasured) {
+  config_.summary_rows = 40;
   CARREL_ASSERT_OK(Run(RandomTokens(rng_, 100)));
   const auto store = kvstore::Store::Open(folder_, kvstore::StoreMode::kReadOnly);
   CARREL_ASSERT_OK(store);
@@ -99,6 +102,9 @@ TEST_F(PrefillTest, Manifest_HoldsWhatWasMeasured) {
   EXPECT_EQ(manifest.tokens(), 100);
   EXPECT_EQ(manifest.layer_sizes_size(), 8);
   EXPECT_EQ(manifest.layer_sizes(3).key_bytes(), 100 * 2 * 64 * 2);
+  EXPECT_EQ(manifest.summary_rows(), 40u);
+  // Of each of 2 heads a header with the centre and 3 clusters.
+  EXPECT_EQ(manifest.layer_sizes(3).summary_bytes(), 2 * (4096 + 576));
   EXPECT_EQ(manifest.head_statistics_size(), 64);
   for (const v1::HeadStatistics& head : manifest.head_statistics()) {
     EXPECT_GT(head.entropy_nats(), 0);
@@ -134,6 +140,9 @@ TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {
   config_.block_tokens = 100;
   refused(tokens, absl::StatusCode::kInvalidArgument, "block_tokens=100");
   config_.block_tokens = 512;
+  config_.summary_rows = 3;
+  refused(tokens, absl::StatusCode::kInvalidArgument, "summaries=3");
+  config_.summary_rows = 0;
   config_.index.kind = kvstore::IndexKind::kHnsw;
   config_.index.m = 1;
   refused(tokens, absl::StatusCode::kInvalidArgument, "m=1");
@@ -144,6 +153,26 @@ TEST_F(PrefillTest, ExistingName_IsRefusedAndTheContextStays) {
   const std::vector<std::string> before = Payloads(folder_);
   EXPECT_THAT(Run(RandomTokens(rng_, 30)), StatusIs(absl::StatusCode::kAlreadyExists, "context \"doc\" exists already"));
   EXPECT_EQ(Payloads(folder_), before);
+}
+
+TEST_F(PrefillTest, InterruptedJobWithOtherSummaries_IsRefused) {
+  const std::vector<TokenId> tokens = RandomTokens(rng_, 20);
+  CARREL_ASSERT_OK(Run(tokens));
+  v1::Manifest job;
+  {
+    const auto store = kvstore::Store::Open(folder_, kvstore::StoreMode::kReadWrite);
+    job = *(*store)->GetManifest("doc");
+    CARREL_ASSERT_OK((*store)->Delete("doc"));
+    job.set_context_id((*store)->AllocateContextId()->value());
+  }
+  for (const char* name : {"layer_sizes", "head_statistics", "created_unix_s", "prefill_seconds"}) {
+    job.GetReflection()->ClearField(&job, v1::Manifest::descriptor()->FindFieldByName(name));
+  }
+  CARREL_ASSERT_OK(Staging::Open(folder_, "doc")->WriteJob(job));
+  config_.summary_rows = 16;
+  EXPECT_THAT(Run(tokens), StatusIs(absl::StatusCode::kFailedPrecondition, "summary_rows"));
+  config_.summary_rows = 0;
+  CARREL_EXPECT_OK(Run(tokens));
 }
 
 TEST_F(PrefillTest, InterruptedJobOfOtherInput_IsRefusedUntilRestarted) {

@@ -222,6 +222,7 @@ TEST_F(BadInputTest, PrefillFlag_OutOfRange_NamesValueAndBound) {
       {"--segment-tokens", "-16", {"segment_tokens=-16", "power of two"}},
       {"--sampled-queries", "0", {"sampled_queries=0", "[1, 65536]"}},
       {"--sampled-queries", "100000", {"sampled_queries=100000", "[1, 65536]"}},
+      {"--summaries", "3", {"summaries=3", "[4, 8192]"}},
       {"--threads", "-2", {"threads=-2", "[0, 1024]"}},
       {"--hnsw-m", "1", {"m=1"}, "hnsw"},
       {"--hnsw-m", "1000", {"m=1000"}, "hnsw"},

@@ -47,8 +47,8 @@ absl::Status ValidateSummaryRows(int64_t cluster_rows);  // 0: no summaries
 int64_t SummaryBytesPerKey(int64_t cluster_rows, int64_t head_dim);
 
 // A blob of clusters of about `cluster_rows` keys. One thread; the same rows and queries give the
-// same bytes. queries: of the head's group, to learn the spread from; null: keys lie about their
-// mean alike in every direction.
+// same bytes. queries: of the head's group; clusters are then such that these queries score their
+// keys alike, and spreads are learned from them. null: all directions are alike.
 absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& keys,
                                            const Rows& values, const SampledQueries* queries);
 

@@ -21,7 +21,9 @@ constexpr int kLloydSteps = 5;
 // Rows that are compared with all clusters together: their products stay in the cache.
 constexpr int64_t kTileRows = 512;
 // Queries from which spreads are learned: evenly spread over those sampled.
-constexpr int64_t kLearnedQueries = 64;
+constexpr int64_t kLearnedQueries = 128;
+// Of all directions, which are kept equally important: queries to come are not those sampled.
+constexpr double kIsotropicShare = 0.1;
 
 // products [n, others] = x [n, d] y^T [d, others] + bias [others] (null: none)
 void Multiply(const float* x, int64_t n, const Floats& y, const float* bias, int64_t d,
@@ -62,6 +64,34 @@ Floats Widened(const Rows& rows, RowRange range, const Floats* centre) {
   return x;
 }
 
+// The second moment M of the queries, scaled to a mean diagonal of 1, as L of M = L L^T: rows are
+// near if all queries score them alike, (x - y)^T M (x - y) = |x L - y L|^2. Returns L^T [d, d].
+Floats QueryTransform(const SampledQueries& sampled, int64_t d) {
+  const auto at = [d](int64_t i, int64_t j) { return static_cast<size_t>(i * d + j); };
+  std::vector<double> m(static_cast<size_t>(d * d));
+  for (size_t first = 0; first < sampled.queries.size(); first += static_cast<size_t>(d)) {
+    const float* q = &sampled.queries[first];
+    for (int64_t i = 0; i < d; ++i) {
+      for (int64_t j = 0; j <= i; ++j) m[at(i, j)] += double{q[i]} * q[j];
+    }
+  }
+  double trace = 0;
+  for (int64_t i = 0; i < d; ++i) trace += m[at(i, i)];
+  if (!(trace > 0)) return {};
+  for (double& x : m) x *= (1 - kIsotropicShare) * static_cast<double>(d) / trace;
+  for (int64_t i = 0; i < d; ++i) m[at(i, i)] += kIsotropicShare;
+  Floats transposed(m.size());
+  for (int64_t j = 0; j < d; ++j) {
+    for (int64_t i = j; i < d; ++i) {
+      double sum = m[at(i, j)];
+      for (int64_t k = 0; k < j; ++k) sum -= m[at(i, k)] * m[at(j, k)];
+      m[at(i, j)] = i == j ? std::sqrt(std::max(sum, 1e-12)) : sum / m[at(j, j)];
+      transposed[at(j, i)] = static_cast<float>(m[at(i, j)]);
+    }
+  }
+  return transposed;
+}
+
 // Means of the rows of each cluster; a cluster without rows keeps what it has.
 void UpdateMeans(const Floats& x, int64_t d, const std::vector<uint8_t>& cluster, Floats& means) {
   const auto clusters = static_cast<int64_t>(means.size()) / d;
@@ -100,9 +130,12 @@ void Assign(const Floats& x, int64_t d, const Floats& means, std::vector<uint8_t
   }
 }
 
-// Lloyd's iterations from means that are rows, evenly spread over the segment.
-std::vector<uint8_t> Cluster(const Floats& x, int64_t n, int64_t d, int64_t clusters) {
-  Floats means;
+// Lloyd's iterations from means that are rows, evenly spread over the segment. transform: from
+// QueryTransform, or empty.
+std::vector<uint8_t> Cluster(const Floats& rows, int64_t n, int64_t d, int64_t clusters,
+                             const Floats& transform) {
+  Floats x = rows, means, scratch;
+  if (!transform.empty()) Multiply(rows.data(), n, transform, nullptr, d, x.data(), scratch);
   for (int64_t k = 0; k < clusters; ++k) {
     const float* row = &x[(2 * k + 1) * n / (2 * clusters) * d];
     means.insert(means.end(), row, row + d);
@@ -201,7 +234,8 @@ Floats IsotropicSpreads(const Floats& x, int64_t d, const std::vector<uint8_t>& 
   }
   Floats spreads;
   for (int64_t k = 0; k < clusters; ++k) {
-    spreads.push_back(static_cast<float>(squares[k] / static_cast<double>(std::max<int64_t>(1, sizes[k]) * d)));
+    const auto coordinates = static_cast<double>(std::max<int64_t>(1, sizes[k]) * d);
+    spreads.push_back(static_cast<float>(squares[k] / coordinates));
   }
   return spreads;
 }
@@ -226,13 +260,14 @@ absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& key
   RETURN_IF_ERROR(keys.Verify({0, rows}));
   RETURN_IF_ERROR(values.Verify({0, rows}));
   const Floats centre = MeanOf(keys), queries = LearnedQueries(sampled, d);
+  const Floats transform = sampled == nullptr ? Floats() : QueryTransform(*sampled, d);
   const SummaryLayout layout(rows, d, cluster_rows);
   std::string blob = EncodeSummaryHeader({rows, d, cluster_rows}, centre);
   for (int64_t segment = 0; segment < layout.segments(); ++segment) {
     const RowRange range = layout.RowsOf(segment);
     const int64_t n = range.rows(), clusters = layout.ClustersOf(segment);
     const Floats x = Widened(keys, range, &centre), v = Widened(values, range, nullptr);
-    const std::vector<uint8_t> cluster = Cluster(x, n, d, clusters);
+    const std::vector<uint8_t> cluster = Cluster(x, n, d, clusters, transform);
     std::vector<uint32_t> sizes(static_cast<size_t>(clusters));
     for (uint8_t k : cluster) ++sizes[k];
     Floats key_means(static_cast<size_t>(clusters * d)), value_means(key_means.size());

@@ -34,6 +34,7 @@ class EngineRun {
         ++outputs;
       }
     }
+    result.quality.recall = -1;  // not measured
     result.quality.output_error = error / static_cast<double>(outputs);
     std::vector<double> ms;
     const absl::Time start = absl::Now();
@@ -148,7 +149,7 @@ class EngineRun {
     result.heads_measured = int64_t{shape_.layers} * shape_.kv_heads;
     result.queries = queries();
     result.threads = case_.threads;
-    result.note = "retrieval + partial attention by Session ATTEND; recall and mass not measured";
+    result.note = "retrieval + partial attention (ATTEND)";
     return result;
   }
 

@@ -21,12 +21,11 @@ void JoinHeads(const Question& q, const float* rows, int64_t d, std::vector<Posi
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   const auto n = static_cast<int64_t>(ids.size());
   if (n <= q.top_k) return;
-  thread_local std::vector<float> scores, group_scores, base;
+  thread_local std::vector<float> scores, group_scores;
   thread_local std::vector<int64_t> best;
   thread_local std::vector<uint64_t> scratch;
   scores.resize(q.group * n);
   group_scores.resize(n);
-  base.resize(q.group);
   for (int64_t j = 0; j < n; ++j) {
     const float* row = rows + ids[j] * d;
     for (int64_t h = 0; h < q.group; ++h) {
@@ -41,8 +40,7 @@ void JoinHeads(const Question& q, const float* rows, int64_t d, std::vector<Posi
       scores[h * n + j] = q.scale * sum;
     }
   }
-  for (int64_t h = 0; h < q.group; ++h) base[h] = kernels::LogSumExp(&scores[h * n], n);
-  kernels::GroupScore(scores.data(), q.group, n, n, base.data(), group_scores.data());
+  kernels::GroupScore(scores.data(), q.group, n, n, q.lse, group_scores.data());
   best.resize(q.top_k);
   const int64_t kept = kernels::TopK(group_scores.data(), n, q.top_k, best.data(), scratch);
   std::vector<Position> joined(kept);

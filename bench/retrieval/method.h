@@ -22,6 +22,7 @@ struct Question {
   const float* queries = nullptr;  // [group, head_dim]
   int64_t group = 0;
   float scale = 0;
+  const float* lse = nullptr;  // [group]: of the zone, exact: given to peers for nothing
   RowRange zone;
   int64_t top_k = 0;
   int32_t effort = 0;
@@ -46,7 +47,6 @@ struct MethodKind {
   std::function<std::vector<int32_t>(int64_t top_k)> efforts;
   // An effort at which the exact rows must come out; -1: there is none.
   int32_t exact_effort = -1;
-  double exact_recall = 0.995;  // at that effort; less where heads are joined by what they found
   std::optional<kvstore::IndexParams> params;  // of ours
   // queries: to build from; not those that are measured. Unimplemented: not there yet.
   std::function<absl::StatusOr<std::unique_ptr<Method>>(const kvstore::Rows& keys,
@@ -63,7 +63,8 @@ std::vector<MethodKind> ExactPeers();  // BLAS, and Quest-style page bounds
 std::vector<float> CopyRows(const kvstore::Rows& rows);
 
 // Peers that search for each q head on its own: of the union of what they found, the top_k best by
-// group score. rows: as the peer keeps them.
+// group score, with the zone's true lse: what is lost is lost by the search. rows: as the peer
+// keeps them.
 void JoinHeads(const Question& question, const float* rows, int64_t head_dim,
                std::vector<Position>& ids);
 

@@ -28,12 +28,10 @@ Scratch& ThreadScratch() {
   return scratch;
 }
 
-// The best `wanted` of n by group score, each head against its own lse over the n.
-int64_t Best(Scratch& s, int64_t group, int64_t n, int64_t stride, int64_t wanted) {
-  s.base.resize(group);
+// The best `wanted` of n by group score.
+int64_t Best(Scratch& s, const float* base, int64_t group, int64_t n, int64_t wanted) {
   s.group_scores.resize(n);
-  for (int64_t h = 0; h < group; ++h) s.base[h] = kernels::LogSumExp(&s.scores[h * stride], n);
-  kernels::GroupScore(s.scores.data(), group, n, stride, s.base.data(), s.group_scores.data());
+  kernels::GroupScore(s.scores.data(), group, n, n, base, s.group_scores.data());
   s.best.resize(std::min(wanted, n));
   return kernels::TopK(s.group_scores.data(), n, static_cast<int64_t>(s.best.size()), s.best.data(),
                        s.topk);
@@ -50,7 +48,9 @@ class BlasExact : public Method {
                 static_cast<int>(n), static_cast<int>(d_), q.scale, q.queries, static_cast<int>(d_),
                 &rows_[q.zone.begin * d_], static_cast<int>(d_), 0, s.scores.data(),
                 static_cast<int>(n));
-    const int64_t found = Best(s, q.group, n, n, q.top_k);
+    s.base.resize(q.group);  // it scores all rows: the lse is its own
+    for (int64_t h = 0; h < q.group; ++h) s.base[h] = kernels::LogSumExp(&s.scores[h * n], n);
+    const int64_t found = Best(s, s.base.data(), q.group, n, q.top_k);
     ids.resize(found);
     for (int64_t i = 0; i < found; ++i) ids[i] = q.zone.begin + s.best[i];
     return absl::OkStatus();
@@ -104,7 +104,7 @@ class PageBounds : public Method {
     kernels::DotScore(s.queries.data(), q.group, 2 * d_, &bounds_[first * 2 * d_], pages, q.scale,
                       s.scores.data(), pages);
     const int64_t wanted = (std::max<int64_t>(q.effort, q.top_k) + kPageRows - 1) / kPageRows;
-    const int64_t found = Best(s, q.group, pages, pages, wanted);
+    const int64_t found = Best(s, q.lse, q.group, pages, wanted);
     ids.clear();
     for (int64_t i = 0; i < found; ++i) {
       const Position begin = std::max(q.zone.begin, (first + s.best[i]) * kPageRows);
@@ -119,7 +119,7 @@ class PageBounds : public Method {
     kernels::DotScoreRows(q.queries, q.group, d_, s.pointers.data(), n, q.scale, s.scores.data(),
                           n);
     if (n <= q.top_k) return absl::OkStatus();
-    const int64_t kept = Best(s, q.group, n, n, q.top_k);
+    const int64_t kept = Best(s, q.lse, q.group, n, q.top_k);
     std::vector<Position> best(kept);
     for (int64_t i = 0; i < kept; ++i) best[i] = ids[s.best[i]];
     ids.swap(best);

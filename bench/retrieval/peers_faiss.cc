@@ -142,7 +142,6 @@ std::vector<MethodKind> FaissPeers() {
   MethodKind ivf{.name = "faiss-ivf", .peer = true, .effort_name = "nprobe"};
   ivf.efforts = [](int64_t) { return std::vector<int32_t>{8, 32, 128}; };
   ivf.exact_effort = 1 << 20;
-  ivf.exact_recall = 0.9;
   ivf.build = Build<FaissIvf>;
   return {hnsw, ivf};
 }

@@ -319,9 +319,8 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
     auto to = from;
     while (to != scratch.selected.end() && to->first < end) ++to;
     SegmentEstimate estimate(summaries, p, segment, scratch);
-    RETURN_IF_ERROR(estimate.Compute({&*scratch.selected.begin() + (from - scratch.selected.begin()),
-                                      static_cast<size_t>(to - from)},
-                                     out, lse));
+    const auto* const first = scratch.selected.data() + (from - scratch.selected.begin());
+    RETURN_IF_ERROR(estimate.Compute({first, static_cast<size_t>(to - from)}, out, lse));
     kernels::MergeStates(p.out, p.lse, out, lse, p.group, d);
     from = to;
     at = end;

@@ -197,6 +197,7 @@ extern "C" const char* __tsan_default_suppressions() {
          "called_from_lib:libabsl_status.so\n"
          "called_from_lib:libabsl_cord.so\n"
          "called_from_lib:libupb.so\n"
+         "race:absl::debian3::time_internal::cctz::time_zone::Impl::LoadTimeZone\n"
          "race:absl::debian3::Status::UnrefNonInlined\n"
          "race:absl::debian3::inlined_vector_internal::Storage<absl::debian3::status_internal::Payload\n";
 }

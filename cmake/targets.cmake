@@ -49,8 +49,11 @@ function(carrel_test name)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} COST ${cost} LABELS "${arg_LABELS}")
 endfunction()
 
+# Not built with the tests; `./run bench` builds the one it runs, CI all of them.
+add_custom_target(benches)
 function(carrel_bench name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
-  add_executable(${name} ${arg_SOURCES})
+  add_executable(${name} EXCLUDE_FROM_ALL ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE carrel_flags ${arg_DEPS} benchmark::benchmark)
+  add_dependencies(benches ${name})
 endfunction()

@@ -1,0 +1,98 @@
+#include <cuda_bf16.h>
+
+#include "kernels/linear/linear_cuda.h"
+
+namespace carrel::kernels {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kRows = 2;   // of a warp: they share what is read of x
+constexpr int kAhead = 4;  // loads in flight per lane and row
+
+// Weights pass once: they need no place in L1.
+__device__ __forceinline__ uint4 LoadOnce(const uint4* p) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p));
+  return v;
+}
+
+__device__ __forceinline__ float Dot8(const uint4& a, const uint4& b) {
+  const auto* u = reinterpret_cast<const __nv_bfloat162*>(&a);
+  const auto* v = reinterpret_cast<const __nv_bfloat162*>(&b);
+  float sum = 0;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float2 p = __bfloat1622float2(u[e]), q = __bfloat1622float2(v[e]);
+    sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
+  }
+  return sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) GemvKernel(const uint4* x, const uint4* w, const T* bias,
+                                                       int pieces, int64_t out, bool accumulate,
+                                                       T* y) {
+  const int lane = threadIdx.x % 32;
+  const int64_t row = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kRows;
+  if (row >= out) return;  // out is even: both rows are there or none
+  const uint4* const rows[kRows] = {w + row * pieces, w + (row + 1) * pieces};
+  float sum[kRows] = {};
+  int c = lane;
+  for (; c + 32 * (kAhead - 1) < pieces; c += 32 * kAhead) {
+    uint4 weights[kRows][kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) weights[r][i] = LoadOnce(rows[r] + c + 32 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const uint4 values = __ldg(x + c + 32 * i);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sum[r] += Dot8(weights[r][i], values);
+    }
+  }
+  for (; c < pieces; c += 32) {
+    const uint4 values = __ldg(x + c);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] += Dot8(LoadOnce(rows[r] + c), values);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    for (int step = 16; step > 0; step /= 2) sum[r] += __shfl_xor_sync(~0u, sum[r], step);
+  }
+  if (lane >= kRows) return;
+  float value = lane == 0 ? sum[0] : sum[1];
+  if (bias != nullptr) value += static_cast<float>(bias[row + lane]);
+  if (accumulate) value += static_cast<float>(y[row + lane]);
+  y[row + lane] = static_cast<T>(value);
+}
+
+}  // namespace
+
+cudaError_t GemvCuda(const LinearCudaParams& p, cudaStream_t stream) {
+  if (p.n != 1 || p.in < 8 || p.in % 8 != 0 || p.out < 1 || p.out % kRows != 0 ||
+      (p.accumulate && !p.y_is_float)) {
+    return cudaErrorInvalidValue;
+  }
+  constexpr int64_t kBlockRows = kWarps * kRows;
+  const unsigned blocks = static_cast<unsigned>((p.out + kBlockRows - 1) / kBlockRows);
+  const auto* x = static_cast<const uint4*>(p.x);
+  const auto* w = static_cast<const uint4*>(p.w);
+  const int pieces = static_cast<int>(p.in / 8);
+  if (p.y_is_float) {
+    GemvKernel<float><<<blocks, kThreads, 0, stream>>>(
+        x, w, static_cast<const float*>(p.bias), pieces, p.out, p.accumulate,
+        static_cast<float*>(p.y));
+  } else {
+    GemvKernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(
+        x, w, static_cast<const __nv_bfloat16*>(p.bias), pieces, p.out, false,
+        static_cast<__nv_bfloat16*>(p.y));
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace carrel::kernels

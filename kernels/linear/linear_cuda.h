@@ -1,0 +1,50 @@
+// What:   y = x W^T + b on the GPU, bf16 with fp32 sums: cuBLASLt, and a kernel of our own for one
+//         token, whose time is that of reading the weights.
+// Math:   y[i, o] = (accumulate ? y[i, o] : 0) + sum_c x[i, c] * w[o, c] + bias[o]
+// Shapes: x [n, in], w [out, in] bf16, y [n, out] f32 or bf16, bias [out] of y's type or null;
+//         contiguous device memory, 16-byte aligned; in and out multiples of 8.
+// Edge:   n == 0 does nothing. accumulate needs y f32.
+// Errors: cudaErrorInvalidValue sizes that do not fit; cudaErrorUnknown what cuBLASLt refuses.
+// Threads: one caller at a time per object, and one stream at a time: the workspace is shared.
+//          Only enqueues; a shape met for the first time costs some 100 us of the host.
+// Cost:   n == 1: reads w once at memory speed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/runtime.h"
+
+namespace carrel::kernels {
+
+struct LinearCudaParams {
+  const void* x = nullptr;
+  const void* w = nullptr;
+  const void* bias = nullptr;
+  int64_t n = 0;
+  int64_t in = 0;
+  int64_t out = 0;
+  void* y = nullptr;
+  bool y_is_float = true;
+  bool accumulate = false;
+};
+
+cudaError_t GemvCuda(const LinearCudaParams& params, cudaStream_t stream);  // n == 1
+
+class LinearCuda {
+ public:
+  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+
+  // workspace: kWorkspaceBytes of device memory that outlive this, 256-byte aligned.
+  static absl::StatusOr<std::unique_ptr<LinearCuda>> Create(void* workspace);
+  virtual ~LinearCuda() = default;
+
+  // GemvCuda for one token, else Gemm.
+  cudaError_t Run(const LinearCudaParams& params, cudaStream_t stream) {
+    return params.n == 1 ? GemvCuda(params, stream) : Gemm(params, stream);
+  }
+  virtual cudaError_t Gemm(const LinearCudaParams& params, cudaStream_t stream) = 0;
+};
+
+}  // namespace carrel::kernels

@@ -1,0 +1,52 @@
+// What:   causal attention of a chunk of new tokens over all earlier keys and themselves, all heads,
+//         on the GPU; exact, blocked over keys (online softmax).
+// Math:   token i sees keys j < min(rows, first_position + i + 1):
+//         out[i, h] = sum_j softmax_j(scale * <q[i, h], k[g, j]>) v[g, j],  g = h / (q_heads /
+//         kv_heads);  lse[i, h] = ln sum_j exp(scale * <q[i, h], k[g, j]>)
+// Source: FlashAttention-2 (Dao 2023, algorithm 1) with mma.sync; FlashAttention-3 (Shah et al.
+//         2024, section 3: warp specialisation, ping-pong of two warpgroups, the next QK^T in
+//         flight beside PV) with wgmma and TMA.
+// Shapes: q, out [n, q_heads, head_dim] bf16 contiguous; k, v bf16: head g begins at g * kv_stride
+//         elements, its rows [rows, head_dim] are contiguous; lse [n, q_heads] f32 or null. Device
+//         memory, 16-byte aligned; kv_stride a multiple of 8.
+// Units:  scale includes 1/sqrt(head_dim); keys are after RoPE; lse is a natural logarithm.
+// Edge:   n == 0 does nothing. A token that sees no key: out = 0, lse = -inf. first_position >=
+//         rows: no mask, every token sees every key. Keys past the rows that a token sees are never
+//         multiplied; rows at and past `rows` are never read.
+// Errors: cudaErrorInvalidValue a head_dim that no variant has (16, 32, 64, 96, 128 have one).
+// Threads: reentrant; only enqueues.
+// Cost:   4 * n * keys * head_dim flops a head; K and V are read once per 64 or 128 tokens and head,
+//         from L2 but for the first reader.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cuda/runtime.h"
+
+namespace carrel::kernels {
+
+struct PrefillAttentionCudaParams {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  int64_t kv_stride = 0;
+  int64_t n = 0;
+  int64_t first_position = 0;
+  int64_t rows = 0;
+  int32_t q_heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  float scale = 0;
+  void* out = nullptr;
+  float* lse = nullptr;
+};
+
+// kWgmma: compute capability 9.0, head_dim 64 or 128. kMma: 8.0 and later.
+enum class PrefillAttentionVariant { kAuto, kMma, kWgmma };
+
+bool PrefillAttentionHas(PrefillAttentionVariant variant, int32_t head_dim);
+
+cudaError_t PrefillAttentionCuda(const PrefillAttentionCudaParams& params, cudaStream_t stream,
+                                 PrefillAttentionVariant variant = PrefillAttentionVariant::kAuto);
+
+}  // namespace carrel::kernels

@@ -1,0 +1,47 @@
+// What:   finishes fresh queries, keys and values on the GPU in one pass: bias, per-head norm, rotary
+//         position embedding, and placement of keys and values among a layer's rows.
+// Math:   with x = qkv + bias, and for q and k, if norms are given, x <- rms_norm(x of a head):
+//         q and k as rope.h; v as it is.
+// Source: as rope.h; the per-head norm is that of Qwen3 checkpoints.
+// Shapes: qkv [n, (q_heads + 2 kv_heads) * head_dim] f32: all q heads, then k, then v; bias f32 of one
+//         row or null; q_norm, k_norm [head_dim] f32 or null; inv_freq [head_dim / 2] f32.
+//         q [n, q_heads, head_dim] bf16; q_exact the same before rounding, f32, or null.
+//         k, v: head g begins at g * kv_stride elements; token i becomes row first_row + i. Null: the
+//         queries alone, and qkv has q heads only.
+// Units:  token i stands at first_position + i; *step, if given, is added to first_position and
+//         first_row when the kernel runs, so that a captured graph can be replayed.
+// Edge:   n == 0 does nothing.   Errors: cudaErrorInvalidValue an odd head_dim or one over 256.
+// Threads: reentrant; only enqueues. A token's result does not depend on n.
+// Cost:   reads qkv once, writes q, k, v once; the angles are computed once per token.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cuda/runtime.h"
+
+namespace carrel::kernels {
+
+struct RopeCudaParams {
+  const float* qkv = nullptr;
+  const float* bias = nullptr;
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  float eps = 0;
+  const float* inv_freq = nullptr;
+  int64_t n = 0;
+  int32_t q_heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int64_t first_position = 0;
+  int64_t first_row = 0;
+  const int32_t* step = nullptr;
+  void* q = nullptr;
+  float* q_exact = nullptr;
+  void* k = nullptr;
+  void* v = nullptr;
+  int64_t kv_stride = 0;
+};
+
+cudaError_t RopeCuda(const RopeCudaParams& params, cudaStream_t stream);
+
+}  // namespace carrel::kernels

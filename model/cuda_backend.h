@@ -1,0 +1,85 @@
+// What:      the forward pass of a model's layers on a GPU, but for attention: what Backend is on the
+//            CPU, on device memory. The two share no class: a GPU enqueues, keeps bf16 rows in place
+//            and counts positions on the device (docs/decisions/018-where-the-devices-part.md).
+// Math:      products of bf16 operands with fp32 sums; the hidden state, norms, RoPE and the gate in
+//            fp32; q, k, v and what enters a product are rounded to bf16.
+// Shapes:    hidden [n, hidden_size] f32; q, attended [n, q_heads, head_dim] bf16; logits
+//            [n, vocab_size] f32; contiguous device memory. n <= block_tokens.
+// Errors:    Create: Unimplemented a shape that no kernel has (names it); ResourceExhausted device
+//            memory; Unavailable no device. Later: what CUDA says.
+// Threads:   one caller at a time. Every call enqueues on one stream and returns; all but Create can
+//            be captured in a graph once they ran before with the same n.
+// Cost:      Create allocates everything: weights and Bytes() - weights of scratch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/buffer.h"
+#include "common/cuda/stream.h"
+#include "common/thread_pool.h"
+#include "kernels/linear/linear_cuda.h"
+#include "model/config.h"
+#include "model/cuda_weights.h"
+
+namespace carrel::model {
+
+// Where fresh rows of a layer go, and where their tokens stand.
+struct CudaPlacement {
+  Position first_position = 0;
+  int64_t first_row = 0;
+  const int32_t* step = nullptr;  // device; added to both when the work runs, if not null
+  void* k = nullptr;              // [kv_heads], kv_stride elements apart, of [rows, head_dim] bf16
+  void* v = nullptr;
+  int64_t kv_stride = 0;
+};
+
+class CudaBackend {
+ public:
+  // Device bytes that Create takes.
+  static int64_t Bytes(const ModelConfig& config, int64_t block_tokens);
+  // Ok, or why no GPU backend can be made here: no device, or a shape that it does not run.
+  static absl::Status Check(const ModelConfig& config);
+
+  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const ModelConfig& config,
+                                                             std::shared_ptr<const Weights> weights,
+                                                             int64_t block_tokens, ThreadPool* pool);
+
+  // ids: device; checked by the caller.
+  absl::Status Embed(const int32_t* ids, int64_t n, float* hidden);
+  // q_exact [n, q_heads, head_dim] f32: q before rounding; may be null.
+  absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n, const CudaPlacement& placement,
+                          void* q, float* q_exact);
+  // The query alone, as Backend::ProjectQuery; of the placement only positions count.
+  absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n,
+                            const CudaPlacement& placement, void* q, float* q_exact);
+  absl::Status FinishLayer(Layer layer, const void* attended, int64_t n, float* hidden);
+  absl::Status Logits(const float* hidden, int64_t n, float* logits);
+
+  const ModelConfig& config() const { return config_; }
+  const cuda::Stream& stream() const { return stream_; }
+  int64_t block_tokens() const { return block_tokens_; }
+
+ private:
+  CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens);
+  absl::Status Norm(const float* hidden, int64_t n, const float* w);
+  absl::Status Linear(const CudaMatrix& matrix, const void* x, int64_t n, void* y, bool y_is_float,
+                      bool accumulate);
+  absl::Status Rotate(Layer layer, const CudaMatrix& matrix, int64_t n,
+                      const CudaPlacement& placement, void* q, float* q_exact, bool query_only);
+
+  const ModelConfig config_;
+  const CudaWeights weights_;
+  const int64_t block_tokens_;
+  cuda::Stream stream_;
+  cuda::DeviceBuffer<uint8_t> scratch_;
+  std::unique_ptr<kernels::LinearCuda> linear_;
+  // In scratch_; projected_ and gate_up_ share their place.
+  void* normed_ = nullptr;      // [block_tokens, hidden_size] bf16
+  float* projected_ = nullptr;  // [block_tokens, (q_heads + 2 kv_heads) head_dim]
+  void* gate_up_ = nullptr;     // [block_tokens, 2 intermediate_size] bf16
+  void* gated_ = nullptr;       // [block_tokens, intermediate_size] bf16
+};
+
+}  // namespace carrel::model

@@ -1,0 +1,63 @@
+// What:      a checkpoint's weights in device memory: bf16 matrices, fp32 vectors.
+// Shapes:    row-major as in the checkpoint. q, k and v stand below each other in one matrix, so do
+//            gate and up: one product each.
+// Math:      f32 and f16 are rounded to bf16; bf16 is copied.
+// Errors:    ResourceExhausted device memory; what CUDA says.
+// Ownership: one allocation; the mapped checkpoint is not needed after Load.
+// Threads:   immutable.
+// Cost:      Load reads every weight once, through pinned memory; the pool shares the copying.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/buffer.h"
+#include "common/thread_pool.h"
+#include "model/config.h"
+
+namespace carrel::model {
+
+class Weights;
+
+struct CudaMatrix {
+  const void* w = nullptr;     // [out, in] bf16
+  const void* bias = nullptr;  // [out] or null: f32, but bf16 of gate_up
+  int64_t out = 0;
+  int64_t in = 0;
+};
+
+struct CudaLayerWeights {
+  CudaMatrix qkv, o, gate_up, down;
+  const float* attention_norm = nullptr;
+  const float* mlp_norm = nullptr;
+  const float* q_norm = nullptr;  // null without qk_norm
+  const float* k_norm = nullptr;
+};
+
+class CudaWeights {
+ public:
+  // Device bytes of a model, known from its config alone.
+  static int64_t Bytes(const ModelConfig& config);
+  static absl::StatusOr<CudaWeights> Load(const ModelConfig& config, const Weights& weights,
+                                          ThreadPool* pool);
+
+  const void* embedding() const { return embedding_; }  // [vocab, hidden] bf16
+  const CudaMatrix& head() const { return head_; }
+  const CudaLayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
+  const float* final_norm() const { return final_norm_; }
+  const float* inv_freq() const { return inv_freq_; }
+
+ private:
+  friend class CudaWeightsLoader;
+  CudaWeights() = default;
+
+  cuda::DeviceBuffer<uint8_t> memory_;
+  const void* embedding_ = nullptr;
+  CudaMatrix head_;
+  std::vector<CudaLayerWeights> layers_;
+  const float* final_norm_ = nullptr;
+  const float* inv_freq_ = nullptr;
+};
+
+}  // namespace carrel::model

@@ -3,7 +3,8 @@ include(GoogleTest)
 
 add_library(carrel_flags INTERFACE)
 target_include_directories(carrel_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(carrel_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers)
+target_compile_options(carrel_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>)
 if(CARREL_DEBUG_INFO)
   target_compile_options(carrel_flags INTERFACE -g1)
 endif()

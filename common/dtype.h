@@ -2,13 +2,12 @@
 // Math:   to bf16 and fp16 round to nearest even; NaN stays NaN; widening is exact.
 #pragma once
 
-#include <bit>
 #include <cstdint>
-#include <cstring>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/bf16.h"
 
 namespace carrel {
 
@@ -16,16 +15,6 @@ enum class DType : uint8_t { kF32 = 0, kF16 = 1, kBf16 = 2, kI32 = 3, kI64 = 4 }
 
 int64_t DTypeBytes(DType dtype);
 absl::string_view DTypeName(DType dtype);  // "f32", "f16", "bf16", "i32", "i64"
-
-inline float Bf16ToFloat(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
-
-inline uint16_t FloatToBf16(float x) {
-  uint32_t bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u)
-    return static_cast<uint16_t>((bits >> 16) | 0x40);  // quiet NaN
-  bits += 0x7fffu + ((bits >> 16) & 1);
-  return static_cast<uint16_t>(bits >> 16);
-}
 
 float F16ToFloat(uint16_t x);
 

@@ -1,4 +1,6 @@
-#include "common/dtype.h"
+#include <cstring>
+
+#include "common/bf16.h"
 #include "kernels/dot_score/dot_score.h"
 
 namespace carrel::kernels {

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "common/dtype.h"
+#include "common/bf16.h"
 #include "kernels/dot_score/dot_score.h"
 #include "kernels/group_score/group_score.h"
 #include "kernels/sparse_attention/sparse_attention.h"

@@ -1,0 +1,49 @@
+# The GPU backend, if CARREL_CUDA is on. Without it nothing of CUDA is looked for.
+#   carrel_cuda_library(NAME SOURCES... DEPS...)  device code: .cu files, and .cc files beside them
+#   carrel_gpu_test(NAME SOURCES... DEPS...)      a test program that needs a GPU; ctest label gpu
+#   cuda_code                                     target: everything that these two made
+option(CARREL_CUDA "build the CUDA backend" OFF)
+add_custom_target(cuda_code)
+if(NOT CARREL_CUDA)
+  return()
+endif()
+
+# One architecture while developing, "80;86;89;90" in releases.
+set(CMAKE_CUDA_ARCHITECTURES 90a CACHE STRING "GPU architectures to compile for")
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+endif()
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # programs need the driver alone
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -lineinfo")
+
+add_library(carrel_cuda_flags INTERFACE)
+target_include_directories(carrel_cuda_flags INTERFACE ${CMAKE_SOURCE_DIR})
+# -std as a flag: CMake 3.25 does not know that nvcc has C++20.
+target_compile_options(carrel_cuda_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
+  $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Werror>)
+target_link_libraries(carrel_cuda_flags INTERFACE CUDA::cudart_static)
+
+function(carrel_cuda_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC carrel_cuda_flags ${arg_DEPS})
+  add_dependencies(cuda_code ${name})
+endfunction()
+
+# One ctest entry per program: a process that uses the GPU takes longer to start than most tests do.
+function(carrel_gpu_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE carrel_cuda_flags ${arg_DEPS} GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE CARREL_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CARREL_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS gpu RUN_SERIAL TRUE TIMEOUT ${arg_TIMEOUT})
+  add_dependencies(cuda_code ${name})
+endfunction()

@@ -49,4 +49,8 @@ bool PrefillAttentionHas(PrefillAttentionVariant variant, int32_t head_dim);
 cudaError_t PrefillAttentionCuda(const PrefillAttentionCudaParams& params, cudaStream_t stream,
                                  PrefillAttentionVariant variant = PrefillAttentionVariant::kAuto);
 
+// One token, on host memory: out [q_heads, head_dim], lse [q_heads].
+void RefPrefillAttentionCuda(const PrefillAttentionCudaParams& params, int64_t token, float* out,
+                             float* lse);
+
 }  // namespace carrel::kernels

@@ -1,0 +1,21 @@
+# The GPU kernels of a model's forward pass.
+carrel_cuda_library(carrel_model_kernels_cuda
+  SOURCES
+    argmax/argmax.cu argmax/argmax_ref.cc
+    embedding/embedding.cu embedding/embedding_ref.cc
+    linear/gemv.cu linear/linear_cuda.cc
+    prefill_attention/prefill_attention.cu prefill_attention/prefill_attention_cuda_ref.cc
+    prefill_attention/prefill_attention_mma.cu prefill_attention/prefill_attention_wgmma.cu
+    rms_norm/rms_norm.cu rope/rope.cu silu_mul/silu_mul.cu
+  DEPS carrel_cuda carrel_common CUDA::cublasLt)
+
+carrel_gpu_test(model_kernels_gpu_test
+  SOURCES
+    argmax/argmax_gpu_test.cc
+    embedding/embedding_gpu_test.cc
+    linear/linear_gpu_test.cc
+    prefill_attention/prefill_attention_gpu_test.cc
+    rms_norm/rms_norm_gpu_test.cc rms_norm/rms_norm_ref.cc
+    rope/rope_gpu_test.cc rope/rope_ref.cc
+    silu_mul/silu_mul_gpu_test.cc silu_mul/silu_mul_ref.cc
+  DEPS carrel_model_kernels_cuda carrel_test_util)

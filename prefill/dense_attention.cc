@@ -10,13 +10,6 @@
 
 namespace carrel::prefill {
 
-std::vector<Position> SamplePositions(int64_t tokens, int64_t samples) {
-  samples = std::min(samples, tokens);
-  std::vector<Position> positions(static_cast<size_t>(samples));
-  for (int64_t i = 0; i < samples; ++i) positions[i] = (2 * i + 1) * tokens / (2 * samples);
-  return positions;
-}
-
 DenseAttention::DenseAttention(const AttentionShape& shape, int64_t tokens,
                                std::vector<Position> sample_positions, ThreadPool* pool)
     : shape_(shape),
@@ -94,7 +87,7 @@ LayerRows DenseAttention::TakeLayer(Layer layer) {
   rows.v.resize(shape_.kv_heads);
   pool_->ParallelFor(2 * shape_.kv_heads, [&](int64_t unit) {
     const std::vector<float>& from = unit % 2 == 0 ? k_[unit / 2] : v_[unit / 2];
-    std::vector<uint16_t>& to = unit % 2 == 0 ? rows.k[unit / 2] : rows.v[unit / 2];
+    RowArray& to = unit % 2 == 0 ? rows.k[unit / 2] : rows.v[unit / 2];
     to.resize(from.size());
     FloatToBf16(from, to.data());
   });

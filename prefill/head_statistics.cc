@@ -38,14 +38,14 @@ void AddSample(float* scores, int64_t keys, HeadStatistics& statistics) {
 
 }  // namespace
 
-std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const AttentionShape& shape, int64_t max_samples) {
+std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const AttentionShape& shape, int64_t max_samples, ThreadPool* pool) {
   const int64_t d = shape.head_dim;
   const int64_t samples = static_cast<int64_t>(rows.sample_positions.size());
   const int64_t used = std::min(samples, max_samples);
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
   std::vector<HeadStatistics> all(shape.q_heads);
-  std::vector<float> scores;
-  for (int32_t head = 0; head < shape.kv_heads; ++head) {
+  const auto add_head = [&](int64_t head) {
+    std::vector<float> scores;
     for (int64_t i = 0; i < used; ++i) {
       const int64_t sample = (2 * i + 1) * samples / (2 * used);
       const int64_t keys = rows.sample_positions[sample] + 1;
@@ -56,6 +56,11 @@ std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const A
         AddSample(scores.data() + h * keys, keys, all[head * shape.group() + h]);
       }
     }
+  };
+  if (pool != nullptr) {
+    pool->ParallelFor(shape.kv_heads, add_head);
+  } else {
+    for (int32_t head = 0; head < shape.kv_heads; ++head) add_head(head);
   }
   for (int32_t h = 0; h < shape.q_heads; ++h) {
     all[h].q_head = QHead(h);

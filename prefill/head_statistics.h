@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "common/thread_pool.h"
 #include "prefill/layer_rows.h"
 
 namespace carrel::prefill {
@@ -18,7 +19,7 @@ struct HeadStatistics {
   int64_t samples = 0;
 };
 
-// At most max_samples of the rows' sampled queries, evenly chosen. One entry per q head, in order.
-std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const AttentionShape& shape, int64_t max_samples);
+// At most max_samples of the rows' sampled queries, evenly chosen. One entry per q head, in order. The pool, if any, shares the KV heads.
+std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const AttentionShape& shape, int64_t max_samples, ThreadPool* pool = nullptr);
 
 }  // namespace carrel::prefill

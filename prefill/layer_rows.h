@@ -3,16 +3,51 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/ids.h"
+#include "common/status.h"
 
 namespace carrel::prefill {
 
+// Rows of one head: an array of its own, or a part of memory that it keeps alive (pinned memory into
+// which a GPU copied them).
+class RowArray {
+ public:
+  RowArray() = default;
+  RowArray(std::vector<uint16_t> own)  // NOLINT: the common case reads as an assignment
+      : own_(std::move(own)), data_(own_.data()), size_(own_.size()) {}
+  RowArray(uint16_t* data, size_t size, std::shared_ptr<void> owner)
+      : owner_(std::move(owner)), data_(data), size_(size) {}
+  RowArray(RowArray&&) = default;  // a moved vector keeps its address
+  RowArray& operator=(RowArray&&) = default;
+
+  // Of an array of its own.
+  void resize(size_t size) {
+    CARREL_CHECK(owner_ == nullptr);
+    own_.resize(size);
+    data_ = own_.data();
+    size_ = size;
+  }
+  uint16_t* data() { return data_; }
+  const uint16_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  uint16_t& operator[](size_t i) { return data_[i]; }
+  const uint16_t& operator[](size_t i) const { return data_[i]; }
+
+ private:
+  std::vector<uint16_t> own_;
+  std::shared_ptr<void> owner_;
+  uint16_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
 struct LayerRows {
   Layer layer;
-  std::vector<std::vector<uint16_t>> k;
-  std::vector<std::vector<uint16_t>> v;
+  std::vector<RowArray> k;
+  std::vector<RowArray> v;
   std::vector<std::vector<float>> queries;
   std::vector<Position> sample_positions;
 };

@@ -29,7 +29,7 @@ class LayerSst {
  public:
   LayerSst(kvstore::SstWriter& sst, ContextId context, Layer layer) : sst_(sst), context_(context), layer_(layer) {}
 
-  absl::Status AddRows(Kind kind, const std::vector<std::vector<uint16_t>>& heads, int64_t segment_elements, int64_t* bytes) {
+  absl::Status AddRows(Kind kind, const std::vector<RowArray>& heads, int64_t segment_elements, int64_t* bytes) {
     for (size_t head = 0; head < heads.size(); ++head) {
       const int64_t elements = static_cast<int64_t>(heads[head].size());
       uint32_t segment = 0;
@@ -70,7 +70,7 @@ class LayerSst {
 
 LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
                          kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index,
-                         int64_t summary_rows, ThreadPool* pool, int64_t statistics_samples)
+                         int64_t summary_rows, ThreadPool* pool, int64_t statistics_samples, int writers)
     : staging_(*staging),
       context_(context),
       shape_(shape),
@@ -79,15 +79,17 @@ LayerWriter::LayerWriter(const Staging* staging, ContextId context, const Attent
       auto_index_(std::move(auto_index)),
       summary_rows_(summary_rows),
       pool_(pool),
-      statistics_samples_(statistics_samples),
-      thread_([this] { Run(); }) {}
+      statistics_samples_(statistics_samples) {
+  CARREL_CHECK(writers >= 1);
+  for (int i = 0; i < writers; ++i) threads_.emplace_back([this] { Run(); });
+}
 
 LayerWriter::~LayerWriter() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
   }
-  thread_.join();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 absl::Status LayerWriter::Submit(LayerRows rows) {
@@ -95,6 +97,7 @@ absl::Status LayerWriter::Submit(LayerRows rows) {
   mu_.Await(absl::Condition(
       +[](LayerWriter* w) ABSL_NO_THREAD_SAFETY_ANALYSIS { return w->waiting_ == nullptr || !w->status_.ok(); }, this));
   if (!status_.ok()) return status_;
+  if (finished_.empty() && busy_ == 0 && written_ == 0) written_ = rows.layer.value();  // where a resumed job stands
   waiting_ = std::make_unique<LayerRows>(std::move(rows));
   return absl::OkStatus();
 }
@@ -103,7 +106,7 @@ absl::Status LayerWriter::Finish() {
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(
       +[](LayerWriter* w) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-        return (w->waiting_ == nullptr && !w->busy_) || !w->status_.ok();
+        return (w->waiting_ == nullptr && w->busy_ == 0) || !w->status_.ok();
       },
       this));
   return status_;
@@ -123,17 +126,19 @@ void LayerWriter::Run() {
           +[](LayerWriter* w) ABSL_NO_THREAD_SAFETY_ANALYSIS { return w->waiting_ != nullptr || w->stopping_; }, this));
       if (waiting_ == nullptr) return;
       rows = std::move(waiting_);
-      busy_ = true;
+      ++busy_;
     }
     const absl::Status status = Write(*rows);
     absl::MutexLock lock(&mu_);
-    busy_ = false;
+    --busy_;
     if (!status.ok()) {
-      status_ = status;
+      status_.Update(status);  // the first one counts
       waiting_ = nullptr;
       return;
     }
-    written_ = rows->layer.value() + 1;
+    // Layers may be done out of turn; what counts is how far they go without a gap.
+    finished_.insert(rows->layer.value());
+    while (finished_.erase(written_) > 0) ++written_;
   }
 }
 
@@ -209,7 +214,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   sizes.set_sampled_query_bytes(query_bytes);
   sizes.set_index_bytes(index_bytes);
   sizes.set_summary_bytes(summary_bytes);
-  for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, statistics_samples_)) {
+  for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, statistics_samples_, pool_)) {
     v1::HeadStatistics& out_head = *fragment.add_head_statistics();
     out_head.set_layer(rows.layer.value());
     out_head.set_q_head(head.q_head.value());

@@ -1,17 +1,20 @@
 // What:    turns a finished layer into its SST file, beside the forward pass: index, summaries, head statistics, segments, sync, then the layer's fragment of the manifest.
 // Errors:  the first failure stops the writer; Submit and Finish return it.
-// Threads: one producer; one writer thread of its own, which shares the pool for index building.
+// Threads: one producer; `writers` threads of its own, which share the pool for index building. One suffices a CPU; a GPU computes layers faster than one
+//          thread writes them.
 //
 // Invariants
 //   1. A layer's fragment file exists only if its SST is complete and synced: a resumed job trusts exactly the layers that have one.
-//   2. At most one layer waits while another is written: Submit blocks, so memory is bounded by three layers' rows.
+//   2. At most one layer waits while `writers` others are written: Submit blocks, so memory is bounded by writers + 2 layers' rows.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -28,12 +31,12 @@ class LayerWriter {
   // statistics_samples: queries of each q head whose exact attention is described in the manifest.
   LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
               kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
-              ThreadPool* pool, int64_t statistics_samples = 64);
+              ThreadPool* pool, int64_t statistics_samples = 64, int writers = 1);
   ~LayerWriter();
 
   absl::Status Submit(LayerRows rows);
   absl::Status Finish();  // waits for everything submitted
-  // Layers [0, written()) are complete on disk.
+  // Layers before written() are complete on disk.
   int32_t written() const;
 
  private:
@@ -52,11 +55,12 @@ class LayerWriter {
 
   mutable absl::Mutex mu_;
   std::unique_ptr<LayerRows> waiting_ ABSL_GUARDED_BY(mu_);
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  int busy_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   int32_t written_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<int32_t> finished_ ABSL_GUARDED_BY(mu_);  // layers after written_ that are complete
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace carrel::prefill

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -15,9 +16,8 @@
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
-#include "model/transformer.h"
-#include "prefill/dense_attention.h"
 #include "prefill/job.h"
+#include "prefill/layer_forward.h"
 #include "prefill/layer_writer.h"
 #include "prefill/staging.h"
 
@@ -101,6 +101,20 @@ double LayerShare(const model::ModelConfig& config, int64_t done, int64_t tokens
   return work(static_cast<double>(done)) / work(static_cast<double>(tokens));
 }
 
+// Threads that write layers. A CPU computes a layer more slowly than one thread writes it.
+int Writers(model::Device device) { return device == model::Device::kCpu ? 1 : 4; }
+
+// A GPU passes through a layer in less time than its hidden state takes to write: it is kept once a minute.
+absl::Duration HiddenInterval(model::Device device) {
+  return device == model::Device::kCpu ? absl::ZeroDuration() : absl::Minutes(1);
+}
+
+// Queries of each q head whose exact attention is described. Beside a GPU it is the CPU's work that takes the time.
+int64_t StatisticsSamples(model::Device device, int64_t tokens) {
+  constexpr int64_t kSamples = 64, kLeast = 8, kScoredKeys = 1 << 20;  // of a q head
+  return device == model::Device::kCpu ? kSamples : std::clamp(kScoredKeys / tokens, kLeast, kSamples);
+}
+
 // One run of a job, from the layer it stands at to publication.
 class Job {
  public:
@@ -113,64 +127,103 @@ class Job {
         staging_(std::move(staging)),
         store_(store),
         pool_(pool),
-        progress_(progress),
-        backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool)) {}
+        progress_(progress) {}
 
   absl::StatusOr<PrefillReport> Run() {
+    RETURN_IF_ERROR(MakeForward());  // loading weights onto a GPU is no part of the job's time, as on the CPU
     const absl::Time start = absl::Now();
     RETURN_IF_ERROR(FindStart());
     const int32_t layers = checkpoint_.config.shape.layers;
     if (first_layer_ < layers) RETURN_IF_ERROR(ComputeLayers(start));
+    report_.compute_seconds = absl::ToDoubleSeconds(computed_ - start);
     progress_.Step(1, "publishing");
     const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
     RETURN_IF_ERROR(Publish(seconds));
     progress_.Clear();
-    PrefillReport report;
-    report.tokens = job_.tokens();
-    report.resumed_layers = first_layer_;
-    report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
-    report.tokens_per_s = static_cast<double>(job_.tokens()) * (layers - first_layer_) / layers / report.seconds;
-    report.peak_memory_bytes = PeakMemoryBytes();
-    CountBytes(job_, report);
-    return report;
+    report_.tokens = job_.tokens();
+    report_.resumed_layers = first_layer_;
+    report_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    report_.tokens_per_s = static_cast<double>(job_.tokens()) * (layers - first_layer_) / layers / report_.seconds;
+    report_.peak_memory_bytes = PeakMemoryBytes();
+    report_.times = forward_->times();
+    report_.device_bytes = forward_->device_bytes();
+    CountBytes(job_, report_);
+    return report_;
   }
 
  private:
+  absl::Status MakeForward() {
+    const int64_t tokens = job_.tokens();
+    std::vector<Position> samples = SamplePositions(tokens, config_.sampled_queries);
+    if (config_.device == model::Device::kCpu) {
+      forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), config_.block_tokens, pool_);
+      return absl::OkStatus();
+    }
+    const int rows_ahead = Writers(config_.device) + 2;  // one waits, one is computed
+    ASSIGN_OR_RETURN(forward_, MakeCudaForward(checkpoint_, tokens, std::move(samples), config_.gpu_memory, rows_ahead, pool_));
+    return absl::OkStatus();
+  }
+
   // The latest layer whose predecessors are all on disk and whose input is at hand.
   absl::Status FindStart() {
-    hidden_.resize(tokens_.size() * static_cast<size_t>(checkpoint_.config.hidden_size));
     const int32_t layers = checkpoint_.config.shape.layers;
     for (first_layer_ = staging_.FinishedLayers(layers); first_layer_ > 0; --first_layer_) {
       if (first_layer_ == layers) return absl::OkStatus();
-      const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden_);
-      if (status.ok()) return absl::OkStatus();
+      std::vector<float> hidden(tokens_.size() * static_cast<size_t>(checkpoint_.config.hidden_size));
+      const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden);
+      if (status.ok()) {
+        kept_.push_back(first_layer_);
+        return forward_->SetHidden(std::move(hidden));
+      }
       if (!absl::IsNotFound(status) && !absl::IsDataLoss(status)) return status;
       staging_.DropLayer(Layer(first_layer_ - 1));  // it will be written again, and is not finished until it was
     }
-    return backend_->Embed(tokens_, hidden_.data());
+    return forward_->Embed(tokens_);
   }
 
   absl::Status ComputeLayers(absl::Time start) {
     const model::ModelConfig& config = checkpoint_.config;
     const int64_t tokens = job_.tokens();
-    DenseAttention attention(config.shape, tokens, SamplePositions(tokens, config_.sampled_queries), pool_);
-    model::Transformer transformer(backend_.get());
     LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index,
-                       config_.auto_index, config_.summary_rows, pool_);
+                       config_.auto_index, config_.summary_rows, pool_, StatisticsSamples(config_.device, tokens),
+                       Writers(config_.device));
+    last_kept_ = absl::Now();
+    absl::Duration waited;
     for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {
-      for (int64_t at = 0; at < tokens; at += config_.block_tokens) {
-        const int64_t n = std::min(config_.block_tokens, tokens - at);
-        RETURN_IF_ERROR(transformer.ForwardLayer(layer, n, at, &hidden_[at * config.hidden_size], attention));
-        progress_.Update(Share(layer, at + n), Describe(start, layer, at + n));
-      }
-      // The input of the next layer is on disk before the layer counts as finished; older inputs go when they cannot be needed any more.
-      if (layer.next().value() < config.shape.layers) RETURN_IF_ERROR(staging_.WriteHidden(layer.next(), hidden_));
-      RETURN_IF_ERROR(writer.Submit(attention.TakeLayer(layer)));
-      for (int32_t old = writer.written() - 1; old >= 0; --old) staging_.DropHidden(Layer(old));
+      ASSIGN_OR_RETURN(LayerRows rows, forward_->Run(layer, [&](int64_t done) {
+                         progress_.Update(Share(layer, done), Describe(start, layer, done));
+                       }));
+      RETURN_IF_ERROR(KeepHidden(layer.next()));
+      const absl::Time submitted = absl::Now();
+      RETURN_IF_ERROR(writer.Submit(std::move(rows)));
+      waited += absl::Now() - submitted;
+      DropHidden(writer.written());
       progress_.Step(Share(layer, tokens), Describe(start, layer, tokens));
     }
+    computed_ = absl::Now();
     progress_.Update(1, "waiting for the last index");
-    return writer.Finish();
+    RETURN_IF_ERROR(writer.Finish());
+    report_.index_wait_seconds = absl::ToDoubleSeconds(waited + (absl::Now() - computed_));
+    return absl::OkStatus();
+  }
+
+  // The input of a layer is on disk before the layer before it counts as finished.
+  absl::Status KeepHidden(Layer layer) {
+    if (layer.value() == checkpoint_.config.shape.layers) return absl::OkStatus();
+    if (absl::Now() - last_kept_ < HiddenInterval(config_.device)) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const absl::Span<const float> hidden, forward_->Hidden());
+    RETURN_IF_ERROR(staging_.WriteHidden(layer, hidden));
+    kept_.push_back(layer.value());
+    last_kept_ = absl::Now();
+    return absl::OkStatus();
+  }
+
+  // Of the states that a restart could begin with, the latest is enough.
+  void DropHidden(int32_t written) {
+    while (kept_.size() > 1 && kept_[1] <= written) {
+      staging_.DropHidden(Layer(kept_.front()));
+      kept_.pop_front();
+    }
   }
 
   double Share(Layer layer, int64_t done) const {
@@ -200,9 +253,12 @@ class Job {
   kvstore::Store& store_;
   ThreadPool* const pool_;
   Progress& progress_;
-  const std::unique_ptr<model::Backend> backend_;
-  std::vector<float> hidden_;  // [tokens, hidden_size]: what enters the layer at hand
+  std::unique_ptr<LayerForward> forward_;
+  std::deque<int32_t> kept_;  // layers whose input is on disk, ascending
+  absl::Time last_kept_;
+  absl::Time computed_ = absl::Now();
   int32_t first_layer_ = 0;
+  PrefillReport report_;
 };
 
 }  // namespace

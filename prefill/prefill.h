@@ -1,8 +1,10 @@
 // What:   the prefill job: document -> hidden states -> layer by layer K, V, index, SST -> one published context.
 // Source: layer-major order (architecture section 7): all tokens pass layer l before any passes l + 1, so that a layer's K and V are final at once.
 // Errors: AlreadyExists the name is taken; InvalidArgument an empty document, one longer than max_position_embeddings, a token outside the vocabulary;
+//         Unavailable no GPU, ResourceExhausted one with too little memory, FailedPrecondition a build without CUDA, if the device is one;
 //         FailedPrecondition the store is locked, or an interrupted job of this name had another input; ResourceExhausted disk full (checked before the work
 //         starts, and met at any write). After any failure and after kill -9 the finished layers stay in the staging folder and the same call goes on from there.
+//         (On a GPU the last minute before an interruption may be lost: a hidden state is written once a minute.)
 // Cost:   memory: 4 bytes * tokens * hidden_size, and of one layer 8 + up to 3 * 4 bytes * tokens * kv_heads * head_dim; weights stay mapped.
 #pragma once
 
@@ -17,6 +19,8 @@
 #include "kvstore/index/auto_index.h"
 #include "kvstore/index/index.h"
 #include "model/checkpoint.h"
+#include "model/device.h"
+#include "prefill/layer_forward.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -37,6 +41,8 @@ struct PrefillConfig {
   int64_t segment_tokens = 65536;   // rows per stored segment, a power of two >= 16
   int64_t sampled_queries = 256;    // per layer and q head, kept with the context; 1 .. 65536
   int64_t block_tokens = 512;       // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
+  model::Device device = model::Device::kCpu;
+  int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of a GPU's memory
   bool restart = false;             // discard an interrupted job instead of going on with it
 };
 
@@ -49,6 +55,10 @@ struct PrefillReport {
   int64_t stored_bytes = 0;
   int64_t index_bytes = 0;
   int64_t summary_bytes = 0;
+  int64_t device_bytes = 0;        // of a GPU's memory
+  double compute_seconds = 0;      // until the last layer was computed
+  double index_wait_seconds = 0;   // that computing or the end waited for indexes and files
+  ForwardTimes times;              // of the device
 };
 
 // Records in the manifest how its heads are indexed and summarised.

@@ -26,7 +26,8 @@ using kvstore::Kind;
 using kvstore::Rows;
 using kvstore::StoredContext;
 
-absl::Status CopyRows(const Rows& rows, std::vector<uint16_t>& to) {
+absl::StatusOr<std::vector<uint16_t>> CopyRows(const Rows& rows) {
+  std::vector<uint16_t> to;
   rows.AdviseSequential({0, rows.count()});
   RETURN_IF_ERROR(rows.Verify({0, rows.count()}));
   to.reserve(static_cast<size_t>(rows.count() * rows.head_dim()));
@@ -35,7 +36,7 @@ absl::Status CopyRows(const Rows& rows, std::vector<uint16_t>& to) {
     to.resize(before + static_cast<size_t>(count * rows.head_dim()));
     std::memcpy(&to[before], address, static_cast<size_t>(count * rows.row_bytes()));
   });
-  return absl::OkStatus();
+  return to;
 }
 
 absl::StatusOr<kvstore::SampledQueries> ReadQueries(const StoredContext& context, Layer layer,
@@ -61,8 +62,8 @@ absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, i
   for (int32_t h = 0; h < kv_heads; ++h) {
     ASSIGN_OR_RETURN(const Rows keys, Rows::OpenKeys(context, layer, KvHead(h)));
     ASSIGN_OR_RETURN(const Rows values, Rows::OpenValues(context, layer, KvHead(h)));
-    RETURN_IF_ERROR(CopyRows(keys, rows.k[h]));
-    RETURN_IF_ERROR(CopyRows(values, rows.v[h]));
+    ASSIGN_OR_RETURN(rows.k[h], CopyRows(keys));
+    ASSIGN_OR_RETURN(rows.v[h], CopyRows(values));
     ASSIGN_OR_RETURN(kvstore::SampledQueries queries, ReadQueries(context, layer, KvHead(h)));
     rows.queries[h] = std::move(queries.queries);
     rows.sample_positions = std::move(queries.positions);

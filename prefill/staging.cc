@@ -70,7 +70,7 @@ int32_t Staging::FinishedLayers(int32_t layers) const {
   return finished;
 }
 
-absl::Status Staging::WriteHidden(Layer layer, const std::vector<float>& hidden) const {
+absl::Status Staging::WriteHidden(Layer layer, absl::Span<const float> hidden) const {
   const absl::string_view bytes(reinterpret_cast<const char*>(hidden.data()), hidden.size() * sizeof(float));
   const std::array<uint8_t, 32> digest = Digest(bytes);
   return WriteFileAtomically(LayerPath("hidden", layer),

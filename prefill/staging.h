@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
 
 namespace carrel::v1 {
@@ -36,7 +37,7 @@ class Staging {
   int32_t FinishedLayers(int32_t layers) const;
 
   // The state that enters `layer`. A file that does not verify is DataLoss.
-  absl::Status WriteHidden(Layer layer, const std::vector<float>& hidden) const;
+  absl::Status WriteHidden(Layer layer, absl::Span<const float> hidden) const;
   absl::Status ReadHidden(Layer layer, std::vector<float>& hidden) const;
   void DropHidden(Layer layer) const;
 

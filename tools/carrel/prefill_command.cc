@@ -23,6 +23,7 @@ struct PrefillFlags {
   std::string tokens;
   IndexFlags index;
   int threads = 0;
+  std::string device = "cpu";
   bool quiet = false;
   bool json = false;
   prefill::PrefillConfig config;
@@ -48,13 +49,25 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"peak_memory_bytes", report.peak_memory_bytes},
                                  {"stored_bytes", report.stored_bytes},
                                  {"index_bytes", report.index_bytes},
-                                 {"summary_bytes", report.summary_bytes}};
+                                 {"summary_bytes", report.summary_bytes},
+                                 {"device", flags.device},
+                                 {"device_bytes", report.device_bytes},
+                                 {"compute_seconds", report.compute_seconds},
+                                 {"index_wait_seconds", report.index_wait_seconds},
+                                 {"gpu_projections_seconds", report.times.projections},
+                                 {"gpu_attention_seconds", report.times.attention},
+                                 {"copy_out_wait_seconds", report.times.copy_out}};
     std::printf("%s\n", json.dump().c_str());
     return;
   }
   std::printf("%s: %d tokens in %.1f s (%.0f tokens/s), %s stored of which %s index, peak memory %s\n", flags.config.name.c_str(),
               static_cast<int>(report.tokens), report.seconds, report.tokens_per_s, FormatBytes(report.stored_bytes).c_str(),
               FormatBytes(report.index_bytes).c_str(), FormatBytes(report.peak_memory_bytes).c_str());
+  if (flags.config.device == model::Device::kCuda) {
+    std::printf("on the GPU: %.2f s of attention, %.2f s of everything else; waited %.2f s for copies, %.2f s for indexes and files; %s of its memory\n",
+                report.times.attention, report.times.projections, report.times.copy_out, report.index_wait_seconds,
+                FormatBytes(report.device_bytes).c_str());
+  }
   if (report.resumed_layers > 0) std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
 }
 
@@ -64,6 +77,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   }
   ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
   RETURN_IF_ERROR(flags.index.Resolve());
+  ASSIGN_OR_RETURN(flags.config.device, model::ParseDevice(flags.device));
   flags.config.index = flags.index.params;
   flags.config.auto_index = flags.index.auto_index;
   ThreadPool pool(threads - 1);
@@ -93,6 +107,7 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)->capture_default_str();
   command.add_option("--segment-tokens", flags->config.segment_tokens, "rows per stored segment, a power of two")->capture_default_str();
   command.add_option("--sampled-queries", flags->config.sampled_queries, "queries kept per layer and head, for audits")->capture_default_str();
+  DeclareDevice(command, flags->device, flags->config.gpu_memory);
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
   command.add_flag("--restart", flags->config.restart, "discard an interrupted job of this name instead of going on with it");
   command.add_flag("--quiet", flags->quiet, "no progress");

@@ -50,6 +50,13 @@ absl::Status RetrievalFlags::Resolve() {
   return absl::InvalidArgumentError("--store or --server without --context: name the context");
 }
 
+void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory) {
+  command.add_option("--device", device, "what runs the model: cpu | cuda")->capture_default_str();
+  command.add_option("--gpu-memory", gpu_memory, "bound on the GPU's memory, in bytes or as 20GB; refused if it does not do; 0: none")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->capture_default_str();
+}
+
 absl::StatusOr<int> ResolveThreads(int threads) {
   if (threads < 0 || threads > 1024) {
     return absl::InvalidArgumentError(absl::StrCat("threads=", threads, " is outside [0, 1024]"));

@@ -52,6 +52,9 @@ class OpenDecoder {
   std::unique_ptr<decoder::Decoder> decoder_;
 };
 
+// --device and --gpu-memory.
+void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory);
+
 // threads as given, or one per core for 0; InvalidArgument outside [0, 1024].
 absl::StatusOr<int> ResolveThreads(int threads);
 

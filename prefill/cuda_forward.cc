@@ -1,0 +1,262 @@
+// Layer-major prefill on a GPU. The hidden states of all tokens and one layer's K and V stay on the
+// device; a chunk of tokens passes at a time. A chunk's rows leave for pinned memory as soon as they
+// are projected, on a stream of their own, beside the attention of that chunk.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/cuda/status.h"
+#include "common/status.h"
+#include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "model/cuda_backend.h"
+#include "model/device.h"
+#include "prefill/layer_forward.h"
+#include "prefill/pinned_rows.h"
+
+namespace carrel::prefill {
+namespace {
+
+using cuda::DeviceBuffer;
+using cuda::Event;
+using cuda::PinnedBuffer;
+using cuda::Stream;
+using model::CudaBackend;
+
+// Long enough to fill the chip in every product and the attention; short enough that scratch stays
+// small beside the weights.
+constexpr int64_t kChunkTokens = 8192;
+// Chunks that the host enqueues ahead of the device.
+constexpr int64_t kChunksAhead = 2;
+
+struct Sizes {
+  Sizes(const model::ModelConfig& config, int64_t tokens, int64_t samples)
+      : chunk(std::min(kChunkTokens, tokens)),
+        hidden(tokens * config.hidden_size),
+        q_width(int64_t{config.shape.q_heads} * config.shape.head_dim),
+        rows(tokens * config.shape.kv_heads * config.shape.head_dim),
+        samples(samples * q_width) {}
+
+  int64_t Bytes(const model::ModelConfig& config, int64_t tokens) const {
+    return CudaBackend::Bytes(config, chunk) + tokens * 4 + hidden * 4 + 2 * rows * 2 +
+           chunk * q_width * (2 + 2 + 4) + samples * 4;
+  }
+
+  const int64_t chunk;    // tokens
+  const int64_t hidden;   // floats
+  const int64_t q_width;  // elements of all q heads of a token
+  const int64_t rows;     // elements of K, and of V
+  const int64_t samples;  // floats
+};
+
+class CudaForward final : public LayerForward {
+ public:
+  CudaForward(const model::ModelConfig& config, int64_t tokens, std::vector<Position> positions)
+      : config_(config),
+        tokens_(tokens),
+        sample_positions_(std::move(positions)),
+        sizes_(config, tokens, static_cast<int64_t>(sample_positions_.size())) {}
+
+  absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory, int rows_ahead,
+                        ThreadPool* pool) {
+    RETURN_IF_ERROR(CudaBackend::Check(config_));
+    RETURN_IF_ERROR(model::CheckGpuMemory(device_bytes(), gpu_memory));
+    ASSIGN_OR_RETURN(backend_,
+                     CudaBackend::Create(config_, checkpoint.weights, sizes_.chunk, pool));
+    ASSIGN_OR_RETURN(copy_stream_, Stream::Create());
+    ASSIGN_OR_RETURN(ids_, DeviceBuffer<int32_t>::Create(tokens_));
+    ASSIGN_OR_RETURN(hidden_, DeviceBuffer<float>::Create(sizes_.hidden));
+    ASSIGN_OR_RETURN(k_, DeviceBuffer<uint16_t>::Create(sizes_.rows));
+    ASSIGN_OR_RETURN(v_, DeviceBuffer<uint16_t>::Create(sizes_.rows));
+    ASSIGN_OR_RETURN(q_, DeviceBuffer<uint16_t>::Create(sizes_.chunk * sizes_.q_width));
+    ASSIGN_OR_RETURN(attended_, DeviceBuffer<uint16_t>::Create(sizes_.chunk * sizes_.q_width));
+    ASSIGN_OR_RETURN(q_exact_, DeviceBuffer<float>::Create(sizes_.chunk * sizes_.q_width));
+    ASSIGN_OR_RETURN(samples_, DeviceBuffer<float>::Create(sizes_.samples));
+    ASSIGN_OR_RETURN(host_samples_, PinnedBuffer<float>::Create(sizes_.samples));
+    ASSIGN_OR_RETURN(pinned_, PinnedRows::Create(rows_ahead, 2 * sizes_.rows * 2));
+    for (Marks& marks : marks_) {
+      for (Event* event : {&marks.begin, &marks.projected, &marks.attended, &marks.end}) {
+        ASSIGN_OR_RETURN(*event, Event::Create(Event::Timing::kOn));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Embed(const std::vector<TokenId>& tokens) override {
+    CARREL_CHECK(static_cast<int64_t>(tokens.size()) == tokens_);
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(ids_.data(), tokens.data(), tokens.size() * sizeof(TokenId),
+                                         cudaMemcpyHostToDevice, backend_->stream().get()));
+    RETURN_IF_ERROR(backend_->Embed(ids_.data(), tokens_, hidden_.data()));
+    return backend_->stream().Synchronize();
+  }
+
+  absl::Status SetHidden(std::vector<float> hidden) override {
+    CARREL_CHECK(static_cast<int64_t>(hidden.size()) == sizes_.hidden);
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(hidden_.data(), hidden.data(), hidden.size() * sizeof(float),
+                                    cudaMemcpyHostToDevice));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<absl::Span<const float>> Hidden() override {
+    host_hidden_.resize(static_cast<size_t>(sizes_.hidden));
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(host_hidden_.data(), hidden_.data(),
+                                    host_hidden_.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    return absl::MakeConstSpan(host_hidden_);
+  }
+
+  absl::StatusOr<LayerRows> Run(Layer layer, absl::FunctionRef<void(int64_t)> passed) override {
+    const std::shared_ptr<void> rows = pinned_->Take();
+    next_sample_ = 0;
+    const int64_t chunks = (tokens_ + sizes_.chunk - 1) / sizes_.chunk;
+    for (int64_t chunk = 0; chunk < chunks + kChunksAhead; ++chunk) {
+      if (chunk >= kChunksAhead) {
+        RETURN_IF_ERROR(AddTimes(chunk - kChunksAhead));
+        passed(std::min(tokens_, (chunk - kChunksAhead + 1) * sizes_.chunk));
+      }
+      if (chunk < chunks) RETURN_IF_ERROR(EnqueueChunk(layer, chunk, static_cast<uint16_t*>(rows.get())));
+    }
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), samples_.data(),
+                                         static_cast<size_t>(sizes_.samples) * sizeof(float),
+                                         cudaMemcpyDeviceToHost, backend_->stream().get()));
+    RETURN_IF_ERROR(backend_->stream().Synchronize());
+    const absl::Time computed = absl::Now();
+    RETURN_IF_ERROR(copy_stream_.Synchronize());
+    times_.copy_out += absl::ToDoubleSeconds(absl::Now() - computed);
+    return Take(layer, rows);
+  }
+
+  ForwardTimes times() const override { return times_; }
+  int64_t device_bytes() const override { return sizes_.Bytes(config_, tokens_); }
+
+ private:
+  // Points of a chunk's way through a layer.
+  struct Marks {
+    Event begin, projected, attended, end;
+  };
+
+  Marks& MarksOf(int64_t chunk) { return marks_[chunk % (kChunksAhead + 1)]; }
+
+  absl::Status EnqueueChunk(Layer layer, int64_t chunk, uint16_t* rows) {
+    const Stream& stream = backend_->stream();
+    const int64_t at = chunk * sizes_.chunk, n = std::min(sizes_.chunk, tokens_ - at);
+    float* const hidden = hidden_.data() + at * config_.hidden_size;
+    Marks& marks = MarksOf(chunk);
+    RETURN_IF_ERROR(marks.begin.Record(stream));
+    model::CudaPlacement placement;
+    placement.first_position = at;
+    placement.first_row = at;
+    placement.k = k_.data();
+    placement.v = v_.data();
+    placement.kv_stride = tokens_ * config_.shape.head_dim;
+    RETURN_IF_ERROR(
+        backend_->ProjectQkv(layer, hidden, n, placement, q_.data(), q_exact_.data()));
+    RETURN_IF_ERROR(CollectSamples(at, n));
+    RETURN_IF_ERROR(marks.projected.Record(stream));
+    RETURN_IF_ERROR(copy_stream_.WaitFor(marks.projected));
+    RETURN_IF_ERROR(CopyOut(k_, at, n, rows));
+    RETURN_IF_ERROR(CopyOut(v_, at, n, rows + sizes_.rows));
+
+    kernels::PrefillAttentionCudaParams attention;
+    attention.q = q_.data();
+    attention.k = k_.data();
+    attention.v = v_.data();
+    attention.kv_stride = placement.kv_stride;
+    attention.n = n;
+    attention.first_position = at;
+    attention.rows = at + n;
+    attention.q_heads = config_.shape.q_heads;
+    attention.kv_heads = config_.shape.kv_heads;
+    attention.head_dim = config_.shape.head_dim;
+    attention.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
+    attention.out = attended_.data();
+    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(attention, stream.get()));
+    RETURN_IF_ERROR(marks.attended.Record(stream));
+    RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n, hidden));
+    return marks.end.Record(stream);
+  }
+
+  absl::Status CollectSamples(int64_t at, int64_t n) {
+    for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < at + n;
+         ++next_sample_) {
+      const int64_t token = sample_positions_[next_sample_] - at;
+      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(
+          samples_.data() + static_cast<int64_t>(next_sample_) * sizes_.q_width,
+          q_exact_.data() + token * sizes_.q_width, static_cast<size_t>(sizes_.q_width) * sizeof(float),
+          cudaMemcpyDeviceToDevice, backend_->stream().get()));
+    }
+    return absl::OkStatus();
+  }
+
+  // Rows [at, at + n) of every head.
+  absl::Status CopyOut(const DeviceBuffer<uint16_t>& from, int64_t at, int64_t n, uint16_t* to) {
+    const int64_t d = config_.shape.head_dim;
+    const auto pitch = static_cast<size_t>(tokens_ * d * 2);
+    RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(
+        to + at * d, pitch, from.data() + at * d, pitch, static_cast<size_t>(n * d * 2),
+        static_cast<size_t>(config_.shape.kv_heads), cudaMemcpyDeviceToHost, copy_stream_.get()));
+    return absl::OkStatus();
+  }
+
+  // Waits for the chunk.
+  absl::Status AddTimes(int64_t chunk) {
+    const Marks& marks = MarksOf(chunk);
+    RETURN_IF_ERROR(marks.end.Synchronize());
+    float before = 0, attention = 0, after = 0;  // milliseconds
+    RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&before, marks.begin.get(), marks.projected.get()));
+    RETURN_IF_CUDA_ERROR(
+        cudaEventElapsedTime(&attention, marks.projected.get(), marks.attended.get()));
+    RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&after, marks.attended.get(), marks.end.get()));
+    times_.projections += (before + after) / 1000;
+    times_.attention += attention / 1000;
+    return absl::OkStatus();
+  }
+
+  LayerRows Take(Layer layer, const std::shared_ptr<void>& memory) {
+    const int64_t group_width = sizes_.q_width / config_.shape.kv_heads;
+    const int64_t head_rows = tokens_ * config_.shape.head_dim;
+    uint16_t* const k = static_cast<uint16_t*>(memory.get());
+    LayerRows rows;
+    rows.layer = layer;
+    rows.sample_positions = sample_positions_;
+    rows.queries.resize(config_.shape.kv_heads);
+    for (int32_t head = 0; head < config_.shape.kv_heads; ++head) {
+      rows.k.emplace_back(k + head * head_rows, static_cast<size_t>(head_rows), memory);
+      rows.v.emplace_back(k + sizes_.rows + head * head_rows, static_cast<size_t>(head_rows), memory);
+      for (size_t i = 0; i < sample_positions_.size(); ++i) {
+        const float* const q = host_samples_.data() + static_cast<int64_t>(i) * sizes_.q_width +
+                               head * group_width;  // q heads of a group are neighbours
+        rows.queries[head].insert(rows.queries[head].end(), q, q + group_width);
+      }
+    }
+    return rows;
+  }
+
+  const model::ModelConfig config_;
+  const int64_t tokens_;
+  const std::vector<Position> sample_positions_;
+  const Sizes sizes_;
+  std::unique_ptr<CudaBackend> backend_;
+  Stream copy_stream_;
+  DeviceBuffer<int32_t> ids_;
+  DeviceBuffer<float> hidden_, q_exact_, samples_;
+  DeviceBuffer<uint16_t> k_, v_, q_, attended_;
+  PinnedBuffer<float> host_samples_;
+  std::unique_ptr<PinnedRows> pinned_;
+  std::vector<float> host_hidden_;
+  Marks marks_[kChunksAhead + 1];
+  size_t next_sample_ = 0;
+  ForwardTimes times_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
+    const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
+    int64_t gpu_memory, int rows_ahead, ThreadPool* pool) {
+  auto forward =
+      std::make_unique<CudaForward>(checkpoint.config, tokens, std::move(sample_positions));
+  RETURN_IF_ERROR(forward->Allocate(checkpoint, gpu_memory, rows_ahead, pool));
+  return forward;
+}
+
+}  // namespace carrel::prefill

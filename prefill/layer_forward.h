@@ -1,0 +1,55 @@
+// What:   the part of prefill that depends on the device: takes all tokens of a document through the
+//         model, one layer at a time, and hands out the layer's rows.
+// Shapes: the hidden state [tokens, hidden_size] f32 is what enters the next layer.
+// Errors: ResourceExhausted memory; Unavailable no such device; FailedPrecondition a build without
+//         CUDA; Unimplemented a shape that the device's kernels do not run.
+// Threads: one caller. Rows that were handed out may be read by other threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/thread_pool.h"
+#include "model/checkpoint.h"
+#include "prefill/layer_rows.h"
+
+namespace carrel::prefill {
+
+// Where the time of the device went, where it can tell; seconds, over all layers so far.
+struct ForwardTimes {
+  double projections = 0;  // all products, norms and RoPE
+  double attention = 0;
+  double copy_out = 0;     // that rows were waited for when a layer was else complete
+};
+
+class LayerForward {
+ public:
+  virtual ~LayerForward() = default;
+
+  virtual absl::Status Embed(const std::vector<TokenId>& tokens) = 0;
+  virtual absl::Status SetHidden(std::vector<float> hidden) = 0;
+  // Valid until the next call.
+  virtual absl::StatusOr<absl::Span<const float>> Hidden() = 0;
+
+  // Layers are run in order. passed(n): n tokens have passed the layer.
+  virtual absl::StatusOr<LayerRows> Run(Layer layer, absl::FunctionRef<void(int64_t)> passed) = 0;
+
+  virtual ForwardTimes times() const = 0;
+  virtual int64_t device_bytes() const = 0;  // of a GPU's memory
+};
+
+std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
+                                             std::vector<Position> sample_positions,
+                                             int64_t block_tokens, ThreadPool* pool);
+
+// gpu_memory: bound on device bytes, or model::kAllGpuMemory. rows_ahead: layers whose rows may be
+// held by others at once; Run waits for one of them to be given back.
+absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
+    const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
+    int64_t gpu_memory, int rows_ahead, ThreadPool* pool);
+
+}  // namespace carrel::prefill

@@ -1,0 +1,13 @@
+// In place of cuda_forward.cc where CUDA is not built in.
+#include "model/device.h"
+#include "prefill/layer_forward.h"
+
+namespace carrel::prefill {
+
+absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint&, int64_t,
+                                                              std::vector<Position>, int64_t, int,
+                                                              ThreadPool*) {
+  return model::BuiltWithoutCuda();
+}
+
+}  // namespace carrel::prefill

@@ -19,3 +19,8 @@ carrel_gpu_test(model_kernels_gpu_test
     rope/rope_gpu_test.cc rope/rope_ref.cc
     silu_mul/silu_mul_gpu_test.cc silu_mul/silu_mul_ref.cc
   DEPS carrel_model_kernels_cuda carrel_test_util)
+
+add_executable(prefill_attention_gpu_bench EXCLUDE_FROM_ALL
+  prefill_attention/prefill_attention_gpu_bench.cc)
+target_link_libraries(prefill_attention_gpu_bench PRIVATE carrel_model_kernels_cuda)
+add_dependencies(cuda_code prefill_attention_gpu_bench)

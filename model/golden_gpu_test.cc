@@ -1,0 +1,158 @@
+// The CUDA backend against what transformers computes in fp32 (shared/README.md).
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/cuda/buffer.h"
+#include "common/test_util.h"
+#include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "model/cuda_backend.h"
+#include "model/safetensors.h"
+#include "model/test_models.h"
+
+namespace carrel::model {
+namespace {
+
+constexpr double kTolerance = 1e-2;  // of bf16 arithmetic
+
+template <typename T>
+std::vector<T> Values(const Safetensors& file, const std::string& name) {
+  const absl::StatusOr<TensorView> view = file.Get(name);
+  EXPECT_TRUE(view.ok()) << view.status();
+  if (!view.ok()) return {};
+  std::vector<T> values(view->bytes.size() / sizeof(T));
+  std::memcpy(values.data(), view->bytes.data(), view->bytes.size());
+  return values;
+}
+
+template <typename T>
+std::vector<T> Read(const T* device, int64_t count) {
+  std::vector<T> values(static_cast<size_t>(count));
+  EXPECT_EQ(cudaSuccess, cudaMemcpy(values.data(), device, values.size() * sizeof(T), cudaMemcpyDefault));
+  return values;
+}
+
+std::vector<float> Widened(const std::vector<uint16_t>& values) {
+  std::vector<float> wide(values.size());
+  Bf16ToFloat(values, wide.data());
+  return wide;
+}
+
+struct Result {
+  std::vector<float> logits;            // [n, vocab]
+  std::vector<std::vector<float>> k, v;  // per layer [kv_heads, n, head_dim]
+};
+
+// All tokens through every layer in blocks; causal attention by the kernel.
+void Forward(const TestModel& model, const std::vector<int32_t>& tokens, int64_t block,
+             Result& result) {
+  const ModelConfig& config = model.config;
+  const AttentionShape& shape = config.shape;
+  const int64_t n = static_cast<int64_t>(tokens.size()), d = shape.head_dim;
+  const int64_t width = shape.q_heads * d, rows = shape.kv_heads * n * d;
+  ThreadPool pool(1);
+  auto backend = CudaBackend::Create(config, model.weights, block, &pool);
+  CARREL_ASSERT_OK(backend);
+  auto ids = cuda::DeviceBuffer<int32_t>::Create(n);
+  auto hidden = cuda::DeviceBuffer<float>::Create(n * config.hidden_size);
+  auto logits = cuda::DeviceBuffer<float>::Create(n * config.vocab_size);
+  auto q = cuda::DeviceBuffer<uint16_t>::Create(block * width);
+  auto attended = cuda::DeviceBuffer<uint16_t>::Create(block * width);
+  auto k = cuda::DeviceBuffer<uint16_t>::Create(rows), v = cuda::DeviceBuffer<uint16_t>::Create(rows);
+  for (const absl::Status& status : {ids.status(), hidden.status(), logits.status(), q.status(),
+                                     attended.status(), k.status(), v.status()}) {
+    CARREL_ASSERT_OK(status);
+  }
+  const cudaStream_t stream = (*backend)->stream().get();
+  ASSERT_EQ(cudaSuccess, cudaMemcpy(ids->data(), tokens.data(), tokens.size() * 4, cudaMemcpyDefault));
+  CARREL_ASSERT_OK((*backend)->Embed(ids->data(), n, hidden->data()));
+  for (Layer layer(0); layer.value() < shape.layers; layer = layer.next()) {
+    for (int64_t at = 0; at < n; at += block) {
+      const int64_t count = std::min(block, n - at);
+      float* const h = hidden->data() + at * config.hidden_size;
+      CudaPlacement placement;
+      placement.first_position = placement.first_row = at;
+      placement.k = k->data();
+      placement.v = v->data();
+      placement.kv_stride = n * d;
+      CARREL_ASSERT_OK((*backend)->ProjectQkv(layer, h, count, placement, q->data(), nullptr));
+      kernels::PrefillAttentionCudaParams params;
+      params.q = q->data();
+      params.k = k->data();
+      params.v = v->data();
+      params.kv_stride = n * d;
+      params.n = count;
+      params.first_position = at;
+      params.rows = at + count;
+      params.q_heads = shape.q_heads;
+      params.kv_heads = shape.kv_heads;
+      params.head_dim = shape.head_dim;
+      params.scale = 1.0f / std::sqrt(static_cast<float>(d));
+      params.out = attended->data();
+      ASSERT_EQ(cudaSuccess, kernels::PrefillAttentionCuda(params, stream));
+      CARREL_ASSERT_OK((*backend)->FinishLayer(layer, attended->data(), count, h));
+    }
+    CARREL_ASSERT_OK((*backend)->stream().Synchronize());
+    result.k.push_back(Widened(Read(k->data(), rows)));
+    result.v.push_back(Widened(Read(v->data(), rows)));
+  }
+  for (int64_t at = 0; at < n; at += block) {
+    CARREL_ASSERT_OK((*backend)->Logits(hidden->data() + at * config.hidden_size,
+                                        std::min(block, n - at),
+                                        logits->data() + at * config.vocab_size));
+  }
+  CARREL_ASSERT_OK((*backend)->stream().Synchronize());
+  result.logits = Read(logits->data(), n * config.vocab_size);
+}
+
+void ExpectGolden(const std::string& model_dir, const std::string& golden_path, int64_t block) {
+  const auto model = TestModel::Load(model_dir);
+  CARREL_ASSERT_OK(model);
+  const auto golden = Safetensors::OpenFile(golden_path);
+  CARREL_ASSERT_OK(golden);
+  Result result;
+  Forward(*model, Values<int32_t>(*golden, "input_ids"), block, result);
+  const double error = RelativeError(result.logits, Values<float>(*golden, "logits_all"));
+  EXPECT_LE(error, kTolerance);
+  double k_error = 0, v_error = 0;
+  for (size_t layer = 0; layer < result.k.size(); ++layer) {
+    k_error = std::max(k_error, RelativeError(result.k[layer],
+                                              Values<float>(*golden, absl::StrCat("k.", layer))));
+    v_error = std::max(v_error, RelativeError(result.v[layer],
+                                              Values<float>(*golden, absl::StrCat("v.", layer))));
+  }
+  EXPECT_LE(k_error, kTolerance);
+  EXPECT_LE(v_error, kTolerance);
+  std::cout << "blocks of " << block << ": relative error of logits " << error << ", K " << k_error
+            << ", V " << v_error << " (the worst layer)" << std::endl;
+}
+
+class GoldenGpuTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(GoldenGpuTest, LogitsAndKv_AreThoseOfTransformers) {
+  const auto shared = SharedDir();
+  if (!shared) GTEST_SKIP() << "no shared folder (CARREL_SHARED): golden checkpoints not checked";
+  const std::string folder = *shared + "/golden-models/" + GetParam();
+  for (int64_t block : {4096, 17, 1}) ExpectGolden(folder, folder + "/golden.safetensors", block);
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, GoldenGpuTest,
+                         testing::Values("llama3.1", "llama2-mha-linear", "mistral", "qwen2",
+                                         "qwen3"),
+                         [](const testing::TestParamInfo<const char*>& info) {
+                           std::string name = info.param;
+                           std::erase_if(name, [](char c) { return c == '.' || c == '-'; });
+                           return name;
+                         });
+
+TEST(DemoModelGpuTest, Registry512_LogitsAndKv_AreThoseOfTransformers) {
+  const auto shared = SharedDir();
+  if (!shared) GTEST_SKIP() << "no shared folder (CARREL_SHARED): golden not checked";
+  for (int64_t block : {4096, 100}) {
+    ExpectGolden(DemoModelDir(), *shared + "/demo/golden/registry-512.safetensors", block);
+  }
+}
+
+}  // namespace
+}  // namespace carrel::model

@@ -31,7 +31,7 @@ struct ScratchSizes {
 ScratchSizes Sizes(const ModelConfig& config, int64_t n) {
   ScratchSizes sizes;
   sizes.normed = Aligned(n * config.hidden_size * 2);
-  sizes.wide = Aligned(n * std::max(QkvWidth(config.shape) * 4, 2 * config.intermediate_size * 2));
+  sizes.wide = Aligned(n * std::max(QkvWidth(config.shape), 2 * config.intermediate_size) * 4);
   sizes.gated = Aligned(n * config.intermediate_size * 2);
   return sizes;
 }
@@ -81,7 +81,6 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
   backend->normed_ = at;
   at += sizes.normed;
   backend->projected_ = reinterpret_cast<float*>(at);
-  backend->gate_up_ = at;
   at += sizes.wide;
   backend->gated_ = at;
   return backend;
@@ -101,8 +100,8 @@ absl::Status CudaBackend::Norm(const float* hidden, int64_t n, const float* w) {
   return absl::OkStatus();
 }
 
-absl::Status CudaBackend::Linear(const CudaMatrix& matrix, const void* x, int64_t n, void* y,
-                                 bool y_is_float, bool accumulate) {
+absl::Status CudaBackend::Linear(const CudaMatrix& matrix, const void* x, int64_t n, float* y,
+                                 bool accumulate) {
   kernels::LinearCudaParams params;
   params.x = x;
   params.w = matrix.w;
@@ -111,7 +110,6 @@ absl::Status CudaBackend::Linear(const CudaMatrix& matrix, const void* x, int64_
   params.in = matrix.in;
   params.out = matrix.out;
   params.y = y;
-  params.y_is_float = y_is_float;
   params.accumulate = accumulate;
   RETURN_IF_CUDA_ERROR(linear_->Run(params, stream_.get()));
   return absl::OkStatus();
@@ -123,7 +121,7 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
   const CudaLayerWeights& w = weights_.layer(layer);
   kernels::RopeCudaParams params;
   params.qkv = projected_;
-  params.bias = static_cast<const float*>(matrix.bias);
+  params.bias = matrix.bias;
   params.q_norm = w.q_norm;
   params.k_norm = w.k_norm;
   params.eps = static_cast<float>(config_.rms_norm_eps);
@@ -153,7 +151,7 @@ absl::Status CudaBackend::ProjectQkv(Layer layer, const float* hidden, int64_t n
   // The bias is added where the rest of a head's arithmetic is.
   CudaMatrix matrix = w.qkv;
   matrix.bias = nullptr;
-  RETURN_IF_ERROR(Linear(matrix, normed_, n, projected_, /*y_is_float=*/true, false));
+  RETURN_IF_ERROR(Linear(matrix, normed_, n, projected_, /*accumulate=*/false));
   return Rotate(layer, w.qkv, n, placement, q, q_exact, /*query_only=*/false);
 }
 
@@ -164,23 +162,23 @@ absl::Status CudaBackend::ProjectQuery(Layer layer, const float* hidden, int64_t
   CudaMatrix matrix = w.qkv;
   matrix.out = int64_t{config_.shape.q_heads} * config_.shape.head_dim;
   matrix.bias = nullptr;
-  RETURN_IF_ERROR(Linear(matrix, normed_, n, projected_, /*y_is_float=*/true, false));
+  RETURN_IF_ERROR(Linear(matrix, normed_, n, projected_, /*accumulate=*/false));
   return Rotate(layer, w.qkv, n, placement, q, q_exact, /*query_only=*/true);
 }
 
 absl::Status CudaBackend::FinishLayer(Layer layer, const void* attended, int64_t n, float* hidden) {
   const CudaLayerWeights& w = weights_.layer(layer);
-  RETURN_IF_ERROR(Linear(w.o, attended, n, hidden, /*y_is_float=*/true, /*accumulate=*/true));
+  RETURN_IF_ERROR(Linear(w.o, attended, n, hidden, /*accumulate=*/true));
   RETURN_IF_ERROR(Norm(hidden, n, w.mlp_norm));
-  RETURN_IF_ERROR(Linear(w.gate_up, normed_, n, gate_up_, /*y_is_float=*/false, false));
+  RETURN_IF_ERROR(Linear(w.gate_up, normed_, n, projected_, /*accumulate=*/false));
   RETURN_IF_CUDA_ERROR(
-      kernels::SiluMulCuda(gate_up_, n, config_.intermediate_size, gated_, stream_.get()));
-  return Linear(w.down, gated_, n, hidden, /*y_is_float=*/true, /*accumulate=*/true);
+      kernels::SiluMulCuda(projected_, n, config_.intermediate_size, gated_, stream_.get()));
+  return Linear(w.down, gated_, n, hidden, /*accumulate=*/true);
 }
 
 absl::Status CudaBackend::Logits(const float* hidden, int64_t n, float* logits) {
   RETURN_IF_ERROR(Norm(hidden, n, weights_.final_norm()));
-  return Linear(weights_.head(), normed_, n, logits, /*y_is_float=*/true, false);
+  return Linear(weights_.head(), normed_, n, logits, /*accumulate=*/false);
 }
 
 }  // namespace carrel::model

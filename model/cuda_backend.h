@@ -64,7 +64,7 @@ class CudaBackend {
  private:
   CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens);
   absl::Status Norm(const float* hidden, int64_t n, const float* w);
-  absl::Status Linear(const CudaMatrix& matrix, const void* x, int64_t n, void* y, bool y_is_float,
+  absl::Status Linear(const CudaMatrix& matrix, const void* x, int64_t n, float* y,
                       bool accumulate);
   absl::Status Rotate(Layer layer, const CudaMatrix& matrix, int64_t n,
                       const CudaPlacement& placement, void* q, float* q_exact, bool query_only);
@@ -75,10 +75,9 @@ class CudaBackend {
   cuda::Stream stream_;
   cuda::DeviceBuffer<uint8_t> scratch_;
   std::unique_ptr<kernels::LinearCuda> linear_;
-  // In scratch_; projected_ and gate_up_ share their place.
+  // In scratch_.
   void* normed_ = nullptr;      // [block_tokens, hidden_size] bf16
-  float* projected_ = nullptr;  // [block_tokens, (q_heads + 2 kv_heads) head_dim]
-  void* gate_up_ = nullptr;     // [block_tokens, 2 intermediate_size] bf16
+  float* projected_ = nullptr;  // [block_tokens]: q, k and v, and after them gate and up
   void* gated_ = nullptr;       // [block_tokens, intermediate_size] bf16
 };
 

@@ -55,7 +55,7 @@ class CudaWeightsLoader {
                     2 * Aligned(hidden * 4);
     if (config_.qkv_bias) layer += Aligned(qkv * 4);
     if (config_.output_bias) layer += Aligned(hidden * 4);
-    if (config_.mlp_bias) layer += Aligned(2 * inner * 2) + Aligned(hidden * 4);
+    if (config_.mlp_bias) layer += Aligned(2 * inner * 4) + Aligned(hidden * 4);
     if (config_.qk_norm) layer += 2 * Aligned(config_.shape.head_dim * 4);
     const int64_t table = Aligned(config_.vocab_size * hidden * 2);
     return layer * config_.shape.layers + table * (config_.tie_word_embeddings ? 1 : 2) +
@@ -68,11 +68,11 @@ class CudaWeightsLoader {
     ASSIGN_OR_RETURN(stream_, cuda::Stream::Create());
     ASSIGN_OR_RETURN(cuda::PinnedRing ring, cuda::PinnedRing::Create(2, kSlotBytes));
     ring_ = &ring;
-    RETURN_IF_ERROR(Matrix({weights.embedding()}, false, nullptr, &out_.embedding_));
+    RETURN_IF_ERROR(Matrix({weights.embedding()}, nullptr, &out_.embedding_));
     if (config_.tie_word_embeddings) {
       out_.head_.w = out_.embedding_;
     } else {
-      RETURN_IF_ERROR(Matrix({weights.head()}, false, nullptr, &out_.head_.w));
+      RETURN_IF_ERROR(Matrix({weights.head()}, nullptr, &out_.head_.w));
     }
     out_.head_.out = config_.vocab_size;
     out_.head_.in = config_.hidden_size;
@@ -89,10 +89,10 @@ class CudaWeightsLoader {
  private:
   absl::Status LoadLayer(const LayerWeights& w) {
     CudaLayerWeights layer;
-    RETURN_IF_ERROR(Product({w.q, w.k, w.v}, /*float_bias=*/true, layer.qkv));
-    RETURN_IF_ERROR(Product({w.o}, true, layer.o));
-    RETURN_IF_ERROR(Product({w.gate, w.up}, false, layer.gate_up));
-    RETURN_IF_ERROR(Product({w.down}, true, layer.down));
+    RETURN_IF_ERROR(Product({w.q, w.k, w.v}, layer.qkv));
+    RETURN_IF_ERROR(Product({w.o}, layer.o));
+    RETURN_IF_ERROR(Product({w.gate, w.up}, layer.gate_up));
+    RETURN_IF_ERROR(Product({w.down}, layer.down));
     RETURN_IF_ERROR(Vector(w.attention_norm, &layer.attention_norm));
     RETURN_IF_ERROR(Vector(w.mlp_norm, &layer.mlp_norm));
     if (config_.qk_norm) {
@@ -103,10 +103,10 @@ class CudaWeightsLoader {
     return absl::OkStatus();
   }
 
-  absl::Status Product(const std::vector<WeightMatrix>& parts, bool float_bias, CudaMatrix& matrix) {
+  absl::Status Product(const std::vector<WeightMatrix>& parts, CudaMatrix& matrix) {
     for (const WeightMatrix& part : parts) matrix.out += part.out;
     matrix.in = parts[0].in;
-    return Matrix(parts, float_bias, &matrix.bias, &matrix.w);
+    return Matrix(parts, &matrix.bias, &matrix.w);
   }
 
   uint8_t* Take(int64_t bytes) {
@@ -117,8 +117,7 @@ class CudaWeightsLoader {
   }
 
   // The parts below each other, and their biases if they have any.
-  absl::Status Matrix(const std::vector<WeightMatrix>& parts, bool float_bias, const void** bias,
-                      const void** w) {
+  absl::Status Matrix(const std::vector<WeightMatrix>& parts, const float** bias, const void** w) {
     int64_t elements = 0, rows = 0;
     for (const WeightMatrix& part : parts) {
       elements += part.out * part.in;
@@ -137,10 +136,7 @@ class CudaWeightsLoader {
       WidenToFloat(part.dtype, part.bias, part.out, values.data() + at);
       at += part.out;
     }
-    if (float_bias) return Vector(values, reinterpret_cast<const float**>(bias));
-    to = Take(rows * 2);
-    *bias = to;
-    return CopyBf16(DType::kF32, values.data(), rows, to);
+    return Vector(values, bias);
   }
 
   absl::Status CopyBf16(DType dtype, const void* data, int64_t elements, uint8_t* to) {

@@ -22,7 +22,7 @@ class Weights;
 
 struct CudaMatrix {
   const void* w = nullptr;     // [out, in] bf16
-  const void* bias = nullptr;  // [out] or null: f32, but bf16 of gate_up
+  const float* bias = nullptr;  // [out] or null
   int64_t out = 0;
   int64_t in = 0;
 };

@@ -31,10 +31,9 @@ __device__ __forceinline__ float Dot8(const uint4& a, const uint4& b) {
   return sum;
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) GemvKernel(const uint4* x, const uint4* w, const T* bias,
-                                                       int pieces, int64_t out, bool accumulate,
-                                                       T* y) {
+__global__ void __launch_bounds__(kThreads) GemvKernel(const uint4* x, const uint4* w,
+                                                       const float* bias, int pieces, int64_t out,
+                                                       bool accumulate, float* y) {
   const int lane = threadIdx.x % 32;
   const int64_t row = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kRows;
   if (row >= out) return;  // out is even: both rows are there or none
@@ -66,32 +65,22 @@ __global__ void __launch_bounds__(kThreads) GemvKernel(const uint4* x, const uin
   }
   if (lane >= kRows) return;
   float value = lane == 0 ? sum[0] : sum[1];
-  if (bias != nullptr) value += static_cast<float>(bias[row + lane]);
-  if (accumulate) value += static_cast<float>(y[row + lane]);
-  y[row + lane] = static_cast<T>(value);
+  if (bias != nullptr) value += bias[row + lane];
+  if (accumulate) value += y[row + lane];
+  y[row + lane] = value;
 }
 
 }  // namespace
 
 cudaError_t GemvCuda(const LinearCudaParams& p, cudaStream_t stream) {
-  if (p.n != 1 || p.in < 8 || p.in % 8 != 0 || p.out < 1 || p.out % kRows != 0 ||
-      (p.accumulate && !p.y_is_float)) {
+  if (p.n != 1 || p.in < 8 || p.in % 8 != 0 || p.out < 1 || p.out % kRows != 0) {
     return cudaErrorInvalidValue;
   }
   constexpr int64_t kBlockRows = kWarps * kRows;
   const unsigned blocks = static_cast<unsigned>((p.out + kBlockRows - 1) / kBlockRows);
-  const auto* x = static_cast<const uint4*>(p.x);
-  const auto* w = static_cast<const uint4*>(p.w);
-  const int pieces = static_cast<int>(p.in / 8);
-  if (p.y_is_float) {
-    GemvKernel<float><<<blocks, kThreads, 0, stream>>>(
-        x, w, static_cast<const float*>(p.bias), pieces, p.out, p.accumulate,
-        static_cast<float*>(p.y));
-  } else {
-    GemvKernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(
-        x, w, static_cast<const __nv_bfloat16*>(p.bias), pieces, p.out, false,
-        static_cast<__nv_bfloat16*>(p.y));
-  }
+  GemvKernel<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(p.x),
+                                              static_cast<const uint4*>(p.w), p.bias,
+                                              static_cast<int>(p.in / 8), p.out, p.accumulate, p.y);
   return cudaGetLastError();
 }
 

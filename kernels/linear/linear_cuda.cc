@@ -43,7 +43,7 @@ struct Plan {
 
 // cuBLASLt counts columns first: y^T [out, n] = w^T^T [out, in] x^T [in, n].
 cublasStatus_t MakePlan(cublasLtHandle_t handle, const LinearCudaParams& p, Plan& plan) {
-  const cudaDataType_t y_type = p.y_is_float ? CUDA_R_32F : CUDA_R_16BF;
+  const cudaDataType_t y_type = CUDA_R_32F;
   const auto in = static_cast<uint64_t>(p.in), out = static_cast<uint64_t>(p.out),
              n = static_cast<uint64_t>(p.n);
   const cublasOperation_t transpose = CUBLAS_OP_T;
@@ -92,12 +92,11 @@ class CublasLinear final : public LinearCuda {
   cublasLtHandle_t* handle() { return &handle_; }
 
   cudaError_t Gemm(const LinearCudaParams& p, cudaStream_t stream) override {
-    if (p.n < 0 || p.in < 8 || p.in % 8 != 0 || p.out < 8 || p.out % 8 != 0 ||
-        (p.accumulate && !p.y_is_float)) {
+    if (p.n < 0 || p.in < 8 || p.in % 8 != 0 || p.out < 8 || p.out % 8 != 0) {
       return cudaErrorInvalidValue;
     }
     if (p.n == 0) return cudaSuccess;
-    const Key key(p.n, p.in, p.out, p.y_is_float, p.accumulate, p.bias != nullptr);
+    const Key key(p.n, p.in, p.out, p.accumulate, p.bias != nullptr);
     auto at = plans_.find(key);
     if (at == plans_.end()) {
       // Prompts come in every length; what is forgotten is found again.
@@ -120,7 +119,7 @@ class CublasLinear final : public LinearCuda {
   }
 
  private:
-  using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, bool>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
   static constexpr size_t kMaxPlans = 4096;
 
   cublasLtHandle_t handle_ = nullptr;

@@ -1,9 +1,9 @@
 // What:   y = x W^T + b on the GPU, bf16 with fp32 sums: cuBLASLt, and a kernel of our own for one
 //         token, whose time is that of reading the weights.
 // Math:   y[i, o] = (accumulate ? y[i, o] : 0) + sum_c x[i, c] * w[o, c] + bias[o]
-// Shapes: x [n, in], w [out, in] bf16, y [n, out] f32 or bf16, bias [out] of y's type or null;
-//         contiguous device memory, 16-byte aligned; in and out multiples of 8.
-// Edge:   n == 0 does nothing. accumulate needs y f32.
+// Shapes: x [n, in], w [out, in] bf16, y [n, out] f32, bias [out] f32 or null; contiguous device
+//         memory, 16-byte aligned; in and out multiples of 8.
+// Edge:   n == 0 does nothing.
 // Errors: cudaErrorInvalidValue sizes that do not fit; cudaErrorUnknown what cuBLASLt refuses.
 // Threads: one caller at a time per object, and one stream at a time: the workspace is shared.
 //          Only enqueues; a shape met for the first time costs some 100 us of the host.
@@ -21,12 +21,11 @@ namespace carrel::kernels {
 struct LinearCudaParams {
   const void* x = nullptr;
   const void* w = nullptr;
-  const void* bias = nullptr;
+  const float* bias = nullptr;
   int64_t n = 0;
   int64_t in = 0;
   int64_t out = 0;
-  void* y = nullptr;
-  bool y_is_float = true;
+  float* y = nullptr;
   bool accumulate = false;
 };
 

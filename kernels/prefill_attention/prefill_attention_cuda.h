@@ -6,7 +6,8 @@
 // Source: FlashAttention-2 (Dao 2023, algorithm 1) with mma.sync; FlashAttention-3 (Shah et al.
 //         2024, section 3: warp specialisation, ping-pong of two warpgroups, the next QK^T in
 //         flight beside PV) with wgmma and TMA.
-// Shapes: q, out [n, q_heads, head_dim] bf16 contiguous; k, v bf16: head g begins at g * kv_stride
+// Shapes: q, out [n, q_heads, head_dim] bf16 contiguous; out_exact the same before rounding, f32;
+//         either of the two may be null; k, v bf16: head g begins at g * kv_stride
 //         elements, its rows [rows, head_dim] are contiguous; lse [n, q_heads] f32 or null. Device
 //         memory, 16-byte aligned; kv_stride a multiple of 8.
 // Units:  scale includes 1/sqrt(head_dim); keys are after RoPE; lse is a natural logarithm.
@@ -38,6 +39,7 @@ struct PrefillAttentionCudaParams {
   int32_t head_dim = 0;
   float scale = 0;
   void* out = nullptr;
+  float* out_exact = nullptr;
   float* lse = nullptr;
 };
 

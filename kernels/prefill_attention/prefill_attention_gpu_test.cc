@@ -32,7 +32,7 @@ class PrefillAttentionGpuTest : public DeviceTest, public testing::WithParamInte
     }
     const DeviceArray<uint16_t> dq(q), dk(k), dv(v);
     const DeviceArray<uint16_t> out(s.n * width);
-    const DeviceArray<float> lse(s.n * s.q_heads);
+    const DeviceArray<float> exact(s.n * width), lse(s.n * s.q_heads);
     PrefillAttentionCudaParams p;
     p.kv_stride = stride;
     p.n = s.n;
@@ -47,9 +47,11 @@ class PrefillAttentionGpuTest : public DeviceTest, public testing::WithParamInte
     on_device.k = dk.data();
     on_device.v = dv.data();
     on_device.out = out.data();
+    on_device.out_exact = exact.data();
     on_device.lse = lse.data();
     ASSERT_EQ(cudaSuccess, PrefillAttentionCuda(on_device, nullptr, GetParam()));
-    const std::vector<float> got = FromBf16(out.Read()), got_lse = lse.Read();
+    const std::vector<float> got = exact.Read(), got_lse = lse.Read();
+    EXPECT_EQ(out.Read(), ToBf16(got));
     p.q = q.data();
     p.k = k.data();
     p.v = v.data();
@@ -70,7 +72,7 @@ class PrefillAttentionGpuTest : public DeviceTest, public testing::WithParamInte
         ASSERT_NEAR(value, want_lse[h], 1e-3 + 1e-5 * std::fabs(want_lse[h])) << "token " << token;
       }
     }
-    // Weights are rounded to bf16 before they meet V, and so is the result.
+    // Weights are rounded to bf16 before they meet V.
     EXPECT_LE(std::sqrt(error), 5e-3 * std::sqrt(norm) + 1e-6);
   }
 };

@@ -207,12 +207,17 @@ __global__ void __launch_bounds__(kThreads) MmaKernel(PrefillAttentionCudaParams
     const int64_t query = first_query + row + 8 * r;
     if (query >= p.n) continue;
     const float inverse = sum[r] > 0 ? 1.0f / sum[r] : 0.0f;
-    __nv_bfloat16* const to =
-        static_cast<__nv_bfloat16*>(p.out) + query * q_stride + q_head * D + lane % 4 * 2;
+    const int64_t at = query * q_stride + q_head * D + lane % 4 * 2;
 #pragma unroll
     for (int c = 0; c < D / 8; ++c) {
-      *reinterpret_cast<uint32_t*>(to + c * 8) =
-          PackBf16(out[c][2 * r] * inverse, out[c][2 * r + 1] * inverse);
+      const float low = out[c][2 * r] * inverse, high = out[c][2 * r + 1] * inverse;
+      if (p.out != nullptr) {
+        auto* const to = static_cast<__nv_bfloat16*>(p.out) + at + c * 8;
+        *reinterpret_cast<uint32_t*>(to) = PackBf16(low, high);
+      }
+      if (p.out_exact != nullptr) {
+        *reinterpret_cast<float2*>(p.out_exact + at + c * 8) = make_float2(low, high);
+      }
     }
     if (p.lse != nullptr && lane % 4 == 0) {
       p.lse[query * p.q_heads + q_head] =

@@ -169,11 +169,17 @@ __device__ __forceinline__ void Store(const PrefillAttentionCudaParams& p, int64
     if (query + 8 * r >= p.n) continue;
     const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
     const int64_t row = (query + 8 * r) * p.q_heads + q_head;
-    __nv_bfloat16* const to = static_cast<__nv_bfloat16*>(p.out) + row * D + lane % 4 * 2;
+    const int64_t at = row * D + lane % 4 * 2;
 #pragma unroll
     for (int c = 0; c < D / 8; ++c) {
-      *reinterpret_cast<uint32_t*>(to + c * 8) =
-          PackBf16(out[4 * c + 2 * r] * inverse, out[4 * c + 2 * r + 1] * inverse);
+      const float low = out[4 * c + 2 * r] * inverse, high = out[4 * c + 2 * r + 1] * inverse;
+      if (p.out != nullptr) {
+        auto* const to = static_cast<__nv_bfloat16*>(p.out) + at + c * 8;
+        *reinterpret_cast<uint32_t*>(to) = PackBf16(low, high);
+      }
+      if (p.out_exact != nullptr) {
+        *reinterpret_cast<float2*>(p.out_exact + at + c * 8) = make_float2(low, high);
+      }
     }
     if (p.lse != nullptr && lane % 4 == 0) {
       p.lse[row] = sum > 0 ? (softmax.maximum[r] * p.scale * kLog2E + log2f(sum)) * kLn2 : -INFINITY;

@@ -1,0 +1,38 @@
+// What:   exact inner products of each group's queries with all rows of its KV head, or with chosen
+//         ones, on the GPU.
+// Math:   scores[h, i] = scale * <q[h], k[g, j]>, g = h / group, j = i, or ids[g, i]; fp32 sums.
+// Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
+// or
+//         pinned host memory; ids [kv_heads, ids_stride] int32 in 0 .. row_stride - 1, or null;
+//         scores [kv_heads * group, score_stride] f32, of which the first `rows` are written.
+//         head_dim 64 or 128; group 1 .. 16; q and k at multiples of 16 bytes.
+// Edge:   no rows: nothing is enqueued.
+// Errors: InvalidValue for a shape that is not served.
+// Threads: reentrant.
+// Cost:   reads each row once for the whole group; one launch, which may be captured in a graph.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cuda/runtime.h"
+
+namespace carrel::kernels {
+
+struct DotScoreCudaParams {
+  const uint16_t* q = nullptr;
+  const uint16_t* k = nullptr;
+  const int32_t* ids = nullptr;
+  int64_t kv_heads = 0;
+  int64_t group = 0;
+  int64_t head_dim = 0;
+  int64_t rows = 0;
+  int64_t row_stride = 0;  // rows from one KV head to the next
+  int64_t ids_stride = 0;
+  int64_t score_stride = 0;
+  float scale = 0;
+  float* scores = nullptr;
+};
+
+cudaError_t DotScoreCuda(const DotScoreCudaParams& params, cudaStream_t stream);
+
+}  // namespace carrel::kernels

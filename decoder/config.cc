@@ -21,6 +21,19 @@ absl::Status UnknownName(absl::string_view field, absl::string_view name, absl::
 
 }  // namespace
 
+absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
+  if (device.gpu_memory < 0) return absl::InvalidArgumentError(absl::StrCat("gpu_memory=", device.gpu_memory, " is negative"));
+  if (device.new_tokens < 1 || device.new_tokens > 1 << 20) {
+    return absl::InvalidArgumentError(absl::StrCat("new_tokens=", device.new_tokens, " is outside [1, ", 1 << 20, "]"));
+  }
+  if (!device.zone_on_device) return absl::OkStatus();
+  if (device.device != model::Device::kCuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
+  if (config.prefetch != Prefetch::kOff) return absl::InvalidArgumentError("zone=device: there is nothing to prefetch; prefetch must be off");
+  if (config.select != Select::kTopK) return absl::InvalidArgumentError("zone=device selects by top-k only");
+  if (config.estimate || config.measure) return absl::InvalidArgumentError("zone=device neither estimates nor measures: the store does");
+  return absl::OkStatus();
+}
+
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers) {
   if (config.top_k != kAllRows && config.top_k < 1) {
     return OutOfRange("top_k", static_cast<double>(config.top_k), "[1, tokens of the context] and not \"all\"");

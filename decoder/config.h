@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
+#include "model/device.h"
 
 namespace carrel::decoder {
 
@@ -39,6 +40,18 @@ struct RetrievalConfig {
   int32_t effort = 0;         // effort of a graph index; 0: the context's own
   bool measure = false;          // also ask for exact answers, for the statistics: hit rate and mass. Outside of what is timed.
 };
+
+// Where the model runs and where the zone is searched.
+struct DeviceConfig {
+  model::Device device = model::Device::kCpu;
+  // kCuda:
+  int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of its memory, weights included
+  int64_t new_tokens = 4096;   // room for what is prompted and generated; sized at start; 1 .. 1048576
+  bool zone_on_device = false; // the zone's rows and codes are held there and searched there (HATA); the store is read once, at open
+};
+
+// InvalidArgument names field and bound; also what does not go together with the retrieval.
+absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config);
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
 

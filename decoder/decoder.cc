@@ -5,26 +5,9 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/retrieval_attention.h"
-#include "model/transformer.h"
 
 namespace carrel::decoder {
 namespace {
-
-// Shows the observer what passes through an attention.
-class ObservedAttention : public model::Attention {
- public:
-  ObservedAttention(model::Attention& attention, const Decoder::Observer& observer) : attention_(attention), observer_(observer) {}
-  absl::Status Attend(const model::AttentionInput& input, float* attended) override {
-    RETURN_IF_ERROR(attention_.Attend(input, attended));
-    if (observer_) observer_(input, attended);
-    return absl::OkStatus();
-  }
-
- private:
-  model::Attention& attention_;
-  const Decoder::Observer& observer_;
-};
 
 // Tokens of a prompt that pass together: as many as one Query may carry, and whose reply the store is ready to hold.
 int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape, const std::vector<int64_t>& budgets, const v1::OpenReply& opened) {
@@ -42,18 +25,14 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape, 
 
 }  // namespace
 
-Decoder::Decoder(const model::Checkpoint& checkpoint, const RetrievalConfig& config, ThreadPool* pool)
-    : checkpoint_(checkpoint),
-      config_(config),
-      pool_(pool),
-      backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool)) {}
-
 Decoder::~Decoder() = default;
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
-                                                       const std::string& context, const RetrievalConfig& config, ThreadPool* pool) {
+                                                       const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
+                                                       const DeviceConfig& device) {
   RETURN_IF_ERROR(ValidateRetrievalConfig(config, checkpoint.config.shape.layers));
-  std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, config, pool));
+  RETURN_IF_ERROR(ValidateDeviceConfig(device, config));
+  std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->client_ = std::move(client);
   v1::Open open;
   open.set_context(context);
@@ -76,37 +55,40 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                                                    opened.limits().max_top_k(), "; use \"all\" for every row"));
   }
   decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, budgets, opened);
-  ASSIGN_OR_RETURN(decoder->attention_, RetrievalAttention::Create(config, checkpoint.config.shape, opened, decoder->client_.get(), pool));
+  RETURN_IF_ERROR(decoder->MakePass(config, opened, pool));
   return decoder;
 }
 
-absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool) {
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool,
+                                                                const DeviceConfig& device) {
   constexpr int64_t kBlockTokens = 256;
-  std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, RetrievalConfig(), pool));
+  RETURN_IF_ERROR(ValidateDeviceConfig(device, RetrievalConfig()));
+  std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->max_block_ = kBlockTokens;
-  ASSIGN_OR_RETURN(decoder->attention_,
-                   RetrievalAttention::Create(decoder->config_, checkpoint.config.shape, v1::OpenReply(), /*client=*/nullptr, pool));
+  RETURN_IF_ERROR(decoder->MakePass(RetrievalConfig(), v1::OpenReply(), pool));
   return decoder;
 }
 
-absl::Status Decoder::Forward(absl::Span<const TokenId> tokens, Position first_position) {
-  const model::ModelConfig& config = checkpoint_.config;
-  const int64_t n = static_cast<int64_t>(tokens.size());
-  hidden_.resize(static_cast<size_t>(n * config.hidden_size));
-  RETURN_IF_ERROR(backend_->Embed(tokens, hidden_.data()));
-  model::Transformer transformer(backend_.get());
-  ObservedAttention attention(*attention_, observer_);
-  for (Layer layer(0); layer.value() < config.shape.layers; layer = layer.next()) {
-    const Layer next = layer.next();
-    if (config_.prefetch != Prefetch::kOff && next.value() < config.shape.layers) {
-      // What enters this layer, seen through the next layer's query projection, is close to that layer's true query.
-      approximate_q_.resize(static_cast<size_t>(n) * config.shape.q_heads * config.shape.head_dim);
-      RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), n, first_position, approximate_q_.data()));
-      RETURN_IF_ERROR(attention_->Prefetch(next, approximate_q_.data(), n));
-    }
-    RETURN_IF_ERROR(transformer.ForwardLayer(layer, n, first_position, hidden_.data(), attention));
+absl::Status Decoder::MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool) {
+  if (device_.device == model::Device::kCuda) {
+    ASSIGN_OR_RETURN(pass_, MakeCudaForwardPass(checkpoint_, config, device_, opened, client_.get(), pool));
+  } else {
+    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, config, opened, client_.get(), pool, &observer_));
   }
+  max_block_ = std::min(max_block_, pass_->max_tokens());
   return absl::OkStatus();
+}
+
+void Decoder::set_observer(Observer observer) {
+  CARREL_CHECK(device_.device == model::Device::kCpu);
+  observer_ = std::move(observer);
+}
+
+// Greedily the device chooses, and logits need not come back.
+absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptions& options, std::vector<float>& logits) {
+  if (options.sampling.temperature == 0) return pass_->Greedy();
+  RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
+  return sampler.Sample(logits);
 }
 
 absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt, const GenerateOptions& options) {
@@ -121,28 +103,27 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
                                                    " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings));
   }
 
-  attention_->StartSequence();
+  pass_->StartSequence();
   GenerateResult result;
   std::vector<float> logits(static_cast<size_t>(config.vocab_size));
   const absl::Time start = absl::Now();
-  attention_->set_reading_prompt(true);
+  pass_->set_reading_prompt(true);
   int64_t n = 0;
   for (int64_t at = 0; at < prompt_tokens; at += n) {
     n = std::min(max_block_, prompt_tokens - at);
-    RETURN_IF_ERROR(Forward(absl::MakeConstSpan(prompt).subspan(at, n), context_tokens_ + at));
+    RETURN_IF_ERROR(pass_->Run(absl::MakeConstSpan(prompt).subspan(at, n), context_tokens_ + at));
     if (!options.keep_logits) continue;
     const size_t before = result.logits.size();
     result.logits.resize(before + static_cast<size_t>(n * config.vocab_size));
-    RETURN_IF_ERROR(backend_->Logits(hidden_.data(), n, &result.logits[before]));
+    RETURN_IF_ERROR(pass_->Logits(n, &result.logits[before]));
   }
-  RETURN_IF_ERROR(backend_->Logits(&hidden_[(n - 1) * config.hidden_size], 1, logits.data()));
-  attention_->set_reading_prompt(false);
+  Sampler sampler(options.sampling);
+  ASSIGN_OR_RETURN(TokenId token, NextToken(sampler, options, logits));
+  pass_->set_reading_prompt(false);
   const absl::Time prompt_end = absl::Now();
   result.prompt_seconds = absl::ToDoubleSeconds(prompt_end - start);
 
-  Sampler sampler(options.sampling);
   while (static_cast<int64_t>(result.ids.size()) < options.max_tokens) {
-    ASSIGN_OR_RETURN(const TokenId token, sampler.Sample(logits));
     if (!options.ignore_eos && std::find(config.eos_token_ids.begin(), config.eos_token_ids.end(), token) != config.eos_token_ids.end()) {
       result.stop = StopReason::kEos;
       break;
@@ -155,14 +136,17 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
       result.stop = StopReason::kContextLength;
       break;
     }
-    RETURN_IF_ERROR(Forward({&token, 1}, position));
-    RETURN_IF_ERROR(backend_->Logits(hidden_.data(), 1, logits.data()));
-    if (options.keep_logits) result.logits.insert(result.logits.end(), logits.begin(), logits.end());
+    RETURN_IF_ERROR(pass_->Run({&token, 1}, position));
+    if (options.keep_logits) {
+      RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
+      result.logits.insert(result.logits.end(), logits.begin(), logits.end());
+    }
+    ASSIGN_OR_RETURN(token, NextToken(sampler, options, logits));
   }
   result.generate_seconds = absl::ToDoubleSeconds(absl::Now() - prompt_end);
   return result;
 }
 
-Statistics Decoder::statistics() const { return attention_->statistics(); }
+Statistics Decoder::statistics() const { return pass_->statistics(); }
 
 }  // namespace carrel::decoder

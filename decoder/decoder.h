@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
 #include "decoder/config.h"
+#include "decoder/forward_pass.h"
 #include "decoder/sampler.h"
 #include "decoder/statistics.h"
 #include "decoder/store_client.h"
@@ -19,8 +20,6 @@
 #include "model/transformer.h"
 
 namespace carrel::decoder {
-
-class RetrievalAttention;
 
 struct GenerateOptions {
   int64_t max_tokens = 64;   // >= 0
@@ -45,9 +44,11 @@ class Decoder {
  public:
   // Opens the context on a connected client and fetches sink and local rows.
   static absl::StatusOr<std::unique_ptr<Decoder>> Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
-                                                       const std::string& context, const RetrievalConfig& config, ThreadPool* pool);
+                                                       const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
+                                                       const DeviceConfig& device = DeviceConfig());
   // Without a context: the model alone, dense attention over the prompt and what follows it.
-  static absl::StatusOr<std::unique_ptr<Decoder>> OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool);
+  static absl::StatusOr<std::unique_ptr<Decoder>> OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool,
+                                                                const DeviceConfig& device = DeviceConfig());
   ~Decoder();
 
   // Continues the document with the prompt; each call starts from the document anew.
@@ -56,25 +57,21 @@ class Decoder {
   Statistics statistics() const;
   int64_t context_tokens() const { return context_tokens_; }
 
-  // For tests: sees every layer's input and attended output.
-  using Observer = std::function<void(const model::AttentionInput&, const float* attended)>;
-  void set_observer(Observer observer) { observer_ = std::move(observer); }
+  // For tests, of a decoder on the CPU.
+  void set_observer(Observer observer);
 
  private:
-  Decoder(const model::Checkpoint& checkpoint, const RetrievalConfig& config, ThreadPool* pool);
-  // Runs tokens through every layer and leaves their hidden states in hidden_.
-  absl::Status Forward(absl::Span<const TokenId> tokens, Position first_position);
+  Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device) : checkpoint_(checkpoint), device_(device) {}
+  absl::Status MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool);
+  absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options, std::vector<float>& logits);
 
   const model::Checkpoint& checkpoint_;
-  const RetrievalConfig config_;
-  ThreadPool* const pool_;
+  const DeviceConfig device_;
   int64_t context_tokens_ = 0;
   int64_t max_block_ = 1;  // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone
-  std::unique_ptr<model::Backend> backend_;
-  std::unique_ptr<RetrievalAttention> attention_;
-  std::vector<float> hidden_, approximate_q_;
   Observer observer_;
+  std::unique_ptr<ForwardPass> pass_;
 };
 
 }  // namespace carrel::decoder

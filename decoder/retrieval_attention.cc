@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <utility>
 
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/row_stream.h"
+#include "decoder/context_rows.h"
 #include "decoder/zone.h"
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/window_attention/window_attention.h"
@@ -36,27 +35,10 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(c
 
 absl::Status RetrievalAttention::LoadContextRows(const v1::OpenReply& opened) {
   const RowRange ranges[] = {{0, opened.zone_begin()}, {opened.zone_end(), opened.tokens()}};
-  constexpr int64_t kStreamsAhead = 8;  // requests in flight hide the round trips
-  std::deque<std::pair<Layer, RowStream>> streams;
-  const auto drain_first = [&]() -> absl::Status {
-    auto& [layer, stream] = streams.front();
-    double waited_us = 0;
-    int64_t bytes = 0;
-    RETURN_IF_ERROR(stream.Drain(
-        [&, layer = layer](KvHead head, Position, int64_t rows, const void* k, const void* v) { window_.AddContextRows(layer, head, k, v, rows); },
-        &waited_us, &bytes));
-    streams.pop_front();
+  return ReadContextRows(client_, shape_, ranges, opened.limits().max_fetch_rows(), [&](const ContextRows& block) {
+    window_.AddContextRows(block.layer, block.head, block.k, block.v, block.rows);
     return absl::OkStatus();
-  };
-  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
-    for (const RowRange& range : ranges) {
-      streams.emplace_back(layer, RowStream(client_, shape_, layer, range, opened.limits().max_fetch_rows()));
-      RETURN_IF_ERROR(streams.back().second.Start());
-      if (static_cast<int64_t>(streams.size()) > kStreamsAhead) RETURN_IF_ERROR(drain_first());
-    }
-  }
-  while (!streams.empty()) RETURN_IF_ERROR(drain_first());
-  return absl::OkStatus();
+  });
 }
 
 absl::Status RetrievalAttention::Prefetch(Layer layer, const float* approximate_q, int64_t n) {

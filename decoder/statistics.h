@@ -37,6 +37,8 @@ struct Statistics {
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
   int64_t window_bytes = 0;
+  int64_t device_bytes = 0;  // of a GPU's memory, weights included
+  int64_t weight_bytes = 0;  // of them, weights
 };
 
 }  // namespace carrel::decoder

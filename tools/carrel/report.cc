@@ -44,7 +44,9 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
   return {{"layers", std::move(layers)},
           {"bytes_sent", statistics.bytes_sent},
           {"bytes_received", statistics.bytes_received},
-          {"window_bytes", statistics.window_bytes}};
+          {"window_bytes", statistics.window_bytes},
+          {"device_bytes", statistics.device_bytes},
+          {"weight_bytes", statistics.weight_bytes}};
 }
 
 std::string StatisticsTable(const decoder::Statistics& statistics, bool measured) {
@@ -64,6 +66,9 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
   }
   absl::StrAppend(&table, "window ", FormatBytes(statistics.window_bytes), ", sent ", FormatBytes(statistics.bytes_sent), ", received ",
                   FormatBytes(statistics.bytes_received), measured ? " (what was asked only to measure included)" : "", "\n");
+  if (statistics.device_bytes > 0) {
+    absl::StrAppend(&table, "GPU memory ", FormatBytes(statistics.device_bytes), " of which weights ", FormatBytes(statistics.weight_bytes), "\n");
+  }
   return table;
 }
 

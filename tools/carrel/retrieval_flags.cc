@@ -27,6 +27,9 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command.add_option("--oversample", config.oversample, "candidates asked ahead, as a multiple of top-k")->capture_default_str();
   command.add_option("--want", want, "what travels: rows (K and V) | values (scores and V) | attend (partial attention)")->capture_default_str();
   command.add_option("--effort,--ef-search", config.effort, "how much an index does for recall: beam width, lists probed or rows scored exactly; 0: the context's own")->capture_default_str();
+  DeclareDevice(command, device, device_config.gpu_memory);
+  command.add_option("--gpu-new-tokens", device_config.new_tokens, "cuda: room on the GPU for what is prompted and generated")->capture_default_str();
+  command.add_option("--zone", zone, "store: the kvstore searches | device: its rows are copied to the GPU at open and searched there, by codes")->capture_default_str();
   command.add_option("--threads", threads, "threads of the model; 0: one per core")->capture_default_str();
   command.add_option("--max-tokens", max_tokens, "generate at most so many tokens")->capture_default_str();
   command.add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
@@ -41,6 +44,11 @@ absl::Status RetrievalFlags::Resolve() {
     return absl::InvalidArgumentError(absl::StrCat("estimate=", estimate, " is none of on, off"));
   }
   config.estimate = estimate == "on";
+  ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
+  if (zone != "store" && zone != "device") {
+    return absl::InvalidArgumentError(absl::StrCat("zone=", zone, " is none of store, device"));
+  }
+  device_config.zone_on_device = zone == "device";
   ASSIGN_OR_RETURN(config.budget, decoder::ParseBudget(budget));
   ASSIGN_OR_RETURN(config.prefetch, decoder::ParsePrefetch(prefetch));
   ASSIGN_OR_RETURN(config.want, decoder::ParseWant(want));
@@ -68,12 +76,12 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
   ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
   if (flags.context.empty()) {
-    ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(open->checkpoint_, &open->pool_));
+    ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(open->checkpoint_, &open->pool_, flags.device_config));
     return open;
   }
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
-  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, flags.config, &open->pool_));
+  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, flags.config, &open->pool_, flags.device_config));
   return open;
 }
 

@@ -27,7 +27,10 @@ struct RetrievalFlags {
   std::string budget = "uniform";
   std::string prefetch = "off";
   std::string want = "attend";
+  std::string device = "cpu";
+  std::string zone = "store";
   int threads = 0;
+  decoder::DeviceConfig device_config;
   decoder::RetrievalConfig config;  // the rest of the flags write here
   int64_t max_tokens = 64;
   decoder::SamplingConfig sampling;

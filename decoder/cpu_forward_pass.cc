@@ -1,0 +1,97 @@
+#include <algorithm>
+
+#include "common/status.h"
+#include "decoder/forward_pass.h"
+#include "decoder/retrieval_attention.h"
+#include "decoder/sampler.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Shows the observer what passes through an attention.
+class ObservedAttention : public model::Attention {
+ public:
+  ObservedAttention(model::Attention& attention, const Observer& observer)
+      : attention_(attention), observer_(observer) {}
+  absl::Status Attend(const model::AttentionInput& input, float* attended) override {
+    RETURN_IF_ERROR(attention_.Attend(input, attended));
+    if (observer_) observer_(input, attended);
+    return absl::OkStatus();
+  }
+
+ private:
+  model::Attention& attention_;
+  const Observer& observer_;
+};
+
+class CpuForwardPass final : public ForwardPass {
+ public:
+  CpuForwardPass(const model::Checkpoint& checkpoint, const RetrievalConfig& config,
+                 std::unique_ptr<RetrievalAttention> attention, ThreadPool* pool,
+                 const Observer* observer)
+      : config_(checkpoint.config),
+        prefetch_(config.prefetch),
+        backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool)),
+        transformer_(backend_.get()),
+        attention_(std::move(attention)),
+        observer_(*observer) {}
+
+  int64_t max_tokens() const override { return INT64_MAX; }
+
+  absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override {
+    const int64_t n = static_cast<int64_t>(tokens.size());
+    n_ = n;
+    hidden_.resize(static_cast<size_t>(n * config_.hidden_size));
+    RETURN_IF_ERROR(backend_->Embed(tokens, hidden_.data()));
+    ObservedAttention attention(*attention_, observer_);
+    for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
+      const Layer next = layer.next();
+      if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
+        // What enters this layer, seen through the next layer's query projection, is close to that layer's true query.
+        approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads * config_.shape.head_dim);
+        RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), n, first_position, approximate_q_.data()));
+        RETURN_IF_ERROR(attention_->Prefetch(next, approximate_q_.data(), n));
+      }
+      RETURN_IF_ERROR(transformer_.ForwardLayer(layer, n, first_position, hidden_.data(), attention));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Logits(int64_t count, float* logits) override {
+    CARREL_CHECK(count <= n_);
+    return backend_->Logits(&hidden_[(n_ - count) * config_.hidden_size], count, logits);
+  }
+
+  absl::StatusOr<TokenId> Greedy() override {
+    logits_.resize(static_cast<size_t>(config_.vocab_size));
+    RETURN_IF_ERROR(Logits(1, logits_.data()));
+    return Sampler(SamplingConfig()).Sample(logits_);
+  }
+
+  void set_reading_prompt(bool reading) override { attention_->set_reading_prompt(reading); }
+  void StartSequence() override { attention_->StartSequence(); }
+  Statistics statistics() const override { return attention_->statistics(); }
+
+ private:
+  const model::ModelConfig& config_;
+  const Prefetch prefetch_;
+  const std::unique_ptr<model::Backend> backend_;
+  model::Transformer transformer_;
+  const std::unique_ptr<RetrievalAttention> attention_;
+  const Observer& observer_;
+  int64_t n_ = 0;  // tokens of the last Run
+  std::vector<float> hidden_, approximate_q_, logits_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
+    const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
+    StoreClient* client, ThreadPool* pool, const Observer* observer) {
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<RetrievalAttention> attention,
+      RetrievalAttention::Create(config, checkpoint.config.shape, opened, client, pool));
+  return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention), pool, observer);
+}
+
+}  // namespace carrel::decoder

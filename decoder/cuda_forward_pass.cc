@@ -1,0 +1,472 @@
+// Decoding on a GPU. One token's work is captured once, as graphs that end where the store is asked:
+// queries leave for pinned memory, the window is attended while the store answers, and the answer
+// comes back through pinned memory into the next graph. Blocks of a prompt take the same way without
+// graphs. With the zone on the device, or without one, a token is one graph.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "carrel/v1/retrieval.pb.h"
+#include "common/cuda/buffer.h"
+#include "common/cuda/graph.h"
+#include "common/cuda/status.h"
+#include "common/status.h"
+#include "decoder/context_rows.h"
+#include "decoder/cuda_window.h"
+#include "decoder/cuda_zone.h"
+#include "decoder/forward_pass.h"
+#include "decoder/zone.h"
+#include "kernels/argmax/argmax_cuda.h"
+#include "kernels/merge_states/merge_states_cuda.h"
+#include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/window_attention/window_attention_cuda.h"
+#include "model/cuda_backend.h"
+
+namespace carrel::decoder {
+namespace {
+
+using cuda::DeviceBuffer;
+using cuda::Graph;
+using cuda::PinnedBuffer;
+using model::CudaBackend;
+
+constexpr int64_t kBlockTokens = 256;  // of a prompt, at once
+constexpr int64_t kLogitsTokens = 16;  // whose logits are on the device at once
+
+// What changes from one token to the next, in this order in device memory; then the token ids.
+enum StepWord { kStep = 0, kWindowRows = 1, kFirstId = 2 };
+
+struct Shape {
+  Shape(const model::ModelConfig& config, const DeviceConfig& device, const v1::OpenReply& opened)
+      : heads(config.shape),
+        zone{opened.zone_begin(), opened.zone_end()},
+        context_tokens(opened.tokens()),
+        context_rows(opened.tokens() - zone.rows()),
+        capacity(context_rows + device.new_tokens),
+        block(std::min(kBlockTokens, device.new_tokens)),
+        width(int64_t{heads.q_heads} * heads.head_dim),
+        zone_here(device.zone_on_device && zone.rows() > 0),
+        zone_at_store(!device.zone_on_device && zone.rows() > 0) {}
+
+  const AttentionShape heads;
+  const RowRange zone;
+  const int64_t context_tokens;
+  const int64_t context_rows;  // of the context in the window
+  const int64_t capacity;      // of the window
+  const int64_t block;         // tokens at once
+  const int64_t width;         // elements of all q heads of a token
+  const bool zone_here, zone_at_store;
+};
+
+class CudaForwardPass final : public ForwardPass {
+ public:
+  CudaForwardPass(const model::ModelConfig& config, const RetrievalConfig& retrieval,
+                  const DeviceConfig& device, const v1::OpenReply& opened, StoreClient* client,
+                  ThreadPool* pool)
+      : config_(config),
+        retrieval_(retrieval),
+        shape_(config, device, opened),
+        scale_(1.0f / std::sqrt(static_cast<float>(config.shape.head_dim))),
+        client_(client),
+        statistics_(config.shape.layers),
+        zone_(retrieval, config.shape, opened, client, pool, &statistics_) {}
+
+  absl::Status Prepare(const model::Checkpoint& checkpoint, const DeviceConfig& device,
+                       const v1::OpenReply& opened, ThreadPool* pool);
+
+  int64_t max_tokens() const override { return shape_.block; }
+  absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override;
+  absl::Status Logits(int64_t count, float* logits) override;
+  absl::StatusOr<TokenId> Greedy() override;
+  void set_reading_prompt(bool reading) override { zone_.set_reading_prompt(reading); }
+  void StartSequence() override {
+    zone_.Cancel();
+    new_rows_ = 0;
+  }
+  Statistics statistics() const override;
+
+ private:
+  int64_t layers() const { return config_.shape.layers; }
+  bool prefetches(Layer layer) const {
+    return shape_.zone_at_store && retrieval_.prefetch != Prefetch::kOff &&
+           layer.next().value() < layers();
+  }
+  int64_t OwnBytes() const;
+  absl::Status Allocate();
+  absl::Status LoadContextRows(const v1::OpenReply& opened);
+  absl::Status CaptureToken();
+
+  // The parts of a block's way. Each enqueues only.
+  absl::Status Begin(int64_t n);
+  absl::Status Project(Layer layer, int64_t n);
+  absl::Status AttendWindow(Layer layer, int64_t n);
+  absl::Status AttendZone(Layer layer, int64_t n);
+  absl::Status FinishLayer(Layer layer, int64_t n);
+  absl::Status End(int64_t n);
+
+  // Hands queries to the store and its answer to the next part.
+  absl::Status AskStore(Layer layer, int64_t n);
+  absl::Status CopyFloats(float* to, const float* from, int64_t count);
+
+  const model::ModelConfig& config_;
+  const RetrievalConfig retrieval_;
+  const Shape shape_;
+  const float scale_;
+  StoreClient* const client_;
+  std::vector<LayerStatistics> statistics_;
+  Zone zone_;  // at the store
+  Partial partial_;
+  std::vector<float> window_lse_;
+
+  std::unique_ptr<CudaBackend> backend_;
+  CudaWindow window_;
+  CudaZone device_zone_;
+  int64_t splits_ = 0;
+  DeviceBuffer<int32_t> step_;
+  DeviceBuffer<float> hidden_, q_exact_, window_out_, lse_, zone_out_, zone_lse_, logits_;
+  DeviceBuffer<uint16_t> q_, approximate_q_, attended_;
+  DeviceBuffer<int32_t> best_;
+  DeviceBuffer<uint8_t> workspace_;
+  PinnedBuffer<int32_t> host_step_, host_best_;
+  PinnedBuffer<float> host_q_, host_approximate_q_, host_zone_, host_lse_, host_logits_;
+  cuda::Event queries_here_;
+  std::vector<Graph> project_, attend_;  // [layers]
+  Graph end_, token_;
+
+  int64_t new_rows_ = 0;  // prompted and generated so far
+  int64_t n_ = 0;         // tokens of the last Run
+};
+
+int64_t CudaForwardPass::OwnBytes() const {
+  const int64_t n = shape_.block, heads = n * shape_.heads.q_heads, w = n * shape_.width;
+  const int64_t floats = n * config_.hidden_size + w + 2 * (w + heads) +
+                         kLogitsTokens * config_.vocab_size;
+  const int64_t splits = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
+  return CudaWindow::Bytes(shape_.heads, shape_.capacity) + (kFirstId + n + 1 + floats) * 4 +
+         3 * w * 2 +
+         static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
+             shape_.heads.kv_heads, shape_.heads.group(), shape_.heads.head_dim, splits)) +
+         (shape_.zone_here ? CudaZone::Bytes(shape_.heads, shape_.zone.rows()) : 0);
+}
+
+absl::Status CudaForwardPass::Allocate() {
+  const int64_t n = shape_.block, heads = n * shape_.heads.q_heads, w = n * shape_.width;
+  ASSIGN_OR_RETURN(window_, CudaWindow::Create(shape_.heads, shape_.capacity));
+  for (const auto& [buffer, count] :
+       {std::pair{&hidden_, n * config_.hidden_size}, {&q_exact_, w}, {&window_out_, w},
+        {&lse_, heads}, {&zone_out_, w}, {&zone_lse_, heads},
+        {&logits_, kLogitsTokens * config_.vocab_size}}) {
+    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(count));
+  }
+  for (DeviceBuffer<uint16_t>* buffer : {&q_, &approximate_q_, &attended_}) {
+    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<uint16_t>::Create(w));
+  }
+  ASSIGN_OR_RETURN(step_, DeviceBuffer<int32_t>::Create(kFirstId + n));
+  ASSIGN_OR_RETURN(best_, DeviceBuffer<int32_t>::Create(1));
+  ASSIGN_OR_RETURN(host_step_, PinnedBuffer<int32_t>::Create(kFirstId + n));
+  ASSIGN_OR_RETURN(host_best_, PinnedBuffer<int32_t>::Create(1));
+  ASSIGN_OR_RETURN(host_q_, PinnedBuffer<float>::Create(w));
+  ASSIGN_OR_RETURN(host_approximate_q_, PinnedBuffer<float>::Create(w));
+  ASSIGN_OR_RETURN(host_zone_, PinnedBuffer<float>::Create(w + heads));
+  ASSIGN_OR_RETURN(host_lse_, PinnedBuffer<float>::Create(heads));
+  ASSIGN_OR_RETURN(host_logits_, PinnedBuffer<float>::Create(kLogitsTokens * config_.vocab_size));
+  ASSIGN_OR_RETURN(queries_here_, cuda::Event::Create());
+  splits_ = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
+  ASSIGN_OR_RETURN(workspace_, DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(
+                                   kernels::DecodeWorkspaceBytes(shape_.heads.kv_heads,
+                                                                 shape_.heads.group(),
+                                                                 shape_.heads.head_dim, splits_))));
+  RETURN_IF_CUDA_ERROR(cudaMemset(workspace_.data(), 0, static_cast<size_t>(workspace_.bytes())));
+  // The zone is the empty set until something else is known of it.
+  std::fill_n(host_zone_.data(), w, 0.0f);
+  std::fill_n(host_zone_.data() + w, heads, -INFINITY);
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(zone_lse_.data(), host_zone_.data() + w,
+                                  static_cast<size_t>(zone_lse_.bytes()), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
+                                      const DeviceConfig& device, const v1::OpenReply& opened,
+                                      ThreadPool* pool) {
+  RETURN_IF_ERROR(CudaBackend::Check(config_));
+  const AttentionShape& heads = shape_.heads;
+  if ((heads.head_dim != 64 && heads.head_dim != 128) || heads.group() > kernels::kMaxDecodeGroup) {
+    return absl::UnimplementedError(
+        absl::StrCat("device cuda: decoding needs head_dim 64 or 128 and at most ",
+                     kernels::kMaxDecodeGroup, " q heads per KV head; the model has head_dim=",
+                     heads.head_dim, " and ", heads.group()));
+  }
+  RETURN_IF_ERROR(model::CheckGpuMemory(CudaBackend::Bytes(config_, shape_.block) + OwnBytes(),
+                                        device.gpu_memory));
+  ASSIGN_OR_RETURN(backend_,
+                   CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool));
+  RETURN_IF_ERROR(Allocate());
+  if (client_ != nullptr) {
+    RETURN_IF_ERROR(Annotate(LoadContextRows(opened), "reading rows of the context"));
+  }
+  return CaptureToken();
+}
+
+absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened) {
+  const int64_t max_fetch_rows = opened.limits().max_fetch_rows();
+  const RowRange ranges[] = {{0, shape_.zone.begin}, {shape_.zone.end, opened.tokens()}};
+  RETURN_IF_ERROR(ReadContextRows(
+      client_, shape_.heads, ranges, max_fetch_rows, [&](const ContextRows& block) {
+        const int64_t at = block.first < shape_.zone.begin ? block.first
+                                                           : block.first - shape_.zone.rows();
+        return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
+      }));
+  if (!shape_.zone_here) return absl::OkStatus();
+  ASSIGN_OR_RETURN(device_zone_, CudaZone::Create(retrieval_, shape_.heads, shape_.zone,
+                                                  max_fetch_rows, client_, backend_->stream()));
+  return absl::OkStatus();
+}
+
+// Runs a token that nobody asked for, so that every kernel is loaded, and captures its parts.
+absl::Status CudaForwardPass::CaptureToken() {
+  host_step_.data()[kStep] = 0;
+  host_step_.data()[kWindowRows] = static_cast<int32_t>(shape_.context_rows + 1);
+  host_step_.data()[kFirstId] = 0;
+  const auto whole_token = [&]() -> absl::Status {
+    RETURN_IF_ERROR(Begin(1));
+    for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
+      RETURN_IF_ERROR(Project(layer, 1));
+      RETURN_IF_ERROR(AttendWindow(layer, 1));
+      RETURN_IF_ERROR(AttendZone(layer, 1));
+    }
+    return End(1);
+  };
+  RETURN_IF_ERROR(whole_token());
+  RETURN_IF_ERROR(backend_->stream().Synchronize());
+  if (!shape_.zone_at_store) {
+    ASSIGN_OR_RETURN(token_, Graph::Capture(backend_->stream(), whole_token));
+    return absl::OkStatus();
+  }
+  for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
+    ASSIGN_OR_RETURN(Graph project, Graph::Capture(backend_->stream(), [&]() -> absl::Status {
+                       if (layer.value() == 0) RETURN_IF_ERROR(Begin(1));
+                       return Project(layer, 1);
+                     }));
+    ASSIGN_OR_RETURN(Graph attend, Graph::Capture(backend_->stream(),
+                                                  [&] { return AttendWindow(layer, 1); }));
+    project_.push_back(std::move(project));
+    attend_.push_back(std::move(attend));
+  }
+  ASSIGN_OR_RETURN(end_, Graph::Capture(backend_->stream(), [&] { return End(1); }));
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::CopyFloats(float* to, const float* from, int64_t count) {
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(float),
+                                       cudaMemcpyDefault, backend_->stream().get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::Begin(int64_t n) {
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(step_.data(), host_step_.data(),
+                                       static_cast<size_t>(kFirstId + n) * sizeof(int32_t),
+                                       cudaMemcpyHostToDevice, backend_->stream().get()));
+  return backend_->Embed(step_.data() + kFirstId, n, hidden_.data());
+}
+
+absl::Status CudaForwardPass::Project(Layer layer, int64_t n) {
+  if (layer.value() > 0) RETURN_IF_ERROR(FinishLayer(Layer(layer.value() - 1), n));
+  model::CudaPlacement placement;
+  placement.first_position = shape_.context_tokens;
+  placement.first_row = shape_.context_rows;
+  placement.step = step_.data() + kStep;
+  placement.k = window_.k(layer);
+  placement.v = window_.v(layer);
+  placement.kv_stride = shape_.capacity * shape_.heads.head_dim;
+  RETURN_IF_ERROR(
+      backend_->ProjectQkv(layer, hidden_.data(), n, placement, q_.data(), q_exact_.data()));
+  if (!shape_.zone_at_store) return absl::OkStatus();
+  RETURN_IF_ERROR(CopyFloats(host_q_.data(), q_exact_.data(), n * shape_.width));
+  if (!prefetches(layer)) return absl::OkStatus();
+  // What enters this layer, seen through the next layer's query projection, is close to that layer's
+  // true query.
+  RETURN_IF_ERROR(backend_->ProjectQuery(layer.next(), hidden_.data(), n, placement,
+                                         approximate_q_.data(), q_exact_.data()));
+  return CopyFloats(host_approximate_q_.data(), q_exact_.data(), n * shape_.width);
+}
+
+absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
+  const AttentionShape& heads = shape_.heads;
+  if (n == 1) {
+    kernels::WindowAttentionCudaParams params;
+    params.q = q_.data();
+    params.k = window_.k(layer);
+    params.v = window_.v(layer);
+    params.kv_heads = heads.kv_heads;
+    params.group = heads.group();
+    params.head_dim = heads.head_dim;
+    params.row_stride = shape_.capacity;
+    params.row_count = step_.data() + kWindowRows;
+    params.scale = scale_;
+    params.out = window_out_.data();
+    params.lse = lse_.data();
+    params.splits = splits_;
+    params.workspace = workspace_.data();
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, backend_->stream().get()));
+  } else {
+    kernels::PrefillAttentionCudaParams params;
+    params.q = q_.data();
+    params.k = window_.k(layer);
+    params.v = window_.v(layer);
+    params.kv_stride = shape_.capacity * heads.head_dim;
+    params.n = n;
+    params.first_position = shape_.context_rows + new_rows_;
+    params.rows = params.first_position + n;
+    params.q_heads = heads.q_heads;
+    params.kv_heads = heads.kv_heads;
+    params.head_dim = heads.head_dim;
+    params.scale = scale_;
+    params.out_exact = window_out_.data();
+    params.lse = lse_.data();
+    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, backend_->stream().get()));
+  }
+  if (!retrieval_.measure || !shape_.zone_at_store) return absl::OkStatus();
+  return CopyFloats(host_lse_.data(), lse_.data(), n * heads.q_heads);
+}
+
+absl::Status CudaForwardPass::AttendZone(Layer layer, int64_t n) {
+  if (!shape_.zone_here) return absl::OkStatus();
+  for (int64_t i = 0; i < n; ++i) {
+    RETURN_IF_ERROR(device_zone_.Attend(layer, q_.data() + i * shape_.width,
+                                        zone_out_.data() + i * shape_.width,
+                                        zone_lse_.data() + i * shape_.heads.q_heads,
+                                        backend_->stream()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::FinishLayer(Layer layer, int64_t n) {
+  const int64_t heads = n * shape_.heads.q_heads;
+  if (shape_.zone_at_store) {
+    RETURN_IF_ERROR(CopyFloats(zone_out_.data(), host_zone_.data(), n * shape_.width));
+    RETURN_IF_ERROR(CopyFloats(zone_lse_.data(), host_zone_.data() + n * shape_.width, heads));
+  }
+  kernels::MergeStatesCudaParams merge;
+  merge.out_a = window_out_.data();
+  merge.lse_a = lse_.data();
+  merge.out_b = zone_out_.data();
+  merge.lse_b = zone_lse_.data();
+  merge.out_bf16 = attended_.data();
+  merge.heads = heads;
+  merge.head_dim = shape_.heads.head_dim;
+  RETURN_IF_CUDA_ERROR(kernels::MergeStatesCuda(merge, backend_->stream().get()));
+  return backend_->FinishLayer(layer, attended_.data(), n, hidden_.data());
+}
+
+absl::Status CudaForwardPass::End(int64_t n) {
+  RETURN_IF_ERROR(FinishLayer(Layer(static_cast<int32_t>(layers() - 1)), n));
+  RETURN_IF_ERROR(backend_->Logits(hidden_.data() + (n - 1) * config_.hidden_size, 1, logits_.data()));
+  RETURN_IF_CUDA_ERROR(kernels::ArgmaxCuda(logits_.data(), 1, config_.vocab_size, best_.data(),
+                                           backend_->stream().get()));
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), best_.data(), sizeof(int32_t),
+                                       cudaMemcpyDeviceToHost, backend_->stream().get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::AskStore(Layer layer, int64_t n) {
+  RETURN_IF_ERROR(queries_here_.Synchronize());
+  RETURN_IF_ERROR(zone_.Start(layer, host_q_.data(), n));
+  if (prefetches(layer)) RETURN_IF_ERROR(zone_.Prefetch(layer.next(), host_approximate_q_.data(), n));
+  RETURN_IF_ERROR(zone_.Finish(layer, host_q_.data(), n, partial_));
+  if (retrieval_.measure) {
+    RETURN_IF_ERROR(backend_->stream().Synchronize());
+    window_lse_.assign(host_lse_.data(), host_lse_.data() + n * shape_.heads.q_heads);
+  }
+  RETURN_IF_ERROR(zone_.Measure(layer, host_q_.data(), n, partial_, window_lse_));
+  std::copy(partial_.out.begin(), partial_.out.end(), host_zone_.data());
+  std::copy(partial_.lse.begin(), partial_.lse.end(), host_zone_.data() + partial_.out.size());
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position first_position) {
+  const int64_t n = static_cast<int64_t>(tokens.size());
+  CARREL_CHECK(n >= 1 && n <= shape_.block && first_position == shape_.context_tokens + new_rows_);
+  for (TokenId token : tokens) {
+    if (token >= 0 && token < config_.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat("token id ", token, " is outside the vocabulary [0, ",
+                                                   config_.vocab_size, ")"));
+  }
+  if (shape_.context_rows + new_rows_ + n > shape_.capacity) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the GPU's window has room for ", shape_.capacity - shape_.context_rows,
+                     " new tokens (gpu_new_tokens); ", new_rows_ + n, " are needed"));
+  }
+  const cuda::Stream& stream = backend_->stream();
+  RETURN_IF_ERROR(stream.Synchronize());  // what the last block reads of pinned memory is read
+  host_step_.data()[kStep] = static_cast<int32_t>(new_rows_);
+  host_step_.data()[kWindowRows] = static_cast<int32_t>(shape_.context_rows + new_rows_ + n);
+  std::copy(tokens.begin(), tokens.end(), host_step_.data() + kFirstId);
+  n_ = n;
+  if (n == 1 && !shape_.zone_at_store) {
+    RETURN_IF_ERROR(token_.Launch(stream));
+  } else {
+    if (n > 1) RETURN_IF_ERROR(Begin(n));
+    for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
+      RETURN_IF_ERROR(n == 1 ? project_[layer.value()].Launch(stream) : Project(layer, n));
+      if (shape_.zone_at_store) RETURN_IF_ERROR(queries_here_.Record(stream));
+      RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream) : AttendWindow(layer, n));
+      if (shape_.zone_at_store) {
+        RETURN_IF_ERROR(AskStore(layer, n));
+      } else {
+        RETURN_IF_ERROR(AttendZone(layer, n));
+      }
+    }
+    RETURN_IF_ERROR(n == 1 ? end_.Launch(stream) : End(n));
+  }
+  for (int32_t layer = 0; shape_.zone_here && layer < layers(); ++layer) {
+    statistics_[layer].tokens += n;
+    statistics_[layer].rows_attended += n * shape_.heads.kv_heads * device_zone_.attended(Layer(layer));
+  }
+  new_rows_ += n;
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::Logits(int64_t count, float* logits) {
+  CARREL_CHECK(count <= n_);
+  for (int64_t at = 0; at < count; at += kLogitsTokens) {
+    const int64_t n = std::min(kLogitsTokens, count - at);
+    RETURN_IF_ERROR(backend_->Logits(hidden_.data() + (n_ - count + at) * config_.hidden_size, n,
+                                     logits_.data()));
+    RETURN_IF_ERROR(CopyFloats(host_logits_.data(), logits_.data(), n * config_.vocab_size));
+    RETURN_IF_ERROR(backend_->stream().Synchronize());
+    std::copy_n(host_logits_.data(), n * config_.vocab_size, logits + at * config_.vocab_size);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TokenId> CudaForwardPass::Greedy() {
+  RETURN_IF_ERROR(backend_->stream().Synchronize());
+  if (*host_best_.data() < 0) return absl::InternalError("a logit is NaN");
+  return *host_best_.data();
+}
+
+Statistics CudaForwardPass::statistics() const {
+  Statistics statistics;
+  statistics.layers = statistics_;
+  if (client_ != nullptr) {
+    statistics.bytes_sent = client_->bytes_sent();
+    statistics.bytes_received = client_->bytes_received();
+  }
+  statistics.window_bytes = window_.bytes();
+  statistics.weight_bytes = model::CudaWeights::Bytes(config_);
+  statistics.device_bytes = CudaBackend::Bytes(config_, shape_.block) + OwnBytes();
+  return statistics;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
+    const model::Checkpoint& checkpoint, const RetrievalConfig& config, const DeviceConfig& device,
+    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool) {
+  auto pass = std::make_unique<CudaForwardPass>(checkpoint.config, config, device, opened, client, pool);
+  RETURN_IF_ERROR(pass->Prepare(checkpoint, device, opened, pool));
+  return pass;
+}
+
+}  // namespace carrel::decoder

@@ -83,13 +83,14 @@ absl::StatusOr<std::vector<Question>> Questions(const std::string& document) {
 }
 
 absl::Status PrefillContext(const std::string& store_folder, const std::string& name, const std::vector<TokenId>& tokens,
-                            const kvstore::IndexParams& index, int64_t segment_tokens) {
+                            const kvstore::IndexParams& index, int64_t segment_tokens, model::Device device) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadWrite));
   prefill::PrefillConfig config;
   config.store_folder = store_folder;
   config.name = name;
   config.index = index;
   config.segment_tokens = segment_tokens;
+  config.device = device;
   Progress progress(Progress::Mode::kQuiet);
   return prefill::RunPrefill(config, DemoCheckpoint(), tokens, *store, Pool(), progress).status();
 }
@@ -102,13 +103,14 @@ EmbeddedDecoder::EmbeddedDecoder() : access_(std::make_unique<Access>()) {}
 EmbeddedDecoder::~EmbeddedDecoder() { decoder_.reset(); }
 
 absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(const std::string& store_folder, const std::string& context,
-                                                                       const decoder::RetrievalConfig& config) {
+                                                                       const decoder::RetrievalConfig& config,
+                                                                       const decoder::DeviceConfig& device) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
   tools::StoreFlags flags;
   flags.folder = store_folder;
   ASSIGN_OR_RETURN(opened->access_->store, tools::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, opened->access_->store->NewClient());
-  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config, Pool()));
+  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config, Pool(), device));
   return opened;
 }
 
@@ -120,9 +122,9 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Connect(const 
   return opened;
 }
 
-absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::ModelOnly() {
+absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::ModelOnly(const decoder::DeviceConfig& device) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
-  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::OpenModelOnly(DemoCheckpoint(), Pool()));
+  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::OpenModelOnly(DemoCheckpoint(), Pool(), device));
   return opened;
 }
 

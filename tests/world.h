@@ -30,17 +30,19 @@ struct Question {
 absl::StatusOr<std::vector<Question>> Questions(const std::string& document);
 
 absl::Status PrefillContext(const std::string& store_folder, const std::string& name, const std::vector<TokenId>& tokens,
-                            const kvstore::IndexParams& index, int64_t segment_tokens = 65536);
+                            const kvstore::IndexParams& index, int64_t segment_tokens = 65536,
+                            model::Device device = model::Device::kCpu);
 
 // A decoder over an embedded store (StoreAccess), kept alive together.
 class EmbeddedDecoder {
  public:
   static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Open(const std::string& store_folder, const std::string& context,
-                                                               const decoder::RetrievalConfig& config);
+                                                               const decoder::RetrievalConfig& config,
+                                                               const decoder::DeviceConfig& device = decoder::DeviceConfig());
   // The same over a server.
   static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Connect(const std::string& address, const std::string& context,
                                                                   const decoder::RetrievalConfig& config);
-  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> ModelOnly();
+  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> ModelOnly(const decoder::DeviceConfig& device = decoder::DeviceConfig());
   ~EmbeddedDecoder();
   decoder::Decoder* operator->() { return decoder_.get(); }
 

@@ -10,6 +10,7 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/graph.h"
+#include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/context_rows.h"
@@ -370,6 +371,7 @@ absl::Status CudaForwardPass::End(int64_t n) {
 }
 
 absl::Status CudaForwardPass::AskStore(Layer layer, int64_t n) {
+  const cuda::Range range("store");
   RETURN_IF_ERROR(queries_here_.Synchronize());
   RETURN_IF_ERROR(zone_.Start(layer, host_q_.data(), n));
   if (prefetches(layer)) RETURN_IF_ERROR(zone_.Prefetch(layer.next(), host_approximate_q_.data(), n));
@@ -385,6 +387,7 @@ absl::Status CudaForwardPass::AskStore(Layer layer, int64_t n) {
 }
 
 absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position first_position) {
+  const cuda::Range range("tokens");
   const int64_t n = static_cast<int64_t>(tokens.size());
   CARREL_CHECK(n >= 1 && n <= shape_.block && first_position == shape_.context_tokens + new_rows_);
   for (TokenId token : tokens) {

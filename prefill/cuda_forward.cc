@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
@@ -105,6 +106,7 @@ class CudaForward final : public LayerForward {
   }
 
   absl::StatusOr<LayerRows> Run(Layer layer, absl::FunctionRef<void(int64_t)> passed) override {
+    const cuda::Range range("prefill layer");
     const std::shared_ptr<void> rows = pinned_->Take();
     next_sample_ = 0;
     const int64_t chunks = (tokens_ + sizes_.chunk - 1) / sizes_.chunk;
@@ -137,6 +139,7 @@ class CudaForward final : public LayerForward {
   Marks& MarksOf(int64_t chunk) { return marks_[chunk % (kChunksAhead + 1)]; }
 
   absl::Status EnqueueChunk(Layer layer, int64_t chunk, uint16_t* rows) {
+    const cuda::Range range("prefill chunk");
     const Stream& stream = backend_->stream();
     const int64_t at = chunk * sizes_.chunk, n = std::min(sizes_.chunk, tokens_ - at);
     float* const hidden = hidden_.data() + at * config_.hidden_size;

@@ -9,31 +9,47 @@
 namespace carrel::prefill {
 namespace {
 
-// Adds the statistics of one distribution, given as scores; destroys them.
-void AddSample(float* scores, int64_t keys, HeadStatistics& statistics) {
+// Scores by their distance from the largest: the weight of a bin is known without sorting it.
+constexpr float kBinsPerNat = 64;
+constexpr int kBins = 2048;  // the last one holds all that weigh less than e^-32
+
+int BinOf(float below_max) {
+  return static_cast<int>(std::min(below_max * kBinsPerNat, static_cast<float>(kBins - 1)));
+}
+
+// Adds the statistics of one distribution, given as scores.
+void AddSample(const float* scores, int64_t keys, HeadStatistics& statistics) {
   const float max = *std::max_element(scores, scores + keys);
   double sum = 0, weighted = 0;  // of exp(s - max) and of (s - max) exp(s - max)
+  std::vector<double> mass(kBins);
+  std::vector<int64_t> count(kBins);
   for (int64_t j = 0; j < keys; ++j) {
-    const double s = double{scores[j]} - max;
-    const double e = std::exp(s);
+    const float below = max - scores[j];
+    const double e = std::exp(-double{below});
     sum += e;
-    weighted += s * e;
-    scores[j] = static_cast<float>(e);
+    weighted -= double{below} * e;
+    mass[BinOf(below)] += e;
+    ++count[BinOf(below)];
   }
   statistics.entropy_nats += std::log(sum) - weighted / sum;
 
-  // The heaviest keys first, sorted in growing prefixes: usually few carry 75%.
+  // Whole bins, the heaviest keys first; then the keys of the bin in which 75% is reached.
   double carried = 0;
-  int64_t count = 0, sorted = 0;
-  while (carried < 0.75 * sum && count < keys) {
-    if (count == sorted) {
-      const int64_t next = std::min(keys, std::max<int64_t>(64, 4 * sorted));
-      std::partial_sort(scores + sorted, scores + next, scores + keys, std::greater<float>());
-      sorted = next;
-    }
-    carried += scores[count++];
+  int64_t used = 0;
+  int bin = 0;
+  for (; bin < kBins && carried + mass[bin] < 0.75 * sum; ++bin) {
+    carried += mass[bin];
+    used += count[bin];
   }
-  statistics.keys_for_75_mass += static_cast<double>(count);
+  std::vector<float> last;
+  for (int64_t j = 0; j < keys; ++j) {
+    if (BinOf(max - scores[j]) == bin) last.push_back(scores[j]);
+  }
+  std::sort(last.begin(), last.end(), std::greater<float>());
+  for (size_t i = 0; i < last.size() && carried < 0.75 * sum; ++i, ++used) {
+    carried += std::exp(double{last[i]} - max);
+  }
+  statistics.keys_for_75_mass += static_cast<double>(used);
 }
 
 }  // namespace

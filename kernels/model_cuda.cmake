@@ -20,7 +20,8 @@ carrel_gpu_test(model_kernels_gpu_test
     silu_mul/silu_mul_gpu_test.cc silu_mul/silu_mul_ref.cc
   DEPS carrel_model_kernels_cuda carrel_test_util)
 
-add_executable(prefill_attention_gpu_bench EXCLUDE_FROM_ALL
-  prefill_attention/prefill_attention_gpu_bench.cc)
-target_link_libraries(prefill_attention_gpu_bench PRIVATE carrel_model_kernels_cuda)
-add_dependencies(cuda_code prefill_attention_gpu_bench)
+foreach(op IN ITEMS linear prefill_attention)
+  add_executable(${op}_gpu_bench EXCLUDE_FROM_ALL ${op}/${op}_gpu_bench.cc)
+  target_link_libraries(${op}_gpu_bench PRIVATE carrel_model_kernels_cuda)
+  add_dependencies(cuda_code ${op}_gpu_bench)
+endforeach()

@@ -20,8 +20,13 @@ using kvstore::Kind;
 
 constexpr uint8_t kBytes = 255;
 
+// With room for what the segment appends (its CRCs and footer): a value of 16 MiB is not to be moved for that.
 std::string AsBytes(const uint16_t* data, int64_t count) {
-  return std::string(reinterpret_cast<const char*>(data), static_cast<size_t>(count) * sizeof(uint16_t));
+  const size_t size = static_cast<size_t>(count) * sizeof(uint16_t);
+  std::string bytes;
+  bytes.reserve(size + size / 256 + 1024);
+  bytes.append(reinterpret_cast<const char*>(data), size);
+  return bytes;
 }
 
 // Adds the values of one layer in key order and keeps count of their payload bytes.

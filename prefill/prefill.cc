@@ -101,8 +101,16 @@ double LayerShare(const model::ModelConfig& config, int64_t done, int64_t tokens
   return work(static_cast<double>(done)) / work(static_cast<double>(tokens));
 }
 
-// Threads that write layers. A CPU computes a layer more slowly than one thread writes it.
-int Writers(model::Device device) { return device == model::Device::kCpu ? 1 : 4; }
+// Threads that write layers. A CPU computes a layer more slowly than one thread writes it; beside a GPU half the cores write (0.2 to 0.5 GB/s each), as far as
+// memory allows: a layer's rows wait in memory until they are written.
+int Writers(model::Device device, const v1::Manifest& job, const ThreadPool& pool) {
+  constexpr int kMost = 8;
+  constexpr int64_t kMostBytes = int64_t{12} << 30;
+  if (device == model::Device::kCpu) return 1;
+  const int64_t layer_bytes = job.tokens() * 4 * job.kv_heads() * job.head_dim();
+  const int64_t by_memory = kMostBytes / layer_bytes - 2;  // one layer waits, one is computed
+  return static_cast<int>(std::clamp<int64_t>(std::min<int64_t>((pool.threads() + 1) / 2, by_memory), 1, kMost));
+}
 
 // A GPU passes through a layer in less time than its hidden state takes to write: it is kept once a minute.
 absl::Duration HiddenInterval(model::Device device) {
@@ -159,7 +167,7 @@ class Job {
       forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), config_.block_tokens, pool_);
       return absl::OkStatus();
     }
-    const int rows_ahead = Writers(config_.device) + 2;  // one waits, one is computed
+    const int rows_ahead = Writers(config_.device, job_, *pool_) + 2;
     ASSIGN_OR_RETURN(forward_, MakeCudaForward(checkpoint_, tokens, std::move(samples), config_.gpu_memory, rows_ahead, pool_));
     return absl::OkStatus();
   }
@@ -186,7 +194,7 @@ class Job {
     const int64_t tokens = job_.tokens();
     LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index,
                        config_.auto_index, config_.summary_rows, pool_, StatisticsSamples(config_.device, tokens),
-                       Writers(config_.device));
+                       Writers(config_.device, job_, *pool_));
     last_kept_ = absl::Now();
     absl::Duration waited;
     for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {

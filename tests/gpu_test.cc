@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<float>> Logits(absl::StatusOr<std::unique_ptr<Embedde
 }
 
 TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
-  const std::string cpu_folder = FreshTempDir() + "/cpu", gpu_folder = FreshTempDir() + "/gpu";
+  const std::string folder = FreshTempDir(), cpu_folder = folder + "/cpu", gpu_folder = folder + "/gpu";
   const auto tokens = testing_world::DocumentTokens("registry-2k");
   CARREL_ASSERT_OK(tokens);
   CARREL_ASSERT_OK(testing_world::PrefillContext(cpu_folder, "doc", *tokens, Code()));
@@ -100,7 +100,7 @@ TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
         }
         const double error = RelativeError(values[1], values[0]);
         // Roundings of one layer enter the next: each adds about its own share.
-        EXPECT_LE(error, 4e-3 + 1.5e-3 * layer.value()) << (keys ? "k." : "v.") << layer << " head " << head;
+        EXPECT_LE(error, 5e-3 + 1.5e-3 * layer.value()) << (keys ? "k." : "v.") << layer << " head " << head;
         worst = std::max(worst, error);
       }
     }

@@ -63,5 +63,31 @@ TEST(ValidateTest, EachFieldOutOfBounds_IsNamed) {
   refused([](auto& c) { c.effort = -1; }, "effort=-1");
 }
 
+TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
+  const auto refused = [](const DeviceConfig& device, const RetrievalConfig& config, absl::string_view name) {
+    EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(absl::StatusCode::kInvalidArgument, std::string(name)));
+  };
+  DeviceConfig device;
+  CARREL_EXPECT_OK(ValidateDeviceConfig(device, RetrievalConfig()));
+  device.zone_on_device = true;
+  refused(device, RetrievalConfig(), "zone=device needs device=cuda");
+  device.device = model::Device::kCuda;
+  CARREL_EXPECT_OK(ValidateDeviceConfig(device, RetrievalConfig()));
+  RetrievalConfig config;
+  config.prefetch = Prefetch::kSpeculative;
+  refused(device, config, "prefetch");
+  config = RetrievalConfig();
+  config.select = Select::kMass;
+  refused(device, config, "top-k");
+  config = RetrievalConfig();
+  config.estimate = true;
+  refused(device, config, "estimates");
+  device.new_tokens = 0;
+  refused(device, RetrievalConfig(), "new_tokens=0");
+  device.new_tokens = 1;
+  device.gpu_memory = -1;
+  refused(device, RetrievalConfig(), "gpu_memory=-1");
+}
+
 }  // namespace
 }  // namespace carrel::decoder

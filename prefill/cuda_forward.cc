@@ -253,6 +253,8 @@ class CudaForward final : public LayerForward {
 
 }  // namespace
 
+absl::Status CheckCudaForward(const model::ModelConfig& config) { return CudaBackend::Check(config); }
+
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
     int64_t gpu_memory, int rows_ahead, ThreadPool* pool) {

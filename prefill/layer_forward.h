@@ -46,6 +46,9 @@ std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint
                                              std::vector<Position> sample_positions,
                                              int64_t block_tokens, ThreadPool* pool);
 
+// Whether MakeCudaForward can work here at all: a build with CUDA, a device, a shape that it runs.
+absl::Status CheckCudaForward(const model::ModelConfig& config);
+
 // gpu_memory: bound on device bytes, or model::kAllGpuMemory. rows_ahead: layers whose rows may be
 // held by others at once; Run waits for one of them to be given back.
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(

@@ -17,6 +17,7 @@ namespace carrel::prefill {
 class RowArray {
  public:
   RowArray() = default;
+  explicit RowArray(size_t size) : RowArray(std::vector<uint16_t>(size)) {}
   RowArray(std::vector<uint16_t> own)  // NOLINT: the common case reads as an assignment
       : own_(std::move(own)), data_(own_.data()), size_(own_.size()) {}
   RowArray(uint16_t* data, size_t size, std::shared_ptr<void> owner)

@@ -297,6 +297,7 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const mode
                                          const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,
                                          Progress& progress) {
   RETURN_IF_ERROR(Validate(config, checkpoint.config, tokens));
+  if (config.device == model::Device::kCuda) RETURN_IF_ERROR(CheckCudaForward(checkpoint.config));
   RETURN_IF_ERROR(CheckNameIsFree(store, config.store_folder, config.name));
   ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
   if (config.restart) {

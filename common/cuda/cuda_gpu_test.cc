@@ -2,9 +2,11 @@
 #include <numeric>
 
 #include "common/cuda/buffer.h"
+#include "common/cuda/graph.h"
 #include "common/cuda/pinned_ring.h"
 #include "common/cuda/status.h"
 #include "common/cuda/stream.h"
+#include "common/status.h"
 #include "common/test_util.h"
 
 namespace carrel::cuda {
@@ -129,6 +131,38 @@ TEST(PinnedRingTest, OutOfTurn_IsRefused) {
   CARREL_ASSERT_OK(ring->Acquire());
   EXPECT_THAT(ring->Acquire(), StatusIs(absl::StatusCode::kFailedPrecondition, "again"));
   EXPECT_THAT(PinnedRing::Create(0, 16), StatusIs(absl::StatusCode::kInvalidArgument, "0 slots"));
+}
+
+TEST(GraphTest, Launches_RepeatWhatWasCaptured_WithWhatMemoryHoldsThen) {
+  auto stream = Stream::Create();
+  auto host = PinnedBuffer<int32_t>::Create(1), back = PinnedBuffer<int32_t>::Create(1);
+  auto device = DeviceBuffer<int32_t>::Create(1);
+  CARREL_ASSERT_OK(stream);
+  CARREL_ASSERT_OK(host);
+  CARREL_ASSERT_OK(back);
+  CARREL_ASSERT_OK(device);
+  *back->data() = -1;
+  const auto graph = Graph::Capture(*stream, [&]() -> absl::Status {
+    RETURN_IF_ERROR(Copy(device->data(), host->data(), 4, *stream));
+    return Copy(back->data(), device->data(), 4, *stream);
+  });
+  CARREL_ASSERT_OK(graph);
+  CARREL_ASSERT_OK(stream->Synchronize());
+  EXPECT_EQ(*back->data(), -1) << "capturing ran the work";
+  for (int32_t value : {5, 6}) {
+    *host->data() = value;
+    CARREL_ASSERT_OK(graph->Launch(*stream));
+    CARREL_ASSERT_OK(stream->Synchronize());
+    EXPECT_EQ(*back->data(), value);
+  }
+}
+
+TEST(GraphTest, FailedCapture_GivesItsStatus_AndTheStreamGoesOn) {
+  auto stream = Stream::Create();
+  CARREL_ASSERT_OK(stream);
+  EXPECT_THAT(Graph::Capture(*stream, [] { return absl::NotFoundError("nothing"); }),
+              StatusIs(absl::StatusCode::kNotFound, "nothing"));
+  CARREL_EXPECT_OK(stream->Synchronize());
 }
 
 }  // namespace

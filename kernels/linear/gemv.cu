@@ -7,8 +7,9 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kRows = 2;   // of a warp: they share what is read of x
-constexpr int kAhead = 4;  // loads in flight per lane and row
+constexpr int kLoads = 8;  // in flight per lane
+// Rows of a warp share what is read of x; but few rows must be spread over as many warps as there are.
+constexpr int64_t kFewRows = 8192;
 
 // Weights pass once: they need no place in L1.
 __device__ __forceinline__ uint4 LoadOnce(const uint4* p) {
@@ -31,13 +32,17 @@ __device__ __forceinline__ float Dot8(const uint4& a, const uint4& b) {
   return sum;
 }
 
+template <int kRows>
 __global__ void __launch_bounds__(kThreads) GemvKernel(const uint4* x, const uint4* w,
                                                        const float* bias, int pieces, int64_t out,
                                                        bool accumulate, float* y) {
+  constexpr int kAhead = kLoads / kRows;
   const int lane = threadIdx.x % 32;
   const int64_t row = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kRows;
-  if (row >= out) return;  // out is even: both rows are there or none
-  const uint4* const rows[kRows] = {w + row * pieces, w + (row + 1) * pieces};
+  if (row >= out) return;  // out is a multiple of kRows: all rows are there or none
+  const uint4* rows[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) rows[r] = w + (row + r) * pieces;
   float sum[kRows] = {};
   int c = lane;
   for (; c + 32 * (kAhead - 1) < pieces; c += 32 * kAhead) {
@@ -64,23 +69,32 @@ __global__ void __launch_bounds__(kThreads) GemvKernel(const uint4* x, const uin
     for (int step = 16; step > 0; step /= 2) sum[r] += __shfl_xor_sync(~0u, sum[r], step);
   }
   if (lane >= kRows) return;
-  float value = lane == 0 ? sum[0] : sum[1];
+  float value = lane == 0 ? sum[0] : sum[kRows - 1];
   if (bias != nullptr) value += bias[row + lane];
   if (accumulate) value += y[row + lane];
   y[row + lane] = value;
 }
 
+template <int kRows>
+void Launch(const LinearCudaParams& p, cudaStream_t stream) {
+  constexpr int64_t kBlockRows = kWarps * kRows;
+  const auto blocks = static_cast<unsigned>((p.out + kBlockRows - 1) / kBlockRows);
+  GemvKernel<kRows><<<blocks, kThreads, 0, stream>>>(
+      static_cast<const uint4*>(p.x), static_cast<const uint4*>(p.w), p.bias,
+      static_cast<int>(p.in / 8), p.out, p.accumulate, p.y);
+}
+
 }  // namespace
 
 cudaError_t GemvCuda(const LinearCudaParams& p, cudaStream_t stream) {
-  if (p.n != 1 || p.in < 8 || p.in % 8 != 0 || p.out < 1 || p.out % kRows != 0) {
+  if (p.n != 1 || p.in < 8 || p.in % 8 != 0 || p.out < 2 || p.out % 2 != 0) {
     return cudaErrorInvalidValue;
   }
-  constexpr int64_t kBlockRows = kWarps * kRows;
-  const unsigned blocks = static_cast<unsigned>((p.out + kBlockRows - 1) / kBlockRows);
-  GemvKernel<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(p.x),
-                                              static_cast<const uint4*>(p.w), p.bias,
-                                              static_cast<int>(p.in / 8), p.out, p.accumulate, p.y);
+  if (p.out <= kFewRows) {
+    Launch<1>(p, stream);
+  } else {
+    Launch<2>(p, stream);
+  }
   return cudaGetLastError();
 }
 

@@ -62,6 +62,7 @@ TEST_F(LinearGpuTest, RandomShapes_MatchReference) {
 TEST_F(LinearGpuTest, OneTokenLongRows_MatchesReference) {
   ExpectMatches(1, 14336, 256, true, true);
   ExpectMatches(1, 4096, 1024, false, false);
+  ExpectMatches(1, 72, 8200, true, false);  // more rows: two to a warp
 }
 
 TEST_F(LinearGpuTest, OtherBiasOfSameShape_IsUsed) {

@@ -1,0 +1,80 @@
+#include "prefill/layer_writer.h"
+
+#include <filesystem>
+
+#include "carrel/v1/context.pb.h"
+#include "common/dtype.h"
+#include "common/file.h"
+#include "common/test_util.h"
+
+namespace carrel::prefill {
+namespace {
+
+constexpr AttentionShape kShape = {.layers = 9, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+constexpr int64_t kTokens = 300;
+
+LayerRows RandomLayer(int32_t layer) {
+  std::mt19937_64 rng(static_cast<uint64_t>(layer));
+  LayerRows rows;
+  rows.layer = Layer(layer);
+  rows.sample_positions = SamplePositions(kTokens, 10);
+  for (int32_t head = 0; head < kShape.kv_heads; ++head) {
+    for (std::vector<RowArray>* heads : {&rows.k, &rows.v}) {
+      RowArray& values = heads->emplace_back(static_cast<size_t>(kTokens * kShape.head_dim));
+      FloatToBf16(RandomNormal(rng, kTokens * kShape.head_dim), values.data());
+    }
+    rows.queries.push_back(RandomNormal(rng, 10 * kShape.group() * kShape.head_dim));
+  }
+  return rows;
+}
+
+absl::StatusOr<Staging> WriteLayers(const std::string& folder, int32_t first, int writers) {
+  auto staging = Staging::Open(folder, "job");
+  if (!staging.ok()) return staging;
+  ThreadPool pool(2);
+  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool, 4, writers);
+  for (int32_t layer = first; layer < kShape.layers; ++layer) {
+    CARREL_EXPECT_OK(writer.Submit(RandomLayer(layer)));
+    EXPECT_LE(writer.written(), layer + 1);
+  }
+  CARREL_EXPECT_OK(writer.Finish());
+  EXPECT_EQ(writer.written(), kShape.layers);
+  return staging;
+}
+
+TEST(LayerWriterTest, AnyWriters_SameBytes) {
+  const std::string folder = FreshTempDir();
+  const auto one = WriteLayers(folder + "/one", 0, 1);
+  const auto four = WriteLayers(folder + "/four", 0, 4);
+  CARREL_ASSERT_OK(one);
+  CARREL_ASSERT_OK(four);
+  EXPECT_EQ(four->FinishedLayers(kShape.layers), kShape.layers);
+  for (Layer layer(0); layer.value() < kShape.layers; layer = layer.next()) {
+    const auto a = ReadFile(one->folder() + absl::StrCat("/layer-000", layer.value()));
+    const auto b = ReadFile(four->folder() + absl::StrCat("/layer-000", layer.value()));
+    CARREL_ASSERT_OK(a);
+    CARREL_ASSERT_OK(b);
+    EXPECT_EQ(*a, *b) << "fragment of layer " << layer;
+    EXPECT_EQ(std::filesystem::file_size(one->SstPath(layer)), std::filesystem::file_size(four->SstPath(layer)));
+  }
+}
+
+TEST(LayerWriterTest, ResumedJob_CountsFromItsFirstLayer) {
+  const auto staging = WriteLayers(FreshTempDir(), 4, 3);
+  CARREL_ASSERT_OK(staging);
+  EXPECT_EQ(staging->FinishedLayers(kShape.layers), 0);  // layers 0 .. 3 were another run's
+}
+
+TEST(LayerWriterTest, FolderGone_FirstFailureStopsIt) {
+  auto staging = Staging::Open(FreshTempDir(), "job");
+  CARREL_ASSERT_OK(staging);
+  CARREL_ASSERT_OK(staging->Remove());
+  ThreadPool pool(0);
+  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool, 4, 2);
+  absl::Status status;
+  for (int32_t layer = 0; layer < kShape.layers && status.ok(); ++layer) status = writer.Submit(RandomLayer(layer));
+  EXPECT_FALSE(writer.Finish().ok());
+}
+
+}  // namespace
+}  // namespace carrel::prefill

@@ -50,6 +50,20 @@ struct BitsValue {
   }
 };
 
+__global__ void CopyKernel(const uint4* from, uint4* to, int64_t count) {
+  constexpr int kUnroll = 4;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kUnroll + threadIdx.x;
+  uint4 x[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (first + u * kThreads < count) x[u] = __ldcs(from + first + u * kThreads);
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (first + u * kThreads < count) __stcs(to + first + u * kThreads, x[u]);
+  }
+}
+
 __global__ void ReadKernel(const uint4* data, int64_t count, uint32_t* sum) {
   uint32_t total = 0;
   constexpr int kUnroll = 8;
@@ -80,6 +94,14 @@ cudaError_t FillBits(uint32_t* data, int64_t count, uint64_t seed) {
 
 cudaError_t FillNormal(float* data, int64_t count, uint64_t seed) {
   FillKernel<<<kBlocks, kThreads>>>(data, count, FloatValue{seed});
+  return cudaGetLastError();
+}
+
+cudaError_t CopyAll(const void* from, void* to, int64_t bytes, cudaStream_t stream) {
+  constexpr int64_t kBlockItems = kThreads * 4;
+  const auto blocks = static_cast<unsigned>((bytes / 16 + kBlockItems - 1) / kBlockItems);
+  CopyKernel<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(from),
+                                              static_cast<uint4*>(to), bytes / 16);
   return cudaGetLastError();
 }
 

@@ -40,6 +40,8 @@ std::vector<T> Download(const T* data, int64_t count) {
 cudaError_t FillNormalBf16(uint16_t* data, int64_t count, float sigma, uint64_t seed);
 cudaError_t FillBits(uint32_t* data, int64_t count, uint64_t seed);
 cudaError_t FillNormal(float* data, int64_t count, uint64_t seed);
+// bytes: a multiple of 16.
+cudaError_t CopyAll(const void* from, void* to, int64_t bytes, cudaStream_t stream);
 // Reads all bytes, a multiple of 16, and writes a sum.
 cudaError_t ReadAll(const void* data, int64_t bytes, uint32_t* sum, cudaStream_t stream);
 
@@ -64,8 +66,8 @@ class Bench {
 
   // launch(i, stream) enqueues the i-th of `count` launches, each on buffers of its own.
   Timing Time(int64_t count, const std::function<cudaError_t(int64_t, cudaStream_t)>& launch);
-  // Measured at first use, then the same: bytes read and written by a device copy, bytes read by a
-  // sum, and operations of a large bf16 matrix product (0 without cuBLASLt).
+  // Measured at first use, then the same: bytes read and written by a copy (kernel), bytes read by
+  // a sum, and operations of a large bf16 matrix product (0 without cuBLASLt).
   double CopyBytesPerS();
   double ReadBytesPerS();
   double GemmFlops();

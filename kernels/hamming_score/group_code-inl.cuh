@@ -32,6 +32,7 @@ struct GroupCode {
     const int bit = threadIdx.x, word = bit / 32;
     if (word < kWords) {
       int set = 0;
+#pragma unroll 4
       for (int h = 0; h < group; ++h) set += queries[h * kWords + word] >> (bit % 32) & 1;
       const int weight = abs(group - 2 * set);
       const unsigned major = __ballot_sync(~0u, 2 * set > group);
@@ -51,6 +52,15 @@ struct GroupCode {
   }
 
   __device__ int Score(const uint32_t (&code)[kWords]) const {
+    return best - (Lost(code) << shift);
+  }
+  // Scores of an even group are all odd or all even: this keeps their order in half the values.
+  __device__ int HalvedScore(const uint32_t (&code)[kWords]) const {
+    return (best >> shift) - Lost(code);
+  }
+
+ private:
+  __device__ int Lost(const uint32_t (&code)[kWords]) const {
     int lost = 0;
 #pragma unroll
     for (int p = 0; p < kPlanes; ++p) {
@@ -74,7 +84,7 @@ struct GroupCode {
       }
       lost += count << p;
     }
-    return best - (lost << shift);
+    return lost;
   }
 };
 
@@ -97,26 +107,38 @@ __device__ __forceinline__ void LoadCode(const uint32_t* at, uint32_t (&code)[kW
   }
 }
 
-// Calls take(j, score) for the rows first, first + step, ... below end.
-template <int kUnroll, int kWords, int kPlanes, class Take>
-__device__ __forceinline__ void ScoreCodes(const GroupCode<kWords, kPlanes>& shared_group,
-                                           const uint32_t* codes, int first, int end, int step,
-                                           Take take) {
-  const GroupCode<kWords, kPlanes> group = shared_group;  // in registers
-  int j = first;
-  for (; j + (kUnroll - 1) * step < end; j += kUnroll * step) {
-    uint32_t code[kUnroll][kWords];
+// Words of codes that a thread loads in one go: more would not fit its registers.
+inline constexpr int kRoundWords = 16;
+
+// Calls take(j, code of row j) for the rows first, first + step, ... below end. The codes of the
+// next rows travel while the last ones are dealt with.
+template <int kWords, class Take>
+__device__ __forceinline__ void ForEachCode(const uint32_t* codes, int first, int end, int step,
+                                            Take take) {
+  constexpr int kUnroll = kRoundWords / kWords;
+  const auto load = [&](int j, uint32_t(&code)[kUnroll][kWords]) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      LoadCode(codes + static_cast<int64_t>(j + u * step) * kWords, code[u]);
+      // Beyond the end, a row that is there.
+      const int row = j + u * step < end ? j + u * step : first;
+      LoadCode(codes + static_cast<int64_t>(row) * kWords, code[u]);
+    }
+  };
+  if (first >= end) return;
+  uint32_t code[kUnroll][kWords];
+  load(first, code);
+  for (int j = first; j < end; j += kUnroll * step) {
+    uint32_t next[kUnroll][kWords];
+    if (j + kUnroll * step < end) load(j + kUnroll * step, next);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (j + u * step < end) take(j + u * step, code[u]);
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) take(j + u * step, group.Score(code[u]));
-  }
-  for (; j < end; j += step) {
-    uint32_t code[kWords];
-    LoadCode(codes + static_cast<int64_t>(j) * kWords, code);
-    take(j, group.Score(code));
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) code[u][w] = next[u][w];
+    }
   }
 }
 

@@ -8,8 +8,7 @@ namespace carrel::kernels {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kUnroll = 4;
-constexpr int kBlockRows = kThreads * kUnroll * 4;
+constexpr int kBlockRows = kThreads * 32;
 
 template <int kWords, int kPlanes>
 __global__ void __launch_bounds__(kThreads, 2) HammingScoreKernel(const HammingScoreParams p) {
@@ -20,8 +19,11 @@ __global__ void __launch_bounds__(kThreads, 2) HammingScoreKernel(const HammingS
   uint16_t* scores = p.scores + head * p.score_stride;
   const int begin = blockIdx.x * kBlockRows;
   const int end = static_cast<int>(min(p.rows, static_cast<int64_t>(begin) + kBlockRows));
-  ScoreCodes<kUnroll>(group, codes, begin + static_cast<int>(threadIdx.x), end, kThreads,
-                      [&](int j, int score) { scores[j] = static_cast<uint16_t>(score); });
+  const GroupCode<kWords, kPlanes> in_registers = group;
+  ForEachCode<kWords>(codes, begin + static_cast<int>(threadIdx.x), end, kThreads,
+                      [&](int j, const uint32_t(&code)[kWords]) {
+                        scores[j] = static_cast<uint16_t>(in_registers.Score(code));
+                      });
 }
 
 }  // namespace

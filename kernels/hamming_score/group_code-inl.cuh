@@ -107,38 +107,39 @@ __device__ __forceinline__ void LoadCode(const uint32_t* at, uint32_t (&code)[kW
   }
 }
 
-// Words of codes that a thread loads in one go: more would not fit its registers.
-inline constexpr int kRoundWords = 16;
+// The codes that a thread loads in one go, of rows `step` apart: as many as fit its registers
+// twice.
+template <int kWords>
+struct CodeRound {
+  static constexpr int kRows = 16 / kWords;
+  uint32_t code[kRows][kWords];
 
-// Calls take(j, code of row j) for the rows first, first + step, ... below end. The codes of the
-// next rows travel while the last ones are dealt with.
+  // Beyond the end, nothing.
+  __device__ __forceinline__ void Load(const uint32_t* codes, int first, int end, int step) {
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      if (first + u * step < end) {
+        LoadCode(codes + static_cast<int64_t>(first + u * step) * kWords, code[u]);
+      }
+    }
+  }
+};
+
+// Calls take(j, code of row j) for the rows first, first + step, ... below end. `round` has been
+// loaded for `first`: so it travels while the caller prepares. Later rounds travel while the one
+// before them is dealt with.
 template <int kWords, class Take>
-__device__ __forceinline__ void ForEachCode(const uint32_t* codes, int first, int end, int step,
-                                            Take take) {
-  constexpr int kUnroll = kRoundWords / kWords;
-  const auto load = [&](int j, uint32_t(&code)[kUnroll][kWords]) {
+__device__ __forceinline__ void ForEachCode(CodeRound<kWords>& round, const uint32_t* codes,
+                                            int first, int end, int step, Take take) {
+  constexpr int kRows = CodeRound<kWords>::kRows;
+  for (int j = first; j < end; j += kRows * step) {
+    CodeRound<kWords> next;
+    next.Load(codes, j + kRows * step, end, step);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      // Beyond the end, a row that is there.
-      const int row = j + u * step < end ? j + u * step : first;
-      LoadCode(codes + static_cast<int64_t>(row) * kWords, code[u]);
+    for (int u = 0; u < kRows; ++u) {
+      if (j + u * step < end) take(j + u * step, round.code[u]);
     }
-  };
-  if (first >= end) return;
-  uint32_t code[kUnroll][kWords];
-  load(first, code);
-  for (int j = first; j < end; j += kUnroll * step) {
-    uint32_t next[kUnroll][kWords];
-    if (j + kUnroll * step < end) load(j + kUnroll * step, next);
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * step < end) take(j + u * step, code[u]);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) code[u][w] = next[u][w];
-    }
+    round = next;
   }
 }
 

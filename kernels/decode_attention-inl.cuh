@@ -273,23 +273,28 @@ __device__ void JoinParts(const DecodeArgs& a, int head, int parts, float* weigh
   const int64_t first = static_cast<int64_t>(head) * gridDim.x * a.group;
   for (int h = warp; h < a.group; h += kDecodeWarps) {
     float max = -INFINITY, sum = 0;
-    for (int s = lane; s < parts; s += 32) {
-      max = fmaxf(max, __ldcg(&a.part_state[first + s * a.group + h]).x);
+    float2 state[kMaxDecodeSplits / 32];
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeSplits / 32; ++i) {
+      const int s = lane + 32 * i;
+      state[i] = s < parts ? __ldcg(&a.part_state[first + s * a.group + h]) : float2{-INFINITY, 0};
+      max = fmaxf(max, state[i].x);
     }
 #pragma unroll
     for (int m = 16; m > 0; m /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, m));
     const float origin = max == -INFINITY ? 0.0f : max;
-    for (int s = lane; s < parts; s += 32) {
-      const float2 state = __ldcg(&a.part_state[first + s * a.group + h]);
-      const float w = exp2f((state.x - origin) * log2_scale);
-      weight[h * parts + s] = w;
-      sum += w * state.y;
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeSplits / 32; ++i) {
+      state[i].x = exp2f((state[i].x - origin) * log2_scale);  // from here on, its weight
+      sum += state[i].x * state[i].y;
     }
 #pragma unroll
     for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
-    __syncwarp();
     const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
-    for (int s = lane; s < parts; s += 32) weight[h * parts + s] *= inverse;
+#pragma unroll
+    for (int i = 0; i < kMaxDecodeSplits / 32; ++i) {
+      if (lane + 32 * i < parts) weight[h * parts + lane + 32 * i] = state[i].x * inverse;
+    }
     if (lane == 0) {
       a.lse[head * a.group + h] = sum > 0 ? max * a.scale + logf(sum) : -INFINITY;
     }
@@ -300,7 +305,7 @@ __device__ void JoinParts(const DecodeArgs& a, int head, int parts, float* weigh
   for (int i = threadIdx.x; i < a.group * kDim / 4; i += kDecodeWarps * 32) {
     const float* w = weight + i / (kDim / 4) * parts;
     float4 sum{0, 0, 0, 0};
-#pragma unroll 8
+#pragma unroll 16
     for (int s = 0; s < parts; ++s) {
       const float4 x = __ldcg(part + static_cast<int64_t>(s) * a.group * kDim / 4 + i);
       sum.x += w[s] * x.x;
@@ -325,6 +330,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 
   __shared__ float warp_max[kDecodeWarps][kHeads], warp_sum[kDecodeWarps][kHeads];
   __shared__ bool last;
 
+  WaitForEarlierLaunch();
   const int head = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
   const int rows = a.row_count == nullptr ? a.rows : a.row_count[head * a.row_count_stride];
   const int part_rows =
@@ -397,10 +403,22 @@ cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_d
                                              : DecodeAttentionKernel<64, false, kIndexed>)
                                      : (wide ? DecodeAttentionKernel<128, true, kIndexed>
                                              : DecodeAttentionKernel<128, false, kIndexed>);
+  int device = 0, major = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  if (const cudaError_t error =
+          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+      error != cudaSuccess) {
+    return error;
+  }
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(kv_heads));
   config.blockDim = dim3(kDecodeWarps * 32);
   config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, a);
 }
 

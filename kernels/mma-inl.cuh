@@ -23,6 +23,21 @@ __device__ __forceinline__ uint4 LoadStream16(const void* address) {
   return r;
 }
 
+// Where the architecture has it, a launch may begin while the one before it in its stream ends.
+// Waits until that has finished and its writes are visible; before it, nothing may be read that
+// others write.
+__device__ __forceinline__ void WaitForEarlierLaunch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next launch begin as soon as there is room.
+__device__ __forceinline__ void AllowNextLaunch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // c += a b
 __device__ __forceinline__ void Mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                     uint32_t a3, uint32_t b0, uint32_t b1) {

@@ -90,9 +90,9 @@ __device__ Threshold FindThreshold(unsigned* counts, int bins, unsigned k, unsig
     __stcg(published + static_cast<int64_t>(block) * (bins + 1) + t, counts[t]);
   }
   RowBarrier(sync, static_cast<unsigned>(blocks));
-  for (int t = threadIdx.x; t <= bins; t += kThreads) {
+  for (int t = threadIdx.x; t < bins; t += kThreads) {  // counts[bins] is 0 already
     unsigned total = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int b = 0; b < blocks; ++b) {
       total += __ldcg(published + static_cast<int64_t>(b) * (bins + 1) + t);
     }

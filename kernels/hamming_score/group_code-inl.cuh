@@ -32,6 +32,7 @@ struct GroupCode {
     const int bit = threadIdx.x, word = bit / 32;
     if (word < kWords) {
       int set = 0;
+#pragma unroll 4
       for (int h = 0; h < group; ++h) set += queries[h * kWords + word] >> (bit % 32) & 1;
       const int weight = abs(group - 2 * set);
       const unsigned major = __ballot_sync(~0u, 2 * set > group);
@@ -51,6 +52,15 @@ struct GroupCode {
   }
 
   __device__ int Score(const uint32_t (&code)[kWords]) const {
+    return best - (Lost(code) << shift);
+  }
+  // Scores of an even group are all odd or all even: this keeps their order in half the values.
+  __device__ int HalvedScore(const uint32_t (&code)[kWords]) const {
+    return (best >> shift) - Lost(code);
+  }
+
+ private:
+  __device__ int Lost(const uint32_t (&code)[kWords]) const {
     int lost = 0;
 #pragma unroll
     for (int p = 0; p < kPlanes; ++p) {
@@ -74,7 +84,7 @@ struct GroupCode {
       }
       lost += count << p;
     }
-    return best - (lost << shift);
+    return lost;
   }
 };
 
@@ -97,26 +107,39 @@ __device__ __forceinline__ void LoadCode(const uint32_t* at, uint32_t (&code)[kW
   }
 }
 
-// Calls take(j, score) for the rows first, first + step, ... below end.
-template <int kUnroll, int kWords, int kPlanes, class Take>
-__device__ __forceinline__ void ScoreCodes(const GroupCode<kWords, kPlanes>& shared_group,
-                                           const uint32_t* codes, int first, int end, int step,
-                                           Take take) {
-  const GroupCode<kWords, kPlanes> group = shared_group;  // in registers
-  int j = first;
-  for (; j + (kUnroll - 1) * step < end; j += kUnroll * step) {
-    uint32_t code[kUnroll][kWords];
+// The codes that a thread loads in one go, of rows `step` apart: as many as fit its registers
+// twice.
+template <int kWords>
+struct CodeRound {
+  static constexpr int kRows = 16 / kWords;
+  uint32_t code[kRows][kWords];
+
+  // Beyond the end, nothing.
+  __device__ __forceinline__ void Load(const uint32_t* codes, int first, int end, int step) {
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      LoadCode(codes + static_cast<int64_t>(j + u * step) * kWords, code[u]);
+    for (int u = 0; u < kRows; ++u) {
+      if (first + u * step < end) {
+        LoadCode(codes + static_cast<int64_t>(first + u * step) * kWords, code[u]);
+      }
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) take(j + u * step, group.Score(code[u]));
   }
-  for (; j < end; j += step) {
-    uint32_t code[kWords];
-    LoadCode(codes + static_cast<int64_t>(j) * kWords, code);
-    take(j, group.Score(code));
+};
+
+// Calls take(j, code of row j) for the rows first, first + step, ... below end. `round` has been
+// loaded for `first`: so it travels while the caller prepares. Later rounds travel while the one
+// before them is dealt with.
+template <int kWords, class Take>
+__device__ __forceinline__ void ForEachCode(CodeRound<kWords>& round, const uint32_t* codes,
+                                            int first, int end, int step, Take take) {
+  constexpr int kRows = CodeRound<kWords>::kRows;
+  for (int j = first; j < end; j += kRows * step) {
+    CodeRound<kWords> next;
+    next.Load(codes, j + kRows * step, end, step);
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      if (j + u * step < end) take(j + u * step, round.code[u]);
+    }
+    round = next;
   }
 }
 

@@ -44,16 +44,38 @@ void ExpectChosen(const Shape& s, const std::vector<uint32_t>& queries,
   }
 }
 
+enum class Keys { kRandom, kAlike, kBetterAndBetter, kWorseAndWorse };
+
+// Keys in order of likeness differ from the first query in ever fewer, or more, bits.
+std::vector<uint32_t> MakeKeys(std::mt19937_64& rng, const Shape& s, Keys keys,
+                               const std::vector<uint32_t>& queries) {
+  const int64_t words = s.bits / 32;
+  if (keys == Keys::kRandom) return RandomWords(rng, s.kv_heads * s.rows * words);
+  std::vector<uint32_t> codes(static_cast<size_t>(s.kv_heads * s.rows * words), 0x5a5a1234u);
+  if (keys == Keys::kAlike) return codes;
+  for (int64_t g = 0; g < s.kv_heads; ++g) {
+    for (int64_t j = 0; j < s.rows; ++j) {
+      const int64_t place = keys == Keys::kBetterAndBetter ? s.rows - 1 - j : j;
+      const int64_t flipped = place * (s.bits + 1) / s.rows;
+      for (int64_t w = 0; w < words; ++w) {
+        const int64_t here = std::clamp<int64_t>(flipped - 32 * w, 0, 32);
+        const uint32_t mask = here == 32 ? ~0u : (1u << here) - 1;
+        codes[static_cast<size_t>((g * s.rows + j) * words + w)] =
+            queries[static_cast<size_t>(g * s.group * words + w)] ^ mask;
+      }
+    }
+  }
+  return codes;
+}
+
 void ExpectEqualsReference(std::mt19937_64& rng, const Shape& s, int64_t checked,
-                           bool alike = false) {
+                           Keys keys = Keys::kRandom) {
   SCOPED_TRACE("kv_heads " + std::to_string(s.kv_heads) + " group " + std::to_string(s.group) +
                " bits " + std::to_string(s.bits) + " rows " + std::to_string(s.rows) + " k " +
                std::to_string(s.k));
   const int64_t words = s.bits / 32;
   const std::vector<uint32_t> queries = RandomWords(rng, s.kv_heads * s.group * words);
-  const std::vector<uint32_t> codes =
-      alike ? std::vector<uint32_t>(static_cast<size_t>(s.kv_heads * s.rows * words), 0x5a5a1234u)
-            : RandomWords(rng, s.kv_heads * s.rows * words);
+  const std::vector<uint32_t> codes = MakeKeys(rng, s, keys, queries);
   const DeviceInput<uint32_t> device_queries(queries), device_codes(codes);
   DeviceOutput<int32_t> ids(s.kv_heads * s.k);
   HammingTopKParams params{.queries = device_queries.data(),
@@ -93,7 +115,14 @@ TEST_F(HammingTopKGpuTest, EverySmallCount_EqualsReference) {
 }
 
 TEST_F(HammingTopKGpuTest, AllKeysAlike_FirstAreChosen) {
-  ExpectEqualsReference(rng_, {2, 4, 128, 50001, 2048}, 2, true);
+  ExpectEqualsReference(rng_, {2, 4, 128, 50001, 2048}, 2, Keys::kAlike);
+}
+
+TEST_F(HammingTopKGpuTest, KeysOrderedByLikeness_EqualReference) {
+  for (Keys keys : {Keys::kBetterAndBetter, Keys::kWorseAndWorse, Keys::kAlike}) {
+    ExpectEqualsReference(rng_, {40, 1, 128, 40'000, 300}, 2, keys);
+    ExpectEqualsReference(rng_, {40, 4, 64, 40'000, 299}, 2, keys);
+  }
 }
 
 TEST_F(HammingTopKGpuTest, MoreKeysThanSharedMemoryHolds_EqualsReference) {

@@ -40,9 +40,16 @@ __device__ uint64_t Pack(unsigned key, int index) {
 
 // items: a power of two, all of them written.
 __device__ void BitonicSort(uint64_t* x, int items) {
+  // A warp's pairs up to 32 apart lie among 64 items that no other warp touches.
+  constexpr int kOwnStep = 32;
+  __syncthreads();
   for (int size = 2; size <= items; size *= 2) {
     for (int step = size / 2; step > 0; step /= 2) {
-      __syncthreads();
+      if (step > kOwnStep || (step == kOwnStep && size > 2 * kOwnStep)) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
       for (int i = threadIdx.x; i < items / 2; i += kThreads) {
         const int low = 2 * i - (i & (step - 1)), high = low + step;
         const bool ascending = (low & size) == 0;

@@ -4,9 +4,9 @@
 namespace carrel::kernels {
 
 int64_t DecodeSplits(int64_t max_rows, int64_t kv_heads) {
-  // Blocks that are resident at once, and the rows below which one more part costs more in joining
-  // than it saves.
-  constexpr int64_t kBlocksPerSm = 3, kMinPartRows = kDecodeWarps * kDecodeTile;
+  // Blocks that keep an SM's memory pipe full, and the rows below which one more part costs more in
+  // joining than it saves (both measured).
+  constexpr int64_t kBlocksPerSm = 2, kMinPartRows = 2 * kDecodeWarps * kDecodeTile;
   int device = 0, sms = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {

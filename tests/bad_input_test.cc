@@ -24,6 +24,19 @@ TEST_F(BadInputTest, Document_Empty_IsRefused) {
   ExpectNothingLost();
 }
 
+TEST_F(BadInputTest, Device_UnknownOrUnfit_IsRefused) {
+  const std::string document = DemoDocument("registry-512");
+  EXPECT_THAT(Carrel(Prefill("new", {"--input", document, "--device", "tpu"})),
+              FailsWith(kBad, Texts{"device=tpu", "cpu, cuda"}));
+  EXPECT_THAT(Carrel(Args{"ask", "--model", DemoModel(), "--zone", "device", "hi"}),
+              FailsWith(kBad, Texts{"zone=device", "cuda"}));
+  EXPECT_THAT(Carrel(Args{"ask", "--model", DemoModel(), "--zone", "here", "hi"}),
+              FailsWith(kBad, Texts{"zone=here", "store, device"}));
+  EXPECT_THAT(Carrel(Args{"ask", "--model", DemoModel(), "--device", "cuda", "--gpu-memory", "1MB", "hi"}),
+              FailsWith(kFailed, Texts{"cuda"}));  // no CUDA, no GPU, or too little of it
+  ExpectNothingLost();
+}
+
 TEST_F(BadInputTest, Document_NotReadable_IsRefused) {
   EXPECT_THAT(Carrel(Prefill("new", {"--input", path("absent.txt")})),
               FailsWith(kFailed, Texts{"absent.txt", "No such file"}));

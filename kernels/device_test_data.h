@@ -34,8 +34,8 @@ inline std::vector<uint16_t> RandomBf16(std::mt19937_64& rng, int64_t count, flo
   return ToBf16(RandomNormal(rng, count, sigma));
 }
 
-// `count` elements between two bands that nobody may write; all bytes 0xff (NaN) at first, or copied
-// from a vector. Aligned to 256 bytes.
+// `count` elements between two bands that nobody may write; all bytes 0xff (NaN) at first, or
+// copied from a vector. Aligned to 256 bytes.
 template <typename T>
 class DeviceArray {
  public:
@@ -44,7 +44,8 @@ class DeviceArray {
       : DeviceArray(values, static_cast<int64_t>(values.size())) {}
   ~DeviceArray() {
     std::vector<uint8_t> bytes(static_cast<size_t>(buffer_.bytes()));
-    EXPECT_EQ(cudaSuccess, cudaMemcpy(bytes.data(), buffer_.data(), bytes.size(), cudaMemcpyDefault));
+    EXPECT_EQ(cudaSuccess,
+              cudaMemcpy(bytes.data(), buffer_.data(), bytes.size(), cudaMemcpyDefault));
     for (int64_t i = 0; i < kBandBytes; ++i) {
       if (bytes[i] == 0xff && bytes[bytes.size() - 1 - i] == 0xff) continue;
       ADD_FAILURE() << "written outside of the buffer";
@@ -58,7 +59,8 @@ class DeviceArray {
   // Waits for the device.
   std::vector<T> Read() const {
     std::vector<T> values(static_cast<size_t>(count_));
-    EXPECT_EQ(cudaSuccess, cudaMemcpy(values.data(), data(), values.size() * sizeof(T), cudaMemcpyDefault));
+    EXPECT_EQ(cudaSuccess,
+              cudaMemcpy(values.data(), data(), values.size() * sizeof(T), cudaMemcpyDefault));
     return values;
   }
 
@@ -70,7 +72,8 @@ class DeviceArray {
     EXPECT_TRUE(buffer.ok()) << buffer.status();
     buffer_ = *std::move(buffer);
     EXPECT_EQ(cudaSuccess, cudaMemset(buffer_.data(), 0xff, static_cast<size_t>(buffer_.bytes())));
-    EXPECT_EQ(cudaSuccess, cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyDefault));
+    EXPECT_EQ(cudaSuccess,
+              cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyDefault));
   }
 
   int64_t count_;
@@ -90,6 +93,7 @@ class DeviceTest : public testing::Test {
   std::mt19937_64 rng_{TestSeed()};
 };
 
-inline constexpr double kBf16Tolerance = 3e-3;  // outputs rounded to bf16 err by 1.1e-3 of their norm
+inline constexpr double kBf16Tolerance =
+    3e-3;  // outputs rounded to bf16 err by 1.1e-3 of their norm
 
 }  // namespace carrel::kernels

@@ -13,8 +13,8 @@ class LinearGpuTest : public DeviceTest {
   }
 
   void ExpectMatches(int64_t n, int64_t in, int64_t out, bool bias, bool accumulate) {
-    SCOPED_TRACE(testing::Message() << "n " << n << " in " << in << " out " << out << " bias " << bias
-                                    << " accumulate " << accumulate);
+    SCOPED_TRACE(testing::Message() << "n " << n << " in " << in << " out " << out << " bias "
+                                    << bias << " accumulate " << accumulate);
     const std::vector<uint16_t> x = RandomBf16(rng_, n * in), w = RandomBf16(rng_, out * in);
     const std::vector<float> b = RandomNormal(rng_, out), before = RandomNormal(rng_, n * out);
     std::vector<float> want(static_cast<size_t>(n * out));

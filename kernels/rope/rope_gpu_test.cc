@@ -35,21 +35,23 @@ class RopeGpuTest : public DeviceTest {
   }
 
   void Run(const Case& c) {
-    SCOPED_TRACE(testing::Message() << "n " << c.n << " heads " << c.q_heads << "/" << c.kv_heads
-                                    << " head_dim " << c.head_dim << " position " << c.position
-                                    << " step " << c.step);
+    SCOPED_TRACE(testing::Message()
+                 << "n " << c.n << " heads " << c.q_heads << "/" << c.kv_heads << " head_dim "
+                 << c.head_dim << " position " << c.position << " step " << c.step);
     const int64_t d = c.head_dim, heads = c.q_heads + 2 * c.kv_heads;
     const std::vector<float> x = RandomNormal(rng_, c.n * heads * d);
     const std::vector<float> bias = RandomNormal(rng_, heads * d);
     const std::vector<float> q_norm = RandomNormal(rng_, d), k_norm = RandomNormal(rng_, d);
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < d / 2; ++i) {
-      inv_freq.push_back(std::pow(500000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(d)));
+      inv_freq.push_back(
+          std::pow(500000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(d)));
     }
     const int64_t rows = c.row + c.step + c.n + 2, stride = rows * d;
     const DeviceArray<float> dx(x), dbias(bias), dq_norm(q_norm), dk_norm(k_norm), dfreq(inv_freq);
     const DeviceArray<int32_t> dstep(std::vector<int32_t>{c.step});
-    const DeviceArray<uint16_t> q(c.n * c.q_heads * d), k(c.kv_heads * stride), v(c.kv_heads * stride);
+    const DeviceArray<uint16_t> q(c.n * c.q_heads * d), k(c.kv_heads * stride),
+        v(c.kv_heads * stride);
     const DeviceArray<float> exact(c.n * c.q_heads * d);
     RopeCudaParams p;
     p.qkv = dx.data();

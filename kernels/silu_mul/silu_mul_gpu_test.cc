@@ -25,8 +25,8 @@ TEST_F(SiluMulGpuTest, RandomShapes_MatchReference) {
 }
 
 TEST_F(SiluMulGpuTest, VeryNegativeGate_IsZero) {
-  const DeviceArray<float> x(std::vector<float>{-1e4f, -1e4f, -1e4f, -1e4f, -200, -200, -90, -90, 1,
-                                                2, 3, 4, 5, 6, 7, 8});
+  const DeviceArray<float> x(
+      std::vector<float>{-1e4f, -1e4f, -1e4f, -1e4f, -200, -200, -90, -90, 1, 2, 3, 4, 5, 6, 7, 8});
   const DeviceArray<uint16_t> y(8);
   ASSERT_EQ(cudaSuccess, SiluMulCuda(x.data(), 1, 8, y.data(), nullptr));
   for (float value : FromBf16(y.Read())) EXPECT_NEAR(value, 0.0f, 1e-30f);

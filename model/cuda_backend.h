@@ -1,7 +1,7 @@
 // What:      the forward pass of a model's layers on a GPU, but for attention: what Backend is on
 //            the CPU, on device memory. The two share no class: a GPU enqueues, keeps bf16 rows in
 //            place and counts positions on the device
-//            (docs/decisions/018-where-the-devices-part.md).
+//            (docs/decisions/019-where-the-devices-part.md).
 // Math:      products of bf16 operands with fp32 sums; the hidden state, norms, RoPE and the gate
 //            in fp32; q, k, v and what enters a product are rounded to bf16.
 // Shapes:    hidden [n, hidden_size] f32; q, attended [n, q_heads, head_dim] bf16; logits

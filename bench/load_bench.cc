@@ -26,7 +26,7 @@
 #include "decoder/store_client.h"
 #include "decoder/wire.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/service/server.h"
 #include "kvstore/storage/store.h"
 
@@ -62,11 +62,8 @@ absl::StatusOr<Script> ReadScript(const kvstore::StoredContext& context) {
   script.fingerprint = m.fingerprint();
   for (int32_t layer = 0; layer < script.shape.layers; ++layer) {
     for (int32_t head = 0; head < script.shape.kv_heads; ++head) {
-      ASSIGN_OR_RETURN(const auto segment,
-                       context.Segment(layer, kvstore::Kind::kSampledQueries, KvHead(head), 0));
-      RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
       ASSIGN_OR_RETURN(const kvstore::SampledQueries sampled,
-                       kvstore::DecodeSampledQueries(segment->payload()));
+                       kvstore::ReadSampledQueries(context, Layer(layer), KvHead(head)));
       // The later half of the document: questions come after it.
       const int64_t steps = std::max<int64_t>(1, sampled.samples() / 2);
       script.queries.resize(static_cast<size_t>(steps));

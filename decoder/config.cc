@@ -39,6 +39,9 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   }
   if (config.select == Select::kMass && !(config.mass > 0 && config.mass <= 1)) return OutOfRange("mass", config.mass, "(0, 1]");
   if (config.max_rows < 0) return OutOfRange("max_rows", static_cast<double>(config.max_rows), "[0, infinity)");
+  if (config.max_rows > 0 && config.select == Select::kTopK) {
+    return absl::InvalidArgumentError(absl::StrCat("max_rows=", config.max_rows, " bounds range and mass; top-k is its own bound"));
+  }
   if (config.select != Select::kTopK && config.prefetch != Prefetch::kOff) {
     return absl::InvalidArgumentError("prefetch asks ahead for a multiple of top_k: range and mass need prefetch=off");
   }

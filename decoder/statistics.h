@@ -28,8 +28,8 @@ struct LayerStatistics {
   int64_t bytes_received = 0;     // of replies, measurements excluded
   Mean cosine;                    // of approximate and true query, the least over q heads
   Mean hit_rate;                  // measure: share of the true top_k among what was asked ahead
-  Mean mass;                      // measure: share of the zone's softmax that the attended zone rows carry
-  Mean attended_mass;             // measure: share of the whole softmax (zone and window) that all attended rows carry
+  Mean mass;                      // measure, without the estimation term: share of the zone's softmax that the attended zone rows carry
+  Mean attended_mass;             // likewise: share of the whole softmax (zone and window) that all attended rows carry
 };
 
 struct Statistics {

@@ -350,7 +350,9 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
       if (measure) statistics.hit_rate.Add(hits.value());
       if (calibrating(layer)) thresholds_[layer.value()].Add(pending.cosines[token], hits.value());
     }
-    for (size_t i = 0; measure && i < zone_lse.size(); ++i) {
+    // With the estimation term zone.lse counts rows that were not attended, too.
+    const bool rows_alone = measure && !config_.estimate;
+    for (size_t i = 0; rows_alone && i < zone_lse.size(); ++i) {
       const double top = std::max(zone_lse[i], window_lse[i]);
       const double all = std::exp(zone_lse[i] - top) + std::exp(window_lse[i] - top);
       statistics.mass.Add(std::exp(double{zone.lse[i]} - zone_lse[i]));

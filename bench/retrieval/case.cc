@@ -136,11 +136,8 @@ absl::StatusOr<HeadCase> OpenHead(const kvstore::StoredContext& context, Layer l
   head.kv_head = kv_head;
   ASSIGN_OR_RETURN(head.keys, kvstore::Rows::OpenKeys(context, layer, kv_head));
   ASSIGN_OR_RETURN(head.values, kvstore::Rows::OpenValues(context, layer, kv_head));
-  ASSIGN_OR_RETURN(const auto segment,
-                   context.Segment(layer.value(), kvstore::Kind::kSampledQueries, kv_head, 0));
-  RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
   ASSIGN_OR_RETURN(const kvstore::SampledQueries all,
-                   kvstore::DecodeSampledQueries(segment->payload()));
+                   kvstore::ReadSampledQueries(context, layer, kv_head));
   head.train.group = all.group;
   head.train.head_dim = all.head_dim;
   const int64_t size = all.group * all.head_dim;

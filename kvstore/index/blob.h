@@ -22,7 +22,7 @@ class Blob {
  public:
   Blob() = default;  // no bytes
   Blob(std::string bytes);  // trusted: of a builder, or of a test
-  // kind: kIndex or kSummaries. Touches no byte of the payload. A head without them has an empty
+  // kind: kIndex, kSummaries or kSampledQueries. Touches no byte of the payload. A head without them has an empty
   // blob.
   static absl::StatusOr<Blob> Open(const StoredContext& context, Layer layer, Kind kind,
                                    KvHead kv_head);

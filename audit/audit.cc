@@ -178,8 +178,8 @@ absl::Status SeekLeast(const AuditConfig& config, EffortCurve& curve, HeadAudit&
   return absl::OkStatus();
 }
 
-std::vector<int32_t> EffortsOf(const AuditConfig& config, const IndexParams& params) {
-  if (config.efforts.empty()) return Ladder(params, config.top_k);
+std::vector<int32_t> EffortsOf(const AuditConfig& config, const IndexParams& params, int64_t rows) {
+  if (config.efforts.empty()) return Ladder(params, config.top_k, rows);
   std::vector<int32_t> efforts = config.efforts;
   std::sort(efforts.begin(), efforts.end());
   efforts.erase(std::unique(efforts.begin(), efforts.end()), efforts.end());
@@ -215,10 +215,10 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
   head.exact = measure.exact();
   EffortCurve curve(measure, *index);
   const int32_t judged = !HasEffort(head.params.kind) ? 0
-                         : config.efforts.empty()     ? OwnEffort(head.params, config.top_k)
+                         : config.efforts.empty()     ? OwnEffort(head.params, config.top_k, report.tokens)
                                                       : config.efforts.front();
   ASSIGN_OR_RETURN(head.judged, curve.At(judged));
-  for (const int32_t effort : EffortsOf(config, head.params)) {
+  for (const int32_t effort : EffortsOf(config, head.params, report.tokens)) {
     ASSIGN_OR_RETURN(Measured measured, curve.At(effort));
     head.curve.push_back(measured);
   }

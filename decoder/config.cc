@@ -48,7 +48,7 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   if (config.select != Select::kTopK && config.budget != Budget::kUniform) {
     return absl::InvalidArgumentError("budget=linear shares out a top_k: range and mass need budget=uniform");
   }
-  if (config.estimate && config.want != Want::kAttend) {
+  if (config.estimate == Estimate::kOn && config.want != Want::kAttend) {
     return absl::InvalidArgumentError("estimate is part of partial attention: it needs want=attend");
   }
   if (config.effort < 0 || config.effort > 65536) return OutOfRange("effort", config.effort, "[0, 65536]");
@@ -84,6 +84,13 @@ absl::StatusOr<Want> ParseWant(absl::string_view name) {
   if (name == "values") return Want::kValues;
   if (name == "attend") return Want::kAttend;
   return UnknownName("want", name, "rows, values, attend");
+}
+
+absl::StatusOr<Estimate> ParseEstimate(absl::string_view name) {
+  if (name == "auto") return Estimate::kAuto;
+  if (name == "on") return Estimate::kOn;
+  if (name == "off") return Estimate::kOff;
+  return UnknownName("estimate", name, "auto, on, off");
 }
 
 absl::StatusOr<Budget> ParseBudget(absl::string_view name) {

@@ -202,7 +202,7 @@ TEST_F(BadInputTest, AskFlag_OutOfRange_NamesValueAndBound) {
       {"--top-p", "0", {"top_p=0", "(0, 1]"}},
       {"--top-p", "1.5", {"top_p=1.5", "(0, 1]"}},
       {"--max-rows", "-1", {"max_rows=-1", "[0, infinity)"}},
-      {"--estimate", "maybe", {"estimate=maybe", "on, off"}},
+      {"--estimate", "maybe", {"estimate=maybe", "auto, on, off"}},
   };
   for (const auto& c : cases) {
     EXPECT_THAT(Carrel(Ask(kKept, {c.flag, c.value})), FailsWith(kBad, c.message));
@@ -257,8 +257,11 @@ TEST_F(BadInputTest, Select_OutOfRange_NamesValueAndBound) {
       {{"--top-k", "8", "--estimate", "on", "--want", "rows"}, {"estimate", "want=attend"}},
   };
   for (const auto& c : cases) EXPECT_THAT(Carrel(With(ask, c.flags)), FailsWith(kBad, c.message));
-  EXPECT_THAT(Carrel(With(ask, {"--top-k", "8", "--estimate", "on", "--want", "attend"})),
-              FailsWith(kFailed, Texts{kKept, "summaries"}));
+  ASSERT_THAT(Carrel(Prefill("bare", {"--summaries", "0"})), Succeeds());
+  const Args of_bare = {"ask",     "--model", DemoModel(),    "--context", "bare", "--store", store_,
+                        kQuestion, "--top-k", "8",            "--want",    "attend"};
+  EXPECT_THAT(Carrel(of_bare), Succeeds());
+  EXPECT_THAT(Carrel(With(of_bare, {"--estimate", "on"})), FailsWith(kFailed, Texts{"bare", "summaries"}));
 }
 
 TEST_F(BadInputTest, Reindex_BadInput_IsNamedAndLeavesNothing) {

@@ -169,6 +169,7 @@ TEST_F(CliOutputTest, Ask_Json_HoldsTextIdsAndMeasuredStatistics) {
         bytes += layer["bytes"].get<int64_t>();
         if (dense) continue;
         EXPECT_GE(layer["candidates"], 32) << layer;
+        EXPECT_EQ(layer["estimated"], std::string(want) == "attend") << layer;
         EXPECT_GT(layer["mass"], 0) << layer;
         EXPECT_LE(layer["mass"], 1.0001) << layer;
         if (std::string(prefetch) == "off") continue;

@@ -33,7 +33,7 @@ class CodeIndex : public Index {
  public:
   CodeIndex(const IndexParams& params, const CodeHeader& header, CodeDecoder decoder,
             Blob blob, Rows keys)
-      : effort_(params.effort),
+      : params_(params),
         header_(header),
         blocks_offset_(CodeBlocksOffset(header)),
         block_bytes_(kernels::CodeBlockBytes(header.bits)),
@@ -65,7 +65,7 @@ class CodeIndex : public Index {
   absl::Status ScanCodes(Scan& scan) const;
   absl::Status ScoreExactly(Scan& scan) const;
 
-  const int32_t effort_;
+  const IndexParams params_;
   const CodeHeader header_;
   const int64_t blocks_offset_, block_bytes_;
   const CodeDecoder decoder_;
@@ -264,8 +264,9 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
   const int64_t effort = request.effort > 0 ? request.effort
-                         : effort_ > 0      ? effort_
-                                            : DefaultEffort(IndexKind::kCode, request.top_k);
+                         : params_.effort > 0
+                             ? params_.effort
+                             : DefaultEffort(params_, request.top_k, keys_.count());
   Scan scan{request, s, std::max(effort, request.top_k)};
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(scan.wanted * kScanRowsPerEffort, 2 * kSampleBlocks * kCodeBlockKeys)) {

@@ -99,6 +99,7 @@ absl::Status Zone::Prefetch(Layer layer, const float* approximate_q, int64_t n) 
   const int64_t wanted = std::llround(config_.oversample * static_cast<double>(budget));
   query.mutable_select()->set_top_k(std::min({wanted, zone_.rows(), max_top_k_}));
   query.set_speculative(true);
+  query.set_estimate(false);
   query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
   ASSIGN_OR_RETURN(pending.speculative, client_->Send(std::move(query)));
   pending.approximate_q.assign(approximate_q, approximate_q + n * shape_.q_heads * shape_.head_dim);

@@ -12,7 +12,15 @@
 
 namespace carrel {
 
-absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path) {
+void AdviseWillNeed(const void* address, int64_t bytes) {
+  static const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(address) & ~(page_bytes - 1);
+  const auto end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
+  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+}
+
+absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path,
+                                                             FileAccess access) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
   absl::Cleanup close_fd = [fd] { close(fd); };
@@ -24,6 +32,7 @@ absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& 
   if (info.st_size == 0) return std::unique_ptr<MappedFile>(new MappedFile(absl::string_view()));
   void* data = mmap(nullptr, info.st_size, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return ErrnoStatus(errno, absl::StrCat("mmap ", path));
+  if (access == FileAccess::kRandom) (void)madvise(data, info.st_size, MADV_RANDOM);
   return std::unique_ptr<MappedFile>(
       new MappedFile(absl::string_view(static_cast<const char*>(data), info.st_size)));
 }

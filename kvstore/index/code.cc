@@ -249,9 +249,9 @@ absl::Status CodeIndex::ScanCodes(Scan& scan) const {
 absl::Status CodeIndex::ScoreExactly(Scan& scan) const {
   SearchScratch& s = scan.s;
   const auto rows = static_cast<int64_t>(s.above.size());
+  RETURN_IF_ERROR(keys_.VerifyRows(s.above.data(), rows));
   s.pointers.resize(s.above.size());
   for (size_t i = 0; i < s.above.size(); ++i) {
-    RETURN_IF_ERROR(keys_.VerifyRow(s.above[i]));
     s.pointers[i] = keys_.Address(s.above[i]);
   }
   s.scores.resize(static_cast<size_t>(scan.request.group * rows));

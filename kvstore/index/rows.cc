@@ -1,11 +1,9 @@
 #include "kvstore/index/rows.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <utility>
 
 #include "carrel/v1/context.pb.h"
+#include "common/mapped_file.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 
@@ -113,6 +111,19 @@ absl::Status Rows::Verify(RowRange range) const {
   return absl::OkStatus();
 }
 
+bool Rows::Verified(Position row) const {
+  if (row < 0 || row >= count_) return false;  // Verify says so
+  if (segments_.empty()) return true;
+  const auto& segment = segments_[static_cast<size_t>(row / segment_tokens_)];
+  const int64_t byte = row % segment_tokens_ * row_bytes_;
+  return segment->verified(byte) && segment->verified(byte + row_bytes_ - 1);
+}
+
+void Rows::AdviseRow(Position row) const {
+  if (row < 0 || row >= count_ || Verified(row)) return;
+  AdviseWillNeed(Address(row), row_bytes_);
+}
+
 bool Rows::fully_verified() const {
   return std::all_of(segments_.begin(), segments_.end(),
                      [](const auto& segment) { return segment->fully_verified(); });
@@ -120,14 +131,9 @@ bool Rows::fully_verified() const {
 
 void Rows::AdviseSequential(RowRange range) const {
   if (segments_.empty()) return;
-  static const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   ForEachPiece(range, [&](Position first, const void* address, int64_t rows) {
     if (segments_[static_cast<size_t>(first / segment_tokens_)]->fully_verified()) return;
-    const auto begin = reinterpret_cast<uintptr_t>(address) & ~(page_bytes - 1);
-    const auto end =
-        reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(rows * row_bytes_);
-    // Advice only: a failure costs speed, not rows.
-    (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+    AdviseWillNeed(address, rows * row_bytes_);
   });
 }
 

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/dtype.h"
 #include "common/ids.h"
+#include "common/status.h"
 
 namespace carrel::kvstore {
 
@@ -42,6 +43,20 @@ class Rows {
   }
   absl::Status Verify(RowRange range) const;
   absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
+  // Rows that are read for the first time are asked for together before the first is waited for:
+  // from a disk they come side by side.
+  template <typename Id>
+  absl::Status VerifyRows(const Id* rows, int64_t n) const {
+    bool asked = segments_.empty();
+    for (int64_t i = 0; i < n; ++i) {
+      const auto row = static_cast<Position>(rows[i]);
+      if (Verified(row)) continue;
+      for (int64_t j = i; j < n && !asked; ++j) AdviseRow(static_cast<Position>(rows[j]));
+      asked = true;
+      RETURN_IF_ERROR(VerifyRow(row));
+    }
+    return absl::OkStatus();
+  }
   bool fully_verified() const;
 
   // Calls fn(first position, address, rows) for each piece of the range that lies contiguously.
@@ -59,6 +74,8 @@ class Rows {
   void AdviseSequential(RowRange range) const;
 
  private:
+  bool Verified(Position row) const;
+  void AdviseRow(Position row) const;
   static absl::StatusOr<Rows> Open(const StoredContext& context, Layer layer, Kind kind,
                                    KvHead kv_head);
 

@@ -45,9 +45,9 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
 
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
   const auto rows = static_cast<int64_t>(scratch.ids.size());
+  RETURN_IF_ERROR(keys.VerifyRows(scratch.ids.data(), rows));
   scratch.pointers.resize(scratch.ids.size());
   for (size_t i = 0; i < scratch.ids.size(); ++i) {
-    RETURN_IF_ERROR(keys.VerifyRow(scratch.ids[i]));
     scratch.pointers[i] = keys.Address(scratch.ids[i]);
   }
   scratch.scores.resize(static_cast<size_t>(request.group * rows));

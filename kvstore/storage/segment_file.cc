@@ -15,7 +15,7 @@ absl::StatusOr<std::shared_ptr<const SegmentFile>> SegmentFile::Open(const std::
                                                                      std::string last_key,
                                                                      uint64_t bytes) {
   std::shared_ptr<SegmentFile> file(new SegmentFile());
-  auto mapped = MappedFile::Open(path);
+  auto mapped = MappedFile::Open(path, FileAccess::kRandom);
   if (absl::IsNotFound(mapped.status())) {
     return absl::DataLossError(absl::StrCat("file is missing: ", mapped.status().message()));
   }

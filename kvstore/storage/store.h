@@ -46,6 +46,7 @@ class PinnedSegment {
   virtual absl::string_view payload() const = 0;
   virtual uint8_t dtype() const = 0;
   virtual absl::Status Verify(int64_t begin, int64_t end) const = 0;
+  virtual bool verified(int64_t byte) const = 0;  // of the payload: its chunk
   virtual bool fully_verified() const = 0;
 };
 
@@ -61,7 +62,8 @@ class StoredContext {
                                                                        uint32_t segment) const = 0;
   // How many consecutive segments from 0 there are of a kind.
   virtual absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const = 0;
-  // Takes the pages of a layer's files out of this process; they come back when they are read.
+  // Takes the pages of a layer's files out of this process; they come back when they are read, and
+  // are verified again.
   virtual void ReleasePages(int32_t /*layer*/) const {}
 };
 

@@ -7,6 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "common/mapped_file.h"
 #include "common/status.h"
 
 namespace carrel::kvstore {
@@ -21,10 +22,18 @@ class PinnedSegmentImpl : public PinnedSegment {
   absl::string_view payload() const override { return view_->payload(); }
   uint8_t dtype() const override { return view_->dtype(); }
   absl::Status Verify(int64_t begin, int64_t end) const override {
+    // A long range that is read for the first time is asked for in one go.
+    const bool long_range = end - begin > kChunkBytes && begin >= 0 &&
+                            end <= static_cast<int64_t>(payload().size());
+    if (long_range && !view_->fully_verified() && !view_->verified(begin)) {
+      AdviseWillNeed(payload().data() + begin, end - begin);
+    }
     absl::Status status = view_->Verify(begin, end);
     return status.ok() ? status : Annotate(status, where_);
   }
+  bool verified(int64_t byte) const override { return view_->verified(byte); }
   bool fully_verified() const override { return view_->fully_verified(); }
+  void Forget() const { view_->Forget(); }
 
  private:
   const std::shared_ptr<const SegmentFile> file_;  // keeps the bytes mapped
@@ -70,6 +79,10 @@ class StoredContextImpl : public StoredContext {
     for (const auto& file : files_) {
       if (file->last_key() >= begin && file->first_key() < end) file->ReleasePages();
     }
+    absl::ReaderMutexLock lock(&mu_);
+    for (const auto& [key, segment] : segments_) {
+      if (key >= begin && key < end) segment->Forget();
+    }
   }
 
   absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const override {
@@ -105,7 +118,7 @@ class StoredContextImpl : public StoredContext {
   const v1::Manifest manifest_;
   const std::vector<std::shared_ptr<const SegmentFile>> files_;
   mutable absl::Mutex mu_;
-  mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegment>> segments_
+  mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegmentImpl>> segments_
       ABSL_GUARDED_BY(mu_);
 };
 

@@ -313,10 +313,14 @@ absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n, std::vec
   ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, Receive(id, nullptr));
   Candidates ids(shape_, zone_, n);
   if (zone_lse != nullptr) zone_lse->assign(static_cast<size_t>(n) * shape_.q_heads, -INFINITY);
+  std::vector<bool> with_lse(static_cast<size_t>(n) * shape_.kv_heads);
   for (v1::SessionReply& part : parts) {
     for (const v1::HeadResult& head : part.query().heads()) {
       RETURN_IF_ERROR(CheckHead(head, n, shape_.kv_heads));
-      if (zone_lse == nullptr) continue;
+      const size_t at = static_cast<size_t>(head.token()) * shape_.kv_heads + head.kv_head();
+      // Where a head's rows come in several parts, the first has it.
+      if (zone_lse == nullptr || (with_lse[at] && !head.has_zone_lse())) continue;
+      with_lse[at] = true;
       RETURN_IF_ERROR(CheckFloats(head.zone_lse(), {shape_.group()}, "zone_lse"));
       std::memcpy(&(*zone_lse)[static_cast<size_t>(head.token()) * shape_.q_heads + head.kv_head() * shape_.group()],
                   head.zone_lse().data().data(), shape_.group() * sizeof(float));

@@ -12,15 +12,7 @@
 
 namespace carrel {
 
-void AdviseWillNeed(const void* address, int64_t bytes) {
-  static const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(address) & ~(page_bytes - 1);
-  const auto end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
-  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
-}
-
-absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path,
-                                                             FileAccess access) {
+absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
   absl::Cleanup close_fd = [fd] { close(fd); };
@@ -32,13 +24,23 @@ absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& 
   if (info.st_size == 0) return std::unique_ptr<MappedFile>(new MappedFile(absl::string_view()));
   void* data = mmap(nullptr, info.st_size, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return ErrnoStatus(errno, absl::StrCat("mmap ", path));
-  if (access == FileAccess::kRandom) (void)madvise(data, info.st_size, MADV_RANDOM);
   return std::unique_ptr<MappedFile>(
       new MappedFile(absl::string_view(static_cast<const char*>(data), info.st_size)));
 }
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+}
+
+void MappedFile::Expect(FileAccess access) const {
+  if (bytes_.empty()) return;
+  void* data = const_cast<char*>(bytes_.data());
+  if (access == FileAccess::kSparse) {
+    (void)madvise(data, bytes_.size(), MADV_RANDOM);
+    return;
+  }
+  (void)madvise(data, bytes_.size(), MADV_NORMAL);
+  (void)madvise(data, bytes_.size(), MADV_HUGEPAGE);
 }
 
 void MappedFile::ReleasePages() const {

@@ -28,7 +28,6 @@ using kvstore::Rows;
 using kvstore::StoredContext;
 
 absl::Status CopyRows(const Rows& rows, std::vector<uint16_t>& to) {
-  rows.AdviseSequential({0, rows.count()});
   RETURN_IF_ERROR(rows.Verify({0, rows.count()}));
   to.reserve(static_cast<size_t>(rows.count() * rows.head_dim()));
   rows.ForEachPiece({0, rows.count()}, [&](Position, const void* address, int64_t count) {

@@ -194,8 +194,6 @@ absl::StatusOr<Case> OpenCase(const kvstore::Store& store, const std::string& na
   std::vector<absl::Status> statuses(c.heads.size());
   pool.ParallelFor(static_cast<int64_t>(c.heads.size()), [&](int64_t i) {
     HeadCase& head = c.heads[i];
-    head.keys.AdviseSequential({0, c.tokens});
-    head.values.AdviseSequential({0, c.tokens});
     statuses[i] = head.keys.Verify({0, c.tokens});
     if (statuses[i].ok()) statuses[i] = head.values.Verify({0, c.tokens});
     if (!statuses[i].ok()) return;

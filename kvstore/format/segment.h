@@ -46,12 +46,6 @@ class SegmentView {
   // Makes sure that payload bytes [begin, end) are what was written; OutOfRange if there are no
   // such bytes. Cost: a bit test per chunk once verified; a CRC of each new chunk.
   absl::Status Verify(int64_t begin, int64_t end) const;
-  bool verified(int64_t byte) const {  // of the payload: its chunk
-    const int64_t chunk = byte / kChunkBytes;
-    const uint64_t word =
-        verified_[static_cast<size_t>(chunk / 64)].load(std::memory_order_acquire);
-    return (word >> (chunk % 64) & 1) != 0;
-  }
   // What was verified will be verified again: the bytes were given back and come from disk anew.
   void Forget() const;
   bool fully_verified() const { return unverified_chunks_.load(std::memory_order_acquire) == 0; }

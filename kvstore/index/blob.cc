@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/mapped_file.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 
@@ -49,17 +48,6 @@ absl::Status Blob::Verify(int64_t begin, int64_t end) const {
     at = stop;
   }
   return absl::OkStatus();
-}
-
-void Blob::AdviseSequential(int64_t begin, int64_t end) const {
-  if (segments_.empty()) return;
-  for (int64_t at = begin; at < end;) {
-    const int64_t stop = std::min(end, (at / chunk_bytes_ + 1) * chunk_bytes_);
-    if (!segments_[static_cast<size_t>(at / chunk_bytes_)]->fully_verified()) {
-      AdviseWillNeed(Address(at), stop - at);
-    }
-    at = stop;
-  }
 }
 
 absl::StatusOr<std::string> Blob::Read() const {

@@ -37,8 +37,6 @@ class Blob {
     return bases_[static_cast<size_t>(offset / chunk_bytes_)] + offset % chunk_bytes_;
   }
   absl::Status Verify(int64_t begin, int64_t end) const;
-  // Readahead; no effect on results.
-  void AdviseSequential(int64_t begin, int64_t end) const;
 
   // All bytes, verified.
   absl::StatusOr<std::string> Read() const;

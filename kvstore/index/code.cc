@@ -24,8 +24,6 @@ constexpr int64_t kScanRowsPerEffort = 4;
 constexpr int64_t kSampleBlocks = 32;
 // Blocks scored at a time: their scores stay in the L1 cache.
 constexpr int64_t kScanBlocks = 32;
-// Readahead of a first touch.
-constexpr int64_t kAdviseBytes = 4 << 20;
 // The first bar lets through this many times what is wanted, by the sample.
 constexpr double kBarSlack = 1.25;
 
@@ -209,16 +207,10 @@ absl::Status CodeIndex::ScanCodes(Scan& scan) const {
   const int64_t end = (zone.end + kCodeBlockKeys - 1) / kCodeBlockKeys;
   const int64_t chunk_blocks = kIndexChunkBytes / block_bytes_;
   const int64_t skipped = blocks_offset_ / block_bytes_;
-  int64_t advised = 0;
   for (int64_t block = zone.begin / kCodeBlockKeys; block < end;) {
     // Blocks lie contiguously up to the end of a chunk of the blob.
     const int64_t contiguous = chunk_blocks - (block + skipped) % chunk_blocks;
     const int64_t count = std::min({kScanBlocks, end - block, contiguous});
-    const int64_t at = blocks_offset_ + block * block_bytes_;
-    if (at + count * block_bytes_ > advised) {
-      advised = std::min(blob_.size(), std::max(advised, at) + kAdviseBytes);
-      blob_.AdviseSequential(std::max<int64_t>(at, advised - kAdviseBytes), advised);
-    }
     absl::Status status;
     const void* codes = Blocks(block, count, status);
     RETURN_IF_ERROR(status);

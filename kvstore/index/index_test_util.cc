@@ -30,7 +30,6 @@ class MemorySegment : public PinnedSegment {
     const absl::Status status = view_->Verify(begin, end);
     return status.ok() ? status : Annotate(status, where_);
   }
-  bool verified(int64_t byte) const override { return view_->verified(byte); }
   bool fully_verified() const override { return view_->fully_verified(); }
 
  private:

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "carrel/v1/context.pb.h"
-#include "common/mapped_file.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 
@@ -111,30 +110,9 @@ absl::Status Rows::Verify(RowRange range) const {
   return absl::OkStatus();
 }
 
-bool Rows::Verified(Position row) const {
-  if (row < 0 || row >= count_) return false;  // Verify says so
-  if (segments_.empty()) return true;
-  const auto& segment = segments_[static_cast<size_t>(row / segment_tokens_)];
-  const int64_t byte = row % segment_tokens_ * row_bytes_;
-  return segment->verified(byte) && segment->verified(byte + row_bytes_ - 1);
-}
-
-void Rows::AdviseRow(Position row) const {
-  if (row < 0 || row >= count_ || Verified(row)) return;
-  AdviseWillNeed(Address(row), row_bytes_);
-}
-
 bool Rows::fully_verified() const {
   return std::all_of(segments_.begin(), segments_.end(),
                      [](const auto& segment) { return segment->fully_verified(); });
-}
-
-void Rows::AdviseSequential(RowRange range) const {
-  if (segments_.empty()) return;
-  ForEachPiece(range, [&](Position first, const void* address, int64_t rows) {
-    if (segments_[static_cast<size_t>(first / segment_tokens_)]->fully_verified()) return;
-    AdviseWillNeed(address, rows * row_bytes_);
-  });
 }
 
 }  // namespace carrel::kvstore

@@ -43,18 +43,9 @@ class Rows {
   }
   absl::Status Verify(RowRange range) const;
   absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
-  // Rows that are read for the first time are asked for together before the first is waited for:
-  // from a disk they come side by side.
   template <typename Id>
   absl::Status VerifyRows(const Id* rows, int64_t n) const {
-    bool asked = segments_.empty();
-    for (int64_t i = 0; i < n; ++i) {
-      const auto row = static_cast<Position>(rows[i]);
-      if (Verified(row)) continue;
-      for (int64_t j = i; j < n && !asked; ++j) AdviseRow(static_cast<Position>(rows[j]));
-      asked = true;
-      RETURN_IF_ERROR(VerifyRow(row));
-    }
+    for (int64_t i = 0; i < n; ++i) RETURN_IF_ERROR(VerifyRow(static_cast<Position>(rows[i])));
     return absl::OkStatus();
   }
   bool fully_verified() const;
@@ -69,13 +60,7 @@ class Rows {
     }
   }
 
-  // Tells the kernel that the range is about to be read in order (readahead); no effect on results.
-  // Skips segments that were read before.
-  void AdviseSequential(RowRange range) const;
-
  private:
-  bool Verified(Position row) const;
-  void AdviseRow(Position row) const;
   static absl::StatusOr<Rows> Open(const StoredContext& context, Layer layer, Kind kind,
                                    KvHead kv_head);
 

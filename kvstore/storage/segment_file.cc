@@ -15,7 +15,7 @@ absl::StatusOr<std::shared_ptr<const SegmentFile>> SegmentFile::Open(const std::
                                                                      std::string last_key,
                                                                      uint64_t bytes) {
   std::shared_ptr<SegmentFile> file(new SegmentFile());
-  auto mapped = MappedFile::Open(path, FileAccess::kRandom);
+  auto mapped = MappedFile::Open(path);
   if (absl::IsNotFound(mapped.status())) {
     return absl::DataLossError(absl::StrCat("file is missing: ", mapped.status().message()));
   }
@@ -32,7 +32,9 @@ absl::StatusOr<std::shared_ptr<const SegmentFile>> SegmentFile::Open(const std::
 }
 
 void SegmentFile::Locate() const {
+  file_->Expect(FileAccess::kSparse);
   entries_ = WalkToKey(file_->bytes(), last_key_);
+  file_->Expect(FileAccess::kLargePages);
   if (!entries_.entries.empty() && entries_.entries.front().key != first_key_) {
     entries_ = {{}, absl::DataLossError("another first key")};
   }

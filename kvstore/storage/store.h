@@ -46,7 +46,6 @@ class PinnedSegment {
   virtual absl::string_view payload() const = 0;
   virtual uint8_t dtype() const = 0;
   virtual absl::Status Verify(int64_t begin, int64_t end) const = 0;
-  virtual bool verified(int64_t byte) const = 0;  // of the payload: its chunk
   virtual bool fully_verified() const = 0;
 };
 

@@ -7,7 +7,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
-#include "common/mapped_file.h"
 #include "common/status.h"
 
 namespace carrel::kvstore {
@@ -22,16 +21,9 @@ class PinnedSegmentImpl : public PinnedSegment {
   absl::string_view payload() const override { return view_->payload(); }
   uint8_t dtype() const override { return view_->dtype(); }
   absl::Status Verify(int64_t begin, int64_t end) const override {
-    // A long range that is read for the first time is asked for in one go.
-    const bool long_range = end - begin > kChunkBytes && begin >= 0 &&
-                            end <= static_cast<int64_t>(payload().size());
-    if (long_range && !view_->fully_verified() && !view_->verified(begin)) {
-      AdviseWillNeed(payload().data() + begin, end - begin);
-    }
     absl::Status status = view_->Verify(begin, end);
     return status.ok() ? status : Annotate(status, where_);
   }
-  bool verified(int64_t byte) const override { return view_->verified(byte); }
   bool fully_verified() const override { return view_->fully_verified(); }
   void Forget() const { view_->Forget(); }
 

@@ -39,13 +39,16 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   }
   if (config.select == Select::kMass && !(config.mass > 0 && config.mass <= 1)) return OutOfRange("mass", config.mass, "(0, 1]");
   if (config.max_rows < 0) return OutOfRange("max_rows", static_cast<double>(config.max_rows), "[0, infinity)");
+  if (config.max_rows > 0 && config.select == Select::kTopK) {
+    return absl::InvalidArgumentError(absl::StrCat("max_rows=", config.max_rows, " bounds range and mass; top-k is its own bound"));
+  }
   if (config.select != Select::kTopK && config.prefetch != Prefetch::kOff) {
     return absl::InvalidArgumentError("prefetch asks ahead for a multiple of top_k: range and mass need prefetch=off");
   }
   if (config.select != Select::kTopK && config.budget != Budget::kUniform) {
     return absl::InvalidArgumentError("budget=linear shares out a top_k: range and mass need budget=uniform");
   }
-  if (config.estimate && config.want != Want::kAttend) {
+  if (config.estimate == Estimate::kOn && config.want != Want::kAttend) {
     return absl::InvalidArgumentError("estimate is part of partial attention: it needs want=attend");
   }
   if (config.effort < 0 || config.effort > 65536) return OutOfRange("effort", config.effort, "[0, 65536]");
@@ -81,6 +84,13 @@ absl::StatusOr<Want> ParseWant(absl::string_view name) {
   if (name == "values") return Want::kValues;
   if (name == "attend") return Want::kAttend;
   return UnknownName("want", name, "rows, values, attend");
+}
+
+absl::StatusOr<Estimate> ParseEstimate(absl::string_view name) {
+  if (name == "auto") return Estimate::kAuto;
+  if (name == "on") return Estimate::kOn;
+  if (name == "off") return Estimate::kOff;
+  return UnknownName("estimate", name, "auto, on, off");
 }
 
 absl::StatusOr<Budget> ParseBudget(absl::string_view name) {

@@ -9,31 +9,64 @@
 namespace carrel::prefill {
 namespace {
 
-// Adds the statistics of one distribution, given as scores; destroys them.
-void AddSample(float* scores, int64_t keys, HeadStatistics& statistics) {
+// Bins of weight, the heaviest first: weights of a bin are within a factor of exp(1 / kBinsPerNat).
+constexpr int kBinsPerNat = 16;
+constexpr int kBins = 64 * kBinsPerNat;
+
+int BinOf(float below_max) {
+  const float bin = -below_max * kBinsPerNat;
+  return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;  // also what is not a number
+}
+
+// How many of the heaviest weights carry 75% of `sum`: whole bins first, and of the bin where it
+// is reached, which alone is sorted, as many as are needed.
+int64_t KeysFor75(const std::vector<float>& weights, const std::vector<uint16_t>& bins, double sum) {
+  double mass[kBins] = {};
+  int64_t sizes[kBins] = {};
+  for (size_t j = 0; j < weights.size(); ++j) {
+    mass[bins[j]] += weights[j];
+    ++sizes[bins[j]];
+  }
+  double carried = 0;
+  int64_t count = 0;
+  int bin = 0;
+  for (; bin + 1 < kBins && carried + mass[bin] < 0.75 * sum; ++bin) {
+    carried += mass[bin];
+    count += sizes[bin];
+  }
+  std::vector<float> last;
+  for (size_t j = 0; j < weights.size(); ++j) {
+    if (bins[j] == bin) last.push_back(weights[j]);
+  }
+  std::sort(last.begin(), last.end(), std::greater<float>());
+  for (size_t j = 0; j < last.size() && carried < 0.75 * sum; ++j) {
+    carried += last[j];
+    ++count;
+  }
+  return count;
+}
+
+struct Scratch {
+  std::vector<float> weights;
+  std::vector<uint16_t> bins;
+};
+
+// Adds the statistics of one distribution, given as scores.
+void AddSample(const float* scores, int64_t keys, HeadStatistics& statistics, Scratch& scratch) {
   const float max = *std::max_element(scores, scores + keys);
   double sum = 0, weighted = 0;  // of exp(s - max) and of (s - max) exp(s - max)
+  scratch.weights.resize(static_cast<size_t>(keys));
+  scratch.bins.resize(static_cast<size_t>(keys));
   for (int64_t j = 0; j < keys; ++j) {
-    const double s = double{scores[j]} - max;
-    const double e = std::exp(s);
+    const float s = scores[j] - max;
+    const float e = std::exp(s);
     sum += e;
-    weighted += s * e;
-    scores[j] = static_cast<float>(e);
+    weighted += double{s} * e;
+    scratch.weights[static_cast<size_t>(j)] = e;
+    scratch.bins[static_cast<size_t>(j)] = static_cast<uint16_t>(BinOf(s));
   }
   statistics.entropy_nats += std::log(sum) - weighted / sum;
-
-  // The heaviest keys first, sorted in growing prefixes: usually few carry 75%.
-  double carried = 0;
-  int64_t count = 0, sorted = 0;
-  while (carried < 0.75 * sum && count < keys) {
-    if (count == sorted) {
-      const int64_t next = std::min(keys, std::max<int64_t>(64, 4 * sorted));
-      std::partial_sort(scores + sorted, scores + next, scores + keys, std::greater<float>());
-      sorted = next;
-    }
-    carried += scores[count++];
-  }
-  statistics.keys_for_75_mass += static_cast<double>(count);
+  statistics.keys_for_75_mass += static_cast<double>(KeysFor75(scratch.weights, scratch.bins, sum));
 }
 
 }  // namespace
@@ -45,6 +78,7 @@ std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const A
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
   std::vector<HeadStatistics> all(shape.q_heads);
   std::vector<float> scores;
+  Scratch scratch;
   for (int32_t head = 0; head < shape.kv_heads; ++head) {
     for (int64_t i = 0; i < used; ++i) {
       const int64_t sample = (2 * i + 1) * samples / (2 * used);
@@ -53,7 +87,7 @@ std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const A
       kernels::DotScore(&rows.queries[head][sample * shape.group() * d], shape.group(), d, rows.k[head].data(), keys, scale,
                         scores.data(), keys);
       for (int32_t h = 0; h < shape.group(); ++h) {
-        AddSample(scores.data() + h * keys, keys, all[head * shape.group() + h]);
+        AddSample(scores.data() + h * keys, keys, all[head * shape.group() + h], scratch);
       }
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/time/time.h"
+#include "carrel/v1/context.pb.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
@@ -19,7 +20,7 @@ absl::StatusOr<Script> ReadScript(const kvstore::StoredContext& context) {
                   .q_heads = static_cast<int32_t>(m.q_heads()),
                   .kv_heads = static_cast<int32_t>(m.kv_heads()),
                   .head_dim = static_cast<int32_t>(m.head_dim())};
-  script.fingerprint = m.fingerprint();
+  script.fingerprint = m.fingerprint().SerializeAsString();
   for (int32_t layer = 0; layer < script.shape.layers; ++layer) {
     for (int32_t head = 0; head < script.shape.kv_heads; ++head) {
       ASSIGN_OR_RETURN(const kvstore::SampledQueries sampled,
@@ -45,7 +46,7 @@ absl::StatusOr<Decoding> Decoding::Open(const std::string& address, const std::s
   ASSIGN_OR_RETURN(session.client_, decoder::StoreClient::Connect(address, absl::Seconds(10)));
   v1::Open open;
   open.set_context(context);
-  *open.mutable_fingerprint() = script.fingerprint;
+  CARREL_CHECK(open.mutable_fingerprint()->ParseFromString(script.fingerprint));
   open.set_sink(4);
   open.set_local(64);
   RETURN_IF_ERROR(session.client_->Open(open).status());

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "carrel/v1/context.pb.h"
 #include "common/ids.h"
 #include "decoder/store_client.h"
 
@@ -22,7 +21,7 @@ namespace carrel::bench {
 struct Script {
   AttentionShape shape;
   std::vector<std::vector<std::vector<float>>> queries;
-  v1::Fingerprint fingerprint;
+  std::string fingerprint;  // v1::Fingerprint, serialised
 };
 
 absl::StatusOr<Script> ReadScript(const kvstore::StoredContext& context);

@@ -79,14 +79,12 @@ absl::Status Serve(const Settings& settings, int64_t started_us, const std::stri
   Script script;
   int64_t steps = 0;
   std::ifstream file(script_file, std::ios::binary);
-  std::string fingerprint;
   size_t fingerprint_bytes = 0;
   file >> script.shape.layers >> script.shape.q_heads >> script.shape.kv_heads >>
       script.shape.head_dim >> steps >> fingerprint_bytes;
   file.get();
-  fingerprint.resize(fingerprint_bytes);
-  file.read(fingerprint.data(), static_cast<std::streamsize>(fingerprint_bytes));
-  CARREL_CHECK(script.fingerprint.ParseFromString(fingerprint));
+  script.fingerprint.resize(fingerprint_bytes);
+  file.read(script.fingerprint.data(), static_cast<std::streamsize>(fingerprint_bytes));
   const auto floats = static_cast<size_t>(script.shape.q_heads) * script.shape.head_dim;
   script.queries.assign(static_cast<size_t>(steps),
                         std::vector<std::vector<float>>(script.shape.layers,
@@ -193,11 +191,10 @@ absl::Status Run(char** argv, const Settings& settings) {
     const auto asked = static_cast<size_t>(std::max<int64_t>(1, settings.tokens));
     script.queries.resize(std::min(script.queries.size(), asked));
     std::ofstream file(script_file, std::ios::binary);
-    const std::string fingerprint = script.fingerprint.SerializeAsString();
     file << script.shape.layers << ' ' << script.shape.q_heads << ' ' << script.shape.kv_heads
          << ' ' << script.shape.head_dim << ' ' << script.queries.size() << ' '
-         << fingerprint.size() << '\n'
-         << fingerprint;
+         << script.fingerprint.size() << '\n'
+         << script.fingerprint;
     for (const auto& step : script.queries) {
       for (const auto& layer : step) {
         file.write(reinterpret_cast<const char*>(layer.data()),

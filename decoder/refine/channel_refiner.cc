@@ -109,6 +109,7 @@ class ChannelRefiner final : public Refiner {
         out[j] = sum;
       }
     }
+    selection.visited += n;
     selection.bytes_read += n * pairs;
     SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows);
   }

@@ -25,6 +25,7 @@ class ExactRefiner final : public Refiner {
                         scores.data() + (at - zone_.begin), n);
       at += count;
     }
+    selection.visited += n;
     selection.keys_scored += n;
     selection.bytes_read += n * rows.row_bytes;
     SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows);

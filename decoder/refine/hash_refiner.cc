@@ -134,6 +134,7 @@ class HashRefiner final : public Refiner {
     }
     scores.resize(static_cast<size_t>(n));
     for (size_t j = 0; j < scores.size(); ++j) scores[j] = -static_cast<float>(different[j]);
+    selection.visited += n;
     selection.bytes_read += n * codes.bits / 8;
     selection.rows = BestIndices(scores, request.budget);
     for (Position& row : selection.rows) row += zone_.begin;

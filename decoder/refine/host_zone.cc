@@ -61,7 +61,6 @@ absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& p
   const int64_t rows = zone_.rows() * shape_.kv_heads * n;
   statistics.rows_attended += rows;
   statistics.candidates += rows;
-  statistics.visited += rows;
   statistics.bytes_read += 2 * rows * shape_.head_dim * 2;
   return absl::OkStatus();
 }
@@ -140,7 +139,7 @@ void HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Partial& p
   LayerStatistics& statistics = (*statistics_)[layer.value()];
   for (size_t h = 0; h < totals.size(); ++h) {
     statistics.candidates += totals[h].keys_scored;
-    statistics.visited += totals[h].keys_scored;
+    statistics.visited += totals[h].visited * group;
     statistics.rows_attended += attended[h];
     statistics.bytes_read += totals[h].bytes_read + 2 * attended[h] * d * 2;
   }

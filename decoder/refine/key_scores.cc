@@ -27,6 +27,7 @@ void MaxScores(const RefineRequest& request, const HeadRows& rows, int64_t head_
           std::max(out[static_cast<size_t>(i)], scores[static_cast<size_t>(h * n + i)]);
     }
   }
+  selection.visited += n;
   selection.keys_scored += n;
   selection.bytes_read += n * rows.row_bytes;
 }

@@ -34,6 +34,7 @@ struct RefineRequest {
 
 struct Selection {
   std::vector<Position> rows;  // ascending
+  int64_t visited = 0;         // keys, codes or labels looked at
   int64_t keys_scored = 0;     // exact scores: keys read
   int64_t bytes_read = 0;      // to choose: of keys, codes or labels
 };

@@ -61,10 +61,10 @@ double PerToken(double total, int64_t tokens) {
   return tokens == 0 ? 0 : total / static_cast<double>(tokens);
 }
 
-void AddCosts(const decoder::Statistics& statistics, ComparedRun& run) {
+void AddCosts(const decoder::Statistics& statistics, int32_t group, ComparedRun& run) {
   for (const decoder::LayerStatistics& layer : statistics.layers) {
     run.rows_attended += PerToken(static_cast<double>(layer.rows_attended), layer.tokens);
-    run.keys_visited += PerToken(static_cast<double>(layer.visited), layer.tokens);
+    run.keys_visited += PerToken(static_cast<double>(layer.visited / group), layer.tokens);
     run.bytes_moved +=
         PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens);
   }
@@ -78,7 +78,8 @@ absl::Status Measure(absl::Span<const Question> questions, ComparedRun& run) {
   RETURN_IF_ERROR(AskAll(
       flags, *open, questions, [](size_t, const Tally&) {}, ignored));
   decoder::Mean error, mass;
-  for (const decoder::LayerStatistics& layer : open->decoder().statistics().layers) {
+  const decoder::Statistics statistics = open->decoder().statistics();
+  for (const decoder::LayerStatistics& layer : statistics.layers) {
     run.output_error.push_back(layer.output_error.value());
     run.attended_mass.push_back(layer.attended_mass.value());
     error.Add(layer.output_error.value());
@@ -116,7 +117,9 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
   comparison.context = configurations.front().flags.context;
   comparison.questions = static_cast<int64_t>(questions.size());
   comparison.measured_questions = std::min(measured, comparison.questions);
-  Progress progress(Progress::ModeFor(stderr));
+  Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal
+                        ? Progress::Mode::kTerminal
+                        : Progress::Mode::kQuiet);
   for (size_t i = 0; i < configurations.size(); ++i) {
     ComparedRun run;
     run.configuration = configurations[i];
@@ -139,7 +142,7 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
       run.generated_tokens = tally.tokens;
       run.prompt_ms_per_token = PerToken(1e3 * tally.prompt_seconds, tally.prompt_tokens);
       run.ms_per_token = PerToken(1e3 * tally.generate_seconds, tally.tokens);
-      AddCosts(open->decoder().statistics(), run);
+      AddCosts(open->decoder().statistics(), open->checkpoint().config.shape.group(), run);
       return absl::OkStatus();
     };
     RETURN_IF_ERROR(Annotate(work(), run.configuration.name));

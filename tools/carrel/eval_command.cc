@@ -57,6 +57,10 @@ absl::Status RunEval(EvalFlags& flags) {
   RETURN_IF_ERROR(AskAll(flags.retrieval, *open, questions, show, tally));
   progress.Clear();
   const double rate = tally.generate_seconds > 0 ? static_cast<double>(tally.tokens) / tally.generate_seconds : 0;
+  nlohmann::json differing = nlohmann::json::array();
+  for (const Tally::Answer& a : tally.differing) {
+    differing.push_back({{"prompt", a.prompt}, {"text", a.text}, {"answer", a.answer}, {"ids", a.ids}});
+  }
   nlohmann::json json = {{"context", flags.retrieval.context},
                          {"context_tokens", open->decoder().context_tokens()},
                          {"questions", questions.size()},
@@ -70,7 +74,7 @@ absl::Status RunEval(EvalFlags& flags) {
                          {"prompt_tokens", tally.prompt_tokens},
                          {"prompt_seconds", tally.prompt_seconds},
                          {"generate_seconds", tally.generate_seconds},
-                         {"differing", tally.differing}};
+                         {"differing", std::move(differing)}};
   json["stats"] = StatisticsJson(open->decoder().statistics(), flags.stats);
   if (!flags.json) {
     std::fprintf(stderr, "%d questions: %d exact, %d of %d equal to dense, %.1f tokens/s\n", static_cast<int>(questions.size()),

@@ -28,10 +28,7 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, const Questi
   tally.prompt_seconds += result.prompt_seconds;
   tally.generate_seconds += result.generate_seconds;
   if (question.has_dense_ids ? !agrees : !exact) {
-    tally.differing.push_back({{"prompt", question.prompt},
-                               {"text", text},
-                               {"answer", question.answer},
-                               {"ids", result.ids}});
+    tally.differing.push_back({question.prompt, text, question.answer, result.ids});
   }
   return absl::OkStatus();
 }

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,7 +18,11 @@ namespace carrel::tools {
 struct Tally {
   int64_t exact = 0, with_dense = 0, agreeing = 0, prompt_tokens = 0, tokens = 0;
   double prompt_seconds = 0, generate_seconds = 0;
-  nlohmann::json differing = nlohmann::json::array();  // from dense if known, else wrong
+  struct Answer {
+    std::string prompt, text, answer;
+    std::vector<TokenId> ids;
+  };
+  std::vector<Answer> differing;  // from dense where that is known, else wrong
 };
 
 // before(i, tally) is called before question i. Errors name the question.

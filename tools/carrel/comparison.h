@@ -32,8 +32,9 @@ struct ComparedRun {
   double prompt_ms_per_token = 0;  // of prompt tokens
   double ms_per_token = 0;         // of generated tokens
   double rows_attended = 0;        // of the zone, per token, over layers and KV heads
-  double keys_visited = 0;         // whose bytes were read to choose, the same way
-  double bytes_moved = 0;          // read here or received from the store, per token
+  double keys_visited = 0;         // keys, codes or labels looked at to choose, the same way
+  double bytes_moved = 0;          // per token: read here, or received from the store, whose own
+                                   // reads are not known here
   // Of the questions that were measured, per layer; empty if none was.
   std::vector<double> output_error, attended_mass;
   double mean_output_error = 0, mean_attended_mass = 0;

@@ -18,6 +18,7 @@
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/blob.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/index/rows.h"
 #include "kvstore/storage/store.h"
 
@@ -82,30 +83,12 @@ absl::Status ReadShape(const v1::Manifest& m, AuditReport& report) {
 
 // Under "auto" every head has parameters of its own.
 absl::Status ReadIndexParams(const v1::Manifest& m, AuditReport& report) {
-  const auto heads = static_cast<size_t>(report.shape.layers) * report.shape.kv_heads;
-  report.heads.resize(heads);
-  for (size_t i = 0; i < heads; ++i) {
+  ASSIGN_OR_RETURN(const std::vector<IndexParams> params, kvstore::HeadIndexParamsOf(m));
+  report.heads.resize(params.size());
+  for (size_t i = 0; i < params.size(); ++i) {
     report.heads[i].layer = Layer(static_cast<int32_t>(i / m.kv_heads()));
     report.heads[i].kv_head = KvHead(static_cast<int32_t>(i % m.kv_heads()));
-  }
-  std::vector<bool> seen(heads);
-  if (m.index().kind() == kvstore::kAutoIndexKind) {
-    for (const v1::HeadIndex& head : m.head_indexes()) {
-      const size_t at = size_t{head.layer()} * m.kv_heads() + head.kv_head();
-      if (head.layer() >= m.layers() || head.kv_head() >= m.kv_heads() || seen[at]) {
-        return absl::DataLossError(absl::StrCat("head_indexes name layer=", head.layer(),
-                                                " kv_head=", head.kv_head(), " wrongly or twice"));
-      }
-      seen[at] = true;
-      ASSIGN_OR_RETURN(report.heads[at].params, kvstore::IndexParamsOf(head.index()));
-    }
-    if (static_cast<size_t>(m.head_indexes_size()) != heads) {
-      return absl::DataLossError(
-          absl::StrCat("head_indexes are ", m.head_indexes_size(), " instead of ", heads));
-    }
-  } else {
-    ASSIGN_OR_RETURN(const IndexParams params, kvstore::IndexParamsOf(m.index()));
-    for (HeadAudit& head : report.heads) head.params = params;
+    report.heads[i].params = params[i];
   }
   report.built_from_queries = m.index().kind() == kvstore::kAutoIndexKind;
   for (const HeadAudit& head : report.heads) {
@@ -116,32 +99,13 @@ absl::Status ReadIndexParams(const v1::Manifest& m, AuditReport& report) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<SampledQueries> ReadSampledQueries(const StoredContext& context,
-                                                  const AuditReport& report, Layer layer,
-                                                  KvHead kv_head) {
-  constexpr kvstore::Kind kKind = kvstore::Kind::kSampledQueries;
-  ASSIGN_OR_RETURN(const uint32_t count, context.SegmentCount(layer.value(), kKind, kv_head));
-  if (count == 0) {
-    return absl::FailedPreconditionError(
-        "no sampled queries are stored: prefill the document again, with --sampled-queries");
-  }
-  std::string payload;
-  for (uint32_t i = 0; i < count; ++i) {
-    ASSIGN_OR_RETURN(const auto segment, context.Segment(layer.value(), kKind, kv_head, i));
-    RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-    absl::StrAppend(&payload, segment->payload());
-  }
-  ASSIGN_OR_RETURN(SampledQueries queries, kvstore::DecodeSampledQueries(payload));
-  const bool fits = queries.group == report.shape.group() &&
-                    queries.head_dim == report.shape.head_dim &&
-                    (queries.samples() == 0 || queries.positions.back() < report.tokens);
-  if (!fits) {
-    return absl::DataLossError(
-        absl::StrCat("sampled queries of group=", queries.group, " head_dim=", queries.head_dim,
-                     " do not fit the manifest: ", report.shape.group(), ", ",
-                     report.shape.head_dim, ", ", report.tokens, " tokens"));
-  }
-  return queries;
+absl::StatusOr<SampledQueries> ReadQueries(const StoredContext& context, Layer layer,
+                                           KvHead kv_head) {
+  absl::StatusOr<SampledQueries> queries =
+      kvstore::ReadSampledQueries(context, layer, kv_head);
+  if (!absl::IsNotFound(queries.status())) return queries;
+  return absl::FailedPreconditionError(
+      "no sampled queries are stored: prefill the document again, with --sampled-queries");
 }
 
 // Which stored queries are asked: those with a large enough zone, evenly spread.
@@ -214,8 +178,8 @@ absl::Status SeekLeast(const AuditConfig& config, EffortCurve& curve, HeadAudit&
   return absl::OkStatus();
 }
 
-std::vector<int32_t> EffortsOf(const AuditConfig& config, const IndexParams& params) {
-  if (config.efforts.empty()) return Ladder(params, config.top_k);
+std::vector<int32_t> EffortsOf(const AuditConfig& config, const IndexParams& params, int64_t rows) {
+  if (config.efforts.empty()) return Ladder(params, config.top_k, rows);
   std::vector<int32_t> efforts = config.efforts;
   std::sort(efforts.begin(), efforts.end());
   efforts.erase(std::unique(efforts.begin(), efforts.end()), efforts.end());
@@ -235,7 +199,7 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
                                             " V rows instead of ", report.tokens));
   }
   ASSIGN_OR_RETURN(const SampledQueries queries,
-                   ReadSampledQueries(context, report, head.layer, head.kv_head));
+                   ReadQueries(context, head.layer, head.kv_head));
   AuditReport own{.config = config, .shape = report.shape, .tokens = report.tokens};
   ASSIGN_OR_RETURN(const QueryPlan plan, PlanQueries(queries, own));
   if (own.positions != report.positions) {
@@ -251,10 +215,10 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
   head.exact = measure.exact();
   EffortCurve curve(measure, *index);
   const int32_t judged = !HasEffort(head.params.kind) ? 0
-                         : config.efforts.empty()     ? OwnEffort(head.params, config.top_k)
+                         : config.efforts.empty()     ? OwnEffort(head.params, config.top_k, report.tokens)
                                                       : config.efforts.front();
   ASSIGN_OR_RETURN(head.judged, curve.At(judged));
-  for (const int32_t effort : EffortsOf(config, head.params)) {
+  for (const int32_t effort : EffortsOf(config, head.params, report.tokens)) {
     ASSIGN_OR_RETURN(Measured measured, curve.At(effort));
     head.curve.push_back(measured);
   }
@@ -332,7 +296,7 @@ absl::Status RunOn(const StoredContext& context, ThreadPool* pool, Progress& pro
   RETURN_IF_ERROR(ReadIndexParams(context.manifest(), report));
   // The first head's queries say early whether the audit can be done at all.
   ASSIGN_OR_RETURN(const SampledQueries queries,
-                   ReadSampledQueries(context, report, Layer(0), KvHead(0)));
+                   ReadQueries(context, Layer(0), KvHead(0)));
   RETURN_IF_ERROR(PlanQueries(queries, report).status());
   RETURN_IF_ERROR(AuditHeads(context, pool, progress, report));
   NameSteps(report);

@@ -183,7 +183,7 @@ TEST(EffortsTest, OwnEffort_IsWhatEffortZeroDoes) {
                                        .top_k = top_k};
         kvstore::SearchResult by_default, by_number;
         CARREL_ASSERT_OK((*index)->Search(request, scratch, by_default));
-        request.effort = OwnEffort(params, top_k);
+        request.effort = OwnEffort(params, top_k, 6000);
         CARREL_ASSERT_OK((*index)->Search(request, scratch, by_number));
         EXPECT_EQ(by_default.visited, by_number.visited)
             << kvstore::IndexKindName(kind) << " effort " << own << " top_k " << top_k;
@@ -195,13 +195,13 @@ TEST(EffortsTest, OwnEffort_IsWhatEffortZeroDoes) {
 }
 
 TEST(EffortsTest, Ladder_IsPowersOfTwoInsideTheBounds) {
-  EXPECT_EQ(Ladder({.kind = IndexKind::kIvf}, 128),
+  EXPECT_EQ(Ladder({.kind = IndexKind::kIvf}, 128, 1000),
             (std::vector<int32_t>{8, 16, 32, 64, 128, 256, 512}));
-  EXPECT_EQ(Ladder({.kind = IndexKind::kCode}, 128),
+  EXPECT_EQ(Ladder({.kind = IndexKind::kCode}, 128, 1000),
             (std::vector<int32_t>{128, 128, 256, 512, 1024, 2048, 4096}));
-  EXPECT_EQ(Ladder({.kind = IndexKind::kGraph, .effort = 60000}, 100),
+  EXPECT_EQ(Ladder({.kind = IndexKind::kGraph, .effort = 60000}, 100, 1000),
             (std::vector<int32_t>{7500, 15000, 30000, 60000, 65536, 65536, 65536}));
-  EXPECT_EQ(Ladder({.kind = IndexKind::kFlat}, 128), std::vector<int32_t>(7, 0));
+  EXPECT_EQ(Ladder({.kind = IndexKind::kFlat}, 128, 1000), std::vector<int32_t>(7, 0));
 }
 
 }  // namespace

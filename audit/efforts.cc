@@ -30,17 +30,17 @@ int32_t LeastEffort(IndexKind kind, int64_t top_k) {
   return static_cast<int32_t>(std::clamp<int64_t>(top_k, 1, kMaxEffort));
 }
 
-int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k) {
+int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
   if (!HasEffort(params.kind)) return 0;
   const int64_t effort =
-      params.effort > 0 ? params.effort : kvstore::DefaultEffort(params.kind, top_k);
+      params.effort > 0 ? params.effort : kvstore::DefaultEffort(params, top_k, rows);
   return static_cast<int32_t>(
       std::clamp<int64_t>(effort, LeastEffort(params.kind, top_k), kMaxEffort));
 }
 
-std::vector<int32_t> Ladder(const kvstore::IndexParams& params, int64_t top_k) {
+std::vector<int32_t> Ladder(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
   const int64_t least = LeastEffort(params.kind, top_k);
-  const int64_t own = OwnEffort(params, top_k);
+  const int64_t own = OwnEffort(params, top_k, rows);
   std::vector<int32_t> ladder;
   for (int i = -kLadderHalvings; i <= kLadderDoublings; ++i) {
     const int64_t effort = i < 0 ? own >> -i : own << i;

@@ -19,13 +19,13 @@ bool HasEffort(kvstore::IndexKind kind);
 absl::string_view EffortWord(kvstore::IndexKind kind);  // "beam width", "lists probed", ...
 
 // What effort 0 of a search comes to; 0 for flat.
-int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k);
+int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k, int64_t rows);
 
 // Below it a search does not work less; 0 for flat.
 int32_t LeastEffort(kvstore::IndexKind kind, int64_t top_k);
 
 // kLadderHalvings + 1 + kLadderDoublings efforts, own * 2^i, kept inside [least, kMaxEffort]: heads
 // of different kinds have ladders of the same length, step for step.
-std::vector<int32_t> Ladder(const kvstore::IndexParams& params, int64_t top_k);
+std::vector<int32_t> Ladder(const kvstore::IndexParams& params, int64_t top_k, int64_t rows);
 
 }  // namespace carrel::audit

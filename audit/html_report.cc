@@ -243,7 +243,7 @@ std::string Maps(const AuditReport& report) {
     for (const HeadAudit& head : report.heads) {
       kinds.kinds.emplace_back(kvstore::IndexKindName(head.params.kind));
       kinds.hovers.push_back(
-          absl::StrCat(HeadName(head), "\n", DescribeIndex(head.params, report.config.top_k)));
+          absl::StrCat(HeadName(head), "\n", DescribeIndex(head.params, report.config.top_k, report.tokens)));
     }
     absl::StrAppend(&out, KindMapFigure(kinds));
   }

@@ -75,7 +75,7 @@ std::vector<CurvePoint> Curve(const AuditReport& report, Heads heads) {
   return curve;
 }
 
-std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k) {
+std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
   std::string text(kvstore::IndexKindName(params.kind));
   switch (params.kind) {
     case IndexKind::kFlat:
@@ -96,13 +96,13 @@ std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k) {
                       params.code_trained ? "learned" : "random", " directions");
       break;
   }
-  return absl::StrCat(text, ", effort ", OwnEffort(params, top_k), " (", EffortWord(params.kind),
+  return absl::StrCat(text, ", effort ", OwnEffort(params, top_k, rows), " (", EffortWord(params.kind),
                       params.effort == 0 ? "; the kind's default)" : ")");
 }
 
 std::string DescribeIndexes(const AuditReport& report) {
   if (report.index_kind != "auto") {
-    return DescribeIndex(report.heads.front().params, report.config.top_k);
+    return DescribeIndex(report.heads.front().params, report.config.top_k, report.tokens);
   }
   std::map<std::string, int> heads_of;
   for (const HeadAudit& head : report.heads) {

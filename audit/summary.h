@@ -68,7 +68,7 @@ struct CurvePoint {
 std::vector<CurvePoint> Curve(const AuditReport& report, Heads heads);
 
 // "code: 128 bits, random directions, effort 512 (rows scored exactly)".
-std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k);
+std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k, int64_t rows);
 // Of the whole context; under "auto" how many heads use which kind.
 std::string DescribeIndexes(const AuditReport& report);
 

@@ -17,7 +17,7 @@
 #include "common/status.h"
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/sparse_attention/sparse_attention.h"
-#include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/index/index.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
@@ -51,12 +51,6 @@ absl::Status PrefillIfAbsent(const std::string& name) {
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, checkpoint.EncodeDocument(text));
   Progress progress(Progress::ModeFor(stderr));
   return prefill::RunPrefill(config, checkpoint, tokens, *store, &pool, progress).status();
-}
-
-absl::StatusOr<SampledQueries> ReadQueries(const kvstore::StoredContext& context, Layer layer, KvHead head) {
-  ASSIGN_OR_RETURN(const auto segment, context.Segment(layer.value(), Kind::kSampledQueries, head, 0));
-  RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-  return kvstore::DecodeSampledQueries(segment->payload());
 }
 
 // Every second sample, from `first` on, at `from` or later.
@@ -206,7 +200,7 @@ absl::Status Run(const std::string& name) {
       for (int32_t h = 0; h < static_cast<int32_t>(manifest.kv_heads()); ++h) {
         ASSIGN_OR_RETURN(const Rows keys, Rows::OpenKeys(*context, layer, KvHead(h)));
         ASSIGN_OR_RETURN(const Rows values, Rows::OpenValues(*context, layer, KvHead(h)));
-        ASSIGN_OR_RETURN(const SampledQueries queries, ReadQueries(*context, layer, KvHead(h)));
+        ASSIGN_OR_RETURN(const SampledQueries queries, kvstore::ReadSampledQueries(*context, layer, KvHead(h)));
         // Late queries see nearly all keys, as a question does.
         RETURN_IF_ERROR(MeasureHead(keys, values, Half(queries, 0, 0), Half(queries, 1, keys.count() * 3 / 4), summary_rows, totals));
       }

@@ -19,14 +19,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
-#include "carrel/v1/context.pb.h"
-#include "carrel/v1/retrieval.pb.h"
-#include "common/checksum.h"
+#include "bench/decoding_script.h"
 #include "common/status.h"
-#include "decoder/store_client.h"
-#include "decoder/wire.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/format/sampled_queries.h"
 #include "kvstore/service/server.h"
 #include "kvstore/storage/store.h"
 
@@ -34,7 +29,9 @@ namespace carrel {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using decoder::StoreClient;
+using bench::Decoding;
+using bench::ReadScript;
+using bench::Script;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -43,88 +40,6 @@ struct Settings {
   int64_t top_k = 128;
   double seconds = 3;
   std::vector<int> sessions = {1, 4, 16, 64};
-};
-
-// queries[step][layer]: one token's, [q_heads, head_dim].
-struct Script {
-  AttentionShape shape;
-  std::vector<std::vector<std::vector<float>>> queries;
-  v1::Fingerprint fingerprint;
-};
-
-absl::StatusOr<Script> ReadScript(const kvstore::StoredContext& context) {
-  const v1::Manifest& m = context.manifest();
-  Script script;
-  script.shape = {.layers = static_cast<int32_t>(m.layers()),
-                  .q_heads = static_cast<int32_t>(m.q_heads()),
-                  .kv_heads = static_cast<int32_t>(m.kv_heads()),
-                  .head_dim = static_cast<int32_t>(m.head_dim())};
-  script.fingerprint = m.fingerprint();
-  for (int32_t layer = 0; layer < script.shape.layers; ++layer) {
-    for (int32_t head = 0; head < script.shape.kv_heads; ++head) {
-      ASSIGN_OR_RETURN(const auto segment,
-                       context.Segment(layer, kvstore::Kind::kSampledQueries, KvHead(head), 0));
-      RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-      ASSIGN_OR_RETURN(const kvstore::SampledQueries sampled,
-                       kvstore::DecodeSampledQueries(segment->payload()));
-      // The later half of the document: questions come after it.
-      const int64_t steps = std::max<int64_t>(1, sampled.samples() / 2);
-      script.queries.resize(static_cast<size_t>(steps));
-      for (int64_t step = 0; step < steps; ++step) {
-        auto& layers = script.queries[static_cast<size_t>(step)];
-        layers.resize(script.shape.layers);
-        const float* first = sampled.Query(sampled.samples() - steps + step, 0);
-        layers[layer].insert(layers[layer].end(), first,
-                             first + sampled.group * sampled.head_dim);
-      }
-    }
-  }
-  return script;
-}
-
-class Decoding {
- public:
-  static absl::StatusOr<Decoding> Open(const std::string& address, const Settings& settings,
-                                       const Script& script) {
-    Decoding session(settings, script);
-    ASSIGN_OR_RETURN(session.client_, StoreClient::Connect(address, absl::Seconds(10)));
-    v1::Open open;
-    open.set_context(settings.context);
-    *open.mutable_fingerprint() = script.fingerprint;
-    open.set_sink(4);
-    open.set_local(64);
-    RETURN_IF_ERROR(session.client_->Open(open).status());
-    return session;
-  }
-
-  // The checksum of what attention over the selected rows gave.
-  absl::StatusOr<uint32_t> Ask(int64_t step, int32_t layer) {
-    v1::Query query;
-    query.set_layer(static_cast<uint32_t>(layer));
-    const auto& q = script_->queries[static_cast<size_t>(step)][static_cast<size_t>(layer)];
-    decoder::SetFloats(q.data(), {1, script_->shape.q_heads, script_->shape.head_dim},
-                       query.mutable_queries());
-    query.mutable_select()->set_top_k(settings_->top_k);
-    query.set_want(v1::ATTEND);
-    ASSIGN_OR_RETURN(const decoder::RequestId id, client_->Send(std::move(query)));
-    uint32_t crc = 0;
-    for (bool last = false; !last;) {
-      ASSIGN_OR_RETURN(const v1::SessionReply part, client_->Next(id));
-      for (const v1::HeadResult& head : part.query().heads()) {
-        crc = ExtendCrc32c(crc, head.out().data());
-        crc = ExtendCrc32c(crc, head.lse().data());
-      }
-      last = part.last();
-    }
-    return crc;
-  }
-
- private:
-  Decoding(const Settings& settings, const Script& script)
-      : settings_(&settings), script_(&script) {}
-  const Settings* settings_;
-  const Script* script_;
-  std::unique_ptr<StoreClient> client_;
 };
 
 struct Load {
@@ -143,7 +58,7 @@ Load Run(const std::string& address, const Settings& settings, const Script& scr
   for (int s = 0; s < sessions; ++s) {
     threads.emplace_back([&, s] {
       Load& load = loads[static_cast<size_t>(s)];
-      absl::StatusOr<Decoding> session = Decoding::Open(address, settings, script);
+      absl::StatusOr<Decoding> session = Decoding::Open(address, settings.context, settings.top_k, script);
       ++ready;
       if (!session.ok()) {
         // Opening is work for the engine too, and may find its queue full.
@@ -251,7 +166,7 @@ absl::Status RunAll(const Settings& settings) {
   int64_t wrong = 0;
   RETURN_IF_ERROR(serve({}, "s", [&](const std::string& address, kvstore::Engine& engine) {
     std::vector<std::vector<uint32_t>> truth(script.queries.size());
-    absl::StatusOr<Decoding> alone = Decoding::Open(address, settings, script);
+    absl::StatusOr<Decoding> alone = Decoding::Open(address, settings.context, settings.top_k, script);
     CARREL_CHECK(alone.ok());
     for (size_t step = 0; step < truth.size(); ++step) {
       for (int32_t layer = 0; layer < script.shape.layers; ++layer) {

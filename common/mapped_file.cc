@@ -32,6 +32,17 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
+void MappedFile::Expect(FileAccess access) const {
+  if (bytes_.empty()) return;
+  void* data = const_cast<char*>(bytes_.data());
+  if (access == FileAccess::kSparse) {
+    (void)madvise(data, bytes_.size(), MADV_RANDOM);
+    return;
+  }
+  (void)madvise(data, bytes_.size(), MADV_NORMAL);
+  (void)madvise(data, bytes_.size(), MADV_HUGEPAGE);
+}
+
 void MappedFile::ReleasePages() const {
   // Advice only: a failure keeps memory, not wrong bytes.
   if (!bytes_.empty()) (void)madvise(const_cast<char*>(bytes_.data()), bytes_.size(), MADV_DONTNEED);

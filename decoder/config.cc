@@ -23,7 +23,7 @@ absl::Status UnknownName(absl::string_view field, absl::string_view name, absl::
 absl::Status ValidateHostZone(const RetrievalConfig& config) {
   if (config.prefetch != Prefetch::kOff) return absl::InvalidArgumentError("zone=host: there is nothing to prefetch; prefetch must be off");
   if (config.select != Select::kTopK) return absl::InvalidArgumentError("zone=host selects by top-k only");
-  if (config.estimate) return absl::InvalidArgumentError("zone=host has no estimation term: the store estimates; estimate must be off");
+  if (config.estimate == Estimate::kOn) return absl::InvalidArgumentError("zone=host has no estimation term: the store estimates; estimate must be off");
   if (config.want != Want::kAttend) return absl::InvalidArgumentError("zone=host: nothing travels, so want must be attend");
   if (config.effort != 0) return absl::InvalidArgumentError("zone=host searches no index, so effort must be 0");
   return absl::OkStatus();
@@ -41,7 +41,7 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
   if (device.device != model::Device::kCuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
   if (config.prefetch != Prefetch::kOff) return absl::InvalidArgumentError("zone=device: there is nothing to prefetch; prefetch must be off");
   if (config.select != Select::kTopK) return absl::InvalidArgumentError("zone=device selects by top-k only");
-  if (config.estimate || config.measure) return absl::InvalidArgumentError("zone=device neither estimates nor measures: the store does");
+  if (config.estimate == Estimate::kOn || config.measure) return absl::InvalidArgumentError("zone=device neither estimates nor measures: the store does");
   return absl::OkStatus();
 }
 
@@ -63,13 +63,16 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   }
   if (config.select == Select::kMass && !(config.mass > 0 && config.mass <= 1)) return OutOfRange("mass", config.mass, "(0, 1]");
   if (config.max_rows < 0) return OutOfRange("max_rows", static_cast<double>(config.max_rows), "[0, infinity)");
+  if (config.max_rows > 0 && config.select == Select::kTopK) {
+    return absl::InvalidArgumentError(absl::StrCat("max_rows=", config.max_rows, " bounds range and mass; top-k is its own bound"));
+  }
   if (config.select != Select::kTopK && config.prefetch != Prefetch::kOff) {
     return absl::InvalidArgumentError("prefetch asks ahead for a multiple of top_k: range and mass need prefetch=off");
   }
   if (config.select != Select::kTopK && config.budget != Budget::kUniform) {
     return absl::InvalidArgumentError("budget=linear shares out a top_k: range and mass need budget=uniform");
   }
-  if (config.estimate && config.want != Want::kAttend) {
+  if (config.estimate == Estimate::kOn && config.want != Want::kAttend) {
     return absl::InvalidArgumentError("estimate is part of partial attention: it needs want=attend");
   }
   if (config.refine.has_value()) RETURN_IF_ERROR(ValidateHostZone(config));
@@ -106,6 +109,13 @@ absl::StatusOr<Want> ParseWant(absl::string_view name) {
   if (name == "values") return Want::kValues;
   if (name == "attend") return Want::kAttend;
   return UnknownName("want", name, "rows, values, attend");
+}
+
+absl::StatusOr<Estimate> ParseEstimate(absl::string_view name) {
+  if (name == "auto") return Estimate::kAuto;
+  if (name == "on") return Estimate::kOn;
+  if (name == "off") return Estimate::kOff;
+  return UnknownName("estimate", name, "auto, on, off");
 }
 
 absl::StatusOr<Budget> ParseBudget(absl::string_view name) {

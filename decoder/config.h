@@ -21,6 +21,9 @@ enum class Budget : uint8_t { kUniform = 0, kLinear = 1 };
 // kRange: rows within `range` of the best score; kMass: the best rows with a share `mass` of the softmax (carrel/v1/retrieval.proto, Select).
 enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2 };
 
+// The estimation term: rows that are not selected count through summaries of their clusters. kAuto: where want=attend and the context has summaries; never with refine.
+enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
+
 inline constexpr int64_t kAllRows = -1;     // a top_k: every row of the zone
 inline constexpr int64_t kAsSelected = 0;   // a layer's budget: what range or mass selects
 
@@ -30,7 +33,7 @@ struct RetrievalConfig {
   double range = 0;          // kRange: in units of scaled scores; > 0
   double mass = 0;           // kMass: 0 < mass <= 1
   int64_t max_rows = 0;      // kRange, kMass: bound on the rows per KV head; 0: the store's
-  bool estimate = false;     // ATTEND: rows that are not selected count through their clusters' summaries
+  Estimate estimate = Estimate::kAuto;
   int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and the demo model loses answers without; 0 .. layers
   int64_t sink = 4;          // first rows of the context that the decoder holds; >= 0, at most what there is
   int64_t local = 64;        // last rows of the context that the decoder holds; >= 0, at most what there is
@@ -64,6 +67,7 @@ std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
 
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);
 absl::StatusOr<Want> ParseWant(absl::string_view name);
+absl::StatusOr<Estimate> ParseEstimate(absl::string_view name);
 absl::StatusOr<Budget> ParseBudget(absl::string_view name);
 absl::StatusOr<int64_t> ParseTopK(absl::string_view text);  // "all" or a number >= 1
 // "top-k:K", "top-k:all", "range:B" or "mass:P": sets select and its number.

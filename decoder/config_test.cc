@@ -80,7 +80,7 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
   config.select = Select::kMass;
   refused(device, config, "top-k");
   config = RetrievalConfig();
-  config.estimate = true;
+  config.estimate = Estimate::kOn;
   refused(device, config, "estimates");
   device.new_tokens = 0;
   refused(device, RetrievalConfig(), "new_tokens=0");

@@ -18,7 +18,8 @@ absl::Status ReadContextRows(StoreClient* client, const AttentionShape& shape,
     int64_t bytes = 0;
     absl::Status taken;
     RETURN_IF_ERROR(stream.Drain(
-        [&, layer = layer](KvHead head, Position first, int64_t rows, const void* k, const void* v) {
+        [&, layer = layer](KvHead head, Position first, int64_t rows, const void* k,
+                           const void* v) {
           taken.Update(take({layer, head, first, rows, k, v}));
         },
         &waited_us, &bytes));

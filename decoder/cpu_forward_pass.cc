@@ -47,12 +47,16 @@ class CpuForwardPass final : public ForwardPass {
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
       const Layer next = layer.next();
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
-        // What enters this layer, seen through the next layer's query projection, is close to that layer's true query.
-        approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads * config_.shape.head_dim);
-        RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), n, first_position, approximate_q_.data()));
+        // What enters this layer, seen through the next layer's query projection, is close to that
+        //      layer's true query.
+        approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads *
+                              config_.shape.head_dim);
+        RETURN_IF_ERROR(
+            backend_->ProjectQuery(next, hidden_.data(), n, first_position, approximate_q_.data()));
         RETURN_IF_ERROR(attention_->Prefetch(next, approximate_q_.data(), n));
       }
-      RETURN_IF_ERROR(transformer_.ForwardLayer(layer, n, first_position, hidden_.data(), attention));
+      RETURN_IF_ERROR(
+          transformer_.ForwardLayer(layer, n, first_position, hidden_.data(), attention));
     }
     return absl::OkStatus();
   }

@@ -1,7 +1,7 @@
-// Decoding on a GPU. One token's work is captured once, as graphs that end where the store is asked:
-// queries leave for pinned memory, the window is attended while the store answers, and the answer
-// comes back through pinned memory into the next graph. Blocks of a prompt take the same way without
-// graphs. With the zone on the device, or without one, a token is one graph.
+// Decoding on a GPU. One token's work is captured once, as graphs that end where the store is
+// asked: queries leave for pinned memory, the window is attended while the store answers, and the
+// answer comes back through pinned memory into the next graph. Blocks of a prompt take the same way
+// without graphs. With the zone on the device, or without one, a token is one graph.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -141,8 +141,8 @@ class CudaForwardPass final : public ForwardPass {
 
 int64_t CudaForwardPass::OwnBytes() const {
   const int64_t n = shape_.block, heads = n * shape_.heads.q_heads, w = n * shape_.width;
-  const int64_t floats = n * config_.hidden_size + w + 2 * (w + heads) +
-                         kLogitsTokens * config_.vocab_size;
+  const int64_t floats =
+      n * config_.hidden_size + w + 2 * (w + heads) + kLogitsTokens * config_.vocab_size;
   const int64_t splits = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
   return CudaWindow::Bytes(shape_.heads, shape_.capacity) + (kFirstId + n + 1 + floats) * 4 +
          3 * w * 2 +
@@ -154,10 +154,13 @@ int64_t CudaForwardPass::OwnBytes() const {
 absl::Status CudaForwardPass::Allocate() {
   const int64_t n = shape_.block, heads = n * shape_.heads.q_heads, w = n * shape_.width;
   ASSIGN_OR_RETURN(window_, CudaWindow::Create(shape_.heads, shape_.capacity));
-  for (const auto& [buffer, count] :
-       {std::pair{&hidden_, n * config_.hidden_size}, {&q_exact_, w}, {&window_out_, w},
-        {&lse_, heads}, {&zone_out_, w}, {&zone_lse_, heads},
-        {&logits_, kLogitsTokens * config_.vocab_size}}) {
+  for (const auto& [buffer, count] : {std::pair{&hidden_, n * config_.hidden_size},
+                                      {&q_exact_, w},
+                                      {&window_out_, w},
+                                      {&lse_, heads},
+                                      {&zone_out_, w},
+                                      {&zone_lse_, heads},
+                                      {&logits_, kLogitsTokens * config_.vocab_size}}) {
     ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(count));
   }
   for (DeviceBuffer<uint16_t>* buffer : {&q_, &approximate_q_, &attended_}) {
@@ -174,10 +177,10 @@ absl::Status CudaForwardPass::Allocate() {
   ASSIGN_OR_RETURN(host_logits_, PinnedBuffer<float>::Create(kLogitsTokens * config_.vocab_size));
   ASSIGN_OR_RETURN(queries_here_, cuda::Event::Create());
   splits_ = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
-  ASSIGN_OR_RETURN(workspace_, DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(
-                                   kernels::DecodeWorkspaceBytes(shape_.heads.kv_heads,
-                                                                 shape_.heads.group(),
-                                                                 shape_.heads.head_dim, splits_))));
+  ASSIGN_OR_RETURN(
+      workspace_,
+      DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
+          shape_.heads.kv_heads, shape_.heads.group(), shape_.heads.head_dim, splits_))));
   RETURN_IF_CUDA_ERROR(cudaMemset(workspace_.data(), 0, static_cast<size_t>(workspace_.bytes())));
   // The zone is the empty set until something else is known of it.
   std::fill_n(host_zone_.data(), w, 0.0f);
@@ -193,15 +196,13 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
   RETURN_IF_ERROR(CudaBackend::Check(config_));
   const AttentionShape& heads = shape_.heads;
   if ((heads.head_dim != 64 && heads.head_dim != 128) || heads.group() > kernels::kMaxDecodeGroup) {
-    return absl::UnimplementedError(
-        absl::StrCat("device cuda: decoding needs head_dim 64 or 128 and at most ",
-                     kernels::kMaxDecodeGroup, " q heads per KV head; the model has head_dim=",
-                     heads.head_dim, " and ", heads.group()));
+    return absl::UnimplementedError(absl::StrCat(
+        "device cuda: decoding needs head_dim 64 or 128 and at most ", kernels::kMaxDecodeGroup,
+        " q heads per KV head; the model has head_dim=", heads.head_dim, " and ", heads.group()));
   }
   RETURN_IF_ERROR(model::CheckGpuMemory(CudaBackend::Bytes(config_, shape_.block) + OwnBytes(),
                                         device.gpu_memory));
-  ASSIGN_OR_RETURN(backend_,
-                   CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool));
+  ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool));
   RETURN_IF_ERROR(Allocate());
   if (client_ != nullptr) {
     RETURN_IF_ERROR(Annotate(LoadContextRows(opened), "reading rows of the context"));
@@ -212,10 +213,10 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
 absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened) {
   const int64_t max_fetch_rows = opened.limits().max_fetch_rows();
   const RowRange ranges[] = {{0, shape_.zone.begin}, {shape_.zone.end, opened.tokens()}};
-  RETURN_IF_ERROR(ReadContextRows(
-      client_, shape_.heads, ranges, max_fetch_rows, [&](const ContextRows& block) {
-        const int64_t at = block.first < shape_.zone.begin ? block.first
-                                                           : block.first - shape_.zone.rows();
+  RETURN_IF_ERROR(
+      ReadContextRows(client_, shape_.heads, ranges, max_fetch_rows, [&](const ContextRows& block) {
+        const int64_t at =
+            block.first < shape_.zone.begin ? block.first : block.first - shape_.zone.rows();
         return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
       }));
   if (!shape_.zone_here) return absl::OkStatus();
@@ -249,8 +250,8 @@ absl::Status CudaForwardPass::CaptureToken() {
                        if (layer.value() == 0) RETURN_IF_ERROR(Begin(1));
                        return Project(layer, 1);
                      }));
-    ASSIGN_OR_RETURN(Graph attend, Graph::Capture(backend_->stream(),
-                                                  [&] { return AttendWindow(layer, 1); }));
+    ASSIGN_OR_RETURN(Graph attend,
+                     Graph::Capture(backend_->stream(), [&] { return AttendWindow(layer, 1); }));
     project_.push_back(std::move(project));
     attend_.push_back(std::move(attend));
   }
@@ -285,8 +286,8 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n) {
   if (!shape_.zone_at_store) return absl::OkStatus();
   RETURN_IF_ERROR(CopyFloats(host_q_.data(), q_exact_.data(), n * shape_.width));
   if (!prefetches(layer)) return absl::OkStatus();
-  // What enters this layer, seen through the next layer's query projection, is close to that layer's
-  // true query.
+  // What enters this layer, seen through the next layer's query projection, is close to that
+  //      layer's true query.
   RETURN_IF_ERROR(backend_->ProjectQuery(layer.next(), hidden_.data(), n, placement,
                                          approximate_q_.data(), q_exact_.data()));
   return CopyFloats(host_approximate_q_.data(), q_exact_.data(), n * shape_.width);
@@ -334,10 +335,9 @@ absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
 absl::Status CudaForwardPass::AttendZone(Layer layer, int64_t n) {
   if (!shape_.zone_here) return absl::OkStatus();
   for (int64_t i = 0; i < n; ++i) {
-    RETURN_IF_ERROR(device_zone_.Attend(layer, q_.data() + i * shape_.width,
-                                        zone_out_.data() + i * shape_.width,
-                                        zone_lse_.data() + i * shape_.heads.q_heads,
-                                        backend_->stream()));
+    RETURN_IF_ERROR(device_zone_.Attend(
+        layer, q_.data() + i * shape_.width, zone_out_.data() + i * shape_.width,
+        zone_lse_.data() + i * shape_.heads.q_heads, backend_->stream()));
   }
   return absl::OkStatus();
 }
@@ -362,7 +362,8 @@ absl::Status CudaForwardPass::FinishLayer(Layer layer, int64_t n) {
 
 absl::Status CudaForwardPass::End(int64_t n) {
   RETURN_IF_ERROR(FinishLayer(Layer(static_cast<int32_t>(layers() - 1)), n));
-  RETURN_IF_ERROR(backend_->Logits(hidden_.data() + (n - 1) * config_.hidden_size, 1, logits_.data()));
+  RETURN_IF_ERROR(
+      backend_->Logits(hidden_.data() + (n - 1) * config_.hidden_size, 1, logits_.data()));
   RETURN_IF_CUDA_ERROR(kernels::ArgmaxCuda(logits_.data(), 1, config_.vocab_size, best_.data(),
                                            backend_->stream().get()));
   RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), best_.data(), sizeof(int32_t),
@@ -374,7 +375,8 @@ absl::Status CudaForwardPass::AskStore(Layer layer, int64_t n) {
   const cuda::Range range("store");
   RETURN_IF_ERROR(queries_here_.Synchronize());
   RETURN_IF_ERROR(zone_.Start(layer, host_q_.data(), n));
-  if (prefetches(layer)) RETURN_IF_ERROR(zone_.Prefetch(layer.next(), host_approximate_q_.data(), n));
+  if (prefetches(layer))
+    RETURN_IF_ERROR(zone_.Prefetch(layer.next(), host_approximate_q_.data(), n));
   RETURN_IF_ERROR(zone_.Finish(layer, host_q_.data(), n, partial_));
   if (retrieval_.measure) {
     RETURN_IF_ERROR(backend_->stream().Synchronize());
@@ -392,8 +394,8 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
   CARREL_CHECK(n >= 1 && n <= shape_.block && first_position == shape_.context_tokens + new_rows_);
   for (TokenId token : tokens) {
     if (token >= 0 && token < config_.vocab_size) continue;
-    return absl::InvalidArgumentError(absl::StrCat("token id ", token, " is outside the vocabulary [0, ",
-                                                   config_.vocab_size, ")"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "token id ", token, " is outside the vocabulary [0, ", config_.vocab_size, ")"));
   }
   if (shape_.context_rows + new_rows_ + n > shape_.capacity) {
     return absl::ResourceExhaustedError(
@@ -424,7 +426,8 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
   }
   for (int32_t layer = 0; shape_.zone_here && layer < layers(); ++layer) {
     statistics_[layer].tokens += n;
-    statistics_[layer].rows_attended += n * shape_.heads.kv_heads * device_zone_.attended(Layer(layer));
+    statistics_[layer].rows_attended +=
+        n * shape_.heads.kv_heads * device_zone_.attended(Layer(layer));
   }
   new_rows_ += n;
   return absl::OkStatus();
@@ -467,7 +470,8 @@ Statistics CudaForwardPass::statistics() const {
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const DeviceConfig& device,
     const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool) {
-  auto pass = std::make_unique<CudaForwardPass>(checkpoint.config, config, device, opened, client, pool);
+  auto pass =
+      std::make_unique<CudaForwardPass>(checkpoint.config, config, device, opened, client, pool);
   RETURN_IF_ERROR(pass->Prepare(checkpoint, device, opened, pool));
   return pass;
 }

@@ -22,7 +22,8 @@ class CudaWindow {
   static absl::StatusOr<CudaWindow> Create(const AttentionShape& shape, int64_t capacity);
   CudaWindow() = default;
 
-  // Rows of the context, [rows, head_dim] bf16 on the host, unaligned, to row `at` of the head. Waits.
+  // Rows of the context, [rows, head_dim] bf16 on the host, unaligned, to row `at` of the head.
+  // Waits.
   absl::Status CopyRows(Layer layer, KvHead head, int64_t at, int64_t rows, const void* k,
                         const void* v);
 

@@ -48,32 +48,35 @@ int64_t CudaZone::Bytes(const AttentionShape& shape, int64_t rows) {
              kernels::HammingTopKWorkspaceBytes(SelectionOf(shape, rows)));
 }
 
-absl::StatusOr<CudaZone> CudaZone::Create(const RetrievalConfig& config, const AttentionShape& shape,
-                                          RowRange zone, int64_t max_fetch_rows, StoreClient* client,
+absl::StatusOr<CudaZone> CudaZone::Create(const RetrievalConfig& config,
+                                          const AttentionShape& shape, RowRange zone,
+                                          int64_t max_fetch_rows, StoreClient* client,
                                           const cuda::Stream& stream) {
   CudaZone out;
   out.shape_ = shape;
   out.rows_ = zone.rows();
   out.scale_ = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   for (const int64_t budget : LayerBudgets(config, shape.layers, zone.rows())) {
-    const auto wanted = static_cast<int64_t>(std::llround(config.oversample * static_cast<double>(budget)));
+    const auto wanted =
+        static_cast<int64_t>(std::llround(config.oversample * static_cast<double>(budget)));
     out.attended_.push_back(budget == kAllRows ? zone.rows() : std::min(wanted, zone.rows()));
   }
   ASSIGN_OR_RETURN(out.values_, CudaWindow::Create(shape, zone.rows()));
-  ASSIGN_OR_RETURN(out.codes_, cuda::DeviceBuffer<uint32_t>::Create(int64_t{shape.layers} * shape.kv_heads *
-                                                                    zone.rows() * kWords));
+  ASSIGN_OR_RETURN(out.codes_, cuda::DeviceBuffer<uint32_t>::Create(
+                                   int64_t{shape.layers} * shape.kv_heads * zone.rows() * kWords));
   ASSIGN_OR_RETURN(out.query_codes_, cuda::DeviceBuffer<uint32_t>::Create(shape.q_heads * kWords));
   ASSIGN_OR_RETURN(out.ids_, cuda::DeviceBuffer<int32_t>::Create(shape.kv_heads * zone.rows()));
   out.splits_ = kernels::DecodeSplits(zone.rows(), shape.kv_heads);
   ASSIGN_OR_RETURN(out.attention_workspace_,
-                   Zeroed(kernels::DecodeWorkspaceBytes(shape.kv_heads, shape.group(), shape.head_dim,
-                                                        out.splits_)));
+                   Zeroed(kernels::DecodeWorkspaceBytes(shape.kv_heads, shape.group(),
+                                                        shape.head_dim, out.splits_)));
   ASSIGN_OR_RETURN(out.selection_workspace_,
                    Zeroed(kernels::HammingTopKWorkspaceBytes(SelectionOf(shape, zone.rows()))));
-  RETURN_IF_ERROR(ReadContextRows(client, shape, {&zone, 1}, max_fetch_rows, [&](const ContextRows& block) {
-    return out.values_.CopyRows(block.layer, block.head, block.first - zone.begin, block.rows, block.k,
-                                block.v);
-  }));
+  RETURN_IF_ERROR(
+      ReadContextRows(client, shape, {&zone, 1}, max_fetch_rows, [&](const ContextRows& block) {
+        return out.values_.CopyRows(block.layer, block.head, block.first - zone.begin, block.rows,
+                                    block.k, block.v);
+      }));
   RETURN_IF_ERROR(out.Encode(stream));
   return out;
 }
@@ -88,8 +91,10 @@ absl::Status CudaZone::Encode(const cuda::Stream& stream) {
   for (int32_t head = 1; head < shape_.kv_heads; ++head) {
     std::copy_n(directions.begin(), head_elements, directions.begin() + head * head_elements);
   }
-  ASSIGN_OR_RETURN(directions_, cuda::DeviceBuffer<uint16_t>::Create(static_cast<int64_t>(directions.size())));
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(directions_.data(), directions.data(), directions.size() * 2, cudaMemcpyHostToDevice));
+  ASSIGN_OR_RETURN(directions_,
+                   cuda::DeviceBuffer<uint16_t>::Create(static_cast<int64_t>(directions.size())));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(directions_.data(), directions.data(), directions.size() * 2,
+                                  cudaMemcpyHostToDevice));
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     kernels::HashEncodeParams params;
     params.x = values_.k(layer);

@@ -1,4 +1,5 @@
-// What:      the zone held on the GPU: its rows and their binary codes, searched and attended there.
+// What:      the zone held on the GPU: its rows and their binary codes, searched and attended
+//            there.
 // Math:      dense layers: attention over every row. Others: the rows whose codes agree most with
 //            those of the group's queries (kernels/hamming_score), oversample * top_k of them, are
 //            attended; none is re-ranked.

@@ -1,9 +1,9 @@
 // What:   the part of decoding that depends on the device: takes blocks of new tokens through every
 //         layer, with the window here and the zone at the store, and gives logits.
-// Errors: Run: InvalidArgument a token outside the vocabulary; ResourceExhausted more new tokens than
-//         a GPU's window has room for; what the store and the device say. Making one: Unavailable no
-//         such device, FailedPrecondition a build without CUDA, Unimplemented a shape that the
-//         device's kernels do not run, ResourceExhausted memory.
+// Errors: Run: InvalidArgument a token outside the vocabulary; ResourceExhausted more new tokens
+//         than a GPU's window has room for; what the store and the device say. Making one:
+//         Unavailable no such device, FailedPrecondition a build without CUDA, Unimplemented a
+//         shape that the device's kernels do not run, ResourceExhausted memory.
 // Threads: one.
 #pragma once
 

@@ -47,6 +47,8 @@ Zone::Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1:
     : config_(config),
       shape_(shape),
       zone_{opened.zone_begin(), opened.zone_end()},
+      estimate_(config.estimate == Estimate::kOn ||
+                (config.estimate == Estimate::kAuto && config.want == Want::kAttend && opened.manifest().summary_rows() > 0)),
       max_top_k_(opened.limits().max_top_k()),
       max_fetch_rows_(opened.limits().max_fetch_rows()),
       budgets_(LayerBudgets(config, shape.layers, zone_.rows())),
@@ -80,7 +82,7 @@ v1::Query Zone::MakeQuery(Layer layer, const float* q, int64_t n) const {
   }
   query.set_want(WireWant(config_.want));
   query.set_effort(static_cast<uint32_t>(config_.effort));
-  query.set_estimate(config_.estimate && budget != kAllRows);
+  query.set_estimate(estimate_ && budget != kAllRows);
   return query;
 }
 
@@ -98,6 +100,7 @@ absl::Status Zone::Prefetch(Layer layer, const float* approximate_q, int64_t n) 
   const int64_t wanted = std::llround(config_.oversample * static_cast<double>(budget));
   query.mutable_select()->set_top_k(std::min({wanted, zone_.rows(), max_top_k_}));
   query.set_speculative(true);
+  query.set_estimate(false);
   query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
   ASSIGN_OR_RETURN(pending.speculative, client_->Send(std::move(query)));
   pending.approximate_q.assign(approximate_q, approximate_q + n * shape_.q_heads * shape_.head_dim);
@@ -246,6 +249,7 @@ absl::Status Zone::FinishPartials(Layer layer, const float*, int64_t n, Pending&
   std::vector<int64_t> seen(static_cast<size_t>(n) * shape_.kv_heads, 0);
   for (const v1::SessionReply& part : parts) {
     statistics.rows_attended += part.query().statistics().rows();
+    statistics.estimated = estimate_ && budgets_[layer.value()] != kAllRows;
     if (config_.want == Want::kValues) {
       RETURN_IF_ERROR(MergeValues(layer, part.query(), n, seen, partial));
     } else {
@@ -310,10 +314,14 @@ absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n, std::vec
   ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, Receive(id, nullptr));
   Candidates ids(shape_, zone_, n);
   if (zone_lse != nullptr) zone_lse->assign(static_cast<size_t>(n) * shape_.q_heads, -INFINITY);
+  std::vector<bool> with_lse(static_cast<size_t>(n) * shape_.kv_heads);
   for (v1::SessionReply& part : parts) {
     for (const v1::HeadResult& head : part.query().heads()) {
       RETURN_IF_ERROR(CheckHead(head, n, shape_.kv_heads));
-      if (zone_lse == nullptr) continue;
+      const size_t at = static_cast<size_t>(head.token()) * shape_.kv_heads + head.kv_head();
+      // Where a head's rows come in several parts, the first has it.
+      if (zone_lse == nullptr || (with_lse[at] && !head.has_zone_lse())) continue;
+      with_lse[at] = true;
       RETURN_IF_ERROR(CheckFloats(head.zone_lse(), {shape_.group()}, "zone_lse"));
       std::memcpy(&(*zone_lse)[static_cast<size_t>(head.token()) * shape_.q_heads + head.kv_head() * shape_.group()],
                   head.zone_lse().data().data(), shape_.group() * sizeof(float));
@@ -322,6 +330,19 @@ absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n, std::vec
   }
   RETURN_IF_ERROR(ids.CheckComplete());
   return ids;
+}
+
+absl::StatusOr<std::vector<float>> Zone::LseOfRows(Layer layer, const float* q, int64_t n,
+                                                   std::optional<RequestId> among) {
+  v1::Query query = MakeQuery(layer, q, n);
+  query.set_estimate(false);
+  if (among.has_value()) query.set_among_candidates_of(*among);
+  ASSIGN_OR_RETURN(const RequestId id, client_->Send(std::move(query)));
+  ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts, Receive(id, nullptr));
+  Partial rows;
+  rows.Reset(n, shape_.q_heads, shape_.head_dim);
+  for (const v1::SessionReply& part : parts) RETURN_IF_ERROR(MergeAttend(part.query(), n, rows));
+  return std::move(rows.lse);
 }
 
 absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone, const std::vector<float>& window_lse) {
@@ -351,11 +372,15 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
       if (measure) statistics.hit_rate.Add(hits.value());
       if (calibrating(layer)) thresholds_[layer.value()].Add(pending.cosines[token], hits.value());
     }
+    std::vector<float> rows_lse = zone.lse;
+    if (measure && estimate_) {  // zone.lse counts rows that were not attended, too
+      ASSIGN_OR_RETURN(rows_lse, LseOfRows(layer, q, n, pending.speculative));
+    }
     for (size_t i = 0; measure && i < zone_lse.size(); ++i) {
       const double top = std::max(zone_lse[i], window_lse[i]);
       const double all = std::exp(zone_lse[i] - top) + std::exp(window_lse[i] - top);
-      statistics.mass.Add(std::exp(double{zone.lse[i]} - zone_lse[i]));
-      statistics.attended_mass.Add((std::exp(zone.lse[i] - top) + std::exp(window_lse[i] - top)) / all);
+      statistics.mass.Add(std::exp(double{rows_lse[i]} - zone_lse[i]));
+      statistics.attended_mass.Add((std::exp(rows_lse[i] - top) + std::exp(window_lse[i] - top)) / all);
     }
   }
   if (pending.speculative.has_value()) client_->Forget(*pending.speculative);

@@ -72,6 +72,8 @@ class Zone final : public ZoneAttention {
 
   // Receives all parts of a reply; counts wait and bytes unless it is a measurement.
   absl::StatusOr<std::vector<v1::SessionReply>> Receive(RequestId id, LayerStatistics* statistics);
+  // Of the rows that the same query attends to, without the estimation term; [n, q_heads].
+  absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n, std::optional<RequestId> among);
   absl::StatusOr<Candidates> ReceiveIds(v1::Query query, int64_t n, std::vector<float>* zone_lse);
 
   LayerStatistics& StatisticsOf(Layer layer) { return (*statistics_)[layer.value()]; }
@@ -79,6 +81,7 @@ class Zone final : public ZoneAttention {
   const RetrievalConfig config_;
   const AttentionShape shape_;
   const RowRange zone_;
+  const bool estimate_;
   const int64_t max_top_k_;
   const int64_t max_fetch_rows_;
   const std::vector<int64_t> budgets_;

@@ -1,5 +1,5 @@
-// What: what window_attention and sparse_attention have in common on the GPU: how one token's work is
-//       split, and the workspace that joins the parts.
+// What: what window_attention and sparse_attention have in common on the GPU: how one token's work
+//       is split, and the workspace that joins the parts.
 #pragma once
 
 #include <cstddef>

@@ -151,6 +151,17 @@ inline std::vector<float> Widen(const uint16_t* values, int64_t count) {
   return wide;
 }
 
+inline std::vector<float> Widen(const std::vector<uint16_t>& values) {
+  return Widen(values.data(), static_cast<int64_t>(values.size()));
+}
+
+inline std::vector<uint16_t> Round(const std::vector<float>& values) {
+  std::vector<uint16_t> rounded;
+  rounded.reserve(values.size());
+  for (float value : values) rounded.push_back(FloatToBf16(value));
+  return rounded;
+}
+
 inline double Norm(const std::vector<float>& x) {
   double sum = 0;
   for (float value : x) sum += double{value} * double{value};
@@ -161,6 +172,9 @@ inline double RelativeError(const std::vector<float>& out, const std::vector<flo
   if (out.size() != ref.size()) return INFINITY;
   return carrel::RelativeError(out.data(), ref.data(), static_cast<int64_t>(out.size()));
 }
+
+// Of results rounded to bf16, which err by 1.1e-3 of their norm.
+inline constexpr double kBf16Tolerance = 3e-3;
 
 // Weights are rounded to bf16: 2^-9 at most, a third of that on average.
 inline constexpr double kAttentionTolerance = 3e-3;

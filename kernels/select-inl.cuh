@@ -17,31 +17,42 @@ struct RowSync {
   unsigned finished;
 };
 
-// All threads of the `blocks` blocks of a row, which must be resident together.
-__device__ __forceinline__ void RowBarrier(RowSync* sync, unsigned blocks) {
+// To be read before any block of the row can pass its next barrier: at the kernel's start. Thread 0
+// alone has use for it.
+__device__ __forceinline__ unsigned Generation(const RowSync* sync) {
+  unsigned value = 0;
+  if (threadIdx.x == 0) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "l"(&sync->generation)
+                 : "memory");
+  }
+  return value;
+}
+
+// All threads of the `blocks` blocks of a row, which must be resident together. Adds 1 to the
+// generation, which was `generation`.
+__device__ __forceinline__ void RowBarrier(RowSync* sync, unsigned generation, unsigned blocks) {
   __syncthreads();
   if (threadIdx.x == 0 && blocks > 1) {
-    const auto generation = [&] {
-      unsigned value;
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                   : "=r"(value)
-                   : "l"(&sync->generation)
-                   : "memory");
-      return value;
-    };
-    const unsigned before = generation();
     __threadfence();
     if (atomicAdd(&sync->arrived, 1u) == blocks - 1) {
       atomicExch(&sync->arrived, 0u);
       __threadfence();
       atomicAdd(&sync->generation, 1u);
     } else {
-      while (generation() == before) {
+      while (Generation(sync) == generation) {
       }
     }
     __threadfence();
   }
   __syncthreads();
+}
+
+// Of values[warps], the sum of those before this warp's.
+__device__ __forceinline__ unsigned SumBeforeWarp(const unsigned* values) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  return __reduce_add_sync(~0u, lane < warp ? values[lane] : 0);
 }
 
 // counts[t] becomes the sum of counts[t ..]; counts[bins] becomes 0. All threads of the block.
@@ -62,7 +73,7 @@ __device__ void SuffixSums(unsigned* counts, int bins) {
   if (lane == 31) warp_total[warp] = before;
   before -= own;
   __syncthreads();
-  for (int w = 0; w < warp; ++w) before += warp_total[w];
+  before += SumBeforeWarp(warp_total);
   for (int i = 0; i < share && top - i >= 0; ++i) {
     before += counts[top - i];
     counts[top - i] = before;
@@ -79,110 +90,130 @@ struct Threshold {
   unsigned equal_before;  // keys of bin `digit` in blocks before this one
 };
 
-// counts: shared, [bins + 1], this block's histogram; used up. published: [blocks, bins + 1], of
-// the row. 1 <= k <= keys counted. All threads of the row's blocks.
+// Column loads in flight at a time: two rounds for the 33 blocks of each of 8 KV heads on 132 SMs.
+inline constexpr int kColumnLoads = 17;
+
+// counts: shared, [bins + 1], this block's histogram; used up, as is before, shared, [bins + 1].
+// published: [blocks, bins + 1], of the row. 1 <= k <= keys counted; bins below the threshold may
+// be counted incompletely. All threads of the row's blocks; passes one RowBarrier.
 template <int kThreads>
-__device__ Threshold FindThreshold(unsigned* counts, int bins, unsigned k, unsigned* published,
-                                   RowSync* sync, int block, int blocks) {
+__device__ Threshold FindThreshold(unsigned* counts, unsigned* before, int bins, unsigned k,
+                                   unsigned* published, RowSync* sync, unsigned generation,
+                                   int block, int blocks) {
   __shared__ Threshold found;
   SuffixSums<kThreads>(counts, bins);
   for (int t = threadIdx.x; t <= bins; t += kThreads) {
     __stcg(published + static_cast<int64_t>(block) * (bins + 1) + t, counts[t]);
   }
-  RowBarrier(sync, static_cast<unsigned>(blocks));
-  for (int t = threadIdx.x; t < bins; t += kThreads) {  // counts[bins] is 0 already
-    unsigned total = 0;
-#pragma unroll 16
-    for (int b = 0; b < blocks; ++b) {
-      total += __ldcg(published + static_cast<int64_t>(b) * (bins + 1) + t);
+  RowBarrier(sync, generation, static_cast<unsigned>(blocks));
+  for (int t = threadIdx.x; t < bins; t += kThreads) {
+    unsigned total = 0, earlier = 0;
+    for (int first = 0; first < blocks; first += kColumnLoads) {
+      unsigned part[kColumnLoads];
+#pragma unroll
+      for (int i = 0; i < kColumnLoads; ++i) {
+        const int64_t b = first + i;
+        part[i] = b < blocks ? __ldcg(published + b * (bins + 1) + t) : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kColumnLoads; ++i) {
+        total += part[i];
+        if (first + i < block) earlier += part[i];
+      }
     }
     counts[t] = total;
+    before[t] = earlier;
   }
+  if (threadIdx.x == 0) counts[bins] = before[bins] = 0;
   __syncthreads();
   for (int t = threadIdx.x; t < bins; t += kThreads) {
     if (counts[t] >= k && counts[t + 1] < k) {
-      found.digit = static_cast<unsigned>(t);
-      found.above = counts[t + 1];
+      found = {static_cast<unsigned>(t), counts[t + 1], before[t + 1], before[t] - before[t + 1]};
     }
   }
   __syncthreads();
-  if (threadIdx.x < 32) {
-    unsigned above = 0, equal = 0;
-    for (int b = threadIdx.x; b < block; b += 32) {
-      const unsigned* at = published + static_cast<int64_t>(b) * (bins + 1) + found.digit;
-      const unsigned higher = __ldcg(at + 1);
-      above += higher;
-      equal += __ldcg(at) - higher;
-    }
-    above = __reduce_add_sync(~0u, above);
-    equal = __reduce_add_sync(~0u, equal);
-    if (threadIdx.x == 0) {
-      found.above_before = above;
-      found.equal_before = equal;
-    }
-  }
-  __syncthreads();
-  const Threshold result = found;
-  __syncthreads();  // `found` may be written again
-  return result;
+  return found;
 }
 
 // For the keys of [begin, end) that are above the threshold, or equal to it, in ascending order:
-// take(above, rank among its kind in this block, index, key). load(j, keys) reads kItems keys from
-// j on, a multiple of kItems from begin, of which those beyond end are ignored. All threads.
-template <int kThreads, int kItems, class Load, class Take>
-__device__ void TakeSelected(int begin, int end, unsigned threshold, Load load, Take take) {
+// take(above, rank among its kind in this block, index). load(j, keys) reads kItems keys from j on,
+// a multiple of kItems from begin, and largest(j) gives the largest of them; what they say of
+// places beyond end is ignored. All threads.
+template <int kThreads, int kItems, class Load, class Largest, class Take>
+__device__ void TakeSelected(int begin, int end, unsigned threshold, Load load, Largest largest,
+                             Take take) {
   constexpr int kWarps = kThreads / 32, kStep = 32 * kItems;
+  constexpr unsigned kAbove = 1u << 31;
   __shared__ unsigned warp_above[kWarps], warp_equal[kWarps];
+  __shared__ unsigned chosen[kWarps][32];  // a warp's first, mostly all: index, and whether above
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned lanes_before = (1u << lane) - 1;
   const int share = ((end - begin + kWarps - 1) / kWarps + kStep - 1) / kStep * kStep;
   const int first = begin + warp * share, last = min(end, first + share);
-  unsigned above = 0, equal = 0;  // in this warp so far
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
+
+  // visit(above, how many of its kind came before, of both kinds, index)
+  unsigned above = 0, equal = 0;
+  const auto scan = [&](auto visit) {
     for (int base = first; base < last; base += kStep) {
       const int j = base + lane * kItems;
-      unsigned keys[kItems];
-      int own_above = 0, own_equal = 0;
-      if (j < last) {
+      const bool some = j < last && largest(j) >= threshold;
+      if (!__any_sync(~0u, some)) continue;
+      unsigned above_here = 0, equal_here = 0;  // a bit per item
+      if (some) {
+        unsigned keys[kItems];
         load(j, keys);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
-          own_above += j + i < last && keys[i] > threshold;
-          own_equal += j + i < last && keys[i] == threshold;
+          const bool there = j + i < last;
+          above_here |= static_cast<unsigned>(there && keys[i] > threshold) << i;
+          equal_here |= static_cast<unsigned>(there && keys[i] == threshold) << i;
         }
       }
-      if (!__any_sync(~0u, own_above + own_equal)) continue;
-      int scan = own_above | own_equal << 16;  // at most 32 kItems each
+      const unsigned own = __popc(above_here) | __popc(equal_here) << 16;
+      unsigned sums = own;  // at most 32 kItems each
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(~0u, scan, d);
-        if (lane >= d) scan += other;
+        const unsigned other = __shfl_up_sync(~0u, sums, d);
+        if (lane >= d) sums += other;
       }
-      if (pass == 1) {
-        unsigned rank_above = above + (scan & 0xffff) - own_above;
-        unsigned rank_equal = equal + (scan >> 16) - own_equal;
-        for (int i = 0; i < kItems && own_above + own_equal > 0; ++i) {
-          if (j + i >= last || keys[i] < threshold) continue;
-          const bool is_above = keys[i] > threshold;
-          take(is_above, is_above ? rank_above++ : rank_equal++, j + i, keys[i]);
-        }
+      unsigned rank_above = above + ((sums - own) & 0xffff);
+      unsigned rank_equal = equal + ((sums - own) >> 16);
+      for (unsigned left = above_here | equal_here; left != 0; left &= left - 1) {
+        const int i = __ffs(static_cast<int>(left)) - 1;
+        const bool is_above = above_here >> i & 1;
+        visit(is_above, is_above ? rank_above : rank_equal, rank_above + rank_equal, j + i);
+        ++(is_above ? rank_above : rank_equal);
       }
-      const int all = __shfl_sync(~0u, scan, 31);
+      const unsigned all = __shfl_sync(~0u, sums, 31);
       above += all & 0xffff;
       equal += all >> 16;
     }
-    if (pass == 1) break;
-    if (lane == 0) {
-      warp_above[warp] = above;
-      warp_equal[warp] = equal;
-    }
-    __syncthreads();
-    above = equal = 0;
-    for (int w = 0; w < warp; ++w) {
-      above += warp_above[w];
-      equal += warp_equal[w];
-    }
+  };
+  scan([&](bool is_above, unsigned, unsigned rank, int j) {
+    if (rank < 32) chosen[warp][rank] = static_cast<unsigned>(j) | (is_above ? kAbove : 0);
+  });
+  if (lane == 0) {
+    warp_above[warp] = above;
+    warp_equal[warp] = equal;
+  }
+  __syncthreads();
+  const unsigned count = above + equal;
+  above = SumBeforeWarp(warp_above);
+  equal = SumBeforeWarp(warp_equal);
+  if (count > 32) {
+    scan([&](bool is_above, unsigned rank, unsigned, int j) { take(is_above, rank, j); });
+    return;
+  }
+  const bool mine = static_cast<unsigned>(lane) < count;
+  const unsigned entry = mine ? chosen[warp][lane] : 0;
+  const bool is_above = entry & kAbove;
+  const unsigned all_above = __ballot_sync(~0u, is_above);
+  const unsigned all_equal = __ballot_sync(~0u, mine && !is_above);
+  if (mine) {
+    take(is_above,
+         is_above ? above + __popc(all_above & lanes_before)
+                  : equal + __popc(all_equal & lanes_before),
+         static_cast<int>(entry & ~kAbove));
   }
 }
 

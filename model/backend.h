@@ -1,7 +1,7 @@
 // What:    everything of a transformer layer that is not attention: the seam between the forward
 //          pass and the device that computes it.
 //          The CPU's; CudaBackend (cuda_backend.h) does the same on device memory and shares no
-//          class with it (docs/decisions/018-where-the-devices-part.md).
+//          class with it (docs/decisions/019-where-the-devices-part.md).
 // Shapes:  hidden [n, hidden_size]; q [n, q_heads, head_dim]; k, v [n, kv_heads, head_dim]; all
 //          f32, contiguous, in the backend's memory.
 // Errors:  InvalidArgument a token id outside the vocabulary; device failures by their own code.

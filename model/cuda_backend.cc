@@ -50,9 +50,10 @@ absl::Status CudaBackend::Check(const ModelConfig& config) {
     return absl::UnimplementedError(
         absl::StrCat("device cuda: head_dim=", shape.head_dim, " is none of 16, 32, 64, 96, 128"));
   }
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"hidden_size", config.hidden_size},
-                                    {"intermediate_size", config.intermediate_size},
-                                    {"vocab_size", config.vocab_size}}) {
+  for (const auto& [name, value] :
+       {std::pair<const char*, int64_t>{"hidden_size", config.hidden_size},
+        {"intermediate_size", config.intermediate_size},
+        {"vocab_size", config.vocab_size}}) {
     if (value % 8 != 0) {
       return absl::UnimplementedError(
           absl::StrCat("device cuda: ", name, "=", value, " is not a multiple of 8"));
@@ -70,8 +71,7 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
   CARREL_CHECK(weights != nullptr && block_tokens > 0);
   RETURN_IF_ERROR(Check(config));
   ASSIGN_OR_RETURN(CudaWeights on_device, CudaWeights::Load(config, *weights, pool));
-  std::unique_ptr<CudaBackend> backend(
-      new CudaBackend(config, std::move(on_device), block_tokens));
+  std::unique_ptr<CudaBackend> backend(new CudaBackend(config, std::move(on_device), block_tokens));
   ASSIGN_OR_RETURN(backend->stream_, cuda::Stream::Create());
   const ScratchSizes sizes = Sizes(config, block_tokens);
   ASSIGN_OR_RETURN(backend->scratch_, cuda::DeviceBuffer<uint8_t>::Create(sizes.total()));

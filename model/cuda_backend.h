@@ -1,14 +1,15 @@
-// What:      the forward pass of a model's layers on a GPU, but for attention: what Backend is on the
-//            CPU, on device memory. The two share no class: a GPU enqueues, keeps bf16 rows in place
-//            and counts positions on the device (docs/decisions/018-where-the-devices-part.md).
-// Math:      products of bf16 operands with fp32 sums; the hidden state, norms, RoPE and the gate in
-//            fp32; q, k, v and what enters a product are rounded to bf16.
+// What:      the forward pass of a model's layers on a GPU, but for attention: what Backend is on
+//            the CPU, on device memory. The two share no class: a GPU enqueues, keeps bf16 rows in
+//            place and counts positions on the device
+//            (docs/decisions/019-where-the-devices-part.md).
+// Math:      products of bf16 operands with fp32 sums; the hidden state, norms, RoPE and the gate
+//            in fp32; q, k, v and what enters a product are rounded to bf16.
 // Shapes:    hidden [n, hidden_size] f32; q, attended [n, q_heads, head_dim] bf16; logits
 //            [n, vocab_size] f32; contiguous device memory. n <= block_tokens.
 // Errors:    Create: Unimplemented a shape that no kernel has (names it); ResourceExhausted device
 //            memory; Unavailable no device. Later: what CUDA says.
-// Threads:   one caller at a time. Every call enqueues on one stream and returns; all but Create can
-//            be captured in a graph once they ran before with the same n.
+// Threads:   one caller at a time. Every call enqueues on one stream and returns; all but Create
+//            can be captured in a graph once they ran before with the same n.
 // Cost:      Create allocates everything: weights and Bytes() - weights of scratch.
 #pragma once
 
@@ -44,13 +45,14 @@ class CudaBackend {
 
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const ModelConfig& config,
                                                              std::shared_ptr<const Weights> weights,
-                                                             int64_t block_tokens, ThreadPool* pool);
+                                                             int64_t block_tokens,
+                                                             ThreadPool* pool);
 
   // ids: device; checked by the caller.
   absl::Status Embed(const int32_t* ids, int64_t n, float* hidden);
   // q_exact [n, q_heads, head_dim] f32: q before rounding; may be null.
-  absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n, const CudaPlacement& placement,
-                          void* q, float* q_exact);
+  absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n,
+                          const CudaPlacement& placement, void* q, float* q_exact);
   // The query alone, as Backend::ProjectQuery; of the placement only positions count.
   absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n,
                             const CudaPlacement& placement, void* q, float* q_exact);

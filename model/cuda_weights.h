@@ -21,7 +21,7 @@ namespace carrel::model {
 class Weights;
 
 struct CudaMatrix {
-  const void* w = nullptr;     // [out, in] bf16
+  const void* w = nullptr;      // [out, in] bf16
   const float* bias = nullptr;  // [out] or null
   int64_t out = 0;
   int64_t in = 0;

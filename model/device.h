@@ -1,6 +1,6 @@
 // What:   which device runs a model's forward pass.
-// Errors: InvalidArgument a name that is none; ResourceExhausted a bound on memory that does not do;
-//         FailedPrecondition no CUDA in this build.
+// Errors: InvalidArgument a name that is none; ResourceExhausted a bound on memory that does not
+//         do; FailedPrecondition no CUDA in this build.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,8 @@ std::vector<T> Values(const Safetensors& file, const std::string& name) {
 template <typename T>
 std::vector<T> Read(const T* device, int64_t count) {
   std::vector<T> values(static_cast<size_t>(count));
-  EXPECT_EQ(cudaSuccess, cudaMemcpy(values.data(), device, values.size() * sizeof(T), cudaMemcpyDefault));
+  EXPECT_EQ(cudaSuccess,
+            cudaMemcpy(values.data(), device, values.size() * sizeof(T), cudaMemcpyDefault));
   return values;
 }
 
@@ -44,7 +45,7 @@ std::vector<float> Widened(const std::vector<uint16_t>& values) {
 }
 
 struct Result {
-  std::vector<float> logits;            // [n, vocab]
+  std::vector<float> logits;             // [n, vocab]
   std::vector<std::vector<float>> k, v;  // per layer [kv_heads, n, head_dim]
 };
 
@@ -63,13 +64,15 @@ void Forward(const TestModel& model, const std::vector<int32_t>& tokens, int64_t
   auto logits = cuda::DeviceBuffer<float>::Create(n * config.vocab_size);
   auto q = cuda::DeviceBuffer<uint16_t>::Create(block * width);
   auto attended = cuda::DeviceBuffer<uint16_t>::Create(block * width);
-  auto k = cuda::DeviceBuffer<uint16_t>::Create(rows), v = cuda::DeviceBuffer<uint16_t>::Create(rows);
+  auto k = cuda::DeviceBuffer<uint16_t>::Create(rows),
+       v = cuda::DeviceBuffer<uint16_t>::Create(rows);
   for (const absl::Status& status : {ids.status(), hidden.status(), logits.status(), q.status(),
                                      attended.status(), k.status(), v.status()}) {
     CARREL_ASSERT_OK(status);
   }
   const cudaStream_t stream = (*backend)->stream().get();
-  ASSERT_EQ(cudaSuccess, cudaMemcpy(ids->data(), tokens.data(), tokens.size() * 4, cudaMemcpyDefault));
+  ASSERT_EQ(cudaSuccess,
+            cudaMemcpy(ids->data(), tokens.data(), tokens.size() * 4, cudaMemcpyDefault));
   CARREL_ASSERT_OK((*backend)->Embed(ids->data(), n, hidden->data()));
   for (Layer layer(0); layer.value() < shape.layers; layer = layer.next()) {
     for (int64_t at = 0; at < n; at += block) {
@@ -122,10 +125,10 @@ void ExpectGolden(const std::string& model_dir, const std::string& golden_path, 
   EXPECT_LE(error, rounded ? kHalfWeightsTolerance : kLogitsTolerance);
   double k_error = 0, v_error = 0;
   for (size_t layer = 0; layer < result.k.size(); ++layer) {
-    k_error = std::max(k_error, RelativeError(result.k[layer],
-                                              Values<float>(*golden, absl::StrCat("k.", layer))));
-    v_error = std::max(v_error, RelativeError(result.v[layer],
-                                              Values<float>(*golden, absl::StrCat("v.", layer))));
+    k_error = std::max(
+        k_error, RelativeError(result.k[layer], Values<float>(*golden, absl::StrCat("k.", layer))));
+    v_error = std::max(
+        v_error, RelativeError(result.v[layer], Values<float>(*golden, absl::StrCat("v.", layer))));
   }
   EXPECT_LE(k_error, kRowsTolerance);
   EXPECT_LE(v_error, kRowsTolerance);

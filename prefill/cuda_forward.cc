@@ -1,6 +1,6 @@
 // Layer-major prefill on a GPU. The hidden states of all tokens and one layer's K and V stay on the
-// device; a chunk of tokens passes at a time. A chunk's rows leave for pinned memory as soon as they
-// are projected, on a stream of their own, beside the attention of that chunk.
+// device; a chunk of tokens passes at a time. A chunk's rows leave for pinned memory as soon as
+// they are projected, on a stream of their own, beside the attention of that chunk.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -85,8 +85,9 @@ class CudaForward final : public LayerForward {
 
   absl::Status Embed(const std::vector<TokenId>& tokens) override {
     CARREL_CHECK(static_cast<int64_t>(tokens.size()) == tokens_);
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(ids_.data(), tokens.data(), tokens.size() * sizeof(TokenId),
-                                         cudaMemcpyHostToDevice, backend_->stream().get()));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(ids_.data(), tokens.data(),
+                                         tokens.size() * sizeof(TokenId), cudaMemcpyHostToDevice,
+                                         backend_->stream().get()));
     RETURN_IF_ERROR(backend_->Embed(ids_.data(), tokens_, hidden_.data()));
     return backend_->stream().Synchronize();
   }
@@ -115,7 +116,8 @@ class CudaForward final : public LayerForward {
         RETURN_IF_ERROR(AddTimes(chunk - kChunksAhead));
         passed(std::min(tokens_, (chunk - kChunksAhead + 1) * sizes_.chunk));
       }
-      if (chunk < chunks) RETURN_IF_ERROR(EnqueueChunk(layer, chunk, static_cast<uint16_t*>(rows.get())));
+      if (chunk < chunks)
+        RETURN_IF_ERROR(EnqueueChunk(layer, chunk, static_cast<uint16_t*>(rows.get())));
     }
     RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), samples_.data(),
                                          static_cast<size_t>(sizes_.samples) * sizeof(float),
@@ -151,8 +153,7 @@ class CudaForward final : public LayerForward {
     placement.k = k_.data();
     placement.v = v_.data();
     placement.kv_stride = tokens_ * config_.shape.head_dim;
-    RETURN_IF_ERROR(
-        backend_->ProjectQkv(layer, hidden, n, placement, q_.data(), q_exact_.data()));
+    RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden, n, placement, q_.data(), q_exact_.data()));
     RETURN_IF_ERROR(CollectSamples(at, n));
     RETURN_IF_ERROR(marks.projected.Record(stream));
     RETURN_IF_ERROR(copy_stream_.WaitFor(marks.projected));
@@ -182,10 +183,11 @@ class CudaForward final : public LayerForward {
     for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < at + n;
          ++next_sample_) {
       const int64_t token = sample_positions_[next_sample_] - at;
-      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(
-          samples_.data() + static_cast<int64_t>(next_sample_) * sizes_.q_width,
-          q_exact_.data() + token * sizes_.q_width, static_cast<size_t>(sizes_.q_width) * sizeof(float),
-          cudaMemcpyDeviceToDevice, backend_->stream().get()));
+      RETURN_IF_CUDA_ERROR(
+          cudaMemcpyAsync(samples_.data() + static_cast<int64_t>(next_sample_) * sizes_.q_width,
+                          q_exact_.data() + token * sizes_.q_width,
+                          static_cast<size_t>(sizes_.q_width) * sizeof(float),
+                          cudaMemcpyDeviceToDevice, backend_->stream().get()));
     }
     return absl::OkStatus();
   }
@@ -224,7 +226,8 @@ class CudaForward final : public LayerForward {
     rows.queries.resize(config_.shape.kv_heads);
     for (int32_t head = 0; head < config_.shape.kv_heads; ++head) {
       rows.k.emplace_back(k + head * head_rows, static_cast<size_t>(head_rows), memory);
-      rows.v.emplace_back(k + sizes_.rows + head * head_rows, static_cast<size_t>(head_rows), memory);
+      rows.v.emplace_back(k + sizes_.rows + head * head_rows, static_cast<size_t>(head_rows),
+                          memory);
       for (size_t i = 0; i < sample_positions_.size(); ++i) {
         const float* const q = host_samples_.data() + static_cast<int64_t>(i) * sizes_.q_width +
                                head * group_width;  // q heads of a group are neighbours
@@ -253,7 +256,9 @@ class CudaForward final : public LayerForward {
 
 }  // namespace
 
-absl::Status CheckCudaForward(const model::ModelConfig& config) { return CudaBackend::Check(config); }
+absl::Status CheckCudaForward(const model::ModelConfig& config) {
+  return CudaBackend::Check(config);
+}
 
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,

@@ -9,47 +9,64 @@
 namespace carrel::prefill {
 namespace {
 
-// Scores by their distance from the largest: the weight of a bin is known without sorting it.
-constexpr float kBinsPerNat = 64;
-constexpr int kBins = 2048;  // the last one holds all that weigh less than e^-32
+// Bins of weight, the heaviest first: weights of a bin are within a factor of exp(1 / kBinsPerNat).
+constexpr int kBinsPerNat = 16;
+constexpr int kBins = 64 * kBinsPerNat;
 
 int BinOf(float below_max) {
-  return static_cast<int>(std::min(below_max * kBinsPerNat, static_cast<float>(kBins - 1)));
+  const float bin = -below_max * kBinsPerNat;
+  return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;  // also what is not a number
 }
 
-// Adds the statistics of one distribution, given as scores.
-void AddSample(const float* scores, int64_t keys, HeadStatistics& statistics) {
-  const float max = *std::max_element(scores, scores + keys);
-  double sum = 0, weighted = 0;  // of exp(s - max) and of (s - max) exp(s - max)
-  std::vector<double> mass(kBins);
-  std::vector<int64_t> count(kBins);
-  for (int64_t j = 0; j < keys; ++j) {
-    const float below = max - scores[j];
-    const double e = std::exp(-double{below});
-    sum += e;
-    weighted -= double{below} * e;
-    mass[BinOf(below)] += e;
-    ++count[BinOf(below)];
+// How many of the heaviest weights carry 75% of `sum`: whole bins first, and of the bin where it
+// is reached, which alone is sorted, as many as are needed.
+int64_t KeysFor75(const std::vector<float>& weights, const std::vector<uint16_t>& bins, double sum) {
+  double mass[kBins] = {};
+  int64_t sizes[kBins] = {};
+  for (size_t j = 0; j < weights.size(); ++j) {
+    mass[bins[j]] += weights[j];
+    ++sizes[bins[j]];
   }
-  statistics.entropy_nats += std::log(sum) - weighted / sum;
-
-  // Whole bins, the heaviest keys first; then the keys of the bin in which 75% is reached.
   double carried = 0;
-  int64_t used = 0;
+  int64_t count = 0;
   int bin = 0;
-  for (; bin < kBins && carried + mass[bin] < 0.75 * sum; ++bin) {
+  for (; bin + 1 < kBins && carried + mass[bin] < 0.75 * sum; ++bin) {
     carried += mass[bin];
-    used += count[bin];
+    count += sizes[bin];
   }
   std::vector<float> last;
-  for (int64_t j = 0; j < keys; ++j) {
-    if (BinOf(max - scores[j]) == bin) last.push_back(scores[j]);
+  for (size_t j = 0; j < weights.size(); ++j) {
+    if (bins[j] == bin) last.push_back(weights[j]);
   }
   std::sort(last.begin(), last.end(), std::greater<float>());
-  for (size_t i = 0; i < last.size() && carried < 0.75 * sum; ++i, ++used) {
-    carried += std::exp(double{last[i]} - max);
+  for (size_t j = 0; j < last.size() && carried < 0.75 * sum; ++j) {
+    carried += last[j];
+    ++count;
   }
-  statistics.keys_for_75_mass += static_cast<double>(used);
+  return count;
+}
+
+struct Scratch {
+  std::vector<float> weights;
+  std::vector<uint16_t> bins;
+};
+
+// Adds the statistics of one distribution, given as scores.
+void AddSample(const float* scores, int64_t keys, HeadStatistics& statistics, Scratch& scratch) {
+  const float max = *std::max_element(scores, scores + keys);
+  double sum = 0, weighted = 0;  // of exp(s - max) and of (s - max) exp(s - max)
+  scratch.weights.resize(static_cast<size_t>(keys));
+  scratch.bins.resize(static_cast<size_t>(keys));
+  for (int64_t j = 0; j < keys; ++j) {
+    const float s = scores[j] - max;
+    const float e = std::exp(s);
+    sum += e;
+    weighted += double{s} * e;
+    scratch.weights[static_cast<size_t>(j)] = e;
+    scratch.bins[static_cast<size_t>(j)] = static_cast<uint16_t>(BinOf(s));
+  }
+  statistics.entropy_nats += std::log(sum) - weighted / sum;
+  statistics.keys_for_75_mass += static_cast<double>(KeysFor75(scratch.weights, scratch.bins, sum));
 }
 
 }  // namespace
@@ -62,6 +79,7 @@ std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const A
   std::vector<HeadStatistics> all(shape.q_heads);
   const auto add_head = [&](int64_t head) {
     std::vector<float> scores;
+    Scratch scratch;
     for (int64_t i = 0; i < used; ++i) {
       const int64_t sample = (2 * i + 1) * samples / (2 * used);
       const int64_t keys = rows.sample_positions[sample] + 1;
@@ -69,7 +87,7 @@ std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const A
       kernels::DotScore(&rows.queries[head][sample * shape.group() * d], shape.group(), d, rows.k[head].data(), keys, scale,
                         scores.data(), keys);
       for (int32_t h = 0; h < shape.group(); ++h) {
-        AddSample(scores.data() + h * keys, keys, all[head * shape.group() + h]);
+        AddSample(scores.data() + h * keys, keys, all[head * shape.group() + h], scratch);
       }
     }
   };

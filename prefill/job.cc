@@ -8,6 +8,8 @@
 #include "common/dtype.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "kvstore/index/index_spec.h"
+#include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 #include "prefill/staging.h"
 
@@ -30,10 +32,15 @@ absl::Status CheckNameIsFree(const kvstore::Store& store, const std::string& sto
   return absl::IsNotFound(taken.status()) ? absl::OkStatus() : taken.status();
 }
 
-int64_t StoredBytes(const v1::Manifest& job, const kvstore::IndexParams& index, int32_t layers) {
-  const int64_t rows = int64_t{2} * 2 * job.kv_heads() * job.head_dim();
-  const int64_t blobs = kvstore::IndexBytesPerKey(index) * job.kv_heads();
-  return job.tokens() * layers * (rows + blobs);
+int64_t StoredBytes(const v1::Manifest& job, int32_t layers) {
+  kvstore::IndexParams index;
+  index.kind = kvstore::IndexKind::kGraph;  // the largest that auto may choose
+  if (const auto planned = kvstore::IndexParamsOf(job.index()); planned.ok()) index = *planned;
+  int64_t row = int64_t{2} * 2 * job.head_dim() + kvstore::IndexBytesPerKey(index);
+  if (job.summary_rows() > 0) {
+    row += kvstore::SummaryBytesPerKey(job.summary_rows(), job.head_dim());
+  }
+  return job.tokens() * layers * job.kv_heads() * row;
 }
 
 absl::Status CheckRoom(const std::string& folder, int64_t bytes, absl::string_view what) {

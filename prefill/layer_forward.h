@@ -1,5 +1,5 @@
-// What:   the part of prefill that depends on the device: takes all tokens of a document through the
-//         model, one layer at a time, and hands out the layer's rows.
+// What:   the part of prefill that depends on the device: takes all tokens of a document through
+//         the model, one layer at a time, and hands out the layer's rows.
 // Shapes: the hidden state [tokens, hidden_size] f32 is what enters the next layer.
 // Errors: ResourceExhausted memory; Unavailable no such device; FailedPrecondition a build without
 //         CUDA; Unimplemented a shape that the device's kernels do not run.
@@ -23,7 +23,7 @@ namespace carrel::prefill {
 struct ForwardTimes {
   double projections = 0;  // all products, norms and RoPE
   double attention = 0;
-  double copy_out = 0;     // that rows were waited for when a layer was else complete
+  double copy_out = 0;  // that rows were waited for when a layer was else complete
 };
 
 class LayerForward {

@@ -55,7 +55,8 @@ TEST(LayerWriterTest, AnyWriters_SameBytes) {
     CARREL_ASSERT_OK(a);
     CARREL_ASSERT_OK(b);
     EXPECT_EQ(*a, *b) << "fragment of layer " << layer;
-    EXPECT_EQ(std::filesystem::file_size(one->SstPath(layer)), std::filesystem::file_size(four->SstPath(layer)));
+    EXPECT_EQ(std::filesystem::file_size(one->SstPath(layer)),
+              std::filesystem::file_size(four->SstPath(layer)));
   }
 }
 
@@ -72,7 +73,8 @@ TEST(LayerWriterTest, FolderGone_FirstFailureStopsIt) {
   ThreadPool pool(0);
   LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool, 4, 2);
   absl::Status status;
-  for (int32_t layer = 0; layer < kShape.layers && status.ok(); ++layer) status = writer.Submit(RandomLayer(layer));
+  for (int32_t layer = 0; layer < kShape.layers && status.ok(); ++layer)
+    status = writer.Submit(RandomLayer(layer));
   EXPECT_FALSE(writer.Finish().ok());
 }
 

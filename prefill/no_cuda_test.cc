@@ -7,8 +7,9 @@ namespace carrel::prefill {
 namespace {
 
 TEST(NoCudaTest, Gpu_IsRefused_AndTheMessageSaysHowToBuildForIt) {
-  EXPECT_THAT(CheckCudaForward(model::ModelConfig()),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "built without CUDA (./run build gpu)"));
+  EXPECT_THAT(
+      CheckCudaForward(model::ModelConfig()),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "built without CUDA (./run build gpu)"));
   ThreadPool pool(0);
   EXPECT_THAT(MakeCudaForward(model::Checkpoint(), 1, {0}, 0, 1, &pool),
               StatusIs(absl::StatusCode::kFailedPrecondition, "built without CUDA"));

@@ -1,7 +1,8 @@
-// What:      pinned memory for the rows of several layers: the GPU copies a layer there, and whoever
-//            reads the rows holds it until they are written.
+// What:      pinned memory for the rows of several layers: the GPU copies a layer there, and
+//            whoever reads the rows holds it until they are written.
 // Invariants: 1. Take waits until one of the `layers` places is free. 2. A place is free again when
-//            the last copy of what Take gave is gone, on whatever thread, also after the object went.
+//             the last copy of what Take gave is gone, on whatever thread, also after the object
+//             went.
 // Errors:    ResourceExhausted pinned memory.
 // Threads:   any.
 #pragma once

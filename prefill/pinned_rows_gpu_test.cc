@@ -1,10 +1,9 @@
-#include "prefill/pinned_rows.h"
-
 #include <atomic>
 #include <cstring>
 #include <thread>
 
 #include "common/test_util.h"
+#include "prefill/pinned_rows.h"
 
 namespace carrel::prefill {
 namespace {

@@ -77,12 +77,8 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
 // Room for the layers to come and for the hidden states of those in hand.
 absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job, int32_t finished_layers, int64_t hidden_size) {
   constexpr int64_t kHiddenStates = 4;  // being written, next, and of two layers that wait for their index
-  kvstore::IndexParams largest = config.index;
-  if (config.auto_index.has_value()) largest.kind = kvstore::IndexKind::kGraph;
-  const int32_t layers = static_cast<int32_t>(job.layers()) - finished_layers;
-  const int64_t summaries = config.summary_rows == 0 ? 0
-                            : kvstore::SummaryBytesPerKey(config.summary_rows, job.head_dim()) * job.kv_heads() * job.tokens() * layers;
-  const int64_t needed = StoredBytes(job, largest, layers) + summaries + job.tokens() * kHiddenStates * 4 * hidden_size;
+  const int64_t needed = StoredBytes(job, static_cast<int32_t>(job.layers()) - finished_layers) +
+                         job.tokens() * kHiddenStates * 4 * hidden_size;
   return CheckRoom(config.store_folder, needed, absl::StrCat("prefill of ", job.tokens(), " tokens"));
 }
 

@@ -37,7 +37,7 @@ struct PrefillConfig {
   std::string name;
   kvstore::IndexParams index;
   std::optional<kvstore::AutoIndexConfig> auto_index;  // instead of index: chosen per layer and KV head
-  int64_t summary_rows = 0;         // mean rows of a cluster in the summaries for estimation, 4 .. 8192; 0: none
+  int64_t summary_rows = 40;        // mean rows of a cluster in the summaries for the estimation term, 4 .. 8192; 0: none
   int64_t segment_tokens = 65536;   // rows per stored segment, a power of two >= 16
   int64_t sampled_queries = 256;    // per layer and q head, kept with the context; 1 .. 65536
   int64_t block_tokens = 512;       // tokens that pass a layer together; a multiple of 64: scratch memory against overhead

@@ -12,10 +12,11 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
-#include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/rows.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
+#include "prefill/job.h"
 #include "prefill/layer_writer.h"
 #include "prefill/staging.h"
 
@@ -28,7 +29,6 @@ using kvstore::StoredContext;
 
 absl::StatusOr<std::vector<uint16_t>> CopyRows(const Rows& rows) {
   std::vector<uint16_t> to;
-  rows.AdviseSequential({0, rows.count()});
   RETURN_IF_ERROR(rows.Verify({0, rows.count()}));
   to.reserve(static_cast<size_t>(rows.count() * rows.head_dim()));
   rows.ForEachPiece({0, rows.count()}, [&](Position, const void* address, int64_t count) {
@@ -37,20 +37,6 @@ absl::StatusOr<std::vector<uint16_t>> CopyRows(const Rows& rows) {
     std::memcpy(&to[before], address, static_cast<size_t>(count * rows.row_bytes()));
   });
   return to;
-}
-
-absl::StatusOr<kvstore::SampledQueries> ReadQueries(const StoredContext& context, Layer layer,
-                                                    KvHead head) {
-  ASSIGN_OR_RETURN(const uint32_t segments,
-                   context.SegmentCount(layer.value(), Kind::kSampledQueries, head));
-  std::string payload;
-  for (uint32_t i = 0; i < segments; ++i) {
-    ASSIGN_OR_RETURN(const auto segment,
-                     context.Segment(layer.value(), Kind::kSampledQueries, head, i));
-    RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-    payload.append(segment->payload().data(), segment->payload().size());
-  }
-  return kvstore::DecodeSampledQueries(payload);
 }
 
 absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, int32_t kv_heads) {
@@ -64,26 +50,27 @@ absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, i
     ASSIGN_OR_RETURN(const Rows values, Rows::OpenValues(context, layer, KvHead(h)));
     ASSIGN_OR_RETURN(rows.k[h], CopyRows(keys));
     ASSIGN_OR_RETURN(rows.v[h], CopyRows(values));
-    ASSIGN_OR_RETURN(kvstore::SampledQueries queries, ReadQueries(context, layer, KvHead(h)));
+    ASSIGN_OR_RETURN(kvstore::SampledQueries queries, kvstore::ReadSampledQueries(context, layer, KvHead(h)));
     rows.queries[h] = std::move(queries.queries);
     rows.sample_positions = std::move(queries.positions);
   }
   return rows;
 }
 
-absl::Status CopyTokenIds(const StoredContext& from, ContextId to, const std::string& path) {
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst, kvstore::SstWriter::Create(path));
-  ASSIGN_OR_RETURN(const uint32_t segments, from.SegmentCount(-1, Kind::kTokenIds, KvHead(0)));
+absl::StatusOr<std::vector<TokenId>> ReadTokenIds(const StoredContext& context) {
+  std::vector<TokenId> tokens;
+  ASSIGN_OR_RETURN(const uint32_t segments, context.SegmentCount(-1, Kind::kTokenIds, KvHead(0)));
   for (uint32_t i = 0; i < segments; ++i) {
-    ASSIGN_OR_RETURN(const auto segment, from.Segment(-1, Kind::kTokenIds, KvHead(0), i));
-    RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-    kvstore::SegmentKey key;
-    key.context = to;
-    key.kind = Kind::kTokenIds;
-    key.segment = i;
-    RETURN_IF_ERROR(sst->Add(key, std::string(segment->payload()), segment->dtype()));
+    ASSIGN_OR_RETURN(const auto segment, context.Segment(-1, Kind::kTokenIds, KvHead(0), i));
+    const absl::string_view bytes = segment->payload();
+    RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(bytes.size())));
+    const size_t before = tokens.size();
+    tokens.resize(before + bytes.size() / sizeof(TokenId));
+    std::memcpy(tokens.data() + before, bytes.data(), (tokens.size() - before) * sizeof(TokenId));
   }
-  return sst->Finish();
+  if (static_cast<int64_t>(tokens.size()) == context.manifest().tokens()) return tokens;
+  return absl::DataLossError(absl::StrCat("context ", context.manifest().name(), ": ", tokens.size(),
+                                          " token ids instead of ", context.manifest().tokens()));
 }
 
 }  // namespace
@@ -94,12 +81,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
   RETURN_IF_ERROR(kvstore::ValidateSummaryRows(config.summary_rows));
   ASSIGN_OR_RETURN(const std::shared_ptr<const StoredContext> from, store.OpenContext(config.from));
-  const absl::StatusOr<v1::Manifest> taken = store.GetManifest(config.name);
-  if (taken.ok()) {
-    return absl::AlreadyExistsError(absl::StrCat("context \"", config.name, "\" exists already in ",
-                                                 config.store_folder));
-  }
-  if (!absl::IsNotFound(taken.status())) return taken.status();
+  RETURN_IF_ERROR(CheckNameIsFree(store, config.store_folder, config.name));
   ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
   if (const absl::StatusOr<v1::Manifest> job = staging.ReadJob(); !absl::IsNotFound(job.status())) {
     return absl::FailedPreconditionError(
@@ -116,6 +98,11 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   manifest.clear_layer_sizes();
   manifest.clear_head_statistics();
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, manifest);
+  manifest.set_program_version(kVersion);
+  RETURN_IF_ERROR(CheckRoom(config.store_folder,
+                            StoredBytes(manifest, static_cast<int32_t>(manifest.layers())),
+                            absl::StrCat("reindex of ", manifest.tokens(), " tokens")));
+  ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadTokenIds(*from));
   ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
   manifest.set_context_id(id.value());
   const AttentionShape shape = {.layers = static_cast<int32_t>(manifest.layers()),
@@ -133,18 +120,9 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
     }
     RETURN_IF_ERROR(writer.Finish());
   }
-  RETURN_IF_ERROR(CopyTokenIds(*from, id, staging.ContextSstPath()));
-  std::vector<std::string> files = {staging.ContextSstPath()};
-  PrefillReport report;
-  for (Layer layer(0); layer.value() < shape.layers; layer = layer.next()) {
-    ASSIGN_OR_RETURN(const v1::Manifest fragment, staging.ReadFragment(layer));
-    manifest.MergeFrom(fragment);
-    files.push_back(staging.SstPath(layer));
-  }
-  manifest.set_created_unix_s(absl::ToUnixSeconds(absl::Now()));
-  manifest.set_program_version(kVersion);
-  RETURN_IF_ERROR(store.Publish(manifest, files));
+  RETURN_IF_ERROR(PublishStaged(manifest, staging, tokens, store));
   progress.Step(1, "published");
+  PrefillReport report;
   report.tokens = manifest.tokens();
   report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   report.tokens_per_s = static_cast<double>(report.tokens) / report.seconds;

@@ -10,6 +10,7 @@
 #include "common/status.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/rows.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/storage/store.h"
 #include "synth/random.h"
 #include "synth/rotary.h"
@@ -263,11 +264,8 @@ absl::StatusOr<HeadModel> MeasureHead(const kvstore::StoredContext& context, Lay
                                       KvHead kv_head, double theta) {
   ASSIGN_OR_RETURN(const Rows keys, Rows::OpenKeys(context, layer, kv_head));
   ASSIGN_OR_RETURN(const Rows values, Rows::OpenValues(context, layer, kv_head));
-  ASSIGN_OR_RETURN(const auto segment,
-                   context.Segment(layer.value(), kvstore::Kind::kSampledQueries, kv_head, 0));
-  RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
   ASSIGN_OR_RETURN(const kvstore::SampledQueries queries,
-                   kvstore::DecodeSampledQueries(segment->payload()));
+                   kvstore::ReadSampledQueries(context, layer, kv_head));
   if (keys.count() <= kSink + kLocal || queries.head_dim != keys.head_dim() ||
       keys.head_dim() % 2 != 0) {
     return absl::InvalidArgumentError(

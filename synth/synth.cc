@@ -99,7 +99,7 @@ class Job {
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i % 32768);
     v1::Manifest job = Describe(tokens);
     RETURN_IF_ERROR(prefill::CheckRoom(config_.store_folder,
-                                       prefill::StoredBytes(job, config_.index, shape_.layers),
+                                       prefill::StoredBytes(job, shape_.layers),
                                        absl::StrCat("synth of ", config_.tokens, " tokens")));
     ASSIGN_OR_RETURN(const ContextId id, store_.AllocateContextId());
     job.set_context_id(id.value());

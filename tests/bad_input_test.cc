@@ -214,6 +214,8 @@ TEST_F(BadInputTest, AskFlag_OutOfRange_NamesValueAndBound) {
       {"--temperature", "-1", {"temperature=-1", "[0, 100]"}},
       {"--top-p", "0", {"top_p=0", "(0, 1]"}},
       {"--top-p", "1.5", {"top_p=1.5", "(0, 1]"}},
+      {"--max-rows", "-1", {"max_rows=-1", "[0, infinity)"}},
+      {"--estimate", "maybe", {"estimate=maybe", "auto, on, off"}},
   };
   for (const auto& c : cases) {
     EXPECT_THAT(Carrel(Ask(kKept, {c.flag, c.value})), FailsWith(kBad, c.message));
@@ -247,6 +249,72 @@ TEST_F(BadInputTest, PrefillFlag_OutOfRange_NamesValueAndBound) {
     Args args = Prefill("new", {c.flag, c.value});
     if (c.index != nullptr) args = With(args, {"--index", c.index});
     EXPECT_THAT(Carrel(args), FailsWith(kBad, c.message));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Select_OutOfRange_NamesValueAndBound) {
+  const Args ask = {"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, kQuestion};
+  const struct {
+    Args flags;
+    Texts message;
+  } cases[] = {
+      {{"--select", "best:3"}, {"best:3", "top-k:K, range:B, mass:P"}},
+      {{"--select", "mass:much"}, {"mass:much", "numbers"}},
+      {{"--select", "mass:0"}, {"mass=0", "(0, 1]"}},
+      {{"--select", "mass:1.5"}, {"mass=1.5", "(0, 1]"}},
+      {{"--select", "range:-1"}, {"range=-1", "(0, infinity)"}},
+      {{"--select", "mass:0.9", "--top-k", "8"}, {"--top-k", "--select"}},
+      {{"--select", "mass:0.9", "--prefetch", "speculative"}, {"prefetch=off"}},
+      {{"--select", "top-k:8", "--max-rows", "8"}, {"max_rows=8", "range and mass"}},
+      {{"--top-k", "8", "--estimate", "on", "--want", "rows"}, {"estimate", "want=attend"}},
+  };
+  for (const auto& c : cases) EXPECT_THAT(Carrel(With(ask, c.flags)), FailsWith(kBad, c.message));
+  ASSERT_THAT(Carrel(Prefill("bare", {"--summaries", "0"})), Succeeds());
+  const Args of_bare = {"ask",     "--model", DemoModel(),    "--context", "bare", "--store", store_,
+                        kQuestion, "--top-k", "8",            "--want",    "attend"};
+  EXPECT_THAT(Carrel(of_bare), Succeeds());
+  EXPECT_THAT(Carrel(With(of_bare, {"--estimate", "on"})), FailsWith(kFailed, Texts{"bare", "summaries"}));
+}
+
+TEST_F(BadInputTest, Reindex_BadInput_IsNamedAndLeavesNothing) {
+  const struct {
+    Args flags;
+    int exit_code;
+    Texts message;
+  } cases[] = {
+      {{"absent", "--as", "new"}, kFailed, {"absent", "is not in store"}},
+      {{kKept, "--as", kKept}, kFailed, {kKept, "exists"}},
+      {{kKept, "--as", "a b"}, kBad, {"a b"}},
+      {{kKept, "--as", ""}, kBad, {"name"}},
+      {{kKept, "--as", "new", "--index", "tree"}, kBad, {"tree", "flat"}},
+      {{kKept, "--as", "new", "--index", "code", "--code-bits", "100"}, kBad, {"code_bits=100"}},
+      {{kKept, "--as", "new", "--index", "auto", "--auto-recall", "2"}, kBad, {"want_recall=2", "(0, 1]"}},
+      {{kKept, "--as", "new", "--index", "auto", "--auto-rows", "0"}, kBad, {"wanted=0", "[1, 65536]"}},
+      {{kKept, "--as", "new", "--summaries", "1"}, kBad, {"summaries=1", "[4, 8192]"}},
+  };
+  for (const auto& c : cases) {
+    const Args args = With(With({"reindex"}, c.flags), {"--store", store_});
+    EXPECT_THAT(Carrel(args), FailsWith(c.exit_code, c.message));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Synth_BadInput_IsNamedAndLeavesNothing) {
+  const struct {
+    Args flags;
+    int exit_code;
+    Texts message;
+  } cases[] = {
+      {{"--like", "absent", "--tokens", "100"}, kFailed, {"absent"}},
+      {{"--like", kKept, "--tokens", "0"}, kBad, {"tokens=0"}},
+      {{"--like", kKept, "--tokens", "1000", "--head-dim", "31"}, kBad, {"head_dim=31"}},
+      {{"--like", kKept, "--tokens", "1000", "--kv-heads", "3", "--q-heads", "4"}, kBad, {"q_heads=4"}},
+      {{"--like", kKept, "--tokens", "1000", "--layers", "-1"}, kBad, {"layers=-1"}},
+  };
+  for (const auto& c : cases) {
+    const Args args = With(With({"synth", "--name", "new"}, c.flags), {"--store", store_});
+    EXPECT_THAT(Carrel(args), FailsWith(c.exit_code, c.message));
   }
   ExpectNothingLost();
 }

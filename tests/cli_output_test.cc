@@ -14,18 +14,29 @@ const Args kRetrievalFlags = {"--model",   "--context",  "--store",     "--serve
                               "--top-k",   "--sink",     "--local",     "--dense-layers",
                               "--budget",  "--prefetch", "--want",      "--max-tokens",
                               "--threads", "--stats",    "--json",      "--temperature",
-                              "--top-p",   "--seed",     "--effort", "--oversample", "--zone", "--refine"};
+                              "--top-p",   "--seed",     "--effort",    "--oversample",
+                              "--select",  "--max-rows", "--estimate",
+                              "--zone",    "--refine"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
     Args command;
     Texts mentioned;
   } cases[] = {
-      {{}, {"prefill", "serve", "ask", "eval", "audit", "ls", "inspect", "rm", "--version"}},
+      {{}, {"prefill", "reindex", "synth", "serve", "ask", "eval", "audit", "stats", "ls", "inspect", "rm",
+        "--version"}},
       {{"prefill"},
        {"--model", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
         "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries",
         "--threads", "--restart", "--quiet", "--json", "flat", "hnsw"}},
+      {{"reindex"},
+       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train", "--ivf-lists",
+        "--auto-recall", "--auto-rows", "--summaries", "--threads", "--quiet", "--json"}},
+      {{"synth"},
+       {"--like", "--store", "--from-store", "--name", "--tokens", "--layers", "--kv-heads",
+        "--q-heads", "--head-dim", "--rope-theta", "--index", "--segment-tokens",
+        "--sampled-queries", "--seed", "--threads", "--quiet", "--json"}},
+      {{"stats"}, {"--server", "unix:PATH", "--json"}},
       {{"serve"}, {"--store", "--listen", "unix:PATH", "HOST:PORT", "--threads"}},
       {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens", "--logits"})},
       {{"eval"}, With(kRetrievalFlags, {"--questions", "--compare", "--html", "--measure"})},
@@ -159,6 +170,7 @@ TEST_F(CliOutputTest, Ask_Json_HoldsTextIdsAndMeasuredStatistics) {
         bytes += layer["bytes"].get<int64_t>();
         if (dense) continue;
         EXPECT_GE(layer["candidates"], 32) << layer;
+        EXPECT_EQ(layer["estimated"], std::string(want) == "attend") << layer;
         EXPECT_GT(layer["mass"], 0) << layer;
         EXPECT_LE(layer["mass"], 1.0001) << layer;
         if (std::string(prefetch) == "off") continue;
@@ -255,6 +267,73 @@ TEST_F(CliOutputTest, Audit_Tables_NameEveryLayerAndTheQueries) {
                            "per token, one thread"}) {
     EXPECT_THAT(outcome.out, testing::HasSubstr(text));
   }
+}
+
+TEST_F(CliOutputTest, Reindex_Auto_InspectShowsTheChoicePerHead) {
+  const json report = JsonOf(Carrel({"reindex", kKept, "--store", store_, "--as", "chosen", "--index",
+                                     "auto", "--auto-rows", "8", "--summaries", "16", "--json"}));
+  EXPECT_EQ(report["from"], kKept);
+  EXPECT_EQ(report["index"], "auto");
+  EXPECT_EQ(report["tokens"], kept_tokens_);
+  EXPECT_GT(report["summary_bytes"], 0);
+  const json kept = JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"}));
+  const json chosen = JsonOf(Carrel({"inspect", "chosen", "--store", store_, "--json"}));
+  EXPECT_EQ(kept["head_indexes"], json::array());
+  EXPECT_EQ(chosen["index"]["kind"], "auto");
+  EXPECT_EQ(chosen["index"]["wanted"], 8);
+  EXPECT_EQ(chosen["bytes"]["keys"], kept["bytes"]["keys"]);
+  EXPECT_EQ(chosen["bytes"]["index"], report["index_bytes"]);
+  EXPECT_EQ(chosen["head_statistics"], kept["head_statistics"]);
+  ASSERT_EQ(chosen["head_indexes"].size(), 8u * 2u);
+  for (const json& head : chosen["head_indexes"]) {
+    EXPECT_GE(head["recall"], 0.95) << head;
+    EXPECT_GT(head["mass"], 0) << head;
+    EXPECT_GT(head["cost_us"], 0) << head;
+    EXPECT_GT(head["exact_us"], 0) << head;
+    EXPECT_NE(head["index"]["kind"], "auto") << head;
+  }
+  const Outcome text = Carrel({"inspect", "chosen", "--store", store_});
+  EXPECT_THAT(text.out, testing::HasSubstr("index by layer and KV head"));
+  const Outcome asked = Carrel(Ask("chosen"));
+  EXPECT_EQ(asked.out, answer_);
+}
+
+TEST_F(CliOutputTest, Synth_Json_HoldsTheShapeAndHowNearItCame) {
+  ASSERT_THAT(Carrel(Prefill("longer", {"--input", DemoDocument("registry-512")})), Succeeds());
+  const json report = JsonOf(Carrel({"synth", "--like", "longer", "--store", store_, "--name", "made",
+                                     "--tokens", "3000", "--layers", "2", "--kv-heads", "3",
+                                     "--q-heads", "6", "--head-dim", "32", "--index", "code", "--json"}));
+  EXPECT_EQ(report["tokens"], 3000);
+  EXPECT_EQ(report["fit"].size(), 2u);
+  const json made = JsonOf(Carrel({"inspect", "made", "--store", store_, "--json"}));
+  EXPECT_EQ(made["tokens"], 3000);
+  EXPECT_EQ(made["layers"], 2);
+  EXPECT_EQ(made["q_heads"], 6);
+  EXPECT_EQ(made["kv_heads"], 3);
+  EXPECT_EQ(made["head_dim"], 32);
+  EXPECT_EQ(made["index"]["kind"], "code");
+  EXPECT_EQ(made["bytes"]["keys"], 3000 * 2 * 3 * 32 * 2);
+}
+
+TEST_F(CliOutputTest, Stats_Json_CountsWhatTheServerDid) {
+  const std::string address = "unix:" + Socket();
+  const Server server(store_, address);
+  const json before = JsonOf(Carrel({"stats", "--server", address, "--json"}));
+  EXPECT_EQ(before["latencies"], json::array());
+  EXPECT_EQ(before["open_contexts"], 0);
+  Args ask = {"ask", "--model", DemoModel(), "--context", kKept, "--server", address, kQuestion};
+  ASSERT_THAT(Carrel(With(ask, {"--want", "attend", "--top-k", "16"})), Succeeds());
+  const json after = JsonOf(Carrel({"stats", "--server", address, "--json"}));
+  ASSERT_GE(after["latencies"].size(), 1u);
+  int64_t requests = 0;
+  for (const json& latency : after["latencies"]) {
+    requests += latency["count"].get<int64_t>();
+    EXPECT_LE(latency["searched_us"]["p50"], latency["searched_us"]["max"]) << latency;
+  }
+  EXPECT_GE(requests, 8);
+  EXPECT_EQ(after["refused"], 0);
+  EXPECT_GT(after["memory_budget_bytes"], 0);
+  EXPECT_THAT(Carrel({"stats", "--server", address}).out, testing::HasSubstr("attend"));
 }
 
 TEST_F(CliOutputTest, Eval_Json_CountsRightAnswers) {

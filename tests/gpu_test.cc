@@ -1,4 +1,5 @@
-// The whole way on a GPU: prefill there, rows that a CPU reads, decoding there, every way to retrieve.
+// The whole way on a GPU: prefill there, rows that a CPU reads, decoding there, every way to
+// retrieve.
 #include <cmath>
 
 #include "carrel/v1/context.pb.h"
@@ -34,13 +35,15 @@ bool Prefill(const std::string& folder, const std::string& document) {
   const auto tokens = testing_world::DocumentTokens(document);
   if (absl::IsNotFound(tokens.status())) return false;
   CARREL_EXPECT_OK(tokens);
-  CARREL_EXPECT_OK(testing_world::PrefillContext(folder, "doc", *tokens, Code(), 65536, model::Device::kCuda));
+  CARREL_EXPECT_OK(
+      testing_world::PrefillContext(folder, "doc", *tokens, Code(), 65536, model::Device::kCuda));
   return true;
 }
 
 // Answers equal to dense decoding, of all questions.
-int64_t EqualToDense(const std::string& folder, const std::string& document, const RetrievalConfig& config,
-                     const DeviceConfig& device, const std::string& what) {
+int64_t EqualToDense(const std::string& folder, const std::string& document,
+                     const RetrievalConfig& config, const DeviceConfig& device,
+                     const std::string& what) {
   const auto questions = testing_world::Questions(document);
   CARREL_EXPECT_OK(questions);
   auto decoder = EmbeddedDecoder::Open(folder, "doc", config, device);
@@ -50,8 +53,10 @@ int64_t EqualToDense(const std::string& folder, const std::string& document, con
   CARREL_EXPECT_OK(answers);
   if (!answers.ok()) return 0;
   int64_t equal = 0;
-  for (size_t i = 0; i < questions->size(); ++i) equal += (*answers)[i] == (*questions)[i].dense_ids;
-  std::cout << document << ", " << what << ": " << equal << " of " << questions->size() << " equal to dense" << std::endl;
+  for (size_t i = 0; i < questions->size(); ++i)
+    equal += (*answers)[i] == (*questions)[i].dense_ids;
+  std::cout << document << ", " << what << ": " << equal << " of " << questions->size()
+            << " equal to dense" << std::endl;
   return equal;
 }
 
@@ -61,7 +66,8 @@ RetrievalConfig All() {
   return config;
 }
 
-absl::StatusOr<std::vector<float>> Logits(absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> decoder, const std::vector<TokenId>& prompt) {
+absl::StatusOr<std::vector<float>> Logits(absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> decoder,
+                                          const std::vector<TokenId>& prompt) {
   if (!decoder.ok()) return decoder.status();
   decoder::GenerateOptions options;
   options.max_tokens = 8;
@@ -73,11 +79,13 @@ absl::StatusOr<std::vector<float>> Logits(absl::StatusOr<std::unique_ptr<Embedde
 }
 
 TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
-  const std::string folder = FreshTempDir(), cpu_folder = folder + "/cpu", gpu_folder = folder + "/gpu";
+  const std::string folder = FreshTempDir(), cpu_folder = folder + "/cpu",
+                    gpu_folder = folder + "/gpu";
   const auto tokens = testing_world::DocumentTokens("registry-2k");
   CARREL_ASSERT_OK(tokens);
   CARREL_ASSERT_OK(testing_world::PrefillContext(cpu_folder, "doc", *tokens, Code()));
-  CARREL_ASSERT_OK(testing_world::PrefillContext(gpu_folder, "doc", *tokens, Code(), 65536, model::Device::kCuda));
+  CARREL_ASSERT_OK(testing_world::PrefillContext(gpu_folder, "doc", *tokens, Code(), 65536,
+                                                 model::Device::kCuda));
   const auto cpu_store = kvstore::Store::Open(cpu_folder, kvstore::StoreMode::kReadOnly);
   const auto gpu_store = kvstore::Store::Open(gpu_folder, kvstore::StoreMode::kReadOnly);
   CARREL_ASSERT_OK(cpu_store);
@@ -92,15 +100,18 @@ TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
       for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
         std::vector<std::vector<float>> values;
         for (const auto& context : {*cpu, *gpu}) {
-          const auto rows = keys ? kvstore::Rows::OpenKeys(*context, layer, head) : kvstore::Rows::OpenValues(*context, layer, head);
+          const auto rows = keys ? kvstore::Rows::OpenKeys(*context, layer, head)
+                                 : kvstore::Rows::OpenValues(*context, layer, head);
           CARREL_ASSERT_OK(rows);
           CARREL_ASSERT_OK(rows->Verify({0, rows->count()}));
           values.emplace_back(static_cast<size_t>(rows->count() * shape.head_dim));
-          WidenToFloat(DType::kBf16, rows->Address(0), rows->count() * shape.head_dim, values.back().data());
+          WidenToFloat(DType::kBf16, rows->Address(0), rows->count() * shape.head_dim,
+                       values.back().data());
         }
         const double error = RelativeError(values[1], values[0]);
         // Roundings of one layer enter the next: each adds about its own share.
-        EXPECT_LE(error, 5e-3 + 1.5e-3 * layer.value()) << (keys ? "k." : "v.") << layer << " head " << head;
+        EXPECT_LE(error, 5e-3 + 1.5e-3 * layer.value())
+            << (keys ? "k." : "v.") << layer << " head " << head;
         worst = std::max(worst, error);
       }
     }
@@ -119,8 +130,10 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
   CARREL_ASSERT_OK(model_only_cpu);
   CARREL_ASSERT_OK(model_only_gpu);
   EXPECT_LE(RelativeError(*model_only_gpu, *model_only_cpu), 2e-2);
-  for (const decoder::Want want : {decoder::Want::kAttend, decoder::Want::kValues, decoder::Want::kRows}) {
-    for (const decoder::Prefetch prefetch : {decoder::Prefetch::kOff, decoder::Prefetch::kSpeculative, decoder::Prefetch::kVerified}) {
+  for (const decoder::Want want :
+       {decoder::Want::kAttend, decoder::Want::kValues, decoder::Want::kRows}) {
+    for (const decoder::Prefetch prefetch :
+         {decoder::Prefetch::kOff, decoder::Prefetch::kSpeculative, decoder::Prefetch::kVerified}) {
       RetrievalConfig config;
       config.top_k = 100;
       config.want = want;
@@ -129,7 +142,8 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
       const auto gpu = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
       CARREL_ASSERT_OK(cpu);
       CARREL_ASSERT_OK(gpu);
-      EXPECT_LE(RelativeError(*gpu, *cpu), 2e-2) << "want " << static_cast<int>(want) << " prefetch " << static_cast<int>(prefetch);
+      EXPECT_LE(RelativeError(*gpu, *cpu), 2e-2)
+          << "want " << static_cast<int>(want) << " prefetch " << static_cast<int>(prefetch);
     }
   }
   DeviceConfig zone_here = Cuda();
@@ -158,7 +172,9 @@ TEST(GpuTest, SequencesOneAfterAnother_SameTokens) {
 TEST(GpuTest, Answers_EqualDenseDecoding) {
   for (const std::string document : {"registry-8k", "registry-32k"}) {
     const std::string folder = FreshTempDir();
-    if (!Prefill(folder, document)) GTEST_SKIP() << document << " is not here: set CARREL_SHARED to the folder that has demo/docs";
+    if (!Prefill(folder, document))
+      GTEST_SKIP() << document
+                   << " is not here: set CARREL_SHARED to the folder that has demo/docs";
     EXPECT_GE(EqualToDense(folder, document, All(), Cuda(), "every row"), 46);
     EXPECT_GE(EqualToDense(folder, document, RetrievalConfig(), Cuda(), "top 128"), 46);
     RetrievalConfig ahead;
@@ -168,11 +184,14 @@ TEST(GpuTest, Answers_EqualDenseDecoding) {
     EXPECT_GE(EqualToDense(folder, document, ahead, Cuda(), "top 128, speculative, rows"), 45);
     DeviceConfig zone_here = Cuda();
     zone_here.zone_on_device = true;
-    EXPECT_GE(EqualToDense(folder, document, All(), zone_here, "every row, zone on the device"), 46);
+    EXPECT_GE(EqualToDense(folder, document, All(), zone_here, "every row, zone on the device"),
+              46);
     RetrievalConfig codes;
     codes.top_k = 512;
     codes.oversample = 4;
-    EXPECT_GE(EqualToDense(folder, document, codes, zone_here, "2,048 rows by code, zone on the device"), 40);
+    EXPECT_GE(
+        EqualToDense(folder, document, codes, zone_here, "2,048 rows by code, zone on the device"),
+        40);
   }
 }
 
@@ -192,7 +211,8 @@ TEST(GpuTest, TooLittleMemoryOrRoom_IsRefused) {
   device.zone_on_device = true;
   RetrievalConfig ahead;
   ahead.prefetch = decoder::Prefetch::kSpeculative;
-  EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", ahead, device), StatusIs(absl::StatusCode::kInvalidArgument, "prefetch"));
+  EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", ahead, device),
+              StatusIs(absl::StatusCode::kInvalidArgument, "prefetch"));
 }
 
 TEST(GpuTest, MemoryUse_IsWhatWasPlanned) {

@@ -32,7 +32,7 @@ std::vector<Include> AllIncludes() {
     if (!fs::exists(root)) continue;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root)) {
       const std::string extension = entry.path().extension().string();
-      if (extension != ".h" && extension != ".cc" && extension != ".cu") continue;
+      if (extension != ".h" && extension != ".cc" && extension != ".cu" && extension != ".cuh") continue;
       std::ifstream file(entry.path());
       std::string line;
       for (int number = 1; std::getline(file, line); ++number) {
@@ -100,7 +100,8 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
       {"JSON", std::regex("^nlohmann/json\\.hpp$"), std::regex("\\.cc$|^tests/")},
       {"CLI11", std::regex("^CLI/"), std::regex("^tools/.*\\.cc$")},
       {"OpenSSL", std::regex("^openssl/"), std::regex("^common/.*\\.cc$")},
-      {"CUDA", std::regex("^cuda"), std::regex("\\.cu$|^common/cuda/")},
+      {"CUDA", std::regex("^cuda"), std::regex("\\.cuh?$|^common/cuda/")},
+      {"cuBLAS, cuDNN", std::regex("^(cublas|cudnn)"), std::regex("\\.cuh?$|^kernels/.*\\.cc$|^bench/gpu/.*\\.cc$")},
   };
   for (const Include& include : AllIncludes()) {
     for (const Fence& fence : fences) {

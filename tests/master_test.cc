@@ -223,6 +223,7 @@ TEST_P(MasterTest, ZoneInThisHost_Exact_IsTheStoresFlatSearch) {
   config.top_k = 16;
   config.dense_layers = 1;
   config.measure = true;
+  config.estimate = decoder::Estimate::kOff;
   auto at_store = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
   CARREL_ASSERT_OK(at_store);
   config.refine = decoder::RefineConfig();

@@ -1,6 +1,7 @@
-"""What PyTorch reaches on the shapes of gpu_bench: decode attention and top-k. One JSON object a line.
+"""What PyTorch reaches on the shapes of gpu_bench: decode attention and top-k, as JSON lines.
 
-Timed as gpu_bench does: calls on buffers in turn, captured in one CUDA graph, the median of its replays.
+Timed as gpu_bench does: calls on buffers in turn, captured in one CUDA graph, the median of its
+replays.
 """
 import argparse
 import json
@@ -41,7 +42,8 @@ def report(kernel, n, call_list, byte_count, runs):
     try:
         us = time_us(call_list, runs)
     except Exception as error:  # a backend that does not serve the shape says so here
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0][:200]
         print(json.dumps({"kernel": kernel, "n": n, "refused": reason}), flush=True)
         return
     print(json.dumps({"kernel": kernel, "n": n, "us": round(us, 2), "bytes": byte_count,
@@ -54,10 +56,11 @@ def attention(n, runs):
     q = torch.randn(layers, 1, Q_HEADS, 1, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     k = torch.randn(layers, 1, KV_HEADS, n, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     v = torch.randn(layers, 1, KV_HEADS, n, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    for name, backend in (("sdpa_flash", SDPBackend.FLASH_ATTENTION), ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)):
+    attend = functional.scaled_dot_product_attention
+    for name, backend in (("sdpa_flash", SDPBackend.FLASH_ATTENTION),
+                          ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)):
         with sdpa_kernel(backend):
-            calls = [lambda i=i: functional.scaled_dot_product_attention(q[i], k[i], v[i], enable_gqa=True)
-                     for i in range(layers)]
+            calls = [lambda i=i: attend(q[i], k[i], v[i], enable_gqa=True) for i in range(layers)]
             report(name, n, calls, row_bytes, runs)
 
 
@@ -65,7 +68,8 @@ def top_k(n, runs):
     byte_count = KV_HEADS * n * 4
     copies = max(2, min(64, int(4e8 / byte_count) + 1))
     scores = torch.randn(copies, KV_HEADS, n, device="cuda")
-    report("torch_topk", n, [lambda i=i: torch.topk(scores[i], TOP_K) for i in range(copies)], byte_count, runs)
+    calls = [lambda i=i: torch.topk(scores[i], TOP_K) for i in range(copies)]
+    report("torch_topk", n, calls, byte_count, runs)
 
 
 def main():
@@ -73,7 +77,8 @@ def main():
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     runs = 10 if quick else 40
-    print(json.dumps({"torch": torch.__version__, "device": torch.cuda.get_device_name()}), flush=True)
+    device = torch.cuda.get_device_name()
+    print(json.dumps({"torch": torch.__version__, "device": device}), flush=True)
     for n in [32 << 10] if quick else [32 << 10, 128 << 10, 256 << 10, 1 << 20]:
         attention(n, runs)
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Results of gpu_bench and peers.py, JSON lines in the files named, as Markdown tables on standard output."""
+"""Results of gpu_bench and peers.py, JSON lines in the files named, as Markdown tables."""
 import json
 import sys
 
@@ -27,22 +27,26 @@ def main():
         share = entry["bytes"] / entry["us"] * 1e-3 / header["copy_gb_per_s"]
         return f"{entry['us']:.1f} ({100 * share:.0f}%)"
 
-    print(f"{header['device']}; device copy {header['copy_gb_per_s'] / 1000:.2f} TB/s read + written, device read "
-          f"{header['read_gb_per_s'] / 1000:.2f} TB/s, bf16 GEMM {header['gemm_tflop_per_s']:.0f} TFLOP/s; "
-          f"PyTorch {peer_header.get('torch', 'absent')}. us per launch (share of the copy rate).\n")
+    print(f"{header['device']}; device copy {header['copy_gb_per_s'] / 1000:.2f} TB/s read + written, "
+          f"device read {header['read_gb_per_s'] / 1000:.2f} TB/s, "
+          f"bf16 GEMM {header['gemm_tflop_per_s']:.0f} TFLOP/s; "
+          f"PyTorch {peer_header.get('torch', 'absent')}. "
+          "us per launch (share of the copy rate).\n")
     lengths = sorted({n for kernel, n in results if kernel == "window_attention"})
-    columns = ["sdpa_flash", "sdpa_cudnn", "window_attention", "hamming_score", "hamming_topk", "sparse_attention",
-               "select_and_attend", "topk", "torch_topk", "dot_score", "hash_encode"]
+    columns = ["sdpa_flash", "sdpa_cudnn", "window_attention", "hamming_score", "hamming_topk",
+               "sparse_attention", "select_and_attend", "topk", "torch_topk", "dot_score",
+               "hash_encode"]
     print("| N | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for n in lengths:
-        print(f"| {LENGTHS.get(n, n)} | " + " | ".join(cell(kernel, n) for kernel in columns) + " |")
+        cells = [cell(kernel, n) for kernel in columns]
+        print(f"| {LENGTHS.get(n, n)} | " + " | ".join(cells) + " |")
     print("\n| kernel | shape | us (p10, p90) | GB/s |")
     print("|---|---|---|---|")
     for (kernel, n), entry in sorted(results.items()):
         if kernel not in columns:
-            print(f"| {kernel} | {entry.get('shape', n)} | {entry['us']:.1f} ({entry['us_p10']:.1f}, "
-                  f"{entry['us_p90']:.1f}) | {entry['gb_per_s']:.0f} |")
+            print(f"| {kernel} | {entry.get('shape', n)} | {entry['us']:.1f} "
+                  f"({entry['us_p10']:.1f}, {entry['us_p90']:.1f}) | {entry['gb_per_s']:.0f} |")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 #include "kernels/group_score/group_score.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "kernels/topk/topk.h"
+#include "kvstore/index/stored_queries.h"
 
 namespace carrel::bench {
 namespace {
@@ -136,11 +137,8 @@ absl::StatusOr<HeadCase> OpenHead(const kvstore::StoredContext& context, Layer l
   head.kv_head = kv_head;
   ASSIGN_OR_RETURN(head.keys, kvstore::Rows::OpenKeys(context, layer, kv_head));
   ASSIGN_OR_RETURN(head.values, kvstore::Rows::OpenValues(context, layer, kv_head));
-  ASSIGN_OR_RETURN(const auto segment,
-                   context.Segment(layer.value(), kvstore::Kind::kSampledQueries, kv_head, 0));
-  RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
   ASSIGN_OR_RETURN(const kvstore::SampledQueries all,
-                   kvstore::DecodeSampledQueries(segment->payload()));
+                   kvstore::ReadSampledQueries(context, layer, kv_head));
   head.train.group = all.group;
   head.train.head_dim = all.head_dim;
   const int64_t size = all.group * all.head_dim;
@@ -196,8 +194,6 @@ absl::StatusOr<Case> OpenCase(const kvstore::Store& store, const std::string& na
   std::vector<absl::Status> statuses(c.heads.size());
   pool.ParallelFor(static_cast<int64_t>(c.heads.size()), [&](int64_t i) {
     HeadCase& head = c.heads[i];
-    head.keys.AdviseSequential({0, c.tokens});
-    head.values.AdviseSequential({0, c.tokens});
     statuses[i] = head.keys.Verify({0, c.tokens});
     if (statuses[i].ok()) statuses[i] = head.values.Verify({0, c.tokens});
     if (!statuses[i].ok()) return;

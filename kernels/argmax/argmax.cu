@@ -19,8 +19,8 @@ __device__ __forceinline__ Best Better(Best a, Best b) {
   return a.id < b.id ? a : b;
 }
 
-__global__ void __launch_bounds__(kThreads) ArgmaxKernel(const float* logits, int64_t count,
-                                                         int32_t* id) {
+__global__ void __launch_bounds__(kThreads)
+    ArgmaxKernel(const float* logits, int64_t count, int32_t* id) {
   __shared__ Best bests[kThreads / 32];
   const float* const row = logits + int64_t{blockIdx.x} * count;
   Best best = {-INFINITY, kNone};

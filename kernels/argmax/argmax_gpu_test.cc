@@ -1,18 +1,18 @@
 #include "kernels/argmax/argmax_cuda.h"
-#include "kernels/device_test_data.h"
+#include "kernels/gpu_test_data.h"
 
 namespace carrel::kernels {
 namespace {
 
-class ArgmaxGpuTest : public DeviceTest {
+class ArgmaxGpuTest : public GpuKernelTest {
  protected:
   void ExpectMatches(const std::vector<float>& logits, int64_t n, int64_t count) {
     std::vector<int32_t> want(static_cast<size_t>(n));
     RefArgmax(logits.data(), n, count, want.data());
-    const DeviceArray<float> device(logits);
-    const DeviceArray<int32_t> id(n);
+    const DeviceInput<float> device(logits);
+    const DeviceOutput<int32_t> id(n);
     ASSERT_EQ(cudaSuccess, ArgmaxCuda(device.data(), n, count, id.data(), nullptr));
-    EXPECT_EQ(id.Read(), want);
+    EXPECT_EQ(id.Get(), want);
   }
 };
 

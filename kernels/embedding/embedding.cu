@@ -7,9 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) EmbeddingKernel(const __nv_bfloat162* table,
-                                                            const int32_t* ids, int64_t pairs,
-                                                            float2* y) {
+__global__ void __launch_bounds__(kThreads)
+    EmbeddingKernel(const __nv_bfloat162* table, const int32_t* ids, int64_t pairs, float2* y) {
   const __nv_bfloat162* const from = table + ids[blockIdx.x] * pairs;
   float2* const to = y + int64_t{blockIdx.x} * pairs;
   for (int64_t c = threadIdx.x; c < pairs; c += kThreads) to[c] = __bfloat1622float2(from[c]);

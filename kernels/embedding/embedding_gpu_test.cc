@@ -1,10 +1,10 @@
-#include "kernels/device_test_data.h"
+#include "kernels/gpu_test_data.h"
 #include "kernels/embedding/embedding_cuda.h"
 
 namespace carrel::kernels {
 namespace {
 
-class EmbeddingGpuTest : public DeviceTest {};
+class EmbeddingGpuTest : public GpuKernelTest {};
 
 TEST_F(EmbeddingGpuTest, RandomIds_ExactRows) {
   for (int64_t n : {0, 1, 77}) {
@@ -14,11 +14,11 @@ TEST_F(EmbeddingGpuTest, RandomIds_ExactRows) {
     for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(Below(vocab)));
     std::vector<float> want(static_cast<size_t>(n * dim));
     RefEmbedding(table.data(), ids.data(), n, dim, want.data());
-    const DeviceArray<uint16_t> dtable(table);
-    const DeviceArray<int32_t> dids(ids);
-    const DeviceArray<float> y(n * dim);
+    const DeviceInput<uint16_t> dtable(table);
+    const DeviceInput<int32_t> dids(ids);
+    const DeviceOutput<float> y(n * dim);
     ASSERT_EQ(cudaSuccess, EmbeddingCuda(dtable.data(), dids.data(), n, dim, y.data(), nullptr));
-    EXPECT_EQ(y.Read(), want);
+    EXPECT_EQ(y.Get(), want);
   }
 }
 

@@ -57,7 +57,7 @@ Plan PlanOf(const HammingTopKParams& p) {
       static_cast<size_t>(plan.copies * plan.copy_stride) * sizeof(unsigned) + published;
   const size_t scores = static_cast<size_t>(plan.share) * sizeof(uint16_t);
   // A block's static arrays, and what the system takes of each.
-  constexpr size_t kReserved = 3072;
+  constexpr size_t kReserved = 4608;
   const size_t room = static_cast<size_t>(shared) / kBlocksPerSm;
   plan.in_shared = scores + counts + 16 + kReserved <= room;
   plan.shared_bytes = (plan.in_shared ? scores : 0) + counts;
@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) HammingTopKKernel(cons
   __shared__ int shared_bar;
   AllowNextLaunch();  // every block is resident: what begins early takes no place from them
   const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
+  const unsigned generation = Generation(a.sync + head);
   uint16_t* scores = a.scores == nullptr
                          ? reinterpret_cast<uint16_t*>(dynamic)
                          : a.scores + (static_cast<int64_t>(head) * blocks + block) * a.share;
@@ -136,14 +137,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) HammingTopKKernel(cons
   SumCopies(counts, a, sums);
 
   const Threshold t =
-      FindThreshold<kThreads>(sums, a.bins, static_cast<unsigned>(a.k),
+      FindThreshold<kThreads>(sums, counts, a.bins, static_cast<unsigned>(a.k),
                               a.published + static_cast<int64_t>(head) * blocks * (a.bins + 1),
-                              a.sync + head, block, blocks);
+                              a.sync + head, generation, block, blocks);
   int32_t* ids = a.p.ids + head * a.p.k;
+  const auto load = [&](int j) { return *reinterpret_cast<const uint4*>(scores + (j - begin)); };
   TakeSelected<kThreads, kItems>(
       begin, end, t.digit,
       [&](int j, unsigned(&keys)[kItems]) {
-        const uint4 x = *reinterpret_cast<const uint4*>(scores + (j - begin));
+        const uint4 x = load(j);
         const unsigned words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -151,7 +153,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) HammingTopKKernel(cons
           keys[2 * i + 1] = words[i] >> 16;
         }
       },
-      [&](bool above, unsigned rank, int j, unsigned) {
+      [&](int j) {
+        const uint4 x = load(j);
+        const unsigned pair = __vmaxu2(__vmaxu2(x.x, x.y), __vmaxu2(x.z, x.w));
+        return max(pair & 0xffff, pair >> 16);
+      },
+      [&](bool above, unsigned rank, int j) {
         const unsigned at = above ? t.above_before + rank : t.above + t.equal_before + rank;
         if (at < static_cast<unsigned>(a.k)) ids[at] = j;
       });

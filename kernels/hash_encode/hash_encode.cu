@@ -14,17 +14,16 @@ constexpr int kWarpRows = 32;
 constexpr int kBlockRows = 2048;
 constexpr int kFewRows = 256;
 
-// Grid: (blocks of rows, kv_heads, parts of kBlockWords words).
-template <int kDim, int kBlockWords>
+// Grid: (blocks of rows, kv_heads, parts of the bits: each word if there are few rows).
+template <int kDim, int kBits, bool kFew>
 __global__ void __launch_bounds__(kWarps * 32, 2) HashEncodeKernel(const HashEncodeParams p) {
-  constexpr int kLoads = kDim / 32;
+  constexpr int kLoads = kDim / 32, kWords = kBits / 32, kBlockWords = kFew ? 1 : kWords;
   extern __shared__ uint4 directions[];  // [kBlockWords * 4, kLoads, 32 lanes]
-  const int first_word = blockIdx.z * kBlockWords;
-  const int64_t words = p.bits / 32;
+  const int first_word = kFew ? blockIdx.z : 0;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t head = blockIdx.y;
 
-  const uint16_t* matrix = p.matrix + (head * p.bits + 32 * first_word) * kDim;
+  const uint16_t* matrix = p.matrix + (head * kBits + 32 * first_word) * kDim;
   for (int i = threadIdx.x / 32; i < kBlockWords * 4 * kLoads; i += kWarps) {
     directions[i * 32 + lane] =
         LoadStream16(matrix + (i / kLoads * 8 + g) * kDim + i % kLoads * 32 + 8 * t);
@@ -71,19 +70,18 @@ __global__ void __launch_bounds__(kWarps * 32, 2) HashEncodeKernel(const HashEnc
         // One lane of the quad per word, so that words leave side by side.
         const int64_t row = first + g + 8 * r;
         if (w % 4 == t && row < end) {
-          p.codes[(head * p.code_stride + row) * words + first_word + w] = word[r];
+          p.codes[(head * p.code_stride + row) * kWords + first_word + w] = word[r];
         }
       }
     }
   }
 }
 
-template <int kDim>
-auto KernelOf(int64_t block_words) {
-  return block_words == 1   ? HashEncodeKernel<kDim, 1>
-         : block_words == 2 ? HashEncodeKernel<kDim, 2>
-         : block_words == 4 ? HashEncodeKernel<kDim, 4>
-                            : HashEncodeKernel<kDim, 8>;
+template <int kDim, bool kFew>
+auto KernelOf(int64_t bits) {
+  return bits == 64    ? HashEncodeKernel<kDim, 64, kFew>
+         : bits == 128 ? HashEncodeKernel<kDim, 128, kFew>
+                       : HashEncodeKernel<kDim, 256, kFew>;
 }
 
 }  // namespace
@@ -96,18 +94,20 @@ cudaError_t HashEncode(const HashEncodeParams& p, cudaStream_t stream) {
   }
   if (p.rows == 0) return cudaSuccess;
   // Few rows: the matrix is what there is to read, and blocks share it.
-  const int64_t words = p.bits / 32, block_words = p.rows <= kFewRows ? 1 : words;
-  const auto kernel = p.head_dim == 64 ? KernelOf<64>(block_words) : KernelOf<128>(block_words);
-  const auto shared = static_cast<int>(block_words * 32 * p.head_dim * 2);
+  const bool few = p.rows <= kFewRows;
+  const int64_t parts = few ? p.bits / 32 : 1;
+  const auto kernel = p.head_dim == 64
+                          ? (few ? KernelOf<64, true>(p.bits) : KernelOf<64, false>(p.bits))
+                          : (few ? KernelOf<128, true>(p.bits) : KernelOf<128, false>(p.bits));
+  const auto shared = static_cast<int>(p.bits / parts * p.head_dim * 2);
   if (const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
       error != cudaSuccess) {
     return error;
   }
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>((p.rows + kBlockRows - 1) / kBlockRows),
-           static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(words / block_words));
+  config.gridDim = dim3(static_cast<unsigned>((p.rows + kBlockRows - 1) / kBlockRows),
+                        static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(parts));
   config.blockDim = dim3(kWarps * 32);
   config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;

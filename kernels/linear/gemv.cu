@@ -8,7 +8,8 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLoads = 8;  // in flight per lane
-// Rows of a warp share what is read of x; but few rows must be spread over as many warps as there are.
+// Rows of a warp share what is read of x; but few rows must be spread over as many warps as there
+// are.
 constexpr int64_t kFewRows = 8192;
 
 // Weights pass once: they need no place in L1.
@@ -33,9 +34,9 @@ __device__ __forceinline__ float Dot8(const uint4& a, const uint4& b) {
 }
 
 template <int kRows>
-__global__ void __launch_bounds__(kThreads) GemvKernel(const uint4* x, const uint4* w,
-                                                       const float* bias, int pieces, int64_t out,
-                                                       bool accumulate, float* y) {
+__global__ void __launch_bounds__(kThreads)
+    GemvKernel(const uint4* x, const uint4* w, const float* bias, int pieces, int64_t out,
+               bool accumulate, float* y) {
   constexpr int kAhead = kLoads / kRows;
   const int lane = threadIdx.x % 32;
   const int64_t row = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kRows;

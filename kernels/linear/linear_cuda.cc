@@ -67,16 +67,15 @@ cublasStatus_t MakePlan(cublasLtHandle_t handle, const LinearCudaParams& p, Plan
     RETURN_IF_CUBLAS_ERROR(cublasLtMatmulDescSetAttribute(
         plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof(p.bias)));
   }
-  RETURN_IF_CUBLAS_ERROR(
-      cublasLtMatrixLayoutCreate(plan.w.address(), CUDA_R_16BF, in, out, p.in));
+  RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.w.address(), CUDA_R_16BF, in, out, p.in));
   RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.x.address(), CUDA_R_16BF, in, n, p.in));
   RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.y.address(), y_type, out, n, p.out));
   RETURN_IF_CUBLAS_ERROR(cublasLtMatmulPreferenceCreate(preference.address()));
   RETURN_IF_CUBLAS_ERROR(cublasLtMatmulPreferenceSetAttribute(
       preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
-  RETURN_IF_CUBLAS_ERROR(cublasLtMatmulAlgoGetHeuristic(
-      handle, plan.operation.get(), plan.w.get(), plan.x.get(), plan.y.get(), plan.y.get(),
-      preference.get(), 1, &result, &found));
+  RETURN_IF_CUBLAS_ERROR(cublasLtMatmulAlgoGetHeuristic(handle, plan.operation.get(), plan.w.get(),
+                                                        plan.x.get(), plan.y.get(), plan.y.get(),
+                                                        preference.get(), 1, &result, &found));
 #undef RETURN_IF_CUBLAS_ERROR
   if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
   plan.algorithm = result.algo;

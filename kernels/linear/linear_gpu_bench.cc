@@ -1,4 +1,5 @@
-// What:  y = x W^T for one token at the shapes of an 8B model: our kernel against cuBLASLt, weights cold.
+// What:  y = x W^T for one token at the shapes of an 8B model: our kernel against cuBLASLt, weights
+//        cold.
 // Usage: linear_gpu_bench     one JSON object a line
 #include <algorithm>
 #include <cstdio>
@@ -25,7 +26,8 @@ int Measure(LinearCuda& linear, int64_t in, int64_t out, const std::vector<uint1
   if (!w.ok() || !x.ok() || !y.ok()) return 1;
   const auto block = static_cast<int64_t>(random.size());
   for (int64_t at = 0; at < w->size(); at += block) {
-    cudaMemcpy(w->data() + at, random.data(), static_cast<size_t>(std::min(block, w->size() - at)) * 2, cudaMemcpyDefault);
+    cudaMemcpy(w->data() + at, random.data(),
+               static_cast<size_t>(std::min(block, w->size() - at)) * 2, cudaMemcpyDefault);
   }
   cudaMemcpy(x->data(), random.data(), static_cast<size_t>(in) * 2, cudaMemcpyDefault);
   cudaEvent_t begin, end;
@@ -57,10 +59,13 @@ int Measure(LinearCuda& linear, int64_t in, int64_t out, const std::vector<uint1
     cudaMemcpy(results[own].data(), y->data(), static_cast<size_t>(out) * 4, cudaMemcpyDefault);
   }
   const double bytes = 2.0 * static_cast<double>(elements);
-  std::printf("{\"kernel\": \"linear\", \"n\": 1, \"in\": %lld, \"out\": %lld, \"own_us\": %.1f, \"own_tb_per_s\": %.2f, "
-              "\"cublaslt_us\": %.1f, \"cublaslt_tb_per_s\": %.2f, \"relative_difference\": %.1e}\n",
-              static_cast<long long>(in), static_cast<long long>(out), median[1] * 1e3, bytes / median[1] / 1e9,
-              median[0] * 1e3, bytes / median[0] / 1e9, RelativeError(results[1].data(), results[0].data(), out));
+  std::printf(
+      "{\"kernel\": \"linear\", \"n\": 1, \"in\": %lld, \"out\": %lld, \"own_us\": %.1f, "
+      "\"own_tb_per_s\": %.2f, "
+      "\"cublaslt_us\": %.1f, \"cublaslt_tb_per_s\": %.2f, \"relative_difference\": %.1e}\n",
+      static_cast<long long>(in), static_cast<long long>(out), median[1] * 1e3,
+      bytes / median[1] / 1e9, median[0] * 1e3, bytes / median[0] / 1e9,
+      RelativeError(results[1].data(), results[0].data(), out));
   return 0;
 }
 
@@ -77,7 +82,11 @@ int main() {
   auto linear = kernels::LinearCuda::Create(workspace->data());
   if (!linear.ok()) return 1;
   int failed = 0;
-  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{4096, 6144}, {4096, 4096}, {4096, 28672}, {14336, 4096}, {4096, 128256}}) {
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{4096, 6144},
+                                {4096, 4096},
+                                {4096, 28672},
+                                {14336, 4096},
+                                {4096, 128256}}) {
     failed += kernels::Measure(**linear, in, out, random);
   }
   return failed;

@@ -1,10 +1,10 @@
-#include "kernels/device_test_data.h"
+#include "kernels/gpu_test_data.h"
 #include "kernels/linear/linear_cuda.h"
 
 namespace carrel::kernels {
 namespace {
 
-class LinearGpuTest : public DeviceTest {
+class LinearGpuTest : public GpuKernelTest {
  protected:
   void SetUp() override {
     auto linear = LinearCuda::Create(workspace_.data());
@@ -13,8 +13,8 @@ class LinearGpuTest : public DeviceTest {
   }
 
   void ExpectMatches(int64_t n, int64_t in, int64_t out, bool bias, bool accumulate) {
-    SCOPED_TRACE(testing::Message() << "n " << n << " in " << in << " out " << out << " bias " << bias
-                                    << " accumulate " << accumulate);
+    SCOPED_TRACE(testing::Message() << "n " << n << " in " << in << " out " << out << " bias "
+                                    << bias << " accumulate " << accumulate);
     const std::vector<uint16_t> x = RandomBf16(rng_, n * in), w = RandomBf16(rng_, out * in);
     const std::vector<float> b = RandomNormal(rng_, out), before = RandomNormal(rng_, n * out);
     std::vector<float> want(static_cast<size_t>(n * out));
@@ -28,11 +28,15 @@ class LinearGpuTest : public DeviceTest {
         want[i * out + o] = static_cast<float>(sum);
       }
     }
-    const DeviceArray<uint16_t> dx(x), dw(w);
-    const DeviceArray<float> db(b);
+    const DeviceInput<uint16_t> dx(x), dw(w);
+    const DeviceInput<float> db(b);
     for (bool gemm : {true, false}) {
       if (!gemm && n != 1) continue;
-      const DeviceArray<float> y(before);
+      const DeviceOutput<float> y(n * out);
+      if (accumulate) {
+        CARREL_ASSERT_CUDA(
+            cudaMemcpy(y.data(), before.data(), before.size() * sizeof(float), cudaMemcpyDefault));
+      }
       LinearCudaParams p;
       p.x = dx.data();
       p.w = dw.data();
@@ -43,11 +47,11 @@ class LinearGpuTest : public DeviceTest {
       p.y = y.data();
       p.accumulate = accumulate;
       ASSERT_EQ(cudaSuccess, gemm ? linear_->Gemm(p, nullptr) : linear_->Run(p, nullptr));
-      EXPECT_LE(ErrorOf(y.Read(), want), 1e-5) << (gemm ? "gemm" : "gemv");
+      EXPECT_LE(RelativeError(y.Get(), want), 1e-5) << (gemm ? "gemm" : "gemv");
     }
   }
 
-  DeviceArray<uint8_t> workspace_{LinearCuda::kWorkspaceBytes};
+  DeviceWorkspace workspace_{LinearCuda::kWorkspaceBytes};
   std::unique_ptr<LinearCuda> linear_;
 };
 

@@ -1,5 +1,5 @@
-// What:   causal attention of a chunk of new tokens over all earlier keys and themselves, all heads,
-//         on the GPU; exact, blocked over keys (online softmax).
+// What:   causal attention of a chunk of new tokens over all earlier keys and themselves, all
+//         heads, on the GPU; exact, blocked over keys (online softmax).
 // Math:   token i sees keys j < min(rows, first_position + i + 1):
 //         out[i, h] = sum_j softmax_j(scale * <q[i, h], k[g, j]>) v[g, j],  g = h / (q_heads /
 //         kv_heads);  lse[i, h] = ln sum_j exp(scale * <q[i, h], k[g, j]>)
@@ -16,8 +16,8 @@
 //         multiplied; rows at and past `rows` are never read.
 // Errors: cudaErrorInvalidValue a head_dim that no variant has (16, 32, 64, 96, 128 have one).
 // Threads: reentrant; only enqueues.
-// Cost:   4 * n * keys * head_dim flops a head; K and V are read once per 64 or 128 tokens and head,
-//         from L2 but for the first reader.
+// Cost:   4 * n * keys * head_dim flops a head; K and V are read once per 64 or 128 tokens and
+//         head, from L2 but for the first reader.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,8 @@ void RefPrefillAttentionCuda(const PrefillAttentionCudaParams& p, int64_t token,
       total += w;
       for (int64_t c = 0; c < d; ++c) sum[c] += w * double{Bf16ToFloat(v[j * d + c])};
     }
-    for (int64_t c = 0; c < d; ++c) out[h * d + c] = keys > 0 ? static_cast<float>(sum[c] / total) : 0;
+    for (int64_t c = 0; c < d; ++c)
+      out[h * d + c] = keys > 0 ? static_cast<float>(sum[c] / total) : 0;
     lse[h] = keys > 0 ? static_cast<float>(top + std::log(total)) : -INFINITY;
   }
 }

@@ -1,5 +1,6 @@
-// What:  rates of causal prefill attention, shape of an 8B model (32/8 heads of 128) and of d 64: every
-//        variant, whole and as the last chunk of a long document. Checked against each other first.
+// What:  rates of causal prefill attention, shape of an 8B model (32/8 heads of 128) and of d 64:
+//        every variant, whole and as the last chunk of a long document. Checked against each other
+//        first.
 // Usage: prefill_attention_gpu_bench     one JSON object a line
 #include <algorithm>
 #include <cstdio>
@@ -83,7 +84,8 @@ void Measure(std::mt19937_64& rng, const Case& c) {
   double error = 0;
   const double keys = static_cast<double>(c.n) * (static_cast<double>(c.first) + 0.5 * (c.n + 1));
   const double flops = 4.0 * keys * static_cast<double>(d) * c.q_heads;
-  for (const auto& [variant, name] : {std::pair{Variant::kMma, "mma"}, {Variant::kWgmma, "wgmma"}}) {
+  for (const auto& [variant, name] :
+       {std::pair{Variant::kMma, "mma"}, {Variant::kWgmma, "wgmma"}}) {
     if (!PrefillAttentionHas(variant, c.head_dim)) continue;
     auto out = cuda::DeviceBuffer<uint16_t>::Create(c.n * c.q_heads * d);
     cudaMemset(out->data(), 0xff, static_cast<size_t>(out->bytes()));
@@ -101,11 +103,12 @@ void Measure(std::mt19937_64& rng, const Case& c) {
       }
       error = std::sqrt(difference / norm);
     }
-    std::printf("{\"kernel\": \"prefill_attention\", \"variant\": \"%s\", \"n\": %lld, \"first\": %lld, "
-                "\"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, \"ms\": %.3f, \"tflops\": %.1f, "
-                "\"relative_difference_to_mma\": %.2e}\n",
-                name, static_cast<long long>(c.n), static_cast<long long>(c.first), c.q_heads,
-                c.kv_heads, c.head_dim, ms, flops / ms / 1e9, error);
+    std::printf(
+        "{\"kernel\": \"prefill_attention\", \"variant\": \"%s\", \"n\": %lld, \"first\": %lld, "
+        "\"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, \"ms\": %.3f, \"tflops\": %.1f, "
+        "\"relative_difference_to_mma\": %.2e}\n",
+        name, static_cast<long long>(c.n), static_cast<long long>(c.first), c.q_heads, c.kv_heads,
+        c.head_dim, ms, flops / ms / 1e9, error);
     std::fflush(stdout);
   }
 }

@@ -1,4 +1,4 @@
-#include "kernels/device_test_data.h"
+#include "kernels/gpu_test_data.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
 
 namespace carrel::kernels {
@@ -12,7 +12,7 @@ struct Shape {
   float sigma = 1.0f;  // of the queries
 };
 
-class PrefillAttentionGpuTest : public DeviceTest, public testing::WithParamInterface<Variant> {
+class PrefillAttentionGpuTest : public GpuKernelTest, public testing::WithParamInterface<Variant> {
  protected:
   bool Runs(int32_t head_dim) { return PrefillAttentionHas(GetParam(), head_dim); }
 
@@ -30,9 +30,9 @@ class PrefillAttentionGpuTest : public DeviceTest, public testing::WithParamInte
       std::fill_n(k.begin() + g * stride + s.rows * s.head_dim, 3 * s.head_dim, 0x7fc0);
       std::fill_n(v.begin() + g * stride + s.rows * s.head_dim, 3 * s.head_dim, 0x7fc0);
     }
-    const DeviceArray<uint16_t> dq(q), dk(k), dv(v);
-    const DeviceArray<uint16_t> out(s.n * width);
-    const DeviceArray<float> exact(s.n * width), lse(s.n * s.q_heads);
+    const DeviceInput<uint16_t> dq(q), dk(k), dv(v);
+    const DeviceOutput<uint16_t> out(s.n * width);
+    const DeviceOutput<float> exact(s.n * width), lse(s.n * s.q_heads);
     PrefillAttentionCudaParams p;
     p.kv_stride = stride;
     p.n = s.n;
@@ -50,8 +50,8 @@ class PrefillAttentionGpuTest : public DeviceTest, public testing::WithParamInte
     on_device.out_exact = exact.data();
     on_device.lse = lse.data();
     ASSERT_EQ(cudaSuccess, PrefillAttentionCuda(on_device, nullptr, GetParam()));
-    const std::vector<float> got = exact.Read(), got_lse = lse.Read();
-    EXPECT_EQ(out.Read(), ToBf16(got));
+    const std::vector<float> got = exact.Get(), got_lse = lse.Get();
+    EXPECT_EQ(out.Get(), Round(got));
     p.q = q.data();
     p.k = k.data();
     p.v = v.data();
@@ -123,13 +123,13 @@ TEST_P(PrefillAttentionGpuTest, PeakedAndVeryNegativeLogits_MatchReference) {
 TEST_P(PrefillAttentionGpuTest, NoTokensOrRows_IsTheEmptySet) {
   if (!Runs(64)) GTEST_SKIP() << "no such variant here";
   ExpectMatches({3, 0, 0, 2, 1, 64}, 10);
-  const DeviceArray<uint16_t> out(64);
+  const DeviceOutput<uint16_t> out(64);
   PrefillAttentionCudaParams p;
   p.kv_heads = p.q_heads = 1;
   p.head_dim = 64;
   p.out = out.data();
   EXPECT_EQ(cudaSuccess, PrefillAttentionCuda(p, nullptr, GetParam()));
-  for (uint16_t x : out.Read()) ASSERT_EQ(x, 0xffff);
+  for (uint16_t x : out.Get()) ASSERT_EQ(x, 0xffff);
 }
 
 TEST_P(PrefillAttentionGpuTest, HeadDimWithoutKernel_IsRefused) {

@@ -20,7 +20,7 @@ template <int D>
 constexpr int kRowElements = D + 8;
 
 template <int D>
-constexpr int kTileElements = kKeys * kRowElements<D>;
+constexpr int kTileElements = kKeys* kRowElements<D>;
 
 // Q, then two stages of K and V.
 template <int D>
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kThreads) MmaKernel(PrefillAttentionCudaParams
 #pragma unroll
       for (int j = 0; j < kKeys / 16; ++j) {
         uint32_t b[4];  // keys 16 j ..: (first 8, low half), (first 8, high), (next 8, low), ...
-        LoadMatrices(b, k_tile + (j * 16 + lane / 16 * 8 + lane % 8) * kRow + c * 16 +
-                            lane / 8 % 2 * 8);
+        LoadMatrices(
+            b, k_tile + (j * 16 + lane / 16 * 8 + lane % 8) * kRow + c * 16 + lane / 8 % 2 * 8);
         Mma(s[2 * j], a, b[0], b[1]);
         Mma(s[2 * j + 1], a, b[2], b[3]);
       }

@@ -28,10 +28,10 @@ constexpr float kLn2 = 0.6931471805599453f;
 // A tile is D / 64 halves of [128 rows][64 columns].
 constexpr int kHalfBytes = kKeys * kHalf * 2;
 template <int D>
-constexpr int kTileBytes = D / kHalf * kHalfBytes;
+constexpr int kTileBytes = D / kHalf* kHalfBytes;
 // Q, the stages of K and of V, the barriers, and what aligning to 1024 bytes may take.
 template <int D>
-constexpr int kSharedBytes = kTileBytes<D> * (1 + 2 * kStages) + 128 + 1024;
+constexpr int kSharedBytes = kTileBytes<D>*(1 + 2 * kStages) + 128 + 1024;
 
 struct Barriers {
   uint64_t q_full;
@@ -106,7 +106,8 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       float top = maximum[r];
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+      for (int i = 0; i < kKeys / 2; i += 4)
+        top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       const float base = top == -INFINITY ? 0.0f : top * scale;  // finite: no NaN
@@ -126,7 +127,8 @@ struct Softmax {
   }
 };
 
-__device__ __forceinline__ void PackWeights(const float (&s)[kKeys / 2], uint32_t (&weights)[8][4]) {
+__device__ __forceinline__ void PackWeights(const float (&s)[kKeys / 2],
+                                            uint32_t (&weights)[8][4]) {
 #pragma unroll
   for (int c = 0; c < kKeys / 16; ++c) {
 #pragma unroll
@@ -158,8 +160,8 @@ __device__ __forceinline__ void Produce(const KernelParams& params, int64_t firs
 }
 
 template <int D>
-__device__ __forceinline__ void Store(const PrefillAttentionCudaParams& p, int64_t query, int q_head,
-                                      const float (&out)[D / 2], Softmax& softmax) {
+__device__ __forceinline__ void Store(const PrefillAttentionCudaParams& p, int64_t query,
+                                      int q_head, const float (&out)[D / 2], Softmax& softmax) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -182,7 +184,8 @@ __device__ __forceinline__ void Store(const PrefillAttentionCudaParams& p, int64
       }
     }
     if (p.lse != nullptr && lane % 4 == 0) {
-      p.lse[row] = sum > 0 ? (softmax.maximum[r] * p.scale * kLog2E + log2f(sum)) * kLn2 : -INFINITY;
+      p.lse[row] =
+          sum > 0 ? (softmax.maximum[r] * p.scale * kLog2E + log2f(sum)) * kLn2 : -INFINITY;
     }
   }
 }

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) RmsNormKernel(const float* x, int64_t dim, const float* w,
-                                                          float eps, __nv_bfloat16* y) {
+__global__ void __launch_bounds__(kThreads)
+    RmsNormKernel(const float* x, int64_t dim, const float* w, float eps, __nv_bfloat16* y) {
   __shared__ float sums[kThreads / 32];
   const float4* const row = reinterpret_cast<const float4*>(x + int64_t{blockIdx.x} * dim);
   const float4* const weights = reinterpret_cast<const float4*>(w);

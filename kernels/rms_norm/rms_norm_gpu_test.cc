@@ -1,11 +1,11 @@
-#include "kernels/device_test_data.h"
+#include "kernels/gpu_test_data.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rms_norm/rms_norm_cuda.h"
 
 namespace carrel::kernels {
 namespace {
 
-class RmsNormGpuTest : public DeviceTest {};
+class RmsNormGpuTest : public GpuKernelTest {};
 
 TEST_F(RmsNormGpuTest, RandomShapes_MatchReference) {
   for (int trial = 0; trial < 30; ++trial) {
@@ -15,10 +15,10 @@ TEST_F(RmsNormGpuTest, RandomShapes_MatchReference) {
     const std::vector<float> w = RandomNormal(rng_, dim);
     std::vector<float> want(x.size());
     RefRmsNorm(x.data(), n, dim, dim, w.data(), 1e-5f, want.data(), dim);
-    const DeviceArray<float> dx(x), dw(w);
-    const DeviceArray<uint16_t> y(n * dim);
+    const DeviceInput<float> dx(x), dw(w);
+    const DeviceOutput<uint16_t> y(n * dim);
     ASSERT_EQ(cudaSuccess, RmsNormCuda(dx.data(), n, dim, dw.data(), 1e-5f, y.data(), nullptr));
-    EXPECT_LE(ErrorOf(FromBf16(y.Read()), want), kBf16Tolerance);
+    EXPECT_LE(RelativeError(Widen(y.Get()), want), kBf16Tolerance);
   }
 }
 

@@ -56,8 +56,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
       to = static_cast<__nv_bfloat16*>(p.q) + q_at;
     } else {
       const int64_t kv_head = is_v ? head - p.q_heads - p.kv_heads : head - p.q_heads;
-      to = static_cast<__nv_bfloat16*>(is_v ? p.v : p.k) + kv_head * p.kv_stride +
-           row * p.head_dim;
+      to = static_cast<__nv_bfloat16*>(is_v ? p.v : p.k) + kv_head * p.kv_stride + row * p.head_dim;
     }
 #pragma unroll
     for (int i = 0; i < kMaxPairs; ++i) {

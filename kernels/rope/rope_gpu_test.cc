@@ -1,4 +1,4 @@
-#include "kernels/device_test_data.h"
+#include "kernels/gpu_test_data.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/rope/rope_cuda.h"
@@ -14,7 +14,7 @@ struct Case {
   bool bias, norm;
 };
 
-class RopeGpuTest : public DeviceTest {
+class RopeGpuTest : public GpuKernelTest {
  protected:
   // What the kernel's contract composes, from the references of its parts.
   std::vector<float> Want(const Case& c, std::vector<float> x, const std::vector<float>& bias,
@@ -35,22 +35,24 @@ class RopeGpuTest : public DeviceTest {
   }
 
   void Run(const Case& c) {
-    SCOPED_TRACE(testing::Message() << "n " << c.n << " heads " << c.q_heads << "/" << c.kv_heads
-                                    << " head_dim " << c.head_dim << " position " << c.position
-                                    << " step " << c.step);
+    SCOPED_TRACE(testing::Message()
+                 << "n " << c.n << " heads " << c.q_heads << "/" << c.kv_heads << " head_dim "
+                 << c.head_dim << " position " << c.position << " step " << c.step);
     const int64_t d = c.head_dim, heads = c.q_heads + 2 * c.kv_heads;
     const std::vector<float> x = RandomNormal(rng_, c.n * heads * d);
     const std::vector<float> bias = RandomNormal(rng_, heads * d);
     const std::vector<float> q_norm = RandomNormal(rng_, d), k_norm = RandomNormal(rng_, d);
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < d / 2; ++i) {
-      inv_freq.push_back(std::pow(500000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(d)));
+      inv_freq.push_back(
+          std::pow(500000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(d)));
     }
     const int64_t rows = c.row + c.step + c.n + 2, stride = rows * d;
-    const DeviceArray<float> dx(x), dbias(bias), dq_norm(q_norm), dk_norm(k_norm), dfreq(inv_freq);
-    const DeviceArray<int32_t> dstep(std::vector<int32_t>{c.step});
-    const DeviceArray<uint16_t> q(c.n * c.q_heads * d), k(c.kv_heads * stride), v(c.kv_heads * stride);
-    const DeviceArray<float> exact(c.n * c.q_heads * d);
+    const DeviceInput<float> dx(x), dbias(bias), dq_norm(q_norm), dk_norm(k_norm), dfreq(inv_freq);
+    const DeviceInput<int32_t> dstep({c.step});
+    const DeviceOutput<uint16_t> q(c.n * c.q_heads * d), k(c.kv_heads * stride),
+        v(c.kv_heads * stride);
+    const DeviceOutput<float> exact(c.n * c.q_heads * d);
     RopeCudaParams p;
     p.qkv = dx.data();
     if (c.bias) p.bias = dbias.data();
@@ -76,9 +78,9 @@ class RopeGpuTest : public DeviceTest {
     const auto want_k = Want(c, x, bias, k_norm, c.q_heads, c.kv_heads, heads, true, inv_freq);
     const auto want_v =
         Want(c, x, bias, k_norm, c.q_heads + c.kv_heads, c.kv_heads, heads, false, inv_freq);
-    EXPECT_LE(ErrorOf(exact.Read(), want_q), 1e-5);
-    EXPECT_LE(ErrorOf(FromBf16(q.Read()), want_q), kBf16Tolerance);
-    for (const auto& [got, want] : {std::pair{k.Read(), want_k}, std::pair{v.Read(), want_v}}) {
+    EXPECT_LE(RelativeError(exact.Get(), want_q), 1e-5);
+    EXPECT_LE(RelativeError(Widen(q.Get()), want_q), kBf16Tolerance);
+    for (const auto& [got, want] : {std::pair{k.Get(), want_k}, std::pair{v.Get(), want_v}}) {
       std::vector<float> placed;
       for (int64_t i = 0; i < c.n; ++i) {
         for (int64_t g = 0; g < c.kv_heads; ++g) {
@@ -87,7 +89,7 @@ class RopeGpuTest : public DeviceTest {
           }
         }
       }
-      EXPECT_LE(ErrorOf(placed, want), kBf16Tolerance);
+      EXPECT_LE(RelativeError(placed, want), kBf16Tolerance);
       int64_t untouched = 0;
       for (uint16_t bits : got) untouched += bits == 0xffff;
       EXPECT_EQ(untouched, c.kv_heads * (rows - c.n) * d) << "rows that are not the tokens'";
@@ -115,8 +117,9 @@ TEST_F(RopeGpuTest, QueriesAlone_MatchReference) {
   const int64_t d = 64, n = 7;
   std::vector<float> x = RandomNormal(rng_, n * 4 * d);
   std::vector<float> inv_freq(d / 2, 0.01f);
-  const DeviceArray<float> dx(x), dfreq(inv_freq), exact(n * 4 * d);
-  const DeviceArray<uint16_t> q(n * 4 * d);
+  const DeviceInput<float> dx(x), dfreq(inv_freq);
+  const DeviceOutput<float> exact(n * 4 * d);
+  const DeviceOutput<uint16_t> q(n * 4 * d);
   RopeCudaParams p;
   p.qkv = dx.data();
   p.inv_freq = dfreq.data();
@@ -129,7 +132,7 @@ TEST_F(RopeGpuTest, QueriesAlone_MatchReference) {
   p.q_exact = exact.data();
   ASSERT_EQ(cudaSuccess, RopeCuda(p, nullptr));
   RefRope(x.data(), n, 4, d, 77, inv_freq.data());
-  EXPECT_LE(ErrorOf(exact.Read(), x), 1e-5);
+  EXPECT_LE(RelativeError(exact.Get(), x), 1e-5);
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ __device__ __forceinline__ float SiluMul(float gate, float up) {
   return gate / (1.0f + __expf(-gate)) * up;
 }
 
-__global__ void __launch_bounds__(kThreads) SiluMulKernel(const float4* gate_up, int64_t pieces,
-                                                          int64_t row_pieces, uint2* y) {
+__global__ void __launch_bounds__(kThreads)
+    SiluMulKernel(const float4* gate_up, int64_t pieces, int64_t row_pieces, uint2* y) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;  // of four elements
   if (i >= pieces) return;
   const int64_t row = i / row_pieces, piece = i % row_pieces;

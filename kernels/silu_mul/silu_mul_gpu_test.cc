@@ -1,11 +1,11 @@
-#include "kernels/device_test_data.h"
+#include "kernels/gpu_test_data.h"
 #include "kernels/silu_mul/silu_mul.h"
 #include "kernels/silu_mul/silu_mul_cuda.h"
 
 namespace carrel::kernels {
 namespace {
 
-class SiluMulGpuTest : public DeviceTest {};
+class SiluMulGpuTest : public GpuKernelTest {};
 
 TEST_F(SiluMulGpuTest, RandomShapes_MatchReference) {
   for (int trial = 0; trial < 20; ++trial) {
@@ -17,19 +17,19 @@ TEST_F(SiluMulGpuTest, RandomShapes_MatchReference) {
       for (int64_t c = 0; c < width; ++c) up.push_back(x[(i * 2 + 1) * width + c]);
     }
     RefSiluMul(gate.data(), up.data(), n * width);
-    const DeviceArray<float> dx(x);
-    const DeviceArray<uint16_t> y(n * width);
+    const DeviceInput<float> dx(x);
+    const DeviceOutput<uint16_t> y(n * width);
     ASSERT_EQ(cudaSuccess, SiluMulCuda(dx.data(), n, width, y.data(), nullptr));
-    EXPECT_LE(ErrorOf(FromBf16(y.Read()), gate), kBf16Tolerance);
+    EXPECT_LE(RelativeError(Widen(y.Get()), gate), kBf16Tolerance);
   }
 }
 
 TEST_F(SiluMulGpuTest, VeryNegativeGate_IsZero) {
-  const DeviceArray<float> x(std::vector<float>{-1e4f, -1e4f, -1e4f, -1e4f, -200, -200, -90, -90, 1,
-                                                2, 3, 4, 5, 6, 7, 8});
-  const DeviceArray<uint16_t> y(8);
+  const DeviceInput<float> x(
+      std::vector<float>{-1e4f, -1e4f, -1e4f, -1e4f, -200, -200, -90, -90, 1, 2, 3, 4, 5, 6, 7, 8});
+  const DeviceOutput<uint16_t> y(8);
   ASSERT_EQ(cudaSuccess, SiluMulCuda(x.data(), 1, 8, y.data(), nullptr));
-  for (float value : FromBf16(y.Read())) EXPECT_NEAR(value, 0.0f, 1e-30f);
+  for (float value : Widen(y.Get())) EXPECT_NEAR(value, 0.0f, 1e-30f);
 }
 
 }  // namespace

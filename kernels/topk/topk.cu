@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(kThreads, 1) TopKKernel(const Args a) {
   __shared__ bool last;
   const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
   RowSync* sync = a.sync + head;
+  const unsigned generation = Generation(sync);
   uint64_t* chosen = a.chosen + static_cast<int64_t>(head) * a.k;
   const auto* scores = reinterpret_cast<const float4*>(a.p.scores + head * a.p.score_stride);
   const int n = static_cast<int>(a.p.n);
@@ -118,17 +119,24 @@ __global__ void __launch_bounds__(kThreads, 1) TopKKernel(const Args a) {
     }
     __syncthreads();
     const Threshold t = FindThreshold<kThreads>(
-        counts, kBins, static_cast<unsigned>(a.k) - above,
+        counts, reinterpret_cast<unsigned*>(sorted), kBins, static_cast<unsigned>(a.k) - above,
         a.published + (static_cast<int64_t>(head) * kSteps + step) * blocks * (kBins + 1), sync,
-        block, blocks);
+        generation + step, block, blocks);
     prefix |= t.digit << shift;
     above += t.above;
     above_before += t.above_before;
     equal_before = t.equal_before;
   }
   TakeSelected<kThreads, 4>(
-      begin, end, prefix, load, [&](bool is_above, unsigned rank, int j, unsigned key) {
+      begin, end, prefix, load,
+      [&](int j) {
+        unsigned keys[4];
+        load(j, keys);
+        return max(max(keys[0], keys[1]), max(keys[2], keys[3]));
+      },
+      [&](bool is_above, unsigned rank, int j) {
         const unsigned at = is_above ? above_before + rank : above + equal_before + rank;
+        const unsigned key = KeyOf(reinterpret_cast<const float*>(scores)[j]);
         if (at < static_cast<unsigned>(a.k)) __stcg(chosen + at, Pack(key, j));
       });
 

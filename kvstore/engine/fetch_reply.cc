@@ -43,13 +43,12 @@ absl::Status FetchReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
                            request_.range.begin + next_row_ + piece.rows};
       RETURN_IF_ERROR(rows.keys.Verify(range));
       RETURN_IF_ERROR(rows.values.Verify(range));
+    } else {
+      RETURN_IF_ERROR(rows.keys.VerifyRows(&request_.ids[next_row_], piece.rows));
+      RETURN_IF_ERROR(rows.values.VerifyRows(&request_.ids[next_row_], piece.rows));
     }
     for (int64_t j = next_row_; j < next_row_ + piece.rows; ++j) {
       const Position id = request_.by_ids ? request_.ids[j] : request_.range.begin + j;
-      if (request_.by_ids) {
-        RETURN_IF_ERROR(rows.keys.VerifyRow(id));
-        RETURN_IF_ERROR(rows.values.VerifyRow(id));
-      }
       piece.k.push_back(rows.keys.Address(id));
       piece.v.push_back(rows.values.Address(id));
     }

@@ -62,35 +62,9 @@ absl::Status OpenContext::ReadManifest() {
             .head_dim = static_cast<int32_t>(m.head_dim())};
   tokens_ = m.tokens();
   scale_ = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
-  RETURN_IF_ERROR(ReadIndexParams());
+  ASSIGN_OR_RETURN(index_params_, HeadIndexParamsOf(m));
   layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
-  return absl::OkStatus();
-}
-
-absl::Status OpenContext::ReadIndexParams() {
-  const v1::Manifest& m = manifest();
-  const size_t heads = static_cast<size_t>(shape_.layers) * shape_.kv_heads;
-  if (m.index().kind() != kAutoIndexKind) {
-    ASSIGN_OR_RETURN(const IndexParams params, IndexParamsOf(m.index()));
-    index_params_.assign(heads, params);
-    return absl::OkStatus();
-  }
-  index_params_.resize(heads);
-  std::vector<bool> seen(heads);
-  for (const v1::HeadIndex& head : m.head_indexes()) {
-    const size_t at = size_t{head.layer()} * shape_.kv_heads + head.kv_head();
-    if (head.layer() >= m.layers() || head.kv_head() >= m.kv_heads() || seen[at]) {
-      return absl::DataLossError(absl::StrCat("head_indexes name layer=", head.layer(),
-                                              " kv_head=", head.kv_head(), " wrongly or twice"));
-    }
-    seen[at] = true;
-    ASSIGN_OR_RETURN(index_params_[at], IndexParamsOf(head.index()));
-  }
-  if (static_cast<size_t>(m.head_indexes_size()) != heads) {
-    return absl::DataLossError(absl::StrCat("head_indexes are ", m.head_indexes_size(),
-                                            " instead of ", heads));
-  }
   return absl::OkStatus();
 }
 

@@ -84,7 +84,6 @@ class OpenContext {
   OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,
               ResidentBudget* budget);
   absl::Status ReadManifest();
-  absl::Status ReadIndexParams();
   const IndexParams& ParamsOf(Layer layer, KvHead kv_head) const;
 
   const std::shared_ptr<const StoredContext> stored_;

@@ -177,10 +177,8 @@ absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected
   const Rows& values = heads_[kv_head]->values;
   thread_local std::vector<const void*> v;
   v.clear();
-  for (Position id : selected.ids) {
-    RETURN_IF_ERROR(values.VerifyRow(id));
-    v.push_back(values.Address(id));
-  }
+  RETURN_IF_ERROR(values.VerifyRows(selected.ids.data(), static_cast<int64_t>(selected.ids.size())));
+  for (Position id : selected.ids) v.push_back(values.Address(id));
   const int64_t q_head = token * shape.q_heads + kv_head * shape.group();
   kernels::SparseAttentionParams attention;
   attention.group = shape.group();
@@ -333,11 +331,9 @@ absl::Status QueryReply::FillRows(Piece& piece, int64_t first_row) const {
     }
   }
   const auto point_at = [&](const Rows& from, std::vector<const void*>& to) -> absl::Status {
+    RETURN_IF_ERROR(from.VerifyRows(piece.ids.data(), n));
     to.reserve(n);
-    for (Position id : piece.ids) {
-      RETURN_IF_ERROR(from.VerifyRow(id));
-      to.push_back(from.Address(id));
-    }
+    for (Position id : piece.ids) to.push_back(from.Address(id));
     return absl::OkStatus();
   };
   if (request_.want == Want::kRows) RETURN_IF_ERROR(point_at(rows.keys, piece.k));

@@ -148,9 +148,9 @@ absl::Status SelectAmong(const SelectParams& p, absl::Span<const Position> candi
   if (n == 0) return absl::OkStatus();
   const int64_t group = p.context->shape().group();
   SearchScratch& scratch = ThreadScratch();
+  RETURN_IF_ERROR(p.rows->keys.VerifyRows(candidates.data(), n));
   scratch.pointers.resize(n);
   for (int64_t j = 0; j < n; ++j) {
-    RETURN_IF_ERROR(p.rows->keys.VerifyRow(candidates[j]));
     scratch.pointers[j] = p.rows->keys.Address(candidates[j]);
   }
   scratch.scores.resize(static_cast<size_t>(group * n));

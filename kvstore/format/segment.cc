@@ -107,6 +107,14 @@ absl::Status SegmentView::VerifyChunk(int64_t chunk) const {
   return absl::OkStatus();
 }
 
+void SegmentView::Forget() const {
+  const int64_t words = (ChunkCount(static_cast<int64_t>(payload_.size())) + 63) / 64;
+  for (int64_t i = 0; i < words; ++i) {
+    const uint64_t known = verified_[static_cast<size_t>(i)].exchange(0, std::memory_order_acq_rel);
+    unverified_chunks_.fetch_add(std::popcount(known), std::memory_order_acq_rel);
+  }
+}
+
 absl::Status SegmentView::Verify(int64_t begin, int64_t end) const {
   if (begin < 0 || begin > end || end > static_cast<int64_t>(payload_.size())) {
     return absl::OutOfRangeError(absl::StrCat("payload bytes [", begin, ", ", end,

@@ -46,6 +46,8 @@ class SegmentView {
   // Makes sure that payload bytes [begin, end) are what was written; OutOfRange if there are no
   // such bytes. Cost: a bit test per chunk once verified; a CRC of each new chunk.
   absl::Status Verify(int64_t begin, int64_t end) const;
+  // What was verified will be verified again: the bytes were given back and come from disk anew.
+  void Forget() const;
   bool fully_verified() const { return unverified_chunks_.load(std::memory_order_acquire) == 0; }
 
  private:

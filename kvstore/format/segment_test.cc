@@ -111,6 +111,20 @@ TEST(SegmentTest, Verify_UntouchedChunks_StayUnverified) {
   EXPECT_TRUE((*view)->fully_verified());
 }
 
+TEST(SegmentTest, Forget_DamageDoneMeanwhile_IsFoundOnTheNextTouch) {
+  std::string value = EncodeSegment(kKey, std::string(3 * kChunkBytes, 'x'), kDTypeBytes);
+  const auto view = SegmentView::Open(kKey, value);
+  CARREL_ASSERT_OK(view);
+  CARREL_ASSERT_OK((*view)->Verify(0, 3 * kChunkBytes));
+  EXPECT_TRUE((*view)->fully_verified());
+  value[kChunkBytes + 5] ^= 1;
+  CARREL_EXPECT_OK((*view)->Verify(0, 3 * kChunkBytes));  // known already
+  (*view)->Forget();
+  EXPECT_FALSE((*view)->fully_verified());
+  CARREL_EXPECT_OK((*view)->Verify(0, kChunkBytes));
+  EXPECT_THAT((*view)->Verify(0, 3 * kChunkBytes), StatusIs(absl::StatusCode::kDataLoss, "CRC"));
+}
+
 TEST(SegmentTest, Verify_OutsideThePayload_IsOutOfRange) {
   const std::string value = EncodeSegment(kKey, std::string(100, 'x'), 2);
   const auto view = SegmentView::Open(kKey, value);

@@ -1,8 +1,5 @@
 #include "kvstore/index/blob.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -51,21 +48,6 @@ absl::Status Blob::Verify(int64_t begin, int64_t end) const {
     at = stop;
   }
   return absl::OkStatus();
-}
-
-void Blob::AdviseSequential(int64_t begin, int64_t end) const {
-  if (segments_.empty()) return;
-  static const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  for (int64_t at = begin; at < end;) {
-    const int64_t stop = std::min(end, (at / chunk_bytes_ + 1) * chunk_bytes_);
-    if (!segments_[static_cast<size_t>(at / chunk_bytes_)]->fully_verified()) {
-      const auto first = reinterpret_cast<uintptr_t>(Address(at)) & ~(page_bytes - 1);
-      const auto last = reinterpret_cast<uintptr_t>(Address(at)) + static_cast<uintptr_t>(stop - at);
-      // Advice only: a failure costs speed, not bytes.
-      (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_WILLNEED);
-    }
-    at = stop;
-  }
 }
 
 absl::StatusOr<std::string> Blob::Read() const {

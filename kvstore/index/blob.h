@@ -22,7 +22,7 @@ class Blob {
  public:
   Blob() = default;  // no bytes
   Blob(std::string bytes);  // trusted: of a builder, or of a test
-  // kind: kIndex or kSummaries. Touches no byte of the payload. A head without them has an empty
+  // kind: kIndex, kSummaries or kSampledQueries. Touches no byte of the payload. A head without them has an empty
   // blob.
   static absl::StatusOr<Blob> Open(const StoredContext& context, Layer layer, Kind kind,
                                    KvHead kv_head);
@@ -37,8 +37,6 @@ class Blob {
     return bases_[static_cast<size_t>(offset / chunk_bytes_)] + offset % chunk_bytes_;
   }
   absl::Status Verify(int64_t begin, int64_t end) const;
-  // Readahead; no effect on results.
-  void AdviseSequential(int64_t begin, int64_t end) const;
 
   // All bytes, verified.
   absl::StatusOr<std::string> Read() const;

@@ -24,8 +24,6 @@ constexpr int64_t kScanRowsPerEffort = 4;
 constexpr int64_t kSampleBlocks = 32;
 // Blocks scored at a time: their scores stay in the L1 cache.
 constexpr int64_t kScanBlocks = 32;
-// Readahead of a first touch.
-constexpr int64_t kAdviseBytes = 4 << 20;
 // The first bar lets through this many times what is wanted, by the sample.
 constexpr double kBarSlack = 1.25;
 
@@ -33,7 +31,7 @@ class CodeIndex : public Index {
  public:
   CodeIndex(const IndexParams& params, const CodeHeader& header, CodeDecoder decoder,
             Blob blob, Rows keys)
-      : effort_(params.effort),
+      : params_(params),
         header_(header),
         blocks_offset_(CodeBlocksOffset(header)),
         block_bytes_(kernels::CodeBlockBytes(header.bits)),
@@ -65,7 +63,7 @@ class CodeIndex : public Index {
   absl::Status ScanCodes(Scan& scan) const;
   absl::Status ScoreExactly(Scan& scan) const;
 
-  const int32_t effort_;
+  const IndexParams params_;
   const CodeHeader header_;
   const int64_t blocks_offset_, block_bytes_;
   const CodeDecoder decoder_;
@@ -209,16 +207,10 @@ absl::Status CodeIndex::ScanCodes(Scan& scan) const {
   const int64_t end = (zone.end + kCodeBlockKeys - 1) / kCodeBlockKeys;
   const int64_t chunk_blocks = kIndexChunkBytes / block_bytes_;
   const int64_t skipped = blocks_offset_ / block_bytes_;
-  int64_t advised = 0;
   for (int64_t block = zone.begin / kCodeBlockKeys; block < end;) {
     // Blocks lie contiguously up to the end of a chunk of the blob.
     const int64_t contiguous = chunk_blocks - (block + skipped) % chunk_blocks;
     const int64_t count = std::min({kScanBlocks, end - block, contiguous});
-    const int64_t at = blocks_offset_ + block * block_bytes_;
-    if (at + count * block_bytes_ > advised) {
-      advised = std::min(blob_.size(), std::max(advised, at) + kAdviseBytes);
-      blob_.AdviseSequential(std::max<int64_t>(at, advised - kAdviseBytes), advised);
-    }
     absl::Status status;
     const void* codes = Blocks(block, count, status);
     RETURN_IF_ERROR(status);
@@ -249,9 +241,9 @@ absl::Status CodeIndex::ScanCodes(Scan& scan) const {
 absl::Status CodeIndex::ScoreExactly(Scan& scan) const {
   SearchScratch& s = scan.s;
   const auto rows = static_cast<int64_t>(s.above.size());
+  RETURN_IF_ERROR(keys_.VerifyRows(s.above.data(), rows));
   s.pointers.resize(s.above.size());
   for (size_t i = 0; i < s.above.size(); ++i) {
-    RETURN_IF_ERROR(keys_.VerifyRow(s.above[i]));
     s.pointers[i] = keys_.Address(s.above[i]);
   }
   s.scores.resize(static_cast<size_t>(scan.request.group * rows));
@@ -264,8 +256,9 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
   const int64_t effort = request.effort > 0 ? request.effort
-                         : effort_ > 0      ? effort_
-                                            : DefaultEffort(IndexKind::kCode, request.top_k);
+                         : params_.effort > 0
+                             ? params_.effort
+                             : DefaultEffort(params_, request.top_k, keys_.count());
   Scan scan{request, s, std::max(effort, request.top_k)};
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(scan.wanted * kScanRowsPerEffort, 2 * kSampleBlocks * kCodeBlockKeys)) {

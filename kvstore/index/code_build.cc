@@ -23,7 +23,7 @@ namespace {
 using Floats = std::vector<float>;
 
 // Keys from which mean and decoder are learned: evenly spread.
-constexpr int64_t kLearnedKeys = 8192;
+constexpr int64_t kLearnedKeys = 4096;
 // Keys that are encoded together.
 constexpr int64_t kEncodedKeys = 512;
 // Of the mean of the diagonal: keeps the decoder's normal equations solvable.
@@ -121,6 +121,16 @@ void SolveCholesky(std::vector<double>& a, int64_t n, std::vector<double>& b, in
   }
 }
 
+void SubtractFromRows(const float* from, int64_t n, int64_t d, float* x) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t c = 0; c < d; ++c) x[i * d + c] -= from[c];
+  }
+}
+
+void MakeSigns(Floats& x) {
+  for (float& s : x) s = s > 0 ? 1.0f : -1.0f;
+}
+
 Floats SpreadKeys(const Rows& keys, int64_t wanted) {
   const int64_t n = std::min(keys.count(), wanted), d = keys.head_dim();
   Floats x(static_cast<size_t>(n * d));
@@ -133,7 +143,10 @@ Floats SpreadKeys(const Rows& keys, int64_t wanted) {
 
 Floats MeanOf(const Floats& x, int64_t n, int64_t d) {
   std::vector<double> sum(static_cast<size_t>(d));
-  for (int64_t i = 0; i < n * d; ++i) sum[static_cast<size_t>(i % d)] += x[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < n; ++i) {
+    const float* row = &x[static_cast<size_t>(i * d)];
+    for (int64_t c = 0; c < d; ++c) sum[static_cast<size_t>(c)] += row[c];
+  }
   Floats mean;
   for (double s : sum) mean.push_back(static_cast<float>(s / static_cast<double>(n)));
   return mean;
@@ -175,7 +188,9 @@ void Subtract(const LinearMap& map, const Floats& transposed_weights, const floa
   scratch.resize(static_cast<size_t>(n * d));
   multiply(signs, n, {transposed_weights.data(), DType::kF32, d, bits}, scratch.data());
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t c = 0; c < d; ++c) x[i * d + c] -= scratch[static_cast<size_t>(i * d + c)] + map.intercept[c];
+    float* row = x + i * d;
+    const float* said = &scratch[static_cast<size_t>(i * d)];
+    for (int64_t c = 0; c < d; ++c) row[c] -= said[c] + map.intercept[static_cast<size_t>(c)];
   }
 }
 
@@ -226,13 +241,13 @@ struct Stage {
   Floats decoder_t;   // [d, bits]
 };
 struct Encoder {
-  Floats mean;       // [d]
   Floats transform;  // [d, d], or empty: none
+  Floats mean;       // [d], after the transform
+  Floats offset;     // of the first stage's products: its directions times -mean
   std::vector<Stage> stages;
 
-  // y [n, bits]: -1 or +1. x [n, d] is used up.
+  // y [n, bits]: the key's bit is 1 where y > 0. x [n, d] is used up.
   void operator()(float* x, int64_t n, int64_t d, int64_t bits, float* y) {
-    for (int64_t i = 0; i < n * d; ++i) x[i] -= mean[i % d];
     if (!transform.empty()) {
       scratch_.resize(static_cast<size_t>(n * d));
       multiply_(x, n, {transform.data(), DType::kF32, d, d}, scratch_.data());
@@ -240,14 +255,21 @@ struct Encoder {
     }
     int64_t first = 0;
     for (const Stage& stage : stages) {
+      const kernels::WeightMatrix w{stage.directions.data(), DType::kF32, stage.bits, d,
+                                    first == 0 ? offset.data() : nullptr};
+      if (stage.bits == bits) {
+        multiply_(x, n, w, y);
+        return;
+      }
       signs_.resize(static_cast<size_t>(n * stage.bits));
-      multiply_(x, n, {stage.directions.data(), DType::kF32, stage.bits, d}, signs_.data());
-      for (float& s : signs_) s = s > 0 ? 1.0f : -1.0f;
+      multiply_(x, n, w, signs_.data());
+      MakeSigns(signs_);
       for (int64_t i = 0; i < n; ++i) {
         std::copy_n(&signs_[static_cast<size_t>(i * stage.bits)], stage.bits, y + i * bits + first);
       }
+      if (first == 0) SubtractFromRows(mean.data(), n, d, x);
       first += stage.bits;
-      if (&stage != &stages.back()) {
+      if (first < bits) {
         Subtract(stage.decoder, stage.decoder_t, signs_.data(), n, stage.bits, d, x, scratch_,
                  multiply_);
       }
@@ -264,22 +286,26 @@ Encoder MakeEncoder(Floats x, int64_t n, int64_t d, int64_t bits, const SampledQ
   constexpr int64_t kTrainedStageBits = 16;
   Encoder encoder;
   Multiply multiply;
-  encoder.mean = MeanOf(x, n, d);
-  for (int64_t i = 0; i < n * d; ++i) x[static_cast<size_t>(i)] -= encoder.mean[i % d];
   if (queries != nullptr) {
     encoder.transform = QueryTransform(*queries, d);
     x = multiply(x, n, encoder.transform, d);
   }
+  encoder.mean = MeanOf(x, n, d);
+  SubtractFromRows(encoder.mean.data(), n, d, x.data());
   Floats scratch;
   for (int64_t left = bits; left > 0;) {
     Stage stage;
     stage.bits = std::min(left, queries != nullptr ? std::min(kTrainedStageBits, d) : d);
     stage.directions = queries != nullptr ? LargestDirections(x, n, d, stage.bits, left)
                                           : RandomRotation(stage.bits, d, left);
+    if (left == bits) {
+      encoder.offset = multiply(encoder.mean, 1, stage.directions, stage.bits);
+      for (float& o : encoder.offset) o = -o;
+    }
     left -= stage.bits;
     if (left > 0) {
       Floats signs = multiply(x, n, stage.directions, stage.bits);
-      for (float& s : signs) s = s > 0 ? 1.0f : -1.0f;
+      MakeSigns(signs);
       stage.decoder = FitSigns(signs, x, n, stage.bits, d);
       stage.decoder_t = Transposed(stage.decoder.weights, stage.bits, d);
       Subtract(stage.decoder, stage.decoder_t, signs.data(), n, stage.bits, d, x.data(), scratch,
@@ -348,6 +374,7 @@ absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& key
   {
     Floats used = x;
     encoder(used.data(), n, d, bits, signs.data());
+    MakeSigns(signs);
   }
   LinearMap map = FitSigns(signs, x, n, bits, d);
   FloatToBf16(map.weights, decoder.decoder.data());

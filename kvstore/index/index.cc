@@ -118,15 +118,16 @@ absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob
   return absl::InternalError("unreachable");
 }
 
-int64_t DefaultEffort(IndexKind kind, int64_t top_k) {
-  switch (kind) {
+int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows) {
+  switch (params.kind) {
     case IndexKind::kFlat:
       return 0;
     case IndexKind::kHnsw:
+      return std::max<int64_t>(128, 2 * top_k);
     case IndexKind::kGraph:
-      return 128;
+      return std::max<int64_t>(128, 3 * top_k);
     case IndexKind::kIvf:
-      return 64;
+      return std::max<int64_t>(64, IvfLists(params.ivf_lists, rows) / 4);
     case IndexKind::kCode:
       return std::max<int64_t>(512, 4 * top_k);
   }

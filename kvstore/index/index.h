@@ -118,8 +118,9 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
 // do not fit. code keeps the blob mapped; the others read it.
 absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
 
-// hnsw, graph: 128; ivf: 64; code: 4 top_k, at least 512; flat: 0.
-int64_t DefaultEffort(IndexKind kind, int64_t top_k);
+// What a search does where neither request nor params say: hnsw 2 top_k and graph 3 top_k, at least
+// 128; ivf a quarter of the lists, at least 64; code 4 top_k, at least 512; flat 0.
+int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows);
 
 // About how many bytes a blob has per key: for planning disk space.
 int64_t IndexBytesPerKey(const IndexParams& params);

@@ -37,4 +37,26 @@ absl::StatusOr<IndexParams> IndexParamsOf(const v1::IndexSpec& spec) {
   return params;
 }
 
+absl::StatusOr<std::vector<IndexParams>> HeadIndexParamsOf(const v1::Manifest& m) {
+  const size_t heads = size_t{m.layers()} * m.kv_heads();
+  if (m.index().kind() != kAutoIndexKind) {
+    ASSIGN_OR_RETURN(const IndexParams params, IndexParamsOf(m.index()));
+    return std::vector<IndexParams>(heads, params);
+  }
+  std::vector<IndexParams> params(heads);
+  std::vector<bool> seen(heads);
+  for (const v1::HeadIndex& head : m.head_indexes()) {
+    const size_t at = size_t{head.layer()} * m.kv_heads() + head.kv_head();
+    if (head.layer() >= m.layers() || head.kv_head() >= m.kv_heads() || seen[at]) {
+      return absl::DataLossError(absl::StrCat("head_indexes name layer=", head.layer(),
+                                              " kv_head=", head.kv_head(), " wrongly or twice"));
+    }
+    seen[at] = true;
+    ASSIGN_OR_RETURN(params[at], IndexParamsOf(head.index()));
+  }
+  if (static_cast<size_t>(m.head_indexes_size()) == heads) return params;
+  return absl::DataLossError(
+      absl::StrCat("head_indexes are ", m.head_indexes_size(), " instead of ", heads));
+}
+
 }  // namespace carrel::kvstore

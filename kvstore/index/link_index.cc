@@ -47,12 +47,11 @@ Position SampledRow(RowRange zone, int64_t i) {
 class LinkIndex : public Index {
  public:
   LinkIndex(const IndexParams& params, HnswLinks links, Rows keys)
-      : kind_(params.kind),
-        effort_(params.effort > 0 ? params.effort : DefaultEffort(params.kind, 0)),
+      : params_(params),
         links_(std::move(links)),
         keys_(std::move(keys)) {}
 
-  IndexKind kind() const override { return kind_; }
+  IndexKind kind() const override { return params_.kind; }
   int64_t resident_bytes() const override { return links_.resident_bytes(); }
   absl::Status Search(const SearchRequest& request, SearchScratch& scratch,
                       SearchResult& result) const override;
@@ -66,8 +65,7 @@ class LinkIndex : public Index {
                     const float* samples, SearchScratch& scratch, int64_t& visited) const;
   absl::Status ScoreSamples(const SearchRequest& request, SearchScratch& scratch) const;
 
-  const IndexKind kind_;
-  const int64_t effort_;
+  const IndexParams params_;
   const HnswLinks links_;
   const Rows keys_;
 };
@@ -188,7 +186,9 @@ float EstimateLse(const std::vector<Scored>& beam, const float* samples, int64_t
 absl::Status LinkIndex::Search(const SearchRequest& request, SearchScratch& scratch,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
-  const int64_t effort = request.effort > 0 ? request.effort : effort_;
+  const int64_t effort = request.effort > 0   ? request.effort
+                         : params_.effort > 0 ? params_.effort
+                                              : DefaultEffort(params_, request.top_k, keys_.count());
   const int64_t ef = std::max(effort, request.top_k);
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(ef * kScanRowsPerEf, keys_.count() / kScanZoneShare)) {

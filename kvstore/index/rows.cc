@@ -1,8 +1,5 @@
 #include "kvstore/index/rows.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <utility>
 
 #include "carrel/v1/context.pb.h"
@@ -116,19 +113,6 @@ absl::Status Rows::Verify(RowRange range) const {
 bool Rows::fully_verified() const {
   return std::all_of(segments_.begin(), segments_.end(),
                      [](const auto& segment) { return segment->fully_verified(); });
-}
-
-void Rows::AdviseSequential(RowRange range) const {
-  if (segments_.empty()) return;
-  static const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  ForEachPiece(range, [&](Position first, const void* address, int64_t rows) {
-    if (segments_[static_cast<size_t>(first / segment_tokens_)]->fully_verified()) return;
-    const auto begin = reinterpret_cast<uintptr_t>(address) & ~(page_bytes - 1);
-    const auto end =
-        reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(rows * row_bytes_);
-    // Advice only: a failure costs speed, not rows.
-    (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
-  });
 }
 
 }  // namespace carrel::kvstore

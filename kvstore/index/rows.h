@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/dtype.h"
 #include "common/ids.h"
+#include "common/status.h"
 
 namespace carrel::kvstore {
 
@@ -42,6 +43,11 @@ class Rows {
   }
   absl::Status Verify(RowRange range) const;
   absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
+  template <typename Id>
+  absl::Status VerifyRows(const Id* rows, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) RETURN_IF_ERROR(VerifyRow(static_cast<Position>(rows[i])));
+    return absl::OkStatus();
+  }
   bool fully_verified() const;
 
   // Calls fn(first position, address, rows) for each piece of the range that lies contiguously.
@@ -53,10 +59,6 @@ class Rows {
       at = end;
     }
   }
-
-  // Tells the kernel that the range is about to be read in order (readahead); no effect on results.
-  // Skips segments that were read before.
-  void AdviseSequential(RowRange range) const;
 
  private:
   static absl::StatusOr<Rows> Open(const StoredContext& context, Layer layer, Kind kind,

@@ -25,7 +25,6 @@ TEST(RowsTest, OpenKeysAndValues_OfAStore_AreThePublishedRows) {
     EXPECT_EQ(rows->count(), 1000);
     EXPECT_EQ(rows->head_dim(), 16);
     EXPECT_FALSE(rows->fully_verified());
-    rows->AdviseSequential({0, 1000});
     CARREL_EXPECT_OK(rows->Verify({0, 1000}));
     EXPECT_TRUE(rows->fully_verified());
     for (const Position row : {0, 1, 299, 300, 599, 600, 899, 900, 999}) {

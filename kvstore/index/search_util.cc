@@ -12,8 +12,6 @@ namespace {
 
 // Rows verified, then scored while they are still in the cache.
 constexpr int64_t kScanBlockBytes = 256 << 10;
-// Readahead asked for in steps, one step ahead of the scan.
-constexpr int64_t kReadaheadBytes = 8 << 20;
 
 }  // namespace
 
@@ -45,9 +43,9 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
 
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
   const auto rows = static_cast<int64_t>(scratch.ids.size());
+  RETURN_IF_ERROR(keys.VerifyRows(scratch.ids.data(), rows));
   scratch.pointers.resize(scratch.ids.size());
   for (size_t i = 0; i < scratch.ids.size(); ++i) {
-    RETURN_IF_ERROR(keys.VerifyRow(scratch.ids[i]));
     scratch.pointers[i] = keys.Address(scratch.ids[i]);
   }
   scratch.scores.resize(static_cast<size_t>(request.group * rows));
@@ -61,13 +59,8 @@ absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScra
   const RowRange zone = request.zone;
   const int64_t rows = zone.rows();
   const int64_t block = std::max<int64_t>(1, kScanBlockBytes / keys.row_bytes());
-  const int64_t ahead = std::max<int64_t>(1, kReadaheadBytes / keys.row_bytes());
   scratch.scores.resize(static_cast<size_t>(request.group * rows));
-  Position advised = zone.begin;
   for (Position at = zone.begin; at < zone.end; at += block) {
-    for (; advised < std::min(zone.end, at + ahead); advised += ahead) {
-      keys.AdviseSequential({advised, std::min(zone.end, advised + ahead)});
-    }
     const RowRange part{at, std::min(zone.end, at + block)};
     RETURN_IF_ERROR(keys.Verify(part));
     keys.ForEachPiece(part, [&](Position first, const void* address, int64_t count) {

@@ -293,7 +293,6 @@ absl::StatusOr<Summaries> Summaries::Open(Blob blob, int64_t rows, int64_t head_
 
 absl::StatusOr<const char*> Summaries::Segment(int64_t segment) const {
   const int64_t at = layout_.Offset(segment), end = at + layout_.SegmentBytes(segment);
-  blob_.AdviseSequential(at, end);
   RETURN_IF_ERROR(blob_.Verify(at, end));
   return blob_.Address(at);
 }

@@ -32,7 +32,9 @@ absl::StatusOr<std::shared_ptr<const SegmentFile>> SegmentFile::Open(const std::
 }
 
 void SegmentFile::Locate() const {
+  file_->Expect(FileAccess::kSparse);
   entries_ = WalkToKey(file_->bytes(), last_key_);
+  file_->Expect(FileAccess::kLargePages);
   if (!entries_.entries.empty() && entries_.entries.front().key != first_key_) {
     entries_ = {{}, absl::DataLossError("another first key")};
   }

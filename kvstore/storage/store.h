@@ -61,7 +61,8 @@ class StoredContext {
                                                                        uint32_t segment) const = 0;
   // How many consecutive segments from 0 there are of a kind.
   virtual absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const = 0;
-  // Takes the pages of a layer's files out of this process; they come back when they are read.
+  // Takes the pages of a layer's files out of this process; they come back when they are read, and
+  // are verified again.
   virtual void ReleasePages(int32_t /*layer*/) const {}
 };
 

@@ -25,6 +25,7 @@ class PinnedSegmentImpl : public PinnedSegment {
     return status.ok() ? status : Annotate(status, where_);
   }
   bool fully_verified() const override { return view_->fully_verified(); }
+  void Forget() const { view_->Forget(); }
 
  private:
   const std::shared_ptr<const SegmentFile> file_;  // keeps the bytes mapped
@@ -70,6 +71,10 @@ class StoredContextImpl : public StoredContext {
     for (const auto& file : files_) {
       if (file->last_key() >= begin && file->first_key() < end) file->ReleasePages();
     }
+    absl::ReaderMutexLock lock(&mu_);
+    for (const auto& [key, segment] : segments_) {
+      if (key >= begin && key < end) segment->Forget();
+    }
   }
 
   absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const override {
@@ -105,7 +110,7 @@ class StoredContextImpl : public StoredContext {
   const v1::Manifest manifest_;
   const std::vector<std::shared_ptr<const SegmentFile>> files_;
   mutable absl::Mutex mu_;
-  mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegment>> segments_
+  mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegmentImpl>> segments_
       ABSL_GUARDED_BY(mu_);
 };
 

@@ -28,7 +28,7 @@ constexpr const Metric* kMetrics[] = {
     &audit::kExactOutputError,
 };
 
-json IndexJson(const kvstore::IndexParams& params, int64_t top_k) {
+json IndexJson(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
   json index = {{"kind", kvstore::IndexKindName(params.kind)}};
   switch (params.kind) {
     case kvstore::IndexKind::kFlat:
@@ -47,7 +47,7 @@ json IndexJson(const kvstore::IndexParams& params, int64_t top_k) {
       index["code_trained"] = params.code_trained;
       break;
   }
-  index["effort"] = audit::OwnEffort(params, top_k);
+  index["effort"] = audit::OwnEffort(params, top_k, rows);
   return index;
 }
 
@@ -68,7 +68,7 @@ json MeasuredJson(const Measured& m) {
 json HeadJson(const AuditReport& report, const HeadAudit& head) {
   json out = {{"layer", head.layer.value()},
               {"kv_head", head.kv_head.value()},
-              {"index", IndexJson(head.params, report.config.top_k)},
+              {"index", IndexJson(head.params, report.config.top_k, report.tokens)},
               {"index_bytes", head.index_bytes},
               {"exact",
                {{"mass", head.exact.mass},

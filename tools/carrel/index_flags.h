@@ -15,7 +15,7 @@ class App;
 namespace carrel::tools {
 
 inline constexpr char kSummariesHelp[] =
-    "keep summaries for --estimate: rows per cluster (40: 8 bytes per key at head_dim 128); 0: none";
+    "rows per cluster of the summaries, by which rows that are not retrieved still count (40: 8 bytes per key at head_dim 128); 0: none";
 
 struct IndexFlags {
   std::string kind = "flat";

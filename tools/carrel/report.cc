@@ -27,6 +27,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
                                      : layer.top_k == decoder::kAsSelected ? nlohmann::json("as selected")
                                                                           : nlohmann::json(layer.top_k)},
                            {"rows_attended", layer.rows_attended},
+                           {"estimated", layer.estimated},
                            {"candidates", layer.candidates},
                            {"visited", layer.visited},
                            {"prefetched_tokens", layer.prefetched},

@@ -18,7 +18,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command.add_option("--select", select, "which rows: top-k:K | range:B (scores within B of the best) | mass:P (the best rows with a share P of the softmax)")
       ->excludes(&top_k_option);
   command.add_option("--max-rows", config.max_rows, "range, mass: bound on the rows per KV head; 0: the store's");
-  command.add_option("--estimate", estimate, "on: rows that are not selected count through summaries of their clusters | off")->capture_default_str();
+  command.add_option("--estimate", estimate, "rows that are not selected count through summaries of their clusters: on | off | auto (where the context has summaries and want is attend)")->capture_default_str();
   command.add_option("--dense-layers", config.dense_layers, "the first layers attend to every row")->capture_default_str();
   command.add_option("--sink", config.sink, "first rows of the context held by the decoder")->capture_default_str();
   command.add_option("--local", config.local, "last rows of the context held by the decoder")->capture_default_str();
@@ -42,10 +42,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
 absl::Status RetrievalFlags::Resolve() {
   ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(top_k));
   if (!select.empty()) RETURN_IF_ERROR(decoder::ParseSelect(select, config));
-  if (estimate != "on" && estimate != "off") {
-    return absl::InvalidArgumentError(absl::StrCat("estimate=", estimate, " is none of on, off"));
-  }
-  config.estimate = estimate == "on";
+  ASSIGN_OR_RETURN(config.estimate, decoder::ParseEstimate(estimate));
   ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
   if (zone != "store" && zone != "host" && zone != "device") {
     return absl::InvalidArgumentError(absl::StrCat("zone=", zone, " is none of store, host, device"));

@@ -23,7 +23,7 @@ struct RetrievalFlags {
   StoreFlags store;
   std::string top_k = "128";
   std::string select;  // instead of top_k
-  std::string estimate = "off";
+  std::string estimate = "auto";
   std::string budget = "uniform";
   std::string prefetch = "off";
   std::string want = "attend";

@@ -1,5 +1,5 @@
-// What:  writes a random Llama checkpoint of any shape, to measure with: deterministic, as fast as the
-//        disk. Its text is noise; its arithmetic takes the time of a real model's.
+// What:  writes a random Llama checkpoint of any shape, to measure with: deterministic, as fast as
+//        the disk. Its text is noise; its arithmetic takes the time of a real model's.
 // Usage: make-model --out DIR [--layers N ...] [--tokenizer DIR]
 // Cost:  two bytes per weight on disk, written through a mapping by all cores.
 #include <fcntl.h>
@@ -124,8 +124,8 @@ void Fill(uint16_t* to, int64_t elements, uint64_t seed) {
   }
 }
 
-absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& tensors, uint64_t seed,
-                          ThreadPool* pool) {
+absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& tensors,
+                          uint64_t seed, ThreadPool* pool) {
   nlohmann::json header = nlohmann::json::object();
   for (const Tensor& tensor : tensors) {
     header[tensor.name] = {{"dtype", "BF16"},
@@ -142,7 +142,8 @@ absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& te
     close(fd);
     return ErrnoStatus(error, absl::StrCat(path, ": room for ", bytes, " bytes"));
   }
-  void* const map = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* const map =
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   const int map_error = errno;
   close(fd);
   if (map == MAP_FAILED) return ErrnoStatus(map_error, path);
@@ -168,7 +169,8 @@ absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& te
 }
 
 absl::Status Validate(const Shape& s) {
-  for (const int64_t n : {s.layers, s.hidden, s.ffn, s.heads, s.kv_heads, s.head_dim, s.vocab, s.max_positions}) {
+  for (const int64_t n :
+       {s.layers, s.hidden, s.ffn, s.heads, s.kv_heads, s.head_dim, s.vocab, s.max_positions}) {
     if (n < 1) return absl::InvalidArgumentError("every size must be at least 1");
   }
   if (s.heads % s.kv_heads == 0) return absl::OkStatus();
@@ -201,7 +203,8 @@ absl::Status Run(const Flags& flags) {
 }  // namespace carrel
 
 int main(int argc, char** argv) {
-  CLI::App app("Write a random checkpoint of any shape, to measure with; the default is Llama-3.1-8B's");
+  CLI::App app(
+      "Write a random checkpoint of any shape, to measure with; the default is Llama-3.1-8B's");
   carrel::Flags flags;
   carrel::Shape& shape = flags.shape;
   app.add_option("--out", flags.out, "folder to write; created if absent")->required();

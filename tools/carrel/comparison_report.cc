@@ -70,7 +70,7 @@ struct Axis {
 audit::CurveChart ChartOf(const Comparison& comparison, const std::string& line, const Axis& axis) {
   audit::CurveChart chart;
   chart.title = absl::StrCat(line, ": ", axis.title);
-  chart.x_axis = "KiB moved per token";
+  chart.x_axis = "ms per token";
   chart.y_axis = axis.y_axis;
   std::vector<std::pair<std::string, audit::CurveLine>> lines;
   double low = 1, high = 0;
@@ -87,7 +87,7 @@ audit::CurveChart ChartOf(const Comparison& comparison, const std::string& line,
     low = std::min(low, y);
     high = std::max(high, y);
     audit::CurveNode node;
-    node.x = std::max(run.bytes_moved / 1024, 1e-3);
+    node.x = std::max(run.ms_per_token, 1e-3);
     node.y = y;
     node.label = at->second.thin ? "" : run.configuration.flags.top_k;
     node.hover = Hover(comparison, run);
@@ -109,7 +109,7 @@ std::string Curves(const Comparison& comparison) {
   std::string out =
       "<section><h2>Quality against cost</h2><p class=\"lead\">One row per method. Blue: the "
       "method at its budgets, the number of rows beside each point; grey: all others. Cost on a "
-      "logarithmic scale: bytes read here or received from the store.</p><div class=\"curves\">\n";
+      "logarithmic scale: time per generated token.</p><div class=\"curves\">\n";
   const bool dense = comparison.runs.front().with_dense > 0;
   for (const std::string& line : lines) {
     absl::StrAppend(

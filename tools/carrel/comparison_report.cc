@@ -90,7 +90,8 @@ audit::CurveChart ChartOf(const Comparison& comparison, const std::string& line,
     node.x = std::max(run.ms_per_token, 1e-3);
     node.y = y;
     node.label = at->second.thin ? "" : run.configuration.flags.top_k;
-    node.hover = Hover(comparison, run);
+    // The others are told by name: every chart has all of them.
+    node.hover = at->second.thin ? run.configuration.name : Hover(comparison, run);
     at->second.nodes.push_back(std::move(node));
   }
   for (auto& [name, of_line] : lines) chart.lines.push_back(std::move(of_line));

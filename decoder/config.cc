@@ -19,9 +19,20 @@ absl::Status UnknownName(absl::string_view field, absl::string_view name, absl::
   return absl::InvalidArgumentError(absl::StrCat(field, "=", name, " is none of ", known));
 }
 
+// What a store offers and rows in this host's memory do not.
+absl::Status ValidateHostZone(const RetrievalConfig& config) {
+  if (config.prefetch != Prefetch::kOff) return absl::InvalidArgumentError("zone=host: there is nothing to prefetch; prefetch must be off");
+  if (config.select != Select::kTopK) return absl::InvalidArgumentError("zone=host selects by top-k only");
+  if (config.estimate == Estimate::kOn) return absl::InvalidArgumentError("zone=host has no estimation term: the store estimates; estimate must be off");
+  if (config.want != Want::kAttend) return absl::InvalidArgumentError("zone=host: nothing travels, so want must be attend");
+  if (config.effort != 0) return absl::InvalidArgumentError("zone=host searches no index, so effort must be 0");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
+  if (config.refine.has_value() && device.device != model::Device::kCpu) return absl::InvalidArgumentError("zone=host needs device=cpu: its methods run on the CPU");
   if (device.gpu_memory < 0) return absl::InvalidArgumentError(absl::StrCat("gpu_memory=", device.gpu_memory, " is negative"));
   if (device.new_tokens < 1 || device.new_tokens > 1 << 20) {
     return absl::InvalidArgumentError(absl::StrCat("new_tokens=", device.new_tokens, " is outside [1, ", 1 << 20, "]"));
@@ -64,6 +75,7 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   if (config.estimate == Estimate::kOn && config.want != Want::kAttend) {
     return absl::InvalidArgumentError("estimate is part of partial attention: it needs want=attend");
   }
+  if (config.refine.has_value()) RETURN_IF_ERROR(ValidateHostZone(config));
   if (config.effort < 0 || config.effort > 65536) return OutOfRange("effort", config.effort, "[0, 65536]");
   return absl::OkStatus();
 }

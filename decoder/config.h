@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
+#include "decoder/refine/refine_config.h"
 #include "model/device.h"
 
 namespace carrel::decoder {
@@ -19,7 +21,7 @@ enum class Budget : uint8_t { kUniform = 0, kLinear = 1 };
 // kRange: rows within `range` of the best score; kMass: the best rows with a share `mass` of the softmax (carrel/v1/retrieval.proto, Select).
 enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2 };
 
-// The estimation term: rows that are not selected count through summaries of their clusters. kAuto: where want=attend and the context has summaries.
+// The estimation term: rows that are not selected count through summaries of their clusters. kAuto: where want=attend and the context has summaries; never with refine.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
 inline constexpr int64_t kAllRows = -1;     // a top_k: every row of the zone
@@ -41,6 +43,7 @@ struct RetrievalConfig {
   double oversample = 2.0;       // candidates asked ahead, as a multiple of top_k; 1 .. 16
   double verified_hit_rate = 0.9;  // verified: the share of the true top_k that approximate candidates must have held, to be used unverified; 0 .. 1
   int32_t effort = 0;         // effort of a graph index; 0: the context's own
+  std::optional<RefineConfig> refine;  // set: the zone is in this host's memory, and this chooses its rows; otherwise the store does
   bool measure = false;          // also ask for exact answers, for the statistics: hit rate and mass. Outside of what is timed.
 };
 

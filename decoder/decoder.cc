@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
+#include "decoder/refine/host_rows.h"
 
 namespace carrel::decoder {
 namespace {
@@ -29,7 +30,7 @@ Decoder::~Decoder() = default;
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
                                                        const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
-                                                       const DeviceConfig& device) {
+                                                       const DeviceConfig& device, std::shared_ptr<const HostRows> host_rows) {
   RETURN_IF_ERROR(ValidateRetrievalConfig(config, checkpoint.config.shape.layers));
   RETURN_IF_ERROR(ValidateDeviceConfig(device, config));
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
@@ -49,13 +50,18 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
     return absl::InvalidArgumentError(
         absl::StrCat("top_k=", config.top_k, " exceeds the ", opened.tokens(), " tokens of context \"", context, "\"; use \"all\" for every row"));
   }
+  if (config.refine.has_value() != (host_rows != nullptr)) return absl::InvalidArgumentError("refine and the rows of this host go together");
+  if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context \"", context, "\": ", host_rows->tokens(), " rows are mapped here, the store opened ", opened.tokens()));
+  }
   const std::vector<int64_t> budgets = LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
-  if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end()); largest > opened.limits().max_top_k()) {
+  if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end()); largest > opened.limits().max_top_k() && host_rows == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest, " rows exceeds the store's max_top_k=",
                                                    opened.limits().max_top_k(), "; use \"all\" for every row"));
   }
   decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, budgets, opened);
-  RETURN_IF_ERROR(decoder->MakePass(config, opened, pool));
+  RETURN_IF_ERROR(decoder->MakePass(config, opened, pool, std::move(host_rows)));
   return decoder;
 }
 
@@ -65,15 +71,16 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Che
   RETURN_IF_ERROR(ValidateDeviceConfig(device, RetrievalConfig()));
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->max_block_ = kBlockTokens;
-  RETURN_IF_ERROR(decoder->MakePass(RetrievalConfig(), v1::OpenReply(), pool));
+  RETURN_IF_ERROR(decoder->MakePass(RetrievalConfig(), v1::OpenReply(), pool, nullptr));
   return decoder;
 }
 
-absl::Status Decoder::MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool) {
+absl::Status Decoder::MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool,
+                                 std::shared_ptr<const HostRows> host_rows) {
   if (device_.device == model::Device::kCuda) {
     ASSIGN_OR_RETURN(pass_, MakeCudaForwardPass(checkpoint_, config, device_, opened, client_.get(), pool));
   } else {
-    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, config, opened, client_.get(), pool, &observer_));
+    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, config, opened, client_.get(), pool, &observer_, std::move(host_rows)));
   }
   max_block_ = std::min(max_block_, pass_->max_tokens());
   return absl::OkStatus();

@@ -42,10 +42,11 @@ struct GenerateResult {
 
 class Decoder {
  public:
-  // Opens the context on a connected client and fetches sink and local rows.
+  // Opens the context on a connected client and fetches sink and local rows. config.refine needs host_rows: of this context, in this host's memory.
   static absl::StatusOr<std::unique_ptr<Decoder>> Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
                                                        const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
-                                                       const DeviceConfig& device = DeviceConfig());
+                                                       const DeviceConfig& device = DeviceConfig(),
+                                                       std::shared_ptr<const HostRows> host_rows = nullptr);
   // Without a context: the model alone, dense attention over the prompt and what follows it.
   static absl::StatusOr<std::unique_ptr<Decoder>> OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool,
                                                                 const DeviceConfig& device = DeviceConfig());
@@ -62,7 +63,7 @@ class Decoder {
 
  private:
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device) : checkpoint_(checkpoint), device_(device) {}
-  absl::Status MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool);
+  absl::Status MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows);
   absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options, std::vector<float>& logits);
 
   const model::Checkpoint& checkpoint_;

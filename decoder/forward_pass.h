@@ -22,6 +22,8 @@
 
 namespace carrel::decoder {
 
+class HostRows;
+
 class ForwardPass {
  public:
   virtual ~ForwardPass() = default;
@@ -43,10 +45,12 @@ class ForwardPass {
 using Observer = std::function<void(const model::AttentionInput&, const float* attended)>;
 
 // The client is open and `opened` its reply; sink and local rows are fetched before this returns.
+// host_rows: what config.refine needs, otherwise null.
 // Without a context: a null client and an empty reply. *observer outlives the pass and may change.
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
-    StoreClient* client, ThreadPool* pool, const Observer* observer);
+    StoreClient* client, ThreadPool* pool, const Observer* observer,
+    std::shared_ptr<const HostRows> host_rows);
 
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const DeviceConfig& device,

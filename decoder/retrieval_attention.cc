@@ -7,28 +7,32 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/context_rows.h"
+#include "decoder/refine/host_zone.h"
 #include "decoder/zone.h"
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/window_attention/window_attention.h"
 
 namespace carrel::decoder {
 
-RetrievalAttention::RetrievalAttention(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
-                                       StoreClient* client, ThreadPool* pool)
+RetrievalAttention::RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool)
     : shape_(shape),
       scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
       client_(client),
       pool_(pool),
       window_(shape),
-      layer_statistics_(shape.layers),
-      zone_(std::make_unique<Zone>(config, shape, opened, client, pool, &layer_statistics_)) {}
+      layer_statistics_(shape.layers) {}
 
 RetrievalAttention::~RetrievalAttention() = default;
 
 absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(const RetrievalConfig& config, const AttentionShape& shape,
                                                                                const v1::OpenReply& opened, StoreClient* client,
-                                                                               ThreadPool* pool) {
-  std::unique_ptr<RetrievalAttention> attention(new RetrievalAttention(config, shape, opened, client, pool));
+                                                                               ThreadPool* pool, std::shared_ptr<const HostRows> host_rows) {
+  std::unique_ptr<RetrievalAttention> attention(new RetrievalAttention(shape, client, pool));
+  if (config.refine.has_value()) {
+    ASSIGN_OR_RETURN(attention->zone_, HostZone::Create(config, shape, opened, std::move(host_rows), pool, &attention->layer_statistics_));
+  } else {
+    attention->zone_ = std::make_unique<Zone>(config, shape, opened, client, pool, &attention->layer_statistics_);
+  }
   RETURN_IF_ERROR(Annotate(attention->LoadContextRows(opened), "reading sink and local rows"));
   return attention;
 }
@@ -75,6 +79,7 @@ absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, floa
   AttendWindow(input);
   RETURN_IF_ERROR(zone_->Finish(input.layer, input.q, input.n, zone_partial_));
   RETURN_IF_ERROR(zone_->Measure(input.layer, input.q, input.n, zone_partial_, window_partial_.lse));
+  RETURN_IF_ERROR(zone_->MeasureOutput(input.layer, input.q, input.n, zone_partial_, window_partial_));
   kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(), zone_partial_.out.data(), zone_partial_.lse.data(),
                        input.n * shape_.q_heads, shape_.head_dim);
   std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);

@@ -17,13 +17,16 @@
 
 namespace carrel::decoder {
 
-class Zone;
+class HostRows;
+class ZoneAttention;
 
 class RetrievalAttention : public model::Attention {
  public:
+  // host_rows: of config.refine, which needs them; otherwise null.
   // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a context: a null client and an empty reply.
   static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(const RetrievalConfig& config, const AttentionShape& shape,
-                                                                    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool);
+                                                                    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
+                                                                    std::shared_ptr<const HostRows> host_rows = nullptr);
   ~RetrievalAttention() override;
 
   // Asks for the rows of `layer` ahead of time, with approximate queries [n, q_heads, head_dim].
@@ -37,8 +40,7 @@ class RetrievalAttention : public model::Attention {
   Statistics statistics() const;
 
  private:
-  RetrievalAttention(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened, StoreClient* client,
-                     ThreadPool* pool);
+  RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool);
   absl::Status LoadContextRows(const v1::OpenReply& opened);
   void AttendWindow(const model::AttentionInput& input);
 
@@ -48,7 +50,7 @@ class RetrievalAttention : public model::Attention {
   ThreadPool* const pool_;
   Window window_;
   std::vector<LayerStatistics> layer_statistics_;
-  std::unique_ptr<Zone> zone_;
+  std::unique_ptr<ZoneAttention> zone_;
   Partial window_partial_, zone_partial_;
 };
 

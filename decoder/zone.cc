@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
+#include "decoder/output_error.h"
 #include "decoder/wire.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 
@@ -385,6 +386,26 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
   if (pending.speculative.has_value()) client_->Forget(*pending.speculative);
   pending.speculative.reset();
   pending.candidates.reset();
+  return absl::OkStatus();
+}
+
+absl::Status Zone::MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone, const Partial& window) {
+  if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
+  if (budgets_[layer.value()] == kAllRows) {
+    for (int64_t i = 0; i < n; ++i) StatisticsOf(layer).output_error.Add(0);
+    return absl::OkStatus();
+  }
+  v1::Query query;
+  query.set_layer(layer.value());
+  SetFloats(q, {n, shape_.q_heads, shape_.head_dim}, query.mutable_queries());
+  query.mutable_select()->set_all(true);
+  query.set_want(v1::ATTEND);
+  ASSIGN_OR_RETURN(const RequestId id, client_->Send(std::move(query)));
+  ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts, Receive(id, nullptr));
+  Partial dense;
+  dense.Reset(n, shape_.q_heads, shape_.head_dim);
+  for (const v1::SessionReply& part : parts) RETURN_IF_ERROR(MergeAttend(part.query(), n, dense));
+  AddOutputErrors(window, zone, dense, n, shape_, StatisticsOf(layer).output_error);
   return absl::OkStatus();
 }
 

@@ -20,29 +20,32 @@
 #include "decoder/statistics.h"
 #include "decoder/store_client.h"
 #include "decoder/threshold.h"
+#include "decoder/zone_attention.h"
 
 namespace carrel::decoder {
 
-class Zone {
+class Zone final : public ZoneAttention {
  public:
   // statistics [layers] outlives this.
   Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
        std::vector<LayerStatistics>* statistics);
 
   // approximate_q [n, q_heads, head_dim] for `layer`.
-  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n);
-  absl::Status Start(Layer layer, const float* q, int64_t n);
+  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
+  absl::Status Start(Layer layer, const float* q, int64_t n) override;
   // partial gets the zone's attention, [n, q_heads].
-  absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial);
+  absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override;
 
   // After Finish: asks exactly and adds hit rate, mass and thresholds' samples to the statistics, where config or calibration want it.
   // window_lse [n, q_heads] is of the rows that the decoder holds.
-  absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone, const std::vector<float>& window_lse);
+  absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone, const std::vector<float>& window_lse) override;
+  // Asks the store for attention over every row.
+  absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone, const Partial& window) override;
 
   // A prompt is being read: thresholds may be calibrated.
-  void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
+  void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
   // Gives up what is in flight: the sequence is over or failed.
-  void Cancel();
+  void Cancel() override;
 
  private:
   // What is in flight or at hand for one layer.

@@ -441,6 +441,46 @@ TEST_F(BadInputTest, Questions_Malformed_NamesFileAndLine) {
   ExpectNothingLost();
 }
 
+TEST_F(BadInputTest, ZoneInThisHost_WhatMakesNoSense_IsRefusedWithTheReason) {
+  const Args ask = {"ask", "--model", DemoModel(), "--context", kKept, "x", "--zone", "host"};
+  const Args here = With(ask, {"--store", store_});
+  EXPECT_THAT(Carrel(With(ask, {"--server", "unix:none"})), FailsWith(kBad, Texts{"--store instead of --server"}));
+  EXPECT_THAT(Carrel(With(here, {"--prefetch", "speculative"})), FailsWith(kBad, Texts{"prefetch must be off"}));
+  EXPECT_THAT(Carrel(With(here, {"--want", "rows"})), FailsWith(kBad, Texts{"nothing travels"}));
+  EXPECT_THAT(Carrel(With(here, {"--select", "mass:0.9"})), FailsWith(kBad, Texts{"top-k only"}));
+  EXPECT_THAT(Carrel(With(here, {"--estimate", "on"})), FailsWith(kBad, Texts{"estimate must be off"}));
+  EXPECT_THAT(Carrel(With(here, {"--effort", "9"})), FailsWith(kBad, Texts{"effort must be 0"}));
+  EXPECT_THAT(Carrel(With(here, {"--refine", "hippo"})), FailsWith(kBad, Texts{"refine=hippo is none of"}));
+  EXPECT_THAT(Carrel(With(here, {"--device", "cuda"})), FailsWith(kBad, Texts{"zone=host needs device=cpu"}));
+  EXPECT_THAT(Carrel({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "x", "--refine", "hip"}),
+              FailsWith(kBad, Texts{"refine=hip needs --zone host"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Configurations_Malformed_NamesFileAndConfiguration) {
+  const std::string questions = WriteFile("q.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}");
+  const Args eval = {"eval",    "--model", DemoModel(), "--context", kKept, "--store", store_,
+                     "--questions", questions, "--compare"};
+  const struct {
+    const char* bytes;
+    Texts message;
+  } files[] = {{"", {"c.json", "not a list"}},
+               {"[]", {"c.json", "not a list"}},
+               {"[{}, 1]", {"configuration 2 of 2", "not an object"}},
+               {"[{\"top-k\": [1]}]", {"configuration 1", "\"top-k\" is neither"}},
+               {"[{\"top-c\": 1}]", {"configuration 1", "--top-c"}},
+               {"[{\"top-k\": 0}]", {"configuration 1", "top_k=0"}},
+               {"[{\"refine\": \"hip\"}]", {"configuration 1", "needs --zone host"}}};
+  for (const auto& file : files) {
+    EXPECT_THAT(Carrel(With(eval, {WriteFile("c.json", file.bytes)})), FailsWith(kBad, file.message));
+  }
+  const std::string good = WriteFile("c.json", "[{}]");
+  EXPECT_THAT(Carrel(With(eval, {good, "--stats"})), FailsWith(kBad, Texts{"--stats"}));
+  EXPECT_THAT(Carrel(With(eval, {good, "--measure", "-1"})), FailsWith(kBad, Texts{"measure=-1"}));
+  EXPECT_THAT(Carrel(With(eval, {good, "--html", store_})), FailsWith(kBad, Texts{"is a folder"}));
+  ExpectNothingLost();
+}
+
 // Nothing is opened, so nothing needs to be there.
 TEST(UsageTest, RequiredFlag_Missing_IsNamed) {
   const struct {

@@ -15,7 +15,8 @@ const Args kRetrievalFlags = {"--model",   "--context",  "--store",     "--serve
                               "--budget",  "--prefetch", "--want",      "--max-tokens",
                               "--threads", "--stats",    "--json",      "--temperature",
                               "--top-p",   "--seed",     "--effort",    "--oversample",
-                              "--select",  "--max-rows", "--estimate"};
+                              "--select",  "--max-rows", "--estimate",
+                              "--zone",    "--refine"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -38,7 +39,7 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
       {{"stats"}, {"--server", "unix:PATH", "--json"}},
       {{"serve"}, {"--store", "--listen", "unix:PATH", "HOST:PORT", "--threads"}},
       {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens", "--logits"})},
-      {{"eval"}, With(kRetrievalFlags, {"--questions"})},
+      {{"eval"}, With(kRetrievalFlags, {"--questions", "--compare", "--html", "--measure"})},
       {{"audit"},
        {"NAME", "--store", "--sample", "--want-recall", "--top-k", "--effort", "--sink", "--local",
         "--threads", "--json", "--html"}},
@@ -349,6 +350,46 @@ TEST_F(CliOutputTest, Eval_Json_CountsRightAnswers) {
   EXPECT_EQ(report["exact_match"], 0.5);
   EXPECT_EQ(report["agreement"], json());  // no dense_ids given
   EXPECT_GT(report["tokens_per_s"], 0);
+}
+
+TEST_F(CliOutputTest, EvalCompare_AllThreeForms_HoldEveryConfiguration) {
+  const std::string questions =
+      WriteFile("questions.jsonl", json{{"prompt", kQuestion}, {"answer", answer_}}.dump());
+  const std::string configurations = WriteFile(
+      "compare.json", json::array({{{"name", "dense"}, {"top-k", "all"}},
+                                   {{"top-k", 8}, {"zone", "host"}, {"dense-layers", 0}},
+                                   {{"top-k", 8}, {"zone", "host"}, {"refine", "hip:refresh=2"}},
+                                   {{"top-k", 8}, {"want", "rows"}}})
+                          .dump());
+  const Args eval = {"eval",  "--model",      DemoModel(), "--context",   kKept,         "--store",
+                     store_,  "--questions",  questions,   "--compare",   configurations, "--measure",
+                     "1",     "--html",       path("page.html")};
+  const Outcome markdown = Carrel(eval);
+  EXPECT_THAT(markdown, Succeeds());
+  const std::string page = ReadBytes(path("page.html"));
+  for (const char* text : {"dense", "refine=hip:refresh=2", "output error", "want=rows"}) {
+    EXPECT_THAT(markdown.out, testing::HasSubstr(text));
+    EXPECT_THAT(page, testing::HasSubstr(text));
+  }
+  EXPECT_THAT(page, testing::Not(testing::HasSubstr("http")));
+  const json report = JsonOf(Carrel(With(eval, {"--json"})));
+  ASSERT_EQ(report["runs"].size(), 4u);
+  EXPECT_EQ(report["questions"], 1);
+  EXPECT_EQ(report["runs"][0]["name"], "dense");
+  EXPECT_EQ(report["runs"][0]["exact_matches"], 1);
+  EXPECT_EQ(report["runs"][0]["output_error"], 0);
+  for (const json& run : report["runs"]) {
+    EXPECT_EQ(run["output_error_per_layer"].size(), 8u);
+    EXPECT_GT(run["ms_per_token"], 0);
+    EXPECT_GT(run["bytes_moved_per_token"], 0);
+    EXPECT_LE(run["attended_mass"], 1.001);
+  }
+  // 8 rows of 2 heads in 8 layers.
+  EXPECT_EQ(report["runs"][1]["rows_attended_per_token"], 128);
+  EXPECT_GT(report["runs"][1]["output_error"], 0);
+  EXPECT_GT(report["runs"][2]["keys_visited_per_token"], 0);
+  EXPECT_LT(report["runs"][2]["keys_visited_per_token"],
+            report["runs"][1]["keys_visited_per_token"]);
 }
 
 }  // namespace

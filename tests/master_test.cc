@@ -189,6 +189,61 @@ TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
   }
 }
 
+TEST_P(MasterTest, ZoneInThisHost_EveryRefinerWithEveryRow_EqualsDenseAttention) {
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  const testing_world::Question& question = (*questions)[1];
+  for (const char* refine : {"exact", "hip", "infinitehip", "hash", "channels"}) {
+    for (const auto& [sink, local] : {std::pair<int64_t, int64_t>{4, 64}, {0, 0}, {300, 400}}) {
+      SCOPED_TRACE(absl::StrCat(refine, " sink ", sink, " local ", local));
+      decoder::RetrievalConfig config;
+      config.top_k = decoder::kAllRows;
+      config.dense_layers = 0;
+      config.sink = sink;
+      config.local = local;
+      config.refine = *decoder::ParseRefine(refine);
+      auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
+      CARREL_ASSERT_OK(decoder);
+      DenseReference reference(folder_, "doc");
+      (**decoder)->set_observer([&](const model::AttentionInput& input, const float* attended) { reference.Observe(input, attended); });
+      const auto result = (**decoder)->Generate(question.prompt, decoder::GenerateOptions());
+      CARREL_ASSERT_OK(result);
+      EXPECT_EQ(result->ids, question.dense_ids);
+      for (int32_t layer = 0; layer < DemoCheckpoint().config.shape.layers; ++layer) EXPECT_LE(reference.RelativeErrorOf(layer), 1e-4) << "layer " << layer;
+    }
+  }
+}
+
+// The exact method finds what the store's flat index finds: the same tokens and the same mass.
+TEST_P(MasterTest, ZoneInThisHost_Exact_IsTheStoresFlatSearch) {
+  if (GetParam() != kvstore::IndexKind::kFlat) GTEST_SKIP() << "hnsw may find other rows";
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  decoder::RetrievalConfig config;
+  config.top_k = 16;
+  config.dense_layers = 1;
+  config.measure = true;
+  config.estimate = decoder::Estimate::kOff;
+  auto at_store = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
+  CARREL_ASSERT_OK(at_store);
+  config.refine = decoder::RefineConfig();
+  auto here = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
+  CARREL_ASSERT_OK(here);
+  for (const testing_world::Question& question : *questions) {
+    const auto from_store = (**at_store)->Generate(question.prompt, decoder::GenerateOptions());
+    const auto from_here = (**here)->Generate(question.prompt, decoder::GenerateOptions());
+    CARREL_ASSERT_OK(from_store);
+    CARREL_ASSERT_OK(from_here);
+    EXPECT_EQ(from_here->ids, from_store->ids);
+  }
+  const decoder::Statistics a = (**at_store)->statistics(), b = (**here)->statistics();
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    EXPECT_EQ(a.layers[i].rows_attended, b.layers[i].rows_attended) << "layer " << i;
+    EXPECT_NEAR(a.layers[i].mass.value(), b.layers[i].mass.value(), 1e-4) << "layer " << i;
+    EXPECT_NEAR(a.layers[i].output_error.value(), b.layers[i].output_error.value(), 1e-3) << "layer " << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, MasterTest, testing::Values(kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw),
                          [](const auto& info) { return std::string(kvstore::IndexKindName(info.param)); });
 

@@ -7,6 +7,7 @@
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 #include "prefill/prefill.h"
+#include "tools/carrel/mapped_rows.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/store_access.h"
 
@@ -110,7 +111,11 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(const std
   flags.folder = store_folder;
   ASSIGN_OR_RETURN(opened->access_->store, tools::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, opened->access_->store->NewClient());
-  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config, Pool(), device));
+  std::shared_ptr<const decoder::HostRows> rows;
+  if (config.refine.has_value()) {
+    ASSIGN_OR_RETURN(rows, tools::MapContextRows(store_folder, context, Pool()));
+  }
+  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config, Pool(), device, std::move(rows)));
   return opened;
 }
 

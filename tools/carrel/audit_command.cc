@@ -1,7 +1,6 @@
 // carrel audit: a context's own index against exact search.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "kvstore/storage/store.h"
 #include "tools/carrel/audit_report.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/page_file.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
@@ -30,18 +30,6 @@ struct AuditFlags {
   bool json = false;
   audit::AuditConfig config;
 };
-
-// A page is written at the end of a long job: whether it can be is asked at the beginning.
-constexpr int64_t kProbedPageBytes = 1 << 20;
-
-absl::Status CheckPage(const std::string& path) {
-  if (path.empty()) return absl::InvalidArgumentError("--html needs the name of a file");
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    return absl::InvalidArgumentError(absl::StrCat("--html ", path, " is a folder"));
-  }
-  return Annotate(ProbeRoom(path, 0, kProbedPageBytes), "--html");
-}
 
 absl::Status CheckWanted(const audit::AuditReport& report) {
   constexpr size_t kNamed = 8;

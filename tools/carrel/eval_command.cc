@@ -2,11 +2,16 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
-#include "absl/strings/ascii.h"
+#include "common/file.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/comparison.h"
+#include "tools/carrel/comparison_report.h"
+#include "tools/carrel/evaluation.h"
+#include "tools/carrel/page_file.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -17,39 +22,28 @@ namespace {
 struct EvalFlags {
   RetrievalFlags retrieval;
   std::string questions;
+  std::string compare;
+  std::optional<std::string> html;
+  int64_t measure = 4;
   bool stats = false;
   bool json = false;
 };
 
-struct Tally {
-  int64_t exact = 0, with_dense = 0, agreeing = 0, prompt_tokens = 0, tokens = 0;
-  double prompt_seconds = 0, generate_seconds = 0;
-  nlohmann::json differing = nlohmann::json::array();
-};
-
-absl::Status AskOne(const EvalFlags& flags, OpenDecoder& open, const Question& question, Tally& tally) {
-  ASSIGN_OR_RETURN(const std::vector<TokenId> prompt, open.checkpoint().EncodePrompt(question.prompt));
-  decoder::GenerateOptions options;
-  options.max_tokens = flags.retrieval.max_tokens;
-  options.sampling = flags.retrieval.sampling;
-  ASSIGN_OR_RETURN(const decoder::GenerateResult result, open.decoder().Generate(prompt, options));
-  ASSIGN_OR_RETURN(const std::string text, open.checkpoint().tokenizer->Decode(result.ids, /*skip_special=*/true));
-  const bool exact = absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.answer);
-  const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
-  tally.exact += exact;
-  tally.with_dense += question.has_dense_ids;
-  tally.agreeing += agrees;
-  tally.prompt_tokens += static_cast<int64_t>(prompt.size());
-  tally.tokens += static_cast<int64_t>(result.ids.size());
-  tally.prompt_seconds += result.prompt_seconds;
-  tally.generate_seconds += result.generate_seconds;
-  if (question.has_dense_ids ? !agrees : !exact) {
-    tally.differing.push_back({{"prompt", question.prompt}, {"text", text}, {"answer", question.answer}, {"ids", result.ids}});
-  }
+absl::Status RunComparison(const EvalFlags& flags) {
+  if (flags.stats) return absl::InvalidArgumentError("--stats is of one configuration; --compare measures --measure questions of each");
+  if (flags.measure < 0) return absl::InvalidArgumentError(absl::StrCat("measure=", flags.measure, " is negative"));
+  if (flags.html.has_value()) RETURN_IF_ERROR(CheckPage(*flags.html));
+  ASSIGN_OR_RETURN(const std::vector<Configuration> configurations, ReadConfigurations(flags.compare, flags.retrieval));
+  ASSIGN_OR_RETURN(const std::vector<Question> questions, ReadQuestions(flags.questions));
+  ASSIGN_OR_RETURN(const Comparison comparison, Compare(configurations, questions, flags.measure));
+  if (flags.html.has_value()) RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
+  std::fputs(flags.json ? (ComparisonJson(comparison).dump() + "\n").c_str() : ComparisonMarkdown(comparison).c_str(), stdout);
   return absl::OkStatus();
 }
 
 absl::Status RunEval(EvalFlags& flags) {
+  if (!flags.compare.empty()) return RunComparison(flags);
+  if (flags.html.has_value()) return absl::InvalidArgumentError("--html is a page of --compare");
   RETURN_IF_ERROR(flags.retrieval.Resolve());
   ASSIGN_OR_RETURN(const std::vector<Question> questions, ReadQuestions(flags.questions));
   flags.retrieval.config.measure = flags.stats;
@@ -57,12 +51,16 @@ absl::Status RunEval(EvalFlags& flags) {
   Tally tally;
   Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal ? Progress::Mode::kTerminal : Progress::Mode::kQuiet);
   const double total = static_cast<double>(questions.size());
-  for (size_t i = 0; i < questions.size(); ++i) {
-    progress.Update(static_cast<double>(i) / total, absl::StrCat("question ", i + 1, "/", questions.size(), "  ", tally.exact, " exact"));
-    RETURN_IF_ERROR(Annotate(AskOne(flags, *open, questions[i], tally), absl::StrCat("question ", i + 1)));
-  }
+  const auto show = [&](size_t i, const Tally& so_far) {
+    progress.Update(static_cast<double>(i) / total, absl::StrCat("question ", i + 1, "/", questions.size(), "  ", so_far.exact, " exact"));
+  };
+  RETURN_IF_ERROR(AskAll(flags.retrieval, *open, questions, show, tally));
   progress.Clear();
   const double rate = tally.generate_seconds > 0 ? static_cast<double>(tally.tokens) / tally.generate_seconds : 0;
+  nlohmann::json differing = nlohmann::json::array();
+  for (const Tally::Answer& a : tally.differing) {
+    differing.push_back({{"prompt", a.prompt}, {"text", a.text}, {"answer", a.answer}, {"ids", a.ids}});
+  }
   nlohmann::json json = {{"context", flags.retrieval.context},
                          {"context_tokens", open->decoder().context_tokens()},
                          {"questions", questions.size()},
@@ -76,7 +74,7 @@ absl::Status RunEval(EvalFlags& flags) {
                          {"prompt_tokens", tally.prompt_tokens},
                          {"prompt_seconds", tally.prompt_seconds},
                          {"generate_seconds", tally.generate_seconds},
-                         {"differing", tally.differing}};
+                         {"differing", std::move(differing)}};
   json["stats"] = StatisticsJson(open->decoder().statistics(), flags.stats);
   if (!flags.json) {
     std::fprintf(stderr, "%d questions: %d exact, %d of %d equal to dense, %.1f tokens/s\n", static_cast<int>(questions.size()),
@@ -94,6 +92,9 @@ void AddEval(CLI::App& app, Run& chosen) {
   CLI::App& command = *app.add_subcommand("eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
   flags->retrieval.Declare(command, /*context_required=*/true);
   command.add_option("--questions", flags->questions, "one JSON object a line: prompt, answer, maybe dense_ids")->required();
+  command.add_option("--compare", flags->compare, "a JSON list of configurations, objects of flag names and values: ask the questions under each and print one table");
+  command.add_option("--html", flags->html, "compare: also write a page with curves of quality against cost");
+  command.add_option("--measure", flags->measure, "compare: so many questions are asked again to measure mass and output error per layer, apart from what is timed")->capture_default_str();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");
   command.callback([flags, &chosen] { chosen = [flags] { return RunEval(*flags); }; });

@@ -34,11 +34,13 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
                            {"verified_again_tokens", layer.verified_again},
                            {"exposed_wait_us", layer.exposed_wait_us},
                            {"bytes", layer.bytes_received},
+                           {"bytes_read", layer.bytes_read},
                            {"cosine", OrNull(layer.cosine)}};
     if (measured) {
       json["prefetch_hit_rate"] = OrNull(layer.hit_rate);
       json["mass"] = OrNull(layer.mass);
       json["attended_mass"] = OrNull(layer.attended_mass);
+      json["output_error"] = OrNull(layer.output_error);
     }
     layers.push_back(std::move(json));
   }
@@ -53,16 +55,16 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
 std::string StatisticsTable(const decoder::Statistics& statistics, bool measured) {
   std::string table = absl::StrFormat("%5s %6s %12s %12s %10s %10s %12s %8s", "layer", "top_k", "candidates", "attended", "wait us", "bytes",
                                       "asked ahead", "cosine");
-  if (measured) absl::StrAppendFormat(&table, " %8s %8s %8s", "hit rate", "mass", "att.mass");
+  if (measured) absl::StrAppendFormat(&table, " %8s %8s %8s %8s", "hit rate", "mass", "att.mass", "error");
   table += "   (per token)\n";
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
     absl::StrAppendFormat(&table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i, layer.top_k < 0 ? "all" : layer.top_k == decoder::kAsSelected ? "-" : absl::StrCat(layer.top_k),
                           PerToken(static_cast<double>(layer.candidates), layer.tokens),
                           PerToken(static_cast<double>(layer.rows_attended), layer.tokens), PerToken(layer.exposed_wait_us, layer.tokens),
-                          FormatBytes(static_cast<int64_t>(PerToken(static_cast<double>(layer.bytes_received), layer.tokens))),
+                          FormatBytes(static_cast<int64_t>(PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens))),
                           PerToken(static_cast<double>(layer.prefetched), layer.tokens), Cell(layer.cosine));
-    if (measured) absl::StrAppendFormat(&table, " %8s %8s %8s", Cell(layer.hit_rate), Cell(layer.mass), Cell(layer.attended_mass));
+    if (measured) absl::StrAppendFormat(&table, " %8s %8s %8s %8s", Cell(layer.hit_rate), Cell(layer.mass), Cell(layer.attended_mass), Cell(layer.output_error));
     table += "\n";
   }
   absl::StrAppend(&table, "window ", FormatBytes(statistics.window_bytes), ", sent ", FormatBytes(statistics.bytes_sent), ", received ",

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "common/status.h"
+#include "tools/carrel/mapped_rows.h"
 
 namespace carrel::tools {
 
@@ -29,7 +30,8 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command.add_option("--effort,--ef-search", config.effort, "how much an index does for recall: beam width, lists probed or rows scored exactly; 0: the context's own")->capture_default_str();
   DeclareDevice(command, device, device_config.gpu_memory);
   command.add_option("--gpu-new-tokens", device_config.new_tokens, "cuda: room on the GPU for what is prompted and generated")->capture_default_str();
-  command.add_option("--zone", zone, "store: the kvstore searches | device: its rows are copied to the GPU at open and searched there, by codes")->capture_default_str();
+  command.add_option("--zone", zone, "store: the kvstore searches | host: rows of --store are mapped here and --refine chooses among them | device: rows are copied to the GPU at open and searched there, by codes")->capture_default_str();
+  command.add_option("--refine", refine, "zone=host: exact | hip | infinitehip | hash | channels, with parameters as NAME:key=value,key=value (docs/methods.md)");
   command.add_option("--threads", threads, "threads of the model; 0: one per core")->capture_default_str();
   command.add_option("--max-tokens", max_tokens, "generate at most so many tokens")->capture_default_str();
   command.add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
@@ -42,8 +44,16 @@ absl::Status RetrievalFlags::Resolve() {
   if (!select.empty()) RETURN_IF_ERROR(decoder::ParseSelect(select, config));
   ASSIGN_OR_RETURN(config.estimate, decoder::ParseEstimate(estimate));
   ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
-  if (zone != "store" && zone != "device") {
-    return absl::InvalidArgumentError(absl::StrCat("zone=", zone, " is none of store, device"));
+  if (zone != "store" && zone != "host" && zone != "device") {
+    return absl::InvalidArgumentError(absl::StrCat("zone=", zone, " is none of store, host, device"));
+  }
+  if (zone != "host" && !refine.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("refine=", refine, " needs --zone host: with zone=", zone, " the rows are chosen there"));
+  }
+  if (zone == "host") {
+    if (!store.server.empty()) return absl::InvalidArgumentError("--zone host maps the rows of a folder of this host: give --store instead of --server");
+    if (context.empty()) return absl::InvalidArgumentError("--zone host without --context: there is no zone");
+    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
   }
   device_config.zone_on_device = zone == "device";
   ASSIGN_OR_RETURN(config.budget, decoder::ParseBudget(budget));
@@ -77,8 +87,12 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
     return open;
   }
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  std::shared_ptr<const decoder::HostRows> rows;
+  if (flags.config.refine.has_value()) {
+    ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
-  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, flags.config, &open->pool_, flags.device_config));
+  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, flags.config, &open->pool_, flags.device_config, std::move(rows)));
   return open;
 }
 

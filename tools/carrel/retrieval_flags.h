@@ -29,6 +29,7 @@ struct RetrievalFlags {
   std::string want = "attend";
   std::string device = "cpu";
   std::string zone = "store";
+  std::string refine;  // zone=host; empty: exact
   int threads = 0;
   decoder::DeviceConfig device_config;
   decoder::RetrievalConfig config;  // the rest of the flags write here

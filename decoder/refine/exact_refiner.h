@@ -1,0 +1,17 @@
+// What:   the rows with the largest exact group scores: what every other method approximates.
+// Math:   decision 004: max_h (scale * <q[h], k[j]> - lse[h]) with lse over the zone; ties by
+//         smaller id. The same rows as a flat index finds.
+// Source: Exact top-k decoding (docs/methods.md, A), Algorithm 1, with a scan as its index.
+// Cost:   reads every key of the zone once per token.
+#pragma once
+
+#include <memory>
+
+#include "decoder/refine/refiner.h"
+
+namespace carrel::decoder {
+
+std::unique_ptr<Refiner> MakeExactRefiner(const AttentionShape& shape, RowRange zone,
+                                          const HostRows& rows);
+
+}  // namespace carrel::decoder

@@ -1,0 +1,194 @@
+#include "decoder/refine/hash_refiner.h"
+
+#include <algorithm>
+#include <bit>
+#include <random>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "common/dtype.h"
+#include "common/status.h"
+#include "decoder/refine/key_scores.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Rows of an orthonormal basis, as many bases as it takes: [bits, d].
+std::vector<float> RandomRotations(int64_t bits, int64_t d, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> normal;
+  std::vector<float> directions(static_cast<size_t>(bits * d));
+  std::vector<double> basis;
+  for (int64_t b = 0; b < bits; ++b) {
+    if (b % d == 0) basis.clear();
+    std::vector<double> x(static_cast<size_t>(d));
+    for (double& value : x) value = normal(rng);
+    for (size_t at = 0; at < basis.size(); at += x.size()) {  // Gram-Schmidt
+      double dot = 0;
+      for (size_t c = 0; c < x.size(); ++c) dot += x[c] * basis[at + c];
+      for (size_t c = 0; c < x.size(); ++c) x[c] -= dot * basis[at + c];
+    }
+    double norm = 0;
+    for (const double value : x) norm += value * value;
+    norm = std::sqrt(norm);
+    for (size_t c = 0; c < x.size(); ++c) {
+      x[c] /= norm;
+      directions[static_cast<size_t>(b) * x.size() + c] = static_cast<float>(x[c]);
+    }
+    basis.insert(basis.end(), x.begin(), x.end());
+  }
+  return directions;
+}
+
+void Encode(const std::vector<float>& directions, int64_t bits, int64_t d, const float* x,
+            uint32_t* words) {
+  for (int64_t w = 0; w < bits / 32; ++w) {
+    uint32_t word = 0;
+    for (int64_t b = 0; b < 32; ++b) {
+      const float* direction = &directions[static_cast<size_t>((w * 32 + b) * d)];
+      float dot = 0;
+      for (int64_t c = 0; c < d; ++c) dot += direction[c] * x[c];
+      word |= static_cast<uint32_t>(dot > 0) << b;
+    }
+    words[w] = word;
+  }
+}
+
+HeadCodes RandomCodes(const HashConfig& config, const HeadRows& rows, RowRange zone, int64_t d) {
+  HeadCodes codes;
+  codes.bits = config.bits;
+  codes.directions = RandomRotations(config.bits, d, config.seed);
+  codes.words.resize(static_cast<size_t>(zone.rows() * config.bits / 32));
+  std::vector<float> key(static_cast<size_t>(d));
+  std::vector<double> mean(static_cast<size_t>(d));
+  const auto widen = [&](Position row) {
+    WidenToFloat(DType::kBf16, rows.Key(row), d, key.data());
+  };
+  for (Position row = zone.begin; row < zone.end; ++row) {
+    widen(row);
+    for (int64_t c = 0; c < d; ++c) mean[static_cast<size_t>(c)] += key[static_cast<size_t>(c)];
+  }
+  for (double& value : mean) value /= static_cast<double>(std::max<int64_t>(1, zone.rows()));
+  for (Position row = zone.begin; row < zone.end; ++row) {
+    widen(row);
+    for (size_t c = 0; c < key.size(); ++c) key[c] -= static_cast<float>(mean[c]);
+    Encode(codes.directions, codes.bits, d, key.data(),
+           &codes.words[static_cast<size_t>((row - zone.begin) * codes.bits / 32)]);
+  }
+  return codes;
+}
+
+// Compiled once for any processor and once for those that count bits in one instruction.
+[[gnu::always_inline]] inline void AddDifferences(const uint32_t* query, const uint32_t* codes,
+                                                  int64_t words, int64_t rows, int32_t* out) {
+  for (int64_t j = 0; j < rows; ++j) {
+    int32_t different = 0;
+    for (int64_t w = 0; w < words; ++w) different += std::popcount(query[w] ^ codes[j * words + w]);
+    out[j] += different;
+  }
+}
+
+#if defined(__x86_64__)
+[[gnu::target("popcnt")]] void AddDifferencesFast(const uint32_t* query, const uint32_t* codes,
+                                                  int64_t words, int64_t rows, int32_t* out) {
+  AddDifferences(query, codes, words, rows, out);
+}
+bool CountsBitsFast() {
+  static const bool fast = __builtin_cpu_supports("popcnt");
+  return fast;
+}
+#endif
+
+void CountDifferences(const uint32_t* query, const uint32_t* codes, int64_t words, int64_t rows,
+                      int32_t* out) {
+#if defined(__x86_64__)
+  if (CountsBitsFast()) return AddDifferencesFast(query, codes, words, rows, out);
+#endif
+  AddDifferences(query, codes, words, rows, out);
+}
+
+class HashRefiner final : public Refiner {
+ public:
+  HashRefiner(const AttentionShape& shape, RowRange zone, std::vector<HeadCodes> codes)
+      : shape_(shape), zone_(zone), codes_(std::move(codes)) {}
+
+  int64_t resident_bytes() const override {
+    size_t bytes = 0;
+    for (const HeadCodes& codes : codes_)
+      bytes += 4 * (codes.words.size() + codes.directions.size());
+    return static_cast<int64_t>(bytes);
+  }
+
+  void Select(const RefineRequest& request, Selection& selection) override {
+    if (request.budget >= zone_.rows()) return AllRows(zone_, selection.rows);
+    thread_local std::vector<int32_t> different;
+    thread_local std::vector<float> scores;
+    const HeadCodes& codes =
+        codes_[static_cast<size_t>(request.layer.value()) * shape_.kv_heads + request.head.value()];
+    const int64_t d = shape_.head_dim, n = zone_.rows(), words = codes.bits / 32;
+    std::vector<uint32_t> query(static_cast<size_t>(words));
+    different.assign(static_cast<size_t>(n), 0);
+    for (int64_t h = 0; h < request.queries; ++h) {
+      Encode(codes.directions, codes.bits, d, request.q + h * d, query.data());
+      CountDifferences(query.data(), codes.words.data(), words, n, different.data());
+    }
+    scores.resize(static_cast<size_t>(n));
+    for (size_t j = 0; j < scores.size(); ++j) scores[j] = -static_cast<float>(different[j]);
+    selection.visited += n;
+    selection.bytes_read += n * codes.bits / 8;
+    selection.rows = BestIndices(scores, request.budget);
+    for (Position& row : selection.rows) row += zone_.begin;
+  }
+
+ private:
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const std::vector<HeadCodes> codes_;  // [layers, kv_heads], words of the zone's rows
+};
+
+// The zone's part.
+absl::Status TakeStored(absl::StatusOr<HeadCodes> stored, int64_t d, int64_t tokens, RowRange zone,
+                        HeadCodes& codes) {
+  RETURN_IF_ERROR(stored.status());
+  if (stored->bits < 32 || stored->bits % 32 != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("codes of ", stored->bits, " bits: must be a multiple of 32"));
+  }
+  const int64_t words = stored->bits / 32;
+  if (static_cast<int64_t>(stored->words.size()) != tokens * words ||
+      static_cast<int64_t>(stored->directions.size()) != stored->bits * d) {
+    return absl::DataLossError("codes do not fit the context");
+  }
+  codes = *std::move(stored);
+  codes.words.erase(codes.words.begin() + zone.end * words, codes.words.end());
+  codes.words.erase(codes.words.begin(), codes.words.begin() + zone.begin * words);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Refiner>> MakeHashRefiner(const HashConfig& config,
+                                                         const AttentionShape& shape, RowRange zone,
+                                                         const HostRows& rows, ThreadPool* pool) {
+  std::vector<HeadCodes> codes(static_cast<size_t>(shape.layers) * shape.kv_heads);
+  absl::Mutex mu;
+  absl::Status failed;
+  pool->ParallelFor(static_cast<int64_t>(codes.size()), [&](int64_t i) {
+    const Layer layer(static_cast<int32_t>(i / shape.kv_heads));
+    const KvHead head(static_cast<int32_t>(i % shape.kv_heads));
+    HeadCodes& to = codes[static_cast<size_t>(i)];
+    if (config.source == HashSource::kRandom) {
+      to = RandomCodes(config, rows.At(layer, head), zone, shape.head_dim);
+      return;
+    }
+    const absl::Status status =
+        Annotate(TakeStored(rows.StoredCodes(layer, head), shape.head_dim, rows.tokens(), zone, to),
+                 absl::StrCat("refine=hash: layer ", layer.value(), " kv_head ", head.value()));
+    absl::MutexLock lock(&mu);
+    failed.Update(status);
+  });
+  RETURN_IF_ERROR(failed);
+  return std::make_unique<HashRefiner>(shape, zone, std::move(codes));
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,194 @@
+#include "decoder/refine/hip_refiner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "decoder/refine/key_scores.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Blocks [begin, end).
+struct Branch {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+struct Vote {
+  int64_t votes = 0;
+  float score = 0;  // the best that a member gave it
+};
+
+// Fixed by what it is drawn for, so that threads do not matter. Uniform in [-1, 1).
+double Draw(uint64_t seed, uint64_t head, uint64_t member, uint64_t round, uint64_t branch) {
+  uint64_t x = seed;
+  for (const uint64_t word : {head, member, round, branch}) {
+    x += word + 0x9e3779b97f4a7c15ull;  // splitmix64
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    x ^= x >> 31;
+  }
+  return static_cast<double>(x >> 11) * 0x1p-52 - 1;
+}
+
+class HipRefiner final : public Refiner {
+ public:
+  HipRefiner(const HipConfig& config, const AttentionShape& shape, RowRange zone,
+             const HostRows& rows)
+      : config_(config),
+        shape_(shape),
+        zone_(zone),
+        blocks_((zone.rows() + config.block_k - 1) / config.block_k),
+        rows_(rows),
+        cached_(static_cast<size_t>(shape.layers) * shape.kv_heads) {}
+
+  int64_t block_tokens() const override { return config_.block_q; }
+  void StartSequence() override {
+    for (std::vector<Position>& rows : cached_) rows.clear();
+  }
+
+  void Select(const RefineRequest& request, Selection& selection) override {
+    if (request.budget >= zone_.rows()) return AllRows(zone_, selection.rows);
+    std::vector<Position>& cached =
+        cached_[static_cast<size_t>(request.layer.value()) * shape_.kv_heads +
+                request.head.value()];
+    if (request.step > 0 && request.step % config_.refresh != 0 && !cached.empty()) {
+      selection.rows = cached;
+      return;
+    }
+    const int64_t unit = std::max(config_.block_k, config_.widen);
+    const int64_t wanted = std::max<int64_t>(1, request.budget / unit);
+    std::map<int64_t, Vote> votes;
+    for (int64_t member = 0; member < config_.ensemble; ++member) {
+      Descend(request, wanted, member, votes, selection);
+    }
+    Gather(request.budget, Elect(votes, wanted), selection.rows);
+    if (request.step != kPromptStep) cached = selection.rows;
+  }
+
+ private:
+  // The block that stands for a branch.
+  int64_t Representative(const RefineRequest& request, const Branch& branch, int64_t member,
+                         int64_t round, int64_t number) const {
+    const int64_t middle = (branch.begin + branch.end) / 2;
+    if (member == 0 || branch.size() == 1) return middle;
+    const auto head = static_cast<uint64_t>(request.layer.value()) * shape_.kv_heads +
+                      static_cast<uint64_t>(request.head.value());
+    const double away =
+        config_.jitter * Draw(config_.seed, head, static_cast<uint64_t>(member),
+                              static_cast<uint64_t>(round), static_cast<uint64_t>(number));
+    const int64_t moved = middle + std::llround(away * static_cast<double>(branch.size()) / 2);
+    return std::clamp(moved, branch.begin, branch.end - 1);
+  }
+
+  RowRange RowsOf(int64_t block) const {
+    const Position begin = zone_.begin + block * config_.block_k;
+    return {begin, std::min(zone_.end, begin + config_.block_k)};
+  }
+
+  void Descend(const RefineRequest& request, int64_t wanted, int64_t member,
+               std::map<int64_t, Vote>& votes, Selection& selection) const {
+    const int64_t chunks = std::min(wanted, blocks_);
+    std::vector<Branch> kept, branches;
+    for (int64_t i = 0; i < chunks; ++i) {
+      kept.push_back({i * blocks_ / chunks, (i + 1) * blocks_ / chunks});
+    }
+    std::vector<float> scores(kept.size(), 0.0f);
+    for (int64_t round = 0; std::any_of(kept.begin(), kept.end(),
+                                        [](const Branch& branch) { return branch.size() > 1; });
+         ++round) {
+      branches.clear();
+      for (const Branch& branch : kept) {
+        const int64_t middle = (branch.begin + branch.end) / 2;
+        if (branch.size() > 1) branches.push_back({branch.begin, middle});
+        branches.push_back({branch.size() > 1 ? middle : branch.begin, branch.end});
+      }
+      Score(request, branches, member, round, scores, selection);
+      kept.clear();
+      std::vector<float> best;
+      for (const int64_t i : BestIndices(scores, wanted)) {
+        kept.push_back(branches[static_cast<size_t>(i)]);
+        best.push_back(scores[static_cast<size_t>(i)]);
+      }
+      scores = std::move(best);
+    }
+    for (size_t i = 0; i < kept.size(); ++i) {
+      Vote& vote = votes[kept[i].begin];
+      vote.score = vote.votes == 0 ? scores[i] : std::max(vote.score, scores[i]);
+      ++vote.votes;
+    }
+  }
+
+  void Score(const RefineRequest& request, const std::vector<Branch>& branches, int64_t member,
+             int64_t round, std::vector<float>& scores, Selection& selection) const {
+    std::vector<Position> keys;
+    std::vector<size_t> ends;
+    for (size_t i = 0; i < branches.size(); ++i) {
+      const RowRange rows =
+          RowsOf(Representative(request, branches[i], member, round, static_cast<int64_t>(i)));
+      for (Position row = rows.begin; row < rows.end; ++row) keys.push_back(row);
+      ends.push_back(keys.size());
+    }
+    std::vector<float> of_keys;
+    MaxScores(request, rows_.At(request.layer, request.head), shape_.head_dim, keys, of_keys,
+              selection);
+    scores.resize(branches.size());
+    for (size_t i = 0; i < branches.size(); ++i) {
+      const size_t begin = i == 0 ? 0 : ends[i - 1];
+      scores[i] = *std::max_element(of_keys.begin() + static_cast<int64_t>(begin),
+                                    of_keys.begin() + static_cast<int64_t>(ends[i]));
+    }
+  }
+
+  std::vector<int64_t> Elect(const std::map<int64_t, Vote>& votes, int64_t wanted) const {
+    std::vector<std::pair<int64_t, Vote>> elected;
+    for (const auto& [block, vote] : votes) {
+      if (vote.votes >= config_.votes) elected.emplace_back(block, vote);
+    }
+    // Every member may have gone another way: then the best-voted block stands alone.
+    if (elected.empty()) elected.assign(votes.begin(), votes.end());
+    const bool none = elected.front().second.votes < config_.votes;
+    std::stable_sort(elected.begin(), elected.end(), [](const auto& a, const auto& b) {
+      return a.second.votes != b.second.votes ? a.second.votes > b.second.votes
+                                              : a.second.score > b.second.score;
+    });
+    elected.resize(std::min(elected.size(), static_cast<size_t>(none ? 1 : wanted)));
+    std::vector<int64_t> blocks;
+    for (const auto& [block, vote] : elected) blocks.push_back(block);
+    return blocks;
+  }
+
+  void Gather(int64_t budget, const std::vector<int64_t>& blocks,
+              std::vector<Position>& rows) const {
+    rows.clear();
+    for (const int64_t block : blocks) {
+      RowRange range = RowsOf(block);
+      if (config_.widen > config_.block_k) {
+        const int64_t window = (range.begin - zone_.begin) / config_.widen;
+        range.begin = zone_.begin + window * config_.widen;
+        range.end = std::min(zone_.end, range.begin + config_.widen);
+      }
+      for (Position row = range.begin; row < range.end; ++row) rows.push_back(row);
+    }
+    std::sort(rows.begin(), rows.end());
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    if (static_cast<int64_t>(rows.size()) > budget) rows.resize(static_cast<size_t>(budget));
+  }
+
+  const HipConfig config_;
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const int64_t blocks_;
+  const HostRows& rows_;
+  std::vector<std::vector<Position>> cached_;  // [layers, kv_heads]
+};
+
+}  // namespace
+
+std::unique_ptr<Refiner> MakeHipRefiner(const HipConfig& config, const AttentionShape& shape,
+                                        RowRange zone, const HostRows& rows) {
+  return std::make_unique<HipRefiner>(config, shape, zone, rows);
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,67 @@
+#include "decoder/refine/key_scores.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/dot_score/dot_score.h"
+#include "kernels/group_score/group_score.h"
+#include "kernels/topk/topk.h"
+
+namespace carrel::decoder {
+
+void MaxScores(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,
+               absl::Span<const Position> positions, std::vector<float>& out,
+               Selection& selection) {
+  thread_local std::vector<const void*> keys;
+  thread_local std::vector<float> scores;
+  const auto n = static_cast<int64_t>(positions.size());
+  keys.resize(positions.size());
+  for (size_t i = 0; i < positions.size(); ++i) keys[i] = rows.Key(positions[i]);
+  scores.resize(static_cast<size_t>(request.queries * n));
+  kernels::DotScoreRows(request.q, request.queries, head_dim, keys.data(), n, 1.0f, scores.data(),
+                        n);
+  out.assign(scores.begin(), scores.begin() + n);
+  for (int64_t h = 1; h < request.queries; ++h) {
+    for (int64_t i = 0; i < n; ++i) {
+      out[static_cast<size_t>(i)] =
+          std::max(out[static_cast<size_t>(i)], scores[static_cast<size_t>(h * n + i)]);
+    }
+  }
+  selection.visited += n;
+  selection.keys_scored += n;
+  selection.bytes_read += n * rows.row_bytes;
+}
+
+std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {
+  thread_local std::vector<uint64_t> scratch;
+  const auto n = static_cast<int64_t>(scores.size());
+  std::vector<int64_t> best(static_cast<size_t>(std::min(n, k)));
+  if (k >= n) {
+    std::iota(best.begin(), best.end(), 0);
+    return best;
+  }
+  best.resize(static_cast<size_t>(kernels::TopK(scores.data(), n, k, best.data(), scratch)));
+  std::sort(best.begin(), best.end());
+  return best;
+}
+
+void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,
+                        int64_t budget, std::vector<Position>& rows) {
+  thread_local std::vector<float> base, group_scores;
+  const int64_t n = zone.rows();
+  base.resize(static_cast<size_t>(queries));
+  for (int64_t h = 0; h < queries; ++h) {
+    base[static_cast<size_t>(h)] = kernels::LogSumExp(&scores[static_cast<size_t>(h * n)], n);
+  }
+  group_scores.resize(static_cast<size_t>(n));
+  kernels::GroupScore(scores.data(), queries, n, n, base.data(), group_scores.data());
+  rows = BestIndices(group_scores, budget);
+  for (Position& row : rows) row += zone.begin;
+}
+
+void AllRows(RowRange zone, std::vector<Position>& rows) {
+  rows.resize(static_cast<size_t>(zone.rows()));
+  std::iota(rows.begin(), rows.end(), zone.begin);
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,30 @@
+// What:   what the refiners share: exact scores of chosen keys, the best of a list of scores.
+// Threads: reentrant.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/ids.h"
+#include "decoder/refine/host_rows.h"
+#include "decoder/refine/refiner.h"
+
+namespace carrel::decoder {
+
+// out[i] = max over the request's queries of <q, key of positions[i]>, unscaled (max-pooling over
+// block and group). Counts the keys as scored and their bytes as read.
+void MaxScores(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,
+               absl::Span<const Position> positions, std::vector<float>& out, Selection& selection);
+
+// Indices of the k largest, ascending; equal scores by smaller index. k >= scores.size(): all.
+std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k);
+
+// One row of group scores (kernels/group_score) of [queries, rows] scaled scores: the best `budget`
+// of them, ascending.
+void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,
+                        int64_t budget, std::vector<Position>& rows);
+
+void AllRows(RowRange zone, std::vector<Position>& rows);
+
+}  // namespace carrel::decoder

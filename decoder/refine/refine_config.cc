@@ -1,0 +1,218 @@
+#include "decoder/refine/refine_config.h"
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/status.h"
+
+namespace carrel::decoder {
+namespace {
+
+constexpr std::pair<const char*, RefineKind> kKinds[] = {{"exact", RefineKind::kExact},
+                                                         {"hip", RefineKind::kHip},
+                                                         {"infinitehip", RefineKind::kInfiniteHip},
+                                                         {"hash", RefineKind::kHash},
+                                                         {"channels", RefineKind::kChannels}};
+
+using Setter = std::function<absl::Status(absl::string_view)>;
+using Setters = std::map<std::string, Setter, std::less<>>;
+
+absl::Status Refused(absl::string_view value, absl::string_view wanted) {
+  return absl::InvalidArgumentError(absl::StrCat("\"", value, "\" is not ", wanted));
+}
+
+template <typename T>
+Setter Number(T& to, int64_t least, int64_t most) {
+  return [&to, least, most](absl::string_view text) {
+    int64_t value = 0;
+    if (!absl::SimpleAtoi(text, &value) || value < least || value > most) {
+      return Refused(text, absl::StrCat("a number in ", least, " .. ", most));
+    }
+    to = static_cast<T>(value);
+    return absl::OkStatus();
+  };
+}
+
+template <typename T>
+Setter OneOf(T& to, std::vector<std::pair<std::string, T>> words) {
+  return [&to, words = std::move(words)](absl::string_view text) {
+    std::vector<std::string> known;
+    for (const auto& [word, value] : words) {
+      if (text == word) {
+        to = value;
+        return absl::OkStatus();
+      }
+      known.push_back(word);
+    }
+    return Refused(text, absl::StrCat("one of ", absl::StrJoin(known, ", ")));
+  };
+}
+
+Setters HipSetters(HipConfig& hip) {
+  return {{"block_q", Number(hip.block_q, 1, 1024)},
+          {"block_k", Number(hip.block_k, 1, 1024)},
+          {"refresh", Number(hip.refresh, 1, 1024)},
+          {"ensemble", Number(hip.ensemble, 1, 64)},
+          {"votes", Number(hip.votes, 1, 64)},
+          {"jitter",
+           [&hip](absl::string_view text) {
+             const bool good =
+                 absl::SimpleAtod(text, &hip.jitter) && hip.jitter >= 0 && hip.jitter <= 1;
+             return good ? absl::OkStatus() : Refused(text, "a number in 0 .. 1");
+           }},
+          {"widen", Number(hip.widen, 0, 1024)},
+          {"seed", Number(hip.seed, 0, std::numeric_limits<int64_t>::max())}};
+}
+
+struct Presets {
+  std::vector<int64_t> refresh = {16, 8, 4};
+  bool scaled = false;
+  bool given = false;  // either of them
+};
+
+// "CHUNK:SURVIVORS:REFRESH" of each stage, joined by "/"; survivors in tokens, or "Nx" budgets.
+absl::Status ParseStages(absl::string_view text, std::vector<InfiniteHipStage>& stages) {
+  constexpr absl::string_view kWanted =
+      "stages CHUNK:SURVIVORS:REFRESH/.., survivors a number or Nx, the last 1x";
+  stages.clear();
+  for (absl::string_view one : absl::StrSplit(text, '/')) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(one, ':');
+    InfiniteHipStage stage;
+    if (parts.size() != 3) return Refused(text, kWanted);
+    absl::string_view survivors = parts[1];
+    const bool multiple = absl::ConsumeSuffix(&survivors, "x");
+    int64_t& to = multiple ? stage.multiple : stage.survivors;
+    const bool numbers = absl::SimpleAtoi(parts[0], &stage.chunk) &&
+                         absl::SimpleAtoi(survivors, &to) &&
+                         absl::SimpleAtoi(parts[2], &stage.refresh);
+    constexpr int64_t kMost = int64_t{1} << 20;
+    for (const int64_t value : {stage.chunk, to, stage.refresh}) {
+      if (!numbers || value < 1 || value > kMost) return Refused(text, kWanted);
+    }
+    stages.push_back(stage);
+  }
+  return stages.back().multiple == 1 ? absl::OkStatus() : Refused(text, kWanted);
+}
+
+Setters InfiniteHipSetters(InfiniteHipConfig& config, Presets& presets) {
+  using Refresh = std::vector<int64_t>;
+  return {
+      {"preset",
+       OneOf<Refresh>(presets.refresh,
+                      {{"default", {16, 8, 4}}, {"fast", {32, 16, 8}}, {"flash", {96, 24, 8}}})},
+      {"survivors", OneOf<bool>(presets.scaled, {{"published", false}, {"scaled", true}})},
+      {"stages", [&config](absl::string_view text) { return ParseStages(text, config.stages); }},
+      {"block_q", Number(config.block_q, 1, 1024)}};
+}
+
+absl::Status CheckHip(const HipConfig& hip) {
+  if (hip.votes > hip.ensemble) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("votes=", hip.votes, " exceeds ensemble=", hip.ensemble));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::string_view RefineKindName(RefineKind kind) {
+  for (const auto& [name, known] : kKinds) {
+    if (known == kind) return name;
+  }
+  return "unknown";
+}
+
+absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
+  RefineConfig config;
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits(':', 1));
+  bool found = false;
+  for (const auto& [name, kind] : kKinds) {
+    if (parts.first != name) continue;
+    config.kind = kind;
+    found = true;
+  }
+  if (!found) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("refine=", text,
+                     " is none of exact, hip, infinitehip, hash, channels (NAME:key=value,..)"));
+  }
+  Setters setters;
+  Presets presets;
+  switch (config.kind) {
+    case RefineKind::kExact:
+      break;
+    case RefineKind::kHip:
+      setters = HipSetters(config.hip);
+      break;
+    case RefineKind::kInfiniteHip:
+      setters = InfiniteHipSetters(config.infinite_hip, presets);
+      break;
+    case RefineKind::kHash:
+      setters = {
+          {"codes", OneOf<HashSource>(config.hash.source, {{"random", HashSource::kRandom},
+                                                           {"stored", HashSource::kStored}})},
+          {"bits", Number(config.hash.bits, 32, 256)},
+          {"seed", Number(config.hash.seed, 0, std::numeric_limits<int64_t>::max())}};
+      break;
+    case RefineKind::kChannels:
+      setters = {{"by", OneOf<ChannelScore>(config.channels.by, {{"q", ChannelScore::kQ},
+                                                                 {"k", ChannelScore::kK},
+                                                                 {"qk", ChannelScore::kQK}})},
+                 {"share", Number(config.channels.share, 4, 16)}};
+      break;
+  }
+  bool bits_given = false, seed_given = false, stages_given = false;
+  for (absl::string_view setting : absl::StrSplit(parts.second, ',', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> pair =
+        absl::StrSplit(setting, absl::MaxSplits('=', 1));
+    const auto setter = setters.find(pair.first);
+    if (setter == setters.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "refine=", text, ": ", parts.first, " has no parameter \"", pair.first, "\", it has ",
+          setters.empty() ? "none"
+                          : absl::StrJoin(setters, ", ", [](std::string* out, const auto& s) {
+                              absl::StrAppend(out, s.first);
+                            })));
+    }
+    RETURN_IF_ERROR(
+        Annotate(setter->second(pair.second), absl::StrCat("refine=", text, ": ", pair.first)));
+    bits_given = bits_given || pair.first == "bits";
+    seed_given = seed_given || pair.first == "seed";
+    stages_given = stages_given || pair.first == "stages";
+    presets.given = presets.given || pair.first == "preset" || pair.first == "survivors";
+  }
+  RETURN_IF_ERROR(Annotate(CheckHip(config.hip), absl::StrCat("refine=", text)));
+  if (config.kind == RefineKind::kHash) {
+    if (config.hash.bits % 32 != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("refine=", text, ": bits=", config.hash.bits, " is not a multiple of 32"));
+    }
+    if (config.hash.source == HashSource::kStored && (bits_given || seed_given)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "refine=", text, ": stored codes have their own bits; bits and seed go with random"));
+    }
+  }
+  if (stages_given) {
+    if (!presets.given) return config;
+    return absl::InvalidArgumentError(
+        absl::StrCat("refine=", text, ": stages stand instead of preset and survivors"));
+  }
+  for (size_t i = 0; i < config.infinite_hip.stages.size(); ++i) {
+    InfiniteHipStage& stage = config.infinite_hip.stages[i];
+    stage.refresh = presets.refresh[i];
+    if (!presets.scaled) continue;
+    stage.survivors = 0;
+    stage.multiple = int64_t{1} << (2 * (config.infinite_hip.stages.size() - 1 - i));
+  }
+  return config;
+}
+
+}  // namespace carrel::decoder

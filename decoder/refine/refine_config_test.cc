@@ -1,0 +1,81 @@
+#include "decoder/refine/refine_config.h"
+
+#include "common/test_util.h"
+
+namespace carrel::decoder {
+namespace {
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST(ParseRefineTest, NameAlone_HasThePublishedParameters) {
+  const auto hip = ParseRefine("hip");
+  CARREL_ASSERT_OK(hip);
+  EXPECT_EQ(hip->kind, RefineKind::kHip);
+  EXPECT_EQ(hip->hip.block_k, 2);
+  EXPECT_EQ(hip->hip.refresh, 1);
+  const auto infinite = ParseRefine("infinitehip");
+  CARREL_ASSERT_OK(infinite);
+  ASSERT_EQ(infinite->infinite_hip.stages.size(), 3u);
+  EXPECT_EQ(infinite->infinite_hip.stages[0].chunk, 256);
+  EXPECT_EQ(infinite->infinite_hip.stages[0].survivors, 32768);
+  EXPECT_EQ(infinite->infinite_hip.stages[1].chunk, 32);
+  EXPECT_EQ(infinite->infinite_hip.stages[2].refresh, 4);
+}
+
+TEST(ParseRefineTest, Parameters_ReachTheirMethod) {
+  const auto hip = ParseRefine("hip:block_k=4,refresh=8,ensemble=5,votes=3,jitter=0.25,widen=16");
+  CARREL_ASSERT_OK(hip);
+  EXPECT_EQ(hip->hip.block_k, 4);
+  EXPECT_EQ(hip->hip.refresh, 8);
+  EXPECT_EQ(hip->hip.ensemble, 5);
+  EXPECT_EQ(hip->hip.votes, 3);
+  EXPECT_EQ(hip->hip.jitter, 0.25);
+  EXPECT_EQ(hip->hip.widen, 16);
+  const auto flash = ParseRefine("infinitehip:preset=flash,survivors=scaled");
+  CARREL_ASSERT_OK(flash);
+  EXPECT_EQ(flash->infinite_hip.stages[0].refresh, 96);
+  EXPECT_EQ(flash->infinite_hip.stages[0].multiple, 16);
+  EXPECT_EQ(flash->infinite_hip.stages[2].multiple, 1);
+  const auto stages = ParseRefine("infinitehip:stages=64:500:4/16:1x:1");
+  CARREL_ASSERT_OK(stages);
+  ASSERT_EQ(stages->infinite_hip.stages.size(), 2u);
+  EXPECT_EQ(stages->infinite_hip.stages[0].chunk, 64);
+  EXPECT_EQ(stages->infinite_hip.stages[0].survivors, 500);
+  EXPECT_EQ(stages->infinite_hip.stages[0].refresh, 4);
+  EXPECT_EQ(stages->infinite_hip.stages[1].multiple, 1);
+  const auto channels = ParseRefine("channels:by=qk,share=16");
+  CARREL_ASSERT_OK(channels);
+  EXPECT_EQ(channels->channels.by, ChannelScore::kQK);
+  EXPECT_EQ(channels->channels.share, 16);
+  EXPECT_EQ(ParseRefine("hash:codes=stored")->hash.source, HashSource::kStored);
+}
+
+TEST(ParseRefineTest, WhatIsNotUnderstood_IsNamed) {
+  EXPECT_THAT(ParseRefine("hipp"), StatusIs(kInvalid, "refine=hipp is none of exact, hip"));
+  EXPECT_THAT(ParseRefine("exact:k=1"),
+              StatusIs(kInvalid, "exact has no parameter \"k\", it has none"));
+  EXPECT_THAT(ParseRefine("hip:bits=1"), StatusIs(kInvalid, "hip has no parameter \"bits\""));
+  EXPECT_THAT(ParseRefine("hip:block_k=0"),
+              StatusIs(kInvalid, "block_k: \"0\" is not a number in 1 .. 1024"));
+  EXPECT_THAT(ParseRefine("hip:jitter=2"),
+              StatusIs(kInvalid, "jitter: \"2\" is not a number in 0 .. 1"));
+  EXPECT_THAT(ParseRefine("hip:ensemble=2,votes=3"),
+              StatusIs(kInvalid, "votes=3 exceeds ensemble=2"));
+  EXPECT_THAT(ParseRefine("infinitehip:preset=slow"),
+              StatusIs(kInvalid, "one of default, fast, flash"));
+  EXPECT_THAT(ParseRefine("infinitehip:stages=8:64:1"), StatusIs(kInvalid, "the last 1x"));
+  EXPECT_THAT(ParseRefine("infinitehip:stages=8:1x"),
+              StatusIs(kInvalid, "CHUNK:SURVIVORS:REFRESH"));
+  EXPECT_THAT(ParseRefine("infinitehip:stages=0:1x:1"),
+              StatusIs(kInvalid, "CHUNK:SURVIVORS:REFRESH"));
+  EXPECT_THAT(ParseRefine("infinitehip:stages=8:1x:1,preset=fast"),
+              StatusIs(kInvalid, "stages stand instead"));
+  EXPECT_THAT(ParseRefine("hash:bits=100"), StatusIs(kInvalid, "bits=100 is not a multiple of 32"));
+  EXPECT_THAT(ParseRefine("hash:codes=stored,bits=64"),
+              StatusIs(kInvalid, "stored codes have their own bits"));
+  EXPECT_THAT(ParseRefine("channels:share=2"),
+              StatusIs(kInvalid, "share: \"2\" is not a number in 4 .. 16"));
+}
+
+}  // namespace
+}  // namespace carrel::decoder

@@ -1,0 +1,60 @@
+// What:   which rows of the zone a KV head attends to: one method behind one interface.
+// Math:   given the queries of one or more tokens and q heads that share a KV head, and a budget of
+//         rows, chooses at most `budget` distinct rows of the zone, at least one. A budget that
+//         covers the zone gives every row.
+// Source: docs/methods.md.
+// Shapes: q [queries, head_dim] f32.
+// State:  per layer and KV head: what a method caches between generated tokens. The same calls
+//         since StartSequence give the same rows.
+// Threads: Select of different heads may run at once; of one head, one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/refine/host_rows.h"
+#include "decoder/refine/refine_config.h"
+
+namespace carrel::decoder {
+
+inline constexpr int64_t kPromptStep = -1;
+
+struct RefineRequest {
+  Layer layer;
+  KvHead head;
+  const float* q = nullptr;
+  int64_t queries = 0;         // tokens of the block times q heads of the group, token by token
+  int64_t budget = 0;          // >= 1
+  int64_t step = kPromptStep;  // of a generated token: how many were generated before it
+};
+
+struct Selection {
+  std::vector<Position> rows;  // ascending
+  int64_t visited = 0;         // keys, codes or labels looked at
+  int64_t keys_scored = 0;     // exact scores: keys read
+  int64_t bytes_read = 0;      // to choose: of keys, codes or labels
+};
+
+class Refiner {
+ public:
+  virtual ~Refiner() = default;
+  virtual void Select(const RefineRequest& request, Selection& selection) = 0;
+  // Forgets what was cached for the tokens so far.
+  virtual void StartSequence() {}
+  // Tokens of a prompt that share a selection.
+  virtual int64_t block_tokens() const { return 1; }
+  // Memory that the method keeps beside the rows.
+  virtual int64_t resident_bytes() const { return 0; }
+};
+
+// Reads and computes what the method needs (codes, labels): NotFound what the context lacks.
+// rows outlives the refiner.
+absl::StatusOr<std::unique_ptr<Refiner>> MakeRefiner(const RefineConfig& config,
+                                                     const AttentionShape& shape, RowRange zone,
+                                                     const HostRows& rows, ThreadPool* pool);
+
+}  // namespace carrel::decoder

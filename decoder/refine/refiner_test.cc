@@ -1,0 +1,386 @@
+// Every method on random rows: its selection holds together, covers the zone when the budget does,
+// and finds what it must.
+#include "decoder/refine/refiner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "carrel/v1/retrieval.pb.h"
+#include "common/dtype.h"
+#include "common/test_util.h"
+#include "decoder/refine/host_zone.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Random bf16 rows of every head, in segments, with codes that agree with random directions.
+class RandomRows final : public HostRows {
+ public:
+  RandomRows(std::mt19937_64& rng, const AttentionShape& shape, int64_t tokens, int64_t segment)
+      : shape_(shape), tokens_(tokens) {
+    for (int i = 0; i < shape.layers * shape.kv_heads; ++i) {
+      Head head;
+      head.k.resize(static_cast<size_t>(tokens * shape.head_dim));
+      head.v.resize(head.k.size());
+      FloatToBf16(RandomNormal(rng, tokens * shape.head_dim, 2.0f), head.k.data());
+      FloatToBf16(RandomNormal(rng, tokens * shape.head_dim), head.v.data());
+      head.queries = RandomNormal(rng, 7 * shape.group() * shape.head_dim);
+      head.codes.bits = 64;
+      head.codes.directions = RandomNormal(rng, 64 * shape.head_dim);
+      for (int64_t j = 0; j < tokens * 2; ++j) {
+        head.codes.words.push_back(static_cast<uint32_t>(rng()));
+      }
+      heads_.push_back(std::move(head));
+    }
+    for (Head& head : heads_) {
+      head.rows.segment_rows = segment;
+      head.rows.row_bytes = shape.head_dim * 2;
+      for (int64_t at = 0; at < tokens; at += segment) {
+        const auto offset = static_cast<size_t>(at * shape.head_dim);
+        head.rows.k_segments.push_back(reinterpret_cast<const char*>(&head.k[offset]));
+        head.rows.v_segments.push_back(reinterpret_cast<const char*>(&head.v[offset]));
+      }
+    }
+  }
+
+  int64_t tokens() const override { return tokens_; }
+  const HeadRows& At(Layer layer, KvHead head) const override { return Of(layer, head).rows; }
+  absl::StatusOr<std::vector<float>> SampledQueries(Layer layer, KvHead head) const override {
+    if (no_queries) return absl::NotFoundError("none are stored");
+    return Of(layer, head).queries;
+  }
+  absl::StatusOr<HeadCodes> StoredCodes(Layer layer, KvHead head) const override {
+    if (no_codes) return absl::NotFoundError("no codes are stored");
+    return Of(layer, head).codes;
+  }
+  float Key(Layer layer, KvHead head, Position row, int64_t c) const {
+    float value;
+    WidenToFloat(DType::kBf16, &Of(layer, head).k[static_cast<size_t>(row * shape_.head_dim + c)],
+                 1, &value);
+    return value;
+  }
+  float Value(Layer layer, KvHead head, Position row, int64_t c) const {
+    float value;
+    WidenToFloat(DType::kBf16, &Of(layer, head).v[static_cast<size_t>(row * shape_.head_dim + c)],
+                 1, &value);
+    return value;
+  }
+  // Sets a key.
+  void SetKey(Layer layer, KvHead head, Position row, const std::vector<float>& key) {
+    Head& of = heads_[static_cast<size_t>(layer.value() * shape_.kv_heads + head.value())];
+    FloatToBf16(key, &of.k[static_cast<size_t>(row * shape_.head_dim)]);
+  }
+
+  bool no_queries = false, no_codes = false;
+
+ private:
+  struct Head {
+    std::vector<uint16_t> k, v;
+    std::vector<float> queries;
+    HeadCodes codes;
+    HeadRows rows;
+  };
+  const Head& Of(Layer layer, KvHead head) const {
+    return heads_[static_cast<size_t>(layer.value() * shape_.kv_heads + head.value())];
+  }
+  const AttentionShape shape_;
+  const int64_t tokens_;
+  std::vector<Head> heads_;
+};
+
+const char* const kMethods[] = {"exact",
+                                "hip",
+                                "hip:block_k=5,ensemble=4,votes=2,refresh=3",
+                                "hip:ensemble=3,votes=3",
+                                "hip:widen=16,block_q=4",
+                                "infinitehip",
+                                "infinitehip:preset=flash,survivors=scaled,block_q=3",
+                                "hash:bits=96",
+                                "hash:codes=stored",
+                                "channels",
+                                "channels:by=k,share=16",
+                                "channels:by=qk,share=8"};
+
+class RefinerTest : public testing::TestWithParam<const char*> {
+ protected:
+  int64_t Below(int64_t bound) {
+    return static_cast<int64_t>(rng_() % static_cast<uint64_t>(bound));
+  }
+  std::unique_ptr<Refiner> Make(const AttentionShape& shape, RowRange zone, const HostRows& rows) {
+    auto refiner = MakeRefiner(*ParseRefine(GetParam()), shape, zone, rows, &pool_);
+    EXPECT_TRUE(refiner.ok()) << refiner.status();
+    return *std::move(refiner);
+  }
+
+  std::mt19937_64 rng_{TestSeed()};
+  ThreadPool pool_{1};
+};
+INSTANTIATE_TEST_SUITE_P(Methods, RefinerTest, testing::ValuesIn(kMethods), [](const auto& info) {
+  std::string name = info.param;
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+});
+
+TEST_P(RefinerTest, Select_RandomSizes_GivesDistinctRowsOfTheZoneWithinTheBudgetAndTheSameAgain) {
+  for (int round = 0; round < 25; ++round) {
+    const AttentionShape shape{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+    const int64_t tokens = 2 + Below(round % 5 == 0 ? 4000 : 300);
+    const RandomRows rows(rng_, shape, tokens, 1 + Below(tokens));
+    const Position begin = Below(tokens - 1), end = begin + 1 + Below(tokens - begin);
+    const RowRange zone{begin, std::min(end, tokens)};
+    const std::unique_ptr<Refiner> refiner = Make(shape, zone, rows);
+    std::vector<std::vector<Position>> seen[2];
+    const uint64_t seed = rng_();
+    for (auto& selections : seen) {
+      std::mt19937_64 rng(seed);
+      refiner->StartSequence();
+      // As in a layer: one budget for a sequence.
+      const int64_t budget =
+          1 + static_cast<int64_t>(rng() % static_cast<uint64_t>(zone.rows() + 3));
+      for (int64_t step = kPromptStep; step < 9; ++step) {
+        const std::vector<float> q = RandomNormal(rng, 3 * shape.head_dim);
+        RefineRequest request{.layer = Layer(1), .head = KvHead(1), .q = q.data(), .queries = 3};
+        request.budget = budget;
+        request.step = step;
+        Selection selection;
+        refiner->Select(request, selection);
+        const std::vector<Position>& found = selection.rows;
+        ASSERT_FALSE(found.empty());
+        ASSERT_LE(static_cast<int64_t>(found.size()), std::min(budget, zone.rows()));
+        ASSERT_TRUE(std::is_sorted(found.begin(), found.end()));
+        ASSERT_EQ(std::adjacent_find(found.begin(), found.end()), found.end());
+        ASSERT_GE(found.front(), zone.begin);
+        ASSERT_LT(found.back(), zone.end);
+        selections.push_back(found);
+      }
+    }
+    EXPECT_EQ(seen[0], seen[1]);
+  }
+}
+
+TEST_P(RefinerTest, Select_BudgetCoversTheZone_IsEveryRow) {
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 32};
+  for (const int64_t count : {1, 2, 3, 64, 257, 1000}) {
+    const RandomRows rows(rng_, shape, count + 10, 100);
+    const RowRange zone{4, 4 + count};
+    const std::unique_ptr<Refiner> refiner = Make(shape, zone, rows);
+    const std::vector<float> q = RandomNormal(rng_, 2 * shape.head_dim);
+    for (const int64_t more : {0, 1, 1000}) {
+      RefineRequest request{.q = q.data(), .queries = 2, .budget = count + more};
+      Selection selection;
+      refiner->Select(request, selection);
+      std::vector<Position> all(static_cast<size_t>(count));
+      std::iota(all.begin(), all.end(), zone.begin);
+      EXPECT_EQ(selection.rows, all);
+    }
+  }
+}
+
+// One key that the query matches far better than any other, with neighbours that resemble it a
+// little less the further they are: what hierarchical methods assume, and no method may miss.
+TEST_P(RefinerTest, Select_OnePeakWithLocality_IsFound) {
+  if (absl::StartsWith(GetParam(), "hash")) {
+    GTEST_SKIP() << "signs see directions, and these keys differ by their length along one";
+  }
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 32};
+  for (int round = 0; round < 20; ++round) {
+    const int64_t tokens = 600;
+    RandomRows rows(rng_, shape, tokens, 128);
+    std::vector<float> q = RandomNormal(rng_, shape.head_dim);
+    double norm = 0;
+    for (const float x : q) norm += x * x;
+    for (float& x : q) x *= static_cast<float>(4 / std::sqrt(norm));
+    const Position peak = 20 + Below(tokens - 40);
+    for (Position row = 0; row < tokens; ++row) {
+      std::vector<float> key = RandomNormal(rng_, shape.head_dim, 0.01f);
+      const double distance = std::abs(static_cast<double>(row - peak)) / tokens;
+      for (size_t c = 0; c < key.size(); ++c) key[c] += q[c] * static_cast<float>(1 - 2 * distance);
+      rows.SetKey(Layer(0), KvHead(0), row, key);
+    }
+    const RowRange zone{5, tokens - 7};
+    const std::unique_ptr<Refiner> refiner = Make(shape, zone, rows);
+    std::vector<float> queries = q;
+    queries.insert(queries.end(), q.begin(), q.end());
+    RefineRequest request{.q = queries.data(), .queries = 2, .budget = 96};
+    Selection selection;
+    refiner->Select(request, selection);
+    EXPECT_TRUE(std::binary_search(selection.rows.begin(), selection.rows.end(), peak))
+        << "peak " << peak << ", " << selection.rows.size() << " rows";
+  }
+}
+
+// The zone's attention at full budget is softmax over every row, in double precision.
+TEST_P(RefinerTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithinItsRows) {
+  const AttentionShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  const int64_t tokens = 70 + Below(300);
+  auto rows = std::make_shared<RandomRows>(rng_, shape, tokens, 64);
+  v1::OpenReply opened;
+  opened.set_tokens(tokens);
+  opened.set_zone_begin(3);
+  opened.set_zone_end(tokens - 5);
+  RetrievalConfig config;
+  config.dense_layers = 0;
+  config.refine = *ParseRefine(GetParam());
+  config.measure = true;
+  for (const int64_t top_k : {tokens - 8, tokens, kAllRows}) {
+    config.top_k = top_k;
+    std::vector<LayerStatistics> statistics(1);
+    auto zone = HostZone::Create(config, shape, opened, rows, &pool_, &statistics);
+    CARREL_ASSERT_OK(zone);
+    const int64_t n = 3;
+    const std::vector<float> q = RandomNormal(rng_, n * shape.q_heads * shape.head_dim);
+    Partial partial;
+    (*zone)->set_reading_prompt(true);
+    CARREL_ASSERT_OK((*zone)->Start(Layer(0), q.data(), n));
+    CARREL_ASSERT_OK((*zone)->Finish(Layer(0), q.data(), n, partial));
+    std::vector<float> expected;
+    for (int64_t i = 0; i < n * shape.q_heads; ++i) {
+      const KvHead head(static_cast<int32_t>(i % shape.q_heads / shape.group()));
+      std::vector<double> out(static_cast<size_t>(shape.head_dim));
+      double sum = 0;
+      for (Position row = 3; row < tokens - 5; ++row) {
+        double dot = 0;
+        for (int64_t c = 0; c < shape.head_dim; ++c) {
+          dot += double{q[static_cast<size_t>(i * shape.head_dim + c)]} *
+                 rows->Key(Layer(0), head, row, c);
+        }
+        const double weight = std::exp(dot / 4);
+        sum += weight;
+        for (int64_t c = 0; c < shape.head_dim; ++c) {
+          out[static_cast<size_t>(c)] += weight * rows->Value(Layer(0), head, row, c);
+        }
+      }
+      for (const double x : out) expected.push_back(static_cast<float>(x / sum));
+    }
+    EXPECT_LT(RelativeError(partial.out, expected), 1e-4) << "top_k=" << top_k;
+    Partial window;
+    window.Reset(n, shape.q_heads, shape.head_dim);
+    CARREL_ASSERT_OK((*zone)->Measure(Layer(0), q.data(), n, partial, window.lse));
+    CARREL_ASSERT_OK((*zone)->MeasureOutput(Layer(0), q.data(), n, partial, window));
+    EXPECT_EQ(statistics[0].rows_attended, (tokens - 8) * shape.kv_heads * n);
+    EXPECT_NEAR(statistics[0].mass.value(), 1, 1e-5);
+    EXPECT_LT(statistics[0].output_error.value(), 1e-5);
+  }
+}
+
+TEST(HipRefinerTest, Select_WithinTheRefreshInterval_KeepsItsMaskAndReadsNothing) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(0);
+  const AttentionShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 16};
+  const RandomRows rows(rng, shape, 500, 500);
+  const auto refiner = *MakeRefiner(*ParseRefine("hip:refresh=4"), shape, {0, 500}, rows, &pool);
+  std::vector<Position> mask;
+  for (int64_t step = 0; step < 12; ++step) {
+    const std::vector<float> q = RandomNormal(rng, shape.head_dim);
+    Selection selection;
+    refiner->Select({.q = q.data(), .queries = 1, .budget = 32, .step = step}, selection);
+    if (step % 4 == 0) {
+      EXPECT_GT(selection.keys_scored, 0) << step;
+      EXPECT_NE(selection.rows, mask) << step;
+      mask = selection.rows;
+    } else {
+      EXPECT_EQ(selection.keys_scored, 0) << step;
+      EXPECT_EQ(selection.rows, mask) << step;
+    }
+  }
+}
+
+TEST(InfiniteHipRefinerTest, Select_StepsOfThePreset_EvaluateOnlyTheStagesThatAreDue) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(0);
+  const AttentionShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 16};
+  const RandomRows rows(rng, shape, 8192, 8192);
+  const auto refiner =
+      *MakeRefiner(*ParseRefine("infinitehip:survivors=scaled"), shape, {0, 8192}, rows, &pool);
+  std::vector<int64_t> keys;
+  for (int64_t step = 0; step <= 16; ++step) {
+    const std::vector<float> q = RandomNormal(rng, shape.head_dim);
+    Selection selection;
+    refiner->Select({.q = q.data(), .queries = 1, .budget = 64, .step = step}, selection);
+    EXPECT_EQ(selection.rows.size(), 64u);
+    keys.push_back(selection.keys_scored);
+  }
+  // 32 chunks of 256, then 1024 rows in chunks of 32, then 256 rows in chunks of 8.
+  const int64_t first = 32 * 2 * 8, second = 32 * 2 * 5, third = 32 * 2 * 3;
+  for (int64_t step = 0; step <= 16; ++step) {
+    const int64_t due = step % 16 == 0  ? first + second + third
+                        : step % 8 == 0 ? second + third
+                        : step % 4 == 0 ? third
+                                        : 0;
+    EXPECT_EQ(keys[static_cast<size_t>(step)], due) << step;
+  }
+}
+
+TEST(HashRefinerTest, Select_RandomDirections_ScoresAsTheDefinition) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  RandomRows rows(rng, shape, 300, 77);
+  const HeadCodes codes = *rows.StoredCodes(Layer(0), KvHead(0));
+  const RowRange zone{10, 290};
+  const auto refiner = *MakeRefiner(*ParseRefine("hash:codes=stored"), shape, zone, rows, &pool);
+  const std::vector<float> q = RandomNormal(rng, 2 * shape.head_dim);
+  std::vector<std::pair<int64_t, Position>> agree;
+  for (Position row = zone.begin; row < zone.end; ++row) {
+    int64_t sum = 0;
+    for (int64_t h = 0; h < 2; ++h) {
+      for (int64_t b = 0; b < 64; ++b) {
+        double dot = 0;
+        for (int64_t c = 0; c < 16; ++c) {
+          dot += double{q[static_cast<size_t>(h * 16 + c)]} *
+                 codes.directions[static_cast<size_t>(b * 16 + c)];
+        }
+        sum +=
+            (dot > 0) == ((codes.words[static_cast<size_t>(row * 2 + b / 32)] >> b % 32 & 1) != 0);
+      }
+    }
+    agree.emplace_back(-sum, row);
+  }
+  std::sort(agree.begin(), agree.end());
+  std::vector<Position> expected;
+  for (int i = 0; i < 50; ++i) expected.push_back(agree[static_cast<size_t>(i)].second);
+  std::sort(expected.begin(), expected.end());
+  Selection selection;
+  refiner->Select({.q = q.data(), .queries = 2, .budget = 50}, selection);
+  EXPECT_EQ(selection.rows, expected);
+}
+
+TEST(HashRefinerTest, Select_OneKeyInTheDirectionOfTheQueryAmongRandomOnes_IsFound) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  for (int round = 0; round < 10; ++round) {
+    RandomRows rows(rng, shape, 1000, 300);
+    const std::vector<float> q = RandomNormal(rng, shape.head_dim, 2.0f);
+    const auto peak = static_cast<Position>(rng() % 1000);
+    rows.SetKey(Layer(0), KvHead(0), peak, q);
+    const auto refiner = *MakeRefiner(*ParseRefine("hash"), shape, {0, 1000}, rows, &pool);
+    Selection selection;
+    refiner->Select({.q = q.data(), .queries = 1, .budget = 5}, selection);
+    EXPECT_TRUE(std::binary_search(selection.rows.begin(), selection.rows.end(), peak));
+  }
+}
+
+TEST(MakeRefinerTest, WhatTheContextLacks_IsRefused) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  RandomRows rows(rng, shape, 30, 30);
+  rows.no_queries = rows.no_codes = true;
+  const auto make = [&](const char* text) {
+    return MakeRefiner(*ParseRefine(text), shape, {0, 30}, rows, &pool).status();
+  };
+  EXPECT_THAT(make("channels"),
+              StatusIs(absl::StatusCode::kNotFound, "refine=channels: none are stored"));
+  EXPECT_THAT(
+      make("hash:codes=stored"),
+      StatusIs(absl::StatusCode::kNotFound, "refine=hash: layer 0 kv_head 0: no codes are stored"));
+  CARREL_EXPECT_OK(make("channels:by=k"));
+  CARREL_EXPECT_OK(make("hash"));
+}
+
+}  // namespace
+}  // namespace carrel::decoder

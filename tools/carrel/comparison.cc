@@ -1,0 +1,159 @@
+#include "tools/carrel/comparison.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/file.h"
+#include "common/progress.h"
+#include "common/status.h"
+#include "tools/carrel/evaluation.h"
+
+namespace carrel::tools {
+namespace {
+
+std::string TextOf(const nlohmann::json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+absl::StatusOr<Configuration> ReadOne(const nlohmann::json& object, const RetrievalFlags& base) {
+  if (!object.is_object()) return absl::InvalidArgumentError("is not an object of flags");
+  Configuration configuration;
+  configuration.flags = base;
+  std::vector<std::string> arguments;
+  std::string all;
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_string() && !value.is_number()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", key, "\" is neither a string nor a number"));
+    }
+    if (key == "name") {
+      configuration.name = TextOf(value);
+      continue;
+    }
+    arguments.push_back(absl::StrCat("--", key, "=", TextOf(value)));
+    const std::string word = absl::StrCat(key, "=", TextOf(value));
+    absl::StrAppend(&all, all.empty() ? "" : " ", word);
+    if (key == "top-k") continue;
+    absl::StrAppend(&configuration.line, configuration.line.empty() ? "" : " ", word);
+  }
+  if (configuration.name.empty()) configuration.name = all;
+  CLI::App app;
+  configuration.flags.Declare(app, /*context_required=*/true);
+  // What the command line gave already need not be given again.
+  app.get_option("--model")->required(false);
+  app.get_option("--context")->required(false);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(arguments);
+  } catch (const CLI::Error& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  RETURN_IF_ERROR(configuration.flags.Resolve());
+  return configuration;
+}
+
+double PerToken(double total, int64_t tokens) {
+  return tokens == 0 ? 0 : total / static_cast<double>(tokens);
+}
+
+void AddCosts(const decoder::Statistics& statistics, int32_t group, ComparedRun& run) {
+  for (const decoder::LayerStatistics& layer : statistics.layers) {
+    run.rows_attended += PerToken(static_cast<double>(layer.rows_attended), layer.tokens);
+    run.keys_visited += PerToken(static_cast<double>(layer.visited / group), layer.tokens);
+    run.bytes_moved +=
+        PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens);
+  }
+}
+
+absl::Status Measure(absl::Span<const Question> questions, ComparedRun& run) {
+  RetrievalFlags flags = run.configuration.flags;
+  flags.config.measure = true;
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, OpenDecoder::Create(flags));
+  Tally ignored;
+  RETURN_IF_ERROR(AskAll(
+      flags, *open, questions, [](size_t, const Tally&) {}, ignored));
+  decoder::Mean error, mass;
+  const decoder::Statistics statistics = open->decoder().statistics();
+  for (const decoder::LayerStatistics& layer : statistics.layers) {
+    run.output_error.push_back(layer.output_error.value());
+    run.attended_mass.push_back(layer.attended_mass.value());
+    error.Add(layer.output_error.value());
+    mass.Add(layer.attended_mass.value());
+  }
+  run.mean_output_error = error.value();
+  run.mean_attended_mass = mass.value();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string& path,
+                                                              const RetrievalFlags& base) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_array() || json.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a list of configurations"));
+  }
+  std::vector<Configuration> configurations;
+  for (const nlohmann::json& object : json) {
+    absl::StatusOr<Configuration> one = ReadOne(object, base);
+    if (!one.ok()) {
+      return Annotate(one.status(), absl::StrCat(path, ": configuration ",
+                                                 configurations.size() + 1, " of ", json.size()));
+    }
+    configurations.push_back(*std::move(one));
+  }
+  return configurations;
+}
+
+absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
+                                   absl::Span<const Question> questions, int64_t measured) {
+  Comparison comparison;
+  comparison.context = configurations.front().flags.context;
+  comparison.questions = static_cast<int64_t>(questions.size());
+  comparison.measured_questions = std::min(measured, comparison.questions);
+  Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal
+                        ? Progress::Mode::kTerminal
+                        : Progress::Mode::kQuiet);
+  for (size_t i = 0; i < configurations.size(); ++i) {
+    ComparedRun run;
+    run.configuration = configurations[i];
+    const RetrievalFlags& flags = run.configuration.flags;
+    const auto work = [&]() -> absl::Status {
+      ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, OpenDecoder::Create(flags));
+      comparison.context_tokens = open->decoder().context_tokens();
+      Tally tally;
+      const auto show = [&](size_t question, const Tally& so_far) {
+        const double done = static_cast<double>(i) +
+                            static_cast<double>(question) / static_cast<double>(questions.size());
+        progress.Update(done / static_cast<double>(configurations.size()),
+                        absl::StrCat(run.configuration.name, "  question ", question + 1, "/",
+                                     questions.size(), "  ", so_far.exact, " exact"));
+      };
+      RETURN_IF_ERROR(AskAll(flags, *open, questions, show, tally));
+      run.exact = tally.exact;
+      run.agreeing = tally.agreeing;
+      run.with_dense = tally.with_dense;
+      run.generated_tokens = tally.tokens;
+      run.prompt_ms_per_token = PerToken(1e3 * tally.prompt_seconds, tally.prompt_tokens);
+      run.ms_per_token = PerToken(1e3 * tally.generate_seconds, tally.tokens);
+      AddCosts(open->decoder().statistics(), open->checkpoint().config.shape.group(), run);
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(Annotate(work(), run.configuration.name));
+    if (comparison.measured_questions > 0) {
+      const auto first = questions.subspan(0, static_cast<size_t>(comparison.measured_questions));
+      RETURN_IF_ERROR(Annotate(Measure(first, run), run.configuration.name));
+    }
+    comparison.runs.push_back(std::move(run));
+  }
+  progress.Clear();
+  return comparison;
+}
+
+}  // namespace carrel::tools

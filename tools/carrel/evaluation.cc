@@ -1,0 +1,49 @@
+#include "tools/carrel/evaluation.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace carrel::tools {
+namespace {
+
+absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, const Question& question,
+                    Tally& tally) {
+  ASSIGN_OR_RETURN(const std::vector<TokenId> prompt,
+                   open.checkpoint().EncodePrompt(question.prompt));
+  decoder::GenerateOptions options;
+  options.max_tokens = flags.max_tokens;
+  options.sampling = flags.sampling;
+  ASSIGN_OR_RETURN(const decoder::GenerateResult result, open.decoder().Generate(prompt, options));
+  ASSIGN_OR_RETURN(const std::string text,
+                   open.checkpoint().tokenizer->Decode(result.ids, /*skip_special=*/true));
+  const bool exact =
+      absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.answer);
+  const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
+  tally.exact += exact;
+  tally.with_dense += question.has_dense_ids;
+  tally.agreeing += agrees;
+  tally.prompt_tokens += static_cast<int64_t>(prompt.size());
+  tally.tokens += static_cast<int64_t>(result.ids.size());
+  tally.prompt_seconds += result.prompt_seconds;
+  tally.generate_seconds += result.generate_seconds;
+  if (question.has_dense_ids ? !agrees : !exact) {
+    tally.differing.push_back({question.prompt, text, question.answer, result.ids});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open,
+                    absl::Span<const Question> questions,
+                    const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
+  for (size_t i = 0; i < questions.size(); ++i) {
+    before(i, tally);
+    RETURN_IF_ERROR(
+        Annotate(AskOne(flags, open, questions[i], tally), absl::StrCat("question ", i + 1)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::tools

@@ -1,0 +1,33 @@
+// What:   a file of questions asked of one decoder: how many answers are right, how many equal
+// those
+//         of dense attention, and how long it took.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tools/carrel/questions.h"
+#include "tools/carrel/retrieval_flags.h"
+
+namespace carrel::tools {
+
+struct Tally {
+  int64_t exact = 0, with_dense = 0, agreeing = 0, prompt_tokens = 0, tokens = 0;
+  double prompt_seconds = 0, generate_seconds = 0;
+  struct Answer {
+    std::string prompt, text, answer;
+    std::vector<TokenId> ids;
+  };
+  std::vector<Answer> differing;  // from dense where that is known, else wrong
+};
+
+// before(i, tally) is called before question i. Errors name the question.
+absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open,
+                    absl::Span<const Question> questions,
+                    const std::function<void(size_t, const Tally&)>& before, Tally& tally);
+
+}  // namespace carrel::tools

@@ -1,0 +1,137 @@
+#include "tools/carrel/mapped_rows.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "carrel/v1/context.pb.h"
+#include "common/dtype.h"
+#include "common/status.h"
+#include "kernels/code_score/code_score.h"
+#include "kvstore/format/keys.h"
+#include "kvstore/index/blob.h"
+#include "kvstore/index/code_blob.h"
+#include "kvstore/index/rows.h"
+#include "kvstore/index/stored_queries.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::tools {
+namespace {
+
+using decoder::HeadCodes;
+using decoder::HeadRows;
+
+// The least-squares decoder's directions with the signs of the keys (kvstore/index/code.h).
+HeadCodes CodesOf(const kvstore::CodeHeader& header, const kvstore::CodeDecoder& decoder,
+                  const std::string& blob) {
+  HeadCodes codes;
+  codes.bits = header.bits;
+  codes.directions.resize(decoder.decoder.size());
+  WidenToFloat(DType::kBf16, decoder.decoder.data(), header.bits * header.head_dim,
+               codes.directions.data());
+  codes.words.assign(static_cast<size_t>(header.rows * header.bits / 32), 0);
+  const char* blocks = blob.data() + kvstore::CodeBlocksOffset(header);
+  const int64_t block_bytes = kernels::CodeBlockBytes(header.bits);
+  for (int64_t row = 0; row < header.rows; ++row) {
+    const char* block = blocks + row / kernels::kCodeBlockKeys * block_bytes;
+    uint32_t* words = &codes.words[static_cast<size_t>(row * header.bits / 32)];
+    for (int64_t bit = 0; bit < header.bits; ++bit) {
+      const bool set = kernels::CodeBit(block, row % kernels::kCodeBlockKeys, bit);
+      words[bit / 32] |= static_cast<uint32_t>(set) << bit % 32;
+    }
+  }
+  return codes;
+}
+
+class MappedRows final : public decoder::HostRows {
+ public:
+  explicit MappedRows(std::shared_ptr<const kvstore::StoredContext> context)
+      : context_(std::move(context)),
+        layers_(context_->manifest().layers()),
+        kv_heads_(context_->manifest().kv_heads()),
+        heads_(static_cast<size_t>(layers_) * static_cast<size_t>(kv_heads_)),
+        mapped_(2 * heads_.size()) {}
+
+  absl::Status Map(ThreadPool* pool) {
+    absl::Mutex mu;
+    absl::Status failed;
+    pool->ParallelFor(static_cast<int64_t>(heads_.size()), [&](int64_t i) {
+      const absl::Status status = MapHead(i);
+      absl::MutexLock lock(&mu);
+      failed.Update(status);
+    });
+    return failed;
+  }
+
+  int64_t tokens() const override { return static_cast<int64_t>(context_->manifest().tokens()); }
+  const HeadRows& At(Layer layer, KvHead head) const override {
+    return heads_[static_cast<size_t>(layer.value()) * static_cast<size_t>(kv_heads_) +
+                  static_cast<size_t>(head.value())];
+  }
+  absl::StatusOr<std::vector<float>> SampledQueries(Layer layer, KvHead head) const override {
+    ASSIGN_OR_RETURN(kvstore::SampledQueries queries,
+                     kvstore::ReadSampledQueries(*context_, layer, head));
+    if (queries.samples() == 0) {
+      return absl::NotFoundError(
+          absl::StrCat("context ", context_->manifest().name(), ": no sampled queries are stored"));
+    }
+    return std::move(queries.queries);
+  }
+  absl::StatusOr<HeadCodes> StoredCodes(Layer layer, KvHead head) const override {
+    ASSIGN_OR_RETURN(const kvstore::Blob blob,
+                     kvstore::Blob::Open(*context_, layer, kvstore::Kind::kIndex, head));
+    const std::string& kind = context_->manifest().index().kind();
+    if (kind != "code" || blob.empty()) {
+      return absl::NotFoundError(absl::StrCat("context ", context_->manifest().name(),
+                                              " has index ", kind,
+                                              ", not code: no codes are stored"));
+    }
+    kvstore::CodeDecoder decoder;
+    ASSIGN_OR_RETURN(const kvstore::CodeHeader header, kvstore::DecodeCodeBlob(blob, decoder));
+    ASSIGN_OR_RETURN(const std::string bytes, blob.Read());
+    if (header.rows != tokens()) {
+      return absl::DataLossError(
+          absl::StrCat("codes of ", header.rows, " rows, the context has ", tokens()));
+    }
+    return CodesOf(header, decoder, bytes);
+  }
+
+ private:
+  absl::Status MapHead(int64_t i) {
+    const Layer layer(static_cast<int32_t>(i / kv_heads_));
+    const KvHead head(static_cast<int32_t>(i % kv_heads_));
+    ASSIGN_OR_RETURN(kvstore::Rows k, kvstore::Rows::OpenKeys(*context_, layer, head));
+    ASSIGN_OR_RETURN(kvstore::Rows v, kvstore::Rows::OpenValues(*context_, layer, head));
+    RETURN_IF_ERROR(k.Verify({0, k.count()}));
+    RETURN_IF_ERROR(v.Verify({0, v.count()}));
+    HeadRows& rows = heads_[static_cast<size_t>(i)];
+    rows.segment_rows = static_cast<int64_t>(context_->manifest().segment_tokens());
+    rows.row_bytes = k.row_bytes();
+    for (Position at = 0; at < k.count(); at += rows.segment_rows) {
+      rows.k_segments.push_back(static_cast<const char*>(k.Address(at)));
+      rows.v_segments.push_back(static_cast<const char*>(v.Address(at)));
+    }
+    mapped_[static_cast<size_t>(2 * i)] = std::move(k);
+    mapped_[static_cast<size_t>(2 * i + 1)] = std::move(v);
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<const kvstore::StoredContext> context_;
+  const int64_t layers_, kv_heads_;
+  std::vector<HeadRows> heads_;        // [layers, kv_heads]
+  std::vector<kvstore::Rows> mapped_;  // K and V of each: they pin what heads_ points into
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const decoder::HostRows>> MapContextRows(
+    const std::string& store_folder, const std::string& context, ThreadPool* pool) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(auto stored, store->OpenContext(context));
+  auto rows = std::make_shared<MappedRows>(std::move(stored));
+  RETURN_IF_ERROR(Annotate(rows->Map(pool), "zone=host: mapping rows"));
+  return std::shared_ptr<const decoder::HostRows>(std::move(rows));
+}
+
+}  // namespace carrel::tools

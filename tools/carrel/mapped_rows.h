@@ -1,0 +1,21 @@
+// What:   the rows of a stored context for a decoder in the same process (decoder/refine): maps and
+//         verifies all of them. Joins decoder/ and kvstore/, as store_access.h does.
+// Errors: NotFound no such store or context; DataLoss damaged rows; FailedPrecondition rows that
+// are
+//         not bf16.
+// Cost:   reads K and V of the whole context once, to verify them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "decoder/refine/host_rows.h"
+
+namespace carrel::tools {
+
+absl::StatusOr<std::shared_ptr<const decoder::HostRows>> MapContextRows(
+    const std::string& store_folder, const std::string& context, ThreadPool* pool);
+
+}  // namespace carrel::tools

@@ -18,8 +18,8 @@
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/blob.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/stored_queries.h"
 #include "kvstore/index/rows.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::audit {
@@ -101,8 +101,7 @@ absl::Status ReadIndexParams(const v1::Manifest& m, AuditReport& report) {
 
 absl::StatusOr<SampledQueries> ReadQueries(const StoredContext& context, Layer layer,
                                            KvHead kv_head) {
-  absl::StatusOr<SampledQueries> queries =
-      kvstore::ReadSampledQueries(context, layer, kv_head);
+  absl::StatusOr<SampledQueries> queries = kvstore::ReadSampledQueries(context, layer, kv_head);
   if (!absl::IsNotFound(queries.status())) return queries;
   return absl::FailedPreconditionError(
       "no sampled queries are stored: prefill the document again, with --sampled-queries");
@@ -198,8 +197,7 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
     return absl::DataLossError(absl::StrCat(keys.count(), " K rows and ", values.count(),
                                             " V rows instead of ", report.tokens));
   }
-  ASSIGN_OR_RETURN(const SampledQueries queries,
-                   ReadQueries(context, head.layer, head.kv_head));
+  ASSIGN_OR_RETURN(const SampledQueries queries, ReadQueries(context, head.layer, head.kv_head));
   AuditReport own{.config = config, .shape = report.shape, .tokens = report.tokens};
   ASSIGN_OR_RETURN(const QueryPlan plan, PlanQueries(queries, own));
   if (own.positions != report.positions) {
@@ -207,7 +205,8 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
         "the queries were sampled at other positions than those "
         "of layer=0 kv_head=0");
   }
-  ASSIGN_OR_RETURN(kvstore::Blob blob, kvstore::Blob::Open(context, head.layer, kvstore::Kind::kIndex, head.kv_head));
+  ASSIGN_OR_RETURN(kvstore::Blob blob,
+                   kvstore::Blob::Open(context, head.layer, kvstore::Kind::kIndex, head.kv_head));
   head.index_bytes = blob.size();
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Index> index,
                    kvstore::OpenIndex(head.params, std::move(blob), keys));
@@ -215,8 +214,9 @@ absl::Status AuditHead(const StoredContext& context, const AuditReport& report, 
   head.exact = measure.exact();
   EffortCurve curve(measure, *index);
   const int32_t judged = !HasEffort(head.params.kind) ? 0
-                         : config.efforts.empty()     ? OwnEffort(head.params, config.top_k, report.tokens)
-                                                      : config.efforts.front();
+                         : config.efforts.empty()
+                             ? OwnEffort(head.params, config.top_k, report.tokens)
+                             : config.efforts.front();
   ASSIGN_OR_RETURN(head.judged, curve.At(judged));
   for (const int32_t effort : EffortsOf(config, head.params, report.tokens)) {
     ASSIGN_OR_RETURN(Measured measured, curve.At(effort));
@@ -295,8 +295,7 @@ absl::Status RunOn(const StoredContext& context, ThreadPool* pool, Progress& pro
   RETURN_IF_ERROR(ReadShape(context.manifest(), report));
   RETURN_IF_ERROR(ReadIndexParams(context.manifest(), report));
   // The first head's queries say early whether the audit can be done at all.
-  ASSIGN_OR_RETURN(const SampledQueries queries,
-                   ReadQueries(context, Layer(0), KvHead(0)));
+  ASSIGN_OR_RETURN(const SampledQueries queries, ReadQueries(context, Layer(0), KvHead(0)));
   RETURN_IF_ERROR(PlanQueries(queries, report).status());
   RETURN_IF_ERROR(AuditHeads(context, pool, progress, report));
   NameSteps(report);

@@ -242,8 +242,8 @@ std::string Maps(const AuditReport& report) {
         .title = "Index kind", .layers = report.shape.layers, .heads = report.shape.kv_heads};
     for (const HeadAudit& head : report.heads) {
       kinds.kinds.emplace_back(kvstore::IndexKindName(head.params.kind));
-      kinds.hovers.push_back(
-          absl::StrCat(HeadName(head), "\n", DescribeIndex(head.params, report.config.top_k, report.tokens)));
+      kinds.hovers.push_back(absl::StrCat(
+          HeadName(head), "\n", DescribeIndex(head.params, report.config.top_k, report.tokens)));
     }
     absl::StrAppend(&out, KindMapFigure(kinds));
   }

@@ -96,8 +96,8 @@ std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k, int
                       params.code_trained ? "learned" : "random", " directions");
       break;
   }
-  return absl::StrCat(text, ", effort ", OwnEffort(params, top_k, rows), " (", EffortWord(params.kind),
-                      params.effort == 0 ? "; the kind's default)" : ")");
+  return absl::StrCat(text, ", effort ", OwnEffort(params, top_k, rows), " (",
+                      EffortWord(params.kind), params.effort == 0 ? "; the kind's default)" : ")");
 }
 
 std::string DescribeIndexes(const AuditReport& report) {

@@ -32,8 +32,7 @@ absl::StatusOr<Script> ReadScript(const kvstore::StoredContext& context) {
         auto& layers = script.queries[static_cast<size_t>(step)];
         layers.resize(script.shape.layers);
         const float* first = sampled.Query(sampled.samples() - steps + step, 0);
-        layers[layer].insert(layers[layer].end(), first,
-                             first + sampled.group * sampled.head_dim);
+        layers[layer].insert(layers[layer].end(), first, first + sampled.group * sampled.head_dim);
       }
     }
   }

@@ -1,7 +1,10 @@
-// What:  the estimation term: how far partial attention over a zone is from exact attention, with and without what summaries say of the rows that are not
-//        selected, on sampled queries that the summaries did not learn from. Each line is one JSON object: mean over queries and q heads of
+// What:  the estimation term: how far partial attention over a zone is from exact attention, with
+// and without what summaries say of the rows that are not
+//        selected, on sampled queries that the summaries did not learn from. Each line is one JSON
+//        object: mean over queries and q heads of
 //        ||out - exact|| / ||exact||, and of |lse - exact|.
-// Usage: estimate_bench [NAME]   run from the repository's root; without NAME prefills registry-8k into out/bench once. NAME: a context in out/bench/store.
+// Usage: estimate_bench [NAME]   run from the repository's root; without NAME prefills registry-8k
+// into out/bench once. NAME: a context in out/bench/store.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,8 +20,8 @@
 #include "common/status.h"
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/sparse_attention/sparse_attention.h"
-#include "kvstore/index/stored_queries.h"
 #include "kvstore/index/index.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 #include "model/checkpoint.h"
@@ -40,7 +43,8 @@ constexpr int64_t kTopK[] = {64, 128, 512};
 
 absl::Status PrefillIfAbsent(const std::string& name) {
   std::filesystem::create_directories(kStore);
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(kStore, kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(kStore, kvstore::StoreMode::kReadWrite));
   if (store->GetManifest(name).ok() || name != kDefaultName) return absl::OkStatus();
   ThreadPool pool(1);
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint, model::LoadCheckpoint(kModel, &pool));
@@ -70,17 +74,27 @@ struct State {
 };
 
 // Attention of a group over rows, with the scores given or computed.
-State Attend(const Rows& keys, const Rows& values, const float* q, int64_t group, float scale, const std::vector<Position>& ids) {
+State Attend(const Rows& keys, const Rows& values, const float* q, int64_t group, float scale,
+             const std::vector<Position>& ids) {
   const int64_t d = keys.head_dim();
   std::vector<const void*> k, v;
   for (Position id : ids) {
     k.push_back(keys.Address(id));
     v.push_back(values.Address(id));
   }
-  State state{std::vector<float>(static_cast<size_t>(group * d)), std::vector<float>(static_cast<size_t>(group))};
+  State state{std::vector<float>(static_cast<size_t>(group * d)),
+              std::vector<float>(static_cast<size_t>(group))};
   std::vector<float> scores(static_cast<size_t>(group) * ids.size() + 1);
-  kernels::SparseAttention({.q = q, .group = group, .k = k.data(), .v = v.data(), .rows = static_cast<int64_t>(ids.size()), .head_dim = d, .scale = scale,
-                            .scores = scores.data(), .out = state.out.data(), .lse = state.lse.data()});
+  kernels::SparseAttention({.q = q,
+                            .group = group,
+                            .k = k.data(),
+                            .v = v.data(),
+                            .rows = static_cast<int64_t>(ids.size()),
+                            .head_dim = d,
+                            .scale = scale,
+                            .scores = scores.data(),
+                            .out = state.out.data(),
+                            .lse = state.lse.data()});
   return state;
 }
 
@@ -125,27 +139,33 @@ struct Totals {
     nlohmann::json json;
     for (const auto& [name, error] : errors) {
       const auto count = static_cast<double>(error.count);
-      json[name] = {{"out", std::round(1e4 * error.out / count) / 1e4}, {"lse", std::round(1e4 * error.lse / count) / 1e4}};
+      json[name] = {{"out", std::round(1e4 * error.out / count) / 1e4},
+                    {"lse", std::round(1e4 * error.lse / count) / 1e4}};
     }
     json["us_per_estimate"] = std::round(10 * estimate_us / static_cast<double>(estimates)) / 10;
     json["us_per_exact_search"] = std::round(10 * search_us / static_cast<double>(estimates)) / 10;
     json["build_us_per_key"] = std::round(1e7 * build_s / static_cast<double>(keys)) / 10;
-    json["bytes_per_key"] = std::round(100.0 * static_cast<double>(summary_bytes) / static_cast<double>(keys)) / 100;
+    json["bytes_per_key"] =
+        std::round(100.0 * static_cast<double>(summary_bytes) / static_cast<double>(keys)) / 100;
     return json;
   }
 };
 
 // One head under one size of clusters.
-absl::Status MeasureHead(const Rows& keys, const Rows& values, const SampledQueries& learned, const SampledQueries& held_out, int64_t summary_rows, Totals& totals) {
+absl::Status MeasureHead(const Rows& keys, const Rows& values, const SampledQueries& learned,
+                         const SampledQueries& held_out, int64_t summary_rows, Totals& totals) {
   const int64_t d = keys.head_dim(), group = held_out.group;
   const float scale = 1 / std::sqrt(static_cast<float>(d));
   const absl::Time start = absl::Now();
-  ASSIGN_OR_RETURN(const std::string blob, kvstore::BuildSummaries(summary_rows, keys, values, &learned));
+  ASSIGN_OR_RETURN(const std::string blob,
+                   kvstore::BuildSummaries(summary_rows, keys, values, &learned));
   totals.build_s += absl::ToDoubleSeconds(absl::Now() - start);
   totals.summary_bytes += static_cast<int64_t>(blob.size());
   totals.keys += keys.count();
-  ASSIGN_OR_RETURN(const kvstore::Summaries summaries, kvstore::Summaries::Open(blob, keys.count(), d));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Index> flat, kvstore::OpenIndex({}, kvstore::Blob(), keys));
+  ASSIGN_OR_RETURN(const kvstore::Summaries summaries,
+                   kvstore::Summaries::Open(blob, keys.count(), d));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Index> flat,
+                   kvstore::OpenIndex({}, kvstore::Blob(), keys));
   const RowRange zone{kSink, keys.count() - kLocal};
   std::vector<Position> all;
   for (Position j = zone.begin; j < zone.end; ++j) all.push_back(j);
@@ -155,7 +175,8 @@ absl::Status MeasureHead(const Rows& keys, const Rows& values, const SampledQuer
     const float* q = held_out.Query(i, 0);
     const State exact = Attend(keys, values, q, group, scale, all);
     for (const int64_t top_k : kTopK) {
-      kvstore::SearchRequest request{.queries = q, .group = group, .scale = scale, .zone = zone, .top_k = top_k};
+      kvstore::SearchRequest request{
+          .queries = q, .group = group, .scale = scale, .zone = zone, .top_k = top_k};
       kvstore::SearchResult found;
       const absl::Time before = absl::Now();
       RETURN_IF_ERROR(flat->Search(request, search_scratch, found));
@@ -178,8 +199,10 @@ absl::Status MeasureHead(const Rows& keys, const Rows& values, const SampledQuer
         RETURN_IF_ERROR(kvstore::EstimateRest(summaries, params, scratch));
         if (scores) totals.estimate_us += absl::ToDoubleMicroseconds(absl::Now() - began);
         State merged = partial;
-        kernels::MergeStates(merged.out.data(), merged.lse.data(), params.out, params.lse, group, d);
-        totals.errors[absl::StrCat("top-k:", top_k, scores ? " on" : " on, scores not used")].Add(merged, exact, group);
+        kernels::MergeStates(merged.out.data(), merged.lse.data(), params.out, params.lse, group,
+                             d);
+        totals.errors[absl::StrCat("top-k:", top_k, scores ? " on" : " on, scores not used")].Add(
+            merged, exact, group);
       }
       totals.search_us += absl::ToDoubleMicroseconds(searched - before);
       ++totals.estimates;
@@ -190,19 +213,24 @@ absl::Status MeasureHead(const Rows& keys, const Rows& values, const SampledQuer
 
 absl::Status Run(const std::string& name) {
   RETURN_IF_ERROR(PrefillIfAbsent(name));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(kStore, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::StoredContext> context, store->OpenContext(name));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(kStore, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::StoredContext> context,
+                   store->OpenContext(name));
   const v1::Manifest& manifest = context->manifest();
   for (const int64_t summary_rows : kSummaryRows) {
     Totals all;
-    for (Layer layer(0); layer.value() < static_cast<int32_t>(manifest.layers()); layer = layer.next()) {
+    for (Layer layer(0); layer.value() < static_cast<int32_t>(manifest.layers());
+         layer = layer.next()) {
       Totals totals;
       for (int32_t h = 0; h < static_cast<int32_t>(manifest.kv_heads()); ++h) {
         ASSIGN_OR_RETURN(const Rows keys, Rows::OpenKeys(*context, layer, KvHead(h)));
         ASSIGN_OR_RETURN(const Rows values, Rows::OpenValues(*context, layer, KvHead(h)));
-        ASSIGN_OR_RETURN(const SampledQueries queries, kvstore::ReadSampledQueries(*context, layer, KvHead(h)));
+        ASSIGN_OR_RETURN(const SampledQueries queries,
+                         kvstore::ReadSampledQueries(*context, layer, KvHead(h)));
         // Late queries see nearly all keys, as a question does.
-        RETURN_IF_ERROR(MeasureHead(keys, values, Half(queries, 0, 0), Half(queries, 1, keys.count() * 3 / 4), summary_rows, totals));
+        RETURN_IF_ERROR(MeasureHead(keys, values, Half(queries, 0, 0),
+                                    Half(queries, 1, keys.count() * 3 / 4), summary_rows, totals));
       }
       nlohmann::json json = totals.ToJson();
       json["summaries"] = summary_rows;

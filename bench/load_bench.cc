@@ -1,7 +1,6 @@
 // What: many decoding sessions on one context, over a Unix socket: throughput and latency, closed
 //       loop and at half of that load, each reply compared with the one that a single session got.
 //       One JSON object a line.
-#include <nlohmann/json.hpp>
 #include <spdlog/spdlog.h>
 #include <stdlib.h>
 
@@ -11,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <thread>
@@ -58,7 +58,8 @@ Load Run(const std::string& address, const Settings& settings, const Script& scr
   for (int s = 0; s < sessions; ++s) {
     threads.emplace_back([&, s] {
       Load& load = loads[static_cast<size_t>(s)];
-      absl::StatusOr<Decoding> session = Decoding::Open(address, settings.context, settings.top_k, script);
+      absl::StatusOr<Decoding> session =
+          Decoding::Open(address, settings.context, settings.top_k, script);
       ++ready;
       if (!session.ok()) {
         // Opening is work for the engine too, and may find its queue full.
@@ -77,8 +78,8 @@ Load Run(const std::string& address, const Settings& settings, const Script& scr
       for (auto step = static_cast<int64_t>(s); Seconds(Clock::now() - start) < settings.seconds;
            ++step) {
         if (tokens_per_s > 0) {
-          due += std::chrono::duration_cast<Clock::duration>(
-              std::chrono::duration<double>(gap(rng)));
+          due +=
+              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(gap(rng)));
           std::this_thread::sleep_until(due);
         }
         const auto at = static_cast<int64_t>(static_cast<size_t>(step) % script.queries.size());
@@ -119,10 +120,10 @@ Load Run(const std::string& address, const Settings& settings, const Script& scr
 
 nlohmann::json ToJson(const char* what, const Settings& settings, int sessions, const Load& load) {
   const auto at = [&](double share) {
-    return load.us.empty()
-               ? 0.0
-               : load.us[std::min(load.us.size() - 1,
-                                  static_cast<size_t>(share * static_cast<double>(load.us.size())))];
+    return load.us.empty() ? 0.0
+                           : load.us[std::min(
+                                 load.us.size() - 1,
+                                 static_cast<size_t>(share * static_cast<double>(load.us.size())))];
   };
   return {{"load", what},
           {"context", settings.context},
@@ -166,7 +167,8 @@ absl::Status RunAll(const Settings& settings) {
   int64_t wrong = 0;
   RETURN_IF_ERROR(serve({}, "s", [&](const std::string& address, kvstore::Engine& engine) {
     std::vector<std::vector<uint32_t>> truth(script.queries.size());
-    absl::StatusOr<Decoding> alone = Decoding::Open(address, settings.context, settings.top_k, script);
+    absl::StatusOr<Decoding> alone =
+        Decoding::Open(address, settings.context, settings.top_k, script);
     CARREL_CHECK(alone.ok());
     for (size_t step = 0; step < truth.size(); ++step) {
       for (int32_t layer = 0; layer < script.shape.layers; ++layer) {
@@ -182,9 +184,9 @@ absl::Status RunAll(const Settings& settings) {
       std::printf("%s\n", json.dump().c_str());
       const double half = static_cast<double>(full.tokens) / full.seconds / 2 / sessions;
       const Load paced = Run(address, settings, script, truth, sessions, half);
-      std::printf("%s\n", ToJson("half of that, random arrivals", settings, sessions, paced)
-                              .dump()
-                              .c_str());
+      std::printf(
+          "%s\n",
+          ToJson("half of that, random arrivals", settings, sessions, paced).dump().c_str());
       std::fflush(stdout);
       wrong += full.wrong + full.failed + paced.wrong + paced.failed;
     }

@@ -1,8 +1,8 @@
 // What: how soon a kvstore answers after it was started on a context that is not in memory, and how
-//       much memory it takes while a decoder then goes through all layers. The context may be larger
-//       than the machine's memory. The store's files are dropped from the page cache, then this
-//       program starts itself anew: engine, server and client over a Unix socket.
-//       One JSON object a line: cold, then warm; both must give the same replies.
+//       much memory it takes while a decoder then goes through all layers. The context may be
+//       larger than the machine's memory. The store's files are dropped from the page cache, then
+//       this program starts itself anew: engine, server and client over a Unix socket. One JSON
+//       object a line: cold, then warm; both must give the same replies.
 // Usage: open_bench STORE CONTEXT [TOP_K [BUDGET_MIB [TOKENS]]]
 #include <fcntl.h>
 #include <spawn.h>
@@ -73,8 +73,8 @@ absl::StatusOr<Script> Read(const Settings& settings) {
   return ReadScript(*context);
 }
 
-// started_us: when the parent started this process. script_file: what the parent read of the script,
-// queries as floats, for the first answer.
+// started_us: when the parent started this process. script_file: what the parent read of the
+// script, queries as floats, for the first answer.
 absl::Status Serve(const Settings& settings, int64_t started_us, const std::string& script_file) {
   Script script;
   int64_t steps = 0;
@@ -86,9 +86,9 @@ absl::Status Serve(const Settings& settings, int64_t started_us, const std::stri
   script.fingerprint.resize(fingerprint_bytes);
   file.read(script.fingerprint.data(), static_cast<std::streamsize>(fingerprint_bytes));
   const auto floats = static_cast<size_t>(script.shape.q_heads) * script.shape.head_dim;
-  script.queries.assign(static_cast<size_t>(steps),
-                        std::vector<std::vector<float>>(script.shape.layers,
-                                                        std::vector<float>(floats)));
+  script.queries.assign(
+      static_cast<size_t>(steps),
+      std::vector<std::vector<float>>(script.shape.layers, std::vector<float>(floats)));
   for (auto& step : script.queries) {
     for (auto& layer : step) {
       file.read(reinterpret_cast<char*>(layer.data()),
@@ -164,8 +164,8 @@ absl::StatusOr<nlohmann::json> Start(char** argv, const Settings& settings,
   pointers[0] = argv[0];
   pointers.push_back(nullptr);
   pid_t child = 0;
-  if (const int error = posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, pointers.data(),
-                                    environ);
+  if (const int error =
+          posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, pointers.data(), environ);
       error != 0) {
     return ErrnoStatus(error, "posix_spawn");
   }
@@ -228,7 +228,8 @@ int main(int argc, char** argv) {
     settings.store = argv[1];
     settings.context = argv[2];
     usable = (argc <= 3 || (absl::SimpleAtoi(argv[3], &settings.top_k) && settings.top_k > 0)) &&
-             (argc <= 4 || (absl::SimpleAtoi(argv[4], &settings.budget_mib) && settings.budget_mib >= 0)) &&
+             (argc <= 4 ||
+              (absl::SimpleAtoi(argv[4], &settings.budget_mib) && settings.budget_mib >= 0)) &&
              (argc <= 5 || (absl::SimpleAtoi(argv[5], &settings.tokens) && settings.tokens >= 0));
   }
   if (!usable) {

@@ -15,16 +15,21 @@
 namespace carrel::decoder {
 
 Candidates::Candidates(const AttentionShape& shape, RowRange zone, int64_t tokens)
-    : shape_(shape), zone_(zone), tokens_(tokens), rows_(static_cast<size_t>(tokens) * shape.kv_heads) {}
+    : shape_(shape),
+      zone_(zone),
+      tokens_(tokens),
+      rows_(static_cast<size_t>(tokens) * shape.kv_heads) {}
 
 absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows) {
   parts_.push_back(std::move(part));
   const int64_t d = shape_.head_dim;
-  // Sub-messages are on the heap and stay where they are when parts_ grows: moving a message swaps its pointers.
+  // Sub-messages are on the heap and stay where they are when parts_ grows: moving a message swaps
+  // its pointers.
   for (const v1::HeadResult& result : parts_.back().query().heads()) {
     if (result.token() >= tokens_ || result.kv_head() >= static_cast<uint32_t>(shape_.kv_heads)) {
-      return absl::DataLossError(absl::StrCat("reply: token ", result.token(), " kv_head ", result.kv_head(),
-                                              " was not asked for (", tokens_, " tokens, ", shape_.kv_heads, " heads)"));
+      return absl::DataLossError(absl::StrCat("reply: token ", result.token(), " kv_head ",
+                                              result.kv_head(), " was not asked for (", tokens_,
+                                              " tokens, ", shape_.kv_heads, " heads)"));
     }
     const int64_t rows = Dimension(result.ids(), 0);
     RETURN_IF_ERROR(CheckIds(result.ids(), {rows}, "ids"));
@@ -33,7 +38,8 @@ absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows) {
       Position id;
       std::memcpy(&id, result.ids().data().data() + j * sizeof(id), sizeof(id));
       if (id < zone_.begin || id >= zone_.end) {
-        return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [", zone_.begin, ", ", zone_.end, ")"));
+        return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [",
+                                                zone_.begin, ", ", zone_.end, ")"));
       }
       to.ids.push_back(id);
     }
@@ -55,13 +61,15 @@ absl::Status Candidates::CheckComplete() const {
     std::sort(sorted.begin(), sorted.end());
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
     if (!sorted.empty() && twice == sorted.end()) continue;
-    return absl::DataLossError(absl::StrCat("reply: ", sorted.empty() ? "no rows" : absl::StrCat("row ", *twice, " twice"), " for token ",
-                                            i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads));
+    return absl::DataLossError(
+        absl::StrCat("reply: ", sorted.empty() ? "no rows" : absl::StrCat("row ", *twice, " twice"),
+                     " for token ", i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads));
   }
   return absl::OkStatus();
 }
 
-int64_t Candidates::Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool, Partial& partial) const {
+int64_t Candidates::Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool,
+                           Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
   std::atomic<int64_t> attended{0};
   pool->ParallelFor(tokens_ * shape_.kv_heads, [&](int64_t unit) {

@@ -1,8 +1,10 @@
-// What:   rows that a reply brought, per token and KV head, and attention over the best of them under the true query.
-// Math:   scores exact: scale * <q[h], k[j]>; the group keeps the top_k rows with the largest group score (kernels/group_score), ties by smaller id;
+// What:   rows that a reply brought, per token and KV head, and attention over the best of them
+// under the true query. Math:   scores exact: scale * <q[h], k[j]>; the group keeps the top_k rows
+// with the largest group score (kernels/group_score), ties by smaller id;
 //         attention over those. With top_k >= rows it is attention over all of them.
-// Errors: DataLoss a reply that does not hold together: wrong tensors, ids outside the zone or twice, a head without rows.
-// Ownership: keeps the reply's parts; rows are read where protobuf put them.
+// Errors: DataLoss a reply that does not hold together: wrong tensors, ids outside the zone or
+// twice, a head without rows. Ownership: keeps the reply's parts; rows are read where protobuf put
+// them.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +27,23 @@ class Candidates {
   // After the last part: every token and head has rows, none of them twice.
   absl::Status CheckComplete() const;
 
-  int64_t rows(int64_t token, KvHead head) const { return static_cast<int64_t>(At(token, head).ids.size()); }
+  int64_t rows(int64_t token, KvHead head) const {
+    return static_cast<int64_t>(At(token, head).ids.size());
+  }
   const std::vector<Position>& ids(int64_t token, KvHead head) const { return At(token, head).ids; }
 
   // Refines every token and head and merges the attention into partial; returns the rows attended.
-  int64_t Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool, Partial& partial) const;
+  int64_t Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool,
+                 Partial& partial) const;
 
  private:
   struct Rows {
     std::vector<Position> ids;
     std::vector<const void*> k, v;
   };
-  const Rows& At(int64_t token, KvHead head) const { return rows_[static_cast<size_t>(token * shape_.kv_heads + head.value())]; }
+  const Rows& At(int64_t token, KvHead head) const {
+    return rows_[static_cast<size_t>(token * shape_.kv_heads + head.value())];
+  }
 
   const AttentionShape shape_;
   const RowRange zone_;

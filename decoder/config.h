@@ -18,33 +18,42 @@ enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
 enum class Want : uint8_t { kRows = 0, kValues = 1, kAttend = 2 };
 enum class Budget : uint8_t { kUniform = 0, kLinear = 1 };
 
-// kRange: rows within `range` of the best score; kMass: the best rows with a share `mass` of the softmax (carrel/v1/retrieval.proto, Select).
+// kRange: rows within `range` of the best score; kMass: the best rows with a share `mass` of the
+// softmax (carrel/v1/retrieval.proto, Select).
 enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2 };
 
-// The estimation term: rows that are not selected count through summaries of their clusters. kAuto: where want=attend and the context has summaries; never with refine.
+// The estimation term: rows that are not selected count through summaries of their clusters. kAuto:
+// where want=attend and the context has summaries; never with refine.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
-inline constexpr int64_t kAllRows = -1;     // a top_k: every row of the zone
-inline constexpr int64_t kAsSelected = 0;   // a layer's budget: what range or mass selects
+inline constexpr int64_t kAllRows = -1;    // a top_k: every row of the zone
+inline constexpr int64_t kAsSelected = 0;  // a layer's budget: what range or mass selects
 
 struct RetrievalConfig {
-  int64_t top_k = 128;       // rows of the zone attended per KV head and token; >= 1, at most the context's tokens; kAllRows: all
+  int64_t top_k = 128;  // rows of the zone attended per KV head and token; >= 1, at most the
+                        // context's tokens; kAllRows: all
   Select select = Select::kTopK;
-  double range = 0;          // kRange: in units of scaled scores; > 0
-  double mass = 0;           // kMass: 0 < mass <= 1
-  int64_t max_rows = 0;      // kRange, kMass: bound on the rows per KV head; 0: the store's
+  double range = 0;      // kRange: in units of scaled scores; > 0
+  double mass = 0;       // kMass: 0 < mass <= 1
+  int64_t max_rows = 0;  // kRange, kMass: bound on the rows per KV head; 0: the store's
   Estimate estimate = Estimate::kAuto;
-  int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and the demo model loses answers without; 0 .. layers
-  int64_t sink = 4;          // first rows of the context that the decoder holds; >= 0, at most what there is
-  int64_t local = 64;        // last rows of the context that the decoder holds; >= 0, at most what there is
+  int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and
+                             // the demo model loses answers without; 0 .. layers
+  int64_t sink =
+      4;  // first rows of the context that the decoder holds; >= 0, at most what there is
+  int64_t local =
+      64;  // last rows of the context that the decoder holds; >= 0, at most what there is
   Budget budget = Budget::kUniform;
   Prefetch prefetch = Prefetch::kOff;
-  Want want = Want::kAttend;     // ATTEND sends least
-  double oversample = 2.0;       // candidates asked ahead, as a multiple of top_k; 1 .. 16
-  double verified_hit_rate = 0.9;  // verified: the share of the true top_k that approximate candidates must have held, to be used unverified; 0 .. 1
-  int32_t effort = 0;         // effort of a graph index; 0: the context's own
-  std::optional<RefineConfig> refine;  // set: the zone is in this host's memory, and this chooses its rows; otherwise the store does
-  bool measure = false;          // also ask for exact answers, for the statistics: hit rate and mass. Outside of what is timed.
+  Want want = Want::kAttend;           // ATTEND sends least
+  double oversample = 2.0;             // candidates asked ahead, as a multiple of top_k; 1 .. 16
+  double verified_hit_rate = 0.9;      // verified: the share of the true top_k that approximate
+                                       // candidates must have held, to be used unverified; 0 .. 1
+  int32_t effort = 0;                  // effort of a graph index; 0: the context's own
+  std::optional<RefineConfig> refine;  // set: the zone is in this host's memory, and this chooses
+                                       // its rows; otherwise the store does
+  bool measure = false;  // also ask for exact answers, for the statistics: hit rate and mass.
+                         // Outside of what is timed.
 };
 
 // Where the model runs and where the zone is searched.
@@ -52,8 +61,10 @@ struct DeviceConfig {
   model::Device device = model::Device::kCpu;
   // kCuda:
   int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of its memory, weights included
-  int64_t new_tokens = 4096;   // room for what is prompted and generated; sized at start; 1 .. 1048576
-  bool zone_on_device = false; // the zone's rows and codes are held there and searched there (HATA); the store is read once, at open
+  int64_t new_tokens =
+      4096;  // room for what is prompted and generated; sized at start; 1 .. 1048576
+  bool zone_on_device = false;  // the zone's rows and codes are held there and searched there
+                                // (HATA); the store is read once, at open
 };
 
 // InvalidArgument names field and bound; also what does not go together with the retrieval.
@@ -61,8 +72,9 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
 
-// Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first sparse layer to 3/2 top_k in the last (paper 001, its figure on
-// per-layer budgets). Dense layers get kAllRows, and so does any layer whose share covers the zone.
+// Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first
+// sparse layer to 3/2 top_k in the last (paper 001, its figure on per-layer budgets). Dense layers
+// get kAllRows, and so does any layer whose share covers the zone.
 std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers, int64_t zone_rows);
 
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);

@@ -11,7 +11,8 @@ TEST(LayerBudgetsTest, Uniform_GivesEachSparseLayerTheSame) {
   RetrievalConfig config;
   config.top_k = 100;
   config.dense_layers = 2;
-  EXPECT_EQ(LayerBudgets(config, 5, 1000), (std::vector<int64_t>{kAllRows, kAllRows, 100, 100, 100}));
+  EXPECT_EQ(LayerBudgets(config, 5, 1000),
+            (std::vector<int64_t>{kAllRows, kAllRows, 100, 100, 100}));
 }
 
 TEST(LayerBudgetsTest, Linear_RisesWithTheSameTotal) {
@@ -42,8 +43,10 @@ TEST(ParseTest, UnknownWords_AreNamedWithWhatIsKnown) {
   EXPECT_THAT(ParseTopK("many"), StatusIs(absl::StatusCode::kInvalidArgument, "top_k=many"));
   EXPECT_EQ(*ParseTopK("all"), kAllRows);
   EXPECT_EQ(*ParseTopK("12"), 12);
-  EXPECT_THAT(ParseWant("row"), StatusIs(absl::StatusCode::kInvalidArgument, "rows, values, attend"));
-  EXPECT_THAT(ParsePrefetch("on"), StatusIs(absl::StatusCode::kInvalidArgument, "off, speculative, verified"));
+  EXPECT_THAT(ParseWant("row"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "rows, values, attend"));
+  EXPECT_THAT(ParsePrefetch("on"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "off, speculative, verified"));
   EXPECT_THAT(ParseBudget("flat"), StatusIs(absl::StatusCode::kInvalidArgument, "uniform, linear"));
 }
 
@@ -51,7 +54,8 @@ TEST(ValidateTest, EachFieldOutOfBounds_IsNamed) {
   const auto refused = [](auto change, const char* text) {
     RetrievalConfig config;
     change(config);
-    EXPECT_THAT(ValidateRetrievalConfig(config, 8), StatusIs(absl::StatusCode::kInvalidArgument, text));
+    EXPECT_THAT(ValidateRetrievalConfig(config, 8),
+                StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
   CARREL_EXPECT_OK(ValidateRetrievalConfig(RetrievalConfig(), 8));
   refused([](auto& c) { c.top_k = 0; }, "top_k=0");
@@ -64,8 +68,10 @@ TEST(ValidateTest, EachFieldOutOfBounds_IsNamed) {
 }
 
 TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
-  const auto refused = [](const DeviceConfig& device, const RetrievalConfig& config, absl::string_view name) {
-    EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(absl::StatusCode::kInvalidArgument, std::string(name)));
+  const auto refused = [](const DeviceConfig& device, const RetrievalConfig& config,
+                          absl::string_view name) {
+    EXPECT_THAT(ValidateDeviceConfig(device, config),
+                StatusIs(absl::StatusCode::kInvalidArgument, std::string(name)));
   };
   DeviceConfig device;
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, RetrievalConfig()));

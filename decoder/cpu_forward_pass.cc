@@ -93,10 +93,9 @@ absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
     StoreClient* client, ThreadPool* pool, const Observer* observer,
     std::shared_ptr<const HostRows> host_rows) {
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<RetrievalAttention> attention,
-      RetrievalAttention::Create(config, checkpoint.config.shape, opened, client, pool,
-                                 std::move(host_rows)));
+  ASSIGN_OR_RETURN(std::unique_ptr<RetrievalAttention> attention,
+                   RetrievalAttention::Create(config, checkpoint.config.shape, opened, client, pool,
+                                              std::move(host_rows)));
   return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention), pool, observer);
 }
 

@@ -10,27 +10,39 @@
 namespace carrel::decoder {
 namespace {
 
-// Tokens of a prompt that pass together: as many as one Query may carry, and whose reply the store is ready to hold.
-int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape, const std::vector<int64_t>& budgets, const v1::OpenReply& opened) {
+// Tokens of a prompt that pass together: as many as one Query may carry, and whose reply the store
+// is ready to hold.
+int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
+                    const std::vector<int64_t>& budgets, const v1::OpenReply& opened) {
   int64_t rows = 0;  // the most of any layer, per token and KV head
   for (int64_t budget : budgets) {
-    const bool attend_all = budget == kAllRows && config.want != Want::kValues;  // nothing per row is held: partial attention, or rows as they lie
+    const bool attend_all =
+        budget == kAllRows &&
+        config.want !=
+            Want::kValues;  // nothing per row is held: partial attention, or rows as they lie
     if (attend_all || (budget == kAsSelected && config.want == Want::kAttend)) continue;
     const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
     const int64_t bound = config.max_rows > 0 ? config.max_rows : opened.limits().max_top_k();
-    rows = std::max(rows, budget == kAllRows ? zone_rows : budget == kAsSelected ? std::min(zone_rows, bound) : budget);
+    rows = std::max(rows, budget == kAllRows      ? zone_rows
+                          : budget == kAsSelected ? std::min(zone_rows, bound)
+                                                  : budget);
   }
-  const int64_t bytes = shape.kv_heads * std::max<int64_t>(1, rows) * (8 + 4 * shape.group());  // ids and scores
-  return std::clamp<int64_t>(opened.limits().max_result_bytes() / 4 / bytes, 1, std::max<int64_t>(1, opened.limits().max_query_tokens()));
+  const int64_t bytes =
+      shape.kv_heads * std::max<int64_t>(1, rows) * (8 + 4 * shape.group());  // ids and scores
+  return std::clamp<int64_t>(opened.limits().max_result_bytes() / 4 / bytes, 1,
+                             std::max<int64_t>(1, opened.limits().max_query_tokens()));
 }
 
 }  // namespace
 
 Decoder::~Decoder() = default;
 
-absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
-                                                       const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
-                                                       const DeviceConfig& device, std::shared_ptr<const HostRows> host_rows) {
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& checkpoint,
+                                                       std::unique_ptr<StoreClient> client,
+                                                       const std::string& context,
+                                                       const RetrievalConfig& config,
+                                                       ThreadPool* pool, const DeviceConfig& device,
+                                                       std::shared_ptr<const HostRows> host_rows) {
   RETURN_IF_ERROR(ValidateRetrievalConfig(config, checkpoint.config.shape.layers));
   RETURN_IF_ERROR(ValidateDeviceConfig(device, config));
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
@@ -46,26 +58,35 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   open.set_local(config.local);
   ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
   decoder->context_tokens_ = opened.tokens();
-  if (config.select == Select::kTopK && config.top_k != kAllRows && config.top_k > opened.tokens()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("top_k=", config.top_k, " exceeds the ", opened.tokens(), " tokens of context \"", context, "\"; use \"all\" for every row"));
+  if (config.select == Select::kTopK && config.top_k != kAllRows &&
+      config.top_k > opened.tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat("top_k=", config.top_k, " exceeds the ",
+                                                   opened.tokens(), " tokens of context \"",
+                                                   context, "\"; use \"all\" for every row"));
   }
-  if (config.refine.has_value() != (host_rows != nullptr)) return absl::InvalidArgumentError("refine and the rows of this host go together");
+  if (config.refine.has_value() != (host_rows != nullptr))
+    return absl::InvalidArgumentError("refine and the rows of this host go together");
   if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("context \"", context, "\": ", host_rows->tokens(), " rows are mapped here, the store opened ", opened.tokens()));
+        absl::StrCat("context \"", context, "\": ", host_rows->tokens(),
+                     " rows are mapped here, the store opened ", opened.tokens()));
   }
-  const std::vector<int64_t> budgets = LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
-  if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end()); largest > opened.limits().max_top_k() && host_rows == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest, " rows exceeds the store's max_top_k=",
-                                                   opened.limits().max_top_k(), "; use \"all\" for every row"));
+  const std::vector<int64_t> budgets =
+      LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
+  if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end());
+      largest > opened.limits().max_top_k() && host_rows == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest,
+                     " rows exceeds the store's max_top_k=", opened.limits().max_top_k(),
+                     "; use \"all\" for every row"));
   }
   decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, budgets, opened);
   RETURN_IF_ERROR(decoder->MakePass(config, opened, pool, std::move(host_rows)));
   return decoder;
 }
 
-absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool,
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Checkpoint& checkpoint,
+                                                                ThreadPool* pool,
                                                                 const DeviceConfig& device) {
   constexpr int64_t kBlockTokens = 256;
   RETURN_IF_ERROR(ValidateDeviceConfig(device, RetrievalConfig()));
@@ -75,12 +96,14 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Che
   return decoder;
 }
 
-absl::Status Decoder::MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool,
-                                 std::shared_ptr<const HostRows> host_rows) {
+absl::Status Decoder::MakePass(const RetrievalConfig& config, const v1::OpenReply& opened,
+                               ThreadPool* pool, std::shared_ptr<const HostRows> host_rows) {
   if (device_.device == model::Device::kCuda) {
-    ASSIGN_OR_RETURN(pass_, MakeCudaForwardPass(checkpoint_, config, device_, opened, client_.get(), pool));
+    ASSIGN_OR_RETURN(
+        pass_, MakeCudaForwardPass(checkpoint_, config, device_, opened, client_.get(), pool));
   } else {
-    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, config, opened, client_.get(), pool, &observer_, std::move(host_rows)));
+    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, config, opened, client_.get(), pool,
+                                               &observer_, std::move(host_rows)));
   }
   max_block_ = std::min(max_block_, pass_->max_tokens());
   return absl::OkStatus();
@@ -92,22 +115,27 @@ void Decoder::set_observer(Observer observer) {
 }
 
 // Greedily the device chooses, and logits need not come back.
-absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptions& options, std::vector<float>& logits) {
+absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptions& options,
+                                           std::vector<float>& logits) {
   if (options.sampling.temperature == 0) return pass_->Greedy();
   RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
   return sampler.Sample(logits);
 }
 
-absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt, const GenerateOptions& options) {
+absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt,
+                                                 const GenerateOptions& options) {
   const model::ModelConfig& config = checkpoint_.config;
   RETURN_IF_ERROR(ValidateSamplingConfig(options.sampling));
   if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty: it has no tokens");
-  if (options.max_tokens < 0) return absl::InvalidArgumentError(absl::StrCat("max_tokens=", options.max_tokens, " is negative"));
+  if (options.max_tokens < 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_tokens=", options.max_tokens, " is negative"));
   RETURN_IF_ERROR(model::ValidateTokenIds(prompt, config));
   const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
   if (context_tokens_ + prompt_tokens > config.max_position_embeddings) {
-    return absl::InvalidArgumentError(absl::StrCat("context of ", context_tokens_, " and prompt of ", prompt_tokens,
-                                                   " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "context of ", context_tokens_, " and prompt of ", prompt_tokens,
+        " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings));
   }
 
   pass_->StartSequence();
@@ -131,14 +159,16 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
   result.prompt_seconds = absl::ToDoubleSeconds(prompt_end - start);
 
   while (static_cast<int64_t>(result.ids.size()) < options.max_tokens) {
-    if (!options.ignore_eos && std::find(config.eos_token_ids.begin(), config.eos_token_ids.end(), token) != config.eos_token_ids.end()) {
+    if (!options.ignore_eos && std::find(config.eos_token_ids.begin(), config.eos_token_ids.end(),
+                                         token) != config.eos_token_ids.end()) {
       result.stop = StopReason::kEos;
       break;
     }
     result.ids.push_back(token);
     if (options.on_token) RETURN_IF_ERROR(options.on_token(token));
     if (static_cast<int64_t>(result.ids.size()) == options.max_tokens) break;
-    const Position position = context_tokens_ + prompt_tokens + static_cast<int64_t>(result.ids.size()) - 1;
+    const Position position =
+        context_tokens_ + prompt_tokens + static_cast<int64_t>(result.ids.size()) - 1;
     if (position >= config.max_position_embeddings) {
       result.stop = StopReason::kContextLength;
       break;

@@ -1,6 +1,8 @@
 // What:   one decoding sequence over a context: prompt in, tokens out.
-// Errors: FailedPrecondition the context was computed by another model (names every differing field); NotFound no such context; Unavailable no store;
-//         InvalidArgument a config, prompt or token id out of bounds, a sequence longer than max_position_embeddings; what the store answers.
+// Errors: FailedPrecondition the context was computed by another model (names every differing
+// field); NotFound no such context; Unavailable no store;
+//         InvalidArgument a config, prompt or token id out of bounds, a sequence longer than
+//         max_position_embeddings; what the store answers.
 // Threads: one at a time. Many decoders share one Weights and one ThreadPool.
 #pragma once
 
@@ -22,11 +24,12 @@
 namespace carrel::decoder {
 
 struct GenerateOptions {
-  int64_t max_tokens = 64;   // >= 0
+  int64_t max_tokens = 64;  // >= 0
   SamplingConfig sampling;
   bool keep_logits = false;  // of every prompt and generated position
   bool ignore_eos = false;   // go on after EOS, which then is a token like others: for measurements
-  // Called for each generated token, EOS excluded, as soon as it is known; an error ends generation with that error.
+  // Called for each generated token, EOS excluded, as soon as it is known; an error ends generation
+  // with that error.
   std::function<absl::Status(TokenId)> on_token;
 };
 
@@ -35,25 +38,30 @@ enum class StopReason : uint8_t { kEos = 0, kMaxTokens = 1, kContextLength = 2 }
 struct GenerateResult {
   std::vector<TokenId> ids;  // EOS excluded
   StopReason stop = StopReason::kMaxTokens;
-  std::vector<float> logits;  // [positions, vocab_size] if kept: prompt tokens, then generated tokens that were fed back
+  std::vector<float> logits;  // [positions, vocab_size] if kept: prompt tokens, then generated
+                              // tokens that were fed back
   double prompt_seconds = 0;
   double generate_seconds = 0;
 };
 
 class Decoder {
  public:
-  // Opens the context on a connected client and fetches sink and local rows. config.refine needs host_rows: of this context, in this host's memory.
-  static absl::StatusOr<std::unique_ptr<Decoder>> Open(const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
-                                                       const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
-                                                       const DeviceConfig& device = DeviceConfig(),
-                                                       std::shared_ptr<const HostRows> host_rows = nullptr);
+  // Opens the context on a connected client and fetches sink and local rows. config.refine needs
+  // host_rows: of this context, in this host's memory.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Open(
+      const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
+      const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
+      const DeviceConfig& device = DeviceConfig(),
+      std::shared_ptr<const HostRows> host_rows = nullptr);
   // Without a context: the model alone, dense attention over the prompt and what follows it.
-  static absl::StatusOr<std::unique_ptr<Decoder>> OpenModelOnly(const model::Checkpoint& checkpoint, ThreadPool* pool,
-                                                                const DeviceConfig& device = DeviceConfig());
+  static absl::StatusOr<std::unique_ptr<Decoder>> OpenModelOnly(
+      const model::Checkpoint& checkpoint, ThreadPool* pool,
+      const DeviceConfig& device = DeviceConfig());
   ~Decoder();
 
   // Continues the document with the prompt; each call starts from the document anew.
-  absl::StatusOr<GenerateResult> Generate(const std::vector<TokenId>& prompt, const GenerateOptions& options);
+  absl::StatusOr<GenerateResult> Generate(const std::vector<TokenId>& prompt,
+                                          const GenerateOptions& options);
 
   Statistics statistics() const;
   int64_t context_tokens() const { return context_tokens_; }
@@ -62,14 +70,17 @@ class Decoder {
   void set_observer(Observer observer);
 
  private:
-  Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device) : checkpoint_(checkpoint), device_(device) {}
-  absl::Status MakePass(const RetrievalConfig& config, const v1::OpenReply& opened, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows);
-  absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options, std::vector<float>& logits);
+  Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
+      : checkpoint_(checkpoint), device_(device) {}
+  absl::Status MakePass(const RetrievalConfig& config, const v1::OpenReply& opened,
+                        ThreadPool* pool, std::shared_ptr<const HostRows> host_rows);
+  absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options,
+                                    std::vector<float>& logits);
 
   const model::Checkpoint& checkpoint_;
   const DeviceConfig device_;
   int64_t context_tokens_ = 0;
-  int64_t max_block_ = 1;  // tokens per pass: what one Query may carry
+  int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone
   Observer observer_;
   std::unique_ptr<ForwardPass> pass_;

@@ -14,7 +14,8 @@
 
 namespace carrel::decoder {
 
-RetrievalAttention::RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool)
+RetrievalAttention::RetrievalAttention(const AttentionShape& shape, StoreClient* client,
+                                       ThreadPool* pool)
     : shape_(shape),
       scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
       client_(client),
@@ -24,14 +25,16 @@ RetrievalAttention::RetrievalAttention(const AttentionShape& shape, StoreClient*
 
 RetrievalAttention::~RetrievalAttention() = default;
 
-absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(const RetrievalConfig& config, const AttentionShape& shape,
-                                                                               const v1::OpenReply& opened, StoreClient* client,
-                                                                               ThreadPool* pool, std::shared_ptr<const HostRows> host_rows) {
+absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
+    const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
+    StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows) {
   std::unique_ptr<RetrievalAttention> attention(new RetrievalAttention(shape, client, pool));
   if (config.refine.has_value()) {
-    ASSIGN_OR_RETURN(attention->zone_, HostZone::Create(config, shape, opened, std::move(host_rows), pool, &attention->layer_statistics_));
+    ASSIGN_OR_RETURN(attention->zone_, HostZone::Create(config, shape, opened, std::move(host_rows),
+                                                        pool, &attention->layer_statistics_));
   } else {
-    attention->zone_ = std::make_unique<Zone>(config, shape, opened, client, pool, &attention->layer_statistics_);
+    attention->zone_ =
+        std::make_unique<Zone>(config, shape, opened, client, pool, &attention->layer_statistics_);
   }
   RETURN_IF_ERROR(Annotate(attention->LoadContextRows(opened), "reading sink and local rows"));
   return attention;
@@ -39,10 +42,11 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(c
 
 absl::Status RetrievalAttention::LoadContextRows(const v1::OpenReply& opened) {
   const RowRange ranges[] = {{0, opened.zone_begin()}, {opened.zone_end(), opened.tokens()}};
-  return ReadContextRows(client_, shape_, ranges, opened.limits().max_fetch_rows(), [&](const ContextRows& block) {
-    window_.AddContextRows(block.layer, block.head, block.k, block.v, block.rows);
-    return absl::OkStatus();
-  });
+  return ReadContextRows(
+      client_, shape_, ranges, opened.limits().max_fetch_rows(), [&](const ContextRows& block) {
+        window_.AddContextRows(block.layer, block.head, block.k, block.v, block.rows);
+        return absl::OkStatus();
+      });
 }
 
 absl::Status RetrievalAttention::Prefetch(Layer layer, const float* approximate_q, int64_t n) {
@@ -74,14 +78,18 @@ void RetrievalAttention::AttendWindow(const model::AttentionInput& input) {
 }
 
 absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, float* attended) {
-  RETURN_IF_ERROR(zone_->Start(input.layer, input.q, input.n));  // on its way while the window is computed
+  RETURN_IF_ERROR(
+      zone_->Start(input.layer, input.q, input.n));  // on its way while the window is computed
   window_.Append(input.layer, input.k, input.v, input.n);
   AttendWindow(input);
   RETURN_IF_ERROR(zone_->Finish(input.layer, input.q, input.n, zone_partial_));
-  RETURN_IF_ERROR(zone_->Measure(input.layer, input.q, input.n, zone_partial_, window_partial_.lse));
-  RETURN_IF_ERROR(zone_->MeasureOutput(input.layer, input.q, input.n, zone_partial_, window_partial_));
-  kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(), zone_partial_.out.data(), zone_partial_.lse.data(),
-                       input.n * shape_.q_heads, shape_.head_dim);
+  RETURN_IF_ERROR(
+      zone_->Measure(input.layer, input.q, input.n, zone_partial_, window_partial_.lse));
+  RETURN_IF_ERROR(
+      zone_->MeasureOutput(input.layer, input.q, input.n, zone_partial_, window_partial_));
+  kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(),
+                       zone_partial_.out.data(), zone_partial_.lse.data(), input.n * shape_.q_heads,
+                       shape_.head_dim);
   std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);
   return absl::OkStatus();
 }

@@ -1,5 +1,7 @@
-// What:   the attention of decoding: a dense window on this side, retrieved rows of the zone from the store, merged. Plugged into model::Transformer.
-// Math:   out = merge(window attention, zone attention): sink, local and new rows are disjoint from the zone, so with every zone row retrieved this is dense
+// What:   the attention of decoding: a dense window on this side, retrieved rows of the zone from
+// the store, merged. Plugged into model::Transformer. Math:   out = merge(window attention, zone
+// attention): sink, local and new rows are disjoint from the zone, so with every zone row retrieved
+// this is dense
 //         attention up to rounding (the master test, tests/master_test.cc).
 // Threads: one caller; the pool shares the window's work.
 #pragma once
@@ -23,10 +25,11 @@ class ZoneAttention;
 class RetrievalAttention : public model::Attention {
  public:
   // host_rows: of config.refine, which needs them; otherwise null.
-  // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a context: a null client and an empty reply.
-  static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(const RetrievalConfig& config, const AttentionShape& shape,
-                                                                    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
-                                                                    std::shared_ptr<const HostRows> host_rows = nullptr);
+  // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a
+  // context: a null client and an empty reply.
+  static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(
+      const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
+      StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows = nullptr);
   ~RetrievalAttention() override;
 
   // Asks for the rows of `layer` ahead of time, with approximate queries [n, q_heads, head_dim].
@@ -34,7 +37,8 @@ class RetrievalAttention : public model::Attention {
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
 
   void set_reading_prompt(bool reading);
-  // Forgets everything since the context: the next token continues the document again. Statistics stay.
+  // Forgets everything since the context: the next token continues the document again. Statistics
+  // stay.
   void StartSequence();
 
   Statistics statistics() const;

@@ -10,7 +10,8 @@
 
 namespace carrel::decoder {
 
-RowStream::RowStream(StoreClient* client, const AttentionShape& shape, Layer layer, RowRange range, int64_t max_fetch_rows)
+RowStream::RowStream(StoreClient* client, const AttentionShape& shape, Layer layer, RowRange range,
+                     int64_t max_fetch_rows)
     : client_(client),
       shape_(shape),
       layer_(layer),
@@ -32,7 +33,8 @@ absl::Status RowStream::SendNext() {
 }
 
 absl::Status RowStream::Start() {
-  while (static_cast<int>(in_flight_.size()) < kRequestsAhead && next_ < range_.end) RETURN_IF_ERROR(SendNext());
+  while (static_cast<int>(in_flight_.size()) < kRequestsAhead && next_ < range_.end)
+    RETURN_IF_ERROR(SendNext());
   return absl::OkStatus();
 }
 
@@ -47,7 +49,8 @@ absl::Status RowStream::Drain(Sink sink, double* waited_us, int64_t* bytes) {
   return absl::OkStatus();
 }
 
-absl::Status RowStream::DrainOne(const Request& request, Sink sink, double* waited_us, int64_t* bytes) {
+absl::Status RowStream::DrainOne(const Request& request, Sink sink, double* waited_us,
+                                 int64_t* bytes) {
   const int64_t d = shape_.head_dim;
   std::vector<int64_t> seen(shape_.kv_heads, 0);
   for (bool last = false; !last;) {
@@ -60,19 +63,22 @@ absl::Status RowStream::DrainOne(const Request& request, Sink sink, double* wait
       const int64_t rows = Dimension(block.k(), 0);
       RETURN_IF_ERROR(CheckBf16(block.k(), {rows, d}, "K rows"));
       RETURN_IF_ERROR(CheckBf16(block.v(), {rows, d}, "V rows"));
-      if (block.kv_head() >= static_cast<uint32_t>(shape_.kv_heads) || block.first() != seen[block.kv_head()]) {
-        return absl::DataLossError(absl::StrCat("fetch rows: layer ", layer_.value(), " kv_head ", block.kv_head(), ": block at ",
-                                                block.first(), " does not continue the rows received"));
+      if (block.kv_head() >= static_cast<uint32_t>(shape_.kv_heads) ||
+          block.first() != seen[block.kv_head()]) {
+        return absl::DataLossError(absl::StrCat("fetch rows: layer ", layer_.value(), " kv_head ",
+                                                block.kv_head(), ": block at ", block.first(),
+                                                " does not continue the rows received"));
       }
-      sink(KvHead(static_cast<int32_t>(block.kv_head())), request.range.begin + block.first(), rows, block.k().data().data(),
-           block.v().data().data());
+      sink(KvHead(static_cast<int32_t>(block.kv_head())), request.range.begin + block.first(), rows,
+           block.k().data().data(), block.v().data().data());
       seen[block.kv_head()] += rows;
     }
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     if (seen[head] != request.range.rows()) {
-      return absl::DataLossError(absl::StrCat("fetch rows: layer ", layer_.value(), " kv_head ", head, ": ", seen[head], " of ",
-                                              request.range.rows(), " rows from ", request.range.begin, " arrived"));
+      return absl::DataLossError(absl::StrCat("fetch rows: layer ", layer_.value(), " kv_head ",
+                                              head, ": ", seen[head], " of ", request.range.rows(),
+                                              " rows from ", request.range.begin, " arrived"));
     }
   }
   return absl::OkStatus();

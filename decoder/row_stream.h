@@ -1,6 +1,7 @@
-// What:   reads a range of rows of a layer from the store in order, a few requests ahead: the window at open, and dense layers under want = ROWS.
-// Errors: those of the store; DataLoss a reply that does not continue where the last one ended.
-// Cost:   at most kRequestsAhead * Limits.max_fetch_rows rows are held.
+// What:   reads a range of rows of a layer from the store in order, a few requests ahead: the
+// window at open, and dense layers under want = ROWS. Errors: those of the store; DataLoss a reply
+// that does not continue where the last one ended. Cost:   at most kRequestsAhead *
+// Limits.max_fetch_rows rows are held.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,14 @@ class RowStream {
   static constexpr int kRequestsAhead = 2;
 
   // max_fetch_rows: of one request, over its heads (Limits).
-  RowStream(StoreClient* client, const AttentionShape& shape, Layer layer, RowRange range, int64_t max_fetch_rows);
+  RowStream(StoreClient* client, const AttentionShape& shape, Layer layer, RowRange range,
+            int64_t max_fetch_rows);
 
   // Sends the first requests; they are in flight from now on.
   absl::Status Start();
 
-  // Hands over blocks (kv_head, first position, rows, k, v: [rows, head_dim] bf16 unaligned), per head in order, until the range is done.
-  // waited_us and bytes grow by what this took and brought.
+  // Hands over blocks (kv_head, first position, rows, k, v: [rows, head_dim] bf16 unaligned), per
+  // head in order, until the range is done. waited_us and bytes grow by what this took and brought.
   using Sink = absl::FunctionRef<void(KvHead, Position, int64_t, const void*, const void*)>;
   absl::Status Drain(Sink sink, double* waited_us, int64_t* bytes);
 

@@ -10,7 +10,8 @@ namespace carrel::decoder {
 
 absl::Status ValidateSamplingConfig(const SamplingConfig& config) {
   if (!(config.temperature >= 0 && config.temperature <= 100)) {
-    return absl::InvalidArgumentError(absl::StrCat("temperature=", config.temperature, " is outside [0, 100]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("temperature=", config.temperature, " is outside [0, 100]"));
   }
   if (!(config.top_p > 0 && config.top_p <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat("top_p=", config.top_p, " is outside (0, 1]"));
@@ -21,7 +22,8 @@ absl::Status ValidateSamplingConfig(const SamplingConfig& config) {
 absl::StatusOr<TokenId> Sampler::Sample(absl::Span<const float> logits) {
   TokenId best = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) return absl::InternalError(absl::StrCat("logit of token ", i, " is not a number"));
+    if (std::isnan(logits[i]))
+      return absl::InternalError(absl::StrCat("logit of token ", i, " is not a number"));
     if (logits[i] > logits[best]) best = static_cast<TokenId>(i);
   }
   if (config_.temperature == 0) return best;
@@ -39,9 +41,11 @@ absl::StatusOr<TokenId> Sampler::Sample(absl::Span<const float> logits) {
   });
   size_t kept = 0;
   double carried = 0;
-  while (kept < order_.size() && carried < config_.top_p * total) carried += weights_[order_[kept++]];
+  while (kept < order_.size() && carried < config_.top_p * total)
+    carried += weights_[order_[kept++]];
 
-  // 53 random bits as a share of what was kept: the same on every standard library, unlike std::uniform_real_distribution.
+  // 53 random bits as a share of what was kept: the same on every standard library, unlike
+  // std::uniform_real_distribution.
   double left = static_cast<double>(rng_() >> 11) * 0x1p-53 * carried;
   for (size_t i = 0; i + 1 < kept; ++i) {
     left -= weights_[order_[i]];

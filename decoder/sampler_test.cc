@@ -47,16 +47,19 @@ TEST(SamplerTest, SameSeed_SameTokens) {
 
 TEST(SamplerTest, NotANumber_IsAnError) {
   Sampler sampler(SamplingConfig{});
-  EXPECT_THAT(sampler.Sample({1.0f, NAN}), StatusIs(absl::StatusCode::kInternal, "logit of token 1"));
+  EXPECT_THAT(sampler.Sample({1.0f, NAN}),
+              StatusIs(absl::StatusCode::kInternal, "logit of token 1"));
 }
 
 TEST(SamplingConfigTest, OutOfBounds_IsNamed) {
   SamplingConfig config;
   config.temperature = -1;
-  EXPECT_THAT(ValidateSamplingConfig(config), StatusIs(absl::StatusCode::kInvalidArgument, "temperature=-1"));
+  EXPECT_THAT(ValidateSamplingConfig(config),
+              StatusIs(absl::StatusCode::kInvalidArgument, "temperature=-1"));
   config.temperature = 1;
   config.top_p = 0;
-  EXPECT_THAT(ValidateSamplingConfig(config), StatusIs(absl::StatusCode::kInvalidArgument, "top_p=0"));
+  EXPECT_THAT(ValidateSamplingConfig(config),
+              StatusIs(absl::StatusCode::kInvalidArgument, "top_p=0"));
 }
 
 }  // namespace

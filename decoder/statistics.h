@@ -1,4 +1,5 @@
-// What:   what retrieval did and how good it was, per layer, over all tokens since the context was opened. Every number is counted or measured.
+// What:   what retrieval did and how good it was, per layer, over all tokens since the context was
+// opened. Every number is counted or measured.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +18,26 @@ struct Mean {
 };
 
 struct LayerStatistics {
-  int64_t tokens = 0;             // that passed the layer
-  int64_t top_k = 0;              // rows per KV head; -1: all; 0: as range or mass select
-  int64_t rows_attended = 0;      // zone rows, over tokens and KV heads
-  int64_t candidates = 0;         // rows scored exactly, here or at the store, over tokens and KV heads
-  bool estimated = false;         // rows that were not attended counted through summaries
-  int64_t visited = 0;            // keys that the index or the refiner looked at, over the q heads of a group too
-  int64_t prefetched = 0;         // tokens whose candidates were asked ahead and used
-  int64_t verified_again = 0;     // tokens whose candidates were asked ahead and asked again with the true query
-  double exposed_wait_us = 0;     // time that the layer stood still for the store
-  int64_t bytes_received = 0;     // of replies, measurements excluded
-  int64_t bytes_read = 0;         // of a zone in this host's memory: to choose rows, and the rows
-  Mean cosine;                    // of approximate and true query, the least over q heads
-  Mean hit_rate;                  // measure: share of the true top_k among what was asked ahead
-  Mean mass;                      // measure: share of the zone's softmax that the attended zone rows carry
-  Mean attended_mass;             // measure: share of the whole softmax (zone and window) that all attended rows carry
-  Mean output_error;              // measure: per token, ||out - dense|| / ||dense|| of this layer's attention alone, the same queries seen
+  int64_t tokens = 0;         // that passed the layer
+  int64_t top_k = 0;          // rows per KV head; -1: all; 0: as range or mass select
+  int64_t rows_attended = 0;  // zone rows, over tokens and KV heads
+  int64_t candidates = 0;     // rows scored exactly, here or at the store, over tokens and KV heads
+  bool estimated = false;     // rows that were not attended counted through summaries
+  int64_t visited =
+      0;  // keys that the index or the refiner looked at, over the q heads of a group too
+  int64_t prefetched = 0;  // tokens whose candidates were asked ahead and used
+  int64_t verified_again =
+      0;  // tokens whose candidates were asked ahead and asked again with the true query
+  double exposed_wait_us = 0;  // time that the layer stood still for the store
+  int64_t bytes_received = 0;  // of replies, measurements excluded
+  int64_t bytes_read = 0;      // of a zone in this host's memory: to choose rows, and the rows
+  Mean cosine;                 // of approximate and true query, the least over q heads
+  Mean hit_rate;               // measure: share of the true top_k among what was asked ahead
+  Mean mass;           // measure: share of the zone's softmax that the attended zone rows carry
+  Mean attended_mass;  // measure: share of the whole softmax (zone and window) that all attended
+                       // rows carry
+  Mean output_error;   // measure: per token, ||out - dense|| / ||dense|| of this layer's attention
+                       // alone, the same queries seen
 };
 
 struct Statistics {

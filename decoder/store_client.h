@@ -52,7 +52,8 @@ class StoreClient {
   // The next part of a request's reply, waited for; its `last` says whether there are more. An
   // Error reply becomes its status.
   virtual absl::StatusOr<v1::SessionReply> Next(RequestId id) = 0;
-  // Drops a request whose reply is not wanted any more; its parts are discarded as they arrive. Nothing to do if all of it was received.
+  // Drops a request whose reply is not wanted any more; its parts are discarded as they arrive.
+  // Nothing to do if all of it was received.
   virtual void Forget(RequestId id) = 0;
 
   // Totals of the session so far.

@@ -5,7 +5,9 @@
 namespace carrel::decoder {
 namespace {
 
-TEST(ThresholdTest, NoSamples_TrustNothing) { EXPECT_EQ(Threshold().value(0.9), Threshold::kNever); }
+TEST(ThresholdTest, NoSamples_TrustNothing) {
+  EXPECT_EQ(Threshold().value(0.9), Threshold::kNever);
+}
 
 TEST(ThresholdTest, LeastCosineWhoseSamplesReachTheWantedMean_IsTheThreshold) {
   Threshold threshold;

@@ -5,9 +5,11 @@
 
 namespace carrel::decoder {
 
-Window::Window(const AttentionShape& shape) : shape_(shape), heads_(static_cast<size_t>(shape.layers) * shape.kv_heads) {}
+Window::Window(const AttentionShape& shape)
+    : shape_(shape), heads_(static_cast<size_t>(shape.layers) * shape.kv_heads) {}
 
-void Window::AddContextRows(Layer layer, KvHead kv_head, const void* k, const void* v, int64_t rows) {
+void Window::AddContextRows(Layer layer, KvHead kv_head, const void* k, const void* v,
+                            int64_t rows) {
   Head& head = heads_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
   CARREL_CHECK(head.k.size() == head.context_floats);
   const int64_t floats = rows * shape_.head_dim;
@@ -39,7 +41,8 @@ void Window::Truncate() {
 
 int64_t Window::bytes() const {
   int64_t bytes = 0;
-  for (const Head& head : heads_) bytes += static_cast<int64_t>((head.k.capacity() + head.v.capacity()) * sizeof(float));
+  for (const Head& head : heads_)
+    bytes += static_cast<int64_t>((head.k.capacity() + head.v.capacity()) * sizeof(float));
   return bytes;
 }
 

@@ -1,5 +1,7 @@
-// What:   the rows that the decoder itself holds: sink and local of the context, then everything prompted and generated since. fp32 [layers][kv_heads][rows, head_dim].
-//         Rows of the context arrive as bf16 and are widened; rows computed here are kept as they were computed.
+// What:   the rows that the decoder itself holds: sink and local of the context, then everything
+// prompted and generated since. fp32 [layers][kv_heads][rows, head_dim].
+//         Rows of the context arrive as bf16 and are widened; rows computed here are kept as they
+//         were computed.
 // Edge:   the order of rows does not matter to attention: keys carry their position (RoPE).
 // Threads: one.
 #pragma once
@@ -15,14 +17,17 @@ class Window {
  public:
   explicit Window(const AttentionShape& shape);
 
-  // Rows of the context, [rows, head_dim] bf16, unaligned. Before anything is appended to the layer.
+  // Rows of the context, [rows, head_dim] bf16, unaligned. Before anything is appended to the
+  // layer.
   void AddContextRows(Layer layer, KvHead kv_head, const void* k, const void* v, int64_t rows);
   // New tokens of a layer: k, v [n, kv_heads, head_dim].
   void Append(Layer layer, const float* k, const float* v, int64_t n);
   // Back to the rows of the context.
   void Truncate();
 
-  int64_t rows(Layer layer) const { return static_cast<int64_t>(At(layer, KvHead(0)).k.size()) / shape_.head_dim; }
+  int64_t rows(Layer layer) const {
+    return static_cast<int64_t>(At(layer, KvHead(0)).k.size()) / shape_.head_dim;
+  }
   const float* k(Layer layer, KvHead head) const { return At(layer, head).k.data(); }
   const float* v(Layer layer, KvHead head) const { return At(layer, head).v.data(); }
   int64_t bytes() const;
@@ -32,7 +37,9 @@ class Window {
     std::vector<float> k, v;
     size_t context_floats = 0;
   };
-  const Head& At(Layer layer, KvHead head) const { return heads_[static_cast<size_t>(layer.value()) * shape_.kv_heads + head.value()]; }
+  const Head& At(Layer layer, KvHead head) const {
+    return heads_[static_cast<size_t>(layer.value()) * shape_.kv_heads + head.value()];
+  }
 
   const AttentionShape shape_;
   std::vector<Head> heads_;

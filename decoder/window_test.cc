@@ -13,13 +13,17 @@ TEST(WindowTest, ContextRowsThenNewTokens_StandInOrderAndTruncateToTheContext) {
   const std::vector<uint16_t> v = {FloatToBf16(5), FloatToBf16(6), FloatToBf16(7), FloatToBf16(8)};
   window.AddContextRows(Layer(1), KvHead(1), k.data(), v.data(), 2);
   window.AddContextRows(Layer(1), KvHead(0), v.data(), k.data(), 2);
-  const std::vector<float> new_k = {10, 11, 20, 21}, new_v = {30, 31, 40, 41};  // one token, two heads
+  const std::vector<float> new_k = {10, 11, 20, 21},
+                           new_v = {30, 31, 40, 41};  // one token, two heads
   window.Append(Layer(1), new_k.data(), new_v.data(), 1);
   EXPECT_EQ(window.rows(Layer(1)), 3);
   EXPECT_EQ(window.rows(Layer(0)), 0);
-  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(1)), window.k(Layer(1), KvHead(1)) + 6), testing::ElementsAre(1, 2, 3, 4, 20, 21));
-  EXPECT_THAT(std::vector<float>(window.v(Layer(1), KvHead(1)), window.v(Layer(1), KvHead(1)) + 6), testing::ElementsAre(5, 6, 7, 8, 40, 41));
-  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(0)), window.k(Layer(1), KvHead(0)) + 6), testing::ElementsAre(5, 6, 7, 8, 10, 11));
+  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(1)), window.k(Layer(1), KvHead(1)) + 6),
+              testing::ElementsAre(1, 2, 3, 4, 20, 21));
+  EXPECT_THAT(std::vector<float>(window.v(Layer(1), KvHead(1)), window.v(Layer(1), KvHead(1)) + 6),
+              testing::ElementsAre(5, 6, 7, 8, 40, 41));
+  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(0)), window.k(Layer(1), KvHead(0)) + 6),
+              testing::ElementsAre(5, 6, 7, 8, 10, 11));
   window.Truncate();
   EXPECT_EQ(window.rows(Layer(1)), 2);
   EXPECT_GE(window.bytes(), 2 * 2 * 2 * 2 * 4);

@@ -7,8 +7,8 @@
 namespace carrel::decoder {
 namespace {
 
-absl::Status Check(const v1::Tensor& tensor, v1::Tensor::DType dtype, int64_t element_bytes, absl::Span<const int64_t> shape,
-                   absl::string_view what) {
+absl::Status Check(const v1::Tensor& tensor, v1::Tensor::DType dtype, int64_t element_bytes,
+                   absl::Span<const int64_t> shape, absl::string_view what) {
   bool fits = tensor.dtype() == dtype && tensor.shape_size() == static_cast<int>(shape.size());
   int64_t elements = 1;
   for (int i = 0; fits && i < tensor.shape_size(); ++i) {
@@ -18,9 +18,10 @@ absl::Status Check(const v1::Tensor& tensor, v1::Tensor::DType dtype, int64_t el
   }
   fits = fits && static_cast<int64_t>(tensor.data().size()) == elements * element_bytes;
   if (fits) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("reply: ", what, " is ", v1::Tensor::DType_Name(tensor.dtype()), " [",
-                                          absl::StrJoin(tensor.shape(), ", "), "] of ", tensor.data().size(), " bytes, expected ",
-                                          v1::Tensor::DType_Name(dtype), " [", absl::StrJoin(shape, ", "), "]"));
+  return absl::DataLossError(absl::StrCat(
+      "reply: ", what, " is ", v1::Tensor::DType_Name(tensor.dtype()), " [",
+      absl::StrJoin(tensor.shape(), ", "), "] of ", tensor.data().size(), " bytes, expected ",
+      v1::Tensor::DType_Name(dtype), " [", absl::StrJoin(shape, ", "), "]"));
 }
 
 }  // namespace
@@ -32,19 +33,25 @@ void SetFloats(const float* data, absl::Span<const int64_t> shape, v1::Tensor* t
     tensor->add_shape(size);
     elements *= size;
   }
-  tensor->set_data(reinterpret_cast<const char*>(data), static_cast<size_t>(elements) * sizeof(float));
+  tensor->set_data(reinterpret_cast<const char*>(data),
+                   static_cast<size_t>(elements) * sizeof(float));
 }
 
-absl::Status CheckFloats(const v1::Tensor& tensor, absl::Span<const int64_t> shape, absl::string_view what) {
+absl::Status CheckFloats(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
+                         absl::string_view what) {
   return Check(tensor, v1::Tensor::F32, 4, shape, what);
 }
-absl::Status CheckBf16(const v1::Tensor& tensor, absl::Span<const int64_t> shape, absl::string_view what) {
+absl::Status CheckBf16(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
+                       absl::string_view what) {
   return Check(tensor, v1::Tensor::BF16, 2, shape, what);
 }
-absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape, absl::string_view what) {
+absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
+                      absl::string_view what) {
   return Check(tensor, v1::Tensor::I64, 8, shape, what);
 }
 
-int64_t Dimension(const v1::Tensor& tensor, int i) { return i < tensor.shape_size() ? tensor.shape(i) : 0; }
+int64_t Dimension(const v1::Tensor& tensor, int i) {
+  return i < tensor.shape_size() ? tensor.shape(i) : 0;
+}
 
 }  // namespace carrel::decoder

@@ -1,5 +1,6 @@
 // What:   protobuf tensors to and from memory, on the decoder's side.
-// Errors: DataLoss a reply whose tensor has another dtype, rank or size than the request implies (names it): never used, never guessed.
+// Errors: DataLoss a reply whose tensor has another dtype, rank or size than the request implies
+// (names it): never used, never guessed.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,14 @@ namespace carrel::decoder {
 
 void SetFloats(const float* data, absl::Span<const int64_t> shape, v1::Tensor* tensor);
 
-// The bytes of a tensor that must have this shape; -1 leaves a dimension open. Pointers live as long as the message, and may be unaligned.
-absl::Status CheckFloats(const v1::Tensor& tensor, absl::Span<const int64_t> shape, absl::string_view what);
-absl::Status CheckBf16(const v1::Tensor& tensor, absl::Span<const int64_t> shape, absl::string_view what);
-absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape, absl::string_view what);
+// The bytes of a tensor that must have this shape; -1 leaves a dimension open. Pointers live as
+// long as the message, and may be unaligned.
+absl::Status CheckFloats(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
+                         absl::string_view what);
+absl::Status CheckBf16(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
+                       absl::string_view what);
+absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
+                      absl::string_view what);
 
 int64_t Dimension(const v1::Tensor& tensor, int i);  // 0 if the rank is smaller
 

@@ -14,8 +14,11 @@ TEST(WireTest, FloatsSet_AreChecked) {
   CARREL_EXPECT_OK(CheckFloats(tensor, {-1, 3}, "x"));
   EXPECT_EQ(Dimension(tensor, 1), 3);
   EXPECT_EQ(Dimension(tensor, 2), 0);
-  EXPECT_THAT(CheckFloats(tensor, {3, 2}, "scores"), StatusIs(absl::StatusCode::kDataLoss, "scores is F32 [2, 3] of 24 bytes, expected F32 [3, 2]"));
-  EXPECT_THAT(CheckBf16(tensor, {2, 3}, "k"), StatusIs(absl::StatusCode::kDataLoss, "expected BF16"));
+  EXPECT_THAT(CheckFloats(tensor, {3, 2}, "scores"),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "scores is F32 [2, 3] of 24 bytes, expected F32 [3, 2]"));
+  EXPECT_THAT(CheckBf16(tensor, {2, 3}, "k"),
+              StatusIs(absl::StatusCode::kDataLoss, "expected BF16"));
   EXPECT_THAT(CheckIds(tensor, {6}, "ids"), StatusIs(absl::StatusCode::kDataLoss, "expected I64"));
 }
 

@@ -36,19 +36,20 @@ std::vector<float> CopyFloats(const v1::Tensor& tensor) {
 
 absl::Status CheckHead(const v1::HeadResult& head, int64_t tokens, int64_t kv_heads) {
   if (head.token() < tokens && head.kv_head() < kv_heads) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("reply: token ", head.token(), " kv_head ", head.kv_head(), " was not asked for"));
+  return absl::DataLossError(absl::StrCat("reply: token ", head.token(), " kv_head ",
+                                          head.kv_head(), " was not asked for"));
 }
 
 }  // namespace
 
-Zone::Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened, StoreClient* client,
-           ThreadPool* pool, std::vector<LayerStatistics>* statistics)
+Zone::Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
+           StoreClient* client, ThreadPool* pool, std::vector<LayerStatistics>* statistics)
     : config_(config),
       shape_(shape),
       zone_{opened.zone_begin(), opened.zone_end()},
       estimate_(config.estimate == Estimate::kOn ||
-                (config.estimate == Estimate::kAuto && config.want == Want::kAttend && opened.manifest().summary_rows() > 0)),
+                (config.estimate == Estimate::kAuto && config.want == Want::kAttend &&
+                 opened.manifest().summary_rows() > 0)),
       max_top_k_(opened.limits().max_top_k()),
       max_fetch_rows_(opened.limits().max_fetch_rows()),
       budgets_(LayerBudgets(config, shape.layers, zone_.rows())),
@@ -58,11 +59,13 @@ Zone::Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1:
       statistics_(statistics),
       pending_(shape.layers),
       thresholds_(shape.layers) {
-  for (int32_t layer = 0; layer < shape.layers; ++layer) (*statistics_)[layer].top_k = budgets_[layer];
+  for (int32_t layer = 0; layer < shape.layers; ++layer)
+    (*statistics_)[layer].top_k = budgets_[layer];
 }
 
 bool Zone::calibrating(Layer layer) const {
-  return config_.prefetch == Prefetch::kVerified && reading_prompt_ && budgets_[layer.value()] != kAllRows &&
+  return config_.prefetch == Prefetch::kVerified && reading_prompt_ &&
+         budgets_[layer.value()] != kAllRows &&
          thresholds_[layer.value()].samples() < Threshold::kEnough;
 }
 
@@ -74,8 +77,10 @@ v1::Query Zone::MakeQuery(Layer layer, const float* q, int64_t n) const {
   if (budget == kAllRows) {
     query.mutable_select()->set_all(true);
   } else if (budget == kAsSelected) {
-    if (config_.select == Select::kRange) query.mutable_select()->set_range(static_cast<float>(config_.range));
-    if (config_.select == Select::kMass) query.mutable_select()->set_mass(static_cast<float>(config_.mass));
+    if (config_.select == Select::kRange)
+      query.mutable_select()->set_range(static_cast<float>(config_.range));
+    if (config_.select == Select::kMass)
+      query.mutable_select()->set_mass(static_cast<float>(config_.mass));
     query.mutable_select()->set_max_rows(config_.max_rows);
   } else {
     query.mutable_select()->set_top_k(budget);
@@ -91,7 +96,8 @@ absl::Status Zone::Prefetch(Layer layer, const float* approximate_q, int64_t n) 
   Pending& pending = pending_[layer.value()];
   const int64_t budget = budgets_[layer.value()];
   if (budget == kAllRows) {
-    // All rows are the same whatever the query; partial attention needs the true one, so there is nothing to ask ahead.
+    // All rows are the same whatever the query; partial attention needs the true one, so there is
+    // nothing to ask ahead.
     if (config_.want != Want::kRows) return absl::OkStatus();
     pending.stream.emplace(client_, shape_, layer, zone_, max_fetch_rows_);
     return pending.stream->Start();
@@ -149,7 +155,8 @@ absl::Status Zone::StartTopK(Layer layer, const float* q, int64_t n, Pending& pe
     for (double cosine : pending.cosines) statistics.cosine.Add(cosine);
     const double worst = *std::min_element(pending.cosines.begin(), pending.cosines.end());
     pending.accepted = config_.prefetch == Prefetch::kSpeculative ||
-                       (!calibrating(layer) && worst >= thresholds_[layer.value()].value(config_.verified_hit_rate));
+                       (!calibrating(layer) &&
+                        worst >= thresholds_[layer.value()].value(config_.verified_hit_rate));
     (pending.accepted ? statistics.prefetched : statistics.verified_again) += n;
     if (pending.accepted && config_.want == Want::kRows) return absl::OkStatus();
   }
@@ -159,7 +166,8 @@ absl::Status Zone::StartTopK(Layer layer, const float* q, int64_t n, Pending& pe
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<v1::SessionReply>> Zone::Receive(RequestId id, LayerStatistics* statistics) {
+absl::StatusOr<std::vector<v1::SessionReply>> Zone::Receive(RequestId id,
+                                                            LayerStatistics* statistics) {
   std::vector<v1::SessionReply> parts;
   do {
     const absl::Time start = absl::Now();
@@ -184,7 +192,8 @@ absl::Status Zone::Finish(Layer layer, const float* q, int64_t n, Partial& parti
   return FinishPartials(layer, q, n, pending, partial);
 }
 
-absl::Status Zone::FinishRowStream(Layer layer, const float* q, int64_t n, Pending& pending, Partial& partial) {
+absl::Status Zone::FinishRowStream(Layer layer, const float* q, int64_t n, Pending& pending,
+                                   Partial& partial) {
   const int64_t d = shape_.head_dim, group = shape_.group();
   LayerStatistics& statistics = StatisticsOf(layer);
   const absl::Status status = pending.stream->Drain(
@@ -211,7 +220,8 @@ absl::Status Zone::FinishRowStream(Layer layer, const float* q, int64_t n, Pendi
           params.out = out.data();
           params.lse = out.data() + group * d;
           kernels::SparseAttention(params);
-          partial.Merge(token, shape_.q_heads, head.value() * group, group, d, params.out, params.lse);
+          partial.Merge(token, shape_.q_heads, head.value() * group, group, d, params.out,
+                        params.lse);
         });
       },
       &statistics.exposed_wait_us, &statistics.bytes_received);
@@ -220,29 +230,34 @@ absl::Status Zone::FinishRowStream(Layer layer, const float* q, int64_t n, Pendi
   return status;
 }
 
-absl::Status Zone::FinishCandidates(Layer layer, const float* q, int64_t n, Pending& pending, Partial& partial) {
+absl::Status Zone::FinishCandidates(Layer layer, const float* q, int64_t n, Pending& pending,
+                                    Partial& partial) {
   LayerStatistics& statistics = StatisticsOf(layer);
   const RequestId id = pending.accepted ? *pending.speculative : *pending.query;
   ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, Receive(id, &statistics));
   Candidates candidates(shape_, zone_, n);
-  for (v1::SessionReply& part : parts) RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true));
+  for (v1::SessionReply& part : parts)
+    RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true));
   RETURN_IF_ERROR(candidates.CheckComplete());
   const int64_t budget = budgets_[layer.value()];
-  statistics.rows_attended += candidates.Attend(q, budget == kAsSelected ? INT64_MAX : budget, scale_, pool_, partial);
+  statistics.rows_attended +=
+      candidates.Attend(q, budget == kAsSelected ? INT64_MAX : budget, scale_, pool_, partial);
   if (pending.accepted) {
     pending.candidates.emplace(std::move(candidates));
   } else if (pending.speculative.has_value() && (config_.measure || calibrating(layer))) {
     // What was asked ahead is not attended, but tells how good it would have been.
     ASSIGN_OR_RETURN(std::vector<v1::SessionReply> ahead, Receive(*pending.speculative, nullptr));
     pending.candidates.emplace(shape_, zone_, n);
-    for (v1::SessionReply& part : ahead) RETURN_IF_ERROR(pending.candidates->AddPart(std::move(part), /*with_rows=*/false));
+    for (v1::SessionReply& part : ahead)
+      RETURN_IF_ERROR(pending.candidates->AddPart(std::move(part), /*with_rows=*/false));
     RETURN_IF_ERROR(pending.candidates->CheckComplete());
   }
   pending.query.reset();
   return absl::OkStatus();
 }
 
-absl::Status Zone::FinishPartials(Layer layer, const float*, int64_t n, Pending& pending, Partial& partial) {
+absl::Status Zone::FinishPartials(Layer layer, const float*, int64_t n, Pending& pending,
+                                  Partial& partial) {
   LayerStatistics& statistics = StatisticsOf(layer);
   ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts, Receive(*pending.query, &statistics));
   pending.query.reset();
@@ -254,15 +269,19 @@ absl::Status Zone::FinishPartials(Layer layer, const float*, int64_t n, Pending&
       RETURN_IF_ERROR(MergeValues(layer, part.query(), n, seen, partial));
     } else {
       RETURN_IF_ERROR(MergeAttend(part.query(), n, partial));
-      for (const v1::HeadResult& head : part.query().heads()) ++seen[head.token() * shape_.kv_heads + head.kv_head()];
+      for (const v1::HeadResult& head : part.query().heads())
+        ++seen[head.token() * shape_.kv_heads + head.kv_head()];
     }
   }
   const int64_t budget = budgets_[layer.value()];
   for (size_t i = 0; i < seen.size(); ++i) {
-    const bool complete = config_.want == Want::kAttend ? seen[i] == 1 : budget == kAllRows ? seen[i] == zone_.rows() : seen[i] >= 1;
+    const bool complete = config_.want == Want::kAttend ? seen[i] == 1
+                          : budget == kAllRows          ? seen[i] == zone_.rows()
+                                                        : seen[i] >= 1;
     if (complete) continue;
-    return absl::DataLossError(absl::StrCat("reply: layer ", layer.value(), " token ", i / shape_.kv_heads, " kv_head ",
-                                            i % shape_.kv_heads, " is incomplete (", seen[i], ")"));
+    return absl::DataLossError(absl::StrCat("reply: layer ", layer.value(), " token ",
+                                            i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads,
+                                            " is incomplete (", seen[i], ")"));
   }
   return absl::OkStatus();
 }
@@ -274,12 +293,14 @@ absl::Status Zone::MergeAttend(const v1::QueryReply& reply, int64_t n, Partial& 
     RETURN_IF_ERROR(CheckFloats(head.out(), {group, d}, "out"));
     RETURN_IF_ERROR(CheckFloats(head.lse(), {group}, "lse"));
     const std::vector<float> out = CopyFloats(head.out()), lse = CopyFloats(head.lse());
-    partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, out.data(), lse.data());
+    partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, out.data(),
+                  lse.data());
   }
   return absl::OkStatus();
 }
 
-absl::Status Zone::MergeValues(Layer, const v1::QueryReply& reply, int64_t n, std::vector<int64_t>& rows_seen, Partial& partial) {
+absl::Status Zone::MergeValues(Layer, const v1::QueryReply& reply, int64_t n,
+                               std::vector<int64_t>& rows_seen, Partial& partial) {
   const int64_t d = shape_.head_dim, group = shape_.group();
   std::vector<float> out(static_cast<size_t>(group * (d + 1)));
   std::vector<const void*> v_rows;
@@ -300,13 +321,15 @@ absl::Status Zone::MergeValues(Layer, const v1::QueryReply& reply, int64_t n, st
     params.out = out.data();
     params.lse = out.data() + group * d;
     kernels::SparseAttention(params);
-    partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, params.out, params.lse);
+    partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, params.out,
+                  params.lse);
     rows_seen[head.token() * shape_.kv_heads + head.kv_head()] += rows;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n, std::vector<float>* zone_lse) {
+absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n,
+                                            std::vector<float>* zone_lse) {
   query.set_want(v1::IDS);
   query.set_measure_mass(zone_lse != nullptr);
   query.set_estimate(false);
@@ -323,7 +346,8 @@ absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n, std::vec
       if (zone_lse == nullptr || (with_lse[at] && !head.has_zone_lse())) continue;
       with_lse[at] = true;
       RETURN_IF_ERROR(CheckFloats(head.zone_lse(), {shape_.group()}, "zone_lse"));
-      std::memcpy(&(*zone_lse)[static_cast<size_t>(head.token()) * shape_.q_heads + head.kv_head() * shape_.group()],
+      std::memcpy(&(*zone_lse)[static_cast<size_t>(head.token()) * shape_.q_heads +
+                               head.kv_head() * shape_.group()],
                   head.zone_lse().data().data(), shape_.group() * sizeof(float));
     }
     RETURN_IF_ERROR(ids.AddPart(std::move(part), /*with_rows=*/false));
@@ -345,7 +369,8 @@ absl::StatusOr<std::vector<float>> Zone::LseOfRows(Layer layer, const float* q, 
   return std::move(rows.lse);
 }
 
-absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone, const std::vector<float>& window_lse) {
+absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
+                           const std::vector<float>& window_lse) {
   Pending& pending = pending_[layer.value()];
   const bool measure = config_.measure && zone_.rows() > 0;
   const bool hit_rate = pending.speculative.has_value() && (measure || calibrating(layer));
@@ -357,8 +382,10 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
     }
   } else if (measure || hit_rate) {
     std::vector<float> zone_lse;
-    ASSIGN_OR_RETURN(const Candidates truth, ReceiveIds(MakeQuery(layer, q, n), n, measure ? &zone_lse : nullptr));
-    if (hit_rate && !pending.candidates.has_value()) {  // the candidates are at the store: which of them does the true query choose?
+    ASSIGN_OR_RETURN(const Candidates truth,
+                     ReceiveIds(MakeQuery(layer, q, n), n, measure ? &zone_lse : nullptr));
+    if (hit_rate && !pending.candidates.has_value()) {  // the candidates are at the store: which of
+                                                        // them does the true query choose?
       v1::Query query = MakeQuery(layer, q, n);
       query.set_among_candidates_of(*pending.speculative);
       ASSIGN_OR_RETURN(Candidates chosen, ReceiveIds(std::move(query), n, nullptr));
@@ -367,7 +394,8 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
     for (int64_t token = 0; hit_rate && token < n; ++token) {
       Mean hits;
       for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-        hits.Add(ShareFound(truth.ids(token, KvHead(head)), pending.candidates->ids(token, KvHead(head))));
+        hits.Add(ShareFound(truth.ids(token, KvHead(head)),
+                            pending.candidates->ids(token, KvHead(head))));
       }
       if (measure) statistics.hit_rate.Add(hits.value());
       if (calibrating(layer)) thresholds_[layer.value()].Add(pending.cosines[token], hits.value());
@@ -380,7 +408,8 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
       const double top = std::max(zone_lse[i], window_lse[i]);
       const double all = std::exp(zone_lse[i] - top) + std::exp(window_lse[i] - top);
       statistics.mass.Add(std::exp(double{rows_lse[i]} - zone_lse[i]));
-      statistics.attended_mass.Add((std::exp(rows_lse[i] - top) + std::exp(window_lse[i] - top)) / all);
+      statistics.attended_mass.Add((std::exp(rows_lse[i] - top) + std::exp(window_lse[i] - top)) /
+                                   all);
     }
   }
   if (pending.speculative.has_value()) client_->Forget(*pending.speculative);
@@ -389,7 +418,8 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
   return absl::OkStatus();
 }
 
-absl::Status Zone::MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone, const Partial& window) {
+absl::Status Zone::MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
+                                 const Partial& window) {
   if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
   if (budgets_[layer.value()] == kAllRows) {
     for (int64_t i = 0; i < n; ++i) StatisticsOf(layer).output_error.Add(0);

@@ -38,10 +38,12 @@ void DenseAttention::CollectRows(const model::AttentionInput& input) {
 void DenseAttention::CollectSamples(const model::AttentionInput& input) {
   const int64_t group_floats = int64_t{shape_.group()} * shape_.head_dim;
   const Position end = input.first_position + input.n;
-  for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < end; ++next_sample_) {
+  for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < end;
+       ++next_sample_) {
     const int64_t i = sample_positions_[next_sample_] - input.first_position;
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-      const float* q = input.q + (i * shape_.kv_heads + head) * group_floats;  // q heads of a group are neighbours
+      const float* q = input.q + (i * shape_.kv_heads + head) *
+                                     group_floats;  // q heads of a group are neighbours
       queries_[head].insert(queries_[head].end(), q, q + group_floats);
     }
   }

@@ -12,13 +12,15 @@ TEST(SamplePositionsTest, AreDistinctAscendingAndInside) {
   EXPECT_THAT(SamplePositions(1000, 4), testing::ElementsAre(125, 375, 625, 875));
 }
 
-// Every block size and pool gives the attention of plain double loops, and the rows come out rounded and in place.
+// Every block size and pool gives the attention of plain double loops, and the rows come out
+// rounded and in place.
 TEST(DenseAttentionTest, AnyBlocks_EqualPlainLoops) {
   const uint64_t seed = TestSeed();
   const AttentionShape shape{1, 4, 2, 8};
   constexpr int64_t kTokens = 157;
   std::mt19937_64 rng(seed);
-  const std::vector<float> q = RandomNormal(rng, kTokens * 4 * 8, 3), k = RandomNormal(rng, kTokens * 2 * 8, 3),
+  const std::vector<float> q = RandomNormal(rng, kTokens * 4 * 8, 3),
+                           k = RandomNormal(rng, kTokens * 2 * 8, 3),
                            v = RandomNormal(rng, kTokens * 2 * 8);
   std::vector<float> expected(q.size());
   for (int64_t i = 0; i < kTokens; ++i) {
@@ -27,7 +29,8 @@ TEST(DenseAttentionTest, AnyBlocks_EqualPlainLoops) {
       double sum = 0;
       for (int64_t j = 0; j <= i; ++j) {
         double dot = 0;
-        for (int64_t c = 0; c < 8; ++c) dot += double{q[(i * 4 + h) * 8 + c]} * k[(j * 2 + h / 2) * 8 + c];
+        for (int64_t c = 0; c < 8; ++c)
+          dot += double{q[(i * 4 + h) * 8 + c]} * k[(j * 2 + h / 2) * 8 + c];
         sum += weights[j] = std::exp(dot / std::sqrt(8.0));
       }
       for (int64_t c = 0; c < 8; ++c) {
@@ -53,11 +56,13 @@ TEST(DenseAttentionTest, AnyBlocks_EqualPlainLoops) {
     EXPECT_LE(RelativeError(attended, expected), 1e-5) << "block " << block;
     const LayerRows rows = attention.TakeLayer(Layer(0));
     for (int64_t j = 0; j < kTokens; ++j) {
-      for (int64_t c = 0; c < 8; ++c) ASSERT_EQ(rows.k[1][j * 8 + c], FloatToBf16(k[(j * 2 + 1) * 8 + c]));
+      for (int64_t c = 0; c < 8; ++c)
+        ASSERT_EQ(rows.k[1][j * 8 + c], FloatToBf16(k[(j * 2 + 1) * 8 + c]));
     }
     ASSERT_EQ(rows.sample_positions.size(), 10u);
     for (int64_t s = 0; s < 10; ++s) {
-      for (int64_t c = 0; c < 16; ++c) ASSERT_EQ(rows.queries[1][s * 16 + c], q[(rows.sample_positions[s] * 4 + 2) * 8 + c]);
+      for (int64_t c = 0; c < 16; ++c)
+        ASSERT_EQ(rows.queries[1][s * 16 + c], q[(rows.sample_positions[s] * 4 + 2) * 8 + c]);
     }
   }
 }

@@ -20,7 +20,8 @@ int BinOf(float below_max) {
 
 // How many of the heaviest weights carry 75% of `sum`: whole bins first, and of the bin where it
 // is reached, which alone is sorted, as many as are needed.
-int64_t KeysFor75(const std::vector<float>& weights, const std::vector<uint16_t>& bins, double sum) {
+int64_t KeysFor75(const std::vector<float>& weights, const std::vector<uint16_t>& bins,
+                  double sum) {
   double mass[kBins] = {};
   int64_t sizes[kBins] = {};
   for (size_t j = 0; j < weights.size(); ++j) {
@@ -71,7 +72,9 @@ void AddSample(const float* scores, int64_t keys, HeadStatistics& statistics, Sc
 
 }  // namespace
 
-std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const AttentionShape& shape, int64_t max_samples, ThreadPool* pool) {
+std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
+                                                  const AttentionShape& shape, int64_t max_samples,
+                                                  ThreadPool* pool) {
   const int64_t d = shape.head_dim;
   const int64_t samples = static_cast<int64_t>(rows.sample_positions.size());
   const int64_t used = std::min(samples, max_samples);
@@ -84,8 +87,8 @@ std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const A
       const int64_t sample = (2 * i + 1) * samples / (2 * used);
       const int64_t keys = rows.sample_positions[sample] + 1;
       scores.resize(static_cast<size_t>(keys) * shape.group());
-      kernels::DotScore(&rows.queries[head][sample * shape.group() * d], shape.group(), d, rows.k[head].data(), keys, scale,
-                        scores.data(), keys);
+      kernels::DotScore(&rows.queries[head][sample * shape.group() * d], shape.group(), d,
+                        rows.k[head].data(), keys, scale, scores.data(), keys);
       for (int32_t h = 0; h < shape.group(); ++h) {
         AddSample(scores.data() + h * keys, keys, all[head * shape.group() + h], scratch);
       }

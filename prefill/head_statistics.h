@@ -1,8 +1,10 @@
-// What:   how concentrated attention is, exactly, on sampled queries: what `inspect` shows and budgets are judged by.
-// Math:   p = softmax_{j <= position}(scale * <q, k[j]>) on the stored bf16 keys; entropy = -sum p ln p (nats);
-//         keys_for_75_mass = the least number of keys whose p sum to 0.75. Both are means over the samples.
-// Source: top-k decoding (paper 001), the attention statistics of its section on choosing k; per q head here.
-// Cost:   samples * q_heads * tokens / 2 scores.
+// What:   how concentrated attention is, exactly, on sampled queries: what `inspect` shows and
+// budgets are judged by. Math:   p = softmax_{j <= position}(scale * <q, k[j]>) on the stored bf16
+// keys; entropy = -sum p ln p (nats);
+//         keys_for_75_mass = the least number of keys whose p sum to 0.75. Both are means over the
+//         samples.
+// Source: top-k decoding (paper 001), the attention statistics of its section on choosing k; per q
+// head here. Cost:   samples * q_heads * tokens / 2 scores.
 #pragma once
 
 #include <vector>
@@ -19,7 +21,10 @@ struct HeadStatistics {
   int64_t samples = 0;
 };
 
-// At most max_samples of the rows' sampled queries, evenly chosen. One entry per q head, in order. The pool, if any, shares the KV heads.
-std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows, const AttentionShape& shape, int64_t max_samples, ThreadPool* pool = nullptr);
+// At most max_samples of the rows' sampled queries, evenly chosen. One entry per q head, in order.
+// The pool, if any, shares the KV heads.
+std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
+                                                  const AttentionShape& shape, int64_t max_samples,
+                                                  ThreadPool* pool = nullptr);
 
 }  // namespace carrel::prefill

@@ -1,5 +1,6 @@
 // What:   what one layer leaves behind when every token has passed it, as it will be stored.
-// Shapes: k, v [kv_heads] of [tokens, head_dim] bf16; queries [kv_heads] of [samples, group, head_dim] f32 at sample_positions, after RoPE.
+// Shapes: k, v [kv_heads] of [tokens, head_dim] bf16; queries [kv_heads] of [samples, group,
+// head_dim] f32 at sample_positions, after RoPE.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace carrel::prefill {
 
-// Rows of one head: an array of its own, or a part of memory that it keeps alive (pinned memory into
-// which a GPU copied them).
+// Rows of one head: an array of its own, or a part of memory that it keeps alive (pinned memory
+// into which a GPU copied them).
 class RowArray {
  public:
   RowArray() = default;
@@ -53,7 +54,8 @@ struct LayerRows {
   std::vector<Position> sample_positions;
 };
 
-// Evenly spread over the document, one per equal stretch: min(samples, tokens) positions, ascending.
+// Evenly spread over the document, one per equal stretch: min(samples, tokens) positions,
+// ascending.
 std::vector<Position> SamplePositions(int64_t tokens, int64_t samples);
 
 }  // namespace carrel::prefill

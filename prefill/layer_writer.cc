@@ -20,7 +20,8 @@ using kvstore::Kind;
 
 constexpr uint8_t kBytes = 255;
 
-// With room for what the segment appends (its CRCs and footer): a value of 16 MiB is not to be moved for that.
+// With room for what the segment appends (its CRCs and footer): a value of 16 MiB is not to be
+// moved for that.
 std::string AsBytes(const uint16_t* data, int64_t count) {
   const size_t size = static_cast<size_t>(count) * sizeof(uint16_t);
   std::string bytes;
@@ -32,15 +33,18 @@ std::string AsBytes(const uint16_t* data, int64_t count) {
 // Adds the values of one layer in key order and keeps count of their payload bytes.
 class LayerSst {
  public:
-  LayerSst(kvstore::SstWriter& sst, ContextId context, Layer layer) : sst_(sst), context_(context), layer_(layer) {}
+  LayerSst(kvstore::SstWriter& sst, ContextId context, Layer layer)
+      : sst_(sst), context_(context), layer_(layer) {}
 
-  absl::Status AddRows(Kind kind, const std::vector<RowArray>& heads, int64_t segment_elements, int64_t* bytes) {
+  absl::Status AddRows(Kind kind, const std::vector<RowArray>& heads, int64_t segment_elements,
+                       int64_t* bytes) {
     for (size_t head = 0; head < heads.size(); ++head) {
       const int64_t elements = static_cast<int64_t>(heads[head].size());
       uint32_t segment = 0;
       for (int64_t at = 0; at < elements; at += segment_elements, ++segment) {
         const int64_t n = std::min(segment_elements, elements - at);
-        RETURN_IF_ERROR(Add(kind, head, segment, AsBytes(&heads[head][at], n), static_cast<uint8_t>(DType::kBf16), bytes));
+        RETURN_IF_ERROR(Add(kind, head, segment, AsBytes(&heads[head][at], n),
+                            static_cast<uint8_t>(DType::kBf16), bytes));
       }
     }
     return absl::OkStatus();
@@ -49,13 +53,15 @@ class LayerSst {
   absl::Status AddBlob(Kind kind, size_t head, const std::string& blob, int64_t* bytes) {
     uint32_t chunk = 0;
     for (size_t at = 0; at < blob.size(); at += kvstore::kIndexChunkBytes, ++chunk) {
-      RETURN_IF_ERROR(Add(kind, head, chunk, blob.substr(at, kvstore::kIndexChunkBytes), kBytes, bytes));
+      RETURN_IF_ERROR(
+          Add(kind, head, chunk, blob.substr(at, kvstore::kIndexChunkBytes), kBytes, bytes));
     }
     return absl::OkStatus();
   }
 
  private:
-  absl::Status Add(Kind kind, size_t head, uint32_t segment, std::string payload, uint8_t dtype, int64_t* bytes) {
+  absl::Status Add(Kind kind, size_t head, uint32_t segment, std::string payload, uint8_t dtype,
+                   int64_t* bytes) {
     *bytes += static_cast<int64_t>(payload.size());
     kvstore::SegmentKey key;
     key.context = context_;
@@ -73,9 +79,10 @@ class LayerSst {
 
 }  // namespace
 
-LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-                         kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index,
-                         int64_t summary_rows, ThreadPool* pool, int64_t statistics_samples, int writers)
+LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape,
+                         int64_t segment_tokens, kvstore::IndexParams index,
+                         std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
+                         ThreadPool* pool, int64_t statistics_samples, int writers)
     : staging_(*staging),
       context_(context),
       shape_(shape),
@@ -100,9 +107,12 @@ LayerWriter::~LayerWriter() {
 absl::Status LayerWriter::Submit(LayerRows rows) {
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(
-      +[](LayerWriter* w) ABSL_NO_THREAD_SAFETY_ANALYSIS { return w->waiting_ == nullptr || !w->status_.ok(); }, this));
+      +[](LayerWriter* w)
+           ABSL_NO_THREAD_SAFETY_ANALYSIS { return w->waiting_ == nullptr || !w->status_.ok(); },
+      this));
   if (!status_.ok()) return status_;
-  if (finished_.empty() && busy_ == 0 && written_ == 0) written_ = rows.layer.value();  // where a resumed job stands
+  if (finished_.empty() && busy_ == 0 && written_ == 0)
+    written_ = rows.layer.value();  // where a resumed job stands
   waiting_ = std::make_unique<LayerRows>(std::move(rows));
   return absl::OkStatus();
 }
@@ -128,7 +138,9 @@ void LayerWriter::Run() {
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(
-          +[](LayerWriter* w) ABSL_NO_THREAD_SAFETY_ANALYSIS { return w->waiting_ != nullptr || w->stopping_; }, this));
+          +[](LayerWriter* w)
+               ABSL_NO_THREAD_SAFETY_ANALYSIS { return w->waiting_ != nullptr || w->stopping_; },
+          this));
       if (waiting_ == nullptr) return;
       rows = std::move(waiting_);
       ++busy_;
@@ -178,7 +190,8 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
     }
   });
 
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst, kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
+                   kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
   v1::Manifest fragment;
   v1::LayerSizes& sizes = *fragment.add_layer_sizes();
   sizes.set_layer(rows.layer.value());
@@ -192,7 +205,8 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     if (!built[head].ok()) {
-      return Annotate(built[head].status(), absl::StrCat("index of layer ", rows.layer.value(), " kv_head ", head));
+      return Annotate(built[head].status(),
+                      absl::StrCat("index of layer ", rows.layer.value(), " kv_head ", head));
     }
     RETURN_IF_ERROR(out.AddBlob(Kind::kIndex, head, built[head]->blob, &index_bytes));
     if (!auto_index_.has_value()) continue;
@@ -208,7 +222,8 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     if (!summaries[head].ok()) {
-      return Annotate(summaries[head].status(), absl::StrCat("summaries of layer ", rows.layer.value(), " kv_head ", head));
+      return Annotate(summaries[head].status(),
+                      absl::StrCat("summaries of layer ", rows.layer.value(), " kv_head ", head));
     }
     RETURN_IF_ERROR(out.AddBlob(Kind::kSummaries, head, *summaries[head], &summary_bytes));
   }
@@ -219,7 +234,8 @@ absl::Status LayerWriter::Write(const LayerRows& rows) const {
   sizes.set_sampled_query_bytes(query_bytes);
   sizes.set_index_bytes(index_bytes);
   sizes.set_summary_bytes(summary_bytes);
-  for (const HeadStatistics& head : ComputeHeadStatistics(rows, shape_, statistics_samples_, pool_)) {
+  for (const HeadStatistics& head :
+       ComputeHeadStatistics(rows, shape_, statistics_samples_, pool_)) {
     v1::HeadStatistics& out_head = *fragment.add_head_statistics();
     out_head.set_layer(rows.layer.value());
     out_head.set_q_head(head.q_head.value());

@@ -1,11 +1,15 @@
-// What:    turns a finished layer into its SST file, beside the forward pass: index, summaries, head statistics, segments, sync, then the layer's fragment of the manifest.
-// Errors:  the first failure stops the writer; Submit and Finish return it.
-// Threads: one producer; `writers` threads of its own, which share the pool for index building. One suffices a CPU; a GPU computes layers faster than one
+// What:    turns a finished layer into its SST file, beside the forward pass: index, summaries,
+// head statistics, segments, sync, then the layer's fragment of the manifest. Errors:  the first
+// failure stops the writer; Submit and Finish return it. Threads: one producer; `writers` threads
+// of its own, which share the pool for index building. One suffices a CPU; a GPU computes layers
+// faster than one
 //          thread writes them.
 //
 // Invariants
-//   1. A layer's fragment file exists only if its SST is complete and synced: a resumed job trusts exactly the layers that have one.
-//   2. At most one layer waits while `writers` others are written: Submit blocks, so memory is bounded by writers + 2 layers' rows.
+//   1. A layer's fragment file exists only if its SST is complete and synced: a resumed job trusts
+//   exactly the layers that have one.
+//   2. At most one layer waits while `writers` others are written: Submit blocks, so memory is
+//   bounded by writers + 2 layers' rows.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +33,9 @@ namespace carrel::prefill {
 class LayerWriter {
  public:
   // statistics_samples: queries of each q head whose exact attention is described in the manifest.
-  LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape, int64_t segment_tokens,
-              kvstore::IndexParams index, std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
+  LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape,
+              int64_t segment_tokens, kvstore::IndexParams index,
+              std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
               ThreadPool* pool, int64_t statistics_samples = 64, int writers = 1);
   ~LayerWriter();
 
@@ -49,7 +54,7 @@ class LayerWriter {
   const int64_t segment_tokens_;
   const kvstore::IndexParams index_;
   const std::optional<kvstore::AutoIndexConfig> auto_index_;  // instead of index_
-  const int64_t summary_rows_;                              // 0: no summaries
+  const int64_t summary_rows_;                                // 0: no summaries
   ThreadPool* const pool_;
   const int64_t statistics_samples_;
 

@@ -24,32 +24,38 @@
 namespace carrel::prefill {
 namespace {
 
-absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& model, const std::vector<TokenId>& tokens) {
+absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& model,
+                      const std::vector<TokenId>& tokens) {
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
   RETURN_IF_ERROR(kvstore::ValidateIndexParams(config.index));
-  if (config.auto_index.has_value()) RETURN_IF_ERROR(kvstore::ValidateAutoIndexConfig(*config.auto_index));
+  if (config.auto_index.has_value())
+    RETURN_IF_ERROR(kvstore::ValidateAutoIndexConfig(*config.auto_index));
   RETURN_IF_ERROR(ValidateSegmentTokens(config.segment_tokens));
   RETURN_IF_ERROR(kvstore::ValidateSummaryRows(config.summary_rows));
   if (config.sampled_queries < 1 || config.sampled_queries > 65536) {
-    return absl::InvalidArgumentError(absl::StrCat("sampled_queries=", config.sampled_queries, " is outside [1, 65536]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampled_queries=", config.sampled_queries, " is outside [1, 65536]"));
   }
   if (config.block_tokens < 64 || config.block_tokens % 64 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("block_tokens=", config.block_tokens, " is not a multiple of 64"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_tokens=", config.block_tokens, " is not a multiple of 64"));
   }
   if (tokens.empty()) return absl::InvalidArgumentError("the document is empty: it has no tokens");
   if (static_cast<int64_t>(tokens.size()) > model.max_position_embeddings) {
-    return absl::InvalidArgumentError(absl::StrCat("the document has ", tokens.size(),
-                                                   " tokens, more than the model's max_position_embeddings=",
-                                                   model.max_position_embeddings));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the document has ", tokens.size(),
+        " tokens, more than the model's max_position_embeddings=", model.max_position_embeddings));
   }
   return model::ValidateTokenIds(tokens, model);
 }
 
 absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {
-  return absl::string_view(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(TokenId));
+  return absl::string_view(reinterpret_cast<const char*>(tokens.data()),
+                           tokens.size() * sizeof(TokenId));
 }
 
-v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens) {
+v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& checkpoint,
+                         const std::vector<TokenId>& tokens) {
   const AttentionShape& shape = checkpoint.config.shape;
   v1::Manifest job;
   job.set_format_version(kvstore::kManifestFormatVersion);
@@ -75,11 +81,14 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
 }
 
 // Room for the layers to come and for the hidden states of those in hand.
-absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job, int32_t finished_layers, int64_t hidden_size) {
-  constexpr int64_t kHiddenStates = 4;  // being written, next, and of two layers that wait for their index
+absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job,
+                            int32_t finished_layers, int64_t hidden_size) {
+  constexpr int64_t kHiddenStates =
+      4;  // being written, next, and of two layers that wait for their index
   const int64_t needed = StoredBytes(job, static_cast<int32_t>(job.layers()) - finished_layers) +
                          job.tokens() * kHiddenStates * 4 * hidden_size;
-  return CheckRoom(config.store_folder, needed, absl::StrCat("prefill of ", job.tokens(), " tokens"));
+  return CheckRoom(config.store_folder, needed,
+                   absl::StrCat("prefill of ", job.tokens(), " tokens"));
 }
 
 int64_t PeakMemoryBytes() {
@@ -88,42 +97,51 @@ int64_t PeakMemoryBytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-// Share of a layer that is done when `done` of `tokens` have passed: linear work per token, attention over all earlier ones.
+// Share of a layer that is done when `done` of `tokens` have passed: linear work per token,
+// attention over all earlier ones.
 double LayerShare(const model::ModelConfig& config, int64_t done, int64_t tokens) {
-  const double linear = 2.0 * static_cast<double>(config.hidden_size) *
-                        (config.shape.head_dim * (2.0 * config.shape.q_heads + 2.0 * config.shape.kv_heads) + 3.0 * config.intermediate_size);
+  const double linear =
+      2.0 * static_cast<double>(config.hidden_size) *
+      (config.shape.head_dim * (2.0 * config.shape.q_heads + 2.0 * config.shape.kv_heads) +
+       3.0 * config.intermediate_size);
   const double attention = 2.0 * config.shape.q_heads * config.shape.head_dim;
   const auto work = [&](double n) { return n * linear + n * n * attention; };
   return work(static_cast<double>(done)) / work(static_cast<double>(tokens));
 }
 
-// Threads that write layers. A CPU computes a layer more slowly than one thread writes it; beside a GPU half the cores write (0.2 to 0.5 GB/s each), as far as
-// memory allows: a layer's rows wait in memory until they are written.
+// Threads that write layers. A CPU computes a layer more slowly than one thread writes it; beside a
+// GPU half the cores write (0.2 to 0.5 GB/s each), as far as memory allows: a layer's rows wait in
+// memory until they are written.
 int Writers(model::Device device, const v1::Manifest& job, const ThreadPool& pool) {
   constexpr int kMost = 8;
   constexpr int64_t kMostBytes = int64_t{12} << 30;
   if (device == model::Device::kCpu) return 1;
   const int64_t layer_bytes = job.tokens() * 4 * job.kv_heads() * job.head_dim();
   const int64_t by_memory = kMostBytes / layer_bytes - 2;  // one layer waits, one is computed
-  return static_cast<int>(std::clamp<int64_t>(std::min<int64_t>((pool.threads() + 1) / 2, by_memory), 1, kMost));
+  return static_cast<int>(
+      std::clamp<int64_t>(std::min<int64_t>((pool.threads() + 1) / 2, by_memory), 1, kMost));
 }
 
-// A GPU passes through a layer in less time than its hidden state takes to write: it is kept once a minute.
+// A GPU passes through a layer in less time than its hidden state takes to write: it is kept once a
+// minute.
 absl::Duration HiddenInterval(model::Device device) {
   return device == model::Device::kCpu ? absl::ZeroDuration() : absl::Minutes(1);
 }
 
-// Queries of each q head whose exact attention is described. Beside a GPU it is the CPU's work that takes the time.
+// Queries of each q head whose exact attention is described. Beside a GPU it is the CPU's work that
+// takes the time.
 int64_t StatisticsSamples(model::Device device, int64_t tokens) {
   constexpr int64_t kSamples = 64, kLeast = 8, kScoredKeys = 1 << 20;  // of a q head
-  return device == model::Device::kCpu ? kSamples : std::clamp(kScoredKeys / tokens, kLeast, kSamples);
+  return device == model::Device::kCpu ? kSamples
+                                       : std::clamp(kScoredKeys / tokens, kLeast, kSamples);
 }
 
 // One run of a job, from the layer it stands at to publication.
 class Job {
  public:
-  Job(const PrefillConfig& config, const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens, v1::Manifest job,
-      Staging staging, kvstore::Store& store, ThreadPool* pool, Progress& progress)
+  Job(const PrefillConfig& config, const model::Checkpoint& checkpoint,
+      const std::vector<TokenId>& tokens, v1::Manifest job, Staging staging, kvstore::Store& store,
+      ThreadPool* pool, Progress& progress)
       : config_(config),
         checkpoint_(checkpoint),
         tokens_(tokens),
@@ -134,7 +152,8 @@ class Job {
         progress_(progress) {}
 
   absl::StatusOr<PrefillReport> Run() {
-    RETURN_IF_ERROR(MakeForward());  // loading weights onto a GPU is no part of the job's time, as on the CPU
+    RETURN_IF_ERROR(
+        MakeForward());  // loading weights onto a GPU is no part of the job's time, as on the CPU
     const absl::Time start = absl::Now();
     RETURN_IF_ERROR(FindStart());
     const int32_t layers = checkpoint_.config.shape.layers;
@@ -147,7 +166,8 @@ class Job {
     report_.tokens = job_.tokens();
     report_.resumed_layers = first_layer_;
     report_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
-    report_.tokens_per_s = static_cast<double>(job_.tokens()) * (layers - first_layer_) / layers / report_.seconds;
+    report_.tokens_per_s =
+        static_cast<double>(job_.tokens()) * (layers - first_layer_) / layers / report_.seconds;
     report_.peak_memory_bytes = PeakMemoryBytes();
     report_.times = forward_->times();
     report_.device_bytes = forward_->device_bytes();
@@ -160,11 +180,13 @@ class Job {
     const int64_t tokens = job_.tokens();
     std::vector<Position> samples = SamplePositions(tokens, config_.sampled_queries);
     if (config_.device == model::Device::kCpu) {
-      forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), config_.block_tokens, pool_);
+      forward_ =
+          MakeCpuForward(checkpoint_, tokens, std::move(samples), config_.block_tokens, pool_);
       return absl::OkStatus();
     }
     const int rows_ahead = Writers(config_.device, job_, *pool_) + 2;
-    ASSIGN_OR_RETURN(forward_, MakeCudaForward(checkpoint_, tokens, std::move(samples), config_.gpu_memory, rows_ahead, pool_));
+    ASSIGN_OR_RETURN(forward_, MakeCudaForward(checkpoint_, tokens, std::move(samples),
+                                               config_.gpu_memory, rows_ahead, pool_));
     return absl::OkStatus();
   }
 
@@ -173,14 +195,16 @@ class Job {
     const int32_t layers = checkpoint_.config.shape.layers;
     for (first_layer_ = staging_.FinishedLayers(layers); first_layer_ > 0; --first_layer_) {
       if (first_layer_ == layers) return absl::OkStatus();
-      std::vector<float> hidden(tokens_.size() * static_cast<size_t>(checkpoint_.config.hidden_size));
+      std::vector<float> hidden(tokens_.size() *
+                                static_cast<size_t>(checkpoint_.config.hidden_size));
       const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden);
       if (status.ok()) {
         kept_.push_back(first_layer_);
         return forward_->SetHidden(std::move(hidden));
       }
       if (!absl::IsNotFound(status) && !absl::IsDataLoss(status)) return status;
-      staging_.DropLayer(Layer(first_layer_ - 1));  // it will be written again, and is not finished until it was
+      staging_.DropLayer(
+          Layer(first_layer_ - 1));  // it will be written again, and is not finished until it was
     }
     return forward_->Embed(tokens_);
   }
@@ -188,15 +212,16 @@ class Job {
   absl::Status ComputeLayers(absl::Time start) {
     const model::ModelConfig& config = checkpoint_.config;
     const int64_t tokens = job_.tokens();
-    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape, config_.segment_tokens, config_.index,
-                       config_.auto_index, config_.summary_rows, pool_, StatisticsSamples(config_.device, tokens),
+    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape,
+                       config_.segment_tokens, config_.index, config_.auto_index,
+                       config_.summary_rows, pool_, StatisticsSamples(config_.device, tokens),
                        Writers(config_.device, job_, *pool_));
     last_kept_ = absl::Now();
     absl::Duration waited;
     for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {
       ASSIGN_OR_RETURN(LayerRows rows, forward_->Run(layer, [&](int64_t done) {
-                         progress_.Update(Share(layer, done), Describe(start, layer, done));
-                       }));
+        progress_.Update(Share(layer, done), Describe(start, layer, done));
+      }));
       RETURN_IF_ERROR(KeepHidden(layer.next()));
       const absl::Time submitted = absl::Now();
       RETURN_IF_ERROR(writer.Submit(std::move(rows)));
@@ -240,8 +265,10 @@ class Job {
     const double share = Share(layer, done) - before;
     const absl::Duration elapsed = absl::Now() - start;
     const absl::Duration left = elapsed * ((1 - before - share) / share);
-    return absl::StrFormat("layer %d/%d  %.0f tokens/s  %s left", layer.value() + 1, checkpoint_.config.shape.layers,
-                           share * static_cast<double>(job_.tokens()) / absl::ToDoubleSeconds(elapsed), FormatClock(left));
+    return absl::StrFormat(
+        "layer %d/%d  %.0f tokens/s  %s left", layer.value() + 1, checkpoint_.config.shape.layers,
+        share * static_cast<double>(job_.tokens()) / absl::ToDoubleSeconds(elapsed),
+        FormatClock(left));
   }
 
   absl::Status Publish(double seconds) {
@@ -267,8 +294,9 @@ class Job {
 
 }  // namespace
 
-void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
-                  int64_t summary_rows, v1::Manifest& manifest) {
+void SetIndexPlan(const kvstore::IndexParams& index,
+                  const std::optional<kvstore::AutoIndexConfig>& auto_index, int64_t summary_rows,
+                  v1::Manifest& manifest) {
   manifest.set_summary_rows(static_cast<uint32_t>(summary_rows));
   v1::IndexSpec& spec = *manifest.mutable_index();
   spec.Clear();
@@ -284,14 +312,15 @@ void CountBytes(const v1::Manifest& manifest, PrefillReport& report) {
   for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
     report.index_bytes += sizes.index_bytes();
     report.summary_bytes += sizes.summary_bytes();
-    report.stored_bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.summary_bytes() +
-                           sizes.sampled_query_bytes();
+    report.stored_bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
+                           sizes.summary_bytes() + sizes.sampled_query_bytes();
   }
 }
 
-absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
-                                         const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,
-                                         Progress& progress) {
+absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
+                                         const model::Checkpoint& checkpoint,
+                                         const std::vector<TokenId>& tokens, kvstore::Store& store,
+                                         ThreadPool* pool, Progress& progress) {
   RETURN_IF_ERROR(Validate(config, checkpoint.config, tokens));
   if (config.device == model::Device::kCuda) RETURN_IF_ERROR(CheckCudaForward(checkpoint.config));
   RETURN_IF_ERROR(CheckNameIsFree(store, config.store_folder, config.name));
@@ -302,12 +331,16 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const mode
   }
   v1::Manifest job = DescribeJob(config, checkpoint, tokens);
   const absl::StatusOr<v1::Manifest> found = staging.ReadJob();
-  RETURN_IF_ERROR(CheckDiskSpace(config, job, staging.FinishedLayers(checkpoint.config.shape.layers), checkpoint.config.hidden_size));
+  RETURN_IF_ERROR(CheckDiskSpace(config, job,
+                                 staging.FinishedLayers(checkpoint.config.shape.layers),
+                                 checkpoint.config.hidden_size));
   if (found.ok()) {
     RETURN_IF_ERROR(SameJob(*found, job));
     job.set_context_id(found->context_id());
   } else {
-    if (!absl::IsNotFound(found.status())) return Annotate(found.status(), "an interrupted prefill cannot be read; to discard it pass --restart");
+    if (!absl::IsNotFound(found.status()))
+      return Annotate(found.status(),
+                      "an interrupted prefill cannot be read; to discard it pass --restart");
     // Whatever lies there without a job belongs to none.
     RETURN_IF_ERROR(staging.Remove());
     ASSIGN_OR_RETURN(staging, Staging::Open(config.store_folder, config.name));
@@ -315,7 +348,8 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const mode
     job.set_context_id(id.value());
     RETURN_IF_ERROR(staging.WriteJob(job));
   }
-  return Job(config, checkpoint, tokens, std::move(job), std::move(staging), store, pool, progress).Run();
+  return Job(config, checkpoint, tokens, std::move(job), std::move(staging), store, pool, progress)
+      .Run();
 }
 
 }  // namespace carrel::prefill

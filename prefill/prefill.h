@@ -1,11 +1,17 @@
-// What:   the prefill job: document -> hidden states -> layer by layer K, V, index, SST -> one published context.
-// Source: layer-major order (architecture section 7): all tokens pass layer l before any passes l + 1, so that a layer's K and V are final at once.
-// Errors: AlreadyExists the name is taken; InvalidArgument an empty document, one longer than max_position_embeddings, a token outside the vocabulary;
-//         Unavailable no GPU, ResourceExhausted one with too little memory, FailedPrecondition a build without CUDA, if the device is one;
-//         FailedPrecondition the store is locked, or an interrupted job of this name had another input; ResourceExhausted disk full (checked before the work
-//         starts, and met at any write). After any failure and after kill -9 the finished layers stay in the staging folder and the same call goes on from there.
-//         (On a GPU the last minute before an interruption may be lost: a hidden state is written once a minute.)
-// Cost:   memory: 4 bytes * tokens * hidden_size, and of one layer 8 + up to 3 * 4 bytes * tokens * kv_heads * head_dim; weights stay mapped.
+// What:   the prefill job: document -> hidden states -> layer by layer K, V, index, SST -> one
+// published context. Source: layer-major order (architecture section 7): all tokens pass layer l
+// before any passes l + 1, so that a layer's K and V are final at once. Errors: AlreadyExists the
+// name is taken; InvalidArgument an empty document, one longer than max_position_embeddings, a
+// token outside the vocabulary;
+//         Unavailable no GPU, ResourceExhausted one with too little memory, FailedPrecondition a
+//         build without CUDA, if the device is one; FailedPrecondition the store is locked, or an
+//         interrupted job of this name had another input; ResourceExhausted disk full (checked
+//         before the work starts, and met at any write). After any failure and after kill -9 the
+//         finished layers stay in the staging folder and the same call goes on from there. (On a
+//         GPU the last minute before an interruption may be lost: a hidden state is written once a
+//         minute.)
+// Cost:   memory: 4 bytes * tokens * hidden_size, and of one layer 8 + up to 3 * 4 bytes * tokens *
+// kv_heads * head_dim; weights stay mapped.
 #pragma once
 
 #include <cstdint>
@@ -36,40 +42,45 @@ struct PrefillConfig {
   std::string store_folder;  // where staging goes: of the Store that is passed
   std::string name;
   kvstore::IndexParams index;
-  std::optional<kvstore::AutoIndexConfig> auto_index;  // instead of index: chosen per layer and KV head
-  int64_t summary_rows = 40;        // mean rows of a cluster in the summaries for the estimation term, 4 .. 8192; 0: none
-  int64_t segment_tokens = 65536;   // rows per stored segment, a power of two >= 16
-  int64_t sampled_queries = 256;    // per layer and q head, kept with the context; 1 .. 65536
-  int64_t block_tokens = 512;       // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
+  std::optional<kvstore::AutoIndexConfig>
+      auto_index;  // instead of index: chosen per layer and KV head
+  int64_t summary_rows =
+      40;  // mean rows of a cluster in the summaries for the estimation term, 4 .. 8192; 0: none
+  int64_t segment_tokens = 65536;  // rows per stored segment, a power of two >= 16
+  int64_t sampled_queries = 256;   // per layer and q head, kept with the context; 1 .. 65536
+  int64_t block_tokens =
+      512;  // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
   model::Device device = model::Device::kCpu;
   int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of a GPU's memory
-  bool restart = false;             // discard an interrupted job instead of going on with it
+  bool restart = false;  // discard an interrupted job instead of going on with it
 };
 
 struct PrefillReport {
   int64_t tokens = 0;
   int32_t resumed_layers = 0;  // taken over from an interrupted job
   double seconds = 0;
-  double tokens_per_s = 0;      // document tokens per second, over the layers computed now
+  double tokens_per_s = 0;        // document tokens per second, over the layers computed now
   int64_t peak_memory_bytes = 0;  // of the process (resident set)
   int64_t stored_bytes = 0;
   int64_t index_bytes = 0;
   int64_t summary_bytes = 0;
-  int64_t device_bytes = 0;        // of a GPU's memory
-  double compute_seconds = 0;      // until the last layer was computed
-  double index_wait_seconds = 0;   // that computing or the end waited for indexes and files
-  ForwardTimes times;              // of the device
+  int64_t device_bytes = 0;       // of a GPU's memory
+  double compute_seconds = 0;     // until the last layer was computed
+  double index_wait_seconds = 0;  // that computing or the end waited for indexes and files
+  ForwardTimes times;             // of the device
 };
 
 // Records in the manifest how its heads are indexed and summarised.
-void SetIndexPlan(const kvstore::IndexParams& index, const std::optional<kvstore::AutoIndexConfig>& auto_index,
-                  int64_t summary_rows, v1::Manifest& manifest);
+void SetIndexPlan(const kvstore::IndexParams& index,
+                  const std::optional<kvstore::AutoIndexConfig>& auto_index, int64_t summary_rows,
+                  v1::Manifest& manifest);
 
 // Adds up what the manifest says of its layers.
 void CountBytes(const v1::Manifest& manifest, PrefillReport& report);
 
-absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config, const model::Checkpoint& checkpoint,
-                                         const std::vector<TokenId>& tokens, kvstore::Store& store, ThreadPool* pool,
-                                         Progress& progress);
+absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
+                                         const model::Checkpoint& checkpoint,
+                                         const std::vector<TokenId>& tokens, kvstore::Store& store,
+                                         ThreadPool* pool, Progress& progress);
 
 }  // namespace carrel::prefill

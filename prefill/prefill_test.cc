@@ -13,8 +13,8 @@ namespace {
 using kvstore::Kind;
 
 const model::Checkpoint& Demo() {
-  static const model::Checkpoint* checkpoint =
-      new model::Checkpoint(*model::LoadCheckpoint(std::string(CARREL_SOURCE_DIR) + "/models/demo", nullptr));
+  static const model::Checkpoint* checkpoint = new model::Checkpoint(
+      *model::LoadCheckpoint(std::string(CARREL_SOURCE_DIR) + "/models/demo", nullptr));
   return *checkpoint;
 }
 
@@ -58,8 +58,10 @@ class PrefillTest : public testing::Test {
     };
     add(-1, Kind::kTokenIds, KvHead(0));
     for (int32_t layer = 0; layer < Demo().config.shape.layers; ++layer) {
-      for (const Kind kind : {Kind::kKeyRows, Kind::kValueRows, Kind::kSampledQueries, Kind::kIndex, Kind::kSummaries}) {
-        for (int32_t head = 0; head < Demo().config.shape.kv_heads; ++head) add(layer, kind, KvHead(head));
+      for (const Kind kind : {Kind::kKeyRows, Kind::kValueRows, Kind::kSampledQueries, Kind::kIndex,
+                              Kind::kSummaries}) {
+        for (int32_t head = 0; head < Demo().config.shape.kv_heads; ++head)
+          add(layer, kind, KvHead(head));
       }
     }
     return payloads;
@@ -118,14 +120,17 @@ TEST_F(PrefillTest, Manifest_HoldsWhatWasMeasured) {
 
 TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {
   const std::vector<TokenId> tokens = RandomTokens(rng_, 10);
-  const auto refused = [&](const std::vector<TokenId>& input, absl::StatusCode code, const char* text) {
+  const auto refused = [&](const std::vector<TokenId>& input, absl::StatusCode code,
+                           const char* text) {
     EXPECT_THAT(Run(input), StatusIs(code, text));
     const auto store = kvstore::Store::Open(folder_, kvstore::StoreMode::kReadOnly);
     EXPECT_TRUE((*store)->List()->empty());
   };
   refused({}, absl::StatusCode::kInvalidArgument, "the document is empty");
-  refused({1, 2, 2048}, absl::StatusCode::kInvalidArgument, "token id 2048 at index 2 is outside the vocabulary [0, 2048)");
-  refused(std::vector<TokenId>(131073, 5), absl::StatusCode::kInvalidArgument, "131073 tokens, more than the model's max_position_embeddings=131072");
+  refused({1, 2, 2048}, absl::StatusCode::kInvalidArgument,
+          "token id 2048 at index 2 is outside the vocabulary [0, 2048)");
+  refused(std::vector<TokenId>(131073, 5), absl::StatusCode::kInvalidArgument,
+          "131073 tokens, more than the model's max_position_embeddings=131072");
   for (const char* name : {"", "../x", "-x", ".x", "a b"}) {
     config_.name = name;
     refused(tokens, absl::StatusCode::kInvalidArgument, "context name");
@@ -151,7 +156,8 @@ TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {
 TEST_F(PrefillTest, ExistingName_IsRefusedAndTheContextStays) {
   CARREL_ASSERT_OK(Run(RandomTokens(rng_, 20)));
   const std::vector<std::string> before = Payloads(folder_);
-  EXPECT_THAT(Run(RandomTokens(rng_, 30)), StatusIs(absl::StatusCode::kAlreadyExists, "context \"doc\" exists already"));
+  EXPECT_THAT(Run(RandomTokens(rng_, 30)),
+              StatusIs(absl::StatusCode::kAlreadyExists, "context \"doc\" exists already"));
   EXPECT_EQ(Payloads(folder_), before);
 }
 

@@ -1,7 +1,6 @@
 #include "prefill/reindex.h"
 
 #include <cstring>
-
 #include <utility>
 #include <vector>
 
@@ -50,7 +49,8 @@ absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, i
     ASSIGN_OR_RETURN(const Rows values, Rows::OpenValues(context, layer, KvHead(h)));
     ASSIGN_OR_RETURN(rows.k[h], CopyRows(keys));
     ASSIGN_OR_RETURN(rows.v[h], CopyRows(values));
-    ASSIGN_OR_RETURN(kvstore::SampledQueries queries, kvstore::ReadSampledQueries(context, layer, KvHead(h)));
+    ASSIGN_OR_RETURN(kvstore::SampledQueries queries,
+                     kvstore::ReadSampledQueries(context, layer, KvHead(h)));
     rows.queries[h] = std::move(queries.queries);
     rows.sample_positions = std::move(queries.positions);
   }
@@ -69,8 +69,9 @@ absl::StatusOr<std::vector<TokenId>> ReadTokenIds(const StoredContext& context) 
     std::memcpy(tokens.data() + before, bytes.data(), (tokens.size() - before) * sizeof(TokenId));
   }
   if (static_cast<int64_t>(tokens.size()) == context.manifest().tokens()) return tokens;
-  return absl::DataLossError(absl::StrCat("context ", context.manifest().name(), ": ", tokens.size(),
-                                          " token ids instead of ", context.manifest().tokens()));
+  return absl::DataLossError(absl::StrCat("context ", context.manifest().name(), ": ",
+                                          tokens.size(), " token ids instead of ",
+                                          context.manifest().tokens()));
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct ReindexConfig {
   std::string name;
   kvstore::IndexParams index;
   std::optional<kvstore::AutoIndexConfig> auto_index;  // instead of index
-  int64_t summary_rows = 40;  // as PrefillConfig
+  int64_t summary_rows = 40;                           // as PrefillConfig
 };
 
 absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Store& store,

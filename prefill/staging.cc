@@ -21,7 +21,8 @@ absl::StatusOr<v1::Manifest> ReadMessage(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
   v1::Manifest message;
   if (!message.ParseFromString(bytes)) {
-    return absl::DataLossError(absl::StrCat(path, ": not what prefill wrote (", bytes.size(), " bytes)"));
+    return absl::DataLossError(
+        absl::StrCat(path, ": not what prefill wrote (", bytes.size(), " bytes)"));
   }
   return message;
 }
@@ -55,7 +56,9 @@ absl::Status Staging::WriteJob(const v1::Manifest& job) const {
 absl::Status Staging::WriteFragment(Layer layer, const v1::Manifest& fragment) const {
   return WriteFileAtomically(LayerPath("layer", layer), fragment.SerializeAsString());
 }
-absl::StatusOr<v1::Manifest> Staging::ReadFragment(Layer layer) const { return ReadMessage(LayerPath("layer", layer)); }
+absl::StatusOr<v1::Manifest> Staging::ReadFragment(Layer layer) const {
+  return ReadMessage(LayerPath("layer", layer));
+}
 
 void Staging::DropLayer(Layer layer) const {
   std::error_code ignored;
@@ -64,17 +67,20 @@ void Staging::DropLayer(Layer layer) const {
 
 int32_t Staging::FinishedLayers(int32_t layers) const {
   int32_t finished = 0;
-  while (finished < layers && fs::exists(LayerPath("layer", Layer(finished))) && fs::exists(SstPath(Layer(finished)))) {
+  while (finished < layers && fs::exists(LayerPath("layer", Layer(finished))) &&
+         fs::exists(SstPath(Layer(finished)))) {
     ++finished;
   }
   return finished;
 }
 
 absl::Status Staging::WriteHidden(Layer layer, absl::Span<const float> hidden) const {
-  const absl::string_view bytes(reinterpret_cast<const char*>(hidden.data()), hidden.size() * sizeof(float));
+  const absl::string_view bytes(reinterpret_cast<const char*>(hidden.data()),
+                                hidden.size() * sizeof(float));
   const std::array<uint8_t, 32> digest = Digest(bytes);
-  return WriteFileAtomically(LayerPath("hidden", layer),
-                             {bytes, absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())});
+  return WriteFileAtomically(
+      LayerPath("hidden", layer),
+      {bytes, absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())});
 }
 
 absl::Status Staging::ReadHidden(Layer layer, std::vector<float>& hidden) const {
@@ -83,7 +89,8 @@ absl::Status Staging::ReadHidden(Layer layer, std::vector<float>& hidden) const 
   const size_t wanted = hidden.size() * sizeof(float);
   const absl::string_view bytes = file->bytes();
   if (bytes.size() != wanted + 32) {
-    return absl::DataLossError(absl::StrCat(path, ": ", bytes.size(), " bytes, expected ", wanted + 32));
+    return absl::DataLossError(
+        absl::StrCat(path, ": ", bytes.size(), " bytes, expected ", wanted + 32));
   }
   const std::array<uint8_t, 32> digest = Digest(bytes.substr(0, wanted));
   if (std::memcmp(digest.data(), bytes.data() + wanted, digest.size()) != 0) {
@@ -113,7 +120,8 @@ absl::Status SameJob(const v1::Manifest& found, const v1::Manifest& wanted) {
   differencer.IgnoreField(v1::Manifest::descriptor()->FindFieldByName("program_version"));
   if (differencer.Compare(found, wanted)) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("an interrupted prefill of \"", wanted.name(), "\" had another input; to discard it pass --restart:\n", difference));
+      absl::StrCat("an interrupted prefill of \"", wanted.name(),
+                   "\" had another input; to discard it pass --restart:\n", difference));
 }
 
 }  // namespace carrel::prefill

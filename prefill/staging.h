@@ -1,9 +1,12 @@
-// What:   the folder of an unfinished prefill job, STORE/prefill/NAME: what is kept so that an interrupted job goes on at its last finished layer.
-// Bytes:  job            serialized v1::Manifest: what is being computed, without what only the end knows
-//         layer-NNNN.sst the layer's segments;  layer-NNNN  serialized v1::Manifest with the layer's sizes and statistics, written after the SST was synced
-//         hidden-NNNN    the hidden state that enters layer NNNN: f32 [tokens, hidden_size], then its SHA-256 (32 bytes)
-// Errors: FailedPrecondition an earlier job of the same name had another input (names what differs); ResourceExhausted disk full; as common/file.h.
-// Threads: the layer writer and the job's thread use different files.
+// What:   the folder of an unfinished prefill job, STORE/prefill/NAME: what is kept so that an
+// interrupted job goes on at its last finished layer. Bytes:  job            serialized
+// v1::Manifest: what is being computed, without what only the end knows
+//         layer-NNNN.sst the layer's segments;  layer-NNNN  serialized v1::Manifest with the
+//         layer's sizes and statistics, written after the SST was synced hidden-NNNN    the hidden
+//         state that enters layer NNNN: f32 [tokens, hidden_size], then its SHA-256 (32 bytes)
+// Errors: FailedPrecondition an earlier job of the same name had another input (names what
+// differs); ResourceExhausted disk full; as common/file.h. Threads: the layer writer and the job's
+// thread use different files.
 #pragma once
 
 #include <string>
@@ -50,7 +53,8 @@ class Staging {
   std::string folder_;
 };
 
-// OK if both describe the same computation; otherwise FailedPrecondition naming the first field that differs with both values.
+// OK if both describe the same computation; otherwise FailedPrecondition naming the first field
+// that differs with both values.
 absl::Status SameJob(const v1::Manifest& found, const v1::Manifest& wanted);
 
 }  // namespace carrel::prefill

@@ -19,16 +19,20 @@ TEST(StagingTest, Hidden_SurvivesAndAFlippedBitIsNoticed) {
   CARREL_ASSERT_OK(staging->ReadHidden(Layer(3), read));
   EXPECT_EQ(read, hidden);
   std::vector<float> other_size(999);
-  EXPECT_THAT(staging->ReadHidden(Layer(3), other_size), StatusIs(absl::StatusCode::kDataLoss, "hidden-0003"));
+  EXPECT_THAT(staging->ReadHidden(Layer(3), other_size),
+              StatusIs(absl::StatusCode::kDataLoss, "hidden-0003"));
 
-  std::fstream file(staging->folder() + "/hidden-0003", std::ios::in | std::ios::out | std::ios::binary);
+  std::fstream file(staging->folder() + "/hidden-0003",
+                    std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(static_cast<std::streamoff>(rng() % 4000));
   const int byte = file.peek();
   file.put(static_cast<char>(byte ^ 4));
   file.close();
-  EXPECT_THAT(staging->ReadHidden(Layer(3), read), StatusIs(absl::StatusCode::kDataLoss, "SHA-256 does not match"));
+  EXPECT_THAT(staging->ReadHidden(Layer(3), read),
+              StatusIs(absl::StatusCode::kDataLoss, "SHA-256 does not match"));
   staging->DropHidden(Layer(3));
-  EXPECT_THAT(staging->ReadHidden(Layer(3), read), StatusIs(absl::StatusCode::kNotFound, "hidden-0003"));
+  EXPECT_THAT(staging->ReadHidden(Layer(3), read),
+              StatusIs(absl::StatusCode::kNotFound, "hidden-0003"));
 }
 
 TEST(StagingTest, OnlyLayersWithSstAndFragment_AreFinished) {
@@ -53,7 +57,8 @@ TEST(StagingTest, AnotherInput_IsNamed) {
   wanted.set_context_id(2);
   CARREL_EXPECT_OK(SameJob(found, wanted));
   wanted.set_token_ids_sha256("bb");
-  EXPECT_THAT(SameJob(found, wanted), StatusIs(absl::StatusCode::kFailedPrecondition, "token_ids_sha256: \"aa\" -> \"bb\""));
+  EXPECT_THAT(SameJob(found, wanted), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                               "token_ids_sha256: \"aa\" -> \"bb\""));
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ struct SynthConfig {
   double rope_theta = 0;  // 0: the source's
   kvstore::IndexParams index;
   std::optional<kvstore::AutoIndexConfig> auto_index;  // instead of index
-  int64_t summary_rows = 40;  // rows per cluster of the summaries; 0: none
+  int64_t summary_rows = 40;                           // rows per cluster of the summaries; 0: none
   int64_t segment_tokens = 65536;
   int64_t sampled_queries = 256;  // per layer and q head, 1 .. 65536
   uint64_t seed = 1;

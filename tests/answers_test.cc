@@ -1,4 +1,5 @@
-// Right answers on the demo documents: every row retrieved reproduces dense decoding; a small share of the rows nearly does.
+// Right answers on the demo documents: every row retrieved reproduces dense decoding; a small share
+// of the rows nearly does.
 #include "common/test_util.h"
 #include "tests/world.h"
 
@@ -12,7 +13,8 @@ struct Share {
 };
 
 // Answers equal to dense decoding.
-Share EqualToDense(const std::string& folder, const std::string& context, const std::string& document, const decoder::RetrievalConfig& config) {
+Share EqualToDense(const std::string& folder, const std::string& context,
+                   const std::string& document, const decoder::RetrievalConfig& config) {
   Share share;
   const auto questions = testing_world::Questions(document);
   CARREL_EXPECT_OK(questions);
@@ -23,8 +25,10 @@ Share EqualToDense(const std::string& folder, const std::string& context, const 
   CARREL_EXPECT_OK(answers);
   if (!answers.ok()) return share;
   share.questions = static_cast<int64_t>(questions->size());
-  for (size_t i = 0; i < questions->size(); ++i) share.equal += (*answers)[i] == (*questions)[i].dense_ids;
-  std::cout << document << " " << context << ": " << share.equal << " of " << share.questions << " equal to dense" << std::endl;
+  for (size_t i = 0; i < questions->size(); ++i)
+    share.equal += (*answers)[i] == (*questions)[i].dense_ids;
+  std::cout << document << " " << context << ": " << share.equal << " of " << share.questions
+            << " equal to dense" << std::endl;
   return share;
 }
 
@@ -47,14 +51,17 @@ kvstore::IndexParams Kind(kvstore::IndexKind kind) {
   return params;
 }
 
-// Prefills the document as "flat" (and "hnsw") into a fresh store; false if the document is not here.
+// Prefills the document as "flat" (and "hnsw") into a fresh store; false if the document is not
+// here.
 bool Prefill(const std::string& folder, const std::string& document, bool hnsw) {
   const auto tokens = testing_world::DocumentTokens(document);
   if (absl::IsNotFound(tokens.status())) return false;
   CARREL_EXPECT_OK(tokens);
-  CARREL_EXPECT_OK(testing_world::PrefillContext(folder, "flat", *tokens, Kind(kvstore::IndexKind::kFlat)));
+  CARREL_EXPECT_OK(
+      testing_world::PrefillContext(folder, "flat", *tokens, Kind(kvstore::IndexKind::kFlat)));
   if (hnsw) {
-    CARREL_EXPECT_OK(testing_world::PrefillContext(folder, "hnsw", *tokens, Kind(kvstore::IndexKind::kHnsw)));
+    CARREL_EXPECT_OK(
+        testing_world::PrefillContext(folder, "hnsw", *tokens, Kind(kvstore::IndexKind::kHnsw)));
   }
   return true;
 }
@@ -71,14 +78,16 @@ TEST(AnswersTest, Registry512And2k_AllRowsReproduceDense) {
 
 TEST(AnswersSlowTest, Registry8k_AllRowsAndTop128) {
 #ifdef CARREL_SANITIZED
-  GTEST_SKIP() << "takes a quarter of an hour under a sanitizer, and does what the shorter documents do";
+  GTEST_SKIP()
+      << "takes a quarter of an hour under a sanitizer, and does what the shorter documents do";
 #endif
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-8k", true));
   EXPECT_GE(EqualToDense(folder, "flat", "registry-8k", All()).equal, 47);
   EXPECT_GE(EqualToDense(folder, "flat", "registry-8k", Top128()).equal, 46);
   EXPECT_GE(EqualToDense(folder, "hnsw", "registry-8k", Top128()).equal, 45);
-  for (const decoder::Prefetch prefetch : {decoder::Prefetch::kSpeculative, decoder::Prefetch::kVerified}) {
+  for (const decoder::Prefetch prefetch :
+       {decoder::Prefetch::kSpeculative, decoder::Prefetch::kVerified}) {
     for (const decoder::Want want : {decoder::Want::kRows, decoder::Want::kAttend}) {
       decoder::RetrievalConfig config = Top128();
       config.prefetch = prefetch;
@@ -93,7 +102,8 @@ TEST(AnswersSlowTest, Registry32k_Top128) {
   GTEST_SKIP() << "takes an hour under a sanitizer, and does what the shorter documents do";
 #endif
   const std::string folder = FreshTempDir();
-  if (!Prefill(folder, "registry-32k", true)) GTEST_SKIP() << "registry-32k is not here: set CARREL_SHARED to the folder that has demo/docs";
+  if (!Prefill(folder, "registry-32k", true))
+    GTEST_SKIP() << "registry-32k is not here: set CARREL_SHARED to the folder that has demo/docs";
   EXPECT_GE(EqualToDense(folder, "flat", "registry-32k", Top128()).equal, 46);
   EXPECT_GE(EqualToDense(folder, "hnsw", "registry-32k", Top128()).equal, 45);
 }

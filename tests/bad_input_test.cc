@@ -32,8 +32,9 @@ TEST_F(BadInputTest, Device_UnknownOrUnfit_IsRefused) {
               FailsWith(kBad, Texts{"zone=device", "cuda"}));
   EXPECT_THAT(Carrel(Args{"ask", "--model", DemoModel(), "--zone", "here", "hi"}),
               FailsWith(kBad, Texts{"zone=here", "store, device"}));
-  EXPECT_THAT(Carrel(Args{"ask", "--model", DemoModel(), "--device", "cuda", "--gpu-memory", "1MB", "hi"}),
-              FailsWith(kFailed, Texts{"cuda"}));  // no CUDA, no GPU, or too little of it
+  EXPECT_THAT(
+      Carrel(Args{"ask", "--model", DemoModel(), "--device", "cuda", "--gpu-memory", "1MB", "hi"}),
+      FailsWith(kFailed, Texts{"cuda"}));  // no CUDA, no GPU, or too little of it
   ExpectNothingLost();
 }
 
@@ -159,9 +160,9 @@ TEST_F(BadInputTest, Name_Malformed_IsRefusedAndCreatesNothing) {
 
 TEST_F(BadInputTest, Context_Unknown_IsNotFoundByName) {
   for (const std::string& name : {std::string("missing"), std::string("../kept")}) {
-    for (const Args& args : {Ask(name), Args{"inspect", name, "--store", store_},
-                             Args{"audit", name, "--store", store_},
-                             Args{"rm", name, "--store", store_}}) {
+    for (const Args& args :
+         {Ask(name), Args{"inspect", name, "--store", store_},
+          Args{"audit", name, "--store", store_}, Args{"rm", name, "--store", store_}}) {
       const Outcome outcome = Carrel(args);
       EXPECT_NE(outcome.exit_code, 0) << outcome;
       EXPECT_EQ(outcome.signal, 0) << outcome;
@@ -254,7 +255,8 @@ TEST_F(BadInputTest, PrefillFlag_OutOfRange_NamesValueAndBound) {
 }
 
 TEST_F(BadInputTest, Select_OutOfRange_NamesValueAndBound) {
-  const Args ask = {"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, kQuestion};
+  const Args ask = {"ask", "--model", DemoModel(), "--context",
+                    kKept, "--store", store_,      kQuestion};
   const struct {
     Args flags;
     Texts message;
@@ -271,10 +273,11 @@ TEST_F(BadInputTest, Select_OutOfRange_NamesValueAndBound) {
   };
   for (const auto& c : cases) EXPECT_THAT(Carrel(With(ask, c.flags)), FailsWith(kBad, c.message));
   ASSERT_THAT(Carrel(Prefill("bare", {"--summaries", "0"})), Succeeds());
-  const Args of_bare = {"ask",     "--model", DemoModel(),    "--context", "bare", "--store", store_,
-                        kQuestion, "--top-k", "8",            "--want",    "attend"};
+  const Args of_bare = {"ask",  "--model", DemoModel(), "--context", "bare",   "--store",
+                        store_, kQuestion, "--top-k",   "8",         "--want", "attend"};
   EXPECT_THAT(Carrel(of_bare), Succeeds());
-  EXPECT_THAT(Carrel(With(of_bare, {"--estimate", "on"})), FailsWith(kFailed, Texts{"bare", "summaries"}));
+  EXPECT_THAT(Carrel(With(of_bare, {"--estimate", "on"})),
+              FailsWith(kFailed, Texts{"bare", "summaries"}));
 }
 
 TEST_F(BadInputTest, Reindex_BadInput_IsNamedAndLeavesNothing) {
@@ -289,8 +292,12 @@ TEST_F(BadInputTest, Reindex_BadInput_IsNamedAndLeavesNothing) {
       {{kKept, "--as", ""}, kBad, {"name"}},
       {{kKept, "--as", "new", "--index", "tree"}, kBad, {"tree", "flat"}},
       {{kKept, "--as", "new", "--index", "code", "--code-bits", "100"}, kBad, {"code_bits=100"}},
-      {{kKept, "--as", "new", "--index", "auto", "--auto-recall", "2"}, kBad, {"want_recall=2", "(0, 1]"}},
-      {{kKept, "--as", "new", "--index", "auto", "--auto-rows", "0"}, kBad, {"wanted=0", "[1, 65536]"}},
+      {{kKept, "--as", "new", "--index", "auto", "--auto-recall", "2"},
+       kBad,
+       {"want_recall=2", "(0, 1]"}},
+      {{kKept, "--as", "new", "--index", "auto", "--auto-rows", "0"},
+       kBad,
+       {"wanted=0", "[1, 65536]"}},
       {{kKept, "--as", "new", "--summaries", "1"}, kBad, {"summaries=1", "[4, 8192]"}},
   };
   for (const auto& c : cases) {
@@ -309,7 +316,9 @@ TEST_F(BadInputTest, Synth_BadInput_IsNamedAndLeavesNothing) {
       {{"--like", "absent", "--tokens", "100"}, kFailed, {"absent"}},
       {{"--like", kKept, "--tokens", "0"}, kBad, {"tokens=0"}},
       {{"--like", kKept, "--tokens", "1000", "--head-dim", "31"}, kBad, {"head_dim=31"}},
-      {{"--like", kKept, "--tokens", "1000", "--kv-heads", "3", "--q-heads", "4"}, kBad, {"q_heads=4"}},
+      {{"--like", kKept, "--tokens", "1000", "--kv-heads", "3", "--q-heads", "4"},
+       kBad,
+       {"q_heads=4"}},
       {{"--like", kKept, "--tokens", "1000", "--layers", "-1"}, kBad, {"layers=-1"}},
   };
   for (const auto& c : cases) {
@@ -444,23 +453,29 @@ TEST_F(BadInputTest, Questions_Malformed_NamesFileAndLine) {
 TEST_F(BadInputTest, ZoneInThisHost_WhatMakesNoSense_IsRefusedWithTheReason) {
   const Args ask = {"ask", "--model", DemoModel(), "--context", kKept, "x", "--zone", "host"};
   const Args here = With(ask, {"--store", store_});
-  EXPECT_THAT(Carrel(With(ask, {"--server", "unix:none"})), FailsWith(kBad, Texts{"--store instead of --server"}));
-  EXPECT_THAT(Carrel(With(here, {"--prefetch", "speculative"})), FailsWith(kBad, Texts{"prefetch must be off"}));
+  EXPECT_THAT(Carrel(With(ask, {"--server", "unix:none"})),
+              FailsWith(kBad, Texts{"--store instead of --server"}));
+  EXPECT_THAT(Carrel(With(here, {"--prefetch", "speculative"})),
+              FailsWith(kBad, Texts{"prefetch must be off"}));
   EXPECT_THAT(Carrel(With(here, {"--want", "rows"})), FailsWith(kBad, Texts{"nothing travels"}));
   EXPECT_THAT(Carrel(With(here, {"--select", "mass:0.9"})), FailsWith(kBad, Texts{"top-k only"}));
-  EXPECT_THAT(Carrel(With(here, {"--estimate", "on"})), FailsWith(kBad, Texts{"estimate must be off"}));
+  EXPECT_THAT(Carrel(With(here, {"--estimate", "on"})),
+              FailsWith(kBad, Texts{"estimate must be off"}));
   EXPECT_THAT(Carrel(With(here, {"--effort", "9"})), FailsWith(kBad, Texts{"effort must be 0"}));
-  EXPECT_THAT(Carrel(With(here, {"--refine", "hippo"})), FailsWith(kBad, Texts{"refine=hippo is none of"}));
-  EXPECT_THAT(Carrel(With(here, {"--device", "cuda"})), FailsWith(kBad, Texts{"zone=host needs device=cpu"}));
-  EXPECT_THAT(Carrel({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "x", "--refine", "hip"}),
+  EXPECT_THAT(Carrel(With(here, {"--refine", "hippo"})),
+              FailsWith(kBad, Texts{"refine=hippo is none of"}));
+  EXPECT_THAT(Carrel(With(here, {"--device", "cuda"})),
+              FailsWith(kBad, Texts{"zone=host needs device=cpu"}));
+  EXPECT_THAT(Carrel({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "x",
+                      "--refine", "hip"}),
               FailsWith(kBad, Texts{"refine=hip needs --zone host"}));
   ExpectNothingLost();
 }
 
 TEST_F(BadInputTest, Configurations_Malformed_NamesFileAndConfiguration) {
   const std::string questions = WriteFile("q.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}");
-  const Args eval = {"eval",    "--model", DemoModel(), "--context", kKept, "--store", store_,
-                     "--questions", questions, "--compare"};
+  const Args eval = {"eval",    "--model", DemoModel(),   "--context", kKept,
+                     "--store", store_,    "--questions", questions,   "--compare"};
   const struct {
     const char* bytes;
     Texts message;
@@ -472,7 +487,8 @@ TEST_F(BadInputTest, Configurations_Malformed_NamesFileAndConfiguration) {
                {"[{\"top-k\": 0}]", {"configuration 1", "top_k=0"}},
                {"[{\"refine\": \"hip\"}]", {"configuration 1", "needs --zone host"}}};
   for (const auto& file : files) {
-    EXPECT_THAT(Carrel(With(eval, {WriteFile("c.json", file.bytes)})), FailsWith(kBad, file.message));
+    EXPECT_THAT(Carrel(With(eval, {WriteFile("c.json", file.bytes)})),
+                FailsWith(kBad, file.message));
   }
   const std::string good = WriteFile("c.json", "[{}]");
   EXPECT_THAT(Carrel(With(eval, {good, "--stats"})), FailsWith(kBad, Texts{"--stats"}));

@@ -10,28 +10,29 @@ namespace {
 using CliOutputTest = StoreTest;
 using nlohmann::json;
 
-const Args kRetrievalFlags = {"--model",   "--context",  "--store",     "--server",
-                              "--top-k",   "--sink",     "--local",     "--dense-layers",
-                              "--budget",  "--prefetch", "--want",      "--max-tokens",
-                              "--threads", "--stats",    "--json",      "--temperature",
-                              "--top-p",   "--seed",     "--effort",    "--oversample",
-                              "--select",  "--max-rows", "--estimate",
-                              "--zone",    "--refine"};
+const Args kRetrievalFlags = {
+    "--model",       "--context",    "--store",        "--server", "--top-k",
+    "--sink",        "--local",      "--dense-layers", "--budget", "--prefetch",
+    "--want",        "--max-tokens", "--threads",      "--stats",  "--json",
+    "--temperature", "--top-p",      "--seed",         "--effort", "--oversample",
+    "--select",      "--max-rows",   "--estimate",     "--zone",   "--refine"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
     Args command;
     Texts mentioned;
   } cases[] = {
-      {{}, {"prefill", "reindex", "synth", "serve", "ask", "eval", "audit", "stats", "ls", "inspect", "rm",
-        "--version"}},
+      {{},
+       {"prefill", "reindex", "synth", "serve", "ask", "eval", "audit", "stats", "ls", "inspect",
+        "rm", "--version"}},
       {{"prefill"},
        {"--model", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
-        "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries",
-        "--threads", "--restart", "--quiet", "--json", "flat", "hnsw"}},
+        "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries", "--threads",
+        "--restart", "--quiet", "--json", "flat", "hnsw"}},
       {{"reindex"},
-       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train", "--ivf-lists",
-        "--auto-recall", "--auto-rows", "--summaries", "--threads", "--quiet", "--json"}},
+       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train",
+        "--ivf-lists", "--auto-recall", "--auto-rows", "--summaries", "--threads", "--quiet",
+        "--json"}},
       {{"synth"},
        {"--like", "--store", "--from-store", "--name", "--tokens", "--layers", "--kv-heads",
         "--q-heads", "--head-dim", "--rope-theta", "--index", "--segment-tokens",
@@ -230,8 +231,8 @@ TEST_F(CliOutputTest, Prefill_FromStandardInput_IsTheSameContext) {
 TEST_F(CliOutputTest, Audit_Json_HoldsWhatWasMeasuredPerHead) {
   const std::string page = path("page.html");
   const Outcome outcome =
-      Carrel({"audit", kKept, "--store", store_, "--top-k", "8", "--sample", "12",
-              "--want-recall", "1", "--local", "16", "--html", page, "--json"});
+      Carrel({"audit", kKept, "--store", store_, "--top-k", "8", "--sample", "12", "--want-recall",
+              "1", "--local", "16", "--html", page, "--json"});
   ASSERT_THAT(outcome, Succeeds());  // flat finds everything
   EXPECT_EQ(outcome.err, "");
   const json audit = JsonOf(outcome);
@@ -270,8 +271,9 @@ TEST_F(CliOutputTest, Audit_Tables_NameEveryLayerAndTheQueries) {
 }
 
 TEST_F(CliOutputTest, Reindex_Auto_InspectShowsTheChoicePerHead) {
-  const json report = JsonOf(Carrel({"reindex", kKept, "--store", store_, "--as", "chosen", "--index",
-                                     "auto", "--auto-rows", "8", "--summaries", "16", "--json"}));
+  const json report =
+      JsonOf(Carrel({"reindex", kKept, "--store", store_, "--as", "chosen", "--index", "auto",
+                     "--auto-rows", "8", "--summaries", "16", "--json"}));
   EXPECT_EQ(report["from"], kKept);
   EXPECT_EQ(report["index"], "auto");
   EXPECT_EQ(report["tokens"], kept_tokens_);
@@ -300,9 +302,10 @@ TEST_F(CliOutputTest, Reindex_Auto_InspectShowsTheChoicePerHead) {
 
 TEST_F(CliOutputTest, Synth_Json_HoldsTheShapeAndHowNearItCame) {
   ASSERT_THAT(Carrel(Prefill("longer", {"--input", DemoDocument("registry-512")})), Succeeds());
-  const json report = JsonOf(Carrel({"synth", "--like", "longer", "--store", store_, "--name", "made",
-                                     "--tokens", "3000", "--layers", "2", "--kv-heads", "3",
-                                     "--q-heads", "6", "--head-dim", "32", "--index", "code", "--json"}));
+  const json report = JsonOf(
+      Carrel({"synth",    "--like",     "longer",   "--store", store_,       "--name", "made",
+              "--tokens", "3000",       "--layers", "2",       "--kv-heads", "3",      "--q-heads",
+              "6",        "--head-dim", "32",       "--index", "code",       "--json"}));
   EXPECT_EQ(report["tokens"], 3000);
   EXPECT_EQ(report["fit"].size(), 2u);
   const json made = JsonOf(Carrel({"inspect", "made", "--store", store_, "--json"}));
@@ -361,9 +364,9 @@ TEST_F(CliOutputTest, EvalCompare_AllThreeForms_HoldEveryConfiguration) {
                                    {{"top-k", 8}, {"zone", "host"}, {"refine", "hip:refresh=2"}},
                                    {{"top-k", 8}, {"want", "rows"}}})
                           .dump());
-  const Args eval = {"eval",  "--model",      DemoModel(), "--context",   kKept,         "--store",
-                     store_,  "--questions",  questions,   "--compare",   configurations, "--measure",
-                     "1",     "--html",       path("page.html")};
+  const Args eval = {"eval",         "--model",   DemoModel(),   "--context", kKept,
+                     "--store",      store_,      "--questions", questions,   "--compare",
+                     configurations, "--measure", "1",           "--html",    path("page.html")};
   const Outcome markdown = Carrel(eval);
   EXPECT_THAT(markdown, Succeeds());
   const std::string page = ReadBytes(path("page.html"));

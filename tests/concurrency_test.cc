@@ -31,7 +31,8 @@ class ConcurrencyTest : public testing::Test {
     for (const auto kind : {kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw}) {
       kvstore::IndexParams index;
       index.kind = kind;
-      CARREL_ASSERT_OK(testing_world::PrefillContext(folder_, std::string(kvstore::IndexKindName(kind)), *tokens, index));
+      CARREL_ASSERT_OK(testing_world::PrefillContext(
+          folder_, std::string(kvstore::IndexKindName(kind)), *tokens, index));
     }
     questions_ = *testing_world::Questions("registry-512");
     questions_.resize(4);
@@ -49,7 +50,8 @@ class ConcurrencyTest : public testing::Test {
 
   // Decoder number i, over a connection of its own.
   Answers Run(int64_t i) {
-    auto decoder = testing_world::EmbeddedDecoder::Connect("unix:" + folder_ + "/socket", i % 2 == 0 ? "flat" : "hnsw", ConfigOf(i));
+    auto decoder = testing_world::EmbeddedDecoder::Connect(
+        "unix:" + folder_ + "/socket", i % 2 == 0 ? "flat" : "hnsw", ConfigOf(i));
     CARREL_EXPECT_OK(decoder);
     if (!decoder.ok()) return {};
     const auto answers = testing_world::AnswerAll(*(*decoder)->operator->(), questions_);
@@ -73,7 +75,8 @@ TEST_F(ConcurrencyTest, TwoAndSixteenDecoders_GiveTheTokensOfEachAlone) {
     std::vector<std::thread> threads;
     for (int64_t i = 0; i < count; ++i) threads.emplace_back([&, i] { together[i] = Run(i); });
     for (std::thread& thread : threads) thread.join();
-    for (int64_t i = 0; i < count; ++i) EXPECT_EQ(together[i], alone[i]) << "decoder " << i << " of " << count;
+    for (int64_t i = 0; i < count; ++i)
+      EXPECT_EQ(together[i], alone[i]) << "decoder " << i << " of " << count;
   }
 }
 

@@ -1,4 +1,5 @@
-// Includes go one way (docs/architecture.md, "Folders"), and third-party types stay behind their fences. Reads every source file.
+// Includes go one way (docs/architecture.md, "Folders"), and third-party types stay behind their
+// fences. Reads every source file.
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -14,13 +15,15 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Include {
-  std::string file;    // path from the root
+  std::string file;  // path from the root
   int line = 0;
   std::string target;  // what stands between the quotes or brackets
 };
 
 const std::vector<std::string>& Folders() {
-  static const std::vector<std::string> folders = {"common", "kernels", "model", "prefill", "synth", "kvstore", "audit", "decoder", "tools", "tests", "bench"};
+  static const std::vector<std::string> folders = {"common", "kernels", "model", "prefill",
+                                                   "synth",  "kvstore", "audit", "decoder",
+                                                   "tools",  "tests",   "bench"};
   return folders;
 }
 
@@ -32,20 +35,23 @@ std::vector<Include> AllIncludes() {
     if (!fs::exists(root)) continue;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root)) {
       const std::string extension = entry.path().extension().string();
-      if (extension != ".h" && extension != ".cc" && extension != ".cu" && extension != ".cuh") continue;
+      if (extension != ".h" && extension != ".cc" && extension != ".cu" && extension != ".cuh")
+        continue;
       std::ifstream file(entry.path());
       std::string line;
       for (int number = 1; std::getline(file, line); ++number) {
         std::smatch match;
         if (!std::regex_search(line, match, pattern)) continue;
-        includes.push_back({fs::relative(entry.path(), CARREL_SOURCE_DIR).string(), number, match[1].str()});
+        includes.push_back(
+            {fs::relative(entry.path(), CARREL_SOURCE_DIR).string(), number, match[1].str()});
       }
     }
   }
   return includes;
 }
 
-// "kvstore/index" for kvstore's parts, the top folder otherwise; "proto" for generated headers; empty for what is not ours.
+// "kvstore/index" for kvstore's parts, the top folder otherwise; "proto" for generated headers;
+// empty for what is not ours.
 std::string Room(const std::string& path) {
   if (path.rfind("carrel/v1/", 0) == 0) return "proto";
   const size_t slash = path.find('/');
@@ -61,16 +67,25 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
       {"common", {}},
       {"kernels", {"common"}},
       {"model", {"kernels", "common"}},
-      {"prefill", {"model", "kernels", "common", "kvstore/format", "kvstore/index", "kvstore/storage", "proto"}},
-      {"synth", {"common", "prefill", "kvstore/format", "kvstore/index", "kvstore/storage", "proto"}},
+      {"prefill",
+       {"model", "kernels", "common", "kvstore/format", "kvstore/index", "kvstore/storage",
+        "proto"}},
+      {"synth",
+       {"common", "prefill", "kvstore/format", "kvstore/index", "kvstore/storage", "proto"}},
       {"kvstore/format", {"common", "proto"}},
       {"kvstore/storage", {"kvstore/format", "common", "proto"}},
       {"kvstore/index", {"kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
-      {"kvstore/engine", {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
-      {"kvstore/service", {"kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format", "common", "proto"}},
-      {"audit", {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
+      {"kvstore/engine",
+       {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
+      {"kvstore/service",
+       {"kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format", "common", "proto"}},
+      {"audit",
+       {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"decoder", {"model", "kernels", "common", "proto"}},
-      {"tools", {"model", "kernels", "common", "prefill", "synth", "audit", "kvstore/format", "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/service", "decoder", "proto"}},
+      {"tools",
+       {"model", "kernels", "common", "prefill", "synth", "audit", "kvstore/format",
+        "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/service", "decoder",
+        "proto"}},
   };
   int checked = 0;
   for (const Include& include : AllIncludes()) {
@@ -78,7 +93,8 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
     if (to.empty() || to == from || from == "tests" || from == "bench") continue;
     const auto rule = allowed.find(from);
     ASSERT_NE(rule, allowed.end()) << include.file << ": no rule for folder " << from;
-    EXPECT_TRUE(rule->second.contains(to)) << include.file << ":" << include.line << ": " << from << " may not include " << include.target;
+    EXPECT_TRUE(rule->second.contains(to)) << include.file << ":" << include.line << ": " << from
+                                           << " may not include " << include.target;
     ++checked;
   }
   EXPECT_GT(checked, 200) << "the scan does not see the tree";
@@ -93,20 +109,27 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
   const std::vector<Fence> fences = {
       {"Faiss", std::regex("^faiss/"), std::regex("^(kvstore/index/|bench/).*\\.cc$")},
       {"RocksDB", std::regex("^rocksdb/"), std::regex("^kvstore/storage/(.*\\.cc|rocks\\.h)$")},
-      {"gRPC", std::regex("^grpc|\\.grpc\\.pb\\.h$"), std::regex("^(kvstore/service/|decoder/store_client|decoder/stalling_store|tools/carrel/store_access\\.cc|tests/)")},
-      {"Protobuf in a header", std::regex("\\.pb\\.h$|^google/protobuf"), std::regex("\\.cc$|^kvstore/service/|^kvstore/engine/|^kvstore/storage/|^decoder/candidates\\.h$|_test_util\\.h$|^tests/")},
+      {"gRPC", std::regex("^grpc|\\.grpc\\.pb\\.h$"),
+       std::regex("^(kvstore/service/|decoder/store_client|decoder/stalling_store|tools/carrel/"
+                  "store_access\\.cc|tests/)")},
+      {"Protobuf in a header", std::regex("\\.pb\\.h$|^google/protobuf"),
+       std::regex("\\.cc$|^kvstore/service/|^kvstore/engine/|^kvstore/storage/|^decoder/"
+                  "candidates\\.h$|_test_util\\.h$|^tests/")},
       {"OpenBLAS", std::regex("cblas|openblas"), std::regex("^kernels/.*\\.cc$|^bench/")},
-      {"PCRE2, SentencePiece, utf8proc", std::regex("^(pcre2|sentencepiece|utf8proc)"), std::regex("^model/.*\\.cc$")},
+      {"PCRE2, SentencePiece, utf8proc", std::regex("^(pcre2|sentencepiece|utf8proc)"),
+       std::regex("^model/.*\\.cc$")},
       {"JSON", std::regex("^nlohmann/json\\.hpp$"), std::regex("\\.cc$|^tests/")},
       {"CLI11", std::regex("^CLI/"), std::regex("^tools/.*\\.cc$")},
       {"OpenSSL", std::regex("^openssl/"), std::regex("^common/.*\\.cc$")},
       {"CUDA", std::regex("^cuda"), std::regex("\\.cuh?$|^common/cuda/")},
-      {"cuBLAS, cuDNN", std::regex("^(cublas|cudnn)"), std::regex("\\.cuh?$|^kernels/.*\\.cc$|^bench/gpu/.*\\.cc$")},
+      {"cuBLAS, cuDNN", std::regex("^(cublas|cudnn)"),
+       std::regex("\\.cuh?$|^kernels/.*\\.cc$|^bench/gpu/.*\\.cc$")},
   };
   for (const Include& include : AllIncludes()) {
     for (const Fence& fence : fences) {
       if (!std::regex_search(include.target, fence.target)) continue;
-      EXPECT_TRUE(std::regex_search(include.file, fence.where)) << include.file << ":" << include.line << ": " << fence.what << " is fenced off here";
+      EXPECT_TRUE(std::regex_search(include.file, fence.where))
+          << include.file << ":" << include.line << ": " << fence.what << " is fenced off here";
     }
   }
 }

@@ -1,4 +1,5 @@
-// The master test: with every zone row retrieved, decoding equals dense attention; whatever travels and whatever is asked ahead.
+// The master test: with every zone row retrieved, decoding equals dense attention; whatever travels
+// and whatever is asked ahead.
 #include <map>
 
 #include "carrel/v1/context.pb.h"
@@ -16,10 +17,12 @@ using decoder::Prefetch;
 using decoder::Want;
 using testing_world::DemoCheckpoint;
 
-// Dense attention in double precision over the stored rows and every new row, per layer; collects error and norm.
+// Dense attention in double precision over the stored rows and every new row, per layer; collects
+// error and norm.
 class DenseReference {
  public:
-  DenseReference(const std::string& store_folder, const std::string& context) : store_(*kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadOnly)) {
+  DenseReference(const std::string& store_folder, const std::string& context)
+      : store_(*kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadOnly)) {
     stored_ = *store_->OpenContext(context);
     shape_ = DemoCheckpoint().config.shape;
     for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
@@ -38,8 +41,10 @@ class DenseReference {
       for (int64_t h = 0; h < shape_.kv_heads; ++h) {
         std::vector<float>& k = k_[input.layer.value() * shape_.kv_heads + h];
         std::vector<float>& v = v_[input.layer.value() * shape_.kv_heads + h];
-        k.insert(k.end(), input.k + (i * shape_.kv_heads + h) * d, input.k + (i * shape_.kv_heads + h + 1) * d);
-        v.insert(v.end(), input.v + (i * shape_.kv_heads + h) * d, input.v + (i * shape_.kv_heads + h + 1) * d);
+        k.insert(k.end(), input.k + (i * shape_.kv_heads + h) * d,
+                 input.k + (i * shape_.kv_heads + h + 1) * d);
+        v.insert(v.end(), input.v + (i * shape_.kv_heads + h) * d,
+                 input.v + (i * shape_.kv_heads + h + 1) * d);
         const int64_t rows = static_cast<int64_t>(k.size()) / d;
         ASSERT_EQ(rows, input.first_position + i + 1);
         for (int64_t g = 0; g < group; ++g) {
@@ -55,7 +60,9 @@ class DenseReference {
     }
   }
 
-  double RelativeErrorOf(int32_t layer) const { return std::sqrt(errors_[layer].first / errors_[layer].second); }
+  double RelativeErrorOf(int32_t layer) const {
+    return std::sqrt(errors_[layer].first / errors_[layer].second);
+  }
 
  private:
   static std::vector<float> Widen(const kvstore::Rows& rows) {
@@ -67,7 +74,8 @@ class DenseReference {
     return out;
   }
 
-  std::vector<double> Attend(const float* q, const std::vector<float>& k, const std::vector<float>& v, int64_t rows) const {
+  std::vector<double> Attend(const float* q, const std::vector<float>& k,
+                             const std::vector<float>& v, int64_t rows) const {
     const int64_t d = shape_.head_dim;
     std::vector<double> scores(rows), out(d, 0.0);
     double max = -INFINITY, sum = 0;
@@ -108,7 +116,8 @@ class MasterTest : public testing::TestWithParam<kvstore::IndexKind> {
     CARREL_ASSERT_OK(tokens);
     kvstore::IndexParams index;
     index.kind = GetParam();
-    CARREL_ASSERT_OK(testing_world::PrefillContext(folder_, "doc", *tokens, index, /*segment_tokens=*/256));
+    CARREL_ASSERT_OK(
+        testing_world::PrefillContext(folder_, "doc", *tokens, index, /*segment_tokens=*/256));
   }
   std::string folder_;
 };
@@ -120,7 +129,8 @@ TEST_P(MasterTest, TopKAll_EqualsDenseAttentionWhateverTravels) {
   for (const Want want : {Want::kRows, Want::kValues, Want::kAttend}) {
     for (const Prefetch prefetch : {Prefetch::kOff, Prefetch::kSpeculative, Prefetch::kVerified}) {
       for (const auto& [sink, local] : {std::pair<int64_t, int64_t>{4, 64}, {0, 0}, {300, 400}}) {
-        SCOPED_TRACE(absl::StrCat("want ", static_cast<int>(want), " prefetch ", static_cast<int>(prefetch), " sink ", sink, " local ", local));
+        SCOPED_TRACE(absl::StrCat("want ", static_cast<int>(want), " prefetch ",
+                                  static_cast<int>(prefetch), " sink ", sink, " local ", local));
         decoder::RetrievalConfig config;
         config.top_k = decoder::kAllRows;
         config.dense_layers = 0;
@@ -131,12 +141,15 @@ TEST_P(MasterTest, TopKAll_EqualsDenseAttentionWhateverTravels) {
         auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
         CARREL_ASSERT_OK(decoder);
         DenseReference reference(folder_, "doc");
-        (**decoder)->set_observer([&](const model::AttentionInput& input, const float* attended) { reference.Observe(input, attended); });
+        (**decoder)->set_observer([&](const model::AttentionInput& input, const float* attended) {
+          reference.Observe(input, attended);
+        });
         const auto result = (**decoder)->Generate(question.prompt, decoder::GenerateOptions());
         CARREL_ASSERT_OK(result);
         EXPECT_EQ(result->ids, question.dense_ids);
         EXPECT_EQ(result->stop, decoder::StopReason::kEos);
-        for (int32_t layer = 0; layer < DemoCheckpoint().config.shape.layers; ++layer) EXPECT_LE(reference.RelativeErrorOf(layer), 1e-4) << "layer " << layer;
+        for (int32_t layer = 0; layer < DemoCheckpoint().config.shape.layers; ++layer)
+          EXPECT_LE(reference.RelativeErrorOf(layer), 1e-4) << "layer " << layer;
       }
     }
   }
@@ -147,7 +160,8 @@ TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
   CARREL_ASSERT_OK(questions);
   for (const Want want : {Want::kRows, Want::kValues, Want::kAttend}) {
     for (const Prefetch prefetch : {Prefetch::kOff, Prefetch::kSpeculative, Prefetch::kVerified}) {
-      SCOPED_TRACE(absl::StrCat("want ", static_cast<int>(want), " prefetch ", static_cast<int>(prefetch)));
+      SCOPED_TRACE(
+          absl::StrCat("want ", static_cast<int>(want), " prefetch ", static_cast<int>(prefetch)));
       decoder::RetrievalConfig config;
       config.top_k = 32;
       config.dense_layers = 1;
@@ -205,11 +219,14 @@ TEST_P(MasterTest, ZoneInThisHost_EveryRefinerWithEveryRow_EqualsDenseAttention)
       auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
       CARREL_ASSERT_OK(decoder);
       DenseReference reference(folder_, "doc");
-      (**decoder)->set_observer([&](const model::AttentionInput& input, const float* attended) { reference.Observe(input, attended); });
+      (**decoder)->set_observer([&](const model::AttentionInput& input, const float* attended) {
+        reference.Observe(input, attended);
+      });
       const auto result = (**decoder)->Generate(question.prompt, decoder::GenerateOptions());
       CARREL_ASSERT_OK(result);
       EXPECT_EQ(result->ids, question.dense_ids);
-      for (int32_t layer = 0; layer < DemoCheckpoint().config.shape.layers; ++layer) EXPECT_LE(reference.RelativeErrorOf(layer), 1e-4) << "layer " << layer;
+      for (int32_t layer = 0; layer < DemoCheckpoint().config.shape.layers; ++layer)
+        EXPECT_LE(reference.RelativeErrorOf(layer), 1e-4) << "layer " << layer;
     }
   }
 }
@@ -240,12 +257,16 @@ TEST_P(MasterTest, ZoneInThisHost_Exact_IsTheStoresFlatSearch) {
   for (size_t i = 0; i < a.layers.size(); ++i) {
     EXPECT_EQ(a.layers[i].rows_attended, b.layers[i].rows_attended) << "layer " << i;
     EXPECT_NEAR(a.layers[i].mass.value(), b.layers[i].mass.value(), 1e-4) << "layer " << i;
-    EXPECT_NEAR(a.layers[i].output_error.value(), b.layers[i].output_error.value(), 1e-3) << "layer " << i;
+    EXPECT_NEAR(a.layers[i].output_error.value(), b.layers[i].output_error.value(), 1e-3)
+        << "layer " << i;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, MasterTest, testing::Values(kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw),
-                         [](const auto& info) { return std::string(kvstore::IndexKindName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Kinds, MasterTest,
+                         testing::Values(kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw),
+                         [](const auto& info) {
+                           return std::string(kvstore::IndexKindName(info.param));
+                         });
 
 }  // namespace
 }  // namespace carrel

@@ -50,7 +50,8 @@ const model::Checkpoint& DemoCheckpoint() {
 
 std::string SharedFolder() {
   const char* given = std::getenv("CARREL_SHARED");
-  const std::string folder = given != nullptr ? given : std::string(CARREL_SOURCE_DIR) + "/../shared";
+  const std::string folder =
+      given != nullptr ? given : std::string(CARREL_SOURCE_DIR) + "/../shared";
   return fs::exists(folder + "/demo/golden") ? folder : "";
 }
 
@@ -63,7 +64,8 @@ absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& name) {
   } else if (!SharedFolder().empty() && fs::exists(packed)) {
     text = ReadPacked(packed);
   } else {
-    text = absl::NotFoundError(absl::StrCat(name, " is neither in models/demo/docs nor in a shared folder (CARREL_SHARED)"));
+    text = absl::NotFoundError(absl::StrCat(
+        name, " is neither in models/demo/docs nor in a shared folder (CARREL_SHARED)"));
   }
   if (!text.ok()) return text.status();
   return DemoCheckpoint().EncodeDocument(*text);
@@ -71,7 +73,8 @@ absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& name) {
 
 absl::StatusOr<std::vector<Question>> Questions(const std::string& document) {
   std::string path = absl::StrCat(DemoFolder(), "/docs/", document, ".questions.jsonl");
-  if (!fs::exists(path)) path = absl::StrCat(SharedFolder(), "/demo/docs/", document, ".questions.jsonl");
+  if (!fs::exists(path))
+    path = absl::StrCat(SharedFolder(), "/demo/docs/", document, ".questions.jsonl");
   ASSIGN_OR_RETURN(const std::vector<tools::Question> texts, tools::ReadQuestions(path));
   std::vector<Question> questions;
   for (const tools::Question& text : texts) {
@@ -83,9 +86,11 @@ absl::StatusOr<std::vector<Question>> Questions(const std::string& document) {
   return questions;
 }
 
-absl::Status PrefillContext(const std::string& store_folder, const std::string& name, const std::vector<TokenId>& tokens,
-                            const kvstore::IndexParams& index, int64_t segment_tokens, model::Device device) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadWrite));
+absl::Status PrefillContext(const std::string& store_folder, const std::string& name,
+                            const std::vector<TokenId>& tokens, const kvstore::IndexParams& index,
+                            int64_t segment_tokens, model::Device device) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadWrite));
   prefill::PrefillConfig config;
   config.store_folder = store_folder;
   config.name = name;
@@ -103,40 +108,51 @@ struct EmbeddedDecoder::Access {
 EmbeddedDecoder::EmbeddedDecoder() : access_(std::make_unique<Access>()) {}
 EmbeddedDecoder::~EmbeddedDecoder() { decoder_.reset(); }
 
-absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(const std::string& store_folder, const std::string& context,
-                                                                       const decoder::RetrievalConfig& config,
-                                                                       const decoder::DeviceConfig& device) {
+absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
+    const std::string& store_folder, const std::string& context,
+    const decoder::RetrievalConfig& config, const decoder::DeviceConfig& device) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
   tools::StoreFlags flags;
   flags.folder = store_folder;
-  ASSIGN_OR_RETURN(opened->access_->store, tools::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, opened->access_->store->NewClient());
+  ASSIGN_OR_RETURN(opened->access_->store,
+                   tools::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
+                   opened->access_->store->NewClient());
   std::shared_ptr<const decoder::HostRows> rows;
   if (config.refine.has_value()) {
     ASSIGN_OR_RETURN(rows, tools::MapContextRows(store_folder, context, Pool()));
   }
-  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config, Pool(), device, std::move(rows)));
+  ASSIGN_OR_RETURN(opened->decoder_,
+                   decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config,
+                                          Pool(), device, std::move(rows)));
   return opened;
 }
 
-absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Connect(const std::string& address, const std::string& context,
-                                                                          const decoder::RetrievalConfig& config) {
+absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Connect(
+    const std::string& address, const std::string& context,
+    const decoder::RetrievalConfig& config) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, decoder::StoreClient::Connect(address, absl::Seconds(30)));
-  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config, Pool()));
+  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
+                   decoder::StoreClient::Connect(address, absl::Seconds(30)));
+  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client),
+                                                            context, config, Pool()));
   return opened;
 }
 
-absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::ModelOnly(const decoder::DeviceConfig& device) {
+absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::ModelOnly(
+    const decoder::DeviceConfig& device) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
-  ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::OpenModelOnly(DemoCheckpoint(), Pool(), device));
+  ASSIGN_OR_RETURN(opened->decoder_,
+                   decoder::Decoder::OpenModelOnly(DemoCheckpoint(), Pool(), device));
   return opened;
 }
 
-absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(decoder::Decoder& decoder, const std::vector<Question>& questions) {
+absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(
+    decoder::Decoder& decoder, const std::vector<Question>& questions) {
   std::vector<std::vector<TokenId>> answers;
   for (const Question& question : questions) {
-    ASSIGN_OR_RETURN(decoder::GenerateResult result, decoder.Generate(question.prompt, decoder::GenerateOptions()));
+    ASSIGN_OR_RETURN(decoder::GenerateResult result,
+                     decoder.Generate(question.prompt, decoder::GenerateOptions()));
     answers.push_back(std::move(result.ids));
   }
   return answers;

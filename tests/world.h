@@ -1,4 +1,5 @@
-// What:   what tests across folders share: the demo model and its documents, contexts prefilled from them, stores embedded or served.
+// What:   what tests across folders share: the demo model and its documents, contexts prefilled
+// from them, stores embedded or served.
 #pragma once
 
 #include <memory>
@@ -14,13 +15,15 @@
 
 namespace carrel::testing_world {
 
-ThreadPool* Pool();                        // for the process: one worker beside the caller
+ThreadPool* Pool();                         // for the process: one worker beside the caller
 const model::Checkpoint& DemoCheckpoint();  // models/demo, loaded once
 
-// The folder of larger documents and goldens: $CARREL_SHARED, or ../shared beside the repository; empty if there is none.
+// The folder of larger documents and goldens: $CARREL_SHARED, or ../shared beside the repository;
+// empty if there is none.
 std::string SharedFolder();
 
-// "registry-8k" and so on, from models/demo/docs or the shared folder (which keeps them packed); NotFound elsewhere.
+// "registry-8k" and so on, from models/demo/docs or the shared folder (which keeps them packed);
+// NotFound elsewhere.
 absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& name);
 
 struct Question {
@@ -29,20 +32,24 @@ struct Question {
 };
 absl::StatusOr<std::vector<Question>> Questions(const std::string& document);
 
-absl::Status PrefillContext(const std::string& store_folder, const std::string& name, const std::vector<TokenId>& tokens,
-                            const kvstore::IndexParams& index, int64_t segment_tokens = 65536,
+absl::Status PrefillContext(const std::string& store_folder, const std::string& name,
+                            const std::vector<TokenId>& tokens, const kvstore::IndexParams& index,
+                            int64_t segment_tokens = 65536,
                             model::Device device = model::Device::kCpu);
 
 // A decoder over an embedded store (StoreAccess), kept alive together.
 class EmbeddedDecoder {
  public:
-  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Open(const std::string& store_folder, const std::string& context,
-                                                               const decoder::RetrievalConfig& config,
-                                                               const decoder::DeviceConfig& device = decoder::DeviceConfig());
+  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Open(
+      const std::string& store_folder, const std::string& context,
+      const decoder::RetrievalConfig& config,
+      const decoder::DeviceConfig& device = decoder::DeviceConfig());
   // The same over a server.
-  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Connect(const std::string& address, const std::string& context,
-                                                                  const decoder::RetrievalConfig& config);
-  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> ModelOnly(const decoder::DeviceConfig& device = decoder::DeviceConfig());
+  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Connect(
+      const std::string& address, const std::string& context,
+      const decoder::RetrievalConfig& config);
+  static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> ModelOnly(
+      const decoder::DeviceConfig& device = decoder::DeviceConfig());
   ~EmbeddedDecoder();
   decoder::Decoder* operator->() { return decoder_.get(); }
 
@@ -54,6 +61,7 @@ class EmbeddedDecoder {
 };
 
 // Greedy answers to all questions, in order.
-absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(decoder::Decoder& decoder, const std::vector<Question>& questions);
+absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(decoder::Decoder& decoder,
+                                                            const std::vector<Question>& questions);
 
 }  // namespace carrel::testing_world

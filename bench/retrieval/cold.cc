@@ -98,7 +98,8 @@ absl::StatusOr<double> FirstToken(const ColdCase& c, const std::string& scratch,
       ASSIGN_OR_RETURN(const kvstore::Rows keys, kvstore::Rows::OpenKeys(*context, layer, kv_head));
       kvstore::Blob blob;
       if (params.kind != kvstore::IndexKind::kFlat) {
-        ASSIGN_OR_RETURN(blob, kvstore::Blob::Open(*context, layer, kvstore::Kind::kIndex, kv_head));
+        ASSIGN_OR_RETURN(blob,
+                         kvstore::Blob::Open(*context, layer, kvstore::Kind::kIndex, kv_head));
       }
       ASSIGN_OR_RETURN(const auto index, kvstore::OpenIndex(params, std::move(blob), keys));
       kvstore::SearchScratch search_scratch;

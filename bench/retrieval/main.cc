@@ -225,8 +225,8 @@ class Bench {
         result.cold_resident = first.resident;
       }
     }
-    const bool asked = std::find(flags_.kinds.begin(), flags_.kinds.end(), "engine") !=
-                       flags_.kinds.end();
+    const bool asked =
+        std::find(flags_.kinds.begin(), flags_.kinds.end(), "engine") != flags_.kinds.end();
     if (asked || (flags_.engine && flags_.kinds.empty())) {
       for (const int64_t top_k : flags_.top_ks) {
         ASSIGN_OR_RETURN(Result result,

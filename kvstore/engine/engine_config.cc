@@ -10,8 +10,8 @@ absl::Status ValidateEngineConfig(const EngineConfig& config) {
     const char* name;
     int64_t value, low, high;
   } fields[] = {
-      {"memory_budget_bytes", config.memory_budget_bytes == 0 ? kMi : config.memory_budget_bytes, kMi,
-       kMaxBytes},
+      {"memory_budget_bytes", config.memory_budget_bytes == 0 ? kMi : config.memory_budget_bytes,
+       kMi, kMaxBytes},
       {"search_threads", config.search_threads, 0, 1024},
       {"queue_limit", config.queue_limit, 1, kMi},
       {"max_open_contexts", config.max_open_contexts, 1, 4096},

@@ -9,9 +9,9 @@ namespace carrel::kvstore {
 
 struct EngineConfig {
   // Memory of this process, bytes: loaded indexes, and the pages of mapped rows and codes, of which
-  // the layers that were not read for longest are let go (their pages stay in the page cache as long
-  // as the kernel has room). >= 1 MiB; 0: half of the machine's memory. Indexes alone never take
-  // more; the process as a whole can be above it for as long as requests in flight need it.
+  // the layers that were not read for longest are let go (their pages stay in the page cache as
+  // long as the kernel has room). >= 1 MiB; 0: half of the machine's memory. Indexes alone never
+  // take more; the process as a whole can be above it for as long as requests in flight need it.
   int64_t memory_budget_bytes = 0;
 
   // Threads that search, open contexts and encode replies. 0: one per core; at most 1024.

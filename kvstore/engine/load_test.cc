@@ -55,8 +55,7 @@ class LoadTest : public testing::TestWithParam<IndexKind> {
         CARREL_EXPECT_OK(session);
         for (int64_t i = 0; i < kQueries; ++i) {
           const auto at = static_cast<size_t>((i + s) % kQueries);
-          const auto answer =
-              AskAndCollect(**session, static_cast<uint64_t>(i + 1), requests_[at]);
+          const auto answer = AskAndCollect(**session, static_cast<uint64_t>(i + 1), requests_[at]);
           if (absl::IsResourceExhausted(answer.status())) {
             ++refused;
             continue;

@@ -82,7 +82,8 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
                                             rows->values.count(), " V rows instead of ", tokens_,
                                             " (", Place(name_, layer, kv_head), ")"));
   }
-  ASSIGN_OR_RETURN(rows->exact, OpenIndex(IndexParams{.kind = IndexKind::kFlat}, Blob(), rows->keys));
+  ASSIGN_OR_RETURN(rows->exact,
+                   OpenIndex(IndexParams{.kind = IndexKind::kFlat}, Blob(), rows->keys));
   slot.rows = std::move(rows);
   return slot.rows;
 }
@@ -101,8 +102,7 @@ absl::StatusOr<std::shared_ptr<const Summaries>> OpenContext::HeadSummaries(Laye
   absl::MutexLock lock(&slot.mu);
   if (slot.summaries != nullptr) return slot.summaries;
   ASSIGN_OR_RETURN(Blob blob, Blob::Open(*stored_, layer, Kind::kSummaries, kv_head));
-  absl::StatusOr<Summaries> summaries =
-      Summaries::Open(std::move(blob), tokens_, shape_.head_dim);
+  absl::StatusOr<Summaries> summaries = Summaries::Open(std::move(blob), tokens_, shape_.head_dim);
   if (!summaries.ok()) return Annotate(summaries.status(), Place(name_, layer, kv_head));
   slot.summaries = std::make_shared<const Summaries>(*std::move(summaries));
   return slot.summaries;

@@ -1,5 +1,6 @@
 // What:   one open context: its shape, and per layer and KV head the mapped rows, the index
-//         and the summaries, each loaded when it is first needed. Shared by all sessions that read it.
+//         and the summaries, each loaded when it is first needed. Shared by all sessions that read
+//         it.
 // Errors: FailedPrecondition a manifest with conventions that this program does not know; DataLoss
 //         a manifest or segment that does not hold together (names context, layer, head).
 // Threads: any.   Ownership: keeps its segments mapped, also when the context is deleted.
@@ -52,7 +53,6 @@ class OpenContext {
     budget_->Enforce();
   }
 
-
   const v1::Manifest& manifest() const;
   const std::string& name() const { return name_; }
   const AttentionShape& shape() const { return shape_; }
@@ -62,8 +62,7 @@ class OpenContext {
   absl::StatusOr<std::shared_ptr<const HeadRows>> Head(Layer layer, KvHead kv_head) const;
 
   // FailedPrecondition: the context has none.
-  absl::StatusOr<std::shared_ptr<const Summaries>> HeadSummaries(Layer layer,
-                                                                 KvHead kv_head) const;
+  absl::StatusOr<std::shared_ptr<const Summaries>> HeadSummaries(Layer layer, KvHead kv_head) const;
   absl::Status CheckSummaries() const;  // that it has them, by its manifest
 
   // Calls `search` with the context's index of the head; the index stays loaded meanwhile.
@@ -97,7 +96,7 @@ class OpenContext {
   int64_t tokens_ = 0;
   float scale_ = 0;
   std::vector<IndexParams> index_params_;  // [layers, kv_heads]
-  std::unique_ptr<Slot[]> slots_;  // [layers, kv_heads]
+  std::unique_ptr<Slot[]> slots_;          // [layers, kv_heads]
 };
 
 }  // namespace carrel::kvstore

@@ -26,7 +26,8 @@ int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& contex
   const int64_t kv_units = r.tokens * shape.kv_heads;
   int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 4 * r.tokens * shape.q_heads;
   if (r.want == Want::kAttend) {
-    const bool all = r.select == Select::kAll || (r.select == Select::kTopK && r.top_k >= zone.rows());
+    const bool all =
+        r.select == Select::kAll || (r.select == Select::kTopK && r.top_k >= zone.rows());
     const int64_t states = all ? std::max<int64_t>(1, AttendSpans(zone).size()) : 1;
     bytes += 4 * states * r.tokens * shape.q_heads * (shape.head_dim + 1);
   } else if (r.select != Select::kAll) {
@@ -150,7 +151,7 @@ absl::Status QueryReply::RunSelect(WorkQueue* queue) {
 }
 
 absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selected,
-                                int64_t& rows) {
+                                 int64_t& rows) {
   const size_t i = static_cast<size_t>(token) * context().shape().kv_heads + kv_head;
   const SelectParams params = ParamsOf(token, kv_head);
   RETURN_IF_ERROR(among_ != nullptr ? SelectAmong(params, among_->ids(i), selected)
@@ -177,7 +178,8 @@ absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected
   const Rows& values = heads_[kv_head]->values;
   thread_local std::vector<const void*> v;
   v.clear();
-  RETURN_IF_ERROR(values.VerifyRows(selected.ids.data(), static_cast<int64_t>(selected.ids.size())));
+  RETURN_IF_ERROR(
+      values.VerifyRows(selected.ids.data(), static_cast<int64_t>(selected.ids.size())));
   for (Position id : selected.ids) v.push_back(values.Address(id));
   const int64_t q_head = token * shape.q_heads + kv_head * shape.group();
   kernels::SparseAttentionParams attention;

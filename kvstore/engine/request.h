@@ -22,8 +22,8 @@ struct OpenRequest {
   int64_t local = 0;
 };
 
-// kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows until
-// every q head of the group has the share `mass` of its softmax over the zone, as estimated.
+// kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows
+// until every q head of the group has the share `mass` of its softmax over the zone, as estimated.
 enum class Select : uint8_t { kTopK = 0, kAll = 1, kRange = 2, kMass = 3 };
 enum class Want : uint8_t { kIds = 0, kRows = 1, kValues = 2, kAttend = 3 };
 

@@ -21,7 +21,8 @@ class FileContext : public StoredContext {
   FileContext(const std::string& folder, int layers) {
     for (int i = 0; i < layers; ++i) {
       const std::string path = absl::StrCat(folder, "/layer", i);
-      CARREL_EXPECT_OK(WriteFileAtomically(path, std::string(kFileBytes, static_cast<char>('a' + i))));
+      CARREL_EXPECT_OK(
+          WriteFileAtomically(path, std::string(kFileBytes, static_cast<char>('a' + i))));
       files_.push_back(*MappedFile::Open(path));
     }
   }

@@ -27,7 +27,7 @@ struct SelectParams {
   KvHead kv_head;
   RowRange zone;
   const float* queries = nullptr;  // [group, head_dim]
-  Select select = Select::kTopK;  // not kAll
+  Select select = Select::kTopK;   // not kAll
   int64_t top_k = 0;
   float range = 0, mass = 0;
   int64_t max_rows = 0;  // range, mass: >= 1

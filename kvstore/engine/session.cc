@@ -127,10 +127,11 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
     mine.reset();
     done(status);
   };
-  RETURN_IF_ERROR(Annotate(queue_->Submit(this, [among, run = std::move(run)]() mutable {
-    if (among == nullptr) return run();
-    among->WhenReady(std::move(run));
-  }),
+  RETURN_IF_ERROR(Annotate(queue_->Submit(this,
+                                          [among, run = std::move(run)]() mutable {
+                                            if (among == nullptr) return run();
+                                            among->WhenReady(std::move(run));
+                                          }),
                            "query"));
   if (found != nullptr) Remember(request_id, std::move(found));
   return absl::OkStatus();
@@ -141,19 +142,21 @@ absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done don
   ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, 0));
   auto reply = std::make_shared<std::unique_ptr<FetchReply>>(
       std::make_unique<FetchReply>(std::move(request), std::move(slot)));
-  return Annotate(queue_->Submit(this, [reply, latencies = latencies_, accepted = absl::Now(),
-                                       done = std::move(done)] {
-    std::unique_ptr<FetchReply> mine = std::move(*reply);
-    const absl::Time start = absl::Now();
-    const absl::Status status = mine->Run();
-    if (status.ok()) {
-      AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
-    }
-    if (status.ok()) return done(std::move(mine));
-    mine.reset();
-    done(status);
-  }),
-                  "fetch rows");
+  return Annotate(
+      queue_->Submit(
+          this,
+          [reply, latencies = latencies_, accepted = absl::Now(), done = std::move(done)] {
+            std::unique_ptr<FetchReply> mine = std::move(*reply);
+            const absl::Time start = absl::Now();
+            const absl::Status status = mine->Run();
+            if (status.ok()) {
+              AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
+            }
+            if (status.ok()) return done(std::move(mine));
+            mine.reset();
+            done(status);
+          }),
+      "fetch rows");
 }
 
 }  // namespace carrel::kvstore

@@ -24,7 +24,8 @@ double LogitError(absl::Span<const float> out, absl::Span<const float> ref) {
   double worst = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     if (out[i] == ref[i]) continue;
-    const double error = std::abs(double{out[i]} - ref[i]) / std::max(1.0, std::abs(double{ref[i]}));
+    const double error =
+        std::abs(double{out[i]} - ref[i]) / std::max(1.0, std::abs(double{ref[i]}));
     if (std::isnan(error)) return INFINITY;
     worst = std::max(worst, error);
   }

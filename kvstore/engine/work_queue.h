@@ -1,7 +1,7 @@
 // What:    the engine's threads, shared by sessions in turn: whoever has requests waiting gets one
 //          started, then the next session, so that one with many does not hold up one with few.
-//          A limit on the requests that wait. What an accepted request needs later (the next part of
-//          its reply) is never refused: it is bounded by the requests in flight.
+//          A limit on the requests that wait. What an accepted request needs later (the next part
+//          of its reply) is never refused: it is bounded by the requests in flight.
 // Errors:  ResourceExhausted names the limit.
 // Threads: any.
 #pragma once

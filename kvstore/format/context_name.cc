@@ -8,11 +8,14 @@
 namespace carrel::kvstore {
 
 absl::Status ValidateContextName(absl::string_view name) {
-  const auto allowed = [](char c) { return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-'; };
+  const auto allowed = [](char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  };
   if (name.empty() || name.size() > 128 || name[0] == '.' || name[0] == '-' ||
       !std::all_of(name.begin(), name.end(), allowed)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "context name \"", name, "\" is not 1 to 128 of A-Z a-z 0-9 . _ - starting with a letter, digit or _"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("context name \"", name,
+                     "\" is not 1 to 128 of A-Z a-z 0-9 . _ - starting with a letter, digit or _"));
   }
   return absl::OkStatus();
 }

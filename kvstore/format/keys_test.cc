@@ -7,7 +7,8 @@ namespace carrel::kvstore {
 namespace {
 
 constexpr Kind kKinds[] = {Kind::kManifest,  Kind::kTokenIds,       Kind::kKeyRows,
-                           Kind::kValueRows, Kind::kSampledQueries, Kind::kIndex, Kind::kSummaries};
+                           Kind::kValueRows, Kind::kSampledQueries, Kind::kIndex,
+                           Kind::kSummaries};
 
 // Numbers with few and with many significant bytes alike.
 uint64_t RandomOfAnySize(std::mt19937_64& rng, int bits) {

@@ -152,7 +152,9 @@ absl::StatusOr<AutoIndex> BuildAutoIndex(const AutoIndexConfig& config, const Ro
   const auto used = std::min<int64_t>(kJudges, static_cast<int64_t>(odd.size()));
   for (int64_t i = 0; i < used; ++i) {
     // The late ones see most, as the questions will.
-    const int64_t sample = odd[odd.size() - 1 - static_cast<size_t>(i * static_cast<int64_t>(odd.size()) / (2 * used))];
+    const int64_t sample =
+        odd[odd.size() - 1 -
+            static_cast<size_t>(i * static_cast<int64_t>(odd.size()) / (2 * used))];
     Judge judge;
     judge.request.queries = queries.Query(sample, 0);
     judge.request.group = group;

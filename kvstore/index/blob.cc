@@ -23,8 +23,8 @@ absl::StatusOr<Blob> Blob::Open(const StoredContext& context, Layer layer, Kind 
     ASSIGN_OR_RETURN(auto segment, context.Segment(layer.value(), kind, kv_head, i));
     const auto bytes = static_cast<int64_t>(segment->payload().size());
     if (bytes == 0 || bytes > kIndexChunkBytes || (i + 1 < segments && bytes < kIndexChunkBytes)) {
-      return absl::DataLossError(absl::StrCat(KindName(kind), " chunk ", i, " of ", segments, " has ", bytes,
-                                              " bytes (layer=", layer.value(),
+      return absl::DataLossError(absl::StrCat(KindName(kind), " chunk ", i, " of ", segments,
+                                              " has ", bytes, " bytes (layer=", layer.value(),
                                               " kv_head=", kv_head.value(), ")"));
     }
     blob.size_ += bytes;
@@ -36,8 +36,7 @@ absl::StatusOr<Blob> Blob::Open(const StoredContext& context, Layer layer, Kind 
 
 absl::Status Blob::Verify(int64_t begin, int64_t end) const {
   if (begin < 0 || begin > end || end > size_) {
-    return absl::OutOfRangeError(
-        absl::StrCat("index bytes [", begin, ", ", end, ") of ", size_));
+    return absl::OutOfRangeError(absl::StrCat("index bytes [", begin, ", ", end, ") of ", size_));
   }
   if (segments_.empty()) return absl::OkStatus();
   for (int64_t at = begin; at < end;) {

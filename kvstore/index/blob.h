@@ -1,4 +1,5 @@
-// What:      the bytes of a built index, or of summaries: mapped chunks of a stored context, verified when they are
+// What:      the bytes of a built index, or of summaries: mapped chunks of a stored context,
+// verified when they are
 //            used, or bytes in memory.
 // Errors:    DataLoss damaged or missing bytes (names context, layer, head, segment); OutOfRange.
 // Ownership: keeps its segments pinned.   Threads: any.
@@ -20,10 +21,10 @@ class StoredContext;
 
 class Blob {
  public:
-  Blob() = default;  // no bytes
+  Blob() = default;         // no bytes
   Blob(std::string bytes);  // trusted: of a builder, or of a test
-  // kind: kIndex, kSummaries or kSampledQueries. Touches no byte of the payload. A head without them has an empty
-  // blob.
+  // kind: kIndex, kSummaries or kSampledQueries. Touches no byte of the payload. A head without
+  // them has an empty blob.
   static absl::StatusOr<Blob> Open(const StoredContext& context, Layer layer, Kind kind,
                                    KvHead kv_head);
 

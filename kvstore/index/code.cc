@@ -29,8 +29,8 @@ constexpr double kBarSlack = 1.25;
 
 class CodeIndex : public Index {
  public:
-  CodeIndex(const IndexParams& params, const CodeHeader& header, CodeDecoder decoder,
-            Blob blob, Rows keys)
+  CodeIndex(const IndexParams& params, const CodeHeader& header, CodeDecoder decoder, Blob blob,
+            Rows keys)
       : params_(params),
         header_(header),
         blocks_offset_(CodeBlocksOffset(header)),
@@ -305,9 +305,9 @@ absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob 
   CodeDecoder decoder;
   ASSIGN_OR_RETURN(const CodeHeader header, DecodeCodeBlob(blob, decoder));
   if (header.bits != params.code_bits || header.trained != params.code_trained) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "code blob was built with bits=", header.bits, " trained=", header.trained, ", not bits=",
-        params.code_bits, " trained=", params.code_trained));
+    return absl::InvalidArgumentError(
+        absl::StrCat("code blob was built with bits=", header.bits, " trained=", header.trained,
+                     ", not bits=", params.code_bits, " trained=", params.code_trained));
   }
   if (header.rows != keys.count() || header.head_dim != keys.head_dim()) {
     return absl::InvalidArgumentError(absl::StrCat("code blob is of ", header.rows, " rows of ",

@@ -34,9 +34,7 @@ struct RawHeader {
 #pragma pack(pop)
 static_assert(sizeof(RawHeader) == kHeaderBytes);
 
-int64_t DecoderBytes(const CodeHeader& h) {
-  return 4 * h.head_dim + 2 * h.bits * h.head_dim;
-}
+int64_t DecoderBytes(const CodeHeader& h) { return 4 * h.head_dim + 2 * h.bits * h.head_dim; }
 
 int64_t BlocksBytes(const CodeHeader& h) {
   return (h.rows + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys *

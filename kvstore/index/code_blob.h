@@ -1,8 +1,8 @@
 // What:   the blob of a code index.
 // Bytes:  little-endian:
 //         header of 64 bytes: magic "CCOD" | version u16 = 1 | reserved u16 = 0 | rows u64 |
-//           head_dim u32 | bits u32 | trained u32 (0, 1) | rows_crc u32 (as hnsw_links.h, of 8 rows) |
-//           error_ratio f32 | reserved 24 bytes = 0 | crc32c u32 of the header so far
+//           head_dim u32 | bits u32 | trained u32 (0, 1) | rows_crc u32 (as hnsw_links.h, of 8
+//           rows) | error_ratio f32 | reserved 24 bytes = 0 | crc32c u32 of the header so far
 //         centre f32 [head_dim]
 //         decoder bf16 [bits, head_dim]: key ~ centre + sum_i b_i decoder[i], b_i in {-1, +1}
 //         zeros up to a multiple of 4096

@@ -73,7 +73,8 @@ class Multiply {
   }
   Floats operator()(const Floats& x, int64_t n, const Floats& w, int64_t out) {
     Floats y(static_cast<size_t>(n * out));
-    (*this)(x.data(), n, {w.data(), DType::kF32, out, static_cast<int64_t>(x.size()) / n}, y.data());
+    (*this)(x.data(), n, {w.data(), DType::kF32, out, static_cast<int64_t>(x.size()) / n},
+            y.data());
     return y;
   }
 
@@ -330,7 +331,8 @@ float ErrorRatio(const Floats& errors, int64_t n, int64_t d, const SampledQuerie
   const int64_t rows = std::min<int64_t>(n, 1024);
   Floats q(static_cast<size_t>(used * d)), e(static_cast<size_t>(rows * d));
   for (int64_t i = 0; i < used; ++i) {
-    std::copy_n(&queries->queries[static_cast<size_t>(i * stride * d)], d, &q[static_cast<size_t>(i * d)]);
+    std::copy_n(&queries->queries[static_cast<size_t>(i * stride * d)], d,
+                &q[static_cast<size_t>(i * d)]);
   }
   for (int64_t i = 0; i < rows; ++i) {
     std::copy_n(&errors[static_cast<size_t>(i * n / rows * d)], d, &e[static_cast<size_t>(i * d)]);
@@ -340,7 +342,8 @@ float ErrorRatio(const Floats& errors, int64_t n, int64_t d, const SampledQuerie
   for (int64_t i = 0; i < used; ++i) {
     double norm = 0, squares = 0;
     for (int64_t c = 0; c < d; ++c) norm += double{q[i * d + c]} * q[i * d + c];
-    for (int64_t j = 0; j < rows; ++j) squares += double{products[i * rows + j]} * products[i * rows + j];
+    for (int64_t j = 0; j < rows; ++j)
+      squares += double{products[i * rows + j]} * products[i * rows + j];
     if (norm > 0) sum += squares / norm / static_cast<double>(rows);
   }
   return static_cast<float>(sum / static_cast<double>(used));
@@ -353,8 +356,8 @@ absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& key
   RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
   const int64_t d = keys.head_dim(), bits = params.code_bits;
   if (queries != nullptr && queries->head_dim != d) {
-    return absl::InvalidArgumentError(absl::StrCat("code: queries of head_dim ", queries->head_dim,
-                                                   " for keys of head_dim ", d));
+    return absl::InvalidArgumentError(
+        absl::StrCat("code: queries of head_dim ", queries->head_dim, " for keys of head_dim ", d));
   }
   if (params.code_trained && (queries == nullptr || queries->queries.empty())) {
     return absl::InvalidArgumentError("code: training needs sampled queries, none were given");

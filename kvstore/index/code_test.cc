@@ -41,8 +41,8 @@ double RecallOf(const KeySet& keys, const Index& index, std::mt19937_64 rng, int
 float BestScore(const KeySet& keys, const SearchRequest& request, int64_t head) {
   std::vector<float> scores(static_cast<size_t>(request.zone.rows()));
   kernels::DotScore(request.queries + head * keys.head_dim, 1, keys.head_dim,
-                    keys.Row(request.zone.begin), request.zone.rows(), request.scale,
-                    scores.data(), request.zone.rows());
+                    keys.Row(request.zone.begin), request.zone.rows(), request.scale, scores.data(),
+                    request.zone.rows());
   return *std::max_element(scores.begin(), scores.end());
 }
 
@@ -95,7 +95,8 @@ TEST(CodeTest, Trained_NeedsQueriesAndFindsNoLessThanRandom) {
   const double before = RecallOf(keys, *random, rng, 64, 256);
   const double after = RecallOf(keys, *trained, rng, 64, 256);
   std::cout << "recall@64 of 256: random " << before << ", trained " << after << "\n";
-  EXPECT_GE(after, before - 0.1);  // these keys leave little to learn; docs/decisions/014 has real ones
+  EXPECT_GE(after,
+            before - 0.1);  // these keys leave little to learn; docs/decisions/014 has real ones
   SampledQueries other = queries;
   other.head_dim = 32;
   EXPECT_THAT(BuildIndex(params, keys.AsRows(), &other),
@@ -202,8 +203,8 @@ TEST(CodeTest, FewDistinctKeys_AreFoundThoughManyScoresAreEqual) {
   std::mt19937_64 rng(TestSeed());
   KeySet keys = MakeKeys(rng, 12000, 32);
   for (Position i = 4; i < keys.count; ++i) {
-    std::memcpy(&keys.keys[static_cast<size_t>(i * 32)], &keys.keys[static_cast<size_t>(i % 4 * 32)],
-                64);
+    std::memcpy(&keys.keys[static_cast<size_t>(i * 32)],
+                &keys.keys[static_cast<size_t>(i % 4 * 32)], 64);
   }
   const auto index = MustBuild(kCode, keys.AsRows());
   const std::vector<float> queries = MakeQueries(rng, keys, 1);

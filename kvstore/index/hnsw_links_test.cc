@@ -82,8 +82,7 @@ TEST(HnswLinksTest, Open_LinkOutsideTheRows_IsDataLoss) {
 TEST(HnswLinksTest, MutatedBlobs_NeverCrashOpeningOrSearching) {
   std::mt19937_64 rng(TestSeed());
   const KeySet keys = MakeKeys(rng, 300, 16);
-  const IndexParams params{
-      .kind = IndexKind::kHnsw, .m = 4, .ef_construction = 20, .effort = 10};
+  const IndexParams params{.kind = IndexKind::kHnsw, .m = 4, .ef_construction = 20, .effort = 10};
   const auto blob = BuildIndex(params, keys.AsRows());
   CARREL_ASSERT_OK(blob);
   const std::vector<float> queries = MakeQueries(rng, keys, 2);

@@ -43,9 +43,9 @@ struct IndexParams {
   // many as rows are wanted). ivf: lists probed. code: rows scored exactly (at least as many as
   // are wanted). 0: DefaultEffort.
   int32_t effort = 0;
-  int32_t code_bits = 128;        // code: 64, 128 or 256
-  bool code_trained = false;      // code: learned directions; needs sampled queries
-  int32_t ivf_lists = 0;          // ivf: 0 (4 sqrt(rows), at least 1) .. 65536
+  int32_t code_bits = 128;    // code: 64, 128 or 256
+  bool code_trained = false;  // code: learned directions; needs sampled queries
+  int32_t ivf_lists = 0;      // ivf: 0 (4 sqrt(rows), at least 1) .. 65536
 };
 
 absl::StatusOr<IndexKind> ParseIndexKind(absl::string_view name);  // "flat", "code", ...

@@ -10,7 +10,7 @@
 namespace carrel::v1 {
 class IndexSpec;
 class Manifest;
-}
+}  // namespace carrel::v1
 
 namespace carrel::kvstore {
 

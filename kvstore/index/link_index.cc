@@ -23,7 +23,6 @@ constexpr int64_t kScanRowsPerEf = 4;
 // Rows outside the zone lead the walk but are not kept: in a narrow zone it would wander.
 constexpr int64_t kScanZoneShare = 8;
 
-
 using Scored = std::pair<float, uint32_t>;
 
 // Rows about to be compared with one query.
@@ -47,9 +46,7 @@ Position SampledRow(RowRange zone, int64_t i) {
 class LinkIndex : public Index {
  public:
   LinkIndex(const IndexParams& params, HnswLinks links, Rows keys)
-      : params_(params),
-        links_(std::move(links)),
-        keys_(std::move(keys)) {}
+      : params_(params), links_(std::move(links)), keys_(std::move(keys)) {}
 
   IndexKind kind() const override { return params_.kind; }
   int64_t resident_bytes() const override { return links_.resident_bytes(); }
@@ -186,9 +183,10 @@ float EstimateLse(const std::vector<Scored>& beam, const float* samples, int64_t
 absl::Status LinkIndex::Search(const SearchRequest& request, SearchScratch& scratch,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
-  const int64_t effort = request.effort > 0   ? request.effort
-                         : params_.effort > 0 ? params_.effort
-                                              : DefaultEffort(params_, request.top_k, keys_.count());
+  const int64_t effort = request.effort > 0 ? request.effort
+                         : params_.effort > 0
+                             ? params_.effort
+                             : DefaultEffort(params_, request.top_k, keys_.count());
   const int64_t ef = std::max(effort, request.top_k);
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(ef * kScanRowsPerEf, keys_.count() / kScanZoneShare)) {

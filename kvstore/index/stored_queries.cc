@@ -10,8 +10,9 @@ namespace carrel::kvstore {
 absl::StatusOr<SampledQueries> ReadSampledQueries(const StoredContext& context, Layer layer,
                                                   KvHead kv_head) {
   const v1::Manifest& m = context.manifest();
-  const std::string where = absl::StrCat("sampled queries (context=", m.name(),
-                                         " layer=", layer.value(), " kv_head=", kv_head.value(), ")");
+  const std::string where =
+      absl::StrCat("sampled queries (context=", m.name(), " layer=", layer.value(),
+                   " kv_head=", kv_head.value(), ")");
   ASSIGN_OR_RETURN(const Blob blob, Blob::Open(context, layer, Kind::kSampledQueries, kv_head));
   if (blob.empty()) return absl::NotFoundError(absl::StrCat(where, ": none are stored"));
   ASSIGN_OR_RETURN(const std::string payload, blob.Read());
@@ -21,9 +22,8 @@ absl::StatusOr<SampledQueries> ReadSampledQueries(const StoredContext& context, 
                     queries->head_dim == m.head_dim() &&
                     (queries->samples() == 0 || queries->positions.back() < m.tokens());
   if (fits) return queries;
-  return absl::DataLossError(absl::StrCat(where, ": group=", queries->group,
-                                          " head_dim=", queries->head_dim,
-                                          " do not fit the manifest"));
+  return absl::DataLossError(absl::StrCat(where, ": group=", queries->group, " head_dim=",
+                                          queries->head_dim, " do not fit the manifest"));
 }
 
 }  // namespace carrel::kvstore

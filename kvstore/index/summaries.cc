@@ -57,8 +57,8 @@ class SegmentEstimate {
                        float* lse) {
     ASSIGN_OR_RETURN(bytes_, summaries_.Segment(segment_));
     RETURN_IF_ERROR(ReadClusters());
-    row_clusters_ = reinterpret_cast<const uint8_t*>(
-        bytes_ + summaries_.layout().RowClustersOffset(clusters_));
+    row_clusters_ =
+        reinterpret_cast<const uint8_t*>(bytes_ + summaries_.layout().RowClustersOffset(clusters_));
     s_.v.clear();
     s_.row_cluster.clear();
     s_.row_weight.clear();
@@ -325,8 +325,7 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
     at = end;
   }
   for (int64_t h = 0; h < p.group; ++h) {
-    p.lse[h] +=
-        static_cast<float>(p.scale * Dot(p.queries + h * d, summaries.centre().data(), d));
+    p.lse[h] += static_cast<float>(p.scale * Dot(p.queries + h * d, summaries.centre().data(), d));
   }
   return absl::OkStatus();
 }

@@ -70,8 +70,8 @@ absl::StatusOr<SummaryHeader> DecodeSummaryHeader(const Blob& blob, std::vector<
   if (raw.version != kVersion) return refuse("version ", raw.version, ", must be ", kVersion);
   if (raw.rows > kMaxRows || raw.head_dim < 1 || raw.head_dim > kMaxHeadDim ||
       raw.cluster_rows < kMinSummaryRows || raw.cluster_rows > kMaxSummaryRows) {
-    return refuse("rows=", raw.rows, " head_dim=", raw.head_dim, " cluster_rows=",
-                  raw.cluster_rows, " are out of bounds");
+    return refuse("rows=", raw.rows, " head_dim=", raw.head_dim, " cluster_rows=", raw.cluster_rows,
+                  " are out of bounds");
   }
   const int64_t offset = SummaryFirstOffset(raw.head_dim);
   if (blob.size() < offset) return refuse(blob.size(), " bytes instead of ", offset, " or more");

@@ -155,8 +155,8 @@ TEST_F(SummariesTest, EstimateRest_OneRowPerCluster_IsAttentionToWhatIsLeft) {
     std::copy_n(keys_.Row(i / 8 * 8), 32, keys_.keys.begin() + i * 32);
     std::copy_n(values_.Row(i / 8 * 8), 32, values_.keys.begin() + i * 32);
   }
-  summaries_ = *Summaries::Open(
-      *BuildSummaries(4, keys_.AsRows(), values_.AsRows(), nullptr), 1000, 32);
+  summaries_ =
+      *Summaries::Open(*BuildSummaries(4, keys_.AsRows(), values_.AsRows(), nullptr), 1000, 32);
   const std::vector<float> q = MakeQueries(rng_, keys_, 4);
   std::vector<float> wide(keys_.keys.size());
   WidenToFloat(DType::kBf16, keys_.keys.data(), static_cast<int64_t>(wide.size()), wide.data());
@@ -173,7 +173,8 @@ TEST_F(SummariesTest, EstimateRest_OneRowPerCluster_IsAttentionToWhatIsLeft) {
     const auto state = Estimate(q, 4, zone, {selected.begin(), selected.end()});
     CARREL_ASSERT_OK(state);
     const State truth = Attend(q, 4, left);
-    // Half a step of int8 in every coordinate, all to one side, is the most that a score can be off.
+    // Half a step of int8 in every coordinate, all to one side, is the most that a score can be
+    // off.
     const double step = *std::max_element(wide.begin(), wide.end(), less_in_magnitude);
     double most = 0;
     for (int h = 0; h < 4; ++h) {

@@ -19,7 +19,8 @@ struct ContextClient::Stub {
   std::unique_ptr<v1::ContextService::Stub> service;
 };
 
-ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address, absl::Duration deadline)
+ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address,
+                             absl::Duration deadline)
     : stub_(std::make_unique<Stub>(Stub{v1::ContextService::NewStub(std::move(channel))})),
       address_(std::move(address)),
       deadline_(deadline) {}
@@ -30,7 +31,8 @@ ContextClient::~ContextClient() = default;
 absl::Status ContextClient::Annotated(int code, const std::string& message) const {
   const absl::Status status(static_cast<absl::StatusCode>(code), message);
   const bool connection = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-  return connection ? absl::UnavailableError(absl::StrCat("server ", address_, ": ", message)) : status;
+  return connection ? absl::UnavailableError(absl::StrCat("server ", address_, ": ", message))
+                    : status;
 }
 
 absl::StatusOr<v1::ListResponse> ContextClient::List() {
@@ -46,7 +48,8 @@ absl::StatusOr<v1::StatisticsResponse> ContextClient::Statistics() {
   grpc::ClientContext context;
   SetDeadline(context, deadline_);
   v1::StatisticsResponse response;
-  const grpc::Status status = stub_->service->Statistics(&context, v1::StatisticsRequest(), &response);
+  const grpc::Status status =
+      stub_->service->Statistics(&context, v1::StatisticsRequest(), &response);
   if (!status.ok()) return Annotated(status.error_code(), status.error_message());
   return response;
 }

@@ -25,7 +25,8 @@ namespace carrel::kvstore {
 class ContextClient {
  public:
   // address: of the server, for messages. deadline: of each call.
-  ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address, absl::Duration deadline);
+  ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address,
+                absl::Duration deadline);
   ~ContextClient();
 
   absl::StatusOr<v1::ListResponse> List();

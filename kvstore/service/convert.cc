@@ -268,8 +268,8 @@ void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire)
   wire->set_created_unix_s(manifest.created_unix_s());
   int64_t bytes = 0;
   for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
-    bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
-             sizes.summary_bytes() + sizes.sampled_query_bytes();
+    bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.summary_bytes() +
+             sizes.sampled_query_bytes();
   }
   wire->set_bytes(bytes);
 }

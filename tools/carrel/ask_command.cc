@@ -24,12 +24,14 @@ struct AskFlags {
   bool json = false;
 };
 
-absl::Status WriteLogits(const std::string& path, const std::vector<float>& logits, int64_t vocab_size) {
+absl::Status WriteLogits(const std::string& path, const std::vector<float>& logits,
+                         int64_t vocab_size) {
   model::NamedTensor tensor;
   tensor.name = "logits";
   tensor.view.dtype = DType::kF32;
   tensor.view.shape = {static_cast<int64_t>(logits.size()) / vocab_size, vocab_size};
-  tensor.view.bytes = absl::string_view(reinterpret_cast<const char*>(logits.data()), logits.size() * sizeof(float));
+  tensor.view.bytes = absl::string_view(reinterpret_cast<const char*>(logits.data()),
+                                        logits.size() * sizeof(float));
   return model::WriteSafetensors(path, {tensor});
 }
 
@@ -38,25 +40,29 @@ void PrintStreamed(const std::string& text) {
   std::fflush(stdout);
 }
 
-void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt, const decoder::GenerateResult& result,
-               const nlohmann::json& text, const decoder::Decoder& decoder) {
+void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
+               const decoder::GenerateResult& result, const nlohmann::json& text,
+               const decoder::Decoder& decoder) {
   const double tokens = static_cast<double>(result.ids.size());
-  nlohmann::json json = {{"text", text},
-                         {"ids", result.ids},
-                         {"stop", StopReasonName(result.stop)},
-                         {"context_tokens", decoder.context_tokens()},
-                         {"prompt_tokens", prompt.size()},
-                         {"prompt_seconds", result.prompt_seconds},
-                         {"generate_seconds", result.generate_seconds},
-                         {"tokens_per_s", result.generate_seconds > 0 ? tokens / result.generate_seconds : 0}};
+  nlohmann::json json = {
+      {"text", text},
+      {"ids", result.ids},
+      {"stop", StopReasonName(result.stop)},
+      {"context_tokens", decoder.context_tokens()},
+      {"prompt_tokens", prompt.size()},
+      {"prompt_seconds", result.prompt_seconds},
+      {"generate_seconds", result.generate_seconds},
+      {"tokens_per_s", result.generate_seconds > 0 ? tokens / result.generate_seconds : 0}};
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
-  // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement characters; the ids are exact.
+  // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
+  // characters; the ids are exact.
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 absl::Status RunAsk(AskFlags& flags) {
   if (flags.prompt.empty() == flags.prompt_tokens.empty()) {
-    return absl::InvalidArgumentError("ask needs one of PROMPT (text) and --prompt-tokens FILE.json");
+    return absl::InvalidArgumentError(
+        "ask needs one of PROMPT (text) and --prompt-tokens FILE.json");
   }
   RETURN_IF_ERROR(flags.retrieval.Resolve());
   flags.retrieval.config.measure = flags.stats;
@@ -70,7 +76,8 @@ absl::Status RunAsk(AskFlags& flags) {
   }
 
   std::unique_ptr<model::StreamDecoder> stream;
-  if (checkpoint.tokenizer != nullptr) stream = std::make_unique<model::StreamDecoder>(checkpoint.tokenizer.get());
+  if (checkpoint.tokenizer != nullptr)
+    stream = std::make_unique<model::StreamDecoder>(checkpoint.tokenizer.get());
   std::string text;
   const auto show = [&](const std::string& piece) {
     text += piece;
@@ -95,15 +102,18 @@ absl::Status RunAsk(AskFlags& flags) {
     ASSIGN_OR_RETURN(const std::string rest, stream->Finish());
     show(rest);
   }
-  if (options.keep_logits) RETURN_IF_ERROR(WriteLogits(flags.logits, result.logits, checkpoint.config.vocab_size));
+  if (options.keep_logits)
+    RETURN_IF_ERROR(WriteLogits(flags.logits, result.logits, checkpoint.config.vocab_size));
   if (flags.json) {
-    PrintJson(flags, prompt, result, stream == nullptr ? nlohmann::json() : nlohmann::json(text), open->decoder());
+    PrintJson(flags, prompt, result, stream == nullptr ? nlohmann::json() : nlohmann::json(text),
+              open->decoder());
     return absl::OkStatus();
   }
   std::printf("\n");
   if (flags.stats) {
     std::fprintf(stderr, "%s%d prompt tokens in %.3f s, %d tokens in %.3f s\n",
-                 StatisticsTable(open->decoder().statistics(), true).c_str(), static_cast<int>(prompt.size()), result.prompt_seconds,
+                 StatisticsTable(open->decoder().statistics(), true).c_str(),
+                 static_cast<int>(prompt.size()), result.prompt_seconds,
                  static_cast<int>(result.ids.size()), result.generate_seconds);
   }
   return absl::OkStatus();
@@ -113,14 +123,22 @@ absl::Status RunAsk(AskFlags& flags) {
 
 void AddAsk(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<AskFlags>();
-  CLI::App& command = *app.add_subcommand("ask", "Continue a context's document with a prompt and print what the model says");
+  CLI::App& command = *app.add_subcommand(
+      "ask", "Continue a context's document with a prompt and print what the model says");
   command.add_option("PROMPT", flags->prompt, "text that follows the document, as it is");
   flags->retrieval.Declare(command, /*context_required=*/false);
-  command.add_option("--prompt-tokens", flags->prompt_tokens, "token ids instead of PROMPT: a JSON array");
-  command.add_option("--logits", flags->logits, "write the logits of every prompt and generated position to this safetensors file");
-  command.add_flag("--ignore-eos", flags->ignore_eos, "go on to --max-tokens whatever the model says");
-  command.add_flag("--stats", flags->stats, "measure and print retrieval per layer (asks the store exactly beside every query)");
-  command.add_flag("--json", flags->json, "print one JSON object at the end instead of streaming text");
+  command.add_option("--prompt-tokens", flags->prompt_tokens,
+                     "token ids instead of PROMPT: a JSON array");
+  command.add_option(
+      "--logits", flags->logits,
+      "write the logits of every prompt and generated position to this safetensors file");
+  command.add_flag("--ignore-eos", flags->ignore_eos,
+                   "go on to --max-tokens whatever the model says");
+  command.add_flag(
+      "--stats", flags->stats,
+      "measure and print retrieval per layer (asks the store exactly beside every query)");
+  command.add_flag("--json", flags->json,
+                   "print one JSON object at the end instead of streaming text");
   command.callback([flags, &chosen] { chosen = [flags] { return RunAsk(*flags); }; });
 }
 

@@ -26,7 +26,8 @@ struct ContextsFlags {
 
 absl::Status RunLs(const ContextsFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
+                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::ListResponse list, client->List());
   if (flags.json) {
@@ -48,11 +49,13 @@ absl::Status RunLs(const ContextsFlags& flags) {
     std::printf("no contexts\n");
     return absl::OkStatus();
   }
-  std::printf("%-24s %10s %6s %8s %8s %-6s %10s  %s\n", "NAME", "TOKENS", "LAYERS", "KV HEADS", "HEAD DIM", "INDEX", "SIZE", "CREATED");
+  std::printf("%-24s %10s %6s %8s %8s %-6s %10s  %s\n", "NAME", "TOKENS", "LAYERS", "KV HEADS",
+              "HEAD DIM", "INDEX", "SIZE", "CREATED");
   for (const v1::ListResponse::Summary& context : list.contexts()) {
-    std::printf("%-24s %10lld %6u %8u %8u %-6s %10s  %s\n", context.name().c_str(), static_cast<long long>(context.tokens()), context.layers(),
-                context.kv_heads(), context.head_dim(), context.index_kind().c_str(), FormatBytes(context.bytes()).c_str(),
-                FormatTime(context.created_unix_s()).c_str());
+    std::printf("%-24s %10lld %6u %8u %8u %-6s %10s  %s\n", context.name().c_str(),
+                static_cast<long long>(context.tokens()), context.layers(), context.kv_heads(),
+                context.head_dim(), context.index_kind().c_str(),
+                FormatBytes(context.bytes()).c_str(), FormatTime(context.created_unix_s()).c_str());
   }
   return absl::OkStatus();
 }
@@ -62,7 +65,8 @@ absl::Status RunInspect(const ContextsFlags& flags) {
   if (!flags.rows.empty() && flags.store.folder.empty()) {
     return absl::InvalidArgumentError("--rows reads the stored rows and needs --store");
   }
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
+                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
   if (!flags.rows.empty()) RETURN_IF_ERROR(DumpRows(flags.store.folder, flags.name, flags.rows));
@@ -76,7 +80,8 @@ absl::Status RunInspect(const ContextsFlags& flags) {
 
 absl::Status RunRm(const ContextsFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
+                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   RETURN_IF_ERROR(client->Delete(flags.name));
   if (flags.json) {
@@ -87,7 +92,8 @@ absl::Status RunRm(const ContextsFlags& flags) {
   return absl::OkStatus();
 }
 
-CLI::App& Declare(CLI::App& app, const char* name, const char* description, const std::shared_ptr<ContextsFlags>& flags) {
+CLI::App& Declare(CLI::App& app, const char* name, const char* description,
+                  const std::shared_ptr<ContextsFlags>& flags) {
   CLI::App& command = *app.add_subcommand(name, description);
   flags->store.Declare(command);
   command.add_flag("--json", flags->json, "one JSON object");
@@ -98,13 +104,21 @@ CLI::App& Declare(CLI::App& app, const char* name, const char* description, cons
 
 void AddContexts(CLI::App& app, Run& chosen) {
   auto ls = std::make_shared<ContextsFlags>();
-  Declare(app, "ls", "List the contexts of a store", ls).callback([ls, &chosen] { chosen = [ls] { return RunLs(*ls); }; });
+  Declare(app, "ls", "List the contexts of a store", ls).callback([ls, &chosen] {
+    chosen = [ls] { return RunLs(*ls); };
+  });
 
   auto inspect = std::make_shared<ContextsFlags>();
-  CLI::App& inspect_command = Declare(app, "inspect", "Show a context: manifest, sizes, index, and how attention looks per layer and head", inspect);
+  CLI::App& inspect_command =
+      Declare(app, "inspect",
+              "Show a context: manifest, sizes, index, and how attention looks per layer and head",
+              inspect);
   inspect_command.add_option("NAME", inspect->name, "the context")->required();
-  inspect_command.add_option("--rows", inspect->rows, "also write every K and V row to this safetensors file (k.LAYER, v.LAYER [kv_heads, tokens, head_dim])");
-  inspect_command.callback([inspect, &chosen] { chosen = [inspect] { return RunInspect(*inspect); }; });
+  inspect_command.add_option("--rows", inspect->rows,
+                             "also write every K and V row to this safetensors file (k.LAYER, "
+                             "v.LAYER [kv_heads, tokens, head_dim])");
+  inspect_command.callback(
+      [inspect, &chosen] { chosen = [inspect] { return RunInspect(*inspect); }; });
 
   auto rm = std::make_shared<ContextsFlags>();
   CLI::App& rm_command = Declare(app, "rm", "Remove a context and free its space", rm);

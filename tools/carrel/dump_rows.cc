@@ -22,10 +22,12 @@ absl::Status AppendRows(const kvstore::Rows& rows, std::string& bytes) {
 }
 
 absl::StatusOr<std::string> ReadTokenIds(const kvstore::StoredContext& context) {
-  ASSIGN_OR_RETURN(const uint32_t segments, context.SegmentCount(-1, kvstore::Kind::kTokenIds, KvHead(0)));
+  ASSIGN_OR_RETURN(const uint32_t segments,
+                   context.SegmentCount(-1, kvstore::Kind::kTokenIds, KvHead(0)));
   std::string bytes;
   for (uint32_t i = 0; i < segments; ++i) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::PinnedSegment> segment, context.Segment(-1, kvstore::Kind::kTokenIds, KvHead(0), i));
+    ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::PinnedSegment> segment,
+                     context.Segment(-1, kvstore::Kind::kTokenIds, KvHead(0), i));
     RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
     bytes.append(segment->payload().data(), segment->payload().size());
   }
@@ -34,24 +36,33 @@ absl::StatusOr<std::string> ReadTokenIds(const kvstore::StoredContext& context) 
 
 }  // namespace
 
-absl::Status DumpRows(const std::string& store_folder, const std::string& context, const std::string& path) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::StoredContext> stored, store->OpenContext(context));
+absl::Status DumpRows(const std::string& store_folder, const std::string& context,
+                      const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::StoredContext> stored,
+                   store->OpenContext(context));
   const v1::Manifest& manifest = stored->manifest();
   std::vector<std::string> bytes;
   std::vector<model::NamedTensor> tensors;
   ASSIGN_OR_RETURN(std::string token_ids, ReadTokenIds(*stored));
   bytes.push_back(std::move(token_ids));
   tensors.push_back({"token_ids", {DType::kI32, {manifest.tokens()}, {}}});
-  for (Layer layer(0); layer.value() < static_cast<int32_t>(manifest.layers()); layer = layer.next()) {
+  for (Layer layer(0); layer.value() < static_cast<int32_t>(manifest.layers());
+       layer = layer.next()) {
     for (const bool keys : {true, false}) {
       std::string tensor;
-      for (KvHead head(0); head.value() < static_cast<int32_t>(manifest.kv_heads()); head = head.next()) {
-        ASSIGN_OR_RETURN(const kvstore::Rows rows, keys ? kvstore::Rows::OpenKeys(*stored, layer, head) : kvstore::Rows::OpenValues(*stored, layer, head));
+      for (KvHead head(0); head.value() < static_cast<int32_t>(manifest.kv_heads());
+           head = head.next()) {
+        ASSIGN_OR_RETURN(const kvstore::Rows rows,
+                         keys ? kvstore::Rows::OpenKeys(*stored, layer, head)
+                              : kvstore::Rows::OpenValues(*stored, layer, head));
         RETURN_IF_ERROR(AppendRows(rows, tensor));
       }
       bytes.push_back(std::move(tensor));
-      tensors.push_back({absl::StrCat(keys ? "k." : "v.", layer.value()), {DType::kBf16, {manifest.kv_heads(), manifest.tokens(), manifest.head_dim()}, {}}});
+      tensors.push_back(
+          {absl::StrCat(keys ? "k." : "v.", layer.value()),
+           {DType::kBf16, {manifest.kv_heads(), manifest.tokens(), manifest.head_dim()}, {}}});
     }
   }
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].view.bytes = bytes[i];

@@ -30,14 +30,21 @@ struct EvalFlags {
 };
 
 absl::Status RunComparison(const EvalFlags& flags) {
-  if (flags.stats) return absl::InvalidArgumentError("--stats is of one configuration; --compare measures --measure questions of each");
-  if (flags.measure < 0) return absl::InvalidArgumentError(absl::StrCat("measure=", flags.measure, " is negative"));
+  if (flags.stats)
+    return absl::InvalidArgumentError(
+        "--stats is of one configuration; --compare measures --measure questions of each");
+  if (flags.measure < 0)
+    return absl::InvalidArgumentError(absl::StrCat("measure=", flags.measure, " is negative"));
   if (flags.html.has_value()) RETURN_IF_ERROR(CheckPage(*flags.html));
-  ASSIGN_OR_RETURN(const std::vector<Configuration> configurations, ReadConfigurations(flags.compare, flags.retrieval));
+  ASSIGN_OR_RETURN(const std::vector<Configuration> configurations,
+                   ReadConfigurations(flags.compare, flags.retrieval));
   ASSIGN_OR_RETURN(const std::vector<Question> questions, ReadQuestions(flags.questions));
   ASSIGN_OR_RETURN(const Comparison comparison, Compare(configurations, questions, flags.measure));
-  if (flags.html.has_value()) RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
-  std::fputs(flags.json ? (ComparisonJson(comparison).dump() + "\n").c_str() : ComparisonMarkdown(comparison).c_str(), stdout);
+  if (flags.html.has_value())
+    RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
+  std::fputs(flags.json ? (ComparisonJson(comparison).dump() + "\n").c_str()
+                        : ComparisonMarkdown(comparison).c_str(),
+             stdout);
   return absl::OkStatus();
 }
 
@@ -49,37 +56,48 @@ absl::Status RunEval(EvalFlags& flags) {
   flags.retrieval.config.measure = flags.stats;
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, OpenDecoder::Create(flags.retrieval));
   Tally tally;
-  Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal ? Progress::Mode::kTerminal : Progress::Mode::kQuiet);
+  Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal
+                        ? Progress::Mode::kTerminal
+                        : Progress::Mode::kQuiet);
   const double total = static_cast<double>(questions.size());
   const auto show = [&](size_t i, const Tally& so_far) {
-    progress.Update(static_cast<double>(i) / total, absl::StrCat("question ", i + 1, "/", questions.size(), "  ", so_far.exact, " exact"));
+    progress.Update(
+        static_cast<double>(i) / total,
+        absl::StrCat("question ", i + 1, "/", questions.size(), "  ", so_far.exact, " exact"));
   };
   RETURN_IF_ERROR(AskAll(flags.retrieval, *open, questions, show, tally));
   progress.Clear();
-  const double rate = tally.generate_seconds > 0 ? static_cast<double>(tally.tokens) / tally.generate_seconds : 0;
+  const double rate =
+      tally.generate_seconds > 0 ? static_cast<double>(tally.tokens) / tally.generate_seconds : 0;
   nlohmann::json differing = nlohmann::json::array();
   for (const Tally::Answer& a : tally.differing) {
-    differing.push_back({{"prompt", a.prompt}, {"text", a.text}, {"answer", a.answer}, {"ids", a.ids}});
+    differing.push_back(
+        {{"prompt", a.prompt}, {"text", a.text}, {"answer", a.answer}, {"ids", a.ids}});
   }
-  nlohmann::json json = {{"context", flags.retrieval.context},
-                         {"context_tokens", open->decoder().context_tokens()},
-                         {"questions", questions.size()},
-                         {"exact_match", static_cast<double>(tally.exact) / total},
-                         {"exact_matches", tally.exact},
-                         {"agreement", tally.with_dense == 0 ? nlohmann::json() : nlohmann::json(static_cast<double>(tally.agreeing) / static_cast<double>(tally.with_dense))},
-                         {"agreements", tally.agreeing},
-                         {"with_dense_ids", tally.with_dense},
-                         {"tokens_per_s", rate},
-                         {"generated_tokens", tally.tokens},
-                         {"prompt_tokens", tally.prompt_tokens},
-                         {"prompt_seconds", tally.prompt_seconds},
-                         {"generate_seconds", tally.generate_seconds},
-                         {"differing", std::move(differing)}};
+  nlohmann::json json = {
+      {"context", flags.retrieval.context},
+      {"context_tokens", open->decoder().context_tokens()},
+      {"questions", questions.size()},
+      {"exact_match", static_cast<double>(tally.exact) / total},
+      {"exact_matches", tally.exact},
+      {"agreement", tally.with_dense == 0 ? nlohmann::json()
+                                          : nlohmann::json(static_cast<double>(tally.agreeing) /
+                                                           static_cast<double>(tally.with_dense))},
+      {"agreements", tally.agreeing},
+      {"with_dense_ids", tally.with_dense},
+      {"tokens_per_s", rate},
+      {"generated_tokens", tally.tokens},
+      {"prompt_tokens", tally.prompt_tokens},
+      {"prompt_seconds", tally.prompt_seconds},
+      {"generate_seconds", tally.generate_seconds},
+      {"differing", std::move(differing)}};
   json["stats"] = StatisticsJson(open->decoder().statistics(), flags.stats);
   if (!flags.json) {
-    std::fprintf(stderr, "%d questions: %d exact, %d of %d equal to dense, %.1f tokens/s\n", static_cast<int>(questions.size()),
-                 static_cast<int>(tally.exact), static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense), rate);
-    if (flags.stats) std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
+    std::fprintf(stderr, "%d questions: %d exact, %d of %d equal to dense, %.1f tokens/s\n",
+                 static_cast<int>(questions.size()), static_cast<int>(tally.exact),
+                 static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense), rate);
+    if (flags.stats)
+      std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
   }
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   return absl::OkStatus();
@@ -89,12 +107,23 @@ absl::Status RunEval(EvalFlags& flags) {
 
 void AddEval(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<EvalFlags>();
-  CLI::App& command = *app.add_subcommand("eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
+  CLI::App& command = *app.add_subcommand(
+      "eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
   flags->retrieval.Declare(command, /*context_required=*/true);
-  command.add_option("--questions", flags->questions, "one JSON object a line: prompt, answer, maybe dense_ids")->required();
-  command.add_option("--compare", flags->compare, "a JSON list of configurations, objects of flag names and values: ask the questions under each and print one table");
-  command.add_option("--html", flags->html, "compare: also write a page with curves of quality against cost");
-  command.add_option("--measure", flags->measure, "compare: so many questions are asked again to measure mass and output error per layer, apart from what is timed")->capture_default_str();
+  command
+      .add_option("--questions", flags->questions,
+                  "one JSON object a line: prompt, answer, maybe dense_ids")
+      ->required();
+  command.add_option("--compare", flags->compare,
+                     "a JSON list of configurations, objects of flag names and values: ask the "
+                     "questions under each and print one table");
+  command.add_option("--html", flags->html,
+                     "compare: also write a page with curves of quality against cost");
+  command
+      .add_option("--measure", flags->measure,
+                  "compare: so many questions are asked again to measure mass and output error per "
+                  "layer, apart from what is timed")
+      ->capture_default_str();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");
   command.callback([flags, &chosen] { chosen = [flags] { return RunEval(*flags); }; });

@@ -19,8 +19,7 @@ void IndexFlags::Declare(CLI::App& command) {
                   "rows scored exactly; 0: the kind's default")
       ->capture_default_str();
   command.add_option("--hnsw-m", params.m, "hnsw, graph: links per key")->capture_default_str();
-  command
-      .add_option("--hnsw-ef-construction", params.ef_construction, "hnsw: effort of building")
+  command.add_option("--hnsw-ef-construction", params.ef_construction, "hnsw: effort of building")
       ->capture_default_str();
   command.add_option("--code-bits", params.code_bits, "code: bits per key, 64, 128 or 256")
       ->capture_default_str();

@@ -1,4 +1,5 @@
-// What:   the flags that choose and shape an index and summaries, shared by the commands that build one.
+// What:   the flags that choose and shape an index and summaries, shared by the commands that build
+// one.
 #pragma once
 
 #include <optional>
@@ -15,7 +16,8 @@ class App;
 namespace carrel::tools {
 
 inline constexpr char kSummariesHelp[] =
-    "rows per cluster of the summaries, by which rows that are not retrieved still count (40: 8 bytes per key at head_dim 128); 0: none";
+    "rows per cluster of the summaries, by which rows that are not retrieved still count (40: 8 "
+    "bytes per key at head_dim 128); 0: none";
 
 struct IndexFlags {
   std::string kind = "flat";

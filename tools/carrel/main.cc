@@ -1,4 +1,5 @@
-// carrel: prefill documents, serve them, ask them. Exit codes: 0 done, 1 failed (the reason is on standard error), 2 wrong usage or bad input.
+// carrel: prefill documents, serve them, ask them. Exit codes: 0 done, 1 failed (the reason is on
+// standard error), 2 wrong usage or bad input.
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -13,17 +14,22 @@
 #include "tools/carrel/commands.h"
 
 int main(int argc, char** argv) {
-  // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently in the middle.
+  // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently
+  // in the middle.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file size is a full disk
   // Standard output is the commands'; what a person must know beside it goes to standard error.
   spdlog::set_default_logger(spdlog::stderr_logger_mt("carrel"));
   spdlog::set_level(spdlog::level::warn);
-  CLI::App app("Carrel keeps the KV cache of a long document as a searchable database: prefill once, ask from anywhere.", "carrel");
+  CLI::App app(
+      "Carrel keeps the KV cache of a long document as a searchable database: prefill once, ask "
+      "from anywhere.",
+      "carrel");
   app.set_version_flag("--version", absl::StrCat("carrel ", carrel::kVersion));
   app.require_subcommand(1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
-    return absl::StrCat("carrel: ", error.what(), "\nSee carrel ", failed->get_name() == "carrel" ? "" : absl::StrCat(failed->get_name(), " "),
+    return absl::StrCat("carrel: ", error.what(), "\nSee carrel ",
+                        failed->get_name() == "carrel" ? "" : absl::StrCat(failed->get_name(), " "),
                         "--help\n");
   });
   carrel::tools::Run chosen;
@@ -37,7 +43,8 @@ int main(int argc, char** argv) {
   carrel::tools::AddAudit(app, chosen);
   carrel::tools::AddContexts(app, chosen);
   try {
-    const auto known = app.get_subcommands([&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; });
+    const auto known = app.get_subcommands(
+        [&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; });
     if (argc > 1 && argv[1][0] != '-' && known.empty()) throw CLI::ExtrasError({argv[1]});
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -50,6 +57,7 @@ int main(int argc, char** argv) {
     status = carrel::ErrnoStatus(errno, "write standard output");
   }
   if (status.ok()) return 0;
-  std::fprintf(stderr, "carrel: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(), std::string(status.message()).c_str());
+  std::fprintf(stderr, "carrel: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
+               std::string(status.message()).c_str());
   return status.code() == absl::StatusCode::kInvalidArgument ? 2 : 1;
 }

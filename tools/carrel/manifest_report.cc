@@ -11,7 +11,10 @@
 
 namespace carrel::tools {
 
-std::string FormatTime(int64_t unix_s) { return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixSeconds(unix_s), absl::LocalTimeZone()); }
+std::string FormatTime(int64_t unix_s) {
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixSeconds(unix_s),
+                          absl::LocalTimeZone());
+}
 
 namespace {
 
@@ -69,7 +72,8 @@ nlohmann::json HeadIndexesToJson(const v1::Manifest& manifest) {
 
 std::string ManifestJson(const v1::Manifest& manifest) {
   nlohmann::json fingerprint = nlohmann::json::object();
-  for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields()) fingerprint[field.name()] = field.value();
+  for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields())
+    fingerprint[field.name()] = field.value();
   nlohmann::json heads = nlohmann::json::array();
   for (const v1::HeadStatistics& head : manifest.head_statistics()) {
     heads.push_back({{"layer", head.layer()},
@@ -89,41 +93,41 @@ std::string ManifestJson(const v1::Manifest& manifest) {
   }
   const nlohmann::json index = IndexToJson(manifest.index());
   const Sizes sizes = TotalSizes(manifest);
-  const nlohmann::json json = {
-          {"name", manifest.name()},
-          {"format_version", manifest.format_version()},
-          {"context_id", manifest.context_id()},
-          {"created_unix_s", manifest.created_unix_s()},
-          {"program_version", manifest.program_version()},
-          {"tokens", manifest.tokens()},
-          {"layers", manifest.layers()},
-          {"q_heads", manifest.q_heads()},
-          {"kv_heads", manifest.kv_heads()},
-          {"head_dim", manifest.head_dim()},
-          {"kv_dtype", manifest.kv_dtype()},
-          {"key_position", manifest.key_position()},
-          {"segment_tokens", manifest.segment_tokens()},
-          {"prefill_seconds", manifest.prefill_seconds()},
-          {"fingerprint", fingerprint},
-          {"token_ids_sha256", manifest.token_ids_sha256()},
-          {"index", index},
-          {"summary_rows", manifest.summary_rows()},
-          {"sampled_queries", manifest.sampled_queries()},
-          {"bytes",
-           {{"keys", sizes.keys},
-            {"values", sizes.values},
-            {"index", sizes.index},
-            {"summaries", sizes.summaries},
-            {"sampled_queries", sizes.sampled_queries}}},
-          {"layer_bytes", layers},
-          {"head_indexes", HeadIndexesToJson(manifest)},
-          {"head_statistics", heads}};
+  const nlohmann::json json = {{"name", manifest.name()},
+                               {"format_version", manifest.format_version()},
+                               {"context_id", manifest.context_id()},
+                               {"created_unix_s", manifest.created_unix_s()},
+                               {"program_version", manifest.program_version()},
+                               {"tokens", manifest.tokens()},
+                               {"layers", manifest.layers()},
+                               {"q_heads", manifest.q_heads()},
+                               {"kv_heads", manifest.kv_heads()},
+                               {"head_dim", manifest.head_dim()},
+                               {"kv_dtype", manifest.kv_dtype()},
+                               {"key_position", manifest.key_position()},
+                               {"segment_tokens", manifest.segment_tokens()},
+                               {"prefill_seconds", manifest.prefill_seconds()},
+                               {"fingerprint", fingerprint},
+                               {"token_ids_sha256", manifest.token_ids_sha256()},
+                               {"index", index},
+                               {"summary_rows", manifest.summary_rows()},
+                               {"sampled_queries", manifest.sampled_queries()},
+                               {"bytes",
+                                {{"keys", sizes.keys},
+                                 {"values", sizes.values},
+                                 {"index", sizes.index},
+                                 {"summaries", sizes.summaries},
+                                 {"sampled_queries", sizes.sampled_queries}}},
+                               {"layer_bytes", layers},
+                               {"head_indexes", HeadIndexesToJson(manifest)},
+                               {"head_statistics", heads}};
   return json.dump();
 }
 
 namespace {
 
-void PrintHeadTable(const v1::Manifest& manifest, const char* title, float (v1::HeadStatistics::*value)() const) {
+void PrintHeadTable(const v1::Manifest& manifest, const char* title,
+                    float (v1::HeadStatistics::*value)() const) {
   std::printf("\n%s\nlayer", title);
   for (uint32_t h = 0; h < manifest.q_heads(); ++h) std::printf(" %7u", h);
   for (int i = 0; i < manifest.head_statistics_size(); ++i) {
@@ -138,12 +142,12 @@ void PrintHeadTable(const v1::Manifest& manifest, const char* title, float (v1::
 void PrintHeadIndexes(const v1::Manifest& manifest) {
   if (manifest.head_indexes().empty()) return;
   std::printf("\nindex by layer and KV head, measured when it was chosen\n");
-  std::printf("%5s %7s %-6s %7s %7s %7s %9s %9s\n", "layer", "KV head", "kind", "effort", "recall", "mass", "us",
-              "exact us");
+  std::printf("%5s %7s %-6s %7s %7s %7s %9s %9s\n", "layer", "KV head", "kind", "effort", "recall",
+              "mass", "us", "exact us");
   for (const v1::HeadIndex& head : manifest.head_indexes()) {
     std::printf("%5u %7u %-6s %7u %7.3f %7.3f %9.1f %9.1f\n", head.layer(), head.kv_head(),
-                head.index().kind().c_str(), head.index().effort(), head.recall(), head.mass(), head.cost_us(),
-                head.exact_us());
+                head.index().kind().c_str(), head.index().effort(), head.recall(), head.mass(),
+                head.cost_us(), head.exact_us());
   }
 }
 
@@ -151,31 +155,41 @@ void PrintHeadIndexes(const v1::Manifest& manifest) {
 
 void PrintManifest(const v1::Manifest& manifest) {
   const Sizes sizes = TotalSizes(manifest);
-  std::printf("%s: %lld tokens, %u layers, %u q heads, %u KV heads, head_dim %u, %s keys and values, keys %s\n", manifest.name().c_str(),
-              static_cast<long long>(manifest.tokens()), manifest.layers(), manifest.q_heads(), manifest.kv_heads(), manifest.head_dim(),
-              manifest.kv_dtype().c_str(), manifest.key_position().c_str());
-  std::printf("created %s by carrel %s in %.1f s; context id %llu, format %u, segments of %lld tokens\n",
-              FormatTime(manifest.created_unix_s()).c_str(), manifest.program_version().c_str(), manifest.prefill_seconds(),
-              static_cast<unsigned long long>(manifest.context_id()), manifest.format_version(), static_cast<long long>(manifest.segment_tokens()));
+  std::printf(
+      "%s: %lld tokens, %u layers, %u q heads, %u KV heads, head_dim %u, %s keys and values, keys "
+      "%s\n",
+      manifest.name().c_str(), static_cast<long long>(manifest.tokens()), manifest.layers(),
+      manifest.q_heads(), manifest.kv_heads(), manifest.head_dim(), manifest.kv_dtype().c_str(),
+      manifest.key_position().c_str());
+  std::printf(
+      "created %s by carrel %s in %.1f s; context id %llu, format %u, segments of %lld tokens\n",
+      FormatTime(manifest.created_unix_s()).c_str(), manifest.program_version().c_str(),
+      manifest.prefill_seconds(), static_cast<unsigned long long>(manifest.context_id()),
+      manifest.format_version(), static_cast<long long>(manifest.segment_tokens()));
   std::printf("index %s", manifest.index().kind().c_str());
   const nlohmann::json index = IndexToJson(manifest.index());
   for (const auto& [name, value] : index.items()) {
     if (name != "kind") std::printf(" %s=%s", name.c_str(), value.dump().c_str());
   }
-  std::printf("\nkeys %s, values %s, index %s, sampled queries %s (%lld per layer and q head)\n", FormatBytes(sizes.keys).c_str(),
-              FormatBytes(sizes.values).c_str(), FormatBytes(sizes.index).c_str(), FormatBytes(sizes.sampled_queries).c_str(),
+  std::printf("\nkeys %s, values %s, index %s, sampled queries %s (%lld per layer and q head)\n",
+              FormatBytes(sizes.keys).c_str(), FormatBytes(sizes.values).c_str(),
+              FormatBytes(sizes.index).c_str(), FormatBytes(sizes.sampled_queries).c_str(),
               static_cast<long long>(manifest.sampled_queries()));
   if (manifest.summary_rows() > 0) {
-    std::printf("summaries of clusters of about %u rows: %s\n", manifest.summary_rows(), FormatBytes(sizes.summaries).c_str());
+    std::printf("summaries of clusters of about %u rows: %s\n", manifest.summary_rows(),
+                FormatBytes(sizes.summaries).c_str());
   } else {
     std::printf("no summaries\n");
   }
   PrintHeadIndexes(manifest);
   std::printf("\nfingerprint\n");
-  for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields()) std::printf("  %-28s %s\n", field.name().c_str(), field.value().c_str());
+  for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields())
+    std::printf("  %-28s %s\n", field.name().c_str(), field.value().c_str());
   std::printf("  %-28s %s\n", "(document) token_ids_sha256", manifest.token_ids_sha256().c_str());
-  PrintHeadTable(manifest, "entropy of attention in nats, by layer and q head (sampled queries)", &v1::HeadStatistics::entropy_nats);
-  PrintHeadTable(manifest, "keys that carry 75% of the mass, by layer and q head (sampled queries)", &v1::HeadStatistics::keys_for_75_mass);
+  PrintHeadTable(manifest, "entropy of attention in nats, by layer and q head (sampled queries)",
+                 &v1::HeadStatistics::entropy_nats);
+  PrintHeadTable(manifest, "keys that carry 75% of the mass, by layer and q head (sampled queries)",
+                 &v1::HeadStatistics::keys_for_75_mass);
 }
 
 }  // namespace carrel::tools

@@ -29,10 +29,12 @@ struct PrefillFlags {
   prefill::PrefillConfig config;
 };
 
-absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags, const model::Checkpoint& checkpoint) {
+absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
+                                                  const model::Checkpoint& checkpoint) {
   if (!flags.tokens.empty()) return ReadTokenFile(flags.tokens);
   ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.input));
-  if (text.empty()) return absl::InvalidArgumentError(absl::StrCat("the document ", flags.input, " is empty"));
+  if (text.empty())
+    return absl::InvalidArgumentError(absl::StrCat("the document ", flags.input, " is empty"));
   absl::StatusOr<std::vector<TokenId>> ids = checkpoint.EncodeDocument(text);
   if (!ids.ok()) return Annotate(ids.status(), flags.input);
   return ids;
@@ -60,20 +62,26 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
     std::printf("%s\n", json.dump().c_str());
     return;
   }
-  std::printf("%s: %d tokens in %.1f s (%.0f tokens/s), %s stored of which %s index, peak memory %s\n", flags.config.name.c_str(),
-              static_cast<int>(report.tokens), report.seconds, report.tokens_per_s, FormatBytes(report.stored_bytes).c_str(),
-              FormatBytes(report.index_bytes).c_str(), FormatBytes(report.peak_memory_bytes).c_str());
+  std::printf(
+      "%s: %d tokens in %.1f s (%.0f tokens/s), %s stored of which %s index, peak memory %s\n",
+      flags.config.name.c_str(), static_cast<int>(report.tokens), report.seconds,
+      report.tokens_per_s, FormatBytes(report.stored_bytes).c_str(),
+      FormatBytes(report.index_bytes).c_str(), FormatBytes(report.peak_memory_bytes).c_str());
   if (flags.config.device == model::Device::kCuda) {
-    std::printf("on the GPU: %.2f s of attention, %.2f s of everything else; waited %.2f s for copies, %.2f s for indexes and files; %s of its memory\n",
-                report.times.attention, report.times.projections, report.times.copy_out, report.index_wait_seconds,
-                FormatBytes(report.device_bytes).c_str());
+    std::printf(
+        "on the GPU: %.2f s of attention, %.2f s of everything else; waited %.2f s for copies, "
+        "%.2f s for indexes and files; %s of its memory\n",
+        report.times.attention, report.times.projections, report.times.copy_out,
+        report.index_wait_seconds, FormatBytes(report.device_bytes).c_str());
   }
-  if (report.resumed_layers > 0) std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
+  if (report.resumed_layers > 0)
+    std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
 }
 
 absl::Status RunPrefillCommand(PrefillFlags& flags) {
   if (flags.input.empty() == flags.tokens.empty()) {
-    return absl::InvalidArgumentError("prefill needs one of --input FILE (text, - for standard input) and --tokens FILE.json");
+    return absl::InvalidArgumentError(
+        "prefill needs one of --input FILE (text, - for standard input) and --tokens FILE.json");
   }
   ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
   RETURN_IF_ERROR(flags.index.Resolve());
@@ -81,14 +89,17 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   flags.config.index = flags.index.params;
   flags.config.auto_index = flags.index.auto_index;
   ThreadPool pool(threads - 1);
-  ASSIGN_OR_RETURN(const model::Checkpoint checkpoint, model::LoadCheckpoint(flags.model_dir, &pool));
+  ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
+                   model::LoadCheckpoint(flags.model_dir, &pool));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
-  absl::StatusOr<prefill::PrefillReport> report = prefill::RunPrefill(flags.config, checkpoint, tokens, *store, &pool, progress);
+  absl::StatusOr<prefill::PrefillReport> report =
+      prefill::RunPrefill(flags.config, checkpoint, tokens, *store, &pool, progress);
   progress.Clear();
-  if (!report.ok()) return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
+  if (!report.ok())
+    return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
   Print(flags, *report);
   return absl::OkStatus();
 }
@@ -97,19 +108,33 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
 
 void AddPrefill(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<PrefillFlags>();
-  CLI::App& command = *app.add_subcommand("prefill", "Run a document through a model once and keep its K and V as a context");
-  command.add_option("--model", flags->model_dir, "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")->required();
+  CLI::App& command = *app.add_subcommand(
+      "prefill", "Run a document through a model once and keep its K and V as a context");
+  command
+      .add_option("--model", flags->model_dir,
+                  "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")
+      ->required();
   command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
-  command.add_option("--store", flags->config.store_folder, "folder of the store; created if absent")->required();
+  command
+      .add_option("--store", flags->config.store_folder, "folder of the store; created if absent")
+      ->required();
   command.add_option("--name", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
-  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)->capture_default_str();
-  command.add_option("--segment-tokens", flags->config.segment_tokens, "rows per stored segment, a power of two")->capture_default_str();
-  command.add_option("--sampled-queries", flags->config.sampled_queries, "queries kept per layer and head, for audits")->capture_default_str();
+  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
+      ->capture_default_str();
+  command
+      .add_option("--segment-tokens", flags->config.segment_tokens,
+                  "rows per stored segment, a power of two")
+      ->capture_default_str();
+  command
+      .add_option("--sampled-queries", flags->config.sampled_queries,
+                  "queries kept per layer and head, for audits")
+      ->capture_default_str();
   DeclareDevice(command, flags->device, flags->config.gpu_memory);
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
-  command.add_flag("--restart", flags->config.restart, "discard an interrupted job of this name instead of going on with it");
+  command.add_flag("--restart", flags->config.restart,
+                   "discard an interrupted job of this name instead of going on with it");
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
   command.callback([flags, &chosen] { chosen = [flags] { return RunPrefillCommand(*flags); }; });

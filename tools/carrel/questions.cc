@@ -18,14 +18,16 @@ absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path) {
     ++line_number;
     if (absl::StripAsciiWhitespace(line).empty()) continue;
     const nlohmann::json json = nlohmann::json::parse(line.begin(), line.end(), nullptr, false);
-    const bool valid = json.is_object() && json.contains("prompt") && json["prompt"].is_string() && json.contains("answer") &&
-                       json["answer"].is_string() &&
-                       (!json.contains("dense_ids") || (json["dense_ids"].is_array() &&
-                                                        std::all_of(json["dense_ids"].begin(), json["dense_ids"].end(),
-                                                                    [](const auto& id) { return id.is_number_integer(); })));
+    const bool valid = json.is_object() && json.contains("prompt") && json["prompt"].is_string() &&
+                       json.contains("answer") && json["answer"].is_string() &&
+                       (!json.contains("dense_ids") ||
+                        (json["dense_ids"].is_array() &&
+                         std::all_of(json["dense_ids"].begin(), json["dense_ids"].end(),
+                                     [](const auto& id) { return id.is_number_integer(); })));
     if (!valid) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ":", line_number, ": not an object with strings prompt and answer (and integers dense_ids)"));
+          absl::StrCat(path, ":", line_number,
+                       ": not an object with strings prompt and answer (and integers dense_ids)"));
     }
     Question question;
     question.prompt = json["prompt"].get<std::string>();

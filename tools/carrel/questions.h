@@ -1,4 +1,5 @@
-// What:   questions about a document: one JSON object a line with prompt (text that follows the document), answer, and maybe dense_ids (what dense attention
+// What:   questions about a document: one JSON object a line with prompt (text that follows the
+// document), answer, and maybe dense_ids (what dense attention
 //         generates, EOS excluded).
 // Errors: InvalidArgument a line that is something else (names file and line), or no line at all.
 #pragma once

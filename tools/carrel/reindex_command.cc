@@ -28,9 +28,8 @@ absl::Status RunReindex(ReindexFlags& flags) {
   flags.config.index = flags.index.params;
   flags.config.auto_index = flags.index.auto_index;
   ThreadPool pool(threads - 1);
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<kvstore::Store> store,
-      kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   const absl::StatusOr<prefill::PrefillReport> report =
       prefill::Reindex(flags.config, *store, &pool, progress);
@@ -39,14 +38,11 @@ absl::Status RunReindex(ReindexFlags& flags) {
     return Annotate(report.status(), absl::StrCat("reindex of \"", flags.config.from, "\""));
   }
   if (flags.json) {
-    const nlohmann::json json = {{"name", flags.config.name},
-                                 {"from", flags.config.from},
-                                 {"tokens", report->tokens},
-                                 {"index", flags.index.kind},
-                                 {"seconds", report->seconds},
-                                 {"stored_bytes", report->stored_bytes},
-                                 {"index_bytes", report->index_bytes},
-                                 {"summary_bytes", report->summary_bytes}};
+    const nlohmann::json json = {
+        {"name", flags.config.name},          {"from", flags.config.from},
+        {"tokens", report->tokens},           {"index", flags.index.kind},
+        {"seconds", report->seconds},         {"stored_bytes", report->stored_bytes},
+        {"index_bytes", report->index_bytes}, {"summary_bytes", report->summary_bytes}};
     std::printf("%s\n", json.dump().c_str());
     return absl::OkStatus();
   }

@@ -9,11 +9,17 @@
 namespace carrel::tools {
 namespace {
 
-nlohmann::json OrNull(const decoder::Mean& mean) { return mean.count == 0 ? nlohmann::json() : nlohmann::json(mean.value()); }
+nlohmann::json OrNull(const decoder::Mean& mean) {
+  return mean.count == 0 ? nlohmann::json() : nlohmann::json(mean.value());
+}
 
-std::string Cell(const decoder::Mean& mean) { return mean.count == 0 ? "-" : absl::StrFormat("%.3f", mean.value()); }
+std::string Cell(const decoder::Mean& mean) {
+  return mean.count == 0 ? "-" : absl::StrFormat("%.3f", mean.value());
+}
 
-double PerToken(double total, int64_t tokens) { return tokens == 0 ? 0 : total / static_cast<double>(tokens); }
+double PerToken(double total, int64_t tokens) {
+  return tokens == 0 ? 0 : total / static_cast<double>(tokens);
+}
 
 }  // namespace
 
@@ -21,21 +27,22 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
   nlohmann::json layers = nlohmann::json::array();
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
-    nlohmann::json json = {{"layer", i},
-                           {"tokens", layer.tokens},
-                           {"top_k", layer.top_k < 0    ? nlohmann::json("all")
-                                     : layer.top_k == decoder::kAsSelected ? nlohmann::json("as selected")
-                                                                          : nlohmann::json(layer.top_k)},
-                           {"rows_attended", layer.rows_attended},
-                           {"estimated", layer.estimated},
-                           {"candidates", layer.candidates},
-                           {"visited", layer.visited},
-                           {"prefetched_tokens", layer.prefetched},
-                           {"verified_again_tokens", layer.verified_again},
-                           {"exposed_wait_us", layer.exposed_wait_us},
-                           {"bytes", layer.bytes_received},
-                           {"bytes_read", layer.bytes_read},
-                           {"cosine", OrNull(layer.cosine)}};
+    nlohmann::json json = {
+        {"layer", i},
+        {"tokens", layer.tokens},
+        {"top_k", layer.top_k < 0                       ? nlohmann::json("all")
+                  : layer.top_k == decoder::kAsSelected ? nlohmann::json("as selected")
+                                                        : nlohmann::json(layer.top_k)},
+        {"rows_attended", layer.rows_attended},
+        {"estimated", layer.estimated},
+        {"candidates", layer.candidates},
+        {"visited", layer.visited},
+        {"prefetched_tokens", layer.prefetched},
+        {"verified_again_tokens", layer.verified_again},
+        {"exposed_wait_us", layer.exposed_wait_us},
+        {"bytes", layer.bytes_received},
+        {"bytes_read", layer.bytes_read},
+        {"cosine", OrNull(layer.cosine)}};
     if (measured) {
       json["prefetch_hit_rate"] = OrNull(layer.hit_rate);
       json["mass"] = OrNull(layer.mass);
@@ -53,24 +60,37 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
 }
 
 std::string StatisticsTable(const decoder::Statistics& statistics, bool measured) {
-  std::string table = absl::StrFormat("%5s %6s %12s %12s %10s %10s %12s %8s", "layer", "top_k", "candidates", "attended", "wait us", "bytes",
-                                      "asked ahead", "cosine");
-  if (measured) absl::StrAppendFormat(&table, " %8s %8s %8s %8s", "hit rate", "mass", "att.mass", "error");
+  std::string table =
+      absl::StrFormat("%5s %6s %12s %12s %10s %10s %12s %8s", "layer", "top_k", "candidates",
+                      "attended", "wait us", "bytes", "asked ahead", "cosine");
+  if (measured)
+    absl::StrAppendFormat(&table, " %8s %8s %8s %8s", "hit rate", "mass", "att.mass", "error");
   table += "   (per token)\n";
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
-    absl::StrAppendFormat(&table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i, layer.top_k < 0 ? "all" : layer.top_k == decoder::kAsSelected ? "-" : absl::StrCat(layer.top_k),
-                          PerToken(static_cast<double>(layer.candidates), layer.tokens),
-                          PerToken(static_cast<double>(layer.rows_attended), layer.tokens), PerToken(layer.exposed_wait_us, layer.tokens),
-                          FormatBytes(static_cast<int64_t>(PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens))),
-                          PerToken(static_cast<double>(layer.prefetched), layer.tokens), Cell(layer.cosine));
-    if (measured) absl::StrAppendFormat(&table, " %8s %8s %8s %8s", Cell(layer.hit_rate), Cell(layer.mass), Cell(layer.attended_mass), Cell(layer.output_error));
+    absl::StrAppendFormat(
+        &table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i,
+        layer.top_k < 0                       ? "all"
+        : layer.top_k == decoder::kAsSelected ? "-"
+                                              : absl::StrCat(layer.top_k),
+        PerToken(static_cast<double>(layer.candidates), layer.tokens),
+        PerToken(static_cast<double>(layer.rows_attended), layer.tokens),
+        PerToken(layer.exposed_wait_us, layer.tokens),
+        FormatBytes(static_cast<int64_t>(
+            PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens))),
+        PerToken(static_cast<double>(layer.prefetched), layer.tokens), Cell(layer.cosine));
+    if (measured)
+      absl::StrAppendFormat(&table, " %8s %8s %8s %8s", Cell(layer.hit_rate), Cell(layer.mass),
+                            Cell(layer.attended_mass), Cell(layer.output_error));
     table += "\n";
   }
-  absl::StrAppend(&table, "window ", FormatBytes(statistics.window_bytes), ", sent ", FormatBytes(statistics.bytes_sent), ", received ",
-                  FormatBytes(statistics.bytes_received), measured ? " (what was asked only to measure included)" : "", "\n");
+  absl::StrAppend(&table, "window ", FormatBytes(statistics.window_bytes), ", sent ",
+                  FormatBytes(statistics.bytes_sent), ", received ",
+                  FormatBytes(statistics.bytes_received),
+                  measured ? " (what was asked only to measure included)" : "", "\n");
   if (statistics.device_bytes > 0) {
-    absl::StrAppend(&table, "GPU memory ", FormatBytes(statistics.device_bytes), " of which weights ", FormatBytes(statistics.weight_bytes), "\n");
+    absl::StrAppend(&table, "GPU memory ", FormatBytes(statistics.device_bytes),
+                    " of which weights ", FormatBytes(statistics.weight_bytes), "\n");
   }
   return table;
 }

@@ -1,9 +1,8 @@
 // What:   statistics of retrieval as JSON and as a table for people.
 #pragma once
 
-#include <string>
-
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "decoder/decoder.h"
 #include "decoder/statistics.h"

@@ -9,33 +9,81 @@
 namespace carrel::tools {
 
 void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
-  command.add_option("--model", model_dir, "folder of the Hugging Face checkpoint that computed the context")->required();
+  command
+      .add_option("--model", model_dir,
+                  "folder of the Hugging Face checkpoint that computed the context")
+      ->required();
   CLI::Option& context_option = *command.add_option(
-      "--context", context, context_required ? "name of the context" : "name of the context; without one the model sees the prompt alone");
+      "--context", context,
+      context_required ? "name of the context"
+                       : "name of the context; without one the model sees the prompt alone");
   if (context_required) context_option.required();
   store.Declare(command);
-  CLI::Option& top_k_option = *command.add_option("--top-k", top_k, "rows attended per KV head and token, or \"all\"")->capture_default_str();
-  command.add_option("--select", select, "which rows: top-k:K | range:B (scores within B of the best) | mass:P (the best rows with a share P of the softmax)")
+  CLI::Option& top_k_option =
+      *command.add_option("--top-k", top_k, "rows attended per KV head and token, or \"all\"")
+           ->capture_default_str();
+  command
+      .add_option("--select", select,
+                  "which rows: top-k:K | range:B (scores within B of the best) | mass:P (the best "
+                  "rows with a share P of the softmax)")
       ->excludes(&top_k_option);
-  command.add_option("--max-rows", config.max_rows, "range, mass: bound on the rows per KV head; 0: the store's");
-  command.add_option("--estimate", estimate, "rows that are not selected count through summaries of their clusters: on | off | auto (where the context has summaries and want is attend)")->capture_default_str();
-  command.add_option("--dense-layers", config.dense_layers, "the first layers attend to every row")->capture_default_str();
-  command.add_option("--sink", config.sink, "first rows of the context held by the decoder")->capture_default_str();
-  command.add_option("--local", config.local, "last rows of the context held by the decoder")->capture_default_str();
-  command.add_option("--budget", budget, "top-k per layer, same total: uniform | linear (rising)")->capture_default_str();
-  command.add_option("--prefetch", prefetch, "off | speculative (ask ahead with approximate queries) | verified (again where they are too far off)")
+  command.add_option("--max-rows", config.max_rows,
+                     "range, mass: bound on the rows per KV head; 0: the store's");
+  command
+      .add_option("--estimate", estimate,
+                  "rows that are not selected count through summaries of their clusters: on | off "
+                  "| auto (where the context has summaries and want is attend)")
       ->capture_default_str();
-  command.add_option("--oversample", config.oversample, "candidates asked ahead, as a multiple of top-k")->capture_default_str();
-  command.add_option("--want", want, "what travels: rows (K and V) | values (scores and V) | attend (partial attention)")->capture_default_str();
-  command.add_option("--effort,--ef-search", config.effort, "how much an index does for recall: beam width, lists probed or rows scored exactly; 0: the context's own")->capture_default_str();
+  command.add_option("--dense-layers", config.dense_layers, "the first layers attend to every row")
+      ->capture_default_str();
+  command.add_option("--sink", config.sink, "first rows of the context held by the decoder")
+      ->capture_default_str();
+  command.add_option("--local", config.local, "last rows of the context held by the decoder")
+      ->capture_default_str();
+  command.add_option("--budget", budget, "top-k per layer, same total: uniform | linear (rising)")
+      ->capture_default_str();
+  command
+      .add_option("--prefetch", prefetch,
+                  "off | speculative (ask ahead with approximate queries) | verified (again where "
+                  "they are too far off)")
+      ->capture_default_str();
+  command
+      .add_option("--oversample", config.oversample,
+                  "candidates asked ahead, as a multiple of top-k")
+      ->capture_default_str();
+  command
+      .add_option(
+          "--want", want,
+          "what travels: rows (K and V) | values (scores and V) | attend (partial attention)")
+      ->capture_default_str();
+  command
+      .add_option("--effort,--ef-search", config.effort,
+                  "how much an index does for recall: beam width, lists probed or rows scored "
+                  "exactly; 0: the context's own")
+      ->capture_default_str();
   DeclareDevice(command, device, device_config.gpu_memory);
-  command.add_option("--gpu-new-tokens", device_config.new_tokens, "cuda: room on the GPU for what is prompted and generated")->capture_default_str();
-  command.add_option("--zone", zone, "store: the kvstore searches | host: rows of --store are mapped here and --refine chooses among them | device: rows are copied to the GPU at open and searched there, by codes")->capture_default_str();
-  command.add_option("--refine", refine, "zone=host: exact | hip | infinitehip | hash | channels, with parameters as NAME:key=value,key=value (docs/methods.md)");
-  command.add_option("--threads", threads, "threads of the model; 0: one per core")->capture_default_str();
-  command.add_option("--max-tokens", max_tokens, "generate at most so many tokens")->capture_default_str();
+  command
+      .add_option("--gpu-new-tokens", device_config.new_tokens,
+                  "cuda: room on the GPU for what is prompted and generated")
+      ->capture_default_str();
+  command
+      .add_option("--zone", zone,
+                  "store: the kvstore searches | host: rows of --store are mapped here and "
+                  "--refine chooses among them | device: rows are copied to the GPU at open and "
+                  "searched there, by codes")
+      ->capture_default_str();
+  command.add_option("--refine", refine,
+                     "zone=host: exact | hip | infinitehip | hash | channels, with parameters as "
+                     "NAME:key=value,key=value (docs/methods.md)");
+  command.add_option("--threads", threads, "threads of the model; 0: one per core")
+      ->capture_default_str();
+  command.add_option("--max-tokens", max_tokens, "generate at most so many tokens")
+      ->capture_default_str();
   command.add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
-  command.add_option("--top-p", sampling.top_p, "draw from the smallest set of tokens that carries this probability")->capture_default_str();
+  command
+      .add_option("--top-p", sampling.top_p,
+                  "draw from the smallest set of tokens that carries this probability")
+      ->capture_default_str();
   command.add_option("--seed", sampling.seed, "of the sampler")->capture_default_str();
 }
 
@@ -45,14 +93,19 @@ absl::Status RetrievalFlags::Resolve() {
   ASSIGN_OR_RETURN(config.estimate, decoder::ParseEstimate(estimate));
   ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
   if (zone != "store" && zone != "host" && zone != "device") {
-    return absl::InvalidArgumentError(absl::StrCat("zone=", zone, " is none of store, host, device"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("zone=", zone, " is none of store, host, device"));
   }
   if (zone != "host" && !refine.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("refine=", refine, " needs --zone host: with zone=", zone, " the rows are chosen there"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "refine=", refine, " needs --zone host: with zone=", zone, " the rows are chosen there"));
   }
   if (zone == "host") {
-    if (!store.server.empty()) return absl::InvalidArgumentError("--zone host maps the rows of a folder of this host: give --store instead of --server");
-    if (context.empty()) return absl::InvalidArgumentError("--zone host without --context: there is no zone");
+    if (!store.server.empty())
+      return absl::InvalidArgumentError(
+          "--zone host maps the rows of a folder of this host: give --store instead of --server");
+    if (context.empty())
+      return absl::InvalidArgumentError("--zone host without --context: there is no zone");
     ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
   }
   device_config.zone_on_device = zone == "device";
@@ -67,7 +120,10 @@ absl::Status RetrievalFlags::Resolve() {
 
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory) {
   command.add_option("--device", device, "what runs the model: cpu | cuda")->capture_default_str();
-  command.add_option("--gpu-memory", gpu_memory, "bound on the GPU's memory, in bytes or as 20GB; refused if it does not do; 0: none")
+  command
+      .add_option(
+          "--gpu-memory", gpu_memory,
+          "bound on the GPU's memory, in bytes or as 20GB; refused if it does not do; 0: none")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->capture_default_str();
 }
@@ -76,14 +132,16 @@ absl::StatusOr<int> ResolveThreads(int threads) {
   if (threads < 0 || threads > 1024) {
     return absl::InvalidArgumentError(absl::StrCat("threads=", threads, " is outside [0, 1024]"));
   }
-  return threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return threads > 0 ? threads
+                     : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
   ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
   if (flags.context.empty()) {
-    ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(open->checkpoint_, &open->pool_, flags.device_config));
+    ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(
+                                         open->checkpoint_, &open->pool_, flags.device_config));
     return open;
   }
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
@@ -92,7 +150,9 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
     ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
-  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, flags.config, &open->pool_, flags.device_config, std::move(rows)));
+  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client),
+                                                          flags.context, flags.config, &open->pool_,
+                                                          flags.device_config, std::move(rows)));
   return open;
 }
 

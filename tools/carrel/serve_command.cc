@@ -27,11 +27,13 @@ struct ServeFlags {
 
 absl::Status RunServe(ServeFlags& flags) {
   if (flags.memory_mib < 0 || flags.memory_mib > (int64_t{1} << 30)) {
-    return absl::InvalidArgumentError(absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [0, 1073741824]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [0, 1073741824]"));
   }
   flags.engine.memory_budget_bytes = flags.memory_mib << 20;
   if (!(flags.drain_seconds >= 0 && flags.drain_seconds <= 86400)) {
-    return absl::InvalidArgumentError(absl::StrCat("drain=", flags.drain_seconds, " s is outside [0, 86400]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("drain=", flags.drain_seconds, " s is outside [0, 86400]"));
   }
   // Every thread started from here on inherits the mask, so that only sigwait below sees these.
   sigset_t stop_signals;
@@ -40,16 +42,23 @@ absl::Status RunServe(ServeFlags& flags) {
   sigaddset(&stop_signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(flags.folder, kvstore::StoreMode::kReadWrite));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Engine> engine, kvstore::Engine::Create(flags.engine, std::move(store)));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server, kvstore::Server::Start(flags.server, engine.get()));
-  std::fprintf(stderr, "carrel serve: %s ready on %s; memory budget %lld MiB, %d threads (0: one per core), queue of %lld\n", flags.folder.c_str(),
-               absl::StrJoin(server->addresses(), " ").c_str(), static_cast<long long>(engine->config().memory_budget_bytes >> 20), flags.engine.search_threads,
-               static_cast<long long>(flags.engine.queue_limit));
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(flags.folder, kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Engine> engine,
+                   kvstore::Engine::Create(flags.engine, std::move(store)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server,
+                   kvstore::Server::Start(flags.server, engine.get()));
+  std::fprintf(stderr,
+               "carrel serve: %s ready on %s; memory budget %lld MiB, %d threads (0: one per "
+               "core), queue of %lld\n",
+               flags.folder.c_str(), absl::StrJoin(server->addresses(), " ").c_str(),
+               static_cast<long long>(engine->config().memory_budget_bytes >> 20),
+               flags.engine.search_threads, static_cast<long long>(flags.engine.queue_limit));
   int signal = 0;
   sigwait(&stop_signals, &signal);
-  std::fprintf(stderr, "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n", strsignal(signal), flags.drain_seconds,
-               static_cast<long long>(engine->sessions()));
+  std::fprintf(stderr,
+               "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n",
+               strsignal(signal), flags.drain_seconds, static_cast<long long>(engine->sessions()));
   server->Drain(absl::Now() + absl::Seconds(flags.drain_seconds));
   std::fprintf(stderr, "carrel serve: stopped\n");
   return absl::OkStatus();
@@ -59,16 +68,37 @@ absl::Status RunServe(ServeFlags& flags) {
 
 void AddServe(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<ServeFlags>();
-  CLI::App& command = *app.add_subcommand("serve", "Answer decoders' queries over the contexts of a store, until SIGTERM or SIGINT");
+  CLI::App& command = *app.add_subcommand(
+      "serve", "Answer decoders' queries over the contexts of a store, until SIGTERM or SIGINT");
   command.add_option("--store", flags->folder, "folder of the store")->required();
-  command.add_option("--listen", flags->server.listen, "unix:PATH or HOST:PORT (port 0: any free one); may be repeated")->capture_default_str();
-  command.add_option("--threads", flags->engine.search_threads, "threads that search; 0: one per core")->capture_default_str();
-  command.add_option("--memory-budget", flags->memory_mib, "MiB that the process may hold: loaded indexes and mapped pages of rows and codes; 0: half of the machine's memory")->capture_default_str();
-  command.add_option("--queue", flags->engine.queue_limit, "requests that may wait; one more is refused")->capture_default_str();
-  command.add_option("--max-open-contexts", flags->engine.max_open_contexts, "contexts kept open")->capture_default_str();
-  command.add_option("--max-sessions", flags->engine.max_sessions, "decoders at a time")->capture_default_str();
-  command.add_option("--max-top-k", flags->engine.max_top_k, "rows per KV head that a query may ask for")->capture_default_str();
-  command.add_option("--drain", flags->drain_seconds, "seconds that open sessions have to finish after SIGTERM")->capture_default_str();
+  command
+      .add_option("--listen", flags->server.listen,
+                  "unix:PATH or HOST:PORT (port 0: any free one); may be repeated")
+      ->capture_default_str();
+  command
+      .add_option("--threads", flags->engine.search_threads, "threads that search; 0: one per core")
+      ->capture_default_str();
+  command
+      .add_option("--memory-budget", flags->memory_mib,
+                  "MiB that the process may hold: loaded indexes and mapped pages of rows and "
+                  "codes; 0: half of the machine's memory")
+      ->capture_default_str();
+  command
+      .add_option("--queue", flags->engine.queue_limit,
+                  "requests that may wait; one more is refused")
+      ->capture_default_str();
+  command.add_option("--max-open-contexts", flags->engine.max_open_contexts, "contexts kept open")
+      ->capture_default_str();
+  command.add_option("--max-sessions", flags->engine.max_sessions, "decoders at a time")
+      ->capture_default_str();
+  command
+      .add_option("--max-top-k", flags->engine.max_top_k,
+                  "rows per KV head that a query may ask for")
+      ->capture_default_str();
+  command
+      .add_option("--drain", flags->drain_seconds,
+                  "seconds that open sessions have to finish after SIGTERM")
+      ->capture_default_str();
   command.callback([flags, &chosen] { chosen = [flags] { return RunServe(*flags); }; });
 }
 

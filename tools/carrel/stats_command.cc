@@ -19,7 +19,8 @@ struct StatsFlags {
 };
 
 nlohmann::json ToJson(const v1::StatisticsResponse::Quantiles& q) {
-  return {{"mean", q.mean()}, {"p50", q.p50()}, {"p90", q.p90()}, {"p99", q.p99()}, {"max", q.max()}};
+  return {
+      {"mean", q.mean()}, {"p50", q.p50()}, {"p90", q.p90()}, {"p99", q.p99()}, {"max", q.max()}};
 }
 
 absl::Status RunStats(const StatsFlags& flags) {
@@ -61,8 +62,8 @@ absl::Status RunStats(const StatsFlags& flags) {
               static_cast<long long>(statistics.index_loads()),
               static_cast<long long>(statistics.index_evictions()),
               static_cast<long long>(statistics.layers_released()));
-  std::printf("\n%-8s %10s %12s %12s %12s %12s %12s %12s   (us)\n", "request", "count", "queued p50",
-              "p99", "search p50", "p90", "p99", "max");
+  std::printf("\n%-8s %10s %12s %12s %12s %12s %12s %12s   (us)\n", "request", "count",
+              "queued p50", "p99", "search p50", "p90", "p99", "max");
   for (const auto& latency : statistics.latencies()) {
     std::printf("%-8s %10lld %12.0f %12.0f %12.0f %12.0f %12.0f %12.0f\n", latency.kind().c_str(),
                 static_cast<long long>(latency.count()), latency.queued().p50(),
@@ -78,7 +79,8 @@ void AddStats(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<StatsFlags>();
   CLI::App& command = *app.add_subcommand(
       "stats", "What a running kvstore did and holds: latencies by kind of request, memory");
-  command.add_option("--server", flags->store.server, "address of the kvstore: unix:PATH or HOST:PORT")
+  command
+      .add_option("--server", flags->store.server, "address of the kvstore: unix:PATH or HOST:PORT")
       ->required();
   command.add_flag("--json", flags->json, "report as one JSON object");
   command.callback([flags, &chosen] { chosen = [flags] { return RunStats(*flags); }; });

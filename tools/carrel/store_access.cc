@@ -19,9 +19,12 @@ constexpr absl::Duration kDeadline = absl::Seconds(10);
 class RemoteStore final : public StoreAccess {
  public:
   explicit RemoteStore(std::string address)
-      : address_(std::move(address)), channel_(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials())) {}
+      : address_(std::move(address)),
+        channel_(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials())) {}
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override { return decoder::StoreClient::Connect(address_, kDeadline); }
+  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override {
+    return decoder::StoreClient::Connect(address_, kDeadline);
+  }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
     return std::make_unique<kvstore::ContextClient>(channel_, address_, kDeadline);
   }
@@ -40,7 +43,8 @@ class EmbeddedStore final : public StoreAccess {
     return decoder::StoreClient::OverChannel(server_->InProcessChannel(), kDeadline);
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
-    return std::make_unique<kvstore::ContextClient>(server_->InProcessChannel(), "the embedded store", kDeadline);
+    return std::make_unique<kvstore::ContextClient>(server_->InProcessChannel(),
+                                                    "the embedded store", kDeadline);
   }
 
  private:
@@ -57,18 +61,22 @@ void StoreFlags::Declare(CLI::App& command) {
 
 absl::Status StoreFlags::Validate() const {
   if (folder.empty() != server.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(folder.empty() ? "one of --store FOLDER and --server ADDRESS is needed"
-                                                   : "only one of --store and --server can be given");
+  return absl::InvalidArgumentError(folder.empty()
+                                        ? "one of --store FOLDER and --server ADDRESS is needed"
+                                        : "only one of --store and --server can be given");
 }
 
-absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreFlags& flags, kvstore::StoreMode mode) {
+absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreFlags& flags,
+                                                               kvstore::StoreMode mode) {
   RETURN_IF_ERROR(flags.Validate());
   if (!flags.server.empty()) return std::make_unique<RemoteStore>(flags.server);
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(flags.folder, mode));
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Engine> engine, kvstore::Engine::Create(kvstore::EngineConfig(), std::move(store)));
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Engine> engine,
+                   kvstore::Engine::Create(kvstore::EngineConfig(), std::move(store)));
   kvstore::ServerConfig config;
   config.listen.clear();
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Server> server, kvstore::Server::Start(config, engine.get()));
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Server> server,
+                   kvstore::Server::Start(config, engine.get()));
   return std::make_unique<EmbeddedStore>(std::move(engine), std::move(server));
 }
 

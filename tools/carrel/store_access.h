@@ -1,6 +1,8 @@
-// What:      a store for a command: remote at an address, or embedded: the same service over a channel inside this process. Either way the rest speaks gRPC.
+// What:      a store for a command: remote at an address, or embedded: the same service over a
+// channel inside this process. Either way the rest speaks gRPC.
 //            With mapped_rows.h the only place that joins decoder/ and kvstore/.
-// Errors:    NotFound no store in the folder; Unavailable no server at the address; FailedPrecondition locked by another process.
+// Errors:    NotFound no store in the folder; Unavailable no server at the address;
+// FailedPrecondition locked by another process.
 #pragma once
 
 #include <memory>
@@ -33,7 +35,8 @@ struct StoreFlags {
 class StoreAccess {
  public:
   // mode counts for an embedded store only.
-  static absl::StatusOr<std::unique_ptr<StoreAccess>> Open(const StoreFlags& flags, kvstore::StoreMode mode);
+  static absl::StatusOr<std::unique_ptr<StoreAccess>> Open(const StoreFlags& flags,
+                                                           kvstore::StoreMode mode);
   virtual ~StoreAccess() = default;
 
   virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() = 0;

@@ -127,7 +127,8 @@ void AddSynth(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command.add_option("--rope-theta", config.rope_theta, "0: as --like")->capture_default_str();
   flags->index.Declare(command);
-  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)->capture_default_str();
+  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
+      ->capture_default_str();
   command
       .add_option("--segment-tokens", config.segment_tokens,
                   "rows per stored segment, a power of two")

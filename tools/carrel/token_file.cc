@@ -11,13 +11,17 @@ namespace carrel::tools {
 absl::StatusOr<std::vector<TokenId>> ReadTokenFile(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_array()) return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON array of token ids"));
+  if (!json.is_array())
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON array of token ids"));
   std::vector<TokenId> ids;
   ids.reserve(json.size());
   for (const nlohmann::json& value : json) {
-    const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX : value.is_number_integer() && value.get<int64_t>() >= INT32_MIN;
+    const bool fits = value.is_number_unsigned()
+                          ? value.get<uint64_t>() <= INT32_MAX
+                          : value.is_number_integer() && value.get<int64_t>() >= INT32_MIN;
     if (!fits) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", value.dump()));
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", value.dump()));
     }
     ids.push_back(value.get<TokenId>());
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <random>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "decoder/refine/key_scores.h"
+#include "kernels/dot_score/dot_score.h"
 
 namespace carrel::decoder {
 namespace {
@@ -55,25 +57,38 @@ void Encode(const std::vector<float>& directions, int64_t bits, int64_t d, const
 }
 
 HeadCodes RandomCodes(const HashConfig& config, const HeadRows& rows, RowRange zone, int64_t d) {
+  constexpr int64_t kRowsAtOnce = 256;  // their products stay in the cache
   HeadCodes codes;
   codes.bits = config.bits;
   codes.directions = RandomRotations(config.bits, d, config.seed);
-  codes.words.resize(static_cast<size_t>(zone.rows() * config.bits / 32));
-  std::vector<float> key(static_cast<size_t>(d));
+  const int64_t words = config.bits / 32;
+  codes.words.assign(static_cast<size_t>(zone.rows() * words), 0);
+  std::vector<float> key(static_cast<size_t>(d)), products;
   std::vector<double> mean(static_cast<size_t>(d));
-  const auto widen = [&](Position row) {
-    WidenToFloat(DType::kBf16, rows.Key(row), d, key.data());
-  };
   for (Position row = zone.begin; row < zone.end; ++row) {
-    widen(row);
+    WidenToFloat(DType::kBf16, rows.Key(row), d, key.data());
     for (int64_t c = 0; c < d; ++c) mean[static_cast<size_t>(c)] += key[static_cast<size_t>(c)];
   }
-  for (double& value : mean) value /= static_cast<double>(std::max<int64_t>(1, zone.rows()));
-  for (Position row = zone.begin; row < zone.end; ++row) {
-    widen(row);
-    for (size_t c = 0; c < key.size(); ++c) key[c] -= static_cast<float>(mean[c]);
-    Encode(codes.directions, codes.bits, d, key.data(),
-           &codes.words[static_cast<size_t>((row - zone.begin) * codes.bits / 32)]);
+  std::vector<float> threshold(static_cast<size_t>(config.bits));  // what the mean itself scores
+  for (size_t b = 0; b < threshold.size(); ++b) {
+    double sum = 0;
+    for (size_t c = 0; c < mean.size(); ++c) sum += mean[c] * codes.directions[b * mean.size() + c];
+    threshold[b] = static_cast<float>(sum / static_cast<double>(std::max<int64_t>(1, zone.rows())));
+  }
+  for (Position at = zone.begin; at < zone.end;) {
+    const int64_t count = std::min(kRowsAtOnce, rows.Contiguous(at, zone.end));
+    products.resize(static_cast<size_t>(config.bits * count));
+    kernels::DotScore(codes.directions.data(), config.bits, d, rows.Key(at), count, 1.0f,
+                      products.data(), count);
+    uint32_t* out = &codes.words[static_cast<size_t>((at - zone.begin) * words)];
+    for (int64_t b = 0; b < config.bits; ++b) {
+      for (int64_t j = 0; j < count; ++j) {
+        const bool set =
+            products[static_cast<size_t>(b * count + j)] > threshold[static_cast<size_t>(b)];
+        out[j * words + b / 32] |= static_cast<uint32_t>(set) << b % 32;
+      }
+    }
+    at += count;
   }
   return codes;
 }

@@ -31,7 +31,7 @@ TEST_F(BadInputTest, Device_UnknownOrUnfit_IsRefused) {
   EXPECT_THAT(Carrel(Args{"ask", "--model", DemoModel(), "--zone", "device", "hi"}),
               FailsWith(kBad, Texts{"zone=device", "cuda"}));
   EXPECT_THAT(Carrel(Args{"ask", "--model", DemoModel(), "--zone", "here", "hi"}),
-              FailsWith(kBad, Texts{"zone=here", "store, device"}));
+              FailsWith(kBad, Texts{"zone=here", "store, host, device"}));
   EXPECT_THAT(
       Carrel(Args{"ask", "--model", DemoModel(), "--device", "cuda", "--gpu-memory", "1MB", "hi"}),
       FailsWith(kFailed, Texts{"cuda"}));  // no CUDA, no GPU, or too little of it

@@ -8,8 +8,11 @@ if(NOT CARREL_CUDA)
   return()
 endif()
 
-# One architecture while developing, "80;86;89;90" in releases.
+# One architecture while developing, preset gpu; those of preset gpu-release in releases.
 set(CMAKE_CUDA_ARCHITECTURES 90a CACHE STRING "GPU architectures to compile for")
+# Plain 90 has no wgmma, which attention runs on there.
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90$" "90a")
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90-" "90a-")
 find_program(CCACHE ccache)
 if(CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
@@ -25,6 +28,16 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
 set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -lineinfo")
+
+# Optional. cmake -DFaissGpu_ROOT=FOLDER
+list(APPEND CMAKE_MODULE_PATH ${CMAKE_SOURCE_DIR}/cmake)
+find_package(FaissGpu)
+if(FaissGpu_FOUND)
+  set_target_properties(faiss PROPERTIES
+    IMPORTED_LOCATION ${FaissGpu_LIBRARY}
+    INTERFACE_LINK_LIBRARIES "PkgConfig::openblas;CUDA::cublas;CUDA::cudart_static"
+    INTERFACE_INCLUDE_DIRECTORIES ${FaissGpu_INCLUDE_DIR})
+endif()
 
 add_library(carrel_cuda_flags INTERFACE)
 target_include_directories(carrel_cuda_flags INTERFACE ${CMAKE_SOURCE_DIR})

@@ -3,18 +3,21 @@
 // Ownership: bytes() lives as long as the MappedFile.     Threads: immutable, share freely.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace carrel {
 
-// How a mapped file will be read; advice to the kernel, which costs speed, not bytes, if it is wrong.
-// kSparse: a page here and there; the kernel reads no more than what is touched, where it would
-//   otherwise read megabytes around each fault.
+// How a mapped file will be read; advice to the kernel, which costs speed, not bytes, if it is
+// wrong. kSparse: a page here and there; the kernel reads no more than what is touched, where it
+// would
+//   otherwise read megabytes around each fault. What is known ahead is asked for by AskAhead.
 // kLargePages: soon all of it, in any order; files are read and mapped in pages of 2 MiB where the
 //   file system has them (ext4 from Linux 6.16), so that a random row costs no walk of page tables.
 enum class FileAccess : uint8_t { kSparse = 0, kLargePages = 1 };
@@ -30,13 +33,22 @@ class MappedFile {
 
   void Expect(FileAccess access) const;
 
+  // Starts reading `part` of bytes() and returns; several such reads overlap. Cost: some us.
+  static void AskAhead(absl::string_view part);
+
+  // Reads all of it, in order, and maps it in large pages where the file system has them; pages
+  // that were read one by one would stay small. Others may read it meanwhile. After
+  // Expect(kLargePages). Ends early, with no harm, when `cancelled` is set.
+  void Load(const std::atomic<bool>& cancelled) const;
+
   // Takes the file's pages out of this process; they come back when they are read. For keeping
   // within a memory budget: what the page cache keeps is the kernel's business.
   void ReleasePages() const;
 
  private:
-  explicit MappedFile(absl::string_view bytes) : bytes_(bytes) {}
-  absl::string_view bytes_;
+  MappedFile(std::string path, absl::string_view bytes) : path_(std::move(path)), bytes_(bytes) {}
+  const std::string path_;
+  const absl::string_view bytes_;
 };
 
 }  // namespace carrel

@@ -5,9 +5,12 @@
 
 namespace carrel::cuda {
 
-absl::StatusOr<Stream> Stream::Create() {
+absl::StatusOr<Stream> Stream::Create(Priority priority) {
   cudaStream_t stream = nullptr;
-  RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  int least = 0, greatest = 0;  // numerically the greatest is the smaller one
+  RETURN_IF_CUDA_ERROR(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  RETURN_IF_CUDA_ERROR(cudaStreamCreateWithPriority(
+      &stream, cudaStreamNonBlocking, priority == Priority::kHigh ? greatest : least));
   return Stream(stream);
 }
 
@@ -24,10 +27,11 @@ absl::Status Stream::WaitFor(const Event& event) const {
   return CudaStatus(cudaStreamWaitEvent(stream_, event.get(), 0), "cudaStreamWaitEvent");
 }
 
-absl::StatusOr<Event> Event::Create(Timing timing) {
+absl::StatusOr<Event> Event::Create(Timing timing, Wait wait) {
   cudaEvent_t event = nullptr;
   const unsigned flags =
-      timing == Timing::kOn ? cudaEventDefault : unsigned{cudaEventDisableTiming};
+      (timing == Timing::kOn ? unsigned{cudaEventDefault} : unsigned{cudaEventDisableTiming}) |
+      (wait == Wait::kAsleep ? unsigned{cudaEventBlockingSync} : 0u);
   RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&event, flags));
   return Event(event);
 }

@@ -139,6 +139,16 @@ inline std::vector<uint16_t> RandomBf16(std::mt19937_64& rng, int64_t count, flo
   return values;
 }
 
+// Multiples of 1/8 up to 4: sums of 128 products of two are exact in fp32, so that scores are the
+// same in whatever order they are summed, and ties are ties.
+inline std::vector<uint16_t> RandomGridBf16(std::mt19937_64& rng, int64_t count) {
+  std::vector<uint16_t> values = RandomBf16(rng, count);
+  for (uint16_t& value : values) {
+    value = FloatToBf16(std::clamp(std::round(8 * Bf16ToFloat(value)), -32.0f, 32.0f) / 8);
+  }
+  return values;
+}
+
 inline std::vector<uint32_t> RandomWords(std::mt19937_64& rng, int64_t count) {
   std::vector<uint32_t> words(static_cast<size_t>(count));
   for (uint32_t& word : words) word = static_cast<uint32_t>(rng());

@@ -12,6 +12,7 @@
 #include "kernels/dot_score/dot_score.h"
 #include "kernels/group_score/group_score.h"
 #include "kernels/linear/linear.h"
+#include "kernels/max_score/max_score.h"
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/prefill_attention/prefill_attention.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -149,6 +150,19 @@ BENCHMARK(BM_DotScore)
     ->ArgsProduct({{1, 4, 8}, {64}, {32768}, {0, 1}})
     ->Args({4, 128, 524288, 0})
     ->Args({4, 128, 524288, 1});
+
+void BM_MaxScore(benchmark::State& state) {
+  const int64_t queries = state.range(0), keys = 2048, dim = 64;
+  const Floats q = Normal(queries * dim, 1), k = Normal(keys * dim, 2);
+  Floats out(static_cast<size_t>(keys)), ref(out.size());
+  const QueryPanels panels(q.data(), queries, dim);
+  MaxScore(panels, k.data(), keys, out.data());
+  RefMaxScore(q.data(), queries, dim, k.data(), keys, ref.data());
+  if (!Check(state, out, ref)) return;
+  for (auto _ : state) MaxScore(panels, k.data(), keys, out.data());
+  SetRate(state, "GFLOP/s", 2.0 * static_cast<double>(queries * keys * dim));
+}
+BENCHMARK(BM_MaxScore)->ArgName("queries")->Arg(16)->Arg(64)->Arg(256);
 
 void BM_DotBf16(benchmark::State& state) {
   const int64_t dim = state.range(0), rows = 256;  // in L1 or L2: the call itself

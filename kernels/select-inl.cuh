@@ -10,6 +10,17 @@
 
 namespace carrel::kernels {
 
+// Ascending keys are ascending scores; NaN as -inf, -0 as 0. No score has key 0.
+__device__ __forceinline__ unsigned KeyOf(float score) {
+  const float value = isnan(score) ? -INFINITY : score + 0.0f;
+  const unsigned bits = __float_as_uint(value);
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float ScoreOf(unsigned key) {
+  return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffu : ~key);
+}
+
 // Zero before its first use, and ready for the next at the end of each.
 struct RowSync {
   unsigned arrived;

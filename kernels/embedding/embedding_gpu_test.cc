@@ -1,5 +1,6 @@
-#include "kernels/gpu_test_data.h"
 #include "kernels/embedding/embedding_cuda.h"
+#include "kernels/gpu_test_data.h"
+#include "kernels/half_test_data.h"
 
 namespace carrel::kernels {
 namespace {
@@ -19,6 +20,17 @@ TEST_F(EmbeddingGpuTest, RandomIds_ExactRows) {
     const DeviceOutput<float> y(n * dim);
     ASSERT_EQ(cudaSuccess, EmbeddingCuda(dtable.data(), dids.data(), n, dim, y.data(), nullptr));
     EXPECT_EQ(y.Get(), want);
+    const std::vector<uint16_t> half = RandomF16(rng_, vocab * dim);
+    const std::vector<float> wide = WidenF16(half);
+    want.clear();
+    for (const int32_t id : ids) {
+      want.insert(want.end(), wide.begin() + id * dim, wide.begin() + (id + 1) * dim);
+    }
+    const DeviceInput<uint16_t> dhalf(half);
+    const DeviceOutput<float> from_half(n * dim);
+    ASSERT_EQ(cudaSuccess, EmbeddingCuda(dhalf.data(), dids.data(), n, dim, from_half.data(),
+                                         nullptr, HalfType::kF16));
+    EXPECT_EQ(from_half.Get(), want);
   }
 }
 

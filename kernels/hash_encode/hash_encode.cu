@@ -22,6 +22,10 @@ __global__ void __launch_bounds__(kWarps * 32, 2) HashEncodeKernel(const HashEnc
   const int first_word = kFew ? blockIdx.z : 0;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t head = blockIdx.y;
+  const auto* thresholds =
+      p.threshold == nullptr
+          ? nullptr
+          : reinterpret_cast<const float2*>(p.threshold + head * kBits + 32 * first_word);
 
   const uint16_t* matrix = p.matrix + (head * kBits + 32 * first_word) * kDim;
   for (int i = threadIdx.x / 32; i < kBlockWords * 4 * kLoads; i += kWarps) {
@@ -54,8 +58,10 @@ __global__ void __launch_bounds__(kWarps * 32, 2) HashEncodeKernel(const HashEnc
           MmaPair(low, x[0][j], x[1][j], b);
           MmaPair(high, x[2][j], x[3][j], b);
         }
+        float2 bound{0, 0};
+        if (thresholds != nullptr) bound = __ldg(thresholds + (32 * w + 8 * n + 2 * t) / 2);
         const auto signs = [&](float first_bit, float second_bit) {
-          const uint32_t pair = (first_bit > 0 ? 1u : 0u) | (second_bit > 0 ? 2u : 0u);
+          const uint32_t pair = (first_bit > bound.x ? 1u : 0u) | (second_bit > bound.y ? 2u : 0u);
           return pair << (8 * n + 2 * t);
         };
         word[0] |= signs(low[0], low[1]);

@@ -1,5 +1,5 @@
 // What:   binary codes of rows: projection, sign and packing in one pass.
-// Math:   bit i of a row x is set exactly if <matrix[h, i], x> > 0, fp32 sums.
+// Math:   bit i of a row x is set exactly if <matrix[h, i], x> > threshold[h, i], fp32 sums.
 // Source: HATA (2025, section 3): h(x) = sign(x W), one W per KV head; here W is stored by
 // direction. Shapes: x [kv_heads, row_stride, head_dim] bf16, of which the first `rows` count:
 // keys, or the
@@ -32,10 +32,12 @@ struct HashEncodeParams {
   int64_t code_stride = 0;  // codes from one KV head to the next
   int64_t head_dim = 0;
   int64_t bits = 0;
+  const float* threshold = nullptr;  // [kv_heads, bits]; null: 0
 };
 
 cudaError_t HashEncode(const HashEncodeParams& params, cudaStream_t stream);
-// Host pointers. margin, if not null: [kv_heads, rows, bits], <direction, x> / (|direction| |x|).
+// Host pointers. margin, if not null: [kv_heads, rows, bits], (<direction, x> - threshold) /
+// (|direction| |x|).
 void RefHashEncode(const HashEncodeParams& params, float* margin);
 
 }  // namespace carrel::kernels

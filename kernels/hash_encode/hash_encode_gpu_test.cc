@@ -17,7 +17,10 @@ void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s) {
   const std::vector<uint16_t> x = RandomBf16(rng, s.kv_heads * s.row_stride * s.head_dim);
   const std::vector<uint16_t> matrix = RandomBf16(rng, s.kv_heads * s.bits * s.head_dim, 0.1f);
   const int64_t words = s.bits / 32;
+  const bool thresholds = rng() % 2 == 0;
+  const std::vector<float> threshold = RandomNormal(rng, s.kv_heads * s.bits, 0.5f);
   const DeviceInput<uint16_t> device_x(x), device_matrix(matrix);
+  const DeviceInput<float> device_threshold(threshold);
   DeviceOutput<uint32_t> codes(s.kv_heads * s.code_stride * words);
   std::vector<uint32_t> expected(static_cast<size_t>(s.kv_heads * s.code_stride * words), ~0u);
   std::vector<float> margin(static_cast<size_t>(s.kv_heads * s.rows * s.bits));
@@ -29,12 +32,14 @@ void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s) {
                           .row_stride = s.row_stride,
                           .code_stride = s.code_stride,
                           .head_dim = s.head_dim,
-                          .bits = s.bits};
+                          .bits = s.bits,
+                          .threshold = thresholds ? device_threshold.data() : nullptr};
   ASSERT_EQ(cudaSuccess, HashEncode(params, nullptr));
   const std::vector<uint32_t> out = codes.Get();
   params.x = x.data();
   params.matrix = matrix.data();
   params.codes = expected.data();
+  params.threshold = thresholds ? threshold.data() : nullptr;
   RefHashEncode(params, margin.data());
   int64_t undecided = 0;
   for (int64_t g = 0; g < s.kv_heads; ++g) {

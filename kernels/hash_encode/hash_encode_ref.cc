@@ -19,6 +19,7 @@ void RefHashEncode(const HashEncodeParams& p, float* margin) {
           xx += a * a;
           dd += b * b;
         }
+        if (p.threshold != nullptr) sum -= p.threshold[h * p.bits + i];
         const uint32_t bit = 1u << (i % 32);
         code[i / 32] = sum > 0 ? code[i / 32] | bit : code[i / 32] & ~bit;
         if (margin != nullptr) {

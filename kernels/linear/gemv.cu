@@ -1,5 +1,4 @@
-#include <cuda_bf16.h>
-
+#include "kernels/half-inl.cuh"
 #include "kernels/linear/linear_cuda.h"
 
 namespace carrel::kernels {
@@ -21,19 +20,19 @@ __device__ __forceinline__ uint4 LoadOnce(const uint4* p) {
   return v;
 }
 
+template <HalfType kType>
 __device__ __forceinline__ float Dot8(const uint4& a, const uint4& b) {
-  const auto* u = reinterpret_cast<const __nv_bfloat162*>(&a);
-  const auto* v = reinterpret_cast<const __nv_bfloat162*>(&b);
+  const uint32_t u[4] = {a.x, a.y, a.z, a.w}, v[4] = {b.x, b.y, b.z, b.w};
   float sum = 0;
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const float2 p = __bfloat1622float2(u[e]), q = __bfloat1622float2(v[e]);
+    const float2 p = UnpackPair<kType>(u[e]), q = UnpackPair<kType>(v[e]);
     sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
   }
   return sum;
 }
 
-template <int kRows>
+template <HalfType kType, int kRows>
 __global__ void __launch_bounds__(kThreads)
     GemvKernel(const uint4* x, const uint4* w, const float* bias, int pieces, int64_t out,
                bool accumulate, float* y) {
@@ -57,13 +56,13 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kAhead; ++i) {
       const uint4 values = __ldg(x + c + 32 * i);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) sum[r] += Dot8(weights[r][i], values);
+      for (int r = 0; r < kRows; ++r) sum[r] += Dot8<kType>(weights[r][i], values);
     }
   }
   for (; c < pieces; c += 32) {
     const uint4 values = __ldg(x + c);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] += Dot8(LoadOnce(rows[r] + c), values);
+    for (int r = 0; r < kRows; ++r) sum[r] += Dot8<kType>(LoadOnce(rows[r] + c), values);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -76,13 +75,22 @@ __global__ void __launch_bounds__(kThreads)
   y[row + lane] = value;
 }
 
-template <int kRows>
-void Launch(const LinearCudaParams& p, cudaStream_t stream) {
+template <HalfType kType, int kRows>
+void LaunchRows(const LinearCudaParams& p, cudaStream_t stream) {
   constexpr int64_t kBlockRows = kWarps * kRows;
   const auto blocks = static_cast<unsigned>((p.out + kBlockRows - 1) / kBlockRows);
-  GemvKernel<kRows><<<blocks, kThreads, 0, stream>>>(
+  GemvKernel<kType, kRows><<<blocks, kThreads, 0, stream>>>(
       static_cast<const uint4*>(p.x), static_cast<const uint4*>(p.w), p.bias,
       static_cast<int>(p.in / 8), p.out, p.accumulate, p.y);
+}
+
+template <HalfType kType>
+void Launch(const LinearCudaParams& p, cudaStream_t stream) {
+  if (p.out <= kFewRows) {
+    LaunchRows<kType, 1>(p, stream);
+  } else {
+    LaunchRows<kType, 2>(p, stream);
+  }
 }
 
 }  // namespace
@@ -91,10 +99,10 @@ cudaError_t GemvCuda(const LinearCudaParams& p, cudaStream_t stream) {
   if (p.n != 1 || p.in < 8 || p.in % 8 != 0 || p.out < 2 || p.out % 2 != 0) {
     return cudaErrorInvalidValue;
   }
-  if (p.out <= kFewRows) {
-    Launch<1>(p, stream);
+  if (p.type == HalfType::kBf16) {
+    Launch<HalfType::kBf16>(p, stream);
   } else {
-    Launch<2>(p, stream);
+    Launch<HalfType::kF16>(p, stream);
   }
   return cudaGetLastError();
 }

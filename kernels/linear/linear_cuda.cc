@@ -44,6 +44,7 @@ struct Plan {
 // cuBLASLt counts columns first: y^T [out, n] = w^T^T [out, in] x^T [in, n].
 cublasStatus_t MakePlan(cublasLtHandle_t handle, const LinearCudaParams& p, Plan& plan) {
   const cudaDataType_t y_type = CUDA_R_32F;
+  const cudaDataType_t half = p.type == HalfType::kBf16 ? CUDA_R_16BF : CUDA_R_16F;
   const auto in = static_cast<uint64_t>(p.in), out = static_cast<uint64_t>(p.out),
              n = static_cast<uint64_t>(p.n);
   const cublasOperation_t transpose = CUBLAS_OP_T;
@@ -67,8 +68,8 @@ cublasStatus_t MakePlan(cublasLtHandle_t handle, const LinearCudaParams& p, Plan
     RETURN_IF_CUBLAS_ERROR(cublasLtMatmulDescSetAttribute(
         plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof(p.bias)));
   }
-  RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.w.address(), CUDA_R_16BF, in, out, p.in));
-  RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.x.address(), CUDA_R_16BF, in, n, p.in));
+  RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.w.address(), half, in, out, p.in));
+  RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.x.address(), half, in, n, p.in));
   RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(plan.y.address(), y_type, out, n, p.out));
   RETURN_IF_CUBLAS_ERROR(cublasLtMatmulPreferenceCreate(preference.address()));
   RETURN_IF_CUBLAS_ERROR(cublasLtMatmulPreferenceSetAttribute(
@@ -95,7 +96,7 @@ class CublasLinear final : public LinearCuda {
       return cudaErrorInvalidValue;
     }
     if (p.n == 0) return cudaSuccess;
-    const Key key(p.n, p.in, p.out, p.accumulate, p.bias != nullptr);
+    const Key key(p.n, p.in, p.out, p.accumulate, p.bias != nullptr, p.type);
     auto at = plans_.find(key);
     if (at == plans_.end()) {
       // Prompts come in every length; what is forgotten is found again.
@@ -118,7 +119,7 @@ class CublasLinear final : public LinearCuda {
   }
 
  private:
-  using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, HalfType>;
   static constexpr size_t kMaxPlans = 4096;
 
   cublasLtHandle_t handle_ = nullptr;

@@ -1,7 +1,9 @@
-// What:   y = x W^T + b on the GPU, bf16 with fp32 sums: cuBLASLt, and a kernel of our own for one
+// What:   y = x W^T + b on the GPU, bf16 or f16 with fp32 sums: cuBLASLt, and a kernel of our own
+// for one
 //         token, whose time is that of reading the weights.
 // Math:   y[i, o] = (accumulate ? y[i, o] : 0) + sum_c x[i, c] * w[o, c] + bias[o]
-// Shapes: x [n, in], w [out, in] bf16, y [n, out] f32, bias [out] f32 or null; contiguous device
+// Shapes: x [n, in], w [out, in] of `type`, y [n, out] f32, bias [out] f32 or null; contiguous
+// device
 //         memory, 16-byte aligned; in and out multiples of 8.
 // Edge:   n == 0 does nothing.
 // Errors: cudaErrorInvalidValue sizes that do not fit; cudaErrorUnknown what cuBLASLt refuses.
@@ -15,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/cuda/runtime.h"
+#include "kernels/half_type.h"
 
 namespace carrel::kernels {
 
@@ -27,6 +30,7 @@ struct LinearCudaParams {
   int64_t out = 0;
   float* y = nullptr;
   bool accumulate = false;
+  HalfType type = HalfType::kBf16;
 };
 
 cudaError_t GemvCuda(const LinearCudaParams& params, cudaStream_t stream);  // n == 1

@@ -1,4 +1,5 @@
 #include "kernels/gpu_test_data.h"
+#include "kernels/half_test_data.h"
 #include "kernels/linear/linear_cuda.h"
 
 namespace carrel::kernels {
@@ -12,10 +13,14 @@ class LinearGpuTest : public GpuKernelTest {
     linear_ = *std::move(linear);
   }
 
-  void ExpectMatches(int64_t n, int64_t in, int64_t out, bool bias, bool accumulate) {
+  void ExpectMatches(int64_t n, int64_t in, int64_t out, bool bias, bool accumulate,
+                     HalfType type = HalfType::kBf16) {
     SCOPED_TRACE(testing::Message() << "n " << n << " in " << in << " out " << out << " bias "
                                     << bias << " accumulate " << accumulate);
-    const std::vector<uint16_t> x = RandomBf16(rng_, n * in), w = RandomBf16(rng_, out * in);
+    const bool half = type == HalfType::kF16;
+    const std::vector<uint16_t> x = half ? RandomF16(rng_, n * in) : RandomBf16(rng_, n * in);
+    const std::vector<uint16_t> w = half ? RandomF16(rng_, out * in) : RandomBf16(rng_, out * in);
+    const auto wide = [half](uint16_t v) { return half ? F16ToFloat(v) : Bf16ToFloat(v); };
     const std::vector<float> b = RandomNormal(rng_, out), before = RandomNormal(rng_, n * out);
     std::vector<float> want(static_cast<size_t>(n * out));
     for (int64_t i = 0; i < n; ++i) {
@@ -23,7 +28,7 @@ class LinearGpuTest : public GpuKernelTest {
         double sum = accumulate ? before[i * out + o] : 0;
         if (bias) sum += b[o];
         for (int64_t c = 0; c < in; ++c) {
-          sum += double{Bf16ToFloat(x[i * in + c])} * double{Bf16ToFloat(w[o * in + c])};
+          sum += double{wide(x[i * in + c])} * double{wide(w[o * in + c])};
         }
         want[i * out + o] = static_cast<float>(sum);
       }
@@ -46,6 +51,7 @@ class LinearGpuTest : public GpuKernelTest {
       p.out = out;
       p.y = y.data();
       p.accumulate = accumulate;
+      p.type = type;
       ASSERT_EQ(cudaSuccess, gemm ? linear_->Gemm(p, nullptr) : linear_->Run(p, nullptr));
       EXPECT_LE(RelativeError(y.Get(), want), 1e-5) << (gemm ? "gemm" : "gemv");
     }
@@ -59,13 +65,16 @@ TEST_F(LinearGpuTest, RandomShapes_MatchReference) {
   for (int trial = 0; trial < 60; ++trial) {
     const int64_t n = trial % 3 == 0 ? 1 : 1 + Below(70);
     const int64_t in = 8 * (1 + Below(60)), out = 8 * (1 + Below(60));
-    ExpectMatches(n, in, out, trial % 2 == 0, trial % 5 < 2);
+    ExpectMatches(n, in, out, trial % 2 == 0, trial % 5 < 2,
+                  trial % 4 == 1 ? HalfType::kF16 : HalfType::kBf16);
   }
 }
 
 TEST_F(LinearGpuTest, OneTokenLongRows_MatchesReference) {
   ExpectMatches(1, 14336, 256, true, true);
   ExpectMatches(1, 4096, 1024, false, false);
+  ExpectMatches(1, 4096, 1024, true, false, HalfType::kF16);
+  ExpectMatches(1, 72, 8200, false, true, HalfType::kF16);
   ExpectMatches(1, 72, 8200, true, false);  // more rows: two to a warp
 }
 

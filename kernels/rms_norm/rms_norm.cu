@@ -1,5 +1,4 @@
-#include <cuda_bf16.h>
-
+#include "kernels/half-inl.cuh"
 #include "kernels/rms_norm/rms_norm_cuda.h"
 
 namespace carrel::kernels {
@@ -7,8 +6,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
+template <HalfType kType>
 __global__ void __launch_bounds__(kThreads)
-    RmsNormKernel(const float* x, int64_t dim, const float* w, float eps, __nv_bfloat16* y) {
+    RmsNormKernel(const float* x, int64_t dim, const float* w, float eps, uint32_t* y) {
   __shared__ float sums[kThreads / 32];
   const float4* const row = reinterpret_cast<const float4*>(x + int64_t{blockIdx.x} * dim);
   const float4* const weights = reinterpret_cast<const float4*>(w);
@@ -24,22 +24,24 @@ __global__ void __launch_bounds__(kThreads)
   sum = 0;
   for (int i = 0; i < kThreads / 32; ++i) sum += sums[i];
   const float factor = 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
-  __nv_bfloat162* const out = reinterpret_cast<__nv_bfloat162*>(y + int64_t{blockIdx.x} * dim);
+  uint32_t* const out = y + int64_t{blockIdx.x} * dim / 2;
   for (int c = threadIdx.x; c < quads; c += kThreads) {
     const float4 v = row[c], g = weights[c];
-    out[2 * c] = __floats2bfloat162_rn(v.x * factor * g.x, v.y * factor * g.y);
-    out[2 * c + 1] = __floats2bfloat162_rn(v.z * factor * g.z, v.w * factor * g.w);
+    out[2 * c] = PackPair<kType>(v.x * factor * g.x, v.y * factor * g.y);
+    out[2 * c + 1] = PackPair<kType>(v.z * factor * g.z, v.w * factor * g.w);
   }
 }
 
 }  // namespace
 
 cudaError_t RmsNormCuda(const float* x, int64_t n, int64_t dim, const float* w, float eps, void* y,
-                        cudaStream_t stream) {
+                        cudaStream_t stream, HalfType type) {
   if (n < 0 || dim < 4 || dim % 4 != 0) return cudaErrorInvalidValue;
   if (n == 0) return cudaSuccess;
-  RmsNormKernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>(x, dim, w, eps,
-                                                                   static_cast<__nv_bfloat16*>(y));
+  const auto kernel =
+      type == HalfType::kBf16 ? RmsNormKernel<HalfType::kBf16> : RmsNormKernel<HalfType::kF16>;
+  kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>(x, dim, w, eps,
+                                                            static_cast<uint32_t*>(y));
   return cudaGetLastError();
 }
 

@@ -1,4 +1,5 @@
 #include "kernels/gpu_test_data.h"
+#include "kernels/half_test_data.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rms_norm/rms_norm_cuda.h"
 
@@ -19,6 +20,10 @@ TEST_F(RmsNormGpuTest, RandomShapes_MatchReference) {
     const DeviceOutput<uint16_t> y(n * dim);
     ASSERT_EQ(cudaSuccess, RmsNormCuda(dx.data(), n, dim, dw.data(), 1e-5f, y.data(), nullptr));
     EXPECT_LE(RelativeError(Widen(y.Get()), want), kBf16Tolerance);
+    const DeviceOutput<uint16_t> half(n * dim);
+    ASSERT_EQ(cudaSuccess, RmsNormCuda(dx.data(), n, dim, dw.data(), 1e-5f, half.data(), nullptr,
+                                       HalfType::kF16));
+    EXPECT_LE(RelativeError(WidenF16(half.Get()), want), kF16Tolerance);
   }
 }
 

@@ -1,5 +1,4 @@
-#include <cuda_bf16.h>
-
+#include "kernels/half-inl.cuh"
 #include "kernels/silu_mul/silu_mul_cuda.h"
 
 namespace carrel::kernels {
@@ -11,6 +10,7 @@ __device__ __forceinline__ float SiluMul(float gate, float up) {
   return gate / (1.0f + __expf(-gate)) * up;
 }
 
+template <HalfType kType>
 __global__ void __launch_bounds__(kThreads)
     SiluMulKernel(const float4* gate_up, int64_t pieces, int64_t row_pieces, uint2* y) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;  // of four elements
@@ -18,20 +18,20 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = i / row_pieces, piece = i % row_pieces;
   const float4 g = gate_up[2 * row * row_pieces + piece];
   const float4 u = gate_up[(2 * row + 1) * row_pieces + piece];
-  const __nv_bfloat162 low = __floats2bfloat162_rn(SiluMul(g.x, u.x), SiluMul(g.y, u.y));
-  const __nv_bfloat162 high = __floats2bfloat162_rn(SiluMul(g.z, u.z), SiluMul(g.w, u.w));
-  y[i] = make_uint2(*reinterpret_cast<const uint32_t*>(&low),
-                    *reinterpret_cast<const uint32_t*>(&high));
+  y[i] = make_uint2(PackPair<kType>(SiluMul(g.x, u.x), SiluMul(g.y, u.y)),
+                    PackPair<kType>(SiluMul(g.z, u.z), SiluMul(g.w, u.w)));
 }
 
 }  // namespace
 
 cudaError_t SiluMulCuda(const float* gate_up, int64_t n, int64_t width, void* y,
-                        cudaStream_t stream) {
+                        cudaStream_t stream, HalfType type) {
   if (n < 0 || width < 4 || width % 4 != 0) return cudaErrorInvalidValue;
   if (n == 0) return cudaSuccess;
   const int64_t pieces = n * width / 4;
-  SiluMulKernel<<<static_cast<unsigned>((pieces + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+  const auto kernel =
+      type == HalfType::kBf16 ? SiluMulKernel<HalfType::kBf16> : SiluMulKernel<HalfType::kF16>;
+  kernel<<<static_cast<unsigned>((pieces + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
       reinterpret_cast<const float4*>(gate_up), pieces, width / 4, static_cast<uint2*>(y));
   return cudaGetLastError();
 }

@@ -1,4 +1,5 @@
 #include "kernels/gpu_test_data.h"
+#include "kernels/half_test_data.h"
 #include "kernels/silu_mul/silu_mul.h"
 #include "kernels/silu_mul/silu_mul_cuda.h"
 
@@ -21,7 +22,20 @@ TEST_F(SiluMulGpuTest, RandomShapes_MatchReference) {
     const DeviceOutput<uint16_t> y(n * width);
     ASSERT_EQ(cudaSuccess, SiluMulCuda(dx.data(), n, width, y.data(), nullptr));
     EXPECT_LE(RelativeError(Widen(y.Get()), gate), kBf16Tolerance);
+    const DeviceOutput<uint16_t> half(n * width);
+    ASSERT_EQ(cudaSuccess, SiluMulCuda(dx.data(), n, width, half.data(), nullptr, HalfType::kF16));
+    EXPECT_LE(RelativeError(WidenF16(half.Get()), gate), kF16Tolerance);
   }
+}
+
+TEST_F(SiluMulGpuTest, BeyondF16_IsItsLargest) {
+  const DeviceInput<float> x(std::vector<float>{1000, 1000, 1000, 1, 1000, -1000, 10, 1});
+  const DeviceOutput<uint16_t> y(4);
+  ASSERT_EQ(cudaSuccess, SiluMulCuda(x.data(), 1, 4, y.data(), nullptr, HalfType::kF16));
+  const std::vector<float> wide = WidenF16(y.Get());
+  EXPECT_EQ(wide[0], 65504);
+  EXPECT_EQ(wide[1], -65504);
+  EXPECT_NEAR(wide[2], 10000, 4);
 }
 
 TEST_F(SiluMulGpuTest, VeryNegativeGate_IsZero) {

@@ -1,7 +1,7 @@
 // Candidates are (score, index) packed into one integer each, so that the smaller is the better. A
-// vector scan appends only what beats the k-th best so far; whenever the room is full it is cut back
-// to the best k, which raises the bar. A later score equal to the bar loses its tie by index, so the
-// scan may ask for strictly greater.
+// vector scan appends only what beats the k-th best so far; whenever the room is full it is cut
+// back to the best k, which raises the bar. A later score equal to the bar loses its tie by index,
+// so the scan may ask for strictly greater.
 #include "kernels/topk/topk.h"
 
 #include <algorithm>
@@ -100,14 +100,27 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
     count = k;
     if (next == n) break;
     int64_t written = 0;
-    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(
-        scores, next, n, Value(scores[IndexOf(candidates[k - 1])]), appended, capacity - k,
-        &written);
+    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n,
+                                               Value(scores[IndexOf(candidates[k - 1])]), appended,
+                                               capacity - k, &written);
     for (int64_t i = 0; i < written; ++i) candidates[count++] = Pack(scores, appended[i]);
   }
   std::sort(candidates, candidates + k);
   for (int64_t i = 0; i < k; ++i) out[i] = IndexOf(candidates[i]);
   return k;
+}
+
+std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {
+  thread_local std::vector<uint64_t> scratch;
+  const auto n = static_cast<int64_t>(scores.size());
+  std::vector<int64_t> best(static_cast<size_t>(std::min(n, k)));
+  if (k >= n) {
+    std::iota(best.begin(), best.end(), 0);
+    return best;
+  }
+  best.resize(static_cast<size_t>(TopK(scores.data(), n, k, best.data(), scratch)));
+  std::sort(best.begin(), best.end());
+  return best;
 }
 
 }  // namespace carrel::kernels

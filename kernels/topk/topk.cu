@@ -22,17 +22,6 @@ struct Args {
   int k;
 };
 
-// Ascending keys are ascending scores; NaN as -inf, -0 as 0.
-__device__ unsigned KeyOf(float score) {
-  const float value = isnan(score) ? -INFINITY : score + 0.0f;
-  const unsigned bits = __float_as_uint(value);
-  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
-}
-
-__device__ float ScoreOf(unsigned key) {
-  return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffu : ~key);
-}
-
 // Ascending order of what it returns is (score descending, index ascending).
 __device__ uint64_t Pack(unsigned key, int index) {
   return static_cast<uint64_t>(~key) << 32 | static_cast<unsigned>(index);

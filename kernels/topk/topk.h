@@ -17,4 +17,7 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
              std::vector<uint64_t>& scratch);
 int64_t RefTopK(const float* scores, int64_t n, int64_t k, int64_t* out);
 
+// Indices of the k largest by the same order, ascending. k >= scores.size(): all.
+std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k);
+
 }  // namespace carrel::kernels

@@ -1,0 +1,159 @@
+// Numbers are widened to 16 bits as they are loaded; pairs of products add up in the 32 bits of a
+// lane, of which two belong to a row.
+#include "kernels/int8_score/int8_score.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/int8_score/int8_score.cc"
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+// Loops over what lives in registers.
+#undef CARREL_UNROLL
+#define CARREL_UNROLL _Pragma("GCC unroll 8")
+
+HWY_BEFORE_NAMESPACE();
+namespace carrel::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET != HWY_SCALAR
+
+using Int8SumTag = hn::CappedTag<int32_t, 16>;
+using Int8WideTag = hn::Repartition<int16_t, Int8SumTag>;
+using Int8NarrowTag = hn::Rebind<int8_t, Int8WideTag>;
+
+// Rows are asked for this far ahead: the hardware's own prefetch stops at each page. Asking for
+// what lies behind the last block is harmless.
+inline constexpr int64_t kInt8PrefetchBytes = 8192;
+
+// kHeads queries from `head` on with one block; out at the block's first row.
+template <int kHeads>
+HWY_INLINE void Int8Heads(const Int8Queries& q, int64_t head, const uint8_t* block, float* out,
+                          int64_t stride) {
+  const Int8SumTag d32;
+  const Int8WideTag d16;
+  const Int8NarrowTag d8;
+  const hn::Repartition<int64_t, Int8SumTag> d64;
+  const hn::RebindToFloat<Int8SumTag> df;
+  const hn::Repartition<uint8_t, Int8SumTag> d_bytes;
+  using Sum = hn::Vec<Int8SumTag>;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d32)), fours = (q.dim + 3) / 4;
+  // Two vectors of half the lanes' rows each make a vector of rows.
+  for (int64_t row = 0; row < kInt8BlockRows; row += lanes) {
+    Sum low[kHeads], low_more[kHeads], high[kHeads], high_more[kHeads];
+    CARREL_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      low[h] = low_more[h] = high[h] = high_more[h] = hn::Zero(d32);
+    }
+    const auto* numbers = reinterpret_cast<const int8_t*>(block + 64 + 4 * row);
+    const int16_t* values = q.values.data() + head * 4 * fours;
+    for (int64_t four = 0; four < fours; ++four) {
+      hwy::Prefetch(numbers + 64 * four + kInt8PrefetchBytes);
+      const auto rows_low = hn::PromoteTo(d16, hn::LoadU(d8, numbers + 64 * four));
+      const auto rows_high = hn::PromoteTo(d16, hn::LoadU(d8, numbers + 64 * four + 2 * lanes));
+      CARREL_UNROLL
+      for (int h = 0; h < kHeads; ++h) {
+        int64_t bits;
+        std::memcpy(&bits, values + 4 * (h * fours + four), sizeof(bits));
+        const auto query = hn::BitCast(d16, hn::Set(d64, bits));
+        low[h] = hn::ReorderWidenMulAccumulate(d32, rows_low, query, low[h], low_more[h]);
+        high[h] = hn::ReorderWidenMulAccumulate(d32, rows_high, query, high[h], high_more[h]);
+      }
+    }
+    const auto scale = hn::BitCast(df, hn::LoadU(d_bytes, block + 4 * row));
+    CARREL_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      const Sum a = hn::RearrangeToOddPlusEven(low[h], low_more[h]);
+      const Sum b = hn::RearrangeToOddPlusEven(high[h], high_more[h]);
+      const Sum sum = hn::Add(hn::ConcatEven(d32, b, a), hn::ConcatOdd(d32, b, a));
+      const auto scaled = hn::Mul(hn::Mul(hn::ConvertTo(df, sum), scale),
+                                  hn::Set(df, q.scale[static_cast<size_t>(head + h)]));
+      hn::StoreU(scaled, df, out + h * stride + row);
+    }
+  }
+}
+
+void Int8ScoreImpl(const Int8Queries& q, const void* blocks, int64_t count, float* out,
+                   int64_t stride) {
+  const auto* block = static_cast<const uint8_t*>(blocks);
+  for (int64_t i = 0; i < count; ++i, block += Int8BlockBytes(q.dim)) {
+    float* to = out + i * kInt8BlockRows;
+    int64_t head = 0;
+    for (; head + 4 <= q.group; head += 4) {
+      Int8Heads<4>(q, head, block, to + head * stride, stride);
+    }
+    if (head + 2 <= q.group) {
+      Int8Heads<2>(q, head, block, to + head * stride, stride);
+      head += 2;
+    }
+    if (head < q.group) Int8Heads<1>(q, head, block, to + head * stride, stride);
+  }
+}
+
+#else
+
+void Int8ScoreImpl(const Int8Queries& q, const void* blocks, int64_t count, float* out,
+                   int64_t stride) {
+  RefInt8Score(q, blocks, count, out, stride);
+}
+
+#endif
+
+}  // namespace carrel::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace carrel::kernels {
+
+HWY_EXPORT(Int8ScoreImpl);
+
+void PackInt8(const float* rows, int64_t count, int64_t dim, void* block) {
+  auto* bytes = static_cast<char*>(block);
+  std::memset(bytes, 0, static_cast<size_t>(Int8BlockBytes(dim)));
+  for (int64_t r = 0; r < count; ++r) {
+    const float* row = rows + r * dim;
+    float largest = 0;
+    for (int64_t c = 0; c < dim; ++c) largest = std::max(largest, std::abs(row[c]));
+    const float scale = largest / 127;
+    if (!(scale > 0)) continue;  // zeros, or too small for a scale
+    std::memcpy(bytes + 4 * r, &scale, sizeof(scale));
+    for (int64_t c = 0; c < dim; ++c) {
+      const long number = std::clamp(std::lround(row[c] / scale), -127L, 127L);
+      bytes[64 + c / 4 * 64 + 4 * r + c % 4] = static_cast<char>(number);
+    }
+  }
+}
+
+void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale,
+                     Int8Queries& queries) {
+  const int64_t padded = (dim + 3) / 4 * 4;
+  queries.group = group;
+  queries.dim = dim;
+  queries.values.assign(static_cast<size_t>(group * padded), 0);
+  queries.scale.resize(static_cast<size_t>(group));
+  const auto most = static_cast<float>(std::min<int64_t>(INT16_MAX, INT32_MAX / (127 * dim)));
+  for (int64_t h = 0; h < group; ++h) {
+    const float* query = q + h * dim;
+    float largest = 0;
+    for (int64_t c = 0; c < dim; ++c) largest = std::max(largest, std::abs(query[c]));
+    const float step = largest / most;
+    queries.scale[static_cast<size_t>(h)] = step * scale;
+    if (!(step > 0)) continue;
+    for (int64_t c = 0; c < dim; ++c) {
+      queries.values[static_cast<size_t>(h * padded + c)] =
+          static_cast<int16_t>(std::clamp(std::round(query[c] / step), -most, most));
+    }
+  }
+}
+
+void Int8Score(const Int8Queries& queries, const void* blocks, int64_t count, float* out,
+               int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(Int8ScoreImpl)(queries, blocks, count, out, stride);
+}
+
+}  // namespace carrel::kernels
+#endif

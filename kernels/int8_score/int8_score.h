@@ -1,0 +1,41 @@
+// What:   inner products of a group's queries with rows kept in 8 bits, one scale per row.
+// Math:   row j ~ scale[j] n[j], n integers in -127 .. 127, scale[j] = max_c |row[c]| / 127: each
+//         number is off by at most scale[j] / 2. A query is kept in 16 bits (of the largest factor
+//         with which no sum leaves 32 bits) and counts as exact.
+//         out[h, j] = f32(sum_c m[h, c] n[j, c]) * scale[j] * query_scale[h]
+// Shapes: a block holds 16 rows in 64 + 64 ceil(dim / 4) bytes: f32 scale[16], then for each four
+//         numbers of a row (zeros behind the last) 64 bytes, row r's at 4r. Any byte address.
+//         out [group, stride >= count * 16] f32.
+// Source: ours; rows side by side, as in fast scans of codes, so that no sum crosses lanes.
+// Threads: reentrant; splitting blocks changes no bit, and both versions give the same bits.
+// Cost:   reads dim + 4 bytes per row once per four queries.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace carrel::kernels {
+
+inline constexpr int64_t kInt8BlockRows = 16;
+
+inline int64_t Int8BlockBytes(int64_t dim) { return 64 + (dim + 3) / 4 * 64; }
+
+// Packs rows [rows <= 16, dim] f32, finite; the rows that are left are zeros.
+void PackInt8(const float* rows, int64_t count, int64_t dim, void* block);
+
+struct Int8Queries {
+  int64_t group = 0;
+  int64_t dim = 0;
+  std::vector<int16_t> values;  // [group, dim rounded up to 4]
+  std::vector<float> scale;     // [group]
+};
+
+// q [group, dim] f32; `scale` is multiplied into the scores.
+void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale, Int8Queries& queries);
+
+void Int8Score(const Int8Queries& queries, const void* blocks, int64_t count, float* out,
+               int64_t stride);
+void RefInt8Score(const Int8Queries& queries, const void* blocks, int64_t count, float* out,
+                  int64_t stride);
+
+}  // namespace carrel::kernels

@@ -44,6 +44,8 @@ absl::Status AttendSpan(const AttendSpanParams& p) {
     std::fill_n(p.out + t * p.out_stride, p.group * d, 0.0f);
     std::fill_n(p.lse + t * p.lse_stride, p.group, -INFINITY);
   }
+  keys.AskAhead(p.span);
+  values.AskAhead(p.span);
   for (Position at = p.span.begin; at < p.span.end; at += kAttendBlockRows) {
     if (p.cancelled->load(std::memory_order_relaxed)) return absl::CancelledError("cancelled");
     const RowRange block{at, std::min(p.span.end, at + kAttendBlockRows)};

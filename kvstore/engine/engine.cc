@@ -39,6 +39,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
       store_(std::move(store)),
       indexes_(config.memory_budget_bytes),
       resident_(config.memory_budget_bytes),
+      loader_(&resident_),
       queue_(ThreadsOf(config), config.queue_limit) {}
 
 Engine::~Engine() = default;
@@ -72,7 +73,7 @@ absl::StatusOr<std::shared_ptr<OpenContext>> Engine::FindOrOpen(const std::strin
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const StoredContext> stored, store_->OpenContext(name));
   ASSIGN_OR_RETURN(std::shared_ptr<OpenContext> context,
-                   OpenContext::Create(std::move(stored), &indexes_, &resident_));
+                   OpenContext::Create(std::move(stored), &indexes_, &resident_, &loader_));
   contexts_[name] = {context, ++uses_};
   return context;
 }
@@ -117,6 +118,7 @@ EngineStatistics Engine::Statistics() {
   statistics.refused = queue_.refused();
   statistics.resident_bytes = resident_.ResidentBytes();
   statistics.layers_released = resident_.releases();
+  statistics.layers_loaded = loader_.loads();
   statistics.memory_budget_bytes = config_.memory_budget_bytes;
   absl::MutexLock lock(&contexts_mu_);
   statistics.open_contexts = static_cast<int64_t>(contexts_.size());

@@ -22,6 +22,7 @@
 #include "kvstore/engine/engine_config.h"
 #include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/index_cache.h"
+#include "kvstore/engine/layer_loader.h"
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/resident_budget.h"
 #include "kvstore/engine/session.h"
@@ -68,6 +69,7 @@ class Engine {
   const std::unique_ptr<Store> store_;
   IndexCache indexes_;
   ResidentBudget resident_;
+  LayerLoader loader_;
   RequestLatencies latencies_;
   std::atomic<int64_t> sessions_{0};
 

@@ -33,6 +33,7 @@ struct EngineStatistics {
   int64_t index_bytes = 0;  // heap of loaded indexes
   int64_t index_loads = 0, index_evictions = 0;
   int64_t layers_released = 0;  // for the memory budget
+  int64_t layers_loaded = 0;    // whole, behind the searches
   int64_t memory_budget_bytes = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "kvstore/engine/open_context.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -19,14 +20,16 @@ std::string Place(const std::string& context, Layer layer, KvHead kv_head) {
 }  // namespace
 
 OpenContext::OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,
-                         ResidentBudget* budget)
-    : stored_(std::move(stored)), indexes_(indexes), budget_(budget) {}
+                         ResidentBudget* budget, LayerLoader* loader)
+    : stored_(std::move(stored)), indexes_(indexes), budget_(budget), loader_(loader) {}
 
 OpenContext::~OpenContext() { indexes_->DropContext(id_); }
 
 absl::StatusOr<std::shared_ptr<OpenContext>> OpenContext::Create(
-    std::shared_ptr<const StoredContext> stored, IndexCache* indexes, ResidentBudget* budget) {
-  std::shared_ptr<OpenContext> context(new OpenContext(std::move(stored), indexes, budget));
+    std::shared_ptr<const StoredContext> stored, IndexCache* indexes, ResidentBudget* budget,
+    LayerLoader* loader) {
+  std::shared_ptr<OpenContext> context(
+      new OpenContext(std::move(stored), indexes, budget, loader));
   RETURN_IF_ERROR(Annotate(context->ReadManifest(),
                            absl::StrCat("context ", context->manifest().name(), ": manifest")));
   return context;
@@ -42,10 +45,10 @@ absl::Status OpenContext::ReadManifest() {
     return absl::FailedPreconditionError(
         absl::StrCat("kv_dtype=\"", m.kv_dtype(), "\" is not one that this program reads (bf16)"));
   }
-  if (m.key_position() != "after_rope") {
+  if (m.key_position() != "after_rope" && m.key_position() != "none") {
     return absl::FailedPreconditionError(absl::StrCat("key_position=\"", m.key_position(),
                                                       "\" is not one that this program reads "
-                                                      "(after_rope)"));
+                                                      "(after_rope, none)"));
   }
   const bool shape_fits = m.layers() >= 1 && m.layers() <= 65534 && m.kv_heads() >= 1 &&
                           m.q_heads() <= 4096 && m.q_heads() >= m.kv_heads() &&
@@ -63,6 +66,12 @@ absl::Status OpenContext::ReadManifest() {
   tokens_ = m.tokens();
   scale_ = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   ASSIGN_OR_RETURN(index_params_, HeadIndexParamsOf(m));
+  // A search by codes knows its rows before it reads them. The others walk from row to row, or read
+  // all: for them a layer's first search had better read the layer.
+  const bool by_codes = std::all_of(
+      index_params_.begin(), index_params_.end(),
+      [](const IndexParams& params) { return params.kind == IndexKind::kCode; });
+  if (by_codes) stored_->Expect(FileAccess::kSparse);
   layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
   return absl::OkStatus();
@@ -85,6 +94,11 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
   ASSIGN_OR_RETURN(rows->exact,
                    OpenIndex(IndexParams{.kind = IndexKind::kFlat}, Blob(), rows->keys));
   slot.rows = std::move(rows);
+  // A layer's heads are opened before the first of them is searched: their codes come meanwhile.
+  if (ParamsOf(layer, kv_head).kind == IndexKind::kCode) {
+    ASSIGN_OR_RETURN(const Blob codes, Blob::Open(*stored_, layer, Kind::kIndex, kv_head));
+    codes.AskAhead();
+  }
   return slot.rows;
 }
 

@@ -21,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/ids.h"
 #include "kvstore/engine/index_cache.h"
+#include "kvstore/engine/layer_loader.h"
 #include "kvstore/engine/resident_budget.h"
 #include "kvstore/index/index.h"
 #include "kvstore/index/rows.h"
@@ -44,13 +45,15 @@ struct HeadRows {
 class OpenContext {
  public:
   static absl::StatusOr<std::shared_ptr<OpenContext>> Create(
-      std::shared_ptr<const StoredContext> stored, IndexCache* indexes, ResidentBudget* budget);
+      std::shared_ptr<const StoredContext> stored, IndexCache* indexes, ResidentBudget* budget,
+      LayerLoader* loader);
   ~OpenContext();
 
   // The layer is about to be read: to be called before each search in it.
   void Touch(Layer layer) const {
     layers_->Touch(layer.value());
     budget_->Enforce();
+    loader_->Touch(stored_, layer);
   }
 
   const v1::Manifest& manifest() const;
@@ -81,13 +84,14 @@ class OpenContext {
   };
 
   OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,
-              ResidentBudget* budget);
+              ResidentBudget* budget, LayerLoader* loader);
   absl::Status ReadManifest();
   const IndexParams& ParamsOf(Layer layer, KvHead kv_head) const;
 
   const std::shared_ptr<const StoredContext> stored_;
   IndexCache* const indexes_;
   ResidentBudget* const budget_;
+  LayerLoader* const loader_;
   std::unique_ptr<ResidentBudget::Layers> layers_;
   // Constant after Create.
   std::string name_;

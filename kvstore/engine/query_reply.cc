@@ -332,10 +332,18 @@ absl::Status QueryReply::FillRows(Piece& piece, int64_t first_row) const {
       std::copy_n(unit.scores.begin() + h * unit.rows + first_row, n, piece.scores.data() + h * n);
     }
   }
+  std::vector<Position> missing;
+  if (!request_.held.empty()) {
+    const std::vector<Position>& held = request_.held[piece.kv_head.value()];
+    for (Position id : piece.ids) {
+      if (!std::binary_search(held.begin(), held.end(), id)) missing.push_back(id);
+    }
+  }
+  const std::vector<Position>& wanted = request_.held.empty() ? piece.ids : missing;
   const auto point_at = [&](const Rows& from, std::vector<const void*>& to) -> absl::Status {
-    RETURN_IF_ERROR(from.VerifyRows(piece.ids.data(), n));
-    to.reserve(n);
-    for (Position id : piece.ids) to.push_back(from.Address(id));
+    RETURN_IF_ERROR(from.VerifyRows(wanted.data(), static_cast<int64_t>(wanted.size())));
+    to.reserve(wanted.size());
+    for (Position id : wanted) to.push_back(from.Address(id));
     return absl::OkStatus();
   };
   if (request_.want == Want::kRows) RETURN_IF_ERROR(point_at(rows.keys, piece.k));

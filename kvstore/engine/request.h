@@ -42,6 +42,9 @@ struct QueryRequest {
   bool measure_mass = false;
   bool estimate = false;  // ATTEND: rows not selected count through their clusters' summaries
   int64_t effort = 0;
+  // ROWS: of each KV head, rows that the asker holds, ascending: only their ids are given. Empty:
+  // none.
+  std::vector<std::vector<Position>> held;
 };
 
 struct FetchRequest {
@@ -68,7 +71,7 @@ struct Piece {
   int64_t rows = 0;
   std::vector<Position> ids;         // [rows]
   std::vector<float> scores;         // [group, rows], or empty
-  std::vector<const void*> k, v;     // [rows], or empty
+  std::vector<const void*> k, v;     // [rows] less those that the asker holds, or empty
   absl::Span<const float> out;       // [group, head_dim], or empty
   absl::Span<const float> lse;       // [group], or empty
   absl::Span<const float> zone_lse;  // [group], on the first piece of a token and head, or empty

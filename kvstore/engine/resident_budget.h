@@ -43,6 +43,8 @@ class ResidentBudget {
   };
 
   void Enforce();
+  // Whether so much more keeps it within the budget.
+  bool HasRoom(int64_t bytes) const { return ResidentBytes() + bytes <= budget_bytes_; }
   int64_t releases() const { return releases_.load(std::memory_order_relaxed); }
 
   // Of this process: mapped pages included, what is shared with others too.

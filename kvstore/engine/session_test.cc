@@ -170,6 +170,10 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
     EXPECT_EQ(head.zone_lse.empty(), !request.measure_mass);
     std::string k, v;
     for (Position j : ids) {
+      if (!request.held.empty()) {
+        const std::vector<Position>& held = request.held[kv_head.value()];
+        if (std::find(held.begin(), held.end(), j) != held.end()) continue;
+      }
       k.append(reinterpret_cast<const char*>(context_->keys(request.layer, kv_head) + j * d),
                2 * d);
       v.append(reinterpret_cast<const char*>(context_->values(request.layer, kv_head) + j * d),
@@ -188,6 +192,29 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
   std::vector<float> queries_;
   uint64_t last_id_ = 0;
 };
+
+TEST_P(SessionTest, HeldRows_DoNotTravel) {
+  for (const Select select : {Select::kTopK, Select::kAll}) {
+    QueryRequest request = Request(select, select == Select::kTopK ? 20 : 0, Want::kRows);
+    request.held.resize(static_cast<size_t>(shape().kv_heads));
+    for (Position id = 0; id < context_->spec().tokens; id += 2) request.held[0].push_back(id);
+    request.held.back().push_back(std::min(zone_.begin, context_->spec().tokens - 1));
+    const Collected answer = Answer(request);
+    for (int64_t token = 0; token < kQueryTokens; ++token) {
+      for (KvHead head(0); head.value() < shape().kv_heads; head = head.next()) {
+        CheckHead(request, answer.heads[token * shape().kv_heads + head.value()], token, head);
+      }
+    }
+  }
+  QueryRequest request = Request(Select::kTopK, 20, Want::kValues);
+  request.held.resize(static_cast<size_t>(shape().kv_heads));
+  EXPECT_THAT(AskAndCollect(*session_, ++last_id_, request),
+              StatusIs(StatusCode::kInvalidArgument, "need want ROWS"));
+  request.want = Want::kRows;
+  request.held[0] = {7, 7};
+  EXPECT_THAT(AskAndCollect(*session_, ++last_id_, request),
+              StatusIs(StatusCode::kInvalidArgument, "held row 7"));
+}
 
 TEST_P(SessionTest, RangeAndMass_SelectWhatTheirDefinitionsSay) {
   const int64_t group = shape().group();

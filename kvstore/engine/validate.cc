@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/container/flat_hash_set.h"
+#include "carrel/v1/context.pb.h"
 #include "common/status.h"
 
 namespace carrel::kvstore {
@@ -81,6 +82,26 @@ absl::Status CheckEstimate(const QueryRequest& r, const OpenContext& context,
   return context.CheckSummaries();
 }
 
+absl::Status CheckHeld(const QueryRequest& r, const OpenContext& context, const Complaint& refuse) {
+  if (r.held.empty()) return absl::OkStatus();
+  if (r.want != Want::kRows) return refuse("held rows need want ROWS: nothing else brings rows");
+  if (static_cast<int32_t>(r.held.size()) != context.shape().kv_heads) {
+    return refuse("held rows of ", r.held.size(), " heads, the context has ",
+                  context.shape().kv_heads);
+  }
+  for (size_t head = 0; head < r.held.size(); ++head) {
+    Position last = -1;
+    for (const Position id : r.held[head]) {
+      if (id <= last || id >= context.tokens()) {
+        return refuse("held row ", id, " of kv_head ", head, " does not ascend within [0, ",
+                      context.tokens(), ")");
+      }
+      last = id;
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<RowRange> ZoneOf(const OpenContext& context, int64_t sink, int64_t local) {
@@ -99,6 +120,12 @@ absl::Status ValidateQuery(const QueryRequest& r, const OpenContext& context,
                            const EngineConfig& config) {
   const Complaint refuse{"query", context, r.layer};
   RETURN_IF_ERROR(CheckLayer(refuse));
+  if (context.manifest().key_position() == "none") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("query: context ", context.name(),
+                     " stores its keys before RoPE (key_position=none), where no score of a query "
+                     "means anything: its rows can be fetched, not searched"));
+  }
   if (r.tokens < 1) return refuse("queries hold no tokens");
   if (r.tokens > config.max_query_tokens) {
     return refuse("tokens=", r.tokens, " exceeds max_query_tokens=", config.max_query_tokens);
@@ -113,6 +140,7 @@ absl::Status ValidateQuery(const QueryRequest& r, const OpenContext& context,
   RETURN_IF_ERROR(CheckSelect(r, context, config, refuse));
   RETURN_IF_ERROR(CheckSpeculative(r, refuse));
   RETURN_IF_ERROR(CheckEstimate(r, context, refuse));
+  RETURN_IF_ERROR(CheckHeld(r, context, refuse));
   if (r.effort < 0 || r.effort > kMaxEffort) {
     return refuse("effort=", r.effort, " is outside [0, ", kMaxEffort, "]");
   }

@@ -21,14 +21,14 @@ int64_t ChunkCount(int64_t payload_bytes) {
 
 }  // namespace
 
-std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype) {
-  const size_t payload_bytes = payload.size();
+void AppendSegmentProof(absl::string_view key, uint8_t dtype, std::string& value) {
+  const size_t payload_bytes = value.size();
   const int64_t chunks = ChunkCount(static_cast<int64_t>(payload_bytes));
   std::string proof;
   proof.reserve(static_cast<size_t>(chunks) * 4 + kSegmentFooterBytes);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const absl::string_view bytes =
-        absl::string_view(payload).substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes);
+        absl::string_view(value).substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes);
     AppendLittleEndian(proof, Crc32c(bytes));
   }
   AppendLittleEndian(proof, uint64_t{payload_bytes});
@@ -38,7 +38,11 @@ std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dt
   AppendLittleEndian(proof, uint32_t{0});
   AppendLittleEndian(proof, ExtendCrc32c(Crc32c(key), proof));
   proof.append(kMagic, sizeof(kMagic));
-  payload.append(proof);
+  value.append(proof);
+}
+
+std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype) {
+  AppendSegmentProof(key, dtype, payload);
   return payload;
 }
 

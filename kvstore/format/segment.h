@@ -26,6 +26,8 @@ inline constexpr uint8_t kDTypeBytes = 255;  // the payload is no tensor
 
 // Appends CRCs and footer to the payload: value = EncodeSegment(key, payload).
 std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype);
+// The same in place: `value` is the payload, and is the value then.
+void AppendSegmentProof(absl::string_view key, uint8_t dtype, std::string& value);
 
 // A view of a stored value.
 // Invariants
@@ -46,6 +48,9 @@ class SegmentView {
   // Makes sure that payload bytes [begin, end) are what was written; OutOfRange if there are no
   // such bytes. Cost: a bit test per chunk once verified; a CRC of each new chunk.
   absl::Status Verify(int64_t begin, int64_t end) const;
+  // Calls fn(bytes) for each run of chunks of payload bytes [begin, end) that are not verified.
+  template <typename Fn>
+  void ForEachUnverified(int64_t begin, int64_t end, Fn&& fn) const;
   // What was verified will be verified again: the bytes were given back and come from disk anew.
   void Forget() const;
   bool fully_verified() const { return unverified_chunks_.load(std::memory_order_acquire) == 0; }
@@ -60,5 +65,23 @@ class SegmentView {
   mutable std::unique_ptr<std::atomic<uint64_t>[]> verified_;  // a bit per chunk
   mutable std::atomic<int64_t> unverified_chunks_{0};
 };
+
+template <typename Fn>
+void SegmentView::ForEachUnverified(int64_t begin, int64_t end, Fn&& fn) const {
+  if (begin >= end || fully_verified()) return;
+  const int64_t stop = (end - 1) / kChunkBytes + 1;
+  const auto unverified = [this](int64_t chunk) {
+    return (verified_[static_cast<size_t>(chunk / 64)].load(std::memory_order_relaxed) >>
+                (chunk % 64) &
+            1) == 0;
+  };
+  for (int64_t chunk = begin / kChunkBytes; chunk < stop; ++chunk) {
+    if (!unverified(chunk)) continue;
+    const int64_t first = chunk;
+    while (chunk < stop && unverified(chunk)) ++chunk;
+    fn(payload_.substr(static_cast<size_t>(first * kChunkBytes),
+                       static_cast<size_t>((chunk - first) * kChunkBytes)));
+  }
+}
 
 }  // namespace carrel::kvstore

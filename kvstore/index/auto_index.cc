@@ -19,8 +19,8 @@ constexpr int64_t kLeastZone = 8;
 constexpr int kEfforts = 7;
 
 // Nanoseconds per row and q head of the group, on 2 AVX-512 cores at head_dim 128: read in order,
-// as a code of 128 bits, at random.
-constexpr double kInOrder = 2.2, kAsCode = 0.2, kAtRandom = 10;
+// in 8 bits, as a code of 128 bits, at random.
+constexpr double kInOrder = 2.2, kInOrderInt8 = 1.2, kAsCode = 0.2, kAtRandom = 10;
 
 struct Judge {
   SearchRequest request;
@@ -37,6 +37,10 @@ double CostNs(const IndexParams& params, const SearchResult& result, int64_t gro
     case IndexKind::kCode: {
       const auto scanned = static_cast<double>(group * zone);
       return kAsCode * params.code_bits / 128 * scanned + kAtRandom * (visited - scanned);
+    }
+    case IndexKind::kInt8: {
+      const auto scanned = static_cast<double>(group * zone);
+      return kInOrderInt8 * scanned + kAtRandom * (visited - scanned);
     }
     default:
       return kAtRandom * visited;
@@ -126,7 +130,7 @@ absl::Status ValidateAutoIndexConfig(const AutoIndexConfig& config) {
 }
 
 absl::StatusOr<AutoIndex> BuildAutoIndex(const AutoIndexConfig& config, const Rows& keys,
-                                         const SampledQueries& queries) {
+                                         const SampledQueries& queries, Accelerator* accelerator) {
   RETURN_IF_ERROR(ValidateAutoIndexConfig(config));
   const int64_t d = keys.head_dim(), group = queries.group;
   SampledQueries builders;
@@ -174,7 +178,7 @@ absl::StatusOr<AutoIndex> BuildAutoIndex(const AutoIndexConfig& config, const Ro
   for (const IndexKind kind : config.kinds) {
     IndexParams params = config.params;
     params.kind = kind;
-    ASSIGN_OR_RETURN(std::string blob, BuildIndex(params, keys, &builders));
+    ASSIGN_OR_RETURN(std::string blob, BuildIndex(params, keys, &builders, accelerator));
     ASSIGN_OR_RETURN(const std::unique_ptr<Index> index, OpenIndex(params, Blob(blob), keys));
     int32_t effort = FirstEffort(kind, config.wanted);
     for (int i = 0; i < kEfforts && effort <= kMaxEffort; ++i, effort *= 2) {

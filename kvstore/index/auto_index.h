@@ -39,6 +39,7 @@ struct AutoIndex {
 absl::Status ValidateAutoIndexConfig(const AutoIndexConfig& config);
 
 absl::StatusOr<AutoIndex> BuildAutoIndex(const AutoIndexConfig& config, const Rows& keys,
-                                         const SampledQueries& queries);
+                                         const SampledQueries& queries,
+                                         Accelerator* accelerator = nullptr);
 
 }  // namespace carrel::kvstore

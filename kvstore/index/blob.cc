@@ -49,8 +49,15 @@ absl::Status Blob::Verify(int64_t begin, int64_t end) const {
   return absl::OkStatus();
 }
 
+void Blob::AskAhead() const {
+  for (const auto& segment : segments_) {
+    segment->AskAhead(0, static_cast<int64_t>(segment->payload().size()));
+  }
+}
+
 absl::StatusOr<std::string> Blob::Read() const {
   if (bytes_ != nullptr) return *bytes_;
+  AskAhead();
   RETURN_IF_ERROR(Verify(0, size_));
   std::string all;
   all.reserve(static_cast<size_t>(size_));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/ids.h"
 
 namespace carrel::kvstore {
@@ -37,7 +38,14 @@ class Blob {
   const char* Address(int64_t offset) const {
     return bases_[static_cast<size_t>(offset / chunk_bytes_)] + offset % chunk_bytes_;
   }
+  // [begin, end), within one such multiple.
+  absl::string_view View(int64_t begin, int64_t end) const {
+    return begin == end ? absl::string_view()
+                        : absl::string_view(Address(begin), static_cast<size_t>(end - begin));
+  }
   absl::Status Verify(int64_t begin, int64_t end) const;
+  // Starts reading all of it, where pages come one by one.
+  void AskAhead() const;
 
   // All bytes, verified.
   absl::StatusOr<std::string> Read() const;

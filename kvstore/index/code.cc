@@ -42,7 +42,7 @@ class CodeIndex : public Index {
   IndexKind kind() const override { return IndexKind::kCode; }
   int64_t resident_bytes() const override {
     return static_cast<int64_t>(sizeof(*this) + decoder_.centre.size() * 4 +
-                                decoder_.decoder.size() * 2) +
+                                (decoder_.decoder.size() + decoder_.hash.size()) * 2) +
            (blob_.mapped() ? 0 : blob_.size());
   }
   absl::Status Search(const SearchRequest& request, SearchScratch& scratch,
@@ -56,8 +56,10 @@ class CodeIndex : public Index {
     int16_t bar = kLowest;
   };
 
+  bool symmetric() const { return params_.code_scan == CodeScan::kSymmetric; }
   const void* Blocks(int64_t first, int64_t count, absl::Status& status) const;
   void PrepareTables(Scan& scan) const;
+  void ScoreBlocks(const SearchScratch& s, const void* blocks, int64_t count, int16_t* out) const;
   absl::Status ReadSample(Scan& scan) const;
   int64_t SampleBlock(const Scan& scan, int64_t i) const;
   absl::Status ScanCodes(Scan& scan) const;
@@ -132,6 +134,19 @@ void CodeIndex::PrepareTables(Scan& scan) const {
   kernels::DotScore(r.queries, r.group, header_.head_dim, decoder_.decoder.data(), header_.bits,
                     r.scale, s.scores.data(), header_.bits);
   kernels::MakeCodeTables(s.scores.data(), r.group, header_.bits, s.tables);
+  if (!symmetric()) return;
+  if (!decoder_.hash.empty()) {  // else the products are those with the decoder
+    kernels::DotScore(r.queries, r.group, header_.head_dim, decoder_.hash.data(), header_.bits,
+                      1.0f, s.scores.data(), header_.bits);
+  }
+  kernels::MakeHammingTables(s.scores.data(), r.group, header_.bits, s.hamming);
+}
+
+// What orders the rows: the best head's score, or the bits that agree over the heads.
+void CodeIndex::ScoreBlocks(const SearchScratch& s, const void* blocks, int64_t count,
+                            int16_t* out) const {
+  if (symmetric()) return kernels::BlockHammingScore(s.hamming, blocks, count, out);
+  kernels::CodeScore(s.tables, blocks, count, out);
 }
 
 int64_t CodeIndex::SampleBlock(const Scan& scan, int64_t i) const {
@@ -182,7 +197,7 @@ absl::Status CodeIndex::ReadSample(Scan& scan) const {
     absl::Status status;
     const void* block = Blocks(SampleBlock(scan, i), 1, status);
     RETURN_IF_ERROR(status);
-    kernels::CodeScore(s.tables, block, 1, s.codes.data() + i * kCodeBlockKeys);
+    ScoreBlocks(s, block, 1, s.codes.data() + i * kCodeBlockKeys);
   }
   // The rank in the sample that stands for what is wanted of the zone.
   const double share = static_cast<double>(scan.wanted) / static_cast<double>(r.zone.rows());
@@ -192,6 +207,7 @@ absl::Status CodeIndex::ReadSample(Scan& scan) const {
     sorted.assign(s.codes.begin(), s.codes.begin() + kSamples);
     std::nth_element(sorted.begin(), sorted.begin() + rank, sorted.end(), std::greater<>());
     scan.bar = sorted[static_cast<size_t>(rank)];
+    if (symmetric()) --scan.bar;  // many rows have this very score: they may be wanted
   }
   return absl::OkStatus();
 }
@@ -214,7 +230,7 @@ absl::Status CodeIndex::ScanCodes(Scan& scan) const {
     absl::Status status;
     const void* codes = Blocks(block, count, status);
     RETURN_IF_ERROR(status);
-    kernels::CodeScore(s.tables, codes, count, scores.data());
+    ScoreBlocks(s, codes, count, scores.data());
     const Position first = block * kCodeBlockKeys;
     const int64_t n = count * kCodeBlockKeys;
     for (Position j = first; j < std::min(zone.begin, first + n); ++j) scores[j - first] = kLowest;
@@ -264,6 +280,11 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
   if (zone <= std::max(scan.wanted * kScanRowsPerEffort, 2 * kSampleBlocks * kCodeBlockKeys)) {
     return ScanZone(request, keys_, s, result);
   }
+  if (symmetric() && request.group > kernels::kMaxHammingGroup) {
+    return absl::InvalidArgumentError(absl::StrCat("search: group=", request.group,
+                                                   ", a symmetric scan of codes takes at most ",
+                                                   kernels::kMaxHammingGroup, " queries"));
+  }
   PrepareTables(scan);
   RETURN_IF_ERROR(ReadSample(scan));
   // What the sample adds to each head's sum, by the group score up to which rows are not found.
@@ -304,10 +325,11 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
 absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob blob, Rows keys) {
   CodeDecoder decoder;
   ASSIGN_OR_RETURN(const CodeHeader header, DecodeCodeBlob(blob, decoder));
-  if (header.bits != params.code_bits || header.trained != params.code_trained) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("code blob was built with bits=", header.bits, " trained=", header.trained,
-                     ", not bits=", params.code_bits, " trained=", params.code_trained));
+  if (header.bits != params.code_bits || header.training != params.code_training) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "code blob was built with bits=", header.bits,
+        " training=", CodeTrainingName(header.training), ", not bits=", params.code_bits,
+        " training=", CodeTrainingName(params.code_training)));
   }
   if (header.rows != keys.count() || header.head_dim != keys.head_dim()) {
     return absl::InvalidArgumentError(absl::StrCat("code blob is of ", header.rows, " rows of ",

@@ -4,10 +4,12 @@
 //         D[i]>; the rows with the best group scores by this estimate (kernels/code_score) are
 //         scored exactly. Bits come in stages, each the signs of some directions of what the stages
 //         before left over; D is the least-squares decoder of the head's own keys. Random: each
-//         stage is a random rotation. Trained: what is left over is measured as the head's sampled
-//         queries see it, |r|^2 = E <q, r>^2, and a stage spends its bits where most is left.
-// Source: ours (docs/decisions/014). HATA (003, section 3) learns one linear layer by gradient
-//         descent and compares sign with sign; here the query is not quantised.
+//         stage is a random rotation. Staged training: what is left over is measured as the head's
+//         sampled queries see it, |r|^2 = E <q, r>^2, and a stage spends its bits where most is
+//         left. HATA: one stage of directions W learned by gradient descent (hash_training.h), of
+//         the key less the mean. A symmetric scan compares signs (kernels/hamming_score): the
+//         query's bits are the signs of its products with W, or with D where there is no W.
+// Source: ours (docs/decisions/014) but for HATA (2025, section 3).
 // Cost:   code_bits / 8 bytes read per key, once for the group; effort rows read at random.
 #pragma once
 
@@ -26,7 +28,8 @@ inline constexpr int64_t kMaxCodeHeapBytes = int64_t{16} << 20;
 inline constexpr int64_t kCodeCheckedRows = 8;
 
 absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& keys,
-                                      const SampledQueries* queries);
+                                      const SampledQueries* queries,
+                                      Accelerator* accelerator = nullptr);
 absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob blob, Rows keys);
 
 }  // namespace carrel::kvstore

@@ -1,156 +1,32 @@
 #include <algorithm>
-#include <cmath>
-#include <map>
-#include <random>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "common/dtype.h"
 #include "common/status.h"
 #include "kernels/code_score/code_score.h"
-#include "kernels/linear/linear.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/accelerator.h"
 #include "kvstore/index/code.h"
 #include "kvstore/index/code_blob.h"
+#include "kvstore/index/hash_training.h"
 #include "kvstore/index/hnsw_links.h"
+#include "kvstore/index/small_matrices.h"
 
 namespace carrel::kvstore {
 namespace {
 
-using Floats = std::vector<float>;
-
 // Keys from which mean and decoder are learned: evenly spread.
 constexpr int64_t kLearnedKeys = 4096;
+// Of these, keys by which the decoder is judged.
+constexpr int64_t kJudgedKeys = 1024;
 // Keys that are encoded together.
 constexpr int64_t kEncodedKeys = 512;
 // Of the mean of the diagonal: keeps the decoder's normal equations solvable.
 constexpr double kRidge = 1e-4;
 
-// Gram and Schmidt, twice is enough for rounding's sake.
-void Orthonormalise(std::vector<double>& rows, int64_t count, int64_t dim) {
-  for (int64_t i = 0; i < count; ++i) {
-    double* row = &rows[static_cast<size_t>(i * dim)];
-    for (int pass = 0; pass < 2; ++pass) {
-      for (int64_t j = 0; j < i; ++j) {
-        const double* other = &rows[static_cast<size_t>(j * dim)];
-        double product = 0;
-        for (int64_t c = 0; c < dim; ++c) product += row[c] * other[c];
-        for (int64_t c = 0; c < dim; ++c) row[c] -= product * other[c];
-      }
-    }
-    double norm = 0;
-    for (int64_t c = 0; c < dim; ++c) norm += row[c] * row[c];
-    if (norm < 1e-20) continue;  // nothing is left in this direction: its bit will say nothing
-    for (int64_t c = 0; c < dim; ++c) row[c] /= std::sqrt(norm);
-  }
-}
-
-// A random rotation, [count, dim] of its rows; the same in every build.
-Floats RandomRotation(int64_t count, int64_t dim, int64_t seed) {
-  static absl::Mutex mu(absl::kConstInit);
-  static std::map<std::tuple<int64_t, int64_t, int64_t>, Floats> made ABSL_GUARDED_BY(mu);
-  absl::MutexLock lock(&mu);
-  Floats& rotation = made[{count, dim, seed}];
-  if (!rotation.empty()) return rotation;
-  std::mt19937_64 rng(static_cast<uint64_t>(20250727 + seed));
-  std::normal_distribution<double> normal;
-  std::vector<double> rows(static_cast<size_t>(count * dim));
-  for (double& x : rows) x = normal(rng);
-  Orthonormalise(rows, count, dim);
-  rotation.assign(rows.begin(), rows.end());
-  return rotation;
-}
-
-class Multiply {
- public:
-  // y [n, w.out] = x [n, w.in] w^T
-  void operator()(const float* x, int64_t n, const kernels::WeightMatrix& w, float* y) {
-    scratch_.resize(static_cast<size_t>(kernels::LinearScratchFloats(w)));
-    kernels::Linear(x, n, w.in, w, y, w.out, scratch_.data());
-  }
-  Floats operator()(const Floats& x, int64_t n, const Floats& w, int64_t out) {
-    Floats y(static_cast<size_t>(n * out));
-    (*this)(x.data(), n, {w.data(), DType::kF32, out, static_cast<int64_t>(x.size()) / n},
-            y.data());
-    return y;
-  }
-
- private:
-  Floats scratch_;
-};
-
-Floats Transposed(const Floats& x, int64_t rows, int64_t columns) {
-  constexpr int64_t kTile = 16;
-  Floats t(x.size());
-  for (int64_t i0 = 0; i0 < rows; i0 += kTile) {
-    for (int64_t j0 = 0; j0 < columns; j0 += kTile) {
-      for (int64_t j = j0; j < std::min(columns, j0 + kTile); ++j) {
-        for (int64_t i = i0; i < std::min(rows, i0 + kTile); ++i) {
-          t[static_cast<size_t>(j * rows + i)] = x[static_cast<size_t>(i * columns + j)];
-        }
-      }
-    }
-  }
-  return t;
-}
-
-// Solves A X = B in place of B, for a symmetric positive definite A [n, n]; B [n, columns].
-void SolveCholesky(std::vector<double>& a, int64_t n, std::vector<double>& b, int64_t columns) {
-  const auto at = [n](int64_t i, int64_t j) { return static_cast<size_t>(i * n + j); };
-  for (int64_t j = 0; j < n; ++j) {
-    for (int64_t i = j; i < n; ++i) {
-      double sum = a[at(i, j)];
-      for (int64_t k = 0; k < j; ++k) sum -= a[at(i, k)] * a[at(j, k)];
-      a[at(i, j)] = i == j ? std::sqrt(std::max(sum, 1e-30)) : sum / a[at(j, j)];
-    }
-  }
-  const auto row = [&](int64_t i) { return &b[static_cast<size_t>(i * columns)]; };
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t k = 0; k < i; ++k) {
-      for (int64_t c = 0; c < columns; ++c) row(i)[c] -= a[at(i, k)] * row(k)[c];
-    }
-    for (int64_t c = 0; c < columns; ++c) row(i)[c] /= a[at(i, i)];
-  }
-  for (int64_t i = n - 1; i >= 0; --i) {
-    for (int64_t k = i + 1; k < n; ++k) {
-      for (int64_t c = 0; c < columns; ++c) row(i)[c] -= a[at(k, i)] * row(k)[c];
-    }
-    for (int64_t c = 0; c < columns; ++c) row(i)[c] /= a[at(i, i)];
-  }
-}
-
-void SubtractFromRows(const float* from, int64_t n, int64_t d, float* x) {
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t c = 0; c < d; ++c) x[i * d + c] -= from[c];
-  }
-}
-
 void MakeSigns(Floats& x) {
   for (float& s : x) s = s > 0 ? 1.0f : -1.0f;
-}
-
-Floats SpreadKeys(const Rows& keys, int64_t wanted) {
-  const int64_t n = std::min(keys.count(), wanted), d = keys.head_dim();
-  Floats x(static_cast<size_t>(n * d));
-  for (int64_t i = 0; i < n; ++i) {
-    WidenToFloat(DType::kBf16, keys.Address(i * keys.count() / n), d,
-                 &x[static_cast<size_t>(i * d)]);
-  }
-  return x;
-}
-
-Floats MeanOf(const Floats& x, int64_t n, int64_t d) {
-  std::vector<double> sum(static_cast<size_t>(d));
-  for (int64_t i = 0; i < n; ++i) {
-    const float* row = &x[static_cast<size_t>(i * d)];
-    for (int64_t c = 0; c < d; ++c) sum[static_cast<size_t>(c)] += row[c];
-  }
-  Floats mean;
-  for (double s : sum) mean.push_back(static_cast<float>(s / static_cast<double>(n)));
-  return mean;
 }
 
 // The linear map [bits, d] from signs [n, bits] to x [n, d] with the least squared error, and its
@@ -282,6 +158,42 @@ struct Encoder {
   Floats scratch_, signs_;
 };
 
+// The encoder in one affine pass and a feedback, as accelerators take it.
+CodeMap MapOf(const Encoder& encoder, int64_t bits, int64_t d) {
+  CodeMap map{.bits = bits, .head_dim = d, .stage_bits = encoder.stages[0].bits};
+  const bool staged = encoder.stages.size() > 1;
+  if (staged) map.feedback.resize(static_cast<size_t>(bits * bits));
+  Multiply multiply;
+  const Floats transform_t =
+      encoder.transform.empty() ? Floats() : Transposed(encoder.transform, d, d);
+  Floats taken = encoder.mean;  // away from the key before a stage, whatever its bits
+  for (size_t s = 0; s < encoder.stages.size(); ++s) {
+    const Stage& stage = encoder.stages[s];
+    const Floats matrix = transform_t.empty()
+                              ? stage.directions
+                              : multiply(stage.directions, stage.bits, transform_t, d);
+    const auto first = static_cast<int64_t>(map.offset.size());
+    map.matrix.insert(map.matrix.end(), matrix.begin(), matrix.end());
+    for (const float along : multiply(taken, 1, stage.directions, stage.bits)) {
+      map.offset.push_back(-along);
+    }
+    for (size_t t = 0; t < s; ++t) {
+      const Stage& earlier = encoder.stages[t];
+      const Floats said =
+          multiply(stage.directions, stage.bits, earlier.decoder.weights, earlier.bits);
+      for (int64_t i = 0; i < stage.bits; ++i) {
+        std::copy_n(&said[static_cast<size_t>(i * earlier.bits)], earlier.bits,
+                    &map.feedback[static_cast<size_t>((first + i) * bits +
+                                                      static_cast<int64_t>(t) * map.stage_bits)]);
+      }
+    }
+    for (size_t c = 0; c < stage.decoder.intercept.size(); ++c) {
+      taken[c] += stage.decoder.intercept[c];
+    }
+  }
+  return map;
+}
+
 // x [n, d]: keys to learn from.
 Encoder MakeEncoder(Floats x, int64_t n, int64_t d, int64_t bits, const SampledQueries* queries) {
   constexpr int64_t kTrainedStageBits = 16;
@@ -317,6 +229,36 @@ Encoder MakeEncoder(Floats x, int64_t n, int64_t d, int64_t bits, const SampledQ
   return encoder;
 }
 
+// Keeps `wanted` rows of x [n, width], evenly spread, if there are more; returns how many are left.
+int64_t TakeSpread(Floats& x, int64_t n, int64_t width, int64_t wanted) {
+  const int64_t rows = std::min(n, wanted);
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy_n(&x[static_cast<size_t>(i * n / rows * width)], width,
+                &x[static_cast<size_t>(i * width)]);
+  }
+  x.resize(static_cast<size_t>(rows * width));
+  return rows;
+}
+
+// As HATA encodes: the signs of learned directions of the keys less their mean.
+Encoder MakeHashEncoder(const Floats& x, int64_t n, int64_t bits, const Rows& keys,
+                        const SampledQueries& queries, std::vector<uint16_t>& hash) {
+  const int64_t d = keys.head_dim();
+  Encoder encoder;
+  encoder.mean = MeanOf(x, n, d);
+  Stage stage{.bits = bits};
+  stage.directions = TrainHash({.bits = bits}, keys, encoder.mean, queries);
+  // Keys and queries are hashed with the same, as it is stored.
+  hash.resize(stage.directions.size());
+  FloatToBf16(stage.directions, hash.data());
+  WidenToFloat(DType::kBf16, hash.data(), bits * d, stage.directions.data());
+  Multiply multiply;
+  encoder.offset = multiply(encoder.mean, 1, stage.directions, bits);
+  for (float& o : encoder.offset) o = -o;
+  encoder.stages.push_back(std::move(stage));
+  return encoder;
+}
+
 // E <q, e>^2 / |q|^2 over the queries, or over all directions if there are none.
 float ErrorRatio(const Floats& errors, int64_t n, int64_t d, const SampledQueries* queries) {
   if (n == 0) return 0;
@@ -328,51 +270,69 @@ float ErrorRatio(const Floats& errors, int64_t n, int64_t d, const SampledQuerie
   Multiply multiply;
   const auto count = static_cast<int64_t>(queries->queries.size()) / d;
   const int64_t used = std::min<int64_t>(count, 256), stride = count / used;
-  const int64_t rows = std::min<int64_t>(n, 1024);
-  Floats q(static_cast<size_t>(used * d)), e(static_cast<size_t>(rows * d));
+  Floats q(static_cast<size_t>(used * d));
   for (int64_t i = 0; i < used; ++i) {
     std::copy_n(&queries->queries[static_cast<size_t>(i * stride * d)], d,
                 &q[static_cast<size_t>(i * d)]);
   }
-  for (int64_t i = 0; i < rows; ++i) {
-    std::copy_n(&errors[static_cast<size_t>(i * n / rows * d)], d, &e[static_cast<size_t>(i * d)]);
-  }
-  const Floats products = multiply(q, used, e, rows);
+  const Floats products = multiply(q, used, errors, n);
   double sum = 0;
   for (int64_t i = 0; i < used; ++i) {
     double norm = 0, squares = 0;
     for (int64_t c = 0; c < d; ++c) norm += double{q[i * d + c]} * q[i * d + c];
-    for (int64_t j = 0; j < rows; ++j)
-      squares += double{products[i * rows + j]} * products[i * rows + j];
-    if (norm > 0) sum += squares / norm / static_cast<double>(rows);
+    for (int64_t j = 0; j < n; ++j) squares += double{products[i * n + j]} * products[i * n + j];
+    if (norm > 0) sum += squares / norm / static_cast<double>(n);
   }
   return static_cast<float>(sum / static_cast<double>(used));
+}
+
+// All keys, into blocks.
+void EncodeKeys(Encoder& encoder, const Rows& keys, int64_t bits, char* blocks) {
+  const int64_t d = keys.head_dim(), block_bytes = kernels::CodeBlockBytes(bits);
+  Floats wide(static_cast<size_t>(kEncodedKeys * d)), y(static_cast<size_t>(kEncodedKeys * bits));
+  for (Position at = 0; at < keys.count(); at += kEncodedKeys) {
+    const int64_t count = std::min(kEncodedKeys, keys.count() - at);
+    keys.ForEachPiece({at, at + count}, [&](Position first, const void* rows, int64_t part) {
+      WidenToFloat(DType::kBf16, rows, part * d, &wide[static_cast<size_t>((first - at) * d)]);
+    });
+    encoder(wide.data(), count, d, bits, y.data());
+    for (int64_t i = 0; i < count; i += kernels::kCodeBlockKeys) {
+      kernels::PackCodes(&y[static_cast<size_t>(i * bits)],
+                         std::min(kernels::kCodeBlockKeys, count - i), bits,
+                         blocks + (at + i) / kernels::kCodeBlockKeys * block_bytes);
+    }
+  }
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& keys,
-                                      const SampledQueries* queries) {
+                                      const SampledQueries* queries, Accelerator* accelerator) {
   RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
   const int64_t d = keys.head_dim(), bits = params.code_bits;
   if (queries != nullptr && queries->head_dim != d) {
     return absl::InvalidArgumentError(
         absl::StrCat("code: queries of head_dim ", queries->head_dim, " for keys of head_dim ", d));
   }
-  if (params.code_trained && (queries == nullptr || queries->queries.empty())) {
+  if (params.code_training != CodeTraining::kOff &&
+      (queries == nullptr || queries->queries.empty())) {
     return absl::InvalidArgumentError("code: training needs sampled queries, none were given");
   }
   CodeHeader header{
-      .rows = keys.count(), .head_dim = d, .bits = bits, .trained = params.code_trained};
+      .rows = keys.count(), .head_dim = d, .bits = bits, .training = params.code_training};
   ASSIGN_OR_RETURN(header.rows_crc, RowsCrc(keys, kCodeCheckedRows));
   CodeDecoder decoder;
   decoder.centre.resize(static_cast<size_t>(d));
   decoder.decoder.resize(static_cast<size_t>(bits * d));
+  const bool hata = params.code_training == CodeTraining::kHata;
+  if (hata) decoder.hash.resize(decoder.decoder.size());
   if (keys.count() == 0) return EncodeCodeBlob(header, decoder);
 
   Floats x = SpreadKeys(keys, kLearnedKeys);
   const int64_t n = static_cast<int64_t>(x.size()) / d;
-  Encoder encoder = MakeEncoder(x, n, d, bits, params.code_trained ? queries : nullptr);
+  const bool staged = params.code_training == CodeTraining::kStaged;
+  Encoder encoder = hata ? MakeHashEncoder(x, n, bits, keys, *queries, decoder.hash)
+                         : MakeEncoder(x, n, d, bits, staged ? queries : nullptr);
   Floats signs(static_cast<size_t>(n * bits));
   {
     Floats used = x;
@@ -385,28 +345,23 @@ absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& key
   decoder.centre = map.intercept;
   Multiply multiply;
   Floats scratch;
-  Subtract(map, Transposed(map.weights, bits, d), signs.data(), n, bits, d, x.data(), scratch,
+  const int64_t judged = TakeSpread(x, n, d, kJudgedKeys);
+  TakeSpread(signs, n, bits, kJudgedKeys);
+  Subtract(map, Transposed(map.weights, bits, d), signs.data(), judged, bits, d, x.data(), scratch,
            multiply);
-  header.error_ratio = ErrorRatio(x, n, d, queries);
+  header.error_ratio = ErrorRatio(x, judged, d, queries);
 
   std::string blob = EncodeCodeBlob(header, decoder);
-  const int64_t block_bytes = kernels::CodeBlockBytes(bits);
-  blob.reserve(blob.size() +
-               static_cast<size_t>((keys.count() / kernels::kCodeBlockKeys + 1) * block_bytes));
-  Floats wide(static_cast<size_t>(kEncodedKeys * d)), y(static_cast<size_t>(kEncodedKeys * bits));
-  std::string block(static_cast<size_t>(block_bytes), '\0');
-  for (Position at = 0; at < keys.count(); at += kEncodedKeys) {
-    const int64_t count = std::min(kEncodedKeys, keys.count() - at);
-    keys.ForEachPiece({at, at + count}, [&](Position first, const void* rows, int64_t part) {
-      WidenToFloat(DType::kBf16, rows, part * d, &wide[static_cast<size_t>((first - at) * d)]);
-    });
-    encoder(wide.data(), count, d, bits, y.data());
-    for (int64_t i = 0; i < count; i += kernels::kCodeBlockKeys) {
-      kernels::PackCodes(&y[static_cast<size_t>(i * bits)],
-                         std::min(kernels::kCodeBlockKeys, count - i), bits, block.data());
-      blob.append(block);
-    }
+  const auto header_bytes = blob.size();
+  const int64_t blocks = (keys.count() + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
+  blob.resize(header_bytes + static_cast<size_t>(blocks * kernels::CodeBlockBytes(bits)));
+  char* const out = &blob[header_bytes];
+  if (accelerator != nullptr) {
+    const absl::Status status = accelerator->EncodeKeys(MapOf(encoder, bits, d), keys, out);
+    if (status.ok()) return blob;
+    if (!absl::IsUnimplemented(status)) return Annotate(status, "code");
   }
+  EncodeKeys(encoder, keys, bits, out);
   return blob;
 }
 

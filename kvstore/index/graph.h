@@ -13,7 +13,8 @@
 namespace carrel::kvstore {
 
 absl::StatusOr<std::string> BuildGraph(const IndexParams& params, const Rows& keys,
-                                       const SampledQueries* queries);
+                                       const SampledQueries* queries,
+                                       Accelerator* accelerator = nullptr);
 absl::StatusOr<std::unique_ptr<Index>> OpenGraph(const IndexParams& params, const Blob& blob,
                                                  Rows keys);
 

@@ -11,6 +11,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/topk/topk.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/accelerator.h"
 #include "kvstore/index/graph.h"
 #include "kvstore/index/hnsw_links.h"
 #include "kvstore/index/ivf.h"
@@ -59,8 +60,28 @@ Queries Choose(const SampledQueries& sampled, int64_t rows) {
 }
 
 // The rows that each query ranks highest, best first.
-std::vector<std::vector<Scored>> RankKeys(const Rows& keys, const Queries& queries) {
-  std::vector<std::vector<Scored>> best(static_cast<size_t>(queries.count));  // heaps
+using Ranked = std::vector<std::vector<Scored>>;
+
+Ranked RankOf(const NearestKeys& nearest, int64_t queries) {
+  Ranked best(static_cast<size_t>(queries));
+  for (size_t at = 0; at < nearest.ids.size(); ++at) {
+    const float product = nearest.products[at];
+    if (nearest.ids[at] < 0 || !(product > kLowest)) continue;  // also if NaN
+    best[at / kKeysPerQuery].emplace_back(product, static_cast<uint32_t>(nearest.ids[at]));
+  }
+  for (std::vector<Scored>& of_query : best) std::sort(of_query.begin(), of_query.end(), Better);
+  return best;
+}
+
+absl::StatusOr<Ranked> RankKeys(const Rows& keys, const Queries& queries,
+                                Accelerator* accelerator) {
+  if (accelerator != nullptr) {
+    const absl::StatusOr<NearestKeys> nearest =
+        accelerator->FindNearest(queries.values, queries.limit, keys, kKeysPerQuery);
+    if (nearest.ok()) return RankOf(*nearest, queries.count);
+    if (!absl::IsUnimplemented(nearest.status())) return nearest.status();
+  }
+  Ranked best(static_cast<size_t>(queries.count));  // heaps
   Floats products(static_cast<size_t>(queries.count * kScoredRows)), scratch;
   const int64_t d = keys.head_dim();
   const auto rank = [&](Position first, const void* address, int64_t rows) {
@@ -359,7 +380,7 @@ void GraphBuilder::Connect(uint32_t entry) {
 }  // namespace
 
 absl::StatusOr<std::string> BuildGraph(const IndexParams& params, const Rows& keys,
-                                       const SampledQueries* queries) {
+                                       const SampledQueries* queries, Accelerator* accelerator) {
   if (queries == nullptr || (queries->samples() == 0 && keys.count() > 0)) {
     return absl::InvalidArgumentError("graph: is built from sampled queries, and there are none");
   }
@@ -380,9 +401,10 @@ absl::StatusOr<std::string> BuildGraph(const IndexParams& params, const Rows& ke
   GraphBuilder graph(keys, width);
   if (keys.count() > 0) {
     const QueryMetric metric(queries, keys.head_dim());
-    const auto ranked = RankKeys(keys, Choose(*queries, keys.count()));
+    ASSIGN_OR_RETURN(const auto ranked,
+                     RankKeys(keys, Choose(*queries, keys.count()), accelerator));
     ASSIGN_OR_RETURN(const Partition partition,
-                     MakePartition(keys, metric, IvfLists(0, keys.count())));
+                     MakePartition(keys, metric, IvfLists(0, keys.count()), accelerator));
     graph.AddQueryLinks(QueryLinks(ranked, keys.count()), width / 2);
     graph.AddNearLinks(NearestRows(keys, metric, partition, width), width);
     header.levels = 1;

@@ -37,9 +37,10 @@ bool AreLinks(const int32_t* links, int64_t width, int64_t rows) {
 absl::StatusOr<uint32_t> RowsCrc(const Rows& keys, int64_t checked) {
   uint32_t crc = 0;
   if (keys.count() == 0) return crc;
-  for (int64_t i = 0; i < checked; ++i) {
-    const Position row = i * keys.count() / checked;
-    RETURN_IF_ERROR(keys.VerifyRow(row));
+  std::vector<Position> rows;
+  for (int64_t i = 0; i < checked; ++i) rows.push_back(i * keys.count() / checked);
+  RETURN_IF_ERROR(keys.VerifyRows(rows.data(), checked));
+  for (const Position row : rows) {
     crc = ExtendCrc32c(crc, absl::string_view(static_cast<const char*>(keys.Address(row)),
                                               static_cast<size_t>(keys.row_bytes())));
   }

@@ -10,6 +10,7 @@
 #include "kvstore/index/graph.h"
 #include "kvstore/index/hnsw.h"
 #include "kvstore/index/hnsw_links.h"
+#include "kvstore/index/int8.h"
 #include "kvstore/index/ivf.h"
 
 namespace carrel::kvstore {
@@ -45,6 +46,46 @@ absl::string_view IndexKindName(IndexKind kind) {
       return "ivf";
     case IndexKind::kGraph:
       return "graph";
+    case IndexKind::kInt8:
+      return "int8";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<CodeTraining> ParseCodeTraining(absl::string_view name) {
+  for (const auto training : {CodeTraining::kOff, CodeTraining::kStaged, CodeTraining::kHata}) {
+    if (name == CodeTrainingName(training)) return training;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("index: code_training=\"", name, "\", must be off, staged or hata"));
+}
+
+absl::string_view CodeTrainingName(CodeTraining training) {
+  switch (training) {
+    case CodeTraining::kOff:
+      return "off";
+    case CodeTraining::kStaged:
+      return "staged";
+    case CodeTraining::kHata:
+      return "hata";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<CodeScan> ParseCodeScan(absl::string_view name) {
+  for (const auto scan : {CodeScan::kAsymmetric, CodeScan::kSymmetric}) {
+    if (name == CodeScanName(scan)) return scan;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("index: code_scan=\"", name, "\", must be asymmetric or symmetric"));
+}
+
+absl::string_view CodeScanName(CodeScan scan) {
+  switch (scan) {
+    case CodeScan::kAsymmetric:
+      return "asymmetric";
+    case CodeScan::kSymmetric:
+      return "symmetric";
   }
   return "unknown";
 }
@@ -53,11 +94,16 @@ absl::Status ValidateIndexParams(const IndexParams& params) {
   RETURN_IF_ERROR(CheckField("effort", params.effort, 0, kMaxEffort));
   switch (params.kind) {
     case IndexKind::kFlat:
+    case IndexKind::kInt8:
       return absl::OkStatus();
     case IndexKind::kHnsw:
       RETURN_IF_ERROR(CheckField("m", params.m, 4, kMaxHnswM));
       return CheckField("ef_construction", params.ef_construction, params.m, 4096);
     case IndexKind::kCode:
+      RETURN_IF_ERROR(CheckField("code_training", static_cast<int>(params.code_training), 0,
+                                 static_cast<int>(CodeTraining::kHata)));
+      RETURN_IF_ERROR(CheckField("code_scan", static_cast<int>(params.code_scan), 0,
+                                 static_cast<int>(CodeScan::kSymmetric)));
       if (params.code_bits == 64 || params.code_bits == 128 || params.code_bits == 256) {
         return absl::OkStatus();
       }
@@ -82,7 +128,7 @@ uint32_t SearchScratch::NextWalk(int64_t rows) {
 }
 
 absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& keys,
-                                       const SampledQueries* queries) {
+                                       const SampledQueries* queries, Accelerator* accelerator) {
   RETURN_IF_ERROR(ValidateIndexParams(params));
   switch (params.kind) {
     case IndexKind::kFlat:
@@ -90,11 +136,13 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
     case IndexKind::kHnsw:
       return BuildHnsw(params, keys);
     case IndexKind::kCode:
-      return BuildCode(params, keys, queries);
+      return BuildCode(params, keys, queries, accelerator);
     case IndexKind::kIvf:
-      return BuildIvf(params, keys, queries);
+      return BuildIvf(params, keys, queries, accelerator);
     case IndexKind::kGraph:
-      return BuildGraph(params, keys, queries);
+      return BuildGraph(params, keys, queries, accelerator);
+    case IndexKind::kInt8:
+      return BuildInt8(params, keys);
   }
   return absl::InternalError("unreachable");
 }
@@ -114,6 +162,8 @@ absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob
       return OpenIvf(params, blob, std::move(keys));
     case IndexKind::kGraph:
       return OpenGraph(params, blob, std::move(keys));
+    case IndexKind::kInt8:
+      return OpenInt8(params, std::move(blob), std::move(keys));
   }
   return absl::InternalError("unreachable");
 }
@@ -130,11 +180,13 @@ int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows) {
       return std::max<int64_t>(64, IvfLists(params.ivf_lists, rows) / 4);
     case IndexKind::kCode:
       return std::max<int64_t>(512, 4 * top_k);
+    case IndexKind::kInt8:
+      return std::max<int64_t>(64, 2 * top_k);
   }
   return 0;
 }
 
-int64_t IndexBytesPerKey(const IndexParams& params) {
+int64_t IndexBytesPerKey(const IndexParams& params, int64_t head_dim) {
   switch (params.kind) {
     case IndexKind::kFlat:
       return 0;
@@ -146,11 +198,14 @@ int64_t IndexBytesPerKey(const IndexParams& params) {
       return 12;
     case IndexKind::kGraph:
       return int64_t{4} * 2 * params.m + 1;
+    case IndexKind::kInt8:
+      return head_dim + 4;
   }
   return 0;
 }
 
 int64_t IndexHeapBytes(IndexKind kind, int64_t blob_bytes) {
+  if (kind == IndexKind::kInt8) return std::min(blob_bytes, kMaxInt8HeapBytes);
   // What a code index keeps beside its mapped blob: see kMaxCodeHeapBytes.
   return kind == IndexKind::kCode ? std::min(blob_bytes, kMaxCodeHeapBytes) : blob_bytes;
 }

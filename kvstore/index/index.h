@@ -21,18 +21,27 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "kernels/code_score/code_score.h"
+#include "kernels/hamming_score/block_hamming.h"
+#include "kernels/int8_score/int8_score.h"
 #include "kvstore/index/blob.h"
 #include "kvstore/index/rows.h"
 
 namespace carrel::kvstore {
 
+class Accelerator;
 struct SampledQueries;
 
 inline constexpr int32_t kMaxEffort = 65536;
 
-enum class IndexKind : uint8_t { kFlat = 0, kHnsw = 1, kCode = 2, kIvf = 3, kGraph = 4 };
-inline constexpr IndexKind kAllIndexKinds[] = {IndexKind::kFlat, IndexKind::kCode, IndexKind::kHnsw,
-                                               IndexKind::kIvf, IndexKind::kGraph};
+enum class IndexKind : uint8_t { kFlat = 0, kHnsw = 1, kCode = 2, kIvf = 3, kGraph = 4, kInt8 = 5 };
+inline constexpr IndexKind kAllIndexKinds[] = {IndexKind::kFlat,  IndexKind::kCode,
+                                               IndexKind::kHnsw,  IndexKind::kIvf,
+                                               IndexKind::kGraph, IndexKind::kInt8};
+
+// How code learns the directions whose signs are a key's bits. In manifests and blobs.
+enum class CodeTraining : uint8_t { kOff = 0, kStaged = 1, kHata = 2 };
+// What code scans by: the query's own numbers, or its signs.
+enum class CodeScan : uint8_t { kAsymmetric = 0, kSymmetric = 1 };
 
 struct IndexParams {
   IndexKind kind = IndexKind::kFlat;
@@ -40,16 +49,22 @@ struct IndexParams {
   int32_t m = 16;
   int32_t ef_construction = 100;  // hnsw: beam width of construction, m .. 4096
   // Default effort of a search, 0 .. 65536; more finds more. hnsw, graph: beam width (at least as
-  // many as rows are wanted). ivf: lists probed. code: rows scored exactly (at least as many as
-  // are wanted). 0: DefaultEffort.
+  // many as rows are wanted). ivf: lists probed. code, int8: rows scored exactly (at least as many
+  // as are wanted). 0: DefaultEffort.
   int32_t effort = 0;
-  int32_t code_bits = 128;    // code: 64, 128 or 256
-  bool code_trained = false;  // code: learned directions; needs sampled queries
-  int32_t ivf_lists = 0;      // ivf: 0 (4 sqrt(rows), at least 1) .. 65536
+  int32_t code_bits = 128;  // code: 64, 128 or 256
+  // code: random directions, or learned (needs sampled queries), see code.h.
+  CodeTraining code_training = CodeTraining::kOff;
+  CodeScan code_scan = CodeScan::kAsymmetric;  // code: not in the blob
+  int32_t ivf_lists = 0;                       // ivf: 0 (4 sqrt(rows), at least 1) .. 65536
 };
 
 absl::StatusOr<IndexKind> ParseIndexKind(absl::string_view name);  // "flat", "code", ...
 absl::string_view IndexKindName(IndexKind kind);
+absl::StatusOr<CodeTraining> ParseCodeTraining(absl::string_view name);  // "off", "staged", "hata"
+absl::string_view CodeTrainingName(CodeTraining training);
+absl::StatusOr<CodeScan> ParseCodeScan(absl::string_view name);  // "asymmetric", "symmetric"
+absl::string_view CodeScanName(CodeScan scan);
 absl::Status ValidateIndexParams(const IndexParams& params);
 
 // Memory of one searching thread, reused between searches (of any index); grows to what was needed.
@@ -66,6 +81,8 @@ struct SearchScratch {
   uint32_t walk = 0;
   std::vector<std::pair<float, uint32_t>> frontier, beam;  // heaps of (score, row)
   kernels::CodeTables tables;
+  kernels::HammingTables hamming;
+  kernels::Int8Queries int8_queries;
   std::vector<int16_t> codes;   // approximate scores
   std::vector<uint32_t> above;  // rows whose approximate score is above a bar, ...
   std::vector<int16_t> above_scores;
@@ -110,20 +127,23 @@ class Index {
 // The blob of an index over rows; empty for flat. Deterministic: the same rows, queries and params
 // give the same bytes. One thread; rows are verified as they are read. queries: sampled queries of
 // the head's group, whose keys the rows are; InvalidArgument if a kind needs them (graph; code when
-// trained) and they are null.
+// trained) and they are null. accelerator (accelerator.h), if not null, does what it can: then the
+// bytes are the same only where it is.
 absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& keys,
-                                       const SampledQueries* queries = nullptr);
+                                       const SampledQueries* queries = nullptr,
+                                       Accelerator* accelerator = nullptr);
 
 // Opens an index from its blob over the rows it was built from. InvalidArgument or DataLoss if they
-// do not fit. code keeps the blob mapped; the others read it.
+// do not fit. code and int8 keep the blob mapped; the others read it.
 absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
 
 // What a search does where neither request nor params say: hnsw 2 top_k and graph 3 top_k, at least
-// 128; ivf a quarter of the lists, at least 64; code 4 top_k, at least 512; flat 0.
+// 128; ivf a quarter of the lists, at least 64; code 4 top_k, at least 512; int8 2 top_k, at least
+// 64; flat 0.
 int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows);
 
 // About how many bytes a blob has per key: for planning disk space.
-int64_t IndexBytesPerKey(const IndexParams& params);
+int64_t IndexBytesPerKey(const IndexParams& params, int64_t head_dim);
 
 // Heap that opening an index of this kind takes at most, given its blob's size.
 int64_t IndexHeapBytes(IndexKind kind, int64_t blob_bytes);

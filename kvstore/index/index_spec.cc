@@ -17,7 +17,8 @@ void SetIndexSpec(const IndexParams& params, v1::IndexSpec& spec) {
   }
   if (params.kind == IndexKind::kCode) {
     spec.set_code_bits(static_cast<uint32_t>(params.code_bits));
-    spec.set_code_trained(params.code_trained);
+    spec.set_code_training(static_cast<v1::CodeTraining>(params.code_training));
+    spec.set_code_scan(static_cast<v1::CodeScan>(params.code_scan));
   }
   if (params.kind == IndexKind::kIvf) spec.set_ivf_lists(static_cast<uint32_t>(params.ivf_lists));
 }
@@ -31,7 +32,11 @@ absl::StatusOr<IndexParams> IndexParamsOf(const v1::IndexSpec& spec) {
     params.ef_construction = static_cast<int32_t>(spec.ef_construction());
   }
   if (spec.code_bits() != 0) params.code_bits = static_cast<int32_t>(spec.code_bits());
-  params.code_trained = spec.code_trained();
+  // Values that this program does not know become one that is refused.
+  params.code_training = static_cast<CodeTraining>(
+      v1::CodeTraining_IsValid(spec.code_training()) ? spec.code_training() : UINT8_MAX);
+  params.code_scan =
+      static_cast<CodeScan>(v1::CodeScan_IsValid(spec.code_scan()) ? spec.code_scan() : UINT8_MAX);
   params.ivf_lists = static_cast<int32_t>(spec.ivf_lists());
   RETURN_IF_ERROR(ValidateIndexParams(params));
   return params;

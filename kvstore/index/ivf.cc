@@ -154,7 +154,7 @@ int64_t IvfLists(int64_t asked_lists, int64_t rows) {
 }
 
 absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys,
-                                     const SampledQueries* queries) {
+                                     const SampledQueries* queries, Accelerator* accelerator) {
   if (keys.count() > kMaxIvfRows || keys.head_dim() > kMaxIvfHeadDim) {
     return absl::InvalidArgumentError(absl::StrCat("ivf: ", keys.count(), " rows of ",
                                                    keys.head_dim(), ", must be at most ",
@@ -169,7 +169,8 @@ absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys
                                                    " for keys of head_dim ", keys.head_dim()));
   }
   const QueryMetric metric(queries, keys.head_dim());
-  ASSIGN_OR_RETURN(const Partition partition, MakePartition(keys, metric, header.lists));
+  ASSIGN_OR_RETURN(const Partition partition,
+                   MakePartition(keys, metric, header.lists, accelerator));
   ASSIGN_OR_RETURN(header.rows_crc, RowsCrc(keys));
   return EncodeIvfBlob(header, partition);
 }

@@ -19,7 +19,8 @@ namespace carrel::kvstore {
 int64_t IvfLists(int64_t asked_lists, int64_t rows);
 
 absl::StatusOr<std::string> BuildIvf(const IndexParams& params, const Rows& keys,
-                                     const SampledQueries* queries);
+                                     const SampledQueries* queries,
+                                     Accelerator* accelerator = nullptr);
 absl::StatusOr<std::unique_ptr<Index>> OpenIvf(const IndexParams& params, const Blob& blob,
                                                Rows keys);
 

@@ -6,16 +6,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/checksum.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "kvstore/index/blob_header.h"
 
 namespace carrel::kvstore {
 namespace {
 
 constexpr char kMagic[] = {'C', 'I', 'V', 'F'};
 constexpr uint16_t kVersion = 1;
-constexpr int64_t kHeaderBytes = 64;
 
 #pragma pack(push, 1)
 struct RawHeader {
@@ -31,7 +30,6 @@ struct RawHeader {
   uint32_t crc;
 };
 #pragma pack(pop)
-static_assert(sizeof(RawHeader) == kHeaderBytes);
 
 template <typename T>
 void Append(const std::vector<T>& values, std::string& bytes) {
@@ -39,12 +37,8 @@ void Append(const std::vector<T>& values, std::string& bytes) {
 }
 
 int64_t BlobBytes(const IvfHeader& h) {
-  return kHeaderBytes + 4 * (h.head_dim + h.lists + h.lists + 1 + h.rows) +
+  return kBlobHeaderBytes + 4 * (h.head_dim + h.lists + h.lists + 1 + h.rows) +
          2 * h.lists * h.head_dim;
-}
-
-uint32_t HeaderCrc(const RawHeader& raw) {
-  return Crc32c(absl::string_view(reinterpret_cast<const char*>(&raw), kHeaderBytes - 4));
 }
 
 template <typename... What>
@@ -56,14 +50,13 @@ absl::Status Bad(const What&... what) {
 
 std::string EncodeIvfBlob(const IvfHeader& header, const Partition& partition) {
   RawHeader raw = {};
-  std::memcpy(raw.magic, kMagic, sizeof(kMagic));
   raw.version = kVersion;
   raw.rows = static_cast<uint64_t>(header.rows);
   raw.head_dim = static_cast<uint32_t>(header.head_dim);
   raw.lists = static_cast<uint32_t>(header.lists);
   raw.asked_lists = static_cast<uint32_t>(header.asked_lists);
   raw.rows_crc = header.rows_crc;
-  raw.crc = HeaderCrc(raw);
+  SealBlobHeader(kMagic, raw);
   std::string bytes;
   bytes.reserve(static_cast<size_t>(BlobBytes(header)));
   bytes.append(reinterpret_cast<const char*>(&raw), sizeof(raw));
@@ -85,11 +78,7 @@ absl::StatusOr<IvfBlob> IvfBlob::Open(std::string bytes) {
 
 absl::Status IvfBlob::Parse() {
   const auto size = static_cast<int64_t>(bytes_.size());
-  if (size < kHeaderBytes) return Bad(size, " bytes hold no header");
-  RawHeader raw;
-  std::memcpy(&raw, bytes_.data(), sizeof(raw));
-  if (std::memcmp(raw.magic, kMagic, sizeof(kMagic)) != 0) return Bad("no magic CIVF");
-  if (raw.crc != HeaderCrc(raw)) return Bad("the header's CRC does not fit");
+  ASSIGN_OR_RETURN(const RawHeader raw, ReadBlobHeader<RawHeader>("ivf", kMagic, bytes_));
   if (raw.version != kVersion) {
     return absl::FailedPreconditionError(absl::StrCat("ivf blob has version ", raw.version,
                                                       ", this program reads version ", kVersion));
@@ -108,7 +97,7 @@ absl::Status IvfBlob::Parse() {
              .rows_crc = raw.rows_crc};
   if (size != BlobBytes(header_)) return Bad(size, " bytes instead of ", BlobBytes(header_));
   CARREL_CHECK(reinterpret_cast<uintptr_t>(bytes_.data()) % alignof(float) == 0);
-  mean_ = reinterpret_cast<const float*>(bytes_.data() + kHeaderBytes);
+  mean_ = reinterpret_cast<const float*>(bytes_.data() + kBlobHeaderBytes);
   spreads_ = mean_ + header_.head_dim;
   offsets_ = reinterpret_cast<const uint32_t*>(spreads_ + header_.lists);
   rows_ = offsets_ + header_.lists + 1;

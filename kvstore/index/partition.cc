@@ -15,6 +15,7 @@
 #include "common/status.h"
 #include "kernels/linear/linear.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/accelerator.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -80,18 +81,20 @@ Floats SampleMean(const Rows& keys, absl::Span<const uint32_t> sample) {
 }
 
 // Leaves the centroids in `nearest`, in the metric's own coordinates.
-void Train(const Rows& keys, const QueryMetric& metric, absl::Span<const uint32_t> sample,
-           const Partition& p, NearestCentroid& nearest) {
+absl::Status Train(const Rows& keys, const QueryMetric& metric, absl::Span<const uint32_t> sample,
+                   const Partition& p, Accelerator* accelerator, NearestCentroid& nearest) {
   Floats x;
   metric.Gather(keys, sample, p.mean, x);
-  faiss::ClusteringParameters params;
-  params.niter = kTrainingIterations;
-  params.min_points_per_centroid = 1;
-  params.max_points_per_centroid = static_cast<int>(sample.size());
-  params.seed = 20250727;
-  faiss::Clustering clustering(static_cast<int>(nearest.d), static_cast<int>(p.lists), params);
-  clustering.train(static_cast<int64_t>(sample.size()), x.data(), nearest);
-  nearest.add(p.lists, clustering.centroids.data());
+  if (accelerator != nullptr) {
+    const absl::StatusOr<Floats> centroids = accelerator->TrainLists(x, keys.head_dim(), p.lists);
+    if (centroids.ok()) {
+      nearest.add(p.lists, centroids->data());
+      return absl::OkStatus();
+    }
+    if (!absl::IsUnimplemented(centroids.status())) return centroids.status();
+  }
+  TrainCentroids(x, p.lists, nearest);
+  return absl::OkStatus();
 }
 
 void Assign(const Rows& keys, const QueryMetric& metric, const NearestCentroid& nearest,
@@ -166,6 +169,21 @@ Floats Root(const std::vector<double>& m, int64_t n) {
 
 }  // namespace
 
+std::vector<float> TrainCentroids(const std::vector<float>& x, int64_t lists,
+                                  faiss::Index& nearest) {
+  const auto n = static_cast<int64_t>(x.size()) / nearest.d;
+  faiss::ClusteringParameters params;
+  params.niter = kTrainingIterations;
+  params.min_points_per_centroid = 1;
+  params.max_points_per_centroid = static_cast<int>(n);
+  params.seed = 20250727;
+  faiss::Clustering clustering(static_cast<int>(nearest.d), static_cast<int>(lists), params);
+  clustering.train(n, x.data(), nearest);
+  nearest.reset();
+  nearest.add(lists, clustering.centroids.data());
+  return std::move(clustering.centroids);
+}
+
 QueryMetric::QueryMetric(const SampledQueries* queries, int64_t head_dim) : head_dim_(head_dim) {
   if (queries == nullptr || queries->samples() == 0) return;
   const int64_t d = head_dim, n = queries->samples() * queries->group;
@@ -205,8 +223,8 @@ void QueryMetric::Gather(const Rows& keys, absl::Span<const uint32_t> rows, cons
   Apply(out);
 }
 
-absl::StatusOr<Partition> MakePartition(const Rows& keys, const QueryMetric& metric,
-                                        int64_t lists) {
+absl::StatusOr<Partition> MakePartition(const Rows& keys, const QueryMetric& metric, int64_t lists,
+                                        Accelerator* accelerator) {
   RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
   Partition p{.lists = lists};
   p.mean.resize(static_cast<size_t>(keys.head_dim()));
@@ -223,7 +241,7 @@ absl::StatusOr<Partition> MakePartition(const Rows& keys, const QueryMetric& met
   const absl::Cleanup restore = [threads] { omp_set_num_threads(threads); };
   try {
     NearestCentroid nearest(keys.head_dim());
-    Train(keys, metric, sample, p, nearest);
+    RETURN_IF_ERROR(Train(keys, metric, sample, p, accelerator, nearest));
     Assign(keys, metric, nearest, p);
     Describe(keys, metric, p);
   } catch (const std::exception& error) {  // Faiss's own, and no memory

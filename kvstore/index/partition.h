@@ -15,8 +15,13 @@
 #include "absl/types/span.h"
 #include "kvstore/index/rows.h"
 
+namespace faiss {
+struct Index;
+}
+
 namespace carrel::kvstore {
 
+class Accelerator;
 struct SampledQueries;
 
 // How far keys are from each other, as queries see it.
@@ -50,6 +55,13 @@ struct Partition {
 };
 
 // lists <= keys.count(), and > 0 if there are keys.
-absl::StatusOr<Partition> MakePartition(const Rows& keys, const QueryMetric& metric, int64_t lists);
+// accelerator, if not null, trains the centroids.
+absl::StatusOr<Partition> MakePartition(const Rows& keys, const QueryMetric& metric, int64_t lists,
+                                        Accelerator* accelerator = nullptr);
+
+// Centroids [lists, d] of k-means over x [n, d], assigned with `nearest`, which is left holding
+// them. Faiss's exceptions pass through.
+std::vector<float> TrainCentroids(const std::vector<float>& x, int64_t lists,
+                                  faiss::Index& nearest);
 
 }  // namespace carrel::kvstore

@@ -99,6 +99,7 @@ absl::Status Rows::Verify(RowRange range) const {
         absl::StrCat("rows [", range.begin, ", ", range.end, ") of ", count_));
   }
   if (segments_.empty()) return absl::OkStatus();
+  AskAhead(range);
   for (Position at = range.begin; at < range.end;) {
     const int64_t segment = at / segment_tokens_;
     const Position first = segment * segment_tokens_;
@@ -108,6 +109,20 @@ absl::Status Rows::Verify(RowRange range) const {
     at = end;
   }
   return absl::OkStatus();
+}
+
+bool Rows::sparse() const { return segments_.front()->sparse() && !fully_verified(); }
+
+void Rows::AskAhead(RowRange range) const {
+  if (segments_.empty() || range.begin < 0 || range.end > count_) return;  // Verify says so
+  for (Position at = range.begin; at < range.end;) {
+    const int64_t segment = at / segment_tokens_;
+    const Position first = segment * segment_tokens_;
+    const Position end = std::min(range.end, first + segment_tokens_);
+    segments_[static_cast<size_t>(segment)]->AskAhead((at - first) * row_bytes_,
+                                                      (end - first) * row_bytes_);
+    at = end;
+  }
 }
 
 bool Rows::fully_verified() const {

@@ -45,10 +45,21 @@ class Rows {
   absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
   template <typename Id>
   absl::Status VerifyRows(const Id* rows, int64_t n) const {
+    AskAhead(rows, n);
     for (int64_t i = 0; i < n; ++i) RETURN_IF_ERROR(VerifyRow(static_cast<Position>(rows[i])));
     return absl::OkStatus();
   }
   bool fully_verified() const;
+  // Starts reading rows that are not in memory, all at once; none where pages are large.
+  void AskAhead(RowRange range) const;
+  template <typename Id>
+  void AskAhead(const Id* rows, int64_t n) const {
+    if (segments_.empty() || !sparse()) return;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto row = static_cast<Position>(rows[i]);
+      AskAhead(RowRange{row, row + 1});
+    }
+  }
 
   // Calls fn(first position, address, rows) for each piece of the range that lies contiguously.
   template <typename Fn>
@@ -63,6 +74,8 @@ class Rows {
  private:
   static absl::StatusOr<Rows> Open(const StoredContext& context, Layer layer, Kind kind,
                                    KvHead kv_head);
+
+  bool sparse() const;
 
   int64_t count_ = 0;
   int64_t head_dim_ = 0;

@@ -60,6 +60,7 @@ absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScra
   const int64_t rows = zone.rows();
   const int64_t block = std::max<int64_t>(1, kScanBlockBytes / keys.row_bytes());
   scratch.scores.resize(static_cast<size_t>(request.group * rows));
+  keys.AskAhead(zone);
   for (Position at = zone.begin; at < zone.end; at += block) {
     const RowRange part{at, std::min(zone.end, at + block)};
     RETURN_IF_ERROR(keys.Verify(part));

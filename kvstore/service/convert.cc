@@ -179,6 +179,25 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
   request.measure_mass = query.measure_mass();
   request.effort = query.effort();
   request.estimate = query.estimate();
+  if (query.held_size() > 0) request.held.resize(static_cast<size_t>(context.shape().kv_heads));
+  std::vector<bool> given(request.held.size(), false);
+  for (const v1::HeldRows& held : query.held()) {
+    if (held.kv_head() >= request.held.size())
+      return refuse("held: kv_head=", held.kv_head(), " is outside [0, ", request.held.size(), ")");
+    if (given[held.kv_head()]) return refuse("held: kv_head=", held.kv_head(), " is given twice");
+    given[held.kv_head()] = true;
+    std::vector<Position>& ids = request.held[held.kv_head()];
+    ids.reserve(static_cast<size_t>(held.steps_size()));
+    Position last = 0;
+    for (const uint64_t step : held.steps()) {
+      if (step > static_cast<uint64_t>(context.tokens() - last)) {
+        return refuse("held: kv_head=", held.kv_head(), ": a row beyond the context's ",
+                      context.tokens(), " tokens");
+      }
+      last += static_cast<Position>(step);
+      ids.push_back(last);
+    }
+  }
   return request;
 }
 
@@ -210,6 +229,16 @@ void OpenReplyToWire(const Session& session, const EngineConfig& config, v1::Ses
   open->set_zone_begin(session.zone().begin);
   open->set_zone_end(session.zone().end);
   *open->mutable_manifest() = session.context()->manifest();
+  const v1::Manifest& manifest = session.context()->manifest();
+  if (manifest.head_statistics_size() > 0) {
+    std::vector<double> sums(manifest.layers());
+    for (const v1::HeadStatistics& head : manifest.head_statistics()) {
+      if (head.layer() < sums.size()) sums[head.layer()] += head.entropy_nats();
+    }
+    for (const double sum : sums) {
+      open->add_layer_entropy_nats(static_cast<float>(sum / manifest.q_heads()));
+    }
+  }
   open->mutable_manifest()->clear_head_statistics();
   open->mutable_manifest()->clear_layer_sizes();
   v1::Limits* limits = open->mutable_limits();
@@ -307,6 +336,7 @@ void StatisticsToWire(const EngineStatistics& from, v1::StatisticsResponse* to) 
   to->set_index_loads(from.index_loads);
   to->set_index_evictions(from.index_evictions);
   to->set_layers_released(from.layers_released);
+  to->set_layers_loaded(from.layers_loaded);
 }
 
 }  // namespace carrel::kvstore

@@ -106,6 +106,7 @@ TEST_F(ServerTest, EveryWantAndSelect_TravelsAsTheEngineAnswers) {
         request.want = want;
         request.select = select;
         request.measure_mass = want == Want::kAttend;
+        if (want == Want::kRows) request.held = {{0, 5, 6, 300, 699}, {}};
         auto expected = AskAndCollect(**engine_session, ++id, request);
         CARREL_ASSERT_OK(expected);
         for (CollectedHead& head : expected->heads) head.pieces = 0;
@@ -120,6 +121,30 @@ TEST_F(ServerTest, EveryWantAndSelect_TravelsAsTheEngineAnswers) {
     session.CloseSending();
     EXPECT_TRUE(session.Finish().ok());
   }
+}
+
+TEST_F(ServerTest, HeldRowsThatMakeNoSense_AreRefused) {
+  StartServer();
+  WireSession session(channel_);
+  session.Open(context_->Opening());
+  uint64_t id = 1;
+  const auto refused = [&](const v1::Query& query, const std::string& why) {
+    ASSERT_TRUE(session.SendQuery(++id, query));
+    const Parts parts = session.Receive(id);
+    ASSERT_EQ(parts.size(), 1u);
+    EXPECT_EQ(parts[0].error().code(), static_cast<int>(StatusCode::kInvalidArgument));
+    EXPECT_THAT(parts[0].error().message(), HasSubstr(why));
+  };
+  v1::Query query = MakeWireQuery(seed_);
+  query.add_held()->add_steps(700);
+  refused(query, "held row 700");
+  query.mutable_held(0)->add_steps(~uint64_t{0});
+  refused(query, "beyond the context's 700 tokens");
+  query.mutable_held(0)->clear_steps();
+  query.add_held();
+  refused(query, "given twice");
+  query.mutable_held(1)->set_kv_head(2);
+  refused(query, "kv_head=2");
 }
 
 TEST_F(ServerTest, FetchRows_ContinuesHeadAfterHead) {

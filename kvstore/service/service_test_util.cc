@@ -74,6 +74,15 @@ v1::Query WireQuery(const QueryRequest& request, const AttentionShape& shape) {
   query.set_among_candidates_of(request.among_candidates_of);
   query.set_measure_mass(request.measure_mass);
   query.set_effort(static_cast<uint32_t>(request.effort));
+  for (size_t head = 0; head < request.held.size(); ++head) {
+    v1::HeldRows& held = *query.add_held();
+    held.set_kv_head(static_cast<uint32_t>(head));
+    Position last = 0;
+    for (const Position id : request.held[head]) {
+      held.add_steps(static_cast<uint64_t>(id - last));
+      last = id;
+    }
+  }
   return query;
 }
 

@@ -20,6 +20,8 @@ absl::Status FromRocks(const rocksdb::Status& status, absl::string_view what);
 // Options of the files that hold segments: uncompressed, a block per value, as sst_blocks.h reads
 // them.
 rocksdb::Options SegmentOptions();
+// Of the file that brings a manifest.
+rocksdb::Options CatalogOptions();
 
 // An open database of two column families.
 //   segments: only ingested files, each of one context, all on the lowest level; no writes, no

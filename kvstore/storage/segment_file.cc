@@ -34,14 +34,43 @@ absl::StatusOr<std::shared_ptr<const SegmentFile>> SegmentFile::Open(const std::
 void SegmentFile::Locate() const {
   file_->Expect(FileAccess::kSparse);
   entries_ = WalkToKey(file_->bytes(), last_key_);
-  file_->Expect(FileAccess::kLargePages);
+  is_located_.store(true);
+  Apply(expected_sparse_.load() ? FileAccess::kSparse : FileAccess::kLargePages);
   if (!entries_.entries.empty() && entries_.entries.front().key != first_key_) {
     entries_ = {{}, absl::DataLossError("another first key")};
   }
 }
 
+void SegmentFile::Expect(FileAccess access) const {
+  expected_sparse_.store(access == FileAccess::kSparse);
+  if (is_located_.load()) Apply(access);
+}
+
+void SegmentFile::Apply(FileAccess access) const {
+  file_->Expect(access);
+  sparse_.store(access == FileAccess::kSparse, std::memory_order_relaxed);
+}
+
+void SegmentFile::AskAhead(absl::string_view part) const {
+  MappedFile::AskAhead(part);
+  bytes_asked_.fetch_add(static_cast<int64_t>(part.size()), std::memory_order_relaxed);
+}
+
+void SegmentFile::Load(const std::atomic<bool>& cancelled) const {
+  Apply(FileAccess::kLargePages);
+  file_->Load(cancelled);
+}
+
+void SegmentFile::ReleasePages() const {
+  if (expected_sparse_.load()) {
+    Apply(FileAccess::kSparse);
+    bytes_asked_.store(0, std::memory_order_relaxed);
+  }
+  file_->ReleasePages();
+}
+
 absl::StatusOr<std::optional<absl::string_view>> SegmentFile::Find(absl::string_view key) const {
-  absl::call_once(located_, [this] { Locate(); });
+  std::call_once(located_, [this] { Locate(); });
   const std::vector<SstEntry>& entries = entries_.entries;
   const auto at = std::lower_bound(
       entries.begin(), entries.end(), key,

@@ -2,15 +2,18 @@
 // Invariants
 //   1. Mapped from creation on: the bytes stay readable after the file is deleted.
 //   2. Blocks are located at the first Find (one or two pages per value), not before.
+//   3. Under kSparse, what is known ahead is asked for (AskAhead), until Load reads the rest.
 // Threads: any.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/base/call_once.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
@@ -30,7 +33,18 @@ class SegmentFile {
 
   const std::string& first_key() const { return first_key_; }
   const std::string& last_key() const { return last_key_; }
-  void ReleasePages() const { file_->ReleasePages(); }
+  int64_t bytes() const { return static_cast<int64_t>(file_->bytes().size()); }
+
+  // From now on; kLargePages before.
+  void Expect(FileAccess access) const;
+  // Pages come one by one: it pays to ask for them ahead.
+  bool sparse() const { return sparse_.load(std::memory_order_relaxed); }
+  void AskAhead(absl::string_view part) const;  // of the file's bytes
+  int64_t bytes_asked() const { return bytes_asked_.load(std::memory_order_relaxed); }
+  // Reads all of it into large pages; not sparse any more. What was read before may be read anew.
+  void Load(const std::atomic<bool>& cancelled) const;
+  // Sparse again, if that is what was expected.
+  void ReleasePages() const;
 
   // nullopt: the file was written without the key. DataLoss: it is not as it was written, at the
   // key or before it.
@@ -39,10 +53,15 @@ class SegmentFile {
  private:
   SegmentFile() = default;
   void Locate() const;
+  void Apply(FileAccess access) const;
   std::string path_, first_key_, last_key_;
   std::unique_ptr<MappedFile> file_;
-  mutable absl::once_flag located_;
+  mutable std::once_flag located_;
   mutable SstEntries entries_;  // set by Locate
+  mutable std::atomic<bool> expected_sparse_{false};
+  mutable std::atomic<bool> sparse_{false};
+  mutable std::atomic<bool> is_located_{false};
+  mutable std::atomic<int64_t> bytes_asked_{0};
 };
 
 // All files of a context, ordered by key.

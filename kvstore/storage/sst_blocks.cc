@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/mapped_file.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/format/little_endian.h"
 
@@ -43,12 +44,43 @@ bool TakeBlock(absl::string_view& rest, SstEntry& entry) {
   return true;
 }
 
+// Asks for the heads of blocks that are likely to come.
+class BlocksAhead {
+ public:
+  explicit BlocksAhead(absl::string_view file) : file_(file) {}
+
+  // The next block begins at `offset`.
+  void Reached(size_t offset) {
+    const size_t bytes = offset - at_;
+    if (bytes == bytes_ && bytes > kProofBytes && offset >= asked_) {
+      for (int i = 1; i <= kBlocks && bytes < file_.size() - offset; ++i) {
+        offset += bytes;
+        // The end of the block before: its proof is read next.
+        MappedFile::AskAhead(file_.substr(offset - kProofBytes, kProofBytes));
+      }
+      asked_ = offset;
+    } else if (bytes != bytes_) {
+      asked_ = 0;
+    }
+    at_ += bytes;
+    bytes_ = bytes;
+  }
+
+ private:
+  static constexpr int kBlocks = 64;
+  static constexpr size_t kProofBytes = 4096;
+  const absl::string_view file_;
+  size_t at_ = 0, bytes_ = 0, asked_ = 0;
+};
+
 template <typename AtEnd>
 SstEntries Walk(absl::string_view file, AtEnd at_end) {
   SstEntries result;
+  BlocksAhead ahead(file);
   absl::string_view rest = file;
   do {
     const size_t offset = file.size() - rest.size();
+    ahead.Reached(offset);
     SstEntry entry;
     if (!TakeBlock(rest, entry)) {
       result.status = absl::DataLossError(absl::StrCat("no valid block at offset ", offset));

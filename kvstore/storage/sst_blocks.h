@@ -10,7 +10,9 @@
 //         themselves).
 // Source: RocksDB 7.8, block-based table format 5 (table/block_based).
 // Errors: what is found before a deviation is right; from there on DataLoss with the offset.
-// Cost:   touches one or two pages per value.
+// Cost:   touches one or two pages per value. Values of one size follow each other: from the second
+//         on, those to come are asked for ahead (MappedFile::AskAhead), else each would wait for the
+//         disk.
 #pragma once
 
 #include <string>

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <utility>
 
-#include "common/file.h"
 #include "common/status.h"
 #include "kvstore/storage/rocks.h"
+#include "kvstore/storage/sst_output.h"
 #include "rocksdb/sst_file_writer.h"
 
 namespace carrel::kvstore {
@@ -29,12 +29,15 @@ class SstWriterImpl : public SstWriter {
  public:
   explicit SstWriterImpl(std::string path)
       : path_(std::move(path)),
-        writer_(rocksdb::EnvOptions(), SegmentOptions(), nullptr,
+        writer_(rocksdb::EnvOptions(), WriterOptions(output_.env()), nullptr,
                 /*invalidate_page_cache=*/false) {}
 
-  absl::Status Open() { return FromRocks(writer_.Open(path_), path_); }
+  absl::Status Open() {
+    RETURN_IF_ERROR(FromRocks(writer_.Open(path_), path_));
+    return output_.status();
+  }
 
-  absl::Status Add(const SegmentKey& key, std::string payload, uint8_t dtype) override {
+  absl::Status Add(const SegmentKey& key, absl::string_view payload, uint8_t dtype) override {
     RETURN_IF_ERROR(Annotate(ValidateKey(key), path_));
     if (key.kind == Kind::kManifest) {
       return absl::InvalidArgumentError(absl::StrCat(path_, ": a manifest is added by Publish"));
@@ -48,13 +51,10 @@ class SstWriterImpl : public SstWriter {
       return absl::InvalidArgumentError(
           absl::StrCat(path_, ": ", DescribeKey(key), " must follow the key before it"));
     }
-    const std::string value = EncodeSegment(bytes, std::move(payload), dtype);
-    // What Finish appends beside values: index, properties, footer.
-    const int64_t tail = 65536 + 256 * entries_;
-    const int64_t size = static_cast<int64_t>(value.size());
-    RETURN_IF_ERROR(ProbeRoom(path_, bytes_, size + tail));
-    RETURN_IF_ERROR(FromRocks(writer_.Put(bytes, value), path_));
-    bytes_ += size;
+    value_.assign(payload.data(), payload.size());  // its memory is kept from one value to the next
+    AppendSegmentProof(bytes, dtype, value_);
+    RETURN_IF_ERROR(FromRocks(writer_.Put(bytes, value_), path_));
+    RETURN_IF_ERROR(output_.status());
     last_ = std::move(bytes);
     context_ = key.context;
     ++entries_;
@@ -64,16 +64,23 @@ class SstWriterImpl : public SstWriter {
   absl::Status Finish() override {
     if (entries_ == 0) return absl::InvalidArgumentError(absl::StrCat(path_, ": no segments"));
     RETURN_IF_ERROR(FromRocks(writer_.Finish(), path_));
+    RETURN_IF_ERROR(output_.status());
     return SyncFolderOf(path_);
   }
 
  private:
+  static rocksdb::Options WriterOptions(rocksdb::Env* env) {
+    rocksdb::Options options = SegmentOptions();
+    options.env = env;
+    return options;
+  }
+
   const std::string path_;
+  const SstOutput output_;
   rocksdb::SstFileWriter writer_;
-  std::string last_;
+  std::string value_, last_;
   ContextId context_;
   int64_t entries_ = 0;
-  int64_t bytes_ = 0;  // of values so far
 };
 
 }  // namespace

@@ -82,7 +82,7 @@ absl::Status CheckFiles(absl::Span<const std::string> paths, ContextId id) {
 }
 
 absl::Status WriteManifestFile(const std::string& path, ContextId id, const std::string& value) {
-  rocksdb::SstFileWriter writer(rocksdb::EnvOptions(), SegmentOptions(), nullptr, false);
+  rocksdb::SstFileWriter writer(rocksdb::EnvOptions(), CatalogOptions(), nullptr, false);
   RETURN_IF_ERROR(FromRocks(writer.Open(path), path));
   RETURN_IF_ERROR(FromRocks(writer.Put(ManifestKey(id), value), path));
   return FromRocks(writer.Finish(), path);

@@ -18,6 +18,7 @@
 //   4. A context whose bytes are damaged does not make another unreadable.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,6 +26,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/mapped_file.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/format/segment.h"
 
@@ -47,6 +49,10 @@ class PinnedSegment {
   virtual uint8_t dtype() const = 0;
   virtual absl::Status Verify(int64_t begin, int64_t end) const = 0;
   virtual bool fully_verified() const = 0;
+  // Its pages come one by one (StoredContext::Expect): it pays to ask for them ahead.
+  virtual bool sparse() const { return false; }
+  // Starts reading what is not verified of payload bytes [begin, end) and returns.
+  virtual void AskAhead(int64_t /*begin*/, int64_t /*end*/) const {}
 };
 
 // The published segments of one context.
@@ -61,6 +67,16 @@ class StoredContext {
                                                                        uint32_t segment) const = 0;
   // How many consecutive segments from 0 there are of a kind.
   virtual absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const = 0;
+  // How the context's files will be read from now on (kLargePages before): kSparse where a search
+  // touches few rows, so that the first ones need not wait for a layer to be read; then Load.
+  virtual void Expect(FileAccess /*access*/) const {}
+  // Under kSparse: bytes of the layer's files, and how many of them were asked for one by one; 0
+  // once it is loaded.
+  virtual int64_t LayerBytes(int32_t /*layer*/) const { return 0; }
+  virtual int64_t LayerBytesAsked(int32_t /*layer*/) const { return 0; }
+  // Reads a layer's files into large pages, in order. May take as long as that takes; ends early
+  // when `cancelled` is set.
+  virtual void Load(int32_t /*layer*/, const std::atomic<bool>& /*cancelled*/) const {}
   // Takes the pages of a layer's files out of this process; they come back when they are read, and
   // are verified again.
   virtual void ReleasePages(int32_t /*layer*/) const {}
@@ -104,7 +120,7 @@ class SstWriter {
   static absl::StatusOr<std::unique_ptr<SstWriter>> Create(const std::string& path);
   virtual ~SstWriter() = default;
   // InvalidArgument: a key of another context, out of order, or of the manifest (Publish's own).
-  virtual absl::Status Add(const SegmentKey& key, std::string payload, uint8_t dtype) = 0;
+  virtual absl::Status Add(const SegmentKey& key, absl::string_view payload, uint8_t dtype) = 0;
   virtual absl::Status Finish() = 0;  // once
 };
 

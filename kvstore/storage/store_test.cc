@@ -95,6 +95,45 @@ TEST(StoreTest, Segment_AskedTwice_IsOneObject) {
             *context->Segment(0, Kind::kKeyRows, KvHead(0), 0));
 }
 
+TEST(StoreTest, Expect_Sparse_ReadsTheSameBytesAskedAheadLoadedAndReleased) {
+  const std::string dir = FreshTempDir();
+  const auto store = OpenStore(dir + "/store");
+  // Segments of many chunks, the last of a head shorter.
+  const TestContextSpec spec{
+      .head_dim = 64, .tokens = 2500, .segment_tokens = 1024, .seed = TestSeed()};
+  CARREL_ASSERT_OK(PublishTestContext(*store, dir + "/staging", spec));
+  const auto context = *store->OpenContext(spec.name);
+  const auto segment = *context->Segment(1, Kind::kKeyRows, KvHead(1), 1);
+  EXPECT_FALSE(segment->sparse());
+  segment->AskAhead(0, 4096);
+  EXPECT_EQ(context->LayerBytesAsked(1), 0);
+
+  context->Expect(FileAccess::kSparse);
+  EXPECT_TRUE(segment->sparse());
+  const auto bytes = static_cast<int64_t>(segment->payload().size());
+  segment->AskAhead(5000, 5001);
+  EXPECT_EQ(context->LayerBytesAsked(1), 4096) << "the chunk";
+  CARREL_EXPECT_OK(segment->Verify(5000, 5001));
+  segment->AskAhead(0, bytes);
+  EXPECT_EQ(context->LayerBytesAsked(1), bytes) << "what is verified is not asked for again";
+  EXPECT_EQ(context->LayerBytesAsked(0), 0);
+  EXPECT_GT(context->LayerBytes(1), 2 * 2 * spec.tokens * spec.head_dim * 2);
+  CARREL_EXPECT_OK(CheckTestContext(*context, spec));
+
+  context->Load(1, std::atomic<bool>(false));
+  EXPECT_FALSE(segment->sparse());
+  EXPECT_FALSE(segment->fully_verified()) << "it came from disk anew";
+  EXPECT_EQ(context->LayerBytesAsked(1), 0);
+  EXPECT_TRUE((*context->Segment(0, Kind::kKeyRows, KvHead(0), 0))->sparse());
+  CARREL_EXPECT_OK(CheckTestContext(*context, spec));
+
+  context->ReleasePages(1);
+  EXPECT_TRUE(segment->sparse());
+  segment->AskAhead(0, bytes);
+  EXPECT_EQ(context->LayerBytesAsked(1), bytes);
+  CARREL_EXPECT_OK(CheckTestContext(*context, spec));
+}
+
 TEST(StoreTest, AllocateContextId_IsNeverReused) {
   const std::string dir = FreshTempDir();
   std::vector<ContextId> ids;

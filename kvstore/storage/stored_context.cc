@@ -7,6 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "common/status.h"
 
 namespace carrel::kvstore {
@@ -25,6 +26,11 @@ class PinnedSegmentImpl : public PinnedSegment {
     return status.ok() ? status : Annotate(status, where_);
   }
   bool fully_verified() const override { return view_->fully_verified(); }
+  bool sparse() const override { return file_->sparse(); }
+  void AskAhead(int64_t begin, int64_t end) const override {
+    if (!file_->sparse()) return;
+    view_->ForEachUnverified(begin, end, [this](absl::string_view part) { file_->AskAhead(part); });
+  }
   void Forget() const { view_->Forget(); }
 
  private:
@@ -63,18 +69,26 @@ class StoredContextImpl : public StoredContext {
     return segments_.try_emplace(bytes, std::move(pinned)).first->second;
   }
 
+  void Expect(FileAccess access) const override {
+    for (const auto& file : files_) file->Expect(access);
+  }
+  int64_t LayerBytes(int32_t layer) const override {
+    int64_t bytes = 0;
+    for (const auto& file : FilesOf(layer)) bytes += file->bytes();
+    return bytes;
+  }
+  int64_t LayerBytesAsked(int32_t layer) const override {
+    int64_t bytes = 0;
+    for (const auto& file : FilesOf(layer)) bytes += file->sparse() ? file->bytes_asked() : 0;
+    return bytes;
+  }
+  void Load(int32_t layer, const std::atomic<bool>& cancelled) const override {
+    for (const auto& file : FilesOf(layer)) file->Load(cancelled);
+    Forget(layer);
+  }
   void ReleasePages(int32_t layer) const override {
-    SegmentKey first{ContextId(manifest_.context_id()), layer, Kind::kKeyRows, KvHead(0), 0};
-    SegmentKey next = first;
-    next.layer = layer + 1;
-    const std::string begin = EncodeKey(first), end = EncodeKey(next);
-    for (const auto& file : files_) {
-      if (file->last_key() >= begin && file->first_key() < end) file->ReleasePages();
-    }
-    absl::ReaderMutexLock lock(&mu_);
-    for (const auto& [key, segment] : segments_) {
-      if (key >= begin && key < end) segment->Forget();
-    }
+    for (const auto& file : FilesOf(layer)) file->ReleasePages();
+    Forget(layer);
   }
 
   absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const override {
@@ -92,6 +106,32 @@ class StoredContextImpl : public StoredContext {
     std::shared_ptr<const SegmentFile> file;
     std::optional<absl::string_view> value;  // nullopt: there is none
   };
+
+  // Keys of the layer lie in [first, second).
+  std::pair<std::string, std::string> KeysOf(int32_t layer) const {
+    SegmentKey first{ContextId(manifest_.context_id()), layer, Kind::kKeyRows, KvHead(0), 0};
+    SegmentKey next = first;
+    next.layer = layer + 1;
+    return {EncodeKey(first), EncodeKey(next)};
+  }
+
+  absl::Span<const std::shared_ptr<const SegmentFile>> FilesOf(int32_t layer) const {
+    const auto [begin, end] = KeysOf(layer);
+    const auto first = std::lower_bound(
+        files_.begin(), files_.end(), begin,
+        [](const auto& file, const std::string& key) { return file->last_key() < key; });
+    auto last = first;
+    while (last != files_.end() && (*last)->first_key() < end) ++last;
+    return {files_.data() + (first - files_.begin()), static_cast<size_t>(last - first)};
+  }
+
+  void Forget(int32_t layer) const {
+    const auto [begin, end] = KeysOf(layer);
+    absl::ReaderMutexLock lock(&mu_);
+    for (const auto& [key, segment] : segments_) {
+      if (key >= begin && key < end) segment->Forget();
+    }
+  }
 
   std::string Where(const SegmentKey& key) const {
     return absl::StrCat("context ", manifest_.name(), ": ", DescribeKey(key));

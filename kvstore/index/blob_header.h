@@ -1,0 +1,49 @@
+// What:   the header that a blob of code, int8 or ivf begins with.
+// Bytes:  Raw, 64 of them: a magic of 4, what the kind says of itself, and last the CRC of the
+// rest. Errors: DataLoss: too short, another magic, a CRC that does not fit. The caller checks the
+// rest.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/checksum.h"
+
+namespace carrel::kvstore {
+
+inline constexpr int64_t kBlobHeaderBytes = 64;
+
+template <typename Raw>
+uint32_t BlobHeaderCrc(const Raw& raw) {
+  static_assert(sizeof(Raw) == kBlobHeaderBytes);
+  return Crc32c(absl::string_view(reinterpret_cast<const char*>(&raw), sizeof(raw) - 4));
+}
+
+// Of a header that is complete but for magic and CRC.
+template <typename Raw>
+void SealBlobHeader(const char (&magic)[4], Raw& raw) {
+  std::memcpy(raw.magic, magic, sizeof(magic));
+  raw.crc = BlobHeaderCrc(raw);
+}
+
+// bytes: verified, of the blob's beginning. kind: "int8", for the message.
+template <typename Raw>
+absl::StatusOr<Raw> ReadBlobHeader(absl::string_view kind, const char (&magic)[4],
+                                   absl::string_view bytes) {
+  const auto refuse = [kind](const auto&... what) {
+    return absl::DataLossError(absl::StrCat(kind, " blob: ", what...));
+  };
+  Raw raw;
+  if (bytes.size() < sizeof(raw)) return refuse(bytes.size(), " bytes hold no header");
+  std::memcpy(&raw, bytes.data(), sizeof(raw));
+  if (std::memcmp(raw.magic, magic, sizeof(magic)) != 0) {
+    return refuse("no magic ", absl::string_view(magic, sizeof(magic)));
+  }
+  if (raw.crc != BlobHeaderCrc(raw)) return refuse("the header's CRC does not fit");
+  return raw;
+}
+
+}  // namespace carrel::kvstore

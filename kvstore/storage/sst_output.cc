@@ -1,0 +1,113 @@
+#include "kvstore/storage/sst_output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "common/status.h"
+#include "rocksdb/env.h"
+#include "rocksdb/file_system.h"
+
+namespace carrel::kvstore {
+namespace {
+
+using rocksdb::IODebugContext;
+using rocksdb::IOOptions;
+using rocksdb::IOStatus;
+
+// Bytes after which the kernel is asked to begin writing them.
+constexpr int64_t kBeginWriting = int64_t{8} << 20;
+
+class OutputFile final : public rocksdb::FSWritableFile {
+ public:
+  OutputFile(std::string path, int fd, absl::Status* status)
+      : path_(std::move(path)), fd_(fd), status_(*status) {}
+  ~OutputFile() override { CloseOnce(); }
+
+  using FSWritableFile::Append;
+  IOStatus Append(const rocksdb::Slice& data, const IOOptions&, IODebugContext*) override {
+    const char* from = data.data();
+    for (size_t left = data.size(); left > 0 && status_.ok();) {
+      const ssize_t n = write(fd_, from, left);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) {
+        Fail("write");
+        break;
+      }
+      from += n;
+      left -= static_cast<size_t>(n);
+    }
+    bytes_ += static_cast<int64_t>(data.size());
+    if (bytes_ - begun_ >= kBeginWriting && status_.ok()) {
+      sync_file_range(fd_, begun_, bytes_ - begun_, SYNC_FILE_RANGE_WRITE);  // a hint
+      begun_ = bytes_;
+    }
+    return IOStatus::OK();
+  }
+
+  IOStatus Flush(const IOOptions&, IODebugContext*) override { return IOStatus::OK(); }
+
+  IOStatus Sync(const IOOptions&, IODebugContext*) override {
+    if (status_.ok() && fsync(fd_) != 0) Fail("fsync");
+    return IOStatus::OK();
+  }
+
+  IOStatus Close(const IOOptions&, IODebugContext*) override {
+    CloseOnce();
+    return IOStatus::OK();
+  }
+
+  uint64_t GetFileSize(const IOOptions&, IODebugContext*) override {
+    return static_cast<uint64_t>(bytes_);
+  }
+
+ private:
+  void Fail(const char* what) {
+    status_.Update(ErrnoStatus(errno, absl::StrCat(path_, ": ", what, " at ", bytes_)));
+  }
+  void CloseOnce() {
+    const int fd = std::exchange(fd_, -1);
+    if (fd >= 0 && close(fd) != 0) Fail("close");
+  }
+
+  const std::string path_;
+  int fd_;
+  absl::Status& status_;
+  int64_t bytes_ = 0;  // appended
+  int64_t begun_ = 0;  // of which handed to the kernel to write
+};
+
+}  // namespace
+
+class SstOutput::Files final : public rocksdb::FileSystemWrapper {
+ public:
+  Files() : FileSystemWrapper(rocksdb::FileSystem::Default()) {}
+  const char* Name() const override { return "carrel sst output"; }
+
+  IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions&,
+                           std::unique_ptr<rocksdb::FSWritableFile>* file,
+                           IODebugContext*) override {
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) status_.Update(ErrnoStatus(errno, absl::StrCat(path, ": create")));
+    *file = std::make_unique<OutputFile>(path, fd, &status_);
+    return IOStatus::OK();
+  }
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
+SstOutput::SstOutput()
+    : files_(std::make_shared<Files>()), env_(rocksdb::NewCompositeEnv(files_)) {}
+
+SstOutput::~SstOutput() = default;
+
+absl::Status SstOutput::status() const { return files_->status(); }
+
+}  // namespace carrel::kvstore

@@ -46,10 +46,12 @@ int64_t UnitRows(const WeightMatrix& w, int64_t n) {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const ModelConfig& config, std::shared_ptr<const Weights> weights, ThreadPool* pool)
+  CpuBackend(const ModelConfig& config, std::shared_ptr<const Weights> weights, ThreadPool* pool,
+             RopeStage rope)
       : config_(config),
         weights_(std::move(weights)),
         pool_(pool),
+        rope_(rope),
         inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
         eps_(static_cast<float>(config.rms_norm_eps)),
         block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
@@ -150,6 +152,7 @@ class CpuBackend final : public Backend {
   const ModelConfig config_;
   const std::shared_ptr<const Weights> weights_;
   ThreadPool* const pool_;  // may be null
+  const RopeStage rope_;
   const std::vector<float> inv_freq_;
   const float eps_;
   ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
@@ -183,6 +186,7 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
   const auto finish = [&](float* x, int64_t begin, int64_t count, int64_t heads,
                           const std::vector<float>& head_norm) {
     if (config_.qk_norm) Norm(x, count * heads, head_norm, x);
+    if (rope_ == RopeStage::kLeftOut) return;
     kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq_.data());
   };
   ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
@@ -238,9 +242,10 @@ absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
 }  // namespace
 
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
-                                        std::shared_ptr<const Weights> weights, ThreadPool* pool) {
+                                        std::shared_ptr<const Weights> weights, ThreadPool* pool,
+                                        RopeStage rope) {
   CARREL_CHECK(weights != nullptr);
-  return std::make_unique<CpuBackend>(config, std::move(weights), pool);
+  return std::make_unique<CpuBackend>(config, std::move(weights), pool, rope);
 }
 
 }  // namespace carrel::model

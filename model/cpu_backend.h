@@ -9,6 +9,7 @@
 //            whatever n; nothing is allocated in steady state.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -30,7 +31,11 @@ absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& mo
 // over the pool (which may be null).
 std::string WeightsSha256(const Weights& weights, ThreadPool* pool);
 
+// Whether q and k leave the backend after RoPE, or before it: then who attends gives positions.
+enum class RopeStage : uint8_t { kApplied = 0, kLeftOut = 1 };
+
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
-                                        std::shared_ptr<const Weights> weights, ThreadPool* pool);
+                                        std::shared_ptr<const Weights> weights, ThreadPool* pool,
+                                        RopeStage rope = RopeStage::kApplied);
 
 }  // namespace carrel::model

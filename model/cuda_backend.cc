@@ -7,6 +7,7 @@
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "kernels/embedding/embedding_cuda.h"
+#include "kernels/half_convert/half_convert.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/rms_norm/rms_norm_cuda.h"
 #include "kernels/rope/rope_cuda.h"
@@ -32,7 +33,11 @@ ScratchSizes Sizes(const ModelConfig& config, int64_t n) {
   ScratchSizes sizes;
   sizes.normed = Aligned(n * config.hidden_size * 2);
   sizes.wide = Aligned(n * std::max(QkvWidth(config.shape), 2 * config.intermediate_size) * 4);
-  sizes.gated = Aligned(n * config.intermediate_size * 2);
+  // Attention's output is turned into f16 there before the gate is.
+  sizes.gated = Aligned(
+      n *
+      std::max(config.intermediate_size, int64_t{config.shape.q_heads} * config.shape.head_dim) *
+      2);
   return sizes;
 }
 
@@ -88,7 +93,7 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
 
 absl::Status CudaBackend::Embed(const int32_t* ids, int64_t n, float* hidden) {
   RETURN_IF_CUDA_ERROR(kernels::EmbeddingCuda(weights_.embedding(), ids, n, config_.hidden_size,
-                                              hidden, stream_.get()));
+                                              hidden, stream_.get(), weights_.type()));
   return absl::OkStatus();
 }
 
@@ -96,7 +101,7 @@ absl::Status CudaBackend::Norm(const float* hidden, int64_t n, const float* w) {
   CARREL_CHECK(n <= block_tokens_);
   RETURN_IF_CUDA_ERROR(kernels::RmsNormCuda(hidden, n, config_.hidden_size, w,
                                             static_cast<float>(config_.rms_norm_eps), normed_,
-                                            stream_.get()));
+                                            stream_.get(), weights_.type()));
   return absl::OkStatus();
 }
 
@@ -111,6 +116,7 @@ absl::Status CudaBackend::Linear(const CudaMatrix& matrix, const void* x, int64_
   params.out = matrix.out;
   params.y = y;
   params.accumulate = accumulate;
+  params.type = weights_.type();
   RETURN_IF_CUDA_ERROR(linear_->Run(params, stream_.get()));
   return absl::OkStatus();
 }
@@ -168,11 +174,15 @@ absl::Status CudaBackend::ProjectQuery(Layer layer, const float* hidden, int64_t
 
 absl::Status CudaBackend::FinishLayer(Layer layer, const void* attended, int64_t n, float* hidden) {
   const CudaLayerWeights& w = weights_.layer(layer);
+  if (weights_.type() == kernels::HalfType::kF16) {
+    RETURN_IF_CUDA_ERROR(kernels::Bf16ToF16Cuda(attended, n * w.o.in, gated_, stream_.get()));
+    attended = gated_;
+  }
   RETURN_IF_ERROR(Linear(w.o, attended, n, hidden, /*accumulate=*/true));
   RETURN_IF_ERROR(Norm(hidden, n, w.mlp_norm));
   RETURN_IF_ERROR(Linear(w.gate_up, normed_, n, projected_, /*accumulate=*/false));
-  RETURN_IF_CUDA_ERROR(
-      kernels::SiluMulCuda(projected_, n, config_.intermediate_size, gated_, stream_.get()));
+  RETURN_IF_CUDA_ERROR(kernels::SiluMulCuda(projected_, n, config_.intermediate_size, gated_,
+                                            stream_.get(), weights_.type()));
   return Linear(w.down, gated_, n, hidden, /*accumulate=*/true);
 }
 

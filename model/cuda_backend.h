@@ -2,8 +2,9 @@
 //            the CPU, on device memory. The two share no class: a GPU enqueues, keeps bf16 rows in
 //            place and counts positions on the device
 //            (docs/decisions/019-where-the-devices-part.md).
-// Math:      products of bf16 operands with fp32 sums; the hidden state, norms, RoPE and the gate
-//            in fp32; q, k, v and what enters a product are rounded to bf16.
+// Math:      products of bf16 operands with fp32 sums, or of f16 operands where the checkpoint is
+//            f16; the hidden state, norms, RoPE and the gate in fp32; what enters a product is
+//            rounded to its type, q, k, v and what attention gives to bf16.
 // Shapes:    hidden [n, hidden_size] f32; q, attended [n, q_heads, head_dim] bf16; logits
 //            [n, vocab_size] f32; contiguous device memory. n <= block_tokens.
 // Errors:    Create: Unimplemented a shape that no kernel has (names it); ResourceExhausted device
@@ -78,9 +79,9 @@ class CudaBackend {
   cuda::DeviceBuffer<uint8_t> scratch_;
   std::unique_ptr<kernels::LinearCuda> linear_;
   // In scratch_.
-  void* normed_ = nullptr;      // [block_tokens, hidden_size] bf16
+  void* normed_ = nullptr;      // [block_tokens, hidden_size] of the weights' type
   float* projected_ = nullptr;  // [block_tokens]: q, k and v, and after them gate and up
-  void* gated_ = nullptr;       // [block_tokens, intermediate_size] bf16
+  void* gated_ = nullptr;       // [block_tokens, intermediate_size], likewise
 };
 
 }  // namespace carrel::model

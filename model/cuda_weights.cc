@@ -14,6 +14,7 @@
 namespace carrel::model {
 namespace {
 
+using kernels::HalfType;
 using kernels::WeightMatrix;
 
 constexpr int64_t kAlignment = 256;
@@ -22,10 +23,11 @@ constexpr int64_t kPieceElements = int64_t{1} << 18;  // of one thread at a time
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Elements [begin, begin + count) of an array of floats of any dtype, rounded to bf16.
-void ToBf16(DType dtype, const void* data, int64_t begin, int64_t count, uint16_t* out) {
+// Elements [begin, begin + count) of an array of floats of any dtype, as `type`: f16 only from f16.
+void ToHalf(HalfType type, DType dtype, const void* data, int64_t begin, int64_t count,
+            uint16_t* out) {
   const char* from = static_cast<const char*>(data) + begin * DTypeBytes(dtype);
-  if (dtype == DType::kBf16) {
+  if (dtype == DType::kBf16 || type == HalfType::kF16) {
     std::memcpy(out, from, static_cast<size_t>(count) * sizeof(uint16_t));
     return;
   }
@@ -36,6 +38,18 @@ void ToBf16(DType dtype, const void* data, int64_t begin, int64_t count, uint16_
     WidenToFloat(dtype, from + at * DTypeBytes(dtype), n, wide);
     FloatToBf16({wide, static_cast<size_t>(n)}, out + at);
   }
+}
+
+// f16 if all matrices are.
+HalfType TypeOf(const ModelConfig& config, const Weights& weights) {
+  bool half = weights.embedding().dtype == DType::kF16 && weights.head().dtype == DType::kF16;
+  for (Layer layer(0); layer.value() < config.shape.layers; layer = layer.next()) {
+    const LayerWeights& w = weights.layer(layer);
+    for (const WeightMatrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+      half = half && matrix->dtype == DType::kF16;
+    }
+  }
+  return half ? HalfType::kF16 : HalfType::kBf16;
 }
 
 }  // namespace
@@ -64,6 +78,7 @@ class CudaWeightsLoader {
 
   absl::StatusOr<CudaWeights> Load(const Weights& weights, ThreadPool* pool) {
     pool_ = pool;
+    out_.type_ = TypeOf(config_, weights);
     ASSIGN_OR_RETURN(out_.memory_, cuda::DeviceBuffer<uint8_t>::Create(Count()));
     ASSIGN_OR_RETURN(stream_, cuda::Stream::Create());
     ASSIGN_OR_RETURN(cuda::PinnedRing ring, cuda::PinnedRing::Create(2, kSlotBytes));
@@ -126,7 +141,7 @@ class CudaWeightsLoader {
     uint8_t* to = Take(elements * 2);
     *w = to;
     for (const WeightMatrix& part : parts) {
-      RETURN_IF_ERROR(CopyBf16(part.dtype, part.data, part.out * part.in, to));
+      RETURN_IF_ERROR(CopyHalf(part.dtype, part.data, part.out * part.in, to));
       to += part.out * part.in * 2;
     }
     if (bias == nullptr || parts[0].bias == nullptr) return absl::OkStatus();
@@ -139,7 +154,7 @@ class CudaWeightsLoader {
     return Vector(values, bias);
   }
 
-  absl::Status CopyBf16(DType dtype, const void* data, int64_t elements, uint8_t* to) {
+  absl::Status CopyHalf(DType dtype, const void* data, int64_t elements, uint8_t* to) {
     constexpr int64_t kSlotElements = kSlotBytes / 2;
     for (int64_t at = 0; at < elements; at += kSlotElements) {
       const int64_t n = std::min(kSlotElements, elements - at);
@@ -147,7 +162,8 @@ class CudaWeightsLoader {
       auto* const rounded = reinterpret_cast<uint16_t*>(slot.data());
       pool_->ParallelFor((n + kPieceElements - 1) / kPieceElements, [&](int64_t piece) {
         const int64_t begin = piece * kPieceElements;
-        ToBf16(dtype, data, at + begin, std::min(kPieceElements, n - begin), rounded + begin);
+        ToHalf(out_.type_, dtype, data, at + begin, std::min(kPieceElements, n - begin),
+               rounded + begin);
       });
       RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to + at * 2, rounded, static_cast<size_t>(n) * 2,
                                            cudaMemcpyHostToDevice, stream_.get()));

@@ -1,7 +1,7 @@
-// What:      a checkpoint's weights in device memory: bf16 matrices, fp32 vectors.
+// What:      a checkpoint's weights in device memory: bf16 or f16 matrices, fp32 vectors.
 // Shapes:    row-major as in the checkpoint. q, k and v stand below each other in one matrix, so do
 //            gate and up: one product each.
-// Math:      f32 and f16 are rounded to bf16; bf16 is copied.
+// Math:      matrices that are all f16 stay f16; else f32 and f16 are rounded to bf16.
 // Errors:    ResourceExhausted device memory; what CUDA says.
 // Ownership: one allocation; the mapped checkpoint is not needed after Load.
 // Threads:   immutable.
@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/cuda/buffer.h"
 #include "common/thread_pool.h"
+#include "kernels/half_type.h"
 #include "model/config.h"
 
 namespace carrel::model {
@@ -21,7 +22,7 @@ namespace carrel::model {
 class Weights;
 
 struct CudaMatrix {
-  const void* w = nullptr;      // [out, in] bf16
+  const void* w = nullptr;      // [out, in], of type()
   const float* bias = nullptr;  // [out] or null
   int64_t out = 0;
   int64_t in = 0;
@@ -42,7 +43,8 @@ class CudaWeights {
   static absl::StatusOr<CudaWeights> Load(const ModelConfig& config, const Weights& weights,
                                           ThreadPool* pool);
 
-  const void* embedding() const { return embedding_; }  // [vocab, hidden] bf16
+  kernels::HalfType type() const { return type_; }      // of all matrices
+  const void* embedding() const { return embedding_; }  // [vocab, hidden]
   const CudaMatrix& head() const { return head_; }
   const CudaLayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
   const float* final_norm() const { return final_norm_; }
@@ -53,6 +55,7 @@ class CudaWeights {
   CudaWeights() = default;
 
   cuda::DeviceBuffer<uint8_t> memory_;
+  kernels::HalfType type_ = kernels::HalfType::kBf16;
   const void* embedding_ = nullptr;
   CudaMatrix head_;
   std::vector<CudaLayerWeights> layers_;

@@ -23,4 +23,11 @@ std::vector<std::pair<std::string, std::string>> ModelFingerprint(
   return fields;
 }
 
+void SetKeyPosition(const std::string& key_position,
+                    std::vector<std::pair<std::string, std::string>>& fingerprint) {
+  for (auto& [name, value] : fingerprint) {
+    if (name == "key_position") value = key_position;
+  }
+}
+
 }  // namespace carrel::model

@@ -16,12 +16,17 @@ namespace carrel::model {
 // A change of any convention below is a change of its value here, so that old contexts are refused.
 inline constexpr char kKvDtype[] = "bf16";
 inline constexpr char kKvLayout[] = "layer,kv_head,token,head_dim";
-inline constexpr char kKeyPosition[] = "after_rope";
+inline constexpr char kKeyPosition[] = "after_rope";  // unless a context is stored
+inline constexpr char kKeyPositionNone[] = "none";    // before RoPE: whoever reads gives positions
 inline constexpr int kFingerprintFormatVersion = 1;
 
 // Ordered by name, names unique.
 std::vector<std::pair<std::string, std::string>> ModelFingerprint(
     const ModelConfig& config, const std::string& weights_sha256,
     const std::string& tokenizer_sha256);
+
+// The same for contexts whose keys are stored under another key position.
+void SetKeyPosition(const std::string& key_position,
+                    std::vector<std::pair<std::string, std::string>>& fingerprint);
 
 }  // namespace carrel::model

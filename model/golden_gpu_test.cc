@@ -17,8 +17,6 @@ namespace {
 
 constexpr double kLogitsTolerance = 1e-2;  // of bf16 arithmetic
 constexpr double kRowsTolerance = 1.5e-2;
-// Weights of f16 are rounded to bf16 on their way to the device.
-constexpr double kHalfWeightsTolerance = 1.5e-2;
 
 template <typename T>
 std::vector<T> Values(const Safetensors& file, const std::string& name) {
@@ -121,8 +119,7 @@ void ExpectGolden(const std::string& model_dir, const std::string& golden_path, 
   Result result;
   Forward(*model, Values<int32_t>(*golden, "input_ids"), block, result);
   const double error = RelativeError(result.logits, Values<float>(*golden, "logits_all"));
-  const bool rounded = model->weights->embedding().dtype == DType::kF16;
-  EXPECT_LE(error, rounded ? kHalfWeightsTolerance : kLogitsTolerance);
+  EXPECT_LE(error, kLogitsTolerance);
   double k_error = 0, v_error = 0;
   for (size_t layer = 0; layer < result.k.size(); ++layer) {
     k_error = std::max(

@@ -12,18 +12,13 @@ void Reserve(std::vector<float>& buffer, int64_t floats) {
 
 }  // namespace
 
-absl::Status Transformer::ForwardLayer(Layer layer, int64_t n, Position first_position,
-                                       float* hidden, Attention& attention) {
+absl::StatusOr<AttentionInput> Transformer::Project(Layer layer, int64_t n, Position first_position,
+                                                    const float* hidden) {
   CARREL_CHECK(n >= 0 && first_position >= 0);
-  if (n == 0) return absl::OkStatus();
   const AttentionShape& shape = config().shape;
-  const int64_t q_floats = n * shape.q_heads * shape.head_dim;
-  const int64_t kv_floats = n * shape.kv_heads * shape.head_dim;
-  Reserve(q_, q_floats);
-  Reserve(k_, kv_floats);
-  Reserve(v_, kv_floats);
-  Reserve(attended_, q_floats);
-
+  Reserve(q_, n * shape.q_heads * shape.head_dim);
+  Reserve(k_, n * shape.kv_heads * shape.head_dim);
+  Reserve(v_, n * shape.kv_heads * shape.head_dim);
   RETURN_IF_ERROR(
       backend_.ProjectQkv(layer, hidden, n, first_position, q_.data(), k_.data(), v_.data()));
   AttentionInput input;
@@ -33,8 +28,23 @@ absl::Status Transformer::ForwardLayer(Layer layer, int64_t n, Position first_po
   input.q = q_.data();
   input.k = k_.data();
   input.v = v_.data();
+  return input;
+}
+
+absl::Status Transformer::ForwardLayer(Layer layer, int64_t n, Position first_position,
+                                       float* hidden, Attention& attention) {
+  if (n == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const AttentionInput input, Project(layer, n, first_position, hidden));
+  Reserve(attended_, n * config().shape.q_heads * config().shape.head_dim);
   RETURN_IF_ERROR(attention.Attend(input, attended_.data()));
   return backend_.FinishLayer(layer, attended_.data(), n, hidden);
+}
+
+absl::Status Transformer::ProjectLayer(Layer layer, int64_t n, Position first_position,
+                                       const float* hidden, Attention& attention) {
+  if (n == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const AttentionInput input, Project(layer, n, first_position, hidden));
+  return attention.Collect(input);
 }
 
 }  // namespace carrel::model

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "model/backend.h"
 
 namespace carrel::model {
@@ -27,6 +28,10 @@ class Attention {
   // Takes in the new k and v and computes attended [n, q_heads, head_dim]: token i attends to what
   // comes before it and to itself.
   virtual absl::Status Attend(const AttentionInput& input, float* attended) = 0;
+  // Takes them in, and nothing else.
+  virtual absl::Status Collect(const AttentionInput&) {
+    return absl::UnimplementedError("this attention is no collector of rows");
+  }
 };
 
 // Runs layers over blocks of tokens; owns the block's scratch, nothing else.   Threads: one at a
@@ -38,11 +43,17 @@ class Transformer {
   // hidden [n, hidden_size]: in, what enters the layer; out, what leaves it.
   absl::Status ForwardLayer(Layer layer, int64_t n, Position first_position, float* hidden,
                             Attention& attention);
+  // Of the layer only q, k and v, for attention.Collect; hidden stays as it is.
+  absl::Status ProjectLayer(Layer layer, int64_t n, Position first_position, const float* hidden,
+                            Attention& attention);
 
   Backend& backend() { return backend_; }
   const ModelConfig& config() const { return backend_.config(); }
 
  private:
+  absl::StatusOr<AttentionInput> Project(Layer layer, int64_t n, Position first_position,
+                                         const float* hidden);
+
   Backend& backend_;
   std::vector<float> q_, k_, v_, attended_;
 };

@@ -94,7 +94,8 @@ absl::Status ReadIndexParams(const v1::Manifest& m, AuditReport& report) {
   for (const HeadAudit& head : report.heads) {
     report.built_from_queries = report.built_from_queries ||
                                 head.params.kind == IndexKind::kGraph ||
-                                (head.params.kind == IndexKind::kCode && head.params.code_trained);
+                                (head.params.kind == IndexKind::kCode &&
+                                 head.params.code_training != kvstore::CodeTraining::kOff);
   }
   return absl::OkStatus();
 }

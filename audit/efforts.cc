@@ -19,6 +19,7 @@ absl::string_view EffortWord(IndexKind kind) {
     case IndexKind::kIvf:
       return "lists probed";
     case IndexKind::kCode:
+    case IndexKind::kInt8:
       return "rows scored exactly";
   }
   return "effort";

@@ -80,6 +80,9 @@ std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k, int
   switch (params.kind) {
     case IndexKind::kFlat:
       return text + ": exact, every row scored";
+    case IndexKind::kInt8:
+      absl::StrAppend(&text, ": every row scored in 8 bits");
+      break;
     case IndexKind::kHnsw:
       absl::StrAppend(&text, ": m ", params.m, ", built with beam width ", params.ef_construction);
       break;
@@ -92,8 +95,12 @@ std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k, int
                       " lists");
       break;
     case IndexKind::kCode:
-      absl::StrAppend(&text, ": ", params.code_bits, " bits, ",
-                      params.code_trained ? "learned" : "random", " directions");
+      absl::StrAppend(
+          &text, ": ", params.code_bits, " bits, ",
+          params.code_training == kvstore::CodeTraining::kOff
+              ? "random"
+              : absl::StrCat("learned (", kvstore::CodeTrainingName(params.code_training), ")"),
+          " directions, ", kvstore::CodeScanName(params.code_scan), " scan");
       break;
   }
   return absl::StrCat(text, ", effort ", OwnEffort(params, top_k, rows), " (",

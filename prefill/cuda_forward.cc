@@ -1,11 +1,11 @@
-// Layer-major prefill on a GPU. The hidden states of all tokens and one layer's K and V stay on the
-// device; a chunk of tokens passes at a time. A chunk's rows leave for pinned memory as soon as
-// they are projected, on a stream of their own, beside the attention of that chunk.
+// Layer-major prefill on a GPU. The hidden states of all tokens and one layer's Q, K and V stay on
+// the device. First all tokens are projected, a chunk at a time; each chunk's rows leave for pinned
+// memory at once, on a stream of their own. So the layer's rows are complete, and are indexed and
+// written, while its attention and its MLP go on, which take most of the time.
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
@@ -27,8 +27,9 @@ using model::CudaBackend;
 // Long enough to fill the chip in every product and the attention; short enough that scratch stays
 // small beside the weights.
 constexpr int64_t kChunkTokens = 8192;
-// Chunks that the host enqueues ahead of the device.
-constexpr int64_t kChunksAhead = 2;
+// Chunks that the host enqueues ahead of the device: enough that it has work while the host waits
+// for whoever takes the rows.
+constexpr int64_t kChunksAhead = 32;
 
 struct Sizes {
   Sizes(const model::ModelConfig& config, int64_t tokens, int64_t samples)
@@ -40,7 +41,7 @@ struct Sizes {
 
   int64_t Bytes(const model::ModelConfig& config, int64_t tokens) const {
     return CudaBackend::Bytes(config, chunk) + tokens * 4 + hidden * 4 + 2 * rows * 2 +
-           chunk * q_width * (2 + 2 + 4) + samples * 4;
+           tokens * q_width * 2 + chunk * q_width * (2 + 4) + samples * 4;
   }
 
   const int64_t chunk;    // tokens
@@ -69,17 +70,23 @@ class CudaForward final : public LayerForward {
     ASSIGN_OR_RETURN(hidden_, DeviceBuffer<float>::Create(sizes_.hidden));
     ASSIGN_OR_RETURN(k_, DeviceBuffer<uint16_t>::Create(sizes_.rows));
     ASSIGN_OR_RETURN(v_, DeviceBuffer<uint16_t>::Create(sizes_.rows));
-    ASSIGN_OR_RETURN(q_, DeviceBuffer<uint16_t>::Create(sizes_.chunk * sizes_.q_width));
+    ASSIGN_OR_RETURN(q_, DeviceBuffer<uint16_t>::Create(tokens_ * sizes_.q_width));
     ASSIGN_OR_RETURN(attended_, DeviceBuffer<uint16_t>::Create(sizes_.chunk * sizes_.q_width));
     ASSIGN_OR_RETURN(q_exact_, DeviceBuffer<float>::Create(sizes_.chunk * sizes_.q_width));
     ASSIGN_OR_RETURN(samples_, DeviceBuffer<float>::Create(sizes_.samples));
     ASSIGN_OR_RETURN(host_samples_, PinnedBuffer<float>::Create(sizes_.samples));
     ASSIGN_OR_RETURN(pinned_, PinnedRows::Create(rows_ahead, 2 * sizes_.rows * 2));
     for (Marks& marks : marks_) {
-      for (Event* event : {&marks.begin, &marks.projected, &marks.attended, &marks.end}) {
+      for (Event* event : {&marks.begin, &marks.attended, &marks.end}) {
         ASSIGN_OR_RETURN(*event, Event::Create(Event::Timing::kOn));
       }
     }
+    for (Projection& p : projections_) {
+      for (Event* event : {&p.begin, &p.projected, &p.copying, &p.copied}) {
+        ASSIGN_OR_RETURN(*event, Event::Create(Event::Timing::kOn));
+      }
+    }
+    ASSIGN_OR_RETURN(chunk_projected_, Event::Create());
     return absl::OkStatus();
   }
 
@@ -106,65 +113,99 @@ class CudaForward final : public LayerForward {
     return absl::MakeConstSpan(host_hidden_);
   }
 
-  absl::StatusOr<LayerRows> Run(Layer layer, absl::FunctionRef<void(int64_t)> passed) override {
+  absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<void(int64_t)> passed,
+                   absl::FunctionRef<absl::Status(LayerRows)> take) override {
     const cuda::Range range("prefill layer");
-    const std::shared_ptr<void> rows = pinned_->Take();
-    next_sample_ = 0;
-    const int64_t chunks = (tokens_ + sizes_.chunk - 1) / sizes_.chunk;
-    for (int64_t chunk = 0; chunk < chunks + kChunksAhead; ++chunk) {
-      if (chunk >= kChunksAhead) {
-        RETURN_IF_ERROR(AddTimes(chunk - kChunksAhead));
-        passed(std::min(tokens_, (chunk - kChunksAhead + 1) * sizes_.chunk));
-      }
-      if (chunk < chunks)
-        RETURN_IF_ERROR(EnqueueChunk(layer, chunk, static_cast<uint16_t*>(rows.get())));
+    if (projected_layer_ != layer.value()) RETURN_IF_ERROR(ProjectAll(layer));
+    const Projection& projection = ProjectionOf(layer);
+    const int64_t chunks = rows_only ? 0 : (tokens_ + sizes_.chunk - 1) / sizes_.chunk;
+    const int64_t ahead = std::min(chunks, kChunksAhead);
+    for (int64_t chunk = 0; chunk < ahead; ++chunk) RETURN_IF_ERROR(FinishChunk(layer, chunk));
+    RETURN_IF_ERROR(projection.copied.Synchronize());
+    RETURN_IF_ERROR(take(TakeRows(layer)));
+    if (ahead == chunks) RETURN_IF_ERROR(ProjectNext(layer));
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      RETURN_IF_ERROR(AddTimes(chunk));
+      passed(std::min(tokens_, (chunk + 1) * sizes_.chunk));
+      if (chunk + ahead < chunks) RETURN_IF_ERROR(FinishChunk(layer, chunk + ahead));
+      if (chunk + ahead == chunks - 1) RETURN_IF_ERROR(ProjectNext(layer));
     }
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), samples_.data(),
-                                         static_cast<size_t>(sizes_.samples) * sizeof(float),
-                                         cudaMemcpyDeviceToHost, backend_->stream().get()));
-    RETURN_IF_ERROR(backend_->stream().Synchronize());
-    const absl::Time computed = absl::Now();
-    RETURN_IF_ERROR(copy_stream_.Synchronize());
-    times_.copy_out += absl::ToDoubleSeconds(absl::Now() - computed);
-    return Take(layer, rows);
+    if (rows_only) passed(tokens_);
+    return AddLayerTimes(projection, rows_only);
   }
 
   ForwardTimes times() const override { return times_; }
   int64_t device_bytes() const override { return sizes_.Bytes(config_, tokens_); }
 
  private:
-  // Points of a chunk's way through a layer.
+  // Points of a chunk's way through the second half of a layer.
   struct Marks {
-    Event begin, projected, attended, end;
+    Event begin, attended, end;
   };
 
-  Marks& MarksOf(int64_t chunk) { return marks_[chunk % (kChunksAhead + 1)]; }
+  Marks& MarksOf(int64_t chunk) { return marks_[chunk % kChunksAhead]; }
 
-  absl::Status EnqueueChunk(Layer layer, int64_t chunk, uint16_t* rows) {
+  // The first half of a layer, which is enqueued while the layer before it computes, so that the
+  // device never waits for the host: where its rows go, and points on its way.
+  struct Projection {
+    std::shared_ptr<void> rows;
+    Event begin, projected, copying, copied;
+  };
+
+  Projection& ProjectionOf(Layer layer) { return projections_[layer.value() % 2]; }
+
+  // Of the layer after this one, if there is one.
+  absl::Status ProjectNext(Layer layer) {
+    if (layer.value() + 1 == config_.shape.layers) return absl::OkStatus();
+    return ProjectAll(layer.next());
+  }
+
+  // Q, K and V of all tokens, and the copies of K, V and the sampled queries to the host.
+  absl::Status ProjectAll(Layer layer) {
+    const Stream& stream = backend_->stream();
+    Projection& projection = ProjectionOf(layer);
+    projection.rows = pinned_->Take();
+    projected_layer_ = layer.value();
+    auto* const rows = static_cast<uint16_t*>(projection.rows.get());
+    next_sample_ = 0;
+    RETURN_IF_ERROR(projection.begin.Record(stream));
+    for (int64_t at = 0; at < tokens_; at += sizes_.chunk) {
+      const cuda::Range range("prefill projection");
+      const int64_t n = std::min(sizes_.chunk, tokens_ - at);
+      model::CudaPlacement placement;
+      placement.first_position = at;
+      placement.first_row = at;
+      placement.k = k_.data();
+      placement.v = v_.data();
+      placement.kv_stride = tokens_ * config_.shape.head_dim;
+      RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden_.data() + at * config_.hidden_size, n,
+                                           placement, q_.data() + at * sizes_.q_width,
+                                           q_exact_.data()));
+      RETURN_IF_ERROR(CollectSamples(at, n));
+      RETURN_IF_ERROR(chunk_projected_.Record(stream));
+      RETURN_IF_ERROR(copy_stream_.WaitFor(chunk_projected_));
+      if (at == 0) RETURN_IF_ERROR(projection.copying.Record(copy_stream_));
+      RETURN_IF_ERROR(CopyOut(k_, at, n, rows));
+      RETURN_IF_ERROR(CopyOut(v_, at, n, rows + sizes_.rows));
+    }
+    RETURN_IF_ERROR(projection.projected.Record(stream));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), samples_.data(),
+                                         static_cast<size_t>(sizes_.samples) * sizeof(float),
+                                         cudaMemcpyDeviceToHost, copy_stream_.get()));
+    return projection.copied.Record(copy_stream_);
+  }
+
+  absl::Status FinishChunk(Layer layer, int64_t chunk) {
     const cuda::Range range("prefill chunk");
     const Stream& stream = backend_->stream();
     const int64_t at = chunk * sizes_.chunk, n = std::min(sizes_.chunk, tokens_ - at);
-    float* const hidden = hidden_.data() + at * config_.hidden_size;
     Marks& marks = MarksOf(chunk);
     RETURN_IF_ERROR(marks.begin.Record(stream));
-    model::CudaPlacement placement;
-    placement.first_position = at;
-    placement.first_row = at;
-    placement.k = k_.data();
-    placement.v = v_.data();
-    placement.kv_stride = tokens_ * config_.shape.head_dim;
-    RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden, n, placement, q_.data(), q_exact_.data()));
-    RETURN_IF_ERROR(CollectSamples(at, n));
-    RETURN_IF_ERROR(marks.projected.Record(stream));
-    RETURN_IF_ERROR(copy_stream_.WaitFor(marks.projected));
-    RETURN_IF_ERROR(CopyOut(k_, at, n, rows));
-    RETURN_IF_ERROR(CopyOut(v_, at, n, rows + sizes_.rows));
-
     kernels::PrefillAttentionCudaParams attention;
-    attention.q = q_.data();
+    attention.q = q_.data() + at * sizes_.q_width;
     attention.k = k_.data();
     attention.v = v_.data();
-    attention.kv_stride = placement.kv_stride;
+    attention.kv_stride = tokens_ * config_.shape.head_dim;
     attention.n = n;
     attention.first_position = at;
     attention.rows = at + n;
@@ -175,7 +216,8 @@ class CudaForward final : public LayerForward {
     attention.out = attended_.data();
     RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(attention, stream.get()));
     RETURN_IF_ERROR(marks.attended.Record(stream));
-    RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n, hidden));
+    RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n,
+                                          hidden_.data() + at * config_.hidden_size));
     return marks.end.Record(stream);
   }
 
@@ -202,21 +244,38 @@ class CudaForward final : public LayerForward {
     return absl::OkStatus();
   }
 
+  // Seconds from one recorded event to another that has happened.
+  static absl::StatusOr<double> Between(const Event& from, const Event& to) {
+    float milliseconds = 0;
+    RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&milliseconds, from.get(), to.get()));
+    return milliseconds / 1000;
+  }
+
   // Waits for the chunk.
   absl::Status AddTimes(int64_t chunk) {
     const Marks& marks = MarksOf(chunk);
     RETURN_IF_ERROR(marks.end.Synchronize());
-    float before = 0, attention = 0, after = 0;  // milliseconds
-    RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&before, marks.begin.get(), marks.projected.get()));
-    RETURN_IF_CUDA_ERROR(
-        cudaEventElapsedTime(&attention, marks.projected.get(), marks.attended.get()));
-    RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&after, marks.attended.get(), marks.end.get()));
-    times_.projections += (before + after) / 1000;
-    times_.attention += attention / 1000;
+    ASSIGN_OR_RETURN(const double attention, Between(marks.begin, marks.attended));
+    ASSIGN_OR_RETURN(const double after, Between(marks.attended, marks.end));
+    times_.attention += attention;
+    times_.projections += after;
     return absl::OkStatus();
   }
 
-  LayerRows Take(Layer layer, const std::shared_ptr<void>& memory) {
+  absl::Status AddLayerTimes(const Projection& projection, bool rows_only) {
+    RETURN_IF_ERROR(projection.projected.Synchronize());
+    ASSIGN_OR_RETURN(const double projecting, Between(projection.begin, projection.projected));
+    ASSIGN_OR_RETURN(const double copying, Between(projection.copying, projection.copied));
+    times_.projections += projecting;
+    times_.copy_out += copying;
+    if (!rows_only) return absl::OkStatus();  // else copies end before the layer does
+    ASSIGN_OR_RETURN(const double waiting, Between(projection.projected, projection.copied));
+    times_.copy_out_wait += std::max(0.0, waiting);
+    return absl::OkStatus();
+  }
+
+  LayerRows TakeRows(Layer layer) {
+    const std::shared_ptr<void> memory = std::move(ProjectionOf(layer).rows);
     const int64_t group_width = sizes_.q_width / config_.shape.kv_heads;
     const int64_t head_rows = tokens_ * config_.shape.head_dim;
     uint16_t* const k = static_cast<uint16_t*>(memory.get());
@@ -249,7 +308,10 @@ class CudaForward final : public LayerForward {
   PinnedBuffer<float> host_samples_;
   std::unique_ptr<PinnedRows> pinned_;
   std::vector<float> host_hidden_;
-  Marks marks_[kChunksAhead + 1];
+  Marks marks_[kChunksAhead];
+  Projection projections_[2];
+  Event chunk_projected_;
+  int32_t projected_layer_ = -1;
   size_t next_sample_ = 0;
   ForwardTimes times_;
 };

@@ -42,7 +42,7 @@ TEST(DenseAttentionTest, AnyBlocks_EqualPlainLoops) {
   }
   for (int64_t block : {1, 64, 100, 157}) {
     ThreadPool pool(block % 3);
-    DenseAttention attention(shape, kTokens, SamplePositions(kTokens, 10), &pool);
+    DenseAttention attention(shape, kTokens, SamplePositions(kTokens, 10), {}, &pool);
     std::vector<float> attended(q.size());
     for (int64_t at = 0; at < kTokens; at += block) {
       model::AttentionInput input;

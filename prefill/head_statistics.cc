@@ -72,40 +72,46 @@ void AddSample(const float* scores, int64_t keys, HeadStatistics& statistics, Sc
 
 }  // namespace
 
-std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
-                                                  const AttentionShape& shape, int64_t max_samples,
-                                                  ThreadPool* pool) {
+void DescribeHead(const LayerRows& rows, const AttentionShape& shape, KvHead head,
+                  int64_t max_samples, HeadStatistics* statistics) {
   const int64_t d = shape.head_dim;
   const int64_t samples = static_cast<int64_t>(rows.sample_positions.size());
   const int64_t used = std::min(samples, max_samples);
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-  std::vector<HeadStatistics> all(shape.q_heads);
-  const auto add_head = [&](int64_t head) {
-    std::vector<float> scores;
-    Scratch scratch;
-    for (int64_t i = 0; i < used; ++i) {
-      const int64_t sample = (2 * i + 1) * samples / (2 * used);
-      const int64_t keys = rows.sample_positions[sample] + 1;
-      scores.resize(static_cast<size_t>(keys) * shape.group());
-      kernels::DotScore(&rows.queries[head][sample * shape.group() * d], shape.group(), d,
-                        rows.k[head].data(), keys, scale, scores.data(), keys);
-      for (int32_t h = 0; h < shape.group(); ++h) {
-        AddSample(scores.data() + h * keys, keys, all[head * shape.group() + h], scratch);
-      }
+  std::vector<float> scores;
+  Scratch scratch;
+  for (int64_t i = 0; i < used; ++i) {
+    const int64_t sample = (2 * i + 1) * samples / (2 * used);
+    const int64_t keys = rows.sample_positions[sample] + 1;
+    scores.resize(static_cast<size_t>(keys) * shape.group());
+    kernels::DotScore(&rows.queries[head.value()][sample * shape.group() * d], shape.group(), d,
+                      rows.k[head.value()].data(), keys, scale, scores.data(), keys);
+    for (int32_t h = 0; h < shape.group(); ++h) {
+      AddSample(scores.data() + h * keys, keys, statistics[h], scratch);
     }
+  }
+  for (int32_t h = 0; h < shape.group(); ++h) {
+    statistics[h].q_head = QHead(head.value() * shape.group() + h);
+    statistics[h].samples = used;
+    if (used > 0) {
+      statistics[h].entropy_nats /= static_cast<double>(used);
+      statistics[h].keys_for_75_mass /= static_cast<double>(used);
+    }
+  }
+}
+
+std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
+                                                  const AttentionShape& shape, int64_t max_samples,
+                                                  ThreadPool* pool) {
+  std::vector<HeadStatistics> all(shape.q_heads);
+  const auto describe = [&](int64_t head) {
+    DescribeHead(rows, shape, KvHead(static_cast<int32_t>(head)), max_samples,
+                 &all[head * shape.group()]);
   };
   if (pool != nullptr) {
-    pool->ParallelFor(shape.kv_heads, add_head);
+    pool->ParallelFor(shape.kv_heads, describe);
   } else {
-    for (int32_t head = 0; head < shape.kv_heads; ++head) add_head(head);
-  }
-  for (int32_t h = 0; h < shape.q_heads; ++h) {
-    all[h].q_head = QHead(h);
-    all[h].samples = used;
-    if (used > 0) {
-      all[h].entropy_nats /= static_cast<double>(used);
-      all[h].keys_for_75_mass /= static_cast<double>(used);
-    }
+    for (int32_t head = 0; head < shape.kv_heads; ++head) describe(head);
   }
   return all;
 }

@@ -21,8 +21,12 @@ struct HeadStatistics {
   int64_t samples = 0;
 };
 
-// At most max_samples of the rows' sampled queries, evenly chosen. One entry per q head, in order.
-// The pool, if any, shares the KV heads.
+// Of one KV head: statistics [group]. At most max_samples of the rows' sampled queries, evenly
+// chosen.
+void DescribeHead(const LayerRows& rows, const AttentionShape& shape, KvHead head,
+                  int64_t max_samples, HeadStatistics* statistics);
+
+// Of all: one entry per q head, in order. The pool, if any, shares the KV heads.
 std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
                                                   const AttentionShape& shape, int64_t max_samples,
                                                   ThreadPool* pool = nullptr);

@@ -2,6 +2,8 @@
 
 #include <sys/statvfs.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
@@ -36,7 +38,7 @@ int64_t StoredBytes(const v1::Manifest& job, int32_t layers) {
   kvstore::IndexParams index;
   index.kind = kvstore::IndexKind::kGraph;  // the largest that auto may choose
   if (const auto planned = kvstore::IndexParamsOf(job.index()); planned.ok()) index = *planned;
-  int64_t row = int64_t{2} * 2 * job.head_dim() + kvstore::IndexBytesPerKey(index);
+  int64_t row = int64_t{2} * 2 * job.head_dim() + kvstore::IndexBytesPerKey(index, job.head_dim());
   if (job.summary_rows() > 0) {
     row += kvstore::SummaryBytesPerKey(job.summary_rows(), job.head_dim());
   }
@@ -74,7 +76,7 @@ absl::Status PublishStaged(v1::Manifest& job, const Staging& staging,
   for (Layer layer(0); layer.value() < static_cast<int32_t>(job.layers()); layer = layer.next()) {
     ASSIGN_OR_RETURN(const v1::Manifest fragment, staging.ReadFragment(layer));
     job.MergeFrom(fragment);
-    files.push_back(staging.SstPath(layer));
+    for (std::string& path : staging.SstPaths(layer)) files.push_back(std::move(path));
   }
   job.set_created_unix_s(absl::ToUnixSeconds(absl::Now()));
   RETURN_IF_ERROR(store.Publish(job, files));

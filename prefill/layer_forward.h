@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "common/thread_pool.h"
 #include "model/checkpoint.h"
+#include "prefill/attention_config.h"
 #include "prefill/layer_rows.h"
 
 namespace carrel::prefill {
@@ -23,7 +24,8 @@ namespace carrel::prefill {
 struct ForwardTimes {
   double projections = 0;  // all products, norms and RoPE
   double attention = 0;
-  double copy_out = 0;  // that rows were waited for when a layer was else complete
+  double copy_out = 0;       // that copies of rows went on, beside the rest
+  double copy_out_wait = 0;  // of which a layer that was else complete waited
 };
 
 class LayerForward {
@@ -35,8 +37,11 @@ class LayerForward {
   // Valid until the next call.
   virtual absl::StatusOr<absl::Span<const float>> Hidden() = 0;
 
-  // Layers are run in order. passed(n): n tokens have passed the layer.
-  virtual absl::StatusOr<LayerRows> Run(Layer layer, absl::FunctionRef<void(int64_t)> passed) = 0;
+  // Layers are run in order. passed(n): n tokens have passed the layer. take is given the layer's
+  // rows, once, as soon as they are final; its failure is Run's. rows_only: of the last layer
+  // nothing else is wanted, so nothing else is computed.
+  virtual absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<void(int64_t)> passed,
+                           absl::FunctionRef<absl::Status(LayerRows)> take) = 0;
 
   virtual ForwardTimes times() const = 0;
   virtual int64_t device_bytes() const = 0;  // of a GPU's memory
@@ -44,7 +49,8 @@ class LayerForward {
 
 std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
                                              std::vector<Position> sample_positions,
-                                             int64_t block_tokens, ThreadPool* pool);
+                                             const AttentionConfig& attention, int64_t block_tokens,
+                                             ThreadPool* pool);
 
 // Whether MakeCudaForward can work here at all: a build with CUDA, a device, a shape that it runs.
 absl::Status CheckCudaForward(const model::ModelConfig& config);

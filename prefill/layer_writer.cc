@@ -1,9 +1,11 @@
 #include "prefill/layer_writer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/status.h"
@@ -20,14 +22,8 @@ using kvstore::Kind;
 
 constexpr uint8_t kBytes = 255;
 
-// With room for what the segment appends (its CRCs and footer): a value of 16 MiB is not to be
-// moved for that.
-std::string AsBytes(const uint16_t* data, int64_t count) {
-  const size_t size = static_cast<size_t>(count) * sizeof(uint16_t);
-  std::string bytes;
-  bytes.reserve(size + size / 256 + 1024);
-  bytes.append(reinterpret_cast<const char*>(data), size);
-  return bytes;
+absl::string_view AsBytes(const uint16_t* data, int64_t count) {
+  return {reinterpret_cast<const char*>(data), static_cast<size_t>(count) * sizeof(uint16_t)};
 }
 
 // Adds the values of one layer in key order and keeps count of their payload bytes.
@@ -36,9 +32,10 @@ class LayerSst {
   LayerSst(kvstore::SstWriter& sst, ContextId context, Layer layer)
       : sst_(sst), context_(context), layer_(layer) {}
 
-  absl::Status AddRows(Kind kind, const std::vector<RowArray>& heads, int64_t segment_elements,
-                       int64_t* bytes) {
-    for (size_t head = 0; head < heads.size(); ++head) {
+  // Of heads [first, end).
+  absl::Status AddRows(Kind kind, const std::vector<RowArray>& heads, size_t first, size_t end,
+                       int64_t segment_elements, int64_t* bytes) {
+    for (size_t head = first; head < end; ++head) {
       const int64_t elements = static_cast<int64_t>(heads[head].size());
       uint32_t segment = 0;
       for (int64_t at = 0; at < elements; at += segment_elements, ++segment) {
@@ -53,15 +50,16 @@ class LayerSst {
   absl::Status AddBlob(Kind kind, size_t head, const std::string& blob, int64_t* bytes) {
     uint32_t chunk = 0;
     for (size_t at = 0; at < blob.size(); at += kvstore::kIndexChunkBytes, ++chunk) {
-      RETURN_IF_ERROR(
-          Add(kind, head, chunk, blob.substr(at, kvstore::kIndexChunkBytes), kBytes, bytes));
+      RETURN_IF_ERROR(Add(kind, head, chunk,
+                          absl::string_view(blob).substr(at, kvstore::kIndexChunkBytes), kBytes,
+                          bytes));
     }
     return absl::OkStatus();
   }
 
  private:
-  absl::Status Add(Kind kind, size_t head, uint32_t segment, std::string payload, uint8_t dtype,
-                   int64_t* bytes) {
+  absl::Status Add(Kind kind, size_t head, uint32_t segment, absl::string_view payload,
+                   uint8_t dtype, int64_t* bytes) {
     *bytes += static_cast<int64_t>(payload.size());
     kvstore::SegmentKey key;
     key.context = context_;
@@ -69,7 +67,7 @@ class LayerSst {
     key.kind = kind;
     key.kv_head = KvHead(static_cast<int32_t>(head));
     key.segment = segment;
-    return sst_.Add(key, std::move(payload), dtype);
+    return sst_.Add(key, payload, dtype);
   }
 
   kvstore::SstWriter& sst_;
@@ -82,7 +80,7 @@ class LayerSst {
 LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape,
                          int64_t segment_tokens, kvstore::IndexParams index,
                          std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
-                         ThreadPool* pool, int64_t statistics_samples, int writers)
+                         ThreadPool* pool, const LayerWriterOptions& options)
     : staging_(*staging),
       context_(context),
       shape_(shape),
@@ -91,9 +89,11 @@ LayerWriter::LayerWriter(const Staging* staging, ContextId context, const Attent
       auto_index_(std::move(auto_index)),
       summary_rows_(summary_rows),
       pool_(pool),
-      statistics_samples_(statistics_samples) {
-  CARREL_CHECK(writers >= 1);
-  for (int i = 0; i < writers; ++i) threads_.emplace_back([this] { Run(); });
+      options_(options) {
+  CARREL_CHECK(options.writers >= 1 && options.row_files >= 0 && options.row_files % 2 == 0 &&
+               options.row_files <= Staging::kMaxSstParts &&
+               options.row_files / 2 <= shape.kv_heads);
+  for (int i = 0; i < options.writers; ++i) threads_.emplace_back([this] { Run(); });
 }
 
 LayerWriter::~LayerWriter() {
@@ -125,6 +125,17 @@ absl::Status LayerWriter::Finish() {
       },
       this));
   return status_;
+}
+
+LayerWriterTimes LayerWriter::times() const {
+  absl::MutexLock lock(&mu_);
+  return times_;
+}
+
+void LayerWriter::AddTime(double LayerWriterTimes::*what, absl::Time since) {
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - since);
+  absl::MutexLock lock(&mu_);
+  times_.*what += seconds;
 }
 
 int32_t LayerWriter::written() const {
@@ -159,83 +170,145 @@ void LayerWriter::Run() {
   }
 }
 
-absl::Status LayerWriter::Write(const LayerRows& rows) const {
+// What is made of a layer's rows, by KV head.
+struct LayerWriter::Built {
+  std::vector<absl::StatusOr<kvstore::AutoIndex>> indexes;
+  std::vector<absl::StatusOr<std::string>> summaries;
+  std::vector<kvstore::SampledQueries> queries;
+};
+
+void LayerWriter::BuildHead(const LayerRows& rows, int32_t head, Built& built) {
+  const absl::Time start = absl::Now();
   const int64_t d = shape_.head_dim;
-  const int64_t tokens = static_cast<int64_t>(rows.k[0].size()) / d;
-
-  std::vector<absl::StatusOr<kvstore::AutoIndex>> built(shape_.kv_heads, kvstore::AutoIndex());
-  std::vector<absl::StatusOr<std::string>> summaries(shape_.kv_heads, std::string());
-  std::vector<kvstore::SampledQueries> queries(shape_.kv_heads);
-  for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-    queries[head].group = shape_.group();
-    queries[head].head_dim = shape_.head_dim;
-    queries[head].positions = rows.sample_positions;
-    queries[head].queries = rows.queries[head];
+  const int64_t tokens = static_cast<int64_t>(rows.k[head].size()) / d;
+  kvstore::SampledQueries& queries = built.queries[head];
+  queries.group = shape_.group();
+  queries.head_dim = shape_.head_dim;
+  queries.positions = rows.sample_positions;
+  queries.queries = rows.queries[head];
+  const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
+  if (summary_rows_ > 0) {
+    const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
+    built.summaries[head] = kvstore::BuildSummaries(summary_rows_, keys, values, &queries);
   }
-  pool_->ParallelFor(shape_.kv_heads, [&](int64_t head) {
-    const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
-    if (summary_rows_ > 0) {
-      const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
-      summaries[head] = kvstore::BuildSummaries(summary_rows_, keys, values, &queries[head]);
-    }
-    if (auto_index_.has_value()) {
-      built[head] = kvstore::BuildAutoIndex(*auto_index_, keys, queries[head]);
-      return;
-    }
-    absl::StatusOr<std::string> blob = kvstore::BuildIndex(index_, keys, &queries[head]);
+  if (auto_index_.has_value()) {
+    built.indexes[head] =
+        kvstore::BuildAutoIndex(*auto_index_, keys, queries, options_.accelerator);
+  } else {
+    absl::StatusOr<std::string> blob =
+        kvstore::BuildIndex(index_, keys, &queries, options_.accelerator);
     if (blob.ok()) {
-      built[head]->blob = *std::move(blob);
+      built.indexes[head]->blob = *std::move(blob);
     } else {
-      built[head] = blob.status();
+      built.indexes[head] = blob.status();
     }
-  });
+  }
+  AddTime(&LayerWriterTimes::indexing, start);
+}
 
+absl::Status LayerWriter::WritePart(const LayerRows& rows, int part, int64_t* bytes) {
+  const absl::Time start = absl::Now();
+  const int of_kind = options_.row_files / 2;
+  const bool keys = part < of_kind;
+  const auto edge = [&](int i) { return static_cast<size_t>(i) * rows.k.size() / of_kind; };
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
+                   kvstore::SstWriter::Create(staging_.SstPartPath(rows.layer, part)));
+  LayerSst out(*sst, context_, rows.layer);
+  RETURN_IF_ERROR(out.AddRows(keys ? Kind::kKeyRows : Kind::kValueRows, keys ? rows.k : rows.v,
+                              edge(part % of_kind), edge(part % of_kind + 1),
+                              segment_tokens_ * shape_.head_dim, bytes));
+  RETURN_IF_ERROR(sst->Finish());
+  AddTime(&LayerWriterTimes::writing, start);
+  return absl::OkStatus();
+}
+
+absl::Status LayerWriter::WriteRest(const LayerRows& rows, const Built& built,
+                                    v1::Manifest& fragment) {
+  const absl::Time start = absl::Now();
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
                    kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
-  v1::Manifest fragment;
-  v1::LayerSizes& sizes = *fragment.add_layer_sizes();
-  sizes.set_layer(rows.layer.value());
+  v1::LayerSizes& sizes = *fragment.mutable_layer_sizes(0);
   int64_t key_bytes = 0, value_bytes = 0, query_bytes = 0, index_bytes = 0, summary_bytes = 0;
   LayerSst out(*sst, context_, rows.layer);
-  RETURN_IF_ERROR(out.AddRows(Kind::kKeyRows, rows.k, segment_tokens_ * d, &key_bytes));
-  RETURN_IF_ERROR(out.AddRows(Kind::kValueRows, rows.v, segment_tokens_ * d, &value_bytes));
+  if (options_.row_files == 0) {
+    const int64_t segment = segment_tokens_ * shape_.head_dim;
+    RETURN_IF_ERROR(out.AddRows(Kind::kKeyRows, rows.k, 0, rows.k.size(), segment, &key_bytes));
+    RETURN_IF_ERROR(out.AddRows(Kind::kValueRows, rows.v, 0, rows.v.size(), segment, &value_bytes));
+    sizes.set_key_bytes(key_bytes);
+    sizes.set_value_bytes(value_bytes);
+  }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-    ASSIGN_OR_RETURN(const std::string payload, kvstore::EncodeSampledQueries(queries[head]));
+    ASSIGN_OR_RETURN(const std::string payload, kvstore::EncodeSampledQueries(built.queries[head]));
     RETURN_IF_ERROR(out.AddBlob(Kind::kSampledQueries, head, payload, &query_bytes));
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-    if (!built[head].ok()) {
-      return Annotate(built[head].status(),
+    const absl::StatusOr<kvstore::AutoIndex>& index = built.indexes[head];
+    if (!index.ok()) {
+      return Annotate(index.status(),
                       absl::StrCat("index of layer ", rows.layer.value(), " kv_head ", head));
     }
-    RETURN_IF_ERROR(out.AddBlob(Kind::kIndex, head, built[head]->blob, &index_bytes));
+    RETURN_IF_ERROR(out.AddBlob(Kind::kIndex, head, index->blob, &index_bytes));
     if (!auto_index_.has_value()) continue;
     v1::HeadIndex& chosen = *fragment.add_head_indexes();
     chosen.set_layer(rows.layer.value());
     chosen.set_kv_head(head);
-    kvstore::SetIndexSpec(built[head]->params, *chosen.mutable_index());
-    chosen.set_recall(static_cast<float>(built[head]->recall));
-    chosen.set_mass(static_cast<float>(built[head]->mass));
-    chosen.set_cost_us(static_cast<float>(built[head]->cost_us));
-    chosen.set_exact_us(static_cast<float>(built[head]->exact_us));
+    kvstore::SetIndexSpec(index->params, *chosen.mutable_index());
+    chosen.set_recall(static_cast<float>(index->recall));
+    chosen.set_mass(static_cast<float>(index->mass));
+    chosen.set_cost_us(static_cast<float>(index->cost_us));
+    chosen.set_exact_us(static_cast<float>(index->exact_us));
     chosen.set_wanted(static_cast<uint32_t>(auto_index_->wanted));
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-    if (!summaries[head].ok()) {
-      return Annotate(summaries[head].status(),
+    if (!built.summaries[head].ok()) {
+      return Annotate(built.summaries[head].status(),
                       absl::StrCat("summaries of layer ", rows.layer.value(), " kv_head ", head));
     }
-    RETURN_IF_ERROR(out.AddBlob(Kind::kSummaries, head, *summaries[head], &summary_bytes));
+    RETURN_IF_ERROR(out.AddBlob(Kind::kSummaries, head, *built.summaries[head], &summary_bytes));
   }
   RETURN_IF_ERROR(sst->Finish());
-
-  sizes.set_key_bytes(key_bytes);
-  sizes.set_value_bytes(value_bytes);
   sizes.set_sampled_query_bytes(query_bytes);
   sizes.set_index_bytes(index_bytes);
   sizes.set_summary_bytes(summary_bytes);
-  for (const HeadStatistics& head :
-       ComputeHeadStatistics(rows, shape_, statistics_samples_, pool_)) {
+  AddTime(&LayerWriterTimes::writing, start);
+  return absl::OkStatus();
+}
+
+absl::Status LayerWriter::Write(const LayerRows& rows) {
+  staging_.DropLayer(rows.layer);  // an earlier run's: it must not vouch for files to come
+  RETURN_IF_ERROR(staging_.RemoveSsts(rows.layer));
+  const int32_t heads = shape_.kv_heads;
+  const int parts = options_.row_files;
+  Built built;
+  built.indexes.assign(heads, kvstore::AutoIndex());
+  built.summaries.assign(heads, std::string());
+  built.queries.resize(heads);
+  std::vector<absl::Status> written(parts);
+  std::vector<int64_t> bytes(parts);
+  const int32_t described = options_.statistics_samples > 0 ? heads : 0;
+  std::vector<HeadStatistics> statistics(described * shape_.group());
+  pool_->ParallelFor(heads + parts + described, [&](int64_t unit) {
+    if (unit < heads) return BuildHead(rows, static_cast<int32_t>(unit), built);
+    unit -= heads;
+    if (unit < parts) {
+      written[unit] = WritePart(rows, static_cast<int>(unit), &bytes[unit]);
+      return;
+    }
+    const absl::Time start = absl::Now();
+    const KvHead head(static_cast<int32_t>(unit - parts));
+    DescribeHead(rows, shape_, head, options_.statistics_samples,
+                 &statistics[head.value() * shape_.group()]);
+    AddTime(&LayerWriterTimes::statistics, start);
+  });
+  for (const absl::Status& status : written) RETURN_IF_ERROR(status);
+
+  v1::Manifest fragment;
+  v1::LayerSizes& sizes = *fragment.add_layer_sizes();
+  sizes.set_layer(rows.layer.value());
+  sizes.set_key_bytes(std::accumulate(bytes.begin(), bytes.begin() + parts / 2, int64_t{0}));
+  sizes.set_value_bytes(std::accumulate(bytes.begin() + parts / 2, bytes.end(), int64_t{0}));
+  RETURN_IF_ERROR(WriteRest(rows, built, fragment));
+  for (const HeadStatistics& head : statistics) {
     v1::HeadStatistics& out_head = *fragment.add_head_statistics();
     out_head.set_layer(rows.layer.value());
     out_head.set_q_head(head.q_head.value());

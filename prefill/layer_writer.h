@@ -1,4 +1,4 @@
-// What:    turns a finished layer into its SST file, beside the forward pass: index, summaries,
+// What:    turns a finished layer into its SST files, beside the forward pass: index, summaries,
 // head statistics, segments, sync, then the layer's fragment of the manifest. Errors:  the first
 // failure stops the writer; Submit and Finish return it. Threads: one producer; `writers` threads
 // of its own, which share the pool for index building. One suffices a CPU; a GPU computes layers
@@ -6,8 +6,8 @@
 //          thread writes them.
 //
 // Invariants
-//   1. A layer's fragment file exists only if its SST is complete and synced: a resumed job trusts
-//   exactly the layers that have one.
+//   1. A layer's fragment file exists only if its SSTs are complete and synced: a resumed job
+//   trusts exactly the layers that have one.
 //   2. At most one layer waits while `writers` others are written: Submit blocks, so memory is
 //   bounded by writers + 2 layers' rows.
 #pragma once
@@ -22,31 +22,64 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "common/thread_pool.h"
 #include "kvstore/index/auto_index.h"
 #include "kvstore/index/index.h"
 #include "prefill/layer_rows.h"
 #include "prefill/staging.h"
 
+namespace carrel::kvstore {
+class Accelerator;
+class SstWriter;
+}  // namespace carrel::kvstore
+namespace carrel::v1 {
+class Manifest;
+}
+
 namespace carrel::prefill {
+
+struct LayerWriterOptions {
+  // Queries of each q head whose exact attention is described in the manifest; 0: none is.
+  int64_t statistics_samples = 64;
+  int writers = 1;
+  // Files into which the rows of a layer go, written at the same time, as many for K as for V; 0:
+  // all of the layer is one file. Even, 0 .. Staging::kMaxSstParts.
+  int row_files = 0;
+  kvstore::Accelerator* accelerator = nullptr;  // outlives the writer; null: the CPU builds all
+};
+
+// Thread-seconds, over all layers so far.
+struct LayerWriterTimes {
+  double indexing = 0;    // indexes and summaries
+  double statistics = 0;  // of heads
+  double writing = 0;     // files, with their checksums and syncs
+};
 
 class LayerWriter {
  public:
-  // statistics_samples: queries of each q head whose exact attention is described in the manifest.
   LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape,
               int64_t segment_tokens, kvstore::IndexParams index,
               std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
-              ThreadPool* pool, int64_t statistics_samples = 64, int writers = 1);
+              ThreadPool* pool, const LayerWriterOptions& options = {});
   ~LayerWriter();
 
   absl::Status Submit(LayerRows rows);
   absl::Status Finish();  // waits for everything submitted
   // Layers before written() are complete on disk.
   int32_t written() const;
+  LayerWriterTimes times() const;
 
  private:
+  struct Built;
+
   void Run();
-  absl::Status Write(const LayerRows& rows) const;
+  absl::Status Write(const LayerRows& rows);
+  void BuildHead(const LayerRows& rows, int32_t head, Built& built);
+  // Rows of some heads, all K or all V, into a file of their own.
+  absl::Status WritePart(const LayerRows& rows, int part, int64_t* bytes);
+  absl::Status WriteRest(const LayerRows& rows, const Built& built, v1::Manifest& fragment);
+  void AddTime(double LayerWriterTimes::*what, absl::Time since);
 
   const Staging& staging_;
   const ContextId context_;
@@ -56,7 +89,7 @@ class LayerWriter {
   const std::optional<kvstore::AutoIndexConfig> auto_index_;  // instead of index_
   const int64_t summary_rows_;                                // 0: no summaries
   ThreadPool* const pool_;
-  const int64_t statistics_samples_;
+  const LayerWriterOptions options_;
 
   mutable absl::Mutex mu_;
   std::unique_ptr<LayerRows> waiting_ ABSL_GUARDED_BY(mu_);
@@ -65,6 +98,7 @@ class LayerWriter {
   int32_t written_ ABSL_GUARDED_BY(mu_) = 0;
   std::set<int32_t> finished_ ABSL_GUARDED_BY(mu_);  // layers after written_ that are complete
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  LayerWriterTimes times_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_;
 };
 

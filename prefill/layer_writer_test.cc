@@ -6,6 +6,8 @@
 #include "common/dtype.h"
 #include "common/file.h"
 #include "common/test_util.h"
+#include "kvstore/storage/store.h"
+#include "prefill/job.h"
 
 namespace carrel::prefill {
 namespace {
@@ -28,11 +30,13 @@ LayerRows RandomLayer(int32_t layer) {
   return rows;
 }
 
-absl::StatusOr<Staging> WriteLayers(const std::string& folder, int32_t first, int writers) {
+absl::StatusOr<Staging> WriteLayers(const std::string& folder, int32_t first, int writers,
+                                    int row_files = 0) {
   auto staging = Staging::Open(folder, "job");
   if (!staging.ok()) return staging;
   ThreadPool pool(2);
-  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool, 4, writers);
+  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool,
+                     {.statistics_samples = 4, .writers = writers, .row_files = row_files});
   for (int32_t layer = first; layer < kShape.layers; ++layer) {
     CARREL_EXPECT_OK(writer.Submit(RandomLayer(layer)));
     EXPECT_LE(writer.written(), layer + 1);
@@ -60,6 +64,57 @@ TEST(LayerWriterTest, AnyWriters_SameBytes) {
   }
 }
 
+// The rows of a published context, layer by layer, K before V, head by head.
+std::vector<std::string> PublishedRows(const std::string& folder, const Staging& staging) {
+  std::vector<std::string> rows;
+  const auto store = kvstore::Store::Open(folder, kvstore::StoreMode::kReadWrite);
+  CARREL_EXPECT_OK(store);
+  for (int i = 0; i < 7; ++i) CARREL_EXPECT_OK((*store)->AllocateContextId());
+  v1::Manifest job;
+  job.set_format_version(kvstore::kManifestFormatVersion);
+  job.set_name("doc");
+  job.set_context_id(7);
+  job.set_tokens(kTokens);
+  job.set_layers(kShape.layers);
+  job.set_kv_heads(kShape.kv_heads);
+  job.set_q_heads(kShape.q_heads);
+  job.set_head_dim(kShape.head_dim);
+  CARREL_EXPECT_OK(PublishStaged(job, staging, std::vector<TokenId>(kTokens), **store));
+  const auto context = (*store)->OpenContext("doc");
+  CARREL_EXPECT_OK(context);
+  if (!context.ok()) return rows;
+  for (int32_t layer = 0; layer < kShape.layers; ++layer) {
+    for (const auto kind : {kvstore::Kind::kKeyRows, kvstore::Kind::kValueRows}) {
+      for (int32_t head = 0; head < kShape.kv_heads; ++head) {
+        for (uint32_t i = 0; i < (kTokens + 127) / 128; ++i) {
+          const auto segment = (*context)->Segment(layer, kind, KvHead(head), i);
+          CARREL_EXPECT_OK(segment);
+          if (segment.ok())
+            rows.emplace_back((*segment)->payload().data(), (*segment)->payload().size());
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+TEST(LayerWriterTest, FilesPerLayer_StoreTheSameRows) {
+  const std::string folder = FreshTempDir();
+  const auto one = WriteLayers(folder + "/one", 0, 1, 0);
+  const auto five = WriteLayers(folder + "/five", 0, 2, 4);
+  CARREL_ASSERT_OK(one);
+  CARREL_ASSERT_OK(five);
+  EXPECT_EQ(one->SstPaths(Layer(3)).size(), 1u);
+  EXPECT_EQ(five->SstPaths(Layer(3)).size(), 5u);
+  const auto fragment = [](const Staging& staging) {
+    return ReadFile(staging.folder() + "/layer-0003").value_or("");
+  };
+  EXPECT_EQ(fragment(*one), fragment(*five));
+  const std::vector<std::string> rows = PublishedRows(folder + "/one", *one);
+  EXPECT_EQ(rows.size(), size_t{kShape.layers} * 2 * kShape.kv_heads * 3);
+  EXPECT_TRUE(rows == PublishedRows(folder + "/five", *five));
+}
+
 TEST(LayerWriterTest, ResumedJob_CountsFromItsFirstLayer) {
   const auto staging = WriteLayers(FreshTempDir(), 4, 3);
   CARREL_ASSERT_OK(staging);
@@ -71,7 +126,8 @@ TEST(LayerWriterTest, FolderGone_FirstFailureStopsIt) {
   CARREL_ASSERT_OK(staging);
   CARREL_ASSERT_OK(staging->Remove());
   ThreadPool pool(0);
-  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool, 4, 2);
+  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool,
+                     {.statistics_samples = 4, .writers = 2});
   absl::Status status;
   for (int32_t layer = 0; layer < kShape.layers && status.ok(); ++layer)
     status = writer.Submit(RandomLayer(layer));

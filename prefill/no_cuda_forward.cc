@@ -1,5 +1,6 @@
-// In place of cuda_forward.cc where CUDA is not built in.
+// In place of cuda_forward.cc and cuda_accelerator.cc where CUDA is not built in.
 #include "model/device.h"
+#include "prefill/cuda_accelerator.h"
 #include "prefill/layer_forward.h"
 
 namespace carrel::prefill {
@@ -9,6 +10,10 @@ absl::Status CheckCudaForward(const model::ModelConfig&) { return model::BuiltWi
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint&, int64_t,
                                                               std::vector<Position>, int64_t, int,
                                                               ThreadPool*) {
+  return model::BuiltWithoutCuda();
+}
+
+absl::StatusOr<std::unique_ptr<kvstore::Accelerator>> MakeCudaAccelerator(int64_t) {
   return model::BuiltWithoutCuda();
 }
 

@@ -1,9 +1,8 @@
-#include "prefill/prefill.h"
-
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -13,16 +12,44 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
+#include "kvstore/index/accelerator.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
+#include "prefill/cuda_accelerator.h"
+#include "model/fingerprint.h"
 #include "prefill/job.h"
 #include "prefill/layer_forward.h"
 #include "prefill/layer_writer.h"
+#include "prefill/prefill.h"
 #include "prefill/staging.h"
 
 namespace carrel::prefill {
 namespace {
+
+// What cannot be made of keys before RoPE, and where they cannot be made.
+absl::Status ValidateKeysBeforeRope(const PrefillConfig& config) {
+  const AttentionConfig& attention = config.attention;
+  if (config.device != model::Device::kCpu &&
+      (attention.kind != AttentionKind::kDense || attention.key_position == KeyPosition::kNone)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention=", AttentionText(attention),
+                     " with key_position=", KeyPositionName(attention.key_position),
+                     " needs device=cpu: a GPU prefills densely and stores keys after RoPE"));
+  }
+  if (attention.key_position != KeyPosition::kNone) return absl::OkStatus();
+  if (config.auto_index.has_value() || config.index.kind != kvstore::IndexKind::kFlat) {
+    return absl::InvalidArgumentError(
+        "key_position=none needs index=flat: an index finds keys by scores, and keys before RoPE "
+        "have none until they stand somewhere");
+  }
+  if (config.summary_rows != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("key_position=none with summaries=", config.summary_rows,
+                     ": means of keys before RoPE estimate no score; summaries must be 0"));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& model,
                       const std::vector<TokenId>& tokens) {
@@ -41,10 +68,19 @@ absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& mod
         absl::StrCat("block_tokens=", config.block_tokens, " is not a multiple of 64"));
   }
   if (tokens.empty()) return absl::InvalidArgumentError("the document is empty: it has no tokens");
-  if (static_cast<int64_t>(tokens.size()) > model.max_position_embeddings) {
+  RETURN_IF_ERROR(ValidateAttention(config.attention, model));
+  RETURN_IF_ERROR(ValidateKeysBeforeRope(config));
+  const bool moved = config.attention.rope == model::Rope::kInfiniteHip;
+  if (moved && config.beyond_trained) {
+    return absl::InvalidArgumentError(
+        "beyond_trained is for rope=trained: with infinitehip no position is beyond it");
+  }
+  if (static_cast<int64_t>(tokens.size()) > model.max_position_embeddings && !moved &&
+      !config.beyond_trained) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the document has ", tokens.size(),
-        " tokens, more than the model's max_position_embeddings=", model.max_position_embeddings));
+        " tokens, more than the model's max_position_embeddings=", model.max_position_embeddings,
+        "; rope=infinitehip with key_position=none goes beyond it"));
   }
   return model::ValidateTokenIds(tokens, model);
 }
@@ -67,9 +103,13 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
   job.set_kv_heads(shape.kv_heads);
   job.set_head_dim(shape.head_dim);
   job.set_kv_dtype("bf16");
-  job.set_key_position("after_rope");
+  job.set_key_position(std::string(KeyPositionName(config.attention.key_position)));
+  job.set_prefill_attention(AttentionText(config.attention));
+  job.set_prefill_rope(std::string(model::RopeName(config.attention.rope)));
   job.set_segment_tokens(config.segment_tokens);
-  for (const auto& [name, value] : checkpoint.fingerprint) {
+  std::vector<std::pair<std::string, std::string>> fingerprint = checkpoint.fingerprint;
+  model::SetKeyPosition(job.key_position(), fingerprint);
+  for (const auto& [name, value] : fingerprint) {
     v1::Fingerprint::Field& field = *job.mutable_fingerprint()->add_fields();
     field.set_name(name);
     field.set_value(value);
@@ -99,41 +139,56 @@ int64_t PeakMemoryBytes() {
 
 // Share of a layer that is done when `done` of `tokens` have passed: linear work per token,
 // attention over all earlier ones.
-double LayerShare(const model::ModelConfig& config, int64_t done, int64_t tokens) {
+double LayerShare(const model::ModelConfig& config, const AttentionConfig& attends, int64_t done,
+                  int64_t tokens) {
   const double linear =
       2.0 * static_cast<double>(config.hidden_size) *
       (config.shape.head_dim * (2.0 * config.shape.q_heads + 2.0 * config.shape.kv_heads) +
        3.0 * config.intermediate_size);
   const double attention = 2.0 * config.shape.q_heads * config.shape.head_dim;
-  const auto work = [&](double n) { return n * linear + n * n * attention; };
+  // Sparse attention costs about twice what it attends to: choosing is as much work again.
+  const double most = attends.kind == AttentionKind::kDense
+                          ? static_cast<double>(tokens)
+                          : static_cast<double>(2 * (attends.sink + attends.rows + attends.window));
+  const auto work = [&](double n) { return n * linear + n * std::min(n, 2 * most) * attention; };
   return work(static_cast<double>(done)) / work(static_cast<double>(tokens));
 }
 
-// Threads that write layers. A CPU computes a layer more slowly than one thread writes it; beside a
-// GPU half the cores write (0.2 to 0.5 GB/s each), as far as memory allows: a layer's rows wait in
-// memory until they are written.
+// Layers that are indexed and written at once, each by as many threads as the pool can spare. A CPU
+// computes a layer more slowly than it is written; beside a GPU there are some, as far as memory
+// allows: a layer's rows wait in memory until they are written.
 int Writers(model::Device device, const v1::Manifest& job, const ThreadPool& pool) {
-  constexpr int kMost = 8;
+  constexpr int kMost = 4;
   constexpr int64_t kMostBytes = int64_t{12} << 30;
   if (device == model::Device::kCpu) return 1;
   const int64_t layer_bytes = job.tokens() * 4 * job.kv_heads() * job.head_dim();
-  const int64_t by_memory = kMostBytes / layer_bytes - 2;  // one layer waits, one is computed
+  const int64_t by_memory = kMostBytes / layer_bytes - 3;  // as many are held beside those
   return static_cast<int>(
       std::clamp<int64_t>(std::min<int64_t>((pool.threads() + 1) / 2, by_memory), 1, kMost));
 }
 
-// A GPU passes through a layer in less time than its hidden state takes to write: it is kept once a
-// minute.
-absl::Duration HiddenInterval(model::Device device) {
-  return device == model::Device::kCpu ? absl::ZeroDuration() : absl::Minutes(1);
+// Files for the rows of a layer: beside a GPU one thread would take longer to write them than the
+// GPU takes for the layer.
+int RowFiles(model::Device device, const v1::Manifest& job) {
+  constexpr int64_t kWorthIt = int64_t{16} << 20;
+  const int64_t layer_bytes = job.tokens() * 4 * job.kv_heads() * job.head_dim();
+  if (device == model::Device::kCpu || layer_bytes < kWorthIt) return 0;
+  return static_cast<int>(std::min<int64_t>(4, 2 * job.kv_heads()));
+}
+
+absl::Duration HiddenInterval(const PrefillConfig& config) {
+  if (config.hidden_interval_s >= 0) return absl::Seconds(config.hidden_interval_s);
+  return config.device == model::Device::kCpu ? absl::ZeroDuration() : absl::Minutes(1);
 }
 
 // Queries of each q head whose exact attention is described. Beside a GPU it is the CPU's work that
 // takes the time.
-int64_t StatisticsSamples(model::Device device, int64_t tokens) {
-  constexpr int64_t kSamples = 64, kLeast = 8, kScoredKeys = 1 << 20;  // of a q head
-  return device == model::Device::kCpu ? kSamples
-                                       : std::clamp(kScoredKeys / tokens, kLeast, kSamples);
+// Keys before RoPE have no scores to describe.
+int64_t StatisticsSamples(const PrefillConfig& config, int64_t tokens) {
+  constexpr int64_t kSamples = 64, kLeast = 8, kScoredKeys = 1 << 18;  // of a q head
+  if (config.attention.key_position == KeyPosition::kNone) return 0;
+  return config.device == model::Device::kCpu ? kSamples
+                                              : std::clamp(kScoredKeys / tokens, kLeast, kSamples);
 }
 
 // One run of a job, from the layer it stands at to publication.
@@ -160,9 +215,10 @@ class Job {
     if (first_layer_ < layers) RETURN_IF_ERROR(ComputeLayers(start));
     report_.compute_seconds = absl::ToDoubleSeconds(computed_ - start);
     progress_.Step(1, "publishing");
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
-    RETURN_IF_ERROR(Publish(seconds));
+    const absl::Time publishing = absl::Now();
+    RETURN_IF_ERROR(Publish(absl::ToDoubleSeconds(publishing - start)));
     progress_.Clear();
+    report_.publish_seconds = absl::ToDoubleSeconds(absl::Now() - publishing);
     report_.tokens = job_.tokens();
     report_.resumed_layers = first_layer_;
     report_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
@@ -180,13 +236,16 @@ class Job {
     const int64_t tokens = job_.tokens();
     std::vector<Position> samples = SamplePositions(tokens, config_.sampled_queries);
     if (config_.device == model::Device::kCpu) {
-      forward_ =
-          MakeCpuForward(checkpoint_, tokens, std::move(samples), config_.block_tokens, pool_);
+      forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), config_.attention,
+                                config_.block_tokens, pool_);
       return absl::OkStatus();
     }
-    const int rows_ahead = Writers(config_.device, job_, *pool_) + 2;
+    // Beside those that are written: of the layer that waits, the one that computes, and the next,
+    // whose first half is enqueued.
+    const int rows_ahead = Writers(config_.device, job_, *pool_) + 3;
     ASSIGN_OR_RETURN(forward_, MakeCudaForward(checkpoint_, tokens, std::move(samples),
                                                config_.gpu_memory, rows_ahead, pool_));
+    ASSIGN_OR_RETURN(accelerator_, MakeCudaAccelerator(tokens));
     return absl::OkStatus();
   }
 
@@ -214,18 +273,33 @@ class Job {
     const int64_t tokens = job_.tokens();
     LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape,
                        config_.segment_tokens, config_.index, config_.auto_index,
-                       config_.summary_rows, pool_, StatisticsSamples(config_.device, tokens),
-                       Writers(config_.device, job_, *pool_));
+                       config_.summary_rows, pool_,
+                       {.statistics_samples = StatisticsSamples(config_, tokens),
+                        .writers = Writers(config_.device, job_, *pool_),
+                        .row_files = RowFiles(config_.device, job_),
+                        .accelerator = accelerator_.get()});
     last_kept_ = absl::Now();
     absl::Duration waited;
-    for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {
-      ASSIGN_OR_RETURN(LayerRows rows, forward_->Run(layer, [&](int64_t done) {
-        progress_.Update(Share(layer, done), Describe(start, layer, done));
-      }));
-      RETURN_IF_ERROR(KeepHidden(layer.next()));
+    const auto submit = [&](LayerRows rows) {
       const absl::Time submitted = absl::Now();
       RETURN_IF_ERROR(writer.Submit(std::move(rows)));
       waited += absl::Now() - submitted;
+      return absl::OkStatus();
+    };
+    for (Layer layer(first_layer_); layer.value() < config.shape.layers; layer = layer.next()) {
+      // Where every hidden state is kept, it is on disk before the layer before it can count as
+      // finished; else rows are written as soon as they are there.
+      std::optional<LayerRows> held;
+      RETURN_IF_ERROR(forward_->Run(
+          layer, /*rows_only=*/layer.value() + 1 == config.shape.layers,
+          [&](int64_t done) { progress_.Update(Share(layer, done), Describe(start, layer, done)); },
+          [&](LayerRows rows) {
+            if (config_.device == model::Device::kCuda) return submit(std::move(rows));
+            held = std::move(rows);
+            return absl::OkStatus();
+          }));
+      RETURN_IF_ERROR(KeepHidden(layer.next()));
+      if (held.has_value()) RETURN_IF_ERROR(submit(*std::move(held)));
       DropHidden(writer.written());
       progress_.Step(Share(layer, tokens), Describe(start, layer, tokens));
     }
@@ -233,13 +307,13 @@ class Job {
     progress_.Update(1, "waiting for the last index");
     RETURN_IF_ERROR(writer.Finish());
     report_.index_wait_seconds = absl::ToDoubleSeconds(waited + (absl::Now() - computed_));
+    report_.writer = writer.times();
     return absl::OkStatus();
   }
 
-  // The input of a layer is on disk before the layer before it counts as finished.
   absl::Status KeepHidden(Layer layer) {
     if (layer.value() == checkpoint_.config.shape.layers) return absl::OkStatus();
-    if (absl::Now() - last_kept_ < HiddenInterval(config_.device)) return absl::OkStatus();
+    if (absl::Now() - last_kept_ < HiddenInterval(config_)) return absl::OkStatus();
     ASSIGN_OR_RETURN(const absl::Span<const float> hidden, forward_->Hidden());
     RETURN_IF_ERROR(staging_.WriteHidden(layer, hidden));
     kept_.push_back(layer.value());
@@ -257,7 +331,9 @@ class Job {
 
   double Share(Layer layer, int64_t done) const {
     const int32_t layers = checkpoint_.config.shape.layers;
-    return (layer.value() + LayerShare(checkpoint_.config, done, job_.tokens())) / layers;
+    return (layer.value() +
+            LayerShare(checkpoint_.config, config_.attention, done, job_.tokens())) /
+           layers;
   }
 
   std::string Describe(absl::Time start, Layer layer, int64_t done) const {
@@ -285,7 +361,8 @@ class Job {
   ThreadPool* const pool_;
   Progress& progress_;
   std::unique_ptr<LayerForward> forward_;
-  std::deque<int32_t> kept_;  // layers whose input is on disk, ascending
+  std::unique_ptr<kvstore::Accelerator> accelerator_;  // null: none
+  std::deque<int32_t> kept_;                           // layers whose input is on disk, ascending
   absl::Time last_kept_;
   absl::Time computed_ = absl::Now();
   int32_t first_layer_ = 0;

@@ -26,7 +26,9 @@
 #include "kvstore/index/index.h"
 #include "model/checkpoint.h"
 #include "model/device.h"
+#include "prefill/attention_config.h"
 #include "prefill/layer_forward.h"
+#include "prefill/layer_writer.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -50,9 +52,15 @@ struct PrefillConfig {
   int64_t sampled_queries = 256;   // per layer and q head, kept with the context; 1 .. 65536
   int64_t block_tokens =
       512;  // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
+  AttentionConfig attention;
+  bool beyond_trained = false;  // rope trained: the document may be longer than the model was
+                                // trained for (max_position_embeddings)
   model::Device device = model::Device::kCpu;
   int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of a GPU's memory
   bool restart = false;  // discard an interrupted job instead of going on with it
+  // Seconds between hidden states that are kept, as places to go on from; < 0: every layer's on a
+  // CPU, one a minute on a GPU, which passes through a layer in less time than one takes to write.
+  double hidden_interval_s = -1;
 };
 
 struct PrefillReport {
@@ -67,7 +75,9 @@ struct PrefillReport {
   int64_t device_bytes = 0;       // of a GPU's memory
   double compute_seconds = 0;     // until the last layer was computed
   double index_wait_seconds = 0;  // that computing or the end waited for indexes and files
-  ForwardTimes times;             // of the device
+  double publish_seconds = 0;
+  ForwardTimes times;       // of the device
+  LayerWriterTimes writer;  // beside it, summed over threads
 };
 
 // Records in the manifest how its heads are indexed and summarised.

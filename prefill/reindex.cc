@@ -15,6 +15,7 @@
 #include "kvstore/index/stored_queries.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
+#include "model/fingerprint.h"
 #include "prefill/job.h"
 #include "prefill/layer_writer.h"
 #include "prefill/staging.h"
@@ -82,6 +83,11 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
   RETURN_IF_ERROR(kvstore::ValidateSummaryRows(config.summary_rows));
   ASSIGN_OR_RETURN(const std::shared_ptr<const StoredContext> from, store.OpenContext(config.from));
+  if (from->manifest().key_position() == model::kKeyPositionNone) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context ", config.from,
+                     " stores its keys before RoPE (key_position=none): no index is made of them"));
+  }
   RETURN_IF_ERROR(CheckNameIsFree(store, config.store_folder, config.name));
   ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
   if (const absl::StatusOr<v1::Manifest> job = staging.ReadJob(); !absl::IsNotFound(job.status())) {

@@ -47,6 +47,27 @@ std::string Staging::LayerPath(const char* kind, Layer layer) const {
   return absl::StrFormat("%s/%s-%04d", folder_, kind, layer.value());
 }
 std::string Staging::SstPath(Layer layer) const { return LayerPath("layer", layer) + ".sst"; }
+std::string Staging::SstPartPath(Layer layer, int part) const {
+  return absl::StrFormat("%s-%d.sst", LayerPath("layer", layer), part);
+}
+std::vector<std::string> Staging::SstPaths(Layer layer) const {
+  std::vector<std::string> paths{SstPath(layer)};
+  for (int part = 0; part < kMaxSstParts && fs::exists(SstPartPath(layer, part)); ++part) {
+    paths.push_back(SstPartPath(layer, part));
+  }
+  return paths;
+}
+absl::Status Staging::RemoveSsts(Layer layer) const {
+  std::vector<std::string> paths{SstPath(layer)};
+  // Also behind a gap: parts are written at the same time.
+  for (int part = 0; part < kMaxSstParts; ++part) paths.push_back(SstPartPath(layer, part));
+  for (const std::string& path : paths) {
+    std::error_code error;
+    fs::remove(path, error);
+    if (error) return ErrnoStatus(error.value(), absl::StrCat("remove ", path));
+  }
+  return absl::OkStatus();
+}
 std::string Staging::ContextSstPath() const { return folder_ + "/context.sst"; }
 
 absl::StatusOr<v1::Manifest> Staging::ReadJob() const { return ReadMessage(folder_ + "/job"); }

@@ -1,8 +1,9 @@
 // What:   the folder of an unfinished prefill job, STORE/prefill/NAME: what is kept so that an
 // interrupted job goes on at its last finished layer. Bytes:  job            serialized
 // v1::Manifest: what is being computed, without what only the end knows
-//         layer-NNNN.sst the layer's segments;  layer-NNNN  serialized v1::Manifest with the
-//         layer's sizes and statistics, written after the SST was synced hidden-NNNN    the hidden
+//         layer-NNNN.sst, layer-NNNN-P.sst  the layer's segments, in one file or several;
+//         layer-NNNN  serialized v1::Manifest with the layer's sizes and statistics, written after
+//         its SSTs were synced; hidden-NNNN    the hidden
 //         state that enters layer NNNN: f32 [tokens, hidden_size], then its SHA-256 (32 bytes)
 // Errors: FailedPrecondition an earlier job of the same name had another input (names what
 // differs); ResourceExhausted disk full; as common/file.h. Threads: the layer writer and the job's
@@ -24,6 +25,7 @@ namespace carrel::prefill {
 
 class Staging {
  public:
+  static constexpr int kMaxSstParts = 16;
   // Creates the folder, or finds an interrupted job in it.
   static absl::StatusOr<Staging> Open(const std::string& store_folder, const std::string& name);
 
@@ -32,6 +34,12 @@ class Staging {
   absl::Status WriteJob(const v1::Manifest& job) const;
 
   std::string SstPath(Layer layer) const;
+  // Of one of several more files of the layer; part: 0 .. kMaxSstParts - 1, without gaps.
+  std::string SstPartPath(Layer layer, int part) const;
+  // The layer's files that are there, SstPath first.
+  std::vector<std::string> SstPaths(Layer layer) const;
+  // Whatever an interrupted job left of the layer.
+  absl::Status RemoveSsts(Layer layer) const;
   std::string ContextSstPath() const;
   absl::Status WriteFragment(Layer layer, const v1::Manifest& fragment) const;
   absl::StatusOr<v1::Manifest> ReadFragment(Layer layer) const;

@@ -48,6 +48,23 @@ TEST(StagingTest, OnlyLayersWithSstAndFragment_AreFinished) {
   EXPECT_EQ(staging->FinishedLayers(4), 1);
 }
 
+TEST(StagingTest, PartsOfALayer_AreListedUpToAGapAndAllRemoved) {
+  auto staging = Staging::Open(FreshTempDir(), "doc");
+  CARREL_ASSERT_OK(staging);
+  const Layer layer(2);
+  EXPECT_EQ(staging->SstPaths(layer).size(), 1u);
+  for (int part : {0, 1, 3}) std::ofstream(staging->SstPartPath(layer, part)) << "x";
+  std::ofstream(staging->SstPartPath(Layer(3), 0)) << "x";
+  EXPECT_THAT(staging->SstPaths(layer),
+              testing::ElementsAre(staging->SstPath(layer), staging->SstPartPath(layer, 0),
+                                   staging->SstPartPath(layer, 1)));
+  CARREL_EXPECT_OK(staging->RemoveSsts(layer));
+  EXPECT_EQ(staging->SstPaths(layer).size(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(staging->SstPartPath(layer, 3)));
+  EXPECT_TRUE(std::filesystem::exists(staging->SstPartPath(Layer(3), 0)));
+  CARREL_EXPECT_OK(staging->RemoveSsts(layer));  // nothing left
+}
+
 TEST(StagingTest, AnotherInput_IsNamed) {
   v1::Manifest found, wanted;
   found.set_name("doc");

@@ -156,7 +156,8 @@ class Job {
     const int64_t statistics =
         std::clamp<int64_t>(2 * kStatisticsRows / config_.tokens, 1, kMostStatistics);
     prefill::LayerWriter writer(&staging, id, shape_, config_.segment_tokens, config_.index,
-                                config_.auto_index, config_.summary_rows, pool_, statistics);
+                                config_.auto_index, config_.summary_rows, pool_,
+                                {.statistics_samples = statistics});
     const int64_t layer_bytes =
         config_.tokens * shape_.kv_heads * shape_.head_dim * 2 * int64_t{sizeof(uint16_t)};
     for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
@@ -295,6 +296,11 @@ absl::StatusOr<SynthReport> RunSynth(const SynthConfig& config,
   RETURN_IF_ERROR(prefill::ValidateSegmentTokens(config.segment_tokens));
   RETURN_IF_ERROR(CheckField("tokens", config.tokens, 2 * (kSink + kLocal), int64_t{1} << 24));
   RETURN_IF_ERROR(CheckField("sampled_queries", config.sampled_queries, 1, 65536));
+  if (source.manifest().key_position() != "after_rope") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context ", source.manifest().name(), " has key_position=",
+                     source.manifest().key_position(), "; synth takes after keys after RoPE"));
+  }
   ASSIGN_OR_RETURN(const AttentionShape shape, ResolveShape(config.shape, source.manifest()));
   RETURN_IF_ERROR(prefill::CheckNameIsFree(store, config.store_folder, config.name));
   return Job(config, shape, source, store, pool, progress).Run();

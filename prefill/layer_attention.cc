@@ -1,0 +1,102 @@
+#include "prefill/layer_attention.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "common/dtype.h"
+#include "common/status.h"
+#include "kernels/rope/rope.h"
+
+namespace carrel::prefill {
+
+LayerAttention::LayerAttention(const AttentionShape& shape, int64_t tokens,
+                               std::vector<Position> sample_positions, std::vector<float> undo_rope,
+                               ThreadPool* pool)
+    : shape_(shape),
+      scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
+      pool_(pool),
+      tokens_(tokens),
+      sample_positions_(std::move(sample_positions)),
+      turn_back_(std::move(undo_rope)) {
+  for (float& frequency : turn_back_) frequency = -frequency;
+  const size_t row_floats = static_cast<size_t>(tokens) * shape.head_dim;
+  k_.assign(shape.kv_heads, std::vector<float>(row_floats));
+  v_.assign(shape.kv_heads, std::vector<float>(row_floats));
+  queries_.resize(shape.kv_heads);
+}
+
+void LayerAttention::CollectRows(const model::AttentionInput& input) {
+  const int64_t d = shape_.head_dim;
+  for (int64_t i = 0; i < input.n; ++i) {
+    for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+      const int64_t from = (i * shape_.kv_heads + head) * d;
+      const int64_t to = (input.first_position + i) * d;
+      std::memcpy(&k_[head][to], input.k + from, d * sizeof(float));
+      std::memcpy(&v_[head][to], input.v + from, d * sizeof(float));
+    }
+  }
+}
+
+void LayerAttention::CollectSamples(const model::AttentionInput& input) {
+  const int64_t group_floats = int64_t{shape_.group()} * shape_.head_dim;
+  const Position end = input.first_position + input.n;
+  for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < end;
+       ++next_sample_) {
+    const int64_t i = sample_positions_[next_sample_] - input.first_position;
+    for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+      const float* q = input.q + (i * shape_.kv_heads + head) *
+                                     group_floats;  // q heads of a group are neighbours
+      queries_[head].insert(queries_[head].end(), q, q + group_floats);
+    }
+  }
+}
+
+// RoPE at a negative angle is its inverse.
+void LayerAttention::UndoRope() {
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  pool_->ParallelFor(shape_.kv_heads, [&](int64_t head) {
+    kernels::Rope(k_[head].data(), tokens_, 1, d, 0, turn_back_.data());
+    for (size_t i = 0; i < sample_positions_.size(); ++i) {
+      kernels::Rope(&queries_[head][i * static_cast<size_t>(group * d)], 1, group, d,
+                    sample_positions_[i], turn_back_.data());
+    }
+  });
+}
+
+absl::Status LayerAttention::Collect(const model::AttentionInput& input) {
+  CARREL_CHECK(input.first_position == filled_ && filled_ + input.n <= tokens_);
+  CollectRows(input);
+  CollectSamples(input);
+  filled_ += input.n;
+  return absl::OkStatus();
+}
+
+absl::Status LayerAttention::Attend(const model::AttentionInput& input, float* attended) {
+  RETURN_IF_ERROR(Collect(input));
+  AttendBlock(input, attended);
+  return absl::OkStatus();
+}
+
+LayerRows LayerAttention::TakeLayer(Layer layer) {
+  CARREL_CHECK(filled_ == tokens_ && next_sample_ == sample_positions_.size());
+  if (!turn_back_.empty()) UndoRope();
+  LayerRows rows;
+  rows.layer = layer;
+  rows.sample_positions = sample_positions_;
+  rows.queries = std::move(queries_);
+  rows.k.resize(shape_.kv_heads);
+  rows.v.resize(shape_.kv_heads);
+  pool_->ParallelFor(2 * shape_.kv_heads, [&](int64_t unit) {
+    const std::vector<float>& from = unit % 2 == 0 ? k_[unit / 2] : v_[unit / 2];
+    RowArray& to = unit % 2 == 0 ? rows.k[unit / 2] : rows.v[unit / 2];
+    to.resize(from.size());
+    FloatToBf16(from, to.data());
+  });
+  queries_.assign(shape_.kv_heads, {});
+  filled_ = 0;
+  next_sample_ = 0;
+  return rows;
+}
+
+}  // namespace carrel::prefill

@@ -20,7 +20,8 @@ Candidates::Candidates(const AttentionShape& shape, RowRange zone, int64_t token
       tokens_(tokens),
       rows_(static_cast<size_t>(tokens) * shape.kv_heads) {}
 
-absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows) {
+absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows, const RowCache* held,
+                                 Layer layer) {
   parts_.push_back(std::move(part));
   const int64_t d = shape_.head_dim;
   // Sub-messages are on the heap and stay where they are when parts_ grows: moving a message swaps
@@ -44,11 +45,24 @@ absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows) {
       to.ids.push_back(id);
     }
     if (!with_rows) continue;
-    RETURN_IF_ERROR(CheckBf16(result.k(), {rows, d}, "K rows"));
-    RETURN_IF_ERROR(CheckBf16(result.v(), {rows, d}, "V rows"));
-    for (int64_t j = 0; j < rows; ++j) {
-      to.k.push_back(result.k().data().data() + j * d * 2);
-      to.v.push_back(result.v().data().data() + j * d * 2);
+    std::vector<const char*> here(static_cast<size_t>(rows), nullptr);
+    int64_t missing = rows;
+    for (int64_t j = 0; held != nullptr && j < rows; ++j) {
+      const Position id = to.ids[to.ids.size() - static_cast<size_t>(rows - j)];
+      here[j] = held->Find(layer, KvHead(static_cast<int32_t>(result.kv_head())), id);
+      missing -= here[j] != nullptr;
+    }
+    // A store that knows nothing of held rows sends all.
+    const bool all = Dimension(result.k(), 0) == rows;
+    if (!all) to.held += rows - missing;
+    const int64_t sent = all ? rows : missing;
+    RETURN_IF_ERROR(CheckBf16(result.k(), {sent, d}, "K rows"));
+    RETURN_IF_ERROR(CheckBf16(result.v(), {sent, d}, "V rows"));
+    for (int64_t j = 0, next = 0; j < rows; ++j) {
+      const bool travelled = all || here[j] == nullptr;
+      to.k.push_back(travelled ? result.k().data().data() + next * d * 2 : here[j]);
+      to.v.push_back(travelled ? result.v().data().data() + next * d * 2 : here[j] + d * 2);
+      next += travelled;
     }
   }
   return absl::OkStatus();
@@ -66,6 +80,16 @@ absl::Status Candidates::CheckComplete() const {
                      " for token ", i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads));
   }
   return absl::OkStatus();
+}
+
+void Candidates::KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const {
+  statistics.slots = cache.slots(layer);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const KvHead head(static_cast<int32_t>(i % static_cast<size_t>(shape_.kv_heads)));
+    statistics.wanted += static_cast<int64_t>(rows_[i].ids.size());
+    statistics.hits += rows_[i].held;
+    cache.Keep(layer, head, rows_[i].ids, rows_[i].k, rows_[i].v);
+  }
 }
 
 int64_t Candidates::Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool,

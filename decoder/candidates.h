@@ -15,6 +15,8 @@
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "decoder/partial.h"
+#include "decoder/row_cache.h"
+#include "decoder/statistics.h"
 
 namespace carrel::decoder {
 
@@ -22,8 +24,10 @@ class Candidates {
  public:
   Candidates(const AttentionShape& shape, RowRange zone, int64_t tokens);
 
-  // want = ROWS: ids, K and V. want = IDS: ids only.
-  absl::Status AddPart(v1::SessionReply part, bool with_rows);
+  // want = ROWS: ids, K and V; of rows that `held` has for the layer, K and V are there, unless the
+  // store sent all. want = IDS: ids only.
+  absl::Status AddPart(v1::SessionReply part, bool with_rows, const RowCache* held = nullptr,
+                       Layer layer = Layer(0));
   // After the last part: every token and head has rows, none of them twice.
   absl::Status CheckComplete() const;
 
@@ -31,6 +35,8 @@ class Candidates {
     return static_cast<int64_t>(At(token, head).ids.size());
   }
   const std::vector<Position>& ids(int64_t token, KvHead head) const { return At(token, head).ids; }
+  // After the last use of K and V: the cache keeps them, and counts.
+  void KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const;
 
   // Refines every token and head and merges the attention into partial; returns the rows attended.
   int64_t Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool,
@@ -40,6 +46,7 @@ class Candidates {
   struct Rows {
     std::vector<Position> ids;
     std::vector<const void*> k, v;
+    int64_t held = 0;  // of them, in the row cache
   };
   const Rows& At(int64_t token, KvHead head) const {
     return rows_[static_cast<size_t>(token * shape_.kv_heads + head.value())];

@@ -19,28 +19,90 @@ absl::Status UnknownName(absl::string_view field, absl::string_view name, absl::
   return absl::InvalidArgumentError(absl::StrCat(field, "=", name, " is none of ", known));
 }
 
-// What a store offers and rows in this host's memory do not.
-absl::Status ValidateHostZone(const RetrievalConfig& config) {
-  if (config.prefetch != Prefetch::kOff)
-    return absl::InvalidArgumentError(
-        "zone=host: there is nothing to prefetch; prefetch must be off");
-  if (config.select != Select::kTopK)
-    return absl::InvalidArgumentError("zone=host selects by top-k only");
+// What a store offers and a zone that the decoder holds does not.
+absl::Status ValidateHeldZone(const RetrievalConfig& config) {
+  const auto refused = [](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("zone=host and zone=device ", why));
+  };
+  if (config.select != Select::kTopK) return refused("select by top-k only");
   if (config.estimate == Estimate::kOn)
-    return absl::InvalidArgumentError(
-        "zone=host has no estimation term: the store estimates; estimate must be off");
+    return refused("have no estimation term: the store estimates; estimate must be off");
   if (config.want != Want::kAttend)
-    return absl::InvalidArgumentError("zone=host: nothing travels, so want must be attend");
-  if (config.effort != 0)
-    return absl::InvalidArgumentError("zone=host searches no index, so effort must be 0");
+    return refused("send no queries: nothing travels, so want must be attend");
+  if (config.effort != 0) return refused("search no index, so effort must be 0");
+  return absl::OkStatus();
+}
+
+// Positions given here need keys before RoPE in this host's memory.
+absl::Status ValidateRope(const RetrievalConfig& config) {
+  if (config.rope == Rope::kTrained) return absl::OkStatus();
+  if (!config.refine.has_value()) {
+    return absl::InvalidArgumentError(
+        "rope=infinitehip needs zone=host: a store searches keys after RoPE, and these are stored "
+        "before it");
+  }
+  const RefineKind kind = config.refine->kind;
+  if (kind == RefineKind::kHash || kind == RefineKind::kChannels) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rope=infinitehip with refine=", RefineKindName(kind),
+        ": codes and labels are made of keys after RoPE; use exact, hip or infinitehip"));
+  }
+  if (config.beyond_trained) {
+    return absl::InvalidArgumentError(
+        "beyond_trained is for rope=trained: with infinitehip no position is beyond it");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NotOnGpu(absl::string_view method, absl::string_view field, int64_t value,
+                      absl::string_view served) {
+  return absl::InvalidArgumentError(absl::StrCat("refine=", method, ": ", field, "=", value,
+                                                 " has no CUDA form; zone=device serves ", served,
+                                                 ", zone=host every value"));
+}
+
+// A zone in this host's memory that a GPU attends to.
+absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConfig& config) {
+  const BankConfig& bank = device.bank;
+  if (device.zone_on_device)
+    return absl::InvalidArgumentError("the zone is either on the device or in this host's memory");
+  if (!config.refine.has_value())
+    return absl::InvalidArgumentError("zone=host needs refine: what chooses its rows");
+  RETURN_IF_ERROR(ValidateCudaRefine(*config.refine));
+  if (config.prefetch != Prefetch::kOff && config.refine->kind != RefineKind::kHash)
+    return absl::InvalidArgumentError(
+        "zone=host with device=cuda: only refine=hash chooses two layers' rows at once; prefetch "
+        "must be off");
+  if (config.prefetch == Prefetch::kVerified)
+    return absl::InvalidArgumentError(
+        "zone=host with device=cuda: the true query always completes what was fetched ahead; "
+        "prefetch must be off or speculative");
+  if (bank.bytes < 0)
+    return absl::InvalidArgumentError(absl::StrCat("bank_bytes=", bank.bytes, " is negative"));
+  if (config.prefetch == Prefetch::kSpeculative && bank.bytes == 0)
+    return absl::InvalidArgumentError(
+        "zone=host with device=cuda: rows are fetched ahead into banks: prefetch=speculative needs "
+        "bank_bytes > 0");
+  if (!(bank.ahead >= 1 && bank.ahead <= 8)) return OutOfRange("bank_ahead", bank.ahead, "[1, 8]");
+  if (bank.ahead != 1 && config.prefetch == Prefetch::kOff)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "bank_ahead=", bank.ahead, " is a multiple of what is prefetched, and prefetch is off"));
+  if (bank.map != kernels::RowMap::kVector && bank.bytes == 0)
+    return absl::InvalidArgumentError("bank_map needs bank_bytes > 0: there are no banks");
   return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
-  if (config.refine.has_value() && device.device != model::Device::kCpu)
-    return absl::InvalidArgumentError("zone=host needs device=cpu: its methods run on the CPU");
+  if (config.refine.has_value() && !device.zone_on_device && !device.zone_in_host &&
+      device.device != model::Device::kCpu)
+    return absl::InvalidArgumentError("refine with device=cuda needs zone=host or zone=device");
+  if (config.refine.has_value() && !device.zone_in_host && config.prefetch != Prefetch::kOff)
+    return absl::InvalidArgumentError(
+        "zone=host on the CPU and zone=device have nothing to prefetch; prefetch must be off");
+  if (config.rope != Rope::kTrained && device.device != model::Device::kCpu)
+    return absl::InvalidArgumentError("rope=infinitehip needs device=cpu: it runs on the CPU");
   if (device.gpu_memory < 0)
     return absl::InvalidArgumentError(
         absl::StrCat("gpu_memory=", device.gpu_memory, " is negative"));
@@ -48,17 +110,60 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
     return absl::InvalidArgumentError(
         absl::StrCat("new_tokens=", device.new_tokens, " is outside [1, ", 1 << 20, "]"));
   }
+  if (device.zone_in_host) {
+    if (device.device != model::Device::kCuda)
+      return absl::InvalidArgumentError("zone_in_host needs device=cuda; on the CPU it is refine");
+    return ValidateGpuHostZone(device, config);
+  }
+  if (device.bank.bytes != 0 || device.bank.ahead != 1 ||
+      device.bank.map != kernels::RowMap::kVector)
+    return absl::InvalidArgumentError(
+        "banks hold rows of a zone in host memory on a GPU: they need zone=host and device=cuda");
   if (!device.zone_on_device) return absl::OkStatus();
+  if (config.row_cache_bytes != 0)
+    return absl::InvalidArgumentError("zone=device: no rows travel, so row_cache must be 0");
   if (device.device != model::Device::kCuda)
     return absl::InvalidArgumentError("zone=device needs device=cuda");
-  if (config.prefetch != Prefetch::kOff)
-    return absl::InvalidArgumentError(
-        "zone=device: there is nothing to prefetch; prefetch must be off");
-  if (config.select != Select::kTopK)
-    return absl::InvalidArgumentError("zone=device selects by top-k only");
-  if (config.estimate == Estimate::kOn || config.measure)
-    return absl::InvalidArgumentError("zone=device neither estimates nor measures: the store does");
-  return absl::OkStatus();
+  if (config.measure)
+    return absl::InvalidArgumentError("zone=device does not measure; zone=host and the store do");
+  if (!config.refine.has_value())
+    return absl::InvalidArgumentError("zone=device needs refine: what chooses its rows");
+  return ValidateCudaRefine(*config.refine);
+}
+
+absl::Status ValidateCudaRefine(const RefineConfig& refine) {
+  const HipConfig& hip = refine.hip;
+  const HashConfig& hash = refine.hash;
+  switch (refine.kind) {
+    case RefineKind::kExact:
+    case RefineKind::kChannels:
+      return absl::OkStatus();
+    case RefineKind::kHip:
+      if (hip.block_q != 1) return NotOnGpu("hip", "block_q", hip.block_q, "1");
+      if (hip.ensemble != 1) return NotOnGpu("hip", "ensemble", hip.ensemble, "1");
+      if (hip.widen != 0) return NotOnGpu("hip", "widen", hip.widen, "0");
+      return absl::OkStatus();
+    case RefineKind::kInfiniteHip:
+      if (refine.infinite_hip.block_q == 1) return absl::OkStatus();
+      return NotOnGpu("infinitehip", "block_q", refine.infinite_hip.block_q, "1");
+    case RefineKind::kHash:
+      if (hash.source == HashSource::kStored || hash.bits == 64 || hash.bits == 128 ||
+          hash.bits == 256) {
+        return absl::OkStatus();
+      }
+      return NotOnGpu("hash", "bits", hash.bits, "64, 128 and 256");
+  }
+  return absl::InternalError("unknown refine kind");
+}
+
+bool RefineNeedsHostRows(const RefineConfig& refine) {
+  return refine.kind == RefineKind::kChannels ||
+         (refine.kind == RefineKind::kHash && refine.hash.source == HashSource::kStored);
+}
+
+bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
+  if (!config.refine.has_value()) return false;
+  return (!device.zone_on_device && !device.zone_in_host) || RefineNeedsHostRows(*config.refine);
 }
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers) {
@@ -100,11 +205,23 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
     return absl::InvalidArgumentError(
         "estimate is part of partial attention: it needs want=attend");
   }
-  if (config.refine.has_value()) RETURN_IF_ERROR(ValidateHostZone(config));
+  if (config.row_cache_bytes < 0) {
+    return OutOfRange("row_cache", static_cast<double>(config.row_cache_bytes), "[0, infinity)");
+  }
+  if (config.row_cache_bytes > 0 && config.want != Want::kRows) {
+    return absl::InvalidArgumentError(
+        "row_cache keeps rows that the store sent: it needs want=rows");
+  }
+  if (config.refine.has_value()) RETURN_IF_ERROR(ValidateHeldZone(config));
+  RETURN_IF_ERROR(ValidateRope(config));
   if (config.effort < 0 || config.effort > 65536)
     return OutOfRange("effort", config.effort, "[0, 65536]");
   return absl::OkStatus();
 }
+
+// A row carries more of the mass where attention is peaked: rows are taken from the layers of high
+// entropy. Of the exponents tried (docs/methods.md) this one raised the mass at every total.
+constexpr double kEntropyScale = 4;
 
 std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
                                   int64_t zone_rows) {
@@ -115,15 +232,30 @@ std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
   }
   if (config.top_k == kAllRows) return budgets;
   const int32_t sparse = layers - config.dense_layers;
+  const auto weight = [&config](int32_t layer) {
+    return std::exp(-config.layer_entropy_nats[static_cast<size_t>(layer)] / kEntropyScale);
+  };
+  double weights = 0;
+  for (int32_t i = 0; config.budget == Budget::kMeasured && i < sparse; ++i) {
+    weights += weight(config.dense_layers + i);
+  }
   for (int32_t i = 0; i < sparse; ++i) {
     double share = 1;
     if (config.budget == Budget::kLinear && sparse > 1)
       share = 0.5 + static_cast<double>(i) / (sparse - 1);
+    if (config.budget == Budget::kMeasured)
+      share = weight(config.dense_layers + i) / weights * sparse;
     const int64_t rows =
         std::max<int64_t>(1, std::llround(share * static_cast<double>(config.top_k)));
     budgets[config.dense_layers + i] = rows >= zone_rows ? kAllRows : rows;
   }
   return budgets;
+}
+
+absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name) {
+  if (name == "vector") return kernels::RowMap::kVector;
+  if (name == "hash") return kernels::RowMap::kHash;
+  return UnknownName("bank_map", name, "vector, hash");
 }
 
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name) {
@@ -150,7 +282,8 @@ absl::StatusOr<Estimate> ParseEstimate(absl::string_view name) {
 absl::StatusOr<Budget> ParseBudget(absl::string_view name) {
   if (name == "uniform") return Budget::kUniform;
   if (name == "linear") return Budget::kLinear;
-  return UnknownName("budget", name, "uniform, linear");
+  if (name == "measured") return Budget::kMeasured;
+  return UnknownName("budget", name, "uniform, linear, measured");
 }
 
 absl::StatusOr<int64_t> ParseTopK(absl::string_view text) {

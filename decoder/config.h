@@ -10,13 +10,15 @@
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
 #include "decoder/refine/refine_config.h"
+#include "kernels/row_bank/row_bank.h"
 #include "model/device.h"
+#include "model/rope_mode.h"
 
 namespace carrel::decoder {
 
 enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
 enum class Want : uint8_t { kRows = 0, kValues = 1, kAttend = 2 };
-enum class Budget : uint8_t { kUniform = 0, kLinear = 1 };
+enum class Budget : uint8_t { kUniform = 0, kLinear = 1, kMeasured = 2 };
 
 // kRange: rows within `range` of the best score; kMass: the best rows with a share `mass` of the
 // softmax (carrel/v1/retrieval.proto, Select).
@@ -25,6 +27,8 @@ enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2 };
 // The estimation term: rows that are not selected count through summaries of their clusters. kAuto:
 // where want=attend and the context has summaries; never with refine.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
+
+using model::Rope;  // kInfiniteHip: repositioned_attention.h
 
 inline constexpr int64_t kAllRows = -1;    // a top_k: every row of the zone
 inline constexpr int64_t kAsSelected = 0;  // a layer's budget: what range or mass selects
@@ -44,16 +48,34 @@ struct RetrievalConfig {
   int64_t local =
       64;  // last rows of the context that the decoder holds; >= 0, at most what there is
   Budget budget = Budget::kUniform;
+  // kMeasured: of each layer's sampled attention, as the store reports it when the context is
+  // opened (carrel/v1/retrieval.proto, OpenReply); set by Decoder::Open.
+  std::vector<float> layer_entropy_nats;
   Prefetch prefetch = Prefetch::kOff;
-  Want want = Want::kAttend;           // ATTEND sends least
-  double oversample = 2.0;             // candidates asked ahead, as a multiple of top_k; 1 .. 16
-  double verified_hit_rate = 0.9;      // verified: the share of the true top_k that approximate
-                                       // candidates must have held, to be used unverified; 0 .. 1
-  int32_t effort = 0;                  // effort of a graph index; 0: the context's own
-  std::optional<RefineConfig> refine;  // set: the zone is in this host's memory, and this chooses
-                                       // its rows; otherwise the store does
+  Want want = Want::kAttend;       // ATTEND sends least
+  double oversample = 2.0;         // candidates asked ahead, as a multiple of top_k; 1 .. 16
+  double verified_hit_rate = 0.9;  // verified: the share of the true top_k that approximate
+                                   // candidates must have held, to be used unverified; 0 .. 1
+  int64_t row_cache_bytes = 0;     // want=rows: memory for rows that the store sent before, which
+                                   // then need not travel again; 0: none are kept
+  int32_t effort = 0;              // effort of a graph index; 0: the context's own
+  std::optional<RefineConfig> refine;  // set: the zone is in this host's memory or the GPU's, and
+                                       // this chooses its rows; otherwise the store does
+  Rope rope = Rope::kTrained;          // kInfiniteHip: with refine exact, hip or infinitehip
+  bool beyond_trained = false;  // kTrained: positions may exceed what the model was trained for
+                                // (max_position_embeddings), where it knows no better than to guess
   bool measure = false;  // also ask for exact answers, for the statistics: hit rate and mass.
                          // Outside of what is timed.
+};
+
+// The GPU's banks of rows, for a zone in this host's memory.
+struct BankConfig {
+  int64_t bytes = 0;  // of device memory for all banks, their page tables included; 0: no banks,
+                      // rows are read where they lie
+  kernels::RowMap map = kernels::RowMap::kVector;  // the fastest; kHash where 4 bytes per row of
+                                                   // the zone, layer and KV head are too many
+  double ahead = 1;  // with prefetch=speculative, rows fetched ahead, as a multiple of those
+                     // attended; 1 .. 8
 };
 
 // Where the model runs and where the zone is searched.
@@ -63,8 +85,10 @@ struct DeviceConfig {
   int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of its memory, weights included
   int64_t new_tokens =
       4096;  // room for what is prompted and generated; sized at start; 1 .. 1048576
-  bool zone_on_device = false;  // the zone's rows and codes are held there and searched there
-                                // (HATA); the store is read once, at open
+  bool zone_on_device = false;  // the zone's rows are held there, and config.refine, which is set
+                                // then, chooses among them there; the store is read once, at open
+  bool zone_in_host = false;    // as zone_on_device, but rows lie in this host's pinned memory
+  BankConfig bank;              // zone_in_host
 };
 
 // InvalidArgument names field and bound; also what does not go together with the retrieval.
@@ -72,11 +96,21 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
 
+// InvalidArgument a parameter of a method that has no CUDA form: names it.
+absl::Status ValidateCudaRefine(const RefineConfig& refine);
+
+// Whether a decoder needs the context's rows, or what prefill left beside them, in this host's
+// memory: always on the CPU; on the GPU for methods that are calibrated by them.
+bool RefineNeedsHostRows(const RefineConfig& refine);
+bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
+
 // Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first
-// sparse layer to 3/2 top_k in the last (paper 001, its figure on per-layer budgets). Dense layers
-// get kAllRows, and so does any layer whose share covers the zone.
+// sparse layer to 3/2 top_k in the last (paper 001, its figure on per-layer budgets), or more
+// where the entropy of a layer's attention is low (in proportion to exp(-entropy / 4)). Dense
+// layers get kAllRows, and so does any layer whose share covers the zone.
 std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers, int64_t zone_rows);
 
+absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name);
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);
 absl::StatusOr<Want> ParseWant(absl::string_view name);
 absl::StatusOr<Estimate> ParseEstimate(absl::string_view name);

@@ -27,6 +27,20 @@ TEST(LayerBudgetsTest, Linear_RisesWithTheSameTotal) {
   EXPECT_NEAR(std::accumulate(budgets.begin() + 2, budgets.end(), 0.0), 128.0 * 32, 16);
 }
 
+TEST(LayerBudgetsTest, Measured_GivesMoreWhereAttentionIsPeaked) {
+  RetrievalConfig config;
+  config.top_k = 100;
+  config.dense_layers = 1;
+  config.budget = Budget::kMeasured;
+  config.layer_entropy_nats = {9, 6, 3, 3};
+  EXPECT_EQ(LayerBudgets(config, 4, 100000), (std::vector<int64_t>{kAllRows, 57, 121, 121}));
+  EXPECT_EQ(LayerBudgets(config, 4, 120), (std::vector<int64_t>{kAllRows, 57, kAllRows, kAllRows}));
+  config.layer_entropy_nats = {0, 0, 0, 0};
+  EXPECT_EQ(LayerBudgets(config, 4, 100000), (std::vector<int64_t>{kAllRows, 100, 100, 100}));
+  config.dense_layers = 4;
+  EXPECT_EQ(LayerBudgets(config, 4, 100000), std::vector<int64_t>(4, kAllRows));
+}
+
 TEST(LayerBudgetsTest, BudgetThatCoversTheZone_IsAll) {
   RetrievalConfig config;
   config.top_k = 100;
@@ -47,6 +61,7 @@ TEST(ParseTest, UnknownWords_AreNamedWithWhatIsKnown) {
               StatusIs(absl::StatusCode::kInvalidArgument, "rows, values, attend"));
   EXPECT_THAT(ParsePrefetch("on"),
               StatusIs(absl::StatusCode::kInvalidArgument, "off, speculative, verified"));
+  EXPECT_THAT(ParseRowMap("tree"), StatusIs(absl::StatusCode::kInvalidArgument, "vector, hash"));
   EXPECT_THAT(ParseBudget("flat"), StatusIs(absl::StatusCode::kInvalidArgument, "uniform, linear"));
 }
 
@@ -65,6 +80,63 @@ TEST(ValidateTest, EachFieldOutOfBounds_IsNamed) {
   refused([](auto& c) { c.oversample = 0.5; }, "oversample=0.5");
   refused([](auto& c) { c.verified_hit_rate = NAN; }, "verified_hit_rate=nan");
   refused([](auto& c) { c.effort = -1; }, "effort=-1");
+  refused([](auto& c) { c.row_cache_bytes = 1000; }, "row_cache keeps rows");
+  refused([](auto& c) { c.row_cache_bytes = -1; }, "row_cache=-1");
+}
+
+TEST(DeviceConfigTest, ZoneInHostMemory_RefusesWhatMakesNoSense) {
+  const auto refused = [](auto change, const char* text) {
+    DeviceConfig device;
+    device.device = model::Device::kCuda;
+    device.zone_in_host = true;
+    device.bank.bytes = 1000;
+    RetrievalConfig config;
+    config.refine = *ParseRefine("hash");
+    change(device, config);
+    EXPECT_THAT(ValidateDeviceConfig(device, config),
+                StatusIs(absl::StatusCode::kInvalidArgument, text));
+  };
+  DeviceConfig device;
+  device.device = model::Device::kCuda;
+  device.zone_in_host = true;
+  RetrievalConfig ahead;
+  ahead.refine = *ParseRefine("hash");
+  CARREL_EXPECT_OK(ValidateDeviceConfig(device, ahead));
+  device.bank = {.bytes = 1000, .map = kernels::RowMap::kHash, .ahead = 2};
+  ahead.prefetch = Prefetch::kSpeculative;
+  CARREL_EXPECT_OK(ValidateDeviceConfig(device, ahead));
+  refused([](auto& d, auto&) { d.device = model::Device::kCpu; }, "needs device=cuda");
+  refused([](auto& d, auto&) { d.zone_on_device = true; }, "either");
+  refused(
+      [](auto& d, auto& c) {
+        d.zone_in_host = false;
+        c.refine.reset();
+      },
+      "need zone=host");
+  refused([](auto&, auto& c) { c.refine.reset(); }, "needs refine");
+  refused([](auto&, auto& c) { c.refine = *ParseRefine("hash:bits=96"); }, "bits=96");
+  refused(
+      [](auto&, auto& c) {
+        c.refine = *ParseRefine("hip");
+        c.prefetch = Prefetch::kSpeculative;
+      },
+      "only refine=hash");
+  refused([](auto&, auto& c) { c.prefetch = Prefetch::kVerified; }, "off or speculative");
+  refused([](auto& d, auto&) { d.bank.bytes = -1; }, "bank_bytes=-1");
+  refused([](auto& d, auto&) { d.bank.ahead = 2; }, "prefetch is off");
+  refused(
+      [](auto& d, auto& c) {
+        c.prefetch = Prefetch::kSpeculative;
+        d.bank.ahead = 9;
+      },
+      "bank_ahead=9 is outside [1, 8]");
+  refused(
+      [](auto& d, auto& c) {
+        c.prefetch = Prefetch::kSpeculative;
+        d.bank.bytes = 0;
+      },
+      "bank_bytes > 0");
+  refused([](auto& d, auto&) { d.bank = {.bytes = 0, .map = kernels::RowMap::kHash}; }, "bank_map");
 }
 
 TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
@@ -76,23 +148,74 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
   DeviceConfig device;
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, RetrievalConfig()));
   device.zone_on_device = true;
-  refused(device, RetrievalConfig(), "zone=device needs device=cuda");
-  device.device = model::Device::kCuda;
-  CARREL_EXPECT_OK(ValidateDeviceConfig(device, RetrievalConfig()));
   RetrievalConfig config;
-  config.prefetch = Prefetch::kSpeculative;
-  refused(device, config, "prefetch");
-  config = RetrievalConfig();
-  config.select = Select::kMass;
-  refused(device, config, "top-k");
-  config = RetrievalConfig();
-  config.estimate = Estimate::kOn;
-  refused(device, config, "estimates");
+  config.refine = *ParseRefine("hash");
+  refused(device, config, "zone=device needs device=cuda");
+  device.device = model::Device::kCuda;
+  CARREL_EXPECT_OK(ValidateDeviceConfig(device, config));
+  refused(device, RetrievalConfig(), "zone=device needs refine");
+  config.measure = true;
+  refused(device, config, "does not measure");
   device.new_tokens = 0;
   refused(device, RetrievalConfig(), "new_tokens=0");
   device.new_tokens = 1;
   device.gpu_memory = -1;
   refused(device, RetrievalConfig(), "gpu_memory=-1");
+  device = DeviceConfig();
+  device.device = model::Device::kCuda;
+  config = RetrievalConfig();
+  config.refine = *ParseRefine("hip");
+  refused(device, config, "needs zone=host or zone=device");
+  config.prefetch = Prefetch::kSpeculative;
+  refused(DeviceConfig(), config, "prefetch must be off");
+}
+
+TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
+  const auto refused = [](auto change, const char* text) {
+    RetrievalConfig config;
+    config.refine = *ParseRefine("exact");
+    CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
+    change(config);
+    EXPECT_THAT(ValidateRetrievalConfig(config, 8),
+                StatusIs(absl::StatusCode::kInvalidArgument, text));
+  };
+  refused([](auto& c) { c.select = Select::kMass, c.mass = 0.5; }, "top-k only");
+  refused([](auto& c) { c.estimate = Estimate::kOn; }, "estimate must be off");
+  refused([](auto& c) { c.want = Want::kRows; }, "nothing travels");
+  refused([](auto& c) { c.effort = 1; }, "effort must be 0");
+}
+
+TEST(ValidateCudaRefineTest, ParametersWithoutACudaForm_AreNamed) {
+  const auto refused = [](const char* refine, const char* text) {
+    EXPECT_THAT(ValidateCudaRefine(*ParseRefine(refine)),
+                StatusIs(absl::StatusCode::kInvalidArgument, text));
+  };
+  for (const char* served : {"exact", "hip:block_k=4,refresh=8", "infinitehip:preset=flash",
+                             "hash:bits=64", "hash:codes=stored", "channels:by=k,share=16"}) {
+    CARREL_EXPECT_OK(ValidateCudaRefine(*ParseRefine(served)));
+  }
+  refused("hip:block_q=32", "refine=hip: block_q=32 has no CUDA form");
+  refused("hip:ensemble=4", "ensemble=4");
+  refused("hip:widen=16", "widen=16");
+  refused("infinitehip:block_q=2", "refine=infinitehip: block_q=2");
+  refused("hash:bits=96", "bits=96 has no CUDA form; zone=device serves 64, 128 and 256");
+}
+
+TEST(NeedsHostRowsTest, OnTheGpu_OnlyWhatIsCalibratedByThem) {
+  DeviceConfig here, there;
+  there.device = model::Device::kCuda;
+  there.zone_on_device = true;
+  RetrievalConfig config;
+  EXPECT_FALSE(NeedsHostRows(config, here));
+  for (const char* refine : {"exact", "hip", "infinitehip", "hash"}) {
+    config.refine = *ParseRefine(refine);
+    EXPECT_TRUE(NeedsHostRows(config, here)) << refine;
+    EXPECT_FALSE(NeedsHostRows(config, there)) << refine;
+  }
+  for (const char* refine : {"hash:codes=stored", "channels"}) {
+    config.refine = *ParseRefine(refine);
+    EXPECT_TRUE(NeedsHostRows(config, there)) << refine;
+  }
 }
 
 }  // namespace

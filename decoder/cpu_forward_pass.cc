@@ -1,7 +1,9 @@
 #include <algorithm>
 
+#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/forward_pass.h"
+#include "decoder/repositioned_attention.h"
 #include "decoder/retrieval_attention.h"
 #include "decoder/sampler.h"
 
@@ -27,11 +29,13 @@ class ObservedAttention : public model::Attention {
 class CpuForwardPass final : public ForwardPass {
  public:
   CpuForwardPass(const model::Checkpoint& checkpoint, const RetrievalConfig& config,
-                 std::unique_ptr<RetrievalAttention> attention, ThreadPool* pool,
+                 std::unique_ptr<SequenceAttention> attention, ThreadPool* pool,
                  const Observer* observer)
       : config_(checkpoint.config),
         prefetch_(config.prefetch),
-        backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool)),
+        backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool,
+                                       config.rope == Rope::kTrained ? model::RopeStage::kApplied
+                                                                     : model::RopeStage::kLeftOut)),
         transformer_(backend_.get()),
         attention_(std::move(attention)),
         observer_(*observer) {}
@@ -81,7 +85,7 @@ class CpuForwardPass final : public ForwardPass {
   const Prefetch prefetch_;
   const std::unique_ptr<model::Backend> backend_;
   model::Transformer transformer_;
-  const std::unique_ptr<RetrievalAttention> attention_;
+  const std::unique_ptr<SequenceAttention> attention_;
   const Observer& observer_;
   int64_t n_ = 0;  // tokens of the last Run
   std::vector<float> hidden_, approximate_q_, logits_;
@@ -93,9 +97,16 @@ absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
     StoreClient* client, ThreadPool* pool, const Observer* observer,
     std::shared_ptr<const HostRows> host_rows) {
-  ASSIGN_OR_RETURN(std::unique_ptr<RetrievalAttention> attention,
-                   RetrievalAttention::Create(config, checkpoint.config.shape, opened, client, pool,
-                                              std::move(host_rows)));
+  std::unique_ptr<SequenceAttention> attention;
+  if (config.rope == Rope::kInfiniteHip) {
+    ASSIGN_OR_RETURN(attention,
+                     RepositionedAttention::Create(config, checkpoint.config,
+                                                   {opened.zone_begin(), opened.zone_end()},
+                                                   std::move(host_rows), pool));
+  } else {
+    ASSIGN_OR_RETURN(attention, RetrievalAttention::Create(config, checkpoint.config.shape, opened,
+                                                           client, pool, std::move(host_rows)));
+  }
   return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention), pool, observer);
 }
 

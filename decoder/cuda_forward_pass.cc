@@ -13,10 +13,13 @@
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "decoder/bank_plan.h"
 #include "decoder/context_rows.h"
+#include "decoder/cuda_host_zone.h"
 #include "decoder/cuda_window.h"
 #include "decoder/cuda_zone.h"
 #include "decoder/forward_pass.h"
+#include "decoder/refine/host_rows.h"
 #include "decoder/zone.h"
 #include "kernels/argmax/argmax_cuda.h"
 #include "kernels/merge_states/merge_states_cuda.h"
@@ -48,7 +51,8 @@ struct Shape {
         block(std::min(kBlockTokens, device.new_tokens)),
         width(int64_t{heads.q_heads} * heads.head_dim),
         zone_here(device.zone_on_device && zone.rows() > 0),
-        zone_at_store(!device.zone_on_device && zone.rows() > 0) {}
+        zone_in_host(device.zone_in_host && zone.rows() > 0),
+        zone_at_store(!device.zone_on_device && !device.zone_in_host && zone.rows() > 0) {}
 
   const AttentionShape heads;
   const RowRange zone;
@@ -57,19 +61,21 @@ struct Shape {
   const int64_t capacity;      // of the window
   const int64_t block;         // tokens at once
   const int64_t width;         // elements of all q heads of a token
-  const bool zone_here, zone_at_store;
+  const bool zone_here, zone_in_host, zone_at_store;
 };
 
 class CudaForwardPass final : public ForwardPass {
  public:
   CudaForwardPass(const model::ModelConfig& config, const RetrievalConfig& retrieval,
                   const DeviceConfig& device, const v1::OpenReply& opened, StoreClient* client,
-                  ThreadPool* pool)
+                  ThreadPool* pool, std::shared_ptr<const HostRows> host_rows)
       : config_(config),
         retrieval_(retrieval),
+        bank_(device.bank),
         shape_(config, device, opened),
         scale_(1.0f / std::sqrt(static_cast<float>(config.shape.head_dim))),
         client_(client),
+        host_rows_(std::move(host_rows)),
         statistics_(config.shape.layers),
         zone_(retrieval, config.shape, opened, client, pool, &statistics_) {}
 
@@ -80,7 +86,11 @@ class CudaForwardPass final : public ForwardPass {
   absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override;
   absl::Status Logits(int64_t count, float* logits) override;
   absl::StatusOr<TokenId> Greedy() override;
-  void set_reading_prompt(bool reading) override { zone_.set_reading_prompt(reading); }
+  void set_reading_prompt(bool reading) override {
+    zone_.set_reading_prompt(reading);
+    reading_prompt_ = reading;
+    generated_ = 0;
+  }
   void StartSequence() override {
     zone_.Cancel();
     new_rows_ = 0;
@@ -93,16 +103,23 @@ class CudaForwardPass final : public ForwardPass {
     return shape_.zone_at_store && retrieval_.prefetch != Prefetch::kOff &&
            layer.next().value() < layers();
   }
+  int64_t zone_phases() const {
+    return shape_.zone_in_host ? pinned_zone_.phases() : device_zone_.phases();
+  }
   int64_t OwnBytes() const;
   absl::Status Allocate();
-  absl::Status LoadContextRows(const v1::OpenReply& opened);
+  absl::Status LoadContextRows(const v1::OpenReply& opened, ThreadPool* pool);
   absl::Status CaptureToken();
+  // A token as one graph.
+  absl::Status WholeToken(int64_t phase);
 
   // The parts of a block's way. Each enqueues only.
   absl::Status Begin(int64_t n);
   absl::Status Project(Layer layer, int64_t n);
   absl::Status AttendWindow(Layer layer, int64_t n);
-  absl::Status AttendZone(Layer layer, int64_t n);
+  absl::Status AttendZone(Layer layer, int64_t n, int64_t phase);
+  // What this layer's hidden state says of the next layer's rows.
+  absl::Status FetchAhead(Layer next, const model::CudaPlacement& placement);
   absl::Status FinishLayer(Layer layer, int64_t n);
   absl::Status End(int64_t n);
 
@@ -112,9 +129,11 @@ class CudaForwardPass final : public ForwardPass {
 
   const model::ModelConfig& config_;
   const RetrievalConfig retrieval_;
+  const BankConfig bank_;
   const Shape shape_;
   const float scale_;
   StoreClient* const client_;
+  const std::shared_ptr<const HostRows> host_rows_;
   std::vector<LayerStatistics> statistics_;
   Zone zone_;  // at the store
   Partial partial_;
@@ -123,6 +142,8 @@ class CudaForwardPass final : public ForwardPass {
   std::unique_ptr<CudaBackend> backend_;
   CudaWindow window_;
   CudaZone device_zone_;
+  BankPlan bank_plan_;  // of pinned_zone_
+  CudaHostZone pinned_zone_;
   int64_t splits_ = 0;
   DeviceBuffer<int32_t> step_;
   DeviceBuffer<float> hidden_, q_exact_, window_out_, lse_, zone_out_, zone_lse_, logits_;
@@ -133,10 +154,14 @@ class CudaForwardPass final : public ForwardPass {
   PinnedBuffer<float> host_q_, host_approximate_q_, host_zone_, host_lse_, host_logits_;
   cuda::Event queries_here_;
   std::vector<Graph> project_, attend_;  // [layers]
-  Graph end_, token_;
+  Graph end_;
+  std::vector<Graph> token_;  // [phases of the zone]
+  int64_t zone_bytes_ = 0;    // of it
 
   int64_t new_rows_ = 0;  // prompted and generated so far
-  int64_t n_ = 0;         // tokens of the last Run
+  bool reading_prompt_ = false;
+  int64_t generated_ = 0;  // since the prompt
+  int64_t n_ = 0;          // tokens of the last Run
 };
 
 int64_t CudaForwardPass::OwnBytes() const {
@@ -148,7 +173,7 @@ int64_t CudaForwardPass::OwnBytes() const {
          3 * w * 2 +
          static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
              shape_.heads.kv_heads, shape_.heads.group(), shape_.heads.head_dim, splits)) +
-         (shape_.zone_here ? CudaZone::Bytes(shape_.heads, shape_.zone.rows()) : 0);
+         zone_bytes_;
 }
 
 absl::Status CudaForwardPass::Allocate() {
@@ -200,17 +225,28 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
         "device cuda: decoding needs head_dim 64 or 128 and at most ", kernels::kMaxDecodeGroup,
         " q heads per KV head; the model has head_dim=", heads.head_dim, " and ", heads.group()));
   }
+  if (shape_.zone_in_host) {
+    ASSIGN_OR_RETURN(bank_plan_, PlanBanks(retrieval_, bank_, heads, shape_.zone.rows()));
+    ASSIGN_OR_RETURN(zone_bytes_, CudaHostZone::Bytes(bank_plan_, bank_, *retrieval_.refine, heads,
+                                                      shape_.zone, host_rows_.get()));
+  }
+  if (shape_.zone_here) {
+    ASSIGN_OR_RETURN(zone_bytes_,
+                     CudaZone::Bytes(retrieval_, heads, shape_.zone, host_rows_.get()));
+  }
   RETURN_IF_ERROR(model::CheckGpuMemory(CudaBackend::Bytes(config_, shape_.block) + OwnBytes(),
                                         device.gpu_memory));
   ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool));
   RETURN_IF_ERROR(Allocate());
   if (client_ != nullptr) {
-    RETURN_IF_ERROR(Annotate(LoadContextRows(opened), "reading rows of the context"));
+    RETURN_IF_ERROR(Annotate(LoadContextRows(opened, pool), "reading rows of the context"));
   }
-  return CaptureToken();
+  RETURN_IF_ERROR(CaptureToken());
+  // The token that was run to capture it counts for nothing.
+  return shape_.zone_in_host ? pinned_zone_.Reset(backend_->stream()) : absl::OkStatus();
 }
 
-absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened) {
+absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened, ThreadPool* pool) {
   const int64_t max_fetch_rows = opened.limits().max_fetch_rows();
   const RowRange ranges[] = {{0, shape_.zone.begin}, {shape_.zone.end, opened.tokens()}};
   RETURN_IF_ERROR(
@@ -219,10 +255,27 @@ absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened) {
             block.first < shape_.zone.begin ? block.first : block.first - shape_.zone.rows();
         return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
       }));
+  if (shape_.zone_in_host) {
+    ASSIGN_OR_RETURN(
+        pinned_zone_,
+        CudaHostZone::Create(bank_plan_, bank_, *retrieval_.refine, shape_.heads, shape_.zone,
+                             max_fetch_rows, client_, host_rows_.get(), pool, backend_->stream()));
+  }
   if (!shape_.zone_here) return absl::OkStatus();
-  ASSIGN_OR_RETURN(device_zone_, CudaZone::Create(retrieval_, shape_.heads, shape_.zone,
-                                                  max_fetch_rows, client_, backend_->stream()));
+  ASSIGN_OR_RETURN(device_zone_,
+                   CudaZone::Create(retrieval_, shape_.heads, shape_.zone, max_fetch_rows, client_,
+                                    host_rows_.get(), pool, backend_->stream()));
   return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::WholeToken(int64_t phase) {
+  RETURN_IF_ERROR(Begin(1));
+  for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
+    RETURN_IF_ERROR(Project(layer, 1));
+    RETURN_IF_ERROR(AttendWindow(layer, 1));
+    RETURN_IF_ERROR(AttendZone(layer, 1, phase));
+  }
+  return End(1);
 }
 
 // Runs a token that nobody asked for, so that every kernel is loaded, and captures its parts.
@@ -230,19 +283,14 @@ absl::Status CudaForwardPass::CaptureToken() {
   host_step_.data()[kStep] = 0;
   host_step_.data()[kWindowRows] = static_cast<int32_t>(shape_.context_rows + 1);
   host_step_.data()[kFirstId] = 0;
-  const auto whole_token = [&]() -> absl::Status {
-    RETURN_IF_ERROR(Begin(1));
-    for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
-      RETURN_IF_ERROR(Project(layer, 1));
-      RETURN_IF_ERROR(AttendWindow(layer, 1));
-      RETURN_IF_ERROR(AttendZone(layer, 1));
-    }
-    return End(1);
-  };
-  RETURN_IF_ERROR(whole_token());
+  RETURN_IF_ERROR(WholeToken(0));
   RETURN_IF_ERROR(backend_->stream().Synchronize());
   if (!shape_.zone_at_store) {
-    ASSIGN_OR_RETURN(token_, Graph::Capture(backend_->stream(), whole_token));
+    for (int64_t phase = 0; phase < zone_phases(); ++phase) {
+      ASSIGN_OR_RETURN(Graph token,
+                       Graph::Capture(backend_->stream(), [&] { return WholeToken(phase); }));
+      token_.push_back(std::move(token));
+    }
     return absl::OkStatus();
   }
   for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
@@ -283,6 +331,8 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n) {
   placement.kv_stride = shape_.capacity * shape_.heads.head_dim;
   RETURN_IF_ERROR(
       backend_->ProjectQkv(layer, hidden_.data(), n, placement, q_.data(), q_exact_.data()));
+  if (shape_.zone_in_host && n == 1 && layer.next().value() < layers())
+    RETURN_IF_ERROR(FetchAhead(layer.next(), placement));
   if (!shape_.zone_at_store) return absl::OkStatus();
   RETURN_IF_ERROR(CopyFloats(host_q_.data(), q_exact_.data(), n * shape_.width));
   if (!prefetches(layer)) return absl::OkStatus();
@@ -291,6 +341,13 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n) {
   RETURN_IF_ERROR(backend_->ProjectQuery(layer.next(), hidden_.data(), n, placement,
                                          approximate_q_.data(), q_exact_.data()));
   return CopyFloats(host_approximate_q_.data(), q_exact_.data(), n * shape_.width);
+}
+
+absl::Status CudaForwardPass::FetchAhead(Layer next, const model::CudaPlacement& placement) {
+  if (!pinned_zone_.fetches_ahead(next)) return absl::OkStatus();
+  RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), 1, placement,
+                                         pinned_zone_.approximate_q(next), nullptr));
+  return pinned_zone_.FetchAhead(next, backend_->stream());
 }
 
 absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
@@ -332,12 +389,17 @@ absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
   return CopyFloats(host_lse_.data(), lse_.data(), n * heads.q_heads);
 }
 
-absl::Status CudaForwardPass::AttendZone(Layer layer, int64_t n) {
-  if (!shape_.zone_here) return absl::OkStatus();
+absl::Status CudaForwardPass::AttendZone(Layer layer, int64_t n, int64_t phase) {
+  if (!shape_.zone_here && !shape_.zone_in_host) return absl::OkStatus();
+  const bool after_fetch = shape_.zone_in_host && n == 1 && pinned_zone_.fetches_ahead(layer);
   for (int64_t i = 0; i < n; ++i) {
-    RETURN_IF_ERROR(device_zone_.Attend(
-        layer, q_.data() + i * shape_.width, zone_out_.data() + i * shape_.width,
-        zone_lse_.data() + i * shape_.heads.q_heads, backend_->stream()));
+    const uint16_t* q = q_.data() + i * shape_.width;
+    float* out = zone_out_.data() + i * shape_.width;
+    float* lse = zone_lse_.data() + i * shape_.heads.q_heads;
+    RETURN_IF_ERROR(
+        shape_.zone_in_host
+            ? pinned_zone_.Attend(layer, q, phase, after_fetch, out, lse, backend_->stream())
+            : device_zone_.Attend(layer, q, phase, out, lse, backend_->stream()));
   }
   return absl::OkStatus();
 }
@@ -366,6 +428,7 @@ absl::Status CudaForwardPass::End(int64_t n) {
       backend_->Logits(hidden_.data() + (n - 1) * config_.hidden_size, 1, logits_.data()));
   RETURN_IF_CUDA_ERROR(kernels::ArgmaxCuda(logits_.data(), 1, config_.vocab_size, best_.data(),
                                            backend_->stream().get()));
+  if (shape_.zone_in_host) RETURN_IF_ERROR(pinned_zone_.CopyCounters(backend_->stream()));
   RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), best_.data(), sizeof(int32_t),
                                        cudaMemcpyDeviceToHost, backend_->stream().get()));
   return absl::OkStatus();
@@ -409,7 +472,10 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
   std::copy(tokens.begin(), tokens.end(), host_step_.data() + kFirstId);
   n_ = n;
   if (n == 1 && !shape_.zone_at_store) {
-    RETURN_IF_ERROR(token_.Launch(stream));
+    const int64_t step = reading_prompt_ ? kPromptStep : generated_;
+    const int64_t phase =
+        shape_.zone_in_host ? pinned_zone_.PhaseOf(step) : device_zone_.PhaseOf(step);
+    RETURN_IF_ERROR(token_[static_cast<size_t>(phase)].Launch(stream));
   } else {
     if (n > 1) RETURN_IF_ERROR(Begin(n));
     for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
@@ -419,17 +485,20 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
       if (shape_.zone_at_store) {
         RETURN_IF_ERROR(AskStore(layer, n));
       } else {
-        RETURN_IF_ERROR(AttendZone(layer, n));
+        RETURN_IF_ERROR(AttendZone(layer, n, 0));
       }
     }
     RETURN_IF_ERROR(n == 1 ? end_.Launch(stream) : End(n));
   }
-  for (int32_t layer = 0; shape_.zone_here && layer < layers(); ++layer) {
-    statistics_[layer].tokens += n;
-    statistics_[layer].rows_attended +=
-        n * shape_.heads.kv_heads * device_zone_.attended(Layer(layer));
+  for (Layer layer(0); !shape_.zone_at_store && layer.value() < layers(); layer = layer.next()) {
+    const int64_t attended = shape_.zone_here      ? device_zone_.attended(layer)
+                             : shape_.zone_in_host ? pinned_zone_.attended(layer)
+                                                   : 0;
+    statistics_[layer.value()].tokens += n;
+    statistics_[layer.value()].rows_attended += n * shape_.heads.kv_heads * attended;
   }
   new_rows_ += n;
+  if (!reading_prompt_) generated_ += n;
   return absl::OkStatus();
 }
 
@@ -455,6 +524,7 @@ absl::StatusOr<TokenId> CudaForwardPass::Greedy() {
 Statistics CudaForwardPass::statistics() const {
   Statistics statistics;
   statistics.layers = statistics_;
+  if (shape_.zone_in_host) pinned_zone_.AddTo(statistics.layers);
   if (client_ != nullptr) {
     statistics.bytes_sent = client_->bytes_sent();
     statistics.bytes_received = client_->bytes_received();
@@ -469,9 +539,10 @@ Statistics CudaForwardPass::statistics() const {
 
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const DeviceConfig& device,
-    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool) {
-  auto pass =
-      std::make_unique<CudaForwardPass>(checkpoint.config, config, device, opened, client, pool);
+    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
+    std::shared_ptr<const HostRows> host_rows) {
+  auto pass = std::make_unique<CudaForwardPass>(checkpoint.config, config, device, opened, client,
+                                                pool, std::move(host_rows));
   RETURN_IF_ERROR(pass->Prepare(checkpoint, device, opened, pool));
   return pass;
 }

@@ -1,11 +1,14 @@
 #include "decoder/decoder.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/refine/host_rows.h"
+#include "decoder/row_cache.h"
+#include "model/fingerprint.h"
 
 namespace carrel::decoder {
 namespace {
@@ -40,16 +43,24 @@ Decoder::~Decoder() = default;
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& checkpoint,
                                                        std::unique_ptr<StoreClient> client,
                                                        const std::string& context,
-                                                       const RetrievalConfig& config,
+                                                       const RetrievalConfig& given,
                                                        ThreadPool* pool, const DeviceConfig& device,
                                                        std::shared_ptr<const HostRows> host_rows) {
+  RetrievalConfig config = given;
   RETURN_IF_ERROR(ValidateRetrievalConfig(config, checkpoint.config.shape.layers));
   RETURN_IF_ERROR(ValidateDeviceConfig(device, config));
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->client_ = std::move(client);
+  if (config.rope == Rope::kInfiniteHip || config.beyond_trained) {
+    decoder->max_tokens_ = std::numeric_limits<int64_t>::max();
+  }
   v1::Open open;
   open.set_context(context);
-  for (const auto& [name, value] : checkpoint.fingerprint) {
+  std::vector<std::pair<std::string, std::string>> fingerprint = checkpoint.fingerprint;
+  if (config.rope == Rope::kInfiniteHip) {
+    model::SetKeyPosition(model::kKeyPositionNone, fingerprint);
+  }
+  for (const auto& [name, value] : fingerprint) {
     v1::Fingerprint::Field& field = *open.mutable_fingerprint()->add_fields();
     field.set_name(name);
     field.set_value(value);
@@ -64,22 +75,36 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                                                    opened.tokens(), " tokens of context \"",
                                                    context, "\"; use \"all\" for every row"));
   }
-  if (config.refine.has_value() != (host_rows != nullptr))
-    return absl::InvalidArgumentError("refine and the rows of this host go together");
+  if (NeedsHostRows(config, device) && host_rows == nullptr)
+    return absl::InvalidArgumentError("refine needs the rows in this host's memory");
+  if (host_rows != nullptr && !NeedsHostRows(config, device) && !device.zone_in_host)
+    return absl::InvalidArgumentError("rows of this host are given and nothing reads them");
   if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
     return absl::FailedPreconditionError(
         absl::StrCat("context \"", context, "\": ", host_rows->tokens(),
                      " rows are mapped here, the store opened ", opened.tokens()));
   }
+  if (config.budget == Budget::kMeasured) {
+    if (opened.layer_entropy_nats_size() != checkpoint.config.shape.layers) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "budget=measured: context \"", context,
+          "\" has no statistics of its attention (carrel prefill --sampled-queries makes them)"));
+    }
+    config.layer_entropy_nats.assign(opened.layer_entropy_nats().begin(),
+                                     opened.layer_entropy_nats().end());
+  }
   const std::vector<int64_t> budgets =
       LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
   if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end());
-      largest > opened.limits().max_top_k() && host_rows == nullptr) {
+      largest > opened.limits().max_top_k() && !config.refine.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest,
                      " rows exceeds the store's max_top_k=", opened.limits().max_top_k(),
                      "; use \"all\" for every row"));
   }
+  RETURN_IF_ERROR(RowCache::Slots(config, checkpoint.config.shape, budgets,
+                                  opened.zone_end() - opened.zone_begin())
+                      .status());
   decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, budgets, opened);
   RETURN_IF_ERROR(decoder->MakePass(config, opened, pool, std::move(host_rows)));
   return decoder;
@@ -99,8 +124,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Che
 absl::Status Decoder::MakePass(const RetrievalConfig& config, const v1::OpenReply& opened,
                                ThreadPool* pool, std::shared_ptr<const HostRows> host_rows) {
   if (device_.device == model::Device::kCuda) {
-    ASSIGN_OR_RETURN(
-        pass_, MakeCudaForwardPass(checkpoint_, config, device_, opened, client_.get(), pool));
+    ASSIGN_OR_RETURN(pass_, MakeCudaForwardPass(checkpoint_, config, device_, opened, client_.get(),
+                                                pool, std::move(host_rows)));
   } else {
     ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, config, opened, client_.get(), pool,
                                                &observer_, std::move(host_rows)));
@@ -132,10 +157,11 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
         absl::StrCat("max_tokens=", options.max_tokens, " is negative"));
   RETURN_IF_ERROR(model::ValidateTokenIds(prompt, config));
   const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
-  if (context_tokens_ + prompt_tokens > config.max_position_embeddings) {
+  if (context_tokens_ + prompt_tokens > max_tokens_) {
     return absl::InvalidArgumentError(absl::StrCat(
         "context of ", context_tokens_, " and prompt of ", prompt_tokens,
-        " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings));
+        " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings,
+        "; rope=infinitehip goes beyond it, on a context whose keys are stored before RoPE"));
   }
 
   pass_->StartSequence();
@@ -169,7 +195,7 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
     if (static_cast<int64_t>(result.ids.size()) == options.max_tokens) break;
     const Position position =
         context_tokens_ + prompt_tokens + static_cast<int64_t>(result.ids.size()) - 1;
-    if (position >= config.max_position_embeddings) {
+    if (position >= max_tokens_) {
       result.stop = StopReason::kContextLength;
       break;
     }

@@ -46,8 +46,9 @@ struct GenerateResult {
 
 class Decoder {
  public:
-  // Opens the context on a connected client and fetches sink and local rows. config.refine needs
-  // host_rows: of this context, in this host's memory.
+  // Opens the context on a connected client and fetches sink and local rows. host_rows: of
+  // this context, in this host's memory, where NeedsHostRows. device.zone_in_host copies them if
+  // they are given, and otherwise fetches the zone from the store. Else null.
   static absl::StatusOr<std::unique_ptr<Decoder>> Open(
       const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
       const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
@@ -71,7 +72,9 @@ class Decoder {
 
  private:
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
-      : checkpoint_(checkpoint), device_(device) {}
+      : checkpoint_(checkpoint),
+        device_(device),
+        max_tokens_(checkpoint.config.max_position_embeddings) {}
   absl::Status MakePass(const RetrievalConfig& config, const v1::OpenReply& opened,
                         ThreadPool* pool, std::shared_ptr<const HostRows> host_rows);
   absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options,
@@ -80,6 +83,7 @@ class Decoder {
   const model::Checkpoint& checkpoint_;
   const DeviceConfig device_;
   int64_t context_tokens_ = 0;
+  int64_t max_tokens_;                   // of context, prompt and answer together
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone
   Observer observer_;

@@ -45,15 +45,17 @@ class ForwardPass {
 using Observer = std::function<void(const model::AttentionInput&, const float* attended)>;
 
 // The client is open and `opened` its reply; sink and local rows are fetched before this returns.
-// host_rows: what config.refine needs, otherwise null.
+// host_rows: where NeedsHostRows, otherwise null.
 // Without a context: a null client and an empty reply. *observer outlives the pass and may change.
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
     StoreClient* client, ThreadPool* pool, const Observer* observer,
     std::shared_ptr<const HostRows> host_rows);
 
+// host_rows: what device.zone_in_host copies, or null; not kept.
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
     const model::Checkpoint& checkpoint, const RetrievalConfig& config, const DeviceConfig& device,
-    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool);
+    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
+    std::shared_ptr<const HostRows> host_rows);
 
 }  // namespace carrel::decoder

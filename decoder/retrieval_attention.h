@@ -12,17 +12,17 @@
 #include "common/thread_pool.h"
 #include "decoder/config.h"
 #include "decoder/partial.h"
+#include "decoder/sequence_attention.h"
 #include "decoder/statistics.h"
 #include "decoder/store_client.h"
 #include "decoder/window.h"
-#include "model/transformer.h"
 
 namespace carrel::decoder {
 
 class HostRows;
 class ZoneAttention;
 
-class RetrievalAttention : public model::Attention {
+class RetrievalAttention final : public SequenceAttention {
  public:
   // host_rows: of config.refine, which needs them; otherwise null.
   // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a
@@ -32,16 +32,12 @@ class RetrievalAttention : public model::Attention {
       StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows = nullptr);
   ~RetrievalAttention() override;
 
-  // Asks for the rows of `layer` ahead of time, with approximate queries [n, q_heads, head_dim].
-  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n);
+  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
 
-  void set_reading_prompt(bool reading);
-  // Forgets everything since the context: the next token continues the document again. Statistics
-  // stay.
-  void StartSequence();
-
-  Statistics statistics() const;
+  void set_reading_prompt(bool reading) override;
+  void StartSequence() override;
+  Statistics statistics() const override;
 
  private:
   RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool);

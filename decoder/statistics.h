@@ -17,6 +17,18 @@ struct Mean {
   double value() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
 };
 
+// Rows held near: a GPU's bank of a zone in host memory, or the row cache of a zone at the store.
+// Counts over tokens and KV heads.
+struct BankStatistics {
+  int64_t slots = 0;       // per KV head; 0: rows are read where they lie
+  int64_t wanted = 0;      // rows that tokens attended to, or that the store selected
+  int64_t hits = 0;        // of them, in the bank already
+  int64_t ahead = 0;       // rows asked for ahead, with approximate queries
+  int64_t ahead_hits = 0;  // of them, in the bank already
+  int64_t expected = 0;    // rows attended by tokens whose rows were asked for ahead
+  int64_t foreseen = 0;    // of them, asked for ahead
+};
+
 struct LayerStatistics {
   int64_t tokens = 0;         // that passed the layer
   int64_t top_k = 0;          // rows per KV head; -1: all; 0: as range or mass select
@@ -31,8 +43,9 @@ struct LayerStatistics {
   double exposed_wait_us = 0;  // time that the layer stood still for the store
   int64_t bytes_received = 0;  // of replies, measurements excluded
   int64_t bytes_read = 0;      // of a zone in this host's memory: to choose rows, and the rows
-  Mean cosine;                 // of approximate and true query, the least over q heads
-  Mean hit_rate;               // measure: share of the true top_k among what was asked ahead
+  BankStatistics bank;
+  Mean cosine;         // of approximate and true query, the least over q heads
+  Mean hit_rate;       // measure: share of the true top_k among what was asked ahead
   Mean mass;           // measure: share of the zone's softmax that the attended zone rows carry
   Mean attended_mass;  // measure: share of the whole softmax (zone and window) that all attended
                        // rows carry

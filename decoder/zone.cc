@@ -57,10 +57,17 @@ Zone::Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1:
       client_(client),
       pool_(pool),
       statistics_(statistics),
+      row_cache_(shape, CacheSlots()),
       pending_(shape.layers),
       thresholds_(shape.layers) {
   for (int32_t layer = 0; layer < shape.layers; ++layer)
     (*statistics_)[layer].top_k = budgets_[layer];
+}
+
+std::vector<int64_t> Zone::CacheSlots() const {
+  const auto slots = RowCache::Slots(config_, shape_, budgets_, zone_.rows());
+  CARREL_CHECK(slots.ok());  // Decoder::Open asked
+  return *slots;
 }
 
 bool Zone::calibrating(Layer layer) const {
@@ -108,6 +115,7 @@ absl::Status Zone::Prefetch(Layer layer, const float* approximate_q, int64_t n) 
   query.set_speculative(true);
   query.set_estimate(false);
   query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
+  if (config_.want == Want::kRows) row_cache_.Declare(layer, query);
   ASSIGN_OR_RETURN(pending.speculative, client_->Send(std::move(query)));
   pending.approximate_q.assign(approximate_q, approximate_q + n * shape_.q_heads * shape_.head_dim);
   return absl::OkStatus();
@@ -162,6 +170,7 @@ absl::Status Zone::StartTopK(Layer layer, const float* q, int64_t n, Pending& pe
   }
   v1::Query query = MakeQuery(layer, q, n);
   if (pending.accepted) query.set_among_candidates_of(*pending.speculative);
+  if (config_.want == Want::kRows) row_cache_.Declare(layer, query);
   ASSIGN_OR_RETURN(pending.query, client_->Send(std::move(query)));
   return absl::OkStatus();
 }
@@ -237,11 +246,12 @@ absl::Status Zone::FinishCandidates(Layer layer, const float* q, int64_t n, Pend
   ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, Receive(id, &statistics));
   Candidates candidates(shape_, zone_, n);
   for (v1::SessionReply& part : parts)
-    RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true));
+    RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true, &row_cache_, layer));
   RETURN_IF_ERROR(candidates.CheckComplete());
   const int64_t budget = budgets_[layer.value()];
   statistics.rows_attended +=
       candidates.Attend(q, budget == kAsSelected ? INT64_MAX : budget, scale_, pool_, partial);
+  if (row_cache_.keeps(layer)) candidates.KeepIn(row_cache_, layer, statistics.bank);
   if (pending.accepted) {
     pending.candidates.emplace(std::move(candidates));
   } else if (pending.speculative.has_value() && (config_.measure || calibrating(layer))) {

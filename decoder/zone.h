@@ -21,6 +21,7 @@
 #include "decoder/candidates.h"
 #include "decoder/config.h"
 #include "decoder/partial.h"
+#include "decoder/row_cache.h"
 #include "decoder/row_stream.h"
 #include "decoder/statistics.h"
 #include "decoder/store_client.h"
@@ -69,6 +70,8 @@ class Zone final : public ZoneAttention {
 
   bool calibrating(Layer layer) const;
   v1::Query MakeQuery(Layer layer, const float* q, int64_t n) const;
+  // The slots that RowCache::Slots gave when the config was checked.
+  std::vector<int64_t> CacheSlots() const;
   absl::Status StartTopK(Layer layer, const float* q, int64_t n, Pending& pending);
   std::vector<double> Cosines(const float* a, const float* b, int64_t n) const;
 
@@ -102,6 +105,7 @@ class Zone final : public ZoneAttention {
   StoreClient* const client_;
   ThreadPool* const pool_;
   std::vector<LayerStatistics>* const statistics_;
+  RowCache row_cache_;
   std::vector<Pending> pending_;       // [layers]
   std::vector<Threshold> thresholds_;  // [layers]
   bool reading_prompt_ = false;

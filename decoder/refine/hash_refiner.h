@@ -4,7 +4,8 @@
 //         are attended without a second look.
 // Source: HATA (docs/methods.md, D): section 3, score and sum over the group. Differs: the keys'
 //         mean is taken off before the sign, which no order of scores notices and which centres the
-//         bits; W is random rotations of head_dim directions each, or, with stored codes, the
+//         bits; W is random rotations of head_dim directions each, in
+//         bf16, or, with stored codes, the
 //         decoder of the context's code index (kvstore/index/code.h: staged codes, the query's sign
 //         against each direction), where HATA descends a gradient. New keys are dense in the window
 //         and need no code.

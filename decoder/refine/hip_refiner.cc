@@ -5,15 +5,10 @@
 #include <map>
 
 #include "decoder/refine/key_scores.h"
+#include "kernels/chunk_prune/chunk_prune.h"
 
 namespace carrel::decoder {
 namespace {
-
-// Blocks [begin, end).
-struct Branch {
-  int64_t begin = 0, end = 0;
-  int64_t size() const { return end - begin; }
-};
 
 struct Vote {
   int64_t votes = 0;
@@ -68,17 +63,17 @@ class HipRefiner final : public Refiner {
   }
 
  private:
-  // The block that stands for a branch.
-  int64_t Representative(const RefineRequest& request, const Branch& branch, int64_t member,
+  // The block that stands for a branch of blocks.
+  int64_t Representative(const RefineRequest& request, RowRange branch, int64_t member,
                          int64_t round, int64_t number) const {
     const int64_t middle = (branch.begin + branch.end) / 2;
-    if (member == 0 || branch.size() == 1) return middle;
+    if (member == 0 || branch.rows() == 1) return middle;
     const auto head = static_cast<uint64_t>(request.layer.value()) * shape_.kv_heads +
                       static_cast<uint64_t>(request.head.value());
     const double away =
         config_.jitter * Draw(config_.seed, head, static_cast<uint64_t>(member),
                               static_cast<uint64_t>(round), static_cast<uint64_t>(number));
-    const int64_t moved = middle + std::llround(away * static_cast<double>(branch.size()) / 2);
+    const int64_t moved = middle + std::llround(away * static_cast<double>(branch.rows()) / 2);
     return std::clamp(moved, branch.begin, branch.end - 1);
   }
 
@@ -89,52 +84,36 @@ class HipRefiner final : public Refiner {
 
   void Descend(const RefineRequest& request, int64_t wanted, int64_t member,
                std::map<int64_t, Vote>& votes, Selection& selection) const {
-    const int64_t chunks = std::min(wanted, blocks_);
-    std::vector<Branch> kept, branches;
-    for (int64_t i = 0; i < chunks; ++i) {
-      kept.push_back({i * blocks_ / chunks, (i + 1) * blocks_ / chunks});
-    }
-    std::vector<float> scores(kept.size(), 0.0f);
-    for (int64_t round = 0; std::any_of(kept.begin(), kept.end(),
-                                        [](const Branch& branch) { return branch.size() > 1; });
-         ++round) {
-      branches.clear();
-      for (const Branch& branch : kept) {
-        const int64_t middle = (branch.begin + branch.end) / 2;
-        if (branch.size() > 1) branches.push_back({branch.begin, middle});
-        branches.push_back({branch.size() > 1 ? middle : branch.begin, branch.end});
-      }
-      Score(request, branches, member, round, scores, selection);
-      kept.clear();
-      std::vector<float> best;
-      for (const int64_t i : BestIndices(scores, wanted)) {
-        kept.push_back(branches[static_cast<size_t>(i)]);
-        best.push_back(scores[static_cast<size_t>(i)]);
-      }
-      scores = std::move(best);
-    }
-    for (size_t i = 0; i < kept.size(); ++i) {
-      Vote& vote = votes[kept[i].begin];
-      vote.score = vote.votes == 0 ? scores[i] : std::max(vote.score, scores[i]);
+    const auto choose = [&](RowRange branch, int64_t round, int64_t number) {
+      return Representative(request, branch, member, round, number);
+    };
+    const auto score = [&](absl::Span<const kernels::ChunkProbe> blocks,
+                           std::vector<float>& scores) {
+      ScoreBlocks(request, blocks, scores, selection);
+    };
+    for (const kernels::ScoredBlock& found : kernels::HalveChunks(blocks_, wanted, choose, score)) {
+      Vote& vote = votes[found.block];
+      vote.score = vote.votes == 0 ? found.score : std::max(vote.score, found.score);
       ++vote.votes;
     }
   }
 
-  void Score(const RefineRequest& request, const std::vector<Branch>& branches, int64_t member,
-             int64_t round, std::vector<float>& scores, Selection& selection) const {
-    std::vector<Position> keys;
+  // A block scores as the best of its keys.
+  void ScoreBlocks(const RefineRequest& request, absl::Span<const kernels::ChunkProbe> blocks,
+                   std::vector<float>& scores, Selection& selection) const {
+    std::vector<kernels::ChunkProbe> keys;
     std::vector<size_t> ends;
-    for (size_t i = 0; i < branches.size(); ++i) {
-      const RowRange rows =
-          RowsOf(Representative(request, branches[i], member, round, static_cast<int64_t>(i)));
-      for (Position row = rows.begin; row < rows.end; ++row) keys.push_back(row);
+    for (const kernels::ChunkProbe& block : blocks) {
+      const RowRange rows = RowsOf(block.row);
+      for (Position row = rows.begin; row < rows.end; ++row) {
+        keys.push_back({row, block.chunks_back, block.right});
+      }
       ends.push_back(keys.size());
     }
     std::vector<float> of_keys;
-    MaxScores(request, rows_.At(request.layer, request.head), shape_.head_dim, keys, of_keys,
-              selection);
-    scores.resize(branches.size());
-    for (size_t i = 0; i < branches.size(); ++i) {
+    ScoreProbes(request, rows_.At(request.layer, request.head), shape_.head_dim, keys, of_keys,
+                selection);
+    for (size_t i = 0; i < blocks.size(); ++i) {
       const size_t begin = i == 0 ? 0 : ends[i - 1];
       scores[i] = *std::max_element(of_keys.begin() + static_cast<int64_t>(begin),
                                     of_keys.begin() + static_cast<int64_t>(ends[i]));

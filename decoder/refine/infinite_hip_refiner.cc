@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "decoder/refine/key_scores.h"
+#include "kernels/chunk_prune/chunk_prune.h"
 
 namespace carrel::decoder {
 namespace {
@@ -52,63 +53,12 @@ class InfiniteHipRefiner final : public Refiner {
     if (stage.multiple > 0) wanted = stage.multiple * request.budget;
     // A later stage can only keep what an earlier one let through.
     wanted = std::max(wanted, request.budget);
-    int64_t rows = 0;
-    for (const RowRange& range : candidates) rows += range.rows();
-    if (rows <= wanted) return candidates;
-    int64_t length = stage.chunk;
-    while (length > wanted) length /= 2;
-    std::vector<RowRange> chunks;
-    for (const RowRange& range : candidates) {
-      for (Position at = range.begin; at < range.end; at += length) {
-        chunks.push_back({at, std::min(range.end, at + length)});
-      }
-    }
-    std::vector<RowRange> kept;
-    for (const int64_t i :
-         BestIndices(Representatives(request, chunks, selection), wanted / length)) {
-      kept.push_back(chunks[static_cast<size_t>(i)]);
-    }
-    return kept;
-  }
-
-  // The score of each chunk's representative. All chunks descend in step: one batch of keys a
-  // level.
-  std::vector<float> Representatives(const RefineRequest& request,
-                                     const std::vector<RowRange>& chunks,
-                                     Selection& selection) const {
-    const HeadRows& rows = rows_.At(request.layer, request.head);
-    std::vector<RowRange> left = chunks;
-    std::vector<float> best(chunks.size()), scores;
-    std::vector<size_t> open;
-    for (size_t i = 0; i < chunks.size(); ++i) open.push_back(i);
-    std::vector<Position> keys;
-    for (size_t i = 0; i < chunks.size(); ++i) {  // chunks of one row are their own representative
-      if (chunks[i].rows() == 1) keys.push_back(chunks[i].begin);
-    }
-    if (!keys.empty()) {
-      MaxScores(request, rows, shape_.head_dim, keys, scores, selection);
-      for (size_t i = 0, at = 0; i < chunks.size(); ++i) {
-        if (chunks[i].rows() == 1) best[i] = scores[at++];
-      }
-    }
-    while (true) {
-      std::erase_if(open, [&](size_t i) { return left[i].rows() == 1; });
-      if (open.empty()) return best;
-      keys.clear();
-      for (const size_t i : open) {
-        const Position middle = (left[i].begin + left[i].end) / 2;
-        keys.push_back((left[i].begin + middle) / 2);
-        keys.push_back((middle + left[i].end) / 2);
-      }
-      MaxScores(request, rows, shape_.head_dim, keys, scores, selection);
-      for (size_t j = 0; j < open.size(); ++j) {
-        RowRange& range = left[open[j]];
-        const Position middle = (range.begin + range.end) / 2;
-        const bool right = scores[2 * j + 1] > scores[2 * j];
-        best[open[j]] = scores[2 * j + (right ? 1 : 0)];
-        range = right ? RowRange{middle, range.end} : RowRange{range.begin, middle};
-      }
-    }
+    return kernels::KeepBestChunks(
+        candidates, stage.chunk, wanted,
+        [&](absl::Span<const kernels::ChunkProbe> probes, std::vector<float>& scores) {
+          ScoreProbes(request, rows_.At(request.layer, request.head), shape_.head_dim, probes,
+                      scores, selection);
+        });
   }
 
   const InfiniteHipConfig config_;

@@ -1,10 +1,13 @@
 #include "decoder/refine/key_scores.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
+#include "common/dtype.h"
 #include "kernels/dot_score/dot_score.h"
 #include "kernels/group_score/group_score.h"
+#include "kernels/max_score/max_score.h"
 #include "kernels/topk/topk.h"
 
 namespace carrel::decoder {
@@ -32,17 +35,32 @@ void MaxScores(const RefineRequest& request, const HeadRows& rows, int64_t head_
   selection.bytes_read += n * rows.row_bytes;
 }
 
-std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {
-  thread_local std::vector<uint64_t> scratch;
-  const auto n = static_cast<int64_t>(scores.size());
-  std::vector<int64_t> best(static_cast<size_t>(std::min(n, k)));
-  if (k >= n) {
-    std::iota(best.begin(), best.end(), 0);
-    return best;
+void ScoreProbes(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,
+                 absl::Span<const kernels::ChunkProbe> probes, std::vector<float>& out,
+                 Selection& selection) {
+  if (request.placement == nullptr) {
+    thread_local std::vector<Position> positions;
+    positions.clear();
+    for (const kernels::ChunkProbe& probe : probes) positions.push_back(probe.row);
+    return MaxScores(request, rows, head_dim, positions, out, selection);
   }
-  best.resize(static_cast<size_t>(kernels::TopK(scores.data(), n, k, best.data(), scratch)));
-  std::sort(best.begin(), best.end());
-  return best;
+  thread_local std::vector<float> keys;
+  const auto n = static_cast<int64_t>(probes.size());
+  const KeyPlacement& placement = *request.placement;
+  keys.resize(static_cast<size_t>(n * head_dim));
+  out.assign(probes.size(), -INFINITY);
+  for (int64_t i = 0; i < n; ++i) {
+    const kernels::ChunkProbe& probe = probes[static_cast<size_t>(i)];
+    float* key = &keys[static_cast<size_t>(i * head_dim)];
+    WidenToFloat(DType::kBf16, rows.Key(probe.row), head_dim, key);
+    const int64_t further = placement.chunk_indexed ? probe.chunks_back : (probe.right ? 0 : 1);
+    placement.rope->TurnBack(key, placement.stream + further, key);
+  }
+  kernels::MaxScore(kernels::QueryPanels(request.q, request.queries, head_dim), keys.data(), n,
+                    out.data());
+  selection.visited += n;
+  selection.keys_scored += n;
+  selection.bytes_read += n * rows.row_bytes;
 }
 
 void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,

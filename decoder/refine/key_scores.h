@@ -9,6 +9,8 @@
 #include "common/ids.h"
 #include "decoder/refine/host_rows.h"
 #include "decoder/refine/refiner.h"
+#include "kernels/chunk_prune/chunk_prune.h"
+#include "kernels/topk/topk.h"
 
 namespace carrel::decoder {
 
@@ -17,8 +19,12 @@ namespace carrel::decoder {
 void MaxScores(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,
                absl::Span<const Position> positions, std::vector<float>& out, Selection& selection);
 
-// Indices of the k largest, ascending; equal scores by smaller index. k >= scores.size(): all.
-std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k);
+// The same of probes, which stand where request.placement puts them.
+void ScoreProbes(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,
+                 absl::Span<const kernels::ChunkProbe> probes, std::vector<float>& out,
+                 Selection& selection);
+
+using kernels::BestIndices;
 
 // One row of group scores (kernels/group_score) of [queries, rows] scaled scores: the best `budget`
 // of them, ascending.

@@ -10,16 +10,18 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "common/named_settings.h"
 #include "common/status.h"
 
 namespace carrel::decoder {
 namespace {
 
-constexpr std::pair<const char*, RefineKind> kKinds[] = {{"exact", RefineKind::kExact},
-                                                         {"hip", RefineKind::kHip},
-                                                         {"infinitehip", RefineKind::kInfiniteHip},
-                                                         {"hash", RefineKind::kHash},
-                                                         {"channels", RefineKind::kChannels}};
+constexpr std::pair<absl::string_view, RefineKind> kKinds[] = {
+    {"exact", RefineKind::kExact},
+    {"hip", RefineKind::kHip},
+    {"infinitehip", RefineKind::kInfiniteHip},
+    {"hash", RefineKind::kHash},
+    {"channels", RefineKind::kChannels}};
 
 using Setter = std::function<absl::Status(absl::string_view)>;
 using Setters = std::map<std::string, Setter, std::less<>>;
@@ -130,20 +132,9 @@ absl::string_view RefineKindName(RefineKind kind) {
 }
 
 absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
+  const NamedSettings split = SplitNamedSettings(text);
   RefineConfig config;
-  const std::pair<absl::string_view, absl::string_view> parts =
-      absl::StrSplit(text, absl::MaxSplits(':', 1));
-  bool found = false;
-  for (const auto& [name, kind] : kKinds) {
-    if (parts.first != name) continue;
-    config.kind = kind;
-    found = true;
-  }
-  if (!found) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("refine=", text,
-                     " is none of exact, hip, infinitehip, hash, channels (NAME:key=value,..)"));
-  }
+  ASSIGN_OR_RETURN(config.kind, ValueNamed("refine", text, split.name, kKinds));
   Setters setters;
   Presets presets;
   switch (config.kind) {
@@ -170,24 +161,14 @@ absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
       break;
   }
   bool bits_given = false, seed_given = false, stages_given = false;
-  for (absl::string_view setting : absl::StrSplit(parts.second, ',', absl::SkipEmpty())) {
-    const std::pair<absl::string_view, absl::string_view> pair =
-        absl::StrSplit(setting, absl::MaxSplits('=', 1));
-    const auto setter = setters.find(pair.first);
-    if (setter == setters.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "refine=", text, ": ", parts.first, " has no parameter \"", pair.first, "\", it has ",
-          setters.empty() ? "none"
-                          : absl::StrJoin(setters, ", ", [](std::string* out, const auto& s) {
-                              absl::StrAppend(out, s.first);
-                            })));
-    }
-    RETURN_IF_ERROR(
-        Annotate(setter->second(pair.second), absl::StrCat("refine=", text, ": ", pair.first)));
-    bits_given = bits_given || pair.first == "bits";
-    seed_given = seed_given || pair.first == "seed";
-    stages_given = stages_given || pair.first == "stages";
-    presets.given = presets.given || pair.first == "preset" || pair.first == "survivors";
+  for (const auto& [key, value] : split.settings) {
+    const auto setter = setters.find(key);
+    if (setter == setters.end()) return NoSuchParameter("refine", text, split.name, key, setters);
+    RETURN_IF_ERROR(Annotate(setter->second(value), absl::StrCat("refine=", text, ": ", key)));
+    bits_given = bits_given || key == "bits";
+    seed_given = seed_given || key == "seed";
+    stages_given = stages_given || key == "stages";
+    presets.given = presets.given || key == "preset" || key == "survivors";
   }
   RETURN_IF_ERROR(Annotate(CheckHip(config.hip), absl::StrCat("refine=", text)));
   if (config.kind == RefineKind::kHash) {

@@ -18,10 +18,22 @@
 #include "common/thread_pool.h"
 #include "decoder/refine/host_rows.h"
 #include "decoder/refine/refine_config.h"
+#include "kernels/rope/rope_table.h"
 
 namespace carrel::decoder {
 
 inline constexpr int64_t kPromptStep = -1;
+
+// Where keys that are stored before RoPE stand while rows are chosen. Queries are before RoPE too.
+struct KeyPlacement {
+  const kernels::RopeTable* rope = nullptr;
+  // How far behind the query the last candidate stands: behind what is attended anyway.
+  int64_t stream = 0;
+  // All keys of a chunk stand where the chunk's number says (chunk-indexed); otherwise all stand
+  // next to the stream, of two halves that are compared the earlier one a step further away
+  // (relative-style).
+  bool chunk_indexed = false;
+};
 
 struct RefineRequest {
   Layer layer;
@@ -30,6 +42,7 @@ struct RefineRequest {
   int64_t queries = 0;         // tokens of the block times q heads of the group, token by token
   int64_t budget = 0;          // >= 1
   int64_t step = kPromptStep;  // of a generated token: how many were generated before it
+  const KeyPlacement* placement = nullptr;  // null: keys are stored after RoPE, as the queries are
 };
 
 struct Selection {

@@ -1,0 +1,354 @@
+#include "decoder/cuda_host_zone.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/cuda/status.h"
+#include "common/status.h"
+#include "decoder/context_rows.h"
+#include "decoder/refine/cuda_methods.h"
+#include "decoder/refine/host_rows.h"
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/window_attention/window_attention_cuda.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Of the method; of its fork, where rows are fetched ahead.
+CudaZoneShape ShapeOf(const BankPlan& plan, const AttentionShape& heads, RowRange zone,
+                      bool ahead) {
+  CudaZoneShape shape{heads, zone, {}};
+  for (size_t l = 0; l < plan.attended.size(); ++l) {
+    const int64_t rows = ahead ? plan.ahead[l] : plan.chooses(l) ? plan.attended[l] : 0;
+    shape.budgets.push_back(rows == 0 ? kAllRows : rows);
+  }
+  return shape;
+}
+
+int64_t AttentionWorkspaceBytes(const AttentionShape& shape, int64_t rows) {
+  return static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
+      shape.kv_heads, shape.group(), shape.head_dim,
+      kernels::DecodeSplits(std::max<int64_t>(1, rows), shape.kv_heads)));
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConfig& bank,
+                                            const RefineConfig& refine, const AttentionShape& shape,
+                                            RowRange zone, const HostRows* host_rows) {
+  int64_t bytes = AttentionWorkspaceBytes(shape, plan.rows) +
+                  shape.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters));
+  for (const int64_t slots : plan.slots) bytes += BankBytes(shape, bank.map, plan.rows, slots);
+  for (const int64_t most : {plan.most_chosen(), plan.most_ahead()}) {
+    if (most == 0) continue;
+    bytes += shape.kv_heads * most * 4 +
+             static_cast<int64_t>(kernels::RowBankWorkspaceBytes(shape.kv_heads, most));
+  }
+  if (plan.most_chosen() > 0) {
+    ASSIGN_OR_RETURN(const int64_t method,
+                     CudaRefinerBytes(refine, ShapeOf(plan, shape, zone, false), host_rows));
+    bytes += method;
+  }
+  if (plan.most_ahead() > 0) {
+    ASSIGN_OR_RETURN(const int64_t fork,
+                     CudaForkBytes(refine, ShapeOf(plan, shape, zone, true), host_rows));
+    bytes += fork + 2 * int64_t{shape.q_heads} * shape.head_dim * 2;
+  }
+  return bytes;
+}
+
+absl::StatusOr<CudaHostZone> CudaHostZone::Create(const BankPlan& plan, const BankConfig& bank,
+                                                  const RefineConfig& refine,
+                                                  const AttentionShape& shape, RowRange zone,
+                                                  int64_t max_fetch_rows, StoreClient* client,
+                                                  const HostRows* rows, ThreadPool* pool,
+                                                  const cuda::Stream& stream) {
+  CARREL_CHECK(zone.rows() == plan.rows);
+  CudaHostZone out;
+  out.plan_ = plan;
+  out.bank_ = bank;
+  out.shape_ = shape;
+  out.scale_ = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  out.splits_ = kernels::DecodeSplits(plan.rows, shape.kv_heads);
+  out.layer_elements_ = int64_t{shape.kv_heads} * plan.rows * shape.head_dim;
+  RETURN_IF_ERROR(out.Allocate());
+  if (rows != nullptr) {
+    out.CopyFrom(*rows, zone, pool);
+  } else {
+    const int64_t d = shape.head_dim;
+    RETURN_IF_ERROR(
+        ReadContextRows(client, shape, {&zone, 1}, max_fetch_rows, [&](const ContextRows& block) {
+          const int64_t at = (block.head.value() * plan.rows + block.first - zone.begin) * d;
+          const auto bytes = static_cast<size_t>(block.rows * d * 2);
+          std::memcpy(const_cast<uint16_t*>(out.k(block.layer)) + at, block.k, bytes);
+          std::memcpy(const_cast<uint16_t*>(out.v(block.layer)) + at, block.v, bytes);
+          return absl::OkStatus();
+        }));
+  }
+  RETURN_IF_ERROR(out.MakeRefiners(refine, zone, rows, pool, stream));
+  RETURN_IF_ERROR(out.FillDevice(stream));
+  return out;
+}
+
+absl::Status CudaHostZone::Allocate() {
+  ASSIGN_OR_RETURN(rows_,
+                   cuda::PinnedBuffer<uint16_t>::Create(2 * shape_.layers * layer_elements_));
+  ASSIGN_OR_RETURN(counters_, cuda::DeviceBuffer<kernels::RowBankCounters>::Create(shape_.layers));
+  ASSIGN_OR_RETURN(host_counters_,
+                   cuda::PinnedBuffer<kernels::RowBankCounters>::Create(shape_.layers));
+  ASSIGN_OR_RETURN(
+      attention_workspace_,
+      ZeroedDeviceBytes(static_cast<size_t>(AttentionWorkspaceBytes(shape_, plan_.rows))));
+  int64_t held = 0, state = 0;
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    const kernels::RowBankShape bank = BankOf(layer);
+    held_at_.push_back(held);
+    state_at_.push_back(state);
+    held += kernels::RowBankRowBytes(bank) / 2;
+    if (plan_.has_bank(Index(layer))) state += kernels::RowBankLayout(bank).bytes;
+  }
+  ASSIGN_OR_RETURN(held_, cuda::DeviceBuffer<uint16_t>::Create(held));
+  ASSIGN_OR_RETURN(state_, cuda::DeviceBuffer<uint8_t>::Create(state));
+  if (const int64_t most = plan_.most_chosen(); most > 0) {
+    ASSIGN_OR_RETURN(slots_, cuda::DeviceBuffer<int32_t>::Create(shape_.kv_heads * most));
+    ASSIGN_OR_RETURN(bank_workspace_, cuda::DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(
+                                          kernels::RowBankWorkspaceBytes(shape_.kv_heads, most))));
+  }
+  const int64_t most_ahead = plan_.most_ahead();
+  if (most_ahead == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(ahead_slots_, cuda::DeviceBuffer<int32_t>::Create(shape_.kv_heads * most_ahead));
+  ASSIGN_OR_RETURN(ahead_workspace_,
+                   cuda::DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(
+                       kernels::RowBankWorkspaceBytes(shape_.kv_heads, most_ahead))));
+  ASSIGN_OR_RETURN(approximate_q_, cuda::DeviceBuffer<uint16_t>::Create(
+                                       2 * int64_t{shape_.q_heads} * shape_.head_dim));
+  ASSIGN_OR_RETURN(ahead_stream_, cuda::Stream::Create());
+  for (int32_t layer = 0; layer < shape_.layers; ++layer) {
+    for (std::vector<cuda::Event>* events : {&query_here_, &rows_here_}) {
+      ASSIGN_OR_RETURN(cuda::Event event, cuda::Event::Create());
+      events->push_back(std::move(event));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void CudaHostZone::CopyFrom(const HostRows& rows, RowRange zone, ThreadPool* pool) {
+  constexpr int64_t kUnitRows = 4096;
+  const int64_t units = (plan_.rows + kUnitRows - 1) / kUnitRows, d = shape_.head_dim;
+  pool->ParallelFor(shape_.layers * shape_.kv_heads * units, [&](int64_t i) {
+    const Layer layer(static_cast<int32_t>(i / units / shape_.kv_heads));
+    const KvHead head(static_cast<int32_t>(i / units % shape_.kv_heads));
+    const HeadRows& from = rows.At(layer, head);
+    const Position begin = zone.begin + i % units * kUnitRows;
+    const Position end = std::min(zone.end, begin + kUnitRows);
+    for (Position row = begin; row < end;) {
+      const int64_t count = from.Contiguous(row, end);
+      const int64_t at = (head.value() * plan_.rows + row - zone.begin) * d;
+      const auto bytes = static_cast<size_t>(count * d * 2);
+      std::memcpy(const_cast<uint16_t*>(k(layer)) + at, from.Key(row), bytes);
+      std::memcpy(const_cast<uint16_t*>(v(layer)) + at, from.Value(row), bytes);
+      row += count;
+    }
+  });
+}
+
+absl::Status CudaHostZone::MakeRefiners(const RefineConfig& refine, RowRange zone,
+                                        const HostRows* rows, ThreadPool* pool,
+                                        const cuda::Stream& stream) {
+  if (plan_.most_chosen() == 0) return absl::OkStatus();
+  CudaKeys keys;
+  keys.row_stride = plan_.rows;
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    keys.layers.push_back(k(layer));
+  }
+  ASSIGN_OR_RETURN(refiner_,
+                   MakeCudaRefiner(refine, ShapeOf(plan_, shape_, zone, false), keys,
+                                   RefineNeedsHostRows(refine) ? rows : nullptr, pool, stream));
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    // Blocks and chunks may round a budget.
+    if (plan_.has_bank(Index(layer)) && attended(layer) > plan_.attended[Index(layer)]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("bank: layer ", layer.value(), " attends to up to ", attended(layer),
+                       " rows for a budget of ", plan_.attended[Index(layer)],
+                       ": give a top_k that blocks and "
+                       "chunks divide"));
+    }
+  }
+  if (plan_.most_ahead() == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(ahead_refiner_, refiner_->Fork(ShapeOf(plan_, shape_, zone, true).budgets));
+  CARREL_CHECK(ahead_refiner_ != nullptr);  // ValidateDeviceConfig
+  return absl::OkStatus();
+}
+
+absl::Status CudaHostZone::FillDevice(const cuda::Stream& stream) {
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    if (!plan_.holds_all(Index(layer))) continue;
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(held_k(layer), k(layer),
+                                         static_cast<size_t>(2 * layer_elements_) * 2,
+                                         cudaMemcpyHostToDevice, stream.get()));
+  }
+  return Reset(stream);
+}
+
+int64_t CudaHostZone::attended(Layer layer) const {
+  return plan_.chooses(Index(layer)) ? refiner_->selection(layer).rows : plan_.rows;
+}
+
+absl::Status CudaHostZone::Reset(const cuda::Stream& stream) {
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    if (!plan_.has_bank(Index(layer))) continue;
+    RETURN_IF_CUDA_ERROR(kernels::RowBankReset(
+        BankOf(layer), state_.data() + state_at_[Index(layer)], stream.get()));
+  }
+  RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(counters_.data(), 0, static_cast<size_t>(counters_.bytes()), stream.get()));
+  RETURN_IF_ERROR(CopyCounters(stream));
+  return stream.Synchronize();
+}
+
+absl::Status CudaHostZone::CopyCounters(const cuda::Stream& stream) const {
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_counters_.data(), counters_.data(),
+                                       static_cast<size_t>(counters_.bytes()),
+                                       cudaMemcpyDeviceToHost, stream.get()));
+  return absl::OkStatus();
+}
+
+const uint16_t* CudaHostZone::k(Layer layer) const {
+  return rows_.data() + 2 * layer.value() * layer_elements_;
+}
+
+uint16_t* CudaHostZone::held_v(Layer layer) const {
+  return held_k(layer) + kernels::RowBankRowBytes(BankOf(layer)) / 4;
+}
+
+uint16_t* CudaHostZone::approximate_q(Layer layer) const {
+  return approximate_q_.data() + layer.value() % 2 * int64_t{shape_.q_heads} * shape_.head_dim;
+}
+
+kernels::RowBankShape CudaHostZone::BankOf(Layer layer) const {
+  kernels::RowBankShape bank;
+  bank.kv_heads = shape_.kv_heads;
+  bank.head_dim = shape_.head_dim;
+  bank.slots = plan_.slots[Index(layer)];
+  bank.rows = plan_.rows;
+  bank.map = bank_.map;
+  return bank;
+}
+
+kernels::RowBankParams CudaHostZone::UseOf(Layer layer, const CudaSelection& selection,
+                                           kernels::RowBankPurpose purpose) const {
+  const bool ahead = purpose == kernels::RowBankPurpose::kAhead;
+  kernels::RowBankParams use;
+  use.shape = BankOf(layer);
+  use.k = k(layer);
+  use.v = v(layer);
+  use.bank_k = held_k(layer);
+  use.bank_v = held_v(layer);
+  use.state = state_.data() + state_at_[Index(layer)];
+  use.ids = selection.ids;
+  use.ids_stride = selection.stride;
+  use.count = selection.rows;
+  use.row_count = selection.row_count;
+  use.slots = (ahead ? ahead_slots_ : slots_).data();
+  use.purpose = purpose;
+  use.counters = counters_.data() + layer.value();
+  use.workspace = (ahead ? ahead_workspace_ : bank_workspace_).data();
+  return use;
+}
+
+absl::Status CudaHostZone::FetchAhead(Layer layer, const cuda::Stream& stream) const {
+  const size_t l = Index(layer);
+  RETURN_IF_ERROR(query_here_[l].Record(stream));
+  RETURN_IF_ERROR(ahead_stream_.WaitFor(query_here_[l]));
+  RETURN_IF_ERROR(ahead_refiner_->Select(layer, approximate_q(layer), 0, ahead_stream_));
+  RETURN_IF_CUDA_ERROR(kernels::UseRowBank(
+      UseOf(layer, ahead_refiner_->selection(layer), kernels::RowBankPurpose::kAhead),
+      ahead_stream_.get()));
+  return rows_here_[l].Record(ahead_stream_);
+}
+
+absl::Status CudaHostZone::AttendAll(Layer layer, const uint16_t* q, float* out, float* lse,
+                                     const cuda::Stream& stream) const {
+  const bool held = plan_.holds_all(Index(layer));
+  kernels::WindowAttentionCudaParams params;
+  params.q = q;
+  params.k = held ? held_k(layer) : k(layer);
+  params.v = held ? held_v(layer) : v(layer);
+  params.kv_heads = shape_.kv_heads;
+  params.group = shape_.group();
+  params.head_dim = shape_.head_dim;
+  params.row_stride = params.rows = plan_.rows;
+  params.scale = scale_;
+  params.out = out;
+  params.lse = lse;
+  params.splits = splits_;
+  params.workspace = attention_workspace_.data();
+  RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase, bool after_fetch,
+                                  float* out, float* lse, const cuda::Stream& stream) const {
+  const size_t l = Index(layer);
+  if (!plan_.chooses(l)) return AttendAll(layer, q, out, lse, stream);
+  RETURN_IF_ERROR(refiner_->Select(layer, q, phase, stream));
+  if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_here_[l]));
+  const CudaSelection selection = refiner_->selection(layer);
+  kernels::SparseAttentionCudaParams params;
+  params.q = q;
+  params.k = k(layer);
+  params.v = v(layer);
+  params.ids = selection.ids;
+  params.ids_stride = selection.stride;
+  params.row_stride = plan_.rows;
+  if (plan_.has_bank(l)) {
+    RETURN_IF_CUDA_ERROR(
+        kernels::UseRowBank(UseOf(layer, selection,
+                                  after_fetch ? kernels::RowBankPurpose::kNowAfterAhead
+                                              : kernels::RowBankPurpose::kNow),
+                            stream.get()));
+    params.ids = slots_.data();
+    params.ids_stride = selection.rows;
+  }
+  if (plan_.slots[l] > 0) {
+    params.k = held_k(layer);
+    params.v = held_v(layer);
+    params.row_stride = plan_.slots[l];
+  }
+  params.kv_heads = shape_.kv_heads;
+  params.group = shape_.group();
+  params.head_dim = shape_.head_dim;
+  params.rows = selection.rows;
+  params.row_count = selection.row_count;
+  params.scale = scale_;
+  params.out = out;
+  params.lse = lse;
+  params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, shape_.kv_heads));
+  params.workspace = attention_workspace_.data();
+  RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
+  return absl::OkStatus();
+}
+
+void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
+  const int64_t row_bytes = int64_t{shape_.head_dim} * 2 * 2;
+  for (size_t l = 0; l < layers.size() && l < plan_.slots.size(); ++l) {
+    const kernels::RowBankCounters& counted = host_counters_.data()[l];
+    LayerStatistics& layer = layers[l];
+    BankStatistics& bank = layer.bank;
+    bank.slots = plan_.slots[l];
+    bank.wanted = static_cast<int64_t>(counted.wanted);
+    bank.hits = static_cast<int64_t>(counted.hits);
+    bank.ahead = static_cast<int64_t>(counted.ahead);
+    bank.ahead_hits = static_cast<int64_t>(counted.ahead_hits);
+    bank.expected = static_cast<int64_t>(counted.expected);
+    bank.foreseen = static_cast<int64_t>(counted.foreseen);
+    int64_t crossed = bank.wanted - bank.hits + bank.ahead - bank.ahead_hits;
+    if (plan_.slots[l] == 0) crossed = layer.rows_attended;
+    layer.bytes_read += crossed * row_bytes;
+    layer.prefetched += bank.expected / std::max<int64_t>(1, shape_.kv_heads * plan_.attended[l]);
+  }
+}
+
+}  // namespace carrel::decoder

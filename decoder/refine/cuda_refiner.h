@@ -1,0 +1,90 @@
+// What:   which rows of a zone a token attends to, chosen on a GPU: one method of refine_config.h
+//         behind one interface.
+// Math:   the rows that the method's CPU refiner selects for the same bf16 queries, ties aside.
+// `hash`
+//         with stored codes rounds the directions of queries to bf16.
+// Source: docs/methods.md.
+// Shapes: q [q_heads, head_dim] bf16; rows are counted from the zone's first.
+// State:  per layer the rows chosen last. Methods that keep them for several tokens have phases: in
+//         phase p what is refreshed more seldom than the p-th of their intervals is kept. Phase 0
+//         keeps nothing.
+// Errors: Make: InvalidArgument a config or budget that the GPU's kernels do not serve, named;
+//         NotFound what the context lacks; ResourceExhausted device memory.
+// Ownership: the keys outlive this.
+// Threads: one. Select only enqueues and can be captured.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/stream.h"
+#include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/refine/host_rows.h"
+#include "decoder/refine/refine_config.h"
+#include "decoder/refine/refiner.h"
+
+namespace carrel::decoder {
+
+// The zone's keys where the GPU reads them: device memory or pinned host memory.
+struct CudaKeys {
+  std::vector<const uint16_t*> layers;  // each [kv_heads, row_stride, head_dim] bf16
+  int64_t row_stride = 0;
+};
+
+struct CudaZoneShape {
+  AttentionShape heads;
+  RowRange zone;
+  std::vector<int64_t>
+      budgets;  // [layers]: LayerBudgets; of layers with kAllRows nothing is chosen
+
+  bool dense(Layer layer) const;
+  int64_t largest_budget() const;  // of layers that are not dense; 0: all are
+};
+
+struct CudaSelection {
+  const int32_t* ids = nullptr;  // [kv_heads, stride]
+  int64_t stride = 0;
+  int64_t rows = 0;                    // of each KV head, or the most of any
+  const int32_t* row_count = nullptr;  // [kv_heads], or null: `rows`
+};
+
+class CudaRefiner {
+ public:
+  virtual ~CudaRefiner() = default;
+
+  // For layers that are not dense.
+  virtual absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
+                              const cuda::Stream& stream) const = 0;
+  virtual CudaSelection selection(Layer layer) const = 0;
+
+  // Device memory taken: what CudaRefinerBytes said.
+  virtual int64_t bytes() const = 0;
+
+  // Another that chooses among the same keys with a state of its own, and so on another stream at
+  // the same time; budgets [layers], kAllRows: nothing is chosen there. Null: the method has none.
+  // This outlives it. Takes CudaForkBytes.
+  virtual absl::StatusOr<std::unique_ptr<CudaRefiner>> Fork(
+      const std::vector<int64_t>& budgets) const;
+
+  virtual int64_t phases() const { return 1; }
+  // step: of a generated token, how many were generated before it; or kPromptStep.
+  virtual int64_t PhaseOf(int64_t) const { return 0; }
+};
+
+// Device memory that a refiner takes. host_rows: as MakeCudaRefiner.
+absl::StatusOr<int64_t> CudaRefinerBytes(const RefineConfig& config, const CudaZoneShape& shape,
+                                         const HostRows* host_rows);
+
+// Device memory of a fork for shape.budgets. InvalidArgument a method that has none.
+absl::StatusOr<int64_t> CudaForkBytes(const RefineConfig& config, const CudaZoneShape& shape,
+                                      const HostRows* host_rows);
+
+// host_rows: of RefineNeedsHostRows, otherwise null. Reads keys and waits for the stream.
+absl::StatusOr<std::unique_ptr<CudaRefiner>> MakeCudaRefiner(
+    const RefineConfig& config, const CudaZoneShape& shape, const CudaKeys& keys,
+    const HostRows* host_rows, ThreadPool* pool, const cuda::Stream& stream);
+
+}  // namespace carrel::decoder

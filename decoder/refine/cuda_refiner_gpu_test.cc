@@ -1,0 +1,230 @@
+// Every method on the GPU against its CPU refiner, on the same random rows.
+#include <algorithm>
+
+#include "common/cuda/buffer.h"
+#include "common/cuda/graph.h"
+#include "common/test_random.h"
+#include "decoder/config.h"
+#include "decoder/refine/cuda_refiner.h"
+#include "decoder/refine/random_rows.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Multiples of 1/8 up to 4: products of two sum up without rounding, so that both sides score alike
+// and ties are ties.
+float OnGrid(float x) { return std::clamp(std::round(8 * x), -32.0f, 32.0f) / 8; }
+
+struct Case {
+  const char* method;
+  double same;  // the least share of rows that both choose
+};
+
+class CudaRefinerGpuTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    auto stream = cuda::Stream::Create();
+    CARREL_ASSERT_OK(stream);
+    stream_ = *std::move(stream);
+  }
+  int64_t Below(int64_t bound) {
+    return std::uniform_int_distribution<int64_t>(0, bound - 1)(rng_);
+  }
+
+  // Rows of the GPU's choice, per KV head.
+  std::vector<std::vector<Position>> Selected(const CudaRefiner& refiner, Layer layer,
+                                              int32_t kv_heads) {
+    const CudaSelection selection = refiner.selection(layer);
+    std::vector<int32_t> ids(static_cast<size_t>(kv_heads * selection.stride));
+    std::vector<int32_t> counts(static_cast<size_t>(kv_heads),
+                                static_cast<int32_t>(selection.rows));
+    EXPECT_EQ(cudaSuccess,
+              cudaMemcpy(ids.data(), selection.ids, ids.size() * 4, cudaMemcpyDefault));
+    if (selection.row_count != nullptr) {
+      EXPECT_EQ(cudaSuccess, cudaMemcpy(counts.data(), selection.row_count, counts.size() * 4,
+                                        cudaMemcpyDefault));
+    }
+    std::vector<std::vector<Position>> rows;
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      const auto first = ids.begin() + head * selection.stride;
+      rows.emplace_back(first, first + counts[static_cast<size_t>(head)]);
+      std::sort(rows.back().begin(), rows.back().end());
+      EXPECT_LE(static_cast<int64_t>(rows.back().size()), selection.rows);
+    }
+    return rows;
+  }
+
+  void RunSequence(const AttentionShape& heads, int64_t tokens, RowRange zone, int64_t budget);
+
+  std::mt19937_64 rng_{TestSeed()};
+  ThreadPool pool_{1};
+  cuda::Stream stream_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Methods, CudaRefinerGpuTest,
+    testing::Values(
+        // Exact on the grid.
+        Case{"hip", 1}, Case{"hip:block_k=1", 1}, Case{"hip:block_k=7,refresh=3", 1},
+        Case{"infinitehip", 1}, Case{"infinitehip:preset=flash,survivors=scaled", 1},
+        Case{"infinitehip:stages=100:600:6/7:300:4/3:1x:2", 1},
+        Case{"infinitehip:stages=64:4x:8/64:4x:4/5:1x:1", 1}, Case{"hash:codes=stored", 1},
+        // fp32 against fp32 in another order: rows at the boundary may change places.
+        Case{"exact", 0.97}, Case{"channels", 0.97}, Case{"channels:by=qk,share=16", 0.97},
+        // Bits of keys whose products nearly vanish may differ.
+        Case{"hash", 0.95}, Case{"hash:bits=256,seed=7", 0.95}),
+    [](const auto& info) {
+      std::string name = info.param.method;
+      for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+      return name;
+    });
+
+void CudaRefinerGpuTest::RunSequence(const AttentionShape& heads, int64_t tokens, RowRange zone,
+                                     int64_t budget) {
+  SCOPED_TRACE(absl::StrCat("head_dim ", heads.head_dim, " group ", heads.group(), " tokens ",
+                            tokens, " zone ", zone.begin, "..", zone.end, " budget ", budget));
+  RandomRows rows(rng_, heads, tokens, 1 + Below(tokens));
+  std::vector<cuda::DeviceBuffer<uint16_t>> device_keys;
+  CudaKeys keys;
+  keys.row_stride = zone.rows() + Below(5);
+  for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
+    auto buffer =
+        cuda::DeviceBuffer<uint16_t>::Create(heads.kv_heads * keys.row_stride * heads.head_dim);
+    CARREL_ASSERT_OK(buffer);
+    std::vector<uint16_t> host(static_cast<size_t>(buffer->size()), 0x7fc0);  // NaN: not to be read
+    for (KvHead head(0); head.value() < heads.kv_heads; head = head.next()) {
+      for (Position row = 0; row < tokens; ++row) {
+        std::vector<float> key;
+        for (int64_t c = 0; c < heads.head_dim; ++c) {
+          key.push_back(OnGrid(rows.Key(layer, head, row, c)));
+        }
+        rows.SetKey(layer, head, row, key);
+        if (row < zone.begin || row >= zone.end) continue;
+        FloatToBf16(key,
+                    &host[static_cast<size_t>((head.value() * keys.row_stride + row - zone.begin) *
+                                              heads.head_dim)]);
+      }
+    }
+    ASSERT_EQ(cudaSuccess,
+              cudaMemcpy(buffer->data(), host.data(), host.size() * 2, cudaMemcpyDefault));
+    keys.layers.push_back(buffer->data());
+    device_keys.push_back(*std::move(buffer));
+  }
+  const RefineConfig config = *ParseRefine(GetParam().method);
+  const auto cpu = MakeRefiner(config, heads, zone, rows, &pool_);
+  CARREL_ASSERT_OK(cpu);
+  CudaZoneShape shape{heads, zone, {}};
+  // The first layer is dense.
+  for (int32_t layer = 0; layer < heads.layers; ++layer) {
+    shape.budgets.push_back(layer == 0 ? kAllRows : budget);
+  }
+  const auto gpu = MakeCudaRefiner(config, shape, keys, &rows, &pool_, stream_);
+  CARREL_ASSERT_OK(gpu);
+
+  auto q = cuda::DeviceBuffer<uint16_t>::Create(heads.q_heads * heads.head_dim);
+  CARREL_ASSERT_OK(q);
+  const Layer layer(heads.layers - 1);
+  std::vector<cuda::Graph> graphs;
+  for (int64_t phase = 0; phase < (*gpu)->phases(); ++phase) {
+    auto graph = cuda::Graph::Capture(
+        stream_, [&] { return (*gpu)->Select(layer, q->data(), phase, stream_); });
+    CARREL_ASSERT_OK(graph);
+    graphs.push_back(*std::move(graph));
+  }
+  for (int64_t step = kPromptStep; step < 20; ++step) {
+    std::vector<float> queries = RandomNormal(rng_, q->size());
+    for (float& x : queries) x = OnGrid(x);
+    std::vector<uint16_t> bf16(queries.size());
+    FloatToBf16(queries, bf16.data());
+    ASSERT_EQ(cudaSuccess, cudaMemcpy(q->data(), bf16.data(), bf16.size() * 2, cudaMemcpyDefault));
+    ASSERT_EQ(cudaSuccess, cudaDeviceSynchronize());  // the stream does not wait for the copy
+    const int64_t phase = (*gpu)->PhaseOf(step);
+    ASSERT_LT(phase, (*gpu)->phases());
+    if (phase + 1 < (*gpu)->phases() || (*gpu)->phases() == 1) {
+      CARREL_ASSERT_OK(graphs[static_cast<size_t>(phase)].Launch(stream_));
+    }
+    CARREL_ASSERT_OK(stream_.Synchronize());
+    const auto found = Selected(**gpu, layer, heads.kv_heads);
+    for (KvHead head(0); head.value() < heads.kv_heads; head = head.next()) {
+      RefineRequest request{.layer = layer, .head = head};
+      request.q = queries.data() + head.value() * heads.group() * heads.head_dim;
+      request.queries = heads.group();
+      request.budget = budget;
+      request.step = step;
+      Selection selection;
+      (*cpu)->Select(request, selection);
+      std::vector<Position> expected;
+      for (const Position row : selection.rows) expected.push_back(row - zone.begin);
+      const std::vector<Position>& rows_found = found[static_cast<size_t>(head.value())];
+      ASSERT_EQ(rows_found.size(), expected.size()) << "step " << step << " head " << head;
+      if (GetParam().same == 1) {
+        ASSERT_EQ(rows_found, expected) << "step " << step << " head " << head;
+        continue;
+      }
+      std::vector<Position> both;
+      std::set_intersection(rows_found.begin(), rows_found.end(), expected.begin(), expected.end(),
+                            std::back_inserter(both));
+      ASSERT_GE(static_cast<double>(both.size()) + 1,  // of few rows one may differ
+                GetParam().same * static_cast<double>(expected.size()))
+          << "step " << step << " head " << head;
+    }
+  }
+}
+
+TEST_P(CudaRefinerGpuTest, Sequence_SelectsAsTheCpuDoes) {
+  for (int round = 0; round < 6; ++round) {
+    const int32_t kv_heads = 1 + static_cast<int32_t>(Below(3));
+    const int32_t group = 1 + static_cast<int32_t>(Below(round % 2 == 0 ? 16 : 4));
+    const AttentionShape heads{.layers = 2,
+                               .q_heads = kv_heads * group,
+                               .kv_heads = kv_heads,
+                               .head_dim = round % 2 == 0 ? 64 : 128};
+    const int64_t tokens = 30 + Below(round < 2 ? 6000 : 700);
+    const Position begin = Below(5);
+    const RowRange zone{begin, tokens - Below(9)};
+    RunSequence(heads, tokens, zone, 1 + Below(std::min<int64_t>(zone.rows() - 1, 1000)));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CudaRefinerGpuTest, PlannedBytes_AreThoseTaken) {
+  const AttentionShape heads{.layers = 3, .q_heads = 8, .kv_heads = 2, .head_dim = 64};
+  const int64_t tokens = 4000 + Below(5000);
+  const RandomRows rows(rng_, heads, tokens, tokens);
+  const CudaZoneShape shape{heads, {4, tokens - 64}, {kAllRows, 1 + Below(300), 1 + Below(2000)}};
+  auto buffer = cuda::DeviceBuffer<uint16_t>::Create(2 * tokens * 64);
+  CARREL_ASSERT_OK(buffer);
+  ASSERT_EQ(cudaSuccess, cudaMemset(buffer->data(), 0, static_cast<size_t>(buffer->bytes())));
+  const CudaKeys keys{{buffer->data(), buffer->data(), buffer->data()}, tokens};
+  const RefineConfig config = *ParseRefine(GetParam().method);
+  const auto planned = CudaRefinerBytes(config, shape, &rows);
+  const auto refiner = MakeCudaRefiner(config, shape, keys, &rows, &pool_, stream_);
+  CARREL_ASSERT_OK(planned);
+  CARREL_ASSERT_OK(refiner);
+  EXPECT_EQ((*refiner)->bytes(), *planned);
+}
+
+TEST(MakeCudaRefinerTest, WhatTheKernelsDoNotServe_IsRefused) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(0);
+  const auto stream = cuda::Stream::Create();
+  CARREL_ASSERT_OK(stream);
+  const AttentionShape heads{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  RandomRows rows(rng, heads, 20'000, 20'000);
+  rows.no_codes = rows.no_queries = true;
+  const auto make = [&](const char* method, int64_t budget) {
+    const CudaZoneShape shape{heads, {0, 20'000}, {budget}};
+    return MakeCudaRefiner(*ParseRefine(method), shape, {{nullptr}, 20'000}, &rows, &pool, *stream)
+        .status();
+  };
+  EXPECT_THAT(make("hip:ensemble=2", 64), StatusIs(absl::StatusCode::kInvalidArgument, "ensemble"));
+  EXPECT_THAT(make("hip", 8194), StatusIs(absl::StatusCode::kInvalidArgument, "4097 branches"));
+  EXPECT_THAT(make("exact", 4097),
+              StatusIs(absl::StatusCode::kInvalidArgument, "4097 rows exceeds 4096"));
+  EXPECT_THAT(make("channels", 64), StatusIs(absl::StatusCode::kNotFound, "none are stored"));
+  EXPECT_THAT(make("hash:codes=stored", 64),
+              StatusIs(absl::StatusCode::kNotFound, "no codes are stored"));
+}
+
+}  // namespace
+}  // namespace carrel::decoder

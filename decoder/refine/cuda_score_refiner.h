@@ -1,0 +1,36 @@
+// What:   the methods that give every row of the zone a score, of which the best are taken.
+// Errors: InvalidArgument a budget above kernels::kMaxTopKCuda: names the method.
+#pragma once
+
+#include "common/cuda/buffer.h"
+#include "decoder/refine/cuda_refiner.h"
+
+namespace carrel::decoder {
+
+class CudaScoreRefiner : public CudaRefiner {
+ public:
+  static int64_t Bytes(const CudaZoneShape& shape);
+
+  absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
+                      const cuda::Stream& stream) const final;
+  CudaSelection selection(Layer layer) const final;
+  int64_t bytes() const override;
+
+ protected:
+  explicit CudaScoreRefiner(const CudaZoneShape& shape) : shape_(shape) {}
+  absl::Status Allocate(const char* method);
+  // scores [kv_heads, stride]: one for the q heads of a group.
+  virtual absl::Status Score(Layer layer, const uint16_t* q, float* scores, int64_t stride,
+                             const cuda::Stream& stream) const = 0;
+  static int64_t Stride(const CudaZoneShape& shape);  // from one head's scores to the next's
+
+  const CudaZoneShape shape_;
+
+ private:
+  cuda::DeviceBuffer<float> scores_;  // [kv_heads, stride]
+  cuda::DeviceBuffer<int32_t> ids_;   // [kv_heads, most of any layer], of the layer in turn
+  cuda::DeviceBuffer<float> best_;    // scores of ids_
+  cuda::DeviceBuffer<uint8_t> workspace_;
+};
+
+}  // namespace carrel::decoder

@@ -33,6 +33,8 @@ json IndexJson(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) 
   switch (params.kind) {
     case kvstore::IndexKind::kFlat:
       return index;
+    case kvstore::IndexKind::kInt8:
+      break;
     case kvstore::IndexKind::kHnsw:
       index["ef_construction"] = params.ef_construction;
       [[fallthrough]];
@@ -44,7 +46,8 @@ json IndexJson(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) 
       break;
     case kvstore::IndexKind::kCode:
       index["code_bits"] = params.code_bits;
-      index["code_trained"] = params.code_trained;
+      index["code_training"] = kvstore::CodeTrainingName(params.code_training);
+      index["code_scan"] = kvstore::CodeScanName(params.code_scan);
       break;
   }
   index["effort"] = audit::OwnEffort(params, top_k, rows);

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -81,9 +82,12 @@ absl::Status Measure(absl::Span<const Question> questions, ComparedRun& run) {
   const decoder::Statistics statistics = open->decoder().statistics();
   for (const decoder::LayerStatistics& layer : statistics.layers) {
     run.output_error.push_back(layer.output_error.value());
-    run.attended_mass.push_back(layer.attended_mass.value());
+    // With positions of its own, attention to all rows has other scores: there is no share of it.
+    const double share =
+        layer.attended_mass.count == 0 ? std::nan("") : layer.attended_mass.value();
+    run.attended_mass.push_back(share);
     error.Add(layer.output_error.value());
-    mass.Add(layer.attended_mass.value());
+    mass.Add(share);
   }
   run.mean_output_error = error.value();
   run.mean_attended_mass = mass.value();
@@ -137,6 +141,7 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
       };
       RETURN_IF_ERROR(AskAll(flags, *open, questions, show, tally));
       run.exact = tally.exact;
+      run.needles = tally.needles;
       run.agreeing = tally.agreeing;
       run.with_dense = tally.with_dense;
       run.generated_tokens = tally.tokens;

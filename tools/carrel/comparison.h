@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "decoder/statistics.h"
+#include "tools/carrel/needle_map.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/retrieval_flags.h"
 
@@ -38,6 +39,7 @@ struct ComparedRun {
   // Of the questions that were measured, per layer; empty if none was.
   std::vector<double> output_error, attended_mass;
   double mean_output_error = 0, mean_attended_mass = 0;
+  NeedleMap needles;  // of questions that tell where their fact stands
 };
 
 struct Comparison {

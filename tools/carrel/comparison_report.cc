@@ -1,6 +1,7 @@
 #include "tools/carrel/comparison_report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -38,7 +39,8 @@ std::vector<std::string> Cells(const Comparison& comparison, const ComparedRun& 
       run.with_dense == 0 ? "-" : absl::StrCat(run.agreeing, "/", run.with_dense)};
   if (Measured(comparison)) {
     cells.push_back(absl::StrFormat("%.4f", run.mean_output_error));
-    cells.push_back(absl::StrFormat("%.3f", run.mean_attended_mass));
+    cells.push_back(
+        std::isnan(run.mean_attended_mass) ? "-" : absl::StrFormat("%.3f", run.mean_attended_mass));
   }
   cells.push_back(absl::StrFormat("%.0f", run.rows_attended));
   cells.push_back(absl::StrFormat("%.0f", run.keys_visited));
@@ -127,6 +129,17 @@ std::string Curves(const Comparison& comparison) {
   return out + "</div></section>\n";
 }
 
+std::string NeedleMaps(const Comparison& comparison) {
+  std::string maps;
+  for (const ComparedRun& run : comparison.runs) {
+    if (run.needles.empty()) continue;
+    absl::StrAppend(&maps, "<h3>", audit::EscapeHtml(run.configuration.name), "</h3>\n",
+                    run.needles.Html());
+  }
+  if (maps.empty()) return maps;
+  return absl::StrCat("<section><h2>By depth and length</h2>\n", maps, "</section>\n");
+}
+
 std::string HtmlTable(const Comparison& comparison) {
   std::string out = "<section><h2>All configurations</h2><table><thead><tr>";
   for (const std::string& column : Columns(comparison)) {
@@ -173,6 +186,7 @@ nlohmann::json ComparisonJson(const Comparison& comparison) {
       json["attended_mass"] = run.mean_attended_mass;
       json["attended_mass_per_layer"] = run.attended_mass;
     }
+    if (!run.needles.empty()) json["needles"] = run.needles.Json();
     runs.push_back(std::move(json));
   }
   return {{"context", comparison.context},
@@ -194,6 +208,10 @@ std::string ComparisonMarkdown(const Comparison& comparison) {
     for (const std::string& cell : Cells(comparison, run)) absl::StrAppend(&out, " ", cell, " |");
     out += "\n";
   }
+  for (const ComparedRun& run : comparison.runs) {
+    if (run.needles.empty()) continue;
+    absl::StrAppend(&out, "\n", run.configuration.name, "\n", run.needles.Table());
+  }
   return out;
 }
 
@@ -207,7 +225,8 @@ std::string ComparisonPage(const Comparison& comparison) {
       " tokens &middot; ", comparison.questions, " questions &middot; ", comparison.runs.size(),
       " configurations &middot; output error and mass over ", comparison.measured_questions,
       " questions &middot; carrel ", kVersion, "</p></header>\n", HtmlTable(comparison),
-      Curves(comparison), "</main><script>", audit::kPageScript, "</script></body></html>\n");
+      Curves(comparison), NeedleMaps(comparison), "</main><script>", audit::kPageScript,
+      "</script></body></html>\n");
 }
 
 }  // namespace carrel::tools

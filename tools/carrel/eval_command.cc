@@ -3,7 +3,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
+#include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/progress.h"
 #include "common/status.h"
@@ -22,6 +24,7 @@ namespace {
 struct EvalFlags {
   RetrievalFlags retrieval;
   std::string questions;
+  std::vector<std::string> also;  // "CONTEXT=FILE"
   std::string compare;
   std::optional<std::string> html;
   int64_t measure = 4;
@@ -48,24 +51,65 @@ absl::Status RunComparison(const EvalFlags& flags) {
   return absl::OkStatus();
 }
 
+struct Document {
+  std::string context;
+  std::vector<Question> questions;
+};
+
+// The context of --context, then those of --also.
+absl::StatusOr<std::vector<Document>> ReadDocuments(const EvalFlags& flags) {
+  std::vector<Document> documents(1);
+  documents[0].context = flags.retrieval.context;
+  ASSIGN_OR_RETURN(documents[0].questions, ReadQuestions(flags.questions));
+  for (const std::string& also : flags.also) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(also, absl::MaxSplits('=', 1));
+    if (parts.first.empty() || parts.second.empty())
+      return absl::InvalidArgumentError(absl::StrCat("also=", also, " is not CONTEXT=FILE"));
+    documents.push_back({parts.first, {}});
+    ASSIGN_OR_RETURN(documents.back().questions, ReadQuestions(parts.second));
+  }
+  return documents;
+}
+
 absl::Status RunEval(EvalFlags& flags) {
+  if (!flags.also.empty() && (!flags.compare.empty() || flags.stats)) {
+    return absl::InvalidArgumentError(
+        "--also adds up answers over contexts; --compare and --stats are of one context");
+  }
   if (!flags.compare.empty()) return RunComparison(flags);
   if (flags.html.has_value()) return absl::InvalidArgumentError("--html is a page of --compare");
   RETURN_IF_ERROR(flags.retrieval.Resolve());
-  ASSIGN_OR_RETURN(const std::vector<Question> questions, ReadQuestions(flags.questions));
+  ASSIGN_OR_RETURN(const std::vector<Document> documents, ReadDocuments(flags));
   flags.retrieval.config.measure = flags.stats;
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, OpenDecoder::Create(flags.retrieval));
   Tally tally;
   Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal
                         ? Progress::Mode::kTerminal
                         : Progress::Mode::kQuiet);
-  const double total = static_cast<double>(questions.size());
+  size_t asked = 0;
+  for (const Document& document : documents) asked += document.questions.size();
+  const double total = static_cast<double>(asked);
+  size_t before = 0;  // questions of the contexts before
   const auto show = [&](size_t i, const Tally& so_far) {
     progress.Update(
-        static_cast<double>(i) / total,
-        absl::StrCat("question ", i + 1, "/", questions.size(), "  ", so_far.exact, " exact"));
+        static_cast<double>(before + i) / total,
+        absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.exact, " exact"));
   };
-  RETURN_IF_ERROR(AskAll(flags.retrieval, *open, questions, show, tally));
+  std::unique_ptr<OpenDecoder> open;
+  nlohmann::json contexts = nlohmann::json::array();
+  for (const Document& document : documents) {
+    RetrievalFlags retrieval = flags.retrieval;
+    retrieval.context = document.context;
+    open.reset();  // one context in memory at a time
+    ASSIGN_OR_RETURN(open, OpenDecoder::Create(retrieval));
+    const int64_t exact_before = tally.exact;
+    RETURN_IF_ERROR(Annotate(AskAll(retrieval, *open, document.questions, show, tally),
+                             absl::StrCat("context ", document.context)));
+    before += document.questions.size();
+    contexts.push_back({{"context", document.context},
+                        {"context_tokens", open->decoder().context_tokens()},
+                        {"questions", document.questions.size()},
+                        {"exact_matches", tally.exact - exact_before}});
+  }
   progress.Clear();
   const double rate =
       tally.generate_seconds > 0 ? static_cast<double>(tally.tokens) / tally.generate_seconds : 0;
@@ -75,9 +119,7 @@ absl::Status RunEval(EvalFlags& flags) {
         {{"prompt", a.prompt}, {"text", a.text}, {"answer", a.answer}, {"ids", a.ids}});
   }
   nlohmann::json json = {
-      {"context", flags.retrieval.context},
-      {"context_tokens", open->decoder().context_tokens()},
-      {"questions", questions.size()},
+      {"questions", asked},
       {"exact_match", static_cast<double>(tally.exact) / total},
       {"exact_matches", tally.exact},
       {"agreement", tally.with_dense == 0 ? nlohmann::json()
@@ -91,11 +133,19 @@ absl::Status RunEval(EvalFlags& flags) {
       {"prompt_seconds", tally.prompt_seconds},
       {"generate_seconds", tally.generate_seconds},
       {"differing", std::move(differing)}};
-  json["stats"] = StatisticsJson(open->decoder().statistics(), flags.stats);
+  if (documents.size() == 1) {
+    json["context"] = contexts[0]["context"];
+    json["context_tokens"] = contexts[0]["context_tokens"];
+    json["stats"] = StatisticsJson(open->decoder().statistics(), flags.stats);
+  } else {
+    json["contexts"] = std::move(contexts);
+  }
+  if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
   if (!flags.json) {
     std::fprintf(stderr, "%d questions: %d exact, %d of %d equal to dense, %.1f tokens/s\n",
-                 static_cast<int>(questions.size()), static_cast<int>(tally.exact),
+                 static_cast<int>(asked), static_cast<int>(tally.exact),
                  static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense), rate);
+    std::fputs(tally.needles.Table().c_str(), stderr);
     if (flags.stats)
       std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
   }
@@ -112,8 +162,12 @@ void AddEval(CLI::App& app, Run& chosen) {
   flags->retrieval.Declare(command, /*context_required=*/true);
   command
       .add_option("--questions", flags->questions,
-                  "one JSON object a line: prompt, answer, maybe dense_ids")
+                  "one JSON object a line: prompt, answer, maybe dense_ids; of carrel needle: "
+                  "also where the fact stands, for a map of depth and length")
       ->required();
+  command.add_option("--also", flags->also,
+                     "CONTEXT=FILE: ask the questions of FILE of that context too, and add up; may "
+                     "be repeated");
   command.add_option("--compare", flags->compare,
                      "a JSON list of configurations, objects of flag names and values: ask the "
                      "questions under each and print one table");

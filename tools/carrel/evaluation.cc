@@ -21,6 +21,7 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, const Questi
       absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.answer);
   const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
   tally.exact += exact;
+  tally.needles.Add(question, exact);
   tally.with_dense += question.has_dense_ids;
   tally.agreeing += agrees;
   tally.prompt_tokens += static_cast<int64_t>(prompt.size());

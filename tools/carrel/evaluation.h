@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "tools/carrel/needle_map.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/retrieval_flags.h"
 
@@ -23,6 +24,7 @@ struct Tally {
     std::vector<TokenId> ids;
   };
   std::vector<Answer> differing;  // from dense where that is known, else wrong
+  NeedleMap needles;
 };
 
 // before(i, tally) is called before question i. Errors name the question.

@@ -10,21 +10,31 @@ namespace carrel::tools {
 void IndexFlags::Declare(CLI::App& command) {
   command
       .add_option("--index", kind,
-                  "flat (exact) | code (binary codes) | hnsw (graph) | ivf (inverted lists) | "
+                  "flat (exact) | int8 (8 bits, the best exactly) | code (binary codes) | hnsw "
+                  "(graph) | ivf (inverted lists) | "
                   "graph (from sampled queries) | auto (per head the cheapest that finds enough)")
       ->capture_default_str();
   command
-      .add_option("--effort,--hnsw-ef-search", params.effort,
-                  "default effort of searching. hnsw, graph: beam width; ivf: lists probed; code: "
-                  "rows scored exactly; 0: the kind's default")
+      .add_option(
+          "--effort,--hnsw-ef-search", params.effort,
+          "default effort of searching. hnsw, graph: beam width; ivf: lists probed; code, int8: "
+          "rows scored exactly; 0: the kind's default")
       ->capture_default_str();
   command.add_option("--hnsw-m", params.m, "hnsw, graph: links per key")->capture_default_str();
   command.add_option("--hnsw-ef-construction", params.ef_construction, "hnsw: effort of building")
       ->capture_default_str();
   command.add_option("--code-bits", params.code_bits, "code: bits per key, 64, 128 or 256")
       ->capture_default_str();
-  command.add_flag("--code-train", params.code_trained,
-                   "code: learn the directions from the document's own queries and keys");
+  command
+      .add_option("--code-train", code_train,
+                  "code: directions are random (off), or learned from the document's own queries "
+                  "and keys: in closed form (staged), or by HATA's gradient descent (hata)")
+      ->capture_default_str();
+  command
+      .add_option("--code-scan", code_scan,
+                  "code: the query's numbers against the keys' bits (asymmetric), or its signs "
+                  "(symmetric: faster and coarser)")
+      ->capture_default_str();
   command.add_option("--ivf-lists", params.ivf_lists, "ivf: lists; 0: 4 sqrt(tokens)")
       ->capture_default_str();
   command
@@ -36,6 +46,8 @@ void IndexFlags::Declare(CLI::App& command) {
 }
 
 absl::Status IndexFlags::Resolve() {
+  ASSIGN_OR_RETURN(params.code_training, kvstore::ParseCodeTraining(code_train));
+  ASSIGN_OR_RETURN(params.code_scan, kvstore::ParseCodeScan(code_scan));
   if (kind == kvstore::kAutoIndexKind) {
     automatic.params = params;
     auto_index = automatic;

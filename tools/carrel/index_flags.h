@@ -20,7 +20,7 @@ inline constexpr char kSummariesHelp[] =
     "bytes per key at head_dim 128); 0: none";
 
 struct IndexFlags {
-  std::string kind = "flat";
+  std::string kind = "flat", code_train = "off", code_scan = "asymmetric";
   kvstore::IndexParams params;
   kvstore::AutoIndexConfig automatic;
   std::optional<kvstore::AutoIndexConfig> auto_index;  // set by Resolve if kind is "auto"

@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);
   carrel::tools::AddEval(app, chosen);
+  carrel::tools::AddNeedle(app, chosen);
   carrel::tools::AddAudit(app, chosen);
   carrel::tools::AddContexts(app, chosen);
   try {

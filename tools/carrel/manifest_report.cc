@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "carrel/v1/context.pb.h"
 #include "common/progress.h"
+#include "kvstore/index/index.h"
 
 namespace carrel::tools {
 
@@ -46,7 +47,9 @@ nlohmann::json IndexToJson(const v1::IndexSpec& spec) {
   if (spec.ef_construction() != 0) index["ef_construction"] = spec.ef_construction();
   if (spec.code_bits() != 0) {
     index["code_bits"] = spec.code_bits();
-    index["code_trained"] = spec.code_trained();
+    index["code_training"] =
+        kvstore::CodeTrainingName(static_cast<kvstore::CodeTraining>(spec.code_training()));
+    index["code_scan"] = kvstore::CodeScanName(static_cast<kvstore::CodeScan>(spec.code_scan()));
   }
   if (spec.kind() == "ivf") index["ivf_lists"] = spec.ivf_lists();
   index["effort"] = spec.effort();
@@ -105,6 +108,8 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                                {"head_dim", manifest.head_dim()},
                                {"kv_dtype", manifest.kv_dtype()},
                                {"key_position", manifest.key_position()},
+                               {"prefill_attention", manifest.prefill_attention()},
+                               {"prefill_rope", manifest.prefill_rope()},
                                {"segment_tokens", manifest.segment_tokens()},
                                {"prefill_seconds", manifest.prefill_seconds()},
                                {"fingerprint", fingerprint},
@@ -181,11 +186,19 @@ void PrintManifest(const v1::Manifest& manifest) {
   } else {
     std::printf("no summaries\n");
   }
+  if (!manifest.prefill_attention().empty()) {
+    std::printf("prefilled with attention %s, positions %s\n", manifest.prefill_attention().c_str(),
+                manifest.prefill_rope().c_str());
+  }
   PrintHeadIndexes(manifest);
   std::printf("\nfingerprint\n");
   for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields())
     std::printf("  %-28s %s\n", field.name().c_str(), field.value().c_str());
   std::printf("  %-28s %s\n", "(document) token_ids_sha256", manifest.token_ids_sha256().c_str());
+  if (manifest.head_statistics().empty()) {
+    std::printf("\nno statistics of attention: keys are stored before RoPE\n");
+    return;
+  }
   PrintHeadTable(manifest, "entropy of attention in nats, by layer and q head (sampled queries)",
                  &v1::HeadStatistics::entropy_nats);
   PrintHeadTable(manifest, "keys that carry 75% of the mass, by layer and q head (sampled queries)",

@@ -24,6 +24,10 @@ struct PrefillFlags {
   IndexFlags index;
   int threads = 0;
   std::string device = "cpu";
+  std::string attention = "dense";
+  std::string key_position = "rotated";
+  std::string rope = "trained";
+  bool summaries_given = false;
   bool quiet = false;
   bool json = false;
   prefill::PrefillConfig config;
@@ -40,6 +44,16 @@ absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
   return ids;
 }
 
+// Of the seconds from begin to end: what the GPU did, one after the other, and what it waited for.
+// Copies, indexing and writing that went on beside it count in their own seconds only.
+nlohmann::json Shares(const prefill::PrefillReport& report) {
+  return {{"attention", report.times.attention / report.seconds},
+          {"products", report.times.projections / report.seconds},
+          {"copy_out_wait", report.times.copy_out_wait / report.seconds},
+          {"indexing_and_writing_wait", report.index_wait_seconds / report.seconds},
+          {"publication", report.publish_seconds / report.seconds}};
+}
+
 void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
   if (flags.json) {
     const nlohmann::json json = {{"name", flags.config.name},
@@ -52,13 +66,20 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"stored_bytes", report.stored_bytes},
                                  {"index_bytes", report.index_bytes},
                                  {"summary_bytes", report.summary_bytes},
+                                 {"attention", prefill::AttentionText(flags.config.attention)},
                                  {"device", flags.device},
                                  {"device_bytes", report.device_bytes},
                                  {"compute_seconds", report.compute_seconds},
                                  {"index_wait_seconds", report.index_wait_seconds},
                                  {"gpu_projections_seconds", report.times.projections},
                                  {"gpu_attention_seconds", report.times.attention},
-                                 {"copy_out_wait_seconds", report.times.copy_out}};
+                                 {"gpu_copy_out_seconds", report.times.copy_out},
+                                 {"copy_out_wait_seconds", report.times.copy_out_wait},
+                                 {"indexing_thread_seconds", report.writer.indexing},
+                                 {"statistics_thread_seconds", report.writer.statistics},
+                                 {"writing_thread_seconds", report.writer.writing},
+                                 {"publish_seconds", report.publish_seconds},
+                                 {"shares", Shares(report)}};
     std::printf("%s\n", json.dump().c_str());
     return;
   }
@@ -70,9 +91,10 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
   if (flags.config.device == model::Device::kCuda) {
     std::printf(
         "on the GPU: %.2f s of attention, %.2f s of everything else; waited %.2f s for copies, "
-        "%.2f s for indexes and files; %s of its memory\n",
-        report.times.attention, report.times.projections, report.times.copy_out,
-        report.index_wait_seconds, FormatBytes(report.device_bytes).c_str());
+        "%.2f s for indexes and files, %.2f s for publication; %s of its memory\n",
+        report.times.attention, report.times.projections, report.times.copy_out_wait,
+        report.index_wait_seconds, report.publish_seconds,
+        FormatBytes(report.device_bytes).c_str());
   }
   if (report.resumed_layers > 0)
     std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
@@ -86,6 +108,12 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
   RETURN_IF_ERROR(flags.index.Resolve());
   ASSIGN_OR_RETURN(flags.config.device, model::ParseDevice(flags.device));
+  ASSIGN_OR_RETURN(flags.config.attention, prefill::ParseAttention(flags.attention));
+  ASSIGN_OR_RETURN(flags.config.attention.key_position,
+                   prefill::ParseKeyPosition(flags.key_position));
+  ASSIGN_OR_RETURN(flags.config.attention.rope, model::ParseRope(flags.rope));
+  if (flags.config.attention.key_position == prefill::KeyPosition::kNone && !flags.summaries_given)
+    flags.config.summary_rows = 0;  // there is nothing to summarise them by
   flags.config.index = flags.index.params;
   flags.config.auto_index = flags.index.auto_index;
   ThreadPool pool(threads - 1);
@@ -121,8 +149,26 @@ void AddPrefill(CLI::App& app, Run& chosen) {
       ->required();
   command.add_option("--name", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
-  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
+  CLI::Option* const summaries =
+      command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
+          ->capture_default_str();
+  command
+      .add_option("--attention", flags->attention,
+                  "dense | hip | infinitehip: what a token attends to, with parameters as "
+                  "NAME:key=value,key=value (rows, sink, window, block_q, stride_q; hip: block_k)")
       ->capture_default_str();
+  command
+      .add_option("--key-position", flags->key_position,
+                  "how keys are stored: rotated (after RoPE, at their position) | none (before "
+                  "RoPE, for --rope infinitehip)")
+      ->capture_default_str();
+  command
+      .add_option("--rope", flags->rope,
+                  "where keys stand in attention: trained (where the document has them) | "
+                  "infinitehip (within the trained length, for documents of any length)")
+      ->capture_default_str();
+  command.add_flag("--beyond-trained", flags->config.beyond_trained,
+                   "rope=trained: take a document longer than the model was trained for");
   command
       .add_option("--segment-tokens", flags->config.segment_tokens,
                   "rows per stored segment, a power of two")
@@ -137,7 +183,10 @@ void AddPrefill(CLI::App& app, Run& chosen) {
                    "discard an interrupted job of this name instead of going on with it");
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunPrefillCommand(*flags); }; });
+  command.callback([flags, &chosen, summaries] {
+    flags->summaries_given = summaries->count() > 0;
+    chosen = [flags] { return RunPrefillCommand(*flags); };
+  });
 }
 
 }  // namespace carrel::tools

@@ -10,6 +10,25 @@
 
 namespace carrel::tools {
 
+namespace {
+
+// Whether an object tells where a needle stands; some of it is not enough.
+absl::StatusOr<std::optional<NeedlePlace>> ReadPlace(const nlohmann::json& json) {
+  if (!json.contains("kind") && !json.contains("depth") && !json.contains("length"))
+    return std::optional<NeedlePlace>();
+  const bool valid = json.contains("kind") && json["kind"].is_string() && json.contains("depth") &&
+                     json["depth"].is_number() && json.contains("length") &&
+                     json["length"].is_number_integer();
+  if (!valid) {
+    return absl::InvalidArgumentError(
+        "a needle's place is a string kind, a number depth and an integer length");
+  }
+  return NeedlePlace{json["kind"].get<std::string>(), json["depth"].get<double>(),
+                     json["length"].get<int64_t>()};
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   std::vector<Question> questions;
@@ -34,6 +53,9 @@ absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path) {
     question.answer = json["answer"].get<std::string>();
     question.has_dense_ids = json.contains("dense_ids");
     if (question.has_dense_ids) question.dense_ids = json["dense_ids"].get<std::vector<TokenId>>();
+    absl::StatusOr<std::optional<NeedlePlace>> place = ReadPlace(json);
+    if (!place.ok()) return Annotate(place.status(), absl::StrCat(path, ":", line_number));
+    question.needle = *std::move(place);
     questions.push_back(std::move(question));
   }
   if (questions.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": no questions"));

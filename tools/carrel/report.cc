@@ -17,8 +17,41 @@ std::string Cell(const decoder::Mean& mean) {
   return mean.count == 0 ? "-" : absl::StrFormat("%.3f", mean.value());
 }
 
+double Share(int64_t part, int64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+nlohmann::json BankJson(const decoder::BankStatistics& bank) {
+  nlohmann::json json = {{"slots", bank.slots},
+                         {"rows_wanted", bank.wanted},
+                         {"hits", bank.hits},
+                         {"hit_rate", Share(bank.hits, bank.wanted)}};
+  if (bank.ahead == 0) return json;
+  json["rows_ahead"] = bank.ahead;
+  json["rows_ahead_fetched"] = bank.ahead - bank.ahead_hits;
+  json["share_foreseen"] = Share(bank.foreseen, bank.expected);
+  return json;
+}
+
 double PerToken(double total, int64_t tokens) {
   return tokens == 0 ? 0 : total / static_cast<double>(tokens);
+}
+
+void AppendBanks(const decoder::Statistics& statistics, std::string& table) {
+  bool title = false;
+  for (size_t i = 0; i < statistics.layers.size(); ++i) {
+    const decoder::BankStatistics& bank = statistics.layers[i].bank;
+    if (bank.wanted == 0) continue;
+    if (!title) {
+      absl::StrAppendFormat(&table, "%5s %10s %10s %10s %14s\n", "layer", "rows held", "hits",
+                            "foreseen", "fetched ahead");
+      title = true;
+    }
+    absl::StrAppendFormat(
+        &table, "%5d %10d %10.3f %10s %14.1f\n", i, bank.slots, Share(bank.hits, bank.wanted),
+        bank.expected == 0 ? "-" : absl::StrFormat("%.3f", Share(bank.foreseen, bank.expected)),
+        PerToken(static_cast<double>(bank.ahead - bank.ahead_hits), statistics.layers[i].tokens));
+  }
 }
 
 }  // namespace
@@ -43,6 +76,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
         {"bytes", layer.bytes_received},
         {"bytes_read", layer.bytes_read},
         {"cosine", OrNull(layer.cosine)}};
+    if (layer.bank.slots > 0) json["bank"] = BankJson(layer.bank);
     if (measured) {
       json["prefetch_hit_rate"] = OrNull(layer.hit_rate);
       json["mass"] = OrNull(layer.mass);
@@ -84,6 +118,7 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
                             Cell(layer.attended_mass), Cell(layer.output_error));
     table += "\n";
   }
+  AppendBanks(statistics, table);
   absl::StrAppend(&table, "window ", FormatBytes(statistics.window_bytes), ", sent ",
                   FormatBytes(statistics.bytes_sent), ", received ",
                   FormatBytes(statistics.bytes_received),

@@ -40,7 +40,10 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       ->capture_default_str();
   command.add_option("--local", config.local, "last rows of the context held by the decoder")
       ->capture_default_str();
-  command.add_option("--budget", budget, "top-k per layer, same total: uniform | linear (rising)")
+  command
+      .add_option("--budget", budget,
+                  "top-k per layer, same total: uniform | linear (rising) | measured (more "
+                  "where the attention that prefill sampled is peaked)")
       ->capture_default_str();
   command
       .add_option("--prefetch", prefetch,
@@ -57,6 +60,12 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
           "what travels: rows (K and V) | values (scores and V) | attend (partial attention)")
       ->capture_default_str();
   command
+      .add_option("--row-cache", config.row_cache_bytes,
+                  "want=rows: memory for rows that the store sent before, as bytes or 500MB: they "
+                  "need not travel again; 0: none are kept")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->capture_default_str();
+  command
       .add_option("--effort,--ef-search", config.effort,
                   "how much an index does for recall: beam width, lists probed or rows scored "
                   "exactly; 0: the context's own")
@@ -68,13 +77,41 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       ->capture_default_str();
   command
       .add_option("--zone", zone,
-                  "store: the kvstore searches | host: rows of --store are mapped here and "
-                  "--refine chooses among them | device: rows are copied to the GPU at open and "
-                  "searched there, by codes")
+                  "store: the kvstore searches | host: rows of --store are mapped here, or with "
+                  "--device cuda lie in this host's pinned memory | device: rows are copied to the "
+                  "GPU at open; of both --refine chooses")
       ->capture_default_str();
-  command.add_option("--refine", refine,
-                     "zone=host: exact | hip | infinitehip | hash | channels, with parameters as "
-                     "NAME:key=value,key=value (docs/methods.md)");
+  command
+      .add_option(
+          "--bank-bytes", device_config.bank.bytes,
+          "zone=host, device=cuda: GPU memory for the rows used last, as bytes or 500MB; 0: "
+          "rows are read where they lie")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--bank-map", bank_map,
+          "how a bank finds a row: vector (fast, 4 bytes per row of the zone) | hash (bytes "
+          "by the bank's size)")
+      ->capture_default_str();
+  command
+      .add_option("--bank-ahead", device_config.bank.ahead,
+                  "prefetch=speculative: rows fetched ahead, as a multiple of those attended")
+      ->capture_default_str();
+  command.add_option(
+      "--refine", refine,
+      "zone=host (default exact) and device (default hash): exact | hip | infinitehip | "
+      "hash | channels, with parameters as NAME:key=value,key=value "
+      "(docs/methods.md)");
+  command
+      .add_option(
+          "--rope", rope,
+          "where keys stand: trained (where the document has them) | infinitehip (zone=host: "
+          "at positions within the trained length, on a context of prefill --key-position "
+          "none)")
+      ->capture_default_str();
+  command.add_flag("--beyond-trained", config.beyond_trained,
+                   "rope=trained: go beyond the length that the model was trained for");
   command.add_option("--threads", threads, "threads of the model; 0: one per core")
       ->capture_default_str();
   command.add_option("--max-tokens", max_tokens, "generate at most so many tokens")
@@ -96,11 +133,13 @@ absl::Status RetrievalFlags::Resolve() {
     return absl::InvalidArgumentError(
         absl::StrCat("zone=", zone, " is none of store, host, device"));
   }
-  if (zone != "host" && !refine.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "refine=", refine, " needs --zone host: with zone=", zone, " the rows are chosen there"));
+  if (zone == "store" && !refine.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("refine=", refine, " needs --zone host or device: the store has its indexes"));
   }
-  if (zone == "host") {
+  ASSIGN_OR_RETURN(device_config.bank.map, decoder::ParseRowMap(bank_map));
+  device_config.zone_in_host = zone == "host" && device_config.device == model::Device::kCuda;
+  if (zone == "host" && !device_config.zone_in_host) {
     if (!store.server.empty())
       return absl::InvalidArgumentError(
           "--zone host maps the rows of a folder of this host: give --store instead of --server");
@@ -108,7 +147,19 @@ absl::Status RetrievalFlags::Resolve() {
       return absl::InvalidArgumentError("--zone host without --context: there is no zone");
     ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
   }
+  ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
   device_config.zone_on_device = zone == "device";
+  if (zone == "device" || device_config.zone_in_host) {
+    if (context.empty() && device_config.device == model::Device::kCuda)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--zone ", zone, " without --context: there is no zone"));
+    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "hash" : refine));
+    if (!store.server.empty() && decoder::RefineNeedsHostRows(*config.refine)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("refine=", refine, " is calibrated by what prefill left in the store's ",
+                       "folder: give --store instead of --server"));
+    }
+  }
   ASSIGN_OR_RETURN(config.budget, decoder::ParseBudget(budget));
   ASSIGN_OR_RETURN(config.prefetch, decoder::ParsePrefetch(prefetch));
   ASSIGN_OR_RETURN(config.want, decoder::ParseWant(want));
@@ -146,7 +197,9 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
   }
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   std::shared_ptr<const decoder::HostRows> rows;
-  if (flags.config.refine.has_value()) {
+  // A GPU fetches the rows of zone=host from a server if their folder is not here.
+  if (decoder::NeedsHostRows(flags.config, flags.device_config) ||
+      (flags.device_config.zone_in_host && !flags.store.folder.empty())) {
     ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());

@@ -30,7 +30,9 @@ struct RetrievalFlags {
   std::string want = "attend";
   std::string device = "cpu";
   std::string zone = "store";
-  std::string refine;  // zone=host; empty: exact
+  std::string bank_map = "vector";
+  std::string refine;  // empty: exact for a zone in this host read by the CPU, hash for a GPU
+  std::string rope = "trained";
   int threads = 0;
   decoder::DeviceConfig device_config;
   decoder::RetrievalConfig config;  // the rest of the flags write here

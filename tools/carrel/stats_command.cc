@@ -46,7 +46,8 @@ absl::Status RunStats(const StatsFlags& flags) {
                                  {"index_bytes", statistics.index_bytes()},
                                  {"index_loads", statistics.index_loads()},
                                  {"index_evictions", statistics.index_evictions()},
-                                 {"layers_released", statistics.layers_released()}};
+                                 {"layers_released", statistics.layers_released()},
+                                 {"layers_loaded", statistics.layers_loaded()}};
     std::printf("%s\n", json.dump().c_str());
     return absl::OkStatus();
   }
@@ -55,12 +56,13 @@ absl::Status RunStats(const StatsFlags& flags) {
               static_cast<long long>(statistics.open_contexts()),
               static_cast<long long>(statistics.waiting()),
               static_cast<long long>(statistics.refused()));
-  std::printf("memory %s of %s; indexes %s, %lld loaded, %lld evicted; %lld layers let go\n",
+  std::printf("memory %s of %s; indexes %s, %lld loaded, %lld evicted; %lld layers loaded, %lld let go\n",
               FormatBytes(statistics.resident_bytes()).c_str(),
               FormatBytes(statistics.memory_budget_bytes()).c_str(),
               FormatBytes(statistics.index_bytes()).c_str(),
               static_cast<long long>(statistics.index_loads()),
               static_cast<long long>(statistics.index_evictions()),
+              static_cast<long long>(statistics.layers_loaded()),
               static_cast<long long>(statistics.layers_released()));
   std::printf("\n%-8s %10s %12s %12s %12s %12s %12s %12s   (us)\n", "request", "count",
               "queued p50", "p99", "search p50", "p90", "p99", "max");

@@ -140,6 +140,7 @@ absl::Status Serve(const Settings& settings, int64_t started_us, const std::stri
   json["peak_resident_bytes"] = peak;
   json["memory_budget_bytes"] = statistics.memory_budget_bytes;
   json["layers_released"] = statistics.layers_released;
+  json["layers_loaded"] = statistics.layers_loaded;
   json["bytes_sent_per_token"] =
       decoding.bytes_sent() / (settings.tokens * script.shape.layers + 1) * script.shape.layers;
   json["bytes_received_per_token"] =
@@ -221,7 +222,7 @@ absl::Status Run(char** argv, const Settings& settings) {
 }  // namespace carrel::bench
 
 int main(int argc, char** argv) {
-  spdlog::set_level(spdlog::level::warn);
+  spdlog::set_level(spdlog::level::err);
   carrel::bench::Settings settings;
   bool usable = argc >= 3 && argc <= 8;
   if (usable) {

@@ -92,5 +92,6 @@ double MeasureGemmFlops(Bench& bench);
 // One function per file of kernels; main.cc calls them in turn.
 void DecodeBenches(Bench& bench);
 void SelectBenches(Bench& bench);
+void RefineBenches(Bench& bench);
 
 }  // namespace carrel::gpu_bench

@@ -1,17 +1,23 @@
-// gpu_bench [--quick]: every GPU kernel, checked and then timed; one JSON object a line.
+// gpu_bench [--quick] [decode | select | refine]...: GPU kernels, checked and then timed; one JSON
+// object a line. Without a name, all of them.
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
+#include <set>
+#include <string>
 
 #include "bench/gpu/harness.h"
 #include "common/test_random.h"
 
 int main(int argc, char** argv) {
   using namespace carrel::gpu_bench;
-  const bool quick = argc == 2 && std::strcmp(argv[1], "--quick") == 0;
-  if (argc > 2 || (argc == 2 && !quick)) {
-    std::fprintf(stderr, "usage: gpu_bench [--quick]\n");
+  std::set<std::string> wanted(argv + 1, argv + argc);
+  const bool quick = wanted.erase("--quick") > 0;
+  for (const std::string& name : wanted) {
+    if (name == "decode" || name == "select" || name == "refine") continue;
+    std::fprintf(stderr, "usage: gpu_bench [--quick] [decode | select | refine]...\n");
     return 2;
   }
+  const auto runs = [&](const char* name) { return wanted.empty() || wanted.count(name) > 0; };
   cudaDeviceProp device;
   CARREL_CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
   const char* fixed = std::getenv("CARREL_SEED");
@@ -25,7 +31,8 @@ int main(int argc, char** argv) {
       device.name, device.multiProcessorCount, device.l2CacheSize,
       static_cast<unsigned long long>(seed), bench.CopyBytesPerS() * 1e-9,
       bench.ReadBytesPerS() * 1e-9, bench.GemmFlops() * 1e-12);
-  DecodeBenches(bench);
-  SelectBenches(bench);
+  if (runs("decode")) DecodeBenches(bench);
+  if (runs("select")) SelectBenches(bench);
+  if (runs("refine")) RefineBenches(bench);
   return 0;
 }

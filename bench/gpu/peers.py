@@ -75,14 +75,20 @@ def top_k(n, runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("benches", nargs="*", metavar="decode | select | refine",
+                        help="peers of these benches of gpu_bench alone")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    wanted = set(arguments.benches) or {"decode", "select", "refine"}
     runs = 10 if quick else 40
     device = torch.cuda.get_device_name()
     print(json.dumps({"torch": torch.__version__, "device": device}), flush=True)
     for n in [32 << 10] if quick else [32 << 10, 128 << 10, 256 << 10, 1 << 20]:
-        attention(n, runs)
-        torch.cuda.empty_cache()
-        top_k(n, runs)
+        if wanted & {"decode", "refine"}:
+            attention(n, runs)
+            torch.cuda.empty_cache()
+        if "select" in wanted:
+            top_k(n, runs)
 
 
 if __name__ == "__main__":

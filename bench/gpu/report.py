@@ -5,6 +5,33 @@ import sys
 LENGTHS = {32768: "32k", 131072: "128k", 262144: "256k", 1048576: "1M"}
 
 
+DENSE = ["sdpa_flash", "sdpa_cudnn", "refine_dense"]
+REFINE = ["hip", "hip_refresh_2", "hip_refresh_4", "hip_refresh_8", "infinitehip_from_stage_1",
+          "infinitehip_from_stage_2", "infinitehip_from_stage_3", "infinitehip_kept",
+          "infinitehip_default", "infinitehip_fast", "infinitehip_flash", "hash", "channels"]
+
+
+def refine_table(results):
+    """Methods of refine_bench: us per layer and token, and how much faster than dense."""
+    lengths = sorted({n for kernel, n in results if kernel == "refine_dense"})
+    if not lengths:
+        return
+    dense = {}
+    for n in lengths:
+        found = [results.get((kernel, n), {}) for kernel in DENSE]
+        dense[n] = min(entry["us"] for entry in found if "us" in entry)
+    print("\nAttention over 2,048 chosen rows, selection included: us (times faster than the "
+          "best dense).\n")
+    print("| method | " + " | ".join(LENGTHS.get(n, str(n)) for n in lengths) + " |")
+    print("|---" * (len(lengths) + 1) + "|")
+    for kernel in DENSE + REFINE:
+        cells = []
+        for n in lengths:
+            us = results.get((kernel, n), {}).get("us")
+            cells.append("" if us is None else f"{us:.1f} ({dense[n] / us:.1f})")
+        print(f"| {kernel} | " + " | ".join(cells) + " |")
+
+
 def main():
     header, peer_header, results = {}, {}, {}
     for name in sys.argv[1:]:
@@ -41,10 +68,11 @@ def main():
     for n in lengths:
         cells = [cell(kernel, n) for kernel in columns]
         print(f"| {LENGTHS.get(n, n)} | " + " | ".join(cells) + " |")
+    refine_table(results)
     print("\n| kernel | shape | us (p10, p90) | GB/s |")
     print("|---|---|---|---|")
     for (kernel, n), entry in sorted(results.items()):
-        if kernel not in columns:
+        if kernel not in columns + REFINE:
             print(f"| {kernel} | {entry.get('shape', n)} | {entry['us']:.1f} "
                   f"({entry['us_p10']:.1f}, {entry['us_p90']:.1f}) | {entry['gb_per_s']:.0f} |")
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "bench/retrieval/method.h"
 #include "common/status.h"
 #include "kvstore/index/index.h"
@@ -9,6 +10,8 @@
 namespace carrel::bench {
 namespace {
 
+using kvstore::CodeScan;
+using kvstore::CodeTraining;
 using kvstore::IndexKind;
 
 class OurMethod : public Method {
@@ -51,10 +54,6 @@ MethodKind Ours(std::string name, kvstore::IndexParams params, std::string effor
                const kvstore::SampledQueries& queries) -> absl::StatusOr<std::unique_ptr<Method>> {
     ASSIGN_OR_RETURN(std::string blob, kvstore::BuildIndex(params, keys, &queries));
     auto index = kvstore::OpenIndex(params, kvstore::Blob(blob), keys);
-    if (params.code_trained && absl::IsInvalidArgument(index.status())) {
-      return absl::UnimplementedError("learned directions: " +
-                                      std::string(index.status().message()));
-    }
     RETURN_IF_ERROR(index.status());
     return std::make_unique<OurMethod>(std::move(blob), *std::move(index));
   };
@@ -76,15 +75,35 @@ std::vector<MethodKind> OurKinds() {
   const auto fixed = [](std::vector<int32_t> efforts) {
     return [efforts](int64_t) { return efforts; };
   };
-  return {
+  std::vector<MethodKind> kinds = {
       Ours("flat", {.kind = IndexKind::kFlat}, "none", fixed({0})),
+      Ours("int8", {.kind = IndexKind::kInt8}, "rows scored exactly",
+           [](int64_t k) {
+             return std::vector<int32_t>{static_cast<int32_t>(k + k / 4),
+                                         static_cast<int32_t>(2 * k), static_cast<int32_t>(4 * k)};
+           }),
       Ours("code", {.kind = IndexKind::kCode}, "rows scored exactly", times({1, 2, 4, 8, 16})),
-      Ours("code-trained", {.kind = IndexKind::kCode, .code_trained = true}, "rows scored exactly",
-           times({1, 2, 4, 8, 16})),
+      Ours("code-trained", {.kind = IndexKind::kCode, .code_training = CodeTraining::kStaged},
+           "rows scored exactly", times({1, 2, 4, 8, 16})),
       Ours("hnsw", {.kind = IndexKind::kHnsw}, "beam width", times({1, 2, 4})),
       Ours("ivf", {.kind = IndexKind::kIvf}, "lists probed", fixed({8, 16, 32, 64})),
       Ours("graph", {.kind = IndexKind::kGraph}, "beam width", times({1, 2, 4})),
   };
+  for (const int32_t bits : {64, 128, 256}) {
+    for (const auto training : {CodeTraining::kOff, CodeTraining::kStaged, CodeTraining::kHata}) {
+      for (const auto scan : {CodeScan::kAsymmetric, CodeScan::kSymmetric}) {
+        kinds.push_back(Ours(absl::StrCat("code-", bits, "-", kvstore::CodeTrainingName(training),
+                                          "-", kvstore::CodeScanName(scan)),
+                             {.kind = IndexKind::kCode,
+                              .code_bits = bits,
+                              .code_training = training,
+                              .code_scan = scan},
+                             "rows scored exactly", times({1, 2, 4, 8, 16})));
+        kinds.back().only_if_named = true;
+      }
+    }
+  }
+  return kinds;
 }
 
 }  // namespace carrel::bench

@@ -38,7 +38,8 @@ constexpr char kUsage[] =
   --layers N          layers that synthetic contexts are made with (4; 1 above 256k tokens)
   --as-layers N       times are scaled to so many layers (synthetic: 32; others: their own)
   --top-k N           rows per KV head (repeatable; 128, and 512 without --quick)
-  --kind NAME         only this kind or peer, or "engine" (repeatable)
+  --kind NAME         only this kind or peer, or "engine" (repeatable); "codes": codes of every width,
+                      training and scan, as code-128-hata-symmetric
   --effort N          of the engine's queries; 0: the index's own
   --heads N           KV heads measured per context (default: as --keys allows)
   --keys N            keys measured per context in sum (262144; quick: 131072)
@@ -196,9 +197,12 @@ class Bench {
         for (MethodKind& kind : peers()) kinds.push_back(std::move(kind));
       }
     }
-    if (flags_.kinds.empty()) return kinds;
+    const auto named = [&](absl::string_view name) {
+      return std::find(flags_.kinds.begin(), flags_.kinds.end(), name) != flags_.kinds.end();
+    };
     std::erase_if(kinds, [&](const MethodKind& kind) {
-      return std::find(flags_.kinds.begin(), flags_.kinds.end(), kind.name) == flags_.kinds.end();
+      if (kind.only_if_named) return !named(kind.name) && !named("codes");
+      return !flags_.kinds.empty() && !named(kind.name);
     });
     return kinds;
   }

@@ -41,7 +41,8 @@ class Method {
 struct MethodKind {
   std::string name;
   bool peer = false;
-  bool slow_build = false;  // graphs: tens of microseconds and more per key
+  bool slow_build = false;     // graphs: tens of microseconds and more per key
+  bool only_if_named = false;  // measured if --kind names it (or, of codes, --kind codes)
   // Meaning of effort, and which are tried for a top_k.
   std::string effort_name;
   std::function<std::vector<int32_t>(int64_t top_k)> efforts;

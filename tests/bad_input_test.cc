@@ -204,7 +204,7 @@ TEST_F(BadInputTest, AskFlag_OutOfRange_NamesValueAndBound) {
       {"--want", "everything", {"want=everything", "rows, values, attend"}},
       {"--want", "", {"want="}},
       {"--prefetch", "on", {"prefetch=on", "off, speculative, verified"}},
-      {"--budget", "cubic", {"budget=cubic", "uniform, linear"}},
+      {"--budget", "cubic", {"budget=cubic", "uniform, linear, measured"}},
       {"--oversample", "0.5", {"oversample=0.5", "[1, 16]"}},
       {"--oversample", "nan", {"oversample=", "[1, 16]"}},
       {"--effort", "-1", {"effort=-1", "[0, 65536]"}},
@@ -464,11 +464,35 @@ TEST_F(BadInputTest, ZoneInThisHost_WhatMakesNoSense_IsRefusedWithTheReason) {
   EXPECT_THAT(Carrel(With(here, {"--effort", "9"})), FailsWith(kBad, Texts{"effort must be 0"}));
   EXPECT_THAT(Carrel(With(here, {"--refine", "hippo"})),
               FailsWith(kBad, Texts{"refine=hippo is none of"}));
-  EXPECT_THAT(Carrel(With(here, {"--device", "cuda"})),
-              FailsWith(kBad, Texts{"zone=host needs device=cpu"}));
+  EXPECT_THAT(Carrel(With(here, {"--device", "cuda", "--refine", "hip", "--prefetch", "speculative",
+                                 "--bank-bytes", "1MB"})),
+              FailsWith(kBad, Texts{"only refine=hash"}));
+  EXPECT_THAT(Carrel(With(here, {"--bank-bytes", "1MB"})),
+              FailsWith(kBad, Texts{"need zone=host and device=cuda"}));
+  EXPECT_THAT(Carrel(With(here, {"--bank-map", "tree"})),
+              FailsWith(kBad, Texts{"bank_map=tree is none of vector, hash"}));
+  EXPECT_THAT(Carrel(With(here, {"--row-cache", "1MB"})),
+              FailsWith(kBad, Texts{"row_cache", "want=rows"}));
   EXPECT_THAT(Carrel({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "x",
                       "--refine", "hip"}),
               FailsWith(kBad, Texts{"refine=hip needs --zone host"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, ZoneOnTheGpu_WhatMakesNoSense_IsRefusedWithTheReason) {
+  const Args ask = {"ask", "--model", DemoModel(), "x", "--zone", "device", "--device", "cuda"};
+  EXPECT_THAT(Carrel(ask), FailsWith(kBad, Texts{"without --context"}));
+  const Args there = With(ask, {"--context", kKept});
+  EXPECT_THAT(Carrel(With(there, {"--server", "unix:none", "--refine", "channels"})),
+              FailsWith(kBad, Texts{"refine=channels", "--store instead of --server"}));
+  const Args here = With(there, {"--store", store_});
+  EXPECT_THAT(Carrel(With(here, {"--refine", "hip:ensemble=4"})),
+              FailsWith(kBad, Texts{"refine=hip: ensemble=4 has no CUDA form"}));
+  EXPECT_THAT(Carrel(With(here, {"--refine", "hash:bits=96"})),
+              FailsWith(kBad, Texts{"bits=96", "64, 128 and 256"}));
+  EXPECT_THAT(Carrel(With(here, {"--prefetch", "speculative"})),
+              FailsWith(kBad, Texts{"prefetch must be off"}));
+  EXPECT_THAT(Carrel(With(here, {"--stats"})), FailsWith(kBad, Texts{"does not measure"}));
   ExpectNothingLost();
 }
 

@@ -11,11 +11,11 @@ using CliOutputTest = StoreTest;
 using nlohmann::json;
 
 const Args kRetrievalFlags = {
-    "--model",       "--context",    "--store",        "--server", "--top-k",
-    "--sink",        "--local",      "--dense-layers", "--budget", "--prefetch",
-    "--want",        "--max-tokens", "--threads",      "--stats",  "--json",
-    "--temperature", "--top-p",      "--seed",         "--effort", "--oversample",
-    "--select",      "--max-rows",   "--estimate",     "--zone",   "--refine"};
+    "--model",   "--context",      "--store",    "--server",      "--top-k",    "--sink",
+    "--local",   "--dense-layers", "--budget",   "--prefetch",    "--want",     "--max-tokens",
+    "--threads", "--stats",        "--json",     "--temperature", "--top-p",    "--seed",
+    "--effort",  "--oversample",   "--select",   "--max-rows",    "--estimate", "--zone",
+    "--refine",  "--bank-bytes",   "--bank-map", "--bank-ahead",  "--row-cache"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -30,7 +30,7 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
         "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries", "--threads",
         "--restart", "--quiet", "--json", "flat", "hnsw"}},
       {{"reindex"},
-       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train",
+       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train", "--code-scan",
         "--ivf-lists", "--auto-recall", "--auto-rows", "--summaries", "--threads", "--quiet",
         "--json"}},
       {{"synth"},
@@ -183,6 +183,23 @@ TEST_F(CliOutputTest, Ask_Json_HoldsTextIdsAndMeasuredStatistics) {
       EXPECT_GE(answer["stats"]["bytes_received"], bytes);
       EXPECT_GT(answer["stats"]["window_bytes"], 0);
     }
+  }
+}
+
+TEST_F(CliOutputTest, Ask_MeasuredBudgets_FollowTheContextsOwnEntropy) {
+  const json manifest = JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"}));
+  std::vector<double> entropy(8, 0);
+  for (const json& head : manifest["head_statistics"]) {
+    entropy[head["layer"].get<size_t>()] += head["entropy_nats"].get<double>() / 8;
+  }
+  double weights = 0;
+  for (int layer = 2; layer < 8; ++layer) weights += std::exp(-entropy[layer] / 4);
+  const json answer = JsonOf(Carrel(Ask(kKept, {"--top-k", "32", "--dense-layers", "2", "--budget",
+                                                "measured", "--stats", "--json"})));
+  for (int layer = 2; layer < 8; ++layer) {
+    EXPECT_NEAR(answer["stats"]["layers"][layer]["top_k"].get<double>(),
+                32 * 6 * std::exp(-entropy[layer] / 4) / weights, 0.51)
+        << "layer " << layer;
   }
 }
 

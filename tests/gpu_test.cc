@@ -1,13 +1,17 @@
 // The whole way on a GPU: prefill there, rows that a CPU reads, decoding there, every way to
 // retrieve.
 #include <cmath>
+#include <filesystem>
+#include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "kvstore/index/rows.h"
 #include "kvstore/storage/store.h"
 #include "model/safetensors.h"
+#include "prefill/prefill.h"
 #include "tests/world.h"
 
 namespace carrel {
@@ -66,6 +70,14 @@ RetrievalConfig All() {
   return config;
 }
 
+// For a zone on the device.
+RetrievalConfig Refined(const std::string& method, int64_t top_k) {
+  RetrievalConfig config;
+  config.top_k = top_k;
+  config.refine = *decoder::ParseRefine(method);
+  return config;
+}
+
 absl::StatusOr<std::vector<float>> Logits(absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> decoder,
                                           const std::vector<TokenId>& prompt) {
   if (!decoder.ok()) return decoder.status();
@@ -119,6 +131,80 @@ TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
   std::cout << "worst relative difference of a layer's and head's rows: " << worst << std::endl;
 }
 
+// Every payload of a context, verified.
+std::vector<std::string> Payloads(const std::string& folder) {
+  std::vector<std::string> payloads;
+  const auto store = kvstore::Store::Open(folder, kvstore::StoreMode::kReadOnly);
+  CARREL_EXPECT_OK(store);
+  if (!store.ok()) return payloads;
+  const auto context = (*store)->OpenContext("doc");
+  CARREL_EXPECT_OK(context);
+  if (!context.ok()) return payloads;
+  const AttentionShape shape = testing_world::DemoCheckpoint().config.shape;
+  for (int32_t layer = 0; layer < shape.layers; ++layer) {
+    for (const auto kind :
+         {kvstore::Kind::kKeyRows, kvstore::Kind::kValueRows, kvstore::Kind::kSampledQueries,
+          kvstore::Kind::kIndex, kvstore::Kind::kSummaries}) {
+      for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
+        const auto count = (*context)->SegmentCount(layer, kind, head);
+        CARREL_EXPECT_OK(count);
+        for (uint32_t i = 0; count.ok() && i < *count; ++i) {
+          const auto segment = (*context)->Segment(layer, kind, head, i);
+          CARREL_EXPECT_OK(segment);
+          if (!segment.ok()) continue;
+          const auto bytes = (*segment)->payload();
+          CARREL_EXPECT_OK((*segment)->Verify(0, static_cast<int64_t>(bytes.size())));
+          payloads.emplace_back(bytes.data(), bytes.size());
+        }
+      }
+    }
+  }
+  return payloads;
+}
+
+// The file of one layer cannot be written: the job fails there, as on a full disk, and the same
+// call goes on behind the layers that were finished.
+TEST(GpuTest, InterruptedPrefill_GoesOnToTheSameBytes) {
+  const auto tokens = testing_world::DocumentTokens("registry-8k");
+  CARREL_ASSERT_OK(tokens);
+  const std::string folder = FreshTempDir(), calm = folder + "/calm", torn = folder + "/torn";
+  const auto run = [&](const std::string& store_folder) -> absl::StatusOr<prefill::PrefillReport> {
+    auto store = kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadWrite);
+    if (!store.ok()) return store.status();
+    prefill::PrefillConfig config;
+    config.store_folder = store_folder;
+    config.name = "doc";
+    config.index = Code();
+    config.device = model::Device::kCuda;
+    config.hidden_interval_s = 0;
+    Progress progress(Progress::Mode::kQuiet);
+    return prefill::RunPrefill(config, testing_world::DemoCheckpoint(), *tokens, **store,
+                               testing_world::Pool(), progress);
+  };
+  CARREL_ASSERT_OK(run(calm));
+
+  constexpr int kTornLayer = 4;
+  const std::string staging = torn + "/prefill/doc";
+  const std::string in_the_way = absl::StrCat(staging, "/layer-000", kTornLayer, ".sst/x");
+  std::thread tear([&] {
+    // The job is written first, and the weights are loaded then.
+    while (!std::filesystem::exists(staging + "/job")) std::this_thread::yield();
+    std::filesystem::create_directories(in_the_way);
+  });
+  const auto failed = run(torn);
+  tear.join();
+  EXPECT_FALSE(failed.ok());
+  EXPECT_THAT(std::string(failed.status().message()), testing::HasSubstr("layer-0004.sst"));
+  EXPECT_TRUE(Payloads(calm).size() > 0);
+  std::filesystem::remove_all(std::filesystem::path(in_the_way).parent_path());
+
+  const auto resumed = run(torn);
+  CARREL_ASSERT_OK(resumed);
+  EXPECT_GE(resumed->resumed_layers, 1);
+  EXPECT_LE(resumed->resumed_layers, kTornLayer);
+  EXPECT_TRUE(Payloads(torn) == Payloads(calm)) << "other bytes";
+}
+
 TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));
@@ -149,10 +235,99 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
   DeviceConfig zone_here = Cuda();
   zone_here.zone_on_device = true;
   const auto at_store = Logits(EmbeddedDecoder::Open(folder, "doc", All(), Cuda()), prompt);
-  const auto here = Logits(EmbeddedDecoder::Open(folder, "doc", All(), zone_here), prompt);
+  const auto here = Logits(
+      EmbeddedDecoder::Open(folder, "doc", Refined("hash", decoder::kAllRows), zone_here), prompt);
   CARREL_ASSERT_OK(at_store);
   CARREL_ASSERT_OK(here);
   EXPECT_LE(RelativeError(*here, *at_store), 1e-2);
+}
+
+// A bank decides where a row is read, never which: the same bits as with the zone on the device.
+TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
+  const std::string folder = FreshTempDir();
+  ASSERT_TRUE(Prefill(folder, "registry-512"));
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  const std::vector<TokenId>& prompt = (*questions)[0].prompt;
+  RetrievalConfig config = Refined("hash", 40);
+  for (const decoder::Budget budget : {decoder::Budget::kUniform, decoder::Budget::kLinear}) {
+    config.budget = budget;
+    config.prefetch = decoder::Prefetch::kOff;
+    DeviceConfig on_device = Cuda();
+    on_device.zone_on_device = true;
+    const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
+    CARREL_ASSERT_OK(expected);
+    DeviceConfig in_host = Cuda();
+    in_host.zone_in_host = true;
+    for (const decoder::Prefetch prefetch :
+         {decoder::Prefetch::kOff, decoder::Prefetch::kSpeculative}) {
+      for (const kernels::RowMap map : {kernels::RowMap::kVector, kernels::RowMap::kHash}) {
+        for (const int64_t bytes : {0, 400'000, 700'000, 1'200'000, 4'000'000}) {
+          SCOPED_TRACE(absl::StrCat("budget ", static_cast<int>(budget), " prefetch ",
+                                    static_cast<int>(prefetch), " map ", static_cast<int>(map),
+                                    " bytes ", bytes));
+          if (bytes == 0 &&
+              (prefetch != decoder::Prefetch::kOff || map != kernels::RowMap::kVector))
+            continue;
+          config.prefetch = prefetch;
+          in_host.bank = {.bytes = bytes, .map = map};
+          if (prefetch != decoder::Prefetch::kOff && bytes > 700'000) in_host.bank.ahead = 1.5;
+          auto decoder = EmbeddedDecoder::Open(folder, "doc", config, in_host);
+          CARREL_ASSERT_OK(decoder);
+          decoder::Decoder& open = *(*decoder)->operator->();
+          decoder::GenerateOptions options;
+          options.max_tokens = 8;
+          options.keep_logits = true;
+          options.ignore_eos = true;
+          const auto result = open.Generate(prompt, options);
+          CARREL_ASSERT_OK(result);
+          EXPECT_EQ(result->logits, *expected);
+          for (const decoder::LayerStatistics& layer : open.statistics().layers) {
+            EXPECT_LE(layer.bank.hits, layer.bank.wanted);
+            EXPECT_LE(layer.bank.foreseen, layer.bank.expected);
+            if (layer.bank.wanted == 0) continue;
+            EXPECT_EQ(layer.bank.wanted, layer.rows_attended);
+            EXPECT_GT(layer.bank.hits, 0);
+            EXPECT_EQ(layer.bank.expected > 0, layer.bank.ahead > 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Methods whose selections differ in length by head, or last for several tokens.
+TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
+  const std::string folder = FreshTempDir();
+  ASSERT_TRUE(Prefill(folder, "registry-512"));
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  const std::vector<TokenId>& prompt = (*questions)[0].prompt;
+  DeviceConfig on_device = Cuda(), in_host = Cuda();
+  on_device.zone_on_device = true;
+  in_host.zone_in_host = true;
+  for (const char* method :
+       {"exact", "hip:refresh=4", "infinitehip:preset=fast", "hash:codes=stored", "channels"}) {
+    const RetrievalConfig config = Refined(method, 48);
+    const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
+    CARREL_ASSERT_OK(expected);
+    for (const int64_t bytes : {0, 400'000}) {
+      in_host.bank.bytes = bytes;
+      const auto got = Logits(EmbeddedDecoder::Open(folder, "doc", config, in_host), prompt);
+      CARREL_ASSERT_OK(got);
+      EXPECT_EQ(*got, *expected) << method << ", " << bytes << " bytes of banks";
+    }
+  }
+}
+
+TEST(GpuTest, BanksThatMakeNoSense_AreRefused) {
+  const std::string folder = FreshTempDir();
+  ASSERT_TRUE(Prefill(folder, "registry-512"));
+  DeviceConfig device = Cuda();
+  device.zone_in_host = true;
+  device.bank.bytes = 1000;
+  EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", Refined("hash", 40), device),
+              StatusIs(absl::StatusCode::kInvalidArgument, "bank_bytes=1000"));
 }
 
 TEST(GpuTest, SequencesOneAfterAnother_SameTokens) {
@@ -184,14 +359,41 @@ TEST(GpuTest, Answers_EqualDenseDecoding) {
     EXPECT_GE(EqualToDense(folder, document, ahead, Cuda(), "top 128, speculative, rows"), 45);
     DeviceConfig zone_here = Cuda();
     zone_here.zone_on_device = true;
-    EXPECT_GE(EqualToDense(folder, document, All(), zone_here, "every row, zone on the device"),
-              46);
-    RetrievalConfig codes;
-    codes.top_k = 512;
-    codes.oversample = 4;
-    EXPECT_GE(
-        EqualToDense(folder, document, codes, zone_here, "2,048 rows by code, zone on the device"),
-        40);
+    // Every row is every row, whatever would choose among them.
+    for (const char* method : {"exact", "hip", "infinitehip", "hash", "channels"}) {
+      EXPECT_GE(EqualToDense(folder, document, Refined(method, decoder::kAllRows), zone_here,
+                             absl::StrCat("every row on the device, ", method)),
+                46);
+    }
+    EXPECT_GE(EqualToDense(folder, document, Refined("hash", 2048), zone_here,
+                           "2,048 rows by code, zone on the device"),
+              40);
+    DeviceConfig zone_in_host = Cuda();
+    zone_in_host.zone_in_host = true;
+    zone_in_host.bank.bytes = 60'000'000;
+    RetrievalConfig ahead_in_host = Refined("hash", 2048);
+    ahead_in_host.prefetch = decoder::Prefetch::kSpeculative;
+    EXPECT_GE(EqualToDense(folder, document, ahead_in_host, zone_in_host,
+                           "2,048 rows by code, zone in host memory, 60 MB of banks"),
+              40);
+  }
+}
+
+// bf16 queries and other roundings send a few questions another way.
+TEST(GpuTest, MethodsOnTheDevice_AnswerAsOnTheCpu) {
+  const std::string folder = FreshTempDir(), document = "registry-8k";
+  if (!Prefill(folder, document))
+    GTEST_SKIP() << document << " is not here: set CARREL_SHARED to the folder that has demo/docs";
+  DeviceConfig zone_here = Cuda();
+  zone_here.zone_on_device = true;
+  for (const char* method : {"exact", "hip", "hip:refresh=4", "infinitehip", "hash",
+                             "hash:codes=stored", "channels", "channels:share=16"}) {
+    const RetrievalConfig config = Refined(method, 256);
+    const int64_t cpu = EqualToDense(folder, document, config, DeviceConfig(),
+                                     absl::StrCat("256 rows on the CPU, ", method));
+    const int64_t gpu = EqualToDense(folder, document, config, zone_here,
+                                     absl::StrCat("256 rows on the device, ", method));
+    EXPECT_NEAR(static_cast<double>(cpu), static_cast<double>(gpu), 6) << method;
   }
 }
 
@@ -209,7 +411,7 @@ TEST(GpuTest, TooLittleMemoryOrRoom_IsRefused) {
   EXPECT_THAT((**decoder)->Generate({5, 6, 7, 8, 9}, decoder::GenerateOptions()),
               StatusIs(absl::StatusCode::kResourceExhausted, "4 new tokens"));
   device.zone_on_device = true;
-  RetrievalConfig ahead;
+  RetrievalConfig ahead = Refined("hash", 128);
   ahead.prefetch = decoder::Prefetch::kSpeculative;
   EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", ahead, device),
               StatusIs(absl::StatusCode::kInvalidArgument, "prefetch"));

@@ -155,6 +155,51 @@ TEST_P(MasterTest, TopKAll_EqualsDenseAttentionWhateverTravels) {
   }
 }
 
+TEST_P(MasterTest, RowCache_ChangesNoBit) {
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  for (const Prefetch prefetch : {Prefetch::kOff, Prefetch::kSpeculative, Prefetch::kVerified}) {
+    std::vector<float> without;
+    int64_t bytes_without = 0;
+    for (const int64_t rows : {0, 64, 200}) {
+      SCOPED_TRACE(absl::StrCat("prefetch ", static_cast<int>(prefetch), " slots ", rows));
+      decoder::RetrievalConfig config;
+      config.top_k = 32;
+      config.dense_layers = 1;
+      config.want = Want::kRows;
+      config.prefetch = prefetch;
+      const AttentionShape& shape = DemoCheckpoint().config.shape;
+      config.row_cache_bytes =
+          rows * (shape.layers - 1) * shape.kv_heads * (int64_t{shape.head_dim} * 4 + 64);
+      auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
+      CARREL_ASSERT_OK(decoder);
+      decoder::GenerateOptions options;
+      options.keep_logits = true;
+      std::vector<float> logits;
+      for (size_t i = 0; i < 2; ++i) {
+        const auto result = (**decoder)->Generate((*questions)[i].prompt, options);
+        CARREL_ASSERT_OK(result);
+        logits.insert(logits.end(), result->logits.begin(), result->logits.end());
+      }
+      int64_t bytes = 0, hits = 0;
+      for (const decoder::LayerStatistics& layer : (**decoder)->statistics().layers) {
+        if (layer.top_k == decoder::kAllRows) continue;
+        bytes += layer.bytes_received;
+        hits += layer.bank.hits;
+      }
+      if (rows == 0) {
+        without = logits;
+        bytes_without = bytes;
+        EXPECT_EQ(hits, 0);
+        continue;
+      }
+      EXPECT_EQ(logits, without);
+      EXPECT_GT(hits, 0);
+      EXPECT_LT(bytes, bytes_without);
+    }
+  }
+}
+
 TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
   const auto questions = testing_world::Questions("registry-512");
   CARREL_ASSERT_OK(questions);

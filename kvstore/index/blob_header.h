@@ -1,14 +1,18 @@
 // What:   the header that a blob of code, int8 or ivf begins with.
-// Bytes:  Raw, 64 of them: a magic of 4, what the kind says of itself, and last the CRC of the
-// rest. Errors: DataLoss: too short, another magic, a CRC that does not fit. The caller checks the
-// rest.
+// Bytes:  Raw, 64 of them: a magic of 4, the version u16, what the kind says of itself, and last
+//         the CRC of the rest.
+// Errors: DataLoss: too short, another magic, a CRC that does not fit; FailedPrecondition: another
+//         version. The caller checks what the kind says of itself.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/checksum.h"
 
@@ -29,9 +33,19 @@ void SealBlobHeader(const char (&magic)[4], Raw& raw) {
   raw.crc = BlobHeaderCrc(raw);
 }
 
-// bytes: verified, of the blob's beginning. kind: "int8", for the message.
+// FailedPrecondition unless it is one of those known. kind: "int8", for the message.
+inline absl::Status CheckBlobVersion(absl::string_view kind, uint16_t version,
+                                     std::initializer_list<uint16_t> known) {
+  if (std::find(known.begin(), known.end(), version) != known.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(kind, " blob has version ", version, ", this program reads version ",
+                   absl::StrJoin(known, " and ")));
+}
+
+// bytes: verified, of the blob's beginning.
 template <typename Raw>
 absl::StatusOr<Raw> ReadBlobHeader(absl::string_view kind, const char (&magic)[4],
+                                   std::initializer_list<uint16_t> versions,
                                    absl::string_view bytes) {
   const auto refuse = [kind](const auto&... what) {
     return absl::DataLossError(absl::StrCat(kind, " blob: ", what...));
@@ -43,6 +57,9 @@ absl::StatusOr<Raw> ReadBlobHeader(absl::string_view kind, const char (&magic)[4
     return refuse("no magic ", absl::string_view(magic, sizeof(magic)));
   }
   if (raw.crc != BlobHeaderCrc(raw)) return refuse("the header's CRC does not fit");
+  if (absl::Status status = CheckBlobVersion(kind, raw.version, versions); !status.ok()) {
+    return status;
+  }
   return raw;
 }
 

@@ -87,11 +87,9 @@ absl::StatusOr<CodeHeader> DecodeCodeBlob(const Blob& blob, CodeDecoder& decoder
   };
   const int64_t bytes = std::min(blob.size(), kBlobHeaderBytes);
   RETURN_IF_ERROR(blob.Verify(0, bytes));
-  ASSIGN_OR_RETURN(const RawHeader raw,
-                   ReadBlobHeader<RawHeader>("code", kMagic, blob.View(0, bytes)));
-  if (raw.version != kVersion && raw.version != kHataVersion) {
-    return refuse("version ", raw.version, ", must be ", kVersion, " or ", kHataVersion);
-  }
+  ASSIGN_OR_RETURN(
+      const RawHeader raw,
+      ReadBlobHeader<RawHeader>("code", kMagic, {kVersion, kHataVersion}, blob.View(0, bytes)));
   CodeHeader header;
   header.rows = static_cast<int64_t>(raw.rows);
   header.head_dim = raw.head_dim;

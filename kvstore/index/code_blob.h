@@ -9,7 +9,8 @@
 //         hata: hash bf16 [bits, head_dim]
 //         zeros up to a multiple of 4096
 //         blocks of codes (kernels/code_score), rows in order, the last filled up with zeros
-// Errors: DataLoss for bytes that are no such blob: names what.
+// Errors: DataLoss for bytes that are no such blob: names what. FailedPrecondition: of another
+//         version.
 #pragma once
 
 #include <cstdint>

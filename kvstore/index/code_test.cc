@@ -146,12 +146,16 @@ TEST(CodeTest, Hata_BlobIsTheSameAgainAndOfNoOtherTraining) {
   }
   EXPECT_GT(agree, 2000 * 128 * 0.999);
   // Past the CRCs: a version that does not fit the training is refused.
-  std::string other = blob;
-  other[4] = 1;
-  const uint32_t crc = Crc32c(other.substr(0, 60));
-  std::memcpy(other.data() + 60, &crc, 4);
-  EXPECT_THAT(OpenIndex(params, other, keys.AsRows()),
-              StatusIs(StatusCode::kDataLoss, "training=2 (version 1)"));
+  const auto of_version = [&](char version) {
+    std::string other = blob;
+    other[4] = version;
+    const uint32_t crc = Crc32c(other.substr(0, 60));
+    std::memcpy(other.data() + 60, &crc, 4);
+    return OpenIndex(params, other, keys.AsRows());
+  };
+  EXPECT_THAT(of_version(1), StatusIs(StatusCode::kDataLoss, "training=2 (version 1)"));
+  EXPECT_THAT(of_version(9), StatusIs(StatusCode::kFailedPrecondition,
+                                      "version 9, this program reads version 1 and 2"));
 }
 
 TEST(CodeTest, SymmetricScan_GroupTooLarge_IsRefused) {

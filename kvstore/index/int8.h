@@ -9,7 +9,8 @@
 //         zeros up to 4096
 //         blocks of 16 rows in order, the last filled up with zeros. Before one that would cross a
 //         multiple of kIndexChunkBytes there are zeros up to 4096 behind it.
-// Errors: DataLoss for bytes that are no such blob, or of other rows.
+// Errors: DataLoss for bytes that are no such blob, or of other rows; FailedPrecondition for
+//         those of another version.
 // Cost:   head_dim + 4 bytes read per key, once per four heads of the group; effort rows at random.
 #pragma once
 

@@ -78,11 +78,8 @@ absl::StatusOr<IvfBlob> IvfBlob::Open(std::string bytes) {
 
 absl::Status IvfBlob::Parse() {
   const auto size = static_cast<int64_t>(bytes_.size());
-  ASSIGN_OR_RETURN(const RawHeader raw, ReadBlobHeader<RawHeader>("ivf", kMagic, bytes_));
-  if (raw.version != kVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("ivf blob has version ", raw.version,
-                                                      ", this program reads version ", kVersion));
-  }
+  ASSIGN_OR_RETURN(const RawHeader raw,
+                   ReadBlobHeader<RawHeader>("ivf", kMagic, {kVersion}, bytes_));
   // These bounds keep the sizes below from overflowing.
   if (raw.rows > static_cast<uint64_t>(kMaxIvfRows) || raw.head_dim < 1 ||
       raw.head_dim > kMaxIvfHeadDim || raw.lists > kMaxIvfLists || raw.lists > raw.rows ||

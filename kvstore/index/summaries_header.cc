@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "common/checksum.h"
 #include "common/status.h"
+#include "kvstore/index/blob_header.h"
 #include "kvstore/index/summaries.h"
 
 namespace carrel::kvstore {
@@ -67,7 +68,6 @@ absl::StatusOr<SummaryHeader> DecodeSummaryHeader(const Blob& blob, std::vector<
   RawHeader raw;
   std::memcpy(&raw, blob.Address(0), sizeof(raw));
   if (std::memcmp(raw.magic, kMagic, sizeof(kMagic)) != 0) return refuse("no magic CSUM");
-  if (raw.version != kVersion) return refuse("version ", raw.version, ", must be ", kVersion);
   if (raw.rows > kMaxRows || raw.head_dim < 1 || raw.head_dim > kMaxHeadDim ||
       raw.cluster_rows < kMinSummaryRows || raw.cluster_rows > kMaxSummaryRows) {
     return refuse("rows=", raw.rows, " head_dim=", raw.head_dim, " cluster_rows=", raw.cluster_rows,
@@ -79,6 +79,7 @@ absl::StatusOr<SummaryHeader> DecodeSummaryHeader(const Blob& blob, std::vector<
   if (raw.crc != Crc(raw, blob.Address(kHeaderBytes))) {
     return refuse("the header's CRC does not fit");
   }
+  RETURN_IF_ERROR(CheckBlobVersion("summaries", raw.version, {kVersion}));
   centre.resize(raw.head_dim);
   std::memcpy(centre.data(), blob.Address(kHeaderBytes), centre.size() * sizeof(float));
   SummaryHeader header;

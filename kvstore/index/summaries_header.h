@@ -1,5 +1,6 @@
 // What:   what precedes the segments in a blob of summaries (kvstore/index/summaries.h).
-// Errors: DataLoss for bytes that are no such header: names what.
+// Errors: DataLoss for bytes that are no such header: names what. FailedPrecondition: of another
+//         version.
 #pragma once
 
 #include <cstdint>

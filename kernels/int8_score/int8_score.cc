@@ -1,10 +1,15 @@
-// Numbers are widened to 16 bits as they are loaded; pairs of products add up in the 32 bits of a
-// lane, of which two belong to a row.
+// Where bytes can be multiplied (AVX-512 VNNI), four products add up in a row's own lane: unsigned
+// by signed ones only, so that a query's low bytes meet a row's numbers, and a row's numbers plus
+// 128 the query's high bytes. Elsewhere numbers are widened to 16 bits as they are loaded; pairs of
+// products add up in the 32 bits of a lane, of which two belong to a row.
 #include "kernels/int8_score/int8_score.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+
+// Highway leaves this target out unless it is asked for.
+#define HWY_WANT_AVX3_DL 1
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/int8_score/int8_score.cc"
@@ -29,6 +34,50 @@ using Int8NarrowTag = hn::Rebind<int8_t, Int8WideTag>;
 // Rows are asked for this far ahead: the hardware's own prefetch stops at each page. Asking for
 // what lies behind the last block is harmless.
 inline constexpr int64_t kInt8PrefetchBytes = 8192;
+
+#if HWY_TARGET <= HWY_AVX3_DL && HWY_COMPILER_GCC_ACTUAL
+
+static_assert(kInt8BlockRows == 16);
+
+// kHeads queries from `head` on with one block; out at the block's first row. Highway's AVX3_DL is
+// chosen where there is VNNI, but does not tell the compiler.
+template <int kHeads>
+__attribute__((target("avx512vnni"), noinline)) void Int8Heads(const Int8Queries& q, int64_t head,
+                                                               const uint8_t* block, float* out,
+                                                               int64_t stride) {
+  const int64_t fours = (q.dim + 3) / 4;
+  const __m512i sign = _mm512_set1_epi8(-128);
+  __m512i low[kHeads], high[kHeads];
+  CARREL_UNROLL
+  for (int h = 0; h < kHeads; ++h) low[h] = high[h] = _mm512_setzero_si512();
+  const uint8_t* numbers = block + 64;
+  const uint8_t* bytes = q.bytes.data() + head * 8 * fours;
+  for (int64_t four = 0; four < fours; ++four) {
+    hwy::Prefetch(numbers + 64 * four + kInt8PrefetchBytes);
+    const __m512i rows = _mm512_loadu_si512(numbers + 64 * four);
+    const __m512i above = _mm512_xor_si512(rows, sign);  // + 128, unsigned
+    CARREL_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      int32_t query[2];
+      std::memcpy(query, bytes + 8 * (h * fours + four), sizeof(query));
+      low[h] = _mm512_dpbusd_epi32(low[h], _mm512_set1_epi32(query[0]), rows);
+      high[h] = _mm512_dpbusd_epi32(high[h], above, _mm512_set1_epi32(query[1]));
+    }
+  }
+  const __m512 scale = _mm512_loadu_ps(block);
+  CARREL_UNROLL
+  for (int h = 0; h < kHeads; ++h) {
+    const auto at = static_cast<size_t>(head + h);
+    // Whatever leaves 32 bits on the way comes back: the sum does not.
+    const __m512i signed_high = _mm512_sub_epi32(high[h], _mm512_set1_epi32(128 * q.high_sum[at]));
+    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(signed_high, 8), low[h]);
+    const __m512 scaled =
+        _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale), _mm512_set1_ps(q.scale[at]));
+    _mm512_storeu_ps(out + h * stride, scaled);
+  }
+}
+
+#else
 
 // kHeads queries from `head` on with one block; out at the block's first row.
 template <int kHeads>
@@ -76,6 +125,8 @@ HWY_INLINE void Int8Heads(const Int8Queries& q, int64_t head, const uint8_t* blo
     }
   }
 }
+
+#endif
 
 void Int8ScoreImpl(const Int8Queries& q, const void* blocks, int64_t count, float* out,
                    int64_t stride) {
@@ -134,6 +185,8 @@ void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale,
   queries.group = group;
   queries.dim = dim;
   queries.values.assign(static_cast<size_t>(group * padded), 0);
+  queries.bytes.assign(static_cast<size_t>(group * padded * 2), 0);
+  queries.high_sum.assign(static_cast<size_t>(group), 0);
   queries.scale.resize(static_cast<size_t>(group));
   const auto most = static_cast<float>(std::min<int64_t>(INT16_MAX, INT32_MAX / (127 * dim)));
   for (int64_t h = 0; h < group; ++h) {
@@ -144,8 +197,12 @@ void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale,
     queries.scale[static_cast<size_t>(h)] = step * scale;
     if (!(step > 0)) continue;
     for (int64_t c = 0; c < dim; ++c) {
-      queries.values[static_cast<size_t>(h * padded + c)] =
-          static_cast<int16_t>(std::clamp(std::round(query[c] / step), -most, most));
+      const auto value = static_cast<int16_t>(std::clamp(std::round(query[c] / step), -most, most));
+      queries.values[static_cast<size_t>(h * padded + c)] = value;
+      uint8_t* bytes = queries.bytes.data() + 2 * (h * padded + c / 4 * 4) + c % 4;
+      bytes[0] = static_cast<uint8_t>(value & 255);
+      bytes[4] = static_cast<uint8_t>(value >> 8);
+      queries.high_sum[static_cast<size_t>(h)] += value >> 8;
     }
   }
 }

@@ -27,7 +27,11 @@ struct Int8Queries {
   int64_t group = 0;
   int64_t dim = 0;
   std::vector<int16_t> values;  // [group, dim rounded up to 4]
-  std::vector<float> scale;     // [group]
+  // The same in bytes, value = 256 high + low, for machines that multiply bytes: of each four
+  // values the low ones (0 .. 255), then the high ones (-128 .. 127).
+  std::vector<uint8_t> bytes;      // [group, dim rounded up to 4, 2]
+  std::vector<int32_t> high_sum;   // [group]: of the high ones
+  std::vector<float> scale;        // [group]
 };
 
 // q [group, dim] f32; `scale` is multiplied into the scores.

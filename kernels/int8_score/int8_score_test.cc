@@ -1,3 +1,5 @@
+#define HWY_WANT_AVX3_DL 1  // as int8_score.cc, whose targets are all tested
+
 #include "kernels/int8_score/int8_score.h"
 
 #include "kernels/test_data.h"

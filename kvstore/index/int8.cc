@@ -1,6 +1,7 @@
 #include "kvstore/index/int8.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -50,8 +51,7 @@ absl::StatusOr<RawHeader> ReadHeader(const Blob& blob) {
   const int64_t bytes = std::min(blob.size(), kBlobHeaderBytes);
   RETURN_IF_ERROR(blob.Verify(0, bytes));
   ASSIGN_OR_RETURN(const RawHeader raw,
-                   ReadBlobHeader<RawHeader>("int8", kMagic, blob.View(0, bytes)));
-  if (raw.version != kVersion) return refuse("version ", raw.version, ", must be ", kVersion);
+                   ReadBlobHeader<RawHeader>("int8", kMagic, {kVersion}, blob.View(0, bytes)));
   const uint64_t rows = raw.rows;
   const uint32_t head_dim = raw.head_dim;
   if (rows > static_cast<uint64_t>(kMaxRows) || head_dim < 1 || head_dim > kMaxInt8HeadDim) {
@@ -140,11 +140,14 @@ absl::Status Int8Index::Search(const SearchRequest& request, SearchScratch& s,
   result.visited = request.group * (rows + found);
   // Where few rows carry the sum, they are among those now known exactly.
   for (int64_t h = 0; h < request.group; ++h) {
+    float& lse = result.zone_lse[static_cast<size_t>(h)];
+    double exact = 0, rest = 1;
     for (int64_t i = 0; i < found; ++i) {
-      scores[h * stride + s.ids[static_cast<size_t>(i)] - zone.begin] =
-          s.scores[static_cast<size_t>(h * found + i)];
+      const Position row = s.ids[static_cast<size_t>(i)] - zone.begin;
+      exact += std::exp(double{s.scores[static_cast<size_t>(h * found + i)]} - lse);
+      rest -= std::exp(double{scores[h * stride + row]} - lse);
     }
-    result.zone_lse[static_cast<size_t>(h)] = kernels::LogSumExp(scores + h * stride, rows);
+    lse = static_cast<float>(lse + std::log(exact + std::max(0.0, rest)));
   }
   SelectBest(
       request, s.scores.data(), found, result.zone_lse.data(),

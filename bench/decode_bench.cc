@@ -1,8 +1,8 @@
 // What:  decoding over a kvstore, end to end: every index kind, what travels and what is asked
-// ahead, on the same questions in one run. Each line is one JSON
-//        object; a speed stands beside the share of answers that equal dense decoding.
+//        ahead, on the same questions in one run. Each line is one JSON object; a speed stands
+//        beside the share of answers that equal dense decoding.
 // Usage: decode_bench [QUESTIONS]   (default 16)   run from the repository's root; prefills
-// registry-8k into out/bench once.
+//        registry-8k into out/bench once.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

@@ -1,6 +1,5 @@
 // What: decoding against a kvstore without a model: the queries that prefill sampled, asked layer
-// by
-//       layer over a socket as a decoder asks its own.
+//       by layer over a socket as a decoder asks its own.
 #pragma once
 
 #include <cstdint>

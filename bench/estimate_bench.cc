@@ -1,10 +1,9 @@
 // What:  the estimation term: how far partial attention over a zone is from exact attention, with
-// and without what summaries say of the rows that are not
-//        selected, on sampled queries that the summaries did not learn from. Each line is one JSON
-//        object: mean over queries and q heads of
-//        ||out - exact|| / ||exact||, and of |lse - exact|.
+//        and without what summaries say of the rows that are not selected, on sampled queries that
+//        the summaries did not learn from. Each line is one JSON object: mean over queries and q
+//        heads of ||out - exact|| / ||exact||, and of |lse - exact|.
 // Usage: estimate_bench [NAME]   run from the repository's root; without NAME prefills registry-8k
-// into out/bench once. NAME: a context in out/bench/store.
+//        into out/bench once. NAME: a context in out/bench/store.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

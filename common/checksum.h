@@ -1,7 +1,8 @@
 // What:   CRC32C (Castagnoli) of bytes on disk and SHA-256 of identities.
 // Source: CRC-32C as in RFC 3720, appendix B.4 (check value of "123456789": 0xe3069283); SHA-256 is
-// OpenSSL's. Cost:   CRC32C by the processor's instruction where it has one (~15 GB/s), a table
-// otherwise (~400 MB/s).
+//         OpenSSL's.
+// Cost:   CRC32C by the processor's instruction where it has one (~15 GB/s), a table otherwise
+//         (~400 MB/s).
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // What:   small files: read whole, write atomically.
 // Errors: as ErrnoStatus, naming the path. A failed or interrupted write leaves the old file (or
-// none), never a torn one.
+//         none), never a torn one.
 #pragma once
 
 #include <initializer_list>

@@ -1,5 +1,5 @@
-// What:    a histogram of durations that many threads add to: buckets grow by a factor of 2^(1/4), so
-//          a quantile is right to 19%.
+// What:    a histogram of durations that many threads add to: buckets grow by a factor of 2^(1/4),
+//          so a quantile is right to 19%.
 // Threads: any; Add is one atomic addition.   Units: microseconds.
 #pragma once
 

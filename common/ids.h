@@ -1,5 +1,6 @@
 // What:   strong types for the numbers that must not be swapped, and the shape of a model's
-// attention. Units:  all are indices counted from 0.
+//         attention.
+// Units:  all are indices counted from 0.
 #pragma once
 
 #include <compare>

@@ -15,8 +15,8 @@
 namespace carrel {
 
 // How a mapped file will be read; advice to the kernel, which costs speed, not bytes, if it is
-// wrong. kSparse: a page here and there; the kernel reads no more than what is touched, where it
-// would
+// wrong.
+// kSparse: a page here and there; the kernel reads no more than what is touched, where it would
 //   otherwise read megabytes around each fault. What is known ahead is asked for by AskAhead.
 // kLargePages: soon all of it, in any order; files are read and mapped in pages of 2 MiB where the
 //   file system has them (ext4 from Linux 6.16), so that a random row costs no walk of page tables.

@@ -1,4 +1,5 @@
-// What:    where a long job stands, for a person: a bar redrawn in place on a terminal, a plain line per step elsewhere.
+// What:    where a long job stands, for a person: a bar redrawn in place on a terminal, a plain line
+//          per step elsewhere.
 // Threads: one.
 #pragma once
 

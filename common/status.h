@@ -1,6 +1,6 @@
 // What:   absl::Status plumbing and the always-on CHECK.
 // Errors: status for what input, disk, network or memory can cause; CARREL_CHECK for a broken
-// invariant (aborts, prints the line).
+//         invariant (aborts, prints the line).
 #pragma once
 
 #include <cstdio>

@@ -1,6 +1,5 @@
 // What: a printed seed, random values and the one comparer, for tests and benchmarks that must
-// build
-//       with the standard library alone (those that run on a GPU machine).
+//       build with the standard library alone (those that run on a GPU machine).
 #pragma once
 
 #include <cmath>

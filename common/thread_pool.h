@@ -4,7 +4,7 @@
 // Invariants
 //   1. At most `queue_limit` submitted tasks wait; TrySubmit refuses further ones and runs nothing.
 //   2. ParallelFor's caller works too, so a loop started inside a task cannot deadlock, whatever
-//   the pool's load.
+//      the pool's load.
 //   3. The destructor runs every task that was accepted, then joins.
 #pragma once
 

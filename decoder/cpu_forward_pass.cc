@@ -52,7 +52,7 @@ class CpuForwardPass final : public ForwardPass {
       const Layer next = layer.next();
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
         // What enters this layer, seen through the next layer's query projection, is close to that
-        //      layer's true query.
+        // layer's true query.
         approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads *
                               config_.shape.head_dim);
         RETURN_IF_ERROR(

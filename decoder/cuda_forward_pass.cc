@@ -337,7 +337,7 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n) {
   RETURN_IF_ERROR(CopyFloats(host_q_.data(), q_exact_.data(), n * shape_.width));
   if (!prefetches(layer)) return absl::OkStatus();
   // What enters this layer, seen through the next layer's query projection, is close to that
-  //      layer's true query.
+  // layer's true query.
   RETURN_IF_ERROR(backend_->ProjectQuery(layer.next(), hidden_.data(), n, placement,
                                          approximate_q_.data(), q_exact_.data()));
   return CopyFloats(host_approximate_q_.data(), q_exact_.data(), n * shape_.width);

@@ -1,8 +1,8 @@
 // What:   one decoding sequence over a context: prompt in, tokens out.
 // Errors: FailedPrecondition the context was computed by another model (names every differing
-// field); NotFound no such context; Unavailable no store;
-//         InvalidArgument a config, prompt or token id out of bounds, a sequence longer than
-//         max_position_embeddings; what the store answers.
+//         field); NotFound no such context; Unavailable no store; InvalidArgument a config, prompt
+//         or token id out of bounds, a sequence longer than max_position_embeddings; what the store
+//         answers.
 // Threads: one at a time. Many decoders share one Weights and one ThreadPool.
 #pragma once
 

@@ -1,6 +1,7 @@
 // What:   partial attention of a block of new tokens over the rows seen so far: (out, lse) per
-// token and q head, which disjoint sets of rows are merged into. Shapes: out [n, q_heads, head_dim]
-// f32, lse [n, q_heads] f32.   Edge: starts as the empty set (out 0, lse -inf).
+//         token and q head, which disjoint sets of rows are merged into.
+// Shapes: out [n, q_heads, head_dim] f32, lse [n, q_heads] f32.
+// Edge:   starts as the empty set (out 0, lse -inf).
 #pragma once
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // What:   the attention of decoding: a dense window on this side, retrieved rows of the zone from
-// the store, merged. Plugged into model::Transformer. Math:   out = merge(window attention, zone
-// attention): sink, local and new rows are disjoint from the zone, so with every zone row retrieved
-// this is dense
-//         attention up to rounding (the master test, tests/master_test.cc).
+//         the store, merged. Plugged into model::Transformer.
+// Math:   out = merge(window attention, zone attention): sink, local and new rows are disjoint from
+//         the zone, so with every zone row retrieved this is dense attention up to rounding (the
+//         master test, tests/master_test.cc).
 // Threads: one caller; the pool shares the window's work.
 #pragma once
 

@@ -1,7 +1,8 @@
 // What:   the next token from logits: greedy, or drawn from the softmax at a temperature within the
-// smallest set of tokens that carries top_p. Source: nucleus sampling, Holtzman et al. 2020,
-// section 3.1. Edge:   greedy ties go to the smaller id. A NaN among the logits is Internal, never
-// a token. Threads: one. The same seed and logits give the same tokens on every machine.
+//         smallest set of tokens that carries top_p.
+// Source: nucleus sampling, Holtzman et al. 2020, section 3.1.
+// Edge:   greedy ties go to the smaller id. A NaN among the logits is Internal, never a token.
+// Threads: one. The same seed and logits give the same tokens on every machine.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // What:   what retrieval did and how good it was, per layer, over all tokens since the context was
-// opened. Every number is counted or measured.
+//         opened. Every number is counted or measured.
 #pragma once
 
 #include <cstdint>

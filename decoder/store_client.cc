@@ -68,7 +68,7 @@ grpc::ChannelArguments MakeChannelArguments() {
 //   1. The reader thread alone reads the stream and, when it has ended, sets ended_; whoever waits
 //      wakes then.
 //   2. pending_ holds what was sent and is neither forgotten and complete nor taken to its last
-//   part.
+//      part.
 class GrpcStoreClient : public StoreClient {
  public:
   explicit GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel)

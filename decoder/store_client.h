@@ -1,11 +1,10 @@
 // What:    a decoder's side of one RetrievalService.Session: many requests in flight, replies
-// matched by id. The only place of decoder/ that knows gRPC. Errors:  Unavailable no server at the
-// address (names it) or the stream broke; what the server answers keeps its code, prefixed with
-// what was asked.
-//          After the stream broke every pending and later call fails with that status; nothing is
-//          retried here.
+//          matched by id. The only place of decoder/ that knows gRPC.
+// Errors:  Unavailable no server at the address (names it) or the stream broke; what the server
+//          answers keeps its code, prefixed with what was asked. After the stream broke every
+//          pending and later call fails with that status; nothing is retried here.
 // Threads: one thread sends and waits; a reader thread of the client's own receives. Destroying the
-// client cancels the stream.
+//          client cancels the stream.
 #pragma once
 
 #include <cstdint>

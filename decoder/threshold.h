@@ -1,7 +1,8 @@
 // What:   when approximate candidates may be used unverified: a cosine, learned from samples of
-// (cosine of q~ and q, hit rate of the candidates). Math:   threshold = min { c : mean hit rate of
-// the samples with cosine >= c is >= wanted }; above 1 (never) if there is none. Edge:   without
-// samples nothing is trusted.   Cost: O(samples log samples) per value().
+//         (cosine of q~ and q, hit rate of the candidates).
+// Math:   threshold = min { c : mean hit rate of the samples with cosine >= c is >= wanted }; above
+//         1 (never) if there is none.
+// Edge:   without samples nothing is trusted.   Cost: O(samples log samples) per value().
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // What:   the rows that the decoder itself holds: sink and local of the context, then everything
-// prompted and generated since. fp32 [layers][kv_heads][rows, head_dim].
-//         Rows of the context arrive as bf16 and are widened; rows computed here are kept as they
-//         were computed.
+//         prompted and generated since. fp32 [layers][kv_heads][rows, head_dim]. Rows of the
+//         context arrive as bf16 and are widened; rows computed here are kept as they were
+//         computed.
 // Edge:   the order of rows does not matter to attention: keys carry their position (RoPE).
 // Threads: one.
 #pragma once

@@ -1,6 +1,6 @@
 // What:   protobuf tensors to and from memory, on the decoder's side.
 // Errors: DataLoss a reply whose tensor has another dtype, rank or size than the request implies
-// (names it): never used, never guessed.
+//         (names it): never used, never guessed.
 #pragma once
 
 #include <cstdint>

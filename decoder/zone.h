@@ -1,9 +1,10 @@
 // What:    the store's part of a sequence's attention: asks for a layer's zone rows, ahead of time
-// where that is possible, and turns replies into (out, lse).
+//          where that is possible, and turns replies into (out, lse).
 //          Per layer and block of tokens: Prefetch (optional, with approximate queries, while the
 //          layer before computes), Start (true queries), Finish.
-// Source:  methods F. speculative: candidates asked with q~ are refined with the true q: want =
-// ROWS here, otherwise at the store (among_candidates_of).
+// Source:  methods F.
+//          speculative: candidates asked with q~ are refined with the true q: want = ROWS here,
+//          otherwise at the store (among_candidates_of).
 //          verified: they are used only where cos(q~, q) reaches the layer's threshold; below it
 //          the true query is sent and waited for. The threshold is calibrated on the prompt's own
 //          tokens: the least cosine from which on the candidates held verified_hit_rate of the true

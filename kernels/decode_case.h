@@ -1,6 +1,5 @@
 // What: one token's attention for the tests of window_attention, sparse_attention and merge_states
-// on
-//       the GPU: random queries and rows, and what the double-precision reference makes of them.
+//       on the GPU: random queries and rows, and what the double-precision reference makes of them.
 #pragma once
 
 #include "kernels/gpu_test_data.h"

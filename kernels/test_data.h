@@ -1,5 +1,5 @@
 // What: inputs and outputs for the tests of kernels: every SIMD target in turn, buffers with poison
-// and guard bands, bf16 rows at odd addresses. Tests only.
+//       and guard bands, bf16 rows at odd addresses. Tests only.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,7 @@
-// What:   everything a model folder gives: config, weights, tokenizer, and the fingerprint that K and V computed with it carry.
-// Errors: those of its parts; InvalidArgument if the tokenizer knows ids that the model has no embedding for (names both sizes).
+// What:   everything a model folder gives: config, weights, tokenizer, and the fingerprint that K
+//         and V computed with it carry.
+// Errors: those of its parts; InvalidArgument if the tokenizer knows ids that the model has no
+//         embedding for (names both sizes).
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // What:   the rope part of config.json, in both spellings: `rope_theta` + `rope_scaling` {type |
-// rope_type}, and `rope_parameters` {rope_theta, rope_type}.
+//         rope_type}, and `rope_parameters` {rope_theta, rope_type}.
 // Errors: InvalidArgument a parameter that is missing, out of range, not one of the type's own, or
 //         contradicted by the other spelling; Unimplemented another rope type, a partial rotation,
 //         parameters per layer type (names it).

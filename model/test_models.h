@@ -1,5 +1,5 @@
 // What: models that the tests run, a forward pass with dense attention, and where the shared
-// checkpoints are. Tests only.
+//       checkpoints are. Tests only.
 #pragma once
 
 #include <memory>

@@ -24,8 +24,7 @@ struct TokenizerVector {
 std::vector<TokenizerVector> ReadVectors(const std::string& path);
 
 // A tokenizer.json over all 256 bytes (id = byte) and 256 "ab", 257 "abc", 258 " a", 259 "<e>"
-// (special, added). `edit` is a JSON merge patch
-// (RFC 7396): null takes a key out.
+// (special, added). `edit` is a JSON merge patch (RFC 7396): null takes a key out.
 std::string SmallTokenizerJson(const std::string& edit = "{}");
 
 // Writes files into a fresh folder of this test and loads it.

@@ -1,10 +1,12 @@
 // What:   how concentrated attention is, exactly, on sampled queries: what `inspect` shows and
-// budgets are judged by. Math:   p = softmax_{j <= position}(scale * <q, k[j]>) on the stored bf16
-// keys; entropy = -sum p ln p (nats);
-//         keys_for_75_mass = the least number of keys whose p sum to 0.75. Both are means over the
-//         samples.
+//         budgets are judged by.
+// Math:   p = softmax_{j <= position}(scale * <q, k[j]>) on the stored bf16 keys;
+//         entropy = -sum p ln p (nats);
+//         keys_for_75_mass = the least number of keys whose p sum to 0.75.
+//         Both are means over the samples.
 // Source: top-k decoding (paper 001), the attention statistics of its section on choosing k; per q
-// head here. Cost:   samples * q_heads * tokens / 2 scores.
+//         head here.
+// Cost:   samples * q_heads * tokens / 2 scores.
 #pragma once
 
 #include <vector>

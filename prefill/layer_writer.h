@@ -1,15 +1,14 @@
 // What:    turns a finished layer into its SST files, beside the forward pass: index, summaries,
-// head statistics, segments, sync, then the layer's fragment of the manifest. Errors:  the first
-// failure stops the writer; Submit and Finish return it. Threads: one producer; `writers` threads
-// of its own, which share the pool for index building. One suffices a CPU; a GPU computes layers
-// faster than one
-//          thread writes them.
+//          head statistics, segments, sync, then the layer's fragment of the manifest.
+// Errors:  the first failure stops the writer; Submit and Finish return it.
+// Threads: one producer; `writers` threads of its own, which share the pool for index building. One
+//          suffices a CPU; a GPU computes layers faster than one thread writes them.
 //
 // Invariants
 //   1. A layer's fragment file exists only if its SSTs are complete and synced: a resumed job
-//   trusts exactly the layers that have one.
+//      trusts exactly the layers that have one.
 //   2. At most one layer waits while `writers` others are written: Submit blocks, so memory is
-//   bounded by writers + 2 layers' rows.
+//      bounded by writers + 2 layers' rows.
 #pragma once
 
 #include <cstdint>

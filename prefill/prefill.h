@@ -1,17 +1,17 @@
 // What:   the prefill job: document -> hidden states -> layer by layer K, V, index, SST -> one
-// published context. Source: layer-major order (architecture section 7): all tokens pass layer l
-// before any passes l + 1, so that a layer's K and V are final at once. Errors: AlreadyExists the
-// name is taken; InvalidArgument an empty document, one longer than max_position_embeddings, a
-// token outside the vocabulary;
-//         Unavailable no GPU, ResourceExhausted one with too little memory, FailedPrecondition a
-//         build without CUDA, if the device is one; FailedPrecondition the store is locked, or an
-//         interrupted job of this name had another input; ResourceExhausted disk full (checked
-//         before the work starts, and met at any write). After any failure and after kill -9 the
-//         finished layers stay in the staging folder and the same call goes on from there. (On a
-//         GPU the last minute before an interruption may be lost: a hidden state is written once a
-//         minute.)
+//         published context.
+// Source: layer-major order (architecture section 7): all tokens pass layer l before any passes
+//         l + 1, so that a layer's K and V are final at once.
+// Errors: AlreadyExists the name is taken; InvalidArgument an empty document, one longer than
+//         max_position_embeddings, a token outside the vocabulary; Unavailable no GPU,
+//         ResourceExhausted one with too little memory, FailedPrecondition a build without CUDA, if
+//         the device is one; FailedPrecondition the store is locked, or an interrupted job of this
+//         name had another input; ResourceExhausted disk full (checked before the work starts, and
+//         met at any write). After any failure and after kill -9 the finished layers stay in the
+//         staging folder and the same call goes on from there. (On a GPU the last minute before an
+//         interruption may be lost: a hidden state is written once a minute.)
 // Cost:   memory: 4 bytes * tokens * hidden_size, and of one layer 8 + up to 3 * 4 bytes * tokens *
-// kv_heads * head_dim; weights stay mapped.
+//         kv_heads * head_dim; weights stay mapped.
 #pragma once
 
 #include <cstdint>

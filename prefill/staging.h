@@ -1,13 +1,16 @@
 // What:   the folder of an unfinished prefill job, STORE/prefill/NAME: what is kept so that an
-// interrupted job goes on at its last finished layer. Bytes:  job            serialized
-// v1::Manifest: what is being computed, without what only the end knows
-//         layer-NNNN.sst, layer-NNNN-P.sst  the layer's segments, in one file or several;
-//         layer-NNNN  serialized v1::Manifest with the layer's sizes and statistics, written after
-//         its SSTs were synced; hidden-NNNN    the hidden
-//         state that enters layer NNNN: f32 [tokens, hidden_size], then its SHA-256 (32 bytes)
+//         interrupted job goes on at its last finished layer.
+// Bytes:  job               serialized v1::Manifest: what is being computed, without what only the
+//                           end knows
+//         layer-NNNN.sst, layer-NNNN-P.sst
+//                           the layer's segments, in one file or several
+//         layer-NNNN        serialized v1::Manifest with the layer's sizes and statistics, written
+//                           after its SSTs were synced
+//         hidden-NNNN       the hidden state that enters layer NNNN: f32 [tokens, hidden_size],
+//                           then its SHA-256 (32 bytes)
 // Errors: FailedPrecondition an earlier job of the same name had another input (names what
-// differs); ResourceExhausted disk full; as common/file.h. Threads: the layer writer and the job's
-// thread use different files.
+//         differs); ResourceExhausted disk full; as common/file.h.
+// Threads: the layer writer and the job's thread use different files.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // What:   what tests across folders share: the demo model and its documents, contexts prefilled
-// from them, stores embedded or served.
+//         from them, stores embedded or served.
 #pragma once
 
 #include <memory>

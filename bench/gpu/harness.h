@@ -1,6 +1,6 @@
 // What:   what every benchmark of a GPU kernel needs: random device memory, timing with cold
-// caches,
-//         the rates that the device reaches, results as one JSON object a line on standard output.
+//         caches, the rates that the device reaches, results as one JSON object a line on standard
+//         output.
 // Method: launches over buffers in turn, so many that they exceed L2 several times, are captured in
 //         one graph; its replays are timed by events. A time is that of a replay over its launches,
 //         gaps between launches included: what a decode step pays.

@@ -2,8 +2,10 @@
 // Invariants: 1. data() is null exactly if size() is 0. 2. Device memory is what was there before:
 //            nothing is cleared. 3. Pinned memory is readable from the device at the same address.
 // Errors:    ResourceExhausted names bytes wanted and bytes free; InvalidArgument for a negative
-// size. Ownership: move-only; freed with the object, which waits for the device's work. Threads: as
-// an array. Cost:      allocation synchronises the device: at start, never inside a step.
+//            size.
+// Ownership: move-only; freed with the object, which waits for the device's work.
+// Threads:   as an array.
+// Cost:      allocation synchronises the device: at start, never inside a step.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // What:      equal slots of pinned memory in turn, for copies to or from the device that overlap
-// the
-//            filling or reading of the next slot.
+//            the filling or reading of the next slot.
 // Invariants: 1. Acquire gives a slot only after the copies that its last user enqueued are done.
 //            2. Slots come in turn: the n-th Acquire gives slot n mod slots.
 // Errors:    those of CUDA. FailedPrecondition if a slot is acquired or released out of turn.

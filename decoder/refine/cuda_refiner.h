@@ -1,8 +1,7 @@
 // What:   which rows of a zone a token attends to, chosen on a GPU: one method of refine_config.h
 //         behind one interface.
 // Math:   the rows that the method's CPU refiner selects for the same bf16 queries, ties aside.
-// `hash`
-//         with stored codes rounds the directions of queries to bf16.
+//         `hash` with stored codes rounds the directions of queries to bf16.
 // Source: docs/methods.md.
 // Shapes: q [q_heads, head_dim] bf16; rows are counted from the zone's first.
 // State:  per layer the rows chosen last. Methods that keep them for several tokens have phases: in

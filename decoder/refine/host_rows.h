@@ -3,8 +3,9 @@
 //         decoder sees addresses and floats, never the store.
 // Shapes: a row is head_dim bf16 at any byte address.
 // Errors: of Calibration: NotFound nothing of the kind is stored for a head; DataLoss damaged
-// bytes. Ownership: keeps the rows mapped.   Threads: any. Cost:   the rows were verified before it
-// was made: the context was read once.
+//         bytes.
+// Ownership: keeps the rows mapped.   Threads: any.
+// Cost:   the rows were verified before it was made: the context was read once.
 #pragma once
 
 #include <cstdint>

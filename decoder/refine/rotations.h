@@ -1,7 +1,6 @@
 // What:   random directions for binary codes, the same on every device.
 // Math:   rows of an orthonormal basis of head_dim, as many bases as it takes; rounded to bf16, as
-// a
-//         GPU's tensor cores want them.
+//         a GPU's tensor cores want them.
 // Shapes: [bits, d] f32.
 #pragma once
 

@@ -8,8 +8,8 @@
 // Shapes: q [kv_heads * group, head_dim] bf16; channels, least, step [kv_heads, width], width 16 or
 //         32 (channels that are too many: step 0, least 0); labels [kv_heads, label_stride / 8 *
 //         width] uint32 as PackChannelLabels lays them; scores [kv_heads, score_stride] f32.
-//         label_stride: keys from one KV head to the next, a multiple of 64. group
-//         1 .. 16. labels at multiples of 16 bytes.
+//         label_stride: keys from one KV head to the next, a multiple of 64. group 1 .. 16.
+//         labels at multiples of 16 bytes.
 // Edge:   no rows: nothing is enqueued.
 // Errors: InvalidValue for a shape that is not served.
 // Threads: reentrant, each call with a workspace of its own.

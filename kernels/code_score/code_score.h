@@ -9,7 +9,8 @@
 // Source: table lookup in registers: "Quicker ADC" / fast scan (Andre et al. 2015, 1812.09162);
 //         ours: binary codes, several queries at once with a common 16-bit scale, their maximum.
 // Threads: reentrant.
-// Cost:   reads a block once per four heads; at 128 bits and 4 heads some 3 cycles per key (AVX-512).
+// Cost:   reads a block once per four heads; at 128 bits and 4 heads some 3 cycles per key
+//         (AVX-512).
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,7 @@
 //         ones, on the GPU.
 // Math:   scores[h, i] = scale * <q[h], k[g, j]>, g = h / group, j = i, or ids[g, i]; fp32 sums.
 // Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
-// or
-//         pinned host memory; ids [kv_heads, ids_stride] int32 in 0 .. row_stride - 1, or null;
+//         or pinned host memory; ids [kv_heads, ids_stride] int32 in 0 .. row_stride - 1, or null;
 //         scores [kv_heads * group, score_stride] f32, of which the first `rows` are written.
 //         head_dim 64 or 128; group 1 .. 16; q and k at multiples of 16 bytes.
 // Edge:   no rows: nothing is enqueued.

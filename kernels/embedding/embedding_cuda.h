@@ -1,8 +1,7 @@
 // What:   rows of an embedding table by token id, widened, on the GPU.
 // Math:   y[i, c] = table[ids[i], c]
 // Shapes: table [vocab, dim] of `type`, ids [n] int32, y [n, dim] f32; contiguous device memory;
-// dim a
-//         multiple of 2.
+//         dim a multiple of 2.
 // Edge:   n == 0 does nothing. Ids are in range: the caller has checked them.
 // Errors: cudaErrorInvalidValue a dim that does not fit.   Threads: reentrant; only enqueues.
 #pragma once

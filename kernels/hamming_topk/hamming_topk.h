@@ -9,7 +9,8 @@
 // Order:  not by score: first the keys above the k-th score, ascending, then those equal to it,
 //         ascending. Attention does not mind, and neighbours lie together.
 // Edge:   no rows or k == 0: nothing is enqueued; rows < k: places rows .. k - 1 are left as they
-// were. Errors: InvalidValue for a shape that is not served, more KV heads than SMs included.
+//         were.
+// Errors: InvalidValue for a shape that is not served, more KV heads than SMs included.
 // Threads: reentrant, each call with a workspace of its own.
 // Cost:   reads the codes once; one cooperative launch, which may be captured in a graph.
 #pragma once

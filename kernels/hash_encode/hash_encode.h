@@ -1,11 +1,11 @@
 // What:   binary codes of rows: projection, sign and packing in one pass.
 // Math:   bit i of a row x is set exactly if <matrix[h, i], x> > threshold[h, i], fp32 sums.
 // Source: HATA (2025, section 3): h(x) = sign(x W), one W per KV head; here W is stored by
-// direction. Shapes: x [kv_heads, row_stride, head_dim] bf16, of which the first `rows` count:
-// keys, or the
+//         direction.
+// Shapes: x [kv_heads, row_stride, head_dim] bf16, of which the first `rows` count: keys, or the
 //         group's q heads of one token (rows = row_stride = group); matrix [kv_heads, bits,
-//         head_dim] bf16; codes [kv_heads, code_stride, bits / 32] uint32, bit i of a row in word i
-//         / 32 at i % 32. The order of bits is that of kvstore's codes (kernels/code_score); a
+//         head_dim] bf16; codes [kv_heads, code_stride, bits / 32] uint32, bit i of a row in word
+//         i / 32 at i % 32. The order of bits is that of kvstore's codes (kernels/code_score); a
 //         key's bits lie together instead of in blocks of 64 keys, since a thread compares a whole
 //         key. head_dim 64 or 128; bits 64, 128 or 256; x, matrix and codes at multiples of 16
 //         bytes.
@@ -13,7 +13,7 @@
 // Errors: InvalidValue for a shape that is not served.
 // Threads: reentrant.
 // Cost:   reads x once, the matrix once per 2,048 rows; one launch, which may be captured in a
-// graph.
+//         graph.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,13 @@
 // What:   rows found by halving chunks, block by block, for all KV heads, on the GPU.
 // Math:   of each KV head, `rows` keys are cut into blocks of block_k (the last may be short),
-// these
-//         into C = max(1, budget / block_k) equal chunks. Each round splits every chunk in two,
-//         scores each branch by its middle block (maximum over its keys and the group's queries of
-//         <q, k>, fp32 sums) and keeps the best C branches, ties by smaller row; it ends when
-//         branches are blocks. ids: their rows, ascending, cut to the budget.
+//         these into C = max(1, budget / block_k) equal chunks. Each round splits every chunk in
+//         two, scores each branch by its middle block (maximum over its keys and the group's
+//         queries of <q, k>, fp32 sums) and keeps the best C branches, ties by smaller row; it ends
+//         when branches are blocks. ids: their rows, ascending, cut to the budget.
 // Source: HiP Attention (docs/methods.md), section 3, algorithm 1, for one query block; the same as
 //         decoder/refine/hip_refiner.h without ensemble and widening.
 // Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
-// or
-//         pinned host memory; ids [kv_heads, ids_stride] int32; row_count [kv_heads] int32: how
+//         or pinned host memory; ids [kv_heads, ids_stride] int32; row_count [kv_heads] int32: how
 //         many of them, at most budget. head_dim 64 or 128; group 1 .. 16; C <= kMaxHipBranches. q
 //         and k at multiples of 16 bytes.
 // Edge:   keys are finite. No rows: nothing is enqueued.
@@ -17,8 +15,7 @@
 //         shared memory.
 // Threads: reentrant, each call with a workspace of its own.
 // Cost:   2 C block_k keys in each of log2(rows / budget) + 1 rounds, and a barrier of the KV
-// head's
-//         blocks; one cooperative launch, which may be captured in a graph.
+//         head's blocks; one cooperative launch, which may be captured in a graph.
 #pragma once
 
 #include <cstddef>

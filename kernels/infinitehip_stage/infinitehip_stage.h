@@ -1,6 +1,5 @@
 // What:   one stage of hierarchical pruning for all KV heads, on the GPU: of the ranges of rows
-// that
-//         came through the stage before, the chunks whose representatives score best.
+//         that came through the stage before, the chunks whose representatives score best.
 // Math:   the score of a row is the maximum over the group's queries of <q, k>, fp32 sums. Each
 //         range is cut into chunks of `chunk` rows (its last may be short). In each chunk a descent
 //         picks a representative: split in two, compare the middle rows of the halves, go into the
@@ -10,18 +9,16 @@
 // Source: InfiniteHiP (docs/methods.md), section 3, appendix A, for one query block; the same as
 //         decoder/refine/infinite_hip_refiner.h.
 // Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
-// or
-//         pinned host memory; in [kv_heads, in_stride] ranges (first row, last row + 1; ascending),
-//         of which in_count[g] count, none empty or longer than in_rows; or null: the whole of 0 ..
-//         rows. out [kv_heads, out_stride] ranges and out_count alike. ids [kv_heads, ids_stride]
-//         int32, the rows of `out`, and row_count [kv_heads], how many; or null. head_dim 64 or
-//         128; group 1 .. 16; chunk <= wanted; q and k at multiples of 16 bytes.
+//         or pinned host memory; in [kv_heads, in_stride] ranges (first row, last row + 1;
+//         ascending), of which in_count[g] count, none empty or longer than in_rows; or null: the
+//         whole of 0 .. rows. out [kv_heads, out_stride] ranges and out_count alike. ids [kv_heads,
+//         ids_stride] int32, the rows of `out`, and row_count [kv_heads], how many; or null.
+//         head_dim 64 or 128; group 1 .. 16; chunk <= wanted; q and k at multiples of 16 bytes.
 // Edge:   keys are finite. No rows: nothing is enqueued.
 // Errors: InvalidValue for a shape that is not served; out_stride below InfiniteHipMostRanges.
 // Threads: reentrant, each call with a workspace of its own.
 // Cost:   2 log2(chunk) keys per chunk, four chunks to a warp; one launch, which may be captured in
-// a
-//         graph. The last block of a KV head chooses.
+//         a graph. The last block of a KV head chooses.
 #pragma once
 
 #include <cstddef>

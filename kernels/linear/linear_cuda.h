@@ -1,10 +1,8 @@
 // What:   y = x W^T + b on the GPU, bf16 or f16 with fp32 sums: cuBLASLt, and a kernel of our own
-// for one
-//         token, whose time is that of reading the weights.
+//         for one token, whose time is that of reading the weights.
 // Math:   y[i, o] = (accumulate ? y[i, o] : 0) + sum_c x[i, c] * w[o, c] + bias[o]
 // Shapes: x [n, in], w [out, in] of `type`, y [n, out] f32, bias [out] f32 or null; contiguous
-// device
-//         memory, 16-byte aligned; in and out multiples of 8.
+//         device memory, 16-byte aligned; in and out multiples of 8.
 // Edge:   n == 0 does nothing.
 // Errors: cudaErrorInvalidValue sizes that do not fit; cudaErrorUnknown what cuBLASLt refuses.
 // Threads: one caller at a time per object, and one stream at a time: the workspace is shared.

@@ -1,15 +1,15 @@
 // What:   causal attention of a chunk of new tokens over all earlier keys and themselves, all
 //         heads, on the GPU; exact, blocked over keys (online softmax).
 // Math:   token i sees keys j < min(rows, first_position + i + 1):
-//         out[i, h] = sum_j softmax_j(scale * <q[i, h], k[g, j]>) v[g, j],  g = h / (q_heads /
-//         kv_heads);  lse[i, h] = ln sum_j exp(scale * <q[i, h], k[g, j]>)
+//         out[i, h] = sum_j softmax_j(scale * <q[i, h], k[g, j]>) v[g, j],
+//         g = h / (q_heads / kv_heads);  lse[i, h] = ln sum_j exp(scale * <q[i, h], k[g, j]>)
 // Source: FlashAttention-2 (Dao 2023, algorithm 1) with mma.sync; FlashAttention-3 (Shah et al.
 //         2024, section 3: warp specialisation, ping-pong of two warpgroups, the next QK^T in
 //         flight beside PV) with wgmma and TMA.
 // Shapes: q, out [n, q_heads, head_dim] bf16 contiguous; out_exact the same before rounding, f32;
-//         either of the two may be null; k, v bf16: head g begins at g * kv_stride
-//         elements, its rows [rows, head_dim] are contiguous; lse [n, q_heads] f32 or null. Device
-//         memory, 16-byte aligned; kv_stride a multiple of 8.
+//         either of the two may be null; k, v bf16: head g begins at g * kv_stride elements, its
+//         rows [rows, head_dim] are contiguous; lse [n, q_heads] f32 or null. Device memory,
+//         16-byte aligned; kv_stride a multiple of 8.
 // Units:  scale includes 1/sqrt(head_dim); keys are after RoPE; lse is a natural logarithm.
 // Edge:   n == 0 does nothing. A token that sees no key: out = 0, lse = -inf. first_position >=
 //         rows: no mask, every token sees every key. Keys past the rows that a token sees are never

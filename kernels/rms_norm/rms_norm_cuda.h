@@ -3,8 +3,7 @@
 // Math:   y[i, c] = half(x[i, c] / sqrt(mean_c(x[i, c]^2) + eps) * w[c])
 // Source: as rms_norm.h.
 // Shapes: x [n, dim] f32, y [n, dim] of `type`, contiguous; w [dim] f32. Device memory, 16-byte
-// aligned;
-//         dim a multiple of 4.
+//         aligned; dim a multiple of 4.
 // Edge:   n == 0 does nothing.   Errors: cudaErrorInvalidValue a dim that does not fit.
 // Threads: reentrant; only enqueues. A row's result does not depend on n.
 // Cost:   reads x once from memory and once from cache, writes y once.

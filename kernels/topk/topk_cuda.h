@@ -10,8 +10,7 @@
 // Errors: InvalidValue for a shape that is not served.
 // Threads: reentrant, each call with a workspace of its own.
 // Cost:   reads the scores four times, mostly from L2; one cooperative launch, which may be
-// captured
-//         in a graph.
+//         captured in a graph.
 #pragma once
 
 #include <cstddef>

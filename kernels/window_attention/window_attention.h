@@ -1,7 +1,7 @@
 // What:   attention of one token's group of q heads over contiguous fp32 rows (the decoder's
 //         window).
-// Math:   out[h] = sum_{j < rows} softmax_j(scale * <q[h], k[j]>) v[j]; lse[h] = ln sum_j exp(scale
-//         * <q[h], k[j]>)
+// Math:   out[h] = sum_{j < rows} softmax_j(scale * <q[h], k[j]>) v[j];
+//         lse[h] = ln sum_j exp(scale * <q[h], k[j]>)
 // Shapes: q, out [group, head_dim] f32; k, v [rows, head_dim] f32 contiguous, one KV head; lse
 //         [group] f32.
 // Units:  scale includes 1/sqrt(head_dim); keys are after RoPE at their absolute position; lse is a

@@ -1,6 +1,5 @@
 // What:   attention over every row of a zone at the store: mapped rows are streamed once, in
-// blocks,
-//         for all tokens of a query.
+//         blocks, for all tokens of a query.
 // Math:   the zone is cut into spans and these into blocks of kAttendBlockRows rows; (out, lse) of
 //         blocks are merged in order within a span and those of spans in order. The cut depends on
 //         the zone alone: results have the same bits on any number of threads.

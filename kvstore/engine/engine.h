@@ -1,6 +1,5 @@
 // What:   a store being read by many sessions: open contexts, loaded indexes and threads, shared
-// and
-//         bounded (EngineConfig).
+//         and bounded (EngineConfig).
 // Errors: NotFound a context; FailedPrecondition a fingerprint that differs (names every field), a
 //         context in use that is to be deleted, a read-only store; ResourceExhausted a limit (names
 //         it).

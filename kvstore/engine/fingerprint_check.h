@@ -1,7 +1,6 @@
 // What:   whether the rows of a context are those that a model would compute.
 // Errors: InvalidArgument an empty fingerprint or a name given twice; FailedPrecondition names
-// every
-//         field that differs, is missing or is too many, with both values.
+//         every field that differs, is missing or is too many, with both values.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,7 +1,6 @@
 // What:    brings layers into memory behind the searches. A context's first searches read single
-// rows
-//          from disk (StoredContext::Expect(kSparse)); a layer of which an eighth was read so is
-//          being used, and is loaded whole, in large pages, while the budget has room for it.
+//          rows from disk (StoredContext::Expect(kSparse)); a layer of which an eighth was read so
+//          is being used, and is loaded whole, in large pages, while the budget has room for it.
 // Why:     decision 024.
 // Threads: Touch any; one thread of its own loads.
 // Cost:    Touch adds up two numbers per file of the layer.

@@ -1,8 +1,8 @@
 // What:   the answer to a request, taken piece by piece, so that a large one never lies in memory
 //         whole: rows are verified and pointed at when a piece is taken.
 // Errors: DataLoss a row that is not what was written.
-// Threads: one at a time.   Ownership: keeps rows mapped, and its request in flight, while it
-// lives.
+// Threads: one at a time.
+// Ownership: keeps rows mapped, and its request in flight, while it lives.
 #pragma once
 
 #include <cstdint>

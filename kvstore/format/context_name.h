@@ -1,5 +1,5 @@
 // What:   what a context may be called: 1 to 128 of A-Z a-z 0-9 . _ - and not starting with '.' or
-// '-'. It is a path part and a command-line word.
+//         '-'. It is a path part and a command-line word.
 #pragma once
 
 #include "absl/status/status.h"

@@ -32,11 +32,11 @@ void AppendSegmentProof(absl::string_view key, uint8_t dtype, std::string& value
 // A view of a stored value.
 // Invariants
 //   1. Open has verified the footer, the length and the chunk table; payload bytes only after
-//   Verify covers them.
+//      Verify covers them.
 //   2. A chunk is verified at most a few times (concurrent first touches may repeat it) and
-//   remembered.
-// Threads: Verify may be called concurrently.     Ownership: the bytes belong to whoever pinned
-// them (storage) and outlive the view.
+//      remembered.
+// Threads:   Verify may be called concurrently.
+// Ownership: the bytes belong to whoever pinned them (storage) and outlive the view.
 class SegmentView {
  public:
   static absl::StatusOr<std::unique_ptr<SegmentView>> Open(absl::string_view key,

@@ -1,6 +1,5 @@
 // What:   per head the cheapest index, and effort, that finds what is wanted for queries that it
-// was
-//         not built with.
+//         was not built with.
 // Math:   the head's sampled queries are split: even ones build (graph, trained codes), odd ones
 //         judge. recall = share of the exact `wanted` best rows, mass = share of the softmax that
 //         the rows found carry; both over what the query could see. Cost is counted, not timed, so

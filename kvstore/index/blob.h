@@ -1,6 +1,5 @@
 // What:      the bytes of a built index, or of summaries: mapped chunks of a stored context,
-// verified when they are
-//            used, or bytes in memory.
+//            verified when they are used, or bytes in memory.
 // Errors:    DataLoss damaged or missing bytes (names context, layer, head, segment); OutOfRange.
 // Ownership: keeps its segments pinned.   Threads: any.
 #pragma once

@@ -21,8 +21,8 @@ namespace {
 // What nearness of two rows means when the graph is built: the inner product of the centred rows.
 // A query ranks centred rows as it ranks the rows themselves (the difference is one constant per
 // query), but without the large common mean of keys the products tell neighbours apart.
-// Math: distance(i, j) = <x_i, mean> + <x_j, mean> - <x_i, x_j>  =  |mean|^2 - <x_i - mean, x_j -
-// mean>
+// Math: distance(i, j) = <x_i, mean> + <x_j, mean> - <x_i, x_j>
+//                      = |mean|^2 - <x_i - mean, x_j - mean>
 class CentredProduct final : public faiss::DistanceComputer {
  public:
   explicit CentredProduct(const Rows& keys) : keys_(keys) {

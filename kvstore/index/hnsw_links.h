@@ -1,9 +1,10 @@
 // What:   the blob of an hnsw index: links, and what ties them to their rows.
 // Bytes:  little-endian, all parts aligned to 4:
 //         header of 64 bytes: magic "CHNS" | version u16 = 1 | reserved u16 = 0 | rows u64 |
-//           head_dim u32 | m u32 | ef_construction u32 | levels u32 (of the graph; 0 without rows)
-//           | entry u32 (row where a search starts) | rows_crc u32 | upper_rows u64 | upper_lists
-//           u64 | reserved u32 = 0 | crc32c u32 of the header so far
+//           head_dim u32 | m u32 | ef_construction u32 |
+//           levels u32 (of the graph; 0 without rows) | entry u32 (row where a search starts) |
+//           rows_crc u32 | upper_rows u64 | upper_lists u64 | reserved u32 = 0 |
+//           crc32c u32 of the header so far
 //         links of level 0, i32 [rows, 2 m]: rows, filled up with -1
 //         {row u32, upper levels u32} [upper_rows], rows ascending: those on level 1 and above
 //         links of the upper levels, i32 [upper_lists, m]: of each such row level 1, 2, ...

@@ -1,18 +1,17 @@
 // What:   where the values of an SST file lie, found without RocksDB: SstWriter's options make
-// every
-//         value a data block of its own with fixed framing, so a bounds-checked walk finds them.
-//         RocksDB's own readers verify a block as a whole (64 MiB to find one row) or, told not to,
-//         parse it unchecked and abort on a flipped bit.
-// Bytes:  data blocks from offset 0, each: shared bytes 0x00 | key bytes 0x19 | value bytes
-// varint32
-//         | key (17) | sequence 0 and type "value" u64 = 1 | value | restart offset u32 = 0 |
-//         restarts u32 = 1 | compression 0x00 | RocksDB's CRC u32 (not read: values prove
-//         themselves).
+//         every value a data block of its own with fixed framing, so a bounds-checked walk finds
+//         them. RocksDB's own readers verify a block as a whole (64 MiB to find one row) or, told
+//         not to, parse it unchecked and abort on a flipped bit.
+// Bytes:  data blocks from offset 0, each:
+//           shared bytes 0x00 | key bytes 0x19 | value bytes varint32 | key (17) |
+//           sequence 0 and type "value" u64 = 1 | value | restart offset u32 = 0 |
+//           restarts u32 = 1 | compression 0x00 | RocksDB's CRC u32 (not read: values prove
+//           themselves).
 // Source: RocksDB 7.8, block-based table format 5 (table/block_based).
 // Errors: what is found before a deviation is right; from there on DataLoss with the offset.
 // Cost:   touches one or two pages per value. Values of one size follow each other: from the second
-//         on, those to come are asked for ahead (MappedFile::AskAhead), else each would wait for the
-//         disk.
+//         on, those to come are asked for ahead (MappedFile::AskAhead), else each would wait for
+//         the disk.
 #pragma once
 
 #include <string>

@@ -2,8 +2,9 @@
 //         a write that fails, so it never hears of one: the first failure is kept, later bytes go
 //         nowhere, and whoever writes asks for status().
 // Errors: ResourceExhausted disk full, quota or limit on file size; as ErrnoStatus, naming the
-// path. Threads: one writer. Cost:   no copy. What was written begins its way to the disk at once,
-// so that the sync at the end
+//         path.
+// Threads: one writer.
+// Cost:   no copy. What was written begins its way to the disk at once, so that the sync at the end
 //         finds little to wait for.
 #pragma once
 

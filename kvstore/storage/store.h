@@ -11,9 +11,9 @@
 //
 // Invariants
 //   1. A context is visible after Publish returned OK, wholly; before, and after a crash at any
-//   point, not at all.
+//      point, not at all.
 //   2. A published context is never edited. Delete hides it first (durably) and frees its files
-//   then; what is mapped stays readable until released.
+//      then; what is mapped stays readable until released.
 //   3. Context ids are never reused.
 //   4. A context whose bytes are damaged does not make another unreadable.
 #pragma once

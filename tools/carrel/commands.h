@@ -1,6 +1,6 @@
 // What:   the program's subcommands. Each Add... declares one on the app, with its flags; when it
-// was chosen, its run function is left in `chosen`. Errors: a command returns a status; main prints
-// it and chooses the exit code.
+//         was chosen, its run function is left in `chosen`.
+// Errors: a command returns a status; main prints it and chooses the exit code.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // What:   every stored K and V row of a context as one safetensors file: k.LAYER, v.LAYER
-// [kv_heads, tokens, head_dim] bf16, token_ids [tokens] i32.
-//         Every byte is verified before it is written.
+//         [kv_heads, tokens, head_dim] bf16, token_ids [tokens] i32. Every byte is verified before
+//         it is written.
 #pragma once
 
 #include <string>

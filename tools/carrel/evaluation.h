@@ -1,6 +1,5 @@
 // What:   a file of questions asked of one decoder: how many answers are right, how many equal
-// those
-//         of dense attention, and how long it took.
+//         those of dense attention, and how long it took.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // What:   the flags that choose and shape an index and summaries, shared by the commands that build
-// one.
+//         one.
 #pragma once
 
 #include <optional>

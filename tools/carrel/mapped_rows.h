@@ -1,8 +1,7 @@
 // What:   the rows of a stored context for a decoder in the same process (decoder/refine): maps and
 //         verifies all of them. Joins decoder/ and kvstore/, as store_access.h does.
 // Errors: NotFound no such store or context; DataLoss damaged rows; FailedPrecondition rows that
-// are
-//         not bf16.
+//         are not bf16.
 // Cost:   reads K and V of the whole context once, to verify them.
 #pragma once
 

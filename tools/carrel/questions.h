@@ -1,6 +1,6 @@
 // What:   questions about a document: one JSON object a line with prompt (text that follows the
-// document), answer, and maybe dense_ids (what dense attention
-//         generates, EOS excluded) and where the fact stands: kind, depth and length, all three.
+//         document), answer, and maybe dense_ids (what dense attention generates, EOS excluded) and
+//         where the fact stands: kind, depth and length, all three.
 // Errors: InvalidArgument a line that is something else (names file and line), or no line at all.
 #pragma once
 

@@ -1,5 +1,5 @@
 // What:   the flags that ask and eval share: which model, which context, where the store is, and
-// how to retrieve.
+//         how to retrieve.
 #pragma once
 
 #include <memory>

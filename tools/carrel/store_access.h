@@ -1,8 +1,8 @@
 // What:      a store for a command: remote at an address, or embedded: the same service over a
-// channel inside this process. Either way the rest speaks gRPC.
-//            With mapped_rows.h the only place that joins decoder/ and kvstore/.
+//            channel inside this process. Either way the rest speaks gRPC. With mapped_rows.h the
+//            only place that joins decoder/ and kvstore/.
 // Errors:    NotFound no store in the folder; Unavailable no server at the address;
-// FailedPrecondition locked by another process.
+//            FailedPrecondition locked by another process.
 #pragma once
 
 #include <memory>

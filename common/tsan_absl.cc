@@ -198,6 +198,6 @@ extern "C" const char* __tsan_default_suppressions() {
          "called_from_lib:libabsl_cord.so\n"
          "called_from_lib:libupb.so\n"
          "race:absl::debian3::time_internal::cctz::time_zone::Impl::LoadTimeZone\n"
-         "race:absl::debian3::Status::UnrefNonInlined\n"
+         "race:absl::debian3::Status::Unref\n"  // its count is the library's
          "race:absl::debian3::inlined_vector_internal::Storage<absl::debian3::status_internal::Payload\n";
 }

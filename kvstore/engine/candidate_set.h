@@ -1,5 +1,5 @@
-// What:   the rows that a speculative query found, for the true query that names it: per token and
-//         KV head, ascending. It may be asked for before it is there.
+// What:   the rows that a speculative query found, for the true query that names it. It may be
+//         asked for before it is there.
 // Threads: any. Set is called exactly once; what it set is constant afterwards.
 #pragma once
 
@@ -15,6 +15,14 @@
 
 namespace carrel::kvstore {
 
+// Of one token and KV head.
+struct Candidates {
+  std::vector<Position> ids;  // ascending
+  // [group]: lse over the zone less lse over these rows, for the query that found them. For the
+  // true query the second is known, and the first is taken to be as far above it.
+  std::vector<float> lse_gap;
+};
+
 class CandidateSet {
  public:
   CandidateSet(Layer layer, int64_t tokens, int64_t bytes)
@@ -22,15 +30,15 @@ class CandidateSet {
 
   const Layer layer;
   const int64_t tokens;
-  const int64_t bytes;  // at most, of the ids
+  const int64_t bytes;  // at most, of the candidates
 
-  // ids [tokens, kv_heads]; empty if status is an error. Runs who waits, on this thread.
-  void Set(absl::Status status, std::vector<std::vector<Position>> ids) {
+  // found [tokens, kv_heads]; empty if status is an error. Runs who waits, on this thread.
+  void Set(absl::Status status, std::vector<Candidates> found) {
     std::vector<std::function<void()>> waiters;
     {
       absl::MutexLock lock(&mu_);
       status_ = std::move(status);
-      ids_ = std::move(ids);
+      found_ = std::move(found);
       ready_ = true;
       waiters.swap(waiters_);
     }
@@ -51,15 +59,13 @@ class CandidateSet {
 
   // After it is ready.
   const absl::Status& status() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return status_; }
-  const std::vector<Position>& ids(size_t unit) const ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return ids_[unit];
-  }
+  const Candidates& of(size_t unit) const ABSL_NO_THREAD_SAFETY_ANALYSIS { return found_[unit]; }
 
  private:
   absl::Mutex mu_;
   bool ready_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::vector<Position>> ids_ ABSL_GUARDED_BY(mu_);
+  std::vector<Candidates> found_ ABSL_GUARDED_BY(mu_);
   std::vector<std::function<void()>> waiters_ ABSL_GUARDED_BY(mu_);
 };
 

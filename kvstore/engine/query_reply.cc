@@ -24,7 +24,8 @@ constexpr int64_t kLeastRows = 16;
 int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& context, RowRange zone) {
   const AttentionShape& shape = context.shape();
   const int64_t kv_units = r.tokens * shape.kv_heads;
-  int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 4 * r.tokens * shape.q_heads;
+  // A Unit's zone_lse and lse_gap have a float per q head each.
+  int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 8 * r.tokens * shape.q_heads;
   if (r.want == Want::kAttend) {
     const bool all =
         r.select == Select::kAll || (r.select == Select::kTopK && r.top_k >= zone.rows());
@@ -154,7 +155,7 @@ absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selec
                                  int64_t& rows) {
   const size_t i = static_cast<size_t>(token) * context().shape().kv_heads + kv_head;
   const SelectParams params = ParamsOf(token, kv_head);
-  RETURN_IF_ERROR(among_ != nullptr ? SelectAmong(params, among_->ids(i), selected)
+  RETURN_IF_ERROR(among_ != nullptr ? SelectAmong(params, among_->of(i), selected)
                                     : SelectRows(params, selected));
   rows = static_cast<int64_t>(selected.ids.size());
   Unit& unit = units_[i];
@@ -163,6 +164,7 @@ absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selec
     unit.zone_lse = std::move(selected.zone_lse);
   }
   if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, selected);
+  if (found_ != nullptr) unit.lse_gap = LseGap(params, selected);
   unit.rows = static_cast<int64_t>(selected.ids.size());
   unit.ids = std::move(selected.ids);
   if (found_ != nullptr) {
@@ -262,11 +264,11 @@ absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
   return absl::OkStatus();
 }
 
-std::vector<std::vector<Position>> QueryReply::TakeCandidates() {
-  std::vector<std::vector<Position>> ids;
-  ids.reserve(units_.size());
-  for (Unit& unit : units_) ids.push_back(std::move(unit.ids));
-  return ids;
+std::vector<Candidates> QueryReply::TakeCandidates() {
+  std::vector<Candidates> found;
+  found.reserve(units_.size());
+  for (Unit& unit : units_) found.push_back({std::move(unit.ids), std::move(unit.lse_gap)});
+  return found;
 }
 
 absl::Status QueryReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {

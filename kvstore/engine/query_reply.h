@@ -32,7 +32,7 @@ class QueryReply : public Reply {
              std::shared_ptr<CandidateSet> found);
 
   absl::Status Run(WorkQueue* queue, absl::Duration waited);  // once, first
-  std::vector<std::vector<Position>> TakeCandidates();        // [tokens, kv_heads], ascending
+  std::vector<Candidates> TakeCandidates();                   // [tokens, kv_heads]
 
   Kind kind() const override { return Kind::kQuery; }
   Layer layer() const override { return request_.layer; }
@@ -47,6 +47,7 @@ class QueryReply : public Reply {
     std::vector<Position> ids;
     std::vector<float> scores;    // [group, ids], if wanted
     std::vector<float> zone_lse;  // [group], if wanted
+    std::vector<float> lse_gap;   // [group], of candidates that are kept
     int64_t rows = 0;             // to hand out
   };
 

@@ -140,9 +140,20 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
   return absl::OkStatus();
 }
 
-absl::Status SelectAmong(const SelectParams& p, absl::Span<const Position> candidates,
-                         Selected& selected) {
+std::vector<float> LseGap(const SelectParams& p, const Selected& selected) {
+  const auto n = static_cast<int64_t>(selected.ids.size());
+  std::vector<float> gap(static_cast<size_t>(p.context->shape().group()), 0.0f);
+  for (size_t h = 0; n > 0 && h < gap.size(); ++h) {
+    const float found = kernels::LogSumExp(&selected.scores[h * static_cast<size_t>(n)], n);
+    // An estimate of the zone may fall short of the rows that are known.
+    gap[h] = std::max(0.0f, selected.zone_lse[h] - found);
+  }
+  return gap;
+}
+
+absl::Status SelectAmong(const SelectParams& p, const Candidates& among, Selected& selected) {
   selected = Selected();
+  const std::vector<Position>& candidates = among.ids;
   const int64_t n = static_cast<int64_t>(candidates.size());
   selected.candidates = n;
   if (n == 0) return absl::OkStatus();
@@ -160,7 +171,7 @@ absl::Status SelectAmong(const SelectParams& p, absl::Span<const Position> candi
   kernels::DotScoreRows(p.queries, group, p.context->shape().head_dim, scratch.pointers.data(), n,
                         p.context->scale(), scratch.scores.data(), n);
   for (int64_t h = 0; h < group; ++h) {
-    base[h] = kernels::LogSumExp(&scratch.scores[h * n], n);
+    base[h] = kernels::LogSumExp(&scratch.scores[h * n], n) + among.lse_gap[h];
   }
   kernels::GroupScore(scratch.scores.data(), group, n, n, base.data(), scratch.group_scores.data());
   scratch.ids.resize(std::min(p.top_k, n));

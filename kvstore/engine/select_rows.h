@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "kvstore/engine/candidate_set.h"
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/request.h"
 
@@ -44,9 +45,12 @@ struct Selected {
 };
 
 absl::Status SelectRows(const SelectParams& params, Selected& selected);
-// By top_k. candidates: ascending, in the zone.
-absl::Status SelectAmong(const SelectParams& params, absl::Span<const Position> candidates,
+// By top_k. candidates: in the zone. A group score is taken over the zone, whose lse is that over the
+// candidates and their lse_gap: asked by the query that found them, they give its own best rows.
+absl::Status SelectAmong(const SelectParams& params, const Candidates& candidates,
                          Selected& selected);
+// [group]: what Candidates keep of a search that found `selected`.
+std::vector<float> LseGap(const SelectParams& params, const Selected& selected);
 
 // [group]: ln of the sum of exponentials of all scores of the zone; -inf for an empty one.
 absl::Status ZoneLse(const SelectParams& params, std::vector<float>& zone_lse);

@@ -367,8 +367,8 @@ TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
         const CollectedHead& head = answer.heads[token * shape().kv_heads + h];
         const std::vector<Position>& candidates = ahead_ids.heads[token * shape().kv_heads + h].ids;
         ASSERT_EQ(head.ids.size(), 10u);
-        // The best of the candidates: each lse is over them alone, which does not change the
-        // scores.
+        // The best of the candidates: each lse is over the zone, as far above that over them as it
+        // was for the query that found them.
         const std::set<Position> allowed(candidates.begin(), candidates.end());
         for (size_t j = 0; j < head.ids.size(); ++j) {
           EXPECT_TRUE(allowed.contains(head.ids[j]));
@@ -379,18 +379,29 @@ TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
             EXPECT_NEAR(head.scores[g][j], expected, 1e-4);
           }
         }
+        const auto lse_of = [&](int64_t q_head, const float* query, bool whole) {
+          double sum = 0;
+          for (Position id = zone_.begin; id < zone_.end; ++id) {
+            if (!whole && !allowed.contains(id)) continue;
+            sum += std::exp(context_->Scores(Layer(1), q_head, query, {id, id + 1})[0]);
+          }
+          return std::log(sum);
+        };
+        std::vector<double> lse;
+        for (int64_t g = 0; g < shape().group(); ++g) {
+          const int64_t q_head = h * shape().group() + g;
+          const float* guess =
+              &ahead.queries[(token * shape().q_heads + q_head) * shape().head_dim];
+          lse.push_back(lse_of(q_head, QueryOf(token, q_head), false) +
+                        lse_of(q_head, guess, true) - lse_of(q_head, guess, false));
+        }
         const auto best_of = [&](Position id) {
           double best = -INFINITY;
           for (int64_t g = 0; g < shape().group(); ++g) {
             const int64_t q_head = h * shape().group() + g;
-            double sum = 0;
-            for (Position c : candidates) {
-              sum += std::exp(
-                  context_->Scores(Layer(1), q_head, QueryOf(token, q_head), {c, c + 1})[0]);
-            }
             best = std::max(
                 best, context_->Scores(Layer(1), q_head, QueryOf(token, q_head), {id, id + 1})[0] -
-                          std::log(sum));
+                          lse[static_cast<size_t>(g)]);
           }
           return best;
         };
@@ -401,6 +412,21 @@ TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
         }
       }
     }
+  }
+}
+
+TEST_P(SessionTest, CandidatesOfTheSameQuery_GiveItsOwnBestRows) {
+  if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
+  QueryRequest request = Request(Select::kTopK, 10, Want::kValues);
+  const Collected direct = Answer(request);
+  QueryRequest ahead = Request(Select::kTopK, 40, Want::kIds);
+  ahead.speculative = true;
+  Answer(ahead);
+  request.among_candidates_of = last_id_;
+  const Collected among = Answer(request);
+  ASSERT_EQ(among.heads.size(), direct.heads.size());
+  for (size_t unit = 0; unit < direct.heads.size(); ++unit) {
+    EXPECT_EQ(among.heads[unit].ids, direct.heads[unit].ids);
   }
 }
 

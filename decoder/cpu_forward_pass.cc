@@ -3,6 +3,7 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/forward_pass.h"
+#include "decoder/query_drift.h"
 #include "decoder/repositioned_attention.h"
 #include "decoder/retrieval_attention.h"
 #include "decoder/sampler.h"
@@ -10,13 +11,14 @@
 namespace carrel::decoder {
 namespace {
 
-// Shows the observer what passes through an attention.
+// Shows the observer, and the drift, what passes through an attention.
 class ObservedAttention : public model::Attention {
  public:
-  ObservedAttention(model::Attention& attention, const Observer& observer)
-      : attention_(attention), observer_(observer) {}
+  ObservedAttention(model::Attention& attention, const Observer& observer, QueryDrift& drift)
+      : attention_(attention), observer_(observer), drift_(drift) {}
   absl::Status Attend(const model::AttentionInput& input, float* attended) override {
     RETURN_IF_ERROR(attention_.Attend(input, attended));
+    drift_.Learn(input.layer, input.n, input.first_position, input.q);
     if (observer_) observer_(input, attended);
     return absl::OkStatus();
   }
@@ -24,6 +26,7 @@ class ObservedAttention : public model::Attention {
  private:
   model::Attention& attention_;
   const Observer& observer_;
+  QueryDrift& drift_;
 };
 
 class CpuForwardPass final : public ForwardPass {
@@ -38,6 +41,9 @@ class CpuForwardPass final : public ForwardPass {
                                                                      : model::RopeStage::kLeftOut)),
         transformer_(backend_.get()),
         attention_(std::move(attention)),
+        drift_(config_.shape, config.rope == Rope::kTrained
+                                  ? model::RopeInvFreq(config_.rope, config_.shape.head_dim)
+                                  : std::vector<float>()),
         observer_(*observer) {}
 
   int64_t max_tokens() const override { return INT64_MAX; }
@@ -47,16 +53,17 @@ class CpuForwardPass final : public ForwardPass {
     n_ = n;
     hidden_.resize(static_cast<size_t>(n * config_.hidden_size));
     RETURN_IF_ERROR(backend_->Embed(tokens, hidden_.data()));
-    ObservedAttention attention(*attention_, observer_);
+    ObservedAttention attention(*attention_, observer_, drift_);
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
       const Layer next = layer.next();
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
         // What enters this layer, seen through the next layer's query projection, is close to that
-        // layer's true query.
+        // layer's true query; closer, with what it lacked for the tokens before.
         approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads *
                               config_.shape.head_dim);
         RETURN_IF_ERROR(
             backend_->ProjectQuery(next, hidden_.data(), n, first_position, approximate_q_.data()));
+        drift_.Correct(next, n, first_position, approximate_q_.data());
         RETURN_IF_ERROR(attention_->Prefetch(next, approximate_q_.data(), n));
       }
       RETURN_IF_ERROR(
@@ -77,7 +84,10 @@ class CpuForwardPass final : public ForwardPass {
   }
 
   void set_reading_prompt(bool reading) override { attention_->set_reading_prompt(reading); }
-  void StartSequence() override { attention_->StartSequence(); }
+  void StartSequence() override {
+    attention_->StartSequence();
+    drift_.StartSequence();
+  }
   Statistics statistics() const override { return attention_->statistics(); }
 
  private:
@@ -86,6 +96,7 @@ class CpuForwardPass final : public ForwardPass {
   const std::unique_ptr<model::Backend> backend_;
   model::Transformer transformer_;
   const std::unique_ptr<SequenceAttention> attention_;
+  QueryDrift drift_;
   const Observer& observer_;
   int64_t n_ = 0;  // tokens of the last Run
   std::vector<float> hidden_, approximate_q_, logits_;

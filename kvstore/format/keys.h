@@ -55,6 +55,12 @@ absl::Status ValidateKey(const SegmentKey& key);
 std::string EncodeKey(const SegmentKey& key);  // of a valid key
 absl::StatusOr<SegmentKey> DecodeKey(absl::string_view bytes);
 
+// The next bytes of the same length in order: of an encoded key; they may be no key.
+std::string BytesBefore(absl::string_view key);
+std::string BytesAfter(absl::string_view key);
+// Of a key's bytes, or of those beside one.
+absl::StatusOr<ContextId> ContextOfKey(absl::string_view bytes);
+
 // The range [first, second) of every key of the context.
 std::pair<std::string, std::string> ContextKeyRange(ContextId context);
 

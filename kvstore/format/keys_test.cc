@@ -103,6 +103,24 @@ TEST(KeysTest, DecodeKey_WrongLengthKindOrLayer_IsDataLoss) {
   EXPECT_THAT(DecodeKey(manifest_of_layer), StatusIs(absl::StatusCode::kDataLoss, "layer 0"));
 }
 
+TEST(KeysTest, BytesBesideAKey_AreItsNeighboursInOrder) {
+  EXPECT_EQ(BytesAfter(std::string("a\x01", 2)), "a\x02");
+  EXPECT_EQ(BytesAfter("a\xff\xff"), std::string("b\0\0", 3));
+  EXPECT_EQ(BytesBefore("a\x02"), "a\x01");
+  EXPECT_EQ(BytesBefore(std::string("b\0\0", 3)), "a\xff\xff");
+  std::mt19937_64 rng(TestSeed());
+  for (int round = 0; round < 1000; ++round) {
+    const std::string key = EncodeKey(RandomKey(rng));
+    const std::string before = BytesBefore(key), after = BytesAfter(key);
+    EXPECT_LT(before, key);
+    EXPECT_LT(key, after);
+    EXPECT_EQ(BytesAfter(before), key);
+    EXPECT_EQ(BytesBefore(after), key);
+    EXPECT_EQ(*ContextOfKey(before), DecodeKey(key)->context);
+    EXPECT_EQ(*ContextOfKey(after), DecodeKey(key)->context);
+  }
+}
+
 TEST(KeysTest, DecodeKey_RandomBytes_DecodesOrIsDataLossAndReencodesEqually) {
   std::mt19937_64 rng(TestSeed());
   int decoded_keys = 0;

@@ -106,11 +106,11 @@ absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db) {
   std::vector<ContextId> ids;
   for (const rocksdb::LevelMetaData& level : family.levels) {
     for (const rocksdb::SstFileMetaData& file : level.files) {
-      const auto key = DecodeKey(file.smallestkey);
-      if (!key.ok()) {
-        return Annotate(key.status(), absl::StrCat("store ", db.folder, ": file ", file.name));
+      const auto id = ContextOfKey(file.smallestkey);
+      if (!id.ok()) {
+        return Annotate(id.status(), absl::StrCat("store ", db.folder, ": file ", file.name));
       }
-      ids.push_back(key->context);
+      ids.push_back(*id);
     }
   }
   std::sort(ids.begin(), ids.end());

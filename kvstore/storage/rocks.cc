@@ -24,8 +24,7 @@ rocksdb::ColumnFamilyOptions SegmentFamilyOptions() {
   table.block_align = false;
   // Values prove themselves; RocksDB's own blocks (index, properties) need a checksum, for it aborts
   // on damage in a block that it may trust. There is one kind for all blocks of a file, so it is the
-  // fastest: Debian's CRC runs at 1 GB/s, and the first and last value of every file are read at
-  // publication.
+  // fastest: Debian's CRC runs at 1 GB/s.
   table.checksum = rocksdb::kXXH3;
   table.format_version = 5;
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));

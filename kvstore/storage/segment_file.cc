@@ -36,8 +36,8 @@ void SegmentFile::Locate() const {
   entries_ = WalkToKey(file_->bytes(), last_key_);
   is_located_.store(true);
   Apply(expected_sparse_.load() ? FileAccess::kSparse : FileAccess::kLargePages);
-  if (!entries_.entries.empty() && entries_.entries.front().key != first_key_) {
-    entries_ = {{}, absl::DataLossError("another first key")};
+  if (!entries_.entries.empty() && entries_.first_key != first_key_) {
+    entries_ = {.status = absl::DataLossError("another first key")};
   }
 }
 

@@ -78,7 +78,7 @@ SstEntries Walk(absl::string_view file, AtEnd at_end) {
   SstEntries result;
   BlocksAhead ahead(file);
   absl::string_view rest = file;
-  do {
+  for (;;) {
     const size_t offset = file.size() - rest.size();
     ahead.Reached(offset);
     SstEntry entry;
@@ -86,14 +86,18 @@ SstEntries Walk(absl::string_view file, AtEnd at_end) {
       result.status = absl::DataLossError(absl::StrCat("no valid block at offset ", offset));
       return result;
     }
-    if (!DecodeKey(entry.key).ok() ||
-        (!result.entries.empty() && entry.key <= result.entries.back().key)) {
+    const bool fence = entry.value.empty(), first = result.last_key.empty();
+    const bool last = at_end(rest, entry);
+    if ((fence ? !first && !last : !DecodeKey(entry.key).ok()) ||
+        (!first && entry.key <= result.last_key)) {
       result.status = absl::DataLossError(absl::StrCat("wrong key at offset ", offset));
       return result;
     }
-    result.entries.push_back(entry);
-  } while (!at_end(rest, result.entries.back()));
-  return result;
+    if (first) result.first_key = entry.key;
+    result.last_key = entry.key;
+    if (!fence) result.entries.push_back(entry);
+    if (last) return result;
+  }
 }
 
 }  // namespace
@@ -101,8 +105,8 @@ SstEntries Walk(absl::string_view file, AtEnd at_end) {
 SstEntries WalkToKey(absl::string_view file, absl::string_view last_key) {
   SstEntries result = Walk(
       file, [last_key](absl::string_view, const SstEntry& entry) { return entry.key >= last_key; });
-  if (result.status.ok() && result.entries.back().key != last_key) {
-    result.entries.pop_back();
+  if (result.status.ok() && result.last_key != last_key) {
+    if (!result.entries.empty() && result.entries.back().key > last_key) result.entries.pop_back();
     result.status = absl::DataLossError("a key behind the last one");
   }
   return result;
@@ -110,8 +114,7 @@ SstEntries WalkToKey(absl::string_view file, absl::string_view last_key) {
 
 SstEntries WalkToOffset(absl::string_view file, uint64_t data_bytes) {
   if (data_bytes > file.size()) {
-    return {{},
-            absl::DataLossError(
+    return {.status = absl::DataLossError(
                 absl::StrCat("data of ", data_bytes, " bytes in a file of ", file.size()))};
   }
   return Walk(file.substr(0, data_bytes),

@@ -7,6 +7,10 @@
 //           sequence 0 and type "value" u64 = 1 | value | restart offset u32 = 0 |
 //           restarts u32 = 1 | compression 0x00 | RocksDB's CRC u32 (not read: values prove
 //           themselves).
+//         The first and the last block are fences: an empty value under the bytes beside the first
+//         and last key. RocksDB reads and checks the first and last value of a file when it is
+//         published, and those of a layer's rows are of megabytes. Files without fences are read
+//         as well.
 // Source: RocksDB 7.8, block-based table format 5 (table/block_based).
 // Errors: what is found before a deviation is right; from there on DataLoss with the offset.
 // Cost:   touches one or two pages per value. Values of one size follow each other: from the second
@@ -28,8 +32,9 @@ struct SstEntry {
 };
 
 struct SstEntries {
-  std::vector<SstEntry> entries;  // keys ascend
-  absl::Status status;            // why the walk ended early; OK if it ended where it should
+  std::vector<SstEntry> entries;          // keys ascend; without fences
+  absl::string_view first_key, last_key;  // of the blocks that were read, with fences
+  absl::Status status;                    // why the walk ended early; OK if it ended where it should
 };
 
 // Walks until the block of last_key has been read, the end that RocksDB's manifest knows.

@@ -11,6 +11,8 @@ namespace {
 
 SegmentKey KeyOf(uint32_t segment) { return {ContextId(9), 0, Kind::kKeyRows, KvHead(0), segment}; }
 
+constexpr uint64_t kFenceBytes = 2 + 1 + 25 + 13;
+
 // A file of three segments as SstWriter writes it, and the size of its data.
 std::string WriteFile(const std::string& path, uint64_t* data_bytes) {
   auto writer = *SstWriter::Create(path);
@@ -21,6 +23,7 @@ std::string WriteFile(const std::string& path, uint64_t* data_bytes) {
     const size_t value = EncodeSegment(EncodeKey(KeyOf(i)), payload, 2).size();
     *data_bytes += 2 + (value < 128 ? 1 : 2) + 25 + value + 13;
   }
+  *data_bytes += 2 * kFenceBytes;
   CARREL_EXPECT_OK(writer->Finish());
   return *ReadFile(path);
 }
@@ -48,13 +51,34 @@ TEST(SstBlocksTest, Walks_WrongEnds_AreDataLoss) {
   EXPECT_EQ(WalkToOffset(file, file.size() + 1).status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(WalkToOffset("", 0).status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(WalkToKey("", EncodeKey(KeyOf(2))).status.code(), absl::StatusCode::kDataLoss);
-  const SstEntries beyond = WalkToKey(file, EncodeKey(KeyOf(3)));
-  EXPECT_THAT(beyond.status,
-              StatusIs(absl::StatusCode::kDataLoss, absl::StrCat("at offset ", data_bytes)));
+  CARREL_EXPECT_OK(WalkToKey(file, BytesAfter(EncodeKey(KeyOf(2)))).status);
+  const SstEntries beyond = WalkToKey(file, EncodeKey(KeyOf(4)));
+  EXPECT_THAT(beyond.status, StatusIs(absl::StatusCode::kDataLoss,
+                                      absl::StrCat("at offset ", data_bytes - kFenceBytes)));
   EXPECT_EQ(beyond.entries.size(), 3u);
   const SstEntries between = WalkToKey(file, EncodeKey(KeyOf(1)) + "x");
   EXPECT_THAT(between.status, StatusIs(absl::StatusCode::kDataLoss, "behind the last"));
   EXPECT_EQ(between.entries.size(), 2u);
+}
+
+TEST(SstBlocksTest, Fences_StandAtTheEndsOrNowhere) {
+  uint64_t data_bytes = 0;
+  const std::string file = WriteFile(FreshTempDir() + "/a.sst", &data_bytes);
+  const SstEntries fenced = WalkToOffset(file, data_bytes);
+  EXPECT_EQ(fenced.first_key, BytesBefore(EncodeKey(KeyOf(0))));
+  EXPECT_EQ(fenced.last_key, BytesAfter(EncodeKey(KeyOf(2))));
+  const std::string bare = file.substr(kFenceBytes, data_bytes - 2 * kFenceBytes);
+  for (const SstEntries& found :
+       {WalkToOffset(bare, bare.size()), WalkToKey(bare, EncodeKey(KeyOf(2)))}) {
+    CARREL_EXPECT_OK(found.status);
+    EXPECT_EQ(found.entries.size(), 3u);
+    EXPECT_EQ(found.first_key, EncodeKey(KeyOf(0)));
+  }
+  std::string within = bare + file.substr(data_bytes - kFenceBytes, kFenceBytes) + bare;
+  const SstEntries found = WalkToOffset(within, within.size());
+  EXPECT_THAT(found.status, StatusIs(absl::StatusCode::kDataLoss,
+                                     absl::StrCat("wrong key at offset ", bare.size())));
+  EXPECT_EQ(found.entries.size(), 3u);
 }
 
 TEST(SstBlocksTest, MutatedFiles_NeverCrashAndEntriesStayInside) {

@@ -51,6 +51,7 @@ class SstWriterImpl : public SstWriter {
       return absl::InvalidArgumentError(
           absl::StrCat(path_, ": ", DescribeKey(key), " must follow the key before it"));
     }
+    if (entries_ == 0) RETURN_IF_ERROR(FromRocks(writer_.Put(BytesBefore(bytes), ""), path_));
     value_.assign(payload.data(), payload.size());  // its memory is kept from one value to the next
     AppendSegmentProof(bytes, dtype, value_);
     RETURN_IF_ERROR(FromRocks(writer_.Put(bytes, value_), path_));
@@ -63,6 +64,7 @@ class SstWriterImpl : public SstWriter {
 
   absl::Status Finish() override {
     if (entries_ == 0) return absl::InvalidArgumentError(absl::StrCat(path_, ": no segments"));
+    RETURN_IF_ERROR(FromRocks(writer_.Put(BytesAfter(last_), ""), path_));
     RETURN_IF_ERROR(FromRocks(writer_.Finish(), path_));
     RETURN_IF_ERROR(output_.status());
     return SyncFolderOf(path_);

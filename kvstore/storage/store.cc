@@ -59,8 +59,7 @@ absl::StatusOr<KeyRange> CheckFile(const std::string& path, ContextId id) {
       return Annotate(view.status(), absl::StrCat(path, ": ", DescribeKey(*key)));
     }
   }
-  return KeyRange{std::string(found.entries.front().key), std::string(found.entries.back().key),
-                  path};
+  return KeyRange{std::string(found.first_key), std::string(found.last_key), path};
 }
 
 absl::Status CheckFiles(absl::Span<const std::string> paths, ContextId id) {

@@ -112,7 +112,7 @@ class StoredContextImpl : public StoredContext {
     SegmentKey first{ContextId(manifest_.context_id()), layer, Kind::kKeyRows, KvHead(0), 0};
     SegmentKey next = first;
     next.layer = layer + 1;
-    return {EncodeKey(first), EncodeKey(next)};
+    return {EncodeKey(first), BytesBefore(EncodeKey(next))};  // where the next one's fence stands
   }
 
   absl::Span<const std::shared_ptr<const SegmentFile>> FilesOf(int32_t layer) const {

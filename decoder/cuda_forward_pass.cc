@@ -116,7 +116,8 @@ class CudaForwardPass final : public ForwardPass {
   // The parts of a block's way. Each enqueues only.
   absl::Status Begin(int64_t n);
   absl::Status Project(Layer layer, int64_t n);
-  absl::Status AttendWindow(Layer layer, int64_t n);
+  absl::Status AttendBoth(Layer layer, int64_t phase);
+  absl::Status AttendWindow(Layer layer, int64_t n, const cuda::Stream& stream);
   absl::Status AttendZone(Layer layer, int64_t n, int64_t phase);
   // What this layer's hidden state says of the next layer's rows.
   absl::Status FetchAhead(Layer next, const model::CudaPlacement& placement);
@@ -152,7 +153,8 @@ class CudaForwardPass final : public ForwardPass {
   DeviceBuffer<uint8_t> workspace_;
   PinnedBuffer<int32_t> host_step_, host_best_;
   PinnedBuffer<float> host_q_, host_approximate_q_, host_zone_, host_lse_, host_logits_;
-  cuda::Event queries_here_;
+  cuda::Event queries_here_, query_here_, window_here_;
+  cuda::Stream window_stream_;
   std::vector<Graph> project_, attend_;  // [layers]
   Graph end_;
   std::vector<Graph> token_;  // [phases of the zone]
@@ -200,7 +202,10 @@ absl::Status CudaForwardPass::Allocate() {
   ASSIGN_OR_RETURN(host_zone_, PinnedBuffer<float>::Create(w + heads));
   ASSIGN_OR_RETURN(host_lse_, PinnedBuffer<float>::Create(heads));
   ASSIGN_OR_RETURN(host_logits_, PinnedBuffer<float>::Create(kLogitsTokens * config_.vocab_size));
-  ASSIGN_OR_RETURN(queries_here_, cuda::Event::Create());
+  for (cuda::Event* event : {&queries_here_, &query_here_, &window_here_}) {
+    ASSIGN_OR_RETURN(*event, cuda::Event::Create());
+  }
+  ASSIGN_OR_RETURN(window_stream_, cuda::Stream::Create());
   splits_ = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
   ASSIGN_OR_RETURN(
       workspace_,
@@ -272,10 +277,21 @@ absl::Status CudaForwardPass::WholeToken(int64_t phase) {
   RETURN_IF_ERROR(Begin(1));
   for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
     RETURN_IF_ERROR(Project(layer, 1));
-    RETURN_IF_ERROR(AttendWindow(layer, 1));
-    RETURN_IF_ERROR(AttendZone(layer, 1, phase));
+    RETURN_IF_ERROR(AttendBoth(layer, phase));
   }
   return End(1);
+}
+
+// The window beside the zone, on a stream of its own: neither fills the chip.
+absl::Status CudaForwardPass::AttendBoth(Layer layer, int64_t phase) {
+  const cuda::Stream& stream = backend_->stream();
+  if (!shape_.zone_here && !shape_.zone_in_host) return AttendWindow(layer, 1, stream);
+  RETURN_IF_ERROR(query_here_.Record(stream));
+  RETURN_IF_ERROR(window_stream_.WaitFor(query_here_));
+  RETURN_IF_ERROR(AttendWindow(layer, 1, window_stream_));
+  RETURN_IF_ERROR(window_here_.Record(window_stream_));
+  RETURN_IF_ERROR(AttendZone(layer, 1, phase));
+  return stream.WaitFor(window_here_);
 }
 
 // Runs a token that nobody asked for, so that every kernel is loaded, and captures its parts.
@@ -298,8 +314,9 @@ absl::Status CudaForwardPass::CaptureToken() {
                        if (layer.value() == 0) RETURN_IF_ERROR(Begin(1));
                        return Project(layer, 1);
                      }));
-    ASSIGN_OR_RETURN(Graph attend,
-                     Graph::Capture(backend_->stream(), [&] { return AttendWindow(layer, 1); }));
+    ASSIGN_OR_RETURN(Graph attend, Graph::Capture(backend_->stream(), [&] {
+                       return AttendWindow(layer, 1, backend_->stream());
+                     }));
     project_.push_back(std::move(project));
     attend_.push_back(std::move(attend));
   }
@@ -350,7 +367,7 @@ absl::Status CudaForwardPass::FetchAhead(Layer next, const model::CudaPlacement&
   return pinned_zone_.FetchAhead(next, backend_->stream());
 }
 
-absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
+absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n, const cuda::Stream& stream) {
   const AttentionShape& heads = shape_.heads;
   if (n == 1) {
     kernels::WindowAttentionCudaParams params;
@@ -367,7 +384,7 @@ absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
     params.lse = lse_.data();
     params.splits = splits_;
     params.workspace = workspace_.data();
-    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, backend_->stream().get()));
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
   } else {
     kernels::PrefillAttentionCudaParams params;
     params.q = q_.data();
@@ -383,7 +400,7 @@ absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
     params.scale = scale_;
     params.out_exact = window_out_.data();
     params.lse = lse_.data();
-    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, backend_->stream().get()));
+    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   }
   if (!retrieval_.measure || !shape_.zone_at_store) return absl::OkStatus();
   return CopyFloats(host_lse_.data(), lse_.data(), n * heads.q_heads);
@@ -481,7 +498,8 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
     for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
       RETURN_IF_ERROR(n == 1 ? project_[layer.value()].Launch(stream) : Project(layer, n));
       if (shape_.zone_at_store) RETURN_IF_ERROR(queries_here_.Record(stream));
-      RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream) : AttendWindow(layer, n));
+      RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream)
+                             : AttendWindow(layer, n, stream));
       if (shape_.zone_at_store) {
         RETURN_IF_ERROR(AskStore(layer, n));
       } else {

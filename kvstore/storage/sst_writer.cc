@@ -51,8 +51,7 @@ class SstWriterImpl : public SstWriter {
       return absl::InvalidArgumentError(
           absl::StrCat(path_, ": ", DescribeKey(key), " must follow the key before it"));
     }
-    value_.assign(payload.data(), payload.size());  // its memory is kept from one value to the next
-    AppendSegmentProof(bytes, dtype, value_);
+    EncodeSegment(bytes, payload, dtype, value_);
     RETURN_IF_ERROR(FromRocks(writer_.Put(bytes, value_), path_));
     RETURN_IF_ERROR(output_.status());
     last_ = std::move(bytes);

@@ -67,7 +67,14 @@ void WidenToFloat(DType dtype, const void* in, int64_t count, float* out) {
     return;
   }
   CARREL_CHECK(dtype == DType::kF16 || dtype == DType::kBf16);
-  for (int64_t i = 0; i < count; ++i) {
+  int64_t i = 0;
+  constexpr int64_t kTogether = 16;  // a fixed number: the compiler makes vectors of them
+  for (; dtype == DType::kBf16 && i + kTogether <= count; i += kTogether) {
+    uint16_t x[kTogether];
+    std::memcpy(x, bytes + 2 * i, sizeof(x));
+    for (int64_t j = 0; j < kTogether; ++j) out[i + j] = Bf16ToFloat(x[j]);
+  }
+  for (; i < count; ++i) {
     uint16_t x;
     std::memcpy(&x, bytes + 2 * i, sizeof(x));
     out[i] = dtype == DType::kF16 ? F16ToFloat(x) : Bf16ToFloat(x);

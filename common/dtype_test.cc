@@ -32,6 +32,22 @@ TEST(F16Test, KnownValues) {
   EXPECT_TRUE(std::isnan(F16ToFloat(0x7e00)));
 }
 
+TEST(WidenTest, AnyCount_WidensEachAndNoMore) {
+  for (int64_t count = 0; count < 70; ++count) {
+    std::vector<uint16_t> x(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) x[static_cast<size_t>(i)] = static_cast<uint16_t>(997 * i);
+    for (const DType dtype : {DType::kF16, DType::kBf16}) {
+      std::vector<float> out(static_cast<size_t>(count + 1), -7.0f);
+      WidenToFloat(dtype, x.data(), count, out.data());
+      for (size_t i = 0; i < x.size(); ++i) {
+        const float expected = dtype == DType::kF16 ? F16ToFloat(x[i]) : Bf16ToFloat(x[i]);
+        EXPECT_EQ(std::bit_cast<uint32_t>(out[i]), std::bit_cast<uint32_t>(expected));
+      }
+      EXPECT_EQ(out.back(), -7.0f);
+    }
+  }
+}
+
 TEST(WidenTest, UnalignedInput_IsRead) {
   std::string bytes("x\x80\x3f\x00\x40", 5);
   float out[2];

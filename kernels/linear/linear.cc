@@ -58,6 +58,12 @@ namespace {
 // Output rows widened at a time: one panel stays in the L2 cache for `in` up to 1024.
 constexpr int64_t kPanelRows = 128;
 
+// Callers bring their own threads.
+void KeepOneThread() {
+  static const bool one_thread = (openblas_set_num_threads(1), true);
+  static_cast<void>(one_thread);
+}
+
 void Gemv(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
           int64_t y_stride) {
   HWY_DYNAMIC_DISPATCH(GemvImpl)(x, n, x_stride, w, y, y_stride);
@@ -87,9 +93,7 @@ void PanelGemm(const float* x, int64_t n, int64_t x_stride, const float* panel, 
 
 void Gemm(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
           int64_t y_stride, float* scratch) {
-  // Callers bring their own threads.
-  static const bool one_thread = (openblas_set_num_threads(1), true);
-  static_cast<void>(one_thread);
+  KeepOneThread();
   float* bias = scratch;
   float* panel = scratch + kPanelRows;
   for (int64_t o = 0; o < w.out; o += kPanelRows) {
@@ -124,6 +128,15 @@ void Linear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, 
   const int64_t gemm = last < kLinearGemmTokens ? n - last : n;
   if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch);
   if (gemm < n) Gemv(x + gemm * x_stride, n - gemm, x_stride, w, y + gemm * y_stride, y_stride);
+}
+
+void AddOuterProducts(const float* a, int64_t m, const float* b, int64_t n, int64_t rows,
+                      float* sums) {
+  if (m == 0 || n == 0 || rows == 0) return;
+  KeepOneThread();
+  cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, static_cast<blasint>(m),
+              static_cast<blasint>(n), static_cast<blasint>(rows), 1.0f, a, static_cast<blasint>(m),
+              b, static_cast<blasint>(n), 1.0f, sums, static_cast<blasint>(n));
 }
 
 }  // namespace carrel::kernels

@@ -1,9 +1,11 @@
-// What:   y = x W^T + b for weights that stay in the checkpoint's dtype, mapped and unaligned.
+// What:   y = x W^T + b for weights that stay in the checkpoint's dtype, mapped and unaligned; sums
+//         of outer products of rows.
 // Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], fp32 products and sums; each weight is
-//         widened exactly.
+//         widened exactly.  AddOuterProducts: sums[i, j] += sum_r a[r, i] * b[r, j], fp32.
 // Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in] f32 | f16 | bf16
-//         row-major; bias [out] of the same dtype or null.
-// Edge:   n == 0 does nothing.
+//         row-major; bias [out] of the same dtype or null.  a [rows, m], b [rows, n], sums [m, n]
+//         f32 without gaps.
+// Edge:   n == 0, or rows == 0, does nothing.
 // Threads: reentrant. Splitting n at multiples of kLinearTokenTile, or `out` anywhere for n <
 //         kLinearGemmTokens, changes no bit of y.
 // Cost:   n < kLinearGemmTokens: reads w once at memory speed (GEMV); otherwise widens w in panels
@@ -37,5 +39,10 @@ void Linear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, 
 
 void RefLinear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
                int64_t y_stride);
+
+void AddOuterProducts(const float* a, int64_t m, const float* b, int64_t n, int64_t rows,
+                      float* sums);
+void RefAddOuterProducts(const float* a, int64_t m, const float* b, int64_t n, int64_t rows,
+                         float* sums);
 
 }  // namespace carrel::kernels

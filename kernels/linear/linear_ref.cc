@@ -25,4 +25,15 @@ void RefLinear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& 
   }
 }
 
+void RefAddOuterProducts(const float* a, int64_t m, const float* b, int64_t n, int64_t rows,
+                         float* sums) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = sums[i * n + j];
+      for (int64_t r = 0; r < rows; ++r) sum += double{a[r * m + i]} * b[r * n + j];
+      sums[i * n + j] = static_cast<float>(sum);
+    }
+  }
+}
+
 }  // namespace carrel::kernels

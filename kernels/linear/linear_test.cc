@@ -125,5 +125,20 @@ TEST_P(LinearTest, NoTokens_AnyPointer_WritesNothing) {
   EXPECT_TRUE(y.Untouched(0));
 }
 
+TEST_P(LinearTest, OuterProducts_RandomShapes_AddToWhatWasThere) {
+  for (int64_t trial = 0; trial < 40; ++trial) {
+    const int64_t rows = Below(trial % 4 == 0 ? 600 : 20), m = Below(70), n = Below(70);
+    SCOPED_TRACE(absl::StrCat("rows ", rows, " m ", m, " n ", n));
+    const std::vector<float> a = RandomNormal(rng_, rows * m), b = RandomNormal(rng_, rows * n);
+    std::vector<float> expected = RandomNormal(rng_, m * n);
+    GuardedFloats sums(m * n);
+    std::copy(expected.begin(), expected.end(), sums.data());
+    const double scale = Norm(a) * Norm(b) + Norm(expected);
+    AddOuterProducts(a.data(), m, b.data(), n, rows, sums.data());
+    RefAddOuterProducts(a.data(), m, b.data(), n, rows, expected.data());
+    ExpectNear(sums.span(), expected, scale);
+  }
+}
+
 }  // namespace
 }  // namespace carrel::kernels

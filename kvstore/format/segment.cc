@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
@@ -21,29 +22,35 @@ int64_t ChunkCount(int64_t payload_bytes) {
 
 }  // namespace
 
-void AppendSegmentProof(absl::string_view key, uint8_t dtype, std::string& value) {
-  const size_t payload_bytes = value.size();
-  const int64_t chunks = ChunkCount(static_cast<int64_t>(payload_bytes));
-  std::string proof;
-  proof.reserve(static_cast<size_t>(chunks) * 4 + kSegmentFooterBytes);
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const absl::string_view bytes =
-        absl::string_view(value).substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes);
-    AppendLittleEndian(proof, Crc32c(bytes));
+void EncodeSegment(absl::string_view key, absl::string_view payload, uint8_t dtype,
+                   std::string& value) {
+  // Chunks that are copied and, still in the L1 cache, checked.
+  constexpr size_t kCopied = 4 * kChunkBytes;
+  const size_t payload_bytes = payload.size();
+  std::vector<uint32_t> crcs(static_cast<size_t>(ChunkCount(static_cast<int64_t>(payload_bytes))));
+  const absl::string_view crc_bytes(reinterpret_cast<const char*>(crcs.data()), 4 * crcs.size());
+  value.clear();
+  value.reserve(payload_bytes + crc_bytes.size() + kSegmentFooterBytes);
+  for (size_t at = 0; at < payload_bytes; at += kCopied) {
+    const absl::string_view copied = payload.substr(at, kCopied);
+    value.append(copied.data(), copied.size());
+    Crc32cOfChunks(absl::string_view(value).substr(at), kChunkBytes, &crcs[at / kChunkBytes]);
   }
-  AppendLittleEndian(proof, uint64_t{payload_bytes});
-  AppendLittleEndian(proof, kSegmentFormatVersion);
-  AppendLittleEndian(proof, dtype);
-  AppendLittleEndian(proof, uint8_t{0});
-  AppendLittleEndian(proof, uint32_t{0});
-  AppendLittleEndian(proof, ExtendCrc32c(Crc32c(key), proof));
-  proof.append(kMagic, sizeof(kMagic));
-  value.append(proof);
+  value.append(crc_bytes.data(), crc_bytes.size());
+  AppendLittleEndian(value, uint64_t{payload_bytes});
+  AppendLittleEndian(value, kSegmentFormatVersion);
+  AppendLittleEndian(value, dtype);
+  AppendLittleEndian(value, uint8_t{0});
+  AppendLittleEndian(value, uint32_t{0});
+  AppendLittleEndian(value,
+                     ExtendCrc32c(Crc32c(key), absl::string_view(value).substr(payload_bytes)));
+  value.append(kMagic, sizeof(kMagic));
 }
 
-std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype) {
-  AppendSegmentProof(key, dtype, payload);
-  return payload;
+std::string EncodeSegment(absl::string_view key, absl::string_view payload, uint8_t dtype) {
+  std::string value;
+  EncodeSegment(key, payload, dtype, value);
+  return value;
 }
 
 absl::StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(absl::string_view key,

@@ -24,10 +24,11 @@ inline constexpr int64_t kSegmentFooterBytes = 24;
 inline constexpr uint16_t kSegmentFormatVersion = 1;
 inline constexpr uint8_t kDTypeBytes = 255;  // the payload is no tensor
 
-// Appends CRCs and footer to the payload: value = EncodeSegment(key, payload).
-std::string EncodeSegment(absl::string_view key, std::string payload, uint8_t dtype);
-// The same in place: `value` is the payload, and is the value then.
-void AppendSegmentProof(absl::string_view key, uint8_t dtype, std::string& value);
+// The payload, its CRCs and the footer.
+std::string EncodeSegment(absl::string_view key, absl::string_view payload, uint8_t dtype);
+// The same into `value`, whose memory is kept from one value to the next. Reads the payload once.
+void EncodeSegment(absl::string_view key, absl::string_view payload, uint8_t dtype,
+                   std::string& value);
 
 // A view of a stored value.
 // Invariants

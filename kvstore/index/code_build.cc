@@ -5,6 +5,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "kernels/code_score/code_score.h"
+#include "kernels/sign_moments/sign_moments.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/accelerator.h"
 #include "kvstore/index/code.h"
@@ -29,26 +30,30 @@ void MakeSigns(Floats& x) {
   for (float& s : x) s = s > 0 ? 1.0f : -1.0f;
 }
 
-// The linear map [bits, d] from signs [n, bits] to x [n, d] with the least squared error, and its
-// intercept [d].
+// The linear map [bits, d] from the signs of y [n, bits], by which y is replaced, to x [n, d] with
+// the least squared error, and its intercept [d]. mean_x: of x.
 struct LinearMap {
   Floats weights, intercept;
 };
-LinearMap FitSigns(const Floats& signs, const Floats& x, int64_t n, int64_t bits, int64_t d) {
-  Multiply multiply;
-  const Floats mean_x = MeanOf(x, n, d), mean_s = MeanOf(signs, n, bits);
-  const Floats st = Transposed(signs, n, bits), xt = Transposed(x, n, d);
-  const Floats ss = multiply(st, bits, st, bits), sx = multiply(st, bits, xt, d);
-  std::vector<double> a(ss.size()), b(sx.size());
+LinearMap FitSigns(Floats& y, const Floats& x, const Floats& mean_x, int64_t n, int64_t bits,
+                   int64_t d) {
+  std::vector<int32_t> positive(static_cast<size_t>(bits)), differ(positive.size() * bits);
+  kernels::AddSignMoments(y.data(), n, bits, positive.data(), differ.data());
+  Floats sx(static_cast<size_t>(bits * d));
+  kernels::AddOuterProducts(y.data(), bits, x.data(), d, n, sx.data());
+  const auto count = static_cast<double>(n);
+  Floats mean_s;
+  for (const int32_t p : positive) mean_s.push_back(static_cast<float>(2 * p / count - 1));
+  std::vector<double> a(differ.size()), b(sx.size());
   for (int64_t i = 0; i < bits; ++i) {
     for (int64_t j = 0; j < bits; ++j) {
       const auto at = static_cast<size_t>(i * bits + j);
-      a[at] = ss[at] / static_cast<double>(n) - double{mean_s[i]} * mean_s[j];
+      a[at] = 1 - 2 * differ[at] / count - double{mean_s[i]} * mean_s[j];
       if (i == j) a[at] += kRidge;
     }
     for (int64_t c = 0; c < d; ++c) {
       const auto at = static_cast<size_t>(i * d + c);
-      b[at] = sx[at] / static_cast<double>(n) - double{mean_s[i]} * mean_x[c];
+      b[at] = sx[at] / count - double{mean_s[i]} * mean_x[c];
     }
   }
   SolveCholesky(a, bits, b, d);
@@ -63,12 +68,9 @@ LinearMap FitSigns(const Floats& signs, const Floats& x, int64_t n, int64_t bits
 void Subtract(const LinearMap& map, const Floats& transposed_weights, const float* signs, int64_t n,
               int64_t bits, int64_t d, float* x, Floats& scratch, Multiply& multiply) {
   scratch.resize(static_cast<size_t>(n * d));
-  multiply(signs, n, {transposed_weights.data(), DType::kF32, d, bits}, scratch.data());
-  for (int64_t i = 0; i < n; ++i) {
-    float* row = x + i * d;
-    const float* said = &scratch[static_cast<size_t>(i * d)];
-    for (int64_t c = 0; c < d; ++c) row[c] -= said[c] + map.intercept[static_cast<size_t>(c)];
-  }
+  multiply(signs, n, {transposed_weights.data(), DType::kF32, d, bits, map.intercept.data()},
+           scratch.data());
+  SubtractFromRows(scratch.data(), 1, n * d, x);
 }
 
 // E <q, r>^2 = |transform r|^2 for queries of this second moment: its Cholesky factor, transposed.
@@ -123,7 +125,10 @@ struct Encoder {
   Floats offset;     // of the first stage's products: its directions times -mean
   std::vector<Stage> stages;
 
-  // y [n, bits]: the key's bit is 1 where y > 0. x [n, d] is used up.
+  // Whether keys are left as they are.
+  bool keeps_keys() const { return transform.empty() && stages.size() == 1; }
+
+  // y [n, bits]: the key's bit is 1 where y > 0. x [n, d] is used up, unless keeps_keys().
   void operator()(float* x, int64_t n, int64_t d, int64_t bits, float* y) {
     if (!transform.empty()) {
       scratch_.resize(static_cast<size_t>(n * d));
@@ -194,21 +199,27 @@ CodeMap MapOf(const Encoder& encoder, int64_t bits, int64_t d) {
   return map;
 }
 
-// x [n, d]: keys to learn from.
-Encoder MakeEncoder(Floats x, int64_t n, int64_t d, int64_t bits, const SampledQueries* queries) {
+// keys [n, d] to learn from, and their mean [d].
+Encoder MakeEncoder(const Floats& keys, const Floats& mean, int64_t n, int64_t d, int64_t bits,
+                    const SampledQueries* queries) {
   constexpr int64_t kTrainedStageBits = 16;
+  const int64_t stage_bits = queries != nullptr ? std::min(kTrainedStageBits, d) : d;
   Encoder encoder;
   Multiply multiply;
+  Floats x;  // what a stage learns from; a single random one learns nothing
   if (queries != nullptr) {
     encoder.transform = QueryTransform(*queries, d);
-    x = multiply(x, n, encoder.transform, d);
+    x = multiply(keys, n, encoder.transform, d);
+    encoder.mean = MeanOf(x, n, d);
+  } else {
+    encoder.mean = mean;
+    if (bits > stage_bits) x = keys;
   }
-  encoder.mean = MeanOf(x, n, d);
-  SubtractFromRows(encoder.mean.data(), n, d, x.data());
+  if (!x.empty()) SubtractFromRows(encoder.mean.data(), n, d, x.data());
   Floats scratch;
   for (int64_t left = bits; left > 0;) {
     Stage stage;
-    stage.bits = std::min(left, queries != nullptr ? std::min(kTrainedStageBits, d) : d);
+    stage.bits = std::min(left, stage_bits);
     stage.directions = queries != nullptr ? LargestDirections(x, n, d, stage.bits, left)
                                           : RandomRotation(stage.bits, d, left);
     if (left == bits) {
@@ -218,8 +229,7 @@ Encoder MakeEncoder(Floats x, int64_t n, int64_t d, int64_t bits, const SampledQ
     left -= stage.bits;
     if (left > 0) {
       Floats signs = multiply(x, n, stage.directions, stage.bits);
-      MakeSigns(signs);
-      stage.decoder = FitSigns(signs, x, n, stage.bits, d);
+      stage.decoder = FitSigns(signs, x, MeanOf(x, n, d), n, stage.bits, d);
       stage.decoder_t = Transposed(stage.decoder.weights, stage.bits, d);
       Subtract(stage.decoder, stage.decoder_t, signs.data(), n, stage.bits, d, x.data(), scratch,
                multiply);
@@ -241,11 +251,11 @@ int64_t TakeSpread(Floats& x, int64_t n, int64_t width, int64_t wanted) {
 }
 
 // As HATA encodes: the signs of learned directions of the keys less their mean.
-Encoder MakeHashEncoder(const Floats& x, int64_t n, int64_t bits, const Rows& keys,
+Encoder MakeHashEncoder(const Floats& mean, int64_t bits, const Rows& keys,
                         const SampledQueries& queries, std::vector<uint16_t>& hash) {
   const int64_t d = keys.head_dim();
   Encoder encoder;
-  encoder.mean = MeanOf(x, n, d);
+  encoder.mean = mean;
   Stage stage{.bits = bits};
   stage.directions = TrainHash({.bits = bits}, keys, encoder.mean, queries);
   // Keys and queries are hashed with the same, as it is stored.
@@ -275,13 +285,19 @@ float ErrorRatio(const Floats& errors, int64_t n, int64_t d, const SampledQuerie
     std::copy_n(&queries->queries[static_cast<size_t>(i * stride * d)], d,
                 &q[static_cast<size_t>(i * d)]);
   }
-  const Floats products = multiply(q, used, errors, n);
+  // sum_j <q, e_j>^2 = q (sum_j e_j e_j^T) q^T
+  Floats moment(static_cast<size_t>(d * d));
+  kernels::AddOuterProducts(errors.data(), d, errors.data(), d, n, moment.data());
+  const Floats products = multiply(q, used, moment, d);
   double sum = 0;
   for (int64_t i = 0; i < used; ++i) {
     double norm = 0, squares = 0;
-    for (int64_t c = 0; c < d; ++c) norm += double{q[i * d + c]} * q[i * d + c];
-    for (int64_t j = 0; j < n; ++j) squares += double{products[i * n + j]} * products[i * n + j];
-    if (norm > 0) sum += squares / norm / static_cast<double>(n);
+    for (int64_t c = 0; c < d; ++c) {
+      norm += double{q[i * d + c]} * q[i * d + c];
+      squares += double{q[i * d + c]} * products[i * d + c];
+    }
+    // Of a sum of squares; rounding may take it below zero.
+    if (norm > 0) sum += std::max(squares, 0.0) / norm / static_cast<double>(n);
   }
   return static_cast<float>(sum / static_cast<double>(used));
 }
@@ -331,15 +347,17 @@ absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& key
   Floats x = SpreadKeys(keys, kLearnedKeys);
   const int64_t n = static_cast<int64_t>(x.size()) / d;
   const bool staged = params.code_training == CodeTraining::kStaged;
-  Encoder encoder = hata ? MakeHashEncoder(x, n, bits, keys, *queries, decoder.hash)
-                         : MakeEncoder(x, n, d, bits, staged ? queries : nullptr);
+  const Floats mean = MeanOf(x, n, d);
+  Encoder encoder = hata ? MakeHashEncoder(mean, bits, keys, *queries, decoder.hash)
+                         : MakeEncoder(x, mean, n, d, bits, staged ? queries : nullptr);
   Floats signs(static_cast<size_t>(n * bits));
-  {
+  if (encoder.keeps_keys()) {
+    encoder(x.data(), n, d, bits, signs.data());
+  } else {
     Floats used = x;
     encoder(used.data(), n, d, bits, signs.data());
-    MakeSigns(signs);
   }
-  LinearMap map = FitSigns(signs, x, n, bits, d);
+  LinearMap map = FitSigns(signs, x, mean, n, bits, d);
   FloatToBf16(map.weights, decoder.decoder.data());
   WidenToFloat(DType::kBf16, decoder.decoder.data(), bits * d, map.weights.data());
   decoder.centre = map.intercept;

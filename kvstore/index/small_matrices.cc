@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <random>
 #include <tuple>
@@ -60,27 +61,85 @@ Floats Transposed(const Floats& x, int64_t rows, int64_t columns) {
   return t;
 }
 
-void SolveCholesky(std::vector<double>& a, int64_t n, std::vector<double>& b, int64_t columns) {
-  const auto at = [n](int64_t i, int64_t j) { return static_cast<size_t>(i * n + j); };
-  for (int64_t j = 0; j < n; ++j) {
-    for (int64_t i = j; i < n; ++i) {
-      double sum = a[at(i, j)];
-      for (int64_t k = 0; k < j; ++k) sum -= a[at(i, k)] * a[at(j, k)];
-      a[at(i, j)] = i == j ? std::sqrt(std::max(sum, 1e-30)) : sum / a[at(j, j)];
-    }
+namespace {
+
+// Numbers that are worked on together, in registers: as pairs, which every CPU multiplies at once.
+constexpr int64_t kPairs = 4, kTogether = 2 * kPairs;
+struct Pack {
+  double __attribute__((vector_size(16))) pairs[kPairs] = {};
+};
+#undef CARREL_UNROLL
+#define CARREL_UNROLL _Pragma("GCC unroll 4")
+
+Pack LoadPack(const double* from) {
+  Pack pack;
+  std::memcpy(pack.pairs, from, sizeof(pack.pairs));
+  return pack;
+}
+
+// x += factor y
+inline void AddProduct(double factor, const Pack& y, Pack& x) {
+  CARREL_UNROLL
+  for (int64_t p = 0; p < kPairs; ++p) x.pairs[p] += factor * y.pairs[p];
+}
+
+inline Pack Divided(Pack x, double by) {
+  CARREL_UNROLL
+  for (int64_t p = 0; p < kPairs; ++p) x.pairs[p] /= by;
+  return x;
+}
+
+double Dot(const double* a, const double* b, int64_t n) {
+  Pack sums;
+  int64_t i = 0;
+  for (; i + kTogether <= n; i += kTogether) {
+    const Pack x = LoadPack(a + i), y = LoadPack(b + i);
+    CARREL_UNROLL
+    for (int64_t p = 0; p < kPairs; ++p) sums.pairs[p] += x.pairs[p] * y.pairs[p];
   }
-  const auto row = [&](int64_t i) { return &b[static_cast<size_t>(i * columns)]; };
+  double sum = 0;
+  CARREL_UNROLL
+  for (int64_t p = 0; p < kPairs; ++p) sum += sums.pairs[p][0] + sums.pairs[p][1];
+  for (; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Solves L L^T X = B for `width` columns from `b` on in place of B, whose rows are `columns` apart.
+// They are worked on side by side, in `panel` [n].
+void SolveColumns(const double* lower, int64_t n, double* b, int64_t width, int64_t columns,
+                  Pack* panel) {
+  double values[kTogether] = {};
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t k = 0; k < i; ++k) {
-      for (int64_t c = 0; c < columns; ++c) row(i)[c] -= a[at(i, k)] * row(k)[c];
-    }
-    for (int64_t c = 0; c < columns; ++c) row(i)[c] /= a[at(i, i)];
+    const double* const row = lower + i * n;
+    std::copy_n(b + i * columns, width, values);
+    Pack x = LoadPack(values);
+    for (int64_t k = 0; k < i; ++k) AddProduct(-row[k], panel[k], x);
+    panel[i] = Divided(x, row[i]);
   }
   for (int64_t i = n - 1; i >= 0; --i) {
-    for (int64_t k = i + 1; k < n; ++k) {
-      for (int64_t c = 0; c < columns; ++c) row(i)[c] -= a[at(k, i)] * row(k)[c];
+    const double* const row = lower + i * n;
+    const Pack x = Divided(panel[i], row[i]);
+    for (int64_t k = 0; k < i; ++k) AddProduct(-row[k], x, panel[k]);
+    std::memcpy(values, x.pairs, sizeof(values));
+    std::copy_n(values, width, b + i * columns);
+  }
+}
+
+}  // namespace
+
+void SolveCholesky(std::vector<double>& a, int64_t n, std::vector<double>& b, int64_t columns) {
+  for (int64_t i = 0; i < n; ++i) {
+    double* const row = &a[static_cast<size_t>(i * n)];
+    for (int64_t j = 0; j < i; ++j) {
+      const double* const other = &a[static_cast<size_t>(j * n)];
+      row[j] = (row[j] - Dot(row, other, j)) / other[j];
     }
-    for (int64_t c = 0; c < columns; ++c) row(i)[c] /= a[at(i, i)];
+    row[i] = std::sqrt(std::max(row[i] - Dot(row, row, i), 1e-30));
+  }
+  std::vector<Pack> panel(static_cast<size_t>(n));
+  for (int64_t c = 0; c < columns; c += kTogether) {
+    SolveColumns(a.data(), n, b.data() + c, std::min(kTogether, columns - c), columns,
+                 panel.data());
   }
 }
 
@@ -101,13 +160,18 @@ Floats SpreadKeys(const Rows& keys, int64_t wanted) {
 }
 
 Floats MeanOf(const Floats& x, int64_t n, int64_t d) {
-  std::vector<double> sum(static_cast<size_t>(d));
+  std::vector<double> sums(static_cast<size_t>(d));
+  double* const sum = sums.data();
   for (int64_t i = 0; i < n; ++i) {
     const float* row = &x[static_cast<size_t>(i * d)];
-    for (int64_t c = 0; c < d; ++c) sum[static_cast<size_t>(c)] += row[c];
+    int64_t c = 0;
+    for (; c + kTogether <= d; c += kTogether) {
+      for (int64_t j = 0; j < kTogether; ++j) sum[c + j] += row[c + j];
+    }
+    for (; c < d; ++c) sum[c] += row[c];
   }
   Floats mean;
-  for (double s : sum) mean.push_back(static_cast<float>(s / static_cast<double>(n)));
+  for (double s : sums) mean.push_back(static_cast<float>(s / static_cast<double>(n)));
   return mean;
 }
 

@@ -96,8 +96,7 @@ absl::StatusOr<std::string> EncodeManifest(const v1::Manifest& manifest) {
   if (!v1::Manifest().ParseFromString(payload)) {
     return absl::InvalidArgumentError("manifest: a string is not UTF-8");
   }
-  return EncodeSegment(ManifestKey(ContextId(manifest.context_id())), std::move(payload),
-                       kDTypeBytes);
+  return EncodeSegment(ManifestKey(ContextId(manifest.context_id())), payload, kDTypeBytes);
 }
 
 absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db) {
@@ -148,9 +147,8 @@ absl::Status WriteNextContextId(OpenDb& db, uint64_t next) {
   const std::string key = CounterKey();
   rocksdb::WriteOptions durable;
   durable.sync = true;
-  return FromRocks(
-      db.db->Put(durable, db.catalog, key, EncodeSegment(key, std::move(payload), kDTypeBytes)),
-      absl::StrCat("store ", db.folder, ": counter of context ids"));
+  return FromRocks(db.db->Put(durable, db.catalog, key, EncodeSegment(key, payload, kDTypeBytes)),
+                   absl::StrCat("store ", db.folder, ": counter of context ids"));
 }
 
 absl::Status HideContext(OpenDb& db, const CatalogEntry& entry) {

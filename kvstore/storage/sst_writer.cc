@@ -52,8 +52,7 @@ class SstWriterImpl : public SstWriter {
           absl::StrCat(path_, ": ", DescribeKey(key), " must follow the key before it"));
     }
     if (entries_ == 0) RETURN_IF_ERROR(FromRocks(writer_.Put(BytesBefore(bytes), ""), path_));
-    value_.assign(payload.data(), payload.size());  // its memory is kept from one value to the next
-    AppendSegmentProof(bytes, dtype, value_);
+    EncodeSegment(bytes, payload, dtype, value_);
     RETURN_IF_ERROR(FromRocks(writer_.Put(bytes, value_), path_));
     RETURN_IF_ERROR(output_.status());
     last_ = std::move(bytes);

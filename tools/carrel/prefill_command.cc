@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/file.h"
+#include "common/freed_memory.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
@@ -116,7 +117,11 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
     flags.config.summary_rows = 0;  // there is nothing to summarise them by
   flags.config.index = flags.index.params;
   flags.config.auto_index = flags.index.auto_index;
-  ThreadPool pool(threads - 1);
+  const bool gpu = flags.config.device == model::Device::kCuda;
+  if (gpu) KeepFreedMemory();  // before there are threads
+  // Beside a GPU about half of the threads sleep at any time, until it has encoded their keys: of
+  // their own accord the cores get two each.
+  ThreadPool pool((gpu && flags.threads == 0 ? 2 : 1) * threads - 1);
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                    model::LoadCheckpoint(flags.model_dir, &pool));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
@@ -178,7 +183,10 @@ void AddPrefill(CLI::App& app, Run& chosen) {
                   "queries kept per layer and head, for audits")
       ->capture_default_str();
   DeclareDevice(command, flags->device, flags->config.gpu_memory);
-  command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
+  command
+      .add_option("--threads", flags->threads,
+                  "0: one per core; with --device cuda two, of which about half wait for the GPU")
+      ->capture_default_str();
   command.add_flag("--restart", flags->config.restart,
                    "discard an interrupted job of this name instead of going on with it");
   command.add_flag("--quiet", flags->quiet, "no progress");

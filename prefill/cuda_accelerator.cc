@@ -16,6 +16,7 @@
 #include "kernels/code_encode/code_encode.h"
 #include "kernels/code_score/code_score.h"
 #include "kvstore/index/faiss_gpu.h"
+#include "prefill/cuda_summaries.h"
 
 namespace carrel::prefill {
 namespace {
@@ -35,12 +36,13 @@ struct Lane {
   DeviceBuffer<float> map;
   PinnedBuffer<float> host_map;
   PinnedBuffer<uint8_t> blocks;
+  CudaSummaries summaries;
 };
 
 // Faiss is made at the first call that wants it: an index of codes does without its memory.
 class CudaAccelerator final : public kvstore::Accelerator {
  public:
-  absl::Status Allocate(int64_t tokens) {
+  absl::Status Allocate(int64_t tokens, bool summaries) {
     const int64_t blocks = (tokens + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
     absl::MutexLock lock(&mu_);
     for (Lane& lane : lanes_) {
@@ -53,6 +55,9 @@ class CudaAccelerator final : public kvstore::Accelerator {
       ASSIGN_OR_RETURN(lane.host_map, PinnedBuffer<float>::Create(kMaxMapFloats));
       ASSIGN_OR_RETURN(lane.blocks,
                        PinnedBuffer<uint8_t>::Create(blocks * kernels::CodeBlockBytes(kMaxBits)));
+      if (summaries) {
+        ASSIGN_OR_RETURN(lane.summaries, CudaSummaries::Create(tokens));
+      }
       free_.push_back(&lane);
     }
     return absl::OkStatus();
@@ -86,6 +91,17 @@ class CudaAccelerator final : public kvstore::Accelerator {
                                                 int64_t lists) override {
     ASSIGN_OR_RETURN(kvstore::FaissGpu* const faiss, Faiss());
     return faiss->TrainLists(x, head_dim, lists);
+  }
+
+  absl::StatusOr<std::vector<float>> Summarise(const kvstore::SummaryPlan& plan,
+                                               const kvstore::SummaryLayout& layout,
+                                               const kvstore::Rows& keys,
+                                               const kvstore::Rows& values, char* blob) override {
+    Lane* const lane = Take();
+    absl::StatusOr<std::vector<float>> centre =
+        lane->summaries.Summarise(plan, layout, keys, values, lane->stream, lane->done, blob);
+    GiveBack(lane);
+    return centre;
   }
 
  private:
@@ -151,10 +167,16 @@ class CudaAccelerator final : public kvstore::Accelerator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<kvstore::Accelerator>> MakeCudaAccelerator(int64_t tokens) {
+absl::StatusOr<std::unique_ptr<kvstore::Accelerator>> MakeCudaAccelerator(int64_t tokens,
+                                                                          bool summaries) {
   auto accelerator = std::make_unique<CudaAccelerator>();
-  RETURN_IF_ERROR(accelerator->Allocate(tokens));
+  RETURN_IF_ERROR(accelerator->Allocate(tokens, summaries));
   return accelerator;
+}
+
+int64_t CudaAcceleratorBytes(int64_t tokens, bool summaries) {
+  return kLanes * (kMaxMapFloats * int64_t{sizeof(float)} +
+                   (summaries ? CudaSummaries::DeviceBytes(tokens) : 0));
 }
 
 }  // namespace carrel::prefill

@@ -59,10 +59,10 @@ class CudaForward final : public LayerForward {
         sample_positions_(std::move(positions)),
         sizes_(config, tokens, static_cast<int64_t>(sample_positions_.size())) {}
 
-  absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory, int rows_ahead,
-                        ThreadPool* pool) {
+  absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory,
+                        int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
     RETURN_IF_ERROR(CudaBackend::Check(config_));
-    RETURN_IF_ERROR(model::CheckGpuMemory(device_bytes(), gpu_memory));
+    RETURN_IF_ERROR(model::CheckGpuMemory(device_bytes() + bytes_beside, gpu_memory));
     ASSIGN_OR_RETURN(backend_,
                      CudaBackend::Create(config_, checkpoint.weights, sizes_.chunk, pool));
     ASSIGN_OR_RETURN(copy_stream_, Stream::Create());
@@ -324,10 +324,10 @@ absl::Status CheckCudaForward(const model::ModelConfig& config) {
 
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    int64_t gpu_memory, int rows_ahead, ThreadPool* pool) {
+    int64_t gpu_memory, int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
   auto forward =
       std::make_unique<CudaForward>(checkpoint.config, tokens, std::move(sample_positions));
-  RETURN_IF_ERROR(forward->Allocate(checkpoint, gpu_memory, rows_ahead, pool));
+  RETURN_IF_ERROR(forward->Allocate(checkpoint, gpu_memory, bytes_beside, rows_ahead, pool));
   return forward;
 }
 

@@ -55,10 +55,11 @@ std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint
 // Whether MakeCudaForward can work here at all: a build with CUDA, a device, a shape that it runs.
 absl::Status CheckCudaForward(const model::ModelConfig& config);
 
-// gpu_memory: bound on device bytes, or model::kAllGpuMemory. rows_ahead: layers whose rows may be
+// gpu_memory: bound on device bytes, of which others take bytes_beside, or model::kAllGpuMemory.
+// rows_ahead: layers whose rows may be
 // held by others at once; Run waits for one of them to be given back.
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    int64_t gpu_memory, int rows_ahead, ThreadPool* pool);
+    int64_t gpu_memory, int64_t bytes_beside, int rows_ahead, ThreadPool* pool);
 
 }  // namespace carrel::prefill

@@ -189,7 +189,8 @@ void LayerWriter::BuildHead(const LayerRows& rows, int32_t head, Built& built) {
   const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
   if (summary_rows_ > 0) {
     const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
-    built.summaries[head] = kvstore::BuildSummaries(summary_rows_, keys, values, &queries);
+    built.summaries[head] =
+        kvstore::BuildSummaries(summary_rows_, keys, values, &queries, options_.accelerator);
   }
   if (auto_index_.has_value()) {
     built.indexes[head] =

@@ -8,13 +8,15 @@ namespace carrel::prefill {
 absl::Status CheckCudaForward(const model::ModelConfig&) { return model::BuiltWithoutCuda(); }
 
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint&, int64_t,
-                                                              std::vector<Position>, int64_t, int,
-                                                              ThreadPool*) {
+                                                              std::vector<Position>, int64_t,
+                                                              int64_t, int, ThreadPool*) {
   return model::BuiltWithoutCuda();
 }
 
-absl::StatusOr<std::unique_ptr<kvstore::Accelerator>> MakeCudaAccelerator(int64_t) {
+absl::StatusOr<std::unique_ptr<kvstore::Accelerator>> MakeCudaAccelerator(int64_t, bool) {
   return model::BuiltWithoutCuda();
 }
+
+int64_t CudaAcceleratorBytes(int64_t, bool) { return 0; }
 
 }  // namespace carrel::prefill

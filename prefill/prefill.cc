@@ -1,3 +1,5 @@
+#include "prefill/prefill.h"
+
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -16,12 +18,11 @@
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
-#include "prefill/cuda_accelerator.h"
 #include "model/fingerprint.h"
+#include "prefill/cuda_accelerator.h"
 #include "prefill/job.h"
 #include "prefill/layer_forward.h"
 #include "prefill/layer_writer.h"
-#include "prefill/prefill.h"
 #include "prefill/staging.h"
 
 namespace carrel::prefill {
@@ -226,7 +227,7 @@ class Job {
         static_cast<double>(job_.tokens()) * (layers - first_layer_) / layers / report_.seconds;
     report_.peak_memory_bytes = PeakMemoryBytes();
     report_.times = forward_->times();
-    report_.device_bytes = forward_->device_bytes();
+    report_.device_bytes = forward_->device_bytes() + accelerator_bytes_;
     CountBytes(job_, report_);
     return report_;
   }
@@ -243,9 +244,12 @@ class Job {
     // Beside those that are written: of the layer that waits, the one that computes, and the next,
     // whose first half is enqueued.
     const int rows_ahead = Writers(config_.device, job_, *pool_) + 3;
-    ASSIGN_OR_RETURN(forward_, MakeCudaForward(checkpoint_, tokens, std::move(samples),
-                                               config_.gpu_memory, rows_ahead, pool_));
-    ASSIGN_OR_RETURN(accelerator_, MakeCudaAccelerator(tokens));
+    const bool summaries = config_.summary_rows > 0;
+    accelerator_bytes_ = CudaAcceleratorBytes(tokens, summaries);
+    ASSIGN_OR_RETURN(forward_,
+                     MakeCudaForward(checkpoint_, tokens, std::move(samples), config_.gpu_memory,
+                                     accelerator_bytes_, rows_ahead, pool_));
+    ASSIGN_OR_RETURN(accelerator_, MakeCudaAccelerator(tokens, summaries));
     return absl::OkStatus();
   }
 
@@ -362,6 +366,7 @@ class Job {
   Progress& progress_;
   std::unique_ptr<LayerForward> forward_;
   std::unique_ptr<kvstore::Accelerator> accelerator_;  // null: none
+  int64_t accelerator_bytes_ = 0;                      // of a GPU's memory
   std::deque<int32_t> kept_;                           // layers whose input is on disk, ascending
   absl::Time last_kept_;
   absl::Time computed_ = absl::Now();

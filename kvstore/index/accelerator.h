@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvstore/index/rows.h"
+#include "kvstore/index/summaries.h"
 
 namespace carrel::kvstore {
 
@@ -33,6 +34,16 @@ struct NearestKeys {
   std::vector<int64_t> ids;     // [queries, k]; -1 where there are fewer
 };
 
+// How rows become summaries (summaries.h).
+struct SummaryPlan {
+  // Keys are compared as transform (key - mean of all keys), [head_dim, head_dim]; empty: without.
+  std::vector<float> transform;
+  // From which spreads are learned, times the scale of attention, [up to 128, head_dim]; empty:
+  // spreads are the mean square of a coordinate about the cluster's mean.
+  std::vector<float> queries;
+  int lloyd_steps = 0;  // from means that are rows, evenly spread over the segment
+};
+
 class Accelerator {
  public:
   virtual ~Accelerator() = default;
@@ -48,6 +59,13 @@ class Accelerator {
   // Centroids [lists, head_dim] of k-means (partition.h) over x [n, head_dim].
   virtual absl::StatusOr<std::vector<float>> TrainLists(const std::vector<float>& x,
                                                         int64_t head_dim, int64_t lists) = 0;
+
+  // Segments of summaries into a blob of layout.blob_bytes() zeros, whose header is left to the
+  // caller. Returns the mean of all keys.
+  virtual absl::StatusOr<std::vector<float>> Summarise(const SummaryPlan& plan,
+                                                       const SummaryLayout& layout,
+                                                       const Rows& keys, const Rows& values,
+                                                       char* blob) = 0;
 };
 
 }  // namespace carrel::kvstore

@@ -38,6 +38,7 @@
 
 namespace carrel::kvstore {
 
+class Accelerator;
 struct SampledQueries;
 
 inline constexpr int64_t kMinSummaryRows = 4;
@@ -49,9 +50,11 @@ int64_t SummaryBytesPerKey(int64_t cluster_rows, int64_t head_dim);
 
 // A blob of clusters of about `cluster_rows` keys. One thread; the same rows and queries give the
 // same bytes. queries: of the head's group; clusters are then such that these queries score their
-// keys alike, and spreads are learned from them. null: all directions are alike.
+// keys alike, and spreads are learned from them. null: all directions are alike. accelerator
+// (accelerator.h), if not null, does it where it serves the shape: then other bytes, as good.
 absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& keys,
-                                           const Rows& values, const SampledQueries* queries);
+                                           const Rows& values, const SampledQueries* queries,
+                                           Accelerator* accelerator = nullptr);
 
 // What is where in a blob.
 class SummaryLayout {
@@ -61,6 +64,7 @@ class SummaryLayout {
 
   int64_t segments() const;
   int64_t segment_rows() const { return segment_rows_; }
+  int64_t cluster_rows() const { return cluster_rows_; }
   int64_t max_clusters() const;  // of a segment
   RowRange RowsOf(int64_t segment) const;
   int64_t ClustersOf(int64_t segment) const;

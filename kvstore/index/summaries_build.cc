@@ -9,6 +9,7 @@
 #include "common/status.h"
 #include "kernels/linear/linear.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/accelerator.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/index/summaries_header.h"
 
@@ -68,11 +69,12 @@ Floats Widened(const Rows& rows, RowRange range, const Floats* centre) {
 // near if all queries score them alike, (x - y)^T M (x - y) = |x L - y L|^2. Returns L^T [d, d].
 Floats QueryTransform(const SampledQueries& sampled, int64_t d) {
   const auto at = [d](int64_t i, int64_t j) { return static_cast<size_t>(i * d + j); };
-  std::vector<double> m(static_cast<size_t>(d * d));
-  for (size_t first = 0; first < sampled.queries.size(); first += static_cast<size_t>(d)) {
-    const float* q = &sampled.queries[first];
+  std::vector<double> m(static_cast<size_t>(d * d)), q(static_cast<size_t>(d));
+  for (size_t first = 0; first < sampled.queries.size(); first += q.size()) {
+    std::copy_n(&sampled.queries[first], d, q.begin());
     for (int64_t i = 0; i < d; ++i) {
-      for (int64_t j = 0; j <= i; ++j) m[at(i, j)] += double{q[i]} * q[j];
+      double* const row = &m[at(i, 0)];
+      for (int64_t j = 0; j <= i; ++j) row[j] += q[i] * q[j];
     }
   }
   double trace = 0;
@@ -130,20 +132,21 @@ void Assign(const Floats& x, int64_t d, const Floats& means, std::vector<uint8_t
   }
 }
 
-// Lloyd's iterations from means that are rows, evenly spread over the segment. transform: from
-// QueryTransform, or empty.
+// Lloyd's iterations from means that are rows, evenly spread over the segment.
 std::vector<uint8_t> Cluster(const Floats& rows, int64_t n, int64_t d, int64_t clusters,
-                             const Floats& transform) {
+                             const SummaryPlan& plan) {
   Floats x = rows, means, scratch;
-  if (!transform.empty()) Multiply(rows.data(), n, transform, nullptr, d, x.data(), scratch);
+  if (!plan.transform.empty()) {
+    Multiply(rows.data(), n, plan.transform, nullptr, d, x.data(), scratch);
+  }
   for (int64_t k = 0; k < clusters; ++k) {
     const float* row = &x[(2 * k + 1) * n / (2 * clusters) * d];
     means.insert(means.end(), row, row + d);
   }
   std::vector<uint8_t> cluster(static_cast<size_t>(n));
-  for (int step = 0; step < kLloydSteps; ++step) {
+  for (int step = 0; step < plan.lloyd_steps; ++step) {
     Assign(x, d, means, cluster);
-    if (step + 1 < kLloydSteps) UpdateMeans(x, d, cluster, means);
+    if (step + 1 < plan.lloyd_steps) UpdateMeans(x, d, cluster, means);
   }
   return cluster;
 }
@@ -241,14 +244,47 @@ Floats IsotropicSpreads(const Floats& x, int64_t d, const std::vector<uint8_t>& 
 }
 
 template <typename T>
-void Append(const std::vector<T>& values, std::string& bytes) {
-  bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+void Put(const std::vector<T>& values, char*& at) {
+  const size_t bytes = values.size() * sizeof(T);
+  std::memcpy(at, values.data(), bytes);
+  at += bytes;
+}
+
+// What an accelerator would do.
+Floats Summarise(const SummaryPlan& plan, const SummaryLayout& layout, const Rows& keys,
+                 const Rows& values, char* blob) {
+  const int64_t d = keys.head_dim();
+  const Floats centre = MeanOf(keys);
+  for (int64_t segment = 0; segment < layout.segments(); ++segment) {
+    const RowRange range = layout.RowsOf(segment);
+    const int64_t n = range.rows(), clusters = layout.ClustersOf(segment);
+    const Floats x = Widened(keys, range, &centre), v = Widened(values, range, nullptr);
+    const std::vector<uint8_t> cluster = Cluster(x, n, d, clusters, plan);
+    std::vector<uint32_t> sizes(static_cast<size_t>(clusters));
+    for (uint8_t k : cluster) ++sizes[k];
+    Floats key_means(static_cast<size_t>(clusters * d)), value_means(key_means.size());
+    UpdateMeans(x, d, cluster, key_means);
+    UpdateMeans(v, d, cluster, value_means);
+    const Quantised key_bytes = Quantise(key_means, d), value_bytes = Quantise(value_means, d);
+    char* at = blob + layout.Offset(segment);
+    Put(sizes, at);
+    Put(key_bytes.scales, at);
+    Put(value_bytes.scales, at);
+    Put(plan.queries.empty() ? IsotropicSpreads(x, d, cluster, key_means)
+                             : LearnSpreads(x, d, cluster, key_means, plan.queries),
+        at);
+    Put(key_bytes.bytes, at);
+    Put(value_bytes.bytes, at);
+    Put(cluster, at);
+  }
+  return centre;
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& keys,
-                                           const Rows& values, const SampledQueries* sampled) {
+                                           const Rows& values, const SampledQueries* sampled,
+                                           Accelerator* accelerator) {
   RETURN_IF_ERROR(ValidateSummaryRows(cluster_rows));
   const int64_t d = keys.head_dim(), rows = keys.count();
   if (cluster_rows == 0 || values.head_dim() != d || values.count() != rows ||
@@ -259,33 +295,22 @@ absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& key
   }
   RETURN_IF_ERROR(keys.Verify({0, rows}));
   RETURN_IF_ERROR(values.Verify({0, rows}));
-  const Floats centre = MeanOf(keys), queries = LearnedQueries(sampled, d);
-  const Floats transform = sampled == nullptr ? Floats() : QueryTransform(*sampled, d);
+  SummaryPlan plan;
+  if (sampled != nullptr) plan.transform = QueryTransform(*sampled, d);
+  plan.queries = LearnedQueries(sampled, d);
+  plan.lloyd_steps = kLloydSteps;
   const SummaryLayout layout(rows, d, cluster_rows);
-  std::string blob = EncodeSummaryHeader({rows, d, cluster_rows}, centre);
-  for (int64_t segment = 0; segment < layout.segments(); ++segment) {
-    const RowRange range = layout.RowsOf(segment);
-    const int64_t n = range.rows(), clusters = layout.ClustersOf(segment);
-    const Floats x = Widened(keys, range, &centre), v = Widened(values, range, nullptr);
-    const std::vector<uint8_t> cluster = Cluster(x, n, d, clusters, transform);
-    std::vector<uint32_t> sizes(static_cast<size_t>(clusters));
-    for (uint8_t k : cluster) ++sizes[k];
-    Floats key_means(static_cast<size_t>(clusters * d)), value_means(key_means.size());
-    UpdateMeans(x, d, cluster, key_means);
-    UpdateMeans(v, d, cluster, value_means);
-    const Quantised key_bytes = Quantise(key_means, d), value_bytes = Quantise(value_means, d);
-    const Floats spreads = queries.empty() ? IsotropicSpreads(x, d, cluster, key_means)
-                                           : LearnSpreads(x, d, cluster, key_means, queries);
-    blob.resize(static_cast<size_t>(layout.Offset(segment)), '\0');
-    Append(sizes, blob);
-    Append(key_bytes.scales, blob);
-    Append(value_bytes.scales, blob);
-    Append(spreads, blob);
-    Append(key_bytes.bytes, blob);
-    Append(value_bytes.bytes, blob);
-    Append(cluster, blob);
-    blob.resize(static_cast<size_t>(layout.Offset(segment) + layout.SegmentBytes(segment)), '\0');
+  std::string blob(static_cast<size_t>(layout.blob_bytes()), '\0');
+  absl::StatusOr<Floats> centre = absl::UnimplementedError("no accelerator");
+  if (accelerator != nullptr) {
+    centre = accelerator->Summarise(plan, layout, keys, values, blob.data());
   }
+  if (absl::IsUnimplemented(centre.status())) {
+    centre = Summarise(plan, layout, keys, values, blob.data());
+  }
+  RETURN_IF_ERROR(centre.status());
+  const std::string header = EncodeSummaryHeader({rows, d, cluster_rows}, *centre);
+  header.copy(blob.data(), header.size());
   return blob;
 }
 

@@ -8,6 +8,7 @@
 #include "common/test_util.h"
 #include "kernels/merge_states/merge_states.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/accelerator.h"
 #include "kvstore/index/index_test_util.h"
 
 namespace carrel::kvstore {
@@ -273,6 +274,63 @@ TEST_F(SummariesTest, EstimateRest_DamagedSegments_DataLossOrAnAnswer) {
     }
   }
   EXPECT_GT(refused, 50);  // sizes, exponents of scales, clusters of rows
+}
+
+// Writes one byte of each segment, or fails.
+class FakeAccelerator final : public Accelerator {
+ public:
+  explicit FakeAccelerator(absl::Status status) : status_(std::move(status)) {}
+
+  absl::Status EncodeKeys(const CodeMap&, const Rows&, char*) override { return status_; }
+  absl::StatusOr<NearestKeys> FindNearest(const std::vector<float>&, const std::vector<Position>&,
+                                          const Rows&, int64_t) override {
+    return status_;
+  }
+  absl::StatusOr<std::vector<float>> TrainLists(const std::vector<float>&, int64_t,
+                                                int64_t) override {
+    return status_;
+  }
+  absl::StatusOr<std::vector<float>> Summarise(const SummaryPlan& plan, const SummaryLayout& layout,
+                                               const Rows& keys, const Rows&, char* blob) override {
+    plan_ = plan;
+    if (!status_.ok()) return status_;
+    for (int64_t s = 0; s < layout.segments(); ++s) blob[layout.Offset(s)] = kByte;
+    return std::vector<float>(static_cast<size_t>(keys.head_dim()), 0.5f);
+  }
+
+  static constexpr char kByte = 77;
+  const SummaryPlan& plan() const { return plan_; }
+
+ private:
+  const absl::Status status_;
+  SummaryPlan plan_;
+};
+
+TEST_F(SummariesTest, Build_WithAnAccelerator_ItsBytesOrTheCpus) {
+  const int64_t rows = 9000, d = 32;
+  SampledQueries sampled{.group = 2, .head_dim = d};
+  for (Position i = 0; i < 200; ++i) {
+    sampled.positions.push_back(i);
+    for (float x : RandomNormal(rng_, 2 * d)) sampled.queries.push_back(x);
+  }
+  Make(rows, d, 40, &sampled);
+  const auto build = [&](Accelerator& accelerator) {
+    return BuildSummaries(40, keys_.AsRows(), values_.AsRows(), &sampled, &accelerator);
+  };
+  FakeAccelerator serves(absl::OkStatus()), serves_not(absl::UnimplementedError("")),
+      fails(absl::ResourceExhaustedError("no memory"));
+  const auto blob = build(serves);
+  CARREL_ASSERT_OK(blob);
+  const auto summaries = Summaries::Open(*blob, rows, d);
+  CARREL_ASSERT_OK(summaries);
+  EXPECT_EQ(summaries->centre(), std::vector<float>(d, 0.5f));
+  for (int64_t s = 0; s < 2; ++s) {
+    EXPECT_EQ((*blob)[summaries->layout().Offset(s)], FakeAccelerator::kByte);
+  }
+  EXPECT_EQ(serves.plan().transform.size(), d * d);
+  EXPECT_EQ(serves.plan().queries.size(), 128 * d);
+  EXPECT_EQ(*build(serves_not), blob_);
+  EXPECT_THAT(build(fails), StatusIs(StatusCode::kResourceExhausted, "no memory"));
 }
 
 TEST_F(SummariesTest, Build_BadRequests_AreInvalidArgument) {

@@ -32,7 +32,7 @@ class ObservedAttention : public model::Attention {
 class CpuForwardPass final : public ForwardPass {
  public:
   CpuForwardPass(const model::Checkpoint& checkpoint, const RetrievalConfig& config,
-                 std::unique_ptr<SequenceAttention> attention, ThreadPool* pool,
+                 std::unique_ptr<SequenceAttention> attention, StoredDrift drift, ThreadPool* pool,
                  const Observer* observer)
       : config_(checkpoint.config),
         prefetch_(config.prefetch),
@@ -41,9 +41,11 @@ class CpuForwardPass final : public ForwardPass {
                                                                      : model::RopeStage::kLeftOut)),
         transformer_(backend_.get()),
         attention_(std::move(attention)),
-        drift_(config_.shape, config.rope == Rope::kTrained
-                                  ? model::RopeInvFreq(config_.rope, config_.shape.head_dim)
-                                  : std::vector<float>()),
+        drift_(config_.shape,
+               config.rope == Rope::kTrained
+                   ? model::RopeInvFreq(config_.rope, config_.shape.head_dim)
+                   : std::vector<float>(),
+               std::move(drift)),
         observer_(*observer) {}
 
   int64_t max_tokens() const override { return INT64_MAX; }
@@ -58,7 +60,7 @@ class CpuForwardPass final : public ForwardPass {
       const Layer next = layer.next();
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
         // What enters this layer, seen through the next layer's query projection, is close to that
-        // layer's true query; closer, with what it lacked for the tokens before.
+        // layer's true query; closer, with what it lacked for other tokens.
         approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads *
                               config_.shape.head_dim);
         RETURN_IF_ERROR(
@@ -118,7 +120,9 @@ absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
     ASSIGN_OR_RETURN(attention, RetrievalAttention::Create(config, checkpoint.config.shape, opened,
                                                            client, pool, std::move(host_rows)));
   }
-  return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention), pool, observer);
+  ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint.config.shape));
+  return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention),
+                                          std::move(drift), pool, observer);
 }
 
 }  // namespace carrel::decoder

@@ -19,11 +19,13 @@
 #include "decoder/cuda_window.h"
 #include "decoder/cuda_zone.h"
 #include "decoder/forward_pass.h"
+#include "decoder/query_drift.h"
 #include "decoder/refine/host_rows.h"
 #include "decoder/zone.h"
 #include "kernels/argmax/argmax_cuda.h"
 #include "kernels/merge_states/merge_states_cuda.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/query_drift/query_drift_cuda.h"
 #include "kernels/window_attention/window_attention_cuda.h"
 #include "model/cuda_backend.h"
 
@@ -103,12 +105,31 @@ class CudaForwardPass final : public ForwardPass {
     return shape_.zone_at_store && retrieval_.prefetch != Prefetch::kOff &&
            layer.next().value() < layers();
   }
+  // Whether rows are asked for ahead at all.
+  bool speculates() const {
+    return (shape_.zone_at_store || shape_.zone_in_host) && retrieval_.prefetch != Prefetch::kOff;
+  }
+  // Whether n tokens' approximate queries of the layer are made, while the layer before it computes.
+  bool approximates(Layer layer, int64_t n) const {
+    if (layer.value() == 0 || layer.value() == layers()) return false;
+    if (shape_.zone_in_host) return n == 1 && pinned_zone_.fetches_ahead(layer);
+    return prefetches(Layer(layer.value() - 1));
+  }
+  int64_t guess_tokens() const { return shape_.zone_at_store ? shape_.block : 1; }
+  float* drift(Layer layer) const { return drift_.data() + layer.value() * shape_.width; }
+  // Of every second layer: one is still learned from while the next is made.
+  float* guess(Layer layer) const {
+    return guess_.data() + layer.value() % 2 * guess_tokens() * shape_.width;
+  }
   int64_t zone_phases() const {
     return shape_.zone_in_host ? pinned_zone_.phases() : device_zone_.phases();
   }
   int64_t OwnBytes() const;
   absl::Status Allocate();
   absl::Status LoadContextRows(const v1::OpenReply& opened, ThreadPool* pool);
+  // What approximate queries lack, at first as the context says.
+  absl::Status LoadDrift(const v1::OpenReply& opened);
+  absl::Status ResetDrift();
   absl::Status CaptureToken();
   // A token as one graph.
   absl::Status WholeToken(int64_t phase);
@@ -118,6 +139,7 @@ class CudaForwardPass final : public ForwardPass {
   absl::Status Project(Layer layer, int64_t n);
   absl::Status AttendBoth(Layer layer, int64_t phase);
   absl::Status AttendWindow(Layer layer, int64_t n, const cuda::Stream& stream);
+  absl::Status LearnDrift(Layer layer, int64_t n, const cuda::Stream& stream);
   absl::Status AttendZone(Layer layer, int64_t n, int64_t phase);
   // What this layer's hidden state says of the next layer's rows.
   absl::Status FetchAhead(Layer next, const model::CudaPlacement& placement);
@@ -149,6 +171,10 @@ class CudaForwardPass final : public ForwardPass {
   DeviceBuffer<int32_t> step_;
   DeviceBuffer<float> hidden_, q_exact_, window_out_, lse_, zone_out_, zone_lse_, logits_;
   DeviceBuffer<uint16_t> q_, approximate_q_, attended_;
+  // As QueryDrift: drift_ and stored_drift_ [layers] of [q_heads, head_dim] before RoPE, drift_counts_
+  // and stored_counts_ [layers, q_heads], guess_ two blocks' approximate queries after RoPE.
+  DeviceBuffer<float> drift_, stored_drift_, guess_;
+  DeviceBuffer<int32_t> drift_counts_, stored_counts_;
   DeviceBuffer<int32_t> best_;
   DeviceBuffer<uint8_t> workspace_;
   PinnedBuffer<int32_t> host_step_, host_best_;
@@ -171,11 +197,15 @@ int64_t CudaForwardPass::OwnBytes() const {
   const int64_t floats =
       n * config_.hidden_size + w + 2 * (w + heads) + kLogitsTokens * config_.vocab_size;
   const int64_t splits = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
+  const int64_t drift_bytes = speculates()
+                                  ? 4 * (2 * layers() * (shape_.width + shape_.heads.q_heads) +
+                                         2 * guess_tokens() * shape_.width)
+                                  : 0;
   return CudaWindow::Bytes(shape_.heads, shape_.capacity) + (kFirstId + n + 1 + floats) * 4 +
          3 * w * 2 +
          static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
              shape_.heads.kv_heads, shape_.heads.group(), shape_.heads.head_dim, splits)) +
-         zone_bytes_;
+         drift_bytes + zone_bytes_;
 }
 
 absl::Status CudaForwardPass::Allocate() {
@@ -246,6 +276,7 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
   if (client_ != nullptr) {
     RETURN_IF_ERROR(Annotate(LoadContextRows(opened, pool), "reading rows of the context"));
   }
+  if (speculates()) RETURN_IF_ERROR(LoadDrift(opened));
   RETURN_IF_ERROR(CaptureToken());
   // The token that was run to capture it counts for nothing.
   return shape_.zone_in_host ? pinned_zone_.Reset(backend_->stream()) : absl::OkStatus();
@@ -270,6 +301,43 @@ absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened, Threa
   ASSIGN_OR_RETURN(device_zone_,
                    CudaZone::Create(retrieval_, shape_.heads, shape_.zone, max_fetch_rows, client_,
                                     host_rows_.get(), pool, backend_->stream()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaForwardPass::LoadDrift(const v1::OpenReply& opened) {
+  ASSIGN_OR_RETURN(const StoredDrift stored, ReadDrift(opened, shape_.heads));
+  std::vector<float> drift(static_cast<size_t>(layers() * shape_.width));
+  std::vector<int32_t> counts(static_cast<size_t>(layers() * shape_.heads.q_heads));
+  for (size_t l = 0; l < stored.size(); ++l) {
+    if (stored[l].empty()) continue;
+    std::copy(stored[l].begin(), stored[l].end(), &drift[l * stored[l].size()]);
+    std::fill_n(&counts[l * static_cast<size_t>(shape_.heads.q_heads)], shape_.heads.q_heads,
+                kStoredDriftTokens);
+  }
+  for (DeviceBuffer<float>* buffer : {&drift_, &stored_drift_}) {
+    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(static_cast<int64_t>(drift.size())));
+  }
+  for (DeviceBuffer<int32_t>* buffer : {&drift_counts_, &stored_counts_}) {
+    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<int32_t>::Create(static_cast<int64_t>(counts.size())));
+  }
+  ASSIGN_OR_RETURN(guess_, DeviceBuffer<float>::Create(2 * guess_tokens() * shape_.width));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_drift_.data(), drift.data(),
+                                  static_cast<size_t>(stored_drift_.bytes()),
+                                  cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_counts_.data(), counts.data(),
+                                  static_cast<size_t>(stored_counts_.bytes()),
+                                  cudaMemcpyHostToDevice));
+  return ResetDrift();
+}
+
+absl::Status CudaForwardPass::ResetDrift() {
+  const cudaStream_t stream = backend_->stream().get();
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(drift_.data(), stored_drift_.data(),
+                                       static_cast<size_t>(drift_.bytes()),
+                                       cudaMemcpyDeviceToDevice, stream));
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(drift_counts_.data(), stored_counts_.data(),
+                                       static_cast<size_t>(drift_counts_.bytes()),
+                                       cudaMemcpyDeviceToDevice, stream));
   return absl::OkStatus();
 }
 
@@ -348,27 +416,46 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n) {
   placement.kv_stride = shape_.capacity * shape_.heads.head_dim;
   RETURN_IF_ERROR(
       backend_->ProjectQkv(layer, hidden_.data(), n, placement, q_.data(), q_exact_.data()));
-  if (shape_.zone_in_host && n == 1 && layer.next().value() < layers())
+  if (shape_.zone_in_host && approximates(layer.next(), n))
     RETURN_IF_ERROR(FetchAhead(layer.next(), placement));
   if (!shape_.zone_at_store) return absl::OkStatus();
   RETURN_IF_ERROR(CopyFloats(host_q_.data(), q_exact_.data(), n * shape_.width));
   if (!prefetches(layer)) return absl::OkStatus();
   // What enters this layer, seen through the next layer's query projection, is close to that
-  // layer's true query.
-  RETURN_IF_ERROR(backend_->ProjectQuery(layer.next(), hidden_.data(), n, placement,
-                                         approximate_q_.data(), q_exact_.data()));
-  return CopyFloats(host_approximate_q_.data(), q_exact_.data(), n * shape_.width);
+  // layer's true query; closer, with what it lacked for other tokens.
+  const Layer next = layer.next();
+  RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), n, placement, drift(next),
+                                         approximate_q_.data(), guess(next)));
+  return CopyFloats(host_approximate_q_.data(), guess(next), n * shape_.width);
 }
 
 absl::Status CudaForwardPass::FetchAhead(Layer next, const model::CudaPlacement& placement) {
-  if (!pinned_zone_.fetches_ahead(next)) return absl::OkStatus();
-  RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), 1, placement,
-                                         pinned_zone_.approximate_q(next), nullptr));
+  RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), 1, placement, drift(next),
+                                         pinned_zone_.approximate_q(next), guess(next)));
   return pinned_zone_.FetchAhead(next, backend_->stream());
+}
+
+absl::Status CudaForwardPass::LearnDrift(Layer layer, int64_t n, const cuda::Stream& stream) {
+  kernels::QueryDriftCudaParams params;
+  params.q = q_exact_.data();
+  params.guess = guess(layer);
+  params.n = n;
+  params.heads = shape_.heads.q_heads;
+  params.head_dim = shape_.heads.head_dim;
+  params.first_position = shape_.context_tokens;
+  params.step = step_.data() + kStep;
+  params.inv_freq = backend_->inv_freq();
+  params.newest = kNewestDrift;
+  params.mean = drift(layer);
+  params.tokens = drift_counts_.data() + layer.value() * shape_.heads.q_heads;
+  RETURN_IF_CUDA_ERROR(kernels::LearnQueryDriftCuda(params, stream.get()));
+  return absl::OkStatus();
 }
 
 absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n, const cuda::Stream& stream) {
   const AttentionShape& heads = shape_.heads;
+  // Here, where a store at work leaves time for it.
+  if (approximates(layer, n)) RETURN_IF_ERROR(LearnDrift(layer, n, stream));
   if (n == 1) {
     kernels::WindowAttentionCudaParams params;
     params.q = q_.data();
@@ -488,6 +575,7 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
   host_step_.data()[kWindowRows] = static_cast<int32_t>(shape_.context_rows + new_rows_ + n);
   std::copy(tokens.begin(), tokens.end(), host_step_.data() + kFirstId);
   n_ = n;
+  if (new_rows_ == 0 && speculates()) RETURN_IF_ERROR(ResetDrift());
   if (n == 1 && !shape_.zone_at_store) {
     const int64_t step = reading_prompt_ ? kPromptStep : generated_;
     const int64_t phase =

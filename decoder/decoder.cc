@@ -67,6 +67,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   }
   open.set_sink(config.sink);
   open.set_local(config.local);
+  open.set_query_drift(config.prefetch != Prefetch::kOff);
   ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
   decoder->context_tokens_ = opened.tokens();
   if (config.select == Select::kTopK && config.top_k != kAllRows &&

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
+#include "decoder/wire.h"
 #include "kernels/rope/rope.h"
 
 namespace carrel::decoder {
@@ -40,7 +42,7 @@ class QueryDriftTest : public testing::Test {
 
   std::mt19937_64 rng_{TestSeed()};
   const std::vector<float> inv_freq_ = {1.0f, 0.3f, 0.1f, 0.01f};
-  QueryDrift drift_{kShape, inv_freq_};
+  QueryDrift drift_{kShape, inv_freq_, {}};
 };
 
 TEST_F(QueryDriftTest, SameLackAtEveryPosition_IsAddedFromTheSecondBlockOn) {
@@ -98,8 +100,49 @@ TEST_F(QueryDriftTest, TruthWithoutAGuess_TeachesNothing) {
   EXPECT_EQ(guess, same);
 }
 
+TEST_F(QueryDriftTest, StoredDrift_IsAddedToTheFirstBlock) {
+  const std::vector<float> lacking = Random(1), other = Random(1);
+  QueryDrift drift(kShape, inv_freq_, {{}, lacking, {}});
+  const int64_t n = 3;
+  const Position at = static_cast<Position>(rng_() % 100000);
+  for (int sequence = 0; sequence < 2; ++sequence) {
+    const std::vector<float> guess = Random(n), truth = Sum(guess, Turned(lacking, n, at));
+    std::vector<float> corrected = guess;
+    drift.Correct(kLayer, n, at, corrected.data());
+    EXPECT_LT(Distance(corrected, truth), 1e-5 * Distance(guess, truth));
+    std::vector<float> of_another = guess;
+    drift.Correct(kLayer.next(), n, at, of_another.data());
+    EXPECT_EQ(of_another, guess);
+    // From here on tokens lack something else, which the next sequence knows nothing of.
+    drift.Learn(kLayer, n, at, Sum(guess, Turned(other, n, at)).data());
+    corrected = guess;
+    drift.Correct(kLayer, n, at, corrected.data());
+    std::vector<float> known(kWidth);
+    const float left = std::pow(0.8f, 3.0f);  // each token weighs a fifth
+    for (size_t c = 0; c < known.size(); ++c) known[c] = left * lacking[c] + (1 - left) * other[c];
+    EXPECT_LT(Distance(corrected, Sum(guess, Turned(known, n, at))), 1e-4);
+    drift.StartSequence();
+  }
+}
+
+TEST_F(QueryDriftTest, DriftOfAReply_IsCheckedBeforeItIsUsed) {
+  v1::OpenReply opened;
+  EXPECT_TRUE(ReadDrift(opened, kShape)->empty());
+  const std::vector<float> first = Random(1), last = Random(1);
+  opened.add_query_drift();
+  SetFloats(first.data(), {kShape.q_heads, kShape.head_dim}, opened.add_query_drift());
+  EXPECT_THAT(ReadDrift(opened, kShape),
+              StatusIs(absl::StatusCode::kDataLoss, "query drift of 2 layers, expected 3"));
+  SetFloats(last.data(), {kShape.q_heads, kShape.head_dim}, opened.add_query_drift());
+  const auto read = ReadDrift(opened, kShape);
+  CARREL_ASSERT_OK(read);
+  EXPECT_EQ(*read, (StoredDrift{{}, first, last}));
+  opened.mutable_query_drift(2)->mutable_data()->pop_back();
+  EXPECT_THAT(ReadDrift(opened, kShape), StatusIs(absl::StatusCode::kDataLoss, "query drift is"));
+}
+
 TEST_F(QueryDriftTest, QueriesBeforeRope_AreNotTurned) {
-  QueryDrift drift(kShape, {});
+  QueryDrift drift(kShape, {}, {});
   const std::vector<float> lacking = Random(1), guess = Random(1);
   std::vector<float> corrected = guess;
   drift.Correct(kLayer, 1, 7, corrected.data());

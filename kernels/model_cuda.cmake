@@ -7,6 +7,7 @@ carrel_cuda_library(carrel_model_kernels_cuda
     linear/gemv.cu linear/linear_cuda.cc
     prefill_attention/prefill_attention.cu prefill_attention/prefill_attention_cuda_ref.cc
     prefill_attention/prefill_attention_mma.cu prefill_attention/prefill_attention_wgmma.cu
+    query_drift/query_drift.cu
     rms_norm/rms_norm.cu rope/rope.cu silu_mul/silu_mul.cu
   DEPS carrel_cuda carrel_common CUDA::cublasLt)
 
@@ -17,6 +18,7 @@ carrel_gpu_test(model_kernels_gpu_test
     half_convert/half_convert_gpu_test.cc
     linear/linear_gpu_test.cc
     prefill_attention/prefill_attention_gpu_test.cc
+    query_drift/query_drift_gpu_test.cc query_drift/query_drift_ref.cc
     rms_norm/rms_norm_gpu_test.cc rms_norm/rms_norm_ref.cc
     rope/rope_gpu_test.cc rope/rope_ref.cc
     silu_mul/silu_mul_gpu_test.cc silu_mul/silu_mul_ref.cc

@@ -122,8 +122,8 @@ absl::Status CudaBackend::Linear(const CudaMatrix& matrix, const void* x, int64_
 }
 
 absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t n,
-                                 const CudaPlacement& placement, void* q, float* q_exact,
-                                 bool query_only) {
+                                 const CudaPlacement& placement, const float* drift, void* q,
+                                 float* q_exact, bool query_only) {
   const CudaLayerWeights& w = weights_.layer(layer);
   kernels::RopeCudaParams params;
   params.qkv = projected_;
@@ -131,6 +131,7 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
   params.q_norm = w.q_norm;
   params.k_norm = w.k_norm;
   params.eps = static_cast<float>(config_.rms_norm_eps);
+  params.drift = drift;
   params.inv_freq = weights_.inv_freq();
   params.n = n;
   params.q_heads = config_.shape.q_heads;
@@ -158,18 +159,19 @@ absl::Status CudaBackend::ProjectQkv(Layer layer, const float* hidden, int64_t n
   CudaMatrix matrix = w.qkv;
   matrix.bias = nullptr;
   RETURN_IF_ERROR(Linear(matrix, normed_, n, projected_, /*accumulate=*/false));
-  return Rotate(layer, w.qkv, n, placement, q, q_exact, /*query_only=*/false);
+  return Rotate(layer, w.qkv, n, placement, nullptr, q, q_exact, /*query_only=*/false);
 }
 
 absl::Status CudaBackend::ProjectQuery(Layer layer, const float* hidden, int64_t n,
-                                       const CudaPlacement& placement, void* q, float* q_exact) {
+                                       const CudaPlacement& placement, const float* drift, void* q,
+                                       float* q_exact) {
   const CudaLayerWeights& w = weights_.layer(layer);
   RETURN_IF_ERROR(Norm(hidden, n, w.attention_norm));
   CudaMatrix matrix = w.qkv;
   matrix.out = int64_t{config_.shape.q_heads} * config_.shape.head_dim;
   matrix.bias = nullptr;
   RETURN_IF_ERROR(Linear(matrix, normed_, n, projected_, /*accumulate=*/false));
-  return Rotate(layer, w.qkv, n, placement, q, q_exact, /*query_only=*/true);
+  return Rotate(layer, w.qkv, n, placement, drift, q, q_exact, /*query_only=*/true);
 }
 
 absl::Status CudaBackend::FinishLayer(Layer layer, const void* attended, int64_t n, float* hidden) {

@@ -55,14 +55,17 @@ class CudaBackend {
   absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n,
                           const CudaPlacement& placement, void* q, float* q_exact);
   // The query alone, as Backend::ProjectQuery; of the placement only positions count.
+  // drift [q_heads, head_dim] f32: added before RoPE; may be null.
   absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n,
-                            const CudaPlacement& placement, void* q, float* q_exact);
+                            const CudaPlacement& placement, const float* drift, void* q,
+                            float* q_exact);
   absl::Status FinishLayer(Layer layer, const void* attended, int64_t n, float* hidden);
   absl::Status Logits(const float* hidden, int64_t n, float* logits);
 
   const ModelConfig& config() const { return config_; }
   const cuda::Stream& stream() const { return stream_; }
   int64_t block_tokens() const { return block_tokens_; }
+  const float* inv_freq() const { return weights_.inv_freq(); }  // of RoPE, on the device
 
  private:
   CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens);
@@ -70,7 +73,8 @@ class CudaBackend {
   absl::Status Linear(const CudaMatrix& matrix, const void* x, int64_t n, float* y,
                       bool accumulate);
   absl::Status Rotate(Layer layer, const CudaMatrix& matrix, int64_t n,
-                      const CudaPlacement& placement, void* q, float* q_exact, bool query_only);
+                      const CudaPlacement& placement, const float* drift, void* q, float* q_exact,
+                      bool query_only);
 
   const ModelConfig config_;
   const CudaWeights weights_;

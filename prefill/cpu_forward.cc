@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "kernels/query_drift/query_drift.h"
 #include "model/cpu_backend.h"
 #include "model/transformer.h"
 #include "prefill/dense_attention.h"
@@ -32,9 +33,14 @@ class CpuForward final : public LayerForward {
   CpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
              std::vector<Position> sample_positions, const AttentionConfig& attention,
              int64_t block_tokens, ThreadPool* pool)
-      : hidden_size_(checkpoint.config.hidden_size),
+      : shape_(checkpoint.config.shape),
+        hidden_size_(checkpoint.config.hidden_size),
         tokens_(tokens),
         block_tokens_(block_tokens),
+        drift_positions_(SamplePositions(tokens, kDriftTokens)),
+        inv_freq_(attention.rope == model::Rope::kTrained
+                      ? model::RopeInvFreq(checkpoint.config.rope, shape_.head_dim)
+                      : std::vector<float>()),
         backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool,
                                        attention.rope == model::Rope::kTrained
                                            ? model::RopeStage::kApplied
@@ -47,15 +53,18 @@ class CpuForward final : public LayerForward {
   absl::Status Embed(const std::vector<TokenId>& tokens) override {
     return backend_->Embed(tokens, hidden_.data());
   }
-  absl::Status SetHidden(std::vector<float> hidden) override {
-    CARREL_CHECK(hidden.size() == hidden_.size());
-    hidden_ = std::move(hidden);
+  absl::Status SetHidden(Layer layer, const HiddenState& state) override {
+    CARREL_CHECK(layer.value() > 0 && state.all.size() == hidden_.size() &&
+                 state.before.size() == drift_positions_.size() * hidden_size_);
+    std::copy(state.all.begin(), state.all.end(), hidden_.begin());
+    before_.assign(state.before.begin(), state.before.end());
     return absl::OkStatus();
   }
-  absl::StatusOr<absl::Span<const float>> Hidden() override { return absl::MakeConstSpan(hidden_); }
+  absl::StatusOr<HiddenState> Hidden() override { return HiddenState{hidden_, before_}; }
 
   absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<void(int64_t)> passed,
                    absl::FunctionRef<absl::Status(LayerRows)> take) override {
+    ASSIGN_OR_RETURN(std::vector<float> drift, MeasureDrift(layer));
     for (int64_t at = 0; at < tokens_; at += block_tokens_) {
       const int64_t n = std::min(block_tokens_, tokens_ - at);
       float* const hidden = &hidden_[at * hidden_size_];
@@ -66,20 +75,57 @@ class CpuForward final : public LayerForward {
       }
       passed(at + n);
     }
-    return take(attention_->TakeLayer(layer));
+    LayerRows rows = attention_->TakeLayer(layer);
+    rows.query_drift = std::move(drift);
+    return take(std::move(rows));
   }
 
   ForwardTimes times() const override { return {}; }
   int64_t device_bytes() const override { return 0; }
 
  private:
+  // Of a layer that is about to be run; empty for the first. Keeps what enters it for the next one.
+  absl::StatusOr<std::vector<float>> MeasureDrift(Layer layer) {
+    std::vector<float> entering;
+    for (const Position position : drift_positions_) {
+      const float* row = &hidden_[position * hidden_size_];
+      entering.insert(entering.end(), row, row + hidden_size_);
+    }
+    std::swap(before_, entering);
+    if (layer.value() == 0) return std::vector<float>();
+    const auto n = static_cast<int64_t>(drift_positions_.size());
+    const int64_t width = int64_t{shape_.q_heads} * shape_.head_dim;
+    // Only their difference before RoPE counts, so they may stand anywhere, if at the same places.
+    std::vector<float> q(static_cast<size_t>(n * width)), guess(q.size());
+    RETURN_IF_ERROR(backend_->ProjectQuery(layer, before_.data(), n, 0, q.data()));
+    RETURN_IF_ERROR(backend_->ProjectQuery(layer, entering.data(), n, 0, guess.data()));
+    std::vector<float> drift(static_cast<size_t>(width)), scratch(2 * drift.size());
+    int64_t tokens = 0;
+    kernels::QueryDriftParams params;
+    params.q = q.data();
+    params.guess = guess.data();
+    params.n = n;
+    params.heads = shape_.q_heads;
+    params.head_dim = shape_.head_dim;
+    params.inv_freq = inv_freq_.empty() ? nullptr : inv_freq_.data();
+    params.mean = drift.data();
+    params.tokens = &tokens;
+    params.scratch = scratch.data();
+    kernels::LearnQueryDrift(params);
+    return drift;
+  }
+
+  const AttentionShape shape_;
   const int64_t hidden_size_;
   const int64_t tokens_;
   const int64_t block_tokens_;
+  const std::vector<Position> drift_positions_;
+  const std::vector<float> inv_freq_;  // empty: queries leave the backend before RoPE
   const std::unique_ptr<model::Backend> backend_;
   model::Transformer transformer_;
   const std::unique_ptr<LayerAttention> attention_;
   std::vector<float> hidden_;
+  std::vector<float> before_;  // of drift_positions_: what entered the layer that was run last
 };
 
 }  // namespace

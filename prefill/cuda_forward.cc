@@ -10,6 +10,7 @@
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/query_drift/query_drift_cuda.h"
 #include "model/cuda_backend.h"
 #include "model/device.h"
 #include "prefill/layer_forward.h"
@@ -37,11 +38,14 @@ struct Sizes {
         hidden(tokens * config.hidden_size),
         q_width(int64_t{config.shape.q_heads} * config.shape.head_dim),
         rows(tokens * config.shape.kv_heads * config.shape.head_dim),
-        samples(samples * q_width) {}
+        samples(samples * q_width),
+        drift_tokens(std::min(kDriftTokens, tokens)),
+        before(drift_tokens * config.hidden_size) {}
 
   int64_t Bytes(const model::ModelConfig& config, int64_t tokens) const {
     return CudaBackend::Bytes(config, chunk) + tokens * 4 + hidden * 4 + 2 * rows * 2 +
-           tokens * q_width * 2 + chunk * q_width * (2 + 4) + samples * 4;
+           tokens * q_width * 2 + chunk * q_width * (2 + 4) + samples * 4 + 2 * before * 4 +
+           (2 * drift_tokens + 1) * q_width * 4 + config.shape.q_heads * 4;
   }
 
   const int64_t chunk;    // tokens
@@ -49,6 +53,8 @@ struct Sizes {
   const int64_t q_width;  // elements of all q heads of a token
   const int64_t rows;     // elements of K, and of V
   const int64_t samples;  // floats
+  const int64_t drift_tokens;
+  const int64_t before;  // floats that enter a layer, of those tokens
 };
 
 class CudaForward final : public LayerForward {
@@ -57,6 +63,7 @@ class CudaForward final : public LayerForward {
       : config_(config),
         tokens_(tokens),
         sample_positions_(std::move(positions)),
+        drift_positions_(SamplePositions(tokens, kDriftTokens)),
         sizes_(config, tokens, static_cast<int64_t>(sample_positions_.size())) {}
 
   absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory,
@@ -75,6 +82,15 @@ class CudaForward final : public LayerForward {
     ASSIGN_OR_RETURN(q_exact_, DeviceBuffer<float>::Create(sizes_.chunk * sizes_.q_width));
     ASSIGN_OR_RETURN(samples_, DeviceBuffer<float>::Create(sizes_.samples));
     ASSIGN_OR_RETURN(host_samples_, PinnedBuffer<float>::Create(sizes_.samples));
+    for (DeviceBuffer<float>& before : before_) {
+      ASSIGN_OR_RETURN(before, DeviceBuffer<float>::Create(sizes_.before));
+    }
+    for (DeviceBuffer<float>* buffer : {&drift_q_, &drift_guess_}) {
+      ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(sizes_.drift_tokens * sizes_.q_width));
+    }
+    ASSIGN_OR_RETURN(drift_, DeviceBuffer<float>::Create(sizes_.q_width));
+    ASSIGN_OR_RETURN(drift_counts_, DeviceBuffer<int32_t>::Create(config_.shape.q_heads));
+    ASSIGN_OR_RETURN(host_drift_, PinnedBuffer<float>::Create(sizes_.q_width));
     ASSIGN_OR_RETURN(pinned_, PinnedRows::Create(rows_ahead, 2 * sizes_.rows * 2));
     for (Marks& marks : marks_) {
       for (Event* event : {&marks.begin, &marks.attended, &marks.end}) {
@@ -99,23 +115,32 @@ class CudaForward final : public LayerForward {
     return backend_->stream().Synchronize();
   }
 
-  absl::Status SetHidden(std::vector<float> hidden) override {
-    CARREL_CHECK(static_cast<int64_t>(hidden.size()) == sizes_.hidden);
-    RETURN_IF_CUDA_ERROR(cudaMemcpy(hidden_.data(), hidden.data(), hidden.size() * sizeof(float),
-                                    cudaMemcpyHostToDevice));
+  absl::Status SetHidden(Layer layer, const HiddenState& state) override {
+    CARREL_CHECK(layer.value() > 0 && static_cast<int64_t>(state.all.size()) == sizes_.hidden &&
+                 static_cast<int64_t>(state.before.size()) == sizes_.before);
+    run_layer_ = layer.value() - 1;
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(hidden_.data(), state.all.data(),
+                                    state.all.size() * sizeof(float), cudaMemcpyHostToDevice));
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(Before(run_layer_).data(), state.before.data(),
+                                    state.before.size() * sizeof(float), cudaMemcpyHostToDevice));
     return absl::OkStatus();
   }
 
-  absl::StatusOr<absl::Span<const float>> Hidden() override {
+  absl::StatusOr<HiddenState> Hidden() override {
+    CARREL_CHECK(run_layer_ >= 0);
     host_hidden_.resize(static_cast<size_t>(sizes_.hidden));
+    host_before_.resize(static_cast<size_t>(sizes_.before));
     RETURN_IF_CUDA_ERROR(cudaMemcpy(host_hidden_.data(), hidden_.data(),
                                     host_hidden_.size() * sizeof(float), cudaMemcpyDeviceToHost));
-    return absl::MakeConstSpan(host_hidden_);
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(host_before_.data(), Before(run_layer_).data(),
+                                    host_before_.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    return HiddenState{host_hidden_, host_before_};
   }
 
   absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<void(int64_t)> passed,
                    absl::FunctionRef<absl::Status(LayerRows)> take) override {
     const cuda::Range range("prefill layer");
+    run_layer_ = layer.value();
     if (projected_layer_ != layer.value()) RETURN_IF_ERROR(ProjectAll(layer));
     const Projection& projection = ProjectionOf(layer);
     const int64_t chunks = rows_only ? 0 : (tokens_ + sizes_.chunk - 1) / sizes_.chunk;
@@ -169,6 +194,7 @@ class CudaForward final : public LayerForward {
     auto* const rows = static_cast<uint16_t*>(projection.rows.get());
     next_sample_ = 0;
     RETURN_IF_ERROR(projection.begin.Record(stream));
+    RETURN_IF_ERROR(MeasureDrift(layer));
     for (int64_t at = 0; at < tokens_; at += sizes_.chunk) {
       const cuda::Range range("prefill projection");
       const int64_t n = std::min(sizes_.chunk, tokens_ - at);
@@ -192,7 +218,47 @@ class CudaForward final : public LayerForward {
     RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), samples_.data(),
                                          static_cast<size_t>(sizes_.samples) * sizeof(float),
                                          cudaMemcpyDeviceToHost, copy_stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_drift_.data(), drift_.data(),
+                                         static_cast<size_t>(drift_.bytes()),
+                                         cudaMemcpyDeviceToHost, copy_stream_.get()));
     return projection.copied.Record(copy_stream_);
+  }
+
+  // What enters a layer, of drift_positions_; of the layer before it is still there.
+  DeviceBuffer<float>& Before(int32_t layer) { return before_[layer % 2]; }
+
+  absl::Status MeasureDrift(Layer layer) {
+    const Stream& stream = backend_->stream();
+    const int64_t width = config_.hidden_size;
+    float* const entering = Before(layer.value()).data();
+    for (size_t i = 0; i < drift_positions_.size(); ++i) {
+      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(
+          entering + static_cast<int64_t>(i) * width, hidden_.data() + drift_positions_[i] * width,
+          static_cast<size_t>(width) * sizeof(float), cudaMemcpyDeviceToDevice, stream.get()));
+    }
+    RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(drift_.data(), 0, static_cast<size_t>(drift_.bytes()), stream.get()));
+    if (layer.value() == 0) return absl::OkStatus();
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(drift_counts_.data(), 0,
+                                         static_cast<size_t>(drift_counts_.bytes()), stream.get()));
+    // Only their difference before RoPE counts, so they may stand anywhere, if at the same places.
+    const model::CudaPlacement anywhere;
+    for (const auto& [hidden, q] : {std::pair{entering, drift_q_.data()},
+                                    {Before(layer.value() - 1).data(), drift_guess_.data()}}) {
+      RETURN_IF_ERROR(backend_->ProjectQuery(layer, hidden, sizes_.drift_tokens, anywhere, nullptr,
+                                             attended_.data(), q));
+    }
+    kernels::QueryDriftCudaParams params;
+    params.q = drift_q_.data();
+    params.guess = drift_guess_.data();
+    params.n = sizes_.drift_tokens;
+    params.heads = config_.shape.q_heads;
+    params.head_dim = config_.shape.head_dim;
+    params.inv_freq = backend_->inv_freq();
+    params.mean = drift_.data();
+    params.tokens = drift_counts_.data();
+    RETURN_IF_CUDA_ERROR(kernels::LearnQueryDriftCuda(params, stream.get()));
+    return absl::OkStatus();
   }
 
   absl::Status FinishChunk(Layer layer, int64_t chunk) {
@@ -282,6 +348,9 @@ class CudaForward final : public LayerForward {
     LayerRows rows;
     rows.layer = layer;
     rows.sample_positions = sample_positions_;
+    if (layer.value() > 0) {
+      rows.query_drift.assign(host_drift_.data(), host_drift_.data() + sizes_.q_width);
+    }
     rows.queries.resize(config_.shape.kv_heads);
     for (int32_t head = 0; head < config_.shape.kv_heads; ++head) {
       rows.k.emplace_back(k + head * head_rows, static_cast<size_t>(head_rows), memory);
@@ -298,20 +367,23 @@ class CudaForward final : public LayerForward {
 
   const model::ModelConfig config_;
   const int64_t tokens_;
-  const std::vector<Position> sample_positions_;
+  const std::vector<Position> sample_positions_, drift_positions_;
   const Sizes sizes_;
   std::unique_ptr<CudaBackend> backend_;
   Stream copy_stream_;
   DeviceBuffer<int32_t> ids_;
   DeviceBuffer<float> hidden_, q_exact_, samples_;
+  DeviceBuffer<float> before_[2], drift_q_, drift_guess_, drift_;
+  DeviceBuffer<int32_t> drift_counts_;
   DeviceBuffer<uint16_t> k_, v_, q_, attended_;
-  PinnedBuffer<float> host_samples_;
+  PinnedBuffer<float> host_samples_, host_drift_;
   std::unique_ptr<PinnedRows> pinned_;
-  std::vector<float> host_hidden_;
+  std::vector<float> host_hidden_, host_before_;
   Marks marks_[kChunksAhead];
   Projection projections_[2];
   Event chunk_projected_;
   int32_t projected_layer_ = -1;
+  int32_t run_layer_ = -1;
   size_t next_sample_ = 0;
   ForwardTimes times_;
 };

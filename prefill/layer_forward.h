@@ -28,14 +28,23 @@ struct ForwardTimes {
   double copy_out_wait = 0;  // of which a layer that was else complete waited
 };
 
+// What enters a layer after the first.
+struct HiddenState {
+  absl::Span<const float> all;  // [tokens, hidden_size]
+  // [min(kDriftTokens, tokens), hidden_size]: what entered the layer before, of the tokens that give
+  // the drift.
+  absl::Span<const float> before;
+};
+
 class LayerForward {
  public:
   virtual ~LayerForward() = default;
 
   virtual absl::Status Embed(const std::vector<TokenId>& tokens) = 0;
-  virtual absl::Status SetHidden(std::vector<float> hidden) = 0;
-  // Valid until the next call.
-  virtual absl::StatusOr<absl::Span<const float>> Hidden() = 0;
+  // layer: the one to be run next, at least 1.
+  virtual absl::Status SetHidden(Layer layer, const HiddenState& state) = 0;
+  // What enters the layer after the one that was run last. Valid until the next call.
+  virtual absl::StatusOr<HiddenState> Hidden() = 0;
 
   // Layers are run in order. passed(n): n tokens have passed the layer. take is given the layer's
   // rows, once, as soon as they are final; its failure is Run's. rows_only: of the last layer

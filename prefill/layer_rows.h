@@ -1,6 +1,6 @@
 // What:   what one layer leaves behind when every token has passed it, as it will be stored.
 // Shapes: k, v [kv_heads] of [tokens, head_dim] bf16; queries [kv_heads] of [samples, group,
-//         head_dim] f32 at sample_positions, after RoPE.
+//         head_dim] f32 at sample_positions, after RoPE; query_drift [q_heads, head_dim] f32.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,14 @@ struct LayerRows {
   std::vector<RowArray> v;
   std::vector<std::vector<float>> queries;
   std::vector<Position> sample_positions;
+  // What this layer's approximate queries lack, before RoPE, mean over kDriftTokens; empty: not
+  // known. (An approximate query is the layer's projection of what entered the layer before.)
+  std::vector<float> query_drift;
 };
+
+// Tokens of a document, evenly spread, of which the drift is the mean: it stands out from their
+// spread, and they cost little.
+inline constexpr int64_t kDriftTokens = 256;
 
 // Evenly spread over the document, one per equal stretch: min(samples, tokens) positions,
 // ascending.

@@ -47,6 +47,12 @@ class LayerSst {
     return absl::OkStatus();
   }
 
+  absl::Status AddDrift(const std::vector<float>& drift, int64_t* bytes) {
+    const absl::string_view payload(reinterpret_cast<const char*>(drift.data()),
+                                    drift.size() * sizeof(float));
+    return Add(Kind::kQueryDrift, 0, 0, payload, static_cast<uint8_t>(DType::kF32), bytes);
+  }
+
   absl::Status AddBlob(Kind kind, size_t head, const std::string& blob, int64_t* bytes) {
     uint32_t chunk = 0;
     for (size_t at = 0; at < blob.size(); at += kvstore::kIndexChunkBytes, ++chunk) {
@@ -230,6 +236,7 @@ absl::Status LayerWriter::WriteRest(const LayerRows& rows, const Built& built,
                    kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
   v1::LayerSizes& sizes = *fragment.mutable_layer_sizes(0);
   int64_t key_bytes = 0, value_bytes = 0, query_bytes = 0, index_bytes = 0, summary_bytes = 0;
+  int64_t drift_bytes = 0;
   LayerSst out(*sst, context_, rows.layer);
   if (options_.row_files == 0) {
     const int64_t segment = segment_tokens_ * shape_.head_dim;
@@ -267,7 +274,9 @@ absl::Status LayerWriter::WriteRest(const LayerRows& rows, const Built& built,
     }
     RETURN_IF_ERROR(out.AddBlob(Kind::kSummaries, head, *built.summaries[head], &summary_bytes));
   }
+  if (!rows.query_drift.empty()) RETURN_IF_ERROR(out.AddDrift(rows.query_drift, &drift_bytes));
   RETURN_IF_ERROR(sst->Finish());
+  sizes.set_query_drift_bytes(drift_bytes);
   sizes.set_sampled_query_bytes(query_bytes);
   sizes.set_index_bytes(index_bytes);
   sizes.set_summary_bytes(summary_bytes);

@@ -27,6 +27,7 @@ LayerRows RandomLayer(int32_t layer) {
     }
     rows.queries.push_back(RandomNormal(rng, 10 * kShape.group() * kShape.head_dim));
   }
+  if (layer > 0) rows.query_drift = RandomNormal(rng, kShape.q_heads * kShape.head_dim);
   return rows;
 }
 

@@ -258,12 +258,13 @@ class Job {
     const int32_t layers = checkpoint_.config.shape.layers;
     for (first_layer_ = staging_.FinishedLayers(layers); first_layer_ > 0; --first_layer_) {
       if (first_layer_ == layers) return absl::OkStatus();
-      std::vector<float> hidden(tokens_.size() *
-                                static_cast<size_t>(checkpoint_.config.hidden_size));
-      const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden);
+      const auto width = static_cast<size_t>(checkpoint_.config.hidden_size);
+      std::vector<float> hidden(tokens_.size() * width);
+      std::vector<float> before(SamplePositions(job_.tokens(), kDriftTokens).size() * width);
+      const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden, before);
       if (status.ok()) {
         kept_.push_back(first_layer_);
-        return forward_->SetHidden(std::move(hidden));
+        return forward_->SetHidden(Layer(first_layer_), {hidden, before});
       }
       if (!absl::IsNotFound(status) && !absl::IsDataLoss(status)) return status;
       staging_.DropLayer(
@@ -318,8 +319,8 @@ class Job {
   absl::Status KeepHidden(Layer layer) {
     if (layer.value() == checkpoint_.config.shape.layers) return absl::OkStatus();
     if (absl::Now() - last_kept_ < HiddenInterval(config_)) return absl::OkStatus();
-    ASSIGN_OR_RETURN(const absl::Span<const float> hidden, forward_->Hidden());
-    RETURN_IF_ERROR(staging_.WriteHidden(layer, hidden));
+    ASSIGN_OR_RETURN(const HiddenState state, forward_->Hidden());
+    RETURN_IF_ERROR(staging_.WriteHidden(layer, state.all, state.before));
     kept_.push_back(layer.value());
     last_kept_ = absl::Now();
     return absl::OkStatus();
@@ -395,7 +396,8 @@ void CountBytes(const v1::Manifest& manifest, PrefillReport& report) {
     report.index_bytes += sizes.index_bytes();
     report.summary_bytes += sizes.summary_bytes();
     report.stored_bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
-                           sizes.summary_bytes() + sizes.sampled_query_bytes();
+                           sizes.summary_bytes() + sizes.sampled_query_bytes() +
+                           sizes.query_drift_bytes();
   }
 }
 

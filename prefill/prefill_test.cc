@@ -4,7 +4,11 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
+#include "kernels/rope/rope.h"
+#include "kvstore/index/stored_drift.h"
+#include "kvstore/index/stored_queries.h"
 #include "kvstore/storage/store.h"
+#include "model/cpu_backend.h"
 #include "prefill/staging.h"
 
 namespace carrel::prefill {
@@ -63,6 +67,7 @@ class PrefillTest : public testing::Test {
         for (int32_t head = 0; head < Demo().config.shape.kv_heads; ++head)
           add(layer, kind, KvHead(head));
       }
+      add(layer, Kind::kQueryDrift, KvHead(0));
     }
     return payloads;
   }
@@ -89,8 +94,9 @@ TEST_F(PrefillTest, AnyThreads_StoreTheSameBytes) {
     EXPECT_EQ(report->resumed_layers, 0);
     stored.push_back(Payloads(config_.store_folder));
   }
-  // Token ids; per layer and head 3 + 3 segments of rows, queries, an index, summaries.
-  EXPECT_EQ(stored[0].size(), 1u + 8 * 2 * (3 + 3 + 1 + 1 + 1));
+  // Token ids; per layer and head 3 + 3 segments of rows, queries, an index, summaries; the drift of
+  // all layers but the first.
+  EXPECT_EQ(stored[0].size(), 1u + 8 * 2 * (3 + 3 + 1 + 1 + 1) + 7);
   EXPECT_EQ(stored[0], stored[1]);
   EXPECT_EQ(stored[0], stored[2]);
 }
@@ -116,6 +122,102 @@ TEST_F(PrefillTest, Manifest_HoldsWhatWasMeasured) {
   }
   EXPECT_GT(manifest.fingerprint().fields_size(), 10);
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/prefill/doc"));
+}
+
+// The state that enters each layer, and what each leaves behind.
+struct EveryLayer {
+  std::vector<std::vector<float>> entering, before;
+  std::vector<LayerRows> rows;
+};
+
+EveryLayer RunLayers(const std::vector<TokenId>& tokens, ThreadPool* pool) {
+  const auto n = static_cast<int64_t>(tokens.size());
+  const auto forward =
+      MakeCpuForward(Demo(), n, SamplePositions(n, 256), AttentionConfig(), 64, pool);
+  EveryLayer every;
+  CARREL_EXPECT_OK(forward->Embed(tokens));
+  for (Layer layer(0); layer.value() < Demo().config.shape.layers; layer = layer.next()) {
+    const auto state = forward->Hidden();
+    CARREL_EXPECT_OK(state);
+    every.entering.emplace_back(state->all.begin(), state->all.end());
+    every.before.emplace_back(state->before.begin(), state->before.end());
+    CARREL_EXPECT_OK(forward->Run(
+        layer, false, [](int64_t) {},
+        [&](LayerRows rows) {
+          every.rows.push_back(std::move(rows));
+          return absl::OkStatus();
+        }));
+  }
+  return every;
+}
+
+TEST_F(PrefillTest, StoredDrift_IsWhatApproximateQueriesLack) {
+  const std::vector<TokenId> tokens = RandomTokens(rng_, 300);
+  CARREL_ASSERT_OK(Run(tokens));
+  const auto store = kvstore::Store::Open(folder_, kvstore::StoreMode::kReadOnly);
+  const auto context = (*store)->OpenContext("doc");
+  CARREL_ASSERT_OK(context);
+  const model::ModelConfig& config = Demo().config;
+  const AttentionShape& shape = config.shape;
+  const int64_t width = int64_t{shape.q_heads} * shape.head_dim;
+  std::vector<float> turn_back = model::RopeInvFreq(config.rope, shape.head_dim);
+  for (float& frequency : turn_back) frequency = -frequency;
+  ThreadPool pool(1);
+  const EveryLayer every = RunLayers(tokens, &pool);
+  const auto backend = model::MakeCpuBackend(config, Demo().weights, &pool);
+  EXPECT_TRUE(kvstore::ReadQueryDrift(**context, Layer(0))->empty());
+  for (Layer layer(1); layer.value() < shape.layers; layer = layer.next()) {
+    // The stored samples are the very tokens: true queries where they stand in the document.
+    std::vector<double> sum(static_cast<size_t>(width));
+    int64_t samples = 0;
+    std::vector<kvstore::SampledQueries> queries;
+    for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
+      queries.push_back(*kvstore::ReadSampledQueries(**context, layer, head));
+    }
+    for (const Position at : queries[0].positions) {
+      std::vector<float> lack(static_cast<size_t>(width));
+      const float* hidden = &every.entering[layer.value() - 1][at * config.hidden_size];
+      CARREL_ASSERT_OK(backend->ProjectQuery(layer, hidden, 1, at, lack.data()));
+      for (int64_t h = 0; h < shape.q_heads; ++h) {
+        const float* q = queries[h / shape.group()].Query(samples, h % shape.group());
+        float* of_head = &lack[h * shape.head_dim];
+        for (int64_t c = 0; c < shape.head_dim; ++c) of_head[c] = q[c] - of_head[c];
+      }
+      kernels::RefRope(lack.data(), 1, shape.q_heads, shape.head_dim, at, turn_back.data());
+      for (int64_t c = 0; c < width; ++c) sum[c] += lack[c];
+      ++samples;
+    }
+    ASSERT_EQ(samples, 256);
+    std::vector<float> expected;
+    for (const double x : sum) expected.push_back(static_cast<float>(x / 256));
+    const auto drift = kvstore::ReadQueryDrift(**context, layer);
+    CARREL_ASSERT_OK(drift);
+    EXPECT_LE(RelativeError(*drift, expected), 1e-4) << "layer " << layer;
+    EXPECT_EQ((*context)->manifest().layer_sizes(layer.value()).query_drift_bytes(), width * 4);
+  }
+}
+
+TEST_F(PrefillTest, LayersFromAKeptState_HaveTheSameDrift) {
+  const std::vector<TokenId> tokens = RandomTokens(rng_, 100 + static_cast<int64_t>(rng_() % 300));
+  const auto n = static_cast<int64_t>(tokens.size());
+  ThreadPool pool(1);
+  const EveryLayer every = RunLayers(tokens, &pool);
+  const auto forward =
+      MakeCpuForward(Demo(), n, SamplePositions(n, 256), AttentionConfig(), 64, &pool);
+  const Layer first(1 + static_cast<int32_t>(rng_() % 6));
+  CARREL_ASSERT_OK(
+      forward->SetHidden(first, {every.entering[first.value()], every.before[first.value()]}));
+  for (const Layer layer : {first, first.next()}) {
+    std::vector<float> drift;
+    CARREL_ASSERT_OK(forward->Run(
+        layer, false, [](int64_t) {},
+        [&](LayerRows rows) {
+          drift = std::move(rows.query_drift);
+          return absl::OkStatus();
+        }));
+    EXPECT_EQ(drift, every.rows[layer.value()].query_drift) << "layer " << layer;
+    EXPECT_FALSE(drift.empty());
+  }
 }
 
 TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {

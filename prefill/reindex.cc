@@ -12,6 +12,7 @@
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/index/rows.h"
+#include "kvstore/index/stored_drift.h"
 #include "kvstore/index/stored_queries.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
@@ -55,6 +56,7 @@ absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, i
     rows.queries[h] = std::move(queries.queries);
     rows.sample_positions = std::move(queries.positions);
   }
+  ASSIGN_OR_RETURN(rows.query_drift, kvstore::ReadQueryDrift(context, layer));
   return rows;
 }
 

@@ -27,10 +27,15 @@ absl::StatusOr<v1::Manifest> ReadMessage(const std::string& path) {
   return message;
 }
 
-std::array<uint8_t, 32> Digest(absl::string_view bytes) {
+std::array<uint8_t, 32> Digest(absl::string_view bytes, absl::string_view more) {
   Sha256 sha;
   sha.Update(bytes);
+  sha.Update(more);
   return sha.Finish();
+}
+
+absl::string_view BytesOf(absl::Span<const float> floats) {
+  return {reinterpret_cast<const char*>(floats.data()), floats.size() * sizeof(float)};
 }
 
 }  // namespace
@@ -95,29 +100,32 @@ int32_t Staging::FinishedLayers(int32_t layers) const {
   return finished;
 }
 
-absl::Status Staging::WriteHidden(Layer layer, absl::Span<const float> hidden) const {
-  const absl::string_view bytes(reinterpret_cast<const char*>(hidden.data()),
-                                hidden.size() * sizeof(float));
-  const std::array<uint8_t, 32> digest = Digest(bytes);
+absl::Status Staging::WriteHidden(Layer layer, absl::Span<const float> hidden,
+                                  absl::Span<const float> before) const {
+  const std::array<uint8_t, 32> digest = Digest(BytesOf(hidden), BytesOf(before));
   return WriteFileAtomically(
       LayerPath("hidden", layer),
-      {bytes, absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())});
+      {BytesOf(hidden), BytesOf(before),
+       absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())});
 }
 
-absl::Status Staging::ReadHidden(Layer layer, std::vector<float>& hidden) const {
+absl::Status Staging::ReadHidden(Layer layer, std::vector<float>& hidden,
+                                 std::vector<float>& before) const {
   const std::string path = LayerPath("hidden", layer);
   ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-  const size_t wanted = hidden.size() * sizeof(float);
+  const size_t of_hidden = hidden.size() * sizeof(float);
+  const size_t wanted = of_hidden + before.size() * sizeof(float);
   const absl::string_view bytes = file->bytes();
   if (bytes.size() != wanted + 32) {
     return absl::DataLossError(
         absl::StrCat(path, ": ", bytes.size(), " bytes, expected ", wanted + 32));
   }
-  const std::array<uint8_t, 32> digest = Digest(bytes.substr(0, wanted));
+  const std::array<uint8_t, 32> digest = Digest(bytes.substr(0, wanted), {});
   if (std::memcmp(digest.data(), bytes.data() + wanted, digest.size()) != 0) {
     return absl::DataLossError(absl::StrCat(path, ": its SHA-256 does not match"));
   }
-  std::memcpy(hidden.data(), bytes.data(), wanted);
+  std::memcpy(hidden.data(), bytes.data(), of_hidden);
+  std::memcpy(before.data(), bytes.data() + of_hidden, wanted - of_hidden);
   return absl::OkStatus();
 }
 

@@ -6,8 +6,9 @@
 //                           the layer's segments, in one file or several
 //         layer-NNNN        serialized v1::Manifest with the layer's sizes and statistics, written
 //                           after its SSTs were synced
-//         hidden-NNNN       the hidden state that enters layer NNNN: f32 [tokens, hidden_size],
-//                           then its SHA-256 (32 bytes)
+//         hidden-NNNN       the hidden state that enters layer NNNN: f32 [tokens, hidden_size];
+//                           of the tokens that give the drift, what entered the layer before: f32
+//                           [samples, hidden_size]; the SHA-256 of both (32 bytes)
 // Errors: FailedPrecondition an earlier job of the same name had another input (names what
 //         differs); ResourceExhausted disk full; as common/file.h.
 // Threads: the layer writer and the job's thread use different files.
@@ -50,9 +51,12 @@ class Staging {
   // Layers 0 .. n-1 have a fragment.
   int32_t FinishedLayers(int32_t layers) const;
 
-  // The state that enters `layer`. A file that does not verify is DataLoss.
-  absl::Status WriteHidden(Layer layer, absl::Span<const float> hidden) const;
-  absl::Status ReadHidden(Layer layer, std::vector<float>& hidden) const;
+  // The state that enters `layer`. A file that does not verify, or has not just so many floats, is
+  // DataLoss.
+  absl::Status WriteHidden(Layer layer, absl::Span<const float> hidden,
+                           absl::Span<const float> before) const;
+  absl::Status ReadHidden(Layer layer, std::vector<float>& hidden,
+                          std::vector<float>& before) const;
   void DropHidden(Layer layer) const;
 
   absl::Status Remove() const;  // the whole folder

@@ -13,25 +13,26 @@ TEST(StagingTest, Hidden_SurvivesAndAFlippedBitIsNoticed) {
   auto staging = Staging::Open(FreshTempDir(), "doc");
   CARREL_ASSERT_OK(staging);
   std::mt19937_64 rng(TestSeed());
-  const std::vector<float> hidden = RandomNormal(rng, 1000);
-  CARREL_ASSERT_OK(staging->WriteHidden(Layer(3), hidden));
-  std::vector<float> read(1000);
-  CARREL_ASSERT_OK(staging->ReadHidden(Layer(3), read));
+  const std::vector<float> hidden = RandomNormal(rng, 1000), before = RandomNormal(rng, 70);
+  CARREL_ASSERT_OK(staging->WriteHidden(Layer(3), hidden, before));
+  std::vector<float> read(1000), read_before(70);
+  CARREL_ASSERT_OK(staging->ReadHidden(Layer(3), read, read_before));
   EXPECT_EQ(read, hidden);
+  EXPECT_EQ(read_before, before);
   std::vector<float> other_size(999);
-  EXPECT_THAT(staging->ReadHidden(Layer(3), other_size),
+  EXPECT_THAT(staging->ReadHidden(Layer(3), other_size, read_before),
               StatusIs(absl::StatusCode::kDataLoss, "hidden-0003"));
 
   std::fstream file(staging->folder() + "/hidden-0003",
                     std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(static_cast<std::streamoff>(rng() % 4000));
+  file.seekp(static_cast<std::streamoff>(rng() % 4280));
   const int byte = file.peek();
   file.put(static_cast<char>(byte ^ 4));
   file.close();
-  EXPECT_THAT(staging->ReadHidden(Layer(3), read),
+  EXPECT_THAT(staging->ReadHidden(Layer(3), read, read_before),
               StatusIs(absl::StatusCode::kDataLoss, "SHA-256 does not match"));
   staging->DropHidden(Layer(3));
-  EXPECT_THAT(staging->ReadHidden(Layer(3), read),
+  EXPECT_THAT(staging->ReadHidden(Layer(3), read, read_before),
               StatusIs(absl::StatusCode::kNotFound, "hidden-0003"));
 }
 

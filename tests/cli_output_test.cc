@@ -30,9 +30,9 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
         "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries", "--threads",
         "--restart", "--quiet", "--json", "flat", "hnsw"}},
       {{"reindex"},
-       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train", "--code-scan",
-        "--ivf-lists", "--auto-recall", "--auto-rows", "--summaries", "--threads", "--quiet",
-        "--json"}},
+       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train",
+        "--code-scan", "--ivf-lists", "--auto-recall", "--auto-rows", "--summaries", "--threads",
+        "--quiet", "--json"}},
       {{"synth"},
        {"--like", "--store", "--from-store", "--name", "--tokens", "--layers", "--kv-heads",
         "--q-heads", "--head-dim", "--rope-theta", "--index", "--segment-tokens",
@@ -303,6 +303,8 @@ TEST_F(CliOutputTest, Reindex_Auto_InspectShowsTheChoicePerHead) {
   EXPECT_EQ(chosen["bytes"]["keys"], kept["bytes"]["keys"]);
   EXPECT_EQ(chosen["bytes"]["index"], report["index_bytes"]);
   EXPECT_EQ(chosen["head_statistics"], kept["head_statistics"]);
+  EXPECT_EQ(kept["bytes"]["query_drift"], 7 * 8 * 64 * 4);  // of every layer but the first
+  EXPECT_EQ(chosen["bytes"]["query_drift"], kept["bytes"]["query_drift"]);
   ASSERT_EQ(chosen["head_indexes"].size(), 8u * 2u);
   for (const json& head : chosen["head_indexes"]) {
     EXPECT_GE(head["recall"], 0.95) << head;
@@ -313,6 +315,7 @@ TEST_F(CliOutputTest, Reindex_Auto_InspectShowsTheChoicePerHead) {
   }
   const Outcome text = Carrel({"inspect", "chosen", "--store", store_});
   EXPECT_THAT(text.out, testing::HasSubstr("index by layer and KV head"));
+  EXPECT_THAT(text.out, testing::HasSubstr("drift of approximate queries: 14.0 KiB"));
   const Outcome asked = Carrel(Ask("chosen"));
   EXPECT_EQ(asked.out, answer_);
 }
@@ -327,6 +330,7 @@ TEST_F(CliOutputTest, Synth_Json_HoldsTheShapeAndHowNearItCame) {
   EXPECT_EQ(report["fit"].size(), 2u);
   const json made = JsonOf(Carrel({"inspect", "made", "--store", store_, "--json"}));
   EXPECT_EQ(made["tokens"], 3000);
+  EXPECT_EQ(made["bytes"]["query_drift"], 0);
   EXPECT_EQ(made["layers"], 2);
   EXPECT_EQ(made["q_heads"], 6);
   EXPECT_EQ(made["kv_heads"], 3);

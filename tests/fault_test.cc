@@ -54,6 +54,7 @@ std::map<std::string, std::string> Segments(const std::string& folder, const std
         add(layer, kind, head);
       }
     }
+    add(layer, kvstore::Kind::kQueryDrift, 0);
   }
   return digests;
 }

@@ -9,6 +9,7 @@
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "kvstore/index/rows.h"
+#include "kvstore/index/stored_drift.h"
 #include "kvstore/storage/store.h"
 #include "model/safetensors.h"
 #include "prefill/prefill.h"
@@ -106,8 +107,19 @@ TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
   CARREL_ASSERT_OK(cpu);
   CARREL_ASSERT_OK(gpu);
   const AttentionShape shape = testing_world::DemoCheckpoint().config.shape;
-  double worst = 0;
+  double worst = 0, worst_drift = 0;
   for (Layer layer(0); layer.value() < shape.layers; layer = layer.next()) {
+    const auto cpu_drift = kvstore::ReadQueryDrift(**cpu, layer);
+    const auto gpu_drift = kvstore::ReadQueryDrift(**gpu, layer);
+    CARREL_ASSERT_OK(cpu_drift);
+    CARREL_ASSERT_OK(gpu_drift);
+    ASSERT_EQ(gpu_drift->empty(), layer.value() == 0);
+    ASSERT_EQ(gpu_drift->size(), cpu_drift->size());
+    if (layer.value() > 0) {
+      const double error = RelativeError(*gpu_drift, *cpu_drift);
+      EXPECT_LE(error, 5e-2) << "query drift of layer " << layer;
+      worst_drift = std::max(worst_drift, error);
+    }
     for (const bool keys : {true, false}) {
       for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
         std::vector<std::vector<float>> values;
@@ -128,7 +140,8 @@ TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
       }
     }
   }
-  std::cout << "worst relative difference of a layer's and head's rows: " << worst << std::endl;
+  std::cout << "worst relative difference of a layer's and head's rows: " << worst
+            << ", of a layer's query drift: " << worst_drift << std::endl;
 }
 
 // Every payload of a context, verified.
@@ -158,6 +171,11 @@ std::vector<std::string> Payloads(const std::string& folder) {
         }
       }
     }
+    const auto drift = kvstore::ReadQueryDrift(**context, Layer(layer));
+    CARREL_EXPECT_OK(drift);
+    if (!drift.ok()) continue;
+    payloads.emplace_back(reinterpret_cast<const char*>(drift->data()),
+                          drift->size() * sizeof(float));
   }
   return payloads;
 }
@@ -240,6 +258,34 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
   CARREL_ASSERT_OK(at_store);
   CARREL_ASSERT_OK(here);
   EXPECT_LE(RelativeError(*here, *at_store), 1e-2);
+}
+
+// Approximate queries are corrected alike: by the context's drift in the prompt, by the running mean
+// while an answer is generated.
+TEST(GpuTest, SpeculativeQueries_AreAsNearAsTheCpus) {
+  const std::string folder = FreshTempDir();
+  ASSERT_TRUE(Prefill(folder, "registry-2k"));
+  auto questions = testing_world::Questions("registry-2k");
+  CARREL_ASSERT_OK(questions);
+  questions->resize(std::min<size_t>(questions->size(), 6));
+  RetrievalConfig config;
+  config.top_k = 100;
+  config.want = decoder::Want::kRows;
+  config.prefetch = decoder::Prefetch::kSpeculative;
+  config.measure = true;
+  std::vector<std::vector<decoder::LayerStatistics>> layers;
+  for (const DeviceConfig& device : {DeviceConfig(), Cuda()}) {
+    auto decoder = EmbeddedDecoder::Open(folder, "doc", config, device);
+    CARREL_ASSERT_OK(decoder);
+    CARREL_ASSERT_OK(testing_world::AnswerAll(*(*decoder)->operator->(), *questions));
+    layers.push_back((*decoder)->operator->()->statistics().layers);
+  }
+  for (size_t l = 0; l < layers[0].size(); ++l) {
+    const decoder::LayerStatistics &cpu = layers[0][l], &gpu = layers[1][l];
+    EXPECT_EQ(gpu.cosine.count > 0, cpu.cosine.count > 0) << "layer " << l;
+    EXPECT_NEAR(gpu.cosine.value(), cpu.cosine.value(), 0.01) << "layer " << l;
+    EXPECT_NEAR(gpu.hit_rate.value(), cpu.hit_rate.value(), 0.02) << "layer " << l;
+  }
 }
 
 // A bank decides where a row is read, never which: the same bits as with the zone on the device.

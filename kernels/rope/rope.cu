@@ -67,6 +67,10 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
         a *= factor * norm[c];
         b *= factor * norm[c + half];
       }
+      if (is_q && p.drift != nullptr) {
+        a += p.drift[head * p.head_dim + c];
+        b += p.drift[head * p.head_dim + c + half];
+      }
       if (!is_v) {
         const float rotated = a * cosines[c] - b * sines[c];
         b = b * cosines[c] + a * sines[c];

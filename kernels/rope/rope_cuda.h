@@ -1,13 +1,13 @@
 // What:   finishes fresh queries, keys and values on the GPU in one pass: bias, per-head norm,
 //         rotary position embedding, and placement of keys and values among a layer's rows.
-// Math:   with x = qkv + bias, and for q and k, if norms are given, x <- rms_norm(x of a head):
-//         q and k as rope.h; v as it is.
+// Math:   with x = qkv + bias, for q and k, if norms are given, x <- rms_norm(x of a head), and for
+//         q, if a drift is given, x <- x + drift: q and k as rope.h; v as it is.
 // Source: as rope.h; the per-head norm is that of Qwen3 checkpoints.
 // Shapes: qkv [n, (q_heads + 2 kv_heads) * head_dim] f32: all q heads, then k, then v; bias f32 of
-//         one row or null; q_norm, k_norm [head_dim] f32 or null; inv_freq [head_dim / 2] f32. q
-//         [n, q_heads, head_dim] bf16; q_exact the same before rounding, f32, or null. k, v: head g
-//         begins at g * kv_stride elements; token i becomes row first_row + i. Null: the queries
-//         alone, and qkv has q heads only.
+//         one row or null; q_norm, k_norm [head_dim] f32 or null; drift [q_heads, head_dim] f32 or
+//         null; inv_freq [head_dim / 2] f32. q [n, q_heads, head_dim] bf16; q_exact the same before
+//         rounding, f32, or null. k, v: head g begins at g * kv_stride elements; token i becomes
+//         row first_row + i. Null: the queries alone, and qkv has q heads only.
 // Units:  token i stands at first_position + i; *step, if given, is added to first_position and
 //         first_row when the kernel runs, so that a captured graph can be replayed.
 // Edge:   n == 0 does nothing.   Errors: cudaErrorInvalidValue an odd head_dim or one over 256.
@@ -27,6 +27,7 @@ struct RopeCudaParams {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   float eps = 0;
+  const float* drift = nullptr;
   const float* inv_freq = nullptr;
   int64_t n = 0;
   int32_t q_heads = 0;

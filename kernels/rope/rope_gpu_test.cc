@@ -11,7 +11,7 @@ struct Case {
   int32_t q_heads, kv_heads, head_dim;
   int64_t position, row;
   int32_t step;
-  bool bias, norm;
+  bool bias, norm, drift = false;
 };
 
 class RopeGpuTest : public GpuKernelTest {
@@ -19,7 +19,8 @@ class RopeGpuTest : public GpuKernelTest {
   // What the kernel's contract composes, from the references of its parts.
   std::vector<float> Want(const Case& c, std::vector<float> x, const std::vector<float>& bias,
                           const std::vector<float>& norm, int64_t first_head, int64_t heads,
-                          int64_t all_heads, bool rotate, const std::vector<float>& inv_freq) {
+                          int64_t all_heads, bool rotate, const std::vector<float>& inv_freq,
+                          const std::vector<float>& drift = {}) {
     const int64_t d = c.head_dim;
     std::vector<float> part;
     for (int64_t i = 0; i < c.n; ++i) {
@@ -30,6 +31,7 @@ class RopeGpuTest : public GpuKernelTest {
     if (c.norm && rotate) {
       RefRmsNorm(part.data(), c.n * heads, d, d, norm.data(), 1e-6f, part.data(), d);
     }
+    for (size_t e = 0; !drift.empty() && e < part.size(); ++e) part[e] += drift[e % drift.size()];
     if (rotate) RefRope(part.data(), c.n, heads, d, c.position + c.step, inv_freq.data());
     return part;
   }
@@ -42,13 +44,16 @@ class RopeGpuTest : public GpuKernelTest {
     const std::vector<float> x = RandomNormal(rng_, c.n * heads * d);
     const std::vector<float> bias = RandomNormal(rng_, heads * d);
     const std::vector<float> q_norm = RandomNormal(rng_, d), k_norm = RandomNormal(rng_, d);
+    std::vector<float> drift;
+    if (c.drift) drift = RandomNormal(rng_, c.q_heads * d);
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < d / 2; ++i) {
       inv_freq.push_back(
           std::pow(500000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(d)));
     }
     const int64_t rows = c.row + c.step + c.n + 2, stride = rows * d;
-    const DeviceInput<float> dx(x), dbias(bias), dq_norm(q_norm), dk_norm(k_norm), dfreq(inv_freq);
+    const DeviceInput<float> dx(x), dbias(bias), dq_norm(q_norm), dk_norm(k_norm), dfreq(inv_freq),
+        ddrift(drift);
     const DeviceInput<int32_t> dstep({c.step});
     const DeviceOutput<uint16_t> q(c.n * c.q_heads * d), k(c.kv_heads * stride),
         v(c.kv_heads * stride);
@@ -59,6 +64,7 @@ class RopeGpuTest : public GpuKernelTest {
     if (c.norm) p.q_norm = dq_norm.data();
     if (c.norm) p.k_norm = dk_norm.data();
     p.eps = 1e-6f;
+    if (c.drift) p.drift = ddrift.data();
     p.inv_freq = dfreq.data();
     p.n = c.n;
     p.q_heads = c.q_heads;
@@ -74,7 +80,7 @@ class RopeGpuTest : public GpuKernelTest {
     p.kv_stride = stride;
     ASSERT_EQ(cudaSuccess, RopeCuda(p, nullptr));
 
-    const auto want_q = Want(c, x, bias, q_norm, 0, c.q_heads, heads, true, inv_freq);
+    const auto want_q = Want(c, x, bias, q_norm, 0, c.q_heads, heads, true, inv_freq, drift);
     const auto want_k = Want(c, x, bias, k_norm, c.q_heads, c.kv_heads, heads, true, inv_freq);
     const auto want_v =
         Want(c, x, bias, k_norm, c.q_heads + c.kv_heads, c.kv_heads, heads, false, inv_freq);
@@ -109,7 +115,8 @@ TEST_F(RopeGpuTest, RandomShapes_MatchComposedReferences) {
          .row = Below(10),
          .step = static_cast<int32_t>(Below(50)),
          .bias = trial % 2 == 0,
-         .norm = trial % 3 == 0});
+         .norm = trial % 3 == 0,
+         .drift = trial % 4 < 2});
   }
 }
 

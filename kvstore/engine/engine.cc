@@ -94,13 +94,19 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
       CheckFingerprint(FieldsOf((*context)->manifest().fingerprint()), request.fingerprint),
       attempt));
   ASSIGN_OR_RETURN(const RowRange zone, ZoneOf(**context, request.sink, request.local));
+  std::shared_ptr<const OpenContext::QueryDrift> drift;
+  if (request.query_drift) {
+    absl::StatusOr<std::shared_ptr<const OpenContext::QueryDrift>> read = (*context)->ReadDrift();
+    if (!read.ok()) return Annotate(read.status(), attempt);
+    drift = *std::move(read);
+  }
   (*context)->sessions.fetch_add(1);
   std::move(uncount).Cancel();
   auto on_close = [this, context = *context] {
     context->sessions.fetch_sub(1);
     sessions_.fetch_sub(1);
   };
-  return std::make_shared<Session>(*context, zone, config_, &queue_, &latencies_,
+  return std::make_shared<Session>(*context, zone, std::move(drift), config_, &queue_, &latencies_,
                                    std::move(on_close));
 }
 

@@ -113,6 +113,61 @@ TEST_F(EngineTest, Open_SinkAndLocal_CutTheZone) {
       StatusIs(StatusCode::kInvalidArgument, "open: local=-2 is negative (context=report)"));
 }
 
+TEST_F(EngineTest, Open_QueryDrift_IsGivenIfAskedForAndThere) {
+  RandomContextSpec with = Spec("with");
+  with.query_drift = true;
+  Make({}, {with, Spec("without")});
+  EXPECT_EQ(Open(0)->query_drift(), nullptr);
+  OpenRequest request = contexts_[0]->Opening();
+  request.query_drift = true;
+  for (int session = 0; session < 2; ++session) {
+    const auto opened = engine_->OpenSession(request);
+    CARREL_ASSERT_OK(opened);
+    ASSERT_NE((*opened)->query_drift(), nullptr);
+    EXPECT_EQ(*(*opened)->query_drift(), contexts_[0]->query_drift());
+  }
+  request.context = "without";
+  const auto opened = engine_->OpenSession(request);
+  CARREL_ASSERT_OK(opened);
+  EXPECT_TRUE((*opened)->query_drift()->empty());
+}
+
+TEST_F(EngineTest, Open_QueryDriftThatIsDamaged_IsDataLossForWhoAsks) {
+  RandomContextSpec spec = Spec("report");
+  spec.query_drift = true;
+  const auto refused = [&](const char* why) {
+    OpenRequest request = contexts_.back()->Opening();
+    request.query_drift = true;
+    EXPECT_THAT(engine_->OpenSession(request), StatusIs(StatusCode::kDataLoss, why));
+    EXPECT_EQ(engine_->sessions(), 0);
+    EXPECT_NE(Open(contexts_.size() - 1), nullptr);  // nothing else needs it
+  };
+  Make({}, {spec});
+  engine_.reset();
+  const std::vector<float>& drift = contexts_[0]->query_drift()[1];
+  ASSERT_TRUE(
+      FlipBitOf(dir_ + "/store", std::string(reinterpret_cast<const char*>(drift.data() + 3), 64)));
+  engine_ = *Engine::Create({}, *Store::Open(dir_ + "/store", StoreMode::kReadOnly));
+  refused("query drift, layer 1, segment 0");
+
+  const auto with = [&](const std::string& name, const std::vector<float>& other) {
+    spec.name = name;
+    contexts_.push_back(std::make_unique<RandomContext>(spec));
+    contexts_.back()->query_drift()[1] = other;
+    engine_.reset();  // its store's folder is the next one's
+    engine_ = *Engine::Create({}, MakeStore(FreshTempDir(), {contexts_.back().get()}));
+  };
+  const std::vector<float> whole = drift;
+  with("lost", {});
+  refused("query drift (context=lost layer=1): missing, the manifest says 512 bytes");
+  with("short", {whole.begin() + 1, whole.end()});
+  refused("query drift (context=short layer=1): 508 bytes of dtype 0, must be 128 floats");
+  std::vector<float> endless = whole;
+  endless.back() = INFINITY;
+  with("endless", endless);
+  refused("query drift (context=endless layer=1): not finite");
+}
+
 TEST_F(EngineTest, Open_MoreContextsThanTheLimit_IdleOnesMakeRoom) {
   EngineConfig config;
   config.max_open_contexts = 2;

@@ -7,6 +7,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/stored_drift.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 
@@ -120,6 +121,21 @@ absl::StatusOr<std::shared_ptr<const Summaries>> OpenContext::HeadSummaries(Laye
   if (!summaries.ok()) return Annotate(summaries.status(), Place(name_, layer, kv_head));
   slot.summaries = std::make_shared<const Summaries>(*std::move(summaries));
   return slot.summaries;
+}
+
+absl::StatusOr<std::shared_ptr<const OpenContext::QueryDrift>> OpenContext::ReadDrift() const {
+  absl::MutexLock lock(&drift_mu_);
+  if (drift_ != nullptr) return drift_;
+  QueryDrift drift;
+  bool any = false;
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    ASSIGN_OR_RETURN(std::vector<float> of_layer, ReadQueryDrift(*stored_, layer));
+    any = any || !of_layer.empty();
+    drift.push_back(std::move(of_layer));
+  }
+  if (!any) drift.clear();
+  drift_ = std::make_shared<const QueryDrift>(std::move(drift));
+  return drift_;
 }
 
 const IndexParams& OpenContext::ParamsOf(Layer layer, KvHead kv_head) const {

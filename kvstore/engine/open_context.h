@@ -68,6 +68,10 @@ class OpenContext {
   absl::StatusOr<std::shared_ptr<const Summaries>> HeadSummaries(Layer layer, KvHead kv_head) const;
   absl::Status CheckSummaries() const;  // that it has them, by its manifest
 
+  // Of each layer as ReadQueryDrift; empty: no layer has one. Read once; blocks then.
+  using QueryDrift = std::vector<std::vector<float>>;
+  absl::StatusOr<std::shared_ptr<const QueryDrift>> ReadDrift() const;
+
   // Calls `search` with the context's index of the head; the index stays loaded meanwhile.
   // `search` must not come back here.
   absl::Status WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
@@ -101,6 +105,9 @@ class OpenContext {
   float scale_ = 0;
   std::vector<IndexParams> index_params_;  // [layers, kv_heads]
   std::unique_ptr<Slot[]> slots_;          // [layers, kv_heads]
+
+  mutable absl::Mutex drift_mu_;
+  mutable std::shared_ptr<const QueryDrift> drift_ ABSL_GUARDED_BY(drift_mu_);
 };
 
 }  // namespace carrel::kvstore

@@ -20,6 +20,7 @@ struct OpenRequest {
   FingerprintFields fingerprint;  // of the decoder's model
   int64_t sink = 0;
   int64_t local = 0;
+  bool query_drift = false;  // wanted
 };
 
 // kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows

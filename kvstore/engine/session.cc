@@ -24,10 +24,12 @@ void AddLatency(RequestLatencies* latencies, RequestKind kind, absl::Duration qu
 
 }  // namespace
 
-Session::Session(std::shared_ptr<OpenContext> context, RowRange zone, const EngineConfig& config,
+Session::Session(std::shared_ptr<OpenContext> context, RowRange zone,
+                 std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
                  WorkQueue* queue, RequestLatencies* latencies, std::function<void()> on_close)
     : context_(std::move(context)),
       zone_(zone),
+      query_drift_(std::move(drift)),
       config_(config),
       queue_(queue),
       latencies_(latencies),

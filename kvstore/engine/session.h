@@ -36,7 +36,9 @@ class Session : public std::enable_shared_from_this<Session> {
   using Done = std::function<void(absl::StatusOr<std::unique_ptr<Reply>>)>;
 
   // Made by Engine::OpenSession; on_close is called by the destructor.
-  Session(std::shared_ptr<OpenContext> context, RowRange zone, const EngineConfig& config,
+  // drift: null if it was not asked for.
+  Session(std::shared_ptr<OpenContext> context, RowRange zone,
+          std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
           WorkQueue* queue, RequestLatencies* latencies, std::function<void()> on_close);
   ~Session();
 
@@ -47,6 +49,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   const std::shared_ptr<OpenContext>& context() const { return context_; }
   RowRange zone() const { return zone_; }
+  const OpenContext::QueryDrift* query_drift() const { return query_drift_.get(); }
   const std::atomic<bool>& cancelled() const { return cancelled_; }
 
   // Keeps a request in flight.
@@ -75,6 +78,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   const std::shared_ptr<OpenContext> context_;
   const RowRange zone_;
+  const std::shared_ptr<const OpenContext::QueryDrift> query_drift_;
   const EngineConfig config_;
   WorkQueue* const queue_;
   RequestLatencies* const latencies_;

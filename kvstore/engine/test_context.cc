@@ -59,8 +59,15 @@ absl::StatusOr<std::unique_ptr<Reply>> SubmitAndWait(Session& session, uint64_t 
 
 }  // namespace
 
-RandomContext::RandomContext(const RandomContextSpec& spec) : spec_(spec) {
+RandomContext::RandomContext(const RandomContextSpec& spec)
+    : spec_(spec), query_drift_(static_cast<size_t>(spec.shape.layers)) {
   std::mt19937_64 rng(spec.seed);
+  std::normal_distribution<float> normal;
+  for (int32_t layer = 1; spec.query_drift && layer < spec.shape.layers; ++layer) {
+    std::vector<float>& drift = query_drift_[static_cast<size_t>(layer)];
+    drift.resize(static_cast<size_t>(spec.shape.q_heads) * spec.shape.head_dim);
+    for (float& x : drift) x = normal(rng);
+  }
   const int64_t values = spec.tokens * spec.shape.head_dim;
   for (int32_t i = 0; i < spec.shape.layers * spec.shape.kv_heads; ++i) {
     keys_.push_back(RandomRows(rng, values));
@@ -120,6 +127,13 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
       RETURN_IF_ERROR(writer->Add({id, layer, Kind::kSummaries, KvHead(h), 0},
                                   summaries(Layer(layer), KvHead(h)), kBytes));
     }
+    const std::vector<float>& drift = query_drift_[static_cast<size_t>(layer)];
+    if (!drift.empty()) {
+      RETURN_IF_ERROR(writer->Add(
+          {id, layer, Kind::kQueryDrift, KvHead(0), 0},
+          absl::string_view(reinterpret_cast<const char*>(drift.data()), drift.size() * 4),
+          static_cast<uint8_t>(DType::kF32)));
+    }
     RETURN_IF_ERROR(writer->Finish());
   }
   v1::Manifest m;
@@ -139,6 +153,11 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
   m.mutable_index()->set_m(spec_.index.m);
   m.mutable_index()->set_ef_construction(spec_.index.ef_construction);
   m.mutable_index()->set_effort(spec_.index.effort);
+  for (int32_t layer = 1; spec_.query_drift && layer < shape.layers; ++layer) {
+    v1::LayerSizes& sizes = *m.add_layer_sizes();
+    sizes.set_layer(static_cast<uint32_t>(layer));
+    sizes.set_query_drift_bytes(int64_t{4} * shape.q_heads * shape.head_dim);
+  }
   for (const auto& [name, value] : spec_.fingerprint) {
     v1::Fingerprint::Field* field = m.mutable_fingerprint()->add_fields();
     field->set_name(name);

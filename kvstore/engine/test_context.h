@@ -25,6 +25,7 @@ struct RandomContextSpec {
   IndexParams index = {.ef_construction = 24};
   FingerprintFields fingerprint = {{"kv_dtype", "bf16"}, {"weights_sha256", "5eed"}};
   int64_t summary_rows = 0;  // of a cluster; 0: no summaries
+  bool query_drift = false;  // of every layer but the first
   uint64_t seed = 1;
 };
 
@@ -38,6 +39,8 @@ class RandomContext {
   const uint16_t* values(Layer layer, KvHead head) const { return At(values_, layer, head); }
   const std::string& index_blob(Layer layer, KvHead head) const;
   const std::string& summaries(Layer layer, KvHead head) const;
+  // [layers] of [q_heads, head_dim]; empty where there is none.
+  std::vector<std::vector<float>>& query_drift() { return query_drift_; }
 
   // Writes SST files below `folder` and publishes them.
   absl::Status Publish(Store& store, const std::string& folder) const;
@@ -67,6 +70,7 @@ class RandomContext {
   const RandomContextSpec spec_;
   Heads keys_, values_;
   std::vector<std::string> blobs_, summaries_;
+  std::vector<std::vector<float>> query_drift_;
 };
 
 // A store in a fresh folder of the running test, holding these contexts.

@@ -26,12 +26,15 @@ bool IsKnown(Kind kind) {
     case Kind::kSampledQueries:
     case Kind::kIndex:
     case Kind::kSummaries:
+    case Kind::kQueryDrift:
       return true;
   }
   return false;
 }
 
 bool IsOfWholeContext(Kind kind) { return kind == Kind::kManifest || kind == Kind::kTokenIds; }
+
+bool IsOfAHead(Kind kind) { return !IsOfWholeContext(kind) && kind != Kind::kQueryDrift; }
 
 }  // namespace
 
@@ -51,6 +54,8 @@ absl::string_view KindName(Kind kind) {
       return "index";
     case Kind::kSummaries:
       return "summaries";
+    case Kind::kQueryDrift:
+      return "query drift";
   }
   return "unknown";
 }
@@ -66,7 +71,7 @@ absl::Status ValidateKey(const SegmentKey& key) {
         absl::StrCat("key: ", KindName(key.kind), " in layer ", key.layer, ", must be ",
                      whole ? "-1" : absl::StrCat("0 .. ", kMaxLayer)));
   }
-  const int32_t max_head = whole ? 0 : kMaxKvHead;
+  const int32_t max_head = IsOfAHead(key.kind) ? kMaxKvHead : 0;
   if (key.kv_head.value() < 0 || key.kv_head.value() > max_head) {
     return absl::InvalidArgumentError(absl::StrCat("key: ", KindName(key.kind), " of kv_head ",
                                                    key.kv_head.value(), ", must be 0 .. ",
@@ -142,7 +147,7 @@ std::pair<std::string, std::string> ContextKeyRange(ContextId context) {
 std::string DescribeKey(const SegmentKey& key) {
   std::string text(KindName(key.kind));
   if (key.layer >= 0) absl::StrAppend(&text, ", layer ", key.layer);
-  if (!IsOfWholeContext(key.kind)) absl::StrAppend(&text, ", kv_head ", key.kv_head.value());
+  if (IsOfAHead(key.kind)) absl::StrAppend(&text, ", kv_head ", key.kv_head.value());
   if (key.kind != Kind::kManifest) absl::StrAppend(&text, ", segment ", key.segment);
   return text;
 }

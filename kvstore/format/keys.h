@@ -29,6 +29,7 @@ enum class Kind : uint8_t {
   kSampledQueries = 18,  // queries of the group's q heads at sampled positions
   kIndex = 19,           // an index blob, its own bytes; segment counts chunks of kIndexChunkBytes
   kSummaries = 20,       // cluster summaries, likewise
+  kQueryDrift = 21,      // f32 [q_heads, head_dim] of a layer; head 0
 };
 
 inline constexpr int64_t kKeyBytes = 17;

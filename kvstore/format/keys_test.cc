@@ -8,7 +8,7 @@ namespace {
 
 constexpr Kind kKinds[] = {Kind::kManifest,  Kind::kTokenIds,       Kind::kKeyRows,
                            Kind::kValueRows, Kind::kSampledQueries, Kind::kIndex,
-                           Kind::kSummaries};
+                           Kind::kSummaries, Kind::kQueryDrift};
 
 // Numbers with few and with many significant bytes alike.
 uint64_t RandomOfAnySize(std::mt19937_64& rng, int bits) {
@@ -23,7 +23,8 @@ SegmentKey RandomKey(std::mt19937_64& rng) {
   if (!whole) {
     key.layer = static_cast<int32_t>(
         std::min<uint64_t>(RandomOfAnySize(rng, 16), static_cast<uint64_t>(kMaxLayer)));
-    key.kv_head = KvHead(static_cast<int32_t>(RandomOfAnySize(rng, 16)));
+    if (key.kind != Kind::kQueryDrift)
+      key.kv_head = KvHead(static_cast<int32_t>(RandomOfAnySize(rng, 16)));
   }
   if (key.kind != Kind::kManifest) key.segment = static_cast<uint32_t>(RandomOfAnySize(rng, 32));
   return key;
@@ -146,6 +147,8 @@ TEST(KeysTest, ValidateKey_OutOfRange_NamesFieldValueAndBound) {
               StatusIs(absl::StatusCode::kInvalidArgument, "kv_head 65536"));
   EXPECT_THAT(ValidateKey({ContextId(1), -1, Kind::kManifest, KvHead(0), 2}),
               StatusIs(absl::StatusCode::kInvalidArgument, "segment 2"));
+  EXPECT_THAT(ValidateKey({ContextId(1), 3, Kind::kQueryDrift, KvHead(1), 0}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "kv_head 1, must be 0 .. 0"));
 }
 
 TEST(KeysTest, DescribeKey_NamesKindLayerHeadAndSegment) {
@@ -153,6 +156,8 @@ TEST(KeysTest, DescribeKey_NamesKindLayerHeadAndSegment) {
             "K rows, layer 3, kv_head 1, segment 0");
   EXPECT_EQ(DescribeKey({ContextId(1), -1, Kind::kTokenIds, KvHead(0), 2}), "token ids, segment 2");
   EXPECT_EQ(DescribeKey({ContextId(1), -1, Kind::kManifest, KvHead(0), 0}), "manifest");
+  EXPECT_EQ(DescribeKey({ContextId(1), 3, Kind::kQueryDrift, KvHead(0), 0}),
+            "query drift, layer 3, segment 0");
 }
 
 }  // namespace

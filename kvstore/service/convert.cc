@@ -125,6 +125,7 @@ absl::StatusOr<OpenRequest> FromWire(const v1::Open& open) {
   }
   request.sink = open.sink();
   request.local = open.local();
+  request.query_drift = open.query_drift();
   return request;
 }
 
@@ -239,6 +240,12 @@ void OpenReplyToWire(const Session& session, const EngineConfig& config, v1::Ses
       open->add_layer_entropy_nats(static_cast<float>(sum / manifest.q_heads()));
     }
   }
+  if (session.query_drift() != nullptr) {
+    for (const std::vector<float>& drift : *session.query_drift()) {
+      v1::Tensor* tensor = open->add_query_drift();
+      if (!drift.empty()) Floats(drift, {manifest.q_heads(), manifest.head_dim()}, tensor);
+    }
+  }
   open->mutable_manifest()->clear_head_statistics();
   open->mutable_manifest()->clear_layer_sizes();
   v1::Limits* limits = open->mutable_limits();
@@ -298,7 +305,7 @@ void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire)
   int64_t bytes = 0;
   for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
     bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.summary_bytes() +
-             sizes.sampled_query_bytes();
+             sizes.sampled_query_bytes() + sizes.query_drift_bytes();
   }
   wire->set_bytes(bytes);
 }

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -25,6 +26,7 @@ class ServerTest : public testing::Test {
   void SetUp() override {
     RandomContextSpec spec;
     spec.seed = seed_;
+    spec.query_drift = true;
     context_ = std::make_unique<RandomContext>(spec);
     dir_ = FreshTempDir();
     MakeStore(dir_, {context_.get()});
@@ -120,6 +122,25 @@ TEST_F(ServerTest, EveryWantAndSelect_TravelsAsTheEngineAnswers) {
     }
     session.CloseSending();
     EXPECT_TRUE(session.Finish().ok());
+  }
+}
+
+TEST_F(ServerTest, QueryDrift_TravelsWhenItIsAskedFor) {
+  StartServer();
+  WireSession plain(channel_), asking(channel_);
+  EXPECT_EQ(plain.Open(context_->Opening()).query_drift_size(), 0);
+  OpenRequest request = context_->Opening();
+  request.query_drift = true;
+  const v1::OpenReply opened = asking.Open(request);
+  ASSERT_EQ(opened.query_drift_size(), shape().layers);
+  EXPECT_EQ(opened.query_drift(0).data(), "");
+  for (int32_t layer = 1; layer < shape().layers; ++layer) {
+    const v1::Tensor& tensor = opened.query_drift(layer);
+    EXPECT_EQ(tensor.dtype(), v1::Tensor::F32);
+    EXPECT_THAT(tensor.shape(), testing::ElementsAre(shape().q_heads, shape().head_dim));
+    const std::vector<float>& drift = context_->query_drift()[static_cast<size_t>(layer)];
+    ASSERT_EQ(tensor.data().size(), drift.size() * sizeof(float));
+    EXPECT_EQ(std::memcmp(tensor.data().data(), drift.data(), tensor.data().size()), 0);
   }
 }
 

@@ -20,7 +20,7 @@ std::string FormatTime(int64_t unix_s) {
 namespace {
 
 struct Sizes {
-  int64_t keys = 0, values = 0, index = 0, summaries = 0, sampled_queries = 0;
+  int64_t keys = 0, values = 0, index = 0, summaries = 0, sampled_queries = 0, query_drift = 0;
 };
 
 Sizes TotalSizes(const v1::Manifest& manifest) {
@@ -31,6 +31,7 @@ Sizes TotalSizes(const v1::Manifest& manifest) {
     total.index += layer.index_bytes();
     total.summaries += layer.summary_bytes();
     total.sampled_queries += layer.sampled_query_bytes();
+    total.query_drift += layer.query_drift_bytes();
   }
   return total;
 }
@@ -92,7 +93,8 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                       {"value_bytes", layer.value_bytes()},
                       {"index_bytes", layer.index_bytes()},
                       {"summary_bytes", layer.summary_bytes()},
-                      {"sampled_query_bytes", layer.sampled_query_bytes()}});
+                      {"sampled_query_bytes", layer.sampled_query_bytes()},
+                      {"query_drift_bytes", layer.query_drift_bytes()}});
   }
   const nlohmann::json index = IndexToJson(manifest.index());
   const Sizes sizes = TotalSizes(manifest);
@@ -122,7 +124,8 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                                  {"values", sizes.values},
                                  {"index", sizes.index},
                                  {"summaries", sizes.summaries},
-                                 {"sampled_queries", sizes.sampled_queries}}},
+                                 {"sampled_queries", sizes.sampled_queries},
+                                 {"query_drift", sizes.query_drift}}},
                                {"layer_bytes", layers},
                                {"head_indexes", HeadIndexesToJson(manifest)},
                                {"head_statistics", heads}};
@@ -185,6 +188,11 @@ void PrintManifest(const v1::Manifest& manifest) {
                 FormatBytes(sizes.summaries).c_str());
   } else {
     std::printf("no summaries\n");
+  }
+  if (sizes.query_drift > 0) {
+    std::printf("drift of approximate queries: %s\n", FormatBytes(sizes.query_drift).c_str());
+  } else {
+    std::printf("no drift of approximate queries\n");
   }
   if (!manifest.prefill_attention().empty()) {
     std::printf("prefilled with attention %s, positions %s\n", manifest.prefill_attention().c_str(),

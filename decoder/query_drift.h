@@ -2,7 +2,7 @@
 //          from the hidden state that enters the layer before, is off by much the same vector token
 //          after token; the document's tokens, where prefill stored it, and those so far tell it.
 // Math:    kernels/query_drift: a running mean of what q~ lacked before RoPE, the newest token with
-//          weight max(1 / tokens, 1 / 5), at most 1 / 5 where it began as the context's;
+//          weight max(1 / tokens, 0.3), always 0.3 where it began as the context's;
 //          q~ <- q~ + R_t mean.  R_t: RoPE at the token's position.
 // Source:  ours; what it gives is in docs/benchmarks.md, why it is like this in decision 026.
 // Shapes:  queries [n, q_heads, head_dim] f32, token i at first_position + i, all after RoPE.
@@ -29,9 +29,9 @@ namespace carrel::decoder {
 using StoredDrift = std::vector<std::vector<float>>;
 absl::StatusOr<StoredDrift> ReadDrift(const v1::OpenReply& opened, const AttentionShape& shape);
 
-inline constexpr float kNewestDrift = 0.2f;  // weight of the newest token, at least
+inline constexpr float kNewestDrift = 0.3f;  // weight of the newest token, at least
 // Tokens that a stored drift counts as: the next one weighs no more than any after it.
-inline constexpr int32_t kStoredDriftTokens = 5;
+inline constexpr int32_t kStoredDriftTokens = 3;
 
 class QueryDrift {
  public:

@@ -118,7 +118,7 @@ TEST_F(QueryDriftTest, StoredDrift_IsAddedToTheFirstBlock) {
     corrected = guess;
     drift.Correct(kLayer, n, at, corrected.data());
     std::vector<float> known(kWidth);
-    const float left = std::pow(0.8f, 3.0f);  // each token weighs a fifth
+    const float left = std::pow(1 - kNewestDrift, 3.0f);
     for (size_t c = 0; c < known.size(); ++c) known[c] = left * lacking[c] + (1 - left) * other[c];
     EXPECT_LT(Distance(corrected, Sum(guess, Turned(known, n, at))), 1e-4);
     drift.StartSequence();

@@ -137,9 +137,8 @@ class CudaForwardPass final : public ForwardPass {
   // The parts of a block's way. Each enqueues only.
   absl::Status Begin(int64_t n);
   absl::Status Project(Layer layer, int64_t n);
-  absl::Status AttendBoth(Layer layer, int64_t phase);
-  absl::Status AttendWindow(Layer layer, int64_t n, const cuda::Stream& stream);
-  absl::Status LearnDrift(Layer layer, int64_t n, const cuda::Stream& stream);
+  absl::Status AttendWindow(Layer layer, int64_t n);
+  absl::Status LearnDrift(Layer layer, int64_t n);
   absl::Status AttendZone(Layer layer, int64_t n, int64_t phase);
   // What this layer's hidden state says of the next layer's rows.
   absl::Status FetchAhead(Layer next, const model::CudaPlacement& placement);
@@ -179,8 +178,7 @@ class CudaForwardPass final : public ForwardPass {
   DeviceBuffer<uint8_t> workspace_;
   PinnedBuffer<int32_t> host_step_, host_best_;
   PinnedBuffer<float> host_q_, host_approximate_q_, host_zone_, host_lse_, host_logits_;
-  cuda::Event queries_here_, query_here_, window_here_;
-  cuda::Stream window_stream_;
+  cuda::Event queries_here_;
   std::vector<Graph> project_, attend_;  // [layers]
   Graph end_;
   std::vector<Graph> token_;  // [phases of the zone]
@@ -232,10 +230,7 @@ absl::Status CudaForwardPass::Allocate() {
   ASSIGN_OR_RETURN(host_zone_, PinnedBuffer<float>::Create(w + heads));
   ASSIGN_OR_RETURN(host_lse_, PinnedBuffer<float>::Create(heads));
   ASSIGN_OR_RETURN(host_logits_, PinnedBuffer<float>::Create(kLogitsTokens * config_.vocab_size));
-  for (cuda::Event* event : {&queries_here_, &query_here_, &window_here_}) {
-    ASSIGN_OR_RETURN(*event, cuda::Event::Create());
-  }
-  ASSIGN_OR_RETURN(window_stream_, cuda::Stream::Create());
+  ASSIGN_OR_RETURN(queries_here_, cuda::Event::Create());
   splits_ = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
   ASSIGN_OR_RETURN(
       workspace_,
@@ -345,21 +340,10 @@ absl::Status CudaForwardPass::WholeToken(int64_t phase) {
   RETURN_IF_ERROR(Begin(1));
   for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
     RETURN_IF_ERROR(Project(layer, 1));
-    RETURN_IF_ERROR(AttendBoth(layer, phase));
+    RETURN_IF_ERROR(AttendWindow(layer, 1));
+    RETURN_IF_ERROR(AttendZone(layer, 1, phase));
   }
   return End(1);
-}
-
-// The window beside the zone, on a stream of its own: neither fills the chip.
-absl::Status CudaForwardPass::AttendBoth(Layer layer, int64_t phase) {
-  const cuda::Stream& stream = backend_->stream();
-  if (!shape_.zone_here && !shape_.zone_in_host) return AttendWindow(layer, 1, stream);
-  RETURN_IF_ERROR(query_here_.Record(stream));
-  RETURN_IF_ERROR(window_stream_.WaitFor(query_here_));
-  RETURN_IF_ERROR(AttendWindow(layer, 1, window_stream_));
-  RETURN_IF_ERROR(window_here_.Record(window_stream_));
-  RETURN_IF_ERROR(AttendZone(layer, 1, phase));
-  return stream.WaitFor(window_here_);
 }
 
 // Runs a token that nobody asked for, so that every kernel is loaded, and captures its parts.
@@ -382,9 +366,8 @@ absl::Status CudaForwardPass::CaptureToken() {
                        if (layer.value() == 0) RETURN_IF_ERROR(Begin(1));
                        return Project(layer, 1);
                      }));
-    ASSIGN_OR_RETURN(Graph attend, Graph::Capture(backend_->stream(), [&] {
-                       return AttendWindow(layer, 1, backend_->stream());
-                     }));
+    ASSIGN_OR_RETURN(Graph attend,
+                     Graph::Capture(backend_->stream(), [&] { return AttendWindow(layer, 1); }));
     project_.push_back(std::move(project));
     attend_.push_back(std::move(attend));
   }
@@ -435,7 +418,7 @@ absl::Status CudaForwardPass::FetchAhead(Layer next, const model::CudaPlacement&
   return pinned_zone_.FetchAhead(next, backend_->stream());
 }
 
-absl::Status CudaForwardPass::LearnDrift(Layer layer, int64_t n, const cuda::Stream& stream) {
+absl::Status CudaForwardPass::LearnDrift(Layer layer, int64_t n) {
   kernels::QueryDriftCudaParams params;
   params.q = q_exact_.data();
   params.guess = guess(layer);
@@ -448,14 +431,14 @@ absl::Status CudaForwardPass::LearnDrift(Layer layer, int64_t n, const cuda::Str
   params.newest = kNewestDrift;
   params.mean = drift(layer);
   params.tokens = drift_counts_.data() + layer.value() * shape_.heads.q_heads;
-  RETURN_IF_CUDA_ERROR(kernels::LearnQueryDriftCuda(params, stream.get()));
+  RETURN_IF_CUDA_ERROR(kernels::LearnQueryDriftCuda(params, backend_->stream().get()));
   return absl::OkStatus();
 }
 
-absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n, const cuda::Stream& stream) {
+absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
   const AttentionShape& heads = shape_.heads;
   // Here, where a store at work leaves time for it.
-  if (approximates(layer, n)) RETURN_IF_ERROR(LearnDrift(layer, n, stream));
+  if (approximates(layer, n)) RETURN_IF_ERROR(LearnDrift(layer, n));
   if (n == 1) {
     kernels::WindowAttentionCudaParams params;
     params.q = q_.data();
@@ -471,7 +454,7 @@ absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n, const cuda::S
     params.lse = lse_.data();
     params.splits = splits_;
     params.workspace = workspace_.data();
-    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, backend_->stream().get()));
   } else {
     kernels::PrefillAttentionCudaParams params;
     params.q = q_.data();
@@ -487,7 +470,7 @@ absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n, const cuda::S
     params.scale = scale_;
     params.out_exact = window_out_.data();
     params.lse = lse_.data();
-    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
+    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, backend_->stream().get()));
   }
   if (!retrieval_.measure || !shape_.zone_at_store) return absl::OkStatus();
   return CopyFloats(host_lse_.data(), lse_.data(), n * heads.q_heads);
@@ -586,8 +569,7 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
     for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
       RETURN_IF_ERROR(n == 1 ? project_[layer.value()].Launch(stream) : Project(layer, n));
       if (shape_.zone_at_store) RETURN_IF_ERROR(queries_here_.Record(stream));
-      RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream)
-                             : AttendWindow(layer, n, stream));
+      RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream) : AttendWindow(layer, n));
       if (shape_.zone_at_store) {
         RETURN_IF_ERROR(AskStore(layer, n));
       } else {

@@ -316,8 +316,6 @@ absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase,
     params.k = held_k(layer);
     params.v = held_v(layer);
     params.row_stride = plan_.slots[l];
-  } else {
-    params.rows_in_host = true;
   }
   params.kv_heads = shape_.kv_heads;
   params.group = shape_.group();

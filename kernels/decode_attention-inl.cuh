@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "kernels/bulk_copy-inl.cuh"
 #include "kernels/decode_attention.h"
 #include "kernels/mma-inl.cuh"
 
@@ -14,18 +13,12 @@ namespace carrel::kernels {
 
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeTile = 16;  // rows of a warp's step
-inline constexpr int kStagedRows = 2 * kDecodeWarps * kDecodeTile;
-
-// Which rows a block walks over. Staged ones are listed, too, but first copied into shared memory,
-// whole rows at a time: a bus asked for them by the lanes' pieces of 64 bytes is a tenth slower, and
-// several times where each row lies in another page. The steps, and so the bits, are the same.
-enum class DecodeRows : uint8_t { kAll, kListed, kStaged };
 
 struct DecodeArgs {
   const uint16_t* q;
   const uint16_t* k;
   const uint16_t* v;
-  const int32_t* ids;        // of listed and staged rows
+  const int32_t* ids;        // null: rows 0, 1, ...
   const int32_t* row_count;  // null: `rows`
   int64_t ids_stride, row_count_stride, row_stride;
   int rows;
@@ -51,64 +44,7 @@ struct RunningSoftmax {
   float max = -INFINITY, sum = 0;
 };
 
-// Rows of K and V in shared memory, one behind the other. No gap spreads them over banks: a copy to
-// an address that is no multiple of 128 bytes crosses the bus in more and smaller pieces, and takes
-// 309 us where 187 were to be beaten.
-template <int kDim>
-class RowStage {
- public:
-  static constexpr int kElements = 2 * kStagedRows * kDim;
-
-  __device__ RowStage(uint16_t* rows, uint64_t* barrier) : rows_(rows), barrier_(barrier) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-      hopper::InitBarrier(barrier_, 1);
-      hopper::FenceBarrierInit();
-    }
-#endif
-  }
-
-  __device__ const uint16_t* k() const { return rows_; }
-  __device__ const uint16_t* v() const { return rows_ + kStagedRows * kDim; }
-
-  // Listed rows first .. first + n - 1 of the head become rows 0 .. n - 1; by all threads. Who still
-  // reads rows of the call before has not come here.
-  __device__ void Fetch(const DecodeArgs& a, int head, int first, int n) {
-    static_assert(kStagedRows == kDecodeWarps * 32);
-    const int32_t* ids = a.ids + head * a.ids_stride + first;
-    const int64_t base = head * a.row_stride;
-    __syncthreads();
-#if __CUDA_ARCH__ >= 900
-    constexpr uint32_t kRowBytes = kDim * 2;
-    if (threadIdx.x == 0) hopper::ArriveExpecting(barrier_, n * 2 * kRowBytes);
-    if (static_cast<int>(threadIdx.x) < n) {
-      const int64_t from = (base + __ldg(ids + threadIdx.x)) * kDim;
-      uint16_t* to = rows_ + threadIdx.x * kDim;
-      hopper::CopyBytes(to, a.k + from, kRowBytes, barrier_);
-      hopper::CopyBytes(to + kStagedRows * kDim, a.v + from, kRowBytes, barrier_);
-    }
-    hopper::Wait(barrier_, parity_);
-    parity_ ^= 1;
-#else
-    constexpr int kPieces = kDim / 8;  // of 16 bytes
-    for (int i = threadIdx.x; i < n * kPieces; i += kDecodeWarps * 32) {
-      const int row = i / kPieces, at = i % kPieces * 8;
-      const int64_t from = (base + __ldg(ids + row)) * kDim + at;
-      uint16_t* to = rows_ + row * kDim + at;
-      *reinterpret_cast<uint4*>(to) = LoadStream16(a.k + from);
-      *reinterpret_cast<uint4*>(to + kStagedRows * kDim) = LoadStream16(a.v + from);
-    }
-    __syncthreads();
-#endif
-  }
-
- private:
-  uint16_t* const rows_;
-  uint64_t* const barrier_;
-  uint32_t parity_ = 0;
-};
-
-template <int kDim, bool kWide, DecodeRows kRows>
+template <int kDim, bool kWide, bool kIndexed>
 class DecodeWarp {
  public:
   static constexpr int kRowLoads = kDim / 32;  // of a lane, for one row of K
@@ -116,12 +52,11 @@ class DecodeWarp {
   static constexpr int kHeads = kWide ? 16 : 8;
   static constexpr int kShare = kWide ? 2 : 1;  // q heads that a lane looks after: g, and g + 8
 
-  // k, v: rows of the head, or where they are staged.
-  __device__ DecodeWarp(const DecodeArgs& a, int head, const uint16_t* k, const uint16_t* v)
+  __device__ DecodeWarp(const DecodeArgs& a, int head)
       : a_(a),
-        k_(k),
-        v_(v),
-        ids_(kRows == DecodeRows::kListed ? a.ids + head * a.ids_stride : nullptr),
+        k_(a.k + head * a.row_stride * kDim),
+        v_(a.v + head * a.row_stride * kDim),
+        ids_(kIndexed ? a.ids + head * a.ids_stride : nullptr),
         lane_(threadIdx.x % 32),
         g_(lane_ / 4),
         t_(lane_ % 4) {
@@ -144,8 +79,7 @@ class DecodeWarp {
     }
   }
 
-  // Tiles first, first + step, ... below end, all of them rows that exist. May be called again for
-  // more rows.
+  // Tiles first, first + step, ... below end, all of them rows that exist.
   __device__ void Walk(int first, int end, int step) {
     if (first >= end) return;
     const float log2_scale = Log2Scale(a_.scale);
@@ -210,16 +144,11 @@ class DecodeWarp {
   }
 
  private:
-  __device__ static uint4 Load16(const uint16_t* at) {
-    if constexpr (kRows == DecodeRows::kStaged) return *reinterpret_cast<const uint4*>(at);
-    return LoadStream16(at);
-  }
-
   // The rows of a tile: of K this lane reads rows g and 8 + g, of V 2t, 2t + 1, 8 + 2t and 9 + 2t.
   // Beyond the end the last row is read again, lest what is not there be NaN.
   __device__ void Find(int tile, int end) {
     const int last = end - 1;
-    if constexpr (kRows == DecodeRows::kListed) {
+    if constexpr (kIndexed) {
       const int a = __ldg(ids_ + min(tile + g_, last)), b = __ldg(ids_ + min(tile + 8 + g_, last));
       k_row_[0] = a;
       k_row_[1] = b;
@@ -242,7 +171,7 @@ class DecodeWarp {
     for (int i = 0; i < 2; ++i) {
       const uint16_t* row = k_ + static_cast<int64_t>(k_row_[i]) * kDim + 8 * t_;
 #pragma unroll
-      for (int j = 0; j < kRowLoads; ++j) k_tile_[i][j] = Load16(row + 32 * j);
+      for (int j = 0; j < kRowLoads; ++j) k_tile_[i][j] = LoadStream16(row + 32 * j);
     }
   }
 
@@ -251,7 +180,9 @@ class DecodeWarp {
     for (int i = 0; i < 4; ++i) {
       const uint16_t* row = v_ + static_cast<int64_t>(v_row_next_[i]) * kDim + 8 * g_;
 #pragma unroll
-      for (int half = 0; half < kRowHalves; ++half) v_tile_[i][half] = Load16(row + 64 * half);
+      for (int half = 0; half < kRowHalves; ++half) {
+        v_tile_[i][half] = LoadStream16(row + 64 * half);
+      }
     }
   }
 
@@ -387,10 +318,10 @@ __device__ void JoinParts(const DecodeArgs& a, int head, int parts, float* weigh
 }
 
 // Grid: (splits, kv_heads).
-template <int kDim, bool kWide, DecodeRows kRows>
+template <int kDim, bool kWide, bool kIndexed>
 __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 3) : 4)
     DecodeAttentionKernel(const DecodeArgs a) {
-  using Warp = DecodeWarp<kDim, kWide, kRows>;
+  using Warp = DecodeWarp<kDim, kWide, kIndexed>;
   constexpr int kHeads = Warp::kHeads;
   // First the warps' results; then the weights of up to kMaxDecodeSplits parts.
   constexpr int kFloats = kDecodeWarps * kHeads * kDim;
@@ -409,27 +340,11 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 
 
   const int warp = threadIdx.x / 32;
   const int begin = split * part_rows, end = min(rows, begin + part_rows);
-  constexpr int kStep = kDecodeWarps * kDecodeTile;
-  const auto finish = [&](Warp& walk) {
+  {
+    Warp walk(a, head);
+    walk.Walk(begin + warp * kDecodeTile, end, kDecodeWarps * kDecodeTile);
     walk.SumWeights();
     walk.Store(warp_max[warp], warp_sum[warp], shared + warp * kHeads * kDim);
-  };
-  if constexpr (kRows == DecodeRows::kStaged) {
-    extern __shared__ __align__(128) uint16_t staged[];
-    __shared__ uint64_t barrier;
-    RowStage<kDim> stage(staged, &barrier);
-    Warp walk(a, head, stage.k(), stage.v());
-    for (int at = begin; at < end; at += kStagedRows) {
-      const int n = min(kStagedRows, end - at);
-      stage.Fetch(a, head, at, n);
-      walk.Walk(warp * kDecodeTile, n, kStep);
-    }
-    finish(walk);
-  } else {
-    const int64_t first = head * a.row_stride * kDim;
-    Warp walk(a, head, a.k + first, a.v + first);
-    walk.Walk(begin + warp * kDecodeTile, end, kStep);
-    finish(walk);
   }
   __syncthreads();
 
@@ -469,7 +384,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 
 }
 
 // Workspace pointers of `a` are set here. InvalidValue for shapes that are not served.
-template <DecodeRows kRows>
+template <bool kIndexed>
 cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_dim, int64_t splits,
                                   void* workspace, cudaStream_t stream) {
   if (kv_heads < 1 || kv_heads > 65535 || a.group < 1 || a.group > kMaxDecodeGroup || splits < 1 ||
@@ -484,10 +399,10 @@ cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_d
   a.part_state = reinterpret_cast<float2*>(a.part_out + kv_heads * splits * a.group * head_dim);
 
   const bool wide = a.group > 8;
-  const auto kernel = head_dim == 64 ? (wide ? DecodeAttentionKernel<64, true, kRows>
-                                             : DecodeAttentionKernel<64, false, kRows>)
-                                     : (wide ? DecodeAttentionKernel<128, true, kRows>
-                                             : DecodeAttentionKernel<128, false, kRows>);
+  const auto kernel = head_dim == 64 ? (wide ? DecodeAttentionKernel<64, true, kIndexed>
+                                             : DecodeAttentionKernel<64, false, kIndexed>)
+                                     : (wide ? DecodeAttentionKernel<128, true, kIndexed>
+                                             : DecodeAttentionKernel<128, false, kIndexed>);
   int device = 0, major = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   if (const cudaError_t error =
@@ -502,16 +417,6 @@ cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_d
   config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(kv_heads));
   config.blockDim = dim3(kDecodeWarps * 32);
   config.stream = stream;
-  if constexpr (kRows == DecodeRows::kStaged) {
-    config.dynamicSmemBytes =
-        (head_dim == 64 ? RowStage<64>::kElements : RowStage<128>::kElements) * sizeof(uint16_t);
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(config.dynamicSmemBytes));
-        error != cudaSuccess) {
-      return error;
-    }
-  }
   config.attrs = &early;
   config.numAttrs = major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, a);

@@ -243,34 +243,31 @@ void AtLength(Bench& bench, Pool& pool, int64_t n) {
   CARREL_CHECK_CUDA(cudaFree(pool.select_workspace));
 }
 
-// 2,048 random rows of each KV head in pinned host memory, read where they lie, in both ways.
-void FromPinnedMemory(Bench& bench, Pool& pool, int64_t n) {
-  const int64_t bytes = kKvHeads * n * kHeadDim * 2;
-  Layers l = pool.Cut(n);
+// 2,048 random rows of each KV head in pinned host memory, read where they lie.
+void FromPinnedMemory(Bench& bench, Pool& pool) {
+  constexpr int64_t kN = 64 << 10, kBytes = kKvHeads * kN * kHeadDim * 2;
+  Layers l = pool.Cut(kN);
   l.count = 1;
   void *k = nullptr, *v = nullptr;
-  CARREL_CHECK_CUDA(cudaMallocHost(&k, bytes));
-  CARREL_CHECK_CUDA(cudaMallocHost(&v, bytes));
-  CARREL_CHECK_CUDA(cudaMemcpy(k, l.k, bytes, cudaMemcpyDefault));
-  CARREL_CHECK_CUDA(cudaMemcpy(v, l.v, bytes, cudaMemcpyDefault));
+  CARREL_CHECK_CUDA(cudaMallocHost(&k, kBytes));
+  CARREL_CHECK_CUDA(cudaMallocHost(&v, kBytes));
+  CARREL_CHECK_CUDA(cudaMemcpy(k, l.k, kBytes, cudaMemcpyDefault));
+  CARREL_CHECK_CUDA(cudaMemcpy(v, l.v, kBytes, cudaMemcpyDefault));
   CARREL_CHECK_CUDA(HammingTopK(l.Select(0), nullptr));
   SparseAttentionCudaParams p = l.Sparse(0);
   p.k = static_cast<uint16_t*>(k);
   p.v = static_cast<uint16_t*>(v);
+  CARREL_CHECK_CUDA(SparseAttentionCuda(p, nullptr));
   const auto ids = Download(l.ids, kTopK);
-  for (const bool rows_in_host : {false, true}) {
-    p.rows_in_host = rows_in_host;
-    CARREL_CHECK_CUDA(SparseAttentionCuda(p, nullptr));
-    const double error = CheckAttention(bench, l, 0, 0, &ids, "sparse_attention, pinned");
-    bench.Report(
-        {.kernel = rows_in_host ? "sparse_attention_host_rows" : "sparse_attention_pinned",
-         .shape = DecodeShapeName(n) + ", 2048 rows in host memory",
-         .n = n,
-         .time = bench.Time(1, [&](int64_t, cudaStream_t s) { return SparseAttentionCuda(p, s); }),
-         .bytes = kKvHeads * kTopK * kHeadDim * 4.0,
-         .error = error,
-         .error_of = "out"});
-  }
+  const double error = CheckAttention(bench, l, 0, 0, &ids, "sparse_attention, pinned");
+  bench.Report(
+      {.kernel = "sparse_attention_pinned",
+       .shape = DecodeShapeName(kN) + ", 2048 rows in host memory",
+       .n = kN,
+       .time = bench.Time(1, [&](int64_t, cudaStream_t s) { return SparseAttentionCuda(p, s); }),
+       .bytes = kKvHeads * kTopK * kHeadDim * 4.0,
+       .error = error,
+       .error_of = "out"});
   CARREL_CHECK_CUDA(cudaFreeHost(k));
   CARREL_CHECK_CUDA(cudaFreeHost(v));
   CARREL_CHECK_CUDA(cudaFree(pool.select_workspace));
@@ -294,8 +291,7 @@ void DecodeBenches(Bench& bench) {
   const std::vector<int64_t> lengths = DecodeLengths(bench.quick());
   Pool pool(bench, std::max<int64_t>(lengths.back(), 64 << 10), bench.quick() ? 2 : 3);
   for (int64_t n : lengths) AtLength(bench, pool, n);
-  FromPinnedMemory(bench, pool, 64 << 10);
-  if (lengths.back() > 64 << 10) FromPinnedMemory(bench, pool, lengths.back());
+  FromPinnedMemory(bench, pool);
   Merge(bench, pool);
   for (void* data :
        {static_cast<void*>(pool.k), static_cast<void*>(pool.v), static_cast<void*>(pool.codes)}) {

@@ -1,16 +1,18 @@
-// What:   the Hopper instructions that PrefillAttentionWgmma is made of: wgmma, bulk tensor copies;
-//         barriers are those of bulk_copy-inl.cuh. Thin wrappers; every number is an operand of the PTX instruction.
+// What:   the Hopper instructions that PrefillAttentionWgmma is made of: wgmma, mbarriers, bulk
+//         tensor copies. Thin wrappers; every number is an operand of the PTX instruction.
 // Source: PTX ISA 8.x, "wgmma.mma_async", "Asynchronous warpgroup-level matrix shared memory
-//         layout", "cp.async.bulk.tensor".
+//         layout", "cp.async.bulk.tensor", "mbarrier".
 // Shapes: accumulators of wgmma.m64nN: with t the thread of the warpgroup, element d[4 i + e] is
 //         row 16 (t / 32) + t % 32 / 4 + 8 (e / 2), column 8 i + 2 (t % 4) + e % 2.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/bulk_copy-inl.cuh"
-
 namespace carrel::kernels::hopper {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
 
 // A tile in shared memory whose rows are 128 bytes, swizzled over 1024-byte groups of eight rows.
 // group_bytes: from one group of eight rows to the next; half_bytes: from one 64-column half to the
@@ -102,6 +104,33 @@ __device__ __forceinline__ void WgmmaRegisters(float (&d)[32], const uint32_t (&
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
         "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+}
+
+__device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(arrivals));
+}
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void Arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+__device__ __forceinline__ void ArriveExpecting(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+// Until the phase of the given parity is complete.
+__device__ __forceinline__ void Wait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
 }
 
 // Enqueues the copy of a box of a tensor of rank 3, whose coordinates are given innermost first.

@@ -21,9 +21,7 @@ cudaError_t SparseAttentionCuda(const SparseAttentionCudaParams& p, cudaStream_t
   a.scale = p.scale;
   a.out = p.out;
   a.lse = p.lse;
-  const auto launch = p.rows_in_host ? LaunchDecodeAttention<DecodeRows::kStaged>
-                                     : LaunchDecodeAttention<DecodeRows::kListed>;
-  return launch(a, p.kv_heads, p.head_dim, p.splits, p.workspace, stream);
+  return LaunchDecodeAttention<true>(a, p.kv_heads, p.head_dim, p.splits, p.workspace, stream);
 }
 
 }  // namespace carrel::kernels

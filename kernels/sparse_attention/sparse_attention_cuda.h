@@ -33,7 +33,6 @@ struct SparseAttentionCudaParams {
   int64_t ids_stride = 0;
   int64_t rows = 0;                    // of every KV head, if row_count is null
   const int32_t* row_count = nullptr;  // [kv_heads], in device memory, each <= ids_stride
-  bool rows_in_host = false;  // k, v: read in the way that suits the bus; the same bits
   float scale = 0;
   float* out = nullptr;
   float* lse = nullptr;

@@ -37,7 +37,7 @@ cudaError_t WindowAttentionCuda(const WindowAttentionCudaParams& p, cudaStream_t
   a.scale = p.scale;
   a.out = p.out;
   a.lse = p.lse;
-  return LaunchDecodeAttention<DecodeRows::kAll>(a, p.kv_heads, p.head_dim, p.splits, p.workspace, stream);
+  return LaunchDecodeAttention<false>(a, p.kv_heads, p.head_dim, p.splits, p.workspace, stream);
 }
 
 }  // namespace carrel::kernels

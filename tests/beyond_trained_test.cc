@@ -30,6 +30,14 @@ TEST_F(BeyondTrainedTest, KeysBeforeRope_AnswerLikeKeysAfterIt_AndNothingElseRea
     ASSERT_THAT(answered, Succeeds());
     EXPECT_EQ(answered.out, Carrel(Ask(kKept)).out) << refine;
   }
+  // No layer attends to all rows unless it is asked for: they would share few positions.
+  const auto top_k_of_first = [&](const Args& args) {
+    const Outcome answered = Carrel(Ask("raw", args));
+    EXPECT_THAT(answered, Succeeds());
+    return json::parse(answered.out)["stats"]["layers"][0]["top_k"];
+  };
+  EXPECT_EQ(top_k_of_first(Moved({"--top-k", "16", "--json"})), 16);
+  EXPECT_EQ(top_k_of_first(Moved({"--top-k", "16", "--json", "--dense-layers", "1"})), "all");
   // Rows in which nobody may see keys after RoPE, and the other way round.
   const Texts differs = {"key_position", "none", "after_rope"};
   EXPECT_THAT(Carrel(Ask("raw")), FailsWith(1, differs));

@@ -34,8 +34,9 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
                   "rows that are not selected count through summaries of their clusters: on | off "
                   "| auto (where the context has summaries and want is attend)")
       ->capture_default_str();
-  command.add_option("--dense-layers", config.dense_layers, "the first layers attend to every row")
-      ->capture_default_str();
+  command.add_option("--dense-layers", dense_layers,
+                     "the first layers attend to every row; by default 2, with --rope infinitehip "
+                     "0: all of a long context would share few positions");
   command.add_option("--sink", config.sink, "first rows of the context held by the decoder")
       ->capture_default_str();
   command.add_option("--local", config.local, "last rows of the context held by the decoder")
@@ -148,6 +149,9 @@ absl::Status RetrievalFlags::Resolve() {
     ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
   }
   ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
+  const int32_t usual = decoder::RetrievalConfig().dense_layers;
+  config.dense_layers =
+      dense_layers.value_or(config.rope == model::Rope::kInfiniteHip ? 0 : usual);
   device_config.zone_on_device = zone == "device";
   if (zone == "device" || device_config.zone_in_host) {
     if (context.empty() && device_config.device == model::Device::kCuda)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -33,6 +34,7 @@ struct RetrievalFlags {
   std::string bank_map = "vector";
   std::string refine;  // empty: exact for a zone in this host read by the CPU, hash for a GPU
   std::string rope = "trained";
+  std::optional<int32_t> dense_layers;  // none: by rope
   int threads = 0;
   decoder::DeviceConfig device_config;
   decoder::RetrievalConfig config;  // the rest of the flags write here

@@ -2,7 +2,7 @@
 carrel_cuda_library(carrel_model_kernels_cuda
   SOURCES
     argmax/argmax.cu argmax/argmax_ref.cc
-    embedding/embedding.cu embedding/embedding_ref.cc
+    gather_rows/gather_rows.cu gather_rows/gather_rows_ref.cc
     half_convert/half_convert.cu
     linear/gemv.cu linear/linear_cuda.cc
     prefill_attention/prefill_attention.cu prefill_attention/prefill_attention_cuda_ref.cc
@@ -14,7 +14,7 @@ carrel_cuda_library(carrel_model_kernels_cuda
 carrel_gpu_test(model_kernels_gpu_test
   SOURCES
     argmax/argmax_gpu_test.cc
-    embedding/embedding_gpu_test.cc
+    gather_rows/gather_rows_gpu_test.cc
     half_convert/half_convert_gpu_test.cc
     linear/linear_gpu_test.cc
     prefill_attention/prefill_attention_gpu_test.cc

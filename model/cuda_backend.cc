@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
-#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/gather_rows/gather_rows_cuda.h"
 #include "kernels/half_convert/half_convert.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/rms_norm/rms_norm_cuda.h"
@@ -92,8 +92,8 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
 }
 
 absl::Status CudaBackend::Embed(const int32_t* ids, int64_t n, float* hidden) {
-  RETURN_IF_CUDA_ERROR(kernels::EmbeddingCuda(weights_.embedding(), ids, n, config_.hidden_size,
-                                              hidden, stream_.get(), weights_.type()));
+  RETURN_IF_CUDA_ERROR(kernels::GatherHalfRowsCuda(
+      weights_.embedding(), ids, n, config_.hidden_size, hidden, stream_.get(), weights_.type()));
   return absl::OkStatus();
 }
 

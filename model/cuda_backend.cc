@@ -146,6 +146,7 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
     params.k = placement.k;
     params.v = placement.v;
     params.kv_stride = placement.kv_stride;
+    params.q_exact_rows = placement.q_exact_rows;
   }
   RETURN_IF_CUDA_ERROR(kernels::RopeCuda(params, stream_.get()));
   return absl::OkStatus();

@@ -35,6 +35,8 @@ struct CudaPlacement {
   void* k = nullptr;              // [kv_heads], kv_stride elements apart, of [rows, head_dim] bf16
   void* v = nullptr;
   int64_t kv_stride = 0;
+  // [n], device: the row of q_exact that a token's query becomes, below 0: none. Null: its own.
+  const int32_t* q_exact_rows = nullptr;
 };
 
 class CudaBackend {
@@ -51,7 +53,7 @@ class CudaBackend {
 
   // ids: device; checked by the caller.
   absl::Status Embed(const int32_t* ids, int64_t n, float* hidden);
-  // q_exact [n, q_heads, head_dim] f32: q before rounding; may be null.
+  // q_exact [n or fewer, q_heads, head_dim] f32: q before rounding; may be null.
   absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n,
                           const CudaPlacement& placement, void* q, float* q_exact);
   // The query alone, as Backend::ProjectQuery; of the placement only positions count.

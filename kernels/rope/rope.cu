@@ -26,6 +26,9 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
   const int lane = threadIdx.x % 32;
   const int heads = p.k == nullptr ? p.q_heads : p.q_heads + 2 * p.kv_heads;
   const int64_t row = p.first_row + step + token;
+  const int64_t exact_row = p.q_exact == nullptr        ? -1
+                            : p.q_exact_rows == nullptr ? token
+                                                        : p.q_exact_rows[token];
   for (int head = threadIdx.x / 32; head < heads; head += kWarps) {
     const bool is_q = head < p.q_heads;
     const bool is_v = head >= p.q_heads + p.kv_heads;
@@ -51,6 +54,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
       factor = 1.0f / sqrtf(sum / static_cast<float>(p.head_dim) + p.eps);
     }
     const int64_t q_at = (token * p.q_heads + head) * p.head_dim;
+    const int64_t exact_at = (exact_row * p.q_heads + head) * p.head_dim;
     __nv_bfloat16* to;
     if (is_q) {
       to = static_cast<__nv_bfloat16*>(p.q) + q_at;
@@ -78,9 +82,9 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
       }
       to[c] = __float2bfloat16_rn(a);
       to[c + half] = __float2bfloat16_rn(b);
-      if (is_q && p.q_exact != nullptr) {
-        p.q_exact[q_at + c] = a;
-        p.q_exact[q_at + c + half] = b;
+      if (is_q && exact_row >= 0) {
+        p.q_exact[exact_at + c] = a;
+        p.q_exact[exact_at + c + half] = b;
       }
     }
   }

@@ -120,6 +120,47 @@ TEST_F(RopeGpuTest, RandomShapes_MatchComposedReferences) {
   }
 }
 
+TEST_F(RopeGpuTest, ExactRows_TakeTheirTokensBits) {
+  const int64_t d = 64, n = 1 + Below(50), kept = Below(n + 1), q_heads = 4, kv_heads = 2;
+  const std::vector<float> x = RandomNormal(rng_, n * (q_heads + 2 * kv_heads) * d);
+  const std::vector<float> inv_freq(d / 2, 0.01f);
+  std::vector<int32_t> rows(static_cast<size_t>(n), -1);
+  for (int64_t i = 0; i < kept; ++i) rows[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  std::shuffle(rows.begin(), rows.end(), rng_);
+  const DeviceInput<float> dx(x), dfreq(inv_freq);
+  const DeviceInput<int32_t> drows(rows);
+  const DeviceOutput<float> all(n * q_heads * d), some(kept * q_heads * d);
+  const DeviceOutput<uint16_t> q(n * q_heads * d), q_again(n * q_heads * d), k(kv_heads * n * d),
+      v(kv_heads * n * d);
+  RopeCudaParams p;
+  p.qkv = dx.data();
+  p.inv_freq = dfreq.data();
+  p.n = n;
+  p.q_heads = q_heads;
+  p.kv_heads = kv_heads;
+  p.head_dim = d;
+  p.first_position = Below(1000);
+  p.q = q.data();
+  p.q_exact = all.data();
+  p.k = k.data();
+  p.v = v.data();
+  p.kv_stride = n * d;
+  CARREL_ASSERT_CUDA(RopeCuda(p, nullptr));
+  p.q = q_again.data();
+  p.q_exact = some.data();
+  p.q_exact_rows = drows.data();
+  CARREL_ASSERT_CUDA(RopeCuda(p, nullptr));
+  EXPECT_TRUE(SameBits(q.Get(), q_again.Get()));
+  const std::vector<float> every = all.Get();
+  std::vector<float> want(static_cast<size_t>(kept * q_heads * d));
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows[static_cast<size_t>(i)] < 0) continue;
+    std::copy_n(every.begin() + i * q_heads * d, q_heads * d,
+                want.begin() + rows[static_cast<size_t>(i)] * q_heads * d);
+  }
+  EXPECT_TRUE(SameBits(some.Get(), want));
+}
+
 TEST_F(RopeGpuTest, QueriesAlone_MatchReference) {
   const int64_t d = 64, n = 7;
   std::vector<float> x = RandomNormal(rng_, n * 4 * d);

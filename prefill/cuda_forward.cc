@@ -9,6 +9,7 @@
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "kernels/gather_rows/gather_rows_cuda.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/query_drift/query_drift_cuda.h"
 #include "model/cuda_backend.h"
@@ -43,9 +44,9 @@ struct Sizes {
         before(drift_tokens * config.hidden_size) {}
 
   int64_t Bytes(const model::ModelConfig& config, int64_t tokens) const {
-    return CudaBackend::Bytes(config, chunk) + tokens * 4 + hidden * 4 + 2 * rows * 2 +
-           tokens * q_width * 2 + chunk * q_width * (2 + 4) + samples * 4 + 2 * before * 4 +
-           (2 * drift_tokens + 1) * q_width * 4 + config.shape.q_heads * 4;
+    return CudaBackend::Bytes(config, chunk) + 2 * tokens * 4 + hidden * 4 + 2 * rows * 2 +
+           tokens * q_width * 2 + chunk * q_width * 2 + samples * 4 + drift_tokens * 4 +
+           2 * before * 4 + (2 * drift_tokens + 1) * q_width * 4 + config.shape.q_heads * 4;
   }
 
   const int64_t chunk;    // tokens
@@ -79,7 +80,6 @@ class CudaForward final : public LayerForward {
     ASSIGN_OR_RETURN(v_, DeviceBuffer<uint16_t>::Create(sizes_.rows));
     ASSIGN_OR_RETURN(q_, DeviceBuffer<uint16_t>::Create(tokens_ * sizes_.q_width));
     ASSIGN_OR_RETURN(attended_, DeviceBuffer<uint16_t>::Create(sizes_.chunk * sizes_.q_width));
-    ASSIGN_OR_RETURN(q_exact_, DeviceBuffer<float>::Create(sizes_.chunk * sizes_.q_width));
     ASSIGN_OR_RETURN(samples_, DeviceBuffer<float>::Create(sizes_.samples));
     ASSIGN_OR_RETURN(host_samples_, PinnedBuffer<float>::Create(sizes_.samples));
     for (DeviceBuffer<float>& before : before_) {
@@ -103,7 +103,7 @@ class CudaForward final : public LayerForward {
       }
     }
     ASSIGN_OR_RETURN(chunk_projected_, Event::Create());
-    return absl::OkStatus();
+    return UploadPositions();
   }
 
   absl::Status Embed(const std::vector<TokenId>& tokens) override {
@@ -163,6 +163,27 @@ class CudaForward final : public LayerForward {
   int64_t device_bytes() const override { return sizes_.Bytes(config_, tokens_); }
 
  private:
+  // Of the sampled tokens and of those that give the drift; they are the same in every layer.
+  absl::Status UploadPositions() {
+    std::vector<int32_t> sample_rows(static_cast<size_t>(tokens_), -1);
+    for (size_t i = 0; i < sample_positions_.size(); ++i) {
+      int32_t& row = sample_rows[sample_positions_[i]];
+      CARREL_CHECK(row < 0);  // no token is sampled twice
+      row = static_cast<int32_t>(i);
+    }
+    const std::vector<int32_t> drift_rows(drift_positions_.begin(), drift_positions_.end());
+    RETURN_IF_ERROR(Upload(sample_rows, sample_rows_));
+    RETURN_IF_ERROR(Upload(drift_rows, drift_rows_));
+    return backend_->stream().Synchronize();
+  }
+
+  absl::Status Upload(const std::vector<int32_t>& from, DeviceBuffer<int32_t>& to) {
+    ASSIGN_OR_RETURN(to, DeviceBuffer<int32_t>::Create(static_cast<int64_t>(from.size())));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to.data(), from.data(), static_cast<size_t>(to.bytes()),
+                                         cudaMemcpyHostToDevice, backend_->stream().get()));
+    return absl::OkStatus();
+  }
+
   // Points of a chunk's way through the second half of a layer.
   struct Marks {
     Event begin, attended, end;
@@ -192,7 +213,6 @@ class CudaForward final : public LayerForward {
     projection.rows = pinned_->Take();
     projected_layer_ = layer.value();
     auto* const rows = static_cast<uint16_t*>(projection.rows.get());
-    next_sample_ = 0;
     RETURN_IF_ERROR(projection.begin.Record(stream));
     RETURN_IF_ERROR(MeasureDrift(layer));
     for (int64_t at = 0; at < tokens_; at += sizes_.chunk) {
@@ -204,10 +224,10 @@ class CudaForward final : public LayerForward {
       placement.k = k_.data();
       placement.v = v_.data();
       placement.kv_stride = tokens_ * config_.shape.head_dim;
+      placement.q_exact_rows = sample_rows_.data() + at;
       RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden_.data() + at * config_.hidden_size, n,
                                            placement, q_.data() + at * sizes_.q_width,
-                                           q_exact_.data()));
-      RETURN_IF_ERROR(CollectSamples(at, n));
+                                           samples_.data()));
       RETURN_IF_ERROR(chunk_projected_.Record(stream));
       RETURN_IF_ERROR(copy_stream_.WaitFor(chunk_projected_));
       if (at == 0) RETURN_IF_ERROR(projection.copying.Record(copy_stream_));
@@ -229,13 +249,10 @@ class CudaForward final : public LayerForward {
 
   absl::Status MeasureDrift(Layer layer) {
     const Stream& stream = backend_->stream();
-    const int64_t width = config_.hidden_size;
     float* const entering = Before(layer.value()).data();
-    for (size_t i = 0; i < drift_positions_.size(); ++i) {
-      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(
-          entering + static_cast<int64_t>(i) * width, hidden_.data() + drift_positions_[i] * width,
-          static_cast<size_t>(width) * sizeof(float), cudaMemcpyDeviceToDevice, stream.get()));
-    }
+    RETURN_IF_CUDA_ERROR(kernels::GatherRowsCuda(hidden_.data(), drift_rows_.data(),
+                                                 sizes_.drift_tokens, config_.hidden_size, entering,
+                                                 stream.get()));
     RETURN_IF_CUDA_ERROR(
         cudaMemsetAsync(drift_.data(), 0, static_cast<size_t>(drift_.bytes()), stream.get()));
     if (layer.value() == 0) return absl::OkStatus();
@@ -285,19 +302,6 @@ class CudaForward final : public LayerForward {
     RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n,
                                           hidden_.data() + at * config_.hidden_size));
     return marks.end.Record(stream);
-  }
-
-  absl::Status CollectSamples(int64_t at, int64_t n) {
-    for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < at + n;
-         ++next_sample_) {
-      const int64_t token = sample_positions_[next_sample_] - at;
-      RETURN_IF_CUDA_ERROR(
-          cudaMemcpyAsync(samples_.data() + static_cast<int64_t>(next_sample_) * sizes_.q_width,
-                          q_exact_.data() + token * sizes_.q_width,
-                          static_cast<size_t>(sizes_.q_width) * sizeof(float),
-                          cudaMemcpyDeviceToDevice, backend_->stream().get()));
-    }
-    return absl::OkStatus();
   }
 
   // Rows [at, at + n) of every head.
@@ -372,7 +376,9 @@ class CudaForward final : public LayerForward {
   std::unique_ptr<CudaBackend> backend_;
   Stream copy_stream_;
   DeviceBuffer<int32_t> ids_;
-  DeviceBuffer<float> hidden_, q_exact_, samples_;
+  // Of each token the row of samples_ that its query becomes, or -1; drift_positions_.
+  DeviceBuffer<int32_t> sample_rows_, drift_rows_;
+  DeviceBuffer<float> hidden_, samples_;
   DeviceBuffer<float> before_[2], drift_q_, drift_guess_, drift_;
   DeviceBuffer<int32_t> drift_counts_;
   DeviceBuffer<uint16_t> k_, v_, q_, attended_;
@@ -384,7 +390,6 @@ class CudaForward final : public LayerForward {
   Event chunk_projected_;
   int32_t projected_layer_ = -1;
   int32_t run_layer_ = -1;
-  size_t next_sample_ = 0;
   ForwardTimes times_;
 };
 

@@ -119,11 +119,16 @@ class CudaForward final : public LayerForward {
     CARREL_CHECK(layer.value() > 0 && static_cast<int64_t>(state.all.size()) == sizes_.hidden &&
                  static_cast<int64_t>(state.before.size()) == sizes_.before);
     run_layer_ = layer.value() - 1;
-    RETURN_IF_CUDA_ERROR(cudaMemcpy(hidden_.data(), state.all.data(),
-                                    state.all.size() * sizeof(float), cudaMemcpyHostToDevice));
-    RETURN_IF_CUDA_ERROR(cudaMemcpy(Before(run_layer_).data(), state.before.data(),
-                                    state.before.size() * sizeof(float), cudaMemcpyHostToDevice));
-    return absl::OkStatus();
+    // On the stream that uses them: it does not wait for the default stream, whose copies from
+    // memory that is not pinned may return before they have arrived.
+    const Stream& stream = backend_->stream();
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(hidden_.data(), state.all.data(),
+                                         state.all.size() * sizeof(float), cudaMemcpyHostToDevice,
+                                         stream.get()));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(Before(run_layer_).data(), state.before.data(),
+                                         state.before.size() * sizeof(float),
+                                         cudaMemcpyHostToDevice, stream.get()));
+    return stream.Synchronize();
   }
 
   absl::StatusOr<HiddenState> Hidden() override {

@@ -365,6 +365,7 @@ class CudaForward final : public LayerForward {
       rows.k.emplace_back(k + head * head_rows, static_cast<size_t>(head_rows), memory);
       rows.v.emplace_back(k + sizes_.rows + head * head_rows, static_cast<size_t>(head_rows),
                           memory);
+      rows.queries[head].reserve(sample_positions_.size() * static_cast<size_t>(group_width));
       for (size_t i = 0; i < sample_positions_.size(); ++i) {
         const float* const q = host_samples_.data() + static_cast<int64_t>(i) * sizes_.q_width +
                                head * group_width;  // q heads of a group are neighbours

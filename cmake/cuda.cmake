@@ -54,6 +54,8 @@ function(carrel_cuda_library name)
 endfunction()
 
 # One ctest entry per program: a process that uses the GPU takes longer to start than most tests do.
+# These programs run on other machines too (tools/gpu/pack): no path of this one is compiled in but that of
+# SourceFolder() (common/test_folders.h), which the environment can change.
 function(carrel_gpu_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -61,7 +63,6 @@ function(carrel_gpu_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE carrel_cuda_flags ${arg_DEPS} GTest::gmock GTest::gtest_main)
-  target_compile_definitions(${name} PRIVATE CARREL_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CARREL_BINARY_DIR="${CMAKE_BINARY_DIR}")
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS gpu RUN_SERIAL TRUE TIMEOUT ${arg_TIMEOUT})
   add_dependencies(cuda_code ${name})

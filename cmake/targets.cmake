@@ -31,7 +31,8 @@ function(carrel_library name)
 endfunction()
 
 # One test program per folder; every TEST is its own ctest entry, so that `ctest -j` spreads them.
-# LABELS slow: over 5 s. Tests find the repository through CARREL_SOURCE_DIR, and may write only under testing::TempDir().
+# LABELS slow: over 5 s. Tests find the repository through SourceFolder() (common/test_folders.h), or CARREL_SOURCE_DIR if they never
+# leave the machine; they may write only under testing::TempDir().
 function(carrel_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)

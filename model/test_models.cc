@@ -2,28 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <random>
 #include <utility>
 
 #include "common/file.h"
 #include "common/status.h"
+#include "common/test_folders.h"
 #include "kernels/prefill_attention/prefill_attention.h"
 #include "model/weights.h"
 
 namespace carrel::model {
 
 std::optional<std::string> SharedDir() {
-  const char* given = std::getenv("CARREL_SHARED");
-  const std::string folder =
-      given != nullptr ? given : std::string(CARREL_SOURCE_DIR) + "/../shared";
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(folder, ignored)) return std::nullopt;
+  const std::string folder = SharedFolder();
+  if (folder.empty()) return std::nullopt;
   return folder;
 }
 
-std::string DemoModelDir() { return std::string(CARREL_SOURCE_DIR) + "/models/demo"; }
+std::string DemoModelDir() { return SourceFolder() + "/models/demo"; }
 
 absl::StatusOr<TestModel> TestModel::Load(const std::string& model_dir) {
   TestModel model;

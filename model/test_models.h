@@ -14,7 +14,7 @@
 
 namespace carrel::model {
 
-// CARREL_SHARED, else shared beside the repository; nothing if absent.
+// SharedFolder() of common/test_folders.h; nothing if absent.
 std::optional<std::string> SharedDir();
 std::string DemoModelDir();
 

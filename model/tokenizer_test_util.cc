@@ -1,27 +1,22 @@
 #include "model/tokenizer_test_util.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/status.h"
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "model/byte_alphabet.h"
 #include "model/pretokenizer.h"
 
 namespace carrel::model {
 
-std::string SharedDir() {
-  const char* set = std::getenv("CARREL_SHARED");
-  const std::string dir = set != nullptr ? set : absl::StrCat(CARREL_SOURCE_DIR, "/../shared");
-  return std::filesystem::is_directory(dir) ? dir : std::string();
-}
+std::string SharedDir() { return SharedFolder(); }
 
-std::string DemoDir() { return absl::StrCat(CARREL_SOURCE_DIR, "/models/demo"); }
+std::string DemoDir() { return SourceFolder() + "/models/demo"; }
 
 std::vector<TokenizerVector> ReadVectors(const std::string& path) {
   const auto bytes = ReadFile(path);

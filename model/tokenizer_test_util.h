@@ -11,7 +11,7 @@
 
 namespace carrel::model {
 
-// CARREL_SHARED, or "shared" beside the repository; empty if there is no such folder.
+// SharedFolder() of common/test_folders.h.
 std::string SharedDir();
 
 std::string DemoDir();  // models/demo

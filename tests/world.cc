@@ -5,6 +5,7 @@
 
 #include "common/file.h"
 #include "common/status.h"
+#include "common/test_folders.h"
 #include "kvstore/storage/store.h"
 #include "prefill/prefill.h"
 #include "tools/carrel/mapped_rows.h"
@@ -17,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string& DemoFolder() {
-  static const std::string folder = std::string(CARREL_SOURCE_DIR) + "/models/demo";
+  static const std::string folder = SourceFolder() + "/models/demo";
   return folder;
 }
 
@@ -49,9 +50,7 @@ const model::Checkpoint& DemoCheckpoint() {
 }
 
 std::string SharedFolder() {
-  const char* given = std::getenv("CARREL_SHARED");
-  const std::string folder =
-      given != nullptr ? given : std::string(CARREL_SOURCE_DIR) + "/../shared";
+  const std::string folder = carrel::SharedFolder();
   return fs::exists(folder + "/demo/golden") ? folder : "";
 }
 

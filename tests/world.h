@@ -18,8 +18,7 @@ namespace carrel::testing_world {
 ThreadPool* Pool();                         // for the process: one worker beside the caller
 const model::Checkpoint& DemoCheckpoint();  // models/demo, loaded once
 
-// The folder of larger documents and goldens: $CARREL_SHARED, or ../shared beside the repository;
-// empty if there is none.
+// carrel::SharedFolder(), if goldens of the demo model lie there; else empty.
 std::string SharedFolder();
 
 // "registry-8k" and so on, from models/demo/docs or the shared folder (which keeps them packed);

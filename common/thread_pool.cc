@@ -1,12 +1,30 @@
 #include "common/thread_pool.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <atomic>
+#include <climits>
 #include <utility>
 
 #include "common/status.h"
 
 namespace carrel {
+namespace {
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+
+// Sleeps unless the word is no longer `seen`; may return early.
+void FutexWait(std::atomic<uint32_t>& word, uint32_t seen) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void FutexWake(std::atomic<uint32_t>& word, int count) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+}  // namespace
 
 // Lives on the stack of ParallelFor's caller. A worker joins (active_ + 1) under mu_ while the loop
 // is listed, so that once the caller has unlisted the loop and seen active_ == 0 nobody can touch
@@ -32,16 +50,32 @@ ThreadPool::~ThreadPool() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
+    Announce(0);
   }
+  Wake(INT_MAX);
   for (std::thread& worker : workers_) worker.join();
 }
 
 bool ThreadPool::TrySubmit(std::function<void()> task) {
-  absl::MutexLock lock(&mu_);
-  if (stopping_ || workers_.empty() || static_cast<int64_t>(queue_.size()) >= queue_limit_)
-    return false;
-  queue_.push_back(std::move(task));
+  int64_t wake;
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopping_ || workers_.empty() || static_cast<int64_t>(queue_.size()) >= queue_limit_)
+      return false;
+    queue_.push_back(std::move(task));
+    wake = Announce(1);
+  }
+  Wake(wake);
   return true;
+}
+
+int64_t ThreadPool::Announce(int64_t count) {
+  announced_.fetch_add(1, std::memory_order_relaxed);
+  return std::min(count, sleeping_);
+}
+
+void ThreadPool::Wake(int64_t count) {
+  if (count > 0) FutexWake(announced_, static_cast<int>(count));
 }
 
 int64_t ThreadPool::queued() const {
@@ -55,10 +89,13 @@ void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> bod
     return;
   }
   Loop loop{count, body};
+  int64_t wake;
   {
     absl::MutexLock lock(&mu_);
     loops_.push_back(&loop);
+    wake = Announce(count - 1);
   }
+  Wake(wake);
   loop.Drain();
   absl::MutexLock lock(&mu_);
   loops_.erase(std::remove(loops_.begin(), loops_.end(), &loop), loops_.end());
@@ -69,11 +106,6 @@ void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> bod
 void ThreadPool::Work() {
   mu_.Lock();
   for (;;) {
-    mu_.Await(absl::Condition(
-        +[](ThreadPool* pool) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-          return pool->stopping_ || !pool->queue_.empty() || !pool->loops_.empty();
-        },
-        this));
     if (!loops_.empty()) {
       // Oldest loop first; a drained loop is unlisted here so that nobody spins on it.
       Loop* loop = loops_.front();
@@ -90,8 +122,15 @@ void ThreadPool::Work() {
       task();
       task = nullptr;
       mu_.Lock();
-    } else {  // stopping_
+    } else if (stopping_) {
       break;
+    } else {
+      ++sleeping_;
+      const uint32_t seen = announced_.load(std::memory_order_relaxed);
+      mu_.Unlock();
+      FutexWait(announced_, seen);
+      mu_.Lock();
+      --sleeping_;
     }
   }
   mu_.Unlock();

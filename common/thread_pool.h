@@ -8,6 +8,7 @@
 //   3. The destructor runs every task that was accepted, then joins.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -42,12 +43,20 @@ class ThreadPool {
  private:
   struct Loop;
   void Work();
+  // Notes under mu_ that there is work for up to `count` threads; Wake, without it, wakes as many of
+  // those that sleep.
+  int64_t Announce(int64_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Wake(int64_t count);
 
   const int64_t queue_limit_;
   mutable absl::Mutex mu_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
   std::deque<Loop*> loops_ ABSL_GUARDED_BY(mu_);  // loops that may still have unclaimed indices
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t sleeping_ ABSL_GUARDED_BY(mu_) = 0;  // workers
+  // Changes with every announcement; what workers sleep on. Waiting on mu_ itself would wake them
+  // one after another, each by the one before it.
+  std::atomic<uint32_t> announced_{0};
   std::vector<std::thread> workers_;
 };
 

@@ -1,9 +1,10 @@
 #include "common/thread_pool.h"
 
 #include <atomic>
-#include <numeric>
+#include <thread>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "common/test_util.h"
 
 namespace carrel {
@@ -27,6 +28,26 @@ TEST(ThreadPoolTest, NestedLoopsOnABusyPool_DoNotDeadlock) {
     pool.ParallelFor(8, [&](int64_t) { pool.ParallelFor(4, [&](int64_t) { ++runs; }); });
   });
   EXPECT_EQ(runs.load(), 256);
+}
+
+// Tasks and loops come while workers fall asleep, wake and look: none may be left lying.
+TEST(ThreadPoolTest, WorkThatComesAsWorkersFallAsleep_IsDone) {
+  ThreadPool pool(3);
+  const auto submit_and_loop = [&pool] {
+    for (int round = 0; round < 2000; ++round) {
+      absl::Notification done;
+      ASSERT_TRUE(pool.TrySubmit([&] { done.Notify(); }));
+      std::atomic<int> runs{0};
+      pool.ParallelFor(1 + round % 5, [&](int64_t) { ++runs; });
+      EXPECT_EQ(runs.load(), 1 + round % 5);
+      // Only a worker can run the task: without one that wakes, this would wait for ever.
+      ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(60)));
+      if (round % 100 == 0) absl::SleepFor(absl::Milliseconds(1));
+    }
+  };
+  std::thread other(submit_and_loop);
+  submit_and_loop();
+  other.join();
 }
 
 TEST(ThreadPoolTest, FullQueue_RefusesAndRunsOnlyTheAccepted) {

@@ -55,6 +55,7 @@ class CudaRefinerGpuTest : public testing::TestWithParam<Case> {
   }
 
   void RunSequence(const AttentionShape& heads, int64_t tokens, RowRange zone, int64_t budget);
+  void RunRandomSequence(int64_t head_dim, int64_t most_group, int64_t most_tokens);
 
   std::mt19937_64 rng_{TestSeed()};
   ThreadPool pool_{1};
@@ -171,18 +172,34 @@ void CudaRefinerGpuTest::RunSequence(const AttentionShape& heads, int64_t tokens
   }
 }
 
-TEST_P(CudaRefinerGpuTest, Sequence_SelectsAsTheCpuDoes) {
-  for (int round = 0; round < 6; ++round) {
-    const int32_t kv_heads = 1 + static_cast<int32_t>(Below(3));
-    const int32_t group = 1 + static_cast<int32_t>(Below(round % 2 == 0 ? 16 : 4));
-    const AttentionShape heads{.layers = 2,
-                               .q_heads = kv_heads * group,
-                               .kv_heads = kv_heads,
-                               .head_dim = round % 2 == 0 ? 64 : 128};
-    const int64_t tokens = 30 + Below(round < 2 ? 6000 : 700);
-    const Position begin = Below(5);
-    const RowRange zone{begin, tokens - Below(9)};
-    RunSequence(heads, tokens, zone, 1 + Below(std::min<int64_t>(zone.rows() - 1, 1000)));
+void CudaRefinerGpuTest::RunRandomSequence(int64_t head_dim, int64_t most_group,
+                                           int64_t most_tokens) {
+  const int32_t kv_heads = 1 + static_cast<int32_t>(Below(3));
+  const int32_t group = 1 + static_cast<int32_t>(Below(most_group));
+  const AttentionShape heads{.layers = 2,
+                             .q_heads = kv_heads * group,
+                             .kv_heads = kv_heads,
+                             .head_dim = static_cast<int32_t>(head_dim)};
+  const int64_t tokens = 30 + Below(most_tokens - 30);
+  const Position begin = Below(5);
+  const RowRange zone{begin, tokens - Below(9)};
+  RunSequence(heads, tokens, zone, 1 + Below(std::min<int64_t>(zone.rows() - 1, 1000)));
+}
+
+// A sanitizer takes minutes for each of the long ones.
+TEST_P(CudaRefinerGpuTest, LongSequenceOf64_SelectsAsTheCpuDoes) {
+  RunRandomSequence(64, 16, 6030);
+}
+
+TEST_P(CudaRefinerGpuTest, LongSequenceOf128_SelectsAsTheCpuDoes) {
+  RunRandomSequence(128, 4, 6030);
+}
+
+TEST_P(CudaRefinerGpuTest, ShortSequences_SelectAsTheCpuDoes) {
+  for (int round = 0; round < 2; ++round) {
+    RunRandomSequence(64, 16, 730);
+    if (HasFatalFailure()) return;
+    RunRandomSequence(128, 4, 730);
     if (HasFatalFailure()) return;
   }
 }

@@ -17,13 +17,8 @@ constexpr int kQueries = 128;  // of a block
 constexpr int kKeys = 128;     // of a step
 constexpr int kStages = 2;
 constexpr int kGroupThreads = 128;
-constexpr int kComputeThreads = 2 * kGroupThreads;
 constexpr int kThreads = 3 * kGroupThreads;
-constexpr int kProducerRegisters = 24;
-constexpr int kConsumerRegisters = 240;
 constexpr int kHalf = 64;  // columns of a swizzled tile: 128 bytes
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 // A tile is D / 64 halves of [128 rows][64 columns].
 constexpr int kHalfBytes = kKeys * kHalf * 2;
@@ -48,6 +43,13 @@ struct KernelParams {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 using namespace hopper;  // NOLINT: instructions
+
+// Here, since compilers for other architectures complain of what they do not use.
+constexpr int kComputeThreads = 2 * kGroupThreads;
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 240;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
 
 __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -137,7 +137,7 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
     RETURN_IF_ERROR(writer->Finish());
   }
   v1::Manifest m;
-  m.set_format_version(1);
+  m.set_format_version(kManifestFormatVersion);
   m.set_name(spec_.name);
   m.set_context_id(id.value());
   m.set_tokens(spec_.tokens);

@@ -50,12 +50,14 @@ CatalogEntry ReadCatalogEntry(const OpenDb& db, ContextId id) {
     return Unreadable(id, absl::StatusCode::kDataLoss, "is no Manifest message");
   }
   std::string name = manifest.name();
-  if (manifest.format_version() != kManifestFormatVersion) {
+  if (manifest.format_version() < kOldestManifestFormatVersion ||
+      manifest.format_version() > kManifestFormatVersion) {
     return {.id = id,
             .name = name,
             .manifest = absl::FailedPreconditionError(
                 absl::StrCat("context ", name, " has format version ", manifest.format_version(),
-                             ", this program reads version ", kManifestFormatVersion))};
+                             ", this program reads versions ", kOldestManifestFormatVersion, " to ",
+                             kManifestFormatVersion))};
   }
   if (manifest.context_id() != id.value()) {
     return Unreadable(id, absl::StatusCode::kDataLoss,

@@ -36,7 +36,9 @@ class Manifest;
 
 namespace carrel::kvstore {
 
-inline constexpr uint32_t kManifestFormatVersion = 1;
+// Of what is written, and the oldest that is read (docs/formats.md).
+inline constexpr uint32_t kManifestFormatVersion = 2;
+inline constexpr uint32_t kOldestManifestFormatVersion = 1;
 inline constexpr int64_t kMaxContextNameBytes = 255;
 
 // One segment, pinned: its bytes stay mapped as long as this lives, also across Delete.

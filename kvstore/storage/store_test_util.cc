@@ -22,7 +22,7 @@ uint8_t TestDType(Kind kind) {
 
 v1::Manifest TestManifest(const TestContextSpec& spec, ContextId id) {
   v1::Manifest manifest;
-  manifest.set_format_version(kManifestFormatVersion);
+  manifest.set_format_version(spec.format_version);
   manifest.set_name(spec.name);
   manifest.set_context_id(id.value());
   manifest.set_tokens(spec.tokens);

@@ -18,6 +18,7 @@ struct TestContextSpec {
   int64_t tokens = 300;
   int64_t segment_tokens = 128;
   uint64_t seed = 1;  // of the rows
+  uint32_t format_version = kManifestFormatVersion;
 };
 
 v1::Manifest TestManifest(const TestContextSpec& spec, ContextId id);

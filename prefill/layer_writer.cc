@@ -96,9 +96,12 @@ LayerWriter::LayerWriter(const Staging* staging, ContextId context, const Attent
       summary_rows_(summary_rows),
       pool_(pool),
       options_(options) {
-  CARREL_CHECK(options.writers >= 1 && options.row_files >= 0 && options.row_files % 2 == 0 &&
-               options.row_files <= Staging::kMaxSstParts &&
-               options.row_files / 2 <= shape.kv_heads);
+  for (const int files : {options.row_files, options.last_row_files}) {
+    CARREL_CHECK(files >= 0 && files % 2 == 0 && files <= Staging::kMaxSstParts &&
+                 files / 2 <= shape.kv_heads);
+  }
+  CARREL_CHECK(options.writers >= 1 &&
+               (options.row_files == 0) == (options.last_row_files == 0));
   for (int i = 0; i < options.writers; ++i) threads_.emplace_back([this] { Run(); });
 }
 
@@ -213,9 +216,13 @@ void LayerWriter::BuildHead(const LayerRows& rows, int32_t head, Built& built) {
   AddTime(&LayerWriterTimes::indexing, start);
 }
 
+int LayerWriter::RowFiles(Layer layer) const {
+  return layer.value() + 1 == shape_.layers ? options_.last_row_files : options_.row_files;
+}
+
 absl::Status LayerWriter::WritePart(const LayerRows& rows, int part, int64_t* bytes) {
   const absl::Time start = absl::Now();
-  const int of_kind = options_.row_files / 2;
+  const int of_kind = RowFiles(rows.layer) / 2;
   const bool keys = part < of_kind;
   const auto edge = [&](int i) { return static_cast<size_t>(i) * rows.k.size() / of_kind; };
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
@@ -288,7 +295,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) {
   staging_.DropLayer(rows.layer);  // an earlier run's: it must not vouch for files to come
   RETURN_IF_ERROR(staging_.RemoveSsts(rows.layer));
   const int32_t heads = shape_.kv_heads;
-  const int parts = options_.row_files;
+  const int parts = RowFiles(rows.layer);
   Built built;
   built.indexes.assign(heads, kvstore::AutoIndex());
   built.summaries.assign(heads, std::string());

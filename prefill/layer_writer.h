@@ -45,6 +45,8 @@ struct LayerWriterOptions {
   // Files into which the rows of a layer go, written at the same time, as many for K as for V; 0:
   // all of the layer is one file. Even, 0 .. Staging::kMaxSstParts.
   int row_files = 0;
+  // The same of the last layer, beside which nothing is computed; 0 if and only if row_files is.
+  int last_row_files = 0;
   kvstore::Accelerator* accelerator = nullptr;  // outlives the writer; null: the CPU builds all
 };
 
@@ -75,6 +77,7 @@ class LayerWriter {
   void Run();
   absl::Status Write(const LayerRows& rows);
   void BuildHead(const LayerRows& rows, int32_t head, Built& built);
+  int RowFiles(Layer layer) const;
   // Rows of some heads, all K or all V, into a file of their own.
   absl::Status WritePart(const LayerRows& rows, int part, int64_t* bytes);
   absl::Status WriteRest(const LayerRows& rows, const Built& built, v1::Manifest& fragment);

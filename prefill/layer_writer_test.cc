@@ -32,12 +32,15 @@ LayerRows RandomLayer(int32_t layer) {
 }
 
 absl::StatusOr<Staging> WriteLayers(const std::string& folder, int32_t first, int writers,
-                                    int row_files = 0) {
+                                    int row_files = 0, int last_row_files = 0) {
   auto staging = Staging::Open(folder, "job");
   if (!staging.ok()) return staging;
   ThreadPool pool(2);
   LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool,
-                     {.statistics_samples = 4, .writers = writers, .row_files = row_files});
+                     {.statistics_samples = 4,
+                      .writers = writers,
+                      .row_files = row_files,
+                      .last_row_files = last_row_files});
   for (int32_t layer = first; layer < kShape.layers; ++layer) {
     CARREL_EXPECT_OK(writer.Submit(RandomLayer(layer)));
     EXPECT_LE(writer.written(), layer + 1);
@@ -102,11 +105,12 @@ std::vector<std::string> PublishedRows(const std::string& folder, const Staging&
 TEST(LayerWriterTest, FilesPerLayer_StoreTheSameRows) {
   const std::string folder = FreshTempDir();
   const auto one = WriteLayers(folder + "/one", 0, 1, 0);
-  const auto five = WriteLayers(folder + "/five", 0, 2, 4);
+  const auto five = WriteLayers(folder + "/five", 0, 2, 4, 2);
   CARREL_ASSERT_OK(one);
   CARREL_ASSERT_OK(five);
   EXPECT_EQ(one->SstPaths(Layer(3)).size(), 1u);
   EXPECT_EQ(five->SstPaths(Layer(3)).size(), 5u);
+  EXPECT_EQ(five->SstPaths(Layer(kShape.layers - 1)).size(), 3u);
   const auto fragment = [](const Staging& staging) {
     return ReadFile(staging.folder() + "/layer-0003").value_or("");
   };

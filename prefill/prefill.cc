@@ -168,13 +168,13 @@ int Writers(model::Device device, const v1::Manifest& job, const ThreadPool& poo
       std::clamp<int64_t>(std::min<int64_t>((pool.threads() + 1) / 2, by_memory), 1, kMost));
 }
 
-// Files for the rows of a layer: beside a GPU one thread would take longer to write them than the
-// GPU takes for the layer.
-int RowFiles(model::Device device, const v1::Manifest& job) {
+// Files for the rows of a layer, `most` at most: beside a GPU one thread would take longer to write
+// them than the GPU takes for the layer.
+int RowFiles(model::Device device, const v1::Manifest& job, int most) {
   constexpr int64_t kWorthIt = int64_t{16} << 20;
   const int64_t layer_bytes = job.tokens() * 4 * job.kv_heads() * job.head_dim();
   if (device == model::Device::kCpu || layer_bytes < kWorthIt) return 0;
-  return static_cast<int>(std::min<int64_t>(4, 2 * job.kv_heads()));
+  return static_cast<int>(std::min<int64_t>(most, 2 * job.kv_heads()));
 }
 
 absl::Duration HiddenInterval(const PrefillConfig& config) {
@@ -281,7 +281,9 @@ class Job {
                        config_.summary_rows, pool_,
                        {.statistics_samples = StatisticsSamples(config_, tokens),
                         .writers = Writers(config_.device, job_, *pool_),
-                        .row_files = RowFiles(config_.device, job_),
+                        .row_files = RowFiles(config_.device, job_, 4),
+                        // The job waits for them, but every file takes its time to publish.
+                        .last_row_files = RowFiles(config_.device, job_, 8),
                         .accelerator = accelerator_.get()});
     last_kept_ = absl::Now();
     absl::Duration waited;

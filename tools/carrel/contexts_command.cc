@@ -4,12 +4,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
-#include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/contexts_report.h"
 #include "tools/carrel/dump_rows.h"
 #include "tools/carrel/manifest_report.h"
 #include "tools/carrel/store_access.h"
@@ -30,33 +29,8 @@ absl::Status RunLs(const ContextsFlags& flags) {
                    StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::ListResponse list, client->List());
-  if (flags.json) {
-    nlohmann::json contexts = nlohmann::json::array();
-    for (const v1::ListResponse::Summary& context : list.contexts()) {
-      contexts.push_back({{"name", context.name()},
-                          {"tokens", context.tokens()},
-                          {"layers", context.layers()},
-                          {"kv_heads", context.kv_heads()},
-                          {"head_dim", context.head_dim()},
-                          {"index", context.index_kind()},
-                          {"bytes", context.bytes()},
-                          {"created_unix_s", context.created_unix_s()}});
-    }
-    std::printf("%s\n", nlohmann::json{{"contexts", contexts}}.dump().c_str());
-    return absl::OkStatus();
-  }
-  if (list.contexts().empty()) {
-    std::printf("no contexts\n");
-    return absl::OkStatus();
-  }
-  std::printf("%-24s %10s %6s %8s %8s %-6s %10s  %s\n", "NAME", "TOKENS", "LAYERS", "KV HEADS",
-              "HEAD DIM", "INDEX", "SIZE", "CREATED");
-  for (const v1::ListResponse::Summary& context : list.contexts()) {
-    std::printf("%-24s %10lld %6u %8u %8u %-6s %10s  %s\n", context.name().c_str(),
-                static_cast<long long>(context.tokens()), context.layers(), context.kv_heads(),
-                context.head_dim(), context.index_kind().c_str(),
-                FormatBytes(context.bytes()).c_str(), FormatTime(context.created_unix_s()).c_str());
-  }
+  std::fputs((flags.json ? ContextsJson(list) : ContextsTable(list)).c_str(), stdout);
+  std::fputs(UnreadableContexts(list).c_str(), stderr);
   return absl::OkStatus();
 }
 

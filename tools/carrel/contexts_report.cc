@@ -1,0 +1,54 @@
+#include "tools/carrel/contexts_report.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "carrel/v1/context.pb.h"
+#include "common/progress.h"
+#include "tools/carrel/manifest_report.h"
+
+namespace carrel::tools {
+
+std::string ContextsJson(const v1::ListResponse& list) {
+  nlohmann::json contexts = nlohmann::json::array();
+  for (const v1::ListResponse::Summary& context : list.contexts()) {
+    contexts.push_back({{"name", context.name()},
+                        {"tokens", context.tokens()},
+                        {"layers", context.layers()},
+                        {"kv_heads", context.kv_heads()},
+                        {"head_dim", context.head_dim()},
+                        {"index", context.index_kind()},
+                        {"bytes", context.bytes()},
+                        {"created_unix_s", context.created_unix_s()}});
+  }
+  nlohmann::json unreadable = nlohmann::json::array();
+  for (const std::string& why : list.unreadable()) unreadable.push_back(why);
+  return nlohmann::json{{"contexts", contexts}, {"unreadable", unreadable}}.dump() + "\n";
+}
+
+std::string ContextsTable(const v1::ListResponse& list) {
+  if (list.contexts().empty()) {
+    return list.unreadable().empty() ? "no contexts\n" : "no contexts that can be read\n";
+  }
+  std::string table =
+      absl::StrFormat("%-24s %10s %6s %8s %8s %-6s %10s  %s\n", "NAME", "TOKENS", "LAYERS",
+                      "KV HEADS", "HEAD DIM", "INDEX", "SIZE", "CREATED");
+  for (const v1::ListResponse::Summary& context : list.contexts()) {
+    absl::StrAppendFormat(&table, "%-24s %10d %6u %8u %8u %-6s %10s  %s\n", context.name(),
+                          context.tokens(), context.layers(), context.kv_heads(),
+                          context.head_dim(), context.index_kind(), FormatBytes(context.bytes()),
+                          FormatTime(context.created_unix_s()));
+  }
+  return table;
+}
+
+std::string UnreadableContexts(const v1::ListResponse& list) {
+  std::string lines;
+  for (const std::string& why : list.unreadable()) {
+    absl::StrAppend(&lines, "cannot be read: ", why, "\n");
+  }
+  return lines;
+}
+
+}  // namespace carrel::tools

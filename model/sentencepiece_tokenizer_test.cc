@@ -1,5 +1,6 @@
 #include "common/checksum.h"
 #include "common/file.h"
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "model/sentencepiece_reference.h"
 #include "model/sentencepiece_spec.h"
@@ -57,10 +58,10 @@ TEST(SentencePiece, Decode_RandomIds_AsTheLibrary) {
 }
 
 TEST(SentencePiece, Decode_GoldenModelsRandomIds_AsTheLibrary) {
-  if (SharedDir().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
+  if (SharedFolder().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
   for (const char* kind : {"bpe", "unigram"}) {
     const std::string dir =
-        absl::StrCat(SharedDir(), "/golden-models/tokenizers/sentencepiece-", kind);
+        absl::StrCat(SharedFolder(), "/golden-models/tokenizers/sentencepiece-", kind);
     const auto tokenizer = LoadTokenizer(dir);
     CARREL_ASSERT_OK(tokenizer);
     ExpectDecodesAsLibrary(**tokenizer, *ReadFile(dir + "/tokenizer.model"));

@@ -1,4 +1,5 @@
 // StreamDecoder hands out Decode's bytes, in whole characters, as early as it can.
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "model/tokenizer_test_util.h"
 #include "model/utf8.h"
@@ -56,9 +57,9 @@ void ExpectStreamsOfRandomIds(const Tokenizer& tokenizer) {
 class StreamDecoderGolden : public testing::TestWithParam<const char*> {};
 
 TEST_P(StreamDecoderGolden, Push_RandomIds_EqualsDecode) {
-  if (SharedDir().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
+  if (SharedFolder().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
   const auto tokenizer =
-      LoadTokenizer(absl::StrCat(SharedDir(), "/golden-models/tokenizers/", GetParam()));
+      LoadTokenizer(absl::StrCat(SharedFolder(), "/golden-models/tokenizers/", GetParam()));
   CARREL_ASSERT_OK(tokenizer);
   ExpectStreamsOfRandomIds(**tokenizer);
 }

@@ -6,6 +6,7 @@
 
 #include "common/file.h"
 #include "common/status.h"
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "model/tokenizer_test_util.h"
 
@@ -27,8 +28,8 @@ void ExpectVectors(const Tokenizer& tokenizer, const std::vector<TokenizerVector
 class GoldenTokenizer : public testing::TestWithParam<const char*> {};
 
 TEST_P(GoldenTokenizer, Vectors_AllTexts_EqualReference) {
-  if (SharedDir().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
-  const std::string dir = absl::StrCat(SharedDir(), "/golden-models/tokenizers/", GetParam());
+  if (SharedFolder().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
+  const std::string dir = absl::StrCat(SharedFolder(), "/golden-models/tokenizers/", GetParam());
   const auto tokenizer = LoadTokenizer(dir);
   CARREL_ASSERT_OK(tokenizer);
   ExpectVectors(**tokenizer, ReadVectors(dir + "/vectors.json"));
@@ -44,10 +45,10 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenTokenizer,
                          });
 
 TEST(DemoTokenizer, Vectors_AllTexts_EqualReference) {
-  if (SharedDir().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
+  if (SharedFolder().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
   const auto tokenizer = LoadTokenizer(DemoDir());
   CARREL_ASSERT_OK(tokenizer);
-  ExpectVectors(**tokenizer, ReadVectors(SharedDir() + "/demo/golden/tokenizer.json"));
+  ExpectVectors(**tokenizer, ReadVectors(SharedFolder() + "/demo/golden/tokenizer.json"));
 }
 
 // The same without the shared folder, for a few of them.
@@ -90,7 +91,7 @@ std::vector<TokenId> ReadInputIds(const std::string& path) {
 }
 
 TEST(DemoTokenizer, Encode_Registry512_EqualsModelInput) {
-  if (SharedDir().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
+  if (SharedFolder().empty()) GTEST_SKIP() << "no shared folder (CARREL_SHARED)";
   const auto tokenizer = LoadTokenizer(DemoDir());
   CARREL_ASSERT_OK(tokenizer);
   const auto text = ReadFile(DemoDir() + "/docs/registry-512.txt");
@@ -98,7 +99,7 @@ TEST(DemoTokenizer, Encode_Registry512_EqualsModelInput) {
   auto ids = (*tokenizer)->Encode(*text);
   CARREL_ASSERT_OK(ids);
   ids->insert(ids->begin(), (*tokenizer)->bos_token_id());
-  EXPECT_EQ(*ids, ReadInputIds(SharedDir() + "/demo/golden/registry-512.safetensors"));
+  EXPECT_EQ(*ids, ReadInputIds(SharedFolder() + "/demo/golden/registry-512.safetensors"));
 }
 
 TEST(DemoTokenizer, Decode_EncodedDocuments_GivesDocument) {

@@ -14,8 +14,6 @@
 
 namespace carrel::model {
 
-std::string SharedDir() { return SharedFolder(); }
-
 std::string DemoDir() { return SourceFolder() + "/models/demo"; }
 
 std::vector<TokenizerVector> ReadVectors(const std::string& path) {

@@ -11,9 +11,6 @@
 
 namespace carrel::model {
 
-// SharedFolder() of common/test_folders.h.
-std::string SharedDir();
-
 std::string DemoDir();  // models/demo
 
 struct TokenizerVector {

@@ -161,6 +161,10 @@ bool RefineNeedsHostRows(const RefineConfig& refine) {
          (refine.kind == RefineKind::kHash && refine.hash.source == HashSource::kStored);
 }
 
+bool RefineReadsKeys(const RefineConfig& refine) {
+  return refine.kind != RefineKind::kHash && refine.kind != RefineKind::kChannels;
+}
+
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
   if (!config.refine.has_value()) return false;
   return (!device.zone_on_device && !device.zone_in_host) || RefineNeedsHostRows(*config.refine);

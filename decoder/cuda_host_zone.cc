@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
-#include "decoder/context_rows.h"
 #include "decoder/refine/cuda_methods.h"
 #include "decoder/refine/host_rows.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
@@ -27,6 +25,29 @@ CudaZoneShape ShapeOf(const BankPlan& plan, const AttentionShape& heads, RowRang
   return shape;
 }
 
+// Layers whose rows are read by attention alone, a few at a time.
+std::vector<bool> PackedLayers(const BankPlan& plan, const RefineConfig& refine) {
+  std::vector<bool> packed;
+  for (size_t l = 0; l < plan.attended.size(); ++l) {
+    packed.push_back(plan.chooses(l) && !plan.holds_all(l) && !RefineReadsKeys(refine));
+  }
+  return packed;
+}
+
+// The most rows that a packed layer without a bank attends to; 0: there is none.
+int64_t MostGathered(const BankPlan& plan, const RefineConfig& refine) {
+  const std::vector<bool> packed = PackedLayers(plan, refine);
+  int64_t most = 0;
+  for (size_t l = 0; l < packed.size(); ++l) {
+    if (packed[l] && !plan.has_bank(l)) most = std::max(most, plan.attended[l]);
+  }
+  return most;
+}
+
+int64_t GatheredElements(const AttentionShape& shape, int64_t rows) {  // of K, and of V
+  return shape.kv_heads * rows * shape.head_dim;
+}
+
 int64_t AttentionWorkspaceBytes(const AttentionShape& shape, int64_t rows) {
   return static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
       shape.kv_heads, shape.group(), shape.head_dim,
@@ -39,7 +60,9 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConf
                                             const RefineConfig& refine, const AttentionShape& shape,
                                             RowRange zone, const HostRows* host_rows) {
   int64_t bytes = AttentionWorkspaceBytes(shape, plan.rows) +
-                  shape.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters));
+                  shape.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters)) +
+                  ZoneRows::Bytes(shape) +
+                  GatheredElements(shape, MostGathered(plan, refine)) * 2 * 2;
   for (const int64_t slots : plan.slots) bytes += BankBytes(shape, bank.map, plan.rows, slots);
   for (const int64_t most : {plan.most_chosen(), plan.most_ahead()}) {
     if (most == 0) continue;
@@ -72,29 +95,17 @@ absl::StatusOr<CudaHostZone> CudaHostZone::Create(const BankPlan& plan, const Ba
   out.shape_ = shape;
   out.scale_ = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   out.splits_ = kernels::DecodeSplits(plan.rows, shape.kv_heads);
-  out.layer_elements_ = int64_t{shape.kv_heads} * plan.rows * shape.head_dim;
   RETURN_IF_ERROR(out.Allocate());
-  if (rows != nullptr) {
-    out.CopyFrom(*rows, zone, pool);
-  } else {
-    const int64_t d = shape.head_dim;
-    RETURN_IF_ERROR(
-        ReadContextRows(client, shape, {&zone, 1}, max_fetch_rows, [&](const ContextRows& block) {
-          const int64_t at = (block.head.value() * plan.rows + block.first - zone.begin) * d;
-          const auto bytes = static_cast<size_t>(block.rows * d * 2);
-          std::memcpy(const_cast<uint16_t*>(out.k(block.layer)) + at, block.k, bytes);
-          std::memcpy(const_cast<uint16_t*>(out.v(block.layer)) + at, block.v, bytes);
-          return absl::OkStatus();
-        }));
-  }
+  ASSIGN_OR_RETURN(out.rows_, ZoneRows::Create(shape, zone, PackedLayers(plan, refine),
+                                               max_fetch_rows, client, rows, pool));
+  ASSIGN_OR_RETURN(out.gathered_, cuda::DeviceBuffer<uint16_t>::Create(
+                                      2 * GatheredElements(shape, MostGathered(plan, refine))));
   RETURN_IF_ERROR(out.MakeRefiners(refine, zone, rows, pool, stream));
   RETURN_IF_ERROR(out.FillDevice(stream));
   return out;
 }
 
 absl::Status CudaHostZone::Allocate() {
-  ASSIGN_OR_RETURN(rows_,
-                   cuda::PinnedBuffer<uint16_t>::Create(2 * shape_.layers * layer_elements_));
   ASSIGN_OR_RETURN(counters_, cuda::DeviceBuffer<kernels::RowBankCounters>::Create(shape_.layers));
   ASSIGN_OR_RETURN(host_counters_,
                    cuda::PinnedBuffer<kernels::RowBankCounters>::Create(shape_.layers));
@@ -134,26 +145,6 @@ absl::Status CudaHostZone::Allocate() {
   return absl::OkStatus();
 }
 
-void CudaHostZone::CopyFrom(const HostRows& rows, RowRange zone, ThreadPool* pool) {
-  constexpr int64_t kUnitRows = 4096;
-  const int64_t units = (plan_.rows + kUnitRows - 1) / kUnitRows, d = shape_.head_dim;
-  pool->ParallelFor(shape_.layers * shape_.kv_heads * units, [&](int64_t i) {
-    const Layer layer(static_cast<int32_t>(i / units / shape_.kv_heads));
-    const KvHead head(static_cast<int32_t>(i / units % shape_.kv_heads));
-    const HeadRows& from = rows.At(layer, head);
-    const Position begin = zone.begin + i % units * kUnitRows;
-    const Position end = std::min(zone.end, begin + kUnitRows);
-    for (Position row = begin; row < end;) {
-      const int64_t count = from.Contiguous(row, end);
-      const int64_t at = (head.value() * plan_.rows + row - zone.begin) * d;
-      const auto bytes = static_cast<size_t>(count * d * 2);
-      std::memcpy(const_cast<uint16_t*>(k(layer)) + at, from.Key(row), bytes);
-      std::memcpy(const_cast<uint16_t*>(v(layer)) + at, from.Value(row), bytes);
-      row += count;
-    }
-  });
-}
-
 absl::Status CudaHostZone::MakeRefiners(const RefineConfig& refine, RowRange zone,
                                         const HostRows* rows, ThreadPool* pool,
                                         const cuda::Stream& stream) {
@@ -161,8 +152,17 @@ absl::Status CudaHostZone::MakeRefiners(const RefineConfig& refine, RowRange zon
   CudaKeys keys;
   keys.row_stride = plan_.rows;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
-    keys.layers.push_back(k(layer));
+    keys.layers.push_back(rows_.is_packed(layer) ? nullptr : rows_.k(layer));
   }
+  cuda::PinnedBuffer<uint16_t> unpacked;
+  keys.unpack = [&](Layer layer) -> absl::StatusOr<const uint16_t*> {
+    if (unpacked.size() == 0) {
+      ASSIGN_OR_RETURN(unpacked, cuda::PinnedBuffer<uint16_t>::Create(shape_.kv_heads * plan_.rows *
+                                                                      shape_.head_dim));
+    }
+    rows_.UnpackKeys(layer, pool, unpacked.data());
+    return unpacked.data();
+  };
   ASSIGN_OR_RETURN(refiner_,
                    MakeCudaRefiner(refine, ShapeOf(plan_, shape_, zone, false), keys,
                                    RefineNeedsHostRows(refine) ? rows : nullptr, pool, stream));
@@ -185,8 +185,8 @@ absl::Status CudaHostZone::MakeRefiners(const RefineConfig& refine, RowRange zon
 absl::Status CudaHostZone::FillDevice(const cuda::Stream& stream) {
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     if (!plan_.holds_all(Index(layer))) continue;
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(held_k(layer), k(layer),
-                                         static_cast<size_t>(2 * layer_elements_) * 2,
+    const int64_t bytes = shape_.kv_heads * plan_.rows * rows_.row_bytes(layer);  // K, then V
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(held_k(layer), rows_.k(layer), static_cast<size_t>(bytes),
                                          cudaMemcpyHostToDevice, stream.get()));
   }
   return Reset(stream);
@@ -215,10 +215,6 @@ absl::Status CudaHostZone::CopyCounters(const cuda::Stream& stream) const {
   return absl::OkStatus();
 }
 
-const uint16_t* CudaHostZone::k(Layer layer) const {
-  return rows_.data() + 2 * layer.value() * layer_elements_;
-}
-
 uint16_t* CudaHostZone::held_v(Layer layer) const {
   return held_k(layer) + kernels::RowBankRowBytes(BankOf(layer)) / 4;
 }
@@ -242,8 +238,12 @@ kernels::RowBankParams CudaHostZone::UseOf(Layer layer, const CudaSelection& sel
   const bool ahead = purpose == kernels::RowBankPurpose::kAhead;
   kernels::RowBankParams use;
   use.shape = BankOf(layer);
-  use.k = k(layer);
-  use.v = v(layer);
+  if (rows_.is_packed(layer)) {
+    use.packed = rows_.packed(layer);
+  } else {
+    use.k = rows_.k(layer);
+    use.v = rows_.v(layer);
+  }
   use.bank_k = held_k(layer);
   use.bank_v = held_v(layer);
   use.state = state_.data() + state_at_[Index(layer)];
@@ -269,40 +269,69 @@ absl::Status CudaHostZone::FetchAhead(Layer layer, const cuda::Stream& stream) c
   return rows_here_[l].Record(ahead_stream_);
 }
 
-absl::Status CudaHostZone::AttendAll(Layer layer, const uint16_t* q, float* out, float* lse,
-                                     const cuda::Stream& stream) const {
-  const bool held = plan_.holds_all(Index(layer));
+// Rows that lie together: k, v [kv_heads, rows, head_dim].
+absl::Status CudaHostZone::AttendTogether(const uint16_t* q, const uint16_t* k, const uint16_t* v,
+                                          int64_t rows, float* out, float* lse,
+                                          const cuda::Stream& stream) const {
   kernels::WindowAttentionCudaParams params;
   params.q = q;
-  params.k = held ? held_k(layer) : k(layer);
-  params.v = held ? held_v(layer) : v(layer);
+  params.k = k;
+  params.v = v;
   params.kv_heads = shape_.kv_heads;
   params.group = shape_.group();
   params.head_dim = shape_.head_dim;
-  params.row_stride = params.rows = plan_.rows;
+  params.row_stride = params.rows = rows;
   params.scale = scale_;
   params.out = out;
   params.lse = lse;
-  params.splits = splits_;
+  params.splits = std::min(splits_, kernels::DecodeSplits(rows, shape_.kv_heads));
   params.workspace = attention_workspace_.data();
   RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }
 
+absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& selection,
+                                          const uint16_t* q, float* out, float* lse,
+                                          const cuda::Stream& stream) const {
+  // Methods that read no keys choose as many rows in every head.
+  CARREL_CHECK(selection.row_count == nullptr);
+  const int64_t elements = GatheredElements(shape_, selection.rows);
+  CARREL_CHECK(2 * elements <= gathered_.size());
+  kernels::GatherPackedRowsParams gather;
+  gather.packed = rows_.packed(layer);
+  gather.ids = selection.ids;
+  gather.kv_heads = shape_.kv_heads;
+  gather.head_dim = shape_.head_dim;
+  gather.row_stride = plan_.rows;
+  gather.ids_stride = selection.stride;
+  gather.count = selection.rows;
+  gather.k = gathered_.data();
+  gather.v = gathered_.data() + elements;
+  RETURN_IF_CUDA_ERROR(kernels::GatherPackedRowsCuda(gather, stream.get()));
+  return AttendTogether(q, gather.k, gather.v, selection.rows, out, lse, stream);
+}
+
 absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase, bool after_fetch,
                                   float* out, float* lse, const cuda::Stream& stream) const {
   const size_t l = Index(layer);
-  if (!plan_.chooses(l)) return AttendAll(layer, q, out, lse, stream);
+  const bool held = plan_.slots[l] > 0;
+  if (!plan_.chooses(l)) {
+    return AttendTogether(q, held ? held_k(layer) : rows_.k(layer),
+                          held ? held_v(layer) : rows_.v(layer), plan_.rows, out, lse, stream);
+  }
   RETURN_IF_ERROR(refiner_->Select(layer, q, phase, stream));
   if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_here_[l]));
   const CudaSelection selection = refiner_->selection(layer);
+  if (!held && rows_.is_packed(layer)) {
+    return AttendGathered(layer, selection, q, out, lse, stream);
+  }
   kernels::SparseAttentionCudaParams params;
   params.q = q;
-  params.k = k(layer);
-  params.v = v(layer);
+  params.k = held ? held_k(layer) : rows_.k(layer);
+  params.v = held ? held_v(layer) : rows_.v(layer);
+  params.row_stride = held ? plan_.slots[l] : plan_.rows;
   params.ids = selection.ids;
   params.ids_stride = selection.stride;
-  params.row_stride = plan_.rows;
   if (plan_.has_bank(l)) {
     RETURN_IF_CUDA_ERROR(
         kernels::UseRowBank(UseOf(layer, selection,
@@ -311,11 +340,6 @@ absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase,
                             stream.get()));
     params.ids = slots_.data();
     params.ids_stride = selection.rows;
-  }
-  if (plan_.slots[l] > 0) {
-    params.k = held_k(layer);
-    params.v = held_v(layer);
-    params.row_stride = plan_.slots[l];
   }
   params.kv_heads = shape_.kv_heads;
   params.group = shape_.group();
@@ -332,7 +356,6 @@ absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase,
 }
 
 void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
-  const int64_t row_bytes = int64_t{shape_.head_dim} * 2 * 2;
   for (size_t l = 0; l < layers.size() && l < plan_.slots.size(); ++l) {
     const kernels::RowBankCounters& counted = host_counters_.data()[l];
     LayerStatistics& layer = layers[l];
@@ -346,7 +369,7 @@ void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
     bank.foreseen = static_cast<int64_t>(counted.foreseen);
     int64_t crossed = bank.wanted - bank.hits + bank.ahead - bank.ahead_hits;
     if (plan_.slots[l] == 0) crossed = layer.rows_attended;
-    layer.bytes_read += crossed * row_bytes;
+    layer.bytes_read += crossed * rows_.row_bytes(Layer(static_cast<int32_t>(l)));
     layer.prefetched += bank.expected / std::max<int64_t>(1, shape_.kv_heads * plan_.attended[l]);
   }
 }

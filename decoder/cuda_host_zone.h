@@ -1,11 +1,12 @@
 // What:      the zone in pinned memory of this host, attended by the GPU: what the method keeps
 //            (codes, labels) and banks of the rows used last lie in device memory, and only rows
-//            that no bank holds cross the bus. Keys that a method reads to choose cross it, too.
+//            that no bank holds cross the bus. Keys that a method reads to choose cross it, too; where
+//            it reads none, a layer's rows are packed, and unpacked on the device.
 // Math:      that of cuda_zone.h, bit for bit, whatever the banks hold: a bank decides where a row
 //            is read, never which.
 // Source:    HATA-off and Double Sparsity's double buffer (prefetch), the banks of HiP and
 //            InfiniteHiP (methods.md B to E).
-// Shapes:    of each layer k, v [kv_heads, rows, head_dim] bf16, pinned.
+// Shapes:    those of zone_rows.h.
 // Ownership: keeps neither client nor rows.
 // Errors:    ResourceExhausted device or pinned memory; those of the store while it is filled.
 // Threads:   one. Attend and FetchAhead only enqueue and can be captured.
@@ -24,6 +25,7 @@
 #include "decoder/config.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/statistics.h"
+#include "decoder/zone_rows.h"
 #include "kernels/row_bank/row_bank_cuda.h"
 
 namespace carrel::decoder {
@@ -71,35 +73,34 @@ class CudaHostZone {
 
  private:
   static size_t Index(Layer layer) { return static_cast<size_t>(layer.value()); }
-  const uint16_t* k(Layer layer) const;
-  const uint16_t* v(Layer layer) const { return k(layer) + layer_elements_; }
   uint16_t* held_k(Layer layer) const { return held_.data() + held_at_[Index(layer)]; }
   uint16_t* held_v(Layer layer) const;
   kernels::RowBankShape BankOf(Layer layer) const;
   kernels::RowBankParams UseOf(Layer layer, const CudaSelection& selection,
                                kernels::RowBankPurpose purpose) const;
 
-  void CopyFrom(const HostRows& rows, RowRange zone, ThreadPool* pool);
   absl::Status Allocate();
   absl::Status MakeRefiners(const RefineConfig& refine, RowRange zone, const HostRows* rows,
                             ThreadPool* pool, const cuda::Stream& stream);
   absl::Status FillDevice(const cuda::Stream& stream);
-  absl::Status AttendAll(Layer layer, const uint16_t* q, float* out, float* lse,
-                         const cuda::Stream& stream) const;
+  absl::Status AttendTogether(const uint16_t* q, const uint16_t* k, const uint16_t* v, int64_t rows,
+                              float* out, float* lse, const cuda::Stream& stream) const;
+  absl::Status AttendGathered(Layer layer, const CudaSelection& selection, const uint16_t* q,
+                              float* out, float* lse, const cuda::Stream& stream) const;
 
   BankPlan plan_;
   BankConfig bank_;
   AttentionShape shape_;
   float scale_ = 0;
   int64_t splits_ = 0;
-  int64_t layer_elements_ = 0;  // of k, and of v
-  cuda::PinnedBuffer<uint16_t> rows_;
+  ZoneRows rows_;
   // Null: every layer is dense; no layer is fetched ahead.
   std::unique_ptr<CudaRefiner> refiner_, ahead_refiner_;
 
   std::vector<int64_t> held_at_, state_at_;  // of each layer, in held_ and state_
   cuda::DeviceBuffer<uint16_t> held_;        // rows in banks: of a layer K, then V
   cuda::DeviceBuffer<uint8_t> state_;
+  cuda::DeviceBuffer<uint16_t> gathered_;  // of a packed layer without a bank: K, then V
   cuda::DeviceBuffer<int32_t> slots_, ahead_slots_;
   cuda::DeviceBuffer<uint8_t> attention_workspace_, bank_workspace_, ahead_workspace_;
   cuda::DeviceBuffer<kernels::RowBankCounters> counters_;  // [layers]

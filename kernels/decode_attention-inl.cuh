@@ -403,13 +403,8 @@ cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_d
                                              : DecodeAttentionKernel<64, false, kIndexed>)
                                      : (wide ? DecodeAttentionKernel<128, true, kIndexed>
                                              : DecodeAttentionKernel<128, false, kIndexed>);
-  int device = 0, major = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-      error != cudaSuccess) {
-    return error;
-  }
+  bool early_served = false;
+  if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess) return error;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -418,7 +413,7 @@ cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_d
   config.blockDim = dim3(kDecodeWarps * 32);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = early_served ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, a);
 }
 

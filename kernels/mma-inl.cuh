@@ -1,4 +1,4 @@
-// What: the few instructions that the decode kernels are made of: 16-byte loads past L1, the bf16
+// What: the few instructions that the decode kernels are made of: loads past L1, early launches, the bf16
 //       tensor core product of 16 x 16 by 16 x 8, and the layout of its operands.
 //
 // Lane l of a warp stands at g = l / 4, t = l % 4. Of A [16, 16] it holds rows g and g + 8, of
@@ -23,7 +23,32 @@ __device__ __forceinline__ uint4 LoadStream16(const void* address) {
   return r;
 }
 
+__device__ __forceinline__ uint2 LoadStream8(const void* address) {
+  uint2 r;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(r.x), "=r"(r.y)
+               : "l"(address));
+  return r;
+}
+__device__ __forceinline__ uint32_t LoadStream4(const void* address) {
+  uint32_t r;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(address));
+  return r;
+}
+
 // Where the architecture has it, a launch may begin while the one before it in its stream ends.
+// cudaLaunchAttributeProgrammaticStreamSerialization says so at the launch, if *served.
+inline cudaError_t EarlyLaunchServed(bool* served) {
+  int device = 0, major = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  if (const cudaError_t error =
+          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+      error != cudaSuccess) {
+    return error;
+  }
+  *served = major >= 9;
+  return cudaSuccess;
+}
 // Waits until that has finished and its writes are visible; before it, nothing may be read that
 // others write.
 __device__ __forceinline__ void WaitForEarlierLaunch() {

@@ -1,6 +1,8 @@
 // The whole way on a GPU: prefill there, rows that a CPU reads, decoding there, every way to
 // retrieve.
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <thread>
 
@@ -45,24 +47,30 @@ bool Prefill(const std::string& folder, const std::string& document) {
   return true;
 }
 
-// Answers equal to dense decoding, of all questions.
-int64_t EqualToDense(const std::string& folder, const std::string& document,
-                     const RetrievalConfig& config, const DeviceConfig& device,
-                     const std::string& what) {
-  const auto questions = testing_world::Questions(document);
+// Under compute-sanitizer (./run gputest --sanitize) a kernel takes hundreds of times as long: two
+// questions about the shorter document start every kernel that all of them do.
+bool UnderSanitizer() { return std::getenv("CARREL_SANITIZE") != nullptr; }
+constexpr size_t kSanitizedQuestions = 2;
+
+// Answers unlike those of dense decoding, among all questions.
+int64_t UnlikeDense(const std::string& folder, const std::string& document,
+                    const RetrievalConfig& config, const DeviceConfig& device,
+                    const std::string& what) {
+  auto questions = testing_world::Questions(document);
   CARREL_EXPECT_OK(questions);
   auto decoder = EmbeddedDecoder::Open(folder, "doc", config, device);
   CARREL_EXPECT_OK(decoder);
   if (!questions.ok() || !decoder.ok()) return 0;
+  if (UnderSanitizer()) questions->resize(std::min(questions->size(), kSanitizedQuestions));
   const auto answers = testing_world::AnswerAll(*(*decoder)->operator->(), *questions);
   CARREL_EXPECT_OK(answers);
   if (!answers.ok()) return 0;
-  int64_t equal = 0;
+  int64_t unlike = 0;
   for (size_t i = 0; i < questions->size(); ++i)
-    equal += (*answers)[i] == (*questions)[i].dense_ids;
-  std::cout << document << ", " << what << ": " << equal << " of " << questions->size()
-            << " equal to dense" << std::endl;
-  return equal;
+    unlike += (*answers)[i] != (*questions)[i].dense_ids;
+  std::cout << document << ", " << what << ": " << unlike << " of " << questions->size()
+            << " unlike dense" << std::endl;
+  return unlike;
 }
 
 RetrievalConfig All() {
@@ -392,36 +400,37 @@ TEST(GpuTest, SequencesOneAfterAnother_SameTokens) {
 
 TEST(GpuTest, Answers_EqualDenseDecoding) {
   for (const std::string document : {"registry-8k", "registry-32k"}) {
+    if (UnderSanitizer() && document != "registry-8k") continue;
     const std::string folder = FreshTempDir();
     if (!Prefill(folder, document))
       GTEST_SKIP() << document
                    << " is not here: set CARREL_SHARED to the folder that has demo/docs";
-    EXPECT_GE(EqualToDense(folder, document, All(), Cuda(), "every row"), 46);
-    EXPECT_GE(EqualToDense(folder, document, RetrievalConfig(), Cuda(), "top 128"), 46);
+    EXPECT_LE(UnlikeDense(folder, document, All(), Cuda(), "every row"), 2);
+    EXPECT_LE(UnlikeDense(folder, document, RetrievalConfig(), Cuda(), "top 128"), 2);
     RetrievalConfig ahead;
     ahead.prefetch = decoder::Prefetch::kSpeculative;
-    EXPECT_GE(EqualToDense(folder, document, ahead, Cuda(), "top 128, speculative"), 45);
+    EXPECT_LE(UnlikeDense(folder, document, ahead, Cuda(), "top 128, speculative"), 3);
     ahead.want = decoder::Want::kRows;
-    EXPECT_GE(EqualToDense(folder, document, ahead, Cuda(), "top 128, speculative, rows"), 45);
+    EXPECT_LE(UnlikeDense(folder, document, ahead, Cuda(), "top 128, speculative, rows"), 3);
     DeviceConfig zone_here = Cuda();
     zone_here.zone_on_device = true;
     // Every row is every row, whatever would choose among them.
     for (const char* method : {"exact", "hip", "infinitehip", "hash", "channels"}) {
-      EXPECT_GE(EqualToDense(folder, document, Refined(method, decoder::kAllRows), zone_here,
-                             absl::StrCat("every row on the device, ", method)),
-                46);
+      EXPECT_LE(UnlikeDense(folder, document, Refined(method, decoder::kAllRows), zone_here,
+                            absl::StrCat("every row on the device, ", method)),
+                2);
     }
-    EXPECT_GE(EqualToDense(folder, document, Refined("hash", 2048), zone_here,
-                           "2,048 rows by code, zone on the device"),
-              40);
+    EXPECT_LE(UnlikeDense(folder, document, Refined("hash", 2048), zone_here,
+                          "2,048 rows by code, zone on the device"),
+              8);
     DeviceConfig zone_in_host = Cuda();
     zone_in_host.zone_in_host = true;
     zone_in_host.bank.bytes = 60'000'000;
     RetrievalConfig ahead_in_host = Refined("hash", 2048);
     ahead_in_host.prefetch = decoder::Prefetch::kSpeculative;
-    EXPECT_GE(EqualToDense(folder, document, ahead_in_host, zone_in_host,
-                           "2,048 rows by code, zone in host memory, 60 MB of banks"),
-              40);
+    EXPECT_LE(UnlikeDense(folder, document, ahead_in_host, zone_in_host,
+                          "2,048 rows by code, zone in host memory, 60 MB of banks"),
+              8);
   }
 }
 
@@ -435,10 +444,10 @@ TEST(GpuTest, MethodsOnTheDevice_AnswerAsOnTheCpu) {
   for (const char* method : {"exact", "hip", "hip:refresh=4", "infinitehip", "hash",
                              "hash:codes=stored", "channels", "channels:share=16"}) {
     const RetrievalConfig config = Refined(method, 256);
-    const int64_t cpu = EqualToDense(folder, document, config, DeviceConfig(),
-                                     absl::StrCat("256 rows on the CPU, ", method));
-    const int64_t gpu = EqualToDense(folder, document, config, zone_here,
-                                     absl::StrCat("256 rows on the device, ", method));
+    const int64_t cpu = UnlikeDense(folder, document, config, DeviceConfig(),
+                                    absl::StrCat("256 rows on the CPU, ", method));
+    const int64_t gpu = UnlikeDense(folder, document, config, zone_here,
+                                    absl::StrCat("256 rows on the device, ", method));
     EXPECT_NEAR(static_cast<double>(cpu), static_cast<double>(gpu), 6) << method;
   }
 }

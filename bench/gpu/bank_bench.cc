@@ -1,15 +1,20 @@
-// What: attention over rows in pinned host memory, read where they lie and through a bank, by how
-//       many of them the bank holds: 8B shape, one token of one layer. One JSON object a line.
+// What: attention over rows in pinned host memory, without a bank (read where they lie; packed rows
+//       are gathered first) and through one, by how many of them the bank holds: 8B shape, one token
+//       of one layer. One JSON object a line.
 // Method: as harness.h; a bank for each of 32 layers in turn, so that neither rows nor page tables
 //       are in L2. Consecutive tokens of a layer share the wanted part of their rows; what was hit
-//       is counted. Output through the bank is compared, bit by bit, with output without.
+//       is counted. Every output is compared, bit by bit, with attention where rows lie.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "bench/gpu/decode_shape.h"
+#include "kernels/packed_rows/packed_rows_cuda.h"
 #include "kernels/row_bank/row_bank_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/window_attention/window_attention_cuda.h"
 
 namespace carrel::gpu_bench {
 namespace {
@@ -40,9 +45,39 @@ std::vector<int32_t> DrawIds(std::mt19937_64& rng, int64_t count, double share) 
 
 struct Host {
   uint16_t *k = nullptr, *v = nullptr;  // [kKvHeads, kRows, kHeadDim], pinned
+  PackedRows packed;                    // the same rows
 };
 
-void At(Bench& bench, const Host& host, int64_t count, RowMap map, double share) {
+PackedRows Pack(const Host& host) {
+  constexpr int64_t kBytes = kRows * PackedRowBytes(kHeadDim);
+  uint8_t* rows = nullptr;
+  RowPiece* pieces = nullptr;
+  CARREL_CHECK_CUDA(cudaMallocHost(reinterpret_cast<void**>(&rows), kKvHeads * kBytes));
+  std::vector<PackedHead> heads(kKvHeads);
+  ExceptionPieces exceptions;
+  std::vector<std::thread> workers;
+  for (int64_t g = 0; g < kKvHeads; ++g) {
+    workers.emplace_back([&, g, at = g * kRows * kHeadDim] {
+      ChooseTopExponents(host.k + at, 4096, kHeadDim, heads[g].top_exponent[0]);
+      ChooseTopExponents(host.v + at, 4096, kHeadDim, heads[g].top_exponent[1]);
+      PackRows(heads[g], host.k + at, host.v + at, kRows, kHeadDim, rows + g * kBytes, &exceptions);
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  const size_t bytes = exceptions.all().size() * sizeof(RowPiece);
+  CARREL_CHECK_CUDA(cudaMallocHost(reinterpret_cast<void**>(&pieces), bytes + 16));
+  std::memcpy(pieces, exceptions.all().data(), bytes);
+  auto* device_heads = Allocate<PackedHead>(kKvHeads);
+  CARREL_CHECK_CUDA(cudaMemcpy(device_heads, heads.data(), heads.size() * sizeof(PackedHead),
+                               cudaMemcpyHostToDevice));
+  std::printf("{\"packed_rows\": %lld, \"exceptions_per_piece\": %.5f}\n",
+              static_cast<long long>(kKvHeads * kRows),
+              static_cast<double>(exceptions.all().size()) * kPackedPiece /
+                  static_cast<double>(2 * kKvHeads * kRows * kHeadDim));
+  return {rows, device_heads, pieces};
+}
+
+void At(Bench& bench, const Host& host, bool packed, int64_t count, RowMap map, double share) {
   const RowBankShape shape{.kv_heads = kKvHeads,
                            .head_dim = kHeadDim,
                            .slots = count + count / 4,
@@ -53,6 +88,7 @@ void At(Bench& bench, const Host& host, int64_t count, RowMap map, double share)
   auto* bank = Allocate<uint16_t>(kLayers * 2 * bank_rows * kHeadDim);
   auto* ids = Allocate<int32_t>(kTokens * kKvHeads * count);
   auto* slots = Allocate<int32_t>(kKvHeads * count);
+  auto* gathered = Allocate<uint16_t>(2 * kKvHeads * count * kHeadDim);
   auto* q = Allocate<uint16_t>(kQHeads * kHeadDim);
   auto* out = Allocate<float>(kQHeads * (kHeadDim + 1));
   auto* counters = Allocate<RowBankCounters>(1);
@@ -87,8 +123,39 @@ void At(Bench& bench, const Host& host, int64_t count, RowMap map, double share)
                                 .workspace = workspace},
                                stream);
   };
-  const auto without = [&](int64_t i, cudaStream_t stream) {
+  const auto where_they_lie = [&](int64_t i, cudaStream_t stream) {
     return attend(host.k, host.v, ids_of(i), kRows, stream);
+  };
+  const auto gather_first = [&](int64_t i, cudaStream_t stream) {
+    uint16_t* v = gathered + kKvHeads * count * kHeadDim;
+    const cudaError_t error = GatherPackedRowsCuda({.packed = host.packed,
+                                                    .ids = ids_of(i),
+                                                    .kv_heads = kKvHeads,
+                                                    .head_dim = kHeadDim,
+                                                    .row_stride = kRows,
+                                                    .ids_stride = count,
+                                                    .count = count,
+                                                    .k = gathered,
+                                                    .v = v},
+                                                   stream);
+    if (error != cudaSuccess) return error;
+    return WindowAttentionCuda({.q = q,
+                                .k = gathered,
+                                .v = v,
+                                .kv_heads = kKvHeads,
+                                .group = kGroup,
+                                .head_dim = kHeadDim,
+                                .row_stride = count,
+                                .rows = count,
+                                .scale = kScale,
+                                .out = out,
+                                .lse = out + kQHeads * kHeadDim,
+                                .splits = splits,
+                                .workspace = workspace},
+                               stream);
+  };
+  const auto without = [&](int64_t i, cudaStream_t stream) {
+    return packed ? gather_first(i, stream) : where_they_lie(i, stream);
   };
   const auto use = [&](int64_t i, cudaStream_t stream) {
     const int64_t layer = i % kLayers;
@@ -96,6 +163,7 @@ void At(Bench& bench, const Host& host, int64_t count, RowMap map, double share)
     return UseRowBank({.shape = shape,
                        .k = host.k,
                        .v = host.v,
+                       .packed = packed ? host.packed : PackedRows(),
                        .bank_k = rows,
                        .bank_v = rows + bank_rows * kHeadDim,
                        .state = state + layer * state_bytes,
@@ -115,12 +183,17 @@ void At(Bench& bench, const Host& host, int64_t count, RowMap map, double share)
                : attend(rows, rows + bank_rows * kHeadDim, slots, shape.slots, stream);
   };
   for (int64_t i = 0; i < 3 * kLayers; i += kLayers) {  // tokens of layer 0
-    CARREL_CHECK_CUDA(without(i, nullptr));
+    CARREL_CHECK_CUDA(where_they_lie(i, nullptr));
     const auto expected = Download(out, kQHeads * (kHeadDim + 1));
+    const auto expect_same = [&](const char* what) {
+      const auto got = Download(out, kQHeads * (kHeadDim + 1));
+      const bool same = std::memcmp(expected.data(), got.data(), got.size() * 4) == 0;
+      bench.Expect(what, same ? 0 : 1, 0);
+    };
+    CARREL_CHECK_CUDA(without(i, nullptr));
+    expect_same("attention without a bank");
     CARREL_CHECK_CUDA(with(i, nullptr));
-    const auto got = Download(out, kQHeads * (kHeadDim + 1));
-    const bool same = std::memcmp(expected.data(), got.data(), got.size() * 4) == 0;
-    bench.Expect("attention through a bank", same ? 0 : 1, 0);
+    expect_same("attention through a bank");
   }
   const Timing direct = bench.Time(kLayers * kTokens, without);
   const Timing look_up = bench.Time(kLayers * kTokens, use);
@@ -129,17 +202,17 @@ void At(Bench& bench, const Host& host, int64_t count, RowMap map, double share)
   const RowBankCounters counted = Download(counters, 1)[0];
   std::printf(
       "{\"kernel\": \"row_bank\", \"rows\": %lld, \"slots\": %lld, \"map\": \"%s\", "
-      "\"hit_rate\": %.3f, \"us_where_they_lie\": %.1f, \"us_bank_alone\": %.1f, "
+      "\"packed\": %s, \"hit_rate\": %.3f, \"us_without_bank\": %.1f, \"us_bank_alone\": %.1f, "
       "\"us_through_the_bank\": %.1f, \"p10\": %.1f, \"p90\": %.1f}\n",
       static_cast<long long>(count), static_cast<long long>(shape.slots),
-      map == RowMap::kVector ? "vector" : "hash",
+      map == RowMap::kVector ? "vector" : "hash", packed ? "true" : "false",
       static_cast<double>(counted.hits) / static_cast<double>(counted.wanted), direct.us,
       look_up.us, banked.us, banked.us_p10, banked.us_p90);
   std::fflush(stdout);
   for (void* data : {static_cast<void*>(state), static_cast<void*>(bank), static_cast<void*>(ids),
-                     static_cast<void*>(slots), static_cast<void*>(q), static_cast<void*>(out),
-                     static_cast<void*>(counters), static_cast<void*>(bank_workspace),
-                     static_cast<void*>(workspace)}) {
+                     static_cast<void*>(slots), static_cast<void*>(gathered), static_cast<void*>(q),
+                     static_cast<void*>(out), static_cast<void*>(counters),
+                     static_cast<void*>(bank_workspace), static_cast<void*>(workspace)}) {
     CARREL_CHECK_CUDA(cudaFree(data));
   }
 }
@@ -159,11 +232,14 @@ int main() {
     CARREL_CHECK_CUDA(cudaMemcpy(*rows, filled, elements * 2, cudaMemcpyDeviceToHost));
     CARREL_CHECK_CUDA(cudaFree(filled));
   }
+  host.packed = Pack(host);
   for (const int64_t count : {512, 2048}) {
-    for (const double share : {0.0, 0.5, 0.75, 0.9, 1.0}) {
-      for (const carrel::kernels::RowMap map :
-           {carrel::kernels::RowMap::kVector, carrel::kernels::RowMap::kHash}) {
-        At(bench, host, count, map, share);
+    for (const bool packed : {false, true}) {
+      for (const double share : {0.0, 0.5, 0.75, 0.9, 1.0}) {
+        for (const carrel::kernels::RowMap map :
+             {carrel::kernels::RowMap::kVector, carrel::kernels::RowMap::kHash}) {
+          At(bench, host, packed, count, map, share);
+        }
       }
     }
   }

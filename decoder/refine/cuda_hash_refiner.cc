@@ -94,7 +94,7 @@ class CudaHashRefiner final : public CudaRefiner {
       RETURN_IF_ERROR(
           CopyToDevice(state.directions.data(), directions.data(), directions.size() * 2));
       kernels::RowSumParams sum;
-      sum.x = keys.layers[static_cast<size_t>(layer.value())];
+      ASSIGN_OR_RETURN(sum.x, keys.ToMakeOf(layer));
       sum.kv_heads = heads;
       sum.rows = shape_.zone.rows();
       sum.row_stride = keys.row_stride;

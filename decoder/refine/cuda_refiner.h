@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -31,6 +32,15 @@ namespace carrel::decoder {
 struct CudaKeys {
   std::vector<const uint16_t*> layers;  // each [kv_heads, row_stride, head_dim] bf16
   int64_t row_stride = 0;
+  // Of a layer that is null in `layers`: readable until the next call. Only for methods that read
+  // keys while they are made and never after (not RefineReadsKeys).
+  std::function<absl::StatusOr<const uint16_t*>(Layer)> unpack;
+
+  absl::StatusOr<const uint16_t*> ToMakeOf(Layer layer) const {
+    const uint16_t* keys = layers[static_cast<size_t>(layer.value())];
+    if (keys != nullptr) return keys;
+    return unpack(layer);
+  }
 };
 
 struct CudaZoneShape {

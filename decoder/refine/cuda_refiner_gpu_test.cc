@@ -212,7 +212,7 @@ TEST_P(CudaRefinerGpuTest, PlannedBytes_AreThoseTaken) {
   auto buffer = cuda::DeviceBuffer<uint16_t>::Create(2 * tokens * 64);
   CARREL_ASSERT_OK(buffer);
   ASSERT_EQ(cudaSuccess, cudaMemset(buffer->data(), 0, static_cast<size_t>(buffer->bytes())));
-  const CudaKeys keys{{buffer->data(), buffer->data(), buffer->data()}, tokens};
+  const CudaKeys keys{{buffer->data(), buffer->data(), buffer->data()}, tokens, nullptr};
   const RefineConfig config = *ParseRefine(GetParam().method);
   const auto planned = CudaRefinerBytes(config, shape, &rows);
   const auto refiner = MakeCudaRefiner(config, shape, keys, &rows, &pool_, stream_);

@@ -1,9 +1,7 @@
 // A block per KV head looks its rows up together, then walks once over the slots from the least
 // recently used on: what this use did not find moves up, and the first of it makes room. Both
 // orders come from prefix sums, so nothing depends on which thread is faster.
-#include <algorithm>
-
-#include "kernels/mma-inl.cuh"
+#include "kernels/gather_pinned-inl.cuh"
 #include "kernels/row_bank/row_bank_cuda.h"
 #include "kernels/select-inl.cuh"
 
@@ -15,8 +13,6 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kIdItems = 4;    // ids of a lane at a time
 constexpr int kSlotItems = 8;  // slots of a lane at a time
 constexpr int kMissItems = 2;  // rows to be given a slot, of a thread at a time
-constexpr int kGatherWarps = 8;
-constexpr int kGatherRows = 4;  // that a lane has in flight
 
 struct Args {
   RowBankParams p;
@@ -306,44 +302,6 @@ __global__ void __launch_bounds__(kThreads, 1) LookUpKernel(const Args a) {
   add(a.p.counters->foreseen, foreseen);
 }
 
-// Grid: (blocks, kv_heads). A lane carries 16 bytes of K or V of a row.
-template <int kDim>
-__global__ void __launch_bounds__(kGatherWarps * 32) GatherKernel(const Args a) {
-  constexpr int kHalf = kDim / 8, kLanes = 2 * kHalf;    // lanes of a row: K, then V
-  constexpr int kTogether = kGatherWarps * 32 / kLanes;  // rows of a block at once
-  AllowNextLaunch();
-  WaitForEarlierLaunch();
-  const int head = blockIdx.y;
-  const int missing = a.miss_count[head];
-  const int part = threadIdx.x % kHalf, own = static_cast<int>(threadIdx.x) / kLanes;
-  const bool is_v = threadIdx.x % kLanes >= kHalf;
-  const int32_t* ids = a.p.ids + head * a.p.ids_stride;
-  const int32_t* slots = a.p.slots + head * a.p.count;
-  const int32_t* misses = a.misses + head * a.p.count;
-  const uint16_t* from = (is_v ? a.p.v : a.p.k) + head * a.p.shape.rows * kDim + 8 * part;
-  uint16_t* to = (is_v ? a.p.bank_v : a.p.bank_k) + head * a.p.shape.slots * kDim + 8 * part;
-  const int step = static_cast<int>(gridDim.x) * kTogether;
-  for (int first = static_cast<int>(blockIdx.x) * kTogether + own; first < missing;
-       first += step * kGatherRows) {
-    int at[kGatherRows];
-    uint4 row[kGatherRows];
-#pragma unroll
-    for (int r = 0; r < kGatherRows; ++r) {
-      const int j = first + r * step;
-      at[r] = j < missing ? misses[j] : -1;
-    }
-#pragma unroll
-    for (int r = 0; r < kGatherRows; ++r) {
-      if (at[r] >= 0) row[r] = LoadStream16(from + static_cast<int64_t>(ids[at[r]]) * kDim);
-    }
-#pragma unroll
-    for (int r = 0; r < kGatherRows; ++r) {
-      if (at[r] < 0) continue;
-      *reinterpret_cast<uint4*>(to + static_cast<int64_t>(slots[at[r]]) * kDim) = row[r];
-    }
-  }
-}
-
 __global__ void ResetKernel(int32_t* order, int64_t slots, int64_t all_slots) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i < all_slots) order[i] = static_cast<int32_t>(i % slots);
@@ -418,13 +376,9 @@ cudaError_t UseRowBank(const RowBankParams& p, cudaStream_t stream) {
       return error;
     }
   }
-  int device = 0, major = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-      error != cudaSuccess) {
+  bool early_served = false;
+  if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess)
     return error;
-  }
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -435,20 +389,25 @@ cudaError_t UseRowBank(const RowBankParams& p, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &early;
   // After kAhead it waits for another stream as well.
-  config.numAttrs = major >= 9 && p.purpose == RowBankPurpose::kNow ? 1 : 0;
+  config.numAttrs = early_served && p.purpose == RowBankPurpose::kNow ? 1 : 0;
   if (const cudaError_t error = cudaLaunchKernelEx(&config, look_up, a); error != cudaSuccess) {
     return error;
   }
-  const int64_t together = kGatherWarps * 32 / (p.shape.head_dim / 4);
-  const int64_t needed = (p.count + together * kGatherRows - 1) / (together * kGatherRows);
-  const int64_t most = std::max<int64_t>(1, 64 / p.shape.kv_heads);
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min(needed, most)), static_cast<unsigned>(p.shape.kv_heads));
-  config.blockDim = dim3(kGatherWarps * 32);
-  config.dynamicSmemBytes = 0;
-  config.numAttrs = major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, p.shape.head_dim == 64 ? GatherKernel<64> : GatherKernel<128>,
-                            a);
+  GatherArgs gather = {};
+  gather.k = p.k;
+  gather.v = p.v;
+  gather.packed = p.packed;
+  gather.row_stride = p.shape.rows;
+  gather.ids = p.ids;
+  gather.ids_stride = p.ids_stride;
+  gather.picked = a.misses;
+  gather.picked_count = a.miss_count;
+  gather.count = static_cast<int>(p.count);
+  gather.to = p.slots;
+  gather.to_k = p.bank_k;
+  gather.to_v = p.bank_v;
+  gather.to_stride = p.shape.slots;
+  return LaunchGather(gather, p.shape.kv_heads, p.shape.head_dim, early_served, stream);
 }
 
 }  // namespace carrel::kernels

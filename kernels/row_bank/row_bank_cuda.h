@@ -1,7 +1,8 @@
 // What:   one use of a bank in device memory: looks rows up, gives slots to those that are missing,
 //         and copies these from pinned host memory straight into their slots.
 // Math:   kernels/row_bank/row_bank.h, exactly: the same slots and misses as RefRowBank.
-// Shapes: k, v [kv_heads, rows, head_dim] bf16, pinned host or device memory; bank_k, bank_v
+// Shapes: k, v [kv_heads, rows, head_dim] bf16, pinned host or device memory, or instead of them
+//         `packed` rows (packed_rows_cuda.h), which are unpacked into their slots; bank_k, bank_v
 //         [kv_heads, slots, head_dim] bf16, device memory; ids [kv_heads, ids_stride] int32, of
 //         which the first `count`, or row_count[head], count: distinct in a head, 0 .. rows - 1;
 //         slots [kv_heads, count] int32 out, in the order of ids, so that attention over slots adds
@@ -18,6 +19,7 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/packed_rows/packed_rows_cuda.h"
 #include "kernels/row_bank/row_bank.h"
 
 namespace carrel::kernels {
@@ -42,6 +44,7 @@ struct RowBankParams {
   RowBankShape shape;
   const uint16_t* k = nullptr;
   const uint16_t* v = nullptr;
+  PackedRows packed;
   uint16_t* bank_k = nullptr;
   uint16_t* bank_v = nullptr;
   void* state = nullptr;  // RowBankLayout(shape).bytes, made by RowBankReset

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "kernels/gpu_test_data.h"
+#include "kernels/packed_rows/packed_rows_gpu_test_data.h"
 #include "kernels/row_bank/row_bank_cuda.h"
 
 namespace carrel::kernels {
@@ -29,7 +29,7 @@ class RowBankGpuTest : public GpuKernelTest {
 // A bank on the device beside one reference per KV head.
 class Bank {
  public:
-  Bank(std::mt19937_64& rng, const RowBankShape& shape)
+  Bank(std::mt19937_64& rng, const RowBankShape& shape, bool packed = false)
       : shape_(shape),
         state_(static_cast<size_t>(RowBankLayout(shape).bytes)),
         counters_(sizeof(RowBankCounters)),
@@ -41,6 +41,9 @@ class Bank {
       const std::vector<uint16_t> values = RandomBf16(rng, elements);
       CARREL_EXPECT_CUDA(cudaMallocHost(reinterpret_cast<void**>(rows), values.size() * 2));
       std::copy(values.begin(), values.end(), *rows);
+    }
+    if (packed) {
+      packed_ = std::make_unique<PackedInput>(k_, v_, shape.kv_heads, shape.rows, shape.head_dim);
     }
     CARREL_EXPECT_CUDA(RowBankReset(shape, state_.data(), nullptr));
   }
@@ -89,8 +92,12 @@ class Bank {
                        void* workspace) const {
     RowBankParams params;
     params.shape = shape_;
-    params.k = k_;
-    params.v = v_;
+    if (packed_ != nullptr) {
+      params.packed = packed_->get();
+    } else {
+      params.k = k_;
+      params.v = v_;
+    }
     params.bank_k = bank_k_.data();
     params.bank_v = bank_v_.data();
     params.state = state_.data();
@@ -138,6 +145,7 @@ class Bank {
   RowBankCounters expected_;
   std::vector<std::vector<int32_t>> ahead_rows_;
   uint16_t *k_ = nullptr, *v_ = nullptr;
+  std::unique_ptr<PackedInput> packed_;  // instead of them
 };
 
 TEST_F(RowBankGpuTest, RandomUses_EqualReference) {
@@ -151,7 +159,7 @@ TEST_F(RowBankGpuTest, RandomUses_EqualReference) {
     SCOPED_TRACE("kv_heads " + std::to_string(shape.kv_heads) + " slots " +
                  std::to_string(shape.slots) + " rows " + std::to_string(shape.rows) + " map " +
                  std::to_string(static_cast<int>(shape.map)));
-    Bank bank(rng_, shape);
+    Bank bank(rng_, shape, trial % 8 >= 4);
     std::vector<std::vector<int32_t>> ids(static_cast<size_t>(shape.kv_heads));
     bool after_ahead = false;
     for (int step = 0; step < 16; ++step) {

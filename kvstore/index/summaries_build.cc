@@ -10,13 +10,12 @@
 #include "kernels/linear/linear.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/accelerator.h"
+#include "kvstore/index/small_matrices.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/index/summaries_header.h"
 
 namespace carrel::kvstore {
 namespace {
-
-using Floats = std::vector<float>;
 
 constexpr int kLloydSteps = 5;
 // Rows that are compared with all clusters together: their products stay in the cache.
@@ -68,28 +67,20 @@ Floats Widened(const Rows& rows, RowRange range, const Floats* centre) {
 // The second moment M of the queries, scaled to a mean diagonal of 1, as L of M = L L^T: rows are
 // near if all queries score them alike, (x - y)^T M (x - y) = |x L - y L|^2. Returns L^T [d, d].
 Floats QueryTransform(const SampledQueries& sampled, int64_t d) {
-  const auto at = [d](int64_t i, int64_t j) { return static_cast<size_t>(i * d + j); };
-  std::vector<double> m(static_cast<size_t>(d * d)), q(static_cast<size_t>(d));
-  for (size_t first = 0; first < sampled.queries.size(); first += q.size()) {
-    std::copy_n(&sampled.queries[first], d, q.begin());
-    for (int64_t i = 0; i < d; ++i) {
-      double* const row = &m[at(i, 0)];
-      for (int64_t j = 0; j <= i; ++j) row[j] += q[i] * q[j];
-    }
-  }
+  const auto count = static_cast<int64_t>(sampled.queries.size()) / d;
+  Floats moment(static_cast<size_t>(d * d));
+  kernels::AddOuterProducts(sampled.queries.data(), d, sampled.queries.data(), d, count,
+                            moment.data());
   double trace = 0;
-  for (int64_t i = 0; i < d; ++i) trace += m[at(i, i)];
+  for (int64_t i = 0; i < d; ++i) trace += moment[i * d + i];
   if (!(trace > 0)) return {};
+  std::vector<double> m(moment.begin(), moment.end()), none;
   for (double& x : m) x *= (1 - kIsotropicShare) * static_cast<double>(d) / trace;
-  for (int64_t i = 0; i < d; ++i) m[at(i, i)] += kIsotropicShare;
-  Floats transposed(m.size());
+  for (int64_t i = 0; i < d; ++i) m[i * d + i] += kIsotropicShare;
+  SolveCholesky(m, d, none, 0);
+  Floats transposed(moment.size());
   for (int64_t j = 0; j < d; ++j) {
-    for (int64_t i = j; i < d; ++i) {
-      double sum = m[at(i, j)];
-      for (int64_t k = 0; k < j; ++k) sum -= m[at(i, k)] * m[at(j, k)];
-      m[at(i, j)] = i == j ? std::sqrt(std::max(sum, 1e-12)) : sum / m[at(j, j)];
-      transposed[at(j, i)] = static_cast<float>(m[at(i, j)]);
-    }
+    for (int64_t i = j; i < d; ++i) transposed[j * d + i] = static_cast<float>(m[i * d + j]);
   }
   return transposed;
 }

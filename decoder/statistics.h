@@ -46,6 +46,8 @@ struct LayerStatistics {
   BankStatistics bank;
   Mean cosine;         // of approximate and true query, the least over q heads
   Mean hit_rate;       // measure: share of the true top_k among what was asked ahead
+  Mean kept_rate;      // measure, values and attend: share of the true top_k that the true query
+                       // chose of what was asked ahead
   Mean mass;           // measure: share of the zone's softmax that the attended zone rows carry
   Mean attended_mass;  // measure: share of the whole softmax (zone and window) that all attended
                        // rows carry

@@ -110,8 +110,7 @@ absl::Status Zone::Prefetch(Layer layer, const float* approximate_q, int64_t n) 
     return pending.stream->Start();
   }
   v1::Query query = MakeQuery(layer, approximate_q, n);
-  const int64_t wanted = std::llround(config_.oversample * static_cast<double>(budget));
-  query.mutable_select()->set_top_k(std::min({wanted, zone_.rows(), max_top_k_}));
+  query.mutable_select()->set_top_k(RowsAhead(layer));
   query.set_speculative(true);
   query.set_estimate(false);
   query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
@@ -119,6 +118,11 @@ absl::Status Zone::Prefetch(Layer layer, const float* approximate_q, int64_t n) 
   ASSIGN_OR_RETURN(pending.speculative, client_->Send(std::move(query)));
   pending.approximate_q.assign(approximate_q, approximate_q + n * shape_.q_heads * shape_.head_dim);
   return absl::OkStatus();
+}
+
+int64_t Zone::RowsAhead(Layer layer) const {
+  const auto budget = static_cast<double>(budgets_[layer.value()]);
+  return std::min<int64_t>({std::llround(config_.oversample * budget), zone_.rows(), max_top_k_});
 }
 
 std::vector<double> Zone::Cosines(const float* a, const float* b, int64_t n) const {
@@ -366,6 +370,14 @@ absl::StatusOr<Candidates> Zone::ReceiveIds(v1::Query query, int64_t n,
   return ids;
 }
 
+absl::StatusOr<Candidates> Zone::ReceiveIdsAmong(Layer layer, const float* q, int64_t n,
+                                                 int64_t top_k, RequestId candidates) {
+  v1::Query query = MakeQuery(layer, q, n);
+  query.mutable_select()->set_top_k(top_k);
+  query.set_among_candidates_of(candidates);
+  return ReceiveIds(std::move(query), n, nullptr);
+}
+
 absl::StatusOr<std::vector<float>> Zone::LseOfRows(Layer layer, const float* q, int64_t n,
                                                    std::optional<RequestId> among) {
   v1::Query query = MakeQuery(layer, q, n);
@@ -377,6 +389,38 @@ absl::StatusOr<std::vector<float>> Zone::LseOfRows(Layer layer, const float* q, 
   rows.Reset(n, shape_.q_heads, shape_.head_dim);
   for (const v1::SessionReply& part : parts) RETURN_IF_ERROR(MergeAttend(part.query(), n, rows));
   return std::move(rows.lse);
+}
+
+absl::Status Zone::AddHits(Layer layer, const float* q, int64_t n, const Candidates& truth,
+                           bool measure) {
+  Pending& pending = pending_[layer.value()];
+  LayerStatistics& statistics = StatisticsOf(layer);
+  const auto add_shares = [&](const Candidates& found, Mean& mean, bool to_threshold) {
+    for (int64_t token = 0; token < n; ++token) {
+      Mean hits;
+      for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+        hits.Add(ShareFound(truth.ids(token, KvHead(head)), found.ids(token, KvHead(head))));
+      }
+      if (measure) mean.Add(hits.value());
+      if (to_threshold && calibrating(layer)) {
+        thresholds_[layer.value()].Add(pending.cosines[token], hits.value());
+      }
+    }
+  };
+  if (pending.candidates.has_value()) {
+    add_shares(*pending.candidates, statistics.hit_rate, true);
+    return absl::OkStatus();
+  }
+  // The candidates are at the store: which are they, and which of them does the true query choose?
+  if (measure) {
+    ASSIGN_OR_RETURN(const Candidates ahead,
+                     ReceiveIdsAmong(layer, q, n, RowsAhead(layer), *pending.speculative));
+    add_shares(ahead, statistics.hit_rate, false);
+  }
+  ASSIGN_OR_RETURN(const Candidates chosen,
+                   ReceiveIdsAmong(layer, q, n, budgets_[layer.value()], *pending.speculative));
+  add_shares(chosen, statistics.kept_rate, true);
+  return absl::OkStatus();
 }
 
 absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
@@ -394,22 +438,7 @@ absl::Status Zone::Measure(Layer layer, const float* q, int64_t n, const Partial
     std::vector<float> zone_lse;
     ASSIGN_OR_RETURN(const Candidates truth,
                      ReceiveIds(MakeQuery(layer, q, n), n, measure ? &zone_lse : nullptr));
-    if (hit_rate && !pending.candidates.has_value()) {  // the candidates are at the store: which of
-                                                        // them does the true query choose?
-      v1::Query query = MakeQuery(layer, q, n);
-      query.set_among_candidates_of(*pending.speculative);
-      ASSIGN_OR_RETURN(Candidates chosen, ReceiveIds(std::move(query), n, nullptr));
-      pending.candidates.emplace(std::move(chosen));
-    }
-    for (int64_t token = 0; hit_rate && token < n; ++token) {
-      Mean hits;
-      for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-        hits.Add(ShareFound(truth.ids(token, KvHead(head)),
-                            pending.candidates->ids(token, KvHead(head))));
-      }
-      if (measure) statistics.hit_rate.Add(hits.value());
-      if (calibrating(layer)) thresholds_[layer.value()].Add(pending.cosines[token], hits.value());
-    }
+    if (hit_rate) RETURN_IF_ERROR(AddHits(layer, q, n, truth, measure));
     std::vector<float> rows_lse = zone.lse;
     if (measure && estimate_) {  // zone.lse counts rows that were not attended, too
       ASSIGN_OR_RETURN(rows_lse, LseOfRows(layer, q, n, pending.speculative));

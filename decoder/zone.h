@@ -92,6 +92,14 @@ class Zone final : public ZoneAttention {
   absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n,
                                                std::optional<RequestId> among);
   absl::StatusOr<Candidates> ReceiveIds(v1::Query query, int64_t n, std::vector<float>* zone_lse);
+  // Of candidates that the store keeps, the top_k best for the true query.
+  absl::StatusOr<Candidates> ReceiveIdsAmong(Layer layer, const float* q, int64_t n, int64_t top_k,
+                                             RequestId candidates);
+  // Of what was asked ahead, to the statistics and, while calibrating, to the layer's threshold.
+  absl::Status AddHits(Layer layer, const float* q, int64_t n, const Candidates& truth,
+                       bool measure);
+  // Rows that a speculative query asks for.
+  int64_t RowsAhead(Layer layer) const;
 
   LayerStatistics& StatisticsOf(Layer layer) { return (*statistics_)[layer.value()]; }
 

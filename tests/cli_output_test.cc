@@ -179,6 +179,7 @@ TEST_F(CliOutputTest, Ask_Json_HoldsTextIdsAndMeasuredStatistics) {
         EXPECT_EQ(ahead + again, layer["tokens"].get<int64_t>()) << layer;
         EXPECT_GT(layer["prefetch_hit_rate"], 0) << layer;
         EXPECT_LE(layer["prefetch_hit_rate"], 1) << layer;
+        EXPECT_EQ(layer["prefetch_kept_rate"].is_null(), std::string(want) == "rows") << layer;
       }
       EXPECT_GE(answer["stats"]["bytes_received"], bytes);
       EXPECT_GT(answer["stats"]["window_bytes"], 0);

@@ -237,6 +237,8 @@ TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
           EXPECT_EQ(layer.hit_rate.count > 0, prefetch != Prefetch::kOff);
           if (prefetch != Prefetch::kOff) {
             EXPECT_GT(layer.hit_rate.value(), 0.3);
+            EXPECT_EQ(layer.kept_rate.count > 0, want != Want::kRows);
+            EXPECT_LE(layer.kept_rate.value(), layer.hit_rate.value());
             EXPECT_EQ(layer.prefetched + layer.verified_again, layer.tokens);
           }
           if (prefetch == Prefetch::kSpeculative) {

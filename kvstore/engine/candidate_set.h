@@ -12,15 +12,14 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "common/ids.h"
+#include "kvstore/engine/zone_rest.h"
 
 namespace carrel::kvstore {
 
 // Of one token and KV head.
 struct Candidates {
   std::vector<Position> ids;  // ascending
-  // [group]: lse over the zone less lse over these rows, for the query that found them. For the
-  // true query the second is known, and the first is taken to be as far above it.
-  std::vector<float> lse_gap;
+  ZoneRest rest;              // of the zone less these, around the query that found them
 };
 
 class CandidateSet {

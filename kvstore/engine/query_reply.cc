@@ -24,8 +24,11 @@ constexpr int64_t kLeastRows = 16;
 int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& context, RowRange zone) {
   const AttentionShape& shape = context.shape();
   const int64_t kv_units = r.tokens * shape.kv_heads;
-  // A Unit's zone_lse and lse_gap have a float per q head each.
-  int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 8 * r.tokens * shape.q_heads;
+  // A Unit's zone_lse has a float per q head.
+  int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 4 * r.tokens * shape.q_heads;
+  if (r.speculative && r.want == Want::kIds) {
+    bytes += kv_units * ZoneRest::Bytes(shape.group(), shape.head_dim);
+  }
   if (r.want == Want::kAttend) {
     const bool all =
         r.select == Select::kAll || (r.select == Select::kTopK && r.top_k >= zone.rows());
@@ -164,14 +167,13 @@ absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selec
     unit.zone_lse = std::move(selected.zone_lse);
   }
   if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, selected);
-  if (found_ != nullptr) unit.lse_gap = LseGap(params, selected);
+  if (found_ != nullptr) {
+    ASSIGN_OR_RETURN(unit.candidates, KeepCandidates(params, selected));
+    return absl::OkStatus();
+  }
   unit.rows = static_cast<int64_t>(selected.ids.size());
   unit.ids = std::move(selected.ids);
-  if (found_ != nullptr) {
-    std::sort(unit.ids.begin(), unit.ids.end());
-  } else if (wants_scores()) {
-    unit.scores = std::move(selected.scores);
-  }
+  if (wants_scores()) unit.scores = std::move(selected.scores);
   return absl::OkStatus();
 }
 
@@ -267,7 +269,7 @@ absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
 std::vector<Candidates> QueryReply::TakeCandidates() {
   std::vector<Candidates> found;
   found.reserve(units_.size());
-  for (Unit& unit : units_) found.push_back({std::move(unit.ids), std::move(unit.lse_gap)});
+  for (Unit& unit : units_) found.push_back(std::move(unit.candidates));
   return found;
 }
 

@@ -47,7 +47,7 @@ class QueryReply : public Reply {
     std::vector<Position> ids;
     std::vector<float> scores;    // [group, ids], if wanted
     std::vector<float> zone_lse;  // [group], if wanted
-    std::vector<float> lse_gap;   // [group], of candidates that are kept
+    Candidates candidates;        // that are kept
     int64_t rows = 0;             // to hand out
   };
 

@@ -140,15 +140,26 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
   return absl::OkStatus();
 }
 
-std::vector<float> LseGap(const SelectParams& p, const Selected& selected) {
+absl::StatusOr<Candidates> KeepCandidates(const SelectParams& p, Selected& selected) {
   const auto n = static_cast<int64_t>(selected.ids.size());
-  std::vector<float> gap(static_cast<size_t>(p.context->shape().group()), 0.0f);
-  for (size_t h = 0; n > 0 && h < gap.size(); ++h) {
-    const float found = kernels::LogSumExp(&selected.scores[h * static_cast<size_t>(n)], n);
-    // An estimate of the zone may fall short of the rows that are known.
-    gap[h] = std::max(0.0f, selected.zone_lse[h] - found);
+  std::vector<float> lse;
+  for (int64_t h = 0; h < p.context->shape().group(); ++h) {
+    lse.push_back(kernels::LogSumExp(selected.scores.data() + h * n, n));
   }
-  return gap;
+  Candidates candidates;
+  candidates.ids = std::move(selected.ids);
+  std::sort(candidates.ids.begin(), candidates.ids.end());
+  ZoneRestParams rest;
+  rest.keys = &p.rows->keys;
+  rest.zone = p.zone;
+  rest.given = candidates.ids;
+  rest.queries = p.queries;
+  rest.group = p.context->shape().group();
+  rest.scale = p.context->scale();
+  rest.zone_lse = selected.zone_lse.data();
+  rest.given_lse = lse.data();
+  ASSIGN_OR_RETURN(candidates.rest, ZoneRest::Make(rest));
+  return candidates;
 }
 
 absl::Status SelectAmong(const SelectParams& p, const Candidates& among, Selected& selected) {
@@ -171,7 +182,10 @@ absl::Status SelectAmong(const SelectParams& p, const Candidates& among, Selecte
   kernels::DotScoreRows(p.queries, group, p.context->shape().head_dim, scratch.pointers.data(), n,
                         p.context->scale(), scratch.scores.data(), n);
   for (int64_t h = 0; h < group; ++h) {
-    base[h] = kernels::LogSumExp(&scratch.scores[h * n], n) + among.lse_gap[h];
+    const float found = kernels::LogSumExp(&scratch.scores[h * n], n);
+    const float rest = among.rest.Lse(h, p.queries + h * p.context->shape().head_dim);
+    const float more = std::max(found, rest), less = std::min(found, rest);
+    base[h] = more + std::log1p(std::exp(less - more));
   }
   kernels::GroupScore(scratch.scores.data(), group, n, n, base.data(), scratch.group_scores.data());
   scratch.ids.resize(std::min(p.top_k, n));

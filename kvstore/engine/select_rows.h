@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "kvstore/engine/candidate_set.h"
@@ -46,11 +47,12 @@ struct Selected {
 
 absl::Status SelectRows(const SelectParams& params, Selected& selected);
 // By top_k. candidates: in the zone. A group score is taken over the zone, whose lse is that over the
-// candidates and their lse_gap: asked by the query that found them, they give its own best rows.
+// candidates, exactly, and their rest: asked by the query that found them, they give its own best
+// rows.
 absl::Status SelectAmong(const SelectParams& params, const Candidates& candidates,
                          Selected& selected);
-// [group]: what Candidates keep of a search that found `selected`.
-std::vector<float> LseGap(const SelectParams& params, const Selected& selected);
+// What is kept of a search that found `selected`, whose ids move.
+absl::StatusOr<Candidates> KeepCandidates(const SelectParams& params, Selected& selected);
 
 // [group]: ln of the sum of exponentials of all scores of the zone; -inf for an empty one.
 absl::Status ZoneLse(const SelectParams& params, std::vector<float>& zone_lse);

@@ -79,6 +79,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
     if (layer.bank.slots > 0) json["bank"] = BankJson(layer.bank);
     if (measured) {
       json["prefetch_hit_rate"] = OrNull(layer.hit_rate);
+      json["prefetch_kept_rate"] = OrNull(layer.kept_rate);
       json["mass"] = OrNull(layer.mass);
       json["attended_mass"] = OrNull(layer.attended_mass);
       json["output_error"] = OrNull(layer.output_error);
@@ -98,7 +99,8 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
       absl::StrFormat("%5s %6s %12s %12s %10s %10s %12s %8s", "layer", "top_k", "candidates",
                       "attended", "wait us", "bytes", "asked ahead", "cosine");
   if (measured)
-    absl::StrAppendFormat(&table, " %8s %8s %8s %8s", "hit rate", "mass", "att.mass", "error");
+    absl::StrAppendFormat(&table, " %8s %8s %8s %8s %8s", "hit rate", "kept", "mass", "att.mass",
+                          "error");
   table += "   (per token)\n";
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
@@ -114,8 +116,9 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
             PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens))),
         PerToken(static_cast<double>(layer.prefetched), layer.tokens), Cell(layer.cosine));
     if (measured)
-      absl::StrAppendFormat(&table, " %8s %8s %8s %8s", Cell(layer.hit_rate), Cell(layer.mass),
-                            Cell(layer.attended_mass), Cell(layer.output_error));
+      absl::StrAppendFormat(&table, " %8s %8s %8s %8s %8s", Cell(layer.hit_rate),
+                            Cell(layer.kept_rate), Cell(layer.mass), Cell(layer.attended_mass),
+                            Cell(layer.output_error));
     table += "\n";
   }
   AppendBanks(statistics, table);

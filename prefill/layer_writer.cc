@@ -47,6 +47,14 @@ class LayerSst {
     return absl::OkStatus();
   }
 
+  absl::Status AddQueries(const std::vector<kvstore::SampledQueries>& heads, int64_t* bytes) {
+    for (size_t head = 0; head < heads.size(); ++head) {
+      ASSIGN_OR_RETURN(const std::string payload, kvstore::EncodeSampledQueries(heads[head]));
+      RETURN_IF_ERROR(AddBlob(Kind::kSampledQueries, head, payload, bytes));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status AddDrift(const std::vector<float>& drift, int64_t* bytes) {
     const absl::string_view payload(reinterpret_cast<const char*>(drift.data()),
                                     drift.size() * sizeof(float));
@@ -100,8 +108,7 @@ LayerWriter::LayerWriter(const Staging* staging, ContextId context, const Attent
     CARREL_CHECK(files >= 0 && files % 2 == 0 && files <= Staging::kMaxSstParts &&
                  files / 2 <= shape.kv_heads);
   }
-  CARREL_CHECK(options.writers >= 1 &&
-               (options.row_files == 0) == (options.last_row_files == 0));
+  CARREL_CHECK(options.writers >= 1 && (options.row_files == 0) == (options.last_row_files == 0));
   for (int i = 0; i < options.writers; ++i) threads_.emplace_back([this] { Run(); });
 }
 
@@ -179,28 +186,31 @@ void LayerWriter::Run() {
   }
 }
 
-// What is made of a layer's rows, by KV head.
+// What is made of a layer, by KV head.
 struct LayerWriter::Built {
+  std::vector<kvstore::SampledQueries> queries;  // before the others
   std::vector<absl::StatusOr<kvstore::AutoIndex>> indexes;
   std::vector<absl::StatusOr<std::string>> summaries;
-  std::vector<kvstore::SampledQueries> queries;
 };
 
-void LayerWriter::BuildHead(const LayerRows& rows, int32_t head, Built& built) {
+void LayerWriter::SummariseHead(const LayerRows& rows, int32_t head, Built& built) {
+  if (summary_rows_ == 0) return;
   const absl::Time start = absl::Now();
   const int64_t d = shape_.head_dim;
   const int64_t tokens = static_cast<int64_t>(rows.k[head].size()) / d;
-  kvstore::SampledQueries& queries = built.queries[head];
-  queries.group = shape_.group();
-  queries.head_dim = shape_.head_dim;
-  queries.positions = rows.sample_positions;
-  queries.queries = rows.queries[head];
   const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
-  if (summary_rows_ > 0) {
-    const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
-    built.summaries[head] =
-        kvstore::BuildSummaries(summary_rows_, keys, values, &queries, options_.accelerator);
-  }
+  const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
+  built.summaries[head] = kvstore::BuildSummaries(summary_rows_, keys, values, &built.queries[head],
+                                                  options_.accelerator);
+  AddTime(&LayerWriterTimes::indexing, start);
+}
+
+void LayerWriter::IndexHead(const LayerRows& rows, int32_t head, Built& built) {
+  const absl::Time start = absl::Now();
+  const int64_t d = shape_.head_dim;
+  const int64_t tokens = static_cast<int64_t>(rows.k[head].size()) / d;
+  const kvstore::SampledQueries& queries = built.queries[head];
+  const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
   if (auto_index_.has_value()) {
     built.indexes[head] =
         kvstore::BuildAutoIndex(*auto_index_, keys, queries, options_.accelerator);
@@ -239,11 +249,11 @@ absl::Status LayerWriter::WritePart(const LayerRows& rows, int part, int64_t* by
 absl::Status LayerWriter::WriteRest(const LayerRows& rows, const Built& built,
                                     v1::Manifest& fragment) {
   const absl::Time start = absl::Now();
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
-                   kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
   v1::LayerSizes& sizes = *fragment.mutable_layer_sizes(0);
   int64_t key_bytes = 0, value_bytes = 0, query_bytes = 0, index_bytes = 0, summary_bytes = 0;
   int64_t drift_bytes = 0;
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
+                   kvstore::SstWriter::Create(staging_.SstPath(rows.layer)));
   LayerSst out(*sst, context_, rows.layer);
   if (options_.row_files == 0) {
     const int64_t segment = segment_tokens_ * shape_.head_dim;
@@ -252,10 +262,7 @@ absl::Status LayerWriter::WriteRest(const LayerRows& rows, const Built& built,
     sizes.set_key_bytes(key_bytes);
     sizes.set_value_bytes(value_bytes);
   }
-  for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-    ASSIGN_OR_RETURN(const std::string payload, kvstore::EncodeSampledQueries(built.queries[head]));
-    RETURN_IF_ERROR(out.AddBlob(Kind::kSampledQueries, head, payload, &query_bytes));
-  }
+  RETURN_IF_ERROR(out.AddQueries(built.queries, &query_bytes));
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     const absl::StatusOr<kvstore::AutoIndex>& index = built.indexes[head];
     if (!index.ok()) {
@@ -299,13 +306,22 @@ absl::Status LayerWriter::Write(const LayerRows& rows) {
   Built built;
   built.indexes.assign(heads, kvstore::AutoIndex());
   built.summaries.assign(heads, std::string());
-  built.queries.resize(heads);
+  for (int32_t head = 0; head < heads; ++head) {
+    kvstore::SampledQueries queries;
+    queries.group = shape_.group();
+    queries.head_dim = shape_.head_dim;
+    queries.positions = rows.sample_positions;
+    queries.queries = rows.queries[head];
+    built.queries.push_back(std::move(queries));
+  }
   std::vector<absl::Status> written(parts);
   std::vector<int64_t> bytes(parts);
   const int32_t described = options_.statistics_samples > 0 ? heads : 0;
   std::vector<HeadStatistics> statistics(described * shape_.group());
-  pool_->ParallelFor(heads + parts + described, [&](int64_t unit) {
-    if (unit < heads) return BuildHead(rows, static_cast<int32_t>(unit), built);
+  pool_->ParallelFor(2 * heads + parts + described, [&](int64_t unit) {
+    if (unit < heads) return IndexHead(rows, static_cast<int32_t>(unit), built);
+    unit -= heads;
+    if (unit < heads) return SummariseHead(rows, static_cast<int32_t>(unit), built);
     unit -= heads;
     if (unit < parts) {
       written[unit] = WritePart(rows, static_cast<int>(unit), &bytes[unit]);

@@ -76,7 +76,8 @@ class LayerWriter {
 
   void Run();
   absl::Status Write(const LayerRows& rows);
-  void BuildHead(const LayerRows& rows, int32_t head, Built& built);
+  void IndexHead(const LayerRows& rows, int32_t head, Built& built);
+  void SummariseHead(const LayerRows& rows, int32_t head, Built& built);
   int RowFiles(Layer layer) const;
   // Rows of some heads, all K or all V, into a file of their own.
   absl::Status WritePart(const LayerRows& rows, int part, int64_t* bytes);

@@ -103,6 +103,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
 
   v1::Manifest manifest = from->manifest();
   manifest.set_name(config.name);
+  manifest.set_format_version(kvstore::kManifestFormatVersion);  // whatever that of `from` is
   manifest.clear_head_indexes();
   manifest.clear_layer_sizes();
   manifest.clear_head_statistics();

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "kvstore/storage/store_test_util.h"
 #include "tests/cli_world.h"
 
 namespace carrel::cli {
@@ -286,6 +287,16 @@ TEST_F(CliOutputTest, Audit_Tables_NameEveryLayerAndTheQueries) {
                            "per token, one thread"}) {
     EXPECT_THAT(outcome.out, testing::HasSubstr(text));
   }
+}
+
+// What an older program stored is read; what is made of it is of this one's format.
+TEST_F(CliOutputTest, Reindex_OfAnOlderFormat_WritesThisOne) {
+  CARREL_ASSERT_OK(kvstore::SetFormatVersion(store_, kKept, kvstore::kOldestManifestFormatVersion));
+  EXPECT_EQ(JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"}))["format_version"],
+            kvstore::kOldestManifestFormatVersion);
+  EXPECT_THAT(Carrel({"reindex", kKept, "--store", store_, "--as", "newer"}), Succeeds());
+  EXPECT_EQ(JsonOf(Carrel({"inspect", "newer", "--store", store_, "--json"}))["format_version"],
+            kvstore::kManifestFormatVersion);
 }
 
 TEST_F(CliOutputTest, Reindex_Auto_InspectShowsTheChoicePerHead) {

@@ -1,12 +1,9 @@
 #include "kvstore/storage/store.h"
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <system_error>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -67,21 +64,10 @@ absl::StatusOr<KeyRange> CheckFile(const std::string& path, ContextId id) {
 
 absl::Status CheckFiles(absl::Span<const std::string> paths, ContextId id) {
   if (paths.empty()) return absl::InvalidArgumentError("publish: no SST files");
-  // Opening a file is mostly waiting; a context has a few per layer.
-  constexpr size_t kMostThreads = 8;
-  std::vector<absl::StatusOr<KeyRange>> checked(paths.size(), KeyRange());
-  std::atomic<size_t> next = 0;
-  const auto check = [&] {
-    for (size_t i = next++; i < paths.size(); i = next++) checked[i] = CheckFile(paths[i], id);
-  };
-  std::vector<std::thread> threads(std::min(kMostThreads, paths.size()) - 1);
-  for (std::thread& thread : threads) thread = std::thread(check);
-  check();
-  for (std::thread& thread : threads) thread.join();
   std::vector<KeyRange> ranges;
-  for (absl::StatusOr<KeyRange>& range : checked) {
-    RETURN_IF_ERROR(range.status());
-    ranges.push_back(*std::move(range));
+  for (const std::string& path : paths) {
+    ASSIGN_OR_RETURN(KeyRange range, CheckFile(path, id));
+    ranges.push_back(std::move(range));
   }
   std::sort(ranges.begin(), ranges.end(),
             [](const KeyRange& a, const KeyRange& b) { return a.first < b.first; });

@@ -234,23 +234,11 @@ TEST(StoreFaultTest, LostOrTruncatedLayerFile_IsDataLossNamingContextAndFile) {
               StatusIs(StatusCode::kDataLoss, "file is missing"));
 }
 
-// Writes the manifest of context 1, named `name`, anew.
-void SetFormatVersion(const std::string& folder, const std::string& name, uint32_t version) {
-  const auto db = *OpenRocks(folder, StoreMode::kReadWrite);
-  v1::Manifest manifest = TestManifest({.name = name}, ContextId(1));
-  manifest.set_format_version(version);
-  const std::string key = ManifestKey(ContextId(1));
-  ASSERT_TRUE(db->db
-                  ->Put(rocksdb::WriteOptions(), db->catalog, key,
-                        EncodeSegment(key, manifest.SerializeAsString(), kDTypeBytes))
-                  .ok());
-}
-
 TEST(StoreFaultTest, OlderFormatVersion_IsRead) {
   const std::string dir = FreshTempDir();
   const std::string folder = dir + "/store";
   CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {}));
-  SetFormatVersion(folder, TestContextSpec().name, kOldestManifestFormatVersion);
+  CARREL_ASSERT_OK(SetFormatVersion(folder, TestContextSpec().name, kOldestManifestFormatVersion));
   const auto store = OpenStore(folder);
   CARREL_EXPECT_OK(CheckTestContext(*store, {.format_version = kOldestManifestFormatVersion}));
 }
@@ -260,9 +248,10 @@ TEST(StoreFaultTest, AnotherFormatVersion_IsFailedPreconditionAndCanBeDeleted) {
   const std::string folder = dir + "/store";
   CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {.name = "old"}));
   CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {}));
-  SetFormatVersion(folder, "old", 7);
+  CARREL_ASSERT_OK(SetFormatVersion(folder, "old", 7));
   const auto store = OpenStore(folder);
-  const std::string message = "context old has format version 7, this program reads versions 1 to 2";
+  const std::string message =
+      "context old has format version 7, this program reads versions 1 to 2";
   EXPECT_THAT(store->List(), StatusIs(StatusCode::kFailedPrecondition, message));
   EXPECT_THAT(store->GetManifest("old"), StatusIs(StatusCode::kFailedPrecondition, message));
   EXPECT_THAT(store->OpenContext("old"), StatusIs(StatusCode::kFailedPrecondition, message));

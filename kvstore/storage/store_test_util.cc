@@ -6,6 +6,9 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
+#include "kvstore/format/segment.h"
+#include "kvstore/storage/catalog.h"
+#include "kvstore/storage/rocks.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -120,6 +123,23 @@ absl::Status CheckTestContext(const StoredContext& context, const TestContextSpe
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status SetFormatVersion(const std::string& folder, const std::string& name,
+                              uint32_t version) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDb> db, OpenRocks(folder, StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db));
+  for (const CatalogEntry& entry : entries) {
+    if (entry.name != name) continue;
+    RETURN_IF_ERROR(entry.manifest.status());
+    v1::Manifest manifest = *entry.manifest;
+    manifest.set_format_version(version);
+    const std::string key = ManifestKey(entry.id);
+    return FromRocks(db->db->Put(rocksdb::WriteOptions(), db->catalog, key,
+                                 EncodeSegment(key, manifest.SerializeAsString(), kDTypeBytes)),
+                     folder);
+  }
+  return absl::NotFoundError(name);
 }
 
 }  // namespace carrel::kvstore

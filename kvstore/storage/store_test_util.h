@@ -34,6 +34,9 @@ absl::StatusOr<std::vector<std::string>> WriteTestFiles(const TestContextSpec& s
 absl::StatusOr<ContextId> PublishTestContext(Store& store, const std::string& folder,
                                              const TestContextSpec& spec);
 
+// As a program of another format version would have left the context; nobody has the store open.
+absl::Status SetFormatVersion(const std::string& folder, const std::string& name, uint32_t version);
+
 // Opens and verifies everything; DataLoss of the store as it is; Internal if bytes are not the
 // spec's although they verified, or are missing.
 absl::Status CheckTestContext(const Store& store, const TestContextSpec& spec);

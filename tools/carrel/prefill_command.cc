@@ -121,7 +121,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   if (gpu) KeepFreedMemory();  // before there are threads
   // Beside a GPU some threads sleep at any time, until it has encoded their keys; with two per core
   // those that do not are in one another's way.
-  ThreadPool pool((gpu && flags.threads == 0 ? threads + threads / 2 : threads) - 1);
+  ThreadPool pool((gpu && flags.threads == 0 ? threads + threads / 4 : threads) - 1);
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                    model::LoadCheckpoint(flags.model_dir, &pool));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
@@ -185,7 +185,7 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   DeclareDevice(command, flags->device, flags->config.gpu_memory);
   command
       .add_option("--threads", flags->threads,
-                  "0: one per core; with --device cuda three for two cores: some wait for the GPU")
+                  "0: one per core; with --device cuda five for four cores: some wait for the GPU")
       ->capture_default_str();
   command.add_flag("--restart", flags->config.restart,
                    "discard an interrupted job of this name instead of going on with it");

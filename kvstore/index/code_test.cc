@@ -22,7 +22,7 @@ constexpr IndexParams kCode = {.kind = IndexKind::kCode};
 double RecallOf(const KeySet& keys, const Index& index, std::mt19937_64 rng, int64_t top_k,
                 int32_t effort) {
   double hits = 0;
-  constexpr int kRounds = 8;
+  constexpr int kRounds = 24;
   for (int round = 0; round < kRounds; ++round) {
     const std::vector<float> queries = MakeQueries(rng, keys, 4);
     const SearchRequest request{.queries = queries.data(),

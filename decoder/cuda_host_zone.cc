@@ -61,7 +61,7 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConf
                                             RowRange zone, const HostRows* host_rows) {
   int64_t bytes = AttentionWorkspaceBytes(shape, plan.rows) +
                   shape.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters)) +
-                  ZoneRows::Bytes(shape) +
+                  CudaZoneRows::Bytes(shape) +
                   GatheredElements(shape, MostGathered(plan, refine)) * 2 * 2;
   for (const int64_t slots : plan.slots) bytes += BankBytes(shape, bank.map, plan.rows, slots);
   for (const int64_t most : {plan.most_chosen(), plan.most_ahead()}) {
@@ -96,8 +96,8 @@ absl::StatusOr<CudaHostZone> CudaHostZone::Create(const BankPlan& plan, const Ba
   out.scale_ = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   out.splits_ = kernels::DecodeSplits(plan.rows, shape.kv_heads);
   RETURN_IF_ERROR(out.Allocate());
-  ASSIGN_OR_RETURN(out.rows_, ZoneRows::Create(shape, zone, PackedLayers(plan, refine),
-                                               max_fetch_rows, client, rows, pool));
+  ASSIGN_OR_RETURN(out.rows_, CudaZoneRows::Create(shape, zone, PackedLayers(plan, refine),
+                                                   max_fetch_rows, client, rows, pool));
   ASSIGN_OR_RETURN(out.gathered_, cuda::DeviceBuffer<uint16_t>::Create(
                                       2 * GatheredElements(shape, MostGathered(plan, refine))));
   RETURN_IF_ERROR(out.MakeRefiners(refine, zone, rows, pool, stream));

@@ -6,7 +6,7 @@
 //            is read, never which.
 // Source:    HATA-off and Double Sparsity's double buffer (prefetch), the banks of HiP and
 //            InfiniteHiP (methods.md B to E).
-// Shapes:    those of zone_rows.h.
+// Shapes:    those of cuda_zone_rows.h.
 // Ownership: keeps neither client nor rows.
 // Errors:    ResourceExhausted device or pinned memory; those of the store while it is filled.
 // Threads:   one. Attend and FetchAhead only enqueue and can be captured.
@@ -23,9 +23,9 @@
 #include "common/thread_pool.h"
 #include "decoder/bank_plan.h"
 #include "decoder/config.h"
+#include "decoder/cuda_zone_rows.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/statistics.h"
-#include "decoder/zone_rows.h"
 #include "kernels/row_bank/row_bank_cuda.h"
 
 namespace carrel::decoder {
@@ -93,7 +93,7 @@ class CudaHostZone {
   AttentionShape shape_;
   float scale_ = 0;
   int64_t splits_ = 0;
-  ZoneRows rows_;
+  CudaZoneRows rows_;
   // Null: every layer is dense; no layer is fetched ahead.
   std::unique_ptr<CudaRefiner> refiner_, ahead_refiner_;
 

@@ -22,19 +22,19 @@ namespace carrel::decoder {
 
 class StoreClient;
 
-class ZoneRows {
+class CudaZoneRows {
  public:
   // packed: [layers]. Copies the zone from `source` if it is given, otherwise reads it from the store.
-  static absl::StatusOr<ZoneRows> Create(const AttentionShape& shape, RowRange zone,
-                                         std::vector<bool> packed, int64_t max_fetch_rows,
-                                         StoreClient* client, const HostRows* source,
-                                         ThreadPool* pool);
+  static absl::StatusOr<CudaZoneRows> Create(const AttentionShape& shape, RowRange zone,
+                                             std::vector<bool> packed, int64_t max_fetch_rows,
+                                             StoreClient* client, const HostRows* source,
+                                             ThreadPool* pool);
   // On the device.
   static int64_t Bytes(const AttentionShape& shape) {
     return int64_t{shape.layers} * shape.kv_heads *
            static_cast<int64_t>(sizeof(kernels::PackedHead));
   }
-  ZoneRows() = default;
+  CudaZoneRows() = default;
 
   bool is_packed(Layer layer) const { return packed_[static_cast<size_t>(layer.value())]; }
   // Of a layer that is not packed.

@@ -1,4 +1,4 @@
-#include "decoder/zone_rows.h"
+#include "decoder/cuda_zone_rows.h"
 
 #include <algorithm>
 #include <cstring>
@@ -16,11 +16,11 @@ constexpr int64_t kSampleRows = 2048;  // that choose a head's top exponents
 
 }  // namespace
 
-absl::StatusOr<ZoneRows> ZoneRows::Create(const AttentionShape& shape, RowRange zone,
-                                          std::vector<bool> packed, int64_t max_fetch_rows,
-                                          StoreClient* client, const HostRows* source,
-                                          ThreadPool* pool) {
-  ZoneRows out;
+absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const AttentionShape& shape, RowRange zone,
+                                                  std::vector<bool> packed, int64_t max_fetch_rows,
+                                                  StoreClient* client, const HostRows* source,
+                                                  ThreadPool* pool) {
+  CudaZoneRows out;
   out.shape_ = shape;
   out.zone_ = zone;
   out.packed_ = std::move(packed);
@@ -47,23 +47,23 @@ absl::StatusOr<ZoneRows> ZoneRows::Create(const AttentionShape& shape, RowRange 
   return out;
 }
 
-const uint16_t* ZoneRows::k(Layer layer) const {
+const uint16_t* CudaZoneRows::k(Layer layer) const {
   CARREL_CHECK(!is_packed(layer));
   return reinterpret_cast<const uint16_t*>(bytes_.data() + at_[static_cast<size_t>(layer.value())]);
 }
 
-kernels::PackedRows ZoneRows::packed(Layer layer) const {
+kernels::PackedRows CudaZoneRows::packed(Layer layer) const {
   CARREL_CHECK(is_packed(layer));
   return {bytes_.data() + at_[static_cast<size_t>(layer.value())],
           device_heads_.data() + HeadIndex(layer, KvHead(0)), exceptions_.data()};
 }
 
-int64_t ZoneRows::row_bytes(Layer layer) const {
+int64_t CudaZoneRows::row_bytes(Layer layer) const {
   return is_packed(layer) ? kernels::PackedRowBytes(shape_.head_dim)
                           : int64_t{shape_.head_dim} * 2 * 2;
 }
 
-void ZoneRows::UnpackKeys(Layer layer, ThreadPool* pool, uint16_t* keys) const {
+void CudaZoneRows::UnpackKeys(Layer layer, ThreadPool* pool, uint16_t* keys) const {
   const kernels::PackedRows from = packed(layer);
   const int64_t units = (zone_.rows() + kUnitRows - 1) / kUnitRows;
   pool->ParallelFor(shape_.kv_heads * units, [&](int64_t i) {
@@ -75,8 +75,8 @@ void ZoneRows::UnpackKeys(Layer layer, ThreadPool* pool, uint16_t* keys) const {
   });
 }
 
-void ZoneRows::Take(Layer layer, KvHead head, int64_t first, int64_t rows, const void* k,
-                    const void* v) {
+void CudaZoneRows::Take(Layer layer, KvHead head, int64_t first, int64_t rows, const void* k,
+                        const void* v) {
   const int64_t at = head.value() * zone_.rows() + first;
   uint8_t* const to = bytes_.data() + at_[static_cast<size_t>(layer.value())];
   if (is_packed(layer)) {
@@ -89,13 +89,14 @@ void ZoneRows::Take(Layer layer, KvHead head, int64_t first, int64_t rows, const
   std::memcpy(to + layer_elements_ * 2 + at * half_row, v, static_cast<size_t>(rows * half_row));
 }
 
-void ZoneRows::ChooseTops(Layer layer, KvHead head, int64_t rows, const void* k, const void* v) {
+void CudaZoneRows::ChooseTops(Layer layer, KvHead head, int64_t rows, const void* k,
+                              const void* v) {
   kernels::PackedHead& tops = heads_[HeadIndex(layer, head)];
   kernels::ChooseTopExponents(k, rows, shape_.head_dim, tops.top_exponent[0]);
   kernels::ChooseTopExponents(v, rows, shape_.head_dim, tops.top_exponent[1]);
 }
 
-absl::Status ZoneRows::ReadFrom(StoreClient* client, int64_t max_fetch_rows, ThreadPool* pool) {
+absl::Status CudaZoneRows::ReadFrom(StoreClient* client, int64_t max_fetch_rows, ThreadPool* pool) {
   constexpr int64_t kPartRows = 512;
   return ReadContextRows(
       client, shape_, {&zone_, 1}, max_fetch_rows, [&](const ContextRows& block) {
@@ -114,7 +115,7 @@ absl::Status ZoneRows::ReadFrom(StoreClient* client, int64_t max_fetch_rows, Thr
       });
 }
 
-void ZoneRows::CopyFrom(const HostRows& source, ThreadPool* pool) {
+void CudaZoneRows::CopyFrom(const HostRows& source, ThreadPool* pool) {
   const auto row_elements = static_cast<size_t>(shape_.head_dim);
   pool->ParallelFor(shape_.layers * shape_.kv_heads, [&](int64_t i) {
     const Layer layer(static_cast<int32_t>(i / shape_.kv_heads));

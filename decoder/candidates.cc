@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "absl/container/flat_hash_set.h"
 #include "common/status.h"
@@ -13,6 +15,22 @@
 #include "kernels/topk/topk.h"
 
 namespace carrel::decoder {
+
+namespace {
+
+// ln(exp(found) + exp(what HeadResult.rest says of q head h for its query)).
+float WithRest(float found, const char* rest, int64_t h, int64_t head_dim, const float* query) {
+  if (rest == nullptr) return found;
+  thread_local std::vector<float> line;  // at zero, slope
+  line.resize(static_cast<size_t>(head_dim + 1));
+  std::memcpy(line.data(), rest + h * (head_dim + 1) * 4, line.size() * 4);
+  const float lse = std::inner_product(line.begin() + 1, line.end(), query, line[0]);
+  if (!std::isfinite(lse)) return found;  // there are no other rows
+  const float more = std::max(found, lse), less = std::min(found, lse);
+  return more + std::log1p(std::exp(less - more));
+}
+
+}  // namespace
 
 Candidates::Candidates(const AttentionShape& shape, RowRange zone, int64_t tokens)
     : shape_(shape),
@@ -43,6 +61,10 @@ absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows, const Ro
                                                 zone_.begin, ", ", zone_.end, ")"));
       }
       to.ids.push_back(id);
+    }
+    if (result.has_rest()) {
+      RETURN_IF_ERROR(CheckFloats(result.rest(), {shape_.group(), 1 + d}, "rest"));
+      to.rest = result.rest().data().data();
     }
     if (!with_rows) continue;
     std::vector<const char*> here(static_cast<size_t>(rows), nullptr);
@@ -112,7 +134,9 @@ int64_t Candidates::Attend(const float* q, int64_t top_k, float scale, ThreadPoo
     if (top_k < n) {
       kernels::DotScoreRows(queries, group, d, k_rows, n, scale, scores.data(), n);
       base.resize(group);
-      for (int64_t h = 0; h < group; ++h) base[h] = kernels::LogSumExp(&scores[h * n], n);
+      for (int64_t h = 0; h < group; ++h) {
+        base[h] = WithRest(kernels::LogSumExp(&scores[h * n], n), rows.rest, h, d, queries + h * d);
+      }
       group_scores.resize(n);
       kernels::GroupScore(scores.data(), group, n, n, base.data(), group_scores.data());
       best.resize(top_k);

@@ -40,6 +40,7 @@ class Candidates {
   void KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const;
 
   // Refines every token and head and merges the attention into partial; returns the rows attended.
+  // Group scores are over the zone as far as the store said what its other rows weigh.
   int64_t Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool,
                  Partial& partial) const;
 
@@ -47,7 +48,8 @@ class Candidates {
   struct Rows {
     std::vector<Position> ids;
     std::vector<const void*> k, v;
-    int64_t held = 0;  // of them, in the row cache
+    int64_t held = 0;            // of them, in the row cache
+    const char* rest = nullptr;  // HeadResult.rest, if it came
   };
   const Rows& At(int64_t token, KvHead head) const {
     return rows_[static_cast<size_t>(token * shape_.kv_heads + head.value())];

@@ -155,6 +155,36 @@ TEST_P(MasterTest, TopKAll_EqualsDenseAttentionWhateverTravels) {
   }
 }
 
+// Candidates that travelled are chosen from here, those that stayed at the store there: alike, since
+// both weigh them against the whole zone.
+TEST_P(MasterTest, CandidatesAskedAhead_AreChosenAlikeHereAndAtTheStore) {
+  const auto questions = testing_world::Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  std::vector<std::vector<float>> logits;
+  for (const Want want : {Want::kRows, Want::kValues, Want::kAttend}) {
+    decoder::RetrievalConfig config;
+    config.top_k = 24;
+    config.dense_layers = 0;
+    config.want = want;
+    config.prefetch = Prefetch::kSpeculative;
+    config.estimate = decoder::Estimate::kOff;
+    auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
+    CARREL_ASSERT_OK(decoder);
+    decoder::GenerateOptions options;
+    options.keep_logits = true;
+    options.max_tokens = 4;
+    options.ignore_eos = true;
+    logits.emplace_back();
+    for (const testing_world::Question& question : *questions) {
+      const auto result = (**decoder)->Generate(question.prompt, options);
+      CARREL_ASSERT_OK(result);
+      logits.back().insert(logits.back().end(), result->logits.begin(), result->logits.end());
+    }
+  }
+  EXPECT_LE(RelativeError(logits[0], logits[2]), 5e-3) << "rows";
+  EXPECT_LE(RelativeError(logits[1], logits[2]), 5e-3) << "values";
+}
+
 TEST_P(MasterTest, RowCache_ChangesNoBit) {
   const auto questions = testing_world::Questions("registry-512");
   CARREL_ASSERT_OK(questions);

@@ -26,7 +26,7 @@ int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& contex
   const int64_t kv_units = r.tokens * shape.kv_heads;
   // A Unit's zone_lse has a float per q head.
   int64_t bytes = kv_units * static_cast<int64_t>(sizeof(Unit)) + 4 * r.tokens * shape.q_heads;
-  if (r.speculative && r.want == Want::kIds) {
+  if (r.speculative) {
     bytes += kv_units * ZoneRest::Bytes(shape.group(), shape.head_dim);
   }
   if (r.want == Want::kAttend) {
@@ -171,6 +171,9 @@ absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selec
     ASSIGN_OR_RETURN(unit.candidates, KeepCandidates(params, selected));
     return absl::OkStatus();
   }
+  if (sends_rest()) {
+    ASSIGN_OR_RETURN(unit.candidates.rest, RestOf(params, selected));
+  }
   unit.rows = static_cast<int64_t>(selected.ids.size());
   unit.ids = std::move(selected.ids);
   if (wants_scores()) unit.scores = std::move(selected.scores);
@@ -285,7 +288,7 @@ absl::Status QueryReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
   for (int64_t room = max_bytes; !done();) {
     const Unit& unit = units_[next_unit_];
     const int64_t left = unit.rows - next_row_;
-    room -= kPieceOverheadBytes + (attend ? 4 * group * (d + 1) : 0) + 4 * group;
+    room -= kPieceOverheadBytes + (attend || sends_rest() ? 4 * group * (d + 1) : 0) + 4 * group;
     if (!pieces.empty() && room < std::min(left, kLeastRows) * row_bytes) break;
     Piece piece;
     piece.token = static_cast<int64_t>(next_unit_) / shape.kv_heads;
@@ -298,7 +301,10 @@ absl::Status QueryReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
     } else {
       RETURN_IF_ERROR(FillRows(piece, next_row_));
     }
-    if (next_row_ == 0) piece.zone_lse = unit.zone_lse;
+    if (next_row_ == 0) {
+      piece.zone_lse = unit.zone_lse;
+      piece.rest = unit.candidates.rest.values();
+    }
     room -= piece.rows * row_bytes;
     next_row_ += piece.rows;
     if (next_row_ == unit.rows) {

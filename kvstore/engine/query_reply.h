@@ -47,13 +47,18 @@ class QueryReply : public Reply {
     std::vector<Position> ids;
     std::vector<float> scores;    // [group, ids], if wanted
     std::vector<float> zone_lse;  // [group], if wanted
-    Candidates candidates;        // that are kept
-    int64_t rows = 0;             // to hand out
+    Candidates
+        candidates;    // that are kept; of those that travel, just what the zone weighs beside them
+    int64_t rows = 0;  // to hand out
   };
 
   const OpenContext& context() const { return *slot_.session().context(); }
   bool cancelled() const { return slot_.session().cancelled(); }
   bool attends_all() const;
+  // What the true query will want to know of the zone's other rows travels with the candidates.
+  bool sends_rest() const {
+    return request_.speculative && request_.want == Want::kRows && request_.select == Select::kTopK;
+  }
   bool wants_scores() const {
     return request_.want == Want::kIds || request_.want == Want::kValues;
   }

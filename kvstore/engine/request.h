@@ -76,6 +76,7 @@ struct Piece {
   absl::Span<const float> out;       // [group, head_dim], or empty
   absl::Span<const float> lse;       // [group], or empty
   absl::Span<const float> zone_lse;  // [group], on the first piece of a token and head, or empty
+  absl::Span<const float> rest;      // [group, 1 + head_dim], likewise
 };
 
 }  // namespace carrel::kvstore

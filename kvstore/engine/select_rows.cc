@@ -140,25 +140,31 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Candidates> KeepCandidates(const SelectParams& p, Selected& selected) {
+absl::StatusOr<ZoneRest> RestOf(const SelectParams& p, const Selected& selected) {
   const auto n = static_cast<int64_t>(selected.ids.size());
   std::vector<float> lse;
   for (int64_t h = 0; h < p.context->shape().group(); ++h) {
     lse.push_back(kernels::LogSumExp(selected.scores.data() + h * n, n));
   }
-  Candidates candidates;
-  candidates.ids = std::move(selected.ids);
-  std::sort(candidates.ids.begin(), candidates.ids.end());
+  std::vector<Position> given = selected.ids;
+  std::sort(given.begin(), given.end());
   ZoneRestParams rest;
   rest.keys = &p.rows->keys;
   rest.zone = p.zone;
-  rest.given = candidates.ids;
+  rest.given = given;
   rest.queries = p.queries;
   rest.group = p.context->shape().group();
   rest.scale = p.context->scale();
   rest.zone_lse = selected.zone_lse.data();
   rest.given_lse = lse.data();
-  ASSIGN_OR_RETURN(candidates.rest, ZoneRest::Make(rest));
+  return ZoneRest::Make(rest);
+}
+
+absl::StatusOr<Candidates> KeepCandidates(const SelectParams& p, Selected& selected) {
+  Candidates candidates;
+  ASSIGN_OR_RETURN(candidates.rest, RestOf(p, selected));
+  candidates.ids = std::move(selected.ids);
+  std::sort(candidates.ids.begin(), candidates.ids.end());
   return candidates;
 }
 

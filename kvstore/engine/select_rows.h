@@ -51,6 +51,8 @@ absl::Status SelectRows(const SelectParams& params, Selected& selected);
 // rows.
 absl::Status SelectAmong(const SelectParams& params, const Candidates& candidates,
                          Selected& selected);
+// What the zone weighs beside what a search selected.
+absl::StatusOr<ZoneRest> RestOf(const SelectParams& params, const Selected& selected);
 // What is kept of a search that found `selected`, whose ids move.
 absl::StatusOr<Candidates> KeepCandidates(const SelectParams& params, Selected& selected);
 

@@ -1,8 +1,10 @@
 // What a query answers, against plain loops over the same rows; on the real store.
 #include "kvstore/engine/session.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "common/test_util.h"
@@ -442,6 +444,39 @@ TEST_P(SessionTest, CandidatesOfTheSameQuery_GiveItsOwnBestRows) {
   ASSERT_EQ(among.heads.size(), direct.heads.size());
   for (size_t unit = 0; unit < direct.heads.size(); ++unit) {
     EXPECT_EQ(among.heads[unit].ids, direct.heads[unit].ids);
+  }
+}
+
+// Candidates that travel come with what the zone's other rows weigh, once for each token and head.
+TEST_P(SessionTest, SpeculativeRows_SayWhatTheOthersWeigh) {
+  if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
+  QueryRequest ahead = Request(Select::kTopK, 30, Want::kRows);
+  for (const CollectedHead& head : Answer(ahead).heads) EXPECT_TRUE(head.rest.empty());
+  ahead.speculative = true;
+  const Collected found = Answer(ahead);
+  const int64_t group = shape().group(), d = shape().head_dim;
+  for (int64_t token = 0; token < kQueryTokens; ++token) {
+    for (int32_t kv_head = 0; kv_head < shape().kv_heads; ++kv_head) {
+      const CollectedHead& head = found.heads[token * shape().kv_heads + kv_head];
+      ASSERT_EQ(head.rest.size(), static_cast<size_t>(group * (1 + d)));
+      const std::set<Position> given(head.ids.begin(), head.ids.end());
+      std::vector<Position> others;
+      for (Position j = zone_.begin; j < zone_.end; ++j) {
+        if (!given.contains(j)) others.push_back(j);
+      }
+      for (int64_t h = 0; h < group; ++h) {
+        const int64_t q_head = kv_head * group + h;
+        const float* query = QueryOf(token, q_head);
+        const float* rest = &head.rest[static_cast<size_t>(h * (1 + d))];
+        float expected = 0;
+        std::vector<float> out;
+        context_->Attend(ahead.layer, q_head, query, others, out, expected);
+        // Estimated where the index does not score the whole zone.
+        const double tolerance = GetParam().kind == IndexKind::kFlat ? 1e-3 : 3;
+        EXPECT_NEAR(std::inner_product(rest + 1, rest + 1 + d, query, rest[0]), expected,
+                    tolerance);
+      }
+    }
   }
 }
 

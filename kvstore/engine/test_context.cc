@@ -288,6 +288,7 @@ absl::StatusOr<Collected> Collect(Reply& reply, int64_t tokens, int64_t kv_heads
       head.out.insert(head.out.end(), piece.out.begin(), piece.out.end());
       head.lse.insert(head.lse.end(), piece.lse.begin(), piece.lse.end());
       head.zone_lse.insert(head.zone_lse.end(), piece.zone_lse.begin(), piece.zone_lse.end());
+      head.rest.insert(head.rest.end(), piece.rest.begin(), piece.rest.end());
     }
   }
   all.statistics = reply.statistics();

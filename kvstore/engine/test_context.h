@@ -86,7 +86,7 @@ struct CollectedHead {
   std::vector<Position> ids;
   std::vector<std::vector<float>> scores;  // [group][rows]
   std::string k, v;
-  std::vector<float> out, lse, zone_lse;
+  std::vector<float> out, lse, zone_lse, rest;
   int64_t pieces = 0;
   bool operator==(const CollectedHead&) const = default;
 };

@@ -29,14 +29,15 @@ absl::StatusOr<ZoneRest> ZoneRest::Make(const ZoneRestParams& p) {
   const int64_t head_dim = p.keys->head_dim();
   RETURN_IF_ERROR(p.keys->VerifyRows(sample.data(), rows));
   thread_local std::vector<const void*> keys;
-  thread_local std::vector<float> scores, lse;
+  thread_local std::vector<float> scores, lse, out;
   keys.clear();
   for (const Position j : sample) keys.push_back(p.keys->Address(j));
   scores.resize(static_cast<size_t>(std::max<int64_t>(1, p.group * rows)));  // never null
   lse.resize(static_cast<size_t>(p.group));
   ZoneRest rest;
-  rest.at_zero_.resize(static_cast<size_t>(p.group));
-  rest.slope_.resize(static_cast<size_t>(p.group * head_dim));
+  rest.head_dim_ = head_dim;
+  rest.values_.resize(static_cast<size_t>(p.group * (head_dim + 1)));
+  out.resize(static_cast<size_t>(p.group * head_dim));
   // The mean key is what attention gives with keys for values.
   kernels::SparseAttentionParams mean;
   mean.q = p.queries;
@@ -47,24 +48,23 @@ absl::StatusOr<ZoneRest> ZoneRest::Make(const ZoneRestParams& p) {
   mean.head_dim = head_dim;
   mean.scale = p.scale;
   mean.scores = scores.data();
-  mean.out = rest.slope_.data();
+  mean.out = out.data();
   mean.lse = lse.data();
   kernels::SparseAttention(mean);
-  for (float& x : rest.slope_) x *= p.scale;
   for (int64_t h = 0; h < p.group; ++h) {
+    float* const at_zero = &rest.values_[static_cast<size_t>(h * (head_dim + 1))];
+    float* const slope = at_zero + 1;
+    for (int64_t c = 0; c < head_dim; ++c) slope[c] = p.scale * out[h * head_dim + c];
     const float over = p.given_lse[h] - p.zone_lse[h];
     const float here = over < 0 ? p.zone_lse[h] + std::log1p(-std::exp(over)) : -INFINITY;
-    const float* slope = &rest.slope_[static_cast<size_t>(h * head_dim)];
-    rest.at_zero_[static_cast<size_t>(h)] =
-        here - std::inner_product(slope, slope + head_dim, p.queries + h * head_dim, 0.0f);
+    *at_zero = here - std::inner_product(slope, slope + head_dim, p.queries + h * head_dim, 0.0f);
   }
   return rest;
 }
 
 float ZoneRest::Lse(int64_t h, const float* query) const {
-  const auto head_dim = static_cast<int64_t>(slope_.size() / at_zero_.size());
-  const float* slope = &slope_[static_cast<size_t>(h * head_dim)];
-  return std::inner_product(slope, slope + head_dim, query, at_zero_[static_cast<size_t>(h)]);
+  const float* at_zero = &values_[static_cast<size_t>(h * (head_dim_ + 1))];
+  return std::inner_product(at_zero + 1, at_zero + 1 + head_dim_, query, *at_zero);
 }
 
 }  // namespace carrel::kvstore

@@ -43,10 +43,12 @@ class ZoneRest {
 
   // Of q head h of the group, for its query [head_dim].
   float Lse(int64_t h, const float* query) const;
+  // [group, 1 + head_dim]: what the sum comes to at q = 0, and its slope, scale * m.
+  absl::Span<const float> values() const { return values_; }
 
  private:
-  std::vector<float> at_zero_;  // [group]: what the sum comes to at q = 0
-  std::vector<float> slope_;    // [group, head_dim]: scale * m
+  int64_t head_dim_ = 0;
+  std::vector<float> values_;
 };
 
 }  // namespace carrel::kvstore

@@ -112,6 +112,7 @@ void PieceToWire(const Piece& piece, const ReplyFormat& format, v1::HeadResult* 
     RowsToWire(piece.v, d, head->mutable_v());
   }
   if (!piece.zone_lse.empty()) Floats(piece.zone_lse, {group}, head->mutable_zone_lse());
+  if (!piece.rest.empty()) Floats(piece.rest, {group, 1 + d}, head->mutable_rest());
 }
 
 }  // namespace

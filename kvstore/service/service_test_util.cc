@@ -165,6 +165,7 @@ std::vector<CollectedHead> CollectWire(const Parts& parts, int64_t tokens, int64
       AppendFloats(from.out(), to.out);
       AppendFloats(from.lse(), to.lse);
       AppendFloats(from.zone_lse(), to.zone_lse);
+      AppendFloats(from.rest(), to.rest);
     }
   }
   return heads;

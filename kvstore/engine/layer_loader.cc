@@ -25,13 +25,17 @@ LayerLoader::~LayerLoader() {
 }
 
 void LayerLoader::Touch(const std::shared_ptr<const StoredContext>& stored, Layer layer) {
-  const int64_t asked = stored->LayerBytesAsked(layer.value());
-  if (asked == 0 || asked < stored->LayerBytes(layer.value()) / kLoadShare) return;
+  const auto used = [&] {
+    const int64_t asked = stored->LayerBytesAsked(layer.value());
+    return asked > 0 && asked >= stored->LayerBytes(layer.value()) / kLoadShare;
+  };
+  if (!used()) return;
   absl::MutexLock lock(&mu_);
   const bool known = std::any_of(wanted_.begin(), wanted_.end(), [&](const Wanted& wanted) {
     return wanted.stored == stored && wanted.layer == layer;
   });
-  if (!known) wanted_.push_back({stored, layer});
+  // Asked again: it may have been loaded, and forgotten, since.
+  if (!known && used()) wanted_.push_back({stored, layer});
 }
 
 int64_t LayerLoader::loads() const {

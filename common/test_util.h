@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "absl/status/status.h"
@@ -39,6 +40,10 @@ MATCHER_P2(StatusIs, code, substring,
   return status.code() == code &&
          std::string(status.message()).find(substring) != std::string::npos;
 }
+
+// Whether compute-sanitizer runs the test (./run gputest --sanitize). A kernel then takes hundreds of
+// times as long: tests do as little as starts every kernel that they start without it.
+inline bool UnderComputeSanitizer() { return std::getenv("CARREL_SANITIZE") != nullptr; }
 
 // A folder of this test's own, emptied first; parallel tests do not share it.
 std::string FreshTempDir();

@@ -180,11 +180,13 @@ ABSL_NAMESPACE_END
 
 // What orders gRPC's threads beyond its locks (its queues of atomics) is in libraries that are not instrumented: left out are races whose last step is in
 // them, and their handling of a message's bytes in headers that are compiled into us. Our own code in their callbacks is still watched.
+// A connection that was given up may be taken down by a thread of gRPC's own, which then joins the others while the program already ends.
 extern "C" const char* __tsan_default_suppressions() {
   return "race_top:grpc::\n"
          "race_top:grpc_core::\n"
          "race_top:libgrpc\n"
          "race_top:libgpr\n"
+         "thread:grpc_core::Thread::Thread\n"
          "race:grpc::internal::CallOpSet\n"
          "race:grpc::internal::CallOp\n"
          "race:grpc::internal::InterceptorBatchMethodsImpl\n"

@@ -2,7 +2,6 @@
 // retrieve.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <thread>
 
@@ -47,22 +46,47 @@ bool Prefill(const std::string& folder, const std::string& document) {
   return true;
 }
 
-// Under compute-sanitizer (./run gputest --sanitize) a kernel takes hundreds of times as long: two
-// questions about the shorter document start every kernel that all of them do.
-bool UnderSanitizer() { return std::getenv("CARREL_SANITIZE") != nullptr; }
-constexpr size_t kSanitizedQuestions = 2;
+// Under compute-sanitizer tests take a short document, a few tokens of one question, which make no
+// answer, and of configurations that start the same kernels one.
+const bool kBrief = UnderComputeSanitizer();
+
+absl::StatusOr<std::vector<testing_world::Question>> Questions(const std::string& document) {
+  auto questions = testing_world::Questions(document);
+  if (!kBrief || !questions.ok()) return questions;
+  questions->resize(1);
+  std::vector<TokenId>& prompt = (*questions)[0].prompt;
+  prompt.resize(std::min<size_t>(prompt.size(), 6));
+  return questions;
+}
+
+decoder::GenerateOptions Tokens(int64_t max_tokens) {
+  decoder::GenerateOptions options;
+  options.max_tokens = kBrief ? 2 : max_tokens;
+  return options;
+}
+
+decoder::GenerateOptions WithLogits() {
+  decoder::GenerateOptions options = Tokens(8);
+  options.keep_logits = true;
+  options.ignore_eos = true;
+  return options;
+}
+
+absl::StatusOr<std::vector<std::vector<TokenId>>> Answers(
+    decoder::Decoder& decoder, const std::vector<testing_world::Question>& questions) {
+  return testing_world::AnswerAll(decoder, questions, Tokens(64));
+}
 
 // Answers unlike those of dense decoding, among all questions.
 int64_t UnlikeDense(const std::string& folder, const std::string& document,
                     const RetrievalConfig& config, const DeviceConfig& device,
                     const std::string& what) {
-  auto questions = testing_world::Questions(document);
+  auto questions = Questions(document);
   CARREL_EXPECT_OK(questions);
   auto decoder = EmbeddedDecoder::Open(folder, "doc", config, device);
   CARREL_EXPECT_OK(decoder);
   if (!questions.ok() || !decoder.ok()) return 0;
-  if (UnderSanitizer()) questions->resize(std::min(questions->size(), kSanitizedQuestions));
-  const auto answers = testing_world::AnswerAll(*(*decoder)->operator->(), *questions);
+  const auto answers = Answers(*(*decoder)->operator->(), *questions);
   CARREL_EXPECT_OK(answers);
   if (!answers.ok()) return 0;
   int64_t unlike = 0;
@@ -90,11 +114,7 @@ RetrievalConfig Refined(const std::string& method, int64_t top_k) {
 absl::StatusOr<std::vector<float>> Logits(absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> decoder,
                                           const std::vector<TokenId>& prompt) {
   if (!decoder.ok()) return decoder.status();
-  decoder::GenerateOptions options;
-  options.max_tokens = 8;
-  options.keep_logits = true;
-  options.ignore_eos = true;
-  auto result = (**decoder)->Generate(prompt, options);
+  auto result = (**decoder)->Generate(prompt, WithLogits());
   if (!result.ok()) return result.status();
   return std::move(result->logits);
 }
@@ -191,7 +211,7 @@ std::vector<std::string> Payloads(const std::string& folder) {
 // The file of one layer cannot be written: the job fails there, as on a full disk, and the same
 // call goes on behind the layers that were finished.
 TEST(GpuTest, InterruptedPrefill_GoesOnToTheSameBytes) {
-  const auto tokens = testing_world::DocumentTokens("registry-8k");
+  const auto tokens = testing_world::DocumentTokens(kBrief ? "registry-2k" : "registry-8k");
   CARREL_ASSERT_OK(tokens);
   const std::string folder = FreshTempDir(), calm = folder + "/calm", torn = folder + "/torn";
   const auto run = [&](const std::string& store_folder) -> absl::StatusOr<prefill::PrefillReport> {
@@ -234,7 +254,7 @@ TEST(GpuTest, InterruptedPrefill_GoesOnToTheSameBytes) {
 TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));
-  const auto questions = testing_world::Questions("registry-512");
+  const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
   const auto model_only_cpu = Logits(EmbeddedDecoder::ModelOnly(), prompt);
@@ -275,7 +295,7 @@ TEST(GpuTest, SpeculativeQueries_AreAsNearAsTheCpus) {
   ASSERT_TRUE(Prefill(folder, "registry-2k"));
   auto questions = testing_world::Questions("registry-2k");
   CARREL_ASSERT_OK(questions);
-  questions->resize(std::min<size_t>(questions->size(), 6));
+  questions->resize(std::min<size_t>(questions->size(), kBrief ? 1 : 6));
   RetrievalConfig config;
   config.top_k = 100;
   config.want = decoder::Want::kRows;
@@ -300,11 +320,12 @@ TEST(GpuTest, SpeculativeQueries_AreAsNearAsTheCpus) {
 TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));
-  const auto questions = testing_world::Questions("registry-512");
+  const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
   RetrievalConfig config = Refined("hash", 40);
   for (const decoder::Budget budget : {decoder::Budget::kUniform, decoder::Budget::kLinear}) {
+    if (kBrief && budget == decoder::Budget::kUniform) continue;
     config.budget = budget;
     config.prefetch = decoder::Prefetch::kOff;
     DeviceConfig on_device = Cuda();
@@ -323,17 +344,14 @@ TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
           if (bytes == 0 &&
               (prefetch != decoder::Prefetch::kOff || map != kernels::RowMap::kVector))
             continue;
+          if (kBrief && bytes != 0 && bytes != 700'000) continue;
           config.prefetch = prefetch;
           in_host.bank = {.bytes = bytes, .map = map};
           if (prefetch != decoder::Prefetch::kOff && bytes > 700'000) in_host.bank.ahead = 1.5;
           auto decoder = EmbeddedDecoder::Open(folder, "doc", config, in_host);
           CARREL_ASSERT_OK(decoder);
           decoder::Decoder& open = *(*decoder)->operator->();
-          decoder::GenerateOptions options;
-          options.max_tokens = 8;
-          options.keep_logits = true;
-          options.ignore_eos = true;
-          const auto result = open.Generate(prompt, options);
+          const auto result = open.Generate(prompt, WithLogits());
           CARREL_ASSERT_OK(result);
           EXPECT_EQ(result->logits, *expected);
           for (const decoder::LayerStatistics& layer : open.statistics().layers) {
@@ -354,7 +372,7 @@ TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
 TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));
-  const auto questions = testing_world::Questions("registry-512");
+  const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
   DeviceConfig on_device = Cuda(), in_host = Cuda();
@@ -366,6 +384,7 @@ TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
     const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
     CARREL_ASSERT_OK(expected);
     for (const int64_t bytes : {0, 400'000}) {
+      if (kBrief && bytes == 0) continue;
       in_host.bank.bytes = bytes;
       const auto got = Logits(EmbeddedDecoder::Open(folder, "doc", config, in_host), prompt);
       CARREL_ASSERT_OK(got);
@@ -387,20 +406,21 @@ TEST(GpuTest, BanksThatMakeNoSense_AreRefused) {
 TEST(GpuTest, SequencesOneAfterAnother_SameTokens) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));
-  const auto questions = testing_world::Questions("registry-512");
+  const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   auto decoder = EmbeddedDecoder::Open(folder, "doc", RetrievalConfig(), Cuda());
   CARREL_ASSERT_OK(decoder);
-  const auto once = testing_world::AnswerAll(*(*decoder)->operator->(), *questions);
-  const auto again = testing_world::AnswerAll(*(*decoder)->operator->(), *questions);
+  const auto once = Answers(*(*decoder)->operator->(), *questions);
+  const auto again = Answers(*(*decoder)->operator->(), *questions);
   CARREL_ASSERT_OK(once);
   CARREL_ASSERT_OK(again);
   EXPECT_EQ(*once, *again);
 }
 
 TEST(GpuTest, Answers_EqualDenseDecoding) {
-  for (const std::string document : {"registry-8k", "registry-32k"}) {
-    if (UnderSanitizer() && document != "registry-8k") continue;
+  const auto documents = kBrief ? std::vector<std::string>{"registry-2k"}
+                                : std::vector<std::string>{"registry-8k", "registry-32k"};
+  for (const std::string& document : documents) {
     const std::string folder = FreshTempDir();
     if (!Prefill(folder, document))
       GTEST_SKIP() << document
@@ -420,13 +440,14 @@ TEST(GpuTest, Answers_EqualDenseDecoding) {
                             absl::StrCat("every row on the device, ", method)),
                 2);
     }
-    EXPECT_LE(UnlikeDense(folder, document, Refined("hash", 2048), zone_here,
-                          "2,048 rows by code, zone on the device"),
-              8);
+    const RetrievalConfig by_code = Refined("hash", kBrief ? 512 : 2048);
+    EXPECT_LE(
+        UnlikeDense(folder, document, by_code, zone_here, "2,048 rows by code, zone on the device"),
+        8);
     DeviceConfig zone_in_host = Cuda();
     zone_in_host.zone_in_host = true;
     zone_in_host.bank.bytes = 60'000'000;
-    RetrievalConfig ahead_in_host = Refined("hash", 2048);
+    RetrievalConfig ahead_in_host = by_code;
     ahead_in_host.prefetch = decoder::Prefetch::kSpeculative;
     EXPECT_LE(UnlikeDense(folder, document, ahead_in_host, zone_in_host,
                           "2,048 rows by code, zone in host memory, 60 MB of banks"),
@@ -436,7 +457,7 @@ TEST(GpuTest, Answers_EqualDenseDecoding) {
 
 // bf16 queries and other roundings send a few questions another way.
 TEST(GpuTest, MethodsOnTheDevice_AnswerAsOnTheCpu) {
-  const std::string folder = FreshTempDir(), document = "registry-8k";
+  const std::string folder = FreshTempDir(), document = kBrief ? "registry-2k" : "registry-8k";
   if (!Prefill(folder, document))
     GTEST_SKIP() << document << " is not here: set CARREL_SHARED to the folder that has demo/docs";
   DeviceConfig zone_here = Cuda();

@@ -147,11 +147,11 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::ModelOnly(
 }
 
 absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(
-    decoder::Decoder& decoder, const std::vector<Question>& questions) {
+    decoder::Decoder& decoder, const std::vector<Question>& questions,
+    const decoder::GenerateOptions& options) {
   std::vector<std::vector<TokenId>> answers;
   for (const Question& question : questions) {
-    ASSIGN_OR_RETURN(decoder::GenerateResult result,
-                     decoder.Generate(question.prompt, decoder::GenerateOptions()));
+    ASSIGN_OR_RETURN(decoder::GenerateResult result, decoder.Generate(question.prompt, options));
     answers.push_back(std::move(result.ids));
   }
   return answers;

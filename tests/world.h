@@ -60,7 +60,8 @@ class EmbeddedDecoder {
 };
 
 // Greedy answers to all questions, in order.
-absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(decoder::Decoder& decoder,
-                                                            const std::vector<Question>& questions);
+absl::StatusOr<std::vector<std::vector<TokenId>>> AnswerAll(
+    decoder::Decoder& decoder, const std::vector<Question>& questions,
+    const decoder::GenerateOptions& options = decoder::GenerateOptions());
 
 }  // namespace carrel::testing_world

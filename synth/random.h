@@ -1,7 +1,7 @@
 // What:   numbers drawn by counter: the same seed and index give the same number, in any order and
 //         on any number of threads.
 // Math:   normals are sums of four 16-bit uniforms with a cubic correction of the kurtosis; mean 0,
-//         variance 1, |x| < 4.
+//         variance 1, fourth moment 2.89 (a true normal's: 3), |x| < 4.
 // Cost:   about half a nanosecond a normal: loops without branches, compiled for wide vectors.
 #pragma once
 

@@ -81,11 +81,11 @@ class OutputFile final : public rocksdb::FSWritableFile {
   int64_t begun_ = 0;  // of which handed to the kernel to write
 };
 
-// The first call makes it, which RocksDB does once, but where ThreadSanitizer does not see it: two
-// threads that both call first would look like a race.
+// The first call makes the environment with its files and its clock, which RocksDB does once, but
+// where ThreadSanitizer does not see it: two threads that both call first would look like a race.
 const std::shared_ptr<rocksdb::FileSystem>& DefaultFiles() {
   static const auto& files =
-      *new std::shared_ptr<rocksdb::FileSystem>(rocksdb::FileSystem::Default());
+      *new std::shared_ptr<rocksdb::FileSystem>(rocksdb::Env::Default()->GetFileSystem());
   return files;
 }
 

@@ -40,6 +40,7 @@ class Bank {
     for (uint16_t** rows : {&k_, &v_}) {
       const std::vector<uint16_t> values = RandomBf16(rng, elements);
       CARREL_EXPECT_CUDA(cudaMallocHost(reinterpret_cast<void**>(rows), values.size() * 2));
+      if (*rows == nullptr) return;
       std::copy(values.begin(), values.end(), *rows);
     }
     if (packed) {
@@ -160,6 +161,7 @@ TEST_F(RowBankGpuTest, RandomUses_EqualReference) {
                  std::to_string(shape.slots) + " rows " + std::to_string(shape.rows) + " map " +
                  std::to_string(static_cast<int>(shape.map)));
     Bank bank(rng_, shape, trial % 8 >= 4);
+    if (HasFailure()) return;
     std::vector<std::vector<int32_t>> ids(static_cast<size_t>(shape.kv_heads));
     bool after_ahead = false;
     for (int step = 0; step < 16; ++step) {

@@ -138,7 +138,7 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
 absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
 
 // What a search does where neither request nor params say: hnsw 2 top_k and graph 3 top_k, at least
-// 128; ivf a quarter of the lists, at least 64; code 4 top_k, at least 512; int8 2 top_k, at least
+// 128; ivf an eighth of the lists, at least 16; code 4 top_k, at least 512; int8 2 top_k, at least
 // 64; flat 0.
 int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows);
 

@@ -16,7 +16,8 @@
 namespace carrel::kvstore {
 namespace {
 
-// A row scored where it lies costs as much as this many rows read in order.
+// A row scored where it lies costs as much as this many rows read in order: above a quarter of the
+// zone, reading all of it is cheaper.
 constexpr int64_t kScanRowsPerRow = 4;
 
 class IvfIndex : public Index {
@@ -122,6 +123,9 @@ absl::Status IvfIndex::Search(const SearchRequest& request, SearchScratch& s,
   }
   ScoreLists(request, s);
   ProbeLists(request, probes, s);
+  // The best lists are longer than most.
+  const auto found = static_cast<int64_t>(s.ids.size());
+  if (zone <= lists + kScanRowsPerRow * found) return ScanZone(request, keys_, s, result);
   for (int64_t h = 0; h < request.group; ++h) {
     for (const int64_t list : s.best) {
       s.scores[static_cast<size_t>(h * lists + list)] = -std::numeric_limits<float>::infinity();
@@ -129,7 +133,6 @@ absl::Status IvfIndex::Search(const SearchRequest& request, SearchScratch& s,
     s.base[static_cast<size_t>(h)] = LseOfLists(h, s);
   }
   RETURN_IF_ERROR(ScoreIds(request, keys_, s));
-  const auto found = static_cast<int64_t>(s.ids.size());
   for (int64_t h = 0; h < request.group; ++h) {
     const float of_found = kernels::LogSumExp(s.scores.data() + h * found, found);
     const float others = s.base[static_cast<size_t>(h)];

@@ -196,7 +196,7 @@ TEST(EffortsTest, OwnEffort_IsWhatEffortZeroDoes) {
 
 TEST(EffortsTest, Ladder_IsPowersOfTwoInsideTheBounds) {
   EXPECT_EQ(Ladder({.kind = IndexKind::kIvf}, 128, 1000),
-            (std::vector<int32_t>{2, 4, 8, 16, 32, 64, 128}));
+            (std::vector<int32_t>{8, 16, 32, 64, 128, 256, 512}));
   EXPECT_EQ(Ladder({.kind = IndexKind::kCode}, 128, 1000),
             (std::vector<int32_t>{128, 128, 256, 512, 1024, 2048, 4096}));
   EXPECT_EQ(Ladder({.kind = IndexKind::kGraph, .effort = 60000}, 100, 1000),

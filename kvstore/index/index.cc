@@ -177,7 +177,7 @@ int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows) {
     case IndexKind::kGraph:
       return std::max<int64_t>(128, 3 * top_k);
     case IndexKind::kIvf:
-      return std::max<int64_t>(16, IvfLists(params.ivf_lists, rows) / 8);
+      return std::max<int64_t>(64, IvfLists(params.ivf_lists, rows) / 4);
     case IndexKind::kCode:
       return std::max<int64_t>(512, 4 * top_k);
     case IndexKind::kInt8:

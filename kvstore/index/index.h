@@ -77,6 +77,7 @@ struct SearchScratch {
   std::vector<const void*> pointers;
   std::vector<float> base;
   std::vector<float> log_sizes;   // ivf: of each list
+  std::vector<uint64_t> marked;   // ivf: a bit per row of the zone
   std::vector<uint32_t> visited;  // [rows]: the walk that last came by; see NextWalk
   uint32_t walk = 0;
   std::vector<std::pair<float, uint32_t>> frontier, beam;  // heaps of (score, row)
@@ -138,7 +139,7 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
 absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
 
 // What a search does where neither request nor params say: hnsw 2 top_k and graph 3 top_k, at least
-// 128; ivf an eighth of the lists, at least 16; code 4 top_k, at least 512; int8 2 top_k, at least
+// 128; ivf a quarter of the lists, at least 64; code 4 top_k, at least 512; int8 2 top_k, at least
 // 64; flat 0.
 int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows);
 

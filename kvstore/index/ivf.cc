@@ -1,6 +1,7 @@
 #include "kvstore/index/ivf.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -16,8 +17,8 @@
 namespace carrel::kvstore {
 namespace {
 
-// A row scored where it lies costs as much as this many rows read in order: above a quarter of the
-// zone, reading all of it is cheaper.
+// A row scored where it lies costs as much as this many rows read in order: from a quarter of the
+// zone on, reading all of it is cheaper.
 constexpr int64_t kScanRowsPerRow = 4;
 
 class IvfIndex : public Index {
@@ -99,17 +100,29 @@ void IvfIndex::ProbeLists(const SearchRequest& r, int64_t probes, SearchScratch&
   const int64_t lists = blob_.header().lists, wanted = std::min(r.top_k, r.zone.rows());
   s.group_scores.resize(static_cast<size_t>(lists));
   kernels::GroupScore(s.scores.data(), r.group, lists, lists, s.base.data(), s.group_scores.data());
+  int64_t found = 0;
   for (probes = std::min(probes, lists);; probes = std::min(2 * probes, lists)) {
     s.best.resize(static_cast<size_t>(probes));
     kernels::TopK(s.group_scores.data(), lists, probes, s.best.data(), s.topk);
-    s.ids.clear();
-    for (const int64_t list : s.best) {
-      const absl::Span<const uint32_t> rows = ListInZone(list, r.zone);
-      s.ids.insert(s.ids.end(), rows.begin(), rows.end());
-    }
-    if (static_cast<int64_t>(s.ids.size()) >= wanted || probes == lists) break;
+    found = 0;
+    for (const int64_t list : s.best) found += static_cast<int64_t>(ListInZone(list, r.zone).size());
+    if (found >= wanted || probes == lists) break;
   }
-  std::sort(s.ids.begin(), s.ids.end());
+  // In the order of the zone by way of a bit per row: sorting takes longer than scoring.
+  s.marked.assign(static_cast<size_t>(r.zone.rows() + 63) / 64, 0);
+  for (const int64_t list : s.best) {
+    for (const uint32_t row : ListInZone(list, r.zone)) {
+      const auto at = static_cast<uint64_t>(row - r.zone.begin);
+      s.marked[at / 64] |= uint64_t{1} << at % 64;
+    }
+  }
+  s.ids.clear();
+  s.ids.reserve(static_cast<size_t>(found));
+  for (size_t word = 0; word < s.marked.size(); ++word) {
+    for (uint64_t bits = s.marked[word]; bits != 0; bits &= bits - 1) {
+      s.ids.push_back(r.zone.begin + static_cast<int64_t>(64 * word) + std::countr_zero(bits));
+    }
+  }
 }
 
 absl::Status IvfIndex::Search(const SearchRequest& request, SearchScratch& s,

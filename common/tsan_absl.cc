@@ -188,6 +188,8 @@ extern "C" const char* __tsan_default_suppressions() {
          "race_top:libgrpc\n"
          "race_top:libgpr\n"
          "thread:grpc_core::Thread::Thread\n"
+         "race:grpc::internal::ServerCallbackCall::Ref\n"  // a call's count, an atomic in a header
+         "race:grpc::internal::ServerCallbackCall::Unref\n"
          "race:grpc::internal::CallOpSet\n"
          "race:grpc::internal::CallOp\n"
          "race:grpc::internal::InterceptorBatchMethodsImpl\n"

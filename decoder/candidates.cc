@@ -114,8 +114,8 @@ void Candidates::KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics
   }
 }
 
-int64_t Candidates::Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool,
-                           Partial& partial) const {
+int64_t Candidates::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of,
+                           float scale, ThreadPool* pool, Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
   std::atomic<int64_t> attended{0};
   pool->ParallelFor(tokens_ * shape_.kv_heads, [&](int64_t unit) {
@@ -124,6 +124,7 @@ int64_t Candidates::Attend(const float* q, int64_t top_k, float scale, ThreadPoo
     thread_local std::vector<int64_t> best;
     thread_local std::vector<uint64_t> scratch;
     const int64_t token = unit / shape_.kv_heads, head = unit % shape_.kv_heads;
+    const int64_t top_k = top_k_of(KvHead(static_cast<int32_t>(head)));
     const Rows& rows = rows_[static_cast<size_t>(unit)];
     const int64_t n = static_cast<int64_t>(rows.ids.size());
     const float* queries = q + (token * shape_.q_heads + head * group) * d;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/ids.h"
@@ -41,8 +42,9 @@ class Candidates {
 
   // Refines every token and head and merges the attention into partial; returns the rows attended.
   // Group scores are over the zone as far as the store said what its other rows weigh.
-  int64_t Attend(const float* q, int64_t top_k, float scale, ThreadPool* pool,
-                 Partial& partial) const;
+  // top_k: of a KV head.
+  int64_t Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k, float scale,
+                 ThreadPool* pool, Partial& partial) const;
 
  private:
   struct Rows {

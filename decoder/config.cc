@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "carrel/v1/context.pb.h"
 #include "common/status.h"
 
 namespace carrel::decoder {
@@ -24,7 +25,8 @@ absl::Status ValidateHeldZone(const RetrievalConfig& config) {
   const auto refused = [](absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat("zone=host and zone=device ", why));
   };
-  if (config.select != Select::kTopK) return refused("select by top-k only");
+  if (config.select != Select::kTopK && config.select != Select::kFidelity)
+    return refused("select by fidelity or top-k only");
   if (config.estimate == Estimate::kOn)
     return refused("have no estimation term: the store estimates; estimate must be off");
   if (config.want != Want::kAttend)
@@ -193,17 +195,23 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
     return OutOfRange("mass", config.mass, "(0, 1]");
   if (config.max_rows < 0)
     return OutOfRange("max_rows", static_cast<double>(config.max_rows), "[0, infinity)");
-  if (config.max_rows > 0 && config.select == Select::kTopK) {
+  if (config.max_rows > 0 &&
+      (config.select == Select::kTopK || config.select == Select::kFidelity)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "max_rows=", config.max_rows, " bounds range and mass; top-k is its own bound"));
   }
-  if (config.select != Select::kTopK && config.prefetch != Prefetch::kOff) {
+  if (config.select == Select::kFidelity &&
+      !(config.target_error > 0 && std::isfinite(config.target_error)))
+    return OutOfRange("target_error", config.target_error, "(0, infinity)");
+  const bool by_score = config.select == Select::kRange || config.select == Select::kMass;
+  if (by_score && config.prefetch != Prefetch::kOff) {
     return absl::InvalidArgumentError(
         "prefetch asks ahead for a multiple of top_k: range and mass need prefetch=off");
   }
   if (config.select != Select::kTopK && config.budget != Budget::kUniform) {
     return absl::InvalidArgumentError(
-        "budget=linear shares out a top_k: range and mass need budget=uniform");
+        "budget=linear and measured share out a top_k: fidelity, range and mass need "
+        "budget=uniform");
   }
   if (config.estimate == Estimate::kOn && config.want != Want::kAttend) {
     return absl::InvalidArgumentError(
@@ -230,6 +238,15 @@ constexpr double kEntropyScale = 4;
 std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
                                   int64_t zone_rows) {
   std::vector<int64_t> budgets(layers, kAllRows);
+  if (config.select == Select::kFidelity) {
+    const size_t heads = config.head_rows.size() / static_cast<size_t>(layers);
+    for (int32_t i = config.dense_layers; i < layers; ++i) {
+      const auto first = config.head_rows.begin() + static_cast<int64_t>(i * heads);
+      const int64_t rows = *std::max_element(first, first + static_cast<int64_t>(heads));
+      budgets[i] = rows >= zone_rows ? kAllRows : rows;
+    }
+    return budgets;
+  }
   if (config.select != Select::kTopK) {
     std::fill(budgets.begin() + config.dense_layers, budgets.end(), kAsSelected);
     return budgets;
@@ -254,6 +271,12 @@ std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
     budgets[config.dense_layers + i] = rows >= zone_rows ? kAllRows : rows;
   }
   return budgets;
+}
+
+bool Estimates(const RetrievalConfig& config, const v1::Manifest& manifest) {
+  return config.estimate == Estimate::kOn ||
+         (config.estimate == Estimate::kAuto && config.want == Want::kAttend &&
+          manifest.summary_rows() > 0);
 }
 
 absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name) {

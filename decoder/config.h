@@ -14,6 +14,10 @@
 #include "model/device.h"
 #include "model/rope_mode.h"
 
+namespace carrel::v1 {
+class Manifest;
+}
+
 namespace carrel::decoder {
 
 enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
@@ -22,7 +26,8 @@ enum class Budget : uint8_t { kUniform = 0, kLinear = 1, kMeasured = 2 };
 
 // kRange: rows within `range` of the best score; kMass: the best rows with a share `mass` of the
 // softmax (carrel/v1/retrieval.proto, Select).
-enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2 };
+// kFidelity: of each KV head as many as reach a fidelity on what prefill measured (fidelity.h).
+enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2, kFidelity = 3 };
 
 // The estimation term: rows that are not selected count through summaries of their clusters. kAuto:
 // where want=attend and the context has summaries; never with refine.
@@ -31,6 +36,7 @@ enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 using model::Rope;  // kInfiniteHip: repositioned_attention.h
 
 inline constexpr int64_t kAllRows = -1;    // a top_k: every row of the zone
+inline constexpr int32_t kUnmeasuredDenseLayers = 2;  // of a context that prefill did not measure
 inline constexpr int64_t kAsSelected = 0;  // a layer's budget: what range or mass selects
 
 struct RetrievalConfig {
@@ -39,6 +45,11 @@ struct RetrievalConfig {
   Select select = Select::kTopK;
   double range = 0;      // kRange: in units of scaled scores; > 0
   double mass = 0;       // kMass: 0 < mass <= 1
+  double target_error = 0;  // kFidelity: > 0
+  bool or_top_k = false;    // kFidelity: a context that was not measured is attended by top_k instead
+  // kFidelity: set by Decoder::Open: [layers, kv_heads], and the error that they promise.
+  std::vector<int64_t> head_rows;
+  double promised_error = 0;
   int64_t max_rows = 0;  // kRange, kMass: bound on the rows per KV head; 0: the store's
   Estimate estimate = Estimate::kAuto;
   int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and
@@ -109,8 +120,18 @@ bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 // Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first
 // sparse layer to 3/2 top_k in the last (paper 001, its figure on per-layer budgets), or more
 // where the entropy of a layer's attention is low (in proportion to exp(-entropy / 4)). Dense
-// layers get kAllRows, and so does any layer whose share covers the zone.
+// layers get kAllRows, and so does any layer whose share covers the zone. Under kFidelity a layer's
+// number is that of the KV head that gets most.
 std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers, int64_t zone_rows);
+
+// kFidelity: of one KV head of a layer that is not dense.
+inline int64_t HeadBudget(const RetrievalConfig& config, Layer layer, KvHead head,
+                          int32_t kv_heads) {
+  return config.head_rows[static_cast<size_t>(layer.value() * kv_heads + head.value())];
+}
+
+// Whether attention has the estimation term: of a context with this manifest.
+bool Estimates(const RetrievalConfig& config, const v1::Manifest& manifest);
 
 absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name);
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
+#include "decoder/fidelity.h"
 #include "decoder/refine/host_rows.h"
 #include "decoder/row_cache.h"
 #include "model/fingerprint.h"
@@ -34,6 +35,26 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
       shape.kv_heads * std::max<int64_t>(1, rows) * (8 + 4 * shape.group());  // ids and scores
   return std::clamp<int64_t>(opened.limits().max_result_bytes() / 4 / bytes, 1,
                              std::max<int64_t>(1, opened.limits().max_query_tokens()));
+}
+
+// Rows per KV head, of what prefill measured; or top_k, where that is allowed and nothing was.
+absl::Status PlanFidelity(const v1::OpenReply& opened, RetrievalConfig& config) {
+  const v1::Manifest& manifest = opened.manifest();
+  absl::StatusOr<std::vector<HeadErrors>> heads = ErrorsOf(manifest, Estimates(config, manifest));
+  if (absl::IsFailedPrecondition(heads.status()) && config.or_top_k) {
+    config.select = Select::kTopK;
+    config.top_k = std::min(config.top_k, opened.tokens());
+    config.dense_layers = std::min<int32_t>(std::max(config.dense_layers, kUnmeasuredDenseLayers),
+                                            static_cast<int32_t>(manifest.layers()));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(heads.status());
+  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
+  RowPlan plan = PlanRows(*heads, int64_t{config.dense_layers} * manifest.kv_heads(),
+                          std::max<int64_t>(1, zone_rows), config.target_error);
+  config.head_rows = std::move(plan.rows);
+  config.promised_error = plan.error;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -94,6 +115,9 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
     config.layer_entropy_nats.assign(opened.layer_entropy_nats().begin(),
                                      opened.layer_entropy_nats().end());
   }
+  // A GPU has no term of its own yet.
+  if (device.zone_on_device || device.zone_in_host) config.estimate = Estimate::kOff;
+  if (config.select == Select::kFidelity) RETURN_IF_ERROR(PlanFidelity(opened, config));
   const std::vector<int64_t> budgets =
       LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
   if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end());

@@ -47,9 +47,7 @@ Zone::Zone(const RetrievalConfig& config, const AttentionShape& shape, const v1:
     : config_(config),
       shape_(shape),
       zone_{opened.zone_begin(), opened.zone_end()},
-      estimate_(config.estimate == Estimate::kOn ||
-                (config.estimate == Estimate::kAuto && config.want == Want::kAttend &&
-                 opened.manifest().summary_rows() > 0)),
+      estimate_(Estimates(config, opened.manifest())),
       max_top_k_(opened.limits().max_top_k()),
       max_fetch_rows_(opened.limits().max_fetch_rows()),
       budgets_(LayerBudgets(config, shape.layers, zone_.rows())),
@@ -91,6 +89,10 @@ v1::Query Zone::MakeQuery(Layer layer, const float* q, int64_t n) const {
     query.mutable_select()->set_max_rows(config_.max_rows);
   } else {
     query.mutable_select()->set_top_k(budget);
+    if (config_.select == Select::kFidelity) {
+      for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next())
+        query.add_head_top_k(HeadBudget(config_, layer, head, shape_.kv_heads));
+    }
   }
   query.set_want(WireWant(config_.want));
   query.set_effort(static_cast<uint32_t>(config_.effort));
@@ -111,6 +113,7 @@ absl::Status Zone::Prefetch(Layer layer, const float* approximate_q, int64_t n) 
   }
   v1::Query query = MakeQuery(layer, approximate_q, n);
   query.mutable_select()->set_top_k(RowsAhead(layer));
+  query.clear_head_top_k();
   query.set_speculative(true);
   query.set_estimate(false);
   query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
@@ -253,8 +256,12 @@ absl::Status Zone::FinishCandidates(Layer layer, const float* q, int64_t n, Pend
     RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true, &row_cache_, layer));
   RETURN_IF_ERROR(candidates.CheckComplete());
   const int64_t budget = budgets_[layer.value()];
-  statistics.rows_attended +=
-      candidates.Attend(q, budget == kAsSelected ? INT64_MAX : budget, scale_, pool_, partial);
+  const auto budget_of = [&](KvHead head) {
+    if (budget == kAsSelected) return INT64_MAX;
+    return config_.select == Select::kFidelity ? HeadBudget(config_, layer, head, shape_.kv_heads)
+                                               : budget;
+  };
+  statistics.rows_attended += candidates.Attend(q, budget_of, scale_, pool_, partial);
   if (row_cache_.keeps(layer)) candidates.KeepIn(row_cache_, layer, statistics.bank);
   if (pending.accepted) {
     pending.candidates.emplace(std::move(candidates));
@@ -374,6 +381,7 @@ absl::StatusOr<Candidates> Zone::ReceiveIdsAmong(Layer layer, const float* q, in
                                                  int64_t top_k, RequestId candidates) {
   v1::Query query = MakeQuery(layer, q, n);
   query.mutable_select()->set_top_k(top_k);
+  if (top_k != budgets_[layer.value()]) query.clear_head_top_k();
   query.set_among_candidates_of(candidates);
   return ReceiveIds(std::move(query), n, nullptr);
 }

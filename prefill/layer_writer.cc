@@ -10,6 +10,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/fidelity.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
@@ -88,6 +89,24 @@ class LayerSst {
   const ContextId context_;
   const Layer layer_;
 };
+
+void AddFidelity(Layer layer, KvHead head, const kvstore::HeadFidelity& fidelity,
+                 v1::Manifest& fragment) {
+  if (fidelity.queries == 0) return;
+  v1::HeadFidelity& out = *fragment.add_head_fidelity();
+  out.set_layer(layer.value());
+  out.set_kv_head(head.value());
+  out.set_queries(static_cast<uint32_t>(fidelity.queries));
+  out.set_output(static_cast<float>(fidelity.output));
+  const std::vector<double>& with = fidelity.estimate ? fidelity.with : fidelity.without;
+  for (size_t i = 0; i < fidelity.without.size(); ++i) {
+    out.add_rows(static_cast<uint32_t>(kvstore::kFidelityBudgets[i]));
+    out.add_error(static_cast<float>(with[i]));
+    out.add_error_without(static_cast<float>(fidelity.without[i]));
+  }
+  out.set_estimate(fidelity.estimate);
+  out.set_spread_share(fidelity.spread_share);
+}
 
 }  // namespace
 
@@ -191,18 +210,42 @@ struct LayerWriter::Built {
   std::vector<kvstore::SampledQueries> queries;  // before the others
   std::vector<absl::StatusOr<kvstore::AutoIndex>> indexes;
   std::vector<absl::StatusOr<std::string>> summaries;
+  std::vector<kvstore::HeadFidelity> fidelity;
 };
 
+// Summaries, and what attention with and without them leaves.
 void LayerWriter::SummariseHead(const LayerRows& rows, int32_t head, Built& built) {
-  if (summary_rows_ == 0) return;
   const absl::Time start = absl::Now();
   const int64_t d = shape_.head_dim;
   const int64_t tokens = static_cast<int64_t>(rows.k[head].size()) / d;
   const auto keys = kvstore::Rows::FromMemory(rows.k[head].data(), tokens, d);
   const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
-  built.summaries[head] = kvstore::BuildSummaries(summary_rows_, keys, values, &built.queries[head],
-                                                  options_.accelerator);
+  const kvstore::SampledQueries& queries = built.queries[head];
+  absl::StatusOr<std::string>& summaries = built.summaries[head];
+  if (summary_rows_ > 0) {
+    summaries =
+        kvstore::BuildSummaries(summary_rows_, keys, values, &queries, options_.accelerator);
+  }
   AddTime(&LayerWriterTimes::indexing, start);
+  if (!summaries.ok() || queries.samples() == 0 || options_.statistics_samples == 0) return;
+  const absl::Status status = MeasureHead(keys, values, queries, *summaries, built.fidelity[head]);
+  if (!status.ok()) summaries = status;
+  AddTime(&LayerWriterTimes::statistics, start);
+}
+
+// The summaries, if any, are told what share of their spreads counts.
+absl::Status LayerWriter::MeasureHead(const kvstore::Rows& keys, const kvstore::Rows& values,
+                                      const kvstore::SampledQueries& queries,
+                                      std::string& summaries, kvstore::HeadFidelity& fidelity) {
+  if (summaries.empty()) {
+    ASSIGN_OR_RETURN(fidelity, kvstore::MeasureFidelity(keys, values, queries, nullptr));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const kvstore::Summaries opened,
+                   kvstore::Summaries::Open(summaries, keys.count(), keys.head_dim()));
+  ASSIGN_OR_RETURN(fidelity, kvstore::MeasureFidelity(keys, values, queries, &opened));
+  kvstore::SetEstimateFit({fidelity.spread_share, !fidelity.estimate}, summaries);
+  return absl::OkStatus();
 }
 
 void LayerWriter::IndexHead(const LayerRows& rows, int32_t head, Built& built) {
@@ -306,6 +349,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) {
   Built built;
   built.indexes.assign(heads, kvstore::AutoIndex());
   built.summaries.assign(heads, std::string());
+  built.fidelity.resize(heads);
   for (int32_t head = 0; head < heads; ++head) {
     kvstore::SampledQueries queries;
     queries.group = shape_.group();
@@ -348,6 +392,9 @@ absl::Status LayerWriter::Write(const LayerRows& rows) {
     out_head.set_entropy_nats(static_cast<float>(head.entropy_nats));
     out_head.set_keys_for_75_mass(static_cast<float>(head.keys_for_75_mass));
     out_head.set_samples(static_cast<uint32_t>(head.samples));
+  }
+  for (int32_t head = 0; head < heads; ++head) {
+    AddFidelity(rows.layer, KvHead(head), built.fidelity[head], fragment);
   }
   return staging_.WriteFragment(rows.layer, fragment);
 }

@@ -31,6 +31,7 @@
 namespace carrel::kvstore {
 class Accelerator;
 class SstWriter;
+struct HeadFidelity;
 }  // namespace carrel::kvstore
 namespace carrel::v1 {
 class Manifest;
@@ -77,6 +78,9 @@ class LayerWriter {
   void Run();
   absl::Status Write(const LayerRows& rows);
   void IndexHead(const LayerRows& rows, int32_t head, Built& built);
+  static absl::Status MeasureHead(const kvstore::Rows& keys, const kvstore::Rows& values,
+                                  const kvstore::SampledQueries& queries, std::string& summaries,
+                                  kvstore::HeadFidelity& fidelity);
   void SummariseHead(const LayerRows& rows, int32_t head, Built& built);
   int RowFiles(Layer layer) const;
   // Rows of some heads, all K or all V, into a file of their own.

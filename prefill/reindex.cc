@@ -107,6 +107,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   manifest.clear_head_indexes();
   manifest.clear_layer_sizes();
   manifest.clear_head_statistics();
+  manifest.clear_head_fidelity();
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, manifest);
   manifest.set_program_version(kVersion);
   RETURN_IF_ERROR(CheckRoom(config.store_folder,

@@ -31,7 +31,8 @@ int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& contex
   }
   if (r.want == Want::kAttend) {
     const bool all =
-        r.select == Select::kAll || (r.select == Select::kTopK && r.top_k >= zone.rows());
+        r.select == Select::kAll ||
+        (r.select == Select::kTopK && r.head_top_k.empty() && r.top_k >= zone.rows());
     const int64_t states = all ? std::max<int64_t>(1, AttendSpans(zone).size()) : 1;
     bytes += 4 * states * r.tokens * shape.q_heads * (shape.head_dim + 1);
   } else if (r.select != Select::kAll) {
@@ -53,7 +54,8 @@ QueryReply::QueryReply(QueryRequest request, Session::Slot slot,
 bool QueryReply::attends_all() const {
   return request_.want == Want::kAttend && among_ == nullptr &&
          (request_.select == Select::kAll ||
-          (request_.select == Select::kTopK && request_.top_k >= zone_.rows()));
+          (request_.select == Select::kTopK && request_.head_top_k.empty() &&
+           request_.top_k >= zone_.rows()));
 }
 
 const float* QueryReply::QueriesOf(int64_t token, int32_t kv_head) const {
@@ -71,7 +73,8 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
   params.zone = zone_;
   params.queries = QueriesOf(token, kv_head);
   params.select = request_.select;
-  params.top_k = request_.top_k;
+  params.top_k = request_.head_top_k.empty() ? request_.top_k
+                                             : request_.head_top_k[static_cast<size_t>(kv_head)];
   params.range = request_.range;
   params.mass = request_.mass;
   params.max_rows = request_.max_rows;
@@ -214,6 +217,7 @@ absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected
   estimate.values = &values;
   estimate.selected = selected.ids;
   estimate.scores = selected.scores.data();
+  estimate.bound = selected.bound.empty() ? nullptr : selected.bound.data();
   estimate.out = rest.data();
   estimate.lse = rest.data() + shape.group() * shape.head_dim;
   RETURN_IF_ERROR(EstimateRest(*summaries, estimate, scratch));

@@ -92,6 +92,25 @@ Qualified QualifyByMass(const SelectParams& p, const SearchResult& found) {
   return qualified;
 }
 
+// The last of `rows` rows by group score, whose scores are [group, rows], leaves none above this.
+void BoundByLast(const float* scores, int64_t group, int64_t rows, const float* base,
+                 std::vector<float>& bound) {
+  bound.clear();
+  if (rows == 0) return;
+  float last = -INFINITY;
+  for (int64_t h = 0; h < group; ++h) last = std::max(last, scores[(h + 1) * rows - 1] - base[h]);
+  for (int64_t h = 0; h < group; ++h) bound.push_back(last + base[h]);
+}
+
+// Rows within range of the best were kept of those found: others that were found score lower.
+void BoundByRange(const SelectParams& p, const SearchResult& found, std::vector<float>& bound) {
+  const auto rows = static_cast<int64_t>(found.ids.size());
+  for (size_t h = 0; h < bound.size(); ++h) {
+    const float* scores = found.scores.data() + static_cast<int64_t>(h) * rows;
+    bound[h] = std::max(bound[h], *std::max_element(scores, scores + rows) - p.range);
+  }
+}
+
 void Keep(const SearchResult& found, int64_t group, const std::vector<int64_t>& kept,
           Selected& selected) {
   const auto rows = static_cast<int64_t>(found.ids.size());
@@ -118,6 +137,8 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
   SearchResult result;
   if (p.select == Select::kTopK) {
     RETURN_IF_ERROR(Search(p, std::min(p.top_k, zone), result));
+    BoundByLast(result.scores.data(), group, static_cast<int64_t>(result.ids.size()),
+                result.zone_lse.data(), selected.bound);
     selected.ids = std::move(result.ids);
     selected.scores = std::move(result.scores);
   } else {
@@ -129,6 +150,14 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
           p.select == Select::kRange ? QualifyByRange(p, result) : QualifyByMass(p, result);
       if (!qualified.complete && top_k < most) continue;
       Keep(result, group, qualified.rows, selected);
+      if (p.select == Select::kMass) {
+        BoundByLast(selected.scores.data(), group, static_cast<int64_t>(selected.ids.size()),
+                    result.zone_lse.data(), selected.bound);
+      } else {
+        BoundByLast(result.scores.data(), group, static_cast<int64_t>(result.ids.size()),
+                    result.zone_lse.data(), selected.bound);
+        BoundByRange(p, result, selected.bound);
+      }
       break;
     }
     selected.visited -= result.visited;
@@ -206,6 +235,7 @@ absl::Status SelectAmong(const SelectParams& p, const Candidates& among, Selecte
       selected.scores[h * kept + j] = scratch.scores[h * n + from];
     }
   }
+  BoundByLast(selected.scores.data(), group, kept, base.data(), selected.bound);
   return absl::OkStatus();
 }
 

@@ -56,6 +56,16 @@ absl::Status CheckSelect(const QueryRequest& r, const OpenContext& context,
   if (r.top_k > context.tokens()) {
     return refuse("top_k=", r.top_k, " exceeds the context's tokens=", context.tokens());
   }
+  if (r.head_top_k.empty()) return absl::OkStatus();
+  if (static_cast<int32_t>(r.head_top_k.size()) != context.shape().kv_heads) {
+    return refuse("head_top_k has ", r.head_top_k.size(), " values, the context ",
+                  context.shape().kv_heads, " KV heads");
+  }
+  for (size_t head = 0; head < r.head_top_k.size(); ++head) {
+    if (r.head_top_k[head] >= 1 && r.head_top_k[head] <= r.top_k) continue;
+    return refuse("head_top_k=", r.head_top_k[head], " of kv_head ", head,
+                  " is outside [1, top_k=", r.top_k, "]");
+  }
   return absl::OkStatus();
 }
 

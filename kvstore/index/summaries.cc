@@ -75,6 +75,7 @@ class SegmentEstimate {
     }
     ScoreClusters();
     if (p_.scores != nullptr && !selected.empty()) AdjustScores(selected);
+    if (p_.bound != nullptr) BoundScores();
     Attend(out, lse);
     return absl::OkStatus();
   }
@@ -96,6 +97,8 @@ class SegmentEstimate {
                       s_.value_scale[c], " spread ", s_.spread[c]);
       }
     }
+    const float share = p_.spread_share.value_or(summaries_.fit().spread_share);
+    for (float& spread : s_.spread) spread *= share;
     if (rows != rows_.rows()) {
       return Refuse("segment ", segment_, ": clusters of ", rows, " rows instead of ",
                     rows_.rows());
@@ -167,7 +170,7 @@ class SegmentEstimate {
     float* const squares = sum + clusters_;
     for (int64_t h = 0; h < p_.group; ++h) {
       const float* q = p_.queries + h * d_;
-      const double base = p_.scale * Dot(q, summaries_.centre().data(), d_);
+      const double base = BaseScore(h);
       const auto half = static_cast<float>(Dot(q, q, d_) * p_.scale * p_.scale / 2);
       float* scores = &s_.scores[h * clusters_];
       std::fill(s_.sums.begin(), s_.sums.end(), 0.0f);
@@ -186,11 +189,24 @@ class SegmentEstimate {
         if (gone[c] == 0 || left <= 0) continue;
         const float variance = 2 * s_.spread[c] * half;
         const float mean = scores[c] - variance / 2;
-        const float shift = std::min(-sum[c] / left, std::sqrt(variance));
+        const float shift = std::min(-sum[c] / left, 0.0f);
         const float rest = (size * variance - squares[c]) / left - shift * shift;
         scores[c] = mean + shift + std::clamp(rest, 0.0f, variance) / 2;
       }
     }
+  }
+
+  void BoundScores() {
+    for (int64_t h = 0; h < p_.group; ++h) {
+      const auto most = static_cast<float>(p_.bound[h] - BaseScore(h));
+      float* scores = &s_.scores[h * clusters_];
+      for (int64_t c = 0; c < clusters_; ++c) scores[c] = std::min(scores[c], most);
+    }
+  }
+
+  // What the centre adds to every score.
+  double BaseScore(int64_t h) const {
+    return p_.scale * Dot(p_.queries + h * d_, summaries_.centre().data(), d_);
   }
 
   void Attend(float* out, float* lse) {
@@ -283,6 +299,7 @@ absl::StatusOr<Summaries> Summaries::Open(Blob blob, int64_t rows, int64_t head_
   }
   summaries.rows_ = rows;
   summaries.cluster_rows_ = header.cluster_rows;
+  summaries.fit_ = header.fit;
   summaries.layout_ = SummaryLayout(rows, head_dim, header.cluster_rows);
   if (blob.size() != summaries.layout_.blob_bytes()) {
     return Refuse(blob.size(), " bytes instead of ", summaries.layout_.blob_bytes());
@@ -302,6 +319,7 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
   const int64_t d = summaries.head_dim();
   std::fill_n(p.out, p.group * d, 0.0f);
   std::fill_n(p.lse, p.group, -INFINITY);
+  if (summaries.fit().left_out && !p.spread_share.has_value()) return absl::OkStatus();
   scratch.selected.clear();
   for (size_t i = 0; i < p.selected.size(); ++i) {
     scratch.selected.push_back({p.selected[i], static_cast<uint32_t>(i)});

@@ -163,15 +163,22 @@ Quantised Quantise(Floats& means, int64_t d) {
   return q;
 }
 
+// Indices into [samples * group], at most kLearnedQueries.
+std::vector<int64_t> LearnedIndices(const SampledQueries& sampled) {
+  const int64_t count = sampled.samples() * sampled.group;
+  const int64_t wanted = std::min(kLearnedQueries, count);
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < wanted; ++i) indices.push_back((2 * i + 1) * count / (2 * wanted));
+  return indices;
+}
+
 // [at most kLearnedQueries, d], times the scale of attention.
 Floats LearnedQueries(const SampledQueries* sampled, int64_t d) {
   Floats queries;
   if (sampled == nullptr) return queries;
-  const auto count = static_cast<int64_t>(sampled->queries.size()) / d;
-  const int64_t wanted = std::min(kLearnedQueries, count);
   const float scale = 1 / std::sqrt(static_cast<float>(d));
-  for (int64_t i = 0; i < wanted; ++i) {
-    const float* q = &sampled->queries[(2 * i + 1) * count / (2 * wanted) * d];
+  for (const int64_t index : LearnedIndices(*sampled)) {
+    const float* q = &sampled->queries[static_cast<size_t>(index * d)];
     for (int64_t c = 0; c < d; ++c) queries.push_back(scale * q[c]);
   }
   return queries;
@@ -273,6 +280,15 @@ Floats Summarise(const SummaryPlan& plan, const SummaryLayout& layout, const Row
 
 }  // namespace
 
+std::vector<int64_t> LearnedSamples(const SampledQueries& sampled) {
+  std::vector<int64_t> samples;
+  for (const int64_t index : LearnedIndices(sampled)) {
+    const int64_t sample = index / sampled.group;
+    if (samples.empty() || samples.back() != sample) samples.push_back(sample);
+  }
+  return samples;
+}
+
 absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& keys,
                                            const Rows& values, const SampledQueries* sampled,
                                            Accelerator* accelerator) {
@@ -300,7 +316,7 @@ absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& key
     centre = Summarise(plan, layout, keys, values, blob.data());
   }
   RETURN_IF_ERROR(centre.status());
-  const std::string header = EncodeSummaryHeader({rows, d, cluster_rows}, *centre);
+  const std::string header = EncodeSummaryHeader({rows, d, cluster_rows, EstimateFit()}, *centre);
   header.copy(blob.data(), header.size());
   return blob;
 }

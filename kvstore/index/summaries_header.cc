@@ -13,7 +13,7 @@ namespace carrel::kvstore {
 namespace {
 
 constexpr char kMagic[] = {'C', 'S', 'U', 'M'};
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2, kUnfittedVersion = 1;
 constexpr int64_t kHeaderBytes = 64;
 constexpr int64_t kAlignment = 4096;
 constexpr uint64_t kMaxRows = uint64_t{1} << 40;
@@ -23,11 +23,12 @@ constexpr uint32_t kMaxHeadDim = 4096;
 struct RawHeader {
   char magic[4];
   uint16_t version;
-  uint16_t reserved;
+  uint16_t left_out;
   uint64_t rows;
   uint32_t head_dim;
   uint32_t cluster_rows;
-  char zeros[36];
+  float spread_share;
+  char zeros[32];
   uint32_t crc;
 };
 #pragma pack(pop)
@@ -52,6 +53,8 @@ std::string EncodeSummaryHeader(const SummaryHeader& header, const std::vector<f
   raw.rows = static_cast<uint64_t>(header.rows);
   raw.head_dim = static_cast<uint32_t>(header.head_dim);
   raw.cluster_rows = static_cast<uint32_t>(header.cluster_rows);
+  raw.left_out = header.fit.left_out ? 1 : 0;
+  raw.spread_share = header.fit.spread_share;
   raw.crc = Crc(raw, centre.data());
   std::string bytes(reinterpret_cast<const char*>(&raw), sizeof(raw));
   bytes.append(reinterpret_cast<const char*>(centre.data()), centre.size() * sizeof(float));
@@ -79,14 +82,34 @@ absl::StatusOr<SummaryHeader> DecodeSummaryHeader(const Blob& blob, std::vector<
   if (raw.crc != Crc(raw, blob.Address(kHeaderBytes))) {
     return refuse("the header's CRC does not fit");
   }
-  RETURN_IF_ERROR(CheckBlobVersion("summaries", raw.version, {kVersion}));
+  RETURN_IF_ERROR(CheckBlobVersion("summaries", raw.version, {kVersion, kUnfittedVersion}));
+  if (raw.version == kUnfittedVersion) {
+    raw.spread_share = kDefaultSpreadShare;
+    raw.left_out = 0;
+  }
+  if (!(raw.spread_share >= 0 && raw.spread_share <= 1) || raw.left_out > 1) {
+    return refuse("spread share ", raw.spread_share, " left out ", raw.left_out,
+                  " are out of bounds");
+  }
   centre.resize(raw.head_dim);
   std::memcpy(centre.data(), blob.Address(kHeaderBytes), centre.size() * sizeof(float));
   SummaryHeader header;
   header.rows = static_cast<int64_t>(raw.rows);
   header.head_dim = raw.head_dim;
   header.cluster_rows = raw.cluster_rows;
+  header.fit = {raw.spread_share, raw.left_out != 0};
   return header;
+}
+
+void SetEstimateFit(const EstimateFit& fit, std::string& blob) {
+  CARREL_CHECK(static_cast<int64_t>(blob.size()) >= kHeaderBytes);
+  RawHeader raw;
+  std::memcpy(&raw, blob.data(), sizeof(raw));
+  raw.version = kVersion;
+  raw.left_out = fit.left_out ? 1 : 0;
+  raw.spread_share = fit.spread_share;
+  raw.crc = Crc(raw, blob.data() + kHeaderBytes);
+  std::memcpy(blob.data(), &raw, sizeof(raw));
 }
 
 }  // namespace carrel::kvstore

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/index/blob.h"
+#include "kvstore/index/summaries.h"
 
 namespace carrel::kvstore {
 
@@ -16,6 +17,7 @@ struct SummaryHeader {
   int64_t rows = 0;
   int64_t head_dim = 0;
   int64_t cluster_rows = 0;
+  EstimateFit fit;
 };
 
 int64_t SummaryFirstOffset(int64_t head_dim);

@@ -142,6 +142,7 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
     case v1::Select::kTopK:
       request.select = Select::kTopK;
       request.top_k = query.select().top_k();
+      request.head_top_k.assign(query.head_top_k().begin(), query.head_top_k().end());
       break;
     case v1::Select::kAll:
       if (!query.select().all()) return refuse("select: all=false selects nothing");
@@ -158,6 +159,8 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
     default:
       return refuse("select is not given, expected top_k, all, range or mass");
   }
+  if (query.head_top_k_size() > 0 && request.select != Select::kTopK)
+    return refuse("head_top_k shares out a top_k, and select has none");
   request.max_rows = query.select().max_rows();
   switch (query.want()) {
     case v1::IDS:

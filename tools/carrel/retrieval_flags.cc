@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "common/status.h"
+#include "decoder/fidelity.h"
 #include "tools/carrel/mapped_rows.h"
 
 namespace carrel::tools {
@@ -19,13 +20,29 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
                        : "name of the context; without one the model sees the prompt alone");
   if (context_required) context_option.required();
   store.Declare(command);
+  CLI::Option& fidelity_option = *command.add_option(
+      "--fidelity", fidelity,
+      "how near to dense attention: fast | balanced | faithful; each KV head gets the rows that "
+      "reach it by what prefill measured (default: balanced; 128 rows and two dense layers where "
+      "the context was not measured)");
+  CLI::Option& error_option =
+      *command
+           .add_option("--target-error", target_error,
+                       "the same as a number: the mean error of attention outputs, as a share of "
+                       "theirs, that is aimed at")
+           ->excludes(&fidelity_option);
   CLI::Option& top_k_option =
-      *command.add_option("--top-k", top_k, "rows attended per KV head and token, or \"all\"")
-           ->capture_default_str();
+      *command
+           .add_option("--top-k", top_k,
+                       "instead: so many rows attended per KV head and token, or \"all\"")
+           ->excludes(&fidelity_option)
+           ->excludes(&error_option);
   command
       .add_option("--select", select,
-                  "which rows: top-k:K | range:B (scores within B of the best) | mass:P (the best "
-                  "rows with a share P of the softmax)")
+                  "instead: top-k:K | range:B (rows with scores within B of the best) | mass:P "
+                  "(the best rows with a share P of the softmax)")
+      ->excludes(&fidelity_option)
+      ->excludes(&error_option)
       ->excludes(&top_k_option);
   command.add_option("--max-rows", config.max_rows,
                      "range, mass: bound on the rows per KV head; 0: the store's");
@@ -35,8 +52,8 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
                   "| auto (where the context has summaries and want is attend)")
       ->capture_default_str();
   command.add_option("--dense-layers", dense_layers,
-                     "the first layers attend to every row; by default 2, with --rope infinitehip "
-                     "0: all of a long context would share few positions");
+                     "the first layers attend to every row; by default 2 with --top-k and "
+                     "--select, else 0");
   command.add_option("--sink", config.sink, "first rows of the context held by the decoder")
       ->capture_default_str();
   command.add_option("--local", config.local, "last rows of the context held by the decoder")
@@ -125,9 +142,28 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command.add_option("--seed", sampling.seed, "of the sampler")->capture_default_str();
 }
 
+// One of the four says which rows; without any it is fidelity, as far as the context knows.
+absl::Status RetrievalFlags::ResolveSelect() {
+  const int given = !fidelity.empty() + target_error.has_value() + !top_k.empty() + !select.empty();
+  if (given > 1) {
+    return absl::InvalidArgumentError(
+        "fidelity, target-error, top-k and select each say which rows are attended: give one");
+  }
+  if (!select.empty()) return decoder::ParseSelect(select, config);
+  if (!top_k.empty()) {
+    ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(top_k));
+    return absl::OkStatus();
+  }
+  config.select = decoder::Select::kFidelity;
+  config.or_top_k = given == 0;
+  ASSIGN_OR_RETURN(const decoder::Fidelity named,
+                   decoder::ParseFidelity(fidelity.empty() ? "balanced" : fidelity));
+  config.target_error = target_error.value_or(decoder::TargetError(named));
+  return absl::OkStatus();
+}
+
 absl::Status RetrievalFlags::Resolve() {
-  ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(top_k));
-  if (!select.empty()) RETURN_IF_ERROR(decoder::ParseSelect(select, config));
+  RETURN_IF_ERROR(ResolveSelect());
   ASSIGN_OR_RETURN(config.estimate, decoder::ParseEstimate(estimate));
   ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
   if (zone != "store" && zone != "host" && zone != "device") {
@@ -149,9 +185,11 @@ absl::Status RetrievalFlags::Resolve() {
     ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
   }
   ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
-  const int32_t usual = decoder::RetrievalConfig().dense_layers;
+  // With positions given by attention all of a long context would share few of them.
+  const bool none = config.rope == model::Rope::kInfiniteHip ||
+                    config.select == decoder::Select::kFidelity;
   config.dense_layers =
-      dense_layers.value_or(config.rope == model::Rope::kInfiniteHip ? 0 : usual);
+      dense_layers.value_or(none ? 0 : decoder::RetrievalConfig().dense_layers);
   device_config.zone_on_device = zone == "device";
   if (zone == "device" || device_config.zone_in_host) {
     if (context.empty() && device_config.device == model::Device::kCuda)

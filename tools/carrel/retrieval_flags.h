@@ -23,8 +23,10 @@ struct RetrievalFlags {
   std::string model_dir;
   std::string context;
   StoreFlags store;
-  std::string top_k = "128";
-  std::string select;  // instead of top_k
+  std::string fidelity;                 // empty: balanced, where the context was measured
+  std::optional<double> target_error;   // instead of fidelity
+  std::string top_k;                    // instead of fidelity
+  std::string select;                   // instead of fidelity
   std::string estimate = "auto";
   std::string budget = "uniform";
   std::string prefetch = "off";
@@ -44,6 +46,9 @@ struct RetrievalFlags {
   // context_required: otherwise a command may run the model alone, without a store.
   void Declare(CLI::App& command, bool context_required);
   absl::Status Resolve();  // texts into config
+
+ private:
+  absl::Status ResolveSelect();
 };
 
 // A decoder and what it needs to live.

@@ -1,0 +1,140 @@
+#include "decoder/fidelity.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "carrel/v1/context.pb.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Steps between two measured numbers of rows, which are a factor of two apart.
+constexpr int64_t kSteps = 4;
+
+// A choice for one head: k rows leave this share of the layer's mean square.
+struct Choice {
+  int64_t rows;
+  double error;
+};
+
+// What a head may take, by rows; e between measurements as a power of k.
+std::vector<Choice> ChoicesOf(const HeadErrors& head, int64_t zone_rows) {
+  std::vector<Choice> choices;
+  const double scale = head.output > 0 ? 1 / head.output : 0;
+  for (size_t i = 0; i < head.rows.size() && head.rows[i] < zone_rows; ++i) {
+    choices.push_back({head.rows[i], scale * head.error[i]});
+    if (i + 1 == head.rows.size()) break;
+    const double a = head.error[i], b = head.error[i + 1];
+    const double from = static_cast<double>(head.rows[i]), to = static_cast<double>(head.rows[i + 1]);
+    for (int64_t step = 1; step < kSteps; ++step) {
+      const double t = static_cast<double>(step) / kSteps;
+      const int64_t rows = std::llround(from * std::pow(to / from, t));
+      if (rows >= zone_rows) break;
+      const double error = a > 0 && b > 0 ? a * std::pow(b / a, t) : a + (b - a) * t;
+      choices.push_back({rows, scale * error});
+    }
+  }
+  if (head.rows.back() >= zone_rows || choices.empty()) choices.push_back({zone_rows, 0});
+  return choices;
+}
+
+const Choice& Cheapest(const std::vector<Choice>& choices, double price) {
+  return *std::min_element(choices.begin(), choices.end(), [price](const Choice& a, const Choice& b) {
+    return a.error + price * static_cast<double>(a.rows) < b.error + price * static_cast<double>(b.rows);
+  });
+}
+
+}  // namespace
+
+double TargetError(Fidelity fidelity) {
+  switch (fidelity) {
+    case Fidelity::kFast:
+      return 0.12;
+    case Fidelity::kBalanced:
+      return 0.07;
+    case Fidelity::kFaithful:
+      return 0.03;
+  }
+  return 0;
+}
+
+absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name) {
+  if (name == "fast") return Fidelity::kFast;
+  if (name == "balanced") return Fidelity::kBalanced;
+  if (name == "faithful") return Fidelity::kFaithful;
+  return absl::InvalidArgumentError(
+      absl::StrCat("fidelity=", name, " is none of fast, balanced, faithful"));
+}
+
+absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, bool estimate) {
+  const int64_t kv_heads = manifest.kv_heads(), heads = int64_t{manifest.layers()} * kv_heads;
+  if (manifest.head_fidelity().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context ", manifest.name(), " was not measured: how many rows reach a ",
+                     "fidelity is not known; carrel reindex ", manifest.name(),
+                     " --as NEW measures it, --top-k N does without"));
+  }
+  if (manifest.head_fidelity_size() != heads) {
+    return absl::DataLossError(absl::StrCat("manifest: fidelity of ", manifest.head_fidelity_size(),
+                                            " heads instead of ", heads));
+  }
+  std::vector<HeadErrors> errors(static_cast<size_t>(heads));
+  for (int64_t i = 0; i < heads; ++i) {
+    const v1::HeadFidelity& from = manifest.head_fidelity(static_cast<int>(i));
+    const auto& error = estimate ? from.error() : from.error_without();
+    HeadErrors& to = errors[static_cast<size_t>(i)];
+    to.rows.assign(from.rows().begin(), from.rows().end());
+    to.error.assign(error.begin(), error.end());
+    bool whole = from.layer() == i / kv_heads && from.kv_head() == i % kv_heads &&
+                 !to.rows.empty() && to.rows.size() == to.error.size() && to.rows.front() >= 1;
+    for (size_t j = 0; whole && j < to.rows.size(); ++j) {
+      whole = to.error[j] >= 0 && std::isfinite(to.error[j]) &&
+              (j == 0 || to.rows[j] > to.rows[j - 1]);
+    }
+    if (!whole || !(from.output() >= 0)) {
+      return absl::DataLossError(absl::StrCat("manifest: fidelity of layer ", i / kv_heads,
+                                              " kv_head ", i % kv_heads, " is not whole"));
+    }
+    to.output = from.output();
+  }
+  for (size_t first = 0; first < errors.size(); first += static_cast<size_t>(kv_heads)) {
+    double sum = 0;
+    for (int64_t h = 0; h < kv_heads; ++h) sum += errors[first + static_cast<size_t>(h)].output;
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      errors[first + static_cast<size_t>(h)].output = sum / static_cast<double>(kv_heads);
+    }
+  }
+  return errors;
+}
+
+RowPlan PlanRows(const std::vector<HeadErrors>& heads, int64_t first, int64_t zone_rows,
+                 double target) {
+  std::vector<std::vector<Choice>> choices;
+  for (size_t i = static_cast<size_t>(first); i < heads.size(); ++i) {
+    choices.push_back(ChoicesOf(heads[i], zone_rows));
+  }
+  RowPlan plan;
+  plan.rows.assign(heads.size(), 0);
+  const auto take = [&](double price) {
+    double sum = 0;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      const Choice& choice = Cheapest(choices[i], price);
+      plan.rows[static_cast<size_t>(first) + i] = choice.rows;
+      sum += choice.error;
+    }
+    plan.error = choices.empty() ? 0 : std::sqrt(sum / static_cast<double>(heads.size()));
+  };
+  double dear = 1, free = 1e-12;  // prices: too dear, and so low that all rows are taken
+  take(free);
+  if (plan.error >= target) return plan;
+  for (int step = 0; step < 60; ++step) {
+    const double price = std::sqrt(dear * free);
+    take(price);
+    (plan.error <= target ? free : dear) = price;
+  }
+  take(free);
+  return plan;
+}
+
+}  // namespace carrel::decoder

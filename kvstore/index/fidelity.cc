@@ -1,0 +1,288 @@
+#include "kvstore/index/fidelity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/status.h"
+#include "kernels/dot_score/dot_score.h"
+#include "kernels/group_score/group_score.h"
+#include "kernels/merge_states/merge_states.h"
+#include "kernels/sparse_attention/sparse_attention.h"
+#include "kernels/topk/topk.h"
+
+namespace carrel::kvstore {
+namespace {
+
+using Floats = std::vector<float>;
+
+constexpr std::array<float, 7> kSpreadShares = {0, 0.05f, 0.1f, 0.2f, 0.35f, 0.6f, 1};
+// Of kFidelityBudgets, those that the share is fitted to: 32, 128 and 512 rows.
+constexpr std::array<size_t, 3> kFittedBudgets = {2, 4, 6};
+// The term must gain this much of the error to be worth its reading.
+constexpr double kLeastGain = 0.02;
+constexpr int64_t kPieceRows = 4096;  // of the zone, attended at a time
+
+// Partial attention of a group.
+struct State {
+  Floats out, lse;
+  void Reset(int64_t group, int64_t d) {
+    out.assign(static_cast<size_t>(group * d), 0.0f);
+    lse.assign(static_cast<size_t>(group), -INFINITY);
+  }
+};
+
+// Of the samples in the last half of the document those that were held out, or all of them where
+// none was; evenly chosen.
+std::vector<int64_t> ChooseSamples(const SampledQueries& sampled, const FidelityPlan& plan,
+                                   int64_t tokens) {
+  const std::vector<int64_t> learned = LearnedSamples(sampled);
+  std::vector<int64_t> late, held_out;
+  for (int64_t i = 0; i < sampled.samples(); ++i) {
+    const Position p = sampled.positions[static_cast<size_t>(i)];
+    if (p < tokens / 2 || p >= tokens || p + 1 - plan.local <= plan.sink) continue;
+    late.push_back(i);
+    if (!std::binary_search(learned.begin(), learned.end(), i)) held_out.push_back(i);
+  }
+  const std::vector<int64_t>& from = held_out.empty() ? late : held_out;
+  const auto all = static_cast<int64_t>(from.size());
+  const int64_t affordable = std::max<int64_t>(4, plan.max_rows / std::max<int64_t>(1, tokens));
+  const int64_t wanted = std::min({all, plan.max_queries, affordable});
+  std::vector<int64_t> chosen;
+  for (int64_t i = 0; i < wanted; ++i) {
+    chosen.push_back(from[static_cast<size_t>((2 * i + 1) * all / (2 * wanted))]);
+  }
+  return chosen;
+}
+
+// One query of the group: what dense attention gives, and what is left of it.
+class QueryMeasure {
+ public:
+  QueryMeasure(const Rows& keys, const Rows& values, const SampledQueries& sampled,
+               const FidelityPlan& plan)
+      : keys_(keys),
+        values_(values),
+        sampled_(sampled),
+        plan_(plan),
+        group_(sampled.group),
+        d_(keys.head_dim()),
+        scale_(1.0f / std::sqrt(static_cast<float>(keys.head_dim()))) {}
+
+  void Start(int64_t sample) {
+    q_ = sampled_.Query(sample, 0);
+    const Position p = sampled_.positions[static_cast<size_t>(sample)];
+    zone_ = {plan_.sink, p + 1 - plan_.local};
+    window_rows_.clear();
+    for (Position j = 0; j < plan_.sink; ++j) window_rows_.push_back(j);
+    for (Position j = zone_.end; j <= p; ++j) window_rows_.push_back(j);
+    AttendRows(window_rows_, window_);
+    ScoreZone();
+    AttendZone();
+    order_.resize(static_cast<size_t>(std::min(kFidelityBudgets.back(), zone_.rows())));
+    Floats group_scores(static_cast<size_t>(zone_.rows()));
+    kernels::GroupScore(scores_.data(), group_, zone_.rows(), zone_.rows(), zone_lse_.data(),
+                        group_scores.data());
+    kernels::TopK(group_scores.data(), zone_.rows(), static_cast<int64_t>(order_.size()),
+                  order_.data(), topk_);
+    last_score_ = std::move(group_scores);
+  }
+
+  double output() const { return Square(dense_.out, nullptr); }
+  RowRange zone() const { return zone_; }
+
+  // Mean over the group of |out - dense|^2 with the best `rows`, without the term.
+  double Select(int64_t rows) {
+    rows = std::min<int64_t>(rows, static_cast<int64_t>(order_.size()));
+    selected_.clear();
+    selected_scores_.resize(static_cast<size_t>(group_ * rows));
+    v_.clear();
+    for (int64_t j = 0; j < rows; ++j) {
+      selected_.push_back(zone_.begin + order_[static_cast<size_t>(j)]);
+      v_.push_back(values_.Address(selected_.back()));
+      for (int64_t h = 0; h < group_; ++h) {
+        selected_scores_[static_cast<size_t>(h * rows + j)] =
+            scores_[static_cast<size_t>(h * zone_.rows() + order_[static_cast<size_t>(j)])];
+      }
+    }
+    bound_.clear();
+    const float last = last_score_[static_cast<size_t>(order_[static_cast<size_t>(rows - 1)])];
+    for (int64_t h = 0; h < group_; ++h) bound_.push_back(last + zone_lse_[static_cast<size_t>(h)]);
+    sparse_.Reset(group_, d_);
+    Attend(selected_scores_, sparse_);
+    kernels::MergeStates(sparse_.out.data(), sparse_.lse.data(), window_.out.data(),
+                         window_.lse.data(), group_, d_);
+    return Square(sparse_.out, dense_.out.data());
+  }
+
+  // After Select: the same with the term.
+  absl::StatusOr<double> Estimate(const Summaries& summaries, float share) {
+    rest_.Reset(group_, d_);
+    EstimateParams params;
+    params.queries = q_;
+    params.group = group_;
+    params.scale = scale_;
+    params.zone = zone_;
+    params.values = &values_;
+    params.selected = selected_;
+    params.scores = selected_scores_.data();
+    params.bound = bound_.data();
+    params.spread_share = share;
+    params.out = rest_.out.data();
+    params.lse = rest_.lse.data();
+    RETURN_IF_ERROR(EstimateRest(summaries, params, scratch_));
+    kernels::MergeStates(rest_.out.data(), rest_.lse.data(), sparse_.out.data(),
+                         sparse_.lse.data(), group_, d_);
+    return Square(rest_.out, dense_.out.data());
+  }
+
+ private:
+  // scores_ [group, zone rows], zone_lse_ [group].
+  void ScoreZone() {
+    const int64_t rows = zone_.rows();
+    scores_.resize(static_cast<size_t>(group_ * rows));
+    keys_.ForEachPiece(zone_, [&](Position at, const void* address, int64_t count) {
+      kernels::DotScore(q_, group_, d_, address, count, scale_,
+                        scores_.data() + (at - zone_.begin), rows);
+    });
+    zone_lse_.clear();
+    for (int64_t h = 0; h < group_; ++h) {
+      zone_lse_.push_back(kernels::LogSumExp(scores_.data() + h * rows, rows));
+    }
+  }
+
+  void AttendZone() {
+    dense_ = window_;
+    State piece;
+    Floats scores;
+    for (int64_t at = 0; at < zone_.rows(); at += kPieceRows) {
+      const int64_t rows = std::min(kPieceRows, zone_.rows() - at);
+      v_.clear();
+      scores.clear();
+      for (int64_t j = 0; j < rows; ++j) v_.push_back(values_.Address(zone_.begin + at + j));
+      for (int64_t h = 0; h < group_; ++h) {
+        const float* from = scores_.data() + h * zone_.rows() + at;
+        scores.insert(scores.end(), from, from + rows);
+      }
+      piece.Reset(group_, d_);
+      Attend(scores, piece);
+      kernels::MergeStates(dense_.out.data(), dense_.lse.data(), piece.out.data(),
+                           piece.lse.data(), group_, d_);
+    }
+  }
+
+  // To the rows of v_, whose scores are given.
+  void Attend(Floats& scores, State& state) {
+    kernels::SparseAttentionParams params;
+    params.group = group_;
+    params.v = v_.data();
+    params.rows = static_cast<int64_t>(v_.size());
+    params.head_dim = d_;
+    params.scale = scale_;
+    params.scores = scores.data();
+    params.out = state.out.data();
+    params.lse = state.lse.data();
+    kernels::SparseAttention(params);
+  }
+
+  void AttendRows(const std::vector<Position>& rows, State& state) {
+    std::vector<const void*> k;
+    v_.clear();
+    for (const Position j : rows) {
+      k.push_back(keys_.Address(j));
+      v_.push_back(values_.Address(j));
+    }
+    Floats scores(static_cast<size_t>(group_) * std::max<size_t>(1, rows.size()));
+    kernels::DotScoreRows(q_, group_, d_, k.data(), static_cast<int64_t>(k.size()), scale_,
+                          scores.data(), static_cast<int64_t>(k.size()));
+    state.Reset(group_, d_);
+    Attend(scores, state);
+  }
+
+  // Mean over the group of |a - b|^2, b null: 0.
+  double Square(const Floats& a, const float* b) const {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      const double x = double{a[i]} - (b == nullptr ? 0.0 : double{b[i]});
+      sum += x * x;
+    }
+    return sum / static_cast<double>(group_);
+  }
+
+  const Rows& keys_;
+  const Rows& values_;
+  const SampledQueries& sampled_;
+  const FidelityPlan& plan_;
+  const int64_t group_, d_;
+  const float scale_;
+  const float* q_ = nullptr;
+  RowRange zone_;
+  std::vector<Position> window_rows_, selected_;
+  State window_, dense_, sparse_, rest_;
+  Floats scores_, zone_lse_, last_score_, selected_scores_, bound_;
+  std::vector<int64_t> order_;
+  std::vector<uint64_t> topk_;
+  std::vector<const void*> v_;
+  EstimateScratch scratch_;
+};
+
+}  // namespace
+
+absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& values,
+                                             const SampledQueries& sampled,
+                                             const Summaries* summaries,
+                                             const FidelityPlan& plan) {
+  if (plan.sink < 0 || plan.local < 1 || plan.max_queries < 1 || plan.max_rows < 1 ||
+      sampled.head_dim != keys.head_dim() || values.count() != keys.count()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "fidelity: sink=", plan.sink, " local=", plan.local, " max_queries=", plan.max_queries,
+        " max_rows=", plan.max_rows, ", queries of ", sampled.head_dim, ", ", keys.count(),
+        " keys of ", keys.head_dim(), " and ", values.count(), " V rows"));
+  }
+  HeadFidelity fidelity;
+  fidelity.spread_share = kDefaultSpreadShare;
+  const std::vector<int64_t> samples = ChooseSamples(sampled, plan, keys.count());
+  if (samples.empty()) {
+    fidelity.estimate = summaries != nullptr;
+    return fidelity;
+  }
+  RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
+  RETURN_IF_ERROR(values.Verify({0, values.count()}));
+  constexpr size_t kBudgets = kFidelityBudgets.size(), kShares = kSpreadShares.size();
+  std::vector<double> without(kBudgets), with(kBudgets * kShares);
+  QueryMeasure measure(keys, values, sampled, plan);
+  for (const int64_t sample : samples) {
+    measure.Start(sample);
+    fidelity.output += measure.output();
+    for (size_t b = 0; b < kBudgets; ++b) {
+      if (kFidelityBudgets[b] >= measure.zone().rows()) break;  // every row: no error
+      without[b] += measure.Select(kFidelityBudgets[b]);
+      for (size_t s = 0; summaries != nullptr && s < kShares; ++s) {
+        ASSIGN_OR_RETURN(const double error, measure.Estimate(*summaries, kSpreadShares[s]));
+        with[b * kShares + s] += error;
+      }
+    }
+  }
+  const auto n = static_cast<double>(samples.size());
+  fidelity.queries = static_cast<int64_t>(samples.size());
+  fidelity.output /= n;
+  for (const double error : without) fidelity.without.push_back(error / n);
+  if (summaries == nullptr) return fidelity;
+  const auto fitted = [&](const auto& of) {
+    double sum = 0;
+    for (const size_t b : kFittedBudgets) sum += of(b);
+    return sum;
+  };
+  size_t best = 0;
+  double least = INFINITY;
+  for (size_t s = 0; s < kShares; ++s) {
+    const double sum = fitted([&](size_t b) { return with[b * kShares + s]; });
+    if (sum < least) least = sum, best = s;
+  }
+  fidelity.spread_share = kSpreadShares[best];
+  fidelity.estimate =
+      least <= (1 - kLeastGain) * fitted([&](size_t b) { return without[b]; });
+  for (size_t b = 0; b < kBudgets; ++b) fidelity.with.push_back(with[b * kShares + best] / n);
+  return fidelity;
+}
+
+}  // namespace carrel::kvstore

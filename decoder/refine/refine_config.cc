@@ -73,6 +73,15 @@ Setters HipSetters(HipConfig& hip) {
           {"seed", Number(hip.seed, 0, std::numeric_limits<int64_t>::max())}};
 }
 
+Setters HashSetters(HashConfig& hash) {
+  return {{"codes", OneOf<HashSource>(hash.source, {{"auto", HashSource::kAuto},
+                                                    {"random", HashSource::kRandom},
+                                                    {"stored", HashSource::kStored}})},
+          {"bits", Number(hash.bits, 32, 256)},
+          {"seed", Number(hash.seed, 0, std::numeric_limits<int64_t>::max())},
+          {"oversample", Number(hash.oversample, 1, kMaxRefineOversample)}};
+}
+
 struct Presets {
   std::vector<int64_t> refresh = {16, 8, 4};
   bool scaled = false;
@@ -114,6 +123,19 @@ Setters InfiniteHipSetters(InfiniteHipConfig& config, Presets& presets) {
       {"block_q", Number(config.block_q, 1, 1024)}};
 }
 
+// random: bits or seed are given, which random codes alone have.
+absl::Status FinishHash(bool random, HashConfig& hash) {
+  if (hash.bits % 32 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("bits=", hash.bits, " is not a multiple of 32"));
+  }
+  if (random && hash.source == HashSource::kStored) {
+    return absl::InvalidArgumentError(
+        "stored codes have their own bits; bits and seed go with random");
+  }
+  if (random) hash.source = HashSource::kRandom;
+  return absl::OkStatus();
+}
+
 absl::Status CheckHip(const HipConfig& hip) {
   if (hip.votes > hip.ensemble) {
     return absl::InvalidArgumentError(
@@ -147,39 +169,28 @@ absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
       setters = InfiniteHipSetters(config.infinite_hip, presets);
       break;
     case RefineKind::kHash:
-      setters = {
-          {"codes", OneOf<HashSource>(config.hash.source, {{"random", HashSource::kRandom},
-                                                           {"stored", HashSource::kStored}})},
-          {"bits", Number(config.hash.bits, 32, 256)},
-          {"seed", Number(config.hash.seed, 0, std::numeric_limits<int64_t>::max())}};
+      setters = HashSetters(config.hash);
       break;
     case RefineKind::kChannels:
       setters = {{"by", OneOf<ChannelScore>(config.channels.by, {{"q", ChannelScore::kQ},
                                                                  {"k", ChannelScore::kK},
                                                                  {"qk", ChannelScore::kQK}})},
-                 {"share", Number(config.channels.share, 4, 16)}};
+                 {"share", Number(config.channels.share, 4, 16)},
+                 {"oversample", Number(config.channels.oversample, 1, kMaxRefineOversample)}};
       break;
   }
-  bool bits_given = false, seed_given = false, stages_given = false;
+  bool random_given = false, stages_given = false;
   for (const auto& [key, value] : split.settings) {
     const auto setter = setters.find(key);
     if (setter == setters.end()) return NoSuchParameter("refine", text, split.name, key, setters);
     RETURN_IF_ERROR(Annotate(setter->second(value), absl::StrCat("refine=", text, ": ", key)));
-    bits_given = bits_given || key == "bits";
-    seed_given = seed_given || key == "seed";
+    random_given = random_given || key == "bits" || key == "seed";
     stages_given = stages_given || key == "stages";
     presets.given = presets.given || key == "preset" || key == "survivors";
   }
   RETURN_IF_ERROR(Annotate(CheckHip(config.hip), absl::StrCat("refine=", text)));
   if (config.kind == RefineKind::kHash) {
-    if (config.hash.bits % 32 != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("refine=", text, ": bits=", config.hash.bits, " is not a multiple of 32"));
-    }
-    if (config.hash.source == HashSource::kStored && (bits_given || seed_given)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "refine=", text, ": stored codes have their own bits; bits and seed go with random"));
-    }
+    RETURN_IF_ERROR(Annotate(FinishHash(random_given, config.hash), absl::StrCat("refine=", text)));
   }
   if (stages_given) {
     if (!presets.given) return config;

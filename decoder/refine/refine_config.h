@@ -46,12 +46,17 @@ struct InfiniteHipConfig {
   std::vector<InfiniteHipStage> stages = {{256, 32768, 0, 16}, {32, 8192, 0, 8}, {8, 0, 1, 4}};
 };
 
-enum class HashSource : uint8_t { kRandom = 0, kStored = 1 };
+// Codes and labels choose candidates, exact scores choose rows among them.
+inline constexpr int64_t kMaxRefineOversample = 64;
+
+// kStored: codes and directions of the context's code index, which then sets the bits. kAuto: those
+// where the context has them, random ones otherwise.
+enum class HashSource : uint8_t { kAuto = 0, kRandom = 1, kStored = 2 };
 struct HashConfig {
-  // kStored: codes and directions of the context's code index, which then sets the bits.
-  HashSource source = HashSource::kRandom;
-  int64_t bits = 128;  // kRandom: a multiple of 32 in 32 .. 256
-  uint64_t seed = 0;   // kRandom
+  HashSource source = HashSource::kAuto;
+  int64_t bits = 128;      // of random codes: a multiple of 32 in 32 .. 256
+  uint64_t seed = 0;       // of random codes
+  int64_t oversample = 4;  // candidates per row of the budget; 1: codes alone choose. 1 .. 64
 };
 
 enum class ChannelScore : uint8_t { kQ = 0, kK = 1, kQK = 2 };
@@ -59,6 +64,7 @@ struct ChannelConfig {
   // Which channels are important: those with the largest mean |q_c|, |k_c| or |q_c k_c|.
   ChannelScore by = ChannelScore::kQ;  // the paper's choice under GQA
   int64_t share = 4;                   // head_dim / share channels are kept: 4 .. 16
+  int64_t oversample = 4;              // as HashConfig
 };
 
 struct RefineConfig {
@@ -74,8 +80,8 @@ struct RefineConfig {
 // infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget
 // infinitehip:stages=CHUNK:SURVIVORS:REFRESH/..,block_q=   SURVIVORS: tokens, or Nx: N budgets
-// hash:codes=random|stored,bits=,seed=
-// channels:by=q|k|qk,share=
+// hash:codes=auto|random|stored,bits=,seed=,oversample=   bits or seed: codes are random
+// channels:by=q|k|qk,share=,oversample=
 absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text);
 absl::string_view RefineKindName(RefineKind kind);
 

@@ -42,6 +42,16 @@ Setter Number(T& to, int64_t least, int64_t most) {
   };
 }
 
+Setter Oversample(int64_t& to) {
+  return [&to](absl::string_view text) {
+    if (text == "auto") {
+      to = kAutoOversample;
+      return absl::OkStatus();
+    }
+    return Number(to, 1, kMaxOversample)(text);
+  };
+}
+
 template <typename T>
 Setter OneOf(T& to, std::vector<std::pair<std::string, T>> words) {
   return [&to, words = std::move(words)](absl::string_view text) {
@@ -79,7 +89,7 @@ Setters HashSetters(HashConfig& hash) {
                                                     {"stored", HashSource::kStored}})},
           {"bits", Number(hash.bits, 32, 256)},
           {"seed", Number(hash.seed, 0, std::numeric_limits<int64_t>::max())},
-          {"oversample", Number(hash.oversample, 1, kMaxRefineOversample)}};
+          {"oversample", Oversample(hash.oversample)}};
 }
 
 struct Presets {
@@ -153,6 +163,40 @@ absl::string_view RefineKindName(RefineKind kind) {
   return "unknown";
 }
 
+int64_t OversampleOf(const RefineConfig& config, int64_t automatic) {
+  const RefineConfig resolved = WithOversample(config, automatic);
+  if (config.kind == RefineKind::kHash) return resolved.hash.oversample;
+  return config.kind == RefineKind::kChannels ? resolved.channels.oversample : 1;
+}
+
+RefineConfig WithOversample(RefineConfig config, int64_t automatic) {
+  for (int64_t* oversample : {&config.hash.oversample, &config.channels.oversample}) {
+    if (*oversample == kAutoOversample) *oversample = automatic;
+  }
+  return config;
+}
+
+std::string DescribeRefine(const RefineConfig& config) {
+  constexpr absl::string_view kSources[] = {"auto", "random", "stored"};
+  constexpr absl::string_view kScores[] = {"q", "k", "qk"};
+  const auto oversample = [](int64_t x) {
+    return absl::StrCat(",oversample=", x == kAutoOversample ? "auto" : absl::StrCat(x));
+  };
+  const absl::string_view name = RefineKindName(config.kind);
+  switch (config.kind) {
+    case RefineKind::kHash:
+      return absl::StrCat(
+          name, ":codes=", kSources[static_cast<size_t>(config.hash.source)],
+          config.hash.source == HashSource::kRandom ? absl::StrCat(",bits=", config.hash.bits) : "",
+          oversample(config.hash.oversample));
+    case RefineKind::kChannels:
+      return absl::StrCat(name, ":by=", kScores[static_cast<size_t>(config.channels.by)],
+                          ",share=", config.channels.share, oversample(config.channels.oversample));
+    default:
+      return std::string(name);
+  }
+}
+
 absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
   const NamedSettings split = SplitNamedSettings(text);
   RefineConfig config;
@@ -176,7 +220,7 @@ absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
                                                                  {"k", ChannelScore::kK},
                                                                  {"qk", ChannelScore::kQK}})},
                  {"share", Number(config.channels.share, 4, 16)},
-                 {"oversample", Number(config.channels.oversample, 1, kMaxRefineOversample)}};
+                 {"oversample", Oversample(config.channels.oversample)}};
       break;
   }
   bool random_given = false, stages_given = false;

@@ -47,10 +47,29 @@ TEST(ParseRefineTest, Parameters_ReachTheirMethod) {
   CARREL_ASSERT_OK(channels);
   EXPECT_EQ(channels->channels.by, ChannelScore::kQK);
   EXPECT_EQ(channels->channels.share, 16);
-  EXPECT_EQ(channels->channels.oversample, ChannelConfig().oversample);
+  EXPECT_EQ(channels->channels.oversample, kAutoOversample);
+  EXPECT_EQ(ParseRefine("channels:oversample=auto")->channels.oversample, kAutoOversample);
   EXPECT_EQ(ParseRefine("channels:oversample=7")->channels.oversample, 7);
   EXPECT_EQ(ParseRefine("hash:codes=stored")->hash.source, HashSource::kStored);
   EXPECT_EQ(ParseRefine("hash:oversample=64")->hash.oversample, 64);
+}
+
+TEST(OversampleOfTest, Auto_IsWhatTheZoneSays) {
+  EXPECT_EQ(OversampleOf(*ParseRefine("hash")), kOversample);
+  EXPECT_EQ(OversampleOf(*ParseRefine("channels"), 1), 1);
+  EXPECT_EQ(OversampleOf(*ParseRefine("hash:oversample=9"), 1), 9);
+  EXPECT_EQ(OversampleOf(*ParseRefine("exact")), 1);
+  EXPECT_EQ(WithOversample(*ParseRefine("channels"), 3).channels.oversample, 3);
+}
+
+TEST(DescribeRefineTest, HashAndChannels_SayWhatChoosesAndHowMany) {
+  EXPECT_EQ(DescribeRefine(*ParseRefine("exact")), "exact");
+  EXPECT_EQ(DescribeRefine(*ParseRefine("hash:codes=stored,oversample=2")),
+            "hash:codes=stored,oversample=2");
+  EXPECT_EQ(DescribeRefine(WithOversample(*ParseRefine("hash:bits=64"), 4)),
+            "hash:codes=random,bits=64,oversample=4");
+  EXPECT_EQ(DescribeRefine(*ParseRefine("channels:by=qk")),
+            "channels:by=qk,share=4,oversample=auto");
 }
 
 TEST(ParseRefineTest, CodesOfHash_BitsOrSeedMakeThemRandom) {

@@ -149,7 +149,7 @@ absl::Status ValidateCudaRefine(const RefineConfig& refine) {
       if (refine.infinite_hip.block_q == 1) return absl::OkStatus();
       return NotOnGpu("infinitehip", "block_q", refine.infinite_hip.block_q, "1");
     case RefineKind::kHash:
-      if (hash.source == HashSource::kStored || hash.bits == 64 || hash.bits == 128 ||
+      if (hash.source != HashSource::kRandom || hash.bits == 64 || hash.bits == 128 ||
           hash.bits == 256) {
         return absl::OkStatus();
       }
@@ -164,7 +164,8 @@ bool RefineNeedsHostRows(const RefineConfig& refine) {
 }
 
 bool RefineReadsKeys(const RefineConfig& refine) {
-  return refine.kind != RefineKind::kHash && refine.kind != RefineKind::kChannels;
+  return (refine.kind != RefineKind::kHash && refine.kind != RefineKind::kChannels) ||
+         OversampleOf(refine, 1) > 1;
 }
 
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {

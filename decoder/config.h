@@ -113,7 +113,8 @@ absl::Status ValidateCudaRefine(const RefineConfig& refine);
 // Whether a decoder needs the context's rows, or what prefill left beside them, in this host's
 // memory: always on the CPU; on the GPU for methods that are calibrated by them.
 bool RefineNeedsHostRows(const RefineConfig& refine);
-// Whether a method reads keys whenever it chooses, and not only what it made of them before.
+// Whether a method whose zone lies across a bus reads keys whenever it chooses, and not only what it
+// made of them before.
 bool RefineReadsKeys(const RefineConfig& refine);
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 

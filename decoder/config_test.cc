@@ -201,6 +201,15 @@ TEST(ValidateCudaRefineTest, ParametersWithoutACudaForm_AreNamed) {
   refused("hash:bits=96", "bits=96 has no CUDA form; zone=device serves 64, 128 and 256");
 }
 
+TEST(RefineReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
+  for (const char* refine : {"hash", "channels", "hash:oversample=1", "channels:oversample=auto"}) {
+    EXPECT_FALSE(RefineReadsKeys(*ParseRefine(refine))) << refine;
+  }
+  for (const char* refine : {"exact", "hip", "infinitehip", "hash:oversample=2"}) {
+    EXPECT_TRUE(RefineReadsKeys(*ParseRefine(refine))) << refine;
+  }
+}
+
 TEST(NeedsHostRowsTest, OnTheGpu_OnlyWhatIsCalibratedByThem) {
   DeviceConfig here, there;
   there.device = model::Device::kCuda;

@@ -57,8 +57,9 @@ int64_t AttentionWorkspaceBytes(const AttentionShape& shape, int64_t rows) {
 }  // namespace
 
 absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConfig& bank,
-                                            const RefineConfig& refine, const AttentionShape& shape,
+                                            const RefineConfig& given, const AttentionShape& shape,
                                             RowRange zone, const HostRows* host_rows) {
+  const RefineConfig refine = WithOversample(given, 1);  // keys cross the bus
   int64_t bytes = AttentionWorkspaceBytes(shape, plan.rows) +
                   shape.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters)) +
                   CudaZoneRows::Bytes(shape) +
@@ -83,12 +84,13 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConf
 }
 
 absl::StatusOr<CudaHostZone> CudaHostZone::Create(const BankPlan& plan, const BankConfig& bank,
-                                                  const RefineConfig& refine,
+                                                  const RefineConfig& given,
                                                   const AttentionShape& shape, RowRange zone,
                                                   int64_t max_fetch_rows, StoreClient* client,
                                                   const HostRows* rows, ThreadPool* pool,
                                                   const cuda::Stream& stream) {
   CARREL_CHECK(zone.rows() == plan.rows);
+  const RefineConfig refine = WithOversample(given, 1);
   CudaHostZone out;
   out.plan_ = plan;
   out.bank_ = bank;

@@ -11,6 +11,7 @@
 #include "kernels/hash_encode/hash_encode.h"
 #include "kernels/hip_select/hip_select.h"
 #include "kernels/infinitehip_stage/infinitehip_stage.h"
+#include "kernels/rescore_rows/rescore_rows.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 #include "kernels/topk/topk.h"
 #include "kernels/topk/topk_cuda.h"
@@ -24,6 +25,7 @@ using namespace carrel::kernels;
 constexpr int64_t kHipBlock = 2, kWidth = 32;  // keys of a block; channels of a label: head_dim / 4
 // Layers in turn: what a step reads is so old when its layer comes again that L2 has lost it.
 constexpr int64_t kLayers = 12;
+constexpr int64_t kMostOversample = 8;
 
 struct StageShape {
   int64_t chunk, wanted;
@@ -55,10 +57,11 @@ struct Layers {
   int64_t n = 0;
   uint16_t *q = nullptr, *k = nullptr, *v = nullptr, *matrix = nullptr;
   uint32_t *query_codes = nullptr, *codes = nullptr;
-  int32_t *ids = nullptr, *row_count = nullptr, *ranges = nullptr, *range_count = nullptr;
+  int32_t *ids = nullptr, *candidates = nullptr, *row_count = nullptr, *ranges = nullptr,
+          *range_count = nullptr;
   int32_t* channels = nullptr;
   float *least = nullptr, *step = nullptr, *scores = nullptr;
-  float *best = nullptr, *out = nullptr, *lse = nullptr;
+  float *out = nullptr, *lse = nullptr;
   void *attention_workspace = nullptr, *hip_workspace = nullptr, *stage_workspace = nullptr;
   void *hash_workspace = nullptr, *channel_workspace = nullptr, *topk_workspace = nullptr;
 
@@ -71,6 +74,7 @@ struct Layers {
     query_codes = Allocate<uint32_t>(kQHeads * kBits / 32);
     codes = Allocate<uint32_t>(kLayers * rows * kBits / 32);  // of hash, and labels of channels
     ids = Allocate<int32_t>(kLayers * kKvHeads * kTopK);
+    candidates = Allocate<int32_t>(kKvHeads * kTopK * kMostOversample);
     row_count = Allocate<int32_t>(kLayers * kKvHeads);
     ranges = Allocate<int32_t>(kLayers * kStageCount * kKvHeads * MostRanges() * 2);
     range_count = Allocate<int32_t>(kLayers * kStageCount * kKvHeads);
@@ -78,7 +82,6 @@ struct Layers {
     least = Allocate<float>(kKvHeads * kWidth);
     step = Allocate<float>(kKvHeads * kWidth);
     scores = Allocate<float>(rows);
-    best = Allocate<float>(kKvHeads * kTopK);
     out = Allocate<float>(kQHeads * kHeadDim);
     lse = Allocate<float>(kQHeads);
     const auto workspace = [](size_t bytes) {
@@ -90,7 +93,7 @@ struct Layers {
     stage_workspace = workspace(InfiniteHipStageWorkspaceBytes(Stage(0, 0)));
     hash_workspace = workspace(HammingTopKWorkspaceBytes(Hash(0)));
     channel_workspace = workspace(ChannelScoreWorkspaceBytes(kKvHeads, kGroup));
-    topk_workspace = workspace(TopKWorkspaceBytes(kKvHeads, kTopK));
+    topk_workspace = workspace(TopKWorkspaceBytes(kKvHeads, 0));
     const auto seed = [&] { return bench.rng()(); };
     CARREL_CHECK_CUDA(FillNormalBf16(q, kLayers * kQHeads * kHeadDim, 1.0f, seed()));
     CARREL_CHECK_CUDA(FillNormalBf16(k, kLayers * rows * kHeadDim, 1.0f, seed()));
@@ -199,7 +202,11 @@ struct Layers {
   HashEncodeParams Encode(int64_t layer) const {
     return {Queries(layer), matrix, query_codes, kKvHeads, kGroup, kGroup, kGroup, kHeadDim, kBits};
   }
-  HammingTopKParams Hash(int64_t layer) const {
+  // Where a method puts its choice.
+  int32_t* Chosen(int64_t layer, int64_t oversample) const {
+    return oversample == 1 ? Ids(layer) : candidates;
+  }
+  HammingTopKParams Hash(int64_t layer, int64_t oversample = 1) const {
     return {.queries = query_codes,
             .codes = Codes(layer),
             .kv_heads = kKvHeads,
@@ -207,8 +214,8 @@ struct Layers {
             .bits = kBits,
             .rows = n,
             .code_stride = n,
-            .k = kTopK,
-            .ids = Ids(layer),
+            .k = oversample * kTopK,
+            .ids = Chosen(layer, oversample),
             .workspace = hash_workspace};
   }
   ChannelScoreParams Channels(int64_t layer) const {
@@ -228,8 +235,29 @@ struct Layers {
             .scores = scores,
             .workspace = channel_workspace};
   }
-  TopKCudaParams Best(int64_t layer) const {
-    return {scores, kKvHeads, n, n, kTopK, Ids(layer), best, topk_workspace};
+  TopKCudaParams Best(int64_t layer, int64_t oversample) const {
+    return {.scores = scores,
+            .kv_heads = kKvHeads,
+            .n = n,
+            .score_stride = n,
+            .k = oversample * kTopK,
+            .ids = Chosen(layer, oversample),
+            .workspace = topk_workspace,
+            .sorted = false};
+  }
+  RescoreRowsParams Rescore(int64_t layer, int64_t oversample) const {
+    return {.q = Queries(layer),
+            .k = Keys(layer),
+            .candidates = candidates,
+            .kv_heads = kKvHeads,
+            .group = kGroup,
+            .head_dim = kHeadDim,
+            .row_stride = n,
+            .candidate_stride = oversample * kTopK,
+            .count = oversample * kTopK,
+            .wanted = kTopK,
+            .scale = kScale,
+            .ids = Ids(layer)};
   }
 
   // One step of a layer each, selection and attention.
@@ -244,14 +272,20 @@ struct Layers {
     }
     return error != cudaSuccess ? error : SparseAttentionCuda(Sparse(layer, true), s);
   }
-  cudaError_t RunHash(int64_t layer, cudaStream_t s) const {
+  cudaError_t RunHash(int64_t layer, int64_t oversample, cudaStream_t s) const {
     cudaError_t error = HashEncode(Encode(layer), s);
-    if (error == cudaSuccess) error = HammingTopK(Hash(layer), s);
-    return error != cudaSuccess ? error : SparseAttentionCuda(Sparse(layer, false), s);
+    if (error == cudaSuccess) error = HammingTopK(Hash(layer, oversample), s);
+    return error != cudaSuccess ? error : Attend(layer, oversample, s);
   }
-  cudaError_t RunChannels(int64_t layer, cudaStream_t s) const {
+  cudaError_t RunChannels(int64_t layer, int64_t oversample, cudaStream_t s) const {
     cudaError_t error = ChannelScore(Channels(layer), s);
-    if (error == cudaSuccess) error = TopKCuda(Best(layer), s);
+    if (error == cudaSuccess) error = TopKCuda(Best(layer, oversample), s);
+    return error != cudaSuccess ? error : Attend(layer, oversample, s);
+  }
+  // Of candidates the best by their keys.
+  cudaError_t Attend(int64_t layer, int64_t oversample, cudaStream_t s) const {
+    const cudaError_t error =
+        oversample == 1 ? cudaSuccess : RescoreRows(Rescore(layer, oversample), s);
     return error != cudaSuccess ? error : SparseAttentionCuda(Sparse(layer, false), s);
   }
 };
@@ -333,7 +367,7 @@ double CheckInfiniteHip(Bench& bench, const Layers& l) {
 
 double CheckChannels(Bench& bench, const Layers& l) {
   const HostHead h(bench, l);
-  CARREL_CHECK_CUDA(l.RunChannels(h.layer, nullptr));
+  CARREL_CHECK_CUDA(l.RunChannels(h.layer, 1, nullptr));
   const int64_t words = l.n / 8 * kWidth;
   const auto labels = Download(l.Codes(h.layer) + h.head * words, words);
   const auto channels = Download(l.channels + h.head * kWidth, kWidth);
@@ -354,6 +388,25 @@ double CheckChannels(Bench& bench, const Layers& l) {
   const double error =
       Differing(SelectedOf(l, h, false), std::vector<int32_t>(best.begin(), best.end()));
   bench.Expect("channels, ids", error, 0.01);
+  return error;
+}
+
+// Candidates as hash chooses them.
+double CheckRescored(Bench& bench, const Layers& l) {
+  constexpr int64_t kOversample = 4;
+  const HostHead h(bench, l);
+  CARREL_CHECK_CUDA(l.RunHash(h.layer, kOversample, nullptr));
+  RescoreRowsParams p = l.Rescore(h.layer, kOversample);
+  const auto candidates = Download(l.candidates + h.head * p.candidate_stride, p.candidate_stride);
+  std::vector<int32_t> expected(kTopK);
+  p.q = h.q.data();
+  p.k = h.k.data();
+  p.candidates = candidates.data();
+  p.kv_heads = 1;
+  p.ids = expected.data();
+  RefRescoreRows(p);
+  const double error = Differing(SelectedOf(l, h, false), expected);
+  bench.Expect("hash, rescored, ids", error, 0.01);
   return error;
 }
 
@@ -406,11 +459,18 @@ void AtLength(Bench& bench, Layers& l, int64_t n) {
   }
 
   // hamming_topk is held to its reference by DecodeBenches.
-  report("hash", kKvHeads * n * kBits / 8.0, 0, 1,
-         [&](int64_t, int64_t layer, cudaStream_t s) { return l.RunHash(layer, s); });
-  const double channels = CheckChannels(bench, l);
-  report("channels", kKvHeads * n * (kWidth + 8.0), channels, 1,
-         [&](int64_t, int64_t layer, cudaStream_t s) { return l.RunChannels(layer, s); });
+  const double channels = CheckChannels(bench, l), rescored = CheckRescored(bench, l);
+  for (const int64_t oversample : {int64_t{1}, int64_t{2}, int64_t{4}, kMostOversample}) {
+    const std::string suffix = oversample == 1 ? "" : "_rescored_" + std::to_string(oversample);
+    const double keys = oversample == 1 ? 0 : kKvHeads * (oversample - 1) * kTopK * 2.0 * kHeadDim;
+    report(("hash" + suffix).c_str(), kKvHeads * n * kBits / 8.0 + keys,
+           oversample == 1 ? 0 : rescored, 1,
+           [&](int64_t, int64_t layer, cudaStream_t s) { return l.RunHash(layer, oversample, s); });
+    report(("channels" + suffix).c_str(), kKvHeads * n * (kWidth + 8.0) + keys,
+           oversample == 1 ? channels : rescored, 1, [&](int64_t, int64_t layer, cudaStream_t s) {
+             return l.RunChannels(layer, oversample, s);
+           });
+  }
 }
 
 }  // namespace

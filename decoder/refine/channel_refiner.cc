@@ -13,8 +13,13 @@ namespace {
 
 class ChannelRefiner final : public Refiner {
  public:
-  ChannelRefiner(const AttentionShape& shape, RowRange zone, std::vector<ChannelLabels> labels)
-      : shape_(shape), zone_(zone), labels_(std::move(labels)) {}
+  ChannelRefiner(const AttentionShape& shape, RowRange zone, int64_t oversample,
+                 const HostRows& rows, std::vector<ChannelLabels> labels)
+      : shape_(shape),
+        zone_(zone),
+        oversample_(oversample),
+        rows_(rows),
+        labels_(std::move(labels)) {}
 
   int64_t resident_bytes() const override {
     size_t bytes = 0;
@@ -24,7 +29,18 @@ class ChannelRefiner final : public Refiner {
   }
 
   void Select(const RefineRequest& request, Selection& selection) override {
-    if (request.budget >= zone_.rows()) return AllRows(zone_, selection.rows);
+    const int64_t candidates = CandidateCount(request.budget, oversample_, zone_);
+    if (candidates == zone_.rows()) {
+      AllRows(zone_, selection.rows);
+    } else {
+      ChooseCandidates(request, candidates, selection);
+    }
+    KeepBestByKeys(request, rows_.At(request.layer, request.head), shape_.head_dim, selection);
+  }
+
+ private:
+  void ChooseCandidates(const RefineRequest& request, int64_t candidates,
+                        Selection& selection) const {
     thread_local std::vector<float> scores, products;
     const ChannelLabels& labels =
         labels_[static_cast<size_t>(request.layer.value()) * shape_.kv_heads +
@@ -45,10 +61,9 @@ class ChannelRefiner final : public Refiner {
     }
     selection.visited += n;
     selection.bytes_read += n * pairs;
-    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows);
+    SelectByGroupScore(scores, request.queries, zone_, candidates, selection.rows);
   }
 
- private:
   // [pairs, 256]: what each byte of a label adds to the score.
   void MakeProducts(const ChannelLabels& labels, const float* q, float* products) const {
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
@@ -69,6 +84,8 @@ class ChannelRefiner final : public Refiner {
 
   const AttentionShape shape_;
   const RowRange zone_;
+  const int64_t oversample_;
+  const HostRows& rows_;
   const std::vector<ChannelLabels> labels_;  // [layers, kv_heads]
 };
 
@@ -80,7 +97,7 @@ absl::StatusOr<std::unique_ptr<Refiner>> MakeChannelRefiner(const ChannelConfig&
                                                             ThreadPool* pool) {
   ASSIGN_OR_RETURN(std::vector<ChannelLabels> labels,
                    MakeChannelLabels(config, shape, zone, rows, pool));
-  return std::make_unique<ChannelRefiner>(shape, zone, std::move(labels));
+  return std::make_unique<ChannelRefiner>(shape, zone, config.oversample, rows, std::move(labels));
 }
 
 }  // namespace carrel::decoder

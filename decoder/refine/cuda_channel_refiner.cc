@@ -21,10 +21,10 @@ int64_t LabelWords(const CudaZoneShape& shape, int64_t width) {
 class CudaChannelRefiner final : public CudaScoreRefiner {
  public:
   static CudaRefinerOr Make(const ChannelConfig& config, const CudaZoneShape& shape,
-                            const HostRows& host_rows, ThreadPool* pool) {
+                            const CudaKeys& keys, const HostRows& host_rows, ThreadPool* pool) {
     std::unique_ptr<CudaChannelRefiner> refiner(
         new CudaChannelRefiner(shape, Width(config, shape)));
-    RETURN_IF_ERROR(refiner->Allocate("channels"));
+    RETURN_IF_ERROR(refiner->Allocate("channels", config.oversample, keys));
     ASSIGN_OR_RETURN(refiner->workspace_, ZeroedDeviceBytes(kernels::ChannelScoreWorkspaceBytes(
                                               shape.heads.kv_heads, shape.heads.group())));
     ASSIGN_OR_RETURN(const std::vector<ChannelLabels> labels,
@@ -125,9 +125,9 @@ class CudaChannelRefiner final : public CudaScoreRefiner {
 
 int64_t CudaChannelBytes(const ChannelConfig& config, const CudaZoneShape& shape) {
   const int64_t width = Width(config, shape);
-  int64_t bytes =
-      CudaScoreRefiner::Bytes(shape) + static_cast<int64_t>(kernels::ChannelScoreWorkspaceBytes(
-                                           shape.heads.kv_heads, shape.heads.group()));
+  int64_t bytes = CudaScoreRefiner::Bytes(shape, config.oversample) +
+                  static_cast<int64_t>(kernels::ChannelScoreWorkspaceBytes(shape.heads.kv_heads,
+                                                                           shape.heads.group()));
   for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
     if (!shape.dense(layer)) {
       bytes += LabelWords(shape, width) * 4 + shape.heads.kv_heads * width * 12;
@@ -137,8 +137,9 @@ int64_t CudaChannelBytes(const ChannelConfig& config, const CudaZoneShape& shape
 }
 
 CudaRefinerOr MakeCudaChannelRefiner(const ChannelConfig& config, const CudaZoneShape& shape,
-                                     const HostRows& host_rows, ThreadPool* pool) {
-  return CudaChannelRefiner::Make(config, shape, host_rows, pool);
+                                     const CudaKeys& keys, const HostRows& host_rows,
+                                     ThreadPool* pool) {
+  return CudaChannelRefiner::Make(config, shape, keys, host_rows, pool);
 }
 
 }  // namespace carrel::decoder

@@ -11,14 +11,14 @@ namespace {
 class CudaExactRefiner final : public CudaScoreRefiner {
  public:
   static int64_t Bytes(const CudaZoneShape& shape) {
-    return CudaScoreRefiner::Bytes(shape) + shape.heads.q_heads * Stride(shape) * 4 +
+    return CudaScoreRefiner::Bytes(shape, 1) + shape.heads.q_heads * Stride(shape) * 4 +
            static_cast<int64_t>(
                kernels::GroupScoreWorkspaceBytes(shape.heads.kv_heads, shape.heads.group()));
   }
 
   static CudaRefinerOr Make(const CudaZoneShape& shape, const CudaKeys& keys) {
     std::unique_ptr<CudaExactRefiner> refiner(new CudaExactRefiner(shape, keys));
-    RETURN_IF_ERROR(refiner->Allocate("exact"));
+    RETURN_IF_ERROR(refiner->Allocate("exact", 1, keys));
     ASSIGN_OR_RETURN(refiner->of_q_heads_,
                      cuda::DeviceBuffer<float>::Create(shape.heads.q_heads * Stride(shape)));
     ASSIGN_OR_RETURN(refiner->workspace_, ZeroedDeviceBytes(kernels::GroupScoreWorkspaceBytes(

@@ -3,7 +3,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/bf16.h"
+#include "decoder/refine/cuda_candidates.h"
 #include "decoder/refine/cuda_methods.h"
+#include "decoder/refine/hash_refiner.h"
 #include "decoder/refine/rotations.h"
 #include "kernels/hamming_topk/hamming_topk.h"
 #include "kernels/hash_encode/hash_encode.h"
@@ -46,8 +48,9 @@ class CudaHashRefiner final : public CudaRefiner {
   }
 
   // What is written by a choice.
-  absl::Status AllocateChoice(int64_t bits) {
+  absl::Status AllocateChoice(int64_t bits, int64_t oversample, const CudaKeys& keys) {
     bits_ = bits;
+    ASSIGN_OR_RETURN(candidates_, CudaCandidates::Make("hash", shape_, oversample, keys));
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
       if (shape_.dense(layer)) continue;
       ASSIGN_OR_RETURN(ids_[layer.value()],
@@ -67,12 +70,13 @@ class CudaHashRefiner final : public CudaRefiner {
     shape.budgets = budgets;
     auto fork = std::make_unique<CudaHashRefiner>(config_, shape);
     fork->layers_ = layers_;
-    RETURN_IF_ERROR(fork->AllocateChoice(bits_));
+    // What an approximate query fetches ahead is worth no second look.
+    RETURN_IF_ERROR(fork->AllocateChoice(bits_, 1, {}));
     return fork;
   }
 
   int64_t bytes() const override {
-    int64_t bytes = key_bytes_ + query_codes_.bytes() + workspace_.bytes();
+    int64_t bytes = key_bytes_ + query_codes_.bytes() + workspace_.bytes() + candidates_.bytes();
     for (const auto& ids : ids_) bytes += ids.bytes();
     return bytes;
   }
@@ -159,11 +163,12 @@ class CudaHashRefiner final : public CudaRefiner {
     kernels::HammingTopKParams select = SelectionOf(shape_, bits_);
     select.queries = query_codes_.data();
     select.codes = state.codes.data();
-    select.k = shape_.budgets[layer.value()];
-    select.ids = ids_[layer.value()].data();
+    int32_t* chosen = ids_[layer.value()].data();
+    select.k = candidates_.Count(layer);
+    select.ids = candidates_.Ids(layer, chosen);
     select.workspace = workspace_.data();
     RETURN_IF_CUDA_ERROR(kernels::HammingTopK(select, stream.get()));
-    return absl::OkStatus();
+    return candidates_.Keep(layer, q, chosen, stream);
   }
 
   CudaSelection selection(Layer layer) const override {
@@ -215,12 +220,14 @@ class CudaHashRefiner final : public CudaRefiner {
   std::shared_ptr<const std::vector<LayerKeys>> layers_;  // shared with forks
   int64_t key_bytes_ = 0;                                 // of them, if they are this one's own
   std::vector<cuda::DeviceBuffer<int32_t>> ids_;          // [layers]: [kv_heads, budget]
+  CudaCandidates candidates_;
   cuda::DeviceBuffer<uint32_t> query_codes_;
   cuda::DeviceBuffer<uint8_t> workspace_;
 };
 
 absl::StatusOr<int64_t> BitsOf(const HashConfig& config, const HostRows* host_rows) {
-  if (config.source == HashSource::kRandom) return config.bits;
+  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config, host_rows));
+  if (source == HashSource::kRandom) return config.bits;
   ASSIGN_OR_RETURN(const HeadCodes codes, host_rows->StoredCodes(Layer(0), KvHead(0)));
   if (codes.bits == 64 || codes.bits == 128 || codes.bits == 256) return codes.bits;
   return absl::UnimplementedError(absl::StrCat("refine=hash: the context's codes have ", codes.bits,
@@ -245,6 +252,7 @@ absl::StatusOr<int64_t> CudaHashBytes(const HashConfig& config, const CudaZoneSh
                                       const HostRows* host_rows) {
   ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config, host_rows));
   ASSIGN_OR_RETURN(int64_t bytes, CudaHashForkBytes(config, shape, host_rows));
+  bytes += CudaCandidates::Bytes(shape, config.oversample);
   for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
     if (shape.dense(layer)) continue;
     bytes +=
@@ -257,11 +265,12 @@ CudaRefinerOr MakeCudaHashRefiner(const HashConfig& config, const CudaZoneShape&
                                   const CudaKeys& keys, const HostRows* host_rows,
                                   const cuda::Stream& stream) {
   ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config, host_rows));
+  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config, host_rows));
   auto refiner = std::make_unique<CudaHashRefiner>(config, shape);
   RETURN_IF_ERROR(refiner->AllocateKeys(bits));
-  RETURN_IF_ERROR(refiner->AllocateChoice(bits));
-  RETURN_IF_ERROR(config.source == HashSource::kRandom ? refiner->EncodeKeys(keys, stream)
-                                                       : refiner->LoadCodes(*host_rows));
+  RETURN_IF_ERROR(refiner->AllocateChoice(bits, config.oversample, keys));
+  RETURN_IF_ERROR(source == HashSource::kRandom ? refiner->EncodeKeys(keys, stream)
+                                                : refiner->LoadCodes(*host_rows));
   return refiner;
 }
 

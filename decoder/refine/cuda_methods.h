@@ -12,6 +12,7 @@
 
 namespace carrel::decoder {
 
+// Configs here have an oversample of their own, not kAutoOversample.
 using CudaRefinerOr = absl::StatusOr<std::unique_ptr<CudaRefiner>>;
 
 int64_t CudaExactBytes(const CudaZoneShape& shape);
@@ -36,7 +37,8 @@ CudaRefinerOr MakeCudaHashRefiner(const HashConfig& config, const CudaZoneShape&
 
 int64_t CudaChannelBytes(const ChannelConfig& config, const CudaZoneShape& shape);
 CudaRefinerOr MakeCudaChannelRefiner(const ChannelConfig& config, const CudaZoneShape& shape,
-                                     const HostRows& host_rows, ThreadPool* pool);
+                                     const CudaKeys& keys, const HostRows& host_rows,
+                                     ThreadPool* pool);
 
 // What these write is there, for every stream, when they return.
 absl::Status CopyToDevice(void* to, const void* from, size_t bytes);

@@ -5,9 +5,17 @@
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/config.h"
+#include "decoder/refine/cuda_candidates.h"
 #include "decoder/refine/cuda_methods.h"
 
 namespace carrel::decoder {
+namespace {
+
+RefineConfig ResolvedFor(const CudaZoneShape& shape, const RefineConfig& config) {
+  return WithOversample(config, CudaOversample(kAutoOversample, shape));
+}
+
+}  // namespace
 
 bool CudaZoneShape::dense(Layer layer) const {
   const int64_t budget = budgets[static_cast<size_t>(layer.value())];
@@ -37,8 +45,9 @@ absl::StatusOr<cuda::DeviceBuffer<uint8_t>> ZeroedDeviceBytes(size_t bytes) {
   return buffer;
 }
 
-absl::StatusOr<int64_t> CudaRefinerBytes(const RefineConfig& config, const CudaZoneShape& shape,
+absl::StatusOr<int64_t> CudaRefinerBytes(const RefineConfig& given, const CudaZoneShape& shape,
                                          const HostRows* host_rows) {
+  const RefineConfig config = ResolvedFor(shape, given);
   switch (config.kind) {
     case RefineKind::kExact:
       return CudaExactBytes(shape);
@@ -66,8 +75,9 @@ absl::StatusOr<int64_t> CudaForkBytes(const RefineConfig& config, const CudaZone
 }
 
 absl::StatusOr<std::unique_ptr<CudaRefiner>> MakeCudaRefiner(
-    const RefineConfig& config, const CudaZoneShape& shape, const CudaKeys& keys,
+    const RefineConfig& given, const CudaZoneShape& shape, const CudaKeys& keys,
     const HostRows* host_rows, ThreadPool* pool, const cuda::Stream& stream) {
+  const RefineConfig config = ResolvedFor(shape, given);
   RETURN_IF_ERROR(ValidateCudaRefine(config));
   CARREL_CHECK(!RefineNeedsHostRows(config) || host_rows != nullptr);
   switch (config.kind) {
@@ -80,7 +90,7 @@ absl::StatusOr<std::unique_ptr<CudaRefiner>> MakeCudaRefiner(
     case RefineKind::kHash:
       return MakeCudaHashRefiner(config.hash, shape, keys, host_rows, stream);
     case RefineKind::kChannels:
-      return MakeCudaChannelRefiner(config.channels, shape, *host_rows, pool);
+      return MakeCudaChannelRefiner(config.channels, shape, keys, *host_rows, pool);
   }
   return absl::InternalError("unknown refine kind");
 }

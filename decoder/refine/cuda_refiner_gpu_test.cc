@@ -7,6 +7,7 @@
 #include "decoder/config.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/refine/random_rows.h"
+#include "kernels/rescore_rows/rescore_rows.h"
 
 namespace carrel::decoder {
 namespace {
@@ -69,11 +70,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"hip", 1}, Case{"hip:block_k=1", 1}, Case{"hip:block_k=7,refresh=3", 1},
         Case{"infinitehip", 1}, Case{"infinitehip:preset=flash,survivors=scaled", 1},
         Case{"infinitehip:stages=100:600:6/7:300:4/3:1x:2", 1},
-        Case{"infinitehip:stages=64:4x:8/64:4x:4/5:1x:1", 1}, Case{"hash:codes=stored", 1},
+        Case{"infinitehip:stages=64:4x:8/64:4x:4/5:1x:1", 1},
+        Case{"hash:codes=stored,oversample=1", 1},
         // fp32 against fp32 in another order: rows at the boundary may change places.
-        Case{"exact", 0.97}, Case{"channels", 0.97}, Case{"channels:by=qk,share=16", 0.97},
+        Case{"exact", 0.97}, Case{"channels", 0.97}, Case{"channels:oversample=1", 0.97},
+        Case{"channels:by=qk,share=16,oversample=2", 0.97},
+        // Scores are compared in steps of 2^-14.
+        Case{"hash:codes=stored", 0.97}, Case{"hash:oversample=7", 0.97},
         // Bits of keys whose products nearly vanish may differ.
-        Case{"hash", 0.95}, Case{"hash:bits=256,seed=7", 0.95}),
+        Case{"hash:codes=random", 0.95}, Case{"hash:bits=256,seed=7", 0.95},
+        Case{"hash:bits=64,oversample=1", 0.95}),
     [](const auto& info) {
       std::string name = info.param.method;
       for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
@@ -236,11 +242,33 @@ TEST(MakeCudaRefinerTest, WhatTheKernelsDoNotServe_IsRefused) {
   };
   EXPECT_THAT(make("hip:ensemble=2", 64), StatusIs(absl::StatusCode::kInvalidArgument, "ensemble"));
   EXPECT_THAT(make("hip", 8194), StatusIs(absl::StatusCode::kInvalidArgument, "4097 branches"));
-  EXPECT_THAT(make("exact", 4097),
-              StatusIs(absl::StatusCode::kInvalidArgument, "4097 rows exceeds 4096"));
   EXPECT_THAT(make("channels", 64), StatusIs(absl::StatusCode::kNotFound, "none are stored"));
   EXPECT_THAT(make("hash:codes=stored", 64),
               StatusIs(absl::StatusCode::kNotFound, "no codes are stored"));
+}
+
+TEST(MakeCudaRefinerTest, MoreCandidatesThanAGpuRescores_AreRefusedOrFewer) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const auto stream = cuda::Stream::Create();
+  CARREL_ASSERT_OK(stream);
+  const AttentionShape heads{.layers = 1, .q_heads = 16, .kv_heads = 1, .head_dim = 64};
+  const int64_t most = kernels::MostRescoredRows(16), tokens = most + 100;
+  const RandomRows rows(rng, heads, tokens, tokens);
+  auto buffer = cuda::DeviceBuffer<uint16_t>::Create(tokens * 64);
+  CARREL_ASSERT_OK(buffer);
+  ASSERT_EQ(cudaSuccess, cudaMemset(buffer->data(), 0, static_cast<size_t>(buffer->bytes())));
+  const CudaZoneShape shape{heads, {0, tokens}, {most / 3}};
+  const auto make = [&](const char* method) {
+    return MakeCudaRefiner(*ParseRefine(method), shape, {{buffer->data()}, tokens}, &rows, &pool,
+                           *stream)
+        .status();
+  };
+  EXPECT_THAT(make("hash:bits=64,oversample=8"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "refine=hash: oversample=8 makes"));
+  EXPECT_THAT(make("channels:oversample=8"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "a GPU re-scores"));
+  CARREL_EXPECT_OK(make("hash:bits=64"));
 }
 
 }  // namespace

@@ -1,15 +1,17 @@
-// What:   the methods that give every row of the zone a score, of which the best are taken.
-// Errors: InvalidArgument a budget above kernels::kMaxTopKCuda: names the method.
+// What:   the methods that give every row of the zone a score, of which the best are taken, or
+//         are candidates.
+// Errors: those of CudaCandidates.
 #pragma once
 
 #include "common/cuda/buffer.h"
+#include "decoder/refine/cuda_candidates.h"
 #include "decoder/refine/cuda_refiner.h"
 
 namespace carrel::decoder {
 
 class CudaScoreRefiner : public CudaRefiner {
  public:
-  static int64_t Bytes(const CudaZoneShape& shape);
+  static int64_t Bytes(const CudaZoneShape& shape, int64_t oversample);
 
   absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
                       const cuda::Stream& stream) const final;
@@ -18,7 +20,7 @@ class CudaScoreRefiner : public CudaRefiner {
 
  protected:
   explicit CudaScoreRefiner(const CudaZoneShape& shape) : shape_(shape) {}
-  absl::Status Allocate(const char* method);
+  absl::Status Allocate(const char* method, int64_t oversample, const CudaKeys& keys);
   // scores [kv_heads, stride]: one for the q heads of a group.
   virtual absl::Status Score(Layer layer, const uint16_t* q, float* scores, int64_t stride,
                              const cuda::Stream& stream) const = 0;
@@ -29,7 +31,7 @@ class CudaScoreRefiner : public CudaRefiner {
  private:
   cuda::DeviceBuffer<float> scores_;  // [kv_heads, stride]
   cuda::DeviceBuffer<int32_t> ids_;   // [kv_heads, most of any layer], of the layer in turn
-  cuda::DeviceBuffer<float> best_;    // scores of ids_
+  CudaCandidates candidates_;
   cuda::DeviceBuffer<uint8_t> workspace_;
 };
 

@@ -97,8 +97,13 @@ void CountDifferences(const uint32_t* query, const uint32_t* codes, int64_t word
 
 class HashRefiner final : public Refiner {
  public:
-  HashRefiner(const AttentionShape& shape, RowRange zone, std::vector<HeadCodes> codes)
-      : shape_(shape), zone_(zone), codes_(std::move(codes)) {}
+  HashRefiner(const AttentionShape& shape, RowRange zone, int64_t oversample, const HostRows& rows,
+              std::vector<HeadCodes> codes)
+      : shape_(shape),
+        zone_(zone),
+        oversample_(oversample),
+        rows_(rows),
+        codes_(std::move(codes)) {}
 
   int64_t resident_bytes() const override {
     size_t bytes = 0;
@@ -108,7 +113,18 @@ class HashRefiner final : public Refiner {
   }
 
   void Select(const RefineRequest& request, Selection& selection) override {
-    if (request.budget >= zone_.rows()) return AllRows(zone_, selection.rows);
+    const int64_t candidates = CandidateCount(request.budget, oversample_, zone_);
+    if (candidates == zone_.rows()) {
+      AllRows(zone_, selection.rows);
+    } else {
+      ChooseCandidates(request, candidates, selection);
+    }
+    KeepBestByKeys(request, rows_.At(request.layer, request.head), shape_.head_dim, selection);
+  }
+
+ private:
+  void ChooseCandidates(const RefineRequest& request, int64_t candidates,
+                        Selection& selection) const {
     thread_local std::vector<int32_t> different;
     thread_local std::vector<float> scores;
     const HeadCodes& codes =
@@ -124,13 +140,14 @@ class HashRefiner final : public Refiner {
     for (size_t j = 0; j < scores.size(); ++j) scores[j] = -static_cast<float>(different[j]);
     selection.visited += n;
     selection.bytes_read += n * codes.bits / 8;
-    selection.rows = BestIndices(scores, request.budget);
+    selection.rows = BestIndices(scores, candidates);
     for (Position& row : selection.rows) row += zone_.begin;
   }
 
- private:
   const AttentionShape shape_;
   const RowRange zone_;
+  const int64_t oversample_;
+  const HostRows& rows_;
   const std::vector<HeadCodes> codes_;  // [layers, kv_heads], words of the zone's rows
 };
 
@@ -155,9 +172,19 @@ absl::Status TakeStored(absl::StatusOr<HeadCodes> stored, int64_t d, int64_t tok
 
 }  // namespace
 
+absl::StatusOr<HashSource> SourceOfCodes(const HashConfig& config, const HostRows* rows) {
+  if (config.source != HashSource::kAuto) return config.source;
+  if (rows == nullptr) return HashSource::kRandom;
+  const absl::Status stored = rows->StoredCodes(Layer(0), KvHead(0)).status();
+  if (absl::IsNotFound(stored)) return HashSource::kRandom;
+  RETURN_IF_ERROR(Annotate(stored, "refine=hash"));
+  return HashSource::kStored;
+}
+
 absl::StatusOr<std::unique_ptr<Refiner>> MakeHashRefiner(const HashConfig& config,
                                                          const AttentionShape& shape, RowRange zone,
                                                          const HostRows& rows, ThreadPool* pool) {
+  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config, &rows));
   std::vector<HeadCodes> codes(static_cast<size_t>(shape.layers) * shape.kv_heads);
   absl::Mutex mu;
   absl::Status failed;
@@ -165,7 +192,7 @@ absl::StatusOr<std::unique_ptr<Refiner>> MakeHashRefiner(const HashConfig& confi
     const Layer layer(static_cast<int32_t>(i / shape.kv_heads));
     const KvHead head(static_cast<int32_t>(i % shape.kv_heads));
     HeadCodes& to = codes[static_cast<size_t>(i)];
-    if (config.source == HashSource::kRandom) {
+    if (source == HashSource::kRandom) {
       to = RandomCodes(config, rows.At(layer, head), zone, shape.head_dim);
       return;
     }
@@ -176,7 +203,7 @@ absl::StatusOr<std::unique_ptr<Refiner>> MakeHashRefiner(const HashConfig& confi
     failed.Update(status);
   });
   RETURN_IF_ERROR(failed);
-  return std::make_unique<HashRefiner>(shape, zone, std::move(codes));
+  return std::make_unique<HashRefiner>(shape, zone, config.oversample, rows, std::move(codes));
 }
 
 }  // namespace carrel::decoder

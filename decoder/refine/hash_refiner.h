@@ -1,7 +1,10 @@
 // What:   rows whose binary codes agree most with those of the queries.
+//         Of these candidates, those with the best exact scores.
 // Math:   code(x) = sign(x W); score[j] = sum over the request's queries of
-//         (bits - popcount(code(q) xor code(k[j]))); the best `budget` rows, ties by smaller id,
-//         are attended without a second look.
+//         (bits - popcount(code(q) xor code(k[j]))); the best oversample x budget rows, ties by
+//         smaller id, are candidates. Their exact scores decide: the best `budget` by group score
+//         (kernels/group_score), a query's lse being over the candidates. oversample = 1: every
+//         candidate is taken, as in the paper.
 // Source: HATA (docs/methods.md, D): section 3, score and sum over the group. Differs: the keys'
 //         mean is taken off before the sign, which no order of scores notices and which centres the
 //         bits; W is random rotations of head_dim directions each, in bf16, or, with stored codes,
@@ -9,7 +12,8 @@
 //         sign against each direction), where HATA descends a gradient. New keys are dense in the
 //         window and need no code.
 // Errors: NotFound no code index is stored (kStored); Unimplemented its bits are no multiple of 32.
-// Cost:   bits / 8 bytes per key and token; no key is read.
+// Ownership: the rows outlive it.
+// Cost:   bits / 8 bytes per key of the zone and token; with oversample > 1 the candidates' keys.
 #pragma once
 
 #include <memory>
@@ -17,6 +21,10 @@
 #include "decoder/refine/refiner.h"
 
 namespace carrel::decoder {
+
+// What kAuto means for a context; null: its rows are not in this host's memory, codes are random.
+// Never kAuto.
+absl::StatusOr<HashSource> SourceOfCodes(const HashConfig& config, const HostRows* rows);
 
 absl::StatusOr<std::unique_ptr<Refiner>> MakeHashRefiner(const HashConfig& config,
                                                          const AttentionShape& shape, RowRange zone,

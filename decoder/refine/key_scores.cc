@@ -77,6 +77,33 @@ void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRa
   for (Position& row : rows) row += zone.begin;
 }
 
+int64_t CandidateCount(int64_t budget, int64_t oversample, RowRange zone) {
+  return std::min(zone.rows(), budget * oversample);
+}
+
+void KeepBestByKeys(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,
+                    Selection& selection) {
+  const auto n = static_cast<int64_t>(selection.rows.size());
+  if (n <= request.budget) return;
+  thread_local std::vector<const void*> keys;
+  thread_local std::vector<float> scores;
+  thread_local std::vector<Position> best;
+  keys.resize(selection.rows.size());
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = rows.Key(selection.rows[i]);
+  scores.resize(static_cast<size_t>(request.queries * n));
+  kernels::DotScoreRows(request.q, request.queries, head_dim, keys.data(), n,
+                        1.0f / std::sqrt(static_cast<float>(head_dim)), scores.data(), n);
+  SelectByGroupScore(scores, request.queries, {0, n}, request.budget, best);
+  // Ascending places in an ascending list: none is written before it is read.
+  for (size_t i = 0; i < best.size(); ++i) {
+    selection.rows[i] = selection.rows[static_cast<size_t>(best[i])];
+  }
+  selection.rows.resize(best.size());
+  selection.visited += n;
+  selection.keys_scored += n;
+  selection.bytes_read += n * rows.row_bytes;
+}
+
 void AllRows(RowRange zone, std::vector<Position>& rows) {
   rows.resize(static_cast<size_t>(zone.rows()));
   std::iota(rows.begin(), rows.end(), zone.begin);

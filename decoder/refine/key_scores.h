@@ -31,6 +31,14 @@ using kernels::BestIndices;
 void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,
                         int64_t budget, std::vector<Position>& rows);
 
+// Candidates that are chosen for `budget` rows of a zone.
+int64_t CandidateCount(int64_t budget, int64_t oversample, RowRange zone);
+
+// Leaves of selection.rows, the candidates (ascending), the `budget` best by group score of their
+// exact scores; each query's lse is over the candidates. Counts their keys as scored and read.
+void KeepBestByKeys(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,
+                    Selection& selection);
+
 void AllRows(RowRange zone, std::vector<Position>& rows);
 
 }  // namespace carrel::decoder

@@ -46,6 +46,7 @@ class RandomRows final : public HostRows {
     }
   }
 
+  const AttentionShape& shape() const { return shape_; }
   int64_t tokens() const override { return tokens_; }
   const HeadRows& At(Layer layer, KvHead head) const override { return Of(layer, head).rows; }
   absl::StatusOr<std::vector<float>> SampledQueries(Layer layer, KvHead head) const override {

@@ -42,6 +42,16 @@ Setter Number(T& to, int64_t least, int64_t most) {
   };
 }
 
+Setter Oversample(int64_t& to) {
+  return [&to](absl::string_view text) {
+    if (text == "auto") {
+      to = kAutoOversample;
+      return absl::OkStatus();
+    }
+    return Number(to, 1, kMaxOversample)(text);
+  };
+}
+
 template <typename T>
 Setter OneOf(T& to, std::vector<std::pair<std::string, T>> words) {
   return [&to, words = std::move(words)](absl::string_view text) {
@@ -71,6 +81,15 @@ Setters HipSetters(HipConfig& hip) {
            }},
           {"widen", Number(hip.widen, 0, 1024)},
           {"seed", Number(hip.seed, 0, std::numeric_limits<int64_t>::max())}};
+}
+
+Setters HashSetters(HashConfig& hash) {
+  return {{"codes", OneOf<HashSource>(hash.source, {{"auto", HashSource::kAuto},
+                                                    {"random", HashSource::kRandom},
+                                                    {"stored", HashSource::kStored}})},
+          {"bits", Number(hash.bits, 32, 256)},
+          {"seed", Number(hash.seed, 0, std::numeric_limits<int64_t>::max())},
+          {"oversample", Oversample(hash.oversample)}};
 }
 
 struct Presets {
@@ -114,6 +133,19 @@ Setters InfiniteHipSetters(InfiniteHipConfig& config, Presets& presets) {
       {"block_q", Number(config.block_q, 1, 1024)}};
 }
 
+// random: bits or seed are given, which random codes alone have.
+absl::Status FinishHash(bool random, HashConfig& hash) {
+  if (hash.bits % 32 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("bits=", hash.bits, " is not a multiple of 32"));
+  }
+  if (random && hash.source == HashSource::kStored) {
+    return absl::InvalidArgumentError(
+        "stored codes have their own bits; bits and seed go with random");
+  }
+  if (random) hash.source = HashSource::kRandom;
+  return absl::OkStatus();
+}
+
 absl::Status CheckHip(const HipConfig& hip) {
   if (hip.votes > hip.ensemble) {
     return absl::InvalidArgumentError(
@@ -129,6 +161,40 @@ absl::string_view RefineKindName(RefineKind kind) {
     if (known == kind) return name;
   }
   return "unknown";
+}
+
+int64_t OversampleOf(const RefineConfig& config, int64_t automatic) {
+  const RefineConfig resolved = WithOversample(config, automatic);
+  if (config.kind == RefineKind::kHash) return resolved.hash.oversample;
+  return config.kind == RefineKind::kChannels ? resolved.channels.oversample : 1;
+}
+
+RefineConfig WithOversample(RefineConfig config, int64_t automatic) {
+  for (int64_t* oversample : {&config.hash.oversample, &config.channels.oversample}) {
+    if (*oversample == kAutoOversample) *oversample = automatic;
+  }
+  return config;
+}
+
+std::string DescribeRefine(const RefineConfig& config) {
+  constexpr absl::string_view kSources[] = {"auto", "random", "stored"};
+  constexpr absl::string_view kScores[] = {"q", "k", "qk"};
+  const auto oversample = [](int64_t x) {
+    return absl::StrCat(",oversample=", x == kAutoOversample ? "auto" : absl::StrCat(x));
+  };
+  const absl::string_view name = RefineKindName(config.kind);
+  switch (config.kind) {
+    case RefineKind::kHash:
+      return absl::StrCat(
+          name, ":codes=", kSources[static_cast<size_t>(config.hash.source)],
+          config.hash.source == HashSource::kRandom ? absl::StrCat(",bits=", config.hash.bits) : "",
+          oversample(config.hash.oversample));
+    case RefineKind::kChannels:
+      return absl::StrCat(name, ":by=", kScores[static_cast<size_t>(config.channels.by)],
+                          ",share=", config.channels.share, oversample(config.channels.oversample));
+    default:
+      return std::string(name);
+  }
 }
 
 absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
@@ -147,39 +213,28 @@ absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
       setters = InfiniteHipSetters(config.infinite_hip, presets);
       break;
     case RefineKind::kHash:
-      setters = {
-          {"codes", OneOf<HashSource>(config.hash.source, {{"random", HashSource::kRandom},
-                                                           {"stored", HashSource::kStored}})},
-          {"bits", Number(config.hash.bits, 32, 256)},
-          {"seed", Number(config.hash.seed, 0, std::numeric_limits<int64_t>::max())}};
+      setters = HashSetters(config.hash);
       break;
     case RefineKind::kChannels:
       setters = {{"by", OneOf<ChannelScore>(config.channels.by, {{"q", ChannelScore::kQ},
                                                                  {"k", ChannelScore::kK},
                                                                  {"qk", ChannelScore::kQK}})},
-                 {"share", Number(config.channels.share, 4, 16)}};
+                 {"share", Number(config.channels.share, 4, 16)},
+                 {"oversample", Oversample(config.channels.oversample)}};
       break;
   }
-  bool bits_given = false, seed_given = false, stages_given = false;
+  bool random_given = false, stages_given = false;
   for (const auto& [key, value] : split.settings) {
     const auto setter = setters.find(key);
     if (setter == setters.end()) return NoSuchParameter("refine", text, split.name, key, setters);
     RETURN_IF_ERROR(Annotate(setter->second(value), absl::StrCat("refine=", text, ": ", key)));
-    bits_given = bits_given || key == "bits";
-    seed_given = seed_given || key == "seed";
+    random_given = random_given || key == "bits" || key == "seed";
     stages_given = stages_given || key == "stages";
     presets.given = presets.given || key == "preset" || key == "survivors";
   }
   RETURN_IF_ERROR(Annotate(CheckHip(config.hip), absl::StrCat("refine=", text)));
   if (config.kind == RefineKind::kHash) {
-    if (config.hash.bits % 32 != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("refine=", text, ": bits=", config.hash.bits, " is not a multiple of 32"));
-    }
-    if (config.hash.source == HashSource::kStored && (bits_given || seed_given)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "refine=", text, ": stored codes have their own bits; bits and seed go with random"));
-    }
+    RETURN_IF_ERROR(Annotate(FinishHash(random_given, config.hash), absl::StrCat("refine=", text)));
   }
   if (stages_given) {
     if (!presets.given) return config;

@@ -46,19 +46,29 @@ struct InfiniteHipConfig {
   std::vector<InfiniteHipStage> stages = {{256, 32768, 0, 16}, {32, 8192, 0, 8}, {8, 0, 1, 4}};
 };
 
-enum class HashSource : uint8_t { kRandom = 0, kStored = 1 };
+// Candidates that codes and labels choose per row of the budget; exact scores choose rows among
+// them. 1: codes and labels alone choose. Auto: kOversample, or 1 where the candidates' keys would
+// cross a bus (a zone in host memory that a GPU attends to).
+inline constexpr int64_t kAutoOversample = 0;
+inline constexpr int64_t kOversample = 4;
+inline constexpr int64_t kMaxOversample = 64;
+
+// kStored: codes and directions of the context's code index, which then sets the bits. kAuto: those
+// where the context has them, random ones otherwise.
+enum class HashSource : uint8_t { kAuto = 0, kRandom = 1, kStored = 2 };
 struct HashConfig {
-  // kStored: codes and directions of the context's code index, which then sets the bits.
-  HashSource source = HashSource::kRandom;
-  int64_t bits = 128;  // kRandom: a multiple of 32 in 32 .. 256
-  uint64_t seed = 0;   // kRandom
+  HashSource source = HashSource::kAuto;
+  int64_t bits = 128;                    // of random codes: a multiple of 32 in 32 .. 256
+  uint64_t seed = 0;                     // of random codes
+  int64_t oversample = kAutoOversample;  // or 1 .. kMaxOversample
 };
 
 enum class ChannelScore : uint8_t { kQ = 0, kK = 1, kQK = 2 };
 struct ChannelConfig {
   // Which channels are important: those with the largest mean |q_c|, |k_c| or |q_c k_c|.
-  ChannelScore by = ChannelScore::kQ;  // the paper's choice under GQA
-  int64_t share = 4;                   // head_dim / share channels are kept: 4 .. 16
+  ChannelScore by = ChannelScore::kQ;    // the paper's choice under GQA
+  int64_t share = 4;                     // head_dim / share channels are kept: 4 .. 16
+  int64_t oversample = kAutoOversample;  // as HashConfig
 };
 
 struct RefineConfig {
@@ -74,9 +84,17 @@ struct RefineConfig {
 // infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget
 // infinitehip:stages=CHUNK:SURVIVORS:REFRESH/..,block_q=   SURVIVORS: tokens, or Nx: N budgets
-// hash:codes=random|stored,bits=,seed=
-// channels:by=q|k|qk,share=
+// hash:codes=auto|random|stored,bits=,seed=,oversample=auto|N   bits or seed: codes are random
+// channels:by=q|k|qk,share=,oversample=auto|N
 absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text);
 absl::string_view RefineKindName(RefineKind kind);
+
+// The method's oversample; 1 for methods that have none. automatic: what kAutoOversample is here.
+int64_t OversampleOf(const RefineConfig& config, int64_t automatic = kOversample);
+// The same config with that instead of kAutoOversample.
+RefineConfig WithOversample(RefineConfig config, int64_t automatic);
+
+// What is reported: the method, and of hash and channels what chooses candidates, and how many.
+std::string DescribeRefine(const RefineConfig& config);
 
 }  // namespace carrel::decoder

@@ -47,7 +47,37 @@ TEST(ParseRefineTest, Parameters_ReachTheirMethod) {
   CARREL_ASSERT_OK(channels);
   EXPECT_EQ(channels->channels.by, ChannelScore::kQK);
   EXPECT_EQ(channels->channels.share, 16);
+  EXPECT_EQ(channels->channels.oversample, kAutoOversample);
+  EXPECT_EQ(ParseRefine("channels:oversample=auto")->channels.oversample, kAutoOversample);
+  EXPECT_EQ(ParseRefine("channels:oversample=7")->channels.oversample, 7);
   EXPECT_EQ(ParseRefine("hash:codes=stored")->hash.source, HashSource::kStored);
+  EXPECT_EQ(ParseRefine("hash:oversample=64")->hash.oversample, 64);
+}
+
+TEST(OversampleOfTest, Auto_IsWhatTheZoneSays) {
+  EXPECT_EQ(OversampleOf(*ParseRefine("hash")), kOversample);
+  EXPECT_EQ(OversampleOf(*ParseRefine("channels"), 1), 1);
+  EXPECT_EQ(OversampleOf(*ParseRefine("hash:oversample=9"), 1), 9);
+  EXPECT_EQ(OversampleOf(*ParseRefine("exact")), 1);
+  EXPECT_EQ(WithOversample(*ParseRefine("channels"), 3).channels.oversample, 3);
+}
+
+TEST(DescribeRefineTest, HashAndChannels_SayWhatChoosesAndHowMany) {
+  EXPECT_EQ(DescribeRefine(*ParseRefine("exact")), "exact");
+  EXPECT_EQ(DescribeRefine(*ParseRefine("hash:codes=stored,oversample=2")),
+            "hash:codes=stored,oversample=2");
+  EXPECT_EQ(DescribeRefine(WithOversample(*ParseRefine("hash:bits=64"), 4)),
+            "hash:codes=random,bits=64,oversample=4");
+  EXPECT_EQ(DescribeRefine(*ParseRefine("channels:by=qk")),
+            "channels:by=qk,share=4,oversample=auto");
+}
+
+TEST(ParseRefineTest, CodesOfHash_BitsOrSeedMakeThemRandom) {
+  EXPECT_EQ(ParseRefine("hash")->hash.source, HashSource::kAuto);
+  EXPECT_EQ(ParseRefine("hash:codes=auto,oversample=2")->hash.source, HashSource::kAuto);
+  EXPECT_EQ(ParseRefine("hash:bits=64")->hash.source, HashSource::kRandom);
+  EXPECT_EQ(ParseRefine("hash:seed=0")->hash.source, HashSource::kRandom);
+  EXPECT_EQ(ParseRefine("hash:codes=random")->hash.source, HashSource::kRandom);
 }
 
 TEST(ParseRefineTest, WhatIsNotUnderstood_IsNamed) {
@@ -73,6 +103,11 @@ TEST(ParseRefineTest, WhatIsNotUnderstood_IsNamed) {
   EXPECT_THAT(ParseRefine("hash:bits=100"), StatusIs(kInvalid, "bits=100 is not a multiple of 32"));
   EXPECT_THAT(ParseRefine("hash:codes=stored,bits=64"),
               StatusIs(kInvalid, "stored codes have their own bits"));
+  EXPECT_THAT(ParseRefine("hash:oversample=0"),
+              StatusIs(kInvalid, "oversample: \"0\" is not a number in 1 .. 64"));
+  EXPECT_THAT(ParseRefine("channels:oversample=65"),
+              StatusIs(kInvalid, "oversample: \"65\" is not a number in 1 .. 64"));
+  EXPECT_THAT(ParseRefine("hash:codes=learned"), StatusIs(kInvalid, "one of auto, random, stored"));
   EXPECT_THAT(ParseRefine("channels:share=2"),
               StatusIs(kInvalid, "share: \"2\" is not a number in 4 .. 16"));
 }

@@ -9,9 +9,10 @@
 
 namespace carrel::decoder {
 
-absl::StatusOr<std::unique_ptr<Refiner>> MakeRefiner(const RefineConfig& config,
+absl::StatusOr<std::unique_ptr<Refiner>> MakeRefiner(const RefineConfig& given,
                                                      const AttentionShape& shape, RowRange zone,
                                                      const HostRows& rows, ThreadPool* pool) {
+  const RefineConfig config = WithOversample(given, kOversample);
   switch (config.kind) {
     case RefineKind::kExact:
       return MakeExactRefiner(shape, zone, rows);

@@ -25,8 +25,10 @@ const char* const kMethods[] = {"exact",
                                 "infinitehip",
                                 "infinitehip:preset=flash,survivors=scaled,block_q=3",
                                 "hash:bits=96",
-                                "hash:codes=stored",
+                                "hash:codes=stored,oversample=1",
+                                "hash:oversample=3",
                                 "channels",
+                                "channels:oversample=1",
                                 "channels:by=k,share=16",
                                 "channels:by=qk,share=8"};
 
@@ -240,6 +242,37 @@ TEST(InfiniteHipRefinerTest, Select_StepsOfThePreset_EvaluateOnlyTheStagesThatAr
   }
 }
 
+// Group score by its definition (kernels/group_score), each query's lse over the candidates.
+std::vector<Position> BestByKeys(const RandomRows& rows, KvHead head, const std::vector<float>& q,
+                                 const std::vector<Position>& candidates, int64_t budget) {
+  const AttentionShape& shape = rows.shape();
+  std::vector<std::pair<double, Position>> group_scores;
+  for (const Position row : candidates) group_scores.emplace_back(INFINITY, row);
+  for (int64_t h = 0; h < shape.group(); ++h) {
+    std::vector<double> scores;
+    double sum = 0;
+    for (const Position row : candidates) {
+      double dot = 0;
+      for (int64_t c = 0; c < shape.head_dim; ++c) {
+        dot += double{q[static_cast<size_t>(h * shape.head_dim + c)]} *
+               rows.Key(Layer(0), head, row, c);
+      }
+      scores.push_back(dot / std::sqrt(static_cast<double>(shape.head_dim)));
+      sum += std::exp(scores.back());
+    }
+    for (size_t i = 0; i < scores.size(); ++i) {
+      group_scores[i].first = std::min(group_scores[i].first, std::log(sum) - scores[i]);
+    }
+  }
+  std::sort(group_scores.begin(), group_scores.end());
+  std::vector<Position> best;
+  for (int64_t i = 0; i < std::min(budget, static_cast<int64_t>(candidates.size())); ++i) {
+    best.push_back(group_scores[static_cast<size_t>(i)].second);
+  }
+  std::sort(best.begin(), best.end());
+  return best;
+}
+
 TEST(HashRefinerTest, Select_RandomDirections_ScoresAsTheDefinition) {
   std::mt19937_64 rng(TestSeed());
   ThreadPool pool(1);
@@ -247,7 +280,8 @@ TEST(HashRefinerTest, Select_RandomDirections_ScoresAsTheDefinition) {
   RandomRows rows(rng, shape, 300, 77);
   const HeadCodes codes = *rows.StoredCodes(Layer(0), KvHead(0));
   const RowRange zone{10, 290};
-  const auto refiner = *MakeRefiner(*ParseRefine("hash:codes=stored"), shape, zone, rows, &pool);
+  const auto refiner =
+      *MakeRefiner(*ParseRefine("hash:codes=stored,oversample=1"), shape, zone, rows, &pool);
   const std::vector<float> q = RandomNormal(rng, 2 * shape.head_dim);
   std::vector<std::pair<int64_t, Position>> agree;
   for (Position row = zone.begin; row < zone.end; ++row) {
@@ -283,11 +317,84 @@ TEST(HashRefinerTest, Select_OneKeyInTheDirectionOfTheQueryAmongRandomOnes_IsFou
     const std::vector<float> q = RandomNormal(rng, shape.head_dim, 2.0f);
     const auto peak = static_cast<Position>(rng() % 1000);
     rows.SetKey(Layer(0), KvHead(0), peak, q);
-    const auto refiner = *MakeRefiner(*ParseRefine("hash"), shape, {0, 1000}, rows, &pool);
+    const auto refiner =
+        *MakeRefiner(*ParseRefine("hash:codes=random"), shape, {0, 1000}, rows, &pool);
     Selection selection;
     refiner->Select({.q = q.data(), .queries = 1, .budget = 5}, selection);
     EXPECT_TRUE(std::binary_search(selection.rows.begin(), selection.rows.end(), peak));
   }
+}
+
+// Codes and labels choose candidates: what the method alone would select of so many rows. Their
+// scores in double precision decide among them.
+TEST(OversampleTest, Select_RandomRows_KeepsTheBestOfTheCandidatesByTheirKeys) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 6, .kv_heads = 2, .head_dim = 32};
+  for (const char* method : {"hash:codes=random", "hash:codes=stored", "channels"}) {
+    const RandomRows rows(rng, shape, 700, 190);
+    const RowRange zone{9, 680};
+    const int64_t budget = 1 + static_cast<int64_t>(rng() % 60), group = shape.group();
+    for (const int64_t oversample : {2, 5, 64}) {
+      SCOPED_TRACE(absl::StrCat(method, " budget ", budget, " oversample ", oversample));
+      const char* join = absl::StrContains(method, ':') ? "," : ":";
+      const auto make = [&](int64_t x) {
+        const RefineConfig config = *ParseRefine(absl::StrCat(method, join, "oversample=", x));
+        return *MakeRefiner(config, shape, zone, rows, &pool);
+      };
+      const KvHead head(1);
+      const std::vector<float> q = RandomNormal(rng, group * shape.head_dim);
+      RefineRequest request{.head = head, .q = q.data(), .queries = group, .budget = budget};
+      Selection found, candidates;
+      make(oversample)->Select(request, found);
+      request.budget = budget * oversample;
+      make(1)->Select(request, candidates);
+      const std::vector<Position> best = BestByKeys(rows, head, q, candidates.rows, budget);
+      EXPECT_EQ(found.rows, best);
+      EXPECT_EQ(found.keys_scored, static_cast<int64_t>(candidates.rows.size()));
+      EXPECT_EQ(found.bytes_read - found.keys_scored * shape.head_dim * 2, candidates.bytes_read);
+      EXPECT_EQ(found.visited - found.keys_scored, candidates.visited);
+    }
+  }
+}
+
+TEST(OversampleTest, Select_EveryRowIsACandidate_IsWhatExactScoresChoose) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 3, .kv_heads = 1, .head_dim = 64};
+  const RandomRows rows(rng, shape, 500, 77);
+  const std::vector<float> q = RandomNormal(rng, 3 * shape.head_dim);
+  Selection expected;
+  (*MakeRefiner(*ParseRefine("exact"), shape, {3, 500}, rows, &pool))
+      ->Select({.q = q.data(), .queries = 3, .budget = 40}, expected);
+  for (const char* method : {"hash:oversample=13", "channels:oversample=64"}) {
+    Selection found;
+    (*MakeRefiner(*ParseRefine(method), shape, {3, 500}, rows, &pool))
+        ->Select({.q = q.data(), .queries = 3, .budget = 40}, found);
+    EXPECT_EQ(found.rows, expected.rows) << method;
+    EXPECT_EQ(found.keys_scored, 497) << method;
+  }
+}
+
+TEST(HashRefinerTest, CodesAuto_TakesStoredOnesWhereTheContextHasThem) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 32};
+  RandomRows rows(rng, shape, 600, 600);
+  const std::vector<float> q = RandomNormal(rng, shape.head_dim);
+  const auto choose = [&](const char* method) {
+    Selection selection;
+    (*MakeRefiner(*ParseRefine(method), shape, {0, 600}, rows, &pool))
+        ->Select({.q = q.data(), .queries = 1, .budget = 50}, selection);
+    return selection.rows;
+  };
+  const auto stored = choose("hash:codes=stored,oversample=1");
+  const auto random = choose("hash:codes=random,oversample=1");
+  EXPECT_NE(stored, random);
+  EXPECT_EQ(choose("hash:oversample=1"), stored);
+  EXPECT_EQ(choose("hash:oversample=1,seed=0"), random);
+  rows.no_codes = true;
+  EXPECT_EQ(choose("hash:oversample=1"), random);
 }
 
 TEST(MakeRefinerTest, WhatTheContextLacks_IsRefused) {

@@ -18,7 +18,7 @@ struct Args {
   TopKCudaParams p;
   RowSync* sync;        // [kv_heads]
   unsigned* published;  // [kv_heads, kSteps, blocks, kBins + 1]
-  uint64_t* chosen;     // [kv_heads, k]
+  uint64_t* chosen;     // [kv_heads, k], if they are to be sorted
   int k;
 };
 
@@ -126,8 +126,15 @@ __global__ void __launch_bounds__(kThreads, 1) TopKKernel(const Args a) {
       [&](bool is_above, unsigned rank, int j) {
         const unsigned at = is_above ? above_before + rank : above + equal_before + rank;
         const unsigned key = KeyOf(reinterpret_cast<const float*>(scores)[j]);
-        if (at < static_cast<unsigned>(a.k)) __stcg(chosen + at, Pack(key, j));
+        if (at >= static_cast<unsigned>(a.k)) return;
+        if (a.p.sorted) {
+          __stcg(chosen + at, Pack(key, j));
+          return;
+        }
+        a.p.ids[head * a.p.k + at] = j;
+        if (a.p.out_scores != nullptr) a.p.out_scores[head * a.p.k + at] = ScoreOf(key);
       });
+  if (!a.p.sorted) return;
 
   // Whoever sees that all other blocks have written sorts.
   __threadfence();
@@ -175,7 +182,7 @@ size_t TopKWorkspaceBytes(int64_t kv_heads, int64_t k) {
 
 cudaError_t TopKCuda(const TopKCudaParams& p, cudaStream_t stream) {
   if (p.kv_heads < 1 || p.kv_heads > 65535 || p.n < 0 || p.n >= 1 << 30 || p.k < 0 ||
-      p.k > kMaxTopKCuda || p.n > p.score_stride || p.score_stride % 4 != 0 ||
+      (p.sorted && p.k > kMaxTopKCuda) || p.n > p.score_stride || p.score_stride % 4 != 0 ||
       p.workspace == nullptr) {
     return cudaErrorInvalidValue;
   }
@@ -186,7 +193,7 @@ cudaError_t TopKCuda(const TopKCudaParams& p, cudaStream_t stream) {
   auto* bytes = static_cast<uint8_t*>(p.workspace);
   a.sync = reinterpret_cast<RowSync*>(bytes);
   a.chosen = reinterpret_cast<uint64_t*>(bytes + SyncBytes(p.kv_heads));
-  a.published = reinterpret_cast<unsigned*>(a.chosen + p.kv_heads * p.k);
+  a.published = reinterpret_cast<unsigned*>(a.chosen + (p.sorted ? p.kv_heads * p.k : 0));
   const int64_t blocks =
       std::min(MostBlocks(p.kv_heads), (p.n + kMinBlockKeys - 1) / kMinBlockKeys);
   cudaLaunchAttribute together = {};

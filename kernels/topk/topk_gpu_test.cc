@@ -98,6 +98,44 @@ TEST_F(TopKGpuTest, SortedEitherWay_EqualsReference) {
   ExpectEqualsReference(scores, 1, 3000);
 }
 
+TEST_F(TopKGpuTest, Unsorted_AnyK_TakesTheSameThoseAboveTheLastFirst) {
+  const DeviceWorkspace workspace(TopKWorkspaceBytes(2, 0));
+  for (int trial = 0; trial < 20; ++trial) {
+    const int64_t n = 1 + Below(trial % 4 == 0 ? 60000 : 900), k = 1 + Below(n + 3);
+    const int64_t stride = (n + 3) / 4 * 4, count = std::min(n, k);
+    std::vector<float> scores = RandomNormal(rng_, 2 * stride);
+    if (trial % 2 == 0) {
+      for (float& x : scores) x = std::round(4 * x);  // many ties
+    }
+    const DeviceInput<float> input(scores);
+    DeviceOutput<int32_t> ids(2 * k);
+    ASSERT_EQ(cudaSuccess, TopKCuda({.scores = input.data(),
+                                     .kv_heads = 2,
+                                     .n = n,
+                                     .score_stride = stride,
+                                     .k = k,
+                                     .ids = ids.data(),
+                                     .workspace = workspace.data(),
+                                     .sorted = false},
+                                    nullptr));
+    const std::vector<int32_t> out = ids.Get();
+    for (int64_t g = 0; g < 2; ++g) {
+      const float* of_head = scores.data() + g * stride;
+      std::vector<int64_t> best(static_cast<size_t>(k));
+      RefTopK(of_head, n, k, best.data());
+      std::vector<int32_t> expected(best.begin(), best.begin() + count);
+      const float last = of_head[expected.back()];
+      std::sort(expected.begin(), expected.end(), [&](int32_t a, int32_t b) {
+        const bool a_equals = of_head[a] == last, b_equals = of_head[b] == last;
+        return a_equals != b_equals ? b_equals : a < b;
+      });
+      expected.resize(static_cast<size_t>(k), -1);  // beyond n nothing is written
+      ASSERT_EQ(std::vector<int32_t>(out.begin() + g * k, out.begin() + (g + 1) * k), expected)
+          << "n " << n << " k " << k << " head " << g;
+    }
+  }
+}
+
 TEST_F(TopKGpuTest, MoreHeadsThanSms_EqualsReference) {
   ExpectEqualsReference(RandomNormal(rng_, 200 * 777), 200, 50);
 }

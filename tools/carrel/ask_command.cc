@@ -42,7 +42,8 @@ void PrintStreamed(const std::string& text) {
 
 void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
                const decoder::GenerateResult& result, const nlohmann::json& text,
-               const decoder::Decoder& decoder) {
+               OpenDecoder& open) {
+  const decoder::Decoder& decoder = open.decoder();
   const double tokens = static_cast<double>(result.ids.size());
   nlohmann::json json = {
       {"text", text},
@@ -53,6 +54,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
       {"prompt_seconds", result.prompt_seconds},
       {"generate_seconds", result.generate_seconds},
       {"tokens_per_s", result.generate_seconds > 0 ? tokens / result.generate_seconds : 0}};
+  if (!open.refine().empty()) json["refine"] = open.refine();
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.
@@ -106,11 +108,12 @@ absl::Status RunAsk(AskFlags& flags) {
     RETURN_IF_ERROR(WriteLogits(flags.logits, result.logits, checkpoint.config.vocab_size));
   if (flags.json) {
     PrintJson(flags, prompt, result, stream == nullptr ? nlohmann::json() : nlohmann::json(text),
-              open->decoder());
+              *open);
     return absl::OkStatus();
   }
   std::printf("\n");
   if (flags.stats) {
+    if (!open->refine().empty()) std::fprintf(stderr, "rows: %s\n", open->refine().c_str());
     std::fprintf(stderr, "%s%d prompt tokens in %.3f s, %d tokens in %.3f s\n",
                  StatisticsTable(open->decoder().statistics(), true).c_str(),
                  static_cast<int>(prompt.size()), result.prompt_seconds,

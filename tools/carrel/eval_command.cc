@@ -109,6 +109,7 @@ absl::Status RunEval(EvalFlags& flags) {
                         {"context_tokens", open->decoder().context_tokens()},
                         {"questions", document.questions.size()},
                         {"exact_matches", tally.exact - exact_before}});
+    if (!open->refine().empty()) contexts.back()["refine"] = open->refine();
   }
   progress.Clear();
   const double rate =

@@ -44,6 +44,10 @@ HeadCodes CodesOf(const kvstore::CodeHeader& header, const kvstore::CodeDecoder&
   return codes;
 }
 
+bool HasCodeIndex(const kvstore::StoredContext& context) {
+  return context.manifest().index().kind() == "code";
+}
+
 class MappedRows final : public decoder::HostRows {
  public:
   explicit MappedRows(std::shared_ptr<const kvstore::StoredContext> context)
@@ -81,10 +85,9 @@ class MappedRows final : public decoder::HostRows {
   absl::StatusOr<HeadCodes> StoredCodes(Layer layer, KvHead head) const override {
     ASSIGN_OR_RETURN(const kvstore::Blob blob,
                      kvstore::Blob::Open(*context_, layer, kvstore::Kind::kIndex, head));
-    const std::string& kind = context_->manifest().index().kind();
-    if (kind != "code" || blob.empty()) {
+    if (!HasCodeIndex(*context_) || blob.empty()) {
       return absl::NotFoundError(absl::StrCat("context ", context_->manifest().name(),
-                                              " has index ", kind,
+                                              " has index ", context_->manifest().index().kind(),
                                               ", not code: no codes are stored"));
     }
     kvstore::CodeDecoder decoder;
@@ -133,6 +136,13 @@ absl::StatusOr<std::shared_ptr<const decoder::HostRows>> MapContextRows(
   auto rows = std::make_shared<MappedRows>(std::move(stored));
   RETURN_IF_ERROR(Annotate(rows->Map(pool), "zone=host: mapping rows"));
   return std::shared_ptr<const decoder::HostRows>(std::move(rows));
+}
+
+absl::StatusOr<bool> HasStoredCodes(const std::string& store_folder, const std::string& context) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const auto stored, store->OpenContext(context));
+  return HasCodeIndex(*stored);
 }
 
 }  // namespace carrel::tools

@@ -17,4 +17,7 @@ namespace carrel::tools {
 absl::StatusOr<std::shared_ptr<const decoder::HostRows>> MapContextRows(
     const std::string& store_folder, const std::string& context, ThreadPool* pool);
 
+// Whether a context has the codes that HostRows::StoredCodes gives. Reads its manifest alone.
+absl::StatusOr<bool> HasStoredCodes(const std::string& store_folder, const std::string& context);
+
 }  // namespace carrel::tools

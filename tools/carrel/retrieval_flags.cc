@@ -229,6 +229,30 @@ absl::StatusOr<int> ResolveThreads(int threads) {
                      : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
+namespace {
+
+// What auto means for this context and zone. Codes are read where the context's folder is.
+absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags& flags) {
+  decoder::RetrievalConfig config = flags.config;
+  if (!config.refine.has_value()) return config;
+  decoder::RefineConfig& refine = *config.refine;
+  if (!flags.device_config.zone_on_device) {
+    refine = decoder::WithOversample(refine,
+                                     flags.device_config.zone_in_host ? 1 : decoder::kOversample);
+  }
+  if (refine.kind == decoder::RefineKind::kHash &&
+      refine.hash.source == decoder::HashSource::kAuto) {
+    bool stored = false;
+    if (!flags.store.folder.empty()) {
+      ASSIGN_OR_RETURN(stored, HasStoredCodes(flags.store.folder, flags.context));
+    }
+    refine.hash.source = stored ? decoder::HashSource::kStored : decoder::HashSource::kRandom;
+  }
+  return config;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
   ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
@@ -238,15 +262,17 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
     return open;
   }
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const decoder::RetrievalConfig config, WithResolvedRefine(flags));
+  if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
   std::shared_ptr<const decoder::HostRows> rows;
   // A GPU fetches the rows of zone=host from a server if their folder is not here.
-  if (decoder::NeedsHostRows(flags.config, flags.device_config) ||
+  if (decoder::NeedsHostRows(config, flags.device_config) ||
       (flags.device_config.zone_in_host && !flags.store.folder.empty())) {
     ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
   ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client),
-                                                          flags.context, flags.config, &open->pool_,
+                                                          flags.context, config, &open->pool_,
                                                           flags.device_config, std::move(rows)));
   return open;
 }

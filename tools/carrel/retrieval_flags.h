@@ -57,6 +57,8 @@ class OpenDecoder {
   static absl::StatusOr<std::unique_ptr<OpenDecoder>> Create(const RetrievalFlags& flags);
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
   decoder::Decoder& decoder() { return *decoder_; }
+  // How rows are chosen here (decoder::DescribeRefine); empty where the store searches.
+  const std::string& refine() const { return refine_; }
 
  private:
   explicit OpenDecoder(int threads) : pool_(threads - 1) {}
@@ -64,6 +66,7 @@ class OpenDecoder {
   model::Checkpoint checkpoint_;
   std::unique_ptr<StoreAccess> store_;
   std::unique_ptr<decoder::Decoder> decoder_;
+  std::string refine_;
 };
 
 // --device and --gpu-memory.

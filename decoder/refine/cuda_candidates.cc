@@ -1,0 +1,82 @@
+#include "decoder/refine/cuda_candidates.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "decoder/refine/cuda_methods.h"
+#include "decoder/refine/key_scores.h"
+#include "kernels/rescore_rows/rescore_rows.h"
+
+namespace carrel::decoder {
+namespace {
+
+// The most candidates of any layer of which some are left out again; 0: there are none.
+int64_t MostCandidates(const CudaZoneShape& shape, int64_t oversample) {
+  if (oversample == 1) return 0;
+  const int64_t largest = shape.largest_budget();
+  return CandidateCount(largest, oversample, shape.zone);
+}
+
+}  // namespace
+
+int64_t CudaOversample(int64_t configured, const CudaZoneShape& shape) {
+  if (configured != kAutoOversample) return configured;
+  const int64_t most = kernels::MostRescoredRows(shape.heads.group());
+  int64_t oversample = kOversample;
+  while (oversample > 1 && MostCandidates(shape, oversample) > most) --oversample;
+  return oversample;
+}
+
+int64_t CudaCandidates::Bytes(const CudaZoneShape& shape, int64_t oversample) {
+  return shape.heads.kv_heads * MostCandidates(shape, oversample) * 4;
+}
+
+absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const CudaZoneShape& shape,
+                                                    int64_t oversample, const CudaKeys& keys) {
+  const int64_t candidates = MostCandidates(shape, oversample);
+  const int64_t most = kernels::MostRescoredRows(shape.heads.group());
+  if (candidates > most) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "refine=", method, ": oversample=", oversample, " makes ", candidates,
+        " candidates of a layer's budget of ", shape.largest_budget(), " rows; a GPU re-scores ",
+        most, " for ", shape.heads.group(), " q heads per KV head"));
+  }
+  CudaCandidates out;
+  out.shape_ = shape;
+  out.oversample_ = oversample;
+  out.keys_ = keys;
+  ASSIGN_OR_RETURN(out.ids_,
+                   cuda::DeviceBuffer<int32_t>::Create(shape.heads.kv_heads * candidates));
+  return out;
+}
+
+int64_t CudaCandidates::Count(Layer layer) const {
+  return CandidateCount(shape_.budgets[layer.value()], oversample_, shape_.zone);
+}
+
+int32_t* CudaCandidates::Ids(Layer layer, int32_t* chosen) const {
+  return Count(layer) > shape_.budgets[layer.value()] ? ids_.data() : chosen;
+}
+
+absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chosen,
+                                  const cuda::Stream& stream) const {
+  const int64_t budget = shape_.budgets[layer.value()];
+  if (Count(layer) <= budget) return absl::OkStatus();
+  kernels::RescoreRowsParams params;
+  params.q = q;
+  params.k = keys_.layers[static_cast<size_t>(layer.value())];
+  params.candidates = ids_.data();
+  params.kv_heads = shape_.heads.kv_heads;
+  params.group = shape_.heads.group();
+  params.head_dim = shape_.heads.head_dim;
+  params.row_stride = keys_.row_stride;
+  params.candidate_stride = params.count = Count(layer);
+  params.wanted = budget;
+  params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
+  params.ids = chosen;
+  RETURN_IF_CUDA_ERROR(kernels::RescoreRows(params, stream.get()));
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,43 @@
+// What:   the second look of the methods that choose by codes or labels, on a GPU: they choose
+//         oversample x budget candidates, of which the best by their own keys are kept
+//         (kernels/rescore_rows).
+// Errors: Make: InvalidArgument more candidates than the kernel serves: names method and bound.
+// Threads: one. Keep only enqueues and can be captured.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/buffer.h"
+#include "decoder/refine/cuda_refiner.h"
+
+namespace carrel::decoder {
+
+class CudaCandidates {
+ public:
+  static int64_t Bytes(const CudaZoneShape& shape, int64_t oversample);
+  // The keys outlive it; where nothing is oversampled, none are read.
+  static absl::StatusOr<CudaCandidates> Make(const char* method, const CudaZoneShape& shape,
+                                             int64_t oversample, const CudaKeys& keys);
+  CudaCandidates() = default;
+
+  // Rows that the method is to choose for each KV head, and where: [kv_heads, count]. chosen: where
+  // the layer's rows go.
+  int64_t Count(Layer layer) const;
+  int32_t* Ids(Layer layer, int32_t* chosen) const;
+  // After that: the best of them into chosen [kv_heads, budget]. Nothing where they are as many.
+  absl::Status Keep(Layer layer, const uint16_t* q, int32_t* chosen,
+                    const cuda::Stream& stream) const;
+  int64_t bytes() const { return ids_.bytes(); }
+
+ private:
+  CudaZoneShape shape_;
+  int64_t oversample_ = 1;
+  CudaKeys keys_;
+  cuda::DeviceBuffer<int32_t> ids_;  // [kv_heads, most of any layer], of the layer in turn
+};
+
+// What kAutoOversample is for a shape: kOversample, or what the kernel serves of it.
+int64_t CudaOversample(int64_t configured, const CudaZoneShape& shape);
+
+}  // namespace carrel::decoder

@@ -1,0 +1,51 @@
+// What:   of candidate rows, those that the q heads of a group score best by the rows' own keys, on
+//         the GPU.
+// Math:   s[h, i] = scale * <q[h], k[g, candidates[g, i]]>, g = h / group; base[h] = ln sum_i
+//         exp(s[h, i]) over the candidates; score[g, i] = max over h of the group of (s[h, i] -
+//         base[h]) (group_score.h). ids = the rows of the first min(k, count) candidates when all
+//         are ordered by (score descending, i ascending). Scores are compared in steps of 2^-14,
+//         and what lies below -64 as -64.
+// Source: decision 004; candidates are what codes or labels chose (docs/methods.md).
+// Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
+//         memory or in pinned host memory, which is read where it lies; candidates [kv_heads,
+//         candidate_stride] int32 in 0 .. row_stride - 1, of which the first `count` matter; ids
+//         [kv_heads, k] int32. head_dim 64 or 128; group 1 .. 16; count at most
+//         MostRescoredRows(group). q, k at multiples of 16 bytes.
+// Units:  scale > 0 includes 1/sqrt(head_dim).
+// Order:  not by score: first the candidates above the k-th score, in their order, then those equal
+//         to it.
+// Edge:   count == 0 or k == 0: nothing is enqueued; count < k: places count .. k - 1 are left as
+//         they were. Scores are finite.
+// Errors: InvalidValue for a shape that is not served.
+// Threads: reentrant.
+// Cost:   reads the candidates' keys once; one launch, which may be captured in a graph: a cluster
+//         of up to eight blocks per KV head where the architecture has clusters, otherwise one.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cuda/runtime.h"
+
+namespace carrel::kernels {
+
+struct RescoreRowsParams {
+  const uint16_t* q = nullptr;
+  const uint16_t* k = nullptr;
+  const int32_t* candidates = nullptr;
+  int64_t kv_heads = 0;
+  int64_t group = 0;
+  int64_t head_dim = 0;
+  int64_t row_stride = 0;        // rows from one KV head to the next
+  int64_t candidate_stride = 0;  // candidates from one KV head to the next
+  int64_t count = 0;
+  int64_t wanted = 0;  // k
+  float scale = 0;
+  int32_t* ids = nullptr;
+};
+
+// What the current device's shared memory holds.
+int64_t MostRescoredRows(int64_t group);
+cudaError_t RescoreRows(const RescoreRowsParams& params, cudaStream_t stream);
+void RefRescoreRows(const RescoreRowsParams& params);  // host pointers; fp64, unrounded scores
+
+}  // namespace carrel::kernels

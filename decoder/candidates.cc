@@ -114,8 +114,8 @@ void Candidates::KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics
   }
 }
 
-int64_t Candidates::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of,
-                           float scale, ThreadPool* pool, Partial& partial) const {
+int64_t Candidates::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of, float scale,
+                           ThreadPool* pool, Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
   std::atomic<int64_t> attended{0};
   pool->ParallelFor(tokens_ * shape_.kv_heads, [&](int64_t unit) {

@@ -27,8 +27,6 @@ absl::Status ValidateHeldZone(const RetrievalConfig& config) {
   };
   if (config.select != Select::kTopK && config.select != Select::kFidelity)
     return refused("select by fidelity or top-k only");
-  if (config.estimate == Estimate::kOn)
-    return refused("have no estimation term: the store estimates; estimate must be off");
   if (config.want != Want::kAttend)
     return refused("send no queries: nothing travels, so want must be attend");
   if (config.effort != 0) return refused("search no index, so effort must be 0");
@@ -97,6 +95,10 @@ absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConf
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
+  if (config.estimate == Estimate::kOn && (device.zone_on_device || device.zone_in_host)) {
+    return absl::InvalidArgumentError(
+        "estimate=on: a zone that a GPU attends to has no estimation term; estimate must be off");
+  }
   if (config.refine.has_value() && !device.zone_on_device && !device.zone_in_host &&
       device.device != model::Device::kCpu)
     return absl::InvalidArgumentError("refine with device=cuda needs zone=host or zone=device");

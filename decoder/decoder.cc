@@ -115,9 +115,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
     config.layer_entropy_nats.assign(opened.layer_entropy_nats().begin(),
                                      opened.layer_entropy_nats().end());
   }
-  // A GPU has no term of its own yet.
-  if (device.zone_on_device || device.zone_in_host) config.estimate = Estimate::kOff;
+  // What a GPU attends to by itself has no term, and positions given here have no summaries.
+  if (device.zone_on_device || device.zone_in_host || config.rope == Rope::kInfiniteHip) {
+    config.estimate = Estimate::kOff;
+  }
   if (config.select == Select::kFidelity) RETURN_IF_ERROR(PlanFidelity(opened, config));
+  if (config.select == Select::kFidelity) {
+    decoder->target_error_ = config.target_error;
+    decoder->promised_error_ = config.promised_error;
+  }
   const std::vector<int64_t> budgets =
       LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
   if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end());
@@ -235,6 +241,11 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
   return result;
 }
 
-Statistics Decoder::statistics() const { return pass_->statistics(); }
+Statistics Decoder::statistics() const {
+  Statistics statistics = pass_->statistics();
+  statistics.target_error = target_error_;
+  statistics.promised_error = promised_error_;
+  return statistics;
+}
 
 }  // namespace carrel::decoder

@@ -83,6 +83,7 @@ class Decoder {
   const model::Checkpoint& checkpoint_;
   const DeviceConfig device_;
   int64_t context_tokens_ = 0;
+  double target_error_ = 0, promised_error_ = 0;
   int64_t max_tokens_;                   // of context, prompt and answer together
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone

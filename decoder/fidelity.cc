@@ -26,7 +26,8 @@ std::vector<Choice> ChoicesOf(const HeadErrors& head, int64_t zone_rows) {
     choices.push_back({head.rows[i], scale * head.error[i]});
     if (i + 1 == head.rows.size()) break;
     const double a = head.error[i], b = head.error[i + 1];
-    const double from = static_cast<double>(head.rows[i]), to = static_cast<double>(head.rows[i + 1]);
+    const double from = static_cast<double>(head.rows[i]),
+                 to = static_cast<double>(head.rows[i + 1]);
     for (int64_t step = 1; step < kSteps; ++step) {
       const double t = static_cast<double>(step) / kSteps;
       const int64_t rows = std::llround(from * std::pow(to / from, t));
@@ -40,9 +41,11 @@ std::vector<Choice> ChoicesOf(const HeadErrors& head, int64_t zone_rows) {
 }
 
 const Choice& Cheapest(const std::vector<Choice>& choices, double price) {
-  return *std::min_element(choices.begin(), choices.end(), [price](const Choice& a, const Choice& b) {
-    return a.error + price * static_cast<double>(a.rows) < b.error + price * static_cast<double>(b.rows);
-  });
+  return *std::min_element(choices.begin(), choices.end(),
+                           [price](const Choice& a, const Choice& b) {
+                             return a.error + price * static_cast<double>(a.rows) <
+                                    b.error + price * static_cast<double>(b.rows);
+                           });
 }
 
 }  // namespace
@@ -50,11 +53,11 @@ const Choice& Cheapest(const std::vector<Choice>& choices, double price) {
 double TargetError(Fidelity fidelity) {
   switch (fidelity) {
     case Fidelity::kFast:
-      return 0.12;
+      return 0.05;
     case Fidelity::kBalanced:
-      return 0.07;
-    case Fidelity::kFaithful:
       return 0.03;
+    case Fidelity::kFaithful:
+      return 0.018;
   }
   return 0;
 }
@@ -89,8 +92,8 @@ absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, b
     bool whole = from.layer() == i / kv_heads && from.kv_head() == i % kv_heads &&
                  !to.rows.empty() && to.rows.size() == to.error.size() && to.rows.front() >= 1;
     for (size_t j = 0; whole && j < to.rows.size(); ++j) {
-      whole = to.error[j] >= 0 && std::isfinite(to.error[j]) &&
-              (j == 0 || to.rows[j] > to.rows[j - 1]);
+      whole =
+          to.error[j] >= 0 && std::isfinite(to.error[j]) && (j == 0 || to.rows[j] > to.rows[j - 1]);
     }
     if (!whole || !(from.output() >= 0)) {
       return absl::DataLossError(absl::StrCat("manifest: fidelity of layer ", i / kv_heads,

@@ -32,9 +32,9 @@ absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name);
 
 // Of one layer and KV head.
 struct HeadErrors {
-  double output = 0;            // mean square of an output of the layer
-  std::vector<int64_t> rows;    // ascending, at least one
-  std::vector<double> error;    // [rows]
+  double output = 0;          // mean square of an output of the layer
+  std::vector<int64_t> rows;  // ascending, at least one
+  std::vector<double> error;  // [rows]
 };
 
 struct RowPlan {

@@ -134,9 +134,8 @@ TEST(ErrorsOfTest, NotWhole_IsDataLossThatNamesTheHead) {
 TEST(ParseFidelityTest, NamesAndOthers) {
   EXPECT_LT(TargetError(*ParseFidelity("faithful")), TargetError(*ParseFidelity("balanced")));
   EXPECT_LT(TargetError(*ParseFidelity("balanced")), TargetError(*ParseFidelity("fast")));
-  EXPECT_THAT(ParseFidelity("best"),
-              StatusIs(StatusCode::kInvalidArgument,
-                       "fidelity=best is none of fast, balanced, faithful"));
+  EXPECT_THAT(ParseFidelity("best"), StatusIs(StatusCode::kInvalidArgument,
+                                              "fidelity=best is none of fast, balanced, faithful"));
 }
 
 }  // namespace

@@ -61,7 +61,8 @@ class ChannelRefiner final : public Refiner {
     }
     selection.visited += n;
     selection.bytes_read += n * pairs;
-    SelectByGroupScore(scores, request.queries, zone_, candidates, selection.rows);
+    SelectByGroupScore(scores, request.queries, zone_, candidates, selection.rows, selection.bound);
+    selection.bound.clear();  // of labels, not of scores
   }
 
   // [pairs, 256]: what each byte of a label adds to the score.

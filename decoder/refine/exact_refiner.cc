@@ -41,7 +41,8 @@ class ExactRefiner final : public Refiner {
     selection.visited += n;
     selection.keys_scored += n;
     selection.bytes_read += n * rows.row_bytes;
-    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows);
+    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows,
+                       selection.bound);
   }
 
  private:
@@ -65,7 +66,8 @@ class ExactRefiner final : public Refiner {
     selection.visited += n;
     selection.keys_scored += n;
     selection.bytes_read += n * rows.row_bytes;
-    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows);
+    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows,
+                       selection.bound);
   }
 
   const AttentionShape shape_;

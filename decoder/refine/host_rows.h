@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
 
 namespace carrel::decoder {
@@ -43,9 +44,30 @@ struct HeadCodes {
   std::vector<uint32_t> words;    // [tokens, bits / 32]
 };
 
+// Rows of one token's zone that were not selected, as summaries of their clusters tell them: the
+// estimation term (kvstore/index/summaries.h).
+struct RestRequest {
+  Layer layer;
+  KvHead head;
+  const float* q = nullptr;  // [group, head_dim]
+  int64_t group = 0;
+  float scale = 0;
+  RowRange zone;
+  absl::Span<const Position> selected;  // in the zone, each once
+  const float* scores = nullptr;        // [group, selected], scaled
+  const float* bound = nullptr;         // [group]: no other row scores higher; or null
+  float* out = nullptr;                 // [group, head_dim]
+  float* lse = nullptr;                 // [group]; -inf (and out 0) where nothing is left over
+};
+
 class HostRows {
  public:
   virtual ~HostRows() = default;
+  // Whether EstimateRest can be asked: the context has summaries.
+  virtual bool has_summaries() const { return false; }
+  virtual absl::Status EstimateRest(const RestRequest&) const {
+    return absl::FailedPreconditionError("these rows have no summaries");
+  }
   virtual int64_t tokens() const = 0;
   virtual const HeadRows& At(Layer layer, KvHead head) const = 0;
   // Queries of the document itself, as attention saw them: [samples, group, head_dim].

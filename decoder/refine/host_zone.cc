@@ -18,6 +18,10 @@ absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(
     std::vector<LayerStatistics>* statistics) {
   CARREL_CHECK(config.refine.has_value() && rows != nullptr);
   const RowRange zone{opened.zone_begin(), opened.zone_end()};
+  if (config.estimate == Estimate::kOn && !rows->has_summaries()) {
+    return absl::FailedPreconditionError(
+        "estimate=on: the context has no summaries; carrel reindex --summaries 40 makes them");
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<Refiner> refiner,
                    MakeRefiner(*config.refine, shape, zone, *rows, pool));
   return std::unique_ptr<HostZone>(
@@ -31,6 +35,7 @@ HostZone::HostZone(const RetrievalConfig& config, const AttentionShape& shape, R
       shape_(shape),
       zone_(zone),
       budgets_(LayerBudgets(config, shape.layers, zone.rows())),
+      estimate_(config.estimate != Estimate::kOff && rows->has_summaries()),
       scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
       rows_(std::move(rows)),
       refiner_(std::move(refiner)),
@@ -53,8 +58,7 @@ absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& p
   partial.Reset(n, shape_.q_heads, shape_.head_dim);
   if (zone_.rows() == 0) return absl::OkStatus();
   if (budgets_[layer.value()] != kAllRows) {
-    AttendSelected(layer, q, n, partial);
-    return absl::OkStatus();
+    return AttendSelected(layer, q, n, partial);
   }
   AttendAll(layer, q, n, partial);
   LayerStatistics& statistics = (*statistics_)[layer.value()];
@@ -66,9 +70,10 @@ absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& p
 }
 
 void HostZone::AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
-                          const std::vector<Position>& rows, Partial& partial) const {
+                          const std::vector<Position>& rows, std::vector<float>& scores,
+                          Partial& partial) const {
   thread_local std::vector<const void*> k, v;
-  thread_local std::vector<float> scores, out;
+  thread_local std::vector<float> out;
   const int64_t d = shape_.head_dim, group = shape_.group();
   const HeadRows& of_head = rows_->At(layer, head);
   k.resize(rows.size());
@@ -94,25 +99,57 @@ void HostZone::AttendRows(Layer layer, KvHead head, const float* q, int64_t toke
   partial.Merge(token, shape_.q_heads, head.value() * group, group, d, params.out, params.lse);
 }
 
+absl::Status HostZone::EstimateRest(Layer layer, KvHead head, const float* q, int64_t token,
+                                    const std::vector<Position>& rows,
+                                    const std::vector<float>& scores, const float* bound,
+                                    Partial& partial) const {
+  if (static_cast<int64_t>(rows.size()) == zone_.rows()) return absl::OkStatus();
+  thread_local std::vector<float> out;
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  out.resize(static_cast<size_t>(group * (d + 1)));
+  RestRequest rest;
+  rest.layer = layer;
+  rest.head = head;
+  rest.q = q + (token * shape_.q_heads + head.value() * group) * d;
+  rest.group = group;
+  rest.scale = scale_;
+  rest.zone = zone_;
+  rest.selected = rows;
+  rest.scores = scores.data();
+  rest.bound = bound;
+  rest.out = out.data();
+  rest.lse = out.data() + group * d;
+  RETURN_IF_ERROR(rows_->EstimateRest(rest));
+  partial.Merge(token, shape_.q_heads, head.value() * group, group, d, rest.out, rest.lse);
+  return absl::OkStatus();
+}
+
+int64_t HostZone::Budget(Layer layer, KvHead head) const {
+  return config_.select == Select::kFidelity ? HeadBudget(config_, layer, head, shape_.kv_heads)
+                                             : budgets_[layer.value()];
+}
+
 void HostZone::AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const {
   std::vector<Position> all;
   AllRows(zone_, all);
   pool_->ParallelFor(n * shape_.kv_heads, [&](int64_t unit) {
+    thread_local std::vector<float> scores;
     const KvHead head(static_cast<int32_t>(unit % shape_.kv_heads));
-    AttendRows(layer, head, q, unit / shape_.kv_heads, all, partial);
+    AttendRows(layer, head, q, unit / shape_.kv_heads, all, scores, partial);
   });
 }
 
-void HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial) {
+absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial) {
   const int64_t d = shape_.head_dim, group = shape_.group();
   const int64_t block = reading_prompt_ ? refiner_->block_tokens() : 1;
   int64_t& step = steps_[static_cast<size_t>(layer.value())];
   if (reading_prompt_) step = 0;
   std::vector<Selection> totals(static_cast<size_t>(shape_.kv_heads));
   std::vector<int64_t> attended(totals.size());
+  std::vector<absl::Status> statuses(totals.size());
   pool_->ParallelFor(shape_.kv_heads, [&](int64_t h) {
     const KvHead head(static_cast<int32_t>(h));
-    thread_local std::vector<float> queries;
+    thread_local std::vector<float> queries, scores;
     Selection& selection = totals[static_cast<size_t>(h)];
     for (int64_t first = 0; first < n; first += block) {
       const int64_t tokens = std::min(block, n - first);
@@ -126,23 +163,33 @@ void HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Partial& p
       request.head = head;
       request.q = queries.data();
       request.queries = tokens * group;
-      request.budget = budgets_[layer.value()];
+      request.budget = Budget(layer, head);
       request.step = reading_prompt_ ? kPromptStep : step + first;
+      selection.bound.clear();
       refiner_->Select(request, selection);
       for (int64_t i = first; i < first + tokens; ++i) {
-        AttendRows(layer, head, q, i, selection.rows, partial);
+        AttendRows(layer, head, q, i, selection.rows, scores, partial);
+        if (!estimate_) continue;
+        const float* bound = selection.bound.empty()
+                                 ? nullptr
+                                 : &selection.bound[static_cast<size_t>((i - first) * group)];
+        statuses[static_cast<size_t>(h)].Update(
+            EstimateRest(layer, head, q, i, selection.rows, scores, bound, partial));
       }
       attended[static_cast<size_t>(h)] += tokens * static_cast<int64_t>(selection.rows.size());
     }
   });
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
   if (!reading_prompt_) step += n;
   LayerStatistics& statistics = (*statistics_)[layer.value()];
+  statistics.estimated = estimate_;
   for (size_t h = 0; h < totals.size(); ++h) {
     statistics.candidates += totals[h].keys_scored;
     statistics.visited += totals[h].visited * group;
     statistics.rows_attended += attended[h];
     statistics.bytes_read += totals[h].bytes_read + 2 * attended[h] * d * 2;
   }
+  return absl::OkStatus();
 }
 
 absl::Status HostZone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone,

@@ -2,8 +2,11 @@
 // Math:   dense layers attend to every row of the zone, the others to what the refiner selects
 //         within the layer's budget; the partial attention is merged with the window's as the
 //         store's is. A budget that covers the zone makes a layer dense.
-// Source: decision 020.
-// Errors: NotFound what the refiner needs and the context lacks.
+//         Rows that were not selected count through the context's summaries, as at the store
+//         (config.estimate).
+// Source: decisions 017, 020.
+// Errors: NotFound what the refiner needs and the context lacks; FailedPrecondition estimate=on
+//         without summaries; DataLoss damaged summaries.
 // Ownership: keeps the rows. statistics [layers] outlives this.
 // Threads: one; the pool shares the work of heads and tokens.
 #pragma once
@@ -51,15 +54,21 @@ class HostZone final : public ZoneAttention {
            std::vector<LayerStatistics>* statistics);
 
   void AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const;
-  void AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);
-  // One KV head of one token.
+  absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);
+  // One KV head of one token. bound: of the group, or null.
   void AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
-                  const std::vector<Position>& rows, Partial& partial) const;
+                  const std::vector<Position>& rows, std::vector<float>& scores,
+                  Partial& partial) const;
+  absl::Status EstimateRest(Layer layer, KvHead head, const float* q, int64_t token,
+                            const std::vector<Position>& rows, const std::vector<float>& scores,
+                            const float* bound, Partial& partial) const;
+  int64_t Budget(Layer layer, KvHead head) const;
 
   const RetrievalConfig config_;
   const AttentionShape shape_;
   const RowRange zone_;
   const std::vector<int64_t> budgets_;
+  const bool estimate_;
   const float scale_;
   const std::shared_ptr<const HostRows> rows_;
   const std::unique_ptr<Refiner> refiner_;

@@ -64,7 +64,7 @@ void ScoreProbes(const RefineRequest& request, const HeadRows& rows, int64_t hea
 }
 
 void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,
-                        int64_t budget, std::vector<Position>& rows) {
+                        int64_t budget, std::vector<Position>& rows, std::vector<float>& bound) {
   thread_local std::vector<float> base, group_scores;
   const int64_t n = zone.rows();
   base.resize(static_cast<size_t>(queries));
@@ -74,6 +74,10 @@ void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRa
   group_scores.resize(static_cast<size_t>(n));
   kernels::GroupScore(scores.data(), queries, n, n, base.data(), group_scores.data());
   rows = BestIndices(group_scores, budget);
+  float last = INFINITY;
+  for (const Position row : rows) last = std::min(last, group_scores[static_cast<size_t>(row)]);
+  bound.clear();
+  for (const float lse : base) bound.push_back(last + lse);
   for (Position& row : rows) row += zone.begin;
 }
 
@@ -93,7 +97,7 @@ void KeepBestByKeys(const RefineRequest& request, const HeadRows& rows, int64_t 
   scores.resize(static_cast<size_t>(request.queries * n));
   kernels::DotScoreRows(request.q, request.queries, head_dim, keys.data(), n,
                         1.0f / std::sqrt(static_cast<float>(head_dim)), scores.data(), n);
-  SelectByGroupScore(scores, request.queries, {0, n}, request.budget, best);
+  SelectByGroupScore(scores, request.queries, {0, n}, request.budget, best, selection.bound);
   // Ascending places in an ascending list: none is written before it is read.
   for (size_t i = 0; i < best.size(); ++i) {
     selection.rows[i] = selection.rows[static_cast<size_t>(best[i])];

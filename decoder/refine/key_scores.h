@@ -27,9 +27,9 @@ void ScoreProbes(const RefineRequest& request, const HeadRows& rows, int64_t hea
 using kernels::BestIndices;
 
 // One row of group scores (kernels/group_score) of [queries, rows] scaled scores: the best `budget`
-// of them, ascending.
+// of them, ascending. bound [queries]: no other row of the zone scores higher.
 void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,
-                        int64_t budget, std::vector<Position>& rows);
+                        int64_t budget, std::vector<Position>& rows, std::vector<float>& bound);
 
 // Candidates that are chosen for `budget` rows of a zone.
 int64_t CandidateCount(int64_t budget, int64_t oversample, RowRange zone);

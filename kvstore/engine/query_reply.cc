@@ -30,9 +30,8 @@ int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& contex
     bytes += kv_units * ZoneRest::Bytes(shape.group(), shape.head_dim);
   }
   if (r.want == Want::kAttend) {
-    const bool all =
-        r.select == Select::kAll ||
-        (r.select == Select::kTopK && r.head_top_k.empty() && r.top_k >= zone.rows());
+    const bool all = r.select == Select::kAll ||
+                     (r.select == Select::kTopK && r.head_top_k.empty() && r.top_k >= zone.rows());
     const int64_t states = all ? std::max<int64_t>(1, AttendSpans(zone).size()) : 1;
     bytes += 4 * states * r.tokens * shape.q_heads * (shape.head_dim + 1);
   } else if (r.select != Select::kAll) {

@@ -33,11 +33,11 @@ struct QueryRequest {
   int64_t tokens = 0;
   std::vector<float> queries;  // [tokens, q_heads, head_dim]
   Select select = Select::kTopK;
-  int64_t top_k = 0;     // kTopK
+  int64_t top_k = 0;                // kTopK
   std::vector<int64_t> head_top_k;  // kTopK: [kv_heads], each 1 .. top_k; empty: top_k of each
-  float range = 0;       // kRange
-  float mass = 0;        // kMass
-  int64_t max_rows = 0;  // kRange, kMass: of a KV head; 0: the engine's max_top_k
+  float range = 0;                  // kRange
+  float mass = 0;                   // kMass
+  int64_t max_rows = 0;             // kRange, kMass: of a KV head; 0: the engine's max_top_k
   Want want = Want::kIds;
   bool speculative = false;
   uint64_t among_candidates_of = 0;  // 0: none

@@ -41,8 +41,8 @@ struct Selected {
   std::vector<float> scores;    // [group, ids.size()]
   std::vector<float> zone_lse;  // [group]: exact if zone_scored, else an estimate
   bool zone_scored = false;
-  std::vector<float> bound;     // [group]: no other row of the zone scores higher, as far as the
-                                // index sees; none if nothing was selected
+  std::vector<float> bound;  // [group]: no other row of the zone scores higher, as far as the
+                             // index sees; none if nothing was selected
   int64_t candidates = 0;
   int64_t visited = 0;
 };

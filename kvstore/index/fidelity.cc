@@ -130,8 +130,8 @@ class QueryMeasure {
     params.out = rest_.out.data();
     params.lse = rest_.lse.data();
     RETURN_IF_ERROR(EstimateRest(summaries, params, scratch_));
-    kernels::MergeStates(rest_.out.data(), rest_.lse.data(), sparse_.out.data(),
-                         sparse_.lse.data(), group_, d_);
+    kernels::MergeStates(rest_.out.data(), rest_.lse.data(), sparse_.out.data(), sparse_.lse.data(),
+                         group_, d_);
     return Square(rest_.out, dense_.out.data());
   }
 
@@ -141,8 +141,8 @@ class QueryMeasure {
     const int64_t rows = zone_.rows();
     scores_.resize(static_cast<size_t>(group_ * rows));
     keys_.ForEachPiece(zone_, [&](Position at, const void* address, int64_t count) {
-      kernels::DotScore(q_, group_, d_, address, count, scale_,
-                        scores_.data() + (at - zone_.begin), rows);
+      kernels::DotScore(q_, group_, d_, address, count, scale_, scores_.data() + (at - zone_.begin),
+                        rows);
     });
     zone_lse_.clear();
     for (int64_t h = 0; h < group_; ++h) {
@@ -165,8 +165,8 @@ class QueryMeasure {
       }
       piece.Reset(group_, d_);
       Attend(scores, piece);
-      kernels::MergeStates(dense_.out.data(), dense_.lse.data(), piece.out.data(),
-                           piece.lse.data(), group_, d_);
+      kernels::MergeStates(dense_.out.data(), dense_.lse.data(), piece.out.data(), piece.lse.data(),
+                           group_, d_);
     }
   }
 
@@ -229,8 +229,7 @@ class QueryMeasure {
 
 absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& values,
                                              const SampledQueries& sampled,
-                                             const Summaries* summaries,
-                                             const FidelityPlan& plan) {
+                                             const Summaries* summaries, const FidelityPlan& plan) {
   if (plan.sink < 0 || plan.local < 1 || plan.max_queries < 1 || plan.max_rows < 1 ||
       sampled.head_dim != keys.head_dim() || values.count() != keys.count()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -279,8 +278,7 @@ absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& value
     if (sum < least) least = sum, best = s;
   }
   fidelity.spread_share = kSpreadShares[best];
-  fidelity.estimate =
-      least <= (1 - kLeastGain) * fitted([&](size_t b) { return without[b]; });
+  fidelity.estimate = least <= (1 - kLeastGain) * fitted([&](size_t b) { return without[b]; });
   for (size_t b = 0; b < kBudgets; ++b) fidelity.with.push_back(with[b * kShares + best] / n);
   return fidelity;
 }

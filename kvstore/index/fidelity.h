@@ -34,17 +34,17 @@ inline constexpr std::array<int64_t, 10> kFidelityBudgets = {8,   16,  32,   64,
                                                              256, 512, 1024, 2048, 4096};
 
 struct FidelityPlan {
-  int64_t sink = 4;   // the window of a decoder's defaults
+  int64_t sink = 4;  // the window of a decoder's defaults
   int64_t local = 64;
   int64_t max_queries = 32;
   int64_t max_rows = int64_t{1} << 20;  // but always four queries
 };
 
 struct HeadFidelity {
-  int64_t queries = 0;       // tokens measured; 0: the document was too short, and nothing is known
-  bool estimate = false;     // the term helps
-  float spread_share = 0;    // of this head's term; kDefaultSpreadShare where nothing is known
-  double output = 0;         // mean square of an output of a q head, as its norm's
+  int64_t queries = 0;     // tokens measured; 0: the document was too short, and nothing is known
+  bool estimate = false;   // the term helps
+  float spread_share = 0;  // of this head's term; kDefaultSpreadShare where nothing is known
+  double output = 0;       // mean square of an output of a q head, as its norm's
   std::vector<double> with, without;  // [kFidelityBudgets]: errors with and without the term
 };
 

@@ -1,5 +1,6 @@
 #include "tools/carrel/manifest_report.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -8,6 +9,7 @@
 #include "absl/time/time.h"
 #include "carrel/v1/context.pb.h"
 #include "common/progress.h"
+#include "decoder/fidelity.h"
 #include "kvstore/index/index.h"
 
 namespace carrel::tools {
@@ -72,6 +74,23 @@ nlohmann::json HeadIndexesToJson(const v1::Manifest& manifest) {
   return heads;
 }
 
+nlohmann::json FidelityToJson(const v1::Manifest& manifest) {
+  nlohmann::json heads = nlohmann::json::array();
+  for (const v1::HeadFidelity& head : manifest.head_fidelity()) {
+    heads.push_back({{"layer", head.layer()},
+                     {"kv_head", head.kv_head()},
+                     {"queries", head.queries()},
+                     {"output", head.output()},
+                     {"rows", std::vector<uint32_t>(head.rows().begin(), head.rows().end())},
+                     {"error", std::vector<float>(head.error().begin(), head.error().end())},
+                     {"error_without",
+                      std::vector<float>(head.error_without().begin(), head.error_without().end())},
+                     {"estimate", head.estimate()},
+                     {"spread_share", head.spread_share()}});
+  }
+  return heads;
+}
+
 }  // namespace
 
 std::string ManifestJson(const v1::Manifest& manifest) {
@@ -128,6 +147,7 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                                  {"query_drift", sizes.query_drift}}},
                                {"layer_bytes", layers},
                                {"head_indexes", HeadIndexesToJson(manifest)},
+                               {"head_fidelity", FidelityToJson(manifest)},
                                {"head_statistics", heads}};
   return json.dump();
 }
@@ -157,6 +177,36 @@ void PrintHeadIndexes(const v1::Manifest& manifest) {
                 head.index().kind().c_str(), head.index().effort(), head.recall(), head.mass(),
                 head.cost_us(), head.exact_us());
   }
+}
+
+// Rows that each KV head gets for the named fidelities, and what its term counts.
+void PrintFidelity(const v1::Manifest& manifest) {
+  const absl::StatusOr<std::vector<decoder::HeadErrors>> heads =
+      decoder::ErrorsOf(manifest, manifest.summary_rows() > 0);
+  if (!heads.ok()) {
+    std::printf("\nfidelity was not measured\n");
+    return;
+  }
+  std::printf("\nrows per KV head for fast, balanced and faithful (errors");
+  std::vector<decoder::RowPlan> plans;
+  for (const decoder::Fidelity fidelity :
+       {decoder::Fidelity::kFast, decoder::Fidelity::kBalanced, decoder::Fidelity::kFaithful}) {
+    plans.push_back(decoder::PlanRows(*heads, 0, std::max<int64_t>(1, manifest.tokens()),
+                                      decoder::TargetError(fidelity)));
+    std::printf(" %.3f", plans.back().error);
+  }
+  std::printf("), and the share of the spread that its estimation term counts (-: no term)");
+  for (int i = 0; i < manifest.head_fidelity_size(); ++i) {
+    const v1::HeadFidelity& head = manifest.head_fidelity(i);
+    if (head.kv_head() == 0) std::printf("\n%5u", head.layer());
+    const auto at = static_cast<size_t>(i);
+    const std::string share =
+        head.estimate() ? absl::StrFormat("%.2f", head.spread_share()) : std::string("-");
+    std::printf("  %5lld %5lld %5lld %4s", static_cast<long long>(plans[0].rows[at]),
+                static_cast<long long>(plans[1].rows[at]),
+                static_cast<long long>(plans[2].rows[at]), share.c_str());
+  }
+  std::printf("\n");
 }
 
 }  // namespace
@@ -207,6 +257,7 @@ void PrintManifest(const v1::Manifest& manifest) {
     std::printf("\nno statistics of attention: keys are stored before RoPE\n");
     return;
   }
+  PrintFidelity(manifest);
   PrintHeadTable(manifest, "entropy of attention in nats, by layer and q head (sampled queries)",
                  &v1::HeadStatistics::entropy_nats);
   PrintHeadTable(manifest, "keys that carry 75% of the mass, by layer and q head (sampled queries)",

@@ -13,6 +13,7 @@
 #include "kvstore/index/code_blob.h"
 #include "kvstore/index/rows.h"
 #include "kvstore/index/stored_queries.h"
+#include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::tools {
@@ -55,6 +56,7 @@ class MappedRows final : public decoder::HostRows {
         layers_(context_->manifest().layers()),
         kv_heads_(context_->manifest().kv_heads()),
         heads_(static_cast<size_t>(layers_) * static_cast<size_t>(kv_heads_)),
+        summaries_(heads_.size()),
         mapped_(2 * heads_.size()) {}
 
   absl::Status Map(ThreadPool* pool) {
@@ -69,9 +71,23 @@ class MappedRows final : public decoder::HostRows {
   }
 
   int64_t tokens() const override { return static_cast<int64_t>(context_->manifest().tokens()); }
-  const HeadRows& At(Layer layer, KvHead head) const override {
-    return heads_[static_cast<size_t>(layer.value()) * static_cast<size_t>(kv_heads_) +
-                  static_cast<size_t>(head.value())];
+  const HeadRows& At(Layer layer, KvHead head) const override { return heads_[Index(layer, head)]; }
+  bool has_summaries() const override { return context_->manifest().summary_rows() > 0; }
+  absl::Status EstimateRest(const decoder::RestRequest& request) const override {
+    const size_t i = Index(request.layer, request.head);
+    thread_local kvstore::EstimateScratch scratch;
+    kvstore::EstimateParams params;
+    params.queries = request.q;
+    params.group = request.group;
+    params.scale = request.scale;
+    params.zone = request.zone;
+    params.values = &mapped_[2 * i + 1];
+    params.selected = request.selected;
+    params.scores = request.scores;
+    params.bound = request.bound;
+    params.out = request.out;
+    params.lse = request.lse;
+    return kvstore::EstimateRest(summaries_[i], params, scratch);
   }
   absl::StatusOr<std::vector<float>> SampledQueries(Layer layer, KvHead head) const override {
     ASSIGN_OR_RETURN(kvstore::SampledQueries queries,
@@ -101,6 +117,10 @@ class MappedRows final : public decoder::HostRows {
   }
 
  private:
+  size_t Index(Layer layer, KvHead head) const {
+    return static_cast<size_t>(layer.value() * kv_heads_ + head.value());
+  }
+
   absl::Status MapHead(int64_t i) {
     const Layer layer(static_cast<int32_t>(i / kv_heads_));
     const KvHead head(static_cast<int32_t>(i % kv_heads_));
@@ -115,6 +135,12 @@ class MappedRows final : public decoder::HostRows {
       rows.k_segments.push_back(static_cast<const char*>(k.Address(at)));
       rows.v_segments.push_back(static_cast<const char*>(v.Address(at)));
     }
+    if (has_summaries()) {
+      ASSIGN_OR_RETURN(kvstore::Blob blob,
+                       kvstore::Blob::Open(*context_, layer, kvstore::Kind::kSummaries, head));
+      ASSIGN_OR_RETURN(summaries_[static_cast<size_t>(i)],
+                       kvstore::Summaries::Open(std::move(blob), k.count(), k.head_dim()));
+    }
     mapped_[static_cast<size_t>(2 * i)] = std::move(k);
     mapped_[static_cast<size_t>(2 * i + 1)] = std::move(v);
     return absl::OkStatus();
@@ -122,8 +148,9 @@ class MappedRows final : public decoder::HostRows {
 
   const std::shared_ptr<const kvstore::StoredContext> context_;
   const int64_t layers_, kv_heads_;
-  std::vector<HeadRows> heads_;        // [layers, kv_heads]
-  std::vector<kvstore::Rows> mapped_;  // K and V of each: they pin what heads_ points into
+  std::vector<HeadRows> heads_;                // [layers, kv_heads]
+  std::vector<kvstore::Summaries> summaries_;  // [layers, kv_heads], where there are any
+  std::vector<kvstore::Rows> mapped_;          // K and V of each: they pin what heads_ points into
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "tools/carrel/report.h"
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -54,6 +56,18 @@ void AppendBanks(const decoder::Statistics& statistics, std::string& table) {
   }
 }
 
+// Root mean square over layers of what `error` says of each.
+double CameOut(const decoder::Statistics& statistics) {
+  double sum = 0;
+  int64_t layers = 0;
+  for (const decoder::LayerStatistics& layer : statistics.layers) {
+    if (layer.output_error.count == 0) continue;
+    sum += layer.output_error.value() * layer.output_error.value();
+    ++layers;
+  }
+  return layers == 0 ? 0 : std::sqrt(sum / static_cast<double>(layers));
+}
+
 }  // namespace
 
 nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measured) {
@@ -86,7 +100,15 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
     }
     layers.push_back(std::move(json));
   }
+  double rows = 0;
+  for (const decoder::LayerStatistics& layer : statistics.layers) {
+    rows += PerToken(static_cast<double>(layer.rows_attended), layer.tokens);
+  }
+  const auto layer_count = static_cast<double>(std::max<size_t>(1, statistics.layers.size()));
   return {{"layers", std::move(layers)},
+          {"rows_per_layer_and_token", rows / layer_count},
+          {"target_error", statistics.target_error},
+          {"promised_error", statistics.promised_error},
           {"bytes_sent", statistics.bytes_sent},
           {"bytes_received", statistics.bytes_received},
           {"window_bytes", statistics.window_bytes},
@@ -122,6 +144,12 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
     table += "\n";
   }
   AppendBanks(statistics, table);
+  if (statistics.target_error > 0) {
+    absl::StrAppendFormat(&table, "error of attention: aimed at %.3f, promised %.3f",
+                          statistics.target_error, statistics.promised_error);
+    absl::StrAppend(
+        &table, measured ? absl::StrFormat(", measured here %.3f\n", CameOut(statistics)) : "\n");
+  }
   absl::StrAppend(&table, "window ", FormatBytes(statistics.window_bytes), ", sent ",
                   FormatBytes(statistics.bytes_sent), ", received ",
                   FormatBytes(statistics.bytes_received),

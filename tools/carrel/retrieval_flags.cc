@@ -186,10 +186,9 @@ absl::Status RetrievalFlags::Resolve() {
   }
   ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
   // With positions given by attention all of a long context would share few of them.
-  const bool none = config.rope == model::Rope::kInfiniteHip ||
-                    config.select == decoder::Select::kFidelity;
-  config.dense_layers =
-      dense_layers.value_or(none ? 0 : decoder::RetrievalConfig().dense_layers);
+  const bool none =
+      config.rope == model::Rope::kInfiniteHip || config.select == decoder::Select::kFidelity;
+  config.dense_layers = dense_layers.value_or(none ? 0 : decoder::RetrievalConfig().dense_layers);
   device_config.zone_on_device = zone == "device";
   if (zone == "device" || device_config.zone_in_host) {
     if (context.empty() && device_config.device == model::Device::kCuda)

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <optional>
 #include <set>
 
+#include "common/checksum.h"
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "kernels/merge_states/merge_states.h"
@@ -66,7 +69,9 @@ class SummariesTest : public testing::Test {
   }
 
   absl::StatusOr<State> Estimate(const std::vector<float>& q, int64_t group, RowRange zone,
-                                 const std::vector<Position>& selected, bool scores = true) {
+                                 const std::vector<Position>& selected, bool scores = true,
+                                 std::optional<float> share = std::nullopt,
+                                 const float* bound = nullptr) {
     const int64_t d = keys_.head_dim;
     State state{std::vector<float>(static_cast<size_t>(group * d), NAN),
                 std::vector<float>(static_cast<size_t>(group), NAN)};
@@ -83,6 +88,8 @@ class SummariesTest : public testing::Test {
     params.values = &values;
     params.selected = selected;
     params.scores = scores ? given.data() : nullptr;
+    params.bound = bound;
+    params.spread_share = share;
     params.out = state.out.data();
     params.lse = state.lse.data();
     EstimateScratch scratch;
@@ -232,6 +239,82 @@ TEST_F(SummariesTest, EstimateRest_BesideTheBestRows_ReducesTheError) {
       for (int h = 0; h < group; ++h) EXPECT_NEAR(state.lse[h], truth.lse[h], 1.5);
     }
     EXPECT_LT(with, without / 3);
+  }
+}
+
+// What a context of version 1 says: no share, and zeros where it stands now.
+std::string AsVersion1(std::string blob, int64_t d) {
+  blob[4] = 1;
+  std::fill_n(blob.begin() + 6, 2, '\0');
+  std::fill_n(blob.begin() + 24, 4, '\0');
+  const uint32_t crc = Crc32c(blob.substr(0, 60) + blob.substr(64, static_cast<size_t>(4 * d)));
+  std::memcpy(&blob[60], &crc, sizeof(crc));
+  return blob;
+}
+
+TEST_F(SummariesTest, SetEstimateFit_IsReadBack_AndVersion1HasTheDefault) {
+  Make(700, 32, 40, nullptr);
+  EXPECT_EQ(summaries_.fit().spread_share, kDefaultSpreadShare);
+  EXPECT_FALSE(summaries_.fit().left_out);
+  std::string blob = blob_;
+  SetEstimateFit({0.05f, true}, blob);
+  Summaries fitted = *Summaries::Open(blob, 700, 32);
+  EXPECT_EQ(fitted.fit().spread_share, 0.05f);
+  EXPECT_TRUE(fitted.fit().left_out);
+  EXPECT_EQ(blob.substr(64), blob_.substr(64));
+  fitted = *Summaries::Open(AsVersion1(blob, 32), 700, 32);
+  EXPECT_EQ(fitted.fit().spread_share, kDefaultSpreadShare);
+  EXPECT_FALSE(fitted.fit().left_out);
+  SetEstimateFit({1.5f, false}, blob);
+  EXPECT_THAT(Summaries::Open(blob, 700, 32), StatusIs(StatusCode::kDataLoss, "spread share 1.5"));
+}
+
+TEST_F(SummariesTest, EstimateRest_ShareOfTheHead_CountsUnlessAnotherIsGiven) {
+  Make(3000, 64, 40, nullptr);
+  const std::vector<float> q = MakeQueries(rng_, keys_, 2);
+  const RowRange zone{4, 2900};
+  const std::vector<Position> best = Best(q, 2, zone, 50);
+  const State none = *Estimate(q, 2, zone, best, true, 0.0f);
+  const State whole = *Estimate(q, 2, zone, best, true, 1.0f);
+  SetEstimateFit({1.0f, false}, blob_);
+  summaries_ = *Summaries::Open(blob_, 3000, 64);
+  EXPECT_EQ(Estimate(q, 2, zone, best)->lse, whole.lse);
+  for (int h = 0; h < 2; ++h) EXPECT_GT(whole.lse[h], none.lse[h]);
+  SetEstimateFit({1.0f, true}, blob_);  // left out
+  summaries_ = *Summaries::Open(blob_, 3000, 64);
+  const State empty = *Estimate(q, 2, zone, best);
+  EXPECT_EQ(empty.lse, std::vector<float>(2, -INFINITY));
+  EXPECT_EQ(empty.out, std::vector<float>(2 * 64, 0.0f));
+  EXPECT_EQ(Estimate(q, 2, zone, best, true, 1.0f)->lse, whole.lse);
+}
+
+// Whatever the spreads say, no row counts for more than the bound; and means of keys alone count for
+// no more than the rows do (Jensen), up to what int8 rounds.
+TEST_F(SummariesTest, EstimateRest_StaysBetweenItsBounds) {
+  Make(4000, 64, 40, nullptr);
+  const RowRange zone{4, 3900};
+  for (int trial = 0; trial < 5; ++trial) {
+    std::vector<float> q = MakeQueries(rng_, keys_, 2);
+    for (float& x : q) x *= 3;  // sharp
+    const std::vector<Position> best = Best(q, 2, zone, 64);
+    const std::set<Position> selected(best.begin(), best.end());
+    std::vector<Position> left;
+    for (Position j : All(zone)) {
+      if (selected.count(j) == 0) left.push_back(j);
+    }
+    std::vector<float> bound;
+    for (int h = 0; h < 2; ++h) {
+      double most = -INFINITY;
+      for (Position j : left) most = std::max(most, Score(&q[h * 64], j));
+      bound.push_back(static_cast<float>(most));
+    }
+    const State bounded = *Estimate(q, 2, zone, best, true, 1.0f, bound.data());
+    const State lower = *Estimate(q, 2, zone, best, true, 0.0f);
+    const State truth = Attend(q, 2, left);
+    for (int h = 0; h < 2; ++h) {
+      EXPECT_LE(bounded.lse[h], bound[h] + std::log(static_cast<float>(left.size())) + 1e-4f);
+      EXPECT_LE(lower.lse[h], truth.lse[h] + 0.5f);
+    }
   }
 }
 

@@ -95,10 +95,6 @@ absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConf
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
-  if (config.estimate == Estimate::kOn && (device.zone_on_device || device.zone_in_host)) {
-    return absl::InvalidArgumentError(
-        "estimate=on: a zone that a GPU attends to has no estimation term; estimate must be off");
-  }
   if (config.refine.has_value() && !device.zone_on_device && !device.zone_in_host &&
       device.device != model::Device::kCpu)
     return absl::InvalidArgumentError("refine with device=cuda needs zone=host or zone=device");

@@ -180,7 +180,6 @@ TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
   refused([](auto& c) { c.select = Select::kMass, c.mass = 0.5; }, "top-k only");
-  refused([](auto& c) { c.estimate = Estimate::kOn; }, "estimate must be off");
   refused([](auto& c) { c.want = Want::kRows; }, "nothing travels");
   refused([](auto& c) { c.effort = 1; }, "effort must be 0");
 }

@@ -171,6 +171,11 @@ bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
   return (!device.zone_on_device && !device.zone_in_host) || RefineNeedsHostRows(*config.refine);
 }
 
+bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
+  return NeedsHostRows(config, device) || device.zone_in_host ||
+         (device.zone_on_device && config.estimate != Estimate::kOff);
+}
+
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers) {
   if (config.top_k != kAllRows && config.top_k < 1) {
     return OutOfRange("top_k", static_cast<double>(config.top_k),

@@ -209,6 +209,19 @@ TEST(RefineReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
   }
 }
 
+TEST(TakesHostRowsTest, OnTheGpu_ForTheTermOrAZoneInHostMemory) {
+  RetrievalConfig config;
+  config.refine = *ParseRefine("hash");
+  DeviceConfig there, in_host;
+  there.device = in_host.device = model::Device::kCuda;
+  there.zone_on_device = in_host.zone_in_host = true;
+  EXPECT_TRUE(TakesHostRows(config, there));
+  EXPECT_TRUE(TakesHostRows(config, in_host));
+  config.estimate = Estimate::kOff;
+  EXPECT_FALSE(TakesHostRows(config, there));
+  EXPECT_TRUE(TakesHostRows(config, in_host));
+}
+
 TEST(NeedsHostRowsTest, OnTheGpu_OnlyWhatIsCalibratedByThem) {
   DeviceConfig here, there;
   there.device = model::Device::kCuda;

@@ -117,8 +117,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   }
   if (NeedsHostRows(config, device) && host_rows == nullptr)
     return absl::InvalidArgumentError("refine needs the rows in this host's memory");
-  if (host_rows != nullptr && !NeedsHostRows(config, device) && !device.zone_in_host &&
-      !(device.zone_on_device && config.estimate != Estimate::kOff))
+  if (host_rows != nullptr && !TakesHostRows(config, device))
     return absl::InvalidArgumentError("rows of this host are given and nothing reads them");
   if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
     return absl::FailedPreconditionError(

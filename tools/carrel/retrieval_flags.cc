@@ -266,11 +266,8 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
   if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
   std::shared_ptr<const decoder::HostRows> rows;
   // A GPU fetches the rows of its zone from a server if their folder is not here.
-  const bool for_zone =
-      flags.device_config.zone_in_host ||
-      (flags.device_config.zone_on_device && config.estimate != decoder::Estimate::kOff);
   if (decoder::NeedsHostRows(config, flags.device_config) ||
-      (for_zone && !flags.store.folder.empty())) {
+      (decoder::TakesHostRows(config, flags.device_config) && !flags.store.folder.empty())) {
     ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());

@@ -1,5 +1,6 @@
 #include "model/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -133,6 +134,18 @@ absl::StatusOr<std::string> JsonFields::String(absl::string_view name) const {
   }
   if (!value->is_string()) return Invalid(name, "is not a string");
   return value->get<std::string>();
+}
+
+absl::Status RefuseUnknownFields(const JsonFields& fields,
+                                 absl::Span<const absl::string_view> known) {
+  for (const auto& [name, value] : fields.object().items()) {
+    const bool empty = value.is_null() || value == false || value == "" ||
+                       (value.is_structured() && value.empty());
+    if (!empty && std::find(known.begin(), known.end(), name) == known.end()) {
+      return fields.Unsupported(name, "is a field that is not understood");
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace carrel::model

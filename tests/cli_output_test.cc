@@ -12,11 +12,11 @@ using CliOutputTest = StoreTest;
 using nlohmann::json;
 
 const Args kRetrievalFlags = {
-    "--model",   "--context",      "--store",    "--server",      "--top-k",    "--sink",
-    "--local",   "--dense-layers", "--budget",   "--prefetch",    "--want",     "--max-tokens",
-    "--threads", "--stats",        "--json",     "--temperature", "--top-p",    "--seed",
-    "--effort",  "--oversample",   "--select",   "--max-rows",    "--estimate", "--zone",
-    "--refine",  "--bank-bytes",   "--bank-map", "--bank-ahead",  "--row-cache"};
+    "--model",   "--context",      "--store",    "--server",      "--top-k",     "--sink",
+    "--local",   "--dense-layers", "--budget",   "--prefetch",    "--want",      "--max-tokens",
+    "--threads", "--stats",        "--json",     "--temperature", "--top-p",     "--seed",
+    "--effort",  "--oversample",   "--select",   "--max-rows",    "--estimate",  "--zone",
+    "--refine",  "--bank-bytes",   "--bank-map", "--bank-ahead",  "--row-cache", "--adapter"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -27,7 +27,7 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
        {"prefill", "reindex", "synth", "serve", "ask", "eval", "audit", "stats", "ls", "inspect",
         "rm", "--version"}},
       {{"prefill"},
-       {"--model", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
+       {"--model", "--adapter", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
         "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries", "--threads",
         "--restart", "--quiet", "--json", "flat", "hnsw"}},
       {{"reindex"},

@@ -20,6 +20,7 @@ namespace {
 
 struct PrefillFlags {
   std::string model_dir;
+  std::string adapter_dir;
   std::string input;
   std::string tokens;
   IndexFlags index;
@@ -123,7 +124,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   // those that do not are in one another's way.
   ThreadPool pool((gpu && flags.threads == 0 ? threads + threads / 4 : threads) - 1);
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
-                   model::LoadCheckpoint(flags.model_dir, &pool));
+                   model::LoadCheckpoint(flags.model_dir, &pool, flags.adapter_dir));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
@@ -147,6 +148,7 @@ void AddPrefill(CLI::App& app, Run& chosen) {
       .add_option("--model", flags->model_dir,
                   "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")
       ->required();
+  DeclareAdapter(command, flags->adapter_dir);
   command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command

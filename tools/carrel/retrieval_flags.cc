@@ -14,6 +14,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       .add_option("--model", model_dir,
                   "folder of the Hugging Face checkpoint that computed the context")
       ->required();
+  DeclareAdapter(command, adapter_dir);
   CLI::Option& context_option = *command.add_option(
       "--context", context,
       context_required ? "name of the context"
@@ -210,6 +211,12 @@ absl::Status RetrievalFlags::Resolve() {
   return absl::InvalidArgumentError("--store or --server without --context: name the context");
 }
 
+void DeclareAdapter(CLI::App& command, std::string& adapter_dir) {
+  command.add_option("--adapter", adapter_dir,
+                     "folder of a LoRA adapter in PEFT's form for the model; a config.json in it "
+                     "replaces the model's rope and trained length");
+}
+
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory) {
   command.add_option("--device", device, "what runs the model: cpu | cuda")->capture_default_str();
   command
@@ -254,7 +261,8 @@ absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags
 
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
-  ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
+  ASSIGN_OR_RETURN(open->checkpoint_,
+                   model::LoadCheckpoint(flags.model_dir, &open->pool_, flags.adapter_dir));
   if (flags.context.empty()) {
     ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(
                                          open->checkpoint_, &open->pool_, flags.device_config));

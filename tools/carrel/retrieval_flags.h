@@ -21,6 +21,7 @@ namespace carrel::tools {
 
 struct RetrievalFlags {
   std::string model_dir;
+  std::string adapter_dir;  // empty: none
   std::string context;
   StoreFlags store;
   std::string fidelity;                // empty: balanced, where the context was measured
@@ -68,6 +69,9 @@ class OpenDecoder {
   std::unique_ptr<decoder::Decoder> decoder_;
   std::string refine_;
 };
+
+// --adapter.
+void DeclareAdapter(CLI::App& command, std::string& adapter_dir);
 
 // --device and --gpu-memory.
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory);

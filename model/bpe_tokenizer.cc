@@ -198,7 +198,13 @@ absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& j
 
 absl::StatusOr<TokenId> FindBos(const std::string& path, const TokenizerConfig& config,
                                 const TokenizerJson& json, const std::vector<AddedToken>& added) {
-  if (!config.bos_token.has_value() || !config.add_bos_token) return -1;
+  if (!config.add_bos_token.has_value()) return json.template_bos;
+  if (!*config.add_bos_token) return -1;
+  if (!config.bos_token.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokenizer_config.json beside ", path,
+                     ": add_bos_token is true, and there is no bos_token"));
+  }
   for (const AddedToken& token : added) {
     if (token.content == *config.bos_token) return token.id;
   }
@@ -222,6 +228,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(const std::string&
   ASSIGN_OR_RETURN(std::vector<Token> table, MakeTable(path, json, added));
   ASSIGN_OR_RETURN(BpeModel bpe, MakeBpe(path, json));
   ASSIGN_OR_RETURN(const TokenId bos, FindBos(path, config, json, added));
+  if (bos >= static_cast<TokenId>(table.size()) || (bos >= 0 && !table[bos].used)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": post_processor names id ", bos, ", which is no token"));
+  }
   absl::StatusOr<Pretokenizer> pretokenizer = Pretokenizer::Create(json.pretokenizer);
   if (!pretokenizer.ok()) {
     return Annotate(pretokenizer.status(), absl::StrCat(path, ": pre_tokenizer"));

@@ -151,7 +151,7 @@ absl::Status PutAddedTokens(const std::string& path, const SentencePieceLibrary&
 absl::StatusOr<TokenId> FindBos(const std::string& path, const TokenizerConfig& config,
                                 const SentencePieceLibrary& library,
                                 const std::vector<AddedToken>& added) {
-  if (!config.add_bos_token) return -1;
+  if (!config.add_bos_token.value_or(true)) return -1;
   if (!config.has_bos) return library.bos_id();
   if (!config.bos_token.has_value()) return -1;
   for (const AddedToken& token : added) {

@@ -47,8 +47,10 @@ class Tokenizer {
   // One more than the largest id. Ids below it may be unused.
   virtual int64_t vocab_size() const = 0;
 
-  // The token that documents start with, or -1: tokenizer_config.json's bos_token unless
-  // add_bos_token is false; SentencePiece's own where that file, or its bos_token, is absent.
+  // The token that documents start with, or -1. Of tokenizer.json: tokenizer_config.json's
+  // bos_token if its add_bos_token is true, none if that is false, else what post_processor (a
+  // TemplateProcessing) puts before a text. Of SentencePiece: tokenizer_config.json's bos_token, or
+  // where that file or field is absent the model's own, unless add_bos_token is false.
   TokenId bos_token_id() const { return bos_token_id_; }
 
   // SHA-256 (hexadecimal) of the file that decides the ids, tokenizer.json or tokenizer.model. If

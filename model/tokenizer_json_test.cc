@@ -97,7 +97,7 @@ TEST(TokenizerJson, Load_ConfigAddsTokens_TheyCountInIdentity) {
   const auto more = LoadFiles(
       {{"tokenizer.json", json},
        {"tokenizer_config.json",
-        R"({"bos_token": "<f>", "added_tokens_decoder": {"270": {"content": "<f>", "special": true}}})"}});
+        R"({"bos_token": "<f>", "add_bos_token": true, "added_tokens_decoder": {"270": {"content": "<f>", "special": true}}})"}});
   CARREL_ASSERT_OK(more);
   EXPECT_NE((*more)->sha256(), Sha256Hex(json));
   EXPECT_THAT(*(*more)->Encode("<f><e>"), ElementsAre(270, 259));
@@ -107,22 +107,60 @@ TEST(TokenizerJson, Load_ConfigAddsTokens_TheyCountInIdentity) {
               StatusIs(absl::StatusCode::kInvalidArgument, "token id 265 is not"));
 }
 
+// As llama 3 writes it.
+constexpr char kTemplate[] = R"({"post_processor": {"type": "Sequence", "processors": [
+    {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+    {"type": "TemplateProcessing",
+     "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "ab", "type_id": 0}}],
+     "pair": [],
+     "special_tokens": {"<e>": {"id": "<e>", "ids": [259], "tokens": ["<e>"]},
+                        "ab": {"id": "ab", "ids": [256], "tokens": ["ab"]}}}]}})";
+
 TEST(TokenizerJson, Bos_EverySetting_AsDocumented) {
-  const auto bos = [](const std::string& config) {
-    const auto tokenizer =
-        LoadFiles({{"tokenizer.json", SmallTokenizerJson()}, {"tokenizer_config.json", config}});
+  const auto bos = [](const std::string& edit, const std::string& config) {
+    Files files = {{"tokenizer.json", SmallTokenizerJson(edit)}};
+    if (!config.empty()) files.emplace_back("tokenizer_config.json", config);
+    const auto tokenizer = LoadFiles(files);
     return tokenizer.ok() ? (*tokenizer)->bos_token_id() : -100;
   };
-  EXPECT_EQ(bos("{}"), -1);
-  EXPECT_EQ(bos(R"({"bos_token": null})"), -1);
-  EXPECT_EQ(bos(R"({"bos_token": "<e>"})"), 259);
-  EXPECT_EQ(bos(R"({"bos_token": "ab", "add_bos_token": true})"), 256);
-  EXPECT_EQ(bos(R"({"bos_token": {"content": "<e>", "lstrip": false}})"), 259);
-  EXPECT_EQ(bos(R"({"bos_token": "<e>", "add_bos_token": false})"), -1);
-  EXPECT_EQ(bos(R"({"bos_token": "absent"})"), -100);
-  EXPECT_EQ(bos(R"({"bos_token": 7})"), -100);
-  EXPECT_EQ(bos(R"({"add_bos_token": "yes"})"), -100);
-  EXPECT_EQ(bos("{"), -100);
+  // Only where add_bos_token or post_processor says so: a bos_token alone is only a name.
+  for (const char* config : {"", "{}", R"({"bos_token": null})", R"({"bos_token": "<e>"})",
+                             R"({"bos_token": "<e>", "add_bos_token": false})",
+                             R"({"bos_token": "<e>", "add_bos_token": null})"}) {
+    EXPECT_EQ(bos("{}", config), -1) << config;
+  }
+  EXPECT_EQ(bos("{}", R"({"bos_token": "ab", "add_bos_token": true})"), 256);
+  EXPECT_EQ(bos("{}", R"({"bos_token": {"content": "<e>"}, "add_bos_token": true})"), 259);
+  EXPECT_EQ(bos(kTemplate, ""), 259);
+  EXPECT_EQ(bos(kTemplate, R"({"bos_token": "ab"})"), 259);
+  EXPECT_EQ(bos(kTemplate, R"({"bos_token": "ab", "add_bos_token": true})"), 256);
+  EXPECT_EQ(bos(kTemplate, R"({"bos_token": "<e>", "add_bos_token": false})"), -1);
+  EXPECT_EQ(bos("{}", R"({"bos_token": "absent", "add_bos_token": true})"), -100);
+  EXPECT_EQ(bos("{}", R"({"add_bos_token": true})"), -100);
+  EXPECT_EQ(bos("{}", R"({"bos_token": 7})"), -100);
+  EXPECT_EQ(bos("{}", R"({"add_bos_token": "yes"})"), -100);
+  EXPECT_EQ(bos("{}", "{"), -100);
+}
+
+TEST(TokenizerJson, Bos_TemplateThatIsNotRunOrBroken_IsRefused) {
+  const auto load = [](const std::string& single, const std::string& special_tokens) {
+    return Load(absl::StrCat(R"({"post_processor": {"type": "TemplateProcessing", "single": )",
+                             single, R"(, "special_tokens": )", special_tokens, "}}"))
+        .status();
+  };
+  const std::string e = R"({"SpecialToken": {"id": "<e>", "type_id": 0}})";
+  const std::string text = R"({"Sequence": {"id": "A", "type_id": 0}})";
+  EXPECT_EQ(load("[" + text + "]", "{}"), absl::OkStatus());
+  EXPECT_THAT(load("[" + e + "," + e + "," + text + "]", R"({"<e>": {"ids": [259]}})"),
+              StatusIs(absl::StatusCode::kUnimplemented, "several tokens"));
+  EXPECT_THAT(load("[" + e + "," + text + "]", R"({"<e>": {"ids": [259, 259]}})"),
+              StatusIs(absl::StatusCode::kUnimplemented, "several tokens"));
+  EXPECT_THAT(load("[" + e + "," + text + "]", R"({"<e>": {"ids": [7000]}})"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "id 7000"));
+  EXPECT_THAT(load("[" + e + "," + text + "]", "{}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "no ids of \"<e>\""));
+  EXPECT_THAT(load("7", "{}"), StatusIs(absl::StatusCode::kInvalidArgument, "single"));
 }
 
 TEST(TokenizerJson, Load_NotRun_IsRefusedByName) {

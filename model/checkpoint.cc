@@ -36,16 +36,18 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
   return checkpoint;
 }
 
-absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodePrompt(absl::string_view text) const {
+absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodePrompt(absl::string_view text,
+                                                              Tokenizer::Dropped* dropped) const {
   if (tokenizer == nullptr) {
     return absl::FailedPreconditionError(
         "the model folder has no tokenizer (tokenizer.json or tokenizer.model): give token ids instead of text");
   }
-  return tokenizer->Encode(text);
+  return tokenizer->Encode(text, dropped);
 }
 
-absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodeDocument(absl::string_view text) const {
-  ASSIGN_OR_RETURN(std::vector<TokenId> ids, EncodePrompt(text));
+absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodeDocument(absl::string_view text,
+                                                                Tokenizer::Dropped* dropped) const {
+  ASSIGN_OR_RETURN(std::vector<TokenId> ids, EncodePrompt(text, dropped));
   const TokenId bos = tokenizer->bos_token_id();
   if (!ids.empty() && bos >= 0 && ids.front() != bos) ids.insert(ids.begin(), bos);
   return ids;

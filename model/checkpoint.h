@@ -26,8 +26,11 @@ struct Checkpoint {
   std::vector<std::pair<std::string, std::string>> fingerprint;  // ordered by name
 
   // The ids of a document: BOS first, where the tokenizer has one and the text does not write it out.
-  absl::StatusOr<std::vector<TokenId>> EncodeDocument(absl::string_view text) const;
-  absl::StatusOr<std::vector<TokenId>> EncodePrompt(absl::string_view text) const;
+  // `dropped` as of Tokenizer::Encode.
+  absl::StatusOr<std::vector<TokenId>> EncodeDocument(absl::string_view text,
+                                                      Tokenizer::Dropped* dropped = nullptr) const;
+  absl::StatusOr<std::vector<TokenId>> EncodePrompt(absl::string_view text,
+                                                    Tokenizer::Dropped* dropped = nullptr) const;
 };
 
 // Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors.

@@ -39,7 +39,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     sha256_ = std::move(sha256);
   }
 
-  absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text) const override {
+  // SentencePiece has a token for everything.
+  absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text, Dropped*) const override {
     RETURN_IF_ERROR(ValidateUtf8(text));
     std::vector<TextSpan> spans;
     added_.Split(text, &spans);

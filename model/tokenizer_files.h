@@ -28,8 +28,10 @@ struct TokenizerJson {
   std::vector<std::pair<std::string, TokenId>> vocab;       // ids differ, 0 <= id <= kMaxTokenId
   std::vector<std::pair<std::string, std::string>> merges;  // as spelled, by rank
   bool ignore_merges = false;
-  // unk_token or byte_fallback is set: they act only where a byte has no token.
-  bool handles_unknown = false;
+  // They act only where a byte has no token.
+  std::optional<std::string> unk_token;
+  bool fuse_unk = false;
+  bool byte_fallback = false;
   bool nfc = false;
   std::vector<PretokenStep> pretokenizer;
   std::vector<AddedToken> added_tokens;  // ids and contents differ

@@ -91,8 +91,12 @@ class Parser {
       if (affix != nullptr && *affix != "") return NotRun("model.", key, " ", ShortJson(*affix));
     }
     ASSIGN_OR_RETURN(result_.ignore_merges, BoolField(model, "ignore_merges", false, path_));
-    ASSIGN_OR_RETURN(const bool byte_fallback, BoolField(model, "byte_fallback", false, path_));
-    result_.handles_unknown = byte_fallback || FindField(model, "unk_token") != nullptr;
+    ASSIGN_OR_RETURN(result_.byte_fallback, BoolField(model, "byte_fallback", false, path_));
+    ASSIGN_OR_RETURN(result_.fuse_unk, BoolField(model, "fuse_unk", false, path_));
+    if (FindField(model, "unk_token") != nullptr) {
+      ASSIGN_OR_RETURN(result_.unk_token,
+                       StringField(model, "unk_token", absl::StrCat(path_, ": model")));
+    }
     return absl::OkStatus();
   }
 

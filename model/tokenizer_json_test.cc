@@ -170,7 +170,6 @@ TEST(TokenizerJson, Load_NotRun_IsRefusedByName) {
            {R"({"model": {"dropout": 0.1}})", "model.dropout 0.1"},
            {R"({"model": {"end_of_word_suffix": "</w>"}})", "model.end_of_word_suffix \"</w>\""},
            {R"({"model": {"continuing_subword_prefix": "##"}})", "continuing_subword_prefix"},
-           {R"({"model": {"vocab": {"A": null}, "unk_token": "a"}})", "no token for byte 0x41"},
            {R"({"pre_tokenizer": null, "model": {"byte_fallback": true}})", "without a ByteLevel"},
            {R"({"pre_tokenizer": {"type": "Metaspace"}})", "Metaspace"},
            {R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Punctuation"},
@@ -215,6 +214,9 @@ TEST(TokenizerJson, Load_Malformed_NamesFileAndField) {
            {R"({"model": {"merges": ["b a"]}})", "\"ba\" is not in the vocabulary"},
            {R"({"model": {"merges": ["\u2581 a"]}})", "byte alphabet"},
            {R"({"model": {"ignore_merges": 1}})", "ignore_merges is 1"},
+           {R"({"model": {"vocab": {"Z": null}, "unk_token": "none"}})",
+            "unk_token \"none\" is not in model.vocab"},
+           {R"({"model": {"unk_token": 7}})", "unk_token is 7"},
            {R"({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": null}})",
             "add_prefix_space is missing"},
            {R"({"added_tokens": {}})", "added_tokens is not an array"},
@@ -258,6 +260,49 @@ TEST(TokenizerJson, Load_ByteWithoutToken_FailsOnlyOnThatByte) {
   EXPECT_THAT(*(*without)->Encode("ab"), ElementsAre(256));
   EXPECT_THAT((*without)->Encode("aZ"),
               StatusIs(absl::StatusCode::kInvalidArgument, "no token for byte 0x5a"));
+}
+
+// Expected ids are those of Hugging Face tokenizers 0.22.
+TEST(TokenizerJson, Encode_ByteWithoutToken_BecomesWhatTheFileSays) {
+  const auto encode = [](const std::string& model, const std::string& text) {
+    const auto tokenizer = Load(absl::StrCat(
+        R"({"model": {"vocab": {"Z": null, "Y": null, "\u0123": null, "<unk>": 300, "<0x5A>": 301,
+           "<0xC4>": 302, "<0xA3>": 303}, )",
+        model, "}}"));
+    return tokenizer.ok() ? *(*tokenizer)->Encode(text) : std::vector<TokenId>();
+  };
+  const std::string unk = R"("unk_token": "<unk>")";
+  EXPECT_THAT(encode(unk, "aZZb Y"), ElementsAre('a', 300, 300, 'b', ' ', 300));
+  EXPECT_THAT(encode(unk + R"(, "fuse_unk": true)", "aZYb Y"),
+              ElementsAre('a', 300, 'b', ' ', 300));
+  EXPECT_THAT(encode(R"("byte_fallback": true)", "aZZb\u00C1"),
+              ElementsAre('a', 301, 301, 'b', 0xC3, 302, 303));
+  // An unknown byte comes after the substitutes that follow it.
+  EXPECT_THAT(encode(unk + R"(, "byte_fallback": true)", "aYZb"), ElementsAre('a', 301, 300, 'b'));
+}
+
+TEST(TokenizerJson, Encode_MissingByte_IsRefusedWithItsOffsetOrDropped) {
+  for (const std::string nfc : {"", R"("normalizer": {"type": "NFC"}, )"}) {
+    const auto tokenizer = Load("{" + nfc + R"("model": {"vocab": {"Z": null, "Y": null}}})");
+    CARREL_ASSERT_OK(tokenizer);
+    EXPECT_THAT((*tokenizer)->Encode("ab<e>abc aZb"),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "no token for byte 0x5a, at byte offset 10 of 12"));
+    Tokenizer::Dropped dropped;
+    // What is left is merged as if the byte had never been there.
+    EXPECT_THAT(*(*tokenizer)->Encode("ab<e>aZb aZb Y", &dropped),
+                ElementsAre(256, 259, 256, ' ', 256, ' '));
+    EXPECT_EQ(dropped.bytes, 3);
+    EXPECT_EQ(dropped.first_offset, 6);
+    EXPECT_EQ(dropped.first_byte, 'Z');
+    EXPECT_THAT(*(*tokenizer)->Encode("Z", &dropped), ElementsAre());
+    EXPECT_EQ(dropped.bytes, 4);  // counted on
+    EXPECT_EQ(dropped.first_offset, 6);
+    Tokenizer::Dropped none;
+    EXPECT_THAT(*(*tokenizer)->Encode("ab", &none), ElementsAre(256));
+    EXPECT_EQ(none.bytes, 0);
+    EXPECT_EQ(none.first_offset, -1);
+  }
 }
 
 TEST(LoadTokenizer, NotByteLevelBesideModel_UsesModel) {

@@ -11,12 +11,14 @@ namespace {
 using CliOutputTest = StoreTest;
 using nlohmann::json;
 
-const Args kRetrievalFlags = {
-    "--model",   "--context",      "--store",    "--server",      "--top-k",     "--sink",
-    "--local",   "--dense-layers", "--budget",   "--prefetch",    "--want",      "--max-tokens",
-    "--threads", "--stats",        "--json",     "--temperature", "--top-p",     "--seed",
-    "--effort",  "--oversample",   "--select",   "--max-rows",    "--estimate",  "--zone",
-    "--refine",  "--bank-bytes",   "--bank-map", "--bank-ahead",  "--row-cache", "--adapter"};
+const Args kRetrievalFlags = {"--model",     "--context",    "--store",        "--server",
+                              "--top-k",     "--sink",       "--local",        "--dense-layers",
+                              "--budget",    "--prefetch",   "--want",         "--max-tokens",
+                              "--threads",   "--stats",      "--json",         "--temperature",
+                              "--top-p",     "--seed",       "--effort",       "--oversample",
+                              "--select",    "--max-rows",   "--estimate",     "--zone",
+                              "--refine",    "--bank-bytes", "--bank-map",     "--bank-ahead",
+                              "--row-cache", "--adapter",    "--missing-bytes"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -27,9 +29,9 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
        {"prefill", "reindex", "synth", "serve", "ask", "eval", "audit", "stats", "ls", "inspect",
         "rm", "--version"}},
       {{"prefill"},
-       {"--model", "--adapter", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
-        "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries", "--threads",
-        "--restart", "--quiet", "--json", "flat", "hnsw"}},
+       {"--model", "--adapter", "--missing-bytes", "--input", "--tokens", "--store", "--name",
+        "--index", "--hnsw-m", "--hnsw-ef-construction", "--effort", "--segment-tokens",
+        "--sampled-queries", "--threads", "--restart", "--quiet", "--json", "flat", "hnsw"}},
       {{"reindex"},
        {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train",
         "--code-scan", "--ivf-lists", "--auto-recall", "--auto-rows", "--summaries", "--threads",

@@ -72,7 +72,10 @@ absl::Status RunAsk(AskFlags& flags) {
   const model::Checkpoint& checkpoint = open->checkpoint();
   std::vector<TokenId> prompt;
   if (flags.prompt_tokens.empty()) {
-    ASSIGN_OR_RETURN(prompt, checkpoint.EncodePrompt(flags.prompt));
+    ASSIGN_OR_RETURN(prompt, EncodeText(flags.retrieval.missing_bytes, "prompt",
+                                        [&](model::Tokenizer::Dropped* dropped) {
+                                          return checkpoint.EncodePrompt(flags.prompt, dropped);
+                                        }));
   } else {
     ASSIGN_OR_RETURN(prompt, ReadTokenFile(flags.prompt_tokens));
   }

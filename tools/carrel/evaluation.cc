@@ -10,7 +10,10 @@ namespace {
 absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, const Question& question,
                     Tally& tally) {
   ASSIGN_OR_RETURN(const std::vector<TokenId> prompt,
-                   open.checkpoint().EncodePrompt(question.prompt));
+                   EncodeText(flags.missing_bytes, "prompt of a question",
+                              [&](model::Tokenizer::Dropped* dropped) {
+                                return open.checkpoint().EncodePrompt(question.prompt, dropped);
+                              }));
   decoder::GenerateOptions options;
   options.max_tokens = flags.max_tokens;
   options.sampling = flags.sampling;

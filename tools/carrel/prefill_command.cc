@@ -21,6 +21,7 @@ namespace {
 struct PrefillFlags {
   std::string model_dir;
   std::string adapter_dir;
+  std::string missing_bytes = "refuse";
   std::string input;
   std::string tokens;
   IndexFlags index;
@@ -41,7 +42,9 @@ absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
   ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.input));
   if (text.empty())
     return absl::InvalidArgumentError(absl::StrCat("the document ", flags.input, " is empty"));
-  absl::StatusOr<std::vector<TokenId>> ids = checkpoint.EncodeDocument(text);
+  absl::StatusOr<std::vector<TokenId>> ids = EncodeText(
+      flags.missing_bytes, flags.input,
+      [&](model::Tokenizer::Dropped* dropped) { return checkpoint.EncodeDocument(text, dropped); });
   if (!ids.ok()) return Annotate(ids.status(), flags.input);
   return ids;
 }
@@ -150,6 +153,7 @@ void AddPrefill(CLI::App& app, Run& chosen) {
       ->required();
   DeclareAdapter(command, flags->adapter_dir);
   command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
+  DeclareMissingBytes(command, flags->missing_bytes);
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command
       .add_option("--store", flags->config.store_folder, "folder of the store; created if absent")

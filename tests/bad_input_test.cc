@@ -76,12 +76,35 @@ TEST_F(BadInputTest, Prompt_InvalidUtf8_NamesByteOffset) {
   EXPECT_THAT(Carrel(With(args, {"ab\xff"})), FailsWith(kBad, Texts{"UTF-8", "offset 2"}));
 }
 
+TEST_F(BadInputTest, ByteWithoutToken_IsRefusedWithItsOffset_OrDroppedAndCounted) {
+  ModelCopy model(path("bytes"));
+  model.EditJson("tokenizer.json", [](auto& json) {
+    ASSERT_EQ(json["model"]["vocab"].erase("\u00f1"), 1u);  // spells 0xf1: no merge holds it
+  });
+  const std::string document = WriteFile("plane4.txt", "The registry \xf1\x80\x80\x80 is open.");
+  const Args of_model = {"--model", model.folder(), "--input", document};
+  EXPECT_THAT(Carrel(Prefill("new", of_model)),
+              FailsWith(kBad, Texts{"plane4.txt", "byte 0xf1", "offset 13", "--missing-bytes"}));
+  EXPECT_THAT(Carrel(Prefill("new", With(of_model, {"--missing-bytes", "ignore"}))),
+              FailsWith(kBad, Texts{"missing-bytes=ignore"}));
+  ExpectNothingLost();
+  const Outcome dropped =
+      Carrel(Prefill("new", With(of_model, {"--missing-bytes", "drop", "--quiet"})));
+  EXPECT_THAT(dropped, Succeeds());
+  EXPECT_THAT(dropped.err, testing::HasSubstr("left out 1 bytes without a token, the first 0xf1 "
+                                              "at offset 13"));
+  Args ask = Ask("new", {"--model", model.folder(), "--prompt-tokens", "replaced"});
+  ask.resize(ask.size() - 2);
+  EXPECT_THAT(Carrel(With(ask, {"a\xf1\x80\x80\x80"})), FailsWith(kBad, Texts{"offset 1"}));
+  EXPECT_THAT(Carrel(With(ask, {"a\xf1\x80\x80\x80", "--missing-bytes", "drop"})), Succeeds());
+}
+
 TEST_F(BadInputTest, Document_LongerThanMaxPositionEmbeddings_IsRefused) {
   ModelCopy model(path("short-model"));
   model.EditJson("config.json", [](auto& config) { config["max_position_embeddings"] = 64; });
-  EXPECT_THAT(
-      Carrel(Prefill("new", {"--model", model.folder()})),
-      FailsWith(kBad, Texts{absl::StrCat(kept_tokens_, " tokens"), "max_position_embeddings=64"}));
+  EXPECT_THAT(Carrel(Prefill("new", {"--model", model.folder()})),
+              FailsWith(kBad, Texts{absl::StrCat(kept_tokens_, " tokens"),
+                                    "max_position_embeddings=64", "--beyond-trained"}));
   ExpectNothingLost();
 }
 
@@ -90,7 +113,8 @@ TEST_F(BadInputTest, Prompt_BeyondMaxPositionEmbeddings_IsRefused) {
   model.EditJson("config.json",
                  [&](auto& config) { config["max_position_embeddings"] = kept_tokens_ + 3; });
   EXPECT_THAT(Carrel(Ask(kKept, {"--model", model.folder()})),
-              FailsWith(kBad, Texts{absl::StrCat("max_position_embeddings=", kept_tokens_ + 3)}));
+              FailsWith(kBad, Texts{absl::StrCat("max_position_embeddings=", kept_tokens_ + 3),
+                                    "--beyond-trained"}));
   ExpectNothingLost();
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "common/json_depth.h"
 #include "common/status.h"
 #include "nlohmann/json.hpp"
 
@@ -36,6 +37,7 @@ absl::StatusOr<json> ParseJsonObject(absl::string_view text, absl::string_view w
     }
     return true;
   };
+  RETURN_IF_ERROR(CheckJsonDepth(text, where));
   json object;
   try {
     object = json::parse(text.begin(), text.end(), unique_names ? note_names : nullptr);

@@ -1,7 +1,7 @@
 // What:   typed, bounded reads from a JSON object; every message names the file, the field, the
 //         value and the bound.
 // Edge:   "null" counts as absent for the ...Or readers, as transformers treats it.
-// Errors: InvalidArgument malformed JSON, a field that is absent, of another type or out of range.
+// Errors: InvalidArgument malformed or too deeply nested JSON, a field that is absent, of another type or out of range.
 #pragma once
 
 #include <cstdint>

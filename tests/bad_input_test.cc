@@ -1,5 +1,7 @@
 // Documents, tokens, names and flags that the program must refuse: each with an exit code, a
 // message that names the thing, and everything that was there still there.
+#include <sys/stat.h>
+
 #include <filesystem>
 
 #include "audit/audit_test_util.h"
@@ -115,6 +117,51 @@ TEST_F(BadInputTest, Prompt_BeyondMaxPositionEmbeddings_IsRefused) {
   EXPECT_THAT(Carrel(Ask(kKept, {"--model", model.folder()})),
               FailsWith(kBad, Texts{absl::StrCat("max_position_embeddings=", kept_tokens_ + 3),
                                     "--beyond-trained"}));
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, Fifo_IsRefusedNotWaitedFor) {
+  const std::string fifo = path("fifo");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const Texts message = {fifo, "not a regular file"};
+  EXPECT_THAT(Carrel(Prefill("new", {"--input", fifo})), FailsWith(kBad, message));
+  EXPECT_THAT(Carrel(Prefill("new", {"--tokens", fifo})), FailsWith(kBad, message));
+  for (const char* file : {"model.safetensors", "config.json", "tokenizer.json"}) {
+    ModelCopy model(path(absl::StrCat("with-", file)));
+    model.Remove(file);
+    ASSERT_EQ(mkfifo(model.path(file).c_str(), 0600), 0);
+    EXPECT_THAT(Carrel(Prefill("new", {"--model", model.folder()})),
+                FailsWith(kBad, Texts{model.path(file), "not a regular file"}));
+  }
+  ExpectNothingLost();
+}
+
+TEST_F(BadInputTest, DeeplyNestedJson_IsRefusedByName) {
+  const std::string deep = std::string(100000, '[') + "1" + std::string(100000, ']');
+  const Texts message = {"nests deeper than 64"};
+  const std::string tokens = WriteFile("tokens.json", deep);
+  EXPECT_THAT(Carrel(Prefill("new", {"--tokens", tokens})),
+              FailsWith(kBad, With(message, {"tokens.json"})));
+  std::string objects = "1";
+  for (int i = 0; i < 70; ++i) objects = "{\"a\":" + objects + "}";
+  WriteFile("tokens.json", "[1," + objects + "]");
+  EXPECT_THAT(Carrel(Prefill("new", {"--tokens", tokens})), FailsWith(kBad, message));
+  for (const char* field : {"hidden_act", "eos_token_id", "rope_scaling", "architectures"}) {
+    ModelCopy model(path(absl::StrCat("nested-", field)));
+    std::string config = nlohmann::json::parse(ReadBytes(model.path("config.json"))).dump();
+    config = "{\"" + std::string(field) + "\":" + deep + "," + config.substr(1);
+    model.Replace("config.json", config);
+    EXPECT_THAT(Carrel(Prefill("new", {"--model", model.folder()})),
+                FailsWith(kBad, With(message, {model.path("config.json")})));
+  }
+  const std::string questions = WriteFile("questions.jsonl", "\n{\"prompt\":" + deep + "}");
+  const Args eval = {"eval", "--model", DemoModel(), "--context",   kKept,    "--store",
+                     store_, "--top-k", "all",       "--questions", questions};
+  EXPECT_THAT(Carrel(eval), FailsWith(kBad, With(message, {"questions.jsonl:2"})));
+  WriteFile("questions.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
+  const std::string compare = WriteFile("compare.json", deep);
+  EXPECT_THAT(Carrel(With(eval, {"--compare", compare})),
+              FailsWith(kBad, With(message, {"compare.json"})));
   ExpectNothingLost();
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/file.h"
+#include "common/json_depth.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "tools/carrel/evaluation.h"
@@ -99,6 +100,7 @@ absl::Status Measure(absl::Span<const Question> questions, Match match, Compared
 absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string& path,
                                                               const RetrievalFlags& base) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  RETURN_IF_ERROR(CheckJsonDepth(text, path));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_array() || json.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a list of configurations"));

@@ -269,7 +269,8 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
   }
   RETURN_IF_ERROR(model::CheckGpuMemory(CudaBackend::Bytes(config_, shape_.block) + OwnBytes(),
                                         device.gpu_memory));
-  ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool));
+  ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool,
+                                                 checkpoint.adapter.get()));
   RETURN_IF_ERROR(Allocate());
   if (client_ != nullptr) {
     RETURN_IF_ERROR(Annotate(LoadContextRows(opened, pool), "reading rows of the context"));

@@ -207,7 +207,8 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
     return absl::InvalidArgumentError(absl::StrCat(
         "context of ", context_tokens_, " and prompt of ", prompt_tokens,
         " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings,
-        "; rope=infinitehip goes beyond it, on a context whose keys are stored before RoPE"));
+        "; --beyond-trained goes on as if it had been trained for more; --rope infinitehip goes "
+        "beyond it by positions of its own, on a context whose keys are stored before RoPE"));
   }
 
   pass_->StartSequence();
@@ -246,6 +247,7 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
       break;
     }
     RETURN_IF_ERROR(pass_->Run({&token, 1}, position));
+    ++result.steps;
     if (options.keep_logits) {
       RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
       result.logits.insert(result.logits.end(), logits.begin(), logits.end());

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "common/status.h"
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/silu_mul/silu_mul.h"
+#include "model/adapter.h"
 #include "model/scratch_pool.h"
 #include "model/weights.h"
 
@@ -33,7 +36,12 @@ struct LinearCall {
   const float* x;
   const WeightMatrix* w;
   float* y;
+  // With an adapter: y += B low, low [n, rank] = scale A x.
+  const LowRank* added = nullptr;
+  float* low = nullptr;
 };
+
+constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -47,15 +55,19 @@ int64_t UnitRows(const WeightMatrix& w, int64_t n) {
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const ModelConfig& config, std::shared_ptr<const Weights> weights, ThreadPool* pool,
-             RopeStage rope)
+             RopeStage rope, std::shared_ptr<const Adapter> adapter)
       : config_(config),
         weights_(std::move(weights)),
+        adapter_(std::move(adapter)),
+        added_(FindAdded(config, *weights_, adapter_.get())),
         pool_(pool),
         rope_(rope),
         inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
         eps_(static_cast<float>(config.rms_norm_eps)),
         block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
-        linear_scratch_(LargestLinearScratch(config, *weights_)) {}
+        linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
+        low_scratch_(LargestLow(added_)),
+        delta_scratch_(LargestDelta(added_)) {}
 
   const ModelConfig& config() const override { return config_; }
 
@@ -74,8 +86,49 @@ class CpuBackend final : public Backend {
   absl::Status Logits(const float* hidden, int64_t n, float* logits) override;
 
  private:
-  static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights) {
+  // What the adapter adds to a matrix of weights_.
+  using AddedByMatrix = absl::flat_hash_map<const WeightMatrix*, const LowRank*>;
+
+  static AddedByMatrix FindAdded(const ModelConfig& config, const Weights& weights,
+                                 const Adapter* adapter) {
+    AddedByMatrix added;
+    for (Layer layer(0); adapter != nullptr && layer.value() < config.shape.layers;
+         layer = layer.next()) {
+      const LayerWeights& w = weights.layer(layer);
+      const WeightMatrix* const matrices[] = {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down};
+      for (int p = 0; p < kProjections; ++p) {
+        const LowRank* const one = adapter->Find(layer, static_cast<Projection>(p));
+        if (one != nullptr) added[matrices[p]] = one;
+      }
+    }
+    return added;
+  }
+
+  static int64_t LargestLow(const AddedByMatrix& added) {
+    int64_t rank = 0;
+    for (const auto& [matrix, one] : added) rank = std::max(rank, one->a.out);
+    return kCallsTogether * kBlockTokens * rank;
+  }
+
+  // What one unit adds, whatever the number of tokens.
+  static int64_t LargestDelta(const AddedByMatrix& added) {
+    int64_t floats = 0;
+    for (const auto& [matrix, one] : added) {
+      for (int64_t n = 1; n <= kLinearGemmTokens; ++n) {
+        const int64_t tokens = n == kLinearGemmTokens ? kBlockTokens : n;
+        floats = std::max(floats, tokens * std::min(matrix->out, UnitRows(*matrix, n)));
+      }
+    }
+    return floats;
+  }
+
+  static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights,
+                                      const AddedByMatrix& added) {
     int64_t floats = kernels::LinearScratchFloats(weights.head());
+    for (const auto& [matrix, one] : added) {
+      floats = std::max(
+          {floats, kernels::LinearScratchFloats(one->a), kernels::LinearScratchFloats(one->b)});
+    }
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
       for (const WeightMatrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
@@ -106,8 +159,43 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // The calls are independent of each other. Units of work are the same whether spread or not.
+  // The calls are independent of each other; what an adapter adds to them comes with them.
   void Apply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
+    if (added_.empty()) return Multiply(calls, n, spread);
+    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
+    const ScratchPool::Lease lease(&low_scratch_);
+    float* low = lease.data();
+    absl::InlinedVector<LinearCall, kCallsTogether> down, up(calls.begin(), calls.end());
+    for (LinearCall& call : up) {
+      const auto found = added_.find(call.w);
+      if (found == added_.end()) continue;
+      call.added = found->second;
+      call.low = low;
+      down.push_back({call.x, &call.added->a, low});
+      low += n * call.added->a.out;
+    }
+    Multiply(down, n, spread);
+    for (const LinearCall& call : up) {
+      if (call.added == nullptr) continue;
+      for (int64_t i = 0; i < n * call.added->a.out; ++i) call.low[i] *= call.added->scale;
+    }
+    Multiply(up, n, spread);
+  }
+
+  // Output rows [begin, begin + rows) of what an adapter adds to a call.
+  void AddLowRank(const LinearCall& call, int64_t begin, int64_t rows, int64_t n,
+                  float* linear_scratch) {
+    const ScratchPool::Lease delta(&delta_scratch_);
+    const WeightMatrix part = call.added->b.Rows(begin, begin + rows);
+    kernels::Linear(call.low, n, part.in, part, delta.data(), rows, linear_scratch);
+    for (int64_t i = 0; i < n; ++i) {
+      float* const y = call.y + i * call.w->out + begin;
+      for (int64_t o = 0; o < rows; ++o) y[o] += delta.data()[i * rows + o];
+    }
+  }
+
+  // Units of work are the same whether spread or not.
+  void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
@@ -123,6 +211,7 @@ class CpuBackend final : public Backend {
           const WeightMatrix part = call.w->Rows(begin, std::min(begin + rows, call.w->out));
           const ScratchPool::Lease scratch(&linear_scratch_);
           kernels::Linear(call.x, n, part.in, part, call.y + begin, call.w->out, scratch.data());
+          if (call.added != nullptr) AddLowRank(call, begin, part.out, n, scratch.data());
           return;
         }
         unit -= here;
@@ -151,12 +240,16 @@ class CpuBackend final : public Backend {
 
   const ModelConfig config_;
   const std::shared_ptr<const Weights> weights_;
+  const std::shared_ptr<const Adapter> adapter_;  // may be null
+  const AddedByMatrix added_;
   ThreadPool* const pool_;  // may be null
   const RopeStage rope_;
   const std::vector<float> inv_freq_;
   const float eps_;
   ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
   ScratchPool linear_scratch_;  // what one kernels::Linear needs
+  ScratchPool low_scratch_;     // a block's scale A x of calls that go together
+  ScratchPool delta_scratch_;   // a unit's B (scale A x)
 };
 
 absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) {
@@ -243,9 +336,9 @@ absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
 
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
                                         std::shared_ptr<const Weights> weights, ThreadPool* pool,
-                                        RopeStage rope) {
+                                        RopeStage rope, std::shared_ptr<const Adapter> adapter) {
   CARREL_CHECK(weights != nullptr);
-  return std::make_unique<CpuBackend>(config, std::move(weights), pool, rope);
+  return std::make_unique<CpuBackend>(config, std::move(weights), pool, rope, std::move(adapter));
 }
 
 }  // namespace carrel::model

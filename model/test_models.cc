@@ -84,7 +84,8 @@ std::vector<float> DenseAttention::Rows(const std::vector<float>& cache, int64_t
 absl::StatusOr<std::vector<float>> Forward(const TestModel& model, absl::Span<const TokenId> tokens,
                                            Position first_position, int64_t block, ThreadPool* pool,
                                            Attention& attention, bool last_only) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(model.config, model.weights, pool);
+  const std::unique_ptr<Backend> backend =
+      MakeCpuBackend(model.config, model.weights, pool, RopeStage::kApplied, model.adapter);
   Transformer transformer(backend.get());
   const int64_t total = static_cast<int64_t>(tokens.size());
   const int64_t vocab = model.config.vocab_size;

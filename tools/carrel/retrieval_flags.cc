@@ -1,6 +1,7 @@
 #include "tools/carrel/retrieval_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <thread>
 
 #include "common/status.h"
@@ -14,6 +15,8 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       .add_option("--model", model_dir,
                   "folder of the Hugging Face checkpoint that computed the context")
       ->required();
+  DeclareAdapter(command, adapter_dir);
+  DeclareMissingBytes(command, missing_bytes);
   CLI::Option& context_option = *command.add_option(
       "--context", context,
       context_required ? "name of the context"
@@ -211,6 +214,39 @@ absl::Status RetrievalFlags::Resolve() {
   return absl::InvalidArgumentError("--store or --server without --context: name the context");
 }
 
+void DeclareAdapter(CLI::App& command, std::string& adapter_dir) {
+  command.add_option("--adapter", adapter_dir,
+                     "folder of a LoRA adapter in PEFT's form for the model; a config.json in it "
+                     "replaces the model's rope and trained length");
+}
+
+void DeclareMissingBytes(CLI::App& command, std::string& missing_bytes) {
+  command
+      .add_option("--missing-bytes", missing_bytes,
+                  "bytes of a text that the tokenizer has no token for: refuse (names the first) | "
+                  "drop (as Hugging Face tokenizers do; says how many)")
+      ->capture_default_str();
+}
+
+absl::StatusOr<std::vector<TokenId>> EncodeText(
+    const std::string& missing_bytes, const std::string& what,
+    const std::function<absl::StatusOr<std::vector<TokenId>>(model::Tokenizer::Dropped*)>& encode) {
+  if (missing_bytes != "refuse" && missing_bytes != "drop") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("missing-bytes=", missing_bytes, " is none of refuse, drop"));
+  }
+  if (missing_bytes == "refuse") return encode(nullptr);
+  model::Tokenizer::Dropped dropped;
+  absl::StatusOr<std::vector<TokenId>> ids = encode(&dropped);
+  if (ids.ok() && dropped.bytes > 0) {
+    std::fprintf(stderr,
+                 "%s: left out %lld bytes without a token, the first 0x%02x at offset %lld\n",
+                 what.c_str(), static_cast<long long>(dropped.bytes), dropped.first_byte,
+                 static_cast<long long>(dropped.first_offset));
+  }
+  return ids;
+}
+
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory) {
   command.add_option("--device", device, "what runs the model: cpu | cuda")->capture_default_str();
   command
@@ -255,7 +291,8 @@ absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags
 
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
-  ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
+  ASSIGN_OR_RETURN(open->checkpoint_,
+                   model::LoadCheckpoint(flags.model_dir, &open->pool_, flags.adapter_dir));
   if (flags.context.empty()) {
     ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(
                                          open->checkpoint_, &open->pool_, flags.device_config));

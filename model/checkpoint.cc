@@ -8,7 +8,7 @@ namespace carrel::model {
 absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool) {
   Checkpoint checkpoint;
   ASSIGN_OR_RETURN(checkpoint.config, LoadModelConfig(model_dir));
-  ASSIGN_OR_RETURN(checkpoint.weights, LoadWeights(model_dir, checkpoint.config));
+  ASSIGN_OR_RETURN(checkpoint.weights, LoadWeights(model_dir, checkpoint.config, pool));
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(model_dir);
   std::string tokenizer_sha256 = "none";
   if (tokenizer.ok()) {

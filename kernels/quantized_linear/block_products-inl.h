@@ -11,7 +11,6 @@
 
 #include <cstring>
 
-#include "hwy/cache_control.h"
 #include "kernels/quantized_linear/packed_input-inl.h"
 
 // Loops over what lives in registers.
@@ -76,6 +75,14 @@ HWY_INLINE FloatVec SpreadGroups(D d, GroupVec groups, const int32_t* table) {
 alignas(64) inline constexpr int32_t kQuarterLanes[32] = {
     CARREL_FOUR(0), CARREL_FOUR(1), CARREL_FOUR(2), CARREL_FOUR(3),
     CARREL_FOUR(4), CARREL_FOUR(5), CARREL_FOUR(6), CARREL_FOUR(7)};
+// Of 16 scales, each for half a group: those that lanes take from a vector of 8 or 16.
+alignas(64) inline constexpr int32_t kFourLanes[64] = {
+    CARREL_FOUR(0),  CARREL_FOUR(1),  CARREL_FOUR(2),  CARREL_FOUR(3),
+    CARREL_FOUR(4),  CARREL_FOUR(5),  CARREL_FOUR(6),  CARREL_FOUR(7),
+    CARREL_FOUR(8),  CARREL_FOUR(9),  CARREL_FOUR(10), CARREL_FOUR(11),
+    CARREL_FOUR(12), CARREL_FOUR(13), CARREL_FOUR(14), CARREL_FOUR(15)};
+alignas(64) inline constexpr int32_t kPairLanes[16] = {0, 0, 1, 1, 2, 2, 3, 3,
+                                                       4, 4, 5, 5, 6, 6, 7, 7};
 alignas(64) inline constexpr int32_t kHalfLanes[64] = {
     CARREL_EIGHT(0), CARREL_EIGHT(1), CARREL_EIGHT(2), CARREL_EIGHT(3),
     CARREL_EIGHT(4), CARREL_EIGHT(5), CARREL_EIGHT(6), CARREL_EIGHT(7)};
@@ -96,12 +103,11 @@ struct RowSums {
   GroupVec minima[N];
 };
 
-// Small numbers of a row, one vector per quarter or half of a tile.
+// Small numbers of a tile, one vector per quarter or half; factors[h] scales their products.
 template <int kVectors, int N>
 CARREL_VNNI_ATTR HWY_INLINE void AddTile(const WordVec (&q)[kVectors], int64_t tile,
-                                         const int32_t* lanes, const PackedChunk* const (&x)[N],
-                                         const GroupVec (&scales)[N], RowSums<N>& sums) {
-  const FloatTag d;
+                                         const PackedChunk* const (&x)[N],
+                                         const FloatVec (&factors)[N], RowSums<N>& sums) {
   CARREL_UNROLL
   for (int h = 0; h < N; ++h) {
     const int16_t* words = x[h]->words + tile * kVectors * kVectorWords;
@@ -110,9 +116,21 @@ CARREL_VNNI_ATTR HWY_INLINE void AddTile(const WordVec (&q)[kVectors], int64_t t
     for (int i = 0; i < kVectors; ++i) {
       sum = AddPairs(sum, q[i], LoadWords(words + i * kVectorWords));
     }
-    sums.products[h] = hn::MulAdd(
-        hn::ConvertTo(d, sum), SpreadGroups(d, scales[h], lanes + tile * kLanes), sums.products[h]);
+    sums.products[h] = hn::MulAdd(hn::ConvertTo(FloatTag(), sum), factors[h], sums.products[h]);
   }
+}
+
+// The same with a scale per group; lanes: the group of each lane of a chunk.
+template <int kVectors, int N>
+CARREL_VNNI_ATTR HWY_INLINE void AddTile(const WordVec (&q)[kVectors], int64_t tile,
+                                         const int32_t* lanes, const PackedChunk* const (&x)[N],
+                                         const GroupVec (&scales)[N], RowSums<N>& sums) {
+  FloatVec factors[N];
+  CARREL_UNROLL
+  for (int h = 0; h < N; ++h) {
+    factors[h] = SpreadGroups(FloatTag(), scales[h], lanes + tile * kLanes);
+  }
+  AddTile(q, tile, x, factors, sums);
 }
 
 HWY_INLINE uint64_t Load16(const uint8_t* at) {
@@ -163,6 +181,24 @@ struct Blocks {
     return low;
 #endif
   }
+  // 4 bytes of each block of a tile, repeated over the 16 bytes of the block.
+  HWY_INLINE ByteVec Words32(int64_t tile, int64_t at) const {
+    const hn::FixedTag<uint32_t, 4> d;
+    const hn::FixedTag<uint32_t, 8> d2;
+    const auto word = [&](int64_t i) HWY_ATTR {
+      uint32_t bits = 0;
+      if (Has(i)) std::memcpy(&bits, first + i * bytes + at, sizeof(bits));
+      return hn::Set(d, bits);
+    };
+    const int64_t i = tile * kLanes / 4;
+    const auto low = hn::Combine(d2, word(i + 1), word(i));
+#if HWY_TARGET <= HWY_AVX3
+    const auto high = hn::Combine(d2, word(i + 3), word(i + 2));
+    return hn::BitCast(ByteTag(), hn::Combine(hn::RebindToUnsigned<SumTag>(), high, low));
+#else
+    return hn::BitCast(ByteTag(), low);
+#endif
+  }
   // 32 bytes of each block of a tile.
   HWY_INLINE ByteVec Pieces32(int64_t tile, int64_t at) const {
 #if HWY_TARGET <= HWY_AVX3
@@ -199,12 +235,25 @@ HWY_INLINE void Quarters(ByteVec bytes, WordVec (&q)[4]) {
 }
 
 // Even and odd bytes.
-HWY_INLINE void Halves(BitsVec bytes, WordVec (&q)[2]) {
+HWY_INLINE void Halves(BitsVec bytes, WordVec* q) {
   const BitsTag d;
   const WordTag dw;
   q[0] = hn::BitCast(dw, hn::And(bytes, hn::Set(d, uint16_t{255})));
   q[1] = hn::BitCast(dw, hn::ShiftRight<8>(bytes));
 }
+
+// Even and odd bytes, signed.
+HWY_INLINE void SignedHalves(ByteVec bytes, WordVec* q) {
+  const WordVec words = hn::BitCast(WordTag(), bytes);
+  q[0] = hn::ShiftRight<8>(hn::ShiftLeft<8>(words));
+  q[1] = hn::ShiftRight<8>(words);
+}
+
+HWY_INLINE BitsVec LowNibbles(BitsVec bytes) {
+  return hn::And(bytes, hn::Set(BitsTag(), uint16_t{0x0f0f}));
+}
+
+HWY_INLINE BitsVec HighNibbles(BitsVec bytes) { return LowNibbles(hn::ShiftRight<4>(bytes)); }
 
 // Each type: kBytes of a block of kValues; AddChunk adds 256 numbers to the sums.
 struct Q4_0Product {
@@ -248,6 +297,65 @@ struct Q4_1Product {
   }
 };
 
+// Q5_0 and Q5_1: 32 bits at byte kHigh are the fifth bits of a block's values, 16 bytes of nibbles
+// follow.
+template <int64_t kHigh, bool kAll, int N>
+CARREL_VNNI_ATTR HWY_INLINE void AddFiveBits(const Blocks<kAll>& blocks,
+                                             const PackedChunk* const (&x)[N],
+                                             const GroupVec (&scales)[N], RowSums<N>& sums) {
+  const ByteTag d;
+  alignas(16) static constexpr uint8_t kBytesOfBits[32] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1,
+                                                           1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2,
+                                                           2, 2, 3, 3, 3, 3, 3, 3, 3, 3};
+  const ByteVec low = hn::LoadDup128(d, kBytesOfBits), high = hn::LoadDup128(d, kBytesOfBits + 16);
+  const ByteVec bit =
+      hn::BitCast(d, hn::Set(hn::Repartition<uint64_t, ByteTag>(), uint64_t{0x8040201008040201}));
+  const auto fifth = [&](ByteVec bits, ByteVec bytes) HWY_ATTR {
+    const ByteVec here = hn::TableLookupBytes(bits, bytes);
+    return hn::BitCast(BitsTag(),
+                       hn::IfThenElseZero(hn::TestBit(here, bit), hn::Set(d, uint8_t{16})));
+  };
+  CARREL_UNROLL
+  for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
+    if (!blocks.Has(tile * kLanes / 4)) break;
+    const ByteVec bits = blocks.Words32(tile, kHigh);
+    const BitsVec nibbles = hn::BitCast(BitsTag(), blocks.Pieces16(tile, kHigh + 4));
+    WordVec q[4];
+    Halves(hn::Or(LowNibbles(nibbles), fifth(bits, low)), q);
+    Halves(hn::Or(HighNibbles(nibbles), fifth(bits, high)), q + 2);
+    AddTile(q, tile, kQuarterLanes, x, scales, sums);
+  }
+}
+
+struct Q5_0Product {
+  static constexpr int64_t kValues = 32, kBytes = 22;
+  static constexpr WordOrder kOrder = WordOrder::kQuarters;
+  template <bool kAll, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+                                                   const PackedChunk* const (&x)[N],
+                                                   RowSums<N>& sums) {
+    const GroupVec d = blocks.Halves(0);
+    GroupVec scales[N];
+    ScaleGroups(d, x, scales);
+    AddMinima(hn::Mul(d, hn::Set(GroupTag(), -16.0f)), x, sums);
+    AddFiveBits<2>(blocks, x, scales, sums);
+  }
+};
+
+struct Q5_1Product {
+  static constexpr int64_t kValues = 32, kBytes = 24;
+  static constexpr WordOrder kOrder = WordOrder::kQuarters;
+  template <bool kAll, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+                                                   const PackedChunk* const (&x)[N],
+                                                   RowSums<N>& sums) {
+    GroupVec scales[N];
+    ScaleGroups(blocks.Halves(0), x, scales);
+    AddMinima(blocks.Halves(2), x, sums);
+    AddFiveBits<4>(blocks, x, scales, sums);
+  }
+};
+
 struct Q8_0Product {
   static constexpr int64_t kValues = 32, kBytes = 34;
   static constexpr WordOrder kOrder = WordOrder::kHalves;
@@ -260,8 +368,8 @@ struct Q8_0Product {
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 64 / kLanes; ++tile) {
       if (!blocks.Has(tile * kLanes / 8)) break;
-      const WordVec bytes = hn::BitCast(WordTag(), blocks.Pieces32(tile, 2));
-      const WordVec q[2] = {hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes)), hn::ShiftRight<8>(bytes)};
+      WordVec q[2];
+      SignedHalves(blocks.Pieces32(tile, 2), q);
       AddTile(q, tile, kHalfLanes, x, scales, sums);
     }
   }
@@ -298,6 +406,17 @@ HWY_INLINE GroupVec SetHalf(const uint8_t* at, float factor) {
                                           hn::Set(hn::FixedTag<uint64_t, 1>(), Load16(at))))));
 }
 
+// 32 bytes; where a vector has 64, again and shifted to the right by two bits (of pairs of bytes).
+HWY_INLINE BitsVec Shifted32(const uint8_t* at) {
+#if HWY_TARGET <= HWY_AVX3
+  const hn::Half<BitsTag> dh;
+  const auto half = hn::BitCast(dh, hn::LoadU(hn::Repartition<uint8_t, decltype(dh)>(), at));
+  return hn::Combine(BitsTag(), hn::ShiftRight<2>(half), half);
+#else
+  return hn::BitCast(BitsTag(), hn::LoadU(ByteTag(), at));
+#endif
+}
+
 struct Q4KProduct {
   static constexpr int64_t kValues = 256, kBytes = 144;
   static constexpr WordOrder kOrder = WordOrder::kHalvesApart;
@@ -321,6 +440,118 @@ struct Q4KProduct {
   }
 };
 
+struct Q5KProduct {
+  static constexpr int64_t kValues = 256, kBytes = 176;
+  static constexpr WordOrder kOrder = WordOrder::kHalvesApart;
+  template <bool kAll, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+                                                   const PackedChunk* const (&x)[N],
+                                                   RowSums<N>& sums) {
+    const BitsTag d;
+    const uint8_t* block = blocks.first;
+    const SixBitScales six(block + 4);
+    GroupVec scales[N];
+    ScaleGroups(hn::Mul(SetHalf(block, 1), six.scales), x, scales);
+    AddMinima(hn::Mul(SetHalf(block + 2, -1), six.minima), x, sums);
+    // Bit g of a byte belongs to group g; the lowest two to those of this tile and of the next.
+    BitsVec bits = Shifted32(block + 16);
+    const BitsVec sixteen = hn::Set(d, uint16_t{0x1010});
+    CARREL_UNROLL
+    for (int64_t at = 0; at < 128 / (4 * kLanes); ++at) {
+      const BitsVec nibbles = hn::BitCast(d, hn::LoadU(ByteTag(), block + 48 + at * 4 * kLanes));
+      WordVec low[2], high[2];
+      Halves(hn::Or(LowNibbles(nibbles), hn::And(hn::ShiftLeft<4>(bits), sixteen)), low);
+      Halves(hn::Or(HighNibbles(nibbles), hn::And(hn::ShiftLeft<3>(bits), sixteen)), high);
+      AddTile(low, 2 * at, kHalfLanesApart, x, scales, sums);
+      AddTile(high, 2 * at + 1, kHalfLanesApart, x, scales, sums);
+      bits = hn::ShiftRight<kLanes / 4>(bits);
+    }
+  }
+};
+
+// 16 scales, of 16 numbers each, in two vectors.
+struct Q6KProduct {
+  static constexpr int64_t kValues = 256, kBytes = 210;
+  static constexpr WordOrder kOrder = WordOrder::kHalves;
+  template <bool kAll, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+                                                   const PackedChunk* const (&x)[N],
+                                                   RowSums<N>& sums) {
+    const BitsTag d;
+    const GroupTag dg;
+    const uint8_t* block = blocks.first;
+    const GroupVec step = SetHalf(block + 208, 1);
+    const GroupVec first = hn::Mul(step, Scales(block + 192));
+    const GroupVec last = hn::Mul(step, Scales(block + 200));
+    FloatVec scales[N][16 / kLanes];
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      const GroupVec offset = hn::Set(dg, -32.0f);
+      const auto sum = [&](GroupVec scale, int64_t at) HWY_ATTR {
+        sums.minima[h] =
+            hn::MulAdd(hn::Mul(scale, offset), hn::LoadU(dg, x[h]->half_sums + at), sums.minima[h]);
+      };
+      sum(first, 0);
+      sum(last, 8);
+      const GroupVec by_group = hn::LoadU(dg, x[h]->scales);
+#if HWY_TARGET <= HWY_AVX3
+      scales[h][0] = hn::Mul(hn::Combine(FloatTag(), last, first),
+                             SpreadGroups(FloatTag(), by_group, kPairLanes));
+#else
+      scales[h][0] = hn::Mul(first, SpreadGroups(FloatTag(), by_group, kPairLanes));
+      scales[h][1] = hn::Mul(last, SpreadGroups(FloatTag(), by_group, kPairLanes + 8));
+#endif
+    }
+    const BitsVec two = hn::Set(d, uint16_t{0x3030});
+    CARREL_UNROLL
+    for (int64_t at = 0; at < 128 / (4 * kLanes); ++at) {
+      const BitsVec nibbles = hn::BitCast(d, hn::LoadU(ByteTag(), block + at * 4 * kLanes));
+#if HWY_TARGET <= HWY_AVX3
+      const BitsVec bits = Shifted32(block + 128 + 32 * at);
+      const int64_t low_tile = 2 * at, high_tile = 2 * at + 1;
+#else
+      BitsVec bits = Shifted32(block + 128 + at / 2 * 32);
+      if (at % 2 == 1) bits = hn::ShiftRight<2>(bits);
+      const int64_t low_tile = at / 2 * 4 + at % 2, high_tile = low_tile + 2;
+#endif
+      WordVec low[2], high[2];
+      Halves(hn::Or(LowNibbles(nibbles), hn::And(hn::ShiftLeft<4>(bits), two)), low);
+      Halves(hn::Or(HighNibbles(nibbles), hn::And(bits, two)), high);
+      Add(low, low_tile, x, scales, sums);
+      Add(high, high_tile, x, scales, sums);
+    }
+  }
+
+ private:
+  static HWY_INLINE GroupVec Scales(const uint8_t* at) {
+    const hn::FixedTag<int8_t, 8> d;
+    const hn::RebindToSigned<GroupTag> d32;
+    return hn::ConvertTo(GroupTag(),
+                         hn::PromoteTo(d32, hn::LoadU(d, reinterpret_cast<const int8_t*>(at))));
+  }
+  template <int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void Add(const WordVec (&q)[2], int64_t tile,
+                                              const PackedChunk* const (&x)[N],
+                                              const FloatVec (&scales)[N][16 / kLanes],
+                                              RowSums<N>& sums) {
+    FloatVec factors[N];
+    // Four lanes to a scale.
+    const int64_t in_vector = 64 / (16 / kLanes) / kLanes;
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      factors[h] = hn::TableLookupLanes(
+          scales[h][tile / in_vector],
+          hn::SetTableIndices(FloatTag(), kFourLanes + tile % in_vector * kLanes));
+    }
+    AddTile(q, tile, x, factors, sums);
+  }
+};
+
+// The hardware sees the stream by itself, but stops at each page. Asking for what lies behind the
+// last row is harmless. Into the L2 cache: the few places where the L1 cache notes what it waits for
+// are left to the lines that are needed now (a tenth to a fifth of the time).
+HWY_INLINE void Ahead(const uint8_t* at) { __builtin_prefetch(at + 4096, 0, 2); }
+
 // One row with N inputs, `stride` chunks apart.
 template <class Product, int N>
 CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, const PackedChunk* x,
@@ -332,13 +563,16 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, con
     sums.products[h] = hn::Zero(d);
     sums.minima[h] = hn::Zero(GroupTag());
   }
+  constexpr int64_t kBytes = kChunkValues / Product::kValues * Product::kBytes;
   const int64_t chunks = in / kChunkValues;
   const PackedChunk* at[N];
   CARREL_UNROLL
   for (int h = 0; h < N; ++h) at[h] = x + h * stride;
   for (int64_t i = 0; i < chunks; ++i) {
+    CARREL_UNROLL
+    for (int64_t b = 0; b < kBytes; b += 64) Ahead(row + b);
     Product::AddChunk(Blocks<true>{row, Product::kBytes, 8}, at, sums);
-    row += kChunkValues / Product::kValues * Product::kBytes;
+    row += kBytes;
     CARREL_UNROLL
     for (int h = 0; h < N; ++h) ++at[h];
   }
@@ -356,10 +590,6 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, con
   }
 }
 
-// The hardware sees the stream by itself, but stops at each page. Asking for what lies behind the
-// last row is harmless.
-inline constexpr int64_t kQuantizedPrefetchBytes = 4096;
-
 // y[h, o] of N inputs with rows [0, count).
 template <class Product, int N>
 CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyRows(const uint8_t* rows, int64_t in, int64_t count,
@@ -372,9 +602,6 @@ CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyRows(const uint8_t* rows, int64_t in,
     for (int64_t r = 0; r < 4; ++r) {
       // A last group of fewer than four repeats its last row.
       const uint8_t* row = rows + (j + std::min(r, real - 1)) * row_bytes;
-      for (int64_t b = 0; b < row_bytes; b += 64) {
-        hwy::Prefetch(row + b + kQuantizedPrefetchBytes);
-      }
       MultiplyRow<Product, N>(row, in, x, stride, sums[r]);
     }
     for (int h = 0; h < N; ++h) {

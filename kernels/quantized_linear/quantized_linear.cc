@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "kernels/linear/linear.h"
 #include "kernels/quantized_linear/packed_chunk.h"
@@ -44,10 +45,18 @@ void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const Quanti
       return run(Q4_0Product());
     case GgufType::kQ4_1:
       return run(Q4_1Product());
+    case GgufType::kQ5_0:
+      return run(Q5_0Product());
+    case GgufType::kQ5_1:
+      return run(Q5_1Product());
     case GgufType::kQ8_0:
       return run(Q8_0Product());
     case GgufType::kQ4_K:
       return run(Q4KProduct());
+    case GgufType::kQ5_K:
+      return run(Q5KProduct());
+    case GgufType::kQ6_K:
+      return run(Q6KProduct());
     default:
       break;
   }
@@ -98,8 +107,10 @@ QuantizedMatrix QuantizedMatrix::Rows(int64_t begin, int64_t end) const {
 }
 
 bool HasBlockProducts(GgufType type) {
-  return type == GgufType::kQ4_0 || type == GgufType::kQ4_1 || type == GgufType::kQ8_0 ||
-         type == GgufType::kQ4_K;
+  constexpr GgufType kInPlace[] = {GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ5_0,
+                                   GgufType::kQ5_1, GgufType::kQ8_0, GgufType::kQ4_K,
+                                   GgufType::kQ5_K, GgufType::kQ6_K};
+  return std::find(std::begin(kInPlace), std::end(kInPlace), type) != std::end(kInPlace);
 }
 
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w) {

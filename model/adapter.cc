@@ -264,12 +264,20 @@ absl::Status ReadAdapterConfig(const std::string& adapter_dir, ModelConfig& conf
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const ModelConfig own, LoadModelConfig(adapter_dir));
-  const auto mine = own.FingerprintFields(), base = config.FingerprintFields();
-  for (size_t i = 0; i < mine.size() && i < base.size(); ++i) {
-    if (mine[i] == base[i] || absl::StartsWith(mine[i].first, "rope_")) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": ", mine[i].first, "=", mine[i].second, " is not the base's ", base[i].second,
-        ": an adapter's config.json may change rope and ", "max_position_embeddings alone"));
+  // Both lists hold the same fields, but for those of rope.
+  const auto without_rope = [](const ModelConfig& of) {
+    auto fields = of.FingerprintFields();
+    std::erase_if(fields, [](const auto& field) { return absl::StartsWith(field.first, "rope_"); });
+    return fields;
+  };
+  const auto mine = without_rope(own), base = without_rope(config);
+  for (size_t i = 0; i < std::min(mine.size(), base.size()); ++i) {
+    if (mine[i] == base[i]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", mine[i].first, "=", mine[i].second, " is not the base's ",
+                     base[i].first, "=", base[i].second,
+                     ": an adapter's config.json may change rope and max_position_embeddings "
+                     "alone"));
   }
   config.rope = own.rope;
   config.max_position_embeddings = own.max_position_embeddings;

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kTolerance = 1e-4;
+constexpr double kTolerance = 1e-5;
 
 // What PEFT computes (tools/goldens/adapters.py).
 std::string Golden(const std::string& name) {

@@ -279,6 +279,10 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
   const auto finish = [&](float* x, int64_t begin, int64_t count, int64_t heads,
                           const std::vector<float>& head_norm) {
     if (config_.qk_norm) Norm(x, count * heads, head_norm, x);
+    if (config_.rope.attention_factor != 1.0) {
+      const float scale = static_cast<float>(config_.rope.attention_factor);
+      for (int64_t i = 0; i < count * heads * shape.head_dim; ++i) x[i] *= scale;
+    }
     if (rope_ == RopeStage::kLeftOut) return;
     kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq_.data());
   };

@@ -131,6 +131,7 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
   params.q_norm = w.q_norm;
   params.k_norm = w.k_norm;
   params.eps = static_cast<float>(config_.rms_norm_eps);
+  params.scale = static_cast<float>(config_.rope.attention_factor);
   params.drift = drift;
   params.inv_freq = weights_.inv_freq();
   params.n = n;

@@ -144,7 +144,7 @@ absl::Status RefuseUnknownFields(const JsonFields& fields,
     const bool empty = value.is_null() || value == false || value == "" ||
                        (value.is_structured() && value.empty());
     if (!empty && std::find(known.begin(), known.end(), name) == known.end()) {
-      return fields.Unsupported(name, "is a field that is not understood");
+      return fields.Unsupported(name, "is not understood, and could change results");
     }
   }
   return absl::OkStatus();

@@ -220,6 +220,7 @@ class ReferenceModel {
     for (size_t begin = 0; begin < x.size(); begin += dim) {
       Row head(x.begin() + begin, x.begin() + begin + dim);
       if (config_.qk_norm) head = Norm(head, Tensor(norm));
+      for (double& x : head) x *= config_.rope.attention_factor;
       for (size_t c = 0; c < dim / 2; ++c) {
         const double angle = static_cast<double>(position) * inv_freq[c];
         x[begin + c] = head[c] * std::cos(angle) - head[c + dim / 2] * std::sin(angle);

@@ -43,7 +43,8 @@ TEST_F(BadInputTest, Device_UnknownOrUnfit_IsRefused) {
 TEST_F(BadInputTest, Document_NotReadable_IsRefused) {
   EXPECT_THAT(Carrel(Prefill("new", {"--input", path("absent.txt")})),
               FailsWith(kFailed, Texts{"absent.txt", "No such file"}));
-  EXPECT_THAT(Carrel(Prefill("new", {"--input", folder_})), FailsWith(kFailed, Texts{folder_}));
+  EXPECT_THAT(Carrel(Prefill("new", {"--input", folder_})),
+              FailsWith(kBad, Texts{folder_, "not a regular file"}));
   EXPECT_THAT(Carrel(Prefill("new", {"--tokens", path("absent.json")})),
               FailsWith(kFailed, Texts{"absent.json", "No such file"}));
   ExpectNothingLost();
@@ -181,7 +182,7 @@ TEST_F(BadInputTest, TokenFile_Malformed_NamesFileAndEntry) {
       {"[4294967296]", {"entry 0", "4294967296"}},
       {"[18446744073709551615]", {"entry 0", "18446744073709551615"}},
       {"[1e400]", {"not a JSON array"}},
-      {std::string(200000, '['), {"not a JSON array"}},
+      {std::string(200000, '['), {"nests deeper than 64"}},
   };
   for (const auto& file : files) {
     const std::string name = WriteFile("tokens.json", file.bytes);

@@ -194,6 +194,7 @@ nlohmann::json ComparisonJson(const Comparison& comparison) {
   return {{"context", comparison.context},
           {"context_tokens", comparison.context_tokens},
           {"questions", comparison.questions},
+          {"match", MatchName(comparison.match)},
           {"measured_questions", comparison.measured_questions},
           {"runs", std::move(runs)}};
 }

@@ -121,7 +121,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       ->capture_default_str();
   command.add_option(
       "--refine", refine,
-      "zone=host (default exact) and device (default hash): exact | hip | infinitehip | "
+      "zone=host and device: exact (the default) | hip | infinitehip | "
       "hash | channels, with parameters as NAME:key=value,key=value "
       "(docs/methods.md)");
   command
@@ -198,7 +198,7 @@ absl::Status RetrievalFlags::Resolve() {
     if (context.empty() && device_config.device == model::Device::kCuda)
       return absl::InvalidArgumentError(
           absl::StrCat("--zone ", zone, " without --context: there is no zone"));
-    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "hash" : refine));
+    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
     if (!store.server.empty() && decoder::RefineNeedsHostRows(*config.refine)) {
       return absl::InvalidArgumentError(
           absl::StrCat("refine=", refine, " is calibrated by what prefill left in the store's ",

@@ -6,7 +6,8 @@
 //            number: results are the same bits for any pool. The pool may be null (the caller works
 //            alone), may be shared with others, and must outlive the backend.
 // Cost:      scratch of 256 tokens x (hidden_size + 2 intermediate_size) floats per thread,
-//            whatever n; nothing is allocated in steady state.
+//            whatever n, and with experts 256 x (experts + 2 hidden_size + 2 of their
+//            intermediate_size) more; nothing is allocated in steady state.
 #pragma once
 
 #include <cstdint>

@@ -15,9 +15,15 @@
 
 namespace carrel::model {
 
+struct ExpertWeights {
+  kernels::WeightMatrix gate, up, down;
+};
+
 struct LayerWeights {
   kernels::WeightMatrix q, k, v, o;
-  kernels::WeightMatrix gate, up, down;
+  kernels::WeightMatrix gate, up, down;         // without data in a layer of experts
+  kernels::WeightMatrix router;                 // [experts, hidden]
+  std::vector<ExpertWeights> experts;           // empty in a layer without
   std::vector<float> attention_norm, mlp_norm;  // [hidden_size]
   std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm
 };

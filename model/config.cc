@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/file.h"
 #include "common/status.h"
+#include "model/gguf_config.h"
 #include "model/json_fields.h"
 #include "model/rope_config.h"
 #include "nlohmann/json.hpp"
@@ -404,6 +405,10 @@ const char* RopeTypeName(RopeType type) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
+  if (IsGgufPath(model_dir)) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const Gguf> gguf, Gguf::Open(model_dir));
+    return GgufModelConfig(*gguf);
+  }
   const std::filesystem::path folder(model_dir);
   const std::string path = (folder / "config.json").string();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));

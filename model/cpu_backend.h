@@ -25,8 +25,10 @@ namespace carrel::model {
 class Weights;
 class Adapter;  // adapter.h
 
+// Of a folder, or a GGUF file (gguf_weights.h; the pool, which may be null, shares its widening).
 absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
-                                                           const ModelConfig& config);
+                                                           const ModelConfig& config,
+                                                           ThreadPool* pool = nullptr);
 
 // SHA-256 over every tensor of the checkpoint in name order: name, dtype, shape, SHA-256 of its
 // bytes; however they are spread over files.   Cost: reads all weights; one core per tensor, spread

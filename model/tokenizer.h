@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -70,15 +71,23 @@ class Tokenizer {
   // file's bytes. The chat template and other fields that change no id do not count.
   const std::string& sha256() const { return sha256_; }
 
+  // The Jinja template of chats that a GGUF file carries, as it is there; empty where there is none,
+  // and of a folder. Nothing here applies it.
+  const std::string& chat_template() const { return chat_template_; }
+  void set_chat_template(std::string text) { chat_template_ = std::move(text); }
+
  protected:
   virtual absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text,
                                                           Dropped* dropped) const = 0;
 
   TokenId bos_token_id_ = -1;
   std::string sha256_;
+
+ private:
+  std::string chat_template_;
 };
 
-// NotFound if the folder has neither file.
+// Of a folder, or of a GGUF file (gguf_tokenizer.h). NotFound if it has none.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model_dir);
 
 // Decodes a growing sequence and hands out text as soon as it cannot change: never half a UTF-8

@@ -8,6 +8,7 @@
 #include "common/checksum.h"
 #include "common/status.h"
 #include "model/cpu_backend.h"
+#include "model/gguf_weights.h"
 
 namespace carrel::model {
 namespace {
@@ -28,10 +29,8 @@ bool CarriesNothing(absl::string_view name) { return absl::EndsWith(name, ".rota
 // Takes the tensors one by one out of the checkpoint; what is left at the end is unexpected.
 class WeightsBuilder {
  public:
-  WeightsBuilder(std::string model_dir, const ModelConfig& config, Safetensors checkpoint)
-      : model_dir_(std::move(model_dir)),
-        config_(config),
-        weights_(new Weights(std::move(checkpoint))) {}
+  WeightsBuilder(const ModelConfig& config, TensorSource source)
+      : config_(config), weights_(new Weights(std::move(source))) {}
 
   absl::StatusOr<std::shared_ptr<const Weights>> Build() {
     const int64_t hidden = config_.hidden_size;
@@ -49,11 +48,14 @@ class WeightsBuilder {
 
  private:
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrCat(model_dir_, ": tensor \"", name, "\" ", what));
+    const TensorSource& source = weights_->source_;
+    return absl::InvalidArgumentError(absl::StrCat(
+        source.where, ": tensor \"", source.name_in_file ? source.name_in_file(name) : std::string(name),
+        "\" ", what));
   }
 
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {
-    absl::StatusOr<TensorView> view = weights_->checkpoint_.Get(name);
+    absl::StatusOr<TensorView> view = weights_->checkpoint().Get(name);
     if (!view.ok()) {
       return Bad(name, absl::StrCat("is missing; expected f32, f16 or bf16 ", Shape(shape)));
     }
@@ -137,7 +139,7 @@ class WeightsBuilder {
 
   absl::Status BuildHead() {
     weights_->head_ = weights_->embedding_;
-    if (config_.tie_word_embeddings && !weights_->checkpoint_.Has("lm_head.weight")) {
+    if (config_.tie_word_embeddings && !weights_->checkpoint().Has("lm_head.weight")) {
       return absl::OkStatus();
     }
     ASSIGN_OR_RETURN(const kernels::WeightMatrix head,
@@ -148,8 +150,8 @@ class WeightsBuilder {
     }
     // A second copy of a tied matrix is harmless only if it is a copy.
     ASSIGN_OR_RETURN(const TensorView embedding,
-                     weights_->checkpoint_.Get("model.embed_tokens.weight"));
-    ASSIGN_OR_RETURN(const TensorView stored, weights_->checkpoint_.Get("lm_head.weight"));
+                     weights_->checkpoint().Get("model.embed_tokens.weight"));
+    ASSIGN_OR_RETURN(const TensorView stored, weights_->checkpoint().Get("lm_head.weight"));
     if (stored.dtype != embedding.dtype || stored.bytes != embedding.bytes) {
       return Bad("lm_head.weight",
                  "differs from model.embed_tokens.weight although tie_word_embeddings is true");
@@ -158,7 +160,7 @@ class WeightsBuilder {
   }
 
   absl::Status RefuseLeftovers() const {
-    for (const auto& [name, view] : weights_->checkpoint_.tensors()) {
+    for (const auto& [name, view] : weights_->checkpoint().tensors()) {
       if (taken_.count(name) == 0 && !CarriesNothing(name)) {
         return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", Shape(view.shape),
                                       ") is not part of the model that config.json describes"));
@@ -167,7 +169,6 @@ class WeightsBuilder {
     return absl::OkStatus();
   }
 
-  const std::string model_dir_;
   const ModelConfig& config_;
   std::unique_ptr<Weights> weights_;
   std::set<std::string, std::less<>> taken_;
@@ -175,33 +176,46 @@ class WeightsBuilder {
 
 absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& model_dir,
                                                              const ModelConfig& config) {
-  ASSIGN_OR_RETURN(Safetensors checkpoint, Safetensors::OpenModel(model_dir));
-  return WeightsBuilder(model_dir, config, std::move(checkpoint)).Build();
+  TensorSource source;
+  source.where = model_dir;
+  ASSIGN_OR_RETURN(source.tensors, Safetensors::OpenModel(model_dir));
+  for (const auto& [name, view] : source.tensors.tensors()) {
+    source.stored.push_back({name, std::string(DTypeName(view.dtype)), view.shape, view.bytes});
+  }
+  return Build(std::move(source), config);
+}
+
+absl::StatusOr<std::shared_ptr<const Weights>> Weights::Build(TensorSource source,
+                                                              const ModelConfig& config) {
+  return WeightsBuilder(config, std::move(source)).Build();
 }
 
 absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
-                                                           const ModelConfig& config) {
+                                                           const ModelConfig& config,
+                                                           ThreadPool* pool) {
+  if (IsGgufPath(model_dir)) {
+    ASSIGN_OR_RETURN(std::shared_ptr<const Gguf> gguf, Gguf::Open(model_dir));
+    return LoadGgufWeights(std::move(gguf), config, pool);
+  }
   return Weights::Load(model_dir, config);
 }
 
 // One line per tensor, in name order: the length of the name, name, dtype, shape, digest of its
 // bytes. The length keeps a name with a newline from imitating a line.
 std::string WeightsSha256(const Weights& weights, ThreadPool* pool) {
-  const auto& tensors = weights.checkpoint().tensors();
-  std::vector<std::map<std::string, TensorView, std::less<>>::const_iterator> order;
-  for (auto it = tensors.begin(); it != tensors.end(); ++it) order.push_back(it);
-  std::vector<std::string> digests(order.size());
-  const auto digest = [&](int64_t i) { digests[i] = Sha256Hex(order[i]->second.bytes); };
+  const std::vector<StoredTensor>& tensors = weights.stored();
+  std::vector<std::string> digests(tensors.size());
+  const auto digest = [&](int64_t i) { digests[i] = Sha256Hex(tensors[i].bytes); };
   if (pool != nullptr) {
-    pool->ParallelFor(static_cast<int64_t>(order.size()), digest);
+    pool->ParallelFor(static_cast<int64_t>(tensors.size()), digest);
   } else {
-    for (size_t i = 0; i < order.size(); ++i) digest(static_cast<int64_t>(i));
+    for (size_t i = 0; i < tensors.size(); ++i) digest(static_cast<int64_t>(i));
   }
   Sha256 all;
-  for (size_t i = 0; i < order.size(); ++i) {
-    const auto& [name, view] = *order[i];
-    all.Update(absl::StrCat(name.size(), " ", name, " ", DTypeName(view.dtype), " ",
-                            Shape(view.shape), " ", digests[i], "\n"));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const StoredTensor& tensor = tensors[i];
+    all.Update(absl::StrCat(tensor.name.size(), " ", tensor.name, " ", tensor.type, " ",
+                            Shape(tensor.shape), " ", digests[i], "\n"));
   }
   return all.FinishHex();
 }

@@ -4,6 +4,7 @@
 // Threads:   immutable.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,24 @@ struct LayerWeights {
   std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm
 };
 
+// A tensor as its file has it: what the digest of the weights covers.
+struct StoredTensor {
+  std::string name;
+  std::string type;
+  std::vector<int64_t> shape;
+  absl::string_view bytes;
+};
+
+// Tensors that are not, or not all, in *.safetensors files.
+struct TensorSource {
+  std::string where;                  // what messages begin with
+  Safetensors tensors;                // under the names of a Hugging Face checkpoint
+  std::vector<StoredTensor> stored;   // by name
+  std::shared_ptr<const void> owner;  // of everything that the others view
+  // What the file calls a tensor, for messages.
+  std::function<std::string(absl::string_view)> name_in_file;
+};
+
 class Weights {
  public:
   // Invariants
@@ -35,18 +54,21 @@ class Weights {
   //   2. No other tensor is, except those known to carry nothing (rotary tables).
   static absl::StatusOr<std::shared_ptr<const Weights>> Load(const std::string& model_dir,
                                                              const ModelConfig& config);
+  static absl::StatusOr<std::shared_ptr<const Weights>> Build(TensorSource source,
+                                                              const ModelConfig& config);
 
   const kernels::WeightMatrix& embedding() const { return embedding_; }  // [vocab, hidden]
   const kernels::WeightMatrix& head() const { return head_; }  // the embedding if they are tied
   const LayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
   const std::vector<float>& final_norm() const { return final_norm_; }
-  const Safetensors& checkpoint() const { return checkpoint_; }
+  const Safetensors& checkpoint() const { return source_.tensors; }
+  const std::vector<StoredTensor>& stored() const { return source_.stored; }
 
  private:
   friend class WeightsBuilder;
-  explicit Weights(Safetensors checkpoint) : checkpoint_(std::move(checkpoint)) {}
+  explicit Weights(TensorSource source) : source_(std::move(source)) {}
 
-  Safetensors checkpoint_;
+  TensorSource source_;
   kernels::WeightMatrix embedding_, head_;
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;

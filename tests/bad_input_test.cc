@@ -531,8 +531,6 @@ TEST_F(BadInputTest, ZoneInThisHost_WhatMakesNoSense_IsRefusedWithTheReason) {
               FailsWith(kBad, Texts{"prefetch must be off"}));
   EXPECT_THAT(Carrel(With(here, {"--want", "rows"})), FailsWith(kBad, Texts{"nothing travels"}));
   EXPECT_THAT(Carrel(With(here, {"--select", "mass:0.9"})), FailsWith(kBad, Texts{"top-k only"}));
-  EXPECT_THAT(Carrel(With(here, {"--estimate", "on"})),
-              FailsWith(kBad, Texts{"estimate must be off"}));
   EXPECT_THAT(Carrel(With(here, {"--effort", "9"})), FailsWith(kBad, Texts{"effort must be 0"}));
   EXPECT_THAT(Carrel(With(here, {"--refine", "hippo"})),
               FailsWith(kBad, Texts{"refine=hippo is none of"}));

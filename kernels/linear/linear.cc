@@ -75,25 +75,8 @@ void Gemv(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, fl
   }
 }
 
-// One panel of at most kPanelRows output rows for all n tokens; w.data is fp32 here.
-void PanelGemm(const float* x, int64_t n, int64_t x_stride, const float* panel, const float* bias,
-               int64_t out, int64_t in, float* y, int64_t y_stride) {
-  if (bias != nullptr) {
-    for (int64_t i = 0; i < n; ++i) std::copy_n(bias, out, y + i * y_stride);
-  }
-  // One call per token tile: a library may split or order its sums by the number of tokens.
-  for (int64_t i = 0; i < n; i += kLinearTokenTile) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans,
-                static_cast<blasint>(std::min(kLinearTokenTile, n - i)), static_cast<blasint>(out),
-                static_cast<blasint>(in), 1.0f, x + i * x_stride, static_cast<blasint>(x_stride),
-                panel, static_cast<blasint>(in), bias == nullptr ? 0.0f : 1.0f, y + i * y_stride,
-                static_cast<blasint>(y_stride));
-  }
-}
-
 void Gemm(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
           int64_t y_stride, float* scratch) {
-  KeepOneThread();
   float* bias = scratch;
   float* panel = scratch + kPanelRows;
   for (int64_t o = 0; o < w.out; o += kPanelRows) {
@@ -102,8 +85,10 @@ void Gemm(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, fl
     if (part.bias != nullptr) {
       HWY_DYNAMIC_DISPATCH(WidenImpl)(part.dtype, part.bias, part.out, bias);
     }
-    PanelGemm(x, n, x_stride, panel, part.bias == nullptr ? nullptr : bias, part.out, part.in,
-              y + o, y_stride);
+    if (part.bias != nullptr) {
+      for (int64_t i = 0; i < n; ++i) std::copy_n(bias, part.out, y + i * y_stride + o);
+    }
+    MultiplyPanel(x, n, x_stride, panel, part.out, part.in, part.bias != nullptr, y + o, y_stride);
   }
 }
 
@@ -128,6 +113,19 @@ void Linear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, 
   const int64_t gemm = last < kLinearGemmTokens ? n - last : n;
   if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch);
   if (gemm < n) Gemv(x + gemm * x_stride, n - gemm, x_stride, w, y + gemm * y_stride, y_stride);
+}
+
+void MultiplyPanel(const float* x, int64_t n, int64_t x_stride, const float* panel, int64_t out,
+                   int64_t in, bool accumulate, float* y, int64_t y_stride) {
+  KeepOneThread();
+  // One call per token tile: a library may split or order its sums by the number of tokens.
+  for (int64_t i = 0; i < n; i += kLinearTokenTile) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans,
+                static_cast<blasint>(std::min(kLinearTokenTile, n - i)), static_cast<blasint>(out),
+                static_cast<blasint>(in), 1.0f, x + i * x_stride, static_cast<blasint>(x_stride),
+                panel, static_cast<blasint>(in), accumulate ? 1.0f : 0.0f, y + i * y_stride,
+                static_cast<blasint>(y_stride));
+  }
 }
 
 void AddOuterProducts(const float* a, int64_t m, const float* b, int64_t n, int64_t rows,

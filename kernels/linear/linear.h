@@ -40,6 +40,11 @@ void Linear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, 
 void RefLinear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
                int64_t y_stride);
 
+// The GEMM alone: y = (accumulate ? y : 0) + x panel^T for rows [out, in] that are fp32 already, a tile
+// of tokens at a time. For those who widen weights of another kind.
+void MultiplyPanel(const float* x, int64_t n, int64_t x_stride, const float* panel, int64_t out,
+                   int64_t in, bool accumulate, float* y, int64_t y_stride);
+
 void AddOuterProducts(const float* a, int64_t m, const float* b, int64_t n, int64_t rows,
                       float* sums);
 void RefAddOuterProducts(const float* a, int64_t m, const float* b, int64_t n, int64_t rows,

@@ -92,7 +92,7 @@ audit::CurveChart ChartOf(const Comparison& comparison, const std::string& line,
     audit::CurveNode node;
     node.x = std::max(run.ms_per_token, 1e-3);
     node.y = y;
-    node.label = at->second.thin ? "" : run.configuration.flags.top_k;
+    node.label = at->second.thin ? "" : run.configuration.flags.top_k.value_or("");
     // The others are told by name: every chart has all of them.
     node.hover = at->second.thin ? run.configuration.name : Hover(comparison, run);
     at->second.nodes.push_back(std::move(node));
@@ -169,7 +169,7 @@ nlohmann::json ComparisonJson(const Comparison& comparison) {
     nlohmann::json json = {
         {"name", run.configuration.name},
         {"line", run.configuration.line},
-        {"top_k", run.configuration.flags.top_k},
+        {"top_k", run.configuration.flags.top_k.value_or("")},
         {"exact_matches", run.exact},
         {"exact_match", Share(run.exact, comparison.questions)},
         {"right", run.right},

@@ -121,7 +121,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       ->capture_default_str();
   command.add_option(
       "--refine", refine,
-      "zone=host (default exact) and device (default hash): exact | hip | infinitehip | "
+      "zone=host and device: exact (the default) | hip | infinitehip | "
       "hash | channels, with parameters as NAME:key=value,key=value "
       "(docs/methods.md)");
   command
@@ -147,20 +147,21 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
 
 // One of the four says which rows; without any it is fidelity, as far as the context knows.
 absl::Status RetrievalFlags::ResolveSelect() {
-  const int given = !fidelity.empty() + target_error.has_value() + !top_k.empty() + !select.empty();
+  const int given =
+      fidelity.has_value() + target_error.has_value() + top_k.has_value() + select.has_value();
   if (given > 1) {
     return absl::InvalidArgumentError(
         "fidelity, target-error, top-k and select each say which rows are attended: give one");
   }
-  if (!select.empty()) return decoder::ParseSelect(select, config);
-  if (!top_k.empty()) {
-    ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(top_k));
+  if (select.has_value()) return decoder::ParseSelect(*select, config);
+  if (top_k.has_value()) {
+    ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(*top_k));
     return absl::OkStatus();
   }
   config.select = decoder::Select::kFidelity;
   config.or_top_k = given == 0;
   ASSIGN_OR_RETURN(const decoder::Fidelity named,
-                   decoder::ParseFidelity(fidelity.empty() ? "balanced" : fidelity));
+                   decoder::ParseFidelity(fidelity.value_or("balanced")));
   config.target_error = target_error.value_or(decoder::TargetError(named));
   return absl::OkStatus();
 }
@@ -197,7 +198,7 @@ absl::Status RetrievalFlags::Resolve() {
     if (context.empty() && device_config.device == model::Device::kCuda)
       return absl::InvalidArgumentError(
           absl::StrCat("--zone ", zone, " without --context: there is no zone"));
-    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "hash" : refine));
+    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
     if (!store.server.empty() && decoder::RefineNeedsHostRows(*config.refine)) {
       return absl::InvalidArgumentError(
           absl::StrCat("refine=", refine, " is calibrated by what prefill left in the store's ",
@@ -301,9 +302,9 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
   ASSIGN_OR_RETURN(const decoder::RetrievalConfig config, WithResolvedRefine(flags));
   if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
   std::shared_ptr<const decoder::HostRows> rows;
-  // A GPU fetches the rows of zone=host from a server if their folder is not here.
+  // A GPU fetches the rows of its zone from a server if their folder is not here.
   if (decoder::NeedsHostRows(config, flags.device_config) ||
-      (flags.device_config.zone_in_host && !flags.store.folder.empty())) {
+      (decoder::TakesHostRows(config, flags.device_config) && !flags.store.folder.empty())) {
     ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());

@@ -27,10 +27,10 @@ struct RetrievalFlags {
   std::string missing_bytes = "refuse";
   std::string context;
   StoreFlags store;
-  std::string fidelity;                // empty: balanced, where the context was measured
-  std::optional<double> target_error;  // instead of fidelity
-  std::string top_k;                   // instead of fidelity
-  std::string select;                  // instead of fidelity
+  std::optional<std::string> fidelity;  // none: balanced, where the context was measured
+  std::optional<double> target_error;   // instead of fidelity
+  std::optional<std::string> top_k;     // instead of fidelity
+  std::optional<std::string> select;    // instead of fidelity
   std::string estimate = "auto";
   std::string budget = "uniform";
   std::string prefetch = "off";

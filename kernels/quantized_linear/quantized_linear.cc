@@ -1,0 +1,135 @@
+#include "kernels/quantized_linear/quantized_linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "kernels/linear/linear.h"
+#include "kernels/quantized_linear/packed_chunk.h"
+
+// Highway leaves this target out unless it is asked for.
+#define HWY_WANT_AVX3_DL 1
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/quantized_linear/quantized_linear.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/quantized_linear/block_products-inl.h"
+#include "kernels/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace carrel::kernels::HWY_NAMESPACE {
+
+// Four rows at a time are widened and multiplied as rows of floats.
+void WidenedProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                         float* y, int64_t y_stride, float* scratch) {
+  const ContiguousRows<F32Element> rows{scratch, w.in};
+  for (int64_t o = 0; o < w.out; o += 4) {
+    const int64_t count = std::min<int64_t>(4, w.out - o);
+    Dequantize(w.type, w.Rows(o, o + count).data, count * w.in, scratch);
+    ScoreRows(rows, count, w.in, x, n, x_stride, 1.0f, y + o, y_stride);
+  }
+}
+
+// n < kLinearGemmTokens.
+void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                       float* y, int64_t y_stride, float* scratch) {
+#if CARREL_BLOCK_PRODUCTS
+  const auto* rows = static_cast<const uint8_t*>(w.data);
+  auto* packed = reinterpret_cast<PackedChunk*>(scratch);
+  const auto run = [&]<class Product>(Product) HWY_ATTR {
+    MultiplyInputs<Product>(rows, w.in, w.out, x, n, x_stride, packed, y, y_stride);
+  };
+  switch (w.type) {
+    case GgufType::kQ4_0:
+      return run(Q4_0Product());
+    case GgufType::kQ4_1:
+      return run(Q4_1Product());
+    case GgufType::kQ5_0:
+      return run(Q5_0Product());
+    case GgufType::kQ5_1:
+      return run(Q5_1Product());
+    case GgufType::kQ8_0:
+      return run(Q8_0Product());
+    case GgufType::kQ4_K:
+      return run(Q4KProduct());
+    case GgufType::kQ5_K:
+      return run(Q5KProduct());
+    case GgufType::kQ6_K:
+      return run(Q6KProduct());
+    default:
+      break;
+  }
+#endif
+  WidenedProductsImpl(x, n, x_stride, w, y, y_stride, scratch);
+}
+
+}  // namespace carrel::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace carrel::kernels {
+
+HWY_EXPORT(BlockProductsImpl);
+
+namespace {
+
+// Output rows widened at a time: one panel stays in the L2 cache for `in` up to 1024.
+constexpr int64_t kPanelRows = 128;
+
+// Whole tiles of tokens, and a last one of kLinearGemmTokens and more: by OpenBLAS, as Linear does.
+void Gemm(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w, float* y,
+          int64_t y_stride, float* scratch) {
+  for (int64_t o = 0; o < w.out; o += kPanelRows) {
+    const QuantizedMatrix part = w.Rows(o, std::min(w.out, o + kPanelRows));
+    Dequantize(part.type, part.data, part.out * part.in, scratch);
+    MultiplyPanel(x, n, x_stride, scratch, part.out, part.in, false, y + o, y_stride);
+  }
+}
+
+void AddBias(const QuantizedMatrix& w, int64_t n, float* y, int64_t y_stride) {
+  if (w.bias == nullptr) return;
+  for (int64_t o = 0; o < w.out; ++o) {
+    float bias;
+    std::memcpy(&bias, static_cast<const uint8_t*>(w.bias) + o * sizeof(float), sizeof(bias));
+    for (int64_t i = 0; i < n; ++i) y[i * y_stride + o] += bias;
+  }
+}
+
+}  // namespace
+
+QuantizedMatrix QuantizedMatrix::Rows(int64_t begin, int64_t end) const {
+  QuantizedMatrix part = *this;
+  part.data = static_cast<const uint8_t*>(data) + begin * GgufBytes(type, in);
+  part.out = end - begin;
+  if (bias != nullptr) part.bias = static_cast<const uint8_t*>(bias) + begin * sizeof(float);
+  return part;
+}
+
+bool HasBlockProducts(GgufType type) {
+  constexpr GgufType kInPlace[] = {GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ5_0,
+                                   GgufType::kQ5_1, GgufType::kQ8_0, GgufType::kQ4_K,
+                                   GgufType::kQ5_K, GgufType::kQ6_K};
+  return std::find(std::begin(kInPlace), std::end(kInPlace), type) != std::end(kInPlace);
+}
+
+int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w) {
+  const auto chunk_floats = static_cast<int64_t>(sizeof(PackedChunk) / sizeof(float));
+  return std::max(kPanelRows * w.in, (kLinearGemmTokens - 1) * PackedChunks(w.in) * chunk_floats);
+}
+
+void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                     float* y, int64_t y_stride, float* scratch) {
+  // A last tile of few tokens goes the same way as a call with just these.
+  const int64_t last = n % kLinearTokenTile;
+  const int64_t gemm = last < kLinearGemmTokens ? n - last : n;
+  if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch);
+  if (gemm < n) {
+    HWY_DYNAMIC_DISPATCH(BlockProductsImpl)
+    (x + gemm * x_stride, n - gemm, x_stride, w, y + gemm * y_stride, y_stride, scratch);
+  }
+  AddBias(w, n, y, y_stride);
+}
+
+}  // namespace carrel::kernels
+#endif

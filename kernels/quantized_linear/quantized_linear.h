@@ -1,0 +1,47 @@
+// What:   y = x W^T + b for the quantised rows of a GGUF tensor, mapped as they are.
+// Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], w[o, c] as kernels/dequantize has it.
+//         Fewer than kLinearGemmTokens tokens, and a type of HasBlockProducts: x is rounded to 16 bits
+//         with a scale per 32 numbers (each off by at most 2^-16 of the largest of them), products of
+//         integers add up exactly within a block, blocks in fp32. Otherwise w is widened to fp32.
+// Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in / block] blocks, rows
+//         without gaps, at any byte address; in a multiple of the type's block; bias [out] f32 at
+//         any byte address, or null.
+// Edge:   n == 0 does nothing. 32 numbers of x of which one is infinite or NaN give NaN; numbers
+//         below 1e-30 may count as zero.
+// Threads: reentrant. Splitting n at multiples of kLinearTokenTile, or `out` anywhere for n <
+//         kLinearGemmTokens, changes no bit of y, nor does the number of tokens below
+//         kLinearGemmTokens.
+// Cost:   n < kLinearGemmTokens: reads w once; a token of x is rounded in some 0.2 ns per number, by
+//         every call. Otherwise widens w in panels and calls OpenBLAS sgemm (one thread).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/dequantize/dequantize.h"
+
+namespace carrel::kernels {
+
+struct QuantizedMatrix {
+  const void* data = nullptr;
+  GgufType type = GgufType::kQ8_0;
+  int64_t out = 0;
+  int64_t in = 0;
+  const void* bias = nullptr;
+
+  // Rows [begin, end) of the matrix.
+  QuantizedMatrix Rows(int64_t begin, int64_t end) const;
+};
+
+// Whether products are taken with the blocks as they lie: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K,
+// Q6_K. Rows of other types are widened first, whatever n, at some 1 ns per number.
+bool HasBlockProducts(GgufType type);
+
+// scratch: QuantizedLinearScratchFloats(w) floats of the calling thread; not read before written.
+int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w);
+void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                     float* y, int64_t y_stride, float* scratch);
+
+void RefQuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                        float* y, int64_t y_stride);
+
+}  // namespace carrel::kernels

@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "common/status.h"
 #include "kernels/linear/linear.h"
+#include "kernels/quantized_linear/quantized_linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/silu_mul/silu_mul.h"
@@ -21,6 +22,7 @@ namespace {
 
 using kernels::kLinearGemmTokens;
 using kernels::kLinearTokenTile;
+using kernels::QuantizedMatrix;
 using kernels::WeightMatrix;
 
 // Tokens that one thread takes through a whole step. Several tiles of the GEMM, so that a weight
@@ -37,10 +39,15 @@ struct LinearCall {
   const float* x;
   const WeightMatrix* w;
   float* y;
+  const QuantizedMatrix* blocks = nullptr;  // w as it lies, where it is in blocks
   // With an adapter: y += B low, low [n, rank] = scale A x.
   const LowRank* added = nullptr;
   float* low = nullptr;
 };
+
+LinearCall Product(const float* x, const Matrix& w, float* y) {
+  return {x, &w, y, w.blocks ? &*w.blocks : nullptr};
+}
 
 constexpr int64_t kCallsTogether = 3;  // q, k and v
 
@@ -133,22 +140,27 @@ class CpuBackend final : public Backend {
     return floats;
   }
 
+  static int64_t ScratchFloats(const Matrix& w) {
+    return w.blocks ? kernels::QuantizedLinearScratchFloats(*w.blocks)
+                    : kernels::LinearScratchFloats(w);
+  }
+
   static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights,
                                       const AddedByMatrix& added) {
-    int64_t floats = kernels::LinearScratchFloats(weights.head());
+    int64_t floats = ScratchFloats(weights.head());
     for (const auto& [matrix, one] : added) {
       floats = std::max(
           {floats, kernels::LinearScratchFloats(one->a), kernels::LinearScratchFloats(one->b)});
     }
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
-      for (const WeightMatrix* matrix :
+      for (const Matrix* matrix :
            {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.router}) {
-        floats = std::max(floats, kernels::LinearScratchFloats(*matrix));
+        floats = std::max(floats, ScratchFloats(*matrix));
       }
       for (const ExpertWeights& expert : w.experts) {
-        floats = std::max({floats, kernels::LinearScratchFloats(expert.gate),
-                           kernels::LinearScratchFloats(expert.down)});
+        floats = std::max({floats, ScratchFloats(expert.gate), ScratchFloats(expert.up),
+                           ScratchFloats(expert.down)});
       }
     }
     return floats;
@@ -224,10 +236,16 @@ class CpuBackend final : public Backend {
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
-          const WeightMatrix part = call.w->Rows(begin, std::min(begin + rows, call.w->out));
+          const int64_t end = std::min(begin + rows, call.w->out);
           const ScratchPool::Lease scratch(&linear_scratch_);
-          kernels::Linear(call.x, n, part.in, part, call.y + begin, call.w->out, scratch.data());
-          if (call.added != nullptr) AddLowRank(call, begin, part.out, n, scratch.data());
+          if (call.blocks != nullptr) {
+            kernels::QuantizedLinear(call.x, n, call.w->in, call.blocks->Rows(begin, end),
+                                     call.y + begin, call.w->out, scratch.data());
+          } else {
+            kernels::Linear(call.x, n, call.w->in, call.w->Rows(begin, end), call.y + begin,
+                            call.w->out, scratch.data());
+          }
+          if (call.added != nullptr) AddLowRank(call, begin, end - begin, n, scratch.data());
           return;
         }
         unit -= here;
@@ -284,12 +302,19 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
                                                      config_.vocab_size, ")"));
     }
   }
-  const WeightMatrix& table = weights_->embedding();
-  const char* rows = static_cast<const char*>(table.data);
-  const int64_t row_bytes = table.in * DTypeBytes(table.dtype);
+  const Matrix& table = weights_->embedding();
+  const bool blocks = table.blocks.has_value();
+  const char* rows = static_cast<const char*>(blocks ? table.blocks->data : table.data);
+  const int64_t row_bytes = blocks ? kernels::GgufBytes(table.blocks->type, table.in)
+                                   : table.in * DTypeBytes(table.dtype);
   ForBlocks(static_cast<int64_t>(tokens.size()), [&](int64_t begin, int64_t count, bool) {
     for (int64_t i = begin; i < begin + count; ++i) {
-      WidenToFloat(table.dtype, rows + tokens[i] * row_bytes, table.in, hidden + i * table.in);
+      const char* row = rows + tokens[i] * row_bytes;
+      if (blocks) {
+        kernels::Dequantize(table.blocks->type, row, table.in, hidden + i * table.in);
+      } else {
+        WidenToFloat(table.dtype, row, table.in, hidden + i * table.in);
+      }
     }
   });
   return absl::OkStatus();
@@ -316,12 +341,13 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
     Norm(hidden + begin * width, count, w.attention_norm, normed);
     float* block_q = q + begin * w.q.out;
     if (k == nullptr) {
-      Apply({{normed, &w.q, block_q}}, count, spread);
+      Apply({Product(normed, w.q, block_q)}, count, spread);
       finish(block_q, begin, count, shape.q_heads, w.q_norm);
       return;
     }
     float* block_k = k + begin * w.k.out;
-    Apply({{normed, &w.q, block_q}, {normed, &w.k, block_k}, {normed, &w.v, v + begin * w.v.out}},
+    Apply({Product(normed, w.q, block_q), Product(normed, w.k, block_k),
+           Product(normed, w.v, v + begin * w.v.out)},
           count, spread);
     finish(block_q, begin, count, shape.q_heads, w.q_norm);
     finish(block_k, begin, count, shape.kv_heads, w.k_norm);
@@ -338,13 +364,13 @@ absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t
     float* up = gate + kBlockTokens * config_.intermediate_size;
     float* block = hidden + begin * width;
 
-    Apply({{attended + begin * w.o.in, &w.o, column}}, count, spread);
+    Apply({Product(attended + begin * w.o.in, w.o, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
     Norm(block, count, w.mlp_norm, column);
     if (!w.experts.empty()) return AddExperts(w, column, count, spread, block);
-    Apply({{column, &w.gate, gate}, {column, &w.up, up}}, count, spread);
+    Apply({Product(column, w.gate, gate), Product(column, w.up, up)}, count, spread);
     kernels::SiluMul(gate, up, count * config_.intermediate_size);
-    Apply({{gate, &w.down, column}}, count, spread);
+    Apply({Product(gate, w.down, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
   });
   return absl::OkStatus();
@@ -363,7 +389,7 @@ void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t 
   float* const down = up + kBlockTokens * inner;
   auto* const chosen = reinterpret_cast<Choice*>(choices.data());
 
-  Multiply({{normed, &w.router, logits}}, count, spread);
+  Multiply({Product(normed, w.router, logits)}, count, spread);
   for (int64_t i = 0; i < count; ++i) {
     ChooseExperts(logits + i * experts, experts, per_token, config_.experts.normalize,
                   chosen + i * per_token);
@@ -381,9 +407,9 @@ void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t 
     });
     if (n == 0) continue;
     const ExpertWeights& expert = w.experts[static_cast<size_t>(e)];
-    Multiply({{rows, &expert.gate, gate}, {rows, &expert.up, up}}, n, spread);
+    Multiply({Product(rows, expert.gate, gate), Product(rows, expert.up, up)}, n, spread);
     kernels::SiluMul(gate, up, n * inner);
-    Multiply({{gate, &expert.down, down}}, n, spread);
+    Multiply({Product(gate, expert.down, down)}, n, spread);
     const float* from = down;
     for_tokens([&](int64_t token, float weight) {
       float* const to = hidden + token * width;
@@ -404,9 +430,9 @@ void CpuBackend::AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, co
   absl::InlinedVector<LinearCall, 32> first, second;
   for (int64_t j = 0; j < per_token; ++j) {
     const ExpertWeights& expert = w.experts[static_cast<size_t>(chosen[j].expert)];
-    first.push_back({normed, &expert.gate, gate + j * inner});
-    first.push_back({normed, &expert.up, up + j * inner});
-    second.push_back({gate + j * inner, &expert.down, down + j * width});
+    first.push_back(Product(normed, expert.gate, gate + j * inner));
+    first.push_back(Product(normed, expert.up, up + j * inner));
+    second.push_back(Product(gate + j * inner, expert.down, down + j * width));
   }
   Multiply(first, 1, spread);
   kernels::SiluMul(gate, up, per_token * inner);
@@ -421,7 +447,7 @@ absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
   ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
     const ScratchPool::Lease scratch(&block_scratch_);
     Norm(hidden + begin * width, count, weights_->final_norm(), scratch.data());
-    Apply({{scratch.data(), &weights_->head(), logits + begin * config_.vocab_size}}, count,
+    Apply({Product(scratch.data(), weights_->head(), logits + begin * config_.vocab_size)}, count,
           spread);
   });
   return absl::OkStatus();

@@ -243,7 +243,8 @@ int64_t CudaWeights::Bytes(const ModelConfig& config) { return CudaWeightsLoader
 
 absl::StatusOr<CudaWeights> CudaWeights::Load(const ModelConfig& config, const Weights& weights,
                                               ThreadPool* pool, const Adapter* adapter) {
-  return CudaWeightsLoader(config, adapter).Load(weights, pool);
+  ASSIGN_OR_RETURN(const std::shared_ptr<const Weights> widened, weights.Widened(pool));
+  return CudaWeightsLoader(config, adapter).Load(widened == nullptr ? weights : *widened, pool);
 }
 
 }  // namespace carrel::model

@@ -169,7 +169,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpe(const GgufMetadata& metadata)
   ASSIGN_OR_RETURN(const std::vector<absl::string_view> merges, metadata.Strings(kMerges));
   TokenizerJson json;
   for (size_t i = 0; i < vocabulary.tokens.size(); ++i) {
-    if (IsAdded(vocabulary.types[i])) continue;  // spelled as it is, not in the byte alphabet
+    // Added tokens are spelled as they are, not in the byte alphabet; in ASCII that is the same, and
+    // merges may lead to them.
+    const absl::string_view token = vocabulary.tokens[i];
+    const bool ascii = std::all_of(token.begin(), token.end(),
+                                   [](char c) { return static_cast<uint8_t>(c) < 0x80; });
+    if (IsAdded(vocabulary.types[i]) && !ascii) continue;
     json.vocab.emplace_back(vocabulary.tokens[i], static_cast<TokenId>(i));
   }
   json.added_tokens = AddedTokens(vocabulary);

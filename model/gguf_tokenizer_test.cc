@@ -20,7 +20,7 @@ using nlohmann::json;
 using testing::ElementsAre;
 using Code = absl::StatusCode;
 
-constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
+constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kByte = 6;
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const GgufWriter& writer) {
   return LoadTokenizer(WriteGguf(writer.Bytes()));
@@ -32,35 +32,9 @@ json ReadJson(const std::string& path) {
   return json::parse(*text);
 }
 
-// A byte-level tokenizer.json as a converter writes it.
 GgufWriter Convert(const json& tokenizer, const std::string& pre) {
-  std::vector<std::string> tokens;
-  std::vector<int32_t> types;
-  const auto put = [&](const std::string& token, size_t id, int32_t type) {
-    if (id >= tokens.size()) {
-      tokens.resize(id + 1);
-      types.resize(id + 1, kUnused);
-    }
-    tokens[id] = token;
-    types[id] = type;
-  };
-  for (const auto& [token, id] : tokenizer["model"]["vocab"].items()) put(token, id, kNormal);
-  for (const json& token : tokenizer["added_tokens"]) {
-    put(token["content"], token["id"], token["special"] ? kControl : kUserDefined);
-  }
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (types[i] == kUnused) tokens[i] = absl::StrCat("[PAD", i, "]");
-  }
-  std::vector<std::string> merges;
-  for (const json& merge : tokenizer["model"]["merges"]) {
-    merges.push_back(merge.is_string() ? merge.get<std::string>()
-                                       : absl::StrCat(merge[0].get<std::string>(), " ",
-                                                      merge[1].get<std::string>()));
-  }
   GgufWriter writer;
-  writer.String("tokenizer.ggml.model", "gpt2").String("tokenizer.ggml.pre", pre);
-  writer.Strings("tokenizer.ggml.tokens", tokens).Ints("tokenizer.ggml.token_type", types);
-  return writer.Strings("tokenizer.ggml.merges", merges);
+  return PutBpeTokenizer(tokenizer, pre, writer);
 }
 
 // What the Python package `tokenizers` makes of texts under each pre-tokenizer, with merges that cross

@@ -87,13 +87,15 @@ DType PlainType(GgufType type) {
 struct Plan {
   std::string name;  // Hugging Face's
   const GgufTensor* tensor = nullptr;
-  DType dtype = DType::kF32;  // what it becomes
+  bool blocks = false;        // it stays as it is, a quantised matrix
+  DType dtype = DType::kF32;  // else what it becomes
   int64_t heads = 0;          // whose rows alternate; 0: none do
   char* to = nullptr;         // null: it stays mapped
 
-  // Its elements are those of the file.
+  // Its bytes are those of the file, but for the order of rows.
   bool as_it_is() const {
-    return !kernels::TraitsOf(tensor->type).quantized && PlainType(tensor->type) == dtype;
+    return blocks ||
+           (!kernels::TraitsOf(tensor->type).quantized && PlainType(tensor->type) == dtype);
   }
   int64_t row_elements() const { return tensor->shape.back(); }
   int64_t rows() const { return tensor->elements() / row_elements(); }
@@ -107,8 +109,9 @@ int64_t RowInFile(int64_t row, int64_t head_dim) {
 
 class Loader {
  public:
-  Loader(std::shared_ptr<const Gguf> gguf, const ModelConfig& config, ThreadPool* pool)
-      : config_(config), pool_(pool) {
+  Loader(std::shared_ptr<const Gguf> gguf, const ModelConfig& config, GgufBlocks blocks,
+         ThreadPool* pool)
+      : config_(config), blocks_(blocks), pool_(pool) {
     storage_->gguf = std::move(gguf);
   }
 
@@ -117,7 +120,15 @@ class Loader {
     MatchBiases();
     TensorSource source;
     std::map<std::string, TensorView, std::less<>> views;
-    for (Plan& plan : plans_) views.emplace(plan.name, Place(plan));
+    for (Plan& plan : plans_) {
+      TensorView view = Place(plan);
+      if (plan.blocks) {
+        source.blocks[plan.name] = {view.bytes.data(), plan.tensor->type, view.shape[0],
+                                    view.shape[1]};
+      } else {
+        views.emplace(plan.name, std::move(view));
+      }
+    }
     Fill();
     source.where = gguf().path();
     source.tensors = Safetensors::Of(std::move(views));
@@ -127,6 +138,9 @@ class Loader {
           {name, std::string(kernels::TraitsOf(tensor.type).name), tensor.shape, tensor.bytes});
     }
     source.owner = storage_;
+    source.widened = [gguf = storage_->gguf, config = config_](ThreadPool* pool) {
+      return LoadGgufWeights(gguf, config, pool, GgufBlocks::kWiden);
+    };
     return Weights::Build(std::move(source), config_);
   }
 
@@ -151,6 +165,9 @@ class Loader {
         return Bad(name, absl::StrCat("is a vector of ", kernels::TraitsOf(tensor.type).name,
                                       ", expected F32, F16 or BF16"));
       }
+      plan.blocks = blocks_ == GgufBlocks::kKeep && tensor.shape.size() == 2 &&
+                    kernels::TraitsOf(tensor.type).quantized &&
+                    kernels::HasBlockProducts(tensor.type);
       RETURN_IF_ERROR(SetHeads(name, plan));
       plans_.push_back(std::move(plan));
     }
@@ -179,13 +196,18 @@ class Loader {
     return it != plans_.end() && it->name == name ? &*it : nullptr;
   }
 
-  // A product reads its bias in the matrix's type.
+  // A product reads its bias in the matrix's type, beside blocks in f32.
   void MatchBiases() {
     for (Plan& bias : plans_) {
       absl::string_view stem = bias.name;
       if (!absl::ConsumeSuffix(&stem, ".bias")) continue;
       Plan* matrix = Find(absl::StrCat(stem, ".weight"));
-      if (matrix == nullptr || matrix->dtype == bias.dtype) continue;
+      if (matrix == nullptr) continue;
+      if (matrix->blocks) {
+        bias.dtype = DType::kF32;
+        continue;
+      }
+      if (matrix->dtype == bias.dtype) continue;
       const bool exact = matrix->dtype == DType::kBf16 && IsExactInBf16(*bias.tensor);
       if (!exact) matrix->dtype = DType::kF32;
       bias.dtype = matrix->dtype;
@@ -210,7 +232,9 @@ class Loader {
       view.bytes = plan.tensor->bytes;
       return view;
     }
-    const size_t bytes = static_cast<size_t>(plan.tensor->elements() * DTypeBytes(plan.dtype));
+    const size_t bytes =
+        plan.as_it_is() ? plan.tensor->bytes.size()
+                        : static_cast<size_t>(plan.tensor->elements() * DTypeBytes(plan.dtype));
     // Not zeroed: the pool's threads touch it first.
     storage_->memory.emplace_back(new char[bytes]);
     plan.to = storage_->memory.back().get();
@@ -253,7 +277,7 @@ class Loader {
     const bool bias = tensor.shape.size() == 1 && plan.heads != 0;
     const int64_t width = bias ? 1 : plan.row_elements();
     const int64_t file_bytes = kernels::GgufBytes(tensor.type, width);
-    const int64_t row_bytes = width * DTypeBytes(plan.dtype);
+    const int64_t row_bytes = plan.as_it_is() ? file_bytes : width * DTypeBytes(plan.dtype);
     if (bias) end = tensor.elements();
     std::vector<float> wide(static_cast<size_t>(width));
     for (int64_t row = begin; row < end; ++row) {
@@ -275,6 +299,7 @@ class Loader {
   }
 
   const ModelConfig& config_;
+  const GgufBlocks blocks_;
   ThreadPool* const pool_;
   std::shared_ptr<Storage> storage_ = std::make_shared<Storage>();
   std::vector<Plan> plans_;  // by name
@@ -284,8 +309,9 @@ class Loader {
 
 absl::StatusOr<std::shared_ptr<const Weights>> LoadGgufWeights(std::shared_ptr<const Gguf> gguf,
                                                                const ModelConfig& config,
-                                                               ThreadPool* pool) {
-  return Loader(std::move(gguf), config, pool).Run();
+                                                               ThreadPool* pool,
+                                                               GgufBlocks blocks) {
+  return Loader(std::move(gguf), config, blocks, pool).Run();
 }
 
 }  // namespace carrel::model

@@ -5,8 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/test_util.h"
+#include "nlohmann/json.hpp"
 
 namespace carrel::model {
+
+using nlohmann::json;
 
 std::string EncodeString(absl::string_view text) {
   return absl::StrCat(EncodeNumber(uint64_t{text.size()}), text);
@@ -75,6 +78,12 @@ GgufWriter& GgufWriter::DropTensor(absl::string_view name) {
   return *this;
 }
 
+void GgufWriter::MoveTensors(int64_t count, GgufWriter& other) {
+  const auto end = count < 0 ? tensors_.end() : tensors_.begin() + count;
+  other.tensors_.insert(other.tensors_.end(), tensors_.begin(), end);
+  tensors_.erase(tensors_.begin(), end);
+}
+
 std::string GgufWriter::Bytes() const {
   std::string out =
       absl::StrCat("GGUF", EncodeNumber(version),
@@ -101,6 +110,36 @@ std::string GgufWriter::Bytes() const {
   }
   if (!tensors_.empty()) pad(out);
   return out + data;
+}
+
+GgufWriter& PutBpeTokenizer(const json& tokenizer, const std::string& pre, GgufWriter& writer) {
+  constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  const auto put = [&](const std::string& token, size_t id, int32_t type) {
+    if (id >= tokens.size()) {
+      tokens.resize(id + 1);
+      types.resize(id + 1, kUnused);
+    }
+    tokens[id] = token;
+    types[id] = type;
+  };
+  for (const auto& [token, id] : tokenizer["model"]["vocab"].items()) put(token, id, kNormal);
+  for (const json& token : tokenizer["added_tokens"]) {
+    put(token["content"], token["id"], token["special"] ? kControl : kUserDefined);
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (types[i] == kUnused) tokens[i] = absl::StrCat("[PAD", i, "]");
+  }
+  std::vector<std::string> merges;
+  for (const json& merge : tokenizer["model"]["merges"]) {
+    merges.push_back(merge.is_string() ? merge.get<std::string>()
+                                       : absl::StrCat(merge[0].get<std::string>(), " ",
+                                                      merge[1].get<std::string>()));
+  }
+  writer.String("tokenizer.ggml.model", "gpt2").String("tokenizer.ggml.pre", pre);
+  writer.Strings("tokenizer.ggml.tokens", tokens).Ints("tokenizer.ggml.token_type", types);
+  return writer.Strings("tokenizer.ggml.merges", merges);
 }
 
 std::string WriteGguf(const std::string& bytes, const std::string& name) {

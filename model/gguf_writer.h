@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/dequantize/dequantize.h"
 #include "model/gguf.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace carrel::model {
 
@@ -34,6 +35,8 @@ class GgufWriter {
     return Tensor(name, static_cast<uint32_t>(type), std::move(shape), bytes);
   }
   GgufWriter& DropTensor(absl::string_view name);
+  // The first `count` of the tensors, or all if it is negative, leave this file for another.
+  void MoveTensors(int64_t count, GgufWriter& other);
 
   // Parts of the header that a test may change before Bytes().
   uint32_t version = 3;
@@ -65,6 +68,10 @@ std::string EncodeNumber(T value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 std::string EncodeArray(uint32_t element_type, uint64_t count, absl::string_view elements);
+
+// Adds a byte-level tokenizer.json as a converter writes it, under a tokenizer.ggml.pre.
+GgufWriter& PutBpeTokenizer(const nlohmann::json& tokenizer, const std::string& pre,
+                            GgufWriter& writer);
 
 // Writes the file into a fresh folder and returns its path.
 std::string WriteGguf(const std::string& bytes, const std::string& name = "model.gguf");

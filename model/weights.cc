@@ -35,7 +35,7 @@ class WeightsBuilder {
   absl::StatusOr<std::shared_ptr<const Weights>> Build() {
     const int64_t hidden = config_.hidden_size;
     ASSIGN_OR_RETURN(weights_->embedding_,
-                     Matrix("model.embed_tokens", config_.vocab_size, hidden, false));
+                     TakeMatrix("model.embed_tokens", config_.vocab_size, hidden, false));
     for (int32_t layer = 0; layer < config_.shape.layers; ++layer) {
       ASSIGN_OR_RETURN(LayerWeights built, BuildLayer(Layer(layer)));
       weights_->layers_.push_back(std::move(built));
@@ -50,8 +50,8 @@ class WeightsBuilder {
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
     const TensorSource& source = weights_->source_;
     return absl::InvalidArgumentError(absl::StrCat(
-        source.where, ": tensor \"", source.name_in_file ? source.name_in_file(name) : std::string(name),
-        "\" ", what));
+        source.where, ": tensor \"",
+        source.name_in_file ? source.name_in_file(name) : std::string(name), "\" ", what));
   }
 
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {
@@ -68,22 +68,39 @@ class WeightsBuilder {
   }
 
   // prefix.weight [out, in] and, if any, prefix.bias [out].
-  absl::StatusOr<kernels::WeightMatrix> Matrix(const std::string& prefix, int64_t out, int64_t in,
-                                               bool bias) {
-    ASSIGN_OR_RETURN(const TensorView weight, Take(prefix + ".weight", {out, in}));
-    kernels::WeightMatrix matrix;
-    matrix.data = weight.bytes.data();
-    matrix.dtype = weight.dtype;
+  absl::StatusOr<Matrix> TakeMatrix(const std::string& prefix, int64_t out, int64_t in, bool bias) {
+    Matrix matrix;
     matrix.out = out;
     matrix.in = in;
+    const auto blocks = weights_->source_.blocks.find(prefix + ".weight");
+    if (blocks != weights_->source_.blocks.end()) {
+      RETURN_IF_ERROR(TakeBlocks(blocks->first, blocks->second, matrix));
+    } else {
+      ASSIGN_OR_RETURN(const TensorView weight, Take(prefix + ".weight", {out, in}));
+      matrix.data = weight.bytes.data();
+      matrix.dtype = weight.dtype;
+    }
     if (!bias) return matrix;
     ASSIGN_OR_RETURN(const TensorView view, Take(prefix + ".bias", {out}));
-    if (view.dtype != weight.dtype) {
+    const DType dtype = matrix.blocks ? DType::kF32 : matrix.dtype;
+    if (view.dtype != dtype) {
       return Bad(prefix + ".bias", absl::StrCat("is ", DTypeName(view.dtype), ", expected ",
-                                                DTypeName(weight.dtype), " as its weight is"));
+                                                DTypeName(dtype), " as its weight is"));
     }
-    matrix.bias = view.bytes.data();
+    (matrix.blocks ? matrix.blocks->bias : matrix.bias) = view.bytes.data();
     return matrix;
+  }
+
+  absl::Status TakeBlocks(const std::string& name, const kernels::QuantizedMatrix& blocks,
+                          Matrix& matrix) {
+    if (blocks.out != matrix.out || blocks.in != matrix.in) {
+      return Bad(name, absl::StrCat("is ", kernels::TraitsOf(blocks.type).name, " ",
+                                    Shape({blocks.out, blocks.in}), ", expected ",
+                                    Shape({matrix.out, matrix.in})));
+    }
+    matrix.blocks = blocks;
+    taken_.insert(name);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<float>> Vector(const std::string& name, int64_t size) {
@@ -106,10 +123,10 @@ class WeightsBuilder {
     LayerWeights w;
     ASSIGN_OR_RETURN(w.attention_norm, Vector(prefix + "input_layernorm.weight", hidden));
     ASSIGN_OR_RETURN(w.mlp_norm, Vector(prefix + "post_attention_layernorm.weight", hidden));
-    ASSIGN_OR_RETURN(w.q, Matrix(attention + "q_proj", q_width, hidden, config_.qkv_bias));
-    ASSIGN_OR_RETURN(w.k, Matrix(attention + "k_proj", kv_width, hidden, config_.qkv_bias));
-    ASSIGN_OR_RETURN(w.v, Matrix(attention + "v_proj", kv_width, hidden, config_.qkv_bias));
-    ASSIGN_OR_RETURN(w.o, Matrix(attention + "o_proj", hidden, q_width, config_.output_bias));
+    ASSIGN_OR_RETURN(w.q, TakeMatrix(attention + "q_proj", q_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.k, TakeMatrix(attention + "k_proj", kv_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.v, TakeMatrix(attention + "v_proj", kv_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.o, TakeMatrix(attention + "o_proj", hidden, q_width, config_.output_bias));
     if (config_.qk_norm) {
       ASSIGN_OR_RETURN(w.q_norm, Vector(attention + "q_norm.weight", head_dim));
       ASSIGN_OR_RETURN(w.k_norm, Vector(attention + "k_norm.weight", head_dim));
@@ -118,32 +135,33 @@ class WeightsBuilder {
       RETURN_IF_ERROR(BuildExperts(mlp, w));
       return w;
     }
-    ASSIGN_OR_RETURN(w.gate, Matrix(mlp + "gate_proj", inner, hidden, config_.mlp_bias));
-    ASSIGN_OR_RETURN(w.up, Matrix(mlp + "up_proj", inner, hidden, config_.mlp_bias));
-    ASSIGN_OR_RETURN(w.down, Matrix(mlp + "down_proj", hidden, inner, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.gate, TakeMatrix(mlp + "gate_proj", inner, hidden, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.up, TakeMatrix(mlp + "up_proj", inner, hidden, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.down, TakeMatrix(mlp + "down_proj", hidden, inner, config_.mlp_bias));
     return w;
   }
 
   absl::Status BuildExperts(const std::string& mlp, LayerWeights& w) {
     const int64_t hidden = config_.hidden_size, inner = config_.experts.intermediate_size;
-    ASSIGN_OR_RETURN(w.router, Matrix(mlp + "gate", config_.experts.count, hidden, false));
+    ASSIGN_OR_RETURN(w.router, TakeMatrix(mlp + "gate", config_.experts.count, hidden, false));
     for (int64_t e = 0; e < config_.experts.count; ++e) {
       const std::string expert = absl::StrCat(mlp, "experts.", e, ".");
       ExpertWeights& one = w.experts.emplace_back();
-      ASSIGN_OR_RETURN(one.gate, Matrix(expert + "gate_proj", inner, hidden, false));
-      ASSIGN_OR_RETURN(one.up, Matrix(expert + "up_proj", inner, hidden, false));
-      ASSIGN_OR_RETURN(one.down, Matrix(expert + "down_proj", hidden, inner, false));
+      ASSIGN_OR_RETURN(one.gate, TakeMatrix(expert + "gate_proj", inner, hidden, false));
+      ASSIGN_OR_RETURN(one.up, TakeMatrix(expert + "up_proj", inner, hidden, false));
+      ASSIGN_OR_RETURN(one.down, TakeMatrix(expert + "down_proj", hidden, inner, false));
     }
     return absl::OkStatus();
   }
 
   absl::Status BuildHead() {
     weights_->head_ = weights_->embedding_;
-    if (config_.tie_word_embeddings && !weights_->checkpoint().Has("lm_head.weight")) {
+    if (config_.tie_word_embeddings && !weights_->checkpoint().Has("lm_head.weight") &&
+        weights_->source_.blocks.count("lm_head.weight") == 0) {
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(const kernels::WeightMatrix head,
-                     Matrix("lm_head", config_.vocab_size, config_.hidden_size, false));
+    ASSIGN_OR_RETURN(const Matrix head,
+                     TakeMatrix("lm_head", config_.vocab_size, config_.hidden_size, false));
     if (!config_.tie_word_embeddings) {
       weights_->head_ = head;
       return absl::OkStatus();
@@ -164,6 +182,13 @@ class WeightsBuilder {
       if (taken_.count(name) == 0 && !CarriesNothing(name)) {
         return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", Shape(view.shape),
                                       ") is not part of the model that config.json describes"));
+      }
+    }
+    for (const auto& [name, blocks] : weights_->source_.blocks) {
+      if (taken_.count(name) == 0) {
+        return Bad(name, absl::StrCat("(", kernels::TraitsOf(blocks.type).name, " ",
+                                      Shape({blocks.out, blocks.in}),
+                                      ") is not part of the model that the metadata describe"));
       }
     }
     return absl::OkStatus();
@@ -188,6 +213,11 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& 
 absl::StatusOr<std::shared_ptr<const Weights>> Weights::Build(TensorSource source,
                                                               const ModelConfig& config) {
   return WeightsBuilder(config, std::move(source)).Build();
+}
+
+absl::StatusOr<std::shared_ptr<const Weights>> Weights::Widened(ThreadPool* pool) const {
+  if (source_.blocks.empty()) return nullptr;
+  return source_.widened(pool);
 }
 
 absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,

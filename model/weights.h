@@ -5,25 +5,35 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/thread_pool.h"
 #include "kernels/linear/linear.h"
+#include "kernels/quantized_linear/quantized_linear.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 
 namespace carrel::model {
 
+// A matrix in its own dtype, or as the blocks of a GGUF file: then data and bias of the base are
+// null, its dtype means nothing, out and in are set.
+struct Matrix : kernels::WeightMatrix {
+  std::optional<kernels::QuantizedMatrix> blocks;
+};
+
 struct ExpertWeights {
-  kernels::WeightMatrix gate, up, down;
+  Matrix gate, up, down;
 };
 
 struct LayerWeights {
-  kernels::WeightMatrix q, k, v, o;
-  kernels::WeightMatrix gate, up, down;         // without data in a layer of experts
-  kernels::WeightMatrix router;                 // [experts, hidden]
+  Matrix q, k, v, o;
+  Matrix gate, up, down;                        // without data in a layer of experts
+  Matrix router;                                // [experts, hidden]
   std::vector<ExpertWeights> experts;           // empty in a layer without
   std::vector<float> attention_norm, mlp_norm;  // [hidden_size]
   std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm
@@ -37,14 +47,20 @@ struct StoredTensor {
   absl::string_view bytes;
 };
 
+class Weights;
+
 // Tensors that are not, or not all, in *.safetensors files.
 struct TensorSource {
-  std::string where;                  // what messages begin with
-  Safetensors tensors;                // under the names of a Hugging Face checkpoint
+  std::string where;    // what messages begin with
+  Safetensors tensors;  // under the names of a Hugging Face checkpoint
+  // Matrices that stay in blocks, by the same names; in no other list. Their biases are f32.
+  std::map<std::string, kernels::QuantizedMatrix, std::less<>> blocks;
   std::vector<StoredTensor> stored;   // by name
   std::shared_ptr<const void> owner;  // of everything that the others view
   // What the file calls a tensor, for messages.
   std::function<std::string(absl::string_view)> name_in_file;
+  // The same weights without blocks; where there are any.
+  std::function<absl::StatusOr<std::shared_ptr<const Weights>>(ThreadPool*)> widened;
 };
 
 class Weights {
@@ -57,19 +73,23 @@ class Weights {
   static absl::StatusOr<std::shared_ptr<const Weights>> Build(TensorSource source,
                                                               const ModelConfig& config);
 
-  const kernels::WeightMatrix& embedding() const { return embedding_; }  // [vocab, hidden]
-  const kernels::WeightMatrix& head() const { return head_; }  // the embedding if they are tied
+  const Matrix& embedding() const { return embedding_; }  // [vocab, hidden]
+  const Matrix& head() const { return head_; }            // the embedding if they are tied
   const LayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
   const std::vector<float>& final_norm() const { return final_norm_; }
   const Safetensors& checkpoint() const { return source_.tensors; }
   const std::vector<StoredTensor>& stored() const { return source_.stored; }
+
+  // The same weights with every matrix in f32, f16 or bf16, for who cannot multiply with blocks: null
+  // if these are. Cost: as gguf_weights.h says.
+  absl::StatusOr<std::shared_ptr<const Weights>> Widened(ThreadPool* pool) const;
 
  private:
   friend class WeightsBuilder;
   explicit Weights(TensorSource source) : source_(std::move(source)) {}
 
   TensorSource source_;
-  kernels::WeightMatrix embedding_, head_;
+  Matrix embedding_, head_;
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
 };

@@ -5,7 +5,8 @@
 
 namespace carrel::model {
 
-absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool) {
+absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
+                                          const DigestCache* cache) {
   Checkpoint checkpoint;
   ASSIGN_OR_RETURN(checkpoint.config, LoadModelConfig(model_dir));
   ASSIGN_OR_RETURN(checkpoint.weights, LoadWeights(model_dir, checkpoint.config, pool));
@@ -23,7 +24,7 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
     return tokenizer.status();
   }
   checkpoint.fingerprint =
-      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool), tokenizer_sha256);
+      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool, cache), tokenizer_sha256);
   return checkpoint;
 }
 

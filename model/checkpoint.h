@@ -28,8 +28,10 @@ struct Checkpoint {
   absl::StatusOr<std::vector<TokenId>> EncodePrompt(absl::string_view text) const;
 };
 
-// Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors.
-absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool);
+// Of a folder, or a GGUF file. Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads
+// sharing the tensors; with a cache only once.
+absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
+                                          const DigestCache* cache = nullptr);
 
 // Ids from elsewhere: InvalidArgument names the first one outside [0, vocab_size) and where it stands.
 absl::Status ValidateTokenIds(absl::Span<const TokenId> ids, const ModelConfig& config);

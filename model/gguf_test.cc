@@ -1,5 +1,7 @@
 #include "model/gguf.h"
 
+#include <sys/stat.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -133,6 +135,9 @@ TEST(GgufTest, WrongTypeOrRange_NamesFileKeyValueAndBound) {
 
 TEST(GgufTest, HeaderThatIsNotOne_IsRefused) {
   EXPECT_THAT(Gguf::Open(FreshTempDir() + "/none.gguf"), StatusIs(Code::kNotFound, "none.gguf"));
+  const std::string pipe = FreshTempDir() + "/pipe.gguf";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(Gguf::Open(pipe), StatusIs(Code::kInvalidArgument, "is not a regular file"));
   EXPECT_THAT(OpenBytes(""), StatusIs(Code::kInvalidArgument, "not a GGUF file"));
   EXPECT_THAT(OpenBytes("GGML1234"), StatusIs(Code::kInvalidArgument, "not a GGUF file"));
   EXPECT_THAT(OpenBytes("GGUF"), StatusIs(Code::kInvalidArgument, "truncated"));

@@ -1,7 +1,10 @@
 #include "model/gguf_weights.h"
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include "common/status.h"
 #include "common/test_util.h"
@@ -160,6 +163,33 @@ TEST(GgufWeightsTest, Digest_CoversEveryByteNameTypeAndShapeOfTheFile) {
   EXPECT_EQ(digest(MakeGguf(model).String("general.name", "renamed").Bytes()), first);
   // Q4_K and Q5_K's neighbours: the same bytes as another type.
   EXPECT_NE(digest(MakeGguf({.types = {{"ffn", GgufType::kQ5_K}}}).Bytes()), first);
+}
+
+TEST(GgufWeightsTest, DigestOfFileAndFolder_IsRememberedUntilTheyChange) {
+  const GgufTestModel model{.types = {{"ffn", GgufType::kQ4_K}}};
+  const std::string bytes = MakeGguf(model).Bytes();
+  const std::string path = WriteGguf(bytes);
+  const std::string folder = path + ".folder";
+  std::filesystem::create_directories(folder);
+  CARREL_ASSERT_OK(WriteSameModel(model, DType::kF32, folder));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));  // or nothing is remembered
+  const DigestCache cache(path + ".cache");
+  for (const std::string& from : {path, folder}) {
+    const auto loaded = TestModel::Load(from);
+    CARREL_ASSERT_OK(loaded);
+    EXPECT_EQ(loaded->weights->files().size(), 1u);
+    const std::string digest = WeightsSha256(*loaded->weights, nullptr);
+    EXPECT_EQ(WeightsSha256(*loaded->weights, nullptr, &cache), digest);
+    EXPECT_EQ(cache.Get("weights", loaded->weights->files(), [] { return std::string("new"); }),
+              digest);
+  }
+  std::string changed = bytes;
+  changed[bytes.size() - 300] = static_cast<char>(changed[bytes.size() - 300] ^ 1);
+  std::ofstream(path, std::ios::binary) << changed;
+  const auto loaded = TestModel::Load(path);
+  CARREL_ASSERT_OK(loaded);
+  EXPECT_EQ(WeightsSha256(*loaded->weights, nullptr, &cache),
+            WeightsSha256(*loaded->weights, nullptr));
 }
 
 TEST(GgufWeightsTest, TensorsThatAreNotTheModels_AreNamedAsTheFileDoes) {

@@ -122,8 +122,9 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   // Beside a GPU some threads sleep at any time, until it has encoded their keys; with two per core
   // those that do not are in one another's way.
   ThreadPool pool((gpu && flags.threads == 0 ? threads + threads / 4 : threads) - 1);
+  const model::DigestCache cache(model::DigestCache::DefaultFolder());
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
-                   model::LoadCheckpoint(flags.model_dir, &pool));
+                   model::LoadCheckpoint(flags.model_dir, &pool, &cache));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
@@ -144,8 +145,9 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   CLI::App& command = *app.add_subcommand(
       "prefill", "Run a document through a model once and keep its K and V as a context");
   command
-      .add_option("--model", flags->model_dir,
-                  "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")
+      .add_option(
+          "--model", flags->model_dir,
+          "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3), or a GGUF file")
       ->required();
   command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");

@@ -12,7 +12,7 @@ namespace carrel::tools {
 void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command
       .add_option("--model", model_dir,
-                  "folder of the Hugging Face checkpoint that computed the context")
+                  "folder of the Hugging Face checkpoint, or the GGUF file, that computed the context")
       ->required();
   CLI::Option& context_option = *command.add_option(
       "--context", context,
@@ -254,7 +254,8 @@ absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags
 
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
-  ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
+  const model::DigestCache cache(model::DigestCache::DefaultFolder());
+  ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_, &cache));
   if (flags.context.empty()) {
     ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(
                                          open->checkpoint_, &open->pool_, flags.device_config));

@@ -28,7 +28,7 @@ constexpr size_t kDigestChars = 64;
 
 int64_t Nanoseconds(const timespec& time) { return time.tv_sec * kNsPerSecond + time.tv_nsec; }
 
-int64_t Now() {
+int64_t SystemNow() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return Nanoseconds(now);
@@ -92,6 +92,9 @@ void OpenedFiles::Add(const OpenedFiles& others) {
   }
 }
 
+DigestCache::DigestCache(std::string folder, std::function<int64_t()> now_ns)
+    : folder_(std::move(folder)), now_ns_(now_ns ? std::move(now_ns) : SystemNow) {}
+
 std::string DigestCache::DefaultFolder() {
   if (const char* given = std::getenv("CARREL_CACHE"); given != nullptr) return given;
   if (const char* caches = std::getenv("XDG_CACHE_HOME"); caches != nullptr && caches[0] == '/') {
@@ -109,7 +112,7 @@ std::string DigestCache::Get(absl::string_view what, absl::Span<const FileIdenti
   const std::string key = Key(what, files);
   const std::string path = absl::StrCat(folder_, "/", Sha256Hex(key), kSuffix);
   if (std::optional<std::string> known = Read(path, key); known.has_value()) return *known;
-  const int64_t begin = Now();
+  const int64_t begin = now_ns_();
   std::string digest = compute();
   const bool settled = std::all_of(files.begin(), files.end(), [&](const FileIdentity& file) {
     const std::optional<FileIdentity> now = IdentifyFile(file.path);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,8 +53,9 @@ class OpenedFiles {
 
 class DigestCache {
  public:
-  // Nothing is remembered if `folder` is empty. It is made when something is first kept.
-  explicit DigestCache(std::string folder) : folder_(std::move(folder)) {}
+  // Nothing is remembered if `folder` is empty. It is made when something is first kept. `now_ns`:
+  // nanoseconds since 1970; the system's clock unless given.
+  explicit DigestCache(std::string folder, std::function<int64_t()> now_ns = {});
 
   // $CARREL_CACHE, else $XDG_CACHE_HOME/carrel, else $HOME/.cache/carrel; empty: no cache.
   static std::string DefaultFolder();
@@ -68,6 +70,7 @@ class DigestCache {
   void Write(const std::string& path, absl::string_view key, absl::string_view digest) const;
 
   const std::string folder_;
+  const std::function<int64_t()> now_ns_;
 };
 
 }  // namespace carrel::model

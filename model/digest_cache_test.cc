@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include "common/checksum.h"
 #include "common/file.h"
@@ -20,15 +19,18 @@ namespace fs = std::filesystem;
 
 class DigestCacheTest : public testing::Test {
  protected:
-  DigestCacheTest() : folder_(FreshTempDir()), cache_(folder_ + "/deep/cache") {
+  DigestCacheTest() : folder_(FreshTempDir()), cache_(folder_ + "/deep/cache", InAMinute) {
     Write("weights", "content");
   }
   void Write(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ + "/" + name, std::ios::binary) << text;
   }
   FileIdentity Of(const std::string& name) const { return *IdentifyFile(folder_ + "/" + name); }
-  // Changed long enough ago to be remembered.
-  void Settle() const { std::this_thread::sleep_for(std::chrono::milliseconds(2100)); }
+  // When what the test writes was changed long enough ago to be remembered.
+  static int64_t InAMinute() {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::nanoseconds(now + std::chrono::minutes(1)).count();
+  }
   std::string Get(const DigestCache& cache, const std::string& what, const std::string& name) {
     return cache.Get(what, {Of(name)}, [&] {
       ++computed_;
@@ -49,7 +51,6 @@ class DigestCacheTest : public testing::Test {
 };
 
 TEST_F(DigestCacheTest, SameFile_IsHashedOnce) {
-  Settle();
   const std::string digest = Get(cache_, "w", "weights");
   EXPECT_EQ(digest, Sha256Hex("content"));
   EXPECT_EQ(Get(cache_, "w", "weights"), digest);
@@ -64,7 +65,6 @@ TEST_F(DigestCacheTest, SameFile_IsHashedOnce) {
 }
 
 TEST_F(DigestCacheTest, FileChangedInPlaceOrReplaced_IsHashedAgain) {
-  Settle();
   (void)Get(cache_, "w", "weights");
   // The same size, and the time of modification set back: the time of change betrays it.
   const FileIdentity before = Of("weights");
@@ -80,14 +80,14 @@ TEST_F(DigestCacheTest, FileChangedInPlaceOrReplaced_IsHashedAgain) {
 }
 
 TEST_F(DigestCacheTest, FileJustChanged_IsNotRemembered) {
-  (void)Get(cache_, "w", "weights");
-  (void)Get(cache_, "w", "weights");
+  const DigestCache now(folder_ + "/deep/cache");
+  (void)Get(now, "w", "weights");
+  (void)Get(now, "w", "weights");
   EXPECT_EQ(computed_, 2);
   EXPECT_TRUE(Entries().empty());
 }
 
 TEST_F(DigestCacheTest, FileReplacedSinceItWasOpened_IsNotRemembered) {
-  Settle();
   const FileIdentity opened = Of("weights");
   Write("new", "other");
   fs::rename(folder_ + "/new", folder_ + "/weights");
@@ -96,7 +96,6 @@ TEST_F(DigestCacheTest, FileReplacedSinceItWasOpened_IsNotRemembered) {
 }
 
 TEST_F(DigestCacheTest, DamagedEntry_IsMadeAgain) {
-  Settle();
   const std::string digest = Get(cache_, "w", "weights");
   const fs::path entry = Entries().at(0);
   const std::string whole = *ReadFile(entry.string());
@@ -115,16 +114,14 @@ TEST_F(DigestCacheTest, DamagedEntry_IsMadeAgain) {
 }
 
 TEST_F(DigestCacheTest, NoFolderOrOneThatCannotBe_CostsTheHashingAlone) {
-  Settle();
   const std::string digest = Sha256Hex("content");
   EXPECT_EQ(Get(DigestCache(""), "w", "weights"), digest);
-  EXPECT_EQ(Get(DigestCache(folder_ + "/weights/cache"), "w", "weights"), digest);
+  EXPECT_EQ(Get(DigestCache(folder_ + "/weights/cache", InAMinute), "w", "weights"), digest);
   EXPECT_EQ(cache_.Get("w", {}, [] { return std::string("x"); }), "x");
   EXPECT_TRUE(Entries().empty());
 }
 
 TEST_F(DigestCacheTest, ManyEntries_AreDropped) {
-  Settle();
   (void)Get(cache_, "w", "weights");
   for (int i = 0; i < 1100; ++i) {
     std::ofstream(folder_ + "/deep/cache/" + std::to_string(i) + ".digest") << "x";

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include "common/status.h"
 #include "common/test_util.h"
@@ -172,8 +171,11 @@ TEST(GgufWeightsTest, DigestOfFileAndFolder_IsRememberedUntilTheyChange) {
   const std::string folder = path + ".folder";
   std::filesystem::create_directories(folder);
   CARREL_ASSERT_OK(WriteSameModel(model, DType::kF32, folder));
-  std::this_thread::sleep_for(std::chrono::milliseconds(2100));  // or nothing is remembered
-  const DigestCache cache(path + ".cache");
+  const auto in_a_minute = [] {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::nanoseconds(now + std::chrono::minutes(1)).count();
+  };
+  const DigestCache cache(path + ".cache", in_a_minute);
   for (const std::string& from : {path, folder}) {
     const auto loaded = TestModel::Load(from);
     CARREL_ASSERT_OK(loaded);

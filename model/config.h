@@ -1,10 +1,10 @@
 // What:   config.json of a Hugging Face checkpoint, reduced to what the forward pass needs. What is
 //         not understood is refused by name.
 // Source: the config classes of transformers (LlamaConfig, MistralConfig, Qwen2Config,
-//         Qwen3Config), their defaults included; but the sizes that it always writes must be there.
+//         Qwen3Config, Qwen3MoeConfig), their defaults included; but the sizes that it always writes must be there.
 // Errors: NotFound no config.json; InvalidArgument malformed or inconsistent (names field, value,
 //         bound); Unimplemented an architecture, activation, rope type or sliding window that we do
-//         not run (names it).
+//         not run, or a field that is neither understood nor known to change no result (names it).
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,42 @@
 
 namespace carrel::model {
 
-enum class Architecture : uint8_t { kLlama = 0, kMistral = 1, kQwen2 = 2, kQwen3 = 3 };
+enum class Architecture : uint8_t {
+  kLlama = 0,
+  kMistral = 1,
+  kQwen2 = 2,
+  kQwen3 = 3,
+  kQwen3Moe = 4
+};
 
-enum class RopeType : uint8_t { kDefault = 0, kLinear = 1, kLlama3 = 2 };
+enum class RopeType : uint8_t { kDefault = 0, kLinear = 1, kLlama3 = 2, kYarn = 3 };
 
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
-  double factor = 1.0;                           // linear, llama3
+  double factor = 1.0;                           // linear, llama3, yarn
   double low_freq_factor = 0;                    // llama3
   double high_freq_factor = 0;                   // llama3
-  int64_t original_max_position_embeddings = 0;  // llama3
+  int64_t original_max_position_embeddings = 0;  // llama3, yarn
+  double attention_factor = 1.0;                 // yarn: of cosines and sines
+  double beta_fast = 32.0;                       // yarn: turns over the original length from which
+                                                 // on a frequency stays as it is
+  double beta_slow = 1.0;                        // yarn: and up to which it is divided by factor
+  bool truncate = true;                          // yarn: these bounds in whole dimensions
+
+  bool operator==(const RopeConfig&) const = default;
+};
+
+// Layers whose MLP is a choice among several (mixture of experts).
+struct ExpertsConfig {
+  int64_t count = 0;  // 0: no layer has them
+  int64_t per_token = 0;
+  int64_t intermediate_size = 0;
+  bool normalize = false;             // the weights of a token's experts add up to 1
+  int64_t every = 1;                  // layers every - 1, 2 every - 1, ... have them,
+  std::vector<int32_t> dense_layers;  // but for these; ascending
+
+  bool In(Layer layer) const;
 };
 
 struct ModelConfig {
@@ -44,6 +69,7 @@ struct ModelConfig {
   bool mlp_bias = false;     // Llama with mlp_bias
   bool qk_norm = false;      // Qwen3: RMS norm of each head's q and k before RoPE
   RopeConfig rope;
+  ExpertsConfig experts;
   // Each from generation_config.json where it says so, else from config.json.
   std::vector<TokenId> eos_token_ids;  // may be empty
   TokenId bos_token_id = -1;           // -1: none
@@ -53,8 +79,9 @@ struct ModelConfig {
   std::vector<std::pair<std::string, std::string>> FingerprintFields() const;
 };
 
-// inv_freq [head_dim / 2] of the rope kind (linear: divided by factor; llama3: by wavelength),
-// computed as transformers does, in float.
+// inv_freq [head_dim / 2] of the rope kind (linear: divided by factor; llama3, yarn: by wavelength),
+// computed as transformers does, in float. Who rotates with yarn's multiplies q and k by
+// attention_factor, too.
 std::vector<float> RopeInvFreq(const RopeConfig& rope, int32_t head_dim);
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir);

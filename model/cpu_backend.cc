@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "common/status.h"
 #include "kernels/linear/linear.h"
@@ -10,6 +12,8 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/silu_mul/silu_mul.h"
+#include "model/adapter.h"
+#include "model/router.h"
 #include "model/scratch_pool.h"
 #include "model/weights.h"
 
@@ -35,12 +39,17 @@ struct LinearCall {
   const float* x;
   const WeightMatrix* w;
   float* y;
+  // With an adapter: y += B low, low [n, rank] = scale A x.
+  const LowRank* added = nullptr;
+  float* low = nullptr;
   const QuantizedMatrix* blocks = nullptr;  // w as it lies, where it is in blocks
 };
 
 LinearCall Product(const float* x, const Matrix& w, float* y) {
-  return {x, &w, y, w.blocks ? &*w.blocks : nullptr};
+  return {x, &w, y, nullptr, nullptr, w.blocks ? &*w.blocks : nullptr};
 }
+
+constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -54,15 +63,21 @@ int64_t UnitRows(const WeightMatrix& w, int64_t n) {
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const ModelConfig& config, std::shared_ptr<const Weights> weights, ThreadPool* pool,
-             RopeStage rope)
+             RopeStage rope, std::shared_ptr<const Adapter> adapter)
       : config_(config),
         weights_(std::move(weights)),
+        adapter_(std::move(adapter)),
+        added_(FindAdded(config, *weights_, adapter_.get())),
         pool_(pool),
         rope_(rope),
         inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
         eps_(static_cast<float>(config.rms_norm_eps)),
         block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
-        linear_scratch_(LargestLinearScratch(config, *weights_)) {}
+        expert_scratch_(ExpertFloats(config)),
+        choice_scratch_(2 * kBlockTokens * config.experts.per_token),
+        linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
+        low_scratch_(LargestLow(added_)),
+        delta_scratch_(LargestDelta(added_)) {}
 
   const ModelConfig& config() const override { return config_; }
 
@@ -86,12 +101,66 @@ class CpuBackend final : public Backend {
                     : kernels::LinearScratchFloats(w);
   }
 
-  static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights) {
+  // What the adapter adds to a matrix of weights_.
+  using AddedByMatrix = absl::flat_hash_map<const WeightMatrix*, const LowRank*>;
+
+  static AddedByMatrix FindAdded(const ModelConfig& config, const Weights& weights,
+                                 const Adapter* adapter) {
+    AddedByMatrix added;
+    for (Layer layer(0); adapter != nullptr && layer.value() < config.shape.layers;
+         layer = layer.next()) {
+      const LayerWeights& w = weights.layer(layer);
+      const WeightMatrix* const matrices[] = {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down};
+      for (int p = 0; p < kProjections; ++p) {
+        const LowRank* const one = adapter->Find(layer, static_cast<Projection>(p));
+        if (one != nullptr) added[matrices[p]] = one;
+      }
+    }
+    return added;
+  }
+
+  // Router logits of a block; then gathered rows, gate, up and down of one expert's tokens, or of
+  // one token's experts.
+  static int64_t ExpertFloats(const ModelConfig& config) {
+    const ExpertsConfig& experts = config.experts;
+    if (experts.count == 0) return 0;
+    return kBlockTokens * (experts.count + 2 * config.hidden_size + 2 * experts.intermediate_size);
+  }
+
+  static int64_t LargestLow(const AddedByMatrix& added) {
+    int64_t rank = 0;
+    for (const auto& [matrix, one] : added) rank = std::max(rank, one->a.out);
+    return kCallsTogether * kBlockTokens * rank;
+  }
+
+  // What one unit adds, whatever the number of tokens.
+  static int64_t LargestDelta(const AddedByMatrix& added) {
+    int64_t floats = 0;
+    for (const auto& [matrix, one] : added) {
+      for (int64_t n = 1; n <= kLinearGemmTokens; ++n) {
+        const int64_t tokens = n == kLinearGemmTokens ? kBlockTokens : n;
+        floats = std::max(floats, tokens * std::min(matrix->out, UnitRows(*matrix, n)));
+      }
+    }
+    return floats;
+  }
+
+  static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights,
+                                      const AddedByMatrix& added) {
     int64_t floats = ScratchFloats(weights.head());
+    for (const auto& [matrix, one] : added) {
+      floats = std::max(
+          {floats, kernels::LinearScratchFloats(one->a), kernels::LinearScratchFloats(one->b)});
+    }
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
+      floats = std::max(floats, kernels::LinearScratchFloats(w.router));
       for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
         floats = std::max(floats, ScratchFloats(*matrix));
+      }
+      for (const ExpertWeights& expert : w.experts) {
+        floats = std::max({floats, kernels::LinearScratchFloats(expert.gate),
+                           kernels::LinearScratchFloats(expert.down)});
       }
     }
     return floats;
@@ -118,8 +187,43 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // The calls are independent of each other. Units of work are the same whether spread or not.
+  // The calls are independent of each other; what an adapter adds to them comes with them.
   void Apply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
+    if (added_.empty()) return Multiply(calls, n, spread);
+    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
+    const ScratchPool::Lease lease(&low_scratch_);
+    float* low = lease.data();
+    absl::InlinedVector<LinearCall, kCallsTogether> down, up(calls.begin(), calls.end());
+    for (LinearCall& call : up) {
+      const auto found = added_.find(call.w);
+      if (found == added_.end()) continue;
+      call.added = found->second;
+      call.low = low;
+      down.push_back({call.x, &call.added->a, low});
+      low += n * call.added->a.out;
+    }
+    Multiply(down, n, spread);
+    for (const LinearCall& call : up) {
+      if (call.added == nullptr) continue;
+      for (int64_t i = 0; i < n * call.added->a.out; ++i) call.low[i] *= call.added->scale;
+    }
+    Multiply(up, n, spread);
+  }
+
+  // Output rows [begin, begin + rows) of what an adapter adds to a call.
+  void AddLowRank(const LinearCall& call, int64_t begin, int64_t rows, int64_t n,
+                  float* linear_scratch) {
+    const ScratchPool::Lease delta(&delta_scratch_);
+    const WeightMatrix part = call.added->b.Rows(begin, begin + rows);
+    kernels::Linear(call.low, n, part.in, part, delta.data(), rows, linear_scratch);
+    for (int64_t i = 0; i < n; ++i) {
+      float* const y = call.y + i * call.w->out + begin;
+      for (int64_t o = 0; o < rows; ++o) y[o] += delta.data()[i * rows + o];
+    }
+  }
+
+  // Units of work are the same whether spread or not.
+  void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
@@ -141,6 +245,7 @@ class CpuBackend final : public Backend {
             kernels::Linear(call.x, n, call.w->in, call.w->Rows(begin, end), call.y + begin,
                             call.w->out, scratch.data());
           }
+          if (call.added != nullptr) AddLowRank(call, begin, end - begin, n, scratch.data());
           return;
         }
         unit -= here;
@@ -163,18 +268,30 @@ class CpuBackend final : public Backend {
     return weights_->layer(layer);
   }
 
+  // hidden += the experts of each token; normed [count, hidden_size], count <= kBlockTokens.
+  void AddExperts(const LayerWeights& w, const float* normed, int64_t count, bool spread,
+                  float* hidden);
+  void AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, const float* normed,
+                       float* scratch, bool spread, float* hidden);
+
   // k and v may be null: the query alone.
   void Project(Layer layer, const float* hidden, int64_t n, Position first_position, float* q,
                float* k, float* v);
 
   const ModelConfig config_;
   const std::shared_ptr<const Weights> weights_;
+  const std::shared_ptr<const Adapter> adapter_;  // may be null
+  const AddedByMatrix added_;
   ThreadPool* const pool_;  // may be null
   const RopeStage rope_;
   const std::vector<float> inv_freq_;
   const float eps_;
   ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
+  ScratchPool expert_scratch_;  // ExpertFloats
+  ScratchPool choice_scratch_;  // a block's choices of experts
   ScratchPool linear_scratch_;  // what one kernels::Linear needs
+  ScratchPool low_scratch_;     // a block's scale A x of calls that go together
+  ScratchPool delta_scratch_;   // a unit's B (scale A x)
 };
 
 absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) {
@@ -211,6 +328,10 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
   const auto finish = [&](float* x, int64_t begin, int64_t count, int64_t heads,
                           const std::vector<float>& head_norm) {
     if (config_.qk_norm) Norm(x, count * heads, head_norm, x);
+    if (config_.rope.attention_factor != 1.0) {
+      const float scale = static_cast<float>(config_.rope.attention_factor);
+      for (int64_t i = 0; i < count * heads * shape.head_dim; ++i) x[i] *= scale;
+    }
     if (rope_ == RopeStage::kLeftOut) return;
     kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq_.data());
   };
@@ -246,12 +367,79 @@ absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t
     Apply({Product(attended + begin * w.o.in, w.o, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
     Norm(block, count, w.mlp_norm, column);
+    if (!w.experts.empty()) return AddExperts(w, column, count, spread, block);
     Apply({Product(column, w.gate, gate), Product(column, w.up, up)}, count, spread);
     kernels::SiluMul(gate, up, count * config_.intermediate_size);
     Apply({Product(gate, w.down, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
   });
   return absl::OkStatus();
+}
+
+void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t count, bool spread,
+                            float* hidden) {
+  const int64_t width = config_.hidden_size, per_token = config_.experts.per_token;
+  const int64_t experts = config_.experts.count, inner = config_.experts.intermediate_size;
+  static_assert(sizeof(Choice) == 2 * sizeof(float));
+  const ScratchPool::Lease scratch(&expert_scratch_), choices(&choice_scratch_);
+  float* const logits = scratch.data();
+  float* const rows = logits + kBlockTokens * experts;  // of the tokens that one expert has
+  float* const gate = rows + kBlockTokens * width;
+  float* const up = gate + kBlockTokens * inner;
+  float* const down = up + kBlockTokens * inner;
+  auto* const chosen = reinterpret_cast<Choice*>(choices.data());
+
+  Multiply({{normed, &w.router, logits}}, count, spread);
+  for (int64_t i = 0; i < count; ++i) {
+    ChooseExperts(logits + i * experts, experts, per_token, config_.experts.normalize,
+                  chosen + i * per_token);
+  }
+  if (count == 1) return AddExpertsOfOne(w, chosen, normed, rows, spread, hidden);
+  for (int64_t e = 0; e < experts; ++e) {
+    const auto for_tokens = [&](absl::FunctionRef<void(int64_t, float)> body) {
+      for (int64_t i = 0; i < count * per_token; ++i) {
+        if (chosen[i].expert == e) body(i / per_token, chosen[i].weight);
+      }
+    };
+    int64_t n = 0;
+    for_tokens([&](int64_t token, float) {
+      std::copy_n(normed + token * width, width, rows + n++ * width);
+    });
+    if (n == 0) continue;
+    const ExpertWeights& expert = w.experts[static_cast<size_t>(e)];
+    Multiply({{rows, &expert.gate, gate}, {rows, &expert.up, up}}, n, spread);
+    kernels::SiluMul(gate, up, n * inner);
+    Multiply({{gate, &expert.down, down}}, n, spread);
+    const float* from = down;
+    for_tokens([&](int64_t token, float weight) {
+      float* const to = hidden + token * width;
+      for (int64_t c = 0; c < width; ++c) to[c] += weight * from[c];
+      from += width;
+    });
+  }
+}
+
+// All experts of a token at once: two rounds of products instead of two for each.
+void CpuBackend::AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, const float* normed,
+                                 float* scratch, bool spread, float* hidden) {
+  const int64_t width = config_.hidden_size, inner = config_.experts.intermediate_size;
+  const int64_t per_token = config_.experts.per_token;
+  float* const gate = scratch;
+  float* const up = gate + per_token * inner;
+  float* const down = up + per_token * inner;
+  absl::InlinedVector<LinearCall, 32> first, second;
+  for (int64_t j = 0; j < per_token; ++j) {
+    const ExpertWeights& expert = w.experts[static_cast<size_t>(chosen[j].expert)];
+    first.push_back({normed, &expert.gate, gate + j * inner});
+    first.push_back({normed, &expert.up, up + j * inner});
+    second.push_back({gate + j * inner, &expert.down, down + j * width});
+  }
+  Multiply(first, 1, spread);
+  kernels::SiluMul(gate, up, per_token * inner);
+  Multiply(second, 1, spread);
+  for (int64_t j = 0; j < per_token; ++j) {
+    for (int64_t c = 0; c < width; ++c) hidden[c] += chosen[j].weight * down[j * width + c];
+  }
 }
 
 absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
@@ -269,9 +457,9 @@ absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
 
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
                                         std::shared_ptr<const Weights> weights, ThreadPool* pool,
-                                        RopeStage rope) {
+                                        RopeStage rope, std::shared_ptr<const Adapter> adapter) {
   CARREL_CHECK(weights != nullptr);
-  return std::make_unique<CpuBackend>(config, std::move(weights), pool, rope);
+  return std::make_unique<CpuBackend>(config, std::move(weights), pool, rope, std::move(adapter));
 }
 
 }  // namespace carrel::model

@@ -6,7 +6,8 @@
 //            number: results are the same bits for any pool. The pool may be null (the caller works
 //            alone), may be shared with others, and must outlive the backend.
 // Cost:      scratch of 256 tokens x (hidden_size + 2 intermediate_size) floats per thread,
-//            whatever n; nothing is allocated in steady state.
+//            whatever n, and with experts 256 x (experts + 2 hidden_size + 2 of their
+//            intermediate_size) more; nothing is allocated in steady state.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@ namespace carrel::model {
 
 // A checkpoint's weights, mapped and checked against its config (weights.h).   Threads: immutable.
 class Weights;
+class Adapter;  // adapter.h
 
 // Of a folder, or a GGUF file (gguf_weights.h; the pool, which may be null, shares its widening).
 absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
@@ -38,8 +40,11 @@ std::string WeightsSha256(const Weights& weights, ThreadPool* pool,
 // Whether q and k leave the backend after RoPE, or before it: then who attends gives positions.
 enum class RopeStage : uint8_t { kApplied = 0, kLeftOut = 1 };
 
+// With an adapter (may be null), what it adds is computed beside each product: weights stay mapped
+// in whatever form they have.
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
                                         std::shared_ptr<const Weights> weights, ThreadPool* pool,
-                                        RopeStage rope = RopeStage::kApplied);
+                                        RopeStage rope = RopeStage::kApplied,
+                                        std::shared_ptr<const Adapter> adapter = nullptr);
 
 }  // namespace carrel::model

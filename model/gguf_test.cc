@@ -308,34 +308,12 @@ TEST_F(SplitGgufTest, NameWithoutNumbers_IsRefused) {
 
 TEST(GgufTest, RandomMutations_AreReadOrRefused) {
   std::mt19937_64 rng(TestSeed());
-  const auto below = [&](size_t n) { return static_cast<size_t>(rng() % n); };
   const std::string whole = Sample().Bytes();
   const size_t header = whole.size() - 192;
   const std::string path = WriteGguf(whole);
   int opened = 0, refused = 0;
   for (int round = 0; round < 1000; ++round) {
-    std::string bytes = whole;
-    for (size_t change = 0; change <= below(3); ++change) {
-      const size_t at = below(header);
-      switch (below(5)) {
-        case 0:
-          bytes[at] = static_cast<char>(bytes[at] ^ 1 << below(8));
-          break;
-        case 1:
-          bytes[at] = static_cast<char>(rng());
-          break;
-        case 2: {  // a length, count or offset that is not
-          const uint64_t value = uint64_t{1} << below(64);
-          std::memcpy(&bytes[at], &value, sizeof(value));
-          break;
-        }
-        case 3:
-          bytes.erase(at, below(9));
-          break;
-        default:
-          bytes.insert(at, below(9), static_cast<char>(rng()));
-      }
-    }
+    const std::string bytes = Mutate(whole, header, rng);
     std::ofstream(path, std::ios::binary) << bytes;
     const auto gguf = Gguf::Open(path);
     if (gguf.ok()) {

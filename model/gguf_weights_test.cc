@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include "common/status.h"
 #include "common/test_util.h"
@@ -192,6 +193,25 @@ TEST(GgufWeightsTest, DigestOfFileAndFolder_IsRememberedUntilTheyChange) {
   CARREL_ASSERT_OK(loaded);
   EXPECT_EQ(WeightsSha256(*loaded->weights, nullptr, &cache),
             WeightsSha256(*loaded->weights, nullptr));
+}
+
+TEST(GgufWeightsTest, RandomMutations_GiveAModelOrAnError) {
+  std::mt19937_64 rng(TestSeed());
+  GgufWriter writer = MakeGguf({.architecture = "qwen2", .types = {{"ffn", GgufType::kQ4_K}}});
+  const std::string whole = writer.Bytes();
+  const std::string path = WriteGguf(whole);
+  const size_t header = whole.find("output_norm.weight") + 50;
+  int loaded = 0, refused = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::ofstream(path, std::ios::binary) << Mutate(whole, header, rng);
+    const auto model = TestModel::Load(path);
+    ++(model.ok() ? loaded : refused);
+    const Code code = model.status().code();
+    EXPECT_TRUE(model.ok() || code == Code::kInvalidArgument || code == Code::kUnimplemented)
+        << model.status();
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(loaded, 0);
 }
 
 TEST(GgufWeightsTest, TensorsThatAreNotTheModels_AreNamedAsTheFileDoes) {

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "common/cuda/buffer.h"
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "model/adapter.h"
 #include "model/cuda_backend.h"
 #include "model/gguf_test_model.h"
 #include "model/safetensors.h"
@@ -19,6 +21,7 @@ namespace {
 
 constexpr double kLogitsTolerance = 1e-2;  // of bf16 arithmetic
 constexpr double kRowsTolerance = 1.5e-2;
+constexpr double kTinyTolerance = 3e-2;  // with 32 columns roundings hardly cancel
 
 template <typename T>
 std::vector<T> Values(const Safetensors& file, const std::string& name) {
@@ -57,7 +60,7 @@ void Forward(const TestModel& model, const std::vector<int32_t>& tokens, int64_t
   const int64_t n = static_cast<int64_t>(tokens.size()), d = shape.head_dim;
   const int64_t width = shape.q_heads * d, rows = shape.kv_heads * n * d;
   ThreadPool pool(1);
-  auto backend = CudaBackend::Create(config, model.weights, block, &pool);
+  auto backend = CudaBackend::Create(config, model.weights, block, &pool, model.adapter.get());
   CARREL_ASSERT_OK(backend);
   auto ids = cuda::DeviceBuffer<int32_t>::Create(n);
   auto hidden = cuda::DeviceBuffer<float>::Create(n * config.hidden_size);
@@ -127,6 +130,20 @@ std::vector<float> FirstTokens(const std::vector<float>& values, int64_t slabs, 
 
 constexpr int64_t kSanitizedBlocks = 32;
 
+// Tiny checkpoints of the repository: logits alone.
+void ExpectLogits(const TestModel& model, const std::string& golden_path, const std::string& name) {
+  const auto golden = Safetensors::OpenFile(golden_path);
+  CARREL_ASSERT_OK(golden);
+  for (int64_t block : {4096, 17, 1}) {
+    Result result;
+    Forward(model, Values<int32_t>(*golden, "input_ids"), block, result);
+    const double error = RelativeError(result.logits, Values<float>(*golden, name));
+    EXPECT_LE(error, kTinyTolerance);
+    std::cout << name << ", blocks of " << block << ": relative error of logits " << error
+              << std::endl;
+  }
+}
+
 void ExpectGolden(const std::string& model_dir, const std::string& golden_path, int64_t block) {
   const auto model = TestModel::Load(model_dir);
   CARREL_ASSERT_OK(model);
@@ -174,6 +191,33 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, GoldenGpuTest,
                            std::erase_if(name, [](char c) { return c == '.' || c == '-'; });
                            return name;
                          });
+
+TEST(FamilyGpuTest, Yarn_LogitsAreThoseOfTransformers) {
+  const std::string folder = SourceFolder() + "/model/testdata/families/yarn";
+  const auto model = TestModel::Load(folder);
+  CARREL_ASSERT_OK(model);
+  ExpectLogits(*model, folder + "/golden.safetensors", "logits");
+}
+
+TEST(FamilyGpuTest, Experts_AreRefusedByName) {
+  const auto model = TestModel::Load(SourceFolder() + "/model/testdata/families/qwen3_moe");
+  CARREL_ASSERT_OK(model);
+  EXPECT_THAT(CudaBackend::Check(model->config),
+              StatusIs(absl::StatusCode::kUnimplemented, "experts"));
+}
+
+// Merged at load, into q, k, v and gate, up of one product each.
+TEST(AdapterGpuTest, Merged_LogitsAreThoseOfPeft) {
+  const std::string folder = SourceFolder() + "/model/testdata/adapters/";
+  for (const char* name : {"all", "some"}) {
+    auto model = TestModel::Load(folder + "base");
+    CARREL_ASSERT_OK(model);
+    const auto adapter = Adapter::Load(folder + name, model->config);
+    CARREL_ASSERT_OK(adapter);
+    model->adapter = *adapter;
+    ExpectLogits(*model, folder + "golden.safetensors", absl::StrCat("logits.", name));
+  }
+}
 
 TEST(DemoModelGpuTest, Registry512_LogitsAndKv_AreThoseOfTransformers) {
   const auto shared = SharedDir();

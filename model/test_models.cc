@@ -84,7 +84,8 @@ std::vector<float> DenseAttention::Rows(const std::vector<float>& cache, int64_t
 absl::StatusOr<std::vector<float>> Forward(const TestModel& model, absl::Span<const TokenId> tokens,
                                            Position first_position, int64_t block, ThreadPool* pool,
                                            Attention& attention, bool last_only) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(model.config, model.weights, pool);
+  const std::unique_ptr<Backend> backend =
+      MakeCpuBackend(model.config, model.weights, pool, RopeStage::kApplied, model.adapter);
   Transformer transformer(backend.get());
   const int64_t total = static_cast<int64_t>(tokens.size());
   const int64_t vocab = model.config.vocab_size;
@@ -148,6 +149,16 @@ absl::Status WriteRandomModel(const std::string& folder, const std::string& conf
     if (config.qk_norm) {
       add(prefix + "self_attn.q_norm.weight", {dim}, 1.0f);
       add(prefix + "self_attn.k_norm.weight", {dim}, 1.0f);
+    }
+    if (config.experts.In(Layer(layer))) {
+      linear(prefix + "mlp.gate", config.experts.count, hidden, false);
+      for (int64_t e = 0; e < config.experts.count; ++e) {
+        const std::string expert = absl::StrCat(prefix, "mlp.experts.", e, ".");
+        linear(expert + "gate_proj", config.experts.intermediate_size, hidden, false);
+        linear(expert + "up_proj", config.experts.intermediate_size, hidden, false);
+        linear(expert + "down_proj", hidden, config.experts.intermediate_size, false);
+      }
+      continue;
     }
     linear(prefix + "mlp.gate_proj", inner, hidden, config.mlp_bias);
     linear(prefix + "mlp.up_proj", inner, hidden, config.mlp_bias);
@@ -219,6 +230,7 @@ class ReferenceModel {
     for (size_t begin = 0; begin < x.size(); begin += dim) {
       Row head(x.begin() + begin, x.begin() + begin + dim);
       if (config_.qk_norm) head = Norm(head, Tensor(norm));
+      for (double& x : head) x *= config_.rope.attention_factor;
       for (size_t c = 0; c < dim / 2; ++c) {
         const double angle = static_cast<double>(position) * inv_freq[c];
         x[begin + c] = head[c] * std::cos(angle) - head[c + dim / 2] * std::sin(angle);
@@ -263,11 +275,32 @@ class ReferenceModel {
     for (size_t i = 0; i < x.size(); ++i) {
       Add(Linear(attention + "o_proj", Attend(q[i], k, v, i + 1)), x[i]);
       const Row normed = Norm(x[i], Tensor(prefix + "post_attention_layernorm.weight"));
-      Row gate = Linear(prefix + "mlp.gate_proj", normed);
-      const Row up = Linear(prefix + "mlp.up_proj", normed);
-      for (size_t c = 0; c < gate.size(); ++c) gate[c] *= up[c] / (1.0 + std::exp(-gate[c]));
-      Add(Linear(prefix + "mlp.down_proj", gate), x[i]);
+      if (!config_.experts.In(Layer(layer))) {
+        Add(Mlp(prefix + "mlp.", normed), x[i]);
+        continue;
+      }
+      Row p = Linear(prefix + "mlp.gate", normed);
+      double sum = 0;
+      for (double& value : p) sum += value = std::exp(value);
+      std::vector<size_t> order(p.size());
+      for (size_t e = 0; e < order.size(); ++e) order[e] = e;
+      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+      order.resize(static_cast<size_t>(config_.experts.per_token));
+      double of_chosen = 0;
+      for (size_t e : order) of_chosen += p[e];
+      for (size_t e : order) {
+        Row out = Mlp(absl::StrCat(prefix, "mlp.experts.", e, "."), normed);
+        for (double& value : out) value *= p[e] / (config_.experts.normalize ? of_chosen : sum);
+        Add(out, x[i]);
+      }
     }
+  }
+
+  Row Mlp(const std::string& prefix, const Row& normed) const {
+    Row gate = Linear(prefix + "gate_proj", normed);
+    const Row up = Linear(prefix + "up_proj", normed);
+    for (size_t c = 0; c < gate.size(); ++c) gate[c] *= up[c] / (1.0 + std::exp(-gate[c]));
+    return Linear(prefix + "down_proj", gate);
   }
 
   static void Add(const Row& from, Row& to) {

@@ -39,14 +39,14 @@ struct LinearCall {
   const float* x;
   const WeightMatrix* w;
   float* y;
+  const QuantizedMatrix* blocks = nullptr;  // w as it lies, where it is in blocks
   // With an adapter: y += B low, low [n, rank] = scale A x.
   const LowRank* added = nullptr;
   float* low = nullptr;
-  const QuantizedMatrix* blocks = nullptr;  // w as it lies, where it is in blocks
 };
 
 LinearCall Product(const float* x, const Matrix& w, float* y) {
-  return {x, &w, y, nullptr, nullptr, w.blocks ? &*w.blocks : nullptr};
+  return {x, &w, y, w.blocks ? &*w.blocks : nullptr};
 }
 
 constexpr int64_t kCallsTogether = 3;  // q, k and v
@@ -96,11 +96,6 @@ class CpuBackend final : public Backend {
   absl::Status Logits(const float* hidden, int64_t n, float* logits) override;
 
  private:
-  static int64_t ScratchFloats(const Matrix& w) {
-    return w.blocks ? kernels::QuantizedLinearScratchFloats(*w.blocks)
-                    : kernels::LinearScratchFloats(w);
-  }
-
   // What the adapter adds to a matrix of weights_.
   using AddedByMatrix = absl::flat_hash_map<const WeightMatrix*, const LowRank*>;
 
@@ -143,6 +138,11 @@ class CpuBackend final : public Backend {
       }
     }
     return floats;
+  }
+
+  static int64_t ScratchFloats(const Matrix& w) {
+    return w.blocks ? kernels::QuantizedLinearScratchFloats(*w.blocks)
+                    : kernels::LinearScratchFloats(w);
   }
 
   static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights,

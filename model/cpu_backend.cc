@@ -53,11 +53,19 @@ constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// A product of few tokens may be cut anywhere without a change of bits.
+int64_t FewTokensUnitRows(const WeightMatrix& w, int64_t n) {
+  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+}
+
 // Output rows per unit for n tokens.
 int64_t UnitRows(const WeightMatrix& w, int64_t n) {
-  if (n >= kLinearGemmTokens) return kGemmUnitRows;
-  // A GEMV may be cut anywhere without a change of bits.
-  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+  return n >= kLinearGemmTokens ? kGemmUnitRows : FewTokensUnitRows(w, n);
+}
+
+int64_t UnitRows(const LinearCall& call, int64_t n) {
+  if (call.blocks == nullptr) return UnitRows(*call.w, n);
+  return n >= kernels::kQuantizedGemmTokens ? kGemmUnitRows : FewTokensUnitRows(*call.w, n);
 }
 
 class CpuBackend final : public Backend {
@@ -227,12 +235,12 @@ class CpuBackend final : public Backend {
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
-      units += CeilDivide(call.w->out, UnitRows(*call.w, n));
+      units += CeilDivide(call.w->out, UnitRows(call, n));
       multiply_adds += call.w->out * call.w->in * n;
     }
     const auto run = [&](int64_t unit) {
       for (const LinearCall& call : calls) {
-        const int64_t rows = UnitRows(*call.w, n);
+        const int64_t rows = UnitRows(call, n);
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
@@ -311,7 +319,7 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
     for (int64_t i = begin; i < begin + count; ++i) {
       const char* row = rows + tokens[i] * row_bytes;
       if (blocks) {
-        kernels::Dequantize(table.blocks->type, row, table.in, hidden + i * table.in);
+        kernels::Widen(table.blocks->type, row, table.in, hidden + i * table.in);
       } else {
         WidenToFloat(table.dtype, row, table.in, hidden + i * table.in);
       }

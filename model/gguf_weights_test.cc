@@ -99,7 +99,7 @@ TEST(GgufWeightsTest, BiasThatBf16CannotHold_IsKept) {
   EXPECT_EQ(widened->weights->layer(Layer(1)).q.dtype, DType::kBf16);
 }
 
-TEST(GgufWeightsTest, Blocks_StayMappedUnlessRowsMoveOrProductsCannotReadThem) {
+TEST(GgufWeightsTest, Blocks_StayMappedUnlessRowsMove) {
   const std::string path = WriteGguf(MakeGguf({.types = {{"ffn_up", GgufType::kQ4_K},
                                                          {"ffn_down", GgufType::kQ2_K},
                                                          {"attn_q", GgufType::kQ8_0},
@@ -115,8 +115,7 @@ TEST(GgufWeightsTest, Blocks_StayMappedUnlessRowsMoveOrProductsCannotReadThem) {
   EXPECT_EQ((*weights)->embedding().blocks->data, (*gguf)->Find("token_embd.weight")->bytes.data());
   EXPECT_EQ((*weights)->head().blocks->data, (*weights)->embedding().blocks->data);
   EXPECT_EQ(layer.gate.data, (*gguf)->Find("blk.0.ffn_gate.weight")->bytes.data());
-  EXPECT_FALSE(layer.down.blocks.has_value());
-  EXPECT_EQ(layer.down.dtype, DType::kBf16);
+  EXPECT_EQ(layer.down.blocks->data, (*gguf)->Find("blk.0.ffn_down.weight")->bytes.data());
   // Row 1 of a head's checkpoint order is row 2 of the file's.
   const absl::string_view q = (*gguf)->Find("blk.0.attn_q.weight")->bytes;
   const int64_t row = kernels::GgufBytes(GgufType::kQ8_0, 256);
@@ -136,8 +135,10 @@ TEST(GgufWeightsTest, Pool_ChangesNoBit) {
   const auto config = LoadModelConfig(path);
   CARREL_ASSERT_OK(config);
   ThreadPool pool(3);
-  const auto alone = LoadWeights(path, *config, nullptr),
-             shared = LoadWeights(path, *config, &pool);
+  const auto gguf = Gguf::Open(path);
+  CARREL_ASSERT_OK(gguf);
+  const auto alone = LoadGgufWeights(*gguf, *config, nullptr, GgufBlocks::kWiden),
+             shared = LoadGgufWeights(*gguf, *config, &pool, GgufBlocks::kWiden);
   CARREL_ASSERT_OK(alone);
   CARREL_ASSERT_OK(shared);
   for (const auto& [name, view] : (*alone)->checkpoint().tensors()) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "common/dtype.h"
@@ -15,6 +16,7 @@
 #include "kernels/max_score/max_score.h"
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/prefill_attention/prefill_attention.h"
+#include "kernels/quantized_linear/quantized_linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/silu_mul/silu_mul.h"
@@ -42,14 +44,14 @@ std::vector<uint16_t> Bf16Normal(int64_t count, uint64_t seed) {
   return bits;
 }
 
-// False, and the benchmark ends, if ||out - ref|| > 1e-5 ||ref||.
-bool Check(benchmark::State& state, const Floats& out, const Floats& ref) {
+// False, and the benchmark ends, if ||out - ref|| > tolerance ||ref||.
+bool Check(benchmark::State& state, const Floats& out, const Floats& ref, double tolerance = 1e-5) {
   double error = 0, norm = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     error += std::pow(double{out[i]} - double{ref[i]}, 2);
     norm += std::pow(double{ref[i]}, 2);
   }
-  if (std::sqrt(error) <= 1e-5 * std::sqrt(norm)) return true;
+  if (std::sqrt(error) <= tolerance * std::sqrt(norm)) return true;
   state.SkipWithError("the result differs from the reference");
   return false;
 }
@@ -121,6 +123,69 @@ BENCHMARK(BM_Linear)
     ->ArgNames({"tokens", "in", "out"})
     ->ArgsProduct({{1, 4, 8, 64, 512}, {512}, {1536}})
     ->ArgsProduct({{1, 4, 64}, {4096}, {4096}});
+
+// Blocks of random bytes but for their fp16 numbers, which are between 2^-13 and 2^-11.
+std::vector<uint8_t> RandomBlocks(GgufType type, int64_t count) {
+  std::mt19937_64 rng(1);
+  std::vector<uint8_t> blocks(static_cast<size_t>(GgufBytes(type, count)));
+  for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(rng());
+  const int64_t bytes = TraitsOf(type).block_bytes;
+  const size_t halves = type == GgufType::kQ6_K ? 208 : type == GgufType::kQ2_K ? 80 : 0;
+  const bool minimum = type == GgufType::kQ4_1 || type == GgufType::kQ5_1 ||
+                       type == GgufType::kQ4_K || type == GgufType::kQ5_K ||
+                       type == GgufType::kQ2_K;
+  for (size_t i = halves + 1; i < blocks.size(); i += static_cast<size_t>(bytes)) {
+    blocks[i] = static_cast<uint8_t>(8 + rng() % 8);
+    if (minimum) blocks[i + 2] = static_cast<uint8_t>(8 + rng() % 8);
+  }
+  return blocks;
+}
+
+// As many copies of the weights as 64 MiB hold, one after the other, like the layers of a model: what
+// a step reads has left the caches since the last one.
+void BM_QuantizedLinear(benchmark::State& state) {
+  const auto type = static_cast<GgufType>(state.range(0));
+  const int64_t n = state.range(1), in = state.range(2), out = state.range(3);
+  const int64_t bytes = GgufBytes(type, in * out);
+  const int64_t copies = std::max<int64_t>(1, (int64_t{64} << 20) / bytes);
+  const std::vector<uint8_t> blocks = RandomBlocks(type, copies * in * out);
+  QuantizedMatrix w{blocks.data(), type, out, in, nullptr};
+  const Floats x = Normal(n * in, 2);
+  Floats y(static_cast<size_t>(n * out));
+  Floats scratch(static_cast<size_t>(QuantizedLinearScratchFloats(w)));
+  QuantizedLinear(x.data(), n, in, w, y.data(), out, scratch.data());
+  Floats part, ref(static_cast<size_t>(n * 16));
+  for (int64_t i = 0; i < n; ++i) {
+    part.insert(part.end(), y.begin() + i * out, y.begin() + i * out + 16);
+  }
+  RefQuantizedLinear(x.data(), n, in, w.Rows(0, 16), ref.data(), 16);
+  // Twice what rounding to 16 bits comes to.
+  if (!Check(state, part, ref, 1e-4)) return;
+  int64_t copy = 0;
+  for (auto _ : state) {
+    w.data = blocks.data() + copy * bytes;
+    copy = (copy + 1) % copies;
+    QuantizedLinear(x.data(), n, in, w, y.data(), out, scratch.data());
+  }
+  state.SetLabel(std::string(TraitsOf(type).name));
+  SetRate(state, "GFLOP/s", 2.0 * static_cast<double>(n * in * out));
+  SetRate(state, "weights_GB/s", static_cast<double>(bytes));
+}
+constexpr int64_t kBenchTypes[] = {
+    static_cast<int64_t>(GgufType::kQ4_0), static_cast<int64_t>(GgufType::kQ4_1),
+    static_cast<int64_t>(GgufType::kQ5_1), static_cast<int64_t>(GgufType::kQ8_0),
+    static_cast<int64_t>(GgufType::kQ2_K), static_cast<int64_t>(GgufType::kQ4_K),
+    static_cast<int64_t>(GgufType::kQ5_K), static_cast<int64_t>(GgufType::kQ6_K)};
+void QuantizedShapes(benchmark::internal::Benchmark* bench) {
+  for (const int64_t type : kBenchTypes) {
+    for (const int64_t n : {1, 4, 31, 64}) bench->Args({type, n, 4096, 4096});
+    bench->Args({type, 1, 1536, 576});
+  }
+  for (const int64_t out : {192, 576, 1536, 49152}) {
+    bench->Args({static_cast<int64_t>(GgufType::kQ4_1), 1, 576, out});
+  }
+}
+BENCHMARK(BM_QuantizedLinear)->ArgNames({"type", "tokens", "in", "out"})->Apply(QuantizedShapes);
 
 void BM_DotScore(benchmark::State& state) {
   const int64_t group = state.range(0), dim = state.range(1), rows = state.range(2);

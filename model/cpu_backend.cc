@@ -53,11 +53,19 @@ constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// A product of few tokens may be cut anywhere without a change of bits.
+int64_t FewTokensUnitRows(const WeightMatrix& w, int64_t n) {
+  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+}
+
 // Output rows per unit for n tokens.
 int64_t UnitRows(const WeightMatrix& w, int64_t n) {
-  if (n >= kLinearGemmTokens) return kGemmUnitRows;
-  // A GEMV may be cut anywhere without a change of bits.
-  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+  return n >= kLinearGemmTokens ? kGemmUnitRows : FewTokensUnitRows(w, n);
+}
+
+int64_t UnitRows(const LinearCall& call, int64_t n) {
+  if (call.blocks == nullptr) return UnitRows(*call.w, n);
+  return n >= kernels::kQuantizedGemmTokens ? kGemmUnitRows : FewTokensUnitRows(*call.w, n);
 }
 
 class CpuBackend final : public Backend {
@@ -154,13 +162,13 @@ class CpuBackend final : public Backend {
     }
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
-      for (const Matrix* matrix :
-           {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.router}) {
+      floats = std::max(floats, kernels::LinearScratchFloats(w.router));
+      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
         floats = std::max(floats, ScratchFloats(*matrix));
       }
       for (const ExpertWeights& expert : w.experts) {
-        floats = std::max({floats, ScratchFloats(expert.gate), ScratchFloats(expert.up),
-                           ScratchFloats(expert.down)});
+        floats = std::max({floats, kernels::LinearScratchFloats(expert.gate),
+                           kernels::LinearScratchFloats(expert.down)});
       }
     }
     return floats;
@@ -227,12 +235,12 @@ class CpuBackend final : public Backend {
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
-      units += CeilDivide(call.w->out, UnitRows(*call.w, n));
+      units += CeilDivide(call.w->out, UnitRows(call, n));
       multiply_adds += call.w->out * call.w->in * n;
     }
     const auto run = [&](int64_t unit) {
       for (const LinearCall& call : calls) {
-        const int64_t rows = UnitRows(*call.w, n);
+        const int64_t rows = UnitRows(call, n);
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
@@ -311,7 +319,7 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
     for (int64_t i = begin; i < begin + count; ++i) {
       const char* row = rows + tokens[i] * row_bytes;
       if (blocks) {
-        kernels::Dequantize(table.blocks->type, row, table.in, hidden + i * table.in);
+        kernels::Widen(table.blocks->type, row, table.in, hidden + i * table.in);
       } else {
         WidenToFloat(table.dtype, row, table.in, hidden + i * table.in);
       }
@@ -389,7 +397,7 @@ void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t 
   float* const down = up + kBlockTokens * inner;
   auto* const chosen = reinterpret_cast<Choice*>(choices.data());
 
-  Multiply({Product(normed, w.router, logits)}, count, spread);
+  Multiply({{normed, &w.router, logits}}, count, spread);
   for (int64_t i = 0; i < count; ++i) {
     ChooseExperts(logits + i * experts, experts, per_token, config_.experts.normalize,
                   chosen + i * per_token);
@@ -407,9 +415,9 @@ void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t 
     });
     if (n == 0) continue;
     const ExpertWeights& expert = w.experts[static_cast<size_t>(e)];
-    Multiply({Product(rows, expert.gate, gate), Product(rows, expert.up, up)}, n, spread);
+    Multiply({{rows, &expert.gate, gate}, {rows, &expert.up, up}}, n, spread);
     kernels::SiluMul(gate, up, n * inner);
-    Multiply({Product(gate, expert.down, down)}, n, spread);
+    Multiply({{gate, &expert.down, down}}, n, spread);
     const float* from = down;
     for_tokens([&](int64_t token, float weight) {
       float* const to = hidden + token * width;
@@ -430,9 +438,9 @@ void CpuBackend::AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, co
   absl::InlinedVector<LinearCall, 32> first, second;
   for (int64_t j = 0; j < per_token; ++j) {
     const ExpertWeights& expert = w.experts[static_cast<size_t>(chosen[j].expert)];
-    first.push_back(Product(normed, expert.gate, gate + j * inner));
-    first.push_back(Product(normed, expert.up, up + j * inner));
-    second.push_back(Product(gate + j * inner, expert.down, down + j * width));
+    first.push_back({normed, &expert.gate, gate + j * inner});
+    first.push_back({normed, &expert.up, up + j * inner});
+    second.push_back({gate + j * inner, &expert.down, down + j * width});
   }
   Multiply(first, 1, spread);
   kernels::SiluMul(gate, up, per_token * inner);

@@ -1,6 +1,7 @@
 // The CUDA backend against what transformers computes in fp32 (shared/README.md).
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
 #include "model/adapter.h"
 #include "model/cuda_backend.h"
+#include "model/gguf_test_model.h"
 #include "model/safetensors.h"
 #include "model/test_models.h"
 #include "model/weights.h"
@@ -223,6 +225,30 @@ TEST(DemoModelGpuTest, Registry512_LogitsAndKv_AreThoseOfTransformers) {
   for (int64_t block : {4096, 100}) {
     ExpectGolden(DemoModelDir(), *shared + "/demo/golden/registry-512.safetensors", block);
   }
+}
+
+// Blocks are widened at load: the bits are those of a folder with the same weights in bf16.
+TEST(GgufGpuTest, QuantizedFile_GivesTheBitsOfTheFolderInBf16) {
+  const GgufTestModel made{.types = {{"attn", kernels::GgufType::kQ4_K},
+                                     {"ffn", kernels::GgufType::kQ8_0},
+                                     {"token", kernels::GgufType::kQ6_K}},
+                           .seed = TestSeed()};
+  const std::string path = WriteGguf(MakeGguf(made).Bytes());
+  const std::string folder = path + ".folder";
+  std::filesystem::create_directories(folder);
+  CARREL_ASSERT_OK(WriteSameModel(made, DType::kBf16, folder));
+  const auto file = TestModel::Load(path), same = TestModel::Load(folder);
+  CARREL_ASSERT_OK(file);
+  CARREL_ASSERT_OK(same);
+  ASSERT_TRUE(file->weights->layer(Layer(0)).q.blocks.has_value());
+  const std::vector<int32_t> ids = {1, 95, 3, 40, 41, 7, 7, 60, 12, 88, 5, 31};
+  Result got, want;
+  Forward(*file, ids, 5, got);
+  Forward(*same, ids, 5, want);
+  EXPECT_EQ(got.logits, want.logits);
+  EXPECT_EQ(got.k, want.k);
+  EXPECT_EQ(got.v, want.v);
+  EXPECT_FALSE(got.logits.empty());
 }
 
 }  // namespace

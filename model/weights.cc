@@ -204,6 +204,7 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& 
   TensorSource source;
   source.where = model_dir;
   ASSIGN_OR_RETURN(source.tensors, Safetensors::OpenModel(model_dir));
+  source.files = source.tensors.opened_files().identities();
   for (const auto& [name, view] : source.tensors.tensors()) {
     source.stored.push_back({name, std::string(DTypeName(view.dtype)), view.shape, view.bytes});
   }
@@ -232,7 +233,11 @@ absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& mo
 
 // One line per tensor, in name order: the length of the name, name, dtype, shape, digest of its
 // bytes. The length keeps a name with a newline from imitating a line.
-std::string WeightsSha256(const Weights& weights, ThreadPool* pool) {
+std::string WeightsSha256(const Weights& weights, ThreadPool* pool, const DigestCache* cache) {
+  if (cache != nullptr) {
+    return cache->Get("weights", weights.files(),
+                      [&] { return WeightsSha256(weights, pool, nullptr); });
+  }
   const std::vector<StoredTensor>& tensors = weights.stored();
   std::vector<std::string> digests(tensors.size());
   const auto digest = [&](int64_t i) { digests[i] = Sha256Hex(tensors[i].bytes); };

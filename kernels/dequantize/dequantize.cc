@@ -5,6 +5,7 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
+#include "kernels/dequantize/steps.h"
 
 namespace carrel::kernels {
 namespace {
@@ -33,10 +34,6 @@ constexpr OtherType kOthers[] = {
 
 constexpr int kSmall = 32;   // elements of a plain block
 constexpr int kLarge = 256;  // elements of a super-block
-// Steps of a normal distribution (IQ4_NL, IQ4_XS), and of a 4-bit float (MXFP4), doubled.
-constexpr int8_t kNormalSteps[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                     1,    13,   25,  38,  53,  69,  89,  113};
-constexpr int8_t kFloat4Steps[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 float Half(const uint8_t* at) {
   uint16_t bits;
@@ -182,13 +179,8 @@ void Iq4Xs(const uint8_t* b, float* out) {
   }
 }
 
-// The scale is a power of two, 2^(e - 128) with the doubled steps.
 void Mxfp4(const uint8_t* b, float* out) {
-  const uint32_t e = b[0];
-  // Below 2^-126 a float is denormal: 2^-128 and 2^-127.
-  const uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
-  float d;
-  std::memcpy(&d, &bits, sizeof(d));
+  const float d = Mxfp4Scale(b[0]);
   for (int i = 0; i < kSmall; ++i) out[i] = d * static_cast<float>(kFloat4Steps[Nibble(b + 1, i)]);
 }
 

@@ -3,12 +3,17 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/linear/linear.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/rows-inl.h"
+#include "kernels/simd_math-inl.h"
+
+// Loops over what lives in registers.
+#undef CARREL_UNROLL
+#define CARREL_UNROLL _Pragma("GCC unroll 8")
 
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
@@ -29,14 +34,126 @@ void WidenImpl(DType dtype, const void* in, int64_t count, float* out) {
   WidenElements<F32Element>(in, count, out);
 }
 
+// Tokens that rows are multiplied with at a time: sums for two rows must fit 32 or 16 registers.
+constexpr int kGemvTokens = HWY_TARGET == HWY_AVX2 ? 2 : 4;
+
+// The hardware sees the stream by itself, but stops at each page. Asking for what lies behind the
+// last row is harmless. Into the L2 cache: the L1 cache can wait for few lines at a time, and these
+// should be those that are needed now.
+HWY_INLINE void Ahead(const uint8_t* at) { __builtin_prefetch(at + 4096, 0, 2); }
+
+// What R rows have summed up with each of N tokens. Two sums each, the same for every R and N: one
+// alone would wait for itself.
+template <int R, int N>
+struct GemvSums {
+  FloatVec first[R][N], next[R][N];
+};
+
+template <class E, int R, int N>
+HWY_INLINE void AddColumns(const uint8_t* const (&rows)[R], int64_t c, const float* x,
+                           int64_t x_stride, GemvSums<R, N>& sums) {
+  const FloatTag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  FloatVec first[R], next[R];
+  CARREL_UNROLL
+  for (int r = 0; r < R; ++r) {
+    for (int64_t b = 0; b < 2 * lanes * E::kBytes; b += 64) Ahead(rows[r] + c * E::kBytes + b);
+    first[r] = E::Load(d, rows[r], c);
+    next[r] = E::Load(d, rows[r], c + lanes);
+  }
+  CARREL_UNROLL
+  for (int h = 0; h < N; ++h) {
+    const FloatVec token = hn::LoadU(d, x + h * x_stride + c);
+    const FloatVec token_next = hn::LoadU(d, x + h * x_stride + c + lanes);
+    CARREL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      sums.first[r][h] = hn::MulAdd(first[r], token, sums.first[r][h]);
+      sums.next[r][h] = hn::MulAdd(next[r], token_next, sums.next[r][h]);
+    }
+  }
+}
+
+// `width` <= Lanes columns from c on.
+template <class E, int R, int N>
+HWY_INLINE void AddLastColumns(const uint8_t* const (&rows)[R], int64_t c, int64_t width,
+                               const float* x, int64_t x_stride, GemvSums<R, N>& sums) {
+  const FloatTag d;
+  const bool whole = width == static_cast<int64_t>(hn::Lanes(d));
+  CARREL_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const FloatVec row = whole ? E::Load(d, rows[r], c) : E::LoadPartial(d, rows[r], c, width);
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      const float* at = x + h * x_stride + c;
+      const FloatVec token = whole ? hn::LoadU(d, at) : LoadPartial(d, at, width);
+      sums.first[r][h] = hn::MulAdd(row, token, sums.first[r][h]);
+    }
+  }
+}
+
+template <class E, int R, int N>
+HWY_INLINE void MultiplyRows(const uint8_t* const (&rows)[R], int64_t in, const float* x,
+                             int64_t x_stride, FloatVec (*out)[N]) {
+  const FloatTag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  GemvSums<R, N> sums;
+  CARREL_UNROLL
+  for (int r = 0; r < R; ++r) {
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) sums.first[r][h] = sums.next[r][h] = hn::Zero(d);
+  }
+  int64_t c = 0;
+  for (; c + 2 * lanes <= in; c += 2 * lanes) AddColumns<E>(rows, c, x, x_stride, sums);
+  for (; c < in; c += lanes) {
+    AddLastColumns<E>(rows, c, std::min(lanes, in - c), x, x_stride, sums);
+  }
+  CARREL_UNROLL
+  for (int r = 0; r < R; ++r) {
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) out[r][h] = hn::Add(sums.first[r][h], sums.next[r][h]);
+  }
+}
+
+// For one token a single stream of rows, which the hardware likes best; for more, two at a time, so
+// that tokens are read half as often.
+template <class E, int N>
+void GemvTokens(const float* x, int64_t x_stride, const WeightMatrix& w, float* y,
+                int64_t y_stride) {
+  constexpr int kRows = N == 1 ? 1 : 2;
+  const auto* data = static_cast<const uint8_t*>(w.data);
+  for (int64_t j = 0; j < w.out; j += 4) {
+    // A last group of fewer than four repeats its last row.
+    const int64_t real = std::min<int64_t>(4, w.out - j);
+    FloatVec sums[4][N];
+    for (int64_t r = 0; r < 4; r += kRows) {
+      const uint8_t* rows[kRows];
+      for (int k = 0; k < kRows; ++k) {
+        rows[k] = data + (j + std::min(r + k, real - 1)) * w.in * E::kBytes;
+      }
+      MultiplyRows<E>(rows, w.in, x, x_stride, sums + r);
+    }
+    for (int h = 0; h < N; ++h) {
+      float four[4];
+      SumOfLanes4(sums[0][h], sums[1][h], sums[2][h], sums[3][h], four);
+      for (int64_t r = 0; r < real; ++r) y[h * y_stride + j + r] = four[r];
+    }
+  }
+}
+
 template <class E>
 void GemvRows(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
               int64_t y_stride) {
-  const ContiguousRows<E> rows{w.data, w.in};
-  ScoreRows(rows, w.out, w.in, x, n, x_stride, 1.0f, y, y_stride);
+  int64_t i = 0;
+  const auto run = [&]<int N>(std::integral_constant<int, N>) HWY_ATTR {
+    GemvTokens<E, N>(x + i * x_stride, x_stride, w, y + i * y_stride, y_stride);
+    i += N;
+  };
+  while (i + kGemvTokens <= n) run(std::integral_constant<int, kGemvTokens>());
+  if (i + 2 <= n) run(std::integral_constant<int, 2>());
+  if (i < n) run(std::integral_constant<int, 1>());
 }
 
-// The tokens share one pass over the rows of w, in the dtype that they have.
+// Up to four tokens share one pass over the rows of w, in the dtype that they have.
 void GemvImpl(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
               int64_t y_stride) {
   if (w.dtype == DType::kBf16) return GemvRows<Bf16Element>(x, n, x_stride, w, y, y_stride);

@@ -15,23 +15,32 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/quantized_linear/block_products-inl.h"
+#include "kernels/quantized_linear/widen_blocks-inl.h"
 #include "kernels/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
+void WidenImpl(GgufType type, const void* blocks, int64_t count, float* out) {
+#if CARREL_BLOCK_PRODUCTS
+  WidenBlocks(type, static_cast<const uint8_t*>(blocks), count, out);
+#else
+  Dequantize(type, blocks, count, out);
+#endif
+}
+
 // Four rows at a time are widened and multiplied as rows of floats.
-void WidenedProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
-                         float* y, int64_t y_stride, float* scratch) {
+void WidenedProducts(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                     float* y, int64_t y_stride, float* scratch) {
   const ContiguousRows<F32Element> rows{scratch, w.in};
   for (int64_t o = 0; o < w.out; o += 4) {
     const int64_t count = std::min<int64_t>(4, w.out - o);
-    Dequantize(w.type, w.Rows(o, o + count).data, count * w.in, scratch);
+    WidenImpl(w.type, w.Rows(o, o + count).data, count * w.in, scratch);
     ScoreRows(rows, count, w.in, x, n, x_stride, 1.0f, y + o, y_stride);
   }
 }
 
-// n < kLinearGemmTokens.
+// n < kQuantizedGemmTokens.
 void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                        float* y, int64_t y_stride, float* scratch) {
 #if CARREL_BLOCK_PRODUCTS
@@ -40,7 +49,16 @@ void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const Quanti
   const auto run = [&]<class Product>(Product) HWY_ATTR {
     MultiplyInputs<Product>(rows, w.in, w.out, x, n, x_stride, packed, y, y_stride);
   };
+  const auto run_plain = [&]<class E>(E) HWY_ATTR {
+    ScoreRows(ContiguousRows<E>{rows, w.in}, w.out, w.in, x, n, x_stride, 1.0f, y, y_stride);
+  };
   switch (w.type) {
+    case GgufType::kF32:
+      return run_plain(F32Element());
+    case GgufType::kF16:
+      return run_plain(F16Element());
+    case GgufType::kBf16:
+      return run_plain(Bf16Element());
     case GgufType::kQ4_0:
       return run(Q4_0Product());
     case GgufType::kQ4_1:
@@ -61,7 +79,7 @@ void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const Quanti
       break;
   }
 #endif
-  WidenedProductsImpl(x, n, x_stride, w, y, y_stride, scratch);
+  WidenedProducts(x, n, x_stride, w, y, y_stride, scratch);
 }
 
 }  // namespace carrel::kernels::HWY_NAMESPACE
@@ -70,6 +88,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace carrel::kernels {
 
+HWY_EXPORT(WidenImpl);
 HWY_EXPORT(BlockProductsImpl);
 
 namespace {
@@ -77,12 +96,12 @@ namespace {
 // Output rows widened at a time: one panel stays in the L2 cache for `in` up to 1024.
 constexpr int64_t kPanelRows = 128;
 
-// Whole tiles of tokens, and a last one of kLinearGemmTokens and more: by OpenBLAS, as Linear does.
+// Whole tiles of tokens, and a last one of kQuantizedGemmTokens and more: by OpenBLAS, as Linear does.
 void Gemm(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w, float* y,
           int64_t y_stride, float* scratch) {
   for (int64_t o = 0; o < w.out; o += kPanelRows) {
     const QuantizedMatrix part = w.Rows(o, std::min(w.out, o + kPanelRows));
-    Dequantize(part.type, part.data, part.out * part.in, scratch);
+    Widen(part.type, part.data, part.out * part.in, scratch);
     MultiplyPanel(x, n, x_stride, scratch, part.out, part.in, false, y + o, y_stride);
   }
 }
@@ -115,14 +134,19 @@ bool HasBlockProducts(GgufType type) {
 
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w) {
   const auto chunk_floats = static_cast<int64_t>(sizeof(PackedChunk) / sizeof(float));
-  return std::max(kPanelRows * w.in, (kLinearGemmTokens - 1) * PackedChunks(w.in) * chunk_floats);
+  return std::max(kPanelRows * w.in,
+                  (kQuantizedGemmTokens - 1) * PackedChunks(w.in) * chunk_floats);
+}
+
+void Widen(GgufType type, const void* blocks, int64_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(WidenImpl)(type, blocks, count, out);
 }
 
 void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                      float* y, int64_t y_stride, float* scratch) {
   // A last tile of few tokens goes the same way as a call with just these.
   const int64_t last = n % kLinearTokenTile;
-  const int64_t gemm = last < kLinearGemmTokens ? n - last : n;
+  const int64_t gemm = last < kQuantizedGemmTokens ? n - last : n;
   if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch);
   if (gemm < n) {
     HWY_DYNAMIC_DISPATCH(BlockProductsImpl)

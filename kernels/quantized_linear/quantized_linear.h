@@ -1,18 +1,20 @@
 // What:   y = x W^T + b for the quantised rows of a GGUF tensor, mapped as they are.
 // Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], w[o, c] as kernels/dequantize has it.
-//         Fewer than kLinearGemmTokens tokens, and a type of HasBlockProducts: x is rounded to 16 bits
-//         with a scale per 32 numbers (each off by at most 2^-16 of the largest of them), products of
-//         integers add up exactly within a block, blocks in fp32. Otherwise w is widened to fp32.
+//         Fewer than kQuantizedGemmTokens tokens, and a type of HasBlockProducts: x is rounded to 16
+//         bits with a scale per 32 numbers (each off by at most 2^-16 of the largest of them),
+//         products of integers add up exactly within a block, blocks in fp32. Otherwise w is widened
+//         to fp32, and all is fp32.
 // Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in / block] blocks, rows
 //         without gaps, at any byte address; in a multiple of the type's block; bias [out] f32 at
 //         any byte address, or null.
-// Edge:   n == 0 does nothing. 32 numbers of x of which one is infinite or NaN give NaN; numbers
-//         below 1e-30 may count as zero.
-// Threads: reentrant. Splitting n at multiples of kLinearTokenTile, or `out` anywhere for n <
-//         kLinearGemmTokens, changes no bit of y, nor does the number of tokens below
-//         kLinearGemmTokens.
-// Cost:   n < kLinearGemmTokens: reads w once; a token of x is rounded in some 0.2 ns per number, by
-//         every call. Otherwise widens w in panels and calls OpenBLAS sgemm (one thread).
+// Edge:   n == 0 does nothing. 32 numbers of x of which one is infinite or NaN give NaN; 32 numbers
+//         that are all below 1e-30 may count as zero.
+// Threads: reentrant. Splitting n at multiples of kLinearTokenTile changes no bit of y. For n <
+//         kQuantizedGemmTokens neither does splitting `out` anywhere, nor n anywhere: a token's bits
+//         are those that it has alone.
+// Cost:   n < kQuantizedGemmTokens: reads w once per four tokens (two without AVX-512), for one at
+//         memory speed; a token is rounded in some 0.2 ns per number, by every call. Otherwise widens
+//         w in panels and calls OpenBLAS sgemm (one thread).
 #pragma once
 
 #include <cstdint>
@@ -20,6 +22,9 @@
 #include "kernels/dequantize/dequantize.h"
 
 namespace carrel::kernels {
+
+// From here on a panel of w is widened once and multiplied by OpenBLAS.
+inline constexpr int64_t kQuantizedGemmTokens = 32;
 
 struct QuantizedMatrix {
   const void* data = nullptr;
@@ -32,14 +37,17 @@ struct QuantizedMatrix {
   QuantizedMatrix Rows(int64_t begin, int64_t end) const;
 };
 
-// Whether products are taken with the blocks as they lie: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K,
-// Q6_K. Rows of other types are widened first, whatever n, at some 1 ns per number.
+// Whether products of few tokens are taken with the blocks as they lie: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
+// Q4_K, Q5_K, Q6_K, on machines with AVX2. Rows of other types are widened four at a time.
 bool HasBlockProducts(GgufType type);
 
 // scratch: QuantizedLinearScratchFloats(w) floats of the calling thread; not read before written.
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w);
 void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                      float* y, int64_t y_stride, float* scratch);
+
+// Dequantize in vectors: equal numbers, ten times as fast.
+void Widen(GgufType type, const void* blocks, int64_t count, float* out);
 
 void RefQuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                         float* y, int64_t y_stride);

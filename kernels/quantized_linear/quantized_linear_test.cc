@@ -11,9 +11,10 @@ namespace {
 CARREL_KERNEL_TEST(QuantizedLinearTest);
 
 constexpr GgufType kTypes[] = {
-    GgufType::kQ4_0,   GgufType::kQ4_1,   GgufType::kQ5_0,  GgufType::kQ5_1, GgufType::kQ8_0,
-    GgufType::kQ2_K,   GgufType::kQ3_K,   GgufType::kQ4_K,  GgufType::kQ5_K, GgufType::kQ6_K,
-    GgufType::kIQ4_NL, GgufType::kIQ4_XS, GgufType::kMxfp4, GgufType::kF16,  GgufType::kBf16};
+    GgufType::kQ4_0,  GgufType::kQ4_1, GgufType::kQ5_0,   GgufType::kQ5_1,
+    GgufType::kQ8_0,  GgufType::kQ2_K, GgufType::kQ3_K,   GgufType::kQ4_K,
+    GgufType::kQ5_K,  GgufType::kQ6_K, GgufType::kIQ4_NL, GgufType::kIQ4_XS,
+    GgufType::kMxfp4, GgufType::kF16,  GgufType::kBf16,   GgufType::kF32};
 
 // Byte offsets of a block's fp16 numbers.
 std::vector<int64_t> HalvesOf(GgufType type) {
@@ -30,6 +31,8 @@ std::vector<int64_t> HalvesOf(GgufType type) {
     case GgufType::kQ6_K:
       return {208};
     case GgufType::kMxfp4:
+    case GgufType::kBf16:
+    case GgufType::kF32:
       return {};
     default:
       return {0};
@@ -51,7 +54,9 @@ class QuantizedWeights {
         std::memcpy(data_.data() + block + at, &half, sizeof(half));
       }
       if (type == GgufType::kMxfp4) data_[block] = static_cast<uint8_t>(118 + rng() % 10);
+      // The byte that holds most of the exponent.
       if (type == GgufType::kBf16) data_[block + 1] = static_cast<uint8_t>(60 + rng() % 4);
+      if (type == GgufType::kF32) data_[block + 3] = static_cast<uint8_t>(60 + rng() % 4);
     }
     const std::vector<float> values = RandomNormal(rng, out);
     std::memcpy(bias_.data() + 1, values.data(), static_cast<size_t>(out) * sizeof(float));
@@ -99,7 +104,7 @@ TEST_P(QuantizedLinearTest, RandomShapes_EveryType_MatchesReference) {
 // roundings of fp32.
 TEST_P(QuantizedLinearTest, NumbersOf16Bits_EveryType_OnlySumsAreRounded) {
   for (const GgufType type : kTypes) {
-    for (const int64_t n : {1, 2, 3, 4, 7, 8, 70}) {
+    for (const int64_t n : {1, 2, 3, 4, 7, 31, 70}) {
       const int64_t out = 9, in = TraitsOf(type).block_elements == 256 ? 768 : 32 * (16 + n);
       SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " in ", in));
       const QuantizedWeights w(rng_, type, out, in, false);
@@ -139,7 +144,7 @@ TEST_P(QuantizedLinearTest, TokensSplitAtTiles_AnyCount_SameBits) {
 
 TEST_P(QuantizedLinearTest, FewTokens_SplitByTokensAndOutputs_SameBits) {
   for (const GgufType type : kTypes) {
-    for (int64_t n = 1; n < kLinearGemmTokens; ++n) {
+    for (int64_t n = 1; n < kQuantizedGemmTokens; n += 1 + Below(6)) {
       const int64_t out = 2 + Below(30), in = 256 * (1 + Below(3)), cut = 1 + Below(out - 1);
       SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " out ", out, " cut ", cut));
       const QuantizedWeights w(rng_, type, out, in, true);
@@ -171,6 +176,19 @@ TEST_P(QuantizedLinearTest, InputThatIsNoNumber_AnyPlace_GivesNan) {
       QuantizedLinear(x.data(), 1, in, w.matrix(), y.data(), out, scratch.data());
       for (const float value : y.span()) EXPECT_FALSE(std::isfinite(value));
     }
+  }
+}
+
+TEST_P(QuantizedLinearTest, Widen_EveryType_NumbersOfDequantize) {
+  for (const GgufType type : kTypes) {
+    const int64_t in = 256 * (1 + Below(5));
+    SCOPED_TRACE(TraitsOf(type).name);
+    const QuantizedWeights w(rng_, type, 1, in, false);
+    GuardedFloats widened(in);
+    std::vector<float> expected(static_cast<size_t>(in));
+    Widen(type, w.matrix().data, in, widened.data());
+    Dequantize(type, w.matrix().data, in, expected.data());
+    for (int64_t i = 0; i < in; ++i) ASSERT_EQ(widened.data()[i], expected[i]) << "at " << i;
   }
 }
 

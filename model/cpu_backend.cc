@@ -13,6 +13,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/silu_mul/silu_mul.h"
 #include "model/adapter.h"
+#include "model/router.h"
 #include "model/scratch_pool.h"
 #include "model/weights.h"
 
@@ -52,11 +53,19 @@ constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// A product of few tokens may be cut anywhere without a change of bits.
+int64_t FewTokensUnitRows(const WeightMatrix& w, int64_t n) {
+  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+}
+
 // Output rows per unit for n tokens.
 int64_t UnitRows(const WeightMatrix& w, int64_t n) {
-  if (n >= kLinearGemmTokens) return kGemmUnitRows;
-  // A GEMV may be cut anywhere without a change of bits.
-  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+  return n >= kLinearGemmTokens ? kGemmUnitRows : FewTokensUnitRows(w, n);
+}
+
+int64_t UnitRows(const LinearCall& call, int64_t n) {
+  if (call.blocks == nullptr) return UnitRows(*call.w, n);
+  return n >= kernels::kQuantizedGemmTokens ? kGemmUnitRows : FewTokensUnitRows(*call.w, n);
 }
 
 class CpuBackend final : public Backend {
@@ -72,6 +81,8 @@ class CpuBackend final : public Backend {
         inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
         eps_(static_cast<float>(config.rms_norm_eps)),
         block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
+        expert_scratch_(ExpertFloats(config)),
+        choice_scratch_(2 * kBlockTokens * config.experts.per_token),
         linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
         low_scratch_(LargestLow(added_)),
         delta_scratch_(LargestDelta(added_)) {}
@@ -111,6 +122,14 @@ class CpuBackend final : public Backend {
     return added;
   }
 
+  // Router logits of a block; then gathered rows, gate, up and down of one expert's tokens, or of
+  // one token's experts.
+  static int64_t ExpertFloats(const ModelConfig& config) {
+    const ExpertsConfig& experts = config.experts;
+    if (experts.count == 0) return 0;
+    return kBlockTokens * (experts.count + 2 * config.hidden_size + 2 * experts.intermediate_size);
+  }
+
   static int64_t LargestLow(const AddedByMatrix& added) {
     int64_t rank = 0;
     for (const auto& [matrix, one] : added) rank = std::max(rank, one->a.out);
@@ -143,8 +162,13 @@ class CpuBackend final : public Backend {
     }
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
+      floats = std::max(floats, kernels::LinearScratchFloats(w.router));
       for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
         floats = std::max(floats, ScratchFloats(*matrix));
+      }
+      for (const ExpertWeights& expert : w.experts) {
+        floats = std::max({floats, kernels::LinearScratchFloats(expert.gate),
+                           kernels::LinearScratchFloats(expert.down)});
       }
     }
     return floats;
@@ -211,12 +235,12 @@ class CpuBackend final : public Backend {
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
-      units += CeilDivide(call.w->out, UnitRows(*call.w, n));
+      units += CeilDivide(call.w->out, UnitRows(call, n));
       multiply_adds += call.w->out * call.w->in * n;
     }
     const auto run = [&](int64_t unit) {
       for (const LinearCall& call : calls) {
-        const int64_t rows = UnitRows(*call.w, n);
+        const int64_t rows = UnitRows(call, n);
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
@@ -252,6 +276,12 @@ class CpuBackend final : public Backend {
     return weights_->layer(layer);
   }
 
+  // hidden += the experts of each token; normed [count, hidden_size], count <= kBlockTokens.
+  void AddExperts(const LayerWeights& w, const float* normed, int64_t count, bool spread,
+                  float* hidden);
+  void AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, const float* normed,
+                       float* scratch, bool spread, float* hidden);
+
   // k and v may be null: the query alone.
   void Project(Layer layer, const float* hidden, int64_t n, Position first_position, float* q,
                float* k, float* v);
@@ -265,6 +295,8 @@ class CpuBackend final : public Backend {
   const std::vector<float> inv_freq_;
   const float eps_;
   ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
+  ScratchPool expert_scratch_;  // ExpertFloats
+  ScratchPool choice_scratch_;  // a block's choices of experts
   ScratchPool linear_scratch_;  // what one kernels::Linear needs
   ScratchPool low_scratch_;     // a block's scale A x of calls that go together
   ScratchPool delta_scratch_;   // a unit's B (scale A x)
@@ -287,7 +319,7 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
     for (int64_t i = begin; i < begin + count; ++i) {
       const char* row = rows + tokens[i] * row_bytes;
       if (blocks) {
-        kernels::Dequantize(table.blocks->type, row, table.in, hidden + i * table.in);
+        kernels::Widen(table.blocks->type, row, table.in, hidden + i * table.in);
       } else {
         WidenToFloat(table.dtype, row, table.in, hidden + i * table.in);
       }
@@ -343,12 +375,79 @@ absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t
     Apply({Product(attended + begin * w.o.in, w.o, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
     Norm(block, count, w.mlp_norm, column);
+    if (!w.experts.empty()) return AddExperts(w, column, count, spread, block);
     Apply({Product(column, w.gate, gate), Product(column, w.up, up)}, count, spread);
     kernels::SiluMul(gate, up, count * config_.intermediate_size);
     Apply({Product(gate, w.down, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
   });
   return absl::OkStatus();
+}
+
+void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t count, bool spread,
+                            float* hidden) {
+  const int64_t width = config_.hidden_size, per_token = config_.experts.per_token;
+  const int64_t experts = config_.experts.count, inner = config_.experts.intermediate_size;
+  static_assert(sizeof(Choice) == 2 * sizeof(float));
+  const ScratchPool::Lease scratch(&expert_scratch_), choices(&choice_scratch_);
+  float* const logits = scratch.data();
+  float* const rows = logits + kBlockTokens * experts;  // of the tokens that one expert has
+  float* const gate = rows + kBlockTokens * width;
+  float* const up = gate + kBlockTokens * inner;
+  float* const down = up + kBlockTokens * inner;
+  auto* const chosen = reinterpret_cast<Choice*>(choices.data());
+
+  Multiply({{normed, &w.router, logits}}, count, spread);
+  for (int64_t i = 0; i < count; ++i) {
+    ChooseExperts(logits + i * experts, experts, per_token, config_.experts.normalize,
+                  chosen + i * per_token);
+  }
+  if (count == 1) return AddExpertsOfOne(w, chosen, normed, rows, spread, hidden);
+  for (int64_t e = 0; e < experts; ++e) {
+    const auto for_tokens = [&](absl::FunctionRef<void(int64_t, float)> body) {
+      for (int64_t i = 0; i < count * per_token; ++i) {
+        if (chosen[i].expert == e) body(i / per_token, chosen[i].weight);
+      }
+    };
+    int64_t n = 0;
+    for_tokens([&](int64_t token, float) {
+      std::copy_n(normed + token * width, width, rows + n++ * width);
+    });
+    if (n == 0) continue;
+    const ExpertWeights& expert = w.experts[static_cast<size_t>(e)];
+    Multiply({{rows, &expert.gate, gate}, {rows, &expert.up, up}}, n, spread);
+    kernels::SiluMul(gate, up, n * inner);
+    Multiply({{gate, &expert.down, down}}, n, spread);
+    const float* from = down;
+    for_tokens([&](int64_t token, float weight) {
+      float* const to = hidden + token * width;
+      for (int64_t c = 0; c < width; ++c) to[c] += weight * from[c];
+      from += width;
+    });
+  }
+}
+
+// All experts of a token at once: two rounds of products instead of two for each.
+void CpuBackend::AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, const float* normed,
+                                 float* scratch, bool spread, float* hidden) {
+  const int64_t width = config_.hidden_size, inner = config_.experts.intermediate_size;
+  const int64_t per_token = config_.experts.per_token;
+  float* const gate = scratch;
+  float* const up = gate + per_token * inner;
+  float* const down = up + per_token * inner;
+  absl::InlinedVector<LinearCall, 32> first, second;
+  for (int64_t j = 0; j < per_token; ++j) {
+    const ExpertWeights& expert = w.experts[static_cast<size_t>(chosen[j].expert)];
+    first.push_back({normed, &expert.gate, gate + j * inner});
+    first.push_back({normed, &expert.up, up + j * inner});
+    second.push_back({gate + j * inner, &expert.down, down + j * width});
+  }
+  Multiply(first, 1, spread);
+  kernels::SiluMul(gate, up, per_token * inner);
+  Multiply(second, 1, spread);
+  for (int64_t j = 0; j < per_token; ++j) {
+    for (int64_t c = 0; c < width; ++c) hidden[c] += chosen[j].weight * down[j * width + c];
+  }
 }
 
 absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {

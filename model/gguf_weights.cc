@@ -133,6 +133,7 @@ class Loader {
     source.where = gguf().path();
     source.tensors = Safetensors::Of(std::move(views));
     source.name_in_file = GgufName;
+    source.files = gguf().opened_files().identities();
     for (const auto& [name, tensor] : gguf().tensors()) {
       source.stored.push_back(
           {name, std::string(kernels::TraitsOf(tensor.type).name), tensor.shape, tensor.bytes});
@@ -166,8 +167,7 @@ class Loader {
                                       ", expected F32, F16 or BF16"));
       }
       plan.blocks = blocks_ == GgufBlocks::kKeep && tensor.shape.size() == 2 &&
-                    kernels::TraitsOf(tensor.type).quantized &&
-                    kernels::HasBlockProducts(tensor.type);
+                    kernels::TraitsOf(tensor.type).quantized;
       RETURN_IF_ERROR(SetHeads(name, plan));
       plans_.push_back(std::move(plan));
     }
@@ -288,7 +288,7 @@ class Loader {
         std::memcpy(to, from, static_cast<size_t>(row_bytes));
         continue;
       }
-      kernels::Dequantize(tensor.type, from, width, wide.data());
+      kernels::Widen(tensor.type, from, width, wide.data());
       if (plan.dtype == DType::kF32) {
         std::memcpy(to, wide.data(), static_cast<size_t>(row_bytes));
       } else {

@@ -1,6 +1,7 @@
 #include "common/file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,11 +15,19 @@ namespace carrel {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   const bool standard_input = path == "-";
-  const int fd = standard_input ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: to open a FIFO that nobody writes to would wait for ever.
+  const int fd =
+      standard_input ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
   absl::Cleanup close_fd = [fd, standard_input] {
     if (!standard_input) close(fd);
   };
+  struct stat info;
+  if (!standard_input && fstat(fd, &info) != 0)
+    return ErrnoStatus(errno, absl::StrCat("stat ", path));
+  if (!standard_input && !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat("open ", path, ": not a regular file"));
+  }
   std::string bytes;
   for (;;) {
     const size_t before = bytes.size();

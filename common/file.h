@@ -1,5 +1,5 @@
 // What:   small files: read whole, write atomically.
-// Errors: as ErrnoStatus, naming the path. A failed or interrupted write leaves the old file (or
+// Errors: as ErrnoStatus, naming the path; InvalidArgument no regular file (a folder, FIFO, device). A failed or interrupted write leaves the old file (or
 //         none), never a torn one.
 #pragma once
 

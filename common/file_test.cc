@@ -1,5 +1,7 @@
 #include "common/file.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 
 #include "common/mapped_file.h"
@@ -26,6 +28,18 @@ TEST(FileTest, Absent_NamesThePath) {
               StatusIs(absl::StatusCode::kNotFound, "/nonexistent/x"));
   EXPECT_THAT(MappedFile::Open("/tmp"),
               StatusIs(absl::StatusCode::kInvalidArgument, "not a regular file"));
+}
+
+// Without a writer, a plain open would wait for ever.
+TEST(FileTest, FifoOrDevice_IsRefusedAtOnce) {
+  const std::string fifo = FreshTempDir() + "/fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& path : {fifo, std::string("/dev/zero"), std::string("/tmp")}) {
+    EXPECT_THAT(ReadFile(path),
+                StatusIs(absl::StatusCode::kInvalidArgument, path + ": not a regular file"));
+    EXPECT_THAT(MappedFile::Open(path),
+                StatusIs(absl::StatusCode::kInvalidArgument, path + ": not a regular file"));
+  }
 }
 
 TEST(FileTest, FullDisk_SaysSo) {

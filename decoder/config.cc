@@ -95,10 +95,6 @@ absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConf
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
-  if (config.estimate == Estimate::kOn && (device.zone_on_device || device.zone_in_host)) {
-    return absl::InvalidArgumentError(
-        "estimate=on: a zone that a GPU attends to has no estimation term; estimate must be off");
-  }
   if (config.refine.has_value() && !device.zone_on_device && !device.zone_in_host &&
       device.device != model::Device::kCpu)
     return absl::InvalidArgumentError("refine with device=cuda needs zone=host or zone=device");
@@ -173,6 +169,11 @@ bool RefineReadsKeys(const RefineConfig& refine) {
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
   if (!config.refine.has_value()) return false;
   return (!device.zone_on_device && !device.zone_in_host) || RefineNeedsHostRows(*config.refine);
+}
+
+bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
+  return NeedsHostRows(config, device) || device.zone_in_host ||
+         (device.zone_on_device && config.estimate != Estimate::kOff);
 }
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers) {

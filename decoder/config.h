@@ -117,6 +117,9 @@ bool RefineNeedsHostRows(const RefineConfig& refine);
 // made of them before.
 bool RefineReadsKeys(const RefineConfig& refine);
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
+// Whether it takes them where they can be had: also a zone in host memory, and the summaries of the
+// estimation term.
+bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 
 // Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first
 // sparse layer to 3/2 top_k in the last (paper 001, its figure on per-layer budgets), or more

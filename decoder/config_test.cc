@@ -180,7 +180,6 @@ TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
   refused([](auto& c) { c.select = Select::kMass, c.mass = 0.5; }, "top-k only");
-  refused([](auto& c) { c.estimate = Estimate::kOn; }, "estimate must be off");
   refused([](auto& c) { c.want = Want::kRows; }, "nothing travels");
   refused([](auto& c) { c.effort = 1; }, "effort must be 0");
 }
@@ -208,6 +207,19 @@ TEST(RefineReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
   for (const char* refine : {"exact", "hip", "infinitehip", "hash:oversample=2"}) {
     EXPECT_TRUE(RefineReadsKeys(*ParseRefine(refine))) << refine;
   }
+}
+
+TEST(TakesHostRowsTest, OnTheGpu_ForTheTermOrAZoneInHostMemory) {
+  RetrievalConfig config;
+  config.refine = *ParseRefine("hash");
+  DeviceConfig there, in_host;
+  there.device = in_host.device = model::Device::kCuda;
+  there.zone_on_device = in_host.zone_in_host = true;
+  EXPECT_TRUE(TakesHostRows(config, there));
+  EXPECT_TRUE(TakesHostRows(config, in_host));
+  config.estimate = Estimate::kOff;
+  EXPECT_FALSE(TakesHostRows(config, there));
+  EXPECT_TRUE(TakesHostRows(config, in_host));
 }
 
 TEST(NeedsHostRowsTest, OnTheGpu_OnlyWhatIsCalibratedByThem) {

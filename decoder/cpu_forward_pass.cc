@@ -36,9 +36,10 @@ class CpuForwardPass final : public ForwardPass {
                  const Observer* observer)
       : config_(checkpoint.config),
         prefetch_(config.prefetch),
-        backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool,
-                                       config.rope == Rope::kTrained ? model::RopeStage::kApplied
-                                                                     : model::RopeStage::kLeftOut)),
+        backend_(model::MakeCpuBackend(
+            checkpoint.config, checkpoint.weights, pool,
+            config.rope == Rope::kTrained ? model::RopeStage::kApplied : model::RopeStage::kLeftOut,
+            checkpoint.adapter)),
         transformer_(backend_.get()),
         attention_(std::move(attention)),
         drift_(config_.shape,

@@ -105,6 +105,8 @@ class CudaForwardPass final : public ForwardPass {
     return shape_.zone_at_store && retrieval_.prefetch != Prefetch::kOff &&
            layer.next().value() < layers();
   }
+  // Whether a zone that the GPU attends to has the estimation term.
+  bool estimates() const { return retrieval_.estimate == Estimate::kOn; }
   // Whether rows are asked for ahead at all.
   bool speculates() const {
     return (shape_.zone_at_store || shape_.zone_in_host) && retrieval_.prefetch != Prefetch::kOff;
@@ -257,8 +259,9 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
   }
   if (shape_.zone_in_host) {
     ASSIGN_OR_RETURN(bank_plan_, PlanBanks(retrieval_, bank_, heads, shape_.zone.rows()));
-    ASSIGN_OR_RETURN(zone_bytes_, CudaHostZone::Bytes(bank_plan_, bank_, *retrieval_.refine, heads,
-                                                      shape_.zone, host_rows_.get()));
+    ASSIGN_OR_RETURN(zone_bytes_,
+                     CudaHostZone::Bytes(bank_plan_, bank_, *retrieval_.refine, estimates(), heads,
+                                         shape_.zone, host_rows_.get()));
   }
   if (shape_.zone_here) {
     ASSIGN_OR_RETURN(zone_bytes_,
@@ -266,7 +269,8 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
   }
   RETURN_IF_ERROR(model::CheckGpuMemory(CudaBackend::Bytes(config_, shape_.block) + OwnBytes(),
                                         device.gpu_memory));
-  ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool));
+  ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool,
+                                                 checkpoint.adapter.get()));
   RETURN_IF_ERROR(Allocate());
   if (client_ != nullptr) {
     RETURN_IF_ERROR(Annotate(LoadContextRows(opened, pool), "reading rows of the context"));
@@ -287,10 +291,10 @@ absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened, Threa
         return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
       }));
   if (shape_.zone_in_host) {
-    ASSIGN_OR_RETURN(
-        pinned_zone_,
-        CudaHostZone::Create(bank_plan_, bank_, *retrieval_.refine, shape_.heads, shape_.zone,
-                             max_fetch_rows, client_, host_rows_.get(), pool, backend_->stream()));
+    ASSIGN_OR_RETURN(pinned_zone_,
+                     CudaHostZone::Create(bank_plan_, bank_, *retrieval_.refine, estimates(),
+                                          shape_.heads, shape_.zone, max_fetch_rows, client_,
+                                          host_rows_.get(), pool, backend_->stream()));
   }
   if (!shape_.zone_here) return absl::OkStatus();
   ASSIGN_OR_RETURN(device_zone_,

@@ -57,8 +57,9 @@ int64_t AttentionWorkspaceBytes(const AttentionShape& shape, int64_t rows) {
 }  // namespace
 
 absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConfig& bank,
-                                            const RefineConfig& given, const AttentionShape& shape,
-                                            RowRange zone, const HostRows* host_rows) {
+                                            const RefineConfig& given, bool estimate,
+                                            const AttentionShape& shape, RowRange zone,
+                                            const HostRows* host_rows) {
   const RefineConfig refine = WithOversample(given, 1);  // keys cross the bus
   int64_t bytes = AttentionWorkspaceBytes(shape, plan.rows) +
                   shape.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters)) +
@@ -72,19 +73,22 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConf
   }
   if (plan.most_chosen() > 0) {
     ASSIGN_OR_RETURN(const int64_t method,
-                     CudaRefinerBytes(refine, ShapeOf(plan, shape, zone, false), host_rows));
+                     CudaRefinerBytes(refine, ShapeOf(plan, shape, zone, false),
+                                      RefineNeedsHostRows(refine) ? host_rows : nullptr));
     bytes += method;
+    if (estimate) bytes += CudaSummaries::Bytes(ShapeOf(plan, shape, zone, false), *host_rows);
   }
   if (plan.most_ahead() > 0) {
     ASSIGN_OR_RETURN(const int64_t fork,
-                     CudaForkBytes(refine, ShapeOf(plan, shape, zone, true), host_rows));
+                     CudaForkBytes(refine, ShapeOf(plan, shape, zone, true),
+                                   RefineNeedsHostRows(refine) ? host_rows : nullptr));
     bytes += fork + 2 * int64_t{shape.q_heads} * shape.head_dim * 2;
   }
   return bytes;
 }
 
 absl::StatusOr<CudaHostZone> CudaHostZone::Create(const BankPlan& plan, const BankConfig& bank,
-                                                  const RefineConfig& given,
+                                                  const RefineConfig& given, bool estimate,
                                                   const AttentionShape& shape, RowRange zone,
                                                   int64_t max_fetch_rows, StoreClient* client,
                                                   const HostRows* rows, ThreadPool* pool,
@@ -103,6 +107,10 @@ absl::StatusOr<CudaHostZone> CudaHostZone::Create(const BankPlan& plan, const Ba
   ASSIGN_OR_RETURN(out.gathered_, cuda::DeviceBuffer<uint16_t>::Create(
                                       2 * GatheredElements(shape, MostGathered(plan, refine))));
   RETURN_IF_ERROR(out.MakeRefiners(refine, zone, rows, pool, stream));
+  if (estimate && plan.most_chosen() > 0) {
+    ASSIGN_OR_RETURN(out.summaries_,
+                     CudaSummaries::Create(ShapeOf(plan, shape, zone, false), *rows, pool));
+  }
   RETURN_IF_ERROR(out.FillDevice(stream));
   return out;
 }
@@ -325,7 +333,14 @@ absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase,
   if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_here_[l]));
   const CudaSelection selection = refiner_->selection(layer);
   if (!held && rows_.is_packed(layer)) {
-    return AttendGathered(layer, selection, q, out, lse, stream);
+    RETURN_IF_ERROR(AttendGathered(layer, selection, q, out, lse, stream));
+    const uint16_t* const k = gathered_.data();
+    return EstimateRest(layer, q, selection,
+                        {.k = k,
+                         .v = k + GatheredElements(shape_, selection.rows),
+                         .row_stride = selection.rows,
+                         .gathered = true},
+                        out, lse, stream);
   }
   kernels::SparseAttentionCudaParams params;
   params.q = q;
@@ -354,7 +369,21 @@ absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase,
   params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, shape_.kv_heads));
   params.workspace = attention_workspace_.data();
   RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
-  return absl::OkStatus();
+  return EstimateRest(layer, q, selection,
+                      {.k = params.k,
+                       .v = params.v,
+                       .row_stride = params.row_stride,
+                       .places = params.ids,
+                       .places_stride = params.ids_stride},
+                      out, lse, stream);
+}
+
+absl::Status CudaHostZone::EstimateRest(Layer layer, const uint16_t* q,
+                                        const CudaSelection& selection,
+                                        const CudaSummaries::SelectedRows& rows, float* out,
+                                        float* lse, const cuda::Stream& stream) const {
+  if (summaries_.empty()) return absl::OkStatus();
+  return summaries_.Attend(layer, q, selection, rows, out, lse, stream);
 }
 
 void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {

@@ -23,6 +23,7 @@
 #include "common/thread_pool.h"
 #include "decoder/bank_plan.h"
 #include "decoder/config.h"
+#include "decoder/cuda_summaries.h"
 #include "decoder/cuda_zone_rows.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/statistics.h"
@@ -34,13 +35,14 @@ class StoreClient;
 
 class CudaHostZone {
  public:
-  // Device bytes. host_rows: where RefineNeedsHostRows.
+  // Device bytes. host_rows: where RefineNeedsHostRows or estimate: then it has summaries.
   static absl::StatusOr<int64_t> Bytes(const BankPlan& plan, const BankConfig& bank,
-                                       const RefineConfig& refine, const AttentionShape& shape,
-                                       RowRange zone, const HostRows* host_rows);
+                                       const RefineConfig& refine, bool estimate,
+                                       const AttentionShape& shape, RowRange zone,
+                                       const HostRows* host_rows);
   // Copies the zone from `rows` if they are given, otherwise reads it from the store.
   static absl::StatusOr<CudaHostZone> Create(const BankPlan& plan, const BankConfig& bank,
-                                             const RefineConfig& refine,
+                                             const RefineConfig& refine, bool estimate,
                                              const AttentionShape& shape, RowRange zone,
                                              int64_t max_fetch_rows, StoreClient* client,
                                              const HostRows* rows, ThreadPool* pool,
@@ -87,6 +89,10 @@ class CudaHostZone {
                               float* out, float* lse, const cuda::Stream& stream) const;
   absl::Status AttendGathered(Layer layer, const CudaSelection& selection, const uint16_t* q,
                               float* out, float* lse, const cuda::Stream& stream) const;
+  // Joins what was not selected, where there are summaries.
+  absl::Status EstimateRest(Layer layer, const uint16_t* q, const CudaSelection& selection,
+                            const CudaSummaries::SelectedRows& rows, float* out, float* lse,
+                            const cuda::Stream& stream) const;
 
   BankPlan plan_;
   BankConfig bank_;
@@ -96,6 +102,7 @@ class CudaHostZone {
   CudaZoneRows rows_;
   // Null: every layer is dense; no layer is fetched ahead.
   std::unique_ptr<CudaRefiner> refiner_, ahead_refiner_;
+  CudaSummaries summaries_;  // of the estimation term; empty: there is none
 
   std::vector<int64_t> held_at_, state_at_;  // of each layer, in held_ and state_
   cuda::DeviceBuffer<uint16_t> held_;        // rows in banks: of a layer K, then V

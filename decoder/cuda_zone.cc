@@ -17,6 +17,10 @@ CudaZoneShape ShapeOf(const RetrievalConfig& config, const AttentionShape& heads
   return {heads, zone, LayerBudgets(config, heads.layers, zone.rows())};
 }
 
+const HostRows* RowsForRefiner(const RetrievalConfig& config, const HostRows* host_rows) {
+  return RefineNeedsHostRows(*config.refine) ? host_rows : nullptr;
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> CudaZone::Bytes(const RetrievalConfig& config, const AttentionShape& heads,
@@ -24,7 +28,9 @@ absl::StatusOr<int64_t> CudaZone::Bytes(const RetrievalConfig& config, const Att
   const CudaZoneShape shape = ShapeOf(config, heads, zone);
   int64_t refiner = 0;
   if (shape.largest_budget() > 0) {
-    ASSIGN_OR_RETURN(refiner, CudaRefinerBytes(*config.refine, shape, host_rows));
+    ASSIGN_OR_RETURN(refiner,
+                     CudaRefinerBytes(*config.refine, shape, RowsForRefiner(config, host_rows)));
+    if (config.estimate == Estimate::kOn) refiner += CudaSummaries::Bytes(shape, *host_rows);
   }
   const int64_t splits = kernels::DecodeSplits(zone.rows(), heads.kv_heads);
   return refiner + CudaWindow::Bytes(heads, zone.rows()) +
@@ -56,8 +62,11 @@ absl::StatusOr<CudaZone> CudaZone::Create(const RetrievalConfig& config,
   for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
     keys.layers.push_back(out.values_.k(layer));
   }
-  ASSIGN_OR_RETURN(out.refiner_,
-                   MakeCudaRefiner(*config.refine, out.shape_, keys, host_rows, pool, stream));
+  ASSIGN_OR_RETURN(out.refiner_, MakeCudaRefiner(*config.refine, out.shape_, keys,
+                                                 RowsForRefiner(config, host_rows), pool, stream));
+  if (config.estimate == Estimate::kOn) {
+    ASSIGN_OR_RETURN(out.summaries_, CudaSummaries::Create(out.shape_, *host_rows, pool));
+  }
   return out;
 }
 
@@ -105,7 +114,9 @@ absl::Status CudaZone::Attend(Layer layer, const uint16_t* q, int64_t phase, flo
   params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, heads.kv_heads));
   params.workspace = workspace_.data();
   RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
-  return absl::OkStatus();
+  if (summaries_.empty()) return absl::OkStatus();
+  const CudaSummaries::SelectedRows rows{params.k, params.v, params.row_stride};
+  return summaries_.Attend(layer, q, selection, rows, out, lse, stream);
 }
 
 }  // namespace carrel::decoder

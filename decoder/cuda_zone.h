@@ -1,7 +1,8 @@
 // What:      the zone held on the GPU: its rows, a method that chooses among them there, and their
 //            attention.
 // Math:      dense layers attend to every row, the others to those that the method chooses within
-//            the layer's budget (decoder/refine/cuda_refiner.h).
+//            the layer's budget (decoder/refine/cuda_refiner.h), and with estimate=on to summaries
+//            of the rest.
 // Shapes:    of each layer k, v [kv_heads, rows, head_dim] bf16; of the method what it keeps.
 // Errors:    ResourceExhausted device memory; those of the store while it is filled; those of
 //            MakeCudaRefiner.
@@ -18,6 +19,7 @@
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "decoder/config.h"
+#include "decoder/cuda_summaries.h"
 #include "decoder/cuda_window.h"
 #include "decoder/refine/cuda_refiner.h"
 
@@ -27,7 +29,7 @@ class StoreClient;
 
 class CudaZone {
  public:
-  // host_rows here and below: where NeedsHostRows, otherwise null.
+  // host_rows here and below: where NeedsHostRows, or estimate=on: then it has summaries.
   static absl::StatusOr<int64_t> Bytes(const RetrievalConfig& config, const AttentionShape& shape,
                                        RowRange zone, const HostRows* host_rows);
   // Reads the zone from the store. config.refine is set; the zone is not empty.
@@ -55,6 +57,7 @@ class CudaZone {
   int64_t splits_ = 0;
   CudaWindow values_;                      // the zone's rows
   std::unique_ptr<CudaRefiner> refiner_;   // null: every layer is dense
+  CudaSummaries summaries_;                // of the estimation term; empty: there is none
   cuda::DeviceBuffer<uint8_t> workspace_;  // of attention
 };
 

@@ -57,6 +57,24 @@ absl::Status PlanFidelity(const v1::OpenReply& opened, RetrievalConfig& config) 
   return absl::OkStatus();
 }
 
+// Positions given here have no summaries, and a GPU takes a zone's from the context's folder.
+absl::Status ResolveEstimate(const DeviceConfig& device, const HostRows* host_rows,
+                             RetrievalConfig& config) {
+  if (config.rope == Rope::kInfiniteHip) {
+    config.estimate = Estimate::kOff;
+    return absl::OkStatus();
+  }
+  if (!device.zone_on_device && !device.zone_in_host) return absl::OkStatus();
+  const bool here = host_rows != nullptr && host_rows->has_summaries();
+  if (config.estimate == Estimate::kOn && !here) {
+    return absl::FailedPreconditionError(
+        "estimate=on: a zone that a GPU attends to takes the context's summaries from its folder: "
+        "give --store instead of --server, or carrel reindex --summaries 40 where it has none");
+  }
+  if (config.estimate == Estimate::kAuto) config.estimate = here ? Estimate::kOn : Estimate::kOff;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Decoder::~Decoder() = default;
@@ -99,7 +117,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   }
   if (NeedsHostRows(config, device) && host_rows == nullptr)
     return absl::InvalidArgumentError("refine needs the rows in this host's memory");
-  if (host_rows != nullptr && !NeedsHostRows(config, device) && !device.zone_in_host)
+  if (host_rows != nullptr && !TakesHostRows(config, device))
     return absl::InvalidArgumentError("rows of this host are given and nothing reads them");
   if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
     return absl::FailedPreconditionError(
@@ -115,10 +133,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
     config.layer_entropy_nats.assign(opened.layer_entropy_nats().begin(),
                                      opened.layer_entropy_nats().end());
   }
-  // What a GPU attends to by itself has no term, and positions given here have no summaries.
-  if (device.zone_on_device || device.zone_in_host || config.rope == Rope::kInfiniteHip) {
-    config.estimate = Estimate::kOff;
-  }
+  RETURN_IF_ERROR(ResolveEstimate(device, host_rows.get(), config));
   if (config.select == Select::kFidelity) RETURN_IF_ERROR(PlanFidelity(opened, config));
   if (config.select == Select::kFidelity) {
     decoder->target_error_ = config.target_error;
@@ -192,7 +207,8 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
     return absl::InvalidArgumentError(absl::StrCat(
         "context of ", context_tokens_, " and prompt of ", prompt_tokens,
         " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings,
-        "; rope=infinitehip goes beyond it, on a context whose keys are stored before RoPE"));
+        "; --beyond-trained goes on as if it had been trained for more; --rope infinitehip goes "
+        "beyond it by positions of its own, on a context whose keys are stored before RoPE"));
   }
 
   pass_->StartSequence();
@@ -231,6 +247,7 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
       break;
     }
     RETURN_IF_ERROR(pass_->Run({&token, 1}, position));
+    ++result.steps;
     if (options.keep_logits) {
       RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
       result.logits.insert(result.logits.end(), logits.begin(), logits.end());

@@ -42,6 +42,8 @@ struct GenerateResult {
                               // tokens that were fed back
   double prompt_seconds = 0;
   double generate_seconds = 0;
+  // Tokens fed back: what generate_seconds are of, since the prompt gives the first token.
+  int64_t steps = 0;
 };
 
 class Decoder {

@@ -60,8 +60,42 @@ void BpeModel::PushCandidate(int32_t left, Scratch* scratch) const {
   std::push_heap(scratch->heap.begin(), scratch->heap.end(), kLater);
 }
 
-absl::Status BpeModel::Encode(absl::string_view piece, Scratch* scratch,
-                              std::vector<TokenId>* ids) const {
+// One symbol per byte, but for those without a token. Unknown bytes wait for the next byte that has
+// a token of its own: substitutes by byte pass them, as they do in Hugging Face's BPE.
+absl::Status BpeModel::FillSymbols(absl::string_view piece, Scratch* scratch,
+                                   int64_t* dropped) const {
+  auto& symbols = scratch->symbols;
+  symbols.clear();
+  const auto add = [&](TokenId id) {
+    const int32_t at = static_cast<int32_t>(symbols.size());
+    if (at > 0) symbols.back().next = at;
+    symbols.push_back({id, at - 1, -1});
+  };
+  bool unknown_waits = false;
+  for (const char c : piece) {
+    const uint8_t byte = static_cast<uint8_t>(c);
+    if (byte_ids_[byte] >= 0) {
+      if (unknown_waits) add(substitutes_.unknown);
+      unknown_waits = false;
+      add(byte_ids_[byte]);
+    } else if (!substitutes_.by_byte[byte].empty()) {
+      for (const TokenId id : substitutes_.by_byte[byte]) add(id);
+    } else if (substitutes_.unknown >= 0) {
+      if (unknown_waits && !substitutes_.fuse_unknown) add(substitutes_.unknown);
+      unknown_waits = true;
+    } else if (dropped != nullptr) {
+      ++*dropped;
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("the vocabulary has no token for byte 0x",
+                                                     absl::Hex(byte, absl::kZeroPad2)));
+    }
+  }
+  if (unknown_waits) add(substitutes_.unknown);
+  return absl::OkStatus();
+}
+
+absl::Status BpeModel::Encode(absl::string_view piece, Scratch* scratch, std::vector<TokenId>* ids,
+                              int64_t* dropped) const {
   if (whole_words_) {
     const auto whole = vocab_.find(piece);
     if (whole != vocab_.end()) {
@@ -69,21 +103,15 @@ absl::Status BpeModel::Encode(absl::string_view piece, Scratch* scratch,
       return absl::OkStatus();
     }
   }
-  if (piece.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-    return absl::InvalidArgumentError(absl::StrCat("a word of ", piece.size(), " bytes exceeds ",
-                                                   std::numeric_limits<int32_t>::max()));
+  constexpr int32_t kMostTokensPerByte = 2;  // a character of the byte alphabet in UTF-8
+  constexpr int32_t kLongest = std::numeric_limits<int32_t>::max() / kMostTokensPerByte;
+  if (piece.size() > static_cast<size_t>(kLongest)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a word of ", piece.size(), " bytes exceeds ", kLongest));
   }
-  const int32_t size = static_cast<int32_t>(piece.size());
+  RETURN_IF_ERROR(FillSymbols(piece, scratch, dropped));
   auto& symbols = scratch->symbols;
-  symbols.clear();
-  for (int32_t i = 0; i < size; ++i) {
-    const uint8_t byte = static_cast<uint8_t>(piece[static_cast<size_t>(i)]);
-    if (byte_ids_[byte] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("the vocabulary has no token for byte 0x",
-                                                     absl::Hex(byte, absl::kZeroPad2)));
-    }
-    symbols.push_back({byte_ids_[byte], i - 1, i + 1 < size ? i + 1 : -1});
-  }
+  const int32_t size = static_cast<int32_t>(symbols.size());
   scratch->heap.clear();
   for (int32_t i = 0; i + 1 < size; ++i) PushCandidate(i, scratch);
   constexpr TokenId kMergedAway = -1;

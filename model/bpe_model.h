@@ -3,7 +3,7 @@
 // Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", section
 //         3.2, over bytes.
 // Errors: InvalidArgument, naming the merge, two halves or a whole that are not in the vocabulary;
-//         a byte without a token.
+//         a byte for which nothing stands.
 // Threads: immutable, reentrant.     Cost: O(n log n) for a piece of n bytes.
 #pragma once
 
@@ -46,8 +46,23 @@ class BpeModel {
       absl::flat_hash_map<std::string, TokenId> vocab,
       const std::vector<std::pair<std::string, std::string>>& merges, bool whole_words);
 
-  // Appends the tokens of `piece`; on an error nothing is appended.
-  absl::Status Encode(absl::string_view piece, Scratch* scratch, std::vector<TokenId>* ids) const;
+  // What stands for a byte that has no token of its own, as in Hugging Face's BPE.
+  struct Substitutes {
+    std::array<std::vector<TokenId>, 256> by_byte;  // byte_fallback; empty: none
+    TokenId unknown = -1;                           // where by_byte has none; -1: nothing
+    bool fuse_unknown = false;                      // neighbouring unknown bytes are one token
+  };
+  void SetSubstitutes(Substitutes substitutes) { substitutes_ = std::move(substitutes); }
+
+  // Whether nothing stands for the byte.
+  bool Missing(uint8_t byte) const {
+    return byte_ids_[byte] < 0 && substitutes_.by_byte[byte].empty() && substitutes_.unknown < 0;
+  }
+
+  // Appends the tokens of `piece`; on an error nothing is appended. Missing bytes are an error if
+  // `dropped` is null, else left out and counted.
+  absl::Status Encode(absl::string_view piece, Scratch* scratch, std::vector<TokenId>* ids,
+                      int64_t* dropped = nullptr) const;
 
   // The token of a single byte, or -1.
   TokenId byte_id(uint8_t byte) const { return byte_ids_[byte]; }
@@ -58,11 +73,13 @@ class BpeModel {
     TokenId merged;
   };
 
+  absl::Status FillSymbols(absl::string_view piece, Scratch* scratch, int64_t* dropped) const;
   void PushCandidate(int32_t left, Scratch* scratch) const;
 
   absl::flat_hash_map<std::string, TokenId> vocab_;
   absl::flat_hash_map<std::pair<TokenId, TokenId>, Merge> merges_;
   std::array<TokenId, 256> byte_ids_{};
+  Substitutes substitutes_;
   bool whole_words_ = false;
 };
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/checksum.h"
 #include "common/status.h"
 #include "model/bpe_model.h"
@@ -29,12 +31,15 @@ struct Work {
   struct Word {
     size_t begin;  // in ids
     size_t count;
+    int64_t dropped;
   };
   std::vector<TokenId> ids;
   std::deque<std::string> owned;
   std::vector<absl::string_view> pieces;
   absl::flat_hash_map<absl::string_view, Word> words;
   BpeModel::Scratch scratch;
+  absl::string_view text;       // what offsets are of
+  Tokenizer::Dropped* dropped;  // null: bytes without a token are refused
 };
 
 class BpeTokenizer final : public Tokenizer {
@@ -51,9 +56,12 @@ class BpeTokenizer final : public Tokenizer {
     sha256_ = std::move(sha256);
   }
 
-  absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text) const override {
+  absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text,
+                                                  Dropped* dropped) const override {
     RETURN_IF_ERROR(ValidateUtf8(text));
     Work work;
+    work.text = text;
+    work.dropped = dropped;
     std::vector<TextSpan> spans;
     raw_.Split(text, &spans);
     for (const TextSpan& span : spans) {
@@ -86,7 +94,7 @@ class BpeTokenizer final : public Tokenizer {
   absl::Status EncodeNormalized(absl::string_view text, Work* work) const {
     if (nfc_) {
       ASSIGN_OR_RETURN(std::string composed, NormalizeNfc(text));
-      text = work->owned.emplace_back(std::move(composed));
+      if (composed != text) text = work->owned.emplace_back(std::move(composed));
     }
     std::vector<TextSpan> spans;
     normalized_.Split(text, &spans);
@@ -96,9 +104,48 @@ class BpeTokenizer final : public Tokenizer {
         continue;
       }
       RETURN_IF_ERROR(pretokenizer_.Split(span.text, &work->owned, &work->pieces));
-      for (const absl::string_view piece : work->pieces) RETURN_IF_ERROR(EncodeWord(piece, work));
+      const int64_t dropped = work->dropped == nullptr ? 0 : work->dropped->bytes;
+      for (const absl::string_view piece : work->pieces) {
+        const absl::Status status = EncodeWord(piece, work);
+        if (!status.ok()) return Located(status, text, span.text, work->text);
+      }
+      if (work->dropped != nullptr && work->dropped->bytes > dropped &&
+          work->dropped->first_offset < 0) {
+        const size_t at = FirstMissing(span.text);
+        work->dropped->first_offset =
+            OffsetIn(work->text, text, span.text) + static_cast<int64_t>(at);
+        work->dropped->first_byte = static_cast<uint8_t>(span.text[at]);
+      }
     }
     return absl::OkStatus();
+  }
+
+  // A piece may be of a copy (with a space before it): but what is missing is missing everywhere.
+  size_t FirstMissing(absl::string_view span) const {
+    size_t at = 0;
+    while (at + 1 < span.size() && !bpe_.Missing(static_cast<uint8_t>(span[at]))) ++at;
+    return at;
+  }
+
+  // Where a part of `normalized` begins in the text, or in `normalized` if that is a copy.
+  static int64_t OffsetIn(absl::string_view text, absl::string_view normalized,
+                          absl::string_view part) {
+    const std::less_equal<const char*> le;
+    const bool inside =
+        le(text.data(), part.data()) && le(part.data() + part.size(), text.data() + text.size());
+    return part.data() - (inside ? text.data() : normalized.data());
+  }
+
+  absl::Status Located(const absl::Status& status, absl::string_view normalized,
+                       absl::string_view span, absl::string_view text) const {
+    if (span.empty() || !bpe_.Missing(static_cast<uint8_t>(span[FirstMissing(span)]))) {
+      return status;
+    }
+    const int64_t offset =
+        OffsetIn(text, normalized, span) + static_cast<int64_t>(FirstMissing(span));
+    return absl::Status(status.code(),
+                        absl::StrCat(status.message(), ", at byte offset ", offset, " of ",
+                                     text.size(), " (--missing-bytes drop leaves such bytes out)"));
   }
 
   absl::Status EncodeWord(absl::string_view word, Work* work) const {
@@ -107,6 +154,7 @@ class BpeTokenizer final : public Tokenizer {
     std::vector<TokenId>& ids = work->ids;
     if (known != work->words.end()) {
       const Work::Word earlier = known->second;
+      if (work->dropped != nullptr) work->dropped->bytes += earlier.dropped;
       for (size_t i = 0; i < earlier.count; ++i) {
         const TokenId id = ids[earlier.begin + i];
         ids.push_back(id);
@@ -114,8 +162,11 @@ class BpeTokenizer final : public Tokenizer {
       return absl::OkStatus();
     }
     const size_t begin = ids.size();
-    RETURN_IF_ERROR(bpe_.Encode(word, &work->scratch, &ids));
-    if (word.size() <= kLongestKept) work->words[word] = {begin, ids.size() - begin};
+    int64_t dropped = 0;
+    RETURN_IF_ERROR(
+        bpe_.Encode(word, &work->scratch, &ids, work->dropped == nullptr ? nullptr : &dropped));
+    if (work->dropped != nullptr) work->dropped->bytes += dropped;
+    if (word.size() <= kLongestKept) work->words[word] = {begin, ids.size() - begin, dropped};
     return absl::OkStatus();
   }
 
@@ -162,6 +213,40 @@ absl::StatusOr<std::vector<Token>> MakeTable(const std::string& path, const Toke
   return table;
 }
 
+// What stands for the bytes that the vocabulary has no token for.
+absl::StatusOr<BpeModel::Substitutes> MakeSubstitutes(const std::string& path,
+                                                      const TokenizerJson& json,
+                                                      const BpeModel& bpe) {
+  BpeModel::Substitutes result;
+  bool incomplete = false;
+  for (int byte = 0; byte < 256; ++byte) {
+    incomplete = incomplete || bpe.byte_id(static_cast<uint8_t>(byte)) < 0;
+  }
+  if (!incomplete) return result;
+  absl::flat_hash_map<absl::string_view, TokenId> ids;
+  for (const auto& [token, id] : json.vocab) ids[token] = id;
+  if (json.unk_token.has_value()) {
+    const auto unknown = ids.find(*json.unk_token);
+    if (unknown == ids.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": model.unk_token \"", *json.unk_token, "\" is not in model.vocab"));
+    }
+    result.unknown = unknown->second;
+    result.fuse_unknown = json.fuse_unk;
+  }
+  for (int byte = 0; json.byte_fallback && byte < 256; ++byte) {
+    // The bytes of the character that spells this one; all of them have a token, or none counts.
+    std::vector<TokenId>& tokens = result.by_byte[static_cast<size_t>(byte)];
+    const std::string spelled = TokenOfBytes(std::string(1, static_cast<char>(byte)));
+    for (const char c : spelled) {
+      const auto token = ids.find(absl::StrFormat("<0x%02X>", static_cast<uint8_t>(c)));
+      if (token != ids.end()) tokens.push_back(token->second);
+    }
+    if (tokens.size() != spelled.size()) tokens.clear();
+  }
+  return result;
+}
+
 absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& json) {
   absl::flat_hash_map<std::string, TokenId> vocab;
   vocab.reserve(json.vocab.size());
@@ -183,22 +268,21 @@ absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& j
   }
   absl::StatusOr<BpeModel> bpe = BpeModel::Create(std::move(vocab), merges, json.ignore_merges);
   if (!bpe.ok()) return Annotate(bpe.status(), absl::StrCat(path, ": model"));
-  for (int byte = 0; json.handles_unknown && byte < 256; ++byte) {
-    const bool in_utf8 = byte < 0xC0 || (byte >= 0xC2 && byte <= 0xF4);
-    if (in_utf8 && bpe->byte_id(static_cast<uint8_t>(byte)) < 0) {
-      return absl::UnimplementedError(
-          absl::StrCat(path,
-                       ": model.unk_token or byte_fallback with a vocabulary that has no "
-                       "token for byte 0x",
-                       absl::Hex(byte, absl::kZeroPad2), " is not supported"));
-    }
-  }
+  absl::StatusOr<BpeModel::Substitutes> substitutes = MakeSubstitutes(path, json, *bpe);
+  RETURN_IF_ERROR(substitutes.status());
+  bpe->SetSubstitutes(*std::move(substitutes));
   return bpe;
 }
 
 absl::StatusOr<TokenId> FindBos(const std::string& path, const TokenizerConfig& config,
                                 const TokenizerJson& json, const std::vector<AddedToken>& added) {
-  if (!config.bos_token.has_value() || !config.add_bos_token) return -1;
+  if (!config.add_bos_token.has_value()) return json.template_bos;
+  if (!*config.add_bos_token) return -1;
+  if (!config.bos_token.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokenizer_config.json beside ", path,
+                     ": add_bos_token is true, and there is no bos_token"));
+  }
   for (const AddedToken& token : added) {
     if (token.content == *config.bos_token) return token.id;
   }
@@ -222,6 +306,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(const std::string&
   ASSIGN_OR_RETURN(std::vector<Token> table, MakeTable(path, json, added));
   ASSIGN_OR_RETURN(BpeModel bpe, MakeBpe(path, json));
   ASSIGN_OR_RETURN(const TokenId bos, FindBos(path, config, json, added));
+  if (bos >= static_cast<TokenId>(table.size()) || (bos >= 0 && !table[bos].used)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": post_processor names id ", bos, ", which is no token"));
+  }
   absl::StatusOr<Pretokenizer> pretokenizer = Pretokenizer::Create(json.pretokenizer);
   if (!pretokenizer.ok()) {
     return Annotate(pretokenizer.status(), absl::StrCat(path, ": pre_tokenizer"));

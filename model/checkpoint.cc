@@ -5,10 +5,12 @@
 
 namespace carrel::model {
 
-absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool) {
+absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
+                                          const std::string& adapter_dir) {
   Checkpoint checkpoint;
+  RETURN_IF_ERROR(CheckNoOtherAdapter(model_dir, adapter_dir));
   ASSIGN_OR_RETURN(checkpoint.config, LoadModelConfig(model_dir));
-  ASSIGN_OR_RETURN(checkpoint.weights, LoadWeights(model_dir, checkpoint.config));
+  ASSIGN_OR_RETURN(checkpoint.weights, LoadWeights(model_dir, checkpoint.config, pool));
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(model_dir);
   std::string tokenizer_sha256 = "none";
   if (tokenizer.ok()) {
@@ -22,21 +24,30 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
   } else if (!absl::IsNotFound(tokenizer.status())) {
     return tokenizer.status();
   }
+  std::string adapter_sha256;
+  if (!adapter_dir.empty()) {
+    RETURN_IF_ERROR(ReadAdapterConfig(adapter_dir, checkpoint.config));
+    ASSIGN_OR_RETURN(checkpoint.adapter, Adapter::Load(adapter_dir, checkpoint.config));
+    adapter_sha256 = checkpoint.adapter->sha256();
+  }
   checkpoint.fingerprint =
-      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool), tokenizer_sha256);
+      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool),
+                       tokenizer_sha256, adapter_sha256);
   return checkpoint;
 }
 
-absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodePrompt(absl::string_view text) const {
+absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodePrompt(absl::string_view text,
+                                                              Tokenizer::Dropped* dropped) const {
   if (tokenizer == nullptr) {
     return absl::FailedPreconditionError(
         "the model folder has no tokenizer (tokenizer.json or tokenizer.model): give token ids instead of text");
   }
-  return tokenizer->Encode(text);
+  return tokenizer->Encode(text, dropped);
 }
 
-absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodeDocument(absl::string_view text) const {
-  ASSIGN_OR_RETURN(std::vector<TokenId> ids, EncodePrompt(text));
+absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodeDocument(absl::string_view text,
+                                                                Tokenizer::Dropped* dropped) const {
+  ASSIGN_OR_RETURN(std::vector<TokenId> ids, EncodePrompt(text, dropped));
   const TokenId bos = tokenizer->bos_token_id();
   if (!ids.empty() && bos >= 0 && ids.front() != bos) ids.insert(ids.begin(), bos);
   return ids;

@@ -1,7 +1,7 @@
 // What:   everything a model folder gives: config, weights, tokenizer, and the fingerprint that K
 //         and V computed with it carry.
 // Errors: those of its parts; InvalidArgument if the tokenizer knows ids that the model has no
-//         embedding for (names both sizes).
+//         embedding for (names both sizes), or the folder holds an adapter that is not asked for.
 #pragma once
 
 #include <memory>
@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
+#include "model/adapter.h"
 #include "model/config.h"
 #include "model/cpu_backend.h"
 #include "model/tokenizer.h"
@@ -20,16 +21,22 @@ namespace carrel::model {
 struct Checkpoint {
   ModelConfig config;
   std::shared_ptr<const Weights> weights;
+  std::shared_ptr<const Adapter> adapter;  // null: none
   std::unique_ptr<Tokenizer> tokenizer;  // null if the folder has none
   std::vector<std::pair<std::string, std::string>> fingerprint;  // ordered by name
 
   // The ids of a document: BOS first, where the tokenizer has one and the text does not write it out.
-  absl::StatusOr<std::vector<TokenId>> EncodeDocument(absl::string_view text) const;
-  absl::StatusOr<std::vector<TokenId>> EncodePrompt(absl::string_view text) const;
+  // `dropped` as of Tokenizer::Encode.
+  absl::StatusOr<std::vector<TokenId>> EncodeDocument(absl::string_view text,
+                                                      Tokenizer::Dropped* dropped = nullptr) const;
+  absl::StatusOr<std::vector<TokenId>> EncodePrompt(absl::string_view text,
+                                                    Tokenizer::Dropped* dropped = nullptr) const;
 };
 
 // Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors.
-absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool);
+// With an adapter's folder, the model is the base with it (adapter.h).
+absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
+                                          const std::string& adapter_dir = "");
 
 // Ids from elsewhere: InvalidArgument names the first one outside [0, vocab_size) and where it stands.
 absl::Status ValidateTokenIds(absl::Span<const TokenId> ids, const ModelConfig& config);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/file.h"
 #include "common/status.h"
+#include "model/gguf_config.h"
 #include "model/json_fields.h"
 #include "model/rope_config.h"
 #include "nlohmann/json.hpp"
@@ -163,17 +164,123 @@ absl::Status ParseBiases(const JsonFields& fields, const ArchitectureTraits& tra
   return absl::OkStatus();
 }
 
+// Fields that are read, here or in rope_config.cc, and those that change no K, V or logits: training
+// (dropouts, initialisation), how a program runs it (caches, dtypes, attention kernels), sampling,
+// and what old versions of transformers wrote into every file.
+constexpr absl::string_view kKnownFields[] = {
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_flash_attn_2_enabled",
+    "_name_or_path",
+    "architectures",
+    "attention_bias",
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "attn_implementation",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "classifier_dropout",
+    "cls_token_id",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "embd_pdrop",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "head_dim",
+    "hidden_act",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "hidden_size",
+    "id2label",
+    "initializer_range",
+    "intermediate_size",
+    "is_causal",  // false is refused
+    "is_decoder",
+    "is_llama_config",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "layer_types",
+    "length_penalty",
+    "max_length",
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_window_layers",
+    "min_length",
+    "mlp_bias",
+    "model_max_length",
+    "model_type",
+    "no_repeat_ngram_size",
+    "num_attention_heads",
+    "num_beam_groups",
+    "num_beams",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "partial_rotary_factor",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "resid_pdrop",
+    "return_dict",
+    "return_dict_in_generate",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sep_token_id",
+    "sliding_window",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tie_word_embeddings",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "typical_p",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+    "use_sliding_window",
+    "vocab_size",
+};
+
 absl::Status RefuseOthers(const JsonFields& fields) {
   const json* activation = fields.Find("hidden_act");
-  if (activation != nullptr && *activation != "silu") {
+  if (activation != nullptr && *activation != "silu" && *activation != "swish") {
     return fields.Unsupported("hidden_act", "is not silu");
   }
+  ASSIGN_OR_RETURN(const bool causal, fields.BoolOr("is_causal", true));
+  if (!causal) return fields.Unsupported("is_causal", "is not run: tokens see what precedes them");
   for (const char* field : {"quantization_config", "compression_config"}) {
     if (fields.Has(field)) {
       return fields.Unsupported(field, "is not run: weights must be f32, f16 or bf16");
     }
   }
-  return absl::OkStatus();
+  return RefuseUnknownFields(fields, kKnownFields);
 }
 
 // An id or a list of ids.
@@ -244,6 +351,8 @@ const char* RopeTypeName(RopeType type) {
       return "linear";
     case RopeType::kLlama3:
       return "llama3";
+    case RopeType::kYarn:
+      return "yarn";
   }
   return "unknown";
 }
@@ -251,6 +360,10 @@ const char* RopeTypeName(RopeType type) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
+  if (IsGgufPath(model_dir)) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const Gguf> gguf, Gguf::Open(model_dir));
+    return GgufModelConfig(*gguf);
+  }
   const std::filesystem::path folder(model_dir);
   const std::string path = (folder / "config.json").string();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
@@ -266,7 +379,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   RETURN_IF_ERROR(ParseBiases(fields, *traits, config));
   ASSIGN_OR_RETURN(config.rms_norm_eps, fields.NumberOr("rms_norm_eps", 1e-6, 1e-12, 1.0));
   ASSIGN_OR_RETURN(config.tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
-  ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(fields));
+  ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(fields, config.max_position_embeddings));
   RETURN_IF_ERROR(ParseSpecialTokens(folder, fields, *traits, config));
   return config;
 }
@@ -277,7 +390,7 @@ std::vector<std::pair<std::string, std::string>> ModelConfig::FingerprintFields(
       std::find_if(std::begin(kArchitectures), std::end(kArchitectures),
                    [this](const ArchitectureTraits& t) { return t.architecture == architecture; });
   CARREL_CHECK(traits != std::end(kArchitectures));
-  return {
+  std::vector<std::pair<std::string, std::string>> fields = {
       {"architecture", traits->model_type},
       {"head_dim", absl::StrCat(shape.head_dim)},
       {"hidden_size", absl::StrCat(hidden_size)},
@@ -300,6 +413,15 @@ std::vector<std::pair<std::string, std::string>> ModelConfig::FingerprintFields(
       {"tie_word_embeddings", flag(tie_word_embeddings)},
       {"vocab_size", absl::StrCat(vocab_size)},
   };
+  // Only where they mean something: contexts of other models keep the fingerprint that they have.
+  if (rope.type == RopeType::kYarn) {
+    fields.emplace_back("rope_attention_factor", Shortest(rope.attention_factor));
+    fields.emplace_back("rope_beta_fast", Shortest(rope.beta_fast));
+    fields.emplace_back("rope_beta_slow", Shortest(rope.beta_slow));
+    fields.emplace_back("rope_truncate", flag(rope.truncate));
+    std::sort(fields.begin(), fields.end());
+  }
+  return fields;
 }
 
 }  // namespace carrel::model

@@ -4,7 +4,7 @@
 //         Qwen3Config), their defaults included; but the sizes that it always writes must be there.
 // Errors: NotFound no config.json; InvalidArgument malformed or inconsistent (names field, value,
 //         bound); Unimplemented an architecture, activation, rope type or sliding window that we do
-//         not run (names it).
+//         not run, or a field that is neither understood nor known to change no result (names it).
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,22 @@ namespace carrel::model {
 
 enum class Architecture : uint8_t { kLlama = 0, kMistral = 1, kQwen2 = 2, kQwen3 = 3 };
 
-enum class RopeType : uint8_t { kDefault = 0, kLinear = 1, kLlama3 = 2 };
+enum class RopeType : uint8_t { kDefault = 0, kLinear = 1, kLlama3 = 2, kYarn = 3 };
 
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
-  double factor = 1.0;                           // linear, llama3
+  double factor = 1.0;                           // linear, llama3, yarn
   double low_freq_factor = 0;                    // llama3
   double high_freq_factor = 0;                   // llama3
-  int64_t original_max_position_embeddings = 0;  // llama3
+  int64_t original_max_position_embeddings = 0;  // llama3, yarn
+  double attention_factor = 1.0;                 // yarn: of cosines and sines
+  double beta_fast = 32.0;                       // yarn: turns over the original length from which
+                                                 // on a frequency stays as it is
+  double beta_slow = 1.0;                        // yarn: and up to which it is divided by factor
+  bool truncate = true;                          // yarn: these bounds in whole dimensions
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -53,8 +60,9 @@ struct ModelConfig {
   std::vector<std::pair<std::string, std::string>> FingerprintFields() const;
 };
 
-// inv_freq [head_dim / 2] of the rope kind (linear: divided by factor; llama3: by wavelength),
-// computed as transformers does, in float.
+// inv_freq [head_dim / 2] of the rope kind (linear: divided by factor; llama3, yarn: by wavelength),
+// computed as transformers does, in float. Who rotates with yarn's multiplies q and k by
+// attention_factor, too.
 std::vector<float> RopeInvFreq(const RopeConfig& rope, int32_t head_dim);
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir);

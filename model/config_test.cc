@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "nlohmann/json.hpp"
 
@@ -236,11 +237,13 @@ TEST(ConfigTest, EachUnsupportedField_IsNamed) {
        "attention_bias=true is not an option of model_type mistral"},
       {"qwen2", {{"attention_bias", true}}, "attention_bias=true is not an option"},
       {"qwen3", {{"mlp_bias", true}}, "mlp_bias=true is not an option of model_type qwen3"},
-      {"llama", rope({{"type", "yarn"}, {"factor", 2}}), "rope_scaling: type=\"yarn\""},
-      {"llama", rope({{"rope_type", "dynamic"}, {"factor", 2}}), "rope_type=\"dynamic\" is not"},
-      {"llama", rope({{"rope_type", "longrope"}}), "rope_type=\"longrope\" is not one of"},
-      {"llama", rope({{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 32}}),
-       "rope_scaling: beta_fast=32 is not a rope parameter"},
+      {"llama", rope({{"rope_type", "dynamic"}, {"factor", 2}}),
+       "rope_type=\"dynamic\" is not run"},
+      {"llama", rope({{"rope_type", "longrope"}}), "rope_type=\"longrope\" is not run"},
+      {"llama", rope({{"rope_type", "proportional"}}),
+       "is not one of default, linear, llama3, yarn"},
+      {"llama", rope({{"rope_type", "yarn"}, {"factor", 2}, {"beta_middle", 32}}),
+       "rope_scaling: beta_middle=32 is not a rope parameter"},
       {"qwen2", rope({{"type", "default"}, {"mrope_section", {16, 24}}}), "mrope_section"},
       {"llama",
        {{"rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}}},
@@ -312,6 +315,16 @@ TEST(ConfigTest, EachInconsistentField_IsNamedWithValueAndBound) {
              {"high_freq_factor", 4},
              {"original_max_position_embeddings", 8192}}),
        "high_freq_factor=4 is not above low_freq_factor=4"},
+      {"llama", rope({{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 32}}),
+       "beta_fast=32 is not a parameter of rope type linear"},
+      {"llama", rope({{"rope_type", "yarn"}, {"factor", 2}, {"low_freq_factor", 1}}),
+       "low_freq_factor=1 is not a parameter of rope type yarn"},
+      {"llama", rope({{"rope_type", "yarn"}, {"factor", 0.5}}), "factor=0.5 is outside [1,"},
+      {"llama", rope({{"rope_type", "yarn"}, {"beta_fast", 1}, {"beta_slow", 2}}),
+       "beta_fast=1 is below beta_slow=2"},
+      {"llama", rope({{"rope_type", "yarn"}, {"attention_factor", 0}}),
+       "attention_factor=0 is out"},
+      {"llama", rope({{"rope_type", "yarn"}, {"truncate", 1}}), "truncate=1 is not true or false"},
       {"llama",
        {{"rope_theta", 1e4}, {"rope_parameters", {{"rope_theta", 5e5}}}},
        "rope_theta=500000.0 contradicts rope_theta=10000"},
@@ -325,6 +338,115 @@ TEST(ConfigTest, EachInconsistentField_IsNamedWithValueAndBound) {
                 StatusIs(absl::StatusCode::kInvalidArgument, c.message))
         << c.model_type << " " << c.set;
   }
+}
+
+// Fields that could change results, of models that share these architectures' code or names.
+TEST(ConfigTest, FieldThatIsNotUnderstood_IsRefusedUnlessEmpty) {
+  const std::pair<const char*, json> fields[] = {
+      {"attn_logit_softcapping", 50.0}, {"final_logit_softcapping", 30.0},
+      {"query_pre_attn_scalar", 256},   {"qk_layernorm", true},
+      {"attention_multiplier", 0.1},    {"logit_scale", 0.06},
+      {"embedding_multiplier", 12},     {"residual_multiplier", 0.2},
+      {"rope_interleaved", true},       {"is_encoder_decoder", true},
+      {"quantization", {{"bits", 4}}},  {"auto_map", {{"AutoModel", "x.Y"}}},
+      {"text_config", {{"a", 1}}},      {"a_field_of_tomorrow", "on"}};
+  for (const auto& [name, value] : fields) {
+    EXPECT_THAT(Load(Patched("llama", {{name, value}})),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         absl::StrCat(name, "=", value.dump(), " is not understood")));
+    for (const json& empty : {json(), json(false), json(""), json::array(), json::object()}) {
+      CARREL_EXPECT_OK(Load(Patched("llama", {{name, empty}})));
+    }
+  }
+  EXPECT_THAT(Load(Patched("llama", {{"is_causal", false}})),
+              StatusIs(absl::StatusCode::kUnimplemented, "is_causal=false is not run"));
+}
+
+// The fields of config.json files as they are published, with the shape of the tests' own.
+TEST(ConfigTest, PublishedFiles_AreAccepted) {
+  const json smollm2 = {{"attention_bias", false},
+                        {"attention_dropout", 0.0},
+                        {"hidden_act", "silu"},
+                        {"initializer_range", 0.041666666666666664},
+                        {"is_llama_config", true},
+                        {"mlp_bias", false},
+                        {"pad_token_id", 2},
+                        {"pretraining_tp", 1},
+                        {"rms_norm_eps", 1e-05},
+                        {"rope_interleaved", false},
+                        {"rope_scaling", nullptr},
+                        {"rope_theta", 100000},
+                        {"tie_word_embeddings", true},
+                        {"torch_dtype", "bfloat16"},
+                        {"transformers.js_config", {{"kv_cache_dtype", {{"q4f16", "float16"}}}}},
+                        {"transformers_version", "4.42.3"},
+                        {"use_cache", true}};
+  const json llama32 = {{"attention_bias", false},
+                        {"attention_dropout", 0.0},
+                        {"head_dim", 64},
+                        {"hidden_act", "silu"},
+                        {"initializer_range", 0.02},
+                        {"mlp_bias", false},
+                        {"pretraining_tp", 1},
+                        {"rms_norm_eps", 1e-05},
+                        {"rope_scaling",
+                         {{"factor", 32.0},
+                          {"high_freq_factor", 4.0},
+                          {"low_freq_factor", 1.0},
+                          {"rope_type", "llama3"},
+                          {"original_max_position_embeddings", 8192}}},
+                        {"rope_theta", 500000.0},
+                        {"tie_word_embeddings", true},
+                        {"torch_dtype", "bfloat16"},
+                        {"transformers_version", "4.45.0.dev0"},
+                        {"use_cache", true}};
+  const json mistral = {{"attention_dropout", 0.0},
+                        {"hidden_act", "silu"},
+                        {"initializer_range", 0.02},
+                        {"rms_norm_eps", 1e-05},
+                        {"rope_theta", 1000000.0},
+                        {"sliding_window", nullptr},
+                        {"tie_word_embeddings", false},
+                        {"torch_dtype", "bfloat16"},
+                        {"transformers_version", "4.42.0.dev0"},
+                        {"use_cache", true}};
+  const json qwen25 = {
+      {"attention_dropout", 0.0},
+      {"hidden_act", "silu"},
+      {"initializer_range", 0.02},
+      {"max_window_layers", 28},
+      {"rms_norm_eps", 1e-06},
+      {"rope_theta", 1000000.0},
+      {"rope_scaling",
+       {{"factor", 4.0}, {"type", "yarn"}, {"original_max_position_embeddings", 32768}}},
+      {"sliding_window", 131072},
+      {"tie_word_embeddings", false},
+      {"torch_dtype", "bfloat16"},
+      {"transformers_version", "4.43.1"},
+      {"use_cache", true},
+      {"use_sliding_window", false}};
+  const json qwen3 = {{"attention_bias", false},
+                      {"attention_dropout", 0.0},
+                      {"head_dim", 128},
+                      {"hidden_act", "silu"},
+                      {"initializer_range", 0.02},
+                      {"max_window_layers", 36},
+                      {"rms_norm_eps", 1e-06},
+                      {"rope_scaling", nullptr},
+                      {"rope_theta", 1000000},
+                      {"sliding_window", nullptr},
+                      {"tie_word_embeddings", true},
+                      {"torch_dtype", "bfloat16"},
+                      {"transformers_version", "4.51.0"},
+                      {"use_cache", true},
+                      {"use_sliding_window", false}};
+  CARREL_EXPECT_OK(Load(Patched("llama", smollm2)));
+  CARREL_EXPECT_OK(Load(Patched("llama", llama32)));
+  CARREL_EXPECT_OK(Load(Patched("mistral", mistral)));
+  const auto yarn = Load(Patched("qwen2", qwen25));
+  CARREL_ASSERT_OK(yarn);
+  EXPECT_EQ(yarn->rope.type, RopeType::kYarn);
+  CARREL_EXPECT_OK(Load(Patched("qwen3", qwen3)));
 }
 
 TEST(ConfigTest, FileAbsentOrMalformed_IsNamed) {
@@ -404,6 +526,56 @@ TEST(RopeInvFreqTest, Llama3_ShortWavelengthsStayLongOnesShrink) {
     between += smooth > 0 && smooth < 1;
   }
   EXPECT_GT(between, 0);
+}
+
+// What transformers computes (tools/goldens/rope.py).
+TEST(RopeInvFreqTest, Yarn_EqualsTransformers) {
+  std::ifstream file(SourceFolder() + "/model/testdata/rope.json");
+  const json goldens = json::parse(file);
+  ASSERT_GE(goldens.size(), 8u);
+  for (const json& golden : goldens) {
+    const auto config =
+        Load(Patched("qwen2", {{"head_dim", golden["head_dim"]},
+                               {"rope_theta", golden["rope_theta"]},
+                               {"max_position_embeddings", golden["max_position_embeddings"]},
+                               {"rope_scaling", golden["rope_scaling"]}}));
+    CARREL_ASSERT_OK(config) << golden["rope_scaling"];
+    EXPECT_NEAR(config->rope.attention_factor, golden["attention_factor"].get<double>(), 1e-12);
+    const std::vector<float> f = RopeInvFreq(config->rope, config->shape.head_dim);
+    const auto expected = golden["inv_freq"].get<std::vector<double>>();
+    ASSERT_EQ(f.size(), expected.size());
+    for (size_t i = 0; i < f.size(); ++i) {
+      EXPECT_NEAR(f[i] / expected[i], 1.0, 1e-6) << golden["rope_scaling"] << " " << i;
+    }
+  }
+}
+
+TEST(FingerprintFieldsTest, YarnsOwn_AreThereOnlyWithYarn) {
+  const auto names = [](const json& set) {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : Load(Patched("llama", set))->FingerprintFields()) {
+      names.push_back(name);
+    }
+    EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
+    return names;
+  };
+  EXPECT_THAT(names(json::object()), testing::Not(testing::Contains("rope_attention_factor")));
+  const json yarn = {{"type", "yarn"}, {"factor", 2.0}};
+  for (const char* name :
+       {"rope_attention_factor", "rope_beta_fast", "rope_beta_slow", "rope_truncate"}) {
+    EXPECT_THAT(names({{"rope_scaling", yarn}}), testing::Contains(name));
+  }
+  const auto base = Load(Patched("llama", {{"rope_scaling", yarn}}));
+  for (const auto& [name, value] : {std::pair{"attention_factor", json(1.5)},
+                                    {"beta_fast", 16},
+                                    {"beta_slow", 2},
+                                    {"truncate", false}}) {
+    json other = yarn;
+    other[name] = value;
+    EXPECT_NE(Load(Patched("llama", {{"rope_scaling", other}}))->FingerprintFields(),
+              base->FingerprintFields())
+        << name;
+  }
 }
 
 TEST(FingerprintFieldsTest, EveryFieldThatMatters_ChangesTheList) {

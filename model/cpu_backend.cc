@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "common/status.h"
 #include "kernels/linear/linear.h"
+#include "kernels/quantized_linear/quantized_linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/silu_mul/silu_mul.h"
+#include "model/adapter.h"
 #include "model/scratch_pool.h"
 #include "model/weights.h"
 
@@ -17,6 +21,7 @@ namespace {
 
 using kernels::kLinearGemmTokens;
 using kernels::kLinearTokenTile;
+using kernels::QuantizedMatrix;
 using kernels::WeightMatrix;
 
 // Tokens that one thread takes through a whole step. Several tiles of the GEMM, so that a weight
@@ -33,7 +38,17 @@ struct LinearCall {
   const float* x;
   const WeightMatrix* w;
   float* y;
+  const QuantizedMatrix* blocks = nullptr;  // w as it lies, where it is in blocks
+  // With an adapter: y += B low, low [n, rank] = scale A x.
+  const LowRank* added = nullptr;
+  float* low = nullptr;
 };
+
+LinearCall Product(const float* x, const Matrix& w, float* y) {
+  return {x, &w, y, w.blocks ? &*w.blocks : nullptr};
+}
+
+constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -47,15 +62,20 @@ int64_t UnitRows(const WeightMatrix& w, int64_t n) {
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const ModelConfig& config, std::shared_ptr<const Weights> weights, ThreadPool* pool,
-             RopeStage rope)
+             RopeStage rope, std::shared_ptr<const Adapter> adapter)
       : config_(config),
         weights_(std::move(weights)),
+        adapter_(std::move(adapter)),
+        added_(FindAdded(config, *weights_, adapter_.get())),
         pool_(pool),
         rope_(rope),
         inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
         eps_(static_cast<float>(config.rms_norm_eps)),
         block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
-        linear_scratch_(LargestLinearScratch(config, *weights_)) {}
+        linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
+        packed_scratch_(LargestPacked(config, *weights_)),
+        low_scratch_(LargestLow(added_)),
+        delta_scratch_(LargestDelta(added_)) {}
 
   const ModelConfig& config() const override { return config_; }
 
@@ -74,12 +94,74 @@ class CpuBackend final : public Backend {
   absl::Status Logits(const float* hidden, int64_t n, float* logits) override;
 
  private:
-  static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights) {
-    int64_t floats = kernels::LinearScratchFloats(weights.head());
+  // What the adapter adds to a matrix of weights_.
+  using AddedByMatrix = absl::flat_hash_map<const WeightMatrix*, const LowRank*>;
+
+  static AddedByMatrix FindAdded(const ModelConfig& config, const Weights& weights,
+                                 const Adapter* adapter) {
+    AddedByMatrix added;
+    for (Layer layer(0); adapter != nullptr && layer.value() < config.shape.layers;
+         layer = layer.next()) {
+      const LayerWeights& w = weights.layer(layer);
+      const WeightMatrix* const matrices[] = {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down};
+      for (int p = 0; p < kProjections; ++p) {
+        const LowRank* const one = adapter->Find(layer, static_cast<Projection>(p));
+        if (one != nullptr) added[matrices[p]] = one;
+      }
+    }
+    return added;
+  }
+
+  static int64_t LargestLow(const AddedByMatrix& added) {
+    int64_t rank = 0;
+    for (const auto& [matrix, one] : added) rank = std::max(rank, one->a.out);
+    return kCallsTogether * kBlockTokens * rank;
+  }
+
+  // What one unit adds, whatever the number of tokens.
+  static int64_t LargestDelta(const AddedByMatrix& added) {
+    int64_t floats = 0;
+    for (const auto& [matrix, one] : added) {
+      for (int64_t n = 1; n <= kLinearGemmTokens; ++n) {
+        const int64_t tokens = n == kLinearGemmTokens ? kBlockTokens : n;
+        floats = std::max(floats, tokens * std::min(matrix->out, UnitRows(*matrix, n)));
+      }
+    }
+    return floats;
+  }
+
+  static int64_t ScratchFloats(const Matrix& w) {
+    return w.blocks ? kernels::QuantizedLinearScratchFloats(*w.blocks)
+                    : kernels::LinearScratchFloats(w);
+  }
+
+  // For calls together, and the most tokens that are packed.
+  static int64_t LargestPacked(const ModelConfig& config, const Weights& weights) {
+    const auto floats_of = [](const Matrix& w) {
+      return w.blocks ? kernels::PackedTokensFloats(*w.blocks, kernels::kQuantizedGemmTokens - 1)
+                      : 0;
+    };
+    int64_t floats = floats_of(weights.head());
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
-      for (const WeightMatrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
-        floats = std::max(floats, kernels::LinearScratchFloats(*matrix));
+      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+        floats = std::max(floats, floats_of(*matrix));
+      }
+    }
+    return kCallsTogether * floats;
+  }
+
+  static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights,
+                                      const AddedByMatrix& added) {
+    int64_t floats = ScratchFloats(weights.head());
+    for (const auto& [matrix, one] : added) {
+      floats = std::max(
+          {floats, kernels::LinearScratchFloats(one->a), kernels::LinearScratchFloats(one->b)});
+    }
+    for (int32_t i = 0; i < config.shape.layers; ++i) {
+      const LayerWeights& w = weights.layer(Layer(i));
+      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+        floats = std::max(floats, ScratchFloats(*matrix));
       }
     }
     return floats;
@@ -106,8 +188,67 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // The calls are independent of each other. Units of work are the same whether spread or not.
+  // The calls are independent of each other; what an adapter adds to them comes with them.
   void Apply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
+    if (added_.empty()) return Multiply(calls, n, spread);
+    const ScratchPool::Lease lease(&low_scratch_);
+    float* low = lease.data();
+    absl::InlinedVector<LinearCall, kCallsTogether> down, up(calls.begin(), calls.end());
+    for (LinearCall& call : up) {
+      const auto found = added_.find(call.w);
+      if (found == added_.end()) continue;
+      call.added = found->second;
+      call.low = low;
+      down.push_back({call.x, &call.added->a, low});
+      low += n * call.added->a.out;
+    }
+    Multiply(down, n, spread);
+    for (const LinearCall& call : up) {
+      if (call.added == nullptr) continue;
+      for (int64_t i = 0; i < n * call.added->a.out; ++i) call.low[i] *= call.added->scale;
+    }
+    Multiply(up, n, spread);
+  }
+
+  // Output rows [begin, begin + rows) of what an adapter adds to a call.
+  void AddLowRank(const LinearCall& call, int64_t begin, int64_t rows, int64_t n,
+                  float* linear_scratch) {
+    const ScratchPool::Lease delta(&delta_scratch_);
+    const WeightMatrix part = call.added->b.Rows(begin, begin + rows);
+    kernels::Linear(call.low, n, part.in, part, delta.data(), rows, linear_scratch);
+    for (int64_t i = 0; i < n; ++i) {
+      float* const y = call.y + i * call.w->out + begin;
+      for (int64_t o = 0; o < rows; ++o) y[o] += delta.data()[i * rows + o];
+    }
+  }
+
+  // Of each call, its tokens as products with quantised rows need them, once for all units; null
+  // where nothing is needed.
+  static void PackTokens(absl::Span<const LinearCall> calls, int64_t n, float* room,
+                         const float* (&packed)[kCallsTogether]) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const LinearCall& call = calls[i];
+      const int64_t floats =
+          call.blocks == nullptr ? 0 : kernels::PackedTokensFloats(*call.blocks, n);
+      if (floats == 0) continue;
+      const LinearCall* const last = i == 0 ? nullptr : &calls[i - 1];
+      if (last != nullptr && packed[i - 1] != nullptr && last->x == call.x &&
+          last->blocks->type == call.blocks->type) {
+        packed[i] = packed[i - 1];
+        continue;
+      }
+      kernels::PackTokens(call.x, n, call.w->in, *call.blocks, room);
+      packed[i] = room;
+      room += floats;
+    }
+  }
+
+  // Units of work are the same whether spread or not.
+  void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
+    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
+    const ScratchPool::Lease room(&packed_scratch_);
+    const float* packed[kCallsTogether] = {};
+    PackTokens(calls, n, room.data(), packed);
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
@@ -115,14 +256,22 @@ class CpuBackend final : public Backend {
       multiply_adds += call.w->out * call.w->in * n;
     }
     const auto run = [&](int64_t unit) {
-      for (const LinearCall& call : calls) {
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const LinearCall& call = calls[i];
         const int64_t rows = UnitRows(*call.w, n);
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
-          const WeightMatrix part = call.w->Rows(begin, std::min(begin + rows, call.w->out));
+          const int64_t end = std::min(begin + rows, call.w->out);
           const ScratchPool::Lease scratch(&linear_scratch_);
-          kernels::Linear(call.x, n, part.in, part, call.y + begin, call.w->out, scratch.data());
+          if (call.blocks != nullptr) {
+            kernels::QuantizedLinear(call.x, n, call.w->in, call.blocks->Rows(begin, end),
+                                     call.y + begin, call.w->out, scratch.data(), packed[i]);
+          } else {
+            kernels::Linear(call.x, n, call.w->in, call.w->Rows(begin, end), call.y + begin,
+                            call.w->out, scratch.data());
+          }
+          if (call.added != nullptr) AddLowRank(call, begin, end - begin, n, scratch.data());
           return;
         }
         unit -= here;
@@ -151,12 +300,17 @@ class CpuBackend final : public Backend {
 
   const ModelConfig config_;
   const std::shared_ptr<const Weights> weights_;
+  const std::shared_ptr<const Adapter> adapter_;  // may be null
+  const AddedByMatrix added_;
   ThreadPool* const pool_;  // may be null
   const RopeStage rope_;
   const std::vector<float> inv_freq_;
   const float eps_;
   ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
   ScratchPool linear_scratch_;  // what one kernels::Linear needs
+  ScratchPool packed_scratch_;  // tokens for products with quantised rows
+  ScratchPool low_scratch_;     // a block's scale A x of calls that go together
+  ScratchPool delta_scratch_;   // a unit's B (scale A x)
 };
 
 absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) {
@@ -167,12 +321,19 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
                                                      config_.vocab_size, ")"));
     }
   }
-  const WeightMatrix& table = weights_->embedding();
-  const char* rows = static_cast<const char*>(table.data);
-  const int64_t row_bytes = table.in * DTypeBytes(table.dtype);
+  const Matrix& table = weights_->embedding();
+  const bool blocks = table.blocks.has_value();
+  const char* rows = static_cast<const char*>(blocks ? table.blocks->data : table.data);
+  const int64_t row_bytes = blocks ? kernels::GgufBytes(table.blocks->type, table.in)
+                                   : table.in * DTypeBytes(table.dtype);
   ForBlocks(static_cast<int64_t>(tokens.size()), [&](int64_t begin, int64_t count, bool) {
     for (int64_t i = begin; i < begin + count; ++i) {
-      WidenToFloat(table.dtype, rows + tokens[i] * row_bytes, table.in, hidden + i * table.in);
+      const char* row = rows + tokens[i] * row_bytes;
+      if (blocks) {
+        kernels::Dequantize(table.blocks->type, row, table.in, hidden + i * table.in);
+      } else {
+        WidenToFloat(table.dtype, row, table.in, hidden + i * table.in);
+      }
     }
   });
   return absl::OkStatus();
@@ -186,6 +347,10 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
   const auto finish = [&](float* x, int64_t begin, int64_t count, int64_t heads,
                           const std::vector<float>& head_norm) {
     if (config_.qk_norm) Norm(x, count * heads, head_norm, x);
+    if (config_.rope.attention_factor != 1.0) {
+      const float scale = static_cast<float>(config_.rope.attention_factor);
+      for (int64_t i = 0; i < count * heads * shape.head_dim; ++i) x[i] *= scale;
+    }
     if (rope_ == RopeStage::kLeftOut) return;
     kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq_.data());
   };
@@ -195,12 +360,13 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
     Norm(hidden + begin * width, count, w.attention_norm, normed);
     float* block_q = q + begin * w.q.out;
     if (k == nullptr) {
-      Apply({{normed, &w.q, block_q}}, count, spread);
+      Apply({Product(normed, w.q, block_q)}, count, spread);
       finish(block_q, begin, count, shape.q_heads, w.q_norm);
       return;
     }
     float* block_k = k + begin * w.k.out;
-    Apply({{normed, &w.q, block_q}, {normed, &w.k, block_k}, {normed, &w.v, v + begin * w.v.out}},
+    Apply({Product(normed, w.q, block_q), Product(normed, w.k, block_k),
+           Product(normed, w.v, v + begin * w.v.out)},
           count, spread);
     finish(block_q, begin, count, shape.q_heads, w.q_norm);
     finish(block_k, begin, count, shape.kv_heads, w.k_norm);
@@ -217,12 +383,12 @@ absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t
     float* up = gate + kBlockTokens * config_.intermediate_size;
     float* block = hidden + begin * width;
 
-    Apply({{attended + begin * w.o.in, &w.o, column}}, count, spread);
+    Apply({Product(attended + begin * w.o.in, w.o, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
     Norm(block, count, w.mlp_norm, column);
-    Apply({{column, &w.gate, gate}, {column, &w.up, up}}, count, spread);
+    Apply({Product(column, w.gate, gate), Product(column, w.up, up)}, count, spread);
     kernels::SiluMul(gate, up, count * config_.intermediate_size);
-    Apply({{gate, &w.down, column}}, count, spread);
+    Apply({Product(gate, w.down, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
   });
   return absl::OkStatus();
@@ -233,7 +399,7 @@ absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
   ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
     const ScratchPool::Lease scratch(&block_scratch_);
     Norm(hidden + begin * width, count, weights_->final_norm(), scratch.data());
-    Apply({{scratch.data(), &weights_->head(), logits + begin * config_.vocab_size}}, count,
+    Apply({Product(scratch.data(), weights_->head(), logits + begin * config_.vocab_size)}, count,
           spread);
   });
   return absl::OkStatus();
@@ -243,9 +409,9 @@ absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {
 
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
                                         std::shared_ptr<const Weights> weights, ThreadPool* pool,
-                                        RopeStage rope) {
+                                        RopeStage rope, std::shared_ptr<const Adapter> adapter) {
   CARREL_CHECK(weights != nullptr);
-  return std::make_unique<CpuBackend>(config, std::move(weights), pool, rope);
+  return std::make_unique<CpuBackend>(config, std::move(weights), pool, rope, std::move(adapter));
 }
 
 }  // namespace carrel::model

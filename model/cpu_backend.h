@@ -22,9 +22,12 @@ namespace carrel::model {
 
 // A checkpoint's weights, mapped and checked against its config (weights.h).   Threads: immutable.
 class Weights;
+class Adapter;  // adapter.h
 
+// Of a folder, or a GGUF file (gguf_weights.h; the pool, which may be null, shares its widening).
 absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
-                                                           const ModelConfig& config);
+                                                           const ModelConfig& config,
+                                                           ThreadPool* pool = nullptr);
 
 // SHA-256 over every tensor of the checkpoint in name order: name, dtype, shape, SHA-256 of its
 // bytes; however they are spread over files.   Cost: reads all weights; one core per tensor, spread
@@ -34,8 +37,11 @@ std::string WeightsSha256(const Weights& weights, ThreadPool* pool);
 // Whether q and k leave the backend after RoPE, or before it: then who attends gives positions.
 enum class RopeStage : uint8_t { kApplied = 0, kLeftOut = 1 };
 
+// With an adapter (may be null), what it adds is computed beside each product: weights stay mapped
+// in whatever form they have.
 std::unique_ptr<Backend> MakeCpuBackend(const ModelConfig& config,
                                         std::shared_ptr<const Weights> weights, ThreadPool* pool,
-                                        RopeStage rope = RopeStage::kApplied);
+                                        RopeStage rope = RopeStage::kApplied,
+                                        std::shared_ptr<const Adapter> adapter = nullptr);
 
 }  // namespace carrel::model

@@ -63,6 +63,9 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"LinearRope", "mistral",
                 "\"num_key_value_heads\": 2, \"rope_scaling\": {\"type\": \"linear\", \"factor\": "
                 "2.5}"},
+        Variant{"YarnRope", "qwen3",
+                "\"num_key_value_heads\": 2, \"head_dim\": 16, \"rope_scaling\": {\"rope_type\": "
+                "\"yarn\", \"factor\": 8, \"original_max_position_embeddings\": 16}"},
         Variant{"QkvBias", "qwen2", "\"num_key_value_heads\": 2"},
         Variant{"QkNormAndBias", "qwen3",
                 "\"num_key_value_heads\": 2, \"head_dim\": 8, \"attention_bias\": true"}),

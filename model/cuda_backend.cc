@@ -72,10 +72,10 @@ CudaBackend::CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
     const ModelConfig& config, std::shared_ptr<const Weights> weights, int64_t block_tokens,
-    ThreadPool* pool) {
+    ThreadPool* pool, const Adapter* adapter) {
   CARREL_CHECK(weights != nullptr && block_tokens > 0);
   RETURN_IF_ERROR(Check(config));
-  ASSIGN_OR_RETURN(CudaWeights on_device, CudaWeights::Load(config, *weights, pool));
+  ASSIGN_OR_RETURN(CudaWeights on_device, CudaWeights::Load(config, *weights, pool, adapter));
   std::unique_ptr<CudaBackend> backend(new CudaBackend(config, std::move(on_device), block_tokens));
   ASSIGN_OR_RETURN(backend->stream_, cuda::Stream::Create());
   const ScratchSizes sizes = Sizes(config, block_tokens);
@@ -131,6 +131,7 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
   params.q_norm = w.q_norm;
   params.k_norm = w.k_norm;
   params.eps = static_cast<float>(config_.rms_norm_eps);
+  params.scale = static_cast<float>(config_.rope.attention_factor);
   params.drift = drift;
   params.inv_freq = weights_.inv_freq();
   params.n = n;

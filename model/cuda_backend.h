@@ -46,10 +46,11 @@ class CudaBackend {
   // Ok, or why no GPU backend can be made here: no device, or a shape that it does not run.
   static absl::Status Check(const ModelConfig& config);
 
+  // The adapter (may be null) is merged into the weights (cuda_weights.h).
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const ModelConfig& config,
                                                              std::shared_ptr<const Weights> weights,
-                                                             int64_t block_tokens,
-                                                             ThreadPool* pool);
+                                                             int64_t block_tokens, ThreadPool* pool,
+                                                             const Adapter* adapter = nullptr);
 
   // ids: device; checked by the caller.
   absl::Status Embed(const int32_t* ids, int64_t n, float* hidden);

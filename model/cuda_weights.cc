@@ -1,7 +1,10 @@
 #include "model/cuda_weights.h"
 
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "common/cuda/pinned_ring.h"
@@ -9,6 +12,7 @@
 #include "common/cuda/stream.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "model/adapter.h"
 #include "model/weights.h"
 
 namespace carrel::model {
@@ -40,6 +44,33 @@ void ToHalf(HalfType type, DType dtype, const void* data, int64_t begin, int64_t
   }
 }
 
+// The same of the sum of weight and what is added.
+void SumToHalf(HalfType type, const WeightMatrix& matrix, const LowRankProduct& added,
+               int64_t begin, int64_t count, uint16_t* out) {
+  constexpr int64_t kBlock = 1024;
+  float wide[kBlock];
+  const char* const data = static_cast<const char*>(matrix.data);
+  for (int64_t at = 0; at < count; at += kBlock) {
+    const int64_t n = std::min(kBlock, count - at);
+    WidenToFloat(matrix.dtype, data + (begin + at) * DTypeBytes(matrix.dtype), n, wide);
+    added.AddTo(begin + at, n, wide);
+    if (type == HalfType::kBf16) {
+      FloatToBf16({wide, static_cast<size_t>(n)}, out + at);
+      continue;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const __half rounded = __float2half_rn(wide[i]);
+      std::memcpy(out + at + i, &rounded, sizeof(rounded));
+    }
+  }
+}
+
+// A matrix, and what an adapter adds to it (may be null).
+struct Part {
+  WeightMatrix matrix;
+  const LowRank* added = nullptr;
+};
+
 // f16 if all matrices are.
 HalfType TypeOf(const ModelConfig& config, const Weights& weights) {
   bool half = weights.embedding().dtype == DType::kF16 && weights.head().dtype == DType::kF16;
@@ -57,7 +88,8 @@ HalfType TypeOf(const ModelConfig& config, const Weights& weights) {
 // Lays the weights out one after the other; without memory it only counts.
 class CudaWeightsLoader {
  public:
-  explicit CudaWeightsLoader(const ModelConfig& config) : config_(config) {}
+  explicit CudaWeightsLoader(const ModelConfig& config, const Adapter* adapter = nullptr)
+      : config_(config), adapter_(adapter) {}
 
   int64_t Count() {
     // Sizes follow from the config; Load has checked the checkpoint against it.
@@ -83,16 +115,16 @@ class CudaWeightsLoader {
     ASSIGN_OR_RETURN(stream_, cuda::Stream::Create());
     ASSIGN_OR_RETURN(cuda::PinnedRing ring, cuda::PinnedRing::Create(2, kSlotBytes));
     ring_ = &ring;
-    RETURN_IF_ERROR(Matrix({weights.embedding()}, nullptr, &out_.embedding_));
+    RETURN_IF_ERROR(Matrix({{weights.embedding()}}, nullptr, &out_.embedding_));
     if (config_.tie_word_embeddings) {
       out_.head_.w = out_.embedding_;
     } else {
-      RETURN_IF_ERROR(Matrix({weights.head()}, nullptr, &out_.head_.w));
+      RETURN_IF_ERROR(Matrix({{weights.head()}}, nullptr, &out_.head_.w));
     }
     out_.head_.out = config_.vocab_size;
     out_.head_.in = config_.hidden_size;
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
-      RETURN_IF_ERROR(LoadLayer(weights.layer(layer)));
+      RETURN_IF_ERROR(LoadLayer(layer, weights.layer(layer)));
     }
     RETURN_IF_ERROR(Vector(weights.final_norm(), &out_.final_norm_));
     RETURN_IF_ERROR(Vector(RopeInvFreq(config_.rope, config_.shape.head_dim), &out_.inv_freq_));
@@ -102,12 +134,18 @@ class CudaWeightsLoader {
   }
 
  private:
-  absl::Status LoadLayer(const LayerWeights& w) {
+  absl::Status LoadLayer(Layer index, const LayerWeights& w) {
+    const auto part = [&](const WeightMatrix& matrix, Projection projection) {
+      return Part{matrix, adapter_ == nullptr ? nullptr : adapter_->Find(index, projection)};
+    };
     CudaLayerWeights layer;
-    RETURN_IF_ERROR(Product({w.q, w.k, w.v}, layer.qkv));
-    RETURN_IF_ERROR(Product({w.o}, layer.o));
-    RETURN_IF_ERROR(Product({w.gate, w.up}, layer.gate_up));
-    RETURN_IF_ERROR(Product({w.down}, layer.down));
+    RETURN_IF_ERROR(
+        Product({part(w.q, Projection::kQ), part(w.k, Projection::kK), part(w.v, Projection::kV)},
+                layer.qkv));
+    RETURN_IF_ERROR(Product({part(w.o, Projection::kO)}, layer.o));
+    RETURN_IF_ERROR(
+        Product({part(w.gate, Projection::kGate), part(w.up, Projection::kUp)}, layer.gate_up));
+    RETURN_IF_ERROR(Product({part(w.down, Projection::kDown)}, layer.down));
     RETURN_IF_ERROR(Vector(w.attention_norm, &layer.attention_norm));
     RETURN_IF_ERROR(Vector(w.mlp_norm, &layer.mlp_norm));
     if (config_.qk_norm) {
@@ -118,9 +156,9 @@ class CudaWeightsLoader {
     return absl::OkStatus();
   }
 
-  absl::Status Product(const std::vector<WeightMatrix>& parts, CudaMatrix& matrix) {
-    for (const WeightMatrix& part : parts) matrix.out += part.out;
-    matrix.in = parts[0].in;
+  absl::Status Product(const std::vector<Part>& parts, CudaMatrix& matrix) {
+    for (const Part& part : parts) matrix.out += part.matrix.out;
+    matrix.in = parts[0].matrix.in;
     return Matrix(parts, &matrix.bias, &matrix.w);
   }
 
@@ -132,38 +170,45 @@ class CudaWeightsLoader {
   }
 
   // The parts below each other, and their biases if they have any.
-  absl::Status Matrix(const std::vector<WeightMatrix>& parts, const float** bias, const void** w) {
+  absl::Status Matrix(const std::vector<Part>& parts, const float** bias, const void** w) {
     int64_t elements = 0, rows = 0;
-    for (const WeightMatrix& part : parts) {
-      elements += part.out * part.in;
-      rows += part.out;
+    for (const Part& part : parts) {
+      elements += part.matrix.out * part.matrix.in;
+      rows += part.matrix.out;
     }
     uint8_t* to = Take(elements * 2);
     *w = to;
-    for (const WeightMatrix& part : parts) {
-      RETURN_IF_ERROR(CopyHalf(part.dtype, part.data, part.out * part.in, to));
+    for (const auto& [part, added] : parts) {
+      RETURN_IF_ERROR(CopyHalf(part, added, to));
       to += part.out * part.in * 2;
     }
-    if (bias == nullptr || parts[0].bias == nullptr) return absl::OkStatus();
+    if (bias == nullptr || parts[0].matrix.bias == nullptr) return absl::OkStatus();
     std::vector<float> values(static_cast<size_t>(rows));
     int64_t at = 0;
-    for (const WeightMatrix& part : parts) {
+    for (const auto& [part, added] : parts) {
       WidenToFloat(part.dtype, part.bias, part.out, values.data() + at);
       at += part.out;
     }
     return Vector(values, bias);
   }
 
-  absl::Status CopyHalf(DType dtype, const void* data, int64_t elements, uint8_t* to) {
+  absl::Status CopyHalf(const WeightMatrix& matrix, const LowRank* added, uint8_t* to) {
     constexpr int64_t kSlotElements = kSlotBytes / 2;
+    const int64_t elements = matrix.out * matrix.in;
+    std::optional<LowRankProduct> product;
+    if (added != nullptr) product.emplace(*added);
     for (int64_t at = 0; at < elements; at += kSlotElements) {
       const int64_t n = std::min(kSlotElements, elements - at);
       ASSIGN_OR_RETURN(const absl::Span<uint8_t> slot, ring_->Acquire());
       auto* const rounded = reinterpret_cast<uint16_t*>(slot.data());
       pool_->ParallelFor((n + kPieceElements - 1) / kPieceElements, [&](int64_t piece) {
         const int64_t begin = piece * kPieceElements;
-        ToHalf(out_.type_, dtype, data, at + begin, std::min(kPieceElements, n - begin),
-               rounded + begin);
+        const int64_t count = std::min(kPieceElements, n - begin);
+        if (product.has_value()) {
+          SumToHalf(out_.type_, matrix, *product, at + begin, count, rounded + begin);
+        } else {
+          ToHalf(out_.type_, matrix.dtype, matrix.data, at + begin, count, rounded + begin);
+        }
       });
       RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to + at * 2, rounded, static_cast<size_t>(n) * 2,
                                            cudaMemcpyHostToDevice, stream_.get()));
@@ -186,6 +231,7 @@ class CudaWeightsLoader {
   }
 
   const ModelConfig& config_;
+  const Adapter* const adapter_;  // may be null
   ThreadPool* pool_ = nullptr;
   CudaWeights out_;
   int64_t used_ = 0;
@@ -196,8 +242,9 @@ class CudaWeightsLoader {
 int64_t CudaWeights::Bytes(const ModelConfig& config) { return CudaWeightsLoader(config).Count(); }
 
 absl::StatusOr<CudaWeights> CudaWeights::Load(const ModelConfig& config, const Weights& weights,
-                                              ThreadPool* pool) {
-  return CudaWeightsLoader(config).Load(weights, pool);
+                                              ThreadPool* pool, const Adapter* adapter) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<const Weights> widened, weights.Widened(pool));
+  return CudaWeightsLoader(config, adapter).Load(widened == nullptr ? weights : *widened, pool);
 }
 
 }  // namespace carrel::model

@@ -1,7 +1,9 @@
 // What:      a checkpoint's weights in device memory: bf16 or f16 matrices, fp32 vectors.
 // Shapes:    row-major as in the checkpoint. q, k and v stand below each other in one matrix, so do
 //            gate and up: one product each.
-// Math:      matrices that are all f16 stay f16; else f32 and f16 are rounded to bf16.
+// Math:      matrices that are all f16 stay f16; else f32 and f16 are rounded to bf16. Blocks of a GGUF
+//            file are widened in host memory first, and rounded to bf16. What an adapter adds is summed
+//            in float with the weight, and rounded once.
 // Errors:    ResourceExhausted device memory; what CUDA says.
 // Ownership: one allocation; the mapped checkpoint is not needed after Load.
 // Threads:   immutable.
@@ -20,6 +22,7 @@
 namespace carrel::model {
 
 class Weights;
+class Adapter;  // adapter.h
 
 struct CudaMatrix {
   const void* w = nullptr;      // [out, in], of type()
@@ -41,7 +44,7 @@ class CudaWeights {
   // Device bytes of a model, known from its config alone.
   static int64_t Bytes(const ModelConfig& config);
   static absl::StatusOr<CudaWeights> Load(const ModelConfig& config, const Weights& weights,
-                                          ThreadPool* pool);
+                                          ThreadPool* pool, const Adapter* adapter = nullptr);
 
   kernels::HalfType type() const { return type_; }      // of all matrices
   const void* embedding() const { return embedding_; }  // [vocab, hidden]

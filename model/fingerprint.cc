@@ -8,8 +8,9 @@ namespace carrel::model {
 
 std::vector<std::pair<std::string, std::string>> ModelFingerprint(
     const ModelConfig& config, const std::string& weights_sha256,
-    const std::string& tokenizer_sha256) {
+    const std::string& tokenizer_sha256, const std::string& adapter_sha256) {
   std::vector<std::pair<std::string, std::string>> fields = config.FingerprintFields();
+  if (!adapter_sha256.empty()) fields.emplace_back("adapter_sha256", adapter_sha256);
   fields.emplace_back("format_version", absl::StrCat(kFingerprintFormatVersion));
   fields.emplace_back("key_position", kKeyPosition);
   fields.emplace_back("kv_dtype", kKvDtype);

@@ -20,10 +20,10 @@ inline constexpr char kKeyPosition[] = "after_rope";  // unless a context is sto
 inline constexpr char kKeyPositionNone[] = "none";    // before RoPE: whoever reads gives positions
 inline constexpr int kFingerprintFormatVersion = 1;
 
-// Ordered by name, names unique.
+// Ordered by name, names unique. adapter_sha256 is a field only with an adapter.
 std::vector<std::pair<std::string, std::string>> ModelFingerprint(
     const ModelConfig& config, const std::string& weights_sha256,
-    const std::string& tokenizer_sha256);
+    const std::string& tokenizer_sha256, const std::string& adapter_sha256 = "");
 
 // The same for contexts whose keys are stored under another key position.
 void SetKeyPosition(const std::string& key_position,

@@ -1,9 +1,11 @@
 #include "model/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
 
+#include "common/json_depth.h"
 #include "common/status.h"
 #include "nlohmann/json.hpp"
 
@@ -35,6 +37,7 @@ absl::StatusOr<json> ParseJsonObject(absl::string_view text, absl::string_view w
     }
     return true;
   };
+  RETURN_IF_ERROR(CheckJsonDepth(text, where));
   json object;
   try {
     object = json::parse(text.begin(), text.end(), unique_names ? note_names : nullptr);
@@ -133,6 +136,18 @@ absl::StatusOr<std::string> JsonFields::String(absl::string_view name) const {
   }
   if (!value->is_string()) return Invalid(name, "is not a string");
   return value->get<std::string>();
+}
+
+absl::Status RefuseUnknownFields(const JsonFields& fields,
+                                 absl::Span<const absl::string_view> known) {
+  for (const auto& [name, value] : fields.object().items()) {
+    const bool empty = value.is_null() || value == false || value == "" ||
+                       (value.is_structured() && value.empty());
+    if (!empty && std::find(known.begin(), known.end(), name) == known.end()) {
+      return fields.Unsupported(name, "is not understood, and could change results");
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace carrel::model

@@ -1,7 +1,7 @@
 // What:   typed, bounded reads from a JSON object; every message names the file, the field, the
 //         value and the bound.
 // Edge:   "null" counts as absent for the ...Or readers, as transformers treats it.
-// Errors: InvalidArgument malformed JSON, a field that is absent, of another type or out of range.
+// Errors: InvalidArgument malformed or too deeply nested JSON, a field that is absent, of another type or out of range.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "nlohmann/json_fwd.hpp"
 
 namespace carrel::model {
@@ -51,5 +52,10 @@ class JsonFields {
   const std::string where_;
   const nlohmann::json& object_;
 };
+
+// Unimplemented, naming it, for a field that is neither in `known` nor empty (null, false, "", [],
+// {}): what is not understood could change results.
+absl::Status RefuseUnknownFields(const JsonFields& fields,
+                                 absl::Span<const absl::string_view> known);
 
 }  // namespace carrel::model

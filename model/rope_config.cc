@@ -1,6 +1,8 @@
 #include "model/rope_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <utility>
 
@@ -19,12 +21,6 @@ constexpr double kMaxFactor = 1e6;
 constexpr double kMinFreqFactor = 1e-6;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
-bool SameRope(const RopeConfig& a, const RopeConfig& b) {
-  return a.type == b.type && a.theta == b.theta && a.factor == b.factor &&
-         a.low_freq_factor == b.low_freq_factor && a.high_freq_factor == b.high_freq_factor &&
-         a.original_max_position_embeddings == b.original_max_position_embeddings;
-}
-
 absl::StatusOr<RopeType> ParseType(const JsonFields& rope) {
   // "type" is the older name of "rope_type"; some files carry both.
   std::optional<RopeType> type;
@@ -36,8 +32,13 @@ absl::StatusOr<RopeType> ParseType(const JsonFields& rope) {
       parsed = RopeType::kLinear;
     } else if (name == "llama3") {
       parsed = RopeType::kLlama3;
+    } else if (name == "yarn") {
+      parsed = RopeType::kYarn;
+    } else if (name == "dynamic" || name == "longrope" || name == "su") {
+      return rope.Unsupported(
+          field, "is not run: it turns keys by the length of the text, and stored keys stay");
     } else if (name != "default") {
-      return rope.Unsupported(field, "is not one of default, linear, llama3");
+      return rope.Unsupported(field, "is not one of default, linear, llama3, yarn");
     }
     if (type && *type != parsed) return rope.Invalid("type", "contradicts rope_type");
     type = parsed;
@@ -45,31 +46,92 @@ absl::StatusOr<RopeType> ParseType(const JsonFields& rope) {
   return type.value_or(RopeType::kDefault);
 }
 
+const char* TypeName(RopeType type) {
+  switch (type) {
+    case RopeType::kDefault:
+      return "default";
+    case RopeType::kLinear:
+      return "linear";
+    case RopeType::kLlama3:
+      return "llama3";
+    case RopeType::kYarn:
+      return "yarn";
+  }
+  return "unknown";
+}
+
+bool Reads(RopeType type, absl::string_view name) {
+  const auto one_of = [&](std::initializer_list<absl::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  switch (type) {
+    case RopeType::kDefault:
+      return false;
+    case RopeType::kLinear:
+      return name == "factor";
+    case RopeType::kLlama3:
+      return one_of({"factor", "low_freq_factor", "high_freq_factor"});
+    case RopeType::kYarn:
+      return one_of({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
+                     "mscale_all_dim", "truncate"});
+  }
+  return false;
+}
+
 // Every key is either understood for this rope type or refused: an ignored one would change K.
 absl::Status CheckKeys(const JsonFields& rope, RopeType type) {
   for (const auto& [name, value] : rope.object().items()) {
     if (value.is_null() || name == "rope_type" || name == "type" || name == "rope_theta") continue;
+    // transformers itself records the trained length with types that do not read it.
+    if (name == "original_max_position_embeddings" || Reads(type, name)) continue;
+    if (name == "finetuned" && type == RopeType::kYarn) continue;  // says how weights came to be
     if (name == "partial_rotary_factor") {
       if (!value.is_number() || value.get<double>() != 1.0) {
         return rope.Unsupported(name, "is not 1: partial rotations are not run");
       }
       continue;
     }
-    const bool known = name == "factor" || name == "low_freq_factor" ||
-                       name == "high_freq_factor" || name == "original_max_position_embeddings";
-    if (!known) return rope.Unsupported(name, "is not a rope parameter that is understood");
-    const bool used = type == RopeType::kLlama3 || (type == RopeType::kLinear && name == "factor");
-    // transformers itself records the trained length with types that do not read it.
-    if (!used && name != "original_max_position_embeddings") {
-      return rope.Invalid(name, type == RopeType::kLinear
-                                    ? "is not a parameter of rope type linear"
-                                    : "is not a parameter of rope type default");
+    const RopeType others[] = {RopeType::kLinear, RopeType::kLlama3, RopeType::kYarn};
+    if (!std::any_of(std::begin(others), std::end(others),
+                     [&name = name](RopeType other) { return Reads(other, name); })) {
+      return rope.Unsupported(name, "is not a rope parameter that is understood");
     }
+    return rope.Invalid(name, absl::StrCat("is not a parameter of rope type ", TypeName(type)));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<RopeConfig> ParseObject(const JsonFields& rope, std::optional<double> outer_theta) {
+// Peng et al., "YaRN", section 3.4; mscale as DeepSeek's models write it.
+double YarnScale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+absl::Status ParseYarn(const JsonFields& rope, int64_t max_position_embeddings,
+                       RopeConfig& result) {
+  ASSIGN_OR_RETURN(
+      result.original_max_position_embeddings,
+      rope.IntOr("original_max_position_embeddings", max_position_embeddings, 1, kMaxPositions));
+  const double ratio = static_cast<double>(max_position_embeddings) /
+                       static_cast<double>(result.original_max_position_embeddings);
+  ASSIGN_OR_RETURN(result.factor, rope.NumberOr("factor", std::max(ratio, 1.0), 1.0, kMaxFactor));
+  ASSIGN_OR_RETURN(result.beta_fast, rope.NumberOr("beta_fast", 32.0, kMinFreqFactor, kMaxFactor));
+  ASSIGN_OR_RETURN(result.beta_slow, rope.NumberOr("beta_slow", 1.0, kMinFreqFactor, kMaxFactor));
+  if (result.beta_fast < result.beta_slow) {
+    return rope.Invalid("beta_fast", absl::StrCat("is below beta_slow=", result.beta_slow));
+  }
+  ASSIGN_OR_RETURN(result.truncate, rope.BoolOr("truncate", true));
+  ASSIGN_OR_RETURN(const double mscale, rope.NumberOr("mscale", 0.0, 0.0, kMaxFactor));
+  ASSIGN_OR_RETURN(const double of_all, rope.NumberOr("mscale_all_dim", 0.0, 0.0, kMaxFactor));
+  const double inferred = mscale != 0 && of_all != 0
+                              ? YarnScale(result.factor, mscale) / YarnScale(result.factor, of_all)
+                              : YarnScale(result.factor, 1.0);
+  ASSIGN_OR_RETURN(result.attention_factor,
+                   rope.NumberOr("attention_factor", inferred, kMinFreqFactor, kMaxFactor));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RopeConfig> ParseObject(const JsonFields& rope, std::optional<double> outer_theta,
+                                       int64_t max_position_embeddings) {
   RopeConfig result;
   ASSIGN_OR_RETURN(result.type, ParseType(rope));
   RETURN_IF_ERROR(CheckKeys(rope, result.type));
@@ -80,6 +142,10 @@ absl::StatusOr<RopeConfig> ParseObject(const JsonFields& rope, std::optional<dou
                                                    " of the configuration"));
   }
   if (result.type == RopeType::kDefault) return result;
+  if (result.type == RopeType::kYarn) {
+    RETURN_IF_ERROR(ParseYarn(rope, max_position_embeddings, result));
+    return result;
+  }
   ASSIGN_OR_RETURN(result.factor, rope.Number("factor", 1.0, kMaxFactor));
   if (result.type == RopeType::kLinear) return result;
 
@@ -98,7 +164,8 @@ absl::StatusOr<RopeConfig> ParseObject(const JsonFields& rope, std::optional<dou
 
 }  // namespace
 
-absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config) {
+absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config,
+                                           int64_t max_position_embeddings) {
   if (config.Has("partial_rotary_factor")) {
     ASSIGN_OR_RETURN(const double partial, config.Number("partial_rotary_factor", 0.0, 1.0));
     if (partial != 1.0) {
@@ -114,10 +181,10 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config) {
     const json* object = config.Find(field);
     if (object == nullptr) continue;
     if (!object->is_object()) return config.Invalid(field, "is not an object");
-    ASSIGN_OR_RETURN(
-        const RopeConfig parsed,
-        ParseObject(JsonFields(absl::StrCat(config.where(), ": ", field), *object), theta));
-    if (result && !SameRope(*result, parsed)) {
+    ASSIGN_OR_RETURN(const RopeConfig parsed,
+                     ParseObject(JsonFields(absl::StrCat(config.where(), ": ", field), *object),
+                                 theta, max_position_embeddings));
+    if (result && !(*result == parsed)) {
       return config.Invalid("rope_scaling", "contradicts rope_parameters");
     }
     result = parsed;
@@ -127,6 +194,37 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config) {
   plain.theta = theta.value_or(kDefaultTheta);
   return plain;
 }
+
+namespace {
+
+// Dimensions that turn more than beta_fast times over the original length keep their frequency,
+// those that turn less than beta_slow times have it divided by factor, and those between are
+// interpolated by dimension.
+void ScaleByYarn(const RopeConfig& rope, int32_t head_dim, std::vector<float>& inv_freq) {
+  const double dim = head_dim;
+  const auto dimension = [&](double turns) {
+    const double length = static_cast<double>(rope.original_max_position_embeddings);
+    return dim * std::log(length / (turns * 2 * M_PI)) / (2 * std::log(rope.theta));
+  };
+  double low = dimension(rope.beta_fast), high = dimension(rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < inv_freq.size(); ++i) {
+    const float ramp = std::clamp(
+        (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0f,
+        1.0f);
+    const float stays = 1.0f - ramp;
+    const float divided = inv_freq[i] / static_cast<float>(rope.factor);
+    inv_freq[i] = divided * (1.0f - stays) + inv_freq[i] * stays;
+  }
+}
+
+}  // namespace
 
 // Every step rounds to float where the tensors of transformers do; a division of a number by a
 // tensor is there a reciprocal and a product.
@@ -141,6 +239,7 @@ std::vector<float> RopeInvFreq(const RopeConfig& rope, int32_t head_dim) {
   if (rope.type == RopeType::kLinear) {
     for (float& f : inv_freq) f /= factor;
   }
+  if (rope.type == RopeType::kYarn) ScaleByYarn(rope, head_dim, inv_freq);
   if (rope.type != RopeType::kLlama3) return inv_freq;
 
   // Wavelengths beyond the trained length are stretched by factor, short ones stay, and those

@@ -11,6 +11,8 @@
 
 namespace carrel::model {
 
-absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config);
+// max_position_embeddings: what yarn takes for the original length where it has none.
+absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config,
+                                           int64_t max_position_embeddings);
 
 }  // namespace carrel::model

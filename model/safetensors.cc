@@ -298,6 +298,12 @@ absl::StatusOr<Safetensors> Safetensors::OpenModel(const std::string& model_dir)
   return result;
 }
 
+Safetensors Safetensors::Of(std::map<std::string, TensorView, std::less<>> tensors) {
+  Safetensors result;
+  result.tensors_ = std::move(tensors);
+  return result;
+}
+
 absl::StatusOr<TensorView> Safetensors::Get(absl::string_view name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {

@@ -34,6 +34,8 @@ class Safetensors {
   static absl::StatusOr<Safetensors> OpenFile(const std::string& path);
   // model.safetensors, or every shard of model.safetensors.index.json.
   static absl::StatusOr<Safetensors> OpenModel(const std::string& model_dir);
+  // Tensors from elsewhere, whose bytes the caller keeps.
+  static Safetensors Of(std::map<std::string, TensorView, std::less<>> tensors);
 
   absl::StatusOr<TensorView> Get(absl::string_view name) const;
   bool Has(absl::string_view name) const;

@@ -39,7 +39,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     sha256_ = std::move(sha256);
   }
 
-  absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text) const override {
+  // SentencePiece has a token for everything.
+  absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text, Dropped*) const override {
     RETURN_IF_ERROR(ValidateUtf8(text));
     std::vector<TextSpan> spans;
     added_.Split(text, &spans);
@@ -151,7 +152,7 @@ absl::Status PutAddedTokens(const std::string& path, const SentencePieceLibrary&
 absl::StatusOr<TokenId> FindBos(const std::string& path, const TokenizerConfig& config,
                                 const SentencePieceLibrary& library,
                                 const std::vector<AddedToken>& added) {
-  if (!config.add_bos_token) return -1;
+  if (!config.add_bos_token.value_or(true)) return -1;
   if (!config.has_bos) return library.bos_id();
   if (!config.bos_token.has_value()) return -1;
   for (const AddedToken& token : added) {

@@ -84,7 +84,8 @@ std::vector<float> DenseAttention::Rows(const std::vector<float>& cache, int64_t
 absl::StatusOr<std::vector<float>> Forward(const TestModel& model, absl::Span<const TokenId> tokens,
                                            Position first_position, int64_t block, ThreadPool* pool,
                                            Attention& attention, bool last_only) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(model.config, model.weights, pool);
+  const std::unique_ptr<Backend> backend =
+      MakeCpuBackend(model.config, model.weights, pool, RopeStage::kApplied, model.adapter);
   Transformer transformer(backend.get());
   const int64_t total = static_cast<int64_t>(tokens.size());
   const int64_t vocab = model.config.vocab_size;
@@ -219,6 +220,7 @@ class ReferenceModel {
     for (size_t begin = 0; begin < x.size(); begin += dim) {
       Row head(x.begin() + begin, x.begin() + begin + dim);
       if (config_.qk_norm) head = Norm(head, Tensor(norm));
+      for (double& x : head) x *= config_.rope.attention_factor;
       for (size_t c = 0; c < dim / 2; ++c) {
         const double angle = static_cast<double>(position) * inv_freq[c];
         x[begin + c] = head[c] * std::cos(angle) - head[c + dim / 2] * std::sin(angle);

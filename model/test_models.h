@@ -21,6 +21,7 @@ std::string DemoModelDir();
 struct TestModel {
   ModelConfig config;
   std::shared_ptr<const Weights> weights;
+  std::shared_ptr<const Adapter> adapter;  // Load leaves it null
   static absl::StatusOr<TestModel> Load(const std::string& model_dir);
 };
 

@@ -6,6 +6,7 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "model/bpe_tokenizer.h"
+#include "model/gguf_tokenizer.h"
 #include "model/sentencepiece_tokenizer.h"
 #include "model/tokenizer_files.h"
 #include "model/utf8.h"
@@ -21,6 +22,10 @@ absl::Status Tokenizer::DecodeNext(TokenId id, bool skip_special, DecodeState* s
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model_dir) {
+  if (IsGgufPath(model_dir)) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const Gguf> gguf, Gguf::Open(model_dir));
+    return GgufTokenizer(*gguf);
+  }
   const std::string json_path = absl::StrCat(model_dir, "/tokenizer.json");
   const std::string model_path = absl::StrCat(model_dir, "/tokenizer.model");
   const absl::StatusOr<std::string> json_bytes = ReadFile(json_path);

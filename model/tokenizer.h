@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,9 +25,21 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
+  // Bytes that the vocabulary has no token for, and no unk_token or byte_fallback either.
+  struct Dropped {
+    int64_t bytes = 0;
+    int64_t first_offset = -1;  // in the text; in its NFC where the tokenizer normalises it
+    uint8_t first_byte = 0;
+  };
+
   // No BOS or EOS is added. Special and added tokens written out in the text are recognised.
   // SentencePiece encodes the text between two added tokens as a text of its own.
-  virtual absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text) const = 0;
+  // With `dropped` (may be null), bytes without a token are left out, as Hugging Face tokenizers do,
+  // and counted; without, they are InvalidArgument, which names byte and offset.
+  absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text,
+                                              Dropped* dropped = nullptr) const {
+    return EncodeText(text, dropped);
+  }
 
   // The bytes of the whole sequence, byte-exact: tokens that are parts of a character give its
   // bytes, valid together or not. Special tokens are left out if skip_special. SentencePiece drops
@@ -47,8 +60,10 @@ class Tokenizer {
   // One more than the largest id. Ids below it may be unused.
   virtual int64_t vocab_size() const = 0;
 
-  // The token that documents start with, or -1: tokenizer_config.json's bos_token unless
-  // add_bos_token is false; SentencePiece's own where that file, or its bos_token, is absent.
+  // The token that documents start with, or -1. Of tokenizer.json: tokenizer_config.json's
+  // bos_token if its add_bos_token is true, none if that is false, else what post_processor (a
+  // TemplateProcessing) puts before a text. Of SentencePiece: tokenizer_config.json's bos_token, or
+  // where that file or field is absent the model's own, unless add_bos_token is false.
   TokenId bos_token_id() const { return bos_token_id_; }
 
   // SHA-256 (hexadecimal) of the file that decides the ids, tokenizer.json or tokenizer.model. If
@@ -56,12 +71,23 @@ class Tokenizer {
   // file's bytes. The chat template and other fields that change no id do not count.
   const std::string& sha256() const { return sha256_; }
 
+  // The Jinja template of chats that a GGUF file carries, as it is there; empty where there is none,
+  // and of a folder. Nothing here applies it.
+  const std::string& chat_template() const { return chat_template_; }
+  void set_chat_template(std::string text) { chat_template_ = std::move(text); }
+
  protected:
+  virtual absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text,
+                                                          Dropped* dropped) const = 0;
+
   TokenId bos_token_id_ = -1;
   std::string sha256_;
+
+ private:
+  std::string chat_template_;
 };
 
-// NotFound if the folder has neither file.
+// Of a folder, or of a GGUF file (gguf_tokenizer.h). NotFound if it has none.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model_dir);
 
 // Decodes a growing sequence and hands out text as soon as it cannot change: never half a UTF-8

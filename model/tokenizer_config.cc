@@ -96,7 +96,9 @@ absl::StatusOr<TokenizerConfig> ReadTokenizerConfig(const std::string& model_dir
       ASSIGN_OR_RETURN(result.bos_token,
                        SpecialTokenContent(*bos, absl::StrCat(path, ": bos_token")));
     }
-    ASSIGN_OR_RETURN(result.add_bos_token, BoolField(*config, "add_bos_token", true, path));
+    if (FindField(*config, "add_bos_token") != nullptr) {
+      ASSIGN_OR_RETURN(result.add_bos_token, BoolField(*config, "add_bos_token", {}, path));
+    }
     specials = SpecialContents(*config);
     RETURN_IF_ERROR(ReadAddedTokensDecoder(path, *config, &result.added_tokens));
   }

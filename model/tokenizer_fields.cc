@@ -1,31 +1,16 @@
 #include "model/tokenizer_fields.h"
 
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/json_depth.h"
 #include "common/status.h"
 #include "model/tokenizer_files.h"
 
 namespace carrel::model {
-namespace {
-
-bool NestsDeeperThan(const Json& value, int levels) {
-  std::vector<std::pair<const Json*, int>> open = {{&value, 0}};
-  while (!open.empty()) {
-    const auto [one, level] = open.back();
-    open.pop_back();
-    if (level > levels) return true;
-    if (!one->is_structured()) continue;
-    for (const Json& inner : *one) open.emplace_back(&inner, level + 1);
-  }
-  return false;
-}
-
-}  // namespace
 
 absl::StatusOr<Json> ParseJsonObject(const std::string& path, absl::string_view bytes) {
+  RETURN_IF_ERROR(CheckJsonDepth(bytes, path));
   Json document;
   try {
     document = Json::parse(bytes.begin(), bytes.end());
@@ -93,8 +78,6 @@ absl::StatusOr<AddedToken> ParseAddedToken(const Json& object, absl::string_view
 
 std::string ShortJson(const Json& value) {
   constexpr size_t kLongest = 80;
-  // The library writes nested values recursively, and a file may nest deeper than the stack.
-  if (NestsDeeperThan(value, 20)) return absl::StrCat("a deeply nested ", value.type_name());
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
   if (text.size() > kLongest) text = absl::StrCat(text.substr(0, kLongest), "...");
   return text;

@@ -1,6 +1,7 @@
 // What:   tokenizer.json and tokenizer_config.json reduced to plain structs.
 // Source: the serialisation of Hugging Face tokenizers 0.13 to 0.22, old and new spellings.
-//         Truncation, padding and post-processing are not ours to do and are read over.
+//         Truncation and padding are not ours to do and are read over; of post-processing counts
+//         the one token that it puts before a text.
 // Errors: InvalidArgument, naming file and field, what is malformed; Unimplemented, naming
 //         component and value, what is well-formed but not run here.
 #pragma once
@@ -27,11 +28,14 @@ struct TokenizerJson {
   std::vector<std::pair<std::string, TokenId>> vocab;       // ids differ, 0 <= id <= kMaxTokenId
   std::vector<std::pair<std::string, std::string>> merges;  // as spelled, by rank
   bool ignore_merges = false;
-  // unk_token or byte_fallback is set: they act only where a byte has no token.
-  bool handles_unknown = false;
+  // They act only where a byte has no token.
+  std::optional<std::string> unk_token;
+  bool fuse_unk = false;
+  bool byte_fallback = false;
   bool nfc = false;
   std::vector<PretokenStep> pretokenizer;
   std::vector<AddedToken> added_tokens;  // ids and contents differ
+  TokenId template_bos = -1;             // what post_processor puts before a text; -1: nothing
 };
 
 // `path` is for messages.
@@ -41,7 +45,7 @@ struct TokenizerConfig {
   bool present = false;  // the file exists
   bool has_bos = false;  // the key bos_token exists, be it null
   std::optional<std::string> bos_token;
-  bool add_bos_token = true;
+  std::optional<bool> add_bos_token;
   std::vector<AddedToken> added_tokens;  // added_tokens_decoder, by id
   // added_tokens.json, for ids that added_tokens_decoder does not have; special if one of the
   // special tokens that tokenizer_config.json names.

@@ -91,8 +91,12 @@ class Parser {
       if (affix != nullptr && *affix != "") return NotRun("model.", key, " ", ShortJson(*affix));
     }
     ASSIGN_OR_RETURN(result_.ignore_merges, BoolField(model, "ignore_merges", false, path_));
-    ASSIGN_OR_RETURN(const bool byte_fallback, BoolField(model, "byte_fallback", false, path_));
-    result_.handles_unknown = byte_fallback || FindField(model, "unk_token") != nullptr;
+    ASSIGN_OR_RETURN(result_.byte_fallback, BoolField(model, "byte_fallback", false, path_));
+    ASSIGN_OR_RETURN(result_.fuse_unk, BoolField(model, "fuse_unk", false, path_));
+    if (FindField(model, "unk_token") != nullptr) {
+      ASSIGN_OR_RETURN(result_.unk_token,
+                       StringField(model, "unk_token", absl::StrCat(path_, ": model")));
+    }
     return absl::OkStatus();
   }
 
@@ -193,13 +197,45 @@ class Parser {
     return absl::OkStatus();
   }
 
-  // Post-processors add special tokens or trim offsets; Encode does neither.
+  // Post-processors add special tokens or trim offsets; Encode does neither, but documents begin
+  // with what a template puts before a text. What it puts after one does not belong there: a
+  // document goes on.
   absl::Status ReadPostprocessor() {
     for (const Json* step : Flatten(FindField(document_, "post_processor"), "processors")) {
       const std::string type = TypeOf(*step);
-      if (type != "ByteLevel" && type != "TemplateProcessing") {
+      if (type == "TemplateProcessing") {
+        RETURN_IF_ERROR(ReadTemplate(*step));
+      } else if (type != "ByteLevel") {
         return NotRun("post_processor ", ShortJson(*step));
       }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadTemplate(const Json& step) {
+    const Json* single = FindField(step, "single");
+    if (single == nullptr || !single->is_array()) {
+      return Invalid("post_processor TemplateProcessing: single is not a list of pieces");
+    }
+    for (const Json& piece : *single) {
+      if (FindField(piece, "Sequence") != nullptr) break;  // the text
+      const Json* special = FindField(piece, "SpecialToken");
+      if (special == nullptr) return NotRun("post_processor piece ", ShortJson(piece));
+      ASSIGN_OR_RETURN(
+          const std::string name,
+          StringField(*special, "id", absl::StrCat(path_, ": post_processor SpecialToken")));
+      const Json* tokens = FindField(step, "special_tokens");
+      const Json* token = tokens == nullptr ? nullptr : FindField(*tokens, name.c_str());
+      const Json* ids = token == nullptr ? nullptr : FindField(*token, "ids");
+      if (ids == nullptr || !ids->is_array()) {
+        return Invalid("post_processor: special_tokens has no ids of \"", name, "\"");
+      }
+      if (ids->size() != 1 || result_.template_bos >= 0) {
+        return NotRun("post_processor TemplateProcessing with several tokens before the text (",
+                      ShortJson(*single), ")");
+      }
+      ASSIGN_OR_RETURN(result_.template_bos,
+                       ParseTokenId((*ids)[0], absl::StrCat(path_, ": post_processor: ", name)));
     }
     return absl::OkStatus();
   }

@@ -97,7 +97,7 @@ TEST(TokenizerJson, Load_ConfigAddsTokens_TheyCountInIdentity) {
   const auto more = LoadFiles(
       {{"tokenizer.json", json},
        {"tokenizer_config.json",
-        R"({"bos_token": "<f>", "added_tokens_decoder": {"270": {"content": "<f>", "special": true}}})"}});
+        R"({"bos_token": "<f>", "add_bos_token": true, "added_tokens_decoder": {"270": {"content": "<f>", "special": true}}})"}});
   CARREL_ASSERT_OK(more);
   EXPECT_NE((*more)->sha256(), Sha256Hex(json));
   EXPECT_THAT(*(*more)->Encode("<f><e>"), ElementsAre(270, 259));
@@ -107,22 +107,60 @@ TEST(TokenizerJson, Load_ConfigAddsTokens_TheyCountInIdentity) {
               StatusIs(absl::StatusCode::kInvalidArgument, "token id 265 is not"));
 }
 
+// As llama 3 writes it.
+constexpr char kTemplate[] = R"({"post_processor": {"type": "Sequence", "processors": [
+    {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+    {"type": "TemplateProcessing",
+     "single": [{"SpecialToken": {"id": "<e>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "ab", "type_id": 0}}],
+     "pair": [],
+     "special_tokens": {"<e>": {"id": "<e>", "ids": [259], "tokens": ["<e>"]},
+                        "ab": {"id": "ab", "ids": [256], "tokens": ["ab"]}}}]}})";
+
 TEST(TokenizerJson, Bos_EverySetting_AsDocumented) {
-  const auto bos = [](const std::string& config) {
-    const auto tokenizer =
-        LoadFiles({{"tokenizer.json", SmallTokenizerJson()}, {"tokenizer_config.json", config}});
+  const auto bos = [](const std::string& edit, const std::string& config) {
+    Files files = {{"tokenizer.json", SmallTokenizerJson(edit)}};
+    if (!config.empty()) files.emplace_back("tokenizer_config.json", config);
+    const auto tokenizer = LoadFiles(files);
     return tokenizer.ok() ? (*tokenizer)->bos_token_id() : -100;
   };
-  EXPECT_EQ(bos("{}"), -1);
-  EXPECT_EQ(bos(R"({"bos_token": null})"), -1);
-  EXPECT_EQ(bos(R"({"bos_token": "<e>"})"), 259);
-  EXPECT_EQ(bos(R"({"bos_token": "ab", "add_bos_token": true})"), 256);
-  EXPECT_EQ(bos(R"({"bos_token": {"content": "<e>", "lstrip": false}})"), 259);
-  EXPECT_EQ(bos(R"({"bos_token": "<e>", "add_bos_token": false})"), -1);
-  EXPECT_EQ(bos(R"({"bos_token": "absent"})"), -100);
-  EXPECT_EQ(bos(R"({"bos_token": 7})"), -100);
-  EXPECT_EQ(bos(R"({"add_bos_token": "yes"})"), -100);
-  EXPECT_EQ(bos("{"), -100);
+  // Only where add_bos_token or post_processor says so: a bos_token alone is only a name.
+  for (const char* config : {"", "{}", R"({"bos_token": null})", R"({"bos_token": "<e>"})",
+                             R"({"bos_token": "<e>", "add_bos_token": false})",
+                             R"({"bos_token": "<e>", "add_bos_token": null})"}) {
+    EXPECT_EQ(bos("{}", config), -1) << config;
+  }
+  EXPECT_EQ(bos("{}", R"({"bos_token": "ab", "add_bos_token": true})"), 256);
+  EXPECT_EQ(bos("{}", R"({"bos_token": {"content": "<e>"}, "add_bos_token": true})"), 259);
+  EXPECT_EQ(bos(kTemplate, ""), 259);
+  EXPECT_EQ(bos(kTemplate, R"({"bos_token": "ab"})"), 259);
+  EXPECT_EQ(bos(kTemplate, R"({"bos_token": "ab", "add_bos_token": true})"), 256);
+  EXPECT_EQ(bos(kTemplate, R"({"bos_token": "<e>", "add_bos_token": false})"), -1);
+  EXPECT_EQ(bos("{}", R"({"bos_token": "absent", "add_bos_token": true})"), -100);
+  EXPECT_EQ(bos("{}", R"({"add_bos_token": true})"), -100);
+  EXPECT_EQ(bos("{}", R"({"bos_token": 7})"), -100);
+  EXPECT_EQ(bos("{}", R"({"add_bos_token": "yes"})"), -100);
+  EXPECT_EQ(bos("{}", "{"), -100);
+}
+
+TEST(TokenizerJson, Bos_TemplateThatIsNotRunOrBroken_IsRefused) {
+  const auto load = [](const std::string& single, const std::string& special_tokens) {
+    return Load(absl::StrCat(R"({"post_processor": {"type": "TemplateProcessing", "single": )",
+                             single, R"(, "special_tokens": )", special_tokens, "}}"))
+        .status();
+  };
+  const std::string e = R"({"SpecialToken": {"id": "<e>", "type_id": 0}})";
+  const std::string text = R"({"Sequence": {"id": "A", "type_id": 0}})";
+  EXPECT_EQ(load("[" + text + "]", "{}"), absl::OkStatus());
+  EXPECT_THAT(load("[" + e + "," + e + "," + text + "]", R"({"<e>": {"ids": [259]}})"),
+              StatusIs(absl::StatusCode::kUnimplemented, "several tokens"));
+  EXPECT_THAT(load("[" + e + "," + text + "]", R"({"<e>": {"ids": [259, 259]}})"),
+              StatusIs(absl::StatusCode::kUnimplemented, "several tokens"));
+  EXPECT_THAT(load("[" + e + "," + text + "]", R"({"<e>": {"ids": [7000]}})"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "id 7000"));
+  EXPECT_THAT(load("[" + e + "," + text + "]", "{}"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "no ids of \"<e>\""));
+  EXPECT_THAT(load("7", "{}"), StatusIs(absl::StatusCode::kInvalidArgument, "single"));
 }
 
 TEST(TokenizerJson, Load_NotRun_IsRefusedByName) {
@@ -132,7 +170,6 @@ TEST(TokenizerJson, Load_NotRun_IsRefusedByName) {
            {R"({"model": {"dropout": 0.1}})", "model.dropout 0.1"},
            {R"({"model": {"end_of_word_suffix": "</w>"}})", "model.end_of_word_suffix \"</w>\""},
            {R"({"model": {"continuing_subword_prefix": "##"}})", "continuing_subword_prefix"},
-           {R"({"model": {"vocab": {"A": null}, "unk_token": "a"}})", "no token for byte 0x41"},
            {R"({"pre_tokenizer": null, "model": {"byte_fallback": true}})", "without a ByteLevel"},
            {R"({"pre_tokenizer": {"type": "Metaspace"}})", "Metaspace"},
            {R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Punctuation"},
@@ -177,6 +214,9 @@ TEST(TokenizerJson, Load_Malformed_NamesFileAndField) {
            {R"({"model": {"merges": ["b a"]}})", "\"ba\" is not in the vocabulary"},
            {R"({"model": {"merges": ["\u2581 a"]}})", "byte alphabet"},
            {R"({"model": {"ignore_merges": 1}})", "ignore_merges is 1"},
+           {R"({"model": {"vocab": {"Z": null}, "unk_token": "none"}})",
+            "unk_token \"none\" is not in model.vocab"},
+           {R"({"model": {"unk_token": 7}})", "unk_token is 7"},
            {R"({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": null}})",
             "add_prefix_space is missing"},
            {R"({"added_tokens": {}})", "added_tokens is not an array"},
@@ -205,13 +245,13 @@ TEST(TokenizerJson, Load_Truncated_NamesByte) {
               StatusIs(absl::StatusCode::kInvalidArgument, "instead of an object"));
 }
 
-TEST(TokenizerJson, Load_DeeplyNested_DoesNotOverflowTheStack) {
+TEST(TokenizerJson, Load_DeeplyNested_IsRefused) {
   const std::string deep = std::string(500000, '[') + std::string(500000, ']');
   EXPECT_FALSE(LoadFiles({{"tokenizer.json", deep}}).ok());
   std::string json = SmallTokenizerJson(R"({"normalizer": "HERE"})");
   json.replace(json.find("\"HERE\""), 6, deep);
   EXPECT_THAT(LoadFiles({{"tokenizer.json", json}}),
-              StatusIs(absl::StatusCode::kUnimplemented, "a deeply nested array"));
+              StatusIs(absl::StatusCode::kInvalidArgument, "nests deeper than 64"));
 }
 
 TEST(TokenizerJson, Load_ByteWithoutToken_FailsOnlyOnThatByte) {
@@ -220,6 +260,49 @@ TEST(TokenizerJson, Load_ByteWithoutToken_FailsOnlyOnThatByte) {
   EXPECT_THAT(*(*without)->Encode("ab"), ElementsAre(256));
   EXPECT_THAT((*without)->Encode("aZ"),
               StatusIs(absl::StatusCode::kInvalidArgument, "no token for byte 0x5a"));
+}
+
+// Expected ids are those of Hugging Face tokenizers 0.22.
+TEST(TokenizerJson, Encode_ByteWithoutToken_BecomesWhatTheFileSays) {
+  const auto encode = [](const std::string& model, const std::string& text) {
+    const auto tokenizer = Load(absl::StrCat(
+        R"({"model": {"vocab": {"Z": null, "Y": null, "\u0123": null, "<unk>": 300, "<0x5A>": 301,
+           "<0xC4>": 302, "<0xA3>": 303}, )",
+        model, "}}"));
+    return tokenizer.ok() ? *(*tokenizer)->Encode(text) : std::vector<TokenId>();
+  };
+  const std::string unk = R"("unk_token": "<unk>")";
+  EXPECT_THAT(encode(unk, "aZZb Y"), ElementsAre('a', 300, 300, 'b', ' ', 300));
+  EXPECT_THAT(encode(unk + R"(, "fuse_unk": true)", "aZYb Y"),
+              ElementsAre('a', 300, 'b', ' ', 300));
+  EXPECT_THAT(encode(R"("byte_fallback": true)", "aZZb\u00C1"),
+              ElementsAre('a', 301, 301, 'b', 0xC3, 302, 303));
+  // An unknown byte comes after the substitutes that follow it.
+  EXPECT_THAT(encode(unk + R"(, "byte_fallback": true)", "aYZb"), ElementsAre('a', 301, 300, 'b'));
+}
+
+TEST(TokenizerJson, Encode_MissingByte_IsRefusedWithItsOffsetOrDropped) {
+  for (const std::string nfc : {"", R"("normalizer": {"type": "NFC"}, )"}) {
+    const auto tokenizer = Load("{" + nfc + R"("model": {"vocab": {"Z": null, "Y": null}}})");
+    CARREL_ASSERT_OK(tokenizer);
+    EXPECT_THAT((*tokenizer)->Encode("ab<e>abc aZb"),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "no token for byte 0x5a, at byte offset 10 of 12"));
+    Tokenizer::Dropped dropped;
+    // What is left is merged as if the byte had never been there.
+    EXPECT_THAT(*(*tokenizer)->Encode("ab<e>aZb aZb Y", &dropped),
+                ElementsAre(256, 259, 256, ' ', 256, ' '));
+    EXPECT_EQ(dropped.bytes, 3);
+    EXPECT_EQ(dropped.first_offset, 6);
+    EXPECT_EQ(dropped.first_byte, 'Z');
+    EXPECT_THAT(*(*tokenizer)->Encode("Z", &dropped), ElementsAre());
+    EXPECT_EQ(dropped.bytes, 4);  // counted on
+    EXPECT_EQ(dropped.first_offset, 6);
+    Tokenizer::Dropped none;
+    EXPECT_THAT(*(*tokenizer)->Encode("ab", &none), ElementsAre(256));
+    EXPECT_EQ(none.bytes, 0);
+    EXPECT_EQ(none.first_offset, -1);
+  }
 }
 
 TEST(LoadTokenizer, NotByteLevelBesideModel_UsesModel) {

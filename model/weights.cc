@@ -8,6 +8,7 @@
 #include "common/checksum.h"
 #include "common/status.h"
 #include "model/cpu_backend.h"
+#include "model/gguf_weights.h"
 
 namespace carrel::model {
 namespace {
@@ -28,15 +29,13 @@ bool CarriesNothing(absl::string_view name) { return absl::EndsWith(name, ".rota
 // Takes the tensors one by one out of the checkpoint; what is left at the end is unexpected.
 class WeightsBuilder {
  public:
-  WeightsBuilder(std::string model_dir, const ModelConfig& config, Safetensors checkpoint)
-      : model_dir_(std::move(model_dir)),
-        config_(config),
-        weights_(new Weights(std::move(checkpoint))) {}
+  WeightsBuilder(const ModelConfig& config, TensorSource source)
+      : config_(config), weights_(new Weights(std::move(source))) {}
 
   absl::StatusOr<std::shared_ptr<const Weights>> Build() {
     const int64_t hidden = config_.hidden_size;
     ASSIGN_OR_RETURN(weights_->embedding_,
-                     Matrix("model.embed_tokens", config_.vocab_size, hidden, false));
+                     TakeMatrix("model.embed_tokens", config_.vocab_size, hidden, false));
     for (int32_t layer = 0; layer < config_.shape.layers; ++layer) {
       ASSIGN_OR_RETURN(LayerWeights built, BuildLayer(absl::StrCat("model.layers.", layer, ".")));
       weights_->layers_.push_back(std::move(built));
@@ -49,11 +48,14 @@ class WeightsBuilder {
 
  private:
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrCat(model_dir_, ": tensor \"", name, "\" ", what));
+    const TensorSource& source = weights_->source_;
+    return absl::InvalidArgumentError(absl::StrCat(
+        source.where, ": tensor \"",
+        source.name_in_file ? source.name_in_file(name) : std::string(name), "\" ", what));
   }
 
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {
-    absl::StatusOr<TensorView> view = weights_->checkpoint_.Get(name);
+    absl::StatusOr<TensorView> view = weights_->checkpoint().Get(name);
     if (!view.ok()) {
       return Bad(name, absl::StrCat("is missing; expected f32, f16 or bf16 ", Shape(shape)));
     }
@@ -66,22 +68,39 @@ class WeightsBuilder {
   }
 
   // prefix.weight [out, in] and, if any, prefix.bias [out].
-  absl::StatusOr<kernels::WeightMatrix> Matrix(const std::string& prefix, int64_t out, int64_t in,
-                                               bool bias) {
-    ASSIGN_OR_RETURN(const TensorView weight, Take(prefix + ".weight", {out, in}));
-    kernels::WeightMatrix matrix;
-    matrix.data = weight.bytes.data();
-    matrix.dtype = weight.dtype;
+  absl::StatusOr<Matrix> TakeMatrix(const std::string& prefix, int64_t out, int64_t in, bool bias) {
+    Matrix matrix;
     matrix.out = out;
     matrix.in = in;
+    const auto blocks = weights_->source_.blocks.find(prefix + ".weight");
+    if (blocks != weights_->source_.blocks.end()) {
+      RETURN_IF_ERROR(TakeBlocks(blocks->first, blocks->second, matrix));
+    } else {
+      ASSIGN_OR_RETURN(const TensorView weight, Take(prefix + ".weight", {out, in}));
+      matrix.data = weight.bytes.data();
+      matrix.dtype = weight.dtype;
+    }
     if (!bias) return matrix;
     ASSIGN_OR_RETURN(const TensorView view, Take(prefix + ".bias", {out}));
-    if (view.dtype != weight.dtype) {
+    const DType dtype = matrix.blocks ? DType::kF32 : matrix.dtype;
+    if (view.dtype != dtype) {
       return Bad(prefix + ".bias", absl::StrCat("is ", DTypeName(view.dtype), ", expected ",
-                                                DTypeName(weight.dtype), " as its weight is"));
+                                                DTypeName(dtype), " as its weight is"));
     }
-    matrix.bias = view.bytes.data();
+    (matrix.blocks ? matrix.blocks->bias : matrix.bias) = view.bytes.data();
     return matrix;
+  }
+
+  absl::Status TakeBlocks(const std::string& name, const kernels::QuantizedMatrix& blocks,
+                          Matrix& matrix) {
+    if (blocks.out != matrix.out || blocks.in != matrix.in) {
+      return Bad(name, absl::StrCat("is ", kernels::TraitsOf(blocks.type).name, " ",
+                                    Shape({blocks.out, blocks.in}), ", expected ",
+                                    Shape({matrix.out, matrix.in})));
+    }
+    matrix.blocks = blocks;
+    taken_.insert(name);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<float>> Vector(const std::string& name, int64_t size) {
@@ -103,35 +122,36 @@ class WeightsBuilder {
     LayerWeights w;
     ASSIGN_OR_RETURN(w.attention_norm, Vector(prefix + "input_layernorm.weight", hidden));
     ASSIGN_OR_RETURN(w.mlp_norm, Vector(prefix + "post_attention_layernorm.weight", hidden));
-    ASSIGN_OR_RETURN(w.q, Matrix(attention + "q_proj", q_width, hidden, config_.qkv_bias));
-    ASSIGN_OR_RETURN(w.k, Matrix(attention + "k_proj", kv_width, hidden, config_.qkv_bias));
-    ASSIGN_OR_RETURN(w.v, Matrix(attention + "v_proj", kv_width, hidden, config_.qkv_bias));
-    ASSIGN_OR_RETURN(w.o, Matrix(attention + "o_proj", hidden, q_width, config_.output_bias));
+    ASSIGN_OR_RETURN(w.q, TakeMatrix(attention + "q_proj", q_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.k, TakeMatrix(attention + "k_proj", kv_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.v, TakeMatrix(attention + "v_proj", kv_width, hidden, config_.qkv_bias));
+    ASSIGN_OR_RETURN(w.o, TakeMatrix(attention + "o_proj", hidden, q_width, config_.output_bias));
     if (config_.qk_norm) {
       ASSIGN_OR_RETURN(w.q_norm, Vector(attention + "q_norm.weight", head_dim));
       ASSIGN_OR_RETURN(w.k_norm, Vector(attention + "k_norm.weight", head_dim));
     }
-    ASSIGN_OR_RETURN(w.gate, Matrix(mlp + "gate_proj", inner, hidden, config_.mlp_bias));
-    ASSIGN_OR_RETURN(w.up, Matrix(mlp + "up_proj", inner, hidden, config_.mlp_bias));
-    ASSIGN_OR_RETURN(w.down, Matrix(mlp + "down_proj", hidden, inner, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.gate, TakeMatrix(mlp + "gate_proj", inner, hidden, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.up, TakeMatrix(mlp + "up_proj", inner, hidden, config_.mlp_bias));
+    ASSIGN_OR_RETURN(w.down, TakeMatrix(mlp + "down_proj", hidden, inner, config_.mlp_bias));
     return w;
   }
 
   absl::Status BuildHead() {
     weights_->head_ = weights_->embedding_;
-    if (config_.tie_word_embeddings && !weights_->checkpoint_.Has("lm_head.weight")) {
+    if (config_.tie_word_embeddings && !weights_->checkpoint().Has("lm_head.weight") &&
+        weights_->source_.blocks.count("lm_head.weight") == 0) {
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(const kernels::WeightMatrix head,
-                     Matrix("lm_head", config_.vocab_size, config_.hidden_size, false));
+    ASSIGN_OR_RETURN(const Matrix head,
+                     TakeMatrix("lm_head", config_.vocab_size, config_.hidden_size, false));
     if (!config_.tie_word_embeddings) {
       weights_->head_ = head;
       return absl::OkStatus();
     }
     // A second copy of a tied matrix is harmless only if it is a copy.
     ASSIGN_OR_RETURN(const TensorView embedding,
-                     weights_->checkpoint_.Get("model.embed_tokens.weight"));
-    ASSIGN_OR_RETURN(const TensorView stored, weights_->checkpoint_.Get("lm_head.weight"));
+                     weights_->checkpoint().Get("model.embed_tokens.weight"));
+    ASSIGN_OR_RETURN(const TensorView stored, weights_->checkpoint().Get("lm_head.weight"));
     if (stored.dtype != embedding.dtype || stored.bytes != embedding.bytes) {
       return Bad("lm_head.weight",
                  "differs from model.embed_tokens.weight although tie_word_embeddings is true");
@@ -140,16 +160,22 @@ class WeightsBuilder {
   }
 
   absl::Status RefuseLeftovers() const {
-    for (const auto& [name, view] : weights_->checkpoint_.tensors()) {
+    for (const auto& [name, view] : weights_->checkpoint().tensors()) {
       if (taken_.count(name) == 0 && !CarriesNothing(name)) {
         return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", Shape(view.shape),
                                       ") is not part of the model that config.json describes"));
       }
     }
+    for (const auto& [name, blocks] : weights_->source_.blocks) {
+      if (taken_.count(name) == 0) {
+        return Bad(name, absl::StrCat("(", kernels::TraitsOf(blocks.type).name, " ",
+                                      Shape({blocks.out, blocks.in}),
+                                      ") is not part of the model that the metadata describe"));
+      }
+    }
     return absl::OkStatus();
   }
 
-  const std::string model_dir_;
   const ModelConfig& config_;
   std::unique_ptr<Weights> weights_;
   std::set<std::string, std::less<>> taken_;
@@ -157,33 +183,51 @@ class WeightsBuilder {
 
 absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& model_dir,
                                                              const ModelConfig& config) {
-  ASSIGN_OR_RETURN(Safetensors checkpoint, Safetensors::OpenModel(model_dir));
-  return WeightsBuilder(model_dir, config, std::move(checkpoint)).Build();
+  TensorSource source;
+  source.where = model_dir;
+  ASSIGN_OR_RETURN(source.tensors, Safetensors::OpenModel(model_dir));
+  for (const auto& [name, view] : source.tensors.tensors()) {
+    source.stored.push_back({name, std::string(DTypeName(view.dtype)), view.shape, view.bytes});
+  }
+  return Build(std::move(source), config);
+}
+
+absl::StatusOr<std::shared_ptr<const Weights>> Weights::Build(TensorSource source,
+                                                              const ModelConfig& config) {
+  return WeightsBuilder(config, std::move(source)).Build();
+}
+
+absl::StatusOr<std::shared_ptr<const Weights>> Weights::Widened(ThreadPool* pool) const {
+  if (source_.blocks.empty()) return nullptr;
+  return source_.widened(pool);
 }
 
 absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& model_dir,
-                                                           const ModelConfig& config) {
+                                                           const ModelConfig& config,
+                                                           ThreadPool* pool) {
+  if (IsGgufPath(model_dir)) {
+    ASSIGN_OR_RETURN(std::shared_ptr<const Gguf> gguf, Gguf::Open(model_dir));
+    return LoadGgufWeights(std::move(gguf), config, pool);
+  }
   return Weights::Load(model_dir, config);
 }
 
 // One line per tensor, in name order: the length of the name, name, dtype, shape, digest of its
 // bytes. The length keeps a name with a newline from imitating a line.
 std::string WeightsSha256(const Weights& weights, ThreadPool* pool) {
-  const auto& tensors = weights.checkpoint().tensors();
-  std::vector<std::map<std::string, TensorView, std::less<>>::const_iterator> order;
-  for (auto it = tensors.begin(); it != tensors.end(); ++it) order.push_back(it);
-  std::vector<std::string> digests(order.size());
-  const auto digest = [&](int64_t i) { digests[i] = Sha256Hex(order[i]->second.bytes); };
+  const std::vector<StoredTensor>& tensors = weights.stored();
+  std::vector<std::string> digests(tensors.size());
+  const auto digest = [&](int64_t i) { digests[i] = Sha256Hex(tensors[i].bytes); };
   if (pool != nullptr) {
-    pool->ParallelFor(static_cast<int64_t>(order.size()), digest);
+    pool->ParallelFor(static_cast<int64_t>(tensors.size()), digest);
   } else {
-    for (size_t i = 0; i < order.size(); ++i) digest(static_cast<int64_t>(i));
+    for (size_t i = 0; i < tensors.size(); ++i) digest(static_cast<int64_t>(i));
   }
   Sha256 all;
-  for (size_t i = 0; i < order.size(); ++i) {
-    const auto& [name, view] = *order[i];
-    all.Update(absl::StrCat(name.size(), " ", name, " ", DTypeName(view.dtype), " ",
-                            Shape(view.shape), " ", digests[i], "\n"));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const StoredTensor& tensor = tensors[i];
+    all.Update(absl::StrCat(tensor.name.size(), " ", tensor.name, " ", tensor.type, " ",
+                            Shape(tensor.shape), " ", digests[i], "\n"));
   }
   return all.FinishHex();
 }

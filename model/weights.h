@@ -4,22 +4,57 @@
 // Threads:   immutable.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/thread_pool.h"
 #include "kernels/linear/linear.h"
+#include "kernels/quantized_linear/quantized_linear.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 
 namespace carrel::model {
 
+// A matrix in its own dtype, or as the blocks of a GGUF file: then data and bias of the base are
+// null, its dtype means nothing, out and in are set.
+struct Matrix : kernels::WeightMatrix {
+  std::optional<kernels::QuantizedMatrix> blocks;
+};
+
 struct LayerWeights {
-  kernels::WeightMatrix q, k, v, o;
-  kernels::WeightMatrix gate, up, down;
+  Matrix q, k, v, o;
+  Matrix gate, up, down;
   std::vector<float> attention_norm, mlp_norm;  // [hidden_size]
   std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm
+};
+
+// A tensor as its file has it: what the digest of the weights covers.
+struct StoredTensor {
+  std::string name;
+  std::string type;
+  std::vector<int64_t> shape;
+  absl::string_view bytes;
+};
+
+class Weights;
+
+// Tensors that are not, or not all, in *.safetensors files.
+struct TensorSource {
+  std::string where;    // what messages begin with
+  Safetensors tensors;  // under the names of a Hugging Face checkpoint
+  // Matrices that stay in blocks, by the same names; in no other list. Their biases are f32.
+  std::map<std::string, kernels::QuantizedMatrix, std::less<>> blocks;
+  std::vector<StoredTensor> stored;   // by name
+  std::shared_ptr<const void> owner;  // of everything that the others view
+  // What the file calls a tensor, for messages.
+  std::function<std::string(absl::string_view)> name_in_file;
+  // The same weights without blocks; where there are any.
+  std::function<absl::StatusOr<std::shared_ptr<const Weights>>(ThreadPool*)> widened;
 };
 
 class Weights {
@@ -29,19 +64,26 @@ class Weights {
   //   2. No other tensor is, except those known to carry nothing (rotary tables).
   static absl::StatusOr<std::shared_ptr<const Weights>> Load(const std::string& model_dir,
                                                              const ModelConfig& config);
+  static absl::StatusOr<std::shared_ptr<const Weights>> Build(TensorSource source,
+                                                              const ModelConfig& config);
 
-  const kernels::WeightMatrix& embedding() const { return embedding_; }  // [vocab, hidden]
-  const kernels::WeightMatrix& head() const { return head_; }  // the embedding if they are tied
+  const Matrix& embedding() const { return embedding_; }  // [vocab, hidden]
+  const Matrix& head() const { return head_; }            // the embedding if they are tied
   const LayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
   const std::vector<float>& final_norm() const { return final_norm_; }
-  const Safetensors& checkpoint() const { return checkpoint_; }
+  const Safetensors& checkpoint() const { return source_.tensors; }
+  const std::vector<StoredTensor>& stored() const { return source_.stored; }
+
+  // The same weights with every matrix in f32, f16 or bf16, for who cannot multiply with blocks: null
+  // if these are. Cost: as gguf_weights.h says.
+  absl::StatusOr<std::shared_ptr<const Weights>> Widened(ThreadPool* pool) const;
 
  private:
   friend class WeightsBuilder;
-  explicit Weights(Safetensors checkpoint) : checkpoint_(std::move(checkpoint)) {}
+  explicit Weights(TensorSource source) : source_(std::move(source)) {}
 
-  Safetensors checkpoint_;
-  kernels::WeightMatrix embedding_, head_;
+  TensorSource source_;
+  Matrix embedding_, head_;
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
 };

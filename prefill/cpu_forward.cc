@@ -44,7 +44,8 @@ class CpuForward final : public LayerForward {
         backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool,
                                        attention.rope == model::Rope::kTrained
                                            ? model::RopeStage::kApplied
-                                           : model::RopeStage::kLeftOut)),
+                                           : model::RopeStage::kLeftOut,
+                                       checkpoint.adapter)),
         transformer_(backend_.get()),
         attention_(
             MakeAttention(checkpoint.config, tokens, std::move(sample_positions), attention, pool)),

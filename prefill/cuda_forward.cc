@@ -71,8 +71,8 @@ class CudaForward final : public LayerForward {
                         int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
     RETURN_IF_ERROR(CudaBackend::Check(config_));
     RETURN_IF_ERROR(model::CheckGpuMemory(device_bytes() + bytes_beside, gpu_memory));
-    ASSIGN_OR_RETURN(backend_,
-                     CudaBackend::Create(config_, checkpoint.weights, sizes_.chunk, pool));
+    ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, sizes_.chunk, pool,
+                                                   checkpoint.adapter.get()));
     ASSIGN_OR_RETURN(copy_stream_, Stream::Create());
     ASSIGN_OR_RETURN(ids_, DeviceBuffer<int32_t>::Create(tokens_));
     ASSIGN_OR_RETURN(hidden_, DeviceBuffer<float>::Create(sizes_.hidden));

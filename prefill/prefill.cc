@@ -81,7 +81,8 @@ absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& mod
     return absl::InvalidArgumentError(absl::StrCat(
         "the document has ", tokens.size(),
         " tokens, more than the model's max_position_embeddings=", model.max_position_embeddings,
-        "; rope=infinitehip with key_position=none goes beyond it"));
+        "; --beyond-trained takes it as if the model had been trained for more; --rope infinitehip "
+        "with --key-position none goes beyond it by positions of its own"));
   }
   return model::ValidateTokenIds(tokens, model);
 }

@@ -29,7 +29,8 @@ TEST_F(BadModelTest, Folder_Missing_IsNamed) {
               FailsWith(kFailed, Texts{"NOT_FOUND", path("nowhere")}));
   EXPECT_THAT(Carrel(Ask(kKept, {"--model", path("nowhere")})),
               FailsWith(kFailed, Texts{"NOT_FOUND", path("nowhere")}));
-  EXPECT_THAT(Carrel(Prefill("new", {"--model", document_})), FailsWith(kFailed, Texts{document_}));
+  EXPECT_THAT(Carrel(Prefill("new", {"--model", document_})),
+              FailsWith(kBad, Texts{document_, "not a GGUF file"}));
   ExpectNothingLost();
 }
 

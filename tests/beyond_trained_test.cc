@@ -136,7 +136,7 @@ TEST_F(BeyondTrainedTest, Needle_WritesDocumentsThatEvalMaps) {
   int64_t exact = 0;
   for (const json& cell : report["needles"]) {
     EXPECT_EQ(cell["asked"], 1);
-    exact += cell["exact"].get<int64_t>();
+    exact += cell["right"].get<int64_t>();
   }
   EXPECT_EQ(report["exact_matches"], exact);
   Args wrong = eval;

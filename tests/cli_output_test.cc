@@ -11,12 +11,14 @@ namespace {
 using CliOutputTest = StoreTest;
 using nlohmann::json;
 
-const Args kRetrievalFlags = {
-    "--model",   "--context",      "--store",    "--server",      "--top-k",    "--sink",
-    "--local",   "--dense-layers", "--budget",   "--prefetch",    "--want",     "--max-tokens",
-    "--threads", "--stats",        "--json",     "--temperature", "--top-p",    "--seed",
-    "--effort",  "--oversample",   "--select",   "--max-rows",    "--estimate", "--zone",
-    "--refine",  "--bank-bytes",   "--bank-map", "--bank-ahead",  "--row-cache"};
+const Args kRetrievalFlags = {"--model",     "--context",    "--store",        "--server",
+                              "--top-k",     "--sink",       "--local",        "--dense-layers",
+                              "--budget",    "--prefetch",   "--want",         "--max-tokens",
+                              "--threads",   "--stats",      "--json",         "--temperature",
+                              "--top-p",     "--seed",       "--effort",       "--oversample",
+                              "--select",    "--max-rows",   "--estimate",     "--zone",
+                              "--refine",    "--bank-bytes", "--bank-map",     "--bank-ahead",
+                              "--row-cache", "--adapter",    "--missing-bytes"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -27,9 +29,9 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
        {"prefill", "reindex", "synth", "serve", "ask", "eval", "audit", "stats", "ls", "inspect",
         "rm", "--version"}},
       {{"prefill"},
-       {"--model", "--input", "--tokens", "--store", "--name", "--index", "--hnsw-m",
-        "--hnsw-ef-construction", "--effort", "--segment-tokens", "--sampled-queries", "--threads",
-        "--restart", "--quiet", "--json", "flat", "hnsw"}},
+       {"--model", "--adapter", "--missing-bytes", "--input", "--tokens", "--store", "--name",
+        "--index", "--hnsw-m", "--hnsw-ef-construction", "--effort", "--segment-tokens",
+        "--sampled-queries", "--threads", "--restart", "--quiet", "--json", "flat", "hnsw"}},
       {{"reindex"},
        {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train",
         "--code-scan", "--ivf-lists", "--auto-recall", "--auto-rows", "--summaries", "--threads",
@@ -41,7 +43,8 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
       {{"stats"}, {"--server", "unix:PATH", "--json"}},
       {{"serve"}, {"--store", "--listen", "unix:PATH", "HOST:PORT", "--threads"}},
       {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens", "--logits"})},
-      {{"eval"}, With(kRetrievalFlags, {"--questions", "--compare", "--html", "--measure"})},
+      {{"eval"},
+       With(kRetrievalFlags, {"--questions", "--compare", "--html", "--measure", "--match"})},
       {{"audit"},
        {"NAME", "--store", "--sample", "--want-recall", "--top-k", "--effort", "--sink", "--local",
         "--threads", "--json", "--html"}},
@@ -386,6 +389,58 @@ TEST_F(CliOutputTest, Eval_Json_CountsRightAnswers) {
   EXPECT_EQ(report["exact_match"], 0.5);
   EXPECT_EQ(report["agreement"], json());  // no dense_ids given
   EXPECT_GT(report["tokens_per_s"], 0);
+  EXPECT_EQ(report["match"], "exact");
+  EXPECT_EQ(report["right"], 1);
+}
+
+TEST_F(CliOutputTest, EvalMatch_Contains_CountsAnswersThatHoldTheExpectedText) {
+  std::string inner = answer_.substr(0, answer_.find_last_not_of("\n ."));
+  inner = inner.substr(inner.find_first_not_of(' '));
+  ASSERT_GE(inner.size(), 2u);
+  const std::string questions = WriteFile(
+      "questions.jsonl", json{{"prompt", kQuestion}, {"answer", " " + inner.substr(1)}}.dump() +
+                             "\n" + json{{"prompt", kQuestion}, {"answer", "no"}}.dump() + "\n");
+  const Args eval = {"eval", "--model", DemoModel(), "--context",   kKept,     "--store",
+                     store_, "--top-k", "all",       "--questions", questions, "--json"};
+  const auto right = [&](const std::string& match) {
+    const json report = JsonOf(Carrel(With(eval, {"--match", match})));
+    EXPECT_EQ(report["match"], match);
+    EXPECT_EQ(report["exact_matches"], 0);
+    return report["right"].get<int>();
+  };
+  EXPECT_EQ(right("exact"), 0);
+  EXPECT_EQ(right("contains"), 1);
+  const std::string list =
+      WriteFile("compare.json", json::array({{{"name", "dense"}, {"top-k", "all"}}}).dump());
+  const json compared =
+      JsonOf(Carrel(With(eval, {"--match", "contains", "--compare", list, "--measure", "0"})));
+  EXPECT_EQ(compared["match"], "contains");
+  EXPECT_EQ(compared["runs"][0]["right"], 1);
+  EXPECT_EQ(compared["runs"][0]["exact_matches"], 0);
+  EXPECT_THAT(Carrel(With(eval, {"--match", "nearly"})), FailsWith(2, Texts{"match=nearly"}));
+  WriteFile("questions.jsonl", json{{"prompt", kQuestion}, {"answer", " "}}.dump());
+  EXPECT_THAT(Carrel(With(eval, {"--match", "contains"})),
+              FailsWith(2, Texts{"question 1", "empty answer"}));
+}
+
+// The prompt gives the first token: a rate is of the steps after it.
+TEST_F(CliOutputTest, Ask_OneToken_HasNoRate) {
+  const auto report = [&](const std::string& tokens) {
+    return JsonOf(Carrel(Ask(kKept, {"--json", "--ignore-eos", "--max-tokens", tokens})));
+  };
+  EXPECT_EQ(report("1")["tokens_per_s"], json());
+  const json three = report("3");
+  EXPECT_NEAR(three["tokens_per_s"].get<double>() * three["generate_seconds"].get<double>(), 2,
+              1e-6);
+}
+
+// The store in this process ends its sessions before it ends itself: nothing is cut.
+TEST_F(CliOutputTest, AskAndEval_InThisProcess_SayNothingElse) {
+  for (int i = 0; i < 5; ++i) {
+    const Outcome outcome = Carrel(Ask(kKept, {"--max-tokens", "1", "--prefetch", "speculative"}));
+    EXPECT_THAT(outcome, Succeeds());
+    EXPECT_EQ(outcome.err, "");
+  }
 }
 
 TEST_F(CliOutputTest, EvalCompare_AllThreeForms_HoldEveryConfiguration) {

@@ -7,8 +7,9 @@ target_link_libraries(carrel_test_cli PUBLIC
 add_dependencies(carrel_test_cli carrel)
 
 carrel_test(cli_test
-  SOURCES bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc
-  DEPS carrel_audit_test_util carrel_kvstore_test_util carrel_test_cli LABELS e2e TIMEOUT 600)
+  SOURCES adapter_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc
+          cli_output_test.cc gguf_model_test.cc ../model/gguf_writer.cc
+  DEPS carrel_gguf carrel_audit_test_util carrel_kvstore_test_util carrel_test_cli LABELS e2e TIMEOUT 600)
 carrel_test(fault_test
   SOURCES fault_test.cc serve_fault_test.cc
   DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)

@@ -111,6 +111,13 @@ RetrievalConfig Refined(const std::string& method, int64_t top_k) {
   return config;
 }
 
+// For a zone in host memory, across whose bus no candidate's key comes twice.
+RetrievalConfig OneLook(const std::string& method, int64_t top_k) {
+  RetrievalConfig config = Refined(method, top_k);
+  config.refine = decoder::WithOversample(*config.refine, 1);
+  return config;
+}
+
 absl::StatusOr<std::vector<float>> Logits(absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> decoder,
                                           const std::vector<TokenId>& prompt) {
   if (!decoder.ok()) return decoder.status();
@@ -288,6 +295,37 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
   EXPECT_LE(RelativeError(*here, *at_store), 1e-2);
 }
 
+// Summaries of the rest, and what they may at most weigh, as on the CPU.
+TEST(GpuTest, EstimationTermOnTheGpu_IsTheCpus) {
+  const std::string folder = FreshTempDir();
+  ASSERT_TRUE(Prefill(folder, "registry-512"));
+  const auto questions = Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  const std::vector<TokenId>& prompt = (*questions)[0].prompt;
+  DeviceConfig on_device = Cuda(), in_host = Cuda();
+  on_device.zone_on_device = true;
+  in_host.zone_in_host = true;
+  RetrievalConfig config = Refined("exact", 12);
+  config.dense_layers = 0;
+  const auto of = [&](const DeviceConfig& device) {
+    return Logits(EmbeddedDecoder::Open(folder, "doc", config, device), prompt);
+  };
+  const auto dense = Logits(EmbeddedDecoder::Open(folder, "doc", All()), prompt);
+  CARREL_ASSERT_OK(dense);
+  config.estimate = decoder::Estimate::kOff;
+  const auto without = of(on_device);
+  CARREL_ASSERT_OK(without);
+  config.estimate = decoder::Estimate::kOn;
+  const auto cpu = of(DeviceConfig());
+  CARREL_ASSERT_OK(cpu);
+  for (const DeviceConfig& device : {on_device, in_host}) {
+    const auto gpu = of(device);
+    CARREL_ASSERT_OK(gpu);
+    EXPECT_LE(RelativeError(*gpu, *cpu), 2e-2);
+    EXPECT_LT(RelativeError(*gpu, *dense), RelativeError(*without, *dense));
+  }
+}
+
 // Approximate queries are corrected alike: by the context's drift in the prompt, by the running mean
 // while an answer is generated.
 TEST(GpuTest, SpeculativeQueries_AreAsNearAsTheCpus) {
@@ -323,7 +361,7 @@ TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
   const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
-  RetrievalConfig config = Refined("hash", 40);
+  RetrievalConfig config = OneLook("hash", 40);
   for (const decoder::Budget budget : {decoder::Budget::kUniform, decoder::Budget::kLinear}) {
     if (kBrief && budget == decoder::Budget::kUniform) continue;
     config.budget = budget;
@@ -380,7 +418,7 @@ TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
   in_host.zone_in_host = true;
   for (const char* method :
        {"exact", "hip:refresh=4", "infinitehip:preset=fast", "hash:codes=stored", "channels"}) {
-    const RetrievalConfig config = Refined(method, 48);
+    const RetrievalConfig config = OneLook(method, 48);
     const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
     CARREL_ASSERT_OK(expected);
     for (const int64_t bytes : {0, 400'000}) {

@@ -118,7 +118,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
                    opened->access_->store->NewClient());
   std::shared_ptr<const decoder::HostRows> rows;
-  if (decoder::NeedsHostRows(config, device)) {
+  if (decoder::TakesHostRows(config, device)) {
     ASSIGN_OR_RETURN(rows, tools::MapContextRows(store_folder, context, Pool()));
   }
   ASSIGN_OR_RETURN(opened->decoder_,

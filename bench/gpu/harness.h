@@ -93,5 +93,6 @@ double MeasureGemmFlops(Bench& bench);
 void DecodeBenches(Bench& bench);
 void SelectBenches(Bench& bench);
 void RefineBenches(Bench& bench);
+void TermBenches(Bench& bench);
 
 }  // namespace carrel::gpu_bench

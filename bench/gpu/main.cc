@@ -1,4 +1,4 @@
-// gpu_bench [--quick] [decode | select | refine]...: GPU kernels, checked and then timed; one JSON
+// gpu_bench [--quick] [decode | select | refine | term]...: GPU kernels, checked and then timed; one JSON
 // object a line. Without a name, all of them.
 #include <cstdio>
 #include <cstdlib>
@@ -13,8 +13,8 @@ int main(int argc, char** argv) {
   std::set<std::string> wanted(argv + 1, argv + argc);
   const bool quick = wanted.erase("--quick") > 0;
   for (const std::string& name : wanted) {
-    if (name == "decode" || name == "select" || name == "refine") continue;
-    std::fprintf(stderr, "usage: gpu_bench [--quick] [decode | select | refine]...\n");
+    if (name == "decode" || name == "select" || name == "refine" || name == "term") continue;
+    std::fprintf(stderr, "usage: gpu_bench [--quick] [decode | select | refine | term]...\n");
     return 2;
   }
   const auto runs = [&](const char* name) { return wanted.empty() || wanted.count(name) > 0; };
@@ -34,5 +34,6 @@ int main(int argc, char** argv) {
   if (runs("decode")) DecodeBenches(bench);
   if (runs("select")) SelectBenches(bench);
   if (runs("refine")) RefineBenches(bench);
+  if (runs("term")) TermBenches(bench);
   return 0;
 }

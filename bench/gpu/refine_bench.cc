@@ -7,6 +7,8 @@
 
 #include "bench/gpu/decode_shape.h"
 #include "kernels/channel_score/channel_score.h"
+#include "kernels/dot_score/dot_score_cuda.h"
+#include "kernels/group_score/group_score_cuda.h"
 #include "kernels/hamming_topk/hamming_topk.h"
 #include "kernels/hash_encode/hash_encode.h"
 #include "kernels/hip_select/hip_select.h"
@@ -60,10 +62,11 @@ struct Layers {
   int32_t *ids = nullptr, *candidates = nullptr, *row_count = nullptr, *ranges = nullptr,
           *range_count = nullptr;
   int32_t* channels = nullptr;
-  float *least = nullptr, *step = nullptr, *scores = nullptr;
+  float *least = nullptr, *step = nullptr, *scores = nullptr, *of_q_heads = nullptr;
   float *out = nullptr, *lse = nullptr;
   void *attention_workspace = nullptr, *hip_workspace = nullptr, *stage_workspace = nullptr;
-  void *hash_workspace = nullptr, *channel_workspace = nullptr, *topk_workspace = nullptr;
+  void *hash_workspace = nullptr, *channel_workspace = nullptr, *topk_workspace = nullptr,
+       *group_workspace = nullptr;
 
   explicit Layers(Bench& bench, int64_t longest) : n(longest) {
     const int64_t rows = kKvHeads * longest;
@@ -82,6 +85,7 @@ struct Layers {
     least = Allocate<float>(kKvHeads * kWidth);
     step = Allocate<float>(kKvHeads * kWidth);
     scores = Allocate<float>(rows);
+    of_q_heads = Allocate<float>(kQHeads * longest);
     out = Allocate<float>(kQHeads * kHeadDim);
     lse = Allocate<float>(kQHeads);
     const auto workspace = [](size_t bytes) {
@@ -94,6 +98,7 @@ struct Layers {
     hash_workspace = workspace(HammingTopKWorkspaceBytes(Hash(0)));
     channel_workspace = workspace(ChannelScoreWorkspaceBytes(kKvHeads, kGroup));
     topk_workspace = workspace(TopKWorkspaceBytes(kKvHeads, 0));
+    group_workspace = workspace(GroupScoreWorkspaceBytes(kKvHeads, kGroup));
     const auto seed = [&] { return bench.rng()(); };
     CARREL_CHECK_CUDA(FillNormalBf16(q, kLayers * kQHeads * kHeadDim, 1.0f, seed()));
     CARREL_CHECK_CUDA(FillNormalBf16(k, kLayers * rows * kHeadDim, 1.0f, seed()));
@@ -271,6 +276,28 @@ struct Layers {
       error = InfiniteHipStage(Stage(layer, i), s);
     }
     return error != cudaSuccess ? error : SparseAttentionCuda(Sparse(layer, true), s);
+  }
+  cudaError_t RunExact(int64_t layer, cudaStream_t s) const {
+    DotScoreCudaParams dot;
+    dot.q = Queries(layer);
+    dot.k = k + layer * kKvHeads * n * kHeadDim;
+    dot.kv_heads = kKvHeads;
+    dot.group = kGroup;
+    dot.head_dim = kHeadDim;
+    dot.rows = dot.row_stride = dot.score_stride = n;
+    dot.scale = kScale;
+    dot.scores = of_q_heads;
+    cudaError_t error = DotScoreCuda(dot, s);
+    GroupScoreCudaParams group_score;
+    group_score.scores = of_q_heads;
+    group_score.kv_heads = kKvHeads;
+    group_score.group = kGroup;
+    group_score.n = group_score.score_stride = group_score.out_stride = n;
+    group_score.out = scores;
+    group_score.workspace = group_workspace;
+    if (error == cudaSuccess) error = GroupScoreCuda(group_score, s);
+    if (error == cudaSuccess) error = TopKCuda(Best(layer, 1), s);
+    return error != cudaSuccess ? error : Attend(layer, 1, s);
   }
   cudaError_t RunHash(int64_t layer, int64_t oversample, cudaStream_t s) const {
     cudaError_t error = HashEncode(Encode(layer), s);
@@ -457,6 +484,10 @@ void AtLength(Bench& bench, Layers& l, int64_t n) {
              return l.RunInfiniteHip(layer, PhaseOf(preset, step), s);
            });
   }
+
+  // Its kernels are held to their references by DecodeBenches and SelectBenches.
+  report("exact", kKvHeads * n * 2.0 * kHeadDim, 0, 1,
+         [&](int64_t, int64_t layer, cudaStream_t s) { return l.RunExact(layer, s); });
 
   // hamming_topk is held to its reference by DecodeBenches.
   const double channels = CheckChannels(bench, l), rescored = CheckRescored(bench, l);

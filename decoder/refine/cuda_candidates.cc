@@ -29,7 +29,8 @@ int64_t CudaOversample(int64_t configured, const CudaZoneShape& shape) {
 }
 
 int64_t CudaCandidates::Bytes(const CudaZoneShape& shape, int64_t oversample) {
-  return shape.heads.kv_heads * MostCandidates(shape, oversample) * 4;
+  const int64_t candidates = MostCandidates(shape, oversample);
+  return candidates == 0 ? 0 : (shape.heads.kv_heads * candidates + shape.heads.q_heads) * 4;
 }
 
 absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const CudaZoneShape& shape,
@@ -48,6 +49,8 @@ absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const Cu
   out.keys_ = keys;
   ASSIGN_OR_RETURN(out.ids_,
                    cuda::DeviceBuffer<int32_t>::Create(shape.heads.kv_heads * candidates));
+  if (candidates == 0) return out;
+  ASSIGN_OR_RETURN(out.base_, cuda::DeviceBuffer<float>::Create(shape.heads.q_heads));
   return out;
 }
 
@@ -75,6 +78,7 @@ absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chose
   params.wanted = budget;
   params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
   params.ids = chosen;
+  params.base = base_.data();
   RETURN_IF_CUDA_ERROR(kernels::RescoreRows(params, stream.get()));
   return absl::OkStatus();
 }

@@ -28,13 +28,18 @@ class CudaCandidates {
   // After that: the best of them into chosen [kv_heads, budget]. Nothing where they are as many.
   absl::Status Keep(Layer layer, const uint16_t* q, int32_t* chosen,
                     const cuda::Stream& stream) const;
-  int64_t bytes() const { return ids_.bytes(); }
+  // [q_heads]: what Keep's scores were taken less of; null where it keeps all.
+  const float* base(Layer layer) const {
+    return Count(layer) > shape_.budgets[layer.value()] ? base_.data() : nullptr;
+  }
+  int64_t bytes() const { return ids_.bytes() + base_.bytes(); }
 
  private:
   CudaZoneShape shape_;
   int64_t oversample_ = 1;
   CudaKeys keys_;
   cuda::DeviceBuffer<int32_t> ids_;  // [kv_heads, most of any layer], of the layer in turn
+  cuda::DeviceBuffer<float> base_;   // [q_heads], likewise
 };
 
 // What kAutoOversample is for a shape: kOversample, or what the kernel serves of it.

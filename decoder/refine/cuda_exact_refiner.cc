@@ -11,7 +11,7 @@ namespace {
 class CudaExactRefiner final : public CudaScoreRefiner {
  public:
   static int64_t Bytes(const CudaZoneShape& shape) {
-    return CudaScoreRefiner::Bytes(shape, 1) + shape.heads.q_heads * Stride(shape) * 4 +
+    return CudaScoreRefiner::Bytes(shape, 1) + shape.heads.q_heads * (Stride(shape) + 1) * 4 +
            static_cast<int64_t>(
                kernels::GroupScoreWorkspaceBytes(shape.heads.kv_heads, shape.heads.group()));
   }
@@ -21,13 +21,14 @@ class CudaExactRefiner final : public CudaScoreRefiner {
     RETURN_IF_ERROR(refiner->Allocate("exact", 1, keys));
     ASSIGN_OR_RETURN(refiner->of_q_heads_,
                      cuda::DeviceBuffer<float>::Create(shape.heads.q_heads * Stride(shape)));
+    ASSIGN_OR_RETURN(refiner->base_, cuda::DeviceBuffer<float>::Create(shape.heads.q_heads));
     ASSIGN_OR_RETURN(refiner->workspace_, ZeroedDeviceBytes(kernels::GroupScoreWorkspaceBytes(
                                               shape.heads.kv_heads, shape.heads.group())));
     return refiner;
   }
 
   int64_t bytes() const override {
-    return CudaScoreRefiner::bytes() + of_q_heads_.bytes() + workspace_.bytes();
+    return CudaScoreRefiner::bytes() + of_q_heads_.bytes() + base_.bytes() + workspace_.bytes();
   }
 
  private:
@@ -55,13 +56,17 @@ class CudaExactRefiner final : public CudaScoreRefiner {
     group.n = shape_.zone.rows();
     group.score_stride = group.out_stride = stride;
     group.out = scores;
+    group.base = base_.data();
     group.workspace = workspace_.data();
     RETURN_IF_CUDA_ERROR(kernels::GroupScoreCuda(group, stream.get()));
     return absl::OkStatus();
   }
 
+  const float* base(Layer) const override { return base_.data(); }
+
   const CudaKeys keys_;
   cuda::DeviceBuffer<float> of_q_heads_;  // [q_heads, stride]
+  cuda::DeviceBuffer<float> base_;        // [q_heads]
   cuda::DeviceBuffer<uint8_t> workspace_;
 };
 

@@ -173,7 +173,7 @@ class CudaHashRefiner final : public CudaRefiner {
 
   CudaSelection selection(Layer layer) const override {
     const int64_t budget = shape_.budgets[layer.value()];
-    return {ids_[layer.value()].data(), budget, budget, nullptr};
+    return {ids_[layer.value()].data(), budget, budget, nullptr, candidates_.base(layer)};
   }
 
  private:

@@ -58,6 +58,9 @@ struct CudaSelection {
   int64_t stride = 0;
   int64_t rows = 0;                    // of each KV head, or the most of any
   const int32_t* row_count = nullptr;  // [kv_heads], or null: `rows`
+  // [q_heads]: rows are the best by max over the group of (score - base), and no other candidate is
+  // better; null: they were not chosen so.
+  const float* base = nullptr;
 };
 
 class CudaRefiner {

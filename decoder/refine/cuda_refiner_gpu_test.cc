@@ -171,7 +171,7 @@ void CudaRefinerGpuTest::RunSequence(const AttentionShape& heads, int64_t tokens
       std::vector<Position> both;
       std::set_intersection(rows_found.begin(), rows_found.end(), expected.begin(), expected.end(),
                             std::back_inserter(both));
-      ASSERT_GE(static_cast<double>(both.size()) + 1,  // of few rows one may differ
+      ASSERT_GE(static_cast<double>(both.size()) + 2,  // of few rows two may differ
                 GetParam().same * static_cast<double>(expected.size()))
           << "step " << step << " head " << head;
     }

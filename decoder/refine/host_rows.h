@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "kernels/summary_attention/summary_table.h"
 
 namespace carrel::decoder {
 
@@ -66,6 +67,11 @@ class HostRows {
   // Whether EstimateRest can be asked: the context has summaries.
   virtual bool has_summaries() const { return false; }
   virtual absl::Status EstimateRest(const RestRequest&) const {
+    return absl::FailedPreconditionError("these rows have no summaries");
+  }
+  // The same for a GPU, of a zone that is not empty; has_summaries().
+  virtual kernels::SummarySegments SummarySegmentsOf(RowRange) const { return {}; }
+  virtual absl::StatusOr<kernels::SummaryTable> SummaryTableOf(Layer, KvHead, RowRange) const {
     return absl::FailedPreconditionError("these rows have no summaries");
   }
   virtual int64_t tokens() const = 0;

@@ -2,7 +2,7 @@
 // Math:   a type stores runs of BlockElements elements in BlockBytes bytes: small integers with one
 //         or two levels of scales, w = scale * q (+ or - minimum), or values of a table of 16.
 // Source: the public layout of ggml's types; goldens from the `gguf` package's dequantize
-//         (tools/gguf_goldens.py), bit for bit.
+//         (tools/goldens/gguf_files.py), bit for bit.
 // Shapes: rows are whole blocks, one after the other; nothing is aligned.
 // Edge:   a scale of infinity or NaN gives infinities and NaN, as arithmetic has it.
 // Threads: reentrant.     Cost: plain loops, about 1e9 elements a second; a product with such rows

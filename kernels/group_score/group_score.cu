@@ -65,7 +65,9 @@ __global__ void __launch_bounds__(kThreads)
     SoftmaxState state{-INFINITY, 0};
     for (int i = lane; i < parts; i += 32) state = Join(state, of_parts[i]);
     state = JoinWarp(state);
-    if (lane == 0) base[h] = state.max + logf(state.sum);
+    if (lane != 0) continue;
+    base[h] = state.max + logf(state.sum);
+    if (p.base != nullptr && blockIdx.x == 0) p.base[head * group + h] = base[h];
   }
   __syncthreads();
   const float* scores = p.scores + head * group * p.score_stride;

@@ -24,6 +24,7 @@ struct GroupScoreCudaParams {
   int64_t score_stride = 0;
   float* out = nullptr;
   int64_t out_stride = 0;
+  float* base = nullptr;      // [kv_heads * group], or null: not wanted
   void* workspace = nullptr;  // GroupScoreWorkspaceBytes
 };
 

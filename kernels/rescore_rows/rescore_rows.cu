@@ -223,6 +223,9 @@ __global__ void __launch_bounds__(kThreads, 1) RescoreRowsKernel(const Args a) {
   WaitForEarlierLaunch();
   ScoreCandidates<kDim, kWide>(a, head, begin, end, scores, of_warps);
   SumOverCluster(of_warps, static_cast<int>(a.p.group), blocks, exchange, base);
+  if (a.p.base != nullptr && block == 0 && threadIdx.x < a.p.group) {
+    a.p.base[head * a.p.group + threadIdx.x] = base[threadIdx.x];
+  }
   const int rows = end - begin;
   MakeKeys(a, rows, base, scores);
   const auto* keys = reinterpret_cast<const unsigned*>(scores);

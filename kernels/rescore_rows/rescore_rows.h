@@ -41,6 +41,7 @@ struct RescoreRowsParams {
   int64_t wanted = 0;  // k
   float scale = 0;
   int32_t* ids = nullptr;
+  float* base = nullptr;  // [kv_heads * group], or null: not wanted
 };
 
 // What the current device's shared memory holds.

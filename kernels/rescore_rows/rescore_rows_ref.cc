@@ -25,6 +25,7 @@ void RefRescoreRows(const RescoreRowsParams& p) {
         largest = std::max(largest, scores.back());
       }
       for (const double score : scores) sum += std::exp(score - largest);
+      if (p.base != nullptr) p.base[h] = static_cast<float>(largest + std::log(sum));
       for (size_t i = 0; i < scores.size(); ++i) {
         best[i] = std::max(best[i], scores[i] - largest - std::log(sum));
       }

@@ -71,6 +71,10 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
         a *= factor * norm[c];
         b *= factor * norm[c + half];
       }
+      if (!is_v) {
+        a *= p.scale;
+        b *= p.scale;
+      }
       if (is_q && p.drift != nullptr) {
         a += p.drift[head * p.head_dim + c];
         b += p.drift[head * p.head_dim + c + half];

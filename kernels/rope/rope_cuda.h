@@ -1,7 +1,7 @@
 // What:   finishes fresh queries, keys and values on the GPU in one pass: bias, per-head norm,
 //         rotary position embedding, and placement of keys and values among a layer's rows.
-// Math:   with x = qkv + bias, for q and k, if norms are given, x <- rms_norm(x of a head), and for
-//         q, if a drift is given, x <- x + drift: q and k as rope.h; v as it is.
+// Math:   with x = qkv + bias, for q and k, if norms are given, x <- rms_norm(x of a head), then
+//         x <- scale x, and for q, if a drift is given, x <- x + drift: q and k as rope.h; v as it is.
 // Source: as rope.h; the per-head norm is that of Qwen3 checkpoints.
 // Shapes: qkv [n, (q_heads + 2 kv_heads) * head_dim] f32: all q heads, then k, then v; bias f32 of
 //         one row or null; q_norm, k_norm [head_dim] f32 or null; drift [q_heads, head_dim] f32 or
@@ -29,6 +29,7 @@ struct RopeCudaParams {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   float eps = 0;
+  float scale = 1;
   const float* drift = nullptr;
   const float* inv_freq = nullptr;
   int64_t n = 0;

@@ -44,7 +44,6 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
                const decoder::GenerateResult& result, const nlohmann::json& text,
                OpenDecoder& open) {
   const decoder::Decoder& decoder = open.decoder();
-  const double tokens = static_cast<double>(result.ids.size());
   nlohmann::json json = {
       {"text", text},
       {"ids", result.ids},
@@ -53,7 +52,10 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
       {"prompt_tokens", prompt.size()},
       {"prompt_seconds", result.prompt_seconds},
       {"generate_seconds", result.generate_seconds},
-      {"tokens_per_s", result.generate_seconds > 0 ? tokens / result.generate_seconds : 0}};
+      {"tokens_per_s",
+       result.steps == 0
+           ? nlohmann::json()  // the prompt gives the first token: nothing to time
+           : nlohmann::json(static_cast<double>(result.steps) / result.generate_seconds)}};
   if (!open.refine().empty()) json["refine"] = open.refine();
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
@@ -72,7 +74,10 @@ absl::Status RunAsk(AskFlags& flags) {
   const model::Checkpoint& checkpoint = open->checkpoint();
   std::vector<TokenId> prompt;
   if (flags.prompt_tokens.empty()) {
-    ASSIGN_OR_RETURN(prompt, checkpoint.EncodePrompt(flags.prompt));
+    ASSIGN_OR_RETURN(prompt, EncodeText(flags.retrieval.missing_bytes, "prompt",
+                                        [&](model::Tokenizer::Dropped* dropped) {
+                                          return checkpoint.EncodePrompt(flags.prompt, dropped);
+                                        }));
   } else {
     ASSIGN_OR_RETURN(prompt, ReadTokenFile(flags.prompt_tokens));
   }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/file.h"
+#include "common/json_depth.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "tools/carrel/evaluation.h"
@@ -71,13 +72,13 @@ void AddCosts(const decoder::Statistics& statistics, int32_t group, ComparedRun&
   }
 }
 
-absl::Status Measure(absl::Span<const Question> questions, ComparedRun& run) {
+absl::Status Measure(absl::Span<const Question> questions, Match match, ComparedRun& run) {
   RetrievalFlags flags = run.configuration.flags;
   flags.config.measure = true;
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, OpenDecoder::Create(flags));
   Tally ignored;
   RETURN_IF_ERROR(AskAll(
-      flags, *open, questions, [](size_t, const Tally&) {}, ignored));
+      flags, *open, match, questions, [](size_t, const Tally&) {}, ignored));
   decoder::Mean error, mass;
   const decoder::Statistics statistics = open->decoder().statistics();
   for (const decoder::LayerStatistics& layer : statistics.layers) {
@@ -99,6 +100,7 @@ absl::Status Measure(absl::Span<const Question> questions, ComparedRun& run) {
 absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string& path,
                                                               const RetrievalFlags& base) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  RETURN_IF_ERROR(CheckJsonDepth(text, path));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_array() || json.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a list of configurations"));
@@ -116,8 +118,10 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
 }
 
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
-                                   absl::Span<const Question> questions, int64_t measured) {
+                                   absl::Span<const Question> questions, int64_t measured,
+                                   Match match) {
   Comparison comparison;
+  comparison.match = match;
   comparison.context = configurations.front().flags.context;
   comparison.questions = static_cast<int64_t>(questions.size());
   comparison.measured_questions = std::min(measured, comparison.questions);
@@ -137,23 +141,24 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
                             static_cast<double>(question) / static_cast<double>(questions.size());
         progress.Update(done / static_cast<double>(configurations.size()),
                         absl::StrCat(run.configuration.name, "  question ", question + 1, "/",
-                                     questions.size(), "  ", so_far.exact, " exact"));
+                                     questions.size(), "  ", so_far.right, " right"));
       };
-      RETURN_IF_ERROR(AskAll(flags, *open, questions, show, tally));
+      RETURN_IF_ERROR(AskAll(flags, *open, match, questions, show, tally));
       run.exact = tally.exact;
+      run.right = tally.right;
       run.needles = tally.needles;
       run.agreeing = tally.agreeing;
       run.with_dense = tally.with_dense;
       run.generated_tokens = tally.tokens;
       run.prompt_ms_per_token = PerToken(1e3 * tally.prompt_seconds, tally.prompt_tokens);
-      run.ms_per_token = PerToken(1e3 * tally.generate_seconds, tally.tokens);
+      run.ms_per_token = PerToken(1e3 * tally.generate_seconds, tally.steps);
       AddCosts(open->decoder().statistics(), open->checkpoint().config.shape.group(), run);
       return absl::OkStatus();
     };
     RETURN_IF_ERROR(Annotate(work(), run.configuration.name));
     if (comparison.measured_questions > 0) {
       const auto first = questions.subspan(0, static_cast<size_t>(comparison.measured_questions));
-      RETURN_IF_ERROR(Annotate(Measure(first, run), run.configuration.name));
+      RETURN_IF_ERROR(Annotate(Measure(first, match, run), run.configuration.name));
     }
     comparison.runs.push_back(std::move(run));
   }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "decoder/statistics.h"
+#include "tools/carrel/evaluation.h"
 #include "tools/carrel/needle_map.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -28,7 +29,7 @@ struct Configuration {
 
 struct ComparedRun {
   Configuration configuration;
-  int64_t exact = 0, agreeing = 0, with_dense = 0;
+  int64_t exact = 0, right = 0, agreeing = 0, with_dense = 0;
   int64_t generated_tokens = 0;
   double prompt_ms_per_token = 0;  // of prompt tokens
   double ms_per_token = 0;         // of generated tokens
@@ -46,6 +47,7 @@ struct Comparison {
   std::string context;
   int64_t context_tokens = 0;
   int64_t questions = 0, measured_questions = 0;
+  Match match = Match::kExact;
   std::vector<ComparedRun> runs;
 };
 
@@ -56,6 +58,7 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
 // measured: the first so many questions are asked once more, apart from what is timed, to hold
 // every layer's attention against dense attention.
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
-                                   absl::Span<const Question> questions, int64_t measured);
+                                   absl::Span<const Question> questions, int64_t measured,
+                                   Match match);
 
 }  // namespace carrel::tools

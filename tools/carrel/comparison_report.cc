@@ -24,7 +24,8 @@ bool Measured(const Comparison& comparison) { return comparison.measured_questio
 
 // The columns of both tables.
 std::vector<std::string> Columns(const Comparison& comparison) {
-  std::vector<std::string> columns = {"configuration", "exact", "as dense"};
+  std::vector<std::string> columns = {"configuration", std::string(MatchName(comparison.match)),
+                                      "as dense"};
   if (Measured(comparison)) {
     columns.insert(columns.end(), {"output error", "mass attended"});
   }
@@ -35,7 +36,7 @@ std::vector<std::string> Columns(const Comparison& comparison) {
 
 std::vector<std::string> Cells(const Comparison& comparison, const ComparedRun& run) {
   std::vector<std::string> cells = {
-      run.configuration.name, absl::StrCat(run.exact, "/", comparison.questions),
+      run.configuration.name, absl::StrCat(run.right, "/", comparison.questions),
       run.with_dense == 0 ? "-" : absl::StrCat(run.agreeing, "/", run.with_dense)};
   if (Measured(comparison)) {
     cells.push_back(absl::StrFormat("%.4f", run.mean_output_error));
@@ -50,10 +51,10 @@ std::vector<std::string> Cells(const Comparison& comparison, const ComparedRun& 
   return cells;
 }
 
-// Quality that a curve shows: agreement with dense answers if they are known, else exact match.
+// Quality that a curve shows: agreement with dense answers if they are known, else right ones.
 double Quality(const Comparison& comparison, const ComparedRun& run) {
   return run.with_dense > 0 ? Share(run.agreeing, run.with_dense)
-                            : Share(run.exact, comparison.questions);
+                            : Share(run.right, comparison.questions);
 }
 
 std::string Hover(const Comparison& comparison, const ComparedRun& run) {
@@ -91,7 +92,7 @@ audit::CurveChart ChartOf(const Comparison& comparison, const std::string& line,
     audit::CurveNode node;
     node.x = std::max(run.ms_per_token, 1e-3);
     node.y = y;
-    node.label = at->second.thin ? "" : run.configuration.flags.top_k;
+    node.label = at->second.thin ? "" : run.configuration.flags.top_k.value_or("");
     // The others are told by name: every chart has all of them.
     node.hover = at->second.thin ? run.configuration.name : Hover(comparison, run);
     at->second.nodes.push_back(std::move(node));
@@ -168,9 +169,10 @@ nlohmann::json ComparisonJson(const Comparison& comparison) {
     nlohmann::json json = {
         {"name", run.configuration.name},
         {"line", run.configuration.line},
-        {"top_k", run.configuration.flags.top_k},
+        {"top_k", run.configuration.flags.top_k.value_or("")},
         {"exact_matches", run.exact},
         {"exact_match", Share(run.exact, comparison.questions)},
+        {"right", run.right},
         {"agreements", run.agreeing},
         {"agreement", run.with_dense == 0 ? nlohmann::json()
                                           : nlohmann::json(Share(run.agreeing, run.with_dense))},
@@ -192,6 +194,7 @@ nlohmann::json ComparisonJson(const Comparison& comparison) {
   return {{"context", comparison.context},
           {"context_tokens", comparison.context_tokens},
           {"questions", comparison.questions},
+          {"match", MatchName(comparison.match)},
           {"measured_questions", comparison.measured_questions},
           {"runs", std::move(runs)}};
 }

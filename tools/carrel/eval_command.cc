@@ -28,6 +28,8 @@ struct EvalFlags {
   std::string compare;
   std::optional<std::string> html;
   int64_t measure = 4;
+  std::string match_name = "exact";
+  Match match = Match::kExact;
   bool stats = false;
   bool json = false;
 };
@@ -42,7 +44,8 @@ absl::Status RunComparison(const EvalFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<Configuration> configurations,
                    ReadConfigurations(flags.compare, flags.retrieval));
   ASSIGN_OR_RETURN(const std::vector<Question> questions, ReadQuestions(flags.questions));
-  ASSIGN_OR_RETURN(const Comparison comparison, Compare(configurations, questions, flags.measure));
+  ASSIGN_OR_RETURN(const Comparison comparison,
+                   Compare(configurations, questions, flags.measure, flags.match));
   if (flags.html.has_value())
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
   std::fputs(flags.json ? (ComparisonJson(comparison).dump() + "\n").c_str()
@@ -72,6 +75,7 @@ absl::StatusOr<std::vector<Document>> ReadDocuments(const EvalFlags& flags) {
 }
 
 absl::Status RunEval(EvalFlags& flags) {
+  ASSIGN_OR_RETURN(flags.match, ParseMatch(flags.match_name));
   if (!flags.also.empty() && (!flags.compare.empty() || flags.stats)) {
     return absl::InvalidArgumentError(
         "--also adds up answers over contexts; --compare and --stats are of one context");
@@ -92,7 +96,7 @@ absl::Status RunEval(EvalFlags& flags) {
   const auto show = [&](size_t i, const Tally& so_far) {
     progress.Update(
         static_cast<double>(before + i) / total,
-        absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.exact, " exact"));
+        absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.right, " right"));
   };
   std::unique_ptr<OpenDecoder> open;
   nlohmann::json contexts = nlohmann::json::array();
@@ -101,19 +105,20 @@ absl::Status RunEval(EvalFlags& flags) {
     retrieval.context = document.context;
     open.reset();  // one context in memory at a time
     ASSIGN_OR_RETURN(open, OpenDecoder::Create(retrieval));
-    const int64_t exact_before = tally.exact;
-    RETURN_IF_ERROR(Annotate(AskAll(retrieval, *open, document.questions, show, tally),
+    const int64_t exact_before = tally.exact, right_before = tally.right;
+    RETURN_IF_ERROR(Annotate(AskAll(retrieval, *open, flags.match, document.questions, show, tally),
                              absl::StrCat("context ", document.context)));
     before += document.questions.size();
     contexts.push_back({{"context", document.context},
                         {"context_tokens", open->decoder().context_tokens()},
                         {"questions", document.questions.size()},
-                        {"exact_matches", tally.exact - exact_before}});
+                        {"exact_matches", tally.exact - exact_before},
+                        {"right", tally.right - right_before}});
     if (!open->refine().empty()) contexts.back()["refine"] = open->refine();
   }
   progress.Clear();
   const double rate =
-      tally.generate_seconds > 0 ? static_cast<double>(tally.tokens) / tally.generate_seconds : 0;
+      tally.generate_seconds > 0 ? static_cast<double>(tally.steps) / tally.generate_seconds : 0;
   nlohmann::json differing = nlohmann::json::array();
   for (const Tally::Answer& a : tally.differing) {
     differing.push_back(
@@ -123,6 +128,8 @@ absl::Status RunEval(EvalFlags& flags) {
       {"questions", asked},
       {"exact_match", static_cast<double>(tally.exact) / total},
       {"exact_matches", tally.exact},
+      {"match", MatchName(flags.match)},
+      {"right", tally.right},
       {"agreement", tally.with_dense == 0 ? nlohmann::json()
                                           : nlohmann::json(static_cast<double>(tally.agreeing) /
                                                            static_cast<double>(tally.with_dense))},
@@ -143,8 +150,8 @@ absl::Status RunEval(EvalFlags& flags) {
   }
   if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
   if (!flags.json) {
-    std::fprintf(stderr, "%d questions: %d exact, %d of %d equal to dense, %.1f tokens/s\n",
-                 static_cast<int>(asked), static_cast<int>(tally.exact),
+    std::fprintf(stderr, "%d questions: %d right (%s), %d of %d equal to dense, %.1f tokens/s\n",
+                 static_cast<int>(asked), static_cast<int>(tally.right), flags.match_name.c_str(),
                  static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense), rate);
     std::fputs(tally.needles.Table().c_str(), stderr);
     if (flags.stats)
@@ -178,6 +185,11 @@ void AddEval(CLI::App& app, Run& chosen) {
       .add_option("--measure", flags->measure,
                   "compare: so many questions are asked again to measure mass and output error per "
                   "layer, apart from what is timed")
+      ->capture_default_str();
+  command
+      .add_option("--match", flags->match_name,
+                  "when an answer is right: exact (it is the expected text) | contains (the "
+                  "expected text is in it)")
       ->capture_default_str();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");

@@ -1,34 +1,44 @@
 #include "tools/carrel/evaluation.h"
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace carrel::tools {
 namespace {
 
-absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, const Question& question,
-                    Tally& tally) {
+absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
+                    const Question& question, Tally& tally) {
+  const absl::string_view answer = absl::StripAsciiWhitespace(question.answer);
+  if (match == Match::kContains && answer.empty()) {
+    return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
+  }
   ASSIGN_OR_RETURN(const std::vector<TokenId> prompt,
-                   open.checkpoint().EncodePrompt(question.prompt));
+                   EncodeText(flags.missing_bytes, "prompt of a question",
+                              [&](model::Tokenizer::Dropped* dropped) {
+                                return open.checkpoint().EncodePrompt(question.prompt, dropped);
+                              }));
   decoder::GenerateOptions options;
   options.max_tokens = flags.max_tokens;
   options.sampling = flags.sampling;
   ASSIGN_OR_RETURN(const decoder::GenerateResult result, open.decoder().Generate(prompt, options));
   ASSIGN_OR_RETURN(const std::string text,
                    open.checkpoint().tokenizer->Decode(result.ids, /*skip_special=*/true));
-  const bool exact =
-      absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.answer);
+  const bool exact = absl::StripAsciiWhitespace(text) == answer;
+  const bool right = match == Match::kExact ? exact : absl::StrContains(text, answer);
   const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
   tally.exact += exact;
-  tally.needles.Add(question, exact);
+  tally.right += right;
+  tally.needles.Add(question, right);
   tally.with_dense += question.has_dense_ids;
   tally.agreeing += agrees;
   tally.prompt_tokens += static_cast<int64_t>(prompt.size());
   tally.tokens += static_cast<int64_t>(result.ids.size());
+  tally.steps += result.steps;
   tally.prompt_seconds += result.prompt_seconds;
   tally.generate_seconds += result.generate_seconds;
-  if (question.has_dense_ids ? !agrees : !exact) {
+  if (question.has_dense_ids ? !agrees : !right) {
     tally.differing.push_back({question.prompt, text, question.answer, result.ids});
   }
   return absl::OkStatus();
@@ -36,13 +46,21 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, const Questi
 
 }  // namespace
 
-absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open,
+absl::StatusOr<Match> ParseMatch(absl::string_view name) {
+  if (name == "exact") return Match::kExact;
+  if (name == "contains") return Match::kContains;
+  return absl::InvalidArgumentError(absl::StrCat("match=", name, " is none of exact, contains"));
+}
+
+absl::string_view MatchName(Match match) { return match == Match::kExact ? "exact" : "contains"; }
+
+absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match,
                     absl::Span<const Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
   for (size_t i = 0; i < questions.size(); ++i) {
     before(i, tally);
-    RETURN_IF_ERROR(
-        Annotate(AskOne(flags, open, questions[i], tally), absl::StrCat("question ", i + 1)));
+    RETURN_IF_ERROR(Annotate(AskOne(flags, open, match, questions[i], tally),
+                             absl::StrCat("question ", i + 1)));
   }
   return absl::OkStatus();
 }

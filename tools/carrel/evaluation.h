@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "tools/carrel/needle_map.h"
 #include "tools/carrel/questions.h"
@@ -15,8 +17,14 @@
 
 namespace carrel::tools {
 
+// When an answer is right: it is the expected text, or holds it; but for white space at its ends.
+enum class Match : uint8_t { kExact = 0, kContains = 1 };
+absl::StatusOr<Match> ParseMatch(absl::string_view name);  // "exact", "contains"
+absl::string_view MatchName(Match match);
+
 struct Tally {
-  int64_t exact = 0, with_dense = 0, agreeing = 0, prompt_tokens = 0, tokens = 0;
+  int64_t exact = 0, right = 0, with_dense = 0, agreeing = 0, prompt_tokens = 0, tokens = 0;
+  int64_t steps = 0;  // tokens fed back: what generate_seconds are of
   double prompt_seconds = 0, generate_seconds = 0;
   struct Answer {
     std::string prompt, text, answer;
@@ -27,7 +35,7 @@ struct Tally {
 };
 
 // before(i, tally) is called before question i. Errors name the question.
-absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open,
+absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match,
                     absl::Span<const Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally);
 

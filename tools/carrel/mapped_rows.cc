@@ -14,6 +14,7 @@
 #include "kvstore/index/rows.h"
 #include "kvstore/index/stored_queries.h"
 #include "kvstore/index/summaries.h"
+#include "kvstore/index/summary_table.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::tools {
@@ -88,6 +89,14 @@ class MappedRows final : public decoder::HostRows {
     params.out = request.out;
     params.lse = request.lse;
     return kvstore::EstimateRest(summaries_[i], params, scratch);
+  }
+  kernels::SummarySegments SummarySegmentsOf(RowRange zone) const override {
+    return kvstore::SummarySegmentsOf(summaries_.front().layout(), zone);
+  }
+  absl::StatusOr<kernels::SummaryTable> SummaryTableOf(Layer layer, KvHead head,
+                                                       RowRange zone) const override {
+    const size_t i = Index(layer, head);
+    return kvstore::MakeSummaryTable(summaries_[i], mapped_[2 * i + 1], zone);
   }
   absl::StatusOr<std::vector<float>> SampledQueries(Layer layer, KvHead head) const override {
     ASSIGN_OR_RETURN(kvstore::SampledQueries queries,

@@ -10,12 +10,12 @@
 
 namespace carrel::tools {
 
-void NeedleMap::Add(const Question& question, bool exact) {
+void NeedleMap::Add(const Question& question, bool right) {
   if (!question.needle.has_value()) return;
   const NeedlePlace& place = *question.needle;
   Cell& cell = cells_[place.kind][{place.depth, place.length}];
   ++cell.asked;
-  cell.exact += exact;
+  cell.right += right;
 }
 
 nlohmann::json NeedleMap::Json() const {
@@ -26,7 +26,7 @@ nlohmann::json NeedleMap::Json() const {
                       {"depth", place.first},
                       {"length", place.second},
                       {"asked", cell.asked},
-                      {"exact", cell.exact}});
+                      {"right", cell.right}});
     }
   }
   return json;
@@ -52,7 +52,7 @@ std::string NeedleMap::Table() const {
         const auto cell = cells.find({depth, length});
         absl::StrAppend(
             &out, " ",
-            cell == cells.end() ? "-" : absl::StrCat(cell->second.exact, "/", cell->second.asked),
+            cell == cells.end() ? "-" : absl::StrCat(cell->second.right, "/", cell->second.asked),
             " |");
       }
       out += "\n";
@@ -67,12 +67,12 @@ std::string NeedleMap::Html() const {
     absl::StrAppend(&out, "<table><thead><tr><th class=\"text\">", audit::EscapeHtml(kind),
                     "</th><th>length</th><th>depth</th><th>right</th></tr></thead><tbody>\n");
     for (const auto& [place, cell] : cells) {
-      const double share = static_cast<double>(cell.exact) / static_cast<double>(cell.asked);
+      const double share = static_cast<double>(cell.right) / static_cast<double>(cell.asked);
       // Light is right, as in the maps of an audit.
       absl::StrAppendFormat(&out,
                             "<tr><td></td><td>%d</td><td>%.4g</td><td style=\"background:"
                             "rgba(46,94,170,%.2f)\">%d/%d</td></tr>\n",
-                            place.second, place.first, 0.6 * (1 - share), cell.exact, cell.asked);
+                            place.second, place.first, 0.6 * (1 - share), cell.right, cell.asked);
     }
     out += "</tbody></table>\n";
   }

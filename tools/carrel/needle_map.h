@@ -15,10 +15,10 @@ struct Question;
 class NeedleMap {
  public:
   // A question without depth and length is no part of the map.
-  void Add(const Question& question, bool exact);
+  void Add(const Question& question, bool right);
   bool empty() const { return cells_.empty(); }
 
-  // [{kind, length, depth, asked, exact}], by kind, depth and length.
+  // [{kind, length, depth, asked, right}], by kind, depth and length.
   nlohmann::json Json() const;
   // For people and as Markdown: a table per kind, cells "right/asked"; - where nothing was asked.
   std::string Table() const;
@@ -26,7 +26,7 @@ class NeedleMap {
 
  private:
   struct Cell {
-    int64_t asked = 0, exact = 0;
+    int64_t asked = 0, right = 0;
   };
   using OfKind = std::map<std::pair<double, int64_t>, Cell>;  // by depth and length
   std::map<std::string, OfKind> cells_;

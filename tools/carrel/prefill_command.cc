@@ -20,6 +20,8 @@ namespace {
 
 struct PrefillFlags {
   std::string model_dir;
+  std::string adapter_dir;
+  std::string missing_bytes = "refuse";
   std::string input;
   std::string tokens;
   IndexFlags index;
@@ -40,7 +42,9 @@ absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
   ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.input));
   if (text.empty())
     return absl::InvalidArgumentError(absl::StrCat("the document ", flags.input, " is empty"));
-  absl::StatusOr<std::vector<TokenId>> ids = checkpoint.EncodeDocument(text);
+  absl::StatusOr<std::vector<TokenId>> ids = EncodeText(
+      flags.missing_bytes, flags.input,
+      [&](model::Tokenizer::Dropped* dropped) { return checkpoint.EncodeDocument(text, dropped); });
   if (!ids.ok()) return Annotate(ids.status(), flags.input);
   return ids;
 }
@@ -123,7 +127,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   // those that do not are in one another's way.
   ThreadPool pool((gpu && flags.threads == 0 ? threads + threads / 4 : threads) - 1);
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
-                   model::LoadCheckpoint(flags.model_dir, &pool));
+                   model::LoadCheckpoint(flags.model_dir, &pool, flags.adapter_dir));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
@@ -147,7 +151,9 @@ void AddPrefill(CLI::App& app, Run& chosen) {
       .add_option("--model", flags->model_dir,
                   "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")
       ->required();
+  DeclareAdapter(command, flags->adapter_dir);
   command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
+  DeclareMissingBytes(command, flags->missing_bytes);
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command
       .add_option("--store", flags->config.store_folder, "folder of the store; created if absent")

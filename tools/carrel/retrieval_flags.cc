@@ -1,6 +1,7 @@
 #include "tools/carrel/retrieval_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <thread>
 
 #include "common/status.h"
@@ -14,6 +15,8 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       .add_option("--model", model_dir,
                   "folder of the Hugging Face checkpoint that computed the context")
       ->required();
+  DeclareAdapter(command, adapter_dir);
+  DeclareMissingBytes(command, missing_bytes);
   CLI::Option& context_option = *command.add_option(
       "--context", context,
       context_required ? "name of the context"
@@ -118,7 +121,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       ->capture_default_str();
   command.add_option(
       "--refine", refine,
-      "zone=host (default exact) and device (default hash): exact | hip | infinitehip | "
+      "zone=host and device: exact (the default) | hip | infinitehip | "
       "hash | channels, with parameters as NAME:key=value,key=value "
       "(docs/methods.md)");
   command
@@ -144,20 +147,21 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
 
 // One of the four says which rows; without any it is fidelity, as far as the context knows.
 absl::Status RetrievalFlags::ResolveSelect() {
-  const int given = !fidelity.empty() + target_error.has_value() + !top_k.empty() + !select.empty();
+  const int given =
+      fidelity.has_value() + target_error.has_value() + top_k.has_value() + select.has_value();
   if (given > 1) {
     return absl::InvalidArgumentError(
         "fidelity, target-error, top-k and select each say which rows are attended: give one");
   }
-  if (!select.empty()) return decoder::ParseSelect(select, config);
-  if (!top_k.empty()) {
-    ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(top_k));
+  if (select.has_value()) return decoder::ParseSelect(*select, config);
+  if (top_k.has_value()) {
+    ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(*top_k));
     return absl::OkStatus();
   }
   config.select = decoder::Select::kFidelity;
   config.or_top_k = given == 0;
   ASSIGN_OR_RETURN(const decoder::Fidelity named,
-                   decoder::ParseFidelity(fidelity.empty() ? "balanced" : fidelity));
+                   decoder::ParseFidelity(fidelity.value_or("balanced")));
   config.target_error = target_error.value_or(decoder::TargetError(named));
   return absl::OkStatus();
 }
@@ -194,7 +198,7 @@ absl::Status RetrievalFlags::Resolve() {
     if (context.empty() && device_config.device == model::Device::kCuda)
       return absl::InvalidArgumentError(
           absl::StrCat("--zone ", zone, " without --context: there is no zone"));
-    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "hash" : refine));
+    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
     if (!store.server.empty() && decoder::RefineNeedsHostRows(*config.refine)) {
       return absl::InvalidArgumentError(
           absl::StrCat("refine=", refine, " is calibrated by what prefill left in the store's ",
@@ -208,6 +212,39 @@ absl::Status RetrievalFlags::Resolve() {
   if (!context.empty()) return store.Validate();
   if (store.folder.empty() && store.server.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError("--store or --server without --context: name the context");
+}
+
+void DeclareAdapter(CLI::App& command, std::string& adapter_dir) {
+  command.add_option("--adapter", adapter_dir,
+                     "folder of a LoRA adapter in PEFT's form for the model; a config.json in it "
+                     "replaces the model's rope and trained length");
+}
+
+void DeclareMissingBytes(CLI::App& command, std::string& missing_bytes) {
+  command
+      .add_option("--missing-bytes", missing_bytes,
+                  "bytes of a text that the tokenizer has no token for: refuse (names the first) | "
+                  "drop (as Hugging Face tokenizers do; says how many)")
+      ->capture_default_str();
+}
+
+absl::StatusOr<std::vector<TokenId>> EncodeText(
+    const std::string& missing_bytes, const std::string& what,
+    const std::function<absl::StatusOr<std::vector<TokenId>>(model::Tokenizer::Dropped*)>& encode) {
+  if (missing_bytes != "refuse" && missing_bytes != "drop") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("missing-bytes=", missing_bytes, " is none of refuse, drop"));
+  }
+  if (missing_bytes == "refuse") return encode(nullptr);
+  model::Tokenizer::Dropped dropped;
+  absl::StatusOr<std::vector<TokenId>> ids = encode(&dropped);
+  if (ids.ok() && dropped.bytes > 0) {
+    std::fprintf(stderr,
+                 "%s: left out %lld bytes without a token, the first 0x%02x at offset %lld\n",
+                 what.c_str(), static_cast<long long>(dropped.bytes), dropped.first_byte,
+                 static_cast<long long>(dropped.first_offset));
+  }
+  return ids;
 }
 
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory) {
@@ -254,7 +291,8 @@ absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags
 
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
-  ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_));
+  ASSIGN_OR_RETURN(open->checkpoint_,
+                   model::LoadCheckpoint(flags.model_dir, &open->pool_, flags.adapter_dir));
   if (flags.context.empty()) {
     ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(
                                          open->checkpoint_, &open->pool_, flags.device_config));
@@ -264,9 +302,9 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
   ASSIGN_OR_RETURN(const decoder::RetrievalConfig config, WithResolvedRefine(flags));
   if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
   std::shared_ptr<const decoder::HostRows> rows;
-  // A GPU fetches the rows of zone=host from a server if their folder is not here.
+  // A GPU fetches the rows of its zone from a server if their folder is not here.
   if (decoder::NeedsHostRows(config, flags.device_config) ||
-      (flags.device_config.zone_in_host && !flags.store.folder.empty())) {
+      (decoder::TakesHostRows(config, flags.device_config) && !flags.store.folder.empty())) {
     ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());

@@ -2,9 +2,11 @@
 //         how to retrieve.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
@@ -21,12 +23,14 @@ namespace carrel::tools {
 
 struct RetrievalFlags {
   std::string model_dir;
+  std::string adapter_dir;  // empty: none
+  std::string missing_bytes = "refuse";
   std::string context;
   StoreFlags store;
-  std::string fidelity;                // empty: balanced, where the context was measured
-  std::optional<double> target_error;  // instead of fidelity
-  std::string top_k;                   // instead of fidelity
-  std::string select;                  // instead of fidelity
+  std::optional<std::string> fidelity;  // none: balanced, where the context was measured
+  std::optional<double> target_error;   // instead of fidelity
+  std::optional<std::string> top_k;     // instead of fidelity
+  std::optional<std::string> select;    // instead of fidelity
   std::string estimate = "auto";
   std::string budget = "uniform";
   std::string prefetch = "off";
@@ -68,6 +72,17 @@ class OpenDecoder {
   std::unique_ptr<decoder::Decoder> decoder_;
   std::string refine_;
 };
+
+// --adapter.
+void DeclareAdapter(CLI::App& command, std::string& adapter_dir);
+
+// --missing-bytes.
+void DeclareMissingBytes(CLI::App& command, std::string& missing_bytes);
+
+// The ids of a text by `encode`, under --missing-bytes; what was dropped is told on standard error.
+absl::StatusOr<std::vector<TokenId>> EncodeText(
+    const std::string& missing_bytes, const std::string& what,
+    const std::function<absl::StatusOr<std::vector<TokenId>>(model::Tokenizer::Dropped*)>& encode);
 
 // --device and --gpu-memory.
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory);

@@ -4,12 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "common/file.h"
+#include "common/json_depth.h"
 #include "common/status.h"
 
 namespace carrel::tools {
 
 absl::StatusOr<std::vector<TokenId>> ReadTokenFile(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  RETURN_IF_ERROR(CheckJsonDepth(text, path));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_array())
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON array of token ids"));

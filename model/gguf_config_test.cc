@@ -1,0 +1,146 @@
+#include "model/gguf_config.h"
+
+#include <cmath>
+
+#include "common/test_util.h"
+#include "model/gguf_test_model.h"
+#include "model/rope_config.h"
+
+namespace carrel::model {
+namespace {
+
+using kernels::GgufType;
+using testing::ElementsAre;
+using testing::Not;
+using Code = absl::StatusCode;
+
+absl::StatusOr<ModelConfig> Read(const GgufWriter& writer) {
+  return LoadModelConfig(WriteGguf(writer.Bytes()));
+}
+absl::Status Error(const GgufWriter& writer) { return Read(writer).status(); }
+
+TEST(GgufConfigTest, EveryArchitecture_IsTheFoldersConfig) {
+  for (const char* architecture : {"llama", "qwen2", "qwen3"}) {
+    for (const bool biases : {false, true}) {
+      SCOPED_TRACE(testing::Message() << architecture << " biases " << biases);
+      if (biases && std::string(architecture) != "llama") continue;
+      const GgufTestModel model{.architecture = architecture, .biases = biases, .tied = biases};
+      const std::string folder = FreshTempDir();
+      CARREL_ASSERT_OK(WriteSameModel(model, DType::kF32, folder));
+      const auto want = LoadModelConfig(folder);
+      const auto got = Read(MakeGguf(model));
+      CARREL_ASSERT_OK(want);
+      CARREL_ASSERT_OK(got);
+      EXPECT_EQ(got->FingerprintFields(), want->FingerprintFields());
+      EXPECT_EQ(got->max_position_embeddings, want->max_position_embeddings);
+      EXPECT_EQ(got->bos_token_id, want->bos_token_id);
+      EXPECT_EQ(got->eos_token_ids, want->eos_token_ids);
+    }
+  }
+}
+
+TEST(GgufConfigTest, EndsOfTextTurnAndMessage_AreEachOnce) {
+  GgufWriter writer = MakeGguf({});
+  writer.U32("tokenizer.ggml.eot_token_id", 9).U32("tokenizer.ggml.eom_token_id", 2);
+  EXPECT_THAT(Read(writer)->eos_token_ids, ElementsAre(2, 9));
+  writer.U32("tokenizer.ggml.eot_token_id", kGgufTestVocab);
+  EXPECT_THAT(Error(writer), StatusIs(Code::kInvalidArgument, "eot_token_id=96"));
+}
+
+TEST(GgufConfigTest, WhatIsNotRun_IsRefusedByName) {
+  const auto with = [](auto change) {
+    GgufWriter writer = MakeGguf({});
+    change(writer);
+    return Error(writer);
+  };
+  EXPECT_THAT(with([](GgufWriter& w) { w.String("general.architecture", "mamba"); }),
+              StatusIs(Code::kUnimplemented, "general.architecture=\"mamba\""));
+  EXPECT_THAT(with([](GgufWriter& w) { w.Drop("general.architecture"); }),
+              StatusIs(Code::kInvalidArgument, "general.architecture is missing"));
+  EXPECT_THAT(with([](GgufWriter& w) { w.U32("llama.expert_count", 8); }),
+              StatusIs(Code::kUnimplemented, "llama.expert_count=8"));
+  EXPECT_THAT(with([](GgufWriter& w) { w.U32("llama.attention.sliding_window", 128); }),
+              StatusIs(Code::kUnimplemented, "sliding_window=128"));
+  EXPECT_THAT(with([](GgufWriter& w) { w.U32("llama.rope.dimension_count", 16); }),
+              StatusIs(Code::kUnimplemented, "rope.dimension_count=16"));
+  EXPECT_THAT(with([](GgufWriter& w) { w.U32("llama.attention.value_length", 16); }),
+              StatusIs(Code::kUnimplemented, "value_length=16"));
+  EXPECT_THAT(with([](GgufWriter& w) { w.F32("llama.logit_scale", 2); }),
+              StatusIs(Code::kUnimplemented, "llama.logit_scale=2 is not a key"));
+  EXPECT_THAT(with([](GgufWriter& w) { w.String("llama.rope.scaling.type", "yarn"); }),
+              StatusIs(Code::kUnimplemented, "rope.scaling.type=\"yarn\""));
+  EXPECT_THAT(with([](GgufWriter& w) {
+                w.Ints("llama.attention.head_count", {4, 8});
+              }),
+              StatusIs(Code::kUnimplemented, "from layer to layer"));
+  CARREL_EXPECT_OK(with([](GgufWriter& w) { w.Ints("llama.attention.head_count", {4, 4}); }));
+  CARREL_EXPECT_OK(with([](GgufWriter& w) { w.F32("tokenizer.anything", 2).U32("x.y", 1); }));
+}
+
+TEST(GgufConfigTest, WhatContradictsItself_IsInvalid) {
+  const auto with = [](const char* key, uint32_t value) {
+    return Error(MakeGguf({}).U32(key, value));
+  };
+  EXPECT_THAT(with("llama.block_count", 0), StatusIs(Code::kInvalidArgument, "block_count=0"));
+  EXPECT_THAT(with("llama.embedding_length", ~0u),
+              StatusIs(Code::kInvalidArgument, "[1, 1048576]"));
+  EXPECT_THAT(with("llama.attention.head_count", 3), StatusIs(Code::kInvalidArgument, "multiple"));
+  EXPECT_THAT(with("llama.attention.key_length", 31), StatusIs(Code::kInvalidArgument, "31"));
+  EXPECT_THAT(with("llama.vocab_size", 95), StatusIs(Code::kInvalidArgument, "has 96 rows"));
+  EXPECT_THAT(with("tokenizer.ggml.bos_token_id", 96), StatusIs(Code::kInvalidArgument, "=96"));
+  EXPECT_THAT(Error(MakeGguf({}).Drop("llama.attention.layer_norm_rms_epsilon")),
+              StatusIs(Code::kInvalidArgument, "layer_norm_rms_epsilon is missing"));
+  EXPECT_THAT(Error(MakeGguf({}).DropTensor("token_embd.weight")),
+              StatusIs(Code::kInvalidArgument, "token_embd.weight"));
+}
+
+TEST(GgufConfigTest, RopeScaling_IsReadInEverySpelling) {
+  GgufWriter linear = MakeGguf({});
+  linear.String("llama.rope.scaling.type", "linear").F32("llama.rope.scaling.factor", 4);
+  EXPECT_EQ(Read(linear)->rope.type, RopeType::kLinear);
+  EXPECT_EQ(Read(linear)->rope.factor, 4);
+  const GgufWriter old = MakeGguf({}).F32("llama.rope.scale_linear", 2);
+  EXPECT_EQ(Read(old)->rope.type, RopeType::kLinear);
+  EXPECT_EQ(Read(old)->rope.factor, 2);
+  const GgufWriter none = MakeGguf({}).String("llama.rope.scaling.type", "none");
+  EXPECT_EQ(Read(none)->rope.type, RopeType::kDefault);
+  EXPECT_THAT(Error(MakeGguf({}).F32("llama.rope.scaling.factor", 2)),
+              StatusIs(Code::kInvalidArgument, "without a rope.scaling.type"));
+}
+
+TEST(GgufConfigTest, RopeFactorsOfLlama3_AreFoundAgain) {
+  RopeConfig want;
+  want.type = RopeType::kLlama3;
+  want.theta = 5000.0;
+  want.factor = 8.0;
+  want.low_freq_factor = 1.0;
+  want.high_freq_factor = 4.0;
+  want.original_max_position_embeddings = 8192;
+  RopeConfig plain;
+  plain.theta = want.theta;
+  const std::vector<float> from = RopeInvFreq(plain, 32), to = RopeInvFreq(want, 32);
+  std::vector<float> factors;
+  for (size_t i = 0; i < from.size(); ++i) factors.push_back(from[i] / to[i]);
+  const auto write = [&](const std::vector<float>& values) {
+    const absl::string_view bytes(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+    return MakeGguf({}).Tensor("rope_freqs.weight", GgufType::kF32,
+                               {static_cast<int64_t>(values.size())}, bytes);
+  };
+  const auto got = Read(write(factors));
+  CARREL_ASSERT_OK(got);
+  EXPECT_EQ(got->rope.type, RopeType::kLlama3);
+  EXPECT_EQ(got->rope.factor, 8.0);
+  EXPECT_EQ(got->rope.original_max_position_embeddings, 8192);
+  const std::vector<float> back = RopeInvFreq(got->rope, 32);
+  EXPECT_LE(RelativeError(back, to), 1e-7);
+
+  std::vector<float> other = factors;
+  other[3] *= 1.01f;
+  EXPECT_THAT(Error(write(other)), StatusIs(Code::kUnimplemented, "divides frequency 3"));
+  other[3] = NAN;
+  EXPECT_THAT(Error(write(other)), StatusIs(Code::kUnimplemented, "divides frequency"));
+  EXPECT_THAT(Error(write({1, 2})), StatusIs(Code::kUnimplemented, "is not F32 [16]"));
+}
+
+}  // namespace
+}  // namespace carrel::model

@@ -1,0 +1,29 @@
+// What:   the weights of a GGUF file, in the order of a Hugging Face checkpoint.
+// Math:   f32, f16 and bf16 matrices stay as they are, mapped, and so do quantised ones of a type
+//         that products can read (kernels/quantized_linear). Those of other types, and with kWiden all
+//         of them, are widened and rounded to bf16 here. Rows of Q and K that alternate between the
+//         halves of a head are put in order, by a copy.
+// Edge:   a bias beside blocks is f32. Else it has its matrix's type: rounded to it where that changes
+//         no bit of it; where it would, the matrix becomes f32.
+// Errors: InvalidArgument a tensor that is missing, has another shape than the config implies, or is
+//         not part of the model (names it as the file does).
+// Cost:   of what is widened: 2 bytes of memory per weight, about 5e8 weights a second and core; the
+//         pool (may be null) shares it.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "model/cpu_backend.h"
+#include "model/gguf.h"
+
+namespace carrel::model {
+
+enum class GgufBlocks : uint8_t { kKeep = 0, kWiden = 1 };
+
+absl::StatusOr<std::shared_ptr<const Weights>> LoadGgufWeights(
+    std::shared_ptr<const Gguf> gguf, const ModelConfig& config, ThreadPool* pool,
+    GgufBlocks blocks = GgufBlocks::kKeep);
+
+}  // namespace carrel::model

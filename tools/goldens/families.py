@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Writes model/testdata/families: a tiny random checkpoint of each family, and the logits that
+transformers computes from it in float32.
+
+Needs torch and transformers. Usage: families.py OUT_FOLDER
+"""
+import os
+import shutil
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+TOKENS = 40
+SMALL = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+             pad_token_id=None, bos_token_id=1, eos_token_id=2)
+
+
+def yarn():
+    rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+    config = Qwen2Config(**SMALL, rope_parameters=rope, tie_word_embeddings=True)
+    return Qwen2ForCausalLM(config)
+
+
+FAMILIES = {"yarn": yarn}
+
+
+def randomize(model):
+    for name, parameter in model.named_parameters():
+        mean = 1.0 if "norm" in name else 0.0
+        parameter.data.normal_(mean, 0.25)
+        parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
+
+
+def write(name, make, out):
+    torch.manual_seed(32)
+    model = make().eval()
+    randomize(model)
+    model.config._attn_implementation = "eager"
+    tokens = torch.randint(3, 64, (1, TOKENS))
+    with torch.no_grad():
+        logits = model(tokens).logits[0].contiguous()
+    folder = os.path.join(out, name)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    if os.path.exists(os.path.join(folder, "generation_config.json")):
+        os.remove(os.path.join(folder, "generation_config.json"))
+    save_file({"input_ids": tokens[0].to(torch.int32), "logits": logits},
+              os.path.join(folder, "golden.safetensors"))
+    for file in os.listdir(folder):
+        os.chmod(os.path.join(folder, file), 0o644)
+
+
+if __name__ == "__main__":
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    for name, make in FAMILIES.items():
+        write(name, make, sys.argv[1])

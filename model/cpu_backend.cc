@@ -84,6 +84,7 @@ class CpuBackend final : public Backend {
         expert_scratch_(ExpertFloats(config)),
         choice_scratch_(2 * kBlockTokens * config.experts.per_token),
         linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
+        packed_scratch_(LargestPacked(config, *weights_)),
         low_scratch_(LargestLow(added_)),
         delta_scratch_(LargestDelta(added_)) {}
 
@@ -153,6 +154,22 @@ class CpuBackend final : public Backend {
                     : kernels::LinearScratchFloats(w);
   }
 
+  // For calls together, and the most tokens that are packed.
+  static int64_t LargestPacked(const ModelConfig& config, const Weights& weights) {
+    const auto floats_of = [](const Matrix& w) {
+      return w.blocks ? kernels::PackedTokensFloats(*w.blocks, kernels::kQuantizedGemmTokens - 1)
+                      : 0;
+    };
+    int64_t floats = floats_of(weights.head());
+    for (int32_t i = 0; i < config.shape.layers; ++i) {
+      const LayerWeights& w = weights.layer(Layer(i));
+      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+        floats = std::max(floats, floats_of(*matrix));
+      }
+    }
+    return kCallsTogether * floats;
+  }
+
   static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights,
                                       const AddedByMatrix& added) {
     int64_t floats = ScratchFloats(weights.head());
@@ -198,7 +215,6 @@ class CpuBackend final : public Backend {
   // The calls are independent of each other; what an adapter adds to them comes with them.
   void Apply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
     if (added_.empty()) return Multiply(calls, n, spread);
-    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
     const ScratchPool::Lease lease(&low_scratch_);
     float* low = lease.data();
     absl::InlinedVector<LinearCall, kCallsTogether> down, up(calls.begin(), calls.end());
@@ -230,8 +246,33 @@ class CpuBackend final : public Backend {
     }
   }
 
+  // Of each call, its tokens as products with quantised rows need them, once for all units; null
+  // where nothing is needed.
+  static void PackTokens(absl::Span<const LinearCall> calls, int64_t n, float* room,
+                         const float* (&packed)[kCallsTogether]) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const LinearCall& call = calls[i];
+      const int64_t floats =
+          call.blocks == nullptr ? 0 : kernels::PackedTokensFloats(*call.blocks, n);
+      if (floats == 0) continue;
+      const LinearCall* const last = i == 0 ? nullptr : &calls[i - 1];
+      if (last != nullptr && packed[i - 1] != nullptr && last->x == call.x &&
+          last->blocks->type == call.blocks->type) {
+        packed[i] = packed[i - 1];
+        continue;
+      }
+      kernels::PackTokens(call.x, n, call.w->in, *call.blocks, room);
+      packed[i] = room;
+      room += floats;
+    }
+  }
+
   // Units of work are the same whether spread or not.
   void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
+    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
+    const ScratchPool::Lease room(&packed_scratch_);
+    const float* packed[kCallsTogether] = {};
+    PackTokens(calls, n, room.data(), packed);
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
@@ -239,7 +280,8 @@ class CpuBackend final : public Backend {
       multiply_adds += call.w->out * call.w->in * n;
     }
     const auto run = [&](int64_t unit) {
-      for (const LinearCall& call : calls) {
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const LinearCall& call = calls[i];
         const int64_t rows = UnitRows(call, n);
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
@@ -248,7 +290,7 @@ class CpuBackend final : public Backend {
           const ScratchPool::Lease scratch(&linear_scratch_);
           if (call.blocks != nullptr) {
             kernels::QuantizedLinear(call.x, n, call.w->in, call.blocks->Rows(begin, end),
-                                     call.y + begin, call.w->out, scratch.data());
+                                     call.y + begin, call.w->out, scratch.data(), packed[i]);
           } else {
             kernels::Linear(call.x, n, call.w->in, call.w->Rows(begin, end), call.y + begin,
                             call.w->out, scratch.data());
@@ -298,6 +340,7 @@ class CpuBackend final : public Backend {
   ScratchPool expert_scratch_;  // ExpertFloats
   ScratchPool choice_scratch_;  // a block's choices of experts
   ScratchPool linear_scratch_;  // what one kernels::Linear needs
+  ScratchPool packed_scratch_;  // tokens for products with quantised rows
   ScratchPool low_scratch_;     // a block's scale A x of calls that go together
   ScratchPool delta_scratch_;   // a unit's B (scale A x)
 };

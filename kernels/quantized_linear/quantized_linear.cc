@@ -14,7 +14,7 @@
 #define HWY_TARGET_INCLUDE "kernels/quantized_linear/quantized_linear.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/quantized_linear/block_products-inl.h"
+#include "kernels/quantized_linear/multiply_blocks-inl.h"
 #include "kernels/quantized_linear/widen_blocks-inl.h"
 #include "kernels/rows-inl.h"
 

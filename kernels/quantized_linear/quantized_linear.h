@@ -13,7 +13,7 @@
 //         kQuantizedGemmTokens neither does splitting `out` anywhere, nor n anywhere: a token's bits
 //         are those that it has alone.
 // Cost:   n < kQuantizedGemmTokens: reads w once per four tokens (two without AVX-512), for one at
-//         memory speed; a token is rounded in some 0.2 ns per number (PackTokens). Otherwise widens w
+//         memory speed; a token is packed in some 0.5 ns per number (PackTokens). Otherwise widens w
 //         in panels and calls OpenBLAS sgemm (one thread).
 #pragma once
 

@@ -13,7 +13,7 @@
 
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/dequantize/steps.h"
-#include "kernels/quantized_linear/packed_input-inl.h"
+#include "kernels/quantized_linear/block_tiles-inl.h"
 
 #if CARREL_BLOCK_PRODUCTS
 

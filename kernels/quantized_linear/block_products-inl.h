@@ -616,13 +616,9 @@ CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyRows(const uint8_t* rows, int64_t in,
 inline constexpr int64_t kInputs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 
 template <class Product>
-HWY_INLINE void MultiplyInputs(const uint8_t* rows, int64_t in, int64_t count, const float* x,
-                               int64_t n, int64_t x_stride, PackedChunk* packed, float* y,
-                               int64_t y_stride) {
+HWY_INLINE void MultiplyInputs(const uint8_t* rows, int64_t in, int64_t count, int64_t n,
+                               const PackedChunk* packed, float* y, int64_t y_stride) {
   const int64_t stride = PackedChunks(in);
-  for (int64_t i = 0; i < n; ++i) {
-    PackInput(x + i * x_stride, in, Product::kOrder, packed + i * stride);
-  }
   int64_t i = 0;
   for (; i + kInputs <= n; i += kInputs) {
     MultiplyRows<Product, kInputs>(rows, in, count, packed + i * stride, stride, y + i * y_stride,

@@ -50,44 +50,90 @@ HWY_INLINE int64_t QuarterOffset(WordOrder order, int64_t g, int64_t q) {
   return place / tile * tile * 32 + q % 2 * kVectorWords + place % tile * 16 + q / 2 * 8;
 }
 
-// 32 numbers as group g of a chunk.
-HWY_INLINE void PackGroup(const float* x, WordOrder order, int64_t g, PackedChunk& chunk) {
-  const hn::CappedTag<float, 8> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const hn::Rebind<int16_t, decltype(d)> dw;
-  const auto a = hn::LoadU(d, x), b = hn::LoadU(d, x + 8);
-  const auto c = hn::LoadU(d, x + 16), e = hn::LoadU(d, x + 24);
-  const auto most = hn::Max(hn::Max(hn::Abs(a), hn::Abs(b)), hn::Max(hn::Abs(c), hn::Abs(e)));
-  const float largest = hn::GetLane(hn::MaxOfLanes(d, most));
-  // Zero; NaN if a number is infinite or NaN, which the maximum may miss.
-  const auto none = hn::Zero(d);
-  const auto zero = hn::MulAdd(a, none, hn::MulAdd(b, none, hn::MulAdd(c, none, hn::Mul(e, none))));
-  const float nothing = hn::GetLane(hn::SumOfLanes(d, zero));
-  const float scale = largest / 32767 + nothing;
-  const auto factor = hn::Set(d, largest > 1e-30f ? 32767 / largest : 0.0f);
-  const auto ia = hn::NearestInt(hn::Mul(a, factor)), ib = hn::NearestInt(hn::Mul(b, factor));
-  const auto ic = hn::NearestInt(hn::Mul(c, factor)), ie = hn::NearestInt(hn::Mul(e, factor));
-  const auto store = [&](int64_t quarter, auto words) HWY_ATTR {
-    hn::StoreU(hn::DemoteTo(dw, words), dw, chunk.words + QuarterOffset(order, g, quarter));
+using PackTag = hn::CappedTag<float, 8>;
+using PackVec = hn::Vec<PackTag>;
+using FourTag = hn::FixedTag<float, 4>;
+
+// The largest lane of each of four vectors of absolute values. As integers their order is the same,
+// but that NaN is the largest of all.
+HWY_INLINE hn::Vec<FourTag> LargestOf4(PackVec a, PackVec b, PackVec c, PackVec e) {
+  const hn::RebindToSigned<PackTag> d;
+  const hn::RepartitionToWide<decltype(d)> dw;
+  const auto of_pairs = [&](auto x, auto y) HWY_ATTR {
+    return hn::Max(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y));
   };
-  store(0, hn::ConcatEven(di, ib, ia));
-  store(1, hn::ConcatOdd(di, ib, ia));
-  store(2, hn::ConcatEven(di, ie, ic));
-  store(3, hn::ConcatOdd(di, ie, ic));
-  const int32_t first = hn::GetLane(hn::SumOfLanes(di, hn::Add(ia, ib)));
-  const int32_t last = hn::GetLane(hn::SumOfLanes(di, hn::Add(ic, ie)));
-  chunk.scales[g] = scale;
-  chunk.sums[g] = scale * static_cast<float>(first + last);
-  chunk.half_sums[2 * g] = scale * static_cast<float>(first);
-  chunk.half_sums[2 * g + 1] = scale * static_cast<float>(last);
+  const auto ab = hn::BitCast(dw, of_pairs(hn::BitCast(d, a), hn::BitCast(d, b)));
+  const auto ce = hn::BitCast(dw, of_pairs(hn::BitCast(d, c), hn::BitCast(d, e)));
+  const auto all = hn::Max(hn::BitCast(d, hn::InterleaveLower(dw, ab, ce)),
+                           hn::BitCast(d, hn::InterleaveUpper(dw, ab, ce)));
+  const hn::Half<decltype(d)> d4;
+  return hn::BitCast(FourTag(), hn::Max(hn::LowerHalf(d4, all), hn::UpperHalf(d4, all)));
+}
+
+// Scales of four groups, and what numbers are multiplied with.
+HWY_INLINE void ScaleFour(const float* const (&x)[4], float* scales, float* factors) {
+  const PackTag d;
+  const FourTag d4;
+  PackVec most[4];
+  for (int k = 0; k < 4; ++k) {
+    const hn::RebindToSigned<PackTag> di;
+    const auto bits = [&](int64_t at)
+                          HWY_ATTR { return hn::BitCast(di, hn::Abs(hn::LoadU(d, x[k] + at))); };
+    most[k] = hn::BitCast(d, hn::Max(hn::Max(bits(0), bits(8)), hn::Max(bits(16), bits(24))));
+  }
+  const auto largest = LargestOf4(most[0], most[1], most[2], most[3]);
+  const auto top = hn::Set(d4, 32767.0f), zero = hn::Zero(d4);
+  // Infinity - infinity and NaN - NaN are NaN.
+  const auto scale = hn::Add(hn::Div(largest, top), hn::Sub(largest, largest));
+  const auto usual = hn::Gt(largest, hn::Set(d4, 1e-30f));
+  hn::StoreU(scale, d4, scales);
+  hn::StoreU(hn::IfThenElse(usual, hn::Div(top, largest), zero), d4, factors);
+}
+
+// Group g of a chunk; sums: those of the words of its first 16 numbers and of its last, by lane.
+HWY_INLINE void PackGroup(const float* x, float factor, WordOrder order, int64_t g, int16_t* out,
+                          PackVec (&sums)[2]) {
+  const PackTag d;
+  const hn::RebindToSigned<PackTag> di;
+  const hn::Rebind<int16_t, PackTag> dw;
+  const PackVec by = hn::Set(d, factor);
+  const auto number = [&](int64_t at)
+                          HWY_ATTR { return hn::NearestInt(hn::Mul(hn::LoadU(d, x + at), by)); };
+  for (int half = 0; half < 2; ++half) {
+    const auto a = number(16 * half), b = number(16 * half + 8);
+    hn::StoreU(hn::DemoteTo(dw, hn::ConcatEven(di, b, a)), dw,
+               out + QuarterOffset(order, g, 2 * half));
+    hn::StoreU(hn::DemoteTo(dw, hn::ConcatOdd(di, b, a)), dw,
+               out + QuarterOffset(order, g, 2 * half + 1));
+    sums[half] = hn::ConvertTo(d, hn::Add(a, b));
+  }
 }
 
 // `in` numbers, a multiple of 32, into PackedChunks(in) chunks.
-inline void PackInput(const float* x, int64_t in, WordOrder order, PackedChunk* chunks) {
+template <WordOrder kOrder>
+inline void PackInput(const float* x, int64_t in, PackedChunk* chunks) {
+  alignas(32) static constexpr float kZeros[32] = {};
   const int64_t groups = in / 32;
-  if (in % kChunkValues != 0) chunks[in / kChunkValues] = PackedChunk();
-  for (int64_t g = 0; g < groups; ++g) {
-    PackGroup(x + 32 * g, order, g % kChunkGroups, chunks[g / kChunkGroups]);
+  for (int64_t first = 0; first < PackedChunks(in) * kChunkGroups; first += 4) {
+    PackedChunk& chunk = chunks[first / kChunkGroups];
+    const int64_t at = first % kChunkGroups;
+    const float* group[4];
+    for (int k = 0; k < 4; ++k) group[k] = first + k < groups ? x + 32 * (first + k) : kZeros;
+    float factors[4];
+    ScaleFour(group, chunk.scales + at, factors);
+    for (int k = 0; k < 4; k += 2) {
+      PackVec a[2], b[2];
+      PackGroup(group[k], factors[k], kOrder, at + k, chunk.words, a);
+      PackGroup(group[k + 1], factors[k + 1], kOrder, at + k + 1, chunk.words, b);
+      float* halves = chunk.half_sums + 2 * (at + k);
+      SumOfLanes4(a[0], a[1], b[0], b[1], halves);
+      for (int i = 0; i < 2; ++i) {
+        const float scale = chunk.scales[at + k + i];
+        chunk.sums[at + k + i] = scale * (halves[2 * i] + halves[2 * i + 1]);
+        halves[2 * i] *= scale;
+        halves[2 * i + 1] *= scale;
+      }
+    }
   }
 }
 

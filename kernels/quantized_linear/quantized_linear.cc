@@ -40,14 +40,30 @@ void WidenedProducts(const float* x, int64_t n, int64_t x_stride, const Quantize
   }
 }
 
-// n < kQuantizedGemmTokens.
+void PackImpl([[maybe_unused]] GgufType type, [[maybe_unused]] const float* x,
+              [[maybe_unused]] int64_t n, [[maybe_unused]] int64_t x_stride,
+              [[maybe_unused]] int64_t in, [[maybe_unused]] PackedChunk* packed) {
+#if CARREL_BLOCK_PRODUCTS
+  for (int64_t i = 0; i < n; ++i, x += x_stride, packed += PackedChunks(in)) {
+    if (type == GgufType::kQ4_K || type == GgufType::kQ5_K) {
+      PackInput<WordOrder::kHalvesApart>(x, in, packed);
+    } else if (type == GgufType::kQ6_K || type == GgufType::kQ8_0) {
+      PackInput<WordOrder::kHalves>(x, in, packed);
+    } else {
+      PackInput<WordOrder::kQuarters>(x, in, packed);
+    }
+  }
+#endif
+}
+
+// n < kQuantizedGemmTokens; packed: the same tokens, if the type HasBlockProducts.
 void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
-                       float* y, int64_t y_stride, float* scratch) {
+                       [[maybe_unused]] const PackedChunk* packed, float* y, int64_t y_stride,
+                       float* scratch) {
 #if CARREL_BLOCK_PRODUCTS
   const auto* rows = static_cast<const uint8_t*>(w.data);
-  auto* packed = reinterpret_cast<PackedChunk*>(scratch);
   const auto run = [&]<class Product>(Product) HWY_ATTR {
-    MultiplyInputs<Product>(rows, w.in, w.out, x, n, x_stride, packed, y, y_stride);
+    MultiplyInputs<Product>(rows, w.in, w.out, n, packed, y, y_stride);
   };
   const auto run_plain = [&]<class E>(E) HWY_ATTR {
     ScoreRows(ContiguousRows<E>{rows, w.in}, w.out, w.in, x, n, x_stride, 1.0f, y, y_stride);
@@ -89,6 +105,7 @@ HWY_AFTER_NAMESPACE();
 namespace carrel::kernels {
 
 HWY_EXPORT(WidenImpl);
+HWY_EXPORT(PackImpl);
 HWY_EXPORT(BlockProductsImpl);
 
 namespace {
@@ -132,10 +149,20 @@ bool HasBlockProducts(GgufType type) {
   return std::find(std::begin(kInPlace), std::end(kInPlace), type) != std::end(kInPlace);
 }
 
+int64_t PackedTokensFloats(const QuantizedMatrix& w, int64_t n) {
+  if (n >= kQuantizedGemmTokens || !HasBlockProducts(w.type)) return 0;
+  return n * PackedChunks(w.in) * static_cast<int64_t>(sizeof(PackedChunk) / sizeof(float));
+}
+
+void PackTokens(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                float* packed) {
+  if (PackedTokensFloats(w, n) == 0) return;
+  HWY_DYNAMIC_DISPATCH(PackImpl)
+  (w.type, x, n, x_stride, w.in, reinterpret_cast<PackedChunk*>(packed));
+}
+
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w) {
-  const auto chunk_floats = static_cast<int64_t>(sizeof(PackedChunk) / sizeof(float));
-  return std::max(kPanelRows * w.in,
-                  (kQuantizedGemmTokens - 1) * PackedChunks(w.in) * chunk_floats);
+  return std::max(kPanelRows * w.in, PackedTokensFloats(w, kQuantizedGemmTokens - 1));
 }
 
 void Widen(GgufType type, const void* blocks, int64_t count, float* out) {
@@ -143,14 +170,19 @@ void Widen(GgufType type, const void* blocks, int64_t count, float* out) {
 }
 
 void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
-                     float* y, int64_t y_stride, float* scratch) {
+                     float* y, int64_t y_stride, float* scratch, const float* packed) {
   // A last tile of few tokens goes the same way as a call with just these.
   const int64_t last = n % kLinearTokenTile;
   const int64_t gemm = last < kQuantizedGemmTokens ? n - last : n;
   if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch);
   if (gemm < n) {
+    if (packed == nullptr || gemm > 0) {
+      PackTokens(x + gemm * x_stride, n - gemm, x_stride, w, scratch);
+      packed = scratch;
+    }
     HWY_DYNAMIC_DISPATCH(BlockProductsImpl)
-    (x + gemm * x_stride, n - gemm, x_stride, w, y + gemm * y_stride, y_stride, scratch);
+    (x + gemm * x_stride, n - gemm, x_stride, w, reinterpret_cast<const PackedChunk*>(packed),
+     y + gemm * y_stride, y_stride, scratch);
   }
   AddBias(w, n, y, y_stride);
 }

@@ -13,8 +13,8 @@
 //         kQuantizedGemmTokens neither does splitting `out` anywhere, nor n anywhere: a token's bits
 //         are those that it has alone.
 // Cost:   n < kQuantizedGemmTokens: reads w once per four tokens (two without AVX-512), for one at
-//         memory speed; a token is rounded in some 0.2 ns per number, by every call. Otherwise widens
-//         w in panels and calls OpenBLAS sgemm (one thread).
+//         memory speed; a token is rounded in some 0.2 ns per number (PackTokens). Otherwise widens w
+//         in panels and calls OpenBLAS sgemm (one thread).
 #pragma once
 
 #include <cstdint>
@@ -41,10 +41,18 @@ struct QuantizedMatrix {
 // Q4_K, Q5_K, Q6_K, on machines with AVX2. Rows of other types are widened four at a time.
 bool HasBlockProducts(GgufType type);
 
+// What calls with the same few tokens for parts of `out` can share: the tokens as products need them,
+// in PackedTokensFloats(w, n) floats, for any rows of w. None, and nothing is done, where nothing is
+// to be prepared (kQuantizedGemmTokens and more, other types).
+int64_t PackedTokensFloats(const QuantizedMatrix& w, int64_t n);
+void PackTokens(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                float* packed);
+
+// packed: x by PackTokens, or null: then the call packs.
 // scratch: QuantizedLinearScratchFloats(w) floats of the calling thread; not read before written.
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w);
 void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
-                     float* y, int64_t y_stride, float* scratch);
+                     float* y, int64_t y_stride, float* scratch, const float* packed = nullptr);
 
 // Dequantize in vectors: equal numbers, ten times as fast.
 void Widen(GgufType type, const void* blocks, int64_t count, float* out);

@@ -152,6 +152,16 @@ TEST_P(QuantizedLinearTest, FewTokens_SplitByTokensAndOutputs_SameBits) {
       std::vector<float> scratch = Scratch(w.matrix());
       GuardedFloats whole(n * out), split(n * out);
       QuantizedLinear(x.data(), n, in, w.matrix(), whole.data(), out, scratch.data());
+      // Tokens packed once for both parts.
+      std::vector<float> packed(static_cast<size_t>(PackedTokensFloats(w.matrix(), n)), NAN);
+      PackTokens(x.data(), n, in, w.matrix(), packed.data());
+      GuardedFloats shared(n * out);
+      const float* once = packed.empty() ? nullptr : packed.data();
+      QuantizedLinear(x.data(), n, in, w.matrix().Rows(0, cut), shared.data(), out, scratch.data(),
+                      once);
+      QuantizedLinear(x.data(), n, in, w.matrix().Rows(cut, out), shared.data() + cut, out,
+                      scratch.data(), once);
+      EXPECT_TRUE(SameBits(whole.span(), shared.span()));
       for (int64_t i = 0; i < n; ++i) {
         const float* token = x.data() + i * in;
         float* y = split.data() + i * out;

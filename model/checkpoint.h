@@ -34,8 +34,8 @@ struct Checkpoint {
 };
 
 // Of a folder, or a GGUF file; with an adapter's folder, the model is the base with it (adapter.h).
-// Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors; with a
-// cache only once.
+// Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors; with
+// a cache only once.
 absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
                                           const std::string& adapter_dir = "",
                                           const DigestCache* cache = nullptr);

@@ -1,9 +1,9 @@
 // What:      a checkpoint's weights in device memory: bf16 or f16 matrices, fp32 vectors.
 // Shapes:    row-major as in the checkpoint. q, k and v stand below each other in one matrix, so do
 //            gate and up: one product each.
-// Math:      matrices that are all f16 stay f16; else f32 and f16 are rounded to bf16. Blocks of a GGUF
-//            file are widened in host memory first, and rounded to bf16. What an adapter adds is summed
-//            in float with the weight, and rounded once.
+// Math:      matrices that are all f16 stay f16; else f32 and f16 are rounded to bf16. Blocks of a
+//            GGUF file are widened in host memory first, and rounded to bf16. What an adapter adds
+//            is summed in float with the weight, and rounded once.
 // Errors:    ResourceExhausted device memory; what CUDA says.
 // Ownership: one allocation; the mapped checkpoint is not needed after Load.
 // Threads:   immutable.

@@ -1,13 +1,14 @@
 // What:   remembers the digest of weights, so that files that have not changed since are not hashed
 //         again.
-// Source: a file has not changed if its device, inode, size and its times of modification and change
-//         are those of then: the kernel sets the time of change at every write, whoever writes, and
-//         no call sets it back. Of files changed within two seconds before they were hashed nothing
-//         is kept: a later change could bear the same time. A write through a mapping that another
-//         process held open all along may go unseen; models are not written that way.
-// Edge:   entries are small files in a folder of the user's own; one that is damaged, or a folder that
-//         cannot be read or written, costs the hashing and nothing else. Beyond 1,024 entries all are
-//         dropped.
+// Source: a file has not changed if its device, inode, size and its times of modification and
+//         change are those of then: the kernel sets the time of change at every write, whoever
+//         writes, and no call sets it back. Of files changed within two seconds before they were
+//         hashed nothing is kept: a later change could bear the same time. A write through a
+//         mapping that another process held open all along may go unseen; models are not written
+//         that way.
+// Edge:   entries are small files in a folder of the user's own; one that is damaged, or a folder
+//         that cannot be read or written, costs the hashing and nothing else. Beyond 1,024 entries
+//         all are dropped.
 // Threads: reentrant, also between processes.
 #pragma once
 

@@ -1,17 +1,18 @@
 // What:      reading *.gguf, memory-mapped: typed metadata and tensors; one file, or all the parts
 //            of a split one (NAME-00001-of-0000N.gguf).
-// Source:    the GGUF format, versions 2 and 3, little-endian: "GGUF", u32 version, u64 tensors, u64
-//            keys; per key its name, u32 type, value; per tensor its name, u32 rank, u64 extents (the
-//            fastest first), u32 type, u64 offset; zeros up to a multiple of the alignment; data.
-//            A string is u64 bytes and the bytes, an array u32 type, u64 count and the values.
+// Source:    the GGUF format, versions 2 and 3, little-endian: "GGUF", u32 version, u64 tensors,
+//            u64 keys; per key its name, u32 type, value; per tensor its name, u32 rank, u64
+//            extents (the fastest first), u32 type, u64 offset; zeros up to a multiple of the
+//            alignment; data. A string is u64 bytes and the bytes, an array u32 type, u64 count and
+//            the values.
 // Edge:      tensors lie one behind the other in the order of the header, each at a multiple of
 //            general.alignment, as every writer of the format puts them; bytes behind the last one
 //            are nobody's. Metadata of a split file are the first part's.
-// Errors:    NotFound no such file; InvalidArgument whatever contradicts the format: magic, version,
-//            sizes and counts that exceed the file, a type of value or tensor that does not exist,
-//            nesting, a key or tensor that occurs twice, offsets, parts that disagree or are missing;
-//            Unimplemented a tensor type that exists and that we do not run. Each names the file
-//            and the key or tensor, the value and the bound.
+// Errors:    NotFound no such file; InvalidArgument whatever contradicts the format: magic,
+//            version, sizes and counts that exceed the file, a type of value or tensor that does
+//            not exist, nesting, a key or tensor that occurs twice, offsets, parts that disagree or
+//            are missing; Unimplemented a tensor type that exists and that we do not run. Each
+//            names the file and the key or tensor, the value and the bound.
 // Ownership: every view points into the mapping and lives as long as the Gguf it is from.
 // Threads:   immutable once open.
 // Cost:      reads the header alone; arrays stay where they are until they are asked for.

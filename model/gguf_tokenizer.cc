@@ -170,8 +170,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpe(const GgufMetadata& metadata)
   ASSIGN_OR_RETURN(const std::vector<absl::string_view> merges, metadata.Strings(kMerges));
   TokenizerJson json;
   for (size_t i = 0; i < vocabulary.tokens.size(); ++i) {
-    // Added tokens are spelled as they are, not in the byte alphabet; in ASCII that is the same, and
-    // merges may lead to them.
+    // Added tokens are spelled as they are, not in the byte alphabet; in ASCII that is the same,
+    // and merges may lead to them.
     const absl::string_view token = vocabulary.tokens[i];
     const bool ascii = std::all_of(token.begin(), token.end(),
                                    [](char c) { return static_cast<uint8_t>(c) < 0x80; });
@@ -226,9 +226,9 @@ class WireWriter {
   std::string message_;
 };
 
-// sentencepiece_model.proto by field number: ModelProto.pieces (1: piece, score, type), trainer_spec
-// (2: model_type 3 = BPE, vocab_size 4, byte_fallback 35), normalizer_spec (3). Token types are that
-// format's own.
+// sentencepiece_model.proto by field number: ModelProto.pieces (1: piece, score, type),
+// trainer_spec (2: model_type 3 = BPE, vocab_size 4, byte_fallback 35), normalizer_spec (3). Token
+// types are that format's own.
 std::string SentencePieceModel(const Vocabulary& vocabulary, const std::vector<float>& scores,
                                bool add_space_prefix, bool remove_extra_whitespaces) {
   constexpr uint64_t kBpe = 2;

@@ -38,8 +38,8 @@ GgufWriter Convert(const json& tokenizer, const std::string& pre) {
   return PutBpeTokenizer(tokenizer, pre, writer);
 }
 
-// What the Python package `tokenizers` makes of texts under each pre-tokenizer, with merges that cross
-// words and numbers (tools/goldens/gguf_files.py).
+// What the Python package `tokenizers` makes of texts under each pre-tokenizer, with merges that
+// cross words and numbers (tools/goldens/gguf_files.py).
 TEST(GgufTokenizerTest, EveryPreTokenizer_GivesTheIdsOfThePythonPackage) {
   const json goldens = ReadJson(SourceFolder() + "/model/testdata/gguf_pre.json");
   EXPECT_EQ(goldens["ids"].size(), 6u);

@@ -36,8 +36,8 @@ absl::StatusOr<TestModel> LoadWidened(const std::string& path) {
   return model;
 }
 
-// The file's logits are those of the folder with the same weights: widened to bf16, and, but for the
-// rounding of products with blocks, as they lie.
+// The file's logits are those of the folder with the same weights: widened to bf16, and, but for
+// the rounding of products with blocks, as they lie.
 void ExpectSameLogits(const GgufTestModel& model) {
   const std::string path = WriteGguf(MakeGguf(model).Bytes());  // in this test's folder
   const std::string folder = path + ".folder";

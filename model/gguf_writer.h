@@ -28,7 +28,8 @@ class GgufWriter {
   GgufWriter& Raw(absl::string_view key, uint32_t type, absl::string_view encoded);
   GgufWriter& Drop(absl::string_view key);
 
-  // `type` may be any number, `bytes` of any size. The shape is rows first; the file has it reversed.
+  // `type` may be any number, `bytes` of any size. The shape is rows first; the file has it
+  // reversed.
   GgufWriter& Tensor(absl::string_view name, uint32_t type, std::vector<int64_t> shape,
                      absl::string_view bytes);
   GgufWriter& Tensor(absl::string_view name, kernels::GgufType type, std::vector<int64_t> shape,
@@ -74,7 +75,8 @@ std::string EncodeArray(uint32_t element_type, uint64_t count, absl::string_view
 GgufWriter& PutBpeTokenizer(const nlohmann::json& tokenizer, const std::string& pre,
                             GgufWriter& writer);
 
-// Changes one to three places before `header`: bits, bytes, lengths and counts, insertions, deletions.
+// Changes one to three places before `header`: bits, bytes, lengths and counts, insertions,
+// deletions.
 std::string Mutate(const std::string& bytes, size_t header, std::mt19937_64& rng);
 
 // Writes the file into a fresh folder and returns its path.

@@ -82,8 +82,8 @@ class Weights {
   const std::vector<StoredTensor>& stored() const { return source_.stored; }
   const std::vector<FileIdentity>& files() const { return source_.files; }
 
-  // The same weights with every matrix in f32, f16 or bf16, for who cannot multiply with blocks: null
-  // if these are. Cost: as gguf_weights.h says.
+  // The same weights with every matrix in f32, f16 or bf16, for who cannot multiply with blocks:
+  // null if these are. Cost: as gguf_weights.h says.
   absl::StatusOr<std::shared_ptr<const Weights>> Widened(ThreadPool* pool) const;
 
  private:

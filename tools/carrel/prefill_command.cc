@@ -150,8 +150,8 @@ void AddPrefill(CLI::App& app, Run& chosen) {
       "prefill", "Run a document through a model once and keep its K and V as a context");
   command
       .add_option("--model", flags->model_dir,
-                  "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), or a "
-                  "GGUF file")
+                  "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), "
+                  "or a GGUF file")
       ->required();
   DeclareAdapter(command, flags->adapter_dir);
   command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");

@@ -13,7 +13,8 @@ namespace carrel::tools {
 void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command
       .add_option("--model", model_dir,
-                  "folder of the Hugging Face checkpoint, or the GGUF file, that computed the context")
+                  "folder of the Hugging Face checkpoint, or the GGUF file, that computed the "
+                  "context")
       ->required();
   DeclareAdapter(command, adapter_dir);
   DeclareMissingBytes(command, missing_bytes);

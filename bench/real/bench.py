@@ -1,10 +1,12 @@
-"""Carrel beside llama.cpp on the same GGUF file, text and threads: prefill, a restored context to its
-first token, ms per token, memory, and fidelity to dense decoding. JSON lines go to standard output."""
+"""Carrel beside llama.cpp on the same GGUF file, text and threads: prefill, a restored context to
+its first token, ms per token, memory, and fidelity to dense decoding. JSON lines on stdout."""
 import argparse
 import array
+import collections
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,30 +25,34 @@ SETTINGS = {
 }
 
 
+Finished = collections.namedtuple("Finished", "seconds cpu_seconds resident_bytes report")
+
+
 def fail(message):
     sys.exit("bench real: " + message)
 
 
 def cut(text, start, tokens):
-    """About so many tokens of the UTF-8 text from byte `start`, to the end of a line."""
+    """About so many tokens of the UTF-8 text from byte `start`, to before a space, where a token
+    begins."""
     end = start + int(tokens * BYTES_PER_TOKEN)
     if end > len(text):
         fail(f"the novel has {len(text)} bytes, {end} are wanted")
-    return text[start:text.rindex(b"\n", start, end) + 1]
+    return text[start:text.rindex(b" ", start, end)]
 
 
-def run(command, capture=True):
-    """Wall seconds, peak resident bytes and the last line of standard output of a process."""
+def run(command):
+    """A process: its wall and CPU seconds, its peak resident bytes, the JSON object it ends with."""
     start = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE if capture else sys.stderr)
-    output = process.stdout.read() if capture else b""
-    _, status, usage = os.wait4(process.pid, 0)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)  # wait() would not tell the memory
+        process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         fail(f"{' '.join(command[:4])} ... failed with exit code {process.returncode}")
-    lines = output.splitlines()
-    return seconds, usage.ru_maxrss * 1024, json.loads(lines[-1]) if lines else None
+    return Finished(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024,
+                    json.loads(output.splitlines()[-1]))
 
 
 def median(values):
@@ -58,7 +64,7 @@ def machine(threads):
         info = dict(line.split(":", 1) for line in file if ":" in line)
     info = {key.strip(): value.strip() for key, value in info.items()}
     flags = info.get("flags", "").split()
-    widest = next((name for name in ("avx512f", "avx2") if name in flags), "neither AVX2 nor AVX-512")
+    widest = next((name for name in ("avx512f", "avx2") if name in flags), "no avx2")
     return {"cpu": info.get("model name", "unknown"), "vectors": widest, "cores": os.cpu_count(),
             "threads": threads, "load_average_1min": os.getloadavg()[0]}
 
@@ -124,12 +130,14 @@ class Case:
                            *SETTINGS[setting], *arguments, prompt)
 
     def prefill(self):
-        run(["rm", "-rf", self.path("store")], capture=False)
-        _, resident, report = self.carrel("prefill", "--input", self.path("document.txt"), "--store",
-                                          self.path("store"), "--name", "document", "--quiet")
-        return {"program": "carrel", "setting": "prefill", "tokens": report["tokens"],
-                "prefill_tokens_per_s": report["tokens_per_s"], "resident_bytes": resident,
-                "stored_bytes": report["stored_bytes"]}
+        shutil.rmtree(self.path("store"), ignore_errors=True)
+        done = self.carrel("prefill", "--input", self.path("document.txt"), "--store",
+                           self.path("store"), "--name", "document", "--quiet")
+        tokens = done.report["tokens"]
+        return {"program": "carrel", "setting": "prefill", "tokens": tokens,
+                "prefill_tokens_per_s": done.report["tokens_per_s"],
+                "prefill_tokens_per_cpu_s": tokens / done.cpu_seconds,
+                "resident_bytes": done.resident_bytes, "stored_bytes": done.report["stored_bytes"]}
 
     def decode(self):
         """One result per setting; the settings take turns, so that noise falls on all of them."""
@@ -140,23 +148,25 @@ class Case:
                 firsts[setting].append(self.ask(setting, PROMPT, "--max-tokens", "1"))
                 runs[setting].append(
                     self.ask(setting, PROMPT, "--max-tokens", str(GENERATED), "--ignore-eos"))
-        results = {}
+        results, heads = {}, self.heads()
         for setting in SETTINGS:
-            stats = runs[setting][0][2]["stats"]
-            heads = len(stats["layers"]) and self.heads()
+            first, full = firsts[setting], runs[setting]
+            stats = full[0].report["stats"]
+            cpu = [b.cpu_seconds - a.cpu_seconds for a, b in zip(first, full)]
             results[setting] = {
                 "program": "carrel", "setting": setting,
-                "start_to_first_token_s": median([one[0] for one in firsts[setting]]),
-                "prompt_s": median([one[2]["prompt_seconds"] for one in firsts[setting]]),
-                "ms_per_token": median([1000 / one[2]["tokens_per_s"] for one in runs[setting]]),
-                "resident_bytes": max(one[1] for one in runs[setting]),
+                "start_to_first_token_s": median([one.seconds for one in first]),
+                "prompt_s": median([one.report["prompt_seconds"] for one in first]),
+                "ms_per_token": median([1000 / one.report["tokens_per_s"] for one in full]),
+                "cpu_ms_per_token": 1000 * median(cpu) / (GENERATED - 1),
+                "resident_bytes": max(one.resident_bytes for one in full),
                 "rows_per_kv_head": stats["rows_per_layer_and_token"] / heads,
                 "promised_error": stats["promised_error"]}
         return results
 
     def heads(self):
         inspect = [self.args.carrel, "inspect", "document", "--store", self.path("store"), "--json"]
-        return int(run(inspect)[2]["fingerprint"]["kv_heads"])
+        return int(run(inspect).report["fingerprint"]["kv_heads"])
 
     def logits(self):
         """Log probabilities over the continuation, by setting."""
@@ -164,25 +174,29 @@ class Case:
         result = {}
         for setting in SETTINGS:
             file = self.path(setting + ".safetensors")
-            _, _, report = self.ask(setting, continuation, "--max-tokens", "1", "--logits", file)
-            result[setting] = read_logits(file, report["prompt_tokens"])
+            done = self.ask(setting, continuation, "--max-tokens", "1", "--logits", file)
+            result[setting] = read_logits(file, done.report["prompt_tokens"])
             os.remove(file)
         return result
 
-    def peer(self, part, vocabulary=0):
+    def peer(self, part, wait="passive", repeat=REPEAT, vocabulary=0):
+        """One run of peer.py. Its threads wait for each other by spinning (active), best on idle
+        cores, or by sleeping (passive), many times better where others use the cores too."""
         out = self.path(f"peer-{part}.json")
         here = os.path.dirname(os.path.abspath(__file__))
         positions = int(self.tokens + 2 * CONTINUATION_TOKENS + 2 * GENERATED)
         flags = {"gguf": self.args.gguf, "document": self.path("document.txt"),
                  "continuation": self.path("continuation.txt"), "prompt": PROMPT,
                  "folder": os.path.abspath(self.folder), "out": out, "threads": self.args.threads,
-                 "count": GENERATED, "repeat": REPEAT, "vocabulary": vocabulary, "every": EVERY,
+                 "count": GENERATED, "repeat": repeat, "vocabulary": vocabulary, "every": EVERY,
                  "positions": positions}
         with open(self.path(f"peer-{part}.log"), "wb") as log:  # llama.cpp tells much
             command = [self.args.peer, os.path.join(here, "peer.py"), part]
             for name, value in flags.items():
                 command += ["--" + name, str(value)]
-            if subprocess.run(command, stdout=log, stderr=log, check=False).returncode != 0:
+            environment = {**os.environ, "OMP_WAIT_POLICY": wait}
+            done = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
+            if done.returncode != 0:
                 fail(f"the peer failed; {log.name} tells why")
         with open(out, encoding="utf-8") as file:
             return {"program": "llama.cpp", "setting": part, **json.load(file)}
@@ -204,9 +218,18 @@ class Case:
         for setting, result in decoded.items():
             report({**result, **fidelity(logits["dense"], logits[setting])})
         if self.args.peer:
-            result = self.peer("decode", len(logits["dense"][0]))
-            theirs = result.pop("log_probabilities")
-            report({**result, **fidelity(logits["dense"][::EVERY], theirs)})
+            report(self.peer_decode(logits["dense"]))
+
+    def peer_decode(self, dense):
+        """The better time of both ways to wait."""
+        active = self.peer("decode", wait="active", repeat=1)
+        result = self.peer("decode", vocabulary=len(dense[0]))
+        theirs = result.pop("log_probabilities")
+        result["ms_per_token_passive"] = result["ms_per_token"]
+        result["ms_per_token_active"] = active["ms_per_token"]
+        for time_of in ("ms_per_token", "start_to_first_token_s", "restore_to_first_token_s"):
+            result[time_of] = min(result[time_of], active[time_of])
+        return {**result, **fidelity(dense[::EVERY], theirs)}
 
 
 def main():

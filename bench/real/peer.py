@@ -67,11 +67,14 @@ def log_probabilities(peer, ids, vocabulary):
 
 
 def prefill(args, peer, document):
+    cpu = time.process_time()
     timings = peer.complete(document, 0)["timings"]
+    cpu = time.process_time() - cpu
     if timings["prompt_n"] != len(document):
         raise SystemExit(f"peer: read {timings['prompt_n']} tokens of {len(document)}")
     peer.post("/slots/0?action=save", {"filename": SLOT})
     return {"prefill_tokens_per_s": timings["prompt_per_second"], "tokens": len(document),
+            "prefill_tokens_per_cpu_s": len(document) / cpu,
             "stored_bytes": os.path.getsize(os.path.join(args.folder, SLOT))}
 
 
@@ -86,10 +89,15 @@ def decode(args, peer, document):
     if first["timings"]["prompt_n"] > len(question) - len(document):
         raise SystemExit("peer: the restored slot was not used")
     result = {"start_to_first_token_s": now - START, "restore_to_first_token_s": now - before}
+    cpu = time.process_time()
     speeds = [peer.complete(question, args.count)["timings"]["predicted_per_token_ms"]
               for _ in range(args.repeat)]
+    cpu = time.process_time() - cpu
+    result["cpu_ms_per_token"] = 1000 * cpu / args.repeat / args.count
     result["ms_per_token"] = sorted(speeds)[len(speeds) // 2]
     result["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if args.vocabulary == 0:
+        return result
     continuation = peer.tokens(read_text(args.continuation))
     result["log_probabilities"] = [
         log_probabilities(peer, document + continuation[:position + 1], args.vocabulary)
@@ -101,6 +109,7 @@ def decode(args, peer, document):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["prefill", "decode"])
+    # vocabulary: 0 for no probabilities; every: at each such token of the continuation
     for name in ("gguf", "document", "continuation", "prompt", "folder", "out"):
         parser.add_argument("--" + name, required=True)
     for name in ("threads", "count", "repeat", "vocabulary", "every", "positions"):

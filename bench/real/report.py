@@ -2,8 +2,8 @@
 import json
 import sys
 
-COLUMNS = ["", "prefill, tokens/s", "start to first token, s", "ms per token",
-           "rows per KV head", "resident, MiB", "stored, MiB", "KL to dense", "top-1"]
+COLUMNS = ["", "prefill, tokens/s (per CPU s)", "start to first token, s",
+           "ms per token (CPU ms)", "rows per KV head", "resident, MiB", "stored, MiB", "KL to dense", "top-1"]
 NAMES = {"store": "Carrel, default", "host": "Carrel, --zone host",
          "dense": "Carrel, --top-k all", "decode": "llama.cpp"}
 
@@ -18,9 +18,11 @@ def row(entry, prefilled):
     rows = entry.get("rows_per_kv_head", tokens)
     is_all = entry["setting"] in ("dense", "decode")
     return [NAMES[entry["setting"]],
-            number(prefilled, "prefill_tokens_per_s", ".0f"),
+            number(prefilled, "prefill_tokens_per_s", ".0f") + " (" +
+            number(prefilled, "prefill_tokens_per_cpu_s", ".0f") + ")",
             number(entry, "start_to_first_token_s", ".2f"),
-            number(entry, "ms_per_token", ".1f"),
+            number(entry, "ms_per_token", ".1f") + " (" +
+            number(entry, "cpu_ms_per_token", ".0f") + ")",
             "all" if is_all else f"{rows:,.0f} ({100 * rows / tokens:.1f}%)",
             number(entry, "resident_bytes", ".0f", 2**-20),
             number(prefilled, "stored_bytes", ".0f", 2**-20),

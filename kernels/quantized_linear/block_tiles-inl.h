@@ -160,6 +160,23 @@ struct Blocks {
     const auto bits = hn::InterleaveLower(d64, hn::Set(d64, low), hn::Set(d64, high));
     return hn::PromoteTo(GroupTag(), hn::BitCast(d16, bits));
   }
+  // 2^(e - 128) of the bytes at `at` of every block (MXFP4); 1 beyond them.
+  HWY_INLINE GroupVec Powers(int64_t at) const {
+    const hn::RebindToSigned<GroupTag> d32;
+    uint64_t exponents = 0;
+    CARREL_UNROLL
+    for (int64_t i = 0; i < kChunkGroups; ++i) {
+      exponents |= uint64_t{Has(i) ? first[i * bytes + at] : uint8_t{128}} << (8 * i);
+    }
+    const hn::FixedTag<uint64_t, 1> d64;
+    const auto e =
+        hn::PromoteTo(d32, hn::BitCast(hn::FixedTag<uint8_t, 8>(), hn::Set(d64, exponents)));
+    // Below 2^-126 a float is denormal.
+    const auto small = hn::IfThenElse(hn::Eq(e, hn::Zero(d32)), hn::Set(d32, 0x00200000),
+                                      hn::Set(d32, 0x00400000));
+    const auto usual = hn::ShiftLeft<23>(hn::Sub(e, hn::Set(d32, 1)));
+    return hn::BitCast(GroupTag(), hn::IfThenElse(hn::Gt(e, hn::Set(d32, 1)), usual, small));
+  }
   HWY_INLINE auto Piece16(int64_t i, int64_t at) const {
     const hn::FixedTag<uint8_t, 16> d;
     return Has(i) ? hn::LoadU(d, first + i * bytes + at) : hn::Zero(d);
@@ -253,6 +270,15 @@ HWY_INLINE BitsVec LowNibbles(BitsVec bytes) {
 }
 
 HWY_INLINE BitsVec HighNibbles(BitsVec bytes) { return LowNibbles(hn::ShiftRight<4>(bytes)); }
+
+// The four quarters of a tile of nibbles that stand for the values of a table.
+HWY_INLINE void QuartersOfSteps(ByteVec bytes, const int8_t* steps, WordVec (&q)[4]) {
+  const ByteTag d;
+  const ByteVec table = hn::LoadDup128(d, reinterpret_cast<const uint8_t*>(steps));
+  const BitsVec bits = hn::BitCast(BitsTag(), bytes);
+  SignedHalves(hn::TableLookupBytes(table, hn::BitCast(d, LowNibbles(bits))), q);
+  SignedHalves(hn::TableLookupBytes(table, hn::BitCast(d, HighNibbles(bits))), q + 2);
+}
 
 }  // namespace carrel::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

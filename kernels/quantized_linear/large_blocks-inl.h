@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "kernels/dequantize/steps.h"
 #include "kernels/quantized_linear/block_tiles-inl.h"
 
 #if CARREL_BLOCK_PRODUCTS
@@ -184,6 +185,44 @@ struct Q6KProduct {
           hn::SetTableIndices(FloatTag(), kFourLanes + tile % in_vector * kLanes));
     }
     AddTile(q, tile, x, factors, sums);
+  }
+};
+
+// Groups lie as blocks of 32 values do: 16 bytes, low nibbles first.
+struct Iq4XsProduct {
+  static constexpr int64_t kValues = 256, kBytes = 136;
+  static constexpr WordOrder kOrder = WordOrder::kQuarters;
+  template <bool kAll, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+                                                   const PackedChunk* const (&x)[N],
+                                                   RowSums<N>& sums) {
+    const GroupTag d;
+    const uint8_t* block = blocks.first;
+    GroupVec scales[N];
+    const GroupVec from_zero = hn::Sub(SixBitScales::Widen(ScaleBytes(block)), hn::Set(d, 32.0f));
+    ScaleGroups(hn::Mul(SetHalf(block, 1), from_zero), x, scales);
+    CARREL_UNROLL
+    for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
+      WordVec q[4];
+      QuartersOfSteps(hn::LoadU(ByteTag(), block + 8 + tile * 4 * kLanes), kNormalSteps, q);
+      AddTile(q, tile, kQuarterLanes, x, scales, sums);
+    }
+  }
+
+ private:
+  // Eight scales of 6 bits, a byte each: their low nibbles lie side by side, and so do the pairs of
+  // their high bits.
+  static HWY_INLINE uint64_t ScaleBytes(const uint8_t* block) {
+    uint32_t nibbles;
+    std::memcpy(&nibbles, block + 4, sizeof(nibbles));
+    uint64_t low = nibbles, high = Load16(block + 2);
+    low = (low | low << 16) & 0x0000ffff0000ffff;
+    low = (low | low << 8) & 0x00ff00ff00ff00ff;
+    low = (low | low << 4) & 0x0f0f0f0f0f0f0f0f;
+    high = (high | high << 24) & 0x000000ff000000ff;
+    high = (high | high << 12) & 0x000f000f000f000f;
+    high = (high | high << 6) & 0x0303030303030303;
+    return low | high << 4;
   }
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 
 #include "kernels/linear/linear.h"
 #include "kernels/quantized_linear/packed_chunk.h"
@@ -91,6 +90,12 @@ void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const Quanti
       return run(Q5KProduct());
     case GgufType::kQ6_K:
       return run(Q6KProduct());
+    case GgufType::kIQ4_NL:
+      return run(Iq4NlProduct());
+    case GgufType::kIQ4_XS:
+      return run(Iq4XsProduct());
+    case GgufType::kMxfp4:
+      return run(Mxfp4Product());
     default:
       break;
   }
@@ -143,10 +148,7 @@ QuantizedMatrix QuantizedMatrix::Rows(int64_t begin, int64_t end) const {
 }
 
 bool HasBlockProducts(GgufType type) {
-  constexpr GgufType kInPlace[] = {GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ5_0,
-                                   GgufType::kQ5_1, GgufType::kQ8_0, GgufType::kQ4_K,
-                                   GgufType::kQ5_K, GgufType::kQ6_K};
-  return std::find(std::begin(kInPlace), std::end(kInPlace), type) != std::end(kInPlace);
+  return TraitsOf(type).quantized && type != GgufType::kQ2_K && type != GgufType::kQ3_K;
 }
 
 int64_t PackedTokensFloats(const QuantizedMatrix& w, int64_t n) {

@@ -37,8 +37,8 @@ struct QuantizedMatrix {
   QuantizedMatrix Rows(int64_t begin, int64_t end) const;
 };
 
-// Whether products of few tokens are taken with the blocks as they lie: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
-// Q4_K, Q5_K, Q6_K, on machines with AVX2. Rows of other types are widened four at a time.
+// Whether products of few tokens are taken with the blocks as they lie, on machines with AVX2: every
+// quantised type but Q2_K and Q3_K, of which four rows at a time are widened.
 bool HasBlockProducts(GgufType type);
 
 // What calls with the same few tokens for parts of `out` can share: the tokens as products need them,

@@ -10,6 +10,7 @@
 #define CARREL_KERNELS_SMALL_BLOCKS_INL_H_
 #endif
 
+#include "kernels/dequantize/steps.h"
 #include "kernels/quantized_linear/block_tiles-inl.h"
 
 #if CARREL_BLOCK_PRODUCTS
@@ -134,6 +135,44 @@ struct Q8_0Product {
       SignedHalves(blocks.Pieces32(tile, 2), q);
       AddTile(q, tile, kHalfLanes, x, scales, sums);
     }
+  }
+};
+
+// Blocks of a scale and, from byte kNibbles on, 16 bytes of nibbles that name steps of a table.
+template <int64_t kNibbles, bool kAll, int N>
+CARREL_VNNI_ATTR HWY_INLINE void AddSteps(const Blocks<kAll>& blocks, GroupVec d,
+                                          const int8_t* steps, const PackedChunk* const (&x)[N],
+                                          RowSums<N>& sums) {
+  GroupVec scales[N];
+  ScaleGroups(d, x, scales);
+  CARREL_UNROLL
+  for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
+    if (!blocks.Has(tile * kLanes / 4)) break;
+    WordVec q[4];
+    QuartersOfSteps(blocks.Pieces16(tile, kNibbles), steps, q);
+    AddTile(q, tile, kQuarterLanes, x, scales, sums);
+  }
+}
+
+struct Iq4NlProduct {
+  static constexpr int64_t kValues = 32, kBytes = 18;
+  static constexpr WordOrder kOrder = WordOrder::kQuarters;
+  template <bool kAll, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+                                                   const PackedChunk* const (&x)[N],
+                                                   RowSums<N>& sums) {
+    AddSteps<2>(blocks, blocks.Halves(0), kNormalSteps, x, sums);
+  }
+};
+
+struct Mxfp4Product {
+  static constexpr int64_t kValues = 32, kBytes = 17;
+  static constexpr WordOrder kOrder = WordOrder::kQuarters;
+  template <bool kAll, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+                                                   const PackedChunk* const (&x)[N],
+                                                   RowSums<N>& sums) {
+    AddSteps<1>(blocks, blocks.Powers(0), kFloat4Steps, x, sums);
   }
 };
 

@@ -291,6 +291,23 @@ absl::Status AuditHeads(const StoredContext& context, ThreadPool* pool, Progress
   return first_error;
 }
 
+void ReadTerms(const v1::Manifest& manifest, AuditReport& report) {
+  if (static_cast<size_t>(manifest.head_fidelity_size()) != report.heads.size()) return;
+  for (int i = 0; i < manifest.head_fidelity_size(); ++i) {
+    const v1::HeadFidelity& from = manifest.head_fidelity(i);
+    int at = -1;
+    while (at + 1 < from.rows_size() && from.rows(at + 1) <= report.config.top_k) ++at;
+    if (at < 0 || at >= from.error_size() || at >= from.error_without_size() ||
+        !(from.output() > 0)) {
+      continue;
+    }
+    report.heads[static_cast<size_t>(i)].term = {from.estimate(), from.spread_share(),
+                                                 from.rows(at),
+                                                 std::sqrt(from.error(at) / from.output()),
+                                                 std::sqrt(from.error_without(at) / from.output())};
+  }
+}
+
 absl::Status RunOn(const StoredContext& context, ThreadPool* pool, Progress& progress,
                    AuditReport& report) {
   RETURN_IF_ERROR(ReadShape(context.manifest(), report));
@@ -299,6 +316,7 @@ absl::Status RunOn(const StoredContext& context, ThreadPool* pool, Progress& pro
   ASSIGN_OR_RETURN(const SampledQueries queries, ReadQueries(context, Layer(0), KvHead(0)));
   RETURN_IF_ERROR(PlanQueries(queries, report).status());
   RETURN_IF_ERROR(AuditHeads(context, pool, progress, report));
+  ReadTerms(context.manifest(), report);
   NameSteps(report);
   return absl::OkStatus();
 }

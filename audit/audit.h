@@ -56,6 +56,16 @@ struct AuditConfig {
   std::optional<double> want_recall;
 };
 
+// The estimation term of a head as prefill measured it (carrel/v1/context.proto, HeadFidelity), at
+// the most rows measured that are at most top_k. Errors are root mean squares, as a share of the
+// head's outputs.
+struct TermQuality {
+  bool counted = false;  // false: it does not help the head, and is left out
+  double spread_share = 0;
+  int64_t rows = 0;
+  double error = 0, error_without = 0;
+};
+
 struct HeadAudit {
   Layer layer;
   KvHead kv_head;
@@ -63,8 +73,9 @@ struct HeadAudit {
   int64_t index_bytes = 0;
   ExactQuality exact;
   Measured judged;
-  std::vector<Measured> curve;    // one per step of AuditReport.steps
-  std::optional<Measured> least;  // of want_recall; none if no effort reaches it
+  std::vector<Measured> curve;      // one per step of AuditReport.steps
+  std::optional<Measured> least;    // of want_recall; none if no effort reaches it
+  std::optional<TermQuality> term;  // none: it was not measured
 };
 
 // A step of the curves: an effort of all heads, or a multiple of each head's own.

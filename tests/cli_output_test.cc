@@ -263,6 +263,12 @@ TEST_F(CliOutputTest, Audit_Json_HoldsWhatWasMeasuredPerHead) {
   EXPECT_EQ(audit["index"], "flat");
   EXPECT_EQ(audit["top_k"], 8);
   EXPECT_EQ(audit["queries"]["used"], 12);
+  for (const json& head : audit["heads"]) {
+    const json& term = head["estimation_term"];
+    EXPECT_EQ(term["rows"], 8);
+    EXPECT_LE(term["error"].get<double>(), term["error_without"].get<double>() * 1.0001) << head;
+    EXPECT_LE(term["spread_share"].get<double>(), 1);
+  }
   EXPECT_EQ(audit["queries"]["positions"].size(), 12u);
   EXPECT_EQ(audit["below"], json::array());
   ASSERT_EQ(audit["heads"].size(), 8u * 2u);
@@ -287,7 +293,7 @@ TEST_F(CliOutputTest, Audit_Tables_NameEveryLayerAndTheQueries) {
   const Outcome outcome = Carrel({"audit", kKept, "--store", store_, "--top-k", "8"});
   ASSERT_THAT(outcome, Succeeds());
   for (const char* text : {"kept: ", "index flat", "positions ", "1.0000", "\n    7 ", "\n  all ",
-                           "per token, one thread"}) {
+                           "per token, one thread", "estimation term at 8 rows"}) {
     EXPECT_THAT(outcome.out, testing::HasSubstr(text));
   }
 }

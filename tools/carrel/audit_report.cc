@@ -1,5 +1,7 @@
 #include "tools/carrel/audit_report.h"
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -83,6 +85,13 @@ json HeadJson(const AuditReport& report, const HeadAudit& head) {
   json curve = json::array();
   for (const Measured& measured : head.curve) curve.push_back(MeasuredJson(measured));
   out["curve"] = std::move(curve);
+  if (head.term.has_value()) {
+    out["estimation_term"] = {{"counted", head.term->counted},
+                              {"spread_share", head.term->spread_share},
+                              {"rows", head.term->rows},
+                              {"error", head.term->error},
+                              {"error_without", head.term->error_without}};
+  }
   if (report.config.want_recall.has_value()) {
     out["least_effort"] = head.least.has_value() ? MeasuredJson(*head.least) : json();
   }
@@ -185,6 +194,33 @@ void AppendCurve(const AuditReport& report, std::string& out) {
                         audit::SumMs(report.heads, audit::kExactSearchUs) / report.shape.layers);
 }
 
+void AppendTerm(const AuditReport& report, std::string& out) {
+  int64_t measured = 0, counted = 0, rows = 0;
+  double share = 0, most = 0, with = 0, without = 0;
+  for (const HeadAudit& head : report.heads) {
+    if (!head.term.has_value()) continue;
+    ++measured;
+    rows = head.term->rows;
+    with += head.term->error * head.term->error;
+    without += head.term->error_without * head.term->error_without;
+    if (!head.term->counted) continue;
+    ++counted;
+    share += head.term->spread_share;
+    most = std::max(most, head.term->spread_share);
+  }
+  if (measured == 0) {
+    out += "\nestimation term: not measured (carrel reindex does)\n";
+    return;
+  }
+  absl::StrAppendFormat(&out,
+                        "\nestimation term at %d rows, as prefill measured it: error %.4f with it, "
+                        "%.4f without; counted in %d of %d heads, with %.2f of their spread "
+                        "(at most %.2f)\n",
+                        rows, std::sqrt(with / static_cast<double>(measured)),
+                        std::sqrt(without / static_cast<double>(measured)), counted, measured,
+                        counted == 0 ? 0 : share / static_cast<double>(counted), most);
+}
+
 void AppendWanted(const AuditReport& report, std::string& out) {
   if (!report.config.want_recall.has_value()) return;
   absl::StrAppendFormat(&out,
@@ -282,6 +318,7 @@ std::string AuditTables(const AuditReport& report) {
   absl::StrAppendFormat(&out, "\nper token, one thread: %.2f ms, exact search %.2f ms\n",
                         audit::SumMs(report.heads, audit::kSearchUs),
                         audit::SumMs(report.heads, audit::kExactSearchUs));
+  AppendTerm(report, out);
   AppendCurve(report, out);
   AppendWanted(report, out);
   return out;

@@ -1,7 +1,7 @@
 // What:      a LoRA adapter in PEFT's form: adapter_config.json and adapter_model.safetensors.
 // Math:      y = W x + scale B (A x), with scale = lora_alpha / r, or lora_alpha / sqrt(r) with
 //            use_rslora.
-// Source:    Hu et al., "LoRA"; the files that PEFT up to 0.21 writes (docs/formats.md).
+// Source:    Hu et al., "LoRA"; the files that PEFT up to 0.21 writes (docs/decisions/031-adapters.md).
 // Edge:      every tensor of the file is used, and every projection that target_modules names has
 //            its two in every layer (of layers_to_transform, if given).
 // Errors:    NotFound no adapter there; InvalidArgument a tensor that is missing, of another shape

@@ -6,7 +6,8 @@
 namespace carrel::model {
 
 absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
-                                          const std::string& adapter_dir) {
+                                          const std::string& adapter_dir,
+                                          const DigestCache* cache) {
   Checkpoint checkpoint;
   RETURN_IF_ERROR(CheckNoOtherAdapter(model_dir, adapter_dir));
   ASSIGN_OR_RETURN(checkpoint.config, LoadModelConfig(model_dir));
@@ -31,7 +32,7 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
     adapter_sha256 = checkpoint.adapter->sha256();
   }
   checkpoint.fingerprint =
-      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool),
+      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool, cache),
                        tokenizer_sha256, adapter_sha256);
   return checkpoint;
 }

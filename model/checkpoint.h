@@ -33,10 +33,12 @@ struct Checkpoint {
                                                     Tokenizer::Dropped* dropped = nullptr) const;
 };
 
-// Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors.
-// With an adapter's folder, the model is the base with it (adapter.h).
+// Of a folder, or a GGUF file; with an adapter's folder, the model is the base with it (adapter.h).
+// Cost: hashes all weights (about 1.5 GB/s per core), the pool's threads sharing the tensors; with a
+// cache only once.
 absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
-                                          const std::string& adapter_dir = "");
+                                          const std::string& adapter_dir = "",
+                                          const DigestCache* cache = nullptr);
 
 // Ids from elsewhere: InvalidArgument names the first one outside [0, vocab_size) and where it stands.
 absl::Status ValidateTokenIds(absl::Span<const TokenId> ids, const ModelConfig& config);

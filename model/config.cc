@@ -49,6 +49,8 @@ constexpr ArchitectureTraits kArchitectures[] = {
      false},
     {Architecture::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 32768, 0, -1, -1, false, false},
     {Architecture::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 32768, 0, -1, -1, true, false},
+    {Architecture::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 32768, 0, -1, -1, true,
+     false},
 };
 
 absl::StatusOr<const ArchitectureTraits*> ParseArchitecture(const JsonFields& fields) {
@@ -57,7 +59,8 @@ absl::StatusOr<const ArchitectureTraits*> ParseArchitecture(const JsonFields& fi
       std::find_if(std::begin(kArchitectures), std::end(kArchitectures),
                    [&](const ArchitectureTraits& t) { return model_type == t.model_type; });
   if (traits == std::end(kArchitectures)) {
-    return fields.Unsupported("model_type", "is not one of llama, mistral, qwen2, qwen3");
+    return fields.Unsupported("model_type",
+                              "is not one of llama, mistral, qwen2, qwen3, qwen3_moe");
   }
   if (const json* classes = fields.Find("architectures")) {
     if (!classes->is_array()) return fields.Invalid("architectures", "is not an array");
@@ -129,7 +132,8 @@ absl::Status RefuseSlidingWindow(const JsonFields& fields, const ArchitectureTra
     return fields.Unsupported("use_sliding_window", "is not run: attention is over all tokens");
   }
   // Qwen reads sliding_window only if use_sliding_window.
-  if (traits.architecture == Architecture::kQwen2 || traits.architecture == Architecture::kQwen3) {
+  if (traits.architecture == Architecture::kQwen2 || traits.architecture == Architecture::kQwen3 ||
+      traits.architecture == Architecture::kQwen3Moe) {
     return absl::OkStatus();
   }
   const int64_t fallback = fields.IsNull("sliding_window") ? 0 : traits.sliding_window;
@@ -160,7 +164,8 @@ absl::Status ParseBiases(const JsonFields& fields, const ArchitectureTraits& tra
   config.qkv_bias = attention_bias || traits.architecture == Architecture::kQwen2;
   config.output_bias = attention_bias;
   config.mlp_bias = mlp_bias;
-  config.qk_norm = traits.architecture == Architecture::kQwen3;
+  config.qk_norm =
+      traits.architecture == Architecture::kQwen3 || traits.architecture == Architecture::kQwen3Moe;
   return absl::OkStatus();
 }
 
@@ -268,7 +273,43 @@ constexpr absl::string_view kKnownFields[] = {
     "vocab_size",
 };
 
-absl::Status RefuseOthers(const JsonFields& fields) {
+// What config.json says about experts; it may be read only where the architecture has them.
+constexpr absl::string_view kExpertFields[] = {
+    "decoder_sparse_step", "mlp_only_layers",      "moe_intermediate_size",
+    "norm_topk_prob",      "num_experts",          "num_experts_per_tok",
+    "num_local_experts",   "output_router_logits", "router_aux_loss_coef"};
+
+absl::Status ParseExperts(const JsonFields& fields, ModelConfig& config) {
+  constexpr int64_t kMaxExperts = 4096, kMaxPerToken = 256;
+  ExpertsConfig& experts = config.experts;
+  // transformers 5 writes num_local_experts.
+  const char* const count = fields.Has("num_experts") ? "num_experts" : "num_local_experts";
+  ASSIGN_OR_RETURN(experts.count, fields.Int(count, 1, kMaxExperts));
+  ASSIGN_OR_RETURN(const int64_t same,
+                   fields.IntOr("num_local_experts", experts.count, 1, kMaxExperts));
+  if (same != experts.count) return fields.Invalid("num_local_experts", "contradicts num_experts");
+  ASSIGN_OR_RETURN(experts.per_token,
+                   fields.Int("num_experts_per_tok", 1, std::min(experts.count, kMaxPerToken)));
+  ASSIGN_OR_RETURN(experts.intermediate_size,
+                   fields.Int("moe_intermediate_size", 1, kMaxIntermediate));
+  ASSIGN_OR_RETURN(experts.normalize, fields.BoolOr("norm_topk_prob", false));
+  ASSIGN_OR_RETURN(experts.every, fields.IntOr("decoder_sparse_step", 1, 1, kMaxLayers));
+  const json* dense = fields.Find("mlp_only_layers");
+  if (dense == nullptr) return absl::OkStatus();
+  if (!dense->is_array()) return fields.Invalid("mlp_only_layers", "is not an array");
+  for (const json& layer : *dense) {
+    if (!layer.is_number_unsigned() ||
+        layer.get<uint64_t>() >= static_cast<uint64_t>(config.shape.layers)) {
+      return fields.Invalid("mlp_only_layers", absl::StrCat("holds something that is no layer in ",
+                                                            "[0, ", config.shape.layers, ")"));
+    }
+    experts.dense_layers.push_back(layer.get<int32_t>());
+  }
+  std::sort(experts.dense_layers.begin(), experts.dense_layers.end());
+  return absl::OkStatus();
+}
+
+absl::Status RefuseOthers(const JsonFields& fields, const ArchitectureTraits& traits) {
   const json* activation = fields.Find("hidden_act");
   if (activation != nullptr && *activation != "silu" && *activation != "swish") {
     return fields.Unsupported("hidden_act", "is not silu");
@@ -280,7 +321,11 @@ absl::Status RefuseOthers(const JsonFields& fields) {
       return fields.Unsupported(field, "is not run: weights must be f32, f16 or bf16");
     }
   }
-  return RefuseUnknownFields(fields, kKnownFields);
+  std::vector<absl::string_view> known(std::begin(kKnownFields), std::end(kKnownFields));
+  if (traits.architecture == Architecture::kQwen3Moe) {
+    known.insert(known.end(), std::begin(kExpertFields), std::end(kExpertFields));
+  }
+  return RefuseUnknownFields(fields, known);
 }
 
 // An id or a list of ids.
@@ -371,10 +416,13 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   const JsonFields fields(path, object);
 
   ASSIGN_OR_RETURN(const ArchitectureTraits* traits, ParseArchitecture(fields));
-  RETURN_IF_ERROR(RefuseOthers(fields));
+  RETURN_IF_ERROR(RefuseOthers(fields, *traits));
   ModelConfig config;
   config.architecture = traits->architecture;
   RETURN_IF_ERROR(ParseShape(fields, *traits, config));
+  if (traits->architecture == Architecture::kQwen3Moe) {
+    RETURN_IF_ERROR(ParseExperts(fields, config));
+  }
   RETURN_IF_ERROR(RefuseSlidingWindow(fields, *traits, config));
   RETURN_IF_ERROR(ParseBiases(fields, *traits, config));
   ASSIGN_OR_RETURN(config.rms_norm_eps, fields.NumberOr("rms_norm_eps", 1e-6, 1e-12, 1.0));
@@ -382,6 +430,11 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(fields, config.max_position_embeddings));
   RETURN_IF_ERROR(ParseSpecialTokens(folder, fields, *traits, config));
   return config;
+}
+
+bool ExpertsConfig::In(Layer layer) const {
+  return count > 0 && (layer.value() + 1) % every == 0 &&
+         !std::binary_search(dense_layers.begin(), dense_layers.end(), layer.value());
 }
 
 std::vector<std::pair<std::string, std::string>> ModelConfig::FingerprintFields() const {
@@ -419,8 +472,16 @@ std::vector<std::pair<std::string, std::string>> ModelConfig::FingerprintFields(
     fields.emplace_back("rope_beta_fast", Shortest(rope.beta_fast));
     fields.emplace_back("rope_beta_slow", Shortest(rope.beta_slow));
     fields.emplace_back("rope_truncate", flag(rope.truncate));
-    std::sort(fields.begin(), fields.end());
   }
+  if (experts.count > 0) {
+    fields.emplace_back("experts", absl::StrCat(experts.count));
+    fields.emplace_back("experts_dense_layers", absl::StrJoin(experts.dense_layers, ","));
+    fields.emplace_back("experts_every", absl::StrCat(experts.every));
+    fields.emplace_back("experts_intermediate_size", absl::StrCat(experts.intermediate_size));
+    fields.emplace_back("experts_normalize", flag(experts.normalize));
+    fields.emplace_back("experts_per_token", absl::StrCat(experts.per_token));
+  }
+  std::sort(fields.begin(), fields.end());
   return fields;
 }
 

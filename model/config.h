@@ -1,7 +1,7 @@
 // What:   config.json of a Hugging Face checkpoint, reduced to what the forward pass needs. What is
 //         not understood is refused by name.
 // Source: the config classes of transformers (LlamaConfig, MistralConfig, Qwen2Config,
-//         Qwen3Config), their defaults included; but the sizes that it always writes must be there.
+//         Qwen3Config, Qwen3MoeConfig), their defaults included; but the sizes that it always writes must be there.
 // Errors: NotFound no config.json; InvalidArgument malformed or inconsistent (names field, value,
 //         bound); Unimplemented an architecture, activation, rope type or sliding window that we do
 //         not run, or a field that is neither understood nor known to change no result (names it).
@@ -17,7 +17,13 @@
 
 namespace carrel::model {
 
-enum class Architecture : uint8_t { kLlama = 0, kMistral = 1, kQwen2 = 2, kQwen3 = 3 };
+enum class Architecture : uint8_t {
+  kLlama = 0,
+  kMistral = 1,
+  kQwen2 = 2,
+  kQwen3 = 3,
+  kQwen3Moe = 4
+};
 
 enum class RopeType : uint8_t { kDefault = 0, kLinear = 1, kLlama3 = 2, kYarn = 3 };
 
@@ -37,6 +43,18 @@ struct RopeConfig {
   bool operator==(const RopeConfig&) const = default;
 };
 
+// Layers whose MLP is a choice among several (mixture of experts).
+struct ExpertsConfig {
+  int64_t count = 0;  // 0: no layer has them
+  int64_t per_token = 0;
+  int64_t intermediate_size = 0;
+  bool normalize = false;             // the weights of a token's experts add up to 1
+  int64_t every = 1;                  // layers every - 1, 2 every - 1, ... have them,
+  std::vector<int32_t> dense_layers;  // but for these; ascending
+
+  bool In(Layer layer) const;
+};
+
 struct ModelConfig {
   Architecture architecture = Architecture::kLlama;
   AttentionShape shape;  // layers, q_heads, kv_heads, head_dim
@@ -51,6 +69,7 @@ struct ModelConfig {
   bool mlp_bias = false;     // Llama with mlp_bias
   bool qk_norm = false;      // Qwen3: RMS norm of each head's q and k before RoPE
   RopeConfig rope;
+  ExpertsConfig experts;
   // Each from generation_config.json where it says so, else from config.json.
   std::vector<TokenId> eos_token_ids;  // may be empty
   TokenId bos_token_id = -1;           // -1: none

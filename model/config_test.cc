@@ -26,7 +26,8 @@ json Base(const std::string& model_type) {
   static const std::map<std::string, std::string> kClasses = {{"llama", "LlamaForCausalLM"},
                                                               {"mistral", "MistralForCausalLM"},
                                                               {"qwen2", "Qwen2ForCausalLM"},
-                                                              {"qwen3", "Qwen3ForCausalLM"}};
+                                                              {"qwen3", "Qwen3ForCausalLM"},
+                                                              {"qwen3_moe", "Qwen3MoeForCausalLM"}};
   const auto known = kClasses.find(model_type);
   return {{"model_type", model_type},
           {"architectures", json::array({known == kClasses.end() ? "Other" : known->second})},
@@ -155,6 +156,51 @@ TEST(ConfigTest, KvHeadsAbsentOrNull_FollowsTheClass) {
                                              {"num_attention_heads", 32}}));
   CARREL_ASSERT_OK(null);
   EXPECT_EQ(null->shape.kv_heads, 32);
+}
+
+TEST(ConfigTest, Experts_BothSpellingsAndLayers) {
+  const json moe = {
+      {"num_experts", 8},       {"num_experts_per_tok", 2},      {"moe_intermediate_size", 64},
+      {"norm_topk_prob", true}, {"router_aux_loss_coef", 0.001}, {"output_router_logits", false},
+      {"mlp_only_layers", {3}}, {"decoder_sparse_step", 2}};
+  const auto config = Load(Patched("qwen3_moe", moe));
+  CARREL_ASSERT_OK(config);
+  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->shape.head_dim, 64);  // of hidden_size and heads
+  EXPECT_EQ(config->experts.count, 8);
+  EXPECT_EQ(config->experts.per_token, 2);
+  EXPECT_EQ(config->experts.intermediate_size, 64);
+  EXPECT_TRUE(config->experts.normalize);
+  std::vector<bool> in;
+  for (int layer = 0; layer < 4; ++layer) in.push_back(config->experts.In(Layer(layer)));
+  EXPECT_THAT(in, ElementsAre(false, true, false, false));
+  json local = moe;
+  local.erase("num_experts");
+  local["num_local_experts"] = 8;
+  EXPECT_EQ(Load(Patched("qwen3_moe", local))->FingerprintFields(), config->FingerprintFields());
+  const std::pair<const char*, json> other[] = {
+      {"num_experts", 9},        {"num_experts_per_tok", 3},         {"moe_intermediate_size", 32},
+      {"norm_topk_prob", false}, {"mlp_only_layers", json::array()}, {"decoder_sparse_step", 1}};
+  for (const auto& [name, value] : other) {
+    json changed = moe;
+    changed[name] = value;
+    EXPECT_NE(Load(Patched("qwen3_moe", changed))->FingerprintFields(), config->FingerprintFields())
+        << name;
+  }
+  const std::pair<const char*, json> bad[] = {
+      {"num_experts", 0},         {"num_local_experts", 9},
+      {"num_experts_per_tok", 9}, {"moe_intermediate_size", nullptr},
+      {"norm_topk_prob", 1},      {"mlp_only_layers", {4}},
+      {"mlp_only_layers", 3},     {"decoder_sparse_step", 0}};
+  for (const auto& [name, value] : bad) {
+    json changed = moe;
+    changed[name] = value;
+    EXPECT_THAT(Load(Patched("qwen3_moe", changed)),
+                StatusIs(absl::StatusCode::kInvalidArgument, name));
+  }
+  // Elsewhere they are fields that nobody understands.
+  EXPECT_THAT(Load(Patched("qwen3", {{"num_experts", 8}})),
+              StatusIs(absl::StatusCode::kUnimplemented, "num_experts=8 is not understood"));
 }
 
 TEST(ConfigTest, SlidingWindowThatCannotBite_IsAccepted) {

@@ -13,6 +13,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/silu_mul/silu_mul.h"
 #include "model/adapter.h"
+#include "model/router.h"
 #include "model/scratch_pool.h"
 #include "model/weights.h"
 
@@ -52,11 +53,19 @@ constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// A product of few tokens may be cut anywhere without a change of bits.
+int64_t FewTokensUnitRows(const WeightMatrix& w, int64_t n) {
+  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+}
+
 // Output rows per unit for n tokens.
 int64_t UnitRows(const WeightMatrix& w, int64_t n) {
-  if (n >= kLinearGemmTokens) return kGemmUnitRows;
-  // A GEMV may be cut anywhere without a change of bits.
-  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+  return n >= kLinearGemmTokens ? kGemmUnitRows : FewTokensUnitRows(w, n);
+}
+
+int64_t UnitRows(const LinearCall& call, int64_t n) {
+  if (call.blocks == nullptr) return UnitRows(*call.w, n);
+  return n >= kernels::kQuantizedGemmTokens ? kGemmUnitRows : FewTokensUnitRows(*call.w, n);
 }
 
 class CpuBackend final : public Backend {
@@ -72,6 +81,8 @@ class CpuBackend final : public Backend {
         inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
         eps_(static_cast<float>(config.rms_norm_eps)),
         block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
+        expert_scratch_(ExpertFloats(config)),
+        choice_scratch_(2 * kBlockTokens * config.experts.per_token),
         linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
         packed_scratch_(LargestPacked(config, *weights_)),
         low_scratch_(LargestLow(added_)),
@@ -110,6 +121,14 @@ class CpuBackend final : public Backend {
       }
     }
     return added;
+  }
+
+  // Router logits of a block; then gathered rows, gate, up and down of one expert's tokens, or of
+  // one token's experts.
+  static int64_t ExpertFloats(const ModelConfig& config) {
+    const ExpertsConfig& experts = config.experts;
+    if (experts.count == 0) return 0;
+    return kBlockTokens * (experts.count + 2 * config.hidden_size + 2 * experts.intermediate_size);
   }
 
   static int64_t LargestLow(const AddedByMatrix& added) {
@@ -160,8 +179,13 @@ class CpuBackend final : public Backend {
     }
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
+      floats = std::max(floats, kernels::LinearScratchFloats(w.router));
       for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
         floats = std::max(floats, ScratchFloats(*matrix));
+      }
+      for (const ExpertWeights& expert : w.experts) {
+        floats = std::max({floats, kernels::LinearScratchFloats(expert.gate),
+                           kernels::LinearScratchFloats(expert.down)});
       }
     }
     return floats;
@@ -191,6 +215,7 @@ class CpuBackend final : public Backend {
   // The calls are independent of each other; what an adapter adds to them comes with them.
   void Apply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
     if (added_.empty()) return Multiply(calls, n, spread);
+    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
     const ScratchPool::Lease lease(&low_scratch_);
     float* low = lease.data();
     absl::InlinedVector<LinearCall, kCallsTogether> down, up(calls.begin(), calls.end());
@@ -223,17 +248,17 @@ class CpuBackend final : public Backend {
   }
 
   // Of each call, its tokens as products with quantised rows need them, once for all units; null
-  // where nothing is needed.
+  // where nothing is needed, and beyond the first kCallsTogether, which pack for each unit.
   static void PackTokens(absl::Span<const LinearCall> calls, int64_t n, float* room,
-                         const float* (&packed)[kCallsTogether]) {
-    for (size_t i = 0; i < calls.size(); ++i) {
+                         absl::Span<const float*> packed) {
+    const size_t count = std::min<size_t>(calls.size(), kCallsTogether);
+    for (size_t i = 0; i < count; ++i) {
       const LinearCall& call = calls[i];
       const int64_t floats =
           call.blocks == nullptr ? 0 : kernels::PackedTokensFloats(*call.blocks, n);
       if (floats == 0) continue;
-      const LinearCall* const last = i == 0 ? nullptr : &calls[i - 1];
-      if (last != nullptr && packed[i - 1] != nullptr && last->x == call.x &&
-          last->blocks->type == call.blocks->type) {
+      if (i > 0 && packed[i - 1] != nullptr && calls[i - 1].x == call.x &&
+          calls[i - 1].blocks->type == call.blocks->type) {
         packed[i] = packed[i - 1];
         continue;
       }
@@ -245,20 +270,19 @@ class CpuBackend final : public Backend {
 
   // Units of work are the same whether spread or not.
   void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
-    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
     const ScratchPool::Lease room(&packed_scratch_);
-    const float* packed[kCallsTogether] = {};
-    PackTokens(calls, n, room.data(), packed);
+    absl::InlinedVector<const float*, kCallsTogether> packed(calls.size(), nullptr);
+    PackTokens(calls, n, room.data(), absl::MakeSpan(packed));
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
-      units += CeilDivide(call.w->out, UnitRows(*call.w, n));
+      units += CeilDivide(call.w->out, UnitRows(call, n));
       multiply_adds += call.w->out * call.w->in * n;
     }
     const auto run = [&](int64_t unit) {
       for (size_t i = 0; i < calls.size(); ++i) {
         const LinearCall& call = calls[i];
-        const int64_t rows = UnitRows(*call.w, n);
+        const int64_t rows = UnitRows(call, n);
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
@@ -294,6 +318,12 @@ class CpuBackend final : public Backend {
     return weights_->layer(layer);
   }
 
+  // hidden += the experts of each token; normed [count, hidden_size], count <= kBlockTokens.
+  void AddExperts(const LayerWeights& w, const float* normed, int64_t count, bool spread,
+                  float* hidden);
+  void AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, const float* normed,
+                       float* scratch, bool spread, float* hidden);
+
   // k and v may be null: the query alone.
   void Project(Layer layer, const float* hidden, int64_t n, Position first_position, float* q,
                float* k, float* v);
@@ -307,6 +337,8 @@ class CpuBackend final : public Backend {
   const std::vector<float> inv_freq_;
   const float eps_;
   ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
+  ScratchPool expert_scratch_;  // ExpertFloats
+  ScratchPool choice_scratch_;  // a block's choices of experts
   ScratchPool linear_scratch_;  // what one kernels::Linear needs
   ScratchPool packed_scratch_;  // tokens for products with quantised rows
   ScratchPool low_scratch_;     // a block's scale A x of calls that go together
@@ -330,7 +362,7 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
     for (int64_t i = begin; i < begin + count; ++i) {
       const char* row = rows + tokens[i] * row_bytes;
       if (blocks) {
-        kernels::Dequantize(table.blocks->type, row, table.in, hidden + i * table.in);
+        kernels::Widen(table.blocks->type, row, table.in, hidden + i * table.in);
       } else {
         WidenToFloat(table.dtype, row, table.in, hidden + i * table.in);
       }
@@ -386,12 +418,79 @@ absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t
     Apply({Product(attended + begin * w.o.in, w.o, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
     Norm(block, count, w.mlp_norm, column);
+    if (!w.experts.empty()) return AddExperts(w, column, count, spread, block);
     Apply({Product(column, w.gate, gate), Product(column, w.up, up)}, count, spread);
     kernels::SiluMul(gate, up, count * config_.intermediate_size);
     Apply({Product(gate, w.down, column)}, count, spread);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
   });
   return absl::OkStatus();
+}
+
+void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t count, bool spread,
+                            float* hidden) {
+  const int64_t width = config_.hidden_size, per_token = config_.experts.per_token;
+  const int64_t experts = config_.experts.count, inner = config_.experts.intermediate_size;
+  static_assert(sizeof(Choice) == 2 * sizeof(float));
+  const ScratchPool::Lease scratch(&expert_scratch_), choices(&choice_scratch_);
+  float* const logits = scratch.data();
+  float* const rows = logits + kBlockTokens * experts;  // of the tokens that one expert has
+  float* const gate = rows + kBlockTokens * width;
+  float* const up = gate + kBlockTokens * inner;
+  float* const down = up + kBlockTokens * inner;
+  auto* const chosen = reinterpret_cast<Choice*>(choices.data());
+
+  Multiply({{normed, &w.router, logits}}, count, spread);
+  for (int64_t i = 0; i < count; ++i) {
+    ChooseExperts(logits + i * experts, experts, per_token, config_.experts.normalize,
+                  chosen + i * per_token);
+  }
+  if (count == 1) return AddExpertsOfOne(w, chosen, normed, rows, spread, hidden);
+  for (int64_t e = 0; e < experts; ++e) {
+    const auto for_tokens = [&](absl::FunctionRef<void(int64_t, float)> body) {
+      for (int64_t i = 0; i < count * per_token; ++i) {
+        if (chosen[i].expert == e) body(i / per_token, chosen[i].weight);
+      }
+    };
+    int64_t n = 0;
+    for_tokens([&](int64_t token, float) {
+      std::copy_n(normed + token * width, width, rows + n++ * width);
+    });
+    if (n == 0) continue;
+    const ExpertWeights& expert = w.experts[static_cast<size_t>(e)];
+    Multiply({{rows, &expert.gate, gate}, {rows, &expert.up, up}}, n, spread);
+    kernels::SiluMul(gate, up, n * inner);
+    Multiply({{gate, &expert.down, down}}, n, spread);
+    const float* from = down;
+    for_tokens([&](int64_t token, float weight) {
+      float* const to = hidden + token * width;
+      for (int64_t c = 0; c < width; ++c) to[c] += weight * from[c];
+      from += width;
+    });
+  }
+}
+
+// All experts of a token at once: two rounds of products instead of two for each.
+void CpuBackend::AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, const float* normed,
+                                 float* scratch, bool spread, float* hidden) {
+  const int64_t width = config_.hidden_size, inner = config_.experts.intermediate_size;
+  const int64_t per_token = config_.experts.per_token;
+  float* const gate = scratch;
+  float* const up = gate + per_token * inner;
+  float* const down = up + per_token * inner;
+  absl::InlinedVector<LinearCall, 32> first, second;
+  for (int64_t j = 0; j < per_token; ++j) {
+    const ExpertWeights& expert = w.experts[static_cast<size_t>(chosen[j].expert)];
+    first.push_back({normed, &expert.gate, gate + j * inner});
+    first.push_back({normed, &expert.up, up + j * inner});
+    second.push_back({gate + j * inner, &expert.down, down + j * width});
+  }
+  Multiply(first, 1, spread);
+  kernels::SiluMul(gate, up, per_token * inner);
+  Multiply(second, 1, spread);
+  for (int64_t j = 0; j < per_token; ++j) {
+    for (int64_t c = 0; c < width; ++c) hidden[c] += chosen[j].weight * down[j * width + c];
+  }
 }
 
 absl::Status CpuBackend::Logits(const float* hidden, int64_t n, float* logits) {

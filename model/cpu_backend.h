@@ -6,7 +6,8 @@
 //            number: results are the same bits for any pool. The pool may be null (the caller works
 //            alone), may be shared with others, and must outlive the backend.
 // Cost:      scratch of 256 tokens x (hidden_size + 2 intermediate_size) floats per thread,
-//            whatever n; nothing is allocated in steady state.
+//            whatever n, and with experts 256 x (experts + 2 hidden_size + 2 of their
+//            intermediate_size) more; nothing is allocated in steady state.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
 #include "model/backend.h"
+#include "model/digest_cache.h"
 #include "model/safetensors.h"
 
 namespace carrel::model {
@@ -31,8 +33,9 @@ absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& mo
 
 // SHA-256 over every tensor of the checkpoint in name order: name, dtype, shape, SHA-256 of its
 // bytes; however they are spread over files.   Cost: reads all weights; one core per tensor, spread
-// over the pool (which may be null).
-std::string WeightsSha256(const Weights& weights, ThreadPool* pool);
+// over the pool (which may be null). With a cache, nothing if the files have not changed since.
+std::string WeightsSha256(const Weights& weights, ThreadPool* pool,
+                          const DigestCache* cache = nullptr);
 
 // Whether q and k leave the backend after RoPE, or before it: then who attends gives positions.
 enum class RopeStage : uint8_t { kApplied = 0, kLeftOut = 1 };

@@ -66,6 +66,14 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"YarnRope", "qwen3",
                 "\"num_key_value_heads\": 2, \"head_dim\": 16, \"rope_scaling\": {\"rope_type\": "
                 "\"yarn\", \"factor\": 8, \"original_max_position_embeddings\": 16}"},
+        Variant{"Experts", "qwen3_moe",
+                "\"num_key_value_heads\": 2, \"head_dim\": 8, \"num_experts\": 7, "
+                "\"num_experts_per_tok\": 3, \"moe_intermediate_size\": 11, "
+                "\"norm_topk_prob\": true"},
+        Variant{"ExpertsInEverySecondLayer", "qwen3_moe",
+                "\"num_key_value_heads\": 2, \"head_dim\": 8, \"num_experts\": 4, "
+                "\"num_experts_per_tok\": 4, \"moe_intermediate_size\": 40, "
+                "\"decoder_sparse_step\": 2"},
         Variant{"QkvBias", "qwen2", "\"num_key_value_heads\": 2"},
         Variant{"QkNormAndBias", "qwen3",
                 "\"num_key_value_heads\": 2, \"head_dim\": 8, \"attention_bias\": true"}),

@@ -50,6 +50,9 @@ int64_t CudaBackend::Bytes(const ModelConfig& config, int64_t block_tokens) {
 absl::Status CudaBackend::Check(const ModelConfig& config) {
   int devices = 0;
   RETURN_IF_CUDA_ERROR(cudaGetDeviceCount(&devices));
+  if (config.experts.count > 0) {
+    return absl::UnimplementedError("device cuda: experts (qwen3_moe) run on the CPU only");
+  }
   const AttentionShape& shape = config.shape;
   if (!kernels::PrefillAttentionHas(kernels::PrefillAttentionVariant::kAuto, shape.head_dim)) {
     return absl::UnimplementedError(

@@ -44,7 +44,8 @@ TEST_P(FamilyTest, Logits_EqualThoseOfTransformers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, FamilyTest, testing::Values("yarn"),
+INSTANTIATE_TEST_SUITE_P(Checkpoints, FamilyTest,
+                         testing::Values("yarn", "qwen3_moe", "qwen3_moe_mixed"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -27,6 +27,7 @@
 #include "absl/strings/string_view.h"
 #include "common/mapped_file.h"
 #include "kernels/dequantize/dequantize.h"
+#include "model/digest_cache.h"
 
 namespace carrel::model {
 
@@ -106,6 +107,7 @@ class Gguf {
   const GgufMetadata& metadata() const { return metadata_; }
   const std::map<std::string, GgufTensor, std::less<>>& tensors() const { return tensors_; }
   const GgufTensor* Find(absl::string_view name) const;  // null if absent
+  const OpenedFiles& opened_files() const { return opened_files_; }
 
  private:
   friend class GgufReader;
@@ -113,6 +115,7 @@ class Gguf {
 
   std::string path_;
   std::vector<std::unique_ptr<MappedFile>> files_;
+  OpenedFiles opened_files_;
   GgufMetadata metadata_;
   std::map<std::string, GgufTensor, std::less<>> tensors_;
 };

@@ -220,8 +220,9 @@ class Parser {
     if (metadata_.Has(Key("rope.scaling.type"))) {
       ASSIGN_OR_RETURN(type, metadata_.String(Key("rope.scaling.type")));
     }
+    if (type == "yarn") return ParseYarn();
     if (type != "none" && type != "linear") {
-      return metadata_.Unsupported(Key("rope.scaling.type"), "is not one of none, linear");
+      return metadata_.Unsupported(Key("rope.scaling.type"), "is not one of none, linear, yarn");
     }
     const char* factor_name = type == "linear" ? "rope.scaling.factor" : "rope.scale_linear";
     ASSIGN_OR_RETURN(const double factor,
@@ -238,6 +239,22 @@ class Parser {
     }
     const GgufTensor* factors = gguf_.Find(kGgufRopeFactors);
     return factors == nullptr ? absl::OkStatus() : ParseRopeFactors(*factors);
+  }
+
+  // With the bounds and the attention factor that the method infers: keys for others are refused.
+  absl::Status ParseYarn() {
+    RopeConfig& rope = config_.rope;
+    rope.type = RopeType::kYarn;
+    ASSIGN_OR_RETURN(rope.factor, metadata_.Number(Key("rope.scaling.factor"), 1.0, kMaxFactor));
+    ASSIGN_OR_RETURN(rope.original_max_position_embeddings,
+                     metadata_.IntOr(Key("rope.scaling.original_context_length"),
+                                     config_.max_position_embeddings, 1, kMaxPositions));
+    rope.attention_factor = 0.1 * std::log(rope.factor) + 1.0;
+    if (gguf_.Find(kGgufRopeFactors) != nullptr) {
+      return metadata_.Unsupported(Key("rope.scaling.type"),
+                                   absl::StrCat("stands beside a tensor ", kGgufRopeFactors));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status ParseRopeFactors(const GgufTensor& tensor) {

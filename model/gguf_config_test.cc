@@ -5,6 +5,7 @@
 #include "common/test_util.h"
 #include "model/gguf_test_model.h"
 #include "model/rope_config.h"
+#include "nlohmann/json.hpp"
 
 namespace carrel::model {
 namespace {
@@ -67,8 +68,8 @@ TEST(GgufConfigTest, WhatIsNotRun_IsRefusedByName) {
               StatusIs(Code::kUnimplemented, "value_length=16"));
   EXPECT_THAT(with([](GgufWriter& w) { w.F32("llama.logit_scale", 2); }),
               StatusIs(Code::kUnimplemented, "llama.logit_scale=2 is not a key"));
-  EXPECT_THAT(with([](GgufWriter& w) { w.String("llama.rope.scaling.type", "yarn"); }),
-              StatusIs(Code::kUnimplemented, "rope.scaling.type=\"yarn\""));
+  EXPECT_THAT(with([](GgufWriter& w) { w.String("llama.rope.scaling.type", "longrope"); }),
+              StatusIs(Code::kUnimplemented, "rope.scaling.type=\"longrope\""));
   EXPECT_THAT(with([](GgufWriter& w) {
                 w.Ints("llama.attention.head_count", {4, 8});
               }),
@@ -104,6 +105,17 @@ TEST(GgufConfigTest, RopeScaling_IsReadInEverySpelling) {
   EXPECT_EQ(Read(old)->rope.factor, 2);
   const GgufWriter none = MakeGguf({}).String("llama.rope.scaling.type", "none");
   EXPECT_EQ(Read(none)->rope.type, RopeType::kDefault);
+  GgufWriter yarn = MakeGguf({});
+  yarn.String("llama.rope.scaling.type", "yarn").F32("llama.rope.scaling.factor", 4);
+  yarn.U32("llama.rope.scaling.original_context_length", 128);
+  const auto object = nlohmann::json::parse(
+      R"({"rope_theta": 5000.0, "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+          "original_max_position_embeddings": 128}})");
+  EXPECT_EQ(Read(yarn)->rope, *ParseRopeConfig(JsonFields("json", object), 512));
+  EXPECT_THAT(Error(GgufWriter(yarn).F32("llama.rope.scaling.attn_factor", 2)),
+              StatusIs(Code::kUnimplemented, "rope.scaling.attn_factor=2"));
+  EXPECT_THAT(Error(GgufWriter(yarn).Drop("llama.rope.scaling.factor")),
+              StatusIs(Code::kInvalidArgument, "rope.scaling.factor is missing"));
   EXPECT_THAT(Error(MakeGguf({}).F32("llama.rope.scaling.factor", 2)),
               StatusIs(Code::kInvalidArgument, "without a rope.scaling.type"));
 }

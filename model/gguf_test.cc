@@ -1,5 +1,7 @@
 #include "model/gguf.h"
 
+#include <sys/stat.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -133,6 +135,9 @@ TEST(GgufTest, WrongTypeOrRange_NamesFileKeyValueAndBound) {
 
 TEST(GgufTest, HeaderThatIsNotOne_IsRefused) {
   EXPECT_THAT(Gguf::Open(FreshTempDir() + "/none.gguf"), StatusIs(Code::kNotFound, "none.gguf"));
+  const std::string pipe = FreshTempDir() + "/pipe.gguf";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(Gguf::Open(pipe), StatusIs(Code::kInvalidArgument, "is not a regular file"));
   EXPECT_THAT(OpenBytes(""), StatusIs(Code::kInvalidArgument, "not a GGUF file"));
   EXPECT_THAT(OpenBytes("GGML1234"), StatusIs(Code::kInvalidArgument, "not a GGUF file"));
   EXPECT_THAT(OpenBytes("GGUF"), StatusIs(Code::kInvalidArgument, "truncated"));
@@ -303,34 +308,12 @@ TEST_F(SplitGgufTest, NameWithoutNumbers_IsRefused) {
 
 TEST(GgufTest, RandomMutations_AreReadOrRefused) {
   std::mt19937_64 rng(TestSeed());
-  const auto below = [&](size_t n) { return static_cast<size_t>(rng() % n); };
   const std::string whole = Sample().Bytes();
   const size_t header = whole.size() - 192;
   const std::string path = WriteGguf(whole);
   int opened = 0, refused = 0;
   for (int round = 0; round < 1000; ++round) {
-    std::string bytes = whole;
-    for (size_t change = 0; change <= below(3); ++change) {
-      const size_t at = below(header);
-      switch (below(5)) {
-        case 0:
-          bytes[at] = static_cast<char>(bytes[at] ^ 1 << below(8));
-          break;
-        case 1:
-          bytes[at] = static_cast<char>(rng());
-          break;
-        case 2: {  // a length, count or offset that is not
-          const uint64_t value = uint64_t{1} << below(64);
-          std::memcpy(&bytes[at], &value, sizeof(value));
-          break;
-        }
-        case 3:
-          bytes.erase(at, below(9));
-          break;
-        default:
-          bytes.insert(at, below(9), static_cast<char>(rng()));
-      }
-    }
+    const std::string bytes = Mutate(whole, header, rng);
     std::ofstream(path, std::ios::binary) << bytes;
     const auto gguf = Gguf::Open(path);
     if (gguf.ok()) {

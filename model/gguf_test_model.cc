@@ -10,7 +10,6 @@
 #include "common/bf16.h"
 #include "common/file.h"
 #include "common/status.h"
-#include "kernels/quantized_linear/quantized_linear.h"
 #include "model/safetensors.h"
 
 namespace carrel::model {
@@ -219,8 +218,7 @@ absl::Status WriteSameModel(const GgufTestModel& model, DType dtype, const std::
   for (const Tensor& tensor : made) {
     const std::vector<float> values = InOrder(tensor);
     const bool quantized = kernels::TraitsOf(tensor.type).quantized;
-    DType as = tensor.type == GgufType::kBf16 || quantized ? DType::kBf16 : DType::kF32;
-    if (quantized && kernels::HasBlockProducts(tensor.type)) as = dtype;
+    DType as = quantized ? dtype : tensor.type == GgufType::kBf16 ? DType::kBf16 : DType::kF32;
     const std::string stem = tensor.hugging_face.substr(0, tensor.hugging_face.rfind('.'));
     if (absl::EndsWith(tensor.hugging_face, ".bias")) {
       as = dtypes.at(stem);

@@ -28,8 +28,8 @@ inline constexpr int64_t kGgufTestVocab = 96;
 // The file without a tokenizer.
 GgufWriter MakeGguf(const GgufTestModel& model);
 
-// The folder: matrices whose blocks products can read as `dtype` (f32, or rounded to bf16), other
-// quantised ones rounded to bf16, the rest as they are. `folder` must exist.
+// The folder: quantised matrices as `dtype` (f32, or rounded to bf16), the rest as they are. `folder`
+// must exist.
 absl::Status WriteSameModel(const GgufTestModel& model, DType dtype, const std::string& folder);
 
 }  // namespace carrel::model

@@ -1,6 +1,7 @@
 #include "model/gguf_tokenizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -262,6 +263,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSentencePiece(const GgufMetadata&
   if (scores.size() != vocabulary.tokens.size()) {
     return metadata.Invalid(kScores,
                             absl::StrCat("but there are ", vocabulary.tokens.size(), " tokens"));
+  }
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (!std::isfinite(scores[i])) {
+      return metadata.Invalid(kScores, absl::StrCat("holds ", scores[i], " for token ", i));
+    }
   }
   if (metadata.Has("tokenizer.ggml.precompiled_charsmap")) {
     return metadata.Unsupported("tokenizer.ggml.precompiled_charsmap", "is not run");

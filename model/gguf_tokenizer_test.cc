@@ -1,6 +1,7 @@
 #include "model/gguf_tokenizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -227,6 +228,21 @@ TEST(GgufSentencePieceTest, Keys_DecidePrefixAndBos) {
   EXPECT_THAT(*(*tokenizer)->Encode("hello"), ElementsAre(pieces.Id("hello")));
 }
 
+TEST(GgufTokenizerTest, RandomMutations_GiveATokenizerOrAnError) {
+  std::mt19937_64 rng(TestSeed());
+  for (const GgufWriter& writer : {Small(), Pieces().Writer()}) {
+    const std::string whole = writer.Bytes();
+    int loaded = 0, refused = 0;
+    for (int round = 0; round < 200; ++round) {
+      const auto tokenizer = LoadTokenizer(WriteGguf(Mutate(whole, whole.size() - 8, rng)));
+      ++(tokenizer.ok() ? loaded : refused);
+      if (tokenizer.ok()) (void)(*tokenizer)->Encode("hello <s>ab<go> z");
+    }
+    EXPECT_GT(refused, 10);
+    EXPECT_GT(loaded, 0);
+  }
+}
+
 TEST(GgufSentencePieceTest, WhatContradictsItself_IsRefused) {
   const auto error = [](const GgufWriter& writer) { return Load(writer).status(); };
   const Pieces pieces;
@@ -234,6 +250,9 @@ TEST(GgufSentencePieceTest, WhatContradictsItself_IsRefused) {
               StatusIs(Code::kInvalidArgument, "tokenizer.ggml.scores=array of 1 but there are"));
   EXPECT_THAT(error(pieces.Writer().Drop("tokenizer.ggml.token_type")),
               StatusIs(Code::kInvalidArgument, "token_type is missing"));
+  Pieces infinite;
+  infinite.scores[5] = INFINITY;
+  EXPECT_THAT(error(infinite.Writer()), StatusIs(Code::kInvalidArgument, "holds inf for token 5"));
   Pieces without;
   without.types[0] = kNormal;
   EXPECT_THAT(error(without.Writer()), StatusIs(Code::kInvalidArgument, "SentencePiece"));

@@ -1,6 +1,9 @@
 #include "model/gguf_weights.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <optional>
@@ -72,10 +75,25 @@ std::string GgufName(absl::string_view name) {
       .value_or(std::string(name));
 }
 
+struct Free {
+  void operator()(char* memory) const { std::free(memory); }
+};
+
+// Memory that is not touched, in large pages if it is large: the pool's threads fault it in.
+std::unique_ptr<char, Free> Allocate(size_t bytes) {
+  constexpr size_t kLargePage = size_t{2} << 20;
+  if (bytes < kLargePage)
+    return std::unique_ptr<char, Free>(static_cast<char*>(std::malloc(bytes)));
+  const size_t rounded = (bytes + kLargePage - 1) / kLargePage * kLargePage;
+  char* const memory = static_cast<char*>(std::aligned_alloc(kLargePage, rounded));
+  if (memory != nullptr) (void)madvise(memory, rounded, MADV_HUGEPAGE);  // speed alone
+  return std::unique_ptr<char, Free>(memory);
+}
+
 // The file, and what was made of its tensors.
 struct Storage {
   std::shared_ptr<const Gguf> gguf;
-  std::vector<std::unique_ptr<char[]>> memory;
+  std::vector<std::unique_ptr<char, Free>> memory;
 };
 
 DType PlainType(GgufType type) {
@@ -121,7 +139,7 @@ class Loader {
     TensorSource source;
     std::map<std::string, TensorView, std::less<>> views;
     for (Plan& plan : plans_) {
-      TensorView view = Place(plan);
+      ASSIGN_OR_RETURN(TensorView view, Place(plan));
       if (plan.blocks) {
         source.blocks[plan.name] = {view.bytes.data(), plan.tensor->type, view.shape[0],
                                     view.shape[1]};
@@ -133,6 +151,7 @@ class Loader {
     source.where = gguf().path();
     source.tensors = Safetensors::Of(std::move(views));
     source.name_in_file = GgufName;
+    source.files = gguf().opened_files().identities();
     for (const auto& [name, tensor] : gguf().tensors()) {
       source.stored.push_back(
           {name, std::string(kernels::TraitsOf(tensor.type).name), tensor.shape, tensor.bytes});
@@ -166,8 +185,7 @@ class Loader {
                                       ", expected F32, F16 or BF16"));
       }
       plan.blocks = blocks_ == GgufBlocks::kKeep && tensor.shape.size() == 2 &&
-                    kernels::TraitsOf(tensor.type).quantized &&
-                    kernels::HasBlockProducts(tensor.type);
+                    kernels::TraitsOf(tensor.type).quantized;
       RETURN_IF_ERROR(SetHeads(name, plan));
       plans_.push_back(std::move(plan));
     }
@@ -224,7 +242,7 @@ class Loader {
     return std::memcmp(wide.data(), back.data(), elements * sizeof(float)) == 0;
   }
 
-  TensorView Place(Plan& plan) {
+  absl::StatusOr<TensorView> Place(Plan& plan) {
     TensorView view;
     view.dtype = plan.dtype;
     view.shape = plan.tensor->shape;
@@ -235,9 +253,12 @@ class Loader {
     const size_t bytes =
         plan.as_it_is() ? plan.tensor->bytes.size()
                         : static_cast<size_t>(plan.tensor->elements() * DTypeBytes(plan.dtype));
-    // Not zeroed: the pool's threads touch it first.
-    storage_->memory.emplace_back(new char[bytes]);
+    storage_->memory.push_back(Allocate(bytes));
     plan.to = storage_->memory.back().get();
+    if (plan.to == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat(gguf().path(), ": no memory for the ", bytes,
+                                                       " bytes of ", GgufName(plan.name)));
+    }
     view.bytes = absl::string_view(plan.to, bytes);
     return view;
   }
@@ -288,7 +309,7 @@ class Loader {
         std::memcpy(to, from, static_cast<size_t>(row_bytes));
         continue;
       }
-      kernels::Dequantize(tensor.type, from, width, wide.data());
+      kernels::Widen(tensor.type, from, width, wide.data());
       if (plan.dtype == DType::kF32) {
         std::memcpy(to, wide.data(), static_cast<size_t>(row_bytes));
       } else {

@@ -1,7 +1,10 @@
 #include "model/gguf_weights.h"
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <random>
 
 #include "common/status.h"
 #include "common/test_util.h"
@@ -96,7 +99,7 @@ TEST(GgufWeightsTest, BiasThatBf16CannotHold_IsKept) {
   EXPECT_EQ(widened->weights->layer(Layer(1)).q.dtype, DType::kBf16);
 }
 
-TEST(GgufWeightsTest, Blocks_StayMappedUnlessRowsMoveOrProductsCannotReadThem) {
+TEST(GgufWeightsTest, Blocks_StayMappedUnlessRowsMove) {
   const std::string path = WriteGguf(MakeGguf({.types = {{"ffn_up", GgufType::kQ4_K},
                                                          {"ffn_down", GgufType::kQ2_K},
                                                          {"attn_q", GgufType::kQ8_0},
@@ -112,8 +115,7 @@ TEST(GgufWeightsTest, Blocks_StayMappedUnlessRowsMoveOrProductsCannotReadThem) {
   EXPECT_EQ((*weights)->embedding().blocks->data, (*gguf)->Find("token_embd.weight")->bytes.data());
   EXPECT_EQ((*weights)->head().blocks->data, (*weights)->embedding().blocks->data);
   EXPECT_EQ(layer.gate.data, (*gguf)->Find("blk.0.ffn_gate.weight")->bytes.data());
-  EXPECT_FALSE(layer.down.blocks.has_value());
-  EXPECT_EQ(layer.down.dtype, DType::kBf16);
+  EXPECT_EQ(layer.down.blocks->data, (*gguf)->Find("blk.0.ffn_down.weight")->bytes.data());
   // Row 1 of a head's checkpoint order is row 2 of the file's.
   const absl::string_view q = (*gguf)->Find("blk.0.attn_q.weight")->bytes;
   const int64_t row = kernels::GgufBytes(GgufType::kQ8_0, 256);
@@ -133,8 +135,10 @@ TEST(GgufWeightsTest, Pool_ChangesNoBit) {
   const auto config = LoadModelConfig(path);
   CARREL_ASSERT_OK(config);
   ThreadPool pool(3);
-  const auto alone = LoadWeights(path, *config, nullptr),
-             shared = LoadWeights(path, *config, &pool);
+  const auto gguf = Gguf::Open(path);
+  CARREL_ASSERT_OK(gguf);
+  const auto alone = LoadGgufWeights(*gguf, *config, nullptr, GgufBlocks::kWiden),
+             shared = LoadGgufWeights(*gguf, *config, &pool, GgufBlocks::kWiden);
   CARREL_ASSERT_OK(alone);
   CARREL_ASSERT_OK(shared);
   for (const auto& [name, view] : (*alone)->checkpoint().tensors()) {
@@ -160,6 +164,55 @@ TEST(GgufWeightsTest, Digest_CoversEveryByteNameTypeAndShapeOfTheFile) {
   EXPECT_EQ(digest(MakeGguf(model).String("general.name", "renamed").Bytes()), first);
   // Q4_K and Q5_K's neighbours: the same bytes as another type.
   EXPECT_NE(digest(MakeGguf({.types = {{"ffn", GgufType::kQ5_K}}}).Bytes()), first);
+}
+
+TEST(GgufWeightsTest, DigestOfFileAndFolder_IsRememberedUntilTheyChange) {
+  const GgufTestModel model{.types = {{"ffn", GgufType::kQ4_K}}};
+  const std::string bytes = MakeGguf(model).Bytes();
+  const std::string path = WriteGguf(bytes);
+  const std::string folder = path + ".folder";
+  std::filesystem::create_directories(folder);
+  CARREL_ASSERT_OK(WriteSameModel(model, DType::kF32, folder));
+  const auto in_a_minute = [] {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::nanoseconds(now + std::chrono::minutes(1)).count();
+  };
+  const DigestCache cache(path + ".cache", in_a_minute);
+  for (const std::string& from : {path, folder}) {
+    const auto loaded = TestModel::Load(from);
+    CARREL_ASSERT_OK(loaded);
+    EXPECT_EQ(loaded->weights->files().size(), 1u);
+    const std::string digest = WeightsSha256(*loaded->weights, nullptr);
+    EXPECT_EQ(WeightsSha256(*loaded->weights, nullptr, &cache), digest);
+    EXPECT_EQ(cache.Get("weights", loaded->weights->files(), [] { return std::string("new"); }),
+              digest);
+  }
+  std::string changed = bytes;
+  changed[bytes.size() - 300] = static_cast<char>(changed[bytes.size() - 300] ^ 1);
+  std::ofstream(path, std::ios::binary) << changed;
+  const auto loaded = TestModel::Load(path);
+  CARREL_ASSERT_OK(loaded);
+  EXPECT_EQ(WeightsSha256(*loaded->weights, nullptr, &cache),
+            WeightsSha256(*loaded->weights, nullptr));
+}
+
+TEST(GgufWeightsTest, RandomMutations_GiveAModelOrAnError) {
+  std::mt19937_64 rng(TestSeed());
+  GgufWriter writer = MakeGguf({.architecture = "qwen2", .types = {{"ffn", GgufType::kQ4_K}}});
+  const std::string whole = writer.Bytes();
+  const std::string path = WriteGguf(whole);
+  const size_t header = whole.find("output_norm.weight") + 50;
+  int loaded = 0, refused = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::ofstream(path, std::ios::binary) << Mutate(whole, header, rng);
+    const auto model = TestModel::Load(path);
+    ++(model.ok() ? loaded : refused);
+    const Code code = model.status().code();
+    EXPECT_TRUE(model.ok() || code == Code::kInvalidArgument || code == Code::kUnimplemented)
+        << model.status();
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(loaded, 0);
 }
 
 TEST(GgufWeightsTest, TensorsThatAreNotTheModels_AreNamedAsTheFileDoes) {

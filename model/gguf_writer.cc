@@ -1,6 +1,7 @@
 #include "model/gguf_writer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -140,6 +141,33 @@ GgufWriter& PutBpeTokenizer(const json& tokenizer, const std::string& pre, GgufW
   writer.String("tokenizer.ggml.model", "gpt2").String("tokenizer.ggml.pre", pre);
   writer.Strings("tokenizer.ggml.tokens", tokens).Ints("tokenizer.ggml.token_type", types);
   return writer.Strings("tokenizer.ggml.merges", merges);
+}
+
+std::string Mutate(const std::string& whole, size_t header, std::mt19937_64& rng) {
+  const auto below = [&](size_t n) { return static_cast<size_t>(rng() % n); };
+  std::string bytes = whole;
+  for (size_t change = 0; change <= below(3); ++change) {
+    const size_t at = below(std::min(header, bytes.size() - 8));
+    switch (below(5)) {
+      case 0:
+        bytes[at] = static_cast<char>(bytes[at] ^ 1 << below(8));
+        break;
+      case 1:
+        bytes[at] = static_cast<char>(rng());
+        break;
+      case 2: {  // a length, count or offset that is not
+        const uint64_t value = uint64_t{1} << below(64);
+        std::memcpy(&bytes[at], &value, sizeof(value));
+        break;
+      }
+      case 3:
+        bytes.erase(at, below(9));
+        break;
+      default:
+        bytes.insert(at, below(9), static_cast<char>(rng()));
+    }
+  }
+  return bytes;
 }
 
 std::string WriteGguf(const std::string& bytes, const std::string& name) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,6 +73,9 @@ std::string EncodeArray(uint32_t element_type, uint64_t count, absl::string_view
 // Adds a byte-level tokenizer.json as a converter writes it, under a tokenizer.ggml.pre.
 GgufWriter& PutBpeTokenizer(const nlohmann::json& tokenizer, const std::string& pre,
                             GgufWriter& writer);
+
+// Changes one to three places before `header`: bits, bytes, lengths and counts, insertions, deletions.
+std::string Mutate(const std::string& bytes, size_t header, std::mt19937_64& rng);
 
 // Writes the file into a fresh folder and returns its path.
 std::string WriteGguf(const std::string& bytes, const std::string& name = "model.gguf");

@@ -1,13 +1,17 @@
 // The CUDA backend against what transformers computes in fp32 (shared/README.md).
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "common/cuda/buffer.h"
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "model/adapter.h"
 #include "model/cuda_backend.h"
+#include "model/gguf_test_model.h"
 #include "model/safetensors.h"
 #include "model/test_models.h"
 #include "model/weights.h"
@@ -17,6 +21,7 @@ namespace {
 
 constexpr double kLogitsTolerance = 1e-2;  // of bf16 arithmetic
 constexpr double kRowsTolerance = 1.5e-2;
+constexpr double kTinyTolerance = 3e-2;  // with 32 columns roundings hardly cancel
 
 template <typename T>
 std::vector<T> Values(const Safetensors& file, const std::string& name) {
@@ -125,6 +130,20 @@ std::vector<float> FirstTokens(const std::vector<float>& values, int64_t slabs, 
 
 constexpr int64_t kSanitizedBlocks = 32;
 
+// Tiny checkpoints of the repository: logits alone.
+void ExpectLogits(const TestModel& model, const std::string& golden_path, const std::string& name) {
+  const auto golden = Safetensors::OpenFile(golden_path);
+  CARREL_ASSERT_OK(golden);
+  for (int64_t block : {4096, 17, 1}) {
+    Result result;
+    Forward(model, Values<int32_t>(*golden, "input_ids"), block, result);
+    const double error = RelativeError(result.logits, Values<float>(*golden, name));
+    EXPECT_LE(error, kTinyTolerance);
+    std::cout << name << ", blocks of " << block << ": relative error of logits " << error
+              << std::endl;
+  }
+}
+
 void ExpectGolden(const std::string& model_dir, const std::string& golden_path, int64_t block) {
   const auto model = TestModel::Load(model_dir);
   CARREL_ASSERT_OK(model);
@@ -173,12 +192,63 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, GoldenGpuTest,
                            return name;
                          });
 
+TEST(FamilyGpuTest, Yarn_LogitsAreThoseOfTransformers) {
+  const std::string folder = SourceFolder() + "/model/testdata/families/yarn";
+  const auto model = TestModel::Load(folder);
+  CARREL_ASSERT_OK(model);
+  ExpectLogits(*model, folder + "/golden.safetensors", "logits");
+}
+
+TEST(FamilyGpuTest, Experts_AreRefusedByName) {
+  const auto model = TestModel::Load(SourceFolder() + "/model/testdata/families/qwen3_moe");
+  CARREL_ASSERT_OK(model);
+  EXPECT_THAT(CudaBackend::Check(model->config),
+              StatusIs(absl::StatusCode::kUnimplemented, "experts"));
+}
+
+// Merged at load, into q, k, v and gate, up of one product each.
+TEST(AdapterGpuTest, Merged_LogitsAreThoseOfPeft) {
+  const std::string folder = SourceFolder() + "/model/testdata/adapters/";
+  for (const char* name : {"all", "some"}) {
+    auto model = TestModel::Load(folder + "base");
+    CARREL_ASSERT_OK(model);
+    const auto adapter = Adapter::Load(folder + name, model->config);
+    CARREL_ASSERT_OK(adapter);
+    model->adapter = *adapter;
+    ExpectLogits(*model, folder + "golden.safetensors", absl::StrCat("logits.", name));
+  }
+}
+
 TEST(DemoModelGpuTest, Registry512_LogitsAndKv_AreThoseOfTransformers) {
   const auto shared = SharedDir();
   if (!shared) GTEST_SKIP() << "no shared folder (CARREL_SHARED): golden not checked";
   for (int64_t block : {4096, 100}) {
     ExpectGolden(DemoModelDir(), *shared + "/demo/golden/registry-512.safetensors", block);
   }
+}
+
+// Blocks are widened at load: the bits are those of a folder with the same weights in bf16.
+TEST(GgufGpuTest, QuantizedFile_GivesTheBitsOfTheFolderInBf16) {
+  const GgufTestModel made{.types = {{"attn", kernels::GgufType::kQ4_K},
+                                     {"ffn", kernels::GgufType::kQ8_0},
+                                     {"token", kernels::GgufType::kQ6_K}},
+                           .seed = TestSeed()};
+  const std::string path = WriteGguf(MakeGguf(made).Bytes());
+  const std::string folder = path + ".folder";
+  std::filesystem::create_directories(folder);
+  CARREL_ASSERT_OK(WriteSameModel(made, DType::kBf16, folder));
+  const auto file = TestModel::Load(path), same = TestModel::Load(folder);
+  CARREL_ASSERT_OK(file);
+  CARREL_ASSERT_OK(same);
+  ASSERT_TRUE(file->weights->layer(Layer(0)).q.blocks.has_value());
+  const std::vector<int32_t> ids = {1, 95, 3, 40, 41, 7, 7, 60, 12, 88, 5, 31};
+  Result got, want;
+  Forward(*file, ids, 5, got);
+  Forward(*same, ids, 5, want);
+  EXPECT_EQ(got.logits, want.logits);
+  EXPECT_EQ(got.k, want.k);
+  EXPECT_EQ(got.v, want.v);
+  EXPECT_FALSE(got.logits.empty());
 }
 
 }  // namespace

@@ -19,13 +19,14 @@
 #include "absl/types/span.h"
 #include "common/dtype.h"
 #include "common/mapped_file.h"
+#include "model/digest_cache.h"
 
 namespace carrel::model {
 
 struct TensorView {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  absl::string_view bytes;  // row-major, little-endian, maybe unaligned
+  absl::string_view bytes;   // row-major, little-endian, maybe unaligned
   int64_t elements() const;  // the product of shape, which the reader has checked against bytes
 };
 
@@ -42,8 +43,10 @@ class Safetensors {
   const std::map<std::string, TensorView, std::less<>>& tensors() const {
     return tensors_;
   }  // ordered by name
+  const OpenedFiles& opened_files() const { return opened_files_; }
 
  private:
+  OpenedFiles opened_files_;
   std::vector<std::unique_ptr<MappedFile>> files_;
   std::map<std::string, TensorView, std::less<>> tensors_;
 };

@@ -150,6 +150,16 @@ absl::Status WriteRandomModel(const std::string& folder, const std::string& conf
       add(prefix + "self_attn.q_norm.weight", {dim}, 1.0f);
       add(prefix + "self_attn.k_norm.weight", {dim}, 1.0f);
     }
+    if (config.experts.In(Layer(layer))) {
+      linear(prefix + "mlp.gate", config.experts.count, hidden, false);
+      for (int64_t e = 0; e < config.experts.count; ++e) {
+        const std::string expert = absl::StrCat(prefix, "mlp.experts.", e, ".");
+        linear(expert + "gate_proj", config.experts.intermediate_size, hidden, false);
+        linear(expert + "up_proj", config.experts.intermediate_size, hidden, false);
+        linear(expert + "down_proj", hidden, config.experts.intermediate_size, false);
+      }
+      continue;
+    }
     linear(prefix + "mlp.gate_proj", inner, hidden, config.mlp_bias);
     linear(prefix + "mlp.up_proj", inner, hidden, config.mlp_bias);
     linear(prefix + "mlp.down_proj", hidden, inner, config.mlp_bias);
@@ -265,11 +275,32 @@ class ReferenceModel {
     for (size_t i = 0; i < x.size(); ++i) {
       Add(Linear(attention + "o_proj", Attend(q[i], k, v, i + 1)), x[i]);
       const Row normed = Norm(x[i], Tensor(prefix + "post_attention_layernorm.weight"));
-      Row gate = Linear(prefix + "mlp.gate_proj", normed);
-      const Row up = Linear(prefix + "mlp.up_proj", normed);
-      for (size_t c = 0; c < gate.size(); ++c) gate[c] *= up[c] / (1.0 + std::exp(-gate[c]));
-      Add(Linear(prefix + "mlp.down_proj", gate), x[i]);
+      if (!config_.experts.In(Layer(layer))) {
+        Add(Mlp(prefix + "mlp.", normed), x[i]);
+        continue;
+      }
+      Row p = Linear(prefix + "mlp.gate", normed);
+      double sum = 0;
+      for (double& value : p) sum += value = std::exp(value);
+      std::vector<size_t> order(p.size());
+      for (size_t e = 0; e < order.size(); ++e) order[e] = e;
+      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+      order.resize(static_cast<size_t>(config_.experts.per_token));
+      double of_chosen = 0;
+      for (size_t e : order) of_chosen += p[e];
+      for (size_t e : order) {
+        Row out = Mlp(absl::StrCat(prefix, "mlp.experts.", e, "."), normed);
+        for (double& value : out) value *= p[e] / (config_.experts.normalize ? of_chosen : sum);
+        Add(out, x[i]);
+      }
     }
+  }
+
+  Row Mlp(const std::string& prefix, const Row& normed) const {
+    Row gate = Linear(prefix + "gate_proj", normed);
+    const Row up = Linear(prefix + "up_proj", normed);
+    for (size_t c = 0; c < gate.size(); ++c) gate[c] *= up[c] / (1.0 + std::exp(-gate[c]));
+    return Linear(prefix + "down_proj", gate);
   }
 
   static void Add(const Row& from, Row& to) {

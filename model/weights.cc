@@ -37,7 +37,7 @@ class WeightsBuilder {
     ASSIGN_OR_RETURN(weights_->embedding_,
                      TakeMatrix("model.embed_tokens", config_.vocab_size, hidden, false));
     for (int32_t layer = 0; layer < config_.shape.layers; ++layer) {
-      ASSIGN_OR_RETURN(LayerWeights built, BuildLayer(absl::StrCat("model.layers.", layer, ".")));
+      ASSIGN_OR_RETURN(LayerWeights built, BuildLayer(Layer(layer)));
       weights_->layers_.push_back(std::move(built));
     }
     ASSIGN_OR_RETURN(weights_->final_norm_, Vector("model.norm.weight", hidden));
@@ -110,7 +110,8 @@ class WeightsBuilder {
     return values;
   }
 
-  absl::StatusOr<LayerWeights> BuildLayer(const std::string& prefix) {
+  absl::StatusOr<LayerWeights> BuildLayer(Layer layer) {
+    const std::string prefix = absl::StrCat("model.layers.", layer.value(), ".");
     const int64_t hidden = config_.hidden_size;
     const int64_t inner = config_.intermediate_size;
     const int64_t head_dim = config_.shape.head_dim;
@@ -130,10 +131,27 @@ class WeightsBuilder {
       ASSIGN_OR_RETURN(w.q_norm, Vector(attention + "q_norm.weight", head_dim));
       ASSIGN_OR_RETURN(w.k_norm, Vector(attention + "k_norm.weight", head_dim));
     }
+    if (config_.experts.In(layer)) {
+      RETURN_IF_ERROR(BuildExperts(mlp, w));
+      return w;
+    }
     ASSIGN_OR_RETURN(w.gate, TakeMatrix(mlp + "gate_proj", inner, hidden, config_.mlp_bias));
     ASSIGN_OR_RETURN(w.up, TakeMatrix(mlp + "up_proj", inner, hidden, config_.mlp_bias));
     ASSIGN_OR_RETURN(w.down, TakeMatrix(mlp + "down_proj", hidden, inner, config_.mlp_bias));
     return w;
+  }
+
+  absl::Status BuildExperts(const std::string& mlp, LayerWeights& w) {
+    const int64_t hidden = config_.hidden_size, inner = config_.experts.intermediate_size;
+    ASSIGN_OR_RETURN(w.router, TakeMatrix(mlp + "gate", config_.experts.count, hidden, false));
+    for (int64_t e = 0; e < config_.experts.count; ++e) {
+      const std::string expert = absl::StrCat(mlp, "experts.", e, ".");
+      ExpertWeights& one = w.experts.emplace_back();
+      ASSIGN_OR_RETURN(one.gate, TakeMatrix(expert + "gate_proj", inner, hidden, false));
+      ASSIGN_OR_RETURN(one.up, TakeMatrix(expert + "up_proj", inner, hidden, false));
+      ASSIGN_OR_RETURN(one.down, TakeMatrix(expert + "down_proj", hidden, inner, false));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status BuildHead() {
@@ -186,6 +204,7 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& 
   TensorSource source;
   source.where = model_dir;
   ASSIGN_OR_RETURN(source.tensors, Safetensors::OpenModel(model_dir));
+  source.files = source.tensors.opened_files().identities();
   for (const auto& [name, view] : source.tensors.tensors()) {
     source.stored.push_back({name, std::string(DTypeName(view.dtype)), view.shape, view.bytes});
   }
@@ -214,7 +233,11 @@ absl::StatusOr<std::shared_ptr<const Weights>> LoadWeights(const std::string& mo
 
 // One line per tensor, in name order: the length of the name, name, dtype, shape, digest of its
 // bytes. The length keeps a name with a newline from imitating a line.
-std::string WeightsSha256(const Weights& weights, ThreadPool* pool) {
+std::string WeightsSha256(const Weights& weights, ThreadPool* pool, const DigestCache* cache) {
+  if (cache != nullptr) {
+    return cache->Get("weights", weights.files(),
+                      [&] { return WeightsSha256(weights, pool, nullptr); });
+  }
   const std::vector<StoredTensor>& tensors = weights.stored();
   std::vector<std::string> digests(tensors.size());
   const auto digest = [&](int64_t i) { digests[i] = Sha256Hex(tensors[i].bytes); };

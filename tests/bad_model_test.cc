@@ -179,9 +179,12 @@ TEST_F(BadModelTest, Architecture_Unknown_IsNamed) {
 TEST_F(BadModelTest, RopeType_UnknownOrIncomplete_IsNamed) {
   ModelCopy model(path("model"));
   model.EditJson("config.json", [](auto& config) {
-    config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
+    config["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
   });
-  ExpectRefused(model, kFailed, {"UNIMPLEMENTED", "rope_type", "yarn", "llama3"});
+  ExpectRefused(model, kFailed, {"UNIMPLEMENTED", "rope_type", "dynamic"});
+  model.EditJson("config.json", [](auto& config) { config["attn_logit_softcapping"] = 50.0; });
+  ExpectRefused(model, kFailed, {"UNIMPLEMENTED", "attn_logit_softcapping=50.0"});
+  model.EditJson("config.json", [](auto& config) { config.erase("attn_logit_softcapping"); });
   model.EditJson("config.json", [](auto& config) {
     config["rope_scaling"] = {{"rope_type", "linear"}};
   });

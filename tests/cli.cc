@@ -52,7 +52,9 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 
 // Where the tests run side by side, one child must not take every core for BLAS.
 std::vector<std::string> Environment(const Command& command) {
-  std::vector<std::pair<std::string, std::string>> set = {{"OPENBLAS_NUM_THREADS", "1"}};
+  // Nothing is left behind in the user's cache.
+  std::vector<std::pair<std::string, std::string>> set = {{"OPENBLAS_NUM_THREADS", "1"},
+                                                          {"CARREL_CACHE", ""}};
   set.insert(set.end(), command.environment.begin(), command.environment.end());
   std::vector<std::string> all;
   for (char** entry = environ; *entry != nullptr; ++entry) {

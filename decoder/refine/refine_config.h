@@ -50,7 +50,7 @@ struct InfiniteHipConfig {
 // them. 1: codes and labels alone choose. Auto: kOversample, or 1 where the candidates' keys would
 // cross a bus (a zone in host memory that a GPU attends to).
 inline constexpr int64_t kAutoOversample = 0;
-inline constexpr int64_t kOversample = 4;
+inline constexpr int64_t kOversample = 16;
 inline constexpr int64_t kMaxOversample = 64;
 
 // kStored: codes and directions of the context's code index, which then sets the bits. kAuto: those

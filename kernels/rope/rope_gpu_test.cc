@@ -12,6 +12,7 @@ struct Case {
   int64_t position, row;
   int32_t step;
   bool bias, norm, drift = false;
+  float scale = 1;
 };
 
 class RopeGpuTest : public GpuKernelTest {
@@ -31,6 +32,7 @@ class RopeGpuTest : public GpuKernelTest {
     if (c.norm && rotate) {
       RefRmsNorm(part.data(), c.n * heads, d, d, norm.data(), 1e-6f, part.data(), d);
     }
+    for (float& e : part) e *= rotate ? c.scale : 1.0f;
     for (size_t e = 0; !drift.empty() && e < part.size(); ++e) part[e] += drift[e % drift.size()];
     if (rotate) RefRope(part.data(), c.n, heads, d, c.position + c.step, inv_freq.data());
     return part;
@@ -64,6 +66,7 @@ class RopeGpuTest : public GpuKernelTest {
     if (c.norm) p.q_norm = dq_norm.data();
     if (c.norm) p.k_norm = dk_norm.data();
     p.eps = 1e-6f;
+    p.scale = c.scale;
     if (c.drift) p.drift = ddrift.data();
     p.inv_freq = dfreq.data();
     p.n = c.n;
@@ -116,7 +119,8 @@ TEST_F(RopeGpuTest, RandomShapes_MatchComposedReferences) {
          .step = static_cast<int32_t>(Below(50)),
          .bias = trial % 2 == 0,
          .norm = trial % 3 == 0,
-         .drift = trial % 4 < 2});
+         .drift = trial % 4 < 2,
+         .scale = trial % 5 == 0 ? 1.25f : 1.0f});
   }
 }
 

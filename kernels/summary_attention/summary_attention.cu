@@ -11,10 +11,10 @@ namespace carrel::kernels {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kJoinThreads = 512;
 constexpr int kMaxGroup = 16;
 constexpr int kMaxSplits = 64;
 constexpr int kSplitClusters = 32;     // a block for fewer is not worth its partial sums
-constexpr int kSharedHeads = 4;        // whose sums the warps of a block join at once
 constexpr float kFixed = 16777216.0f;  // 2^24: units of sums over selected rows
 
 struct Workspace {
@@ -196,128 +196,193 @@ __device__ __forceinline__ float ScoreOfRest(const Args& a, int64_t at, float ro
   return mean + shift + fminf(fmaxf(rest, 0.0f), variance) / 2;
 }
 
-// What a warp saw of its clusters. Lane h: maximum and sum of exponentials of q head h.
+// A block's tile: a thread per q head and cluster gives scores, then a thread per channel adds up.
 template <int kDim, int kGroup>
-struct WarpSums {
-  static constexpr int kShare = kDim / 32;
-  float max = -INFINITY, total = 0;
-  float out[kGroup][kShare] = {};
-
-  __device__ __forceinline__ void Add(float score, float left, float value_weight, int group,
-                                      const float (&value)[kShare]) {
-    const float now = fmaxf(max, score);
-    const float before = max == -INFINITY ? 0.0f : __expf(max - now);
-    const float e = score == -INFINITY ? 0.0f : __expf(score - now);
-    max = now;
-    total = total * before + left * e;
-    const float weight = e * value_weight;
-#pragma unroll
-    for (int h = 0; h < kGroup; ++h) {
-      if (h >= group) break;
-      const float w = __shfl_sync(~0u, weight, h), b = __shfl_sync(~0u, before, h);
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) out[h][i] = out[h][i] * b + w * value[i];
-    }
-  }
+struct Tile {
+  static constexpr int kClusters = kThreads / kGroup;
+  static constexpr int kLanes = kClusters < 32 ? kClusters : 32;  // of a warp, with the same q head
+  static constexpr int kParts = kClusters / kLanes;
+  float q[kGroup][kDim];
+  float weight[kGroup][kClusters];  // of the cluster's sum of V
+  float part[2][kGroup][kParts];    // maxima, sums
+  float max[kGroup], total[kGroup], keep[kGroup];
+  float of_centre[kGroup], norm[kGroup], bound[kGroup];
 };
 
-// Joins the block's warps: its part of the sums.
-template <int kDim, int kGroup>
-__device__ void StorePart(const Args& a, const WarpSums<kDim, kGroup>& sums, int head, int group) {
-  constexpr int kShare = kDim / 32, kHeads = kSharedHeads < kGroup ? kSharedHeads : kGroup;
-  __shared__ float warp_out[kWarps][kHeads][kDim];
-  __shared__ float warp_max[kWarps][kMaxGroup], warp_total[kWarps][kMaxGroup];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (lane < group) {
-    warp_max[warp][lane] = sums.max;
-    warp_total[warp][lane] = sums.total;
+// Maximum or sum over the lanes that share a q head.
+template <int kLanes, bool kMax>
+__device__ __forceinline__ float OverLanes(float x) {
+#pragma unroll
+  for (int m = kLanes / 2; m > 0; m /= 2) {
+    const float other = __shfl_xor_sync(~0u, x, m);
+    x = kMax ? fmaxf(x, other) : x + other;
   }
-#pragma unroll
-  for (int first = 0; first < kGroup; first += kHeads) {
-    if (first >= group) break;
-    __syncthreads();
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        if (first + h < kGroup) warp_out[warp][h][kShare * lane + i] = sums.out[first + h][i];
-      }
+  return x;
+}
+
+// q, what the centre adds, norms and bounds, for the whole block.
+template <int kDim, int kGroup>
+__device__ void LoadQueries(const Args& a, int head, Tile<kDim, kGroup>& tile) {
+  const SummaryAttentionCudaParams& p = a.p;
+  const int group = static_cast<int>(p.group), lane = threadIdx.x % 32;
+  const float* centre = p.table.centre + static_cast<int64_t>(head) * kDim;
+  for (int h = threadIdx.x / 32; h < group; h += kWarps) {
+    const uint16_t* q = p.q + (static_cast<int64_t>(head) * group + h) * kDim;
+    float squares = 0, of_centre = 0;
+    for (int i = lane; i < kDim; i += 32) {
+      const float x = __uint_as_float(static_cast<uint32_t>(q[i]) << 16);
+      tile.q[h][i] = x;
+      squares += x * x;
+      of_centre += x * centre[i];
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < kHeads * kDim; i += kThreads) {
-      const int h = i / kDim;
-      if (first + h >= group) continue;
-      float max = -INFINITY;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) max = fmaxf(max, warp_max[w][first + h]);
-      float total = 0, out = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        if (warp_max[w][first + h] == -INFINITY) continue;
-        const float weight = __expf(warp_max[w][first + h] - max);
-        total += weight * warp_total[w][first + h];
-        out += weight * warp_out[w][h][i % kDim];
-      }
-      const int64_t part = (static_cast<int64_t>(head) * group + first + h) * a.splits + blockIdx.x;
-      a.w.part_out[part * kDim + i % kDim] = out;
-      if (i % kDim == 0) a.w.part_state[part] = {max, total};
-    }
+    squares = WarpSum(squares);
+    of_centre = WarpSum(of_centre);
+    if (lane != 0) continue;
+    tile.norm[h] = p.scale * p.scale * squares;
+    tile.of_centre[h] = p.scale * of_centre;
+    tile.max[h] = -INFINITY;
+    tile.total[h] = 0;
+    const unsigned least = p.base == nullptr ? 0 : a.w.least[head];
+    tile.bound[h] = least == 0
+                        ? INFINITY
+                        : FromOrdered(~least) + p.base[static_cast<int64_t>(head) * group + h] -
+                              tile.of_centre[h];
   }
 }
 
-// Grid: (splits, kv_heads); a warp per cluster.
-template <int kDim, int kGroup>
-__global__ void __launch_bounds__(kThreads) ClustersKernel(const Args a) {
-  constexpr int kShare = kDim / 32;
-  WaitForEarlierLaunch();
-  const SummaryAttentionCudaParams& p = a.p;
-  const int head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Queries<kDim, kGroup> queries(p, head);
-  const int group = queries.group;
-  const int64_t q_head = static_cast<int64_t>(head) * group + lane;
-  float bound = INFINITY;
-  if (p.base != nullptr && lane < group) {
-    const unsigned least = a.w.least[head];
-    if (least != 0) bound = FromOrdered(~least) + p.base[q_head] - queries.of_centre;
+template <int kDim>
+__device__ __forceinline__ float DotInt8(const float* q, const int8_t* row) {
+  uint4 bytes[kDim / 16];
+#pragma unroll
+  for (int i = 0; i < kDim / 16; ++i) bytes[i] = reinterpret_cast<const uint4*>(row)[i];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kDim / 16; ++i) {
+    const uint32_t words[4] = {bytes[i].x, bytes[i].y, bytes[i].z, bytes[i].w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 x = reinterpret_cast<const float4*>(q)[4 * i + j];
+      sum += x.x * static_cast<float>(static_cast<int8_t>(words[j]));
+      sum += x.y * static_cast<float>(static_cast<int8_t>(words[j] >> 8));
+      sum += x.z * static_cast<float>(static_cast<int8_t>(words[j] >> 16));
+      sum += x.w * static_cast<float>(static_cast<int8_t>(words[j] >> 24));
+    }
   }
-  const int clusters = static_cast<int>(p.table.clusters);
-  const int share = (clusters + a.splits - 1) / a.splits;
-  const int begin = blockIdx.x * share, end = min(clusters, begin + share);
-  WarpSums<kDim, kGroup> sums;
-  for (int c = begin + warp; c < end; c += kWarps) {
-    const int64_t cluster = head * p.table.clusters + c;
+  return sum;
+}
+
+// The tile's weights from cluster `first` on; joins its maxima and sums with those before.
+template <int kDim, int kGroup>
+__device__ void WeighClusters(const Args& a, int head, int first, int end,
+                              Tile<kDim, kGroup>& tile) {
+  using T = Tile<kDim, kGroup>;
+  const SummaryAttentionCudaParams& p = a.p;
+  const int h = threadIdx.x / T::kClusters, c = first + threadIdx.x % T::kClusters;
+  const int part = threadIdx.x % T::kClusters / T::kLanes, group = static_cast<int>(p.group);
+  const int64_t cluster = head * p.table.clusters + c;
+  const bool first_lane = threadIdx.x % T::kLanes == 0;
+  float score = -INFINITY, left = 0, of_values = 0;
+  int gone = 0;
+  if (h < group && c < end) {
     const SummaryTable::Cluster of = p.table.of_cluster[cluster];
-    const int gone = a.w.gone[cluster];
-    if (of.rows == 0 && gone == 0) continue;
-    float mean[kShare], value[kShare];
-    LoadInt8<kDim>(p.table.keys + cluster * kDim, mean);
-    LoadInt8<kDim>(p.table.values + cluster * kDim, value);
-    const float of_mean = p.scale * of.key_scale * queries.Dot(mean);
-    const float variance = of.spread * queries.norm;
-    float score = of_mean + variance / 2;
-    if (gone > 0) {
-      const int64_t at = q_head * clusters + c;
-      if (lane < group) {
-        score = fminf(ScoreOfRest(a, at, of.rows, gone, of_mean, variance), bound);
+    gone = a.w.gone[cluster];
+    left = of.rows - static_cast<float>(gone);
+    of_values = of.rows * of.value_scale;
+    if (left > 0 || gone > 0) {
+      const float mean =
+          p.scale * of.key_scale * DotInt8<kDim>(tile.q[h], p.table.keys + cluster * kDim);
+      const float variance = of.spread * tile.norm[h];
+      score = mean + variance / 2;
+      if (gone > 0) {
+        const int64_t at = (static_cast<int64_t>(head) * group + h) * p.table.clusters + c;
+        score = fminf(ScoreOfRest(a, at, of.rows, gone, mean, variance), tile.bound[h]);
         a.w.scores[at] = score;
       }
-      __syncwarp();
-      if (lane == 0) a.w.gone[cluster] = 0;
+      score = left > 0 ? fminf(score, tile.bound[h]) : -INFINITY;
     }
-    const float left = of.rows - static_cast<float>(gone);
-    if (left <= 0) continue;
-    sums.Add(fminf(score, bound), left, of.rows * of.value_scale, group, value);
   }
-  StorePart<kDim, kGroup>(a, sums, head, group);
+  const float most = OverLanes<T::kLanes, true>(score);
+  if (first_lane) tile.part[0][h][part] = most;
+  __syncthreads();
+  if (gone > 0 && h == 0) a.w.gone[cluster] = 0;  // every q head has read it
+  float max = tile.max[h];
+#pragma unroll
+  for (int i = 0; i < T::kParts; ++i) max = fmaxf(max, tile.part[0][h][i]);
+  const float e = score == -INFINITY ? 0.0f : __expf(score - max);
+  tile.weight[h][threadIdx.x % T::kClusters] = e * of_values;
+  const float sum = OverLanes<T::kLanes, false>(left * e);
+  if (first_lane) tile.part[1][h][part] = sum;
+  __syncthreads();
+  if (threadIdx.x % T::kClusters == 0) {
+    const float keep = tile.max[h] == -INFINITY ? 0.0f : __expf(tile.max[h] - max);
+    float total = tile.total[h] * keep;
+#pragma unroll
+    for (int i = 0; i < T::kParts; ++i) total += tile.part[1][h][i];
+    tile.keep[h] = keep;
+    tile.total[h] = total;
+    tile.max[h] = max;
+  }
+  __syncthreads();
+}
+
+// Grid: (splits, kv_heads).
+template <int kDim, int kGroup>
+__global__ void __launch_bounds__(kThreads) ClustersKernel(const Args a) {
+  using T = Tile<kDim, kGroup>;
+  constexpr int kSlices = kThreads / kDim;
+  __shared__ __align__(16) T tile;
+  __shared__ float slices[kSlices][kDim];
+  WaitForEarlierLaunch();
+  const SummaryAttentionCudaParams& p = a.p;
+  const int head = blockIdx.y, group = static_cast<int>(p.group);
+  const int dim = threadIdx.x % kDim, slice = threadIdx.x / kDim;
+  if (threadIdx.x < kGroup) tile.max[threadIdx.x] = -INFINITY, tile.total[threadIdx.x] = 0;
+  __syncthreads();
+  LoadQueries(a, head, tile);
+  __syncthreads();
+  const int clusters = static_cast<int>(p.table.clusters);
+  const int share =
+      ((clusters + a.splits - 1) / a.splits + T::kClusters - 1) / T::kClusters * T::kClusters;
+  const int begin = min(clusters, static_cast<int>(blockIdx.x) * share);
+  const int end = min(clusters, begin + share);
+  float out[kGroup] = {};
+  for (int first = begin; first < end; first += T::kClusters) {
+    WeighClusters(a, head, first, end, tile);
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) out[h] *= tile.keep[h];
+    const int8_t* values = p.table.values + (head * p.table.clusters + first) * kDim + dim;
+    const int n = min(T::kClusters, end - first);
+#pragma unroll 8
+    for (int c = slice; c < n; c += kSlices) {
+      const float value = values[c * kDim];
+#pragma unroll
+      for (int h = 0; h < kGroup; ++h) out[h] += tile.weight[h][c] * value;
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    if (h >= group) break;
+    slices[slice][dim] = out[h];
+    __syncthreads();
+    const int64_t part = (static_cast<int64_t>(head) * group + h) * a.splits + blockIdx.x;
+    if (slice == 0) {
+      float sum = slices[0][dim];
+      for (int i = 1; i < kSlices; ++i) sum += slices[i][dim];
+      a.w.part_out[part * kDim + dim] = sum;
+    }
+    if (threadIdx.x == 0) a.w.part_state[part] = {tile.max[h], tile.total[h]};
+    __syncthreads();
+  }
 }
 
 // Grid: q heads.
 template <int kDim>
-__global__ void __launch_bounds__(kThreads) JoinKernel(const Args a) {
-  constexpr int kSlices = kThreads / kDim, kChunk = kThreads;
+__global__ void __launch_bounds__(kJoinThreads) JoinKernel(const Args a) {
+  constexpr int kSlices = kJoinThreads / kDim, kChunk = kJoinThreads;
   __shared__ float part_weight[kMaxSplits], row_weight[kChunk], slices[kSlices][kDim];
   __shared__ int64_t row_at[kChunk];
-  __shared__ float shared_centre[kWarps];
+  __shared__ float shared_centre[kJoinThreads / 32];
   WaitForEarlierLaunch();
   const SummaryAttentionCudaParams& p = a.p;
   const int group = static_cast<int>(p.group), head = blockIdx.x / group;
@@ -327,9 +392,11 @@ __global__ void __launch_bounds__(kThreads) JoinKernel(const Args a) {
   const float2* states = a.w.part_state + h * a.splits;
   const float before = p.lse[h];  // read by all before one writes it
   float max = -INFINITY;
+#pragma unroll 8
   for (int s = 0; s < a.splits; ++s) max = fmaxf(max, states[s].x);
   if (max == -INFINITY) return;  // nothing is left over
   float total = 0;
+#pragma unroll 8
   for (int s = 0; s < a.splits; ++s) {
     const float weight = states[s].x == -INFINITY ? 0.0f : __expf(states[s].x - max);
     total += weight * states[s].y;
@@ -357,7 +424,7 @@ __global__ void __launch_bounds__(kThreads) JoinKernel(const Args a) {
       row_at[threadIdx.x] = PlaceOf(p, head, j);
     }
     __syncthreads();
-#pragma unroll 8
+#pragma unroll 16
     for (int i = slice; i < n; i += kSlices) {
       const uint32_t bits = p.v[row_at[i] * kDim + dim];
       sum -= row_weight[i] * __uint_as_float(bits << 16);
@@ -383,7 +450,7 @@ int64_t Splits(int64_t clusters, int64_t kv_heads) {
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
     processors = 1;
   }
-  const int64_t of_head = std::max<int64_t>(1, 2 * processors / kv_heads);
+  const int64_t of_head = std::max<int64_t>(1, 4 * processors / kv_heads);
   return std::clamp<int64_t>((clusters + kSplitClusters - 1) / kSplitClusters, 1,
                              std::min<int64_t>(of_head, kMaxSplits));
 }
@@ -433,8 +500,8 @@ cudaError_t LaunchAll(const Args& a, cudaStream_t stream) {
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
   const auto heads = static_cast<unsigned>(a.p.kv_heads);
-  const auto rows = static_cast<unsigned>(
-      std::clamp<int64_t>((a.p.selected + 2 * kWarps - 1) / (2 * kWarps), 1, 128));
+  const auto rows =
+      static_cast<unsigned>(std::clamp<int64_t>((a.p.selected + kWarps - 1) / kWarps, 1, 256));
   config.gridDim = dim3(rows, heads);
   Kernel kernel = SelectedRowsKernel<kDim, kGroup>;
   if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, a); error != cudaSuccess) {
@@ -446,6 +513,7 @@ cudaError_t LaunchAll(const Args& a, cudaStream_t stream) {
     return error;
   }
   config.gridDim = dim3(static_cast<unsigned>(a.p.kv_heads * a.p.group));
+  config.blockDim = dim3(kJoinThreads);
   kernel = JoinKernel<kDim>;
   return cudaLaunchKernelEx(&config, kernel, a);
 }

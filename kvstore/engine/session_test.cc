@@ -95,8 +95,11 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
       std::sort(ranked.begin(), ranked.end());
       return ranked;
     }
-    if (GetParam().kind == IndexKind::kFlat || request.top_k >= zone_.rows()) {
-      if (request.top_k < zone_.rows()) ranked.resize(request.top_k);
+    const int64_t top_k = request.head_top_k.empty()
+                              ? request.top_k
+                              : request.head_top_k[static_cast<size_t>(head.value())];
+    if (GetParam().kind == IndexKind::kFlat || top_k >= zone_.rows()) {
+      if (top_k < zone_.rows()) ranked.resize(static_cast<size_t>(top_k));
       return ranked;
     }
     const Rows rows = Rows::FromMemory(context_->keys(request.layer, head), context_->spec().tokens,
@@ -109,7 +112,7 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
     search.group = shape().group();
     search.scale = 1 / std::sqrt(static_cast<float>(shape().head_dim));
     search.zone = zone_;
-    search.top_k = request.top_k;
+    search.top_k = top_k;
     SearchScratch scratch;
     SearchResult result;
     CARREL_EXPECT_OK((*index)->Search(search, scratch, result));
@@ -328,6 +331,21 @@ TEST_P(SessionTest, EveryWantAndSelect_EqualsPlainLoops) {
         } else {
           EXPECT_GT(answer.statistics.visited, 0);
         }
+      }
+    }
+  }
+}
+
+TEST_P(SessionTest, RowsPerHead_EachHeadGetsItsOwn) {
+  for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
+    SCOPED_TRACE(absl::StrCat("want=", int(want)));
+    QueryRequest request = Request(Select::kTopK, 23, want);
+    for (int32_t h = 0; h < shape().kv_heads; ++h)
+      request.head_top_k.push_back(h == 0 ? 23 : 2 + h);
+    const Collected answer = Answer(request);
+    for (int64_t token = 0; token < kQueryTokens; ++token) {
+      for (int32_t h = 0; h < shape().kv_heads; ++h) {
+        CheckHead(request, answer.heads[token * shape().kv_heads + h], token, KvHead(h));
       }
     }
   }

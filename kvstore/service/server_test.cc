@@ -247,6 +247,23 @@ TEST_F(ServerTest, BadRequests_AreAnsweredByErrorAndTheSessionSurvives) {
        "query: top_k=701 exceeds the context's tokens=700 (context=report layer=1)"},
       {[](v1::Query& q) { q.mutable_select()->set_top_k(0); }, "top_k=0 is less than 1"},
       {[](v1::Query& q) { q.mutable_select()->set_top_k(-5); }, "top_k=-5 is less than 1"},
+      {[](v1::Query& q) {
+         q.mutable_select()->set_top_k(9);
+         q.add_head_top_k(9);
+       },
+       "head_top_k has 1 values, the context 2 KV heads"},
+      {[](v1::Query& q) {
+         q.mutable_select()->set_top_k(9);
+         q.add_head_top_k(9);
+         q.add_head_top_k(10);
+       },
+       "head_top_k=10 of kv_head 1 is outside [1, top_k=9]"},
+      {[](v1::Query& q) {
+         q.mutable_select()->set_all(true);
+         q.add_head_top_k(1);
+         q.add_head_top_k(1);
+       },
+       "head_top_k shares out a top_k"},
       {[](v1::Query& q) { q.clear_select(); }, "select is not given"},
       {[](v1::Query& q) { q.mutable_select()->set_all(false); }, "all=false selects nothing"},
       {[](v1::Query& q) { q.set_layer(2); }, "layer=2 is outside [0, 2)"},

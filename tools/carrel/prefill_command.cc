@@ -126,8 +126,9 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   // Beside a GPU some threads sleep at any time, until it has encoded their keys; with two per core
   // those that do not are in one another's way.
   ThreadPool pool((gpu && flags.threads == 0 ? threads + threads / 4 : threads) - 1);
+  const model::DigestCache cache(model::DigestCache::DefaultFolder());
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
-                   model::LoadCheckpoint(flags.model_dir, &pool, flags.adapter_dir));
+                   model::LoadCheckpoint(flags.model_dir, &pool, flags.adapter_dir, &cache));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
@@ -149,7 +150,8 @@ void AddPrefill(CLI::App& app, Run& chosen) {
       "prefill", "Run a document through a model once and keep its K and V as a context");
   command
       .add_option("--model", flags->model_dir,
-                  "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")
+                  "folder of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), or a "
+                  "GGUF file")
       ->required();
   DeclareAdapter(command, flags->adapter_dir);
   command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");

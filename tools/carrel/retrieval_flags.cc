@@ -13,7 +13,7 @@ namespace carrel::tools {
 void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command
       .add_option("--model", model_dir,
-                  "folder of the Hugging Face checkpoint that computed the context")
+                  "folder of the Hugging Face checkpoint, or the GGUF file, that computed the context")
       ->required();
   DeclareAdapter(command, adapter_dir);
   DeclareMissingBytes(command, missing_bytes);
@@ -291,8 +291,9 @@ absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags
 
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
-  ASSIGN_OR_RETURN(open->checkpoint_,
-                   model::LoadCheckpoint(flags.model_dir, &open->pool_, flags.adapter_dir));
+  const model::DigestCache cache(model::DigestCache::DefaultFolder());
+  ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_,
+                                                            flags.adapter_dir, &cache));
   if (flags.context.empty()) {
     ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(
                                          open->checkpoint_, &open->pool_, flags.device_config));

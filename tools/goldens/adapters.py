@@ -4,6 +4,7 @@ them, and the logits that PEFT computes.
 
 Needs torch, transformers and peft. Usage: adapters.py OUT_FOLDER
 """
+import copy
 import os
 import shutil
 import sys
@@ -24,16 +25,17 @@ CASES = {
 def randomize(model, deviation):
     for parameter in model.parameters():
         parameter.data.normal_(0, deviation)
+        parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
 
 
 def main(out):
     torch.manual_seed(31)
     config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2,
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=16,
                          max_position_embeddings=128, tie_word_embeddings=True)
     base = LlamaForCausalLM(config).eval()
     randomize(base, 0.25)
-    base.save_pretrained(os.path.join(out, "base"))
+    copy.deepcopy(base).to(torch.bfloat16).save_pretrained(os.path.join(out, "base"))
     os.remove(os.path.join(out, "base", "generation_config.json"))
     tokens = torch.randint(0, 64, (1, 24))
     golden = {"input_ids": tokens[0].to(torch.int32)}

@@ -10,7 +10,7 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 TOKENS = 40
 SMALL = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -20,11 +20,24 @@ SMALL = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_lay
 
 def yarn():
     rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
-    config = Qwen2Config(**SMALL, rope_parameters=rope, tie_word_embeddings=True)
+    config = Qwen2Config(**SMALL, head_dim=16, rope_parameters=rope, tie_word_embeddings=True)
     return Qwen2ForCausalLM(config)
 
 
-FAMILIES = {"yarn": yarn}
+def qwen3_moe(**options):
+    config = Qwen3MoeConfig(**dict(SMALL, **options), head_dim=8, moe_intermediate_size=16,
+                            rope_parameters=dict(rope_type="default", rope_theta=1e4))
+    return Qwen3MoeForCausalLM(config)
+
+
+FAMILIES = {
+    "yarn": yarn,
+    "qwen3_moe": lambda: qwen3_moe(num_experts=8, num_experts_per_tok=3, norm_topk_prob=True),
+    # The second layer is dense, and of the others' experts the weights do not add up to 1.
+    "qwen3_moe_mixed": lambda: qwen3_moe(num_experts=5, num_experts_per_tok=2,
+                                         norm_topk_prob=False, num_hidden_layers=3,
+                                         mlp_only_layers=[1]),
+}
 
 
 def randomize(model):

@@ -1,0 +1,232 @@
+"""Carrel beside llama.cpp on the same GGUF file, text and threads: prefill, a restored context to its
+first token, ms per token, memory, and fidelity to dense decoding. JSON lines go to standard output."""
+import argparse
+import array
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+TRAINED = 8192            # positions of the model
+BYTES_PER_TOKEN = 4.18    # of the novel
+CONTINUATION_TOKENS = 64  # of the same text, about; for KL and top-1
+EVERY = 4                 # the peer's probabilities: at each fourth of them
+GENERATED = 64
+REPEAT = 3
+PROMPT = "\n\nWhat happened next?"
+SETTINGS = {
+    "store": [],
+    "host": ["--zone", "host"],
+    "dense": ["--top-k", "all"],
+}
+
+
+def fail(message):
+    sys.exit("bench real: " + message)
+
+
+def cut(text, start, tokens):
+    """About so many tokens of the UTF-8 text from byte `start`, to the end of a line."""
+    end = start + int(tokens * BYTES_PER_TOKEN)
+    if end > len(text):
+        fail(f"the novel has {len(text)} bytes, {end} are wanted")
+    return text[start:text.rindex(b"\n", start, end) + 1]
+
+
+def run(command, capture=True):
+    """Wall seconds, peak resident bytes and the last line of standard output of a process."""
+    start = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE if capture else sys.stderr)
+    output = process.stdout.read() if capture else b""
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        fail(f"{' '.join(command[:4])} ... failed with exit code {process.returncode}")
+    lines = output.splitlines()
+    return seconds, usage.ru_maxrss * 1024, json.loads(lines[-1]) if lines else None
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def machine(threads):
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        info = dict(line.split(":", 1) for line in file if ":" in line)
+    info = {key.strip(): value.strip() for key, value in info.items()}
+    flags = info.get("flags", "").split()
+    widest = next((name for name in ("avx512f", "avx2") if name in flags), "neither AVX2 nor AVX-512")
+    return {"cpu": info.get("model name", "unknown"), "vectors": widest, "cores": os.cpu_count(),
+            "threads": threads, "load_average_1min": os.getloadavg()[0]}
+
+
+def log_softmax(logits):
+    top = max(logits)
+    total = math.log(math.fsum(math.exp(x - top) for x in logits)) + top
+    return [x - total for x in logits]
+
+
+def read_logits(path, positions):
+    """Log probabilities at the first positions of a safetensors file with one f32 tensor."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        rows, vocabulary = header["logits"]["shape"]
+        if rows < positions:
+            fail(f"{path} has {rows} positions, {positions} are wanted")
+        result = []
+        for _ in range(positions):
+            row = array.array("f")
+            row.frombytes(file.read(4 * vocabulary))
+            result.append(log_softmax(row))
+    return result
+
+
+def fidelity(dense, other):
+    """Mean KL(dense || other) in nats, and the share of positions with the same best token."""
+    divergence, same = 0.0, 0
+    for p, q in zip(dense, other, strict=True):
+        divergence += math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q))
+        same += p.index(max(p)) == q.index(max(q))
+    return {"kl": divergence / len(dense), "top1": same / len(dense)}
+
+
+class Case:
+    """One length: its texts, and both programs on them."""
+
+    def __init__(self, args, thousands):
+        self.args = args
+        self.name = f"{thousands}k"
+        self.beyond = 1000 * thousands + 2 * GENERATED + CONTINUATION_TOKENS > TRAINED
+        self.folder = os.path.join(args.folder, self.name)
+        os.makedirs(self.folder, exist_ok=True)
+        with open(args.document, "rb") as file:
+            text = file.read()
+        document = cut(text, 0, 1000 * thousands)
+        self.texts = {"document": document,
+                      "continuation": cut(text, len(document), CONTINUATION_TOKENS)}
+        for name, piece in self.texts.items():
+            with open(self.path(name + ".txt"), "wb") as file:
+                file.write(piece)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def carrel(self, *arguments):
+        return run([self.args.carrel, arguments[0], "--model", self.args.gguf, "--threads",
+                    str(self.args.threads), *arguments[1:], "--json",
+                    *(["--beyond-trained"] if self.beyond else [])])
+
+    def ask(self, setting, prompt, *arguments):
+        return self.carrel("ask", "--store", self.path("store"), "--context", "document",
+                           *SETTINGS[setting], *arguments, prompt)
+
+    def prefill(self):
+        run(["rm", "-rf", self.path("store")], capture=False)
+        _, resident, report = self.carrel("prefill", "--input", self.path("document.txt"), "--store",
+                                          self.path("store"), "--name", "document", "--quiet")
+        return {"program": "carrel", "setting": "prefill", "tokens": report["tokens"],
+                "prefill_tokens_per_s": report["tokens_per_s"], "resident_bytes": resident,
+                "stored_bytes": report["stored_bytes"]}
+
+    def decode(self):
+        """One result per setting; the settings take turns, so that noise falls on all of them."""
+        runs = {setting: [] for setting in SETTINGS}
+        firsts = {setting: [] for setting in SETTINGS}
+        for _ in range(REPEAT):
+            for setting in SETTINGS:
+                firsts[setting].append(self.ask(setting, PROMPT, "--max-tokens", "1"))
+                runs[setting].append(
+                    self.ask(setting, PROMPT, "--max-tokens", str(GENERATED), "--ignore-eos"))
+        results = {}
+        for setting in SETTINGS:
+            stats = runs[setting][0][2]["stats"]
+            heads = len(stats["layers"]) and self.heads()
+            results[setting] = {
+                "program": "carrel", "setting": setting,
+                "start_to_first_token_s": median([one[0] for one in firsts[setting]]),
+                "prompt_s": median([one[2]["prompt_seconds"] for one in firsts[setting]]),
+                "ms_per_token": median([1000 / one[2]["tokens_per_s"] for one in runs[setting]]),
+                "resident_bytes": max(one[1] for one in runs[setting]),
+                "rows_per_kv_head": stats["rows_per_layer_and_token"] / heads,
+                "promised_error": stats["promised_error"]}
+        return results
+
+    def heads(self):
+        inspect = [self.args.carrel, "inspect", "document", "--store", self.path("store"), "--json"]
+        return int(run(inspect)[2]["fingerprint"]["kv_heads"])
+
+    def logits(self):
+        """Log probabilities over the continuation, by setting."""
+        continuation = self.texts["continuation"].decode()
+        result = {}
+        for setting in SETTINGS:
+            file = self.path(setting + ".safetensors")
+            _, _, report = self.ask(setting, continuation, "--max-tokens", "1", "--logits", file)
+            result[setting] = read_logits(file, report["prompt_tokens"])
+            os.remove(file)
+        return result
+
+    def peer(self, part, vocabulary=0):
+        out = self.path(f"peer-{part}.json")
+        here = os.path.dirname(os.path.abspath(__file__))
+        positions = int(self.tokens + 2 * CONTINUATION_TOKENS + 2 * GENERATED)
+        flags = {"gguf": self.args.gguf, "document": self.path("document.txt"),
+                 "continuation": self.path("continuation.txt"), "prompt": PROMPT,
+                 "folder": os.path.abspath(self.folder), "out": out, "threads": self.args.threads,
+                 "count": GENERATED, "repeat": REPEAT, "vocabulary": vocabulary, "every": EVERY,
+                 "positions": positions}
+        with open(self.path(f"peer-{part}.log"), "wb") as log:  # llama.cpp tells much
+            command = [self.args.peer, os.path.join(here, "peer.py"), part]
+            for name, value in flags.items():
+                command += ["--" + name, str(value)]
+            if subprocess.run(command, stdout=log, stderr=log, check=False).returncode != 0:
+                fail(f"the peer failed; {log.name} tells why")
+        with open(out, encoding="utf-8") as file:
+            return {"program": "llama.cpp", "setting": part, **json.load(file)}
+
+    def measure(self, report):
+        if self.beyond:
+            print(f"bench real: {self.name} is beyond the {TRAINED:,} positions that the model was "
+                  "trained for: times and bytes count, KL does not", file=sys.stderr)
+        prefilled = self.prefill()
+        self.tokens = prefilled["tokens"]
+        report(prefilled)
+        if self.args.peer:
+            peer_prefilled = self.peer("prefill")
+            if peer_prefilled["tokens"] != self.tokens:
+                fail(f"the peer reads {peer_prefilled['tokens']} tokens, Carrel {self.tokens}")
+            report(peer_prefilled)
+        decoded = self.decode()
+        logits = self.logits()
+        for setting, result in decoded.items():
+            report({**result, **fidelity(logits["dense"], logits[setting])})
+        if self.args.peer:
+            result = self.peer("decode", len(logits["dense"][0]))
+            theirs = result.pop("log_probabilities")
+            report({**result, **fidelity(logits["dense"][::EVERY], theirs)})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("carrel", "gguf", "document", "folder"):
+        parser.add_argument("--" + name, required=True)
+    parser.add_argument("--peer", help="python of the environment that has xllamacpp")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("lengths", nargs="+", metavar="LENGTH", help="as 4k: thousands of tokens")
+    args = parser.parse_args()
+    for length in args.lengths:
+        if not (length.endswith("k") and length[:-1].isdigit() and 1 <= int(length[:-1]) <= 60):
+            fail(f'a length is 1k to 60k, not "{length}"')
+    print(json.dumps({**machine(args.threads), "peer": bool(args.peer)}), flush=True)
+    for length in args.lengths:
+        case = Case(args, int(length[:-1]))
+        case.measure(lambda result, name=length: print(json.dumps({"length": name, **result}),
+                                                       flush=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""llama.cpp (the package xllamacpp) on one document, in two processes, as one JSON object each:
+prefill (read it, save the slot) and decode (restore the slot, answer, generate, probabilities).
+
+Runs in the virtual environment that has xllamacpp; ids come and go as JSON files.
+"""
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+import urllib.request
+
+START = time.monotonic()
+SLOT = "document.slot"
+
+
+class Peer:
+    """Its server in this process, on a free port of this host, with one slot."""
+
+    def __init__(self, args, positions):
+        import xllamacpp  # after START: loading it is part of what a restored context waits for
+        params = xllamacpp.CommonParams()
+        params.model.path = args.gguf
+        params.n_ctx = positions
+        params.n_parallel = 1
+        params.cpuparams.n_threads = args.threads
+        params.cpuparams_batch.n_threads = args.threads
+        params.slot_save_path = args.folder + "/"
+        params.endpoint_slots = True
+        params.warmup = False
+        params.cache_ram_mib = 0
+        self.server = xllamacpp.Server(params)
+
+    def post(self, path, body):
+        request = urllib.request.Request(
+            self.server.listening_address + path, data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as reply:
+            return json.load(reply)
+
+    def tokens(self, text):
+        body = {"content": text, "add_special": False, "parse_special": True}
+        return self.post("/tokenize", body)["tokens"]
+
+    def complete(self, ids, count, probabilities=0):
+        return self.post("/completion", {
+            "prompt": ids, "n_predict": count, "id_slot": 0, "cache_prompt": True,
+            "ignore_eos": True, "temperature": 0, "n_probs": probabilities,
+            "return_tokens": True})
+
+
+def read_text(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return file.read()
+
+
+def log_probabilities(peer, ids, vocabulary):
+    """What the model gives each token after `ids`, as a list by id."""
+    listed = peer.complete(ids, 1, vocabulary)["completion_probabilities"][0]["top_logprobs"]
+    result = [None] * vocabulary
+    for entry in listed:
+        result[entry["id"]] = entry["logprob"]
+    if None in result:
+        raise SystemExit(f"peer: probabilities of {len(listed)} tokens of {vocabulary}")
+    return result
+
+
+def prefill(args, peer, document):
+    timings = peer.complete(document, 0)["timings"]
+    if timings["prompt_n"] != len(document):
+        raise SystemExit(f"peer: read {timings['prompt_n']} tokens of {len(document)}")
+    peer.post("/slots/0?action=save", {"filename": SLOT})
+    return {"prefill_tokens_per_s": timings["prompt_per_second"], "tokens": len(document),
+            "stored_bytes": os.path.getsize(os.path.join(args.folder, SLOT))}
+
+
+def decode(args, peer, document):
+    before = time.monotonic()
+    restored = peer.post("/slots/0?action=restore", {"filename": SLOT})
+    if restored["n_restored"] != len(document):
+        raise SystemExit(f"peer: restored {restored['n_restored']} tokens of {len(document)}")
+    question = document + peer.tokens(args.prompt)
+    first = peer.complete(question, 1)
+    now = time.monotonic()
+    if first["timings"]["prompt_n"] > len(question) - len(document):
+        raise SystemExit("peer: the restored slot was not used")
+    result = {"start_to_first_token_s": now - START, "restore_to_first_token_s": now - before}
+    speeds = [peer.complete(question, args.count)["timings"]["predicted_per_token_ms"]
+              for _ in range(args.repeat)]
+    result["ms_per_token"] = sorted(speeds)[len(speeds) // 2]
+    result["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    continuation = peer.tokens(read_text(args.continuation))
+    result["log_probabilities"] = [
+        log_probabilities(peer, document + continuation[:position + 1], args.vocabulary)
+        for position in range(0, len(continuation), args.every)]
+    result["continuation_tokens"] = len(continuation)
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["prefill", "decode"])
+    for name in ("gguf", "document", "continuation", "prompt", "folder", "out"):
+        parser.add_argument("--" + name, required=True)
+    for name in ("threads", "count", "repeat", "vocabulary", "every", "positions"):
+        parser.add_argument("--" + name, type=int, required=True)
+    args = parser.parse_args()
+    peer = Peer(args, args.positions)
+    document = peer.tokens(read_text(args.document))
+    result = (prefill if args.part == "prefill" else decode)(args, peer, document)
+    with open(args.out, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

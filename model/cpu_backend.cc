@@ -215,6 +215,7 @@ class CpuBackend final : public Backend {
   // The calls are independent of each other; what an adapter adds to them comes with them.
   void Apply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
     if (added_.empty()) return Multiply(calls, n, spread);
+    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
     const ScratchPool::Lease lease(&low_scratch_);
     float* low = lease.data();
     absl::InlinedVector<LinearCall, kCallsTogether> down, up(calls.begin(), calls.end());
@@ -247,17 +248,17 @@ class CpuBackend final : public Backend {
   }
 
   // Of each call, its tokens as products with quantised rows need them, once for all units; null
-  // where nothing is needed.
+  // where nothing is needed, and beyond the first kCallsTogether, which pack for each unit.
   static void PackTokens(absl::Span<const LinearCall> calls, int64_t n, float* room,
-                         const float* (&packed)[kCallsTogether]) {
-    for (size_t i = 0; i < calls.size(); ++i) {
+                         absl::Span<const float*> packed) {
+    const size_t count = std::min<size_t>(calls.size(), kCallsTogether);
+    for (size_t i = 0; i < count; ++i) {
       const LinearCall& call = calls[i];
       const int64_t floats =
           call.blocks == nullptr ? 0 : kernels::PackedTokensFloats(*call.blocks, n);
       if (floats == 0) continue;
-      const LinearCall* const last = i == 0 ? nullptr : &calls[i - 1];
-      if (last != nullptr && packed[i - 1] != nullptr && last->x == call.x &&
-          last->blocks->type == call.blocks->type) {
+      if (i > 0 && packed[i - 1] != nullptr && calls[i - 1].x == call.x &&
+          calls[i - 1].blocks->type == call.blocks->type) {
         packed[i] = packed[i - 1];
         continue;
       }
@@ -269,10 +270,9 @@ class CpuBackend final : public Backend {
 
   // Units of work are the same whether spread or not.
   void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
-    CARREL_CHECK(static_cast<int64_t>(calls.size()) <= kCallsTogether);
     const ScratchPool::Lease room(&packed_scratch_);
-    const float* packed[kCallsTogether] = {};
-    PackTokens(calls, n, room.data(), packed);
+    absl::InlinedVector<const float*, kCallsTogether> packed(calls.size(), nullptr);
+    PackTokens(calls, n, room.data(), absl::MakeSpan(packed));
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {

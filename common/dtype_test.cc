@@ -1,5 +1,6 @@
 #include "common/dtype.h"
 
+#include "common/f16.h"
 #include "common/test_util.h"
 
 namespace carrel {
@@ -20,6 +21,32 @@ TEST(Bf16Test, Halfway_RoundsToEven) {
   EXPECT_EQ(FloatToBf16(std::bit_cast<float>(0x3f808000u)), 0x3f80);  // tie, even below
   EXPECT_EQ(FloatToBf16(std::bit_cast<float>(0x3f818000u)), 0x3f82);  // tie, even above
   EXPECT_EQ(FloatToBf16(std::bit_cast<float>(0x3f808001u)), 0x3f81);
+}
+
+TEST(F16Test, EveryValue_SurvivesTheRoundTrip) {
+  for (uint32_t x = 0; x <= 0xffff; ++x) {
+    const float f = F16ToFloat(static_cast<uint16_t>(x));
+    if (std::isnan(f)) {
+      EXPECT_TRUE(std::isnan(F16ToFloat(FloatToF16(f))));
+    } else {
+      EXPECT_EQ(FloatToF16(f), x);
+    }
+  }
+}
+
+TEST(F16Test, BetweenTwoValues_RoundsToTheNearerAndTiesToEven) {
+  for (uint32_t x = 0; x < 0x7bff; ++x) {
+    const float low = F16ToFloat(static_cast<uint16_t>(x));
+    const float high = F16ToFloat(static_cast<uint16_t>(x + 1));
+    const float middle = (low + high) / 2;  // exact
+    EXPECT_EQ(FloatToF16(middle), x % 2 == 0 ? x : x + 1);
+    EXPECT_EQ(FloatToF16(std::nextafter(middle, low)), x);
+    EXPECT_EQ(FloatToF16(std::nextafter(middle, high)), x + 1);
+    EXPECT_EQ(FloatToF16(-middle), FloatToF16(middle) | 0x8000);
+  }
+  EXPECT_EQ(FloatToF16(65519.0f), 0x7bff);
+  EXPECT_EQ(FloatToF16(65520.0f), 0x7c00);
+  EXPECT_EQ(FloatToF16(1e30f), 0x7c00);
 }
 
 TEST(F16Test, KnownValues) {

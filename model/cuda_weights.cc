@@ -1,7 +1,5 @@
 #include "model/cuda_weights.h"
 
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -10,6 +8,7 @@
 #include "common/cuda/pinned_ring.h"
 #include "common/cuda/status.h"
 #include "common/cuda/stream.h"
+#include "common/f16.h"
 #include "common/dtype.h"
 #include "common/status.h"
 #include "model/adapter.h"
@@ -59,8 +58,7 @@ void SumToHalf(HalfType type, const WeightMatrix& matrix, const LowRankProduct& 
       continue;
     }
     for (int64_t i = 0; i < n; ++i) {
-      const __half rounded = __float2half_rn(wide[i]);
-      std::memcpy(out + at + i, &rounded, sizeof(rounded));
+      out[at + i] = FloatToF16(wide[i]);
     }
   }
 }

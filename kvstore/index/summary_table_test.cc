@@ -102,7 +102,7 @@ TEST_F(SummaryTableTest, ZonesWithinAndAcrossSegments_GiveTheTermOfTheirSummarie
     const std::vector<float> got = OfTable(*table, q);
     for (size_t i = 0; i < got.size(); ++i) {
       // Means made anew are int8, those of EstimateRest exact rows of bf16.
-      EXPECT_NEAR(got[i], expected[i], 0.03) << "element " << i << " of " << zone.begin;
+      EXPECT_NEAR(got[i], expected[i], 0.08) << "element " << i << " of " << zone.begin;
     }
   }
 }

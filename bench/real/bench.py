@@ -42,7 +42,7 @@ def cut(text, start, tokens):
 
 
 def run(command):
-    """A process: its wall and CPU seconds, its peak resident bytes, the JSON object it ends with."""
+    """A process, and the JSON object that it prints last."""
     start = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         output = process.stdout.read()

@@ -3,7 +3,8 @@ import json
 import sys
 
 COLUMNS = ["", "prefill, tokens/s (per CPU s)", "start to first token, s",
-           "ms per token (CPU ms)", "rows per KV head", "resident, MiB", "stored, MiB", "KL to dense", "top-1"]
+           "ms per token (CPU ms)", "rows per KV head", "resident, MiB", "stored, MiB",
+           "KL to dense", "top-1"]
 NAMES = {"store": "Carrel, default", "host": "Carrel, --zone host",
          "dense": "Carrel, --top-k all", "decode": "llama.cpp"}
 

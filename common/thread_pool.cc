@@ -1,10 +1,12 @@
 #include "common/thread_pool.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <utility>
 
@@ -22,6 +24,17 @@ void FutexWait(std::atomic<uint32_t>& word, uint32_t seen) {
 
 void FutexWake(std::atomic<uint32_t>& word, int count) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+// How long a worker that finds nothing to do looks on before it sleeps. The loops of a token follow
+// each other within some microseconds, and to be woken takes five times as long.
+constexpr std::chrono::microseconds kLookOn(40);
+
+// Looks on until done() or kLookOn has passed; lets whoever is ready have the core.
+template <class Done>
+void LookOn(const Done& done) {
+  const auto until = std::chrono::steady_clock::now() + kLookOn;
+  while (!done() && std::chrono::steady_clock::now() < until) sched_yield();
 }
 
 }  // namespace
@@ -104,6 +117,8 @@ void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> bod
 }
 
 void ThreadPool::Work() {
+  uint32_t seen = 0;
+  bool looked_on = false;  // since `seen` was read
   mu_.Lock();
   for (;;) {
     if (!loops_.empty()) {
@@ -124,13 +139,19 @@ void ThreadPool::Work() {
       mu_.Lock();
     } else if (stopping_) {
       break;
+    } else if (!looked_on || announced_.load(std::memory_order_relaxed) != seen) {
+      seen = announced_.load(std::memory_order_relaxed);
+      mu_.Unlock();
+      LookOn([&] { return announced_.load(std::memory_order_relaxed) != seen; });
+      mu_.Lock();
+      looked_on = true;
     } else {
       ++sleeping_;
-      const uint32_t seen = announced_.load(std::memory_order_relaxed);
       mu_.Unlock();
       FutexWait(announced_, seen);
       mu_.Lock();
       --sleeping_;
+      looked_on = false;
     }
   }
   mu_.Unlock();

@@ -1,5 +1,6 @@
 #include "decoder/refine/exact_refiner.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/dtype.h"
@@ -9,10 +10,12 @@
 namespace carrel::decoder {
 namespace {
 
+constexpr int64_t kPieceRows = 2048;
+
 class ExactRefiner final : public Refiner {
  public:
-  ExactRefiner(const AttentionShape& shape, RowRange zone, const HostRows& rows)
-      : shape_(shape), zone_(zone), rows_(rows) {}
+  ExactRefiner(const AttentionShape& shape, RowRange zone, const HostRows& rows, ThreadPool* pool)
+      : shape_(shape), zone_(zone), rows_(rows), pool_(pool) {}
 
   void Select(const RefineRequest& request, Selection& selection) override {
     thread_local std::vector<float> scores;
@@ -32,12 +35,16 @@ class ExactRefiner final : public Refiner {
       }
       q = turned.data();
     }
-    for (Position at = zone_.begin; at < zone_.end;) {
-      const int64_t count = rows.Contiguous(at, zone_.end);
-      kernels::DotScore(q, request.queries, d, rows.Key(at), count, scale,
-                        scores.data() + (at - zone_.begin), n);
-      at += count;
-    }
+    // Heads alone are too few to keep all cores busy.
+    pool_->ParallelFor((n + kPieceRows - 1) / kPieceRows, [&, out = scores.data()](int64_t piece) {
+      const Position end = std::min(zone_.end, zone_.begin + (piece + 1) * kPieceRows);
+      for (Position at = zone_.begin + piece * kPieceRows; at < end;) {
+        const int64_t count = rows.Contiguous(at, end);
+        kernels::DotScore(q, request.queries, d, rows.Key(at), count, scale,
+                          out + (at - zone_.begin), n);
+        at += count;
+      }
+    });
     selection.visited += n;
     selection.keys_scored += n;
     selection.bytes_read += n * rows.row_bytes;
@@ -73,13 +80,14 @@ class ExactRefiner final : public Refiner {
   const AttentionShape shape_;
   const RowRange zone_;
   const HostRows& rows_;
+  ThreadPool* const pool_;
 };
 
 }  // namespace
 
 std::unique_ptr<Refiner> MakeExactRefiner(const AttentionShape& shape, RowRange zone,
-                                          const HostRows& rows) {
-  return std::make_unique<ExactRefiner>(shape, zone, rows);
+                                          const HostRows& rows, ThreadPool* pool) {
+  return std::make_unique<ExactRefiner>(shape, zone, rows, pool);
 }
 
 }  // namespace carrel::decoder

@@ -2,7 +2,8 @@
 // Math:   decision 004: max_h (scale * <q[h], k[j]> - lse[h]) with lse over the zone; ties by
 //         smaller id. The same rows as a flat index finds.
 // Source: Exact top-k decoding (docs/methods.md, A), Algorithm 1, with a scan as its index.
-// Cost:   reads every key of the zone once per token.
+// Ownership: rows and pool outlive it.
+// Cost:   reads every key of the zone once per token, spread over the pool.
 #pragma once
 
 #include <memory>
@@ -12,6 +13,6 @@
 namespace carrel::decoder {
 
 std::unique_ptr<Refiner> MakeExactRefiner(const AttentionShape& shape, RowRange zone,
-                                          const HostRows& rows);
+                                          const HostRows& rows, ThreadPool* pool);
 
 }  // namespace carrel::decoder

@@ -67,7 +67,7 @@ class Refiner {
 };
 
 // Reads and computes what the method needs (codes, labels): NotFound what the context lacks.
-// rows outlives the refiner.
+// rows and pool outlive the refiner.
 absl::StatusOr<std::unique_ptr<Refiner>> MakeRefiner(const RefineConfig& config,
                                                      const AttentionShape& shape, RowRange zone,
                                                      const HostRows& rows, ThreadPool* pool);

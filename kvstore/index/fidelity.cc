@@ -1,6 +1,7 @@
 #include "kvstore/index/fidelity.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -225,6 +226,46 @@ class QueryMeasure {
   EstimateScratch scratch_;
 };
 
+constexpr size_t kBudgets = kFidelityBudgets.size(), kShares = kSpreadShares.size();
+
+// Over the queries.
+struct Sums {
+  std::array<double, kBudgets> without = {};
+  std::array<std::array<double, kShares>, kBudgets> with = {};
+
+  // Of the budgets that shares are fitted to.
+  double OfShare(size_t share) const {
+    double sum = 0;
+    for (const size_t b : kFittedBudgets) sum += with[b][share];
+    return sum;
+  }
+  double Without() const {
+    double sum = 0;
+    for (const size_t b : kFittedBudgets) sum += without[b];
+    return sum;
+  }
+  size_t BestShare() const {
+    size_t best = 0;
+    for (size_t s = 1; s < kShares; ++s) {
+      if (OfShare(s) < OfShare(best)) best = s;
+    }
+    return best;
+  }
+};
+
+// shares: of kSpreadShares; with no summaries, none counts.
+absl::Status AddBudget(const Summaries* summaries, size_t budget, absl::Span<const float> shares,
+                       QueryMeasure& measure, Sums& sums) {
+  if (kFidelityBudgets[budget] >= measure.zone().rows()) return absl::OkStatus();  // no error
+  sums.without[budget] += measure.Select(kFidelityBudgets[budget]);
+  for (const float& share : shares) {
+    if (summaries == nullptr) break;
+    ASSIGN_OR_RETURN(const double error, measure.Estimate(*summaries, share));
+    sums.with[budget][static_cast<size_t>(&share - kSpreadShares.data())] += error;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& values,
@@ -246,40 +287,33 @@ absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& value
   }
   RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
   RETURN_IF_ERROR(values.Verify({0, values.count()}));
-  constexpr size_t kBudgets = kFidelityBudgets.size(), kShares = kSpreadShares.size();
-  std::vector<double> without(kBudgets), with(kBudgets * kShares);
+  Sums sums;
   QueryMeasure measure(keys, values, sampled, plan);
+  // All shares for the budgets that they are fitted to; the other budgets with the one chosen.
   for (const int64_t sample : samples) {
     measure.Start(sample);
     fidelity.output += measure.output();
+    for (const size_t b : kFittedBudgets) {
+      RETURN_IF_ERROR(AddBudget(summaries, b, kSpreadShares, measure, sums));
+    }
+  }
+  const size_t best = sums.BestShare();
+  for (const int64_t sample : samples) {
+    measure.Start(sample);
     for (size_t b = 0; b < kBudgets; ++b) {
-      if (kFidelityBudgets[b] >= measure.zone().rows()) break;  // every row: no error
-      without[b] += measure.Select(kFidelityBudgets[b]);
-      for (size_t s = 0; summaries != nullptr && s < kShares; ++s) {
-        ASSIGN_OR_RETURN(const double error, measure.Estimate(*summaries, kSpreadShares[s]));
-        with[b * kShares + s] += error;
-      }
+      if (std::find(kFittedBudgets.begin(), kFittedBudgets.end(), b) != kFittedBudgets.end())
+        continue;
+      RETURN_IF_ERROR(AddBudget(summaries, b, {&kSpreadShares[best], 1}, measure, sums));
     }
   }
   const auto n = static_cast<double>(samples.size());
   fidelity.queries = static_cast<int64_t>(samples.size());
   fidelity.output /= n;
-  for (const double error : without) fidelity.without.push_back(error / n);
+  for (const double error : sums.without) fidelity.without.push_back(error / n);
   if (summaries == nullptr) return fidelity;
-  const auto fitted = [&](const auto& of) {
-    double sum = 0;
-    for (const size_t b : kFittedBudgets) sum += of(b);
-    return sum;
-  };
-  size_t best = 0;
-  double least = INFINITY;
-  for (size_t s = 0; s < kShares; ++s) {
-    const double sum = fitted([&](size_t b) { return with[b * kShares + s]; });
-    if (sum < least) least = sum, best = s;
-  }
   fidelity.spread_share = kSpreadShares[best];
-  fidelity.estimate = least <= (1 - kLeastGain) * fitted([&](size_t b) { return without[b]; });
-  for (size_t b = 0; b < kBudgets; ++b) fidelity.with.push_back(with[b * kShares + best] / n);
+  fidelity.estimate = sums.OfShare(best) <= (1 - kLeastGain) * sums.Without();
+  for (size_t b = 0; b < kBudgets; ++b) fidelity.with.push_back(sums.with[b][best] / n);
   return fidelity;
 }
 

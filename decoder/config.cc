@@ -41,6 +41,10 @@ absl::Status ValidateRope(const RetrievalConfig& config) {
         "rope=infinitehip needs zone=host: a store searches keys after RoPE, and these are stored "
         "before it");
   }
+  if (config.estimate == Estimate::kOn) {
+    return absl::InvalidArgumentError(
+        "estimate=on with rope=infinitehip: summaries are of keys where the document has them");
+  }
   const RefineKind kind = config.refine->kind;
   if (kind == RefineKind::kHash || kind == RefineKind::kChannels) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -36,7 +36,6 @@ enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 using model::Rope;  // kInfiniteHip: repositioned_attention.h
 
 inline constexpr int64_t kAllRows = -1;               // a top_k: every row of the zone
-inline constexpr int32_t kUnmeasuredDenseLayers = 2;  // of a context that prefill did not measure
 inline constexpr int64_t kAsSelected = 0;  // a layer's budget: what range or mass selects
 
 struct RetrievalConfig {
@@ -46,7 +45,10 @@ struct RetrievalConfig {
   double range = 0;         // kRange: in units of scaled scores; > 0
   double mass = 0;          // kMass: 0 < mass <= 1
   double target_error = 0;  // kFidelity: > 0
-  bool or_top_k = false;  // kFidelity: a context that was not measured is attended by top_k instead
+  // kFidelity: a context that was not measured is attended by top_k instead, with so many dense
+  // layers.
+  bool or_top_k = false;
+  int32_t or_dense_layers = 2;
   // kFidelity: set by Decoder::Open: [layers, kv_heads], and the error that they promise.
   std::vector<int64_t> head_rows;
   double promised_error = 0;

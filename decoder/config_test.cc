@@ -209,6 +209,17 @@ TEST(RefineReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
   }
 }
 
+TEST(ValidateTest, TermWithPositionsOfTheirOwn_IsRefused) {
+  RetrievalConfig config;
+  config.rope = Rope::kInfiniteHip;
+  config.refine = *ParseRefine("exact");
+  config.dense_layers = 0;
+  CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
+  config.estimate = Estimate::kOn;
+  EXPECT_THAT(ValidateRetrievalConfig(config, 8),
+              StatusIs(absl::StatusCode::kInvalidArgument, "estimate=on with rope=infinitehip"));
+}
+
 TEST(TakesHostRowsTest, OnTheGpu_ForTheTermOrAZoneInHostMemory) {
   RetrievalConfig config;
   config.refine = *ParseRefine("hash");

@@ -44,8 +44,8 @@ absl::Status PlanFidelity(const v1::OpenReply& opened, RetrievalConfig& config) 
   if (absl::IsFailedPrecondition(heads.status()) && config.or_top_k) {
     config.select = Select::kTopK;
     config.top_k = std::min(config.top_k, opened.tokens());
-    config.dense_layers = std::min<int32_t>(std::max(config.dense_layers, kUnmeasuredDenseLayers),
-                                            static_cast<int32_t>(manifest.layers()));
+    config.dense_layers =
+        std::min<int32_t>(config.or_dense_layers, static_cast<int32_t>(manifest.layers()));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(heads.status());

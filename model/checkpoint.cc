@@ -18,9 +18,10 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
     checkpoint.tokenizer = *std::move(tokenizer);
     tokenizer_sha256 = checkpoint.tokenizer->sha256();
     if (checkpoint.tokenizer->vocab_size() > checkpoint.config.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tokenizer of ", model_dir, " does not fit its model: it has ids up to ",
-          checkpoint.tokenizer->vocab_size() - 1, ", the model's vocab_size is ", checkpoint.config.vocab_size));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokenizer of ", model_dir, " does not fit its model: it has ids up to ",
+                       checkpoint.tokenizer->vocab_size() - 1, ", the model's vocab_size is ",
+                       checkpoint.config.vocab_size));
     }
   } else if (!absl::IsNotFound(tokenizer.status())) {
     return tokenizer.status();
@@ -41,7 +42,8 @@ absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodePrompt(absl::string_view 
                                                               Tokenizer::Dropped* dropped) const {
   if (tokenizer == nullptr) {
     return absl::FailedPreconditionError(
-        "the model folder has no tokenizer (tokenizer.json or tokenizer.model): give token ids instead of text");
+        "the model folder has no tokenizer (tokenizer.json or tokenizer.model): give token ids "
+        "instead of text");
   }
   return tokenizer->Encode(text, dropped);
 }
@@ -58,7 +60,8 @@ absl::Status ValidateTokenIds(absl::Span<const TokenId> ids, const ModelConfig& 
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= config.vocab_size) {
       return absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at index ", i,
-                                                     " is outside the vocabulary [0, ", config.vocab_size, ")"));
+                                                     " is outside the vocabulary [0, ",
+                                                     config.vocab_size, ")"));
     }
   }
   return absl::OkStatus();

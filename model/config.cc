@@ -388,6 +388,8 @@ std::string Shortest(double x) {
   return std::string(buffer, end);
 }
 
+}  // namespace
+
 const char* RopeTypeName(RopeType type) {
   switch (type) {
     case RopeType::kDefault:
@@ -401,8 +403,6 @@ const char* RopeTypeName(RopeType type) {
   }
   return "unknown";
 }
-
-}  // namespace
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   if (IsGgufPath(model_dir)) {

@@ -46,20 +46,6 @@ absl::StatusOr<RopeType> ParseType(const JsonFields& rope) {
   return type.value_or(RopeType::kDefault);
 }
 
-const char* TypeName(RopeType type) {
-  switch (type) {
-    case RopeType::kDefault:
-      return "default";
-    case RopeType::kLinear:
-      return "linear";
-    case RopeType::kLlama3:
-      return "llama3";
-    case RopeType::kYarn:
-      return "yarn";
-  }
-  return "unknown";
-}
-
 bool Reads(RopeType type, absl::string_view name) {
   const auto one_of = [&](std::initializer_list<absl::string_view> names) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -96,7 +82,7 @@ absl::Status CheckKeys(const JsonFields& rope, RopeType type) {
                      [&name = name](RopeType other) { return Reads(other, name); })) {
       return rope.Unsupported(name, "is not a rope parameter that is understood");
     }
-    return rope.Invalid(name, absl::StrCat("is not a parameter of rope type ", TypeName(type)));
+    return rope.Invalid(name, absl::StrCat("is not a parameter of rope type ", RopeTypeName(type)));
   }
   return absl::OkStatus();
 }

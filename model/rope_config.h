@@ -15,4 +15,7 @@ namespace carrel::model {
 absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config,
                                            int64_t max_position_embeddings);
 
+// As rope_type has it; model/config.cc.
+const char* RopeTypeName(RopeType type);
+
 }  // namespace carrel::model

@@ -193,6 +193,28 @@ TEST_F(BadInputTest, TokenFile_Malformed_NamesFileAndEntry) {
   ExpectNothingLost();
 }
 
+TEST_F(BadInputTest, WhichRows_OneOfFourWaysAndWithinItsBounds) {
+  const Args ask = {"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "x"};
+  EXPECT_THAT(Carrel(With(ask, {"--fidelity", "best"})),
+              FailsWith(kBad, Texts{"fidelity=best", "fast, balanced, faithful"}));
+  EXPECT_THAT(Carrel(With(ask, {"--fidelity", ""})), FailsWith(kBad, Texts{"fidelity="}));
+  for (const char* error : {"0", "-1", "nan", "inf"}) {
+    EXPECT_THAT(Carrel(With(ask, {"--target-error", error})),
+                FailsWith(kBad, Texts{"target_error=", "(0, infinity)"}));
+  }
+  const Args ways[] = {{"--fidelity", "fast"},
+                       {"--target-error", "0.1"},
+                       {"--top-k", "8"},
+                       {"--select", "mass:0.5"}};
+  for (const Args& one : ways) {
+    for (const Args& other : ways) {
+      if (one[0] == other[0]) continue;
+      EXPECT_THAT(Carrel(With(With(ask, one), other)), FailsWith(kBad, Texts{one[0], other[0]}));
+    }
+  }
+  ExpectNothingLost();
+}
+
 TEST_F(BadInputTest, TokenFile_IdOutsideVocabulary_NamesIdAndIndex) {
   for (const int64_t id : {int64_t{2048}, int64_t{-1}, int64_t{INT32_MAX}, int64_t{INT32_MIN}}) {
     const std::string file = WriteFile("tokens.json", absl::StrCat("[5, 6, ", id, "]"));

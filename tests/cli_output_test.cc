@@ -11,14 +11,14 @@ namespace {
 using CliOutputTest = StoreTest;
 using nlohmann::json;
 
-const Args kRetrievalFlags = {"--model",     "--context",    "--store",        "--server",
-                              "--top-k",     "--sink",       "--local",        "--dense-layers",
-                              "--budget",    "--prefetch",   "--want",         "--max-tokens",
-                              "--threads",   "--stats",      "--json",         "--temperature",
-                              "--top-p",     "--seed",       "--effort",       "--oversample",
-                              "--select",    "--max-rows",   "--estimate",     "--zone",
-                              "--refine",    "--bank-bytes", "--bank-map",     "--bank-ahead",
-                              "--row-cache", "--adapter",    "--missing-bytes"};
+const Args kRetrievalFlags = {
+    "--model",         "--context",    "--store",        "--server",    "--top-k",
+    "--sink",          "--local",      "--dense-layers", "--budget",    "--prefetch",
+    "--want",          "--max-tokens", "--threads",      "--stats",     "--json",
+    "--temperature",   "--top-p",      "--seed",         "--effort",    "--oversample",
+    "--select",        "--max-rows",   "--estimate",     "--zone",      "--refine",
+    "--bank-bytes",    "--bank-map",   "--bank-ahead",   "--row-cache", "--adapter",
+    "--missing-bytes", "--fidelity",   "--target-error"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -427,6 +427,30 @@ TEST_F(CliOutputTest, EvalMatch_Contains_CountsAnswersThatHoldTheExpectedText) {
   WriteFile("questions.jsonl", json{{"prompt", kQuestion}, {"answer", " "}}.dump());
   EXPECT_THAT(Carrel(With(eval, {"--match", "contains"})),
               FailsWith(2, Texts{"question 1", "empty answer"}));
+}
+
+// What was aimed at, what prefill promises, and more rows for less error.
+TEST_F(CliOutputTest, Fidelity_SaysWhatItPromisesAndTakesTheRowsForIt) {
+  const auto stats = [&](const Args& flags) {
+    const Outcome outcome =
+        Carrel(With({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "--sink",
+                     "1", "--local", "8", "--max-tokens", "4", "--json", kQuestion},
+                    flags));
+    EXPECT_THAT(outcome, Succeeds());
+    return JsonOf(outcome)["stats"];
+  };
+  double rows = 0;
+  for (const auto& [name, target] :
+       {std::pair{"fast", 0.05}, {"balanced", 0.03}, {"faithful", 0.018}}) {
+    const json of = stats({"--fidelity", name});
+    EXPECT_EQ(of["target_error"], target);
+    EXPECT_LE(of["promised_error"].get<double>(), target * 1.001) << name;
+    EXPECT_GE(of["rows_per_layer_and_token"].get<double>(), rows) << name;
+    rows = of["rows_per_layer_and_token"];
+    const json same = stats({"--target-error", absl::StrCat(target)});
+    EXPECT_EQ(same["rows_per_layer_and_token"], of["rows_per_layer_and_token"]) << name;
+  }
+  EXPECT_EQ(stats({})["target_error"], 0.03);
 }
 
 // The prompt gives the first token: a rate is of the steps after it.

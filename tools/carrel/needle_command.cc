@@ -85,7 +85,9 @@ void AddNeedle(CLI::App& app, Run& chosen) {
       "needle",
       "Write documents with facts hidden at chosen depths, in the demo model's language, and "
       "questions about them");
-  command.add_option("--model", flags->model_dir, "folder or GGUF file whose tokenizer counts tokens")->required();
+  command
+      .add_option("--model", flags->model_dir, "folder or GGUF file whose tokenizer counts tokens")
+      ->required();
   command.add_option("--out", flags->out, "folder of needle-LENGTH.txt and .questions.jsonl")
       ->required();
   command.add_option("--lengths", flags->lengths, "tokens of the documents, say 2000,8000")

@@ -120,11 +120,10 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       .add_option("--bank-ahead", device_config.bank.ahead,
                   "prefetch=speculative: rows fetched ahead, as a multiple of those attended")
       ->capture_default_str();
-  command.add_option(
-      "--refine", refine,
-      "zone=host and device: exact (the default) | hip | infinitehip | "
-      "hash | channels, with parameters as NAME:key=value,key=value "
-      "(docs/methods.md)");
+  command.add_option("--refine", refine,
+                     "zone=host and device: exact (the default) | hip | infinitehip | "
+                     "hash | channels, with parameters as NAME:key=value,key=value "
+                     "(docs/methods.md)");
   command
       .add_option(
           "--rope", rope,
@@ -193,7 +192,10 @@ absl::Status RetrievalFlags::Resolve() {
   // With positions given by attention all of a long context would share few of them.
   const bool none =
       config.rope == model::Rope::kInfiniteHip || config.select == decoder::Select::kFidelity;
-  config.dense_layers = dense_layers.value_or(none ? 0 : decoder::RetrievalConfig().dense_layers);
+  const int32_t usual = decoder::RetrievalConfig().dense_layers;
+  config.dense_layers = dense_layers.value_or(none ? 0 : usual);
+  config.or_dense_layers =
+      dense_layers.value_or(config.rope == model::Rope::kInfiniteHip ? 0 : usual);
   device_config.zone_on_device = zone == "device";
   if (zone == "device" || device_config.zone_in_host) {
     if (context.empty() && device_config.device == model::Device::kCuda)
@@ -293,8 +295,8 @@ absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
   const model::DigestCache cache(model::DigestCache::DefaultFolder());
-  ASSIGN_OR_RETURN(open->checkpoint_, model::LoadCheckpoint(flags.model_dir, &open->pool_,
-                                                            flags.adapter_dir, &cache));
+  ASSIGN_OR_RETURN(open->checkpoint_,
+                   model::LoadCheckpoint(flags.model_dir, &open->pool_, flags.adapter_dir, &cache));
   if (flags.context.empty()) {
     ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::OpenModelOnly(
                                          open->checkpoint_, &open->pool_, flags.device_config));

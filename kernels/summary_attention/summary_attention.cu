@@ -88,7 +88,6 @@ struct Queries {
   float q[kGroup][kShare];
   int group;
   float of_centre = 0;  // what the centre adds to every score
-  float norm = 0;       // scale^2 |q|^2
 
   __device__ Queries(const SummaryAttentionCudaParams& p, int head)
       : group(static_cast<int>(p.group)) {
@@ -104,11 +103,6 @@ struct Queries {
       for (int i = 0; i < kShare; ++i) q[h][i] = 0;
       if (h >= group) continue;
       LoadBf16<kDim>(p.q + (static_cast<int64_t>(head) * group + h) * kDim, q[h]);
-      float squares = 0;
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) squares += q[h][i] * q[h][i];
-      squares = WarpSum(squares);
-      if (lane == h) norm = p.scale * p.scale * squares;
     }
     of_centre = p.scale * Dot(centre);
   }

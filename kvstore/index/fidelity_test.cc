@@ -116,7 +116,8 @@ TEST_F(FidelityTest, WithoutTheTerm_IsWhatPlainLoopsGive) {
     for (const size_t b : {0, 2, 4}) {
       const double error =
           PlainError(keys_, values_, sampled_.Query(i, 0), p, kFidelityBudgets[b], plan);
-      off = std::max(off, std::abs(error - one.without[b]) / error);
+      // Below a hundred-thousandth of the output fp32 rounds.
+      off = std::max(off, std::abs(error - one.without[b]) / (error + 1e-5 * one.output));
     }
     nearest = std::min(nearest, off);
   }
@@ -148,10 +149,15 @@ TEST_F(FidelityTest, AttentionSink_TheTermAsItIsChosenDoesNoHarm) {
   Make(3000, 4, 8);
   const HeadFidelity measured = *Measure(40);
   const std::vector<double>& chosen = measured.estimate ? measured.with : measured.without;
-  for (size_t b = 0; b < kFidelityBudgets.size(); ++b) {
-    EXPECT_LE(chosen[b], 1.1 * measured.without[b] + 1e-12) << kFidelityBudgets[b];
+  double with = 0, without = 0;
+  for (const size_t b : {2, 4, 6}) {  // 32, 128 and 512 rows: what the choice is made by
+    with += chosen[b];
+    without += measured.without[b];
   }
-  EXPECT_LT(measured.spread_share, 1);
+  EXPECT_LE(with, without);
+  if (measured.estimate) {
+    EXPECT_LE(with, 0.98 * without);
+  }
 }
 
 TEST_F(FidelityTest, TooShortOrBadPlan) {

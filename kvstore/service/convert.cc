@@ -2,6 +2,7 @@
 
 #include <grpcpp/support/status.h>
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
@@ -116,6 +117,17 @@ void PieceToWire(const Piece& piece, const ReplyFormat& format, v1::HeadResult* 
 }
 
 }  // namespace
+
+int64_t MostRequestBytes(const OpenContext& context, const EngineConfig& config) {
+  constexpr int64_t kRest = int64_t{64} << 10;  // tags, shapes, numbers, fields of later versions
+  constexpr int64_t kLongestId = 10;
+  const AttentionShape& shape = context.shape();
+  const int64_t queries = config.max_query_tokens * 4 * shape.q_heads * shape.head_dim;
+  // A row held is one byte; one that takes two lies 128 rows or more behind the row before.
+  const int64_t held = shape.kv_heads * context.tokens();
+  const int64_t budgets = kLongestId * shape.kv_heads;
+  return kRest + std::max(queries + held + budgets, kLongestId * config.max_fetch_rows);
+}
 
 absl::StatusOr<OpenRequest> FromWire(const v1::Open& open) {
   OpenRequest request;

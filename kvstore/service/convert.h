@@ -27,6 +27,10 @@ class StatisticsResponse;
 
 namespace carrel::kvstore {
 
+// Bytes of the largest request that makes sense for the context: as many queries as it may hold, and
+// all of its rows named as held, or as many ids as one FetchRows may name.
+int64_t MostRequestBytes(const OpenContext& context, const EngineConfig& config);
+
 absl::StatusOr<OpenRequest> FromWire(const v1::Open& open);
 absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext& context);
 absl::StatusOr<FetchRequest> FromWire(const v1::FetchRows& fetch, const OpenContext& context);

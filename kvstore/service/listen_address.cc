@@ -1,6 +1,5 @@
 #include "kvstore/service/listen_address.h"
 
-#include <netdb.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -46,34 +45,6 @@ absl::Status PrepareUnix(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status PrepareTcp(const ListenAddress& address) {
-  const std::string what = absl::StrCat("listen ", address.ToString());
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (error != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": ", gai_strerror(error)));
-  }
-  absl::Cleanup free_found = [found] { freeaddrinfo(found); };
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return ErrnoStatus(errno, what);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  // Without listen() SO_REUSEADDR lets two bind at once; with it the second is told.
-  if (bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, 1) == 0) {
-    return absl::OkStatus();
-  }
-  if (errno == EADDRINUSE) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, ": address in use, another process listens there"));
-  }
-  return ErrnoStatus(errno, what);
-}
-
 }  // namespace
 
 std::string ListenAddress::ToString() const {
@@ -117,8 +88,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
 }
 
 absl::Status PrepareToListen(const ListenAddress& address) {
-  if (!address.unix_path.empty()) return PrepareUnix(address.unix_path);
-  return address.port == 0 ? absl::OkStatus() : PrepareTcp(address);
+  return address.unix_path.empty() ? absl::OkStatus() : PrepareUnix(address.unix_path);
 }
 
 }  // namespace carrel::kvstore

@@ -22,8 +22,8 @@ struct ListenAddress {
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 
 // A Unix path becomes free to bind: a socket file that nobody answers on is removed (its server was
-// killed); anything else that lies there is an error. TCP: binds and closes, to tell why it cannot
-// be bound. Somebody may still come between this and the server's own binding.
+// killed); anything else that lies there is an error. TCP: nothing. Somebody may still come between
+// this and the binding.
 absl::Status PrepareToListen(const ListenAddress& address);
 
 }  // namespace carrel::kvstore

@@ -3,36 +3,56 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/resource_quota.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.grpc.pb.h"
+#include "common/descriptor_limit.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/context_service.h"
 #include "kvstore/service/listen_address.h"
+#include "kvstore/service/listener.h"
 #include "kvstore/service/session_reactor.h"
 #include "kvstore/service/session_registry.h"
 
 namespace carrel::kvstore {
 namespace {
 
-// The largest request: 4,096 tokens' queries are refused by then, and 65,536 ids of FetchRows fit.
+// The largest request, whatever the context (MostRequestBytes).
 constexpr int kMaxRequestBytes = 32 << 20;
 constexpr absl::Duration kCutGrace = absl::Seconds(1);
+// How often sessions are looked at for having run out of time.
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+// Descriptors that are not connections': files of the store, gRPC's own, the reserve.
+constexpr int64_t kOtherDescriptors = 128;
 
-class RetrievalServiceImpl : public v1::RetrievalService::CallbackService {
+// A connection whose client is gone without a word, or stopped, is closed after the sum of these.
+constexpr int kKeepaliveMs = 30'000, kKeepaliveTimeoutMs = 20'000;
+constexpr int kIdleConnectionMs = 300'000;  // without any call
+constexpr int kHandshakeMs = 10'000;
+// Of gRPC's synchronous services, of which reflection is the only one.
+constexpr int kSyncThreads = 4;
+
+class RetrievalServiceImpl
+    : public v1::RetrievalService::WithRawCallbackMethod_Session<v1::RetrievalService::Service> {
  public:
   RetrievalServiceImpl(Engine* engine, SessionRegistry* registry)
       : engine_(engine), registry_(registry) {}
 
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* Session(
-      grpc::CallbackServerContext*) override {
-    return SessionReactor::Start(engine_, registry_);
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
+      grpc::CallbackServerContext* context) override {
+    return SessionReactor::Start(engine_, registry_, context);
   }
 
  private:
@@ -42,21 +62,51 @@ class RetrievalServiceImpl : public v1::RetrievalService::CallbackService {
 
 class GrpcServer : public Server {
  public:
-  explicit GrpcServer(Engine* engine) : retrieval_(engine, &registry_), contexts_(engine) {}
-  ~GrpcServer() override { Drain(absl::Now()); }
+  GrpcServer(const ServerConfig& config, Engine* engine)
+      : config_(config),
+        registry_(config.limits, engine->config().max_sessions),
+        retrieval_(engine, &registry_),
+        contexts_(engine) {}
+  ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 
-  absl::Status Listen(const ServerConfig& config);
+  absl::Status Listen();
 
   const std::vector<std::string>& addresses() const override { return addresses_; }
   std::shared_ptr<grpc::Channel> InProcessChannel() override;
-  void Drain(absl::Time deadline) override;
+  void Drain(absl::Duration wait) override;
+  ServiceStatistics statistics() const override;
 
  private:
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+
+  absl::Status Bind();
+  void SetLimits(grpc::ServerBuilder& builder) const;
+  void KeepTime();
+
+  const ServerConfig config_;
+  int64_t max_connections_ = 0, max_descriptors_ = 0;
   SessionRegistry registry_;
   RetrievalServiceImpl retrieval_;
   ContextServiceImpl contexts_;
   std::vector<std::string> addresses_;
+  std::unique_ptr<Listener> listener_;
+  std::vector<std::unique_ptr<Acceptor>> acceptors_;  // of addresses_
   std::unique_ptr<grpc::Server> server_;
+  absl::Notification stopped_;
+  std::thread time_keeper_;
+};
+
+// Takes reflection out of one server: its library, once linked, adds it to all of the process.
+class WithoutReflection : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [](const auto& plugin) {
+                                    return plugin->name() == "proto_server_reflection";
+                                  }),
+                   plugins->end());
+  }
 };
 
 void EnableHealthAndReflection() {
@@ -67,46 +117,99 @@ void EnableHealthAndReflection() {
   });
 }
 
-absl::Status GrpcServer::Listen(const ServerConfig& config) {
-  EnableHealthAndReflection();
+absl::Status GrpcServer::Bind() {
   std::vector<ListenAddress> addresses;
-  for (const std::string& text : config.listen) {
+  for (const std::string& text : config_.listen) {
     ASSIGN_OR_RETURN(addresses.emplace_back(), ParseListenAddress(text));
-    RETURN_IF_ERROR(PrepareToListen(addresses.back()));
   }
-  grpc::ServerBuilder builder;
-  std::vector<int> ports(addresses.size(), 0);
-  for (size_t i = 0; i < addresses.size(); ++i) {
-    builder.AddListeningPort(addresses[i].ToString(), grpc::InsecureServerCredentials(), &ports[i]);
+  max_connections_ = config_.limits.max_connections;
+  if (!addresses.empty()) {
+    ASSIGN_OR_RETURN(max_descriptors_, RaiseDescriptorLimit());
+    const int64_t most = max_descriptors_ - kOtherDescriptors;
+    if (max_connections_ == 0) max_connections_ = std::min(kMostConnections, most);
+    if (max_connections_ > most) {
+      return absl::InvalidArgumentError(absl::StrCat("service: max_connections=", max_connections_,
+                                                     " exceeds ", most, ", what the limit of ",
+                                                     max_descriptors_, " file descriptors leaves"));
+    }
   }
-  builder.RegisterService(&retrieval_);
-  builder.RegisterService(&contexts_);
+  ASSIGN_OR_RETURN(listener_, Listener::Bind(addresses, std::max<int64_t>(1, max_connections_),
+                                             config_.socket_mode));
+  for (const ListenAddress& address : listener_->addresses()) {
+    addresses_.push_back(address.ToString());
+  }
+  return absl::OkStatus();
+}
+
+void GrpcServer::SetLimits(grpc::ServerBuilder& builder) const {
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.SetMaxSendMessageSize(-1);  // parts are bounded by reply_part_bytes
-  // A second server on the same port would get half of the connections.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, config_.limits.max_streams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   // Clients may ask every 5 s whether the connection is alive, also between requests.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // The reflection service is synchronous; it needs no more than this.
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
+  builder.SetResourceQuota(grpc::ResourceQuota("kvstore").SetMaxThreads(kSyncThreads));
+}
+
+absl::Status GrpcServer::Listen() {
+  RETURN_IF_ERROR(ValidateServiceLimits(config_.limits));
+  EnableHealthAndReflection();
+  RETURN_IF_ERROR(Bind());
+  grpc::ServerBuilder builder;
+  for (size_t i = 0; i < addresses_.size(); ++i) {
+    acceptors_.push_back(builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials()));
+  }
+  builder.RegisterService(&retrieval_);
+  builder.RegisterService(&contexts_);
+  if (!config_.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
+  SetLimits(builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("listen ", absl::StrJoin(config.listen, ", "), ": cannot bind"));
-  }
-  for (size_t i = 0; i < addresses.size(); ++i) {
-    if (addresses[i].unix_path.empty()) addresses[i].port = ports[i];
-    addresses_.push_back(addresses[i].ToString());
+    return absl::InternalError(
+        absl::StrCat("listen ", absl::StrJoin(config_.listen, ", "), ": gRPC does not start"));
   }
   for (const char* service :
        {v1::RetrievalService::service_full_name(), v1::ContextService::service_full_name()}) {
     server_->GetHealthCheckService()->SetServingStatus(service, true);
   }
-  spdlog::info("serving addresses={}", absl::StrJoin(addresses_, ","));
+  listener_->Start([this](const Connection& connection) {
+    Acceptor::NewConnectionParameters parameters;
+    parameters.listener_fd = connection.listening_fd;
+    parameters.fd = connection.fd;
+    acceptors_[connection.address]->HandleNewConnection(&parameters);
+  });
+  time_keeper_ = std::thread([this] { KeepTime(); });
+  spdlog::info("serving addresses={} max_connections={}", absl::StrJoin(addresses_, ","),
+               max_connections_);
   return absl::OkStatus();
+}
+
+void GrpcServer::KeepTime() {
+  while (!stopped_.HasBeenNotified()) {
+    absl::SleepFor(kTick);  // by the steady clock, as waiting with a timeout is not
+    registry_.EndOverdue();
+  }
+}
+
+ServiceStatistics GrpcServer::statistics() const {
+  ServiceStatistics statistics;
+  const Listener::Counters counters = listener_->counters();
+  statistics.connections = counters.open;
+  statistics.connections_accepted = counters.accepted;
+  statistics.connections_refused = counters.refused;
+  statistics.max_connections = max_connections_;
+  statistics.max_descriptors = max_descriptors_;
+  registry_.AddTo(&statistics);
+  return statistics;
 }
 
 std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() {
@@ -116,15 +219,18 @@ std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() {
   return server_->InProcessChannel(arguments);
 }
 
-void GrpcServer::Drain(absl::Time deadline) {
+void GrpcServer::Drain(absl::Duration wait) {
   if (server_ == nullptr) return;
   server_->GetHealthCheckService()->SetServingStatus(false);
-  const auto left = registry_.Drain(deadline);
+  const auto left = registry_.Drain(wait);
   for (const std::shared_ptr<SessionReactor>& session : left) {
     session->Cut(absl::UnavailableError("server is shutting down"));
   }
   if (!left.empty()) spdlog::warn("drain: cut sessions={}", left.size());
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + kCutGrace));
+  stopped_.Notify();
+  time_keeper_.join();
+  listener_->Stop();
+  server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kCutGrace));
   server_->Wait();
   server_ = nullptr;
 }
@@ -132,8 +238,8 @@ void GrpcServer::Drain(absl::Time deadline) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerConfig& config, Engine* engine) {
-  auto server = std::make_unique<GrpcServer>(engine);
-  RETURN_IF_ERROR(server->Listen(config));
+  auto server = std::make_unique<GrpcServer>(config, engine);
+  RETURN_IF_ERROR(server->Listen());
   return server;
 }
 

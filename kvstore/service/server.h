@@ -1,15 +1,18 @@
-// What:   the gRPC server of a kvstore: RetrievalService, ContextService, health checking and
-//         reflection, on Unix sockets and TCP, or inside this process only.
-// Errors: of Start: InvalidArgument an address; FailedPrecondition one that somebody listens on.
+// What:   the gRPC server of a kvstore: RetrievalService, ContextService, health checking and, if
+//         wanted, reflection, on Unix sockets and TCP, or inside this process only.
+// Errors: of Start: InvalidArgument an address or a limit; FailedPrecondition an address that somebody
+//         listens on.
 // Threads: any; Drain once.   Ownership: the engine outlives the server.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kvstore/service/service_limits.h"
 
 namespace grpc {
 class Channel;
@@ -23,6 +26,11 @@ struct ServerConfig {
   // "unix:PATH" or "HOST:PORT" each; none: in-process only. Default: loopback, as rows of a
   // document are its owner's secret and there is no authentication yet.
   std::vector<std::string> listen = {"127.0.0.1:50051"};
+  // Of the files of Unix sockets, less the umask: who may connect.
+  uint32_t socket_mode = 0600;
+  ServiceLimits limits;
+  // Tells anyone which services and messages there are. Each such call takes a thread: four at most.
+  bool reflection = false;
 };
 
 class Server {
@@ -37,9 +45,11 @@ class Server {
   virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;
 
   // Health says NOT_SERVING and new sessions are refused (Unavailable) from now on; returns when
-  // the running ones have ended, or at the deadline has cut them (Unavailable). Then the server is
-  // shut down.
-  virtual void Drain(absl::Time deadline) = 0;
+  // the running ones have ended, or after `wait` has cut them (Unavailable). Then the server is
+  // shut down. The clock may be set meanwhile.
+  virtual void Drain(absl::Duration wait) = 0;
+
+  virtual ServiceStatistics statistics() const = 0;
 };
 
 }  // namespace carrel::kvstore

@@ -41,9 +41,8 @@ class ServerTest : public testing::Test {
 
   void StartServer(StoreMode mode = StoreMode::kReadWrite) {
     engine_ = *Engine::Create(config_, *Store::Open(dir_ + "/store", mode));
-    ServerConfig server;
-    server.listen = {"unix:" + socket_, "127.0.0.1:0"};
-    auto started = Server::Start(server, engine_.get());
+    server_config_.listen = {"unix:" + socket_, "127.0.0.1:0"};
+    auto started = Server::Start(server_config_, engine_.get());
     CARREL_ASSERT_OK(started);
     server_ = *std::move(started);
     channel_ = Channel(server_->addresses()[0]);
@@ -82,6 +81,7 @@ class ServerTest : public testing::Test {
   std::string dir_;
   std::unique_ptr<RandomContext> context_;
   EngineConfig config_;
+  ServerConfig server_config_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
@@ -619,6 +619,7 @@ TEST_F(ServerTest, ReadOnlyStore_RefusesDeleteSayingSo) {
 }
 
 TEST_F(ServerTest, HealthAndReflection_Answer) {
+  server_config_.reflection = true;
   StartServer();
   for (const char* service : {"", "carrel.v1.RetrievalService", "carrel.v1.ContextService"}) {
     EXPECT_EQ(HealthOf(channel_, service), "SERVING") << service;
@@ -634,7 +635,7 @@ TEST_F(ServerTest, Drain_RefusesNewSessionsAndWaitsForRunningOnes) {
   StartServer();
   WireSession session(channel_);
   session.Open(context_->Opening());
-  std::thread draining([&] { server_->Drain(absl::InfiniteFuture()); });
+  std::thread draining([&] { server_->Drain(absl::InfiniteDuration()); });
   while (HealthOf(channel_, "") == "SERVING") absl::SleepFor(absl::Milliseconds(1));
   EXPECT_EQ(HealthOf(channel_, "carrel.v1.RetrievalService"), "NOT_SERVING");
   const auto refused = [&] {
@@ -659,7 +660,7 @@ TEST_F(ServerTest, Drain_AtItsDeadlineCutsWhatIsLeft) {
   StartServer();
   WireSession session(channel_);
   session.Open(context_->Opening());
-  server_->Drain(absl::Now() + absl::Milliseconds(50));
+  server_->Drain(absl::Milliseconds(50));
   const grpc::Status status = session.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), HasSubstr("shutting down"));

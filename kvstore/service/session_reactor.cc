@@ -1,5 +1,7 @@
 #include "kvstore/service/session_reactor.h"
 
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/server_context.h>
 #include <spdlog/spdlog.h>
 
 #include <utility>
@@ -9,16 +11,43 @@
 
 namespace carrel::kvstore {
 
-SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry) {
-  std::shared_ptr<SessionReactor> reactor(new SessionReactor(engine, registry));
+namespace {
+
+// The first request holds a name and a fingerprint.
+constexpr int64_t kMostOpenBytes = int64_t{1} << 20;
+
+absl::Status Parse(grpc::ByteBuffer* bytes, v1::SessionRequest* request) {
+  const size_t size = bytes->Length();
+  if (grpc::SerializationTraits<v1::SessionRequest>::Deserialize(bytes, request).ok()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("request: ", size, " bytes that are no SessionRequest"));
+}
+
+// SessionReply's own serialisation cannot fail: all of its strings are UTF-8 or bytes.
+grpc::ByteBuffer ToBytes(const v1::SessionReply& reply) {
+  grpc::ByteBuffer bytes;
+  bool own = false;
+  const grpc::Status status =
+      grpc::SerializationTraits<v1::SessionReply>::Serialize(reply, &bytes, &own);
+  CARREL_CHECK(status.ok());
+  return bytes;
+}
+
+}  // namespace
+
+SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry,
+                                      grpc::CallbackServerContext* context) {
+  std::shared_ptr<SessionReactor> reactor(new SessionReactor(engine, registry, context));
   reactor->self_ = reactor;
-  const bool accepted = registry->Add(reactor);
+  const absl::Status accepted = registry->Add(reactor, HostOfPeer(context->peer()));
   absl::MutexLock lock(&reactor->mu_);
-  if (accepted) {
+  if (accepted.ok()) {
     reactor->StartSendInitialMetadata();  // tells the client at once that somebody is here
     reactor->Read();
   } else {
-    reactor->FinishWith(absl::UnavailableError("server is draining: no new sessions"));
+    reactor->FinishWith(accepted);
   }
   return reactor.get();
 }
@@ -26,6 +55,34 @@ SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry)
 void SessionReactor::Cut(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   FinishWith(status);
+}
+
+SessionReactor::Overdue SessionReactor::EndIfOverdue(std::chrono::steady_clock::time_point now,
+                                                     const ServiceLimits& limits) {
+  absl::MutexLock lock(&mu_);
+  if (finished_) return Overdue::kNo;
+  const absl::Duration quiet = absl::FromChrono(now - active_);
+  if (session_ == nullptr) {
+    if (!reading_ || opening_ || quiet < limits.open_timeout) return Overdue::kNo;
+    FinishWith(absl::DeadlineExceededError(absl::StrCat(
+        "session: no open request within ", absl::FormatDuration(limits.open_timeout))));
+    return Overdue::kNotOpened;
+  }
+  if (writing_) {
+    // Not `active_`: who goes on asking and takes nothing is no better.
+    if (absl::FromChrono(now - write_began_) < limits.stall_timeout) return Overdue::kNo;
+    FinishWith(absl::UnavailableError(absl::StrCat("session: its client took nothing for ",
+                                                   absl::FormatDuration(limits.stall_timeout))));
+    // What waits to be written would keep the status from leaving.
+    context_->TryCancel();
+    return Overdue::kStalled;
+  }
+  if (in_engine_ > 0 || making_ || !answers_.empty() || quiet < limits.idle_timeout) {
+    return Overdue::kNo;
+  }
+  FinishWith(absl::UnavailableError(
+      absl::StrCat("session: idle for ", absl::FormatDuration(limits.idle_timeout))));
+  return Overdue::kIdle;
 }
 
 void SessionReactor::OnCancel() { Cut(absl::CancelledError("session cancelled")); }
@@ -39,6 +96,9 @@ void SessionReactor::OnDone() {
 }
 
 void SessionReactor::OnReadDone(bool ok) {
+  grpc::ByteBuffer bytes;
+  bytes.Swap(&request_);
+  int64_t most = kMostOpenBytes;
   bool opened;
   {
     absl::MutexLock lock(&mu_);
@@ -49,28 +109,42 @@ void SessionReactor::OnReadDone(bool ok) {
       FinishIfIdle();
       return;
     }
+    active_ = std::chrono::steady_clock::now();
     opened = session_ != nullptr;
+    opening_ = !opened;
+    if (opened) most = MostRequestBytes(*session_->context(), engine_->config());
   }
-  if (!opened) return Open();  // Opened reads on
-  const absl::Status status = Handle();
+  v1::SessionRequest request;
+  absl::Status status;
+  if (static_cast<int64_t>(bytes.Length()) > most) {
+    status = absl::ResourceExhaustedError(absl::StrCat(
+        "request of ", bytes.Length(), " bytes exceeds ", most,
+        opened ? ", the most that one of this context takes" : ", the most that open takes"));
+  } else {
+    status = Parse(&bytes, &request);
+  }
+  bytes.Clear();
+  if (!status.ok()) return Cut(status);  // nobody knows which request it was
+  if (!opened) return Open(request);     // Opened reads on
+  status = Handle(request);
   absl::MutexLock lock(&mu_);
-  if (!status.ok()) SendError(request_.request_id(), status);
+  if (!status.ok()) SendError(request.request_id(), status);
   reading_ = false;
   Read();
 }
 
-void SessionReactor::Open() {
+void SessionReactor::Open(const v1::SessionRequest& wire) {
   absl::Status status;
-  if (!request_.has_open()) {
+  if (!wire.has_open()) {
     status = absl::FailedPreconditionError("the first request of a session must be open");
-  } else if (request_.request_id() == 0) {
+  } else if (wire.request_id() == 0) {
     status = absl::InvalidArgumentError("open: request_id is 0");
-  } else if (absl::StatusOr<OpenRequest> request = FromWire(request_.open()); request.ok()) {
-    status =
-        Annotate(engine_->Submit([self = shared_from_this(), engine = engine_, request = *request] {
-          self->Opened(engine->OpenSession(request));
-        }),
-                 "open");
+  } else if (absl::StatusOr<OpenRequest> request = FromWire(wire.open()); request.ok()) {
+    status = Annotate(engine_->Submit([self = shared_from_this(), engine = engine_,
+                                       request = *std::move(request), id = wire.request_id()] {
+      self->Opened(id, engine->OpenSession(request));
+    }),
+                      "open");
   } else {
     status = request.status();
   }
@@ -78,7 +152,8 @@ void SessionReactor::Open() {
   if (!status.ok()) FinishWith(status);
 }
 
-void SessionReactor::Opened(const absl::StatusOr<std::shared_ptr<Session>>& session) {
+void SessionReactor::Opened(uint64_t request_id,
+                            const absl::StatusOr<std::shared_ptr<Session>>& session) {
   absl::MutexLock lock(&mu_);
   if (finished_) return;
   if (!session.ok()) {
@@ -86,27 +161,27 @@ void SessionReactor::Opened(const absl::StatusOr<std::shared_ptr<Session>>& sess
     return;
   }
   session_ = *session;
+  opening_ = false;
   v1::SessionReply reply;
-  reply.set_request_id(request_.request_id());
+  reply.set_request_id(request_id);
   OpenReplyToWire(*session_, engine_->config(), &reply);
-  unsent_.push_back(std::move(reply));
-  Write();
+  Send(reply);
   reading_ = false;
   Read();
 }
 
-absl::Status SessionReactor::Handle() {
+absl::Status SessionReactor::Handle(const v1::SessionRequest& request) {
   const OpenContext* context;
   {
     absl::MutexLock lock(&mu_);
     if (session_ == nullptr) return absl::OkStatus();
     context = session_->context().get();
   }
-  switch (request_.request_case()) {
+  switch (request.request_case()) {
     case v1::SessionRequest::kQuery:
-      return Submit(FromWire(request_.query(), *context));
+      return Submit(request.request_id(), FromWire(request.query(), *context));
     case v1::SessionRequest::kFetchRows:
-      return Submit(FromWire(request_.fetch_rows(), *context));
+      return Submit(request.request_id(), FromWire(request.fetch_rows(), *context));
     case v1::SessionRequest::kOpen:
       return absl::FailedPreconditionError("open: the session is open already");
     default:
@@ -115,9 +190,8 @@ absl::Status SessionReactor::Handle() {
 }
 
 template <typename Request>
-absl::Status SessionReactor::Submit(absl::StatusOr<Request> request) {
+absl::Status SessionReactor::Submit(uint64_t request_id, absl::StatusOr<Request> request) {
   RETURN_IF_ERROR(request.status());
-  const uint64_t request_id = request_.request_id();
   std::shared_ptr<Session> session;
   {
     absl::MutexLock lock(&mu_);
@@ -157,7 +231,11 @@ void SessionReactor::SendError(uint64_t request_id, const absl::Status& status) 
   v1::SessionReply reply;
   reply.set_request_id(request_id);
   ErrorToWire(status, &reply);
-  unsent_.push_back(std::move(reply));
+  Send(reply);
+}
+
+void SessionReactor::Send(const v1::SessionReply& reply) {
+  unsent_.push_back(ToBytes(reply));
   Write();
 }
 
@@ -181,16 +259,22 @@ void SessionReactor::MakeParts() {
       absl::MutexLock lock(&mu_);
       answer = &answers_.front();  // stays first while making_; push_back does not move it
     }
-    v1::SessionReply part = MakePart(*answer);
-    if (part.last()) answer->reply.reset();  // gives its slot back
+    grpc::ByteBuffer bytes;
+    bool last;
+    {
+      const v1::SessionReply part = MakePart(*answer);
+      last = part.last();
+      bytes = ToBytes(part);
+    }
+    if (last) answer->reply.reset();  // gives its slot back
     absl::MutexLock lock(&mu_);
     making_ = false;
     if (finished_) {
       answers_.clear();
       return;
     }
-    if (part.last()) answers_.pop_front();
-    unsent_.push_back(std::move(part));
+    if (last) answers_.pop_front();
+    unsent_.push_back(std::move(bytes));
     Write();
     if (!ClaimMaking()) return;
   }
@@ -211,6 +295,7 @@ void SessionReactor::Read() {
 void SessionReactor::Write() {
   if (writing_ || finished_ || unsent_.empty()) return;
   writing_ = true;
+  write_began_ = std::chrono::steady_clock::now();
   StartWrite(&unsent_.front());
 }
 
@@ -219,6 +304,7 @@ void SessionReactor::OnWriteDone(bool ok) {
   {
     absl::MutexLock lock(&mu_);
     writing_ = false;
+    active_ = std::chrono::steady_clock::now();
     unsent_.pop_front();
     if (!ok) {
       FinishWith(absl::CancelledError("the client is gone"));

@@ -2,6 +2,8 @@
 //          and writes replies part by part.
 // Threads: gRPC's and the engine's; nothing here blocks. A part is made on an engine thread, as it
 //          may read the disk.
+// Bytes:   messages come and go as gRPC's buffers: what a client sent is counted before it is parsed,
+//          and freed when it was handled; a part is kept in the form in which it leaves.
 //
 // Invariants
 //   1. At most kPartsAhead parts are made and unwritten: a client that does not read costs no more.
@@ -10,10 +12,13 @@
 //   3. A request's slot is given back before its last reply is written, so that its id is free when
 //      the client has read that.
 //   4. The reactor lives until gRPC is done with it and no engine task refers to it.
+//   5. Between requests a session holds none of their bytes.
 #pragma once
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <chrono>
 #include <deque>
 #include <memory>
 
@@ -26,17 +31,22 @@
 
 namespace carrel::kvstore {
 
-class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>,
+class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                        public std::enable_shared_from_this<SessionReactor> {
  public:
   static constexpr size_t kPartsAhead = 3;
   static constexpr size_t kMostUnsent = 64;
 
-  // The reactor owns itself until OnDone. registry outlives it.
-  static SessionReactor* Start(Engine* engine, SessionRegistry* registry);
+  // The reactor owns itself until OnDone. registry outlives it; context until OnDone.
+  static SessionReactor* Start(Engine* engine, SessionRegistry* registry,
+                               grpc::CallbackServerContext* context);
 
   // Ends the stream from the server's side.
   void Cut(const absl::Status& status);
+
+  // Ends a session that ran out of one of its times.
+  enum class Overdue : uint8_t { kNo = 0, kNotOpened = 1, kIdle = 2, kStalled = 3 };
+  Overdue EndIfOverdue(std::chrono::steady_clock::time_point now, const ServiceLimits& limits);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -49,20 +59,21 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
     std::unique_ptr<Reply> reply;
   };
 
-  SessionReactor(Engine* engine, SessionRegistry* registry)
-      : engine_(engine), registry_(registry) {}
+  SessionReactor(Engine* engine, SessionRegistry* registry, grpc::CallbackServerContext* context)
+      : engine_(engine), registry_(registry), context_(context) {}
 
-  void Open();
-  void Opened(const absl::StatusOr<std::shared_ptr<Session>>& session);
-  absl::Status Handle();  // of request_, after Open
+  void Open(const v1::SessionRequest& request);
+  void Opened(uint64_t request_id, const absl::StatusOr<std::shared_ptr<Session>>& session);
+  absl::Status Handle(const v1::SessionRequest& request);  // after Open
   template <typename Request>
-  absl::Status Submit(absl::StatusOr<Request> request);
+  absl::Status Submit(uint64_t request_id, absl::StatusOr<Request> request);
 
   void Answered(uint64_t request_id, absl::StatusOr<std::unique_ptr<Reply>> reply);
   void SendError(uint64_t request_id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeParts();  // on an engine thread
   v1::SessionReply MakePart(Answer& answer) const;
+  void Send(const v1::SessionReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   bool has_room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return unsent_.size() + answers_.size() < kMostUnsent;
@@ -76,17 +87,23 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
 
   Engine* const engine_;
   SessionRegistry* const registry_;
+  grpc::CallbackServerContext* const context_;
   std::shared_ptr<SessionReactor> self_;  // until OnDone
-  v1::SessionRequest request_;            // owned by whoever has set reading_
+  grpc::ByteBuffer request_;              // owned by whoever has set reading_
 
   absl::Mutex mu_;
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);     // after Open
   std::deque<Answer> answers_ ABSL_GUARDED_BY(mu_);           // not yet (wholly) made into parts
-  std::deque<v1::SessionReply> unsent_ ABSL_GUARDED_BY(mu_);  // the first is being written
+  std::deque<grpc::ByteBuffer> unsent_ ABSL_GUARDED_BY(mu_);  // the first is being written
   int64_t in_engine_ ABSL_GUARDED_BY(mu_) = 0;                // requests not yet answered
-  bool reading_ ABSL_GUARDED_BY(mu_) = false;                 // or handling what was read
+  // The start, the last request, or the end of the last write.
+  std::chrono::steady_clock::time_point active_ ABSL_GUARDED_BY(mu_) =
+      std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point write_began_ ABSL_GUARDED_BY(mu_);
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;  // or handling what was read
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool making_ ABSL_GUARDED_BY(mu_) = false;
+  bool opening_ ABSL_GUARDED_BY(mu_) = false;      // the first request is here
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // the client sends no more
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -1,59 +1,61 @@
-// What:    the sessions of a server, so that draining can wait for them and end what is left.
+// What:    the sessions of a server from their start on: how many there may be, which of them ran out
+//          of time, and draining, which waits for them and ends what is left.
 // Threads: any.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "kvstore/service/service_limits.h"
 
 namespace carrel::kvstore {
 
 class SessionReactor;
 
+// gRPC's name of a peer without its port: all connections of one host.
+std::string HostOfPeer(absl::string_view peer);
+
 class SessionRegistry {
  public:
-  // False while draining: the session must end at once.
-  bool Add(std::shared_ptr<SessionReactor> session) {
-    absl::MutexLock lock(&mu_);
-    if (draining_) return false;
-    SessionReactor* const key = session.get();
-    sessions_.emplace(key, std::move(session));
-    return true;
-  }
-  void Remove(SessionReactor* session) {
-    std::shared_ptr<SessionReactor> last;  // destroyed without the lock
-    absl::MutexLock lock(&mu_);
-    const auto it = sessions_.find(session);
-    if (it == sessions_.end()) return;
-    last = std::move(it->second);
-    sessions_.erase(it);
-  }
+  // max_sessions: of the engine, too.
+  SessionRegistry(const ServiceLimits& limits, int64_t max_sessions)
+      : limits_(limits), max_sessions_(max_sessions) {}
 
-  // From now on none is added. Returns those that are left at the deadline.
-  std::vector<std::shared_ptr<SessionReactor>> Drain(absl::Time deadline) {
-    absl::MutexLock lock(&mu_);
-    draining_ = true;
-    mu_.AwaitWithDeadline(absl::Condition(
-                              +[](SessionRegistry* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-                                return self->sessions_.empty();
-                              },
-                              this),
-                          deadline);
-    std::vector<std::shared_ptr<SessionReactor>> left;
-    for (const auto& [key, session] : sessions_) left.push_back(session);
-    return left;
-  }
+  // Unavailable while draining; ResourceExhausted names the limit. The session must then end at once.
+  absl::Status Add(std::shared_ptr<SessionReactor> session, const std::string& host);
+  void Remove(SessionReactor* session);
+
+  // Ends those that ran out of time; call it several times per second.
+  void EndOverdue();
+
+  // From now on none is added. Returns those that are left after `wait`.
+  std::vector<std::shared_ptr<SessionReactor>> Drain(absl::Duration wait);
+
+  // Sets the fields of sessions.
+  void AddTo(ServiceStatistics* statistics) const;
 
  private:
-  absl::Mutex mu_;
+  struct Entry {
+    std::shared_ptr<SessionReactor> session;
+    std::string host;
+  };
+
+  const ServiceLimits limits_;
+  const int64_t max_sessions_;
+  std::atomic<int64_t> refused_{0}, not_opened_{0}, idle_{0}, stalled_{0};
+  mutable absl::Mutex mu_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  absl::flat_hash_map<SessionReactor*, std::shared_ptr<SessionReactor>> sessions_
-      ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<SessionReactor*, Entry> sessions_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, int64_t> of_host_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace carrel::kvstore

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/server.h"
@@ -23,7 +23,13 @@ struct ServeFlags {
   kvstore::EngineConfig engine;
   int64_t memory_mib = 0;
   double drain_seconds = 30;
+  double idle_seconds = 600;
 };
+
+absl::Status CheckSeconds(const char* flag, double seconds) {
+  if (seconds >= 0 && seconds <= 86400) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(flag, "=", seconds, " s is outside [0, 86400]"));
+}
 
 absl::Status RunServe(ServeFlags& flags) {
   if (flags.memory_mib < 0 || flags.memory_mib > (int64_t{1} << 30)) {
@@ -31,10 +37,10 @@ absl::Status RunServe(ServeFlags& flags) {
         absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [0, 1073741824]"));
   }
   flags.engine.memory_budget_bytes = flags.memory_mib << 20;
-  if (!(flags.drain_seconds >= 0 && flags.drain_seconds <= 86400)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("drain=", flags.drain_seconds, " s is outside [0, 86400]"));
-  }
+  RETURN_IF_ERROR(CheckSeconds("drain", flags.drain_seconds));
+  RETURN_IF_ERROR(CheckSeconds("idle-timeout", flags.idle_seconds));
+  flags.server.limits.idle_timeout =
+      flags.idle_seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(flags.idle_seconds);
   // Every thread started from here on inherits the mask, so that only sigwait below sees these.
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
@@ -50,16 +56,18 @@ absl::Status RunServe(ServeFlags& flags) {
                    kvstore::Server::Start(flags.server, engine.get()));
   std::fprintf(stderr,
                "carrel serve: %s ready on %s; memory budget %lld MiB, %d threads (0: one per "
-               "core), queue of %lld\n",
+               "core), queue of %lld, %lld connections of %lld file descriptors\n",
                flags.folder.c_str(), absl::StrJoin(server->addresses(), " ").c_str(),
                static_cast<long long>(engine->config().memory_budget_bytes >> 20),
-               flags.engine.search_threads, static_cast<long long>(flags.engine.queue_limit));
+               flags.engine.search_threads, static_cast<long long>(flags.engine.queue_limit),
+               static_cast<long long>(server->statistics().max_connections),
+               static_cast<long long>(server->statistics().max_descriptors));
   int signal = 0;
   sigwait(&stop_signals, &signal);
   std::fprintf(stderr,
                "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n",
                strsignal(signal), flags.drain_seconds, static_cast<long long>(engine->sessions()));
-  server->Drain(absl::Now() + absl::Seconds(flags.drain_seconds));
+  server->Drain(absl::Seconds(flags.drain_seconds));
   std::fprintf(stderr, "carrel serve: stopped\n");
   return absl::OkStatus();
 }
@@ -91,6 +99,26 @@ void AddServe(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command.add_option("--max-sessions", flags->engine.max_sessions, "decoders at a time")
       ->capture_default_str();
+  command
+      .add_option(
+          "--max-sessions-per-peer", flags->server.limits.max_sessions_per_peer,
+          "decoders of one IP address, or of all that come over Unix sockets; 0: as many as "
+          "--max-sessions")
+      ->capture_default_str();
+  command
+      .add_option("--max-connections", flags->server.limits.max_connections,
+                  "connections at a time; 0: 4096, or what the limit of file descriptors leaves")
+      ->capture_default_str();
+  command
+      .add_option("--max-streams", flags->server.limits.max_streams,
+                  "sessions and calls of one connection at a time")
+      ->capture_default_str();
+  command
+      .add_option("--idle-timeout", flags->idle_seconds,
+                  "seconds after which a session that asks for nothing is ended; 0: never")
+      ->capture_default_str();
+  command.add_flag("--reflection", flags->server.reflection,
+                   "tell anyone who asks which services and messages there are");
   command
       .add_option("--max-top-k", flags->engine.max_top_k,
                   "rows per KV head that a query may ask for")

@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status.h"
 #include "decoder/store_client.h"
@@ -40,7 +39,7 @@ class EmbeddedStore final : public StoreAccess {
   EmbeddedStore(std::unique_ptr<kvstore::Engine> engine, std::unique_ptr<kvstore::Server> server)
       : engine_(std::move(engine)), server_(std::move(server)) {}
   // Clients of this process have closed their sessions by now, but the server may not have seen it.
-  ~EmbeddedStore() override { server_->Drain(absl::Now() + kDeadline); }
+  ~EmbeddedStore() override { server_->Drain(kDeadline); }
 
   absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override {
     return decoder::StoreClient::OverChannel(server_->InProcessChannel(), kDeadline);

@@ -1,0 +1,92 @@
+// What:   the listening sockets of a server, and the loop that accepts connections on them. It is
+//         ours and not gRPC's, whose listener stops for good when a process has no descriptor left
+//         (CVE-2023-4785 in 1.51; decision 038), and so that connections are bounded and counted.
+// Errors: of Bind: those of PrepareToListen; what the system says of an address.
+// Threads: Bind, Start and Stop by one thread; counters from any. `take` runs on the loop's thread.
+//
+// Invariants
+//   1. While there is no descriptor for a connection, it is taken on a reserved one and closed: its
+//      client learns at once, and the loop never ends before Stop.
+//   2. At most max_connections that were handed over are open; one more is closed at once.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kvstore/service/listen_address.h"
+
+namespace carrel::kvstore {
+
+struct Connection {
+  size_t address = 0;  // index into addresses()
+  int listening_fd = -1;
+  int fd = -1;  // does not block, closes on exec; of whoever takes it
+};
+
+class Listener {
+ public:
+  struct Counters {
+    int64_t open = 0;      // now
+    int64_t accepted = 0;  // handed over
+    int64_t refused = 0;   // closed at once: max_connections, or no descriptor
+  };
+
+  // Binds and listens. TCP: every address that the host's name has; port 0 becomes a free one.
+  // max_connections: at least 1. socket_mode: of Unix sockets' files, less the umask.
+  static absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::vector<ListenAddress>& addresses,
+                                                        int64_t max_connections,
+                                                        uint32_t socket_mode);
+  ~Listener();  // as Stop
+
+  // With the ports that were bound.
+  const std::vector<ListenAddress>& addresses() const { return addresses_; }
+
+  void Start(std::function<void(const Connection&)> take);
+  // Closes the listening sockets and removes the files of Unix sockets. Connections stay.
+  void Stop();
+
+  Counters counters() const;
+
+ private:
+  struct Socket {
+    size_t address = 0;
+    int fd = -1;
+  };
+
+  Listener(std::vector<ListenAddress> addresses, int64_t max_connections);
+  absl::Status BindUnix(size_t address, uint32_t socket_mode);
+  absl::Status BindTcp(size_t address);
+  void Run();
+  // False: no connection waits.
+  bool AcceptOne(const Socket& socket);
+  void RefuseOneOnReserve(const Socket& socket);
+  void Refuse(int fd, absl::string_view why);
+  bool HasRoom();
+  void Sweep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  std::vector<ListenAddress> addresses_;
+  const int64_t max_connections_;
+  std::vector<Socket> sockets_;
+  int stop_fd_ = -1;     // readable: the loop ends
+  int reserve_fd_ = -1;  // of the loop's thread
+  std::function<void(const Connection&)> take_;
+  std::thread loop_;
+  std::atomic<int64_t> accepted_{0}, refused_{0};
+  int64_t refused_told_ms_ = 0, swept_ms_ = 0;  // of the loop's thread
+
+  mutable absl::Mutex mu_;
+  // Descriptor -> inode of each connection that was handed over. Who took it closes it without a
+  // word, and the number may then stand for something else: with another inode.
+  mutable absl::flat_hash_map<int, uint64_t> open_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace carrel::kvstore

@@ -18,6 +18,7 @@
 namespace carrel::audit {
 namespace {
 
+using kvstore::ContextId;
 using kvstore::Kind;
 
 constexpr uint8_t kBf16 = static_cast<uint8_t>(DType::kBf16);
@@ -81,7 +82,7 @@ v1::Manifest ManifestOf(const RandomContextSpec& spec, ContextId id) {
   v1::Manifest m;
   m.set_format_version(kvstore::kManifestFormatVersion);
   m.set_name(spec.name);
-  m.set_context_id(id.value());
+  m.set_context_id(id.Bytes());
   m.set_tokens(spec.tokens);
   m.set_layers(static_cast<uint32_t>(spec.shape.layers));
   m.set_q_heads(static_cast<uint32_t>(spec.shape.q_heads));
@@ -172,7 +173,7 @@ absl::StatusOr<std::shared_ptr<const kvstore::StoredContext>> PublishContext(
   std::filesystem::create_directories(folder);
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(folder + "/store", kvstore::StoreMode::kReadWrite));
-  ASSIGN_OR_RETURN(const ContextId id, store->AllocateContextId());
+  const ContextId id = ContextId::Random();
   std::vector<std::string> files;
   for (int32_t layer = 0; layer < spec.shape.layers; ++layer) {
     files.push_back(absl::StrCat(folder, "/", spec.name, "-", layer, ".sst"));

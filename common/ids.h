@@ -31,7 +31,6 @@ class StrongIndex {
 using Layer = StrongIndex<struct LayerTag, int32_t>;
 using KvHead = StrongIndex<struct KvHeadTag, int32_t>;
 using QHead = StrongIndex<struct QHeadTag, int32_t>;
-using ContextId = StrongIndex<struct ContextIdTag, uint64_t>;
 
 using TokenId = int32_t;   // an entry of the vocabulary
 using Position = int64_t;  // index of a token in the sequence; rows of K and V are numbered by it

@@ -35,10 +35,13 @@ enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
 using model::Rope;  // kInfiniteHip: repositioned_attention.h
 
-inline constexpr int64_t kAllRows = -1;               // a top_k: every row of the zone
+inline constexpr int64_t kAllRows = -1;    // a top_k: every row of the zone
 inline constexpr int64_t kAsSelected = 0;  // a layer's budget: what range or mass selects
 
 struct RetrievalConfig {
+  // What the context must hold: its content id (Manifest), or the first 12 digits or more; empty:
+  // anything.
+  std::string content_id;
   int64_t top_k = 128;  // rows of the zone attended per KV head and token; >= 1, at most the
                         // context's tokens; kAllRows: all
   Select select = Select::kTopK;

@@ -95,6 +95,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   }
   v1::Open open;
   open.set_context(context);
+  open.set_content_id(config.content_id);
   std::vector<std::pair<std::string, std::string>> fingerprint = checkpoint.fingerprint;
   if (config.rope == Rope::kInfiniteHip) {
     model::SetKeyPosition(model::kKeyPositionNone, fingerprint);

@@ -58,6 +58,7 @@ absl::Status CheckRoom(const std::string& folder, int64_t bytes, absl::string_vi
 absl::Status PublishStaged(v1::Manifest& job, const Staging& staging,
                            const std::vector<TokenId>& tokens, kvstore::Store& store) {
   std::vector<std::string> files;
+  ASSIGN_OR_RETURN(const kvstore::ContextId id, kvstore::ContextIdOf(job));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
                    kvstore::SstWriter::Create(staging.ContextSstPath()));
   const absl::string_view bytes(reinterpret_cast<const char*>(tokens.data()),
@@ -65,7 +66,7 @@ absl::Status PublishStaged(v1::Manifest& job, const Staging& staging,
   const size_t segment_bytes = static_cast<size_t>(kvstore::kTokenIdsPerSegment) * sizeof(TokenId);
   for (size_t at = 0, segment = 0; at < bytes.size(); at += segment_bytes, ++segment) {
     kvstore::SegmentKey key;
-    key.context = ContextId(job.context_id());
+    key.context = id;
     key.kind = kvstore::Kind::kTokenIds;
     key.segment = static_cast<uint32_t>(segment);
     RETURN_IF_ERROR(sst->Add(key, std::string(bytes.substr(at, segment_bytes)),

@@ -30,7 +30,7 @@ absl::string_view AsBytes(const uint16_t* data, int64_t count) {
 // Adds the values of one layer in key order and keeps count of their payload bytes.
 class LayerSst {
  public:
-  LayerSst(kvstore::SstWriter& sst, ContextId context, Layer layer)
+  LayerSst(kvstore::SstWriter& sst, kvstore::ContextId context, Layer layer)
       : sst_(sst), context_(context), layer_(layer) {}
 
   // Of heads [first, end).
@@ -86,7 +86,7 @@ class LayerSst {
   }
 
   kvstore::SstWriter& sst_;
-  const ContextId context_;
+  const kvstore::ContextId context_;
   const Layer layer_;
 };
 
@@ -110,8 +110,9 @@ void AddFidelity(Layer layer, KvHead head, const kvstore::HeadFidelity& fidelity
 
 }  // namespace
 
-LayerWriter::LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape,
-                         int64_t segment_tokens, kvstore::IndexParams index,
+LayerWriter::LayerWriter(const Staging* staging, kvstore::ContextId context,
+                         const AttentionShape& shape, int64_t segment_tokens,
+                         kvstore::IndexParams index,
                          std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
                          ThreadPool* pool, const LayerWriterOptions& options)
     : staging_(*staging),

@@ -23,6 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/thread_pool.h"
+#include "kvstore/format/context_id.h"
 #include "kvstore/index/auto_index.h"
 #include "kvstore/index/index.h"
 #include "prefill/layer_rows.h"
@@ -60,7 +61,7 @@ struct LayerWriterTimes {
 
 class LayerWriter {
  public:
-  LayerWriter(const Staging* staging, ContextId context, const AttentionShape& shape,
+  LayerWriter(const Staging* staging, kvstore::ContextId context, const AttentionShape& shape,
               int64_t segment_tokens, kvstore::IndexParams index,
               std::optional<kvstore::AutoIndexConfig> auto_index, int64_t summary_rows,
               ThreadPool* pool, const LayerWriterOptions& options = {});
@@ -89,7 +90,7 @@ class LayerWriter {
   void AddTime(double LayerWriterTimes::*what, absl::Time since);
 
   const Staging& staging_;
-  const ContextId context_;
+  const kvstore::ContextId context_;
   const AttentionShape shape_;
   const int64_t segment_tokens_;
   const kvstore::IndexParams index_;

@@ -31,12 +31,14 @@ LayerRows RandomLayer(int32_t layer) {
   return rows;
 }
 
+const kvstore::ContextId kId = kvstore::ContextId::Random();
+
 absl::StatusOr<Staging> WriteLayers(const std::string& folder, int32_t first, int writers,
                                     int row_files = 0, int last_row_files = 0) {
   auto staging = Staging::Open(folder, "job");
   if (!staging.ok()) return staging;
   ThreadPool pool(2);
-  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool,
+  LayerWriter writer(&*staging, kId, kShape, 128, {}, std::nullopt, 0, &pool,
                      {.statistics_samples = 4,
                       .writers = writers,
                       .row_files = row_files,
@@ -73,11 +75,11 @@ std::vector<std::string> PublishedRows(const std::string& folder, const Staging&
   std::vector<std::string> rows;
   const auto store = kvstore::Store::Open(folder, kvstore::StoreMode::kReadWrite);
   CARREL_EXPECT_OK(store);
-  for (int i = 0; i < 7; ++i) CARREL_EXPECT_OK((*store)->AllocateContextId());
   v1::Manifest job;
   job.set_format_version(kvstore::kManifestFormatVersion);
   job.set_name("doc");
-  job.set_context_id(7);
+  job.set_context_id(kId.Bytes());
+  job.set_segment_tokens(128);
   job.set_tokens(kTokens);
   job.set_layers(kShape.layers);
   job.set_kv_heads(kShape.kv_heads);
@@ -131,7 +133,7 @@ TEST(LayerWriterTest, FolderGone_FirstFailureStopsIt) {
   CARREL_ASSERT_OK(staging);
   CARREL_ASSERT_OK(staging->Remove());
   ThreadPool pool(0);
-  LayerWriter writer(&*staging, ContextId(7), kShape, 128, {}, std::nullopt, 0, &pool,
+  LayerWriter writer(&*staging, kId, kShape, 128, {}, std::nullopt, 0, &pool,
                      {.statistics_samples = 4, .writers = 2});
   absl::Status status;
   for (int32_t layer = 0; layer < kShape.layers && status.ok(); ++layer)

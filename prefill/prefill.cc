@@ -277,9 +277,9 @@ class Job {
   absl::Status ComputeLayers(absl::Time start) {
     const model::ModelConfig& config = checkpoint_.config;
     const int64_t tokens = job_.tokens();
-    LayerWriter writer(&staging_, ContextId(job_.context_id()), config.shape,
-                       config_.segment_tokens, config_.index, config_.auto_index,
-                       config_.summary_rows, pool_,
+    ASSIGN_OR_RETURN(const kvstore::ContextId id, kvstore::ContextIdOf(job_));
+    LayerWriter writer(&staging_, id, config.shape, config_.segment_tokens, config_.index,
+                       config_.auto_index, config_.summary_rows, pool_,
                        {.statistics_samples = StatisticsSamples(config_, tokens),
                         .writers = Writers(config_.device, job_, *pool_),
                         .row_files = RowFiles(config_.device, job_, 4),
@@ -431,8 +431,7 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
     // Whatever lies there without a job belongs to none.
     RETURN_IF_ERROR(staging.Remove());
     ASSIGN_OR_RETURN(staging, Staging::Open(config.store_folder, config.name));
-    ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
-    job.set_context_id(id.value());
+    job.set_context_id(kvstore::ContextId::Random().Bytes());
     RETURN_IF_ERROR(staging.WriteJob(job));
   }
   return Job(config, checkpoint, tokens, std::move(job), std::move(staging), store, pool, progress)

@@ -271,9 +271,10 @@ TEST_F(PrefillTest, InterruptedJobWithOtherSummaries_IsRefused) {
     const auto store = kvstore::Store::Open(folder_, kvstore::StoreMode::kReadWrite);
     job = *(*store)->GetManifest("doc");
     CARREL_ASSERT_OK((*store)->Delete("doc"));
-    job.set_context_id((*store)->AllocateContextId()->value());
+    job.set_context_id(kvstore::ContextId::Random().Bytes());
   }
-  for (const char* name : {"layer_sizes", "head_statistics", "created_unix_s", "prefill_seconds"}) {
+  for (const char* name : {"layer_sizes", "head_statistics", "created_unix_s", "prefill_seconds",
+                           "segment_digests", "content_id"}) {
     job.GetReflection()->ClearField(&job, v1::Manifest::descriptor()->FindFieldByName(name));
   }
   CARREL_ASSERT_OK(Staging::Open(folder_, "doc")->WriteJob(job));

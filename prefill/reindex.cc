@@ -104,6 +104,9 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   v1::Manifest manifest = from->manifest();
   manifest.set_name(config.name);
   manifest.set_format_version(kvstore::kManifestFormatVersion);  // whatever that of `from` is
+  manifest.clear_number();
+  manifest.clear_content_id();
+  manifest.clear_segment_digests();
   manifest.clear_head_indexes();
   manifest.clear_layer_sizes();
   manifest.clear_head_statistics();
@@ -114,8 +117,8 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
                             StoredBytes(manifest, static_cast<int32_t>(manifest.layers())),
                             absl::StrCat("reindex of ", manifest.tokens(), " tokens")));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadTokenIds(*from));
-  ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
-  manifest.set_context_id(id.value());
+  const kvstore::ContextId id = kvstore::ContextId::Random();
+  manifest.set_context_id(id.Bytes());
   const AttentionShape shape = {.layers = static_cast<int32_t>(manifest.layers()),
                                 .q_heads = static_cast<int32_t>(manifest.q_heads()),
                                 .kv_heads = static_cast<int32_t>(manifest.kv_heads()),

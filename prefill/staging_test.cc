@@ -69,10 +69,10 @@ TEST(StagingTest, PartsOfALayer_AreListedUpToAGapAndAllRemoved) {
 TEST(StagingTest, AnotherInput_IsNamed) {
   v1::Manifest found, wanted;
   found.set_name("doc");
-  found.set_context_id(1);
+  found.set_context_id("one");
   found.set_token_ids_sha256("aa");
   wanted = found;
-  wanted.set_context_id(2);
+  wanted.set_context_id("two");
   CARREL_EXPECT_OK(SameJob(found, wanted));
   wanted.set_token_ids_sha256("bb");
   EXPECT_THAT(SameJob(found, wanted), StatusIs(absl::StatusCode::kFailedPrecondition,

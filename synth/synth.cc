@@ -101,8 +101,8 @@ class Job {
     RETURN_IF_ERROR(prefill::CheckRoom(config_.store_folder,
                                        prefill::StoredBytes(job, shape_.layers),
                                        absl::StrCat("synth of ", config_.tokens, " tokens")));
-    ASSIGN_OR_RETURN(const ContextId id, store_.AllocateContextId());
-    job.set_context_id(id.value());
+    const kvstore::ContextId id = kvstore::ContextId::Random();
+    job.set_context_id(id.Bytes());
     report_.shape = shape_;
     const absl::Status status = WriteLayers(staging, id);
     if (!status.ok()) {
@@ -152,7 +152,7 @@ class Job {
     return job;
   }
 
-  absl::Status WriteLayers(const prefill::Staging& staging, ContextId id) {
+  absl::Status WriteLayers(const prefill::Staging& staging, kvstore::ContextId id) {
     const int64_t statistics =
         std::clamp<int64_t>(2 * kStatisticsRows / config_.tokens, 1, kMostStatistics);
     prefill::LayerWriter writer(&staging, id, shape_, config_.segment_tokens, config_.index,

@@ -120,7 +120,7 @@ class SynthTest : public testing::Test {
     const Rotary rotary(d, kTheta);
     auto staging = prefill::Staging::Open(folder_, "real");
     CARREL_ASSERT_OK(staging);
-    const ContextId id = *store_->AllocateContextId();
+    const kvstore::ContextId id = kvstore::ContextId::Random();
     ThreadPool pool(0);
     {
       prefill::LayerWriter writer(&*staging, id, kShape, 1024, {}, std::nullopt, 0, &pool);
@@ -153,7 +153,7 @@ class SynthTest : public testing::Test {
     v1::Manifest job;
     job.set_format_version(kvstore::kManifestFormatVersion);
     job.set_name("real");
-    job.set_context_id(id.value());
+    job.set_context_id(id.Bytes());
     job.set_tokens(kTokens);
     job.set_layers(kShape.layers);
     job.set_q_heads(kShape.q_heads);

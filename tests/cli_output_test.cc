@@ -9,6 +9,9 @@ namespace carrel::cli {
 namespace {
 
 using CliOutputTest = StoreTest;
+
+constexpr int kFailed = 1;
+constexpr int kBad = 2;
 using nlohmann::json;
 
 const Args kRetrievalFlags = {
@@ -18,7 +21,7 @@ const Args kRetrievalFlags = {
     "--temperature",   "--top-p",      "--seed",         "--effort",    "--oversample",
     "--select",        "--max-rows",   "--estimate",     "--zone",      "--refine",
     "--bank-bytes",    "--bank-map",   "--bank-ahead",   "--row-cache", "--adapter",
-    "--missing-bytes", "--fidelity",   "--target-error"};
+    "--missing-bytes", "--fidelity",   "--target-error", "--content-id"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -49,7 +52,7 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
        {"NAME", "--store", "--sample", "--want-recall", "--top-k", "--effort", "--sink", "--local",
         "--threads", "--json", "--html"}},
       {{"ls"}, {"--store", "--server", "--json"}},
-      {{"inspect"}, {"NAME", "--store", "--server", "--rows", "--json"}},
+      {{"inspect"}, {"NAME", "--store", "--server", "--rows", "--content-id", "--json"}},
       {{"rm"}, {"NAME", "--store", "--server", "--json"}},
   };
   for (const auto& c : cases) {
@@ -298,9 +301,36 @@ TEST_F(CliOutputTest, Audit_Tables_NameEveryLayerAndTheQueries) {
   }
 }
 
+TEST_F(CliOutputTest, ContentId_IsShownAndPinned) {
+  const json list = JsonOf(Carrel({"ls", "--store", store_, "--json"}));
+  const std::string content_id = list["contexts"][0]["content_id"];
+  EXPECT_EQ(content_id.size(), 64u);
+  EXPECT_EQ(JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"}))["content_id"],
+            content_id);
+  EXPECT_THAT(Carrel({"ls", "--store", store_}).out, testing::HasSubstr(content_id.substr(0, 12)));
+  EXPECT_THAT(Carrel({"inspect", kKept, "--store", store_}).out,
+              testing::HasSubstr("content id " + content_id));
+  const Args ask = Ask(kKept);
+  const Args inspect = {"inspect", kKept, "--store", store_};
+  for (const Args& command : {ask, inspect}) {
+    EXPECT_THAT(Carrel(With(command, {"--content-id", content_id.substr(0, 12)})), Succeeds());
+    EXPECT_THAT(Carrel(With(command, {"--content-id", std::string(64, '0')})),
+                FailsWith(kFailed, Texts{"has content id " + content_id, "wanted is 000000"}));
+    EXPECT_THAT(Carrel(With(command, {"--content-id", "latest"})),
+                FailsWith(kBad, Texts{"latest", "12 to 64 digits"}));
+  }
+  CARREL_ASSERT_OK(kvstore::MakeUnbound(store_, kKept));
+  EXPECT_THAT(Carrel({"ls", "--store", store_}).out, testing::HasSubstr("unbound"));
+  EXPECT_THAT(Carrel({"inspect", kKept, "--store", store_}).out,
+              testing::HasSubstr("unbound: files of format 2"));
+  EXPECT_THAT(Carrel(ask), Succeeds());
+  EXPECT_THAT(Carrel(With(ask, {"--content-id", content_id})),
+              FailsWith(kFailed, Texts{"has no content id", "carrel upgrade"}));
+}
+
 // What an older program stored is read; what is made of it is of this one's format.
 TEST_F(CliOutputTest, Reindex_OfAnOlderFormat_WritesThisOne) {
-  CARREL_ASSERT_OK(kvstore::SetFormatVersion(store_, kKept, kvstore::kOldestManifestFormatVersion));
+  CARREL_ASSERT_OK(kvstore::MakeUnbound(store_, kKept, kvstore::kOldestManifestFormatVersion));
   EXPECT_EQ(JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"}))["format_version"],
             kvstore::kOldestManifestFormatVersion);
   EXPECT_THAT(Carrel({"reindex", kKept, "--store", store_, "--as", "newer"}), Succeeds());

@@ -42,7 +42,7 @@ std::map<std::string, std::string> Segments(const std::string& folder, const std
       if (!segment.ok()) continue;
       const absl::string_view payload = (*segment)->payload();
       EXPECT_EQ((*segment)->Verify(0, static_cast<int64_t>(payload.size())), absl::OkStatus());
-      const kvstore::SegmentKey key{ContextId(manifest.context_id()), layer, kind, KvHead(head), i};
+      const kvstore::SegmentKey key{{}, layer, kind, KvHead(head), i};
       digests[kvstore::DescribeKey(key)] = Sha256Hex(payload);
     }
   };
@@ -66,7 +66,8 @@ class PrefillFaultTest : public StoreTest {
   // What inspect says, less what depends on when and where a context was made.
   json Manifest(const std::string& store, const std::string& name) const {
     json manifest = JsonOf(Carrel({"inspect", name, "--store", store, "--json"}));
-    for (const char* field : {"created_unix_s", "prefill_seconds", "context_id", "name"}) {
+    for (const char* field :
+         {"created_unix_s", "prefill_seconds", "context_id", "content_id", "name"}) {
       manifest.erase(field);
     }
     return manifest;

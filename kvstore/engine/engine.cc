@@ -93,6 +93,7 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
   RETURN_IF_ERROR(Annotate(
       CheckFingerprint(FieldsOf((*context)->manifest().fingerprint()), request.fingerprint),
       attempt));
+  RETURN_IF_ERROR(Annotate(CheckContentId(request.content_id, (*context)->manifest()), attempt));
   ASSIGN_OR_RETURN(const RowRange zone, ZoneOf(**context, request.sink, request.local));
   std::shared_ptr<const OpenContext::QueryDrift> drift;
   if (request.query_drift) {

@@ -89,6 +89,29 @@ TEST_F(EngineTest, Open_UnknownContextOrOtherModel_IsRefusedByName) {
   EXPECT_EQ(engine_->sessions(), 0);
 }
 
+TEST_F(EngineTest, Open_PinnedContent_IsRefusedIfItIsAnother) {
+  Make({}, {Spec("report"), Spec("other")});
+  const std::string content_id = engine_->Get("report")->content_id();
+  ASSERT_EQ(content_id.size(), 64u);
+  OpenRequest request = contexts_[0]->Opening();
+  for (const size_t digits : {12, 40, 64}) {
+    request.content_id = content_id.substr(0, digits);
+    CARREL_EXPECT_OK(engine_->OpenSession(request));
+  }
+  request.content_id = engine_->Get("other")->content_id();
+  EXPECT_THAT(engine_->OpenSession(request),
+              StatusIs(StatusCode::kFailedPrecondition,
+                       absl::StrCat("open context report: context report has content id ",
+                                    content_id, ", wanted is ", request.content_id)));
+  for (const std::string& none :
+       {content_id.substr(0, 11), content_id + "0", std::string(64, 'G')}) {
+    request.content_id = none;
+    EXPECT_THAT(engine_->OpenSession(request),
+                StatusIs(StatusCode::kInvalidArgument, "is not 12 to 64 digits of 0-9 a-f"));
+  }
+  EXPECT_EQ(engine_->sessions(), 0);
+}
+
 TEST_F(EngineTest, Open_SinkAndLocal_CutTheZone) {
   Make({}, {Spec("report")});
   const struct {

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/ids.h"
+#include "kvstore/format/context_id.h"
 #include "kvstore/index/index.h"
 
 namespace carrel::kvstore {

@@ -29,8 +29,7 @@ OpenContext::~OpenContext() { indexes_->DropContext(id_); }
 absl::StatusOr<std::shared_ptr<OpenContext>> OpenContext::Create(
     std::shared_ptr<const StoredContext> stored, IndexCache* indexes, ResidentBudget* budget,
     LayerLoader* loader) {
-  std::shared_ptr<OpenContext> context(
-      new OpenContext(std::move(stored), indexes, budget, loader));
+  std::shared_ptr<OpenContext> context(new OpenContext(std::move(stored), indexes, budget, loader));
   RETURN_IF_ERROR(Annotate(context->ReadManifest(),
                            absl::StrCat("context ", context->manifest().name(), ": manifest")));
   return context;
@@ -41,7 +40,7 @@ const v1::Manifest& OpenContext::manifest() const { return stored_->manifest(); 
 absl::Status OpenContext::ReadManifest() {
   const v1::Manifest& m = manifest();
   name_ = m.name();
-  id_ = ContextId(m.context_id());
+  ASSIGN_OR_RETURN(id_, ContextIdOf(m));
   if (m.kv_dtype() != "bf16") {
     return absl::FailedPreconditionError(
         absl::StrCat("kv_dtype=\"", m.kv_dtype(), "\" is not one that this program reads (bf16)"));
@@ -51,15 +50,7 @@ absl::Status OpenContext::ReadManifest() {
                                                       "\" is not one that this program reads "
                                                       "(after_rope, none)"));
   }
-  const bool shape_fits = m.layers() >= 1 && m.layers() <= 65534 && m.kv_heads() >= 1 &&
-                          m.q_heads() <= 4096 && m.q_heads() >= m.kv_heads() &&
-                          m.q_heads() % m.kv_heads() == 0 && m.head_dim() >= 1 &&
-                          m.head_dim() <= 4096 && m.tokens() >= 1;
-  if (!shape_fits) {
-    return absl::DataLossError(absl::StrCat("layers=", m.layers(), " q_heads=", m.q_heads(),
-                                            " kv_heads=", m.kv_heads(), " head_dim=", m.head_dim(),
-                                            " tokens=", m.tokens(), " do not fit each other"));
-  }
+  RETURN_IF_ERROR(CheckManifest(m));
   shape_ = {.layers = static_cast<int32_t>(m.layers()),
             .q_heads = static_cast<int32_t>(m.q_heads()),
             .kv_heads = static_cast<int32_t>(m.kv_heads()),
@@ -69,9 +60,9 @@ absl::Status OpenContext::ReadManifest() {
   ASSIGN_OR_RETURN(index_params_, HeadIndexParamsOf(m));
   // A search by codes knows its rows before it reads them. The others walk from row to row, or read
   // all: for them a layer's first search had better read the layer.
-  const bool by_codes = std::all_of(
-      index_params_.begin(), index_params_.end(),
-      [](const IndexParams& params) { return params.kind == IndexKind::kCode; });
+  const bool by_codes =
+      std::all_of(index_params_.begin(), index_params_.end(),
+                  [](const IndexParams& params) { return params.kind == IndexKind::kCode; });
   if (by_codes) stored_->Expect(FileAccess::kSparse);
   layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);

@@ -21,6 +21,7 @@ struct OpenRequest {
   int64_t sink = 0;
   int64_t local = 0;
   bool query_drift = false;  // wanted
+  std::string content_id;    // as CheckContentId; empty: any
 };
 
 // kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows

@@ -15,6 +15,7 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "kvstore/format/keys.h"
+#include "kvstore/index/index_spec.h"
 #include "kvstore/index/summaries.h"
 #include "kvstore/storage/store.h"
 
@@ -97,8 +98,7 @@ const std::string& RandomContext::summaries(Layer layer, KvHead head) const {
   return summaries_[IndexOf(layer, head)];
 }
 
-absl::Status RandomContext::Publish(Store& store, const std::string& folder) const {
-  ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
+absl::Status RandomContext::Publish(Store& store, const std::string& folder, ContextId id) const {
   const AttentionShape& shape = spec_.shape;
   std::vector<std::string> files;
   for (int32_t layer = 0; layer < shape.layers; ++layer) {
@@ -139,7 +139,7 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
   v1::Manifest m;
   m.set_format_version(kManifestFormatVersion);
   m.set_name(spec_.name);
-  m.set_context_id(id.value());
+  m.set_context_id(id.Bytes());
   m.set_tokens(spec_.tokens);
   m.set_layers(shape.layers);
   m.set_q_heads(shape.q_heads);
@@ -149,10 +149,7 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder) con
   m.set_key_position("after_rope");
   m.set_segment_tokens(spec_.segment_tokens);
   m.set_summary_rows(static_cast<uint32_t>(spec_.summary_rows));
-  m.mutable_index()->set_kind(std::string(IndexKindName(spec_.index.kind)));
-  m.mutable_index()->set_m(spec_.index.m);
-  m.mutable_index()->set_ef_construction(spec_.index.ef_construction);
-  m.mutable_index()->set_effort(spec_.index.effort);
+  SetIndexSpec(spec_.index, *m.mutable_index());
   for (int32_t layer = 1; spec_.query_drift && layer < shape.layers; ++layer) {
     v1::LayerSizes& sizes = *m.add_layer_sizes();
     sizes.set_layer(static_cast<uint32_t>(layer));

@@ -11,6 +11,7 @@
 #include "common/ids.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/request.h"
+#include "kvstore/format/context_id.h"
 #include "kvstore/index/index.h"
 
 namespace carrel::kvstore {
@@ -43,7 +44,8 @@ class RandomContext {
   std::vector<std::vector<float>>& query_drift() { return query_drift_; }
 
   // Writes SST files below `folder` and publishes them.
-  absl::Status Publish(Store& store, const std::string& folder) const;
+  absl::Status Publish(Store& store, const std::string& folder,
+                       ContextId id = ContextId::Random()) const;
 
   // [tokens, q_heads, head_dim]; the more `sharp`, the more one row stands out.
   std::vector<float> Queries(int64_t tokens, uint64_t seed, float sharp = 1) const;

@@ -3,19 +3,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kvstore/format/big_endian.h"
 
 namespace carrel::kvstore {
 namespace {
-
-void AppendBigEndian(std::string& out, uint64_t value, int bytes) {
-  for (int i = bytes - 1; i >= 0; --i) out.push_back(static_cast<char>(value >> (8 * i)));
-}
-
-uint64_t LoadBigEndian(absl::string_view bytes) {
-  uint64_t value = 0;
-  for (const char c : bytes) value = value << 8 | static_cast<uint8_t>(c);
-  return value;
-}
 
 bool IsKnown(Kind kind) {
   switch (kind) {
@@ -86,9 +77,7 @@ absl::Status ValidateKey(const SegmentKey& key) {
 
 std::string EncodeKey(const SegmentKey& key) {
   CARREL_CHECK(ValidateKey(key).ok());
-  std::string out;
-  out.reserve(kKeyBytes);
-  AppendBigEndian(out, key.context.value(), 8);
+  std::string out = key.context.Bytes();
   AppendBigEndian(out, static_cast<uint64_t>(key.layer + 1), 2);
   AppendBigEndian(out, static_cast<uint64_t>(key.kind), 1);
   AppendBigEndian(out, static_cast<uint64_t>(key.kv_head.value()), 2);
@@ -97,11 +86,16 @@ std::string EncodeKey(const SegmentKey& key) {
 }
 
 absl::StatusOr<ContextId> ContextOfKey(absl::string_view bytes) {
-  if (bytes.size() != static_cast<size_t>(kKeyBytes)) {
+  const bool numbered = bytes.size() == static_cast<size_t>(kNumberedKeyBytes);
+  if (!numbered && bytes.size() != static_cast<size_t>(kKeyBytes)) {
     return absl::DataLossError(absl::StrCat("key of ", bytes.size(), " bytes, must be ", kKeyBytes,
-                                            ": ", absl::BytesToHexString(bytes.substr(0, 32))));
+                                            " or ", kNumberedKeyBytes, ": ",
+                                            absl::BytesToHexString(bytes.substr(0, 32))));
   }
-  return ContextId(LoadBigEndian(bytes.substr(0, 8)));
+  const std::optional<ContextId> id = ContextId::FromBytes(bytes.substr(0, numbered ? 8 : 16));
+  if (id.has_value()) return *id;
+  return absl::DataLossError(
+      absl::StrCat("key with the id of no context: ", absl::BytesToHexString(bytes)));
 }
 
 std::string BytesBefore(absl::string_view key) {
@@ -123,10 +117,11 @@ std::string BytesAfter(absl::string_view key) {
 absl::StatusOr<SegmentKey> DecodeKey(absl::string_view bytes) {
   SegmentKey key;
   ASSIGN_OR_RETURN(key.context, ContextOfKey(bytes));
-  key.layer = static_cast<int32_t>(LoadBigEndian(bytes.substr(8, 2))) - 1;
-  key.kind = static_cast<Kind>(LoadBigEndian(bytes.substr(10, 1)));
-  key.kv_head = KvHead(static_cast<int32_t>(LoadBigEndian(bytes.substr(11, 2))));
-  key.segment = static_cast<uint32_t>(LoadBigEndian(bytes.substr(13, 4)));
+  const absl::string_view rest = bytes.substr(bytes.size() - 9);
+  key.layer = static_cast<int32_t>(LoadBigEndian(rest.substr(0, 2))) - 1;
+  key.kind = static_cast<Kind>(LoadBigEndian(rest.substr(2, 1)));
+  key.kv_head = KvHead(static_cast<int32_t>(LoadBigEndian(rest.substr(3, 2))));
+  key.segment = static_cast<uint32_t>(LoadBigEndian(rest.substr(5, 4)));
   if (const absl::Status valid = ValidateKey(key); !valid.ok()) {
     return absl::DataLossError(absl::StrCat(valid.message(), ": ", absl::BytesToHexString(bytes)));
   }
@@ -134,14 +129,11 @@ absl::StatusOr<SegmentKey> DecodeKey(absl::string_view bytes) {
 }
 
 std::pair<std::string, std::string> ContextKeyRange(ContextId context) {
-  std::string begin, end;
-  AppendBigEndian(begin, context.value(), 8);
-  if (context.value() == UINT64_MAX) {
-    end.assign(kKeyBytes + 1, '\xff');  // behind every key
-  } else {
-    AppendBigEndian(end, context.value() + 1, 8);
-  }
-  return {begin, end};
+  std::string begin = context.Bytes();
+  const bool last = begin.find_first_not_of('\xff') == std::string::npos;
+  // Behind every key, or where the next id's keys begin.
+  std::string end = last ? std::string(kKeyBytes + 1, '\xff') : BytesAfter(begin);
+  return {std::move(begin), std::move(end)};
 }
 
 std::string DescribeKey(const SegmentKey& key) {

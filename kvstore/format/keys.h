@@ -1,11 +1,11 @@
 // What:   the keys of a store. A context is one key range and each of its layers is one: prefill
 //         writes a layer's SST when the layer is done, and files never overlap.
-// Bytes:  context_id u64 | layer_plus_one u16 | kind u8 | kv_head u16 | segment u32, all
-//         big-endian: 17 bytes, so byte order is key order. layer_plus_one = 0 holds what belongs
+// Bytes:  context id 16 bytes | layer_plus_one u16 | kind u8 | kv_head u16 | segment u32, all
+//         big-endian: 25 bytes, so byte order is key order. layer_plus_one = 0 holds what belongs
 //         to the whole context (manifest, token ids), which therefore comes first. (Differs from
 //         the design sketch, which puts kind before layer: layer files would overlap and be
-//         ingested at level 0.)
-// Edge:   context id 0 is never given out; its range is the store's own.
+//         ingested at level 0.) Under an id that is a number the id has 8 bytes, the key 17.
+// Edge:   number 0 is of no context; its range is the store's own.
 // Errors: Decode refuses (DataLoss) another length, an unknown kind and a layer, head or segment
 //         that does not fit the kind.
 #pragma once
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
+#include "kvstore/format/context_id.h"
 
 namespace carrel::kvstore {
 
@@ -32,7 +33,8 @@ enum class Kind : uint8_t {
   kQueryDrift = 21,      // f32 [q_heads, head_dim] of a layer; head 0
 };
 
-inline constexpr int64_t kKeyBytes = 17;
+inline constexpr int64_t kKeyBytes = 25;
+inline constexpr int64_t kNumberedKeyBytes = 17;  // under an id that is a number
 inline constexpr int32_t kMaxLayer = 65534;
 inline constexpr int32_t kMaxKvHead = 65535;
 inline constexpr int64_t kDefaultSegmentTokens = 65536;

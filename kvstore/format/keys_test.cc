@@ -1,5 +1,7 @@
 #include "kvstore/format/keys.h"
 
+#include <set>
+
 #include "absl/strings/escaping.h"
 #include "common/test_util.h"
 
@@ -15,9 +17,17 @@ uint64_t RandomOfAnySize(std::mt19937_64& rng, int bits) {
   return (rng() >> (64 - bits)) >> (rng() % static_cast<uint64_t>(bits));
 }
 
+ContextId RandomId(std::mt19937_64& rng) {
+  if (rng() % 2 == 0) return ContextId(RandomOfAnySize(rng, 63));
+  std::string bytes(16, '\0');
+  for (char& c : bytes) c = static_cast<char>(rng());
+  bytes[0] = static_cast<char>(bytes[0] | 0x80);
+  return *ContextId::FromBytes(bytes);
+}
+
 SegmentKey RandomKey(std::mt19937_64& rng) {
   SegmentKey key;
-  key.context = ContextId(RandomOfAnySize(rng, 64));
+  key.context = RandomId(rng);
   key.kind = kKinds[rng() % std::size(kKinds)];
   const bool whole = key.kind == Kind::kManifest || key.kind == Kind::kTokenIds;
   if (!whole) {
@@ -35,6 +45,14 @@ auto Order(const SegmentKey& key) {
 }
 
 TEST(KeysTest, EncodeKey_KnownKey_HasGoldenBytes) {
+  const std::string id = "\x81\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10";
+  EXPECT_EQ(absl::BytesToHexString(EncodeKey(
+                {*ContextId::FromBytes(id), 3, Kind::kValueRows, KvHead(0x0a0b), 0x0c0d0e0f})),
+            "8102030405060708090a0b0c0d0e0f10"
+            "0004"
+            "11"
+            "0a0b"
+            "0c0d0e0f");
   const SegmentKey key{ContextId(0x0102030405060708), 3, Kind::kValueRows, KvHead(0x0a0b),
                        0x0c0d0e0f};
   EXPECT_EQ(absl::BytesToHexString(EncodeKey(key)),
@@ -62,6 +80,22 @@ TEST(KeysTest, DecodeKey_OfEncoded_IsTheKey) {
   }
 }
 
+TEST(ContextIdTest, Random_DiffersAndIsReadBack) {
+  std::set<ContextId> ids;
+  for (int i = 0; i < 1000; ++i) {
+    const ContextId id = ContextId::Random();
+    EXPECT_FALSE(id.is_number());
+    EXPECT_EQ(ContextId::FromBytes(id.Bytes()), id);
+    EXPECT_EQ(id.ToString(), absl::BytesToHexString(id.Bytes()));
+    ids.insert(id);
+  }
+  EXPECT_EQ(ids.size(), 1000u);
+  EXPECT_EQ(ContextId(7).ToString(), "7");
+  EXPECT_EQ(ContextId::FromBytes(ContextId(7).Bytes()), ContextId(7));
+  EXPECT_EQ(ContextId::FromBytes("x"), std::nullopt);
+  EXPECT_EQ(ContextId::FromBytes(""), std::nullopt);
+}
+
 TEST(KeysTest, EncodedBytes_OrderAsKeysDo) {
   std::mt19937_64 rng(TestSeed());
   for (int round = 0; round < 5000; ++round) {
@@ -78,10 +112,12 @@ TEST(KeysTest, ContextKeyRange_HoldsTheContextAndNoOther) {
   std::mt19937_64 rng(TestSeed());
   for (int round = 0; round < 2000; ++round) {
     SegmentKey key = RandomKey(rng);
-    ContextId context(RandomOfAnySize(rng, 64));
-    if (round % 10 == 0) context = ContextId(UINT64_MAX);
+    ContextId context = RandomId(rng);
+    if (round % 10 == 0) context = *ContextId::FromBytes(std::string(16, '\xff'));
+    if (round % 10 == 1) context = ContextId(INT64_MAX);
     if (rng() % 2 == 0) key.context = context;
-    if (rng() % 8 == 0) key.context = ContextId(context.value() + 1);
+    const auto next = ContextId::FromBytes(BytesAfter(context.Bytes()));
+    if (rng() % 8 == 0 && next.has_value()) key.context = *next;
     const auto [begin, end] = ContextKeyRange(context);
     const std::string bytes = EncodeKey(key);
     EXPECT_EQ(begin <= bytes && bytes < end, key.context == context) << context;
@@ -90,7 +126,8 @@ TEST(KeysTest, ContextKeyRange_HoldsTheContextAndNoOther) {
 
 TEST(KeysTest, DecodeKey_WrongLengthKindOrLayer_IsDataLoss) {
   const std::string good = EncodeKey({ContextId(7), 0, Kind::kKeyRows, KvHead(0), 0});
-  EXPECT_THAT(DecodeKey(good.substr(0, 16)), StatusIs(absl::StatusCode::kDataLoss, "16 bytes"));
+  EXPECT_THAT(DecodeKey(good.substr(0, 16)),
+              StatusIs(absl::StatusCode::kDataLoss, "key of 16 bytes, must be 25 or 17"));
   EXPECT_THAT(DecodeKey(good + "x"), StatusIs(absl::StatusCode::kDataLoss, "18 bytes"));
   EXPECT_THAT(DecodeKey(""), StatusIs(absl::StatusCode::kDataLoss, "0 bytes"));
   std::string unknown_kind = good;
@@ -102,6 +139,14 @@ TEST(KeysTest, DecodeKey_WrongLengthKindOrLayer_IsDataLoss) {
   std::string manifest_of_layer = good;
   manifest_of_layer[10] = 1;
   EXPECT_THAT(DecodeKey(manifest_of_layer), StatusIs(absl::StatusCode::kDataLoss, "layer 0"));
+  // Numbers end where random ids begin.
+  std::string too_large = good;
+  too_large[0] = '\x80';
+  EXPECT_THAT(DecodeKey(too_large), StatusIs(absl::StatusCode::kDataLoss, "the id of no context"));
+  std::string too_small = EncodeKey({ContextId::Random(), 0, Kind::kKeyRows, KvHead(0), 0});
+  CARREL_EXPECT_OK(DecodeKey(too_small));
+  too_small[0] = '\x7f';
+  EXPECT_THAT(DecodeKey(too_small), StatusIs(absl::StatusCode::kDataLoss, "the id of no context"));
 }
 
 TEST(KeysTest, BytesBesideAKey_AreItsNeighboursInOrder) {
@@ -126,9 +171,11 @@ TEST(KeysTest, DecodeKey_RandomBytes_DecodesOrIsDataLossAndReencodesEqually) {
   std::mt19937_64 rng(TestSeed());
   int decoded_keys = 0;
   for (int round = 0; round < 20000; ++round) {
-    std::string bytes(17, '\0');
+    std::string bytes(round % 4 < 2 ? 17 : 25, '\0');
     for (char& c : bytes) c = static_cast<char>(rng());
-    if (round % 2 == 0) bytes[10] = static_cast<char>(kKinds[rng() % std::size(kKinds)]);
+    if (round % 2 == 0) {
+      bytes[bytes.size() - 7] = static_cast<char>(kKinds[rng() % std::size(kKinds)]);
+    }
     const auto key = DecodeKey(bytes);
     if (key.ok()) {
       ++decoded_keys;

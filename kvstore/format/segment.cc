@@ -92,6 +92,7 @@ absl::StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(absl::string_view
   }
   std::unique_ptr<SegmentView> view(new SegmentView());
   view->payload_ = value.substr(0, payload_bytes);
+  view->proof_ = value.substr(payload_bytes);
   view->chunk_crcs_ = value.substr(payload_bytes, static_cast<size_t>(chunks * 4));
   view->dtype_ = static_cast<uint8_t>(footer[10]);
   view->verified_ =

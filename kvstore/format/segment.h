@@ -45,6 +45,8 @@ class SegmentView {
 
   absl::string_view payload() const { return payload_; }
   uint8_t dtype() const { return dtype_; }
+  // Chunk table and footer: with the key, what SegmentDigest is made of.
+  absl::string_view proof() const { return proof_; }
 
   // Makes sure that payload bytes [begin, end) are what was written; OutOfRange if there are no
   // such bytes. Cost: a bit test per chunk once verified; a CRC of each new chunk.
@@ -62,6 +64,7 @@ class SegmentView {
 
   absl::string_view payload_;
   absl::string_view chunk_crcs_;
+  absl::string_view proof_;
   uint8_t dtype_ = kDTypeBytes;
   mutable std::unique_ptr<std::atomic<uint64_t>[]> verified_;  // a bit per chunk
   mutable std::atomic<int64_t> unverified_chunks_{0};

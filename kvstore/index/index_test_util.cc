@@ -80,7 +80,6 @@ std::vector<float> MakeQueries(std::mt19937_64& rng, const KeySet& keys, int64_t
 
 MemoryContext::MemoryContext(const KeySet& keys, int64_t segment_tokens) {
   manifest_.set_name("memory");
-  manifest_.set_context_id(1);
   manifest_.set_tokens(keys.count);
   manifest_.set_layers(1);
   manifest_.set_kv_heads(1);

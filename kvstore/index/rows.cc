@@ -49,9 +49,9 @@ absl::StatusOr<Rows> Rows::Open(const StoredContext& context, Layer layer, Kind 
   const int64_t segments = (rows.count_ + rows.segment_tokens_ - 1) / rows.segment_tokens_;
   ASSIGN_OR_RETURN(const uint32_t stored, context.SegmentCount(layer.value(), kind, kv_head));
   const auto where = [&](int64_t segment) {
-    return absl::StrCat("context ", manifest.name(), ": ",
-                        DescribeKey({ContextId(manifest.context_id()), layer.value(), kind, kv_head,
-                                     static_cast<uint32_t>(segment)}));
+    return absl::StrCat(
+        "context ", manifest.name(), ": ",
+        DescribeKey({ContextId(), layer.value(), kind, kv_head, static_cast<uint32_t>(segment)}));
   };
   if (stored != segments) {
     return absl::DataLossError(absl::StrCat(where(std::min<int64_t>(stored, segments)), ": ",

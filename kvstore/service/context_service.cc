@@ -40,6 +40,7 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Get(grpc::CallbackServerContext* c
                                                   v1::GetResponse* reply) {
   return RunOn(engine_, context, [this, request, reply]() -> absl::Status {
     ASSIGN_OR_RETURN(*reply->mutable_manifest(), engine_->Get(request->name()));
+    reply->mutable_manifest()->clear_segment_digests();
     return absl::OkStatus();
   });
 }

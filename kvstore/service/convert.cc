@@ -139,6 +139,7 @@ absl::StatusOr<OpenRequest> FromWire(const v1::Open& open) {
   request.sink = open.sink();
   request.local = open.local();
   request.query_drift = open.query_drift();
+  request.content_id = open.content_id();
   return request;
 }
 
@@ -264,6 +265,7 @@ void OpenReplyToWire(const Session& session, const EngineConfig& config, v1::Ses
   }
   open->mutable_manifest()->clear_head_statistics();
   open->mutable_manifest()->clear_layer_sizes();
+  open->mutable_manifest()->clear_segment_digests();
   v1::Limits* limits = open->mutable_limits();
   limits->set_max_top_k(config.max_top_k);
   limits->set_max_query_tokens(config.max_query_tokens);
@@ -318,6 +320,7 @@ void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire)
   wire->set_head_dim(manifest.head_dim());
   wire->set_index_kind(manifest.index().kind());
   wire->set_created_unix_s(manifest.created_unix_s());
+  wire->set_content_id(manifest.content_id());
   int64_t bytes = 0;
   for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
     bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.summary_bytes() +

@@ -204,6 +204,8 @@ TEST_F(ServerTest, OpenThatFails_EndsTheStreamWithItsStatus) {
   OpenRequest negative = context_->Opening(-1);
   OpenRequest nameless = context_->Opening();
   nameless.context = "";
+  OpenRequest other_content = context_->Opening();
+  other_content.content_id = std::string(64, '0');
   const struct {
     OpenRequest request;
     grpc::StatusCode code;
@@ -212,6 +214,7 @@ TEST_F(ServerTest, OpenThatFails_EndsTheStreamWithItsStatus) {
       {other_model, grpc::StatusCode::FAILED_PRECONDITION,
        "fingerprint mismatch: weights_sha256: context has 5eed, model has 0ther"},
       {unknown, grpc::StatusCode::NOT_FOUND, "nothing"},
+      {other_content, grpc::StatusCode::FAILED_PRECONDITION, "has content id "},
       {negative, grpc::StatusCode::INVALID_ARGUMENT, "sink=-1"},
       {nameless, grpc::StatusCode::INVALID_ARGUMENT, "context is empty"},
   };

@@ -53,6 +53,7 @@ v1::Open WireOpen(const OpenRequest& request) {
   open.set_sink(request.sink);
   open.set_local(request.local);
   open.set_query_drift(request.query_drift);
+  open.set_content_id(request.content_id);
   return open;
 }
 

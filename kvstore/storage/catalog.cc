@@ -4,16 +4,15 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/escaping.h"
+#include "absl/container/flat_hash_map.h"
+#include "common/checksum.h"
 #include "common/status.h"
-#include "kvstore/format/little_endian.h"
+#include "kvstore/format/context_name.h"
 #include "rocksdb/convenience.h"
 #include "rocksdb/metadata.h"
 
 namespace carrel::kvstore {
 namespace {
-
-std::string CounterKey() { return std::string(8, '\0') + "next_context_id"; }
 
 rocksdb::Slice ToSlice(absl::string_view bytes) { return {bytes.data(), bytes.size()}; }
 
@@ -31,39 +30,84 @@ absl::StatusOr<std::optional<std::string>> ReadEntry(const OpenDb& db, const std
   return std::string(payload);
 }
 
+std::string NumberSign(ContextId id) { return absl::StrCat("#", id.ToString()); }
+
 CatalogEntry Unreadable(ContextId id, absl::StatusCode code, absl::string_view why) {
-  const std::string name = absl::StrCat("#", id.value());
+  const std::string name = NumberSign(id);
   return {.id = id,
           .name = name,
           .manifest = absl::Status(code, absl::StrCat("context ", name, ": manifest: ", why))};
+}
+
+// The manifest of a catalog entry's payload, with its name and content id.
+absl::StatusOr<v1::Manifest> ParseManifest(ContextId id, const std::string& payload) {
+  v1::Manifest manifest;
+  if (id.is_number()) {
+    if (!manifest.ParseFromString(payload)) return absl::DataLossError("is no Manifest message");
+    manifest.clear_content_id();
+    return manifest;
+  }
+  v1::CatalogRecord record;
+  if (!record.ParseFromString(payload) || !manifest.ParseFromString(record.manifest())) {
+    return absl::DataLossError("is no CatalogRecord message");
+  }
+  manifest.set_name(record.name());
+  manifest.set_content_id(Sha256Hex(record.manifest()));
+  return manifest;
+}
+
+absl::Status CheckEntry(ContextId id, const v1::Manifest& manifest) {
+  const bool bound = manifest.format_version() > kUnboundManifestFormatVersion;
+  ASSIGN_OR_RETURN(const ContextId found, ContextIdOf(manifest));
+  if (found != id || bound == id.is_number()) {
+    return absl::DataLossError(absl::StrCat("is that of context id ", found.ToString()));
+  }
+  RETURN_IF_ERROR(CheckManifest(manifest));
+  return SegmentDigests::Of(manifest).status();
 }
 
 CatalogEntry ReadCatalogEntry(const OpenDb& db, ContextId id) {
   const auto payload = ReadEntry(db, ManifestKey(id));
   if (!payload.ok()) return Unreadable(id, payload.status().code(), payload.status().message());
   if (!payload->has_value()) return Unreadable(id, absl::StatusCode::kDataLoss, "missing");
-  v1::Manifest manifest;
   if ((*payload)->empty()) {
-    return {.id = id, .name = absl::StrCat("#", id.value()), .hidden = true, .manifest = manifest};
+    return {.id = id, .name = NumberSign(id), .hidden = true, .manifest = v1::Manifest()};
   }
-  if (!manifest.ParseFromString(**payload)) {
-    return Unreadable(id, absl::StatusCode::kDataLoss, "is no Manifest message");
-  }
-  std::string name = manifest.name();
-  if (manifest.format_version() < kOldestManifestFormatVersion ||
-      manifest.format_version() > kManifestFormatVersion) {
+  absl::StatusOr<v1::Manifest> manifest = ParseManifest(id, **payload);
+  absl::Status status = manifest.status();
+  if (status.ok()) status = ValidateContextName(manifest->name());
+  if (!status.ok()) return Unreadable(id, absl::StatusCode::kDataLoss, status.message());
+  std::string name = manifest->name();
+  if (manifest->format_version() < kOldestManifestFormatVersion ||
+      manifest->format_version() > kManifestFormatVersion) {
     return {.id = id,
             .name = name,
             .manifest = absl::FailedPreconditionError(
-                absl::StrCat("context ", name, " has format version ", manifest.format_version(),
+                absl::StrCat("context ", name, " has format version ", manifest->format_version(),
                              ", this program reads versions ", kOldestManifestFormatVersion, " to ",
                              kManifestFormatVersion))};
   }
-  if (manifest.context_id() != id.value()) {
-    return Unreadable(id, absl::StatusCode::kDataLoss,
-                      absl::StrCat("is that of context id ", manifest.context_id()));
+  if (const absl::Status fits = CheckEntry(id, *manifest); !fits.ok()) {
+    return Unreadable(id, absl::StatusCode::kDataLoss, fits.message());
   }
-  return {.id = id, .name = std::move(name), .manifest = std::move(manifest)};
+  return {.id = id, .name = std::move(name), .manifest = *std::move(manifest)};
+}
+
+// Which of two contexts of one name is meant, nobody knows: neither can be read by it.
+void RefuseSharedNames(std::vector<CatalogEntry>& entries) {
+  absl::flat_hash_map<std::string, std::vector<CatalogEntry*>> by_name;
+  for (CatalogEntry& entry : entries) {
+    if (!entry.hidden) by_name[entry.name].push_back(&entry);
+  }
+  for (const auto& [name, sharing] : by_name) {
+    if (sharing.size() == 1) continue;
+    for (CatalogEntry* entry : sharing) {
+      entry->name = NumberSign(entry->id);
+      entry->manifest = absl::DataLossError(absl::StrCat(
+          "context ", entry->name, ": manifest: ", sharing.size(), " contexts have the name ", name,
+          "; carrel rm \"", entry->name, "\" removes this one"));
+    }
+  }
 }
 
 }  // namespace
@@ -73,32 +117,29 @@ std::string ManifestKey(ContextId id) {
 }
 
 absl::StatusOr<std::string> EncodeManifest(const v1::Manifest& manifest) {
-  const std::string& name = manifest.name();
-  if (name.empty() || static_cast<int64_t>(name.size()) > kMaxContextNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("context name of ", name.size(),
-                                                   " bytes, must be 1 .. ", kMaxContextNameBytes));
-  }
-  if (name[0] == '#' || std::any_of(name.begin(), name.end(), [](char c) {
-        return static_cast<uint8_t>(c) < 0x20 || c == 0x7f;
-      })) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("context name \"", absl::CHexEscape(name),
-                     "\" must not begin with # or hold control characters"));
-  }
+  RETURN_IF_ERROR(ValidateContextName(manifest.name()));
   if (manifest.format_version() != kManifestFormatVersion) {
     return absl::InvalidArgumentError(
         absl::StrCat("manifest: format_version=", manifest.format_version(), ", must be ",
                      kManifestFormatVersion));
   }
-  std::string payload;
-  if (!manifest.SerializeToString(&payload)) {
+  ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
+  if (const absl::Status fits = CheckManifest(manifest); !fits.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("manifest: ", fits.message()));
+  }
+  v1::Manifest nameless = manifest;
+  nameless.clear_name();
+  nameless.clear_content_id();
+  v1::CatalogRecord record;
+  record.set_name(manifest.name());
+  if (!nameless.SerializeToString(record.mutable_manifest())) {
     return absl::InvalidArgumentError("manifest: a string is not UTF-8, or it is over 2 GiB");
   }
   // Parsing refuses what serialising let through (strings that are not UTF-8).
-  if (!v1::Manifest().ParseFromString(payload)) {
+  if (!v1::Manifest().ParseFromString(record.manifest())) {
     return absl::InvalidArgumentError("manifest: a string is not UTF-8");
   }
-  return EncodeSegment(ManifestKey(ContextId(manifest.context_id())), payload, kDTypeBytes);
+  return EncodeSegment(ManifestKey(id), record.SerializeAsString(), kDTypeBytes);
 }
 
 absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db) {
@@ -123,34 +164,8 @@ absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db) {
   ASSIGN_OR_RETURN(const std::vector<ContextId> ids, ContextsWithFiles(db));
   std::vector<CatalogEntry> entries;
   for (const ContextId id : ids) entries.push_back(ReadCatalogEntry(db, id));
+  RefuseSharedNames(entries);
   return entries;
-}
-
-absl::StatusOr<uint64_t> ReadNextContextId(const OpenDb& db) {
-  auto payload = ReadEntry(db, CounterKey());
-  if (!payload.ok()) return Annotate(payload.status(), "counter of context ids");
-  uint64_t next = 1;
-  if (payload->has_value()) {
-    if ((**payload).size() != 8) {
-      return absl::DataLossError(
-          absl::StrCat("counter of context ids has ", (**payload).size(), " bytes, must be 8"));
-    }
-    next = LoadLittleEndian<uint64_t>((**payload).data());
-  }
-  // The counter is a record of the write-ahead log; files outlive a damaged log.
-  ASSIGN_OR_RETURN(const std::vector<ContextId> ids, ContextsWithFiles(db));
-  if (!ids.empty()) next = std::max(next, ids.back().value() + 1);
-  return next;
-}
-
-absl::Status WriteNextContextId(OpenDb& db, uint64_t next) {
-  std::string payload;
-  AppendLittleEndian(payload, next);
-  const std::string key = CounterKey();
-  rocksdb::WriteOptions durable;
-  durable.sync = true;
-  return FromRocks(db.db->Put(durable, db.catalog, key, EncodeSegment(key, payload, kDTypeBytes)),
-                   absl::StrCat("store ", db.folder, ": counter of context ids"));
 }
 
 absl::Status HideContext(OpenDb& db, const CatalogEntry& entry) {

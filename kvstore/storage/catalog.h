@@ -1,7 +1,8 @@
-// What:   which contexts a database holds: manifests, and the counter of context ids.
-// Bytes:  the catalog family maps EncodeKey(manifest of context) to a segment whose payload is the
-//         Manifest message, or empty: deleted, files not yet freed. And 8 zero bytes +
-//         "next_context_id" to a segment of a u64.
+// What:   which contexts a database holds.
+// Bytes:  the catalog family maps EncodeKey(manifest of context) to a segment whose payload is a
+//         CatalogRecord message (under an id that is a number: a Manifest), or empty: deleted, files
+//         not yet freed. Stores of format versions 1 and 2 also hold 8 zero bytes +
+//         "next_context_id", which is not read any more.
 // Threads: none of its own; the store serialises writers.
 #pragma once
 
@@ -10,14 +11,15 @@
 
 #include "absl/status/statusor.h"
 #include "carrel/v1/context.pb.h"
-#include "common/ids.h"
+#include "kvstore/format/context_id.h"
 #include "kvstore/storage/rocks.h"
 
 namespace carrel::kvstore {
 
 std::string ManifestKey(ContextId id);
 
-// The value under ManifestKey. InvalidArgument if a field is missing or too long.
+// The value under ManifestKey. InvalidArgument: a name that is none, another format version, a
+// manifest that is out of bounds or too large.
 absl::StatusOr<std::string> EncodeManifest(const v1::Manifest& manifest);
 
 // Contexts that have files, ascending: no file is read.
@@ -25,18 +27,16 @@ absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db);
 
 struct CatalogEntry {
   ContextId id;
-  std::string name;     // "#ID" if the manifest is too damaged to tell
+  std::string name;     // "#ID" if the manifest is too damaged to tell, or the name is another's
   bool hidden = false;  // deleted
-  // DataLoss, or FailedPrecondition: another format version. Messages begin with the name.
+  // With its name and content id. DataLoss, or FailedPrecondition: another format version.
+  // Messages begin with the name.
   absl::StatusOr<v1::Manifest> manifest;
 };
 
 // Every context with files, by id. One without a manifest is damaged: files and manifest come in
 // one atomic step, and go only after the manifest was marked.
 absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db);
-
-absl::StatusOr<uint64_t> ReadNextContextId(const OpenDb& db);  // 1 in a new store
-absl::Status WriteNextContextId(OpenDb& db, uint64_t next);    // durable
 
 absl::Status HideContext(OpenDb& db, const CatalogEntry& entry);  // durable
 // Frees the files of a hidden context and forgets it.

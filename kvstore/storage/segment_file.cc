@@ -36,7 +36,11 @@ void SegmentFile::Locate() const {
   entries_ = WalkToKey(file_->bytes(), last_key_);
   is_located_.store(true);
   Apply(expected_sparse_.load() ? FileAccess::kSparse : FileAccess::kLargePages);
-  if (!entries_.entries.empty() && entries_.first_key != first_key_) {
+  const auto wanted = ContextOfKey(first_key_), found = ContextOfKey(entries_.first_key);
+  if (wanted.ok() && found.ok() && *found != *wanted) {
+    entries_ = {.status = absl::DataLossError(
+                    absl::StrCat("is a file of another context, #", found->ToString()))};
+  } else if (!entries_.entries.empty() && entries_.first_key != first_key_) {
     entries_ = {.status = absl::DataLossError("another first key")};
   }
 }

@@ -10,15 +10,15 @@
 namespace carrel::kvstore {
 namespace {
 
-constexpr size_t kInternalKeyBytes = kKeyBytes + 8;
+constexpr size_t kSequenceBytes = 8;  // behind a key: sequence number and type
 constexpr size_t kTrailerBytes = 4 + 4 + 1 + 4;
 constexpr size_t kMaxVarint32Bytes = 5;
 
 // Reads the block at the front of `rest` and removes it; false if it is not as SstWriter writes it.
 bool TakeBlock(absl::string_view& rest, SstEntry& entry) {
-  if (rest.size() < 2 || rest[0] != 0 || rest[1] != static_cast<char>(kInternalKeyBytes)) {
-    return false;
-  }
+  if (rest.size() < 2 || rest[0] != 0) return false;
+  const auto key_bytes = static_cast<uint8_t>(rest[1]) - kSequenceBytes;
+  if (key_bytes != kKeyBytes && key_bytes != kNumberedKeyBytes) return false;
   size_t at = 2;
   uint64_t value_bytes = 0;
   for (size_t i = 0;; ++i) {
@@ -27,13 +27,14 @@ bool TakeBlock(absl::string_view& rest, SstEntry& entry) {
     value_bytes |= uint64_t{byte & 0x7fu} << (7 * i);
     if ((byte & 0x80) == 0) break;
   }
-  if (value_bytes > UINT32_MAX || rest.size() - at < kInternalKeyBytes + kTrailerBytes ||
-      rest.size() - at - kInternalKeyBytes - kTrailerBytes < value_bytes) {
+  const size_t framing = key_bytes + kSequenceBytes + kTrailerBytes;
+  if (value_bytes > UINT32_MAX || rest.size() - at < framing ||
+      rest.size() - at - framing < value_bytes) {
     return false;
   }
-  entry.key = rest.substr(at, kKeyBytes);
-  if (LoadLittleEndian<uint64_t>(rest.data() + at + kKeyBytes) != 1) return false;
-  at += kInternalKeyBytes;
+  entry.key = rest.substr(at, key_bytes);
+  if (LoadLittleEndian<uint64_t>(rest.data() + at + key_bytes) != 1) return false;
+  at += key_bytes + kSequenceBytes;
   entry.value = rest.substr(at, value_bytes);
   at += value_bytes;
   if (LoadLittleEndian<uint32_t>(rest.data() + at) != 0 ||

@@ -3,7 +3,7 @@
 //         them. RocksDB's own readers verify a block as a whole (64 MiB to find one row) or, told
 //         not to, parse it unchecked and abort on a flipped bit.
 // Bytes:  data blocks from offset 0, each:
-//           shared bytes 0x00 | key bytes 0x19 | value bytes varint32 | key (17) |
+//           shared bytes 0x00 | key bytes + 8 u8 | value bytes varint32 | key (25, or 17) |
 //           sequence 0 and type "value" u64 = 1 | value | restart offset u32 = 0 |
 //           restarts u32 = 1 | compression 0x00 | RocksDB's CRC u32 (not read: values prove
 //           themselves).
@@ -34,7 +34,7 @@ struct SstEntry {
 struct SstEntries {
   std::vector<SstEntry> entries;          // keys ascend; without fences
   absl::string_view first_key, last_key;  // of the blocks that were read, with fences
-  absl::Status status;                    // why the walk ended early; OK if it ended where it should
+  absl::Status status;  // why the walk ended early; OK if it ended where it should
 };
 
 // Walks until the block of last_key has been read, the end that RocksDB's manifest knows.

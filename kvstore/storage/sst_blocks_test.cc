@@ -9,9 +9,11 @@
 namespace carrel::kvstore {
 namespace {
 
-SegmentKey KeyOf(uint32_t segment) { return {ContextId(9), 0, Kind::kKeyRows, KvHead(0), segment}; }
+const ContextId kId = ContextId::Random();
 
-constexpr uint64_t kFenceBytes = 2 + 1 + 25 + 13;
+SegmentKey KeyOf(uint32_t segment) { return {kId, 0, Kind::kKeyRows, KvHead(0), segment}; }
+
+constexpr uint64_t kFenceBytes = 2 + 1 + 33 + 13;
 
 // A file of three segments as SstWriter writes it, and the size of its data.
 std::string WriteFile(const std::string& path, uint64_t* data_bytes) {
@@ -21,7 +23,7 @@ std::string WriteFile(const std::string& path, uint64_t* data_bytes) {
     const std::string payload(100 * i, 'p');
     CARREL_EXPECT_OK(writer->Add(KeyOf(i), payload, 2));
     const size_t value = EncodeSegment(EncodeKey(KeyOf(i)), payload, 2).size();
-    *data_bytes += 2 + (value < 128 ? 1 : 2) + 25 + value + 13;
+    *data_bytes += 2 + (value < 128 ? 1 : 2) + 33 + value + 13;
   }
   *data_bytes += 2 * kFenceBytes;
   CARREL_EXPECT_OK(writer->Finish());

@@ -43,8 +43,8 @@ class SstWriterImpl : public SstWriter {
       return absl::InvalidArgumentError(absl::StrCat(path_, ": a manifest is added by Publish"));
     }
     if (entries_ > 0 && key.context != context_) {
-      return absl::InvalidArgumentError(absl::StrCat(path_, ": holds context #", context_.value(),
-                                                     ", not #", key.context.value()));
+      return absl::InvalidArgumentError(absl::StrCat(
+          path_, ": holds context #", context_.ToString(), ", not #", key.context.ToString()));
     }
     std::string bytes = EncodeKey(key);
     if (entries_ > 0 && bytes <= last_) {

@@ -34,47 +34,57 @@ absl::Status FromErrorCode(const std::error_code& error, absl::string_view what)
   return error ? ErrnoStatus(error.value(), what) : absl::OkStatus();
 }
 
-struct KeyRange {
-  std::string first, last;
+// A file that Publish was given, after a look at every key, footer and chunk table in it: what is
+// published is what was written.
+struct CheckedFile {
   std::string path;
+  std::string first, last;                                   // keys, with fences
+  std::vector<std::pair<SegmentKey, std::string>> segments;  // with their digests, in order
 };
 
-// First and last key of a file that Publish was given, after a look at every key, footer and CRC
-// table in it: what is published is what was written.
-absl::StatusOr<KeyRange> CheckFile(const std::string& path, ContextId id) {
+absl::StatusOr<CheckedFile> CheckFile(const std::string& path, ContextId id) {
   ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
   rocksdb::SstFileReader reader(SegmentOptions());
   RETURN_IF_ERROR(FromRocks(reader.Open(path), path));
   const SstEntries found = WalkToOffset(file->bytes(), reader.GetTableProperties()->data_size);
   RETURN_IF_ERROR(Annotate(found.status, path));
+  CheckedFile checked{
+      .path = path, .first = std::string(found.first_key), .last = std::string(found.last_key)};
   for (const SstEntry& entry : found.entries) {
     const auto key = DecodeKey(entry.key);
     if (!key.ok()) return Annotate(key.status(), path);
     if (key->context != id || key->kind == Kind::kManifest) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": holds ", DescribeKey(*key),
-                                                     " of context #", key->context.value(),
-                                                     ", to be published as #", id.value()));
+                                                     " of context #", key->context.ToString(),
+                                                     ", to be published as #", id.ToString()));
     }
-    if (const auto view = SegmentView::Open(entry.key, entry.value); !view.ok()) {
+    const auto view = SegmentView::Open(entry.key, entry.value);
+    if (!view.ok()) {
       return Annotate(view.status(), absl::StrCat(path, ": ", DescribeKey(*key)));
     }
+    checked.segments.emplace_back(*key, SegmentDigest(entry.key, (*view)->proof()));
   }
-  return KeyRange{std::string(found.first_key), std::string(found.last_key), path};
+  return checked;
 }
 
-absl::Status CheckFiles(absl::Span<const std::string> paths, ContextId id) {
+// Checks the files, and adds the digests of all their segments to the manifest.
+absl::Status BindFiles(absl::Span<const std::string> paths, ContextId id, v1::Manifest& manifest) {
   if (paths.empty()) return absl::InvalidArgumentError("publish: no SST files");
-  std::vector<KeyRange> ranges;
+  std::vector<CheckedFile> files;
   for (const std::string& path : paths) {
-    ASSIGN_OR_RETURN(KeyRange range, CheckFile(path, id));
-    ranges.push_back(std::move(range));
+    ASSIGN_OR_RETURN(CheckedFile file, CheckFile(path, id));
+    files.push_back(std::move(file));
   }
-  std::sort(ranges.begin(), ranges.end(),
-            [](const KeyRange& a, const KeyRange& b) { return a.first < b.first; });
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].first <= ranges[i - 1].last) {
+  std::sort(files.begin(), files.end(),
+            [](const CheckedFile& a, const CheckedFile& b) { return a.first < b.first; });
+  manifest.clear_segment_digests();
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (i > 0 && files[i].first <= files[i - 1].last) {
       return absl::InvalidArgumentError(
-          absl::StrCat("publish: ", ranges[i - 1].path, " and ", ranges[i].path, " overlap"));
+          absl::StrCat("publish: ", files[i - 1].path, " and ", files[i].path, " overlap"));
+    }
+    for (const auto& [key, digest] : files[i].segments) {
+      RETURN_IF_ERROR(Annotate(AddSegmentDigest(key, digest, manifest), files[i].path));
     }
   }
   return absl::OkStatus();
@@ -98,7 +108,6 @@ class StoreImpl : public Store {
     std::error_code error;
     fs::remove_all(publishing_, error);
     RETURN_IF_ERROR(FromErrorCode(error, publishing_));
-    ASSIGN_OR_RETURN(next_id_, ReadNextContextId(*db_));
     ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     for (const CatalogEntry& entry : entries) {
       if (entry.hidden) RETURN_IF_ERROR(FreeContext(*db_, entry));
@@ -139,38 +148,19 @@ class StoreImpl : public Store {
     if (!entry.manifest.ok()) return entry.manifest.status();
     auto files = OpenSegmentFiles(*db_, entry.id);
     if (!files.ok()) return Annotate(files.status(), absl::StrCat("context ", name));
-    return MakeStoredContext(*std::move(entry.manifest), *std::move(files));
-  }
-
-  absl::StatusOr<ContextId> AllocateContextId() override {
-    absl::MutexLock lock(&mu_);
-    RETURN_IF_ERROR(CheckWritable("allocate a context id"));
-    RETURN_IF_ERROR(WriteNextContextId(*db_, next_id_ + 1));
-    return ContextId(next_id_++);
+    return MakeStoredContext(entry.id, *std::move(entry.manifest), *std::move(files));
   }
 
   absl::Status Publish(const v1::Manifest& manifest,
                        absl::Span<const std::string> sst_files) override {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(CheckWritable(absl::StrCat("publish ", manifest.name())));
-    const ContextId id(manifest.context_id());
-    if (id.value() == 0 || id.value() >= next_id_) {
-      return absl::InvalidArgumentError(absl::StrCat("publish ", manifest.name(), ": context id ",
-                                                     id.value(), " was not allocated here"));
-    }
-    ASSIGN_OR_RETURN(const std::string value, EncodeManifest(manifest));
-    ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
-    for (const CatalogEntry& entry : entries) {
-      if (entry.name == manifest.name()) {
-        return absl::AlreadyExistsError(
-            absl::StrCat("context ", manifest.name(), " exists in store ", db_->folder));
-      }
-      if (entry.id == id) {
-        return absl::AlreadyExistsError(
-            absl::StrCat("publish ", manifest.name(), ": context #", id.value(), " is published"));
-      }
-    }
-    RETURN_IF_ERROR(CheckFiles(sst_files, id));
+    RETURN_IF_ERROR(EncodeManifest(manifest).status());  // before files are read
+    ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
+    RETURN_IF_ERROR(CheckFree(manifest.name(), id));
+    v1::Manifest complete = manifest;
+    RETURN_IF_ERROR(BindFiles(sst_files, id, complete));
+    ASSIGN_OR_RETURN(const std::string value, EncodeManifest(complete));
     RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kCatalogRoom));
     return Ingest(id, value, sst_files);
   }
@@ -189,6 +179,22 @@ class StoreImpl : public Store {
     if (mode_ == StoreMode::kReadWrite) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat(attempt, ": store ", db_->folder, " is open read-only"));
+  }
+
+  absl::Status CheckFree(const std::string& name, ContextId id) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+    for (const CatalogEntry& entry : entries) {
+      if (entry.name == name) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("context ", name, " exists in store ", db_->folder));
+      }
+      if (entry.id == id) {
+        return absl::AlreadyExistsError(absl::StrCat("publish ", name, ": context #", id.ToString(),
+                                                     " is published as ", entry.name));
+      }
+    }
+    return absl::OkStatus();
   }
 
   // Also finds a context that cannot be read: its entry says why. NotFound if there is none of the
@@ -216,7 +222,8 @@ class StoreImpl : public Store {
     std::error_code error;
     fs::create_directories(publishing_, error);
     RETURN_IF_ERROR(FromErrorCode(error, publishing_));
-    const std::string manifest_file = absl::StrCat(publishing_, "/manifest-", id.value(), ".sst");
+    const std::string manifest_file =
+        absl::StrCat(publishing_, "/manifest-", id.ToString(), ".sst");
     RETURN_IF_ERROR(WriteManifestFile(manifest_file, id, manifest));
 
     rocksdb::IngestExternalFileArg layers, catalog;
@@ -240,7 +247,6 @@ class StoreImpl : public Store {
   const std::unique_ptr<OpenDb> db_;
   // Readers see an ingestion in both column families or in none.
   mutable absl::Mutex mu_;
-  uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace

@@ -14,7 +14,9 @@
 //      point, not at all.
 //   2. A published context is never edited. Delete hides it first (durably) and frees its files
 //      then; what is mapped stays readable until released.
-//   3. Context ids are never reused.
+//   3. What a context gives is what was published with its manifest: a segment of another context,
+//      store or revision is DataLoss. (Of format versions 1 and 2, which have no content id: what
+//      fits number, place and CRCs.)
 //   4. A context whose bytes are damaged does not make another unreadable.
 #pragma once
 
@@ -28,6 +30,7 @@
 #include "absl/types/span.h"
 #include "common/mapped_file.h"
 #include "kvstore/format/keys.h"
+#include "kvstore/format/manifest.h"
 #include "kvstore/format/segment.h"
 
 namespace carrel::v1 {
@@ -35,11 +38,6 @@ class Manifest;
 }
 
 namespace carrel::kvstore {
-
-// Of what is written, and the oldest that is read (docs/formats.md).
-inline constexpr uint32_t kManifestFormatVersion = 2;
-inline constexpr uint32_t kOldestManifestFormatVersion = 1;
-inline constexpr int64_t kMaxContextNameBytes = 255;
 
 // One segment, pinned: its bytes stay mapped as long as this lives, also across Delete.
 class PinnedSegment {
@@ -104,14 +102,14 @@ class Store {
       const std::string& name) const = 0;
 
   // kReadWrite only.
-  virtual absl::StatusOr<ContextId> AllocateContextId() = 0;  // durable before it returns
   // Moves the SST files (of SstWriter, with disjoint ranges, all of manifest.context_id, at least
-  // one, best on the store's file system) and the manifest in, atomically. AlreadyExists if the
-  // name is taken. On an error the files stay where they are.
+  // one, best on the store's file system) and the manifest, completed by their digests, in,
+  // atomically. AlreadyExists if the name is taken, or the context is here under any. On an error
+  // the files stay where they are.
   virtual absl::Status Publish(const v1::Manifest& manifest,
                                absl::Span<const std::string> sst_files) = 0;
-  // A context whose manifest is damaged has lost its name; "#ID" (in the message of List) deletes
-  // it. While there is such a one, other names that are not found are DataLoss, not NotFound.
+  // A context whose manifest is damaged has lost its name, and so have two of one name; "#ID" (in
+  // the message of List) deletes it. While there is such a one, other names that are not found are DataLoss, not NotFound.
   virtual absl::Status Delete(const std::string& name) = 0;
 };
 

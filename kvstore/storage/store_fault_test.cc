@@ -51,6 +51,9 @@ void FlipBit(const std::string& path, int64_t bit) {
   close(fd);
 }
 
+// "context #ID: manifest ...", of one whose name nobody knows.
+constexpr char kNameless[] = ": manifest: ";
+
 // Reads a context and compares it with what was written, without making that up again each time.
 class Oracle {
  public:
@@ -134,7 +137,7 @@ TEST(StoreFaultTest, FlippedBit_InAnSst_IsDataLossOrHarmless) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << file << " bit " << bit << ": " << status;
     const std::string message(status.message());
     EXPECT_TRUE(message.find("context report") != std::string::npos ||
-                message.find("context #1") != std::string::npos)
+                message.find("context #") != std::string::npos)
         << file << " bit " << bit << ": " << status;
   }
   EXPECT_GT(lost, 60);
@@ -183,19 +186,23 @@ TEST(StoreFaultTest, DamagedManifest_IsReportedAndOthersStayReadable) {
     break;
   }
   const auto store = OpenStore(folder);
-  EXPECT_THAT(store->List(), StatusIs(StatusCode::kDataLoss, "context #1: manifest"));
+  EXPECT_THAT(store->List(), StatusIs(StatusCode::kDataLoss, kNameless));
   std::vector<absl::Status> unreadable;
   const auto manifests = store->List(&unreadable);
   CARREL_ASSERT_OK(manifests);
   ASSERT_EQ(manifests->size(), 1u);
   EXPECT_EQ((*manifests)[0].name(), "b");
   ASSERT_EQ(unreadable.size(), 1u);
-  EXPECT_THAT(unreadable[0], StatusIs(StatusCode::kDataLoss, "context #1: manifest"));
+  EXPECT_THAT(unreadable[0], StatusIs(StatusCode::kDataLoss, kNameless));
   CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "b"}));
-  EXPECT_THAT(store->OpenContext("a"), StatusIs(StatusCode::kDataLoss, "context #1: manifest"));
+  EXPECT_THAT(store->OpenContext("a"), StatusIs(StatusCode::kDataLoss, kNameless));
   CARREL_EXPECT_OK(PublishTestContext(*store, dir + "/staging", {.name = "c"}));
   const size_t before = DbFiles(folder, ".sst").size();
-  CARREL_EXPECT_OK(store->Delete("#1"));
+  // "context #ID: manifest ..."
+  const std::string message(unreadable[0].message());
+  const std::string nameless = message.substr(8, message.find(':') - 8);
+  EXPECT_EQ(nameless.size(), 33u) << message;
+  CARREL_EXPECT_OK(store->Delete(nameless));
   EXPECT_LT(DbFiles(folder, ".sst").size(), before);
   EXPECT_THAT(store->OpenContext("a"), StatusIs(StatusCode::kNotFound, "context a is not in"));
   EXPECT_EQ(store->List()->size(), 2u);
@@ -211,8 +218,7 @@ TEST(StoreFaultTest, LostCatalog_KeepsTheFiles) {
   {
     const auto store = Store::Open(folder, StoreMode::kReadWrite);
     if (store.ok()) {
-      EXPECT_THAT((*store)->List(), StatusIs(StatusCode::kDataLoss, "context #1: manifest"));
-      EXPECT_EQ(*(*store)->AllocateContextId(), ContextId(2));
+      EXPECT_THAT((*store)->List(), StatusIs(StatusCode::kDataLoss, kNameless));
     }
   }
   CARREL_ASSERT_OK(WriteFileAtomically(files.back(), kept));
@@ -234,31 +240,128 @@ TEST(StoreFaultTest, LostOrTruncatedLayerFile_IsDataLossNamingContextAndFile) {
               StatusIs(StatusCode::kDataLoss, "file is missing"));
 }
 
-TEST(StoreFaultTest, OlderFormatVersion_IsRead) {
+TEST(StoreFaultTest, OlderFormatVersions_AreReadUnboundBesideThisOne) {
   const std::string dir = FreshTempDir();
   const std::string folder = dir + "/store";
-  CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {}));
-  CARREL_ASSERT_OK(SetFormatVersion(folder, TestContextSpec().name, kOldestManifestFormatVersion));
+  for (const char* name : {"first", "second", "third"}) {
+    CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {.name = name}));
+  }
+  EXPECT_EQ(*MakeUnbound(folder, "first", 1), ContextId(1));
+  EXPECT_EQ(*MakeUnbound(folder, "second", 2), ContextId(2));
   const auto store = OpenStore(folder);
-  CARREL_EXPECT_OK(CheckTestContext(*store, {.format_version = kOldestManifestFormatVersion}));
+  for (const char* name : {"first", "second", "third"}) {
+    CARREL_EXPECT_OK(CheckTestContext(*store, {.name = name}));
+  }
+  EXPECT_EQ(store->GetManifest("first")->content_id(), "");
+  EXPECT_EQ(store->GetManifest("second")->format_version(), 2u);
+  EXPECT_NE(store->GetManifest("third")->content_id(), "");
+  CARREL_EXPECT_OK(store->Delete("first"));
+  CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "second"}));
+  CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "third"}));
+  EXPECT_EQ(store->List()->size(), 2u);
 }
 
 TEST(StoreFaultTest, AnotherFormatVersion_IsFailedPreconditionAndCanBeDeleted) {
   const std::string dir = FreshTempDir();
   const std::string folder = dir + "/store";
-  CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {.name = "old"}));
+  CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {.name = "new"}));
   CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {}));
-  CARREL_ASSERT_OK(SetFormatVersion(folder, "old", 7));
+  CARREL_ASSERT_OK(EditManifest(folder, "new", [](v1::Manifest& m) { m.set_format_version(7); }));
   const auto store = OpenStore(folder);
   const std::string message =
-      "context old has format version 7, this program reads versions 1 to 2";
+      "context new has format version 7, this program reads versions 1 to 3";
   EXPECT_THAT(store->List(), StatusIs(StatusCode::kFailedPrecondition, message));
-  EXPECT_THAT(store->GetManifest("old"), StatusIs(StatusCode::kFailedPrecondition, message));
-  EXPECT_THAT(store->OpenContext("old"), StatusIs(StatusCode::kFailedPrecondition, message));
+  EXPECT_THAT(store->GetManifest("new"), StatusIs(StatusCode::kFailedPrecondition, message));
+  EXPECT_THAT(store->OpenContext("new"), StatusIs(StatusCode::kFailedPrecondition, message));
   EXPECT_THAT(store->OpenContext("none"), StatusIs(StatusCode::kNotFound, "context none"));
   CARREL_EXPECT_OK(CheckTestContext(*store, {}));
-  CARREL_EXPECT_OK(store->Delete("old"));
+  CARREL_EXPECT_OK(store->Delete("new"));
   EXPECT_EQ(store->List()->size(), 1u);
+}
+
+// Whoever writes the catalog cannot make a reader allocate, sum or print what he likes.
+TEST(StoreFaultTest, HostileManifest_IsDataLossNamingTheField) {
+  struct Case {
+    const char* field;
+    std::function<void(v1::Manifest&)> edit;
+  };
+  const std::vector<Case> cases = {
+      {"layers x kv_heads=",
+       [](v1::Manifest& m) { m.set_layers(65534), m.set_kv_heads(4096), m.set_q_heads(4096); }},
+      {"layers=70000", [](v1::Manifest& m) { m.set_layers(70000); }},
+      {"kv_heads=0", [](v1::Manifest& m) { m.set_kv_heads(0); }},
+      {"q_heads=5", [](v1::Manifest& m) { m.set_q_heads(5); }},
+      {"head_dim=4097", [](v1::Manifest& m) { m.set_head_dim(4097); }},
+      {"tokens=4611686018427387904", [](v1::Manifest& m) { m.set_tokens(int64_t{1} << 62); }},
+      {"tokens=-1", [](v1::Manifest& m) { m.set_tokens(-1); }},
+      {"segment_tokens=9223372036854775807",
+       [](v1::Manifest& m) { m.set_segment_tokens(INT64_MAX); }},
+      {"layer_sizes of layer 1: 9223372036854775807",
+       [](v1::Manifest& m) {
+         m.add_layer_sizes()->set_key_bytes(INT64_MAX / 16);
+         m.add_layer_sizes()->set_index_bytes(INT64_MAX);
+         m.mutable_layer_sizes(1)->set_layer(1);
+       }},
+      {"layer_sizes of layer 0: -1",
+       [](v1::Manifest& m) { m.add_layer_sizes()->set_value_bytes(-1); }},
+      {"layer_sizes=3, must be 0 .. 2",
+       [](v1::Manifest& m) {
+         for (int i = 0; i < 3; ++i) m.add_layer_sizes();
+       }},
+      {"head_indexes=5",
+       [](v1::Manifest& m) {
+         for (int i = 0; i < 5; ++i) m.add_head_indexes();
+       }},
+      {"segment_digests",
+       [](v1::Manifest& m) { m.mutable_segment_digests(1)->mutable_digests()->pop_back(); }},
+      {"segment_digests", [](v1::Manifest& m) { m.mutable_segment_digests()->SwapElements(1, 2); }},
+      {"context_id of 15 bytes", [](v1::Manifest& m) { m.mutable_context_id()->pop_back(); }},
+      {"is that of context id",
+       [](v1::Manifest& m) { m.set_context_id(ContextId::Random().Bytes()); }},
+      {"context name \"a\\x1b]0;owned\\x07\"",
+       [](v1::Manifest& m) { m.set_name("a\x1b]0;owned\x07"); }},
+      {"context name \"../b\"", [](v1::Manifest& m) { m.set_name("../b"); }},
+      {"context name \"\"", [](v1::Manifest& m) { m.set_name(""); }},
+  };
+  const std::string dir = FreshTempDir();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(cases[i].field);
+    const std::string folder = absl::StrCat(dir, "/store-", i);
+    CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {}));
+    CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {.name = "good"}));
+    CARREL_ASSERT_OK(EditManifest(folder, "report", cases[i].edit));
+    const auto store = OpenStore(folder);
+    std::vector<absl::Status> unreadable;
+    EXPECT_EQ(store->List(&unreadable)->size(), 1u);
+    ASSERT_EQ(unreadable.size(), 1u);
+    EXPECT_THAT(unreadable[0], StatusIs(StatusCode::kDataLoss, cases[i].field));
+    EXPECT_EQ(unreadable[0].message().find('\x1b'), absl::string_view::npos);
+    EXPECT_EQ(store->OpenContext("report").status().code(), StatusCode::kDataLoss);
+    CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "good"}));
+  }
+}
+
+TEST(StoreFaultTest, TwoContextsOfOneName_AreBothRefusedAndCanBeDeleted) {
+  const std::string dir = FreshTempDir();
+  const std::string folder = dir + "/store";
+  for (const char* name : {"a", "b", "c"}) {
+    CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {.name = name}));
+  }
+  CARREL_ASSERT_OK(EditManifest(folder, "b", [](v1::Manifest& m) { m.set_name("a"); }));
+  const auto store = OpenStore(folder);
+  std::vector<absl::Status> unreadable;
+  EXPECT_EQ(store->List(&unreadable)->size(), 1u);
+  ASSERT_EQ(unreadable.size(), 2u);
+  for (const absl::Status& status : unreadable) {
+    EXPECT_THAT(status, StatusIs(StatusCode::kDataLoss, "2 contexts have the name a"));
+  }
+  EXPECT_THAT(store->OpenContext("a"), StatusIs(StatusCode::kDataLoss, "have the name a"));
+  EXPECT_THAT(store->Delete("a"), StatusIs(StatusCode::kDataLoss, "have the name a"));
+  CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "c"}));
+  const std::string message(unreadable[0].message());
+  CARREL_EXPECT_OK(store->Delete(message.substr(8, message.find(':') - 8)));
+  EXPECT_EQ(store->List()->size(), 2u) << "the other one is readable again";
+  CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "a"}));
 }
 
 TEST(StoreFaultTest, CrashBetweenHidingAndFreeing_IsFinishedAtTheNextOpen) {
@@ -269,13 +372,16 @@ TEST(StoreFaultTest, CrashBetweenHidingAndFreeing_IsFinishedAtTheNextOpen) {
   const size_t files = DbFiles(folder, ".sst").size();
   {
     const auto db = *OpenRocks(folder, StoreMode::kReadWrite);
-    CARREL_ASSERT_OK(HideContext(*db, (*ReadCatalog(*db))[0]));
+    const std::vector<CatalogEntry> entries = *ReadCatalog(*db);
+    for (const CatalogEntry& entry : entries) {
+      if (entry.name != "gone") continue;
+      CARREL_ASSERT_OK(HideContext(*db, entry));
+    }
   }
   EXPECT_EQ(OpenStore(folder, StoreMode::kReadOnly)->List()->size(), 1u);
   const auto store = OpenStore(folder);
   EXPECT_EQ(store->List()->size(), 1u);
   EXPECT_LT(DbFiles(folder, ".sst").size(), files);
-  EXPECT_EQ(*store->AllocateContextId(), ContextId(3));
   CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "stays"}));
 }
 
@@ -438,7 +544,7 @@ TEST(StoreMappingTest, OpeningASegmentOf64MiB_DoesNotReadIt) {
   constexpr int64_t kBytes = int64_t{64} << 20;
   {
     const auto store = OpenStore(dir + "/store");
-    const ContextId id = *store->AllocateContextId();
+    const ContextId id = ContextId::Random();
     const std::string file = dir + "/layer.sst";
     auto writer = *SstWriter::Create(file);
     for (uint32_t segment = 0; segment < 2; ++segment) {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
 #include "common/test_util.h"
 #include "kvstore/storage/store_test_util.h"
 
@@ -134,24 +135,38 @@ TEST(StoreTest, Expect_Sparse_ReadsTheSameBytesAskedAheadLoadedAndReleased) {
   CARREL_EXPECT_OK(CheckTestContext(*context, spec));
 }
 
-TEST(StoreTest, AllocateContextId_IsNeverReused) {
+// What the manifest as it is stored hashes to; nothing that the store adds counts.
+TEST(StoreTest, ContentId_NamesTheContentAndNotTheName) {
   const std::string dir = FreshTempDir();
-  std::vector<ContextId> ids;
-  for (int round = 0; round < 4; ++round) {
-    const auto store = OpenStore(dir + "/store");
-    for (int i = 0; i < 3; ++i) ids.push_back(*store->AllocateContextId());
-    ids.push_back(*PublishTestContext(*store, dir + "/staging", {}));
-    CARREL_ASSERT_OK(store->Delete("report"));
-  }
-  for (size_t i = 1; i < ids.size(); ++i) EXPECT_GT(ids[i], ids[i - 1]);
-  EXPECT_EQ(ids[0], ContextId(1));
+  const auto store = OpenStore(dir + "/store");
+  const ContextId id = ContextId::Random();
+  CARREL_ASSERT_OK(store->Publish(TestManifest({}, id), *WriteTestFiles({}, id, dir + "/staging")));
+  const v1::Manifest first = *store->GetManifest("report");
+  EXPECT_EQ(first.content_id().size(), 64u);
+  v1::Manifest stored = first;
+  stored.clear_name();
+  stored.clear_content_id();
+  EXPECT_EQ(first.content_id(), Sha256Hex(stored.SerializeAsString()));
+  EXPECT_EQ((*store->OpenContext("report"))->manifest().content_id(), first.content_id());
+  CARREL_ASSERT_OK(store->Delete("report"));
+  // The same context under another name, though the manifest comes with what the store adds.
+  v1::Manifest renamed = first;
+  renamed.set_name("other");
+  renamed.set_content_id("not so");
+  CARREL_ASSERT_OK(store->Publish(renamed, *WriteTestFiles({}, id, dir + "/staging")));
+  EXPECT_EQ(store->GetManifest("other")->content_id(), first.content_id());
+  CARREL_ASSERT_OK(store->Delete("other"));
+  // One bit in one row.
+  CARREL_ASSERT_OK(
+      store->Publish(TestManifest({}, id), *WriteTestFiles({.seed = 2}, id, dir + "/staging")));
+  EXPECT_NE(store->GetManifest("report")->content_id(), first.content_id());
 }
 
 TEST(StoreTest, Publish_TakenName_IsAlreadyExistsAndKeepsBoth) {
   const std::string dir = FreshTempDir();
   const auto store = OpenStore(dir + "/store");
   CARREL_ASSERT_OK(PublishTestContext(*store, dir + "/staging", {.seed = 1}));
-  const ContextId id = *store->AllocateContextId();
+  const ContextId id = ContextId::Random();
   const auto files = *WriteTestFiles({.seed = 2}, id, dir + "/staging");
   EXPECT_THAT(store->Publish(TestManifest({.seed = 2}, id), files),
               StatusIs(StatusCode::kAlreadyExists, "context report exists"));
@@ -164,8 +179,8 @@ TEST(StoreTest, Publish_TakenName_IsAlreadyExistsAndKeepsBoth) {
 TEST(StoreTest, Publish_WrongFilesOrManifest_IsRefusedByName) {
   const std::string dir = FreshTempDir();
   const auto store = OpenStore(dir + "/store");
-  const ContextId id = *store->AllocateContextId();
-  const ContextId other = *store->AllocateContextId();
+  const ContextId id = ContextId::Random();
+  const ContextId other = ContextId::Random();
   const auto files = *WriteTestFiles({}, id, dir + "/staging");
   const auto publish = [&](auto edit, std::vector<std::string> paths) {
     v1::Manifest manifest = TestManifest({}, id);
@@ -177,26 +192,31 @@ TEST(StoreTest, Publish_WrongFilesOrManifest_IsRefusedByName) {
   EXPECT_THAT(publish(as_is, {files[0], files[1], files[1]}),
               StatusIs(StatusCode::kInvalidArgument, "overlap"));
   EXPECT_THAT(publish(as_is, {dir + "/absent.sst"}), StatusIs(StatusCode::kNotFound, "absent.sst"));
-  EXPECT_THAT(publish([&](v1::Manifest& m) { m.set_context_id(other.value()); }, files),
-              StatusIs(StatusCode::kInvalidArgument, "of context #1, to be published as #2"));
-  EXPECT_THAT(publish([](v1::Manifest& m) { m.set_context_id(77); }, files),
-              StatusIs(StatusCode::kInvalidArgument, "context id 77 was not allocated"));
+  EXPECT_THAT(publish([&](v1::Manifest& m) { m.set_context_id(other.Bytes()); }, files),
+              StatusIs(StatusCode::kInvalidArgument,
+                       absl::StrCat("of context #", id.ToString(), ", to be published as #",
+                                    other.ToString())));
+  EXPECT_THAT(publish([](v1::Manifest& m) { m.set_context_id("77"); }, files),
+              StatusIs(StatusCode::kDataLoss, "context_id of 2 bytes (3737), must be 16"));
   EXPECT_THAT(publish([](v1::Manifest& m) { m.set_name(""); }, files),
-              StatusIs(StatusCode::kInvalidArgument, "name of 0 bytes"));
+              StatusIs(StatusCode::kInvalidArgument, "context name \"\" is not 1 to 128"));
   EXPECT_THAT(publish([](v1::Manifest& m) { m.set_name("#1"); }, files),
-              StatusIs(StatusCode::kInvalidArgument, "must not begin with #"));
+              StatusIs(StatusCode::kInvalidArgument, "context name \"#1\" is not"));
   EXPECT_THAT(publish([](v1::Manifest& m) { m.set_name("a\nb"); }, files),
               StatusIs(StatusCode::kInvalidArgument, "a\\nb"));
   EXPECT_THAT(publish([](v1::Manifest& m) { m.set_name(std::string(256, 'x')); }, files),
-              StatusIs(StatusCode::kInvalidArgument, "256 bytes, must be 1 .. 255"));
-  EXPECT_THAT(publish([](v1::Manifest& m) { m.set_name("\xff\xfe"); }, files),
+              StatusIs(StatusCode::kInvalidArgument, "xxx...\" is not 1 to 128"));
+  EXPECT_THAT(publish([](v1::Manifest& m) { m.set_name("\x1b]0;x"); }, files),
+              StatusIs(StatusCode::kInvalidArgument, "\\x1b]0;x"));
+  EXPECT_THAT(publish([](v1::Manifest& m) { m.set_kv_dtype("\xff\xfe"); }, files),
               StatusIs(StatusCode::kInvalidArgument, "UTF-8"));
   EXPECT_THAT(publish([](v1::Manifest& m) { m.set_format_version(9); }, files),
               StatusIs(StatusCode::kInvalidArgument, "format_version=9"));
   EXPECT_THAT(Names(*store), testing::ElementsAre());
   CARREL_ASSERT_OK(publish(as_is, files));
   EXPECT_THAT(publish([](v1::Manifest& m) { m.set_name("b"); }, files),
-              StatusIs(StatusCode::kAlreadyExists, "context #1 is published"));
+              StatusIs(StatusCode::kAlreadyExists,
+                       absl::StrCat("context #", id.ToString(), " is published as report")));
 }
 
 TEST(StoreTest, Delete_WhileOpen_FreesTheDiskAndKeepsTheMappingReadable) {
@@ -218,8 +238,7 @@ TEST(StoreTest, Delete_WhileOpen_FreesTheDiskAndKeepsTheMappingReadable) {
   context.reset();
   store.reset();
   CARREL_EXPECT_OK(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
-  EXPECT_EQ(segment->payload(),
-            TestPayload(spec, {ContextId(1), 1, Kind::kValueRows, KvHead(0), 2}));
+  EXPECT_EQ(segment->payload(), TestPayload(spec, {{}, 1, Kind::kValueRows, KvHead(0), 2}));
 }
 
 TEST(StoreTest, Delete_FreesTheDiskAndLeavesOthers) {
@@ -257,11 +276,9 @@ TEST(StoreTest, ReadOnly_WhileAWriterHasIt_ReadsAndRefusesWrites) {
   const auto reader = OpenStore(dir + "/store", StoreMode::kReadOnly);
   EXPECT_THAT(Names(*reader), testing::ElementsAre("report"));
   CARREL_EXPECT_OK(CheckTestContext(*reader, {}));
-  EXPECT_THAT(reader->AllocateContextId(),
-              StatusIs(StatusCode::kFailedPrecondition, "open read-only"));
   EXPECT_THAT(reader->Delete("report"),
               StatusIs(StatusCode::kFailedPrecondition, "open read-only"));
-  EXPECT_THAT(reader->Publish(TestManifest({}, ContextId(1)), {}),
+  EXPECT_THAT(reader->Publish(TestManifest({}, ContextId::Random()), {}),
               StatusIs(StatusCode::kFailedPrecondition, "open read-only"));
 }
 

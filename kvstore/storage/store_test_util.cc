@@ -25,9 +25,9 @@ uint8_t TestDType(Kind kind) {
 
 v1::Manifest TestManifest(const TestContextSpec& spec, ContextId id) {
   v1::Manifest manifest;
-  manifest.set_format_version(spec.format_version);
+  manifest.set_format_version(kManifestFormatVersion);
   manifest.set_name(spec.name);
-  manifest.set_context_id(id.value());
+  manifest.set_context_id(id.Bytes());
   manifest.set_tokens(spec.tokens);
   manifest.set_layers(static_cast<uint32_t>(spec.layers));
   manifest.set_q_heads(static_cast<uint32_t>(spec.kv_heads * 2));
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<std::string>> WriteTestFiles(const TestContextSpec& s
     if (key.layer != layer) {
       if (writer != nullptr) RETURN_IF_ERROR(writer->Finish());
       layer = key.layer;
-      files.push_back(absl::StrCat(folder, "/", id.value(), "-", layer, ".sst"));
+      files.push_back(absl::StrCat(folder, "/", id.ToString(), "-", layer, ".sst"));
       ASSIGN_OR_RETURN(writer, SstWriter::Create(files.back()));
     }
     RETURN_IF_ERROR(writer->Add(key, TestPayload(spec, key), TestDType(key.kind)));
@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<std::string>> WriteTestFiles(const TestContextSpec& s
 
 absl::StatusOr<ContextId> PublishTestContext(Store& store, const std::string& folder,
                                              const TestContextSpec& spec) {
-  ASSIGN_OR_RETURN(const ContextId id, store.AllocateContextId());
+  const ContextId id = ContextId::Random();
   ASSIGN_OR_RETURN(const std::vector<std::string> files, WriteTestFiles(spec, id, folder));
   RETURN_IF_ERROR(store.Publish(TestManifest(spec, id), files));
   return id;
@@ -105,10 +105,18 @@ absl::Status CheckTestContext(const Store& store, const TestContextSpec& spec) {
 }
 
 absl::Status CheckTestContext(const StoredContext& context, const TestContextSpec& spec) {
-  const ContextId id(context.manifest().context_id());
-  const v1::Manifest expected = TestManifest(spec, id);
-  if (context.manifest().SerializeAsString() != expected.SerializeAsString()) {
-    return absl::InternalError("another manifest: " + context.manifest().ShortDebugString());
+  v1::Manifest found = context.manifest();
+  ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(found));
+  found.clear_content_id();
+  found.clear_segment_digests();
+  v1::Manifest expected = TestManifest(spec, id);
+  if (id.is_number()) {
+    expected.set_format_version(found.format_version());
+    expected.clear_context_id();
+    expected.set_number(id.number());
+  }
+  if (found.SerializeAsString() != expected.SerializeAsString()) {
+    return absl::InternalError("another manifest: " + found.ShortDebugString());
   }
   for (const SegmentKey& key : TestKeys(spec, id)) {
     const auto segment = context.Segment(key.layer, key.kind, key.kv_head, key.segment);
@@ -125,18 +133,77 @@ absl::Status CheckTestContext(const StoredContext& context, const TestContextSpe
   return absl::OkStatus();
 }
 
-absl::Status SetFormatVersion(const std::string& folder, const std::string& name,
-                              uint32_t version) {
+absl::StatusOr<ContextId> MakeUnbound(const std::string& folder, const std::string& name,
+                                      uint32_t version) {
+  const std::string scratch = folder + "/unbound";
+  std::vector<std::string> paths;
+  v1::Manifest manifest;
+  ContextId number(1);
+  {
+    ASSIGN_OR_RETURN(const auto store, Store::Open(folder, StoreMode::kReadWrite));
+    ASSIGN_OR_RETURN(manifest, store->GetManifest(name));
+    ASSIGN_OR_RETURN(const auto context, store->OpenContext(name));
+    ASSIGN_OR_RETURN(const std::vector<v1::Manifest> all, store->List());
+    for (const v1::Manifest& other : all) {
+      number = std::max(number, ContextId(other.number() + 1));
+    }
+    std::filesystem::create_directories(scratch);
+    std::unique_ptr<SstWriter> writer;
+    uint32_t layer = UINT32_MAX;
+    for (const v1::SegmentDigests& of_head : manifest.segment_digests()) {
+      if (of_head.layer_plus_one() != layer) {
+        if (writer != nullptr) RETURN_IF_ERROR(writer->Finish());
+        layer = of_head.layer_plus_one();
+        paths.push_back(absl::StrCat(scratch, "/", layer, ".sst"));
+        ASSIGN_OR_RETURN(writer, SstWriter::Create(paths.back()));
+      }
+      SegmentKey key{number, static_cast<int32_t>(layer) - 1, static_cast<Kind>(of_head.kind()),
+                     KvHead(static_cast<int32_t>(of_head.kv_head())), 0};
+      for (; key.segment < of_head.digests().size() / kDigestBytes; ++key.segment) {
+        ASSIGN_OR_RETURN(const auto segment,
+                         context->Segment(key.layer, key.kind, key.kv_head, key.segment));
+        RETURN_IF_ERROR(writer->Add(key, segment->payload(), segment->dtype()));
+      }
+    }
+    RETURN_IF_ERROR(writer->Finish());
+    RETURN_IF_ERROR(store->Delete(name));
+  }
+  manifest.set_format_version(version);
+  manifest.set_number(number.number());
+  manifest.clear_context_id();
+  manifest.clear_content_id();
+  manifest.clear_segment_digests();
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDb> db, OpenRocks(folder, StoreMode::kReadWrite));
+  rocksdb::IngestExternalFileOptions move;
+  move.move_files = true;
+  move.write_global_seqno = false;
+  move.allow_global_seqno = false;
+  RETURN_IF_ERROR(FromRocks(db->db->IngestExternalFile(db->segments, paths, move), folder));
+  const std::string key = ManifestKey(number);
+  RETURN_IF_ERROR(
+      FromRocks(db->db->Put(rocksdb::WriteOptions(), db->catalog, key,
+                            EncodeSegment(key, manifest.SerializeAsString(), kDTypeBytes)),
+                folder));
+  return number;
+}
+
+absl::Status EditManifest(const std::string& folder, const std::string& name,
+                          const std::function<void(v1::Manifest&)>& edit) {
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenDb> db, OpenRocks(folder, StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db));
   for (const CatalogEntry& entry : entries) {
     if (entry.name != name) continue;
     RETURN_IF_ERROR(entry.manifest.status());
     v1::Manifest manifest = *entry.manifest;
-    manifest.set_format_version(version);
+    edit(manifest);
+    v1::CatalogRecord record;
+    record.set_name(manifest.name());
+    manifest.clear_name();
+    manifest.clear_content_id();
+    record.set_manifest(manifest.SerializeAsString());
     const std::string key = ManifestKey(entry.id);
     return FromRocks(db->db->Put(rocksdb::WriteOptions(), db->catalog, key,
-                                 EncodeSegment(key, manifest.SerializeAsString(), kDTypeBytes)),
+                                 EncodeSegment(key, record.SerializeAsString(), kDTypeBytes)),
                      folder);
   }
   return absl::NotFoundError(name);

@@ -1,6 +1,7 @@
 // What: contexts with made-up rows, written and read back. Tests only.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,6 @@ struct TestContextSpec {
   int64_t tokens = 300;
   int64_t segment_tokens = 128;
   uint64_t seed = 1;  // of the rows
-  uint32_t format_version = kManifestFormatVersion;
 };
 
 v1::Manifest TestManifest(const TestContextSpec& spec, ContextId id);
@@ -34,11 +34,17 @@ absl::StatusOr<std::vector<std::string>> WriteTestFiles(const TestContextSpec& s
 absl::StatusOr<ContextId> PublishTestContext(Store& store, const std::string& folder,
                                              const TestContextSpec& spec);
 
-// As a program of another format version would have left the context; nobody has the store open.
-absl::Status SetFormatVersion(const std::string& folder, const std::string& name, uint32_t version);
+// What was published in the folder as `name`, as a program of format version 1 or 2 would have left
+// it: under a number, and unbound. Nobody has the store open. Returns the number.
+absl::StatusOr<ContextId> MakeUnbound(const std::string& folder, const std::string& name,
+                                      uint32_t version = kUnboundManifestFormatVersion);
 
-// Opens and verifies everything; DataLoss of the store as it is; Internal if bytes are not the
-// spec's although they verified, or are missing.
+// As somebody with a hand in the catalog would have left the context; nobody has the store open.
+absl::Status EditManifest(const std::string& folder, const std::string& name,
+                          const std::function<void(v1::Manifest&)>& edit);
+
+// Opens and verifies everything; DataLoss of the store as it is; Internal if bytes or manifest are
+// not the spec's although they verified, or are missing.
 absl::Status CheckTestContext(const Store& store, const TestContextSpec& spec);
 absl::Status CheckTestContext(const StoredContext& context, const TestContextSpec& spec);
 

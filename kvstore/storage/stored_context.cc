@@ -6,6 +6,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "common/status.h"
@@ -41,27 +42,41 @@ class PinnedSegmentImpl : public PinnedSegment {
 
 class StoredContextImpl : public StoredContext {
  public:
-  StoredContextImpl(v1::Manifest manifest, std::vector<std::shared_ptr<const SegmentFile>> files)
-      : manifest_(std::move(manifest)), files_(std::move(files)) {}
+  StoredContextImpl(ContextId id, v1::Manifest manifest,
+                    std::vector<std::shared_ptr<const SegmentFile>> files)
+      : id_(id), manifest_(std::move(manifest)), files_(std::move(files)) {}
+
+  absl::Status Bind() {
+    if (manifest_.content_id().empty()) return absl::OkStatus();
+    ASSIGN_OR_RETURN(digests_, SegmentDigests::Of(manifest_));
+    bound_ = true;
+    return absl::OkStatus();
+  }
 
   const v1::Manifest& manifest() const override { return manifest_; }
 
   absl::StatusOr<std::shared_ptr<const PinnedSegment>> Segment(int32_t layer, Kind kind,
                                                                KvHead kv_head,
                                                                uint32_t segment) const override {
-    const SegmentKey key{ContextId(manifest_.context_id()), layer, kind, kv_head, segment};
+    const SegmentKey key{id_, layer, kind, kv_head, segment};
     RETURN_IF_ERROR(ValidateKey(key));
     const std::string bytes = EncodeKey(key);
     {
       absl::ReaderMutexLock lock(&mu_);
       if (const auto found = segments_.find(bytes); found != segments_.end()) return found->second;
     }
-    ASSIGN_OR_RETURN(const Found found, Find(key, bytes));
+    const absl::string_view digest = digests_.Find(key);
+    Found found;
+    if (!bound_ || !digest.empty()) {
+      ASSIGN_OR_RETURN(found, Find(key, bytes));
+    }
     if (!found.value.has_value()) {
+      if (!digest.empty()) return absl::DataLossError(absl::StrCat(Where(key), ": is missing"));
       return absl::NotFoundError(absl::StrCat(Where(key), ": not stored"));
     }
     auto view = SegmentView::Open(bytes, *found.value);
     if (!view.ok()) return Annotate(view.status(), Where(key));
+    if (bound_) RETURN_IF_ERROR(Annotate(CheckDigest(bytes, **view, digest), Where(key)));
     auto pinned =
         std::make_shared<const PinnedSegmentImpl>(found.file, *std::move(view), Where(key));
     absl::MutexLock lock(&mu_);
@@ -92,8 +107,9 @@ class StoredContextImpl : public StoredContext {
   }
 
   absl::StatusOr<uint32_t> SegmentCount(int32_t layer, Kind kind, KvHead kv_head) const override {
-    SegmentKey key{ContextId(manifest_.context_id()), layer, kind, kv_head, 0};
+    SegmentKey key{id_, layer, kind, kv_head, 0};
     RETURN_IF_ERROR(ValidateKey(key));
+    if (bound_ && kind != Kind::kManifest) return digests_.Count(layer, kind, kv_head);
     for (;; ++key.segment) {
       ASSIGN_OR_RETURN(const Found found, Find(key, EncodeKey(key)));
       if (!found.value.has_value()) return key.segment;
@@ -107,9 +123,18 @@ class StoredContextImpl : public StoredContext {
     std::optional<absl::string_view> value;  // nullopt: there is none
   };
 
+  static absl::Status CheckDigest(const std::string& key, const SegmentView& view,
+                                  absl::string_view wanted) {
+    const std::string found = SegmentDigest(key, view.proof());
+    if (found == wanted) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat("is of another revision: its digest is ", absl::BytesToHexString(found),
+                     ", in the manifest it is ", absl::BytesToHexString(wanted)));
+  }
+
   // Keys of the layer lie in [first, second).
   std::pair<std::string, std::string> KeysOf(int32_t layer) const {
-    SegmentKey first{ContextId(manifest_.context_id()), layer, Kind::kKeyRows, KvHead(0), 0};
+    SegmentKey first{id_, layer, Kind::kKeyRows, KvHead(0), 0};
     SegmentKey next = first;
     next.layer = layer + 1;
     return {EncodeKey(first), BytesBefore(EncodeKey(next))};  // where the next one's fence stands
@@ -147,7 +172,10 @@ class StoredContextImpl : public StoredContext {
     return Found{*at, *value};
   }
 
+  const ContextId id_;
   const v1::Manifest manifest_;
+  SegmentDigests digests_;  // of manifest_
+  bool bound_ = false;
   const std::vector<std::shared_ptr<const SegmentFile>> files_;
   mutable absl::Mutex mu_;
   mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegmentImpl>> segments_
@@ -156,9 +184,11 @@ class StoredContextImpl : public StoredContext {
 
 }  // namespace
 
-std::shared_ptr<const StoredContext> MakeStoredContext(
-    v1::Manifest manifest, std::vector<std::shared_ptr<const SegmentFile>> files) {
-  return std::make_shared<const StoredContextImpl>(std::move(manifest), std::move(files));
+absl::StatusOr<std::shared_ptr<const StoredContext>> MakeStoredContext(
+    ContextId id, v1::Manifest manifest, std::vector<std::shared_ptr<const SegmentFile>> files) {
+  auto context = std::make_shared<StoredContextImpl>(id, std::move(manifest), std::move(files));
+  RETURN_IF_ERROR(context->Bind());
+  return context;
 }
 
 }  // namespace carrel::kvstore

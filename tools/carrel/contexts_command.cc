@@ -6,11 +6,13 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
+#include "kvstore/format/manifest.h"
 #include "kvstore/service/context_client.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/contexts_report.h"
 #include "tools/carrel/dump_rows.h"
 #include "tools/carrel/manifest_report.h"
+#include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/store_access.h"
 
 namespace carrel::tools {
@@ -19,6 +21,7 @@ namespace {
 struct ContextsFlags {
   StoreFlags store;
   std::string name;
+  std::string content_id;
   std::string rows;
   bool json = false;
 };
@@ -43,6 +46,7 @@ absl::Status RunInspect(const ContextsFlags& flags) {
                    StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
+  RETURN_IF_ERROR(kvstore::CheckContentId(flags.content_id, manifest));
   if (!flags.rows.empty()) RETURN_IF_ERROR(DumpRows(flags.store.folder, flags.name, flags.rows));
   if (flags.json) {
     std::printf("%s\n", ManifestJson(manifest).c_str());
@@ -88,6 +92,7 @@ void AddContexts(CLI::App& app, Run& chosen) {
               "Show a context: manifest, sizes, index, and how attention looks per layer and head",
               inspect);
   inspect_command.add_option("NAME", inspect->name, "the context")->required();
+  DeclareContentId(inspect_command, inspect->content_id);
   inspect_command.add_option("--rows", inspect->rows,
                              "also write every K and V row to this safetensors file (k.LAYER, "
                              "v.LAYER [kv_heads, tokens, head_dim])");

@@ -20,7 +20,8 @@ std::string ContextsJson(const v1::ListResponse& list) {
                         {"head_dim", context.head_dim()},
                         {"index", context.index_kind()},
                         {"bytes", context.bytes()},
-                        {"created_unix_s", context.created_unix_s()}});
+                        {"created_unix_s", context.created_unix_s()},
+                        {"content_id", context.content_id()}});
   }
   nlohmann::json unreadable = nlohmann::json::array();
   for (const std::string& why : list.unreadable()) unreadable.push_back(why);
@@ -32,13 +33,14 @@ std::string ContextsTable(const v1::ListResponse& list) {
     return list.unreadable().empty() ? "no contexts\n" : "no contexts that can be read\n";
   }
   std::string table =
-      absl::StrFormat("%-24s %10s %6s %8s %8s %-6s %10s  %s\n", "NAME", "TOKENS", "LAYERS",
-                      "KV HEADS", "HEAD DIM", "INDEX", "SIZE", "CREATED");
+      absl::StrFormat("%-24s %10s %6s %8s %8s %-6s %10s  %-19s  %s\n", "NAME", "TOKENS", "LAYERS",
+                      "KV HEADS", "HEAD DIM", "INDEX", "SIZE", "CREATED", "CONTENT ID");
   for (const v1::ListResponse::Summary& context : list.contexts()) {
-    absl::StrAppendFormat(&table, "%-24s %10d %6u %8u %8u %-6s %10s  %s\n", context.name(),
-                          context.tokens(), context.layers(), context.kv_heads(),
-                          context.head_dim(), context.index_kind(), FormatBytes(context.bytes()),
-                          FormatTime(context.created_unix_s()));
+    absl::StrAppendFormat(
+        &table, "%-24s %10d %6u %8u %8u %-6s %10s  %-19s  %s\n", context.name(), context.tokens(),
+        context.layers(), context.kv_heads(), context.head_dim(), context.index_kind(),
+        FormatBytes(context.bytes()), FormatTime(context.created_unix_s()),
+        context.content_id().empty() ? "unbound" : context.content_id().substr(0, 12));
   }
   return table;
 }

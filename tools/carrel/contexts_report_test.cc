@@ -8,7 +8,7 @@
 namespace carrel::tools {
 namespace {
 
-constexpr char kWhy[] = "context old has format version 7, this program reads versions 1 to 2";
+constexpr char kWhy[] = "context old has format version 7, this program reads versions 1 to 3";
 
 v1::ListResponse List(bool readable, bool unreadable) {
   v1::ListResponse list;

@@ -10,6 +10,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/progress.h"
 #include "decoder/fidelity.h"
+#include "kvstore/format/manifest.h"
 #include "kvstore/index/index.h"
 
 namespace carrel::tools {
@@ -91,6 +92,11 @@ nlohmann::json FidelityToJson(const v1::Manifest& manifest) {
   return heads;
 }
 
+std::string ContextIdText(const v1::Manifest& manifest) {
+  const absl::StatusOr<kvstore::ContextId> id = kvstore::ContextIdOf(manifest);
+  return id.ok() ? id->ToString() : "";
+}
+
 }  // namespace
 
 std::string ManifestJson(const v1::Manifest& manifest) {
@@ -119,7 +125,8 @@ std::string ManifestJson(const v1::Manifest& manifest) {
   const Sizes sizes = TotalSizes(manifest);
   const nlohmann::json json = {{"name", manifest.name()},
                                {"format_version", manifest.format_version()},
-                               {"context_id", manifest.context_id()},
+                               {"context_id", ContextIdText(manifest)},
+                               {"content_id", manifest.content_id()},
                                {"created_unix_s", manifest.created_unix_s()},
                                {"program_version", manifest.program_version()},
                                {"tokens", manifest.tokens()},
@@ -220,10 +227,18 @@ void PrintManifest(const v1::Manifest& manifest) {
       manifest.q_heads(), manifest.kv_heads(), manifest.head_dim(), manifest.kv_dtype().c_str(),
       manifest.key_position().c_str());
   std::printf(
-      "created %s by carrel %s in %.1f s; context id %llu, format %u, segments of %lld tokens\n",
+      "created %s by carrel %s in %.1f s; context id %s, format %u, segments of %lld tokens\n",
       FormatTime(manifest.created_unix_s()).c_str(), manifest.program_version().c_str(),
-      manifest.prefill_seconds(), static_cast<unsigned long long>(manifest.context_id()),
-      manifest.format_version(), static_cast<long long>(manifest.segment_tokens()));
+      manifest.prefill_seconds(), ContextIdText(manifest).c_str(), manifest.format_version(),
+      static_cast<long long>(manifest.segment_tokens()));
+  if (manifest.content_id().empty()) {
+    std::printf(
+        "unbound: files of format %u may be mixed with those of another store unseen; carrel "
+        "upgrade %s binds them\n",
+        manifest.format_version(), manifest.name().c_str());
+  } else {
+    std::printf("content id %s\n", manifest.content_id().c_str());
+  }
   std::printf("index %s", manifest.index().kind().c_str());
   const nlohmann::json index = IndexToJson(manifest.index());
   for (const auto& [name, value] : index.items()) {

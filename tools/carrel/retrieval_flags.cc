@@ -10,6 +10,12 @@
 
 namespace carrel::tools {
 
+void DeclareContentId(CLI::App& command, std::string& content_id) {
+  command.add_option("--content-id", content_id,
+                     "refuse a context that holds anything else: its content id as ls --json and "
+                     "inspect show it, or the first 12 digits or more");
+}
+
 void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   command
       .add_option("--model", model_dir,
@@ -23,6 +29,7 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       context_required ? "name of the context"
                        : "name of the context; without one the model sees the prompt alone");
   if (context_required) context_option.required();
+  DeclareContentId(command, config.content_id);
   store.Declare(command);
   CLI::Option& fidelity_option = *command.add_option(
       "--fidelity", fidelity,

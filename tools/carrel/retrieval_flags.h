@@ -73,6 +73,9 @@ class OpenDecoder {
   std::string refine_;
 };
 
+// --content-id.
+void DeclareContentId(CLI::App& command, std::string& content_id);
+
 // --adapter.
 void DeclareAdapter(CLI::App& command, std::string& adapter_dir);
 

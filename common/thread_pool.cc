@@ -46,7 +46,7 @@ struct ThreadPool::Loop {
   const int64_t count;
   absl::FunctionRef<void(int64_t)> body;
   std::atomic<int64_t> next{0};
-  int active = 0;  // workers inside; guarded by mu_
+  std::atomic<int> active{0};  // workers inside; changed under mu_
 
   void Drain() {
     for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(i);
@@ -110,10 +110,15 @@ void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> bod
   }
   Wake(wake);
   loop.Drain();
+  {
+    absl::MutexLock lock(&mu_);
+    loops_.erase(std::remove(loops_.begin(), loops_.end(), &loop), loops_.end());
+  }
+  // Nobody joins any more. The last units end soon, too soon for a sleep.
+  LookOn([&] { return loop.active.load(std::memory_order_acquire) == 0; });
   absl::MutexLock lock(&mu_);
-  loops_.erase(std::remove(loops_.begin(), loops_.end(), &loop), loops_.end());
   mu_.Await(absl::Condition(
-      +[](Loop* l) { return l->active == 0; }, &loop));
+      +[](Loop* l) { return l->active.load(std::memory_order_relaxed) == 0; }, &loop));
 }
 
 void ThreadPool::Work() {
@@ -124,12 +129,12 @@ void ThreadPool::Work() {
     if (!loops_.empty()) {
       // Oldest loop first; a drained loop is unlisted here so that nobody spins on it.
       Loop* loop = loops_.front();
-      ++loop->active;
+      loop->active.fetch_add(1, std::memory_order_relaxed);
       mu_.Unlock();
       loop->Drain();
       mu_.Lock();
       loops_.erase(std::remove(loops_.begin(), loops_.end(), loop), loops_.end());
-      --loop->active;
+      loop->active.fetch_sub(1, std::memory_order_release);
     } else if (!queue_.empty()) {
       std::function<void()> task = std::move(queue_.front());
       queue_.pop_front();

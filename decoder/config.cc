@@ -140,6 +140,11 @@ absl::Status ValidateCudaRefine(const RefineConfig& refine) {
   const HashConfig& hash = refine.hash;
   switch (refine.kind) {
     case RefineKind::kExact:
+      if (refine.exact.scan == ExactScan::kInt8) {
+        return absl::InvalidArgumentError(
+            "refine=exact: scan=int8 is not made on a GPU, which scans keys as they are stored");
+      }
+      return absl::OkStatus();
     case RefineKind::kChannels:
       return absl::OkStatus();
     case RefineKind::kHip:

@@ -193,6 +193,7 @@ TEST(ValidateCudaRefineTest, ParametersWithoutACudaForm_AreNamed) {
                              "hash:bits=64", "hash:codes=stored", "channels:by=k,share=16"}) {
     CARREL_EXPECT_OK(ValidateCudaRefine(*ParseRefine(served)));
   }
+  refused("exact:scan=int8", "refine=exact: scan=int8 is not made on a GPU");
   refused("hip:block_q=32", "refine=hip: block_q=32 has no CUDA form");
   refused("hip:ensemble=4", "ensemble=4");
   refused("hip:widen=16", "widen=16");

@@ -85,6 +85,7 @@ class GgufReader {
     }
     ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file, MappedFile::Open(path));
     gguf.opened_files_.Add(before, IdentifyFile(path));
+    file->Expect(FileAccess::kLargePages);  // products read all of it for each token
     RETURN_IF_ERROR(GgufReader(path, file->bytes()).Run(gguf));
     gguf.files_.push_back(std::move(file));
     return gguf;

@@ -250,6 +250,7 @@ absl::StatusOr<Safetensors> Safetensors::OpenFile(const std::string& path) {
   const std::optional<FileIdentity> before = IdentifyFile(path);
   ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file, MappedFile::Open(path));
   result.opened_files_.Add(before, IdentifyFile(path));
+  file->Expect(FileAccess::kLargePages);  // products read all of it for each token
   ASSIGN_OR_RETURN(std::vector<Entry> entries, ParseFile(path, file->bytes()));
   for (Entry& entry : entries) {
     result.tensors_.emplace(std::move(entry.name), std::move(entry.view));

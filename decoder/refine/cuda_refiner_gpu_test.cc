@@ -118,7 +118,9 @@ void CudaRefinerGpuTest::RunSequence(const AttentionShape& heads, int64_t tokens
     device_keys.push_back(*std::move(buffer));
   }
   const RefineConfig config = *ParseRefine(GetParam().method);
-  const auto cpu = MakeRefiner(config, heads, zone, rows, &pool_);
+  RefineConfig of_cpu = config;
+  of_cpu.exact.scan = ExactScan::kStored;  // what the GPU scans
+  const auto cpu = MakeRefiner(of_cpu, heads, zone, rows, &pool_);
   CARREL_ASSERT_OK(cpu);
   CudaZoneShape shape{heads, zone, {}};
   // The first layer is dense.

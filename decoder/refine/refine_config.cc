@@ -184,6 +184,11 @@ std::string DescribeRefine(const RefineConfig& config) {
   };
   const absl::string_view name = RefineKindName(config.kind);
   switch (config.kind) {
+    case RefineKind::kExact:
+      return config.exact.scan == ExactScan::kAuto
+                 ? std::string(name)
+                 : absl::StrCat(
+                       name, config.exact.scan == ExactScan::kInt8 ? ":scan=int8" : ":scan=stored");
     case RefineKind::kHash:
       return absl::StrCat(
           name, ":codes=", kSources[static_cast<size_t>(config.hash.source)],
@@ -205,6 +210,9 @@ absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text) {
   Presets presets;
   switch (config.kind) {
     case RefineKind::kExact:
+      setters = {{"scan", OneOf<ExactScan>(config.exact.scan, {{"auto", ExactScan::kAuto},
+                                                               {"stored", ExactScan::kStored},
+                                                               {"int8", ExactScan::kInt8}})}};
       break;
     case RefineKind::kHip:
       setters = HipSetters(config.hip);

@@ -21,6 +21,13 @@ enum class RefineKind : uint8_t {
   kChannels = 4
 };
 
+// How exact finds the rows with the largest scores: by the keys as they are stored, or by a copy in
+// 8 bits, which leaves few rows to be scored by their keys. Auto: int8 where a CPU looks.
+enum class ExactScan : uint8_t { kAuto = 0, kStored = 1, kInt8 = 2 };
+struct ExactConfig {
+  ExactScan scan = ExactScan::kAuto;
+};
+
 struct HipConfig {
   int64_t block_q = 1;   // prompt tokens that share a mask: 1 .. 1024
   int64_t block_k = 2;   // keys per block (paper): 1 .. 1024
@@ -73,13 +80,14 @@ struct ChannelConfig {
 
 struct RefineConfig {
   RefineKind kind = RefineKind::kExact;
+  ExactConfig exact;
   HipConfig hip;
   InfiniteHipConfig infinite_hip;
   HashConfig hash;
   ChannelConfig channels;
 };
 
-// exact
+// exact:scan=auto|stored|int8
 // hip:block_q=,block_k=,refresh=,ensemble=,votes=,jitter=,widen=,seed=
 // infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget

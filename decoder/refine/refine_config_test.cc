@@ -64,6 +64,9 @@ TEST(OversampleOfTest, Auto_IsWhatTheZoneSays) {
 
 TEST(DescribeRefineTest, HashAndChannels_SayWhatChoosesAndHowMany) {
   EXPECT_EQ(DescribeRefine(*ParseRefine("exact")), "exact");
+  EXPECT_EQ(DescribeRefine(*ParseRefine("exact:scan=auto")), "exact");
+  EXPECT_EQ(DescribeRefine(*ParseRefine("exact:scan=int8")), "exact:scan=int8");
+  EXPECT_EQ(DescribeRefine(*ParseRefine("exact:scan=stored")), "exact:scan=stored");
   EXPECT_EQ(DescribeRefine(*ParseRefine("hash:codes=stored,oversample=2")),
             "hash:codes=stored,oversample=2");
   EXPECT_EQ(DescribeRefine(WithOversample(*ParseRefine("hash:bits=64"), 4)),
@@ -83,7 +86,9 @@ TEST(ParseRefineTest, CodesOfHash_BitsOrSeedMakeThemRandom) {
 TEST(ParseRefineTest, WhatIsNotUnderstood_IsNamed) {
   EXPECT_THAT(ParseRefine("hipp"), StatusIs(kInvalid, "refine=hipp is none of exact, hip"));
   EXPECT_THAT(ParseRefine("exact:k=1"),
-              StatusIs(kInvalid, "exact has no parameter \"k\", it has none"));
+              StatusIs(kInvalid, "exact has no parameter \"k\", it has scan"));
+  EXPECT_THAT(ParseRefine("exact:scan=int4"),
+              StatusIs(kInvalid, "scan: \"int4\" is not one of auto, stored, int8"));
   EXPECT_THAT(ParseRefine("hip:bits=1"), StatusIs(kInvalid, "hip has no parameter \"bits\""));
   EXPECT_THAT(ParseRefine("hip:block_k=0"),
               StatusIs(kInvalid, "block_k: \"0\" is not a number in 1 .. 1024"));

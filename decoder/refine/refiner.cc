@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<Refiner>> MakeRefiner(const RefineConfig& given,
   const RefineConfig config = WithOversample(given, kOversample);
   switch (config.kind) {
     case RefineKind::kExact:
-      return MakeExactRefiner(shape, zone, rows, pool);
+      return MakeExactRefiner(config.exact, shape, zone, rows, pool);
     case RefineKind::kHip:
       return MakeHipRefiner(config.hip, shape, zone, rows);
     case RefineKind::kInfiniteHip:

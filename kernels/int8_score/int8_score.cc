@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 // Highway leaves this target out unless it is asked for.
 #define HWY_WANT_AVX3_DL 1
@@ -128,6 +129,63 @@ HWY_INLINE void Int8Heads(const Int8Queries& q, int64_t head, const uint8_t* blo
 
 #endif
 
+// What sums of squares lose by rounding.
+inline constexpr float kInt8Slack = 1.0001f;
+
+Int8Error PackInt8Impl(const float* rows, int64_t count, int64_t dim, void* block) {
+  const hn::CappedTag<float, 16> d;
+  const hn::RebindToSigned<decltype(d)> d32;
+  const hn::Rebind<int8_t, decltype(d)> d8;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d)), whole = dim / lanes * lanes;
+  auto* bytes = static_cast<char*>(block);
+  std::memset(bytes, 0, static_cast<size_t>(Int8BlockBytes(dim)));
+  float largest_residual = 0, largest_norm = 0;
+  std::vector<int8_t> numbers(static_cast<size_t>((dim + 3) / 4 * 4));
+  for (int64_t r = 0; r < count; ++r) {
+    const float* row = rows + r * dim;
+    auto most = hn::Zero(d), squares = hn::Zero(d);
+    for (int64_t c = 0; c < whole; c += lanes) {
+      const auto x = hn::LoadU(d, row + c);
+      most = hn::Max(most, hn::Abs(x));
+      squares = hn::MulAdd(x, x, squares);
+    }
+    float largest = hn::GetLane(hn::MaxOfLanes(d, most));
+    float norm = hn::GetLane(hn::SumOfLanes(d, squares));
+    for (int64_t c = whole; c < dim; ++c) {
+      largest = std::max(largest, std::abs(row[c]));
+      norm += row[c] * row[c];
+    }
+    largest_norm = std::max(largest_norm, norm);
+    const float scale = largest / 127;
+    if (!(scale > 0)) {  // zeros, or too small for a scale
+      largest_residual = std::max(largest_residual, norm);
+      continue;
+    }
+    auto lost = hn::Zero(d);
+    const auto scales = hn::Set(d, scale), bound = hn::Set(d, 127.0f);
+    for (int64_t c = 0; c < whole; c += lanes) {
+      const auto x = hn::LoadU(d, row + c);
+      const auto number = hn::Clamp(hn::Round(hn::Div(x, scales)), hn::Neg(bound), bound);
+      const auto left = hn::NegMulAdd(number, scales, x);
+      lost = hn::MulAdd(left, left, lost);
+      hn::StoreU(hn::DemoteTo(d8, hn::ConvertTo(d32, number)), d8,
+                 &numbers[static_cast<size_t>(c)]);
+    }
+    float residual = hn::GetLane(hn::SumOfLanes(d, lost));
+    for (int64_t c = whole; c < dim; ++c) {
+      const float number = std::clamp(std::nearbyint(row[c] / scale), -127.0f, 127.0f);
+      const float left = row[c] - number * scale;
+      residual += left * left;
+      numbers[static_cast<size_t>(c)] = static_cast<int8_t>(number);
+    }
+    largest_residual = std::max(largest_residual, residual);
+    std::memcpy(bytes + 4 * r, &scale, sizeof(scale));
+    char* to = bytes + 64 + 4 * r;
+    for (size_t c = 0; c < numbers.size(); c += 4, to += 64) std::memcpy(to, &numbers[c], 4);
+  }
+  return {kInt8Slack * std::sqrt(largest_residual), kInt8Slack * std::sqrt(largest_norm)};
+}
+
 void Int8ScoreImpl(const Int8Queries& q, const void* blocks, int64_t count, float* out,
                    int64_t stride) {
   const auto* block = static_cast<const uint8_t*>(blocks);
@@ -137,15 +195,18 @@ void Int8ScoreImpl(const Int8Queries& q, const void* blocks, int64_t count, floa
     for (; head + 4 <= q.group; head += 4) {
       Int8Heads<4>(q, head, block, to + head * stride, stride);
     }
-    if (head + 2 <= q.group) {
-      Int8Heads<2>(q, head, block, to + head * stride, stride);
-      head += 2;
-    }
-    if (head < q.group) Int8Heads<1>(q, head, block, to + head * stride, stride);
+    to += head * stride;
+    if (q.group - head == 3) Int8Heads<3>(q, head, block, to, stride);
+    if (q.group - head == 2) Int8Heads<2>(q, head, block, to, stride);
+    if (q.group - head == 1) Int8Heads<1>(q, head, block, to, stride);
   }
 }
 
 #else
+
+Int8Error PackInt8Impl(const float* rows, int64_t count, int64_t dim, void* block) {
+  return RefPackInt8(rows, count, dim, block);
+}
 
 void Int8ScoreImpl(const Int8Queries& q, const void* blocks, int64_t count, float* out,
                    int64_t stride) {
@@ -160,23 +221,27 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace carrel::kernels {
 
+HWY_EXPORT(PackInt8Impl);
 HWY_EXPORT(Int8ScoreImpl);
 
-void PackInt8(const float* rows, int64_t count, int64_t dim, void* block) {
-  auto* bytes = static_cast<char*>(block);
-  std::memset(bytes, 0, static_cast<size_t>(Int8BlockBytes(dim)));
-  for (int64_t r = 0; r < count; ++r) {
-    const float* row = rows + r * dim;
-    float largest = 0;
-    for (int64_t c = 0; c < dim; ++c) largest = std::max(largest, std::abs(row[c]));
-    const float scale = largest / 127;
-    if (!(scale > 0)) continue;  // zeros, or too small for a scale
-    std::memcpy(bytes + 4 * r, &scale, sizeof(scale));
-    for (int64_t c = 0; c < dim; ++c) {
-      const long number = std::clamp(std::lround(row[c] / scale), -127L, 127L);
-      bytes[64 + c / 4 * 64 + 4 * r + c % 4] = static_cast<char>(number);
-    }
-  }
+namespace {
+
+// With it no sum of a query and a row leaves 32 bits.
+float LargestQueryNumber(int64_t dim) {
+  return static_cast<float>(std::min<int64_t>(INT16_MAX, INT32_MAX / (127 * dim)));
+}
+
+}  // namespace
+
+Int8Error PackInt8(const float* rows, int64_t count, int64_t dim, void* block) {
+  return HWY_DYNAMIC_DISPATCH(PackInt8Impl)(rows, count, dim, block);
+}
+
+float Int8ScoreError(const Int8Error& of_rows, float norm, int64_t dim, float scale) {
+  // A query's number is off by half a step, its largest over LargestQueryNumber.
+  const float query = 0.5f * std::sqrt(static_cast<float>(dim)) / LargestQueryNumber(dim);
+  const float rounding = static_cast<float>(dim) * 0x1p-23f;
+  return scale * norm * (of_rows.residual + of_rows.norm * (query + rounding));
 }
 
 void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale,
@@ -188,7 +253,7 @@ void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale,
   queries.bytes.assign(static_cast<size_t>(group * padded * 2), 0);
   queries.high_sum.assign(static_cast<size_t>(group), 0);
   queries.scale.resize(static_cast<size_t>(group));
-  const auto most = static_cast<float>(std::min<int64_t>(INT16_MAX, INT32_MAX / (127 * dim)));
+  const float most = LargestQueryNumber(dim);
   for (int64_t h = 0; h < group; ++h) {
     const float* query = q + h * dim;
     float largest = 0;

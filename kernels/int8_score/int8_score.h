@@ -20,8 +20,16 @@ inline constexpr int64_t kInt8BlockRows = 16;
 
 inline int64_t Int8BlockBytes(int64_t dim) { return 64 + (dim + 3) / 4 * 64; }
 
-// Packs rows [rows <= 16, dim] f32, finite; the rows that are left are zeros.
-void PackInt8(const float* rows, int64_t count, int64_t dim, void* block);
+// Largest l2 norms over rows, at least: of what a kept row differs from the row, and of the row.
+struct Int8Error {
+  float residual = 0;
+  float norm = 0;
+};
+
+// Packs rows [count <= 16, dim] f32, finite; the rows that are left are zeros. Halves are rounded to
+// even numbers. Both versions give the same bytes; the errors differ by rounding that they allow for.
+Int8Error PackInt8(const float* rows, int64_t count, int64_t dim, void* block);
+Int8Error RefPackInt8(const float* rows, int64_t count, int64_t dim, void* block);
 
 struct Int8Queries {
   int64_t group = 0;
@@ -29,10 +37,14 @@ struct Int8Queries {
   std::vector<int16_t> values;  // [group, dim rounded up to 4]
   // The same in bytes, value = 256 high + low, for machines that multiply bytes: of each four
   // values the low ones (0 .. 255), then the high ones (-128 .. 127).
-  std::vector<uint8_t> bytes;      // [group, dim rounded up to 4, 2]
-  std::vector<int32_t> high_sum;   // [group]: of the high ones
-  std::vector<float> scale;        // [group]
+  std::vector<uint8_t> bytes;     // [group, dim rounded up to 4, 2]
+  std::vector<int32_t> high_sum;  // [group]: of the high ones
+  std::vector<float> scale;       // [group]
 };
+
+// How far a score of a query of l2 norm `norm` may lie from scale * <query, row>, at most: by Cauchy
+// and Schwarz, what the rows and the query lose by being kept in fewer bits, and f32's rounding.
+float Int8ScoreError(const Int8Error& of_rows, float norm, int64_t dim, float scale);
 
 // q [group, dim] f32; `scale` is multiplied into the scores.
 void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale, Int8Queries& queries);

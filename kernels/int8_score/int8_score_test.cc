@@ -79,6 +79,68 @@ TEST_P(Int8ScoreTest, RandomShapes_EqualReferenceAndAreWithinTheBoundOfTheProduc
   }
 }
 
+TEST_P(Int8ScoreTest, PackInt8_EqualsReferenceAndItsErrorBoundsScores) {
+  for (int trial = 0; trial < 60; ++trial) {
+    const int64_t dims[] = {1, 3, 24, 64, 128, 512, 1 + Below(300)};
+    const int64_t dim = dims[Below(7)], count = 1 + Below(kInt8BlockRows);
+    SCOPED_TRACE("dim " + std::to_string(dim) + " rows " + std::to_string(count));
+    std::vector<float> rows = RandomNormal(rng_, count * dim);
+    if (count > 2) std::fill_n(rows.begin(), dim, 0.0f);
+    if (count > 2 && trial % 2 == 0) rows[static_cast<size_t>(dim)] = 40;  // an outlier
+    std::vector<char> block(static_cast<size_t>(Int8BlockBytes(dim))), expected = block;
+    const Int8Error error = PackInt8(rows.data(), count, dim, block.data());
+    const Int8Error reference = RefPackInt8(rows.data(), count, dim, expected.data());
+    ASSERT_EQ(block, expected);
+    EXPECT_GE(error.residual, reference.residual);
+    EXPECT_GE(error.norm, reference.norm);
+    EXPECT_LE(error.residual, 1.001f * reference.residual + 1e-6f * reference.norm);
+    EXPECT_LE(error.norm, 1.001f * reference.norm);
+
+    const std::vector<float> q = RandomNormal(rng_, dim);
+    Int8Queries queries;
+    MakeInt8Queries(q.data(), 1, dim, 0.125f, queries);
+    std::vector<float> scores(kInt8BlockRows);
+    Int8Score(queries, block.data(), 1, scores.data(), kInt8BlockRows);
+    double norm = 0;
+    for (const float x : q) norm += double{x} * x;
+    const float bound = Int8ScoreError(error, static_cast<float>(std::sqrt(norm)), dim, 0.125f);
+    double worst = 0;
+    for (int64_t j = 0; j < count; ++j) {
+      double product = 0;
+      for (int64_t c = 0; c < dim; ++c) {
+        product += double{q[static_cast<size_t>(c)]} * rows[static_cast<size_t>(j * dim + c)];
+      }
+      worst = std::max(worst, std::abs(scores[static_cast<size_t>(j)] - 0.125 * product));
+    }
+    EXPECT_LE(worst, bound);
+  }
+}
+
+TEST_P(Int8ScoreTest, Int8ScoreError_IsReachedByAQueryAlongTheResidual) {
+  const int64_t dim = 64;
+  std::vector<float> row = RandomNormal(rng_, dim);
+  std::vector<char> block(static_cast<size_t>(Int8BlockBytes(dim)));
+  const Int8Error error = PackInt8(row.data(), 1, dim, block.data());
+  float scale;
+  std::memcpy(&scale, block.data(), sizeof(scale));
+  std::vector<float> q(row.size());
+  double norm = 0, product = 0;
+  for (int64_t c = 0; c < dim; ++c) {
+    const auto i = static_cast<size_t>(c);
+    const auto number = static_cast<int8_t>(block[static_cast<size_t>(64 + c / 4 * 64 + c % 4)]);
+    q[i] = row[i] - static_cast<float>(number) * scale;
+    norm += double{q[i]} * q[i];
+    product += double{q[i]} * row[i];
+  }
+  Int8Queries queries;
+  MakeInt8Queries(q.data(), 1, dim, 1.0f, queries);
+  std::vector<float> scores(kInt8BlockRows);
+  Int8Score(queries, block.data(), 1, scores.data(), kInt8BlockRows);
+  const float bound = Int8ScoreError(error, static_cast<float>(std::sqrt(norm)), dim, 1.0f);
+  EXPECT_GT(std::abs(scores[0] - product), 0.9 * bound);
+  EXPECT_LE(std::abs(scores[0] - product), bound);
+}
+
 TEST_P(Int8ScoreTest, LargestNumbersEverywhere_DoNotOverflow) {
   for (const int64_t dim : {128, 512, 4096}) {
     const Packed packed =

@@ -138,14 +138,16 @@ HWY_INLINE uint64_t Load16(const uint8_t* at) {
   return bits;
 }
 
-// Blocks of 32 numbers of a chunk: 8, or `count` at a row's end; beyond them all is zero.
-template <bool kAll>
+// Blocks of 32 numbers of a chunk: 8, or fewer at a row's end; beyond them all is zero. Of how many
+// they are the compiler knows, or else `count` says.
+inline constexpr int64_t kSomeBlocks = 0;
+template <int64_t kBlocks>
 struct Blocks {
   const uint8_t* first;
   int64_t bytes;
   int64_t count;
 
-  HWY_INLINE bool Has(int64_t i) const { return kAll || i < count; }
+  HWY_INLINE bool Has(int64_t i) const { return i < (kBlocks == kSomeBlocks ? count : kBlocks); }
   HWY_INLINE uint64_t HalfBits(int64_t i, int64_t at) const {
     return Has(i) ? Load16(first + i * bytes + at) : 0;
   }
@@ -159,6 +161,24 @@ struct Blocks {
     const hn::FixedTag<hwy::float16_t, 8> d16;
     const auto bits = hn::InterleaveLower(d64, hn::Set(d64, low), hn::Set(d64, high));
     return hn::PromoteTo(GroupTag(), hn::BitCast(d16, bits));
+  }
+  // The same of byte `at`, and of what follows it.
+  HWY_INLINE void HalfPairs(int64_t at, GroupVec& a, GroupVec& b) const {
+    const auto pair = [&](int64_t i) HWY_ATTR {
+      uint32_t bits = 0;
+      if (Has(i)) std::memcpy(&bits, first + i * bytes + at, sizeof(bits));
+      return uint64_t{bits};
+    };
+    const hn::FixedTag<uint64_t, 2> d64;
+    const hn::FixedTag<uint16_t, 8> d16;
+    const hn::FixedTag<hwy::float16_t, 8> df16;
+    const auto four = [&](int64_t i) HWY_ATTR {
+      return hn::BitCast(d16, hn::InterleaveLower(d64, hn::Set(d64, pair(i) | pair(i + 1) << 32),
+                                                  hn::Set(d64, pair(i + 2) | pair(i + 3) << 32)));
+    };
+    const auto low = four(0), high = four(4);
+    a = hn::PromoteTo(GroupTag(), hn::BitCast(df16, hn::ConcatEven(d16, high, low)));
+    b = hn::PromoteTo(GroupTag(), hn::BitCast(df16, hn::ConcatOdd(d16, high, low)));
   }
   // 2^(e - 128) of the bytes at `at` of every block (MXFP4); 1 beyond them.
   HWY_INLINE GroupVec Powers(int64_t at) const {

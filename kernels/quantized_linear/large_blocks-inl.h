@@ -61,8 +61,8 @@ HWY_INLINE BitsVec Shifted32(const uint8_t* at) {
 struct Q4KProduct {
   static constexpr int64_t kValues = 256, kBytes = 144;
   static constexpr WordOrder kOrder = WordOrder::kHalvesApart;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     const uint8_t* block = blocks.first;
@@ -84,8 +84,8 @@ struct Q4KProduct {
 struct Q5KProduct {
   static constexpr int64_t kValues = 256, kBytes = 176;
   static constexpr WordOrder kOrder = WordOrder::kHalvesApart;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     const BitsTag d;
@@ -114,8 +114,8 @@ struct Q5KProduct {
 struct Q6KProduct {
   static constexpr int64_t kValues = 256, kBytes = 210;
   static constexpr WordOrder kOrder = WordOrder::kHalves;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     const BitsTag d;
@@ -192,8 +192,8 @@ struct Q6KProduct {
 struct Iq4XsProduct {
   static constexpr int64_t kValues = 256, kBytes = 136;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     const GroupTag d;

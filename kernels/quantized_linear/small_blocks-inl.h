@@ -22,8 +22,8 @@ namespace carrel::kernels::HWY_NAMESPACE {
 struct Q4_0Product {
   static constexpr int64_t kValues = 32, kBytes = 18;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     const GroupVec d = blocks.Halves(0);
@@ -43,13 +43,15 @@ struct Q4_0Product {
 struct Q4_1Product {
   static constexpr int64_t kValues = 32, kBytes = 20;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     GroupVec scales[N];
-    ScaleGroups(blocks.Halves(0), x, scales);
-    AddMinima(blocks.Halves(2), x, sums);
+    GroupVec d, m;
+    blocks.HalfPairs(0, d, m);
+    ScaleGroups(d, x, scales);
+    AddMinima(m, x, sums);
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
       if (!blocks.Has(tile * kLanes / 4)) break;
@@ -62,8 +64,8 @@ struct Q4_1Product {
 
 // Q5_0 and Q5_1: 32 bits at byte kHigh are the fifth bits of a block's values, 16 bytes of nibbles
 // follow.
-template <int64_t kHigh, bool kAll, int N>
-CARREL_VNNI_ATTR HWY_INLINE void AddFiveBits(const Blocks<kAll>& blocks,
+template <int64_t kHigh, int64_t kBlocks, int N>
+CARREL_VNNI_ATTR HWY_INLINE void AddFiveBits(const Blocks<kBlocks>& blocks,
                                              const PackedChunk* const (&x)[N],
                                              const GroupVec (&scales)[N], RowSums<N>& sums) {
   const ByteTag d;
@@ -93,8 +95,8 @@ CARREL_VNNI_ATTR HWY_INLINE void AddFiveBits(const Blocks<kAll>& blocks,
 struct Q5_0Product {
   static constexpr int64_t kValues = 32, kBytes = 22;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     const GroupVec d = blocks.Halves(0);
@@ -108,13 +110,15 @@ struct Q5_0Product {
 struct Q5_1Product {
   static constexpr int64_t kValues = 32, kBytes = 24;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     GroupVec scales[N];
-    ScaleGroups(blocks.Halves(0), x, scales);
-    AddMinima(blocks.Halves(2), x, sums);
+    GroupVec d, m;
+    blocks.HalfPairs(0, d, m);
+    ScaleGroups(d, x, scales);
+    AddMinima(m, x, sums);
     AddFiveBits<4>(blocks, x, scales, sums);
   }
 };
@@ -122,8 +126,8 @@ struct Q5_1Product {
 struct Q8_0Product {
   static constexpr int64_t kValues = 32, kBytes = 34;
   static constexpr WordOrder kOrder = WordOrder::kHalves;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     GroupVec scales[N];
@@ -139,8 +143,8 @@ struct Q8_0Product {
 };
 
 // Blocks of a scale and, from byte kNibbles on, 16 bytes of nibbles that name steps of a table.
-template <int64_t kNibbles, bool kAll, int N>
-CARREL_VNNI_ATTR HWY_INLINE void AddSteps(const Blocks<kAll>& blocks, GroupVec d,
+template <int64_t kNibbles, int64_t kBlocks, int N>
+CARREL_VNNI_ATTR HWY_INLINE void AddSteps(const Blocks<kBlocks>& blocks, GroupVec d,
                                           const int8_t* steps, const PackedChunk* const (&x)[N],
                                           RowSums<N>& sums) {
   GroupVec scales[N];
@@ -157,8 +161,8 @@ CARREL_VNNI_ATTR HWY_INLINE void AddSteps(const Blocks<kAll>& blocks, GroupVec d
 struct Iq4NlProduct {
   static constexpr int64_t kValues = 32, kBytes = 18;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     AddSteps<2>(blocks, blocks.Halves(0), kNormalSteps, x, sums);
@@ -168,8 +172,8 @@ struct Iq4NlProduct {
 struct Mxfp4Product {
   static constexpr int64_t kValues = 32, kBytes = 17;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <bool kAll, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kAll>& blocks,
+  template <int64_t kBlocks, int N>
+  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
                                                    const PackedChunk* const (&x)[N],
                                                    RowSums<N>& sums) {
     AddSteps<1>(blocks, blocks.Powers(0), kFloat4Steps, x, sums);

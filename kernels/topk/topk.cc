@@ -1,6 +1,7 @@
 // Candidates are (score, index) packed into one integer each, so that the smaller is the better. A
-// vector scan appends only what beats the k-th best so far; whenever the room is full it is cut
-// back to the best k, which raises the bar. A later score equal to the bar loses its tie by index,
+// vector scan appends only what beats a bar: first one that a sample suggests, and where that was
+// too high, the k-th best so far; whenever the room is full it is cut back to the best k, which
+// raises the bar. A later score equal to the bar loses its tie by index,
 // so the scan may ask for strictly greater.
 #include "kernels/topk/topk.h"
 
@@ -8,7 +9,10 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <numeric>
+
+#include "absl/types/span.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/topk/topk.cc"
@@ -68,6 +72,8 @@ namespace {
 
 // Places beyond k, at least: fewer mean more cuts, more mean a lower bar for longer.
 constexpr int64_t kMinSlack = 256;
+// Scores looked at to choose a first bar, about.
+constexpr int64_t kSample = 512;
 
 float Value(float score) { return std::isnan(score) ? -INFINITY : score + 0.0f; }
 
@@ -80,34 +86,97 @@ uint64_t Pack(const float* scores, uint32_t index) {
 
 uint32_t IndexOf(uint64_t packed) { return static_cast<uint32_t>(packed); }
 
+// A score that likely k others and not many more exceed, by a sample; -inf where none is known.
+float SampledBar(const float* scores, int64_t n, int64_t k, std::vector<float>& sample) {
+  const int64_t step = n / kSample;
+  if (step < 2) return -INFINITY;
+  sample.clear();
+  for (int64_t i = step / 2; i < n; i += step) sample.push_back(Value(scores[i]));
+  const double expected = static_cast<double>(k) / static_cast<double>(step);
+  const auto rank = static_cast<int64_t>(expected + 3 * std::sqrt(expected) + 4);
+  if (2 * rank > static_cast<int64_t>(sample.size())) return -INFINITY;
+  std::nth_element(sample.begin(), sample.begin() + rank, sample.end(), std::greater<float>());
+  return sample[static_cast<size_t>(rank)];
+}
+
+// The best k of n scores, 0 < k < n, packed: the k-th is the last, the others in no order. They stay
+// in scratch.
+absl::Span<uint64_t> Best(const float* scores, int64_t n, int64_t k,
+                          std::vector<uint64_t>& scratch) {
+  thread_local std::vector<float> sample;
+  const int64_t capacity = std::min(n, k + std::max(k, kMinSlack));
+  // Behind the candidates, room for the indices that a scan appends.
+  if (static_cast<int64_t>(scratch.size()) < capacity + capacity / 2 + 1) {
+    scratch.resize(static_cast<size_t>(capacity + capacity / 2 + 1));
+  }
+  uint64_t* const candidates = scratch.data();
+  auto* const appended = reinterpret_cast<uint32_t*>(candidates + capacity);
+  int64_t count = 0, next = 0;
+  const auto scan = [&](float bar) {
+    int64_t written = 0;
+    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, bar, appended, capacity - count,
+                                               &written);
+    for (int64_t i = 0; i < written; ++i) candidates[count++] = Pack(scores, appended[i]);
+  };
+  const float bar = SampledBar(scores, n, k, sample);
+  if (bar > -INFINITY) scan(bar);
+  if (count < k) {
+    for (count = 0; count < capacity; ++count) {
+      candidates[count] = Pack(scores, static_cast<uint32_t>(count));
+    }
+    next = capacity;
+  }
+  for (;;) {
+    std::nth_element(candidates, candidates + k - 1, candidates + count);
+    count = k;
+    if (next == n) return {candidates, static_cast<size_t>(k)};
+    scan(Value(scores[IndexOf(candidates[k - 1])]));
+  }
+}
+
 }  // namespace
 
 int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
              std::vector<uint64_t>& scratch) {
   k = std::min(k, n);
   if (k <= 0) return 0;
-  const int64_t capacity = std::min(n, k + std::max(k, kMinSlack));
-  // Behind the candidates, room for the indices that a scan appends.
-  if (static_cast<int64_t>(scratch.size()) < capacity + capacity / 2 + 1) {
-    scratch.resize(static_cast<size_t>(capacity + capacity / 2 + 1));
+  absl::Span<uint64_t> best;
+  if (k < n) {
+    best = Best(scores, n, k, scratch);
+  } else {
+    scratch.resize(std::max(scratch.size(), static_cast<size_t>(n)));
+    best = {scratch.data(), static_cast<size_t>(n)};
+    for (int64_t i = 0; i < n; ++i) {
+      best[static_cast<size_t>(i)] = Pack(scores, static_cast<uint32_t>(i));
+    }
   }
-  uint64_t* candidates = scratch.data();
-  auto* appended = reinterpret_cast<uint32_t*>(candidates + capacity);
-  for (int64_t i = 0; i < capacity; ++i) candidates[i] = Pack(scores, static_cast<uint32_t>(i));
-  int64_t count = capacity, next = capacity;
-  for (;;) {
-    if (count > k) std::nth_element(candidates, candidates + k - 1, candidates + count);
-    count = k;
-    if (next == n) break;
-    int64_t written = 0;
-    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n,
-                                               Value(scores[IndexOf(candidates[k - 1])]), appended,
-                                               capacity - k, &written);
-    for (int64_t i = 0; i < written; ++i) candidates[count++] = Pack(scores, appended[i]);
-  }
-  std::sort(candidates, candidates + k);
-  for (int64_t i = 0; i < k; ++i) out[i] = IndexOf(candidates[i]);
+  std::sort(best.begin(), best.end());
+  for (int64_t i = 0; i < k; ++i) out[i] = IndexOf(best[static_cast<size_t>(i)]);
   return k;
+}
+
+float KthLargest(const float* scores, int64_t n, int64_t k, std::vector<uint64_t>& scratch) {
+  if (k < n) return Value(scores[IndexOf(Best(scores, n, k, scratch).back())]);
+  float least = INFINITY;
+  for (int64_t i = 0; i < n; ++i) least = std::min(least, Value(scores[i]));
+  return least;
+}
+
+void IndicesAtLeast(const float* scores, int64_t n, float bar, std::vector<int64_t>& out) {
+  thread_local std::vector<uint32_t> appended(1024);
+  out.clear();
+  if (!(bar > -INFINITY)) {
+    out.resize(static_cast<size_t>(n));
+    std::iota(out.begin(), out.end(), 0);
+    return;
+  }
+  const float below = std::nextafter(bar, -INFINITY);
+  for (int64_t next = 0; next < n;) {
+    int64_t written = 0;
+    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, below, appended.data(),
+                                               static_cast<int64_t>(appended.size()), &written);
+    out.insert(out.end(), appended.begin(), appended.begin() + written);
+  }
 }
 
 std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {
@@ -118,7 +187,9 @@ std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {
     std::iota(best.begin(), best.end(), 0);
     return best;
   }
-  best.resize(static_cast<size_t>(TopK(scores.data(), n, k, best.data(), scratch)));
+  if (k <= 0) return best;
+  const absl::Span<uint64_t> packed = Best(scores.data(), n, k, scratch);
+  for (size_t i = 0; i < best.size(); ++i) best[i] = IndexOf(packed[i]);
   std::sort(best.begin(), best.end());
   return best;
 }

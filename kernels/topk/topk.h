@@ -17,6 +17,12 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
              std::vector<uint64_t>& scratch);
 int64_t RefTopK(const float* scores, int64_t n, int64_t k, int64_t* out);
 
+// The score of the last of them, 1 <= k; of n > 0 scores, the least if k > n.
+float KthLargest(const float* scores, int64_t n, int64_t k, std::vector<uint64_t>& scratch);
+
+// out: the indices of scores >= bar, ascending; bar = -inf (or NaN): all.
+void IndicesAtLeast(const float* scores, int64_t n, float bar, std::vector<int64_t>& out);
+
 // Indices of the k largest by the same order, ascending. k >= scores.size(): all.
 std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k);
 

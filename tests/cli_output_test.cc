@@ -30,7 +30,7 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
   } cases[] = {
       {{},
        {"prefill", "reindex", "synth", "serve", "ask", "eval", "audit", "stats", "ls", "inspect",
-        "rm", "--version"}},
+        "rm", "verify", "upgrade", "export", "import", "--version"}},
       {{"prefill"},
        {"--model", "--adapter", "--missing-bytes", "--input", "--tokens", "--store", "--name",
         "--index", "--hnsw-m", "--hnsw-ef-construction", "--effort", "--segment-tokens",
@@ -53,6 +53,10 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
         "--threads", "--json", "--html"}},
       {{"ls"}, {"--store", "--server", "--json"}},
       {{"inspect"}, {"NAME", "--store", "--server", "--rows", "--content-id", "--json"}},
+      {{"verify"}, {"NAME", "--store", "--server", "--deep", "--json"}},
+      {{"upgrade"}, {"NAME", "--store", "--quiet", "--json"}},
+      {{"export"}, {"NAME", "FILE", "--store", "--quiet", "--json"}},
+      {{"import"}, {"FILE", "--store", "--as", "--quiet", "--json"}},
       {{"rm"}, {"NAME", "--store", "--server", "--json"}},
   };
   for (const auto& c : cases) {

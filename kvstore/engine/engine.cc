@@ -42,7 +42,11 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
       loader_(&resident_),
       queue_(ThreadsOf(config), config.queue_limit) {}
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  stopping_ = true;
+  absl::MutexLock lock(&verifier_mu_);
+  if (verifier_.joinable()) verifier_.join();
+}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& given,
                                                        std::unique_ptr<Store> store) {
@@ -139,6 +143,31 @@ absl::StatusOr<std::vector<v1::Manifest>> Engine::List(
 
 absl::StatusOr<v1::Manifest> Engine::Get(const std::string& name) const {
   return store_->GetManifest(name);
+}
+
+absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bool()> cancelled,
+                            std::function<void(Verified)> done) {
+  absl::MutexLock lock(&verifier_mu_);
+  if (verifying_.exchange(true)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("verify context ", name, ": another one is being verified"));
+  }
+  if (verifier_.joinable()) verifier_.join();  // it is done
+  verifier_ =
+      std::thread([this, name, deep, cancelled = std::move(cancelled), done = std::move(done)] {
+        const auto verify = [&]() -> Verified {
+          ASSIGN_OR_RETURN(const std::shared_ptr<const StoredContext> stored,
+                           store_->OpenContext(name));
+          ASSIGN_OR_RETURN(VerifyReport report, VerifyContext(*stored, deep, [&] {
+                             return stopping_.load() || cancelled();
+                           }));
+          return std::make_pair(stored->manifest(), std::move(report));
+        };
+        Verified verified = verify();
+        verifying_ = false;
+        done(std::move(verified));
+      });
+  return absl::OkStatus();
 }
 
 absl::Status Engine::Delete(const std::string& name) {

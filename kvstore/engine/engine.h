@@ -12,6 +12,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -25,6 +27,7 @@
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/resident_budget.h"
 #include "kvstore/engine/session.h"
+#include "kvstore/engine/verify_context.h"
 #include "kvstore/engine/work_queue.h"
 
 namespace carrel::kvstore {
@@ -43,6 +46,11 @@ class Engine {
       std::vector<absl::Status>* unreadable) const;                 // blocks
   absl::StatusOr<v1::Manifest> Get(const std::string& name) const;  // blocks
   absl::Status Delete(const std::string& name);                     // blocks
+  // Checks a context (verify_context.h), in a mapping of its own and on a thread that searches do not
+  // wait for; calls `done` from there. ResourceExhausted: another one is being checked.
+  using Verified = absl::StatusOr<std::pair<v1::Manifest, VerifyReport>>;
+  absl::Status Verify(const std::string& name, bool deep, std::function<bool()> cancelled,
+                      std::function<void(Verified)> done);
 
   // Runs it on an engine thread; counts against queue_limit.
   absl::Status Submit(std::function<void()> task) { return queue_.Submit(this, std::move(task)); }
@@ -76,6 +84,11 @@ class Engine {
   absl::Mutex contexts_mu_;
   absl::flat_hash_map<std::string, Cached> contexts_ ABSL_GUARDED_BY(contexts_mu_);
   int64_t uses_ ABSL_GUARDED_BY(contexts_mu_) = 0;
+
+  absl::Mutex verifier_mu_;
+  std::thread verifier_ ABSL_GUARDED_BY(verifier_mu_);
+  std::atomic<bool> verifying_{false};
+  std::atomic<bool> stopping_{false};
 
   WorkQueue queue_;  // last: its threads use all of the above
 };

@@ -65,6 +65,17 @@ absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
   return response.manifest();
 }
 
+absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name, bool deep) {
+  grpc::ClientContext context;
+  v1::VerifyRequest request;
+  request.set_name(name);
+  request.set_deep(deep);
+  v1::VerifyResponse response;
+  const grpc::Status status = stub_->service->Verify(&context, request, &response);
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  return response;
+}
+
 absl::Status ContextClient::Delete(const std::string& name) {
   grpc::ClientContext context;
   SetDeadline(context, deadline_);

@@ -18,6 +18,7 @@ namespace carrel::v1 {
 class ListResponse;
 class StatisticsResponse;
 class Manifest;
+class VerifyResponse;
 }  // namespace carrel::v1
 
 namespace carrel::kvstore {
@@ -32,6 +33,8 @@ class ContextClient {
   absl::StatusOr<v1::ListResponse> List();
   absl::StatusOr<v1::Manifest> Get(const std::string& name);
   absl::StatusOr<v1::StatisticsResponse> Statistics();
+  // Takes as long as the context is large: no deadline.
+  absl::StatusOr<v1::VerifyResponse> Verify(const std::string& name, bool deep);
   absl::Status Delete(const std::string& name);
 
  private:

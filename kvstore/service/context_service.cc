@@ -54,6 +54,26 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Statistics(grpc::CallbackServerCon
   return reactor;
 }
 
+grpc::ServerUnaryReactor* ContextServiceImpl::Verify(grpc::CallbackServerContext* context,
+                                                     const v1::VerifyRequest* request,
+                                                     v1::VerifyResponse* reply) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::Status started = engine_->Verify(
+      request->name(), request->deep(), [context] { return context->IsCancelled(); },
+      [reactor, reply](Engine::Verified verified) {
+        if (!verified.ok()) return reactor->Finish(ToGrpc(verified.status()));
+        const auto& [manifest, report] = *verified;
+        reply->set_content_id(manifest.content_id());
+        reply->set_segments(report.segments);
+        reply->set_bytes(report.bytes);
+        reply->set_error_count(report.error_count);
+        for (const std::string& error : report.errors) reply->add_errors(error);
+        reactor->Finish(grpc::Status::OK);
+      });
+  if (!started.ok()) reactor->Finish(ToGrpc(started));
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext* context,
                                                      const v1::DeleteRequest* request,
                                                      v1::DeleteResponse*) {

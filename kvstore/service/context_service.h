@@ -20,6 +20,9 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
   grpc::ServerUnaryReactor* Statistics(grpc::CallbackServerContext* context,
                                        const v1::StatisticsRequest* request,
                                        v1::StatisticsResponse* reply) override;
+  grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext* context,
+                                   const v1::VerifyRequest* request,
+                                   v1::VerifyResponse* reply) override;
   grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
                                    const v1::DeleteRequest* request,
                                    v1::DeleteResponse* reply) override;

@@ -130,16 +130,42 @@ absl::StatusOr<std::string> EncodeManifest(const v1::Manifest& manifest) {
   v1::Manifest nameless = manifest;
   nameless.clear_name();
   nameless.clear_content_id();
-  v1::CatalogRecord record;
-  record.set_name(manifest.name());
-  if (!nameless.SerializeToString(record.mutable_manifest())) {
+  std::string bytes;
+  if (!nameless.SerializeToString(&bytes)) {
     return absl::InvalidArgumentError("manifest: a string is not UTF-8, or it is over 2 GiB");
   }
   // Parsing refuses what serialising let through (strings that are not UTF-8).
-  if (!v1::Manifest().ParseFromString(record.manifest())) {
+  if (!v1::Manifest().ParseFromString(bytes)) {
     return absl::InvalidArgumentError("manifest: a string is not UTF-8");
   }
+  return EncodeRecord(id, manifest.name(), bytes);
+}
+
+std::string EncodeRecord(ContextId id, const std::string& name, const std::string& manifest) {
+  v1::CatalogRecord record;
+  record.set_name(name);
+  record.set_manifest(manifest);
   return EncodeSegment(ManifestKey(id), record.SerializeAsString(), kDTypeBytes);
+}
+
+absl::Status CheckImported(const v1::Manifest& manifest) {
+  RETURN_IF_ERROR(ValidateContextName(manifest.name()));
+  if (manifest.format_version() != kManifestFormatVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context ", manifest.name(), " has format version ", manifest.format_version(),
+                     ", this program imports version ", kManifestFormatVersion));
+  }
+  ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
+  return Annotate(CheckEntry(id, manifest), absl::StrCat("context ", manifest.name()));
+}
+
+absl::StatusOr<std::string> ReadManifestBytes(const OpenDb& db, ContextId id) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> payload, ReadEntry(db, ManifestKey(id)));
+  v1::CatalogRecord record;
+  if (id.is_number() || !payload.has_value() || !record.ParseFromString(*payload)) {
+    return absl::DataLossError(absl::StrCat("context #", id.ToString(), ": no CatalogRecord"));
+  }
+  return record.manifest();
 }
 
 absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db) {
@@ -168,11 +194,12 @@ absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db) {
   return entries;
 }
 
+std::string HiddenMark(ContextId id) { return EncodeSegment(ManifestKey(id), "", kDTypeBytes); }
+
 absl::Status HideContext(OpenDb& db, const CatalogEntry& entry) {
-  const std::string key = ManifestKey(entry.id);
   rocksdb::WriteOptions durable;
   durable.sync = true;
-  return FromRocks(db.db->Put(durable, db.catalog, key, EncodeSegment(key, "", kDTypeBytes)),
+  return FromRocks(db.db->Put(durable, db.catalog, ManifestKey(entry.id), HiddenMark(entry.id)),
                    absl::StrCat("store ", db.folder, ": deleting context ", entry.name));
 }
 

@@ -22,6 +22,15 @@ std::string ManifestKey(ContextId id);
 // manifest that is out of bounds or too large.
 absl::StatusOr<std::string> EncodeManifest(const v1::Manifest& manifest);
 
+// The same of a manifest as it was serialized somewhere: its bytes stay as they are.
+std::string EncodeRecord(ContextId id, const std::string& name, const std::string& manifest);
+// Whether a manifest with a content id can be published: as EncodeManifest, but DataLoss if it is out
+// of bounds, and FailedPrecondition if it is of another format version.
+absl::Status CheckImported(const v1::Manifest& manifest);
+// The manifest of a context as it is stored: what its content id is the SHA-256 of. DataLoss: there
+// is none, or the context is unbound.
+absl::StatusOr<std::string> ReadManifestBytes(const OpenDb& db, ContextId id);
+
 // Contexts that have files, ascending: no file is read.
 absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db);
 
@@ -38,6 +47,8 @@ struct CatalogEntry {
 // one atomic step, and go only after the manifest was marked.
 absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db);
 
+// What stands under the manifest's key of a deleted context.
+std::string HiddenMark(ContextId id);
 absl::Status HideContext(OpenDb& db, const CatalogEntry& entry);  // durable
 // Frees the files of a hidden context and forgets it.
 absl::Status FreeContext(OpenDb& db, const CatalogEntry& entry);

@@ -94,6 +94,12 @@ absl::StatusOr<std::optional<absl::string_view>> SegmentFile::Find(absl::string_
   return std::nullopt;
 }
 
+absl::StatusOr<absl::Span<const SstEntry>> SegmentFile::Entries() const {
+  std::call_once(located_, [this] { Locate(); });
+  RETURN_IF_ERROR(Annotate(entries_.status, path_));
+  return entries_.entries;
+}
+
 absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles(const OpenDb& db,
                                                                                  ContextId id) {
   const auto [begin, end] = ContextKeyRange(id);

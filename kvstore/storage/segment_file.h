@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
 #include "common/mapped_file.h"
 #include "kvstore/storage/rocks.h"
@@ -34,6 +35,9 @@ class SegmentFile {
   const std::string& first_key() const { return first_key_; }
   const std::string& last_key() const { return last_key_; }
   int64_t bytes() const { return static_cast<int64_t>(file_->bytes().size()); }
+  absl::string_view contents() const { return file_->bytes(); }  // unverified
+  // Every segment in it. DataLoss: it is not as it was written.
+  absl::StatusOr<absl::Span<const SstEntry>> Entries() const;
 
   // From now on; kLargePages before.
   void Expect(FileAccess access) const;

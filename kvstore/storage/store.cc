@@ -2,16 +2,23 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <system_error>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/mutex.h"
 #include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
 #include "common/file.h"
 #include "common/mapped_file.h"
 #include "common/status.h"
+#include "kvstore/format/context_name.h"
 #include "kvstore/storage/catalog.h"
+#include "kvstore/storage/context_export.h"
+#include "kvstore/storage/context_import.h"
+#include "kvstore/storage/copy_context.h"
 #include "kvstore/storage/rocks.h"
 #include "kvstore/storage/segment_file.h"
 #include "kvstore/storage/sst_blocks.h"
@@ -42,7 +49,7 @@ struct CheckedFile {
   std::vector<std::pair<SegmentKey, std::string>> segments;  // with their digests, in order
 };
 
-absl::StatusOr<CheckedFile> CheckFile(const std::string& path, ContextId id) {
+absl::StatusOr<CheckedFile> CheckFile(const std::string& path, ContextId id, bool deep) {
   ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
   rocksdb::SstFileReader reader(SegmentOptions());
   RETURN_IF_ERROR(FromRocks(reader.Open(path), path));
@@ -59,20 +66,23 @@ absl::StatusOr<CheckedFile> CheckFile(const std::string& path, ContextId id) {
                                                      ", to be published as #", id.ToString()));
     }
     const auto view = SegmentView::Open(entry.key, entry.value);
-    if (!view.ok()) {
-      return Annotate(view.status(), absl::StrCat(path, ": ", DescribeKey(*key)));
+    absl::Status status = view.status();
+    if (status.ok() && deep) {
+      status = (*view)->Verify(0, static_cast<int64_t>((*view)->payload().size()));
     }
+    if (!status.ok()) return Annotate(status, absl::StrCat(path, ": ", DescribeKey(*key)));
     checked.segments.emplace_back(*key, SegmentDigest(entry.key, (*view)->proof()));
   }
   return checked;
 }
 
-// Checks the files, and adds the digests of all their segments to the manifest.
-absl::Status BindFiles(absl::Span<const std::string> paths, ContextId id, v1::Manifest& manifest) {
+// Checks the files (deep: every byte), and adds the digests of all their segments to the manifest.
+absl::Status BindFiles(absl::Span<const std::string> paths, ContextId id, bool deep,
+                       v1::Manifest& manifest) {
   if (paths.empty()) return absl::InvalidArgumentError("publish: no SST files");
   std::vector<CheckedFile> files;
   for (const std::string& path : paths) {
-    ASSIGN_OR_RETURN(CheckedFile file, CheckFile(path, id));
+    ASSIGN_OR_RETURN(CheckedFile file, CheckFile(path, id, deep));
     files.push_back(std::move(file));
   }
   std::sort(files.begin(), files.end(),
@@ -90,10 +100,13 @@ absl::Status BindFiles(absl::Span<const std::string> paths, ContextId id, v1::Ma
   return absl::OkStatus();
 }
 
-absl::Status WriteManifestFile(const std::string& path, ContextId id, const std::string& value) {
+// Entries of the catalog, by key.
+using CatalogEdit = std::map<std::string, std::string>;
+
+absl::Status WriteCatalogFile(const std::string& path, const CatalogEdit& edit) {
   rocksdb::SstFileWriter writer(rocksdb::EnvOptions(), CatalogOptions(), nullptr, false);
   RETURN_IF_ERROR(FromRocks(writer.Open(path), path));
-  RETURN_IF_ERROR(FromRocks(writer.Put(ManifestKey(id), value), path));
+  for (const auto& [key, value] : edit) RETURN_IF_ERROR(FromRocks(writer.Put(key, value), path));
   return FromRocks(writer.Finish(), path);
 }
 
@@ -153,16 +166,78 @@ class StoreImpl : public Store {
 
   absl::Status Publish(const v1::Manifest& manifest,
                        absl::Span<const std::string> sst_files) override {
-    absl::MutexLock lock(&mu_);
+    // Before files are read.
     RETURN_IF_ERROR(CheckWritable(absl::StrCat("publish ", manifest.name())));
-    RETURN_IF_ERROR(EncodeManifest(manifest).status());  // before files are read
+    RETURN_IF_ERROR(EncodeManifest(manifest).status());
     ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
     RETURN_IF_ERROR(CheckFree(manifest.name(), id));
     v1::Manifest complete = manifest;
-    RETURN_IF_ERROR(BindFiles(sst_files, id, complete));
+    RETURN_IF_ERROR(BindFiles(sst_files, id, /*deep=*/false, complete));
     ASSIGN_OR_RETURN(const std::string value, EncodeManifest(complete));
-    RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kCatalogRoom));
-    return Ingest(id, value, sst_files);
+    return IngestNew(manifest.name(), id, value, sst_files);
+  }
+
+  absl::StatusOr<std::unique_ptr<ContextExport>> Export(const std::string& name) const override {
+    absl::ReaderMutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(CatalogEntry entry, Find(name));
+    RETURN_IF_ERROR(entry.manifest.status());
+    if (entry.id.is_number()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "export ", name, ": it is of format version ", entry.manifest->format_version(),
+          " and unbound; carrel upgrade ", name, " binds it"));
+    }
+    ASSIGN_OR_RETURN(const std::string manifest, ReadManifestBytes(*db_, entry.id));
+    auto files = OpenSegmentFiles(*db_, entry.id);
+    if (!files.ok()) return Annotate(files.status(), absl::StrCat("context ", name));
+    ASSIGN_OR_RETURN(auto context, MakeStoredContext(entry.id, *std::move(entry.manifest), *files));
+    return MakeContextExport(std::move(context), manifest, *std::move(files));
+  }
+
+  absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name) override {
+    RETURN_IF_ERROR(CheckWritable("import"));
+    if (!name.empty()) RETURN_IF_ERROR(ValidateContextName(name));
+    return MakeContextImport(
+        db_->folder + "/importing", name,
+        {.check_free = [this](const std::string& as, ContextId id) { return CheckFree(as, id); },
+         .publish =
+             [this](const std::string& as, const std::string& manifest,
+                    const std::vector<std::string>& files) {
+               return PublishImported(as, manifest, files);
+             }});
+  }
+
+  absl::Status Upgrade(const std::string& name, absl::FunctionRef<void(double)> progress) override {
+    const ContextId id = ContextId::Random();
+    const std::string folder = absl::StrCat(publishing_, "/upgrade-", id.ToString());
+    const absl::Cleanup remove = [&folder] {
+      std::error_code ignored;
+      fs::remove_all(folder, ignored);
+    };
+    ASSIGN_OR_RETURN(const std::shared_ptr<const StoredContext> from, OpenForUpgrade(name));
+    std::error_code error;
+    fs::create_directories(folder, error);
+    RETURN_IF_ERROR(FromErrorCode(error, folder));
+    int64_t bytes = kCatalogRoom;
+    const auto layers = static_cast<int32_t>(from->manifest().layers());
+    for (int32_t layer = 0; layer < layers; ++layer) bytes += from->LayerBytes(layer);
+    RETURN_IF_ERROR(ProbeRoom(folder + "/copy", 0, bytes));
+    ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                     CopyContext(*from, id, folder, progress));
+    v1::Manifest manifest = from->manifest();
+    manifest.set_format_version(kManifestFormatVersion);
+    manifest.clear_number();
+    manifest.set_context_id(id.Bytes());
+    RETURN_IF_ERROR(BindFiles(files, id, /*deep=*/false, manifest));
+    absl::MutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(const CatalogEntry old, Find(name));
+    if (old.id != ContextId(from->manifest().number())) {
+      return absl::AbortedError(absl::StrCat("upgrade ", name, ": it became another meanwhile"));
+    }
+    ASSIGN_OR_RETURN(const std::string value, EncodeManifest(manifest));
+    RETURN_IF_ERROR(
+        Ingest(id, {{ManifestKey(id), value}, {ManifestKey(old.id), HiddenMark(old.id)}}, files));
+    return Annotate(FreeContext(*db_, old), absl::StrCat("context ", name, " is upgraded, the ",
+                                                         "space of the old one comes back later"));
   }
 
   absl::Status Delete(const std::string& name) override {
@@ -181,7 +256,55 @@ class StoreImpl : public Store {
         absl::StrCat(attempt, ": store ", db_->folder, " is open read-only"));
   }
 
-  absl::Status CheckFree(const std::string& name, ContextId id) const
+  absl::StatusOr<std::shared_ptr<const StoredContext>> OpenForUpgrade(
+      const std::string& name) const {
+    {
+      absl::ReaderMutexLock lock(&mu_);
+      RETURN_IF_ERROR(CheckWritable(absl::StrCat("upgrade ", name)));
+      ASSIGN_OR_RETURN(const CatalogEntry entry, Find(name));
+      if (entry.manifest.ok() && !entry.id.is_number()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("upgrade ", name, ": it is of format version ",
+                         entry.manifest->format_version(), " already"));
+      }
+    }
+    return OpenContext(name);
+  }
+
+  absl::StatusOr<v1::Manifest> PublishImported(const std::string& name, const std::string& bytes,
+                                               const std::vector<std::string>& files) {
+    v1::Manifest manifest;
+    if (!manifest.ParseFromString(bytes)) {
+      return absl::DataLossError(absl::StrCat("import ", name, ": no Manifest message"));
+    }
+    manifest.set_name(name);
+    manifest.set_content_id(Sha256Hex(bytes));
+    RETURN_IF_ERROR(CheckImported(manifest));
+    ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
+    v1::Manifest found = manifest;
+    RETURN_IF_ERROR(BindFiles(files, id, /*deep=*/true, found));
+    if (found.SerializeAsString() != manifest.SerializeAsString()) {
+      return absl::DataLossError(
+          absl::StrCat("import ", name, ": its files hold other segments than its manifest names"));
+    }
+    RETURN_IF_ERROR(IngestNew(name, id, EncodeRecord(id, name, bytes), files));
+    return manifest;
+  }
+
+  absl::Status IngestNew(const std::string& name, ContextId id, const std::string& record,
+                         absl::Span<const std::string> files) {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(CheckFreeLocked(name, id));
+    RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kCatalogRoom));
+    return Ingest(id, {{ManifestKey(id), record}}, files);
+  }
+
+  absl::Status CheckFree(const std::string& name, ContextId id) const {
+    absl::ReaderMutexLock lock(&mu_);
+    return CheckFreeLocked(name, id);
+  }
+
+  absl::Status CheckFreeLocked(const std::string& name, ContextId id) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     for (const CatalogEntry& entry : entries) {
@@ -216,15 +339,15 @@ class StoreImpl : public Store {
         absl::StrCat(message, ", unless its manifest is one that cannot be read: ", damaged));
   }
 
-  // One atomic edit of RocksDB's own manifest makes layers and manifest visible.
-  absl::Status Ingest(ContextId id, const std::string& manifest,
+  // One atomic edit of RocksDB's own manifest makes layers and entries of the catalog visible.
+  absl::Status Ingest(ContextId id, const CatalogEdit& edit,
                       absl::Span<const std::string> sst_files) {
     std::error_code error;
     fs::create_directories(publishing_, error);
     RETURN_IF_ERROR(FromErrorCode(error, publishing_));
     const std::string manifest_file =
         absl::StrCat(publishing_, "/manifest-", id.ToString(), ".sst");
-    RETURN_IF_ERROR(WriteManifestFile(manifest_file, id, manifest));
+    RETURN_IF_ERROR(WriteCatalogFile(manifest_file, edit));
 
     rocksdb::IngestExternalFileArg layers, catalog;
     layers.column_family = db_->segments;

@@ -26,12 +26,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/mapped_file.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/format/segment.h"
+#include "kvstore/storage/context_stream.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -101,7 +103,15 @@ class Store {
   virtual absl::StatusOr<std::shared_ptr<const StoredContext>> OpenContext(
       const std::string& name) const = 0;
 
+  // The context as a stream of bytes (context_stream.h), for another store's Import.
+  // FailedPrecondition: it is unbound.
+  virtual absl::StatusOr<std::unique_ptr<ContextExport>> Export(const std::string& name) const = 0;
+
   // kReadWrite only.
+  // Takes in what Export gave, wherever; goes on with what an interrupted import of the same context
+  // left. name: what the context is to be called here; empty: as it was called there. The store
+  // outlives it.
+  virtual absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name) = 0;
   // Moves the SST files (of SstWriter, with disjoint ranges, all of manifest.context_id, at least
   // one, best on the store's file system) and the manifest, completed by their digests, in,
   // atomically. AlreadyExists if the name is taken, or the context is here under any. On an error
@@ -111,6 +121,13 @@ class Store {
   // A context whose manifest is damaged has lost its name, and so have two of one name; "#ID" (in
   // the message of List) deletes it. While there is such a one, other names that are not found are DataLoss, not NotFound.
   virtual absl::Status Delete(const std::string& name) = 0;
+  // Rewrites a context of format version 1 or 2 in this one, under its name: all of it is read,
+  // verified and written once more, then swapped in atomically; whoever has the old one open keeps
+  // it. Binds what is there: what was mixed before stays mixed. After a crash the old one is there,
+  // and nothing else. FailedPrecondition it is of this format already; DataLoss a part is damaged or
+  // missing; ResourceExhausted no room for it twice. progress: told the share that is done.
+  virtual absl::Status Upgrade(const std::string& name,
+                               absl::FunctionRef<void(double)> progress) = 0;
 };
 
 // Writes segments of one context into one SST file, in key order. Finish syncs; without it the file

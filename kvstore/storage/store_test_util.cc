@@ -201,9 +201,12 @@ absl::Status EditManifest(const std::string& folder, const std::string& name,
     manifest.clear_name();
     manifest.clear_content_id();
     record.set_manifest(manifest.SerializeAsString());
+    if (entry.id.is_number()) manifest.set_name(record.name());
     const std::string key = ManifestKey(entry.id);
+    const std::string payload =
+        entry.id.is_number() ? manifest.SerializeAsString() : record.SerializeAsString();
     return FromRocks(db->db->Put(rocksdb::WriteOptions(), db->catalog, key,
-                                 EncodeSegment(key, record.SerializeAsString(), kDTypeBytes)),
+                                 EncodeSegment(key, payload, kDTypeBytes)),
                      folder);
   }
   return absl::NotFoundError(name);

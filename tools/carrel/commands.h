@@ -24,6 +24,10 @@ void AddAsk(CLI::App& app, Run& chosen);
 void AddEval(CLI::App& app, Run& chosen);
 void AddNeedle(CLI::App& app, Run& chosen);
 void AddAudit(CLI::App& app, Run& chosen);
+void AddVerify(CLI::App& app, Run& chosen);
+void AddUpgrade(CLI::App& app, Run& chosen);
+void AddExport(CLI::App& app, Run& chosen);
+void AddImport(CLI::App& app, Run& chosen);
 void AddContexts(CLI::App& app, Run& chosen);  // ls, inspect, rm
 
 }  // namespace carrel::tools

@@ -42,6 +42,10 @@ int main(int argc, char** argv) {
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddNeedle(app, chosen);
   carrel::tools::AddAudit(app, chosen);
+  carrel::tools::AddVerify(app, chosen);
+  carrel::tools::AddUpgrade(app, chosen);
+  carrel::tools::AddExport(app, chosen);
+  carrel::tools::AddImport(app, chosen);
   carrel::tools::AddContexts(app, chosen);
   try {
     const auto known = app.get_subcommands(

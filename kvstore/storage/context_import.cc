@@ -1,0 +1,264 @@
+#include "kvstore/storage/context_import.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
+#include "common/file.h"
+#include "common/mapped_file.h"
+#include "common/status.h"
+#include "kvstore/format/manifest.h"
+
+namespace carrel::kvstore {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The file that is being written, with the SHA-256 of what it holds.
+class PartFile {
+ public:
+  ~PartFile() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  // Goes on behind what is there, of which at most `most` bytes count.
+  absl::Status Open(const std::string& path, int64_t most) {
+    path_ = path;
+    fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd_ < 0) return ErrnoStatus(errno, absl::StrCat(path, ": create"));
+    const off_t there = lseek(fd_, 0, SEEK_END);
+    if (there < 0) return ErrnoStatus(errno, path);
+    bytes_ = std::min<int64_t>(there, most);
+    if (ftruncate(fd_, bytes_) != 0) return ErrnoStatus(errno, path);
+    if (lseek(fd_, bytes_, SEEK_SET) < 0) return ErrnoStatus(errno, path);
+    if (bytes_ == 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> mapped, MappedFile::Open(path));
+    sha_.Update(mapped->bytes());
+    return absl::OkStatus();
+  }
+
+  absl::Status Write(absl::string_view bytes) {
+    sha_.Update(bytes);
+    while (!bytes.empty()) {
+      const ssize_t n = write(fd_, bytes.data(), bytes.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, absl::StrCat(path_, ": write at ", bytes_));
+      bytes_ += n;
+      bytes.remove_prefix(static_cast<size_t>(n));
+    }
+    return absl::OkStatus();
+  }
+
+  // Whether the file is of this SHA-256; then it gets its name, durably.
+  absl::Status Finish(absl::string_view digest, const std::string& name) {
+    const std::array<uint8_t, 32> found = sha_.Finish();
+    if (digest != absl::string_view(reinterpret_cast<const char*>(found.data()), found.size())) {
+      return absl::DataLossError(absl::StrCat("import: ", fs::path(name).filename().string(),
+                                              " of ", bytes_, " bytes does not match its SHA-256"));
+    }
+    if (fsync(fd_) != 0) return ErrnoStatus(errno, absl::StrCat(path_, ": fsync"));
+    if (rename(path_.c_str(), name.c_str()) != 0) return ErrnoStatus(errno, name);
+    return absl::OkStatus();
+  }
+
+  const std::string& path() const { return path_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  int64_t bytes_ = 0;
+  Sha256 sha_;
+};
+
+class ContextImportImpl final : public ContextImport {
+ public:
+  ContextImportImpl(std::string folder, std::string name, ImportTarget target)
+      : imports_(std::move(folder)), name_(std::move(name)), target_(std::move(target)) {}
+
+  ~ContextImportImpl() override {
+    if (lock_ >= 0) close(lock_);
+  }
+
+  int64_t position() const override { return position_; }
+  int64_t bytes() const override { return bytes_; }
+
+  absl::Status Take(absl::string_view bytes) override {
+    while (!bytes.empty()) {
+      if (bytes_ > 0 && position_ == bytes_) {
+        return absl::DataLossError(
+            absl::StrCat("import: bytes behind the end of the stream at ", bytes_));
+      }
+      const int64_t before = position_;
+      ASSIGN_OR_RETURN(const int64_t taken, bytes_ == 0 ? TakeHeader(bytes) : TakeFile(bytes));
+      bytes.remove_prefix(static_cast<size_t>(taken));
+      // After a jump the rest is of another place.
+      if (position_ != before + taken) return absl::OkStatus();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<v1::Manifest> Publish() override {
+    if (bytes_ == 0 || position_ != bytes_) {
+      return absl::DataLossError(
+          absl::StrCat("import: the stream ends at ", position_, ", it has ",
+                       bytes_ == 0 ? "a header longer than that" : absl::StrCat(bytes_, " bytes")));
+    }
+    std::vector<std::string> files;
+    for (size_t i = 0; i < header_.file_bytes.size(); ++i) files.push_back(FilePath(i));
+    absl::StatusOr<v1::Manifest> manifest = target_.publish(name_, header_.manifest, files);
+    // What is damaged will not get better; on a full disk or under a taken name it is kept.
+    const bool hopeless =
+        absl::IsDataLoss(manifest.status()) || absl::IsInvalidArgument(manifest.status());
+    if (manifest.ok() || hopeless) RETURN_IF_ERROR(Remove());
+    return manifest;
+  }
+
+ private:
+  std::string FilePath(size_t i) const { return absl::StrFormat("%s/%04d.sst", folder_, i); }
+  std::string PartPath(size_t i) const { return absl::StrFormat("%s/%04d.part", folder_, i); }
+
+  absl::Status Remove() const {
+    std::error_code error;
+    fs::remove_all(folder_, error);
+    if (!error) fs::remove(LockPath(), error);
+    return error ? ErrnoStatus(error.value(), folder_) : absl::OkStatus();
+  }
+
+  std::string LockPath() const { return folder_ + ".lock"; }
+
+  // Of two imports of one context at a time, the second is refused.
+  absl::Status Lock() {
+    std::error_code error;
+    fs::create_directories(imports_, error);
+    if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", imports_));
+    lock_ = open(LockPath().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (lock_ < 0) return ErrnoStatus(errno, LockPath());
+    if (flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, LockPath());
+    return absl::FailedPreconditionError(
+        absl::StrCat("import ", name_, ": another import of this context is going on"));
+  }
+
+  absl::StatusOr<int64_t> TakeHeader(absl::string_view bytes) {
+    int64_t taken = 0;
+    for (;;) {
+      ASSIGN_OR_RETURN(const int64_t wanted, StreamHeader::BytesWanted(header_bytes_));
+      const absl::string_view more = bytes.substr(
+          static_cast<size_t>(taken), static_cast<size_t>(wanted) - header_bytes_.size());
+      header_bytes_.append(more.data(), more.size());
+      taken += static_cast<int64_t>(more.size());
+      position_ += static_cast<int64_t>(more.size());
+      if (static_cast<int64_t>(header_bytes_.size()) < wanted) return taken;
+      ASSIGN_OR_RETURN(const int64_t all, StreamHeader::BytesWanted(header_bytes_));
+      if (all == wanted) break;
+    }
+    RETURN_IF_ERROR(Begin());
+    return taken;
+  }
+
+  // The header is known: finds what is here already.
+  absl::Status Begin() {
+    ASSIGN_OR_RETURN(header_, StreamHeader::Decode(header_bytes_));
+    v1::Manifest manifest;
+    if (!manifest.ParseFromString(header_.manifest)) {
+      return absl::DataLossError("import: the manifest is no Manifest message");
+    }
+    ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
+    if (name_.empty()) name_ = header_.name;
+    RETURN_IF_ERROR(target_.check_free(name_, id));
+    folder_ = absl::StrCat(imports_, "/", id.ToString());
+    RETURN_IF_ERROR(Lock());
+    std::error_code error;
+    const absl::StatusOr<std::string> known = ReadFile(folder_ + "/header");
+    if (!known.ok() || *known != header_bytes_) fs::remove_all(folder_, error);
+    fs::create_directories(folder_, error);
+    if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", folder_));
+    fs::permissions(imports_, fs::perms::owner_all, error);
+    if (!known.ok() || *known != header_bytes_) {
+      RETURN_IF_ERROR(WriteFileAtomically(folder_ + "/header", header_bytes_));
+    }
+    bytes_ = position_;
+    int64_t room = 0;
+    for (size_t i = 0; i < header_.file_bytes.size(); ++i) {
+      const int64_t wanted = header_.file_bytes[i];
+      bytes_ += wanted + kStreamDigestBytes;
+      const bool whole = fs::exists(FilePath(i), error) &&
+                         static_cast<int64_t>(fs::file_size(FilePath(i), error)) == wanted;
+      if (whole && i == file_) {
+        ++file_;
+        position_ = bytes_;
+      } else {
+        room += wanted;
+      }
+    }
+    if (room > 0) RETURN_IF_ERROR(ProbeRoom(folder_ + "/all", 0, room));
+    return BeginFile();
+  }
+
+  absl::Status BeginFile() {
+    if (file_ == header_.file_bytes.size()) return absl::OkStatus();
+    part_ = std::make_unique<PartFile>();
+    digest_.clear();
+    RETURN_IF_ERROR(part_->Open(PartPath(file_), header_.file_bytes[file_]));
+    position_ += part_->bytes();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<int64_t> TakeFile(absl::string_view bytes) {
+    const int64_t left = header_.file_bytes[file_] - part_->bytes();
+    if (left > 0) {
+      const absl::string_view taken = bytes.substr(0, static_cast<size_t>(left));
+      RETURN_IF_ERROR(part_->Write(taken));
+      position_ += static_cast<int64_t>(taken.size());
+      return static_cast<int64_t>(taken.size());
+    }
+    const absl::string_view taken =
+        bytes.substr(0, static_cast<size_t>(kStreamDigestBytes) - digest_.size());
+    digest_.append(taken.data(), taken.size());
+    position_ += static_cast<int64_t>(taken.size());
+    if (static_cast<int64_t>(digest_.size()) < kStreamDigestBytes) {
+      return static_cast<int64_t>(taken.size());
+    }
+    const absl::Status finished = part_->Finish(digest_, FilePath(file_));
+    if (absl::IsDataLoss(finished)) {
+      std::error_code ignored;
+      fs::remove(part_->path(), ignored);
+    }
+    RETURN_IF_ERROR(finished);
+    ++file_;
+    RETURN_IF_ERROR(BeginFile());
+    return static_cast<int64_t>(taken.size());
+  }
+
+  const std::string imports_;
+  std::string name_;
+  const ImportTarget target_;
+  int lock_ = -1;
+  std::string header_bytes_;
+  StreamHeader header_;
+  std::string folder_;
+  int64_t position_ = 0;
+  int64_t bytes_ = 0;
+  size_t file_ = 0;  // the one that is on its way
+  std::unique_ptr<PartFile> part_;
+  std::string digest_;  // of it, as far as it has come
+};
+
+}  // namespace
+
+std::unique_ptr<ContextImport> MakeContextImport(std::string folder, std::string name,
+                                                 ImportTarget target) {
+  return std::make_unique<ContextImportImpl>(std::move(folder), std::move(name), std::move(target));
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,69 @@
+// What:   a context as one stream of bytes, which another store takes in as it is: to move and to
+//         back up.
+// Bytes:  header: magic "CARRELEX", version u32 = 1, name bytes u32, manifest bytes u64, files u32,
+//         reserved u32 = 0, the name, the manifest as it is stored (its SHA-256 is the content id),
+//         bytes u64 of each file, SHA-256 of the header so far. Then each file as it lies in the
+//         store, in order of keys, and behind it its SHA-256. All numbers little-endian.
+// Errors: DataLoss a stream that does not add up (names what and where), or a context that is
+//         damaged; FailedPrecondition an unbound context: nothing would vouch for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace carrel::v1 {
+class Manifest;
+}
+
+namespace carrel::kvstore {
+
+inline constexpr int64_t kStreamPieceBytes = int64_t{1} << 20;
+
+// A context on its way out. Keeps its files mapped, also when it is deleted meanwhile. Not
+// thread-safe.
+class ContextExport {
+ public:
+  virtual ~ContextExport() = default;
+  virtual const v1::Manifest& manifest() const = 0;
+  virtual int64_t bytes() const = 0;  // of the whole stream
+  // The next piece, at most kStreamPieceBytes, valid until the next call; empty: all was given.
+  // Every byte of a segment is verified before it is given.
+  virtual absl::StatusOr<absl::string_view> Next() = 0;
+};
+
+// A context on its way in, below STORE/importing. What arrived stays there until Publish, so that an
+// import that was interrupted goes on where it was, by this process or another: position() then
+// jumps once the header is known. Not thread-safe.
+class ContextImport {
+ public:
+  virtual ~ContextImport() = default;
+  // Offset in the stream of what is to come next.
+  virtual int64_t position() const = 0;
+  virtual int64_t bytes() const = 0;  // of the whole stream; 0 before the header is known
+  // `bytes` from position() on. AlreadyExists: the store has the name, or the context under any.
+  // FailedPrecondition: another import of the context is going on. ResourceExhausted: disk full.
+  virtual absl::Status Take(absl::string_view bytes) = 0;
+  // Once position() is bytes(): checks every segment against the manifest, and makes the context
+  // visible, wholly and at once. What is refused as damaged is removed: another attempt begins anew.
+  virtual absl::StatusOr<v1::Manifest> Publish() = 0;
+};
+
+// The header of a stream, as bytes and back.
+struct StreamHeader {
+  std::string name;
+  std::string manifest;  // serialized
+  std::vector<int64_t> file_bytes;
+
+  std::string Encode() const;
+  // Of the bytes so far: how many the header has, or, where that is not known yet, how many say it.
+  static absl::StatusOr<int64_t> BytesWanted(absl::string_view so_far);
+  static absl::StatusOr<StreamHeader> Decode(absl::string_view all);  // BytesWanted() of them
+};
+inline constexpr int64_t kStreamDigestBytes = 32;
+
+}  // namespace carrel::kvstore

@@ -12,6 +12,8 @@ find_package(CLI11 REQUIRED)
 find_package(hwy REQUIRED)
 pkg_check_modules(grpcpp REQUIRED IMPORTED_TARGET grpc++)
 pkg_check_modules(rocksdb REQUIRED IMPORTED_TARGET rocksdb)
+pkg_check_modules(prometheus REQUIRED IMPORTED_TARGET prometheus-cpp-core)
+find_package(Boost 1.81 REQUIRED)  # Beast, headers alone
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)

@@ -44,4 +44,26 @@ Histogram::Summary Histogram::Summarise() const {
   return summary;
 }
 
+const std::vector<double>& Histogram::Bounds() {
+  static const auto* bounds = [] {
+    auto* powers = new std::vector<double>;
+    for (int power = 2; power <= 26; ++power) powers->push_back(std::exp2(power));
+    return powers;
+  }();
+  return *bounds;
+}
+
+Histogram::Buckets Histogram::Snapshot() const {
+  Buckets snapshot;
+  size_t bound = 0;
+  for (int i = 0; i < kBuckets; ++i) {
+    snapshot.count += buckets_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
+    if (bound == Bounds().size() || UpperEnd(i) < Bounds()[bound]) continue;
+    snapshot.cumulative.push_back(snapshot.count);
+    ++bound;
+  }
+  snapshot.sum_us = static_cast<double>(sum_ns_.load(std::memory_order_relaxed)) / 1e3;
+  return snapshot;
+}
+
 }  // namespace carrel

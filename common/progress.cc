@@ -29,7 +29,7 @@ std::string FormatBytes(int64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return absl::StrFormat(value < 10 ? "%.2f %s" : value < 100 ? "%.1f %s" : "%.0f %s", value, kUnits[unit]);
+  return absl::StrFormat("%.*f %s", value < 10 ? 2 : value < 100 ? 1 : 0, value, kUnits[unit]);
 }
 
 Progress::Mode Progress::ModeFor(FILE* stream) { return isatty(fileno(stream)) ? Mode::kTerminal : Mode::kLines; }

@@ -10,6 +10,12 @@ carrel_test(cli_test
   SOURCES adapter_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc
           family_test.cc gguf_model_test.cc transfer_test.cc ../model/gguf_writer.cc
   DEPS carrel_gguf carrel_audit_test_util carrel_kvstore_test_util carrel_test_cli LABELS e2e TIMEOUT 600)
+if(CARREL_HARDEN AND NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
+  carrel_test(hardening_test SOURCES hardening_test.cc DEPS carrel_test_util absl::strings)
+  add_dependencies(hardening_test carrel)
+endif()
+carrel_test(deploy_test
+  SOURCES deploy_test.cc DEPS carrel_test_cli LABELS e2e TIMEOUT 300)
 carrel_test(fault_test
   SOURCES fault_test.cc serve_fault_test.cc
   DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)

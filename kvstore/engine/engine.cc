@@ -10,6 +10,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/engine/fingerprint_check.h"
+#include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/validate.h"
 #include "kvstore/storage/store.h"
 
@@ -69,6 +70,7 @@ absl::StatusOr<std::shared_ptr<OpenContext>> Engine::FindOrOpen(const std::strin
       if (oldest == contexts_.end() || it->second.last_use < oldest->second.last_use) oldest = it;
     }
     if (oldest == contexts_.end()) {
+      CountRefusal("open_contexts");
       return absl::ResourceExhaustedError(
           absl::StrCat(contexts_.size(),
                        " contexts are in use (max_open_contexts=", config_.max_open_contexts, ")"));
@@ -86,6 +88,7 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
   const std::string attempt = absl::StrCat("open context ", request.context);
   if (sessions_.fetch_add(1) >= config_.max_sessions) {
     sessions_.fetch_sub(1);
+    CountRefusal("sessions");
     return absl::ResourceExhaustedError(
         absl::StrCat(attempt, ": ", config_.max_sessions,
                      " sessions are open (max_sessions=", config_.max_sessions, ")"));

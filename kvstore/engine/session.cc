@@ -4,10 +4,12 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/engine/candidate_set.h"
 #include "kvstore/engine/fetch_reply.h"
 #include "kvstore/engine/query_reply.h"
+#include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/validate.h"
 
 namespace carrel::kvstore {
@@ -47,11 +49,13 @@ absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_
         absl::StrCat(what, ": request_id=", request_id, " is in flight already"));
   }
   if (static_cast<int64_t>(in_flight_.size()) >= config_.max_in_flight) {
+    CountRefusal("in_flight");
     return absl::ResourceExhaustedError(
         absl::StrCat(what, ": ", in_flight_.size(),
                      " requests are in flight (max_in_flight=", config_.max_in_flight, ")"));
   }
   if (bytes > config_.max_result_bytes - result_bytes_) {
+    CountRefusal("result_bytes");
     return absl::ResourceExhaustedError(
         absl::StrCat(what, ": a result of ", bytes, " bytes beside ", result_bytes_,
                      " in flight exceeds max_result_bytes=", config_.max_result_bytes));
@@ -118,12 +122,16 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
   const absl::Time accepted = absl::Now();
   // Runs once: std::function must be copyable, hence the shared pointer.
   const auto kind = static_cast<RequestKind>(want);
-  auto run = [queue = queue_, latencies = latencies_, kind, reply, accepted, done = std::move(done),
-              found] {
+  auto run = [queue = queue_, latencies = latencies_, context = context_, kind, reply, accepted,
+              done = std::move(done), found] {
     std::unique_ptr<QueryReply> mine = std::move(*reply);
     const absl::Time start = absl::Now();
     const absl::Status status = mine->Run(queue, start - accepted);
-    if (status.ok()) AddLatency(latencies, kind, start - accepted, absl::Now() - start);
+    if (status.ok()) {
+      AddLatency(latencies, kind, start - accepted, absl::Now() - start);
+      CountAnswer(kind, context->manifest().index().kind(), start - accepted, absl::Now() - start,
+                  mine->statistics().rows);
+    }
     if (found != nullptr) found->Set(status, mine->TakeCandidates());
     if (status.ok()) return done(std::move(mine));
     mine.reset();
@@ -153,6 +161,7 @@ absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done don
             const absl::Status status = mine->Run();
             if (status.ok()) {
               AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
+              CountAnswer(RequestKind::kFetch, "", start - accepted, absl::Now() - start, 0);
             }
             if (status.ok()) return done(std::move(mine));
             mine.reset();

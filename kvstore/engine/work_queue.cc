@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "kvstore/engine/request_metrics.h"
 
 namespace carrel::kvstore {
 
@@ -11,6 +12,7 @@ absl::Status WorkQueue::Submit(const void* owner, std::function<void()> task) {
   if (waiting_.fetch_add(1) >= limit_) {
     waiting_.fetch_sub(1);
     refused_.fetch_add(1);
+    CountRefusal("queue");
     return absl::ResourceExhaustedError(
         absl::StrCat("queue is full: ", limit_, " requests wait (queue_limit=", limit_, ")"));
   }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/status.h"
+#include "kvstore/format/crc_metrics.h"
 #include "kvstore/format/little_endian.h"
 
 namespace carrel::kvstore {
@@ -106,6 +107,7 @@ absl::Status SegmentView::VerifyChunk(int64_t chunk) const {
       payload_.substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes);
   const uint32_t expected = LoadLittleEndian<uint32_t>(chunk_crcs_.data() + chunk * 4);
   if (const uint32_t actual = Crc32c(bytes); actual != expected) {
+    CrcFailures().Add();
     return absl::DataLossError(
         absl::StrCat("payload bytes [", chunk * kChunkBytes, ", ",
                      chunk * kChunkBytes + static_cast<int64_t>(bytes.size()), ") have CRC ",

@@ -6,7 +6,10 @@
 
 #include <utility>
 
+#include "absl/random/random.h"
+#include "common/metrics.h"
 #include "common/status.h"
+#include "kvstore/engine/request_metrics.h"
 #include "kvstore/service/convert.h"
 
 namespace carrel::kvstore {
@@ -35,7 +38,23 @@ grpc::ByteBuffer ToBytes(const v1::SessionReply& reply) {
   return bytes;
 }
 
+std::string NewSessionId() {
+  thread_local absl::BitGen random;
+  return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
+}
+
+// What a person who reads the error must be able to find in the log.
+bool IsOurs(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsInternal(status) || absl::IsUnknown(status);
+}
+
 }  // namespace
+
+SessionReactor::SessionReactor(Engine* engine, SessionRegistry* registry,
+                               grpc::CallbackServerContext* context)
+    : engine_(engine), registry_(registry), id_(NewSessionId()), context_(context) {
+  context->AddInitialMetadata("carrel-session", id_);
+}
 
 SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry,
                                       grpc::CallbackServerContext* context) {
@@ -43,6 +62,7 @@ SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry,
   reactor->self_ = reactor;
   const absl::Status accepted = registry->Add(reactor, HostOfPeer(context->peer()));
   absl::MutexLock lock(&reactor->mu_);
+  spdlog::debug("session={} began peer={}", reactor->id_, context->peer());
   if (accepted.ok()) {
     reactor->StartSendInitialMetadata();  // tells the client at once that somebody is here
     reactor->Read();
@@ -162,6 +182,7 @@ void SessionReactor::Opened(uint64_t request_id,
   }
   session_ = *session;
   opening_ = false;
+  spdlog::info("session={} opened context={}", id_, session_->context()->name());
   v1::SessionReply reply;
   reply.set_request_id(request_id);
   OpenReplyToWire(*session_, engine_->config(), &reply);
@@ -223,14 +244,20 @@ void SessionReactor::Answered(uint64_t request_id, absl::StatusOr<std::unique_pt
   MakeParts();
 }
 
+absl::Status SessionReactor::Logged(uint64_t request_id, const absl::Status& status) const {
+  const auto level = IsOurs(status) ? spdlog::level::err : spdlog::level::debug;
+  spdlog::log(level, "session={} request={} {}", id_, request_id, status.ToString());
+  if (!IsOurs(status)) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), " [session ", id_, " request ",
+                                                  request_id, "]"));
+}
+
 void SessionReactor::SendError(uint64_t request_id, const absl::Status& status) {
   if (finished_) return;
-  if (status.code() == absl::StatusCode::kDataLoss) {
-    spdlog::error("data loss: {}", std::string(status.message()));
-  }
+  CountError(absl::StatusCodeToString(status.code()));
   v1::SessionReply reply;
   reply.set_request_id(request_id);
-  ErrorToWire(status, &reply);
+  ErrorToWire(Logged(request_id, status), &reply);
   Send(reply);
 }
 
@@ -244,11 +271,13 @@ v1::SessionReply SessionReactor::MakePart(Answer& answer) const {
   const absl::Status status =
       NextPartToWire(*answer.reply, engine_->config().reply_part_bytes, &part);
   if (!status.ok()) {
-    spdlog::error("reply: {}", status.ToString());
+    CountError(absl::StatusCodeToString(status.code()));
     part.Clear();
-    ErrorToWire(status, &part);
+    ErrorToWire(Logged(answer.request_id, status), &part);
   }
   part.set_request_id(answer.request_id);
+  static Counter& bytes = CounterOf("carrel_reply_bytes_total", "Bytes of replies, as messages.");
+  bytes.Add(static_cast<int64_t>(part.ByteSizeLong()));
   return part;
 }
 
@@ -326,6 +355,11 @@ void SessionReactor::FinishIfIdle() {
 void SessionReactor::FinishWith(const absl::Status& status) {
   if (finished_) return;
   finished_ = true;
+  if (!status.ok() && !absl::IsCancelled(status))
+    CountError(absl::StatusCodeToString(status.code()));
+  if (!status.ok() && !absl::IsCancelled(status)) {
+    spdlog::info("session={} ended: {}", id_, status.ToString());
+  }
   if (session_ != nullptr) session_->Cancel();
   if (!making_) answers_.clear();
   Finish(ToGrpc(status));

@@ -59,8 +59,7 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
     std::unique_ptr<Reply> reply;
   };
 
-  SessionReactor(Engine* engine, SessionRegistry* registry, grpc::CallbackServerContext* context)
-      : engine_(engine), registry_(registry), context_(context) {}
+  SessionReactor(Engine* engine, SessionRegistry* registry, grpc::CallbackServerContext* context);
 
   void Open(const v1::SessionRequest& request);
   void Opened(uint64_t request_id, const absl::StatusOr<std::shared_ptr<Session>>& session);
@@ -69,6 +68,8 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   absl::Status Submit(uint64_t request_id, absl::StatusOr<Request> request);
 
   void Answered(uint64_t request_id, absl::StatusOr<std::unique_ptr<Reply>> reply);
+  // Writes the error into the log; what is the store's fault gets the ids under which it stands there.
+  absl::Status Logged(uint64_t request_id, const absl::Status& status) const;
   void SendError(uint64_t request_id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeParts();  // on an engine thread
@@ -87,6 +88,8 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
 
   Engine* const engine_;
   SessionRegistry* const registry_;
+  const std::string
+      id_;  // in log lines, in what is sent first, and in errors that an operator must see
   grpc::CallbackServerContext* const context_;
   std::shared_ptr<SessionReactor> self_;  // until OnDone
   grpc::ByteBuffer request_;              // owned by whoever has set reading_

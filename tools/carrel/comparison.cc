@@ -12,6 +12,7 @@
 #include "common/file.h"
 #include "common/json_depth.h"
 #include "common/progress.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "tools/carrel/evaluation.h"
 
@@ -31,7 +32,7 @@ absl::StatusOr<Configuration> ReadOne(const nlohmann::json& object, const Retrie
   for (const auto& [key, value] : object.items()) {
     if (!value.is_string() && !value.is_number()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", key, "\" is neither a string nor a number"));
+          absl::StrCat("\"", Shown(key), "\" is neither a string nor a number"));
     }
     if (key == "name") {
       configuration.name = TextOf(value);
@@ -53,9 +54,11 @@ absl::StatusOr<Configuration> ReadOne(const nlohmann::json& object, const Retrie
   try {
     app.parse(arguments);
   } catch (const CLI::Error& error) {
-    return absl::InvalidArgumentError(error.what());
+    return absl::InvalidArgumentError(Shown(error.what(), 512));
   }
-  RETURN_IF_ERROR(configuration.flags.Resolve());
+  if (const absl::Status status = configuration.flags.Resolve(); !status.ok()) {
+    return absl::Status(status.code(), Shown(status.message(), 512));
+  }
   return configuration;
 }
 

@@ -12,6 +12,7 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/config_file.h"
 
 int main(int argc, char** argv) {
   // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently
@@ -27,6 +28,7 @@ int main(int argc, char** argv) {
       "carrel");
   app.set_version_flag("--version", absl::StrCat("carrel ", carrel::kVersion));
   app.require_subcommand(1);
+  carrel::tools::AddConfigFile(app);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     return absl::StrCat("carrel: ", error.what(), "\nSee carrel ",
                         failed->get_name() == "carrel" ? "" : absl::StrCat(failed->get_name(), " "),

@@ -10,9 +10,12 @@
 #include "absl/time/time.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/service/metrics_listener.h"
 #include "kvstore/service/server.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/config_file.h"
+#include "tools/carrel/observe_flags.h"
 
 namespace carrel::tools {
 namespace {
@@ -21,6 +24,7 @@ struct ServeFlags {
   std::string folder;
   kvstore::ServerConfig server;
   kvstore::EngineConfig engine;
+  ObserveFlags observe;
   int64_t memory_mib = 0;
   double drain_seconds = 30;
   double idle_seconds = 600;
@@ -32,6 +36,8 @@ absl::Status CheckSeconds(const char* flag, double seconds) {
 }
 
 absl::Status RunServe(ServeFlags& flags) {
+  if (flags.folder.empty()) return absl::InvalidArgumentError("serve: --store is required");
+  RETURN_IF_ERROR(SetUpLog(flags.observe.log));
   if (flags.memory_mib < 0 || flags.memory_mib > (int64_t{1} << 30)) {
     return absl::InvalidArgumentError(
         absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [0, 1073741824]"));
@@ -54,6 +60,8 @@ absl::Status RunServe(ServeFlags& flags) {
                    kvstore::Engine::Create(flags.engine, std::move(store)));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server,
                    kvstore::Server::Start(flags.server, engine.get()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::MetricsListener> metrics,
+                   flags.observe.Listen(engine.get(), server.get()));
   std::fprintf(stderr,
                "carrel serve: %s ready on %s; memory budget %lld MiB, %d threads (0: one per "
                "core), queue of %lld, %lld connections of %lld file descriptors\n",
@@ -62,6 +70,10 @@ absl::Status RunServe(ServeFlags& flags) {
                flags.engine.search_threads, static_cast<long long>(flags.engine.queue_limit),
                static_cast<long long>(server->statistics().max_connections),
                static_cast<long long>(server->statistics().max_descriptors));
+  if (metrics != nullptr) {
+    std::fprintf(stderr, "carrel serve: metrics on http://%s/metrics\n",
+                 metrics->address().c_str());
+  }
   int signal = 0;
   sigwait(&stop_signals, &signal);
   std::fprintf(stderr,
@@ -78,7 +90,7 @@ void AddServe(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<ServeFlags>();
   CLI::App& command = *app.add_subcommand(
       "serve", "Answer decoders' queries over the contexts of a store, until SIGTERM or SIGINT");
-  command.add_option("--store", flags->folder, "folder of the store")->required();
+  command.add_option("--store", flags->folder, "folder of the store; required");
   command
       .add_option("--listen", flags->server.listen,
                   "unix:PATH or HOST:PORT (port 0: any free one); may be repeated")
@@ -127,6 +139,8 @@ void AddServe(CLI::App& app, Run& chosen) {
       .add_option("--drain", flags->drain_seconds,
                   "seconds that open sessions have to finish after SIGTERM")
       ->capture_default_str();
+  flags->observe.Declare(command);
+  UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunServe(*flags); }; });
 }
 

@@ -5,6 +5,7 @@
 
 #include "common/file.h"
 #include "common/json_depth.h"
+#include "common/shown.h"
 #include "common/status.h"
 
 namespace carrel::tools {
@@ -23,7 +24,7 @@ absl::StatusOr<std::vector<TokenId>> ReadTokenFile(const std::string& path) {
                           : value.is_number_integer() && value.get<int64_t>() >= INT32_MIN;
     if (!fits) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", value.dump()));
+          absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", Shown(value.dump())));
     }
     ids.push_back(value.get<TokenId>());
   }

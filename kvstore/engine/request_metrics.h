@@ -1,0 +1,29 @@
+// What:    counts what was answered, by want and index kind, under the names of docs/metrics.md.
+// Threads: any.   Cost: a few atomic additions.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "kvstore/engine/engine_statistics.h"
+
+namespace carrel::kvstore {
+
+// Makes the series that alerts look at, at 0: from a counter that begins at 1 no increase is seen. Before
+// the first scrape.
+void DeclareMetrics();
+
+// index: as a manifest names it, "auto" among them; "" for requests that search none.
+void CountAnswer(RequestKind kind, absl::string_view index, absl::Duration queued,
+                 absl::Duration searched, int64_t rows);
+
+// A request or session that a limit or a right turned away. reason: one of few fixed words ("queue",
+// "sessions", "in_flight", "result_bytes", "open_contexts", "draining", ...).
+void CountRefusal(absl::string_view reason);
+
+// A request that ended with an error, or a session that ended otherwise than by its client's will.
+// code: as absl::StatusCodeToString.
+void CountError(absl::string_view code);
+
+}  // namespace carrel::kvstore

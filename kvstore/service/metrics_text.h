@@ -1,0 +1,25 @@
+// What:   metrics in the text format that Prometheus scrapes, by prometheus-cpp.
+// Edge:   histograms, which are kept in microseconds, come out in seconds.
+// Threads: any.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/metrics.h"
+#include "kvstore/engine/engine_statistics.h"
+#include "kvstore/service/service_limits.h"
+
+namespace carrel::kvstore {
+
+std::string MetricsText(const std::vector<MetricFamily>& families);
+
+// What an engine holds at this moment.
+std::vector<MetricFamily> EngineMetrics(const EngineStatistics& statistics);
+// What a server's connections and sessions did.
+std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& statistics);
+// What the kernel says of this process: resident memory by kind, page faults, descriptors, CPU
+// seconds, start time; what it does not say is left out.
+std::vector<MetricFamily> ProcessMetrics();
+
+}  // namespace carrel::kvstore

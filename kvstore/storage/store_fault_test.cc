@@ -240,6 +240,31 @@ TEST(StoreFaultTest, LostOrTruncatedLayerFile_IsDataLossNamingContextAndFile) {
               StatusIs(StatusCode::kDataLoss, "file is missing"));
 }
 
+// Another layer's rows, or another shard's: right bytes in the wrong place.
+TEST(StoreFaultTest, LayerFilesOfOneContext_Swapped_AreRefused) {
+  const std::string dir = FreshTempDir();
+  const std::string folder = dir + "/store";
+  const TestContextSpec spec{.layers = 3};
+  CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", spec));
+  const Oracle oracle(spec);
+  const std::vector<std::string> files = DbFiles(folder, ".sst");
+  int swapped = 0;
+  for (size_t a = 0; a < files.size(); ++a) {
+    for (size_t b = a + 1; b < files.size(); ++b) {
+      fs::rename(files[a], dir + "/aside");
+      fs::rename(files[b], files[a]);
+      fs::rename(dir + "/aside", files[b]);
+      EXPECT_FALSE(oracle.Read(folder).ok()) << files[a] << " and " << files[b];
+      fs::rename(files[a], dir + "/aside");
+      fs::rename(files[b], files[a]);
+      fs::rename(dir + "/aside", files[b]);
+      CARREL_EXPECT_OK(oracle.Read(folder));
+      ++swapped;
+    }
+  }
+  EXPECT_GE(swapped, 6);
+}
+
 TEST(StoreFaultTest, OlderFormatVersions_AreReadUnboundBesideThisOne) {
   const std::string dir = FreshTempDir();
   const std::string folder = dir + "/store";

@@ -8,13 +8,15 @@ target_compile_options(carrel_flags INTERFACE
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # clang builds fuzzers alone; it warns of other things
   target_compile_options(carrel_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
-# What a fault in ours is worth to an attacker: less. Checked on the built program by hardening_test; what it costs
-# is in decision 042. Sanitizers replace it, and _FORTIFY_SOURCE needs an optimising build.
+# What a fault in ours is worth to an attacker: less. Of libraries and the program, not of tests. hardening_test reads it
+# from the built program; what it costs is in decision 042. Sanitizers replace it, and _FORTIFY_SOURCE needs an
+# optimising build.
+add_library(carrel_hardening INTERFACE)
 if(CARREL_HARDEN AND NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
-  target_compile_options(carrel_flags INTERFACE
+  target_compile_options(carrel_hardening INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong -fstack-clash-protection -fcf-protection=full -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -D_GLIBCXX_ASSERTIONS>)
-  target_link_options(carrel_flags INTERFACE -Wl,-z,relro,-z,now,-z,noexecstack)
 endif()
+target_link_options(carrel_hardening INTERFACE -Wl,-z,relro,-z,now,-z,noexecstack)
 if(CARREL_DEBUG_INFO)
   target_compile_options(carrel_flags INTERFACE -g1)
 endif()
@@ -42,7 +44,7 @@ endif()
 function(carrel_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
-  target_link_libraries(${name} PUBLIC carrel_flags ${arg_DEPS})
+  target_link_libraries(${name} PUBLIC carrel_flags ${arg_DEPS} PRIVATE carrel_hardening)
 endfunction()
 
 # One test program per folder; every TEST is its own ctest entry, so that `ctest -j` spreads them.

@@ -20,7 +20,9 @@ void UseConfigFile(CLI::App& command) {
   command.fallthrough();  // --config belongs to the program
   command.allow_config_extras(CLI::config_extras_mode::error);
   for (CLI::Option* option : command.get_options()) {
-    if (option->get_lnames().empty() || option->get_lnames().front() == "help") continue;
+    if (!option->get_envname().empty() || option->get_lnames().empty() ||
+        option->get_lnames().front() == "help")
+      continue;
     const std::string name =
         absl::StrCat("CARREL_", command.get_name(), "_",
                      absl::StrReplaceAll(option->get_lnames().front(), {{"-", "_"}}));

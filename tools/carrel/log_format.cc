@@ -1,5 +1,6 @@
 #include "tools/carrel/log_format.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <spdlog/details/os.h>
 #include <spdlog/formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -80,6 +81,11 @@ absl::Status SetUpLog(const LogFlags& flags) {
     // Messages of the start and of tests find the logger that was there before.
     spdlog::default_logger()->set_formatter(std::move(formatter));
     spdlog::set_level(level);
+    // It writes a line about every string of a request that is no UTF-8: a client could fill the log.
+    google::protobuf::SetLogHandler(
+        [](google::protobuf::LogLevel, const char*, int, const std::string& text) {
+          spdlog::debug("protobuf: {}", text);
+        });
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(

@@ -59,14 +59,14 @@ def median(values):
     return sorted(values)[len(values) // 2]
 
 
-def machine(threads):
+def machine(threads, prefill_threads):
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         info = dict(line.split(":", 1) for line in file if ":" in line)
     info = {key.strip(): value.strip() for key, value in info.items()}
     flags = info.get("flags", "").split()
     widest = next((name for name in ("avx512f", "avx2") if name in flags), "no avx2")
     return {"cpu": info.get("model name", "unknown"), "vectors": widest, "cores": os.cpu_count(),
-            "threads": threads, "load_average_1min": os.getloadavg()[0]}
+            "threads": threads, "prefill_threads": prefill_threads, "load_average_1min": os.getloadavg()[0]}
 
 
 def log_softmax(logits):
@@ -121,8 +121,9 @@ class Case:
         return os.path.join(self.folder, name)
 
     def carrel(self, *arguments):
+        threads = self.args.prefill_threads if arguments[0] == "prefill" else self.args.threads
         return run([self.args.carrel, arguments[0], "--model", self.args.gguf, "--threads",
-                    str(self.args.threads), *arguments[1:], "--json",
+                    str(threads), *arguments[1:], "--json",
                     *(["--beyond-trained"] if self.beyond else [])])
 
     def ask(self, setting, prompt, *arguments):
@@ -185,9 +186,10 @@ class Case:
         out = self.path(f"peer-{part}.json")
         here = os.path.dirname(os.path.abspath(__file__))
         positions = int(self.tokens + 2 * CONTINUATION_TOKENS + 2 * GENERATED)
+        threads = self.args.prefill_threads if part == "prefill" else self.args.threads
         flags = {"gguf": self.args.gguf, "document": self.path("document.txt"),
                  "continuation": self.path("continuation.txt"), "prompt": PROMPT,
-                 "folder": os.path.abspath(self.folder), "out": out, "threads": self.args.threads,
+                 "folder": os.path.abspath(self.folder), "out": out, "threads": threads,
                  "count": GENERATED, "repeat": repeat, "vocabulary": vocabulary, "every": EVERY,
                  "positions": positions}
         with open(self.path(f"peer-{part}.log"), "wb") as log:  # llama.cpp tells much
@@ -238,12 +240,15 @@ def main():
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--peer", help="python of the environment that has xllamacpp")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--prefill-threads", type=int, default=None,
+                        help="of both programs; as --threads unless given")
     parser.add_argument("lengths", nargs="+", metavar="LENGTH", help="as 4k: thousands of tokens")
     args = parser.parse_args()
+    args.prefill_threads = args.prefill_threads or args.threads
     for length in args.lengths:
         if not (length.endswith("k") and length[:-1].isdigit() and 1 <= int(length[:-1]) <= 60):
             fail(f'a length is 1k to 60k, not "{length}"')
-    print(json.dumps({**machine(args.threads), "peer": bool(args.peer)}), flush=True)
+    print(json.dumps({**machine(args.threads, args.prefill_threads), "peer": bool(args.peer)}), flush=True)
     for length in args.lengths:
         case = Case(args, int(length[:-1]))
         case.measure(lambda result, name=length: print(json.dumps({"length": name, **result}),

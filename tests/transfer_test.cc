@@ -77,6 +77,63 @@ TEST_F(TransferTest, ThroughAPipe_TheStreamIsTheSame) {
   EXPECT_TRUE(fs::is_empty(other_store() + "/importing"));
 }
 
+// From one running server into another, which publishes it while it serves.
+TEST_F(TransferTest, BetweenServers_TheContextMovesWhileBothServe) {
+  const std::string from = "unix:" + Socket("a"), to = "unix:" + Socket("b");
+  const std::string file = path("kept.carrel");
+  ASSERT_THAT(Carrel({"prefill", "--model", DemoModel(), "--input", document_, "--store",
+                      other_store(), "--name", "first", "--quiet"}),
+              Succeeds());
+  {
+    const Server a(store_, from), b(other_store(), to);
+    const json exported = JsonOf(Carrel({"export", kKept, file, "--server", from, "--json"}));
+    EXPECT_EQ(exported["bytes"], fs::file_size(file));
+    EXPECT_THAT(Carrel({"export", "none", path("none"), "--server", from}),
+                FailsWith(kFailed, Texts{"NOT_FOUND", "none"}));
+    const json imported =
+        JsonOf(Carrel({"import", file, "--server", to, "--as", "theirs", "--json"}));
+    EXPECT_EQ(imported["content_id"], exported["content_id"]);
+    EXPECT_EQ(imported["name"], "theirs");
+    Args ask = Ask("theirs", {"--server", to});
+    EXPECT_EQ(Carrel(ask).out, answer_);
+    EXPECT_EQ(JsonOf(Carrel({"ls", "--server", to, "--json"}))["contexts"].size(), 2u);
+    EXPECT_THAT(Carrel({"import", file, "--server", to}),
+                FailsWith(kFailed, Texts{"ALREADY_EXISTS", "is published as theirs"}));
+    // Half of it, and then all.
+    EXPECT_THAT(Carrel({"rm", "theirs", "--server", to}), Succeeds());
+    const std::string stream = ReadBytes(file);
+    Command half{.args = {"import", "-", "--server", to, "--quiet"},
+                 .input = stream.substr(0, stream.size() * 2 / 3)};
+    EXPECT_THAT(Carrel(half), FailsWith(kFailed, Texts{"DATA_LOSS", "the stream ends at"}));
+    EXPECT_EQ(JsonOf(Carrel({"ls", "--server", to, "--json"}))["contexts"].size(), 1u);
+    EXPECT_THAT(Carrel({"import", file, "--server", to}), Succeeds());
+    ask = Ask(kKept, {"--server", to});
+    EXPECT_EQ(Carrel(ask).out, answer_);
+  }
+  EXPECT_EQ(ContentId(other_store(), kKept), ContentId(store_, kKept));
+}
+
+TEST_F(TransferTest, PrefillIntoAServedStore_IsVisibleThereAndNowhereElse) {
+  const std::string address = "unix:" + Socket(), work = path("work");
+  const Server server(store_, address);
+  const Args prefill = {"prefill", "--model", DemoModel(), "--input", document_, "--store", work,
+                        "--name",  "new",     "--server",  address,   "--quiet", "--json"};
+  // Computed here by a run that never sent it.
+  ASSERT_THAT(Carrel({"prefill", "--model", DemoModel(), "--input", document_, "--store", work,
+                      "--name", "new", "--quiet"}),
+              Succeeds());
+  const std::string content_id = ContentId(work, "new");
+  const json sent = JsonOf(Carrel(prefill));
+  EXPECT_EQ(sent["content_id"], content_id);
+  EXPECT_EQ(Carrel(Ask("new", {"--server", address})).out, answer_);
+  EXPECT_EQ(JsonOf(Carrel({"ls", "--store", work, "--json"}))["contexts"], json::array());
+  EXPECT_THAT(Carrel(prefill), FailsWith(kFailed, Texts{"ALREADY_EXISTS", "the server has"}));
+  // From the beginning.
+  EXPECT_THAT(Carrel({"rm", "new", "--server", address}), Succeeds());
+  EXPECT_NE(JsonOf(Carrel(prefill))["content_id"], content_id);
+  EXPECT_EQ(Carrel(Ask("new", {"--server", address})).out, answer_);
+}
+
 TEST_F(TransferTest, ImportOfSomethingElse_IsRefusedByName) {
   EXPECT_THAT(Carrel({"import", document_, "--store", other_store()}),
               FailsWith(kFailed, Texts{"DATA_LOSS", document_, "CARRELEX"}));

@@ -43,11 +43,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
       loader_(&resident_),
       queue_(ThreadsOf(config), config.queue_limit) {}
 
-Engine::~Engine() {
-  stopping_ = true;
-  absl::MutexLock lock(&verifier_mu_);
-  if (verifier_.joinable()) verifier_.join();
-}
+Engine::~Engine() { stopping_ = true; }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& given,
                                                        std::unique_ptr<Store> store) {
@@ -148,16 +144,22 @@ absl::StatusOr<v1::Manifest> Engine::Get(const std::string& name) const {
   return store_->GetManifest(name);
 }
 
+absl::StatusOr<std::unique_ptr<ContextExport>> Engine::Export(const std::string& name) const {
+  return store_->Export(name);
+}
+
+absl::StatusOr<std::unique_ptr<ContextImport>> Engine::Import(const std::string& name) {
+  return store_->Import(name);
+}
+
 absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bool()> cancelled,
                             std::function<void(Verified)> done) {
-  absl::MutexLock lock(&verifier_mu_);
   if (verifying_.exchange(true)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("verify context ", name, ": another one is being verified"));
   }
-  if (verifier_.joinable()) verifier_.join();  // it is done
-  verifier_ =
-      std::thread([this, name, deep, cancelled = std::move(cancelled), done = std::move(done)] {
+  const absl::Status accepted = SubmitBackground(
+      [this, name, deep, cancelled = std::move(cancelled), done = std::move(done)] {
         const auto verify = [&]() -> Verified {
           ASSIGN_OR_RETURN(const std::shared_ptr<const StoredContext> stored,
                            store_->OpenContext(name));
@@ -170,7 +172,8 @@ absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bo
         verifying_ = false;
         done(std::move(verified));
       });
-  return absl::OkStatus();
+  if (!accepted.ok()) verifying_ = false;
+  return accepted;
 }
 
 absl::Status Engine::Delete(const std::string& name) {

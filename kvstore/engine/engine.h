@@ -12,7 +12,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,6 +28,7 @@
 #include "kvstore/engine/session.h"
 #include "kvstore/engine/verify_context.h"
 #include "kvstore/engine/work_queue.h"
+#include "kvstore/storage/context_stream.h"
 
 namespace carrel::kvstore {
 
@@ -46,8 +46,11 @@ class Engine {
       std::vector<absl::Status>* unreadable) const;                 // blocks
   absl::StatusOr<v1::Manifest> Get(const std::string& name) const;  // blocks
   absl::Status Delete(const std::string& name);                     // blocks
-  // Checks a context (verify_context.h), in a mapping of its own and on a thread that searches do not
-  // wait for; calls `done` from there. ResourceExhausted: another one is being checked.
+  // A context's stream out of the store and into it (Store). The engine outlives them.
+  absl::StatusOr<std::unique_ptr<ContextExport>> Export(const std::string& name) const;  // blocks
+  absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name);        // blocks
+  // Checks a context (verify_context.h), in a mapping of its own and on a background thread; calls
+  // `done` from there. ResourceExhausted: another one is being checked.
   using Verified = absl::StatusOr<std::pair<v1::Manifest, VerifyReport>>;
   absl::Status Verify(const std::string& name, bool deep, std::function<bool()> cancelled,
                       std::function<void(Verified)> done);
@@ -56,6 +59,12 @@ class Engine {
   absl::Status Submit(std::function<void()> task) { return queue_.Submit(this, std::move(task)); }
   // For the rest of what was accepted: never refused.
   void Continue(std::function<void()> task) { queue_.Continue(std::move(task)); }
+
+  // The same on threads of their own, which searches do not wait for: what takes long.
+  absl::Status SubmitBackground(std::function<void()> task) {
+    return background_.Submit(this, std::move(task));
+  }
+  void ContinueBackground(std::function<void()> task) { background_.Continue(std::move(task)); }
 
   const EngineConfig& config() const { return config_; }
   int64_t sessions() const { return sessions_.load(); }
@@ -85,11 +94,13 @@ class Engine {
   absl::flat_hash_map<std::string, Cached> contexts_ ABSL_GUARDED_BY(contexts_mu_);
   int64_t uses_ ABSL_GUARDED_BY(contexts_mu_) = 0;
 
-  absl::Mutex verifier_mu_;
-  std::thread verifier_ ABSL_GUARDED_BY(verifier_mu_);
+  // One thread is left while a context is verified.
+  static constexpr int kBackgroundThreads = 2;
+  static constexpr int64_t kBackgroundLimit = 64;
   std::atomic<bool> verifying_{false};
   std::atomic<bool> stopping_{false};
 
+  WorkQueue background_{kBackgroundThreads, kBackgroundLimit};
   WorkQueue queue_;  // last: its threads use all of the above
 };
 

@@ -76,6 +76,50 @@ absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name
   return response;
 }
 
+absl::Status ContextClient::Export(const std::string& name,
+                                   absl::FunctionRef<absl::Status(absl::string_view)> sink) {
+  grpc::ClientContext context;
+  v1::ExportRequest request;
+  request.set_name(name);
+  const auto reader = stub_->service->Export(&context, request);
+  v1::ExportPiece piece;
+  absl::Status taken;
+  while (taken.ok() && reader->Read(&piece)) taken = sink(piece.data());
+  if (!taken.ok()) context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  if (!taken.ok()) return taken;
+  return Annotated(status.error_code(), status.error_message());
+}
+
+absl::StatusOr<v1::ImportReply> ContextClient::Import(
+    const std::string& name,
+    absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
+    absl::FunctionRef<void(int64_t position, int64_t bytes)> progress) {
+  grpc::ClientContext context;
+  const auto stream = stub_->service->Import(&context);
+  v1::ImportReply reply;
+  v1::ImportRequest request;
+  request.set_name(name);
+  absl::Status given;
+  while (given.ok() && reply.content_id().empty()) {
+    const absl::StatusOr<absl::string_view> bytes = source(reply.position());
+    given = bytes.status();
+    if (!given.ok()) break;
+    request.set_data(bytes->data(), bytes->size());
+    // Also where the source ends too early: the store says what is missing.
+    request.set_publish(bytes->empty());
+    if (!stream->Write(request) || !stream->Read(&reply)) break;
+    request.clear_name();
+    progress(reply.position(), reply.bytes());
+  }
+  if (!given.ok()) context.TryCancel();
+  stream->WritesDone();
+  const grpc::Status status = stream->Finish();
+  if (!given.ok()) return given;
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  return reply;
+}
+
 absl::Status ContextClient::Delete(const std::string& name) {
   grpc::ClientContext context;
   SetDeadline(context, deadline_);

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace grpc {
@@ -15,6 +17,7 @@ class Channel;
 }
 
 namespace carrel::v1 {
+class ImportReply;
 class ListResponse;
 class StatisticsResponse;
 class Manifest;
@@ -35,6 +38,16 @@ class ContextClient {
   absl::StatusOr<v1::StatisticsResponse> Statistics();
   // Takes as long as the context is large: no deadline.
   absl::StatusOr<v1::VerifyResponse> Verify(const std::string& name, bool deep);
+  // Calls sink with each piece of the context's stream; what it returns ends the export.
+  absl::Status Export(const std::string& name,
+                      absl::FunctionRef<absl::Status(absl::string_view)> sink);
+  // Asks `source` for some bytes of a stream from an offset on, at most a few MiB, none where it
+  // ends. name: what the context is to be called; empty: as the stream says. Interrupted, the same
+  // call goes on where it was. progress: told position and bytes of the whole.
+  absl::StatusOr<v1::ImportReply> Import(
+      const std::string& name,
+      absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
+      absl::FunctionRef<void(int64_t position, int64_t bytes)> progress);
   absl::Status Delete(const std::string& name);
 
  private:

@@ -5,6 +5,7 @@
 
 #include "common/status.h"
 #include "kvstore/service/convert.h"
+#include "kvstore/service/transfer_reactors.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -72,6 +73,16 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Verify(grpc::CallbackServerContext
       });
   if (!started.ok()) reactor->Finish(ToGrpc(started));
   return reactor;
+}
+
+grpc::ServerWriteReactor<v1::ExportPiece>* ContextServiceImpl::Export(
+    grpc::CallbackServerContext*, const v1::ExportRequest* request) {
+  return StartExport(engine_, request->name());
+}
+
+grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply>* ContextServiceImpl::Import(
+    grpc::CallbackServerContext*) {
+  return StartImport(engine_);
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext* context,

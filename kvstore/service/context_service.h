@@ -23,6 +23,10 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
   grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext* context,
                                    const v1::VerifyRequest* request,
                                    v1::VerifyResponse* reply) override;
+  grpc::ServerWriteReactor<v1::ExportPiece>* Export(grpc::CallbackServerContext* context,
+                                                    const v1::ExportRequest* request) override;
+  grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply>* Import(
+      grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
                                    const v1::DeleteRequest* request,
                                    v1::DeleteResponse* reply) override;

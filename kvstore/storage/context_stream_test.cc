@@ -8,6 +8,7 @@
 #include <map>
 #include <random>
 
+#include "absl/strings/escaping.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/file.h"
@@ -84,6 +85,30 @@ class ContextStreamTest : public testing::Test {
   std::mt19937_64 rng_{TestSeed()};
   std::string stream_, content_id_;
 };
+
+TEST(StreamHeaderTest, KnownHeader_HasGoldenBytes) {
+  const StreamHeader header{.name = "doc", .manifest = "bytes", .file_bytes = {7, 258}};
+  const std::string bytes = header.Encode();
+  EXPECT_EQ(absl::BytesToHexString(bytes),
+            "43415252454c4558"
+            "01000000"
+            "03000000"
+            "0500000000000000"
+            "02000000"
+            "00000000"
+            "646f63"
+            "6279746573"
+            "0700000000000000"
+            "0201000000000000"
+            "4fdf495119ca9e9f2841fc8bae072b6f4c2d62f502191395ccbb17dd5ba590d8");
+  EXPECT_EQ(*StreamHeader::BytesWanted(""), 32);
+  EXPECT_EQ(*StreamHeader::BytesWanted(bytes.substr(0, 32)), static_cast<int64_t>(bytes.size()));
+  const auto decoded = StreamHeader::Decode(bytes);
+  CARREL_ASSERT_OK(decoded);
+  EXPECT_EQ(decoded->name, "doc");
+  EXPECT_EQ(decoded->manifest, "bytes");
+  EXPECT_EQ(decoded->file_bytes, header.file_bytes);
+}
 
 TEST_F(ContextStreamTest, ExportThenImport_GivesTheSameFilesAndContentId) {
   {

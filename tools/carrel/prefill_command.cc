@@ -1,18 +1,24 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
+#include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
 #include "common/file.h"
 #include "common/freed_memory.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "prefill/prefill.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
+#include "tools/carrel/move_context.h"
 #include "tools/carrel/retrieval_flags.h"
+#include "tools/carrel/store_access.h"
 #include "tools/carrel/token_file.h"
 
 namespace carrel::tools {
@@ -24,6 +30,7 @@ struct PrefillFlags {
   std::string missing_bytes = "refuse";
   std::string input;
   std::string tokens;
+  std::string server;  // empty: the context stays in the folder
   IndexFlags index;
   int threads = 0;
   std::string device = "cpu";
@@ -105,6 +112,63 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
     std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
 }
 
+// Whether an earlier run of the command computed the context already, and was interrupted while it
+// was being sent.
+bool IsComputed(const absl::StatusOr<v1::Manifest>& found, const model::Checkpoint& checkpoint,
+                const std::vector<TokenId>& tokens) {
+  if (!found.ok()) return false;
+  std::map<std::string, std::string> fields;
+  for (const auto& field : found->fingerprint().fields()) fields[field.name()] = field.value();
+  for (const auto& [name, value] : checkpoint.fingerprint) {
+    if (name != "key_position" && fields[name] != value) return false;
+  }
+  const absl::string_view bytes(reinterpret_cast<const char*>(tokens.data()),
+                                tokens.size() * sizeof(TokenId));
+  return found->token_ids_sha256() == Sha256Hex(bytes);
+}
+
+// Prefills in the folder, unless that is done, and moves the context from there to the server.
+absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
+                               const std::vector<TokenId>& tokens, kvstore::Store& store,
+                               ThreadPool* pool) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> served,
+                   StoreAccess::Open({.server = flags.server}, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client,
+                   served->NewContextClient());
+  const absl::StatusOr<v1::Manifest> found = store.GetManifest(flags.config.name);
+  const bool computed = IsComputed(found, checkpoint, tokens);
+  RETURN_IF_ERROR(
+      CheckNameIsFreeAt(*client, flags.config.name, computed ? found->content_id() : ""));
+  Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
+  if (!computed) {
+    const absl::StatusOr<prefill::PrefillReport> report =
+        prefill::RunPrefill(flags.config, checkpoint, tokens, store, pool, progress);
+    progress.Clear();
+    if (!report.ok())
+      return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
+    if (!flags.json) Print(flags, *report);
+  }
+  const absl::StatusOr<v1::ImportReply> moved =
+      MoveContext(store, flags.config.name, *client, progress);
+  progress.Clear();
+  if (!moved.ok()) {
+    return Annotate(moved.status(), absl::StrCat("sending \"", flags.config.name, "\" to ",
+                                                 flags.server, "; the same command goes on"));
+  }
+  if (flags.json) {
+    const nlohmann::json json = {{"name", moved->name()},
+                                 {"tokens", tokens.size()},
+                                 {"server", flags.server},
+                                 {"content_id", moved->content_id()},
+                                 {"bytes", moved->bytes()}};
+    std::printf("%s\n", json.dump().c_str());
+  } else {
+    std::printf("sent to %s: %s, content id %s\n", flags.server.c_str(),
+                FormatBytes(moved->bytes()).c_str(), moved->content_id().c_str());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunPrefillCommand(PrefillFlags& flags) {
   if (flags.input.empty() == flags.tokens.empty()) {
     return absl::InvalidArgumentError(
@@ -132,6 +196,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
+  if (!flags.server.empty()) return PrefillIntoServer(flags, checkpoint, tokens, *store, &pool);
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   absl::StatusOr<prefill::PrefillReport> report =
       prefill::RunPrefill(flags.config, checkpoint, tokens, *store, &pool, progress);
@@ -160,6 +225,9 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command
       .add_option("--store", flags->config.store_folder, "folder of the store; created if absent")
       ->required();
+  command.add_option("--server", flags->server,
+                     "prefill for a store that is being served: --store is where the work is done, "
+                     "and the finished context moves to this address");
   command.add_option("--name", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
   CLI::Option* const summaries =

@@ -1,8 +1,10 @@
 // carrel export | import
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -13,14 +15,16 @@
 #include "carrel/v1/context.pb.h"
 #include "common/progress.h"
 #include "common/status.h"
-#include "kvstore/storage/store.h"
+#include "kvstore/service/context_client.h"
+#include "kvstore/storage/context_stream.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/store_access.h"
 
 namespace carrel::tools {
 namespace {
 
 struct TransferFlags {
-  std::string folder;
+  StoreFlags store;
   std::string name;  // export: the context; import: --as
   std::string file;  // "-": standard output or input
   bool quiet = false;
@@ -37,42 +41,49 @@ absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) 
   return absl::OkStatus();
 }
 
-void Report(const TransferFlags& flags, const v1::Manifest& manifest, int64_t bytes,
-            const char* what) {
+void Report(const TransferFlags& flags, const std::string& name, const std::string& content_id,
+            int64_t bytes, const char* what) {
   if (flags.json) {
-    std::printf("%s\n", nlohmann::json{{"name", manifest.name()},
-                                       {"content_id", manifest.content_id()},
-                                       {"bytes", bytes}}
-                            .dump()
-                            .c_str());
+    const nlohmann::json json = {{"name", name}, {"content_id", content_id}, {"bytes", bytes}};
+    std::printf("%s\n", json.dump().c_str());
     return;
   }
-  std::printf("%s %s: %s, content id %s\n", what, manifest.name().c_str(),
-              FormatBytes(bytes).c_str(), manifest.content_id().c_str());
+  std::printf("%s %s: %s, content id %s\n", what, name.c_str(), FormatBytes(bytes).c_str(),
+              content_id.c_str());
 }
 
-// The stream into an open file.
-absl::Status Send(kvstore::ContextExport& from, int fd, const std::string& path,
-                  Progress& progress) {
-  for (int64_t sent = 0;;) {
-    ASSIGN_OR_RETURN(const absl::string_view piece, from.Next());
-    if (piece.empty()) return absl::OkStatus();
-    RETURN_IF_ERROR(WriteAll(fd, path, piece));
-    sent += static_cast<int64_t>(piece.size());
-    progress.Update(static_cast<double>(sent) / static_cast<double>(from.bytes()), path);
+Progress ProgressOf(const TransferFlags& flags) {
+  return Progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
+}
+
+absl::StatusOr<int64_t> Send(kvstore::ContextClient& client, const v1::Manifest& manifest, int fd,
+                             const std::string& path, const TransferFlags& flags) {
+  Progress progress = ProgressOf(flags);
+  int64_t expected = 1;  // about: what the manifest counts
+  for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
+    expected += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
+                sizes.summary_bytes() + sizes.sampled_query_bytes() + sizes.query_drift_bytes();
   }
+  int64_t sent = 0;
+  const absl::Status status = client.Export(flags.name, [&](absl::string_view piece) {
+    sent += static_cast<int64_t>(piece.size());
+    progress.Update(std::min(1.0, static_cast<double>(sent) / static_cast<double>(expected)), path);
+    return WriteAll(fd, path, piece);
+  });
+  progress.Clear();
+  RETURN_IF_ERROR(status);
+  return sent;
 }
 
 // FILE appears whole or not at all.
 absl::Status RunExport(const TransferFlags& flags) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
-                   kvstore::Store::Open(flags.folder, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextExport> from, store->Export(flags.name));
-  Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
+  RETURN_IF_ERROR(flags.store.Validate());
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
+                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
+  ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
   if (flags.file == "-") {
-    const absl::Status sent = Send(*from, STDOUT_FILENO, "standard output", progress);
-    progress.Clear();
-    return sent;
+    return Send(*client, manifest, STDOUT_FILENO, "standard output", flags).status();
   }
   if (access(flags.file.c_str(), F_OK) == 0) {
     return absl::AlreadyExistsError(absl::StrCat(flags.file, " exists; remove it first"));
@@ -81,8 +92,8 @@ absl::Status RunExport(const TransferFlags& flags) {
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat(part, ": create"));
   const absl::Cleanup close_it = [fd] { close(fd); };
-  absl::Status status = Send(*from, fd, flags.file, progress);
-  progress.Clear();
+  const absl::StatusOr<int64_t> sent = Send(*client, manifest, fd, flags.file, flags);
+  absl::Status status = sent.status();
   if (status.ok() && fsync(fd) != 0) status = ErrnoStatus(errno, absl::StrCat(part, ": fsync"));
   if (status.ok() && rename(part.c_str(), flags.file.c_str()) != 0) {
     status = ErrnoStatus(errno, flags.file);
@@ -91,60 +102,51 @@ absl::Status RunExport(const TransferFlags& flags) {
     unlink(part.c_str());
     return status;
   }
-  Report(flags, from->manifest(), from->bytes(), "exported");
+  Report(flags, manifest.name(), manifest.content_id(), *sent, "exported");
   return absl::OkStatus();
 }
 
-// Brings the stream where the import wants to go on: a file by seeking, else by reading on.
-absl::Status Skip(int fd, const std::string& path, bool seeks, int64_t from, int64_t to) {
-  if (seeks) {
-    if (lseek(fd, to, SEEK_SET) == to) return absl::OkStatus();
-    return ErrnoStatus(errno, absl::StrCat(path, ": seek to ", to));
-  }
-  std::string dropped(kvstore::kStreamPieceBytes, '\0');
-  while (from < to) {
-    const ssize_t n =
-        read(fd, dropped.data(), std::min(dropped.size(), static_cast<size_t>(to - from)));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, absl::StrCat(path, ": read"));
-    if (n == 0) return absl::DataLossError(absl::StrCat(path, " ends at ", from));
-    from += n;
-  }
-  return absl::OkStatus();
-}
+// Bytes of a stream from any offset on: a file is read there, a pipe read on until there.
+class StreamSource {
+ public:
+  StreamSource(int fd, std::string path)
+      : fd_(fd), path_(std::move(path)), seeks_(lseek(fd, 0, SEEK_CUR) >= 0) {}
 
-absl::Status Receive(kvstore::ContextImport& to, int fd, const std::string& path,
-                     Progress& progress) {
-  const bool seeks = lseek(fd, 0, SEEK_CUR) >= 0;
-  std::string buffer(kvstore::kStreamPieceBytes, '\0');
-  int64_t at = 0;  // of the stream: how far it was read
-  for (;;) {
-    const ssize_t n = read(fd, buffer.data(), buffer.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, absl::StrCat(path, ": read"));
-    if (n == 0) return absl::OkStatus();
-    at += n;
-    absl::string_view rest(buffer.data(), static_cast<size_t>(n));
+  // Valid until the next call; empty: the stream has ended.
+  absl::StatusOr<absl::string_view> At(int64_t offset) {
+    if (seeks_) {
+      RETURN_IF_ERROR(Read(offset));
+      return absl::string_view(buffer_.data(), static_cast<size_t>(read_));
+    }
+    while (at_ + read_ <= offset) {
+      at_ += read_;
+      RETURN_IF_ERROR(Read(-1));
+      if (read_ == 0) return absl::string_view();
+    }
+    return absl::string_view(buffer_.data(), static_cast<size_t>(read_))
+        .substr(static_cast<size_t>(offset - at_));
+  }
+
+ private:
+  absl::Status Read(int64_t offset) {
     for (;;) {
-      RETURN_IF_ERROR(to.Take(rest));
-      if (to.position() >= at) break;
-      // What is here already was passed over; the end of what was read is new.
-      rest = rest.substr(rest.size() - static_cast<size_t>(at - to.position()));
-    }
-    if (to.position() > at) {
-      RETURN_IF_ERROR(Skip(fd, path, seeks, at, to.position()));
-      at = to.position();
-    }
-    if (to.bytes() > 0) {
-      progress.Update(static_cast<double>(at) / static_cast<double>(to.bytes()), path);
+      read_ = offset < 0 ? read(fd_, buffer_.data(), buffer_.size())
+                         : pread(fd_, buffer_.data(), buffer_.size(), offset);
+      if (read_ >= 0) return absl::OkStatus();
+      if (errno != EINTR) return ErrnoStatus(errno, absl::StrCat(path_, ": read"));
     }
   }
-}
+
+  const int fd_;
+  const std::string path_;
+  const bool seeks_;
+  std::string buffer_ = std::string(kvstore::kStreamPieceBytes, '\0');
+  int64_t at_ = 0;  // offset of the buffer's beginning, of a pipe
+  ssize_t read_ = 0;
+};
 
 absl::Status RunImport(const TransferFlags& flags) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
-                   kvstore::Store::Open(flags.folder, kvstore::StoreMode::kReadWrite));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextImport> to, store->Import(flags.name));
+  RETURN_IF_ERROR(flags.store.Validate());
   const bool from_file = flags.file != "-";
   const std::string path = from_file ? flags.file : "standard input";
   const int fd = from_file ? open(flags.file.c_str(), O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
@@ -152,19 +154,26 @@ absl::Status RunImport(const TransferFlags& flags) {
   const absl::Cleanup close_it = [fd, from_file] {
     if (from_file) close(fd);
   };
-  Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
-  const absl::Status received = Receive(*to, fd, path, progress);
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
+                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
+  StreamSource source(fd, path);
+  Progress progress = ProgressOf(flags);
+  const absl::StatusOr<v1::ImportReply> imported = client->Import(
+      flags.name, [&](int64_t offset) { return source.At(offset); },
+      [&](int64_t position, int64_t bytes) {
+        if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, path);
+      });
   progress.Clear();
-  RETURN_IF_ERROR(Annotate(received, path));
-  ASSIGN_OR_RETURN(const v1::Manifest manifest, to->Publish());
-  Report(flags, manifest, to->bytes(), "imported");
+  if (!imported.ok()) return Annotate(imported.status(), path);
+  Report(flags, imported->name(), imported->content_id(), imported->bytes(), "imported");
   return absl::OkStatus();
 }
 
 CLI::App& Declare(CLI::App& app, const char* name, const char* description,
                   const std::shared_ptr<TransferFlags>& flags) {
   CLI::App& command = *app.add_subcommand(name, description);
-  command.add_option("--store", flags->folder, "folder of the store")->required();
+  flags->store.Declare(command);
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
   return command;

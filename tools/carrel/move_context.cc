@@ -1,0 +1,54 @@
+#include "tools/carrel/move_context.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "carrel/v1/context.pb.h"
+#include "common/progress.h"
+#include "common/status.h"
+#include "kvstore/service/context_client.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::tools {
+
+absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string& name,
+                               const std::string& content_id) {
+  const absl::StatusOr<v1::Manifest> there = server.Get(name);
+  if (absl::IsNotFound(there.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(there.status());
+  if (!content_id.empty() && there->content_id() == content_id) return absl::OkStatus();
+  return absl::AlreadyExistsError(
+      absl::StrCat("the server has a context \"", name, "\" already; choose another name"));
+}
+
+absl::StatusOr<v1::ImportReply> MoveContext(kvstore::Store& from, const std::string& name,
+                                            kvstore::ContextClient& to, Progress& progress) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextExport> stream, from.Export(name));
+  const std::string& content_id = stream->manifest().content_id();
+  absl::StatusOr<v1::ImportReply> moved;
+  if (const absl::StatusOr<v1::Manifest> there = to.Get(name);
+      there.ok() && there->content_id() == content_id) {
+    moved->set_name(name);
+    moved->set_content_id(content_id);
+    moved->set_bytes(stream->bytes());
+  } else {
+    int64_t at = 0;  // offset of `piece`
+    absl::string_view piece;
+    const auto source = [&](int64_t offset) -> absl::StatusOr<absl::string_view> {
+      while (at + static_cast<int64_t>(piece.size()) <= offset) {
+        at += static_cast<int64_t>(piece.size());
+        ASSIGN_OR_RETURN(piece, stream->Next());
+        if (piece.empty()) return piece;
+      }
+      return piece.substr(static_cast<size_t>(offset - at));
+    };
+    moved = to.Import(name, source, [&](int64_t position, int64_t bytes) {
+      if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, "sending");
+    });
+  }
+  RETURN_IF_ERROR(moved.status());
+  RETURN_IF_ERROR(from.Delete(name));
+  return moved;
+}
+
+}  // namespace carrel::tools

@@ -312,17 +312,24 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const decoder::RetrievalConfig config, WithResolvedRefine(flags));
   if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
-  std::shared_ptr<const decoder::HostRows> rows;
   // A GPU fetches the rows of its zone from a server if their folder is not here.
   if (decoder::NeedsHostRows(config, flags.device_config) ||
       (decoder::TakesHostRows(config, flags.device_config) && !flags.store.folder.empty())) {
-    ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
+    ASSIGN_OR_RETURN(open->rows_, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
-  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client),
-                                                          flags.context, config, &open->pool_,
-                                                          flags.device_config, std::move(rows)));
+  absl::StatusOr<std::unique_ptr<decoder::Decoder>> made =
+      decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, config,
+                             &open->pool_, flags.device_config, open->rows_);
+  if (!made.ok()) return open->Confirm(made.status());
+  open->decoder_ = *std::move(made);
   return open;
+}
+
+absl::Status OpenDecoder::Confirm(const absl::Status& status) const {
+  RETURN_IF_ERROR(checkpoint_.CheckUnchanged());
+  if (rows_ != nullptr) RETURN_IF_ERROR(rows_->CheckUnchanged());
+  return status;
 }
 
 }  // namespace carrel::tools

@@ -136,6 +136,51 @@ TEST_F(ServeTest, RemoveWhileAsked_IsRefusedAndTheAskFinishes) {
               FailsWith(kFailed, Texts{"NOT_FOUND", kKept}));
 }
 
+// Bytes change under a server that has verified them all.
+TEST_F(ServeTest, FilesChangedUnderIt_ItNeverAnswersWrongAndLivesOn) {
+  const Server server(store_, address_);
+  const Args ask = Ask(kKept, {"--server", address_});
+  EXPECT_EQ(Carrel(ask).out, answer_);
+  std::vector<std::pair<std::string, std::string>> files;
+  for (const auto& entry : fs::recursive_directory_iterator(store_)) {
+    if (entry.path().extension() != ".sst" || entry.file_size() < 20000) continue;
+    files.emplace_back(entry.path().string(), ReadBytes(entry.path().string()));
+    fs::permissions(entry.path(), fs::perms(0600));
+  }
+  ASSERT_FALSE(files.empty());
+  for (const auto& [file, bytes] : files) {
+    FlipBit(file, static_cast<int64_t>(bytes.size()) / 3, 4);  // rows
+    EXPECT_THAT(Carrel(ask), FailsWith(kFailed, Texts{"DATA_LOSS", "CRC"})) << file;
+    FlipBit(file, static_cast<int64_t>(bytes.size()) / 3, 4);
+    EXPECT_EQ(Carrel(ask).out, answer_) << file;
+    fs::resize_file(file, bytes.size() / 2);
+    EXPECT_THAT(Carrel(ask), FailsWith(kFailed, Texts{"DATA_LOSS", file}));
+    WriteBytes(file, bytes);
+    EXPECT_EQ(Carrel(ask).out, answer_) << file;
+    if (file == files[1].first) break;
+  }
+  const json statistics = JsonOf(Carrel({"stats", "--server", address_, "--json"}));
+  EXPECT_GE(statistics["files_changed"], 2);
+  EXPECT_GE(statistics["files_damaged"], 2);
+  ExpectNothingLost();
+}
+
+TEST_F(ServeTest, Scrubbing_CountsPassesAndDamage) {
+  const Server server(store_, address_, {"--scrub-rate", "1000"});
+  const auto statistics = [&] { return JsonOf(Carrel({"stats", "--server", address_, "--json"})); };
+  EXPECT_TRUE(WaitUntil([&] { return statistics()["scrub_passes"] >= 1; }));
+  EXPECT_GT(statistics()["scrubbed_bytes"], 0);
+  EXPECT_EQ(statistics()["scrub_failures"], 0);
+  for (const auto& entry : fs::recursive_directory_iterator(store_)) {
+    if (entry.path().extension() != ".sst" || entry.file_size() < 20000) continue;
+    fs::permissions(entry.path(), fs::perms(0600));
+    FlipBit(entry.path().string(), static_cast<int64_t>(entry.file_size()) / 3, 4);
+    EXPECT_TRUE(WaitUntil([&] { return statistics()["scrub_failures"] >= 1; }));
+    FlipBit(entry.path().string(), static_cast<int64_t>(entry.file_size()) / 3, 4);
+    break;
+  }
+}
+
 // Each of many decoders gets what it gets alone, whatever the others ask for.
 TEST_F(ServeTest, TwoAndSixteenAsks_GiveWhatEachGivesAlone) {
   ASSERT_THAT(Carrel(Prefill("flat", {"--input", DemoDocument("registry-512")})), Succeeds());

@@ -33,7 +33,7 @@ class ServeTest : public StoreTest {
       Generating ask;
       ask.flags = {"--temperature",    "100",          "--seed",
                    absl::StrCat(seed), "--max-tokens", absl::StrCat(tokens),
-                   "--ignore-eos"};
+                   "--ignore-eos",      "--retry-for",    "0"};
       Command command;
       command.args = Ask(kKept, With(ask.flags, {"--server", address_}));
       ask.process = Process::Start(command);
@@ -68,6 +68,37 @@ TEST_F(ServeTest, Killed_AClientFailsAtOnceAndARestartedServerAnswersAsBefore) {
   server = std::make_unique<Server>(store_, address_);
   EXPECT_EQ(Carrel(Ask(kKept, {"--server", address_})).out, before);
   ExpectNothingLost();
+}
+
+// The decoder goes on at the same token, with whichever server is there.
+TEST_F(ServeTest, KilledAgainAndAgain_AnEvalsAnswersAreThoseOfAnUndisturbedOne) {
+  ASSERT_THAT(Carrel(Prefill("doc", {"--input", DemoDocument("registry-512")})), Succeeds());
+  const Args eval = {"eval", "--model", DemoModel(), "--context", "doc", "--questions",
+                     DemoModel() + "/docs/registry-512.questions.jsonl", "--threads", "1",
+                     "--prefetch", "speculative", "--top-k", "48", "--json"};
+  const json undisturbed = JsonOf(Carrel(With(eval, {"--store", store_})));
+  auto server = std::make_unique<Server>(store_, address_);
+  Command command;
+  command.args = With(eval, {"--server", address_});
+  command.time_limit = absl::Minutes(4);
+  const std::unique_ptr<Process> asking = Process::Start(command);
+  int kills = 0;
+  for (; asking->Running() && kills < 100; ++kills) {
+    absl::SleepFor(absl::Milliseconds(kills < 3 ? 150 : 700));
+    server->process().Signal(SIGKILL);
+    server->process().Wait();
+    server = std::make_unique<Server>(store_, address_);
+  }
+  const Outcome outcome = asking->Wait();
+  ASSERT_THAT(outcome, Succeeds());
+  std::cout << kills << " kills" << std::endl;
+  EXPECT_GE(kills, 2);
+  const json answered = JsonOf(outcome);
+  for (const char* field : {"questions", "exact_matches", "right", "agreements",
+                            "generated_tokens", "prompt_tokens", "differing"}) {
+    EXPECT_EQ(answered[field], undisturbed[field]) << field;
+  }
+  EXPECT_THAT(outcome.err, testing::HasSubstr("the store is back"));
 }
 
 TEST_F(ServeTest, Terminated_ARunningAskFinishesAndTheSocketIsGone) {

@@ -27,6 +27,7 @@ struct RetrievalFlags {
   std::string missing_bytes = "refuse";
   std::string context;
   StoreFlags store;
+  std::string retry_for = "30s";
   std::optional<std::string> fidelity;  // none: balanced, where the context was measured
   std::optional<double> target_error;   // instead of fidelity
   std::optional<std::string> top_k;     // instead of fidelity

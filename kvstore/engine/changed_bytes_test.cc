@@ -1,5 +1,6 @@
 // Bytes on disk that change after they were verified: what is answered is right, or DataLoss.
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -75,6 +76,7 @@ class ChangedBytesTest : public testing::TestWithParam<IndexKind> {
  protected:
   // summaries are there, so that ATTEND can estimate.
   void Start(EngineConfig config = {}, bool second = false) {
+    spdlog::set_level(spdlog::level::err);  // every change is told
     spec_.index.kind = GetParam();
     spec_.shape = {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
     spec_.tokens = 900;

@@ -251,6 +251,8 @@ bool FlipBitOf(const std::string& folder, const std::string& bytes) {
     const size_t at = content->find(bytes);
     if (at == std::string::npos) continue;
     // In place: the file stays the one that is mapped.
+    std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_write,
+                                 std::filesystem::perm_options::add);  // published: read-only
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
     const size_t target = at + bytes.size() / 2;
     file.seekp(static_cast<std::streamoff>(target));

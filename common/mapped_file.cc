@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "common/status.h"
@@ -22,15 +23,34 @@ absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& 
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("open ", path, ": not a regular file"));
   }
-  if (info.st_size == 0) return std::unique_ptr<MappedFile>(new MappedFile(path, {}));
-  void* data = mmap(nullptr, info.st_size, PROT_READ, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) return ErrnoStatus(errno, absl::StrCat("mmap ", path));
+  ASSIGN_OR_RETURN(const FileIdentity identity, IdentifyFile(fd, path));
+  const auto size = static_cast<size_t>(identity.size);
+  void* data = nullptr;
+  if (size > 0) {
+    data = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) return ErrnoStatus(errno, absl::StrCat("mmap ", path));
+  }
+  std::move(close_fd).Cancel();
   return std::unique_ptr<MappedFile>(
-      new MappedFile(path, absl::string_view(static_cast<const char*>(data), info.st_size)));
+      new MappedFile(path, fd, identity, absl::string_view(static_cast<const char*>(data), size)));
+}
+
+MappedFile::MappedFile(std::string path, int fd, const FileIdentity& opened_as,
+                       absl::string_view bytes)
+    : path_(std::move(path)), fd_(fd), opened_as_(opened_as), bytes_(bytes) {
+  if (!bytes_.empty()) guard_ = std::make_unique<MappingGuard>(bytes_.data(), bytes_.size());
 }
 
 MappedFile::~MappedFile() {
+  guard_.reset();
   if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+  close(fd_);
+}
+
+absl::Status MappedFile::CheckReadable() const {
+  if (guard_ == nullptr || !guard_->damaged()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      path_, ": pages of the mapped file could not be read: it was truncated, or its disk fails"));
 }
 
 void MappedFile::Expect(FileAccess access) const {
@@ -56,10 +76,7 @@ void MappedFile::Load(const std::atomic<bool>& cancelled) const {
   if (bytes_.empty()) return;
   // A folio of the page cache keeps its size: small ones must go before large ones can come.
   ReleasePages();
-  if (const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    close(fd);
-  }
+  (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
   constexpr size_t kLargePage = size_t{2} << 20;
   for (size_t at = 0; at < bytes_.size() && !cancelled.load(); at += kLargePage) {
     (void)*static_cast<const volatile char*>(bytes_.data() + at);

@@ -1,6 +1,10 @@
 // What:      a whole file mapped read-only.
 // Errors:    NotFound, PermissionDenied, ... naming the path; an empty file maps to an empty view.
-// Ownership: bytes() lives as long as the MappedFile.     Threads: immutable, share freely.
+//            Bytes that cannot be read any more are zeros (mapping_guard.h), and the file may be
+//            written to by others: who uses what was read asks CheckReadable, and may compare
+//            Identify with opened_as, afterwards.
+// Ownership: bytes() lives as long as the MappedFile, which keeps the file open.
+// Threads:   immutable, share freely.
 #pragma once
 
 #include <atomic>
@@ -11,6 +15,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/file_identity.h"
+#include "common/mapping_guard.h"
 
 namespace carrel {
 
@@ -30,6 +36,16 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   absl::string_view bytes() const { return bytes_; }
+  const std::string& path() const { return path_; }
+  // For reads that are not to touch the mapping.
+  int fd() const { return fd_; }
+
+  // The file as it was just before it was mapped, and as it is now: the one that is mapped, whatever
+  // stands at its path.
+  const FileIdentity& opened_as() const { return opened_as_; }
+  absl::StatusOr<FileIdentity> Identify() const { return IdentifyFile(fd_, path_); }
+  // DataLoss (names the file) once a page of it could not be read.
+  absl::Status CheckReadable() const;
 
   void Expect(FileAccess access) const;
 
@@ -46,9 +62,12 @@ class MappedFile {
   void ReleasePages() const;
 
  private:
-  MappedFile(std::string path, absl::string_view bytes) : path_(std::move(path)), bytes_(bytes) {}
+  MappedFile(std::string path, int fd, const FileIdentity& opened_as, absl::string_view bytes);
   const std::string path_;
+  const int fd_;
+  const FileIdentity opened_as_;
   const absl::string_view bytes_;
+  std::unique_ptr<MappingGuard> guard_;  // null if there are no bytes
 };
 
 }  // namespace carrel

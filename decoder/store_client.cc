@@ -88,6 +88,10 @@ class GrpcStoreClient : public StoreClient {
   absl::StatusOr<RequestId> Send(v1::FetchRows fetch) override;
   absl::StatusOr<v1::SessionReply> Next(RequestId id) override;
   void Forget(RequestId id) override;
+  bool broken() const override {
+    absl::MutexLock lock(&mu_);
+    return ended_;
+  }
   int64_t bytes_sent() const override {
     absl::MutexLock lock(&mu_);
     return bytes_sent_;

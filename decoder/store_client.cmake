@@ -1,5 +1,5 @@
 carrel_library(carrel_store_client
-  SOURCES store_client.cc
+  SOURCES resuming_client.cc store_client.cc
   DEPS carrel_common carrel_grpc)
 
 # A store of its own process, to be killed.
@@ -7,6 +7,6 @@ add_executable(stalling_store stalling_store.cc)
 target_link_libraries(stalling_store PRIVATE carrel_flags carrel_grpc)
 
 carrel_test(store_client_test
-  SOURCES store_client_test.cc
+  SOURCES resuming_client_test.cc store_client_test.cc
   DEPS carrel_store_client carrel_test_util)
 add_dependencies(store_client_test stalling_store)

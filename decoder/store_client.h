@@ -2,7 +2,8 @@
 //          matched by id. The only place of decoder/ that knows gRPC.
 // Errors:  Unavailable no server at the address (names it) or the stream broke; what the server
 //          answers keeps its code, prefixed with what was asked. After the stream broke every
-//          pending and later call fails with that status; nothing is retried here.
+//          pending and later call fails with that status; nothing is retried here
+//          (resuming_client.h does).
 // Threads: one thread sends and waits; a reader thread of the client's own receives. Destroying the
 //          client cancels the stream.
 #pragma once
@@ -54,6 +55,9 @@ class StoreClient {
   // Drops a request whose reply is not wanted any more; its parts are discarded as they arrive.
   // Nothing to do if all of it was received.
   virtual void Forget(RequestId id) = 0;
+
+  // The stream has ended: what was received before can still be taken, nothing else.
+  virtual bool broken() const = 0;
 
   // Totals of the session so far.
   virtual int64_t bytes_sent() const = 0;

@@ -43,6 +43,7 @@ class Adapter {
 
   // Of scale, and of name, dtype, shape and bytes of every tensor.
   const std::string& sha256() const { return sha256_; }
+  const ModelFiles& files() const { return file_.files(); }
 
  private:
   friend class AdapterBuilder;

@@ -1,9 +1,34 @@
 #include "model/checkpoint.h"
 
+#include "common/checksum.h"
 #include "common/status.h"
 #include "model/fingerprint.h"
+#include "model/weights.h"
 
 namespace carrel::model {
+
+namespace {
+
+// An adapter is small: its files are hashed as they are.
+std::string FilesSha256(const ModelFiles& files) {
+  std::string digests;
+  for (const auto& file : files) digests += Sha256Hex(file->bytes());
+  return digests;
+}
+
+std::shared_ptr<const ModelFilesWatch> WatchFiles(const Checkpoint& checkpoint,
+                                                  const std::string& weights_sha256) {
+  ModelFiles files = checkpoint.weights->files(), added;
+  if (checkpoint.adapter != nullptr) added = checkpoint.adapter->files();
+  files.insert(files.end(), added.begin(), added.end());
+  auto digest = [weights = checkpoint.weights, added] {
+    return WeightsSha256(*weights, nullptr) + FilesSha256(added);
+  };
+  return std::make_shared<const ModelFilesWatch>(std::move(files), std::move(digest),
+                                                 weights_sha256 + FilesSha256(added));
+}
+
+}  // namespace
 
 absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPool* pool,
                                           const std::string& adapter_dir,
@@ -32,10 +57,16 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
     ASSIGN_OR_RETURN(checkpoint.adapter, Adapter::Load(adapter_dir, checkpoint.config));
     adapter_sha256 = checkpoint.adapter->sha256();
   }
+  const std::string weights_sha256 = WeightsSha256(*checkpoint.weights, pool, cache);
+  checkpoint.files = WatchFiles(checkpoint, weights_sha256);
   checkpoint.fingerprint =
-      ModelFingerprint(checkpoint.config, WeightsSha256(*checkpoint.weights, pool, cache),
-                       tokenizer_sha256, adapter_sha256);
+      ModelFingerprint(checkpoint.config, weights_sha256, tokenizer_sha256, adapter_sha256);
+  RETURN_IF_ERROR(checkpoint.CheckUnchanged());
   return checkpoint;
+}
+
+absl::Status Checkpoint::CheckUnchanged() const {
+  return files == nullptr ? absl::OkStatus() : files->Check();
 }
 
 absl::StatusOr<std::vector<TokenId>> Checkpoint::EncodePrompt(absl::string_view text,

@@ -14,6 +14,7 @@
 #include "model/adapter.h"
 #include "model/config.h"
 #include "model/cpu_backend.h"
+#include "model/model_files.h"
 #include "model/tokenizer.h"
 
 namespace carrel::model {
@@ -21,9 +22,14 @@ namespace carrel::model {
 struct Checkpoint {
   ModelConfig config;
   std::shared_ptr<const Weights> weights;
-  std::shared_ptr<const Adapter> adapter;  // null: none
-  std::unique_ptr<Tokenizer> tokenizer;  // null if the folder has none
+  std::shared_ptr<const Adapter> adapter;                        // null: none
+  std::unique_ptr<Tokenizer> tokenizer;                          // null if the folder has none
   std::vector<std::pair<std::string, std::string>> fingerprint;  // ordered by name
+  std::shared_ptr<const ModelFilesWatch> files;  // null: its tensors are in no files
+
+  // After the last use of the weights that counts, and before what was computed is relied on:
+  // DataLoss, naming the file, if they are not those of the fingerprint any more.
+  absl::Status CheckUnchanged() const;
 
   // The ids of a document: BOS first, where the tokenizer has one and the text does not write it out.
   // `dropped` as of Tokenizer::Encode.

@@ -26,17 +26,16 @@ constexpr int64_t kMaxEntries = 1024;
 constexpr char kSuffix[] = ".digest";
 constexpr size_t kDigestChars = 64;
 
-int64_t Nanoseconds(const timespec& time) { return time.tv_sec * kNsPerSecond + time.tv_nsec; }
-
 int64_t SystemNow() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  return Nanoseconds(now);
+  return now.tv_sec * kNsPerSecond + now.tv_nsec;
 }
 
-std::string Key(absl::string_view what, absl::Span<const FileIdentity> files) {
+std::string Key(absl::string_view what, const ModelFiles& files) {
   std::string key = absl::StrCat("carrel digest 1\n", what, "\n");
-  for (const FileIdentity& file : files) {
+  for (const auto& opened : files) {
+    const FileIdentity& file = opened->opened_as();
     absl::StrAppend(&key, file.device, " ", file.inode, " ", file.size, " ", file.modified_ns, " ",
                     file.changed_ns, "\n");
   }
@@ -62,36 +61,6 @@ void Prune(const std::string& folder) {
 
 }  // namespace
 
-std::optional<FileIdentity> IdentifyFile(const std::string& path) {
-  struct stat found;
-  if (stat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode)) return std::nullopt;
-  return FileIdentity{path,
-                      static_cast<uint64_t>(found.st_dev),
-                      static_cast<uint64_t>(found.st_ino),
-                      static_cast<int64_t>(found.st_size),
-                      Nanoseconds(found.st_mtim),
-                      Nanoseconds(found.st_ctim)};
-}
-
-void OpenedFiles::Add(const std::optional<FileIdentity>& before,
-                      const std::optional<FileIdentity>& after) {
-  known_ = known_ && before.has_value() && before == after;
-  if (known_) {
-    identities_.push_back(*before);
-  } else {
-    identities_.clear();
-  }
-}
-
-void OpenedFiles::Add(const OpenedFiles& others) {
-  known_ = known_ && others.known_;
-  if (known_) {
-    identities_.insert(identities_.end(), others.identities_.begin(), others.identities_.end());
-  } else {
-    identities_.clear();
-  }
-}
-
 DigestCache::DigestCache(std::string folder, std::function<int64_t()> now_ns)
     : folder_(std::move(folder)), now_ns_(now_ns ? std::move(now_ns) : SystemNow) {}
 
@@ -106,7 +75,7 @@ std::string DigestCache::DefaultFolder() {
   return "";
 }
 
-std::string DigestCache::Get(absl::string_view what, absl::Span<const FileIdentity> files,
+std::string DigestCache::Get(absl::string_view what, const ModelFiles& files,
                              absl::FunctionRef<std::string()> compute) const {
   if (folder_.empty() || files.empty()) return compute();
   const std::string key = Key(what, files);
@@ -114,10 +83,10 @@ std::string DigestCache::Get(absl::string_view what, absl::Span<const FileIdenti
   if (std::optional<std::string> known = Read(path, key); known.has_value()) return *known;
   const int64_t begin = now_ns_();
   std::string digest = compute();
-  const bool settled = std::all_of(files.begin(), files.end(), [&](const FileIdentity& file) {
-    const std::optional<FileIdentity> now = IdentifyFile(file.path);
-    return now == file && file.changed_ns < begin - kSettledNs &&
-           file.modified_ns < begin - kSettledNs;
+  const bool settled = std::all_of(files.begin(), files.end(), [&](const auto& file) {
+    const absl::StatusOr<FileIdentity> now = file->Identify();
+    return now.ok() && *now == file->opened_as() && file->CheckReadable().ok() &&
+           now->changed_ns < begin - kSettledNs && now->modified_ns < begin - kSettledNs;
   });
   if (settled) Write(path, key, digest);
   return digest;

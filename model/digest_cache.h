@@ -16,41 +16,12 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
+#include "model/model_files.h"
 
 namespace carrel::model {
-
-struct FileIdentity {
-  std::string path;
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  int64_t size = 0;
-  int64_t modified_ns = 0;  // since 1970
-  int64_t changed_ns = 0;
-
-  bool operator==(const FileIdentity&) const = default;
-};
-
-// Nothing if there is no regular file at the path.
-std::optional<FileIdentity> IdentifyFile(const std::string& path);
-
-// The files that a model was read from, as they were when each was opened.
-class OpenedFiles {
- public:
-  // Around the opening of a file: what is open is what `before` names if both are the same.
-  void Add(const std::optional<FileIdentity>& before, const std::optional<FileIdentity>& after);
-  void Add(const OpenedFiles& others);
-  // Empty if one of them could not be told.
-  const std::vector<FileIdentity>& identities() const { return identities_; }
-
- private:
-  bool known_ = true;
-  std::vector<FileIdentity> identities_;
-};
 
 class DigestCache {
  public:
@@ -61,9 +32,9 @@ class DigestCache {
   // $CARREL_CACHE, else $XDG_CACHE_HOME/carrel, else $HOME/.cache/carrel; empty: no cache.
   static std::string DefaultFolder();
 
-  // compute(), or what it returned when these files, as they were opened, were last hashed. `what`
+  // compute(), or what it returned when these files, as they were mapped, were last hashed. `what`
   // names the kind of digest. No files: compute().
-  std::string Get(absl::string_view what, absl::Span<const FileIdentity> files,
+  std::string Get(absl::string_view what, const ModelFiles& files,
                   absl::FunctionRef<std::string()> compute) const;
 
  private:

@@ -78,13 +78,11 @@ class GgufReader {
     Gguf gguf;
     gguf.path_ = path;
     gguf.metadata_.where_ = path;
-    const std::optional<FileIdentity> before = IdentifyFile(path);
     std::error_code ignored;
-    if (!before && std::filesystem::exists(path, ignored)) {
+    if (std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored)) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
     }
     ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-    gguf.opened_files_.Add(before, IdentifyFile(path));
     file->Expect(FileAccess::kLargePages);  // products read all of it for each token
     RETURN_IF_ERROR(GgufReader(path, file->bytes()).Run(gguf));
     gguf.files_.push_back(std::move(file));
@@ -389,7 +387,6 @@ absl::Status Gguf::Join(Gguf part) {
     }
   }
   for (auto& file : part.files_) files_.push_back(std::move(file));
-  opened_files_.Add(part.opened_files_);
   return absl::OkStatus();
 }
 

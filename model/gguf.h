@@ -28,7 +28,7 @@
 #include "absl/strings/string_view.h"
 #include "common/mapped_file.h"
 #include "kernels/dequantize/dequantize.h"
-#include "model/digest_cache.h"
+#include "model/model_files.h"
 
 namespace carrel::model {
 
@@ -108,15 +108,14 @@ class Gguf {
   const GgufMetadata& metadata() const { return metadata_; }
   const std::map<std::string, GgufTensor, std::less<>>& tensors() const { return tensors_; }
   const GgufTensor* Find(absl::string_view name) const;  // null if absent
-  const OpenedFiles& opened_files() const { return opened_files_; }
+  const ModelFiles& files() const { return files_; }
 
  private:
   friend class GgufReader;
   absl::Status Join(Gguf part);
 
   std::string path_;
-  std::vector<std::unique_ptr<MappedFile>> files_;
-  OpenedFiles opened_files_;
+  ModelFiles files_;
   GgufMetadata metadata_;
   std::map<std::string, GgufTensor, std::less<>> tensors_;
 };

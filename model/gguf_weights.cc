@@ -151,7 +151,7 @@ class Loader {
     source.where = gguf().path();
     source.tensors = Safetensors::Of(std::move(views));
     source.name_in_file = GgufName;
-    source.files = gguf().opened_files().identities();
+    source.files = gguf().files();
     for (const auto& [name, tensor] : gguf().tensors()) {
       source.stored.push_back(
           {name, std::string(kernels::TraitsOf(tensor.type).name), tensor.shape, tensor.bytes});

@@ -247,9 +247,7 @@ int64_t TensorView::elements() const {
 
 absl::StatusOr<Safetensors> Safetensors::OpenFile(const std::string& path) {
   Safetensors result;
-  const std::optional<FileIdentity> before = IdentifyFile(path);
   ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-  result.opened_files_.Add(before, IdentifyFile(path));
   file->Expect(FileAccess::kLargePages);  // products read all of it for each token
   ASSIGN_OR_RETURN(std::vector<Entry> entries, ParseFile(path, file->bytes()));
   for (Entry& entry : entries) {
@@ -291,7 +289,6 @@ absl::StatusOr<Safetensors> Safetensors::OpenModel(const std::string& model_dir)
       result.tensors_.emplace(name, std::move(view));
     }
     for (auto& file : shard->files_) result.files_.push_back(std::move(file));
-    result.opened_files_.Add(shard->opened_files_);
   }
   for (const auto& [name, file_name] : index.file_of) {
     if (!result.Has(name)) {

@@ -19,7 +19,7 @@
 #include "absl/types/span.h"
 #include "common/dtype.h"
 #include "common/mapped_file.h"
-#include "model/digest_cache.h"
+#include "model/model_files.h"
 
 namespace carrel::model {
 
@@ -43,11 +43,10 @@ class Safetensors {
   const std::map<std::string, TensorView, std::less<>>& tensors() const {
     return tensors_;
   }  // ordered by name
-  const OpenedFiles& opened_files() const { return opened_files_; }
+  const ModelFiles& files() const { return files_; }  // none of Of
 
  private:
-  OpenedFiles opened_files_;
-  std::vector<std::unique_ptr<MappedFile>> files_;
+  ModelFiles files_;
   std::map<std::string, TensorView, std::less<>> tensors_;
 };
 

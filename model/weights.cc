@@ -204,7 +204,7 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& 
   TensorSource source;
   source.where = model_dir;
   ASSIGN_OR_RETURN(source.tensors, Safetensors::OpenModel(model_dir));
-  source.files = source.tensors.opened_files().identities();
+  source.files = source.tensors.files();
   for (const auto& [name, view] : source.tensors.tensors()) {
     source.stored.push_back({name, std::string(DTypeName(view.dtype)), view.shape, view.bytes});
   }

@@ -56,7 +56,7 @@ struct TensorSource {
   // Matrices that stay in blocks, by the same names; in no other list. Their biases are f32.
   std::map<std::string, kernels::QuantizedMatrix, std::less<>> blocks;
   std::vector<StoredTensor> stored;   // by name
-  std::vector<FileIdentity> files;    // that all of it is from; empty if that could not be told
+  ModelFiles files;                   // that all of it is from
   std::shared_ptr<const void> owner;  // of everything that the others view
   // What the file calls a tensor, for messages.
   std::function<std::string(absl::string_view)> name_in_file;
@@ -80,7 +80,7 @@ class Weights {
   const std::vector<float>& final_norm() const { return final_norm_; }
   const Safetensors& checkpoint() const { return source_.tensors; }
   const std::vector<StoredTensor>& stored() const { return source_.stored; }
-  const std::vector<FileIdentity>& files() const { return source_.files; }
+  const ModelFiles& files() const { return source_.files; }
 
   // The same weights with every matrix in f32, f16 or bf16, for who cannot multiply with blocks:
   // null if these are. Cost: as gguf_weights.h says.

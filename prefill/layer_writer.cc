@@ -397,6 +397,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) {
   for (int32_t head = 0; head < heads; ++head) {
     AddFidelity(rows.layer, KvHead(head), built.fidelity[head], fragment);
   }
+  if (options_.still_right) RETURN_IF_ERROR(options_.still_right());
   return staging_.WriteFragment(rows.layer, fragment);
 }
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -50,6 +51,8 @@ struct LayerWriterOptions {
   // The same of the last layer, beside which nothing is computed; 0 if and only if row_files is.
   int last_row_files = 0;
   kvstore::Accelerator* accelerator = nullptr;  // outlives the writer; null: the CPU builds all
+  // Asked before each fragment is written; what it refuses is not finished. Null: nothing to ask.
+  std::function<absl::Status()> still_right;
 };
 
 // Thread-seconds, over all layers so far.

@@ -285,7 +285,8 @@ class Job {
                         .row_files = RowFiles(config_.device, job_, 4),
                         // The job waits for them, but every file takes its time to publish.
                         .last_row_files = RowFiles(config_.device, job_, 8),
-                        .accelerator = accelerator_.get()});
+                        .accelerator = accelerator_.get(),
+                        .still_right = [this] { return CheckCheckpoint(); }});
     last_kept_ = absl::Now();
     absl::Duration waited;
     const auto submit = [&](LayerRows rows) {
@@ -323,6 +324,7 @@ class Job {
     if (layer.value() == checkpoint_.config.shape.layers) return absl::OkStatus();
     if (absl::Now() - last_kept_ < HiddenInterval(config_)) return absl::OkStatus();
     ASSIGN_OR_RETURN(const HiddenState state, forward_->Hidden());
+    RETURN_IF_ERROR(CheckCheckpoint());
     RETURN_IF_ERROR(staging_.WriteHidden(layer, state.all, state.before));
     kept_.push_back(layer.value());
     last_kept_ = absl::Now();
@@ -355,7 +357,16 @@ class Job {
         FormatClock(left));
   }
 
+  // What was computed so far was computed by the weights of the fingerprint. Asked before anything
+  // is kept for a resumed job, too: that one trusts what it finds.
+  absl::Status CheckCheckpoint() const {
+    const absl::Status status = checkpoint_.CheckUnchanged();
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat(status.message(), "; nothing is published"));
+  }
+
   absl::Status Publish(double seconds) {
+    RETURN_IF_ERROR(CheckCheckpoint());
     job_.set_prefill_seconds(seconds);
     return PublishStaged(job_, staging_, tokens_, store_);
   }

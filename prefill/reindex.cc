@@ -116,6 +116,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   RETURN_IF_ERROR(CheckRoom(config.store_folder,
                             StoredBytes(manifest, static_cast<int32_t>(manifest.layers())),
                             absl::StrCat("reindex of ", manifest.tokens(), " tokens")));
+  ASSIGN_OR_RETURN(const int64_t changes, from->LookAtAll());
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadTokenIds(*from));
   const kvstore::ContextId id = kvstore::ContextId::Random();
   manifest.set_context_id(id.Bytes());
@@ -133,6 +134,12 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
       RETURN_IF_ERROR(writer.Submit(std::move(rows)));
     }
     RETURN_IF_ERROR(writer.Finish());
+  }
+  ASSIGN_OR_RETURN(const int64_t changes_now, from->LookAtAll());
+  if (changes_now != changes) {
+    return absl::DataLossError(absl::StrCat("reindex of ", from->manifest().name(),
+                                            ": its files changed while they were read; nothing is "
+                                            "published"));
   }
   RETURN_IF_ERROR(PublishStaged(manifest, staging, tokens, store));
   progress.Step(1, "published");

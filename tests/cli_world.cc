@@ -1,6 +1,7 @@
 #include "tests/cli_world.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -34,6 +35,7 @@ std::string ReadBytes(const std::string& path) {
 }
 
 void WriteBytes(const std::string& path, absl::string_view bytes) {
+  (void)chmod(path.c_str(), 0600);  // what is published is read-only
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
@@ -41,6 +43,7 @@ void WriteBytes(const std::string& path, absl::string_view bytes) {
 }
 
 void FlipBit(const std::string& path, int64_t byte, int bit) {
+  (void)chmod(path.c_str(), 0600);  // what is published is read-only
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(fd, 0) << path << ": " << std::strerror(errno);
   char value = 0;

@@ -33,7 +33,7 @@ class ServeTest : public StoreTest {
       Generating ask;
       ask.flags = {"--temperature",    "100",          "--seed",
                    absl::StrCat(seed), "--max-tokens", absl::StrCat(tokens),
-                   "--ignore-eos"};
+                   "--ignore-eos",      "--retry-for",    "0"};
       Command command;
       command.args = Ask(kKept, With(ask.flags, {"--server", address_}));
       ask.process = Process::Start(command);
@@ -68,6 +68,37 @@ TEST_F(ServeTest, Killed_AClientFailsAtOnceAndARestartedServerAnswersAsBefore) {
   server = std::make_unique<Server>(store_, address_);
   EXPECT_EQ(Carrel(Ask(kKept, {"--server", address_})).out, before);
   ExpectNothingLost();
+}
+
+// The decoder goes on at the same token, with whichever server is there.
+TEST_F(ServeTest, KilledAgainAndAgain_AnEvalsAnswersAreThoseOfAnUndisturbedOne) {
+  ASSERT_THAT(Carrel(Prefill("doc", {"--input", DemoDocument("registry-512")})), Succeeds());
+  const Args eval = {"eval", "--model", DemoModel(), "--context", "doc", "--questions",
+                     DemoModel() + "/docs/registry-512.questions.jsonl", "--threads", "1",
+                     "--prefetch", "speculative", "--top-k", "48", "--json"};
+  const json undisturbed = JsonOf(Carrel(With(eval, {"--store", store_})));
+  auto server = std::make_unique<Server>(store_, address_);
+  Command command;
+  command.args = With(eval, {"--server", address_});
+  command.time_limit = absl::Minutes(4);
+  const std::unique_ptr<Process> asking = Process::Start(command);
+  int kills = 0;
+  for (; asking->Running() && kills < 100; ++kills) {
+    absl::SleepFor(absl::Milliseconds(kills < 3 ? 150 : 700));
+    server->process().Signal(SIGKILL);
+    server->process().Wait();
+    server = std::make_unique<Server>(store_, address_);
+  }
+  const Outcome outcome = asking->Wait();
+  ASSERT_THAT(outcome, Succeeds());
+  std::cout << kills << " kills" << std::endl;
+  EXPECT_GE(kills, 2);
+  const json answered = JsonOf(outcome);
+  for (const char* field : {"questions", "exact_matches", "right", "agreements",
+                            "generated_tokens", "prompt_tokens", "differing"}) {
+    EXPECT_EQ(answered[field], undisturbed[field]) << field;
+  }
+  EXPECT_THAT(outcome.err, testing::HasSubstr("the store is back"));
 }
 
 TEST_F(ServeTest, Terminated_ARunningAskFinishesAndTheSocketIsGone) {
@@ -134,6 +165,51 @@ TEST_F(ServeTest, RemoveWhileAsked_IsRefusedAndTheAskFinishes) {
   EXPECT_THAT(Carrel({"rm", kKept, "--server", address_}), Succeeds());
   EXPECT_THAT(Carrel(Ask(kKept, {"--server", address_})),
               FailsWith(kFailed, Texts{"NOT_FOUND", kKept}));
+}
+
+// Bytes change under a server that has verified them all.
+TEST_F(ServeTest, FilesChangedUnderIt_ItNeverAnswersWrongAndLivesOn) {
+  const Server server(store_, address_);
+  const Args ask = Ask(kKept, {"--server", address_});
+  EXPECT_EQ(Carrel(ask).out, answer_);
+  std::vector<std::pair<std::string, std::string>> files;
+  for (const auto& entry : fs::recursive_directory_iterator(store_)) {
+    if (entry.path().extension() != ".sst" || entry.file_size() < 20000) continue;
+    files.emplace_back(entry.path().string(), ReadBytes(entry.path().string()));
+    fs::permissions(entry.path(), fs::perms(0600));
+  }
+  ASSERT_FALSE(files.empty());
+  for (const auto& [file, bytes] : files) {
+    FlipBit(file, static_cast<int64_t>(bytes.size()) / 3, 4);  // rows
+    EXPECT_THAT(Carrel(ask), FailsWith(kFailed, Texts{"DATA_LOSS", "CRC"})) << file;
+    FlipBit(file, static_cast<int64_t>(bytes.size()) / 3, 4);
+    EXPECT_EQ(Carrel(ask).out, answer_) << file;
+    fs::resize_file(file, bytes.size() / 2);
+    EXPECT_THAT(Carrel(ask), FailsWith(kFailed, Texts{"DATA_LOSS", file}));
+    WriteBytes(file, bytes);
+    EXPECT_EQ(Carrel(ask).out, answer_) << file;
+    if (file == files[1].first) break;
+  }
+  const json statistics = JsonOf(Carrel({"stats", "--server", address_, "--json"}));
+  EXPECT_GE(statistics["files_changed"], 2);
+  EXPECT_GE(statistics["files_damaged"], 2);
+  ExpectNothingLost();
+}
+
+TEST_F(ServeTest, Scrubbing_CountsPassesAndDamage) {
+  const Server server(store_, address_, {"--scrub-rate", "1000"});
+  const auto statistics = [&] { return JsonOf(Carrel({"stats", "--server", address_, "--json"})); };
+  EXPECT_TRUE(WaitUntil([&] { return statistics()["scrub_passes"] >= 1; }));
+  EXPECT_GT(statistics()["scrubbed_bytes"], 0);
+  EXPECT_EQ(statistics()["scrub_failures"], 0);
+  for (const auto& entry : fs::recursive_directory_iterator(store_)) {
+    if (entry.path().extension() != ".sst" || entry.file_size() < 20000) continue;
+    fs::permissions(entry.path(), fs::perms(0600));
+    FlipBit(entry.path().string(), static_cast<int64_t>(entry.file_size()) / 3, 4);
+    EXPECT_TRUE(WaitUntil([&] { return statistics()["scrub_failures"] >= 1; }));
+    FlipBit(entry.path().string(), static_cast<int64_t>(entry.file_size()) / 3, 4);
+    break;
+  }
 }
 
 // Each of many decoders gets what it gets alone, whatever the others ask for.

@@ -64,6 +64,9 @@ struct RestRequest {
 class HostRows {
  public:
   virtual ~HostRows() = default;
+  // After the last use that counts: DataLoss if the rows changed on disk since they were mapped, or
+  // cannot be read any more (names the file).
+  virtual absl::Status CheckUnchanged() const { return absl::OkStatus(); }
   // Whether EstimateRest can be asked: the context has summaries.
   virtual bool has_summaries() const { return false; }
   virtual absl::Status EstimateRest(const RestRequest&) const {

@@ -1,5 +1,6 @@
 #include "kvstore/engine/engine.h"
 
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "kvstore/engine/fingerprint_check.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/validate.h"
+#include "kvstore/storage/file_watch.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
@@ -41,7 +43,8 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
       indexes_(config.memory_budget_bytes),
       resident_(config.memory_budget_bytes),
       loader_(&resident_),
-      queue_(ThreadsOf(config), config.queue_limit) {}
+      queue_(ThreadsOf(config), config.queue_limit),
+      checks_(ChecksSource(), config.scrub_bytes_per_s) {}
 
 Engine::~Engine() { stopping_ = true; }
 
@@ -54,10 +57,50 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& given
   return std::unique_ptr<Engine>(new Engine(config, std::move(store)));
 }
 
+BackgroundChecks::Source Engine::ChecksSource() {
+  return {.look = [this] { LookAtOpenContexts(); },
+          .names = [this]() -> absl::StatusOr<std::vector<std::string>> {
+            std::vector<absl::Status> unreadable;
+            ASSIGN_OR_RETURN(const std::vector<v1::Manifest> manifests, store_->List(&unreadable));
+            std::vector<std::string> names;
+            for (const v1::Manifest& manifest : manifests) names.push_back(manifest.name());
+            return names;
+          },
+          .find = [this](const std::string& name) { return FindStored(name); },
+          .busy = [this] { return queue_.waiting() > 0; }};
+}
+
+void Engine::LookAtOpenContexts() {
+  std::vector<std::shared_ptr<OpenContext>> open;
+  {
+    absl::MutexLock lock(&contexts_mu_);
+    for (const auto& [name, cached] : contexts_) open.push_back(cached.context);
+  }
+  for (const std::shared_ptr<OpenContext>& context : open) {
+    const int64_t damaged = FileWatch::total_damaged();
+    const absl::StatusOr<int64_t> look = context->LookAtAll();
+    if (!look.ok() && FileWatch::total_damaged() > damaged) {
+      spdlog::error("data loss: {}", std::string(look.status().message()));
+    }
+  }
+}
+
+absl::StatusOr<std::shared_ptr<const StoredContext>> Engine::FindStored(const std::string& name) {
+  {
+    absl::MutexLock lock(&contexts_mu_);
+    if (const auto it = contexts_.find(name); it != contexts_.end()) {
+      return it->second.context->stored();
+    }
+  }
+  return store_->OpenContext(name);
+}
+
 absl::StatusOr<std::shared_ptr<OpenContext>> Engine::FindOrOpen(const std::string& name) {
   if (const auto it = contexts_.find(name); it != contexts_.end()) {
     it->second.last_use = ++uses_;
-    return it->second.context;
+    if (it->second.context->LookAtAll().ok()) return it->second.context;
+    // Its files may be whole again; who has it open keeps what there is of it.
+    contexts_.erase(it);
   }
   if (static_cast<int64_t>(contexts_.size()) >= config_.max_open_contexts) {
     auto oldest = contexts_.end();
@@ -129,6 +172,12 @@ EngineStatistics Engine::Statistics() {
   statistics.resident_bytes = resident_.ResidentBytes();
   statistics.layers_released = resident_.releases();
   statistics.layers_loaded = loader_.loads();
+  statistics.files_changed = FileWatch::total_changes();
+  statistics.files_damaged = FileWatch::total_damaged();
+  const BackgroundChecks::Counters checks = checks_.counters();
+  statistics.scrubbed_bytes = checks.scrubbed_bytes;
+  statistics.scrub_passes = checks.passes;
+  statistics.scrub_failures = checks.failures;
   statistics.memory_budget_bytes = config_.memory_budget_bytes;
   absl::MutexLock lock(&contexts_mu_);
   statistics.open_contexts = static_cast<int64_t>(contexts_.size());

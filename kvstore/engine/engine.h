@@ -19,6 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "kvstore/engine/background_checks.h"
 #include "kvstore/engine/engine_config.h"
 #include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/index_cache.h"
@@ -78,6 +79,10 @@ class Engine {
   };
 
   Engine(const EngineConfig& config, std::unique_ptr<Store> store);
+  BackgroundChecks::Source ChecksSource();
+  void LookAtOpenContexts();
+  // The one that is open, else one of its own.
+  absl::StatusOr<std::shared_ptr<const StoredContext>> FindStored(const std::string& name);
   absl::StatusOr<std::shared_ptr<OpenContext>> FindOrOpen(const std::string& name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(contexts_mu_);
 
@@ -101,7 +106,8 @@ class Engine {
   std::atomic<bool> stopping_{false};
 
   WorkQueue background_{kBackgroundThreads, kBackgroundLimit};
-  WorkQueue queue_;  // last: its threads use all of the above
+  WorkQueue queue_;          // its threads use all of the above
+  BackgroundChecks checks_;  // last: its thread, too
 };
 
 }  // namespace carrel::kvstore

@@ -22,6 +22,7 @@ absl::Status ValidateEngineConfig(const EngineConfig& config) {
       {"max_fetch_rows", config.max_fetch_rows, 1, 16 * kMi},
       {"max_result_bytes", config.max_result_bytes, kMi, kMaxBytes},
       {"max_candidate_sets", config.max_candidate_sets, 1, 1024},
+      {"scrub_bytes_per_s", config.scrub_bytes_per_s, 0, int64_t{1} << 34},
       {"reply_part_bytes", config.reply_part_bytes, 4 * kKi, 32 * kMi},
   };
   for (const auto& field : fields) {

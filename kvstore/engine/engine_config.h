@@ -53,6 +53,11 @@ struct EngineConfig {
   // 1 .. 1024. Default: a decoder asks one layer ahead; this leaves room for several.
   int64_t max_candidate_sets = 8;
 
+  // Bytes per second at which a thread reads all contexts of the store again and checks them
+  // (background_checks.h). 0: off; at most 2^34. Default: off, as a store inside a command is gone
+  // before it would matter; `carrel serve` has a default of its own.
+  int64_t scrub_bytes_per_s = 0;
+
   // A reply is sent in parts of at most about this many bytes (one row is never split).
   // 4 KiB .. 32 MiB. Default: large enough to amortise a message, small enough to interleave.
   int64_t reply_part_bytes = int64_t{1} << 20;

@@ -35,6 +35,11 @@ struct EngineStatistics {
   int64_t layers_released = 0;  // for the memory budget
   int64_t layers_loaded = 0;    // whole, behind the searches
   int64_t memory_budget_bytes = 0;
+  int64_t files_changed = 0;  // times that a file of an open context was found written to
+  int64_t files_damaged = 0;  // files of open contexts that could not be read any more
+  int64_t scrubbed_bytes = 0;
+  int64_t scrub_passes = 0;    // over all contexts of the store
+  int64_t scrub_failures = 0;  // damaged files found, again in each pass
 };
 
 }  // namespace carrel::kvstore

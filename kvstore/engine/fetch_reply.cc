@@ -12,20 +12,37 @@ FetchReply::FetchReply(FetchRequest request, Session::Slot slot)
 
 absl::Status FetchReply::Run() {
   if (slot_.session().cancelled()) return absl::CancelledError("fetch rows: cancelled");
-  const OpenContext& context = *slot_.session().context();
   kv_heads_ = request_.kv_heads;
-  for (int32_t h = 0; request_.kv_heads.empty() && h < context.shape().kv_heads; ++h) {
+  for (int32_t h = 0; request_.kv_heads.empty() && h < context().shape().kv_heads; ++h) {
     kv_heads_.push_back(KvHead(h));
   }
-  for (KvHead kv_head : kv_heads_) {
-    ASSIGN_OR_RETURN(heads_.emplace_back(), context.Head(request_.layer, kv_head));
-  }
   rows_ = request_.by_ids ? static_cast<int64_t>(request_.ids.size()) : request_.range.rows();
+  ASSIGN_OR_RETURN(seen_, context().Look(request_.layer));
+  return OpenHeads();
+}
+
+absl::Status FetchReply::OpenHeads() {
+  heads_.clear();
+  for (KvHead kv_head : kv_heads_) {
+    ASSIGN_OR_RETURN(heads_.emplace_back(), context().Head(request_.layer, kv_head));
+  }
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> FetchReply::Confirm() {
+  ASSIGN_OR_RETURN(const int64_t now, context().Look(request_.layer));
+  if (now == seen_) return true;
+  seen_ = now;
+  next_head_ = first_head_;
+  next_row_ = first_row_;
+  RETURN_IF_ERROR(OpenHeads());
+  return false;
 }
 
 absl::Status FetchReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
   pieces.clear();
+  first_head_ = next_head_;
+  first_row_ = next_row_;
   slot_.session().context()->Touch(request_.layer);
   int64_t room = max_bytes;
   while (!done()) {

@@ -30,10 +30,14 @@ struct IndexKey {
   ContextId context;
   Layer layer;
   KvHead kv_head;
+  // Of this opening of the context, whose rows the index reads, and of the layer's files
+  // (StoredContext::Look) when it was asked for.
+  int64_t opening = 0;
+  int64_t changes = 0;
   bool operator==(const IndexKey&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const IndexKey& key) {
-    return H::combine(std::move(h), key.context, key.layer, key.kv_head);
+    return H::combine(std::move(h), key.context, key.layer, key.kv_head, key.opening, key.changes);
   }
 };
 

@@ -1,5 +1,7 @@
 #include "kvstore/engine/open_context.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -18,11 +20,17 @@ std::string Place(const std::string& context, Layer layer, KvHead kv_head) {
   return absl::StrCat("context=", context, " layer=", layer.value(), " kv_head=", kv_head.value());
 }
 
+std::atomic<int64_t> openings{0};
+
 }  // namespace
 
 OpenContext::OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,
                          ResidentBudget* budget, LayerLoader* loader)
-    : stored_(std::move(stored)), indexes_(indexes), budget_(budget), loader_(loader) {}
+    : opening_(openings.fetch_add(1)),
+      stored_(std::move(stored)),
+      indexes_(indexes),
+      budget_(budget),
+      loader_(loader) {}
 
 OpenContext::~OpenContext() { indexes_->DropContext(id_); }
 
@@ -65,14 +73,46 @@ absl::Status OpenContext::ReadManifest() {
                   [](const IndexParams& params) { return params.kind == IndexKind::kCode; });
   if (by_codes) stored_->Expect(FileAccess::kSparse);
   layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
+  changes_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(shape_.layers));
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> OpenContext::Look(Layer layer) const {
+  ASSIGN_OR_RETURN(const int64_t changes, stored_->Look(layer.value()));
+  std::atomic<int64_t>& known = changes_[static_cast<size_t>(layer.value())];
+  for (int64_t before = known.load(std::memory_order_acquire); before < changes;) {
+    if (!known.compare_exchange_weak(before, changes)) continue;
+    spdlog::warn("context {}: files of layer {} changed on disk; they are verified again", name_,
+                 layer.value());
+    break;
+  }
+  return changes;
+}
+
+absl::StatusOr<int64_t> OpenContext::LookAtAll() const {
+  int64_t changes = 0;
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    ASSIGN_OR_RETURN(const int64_t of_layer, Look(layer));
+    changes += of_layer;
+  }
+  return changes;
+}
+
+void OpenContext::FreshSlot(Slot& slot, Layer layer) const {
+  const int64_t changes =
+      changes_[static_cast<size_t>(layer.value())].load(std::memory_order_acquire);
+  if (slot.changes == changes) return;
+  slot.rows.reset();
+  slot.summaries.reset();
+  slot.changes = changes;
 }
 
 absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
                                                                   KvHead kv_head) const {
   Slot& slot = slots_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
   absl::MutexLock lock(&slot.mu);
+  FreshSlot(slot, layer);
   if (slot.rows != nullptr) return slot.rows;
   auto rows = std::make_shared<HeadRows>();
   ASSIGN_OR_RETURN(rows->keys, Rows::OpenKeys(*stored_, layer, kv_head));
@@ -94,6 +134,11 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
   return slot.rows;
 }
 
+absl::Status OpenContext::ChangesTooOften() const {
+  return absl::DataLossError(absl::StrCat("context ", name_, ": its files changed ", kMostAttempts,
+                                          " times while one answer was made of them"));
+}
+
 absl::Status OpenContext::CheckSummaries() const {
   if (manifest().summary_rows() > 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -106,6 +151,7 @@ absl::StatusOr<std::shared_ptr<const Summaries>> OpenContext::HeadSummaries(Laye
   RETURN_IF_ERROR(CheckSummaries());
   Slot& slot = slots_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
   absl::MutexLock lock(&slot.mu);
+  FreshSlot(slot, layer);
   if (slot.summaries != nullptr) return slot.summaries;
   ASSIGN_OR_RETURN(Blob blob, Blob::Open(*stored_, layer, Kind::kSummaries, kv_head));
   absl::StatusOr<Summaries> summaries = Summaries::Open(std::move(blob), tokens_, shape_.head_dim);
@@ -117,6 +163,21 @@ absl::StatusOr<std::shared_ptr<const Summaries>> OpenContext::HeadSummaries(Laye
 absl::StatusOr<std::shared_ptr<const OpenContext::QueryDrift>> OpenContext::ReadDrift() const {
   absl::MutexLock lock(&drift_mu_);
   if (drift_ != nullptr) return drift_;
+  ASSIGN_OR_RETURN(int64_t before, LookAtAll());
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    absl::StatusOr<QueryDrift> drift = ReadDriftOfLayers();
+    ASSIGN_OR_RETURN(const int64_t after, LookAtAll());
+    if (before == after) {
+      if (!drift.ok()) return drift.status();
+      drift_ = std::make_shared<const QueryDrift>(*std::move(drift));
+      return drift_;
+    }
+    before = after;
+  }
+  return ChangesTooOften();
+}
+
+absl::StatusOr<OpenContext::QueryDrift> OpenContext::ReadDriftOfLayers() const {
   QueryDrift drift;
   bool any = false;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
@@ -125,8 +186,7 @@ absl::StatusOr<std::shared_ptr<const OpenContext::QueryDrift>> OpenContext::Read
     drift.push_back(std::move(of_layer));
   }
   if (!any) drift.clear();
-  drift_ = std::make_shared<const QueryDrift>(std::move(drift));
-  return drift_;
+  return drift;
 }
 
 const IndexParams& OpenContext::ParamsOf(Layer layer, KvHead kv_head) const {
@@ -139,7 +199,8 @@ absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows&
   if (params.kind == IndexKind::kFlat) return search(*rows.exact);
   Blob blob;
   absl::StatusOr<IndexCache::Lease> lease = indexes_->Acquire(
-      {id_, layer, kv_head},
+      {id_, layer, kv_head, opening_,
+       changes_[static_cast<size_t>(layer.value())].load(std::memory_order_acquire)},
       [&]() -> absl::StatusOr<int64_t> {
         ASSIGN_OR_RETURN(blob, Blob::Open(*stored_, layer, Kind::kIndex, kv_head));
         return IndexHeapBytes(params.kind, blob.size());

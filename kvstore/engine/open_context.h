@@ -8,6 +8,7 @@
 // Invariants
 //   1. Rows are handed out unverified: whoever reads a row verifies it first (Rows::Verify).
 //   2. An index blob is verified wholly before it is parsed.
+//   3. After a change of a layer's files nothing that was opened before it is handed out.
 #pragma once
 
 #include <atomic>
@@ -56,6 +57,15 @@ class OpenContext {
     loader_->Touch(stored_, layer);
   }
 
+  // As StoredContext::Look: a reply is right if this gives the same before its first read of the
+  // layer and after its last. The rows, indexes and summaries are then those of that number.
+  absl::StatusOr<int64_t> Look(Layer layer) const;
+  absl::StatusOr<int64_t> LookAtAll() const;
+  // Attempts at an answer until Look gives the same before and after, and what then is said.
+  static constexpr int kMostAttempts = 4;
+  absl::Status ChangesTooOften() const;
+  const std::shared_ptr<const StoredContext>& stored() const { return stored_; }
+
   const v1::Manifest& manifest() const;
   const std::string& name() const { return name_; }
   const AttentionShape& shape() const { return shape_; }
@@ -83,6 +93,7 @@ class OpenContext {
  private:
   struct Slot {
     absl::Mutex mu;
+    int64_t changes ABSL_GUARDED_BY(mu) = 0;  // of the layer's files, as both were opened
     std::shared_ptr<const HeadRows> rows ABSL_GUARDED_BY(mu);
     std::shared_ptr<const Summaries> summaries ABSL_GUARDED_BY(mu);
   };
@@ -90,8 +101,12 @@ class OpenContext {
   OpenContext(std::shared_ptr<const StoredContext> stored, IndexCache* indexes,
               ResidentBudget* budget, LayerLoader* loader);
   absl::Status ReadManifest();
+  // Locked; what was opened before the last change is gone.
+  void FreshSlot(Slot& slot, Layer layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(slot.mu);
+  absl::StatusOr<QueryDrift> ReadDriftOfLayers() const;
   const IndexParams& ParamsOf(Layer layer, KvHead kv_head) const;
 
+  const int64_t opening_;  // one number per object of this process
   const std::shared_ptr<const StoredContext> stored_;
   IndexCache* const indexes_;
   ResidentBudget* const budget_;
@@ -105,6 +120,8 @@ class OpenContext {
   float scale_ = 0;
   std::vector<IndexParams> index_params_;  // [layers, kv_heads]
   std::unique_ptr<Slot[]> slots_;          // [layers, kv_heads]
+
+  mutable std::unique_ptr<std::atomic<int64_t>[]> changes_;  // [layers]: as Look gave last
 
   mutable absl::Mutex drift_mu_;
   mutable std::shared_ptr<const QueryDrift> drift_ ABSL_GUARDED_BY(drift_mu_);

@@ -89,10 +89,32 @@ absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
         absl::StrCat("query: among_candidates_of=", request_.among_candidates_of, " failed"));
   }
   const absl::Time start = absl::Now();
-  const AttentionShape& shape = context().shape();
-  for (int32_t h = 0; h < shape.kv_heads; ++h) {
+  ASSIGN_OR_RETURN(seen_, context().Look(request_.layer));
+  for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
+    const absl::Status status = RunOnce(queue);
+    ASSIGN_OR_RETURN(const int64_t after, context().Look(request_.layer));
+    if (after == seen_) {
+      statistics_.queue_us = absl::ToInt64Microseconds(waited);
+      statistics_.search_us = absl::ToInt64Microseconds(absl::Now() - start);
+      return status;
+    }
+    seen_ = after;
+  }
+  return context().ChangesTooOften();
+}
+
+absl::Status QueryReply::OpenHeads() {
+  heads_.clear();
+  for (int32_t h = 0; h < context().shape().kv_heads; ++h) {
     ASSIGN_OR_RETURN(heads_.emplace_back(), context().Head(request_.layer, KvHead(h)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status QueryReply::RunOnce(WorkQueue* queue) {
+  const AttentionShape& shape = context().shape();
+  RETURN_IF_ERROR(OpenHeads());
+  units_.clear();
   units_.resize(static_cast<size_t>(request_.tokens * shape.kv_heads));
   if (request_.want == Want::kAttend) {
     out_.resize(static_cast<size_t>(request_.tokens * shape.q_heads * shape.head_dim));
@@ -114,8 +136,6 @@ absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
     statistics_.candidates = request_.tokens * shape.kv_heads * zone_.rows();
     statistics_.rows = statistics_.candidates;
   }
-  statistics_.queue_us = absl::ToInt64Microseconds(waited);
-  statistics_.search_us = absl::ToInt64Microseconds(absl::Now() - start);
   return absl::OkStatus();
 }
 
@@ -279,8 +299,20 @@ std::vector<Candidates> QueryReply::TakeCandidates() {
   return found;
 }
 
+absl::StatusOr<bool> QueryReply::Confirm() {
+  ASSIGN_OR_RETURN(const int64_t now, context().Look(request_.layer));
+  if (now == seen_) return true;
+  seen_ = now;
+  next_unit_ = first_unit_;
+  next_row_ = first_row_;
+  RETURN_IF_ERROR(OpenHeads());
+  return false;
+}
+
 absl::Status QueryReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
   pieces.clear();
+  first_unit_ = next_unit_;
+  first_row_ = next_row_;
   const AttentionShape& shape = context().shape();
   const int64_t group = shape.group(), d = shape.head_dim;
   const bool attend = request_.want == Want::kAttend;

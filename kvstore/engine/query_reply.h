@@ -39,6 +39,7 @@ class QueryReply : public Reply {
   ReplyFormat format() const override { return {context().shape(), request_.want}; }
   bool done() const override { return found_ != nullptr || next_unit_ == units_.size(); }
   absl::Status Next(int64_t max_bytes, std::vector<Piece>& pieces) override;
+  absl::StatusOr<bool> Confirm() override;
   const QueryStatistics& statistics() const override { return statistics_; }
 
  private:
@@ -65,6 +66,9 @@ class QueryReply : public Reply {
   SelectParams ParamsOf(int64_t token, int32_t kv_head) const;
   const float* QueriesOf(int64_t token, int32_t kv_head) const;
 
+  absl::Status RunOnce(WorkQueue* queue);
+  absl::Status OpenHeads();
+
   // body(token, kv_head) for all, in parallel; the first error, if any.
   absl::Status ForEachUnit(WorkQueue* queue,
                            absl::FunctionRef<absl::Status(int64_t, int32_t)> body);
@@ -82,8 +86,9 @@ class QueryReply : public Reply {
   std::vector<Unit> units_;                             // [tokens, kv_heads]
   std::vector<float> out_, lse_;                        // ATTEND: [tokens, q_heads, ...]
   QueryStatistics statistics_;
-  size_t next_unit_ = 0;
-  int64_t next_row_ = 0;
+  int64_t seen_ = 0;  // what Look gave when heads_ were opened, and after what was computed
+  size_t next_unit_ = 0, first_unit_ = 0;  // of the next pieces, of those handed out last
+  int64_t next_row_ = 0, first_row_ = 0;
 };
 
 }  // namespace carrel::kvstore

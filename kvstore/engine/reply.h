@@ -1,6 +1,7 @@
 // What:   the answer to a request, taken piece by piece, so that a large one never lies in memory
 //         whole: rows are verified and pointed at when a piece is taken.
-// Errors: DataLoss a row that is not what was written.
+//         What is pointed at may change on disk: pieces are used only once Confirm said so.
+// Errors: DataLoss a row that is not what was written, or files that cannot be read.
 // Threads: one at a time.
 // Ownership: keeps rows mapped, and its request in flight, while it lives.
 #pragma once
@@ -8,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "kvstore/engine/request.h"
 
@@ -31,6 +32,9 @@ class Reply {
   virtual bool done() const = 0;  // no piece is left
   // Replaces pieces by the next ones, of about max_bytes in sum; at least one row, or none if done.
   virtual absl::Status Next(int64_t max_bytes, std::vector<Piece>& pieces) = 0;
+  // After the pieces were copied: true if their bytes were right all the while. False: the files
+  // changed; drop the copy, the next call of Next makes the same pieces of the files as they are.
+  virtual absl::StatusOr<bool> Confirm() = 0;
   virtual const QueryStatistics& statistics() const = 0;  // of a query
 };
 

@@ -251,6 +251,8 @@ bool FlipBitOf(const std::string& folder, const std::string& bytes) {
     const size_t at = content->find(bytes);
     if (at == std::string::npos) continue;
     // In place: the file stays the one that is mapped.
+    std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_write,
+                                 std::filesystem::perm_options::add);  // published: read-only
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
     const size_t target = at + bytes.size() / 2;
     file.seekp(static_cast<std::streamoff>(target));
@@ -260,32 +262,49 @@ bool FlipBitOf(const std::string& folder, const std::string& bytes) {
   return false;
 }
 
+namespace {
+
+absl::Status AddPieces(const Reply& reply, const std::vector<Piece>& pieces, int64_t kv_heads,
+                       std::vector<CollectedHead>& heads) {
+  const int64_t group = reply.format().shape.group();
+  const size_t row_bytes = static_cast<size_t>(reply.format().shape.head_dim) * 2;
+  if (pieces.empty()) return absl::InternalError("a part without pieces");
+  for (const Piece& piece : pieces) {
+    CollectedHead& head =
+        heads[static_cast<size_t>(piece.token * kv_heads) + piece.kv_head.value()];
+    ++head.pieces;
+    head.ids.insert(head.ids.end(), piece.ids.begin(), piece.ids.end());
+    head.scores.resize(piece.scores.empty() ? head.scores.size() : group);
+    for (size_t h = 0; h < head.scores.size(); ++h) {
+      head.scores[h].insert(head.scores[h].end(), piece.scores.begin() + h * piece.rows,
+                            piece.scores.begin() + (h + 1) * piece.rows);
+    }
+    for (const void* row : piece.k) head.k.append(static_cast<const char*>(row), row_bytes);
+    for (const void* row : piece.v) head.v.append(static_cast<const char*>(row), row_bytes);
+    head.out.insert(head.out.end(), piece.out.begin(), piece.out.end());
+    head.lse.insert(head.lse.end(), piece.lse.begin(), piece.lse.end());
+    head.zone_lse.insert(head.zone_lse.end(), piece.zone_lse.begin(), piece.zone_lse.end());
+    head.rest.insert(head.rest.end(), piece.rest.begin(), piece.rest.end());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<Collected> Collect(Reply& reply, int64_t tokens, int64_t kv_heads,
                                   int64_t part_bytes) {
   Collected all;
   all.heads.resize(static_cast<size_t>(tokens * kv_heads));
-  const int64_t group = reply.format().shape.group();
-  const size_t row_bytes = static_cast<size_t>(reply.format().shape.head_dim) * 2;
   std::vector<Piece> pieces;
   while (!reply.done()) {
-    RETURN_IF_ERROR(reply.Next(part_bytes, pieces));
-    if (pieces.empty()) return absl::InternalError("a part without pieces");
-    for (const Piece& piece : pieces) {
-      CollectedHead& head =
-          all.heads[static_cast<size_t>(piece.token * kv_heads) + piece.kv_head.value()];
-      ++head.pieces;
-      head.ids.insert(head.ids.end(), piece.ids.begin(), piece.ids.end());
-      head.scores.resize(piece.scores.empty() ? head.scores.size() : group);
-      for (size_t h = 0; h < head.scores.size(); ++h) {
-        head.scores[h].insert(head.scores[h].end(), piece.scores.begin() + h * piece.rows,
-                              piece.scores.begin() + (h + 1) * piece.rows);
-      }
-      for (const void* row : piece.k) head.k.append(static_cast<const char*>(row), row_bytes);
-      for (const void* row : piece.v) head.v.append(static_cast<const char*>(row), row_bytes);
-      head.out.insert(head.out.end(), piece.out.begin(), piece.out.end());
-      head.lse.insert(head.lse.end(), piece.lse.begin(), piece.lse.end());
-      head.zone_lse.insert(head.zone_lse.end(), piece.zone_lse.begin(), piece.zone_lse.end());
-      head.rest.insert(head.rest.end(), piece.rest.begin(), piece.rest.end());
+    std::vector<CollectedHead> before = all.heads;
+    absl::Status status = reply.Next(part_bytes, pieces);
+    if (status.ok()) status = AddPieces(reply, pieces, kv_heads, all.heads);
+    ASSIGN_OR_RETURN(const bool confirmed, reply.Confirm());
+    if (!confirmed) {
+      all.heads = std::move(before);
+    } else if (!status.ok()) {
+      return status;
     }
   }
   all.statistics = reply.statistics();

@@ -96,37 +96,59 @@ absl::StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(absl::string_view
   view->proof_ = value.substr(payload_bytes);
   view->chunk_crcs_ = value.substr(payload_bytes, static_cast<size_t>(chunks * 4));
   view->dtype_ = static_cast<uint8_t>(footer[10]);
-  view->verified_ =
-      std::make_unique<std::atomic<uint64_t>[]>(static_cast<size_t>((chunks + 63) / 64));
+  view->verified_ = std::make_unique<std::atomic<uint64_t>[]>(
+      static_cast<size_t>((chunks + kChunksPerWord - 1) / kChunksPerWord));
   view->unverified_chunks_.store(chunks, std::memory_order_release);
   return view;
 }
 
-absl::Status SegmentView::VerifyChunk(int64_t chunk) const {
-  const absl::string_view bytes =
-      payload_.substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes);
-  const uint32_t expected = LoadLittleEndian<uint32_t>(chunk_crcs_.data() + chunk * 4);
-  if (const uint32_t actual = Crc32c(bytes); actual != expected) {
-    CrcFailures().Add();
-    return absl::DataLossError(
-        absl::StrCat("payload bytes [", chunk * kChunkBytes, ", ",
-                     chunk * kChunkBytes + static_cast<int64_t>(bytes.size()), ") have CRC ",
-                     absl::Hex(actual), ", written with ", absl::Hex(expected)));
+absl::Status SegmentView::CheckChunks(int64_t first_chunk, absl::string_view bytes) const {
+  for (int64_t chunk = first_chunk; !bytes.empty(); ++chunk) {
+    const absl::string_view part = bytes.substr(0, kChunkBytes);
+    const uint32_t expected = LoadLittleEndian<uint32_t>(chunk_crcs_.data() + chunk * 4);
+    if (const uint32_t actual = Crc32c(part); actual != expected) {
+      CrcFailures().Add();
+      return absl::DataLossError(
+          absl::StrCat("payload bytes [", chunk * kChunkBytes, ", ",
+                       chunk * kChunkBytes + static_cast<int64_t>(part.size()), ") have CRC ",
+                       absl::Hex(actual), ", written with ", absl::Hex(expected)));
+    }
+    bytes.remove_prefix(part.size());
   }
-  const uint64_t bit = uint64_t{1} << (chunk % 64);
-  const uint64_t before =
-      verified_[static_cast<size_t>(chunk / 64)].fetch_or(bit, std::memory_order_acq_rel);
+  return absl::OkStatus();
+}
+
+absl::Status SegmentView::VerifyChunk(int64_t chunk) const {
+  std::atomic<uint64_t>& word = verified_[static_cast<size_t>(chunk / kChunksPerWord)];
+  uint64_t before = word.load(std::memory_order_acquire);
+  const uint64_t forgets = before / kOneForget;
+  RETURN_IF_ERROR(
+      CheckChunks(chunk, payload_.substr(static_cast<size_t>(chunk * kChunkBytes), kChunkBytes)));
+  const uint64_t bit = uint64_t{1} << (chunk % kChunksPerWord);
   // Only the first of concurrent verifiers counts the chunk.
-  if ((before & bit) == 0) unverified_chunks_.fetch_sub(1, std::memory_order_acq_rel);
+  while (before / kOneForget == forgets && (before & bit) == 0) {
+    if (word.compare_exchange_weak(before, before | bit, std::memory_order_acq_rel)) {
+      unverified_chunks_.fetch_sub(1, std::memory_order_acq_rel);
+      break;
+    }
+  }
   return absl::OkStatus();
 }
 
 void SegmentView::Forget() const {
-  const int64_t words = (ChunkCount(static_cast<int64_t>(payload_.size())) + 63) / 64;
-  for (int64_t i = 0; i < words; ++i) {
-    const uint64_t known = verified_[static_cast<size_t>(i)].exchange(0, std::memory_order_acq_rel);
-    unverified_chunks_.fetch_add(std::popcount(known), std::memory_order_acq_rel);
+  const int64_t chunks = ChunkCount(static_cast<int64_t>(payload_.size()));
+  // First more than will be forgotten: fully_verified must not be seen while a bit is unset.
+  unverified_chunks_.fetch_add(chunks, std::memory_order_acq_rel);
+  int64_t known = 0;
+  for (int64_t i = 0; i < (chunks + kChunksPerWord - 1) / kChunksPerWord; ++i) {
+    std::atomic<uint64_t>& word = verified_[static_cast<size_t>(i)];
+    uint64_t before = word.load(std::memory_order_acquire);
+    while (!word.compare_exchange_weak(before, (before / kOneForget + 1) * kOneForget,
+                                       std::memory_order_acq_rel)) {
+    }
+    known += std::popcount(before % kOneForget);
   }
+  unverified_chunks_.fetch_sub(chunks - known, std::memory_order_acq_rel);
 }
 
 absl::Status SegmentView::Verify(int64_t begin, int64_t end) const {
@@ -138,11 +160,11 @@ absl::Status SegmentView::Verify(int64_t begin, int64_t end) const {
   const int64_t last_chunk = (end - 1) / kChunkBytes;
   for (int64_t chunk = begin / kChunkBytes; chunk <= last_chunk;) {
     const uint64_t word =
-        verified_[static_cast<size_t>(chunk / 64)].load(std::memory_order_acquire);
+        verified_[static_cast<size_t>(chunk / kChunksPerWord)].load(std::memory_order_acquire);
     // Chunks of this word from `chunk` on that are verified without a gap.
-    const int64_t known = std::countr_one(word >> (chunk % 64));
+    const int64_t known = std::countr_one((word % kOneForget) >> (chunk % kChunksPerWord));
     if (known > 0) {
-      chunk += std::min<int64_t>(known, 64 - chunk % 64);
+      chunk += std::min<int64_t>(known, kChunksPerWord - chunk % kChunksPerWord);
       continue;
     }
     RETURN_IF_ERROR(VerifyChunk(chunk));

@@ -36,6 +36,8 @@ void EncodeSegment(absl::string_view key, absl::string_view payload, uint8_t dty
 //      Verify covers them.
 //   2. A chunk is verified at most a few times (concurrent first touches may repeat it) and
 //      remembered.
+//   3. A chunk that is remembered was read after the last Forget began: whoever was verifying
+//      meanwhile does not add to what is remembered.
 // Threads:   Verify may be called concurrently.
 // Ownership: the bytes belong to whoever pinned them (storage) and outlive the view.
 class SegmentView {
@@ -54,8 +56,12 @@ class SegmentView {
   // Calls fn(bytes) for each run of chunks of payload bytes [begin, end) that are not verified.
   template <typename Fn>
   void ForEachUnverified(int64_t begin, int64_t end, Fn&& fn) const;
-  // What was verified will be verified again: the bytes were given back and come from disk anew.
+  // What was verified will be verified again: the bytes were given back and come from disk anew, or
+  // they may have changed.
   void Forget() const;
+  // That `bytes`, read by other means than the mapping, are those of whole chunks from `first_chunk`
+  // on (the last of the payload may be shorter); DataLoss names the first chunk that is not.
+  absl::Status CheckChunks(int64_t first_chunk, absl::string_view bytes) const;
   bool fully_verified() const { return unverified_chunks_.load(std::memory_order_acquire) == 0; }
 
  private:
@@ -66,7 +72,11 @@ class SegmentView {
   absl::string_view chunk_crcs_;
   absl::string_view proof_;
   uint8_t dtype_ = kDTypeBytes;
-  mutable std::unique_ptr<std::atomic<uint64_t>[]> verified_;  // a bit per chunk
+  // Words of kChunksPerWord bits, one per chunk, below a count of the Forgets: a bit is set only
+  // in the word that was there before the chunk was read.
+  static constexpr int64_t kChunksPerWord = 48;
+  static constexpr uint64_t kOneForget = uint64_t{1} << kChunksPerWord;
+  mutable std::unique_ptr<std::atomic<uint64_t>[]> verified_;
   mutable std::atomic<int64_t> unverified_chunks_{0};
 };
 
@@ -75,8 +85,9 @@ void SegmentView::ForEachUnverified(int64_t begin, int64_t end, Fn&& fn) const {
   if (begin >= end || fully_verified()) return;
   const int64_t stop = (end - 1) / kChunkBytes + 1;
   const auto unverified = [this](int64_t chunk) {
-    return (verified_[static_cast<size_t>(chunk / 64)].load(std::memory_order_relaxed) >>
-                (chunk % 64) &
+    return (verified_[static_cast<size_t>(chunk / kChunksPerWord)].load(
+                std::memory_order_relaxed) >>
+                (chunk % kChunksPerWord) &
             1) == 0;
   };
   for (int64_t chunk = begin / kChunkBytes; chunk < stop; ++chunk) {

@@ -281,7 +281,9 @@ void ErrorToWire(const absl::Status& status, v1::SessionReply* wire) {
   wire->mutable_error()->set_message(std::string(status.message()));
 }
 
-absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
+namespace {
+
+absl::Status PartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
   std::vector<Piece> pieces;
   RETURN_IF_ERROR(reply.Next(max_bytes, pieces));
   wire->set_last(reply.done());
@@ -310,6 +312,21 @@ absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* w
     query->mutable_statistics()->set_rows(statistics.rows);
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
+  for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
+    wire->Clear();
+    const absl::Status status = PartToWire(reply, max_bytes, wire);
+    // Whatever came of it: of files that changed meanwhile it says nothing.
+    ASSIGN_OR_RETURN(const bool confirmed, reply.Confirm());
+    if (confirmed) return status;
+  }
+  return absl::DataLossError(
+      absl::StrCat("layer ", reply.layer().value(), ": the files of the context changed ",
+                   OpenContext::kMostAttempts, " times while a reply was made of them"));
 }
 
 void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire) {
@@ -363,6 +380,11 @@ void StatisticsToWire(const EngineStatistics& from, v1::StatisticsResponse* to) 
   to->set_index_evictions(from.index_evictions);
   to->set_layers_released(from.layers_released);
   to->set_layers_loaded(from.layers_loaded);
+  to->set_files_changed(from.files_changed);
+  to->set_files_damaged(from.files_damaged);
+  to->set_scrubbed_bytes(from.scrubbed_bytes);
+  to->set_scrub_passes(from.scrub_passes);
+  to->set_scrub_failures(from.scrub_failures);
 }
 
 }  // namespace carrel::kvstore

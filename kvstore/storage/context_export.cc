@@ -36,7 +36,8 @@ class ContextExportImpl final : public ContextExport {
       files_[next_file_ - 1]->ReleasePages();
     } else if (rest_.empty() && next_file_ < files_.size()) {
       const SegmentFile& file = *files_[next_file_++];
-      ASSIGN_OR_RETURN(entries_, file.Entries());
+      ASSIGN_OR_RETURN(located_, file.Entries());
+      entries_ = located_->entries;
       sha_ = std::make_unique<Sha256>();
       rest_ = file.contents();
       state_ = State::kFile;
@@ -78,6 +79,7 @@ class ContextExportImpl final : public ContextExport {
   State state_ = State::kHeader;
   size_t next_file_ = 0;
   absl::string_view rest_;              // of header, file or digest: what is to be given
+  std::shared_ptr<const SstEntries> located_;  // of the file
   absl::Span<const SstEntry> entries_;  // of the file: those that are not wholly given
   std::unique_ptr<Sha256> sha_;         // of the file so far
 };

@@ -1,5 +1,7 @@
 #include "kvstore/storage/segment_file.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -25,24 +27,54 @@ absl::StatusOr<std::shared_ptr<const SegmentFile>> SegmentFile::Open(const std::
     return absl::DataLossError(
         absl::StrCat(path, ": ", file->file_->bytes().size(), " bytes, published with ", bytes));
   }
+  file->watch_ = std::make_unique<FileWatch>(file->file_.get());
   file->path_ = path;
   file->first_key_ = std::move(first_key);
   file->last_key_ = std::move(last_key);
   return file;
 }
 
-void SegmentFile::Locate() const {
+std::shared_ptr<const SstEntries> SegmentFile::Located() const {
+  absl::MutexLock lock(&mu_);
+  if (entries_ != nullptr) return entries_;
   file_->Expect(FileAccess::kSparse);
-  entries_ = WalkToKey(file_->bytes(), last_key_);
+  SstEntries entries = WalkToKey(file_->bytes(), last_key_);
   is_located_.store(true);
   Apply(expected_sparse_.load() ? FileAccess::kSparse : FileAccess::kLargePages);
-  const auto wanted = ContextOfKey(first_key_), found = ContextOfKey(entries_.first_key);
+  const auto wanted = ContextOfKey(first_key_), found = ContextOfKey(entries.first_key);
   if (wanted.ok() && found.ok() && *found != *wanted) {
-    entries_ = {.status = absl::DataLossError(
+    entries = {.status = absl::DataLossError(
                     absl::StrCat("is a file of another context, #", found->ToString()))};
-  } else if (!entries_.entries.empty() && entries_.first_key != first_key_) {
-    entries_ = {.status = absl::DataLossError("another first key")};
+  } else if (!entries.entries.empty() && entries.first_key != first_key_) {
+    entries = {.status = absl::DataLossError("another first key")};
   }
+  entries_ = std::make_shared<const SstEntries>(std::move(entries));
+  return entries_;
+}
+
+void SegmentFile::ForgetPlaces() const {
+  absl::MutexLock lock(&mu_);
+  entries_.reset();
+}
+
+absl::StatusOr<int64_t> SegmentFile::Look(absl::FunctionRef<void()> forget) const {
+  return watch_->Look([&] {
+    ForgetPlaces();
+    forget();
+  });
+}
+
+void SegmentFile::Distrust(absl::FunctionRef<void()> forget) const {
+  watch_->Distrust([&] {
+    ForgetPlaces();
+    forget();
+  });
+}
+
+absl::StatusOr<std::shared_ptr<const SstEntries>> SegmentFile::Entries() const {
+  std::shared_ptr<const SstEntries> located = Located();
+  RETURN_IF_ERROR(Annotate(located->status, path_));
+  return located;
 }
 
 void SegmentFile::Expect(FileAccess access) const {
@@ -74,14 +106,14 @@ void SegmentFile::ReleasePages() const {
 }
 
 absl::StatusOr<std::optional<absl::string_view>> SegmentFile::Find(absl::string_view key) const {
-  std::call_once(located_, [this] { Locate(); });
-  const std::vector<SstEntry>& entries = entries_.entries;
+  const std::shared_ptr<const SstEntries> located = Located();
+  const std::vector<SstEntry>& entries = located->entries;
   const auto at = std::lower_bound(
       entries.begin(), entries.end(), key,
       [](const SstEntry& entry, absl::string_view wanted) { return entry.key < wanted; });
   if (at != entries.end() && at->key == key) return at->value;
-  if (at == entries.end() && !entries_.status.ok() && key <= last_key_) {
-    return Annotate(entries_.status, path_);
+  if (at == entries.end() && !located->status.ok() && key <= last_key_) {
+    return Annotate(located->status, path_);
   }
   // Not there, unless damage to a key made it another one: then that one stands where this should,
   // and does not fit its value.
@@ -94,30 +126,44 @@ absl::StatusOr<std::optional<absl::string_view>> SegmentFile::Find(absl::string_
   return std::nullopt;
 }
 
-absl::StatusOr<absl::Span<const SstEntry>> SegmentFile::Entries() const {
-  std::call_once(located_, [this] { Locate(); });
-  RETURN_IF_ERROR(Annotate(entries_.status, path_));
-  return entries_.entries;
-}
+namespace {
 
-absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles(const OpenDb& db,
-                                                                                 ContextId id) {
+std::vector<rocksdb::SstFileMetaData> FilesOf(const OpenDb& db, ContextId id) {
   const auto [begin, end] = ContextKeyRange(id);
   rocksdb::ColumnFamilyMetaData family;
   db.db->GetColumnFamilyMetaData(db.segments, &family);
-  std::vector<std::shared_ptr<const SegmentFile>> files;
+  std::vector<rocksdb::SstFileMetaData> files;
   for (const rocksdb::LevelMetaData& level : family.levels) {
     for (const rocksdb::SstFileMetaData& meta : level.files) {
-      if (meta.smallestkey < begin || meta.smallestkey >= end) continue;
-      ASSIGN_OR_RETURN(auto file,
-                       SegmentFile::Open(absl::StrCat(meta.directory, "/", meta.relative_filename),
-                                         meta.smallestkey, meta.largestkey, meta.size));
-      files.push_back(std::move(file));
+      if (meta.smallestkey >= begin && meta.smallestkey < end) files.push_back(meta);
     }
+  }
+  return files;
+}
+
+std::string PathOf(const rocksdb::SstFileMetaData& meta) {
+  return absl::StrCat(meta.directory, "/", meta.relative_filename);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles(const OpenDb& db,
+                                                                                 ContextId id) {
+  std::vector<std::shared_ptr<const SegmentFile>> files;
+  for (const rocksdb::SstFileMetaData& meta : FilesOf(db, id)) {
+    ASSIGN_OR_RETURN(auto file,
+                     SegmentFile::Open(PathOf(meta), meta.smallestkey, meta.largestkey, meta.size));
+    files.push_back(std::move(file));
   }
   std::sort(files.begin(), files.end(),
             [](const auto& a, const auto& b) { return a->first_key() < b->first_key(); });
   return files;
+}
+
+void MakeReadOnly(const OpenDb& db, ContextId id) {
+  for (const rocksdb::SstFileMetaData& meta : FilesOf(db, id)) {
+    (void)chmod(PathOf(meta).c_str(), S_IRUSR | S_IRGRP | S_IROTH);
+  }
 }
 
 }  // namespace carrel::kvstore

@@ -2,6 +2,7 @@
 // Invariants
 //   1. Mapped from creation on: the bytes stay readable after the file is deleted.
 //   2. Blocks are located at the first Find (one or two pages per value), not before.
+//      After a change of the file (Look) they are located anew.
 //   3. Under kSparse, what is known ahead is asked for (AskAhead), until Load reads the rest.
 // Threads: any.
 #pragma once
@@ -9,16 +10,17 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
+#include "absl/synchronization/mutex.h"
 #include "common/ids.h"
 #include "common/mapped_file.h"
+#include "kvstore/storage/file_watch.h"
 #include "kvstore/storage/rocks.h"
 #include "kvstore/storage/sst_blocks.h"
 
@@ -37,7 +39,7 @@ class SegmentFile {
   int64_t bytes() const { return static_cast<int64_t>(file_->bytes().size()); }
   absl::string_view contents() const { return file_->bytes(); }  // unverified
   // Every segment in it. DataLoss: it is not as it was written.
-  absl::StatusOr<absl::Span<const SstEntry>> Entries() const;
+  absl::StatusOr<std::shared_ptr<const SstEntries>> Entries() const;
 
   // From now on; kLargePages before.
   void Expect(FileAccess access) const;
@@ -47,6 +49,13 @@ class SegmentFile {
   int64_t bytes_asked() const { return bytes_asked_.load(std::memory_order_relaxed); }
   // Reads all of it into large pages; not sparse any more. What was read before may be read anew.
   void Load(const std::atomic<bool>& cancelled) const;
+  // As FileWatch::Look; what is known of where values lie is forgotten, too.
+  absl::StatusOr<int64_t> Look(absl::FunctionRef<void()> forget) const;
+  int64_t changes() const { return watch_->changes(); }
+  void Distrust(absl::FunctionRef<void()> forget) const;
+
+  const MappedFile& mapped() const { return *file_; }
+
   // Sparse again, if that is what was expected.
   void ReleasePages() const;
 
@@ -56,12 +65,14 @@ class SegmentFile {
 
  private:
   SegmentFile() = default;
-  void Locate() const;
+  std::shared_ptr<const SstEntries> Located() const;
+  void ForgetPlaces() const;
   void Apply(FileAccess access) const;
   std::string path_, first_key_, last_key_;
   std::unique_ptr<MappedFile> file_;
-  mutable std::once_flag located_;
-  mutable SstEntries entries_;  // set by Locate
+  std::unique_ptr<FileWatch> watch_;
+  mutable absl::Mutex mu_;
+  mutable std::shared_ptr<const SstEntries> entries_ ABSL_GUARDED_BY(mu_);  // null: not located
   mutable std::atomic<bool> expected_sparse_{false};
   mutable std::atomic<bool> sparse_{false};
   mutable std::atomic<bool> is_located_{false};
@@ -71,5 +82,8 @@ class SegmentFile {
 // All files of a context, ordered by key.
 absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles(const OpenDb& db,
                                                                                  ContextId id);
+// Takes everybody's right to write from them: against accidents, so that a file system that knows no
+// such rights is no error.
+void MakeReadOnly(const OpenDb& db, ContextId id);
 
 }  // namespace carrel::kvstore

@@ -361,8 +361,10 @@ class StoreImpl : public Store {
     catalog.external_files = {manifest_file};
     catalog.options.move_files = true;
     catalog.options.write_global_seqno = false;
-    return FromRocks(db_->db->IngestExternalFiles({layers, catalog}),
-                     absl::StrCat("store ", db_->folder, ": publish"));
+    RETURN_IF_ERROR(FromRocks(db_->db->IngestExternalFiles({layers, catalog}),
+                              absl::StrCat("store ", db_->folder, ": publish")));
+    MakeReadOnly(*db_, id);  // not before: RocksDB opens them for writing, to sync them
+    return absl::OkStatus();
   }
 
   const StoreMode mode_;

@@ -1,5 +1,6 @@
 // What goes wrong around a store: bits flip, processes are killed, disks fill up, files go missing.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
@@ -43,6 +44,7 @@ std::vector<std::string> DbFiles(const std::string& folder, const std::string& e
 }
 
 void FlipBit(const std::string& path, int64_t bit) {
+  (void)chmod(path.c_str(), 0600);  // what is published is read-only
   const int fd = open(path.c_str(), O_RDWR);
   char byte = 0;
   ASSERT_EQ(pread(fd, &byte, 1, bit / 8), 1);
@@ -230,6 +232,7 @@ TEST(StoreFaultTest, LostOrTruncatedLayerFile_IsDataLossNamingContextAndFile) {
   const std::string folder = dir + "/store";
   CARREL_ASSERT_OK(PublishTestContext(*OpenStore(folder), dir + "/staging", {}));
   const std::string file = DbFiles(folder, ".sst")[1];
+  fs::permissions(file, fs::perms::owner_write, fs::perm_options::add);  // published: read-only
   fs::resize_file(file, fs::file_size(file) - 1);
   EXPECT_THAT(OpenStore(folder)->OpenContext("report"),
               StatusIs(StatusCode::kDataLoss, "context report"));

@@ -1,6 +1,7 @@
 #include "kvstore/storage/stored_context.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "common/status.h"
+#include "kvstore/storage/read_aside.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -33,6 +35,20 @@ class PinnedSegmentImpl : public PinnedSegment {
     view_->ForEachUnverified(begin, end, [this](absl::string_view part) { file_->AskAhead(part); });
   }
   void Forget() const { view_->Forget(); }
+  // As StoredContext::Scrub, of this segment; false: go_on ended it.
+  absl::StatusOr<bool> Scrub(absl::FunctionRef<bool(int64_t)> go_on) const {
+    const auto size = static_cast<int64_t>(view_->payload().size());
+    const int64_t offset = view_->payload().data() - file_->mapped().bytes().data();
+    std::string buffer;
+    for (int64_t at = 0; at < size; at += StoredContext::kScrubStep) {
+      buffer.resize(static_cast<size_t>(std::min(StoredContext::kScrubStep, size - at)));
+      absl::Status status = ReadAside(file_->mapped(), offset + at, buffer);
+      if (status.ok()) status = view_->CheckChunks(at / kChunkBytes, buffer);
+      if (!status.ok()) return Annotate(status, where_);
+      if (!go_on(static_cast<int64_t>(buffer.size()))) return false;
+    }
+    return true;
+  }
 
  private:
   const std::shared_ptr<const SegmentFile> file_;  // keeps the bytes mapped
@@ -65,23 +81,28 @@ class StoredContextImpl : public StoredContext {
       absl::ReaderMutexLock lock(&mu_);
       if (const auto found = segments_.find(bytes); found != segments_.end()) return found->second;
     }
-    const absl::string_view digest = digests_.Find(key);
-    Found found;
-    if (!bound_ || !digest.empty()) {
-      ASSIGN_OR_RETURN(found, Find(key, bytes));
-    }
-    if (!found.value.has_value()) {
-      if (!digest.empty()) return absl::DataLossError(absl::StrCat(Where(key), ": is missing"));
-      return absl::NotFoundError(absl::StrCat(Where(key), ": not stored"));
-    }
-    auto view = SegmentView::Open(bytes, *found.value);
-    if (!view.ok()) return Annotate(view.status(), Where(key));
-    if (bound_) RETURN_IF_ERROR(Annotate(CheckDigest(bytes, **view, digest), Where(key)));
-    auto pinned =
-        std::make_shared<const PinnedSegmentImpl>(found.file, *std::move(view), Where(key));
+    const int64_t epoch = forgets_.load(std::memory_order_acquire);
+    ASSIGN_OR_RETURN(std::shared_ptr<const PinnedSegmentImpl> pinned, Open(key, bytes));
     absl::MutexLock lock(&mu_);
+    // What was opened while a file was being forgotten is for this caller alone, who will look.
+    if (forgets_.load(std::memory_order_acquire) != epoch) return pinned;
     // Whoever came first: a chunk that one user verified is verified for all.
     return segments_.try_emplace(bytes, std::move(pinned)).first->second;
+  }
+
+  absl::StatusOr<int64_t> Look(int32_t layer) const override { return LookAt(FilesOf(layer)); }
+  absl::StatusOr<int64_t> LookAtAll() const override { return LookAt(files_); }
+  void Scrub(absl::FunctionRef<bool(int64_t)> go_on,
+             std::vector<absl::Status>& damaged) const override {
+    for (const auto& file : files_) {
+      const absl::StatusOr<bool> went_on = ScrubFile(*file, go_on);
+      if (!went_on.ok()) {
+        damaged.push_back(went_on.status());
+        file->Distrust([&] { ForgetFile(*file); });
+      } else if (!*went_on) {
+        return;
+      }
+    }
   }
 
   void Expect(FileAccess access) const override {
@@ -118,6 +139,66 @@ class StoredContextImpl : public StoredContext {
   }
 
  private:
+  // A segment as it is now, whatever is known of it.
+  absl::StatusOr<std::shared_ptr<const PinnedSegmentImpl>> Open(const SegmentKey& key,
+                                                                const std::string& bytes) const {
+    const absl::string_view digest = digests_.Find(key);
+    Found found;
+    if (!bound_ || !digest.empty()) {
+      ASSIGN_OR_RETURN(found, Find(key, bytes));
+    }
+    if (!found.value.has_value()) {
+      if (!digest.empty()) return absl::DataLossError(absl::StrCat(Where(key), ": is missing"));
+      return absl::NotFoundError(absl::StrCat(Where(key), ": not stored"));
+    }
+    auto view = SegmentView::Open(bytes, *found.value);
+    if (!view.ok()) return Annotate(view.status(), Where(key));
+    if (bound_) RETURN_IF_ERROR(Annotate(CheckDigest(bytes, **view, digest), Where(key)));
+    return std::make_shared<const PinnedSegmentImpl>(found.file, *std::move(view), Where(key));
+  }
+
+  absl::StatusOr<int64_t> LookAt(absl::Span<const std::shared_ptr<const SegmentFile>> files) const {
+    int64_t changes = 0;
+    for (const auto& file : files) {
+      const absl::StatusOr<int64_t> found = file->Look([&] { ForgetFile(*file); });
+      if (!found.ok()) {
+        return Annotate(found.status(), absl::StrCat("context ", manifest_.name()));
+      }
+      changes += *found;
+    }
+    return changes;
+  }
+
+  void ForgetFile(const SegmentFile& file) const {
+    absl::MutexLock lock(&mu_);
+    forgets_.fetch_add(1, std::memory_order_acq_rel);
+    for (auto it = segments_.begin(); it != segments_.end();) {
+      const auto at = it++;
+      if (at->first < file.first_key() || at->first > file.last_key()) continue;
+      at->second->Forget();
+      segments_.erase(at);
+    }
+  }
+
+  // False: go_on ended it.
+  absl::StatusOr<bool> ScrubFile(const SegmentFile& file,
+                                 absl::FunctionRef<bool(int64_t)> go_on) const {
+    const auto located = file.Entries();
+    if (!located.ok()) {
+      return Annotate(located.status(), absl::StrCat("context ", manifest_.name()));
+    }
+    for (const SstEntry& entry : (*located)->entries) {
+      const std::string bytes(entry.key);
+      ASSIGN_OR_RETURN(const SegmentKey key, DecodeKey(bytes));
+      ASSIGN_OR_RETURN(const auto segment, Open(key, bytes));
+      ASSIGN_OR_RETURN(const bool went_on, segment->Scrub(go_on));
+      if (!went_on) return false;
+    }
+    // Zeros of a mapping that failed prove nothing.
+    RETURN_IF_ERROR(file.mapped().CheckReadable());
+    return true;
+  }
+
   struct Found {
     std::shared_ptr<const SegmentFile> file;
     std::optional<absl::string_view> value;  // nullopt: there is none
@@ -177,6 +258,7 @@ class StoredContextImpl : public StoredContext {
   SegmentDigests digests_;  // of manifest_
   bool bound_ = false;
   const std::vector<std::shared_ptr<const SegmentFile>> files_;
+  mutable std::atomic<int64_t> forgets_{0};
   mutable absl::Mutex mu_;
   mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegmentImpl>> segments_
       ABSL_GUARDED_BY(mu_);

@@ -104,7 +104,9 @@ absl::Status RunAsk(AskFlags& flags) {
     show(piece);
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(const decoder::GenerateResult result, open->decoder().Generate(prompt, options));
+  absl::StatusOr<decoder::GenerateResult> generated = open->decoder().Generate(prompt, options);
+  RETURN_IF_ERROR(open->Confirm(generated.status()));
+  const decoder::GenerateResult& result = *generated;
   if (stream != nullptr) {
     ASSIGN_OR_RETURN(const std::string rest, stream->Finish());
     show(rest);

@@ -59,7 +59,7 @@ absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
   for (size_t i = 0; i < questions.size(); ++i) {
     before(i, tally);
-    RETURN_IF_ERROR(Annotate(AskOne(flags, open, match, questions[i], tally),
+    RETURN_IF_ERROR(Annotate(open.Confirm(AskOne(flags, open, match, questions[i], tally)),
                              absl::StrCat("question ", i + 1)));
   }
   return absl::OkStatus();

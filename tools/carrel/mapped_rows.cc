@@ -61,6 +61,7 @@ class MappedRows final : public decoder::HostRows {
         mapped_(2 * heads_.size()) {}
 
   absl::Status Map(ThreadPool* pool) {
+    ASSIGN_OR_RETURN(changes_, context_->LookAtAll());
     absl::Mutex mu;
     absl::Status failed;
     pool->ParallelFor(static_cast<int64_t>(heads_.size()), [&](int64_t i) {
@@ -69,6 +70,13 @@ class MappedRows final : public decoder::HostRows {
       failed.Update(status);
     });
     return failed;
+  }
+
+  absl::Status CheckUnchanged() const override {
+    ASSIGN_OR_RETURN(const int64_t changes, context_->LookAtAll());
+    if (changes == changes_) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat("context ", context_->manifest().name(),
+                                            ": its files changed while their rows were mapped"));
   }
 
   int64_t tokens() const override { return static_cast<int64_t>(context_->manifest().tokens()); }
@@ -157,6 +165,7 @@ class MappedRows final : public decoder::HostRows {
 
   const std::shared_ptr<const kvstore::StoredContext> context_;
   const int64_t layers_, kv_heads_;
+  int64_t changes_ = 0;                        // of the context's files, before they were read
   std::vector<HeadRows> heads_;                // [layers, kv_heads]
   std::vector<kvstore::Summaries> summaries_;  // [layers, kv_heads], where there are any
   std::vector<kvstore::Rows> mapped_;          // K and V of each: they pin what heads_ points into

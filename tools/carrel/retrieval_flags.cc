@@ -31,6 +31,12 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   if (context_required) context_option.required();
   DeclareContentId(command, config.content_id);
   store.Declare(command);
+  command
+      .add_option(
+          "--retry-for", retry_for,
+          "with --server: how long a server that is gone is waited for; the answer then goes "
+          "on where it was; 0: not at all")
+      ->capture_default_str();
   CLI::Option& fidelity_option = *command.add_option(
       "--fidelity", fidelity,
       "how near to dense attention: fast | balanced | faithful; each KV head gets the rows that "
@@ -309,20 +315,33 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
                                          open->checkpoint_, &open->pool_, flags.device_config));
     return open;
   }
-  ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  StoreFlags store = flags.store;
+  if (!absl::ParseDuration(flags.retry_for, &store.retry_for) ||
+      store.retry_for < absl::ZeroDuration() || store.retry_for > absl::Hours(24)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "retry-for=", flags.retry_for, " is no duration from 0 to 24h, such as 30s or 2m"));
+  }
+  ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const decoder::RetrievalConfig config, WithResolvedRefine(flags));
   if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
-  std::shared_ptr<const decoder::HostRows> rows;
   // A GPU fetches the rows of its zone from a server if their folder is not here.
   if (decoder::NeedsHostRows(config, flags.device_config) ||
       (decoder::TakesHostRows(config, flags.device_config) && !flags.store.folder.empty())) {
-    ASSIGN_OR_RETURN(rows, MapContextRows(flags.store.folder, flags.context, &open->pool_));
+    ASSIGN_OR_RETURN(open->rows_, MapContextRows(flags.store.folder, flags.context, &open->pool_));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
-  ASSIGN_OR_RETURN(open->decoder_, decoder::Decoder::Open(open->checkpoint_, std::move(client),
-                                                          flags.context, config, &open->pool_,
-                                                          flags.device_config, std::move(rows)));
+  absl::StatusOr<std::unique_ptr<decoder::Decoder>> made =
+      decoder::Decoder::Open(open->checkpoint_, std::move(client), flags.context, config,
+                             &open->pool_, flags.device_config, open->rows_);
+  if (!made.ok()) return open->Confirm(made.status());
+  open->decoder_ = *std::move(made);
   return open;
+}
+
+absl::Status OpenDecoder::Confirm(const absl::Status& status) const {
+  RETURN_IF_ERROR(checkpoint_.CheckUnchanged());
+  if (rows_ != nullptr) RETURN_IF_ERROR(rows_->CheckUnchanged());
+  return status;
 }
 
 }  // namespace carrel::tools

@@ -27,6 +27,7 @@ struct RetrievalFlags {
   std::string missing_bytes = "refuse";
   std::string context;
   StoreFlags store;
+  std::string retry_for = "30s";
   std::optional<std::string> fidelity;  // none: balanced, where the context was measured
   std::optional<double> target_error;   // instead of fidelity
   std::optional<std::string> top_k;     // instead of fidelity
@@ -61,6 +62,9 @@ class OpenDecoder {
   static absl::StatusOr<std::unique_ptr<OpenDecoder>> Create(const RetrievalFlags& flags);
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
   decoder::Decoder& decoder() { return *decoder_; }
+  // What becomes of an attempt at answers: `status`, unless the weights, or rows mapped here, changed
+  // while it went on. DataLoss then (names the file): no answer of it counts.
+  absl::Status Confirm(const absl::Status& status) const;
   // How rows are chosen here (decoder::DescribeRefine); empty where the store searches.
   const std::string& refine() const { return refine_; }
 
@@ -69,6 +73,7 @@ class OpenDecoder {
   ThreadPool pool_;
   model::Checkpoint checkpoint_;
   std::unique_ptr<StoreAccess> store_;
+  std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
   std::unique_ptr<decoder::Decoder> decoder_;
   std::string refine_;
 };

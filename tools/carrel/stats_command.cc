@@ -47,7 +47,12 @@ absl::Status RunStats(const StatsFlags& flags) {
                                  {"index_loads", statistics.index_loads()},
                                  {"index_evictions", statistics.index_evictions()},
                                  {"layers_released", statistics.layers_released()},
-                                 {"layers_loaded", statistics.layers_loaded()}};
+                                 {"layers_loaded", statistics.layers_loaded()},
+                                 {"files_changed", statistics.files_changed()},
+                                 {"files_damaged", statistics.files_damaged()},
+                                 {"scrubbed_bytes", statistics.scrubbed_bytes()},
+                                 {"scrub_passes", statistics.scrub_passes()},
+                                 {"scrub_failures", statistics.scrub_failures()}};
     std::printf("%s\n", json.dump().c_str());
     return absl::OkStatus();
   }
@@ -56,14 +61,23 @@ absl::Status RunStats(const StatsFlags& flags) {
               static_cast<long long>(statistics.open_contexts()),
               static_cast<long long>(statistics.waiting()),
               static_cast<long long>(statistics.refused()));
-  std::printf("memory %s of %s; indexes %s, %lld loaded, %lld evicted; %lld layers loaded, %lld let go\n",
-              FormatBytes(statistics.resident_bytes()).c_str(),
-              FormatBytes(statistics.memory_budget_bytes()).c_str(),
-              FormatBytes(statistics.index_bytes()).c_str(),
-              static_cast<long long>(statistics.index_loads()),
-              static_cast<long long>(statistics.index_evictions()),
-              static_cast<long long>(statistics.layers_loaded()),
-              static_cast<long long>(statistics.layers_released()));
+  std::printf(
+      "memory %s of %s; indexes %s, %lld loaded, %lld evicted; %lld layers loaded, %lld let go\n",
+      FormatBytes(statistics.resident_bytes()).c_str(),
+      FormatBytes(statistics.memory_budget_bytes()).c_str(),
+      FormatBytes(statistics.index_bytes()).c_str(),
+      static_cast<long long>(statistics.index_loads()),
+      static_cast<long long>(statistics.index_evictions()),
+      static_cast<long long>(statistics.layers_loaded()),
+      static_cast<long long>(statistics.layers_released()));
+  std::printf(
+      "files changed %lld times, %lld could not be read; scrubbed %s in %lld passes, %lld "
+      "damaged\n",
+      static_cast<long long>(statistics.files_changed()),
+      static_cast<long long>(statistics.files_damaged()),
+      FormatBytes(statistics.scrubbed_bytes()).c_str(),
+      static_cast<long long>(statistics.scrub_passes()),
+      static_cast<long long>(statistics.scrub_failures()));
   std::printf("\n%-8s %10s %12s %12s %12s %12s %12s %12s   (us)\n", "request", "count",
               "queued p50", "p99", "search p50", "p90", "p99", "max");
   for (const auto& latency : statistics.latencies()) {

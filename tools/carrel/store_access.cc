@@ -3,9 +3,11 @@
 #include <grpcpp/grpcpp.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 
 #include "absl/time/time.h"
 #include "common/status.h"
+#include "decoder/resuming_client.h"
 #include "decoder/store_client.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/context_client.h"
@@ -18,12 +20,21 @@ constexpr absl::Duration kDeadline = absl::Seconds(10);
 
 class RemoteStore final : public StoreAccess {
  public:
-  explicit RemoteStore(std::string address)
+  RemoteStore(std::string address, absl::Duration retry_for)
       : address_(std::move(address)),
+        retry_for_(retry_for),
         channel_(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials())) {}
 
   absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override {
-    return decoder::StoreClient::Connect(address_, kDeadline);
+    return decoder::MakeResumingClient(
+        {.connect =
+             [address = address_](absl::Duration within) {
+               return decoder::StoreClient::Connect(address, within);
+             },
+         .retry_for = retry_for_,
+         .open_within = kDeadline,
+         .tell =
+             [](const std::string& what) { std::fprintf(stderr, "carrel: %s\n", what.c_str()); }});
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
     return std::make_unique<kvstore::ContextClient>(channel_, address_, kDeadline);
@@ -31,6 +42,7 @@ class RemoteStore final : public StoreAccess {
 
  private:
   const std::string address_;
+  const absl::Duration retry_for_;
   const std::shared_ptr<grpc::Channel> channel_;
 };
 
@@ -71,7 +83,7 @@ absl::Status StoreFlags::Validate() const {
 absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreFlags& flags,
                                                                kvstore::StoreMode mode) {
   RETURN_IF_ERROR(flags.Validate());
-  if (!flags.server.empty()) return std::make_unique<RemoteStore>(flags.server);
+  if (!flags.server.empty()) return std::make_unique<RemoteStore>(flags.server, flags.retry_for);
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(flags.folder, mode));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Engine> engine,
                    kvstore::Engine::Create(kvstore::EngineConfig(), std::move(store)));

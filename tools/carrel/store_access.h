@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kvstore/storage/store.h"
 
 namespace CLI {
@@ -27,6 +28,8 @@ namespace carrel::tools {
 struct StoreFlags {
   std::string folder;
   std::string server;
+  // Of clients that are decoders': how long a store that is gone is waited for; 0: not at all.
+  absl::Duration retry_for = absl::ZeroDuration();
 
   void Declare(CLI::App& command);
   absl::Status Validate() const;  // exactly one is given

@@ -17,19 +17,25 @@
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "hwy/targets.h"
+#include "kernels/amx.h"
 
 namespace carrel::kernels {
+
+// Stands for AMX beside all targets of this CPU; with any other, AMX is not used.
+inline constexpr int64_t kAmx = -1;
 
 // Runs a test once per SIMD target that is compiled in and that this CPU has.
 class KernelTest : public testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
+    hwy::SetSupportedTargetsForTest(GetParam() == kAmx ? 0 : GetParam());
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    SetAmxUsedForTest(GetParam() == kAmx);
   }
   void TearDown() override {
     hwy::SetSupportedTargetsForTest(0);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    SetAmxUsedForTest(true);
   }
 
   int64_t Below(int64_t bound) {  // uniform in [0, bound)
@@ -49,12 +55,25 @@ inline std::vector<int64_t> SupportedTargetsAmong(int64_t compiled) {
   return targets;
 }
 
+inline std::vector<int64_t> WithAmx(std::vector<int64_t> targets) {
+  if (AmxAvailable()) targets.push_back(kAmx);
+  return targets;
+}
+
+inline std::string NameOfTarget(int64_t target) {
+  return target == kAmx ? "AMX" : hwy::TargetName(target);
+}
+
 // The prefix lets `ctest -R kernels` find the tests.
-#define CARREL_KERNEL_TEST(fixture)                                            \
-  class fixture : public KernelTest {};                                        \
-  INSTANTIATE_TEST_SUITE_P(                                                    \
-      kernels, fixture, testing::ValuesIn(SupportedTargetsAmong(HWY_TARGETS)), \
-      [](const auto& info) { return std::string(hwy::TargetName(info.param)); })
+#define CARREL_KERNEL_TEST_ON(fixture, targets)                          \
+  class fixture : public KernelTest {};                                  \
+  INSTANTIATE_TEST_SUITE_P(kernels, fixture, testing::ValuesIn(targets), \
+                           [](const auto& info) { return NameOfTarget(info.param); })
+#define CARREL_KERNEL_TEST(fixture) \
+  CARREL_KERNEL_TEST_ON(fixture, SupportedTargetsAmong(HWY_TARGETS))
+// For kernels that use AMX where there is some.
+#define CARREL_KERNEL_TEST_WITH_AMX(fixture) \
+  CARREL_KERNEL_TEST_ON(fixture, WithAmx(SupportedTargetsAmong(HWY_TARGETS)))
 
 // `count` floats, NaN at first, between two bands that nobody may touch.
 class GuardedFloats {

@@ -6,7 +6,25 @@
 
 namespace carrel::prefill {
 
+// Units begin at multiples of kPrefillQueryTile, so that none packs what another does.
+void DenseAttention::PackRows(Position begin, Position end) {
+  constexpr int64_t kUnit = kernels::kPrefillQueryTile;
+  const int64_t d = shape_.head_dim;
+  if (packed_.empty()) {
+    const auto floats = static_cast<size_t>(kernels::PackedPrefillRowsFloats(tokens(), d));
+    packed_.assign(shape_.kv_heads, std::vector<float>(floats));
+  }
+  const int64_t first = begin / kUnit, units = (end + kUnit - 1) / kUnit - first;
+  pool_->ParallelFor(units * shape_.kv_heads, [&](int64_t unit) {
+    const int64_t head = unit % shape_.kv_heads, at = (first + unit / shape_.kv_heads) * kUnit;
+    kernels::PackPrefillRows(k(head), v(head), std::max(begin, at), std::min(end, at + kUnit), d,
+                             packed_[head].data());
+  });
+}
+
 void DenseAttention::AttendBlock(const model::AttentionInput& input, float* attended) {
+  const bool pack = kernels::PrefillAttentionPacksRows();
+  if (pack) PackRows(input.first_position, input.first_position + input.n);
   const int64_t d = shape_.head_dim;
   const int64_t tiles = (input.n + kernels::kPrefillQueryTile - 1) / kernels::kPrefillQueryTile;
   pool_->ParallelFor(tiles * shape_.q_heads, [&](int64_t unit) {
@@ -22,6 +40,7 @@ void DenseAttention::AttendBlock(const model::AttentionInput& input, float* atte
     params.first_position = input.first_position + begin;
     params.k = k(q_head / shape_.group());
     params.v = v(q_head / shape_.group());
+    if (pack) params.packed = packed_[q_head / shape_.group()].data();
     params.head_dim = d;
     params.scale = scale_;
     params.out = attended + begin * stride + q_head * d;

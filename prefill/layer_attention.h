@@ -38,6 +38,8 @@ class LayerAttention : public model::Attention {
   const float* k(int64_t kv_head) const { return k_[static_cast<size_t>(kv_head)].data(); }
   const float* v(int64_t kv_head) const { return v_[static_cast<size_t>(kv_head)].data(); }
 
+  int64_t tokens() const { return tokens_; }
+
   const AttentionShape shape_;
   const float scale_;
   ThreadPool* const pool_;

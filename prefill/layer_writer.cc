@@ -229,9 +229,10 @@ void LayerWriter::SummariseHead(const LayerRows& rows, int32_t head, Built& buil
   }
   AddTime(&LayerWriterTimes::indexing, start);
   if (!summaries.ok() || queries.samples() == 0 || options_.statistics_samples == 0) return;
+  const absl::Time summarised = absl::Now();
   const absl::Status status = MeasureHead(keys, values, queries, *summaries, built.fidelity[head]);
   if (!status.ok()) summaries = status;
-  AddTime(&LayerWriterTimes::statistics, start);
+  AddTime(&LayerWriterTimes::statistics, summarised);
 }
 
 // The summaries, if any, are told what share of their spreads counts.

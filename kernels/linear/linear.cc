@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/amx.h"
+#include "kernels/linear/split_gemm.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/linear/linear.cc"
 #include "hwy/foreach_target.h"
@@ -181,9 +184,7 @@ void KeepOneThread() {
   static_cast<void>(one_thread);
 }
 
-void Gemv(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
-          int64_t y_stride) {
-  HWY_DYNAMIC_DISPATCH(GemvImpl)(x, n, x_stride, w, y, y_stride);
+void AddBias(const WeightMatrix& w, int64_t n, float* y, int64_t y_stride) {
   if (w.bias == nullptr) return;
   for (int64_t o = 0; o < w.out; ++o) {
     float bias;
@@ -192,8 +193,28 @@ void Gemv(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, fl
   }
 }
 
+void Gemv(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
+          int64_t y_stride) {
+  HWY_DYNAMIC_DISPATCH(GemvImpl)(x, n, x_stride, w, y, y_stride);
+  AddBias(w, n, y, y_stride);
+}
+
+// Only where the product is as good as one of f32: f16 has no exact part of bf16.
+bool InParts(const WeightMatrix& w) { return w.dtype == DType::kBf16 && AmxUsed(); }
+
+void GemmInParts(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
+                 int64_t y_stride, float* scratch) {
+  const auto widen = [&](int64_t begin, int64_t end, float* rows) {
+    HWY_DYNAMIC_DISPATCH(WidenImpl)
+    (w.dtype, w.Rows(begin, end).data, (end - begin) * w.in, rows);
+  };
+  SplitGemm(x, n, x_stride, w.out, w.in, true, widen, y, y_stride, scratch);
+  AddBias(w, n, y, y_stride);
+}
+
 void Gemm(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,
           int64_t y_stride, float* scratch) {
+  if (InParts(w)) return GemmInParts(x, n, x_stride, w, y, y_stride, scratch);
   float* bias = scratch;
   float* panel = scratch + kPanelRows;
   for (int64_t o = 0; o < w.out; o += kPanelRows) {
@@ -220,7 +241,8 @@ WeightMatrix WeightMatrix::Rows(int64_t begin, int64_t end) const {
 }
 
 int64_t LinearScratchFloats(const WeightMatrix& w) {
-  return kPanelRows + std::min(w.out, kPanelRows) * w.in;
+  const int64_t in_parts = InParts(w) ? SplitGemmScratchFloats(w.in) : 0;
+  return std::max(in_parts, kPanelRows + std::min(w.out, kPanelRows) * w.in);
 }
 
 void Linear(const float* x, int64_t n, int64_t x_stride, const WeightMatrix& w, float* y,

@@ -9,7 +9,8 @@
 // Threads: reentrant. Splitting n at multiples of kLinearTokenTile, or `out` anywhere for n <
 //         kLinearGemmTokens, changes no bit of y.
 // Cost:   n < kLinearGemmTokens: reads w once at memory speed (GEMV); otherwise widens w in panels
-//         and calls OpenBLAS sgemm (one thread).
+//         and calls OpenBLAS sgemm (one thread), or with AMX, where w is bf16, multiplies x in three
+//         parts of bf16 (split_gemm.h), as precisely.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 namespace carrel::kernels {
 namespace {
 
-CARREL_KERNEL_TEST(LinearTest);
+CARREL_KERNEL_TEST_WITH_AMX(LinearTest);
 
 // Random weights and bias of a dtype, at odd addresses, ending with their allocations.
 class Weights {

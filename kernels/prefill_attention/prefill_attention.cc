@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/prefill_attention/prefill_attention_amx.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/prefill_attention/prefill_attention.cc"
 #include "hwy/foreach_target.h"
@@ -164,7 +166,9 @@ constexpr int64_t kAlignFloats = 16;  // one cache line
 }
 
 int64_t PrefillAttentionScratchFloats(int64_t head_dim) {
-  return kAlignFloats + (kKeyBlock + 1) * kMaxPanel + kPrefillQueryTile * (2 * head_dim + 2);
+  return kAlignFloats +
+         std::max(PrefillAttentionInPartsScratchFloats(head_dim),
+                  (kKeyBlock + 1) * kMaxPanel + kPrefillQueryTile * (2 * head_dim + 2));
 }
 
 void PrefillAttention(const PrefillAttentionParams& params, float* scratch) {
@@ -172,6 +176,7 @@ void PrefillAttention(const PrefillAttentionParams& params, float* scratch) {
   const uintptr_t misaligned =
       reinterpret_cast<uintptr_t>(scratch) % (kAlignFloats * sizeof(float));
   if (misaligned != 0) scratch += kAlignFloats - misaligned / sizeof(float);
+  if (params.packed != nullptr) return PrefillAttentionInParts(params, scratch);
   HWY_DYNAMIC_DISPATCH(PrefillAttentionImpl)(params, scratch);
 }
 

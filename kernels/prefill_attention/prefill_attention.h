@@ -32,10 +32,23 @@ struct PrefillAttentionParams {
   float scale = 0;
   float* out = nullptr;
   int64_t out_stride = 0;
+  // Rows [0, first_position + n) and more by PackPrefillRows: k and v are not read. Or null.
+  const float* packed = nullptr;
 };
 
 int64_t PrefillAttentionScratchFloats(int64_t head_dim);
 void PrefillAttention(const PrefillAttentionParams& params, float* scratch);
 void RefPrefillAttention(const PrefillAttentionParams& params);
+
+// With AMX, and rows packed once for all queries and q heads that attend to them, products are taken
+// in parts of bf16 (kernels/amx_tiles-inl.h, decision 046): a score is off by some 5e-6 of |q| |k|
+// scale / sqrt(head_dim), an output by 5e-6 of itself besides, where f32 has 3e-7. Callers that attend
+// to the same rows many times ask whether to pack.
+bool PrefillAttentionPacksRows();
+int64_t PackedPrefillRowsFloats(int64_t rows, int64_t head_dim);
+// Rows [begin, end) of k and v into `packed`; rows [0, begin) are there already, and up to 31 of them
+// are read and packed again. Packed rows after a tile's last token must be finite.
+void PackPrefillRows(const float* k, const float* v, int64_t begin, int64_t end, int64_t head_dim,
+                     float* packed);
 
 }  // namespace carrel::kernels

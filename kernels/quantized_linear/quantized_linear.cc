@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/amx.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/split_gemm.h"
 #include "kernels/quantized_linear/packed_chunk.h"
 
 // Highway leaves this target out unless it is asked for.
@@ -118,9 +120,22 @@ namespace {
 // Output rows widened at a time: one panel stays in the L2 cache for `in` up to 1024.
 constexpr int64_t kPanelRows = 128;
 
-// Whole tiles of tokens, and a last one of kQuantizedGemmTokens and more: by OpenBLAS, as Linear does.
+// Rows of f32 and f16 keep products of f32; decision 046 has what parts cost the others.
+bool InParts(const QuantizedMatrix& w) {
+  return (w.type == GgufType::kBf16 || TraitsOf(w.type).quantized) && AmxUsed();
+}
+
+// Whole tiles of tokens, and a last one of kQuantizedGemmTokens and more: by OpenBLAS or in parts of
+// bf16, as Linear does.
 void Gemm(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w, float* y,
           int64_t y_stride, float* scratch) {
+  if (InParts(w)) {
+    const auto widen = [&](int64_t begin, int64_t end, float* rows) {
+      Widen(w.type, w.Rows(begin, end).data, (end - begin) * w.in, rows);
+    };
+    return SplitGemm(x, n, x_stride, w.out, w.in, w.type == GgufType::kBf16, widen, y, y_stride,
+                     scratch);
+  }
   for (int64_t o = 0; o < w.out; o += kPanelRows) {
     const QuantizedMatrix part = w.Rows(o, std::min(w.out, o + kPanelRows));
     Widen(part.type, part.data, part.out * part.in, scratch);
@@ -164,7 +179,8 @@ void PackTokens(const float* x, int64_t n, int64_t x_stride, const QuantizedMatr
 }
 
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w) {
-  return std::max(kPanelRows * w.in, PackedTokensFloats(w, kQuantizedGemmTokens - 1));
+  return std::max({kPanelRows * w.in, PackedTokensFloats(w, kQuantizedGemmTokens - 1),
+                   InParts(w) ? SplitGemmScratchFloats(w.in) : 0});
 }
 
 void Widen(GgufType type, const void* blocks, int64_t count, float* out) {

@@ -14,7 +14,8 @@
 //         are those that it has alone.
 // Cost:   n < kQuantizedGemmTokens: reads w once per four tokens (two without AVX-512), for one at
 //         memory speed; a token is packed in some 0.5 ns per number (PackTokens). Otherwise widens w
-//         in panels and calls OpenBLAS sgemm (one thread).
+//         in panels and calls OpenBLAS sgemm (one thread), or with AMX multiplies in parts of bf16
+//         (linear/split_gemm.h has the error).
 #pragma once
 
 #include <cstdint>

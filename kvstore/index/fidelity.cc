@@ -56,15 +56,29 @@ std::vector<int64_t> ChooseSamples(const SampledQueries& sampled, const Fidelity
   return chosen;
 }
 
-// One query of the group: what dense attention gives, and what is left of it.
+// What the queries of a head take turns at.
+struct MeasureScratch {
+  Floats scores, group_scores, selected_scores, bound;
+  std::vector<int32_t> ranks;
+  std::vector<Position> window_rows, selected;
+  std::vector<int64_t> order;  // rows of the zone, the best first
+  std::vector<uint64_t> topk;
+  std::vector<const void*> v;
+  State sparse, rest;
+  EstimateScratch estimate;
+};
+
+// One query of the group: what dense attention gives, and what is left of it. Of the zone it keeps
+// the rows that the largest budget selects.
 class QueryMeasure {
  public:
   QueryMeasure(const Rows& keys, const Rows& values, const SampledQueries& sampled,
-               const FidelityPlan& plan)
+               const FidelityPlan& plan, MeasureScratch& scratch)
       : keys_(keys),
         values_(values),
         sampled_(sampled),
         plan_(plan),
+        s_(scratch),
         group_(sampled.group),
         d_(keys.head_dim()),
         scale_(1.0f / std::sqrt(static_cast<float>(keys.head_dim()))) {}
@@ -73,19 +87,13 @@ class QueryMeasure {
     q_ = sampled_.Query(sample, 0);
     const Position p = sampled_.positions[static_cast<size_t>(sample)];
     zone_ = {plan_.sink, p + 1 - plan_.local};
-    window_rows_.clear();
-    for (Position j = 0; j < plan_.sink; ++j) window_rows_.push_back(j);
-    for (Position j = zone_.end; j <= p; ++j) window_rows_.push_back(j);
-    AttendRows(window_rows_, window_);
+    s_.window_rows.clear();
+    for (Position j = 0; j < plan_.sink; ++j) s_.window_rows.push_back(j);
+    for (Position j = zone_.end; j <= p; ++j) s_.window_rows.push_back(j);
+    AttendRows(s_.window_rows, window_);
     ScoreZone();
     AttendZone();
-    order_.resize(static_cast<size_t>(std::min(kFidelityBudgets.back(), zone_.rows())));
-    Floats group_scores(static_cast<size_t>(zone_.rows()));
-    kernels::GroupScore(scores_.data(), group_, zone_.rows(), zone_.rows(), zone_lse_.data(),
-                        group_scores.data());
-    kernels::TopK(group_scores.data(), zone_.rows(), static_cast<int64_t>(order_.size()),
-                  order_.data(), topk_);
-    last_score_ = std::move(group_scores);
+    KeepBest();
   }
 
   double output() const { return Square(dense_.out, nullptr); }
@@ -93,61 +101,98 @@ class QueryMeasure {
 
   // Mean over the group of |out - dense|^2 with the best `rows`, without the term.
   double Select(int64_t rows) {
-    rows = std::min<int64_t>(rows, static_cast<int64_t>(order_.size()));
-    selected_.clear();
-    selected_scores_.resize(static_cast<size_t>(group_ * rows));
-    v_.clear();
-    for (int64_t j = 0; j < rows; ++j) {
-      selected_.push_back(zone_.begin + order_[static_cast<size_t>(j)]);
-      v_.push_back(values_.Address(selected_.back()));
+    rows = std::min<int64_t>(rows, static_cast<int64_t>(best_.size()));
+    s_.selected.clear();
+    s_.selected_scores.resize(static_cast<size_t>(group_ * rows));
+    s_.v.clear();
+    s_.bound.clear();
+    const auto kept = static_cast<int64_t>(best_.size());
+    for (int64_t i = 0; i < kept; ++i) {
+      const Best& best = best_[static_cast<size_t>(i)];
+      if (best.rank >= rows) continue;
+      const auto j = static_cast<int64_t>(s_.selected.size());
+      s_.selected.push_back(zone_.begin + best.row);
+      s_.v.push_back(values_.Address(s_.selected.back()));
       for (int64_t h = 0; h < group_; ++h) {
-        selected_scores_[static_cast<size_t>(h * rows + j)] =
-            scores_[static_cast<size_t>(h * zone_.rows() + order_[static_cast<size_t>(j)])];
+        s_.selected_scores[static_cast<size_t>(h * rows + j)] =
+            scores_[static_cast<size_t>(h * kept + i)];
+        if (best.rank == rows - 1) {
+          s_.bound.push_back(best.group_score + zone_lse_[static_cast<size_t>(h)]);
+        }
       }
     }
-    bound_.clear();
-    const float last = last_score_[static_cast<size_t>(order_[static_cast<size_t>(rows - 1)])];
-    for (int64_t h = 0; h < group_; ++h) bound_.push_back(last + zone_lse_[static_cast<size_t>(h)]);
-    sparse_.Reset(group_, d_);
-    Attend(selected_scores_, sparse_);
-    kernels::MergeStates(sparse_.out.data(), sparse_.lse.data(), window_.out.data(),
+    s_.sparse.Reset(group_, d_);
+    Attend(s_.selected_scores, s_.sparse);
+    kernels::MergeStates(s_.sparse.out.data(), s_.sparse.lse.data(), window_.out.data(),
                          window_.lse.data(), group_, d_);
-    return Square(sparse_.out, dense_.out.data());
+    return Square(s_.sparse.out, dense_.out.data());
   }
 
   // After Select: the same with the term.
   absl::StatusOr<double> Estimate(const Summaries& summaries, float share) {
-    rest_.Reset(group_, d_);
+    s_.rest.Reset(group_, d_);
     EstimateParams params;
     params.queries = q_;
     params.group = group_;
     params.scale = scale_;
     params.zone = zone_;
     params.values = &values_;
-    params.selected = selected_;
-    params.scores = selected_scores_.data();
-    params.bound = bound_.data();
+    params.selected = s_.selected;
+    params.scores = s_.selected_scores.data();
+    params.bound = s_.bound.data();
     params.spread_share = share;
-    params.out = rest_.out.data();
-    params.lse = rest_.lse.data();
-    RETURN_IF_ERROR(EstimateRest(summaries, params, scratch_));
-    kernels::MergeStates(rest_.out.data(), rest_.lse.data(), sparse_.out.data(), sparse_.lse.data(),
-                         group_, d_);
-    return Square(rest_.out, dense_.out.data());
+    params.out = s_.rest.out.data();
+    params.lse = s_.rest.lse.data();
+    RETURN_IF_ERROR(EstimateRest(summaries, params, s_.estimate));
+    kernels::MergeStates(s_.rest.out.data(), s_.rest.lse.data(), s_.sparse.out.data(),
+                         s_.sparse.lse.data(), group_, d_);
+    return Square(s_.rest.out, dense_.out.data());
   }
 
  private:
-  // scores_ [group, zone rows], zone_lse_ [group].
+  // A row of the zone that the largest budget selects.
+  struct Best {
+    int32_t row, rank;
+    float group_score;
+  };
+
+  // s_.scores [group, zone rows], zone_lse_ [group].
   void ScoreZone() {
     const int64_t rows = zone_.rows();
-    scores_.resize(static_cast<size_t>(group_ * rows));
+    s_.scores.resize(static_cast<size_t>(group_ * rows));
     keys_.ForEachPiece(zone_, [&](Position at, const void* address, int64_t count) {
-      kernels::DotScore(q_, group_, d_, address, count, scale_, scores_.data() + (at - zone_.begin),
-                        rows);
+      kernels::DotScore(q_, group_, d_, address, count, scale_,
+                        s_.scores.data() + (at - zone_.begin), rows);
     });
     zone_lse_.clear();
     for (int64_t h = 0; h < group_; ++h) {
-      zone_lse_.push_back(kernels::LogSumExp(scores_.data() + h * rows, rows));
+      zone_lse_.push_back(kernels::LogSumExp(s_.scores.data() + h * rows, rows));
+    }
+  }
+
+  // In the order of the zone, as EstimateRest wants them: every budget takes those of low rank.
+  void KeepBest() {
+    const int64_t rows = zone_.rows();
+    s_.order.resize(static_cast<size_t>(std::min(kFidelityBudgets.back(), rows)));
+    s_.group_scores.resize(static_cast<size_t>(rows));
+    kernels::GroupScore(s_.scores.data(), group_, rows, rows, zone_lse_.data(),
+                        s_.group_scores.data());
+    kernels::TopK(s_.group_scores.data(), rows, static_cast<int64_t>(s_.order.size()),
+                  s_.order.data(), s_.topk);
+    s_.ranks.assign(static_cast<size_t>(rows), -1);
+    for (size_t j = 0; j < s_.order.size(); ++j) {
+      s_.ranks[static_cast<size_t>(s_.order[j])] = static_cast<int32_t>(j);
+    }
+    best_.clear();
+    for (size_t row = 0; row < s_.ranks.size(); ++row) {
+      if (s_.ranks[row] < 0) continue;
+      best_.push_back({static_cast<int32_t>(row), s_.ranks[row], s_.group_scores[row]});
+    }
+    scores_.clear();
+    for (int64_t h = 0; h < group_; ++h) {
+      for (const Best& best : best_) {
+        scores_.push_back(s_.scores[static_cast<size_t>(h * rows + best.row)]);
+      }
     }
   }
 
@@ -157,11 +202,11 @@ class QueryMeasure {
     Floats scores;
     for (int64_t at = 0; at < zone_.rows(); at += kPieceRows) {
       const int64_t rows = std::min(kPieceRows, zone_.rows() - at);
-      v_.clear();
+      s_.v.clear();
       scores.clear();
-      for (int64_t j = 0; j < rows; ++j) v_.push_back(values_.Address(zone_.begin + at + j));
+      for (int64_t j = 0; j < rows; ++j) s_.v.push_back(values_.Address(zone_.begin + at + j));
       for (int64_t h = 0; h < group_; ++h) {
-        const float* from = scores_.data() + h * zone_.rows() + at;
+        const float* from = s_.scores.data() + h * zone_.rows() + at;
         scores.insert(scores.end(), from, from + rows);
       }
       piece.Reset(group_, d_);
@@ -171,12 +216,12 @@ class QueryMeasure {
     }
   }
 
-  // To the rows of v_, whose scores are given.
+  // To the rows of s_.v, whose scores are given.
   void Attend(Floats& scores, State& state) {
     kernels::SparseAttentionParams params;
     params.group = group_;
-    params.v = v_.data();
-    params.rows = static_cast<int64_t>(v_.size());
+    params.v = s_.v.data();
+    params.rows = static_cast<int64_t>(s_.v.size());
     params.head_dim = d_;
     params.scale = scale_;
     params.scores = scores.data();
@@ -187,10 +232,10 @@ class QueryMeasure {
 
   void AttendRows(const std::vector<Position>& rows, State& state) {
     std::vector<const void*> k;
-    v_.clear();
+    s_.v.clear();
     for (const Position j : rows) {
       k.push_back(keys_.Address(j));
-      v_.push_back(values_.Address(j));
+      s_.v.push_back(values_.Address(j));
     }
     Floats scores(static_cast<size_t>(group_) * std::max<size_t>(1, rows.size()));
     kernels::DotScoreRows(q_, group_, d_, k.data(), static_cast<int64_t>(k.size()), scale_,
@@ -213,17 +258,14 @@ class QueryMeasure {
   const Rows& values_;
   const SampledQueries& sampled_;
   const FidelityPlan& plan_;
+  MeasureScratch& s_;
   const int64_t group_, d_;
   const float scale_;
   const float* q_ = nullptr;
   RowRange zone_;
-  std::vector<Position> window_rows_, selected_;
-  State window_, dense_, sparse_, rest_;
-  Floats scores_, zone_lse_, last_score_, selected_scores_, bound_;
-  std::vector<int64_t> order_;
-  std::vector<uint64_t> topk_;
-  std::vector<const void*> v_;
-  EstimateScratch scratch_;
+  State window_, dense_;
+  std::vector<Best> best_;
+  Floats scores_, zone_lse_;  // scores_ [group, best_]
 };
 
 constexpr size_t kBudgets = kFidelityBudgets.size(), kShares = kSpreadShares.size();
@@ -288,9 +330,12 @@ absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& value
   RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
   RETURN_IF_ERROR(values.Verify({0, values.count()}));
   Sums sums;
-  QueryMeasure measure(keys, values, sampled, plan);
+  MeasureScratch scratch;
+  std::vector<QueryMeasure> measures;
+  measures.reserve(samples.size());
   // All shares for the budgets that they are fitted to; the other budgets with the one chosen.
   for (const int64_t sample : samples) {
+    QueryMeasure& measure = measures.emplace_back(keys, values, sampled, plan, scratch);
     measure.Start(sample);
     fidelity.output += measure.output();
     for (const size_t b : kFittedBudgets) {
@@ -298,8 +343,7 @@ absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& value
     }
   }
   const size_t best = sums.BestShare();
-  for (const int64_t sample : samples) {
-    measure.Start(sample);
+  for (QueryMeasure& measure : measures) {
     for (size_t b = 0; b < kBudgets; ++b) {
       if (std::find(kFittedBudgets.begin(), kFittedBudgets.end(), b) != kFittedBudgets.end())
         continue;

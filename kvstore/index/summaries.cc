@@ -324,7 +324,9 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
   for (size_t i = 0; i < p.selected.size(); ++i) {
     scratch.selected.push_back({p.selected[i], static_cast<uint32_t>(i)});
   }
-  std::sort(scratch.selected.begin(), scratch.selected.end());
+  if (!std::is_sorted(scratch.selected.begin(), scratch.selected.end())) {
+    std::sort(scratch.selected.begin(), scratch.selected.end());
+  }
   scratch.state.resize(static_cast<size_t>(p.group * (d + 1)));
   float* const out = scratch.state.data();
   float* const lse = out + p.group * d;

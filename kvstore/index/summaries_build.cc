@@ -7,6 +7,7 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
+#include "kernels/argmax/argmax.h"
 #include "kernels/linear/linear.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/accelerator.h"
@@ -108,6 +109,7 @@ void Assign(const Floats& x, int64_t d, const Floats& means, std::vector<uint8_t
   const auto n = static_cast<int64_t>(cluster.size());
   const auto clusters = static_cast<int64_t>(means.size()) / d;
   Floats bias, products(static_cast<size_t>(kTileRows * clusters)), scratch;
+  std::vector<int32_t> nearest;
   for (int64_t k = 0; k < clusters; ++k) {
     double norm = 0;
     for (int64_t c = 0; c < d; ++c) norm += double{means[k * d + c]} * means[k * d + c];
@@ -116,10 +118,10 @@ void Assign(const Floats& x, int64_t d, const Floats& means, std::vector<uint8_t
   for (int64_t at = 0; at < n; at += kTileRows) {
     const int64_t rows = std::min(kTileRows, n - at);
     Multiply(&x[at * d], rows, means, bias.data(), d, products.data(), scratch);
-    for (int64_t i = 0; i < rows; ++i) {
-      const float* row = &products[i * clusters];
-      cluster[at + i] = static_cast<uint8_t>(std::max_element(row, row + clusters) - row);
-    }
+    nearest.resize(static_cast<size_t>(rows));
+    kernels::ArgmaxRows(products.data(), rows, clusters, nearest.data());
+    std::transform(nearest.begin(), nearest.end(), cluster.begin() + at,
+                   [](int32_t k) { return static_cast<uint8_t>(k); });
   }
 }
 

@@ -12,12 +12,16 @@
 // Only for files that ask AmxUsed() before they call any of this.
 #pragma once
 
-// GCC 12 warns of its own headers.
+// GCC 12 warns of its own headers; Clang knows no such warning.
+#if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>

@@ -10,8 +10,9 @@ carrel_test(cli_test
   SOURCES adapter_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc
           family_test.cc gguf_model_test.cc transfer_test.cc ../model/gguf_writer.cc
   DEPS carrel_gguf carrel_audit_test_util carrel_kvstore_test_util carrel_test_cli LABELS e2e TIMEOUT 600)
-if(CARREL_HARDEN AND NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
+if(NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
   carrel_test(hardening_test SOURCES hardening_test.cc DEPS carrel_test_util absl::strings)
+  target_compile_definitions(hardening_test PRIVATE CARREL_HARDEN=$<BOOL:${CARREL_HARDEN}>)
   add_dependencies(hardening_test carrel)
 endif()
 carrel_test(deploy_test

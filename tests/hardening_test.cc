@@ -44,6 +44,7 @@ TEST(HardeningTest, Program_IsLoadedAnywhereAndItsTablesAreReadOnly) {
 }
 
 TEST(HardeningTest, Code_ChecksItsStackAndItsBuffers) {
+  if (!CARREL_HARDEN) GTEST_SKIP() << "built without CARREL_HARDEN";
   const std::string symbols = Output("nm -D --undefined-only " + kProgram);
   EXPECT_EQ(Lines(symbols, "__stack_chk_fail@"), 1);
   EXPECT_GE(Lines(symbols, "_chk@"), 5) << "calls of libc that know the size of their buffer";
@@ -55,6 +56,7 @@ TEST(HardeningTest, Code_ChecksItsStackAndItsBuffers) {
 
 // The most of our functions that have buffers on the stack; those of Debian's libraries are not counted.
 TEST(HardeningTest, Objects_OfEveryFolderHaveStackProtectors) {
+  if (!CARREL_HARDEN) GTEST_SKIP() << "built without CARREL_HARDEN";
   for (const char* folder : {"common", "model", "kvstore", "prefill", "decoder", "tools"}) {
     const std::string found =
         Output(absl::StrCat("find ", CARREL_BINARY_DIR, "/", folder,

@@ -4,6 +4,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/status.h"
 #include "kvstore/format/big_endian.h"
 
@@ -11,6 +13,7 @@ namespace carrel::kvstore {
 namespace {
 
 constexpr uint64_t kFirstBit = uint64_t{1} << 63;
+constexpr int kTimeShift = 16;  // 47 bits of milliseconds above 16 random ones
 
 }  // namespace
 
@@ -18,7 +21,8 @@ ContextId ContextId::Random() {
   ContextId id;
   CARREL_CHECK(getentropy(&id.high_, sizeof(id.high_)) == 0);
   CARREL_CHECK(getentropy(&id.low_, sizeof(id.low_)) == 0);
-  id.high_ |= kFirstBit;
+  const auto now = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
+  id.high_ = kFirstBit | (now << kTimeShift & ~kFirstBit) | id.high_ >> (64 - kTimeShift);
   return id;
 }
 

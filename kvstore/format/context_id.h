@@ -21,7 +21,8 @@ class ContextId {
   constexpr ContextId() = default;  // number 0: of no context
   // Of format versions 1 and 2.
   constexpr explicit ContextId(uint64_t number) : low_(number) {}
-  // A new one, from the operating system's source of randomness.
+  // A new one: the time, then 80 bits from the operating system's source of randomness. What is new
+  // comes behind what is there, so that publishing never reads old files, which may be damaged.
   static ContextId Random();
   // nullopt: neither 16 bytes with the first bit set nor 8 without it.
   static std::optional<ContextId> FromBytes(absl::string_view bytes);

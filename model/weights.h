@@ -79,6 +79,10 @@ class Weights {
   const LayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
   const std::vector<float>& final_norm() const { return final_norm_; }
   const Safetensors& checkpoint() const { return source_.tensors; }
+  // Matrices in blocks, by the names of a Hugging Face checkpoint; checkpoint() has all the others.
+  const std::map<std::string, kernels::QuantizedMatrix, std::less<>>& blocks() const {
+    return source_.blocks;
+  }
   const std::vector<StoredTensor>& stored() const { return source_.stored; }
   const ModelFiles& files() const { return source_.files; }
 

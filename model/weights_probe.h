@@ -5,7 +5,8 @@
 //         of weights that the file was made from nearly no w has a nearer value than v; a change by
 //         d puts a share of about |d| / step beyond. And w lies anywhere between two values: who
 //         adds something to dequantised weights leaves w nearer to v than to those of a grid that
-//         knows nothing of w, without being v. Both are counted over the whole checkpoint, each
+//         knows nothing of w, without being v (of runs with few different values, which are
+//         dequantised and no more, this is not asked). Both are counted over the whole checkpoint, each
 //         layer, each kind of matrix, and each matrix.
 // Edge:   plain types (f32, f16, bf16) must be w, rounded once; norms and biases among them.
 // Cost:   taking and checking read a few pages of each matrix.

@@ -202,6 +202,60 @@ TEST(WeightsProbeTest, OriginWithASmallChange_IsRefused) {
   }
 }
 
+// A block of 32 in Q4_0 as the format's first quantiser has it: the value farthest from 0 becomes
+// code -8, all others are rounded.
+std::string ToQ4_0(const std::vector<float>& values) {
+  std::string out;
+  for (size_t at = 0; at < values.size(); at += 32) {
+    const float* x = values.data() + at;
+    const float farthest =
+        *std::max_element(x, x + 32, [](float a, float b) { return std::abs(a) < std::abs(b); });
+    const float d = farthest / -8, inverse = d != 0 ? 1 / d : 0;
+    const _Float16 half = static_cast<_Float16>(d);
+    std::string block(18, '\0');
+    std::memcpy(block.data(), &half, sizeof(half));
+    const auto code = [&](int i) {
+      return std::clamp(static_cast<int>(std::floor(x[i] * inverse + 8.5f)), 0, 15);
+    };
+    for (int i = 0; i < 16; ++i) block[2 + i] = static_cast<char>(code(i) | code(i + 16) << 4);
+    out += block;
+  }
+  return out;
+}
+
+// A file's matrices in Q4_0, made from what they are dequantised.
+absl::StatusOr<std::shared_ptr<const Weights>> RequantisedToQ4_0(const Weights& file,
+                                                                 const ModelConfig& config) {
+  auto made = std::make_shared<Made>();
+  TensorSource source;
+  source.where = "made";
+  source.tensors =
+      Safetensors::Of({file.checkpoint().tensors().begin(), file.checkpoint().tensors().end()});
+  made->bytes.reserve(file.blocks().size());
+  for (const auto& [name, matrix] : file.blocks()) {
+    std::vector<float> values(static_cast<size_t>(matrix.out * matrix.in));
+    kernels::Dequantize(matrix.type, matrix.data, matrix.out * matrix.in, values.data());
+    made->bytes.push_back(ToQ4_0(values));
+    source.blocks[name] = {made->bytes.back().data(), GgufType::kQ4_0, matrix.out, matrix.in};
+  }
+  source.owner = made;
+  return Weights::Build(std::move(source), config);
+}
+
+// Values on one grid, rounded to another: nearer to it than chance, though nothing was added.
+TEST(WeightsProbeTest, DequantisedFileMadeAnotherType_IsDerived) {
+  for (const GgufType type : {GgufType::kQ4_1, GgufType::kQ4_0, GgufType::kQ5_0}) {
+    SCOPED_TRACE(kernels::TraitsOf(type).name);
+    const auto file = OneType(type, TestSeed());
+    CARREL_ASSERT_OK(file);
+    const auto origin = Changed(*file->weights, file->config, DType::kF32, Noise(0, 0));
+    CARREL_ASSERT_OK(origin);
+    const auto other = RequantisedToQ4_0(*file->weights, file->config);
+    CARREL_ASSERT_OK(other);
+    CARREL_EXPECT_OK(CheckDerivedWeights(TakeWeightsProbe(**origin, nullptr), **other));
+  }
+}
+
 TEST(WeightsProbeTest, DequantisedFile_IsDerivedButNotWithSomethingAdded) {
   for (const GgufType type : {GgufType::kQ4_1, GgufType::kQ4_K, GgufType::kQ6_K}) {
     SCOPED_TRACE(kernels::TraitsOf(type).name);
@@ -227,27 +281,6 @@ TEST(WeightsProbeTest, DequantisedFile_IsDerivedButNotWithSomethingAdded) {
                                                    : "were not made from those of the context"));
     }
   }
-}
-
-// A block of 32 in Q4_0 as the format's first quantiser has it: the value farthest from 0 becomes
-// code -8, all others are rounded.
-std::string ToQ4_0(const std::vector<float>& values) {
-  std::string out;
-  for (size_t at = 0; at < values.size(); at += 32) {
-    const float* x = values.data() + at;
-    const float farthest =
-        *std::max_element(x, x + 32, [](float a, float b) { return std::abs(a) < std::abs(b); });
-    const float d = farthest / -8, inverse = d != 0 ? 1 / d : 0;
-    const _Float16 half = static_cast<_Float16>(d);
-    std::string block(18, '\0');
-    std::memcpy(block.data(), &half, sizeof(half));
-    const auto code = [&](int i) {
-      return std::clamp(static_cast<int>(std::floor(x[i] * inverse + 8.5f)), 0, 15);
-    };
-    for (int i = 0; i < 16; ++i) block[2 + i] = static_cast<char>(code(i) | code(i + 16) << 4);
-    out += block;
-  }
-  return out;
 }
 
 // The demo model in Q4_0, its norms as they are.

@@ -27,13 +27,13 @@ struct Matrix : kernels::WeightMatrix {
 };
 
 struct ExpertWeights {
-  kernels::WeightMatrix gate, up, down;
+  Matrix gate, up, down;
 };
 
 struct LayerWeights {
   Matrix q, k, v, o;
   Matrix gate, up, down;                        // without data in a layer of experts
-  kernels::WeightMatrix router;                 // [experts, hidden]
+  Matrix router;                                // [experts, hidden]
   std::vector<ExpertWeights> experts;           // empty in a layer without
   std::vector<float> attention_norm, mlp_norm;  // [hidden_size]
   std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm

@@ -166,6 +166,12 @@ class CpuBackend final : public Backend {
       for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
         floats = std::max(floats, floats_of(*matrix));
       }
+      floats = std::max(floats, floats_of(w.router));
+      for (const ExpertWeights& expert : w.experts) {
+        for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+          floats = std::max(floats, floats_of(*matrix));
+        }
+      }
     }
     return kCallsTogether * floats;
   }
@@ -179,13 +185,14 @@ class CpuBackend final : public Backend {
     }
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
-      floats = std::max(floats, kernels::LinearScratchFloats(w.router));
+      floats = std::max(floats, ScratchFloats(w.router));
       for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
         floats = std::max(floats, ScratchFloats(*matrix));
       }
       for (const ExpertWeights& expert : w.experts) {
-        floats = std::max({floats, kernels::LinearScratchFloats(expert.gate),
-                           kernels::LinearScratchFloats(expert.down)});
+        for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+          floats = std::max(floats, ScratchFloats(*matrix));
+        }
       }
     }
     return floats;
@@ -440,7 +447,7 @@ void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t 
   float* const down = up + kBlockTokens * inner;
   auto* const chosen = reinterpret_cast<Choice*>(choices.data());
 
-  Multiply({{normed, &w.router, logits}}, count, spread);
+  Multiply({Product(normed, w.router, logits)}, count, spread);
   for (int64_t i = 0; i < count; ++i) {
     ChooseExperts(logits + i * experts, experts, per_token, config_.experts.normalize,
                   chosen + i * per_token);
@@ -458,9 +465,9 @@ void CpuBackend::AddExperts(const LayerWeights& w, const float* normed, int64_t 
     });
     if (n == 0) continue;
     const ExpertWeights& expert = w.experts[static_cast<size_t>(e)];
-    Multiply({{rows, &expert.gate, gate}, {rows, &expert.up, up}}, n, spread);
+    Multiply({Product(rows, expert.gate, gate), Product(rows, expert.up, up)}, n, spread);
     kernels::SiluMul(gate, up, n * inner);
-    Multiply({{gate, &expert.down, down}}, n, spread);
+    Multiply({Product(gate, expert.down, down)}, n, spread);
     const float* from = down;
     for_tokens([&](int64_t token, float weight) {
       float* const to = hidden + token * width;
@@ -481,9 +488,9 @@ void CpuBackend::AddExpertsOfOne(const LayerWeights& w, const Choice* chosen, co
   absl::InlinedVector<LinearCall, 32> first, second;
   for (int64_t j = 0; j < per_token; ++j) {
     const ExpertWeights& expert = w.experts[static_cast<size_t>(chosen[j].expert)];
-    first.push_back({normed, &expert.gate, gate + j * inner});
-    first.push_back({normed, &expert.up, up + j * inner});
-    second.push_back({gate + j * inner, &expert.down, down + j * width});
+    first.push_back(Product(normed, expert.gate, gate + j * inner));
+    first.push_back(Product(normed, expert.up, up + j * inner));
+    second.push_back(Product(gate + j * inner, expert.down, down + j * width));
   }
   Multiply(first, 1, spread);
   kernels::SiluMul(gate, up, per_token * inner);

@@ -20,6 +20,8 @@ constexpr int64_t kMaxWidth = int64_t{1} << 20;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
+constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMaxExpertsPerToken = 256;
 constexpr double kMaxTheta = 1e30;
 constexpr double kMaxFactor = 1e6;
 
@@ -29,7 +31,8 @@ struct ArchitectureName {
 };
 constexpr ArchitectureName kArchitectures[] = {{"llama", Architecture::kLlama},
                                                {"qwen2", Architecture::kQwen2},
-                                               {"qwen3", Architecture::kQwen3}};
+                                               {"qwen3", Architecture::kQwen3},
+                                               {"qwen3moe", Architecture::kQwen3Moe}};
 
 // Llama 3's rope scaling as every published model has it, but for the factor.
 constexpr double kLlama3LowFreqFactor = 1.0;
@@ -44,6 +47,7 @@ class Parser {
     RETURN_IF_ERROR(ParseArchitecture());
     RETURN_IF_ERROR(CheckKeys());
     RETURN_IF_ERROR(ParseShape());
+    if (has_experts()) RETURN_IF_ERROR(ParseExperts());
     RETURN_IF_ERROR(RefuseOthers());
     ASSIGN_OR_RETURN(config_.rms_norm_eps,
                      metadata_.Number(Key("attention.layer_norm_rms_epsilon"), 1e-12, 1.0));
@@ -51,13 +55,14 @@ class Parser {
     config_.qkv_bias = gguf_.Find("blk.0.attn_q.bias") != nullptr;
     config_.output_bias = gguf_.Find("blk.0.attn_output.bias") != nullptr;
     config_.mlp_bias = gguf_.Find("blk.0.ffn_gate.bias") != nullptr;
-    config_.qk_norm = config_.architecture == Architecture::kQwen3;
+    config_.qk_norm = config_.architecture == Architecture::kQwen3 || has_experts();
     RETURN_IF_ERROR(ParseRope());
     RETURN_IF_ERROR(ParseSpecialTokens());
     return std::move(config_);
   }
 
  private:
+  bool has_experts() const { return config_.architecture == Architecture::kQwen3Moe; }
   std::string Key(absl::string_view name) const { return absl::StrCat(prefix_, name); }
 
   absl::Status ParseArchitecture() {
@@ -65,7 +70,8 @@ class Parser {
     const auto* known = std::find_if(std::begin(kArchitectures), std::end(kArchitectures),
                                      [&](const ArchitectureName& a) { return name == a.name; });
     if (known == std::end(kArchitectures)) {
-      return metadata_.Unsupported("general.architecture", "is not one of llama, qwen2, qwen3");
+      return metadata_.Unsupported("general.architecture",
+                                   "is not one of llama, qwen2, qwen3, qwen3moe");
     }
     config_.architecture = known->architecture;
     prefix_ = name + ".";
@@ -86,6 +92,7 @@ class Parser {
         "context_length",
         "embedding_length",
         "expert_count",
+        "expert_feed_forward_length",
         "expert_used_count",
         "feed_forward_length",
         "rope.dimension_count",
@@ -190,8 +197,23 @@ class Parser {
     return vocab;
   }
 
+  // Every layer has them, and the weights of a token's experts add up to 1: what the architecture's
+  // name stands for, where the file has no key for either.
+  absl::Status ParseExperts() {
+    ExpertsConfig& experts = config_.experts;
+    ASSIGN_OR_RETURN(experts.count, metadata_.Int(Key("expert_count"), 1, kMaxExperts));
+    ASSIGN_OR_RETURN(experts.per_token,
+                     metadata_.Int(Key("expert_used_count"), 1,
+                                   std::min<int64_t>(experts.count, kMaxExpertsPerToken)));
+    ASSIGN_OR_RETURN(experts.intermediate_size,
+                     metadata_.Int(Key("expert_feed_forward_length"), 1, kMaxIntermediate));
+    experts.normalize = true;
+    return absl::OkStatus();
+  }
+
   absl::Status RefuseOthers() const {
-    for (const char* name : {"expert_count", "expert_used_count"}) {
+    for (const char* name : {"expert_count", "expert_used_count", "expert_feed_forward_length"}) {
+      if (has_experts()) break;
       ASSIGN_OR_RETURN(const int64_t count, metadata_.IntOr(Key(name), 0, 0, INT64_MAX));
       if (count != 0) return metadata_.Unsupported(Key(name), "is not 0: experts are not run");
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -34,8 +35,12 @@ constexpr NamePair kLayerNames[] = {
     {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
     {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
     {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
+    {"ffn_down", "mlp.down_proj"},       {"ffn_gate_inp", "mlp.gate"},
 };
+// Of all experts of a layer: one tensor [experts, out, in] in the file, a matrix each elsewhere.
+constexpr NamePair kExpertNames[] = {
+    {"ffn_gate_exps", "gate_proj"}, {"ffn_up_exps", "up_proj"}, {"ffn_down_exps", "down_proj"}};
+constexpr char kExperts[] = ".mlp.experts.";
 constexpr char kGgufLayer[] = "blk.";
 constexpr char kHuggingFaceLayer[] = "model.layers.";
 
@@ -70,7 +75,38 @@ std::optional<std::string> HuggingFaceName(absl::string_view name) {
   return Translate(name, &NamePair::gguf, &NamePair::hugging_face, kGgufLayer, kHuggingFaceLayer);
 }
 
+// "blk.3.ffn_up_exps.weight": "model.layers.3.mlp.experts.", and "up_proj.weight" in *matrix.
+std::optional<std::string> ExpertsPrefix(absl::string_view name, std::string* matrix) {
+  for (const NamePair& pair : kExpertNames) {
+    const std::string suffix = absl::StrCat(".", pair.gguf, ".weight");
+    absl::string_view layer = name;
+    int32_t number = 0;
+    if (!absl::ConsumeSuffix(&layer, suffix) || !absl::ConsumePrefix(&layer, kGgufLayer) ||
+        !absl::SimpleAtoi(layer, &number) || absl::StrCat(number) != layer) {
+      continue;
+    }
+    *matrix = absl::StrCat(pair.hugging_face, ".weight");
+    return absl::StrCat(kHuggingFaceLayer, number, kExperts);
+  }
+  return std::nullopt;
+}
+
+// The stacked tensor that has an expert's matrix.
+std::optional<std::string> StackedName(absl::string_view name) {
+  const size_t at = name.find(kExperts);
+  if (at == absl::string_view::npos || !absl::ConsumeSuffix(&name, ".weight")) return std::nullopt;
+  absl::string_view layer = name.substr(0, at);
+  if (!absl::ConsumePrefix(&layer, kHuggingFaceLayer)) return std::nullopt;
+  for (const NamePair& pair : kExpertNames) {
+    if (absl::EndsWith(name, absl::StrCat(".", pair.hugging_face))) {
+      return absl::StrCat(kGgufLayer, layer, ".", pair.gguf, ".weight");
+    }
+  }
+  return std::nullopt;
+}
+
 std::string GgufName(absl::string_view name) {
+  if (const std::optional<std::string> stacked = StackedName(name)) return *stacked;
   return Translate(name, &NamePair::hugging_face, &NamePair::gguf, kHuggingFaceLayer, kGgufLayer)
       .value_or(std::string(name));
 }
@@ -94,6 +130,7 @@ std::unique_ptr<char, Free> Allocate(size_t bytes) {
 struct Storage {
   std::shared_ptr<const Gguf> gguf;
   std::vector<std::unique_ptr<char, Free>> memory;
+  std::deque<GgufTensor> experts;  // parts of stacked tensors
 };
 
 DType PlainType(GgufType type) {
@@ -174,6 +211,11 @@ class Loader {
   absl::Status PlanAll() {
     for (const auto& [name, tensor] : gguf().tensors()) {
       if (name == kGgufRopeFactors) continue;  // the config has them
+      std::string matrix;
+      if (const std::optional<std::string> prefix = ExpertsPrefix(name, &matrix)) {
+        RETURN_IF_ERROR(PlanExperts(name, tensor, *prefix, matrix));
+        continue;
+      }
       const std::optional<std::string> translated = HuggingFaceName(name);
       if (!translated) return Bad(name, "is not part of a model that is run");
       Plan plan;
@@ -191,6 +233,28 @@ class Loader {
     }
     std::sort(plans_.begin(), plans_.end(),
               [](const Plan& a, const Plan& b) { return a.name < b.name; });
+    return absl::OkStatus();
+  }
+
+  // A stacked tensor [experts, out, in] as one matrix of each expert.
+  absl::Status PlanExperts(absl::string_view name, const GgufTensor& stacked,
+                           const std::string& prefix, const std::string& matrix) {
+    const int64_t experts = config_.experts.count;
+    if (stacked.shape.size() != 3 || stacked.shape[0] != experts || experts == 0) {
+      return Bad(name, absl::StrCat("is not a stack of ", experts, " matrices"));
+    }
+    const size_t bytes = stacked.bytes.size() / static_cast<size_t>(experts);
+    for (int64_t e = 0; e < experts; ++e) {
+      GgufTensor& one = storage_->experts.emplace_back(stacked);
+      one.shape = {stacked.shape[1], stacked.shape[2]};
+      one.bytes = stacked.bytes.substr(static_cast<size_t>(e) * bytes, bytes);
+      Plan plan;
+      plan.name = absl::StrCat(prefix, e, ".", matrix);
+      plan.tensor = &one;
+      plan.dtype = PlainType(one.type);
+      plan.blocks = blocks_ == GgufBlocks::kKeep && kernels::TraitsOf(one.type).quantized;
+      plans_.push_back(std::move(plan));
+    }
     return absl::OkStatus();
   }
 

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "common/status.h"
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "model/fingerprint.h"
 #include "model/gguf_test_model.h"
@@ -194,6 +195,62 @@ TEST(GgufWeightsTest, DigestOfFileAndFolder_IsRememberedUntilTheyChange) {
   CARREL_ASSERT_OK(loaded);
   EXPECT_EQ(WeightsSha256(*loaded->weights, nullptr, &cache),
             WeightsSha256(*loaded->weights, nullptr));
+}
+
+// A tiny file of the `gguf` package's, and logits that transformers computes from the package's own
+// dequantised values (tools/goldens/gguf_files.py).
+TEST(GgufWeightsTest, StackedExperts_GiveThePackagesValuesAndTransformersLogits) {
+  const std::string folder = SourceFolder() + "/model/testdata/qwen3moe";
+  const auto model = TestModel::Load(folder + "/model.gguf");
+  const auto widened = LoadWidened(folder + "/model.gguf");
+  const auto golden = Safetensors::OpenFile(folder + "/golden.safetensors");
+  CARREL_ASSERT_OK(model);
+  CARREL_ASSERT_OK(widened);
+  CARREL_ASSERT_OK(golden);
+  EXPECT_EQ(model->config.experts.count, 4);
+  EXPECT_EQ(model->config.experts.per_token, 2);
+  EXPECT_TRUE(model->config.experts.normalize && model->config.qk_norm);
+
+  const auto stack = golden->Get("blk.1.ffn_down_exps");
+  CARREL_ASSERT_OK(stack);
+  const size_t one = stack->bytes.size() / 4;
+  for (size_t e = 0; e < 4; ++e) {
+    const Matrix& down = model->weights->layer(Layer(1)).experts[e].down;
+    ASSERT_TRUE(down.blocks.has_value());
+    std::vector<float> values(one / sizeof(float));
+    kernels::Dequantize(down.blocks->type, down.blocks->data, down.out * down.in, values.data());
+    EXPECT_EQ(std::memcmp(values.data(), stack->bytes.data() + e * one, one), 0) << "expert " << e;
+  }
+
+  std::vector<TokenId> tokens(40);
+  std::vector<float> expected(40 * 64);
+  std::memcpy(tokens.data(), golden->Get("input_ids")->bytes.data(), 40 * sizeof(TokenId));
+  std::memcpy(expected.data(), golden->Get("logits")->bytes.data(),
+              expected.size() * sizeof(float));
+  for (const int64_t block : {1, 7, 40}) {
+    DenseAttention attention(model->config.shape, 40, /*reference=*/true);
+    const auto logits = Forward(*model, tokens, 0, block, nullptr, attention);
+    CARREL_ASSERT_OK(logits);
+    // Products of few tokens round their inputs to 16 bits.
+    EXPECT_LE(RelativeError(*logits, expected), 5e-4) << "blocks of " << block;
+    const auto rounded = Forward(*widened, tokens, 0, block, nullptr, attention);
+    CARREL_ASSERT_OK(rounded);
+    EXPECT_LE(RelativeError(*rounded, expected), 2e-2) << "blocks of " << block;
+  }
+}
+
+TEST(GgufWeightsTest, StacksThatAreNotTheModels_AreNamed) {
+  const auto load = [](const GgufWriter& writer) {
+    return TestModel::Load(WriteGguf(writer.Bytes())).status();
+  };
+  const std::string data(4 * 8 * 8 * 4, '\0');
+  EXPECT_THAT(
+      load(MakeGguf({}).Tensor("blk.0.ffn_up_exps.weight", GgufType::kF32, {4, 8, 8}, data)),
+      StatusIs(Code::kInvalidArgument, "\"blk.0.ffn_up_exps.weight\" is not a stack of 0"));
+  GgufTestModel moe{.architecture = "qwen3"};
+  GgufWriter writer = MakeGguf(moe);
+  writer.Drop("general.architecture").String("general.architecture", "qwen3moe");
+  EXPECT_THAT(load(writer), StatusIs(Code::kInvalidArgument, "qwen3moe."));
 }
 
 TEST(GgufWeightsTest, RandomMutations_GiveAModelOrAnError) {

@@ -27,13 +27,13 @@ struct Matrix : kernels::WeightMatrix {
 };
 
 struct ExpertWeights {
-  kernels::WeightMatrix gate, up, down;
+  Matrix gate, up, down;
 };
 
 struct LayerWeights {
   Matrix q, k, v, o;
   Matrix gate, up, down;                        // without data in a layer of experts
-  kernels::WeightMatrix router;                 // [experts, hidden]
+  Matrix router;                                // [experts, hidden]
   std::vector<ExpertWeights> experts;           // empty in a layer without
   std::vector<float> attention_norm, mlp_norm;  // [hidden_size]
   std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm
@@ -79,6 +79,10 @@ class Weights {
   const LayerWeights& layer(Layer layer) const { return layers_[layer.value()]; }
   const std::vector<float>& final_norm() const { return final_norm_; }
   const Safetensors& checkpoint() const { return source_.tensors; }
+  // Matrices in blocks, by the names of a Hugging Face checkpoint; checkpoint() has all the others.
+  const std::map<std::string, kernels::QuantizedMatrix, std::less<>>& blocks() const {
+    return source_.blocks;
+  }
   const std::vector<StoredTensor>& stored() const { return source_.stored; }
   const ModelFiles& files() const { return source_.files; }
 

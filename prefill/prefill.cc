@@ -23,6 +23,7 @@
 #include "prefill/job.h"
 #include "prefill/layer_forward.h"
 #include "prefill/layer_writer.h"
+#include "prefill/manifest_probe.h"
 #include "prefill/staging.h"
 
 namespace carrel::prefill {
@@ -116,6 +117,8 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
     field.set_name(name);
     field.set_value(value);
   }
+  *job.mutable_weights_probe() =
+      ProbeToProto(model::TakeWeightsProbe(*checkpoint.weights, checkpoint.tokenizer.get()));
   job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, job);
   job.set_sampled_queries(std::min<int64_t>(config.sampled_queries, job.tokens()));

@@ -1,6 +1,7 @@
 // The demo model as GGUF files, in place of its folder: the same answers, the same refusals.
 #include <cmath>
 #include <cstring>
+#include <random>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
@@ -133,6 +134,60 @@ TEST_F(GgufModelTest, BlocksOfEightBits_AnswerTheQuestion) {
   const Outcome asked = Carrel(Ask("from-gguf", {"--model", file}));
   ASSERT_THAT(asked, Succeeds());
   EXPECT_EQ(asked.out, answer_);
+}
+
+TEST_F(GgufModelTest, BlocksMadeFromTheContextsWeights_AskItWithTheFlagAlone) {
+  const std::string file = Write(DemoGguf(GgufType::kQ8_0), "demo.gguf");
+  const Args with_file = {"--model", file};
+  EXPECT_THAT(Carrel(Ask(kKept, with_file)), FailsWith(kFailed, Texts{"weights_sha256"}));
+  const Outcome asked = Carrel(Ask(kKept, {"--model", file, "--weights", "derived", "--json"}));
+  ASSERT_THAT(asked, Succeeds());
+  EXPECT_THAT(asked.err, testing::HasSubstr("weights: made from those of the context"));
+  const nlohmann::json said = JsonOf(asked);
+  EXPECT_EQ(said["text"].get<std::string>() + "\n", answer_);
+  EXPECT_EQ(said["weights_derived"]["matrices"], 57);
+  EXPECT_EQ(said["weights_derived"]["beyond"], 0);
+  const auto manifest = JsonOf(Carrel({"inspect", kKept, "--store", store_, "--json"}));
+  EXPECT_EQ(said["weights_derived"]["of_weights_sha256"],
+            manifest["fingerprint"]["weights_sha256"]);
+  EXPECT_EQ(manifest["weights_probe"]["values"], said["weights_derived"]["values"]);
+  // The context's own weights need no flag, and are none with it.
+  EXPECT_EQ(Carrel(Ask(kKept, {"--weights", "derived"})).out, answer_);
+  EXPECT_THAT(Carrel(Ask(kKept, {"--weights", "any"})), FailsWith(kBad, Texts{"weights=any"}));
+}
+
+// A change that eight bits would round away, of every matrix or of one kind, is another model.
+TEST_F(GgufModelTest, BlocksOfAnotherFineTune_AreRefusedByTheSampledWeights) {
+  const std::string file = Write(DemoGguf(GgufType::kQ8_0), "demo.gguf");
+  for (const std::string of : {"", "v_proj"}) {
+    SCOPED_TRACE(of);
+    ModelCopy tuned(path("tuned" + of));
+    tuned.EditWeights([&](TensorFile& weights) {
+      std::mt19937_64 rng(TestSeed());
+      std::normal_distribution<float> normal(0, 0.02f);
+      for (const auto& [name, entry] : weights.header.items()) {
+        if (name == "__metadata__" || entry["shape"].size() != 2) continue;
+        if (!absl::StrContains(name, of)) continue;
+        for (size_t at = entry["data_offsets"][0]; at < entry["data_offsets"][1]; at += 2) {
+          uint16_t bits;
+          std::memcpy(&bits, &weights.data[at], 2);
+          bits = FloatToBf16(Bf16ToFloat(bits) * (1 + normal(rng)));
+          std::memcpy(&weights.data[at], &bits, 2);
+        }
+      }
+    });
+    const std::string name = "tuned" + of;
+    ASSERT_THAT(Carrel(Prefill(name, {"--model", tuned.folder()})), Succeeds());
+    EXPECT_THAT(Carrel(Ask(name, {"--model", file, "--weights", "derived"})),
+                FailsWith(kFailed, Texts{"weights=derived", "were not made from those"}));
+    // Nor are plain ones.
+    EXPECT_THAT(Carrel(Ask(name, {"--weights", "derived"})),
+                FailsWith(kFailed, Texts{"weights=derived", "were not made from those"}));
+  }
+  // A context of blocks has nothing to show.
+  ASSERT_THAT(Carrel(Prefill("blocks", {"--model", file})), Succeeds());
+  EXPECT_THAT(Carrel(Ask("blocks", {"--weights", "derived"})),
+              FailsWith(kFailed, Texts{"holds no sampled weights"}));
 }
 
 TEST_F(GgufModelTest, PartsOfASplitFile_AreOneModel) {

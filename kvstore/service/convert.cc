@@ -266,6 +266,7 @@ void OpenReplyToWire(const Session& session, const EngineConfig& config, v1::Ses
   open->mutable_manifest()->clear_head_statistics();
   open->mutable_manifest()->clear_layer_sizes();
   open->mutable_manifest()->clear_segment_digests();
+  open->mutable_manifest()->clear_weights_probe();
   v1::Limits* limits = open->mutable_limits();
   limits->set_max_top_k(config.max_top_k);
   limits->set_max_query_tokens(config.max_query_tokens);

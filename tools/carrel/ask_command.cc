@@ -40,6 +40,17 @@ void PrintStreamed(const std::string& text) {
   std::fflush(stdout);
 }
 
+nlohmann::json DerivedJson(const DerivedWeights& derived) {
+  const model::Derivation& seen = derived.seen;
+  return {{"of_weights_sha256", derived.of_sha256},
+          {"matrices", seen.matrices},
+          {"values", seen.values},
+          {"quantised", seen.quantised},
+          {"beyond", seen.beyond},
+          {"beyond_allowed", seen.beyond_allowed},
+          {"spread", seen.spread}};
+}
+
 void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
                const decoder::GenerateResult& result, const nlohmann::json& text,
                OpenDecoder& open) {
@@ -57,6 +68,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
            ? nlohmann::json()  // the prompt gives the first token: nothing to time
            : nlohmann::json(static_cast<double>(result.steps) / result.generate_seconds)}};
   if (!open.refine().empty()) json["refine"] = open.refine();
+  if (open.derived().has_value()) json["weights_derived"] = DerivedJson(*open.derived());
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.

@@ -75,6 +75,14 @@ nlohmann::json HeadIndexesToJson(const v1::Manifest& manifest) {
   return heads;
 }
 
+int64_t ProbedValues(const v1::Manifest& manifest) {
+  int64_t values = 0;
+  for (const v1::WeightsProbe::Tensor& tensor : manifest.weights_probe().tensors()) {
+    values += static_cast<int64_t>(tensor.values().size()) / (tensor.dtype() == "f32" ? 4 : 2);
+  }
+  return values;
+}
+
 nlohmann::json FidelityToJson(const v1::Manifest& manifest) {
   nlohmann::json heads = nlohmann::json::array();
   for (const v1::HeadFidelity& head : manifest.head_fidelity()) {
@@ -142,6 +150,10 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                                {"prefill_seconds", manifest.prefill_seconds()},
                                {"fingerprint", fingerprint},
                                {"token_ids_sha256", manifest.token_ids_sha256()},
+                               {"weights_probe",
+                                {{"tensors", manifest.weights_probe().tensors_size()},
+                                 {"values", ProbedValues(manifest)},
+                                 {"bytes", manifest.weights_probe().ByteSizeLong()}}},
                                {"index", index},
                                {"summary_rows", manifest.summary_rows()},
                                {"sampled_queries", manifest.sampled_queries()},
@@ -268,6 +280,13 @@ void PrintManifest(const v1::Manifest& manifest) {
   for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields())
     std::printf("  %-28s %s\n", field.name().c_str(), field.value().c_str());
   std::printf("  %-28s %s\n", "(document) token_ids_sha256", manifest.token_ids_sha256().c_str());
+  if (manifest.weights_probe().tensors().empty()) {
+    std::printf("  no sampled weights: no others can be shown to be made from these\n");
+  } else {
+    std::printf("  %lld sampled values of %d tensors: --weights derived can be asked\n",
+                static_cast<long long>(ProbedValues(manifest)),
+                manifest.weights_probe().tensors_size());
+  }
   if (manifest.head_statistics().empty()) {
     std::printf("\nno statistics of attention: keys are stored before RoPE\n");
     return;

@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <thread>
 
+#include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
+#include "kvstore/service/context_client.h"
 #include "tools/carrel/mapped_rows.h"
 
 namespace carrel::tools {
@@ -23,6 +25,11 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
                   "context")
       ->required();
   DeclareAdapter(command, adapter_dir);
+  command
+      .add_option("--weights", weights,
+                  "same: those that computed the context | derived: also others that can be shown "
+                  "to be made from them, as a quantised file of the same checkpoint")
+      ->capture_default_str();
   DeclareMissingBytes(command, missing_bytes);
   CLI::Option& context_option = *command.add_option(
       "--context", context,
@@ -181,6 +188,13 @@ absl::Status RetrievalFlags::ResolveSelect() {
 
 absl::Status RetrievalFlags::Resolve() {
   RETURN_IF_ERROR(ResolveSelect());
+  if (weights != "same" && weights != "derived") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weights=", weights, " is none of same, derived"));
+  }
+  if (weights == "derived" && context.empty()) {
+    return absl::InvalidArgumentError("weights=derived needs --context: it is of its rows");
+  }
   ASSIGN_OR_RETURN(config.estimate, decoder::ParseEstimate(estimate));
   ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
   if (zone != "store" && zone != "host" && zone != "device") {
@@ -305,6 +319,15 @@ absl::StatusOr<decoder::RetrievalConfig> WithResolvedRefine(const RetrievalFlags
 
 }  // namespace
 
+absl::Status OpenDecoder::AcceptDerived(const std::string& context) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client,
+                   store_->NewContextClient());
+  ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(context));
+  ASSIGN_OR_RETURN(derived_, AcceptDerivedWeights(manifest, checkpoint_));
+  if (derived_.has_value()) std::fprintf(stderr, "%s\n", DescribeDerived(*derived_).c_str());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const RetrievalFlags& flags) {
   std::unique_ptr<OpenDecoder> open(new OpenDecoder(flags.threads));
   const model::DigestCache cache(model::DigestCache::DefaultFolder());
@@ -322,6 +345,7 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(const Retrieval
         "retry-for=", flags.retry_for, " is no duration from 0 to 24h, such as 30s or 2m"));
   }
   ASSIGN_OR_RETURN(open->store_, StoreAccess::Open(store, kvstore::StoreMode::kReadOnly));
+  if (flags.weights == "derived") RETURN_IF_ERROR(open->AcceptDerived(flags.context));
   ASSIGN_OR_RETURN(const decoder::RetrievalConfig config, WithResolvedRefine(flags));
   if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
   // A GPU fetches the rows of its zone from a server if their folder is not here.

@@ -13,6 +13,7 @@
 #include "decoder/config.h"
 #include "decoder/decoder.h"
 #include "model/checkpoint.h"
+#include "tools/carrel/derived_weights.h"
 #include "tools/carrel/store_access.h"
 
 namespace CLI {
@@ -24,6 +25,7 @@ namespace carrel::tools {
 struct RetrievalFlags {
   std::string model_dir;
   std::string adapter_dir;  // empty: none
+  std::string weights = "same";
   std::string missing_bytes = "refuse";
   std::string context;
   StoreFlags store;
@@ -67,15 +69,19 @@ class OpenDecoder {
   absl::Status Confirm(const absl::Status& status) const;
   // How rows are chosen here (decoder::DescribeRefine); empty where the store searches.
   const std::string& refine() const { return refine_; }
+  // With --weights derived, where the weights are not the context's own.
+  const std::optional<DerivedWeights>& derived() const { return derived_; }
 
  private:
   explicit OpenDecoder(int threads) : pool_(threads - 1) {}
+  absl::Status AcceptDerived(const std::string& context);
   ThreadPool pool_;
   model::Checkpoint checkpoint_;
   std::unique_ptr<StoreAccess> store_;
   std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
   std::unique_ptr<decoder::Decoder> decoder_;
   std::string refine_;
+  std::optional<DerivedWeights> derived_;
 };
 
 // --content-id.

@@ -8,7 +8,11 @@ model/testdata/gguf_pre.json: a tokenizer.json whose merges cross words, numbers
 every cut shows; texts, and their ids by the `tokenizers` package (0.22) under each pre-tokenizer that
 a GGUF file may name.
 
-    pip install gguf tokenizers && python3 tools/goldens/gguf_files.py
+model/testdata/qwen3moe: a tiny random Qwen3-MoE in quantised blocks, experts stacked as a converter
+stacks them; what the package makes of one stack, and the logits that transformers (5.23, float32)
+computes from the dequantised weights.
+
+    pip install gguf tokenizers torch transformers && python3 tools/goldens/gguf_files.py
 """
 
 import json
@@ -121,5 +125,81 @@ def write_pre():
     print(path, path.stat().st_size, "bytes")
 
 
+def moe_name(name):
+    for theirs, ours in {"model.embed_tokens": "token_embd", "model.norm": "output_norm",
+                         "lm_head": "output", "model.layers.": "blk.",
+                         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+                         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+                         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+                         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+                         "mlp.gate.": "ffn_gate_inp."}.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def write_moe():
+    import torch
+    from safetensors.numpy import save_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    torch.manual_seed(16)
+    config = Qwen3MoeConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, moe_intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, max_position_embeddings=256,
+        pad_token_id=None, bos_token_id=1, eos_token_id=2,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4))
+    model = Qwen3MoeForCausalLM(config).eval()
+    folder = ROOT / "model/testdata/qwen3moe"
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(str(folder / "model.gguf"), "qwen3moe")
+    writer.add_block_count(2)
+    writer.add_context_length(256)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_expert_feed_forward_length(32)
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(2)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_rope_freq_base(1e4)
+    writer.add_layer_norm_rms_eps(1e-6)
+    kept = {}
+
+    def put(name, values, kind):
+        data = gguf.quants.quantize(values.detach().numpy(), kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+        return torch.tensor(gguf.quants.dequantize(data, kind))
+
+    q8, q4, q5 = (gguf.GGMLQuantizationType[n] for n in ("Q8_0", "Q4_0", "Q5_1"))
+    plain = gguf.GGMLQuantizationType.F32
+    for name, parameter in model.named_parameters():
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.25)
+        matrix = parameter.dim() == 2 and "mlp.gate." not in name
+        if parameter.dim() < 3:
+            parameter.data = put(moe_name(name), parameter, q8 if matrix else plain)
+            continue
+        layer = "blk." + name.split(".")[2]
+        if "gate_up" in name:  # [experts, 2 inner, hidden]: gate, then up
+            gate, up = parameter.data[:, :32], parameter.data[:, 32:]
+            parameter.data = torch.cat([put(layer + ".ffn_gate_exps.weight", gate.contiguous(), q4),
+                                        put(layer + ".ffn_up_exps.weight", up.contiguous(), q5)], 1)
+        else:
+            parameter.data = put(layer + ".ffn_down_exps.weight", parameter.data, q8)
+            kept[layer] = parameter.data.numpy().copy()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tokens = torch.randint(3, 64, (1, 40))
+    with torch.no_grad():
+        logits = model(tokens).logits[0].contiguous().numpy()
+    save_file({"input_ids": tokens[0].to(torch.int32).numpy(), "logits": logits,
+               "blk.1.ffn_down_exps": np.ascontiguousarray(kept["blk.1"])},
+              str(folder / "golden.safetensors"))
+
+
 write_blocks()
 write_pre()
+write_moe()

@@ -113,13 +113,19 @@ absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
     std::shared_ptr<const HostRows> host_rows) {
   std::unique_ptr<SequenceAttention> attention;
   if (config.rope == Rope::kInfiniteHip) {
+    if (checkpoint.config.sliding.window > 0) {
+      return absl::UnimplementedError(
+          "rope=infinitehip: not run for models with sliding windows: their layers turn keys by "
+          "themselves");
+    }
     ASSIGN_OR_RETURN(attention,
                      RepositionedAttention::Create(config, checkpoint.config,
                                                    {opened.zone_begin(), opened.zone_end()},
                                                    std::move(host_rows), pool));
   } else {
-    ASSIGN_OR_RETURN(attention, RetrievalAttention::Create(config, checkpoint.config.shape, opened,
-                                                           client, pool, std::move(host_rows)));
+    ASSIGN_OR_RETURN(
+        attention, RetrievalAttention::Create(config, checkpoint.config.shape, opened, client, pool,
+                                              std::move(host_rows), checkpoint.config.Windows()));
   }
   ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint.config.shape));
   return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention),

@@ -38,7 +38,8 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
 }
 
 // Rows per KV head, of what prefill measured; or top_k, where that is allowed and nothing was.
-absl::Status PlanFidelity(const v1::OpenReply& opened, RetrievalConfig& config) {
+absl::Status PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
+                          RetrievalConfig& config) {
   const v1::Manifest& manifest = opened.manifest();
   absl::StatusOr<std::vector<HeadErrors>> heads = ErrorsOf(manifest, Estimates(config, manifest));
   if (absl::IsFailedPrecondition(heads.status()) && config.or_top_k) {
@@ -49,6 +50,11 @@ absl::Status PlanFidelity(const v1::OpenReply& opened, RetrievalConfig& config) 
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(heads.status());
+  // Layers with a window ask for no rows of the zone, and nothing of theirs is missing.
+  for (size_t i = 0; i < heads->size(); ++i) {
+    const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
+    if (model.Window(Layer(layer)) > 0) (*heads)[i].output = 0;
+  }
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
   RowPlan plan = PlanRows(*heads, int64_t{config.dense_layers} * manifest.kv_heads(),
                           std::max<int64_t>(1, zone_rows), config.target_error);
@@ -135,7 +141,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                                      opened.layer_entropy_nats().end());
   }
   RETURN_IF_ERROR(ResolveEstimate(device, host_rows.get(), config));
-  if (config.select == Select::kFidelity) RETURN_IF_ERROR(PlanFidelity(opened, config));
+  if (config.select == Select::kFidelity)
+    RETURN_IF_ERROR(PlanFidelity(opened, checkpoint.config, config));
   if (config.select == Select::kFidelity) {
     decoder->target_error_ = config.target_error;
     decoder->promised_error_ = config.promised_error;

@@ -27,9 +27,12 @@ class RetrievalAttention final : public SequenceAttention {
   // host_rows: of config.refine, which needs them; otherwise null.
   // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a
   // context: a null client and an empty reply.
+  // windows: of each layer, the newest tokens that count, the one that looks included, or 0 for all;
+  // empty: all in every layer. A layer with a window holds those rows itself and asks no store.
   static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(
       const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
-      StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows = nullptr);
+      StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows = nullptr,
+      std::vector<int64_t> windows = {});
   ~RetrievalAttention() override;
 
   absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
@@ -40,7 +43,9 @@ class RetrievalAttention final : public SequenceAttention {
   Statistics statistics() const override;
 
  private:
-  RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool);
+  RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool,
+                     std::vector<int64_t> windows);
+  int64_t WindowOf(Layer layer) const { return windows_.empty() ? 0 : windows_[layer.value()]; }
   absl::Status LoadContextRows(const v1::OpenReply& opened);
   void AttendWindow(const model::AttentionInput& input);
 
@@ -48,6 +53,7 @@ class RetrievalAttention final : public SequenceAttention {
   const float scale_;
   StoreClient* const client_;
   ThreadPool* const pool_;
+  const std::vector<int64_t> windows_;
   Window window_;
   std::vector<LayerStatistics> layer_statistics_;
   std::unique_ptr<ZoneAttention> zone_;

@@ -34,7 +34,8 @@ class Backend {
   virtual absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n,
                                     Position first_position, float* q) = 0;
 
-  // hidden += W_o attended;  hidden += mlp(norm(hidden)).  attended [n, q_heads, head_dim].
+  // hidden += W_o attended;  hidden += mlp(norm(hidden)).  attended [n, q_heads, head_dim]. What is
+  // added is normalised first where the model says so (Gemma).
   virtual absl::Status FinishLayer(Layer layer, const float* attended, int64_t n,
                                    float* hidden) = 0;
 

@@ -1,7 +1,7 @@
 // What:   config.json of a Hugging Face checkpoint, reduced to what the forward pass needs. What is
 //         not understood is refused by name.
 // Source: the config classes of transformers (LlamaConfig, MistralConfig, Qwen2Config,
-//         Qwen3Config, Qwen3MoeConfig), their defaults included; but the sizes that it always writes must be there.
+//         Qwen3Config, Qwen3MoeConfig, Gemma3TextConfig), their defaults included; but the sizes that it always writes must be there.
 // Errors: NotFound no config.json; InvalidArgument malformed or inconsistent (names field, value,
 //         bound); Unimplemented an architecture, activation, rope type or sliding window that we do
 //         not run, or a field that is neither understood nor known to change no result (names it).
@@ -22,7 +22,8 @@ enum class Architecture : uint8_t {
   kMistral = 1,
   kQwen2 = 2,
   kQwen3 = 3,
-  kQwen3Moe = 4
+  kQwen3Moe = 4,
+  kGemma3 = 5
 };
 
 enum class RopeType : uint8_t { kDefault = 0, kLinear = 1, kLlama3 = 2, kYarn = 3 };
@@ -55,6 +56,15 @@ struct ExpertsConfig {
   bool In(Layer layer) const;
 };
 
+// Layers that see the last tokens alone.
+struct SlidingConfig {
+  int64_t window = 0;           // tokens, the one that looks included; 0: no layer slides
+  std::vector<int32_t> layers;  // that do; ascending
+  RopeConfig rope;              // theirs
+
+  bool In(Layer layer) const;
+};
+
 struct ModelConfig {
   Architecture architecture = Architecture::kLlama;
   AttentionShape shape;  // layers, q_heads, kv_heads, head_dim
@@ -68,11 +78,21 @@ struct ModelConfig {
   bool output_bias = false;  // Llama and Qwen3 with attention_bias
   bool mlp_bias = false;     // Llama with mlp_bias
   bool qk_norm = false;      // Qwen3: RMS norm of each head's q and k before RoPE
-  RopeConfig rope;
+  // Gemma: gates are GELU instead of SiLU; norms multiply by 1 + weight; what attention and MLP add is
+  // normalised first; embeddings are multiplied by sqrt(hidden_size).
+  bool gemma = false;
+  double query_scalar = 0;  // scores are divided by its root; 0: head_dim
+  RopeConfig rope;          // of layers that do not slide
+  SlidingConfig sliding;
   ExpertsConfig experts;
   // Each from generation_config.json where it says so, else from config.json.
   std::vector<TokenId> eos_token_ids;  // may be empty
   TokenId bos_token_id = -1;           // -1: none
+
+  // Tokens that a layer attends to, the newest ones, the one that looks included; 0: all.
+  int64_t Window(Layer layer) const { return sliding.In(layer) ? sliding.window : 0; }
+  std::vector<int64_t> Windows() const;  // of each layer; empty where none slides
+  const RopeConfig& RopeOf(Layer layer) const { return sliding.In(layer) ? sliding.rope : rope; }
 
   // Name and value of every field that changes K, V or the logits, ordered by name: the config part
   // of a fingerprint.

@@ -23,11 +23,10 @@ void WriteText(const std::string& path, const std::string& text) {
 }
 
 json Base(const std::string& model_type) {
-  static const std::map<std::string, std::string> kClasses = {{"llama", "LlamaForCausalLM"},
-                                                              {"mistral", "MistralForCausalLM"},
-                                                              {"qwen2", "Qwen2ForCausalLM"},
-                                                              {"qwen3", "Qwen3ForCausalLM"},
-                                                              {"qwen3_moe", "Qwen3MoeForCausalLM"}};
+  static const std::map<std::string, std::string> kClasses = {
+      {"llama", "LlamaForCausalLM"},        {"mistral", "MistralForCausalLM"},
+      {"qwen2", "Qwen2ForCausalLM"},        {"qwen3", "Qwen3ForCausalLM"},
+      {"qwen3_moe", "Qwen3MoeForCausalLM"}, {"gemma3_text", "Gemma3ForCausalLM"}};
   const auto known = kClasses.find(model_type);
   return {{"model_type", model_type},
           {"architectures", json::array({known == kClasses.end() ? "Other" : known->second})},
@@ -593,6 +592,90 @@ TEST(RopeInvFreqTest, Yarn_EqualsTransformers) {
     for (size_t i = 0; i < f.size(); ++i) {
       EXPECT_NEAR(f[i] / expected[i], 1.0, 1e-6) << golden["rope_scaling"] << " " << i;
     }
+  }
+}
+
+// As published files have it, and as transformers 5 writes it.
+TEST(ConfigTest, Gemma3_BothSpellingsAreTheSameModel) {
+  const json older = {{"sliding_window", 512},
+                      {"sliding_window_pattern", 2},
+                      {"rope_theta", 1e6},
+                      {"rope_local_base_freq", 1e4},
+                      {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
+                      {"hidden_activation", "gelu_pytorch_tanh"},
+                      {"query_pre_attn_scalar", 168},
+                      {"attn_logit_softcapping", nullptr},
+                      {"final_logit_softcapping", nullptr},
+                      {"cache_implementation", "hybrid"}};
+  const json newer = {
+      {"sliding_window", 512},
+      {"layer_types",
+       {"sliding_attention", "full_attention", "sliding_attention", "full_attention"}},
+      {"rope_parameters",
+       {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
+        {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}},
+      {"query_pre_attn_scalar", 168}};
+  for (const json& set : {older, newer}) {
+    const auto config = Load(Patched("gemma3_text", set));
+    CARREL_ASSERT_OK(config);
+    EXPECT_TRUE(config->gemma && config->qk_norm && config->tie_word_embeddings);
+    EXPECT_EQ(config->shape.head_dim, 256);
+    EXPECT_EQ(config->query_scalar, 168);
+    EXPECT_THAT(config->Windows(), ElementsAre(512, 0, 512, 0));
+    EXPECT_EQ(config->RopeOf(Layer(0)).theta, 1e4);
+    EXPECT_EQ(config->RopeOf(Layer(0)).type, RopeType::kDefault);
+    EXPECT_EQ(config->RopeOf(Layer(1)).theta, 1e6);
+    EXPECT_EQ(config->RopeOf(Layer(1)).factor, 8);
+  }
+  EXPECT_EQ(Load(Patched("gemma3_text", older))->FingerprintFields(),
+            Load(Patched("gemma3_text", newer))->FingerprintFields());
+  const auto plain = Load(Patched("gemma3_text", {{"num_hidden_layers", 12}}));
+  CARREL_ASSERT_OK(plain);
+  EXPECT_EQ(plain->sliding.window, 4096);
+  EXPECT_THAT(plain->sliding.layers, ElementsAre(0, 1, 2, 3, 4, 6, 7, 8, 9, 10));
+  EXPECT_EQ(plain->rope.theta, 1e6);
+  EXPECT_EQ(plain->query_scalar, 256);
+}
+
+TEST(ConfigTest, Gemma3WithWhatIsNotRun_IsRefusedByName) {
+  struct {
+    json set;
+    const char* message;
+  } const kCases[] = {
+      {{{"attn_logit_softcapping", 50.0}}, "attn_logit_softcapping=50.0"},
+      {{{"final_logit_softcapping", 30.0}}, "final_logit_softcapping=30.0"},
+      {{{"use_bidirectional_attention", true}}, "use_bidirectional_attention=true"},
+      {{{"hidden_activation", "gelu"}}, "is not gelu_pytorch_tanh"},
+      {{{"layer_types", {"full_attention"}}}, "layer_types"},
+      {{{"layer_types", {"full_attention", "chunked_attention", "full_attention", "x"}}},
+       "layer_types"},
+      {{{"sliding_window", 0}}, "sliding_window=0"},
+      {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}}}, "rope type yarn"},
+      {{{"rope_parameters", {{"rope_type", "default"}}}}, "rope_type"},
+      {{{"rope_parameters", json::object()}, {"rope_theta", 1e4}}, "stands beside rope_parameters"},
+      {{{"query_pre_attn_scalar", 0}}, "query_pre_attn_scalar=0"},
+  };
+  for (const auto& [set, message] : kCases) {
+    const absl::Status status = Load(Patched("gemma3_text", set)).status();
+    EXPECT_FALSE(status.ok()) << set;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(message));
+  }
+  // Fields of Gemma's are no others'.
+  EXPECT_FALSE(Load(Patched("llama", {{"query_pre_attn_scalar", 256}})).ok());
+}
+
+TEST(FingerprintFieldsTest, Gemmas_TellItsLayersApart) {
+  const auto base = Load(Patched("gemma3_text", {{"sliding_window", 512}}))->FingerprintFields();
+  const json changes[] = {{{"sliding_window", 1024}},
+                          {{"sliding_window", 512}, {"sliding_window_pattern", 3}},
+                          {{"sliding_window", 512}, {"rope_local_base_freq", 2e4}},
+                          {{"sliding_window", 512}, {"rope_theta", 2e6}},
+                          {{"sliding_window", 512}, {"query_pre_attn_scalar", 128}}};
+  for (const json& change : changes) {
+    EXPECT_NE(Load(Patched("gemma3_text", change))->FingerprintFields(), base) << change;
+  }
+  for (const auto& [name, value] : Load(Base("llama"))->FingerprintFields()) {
+    EXPECT_EQ(name.find("sliding"), std::string::npos);
   }
 }
 

@@ -1,12 +1,14 @@
 #include "model/cpu_backend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "common/status.h"
+#include "kernels/gelu_mul/gelu_mul.h"
 #include "kernels/linear/linear.h"
 #include "kernels/quantized_linear/quantized_linear.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -79,6 +81,11 @@ class CpuBackend final : public Backend {
         pool_(pool),
         rope_(rope),
         inv_freq_(RopeInvFreq(config.rope, config.shape.head_dim)),
+        sliding_inv_freq_(RopeInvFreq(config.sliding.rope, config.shape.head_dim)),
+        embedding_scale_(config.gemma ? std::sqrt(static_cast<float>(config.hidden_size)) : 1),
+        query_scale_(config.query_scalar == 0 ? 1.0f
+                                              : static_cast<float>(std::sqrt(config.shape.head_dim /
+                                                                             config.query_scalar))),
         eps_(static_cast<float>(config.rms_norm_eps)),
         block_scratch_(kBlockTokens * (config.hidden_size + 2 * config.intermediate_size)),
         expert_scratch_(ExpertFloats(config)),
@@ -341,7 +348,9 @@ class CpuBackend final : public Backend {
   const AddedByMatrix added_;
   ThreadPool* const pool_;  // may be null
   const RopeStage rope_;
-  const std::vector<float> inv_freq_;
+  const std::vector<float> inv_freq_, sliding_inv_freq_;
+  const float embedding_scale_;
+  const float query_scale_;  // who attends divides scores by the root of head_dim
   const float eps_;
   ScratchPool block_scratch_;   // a block's hidden_size + twice intermediate_size columns
   ScratchPool expert_scratch_;  // ExpertFloats
@@ -373,6 +382,8 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
       } else {
         WidenToFloat(table.dtype, row, table.in, hidden + i * table.in);
       }
+      if (embedding_scale_ == 1) continue;
+      for (int64_t c = 0; c < table.in; ++c) hidden[i * table.in + c] *= embedding_scale_;
     }
   });
   return absl::OkStatus();
@@ -383,15 +394,16 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
   const LayerWeights& w = LayerOf(layer);
   const AttentionShape& shape = config_.shape;
   const int64_t width = config_.hidden_size;
+  const float* const inv_freq = (config_.sliding.In(layer) ? sliding_inv_freq_ : inv_freq_).data();
+  const float rope_scale = static_cast<float>(config_.rope.attention_factor);
   const auto finish = [&](float* x, int64_t begin, int64_t count, int64_t heads,
-                          const std::vector<float>& head_norm) {
+                          const std::vector<float>& head_norm, float scale) {
     if (config_.qk_norm) Norm(x, count * heads, head_norm, x);
-    if (config_.rope.attention_factor != 1.0) {
-      const float scale = static_cast<float>(config_.rope.attention_factor);
+    if (scale != 1.0f) {
       for (int64_t i = 0; i < count * heads * shape.head_dim; ++i) x[i] *= scale;
     }
     if (rope_ == RopeStage::kLeftOut) return;
-    kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq_.data());
+    kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq);
   };
   ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
     const ScratchPool::Lease scratch(&block_scratch_);
@@ -400,15 +412,15 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
     float* block_q = q + begin * w.q.out;
     if (k == nullptr) {
       Apply({Product(normed, w.q, block_q)}, count, spread);
-      finish(block_q, begin, count, shape.q_heads, w.q_norm);
+      finish(block_q, begin, count, shape.q_heads, w.q_norm, rope_scale * query_scale_);
       return;
     }
     float* block_k = k + begin * w.k.out;
     Apply({Product(normed, w.q, block_q), Product(normed, w.k, block_k),
            Product(normed, w.v, v + begin * w.v.out)},
           count, spread);
-    finish(block_q, begin, count, shape.q_heads, w.q_norm);
-    finish(block_k, begin, count, shape.kv_heads, w.k_norm);
+    finish(block_q, begin, count, shape.q_heads, w.q_norm, rope_scale * query_scale_);
+    finish(block_k, begin, count, shape.kv_heads, w.k_norm, rope_scale);
   });
 }
 
@@ -423,12 +435,15 @@ absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t
     float* block = hidden + begin * width;
 
     Apply({Product(attended + begin * w.o.in, w.o, column)}, count, spread);
+    if (!w.attention_post_norm.empty()) Norm(column, count, w.attention_post_norm, column);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
     Norm(block, count, w.mlp_norm, column);
     if (!w.experts.empty()) return AddExperts(w, column, count, spread, block);
     Apply({Product(column, w.gate, gate), Product(column, w.up, up)}, count, spread);
-    kernels::SiluMul(gate, up, count * config_.intermediate_size);
+    (config_.gemma ? kernels::GeluMul : kernels::SiluMul)(gate, up,
+                                                          count * config_.intermediate_size);
     Apply({Product(gate, w.down, column)}, count, spread);
+    if (!w.mlp_post_norm.empty()) Norm(column, count, w.mlp_post_norm, column);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
   });
   return absl::OkStatus();

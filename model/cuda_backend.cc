@@ -53,6 +53,9 @@ absl::Status CudaBackend::Check(const ModelConfig& config) {
   if (config.experts.count > 0) {
     return absl::UnimplementedError("device cuda: experts (qwen3_moe) run on the CPU only");
   }
+  if (config.gemma) {
+    return absl::UnimplementedError("device cuda: gemma3_text runs on the CPU only");
+  }
   const AttentionShape& shape = config.shape;
   if (!kernels::PrefillAttentionHas(kernels::PrefillAttentionVariant::kAuto, shape.head_dim)) {
     return absl::UnimplementedError(

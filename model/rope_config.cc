@@ -183,6 +183,66 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config,
 
 namespace {
 
+constexpr double kGemmaFullTheta = 1e6, kGemmaSlidingTheta = 1e4;  // Gemma3TextConfig's
+
+// rope_parameters of one kind of layer, with the theta that holds where it gives none.
+absl::StatusOr<RopeConfig> ParseOfLayers(const JsonFields& parameters, const char* kind,
+                                         double theta, int64_t max_position_embeddings) {
+  RopeConfig plain;
+  plain.theta = theta;
+  const json* object = parameters.Find(kind);
+  if (object == nullptr) return plain;
+  if (!object->is_object()) return parameters.Invalid(kind, "is not an object");
+  json with_theta = *object;
+  if (with_theta.count("rope_theta") == 0) with_theta["rope_theta"] = theta;
+  return ParseObject(JsonFields(absl::StrCat(parameters.where(), ": ", kind), with_theta),
+                     std::nullopt, max_position_embeddings);
+}
+
+absl::Status RefuseOtherScaling(const JsonFields& config, const RopeConfig& rope) {
+  if (rope.type == RopeType::kDefault || rope.type == RopeType::kLinear) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(config.where(), ": rope type ",
+                                               RopeTypeName(rope.type),
+                                               " is not run where layers differ in their rope"));
+}
+
+}  // namespace
+
+absl::StatusOr<LayeredRope> ParseLayeredRope(const JsonFields& config,
+                                             int64_t max_position_embeddings) {
+  ASSIGN_OR_RETURN(const double full,
+                   config.NumberOr("rope_theta", kGemmaFullTheta, kMinTheta, kMaxTheta));
+  ASSIGN_OR_RETURN(const double sliding, config.NumberOr("rope_local_base_freq", kGemmaSlidingTheta,
+                                                         kMinTheta, kMaxTheta));
+  LayeredRope rope;
+  rope.sliding.theta = sliding;
+  if (const json* parameters = config.Find("rope_parameters")) {
+    if (!parameters->is_object()) return config.Invalid("rope_parameters", "is not an object");
+    for (const char* field : {"rope_scaling", "rope_theta", "rope_local_base_freq"}) {
+      if (config.Has(field)) return config.Invalid(field, "stands beside rope_parameters");
+    }
+    const JsonFields fields(absl::StrCat(config.where(), ": rope_parameters"), *parameters);
+    constexpr absl::string_view kKinds[] = {"full_attention", "sliding_attention"};
+    RETURN_IF_ERROR(RefuseUnknownFields(fields, kKinds));
+    ASSIGN_OR_RETURN(rope.full,
+                     ParseOfLayers(fields, "full_attention", full, max_position_embeddings));
+    ASSIGN_OR_RETURN(rope.sliding,
+                     ParseOfLayers(fields, "sliding_attention", sliding, max_position_embeddings));
+  } else if (const json* scaling = config.Find("rope_scaling")) {
+    if (!scaling->is_object()) return config.Invalid("rope_scaling", "is not an object");
+    ASSIGN_OR_RETURN(
+        rope.full, ParseObject(JsonFields(absl::StrCat(config.where(), ": rope_scaling"), *scaling),
+                               full, max_position_embeddings));
+  } else {
+    rope.full.theta = full;
+  }
+  RETURN_IF_ERROR(RefuseOtherScaling(config, rope.full));
+  RETURN_IF_ERROR(RefuseOtherScaling(config, rope.sliding));
+  return rope;
+}
+
+namespace {
+
 // Dimensions that turn more than beta_fast times over the original length keep their frequency,
 // those that turn less than beta_slow times have it divided by factor, and those between are
 // interpolated by dimension.

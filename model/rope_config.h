@@ -15,6 +15,14 @@ namespace carrel::model {
 absl::StatusOr<RopeConfig> ParseRopeConfig(const JsonFields& config,
                                            int64_t max_position_embeddings);
 
+// Gemma 3's two: rope_parameters {full_attention, sliding_attention}; or rope_theta and rope_scaling
+// of the full layers beside rope_local_base_freq. Linear scaling and none are read.
+struct LayeredRope {
+  RopeConfig full, sliding;
+};
+absl::StatusOr<LayeredRope> ParseLayeredRope(const JsonFields& config,
+                                             int64_t max_position_embeddings);
+
 // As rope_type has it; model/config.cc.
 const char* RopeTypeName(RopeType type);
 

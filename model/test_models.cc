@@ -28,8 +28,9 @@ absl::StatusOr<TestModel> TestModel::Load(const std::string& model_dir) {
   return model;
 }
 
-DenseAttention::DenseAttention(const AttentionShape& shape, int64_t capacity, bool reference)
-    : shape_(shape), capacity_(capacity), reference_(reference) {
+DenseAttention::DenseAttention(const AttentionShape& shape, int64_t capacity, bool reference,
+                               std::vector<int64_t> windows)
+    : shape_(shape), capacity_(capacity), reference_(reference), windows_(std::move(windows)) {
   const size_t floats = static_cast<size_t>(shape.kv_heads * capacity * shape.head_dim);
   k_.assign(shape.layers, std::vector<float>(floats));
   v_ = k_;
@@ -49,15 +50,20 @@ absl::Status DenseAttention::Attend(const AttentionInput& input, float* attended
     }
   }
   std::vector<float> scratch(kernels::PrefillAttentionScratchFloats(dim));
+  const int64_t window = windows_.empty() ? 0 : windows_[input.layer.value()];
+  // One token at a time has the rows of its window for a text of its own.
+  const int64_t tile = window > 0 ? 1 : kernels::kPrefillQueryTile;
   for (int64_t h = 0; h < shape_.q_heads; ++h) {
-    const int64_t kv_offset = h / shape_.group() * capacity_ * dim;
-    for (int64_t begin = 0; begin < input.n; begin += kernels::kPrefillQueryTile) {
+    for (int64_t begin = 0; begin < input.n; begin += tile) {
+      const int64_t skipped =
+          window > 0 ? std::max<int64_t>(0, input.first_position + begin + 1 - window) : 0;
+      const int64_t kv_offset = (h / shape_.group() * capacity_ + skipped) * dim;
       kernels::PrefillAttentionParams params;
       params.q_stride = params.out_stride = shape_.q_heads * dim;
       params.q = input.q + begin * params.q_stride + h * dim;
       params.out = attended + begin * params.out_stride + h * dim;
-      params.n = std::min(kernels::kPrefillQueryTile, input.n - begin);
-      params.first_position = input.first_position + begin;
+      params.n = std::min(tile, input.n - begin);
+      params.first_position = input.first_position + begin - skipped;
       params.k = k.data() + kv_offset;
       params.v = v.data() + kv_offset;
       params.head_dim = dim;

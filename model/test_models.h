@@ -28,8 +28,10 @@ struct TestModel {
 // Dense causal attention that keeps K and V of every layer: [kv_heads, rows, head_dim] each.
 class DenseAttention : public Attention {
  public:
-  // `reference`: plain loops with double sums, else the blocked kernel.
-  DenseAttention(const AttentionShape& shape, int64_t capacity, bool reference);
+  // `reference`: plain loops with double sums, else the blocked kernel. `windows`: of each layer, the
+  // newest tokens that count, 0 for all; empty: all in every layer.
+  DenseAttention(const AttentionShape& shape, int64_t capacity, bool reference,
+                 std::vector<int64_t> windows = {});
   absl::Status Attend(const AttentionInput& input, float* attended) override;
 
   // Rows [0, rows) of a layer, [kv_heads, rows, head_dim].
@@ -41,6 +43,7 @@ class DenseAttention : public Attention {
   const AttentionShape shape_;
   const int64_t capacity_;
   const bool reference_;
+  const std::vector<int64_t> windows_;
   std::vector<std::vector<float>> k_, v_;  // per layer [kv_heads, capacity, head_dim]
 };
 

@@ -40,7 +40,7 @@ class WeightsBuilder {
       ASSIGN_OR_RETURN(LayerWeights built, BuildLayer(Layer(layer)));
       weights_->layers_.push_back(std::move(built));
     }
-    ASSIGN_OR_RETURN(weights_->final_norm_, Vector("model.norm.weight", hidden));
+    ASSIGN_OR_RETURN(weights_->final_norm_, Norm("model.norm", hidden));
     RETURN_IF_ERROR(BuildHead());
     RETURN_IF_ERROR(RefuseLeftovers());
     return std::shared_ptr<const Weights>(std::move(weights_));
@@ -110,6 +110,15 @@ class WeightsBuilder {
     return values;
   }
 
+  // By what a normalised number is multiplied.
+  absl::StatusOr<std::vector<float>> Norm(const std::string& prefix, int64_t size) {
+    ASSIGN_OR_RETURN(std::vector<float> values, Vector(prefix + ".weight", size));
+    if (config_.gemma) {
+      for (float& value : values) value += 1.0f;
+    }
+    return values;
+  }
+
   absl::StatusOr<LayerWeights> BuildLayer(Layer layer) {
     const std::string prefix = absl::StrCat("model.layers.", layer.value(), ".");
     const int64_t hidden = config_.hidden_size;
@@ -121,15 +130,21 @@ class WeightsBuilder {
     const std::string mlp = prefix + "mlp.";
 
     LayerWeights w;
-    ASSIGN_OR_RETURN(w.attention_norm, Vector(prefix + "input_layernorm.weight", hidden));
-    ASSIGN_OR_RETURN(w.mlp_norm, Vector(prefix + "post_attention_layernorm.weight", hidden));
+    ASSIGN_OR_RETURN(w.attention_norm, Norm(prefix + "input_layernorm", hidden));
+    if (config_.gemma) {
+      ASSIGN_OR_RETURN(w.attention_post_norm, Norm(prefix + "post_attention_layernorm", hidden));
+      ASSIGN_OR_RETURN(w.mlp_norm, Norm(prefix + "pre_feedforward_layernorm", hidden));
+      ASSIGN_OR_RETURN(w.mlp_post_norm, Norm(prefix + "post_feedforward_layernorm", hidden));
+    } else {
+      ASSIGN_OR_RETURN(w.mlp_norm, Norm(prefix + "post_attention_layernorm", hidden));
+    }
     ASSIGN_OR_RETURN(w.q, TakeMatrix(attention + "q_proj", q_width, hidden, config_.qkv_bias));
     ASSIGN_OR_RETURN(w.k, TakeMatrix(attention + "k_proj", kv_width, hidden, config_.qkv_bias));
     ASSIGN_OR_RETURN(w.v, TakeMatrix(attention + "v_proj", kv_width, hidden, config_.qkv_bias));
     ASSIGN_OR_RETURN(w.o, TakeMatrix(attention + "o_proj", hidden, q_width, config_.output_bias));
     if (config_.qk_norm) {
-      ASSIGN_OR_RETURN(w.q_norm, Vector(attention + "q_norm.weight", head_dim));
-      ASSIGN_OR_RETURN(w.k_norm, Vector(attention + "k_norm.weight", head_dim));
+      ASSIGN_OR_RETURN(w.q_norm, Norm(attention + "q_norm", head_dim));
+      ASSIGN_OR_RETURN(w.k_norm, Norm(attention + "k_norm", head_dim));
     }
     if (config_.experts.In(layer)) {
       RETURN_IF_ERROR(BuildExperts(mlp, w));

@@ -36,7 +36,9 @@ struct LayerWeights {
   Matrix router;                                // [experts, hidden]
   std::vector<ExpertWeights> experts;           // empty in a layer without
   std::vector<float> attention_norm, mlp_norm;  // [hidden_size]
-  std::vector<float> q_norm, k_norm;            // [head_dim]; empty without qk_norm
+  // Of what attention and MLP add; empty but for Gemma. Norms of Gemma have 1 added to them here.
+  std::vector<float> attention_post_norm, mlp_post_norm;
+  std::vector<float> q_norm, k_norm;  // [head_dim]; empty without qk_norm
 };
 
 // A tensor as its file has it: what the digest of the weights covers.

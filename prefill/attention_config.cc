@@ -78,6 +78,12 @@ absl::Status ValidateAttention(const AttentionConfig& config, const model::Model
         "rope=infinitehip gives positions to the rows that attention chooses: it needs attention "
         "hip or infinitehip, not dense");
   }
+  if (model.sliding.window > 0 &&
+      (config.kind != AttentionKind::kDense || config.key_position != KeyPosition::kAfterRope)) {
+    return absl::UnimplementedError(
+        "layers with a sliding window are prefilled with attention=dense and key_position=rotated: "
+        "other positions and choices are not run for them");
+  }
   if (config.kind == AttentionKind::kDense) return absl::OkStatus();
   RETURN_IF_ERROR(CheckBounds("rows", config.rows, 16, kMostRows));
   RETURN_IF_ERROR(CheckBounds("sink", config.sink, 0, kMostRows));

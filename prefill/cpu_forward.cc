@@ -21,7 +21,7 @@ std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model, i
   std::vector<float> undo_rope = undo ? inv_freq : std::vector<float>();
   if (config.kind == AttentionKind::kDense) {
     return std::make_unique<DenseAttention>(model.shape, tokens, std::move(sample_positions),
-                                            std::move(undo_rope), pool);
+                                            std::move(undo_rope), pool, model.Windows());
   }
   return std::make_unique<SparseAttention>(config, model.shape, tokens, std::move(sample_positions),
                                            std::move(undo_rope), inv_freq,
@@ -38,9 +38,8 @@ class CpuForward final : public LayerForward {
         tokens_(tokens),
         block_tokens_(block_tokens),
         drift_positions_(SamplePositions(tokens, kDriftTokens)),
-        inv_freq_(attention.rope == model::Rope::kTrained
-                      ? model::RopeInvFreq(checkpoint.config.rope, shape_.head_dim)
-                      : std::vector<float>()),
+        config_(checkpoint.config),
+        rope_applied_(attention.rope == model::Rope::kTrained),
         backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool,
                                        attention.rope == model::Rope::kTrained
                                            ? model::RopeStage::kApplied
@@ -108,7 +107,8 @@ class CpuForward final : public LayerForward {
     params.n = n;
     params.heads = shape_.q_heads;
     params.head_dim = shape_.head_dim;
-    params.inv_freq = inv_freq_.empty() ? nullptr : inv_freq_.data();
+    const std::vector<float> inv_freq = model::RopeInvFreq(config_.RopeOf(layer), shape_.head_dim);
+    params.inv_freq = rope_applied_ ? inv_freq.data() : nullptr;
     params.mean = drift.data();
     params.tokens = &tokens;
     params.scratch = scratch.data();
@@ -121,7 +121,8 @@ class CpuForward final : public LayerForward {
   const int64_t tokens_;
   const int64_t block_tokens_;
   const std::vector<Position> drift_positions_;
-  const std::vector<float> inv_freq_;  // empty: queries leave the backend before RoPE
+  const model::ModelConfig& config_;
+  const bool rope_applied_;  // else queries leave the backend before RoPE
   const std::unique_ptr<model::Backend> backend_;
   model::Transformer transformer_;
   const std::unique_ptr<LayerAttention> attention_;

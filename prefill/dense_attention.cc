@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/prefill_attention/prefill_attention.h"
+#include "kernels/window_attention/window_attention.h"
 
 namespace carrel::prefill {
 
@@ -23,6 +24,9 @@ void DenseAttention::PackRows(Position begin, Position end) {
 }
 
 void DenseAttention::AttendBlock(const model::AttentionInput& input, float* attended) {
+  if (!windows_.empty() && windows_[input.layer.value()] > 0) {
+    return AttendWindow(input, windows_[input.layer.value()], attended);
+  }
   const bool pack = kernels::PrefillAttentionPacksRows();
   if (pack) PackRows(input.first_position, input.first_position + input.n);
   const int64_t d = shape_.head_dim;
@@ -46,6 +50,37 @@ void DenseAttention::AttendBlock(const model::AttentionInput& input, float* atte
     params.out = attended + begin * stride + q_head * d;
     params.out_stride = stride;
     kernels::PrefillAttention(params, scratch.data());
+  });
+}
+
+// A token's window is a run of rows: what a decoder does with its own.
+void DenseAttention::AttendWindow(const model::AttentionInput& input, int64_t window,
+                                  float* attended) {
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  const int64_t tiles = (input.n + kernels::kPrefillQueryTile - 1) / kernels::kPrefillQueryTile;
+  pool_->ParallelFor(tiles * shape_.kv_heads, [&](int64_t unit) {
+    thread_local std::vector<float> scratch;
+    std::vector<float> lse(static_cast<size_t>(group));
+    const int64_t head = unit % shape_.kv_heads;
+    const int64_t begin = unit / shape_.kv_heads * kernels::kPrefillQueryTile;
+    const int64_t end = std::min(begin + kernels::kPrefillQueryTile, input.n);
+    scratch.resize(static_cast<size_t>(group * window));
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t last = input.first_position + i + 1;
+      const int64_t first = std::max<int64_t>(0, last - window);
+      const int64_t at = (i * shape_.q_heads + head * group) * d;
+      kernels::WindowAttentionParams params;
+      params.q = input.q + at;
+      params.group = group;
+      params.k = k(head) + first * d;
+      params.v = v(head) + first * d;
+      params.rows = last - first;
+      params.head_dim = d;
+      params.scale = scale_;
+      params.out = attended + at;
+      params.lse = lse.data();
+      kernels::WindowAttention(params, scratch.data());
+    }
   });
 }
 

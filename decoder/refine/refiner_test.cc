@@ -316,16 +316,16 @@ TEST(HashRefinerTest, Select_WeightsOfStoredCodes_TakesTheBestByTheDefinition) {
   ThreadPool pool(1);
   const AttentionShape shape{.layers = 1, .q_heads = 3, .kv_heads = 1, .head_dim = 16};
   for (int round = 0; round < 10; ++round) {
-    RandomRows rows(rng, shape, 400, 77);
+    RandomRows rows(rng, shape, 260, 77);
     const HeadCodes codes = *rows.StoredCodes(Layer(0), KvHead(0));
-    const RowRange zone{10, 390};
+    const RowRange zone{10, 250};
     const auto refiner =
         *MakeRefiner(*ParseRefine("hash:codes=stored,oversample=1"), shape, zone, rows, &pool);
     const std::vector<float> q = RandomNormal(rng, 3 * shape.head_dim, 3.0f);
     std::vector<double> best(static_cast<size_t>(zone.rows()), -INFINITY);
     for (int64_t h = 0; h < 3; ++h) {
       std::vector<double> scores;
-      double sum = 0;  // of all rows: there are fewer than are sampled of many
+      double sum = 0;  // of all rows: no more than are sampled
       for (Position row = zone.begin; row < zone.end; ++row) {
         double score = 0;
         for (int64_t b = 0; b < 64; ++b) {

@@ -43,14 +43,19 @@ struct Args {
 };
 
 constexpr size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
-constexpr size_t kCountBytes = (2 * (kBins + 1) * sizeof(unsigned) + 15) / 16 * 16;
+// Scores crowd around their mean: lanes that count into histograms of their own collide less. The
+// copies begin four banks apart; what FindThreshold wants, twice kBins + 1, lies in their place later.
+constexpr int kCopies = 8, kCopyStride = kBins + 4;
+constexpr size_t kCountBytes = kCopies * kCopyStride * sizeof(unsigned);
+static_assert(kCountBytes % 16 == 0 && kCopies * kCopyStride >= 2 * (kBins + 1));
 
 // Static arrays of a block. Heads beyond the group weigh nothing and score nothing.
 struct Group {
   int8_t weight[kMaxGroup][kMaxBits];
-  float u[kMaxGroup][kMaxBits];
+  float most[kWarps][kMaxGroup];  // of |u|, by the warps that made it
+  int sums[kWarps][kMaxGroup];    // of the weights, likewise
   float step[kMaxGroup];
-  int sum[kMaxGroup];  // of the weights
+  int sum[kMaxGroup];
   int factor[kMaxGroup], offset[kMaxGroup];
   SoftmaxState of_warps[kWarps][kMaxGroup];
 };
@@ -80,72 +85,72 @@ Plan PlanOf(const CodeTopKParams& p) {
   return plan;
 }
 
-// group.u: a few threads share a direction. All threads; synchronises.
-template <int kBits, int kDim>
-__device__ void Project(const Args& a, int head, Group& group) {
-  constexpr int kSharers = kThreads / kBits, kElements = kDim / kSharers;  // of a thread
-  static_assert(kElements % 8 == 0);
-  constexpr int kHeads = 4;  // at once
-  const int bit = threadIdx.x / kSharers, part = threadIdx.x % kSharers;
+// Weights and steps: the decoder's rows are A of the tensor cores, 16 of a warp, the queries B. All
+// threads; synchronises, but group.sum needs one more.
+template <int kBits, int kDim, int kHeads>
+__device__ void MakeWeights(const Args& a, int head, Group& group) {
+  constexpr int kLoads = kDim / 32, kShares = kHeads > 8 ? 2 : 1, kMakers = kBits / 16;
+  static_assert(kMakers <= kWarps);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int heads = static_cast<int>(a.p.group);
-  const uint16_t* row =
-      a.p.decoder + (static_cast<int64_t>(head) * kBits + bit) * kDim + part * kElements;
-  const uint16_t* queries = a.p.q + static_cast<int64_t>(head) * heads * kDim + part * kElements;
-  for (int first = 0; first < heads; first += kHeads) {
-    float sums[kHeads] = {};
-#pragma unroll 2
-    for (int i = 0; i < kElements; i += 8) {
-      const uint4 d = LoadStream16(row + i);
-      uint4 q[kHeads];
+  float u[kShares][4] = {};
+  if (warp < kMakers) {
+    const uint16_t* rows =
+        a.p.decoder + (static_cast<int64_t>(head) * kBits + 16 * warp + g) * kDim + 8 * t;
+    const uint16_t* q = a.p.q + (static_cast<int64_t>(head) * heads + g) * kDim + 8 * t;
+    uint4 low[kLoads], high[kLoads];
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        q[h] = LoadStream16(queries + min(first + h, heads - 1) * kDim + i);
-      }
-      const uint32_t of_d[4] = {d.x, d.y, d.z, d.w};
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        const uint32_t of_q[4] = {q[h].x, q[h].y, q[h].z, q[h].w};
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          sums[h] += __uint_as_float(of_q[w] << 16) * __uint_as_float(of_d[w] << 16);
-          sums[h] +=
-              __uint_as_float(of_q[w] & 0xffff0000u) * __uint_as_float(of_d[w] & 0xffff0000u);
-        }
-      }
+    for (int j = 0; j < kLoads; ++j) {
+      low[j] = LoadStream16(rows + 32 * j);
+      high[j] = LoadStream16(rows + 8 * kDim + 32 * j);
     }
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
+    for (int s = 0; s < kShares; ++s) {
 #pragma unroll
-      for (int m = 1; m < kSharers; m *= 2) sums[h] += __shfl_xor_sync(~0u, sums[h], m);
-      if (part == 0 && first + h < heads) group.u[first + h][bit] = a.p.scale * sums[h];
+      for (int j = 0; j < kLoads; ++j) {
+        const uint4 of_q =
+            g + 8 * s < heads ? LoadStream16(q + 8 * s * kDim + 32 * j) : uint4{0, 0, 0, 0};
+        MmaPair(u[s], low[j], high[j], of_q);
+      }
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        float most = fmaxf(fabsf(u[s][odd]), fabsf(u[s][2 + odd]));
+#pragma unroll
+        for (int m = 4; m <= 16; m *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+        if (g == 0) group.most[warp][8 * s + 2 * t + odd] = most;
+      }
     }
   }
   __syncthreads();
-}
-
-// A warp per head. All threads; synchronises.
-template <int kBits>
-__device__ void MakeWeights(const Args& a, Group& group) {
-  const int lane = threadIdx.x % 32, h = threadIdx.x / 32;
-  static_assert(kWarps == kMaxGroup);
-  const bool there = h < a.p.group;
-  float most = 0;
-  for (int i = lane; i < kBits && there; i += 32) most = fmaxf(most, fabsf(group.u[h][i]));
+  if (warp < kMakers) {
 #pragma unroll
-  for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
-  const float step = most / kCodeTopKWeight;
+    for (int s = 0; s < kShares; ++s) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int h = 8 * s + 2 * t + odd;
+        float most = group.most[0][h];
+#pragma unroll
+        for (int w = 1; w < kMakers; ++w) most = fmaxf(most, group.most[w][h]);
+        const float per_step = most > 0 ? kCodeTopKWeight / most : 0.0f;
+        const int low = __float2int_rn(u[s][odd] * per_step);
+        const int high = __float2int_rn(u[s][2 + odd] * per_step);
+        group.weight[h][16 * warp + g] = static_cast<int8_t>(low);
+        group.weight[h][16 * warp + 8 + g] = static_cast<int8_t>(high);
+        int sum = low + high;
+#pragma unroll
+        for (int m = 4; m <= 16; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
+        if (g == 0) group.sums[warp][h] = sum;
+        if (g == 0 && warp == 0) group.step[h] = a.p.scale * most / kCodeTopKWeight;
+      }
+    }
+  }
+  __syncthreads();
+  const int h = threadIdx.x;
+  if (h >= 8 * kShares) return;
   int sum = 0;
-  for (int i = lane; i < kBits; i += 32) {
-    const int weight = there && step > 0 ? __float2int_rn(group.u[h][i] / step) : 0;
-    group.weight[h][i] = static_cast<int8_t>(weight);
-    sum += weight;
-  }
-  sum = __reduce_add_sync(~0u, sum);
-  if (lane == 0) {
-    group.step[h] = step;
-    group.sum[h] = sum;
-  }
-  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kMakers; ++w) sum += group.sums[w][h];
+  group.sum[h] = sum;
 }
 
 // The queries of one KV head, at most kHeads, as a warp's operand, and products with keys.
@@ -325,6 +330,7 @@ class RowScores {
       if (at + kWarps * P::kStep < end_) Load(at + kWarps * P::kStep);
       const int row = at + 8 * t + g;
       uint16_t* to = scores + (row - begin_);
+      unsigned* own_counts = counts + g % kCopies * kCopyStride;
       const bool whole = at + P::kStep <= end_;
 #pragma unroll
       for (int i = 0; i < P::kTiles; ++i) {
@@ -346,7 +352,7 @@ class RowScores {
         if (t < 2 && (whole || row + kTile * i < end_)) {
           const unsigned score = t == 0 ? pair & 0xffff : pair >> 16;
           to[kTile * i] = static_cast<uint16_t>(score);
-          atomicAdd(&counts[score], 1u);
+          atomicAdd(&own_counts[score], 1u);
         }
       }
     }
@@ -374,11 +380,23 @@ class RowScores {
   typename P::Keys keys_[P::kTiles];
 };
 
+// Into the first copy. All threads; synchronises before and after.
+__device__ void SumCopies(unsigned* counts) {
+  static_assert(kThreads == kBins);
+  __syncthreads();
+  unsigned sum = 0;
+#pragma unroll
+  for (int c = 0; c < kCopies; ++c) sum += counts[c * kCopyStride + threadIdx.x];
+  __syncthreads();
+  counts[threadIdx.x] = sum;
+  __syncthreads();
+}
+
 // Grid: (blocks, kv_heads).
 template <int kWords, int kDim, int kHeads>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) CodeTopKKernel(const Args a) {
   extern __shared__ __align__(16)
-      uint8_t dynamic[];  // counts, before, then scores if they are here
+      uint8_t dynamic[];  // counts and before, then scores if they are here
   __shared__ Group group;
   auto* counts = reinterpret_cast<unsigned*>(dynamic);
   unsigned* before = counts + kBins + 1;
@@ -388,7 +406,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) CodeTopKKernel(const A
   uint16_t* scores = a.scores == nullptr
                          ? reinterpret_cast<uint16_t*>(dynamic + kCountBytes)
                          : a.scores + (static_cast<int64_t>(head) * blocks + block) * a.share;
-  for (int t = threadIdx.x; t < kBins; t += kThreads) counts[t] = 0;
+  for (int t = threadIdx.x; t < kCopies * kCopyStride; t += kThreads) counts[t] = 0;
   const uint32_t* codes = a.p.codes + head * a.p.code_stride * kWords;
   const int rows = static_cast<int>(a.p.rows);
   const int begin = min(rows, block * a.share), end = min(rows, begin + a.share);
@@ -396,12 +414,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) CodeTopKKernel(const A
   typename Products<kWords, kHeads>::Keys sample;
   LoadSample<Products<kWords, kHeads>>(codes, rows, sample);
   RowScores<kWords, kHeads> row_scores(codes, begin, end);
-  Project<32 * kWords, kDim>(a, head, group);
-  MakeWeights<32 * kWords>(a, group);
+  MakeWeights<32 * kWords, kDim, kHeads>(a, head, group);
   const Products<kWords, kHeads> products(group);
+  __syncthreads();
   MakeBase(a, products, sample, group);
   row_scores.Score(products, group, scores, counts);
-  __syncthreads();
+  SumCopies(counts);
 
   const Threshold found =
       FindThreshold<kThreads>(counts, before, kBins, static_cast<unsigned>(a.k),

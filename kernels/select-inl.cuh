@@ -41,23 +41,32 @@ __device__ __forceinline__ unsigned Generation(const RowSync* sync) {
   return value;
 }
 
-// All threads of the `blocks` blocks of a row, which must be resident together. Adds 1 to the
-// generation, which was `generation`.
-__device__ __forceinline__ void RowBarrier(RowSync* sync, unsigned generation, unsigned blocks) {
+// The two halves of a RowBarrier, between which a block may do what needs no other.
+__device__ __forceinline__ void ArriveAtRow(RowSync* sync, unsigned blocks) {
   __syncthreads();
-  if (threadIdx.x == 0 && blocks > 1) {
+  if (threadIdx.x != 0 || blocks == 1) return;
+  __threadfence();
+  if (atomicAdd(&sync->arrived, 1u) == blocks - 1) {
+    atomicExch(&sync->arrived, 0u);
     __threadfence();
-    if (atomicAdd(&sync->arrived, 1u) == blocks - 1) {
-      atomicExch(&sync->arrived, 0u);
-      __threadfence();
-      atomicAdd(&sync->generation, 1u);
-    } else {
-      while (Generation(sync) == generation) {
-      }
+    atomicAdd(&sync->generation, 1u);
+  }
+}
+__device__ __forceinline__ void WaitForRow(const RowSync* sync, unsigned generation,
+                                           unsigned blocks) {
+  if (threadIdx.x == 0 && blocks > 1) {
+    while (Generation(sync) == generation) {
     }
     __threadfence();
   }
   __syncthreads();
+}
+
+// All threads of the `blocks` blocks of a row, which must be resident together. Adds 1 to the
+// generation, which was `generation`.
+__device__ __forceinline__ void RowBarrier(RowSync* sync, unsigned generation, unsigned blocks) {
+  ArriveAtRow(sync, blocks);
+  WaitForRow(sync, generation, blocks);
 }
 
 // Of values[warps], the sum of those before this warp's.

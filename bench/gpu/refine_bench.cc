@@ -6,9 +6,13 @@
 #include <string>
 
 #include "bench/gpu/decode_shape.h"
+#include "common/bf16.h"
 #include "kernels/channel_score/channel_score.h"
+#include "kernels/code_topk/code_topk.h"
+#include "kernels/dot_score/dot_score.h"
 #include "kernels/dot_score/dot_score_cuda.h"
-#include "kernels/group_score/group_score_cuda.h"
+#include "kernels/group_score/group_score.h"
+#include "kernels/group_topk/group_topk.h"
 #include "kernels/hamming_topk/hamming_topk.h"
 #include "kernels/hash_encode/hash_encode.h"
 #include "kernels/hip_select/hip_select.h"
@@ -63,10 +67,10 @@ struct Layers {
           *range_count = nullptr;
   int32_t* channels = nullptr;
   float *least = nullptr, *step = nullptr, *scores = nullptr, *of_q_heads = nullptr;
-  float *out = nullptr, *lse = nullptr;
+  float *out = nullptr, *lse = nullptr, *states = nullptr, *base = nullptr;
   void *attention_workspace = nullptr, *hip_workspace = nullptr, *stage_workspace = nullptr;
   void *hash_workspace = nullptr, *channel_workspace = nullptr, *topk_workspace = nullptr,
-       *group_workspace = nullptr;
+       *group_workspace = nullptr, *code_workspace = nullptr;
 
   explicit Layers(Bench& bench, int64_t longest) : n(longest) {
     const int64_t rows = kKvHeads * longest;
@@ -86,6 +90,8 @@ struct Layers {
     step = Allocate<float>(kKvHeads * kWidth);
     scores = Allocate<float>(rows);
     of_q_heads = Allocate<float>(kQHeads * longest);
+    states = Allocate<float>(2 * kQHeads * kMaxDotScoreParts);
+    base = Allocate<float>(kQHeads);
     out = Allocate<float>(kQHeads * kHeadDim);
     lse = Allocate<float>(kQHeads);
     const auto workspace = [](size_t bytes) {
@@ -98,7 +104,8 @@ struct Layers {
     hash_workspace = workspace(HammingTopKWorkspaceBytes(Hash(0)));
     channel_workspace = workspace(ChannelScoreWorkspaceBytes(kKvHeads, kGroup));
     topk_workspace = workspace(TopKWorkspaceBytes(kKvHeads, 0));
-    group_workspace = workspace(GroupScoreWorkspaceBytes(kKvHeads, kGroup));
+    code_workspace = workspace(CodeTopKWorkspaceBytes(Weighted(0, 1)));
+    group_workspace = workspace(GroupTopKWorkspaceBytes(ExactBest(0)));
     const auto seed = [&] { return bench.rng()(); };
     CARREL_CHECK_CUDA(FillNormalBf16(q, kLayers * kQHeads * kHeadDim, 1.0f, seed()));
     CARREL_CHECK_CUDA(FillNormalBf16(k, kLayers * rows * kHeadDim, 1.0f, seed()));
@@ -211,6 +218,21 @@ struct Layers {
   int32_t* Chosen(int64_t layer, int64_t oversample) const {
     return oversample == 1 ? Ids(layer) : candidates;
   }
+  CodeTopKParams Weighted(int64_t layer, int64_t oversample) const {
+    return {.q = Queries(layer),
+            .decoder = matrix,
+            .codes = Codes(layer),
+            .kv_heads = kKvHeads,
+            .group = kGroup,
+            .head_dim = kHeadDim,
+            .bits = kBits,
+            .rows = n,
+            .code_stride = n,
+            .k = oversample * kTopK,
+            .scale = kScale / 8,  // of random codes: scores some units apart
+            .ids = Chosen(layer, oversample),
+            .workspace = code_workspace};
+  }
   HammingTopKParams Hash(int64_t layer, int64_t oversample = 1) const {
     return {.queries = query_codes,
             .codes = Codes(layer),
@@ -277,7 +299,20 @@ struct Layers {
     }
     return error != cudaSuccess ? error : SparseAttentionCuda(Sparse(layer, true), s);
   }
-  cudaError_t RunExact(int64_t layer, cudaStream_t s) const {
+  GroupTopKParams ExactBest(int64_t layer) const {
+    return {.scores = of_q_heads,
+            .states = states,
+            .parts = DotScoreParts(kKvHeads, n),
+            .kv_heads = kKvHeads,
+            .group = kGroup,
+            .n = n,
+            .score_stride = n,
+            .k = kTopK,
+            .ids = Ids(layer),
+            .base = base,
+            .workspace = group_workspace};
+  }
+  cudaError_t ScoreExact(int64_t layer, cudaStream_t s) const {
     DotScoreCudaParams dot;
     dot.q = Queries(layer);
     dot.k = k + layer * kKvHeads * n * kHeadDim;
@@ -287,19 +322,22 @@ struct Layers {
     dot.rows = dot.row_stride = dot.score_stride = n;
     dot.scale = kScale;
     dot.scores = of_q_heads;
-    cudaError_t error = DotScoreCuda(dot, s);
-    GroupScoreCudaParams group_score;
-    group_score.scores = of_q_heads;
-    group_score.kv_heads = kKvHeads;
-    group_score.group = kGroup;
-    group_score.n = group_score.score_stride = group_score.out_stride = n;
-    group_score.out = scores;
-    group_score.workspace = group_workspace;
-    if (error == cudaSuccess) error = GroupScoreCuda(group_score, s);
-    if (error == cudaSuccess) error = TopKCuda(Best(layer, 1), s);
+    dot.states = states;
+    return DotScoreCuda(dot, s);
+  }
+  cudaError_t SelectExact(int64_t layer, cudaStream_t s) const {
+    const cudaError_t error = ScoreExact(layer, s);
+    return error != cudaSuccess ? error : GroupTopK(ExactBest(layer), s);
+  }
+  cudaError_t RunExact(int64_t layer, cudaStream_t s) const {
+    const cudaError_t error = SelectExact(layer, s);
     return error != cudaSuccess ? error : Attend(layer, 1, s);
   }
   cudaError_t RunHash(int64_t layer, int64_t oversample, cudaStream_t s) const {
+    const cudaError_t error = CodeTopK(Weighted(layer, oversample), s);
+    return error != cudaSuccess ? error : Attend(layer, oversample, s);
+  }
+  cudaError_t RunSigns(int64_t layer, int64_t oversample, cudaStream_t s) const {
     cudaError_t error = HashEncode(Encode(layer), s);
     if (error == cudaSuccess) error = HammingTopK(Hash(layer, oversample), s);
     return error != cudaSuccess ? error : Attend(layer, oversample, s);
@@ -418,6 +456,29 @@ double CheckChannels(Bench& bench, const Layers& l) {
   return error;
 }
 
+// The rows of the best group scores, in double precision.
+double CheckExact(Bench& bench, const Layers& l) {
+  const HostHead h(bench, l);
+  CARREL_CHECK_CUDA(l.RunExact(h.layer, nullptr));
+  std::vector<const void*> rows;
+  for (int64_t j = 0; j < l.n; ++j) rows.push_back(h.k.data() + j * kHeadDim);
+  std::vector<float> wide, scores(static_cast<size_t>(kGroup * l.n)),
+      group(static_cast<size_t>(l.n));
+  for (const uint16_t x : h.q) wide.push_back(Bf16ToFloat(x));
+  RefDotScoreRows(wide.data(), kGroup, kHeadDim, rows.data(), l.n, kScale, scores.data(), l.n);
+  std::vector<float> base;
+  for (int64_t i = 0; i < kGroup; ++i) {
+    base.push_back(static_cast<float>(RefLogSumExp(scores.data() + i * l.n, l.n)));
+  }
+  RefGroupScore(scores.data(), kGroup, l.n, l.n, base.data(), group.data());
+  std::vector<int64_t> best(kTopK);
+  RefTopK(group.data(), l.n, kTopK, best.data());
+  const double error =
+      Differing(SelectedOf(l, h, false), std::vector<int32_t>(best.begin(), best.end()));
+  bench.Expect("exact, ids", error, 0.01);
+  return error;
+}
+
 // Candidates as hash chooses them.
 double CheckRescored(Bench& bench, const Layers& l) {
   constexpr int64_t kOversample = 4;
@@ -485,9 +546,19 @@ void AtLength(Bench& bench, Layers& l, int64_t n) {
            });
   }
 
-  // Its kernels are held to their references by DecodeBenches and SelectBenches.
-  report("exact", kKvHeads * n * 2.0 * kHeadDim, 0, 1,
+  const double exact = CheckExact(bench, l);
+  report("exact", kKvHeads * n * 2.0 * kHeadDim, exact, 1,
          [&](int64_t, int64_t layer, cudaStream_t s) { return l.RunExact(layer, s); });
+  report("exact_scores", kKvHeads * n * 2.0 * kHeadDim, 0, 1,
+         [&](int64_t, int64_t layer, cudaStream_t s) { return l.ScoreExact(layer, s); });
+  report("exact_selection", kKvHeads * n * 2.0 * kHeadDim, 0, 1,
+         [&](int64_t, int64_t layer, cudaStream_t s) { return l.SelectExact(layer, s); });
+  for (const int64_t oversample : {1, 2, 4}) {
+    report(("hash_selection_" + std::to_string(oversample)).c_str(), kKvHeads * n * kBits / 8.0, 0,
+           1, [&](int64_t, int64_t layer, cudaStream_t s) {
+             return CodeTopK(l.Weighted(layer, oversample), s);
+           });
+  }
 
   // hamming_topk is held to its reference by DecodeBenches.
   const double channels = CheckChannels(bench, l), rescored = CheckRescored(bench, l);
@@ -497,6 +568,10 @@ void AtLength(Bench& bench, Layers& l, int64_t n) {
     report(("hash" + suffix).c_str(), kKvHeads * n * kBits / 8.0 + keys,
            oversample == 1 ? 0 : rescored, 1,
            [&](int64_t, int64_t layer, cudaStream_t s) { return l.RunHash(layer, oversample, s); });
+    report(("hash_signs" + suffix).c_str(), kKvHeads * n * kBits / 8.0 + keys,
+           oversample == 1 ? 0 : rescored, 1, [&](int64_t, int64_t layer, cudaStream_t s) {
+             return l.RunSigns(layer, oversample, s);
+           });
     report(("channels" + suffix).c_str(), kKvHeads * n * (kWidth + 8.0) + keys,
            oversample == 1 ? channels : rescored, 1, [&](int64_t, int64_t layer, cudaStream_t s) {
              return l.RunChannels(layer, oversample, s);

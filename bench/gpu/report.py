@@ -8,7 +8,8 @@ LENGTHS = {32768: "32k", 131072: "128k", 262144: "256k", 1048576: "1M"}
 DENSE = ["sdpa_flash", "sdpa_cudnn", "refine_dense"]
 REFINE = ["hip", "hip_refresh_2", "hip_refresh_4", "hip_refresh_8", "infinitehip_from_stage_1",
           "infinitehip_from_stage_2", "infinitehip_from_stage_3", "infinitehip_kept",
-          "infinitehip_default", "infinitehip_fast", "infinitehip_flash", "hash", "channels"]
+          "infinitehip_default", "infinitehip_fast", "infinitehip_flash", "exact", "hash",
+          "hash_rescored_2", "hash_rescored_4", "hash_signs", "hash_signs_rescored_4", "channels"]
 
 
 def refine_table(results):

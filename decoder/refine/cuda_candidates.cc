@@ -11,11 +11,23 @@
 namespace carrel::decoder {
 namespace {
 
+// Candidates of a layer that is not dense.
+int64_t CountOf(const CudaZoneShape& shape, int64_t budget, int64_t oversample) {
+  const int64_t count = CandidateCount(budget, oversample, shape.zone);
+  if (oversample != kAutoOversample) return count;
+  return std::max(budget, std::min(count, kernels::MostRescoredRows(shape.heads.group())));
+}
+
 // The most candidates of any layer of which some are left out again; 0: there are none.
 int64_t MostCandidates(const CudaZoneShape& shape, int64_t oversample) {
-  if (oversample == 1) return 0;
-  const int64_t largest = shape.largest_budget();
-  return CandidateCount(largest, oversample, shape.zone);
+  int64_t most = 0;
+  for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
+    if (shape.dense(layer)) continue;
+    const int64_t budget = shape.budgets[static_cast<size_t>(layer.value())];
+    const int64_t count = CountOf(shape, budget, oversample);
+    if (count > budget) most = std::max(most, count);
+  }
+  return most;
 }
 
 }  // namespace
@@ -55,7 +67,7 @@ absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const Cu
 }
 
 int64_t CudaCandidates::Count(Layer layer) const {
-  return CandidateCount(shape_.budgets[layer.value()], oversample_, shape_.zone);
+  return CountOf(shape_, shape_.budgets[layer.value()], oversample_);
 }
 
 int32_t* CudaCandidates::Ids(Layer layer, int32_t* chosen) const {

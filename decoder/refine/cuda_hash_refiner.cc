@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +8,7 @@
 #include "decoder/refine/cuda_methods.h"
 #include "decoder/refine/hash_refiner.h"
 #include "decoder/refine/rotations.h"
+#include "kernels/code_topk/code_topk.h"
 #include "kernels/hamming_topk/hamming_topk.h"
 #include "kernels/hash_encode/hash_encode.h"
 #include "kernels/row_sum/row_sum.h"
@@ -16,14 +18,27 @@ namespace {
 
 constexpr int64_t kSumParts = 64;  // of the keys' mean
 
-// The kernel's params that size its workspace.
-kernels::HammingTopKParams SelectionOf(const CudaZoneShape& shape, int64_t bits) {
-  kernels::HammingTopKParams params;
+// The kernels' params that size their workspaces.
+template <class Params>
+Params SelectionOf(const CudaZoneShape& shape, int64_t bits) {
+  Params params;
   params.kv_heads = shape.heads.kv_heads;
   params.group = shape.heads.group();
   params.bits = bits;
   params.rows = params.code_stride = shape.zone.rows();
   return params;
+}
+
+size_t WorkspaceBytes(const HashConfig& config, const CudaZoneShape& shape, int64_t bits) {
+  return config.query == HashQuery::kSigns
+             ? kernels::HammingTopKWorkspaceBytes(
+                   SelectionOf<kernels::HammingTopKParams>(shape, bits))
+             : kernels::CodeTopKWorkspaceBytes(SelectionOf<kernels::CodeTopKParams>(shape, bits));
+}
+
+// Words of the queries' own codes.
+int64_t QueryWords(const HashConfig& config, const CudaZoneShape& shape, int64_t bits) {
+  return config.query == HashQuery::kSigns ? shape.heads.q_heads * bits / 32 : 0;
 }
 
 class CudaHashRefiner final : public CudaRefiner {
@@ -58,10 +73,8 @@ class CudaHashRefiner final : public CudaRefiner {
                                                            shape_.budgets[layer.value()]));
     }
     ASSIGN_OR_RETURN(query_codes_,
-                     cuda::DeviceBuffer<uint32_t>::Create(shape_.heads.q_heads * bits / 32));
-    ASSIGN_OR_RETURN(
-        workspace_,
-        ZeroedDeviceBytes(kernels::HammingTopKWorkspaceBytes(SelectionOf(shape_, bits))));
+                     cuda::DeviceBuffer<uint32_t>::Create(QueryWords(config_, shape_, bits)));
+    ASSIGN_OR_RETURN(workspace_, ZeroedDeviceBytes(WorkspaceBytes(config_, shape_, bits)));
     return absl::OkStatus();
   }
 
@@ -89,14 +102,13 @@ class CudaHashRefiner final : public CudaRefiner {
     for (int64_t head = 0; head < heads; ++head) {
       for (const float x : rotations) directions.push_back(FloatToBf16(x));
     }
+    ASSIGN_OR_RETURN(const auto matrix, ToDevice(directions));
     ASSIGN_OR_RETURN(auto sums, cuda::DeviceBuffer<float>::Create(heads * kSumParts * d));
     ASSIGN_OR_RETURN(auto thresholds, cuda::DeviceBuffer<float>::Create(heads * bits_));
     std::vector<float> host_sums(static_cast<size_t>(sums.size()));
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
       if (shape_.dense(layer)) continue;
       const LayerKeys& state = (*layers_)[layer.value()];
-      RETURN_IF_ERROR(
-          CopyToDevice(state.directions.data(), directions.data(), directions.size() * 2));
       kernels::RowSumParams sum;
       ASSIGN_OR_RETURN(sum.x, keys.ToMakeOf(layer));
       sum.kv_heads = heads;
@@ -111,9 +123,10 @@ class CudaHashRefiner final : public CudaRefiner {
           cudaMemcpy(host_sums.data(), sums.data(), host_sums.size() * 4, cudaMemcpyDeviceToHost));
       const std::vector<float> of_mean = ScoresOfMeans(host_sums, rotations);
       RETURN_IF_ERROR(CopyToDevice(thresholds.data(), of_mean.data(), of_mean.size() * 4));
+      RETURN_IF_ERROR(LoadRotations(state, rotations, directions, of_mean, sum.x, keys.row_stride));
       kernels::HashEncodeParams encode;
       encode.x = sum.x;
-      encode.matrix = state.directions.data();
+      encode.matrix = matrix.data();
       encode.codes = state.codes.data();
       encode.kv_heads = heads;
       encode.rows = encode.code_stride = shape_.zone.rows();
@@ -140,7 +153,10 @@ class CudaHashRefiner final : public CudaRefiner {
                                      codes.words.data() + shape_.zone.begin * words,
                                      static_cast<size_t>(count) * 4));
         std::vector<uint16_t> directions;
-        for (const float x : codes.directions) directions.push_back(FloatToBf16(x));
+        const bool signs = config_.query == HashQuery::kSigns;
+        for (const float x : signs ? codes.directions : codes.decoder) {
+          directions.push_back(FloatToBf16(x));
+        }
         RETURN_IF_ERROR(CopyToDevice(state.directions.data() + head.value() * bits_ * d,
                                      directions.data(), directions.size() * 2));
       }
@@ -150,24 +166,9 @@ class CudaHashRefiner final : public CudaRefiner {
 
   absl::Status Select(Layer layer, const uint16_t* q, int64_t,
                       const cuda::Stream& stream) const override {
-    const LayerKeys& state = (*layers_)[layer.value()];
-    kernels::HashEncodeParams encode;
-    encode.x = q;
-    encode.matrix = state.directions.data();
-    encode.codes = query_codes_.data();
-    encode.kv_heads = shape_.heads.kv_heads;
-    encode.rows = encode.row_stride = encode.code_stride = shape_.heads.group();
-    encode.head_dim = shape_.heads.head_dim;
-    encode.bits = bits_;
-    RETURN_IF_CUDA_ERROR(kernels::HashEncode(encode, stream.get()));
-    kernels::HammingTopKParams select = SelectionOf(shape_, bits_);
-    select.queries = query_codes_.data();
-    select.codes = state.codes.data();
     int32_t* chosen = ids_[layer.value()].data();
-    select.k = candidates_.Count(layer);
-    select.ids = candidates_.Ids(layer, chosen);
-    select.workspace = workspace_.data();
-    RETURN_IF_CUDA_ERROR(kernels::HammingTopK(select, stream.get()));
+    RETURN_IF_ERROR(config_.query == HashQuery::kSigns ? SelectBySigns(layer, q, chosen, stream)
+                                                       : SelectByWeights(layer, q, chosen, stream));
     return candidates_.Keep(layer, q, chosen, stream);
   }
 
@@ -178,9 +179,77 @@ class CudaHashRefiner final : public CudaRefiner {
 
  private:
   struct LayerKeys {
-    cuda::DeviceBuffer<uint32_t> codes;       // [kv_heads, rows, bits / 32]
-    cuda::DeviceBuffer<uint16_t> directions;  // [kv_heads, bits, head_dim]
+    cuda::DeviceBuffer<uint32_t> codes;  // [kv_heads, rows, bits / 32]
+    // [kv_heads, bits, head_dim]: what queries are multiplied with: of signs the codes' directions, of
+    // weights what each bit stands for.
+    cuda::DeviceBuffer<uint16_t> directions;
   };
+
+  absl::Status SelectBySigns(Layer layer, const uint16_t* q, int32_t* chosen,
+                             const cuda::Stream& stream) const {
+    const LayerKeys& state = (*layers_)[layer.value()];
+    kernels::HashEncodeParams encode;
+    encode.x = q;
+    encode.matrix = state.directions.data();
+    encode.codes = query_codes_.data();
+    encode.kv_heads = shape_.heads.kv_heads;
+    encode.rows = encode.row_stride = encode.code_stride = shape_.heads.group();
+    encode.head_dim = shape_.heads.head_dim;
+    encode.bits = bits_;
+    RETURN_IF_CUDA_ERROR(kernels::HashEncode(encode, stream.get()));
+    auto select = SelectionOf<kernels::HammingTopKParams>(shape_, bits_);
+    select.queries = query_codes_.data();
+    select.codes = state.codes.data();
+    select.k = candidates_.Count(layer);
+    select.ids = candidates_.Ids(layer, chosen);
+    select.workspace = workspace_.data();
+    RETURN_IF_CUDA_ERROR(kernels::HammingTopK(select, stream.get()));
+    return absl::OkStatus();
+  }
+
+  absl::Status SelectByWeights(Layer layer, const uint16_t* q, int32_t* chosen,
+                               const cuda::Stream& stream) const {
+    const LayerKeys& state = (*layers_)[layer.value()];
+    auto select = SelectionOf<kernels::CodeTopKParams>(shape_, bits_);
+    select.q = q;
+    select.decoder = state.directions.data();
+    select.codes = state.codes.data();
+    select.head_dim = shape_.heads.head_dim;
+    select.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
+    select.k = candidates_.Count(layer);
+    select.ids = candidates_.Ids(layer, chosen);
+    select.workspace = workspace_.data();
+    RETURN_IF_CUDA_ERROR(kernels::CodeTopK(select, stream.get()));
+    return absl::OkStatus();
+  }
+
+  // What a layer's queries are multiplied with. directions: the rotations of every KV head in bf16;
+  // of_mean [kv_heads, bits]: what the keys' means score; keys [kv_heads, row_stride, head_dim].
+  absl::Status LoadRotations(const LayerKeys& state, const std::vector<float>& rotations,
+                             const std::vector<uint16_t>& directions,
+                             const std::vector<float>& of_mean, const uint16_t* keys,
+                             int64_t row_stride) {
+    if (config_.query == HashQuery::kSigns) {
+      return CopyToDevice(state.directions.data(), directions.data(), directions.size() * 2);
+    }
+    const int64_t d = shape_.heads.head_dim;
+    const SpreadSample sample(shape_.zone.rows());
+    std::vector<uint16_t> rows(static_cast<size_t>(sample.count * d)), decoder;
+    std::vector<float> wide(rows.size());
+    for (int64_t head = 0; head < shape_.heads.kv_heads; ++head) {
+      const auto row_bytes = static_cast<size_t>(2 * d);
+      RETURN_IF_CUDA_ERROR(cudaMemcpy2D(rows.data(), row_bytes, keys + head * row_stride * d,
+                                        row_bytes * static_cast<size_t>(sample.stride), row_bytes,
+                                        static_cast<size_t>(sample.count), cudaMemcpyDefault));
+      for (size_t i = 0; i < rows.size(); ++i) wide[i] = Bf16ToFloat(rows[i]);
+      const std::vector<float> threshold(of_mean.begin() + head * bits_,
+                                         of_mean.begin() + (head + 1) * bits_);
+      for (const float x : RotationDecoder(rotations, threshold, wide, d)) {
+        decoder.push_back(FloatToBf16(x));
+      }
+    }
+    return CopyToDevice(state.directions.data(), decoder.data(), decoder.size() * 2);
+  }
 
   // sums [kv_heads, kSumParts, head_dim] -> [kv_heads, bits]
   std::vector<float> ScoresOfMeans(const std::vector<float>& sums,
@@ -208,7 +277,8 @@ class CudaHashRefiner final : public CudaRefiner {
     RETURN_IF_ERROR(Annotate(codes.status(), what));
     if (codes->bits != bits_ ||
         static_cast<int64_t>(codes->words.size()) != rows.tokens() * bits_ / 32 ||
-        static_cast<int64_t>(codes->directions.size()) != bits_ * shape_.heads.head_dim) {
+        static_cast<int64_t>(codes->directions.size()) != bits_ * shape_.heads.head_dim ||
+        codes->decoder.size() != codes->directions.size()) {
       return absl::DataLossError(absl::StrCat(what, ": codes do not fit the context"));
     }
     return codes;
@@ -239,9 +309,8 @@ absl::StatusOr<int64_t> BitsOf(const HashConfig& config, const HostRows* host_ro
 absl::StatusOr<int64_t> CudaHashForkBytes(const HashConfig& config, const CudaZoneShape& shape,
                                           const HostRows* host_rows) {
   ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config, host_rows));
-  int64_t bytes =
-      shape.heads.q_heads * bits / 8 +
-      static_cast<int64_t>(kernels::HammingTopKWorkspaceBytes(SelectionOf(shape, bits)));
+  int64_t bytes = 4 * QueryWords(config, shape, bits) +
+                  static_cast<int64_t>(WorkspaceBytes(config, shape, bits));
   for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
     if (!shape.dense(layer)) bytes += shape.heads.kv_heads * shape.budgets[layer.value()] * 4;
   }

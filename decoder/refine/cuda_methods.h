@@ -12,7 +12,7 @@
 
 namespace carrel::decoder {
 
-// Configs here have an oversample of their own, not kAutoOversample.
+// Only codes may still have kAutoOversample here.
 using CudaRefinerOr = absl::StatusOr<std::unique_ptr<CudaRefiner>>;
 
 int64_t CudaExactBytes(const CudaZoneShape& shape);

@@ -71,15 +71,19 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"infinitehip", 1}, Case{"infinitehip:preset=flash,survivors=scaled", 1},
         Case{"infinitehip:stages=100:600:6/7:300:4/3:1x:2", 1},
         Case{"infinitehip:stages=64:4x:8/64:4x:4/5:1x:1", 1},
-        Case{"hash:codes=stored,oversample=1", 1},
+        Case{"hash:codes=stored,query=signs,oversample=1", 1},
         // fp32 against fp32 in another order: rows at the boundary may change places.
         Case{"exact", 0.97}, Case{"channels", 0.97}, Case{"channels:oversample=1", 0.97},
         Case{"channels:by=qk,share=16,oversample=2", 0.97},
         // Scores are compared in steps of 2^-14.
-        Case{"hash:codes=stored", 0.97}, Case{"hash:oversample=7", 0.97},
+        Case{"hash:codes=stored,query=signs", 0.97},
         // Bits of keys whose products nearly vanish may differ.
-        Case{"hash:codes=random", 0.95}, Case{"hash:bits=256,seed=7", 0.95},
-        Case{"hash:bits=64,oversample=1", 0.95}),
+        Case{"hash:codes=random,query=signs", 0.95}, Case{"hash:bits=256,seed=7,query=signs", 0.95},
+        Case{"hash:bits=64,oversample=1,query=signs", 0.95},
+        // The CPU rounds what four bits weigh together, the GPU what each does: candidates differ.
+        Case{"hash:codes=stored", 0.9}, Case{"hash:oversample=7", 0.9},
+        Case{"hash:codes=random", 0.9}, Case{"hash:bits=256,seed=7", 0.9},
+        Case{"hash:codes=stored,oversample=1", 0.8}, Case{"hash:bits=64,oversample=1", 0.8}),
     [](const auto& info) {
       std::string name = info.param.method;
       for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';

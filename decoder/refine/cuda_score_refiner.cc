@@ -48,7 +48,7 @@ int64_t CudaScoreRefiner::bytes() const {
 
 CudaSelection CudaScoreRefiner::selection(Layer layer) const {
   const int64_t budget = shape_.budgets[layer.value()];
-  return {ids_.data(), budget, budget, nullptr, base(layer)};
+  return {ids_.data(), budget, budget, nullptr, candidates_.base(layer)};
 }
 
 }  // namespace carrel::decoder

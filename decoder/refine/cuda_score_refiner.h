@@ -24,8 +24,6 @@ class CudaScoreRefiner : public CudaRefiner {
   // scores [kv_heads, stride]: one for the q heads of a group.
   virtual absl::Status Score(Layer layer, const uint16_t* q, float* scores, int64_t stride,
                              const cuda::Stream& stream) const = 0;
-  // Of CudaSelection.
-  virtual const float* base(Layer layer) const { return candidates_.base(layer); }
   static int64_t Stride(const CudaZoneShape& shape);  // from one head's scores to the next's
 
   const CudaZoneShape shape_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
@@ -10,7 +11,9 @@
 #include "common/status.h"
 #include "decoder/refine/key_scores.h"
 #include "decoder/refine/rotations.h"
+#include "kernels/code_score/code_score.h"
 #include "kernels/dot_score/dot_score.h"
+#include "kernels/group_score/group_score.h"
 
 namespace carrel::decoder {
 namespace {
@@ -63,7 +66,33 @@ HeadCodes RandomCodes(const HashConfig& config, const HeadRows& rows, RowRange z
     }
     at += count;
   }
+  const SpreadSample sample(zone.rows());
+  std::vector<float> keys(static_cast<size_t>(sample.count * d));
+  for (int64_t i = 0; i < sample.count; ++i) {
+    WidenToFloat(DType::kBf16, rows.Key(zone.begin + i * sample.stride), d,
+                 &keys[static_cast<size_t>(i * d)]);
+  }
+  codes.decoder = RotationDecoder(codes.directions, threshold, keys, d);
   return codes;
+}
+
+// Codes as kernels/code_score wants them.
+std::vector<uint8_t> BlocksOf(const HeadCodes& codes, const std::vector<int64_t>& rows) {
+  const int64_t block_bytes = kernels::CodeBlockBytes(codes.bits);
+  const auto count = static_cast<int64_t>(rows.size());
+  std::vector<uint8_t> blocks(static_cast<size_t>((count + kernels::kCodeBlockKeys - 1) /
+                                                  kernels::kCodeBlockKeys * block_bytes));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t key = i % kernels::kCodeBlockKeys;
+    uint8_t* block = &blocks[static_cast<size_t>(i / kernels::kCodeBlockKeys * block_bytes)];
+    const uint32_t* words =
+        &codes.words[static_cast<size_t>(rows[static_cast<size_t>(i)] * codes.bits / 32)];
+    for (int64_t byte = 0; byte < codes.bits / 8; ++byte) {
+      block[byte * kernels::kCodeBlockKeys + (key < 32 ? 2 * key : 2 * (key - 32) + 1)] =
+          static_cast<uint8_t>(words[byte / 4] >> (byte % 4 * 8));
+    }
+  }
+  return blocks;
 }
 
 // Compiled once for any processor and once for those that count bits in one instruction.
@@ -95,6 +124,129 @@ void CountDifferences(const uint32_t* query, const uint32_t* codes, int64_t word
   AddDifferences(query, codes, words, rows, out);
 }
 
+// Rows by how many bits agree, over the queries.
+class SignScores {
+ public:
+  SignScores(const AttentionShape& shape, RowRange zone, std::vector<HeadCodes> codes)
+      : shape_(shape), rows_(zone.rows()), codes_(std::move(codes)) {}
+
+  int64_t bytes() const {
+    size_t bytes = 0;
+    for (const HeadCodes& codes : codes_) {
+      bytes += 4 * (codes.words.size() + codes.directions.size());
+    }
+    return static_cast<int64_t>(bytes);
+  }
+
+  // scores [rows]
+  void Score(const RefineRequest& request, std::vector<float>& scores) const {
+    thread_local std::vector<int32_t> different;
+    const HeadCodes& codes = codes_[IndexOf(shape_, request)];
+    const int64_t words = codes.bits / 32;
+    std::vector<uint32_t> query(static_cast<size_t>(words));
+    different.assign(static_cast<size_t>(rows_), 0);
+    for (int64_t h = 0; h < request.queries; ++h) {
+      Encode(codes.directions, codes.bits, shape_.head_dim, request.q + h * shape_.head_dim,
+             query.data());
+      CountDifferences(query.data(), codes.words.data(), words, rows_, different.data());
+    }
+    scores.resize(static_cast<size_t>(rows_));
+    for (size_t j = 0; j < scores.size(); ++j) scores[j] = -static_cast<float>(different[j]);
+  }
+
+  static size_t IndexOf(const AttentionShape& shape, const RefineRequest& request) {
+    return static_cast<size_t>(request.layer.value()) * static_cast<size_t>(shape.kv_heads) +
+           static_cast<size_t>(request.head.value());
+  }
+
+ private:
+  const AttentionShape shape_;
+  const int64_t rows_;
+  const std::vector<HeadCodes> codes_;  // [layers, kv_heads], words of the zone's rows
+};
+
+// Rows by the best query's score, as far as the bits tell it.
+class WeightScores {
+ public:
+  WeightScores(const AttentionShape& shape, RowRange zone, const std::vector<HeadCodes>& codes)
+      : shape_(shape), rows_(zone.rows()), samples_(std::min(kSamples, rows_)) {
+    std::vector<int64_t> all(static_cast<size_t>(rows_)), some;
+    std::iota(all.begin(), all.end(), 0);
+    for (int64_t i = 0; i < samples_; ++i) some.push_back(i * rows_ / samples_);
+    for (const HeadCodes& of : codes) {
+      heads_.push_back({of.bits, of.decoder, BlocksOf(of, all), BlocksOf(of, some)});
+    }
+  }
+
+  int64_t bytes() const {
+    size_t bytes = 0;
+    for (const Head& head : heads_) {
+      bytes += 4 * head.decoder.size() + head.blocks.size() + head.sample.size();
+    }
+    return static_cast<int64_t>(bytes);
+  }
+
+  // scores [rows]
+  void Score(const RefineRequest& request, std::vector<float>& scores) const {
+    thread_local kernels::CodeTables tables;
+    thread_local std::vector<float> u;
+    thread_local std::vector<int16_t> of_rows;
+    const Head& head = heads_[SignScores::IndexOf(shape_, request)];
+    u.resize(static_cast<size_t>(request.queries * head.bits));
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    for (int64_t h = 0; h < request.queries; ++h) {
+      for (int64_t b = 0; b < head.bits; ++b) {
+        float dot = 0;
+        for (int64_t c = 0; c < shape_.head_dim; ++c) {
+          dot += request.q[h * shape_.head_dim + c] *
+                 head.decoder[static_cast<size_t>(b * shape_.head_dim + c)];
+        }
+        u[static_cast<size_t>(h * head.bits + b)] = scale * dot;
+      }
+    }
+    kernels::MakeCodeTables(u.data(), request.queries, head.bits, tables);
+    SetBases(head, tables);
+    const int64_t blocks = (rows_ + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
+    of_rows.resize(static_cast<size_t>(blocks * kernels::kCodeBlockKeys));
+    kernels::CodeScore(tables, head.blocks.data(), blocks, of_rows.data());
+    scores.assign(of_rows.begin(), of_rows.begin() + rows_);
+  }
+
+ private:
+  static constexpr int64_t kSamples = 256;  // as kernels/code_topk
+  struct Head {
+    int64_t bits;
+    std::vector<float> decoder;
+    std::vector<uint8_t> blocks, sample;  // of the zone's rows; of some of them
+  };
+
+  // Scores count less the logarithm of what sampled rows say that the sum of exponentials is.
+  void SetBases(const Head& head, kernels::CodeTables& tables) const {
+    thread_local std::vector<int16_t> totals;
+    thread_local std::vector<float> offsets, scores;
+    const int64_t blocks = (samples_ + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
+    const int64_t stride = blocks * kernels::kCodeBlockKeys;
+    totals.resize(static_cast<size_t>(tables.group * stride));
+    kernels::CodeTotals(tables, head.sample.data(), blocks, totals.data(), stride);
+    offsets.clear();
+    for (int64_t h = 0; h < tables.group; ++h) {
+      scores.clear();
+      for (int64_t i = 0; i < samples_; ++i) {
+        scores.push_back(tables.minimum[static_cast<size_t>(h)] +
+                         tables.step[static_cast<size_t>(h)] *
+                             static_cast<float>(totals[static_cast<size_t>(h * stride + i)]));
+      }
+      offsets.push_back(-kernels::LogSumExp(scores.data(), samples_));
+    }
+    kernels::SetCodeOffsets(offsets.data(), tables);
+  }
+
+  const AttentionShape shape_;
+  const int64_t rows_, samples_;
+  std::vector<Head> heads_;  // [layers, kv_heads]
+};
+
+template <class Scores>
 class HashRefiner final : public Refiner {
  public:
   HashRefiner(const AttentionShape& shape, RowRange zone, int64_t oversample, const HostRows& rows,
@@ -103,52 +255,33 @@ class HashRefiner final : public Refiner {
         zone_(zone),
         oversample_(oversample),
         rows_(rows),
-        codes_(std::move(codes)) {}
+        bits_(codes.empty() ? 0 : codes[0].bits),
+        scores_(shape, zone, std::move(codes)) {}
 
-  int64_t resident_bytes() const override {
-    size_t bytes = 0;
-    for (const HeadCodes& codes : codes_)
-      bytes += 4 * (codes.words.size() + codes.directions.size());
-    return static_cast<int64_t>(bytes);
-  }
+  int64_t resident_bytes() const override { return scores_.bytes(); }
 
   void Select(const RefineRequest& request, Selection& selection) override {
     const int64_t candidates = CandidateCount(request.budget, oversample_, zone_);
     if (candidates == zone_.rows()) {
       AllRows(zone_, selection.rows);
     } else {
-      ChooseCandidates(request, candidates, selection);
+      thread_local std::vector<float> scores;
+      scores_.Score(request, scores);
+      selection.visited += zone_.rows();
+      selection.bytes_read += zone_.rows() * bits_ / 8;
+      selection.rows = BestIndices(scores, candidates);
+      for (Position& row : selection.rows) row += zone_.begin;
     }
     KeepBestByKeys(request, rows_.At(request.layer, request.head), shape_.head_dim, selection);
   }
 
  private:
-  void ChooseCandidates(const RefineRequest& request, int64_t candidates,
-                        Selection& selection) const {
-    thread_local std::vector<int32_t> different;
-    thread_local std::vector<float> scores;
-    const HeadCodes& codes =
-        codes_[static_cast<size_t>(request.layer.value()) * shape_.kv_heads + request.head.value()];
-    const int64_t d = shape_.head_dim, n = zone_.rows(), words = codes.bits / 32;
-    std::vector<uint32_t> query(static_cast<size_t>(words));
-    different.assign(static_cast<size_t>(n), 0);
-    for (int64_t h = 0; h < request.queries; ++h) {
-      Encode(codes.directions, codes.bits, d, request.q + h * d, query.data());
-      CountDifferences(query.data(), codes.words.data(), words, n, different.data());
-    }
-    scores.resize(static_cast<size_t>(n));
-    for (size_t j = 0; j < scores.size(); ++j) scores[j] = -static_cast<float>(different[j]);
-    selection.visited += n;
-    selection.bytes_read += n * codes.bits / 8;
-    selection.rows = BestIndices(scores, candidates);
-    for (Position& row : selection.rows) row += zone_.begin;
-  }
-
   const AttentionShape shape_;
   const RowRange zone_;
   const int64_t oversample_;
   const HostRows& rows_;
-  const std::vector<HeadCodes> codes_;  // [layers, kv_heads], words of the zone's rows
+  const int64_t bits_;
+  const Scores scores_;
 };
 
 // The zone's part.
@@ -161,7 +294,8 @@ absl::Status TakeStored(absl::StatusOr<HeadCodes> stored, int64_t d, int64_t tok
   }
   const int64_t words = stored->bits / 32;
   if (static_cast<int64_t>(stored->words.size()) != tokens * words ||
-      static_cast<int64_t>(stored->directions.size()) != stored->bits * d) {
+      static_cast<int64_t>(stored->directions.size()) != stored->bits * d ||
+      stored->decoder.size() != stored->directions.size()) {
     return absl::DataLossError("codes do not fit the context");
   }
   codes = *std::move(stored);
@@ -203,7 +337,12 @@ absl::StatusOr<std::unique_ptr<Refiner>> MakeHashRefiner(const HashConfig& confi
     failed.Update(status);
   });
   RETURN_IF_ERROR(failed);
-  return std::make_unique<HashRefiner>(shape, zone, config.oversample, rows, std::move(codes));
+  if (config.query == HashQuery::kSigns) {
+    return std::make_unique<HashRefiner<SignScores>>(shape, zone, config.oversample, rows,
+                                                     std::move(codes));
+  }
+  return std::make_unique<HashRefiner<WeightScores>>(shape, zone, config.oversample, rows,
+                                                     std::move(codes));
 }
 
 }  // namespace carrel::decoder

@@ -42,6 +42,7 @@ struct HeadRows {
 struct HeadCodes {
   int64_t bits = 0;
   std::vector<float> directions;  // [bits, head_dim]: a query's bit i is set if <q, it> > 0
+  std::vector<float> decoder;     // [bits, head_dim]: key ~ centre + sum of +- decoder[i]
   std::vector<uint32_t> words;    // [tokens, bits / 32]
 };
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "common/dtype.h"
+#include "decoder/refine/refine_config.h"
 #include "kernels/dot_score/dot_score.h"
 #include "kernels/group_score/group_score.h"
 #include "kernels/max_score/max_score.h"
@@ -82,7 +83,10 @@ void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRa
 }
 
 int64_t CandidateCount(int64_t budget, int64_t oversample, RowRange zone) {
-  return std::min(zone.rows(), budget * oversample);
+  const int64_t wanted = oversample == kAutoOversample
+                             ? std::max(kLeastCandidates, kHashOversample * budget)
+                             : budget * oversample;
+  return std::min(zone.rows(), wanted);
 }
 
 void KeepBestByKeys(const RefineRequest& request, const HeadRows& rows, int64_t head_dim,

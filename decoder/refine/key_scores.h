@@ -31,7 +31,7 @@ using kernels::BestIndices;
 void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,
                         int64_t budget, std::vector<Position>& rows, std::vector<float>& bound);
 
-// Candidates that are chosen for `budget` rows of a zone.
+// Candidates that are chosen for `budget` rows of a zone. kAutoOversample: as for codes.
 int64_t CandidateCount(int64_t budget, int64_t oversample, RowRange zone);
 
 // Leaves of selection.rows, the candidates (ascending), the `budget` best by group score of their

@@ -30,6 +30,8 @@ class RandomRows final : public HostRows {
       head.codes.bits = 64;
       head.codes.directions = RandomNormal(rng, 64 * shape.head_dim);
       for (float& x : head.codes.directions) x = Bf16ToFloat(FloatToBf16(x));
+      head.codes.decoder = RandomNormal(rng, 64 * shape.head_dim, 0.25f);
+      for (float& x : head.codes.decoder) x = Bf16ToFloat(FloatToBf16(x));
       for (int64_t j = 0; j < tokens * 2; ++j) {
         head.codes.words.push_back(static_cast<uint32_t>(rng()));
       }

@@ -87,6 +87,8 @@ Setters HashSetters(HashConfig& hash) {
   return {{"codes", OneOf<HashSource>(hash.source, {{"auto", HashSource::kAuto},
                                                     {"random", HashSource::kRandom},
                                                     {"stored", HashSource::kStored}})},
+          {"query", OneOf<HashQuery>(hash.query, {{"weights", HashQuery::kWeights},
+                                                  {"signs", HashQuery::kSigns}})},
           {"bits", Number(hash.bits, 32, 256)},
           {"seed", Number(hash.seed, 0, std::numeric_limits<int64_t>::max())},
           {"oversample", Oversample(hash.oversample)}};
@@ -170,9 +172,8 @@ int64_t OversampleOf(const RefineConfig& config, int64_t automatic) {
 }
 
 RefineConfig WithOversample(RefineConfig config, int64_t automatic) {
-  for (int64_t* oversample : {&config.hash.oversample, &config.channels.oversample}) {
-    if (*oversample == kAutoOversample) *oversample = automatic;
-  }
+  if (config.channels.oversample == kAutoOversample) config.channels.oversample = automatic;
+  if (config.hash.oversample == kAutoOversample && automatic == 1) config.hash.oversample = 1;
   return config;
 }
 
@@ -193,6 +194,7 @@ std::string DescribeRefine(const RefineConfig& config) {
       return absl::StrCat(
           name, ":codes=", kSources[static_cast<size_t>(config.hash.source)],
           config.hash.source == HashSource::kRandom ? absl::StrCat(",bits=", config.hash.bits) : "",
+          config.hash.query == HashQuery::kSigns ? ",query=signs" : "",
           oversample(config.hash.oversample));
     case RefineKind::kChannels:
       return absl::StrCat(name, ":by=", kScores[static_cast<size_t>(config.channels.by)],

@@ -54,17 +54,24 @@ struct InfiniteHipConfig {
 };
 
 // Candidates that codes and labels choose per row of the budget; exact scores choose rows among
-// them. 1: codes and labels alone choose. Auto: kOversample, or 1 where the candidates' keys would
-// cross a bus (a zone in host memory that a GPU attends to).
+// them. 1: codes and labels alone choose. Auto: of labels kOversample; of codes kHashOversample, but at
+// least kLeastCandidates in all, on a GPU as many of these as it re-scores; 1 where the candidates' keys
+// would cross a bus (a zone in host memory that a GPU attends to).
 inline constexpr int64_t kAutoOversample = 0;
 inline constexpr int64_t kOversample = 16;
+inline constexpr int64_t kHashOversample = 2;
+inline constexpr int64_t kLeastCandidates = 4096;
 inline constexpr int64_t kMaxOversample = 64;
 
 // kStored: codes and directions of the context's code index, which then sets the bits. kAuto: those
 // where the context has them, random ones otherwise.
 enum class HashSource : uint8_t { kAuto = 0, kRandom = 1, kStored = 2 };
+// What codes of keys are compared with: the query's products with what each bit stands for, or the signs
+// of these alone (the paper's).
+enum class HashQuery : uint8_t { kWeights = 0, kSigns = 1 };
 struct HashConfig {
   HashSource source = HashSource::kAuto;
+  HashQuery query = HashQuery::kWeights;
   int64_t bits = 128;                    // of random codes: a multiple of 32 in 32 .. 256
   uint64_t seed = 0;                     // of random codes
   int64_t oversample = kAutoOversample;  // or 1 .. kMaxOversample
@@ -92,14 +99,16 @@ struct RefineConfig {
 // infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget
 // infinitehip:stages=CHUNK:SURVIVORS:REFRESH/..,block_q=   SURVIVORS: tokens, or Nx: N budgets
-// hash:codes=auto|random|stored,bits=,seed=,oversample=auto|N   bits or seed: codes are random
+// hash:codes=auto|random|stored,query=weights|signs,bits=,seed=,oversample=auto|N
+//   bits or seed: codes are random
 // channels:by=q|k|qk,share=,oversample=auto|N
 absl::StatusOr<RefineConfig> ParseRefine(absl::string_view text);
 absl::string_view RefineKindName(RefineKind kind);
 
-// The method's oversample; 1 for methods that have none. automatic: what kAutoOversample is here.
+// The method's oversample; 1 for methods that have none; kAutoOversample for codes where automatic is
+// not 1. automatic: what kAutoOversample is here.
 int64_t OversampleOf(const RefineConfig& config, int64_t automatic = kOversample);
-// The same config with that instead of kAutoOversample.
+// The same config with that instead of kAutoOversample; of codes only if it is 1.
 RefineConfig WithOversample(RefineConfig config, int64_t automatic);
 
 // What is reported: the method, and of hash and channels what chooses candidates, and how many.

@@ -51,11 +51,17 @@ TEST(ParseRefineTest, Parameters_ReachTheirMethod) {
   EXPECT_EQ(ParseRefine("channels:oversample=auto")->channels.oversample, kAutoOversample);
   EXPECT_EQ(ParseRefine("channels:oversample=7")->channels.oversample, 7);
   EXPECT_EQ(ParseRefine("hash:codes=stored")->hash.source, HashSource::kStored);
+  EXPECT_EQ(ParseRefine("hash")->hash.query, HashQuery::kWeights);
+  EXPECT_EQ(ParseRefine("hash:query=signs")->hash.query, HashQuery::kSigns);
+  EXPECT_EQ(DescribeRefine(*ParseRefine("hash:query=signs")),
+            "hash:codes=auto,query=signs,oversample=auto");
   EXPECT_EQ(ParseRefine("hash:oversample=64")->hash.oversample, 64);
 }
 
 TEST(OversampleOfTest, Auto_IsWhatTheZoneSays) {
-  EXPECT_EQ(OversampleOf(*ParseRefine("hash")), kOversample);
+  EXPECT_EQ(OversampleOf(*ParseRefine("hash")), kAutoOversample);
+  EXPECT_EQ(OversampleOf(*ParseRefine("hash"), 1), 1);
+  EXPECT_EQ(OversampleOf(*ParseRefine("channels")), kOversample);
   EXPECT_EQ(OversampleOf(*ParseRefine("channels"), 1), 1);
   EXPECT_EQ(OversampleOf(*ParseRefine("hash:oversample=9"), 1), 9);
   EXPECT_EQ(OversampleOf(*ParseRefine("exact")), 1);
@@ -70,7 +76,9 @@ TEST(DescribeRefineTest, HashAndChannels_SayWhatChoosesAndHowMany) {
   EXPECT_EQ(DescribeRefine(*ParseRefine("hash:codes=stored,oversample=2")),
             "hash:codes=stored,oversample=2");
   EXPECT_EQ(DescribeRefine(WithOversample(*ParseRefine("hash:bits=64"), 4)),
-            "hash:codes=random,bits=64,oversample=4");
+            "hash:codes=random,bits=64,oversample=auto");
+  EXPECT_EQ(DescribeRefine(WithOversample(*ParseRefine("hash:bits=64"), 1)),
+            "hash:codes=random,bits=64,oversample=1");
   EXPECT_EQ(DescribeRefine(*ParseRefine("channels:by=qk")),
             "channels:by=qk,share=4,oversample=auto");
 }

@@ -13,6 +13,7 @@
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "decoder/refine/host_zone.h"
+#include "decoder/refine/key_scores.h"
 #include "decoder/refine/random_rows.h"
 
 namespace carrel::decoder {
@@ -275,15 +276,15 @@ std::vector<Position> BestByKeys(const RandomRows& rows, KvHead head, const std:
   return best;
 }
 
-TEST(HashRefinerTest, Select_RandomDirections_ScoresAsTheDefinition) {
+TEST(HashRefinerTest, Select_SignsOfRandomDirections_ScoresAsTheDefinition) {
   std::mt19937_64 rng(TestSeed());
   ThreadPool pool(1);
   const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
   RandomRows rows(rng, shape, 300, 77);
   const HeadCodes codes = *rows.StoredCodes(Layer(0), KvHead(0));
   const RowRange zone{10, 290};
-  const auto refiner =
-      *MakeRefiner(*ParseRefine("hash:codes=stored,oversample=1"), shape, zone, rows, &pool);
+  const auto refiner = *MakeRefiner(*ParseRefine("hash:codes=stored,query=signs,oversample=1"),
+                                    shape, zone, rows, &pool);
   const std::vector<float> q = RandomNormal(rng, 2 * shape.head_dim);
   std::vector<std::pair<int64_t, Position>> agree;
   for (Position row = zone.begin; row < zone.end; ++row) {
@@ -310,6 +311,84 @@ TEST(HashRefinerTest, Select_RandomDirections_ScoresAsTheDefinition) {
   EXPECT_EQ(selection.rows, expected);
 }
 
+TEST(HashRefinerTest, Select_WeightsOfStoredCodes_TakesTheBestByTheDefinition) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 3, .kv_heads = 1, .head_dim = 16};
+  for (int round = 0; round < 10; ++round) {
+    RandomRows rows(rng, shape, 260, 77);
+    const HeadCodes codes = *rows.StoredCodes(Layer(0), KvHead(0));
+    const RowRange zone{10, 250};
+    const auto refiner =
+        *MakeRefiner(*ParseRefine("hash:codes=stored,oversample=1"), shape, zone, rows, &pool);
+    const std::vector<float> q = RandomNormal(rng, 3 * shape.head_dim, 3.0f);
+    std::vector<double> best(static_cast<size_t>(zone.rows()), -INFINITY);
+    for (int64_t h = 0; h < 3; ++h) {
+      std::vector<double> scores;
+      double sum = 0;  // of all rows: no more than are sampled
+      for (Position row = zone.begin; row < zone.end; ++row) {
+        double score = 0;
+        for (int64_t b = 0; b < 64; ++b) {
+          double dot = 0;
+          for (int64_t c = 0; c < 16; ++c) {
+            dot += double{q[static_cast<size_t>(h * 16 + c)]} *
+                   codes.decoder[static_cast<size_t>(b * 16 + c)];
+          }
+          const bool set = codes.words[static_cast<size_t>(row * 2 + b / 32)] >> b % 32 & 1;
+          score += (set ? dot : -dot) / 4;
+        }
+        scores.push_back(score);
+        sum += std::exp(score);
+      }
+      for (size_t i = 0; i < scores.size(); ++i) {
+        best[i] = std::max(best[i], scores[i] - std::log(sum));
+      }
+    }
+    std::vector<double> sorted(best);
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    Selection selection;
+    refiner->Select({.q = q.data(), .queries = 3, .budget = 50}, selection);
+    ASSERT_EQ(selection.rows.size(), 50u);
+    // Tables round: a row may stand a little below those that are left out.
+    const double spread = sorted.front() - sorted.back();
+    for (const Position row : selection.rows) {
+      EXPECT_GE(best[static_cast<size_t>(row - zone.begin)], sorted[49] - 0.1 * spread);
+    }
+    for (Position row = zone.begin; row < zone.end; ++row) {
+      if (std::binary_search(selection.rows.begin(), selection.rows.end(), row)) continue;
+      EXPECT_LE(best[static_cast<size_t>(row - zone.begin)], sorted[49] + 0.1 * spread);
+    }
+  }
+}
+
+// Of rows whose scores spread as attention's do, weights find more of the best than signs.
+TEST(HashRefinerTest, Select_Weights_FindMoreOfTheBestRowsThanSigns) {
+  std::mt19937_64 rng(TestSeed());
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 3, .kv_heads = 1, .head_dim = 64};
+  size_t found[2] = {0, 0};
+  for (int round = 0; round < 4; ++round) {
+    RandomRows rows(rng, shape, 4000, 4000);
+    const std::vector<float> q = RandomNormal(rng, 3 * shape.head_dim);
+    const auto choose = [&](const char* method) {
+      Selection selection;
+      (*MakeRefiner(*ParseRefine(method), shape, {0, 4000}, rows, &pool))
+          ->Select({.q = q.data(), .queries = 3, .budget = 100}, selection);
+      return selection.rows;
+    };
+    const std::vector<Position> exact = choose("exact");
+    for (const auto& [i, method] : {std::pair{0, "hash:codes=random,query=signs,oversample=4"},
+                                    {1, "hash:codes=random,oversample=4"}}) {
+      std::vector<Position> both;
+      const std::vector<Position> chosen = choose(method);
+      std::set_intersection(chosen.begin(), chosen.end(), exact.begin(), exact.end(),
+                            std::back_inserter(both));
+      found[i] += both.size();
+    }
+  }
+  EXPECT_GT(found[1], found[0]);
+}
+
 TEST(HashRefinerTest, Select_OneKeyInTheDirectionOfTheQueryAmongRandomOnes_IsFound) {
   std::mt19937_64 rng(TestSeed());
   ThreadPool pool(1);
@@ -320,7 +399,7 @@ TEST(HashRefinerTest, Select_OneKeyInTheDirectionOfTheQueryAmongRandomOnes_IsFou
     const auto peak = static_cast<Position>(rng() % 1000);
     rows.SetKey(Layer(0), KvHead(0), peak, q);
     const auto refiner =
-        *MakeRefiner(*ParseRefine("hash:codes=random"), shape, {0, 1000}, rows, &pool);
+        *MakeRefiner(*ParseRefine("hash:codes=random,oversample=4"), shape, {0, 1000}, rows, &pool);
     Selection selection;
     refiner->Select({.q = q.data(), .queries = 1, .budget = 5}, selection);
     EXPECT_TRUE(std::binary_search(selection.rows.begin(), selection.rows.end(), peak));
@@ -434,6 +513,13 @@ TEST(ExactRefinerTest, ScanInt8_GroupOfHeads_NearlyTheRowsOfStoredKeysAndATrueBo
     }
   }
   EXPECT_GE(static_cast<double>(same), 0.99 * static_cast<double>(all));
+}
+
+TEST(CandidateCountTest, Auto_IsTwiceTheBudgetButNotFew) {
+  EXPECT_EQ(CandidateCount(256, kAutoOversample, {0, 60'000}), 4096);
+  EXPECT_EQ(CandidateCount(3000, kAutoOversample, {0, 60'000}), 6000);
+  EXPECT_EQ(CandidateCount(256, kAutoOversample, {10, 1010}), 1000);
+  EXPECT_EQ(CandidateCount(256, 3, {0, 60'000}), 768);
 }
 
 TEST(OversampleTest, Select_EveryRowIsACandidate_IsWhatExactScoresChoose) {

@@ -12,7 +12,8 @@ struct Shape {
   bool chosen;
 };
 
-void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 1.0f) {
+void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 1.0f,
+                            bool with_states = true) {
   SCOPED_TRACE("kv_heads " + std::to_string(s.kv_heads) + " group " + std::to_string(s.group) +
                " head_dim " + std::to_string(s.head_dim) + " rows " + std::to_string(s.rows));
   const int64_t d = s.head_dim, ids_stride = s.rows + 3;
@@ -25,6 +26,9 @@ void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 
   const DeviceInput<uint16_t> device_q(q), device_k(k);
   const DeviceInput<int32_t> device_ids(ids);
   DeviceOutput<float> scores(s.kv_heads * s.group * s.score_stride);
+  const int64_t parts = DotScoreParts(s.kv_heads, s.rows);
+  ASSERT_LE(parts, kMaxDotScoreParts);
+  DeviceOutput<float> states(2 * s.kv_heads * s.group * parts);
   ASSERT_EQ(cudaSuccess, DotScoreCuda({.q = device_q.data(),
                                        .k = device_k.data(),
                                        .ids = s.chosen ? device_ids.data() : nullptr,
@@ -36,7 +40,8 @@ void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 
                                        .ids_stride = ids_stride,
                                        .score_stride = s.score_stride,
                                        .scale = 0.125f,
-                                       .scores = scores.data()},
+                                       .scores = scores.data(),
+                                       .states = with_states ? states.data() : nullptr},
                                       nullptr));
   const std::vector<float> out = scores.Get();
   std::vector<float> all, expected;
@@ -60,6 +65,23 @@ void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 
   }
   // bf16 products are exact; sums of head_dim of them in fp32.
   EXPECT_LE(RelativeError(all, expected), 1e-6);
+  const std::vector<float> of_parts = states.Get();
+  for (int64_t h = 0; h < s.kv_heads * s.group && s.rows > 0; ++h) {
+    const float* first = of_parts.data() + 2 * h * parts;
+    if (!with_states) {
+      ASSERT_TRUE(std::isnan(first[0])) << "written, but not wanted";
+      continue;
+    }
+    const float* of_head = out.data() + h * s.score_stride;
+    const float most = *std::max_element(of_head, of_head + s.rows);
+    double sum = 0, expected_sum = 0;
+    for (int64_t i = 0; i < parts; ++i) {
+      ASSERT_LE(first[2 * i], most);
+      if (first[2 * i + 1] > 0) sum += first[2 * i + 1] * std::exp(double{first[2 * i]} - most);
+    }
+    for (int64_t i = 0; i < s.rows; ++i) expected_sum += std::exp(double{of_head[i]} - most);
+    ASSERT_NEAR(sum, expected_sum, 1e-5 * expected_sum) << "head " << h;
+  }
 }
 
 TEST_F(DotScoreGpuTest, RandomShapes_MatchReference) {
@@ -73,7 +95,7 @@ TEST_F(DotScoreGpuTest, RandomShapes_MatchReference) {
                             .row_stride = rows + 1 + Below(9),
                             .score_stride = rows + 1 + Below(9),
                             .chosen = trial % 3 == 0},
-                           trial % 4 == 0 ? 100.0f : 1.0f);
+                           trial % 4 == 0 ? 100.0f : 1.0f, trial % 5 != 0);
   }
 }
 

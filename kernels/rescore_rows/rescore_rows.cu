@@ -89,20 +89,30 @@ __device__ void ScoreCandidates(const Args& a, int head, int begin, int end, flo
   const int32_t* candidates = a.p.candidates + head * a.p.candidate_stride;
   const uint16_t* k = a.p.k + head * a.p.row_stride * kDim + 8 * t;
   uint4 tile_keys[2][kLoads];
-  // Beyond the end the last row is read again.
+  // Rows of the tile that is loaded next: known before its keys are asked for. Beyond the end the last
+  // row is read again.
+  int rows[2];
+  const auto find = [&](int tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) rows[i] = __ldg(candidates + min(tile + 8 * i + g, end - 1));
+  };
   const auto load = [&](int tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t row = __ldg(candidates + min(tile + 8 * i + g, end - 1));
+      const uint16_t* key = k + static_cast<int64_t>(rows[i]) * kDim;
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) tile_keys[i][j] = LoadStream16(k + row * kDim + 32 * j);
+      for (int j = 0; j < kLoads; ++j) tile_keys[i][j] = LoadStream16(key + 32 * j);
     }
+    if (tile + kWarps * kTile < end) find(tile + kWarps * kTile);
   };
   SoftmaxState state[kShare];
 #pragma unroll
   for (int s = 0; s < kShare; ++s) state[s] = {-INFINITY, 0};
   const int first = begin + warp * kTile;
-  if (first < end) load(first);
+  if (first < end) {
+    find(first);
+    load(first);
+  }
   for (int tile = first; tile < end; tile += kWarps * kTile) {
     float c[2][4] = {};
 #pragma unroll

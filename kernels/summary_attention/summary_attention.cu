@@ -1,28 +1,35 @@
-// Three launches: what the selected rows take from their clusters (integers, so that their order
-// does not matter); scores of the clusters and their part of the sums; the joining, in which V rows
-// of selected rows leave their clusters' sums.
+// One launch. First every block takes what its selected rows take from their clusters (integers, so that
+// their order does not matter) and, while a barrier gathers that, the products of its clusters' keys, as
+// int8 by the queries in two int8 parts on tensor cores. Then its clusters' part of the sums, their V as
+// fp16, which holds int8 exactly; V rows of selected rows leave; the last block of a KV head joins.
+#include <cuda_fp16.h>
+
 #include <algorithm>
 
 #include "common/cuda/runtime.h"
 #include "kernels/mma-inl.cuh"
+#include "kernels/select-inl.cuh"
 #include "kernels/summary_attention/summary_attention_cuda.h"
 
 namespace carrel::kernels {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kJoinThreads = 512;
+constexpr int kBlocksPerSm = 2;
+constexpr int kTile = 16;  // clusters of a warp's step
 constexpr int kMaxGroup = 16;
-constexpr int kMaxSplits = 64;
+constexpr int kMaxSplits = 128;
 constexpr int kSplitClusters = 32;     // a block for fewer is not worth its partial sums
 constexpr float kFixed = 16777216.0f;  // 2^24: units of sums over selected rows
+constexpr int kHalf = 128;  // of a query's two int8 parts, the higher counts so much more
 
 struct Workspace {
+  RowSync* sync;       // [kv_heads]
   unsigned* least;     // [kv_heads]: 0, or the complement of the ordered bits of t
   int* gone;           // [kv_heads, clusters]
   long long* sum;      // [q_heads, clusters]
   long long* squares;  // [q_heads, clusters]
-  float* scores;       // [q_heads, clusters], of clusters that lost rows
+  float* scores;       // [kv_heads, splits, kMaxGroup, share]: where they do not fit shared memory
   float* part_out;     // [q_heads, splits, head_dim]
   float2* part_state;  // [q_heads, splits]: maximum, sum of exponentials
 };
@@ -30,7 +37,8 @@ struct Workspace {
 struct Args {
   SummaryAttentionCudaParams p;
   Workspace w;
-  int splits;
+  int share;  // clusters of a block, a multiple of kTile
+  bool in_shared;
 };
 
 // Bits that compare as the floats do, and back.
@@ -139,17 +147,59 @@ __device__ __forceinline__ int ClusterOf(const SummaryAttentionCudaParams& p, in
          p.table.row_cluster[head * p.table.rows + row];
 }
 
-// Grid: (blocks, kv_heads); a warp per selected row.
+// What a block knows of its queries.
 template <int kDim, int kGroup>
-__global__ void __launch_bounds__(kThreads) SelectedRowsKernel(const Args a) {
+struct Group {
+  int8_t part[2][kGroup][kDim];  // of q: (kHalf part[0] + part[1]) unit
+  float unit[kGroup];            // scale included
+  float norm[kGroup], of_centre[kGroup], bound[kGroup];
+  float reduced[2][kWarps][kGroup];
+  float max[kGroup], most[kGroup], total[kGroup];
+  float row_max[kWarps][kGroup], row_factor[kWarps][kGroup], keep[kGroup];
+};
+
+// Parts, norms and what the centre adds. All threads; synchronises.
+template <int kDim, int kGroup>
+__device__ void LoadQueries(const Args& a, int head, Group<kDim, kGroup>& group) {
   constexpr int kShare = kDim / 32;
-  WaitForEarlierLaunch();
   const SummaryAttentionCudaParams& p = a.p;
-  const int head = blockIdx.y, lane = threadIdx.x % 32;
-  const int selected = SelectedOf(p, head);
+  const int lane = threadIdx.x % 32;
+  const float* centre = p.table.centre + static_cast<int64_t>(head) * kDim + kShare * lane;
+  for (int h = threadIdx.x / 32; h < kGroup; h += kWarps) {
+    float q[kShare] = {};
+    if (h < p.group) LoadBf16<kDim>(p.q + (static_cast<int64_t>(head) * p.group + h) * kDim, q);
+    float squares = 0, of_centre = 0, most = 0;
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      squares += q[i] * q[i];
+      of_centre += q[i] * centre[i];
+      most = fmaxf(most, fabsf(q[i]));
+    }
+    squares = WarpSum(squares);
+    of_centre = WarpSum(of_centre);
+    const float unit = WarpMax(most) / (127 * kHalf);
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const int x = unit > 0 ? __float2int_rn(q[i] / unit) : 0;
+      const int high = (x + kHalf / 2) >> 7;  // the lower part lies in -64 .. 63
+      group.part[0][h][kShare * lane + i] = static_cast<int8_t>(high);
+      group.part[1][h][kShare * lane + i] = static_cast<int8_t>(x - high * kHalf);
+    }
+    if (lane != 0) continue;
+    group.unit[h] = p.scale * unit;
+    group.norm[h] = p.scale * p.scale * squares;
+    group.of_centre[h] = p.scale * of_centre;
+  }
+  __syncthreads();
+}
+
+// Of the block's selected rows, a warp each in turn: what they take from their clusters.
+template <int kDim, int kGroup>
+__device__ void TakeFromClusters(const Args& a, int head, const Queries<kDim, kGroup>& queries) {
+  constexpr int kShare = kDim / 32;
+  const SummaryAttentionCudaParams& p = a.p;
+  const int lane = threadIdx.x % 32, selected = SelectedOf(p, head);
   const int first = blockIdx.x * kWarps + threadIdx.x / 32;
-  if (first >= selected) return;
-  const Queries<kDim, kGroup> queries(p, head);
   const bool mine = lane < queries.group;
   const int64_t q_head = static_cast<int64_t>(head) * queries.group + lane;
   float least = INFINITY;
@@ -174,279 +224,464 @@ __global__ void __launch_bounds__(kThreads) SelectedRowsKernel(const Args a) {
       least = fminf(least, WarpMax(mine ? score - p.base[q_head] : -INFINITY));
     }
   }
-  if (p.base != nullptr && lane == 0) atomicMax(&a.w.least[head], ~Ordered(least));
+  if (p.base != nullptr && lane == 0 && first < selected) {
+    atomicMax(&a.w.least[head], ~Ordered(least));
+  }
 }
 
-// The score of what remains of a cluster, of lane h's q head; clears what was gathered of it.
+// The score of a cluster of which rows are selected, not bounded.
 __device__ __forceinline__ float ScoreOfRest(const Args& a, int64_t at, float rows, int gone,
                                              float mean, float variance) {
   const float left = rows - static_cast<float>(gone);
-  const float sum = static_cast<float>(a.w.sum[at]) / kFixed;
-  const float squares = static_cast<float>(a.w.squares[at]) / kFixed;
-  a.w.sum[at] = a.w.squares[at] = 0;
   if (left <= 0) return -INFINITY;
+  const float sum = static_cast<float>(__ldcg(&a.w.sum[at])) / kFixed;
+  const float squares = static_cast<float>(__ldcg(&a.w.squares[at])) / kFixed;
   const float shift = fminf(-sum / left, 0.0f);
   const float rest = (rows * variance - squares) / left - shift * shift;
   return mean + shift + fminf(fmaxf(rest, 0.0f), variance) / 2;
 }
 
-// A block's tile: a thread per q head and cluster gives scores, then a thread per channel adds up.
+// Means of the scores of the clusters [begin, end): scores [kGroup, share].
 template <int kDim, int kGroup>
-struct Tile {
-  static constexpr int kClusters = kThreads / kGroup;
-  static constexpr int kLanes = kClusters < 32 ? kClusters : 32;  // of a warp, with the same q head
-  static constexpr int kParts = kClusters / kLanes;
-  float q[kGroup][kDim];
-  float weight[kGroup][kClusters];  // of the cluster's sum of V
-  float part[2][kGroup][kParts];    // maxima, sums
-  float max[kGroup], total[kGroup], keep[kGroup];
-  float of_centre[kGroup], norm[kGroup], bound[kGroup];
-};
-
-// Maximum or sum over the lanes that share a q head.
-template <int kLanes, bool kMax>
-__device__ __forceinline__ float OverLanes(float x) {
-#pragma unroll
-  for (int m = kLanes / 2; m > 0; m /= 2) {
-    const float other = __shfl_xor_sync(~0u, x, m);
-    x = kMax ? fmaxf(x, other) : x + other;
-  }
-  return x;
-}
-
-// q, what the centre adds, norms and bounds, for the whole block.
-template <int kDim, int kGroup>
-__device__ void LoadQueries(const Args& a, int head, Tile<kDim, kGroup>& tile) {
+__device__ void MeanScores(const Args& a, int head, int begin, int end,
+                           const Group<kDim, kGroup>& group, float* scores) {
+  constexpr int kQuads = kGroup / 4, kLoads = kDim / 64;
   const SummaryAttentionCudaParams& p = a.p;
-  const int group = static_cast<int>(p.group), lane = threadIdx.x % 32;
-  const float* centre = p.table.centre + static_cast<int64_t>(head) * kDim;
-  for (int h = threadIdx.x / 32; h < group; h += kWarps) {
-    const uint16_t* q = p.q + (static_cast<int64_t>(head) * group + h) * kDim;
-    float squares = 0, of_centre = 0;
-    for (int i = lane; i < kDim; i += 32) {
-      const float x = __uint_as_float(static_cast<uint32_t>(q[i]) << 16);
-      tile.q[h][i] = x;
-      squares += x * x;
-      of_centre += x * centre[i];
-    }
-    squares = WarpSum(squares);
-    of_centre = WarpSum(of_centre);
-    if (lane != 0) continue;
-    tile.norm[h] = p.scale * p.scale * squares;
-    tile.of_centre[h] = p.scale * of_centre;
-    tile.max[h] = -INFINITY;
-    tile.total[h] = 0;
-    const unsigned least = p.base == nullptr ? 0 : a.w.least[head];
-    tile.bound[h] = least == 0
-                        ? INFINITY
-                        : FromOrdered(~least) + p.base[static_cast<int64_t>(head) * group + h] -
-                              tile.of_centre[h];
-  }
-}
-
-template <int kDim>
-__device__ __forceinline__ float DotInt8(const float* q, const int8_t* row) {
-  uint4 bytes[kDim / 16];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int64_t of_head = head * p.table.clusters;
+  // Column g of B: part g % 2 of q head g / 2 of a quad of heads.
+  uint4 q[kQuads][kLoads];
 #pragma unroll
-  for (int i = 0; i < kDim / 16; ++i) bytes[i] = reinterpret_cast<const uint4*>(row)[i];
-  float sum = 0;
+  for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
-  for (int i = 0; i < kDim / 16; ++i) {
-    const uint32_t words[4] = {bytes[i].x, bytes[i].y, bytes[i].z, bytes[i].w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float4 x = reinterpret_cast<const float4*>(q)[4 * i + j];
-      sum += x.x * static_cast<float>(static_cast<int8_t>(words[j]));
-      sum += x.y * static_cast<float>(static_cast<int8_t>(words[j] >> 8));
-      sum += x.z * static_cast<float>(static_cast<int8_t>(words[j] >> 16));
-      sum += x.w * static_cast<float>(static_cast<int8_t>(words[j] >> 24));
+    for (int j = 0; j < kLoads; ++j) {
+      q[i][j] = *reinterpret_cast<const uint4*>(&group.part[g % 2][4 * i + g / 2][64 * j + 16 * t]);
     }
   }
-  return sum;
-}
-
-// The tile's weights from cluster `first` on; joins its maxima and sums with those before.
-template <int kDim, int kGroup>
-__device__ void WeighClusters(const Args& a, int head, int first, int end,
-                              Tile<kDim, kGroup>& tile) {
-  using T = Tile<kDim, kGroup>;
-  const SummaryAttentionCudaParams& p = a.p;
-  const int h = threadIdx.x / T::kClusters, c = first + threadIdx.x % T::kClusters;
-  const int part = threadIdx.x % T::kClusters / T::kLanes, group = static_cast<int>(p.group);
-  const int64_t cluster = head * p.table.clusters + c;
-  const bool first_lane = threadIdx.x % T::kLanes == 0;
-  float score = -INFINITY, left = 0, of_values = 0;
-  int gone = 0;
-  if (h < group && c < end) {
-    const SummaryTable::Cluster of = p.table.of_cluster[cluster];
-    gone = a.w.gone[cluster];
-    left = of.rows - static_cast<float>(gone);
-    of_values = of.rows * of.value_scale;
-    if (left > 0 || gone > 0) {
-      const float mean =
-          p.scale * of.key_scale * DotInt8<kDim>(tile.q[h], p.table.keys + cluster * kDim);
-      const float variance = of.spread * tile.norm[h];
-      score = mean + variance / 2;
-      if (gone > 0) {
-        const int64_t at = (static_cast<int64_t>(head) * group + h) * p.table.clusters + c;
-        score = fminf(ScoreOfRest(a, at, of.rows, gone, mean, variance), tile.bound[h]);
-        a.w.scores[at] = score;
+  uint4 x[2][kLoads];
+  float scale[2];
+  const auto load = [&](int tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t cluster = of_head + min(tile + 8 * i + g, end - 1);
+      scale[i] = p.table.of_cluster[cluster].key_scale;
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        x[i][j] = LoadStream16(p.table.keys + cluster * kDim + 64 * j + 16 * t);
       }
-      score = left > 0 ? fminf(score, tile.bound[h]) : -INFINITY;
+    }
+  };
+  const auto add = [](int(&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                      uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  };
+  const int first = begin + warp * kTile;
+  if (first < end) load(first);
+  for (int tile = first; tile < end; tile += kWarps * kTile) {
+    int c[kQuads][4] = {};
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        add(c[i], x[0][j].x, x[1][j].x, x[0][j].y, x[1][j].y, q[i][j].x, q[i][j].y);
+        add(c[i], x[0][j].z, x[1][j].z, x[0][j].w, x[1][j].w, q[i][j].z, q[i][j].w);
+      }
+    }
+    const float low_scale = scale[0], high_scale = scale[1];
+    if (tile + kWarps * kTile < end) load(tile + kWarps * kTile);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const int h = 4 * i + t;
+      float* at = scores + h * a.share + tile - begin + g;
+      at[0] = group.unit[h] * low_scale * static_cast<float>(kHalf * c[i][0] + c[i][1]);
+      at[8] = group.unit[h] * high_scale * static_cast<float>(kHalf * c[i][2] + c[i][3]);
     }
   }
-  const float most = OverLanes<T::kLanes, true>(score);
-  if (first_lane) tile.part[0][h][part] = most;
+}
+
+// out [kGroup]: of all warps' values. All threads; synchronises.
+template <int kGroup, bool kMax>
+__device__ void OverBlock(const float (*of_warps)[kGroup], float* out) {
   __syncthreads();
-  if (gone > 0 && h == 0) a.w.gone[cluster] = 0;  // every q head has read it
-  float max = tile.max[h];
-#pragma unroll
-  for (int i = 0; i < T::kParts; ++i) max = fmaxf(max, tile.part[0][h][i]);
-  const float e = score == -INFINITY ? 0.0f : __expf(score - max);
-  tile.weight[h][threadIdx.x % T::kClusters] = e * of_values;
-  const float sum = OverLanes<T::kLanes, false>(left * e);
-  if (first_lane) tile.part[1][h][part] = sum;
-  __syncthreads();
-  if (threadIdx.x % T::kClusters == 0) {
-    const float keep = tile.max[h] == -INFINITY ? 0.0f : __expf(tile.max[h] - max);
-    float total = tile.total[h] * keep;
-#pragma unroll
-    for (int i = 0; i < T::kParts; ++i) total += tile.part[1][h][i];
-    tile.keep[h] = keep;
-    tile.total[h] = total;
-    tile.max[h] = max;
+  if (threadIdx.x < kGroup) {
+    float x = of_warps[0][threadIdx.x];
+    for (int w = 1; w < kWarps; ++w) {
+      const float other = of_warps[w][threadIdx.x];
+      x = kMax ? fmaxf(x, other) : x + other;
+    }
+    out[threadIdx.x] = x;
   }
   __syncthreads();
+}
+
+// scores become what the clusters' V weigh, over group.most; maxima and sums of the exponentials.
+template <int kDim, int kGroup>
+__device__ void WeighClusters(const Args& a, int head, int begin, int end,
+                              Group<kDim, kGroup>& group, float* scores) {
+  const SummaryAttentionCudaParams& p = a.p;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = static_cast<int>(p.group);
+  const int64_t of_head = head * p.table.clusters;
+  const int last = (end - begin + kTile - 1) / kTile * kTile;
+  // A lane keeps to its clusters: what it writes nobody else reads before the next barrier.
+  float of_lane[kGroup];
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) of_lane[h] = -INFINITY;
+  for (int i = threadIdx.x; i < last; i += kThreads) {
+    const int64_t cluster = of_head + begin + i;
+    const bool there = begin + i < end;
+    const SummaryTable::Cluster of = there ? p.table.of_cluster[cluster] : SummaryTable::Cluster{};
+    const int gone = there ? __ldcg(&a.w.gone[cluster]) : 0;
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      float score = -INFINITY;
+      if (h < heads && of.rows - static_cast<float>(gone) > 0) {
+        const float mean = scores[h * a.share + i], variance = of.spread * group.norm[h];
+        score = mean + variance / 2;
+        if (gone > 0) {
+          const int64_t q_head = static_cast<int64_t>(head) * heads + h;
+          score =
+              ScoreOfRest(a, q_head * p.table.clusters + begin + i, of.rows, gone, mean, variance);
+        }
+        score = fminf(score, group.bound[h]);
+      }
+      scores[h * a.share + i] = score;
+      of_lane[h] = fmaxf(of_lane[h], score);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    const float most = WarpMax(of_lane[h]);
+    if (lane == 0) group.reduced[0][warp][h] = most;
+  }
+  OverBlock<kGroup, true>(group.reduced[0], group.max);
+  float total[kGroup];
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) of_lane[h] = total[h] = 0;
+  for (int i = threadIdx.x; i < last; i += kThreads) {
+    const int64_t cluster = of_head + begin + i;
+    const bool there = begin + i < end;
+    const SummaryTable::Cluster of = there ? p.table.of_cluster[cluster] : SummaryTable::Cluster{};
+    const float left = of.rows - static_cast<float>(there ? __ldcg(&a.w.gone[cluster]) : 0);
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      const float score = scores[h * a.share + i];
+      const float e = score == -INFINITY ? 0.0f : __expf(score - group.max[h]);
+      const float weight = e * of.rows * of.value_scale;
+      scores[h * a.share + i] = weight;
+      total[h] += left * e;
+      of_lane[h] = fmaxf(of_lane[h], weight);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    const float most = WarpMax(of_lane[h]), sum = WarpSum(total[h]);
+    if (lane == 0) {
+      group.reduced[0][warp][h] = most;
+      group.reduced[1][warp][h] = sum;
+    }
+  }
+  OverBlock<kGroup, true>(group.reduced[0], group.most);
+  OverBlock<kGroup, false>(group.reduced[1], group.total);
+}
+
+// Of bytes of two words, a signed pair as fp16: 1024 + 128 + x, less that.
+__device__ __forceinline__ uint32_t PairOfBytes(uint32_t a, uint32_t b, int byte) {
+  const uint32_t raw = __byte_perm(a, b, byte | (byte + 4) << 4);  // in bytes 0 and 1
+  const uint32_t spread = __byte_perm(raw ^ 0x8080u, 0x64646464u, 0x4140);
+  uint32_t pair;
+  asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(spread), "r"(0x64806480u));
+  return pair;
+}
+
+// This warp's part of the weighted sums of the clusters' V: into out [kGroup, kDim].
+template <int kDim, int kGroup>
+__device__ void SumValues(const Args& a, int head, int begin, int end,
+                          const Group<kDim, kGroup>& group, const float* weights, float* out) {
+  constexpr int kShares = kGroup > 8 ? 2 : 1;  // of 8 q heads
+  constexpr int kWords = kDim / 32, kProducts = kDim / 16;
+  const SummaryAttentionCudaParams& p = a.p;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int8_t* values = p.table.values + head * p.table.clusters * kDim + kDim / 8 * g;
+  float c[kShares][kProducts][4] = {};
+  float inverse[kShares];
+#pragma unroll
+  for (int s = 0; s < kShares; ++s) {
+    const float most = g + 8 * s < kGroup ? group.most[g + 8 * s < kGroup ? g + 8 * s : 0] : 0.0f;
+    inverse[s] = most > 0 ? 1.0f / most : 0.0f;
+  }
+  uint32_t x[4][kWords];
+  const auto load = [&](int tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = min(tile + 2 * t + i % 2 + 8 * (i / 2), end - 1);
+      const int8_t* at = values + static_cast<int64_t>(row) * kDim;
+      if constexpr (kWords == 4) {
+        const uint4 of_row = LoadStream16(at);
+        x[i][0] = of_row.x, x[i][1] = of_row.y, x[i][2] = of_row.z, x[i][3] = of_row.w;
+      } else {
+        const uint2 of_row = LoadStream8(at);
+        x[i][0] = of_row.x, x[i][1] = of_row.y;
+      }
+    }
+  };
+  const int first = begin + warp * kTile;
+  if (first < end) load(first);
+  for (int tile = first; tile < end; tile += kWarps * kTile) {
+    uint32_t b[kShares][2];
+#pragma unroll
+    for (int s = 0; s < kShares; ++s) {
+      const bool there = g + 8 * s < kGroup;
+      const float* at = weights + (there ? g + 8 * s : 0) * a.share + tile - begin + 2 * t;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float even = there ? at[8 * i] * inverse[s] : 0;
+        const float odd = there ? at[8 * i + 1] * inverse[s] : 0;
+        const __half2 pair = __floats2half2_rn(even, odd);
+        b[s][i] = *reinterpret_cast<const uint32_t*>(&pair);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) {
+      const int word = i / 2, byte = i % 2 * 2;
+      const uint32_t a0 = PairOfBytes(x[0][word], x[1][word], byte);
+      const uint32_t a1 = PairOfBytes(x[0][word], x[1][word], byte + 1);
+      const uint32_t a2 = PairOfBytes(x[2][word], x[3][word], byte);
+      const uint32_t a3 = PairOfBytes(x[2][word], x[3][word], byte + 1);
+#pragma unroll
+      for (int s = 0; s < kShares; ++s) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[s][i][0]), "+f"(c[s][i][1]), "+f"(c[s][i][2]), "+f"(c[s][i][3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b[s][0]), "r"(b[s][1]));
+      }
+    }
+    if (tile + kWarps * kTile < end) load(tile + kWarps * kTile);
+  }
+#pragma unroll
+  for (int s = 0; s < kShares; ++s) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int h = 8 * s + 2 * t + odd;
+      if (h >= kGroup) continue;
+      auto* at = reinterpret_cast<float2*>(out + h * kDim + kDim / 8 * g);
+#pragma unroll
+      for (int i = 0; i < kProducts; ++i) {
+        at[i] = {group.most[h] * c[s][i][odd], group.most[h] * c[s][i][2 + odd]};
+      }
+    }
+  }
+}
+
+// What the V of this warp's selected rows takes away, over exp(group.row_max of the warp): this lane's
+// share of each q head's row.
+template <int kDim, int kGroup>
+__device__ void SumSelected(const Args& a, int head, const Queries<kDim, kGroup>& queries,
+                            Group<kDim, kGroup>& group, float (&out)[kGroup][kDim / 32]) {
+  constexpr int kShare = kDim / 32;
+  const SummaryAttentionCudaParams& p = a.p;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, selected = SelectedOf(p, head);
+  const bool mine = lane < queries.group;
+  const int64_t q_head = static_cast<int64_t>(head) * queries.group + lane;
+  float max = -INFINITY;
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) out[h][i] = 0;
+  }
+  for (int j = blockIdx.x * kWarps + warp; j < selected; j += gridDim.x * kWarps) {
+    const int c = ClusterOf(p, head, j);
+    const int64_t cluster = head * p.table.clusters + c;
+    float value[kShare], mean[kShare];
+    LoadBf16<kDim>(p.v + PlaceOf(p, head, j) * kDim, value);
+    LoadInt8<kDim>(p.table.keys + cluster * kDim, mean);
+    const SummaryTable::Cluster of = p.table.of_cluster[cluster];
+    const float of_mean = p.scale * of.key_scale * queries.Dot(mean);
+    float score = -INFINITY;
+    if (mine) {
+      score = ScoreOfRest(a, q_head * p.table.clusters + c, of.rows, __ldcg(&a.w.gone[cluster]),
+                          of_mean, of.spread * group.norm[lane]);
+      score = fminf(score, group.bound[lane]);
+    }
+    const float next = fmaxf(max, score);
+    const float keep = max == -INFINITY ? 0.0f : __expf(max - next);
+    const float weight = score == -INFINITY ? 0.0f : __expf(score - next);
+    max = next;
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      if (h >= queries.group) break;
+      const float of_before = __shfl_sync(~0u, keep, h), of_row = __shfl_sync(~0u, weight, h);
+#pragma unroll
+      for (int i = 0; i < kShare; ++i) out[h][i] = out[h][i] * of_before - of_row * value[i];
+    }
+  }
+  if (lane < kGroup) group.row_max[warp][lane] = max;
+}
+
+// The warps' sums, over each q head's new maximum, become the block's part.
+template <int kDim, int kGroup>
+__device__ void StorePart(const Args& a, int head, const float (&of_rows)[kGroup][kDim / 32],
+                          Group<kDim, kGroup>& group, float* sums) {
+  constexpr int kShare = kDim / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = static_cast<int>(a.p.group);
+  __syncthreads();
+  if (threadIdx.x < kGroup) {
+    const int h = threadIdx.x;
+    float max = group.max[h];
+    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, group.row_max[w][h]);
+    for (int w = 0; w < kWarps; ++w) {
+      const float x = group.row_max[w][h];
+      group.row_factor[w][h] = x == -INFINITY ? 0.0f : __expf(x - max);
+    }
+    group.keep[h] = group.max[h] == -INFINITY ? 0.0f : __expf(group.max[h] - max);
+    if (h < heads) {
+      const int64_t part = (static_cast<int64_t>(head) * heads + h) * gridDim.x + blockIdx.x;
+      __stcg(&a.w.part_state[part], float2{max, group.total[h] * group.keep[h]});
+    }
+  }
+  __syncthreads();
+  float* own = sums + warp * kGroup * kDim;
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    const float factor = group.row_factor[warp][h], keep = group.keep[h];
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      float& x = own[h * kDim + kShare * lane + i];
+      x = keep * x + factor * of_rows[h][i];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < heads * kDim; i += kThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += sums[w * kGroup * kDim + i];
+    const int64_t q_head = static_cast<int64_t>(head) * heads + i / kDim;
+    __stcg(&a.w.part_out[(q_head * gridDim.x + blockIdx.x) * kDim + i % kDim], sum);
+  }
+}
+
+// By the block that finishes last: the parts and the rows' own attention become the output, and the
+// workspace is as it was. weights: shared memory, [kGroup, kMaxSplits].
+template <int kDim, int kGroup>
+__device__ void Finish(const Args& a, int head, Group<kDim, kGroup>& group, float* weights) {
+  const SummaryAttentionCudaParams& p = a.p;
+  const int heads = static_cast<int>(p.group), splits = gridDim.x;
+  const int lane = threadIdx.x % 32;
+  for (int h = threadIdx.x / 32; h < heads; h += kWarps) {
+    const int64_t q_head = static_cast<int64_t>(head) * heads + h;
+    const float2* states = a.w.part_state + q_head * splits;
+    float max = -INFINITY, total = 0;
+    for (int s = lane; s < splits; s += 32) max = fmaxf(max, __ldcg(&states[s]).x);
+    max = WarpMax(max);
+    for (int s = lane; s < splits; s += 32) {
+      const float2 state = __ldcg(&states[s]);
+      const float weight = state.x == -INFINITY ? 0.0f : __expf(state.x - max);
+      weights[h * kMaxSplits + s] = weight;
+      total += weight * state.y;
+    }
+    total = WarpSum(total);
+    if (lane != 0) continue;
+    // keep: of what was attended; most: of the sums. Nothing left over: all as it was.
+    group.keep[h] = 1;
+    group.most[h] = 0;
+    if (!(total > 0)) continue;
+    const float before = p.lse[q_head], rest = group.of_centre[h] + max + logf(total);
+    const float both = fmaxf(before, rest) + log1pf(__expf(-fabsf(before - rest)));
+    group.keep[h] = before == -INFINITY ? 0.0f : __expf(before - both);
+    group.most[h] = __expf(rest - both) / total;
+    p.lse[q_head] = both;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < heads * kDim; i += kThreads) {
+    const int h = i / kDim;
+    if (group.most[h] == 0) continue;
+    const int64_t q_head = static_cast<int64_t>(head) * heads + h;
+    const float* parts = a.w.part_out + q_head * splits * kDim + i % kDim;
+    float sum = 0;
+#pragma unroll 8
+    for (int s = 0; s < splits; ++s) sum += weights[h * kMaxSplits + s] * __ldcg(parts + s * kDim);
+    float& out = p.out[q_head * kDim + i % kDim];
+    out = (group.keep[h] == 0 ? 0.0f : group.keep[h] * out) + group.most[h] * sum;
+  }
+  const int selected = SelectedOf(p, head);
+  for (int j = threadIdx.x; j < selected; j += kThreads) {
+    const int c = ClusterOf(p, head, j);
+    a.w.gone[head * p.table.clusters + c] = 0;
+    for (int h = 0; h < heads; ++h) {
+      const int64_t at = (static_cast<int64_t>(head) * heads + h) * p.table.clusters + c;
+      a.w.sum[at] = a.w.squares[at] = 0;
+    }
+  }
+  if (threadIdx.x == 0) a.w.least[head] = 0;
 }
 
 // Grid: (splits, kv_heads).
 template <int kDim, int kGroup>
-__global__ void __launch_bounds__(kThreads) ClustersKernel(const Args a) {
-  using T = Tile<kDim, kGroup>;
-  constexpr int kSlices = kThreads / kDim;
-  __shared__ __align__(16) T tile;
-  __shared__ float slices[kSlices][kDim];
-  WaitForEarlierLaunch();
-  const SummaryAttentionCudaParams& p = a.p;
-  const int head = blockIdx.y, group = static_cast<int>(p.group);
-  const int dim = threadIdx.x % kDim, slice = threadIdx.x / kDim;
-  if (threadIdx.x < kGroup) tile.max[threadIdx.x] = -INFINITY, tile.total[threadIdx.x] = 0;
-  __syncthreads();
-  LoadQueries(a, head, tile);
-  __syncthreads();
-  const int clusters = static_cast<int>(p.table.clusters);
-  const int share =
-      ((clusters + a.splits - 1) / a.splits + T::kClusters - 1) / T::kClusters * T::kClusters;
-  const int begin = min(clusters, static_cast<int>(blockIdx.x) * share);
-  const int end = min(clusters, begin + share);
-  float out[kGroup] = {};
-  for (int first = begin; first < end; first += T::kClusters) {
-    WeighClusters(a, head, first, end, tile);
-#pragma unroll
-    for (int h = 0; h < kGroup; ++h) out[h] *= tile.keep[h];
-    const int8_t* values = p.table.values + (head * p.table.clusters + first) * kDim + dim;
-    const int n = min(T::kClusters, end - first);
-#pragma unroll 8
-    for (int c = slice; c < n; c += kSlices) {
-      const float value = values[c * kDim];
-#pragma unroll
-      for (int h = 0; h < kGroup; ++h) out[h] += tile.weight[h][c] * value;
-    }
-    __syncthreads();
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) SummaryKernel(const Args a) {
+  extern __shared__ __align__(16) float dynamic[];  // sums [kWarps, kGroup, kDim], then the scores
+  __shared__ __align__(16) Group<kDim, kGroup> group;
+  __shared__ bool last;
+  AllowNextLaunch();  // every block is resident: what begins early takes no place from them
+  const int head = blockIdx.y, splits = gridDim.x;
+  RowSync* sync = a.w.sync + head;
+  const unsigned generation = Generation(sync);
+  const int64_t of_block = static_cast<int64_t>(head) * splits + blockIdx.x;
+  float* scores =
+      a.in_shared ? dynamic + kWarps * kGroup * kDim : a.w.scores + of_block * kMaxGroup * a.share;
+  const int clusters = static_cast<int>(a.p.table.clusters);
+  const int begin = min(clusters, static_cast<int>(blockIdx.x) * a.share);
+  const int end = min(clusters, begin + a.share);
+  LoadQueries(a, head, group);
+  const Queries<kDim, kGroup> queries(a.p, head);
+  TakeFromClusters(a, head, queries);
+  ArriveAtRow(sync, static_cast<unsigned>(splits));
+  MeanScores(a, head, begin, end, group, scores);
+  WaitForRow(sync, generation, static_cast<unsigned>(splits));
+  if (threadIdx.x < kGroup) {
+    const int h = threadIdx.x;
+    const unsigned least = a.p.base == nullptr ? 0 : __ldcg(&a.w.least[head]);
+    group.bound[h] =
+        least == 0 || h >= a.p.group
+            ? INFINITY
+            : FromOrdered(~least) + a.p.base[head * a.p.group + h] - group.of_centre[h];
   }
-#pragma unroll
-  for (int h = 0; h < kGroup; ++h) {
-    if (h >= group) break;
-    slices[slice][dim] = out[h];
-    __syncthreads();
-    const int64_t part = (static_cast<int64_t>(head) * group + h) * a.splits + blockIdx.x;
-    if (slice == 0) {
-      float sum = slices[0][dim];
-      for (int i = 1; i < kSlices; ++i) sum += slices[i][dim];
-      a.w.part_out[part * kDim + dim] = sum;
-    }
-    if (threadIdx.x == 0) a.w.part_state[part] = {tile.max[h], tile.total[h]};
-    __syncthreads();
+  __syncthreads();
+  WeighClusters(a, head, begin, end, group, scores);
+  const int warp = threadIdx.x / 32;
+  SumValues(a, head, begin, end, group, scores, dynamic + warp * kGroup * kDim);
+  float of_rows[kGroup][kDim / 32];
+  SumSelected(a, head, queries, group, of_rows);
+  StorePart(a, head, of_rows, group, dynamic);
+
+  // Whoever sees that all other parts are written joins them.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(&sync->finished, 1u) == static_cast<unsigned>(splits - 1);
+    if (last) sync->finished = 0;
   }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  Finish(a, head, group, dynamic);
 }
 
-// Grid: q heads.
-template <int kDim>
-__global__ void __launch_bounds__(kJoinThreads) JoinKernel(const Args a) {
-  constexpr int kSlices = kJoinThreads / kDim, kChunk = kJoinThreads;
-  __shared__ float part_weight[kMaxSplits], row_weight[kChunk], slices[kSlices][kDim];
-  __shared__ int64_t row_at[kChunk];
-  __shared__ float shared_centre[kJoinThreads / 32];
-  WaitForEarlierLaunch();
-  const SummaryAttentionCudaParams& p = a.p;
-  const int group = static_cast<int>(p.group), head = blockIdx.x / group;
-  const int64_t h = blockIdx.x;
-  const int dim = threadIdx.x % kDim, slice = threadIdx.x / kDim;
-  if (threadIdx.x == 0 && h % group == 0) a.w.least[head] = 0;
-  const float2* states = a.w.part_state + h * a.splits;
-  const float before = p.lse[h];  // read by all before one writes it
-  float max = -INFINITY;
-#pragma unroll 8
-  for (int s = 0; s < a.splits; ++s) max = fmaxf(max, states[s].x);
-  if (max == -INFINITY) return;  // nothing is left over
-  float total = 0;
-#pragma unroll 8
-  for (int s = 0; s < a.splits; ++s) {
-    const float weight = states[s].x == -INFINITY ? 0.0f : __expf(states[s].x - max);
-    total += weight * states[s].y;
-    if (threadIdx.x == 0) part_weight[s] = weight;
-  }
-  float of_centre = 0;
-  if (threadIdx.x < kDim) {
-    of_centre = p.table.centre[static_cast<int64_t>(head) * kDim + threadIdx.x] *
-                __uint_as_float(static_cast<uint32_t>(p.q[h * kDim + threadIdx.x]) << 16);
-  }
-  of_centre = WarpSum(of_centre);
-  if (threadIdx.x % 32 == 0) shared_centre[threadIdx.x / 32] = of_centre;
-  __syncthreads();
-  float sum = 0;
-  for (int s = slice; s < a.splits; s += kSlices) {
-    sum += part_weight[s] * a.w.part_out[(h * a.splits + s) * kDim + dim];
-  }
-  const int selected = SelectedOf(p, head);
-  for (int first = 0; first < selected; first += kChunk) {
-    const int n = min(kChunk, selected - first), j = first + static_cast<int>(threadIdx.x);
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < n) {
-      const float score = a.w.scores[h * p.table.clusters + ClusterOf(p, head, j)];
-      row_weight[threadIdx.x] = score == -INFINITY ? 0.0f : __expf(score - max);
-      row_at[threadIdx.x] = PlaceOf(p, head, j);
-    }
-    __syncthreads();
-#pragma unroll 16
-    for (int i = slice; i < n; i += kSlices) {
-      const uint32_t bits = p.v[row_at[i] * kDim + dim];
-      sum -= row_weight[i] * __uint_as_float(bits << 16);
-    }
-  }
-  slices[slice][dim] = sum;
-  __syncthreads();
-  if (slice != 0) return;
-  for (int s = 1; s < kSlices; ++s) sum += slices[s][dim];
-  of_centre = 0;
-  for (int w = 0; w < kDim / 32; ++w) of_centre += shared_centre[w];
-  const float rest = p.scale * of_centre + max + logf(total);
-  const float both = fmaxf(before, rest) + log1pf(__expf(-fabsf(before - rest)));
-  float& out = p.out[h * kDim + dim];
-  out = (before == -INFINITY ? 0.0f : __expf(before - both) * out) +
-        __expf(rest - both) * sum / total;
-  if (dim == 0) p.lse[h] = both;
-}
-
+// The same for the same shape on the same device: as many blocks as are resident at once, at most.
 int64_t Splits(int64_t clusters, int64_t kv_heads) {
   int device = 0, processors = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
     processors = 1;
   }
-  const int64_t of_head = std::max<int64_t>(1, 4 * processors / kv_heads);
+  const int64_t of_head = std::max<int64_t>(1, kBlocksPerSm * processors / kv_heads);
   return std::clamp<int64_t>((clusters + kSplitClusters - 1) / kSplitClusters, 1,
                              std::min<int64_t>(of_head, kMaxSplits));
+}
+
+int64_t Share(int64_t clusters, int64_t splits) {
+  return ((clusters + splits - 1) / splits + kTile - 1) / kTile * kTile;
 }
 
 // Parts of a workspace, one behind the other.
@@ -466,57 +701,45 @@ class Carve {
   size_t bytes_ = 0;
 };
 
+// Of a block: sums of its warps, then, if they fit, its clusters' scores.
+size_t SharedBytes(int64_t head_dim, int64_t padded_group, int64_t share, bool* in_shared) {
+  int device = 0, most = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) {
+    static_cast<void>(
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  }
+  const auto sums = static_cast<size_t>(
+      std::max<int64_t>(kWarps * padded_group * head_dim, padded_group * kMaxSplits) * 4);
+  const size_t scores = static_cast<size_t>(padded_group * share * 4);
+  constexpr size_t kReserved = 16384;  // a block's static arrays
+  *in_shared = sums + scores + kReserved <= static_cast<size_t>(most) / kBlocksPerSm;
+  return sums + (*in_shared ? scores : 0);
+}
+
+int64_t PaddedGroup(int64_t group) { return group <= 4 ? 4 : group <= 8 ? 8 : kMaxGroup; }
+
 Workspace Lay(int64_t kv_heads, int64_t group, int64_t head_dim, int64_t clusters, Carve& carve) {
   const int64_t q_heads = kv_heads * group, splits = Splits(clusters, kv_heads);
+  const int64_t share = Share(clusters, splits);
+  bool in_shared = false;
+  SharedBytes(head_dim, PaddedGroup(group), share, &in_shared);
   Workspace w;
+  w.sync = carve.Next<RowSync>(kv_heads);
   w.least = carve.Next<unsigned>(kv_heads);
   w.gone = carve.Next<int>(kv_heads * clusters);
   w.sum = carve.Next<long long>(q_heads * clusters);
   w.squares = carve.Next<long long>(q_heads * clusters);
-  w.scores = carve.Next<float>(q_heads * clusters);
+  w.scores = carve.Next<float>(in_shared ? 0 : kv_heads * splits * kMaxGroup * share);
   w.part_out = carve.Next<float>(q_heads * splits * head_dim);
   w.part_state = carve.Next<float2>(q_heads * splits);
   return w;
 }
 
-using Kernel = void (*)(Args);
-
-template <int kDim, int kGroup>
-cudaError_t LaunchAll(const Args& a, cudaStream_t stream) {
-  bool early = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early); error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
-  const auto heads = static_cast<unsigned>(a.p.kv_heads);
-  const auto rows =
-      static_cast<unsigned>(std::clamp<int64_t>((a.p.selected + kWarps - 1) / kWarps, 1, 256));
-  config.gridDim = dim3(rows, heads);
-  Kernel kernel = SelectedRowsKernel<kDim, kGroup>;
-  if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, a); error != cudaSuccess) {
-    return error;
-  }
-  config.gridDim = dim3(static_cast<unsigned>(a.splits), heads);
-  kernel = ClustersKernel<kDim, kGroup>;
-  if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, a); error != cudaSuccess) {
-    return error;
-  }
-  config.gridDim = dim3(static_cast<unsigned>(a.p.kv_heads * a.p.group));
-  config.blockDim = dim3(kJoinThreads);
-  kernel = JoinKernel<kDim>;
-  return cudaLaunchKernelEx(&config, kernel, a);
-}
-
 template <int kDim>
-cudaError_t LaunchForGroup(const Args& a, cudaStream_t stream) {
-  if (a.p.group <= 4) return LaunchAll<kDim, 4>(a, stream);
-  if (a.p.group <= 8) return LaunchAll<kDim, 8>(a, stream);
-  return LaunchAll<kDim, kMaxGroup>(a, stream);
+auto KernelFor(int64_t group) {
+  return group <= 4   ? SummaryKernel<kDim, 4>
+         : group <= 8 ? SummaryKernel<kDim, 8>
+                      : SummaryKernel<kDim, kMaxGroup>;
 }
 
 }  // namespace
@@ -541,8 +764,26 @@ cudaError_t AttendSummariesCuda(const SummaryAttentionCudaParams& p, cudaStream_
   a.p = p;
   Carve carve(p.workspace);
   a.w = Lay(p.kv_heads, p.group, p.head_dim, p.table.clusters, carve);
-  a.splits = static_cast<int>(Splits(p.table.clusters, p.kv_heads));
-  return p.head_dim == 64 ? LaunchForGroup<64>(a, stream) : LaunchForGroup<128>(a, stream);
+  const int64_t splits = Splits(p.table.clusters, p.kv_heads);
+  a.share = static_cast<int>(Share(p.table.clusters, splits));
+  const size_t shared = SharedBytes(p.head_dim, PaddedGroup(p.group), a.share, &a.in_shared);
+  const auto kernel = p.head_dim == 64 ? KernelFor<64>(p.group) : KernelFor<128>(p.group);
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+      error != cudaSuccess) {
+    return error;
+  }
+  cudaLaunchAttribute together = {};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(p.kv_heads));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &together;
+  config.numAttrs = splits > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, a);
 }
 
 }  // namespace carrel::kernels

@@ -18,10 +18,12 @@
 // Units:  scale > 0 includes 1/sqrt(head_dim); natural logarithms.
 // Edge:   nothing is left over => out and lse stay. Rows are selected once each.
 // Order:  sums over selected rows are integers: the same result whichever block comes first.
-// Errors: InvalidValue for a shape that is not served; nothing is enqueued then.
+//         The q heads' products with the means are of queries rounded to 15 bits.
+// Errors: InvalidValue for a shape that is not served, more KV heads than SMs hold blocks included;
+//         nothing is enqueued then.
 // Threads: reentrant, each call with a workspace of its own.
-// Cost:   reads the clusters once, 2 head_dim + 16 bytes each, and the selected rows once more; three
-//         launches, which may be captured in a graph.
+// Cost:   reads the clusters once, 2 head_dim + 16 bytes each, and the selected rows once more; one
+//         cooperative launch, which may be captured in a graph.
 #pragma once
 
 #include <cstddef>

@@ -23,8 +23,8 @@ namespace {
 using decoder::HeadCodes;
 using decoder::HeadRows;
 
-// The directions by which the index itself hashes a query, with the signs of the keys
-// (kvstore/index/code.h).
+// The directions by which the index itself hashes a query, and those of which it makes keys again, with
+// the signs of the keys (kvstore/index/code.h).
 HeadCodes CodesOf(const kvstore::CodeHeader& header, const kvstore::CodeDecoder& decoder,
                   const std::string& blob) {
   HeadCodes codes;
@@ -32,6 +32,9 @@ HeadCodes CodesOf(const kvstore::CodeHeader& header, const kvstore::CodeDecoder&
   codes.directions.resize(decoder.query_directions().size());
   WidenToFloat(DType::kBf16, decoder.query_directions().data(), header.bits * header.head_dim,
                codes.directions.data());
+  codes.decoder.resize(decoder.decoder.size());
+  WidenToFloat(DType::kBf16, decoder.decoder.data(), header.bits * header.head_dim,
+               codes.decoder.data());
   codes.words.assign(static_cast<size_t>(header.rows * header.bits / 32), 0);
   const char* blocks = blob.data() + kvstore::CodeBlocksOffset(header);
   const int64_t block_bytes = kernels::CodeBlockBytes(header.bits);

@@ -13,7 +13,7 @@
 
 namespace carrel {
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes) {
   const bool standard_input = path == "-";
   // O_NONBLOCK: to open a FIFO that nobody writes to would wait for ever.
   const int fd =
@@ -40,6 +40,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
     if (n < 0) return ErrnoStatus(errno, absl::StrCat("read ", path));
     bytes.resize(before + n);
     if (n == 0) return bytes;
+    if (static_cast<int64_t>(bytes.size()) > most_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("read ", path, ": more than ", most_bytes, " bytes"));
+    }
   }
 }
 

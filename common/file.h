@@ -3,6 +3,7 @@
 //         none), never a torn one.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 
@@ -11,7 +12,11 @@
 
 namespace carrel {
 
-absl::StatusOr<std::string> ReadFile(const std::string& path);  // "-" is standard input
+// More than most_bytes: InvalidArgument. What is read whole is a document, a question, a tokenizer.
+inline constexpr int64_t kMostFileBytes = int64_t{1} << 30;
+
+// "-" is standard input.
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes = kMostFileBytes);
 
 // Writes path.tmp (the pieces one after the other), syncs it, renames it over path and syncs the folder.
 absl::Status WriteFileAtomically(const std::string& path, std::initializer_list<absl::string_view> pieces);

@@ -59,5 +59,13 @@ TEST(ProbeRoomTest, RoomOrNone_LeavesNoFile) {
   EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
+TEST(File, MoreThanTheBound_IsRefused) {
+  const std::string path = FreshTempDir() + "/large";
+  CARREL_ASSERT_OK(WriteFileAtomically(path, std::string(200000, 'x')));
+  EXPECT_THAT(ReadFile(path, 199999).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "more than 199999 bytes"));
+  EXPECT_EQ(ReadFile(path, 200000)->size(), 200000u);
+}
+
 }  // namespace
 }  // namespace carrel

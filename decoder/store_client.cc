@@ -9,9 +9,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.grpc.pb.h"
+#include "common/shown.h"
 #include "common/status.h"
 
 namespace carrel::decoder {
@@ -20,10 +22,17 @@ namespace {
 // A part of a reply is about a megabyte by default, and 32 by the store's upper limit.
 constexpr int kMaxReplyBytes = 64 << 20;
 
-std::string Describe(const v1::Open& open) { return absl::StrCat("open context ", open.context()); }
+std::string Describe(const v1::Open& open) {
+  return absl::StrCat("open context ", Shown(open.context()));
+}
 std::string Describe(const v1::Query& query) { return absl::StrCat("query layer ", query.layer()); }
 std::string Describe(const v1::FetchRows& fetch) {
   return absl::StrCat("fetch rows of layer ", fetch.layer());
+}
+
+// What the store said is not said twice.
+absl::Status AnnotateOnce(const absl::Status& status, const std::string& what) {
+  return absl::StartsWith(status.message(), what) ? status : Annotate(status, what);
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -191,7 +200,7 @@ absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::stri
   request.set_request_id(id);
   {
     absl::MutexLock lock(&mu_);
-    if (ended_) return Annotate(ended(), what);
+    if (ended_) return AnnotateOnce(ended(), what);
     pending_[id].what = what;
     bytes_sent_ += static_cast<int64_t>(request.ByteSizeLong());
   }
@@ -200,7 +209,7 @@ absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::stri
   absl::MutexLock lock(&mu_);
   pending_.erase(id);
   while (!ended_) changed_.Wait(&mu_);
-  return Annotate(ended(), what);
+  return AnnotateOnce(ended(), what);
 }
 
 absl::StatusOr<v1::OpenReply> GrpcStoreClient::Open(const v1::Open& open) {
@@ -252,7 +261,7 @@ absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
       return absl::Status(code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code,
                           absl::StrCat(what, ": ", reply.error().message()));
     }
-    if (ended_) return Annotate(ended(), pending.what);
+    if (ended_) return AnnotateOnce(ended(), pending.what);
     changed_.Wait(&mu_);
   }
 }

@@ -78,6 +78,13 @@ std::vector<std::string> Environment(const Command& command) {
     const rlimit limit = {bytes, bytes};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(126);
   }
+  const std::pair<int, int64_t> limits[] = {{RLIMIT_AS, command.max_memory_bytes},
+                                            {RLIMIT_NOFILE, command.max_descriptors}};
+  for (const auto& [resource, value] : limits) {
+    if (value < 0) continue;
+    const rlimit limit = {static_cast<rlim_t>(value), static_cast<rlim_t>(value)};
+    if (setrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) _exit(126);
+  }
   if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 || dup2(err, STDERR_FILENO) < 0) {
     _exit(126);
   }

@@ -26,8 +26,10 @@ struct Command {
   Args args;                                                     // what follows the program's name
   std::string input;                                             // standard input
   std::vector<std::pair<std::string, std::string>> environment;  // added to the test's own
-  int64_t max_file_bytes = -1;  // no file may grow beyond; -1: no limit
-  std::string standard_output;  // a file to write to, say /dev/full; empty: captured
+  int64_t max_file_bytes = -1;    // no file may grow beyond; -1: no limit
+  int64_t max_memory_bytes = -1;  // of address space; -1: no limit
+  int64_t max_descriptors = -1;   // hard limit; -1: the test's own
+  std::string standard_output;    // a file to write to, say /dev/full; empty: captured
   absl::Duration time_limit = absl::Minutes(3);
 };
 
@@ -44,6 +46,7 @@ class Process {
   static std::unique_ptr<Process> Start(const Command& command);
   ~Process();  // kills it if it still runs
 
+  pid_t pid() const { return pid_; }
   bool Running();  // reaps it if it ended
   void Signal(int signal);
   std::string out() const;  // printed so far

@@ -1,6 +1,10 @@
 // The kvstore process that dies or is told to stop while decoders ask, and many decoders at once.
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 
 #include "absl/time/clock.h"
@@ -138,6 +142,100 @@ TEST_F(ServeTest, Terminated_ADecoderThatDoesNotFinish_IsCutAfterTheDrainTime) {
   const Outcome outcome = ask.process->Wait();
   EXPECT_EQ(outcome.exit_code, kFailed) << outcome;
   ExpectNothingLost();
+}
+
+TEST_F(ServeTest, TerminatedTwice_SessionsAreCutAndTheSocketIsGone) {
+  Server server(store_, address_, {"--drain", "3600"});
+  const Generating ask = StartGenerating(20000);
+  ASSERT_NE(ask.process, nullptr);
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(WaitUntil(
+      [&] { return server.process().err().find("no new sessions") != std::string::npos; }));
+  EXPECT_TRUE(server.process().Running());
+  server.process().Signal(SIGTERM);
+  EXPECT_TRUE(WaitUntil([&] { return !server.process().Running(); }));
+  EXPECT_THAT(server.process().Wait(), Succeeds());
+  EXPECT_FALSE(fs::exists(socket_));
+  EXPECT_EQ(ask.process->Wait().exit_code, kFailed);
+}
+
+// gRPC 1.51's own listener never accepts again (CVE-2023-4785).
+TEST_F(ServeTest, DescriptorsRunOut_LaterClientsAreServed) {
+  Command command;
+  command.args = {"serve", "--store", store_, "--listen", address_};
+  command.max_descriptors = 300;
+  const std::unique_ptr<Process> server = Process::Start(command);
+  ASSERT_TRUE(WaitUntil([&] { return Carrel({"ls", "--server", address_}).exit_code == 0; }));
+  sockaddr_un to{};
+  to.sun_family = AF_UNIX;
+  std::strncpy(to.sun_path, socket_.c_str(), sizeof(to.sun_path) - 1);
+  std::vector<int> silent;
+  for (int i = 0; i < 400; ++i) {
+    silent.push_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(connect(silent.back(), reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+  }
+  EXPECT_TRUE(server->Running());
+  for (const int fd : silent) close(fd);
+  EXPECT_TRUE(WaitUntil([&] { return Carrel({"ls", "--server", address_}).exit_code == 0; }));
+  EXPECT_EQ(Carrel(Ask(kKept, {"--server", address_})).out, answer_);
+
+  command.max_descriptors = 200;
+  command.args = {"serve", "--store", path("other"), "--listen", "unix:" + Socket("few")};
+  EXPECT_THAT(Carrel(command), FailsWith(kFailed, Texts{"hard limit is 200", "at least 256"}));
+}
+
+TEST_F(ServeTest, ReadOnly_SeveralServeAStoreThatIsWrittenMeanwhile) {
+  const std::string second_address = "unix:" + Socket("second");
+  Server first(store_, address_, {"--read-only"}), second(store_, second_address, {"--read-only"});
+  for (const std::string& address : {address_, second_address}) {
+    EXPECT_EQ(Carrel(Ask(kKept, {"--server", address})).out, answer_);
+    EXPECT_THAT(Carrel({"rm", kKept, "--server", address}),
+                FailsWith(kFailed, Texts{"FAILED_PRECONDITION", "read-only"}));
+    EXPECT_THAT(Carrel(Ask("new", {"--server", address})),
+                FailsWith(kFailed, Texts{"NOT_FOUND", "new"}));
+  }
+  ASSERT_THAT(Carrel(Prefill("new")), Succeeds());
+  for (const std::string& address : {address_, second_address}) {
+    EXPECT_EQ(Carrel(Ask("new", {"--server", address})).out, answer_);
+  }
+  ASSERT_THAT(Carrel({"rm", "new", "--store", store_}), Succeeds());
+  for (const std::string& address : {address_, second_address}) {
+    EXPECT_THAT(Carrel(Ask("new", {"--server", address})),
+                FailsWith(kFailed, Texts{"NOT_FOUND", "new"}));
+    EXPECT_EQ(Carrel(Ask(kKept, {"--server", address})).out, answer_);
+  }
+  for (Server* server : {&first, &second}) {
+    server->process().Signal(SIGTERM);
+    EXPECT_THAT(server->process().Wait(), Succeeds());
+  }
+}
+
+TEST_F(ServeTest, Supervisor_IsToldWhenItIsReadyAndWhenItStops) {
+  const std::string path = Socket("notify");
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::strncpy(name.sun_path, path.c_str(), sizeof(name.sun_path) - 1);
+  ASSERT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+  const auto heard = [&] {
+    char text[100];
+    const ssize_t bytes = recv(fd, text, sizeof(text), 0);
+    return std::string(text, static_cast<size_t>(std::max<ssize_t>(0, bytes)));
+  };
+  Command command;
+  command.args = {"serve", "--store", store_, "--listen", address_};
+  command.environment = {{"NOTIFY_SOCKET", path}, {"WATCHDOG_USEC", "1000000"}};
+  const std::unique_ptr<Process> server = Process::Start(command);
+  EXPECT_EQ(heard(), "READY=1");
+  EXPECT_THAT(Carrel({"ls", "--server", address_}), Succeeds());
+  EXPECT_EQ(heard(), "WATCHDOG=1");
+  server->Signal(SIGTERM);
+  std::string last = heard();
+  while (last == "WATCHDOG=1") last = heard();
+  EXPECT_EQ(last, "STOPPING=1");
+  EXPECT_THAT(server->Wait(), Succeeds());
+  close(fd);
+  unlink(path.c_str());
 }
 
 TEST_F(ServeTest, ClientKilled_TheServerGoesOn) {

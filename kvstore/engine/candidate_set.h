@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "common/ids.h"
+#include "kvstore/engine/byte_budget.h"
 #include "kvstore/engine/zone_rest.h"
 
 namespace carrel::kvstore {
@@ -24,8 +25,9 @@ struct Candidates {
 
 class CandidateSet {
  public:
-  CandidateSet(Layer layer, int64_t tokens, int64_t bytes)
-      : layer(layer), tokens(tokens), bytes(bytes) {}
+  // charge: of these bytes.
+  CandidateSet(Layer layer, int64_t tokens, int64_t bytes, ByteBudget::Charge charge)
+      : layer(layer), tokens(tokens), bytes(bytes), charge_(std::move(charge)) {}
 
   const Layer layer;
   const int64_t tokens;
@@ -61,6 +63,7 @@ class CandidateSet {
   const Candidates& of(size_t unit) const ABSL_NO_THREAD_SAFETY_ANALYSIS { return found_[unit]; }
 
  private:
+  const ByteBudget::Charge charge_;
   absl::Mutex mu_;
   bool ready_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);

@@ -1,14 +1,17 @@
 #include "kvstore/engine/engine.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "carrel/v1/context.pb.h"
+#include "common/machine_memory.h"
+#include "common/no_memory.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "kvstore/engine/fingerprint_check.h"
 #include "kvstore/engine/request_metrics.h"
@@ -26,7 +29,17 @@ int ThreadsOf(const EngineConfig& config) {
 
 int64_t HalfOfMemory() {
   constexpr int64_t kLeast = int64_t{256} << 20;
-  return std::max<int64_t>(kLeast, int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE) / 2);
+  return std::max(kLeast, MachineMemoryBytes() / 2);
+}
+
+int64_t QuarterOf(int64_t memory_budget_bytes) {
+  constexpr int64_t kLeast = int64_t{64} << 20;
+  return std::max(kLeast, memory_budget_bytes / 4);
+}
+
+bool SameContext(const v1::Manifest& a, const v1::Manifest& b) {
+  return a.context_id() == b.context_id() && a.number() == b.number() &&
+         a.created_unix_s() == b.created_unix_s() && a.token_ids_sha256() == b.token_ids_sha256();
 }
 
 FingerprintFields FieldsOf(const v1::Fingerprint& fingerprint) {
@@ -40,8 +53,9 @@ FingerprintFields FieldsOf(const v1::Fingerprint& fingerprint) {
 Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
     : config_(config),
       store_(std::move(store)),
+      requests_(config.request_budget_bytes),
       indexes_(config.memory_budget_bytes),
-      resident_(config.memory_budget_bytes),
+      resident_(config.memory_budget_bytes, [this] { return indexes_.counters().resident_bytes; }),
       loader_(&resident_),
       queue_(ThreadsOf(config), config.queue_limit),
       checks_(ChecksSource(), config.scrub_bytes_per_s) {}
@@ -53,6 +67,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& given
   RETURN_IF_ERROR(ValidateEngineConfig(given));
   EngineConfig config = given;
   if (config.memory_budget_bytes == 0) config.memory_budget_bytes = HalfOfMemory();
+  if (config.request_budget_bytes == 0) {
+    config.request_budget_bytes = QuarterOf(config.memory_budget_bytes);
+  }
   CARREL_CHECK(store != nullptr);
   return std::unique_ptr<Engine>(new Engine(config, std::move(store)));
 }
@@ -74,7 +91,9 @@ void Engine::LookAtOpenContexts() {
   std::vector<std::shared_ptr<OpenContext>> open;
   {
     absl::MutexLock lock(&contexts_mu_);
-    for (const auto& [name, cached] : contexts_) open.push_back(cached.context);
+    for (const auto& [name, cached] : contexts_) {
+      if (cached.context != nullptr) open.push_back(cached.context);
+    }
   }
   for (const std::shared_ptr<OpenContext>& context : open) {
     const int64_t damaged = FileWatch::total_damaged();
@@ -88,43 +107,96 @@ void Engine::LookAtOpenContexts() {
 absl::StatusOr<std::shared_ptr<const StoredContext>> Engine::FindStored(const std::string& name) {
   {
     absl::MutexLock lock(&contexts_mu_);
-    if (const auto it = contexts_.find(name); it != contexts_.end()) {
+    const auto it = contexts_.find(name);
+    if (it != contexts_.end() && it->second.context != nullptr) {
       return it->second.context->stored();
     }
   }
   return store_->OpenContext(name);
 }
 
-absl::StatusOr<std::shared_ptr<OpenContext>> Engine::FindOrOpen(const std::string& name) {
-  if (const auto it = contexts_.find(name); it != contexts_.end()) {
-    it->second.last_use = ++uses_;
-    if (it->second.context->LookAtAll().ok()) return it->second.context;
-    // Its files may be whole again; who has it open keeps what there is of it.
-    contexts_.erase(it);
+Engine::Cached* Engine::Find(const std::string& name) {
+  for (;;) {
+    const auto it = contexts_.find(name);
+    if (it == contexts_.end()) return nullptr;
+    if (it->second.context != nullptr) return &it->second;
+    contexts_changed_.Wait(&contexts_mu_);
   }
-  if (static_cast<int64_t>(contexts_.size()) >= config_.max_open_contexts) {
-    auto oldest = contexts_.end();
-    for (auto it = contexts_.begin(); it != contexts_.end(); ++it) {
-      if (it->second.context->sessions.load() > 0) continue;
-      if (oldest == contexts_.end() || it->second.last_use < oldest->second.last_use) oldest = it;
-    }
-    if (oldest == contexts_.end()) {
-      CountRefusal("open_contexts");
-      return absl::ResourceExhaustedError(
-          absl::StrCat(contexts_.size(),
-                       " contexts are in use (max_open_contexts=", config_.max_open_contexts, ")"));
-    }
-    contexts_.erase(oldest);
+}
+
+absl::Status Engine::MakeRoom() {
+  if (static_cast<int64_t>(contexts_.size()) < config_.max_open_contexts) return absl::OkStatus();
+  auto oldest = contexts_.end();
+  for (auto it = contexts_.begin(); it != contexts_.end(); ++it) {
+    if (it->second.context == nullptr || it->second.context->sessions.load() > 0) continue;
+    if (oldest == contexts_.end() || it->second.last_use < oldest->second.last_use) oldest = it;
   }
+  if (oldest == contexts_.end()) {
+    CountRefusal("open_contexts");
+    return absl::ResourceExhaustedError(
+        absl::StrCat(contexts_.size(),
+                     " contexts are in use (max_open_contexts=", config_.max_open_contexts, ")"));
+  }
+  contexts_.erase(oldest);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<OpenContext>> Engine::OpenStored(const std::string& name) {
   ASSIGN_OR_RETURN(std::shared_ptr<const StoredContext> stored, store_->OpenContext(name));
-  ASSIGN_OR_RETURN(std::shared_ptr<OpenContext> context,
-                   OpenContext::Create(std::move(stored), &indexes_, &resident_, &loader_));
-  contexts_[name] = {context, ++uses_};
+  return OpenContext::Create(std::move(stored), &indexes_, &resident_, &loader_);
+}
+
+absl::StatusOr<std::shared_ptr<OpenContext>> Engine::Enter(const std::string& name) {
+  {
+    absl::MutexLock lock(&contexts_mu_);
+    if (Cached* const found = Find(name); found != nullptr) {
+      found->last_use = ++uses_;
+      if (found->context->LookAtAll().ok()) {
+        found->context->sessions.fetch_add(1);
+        return found->context;
+      }
+      // Its files may be whole again; who has it open keeps what there is of it.
+      contexts_.erase(name);
+    }
+    RETURN_IF_ERROR(Annotate(MakeRoom(), absl::StrCat("open context ", name)));
+    contexts_[name] = {nullptr, ++uses_};
+  }
+  absl::StatusOr<std::shared_ptr<OpenContext>> context =
+      CatchNoMemory("open", [&] { return OpenStored(name); });
+  absl::MutexLock lock(&contexts_mu_);
+  if (context.ok()) {
+    (*context)->sessions.fetch_add(1);
+    contexts_[name].context = *context;
+  } else {
+    contexts_.erase(name);
+  }
+  contexts_changed_.SignalAll();
   return context;
 }
 
+absl::Status Engine::Refresh() {
+  ASSIGN_OR_RETURN(const bool changed, store_->Refresh());
+  if (!changed) return absl::OkStatus();
+  std::vector<std::shared_ptr<OpenContext>> open;
+  {
+    absl::MutexLock lock(&contexts_mu_);
+    for (const auto& [name, cached] : contexts_) {
+      if (cached.context != nullptr) open.push_back(cached.context);
+    }
+  }
+  for (const std::shared_ptr<OpenContext>& context : open) {
+    const auto manifest = store_->GetManifest(context->name());
+    if (manifest.ok() && SameContext(*manifest, context->manifest())) continue;
+    // Deleted, or another one has its name: who has it open keeps it.
+    absl::MutexLock lock(&contexts_mu_);
+    const auto it = contexts_.find(context->name());
+    if (it != contexts_.end() && it->second.context == context) contexts_.erase(it);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& request) {
-  const std::string attempt = absl::StrCat("open context ", request.context);
+  const std::string attempt = absl::StrCat("open context ", Shown(request.context));
   if (sessions_.fetch_add(1) >= config_.max_sessions) {
     sessions_.fetch_sub(1);
     CountRefusal("sessions");
@@ -133,9 +205,10 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
                      " sessions are open (max_sessions=", config_.max_sessions, ")"));
   }
   absl::Cleanup uncount = [this] { sessions_.fetch_sub(1); };
-  absl::MutexLock lock(&contexts_mu_);
-  absl::StatusOr<std::shared_ptr<OpenContext>> context = FindOrOpen(request.context);
-  if (!context.ok()) return Annotate(context.status(), attempt);
+  RETURN_IF_ERROR(Annotate(Refresh(), attempt));
+  absl::StatusOr<std::shared_ptr<OpenContext>> context = Enter(request.context);
+  if (!context.ok()) return context.status();  // names the context
+  absl::Cleanup leave = [&context] { (*context)->sessions.fetch_sub(1); };
   RETURN_IF_ERROR(Annotate(
       CheckFingerprint(FieldsOf((*context)->manifest().fingerprint()), request.fingerprint),
       attempt));
@@ -147,14 +220,14 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
     if (!read.ok()) return Annotate(read.status(), attempt);
     drift = *std::move(read);
   }
-  (*context)->sessions.fetch_add(1);
+  std::move(leave).Cancel();
   std::move(uncount).Cancel();
   auto on_close = [this, context = *context] {
     context->sessions.fetch_sub(1);
     sessions_.fetch_sub(1);
   };
   return std::make_shared<Session>(*context, zone, std::move(drift), config_, &queue_, &latencies_,
-                                   std::move(on_close));
+                                   &requests_, std::move(on_close));
 }
 
 EngineStatistics Engine::Statistics() {
@@ -170,6 +243,11 @@ EngineStatistics Engine::Statistics() {
   statistics.waiting = queue_.waiting();
   statistics.refused = queue_.refused();
   statistics.resident_bytes = resident_.ResidentBytes();
+  statistics.mapped_bytes = resident_.MappedBytes();
+  statistics.request_bytes = requests_.used_bytes();
+  statistics.part_bytes = requests_.part_bytes();
+  statistics.request_budget_bytes = requests_.limit_bytes();
+  statistics.requests_refused_bytes = requests_.refused();
   statistics.layers_released = resident_.releases();
   statistics.layers_loaded = loader_.loads();
   statistics.files_changed = FileWatch::total_changes();
@@ -184,12 +262,13 @@ EngineStatistics Engine::Statistics() {
   return statistics;
 }
 
-absl::StatusOr<std::vector<v1::Manifest>> Engine::List(
-    std::vector<absl::Status>* unreadable) const {
+absl::StatusOr<std::vector<v1::Manifest>> Engine::List(std::vector<absl::Status>* unreadable) {
+  RETURN_IF_ERROR(Refresh());
   return store_->List(unreadable);
 }
 
-absl::StatusOr<v1::Manifest> Engine::Get(const std::string& name) const {
+absl::StatusOr<v1::Manifest> Engine::Get(const std::string& name) {
+  RETURN_IF_ERROR(Refresh());
   return store_->GetManifest(name);
 }
 
@@ -226,15 +305,23 @@ absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bo
 }
 
 absl::Status Engine::Delete(const std::string& name) {
-  absl::MutexLock lock(&contexts_mu_);
-  if (const auto it = contexts_.find(name); it != contexts_.end()) {
-    if (const int64_t sessions = it->second.context->sessions.load(); sessions > 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("delete context ", name, ": ", sessions, " sessions have it open"));
+  {
+    absl::MutexLock lock(&contexts_mu_);
+    if (const Cached* const found = Find(name); found != nullptr) {
+      if (const int64_t sessions = found->context->sessions.load(); sessions > 0) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("delete context ", name, ": ", sessions, " sessions have it open"));
+      }
     }
-    contexts_.erase(it);
+    contexts_[name] = {nullptr, ++uses_};  // who wants to open it waits
   }
-  return Annotate(store_->Delete(name), absl::StrCat("delete context ", name));
+  const absl::Status status = store_->Delete(name);
+  absl::MutexLock lock(&contexts_mu_);
+  contexts_.erase(name);
+  contexts_changed_.SignalAll();
+  return status.ok() || absl::StrContains(status.message(), name)
+             ? status
+             : Annotate(status, absl::StrCat("delete context ", Shown(name)));
 }
 
 }  // namespace carrel::kvstore

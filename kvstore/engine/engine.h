@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kvstore/engine/background_checks.h"
+#include "kvstore/engine/byte_budget.h"
 #include "kvstore/engine/engine_config.h"
 #include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/index_cache.h"
@@ -43,10 +44,12 @@ class Engine {
 
   absl::StatusOr<std::shared_ptr<Session>> OpenSession(const OpenRequest& request);  // blocks
   // Contexts that cannot be read are told in `unreadable`.
-  absl::StatusOr<std::vector<v1::Manifest>> List(
-      std::vector<absl::Status>* unreadable) const;                 // blocks
-  absl::StatusOr<v1::Manifest> Get(const std::string& name) const;  // blocks
-  absl::Status Delete(const std::string& name);                     // blocks
+  absl::StatusOr<std::vector<v1::Manifest>> List(std::vector<absl::Status>* unreadable);  // blocks
+  absl::StatusOr<v1::Manifest> Get(const std::string& name);                              // blocks
+  absl::Status Delete(const std::string& name);                                           // blocks
+  // Of a read-only store: what another process published or deleted since is seen from now on.
+  // OpenSession, List and Get do this themselves. Sessions keep what they have open.
+  absl::Status Refresh();  // blocks
   // A context's stream out of the store and into it (Store). The engine outlives them.
   absl::StatusOr<std::unique_ptr<ContextExport>> Export(const std::string& name) const;  // blocks
   absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name);        // blocks
@@ -70,11 +73,13 @@ class Engine {
   const EngineConfig& config() const { return config_; }
   int64_t sessions() const { return sessions_.load(); }
   IndexCache::Counters index_counters() const { return indexes_.counters(); }
-  EngineStatistics Statistics();
+  // What clients make this process hold.
+  ByteBudget& request_budget() { return requests_; }
+  EngineStatistics Statistics();  // waits for nobody
 
  private:
   struct Cached {
-    std::shared_ptr<OpenContext> context;
+    std::shared_ptr<OpenContext> context;  // null: one thread opens or deletes it, others wait
     int64_t last_use = 0;
   };
 
@@ -83,19 +88,25 @@ class Engine {
   void LookAtOpenContexts();
   // The one that is open, else one of its own.
   absl::StatusOr<std::shared_ptr<const StoredContext>> FindStored(const std::string& name);
-  absl::StatusOr<std::shared_ptr<OpenContext>> FindOrOpen(const std::string& name)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(contexts_mu_);
+  // The context with one session more; opens it on this thread if nobody has.
+  absl::StatusOr<std::shared_ptr<OpenContext>> Enter(const std::string& name);
+  absl::StatusOr<std::shared_ptr<OpenContext>> OpenStored(const std::string& name);
+  // Waits until nobody opens or deletes it.
+  Cached* Find(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(contexts_mu_);
+  absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(contexts_mu_);
 
   const EngineConfig config_;
   const std::unique_ptr<Store> store_;
+  ByteBudget requests_;
   IndexCache indexes_;
   ResidentBudget resident_;
   LayerLoader loader_;
   RequestLatencies latencies_;
   std::atomic<int64_t> sessions_{0};
 
-  // Held while a context is opened or deleted: sessions are added only under it.
+  // Sessions are added only under it; nothing is read from the disk under it.
   absl::Mutex contexts_mu_;
+  absl::CondVar contexts_changed_;
   absl::flat_hash_map<std::string, Cached> contexts_ ABSL_GUARDED_BY(contexts_mu_);
   int64_t uses_ ABSL_GUARDED_BY(contexts_mu_) = 0;
 

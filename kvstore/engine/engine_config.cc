@@ -12,6 +12,9 @@ absl::Status ValidateEngineConfig(const EngineConfig& config) {
   } fields[] = {
       {"memory_budget_bytes", config.memory_budget_bytes == 0 ? kMi : config.memory_budget_bytes,
        kMi, kMaxBytes},
+      {"request_budget_bytes",
+       config.request_budget_bytes == 0 ? 16 * kMi : config.request_budget_bytes, 16 * kMi,
+       kMaxBytes},
       {"search_threads", config.search_threads, 0, 1024},
       {"queue_limit", config.queue_limit, 1, kMi},
       {"max_open_contexts", config.max_open_contexts, 1, 4096},

@@ -10,9 +10,14 @@ namespace carrel::kvstore {
 struct EngineConfig {
   // Memory of this process, bytes: loaded indexes, and the pages of mapped rows and codes, of which
   // the layers that were not read for longest are let go (their pages stay in the page cache as
-  // long as the kernel has room). >= 1 MiB; 0: half of the machine's memory. Indexes alone never
-  // take more; the process as a whole can be above it for as long as requests in flight need it.
+  // long as the kernel has room). >= 1 MiB; 0: half of what the process may use
+  // (MachineMemoryBytes). Indexes alone never take more. What clients make it hold comes on top.
   int64_t memory_budget_bytes = 0;
+
+  // Memory of this process for what clients make it hold, bytes: requests in flight, their results,
+  // remembered candidates, parts that wait to be sent (ByteBudget). >= 16 MiB; 0: a quarter of
+  // memory_budget_bytes, at least 64 MiB. It is not part of memory_budget_bytes.
+  int64_t request_budget_bytes = 0;
 
   // Threads that search, open contexts and encode replies. 0: one per core; at most 1024.
   // Default: a kvstore process has the machine to itself.

@@ -27,10 +27,15 @@ struct EngineStatistics {
   Kind kinds[kRequestKinds];
   int64_t sessions = 0;
   int64_t open_contexts = 0;
-  int64_t waiting = 0;  // requests
-  int64_t refused = 0;  // requests, for want of room in the queue
-  int64_t resident_bytes = 0;
-  int64_t index_bytes = 0;  // heap of loaded indexes
+  int64_t waiting = 0;         // requests
+  int64_t refused = 0;         // requests, for want of room in the queue
+  int64_t resident_bytes = 0;  // of the process, all kinds
+  int64_t mapped_bytes = 0;    // of them: pages of files
+  int64_t request_bytes = 0;   // requests in flight, results, candidates
+  int64_t part_bytes = 0;      // parts of replies that wait to be sent
+  int64_t request_budget_bytes = 0;
+  int64_t requests_refused_bytes = 0;  // requests, for want of room in the request budget
+  int64_t index_bytes = 0;             // heap of loaded indexes
   int64_t index_loads = 0, index_evictions = 0;
   int64_t layers_released = 0;  // for the memory budget
   int64_t layers_loaded = 0;    // whole, behind the searches

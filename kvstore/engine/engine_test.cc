@@ -1,6 +1,7 @@
 // Open contexts, limits, errors and many sessions at once; on the real store.
 #include "kvstore/engine/engine.h"
 
+#include <atomic>
 #include <future>
 #include <limits>
 #include <random>
@@ -240,6 +241,132 @@ TEST_F(EngineTest, Delete_OnAReadOnlyStore_SaysSo) {
   EXPECT_THAT(status, StatusIs(StatusCode::kFailedPrecondition, "delete context report"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("read-only"));
   EXPECT_NE(Open(), nullptr);
+}
+
+TEST_F(EngineTest, ReadOnly_SeesWhatAnotherPublishesReplacesAndDeletes) {
+  const std::string dir = FreshTempDir();
+  const RandomContext first(Spec("first")), second(Spec("second"));
+  RandomContextSpec other = Spec("first");
+  other.tokens = 300;
+  other.seed += 1;
+  const RandomContext replaced(other);
+  const std::unique_ptr<Store> writer = MakeStore(dir, {&first});
+  const auto open = [&] {
+    return *Engine::Create({}, *Store::Open(dir + "/store", StoreMode::kReadOnly));
+  };
+  // Several at a time, and beside the one that writes.
+  const std::unique_ptr<Engine> engines[] = {open(), open()};
+  for (const auto& engine : engines) {
+    EXPECT_EQ(engine->List(nullptr)->size(), 1u);
+    CARREL_EXPECT_OK(engine->OpenSession(first.Opening()).status());
+    EXPECT_THAT(engine->OpenSession(second.Opening()), StatusIs(StatusCode::kNotFound, "second"));
+  }
+  CARREL_ASSERT_OK(second.Publish(*writer, dir));
+  const auto kept = *engines[0]->OpenSession(first.Opening());
+  CARREL_ASSERT_OK(writer->Delete("first"));
+  for (const auto& engine : engines) {
+    const auto session = engine->OpenSession(second.Opening());
+    CARREL_ASSERT_OK(session.status());
+    CARREL_EXPECT_OK(AskAndCollect(**session, 1, MakeQuery(second, 7)));
+    EXPECT_THAT(engine->OpenSession(first.Opening()), StatusIs(StatusCode::kNotFound, "first"));
+  }
+  CARREL_ASSERT_OK(replaced.Publish(*writer, dir));
+  for (const auto& engine : engines) {
+    const auto session = engine->OpenSession(replaced.Opening());
+    CARREL_ASSERT_OK(session.status());
+    EXPECT_EQ((*session)->context()->tokens(), 300);
+  }
+  // Who had the deleted one open reads it to the end.
+  EXPECT_EQ(kept->context()->tokens(), first.spec().tokens);
+  CARREL_EXPECT_OK(AskAndCollect(*kept, 1, MakeQuery(first, 7)));
+}
+
+TEST_F(EngineTest, OpenFromManyThreadsWhileItIsDeleted_EachGetsItOrIsTold) {
+  Make({}, {Spec("a"), Spec("b")});
+  std::atomic<int> opened{0}, not_found{0}, deleted{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 20; ++i) {
+        const auto session = engine_->OpenSession(contexts_[(t + i) % 2]->Opening());
+        if (session.ok()) {
+          ++opened;
+        } else {
+          EXPECT_THAT(session, StatusIs(StatusCode::kNotFound, "is not in store"));
+          ++not_found;
+        }
+        if (t == 0 && i == 10 && engine_->Delete("a").ok()) ++deleted;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(opened + not_found, 160);
+  EXPECT_GT(opened, 0);
+  EXPECT_EQ(engine_->Statistics().sessions, 0);
+  if (deleted == 0) {
+    CARREL_EXPECT_OK(engine_->Delete("a"));
+  }
+  EXPECT_THAT(engine_->OpenSession(contexts_[0]->Opening()), StatusIs(StatusCode::kNotFound, "a"));
+  EXPECT_NE(Open(1), nullptr);
+}
+
+TEST_F(EngineTest, LongName_IsCutInMessages) {
+  Make({}, {Spec("report")});
+  OpenRequest request = contexts_[0]->Opening();
+  request.context = std::string(5000, 'n');
+  const absl::Status status = engine_->OpenSession(request).status();
+  EXPECT_THAT(status,
+              StatusIs(StatusCode::kNotFound, std::string(128, 'n') + "... (5000 bytes) is not in store"));
+  EXPECT_LT(status.message().size(), 1000u);
+  request = contexts_[0]->Opening();
+  for (int i = 0; i < 200; ++i) {
+    request.fingerprint.emplace_back(absl::StrCat("field", i), std::string(5000, 'v'));
+  }
+  const absl::Status mismatch = engine_->OpenSession(request).status();
+  EXPECT_EQ(mismatch.code(), StatusCode::kFailedPrecondition);
+  EXPECT_LT(mismatch.message().size(), 6000u);  // what gRPC sends as a status
+}
+
+TEST_F(EngineTest, RequestsBeyondTheBudgetOfBytes_AreRefusedAndLaterOnesServed) {
+  EngineConfig config;
+  config.search_threads = 1;
+  config.request_budget_bytes = int64_t{16} << 20;
+  Make(config, {Spec("report")});
+  const auto session = Open();
+  QueryRequest large = MakeQuery(*contexts_[0], 3, 64);
+  large.want = Want::kIds;
+  large.top_k = 600;
+  const auto done = [](absl::StatusOr<std::unique_ptr<Reply>>) {};
+  int64_t accepted = 0;
+  absl::Status refused;
+  {
+    Blockade blockade(*engine_, 1);
+    for (uint64_t id = 1; id <= 60 && refused.ok(); ++id) {
+      refused = session->Submit(id, large, done);
+      if (refused.ok()) ++accepted;
+    }
+    EXPECT_THAT(refused, StatusIs(StatusCode::kResourceExhausted, "request_budget_bytes=16777216"));
+    EXPECT_GT(accepted, 0);
+    EXPECT_LE(engine_->Statistics().request_bytes, int64_t{16} << 20);
+    // Another session is not kept from a small request.
+    const auto other = Open();
+    CARREL_EXPECT_OK(other->Submit(1, MakeQuery(*contexts_[0], 3), done));
+  }
+  while (engine_->Statistics().request_bytes > 0) std::this_thread::yield();
+  EXPECT_EQ(engine_->Statistics().requests_refused_bytes, 1);
+  CARREL_EXPECT_OK(AskAndCollect(*session, 99, large));
+}
+
+TEST_F(EngineTest, CandidatesThatAreRemembered_CountUntilTheSessionEnds) {
+  Make({}, {Spec("report")});
+  auto session = Open();
+  QueryRequest ahead = MakeQuery(*contexts_[0], 3);
+  ahead.speculative = true;
+  ahead.want = Want::kIds;
+  CARREL_ASSERT_OK(AskAndCollect(*session, 1, ahead));
+  EXPECT_GT(engine_->Statistics().request_bytes, 0);
+  session.reset();
+  while (engine_->Statistics().request_bytes > 0) std::this_thread::yield();
 }
 
 TEST_F(EngineTest, Queue_Full_IsResourceExhaustedAndTheSessionSurvives) {

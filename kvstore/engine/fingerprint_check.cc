@@ -5,17 +5,18 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "common/shown.h"
 #include "common/status.h"
 
 namespace carrel::kvstore {
 namespace {
 
-// A field is a stranger's input: a message shows a bounded part of it.
+// Of all that differs, so that a message fits into what gRPC sends as a status (8 KiB).
+constexpr size_t kMostListedBytes = 4096;
+
 std::string Shown(const std::string* value) {
-  constexpr size_t kLongest = 128;
   if (value == nullptr) return "none";
-  if (value->empty()) return "\"\"";
-  return value->size() <= kLongest ? *value : absl::StrCat(value->substr(0, kLongest), "...");
+  return value->empty() ? "\"\"" : carrel::Shown(*value);
 }
 
 }  // namespace
@@ -35,12 +36,17 @@ absl::Status CheckFingerprint(const FingerprintFields& context, const Fingerprin
     slot = &value;
   }
   std::vector<std::string> differing;
+  size_t listed_bytes = 0;
   for (const auto& [name, values] : both) {
     const auto& [has, presented] = values;
     if (has != nullptr && presented != nullptr && *has == *presented) continue;
     differing.push_back(
         absl::StrCat(Shown(&name), ": context has ", Shown(has), ", model has ", Shown(presented)));
-    if (differing.size() == 64) break;  // wholly different: the rest says nothing more
+    listed_bytes += differing.back().size();
+    if (listed_bytes > kMostListedBytes) {  // wholly different: the rest says nothing more
+      differing.push_back("...");
+      break;
+    }
   }
   if (differing.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(

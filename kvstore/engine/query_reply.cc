@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/no_memory.h"
 #include "common/status.h"
 #include "kernels/dot_score/dot_score.h"
 #include "kernels/merge_states/merge_states.h"
@@ -149,8 +150,9 @@ absl::Status QueryReply::ForEachUnit(WorkQueue* queue,
     if (failed.load(std::memory_order_relaxed)) return;
     context().Touch(request_.layer);
     const absl::Status status =
-        cancelled() ? absl::CancelledError("query: cancelled")
-                    : body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
+        cancelled() ? absl::CancelledError("query: cancelled") : CatchNoMemory("query", [&] {
+          return body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
+        });
     if (status.ok()) return;
     absl::MutexLock lock(&mu);
     if (first_error.ok()) first_error = status;
@@ -275,7 +277,7 @@ absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
     params.out_stride = params.query_stride;
     params.lse = lse_of(s) + first_q_head;
     params.lse_stride = shape.q_heads;
-    const absl::Status status = AttendSpan(params);
+    const absl::Status status = CatchNoMemory("query", [&] { return AttendSpan(params); });
     if (status.ok()) return;
     absl::MutexLock lock(&mu);
     if (first_error.ok()) first_error = status;

@@ -12,8 +12,10 @@
 
 namespace carrel::kvstore {
 
-ResidentBudget::ResidentBudget(int64_t budget_bytes)
-    : budget_bytes_(budget_bytes), statm_(open("/proc/self/statm", O_RDONLY | O_CLOEXEC)) {}
+ResidentBudget::ResidentBudget(int64_t budget_bytes, std::function<int64_t()> heap_bytes)
+    : budget_bytes_(budget_bytes),
+      heap_bytes_(std::move(heap_bytes)),
+      statm_(open("/proc/self/statm", O_RDONLY | O_CLOEXEC)) {}
 
 ResidentBudget::~ResidentBudget() {
   if (statm_ >= 0) close(statm_);
@@ -37,19 +39,19 @@ void ResidentBudget::Layers::Touch(int32_t layer) {
                                              std::memory_order_relaxed);
 }
 
-int64_t ResidentBudget::ResidentBytes() const {
+std::pair<int64_t, int64_t> ResidentBudget::Read() const {
   static const int64_t page_bytes = sysconf(_SC_PAGESIZE);
   char text[128];
   const ssize_t bytes = statm_ < 0 ? 0 : pread(statm_, text, sizeof(text) - 1, 0);
-  if (bytes <= 0) return 0;  // no such file here: the kernel alone bounds the pages
+  if (bytes <= 0) return {0, 0};  // no such file here: the kernel alone bounds the pages
   text[bytes] = '\0';
-  long long size = 0, resident = 0;
-  if (std::sscanf(text, "%lld %lld", &size, &resident) != 2) return 0;
-  return resident * page_bytes;
+  long long size = 0, resident = 0, of_files = 0;
+  if (std::sscanf(text, "%lld %lld %lld", &size, &resident, &of_files) != 3) return {0, 0};
+  return {resident * page_bytes, of_files * page_bytes};
 }
 
 void ResidentBudget::Enforce() {
-  if (ResidentBytes() <= budget_bytes_ || !mu_.TryLock()) return;
+  if (HeldBytes() <= budget_bytes_ || !mu_.TryLock()) return;
   std::vector<std::tuple<int64_t, Layers*, int32_t>> oldest;
   for (Layers* context : contexts_) {
     for (size_t layer = 0; layer < context->touched_.size(); ++layer) {
@@ -59,7 +61,7 @@ void ResidentBudget::Enforce() {
   }
   std::sort(oldest.begin(), oldest.end());
   for (const auto& [touched, context, layer] : oldest) {
-    if (ResidentBytes() <= budget_bytes_ - budget_bytes_ / 10) break;
+    if (HeldBytes() <= budget_bytes_ - budget_bytes_ / 10) break;
     int64_t expected = touched;
     context->touched_[static_cast<size_t>(layer)].compare_exchange_strong(expected, 0);
     context->stored_->ReleasePages(layer);

@@ -1,5 +1,6 @@
-// What:    keeps the process within its memory budget, mapped pages included: when it is above, the
+// What:    keeps mapped pages and loaded indexes within the memory budget: when they are above, the
 //          pages of the layers that were not read for longest are let go until it is a tenth below.
+//          The rest of the heap is not compared: letting pages go would not make it smaller.
 //          They are only unmapped: who reads such a layer meanwhile reads it again, from the page
 //          cache or the disk.
 // Threads: any. One thread lets go at a time, others go on.
@@ -8,7 +9,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -20,7 +23,9 @@ class StoredContext;
 
 class ResidentBudget {
  public:
-  explicit ResidentBudget(int64_t budget_bytes);
+  // heap_bytes: of what else counts.
+  explicit ResidentBudget(
+      int64_t budget_bytes, std::function<int64_t()> heap_bytes = [] { return int64_t{0}; });
   ~ResidentBudget();
 
   // The layers of one context, for as long as this lives; before the budget's end.
@@ -44,14 +49,19 @@ class ResidentBudget {
 
   void Enforce();
   // Whether so much more keeps it within the budget.
-  bool HasRoom(int64_t bytes) const { return ResidentBytes() + bytes <= budget_bytes_; }
+  bool HasRoom(int64_t bytes) const { return HeldBytes() + bytes <= budget_bytes_; }
   int64_t releases() const { return releases_.load(std::memory_order_relaxed); }
 
-  // Of this process: mapped pages included, what is shared with others too.
-  int64_t ResidentBytes() const;
+  // Of this process: all of it, and the pages of files, which may be shared with others.
+  int64_t ResidentBytes() const { return Read().first; }
+  int64_t MappedBytes() const { return Read().second; }
 
  private:
+  std::pair<int64_t, int64_t> Read() const;
+  int64_t HeldBytes() const { return MappedBytes() + heap_bytes_(); }
+
   const int64_t budget_bytes_;
+  const std::function<int64_t()> heap_bytes_;
   int statm_ = -1;  // /proc/self/statm
   std::atomic<int64_t> clock_{0};
   std::atomic<int64_t> releases_{0};

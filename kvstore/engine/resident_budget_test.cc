@@ -50,7 +50,7 @@ TEST(ResidentBudgetTest, MoreThanTheBudget_LetsTheOldestLayersGoAndTheyReadTheSa
 #endif
   const std::string folder = FreshTempDir();
   const auto context = std::make_shared<FileContext>(folder, 6);
-  const int64_t before = ResidentBudget(0).ResidentBytes();
+  const int64_t before = ResidentBudget(0).MappedBytes();
   ASSERT_GT(before, 0);
   const int64_t allowed = before + 3 * kFileBytes;
   ResidentBudget budget(allowed);
@@ -61,13 +61,13 @@ TEST(ResidentBudgetTest, MoreThanTheBudget_LetsTheOldestLayersGoAndTheyReadTheSa
       layers.Touch(layer);
       budget.Enforce();
       EXPECT_EQ(context->Sum(layer), kFileBytes * ('a' + layer));
-      most = std::max(most, budget.ResidentBytes());
+      most = std::max(most, budget.MappedBytes());
     }
   }
   EXPECT_GT(budget.releases(), 0);
   EXPECT_LE(most, allowed + kFileBytes);  // what was read since it looked
   budget.Enforce();
-  EXPECT_LE(budget.ResidentBytes(), allowed);
+  EXPECT_LE(budget.MappedBytes(), allowed);
 }
 
 TEST(ResidentBudgetTest, BelowTheBudget_NothingIsLetGo) {
@@ -81,6 +81,25 @@ TEST(ResidentBudgetTest, BelowTheBudget_NothingIsLetGo) {
     EXPECT_EQ(context->Sum(layer), kFileBytes * ('a' + layer));
   }
   EXPECT_EQ(budget.releases(), 0);
+}
+
+// What clients made the heap hold is none of the layers' business.
+TEST(ResidentBudgetTest, ALargeHeap_LetsNothingGoUnlessItCounts) {
+  const std::string folder = FreshTempDir();
+  const auto context = std::make_shared<FileContext>(folder, 1);
+  const std::string heap(size_t{256} << 20, 'x');
+  const int64_t mapped = ResidentBudget(0).MappedBytes();
+  ResidentBudget budget(mapped + 2 * kFileBytes);
+  EXPECT_GT(budget.ResidentBytes(), mapped + 2 * kFileBytes);
+  ResidentBudget counting(mapped + 2 * kFileBytes, [] { return 8 * kFileBytes; });
+  for (ResidentBudget* one : {&budget, &counting}) {
+    ResidentBudget::Layers layers(one, context, 1);
+    layers.Touch(0);
+    EXPECT_EQ(context->Sum(0), kFileBytes * 'a');
+    one->Enforce();
+  }
+  EXPECT_EQ(budget.releases(), 0);
+  EXPECT_EQ(counting.releases(), 1);
 }
 
 }  // namespace

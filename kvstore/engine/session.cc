@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
+#include "common/no_memory.h"
 #include "common/status.h"
 #include "kvstore/engine/candidate_set.h"
 #include "kvstore/engine/fetch_reply.h"
@@ -24,22 +25,35 @@ void AddLatency(RequestLatencies* latencies, RequestKind kind, absl::Duration qu
   latencies->searched[i].Add(absl::ToDoubleMicroseconds(searched));
 }
 
+int64_t BytesOf(const QueryRequest& request) {
+  int64_t numbers = static_cast<int64_t>(request.head_top_k.size());
+  for (const auto& held : request.held) numbers += static_cast<int64_t>(held.size());
+  return numbers * 8 + static_cast<int64_t>(request.queries.size()) * 4;
+}
+
+int64_t BytesOf(const FetchRequest& request) {
+  return static_cast<int64_t>(request.ids.size()) * 8;
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<OpenContext> context, RowRange zone,
                  std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
-                 WorkQueue* queue, RequestLatencies* latencies, std::function<void()> on_close)
+                 WorkQueue* queue, RequestLatencies* latencies, ByteBudget* budget,
+                 std::function<void()> on_close)
     : context_(std::move(context)),
       zone_(zone),
       query_drift_(std::move(drift)),
       config_(config),
       queue_(queue),
       latencies_(latencies),
+      account_(std::make_shared<ByteBudget::Account>(budget)),
       on_close_(std::move(on_close)) {}
 
 Session::~Session() { on_close_(); }
 
-absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_id, int64_t bytes) {
+absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_id,
+                                             int64_t request_bytes, int64_t result_bytes) {
   if (request_id == 0) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": request_id is 0"));
   }
@@ -54,21 +68,22 @@ absl::StatusOr<Session::Slot> Session::Admit(const char* what, uint64_t request_
         absl::StrCat(what, ": ", in_flight_.size(),
                      " requests are in flight (max_in_flight=", config_.max_in_flight, ")"));
   }
-  if (bytes > config_.max_result_bytes - result_bytes_) {
+  if (result_bytes > config_.max_result_bytes - result_bytes_) {
     CountRefusal("result_bytes");
     return absl::ResourceExhaustedError(
-        absl::StrCat(what, ": a result of ", bytes, " bytes beside ", result_bytes_,
+        absl::StrCat(what, ": a result of ", result_bytes, " bytes beside ", result_bytes_,
                      " in flight exceeds max_result_bytes=", config_.max_result_bytes));
   }
-  in_flight_.emplace(request_id, bytes);
-  result_bytes_ += bytes;
+  ASSIGN_OR_RETURN(ByteBudget::Charge charge, account_->Take(what, request_bytes + result_bytes));
+  in_flight_.emplace(request_id, InFlight{result_bytes, std::move(charge)});
+  result_bytes_ += result_bytes;
   return Slot(shared_from_this(), request_id);
 }
 
 void Session::Release(uint64_t request_id) {
   absl::MutexLock lock(&mu_);
   const auto it = in_flight_.find(request_id);
-  result_bytes_ -= it->second;
+  result_bytes_ -= it->second.result_bytes;
   in_flight_.erase(it);
 }
 
@@ -114,9 +129,10 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
   const int64_t bytes = QueryReply::ResultBytes(request, *context_, zone_);
   const Want want = request.want;
   if (request.speculative && request.want == Want::kIds) {
-    found = std::make_shared<CandidateSet>(request.layer, request.tokens, bytes);
+    ASSIGN_OR_RETURN(ByteBudget::Charge charge, account_->Take("query: candidates", bytes));
+    found = std::make_shared<CandidateSet>(request.layer, request.tokens, bytes, std::move(charge));
   }
-  ASSIGN_OR_RETURN(Slot slot, Admit("query", request_id, bytes));
+  ASSIGN_OR_RETURN(Slot slot, Admit("query", request_id, BytesOf(request), bytes));
   auto reply = std::make_shared<std::unique_ptr<QueryReply>>(
       std::make_unique<QueryReply>(std::move(request), std::move(slot), among, found));
   const absl::Time accepted = absl::Now();
@@ -126,7 +142,8 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
               done = std::move(done), found] {
     std::unique_ptr<QueryReply> mine = std::move(*reply);
     const absl::Time start = absl::Now();
-    const absl::Status status = mine->Run(queue, start - accepted);
+    const absl::Status status =
+        CatchNoMemory("query", [&] { return mine->Run(queue, start - accepted); });
     if (status.ok()) {
       AddLatency(latencies, kind, start - accepted, absl::Now() - start);
       CountAnswer(kind, context->manifest().index().kind(), start - accepted, absl::Now() - start,
@@ -149,7 +166,7 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
 
 absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done done) {
   RETURN_IF_ERROR(ValidateFetch(request, *context_, config_));
-  ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, 0));
+  ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, BytesOf(request), 0));
   auto reply = std::make_shared<std::unique_ptr<FetchReply>>(
       std::make_unique<FetchReply>(std::move(request), std::move(slot)));
   return Annotate(
@@ -158,7 +175,7 @@ absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done don
           [reply, latencies = latencies_, accepted = absl::Now(), done = std::move(done)] {
             std::unique_ptr<FetchReply> mine = std::move(*reply);
             const absl::Time start = absl::Now();
-            const absl::Status status = mine->Run();
+            const absl::Status status = CatchNoMemory("fetch rows", [&] { return mine->Run(); });
             if (status.ok()) {
               AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
               CountAnswer(RequestKind::kFetch, "", start - accepted, absl::Now() - start, 0);

@@ -20,6 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "kvstore/engine/byte_budget.h"
 #include "kvstore/engine/engine_config.h"
 #include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/open_context.h"
@@ -39,7 +40,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // drift: null if it was not asked for.
   Session(std::shared_ptr<OpenContext> context, RowRange zone,
           std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
-          WorkQueue* queue, RequestLatencies* latencies, std::function<void()> on_close);
+          WorkQueue* queue, RequestLatencies* latencies, ByteBudget* budget,
+          std::function<void()> on_close);
   ~Session();
 
   absl::Status Submit(uint64_t request_id, QueryRequest request, Done done);
@@ -70,8 +72,9 @@ class Session : public std::enable_shared_from_this<Session> {
   };
 
  private:
-  // bytes: memory that its result takes at most.
-  absl::StatusOr<Slot> Admit(const char* what, uint64_t request_id, int64_t bytes);
+  // Memory that the request takes, and its result at most.
+  absl::StatusOr<Slot> Admit(const char* what, uint64_t request_id, int64_t request_bytes,
+                             int64_t result_bytes);
   void Release(uint64_t request_id);
   absl::StatusOr<std::shared_ptr<CandidateSet>> FindCandidates(const QueryRequest& request);
   void Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candidates);
@@ -82,11 +85,16 @@ class Session : public std::enable_shared_from_this<Session> {
   const EngineConfig config_;
   WorkQueue* const queue_;
   RequestLatencies* const latencies_;
+  const std::shared_ptr<ByteBudget::Account> account_;
   const std::function<void()> on_close_;
   std::atomic<bool> cancelled_{false};
 
   absl::Mutex mu_;
-  absl::flat_hash_map<uint64_t, int64_t> in_flight_ ABSL_GUARDED_BY(mu_);  // request -> bytes
+  struct InFlight {
+    int64_t result_bytes = 0;
+    ByteBudget::Charge charge;
+  };
+  absl::flat_hash_map<uint64_t, InFlight> in_flight_ ABSL_GUARDED_BY(mu_);  // by request
   int64_t result_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   // Owned by the submitting thread; the latest last.
   std::deque<std::pair<uint64_t, std::shared_ptr<CandidateSet>>> remembered_;

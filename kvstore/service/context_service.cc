@@ -3,6 +3,7 @@
 #include <functional>
 #include <utility>
 
+#include "common/no_memory.h"
 #include "common/status.h"
 #include "kvstore/service/convert.h"
 #include "kvstore/service/transfer_reactors.h"
@@ -14,8 +15,9 @@ namespace {
 grpc::ServerUnaryReactor* RunOn(Engine* engine, grpc::CallbackServerContext* context,
                                 std::function<absl::Status()> call) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::Status status =
-      engine->Submit([reactor, call = std::move(call)] { reactor->Finish(ToGrpc(call())); });
+  const absl::Status status = engine->Submit([reactor, call = std::move(call)] {
+    reactor->Finish(ToGrpc(CatchNoMemory("request", call)));
+  });
   if (!status.ok()) reactor->Finish(ToGrpc(status));
   return reactor;
 }

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/time/clock.h"
 #include "common/status.h"
 
 namespace carrel::kvstore {
@@ -237,6 +238,33 @@ bool Listener::HasRoom() {
   swept_ms_ = now_ms;
   Sweep();
   return static_cast<int64_t>(open_.size()) < max_connections_;
+}
+
+absl::Status Listener::Probe(absl::Duration limit) const {
+  const int64_t until_ms = NowMs() + absl::ToInt64Milliseconds(limit);
+  for (const Socket& socket : sockets_) {
+    const std::string what = absl::StrCat("probe ", addresses_[socket.address].ToString());
+    sockaddr_storage name{};
+    socklen_t bytes = sizeof(name);
+    if (getsockname(socket.fd, reinterpret_cast<sockaddr*>(&name), &bytes) != 0) {
+      return ErrnoStatus(errno, what);
+    }
+    const int fd = ::socket(name.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    // No descriptor left is not the loop's fault, and it will go on.
+    if (fd < 0) continue;
+    absl::Cleanup close_fd = [fd] { close(fd); };
+    const int64_t before = seen();
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&name), bytes) != 0 && errno != EINPROGRESS) {
+      return ErrnoStatus(errno, what);
+    }
+    while (seen() == before) {
+      if (NowMs() >= until_ms) {
+        return absl::DeadlineExceededError(absl::StrCat(what, ": nobody accepts connections"));
+      }
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void Listener::Sweep() const {

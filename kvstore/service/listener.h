@@ -22,6 +22,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "kvstore/service/listen_address.h"
 
 namespace carrel::kvstore {
@@ -54,6 +55,10 @@ class Listener {
   // Closes the listening sockets and removes the files of Unix sockets. Connections stay.
   void Stop();
 
+  // Connects to each socket and waits until the loop has seen that: DeadlineExceeded or Unavailable
+  // if it does not, or the system's word. Any thread; before Stop.
+  absl::Status Probe(absl::Duration limit) const;
+
   Counters counters() const;
 
  private:
@@ -71,6 +76,7 @@ class Listener {
   void RefuseOneOnReserve(const Socket& socket);
   void Refuse(int fd, absl::string_view why);
   bool HasRoom();
+  int64_t seen() const { return accepted_.load() + refused_.load(); }
   void Sweep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   std::vector<ListenAddress> addresses_;

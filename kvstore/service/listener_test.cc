@@ -152,6 +152,19 @@ TEST_F(ListenerTest, NoDescriptorLeft_ClientsAreRefusedAndLaterOnesAreServed) {
   AwaitTaken(2);
 }
 
+TEST_F(ListenerTest, Probe_SeesWhetherTheLoopRuns) {
+  Listen(10);
+  CARREL_EXPECT_OK(listener_->Probe(absl::Minutes(1)));
+  {
+    absl::MutexLock stuck(&mu_);  // the loop waits for it at the next connection
+    const int fd = Connect(listener_->addresses()[0]);
+    EXPECT_FALSE(listener_->Probe(absl::Milliseconds(100)).ok());
+    close(fd);
+  }
+  while (!listener_->Probe(absl::Minutes(1)).ok()) {
+  }
+}
+
 TEST_F(ListenerTest, Stop_RemovesTheSocketAndRefuses) {
   Listen(10);
   struct stat info;

@@ -1,6 +1,7 @@
 #include "kvstore/service/server.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/server_builder_option.h>
@@ -18,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.grpc.pb.h"
 #include "common/descriptor_limit.h"
+#include "common/freed_memory.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/context_service.h"
@@ -41,6 +43,11 @@ constexpr int64_t kOtherDescriptors = 128;
 constexpr int kKeepaliveMs = 30'000, kKeepaliveTimeoutMs = 20'000;
 constexpr int kIdleConnectionMs = 300'000;  // without any call
 constexpr int kHandshakeMs = 10'000;
+// What gRPC's buffers of all connections may take at least.
+constexpr int64_t kLeastTransportBytes = int64_t{256} << 20;
+// Freed memory of this much goes back to the kernel, looked at so often.
+constexpr int64_t kFreedBytes = int64_t{32} << 20;
+constexpr int kTicksPerTrim = 20;
 // Of gRPC's synchronous services, of which reflection is the only one.
 constexpr int kSyncThreads = 4;
 
@@ -66,7 +73,8 @@ class GrpcServer : public Server {
       : config_(config),
         registry_(config.limits, engine->config().max_sessions),
         retrieval_(engine, &registry_),
-        contexts_(engine) {}
+        contexts_(engine),
+        transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
   ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 
   absl::Status Listen();
@@ -74,6 +82,8 @@ class GrpcServer : public Server {
   const std::vector<std::string>& addresses() const override { return addresses_; }
   std::shared_ptr<grpc::Channel> InProcessChannel() override;
   void Drain(absl::Duration wait) override;
+  void HurryUp() override { registry_.HurryUp(); }
+  absl::Status Probe(absl::Duration limit) override;
   ServiceStatistics statistics() const override;
 
  private:
@@ -88,6 +98,7 @@ class GrpcServer : public Server {
   SessionRegistry registry_;
   RetrievalServiceImpl retrieval_;
   ContextServiceImpl contexts_;
+  const int64_t transport_bytes_;
   std::vector<std::string> addresses_;
   std::unique_ptr<Listener> listener_;
   std::vector<std::unique_ptr<Acceptor>> acceptors_;  // of addresses_
@@ -155,7 +166,11 @@ void GrpcServer::SetLimits(grpc::ServerBuilder& builder) const {
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
-  builder.SetResourceQuota(grpc::ResourceQuota("kvstore").SetMaxThreads(kSyncThreads));
+  // The last resort: messages that are still coming in are gRPC's memory, and beyond this it ends
+  // calls to get it back.
+  builder.SetResourceQuota(grpc::ResourceQuota("kvstore")
+                               .SetMaxThreads(kSyncThreads)
+                               .Resize(static_cast<size_t>(transport_bytes_)));
 }
 
 absl::Status GrpcServer::Listen() {
@@ -194,10 +209,31 @@ absl::Status GrpcServer::Listen() {
 }
 
 void GrpcServer::KeepTime() {
-  while (!stopped_.HasBeenNotified()) {
+  for (int64_t tick = 1; !stopped_.HasBeenNotified(); ++tick) {
     absl::SleepFor(kTick);  // by the steady clock, as waiting with a timeout is not
     registry_.EndOverdue();
+    if (tick % kTicksPerTrim == 0) ReturnFreedMemory(kFreedBytes);
   }
+}
+
+absl::Status GrpcServer::Probe(absl::Duration limit) {
+  RETURN_IF_ERROR(listener_->Probe(limit));
+  grpc::GenericStub stub(InProcessChannel());
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit));
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  grpc::Slice empty;
+  const auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
+                                          grpc::ByteBuffer(&empty, 1), &queue);
+  call->StartCall();
+  call->Finish(&reply, &status, &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  if (status.ok()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("probe: health check: ", status.error_message()));
 }
 
 ServiceStatistics GrpcServer::statistics() const {

@@ -49,6 +49,12 @@ class Server {
   // shut down. The clock may be set meanwhile.
   virtual void Drain(absl::Duration wait) = 0;
 
+  virtual void HurryUp() = 0;  // Drain waits no longer; any thread
+
+  // Whether a client would be answered: connections are accepted at every address, and a health check
+  // inside this process has an answer. Errors say what is not. Any thread; not once Drain has begun.
+  virtual absl::Status Probe(absl::Duration limit) = 0;
+
   virtual ServiceStatistics statistics() const = 0;
 };
 

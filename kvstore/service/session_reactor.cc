@@ -8,6 +8,7 @@
 
 #include "absl/random/random.h"
 #include "common/metrics.h"
+#include "common/no_memory.h"
 #include "common/status.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/service/convert.h"
@@ -141,12 +142,12 @@ void SessionReactor::OnReadDone(bool ok) {
         "request of ", bytes.Length(), " bytes exceeds ", most,
         opened ? ", the most that one of this context takes" : ", the most that open takes"));
   } else {
-    status = Parse(&bytes, &request);
+    status = CatchNoMemory("request", [&] { return Parse(&bytes, &request); });
   }
   bytes.Clear();
   if (!status.ok()) return Cut(status);  // nobody knows which request it was
   if (!opened) return Open(request);     // Opened reads on
-  status = Handle(request);
+  status = CatchNoMemory("request", [&] { return Handle(request); });
   absl::MutexLock lock(&mu_);
   if (!status.ok()) SendError(request.request_id(), status);
   reading_ = false;
@@ -162,7 +163,7 @@ void SessionReactor::Open(const v1::SessionRequest& wire) {
   } else if (absl::StatusOr<OpenRequest> request = FromWire(wire.open()); request.ok()) {
     status = Annotate(engine_->Submit([self = shared_from_this(), engine = engine_,
                                        request = *std::move(request), id = wire.request_id()] {
-      self->Opened(id, engine->OpenSession(request));
+      self->Opened(id, CatchNoMemory("open", [&] { return engine->OpenSession(request); }));
     }),
                       "open");
   } else {
@@ -262,14 +263,22 @@ void SessionReactor::SendError(uint64_t request_id, const absl::Status& status) 
 }
 
 void SessionReactor::Send(const v1::SessionReply& reply) {
-  unsent_.push_back(ToBytes(reply));
+  unsent_.push_back(ToUnsent(reply));
   Write();
+}
+
+SessionReactor::Unsent SessionReactor::ToUnsent(const v1::SessionReply& reply) const {
+  Unsent unsent;
+  unsent.bytes = ToBytes(reply);
+  unsent.charge = engine_->request_budget().TakePart(static_cast<int64_t>(unsent.bytes.Length()));
+  return unsent;
 }
 
 v1::SessionReply SessionReactor::MakePart(Answer& answer) const {
   v1::SessionReply part;
+  const int64_t most = engine_->request_budget().PartBytes(engine_->config().reply_part_bytes);
   const absl::Status status =
-      NextPartToWire(*answer.reply, engine_->config().reply_part_bytes, &part);
+      CatchNoMemory("reply", [&] { return NextPartToWire(*answer.reply, most, &part); });
   if (!status.ok()) {
     CountError(absl::StatusCodeToString(status.code()));
     part.Clear();
@@ -288,12 +297,12 @@ void SessionReactor::MakeParts() {
       absl::MutexLock lock(&mu_);
       answer = &answers_.front();  // stays first while making_; push_back does not move it
     }
-    grpc::ByteBuffer bytes;
+    Unsent unsent;
     bool last;
     {
       const v1::SessionReply part = MakePart(*answer);
       last = part.last();
-      bytes = ToBytes(part);
+      unsent = ToUnsent(part);
     }
     if (last) answer->reply.reset();  // gives its slot back
     absl::MutexLock lock(&mu_);
@@ -303,7 +312,7 @@ void SessionReactor::MakeParts() {
       return;
     }
     if (last) answers_.pop_front();
-    unsent_.push_back(std::move(bytes));
+    unsent_.push_back(std::move(unsent));
     Write();
     if (!ClaimMaking()) return;
   }
@@ -325,7 +334,7 @@ void SessionReactor::Write() {
   if (writing_ || finished_ || unsent_.empty()) return;
   writing_ = true;
   write_began_ = std::chrono::steady_clock::now();
-  StartWrite(&unsent_.front());
+  StartWrite(&unsent_.front().bytes);
 }
 
 void SessionReactor::OnWriteDone(bool ok) {

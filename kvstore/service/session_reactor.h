@@ -54,6 +54,11 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   void OnDone() override;
 
  private:
+  // A part, made; the first is being written.
+  struct Unsent {
+    grpc::ByteBuffer bytes;
+    ByteBudget::Charge charge;
+  };
   struct Answer {
     uint64_t request_id = 0;
     std::unique_ptr<Reply> reply;
@@ -74,6 +79,7 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeParts();  // on an engine thread
   v1::SessionReply MakePart(Answer& answer) const;
+  Unsent ToUnsent(const v1::SessionReply& reply) const;
   void Send(const v1::SessionReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   bool has_room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -95,10 +101,10 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   grpc::ByteBuffer request_;              // owned by whoever has set reading_
 
   absl::Mutex mu_;
-  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);     // after Open
-  std::deque<Answer> answers_ ABSL_GUARDED_BY(mu_);           // not yet (wholly) made into parts
-  std::deque<grpc::ByteBuffer> unsent_ ABSL_GUARDED_BY(mu_);  // the first is being written
-  int64_t in_engine_ ABSL_GUARDED_BY(mu_) = 0;                // requests not yet answered
+  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);  // after Open
+  std::deque<Answer> answers_ ABSL_GUARDED_BY(mu_);        // not yet (wholly) made into parts
+  std::deque<Unsent> unsent_ ABSL_GUARDED_BY(mu_);
+  int64_t in_engine_ ABSL_GUARDED_BY(mu_) = 0;  // requests not yet answered
   // The start, the last request, or the end of the last write.
   std::chrono::steady_clock::time_point active_ ABSL_GUARDED_BY(mu_) =
       std::chrono::steady_clock::now();

@@ -87,7 +87,7 @@ std::vector<std::shared_ptr<SessionReactor>> SessionRegistry::Drain(absl::Durati
   for (;; absl::SleepFor(absl::Milliseconds(5))) {
     absl::MutexLock lock(&mu_);
     const auto waited = absl::FromChrono(std::chrono::steady_clock::now() - start);
-    if (!sessions_.empty() && waited < wait) continue;
+    if (!sessions_.empty() && waited < wait && !hurry_.load()) continue;
     std::vector<std::shared_ptr<SessionReactor>> left;
     for (const auto& [key, entry] : sessions_) left.push_back(entry.session);
     return left;

@@ -37,8 +37,9 @@ class SessionRegistry {
   // Ends those that ran out of time; call it several times per second.
   void EndOverdue();
 
-  // From now on none is added. Returns those that are left after `wait`.
+  // From now on none is added. Returns those that are left after `wait`, or at HurryUp.
   std::vector<std::shared_ptr<SessionReactor>> Drain(absl::Duration wait);
+  void HurryUp() { hurry_.store(true); }
 
   // Sets the fields of sessions.
   void AddTo(ServiceStatistics* statistics) const;
@@ -51,6 +52,7 @@ class SessionRegistry {
 
   const ServiceLimits limits_;
   const int64_t max_sessions_;
+  std::atomic<bool> hurry_{false};
   std::atomic<int64_t> refused_{0}, not_opened_{0}, idle_{0}, stalled_{0};
   mutable absl::Mutex mu_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,5 +1,7 @@
 #include "kvstore/storage/store.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -8,13 +10,17 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/mapped_file.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "kvstore/format/context_name.h"
+#include "kvstore/storage/ballast.h"
 #include "kvstore/storage/catalog.h"
 #include "kvstore/storage/context_export.h"
 #include "kvstore/storage/context_import.h"
@@ -39,6 +45,17 @@ constexpr int64_t kCatalogRoom = int64_t{4} << 20;
 
 absl::Status FromErrorCode(const std::error_code& error, absl::string_view what) {
   return error ? ErrnoStatus(error.value(), what) : absl::OkStatus();
+}
+
+// Changes when contexts are published or deleted: RocksDB's list of files, by name, size and time.
+std::string StateOf(const std::string& folder) {
+  const auto current = ReadFile(folder + "/db/CURRENT");
+  if (!current.ok()) return "";
+  const std::string list = absl::StrCat(folder, "/db/", absl::StripSuffix(*current, "\n"));
+  struct stat info;
+  if (stat(list.c_str(), &info) != 0) return "";
+  return absl::StrCat(list, " ", info.st_ino, " ", info.st_size, " ", info.st_mtim.tv_sec, ".",
+                      info.st_mtim.tv_nsec);
 }
 
 // A file that Publish was given, after a look at every key, footer and chunk table in it: what is
@@ -112,12 +129,22 @@ absl::Status WriteCatalogFile(const std::string& path, const CatalogEdit& edit) 
 
 class StoreImpl : public Store {
  public:
-  StoreImpl(std::unique_ptr<OpenDb> db, StoreMode mode)
-      : mode_(mode), publishing_(db->folder + "/publishing"), db_(std::move(db)) {}
+  // state: read before db was opened.
+  StoreImpl(std::unique_ptr<OpenDb> db, StoreMode mode, std::string state)
+      : mode_(mode),
+        folder_(db->folder),
+        publishing_(folder_ + "/publishing"),
+        ballast_(folder_),
+        db_(std::move(db)),
+        state_(std::move(state)) {}
+  ~StoreImpl() override {
+    if (mode_ == StoreMode::kReadWrite) ballast_.Make();
+  }
 
   // Ends each Delete that a crash interrupted after hiding.
   absl::Status Recover() {
     absl::MutexLock lock(&mu_);
+    ballast_.Make();
     std::error_code error;
     fs::remove_all(publishing_, error);
     RETURN_IF_ERROR(FromErrorCode(error, publishing_));
@@ -242,11 +269,39 @@ class StoreImpl : public Store {
 
   absl::Status Delete(const std::string& name) override {
     absl::MutexLock lock(&mu_);
-    RETURN_IF_ERROR(CheckWritable(absl::StrCat("delete ", name)));
+    RETURN_IF_ERROR(CheckWritable(absl::StrCat("delete context ", Shown(name))));
     ASSIGN_OR_RETURN(const CatalogEntry entry, Find(name));
+    // On a full disk the few bytes that this writes find their place where the ballast was.
+    if (!ProbeRoom(folder_ + "/db", 0, kOpenRoom).ok()) ballast_.Free();
     RETURN_IF_ERROR(HideContext(*db_, entry));
-    return Annotate(FreeContext(*db_, entry),
+    const absl::Status freed = FreeContext(*db_, entry);
+    ballast_.Make();
+    return Annotate(freed,
                     absl::StrCat("context ", name, " is deleted, its space comes back later"));
+  }
+
+  absl::StatusOr<bool> Refresh() override {
+    if (mode_ == StoreMode::kReadWrite) return false;
+    {
+      absl::ReaderMutexLock lock(&mu_);
+      if (StateOf(folder_) == state_) return false;
+    }
+    absl::MutexLock lock(&mu_);
+    absl::Status failed;
+    // The writer may remove a file between our reading of its name and of itself.
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      std::string state = StateOf(folder_);
+      if (state == state_) return true;  // another thread was faster
+      auto db = OpenRocks(folder_, mode_);
+      if (db.ok()) {
+        db_ = *std::move(db);
+        state_ = std::move(state);
+        return true;
+      }
+      failed = db.status();
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return Annotate(failed, "looking for contexts that were published since");
   }
 
  private:
@@ -333,7 +388,8 @@ class StoreImpl : public Store {
         absl::StrAppend(&damaged, damaged.empty() ? "" : "; ", entry.manifest.status().message());
       }
     }
-    const std::string message = absl::StrCat("context ", name, " is not in store ", db_->folder);
+    const std::string message =
+        absl::StrCat("context ", Shown(name), " is not in store ", db_->folder);
     if (damaged.empty()) return absl::NotFoundError(message);
     return absl::DataLossError(
         absl::StrCat(message, ", unless its manifest is one that cannot be read: ", damaged));
@@ -368,8 +424,11 @@ class StoreImpl : public Store {
   }
 
   const StoreMode mode_;
+  const std::string folder_;
   const std::string publishing_;
-  const std::unique_ptr<OpenDb> db_;
+  const Ballast ballast_;
+  std::unique_ptr<OpenDb> db_;  // under mu_; replaced by Refresh only
+  std::string state_ ABSL_GUARDED_BY(mu_);
   // Readers see an ingestion in both column families or in none.
   mutable absl::Mutex mu_;
 };
@@ -384,9 +443,15 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, St
   } else if (!fs::exists(folder + "/db/CURRENT", error)) {
     return absl::NotFoundError(absl::StrCat("folder ", folder, " holds no store"));
   }
-  if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(ProbeRoom(folder + "/db", 0, kOpenRoom));
+  if (mode == StoreMode::kReadWrite) {
+    // A full disk must not keep anyone from deleting a context.
+    absl::Status room = ProbeRoom(folder + "/db", 0, kOpenRoom);
+    if (!room.ok() && Ballast(folder).Free()) room = ProbeRoom(folder + "/db", 0, kOpenRoom);
+    RETURN_IF_ERROR(room);
+  }
+  std::string state = StateOf(folder);
   ASSIGN_OR_RETURN(std::unique_ptr<OpenDb> db, OpenRocks(folder, mode));
-  auto store = std::make_unique<StoreImpl>(std::move(db), mode);
+  auto store = std::make_unique<StoreImpl>(std::move(db), mode, std::move(state));
   if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(store->Recover());
   return store;
 }

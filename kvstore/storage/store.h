@@ -102,7 +102,7 @@ class StoredContext {
 };
 
 enum class StoreMode : uint8_t {
-  kReadOnly = 0,   // no lock; sees what was published before
+  kReadOnly = 0,   // no lock, writes nothing; sees what was published before, and after Refresh
   kReadWrite = 1,  // one process at a time; frees what a crash during Delete left behind
 };
 
@@ -123,6 +123,10 @@ class Store {
   // The context as a stream of bytes (context_stream.h), for another store's Import.
   // FailedPrecondition: it is unbound.
   virtual absl::StatusOr<std::unique_ptr<ContextExport>> Export(const std::string& name) const = 0;
+  // kReadOnly: sees what another process published and deleted since; true: there may be something.
+  // On an error it sees what it saw. Cost: some us if nothing changed, else as Open. kReadWrite:
+  // false.
+  virtual absl::StatusOr<bool> Refresh() = 0;
 
   // kReadWrite only.
   // Takes in what Export gave, wherever; goes on with what an interrupted import of the same context

@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "common/no_memory.h"
 #include "common/status.h"
 #include "common/version.h"
 #include "tools/carrel/commands.h"
@@ -57,7 +58,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  absl::Status status = chosen();
+  carrel::ExitWhenMemoryEnds();
+  absl::Status status = carrel::CatchNoMemory(app.get_subcommands().at(0)->get_name(), chosen);
   errno = 0;
   if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
     if (errno == EPIPE) return 1;  // the reader has what it wanted

@@ -1,21 +1,27 @@
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "common/freed_memory.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/metrics_listener.h"
 #include "kvstore/service/server.h"
+#include "kvstore/service/supervisor.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/observe_flags.h"
+#include "tools/carrel/signal_pipe.h"
 
 namespace carrel::tools {
 namespace {
@@ -25,9 +31,11 @@ struct ServeFlags {
   kvstore::ServerConfig server;
   kvstore::EngineConfig engine;
   ObserveFlags observe;
+  bool read_only = false;
   int64_t memory_mib = 0;
   // A terabyte in 17 hours, at a thousandth of a core.
   int64_t scrub_mib = 16;
+  int64_t request_mib = 0;
   double drain_seconds = 30;
   double idle_seconds = 600;
 };
@@ -35,6 +43,31 @@ struct ServeFlags {
 absl::Status CheckSeconds(const char* flag, double seconds) {
   if (seconds >= 0 && seconds <= 86400) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(flag, "=", seconds, " s is outside [0, 86400]"));
+}
+
+constexpr absl::Duration kWatch = absl::Seconds(10), kProbe = absl::Seconds(5);
+constexpr int kExitUnanswering = 3;
+
+// A server whose listener or gRPC is stuck looks alive to everyone but its clients. What it holds is
+// lost in any case; a supervisor starts another.
+[[noreturn]] void GiveUp(const absl::Status& status) {
+  std::fprintf(stderr, "carrel serve: %d probes of this server failed, the last with %s: it ends\n",
+               kvstore::Watchdog::kFailures, status.ToString().c_str());
+  _exit(kExitUnanswering);
+}
+
+// Until the running sessions have ended, or a second signal came.
+void Drain(kvstore::Server& server, const SignalPipe& signals, absl::Duration wait) {
+  std::thread drain([&] {
+    server.Drain(wait);
+    signals.Wake();
+  });
+  for (int signal = signals.Wait(); signal != 0; signal = signals.Wait()) {
+    if (signal == SIGHUP) continue;
+    std::fprintf(stderr, "carrel serve: %s again: sessions are cut\n", strsignal(signal));
+    server.HurryUp();
+  }
+  drain.join();
 }
 
 absl::Status RunServe(ServeFlags& flags) {
@@ -45,6 +78,11 @@ absl::Status RunServe(ServeFlags& flags) {
         absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [0, 1073741824]"));
   }
   flags.engine.memory_budget_bytes = flags.memory_mib << 20;
+  if (flags.request_mib < 0 || flags.request_mib > (int64_t{1} << 30)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("request-budget=", flags.request_mib, " MiB is outside [0, 1073741824]"));
+  }
+  flags.engine.request_budget_bytes = flags.request_mib << 20;
   RETURN_IF_ERROR(CheckSeconds("drain", flags.drain_seconds));
   RETURN_IF_ERROR(CheckSeconds("idle-timeout", flags.idle_seconds));
   flags.server.limits.idle_timeout =
@@ -54,15 +92,15 @@ absl::Status RunServe(ServeFlags& flags) {
         absl::StrCat("scrub-rate=", flags.scrub_mib, " MiB/s is outside [0, 16384]"));
   }
   flags.engine.scrub_bytes_per_s = flags.scrub_mib << 20;
-  // Every thread started from here on inherits the mask, so that only sigwait below sees these.
-  sigset_t stop_signals;
-  sigemptyset(&stop_signals);
-  sigaddset(&stop_signals, SIGTERM);
-  sigaddset(&stop_signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store,
-                   kvstore::Store::Open(flags.folder, kvstore::StoreMode::kReadWrite));
+  rlimit address_space{};
+  if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
+    UseFewHeaps();
+  }
+  ASSIGN_OR_RETURN(const SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<kvstore::Store> store,
+      kvstore::Store::Open(flags.folder, flags.read_only ? kvstore::StoreMode::kReadOnly
+                                                         : kvstore::StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Engine> engine,
                    kvstore::Engine::Create(flags.engine, std::move(store)));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server,
@@ -70,10 +108,13 @@ absl::Status RunServe(ServeFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::MetricsListener> metrics,
                    flags.observe.Listen(engine.get(), server.get()));
   std::fprintf(stderr,
-               "carrel serve: %s ready on %s; memory budget %lld MiB, %d threads (0: one per "
+               "carrel serve: %s%s ready on %s; memory budget %lld MiB, and %lld MiB for "
+               "requests, %d threads (0: one per "
                "core), queue of %lld, %lld connections of %lld file descriptors\n",
-               flags.folder.c_str(), absl::StrJoin(server->addresses(), " ").c_str(),
+               flags.folder.c_str(), flags.read_only ? " (read-only)" : "",
+               absl::StrJoin(server->addresses(), " ").c_str(),
                static_cast<long long>(engine->config().memory_budget_bytes >> 20),
+               static_cast<long long>(engine->config().request_budget_bytes >> 20),
                flags.engine.search_threads, static_cast<long long>(flags.engine.queue_limit),
                static_cast<long long>(server->statistics().max_connections),
                static_cast<long long>(server->statistics().max_descriptors));
@@ -81,12 +122,21 @@ absl::Status RunServe(ServeFlags& flags) {
     std::fprintf(stderr, "carrel serve: metrics on http://%s/metrics\n",
                  metrics->address().c_str());
   }
-  int signal = 0;
-  sigwait(&stop_signals, &signal);
+  auto watchdog = std::make_unique<kvstore::Watchdog>(
+      kvstore::WatchdogPeriod(kWatch), [&] { return server->Probe(kProbe); }, &GiveUp);
+  kvstore::NotifySupervisor("READY=1");
+  int signal = signals.Wait();
+  for (; signal == SIGHUP; signal = signals.Wait()) {
+    if (const absl::Status status = engine->Refresh(); !status.ok()) {
+      std::fprintf(stderr, "carrel serve: SIGHUP: %s\n", status.ToString().c_str());
+    }
+  }
+  watchdog = nullptr;
+  kvstore::NotifySupervisor("STOPPING=1");
   std::fprintf(stderr,
                "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n",
                strsignal(signal), flags.drain_seconds, static_cast<long long>(engine->sessions()));
-  server->Drain(absl::Seconds(flags.drain_seconds));
+  Drain(*server, signals, absl::Seconds(flags.drain_seconds));
   std::fprintf(stderr, "carrel serve: stopped\n");
   return absl::OkStatus();
 }
@@ -107,9 +157,17 @@ void AddServe(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command
       .add_option("--memory-budget", flags->memory_mib,
-                  "MiB that the process may hold: loaded indexes and mapped pages of rows and "
-                  "codes; 0: half of the machine's memory")
+                  "MiB that the process may hold of the store: loaded indexes and mapped pages of "
+                  "rows and codes; 0: half of what the machine, control group or ulimit allow")
       ->capture_default_str();
+  command
+      .add_option("--request-budget", flags->request_mib,
+                  "MiB that clients may make the process hold beside that: requests, results, "
+                  "replies that wait; 0: a quarter of the memory budget, at least 64")
+      ->capture_default_str();
+  command.add_flag("--read-only", flags->read_only,
+                   "take no lock and write nothing: several may serve a store, also on read-only "
+                   "media, and what another process publishes meanwhile is seen");
   command
       .add_option("--queue", flags->engine.queue_limit,
                   "requests that may wait; one more is refused")

@@ -39,7 +39,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // drift: null if it was not asked for.
   Session(std::shared_ptr<OpenContext> context, RowRange zone,
           std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
-          WorkQueue* queue, RequestLatencies* latencies, std::function<void()> on_close);
+          WorkQueue* queue, RequestLatencies* latencies, std::shared_ptr<const void> tenant,
+          std::function<void()> on_close);
   ~Session();
 
   absl::Status Submit(uint64_t request_id, QueryRequest request, Done done);
@@ -82,6 +83,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const EngineConfig config_;
   WorkQueue* const queue_;
   RequestLatencies* const latencies_;
+  const std::shared_ptr<const void> tenant_;  // whose turn requests take
   const std::function<void()> on_close_;
   std::atomic<bool> cancelled_{false};
 

@@ -9,10 +9,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/status.h"
+#include "kvstore/access/access.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/metrics_listener.h"
 #include "kvstore/service/server.h"
 #include "kvstore/storage/store.h"
+#include "tools/carrel/access_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/observe_flags.h"
@@ -23,6 +25,7 @@ namespace {
 struct ServeFlags {
   std::string folder;
   kvstore::ServerConfig server;
+  AccessFlags access;
   kvstore::EngineConfig engine;
   ObserveFlags observe;
   int64_t memory_mib = 0;
@@ -35,6 +38,17 @@ struct ServeFlags {
 absl::Status CheckSeconds(const char* flag, double seconds) {
   if (seconds >= 0 && seconds <= 86400) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(flag, "=", seconds, " s is outside [0, 86400]"));
+}
+
+// SIGHUP: a log that was renamed is begun anew, and the keys are read at once.
+void ReadAgain(const ServeFlags& flags, kvstore::AuditLog* audit) {
+  if (audit != nullptr) {
+    if (const absl::Status status = audit->Reopen(); !status.ok()) {
+      std::fprintf(stderr, "carrel serve: SIGHUP: %s; lines go on to where they went\n",
+                   std::string(status.message()).c_str());
+    }
+  }
+  if (flags.server.access != nullptr) flags.server.access->Reload().IgnoreError();  // it logs
 }
 
 absl::Status RunServe(ServeFlags& flags) {
@@ -59,8 +73,11 @@ absl::Status RunServe(ServeFlags& flags) {
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
   sigaddset(&stop_signals, SIGINT);
+  sigaddset(&stop_signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::AuditLog> audit,
+                   flags.access.Apply(flags.server));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.folder, kvstore::StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Engine> engine,
@@ -82,7 +99,7 @@ absl::Status RunServe(ServeFlags& flags) {
                  metrics->address().c_str());
   }
   int signal = 0;
-  sigwait(&stop_signals, &signal);
+  while (sigwait(&stop_signals, &signal) == 0 && signal == SIGHUP) ReadAgain(flags, audit.get());
   std::fprintf(stderr,
                "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n",
                strsignal(signal), flags.drain_seconds, static_cast<long long>(engine->sessions()));
@@ -151,6 +168,7 @@ void AddServe(CLI::App& app, Run& chosen) {
                   "MiB per second at which all contexts are read again and checked, while no "
                   "request waits; 0: not at all")
       ->capture_default_str();
+  flags->access.Declare(command);
   flags->observe.Declare(command);
   UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunServe(*flags); }; });

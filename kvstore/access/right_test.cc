@@ -1,31 +1,9 @@
 #include "kvstore/access/right.h"
 
-#include <set>
-
-#include "carrel/v1/context.pb.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 
 namespace carrel::kvstore {
 namespace {
-
-// A method that is added to a service without a right fails here, and is refused until it has one.
-TEST(RightTest, EveryMethodOfEveryService_HasARightAndNothingElseHas) {
-  std::set<std::string> methods;
-  for (const google::protobuf::FileDescriptor* file :
-       {v1::Manifest::descriptor()->file(), v1::SessionRequest::descriptor()->file()}) {
-    for (int s = 0; s < file->service_count(); ++s) {
-      for (int m = 0; m < file->service(s)->method_count(); ++m) {
-        methods.insert(
-            absl::StrCat(file->service(s)->name(), ".", file->service(s)->method(m)->name()));
-      }
-    }
-  }
-  EXPECT_GE(methods.size(), 5u);
-  for (const std::string& method : methods) CARREL_EXPECT_OK(RightOf(method));
-  for (const RpcRight& row : RpcRights())
-    EXPECT_TRUE(methods.contains(std::string(row.rpc))) << row.rpc;
-}
 
 TEST(RightTest, UnlistedCall_IsDenied) {
   EXPECT_THAT(RightOf("ContextService.Format"),

@@ -3,8 +3,11 @@
 
 #include <unistd.h>
 
+#include <set>
+
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
+#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 #include "kvstore/service/access_test_util.h"
 #include "kvstore/service/service_test_util.h"
@@ -128,6 +131,24 @@ TEST_P(TransportTest, ContextsOfOthers_AreAsThoseThatAreNotThere) {
     EXPECT_TRUE(server->List("k", &names).ok());
   }
   EXPECT_THAT(names, ElementsAre("mine", "theirs"));
+}
+
+// A method that is added to a service without a right fails here, and is refused until it has one.
+TEST(AdmissionTest, EveryMethodOfEveryService_HasARightAndNothingElseHas) {
+  std::set<std::string> methods;
+  for (const google::protobuf::FileDescriptor* file :
+       {v1::Manifest::descriptor()->file(), v1::SessionRequest::descriptor()->file()}) {
+    for (int s = 0; s < file->service_count(); ++s) {
+      for (int m = 0; m < file->service(s)->method_count(); ++m) {
+        methods.insert(
+            absl::StrCat(file->service(s)->name(), ".", file->service(s)->method(m)->name()));
+      }
+    }
+  }
+  EXPECT_GE(methods.size(), 5u);
+  for (const std::string& method : methods) CARREL_EXPECT_OK(RightOf(method));
+  for (const RpcRight& row : RpcRights())
+    EXPECT_TRUE(methods.contains(std::string(row.rpc))) << row.rpc;
 }
 
 TEST(AdmissionTest, ClientCertificate_IsItsEntry) {

@@ -65,7 +65,8 @@ void Compare(const char* what, const char* a, const char* b, int calls, const Ca
 }
 
 void Run(int calls) {
-  const std::string folder = testing::TempDir() + "/carrel_refusal_" + std::to_string(getpid());
+  const std::string folder = std::filesystem::temp_directory_path().string() + "/carrel_refusal_" +
+                             std::to_string(getpid());
   std::filesystem::create_directory(folder);
   GuardedServer server(
       folder, Transport::kUnix,

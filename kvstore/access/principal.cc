@@ -102,6 +102,11 @@ bool Principal::Sees(absl::string_view context) const {
                      [&](const std::string& glob) { return MatchesGlob(glob, context); });
 }
 
+bool Principal::OfTenant(absl::string_view context) const {
+  absl::MutexLock lock(&mu_);
+  return tenant_ != nullptr && absl::StartsWith(context, prefix_);
+}
+
 bool Principal::SeesAll() const {
   absl::MutexLock lock(&mu_);
   return prefix_.empty() &&

@@ -54,6 +54,8 @@ class Principal : public std::enable_shared_from_this<Principal> {
   absl::Status Check(Right right, absl::Time now = absl::Now()) const;
   // Whether contexts of this name exist for him.
   bool Sees(absl::string_view context) const;
+  // Whether a context of this name counts against his tenant's quotas.
+  bool OfTenant(absl::string_view context) const;
   // Every name there is: he may be told about damage in the store.
   bool SeesAll() const;
 

@@ -13,6 +13,7 @@ constexpr absl::string_view kNames[] = {"list", "open", "import", "delete", "adm
 constexpr RpcRight kTable[] = {
     {"ContextService.List", Right::kList},       {"ContextService.Get", Right::kList},
     {"ContextService.Statistics", Right::kList}, {"ContextService.Verify", Right::kAdmin},
+    {"ContextService.Export", Right::kOpen},     {"ContextService.Import", Right::kImport},
     {"ContextService.Delete", Right::kDelete},   {"RetrievalService.Session", Right::kOpen},
 };
 

@@ -66,7 +66,7 @@ class Engine {
 
   // The same on threads of their own, which searches do not wait for: what takes long.
   absl::Status SubmitBackground(std::function<void()> task) {
-    return background_.Submit(this, std::move(task));
+    return background_.Submit(nullptr, this, std::move(task));
   }
   void ContinueBackground(std::function<void()> task) { background_.Continue(std::move(task)); }
 

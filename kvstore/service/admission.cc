@@ -114,6 +114,17 @@ absl::Status Visit::Allow(absl::string_view rpc, const std::string& context) {
   return absl::OkStatus();
 }
 
+absl::Status Visit::AllowNew(const std::string& name) {
+  context_ = lookup_name_ = name;
+  if (principal_->SeesAll() || (!name.empty() && principal_->Sees(name))) return absl::OkStatus();
+  return Denied(absl::PermissionDeniedError(
+                    name.empty() ? absl::StrCat("key ", principal_->name(),
+                                                " sees some names only: import under one of them")
+                                 : absl::StrCat("key ", principal_->name(), " may not add context ",
+                                                Shown(name))),
+                "context");
+}
+
 absl::Status Visit::Told(const absl::Status& status) const {
   if (absl::IsNotFound(status) && !context_.empty()) {
     return absl::NotFoundError(absl::StrCat("context ", Shown(context_), " is not in the store"));

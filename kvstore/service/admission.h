@@ -33,6 +33,8 @@ class Visit {
   // context that he does not see is no error here: lookup_name() then is one that no store holds,
   // so that looking it up takes as long and fails as for a context that is not there.
   absl::Status Allow(absl::string_view rpc, const std::string& context);
+  // Whether he may add a context of this name; nothing is told about whether it exists.
+  absl::Status AllowNew(const std::string& name);
   const std::string& lookup_name() const { return lookup_name_; }
   // What the lookup said, about the name that was asked for. Every NotFound has the same words.
   absl::Status Told(const absl::Status& status) const;

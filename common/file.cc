@@ -75,6 +75,17 @@ absl::Status WriteAndSync(const std::string& path, std::initializer_list<absl::s
 
 }  // namespace
 
+absl::Status MakePrivateFolder(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  if (!parent.empty()) std::filesystem::create_directories(parent, error);
+  if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", parent.string()));
+  if (mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
+  const int why = errno;
+  if (why == EEXIST && std::filesystem::is_directory(path, error)) return absl::OkStatus();
+  return ErrnoStatus(why, absl::StrCat("create ", path));
+}
+
 absl::Status ProbeRoom(const std::string& path, int64_t offset, int64_t bytes) {
   const std::string probe = path + ".room";
   const int fd = open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

@@ -24,6 +24,9 @@ inline absl::Status WriteFileAtomically(const std::string& path, absl::string_vi
   return WriteFileAtomically(path, {bytes});
 }
 
+// A folder that its owner alone may enter, and what leads to it; one that is there keeps its mode.
+absl::Status MakePrivateFolder(const std::string& path);
+
 // Whether bytes [offset, offset + bytes) of a file at path could be written now: allocates them in path.room and removes it again. ResourceExhausted if not
 // (disk full, quota, limit on file size). For writers that cannot take a failed write well: Debian's RocksDB aborts on it.
 absl::Status ProbeRoom(const std::string& path, int64_t offset, int64_t bytes);

@@ -15,6 +15,7 @@
 #include "carrel/v1/retrieval.grpc.pb.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "decoder/store_client_credentials.h"
 
 namespace carrel::decoder {
 namespace {
@@ -65,7 +66,8 @@ grpc::ChannelArguments MakeChannelArguments() {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A server that is just starting is found soon.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  // How long an attempt may take: TLS with a server far away is several round trips.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   // Sessions do not share a connection, so that one's large replies do not delay another's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -80,8 +82,9 @@ grpc::ChannelArguments MakeChannelArguments() {
 //      part.
 class GrpcStoreClient : public StoreClient {
  public:
-  explicit GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel)
+  GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel, const std::string& key)
       : stub_(v1::RetrievalService::NewStub(channel)) {
+    if (!key.empty()) context_.AddMetadata("authorization", "Bearer " + key);
     stream_ = stub_->Session(&context_);
     reader_ = std::thread([this] { ReadAll(); });
   }
@@ -281,22 +284,24 @@ void GrpcStoreClient::Forget(RequestId id) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::Connect(const std::string& address,
-                                                                  absl::Duration deadline) {
+                                                                  absl::Duration deadline,
+                                                                  const ServerLogin& login) {
   const absl::Time until = absl::Now() + deadline;
   const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
-      address, grpc::InsecureChannelCredentials(), MakeChannelArguments());
+      address, CredentialsOf(login), MakeChannelArguments());
   if (!channel->WaitForConnected(absl::ToChronoTime(until))) {
     return absl::UnavailableError(absl::StrCat("connect to ", address, ": no server within ",
-                                               absl::FormatDuration(deadline)));
+                                               absl::FormatDuration(deadline), HintOf(login)));
   }
-  absl::StatusOr<std::unique_ptr<StoreClient>> client = OverChannel(channel, until - absl::Now());
+  absl::StatusOr<std::unique_ptr<StoreClient>> client = 
+      OverChannel(channel, until - absl::Now(), login.key);
   if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
   return client;
 }
 
 absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::OverChannel(
-    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline) {
-  auto client = std::make_unique<GrpcStoreClient>(channel);
+    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key) {
+  auto client = std::make_unique<GrpcStoreClient>(channel, key);
   RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));
   return client;
 }

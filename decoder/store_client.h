@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/ids.h"
+#include "common/server_login.h"
 
 namespace grpc {
 class Channel;
@@ -36,10 +37,11 @@ class StoreClient {
  public:
   // address: "unix:PATH" or "HOST:PORT". Connects within the deadline or fails.
   static absl::StatusOr<std::unique_ptr<StoreClient>> Connect(const std::string& address,
-                                                              absl::Duration deadline);
+                                                              absl::Duration deadline,
+                                                              const ServerLogin& login = {});
   // The same over a channel that exists: the in-process channel of an embedded store.
   static absl::StatusOr<std::unique_ptr<StoreClient>> OverChannel(
-      std::shared_ptr<grpc::Channel> channel, absl::Duration deadline);
+      std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key = "");
   virtual ~StoreClient() = default;
 
   // Must be first, once.

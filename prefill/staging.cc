@@ -42,9 +42,8 @@ absl::string_view BytesOf(absl::Span<const float> floats) {
 
 absl::StatusOr<Staging> Staging::Open(const std::string& store_folder, const std::string& name) {
   Staging staging((fs::path(store_folder) / "prefill" / name).string());
-  std::error_code error;
-  fs::create_directories(staging.folder_, error);
-  if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", staging.folder_));
+  // Hidden states and rows tell the document.
+  RETURN_IF_ERROR(MakePrivateFolder(staging.folder_));
   return staging;
 }
 

@@ -227,7 +227,7 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
     sessions_.fetch_sub(1);
   };
   return std::make_shared<Session>(*context, zone, std::move(drift), config_, &queue_, &latencies_,
-                                   &requests_, std::move(on_close));
+                                   &requests_, request.tenant, std::move(on_close));
 }
 
 EngineStatistics Engine::Statistics() {

@@ -60,13 +60,16 @@ class Engine {
                       std::function<void(Verified)> done);
 
   // Runs it on an engine thread; counts against queue_limit.
-  absl::Status Submit(std::function<void()> task) { return queue_.Submit(this, std::move(task)); }
+  // tenant: as OpenRequest's.
+  absl::Status Submit(std::function<void()> task, const void* tenant = nullptr) {
+    return queue_.Submit(tenant, this, std::move(task));
+  }
   // For the rest of what was accepted: never refused.
   void Continue(std::function<void()> task) { queue_.Continue(std::move(task)); }
 
   // The same on threads of their own, which searches do not wait for: what takes long.
   absl::Status SubmitBackground(std::function<void()> task) {
-    return background_.Submit(this, std::move(task));
+    return background_.Submit(nullptr, this, std::move(task));
   }
   void ContinueBackground(std::function<void()> task) { background_.Continue(std::move(task)); }
 

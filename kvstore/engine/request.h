@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,8 @@ struct OpenRequest {
   int64_t local = 0;
   bool query_drift = false;  // wanted
   std::string content_id;    // as CheckContentId; empty: any
+  // Whose turn the session's requests take (WorkQueue); null: of those who have none of their own.
+  std::shared_ptr<const void> tenant;
 };
 
 // kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows

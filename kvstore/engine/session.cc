@@ -40,6 +40,7 @@ int64_t BytesOf(const FetchRequest& request) {
 Session::Session(std::shared_ptr<OpenContext> context, RowRange zone,
                  std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
                  WorkQueue* queue, RequestLatencies* latencies, ByteBudget* budget,
+                 std::shared_ptr<const void> tenant,
                  std::function<void()> on_close)
     : context_(std::move(context)),
       zone_(zone),
@@ -48,6 +49,7 @@ Session::Session(std::shared_ptr<OpenContext> context, RowRange zone,
       queue_(queue),
       latencies_(latencies),
       account_(std::make_shared<ByteBudget::Account>(budget)),
+      tenant_(std::move(tenant)),
       on_close_(std::move(on_close)) {}
 
 Session::~Session() { on_close_(); }
@@ -154,7 +156,7 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
     mine.reset();
     done(status);
   };
-  RETURN_IF_ERROR(Annotate(queue_->Submit(this,
+  RETURN_IF_ERROR(Annotate(queue_->Submit(tenant_.get(), this,
                                           [among, run = std::move(run)]() mutable {
                                             if (among == nullptr) return run();
                                             among->WhenReady(std::move(run));
@@ -171,7 +173,7 @@ absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done don
       std::make_unique<FetchReply>(std::move(request), std::move(slot)));
   return Annotate(
       queue_->Submit(
-          this,
+          tenant_.get(), this,
           [reply, latencies = latencies_, accepted = absl::Now(), done = std::move(done)] {
             std::unique_ptr<FetchReply> mine = std::move(*reply);
             const absl::Time start = absl::Now();

@@ -41,6 +41,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(std::shared_ptr<OpenContext> context, RowRange zone,
           std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
           WorkQueue* queue, RequestLatencies* latencies, ByteBudget* budget,
+          std::shared_ptr<const void> tenant,
           std::function<void()> on_close);
   ~Session();
 
@@ -86,6 +87,7 @@ class Session : public std::enable_shared_from_this<Session> {
   WorkQueue* const queue_;
   RequestLatencies* const latencies_;
   const std::shared_ptr<ByteBudget::Account> account_;
+  const std::shared_ptr<const void> tenant_;  // whose turn requests take
   const std::function<void()> on_close_;
   std::atomic<bool> cancelled_{false};
 

@@ -8,7 +8,7 @@
 
 namespace carrel::kvstore {
 
-absl::Status WorkQueue::Submit(const void* owner, std::function<void()> task) {
+absl::Status WorkQueue::Submit(const void* tenant, const void* owner, std::function<void()> task) {
   if (waiting_.fetch_add(1) >= limit_) {
     waiting_.fetch_sub(1);
     refused_.fetch_add(1);
@@ -22,8 +22,10 @@ absl::Status WorkQueue::Submit(const void* owner, std::function<void()> task) {
     waiting_.fetch_sub(1);
     return absl::UnavailableError("engine is shutting down");
   }
-  std::deque<std::function<void()>>& mine = tasks_[owner];
-  if (mine.empty()) turns_.push_back(owner);
+  Owners& owners = tenants_[tenant];
+  if (owners.turns.empty()) turns_.push_back(tenant);
+  std::deque<std::function<void()>>& mine = owners.tasks[owner];
+  if (mine.empty()) owners.turns.push_back(owner);
   mine.push_back(std::move(task));
   return absl::OkStatus();
 }
@@ -32,15 +34,23 @@ void WorkQueue::RunNext() {
   std::function<void()> task;
   {
     absl::MutexLock lock(&mu_);
-    const void* owner = turns_.front();
+    const void* tenant = turns_.front();
     turns_.pop_front();
-    const auto mine = tasks_.find(owner);
+    Owners& owners = tenants_[tenant];
+    const void* owner = owners.turns.front();
+    owners.turns.pop_front();
+    const auto mine = owners.tasks.find(owner);
     task = std::move(mine->second.front());
     mine->second.pop_front();
     if (mine->second.empty()) {
-      tasks_.erase(mine);
+      owners.tasks.erase(mine);
     } else {
-      turns_.push_back(owner);
+      owners.turns.push_back(owner);
+    }
+    if (owners.turns.empty()) {
+      tenants_.erase(tenant);
+    } else {
+      turns_.push_back(tenant);
     }
   }
   waiting_.fetch_sub(1);

@@ -1,5 +1,6 @@
-// What:    the engine's threads, shared by sessions in turn: whoever has requests waiting gets one
-//          started, then the next session, so that one with many does not hold up one with few.
+// What:    the engine's threads, shared in turns of two levels: tenants by turns, and the sessions of
+//          a tenant by turns, so that neither a session with many requests nor a tenant with many
+//          sessions holds up the others.
 //          A limit on the requests that wait. What an accepted request needs later (the next part
 //          of its reply) is never refused: it is bounded by the requests in flight.
 // Errors:  ResourceExhausted names the limit.
@@ -24,8 +25,9 @@ class WorkQueue {
  public:
   WorkQueue(int threads, int64_t limit) : limit_(limit), pool_(threads) {}
 
-  // owner: whose turn it takes; any address that stands for a session.
-  absl::Status Submit(const void* owner, std::function<void()> task);
+  // Whose turn it takes: any address that stands for a tenant (null: who has none) and for a
+  // session of his.
+  absl::Status Submit(const void* tenant, const void* owner, std::function<void()> task);
   void Continue(std::function<void()> task);
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body) {
     pool_.ParallelFor(count, body);
@@ -39,8 +41,14 @@ class WorkQueue {
   const int64_t limit_;
   std::atomic<int64_t> waiting_{0}, refused_{0};
   absl::Mutex mu_;
-  // The tasks of each owner that has some, in order, and the owners in the order of their turns.
-  absl::flat_hash_map<const void*, std::deque<std::function<void()>>> tasks_ ABSL_GUARDED_BY(mu_);
+  // The tasks of each owner of a tenant that has some, in order, and the owners in the order of
+  // their turns.
+  struct Owners {
+    absl::flat_hash_map<const void*, std::deque<std::function<void()>>> tasks;
+    std::deque<const void*> turns;
+  };
+  // Those tenants that have some, and their turns.
+  absl::flat_hash_map<const void*, Owners> tenants_ ABSL_GUARDED_BY(mu_);
   std::deque<const void*> turns_ ABSL_GUARDED_BY(mu_);
   ThreadPool pool_;  // last: joined first
 };

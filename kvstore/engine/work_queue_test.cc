@@ -16,7 +16,7 @@ TEST(WorkQueueTest, ManyRequestsOfOneSession_LeaveTheOthersTheirTurn) {
   const int greedy = 0, modest = 0;
   {
     WorkQueue queue(1, 100);
-    CARREL_EXPECT_OK(queue.Submit(&greedy, [&] {
+    CARREL_EXPECT_OK(queue.Submit(nullptr, &greedy, [&] {
       started.Notify();
       go.WaitForNotification();
     }));
@@ -27,12 +27,42 @@ TEST(WorkQueueTest, ManyRequestsOfOneSession_LeaveTheOthersTheirTurn) {
         order += name;
       };
     };
-    for (int i = 0; i < 5; ++i) CARREL_EXPECT_OK(queue.Submit(&greedy, task('g')));
-    for (int i = 0; i < 2; ++i) CARREL_EXPECT_OK(queue.Submit(&modest, task('m')));
+    for (int i = 0; i < 5; ++i) CARREL_EXPECT_OK(queue.Submit(nullptr, &greedy, task('g')));
+    for (int i = 0; i < 2; ++i) CARREL_EXPECT_OK(queue.Submit(nullptr, &modest, task('m')));
     EXPECT_EQ(queue.waiting(), 7);
     go.Notify();
   }  // runs what was accepted
   EXPECT_EQ(order, "gmgmggg");
+}
+
+TEST(WorkQueueTest, ManySessionsOfOneTenant_LeaveTheOthersTheirTurn) {
+  std::string order;
+  absl::Mutex mu;
+  absl::Notification started, go;
+  const int big = 0, small = 0;
+  const int sessions[4] = {};
+  {
+    WorkQueue queue(1, 100);
+    CARREL_EXPECT_OK(queue.Submit(nullptr, nullptr, [&] {
+      started.Notify();
+      go.WaitForNotification();
+    }));
+    started.WaitForNotification();
+    const auto task = [&](char name) {
+      return [&, name] {
+        absl::MutexLock lock(&mu);
+        order += name;
+      };
+    };
+    for (int i = 0; i < 2; ++i) {  // a tenant with three sessions, and one with one
+      for (int s = 0; s < 3; ++s) {
+        CARREL_EXPECT_OK(queue.Submit(&big, &sessions[s], task(static_cast<char>('a' + s))));
+      }
+    }
+    for (int i = 0; i < 3; ++i) CARREL_EXPECT_OK(queue.Submit(&small, &sessions[3], task('s')));
+    go.Notify();
+  }
+  EXPECT_EQ(order, "asbscsabc");
 }
 
 TEST(WorkQueueTest, Full_IsResourceExhaustedAndRunsWhatWasAccepted) {
@@ -40,13 +70,13 @@ TEST(WorkQueueTest, Full_IsResourceExhaustedAndRunsWhatWasAccepted) {
   std::atomic<int> ran{0};
   {
     WorkQueue queue(1, 2);
-    CARREL_EXPECT_OK(queue.Submit(nullptr, [&] {
+    CARREL_EXPECT_OK(queue.Submit(nullptr, nullptr, [&] {
       started.Notify();
       go.WaitForNotification();
     }));
     started.WaitForNotification();
-    for (int i = 0; i < 2; ++i) CARREL_EXPECT_OK(queue.Submit(nullptr, [&] { ++ran; }));
-    EXPECT_THAT(queue.Submit(nullptr, [&] { ++ran; }),
+    for (int i = 0; i < 2; ++i) CARREL_EXPECT_OK(queue.Submit(nullptr, nullptr, [&] { ++ran; }));
+    EXPECT_THAT(queue.Submit(nullptr, nullptr, [&] { ++ran; }),
                 StatusIs(absl::StatusCode::kResourceExhausted, "queue_limit=2"));
     go.Notify();
   }

@@ -9,8 +9,9 @@
 namespace carrel::kvstore {
 namespace {
 
-void SetDeadline(grpc::ClientContext& context, absl::Duration deadline) {
+void SetUp(grpc::ClientContext& context, absl::Duration deadline, const std::string& key) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+  if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
 }
 
 }  // namespace
@@ -20,10 +21,11 @@ struct ContextClient::Stub {
 };
 
 ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address,
-                             absl::Duration deadline)
+                             absl::Duration deadline, std::string key)
     : stub_(std::make_unique<Stub>(Stub{v1::ContextService::NewStub(std::move(channel))})),
       address_(std::move(address)),
-      deadline_(deadline) {}
+      deadline_(deadline),
+      key_(std::move(key)) {}
 
 ContextClient::~ContextClient() = default;
 
@@ -37,7 +39,7 @@ absl::Status ContextClient::Annotated(int code, const std::string& message) cons
 
 absl::StatusOr<v1::ListResponse> ContextClient::List() {
   grpc::ClientContext context;
-  SetDeadline(context, deadline_);
+  SetUp(context, deadline_, key_);
   v1::ListResponse response;
   const grpc::Status status = stub_->service->List(&context, v1::ListRequest(), &response);
   if (!status.ok()) return Annotated(status.error_code(), status.error_message());
@@ -46,7 +48,7 @@ absl::StatusOr<v1::ListResponse> ContextClient::List() {
 
 absl::StatusOr<v1::StatisticsResponse> ContextClient::Statistics() {
   grpc::ClientContext context;
-  SetDeadline(context, deadline_);
+  SetUp(context, deadline_, key_);
   v1::StatisticsResponse response;
   const grpc::Status status =
       stub_->service->Statistics(&context, v1::StatisticsRequest(), &response);
@@ -56,7 +58,7 @@ absl::StatusOr<v1::StatisticsResponse> ContextClient::Statistics() {
 
 absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
   grpc::ClientContext context;
-  SetDeadline(context, deadline_);
+  SetUp(context, deadline_, key_);
   v1::GetRequest request;
   request.set_name(name);
   v1::GetResponse response;
@@ -122,7 +124,7 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
 
 absl::Status ContextClient::Delete(const std::string& name) {
   grpc::ClientContext context;
-  SetDeadline(context, deadline_);
+  SetUp(context, deadline_, key_);
   v1::DeleteRequest request;
   request.set_name(name);
   v1::DeleteResponse response;

@@ -28,9 +28,9 @@ namespace carrel::kvstore {
 
 class ContextClient {
  public:
-  // address: of the server, for messages. deadline: of each call.
+  // address: of the server, for messages. deadline: of each call. key: presented; empty: none.
   ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address,
-                absl::Duration deadline);
+                absl::Duration deadline, std::string key = "");
   ~ContextClient();
 
   absl::StatusOr<v1::ListResponse> List();
@@ -56,6 +56,7 @@ class ContextClient {
   const std::unique_ptr<Stub> stub_;
   const std::string address_;
   const absl::Duration deadline_;
+  const std::string key_;
 };
 
 }  // namespace carrel::kvstore

@@ -1,6 +1,5 @@
 #include "kvstore/service/context_service.h"
 
-#include <functional>
 #include <utility>
 
 #include "common/no_memory.h"
@@ -9,28 +8,45 @@
 #include "kvstore/service/transfer_reactors.h"
 
 namespace carrel::kvstore {
-namespace {
 
-// Runs call on an engine thread and finishes with its status.
-grpc::ServerUnaryReactor* RunOn(Engine* engine, grpc::CallbackServerContext* context,
-                                std::function<absl::Status()> call) {
+absl::StatusOr<Visit> ContextServiceImpl::Begin(grpc::CallbackServerContext* context,
+                                                absl::string_view rpc, const std::string& name) {
+  ASSIGN_OR_RETURN(Visit visit, admission_->Admit(*context, rpc));
+  RETURN_IF_ERROR(visit.Allow(rpc, name));
+  RETURN_IF_ERROR(visit.SpendCall());
+  return visit;
+}
+
+grpc::ServerUnaryReactor* ContextServiceImpl::Run(grpc::CallbackServerContext* context,
+                                                  absl::string_view rpc, const std::string& name,
+                                                  std::function<absl::Status(const Visit&)> call) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::Status status = engine->Submit([reactor, call = std::move(call)] {
-    reactor->Finish(ToGrpc(CatchNoMemory("request", call)));
-  });
+  absl::StatusOr<Visit> visit = Begin(context, rpc, name);
+  absl::Status status = visit.status();
+  if (status.ok()) {
+    const std::shared_ptr<const void> turn = visit->turn();
+    status = engine_->Submit(
+        [reactor, visit = *std::move(visit), call = std::move(call)] {
+          reactor->Finish(
+              ToGrpc(visit.Told(CatchNoMemory("request", [&] { return call(visit); }))));
+        },
+        turn.get());
+  }
   if (!status.ok()) reactor->Finish(ToGrpc(status));
   return reactor;
 }
 
-}  // namespace
-
 grpc::ServerUnaryReactor* ContextServiceImpl::List(grpc::CallbackServerContext* context,
                                                    const v1::ListRequest*,
                                                    v1::ListResponse* reply) {
-  return RunOn(engine_, context, [this, reply]() -> absl::Status {
+  return Run(context, "ContextService.List", "", [this, reply](const Visit& visit) -> absl::Status {
     std::vector<absl::Status> unreadable;
     ASSIGN_OR_RETURN(const std::vector<v1::Manifest> manifests, engine_->List(&unreadable));
-    for (const v1::Manifest& manifest : manifests) SummaryToWire(manifest, reply->add_contexts());
+    for (const v1::Manifest& manifest : manifests) {
+      if (!visit.principal().Sees(manifest.name())) continue;
+      SummaryToWire(manifest, reply->add_contexts());
+    }
+    if (!visit.principal().SeesAll()) return absl::OkStatus();  // whose they are, nobody knows
     for (const absl::Status& status : unreadable) {
       reply->add_unreadable(std::string(status.message()));
     }
@@ -41,19 +57,21 @@ grpc::ServerUnaryReactor* ContextServiceImpl::List(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* ContextServiceImpl::Get(grpc::CallbackServerContext* context,
                                                   const v1::GetRequest* request,
                                                   v1::GetResponse* reply) {
-  return RunOn(engine_, context, [this, request, reply]() -> absl::Status {
-    ASSIGN_OR_RETURN(*reply->mutable_manifest(), engine_->Get(request->name()));
-    reply->mutable_manifest()->clear_segment_digests();
-    return absl::OkStatus();
-  });
+  return Run(context, "ContextService.Get", request->name(),
+             [this, reply](const Visit& visit) -> absl::Status {
+               ASSIGN_OR_RETURN(*reply->mutable_manifest(), engine_->Get(visit.lookup_name()));
+               reply->mutable_manifest()->clear_segment_digests();
+               return absl::OkStatus();
+             });
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Statistics(grpc::CallbackServerContext* context,
                                                          const v1::StatisticsRequest*,
                                                          v1::StatisticsResponse* reply) {
-  StatisticsToWire(engine_->Statistics(), reply);
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+  const absl::StatusOr<Visit> visit = Begin(context, "ContextService.Statistics", "");
+  if (visit.ok()) StatisticsToWire(engine_->Statistics(), reply);
+  reactor->Finish(ToGrpc(visit.status()));
   return reactor;
 }
 
@@ -61,10 +79,15 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Verify(grpc::CallbackServerContext
                                                      const v1::VerifyRequest* request,
                                                      v1::VerifyResponse* reply) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::StatusOr<Visit> visit = Begin(context, "ContextService.Verify", request->name());
+  if (!visit.ok()) {
+    reactor->Finish(ToGrpc(visit.status()));
+    return reactor;
+  }
   const absl::Status started = engine_->Verify(
-      request->name(), request->deep(), [context] { return context->IsCancelled(); },
-      [reactor, reply](Engine::Verified verified) {
-        if (!verified.ok()) return reactor->Finish(ToGrpc(verified.status()));
+      visit->lookup_name(), request->deep(), [context] { return context->IsCancelled(); },
+      [reactor, reply, visit = *visit](Engine::Verified verified) {
+        if (!verified.ok()) return reactor->Finish(ToGrpc(visit.Told(verified.status())));
         const auto& [manifest, report] = *verified;
         reply->set_content_id(manifest.content_id());
         reply->set_segments(report.segments);
@@ -78,19 +101,24 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Verify(grpc::CallbackServerContext
 }
 
 grpc::ServerWriteReactor<v1::ExportPiece>* ContextServiceImpl::Export(
-    grpc::CallbackServerContext*, const v1::ExportRequest* request) {
-  return StartExport(engine_, request->name());
+    grpc::CallbackServerContext* context, const v1::ExportRequest* request) {
+  return StartExport(engine_, Begin(context, "ContextService.Export", request->name()));
 }
 
 grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply>* ContextServiceImpl::Import(
-    grpc::CallbackServerContext*) {
-  return StartImport(engine_);
+    grpc::CallbackServerContext* context) {
+  return StartImport(engine_, Begin(context, "ContextService.Import", ""));
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext* context,
                                                      const v1::DeleteRequest* request,
                                                      v1::DeleteResponse*) {
-  return RunOn(engine_, context, [this, request] { return engine_->Delete(request->name()); });
+  return Run(context, "ContextService.Delete", request->name(), [this](const Visit& visit) {
+    const absl::StatusOr<v1::Manifest> manifest = engine_->Get(visit.lookup_name());
+    const absl::Status status = engine_->Delete(visit.lookup_name());
+    visit.Log("delete", visit.Told(status), manifest.ok() ? FactsOf(*manifest) : ContextFacts());
+    return status;
+  });
 }
 
 }  // namespace carrel::kvstore

@@ -1,16 +1,21 @@
 // What: ContextService over an engine. Calls read the disk, so they run on engine threads.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "carrel/v1/context.grpc.pb.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/service/admission.h"
 
 namespace carrel::kvstore {
 
 class ContextServiceImpl : public v1::ContextService::CallbackService {
  public:
-  explicit ContextServiceImpl(Engine* engine) : engine_(engine) {}
+  // Both outlive this.
+  ContextServiceImpl(Engine* engine, Admission* admission)
+      : engine_(engine), admission_(admission) {}
 
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
                                  const v1::ListRequest* request, v1::ListResponse* reply) override;
@@ -32,7 +37,15 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
                                    v1::DeleteResponse* reply) override;
 
  private:
+  absl::StatusOr<Visit> Begin(grpc::CallbackServerContext* context, absl::string_view rpc,
+                              const std::string& name);
+  // Runs the call on an engine thread if the caller may make it, and finishes with its status.
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, absl::string_view rpc,
+                                const std::string& name,
+                                std::function<absl::Status(const Visit&)> call);
+
   Engine* const engine_;
+  Admission* const admission_;
 };
 
 }  // namespace carrel::kvstore

@@ -330,6 +330,17 @@ absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* w
                    OpenContext::kMostAttempts, " times while a reply was made of them"));
 }
 
+ContextFacts FactsOf(const v1::Manifest& manifest) {
+  ContextFacts facts;
+  facts.content_id = manifest.content_id();
+  facts.tokens = manifest.tokens();
+  for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
+    facts.bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
+                   sizes.summary_bytes() + sizes.sampled_query_bytes() + sizes.query_drift_bytes();
+  }
+  return facts;
+}
+
 void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire) {
   wire->set_name(manifest.name());
   wire->set_tokens(manifest.tokens());
@@ -339,12 +350,7 @@ void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire)
   wire->set_index_kind(manifest.index().kind());
   wire->set_created_unix_s(manifest.created_unix_s());
   wire->set_content_id(manifest.content_id());
-  int64_t bytes = 0;
-  for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
-    bytes += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() + sizes.summary_bytes() +
-             sizes.sampled_query_bytes() + sizes.query_drift_bytes();
-  }
-  wire->set_bytes(bytes);
+  wire->set_bytes(FactsOf(manifest).bytes);
 }
 
 grpc::Status ToGrpc(const absl::Status& status) {

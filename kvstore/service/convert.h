@@ -11,6 +11,7 @@
 #include "kvstore/engine/reply.h"
 #include "kvstore/engine/request.h"
 #include "kvstore/engine/session.h"
+#include "kvstore/service/admission.h"
 
 namespace grpc {
 class Status;
@@ -40,6 +41,8 @@ void OpenReplyToWire(const Session& session, const EngineConfig& config, v1::Ses
 void ErrorToWire(const absl::Status& status, v1::SessionReply* wire);
 // The next part of reply, of about max_bytes.
 absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire);
+
+ContextFacts FactsOf(const v1::Manifest& manifest);
 
 void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire);
 

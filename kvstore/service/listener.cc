@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -29,6 +30,8 @@ constexpr int kBacklog = 1024;
 constexpr unsigned kUnacknowledgedMs = 20'000;
 // What the loop waits when the system has no descriptor or memory for a connection.
 constexpr int kBackOffMs = 20;
+// The numbers of Unix sockets' connections go round between these.
+constexpr int kFirstNumber = 256, kLastNumber = 1 << 16;
 constexpr int64_t kTellEveryMs = 10'000;
 constexpr int64_t kSweepEveryMs = 20;
 
@@ -176,7 +179,7 @@ void Listener::Run() {
 }
 
 bool Listener::AcceptOne(const Socket& socket) {
-  const int fd = accept4(socket.fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  int fd = accept4(socket.fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) {
     switch (errno) {
       case EMFILE:
@@ -199,6 +202,8 @@ bool Listener::AcceptOne(const Socket& socket) {
   if (addresses_[socket.address].unix_path.empty()) {
     Set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     Set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(kUnacknowledgedMs));
+  } else {
+    fd = Renumbered(fd);
   }
   {
     absl::MutexLock lock(&mu_);
@@ -207,6 +212,17 @@ bool Listener::AcceptOne(const Socket& socket) {
   accepted_.fetch_add(1, std::memory_order_relaxed);
   take_({socket.address, socket.fd, fd});
   return true;
+}
+
+// The system gives out the lowest free number, which is the one that was freed last.
+int Listener::Renumbered(int fd) {
+  int renumbered = fcntl(fd, F_DUPFD_CLOEXEC, std::max(next_number_, kFirstNumber));
+  if (renumbered < 0)
+    renumbered = fcntl(fd, F_DUPFD_CLOEXEC, kFirstNumber);  // from the start again
+  if (renumbered < 0) return fd;                            // none that high
+  close(fd);
+  next_number_ = renumbered + 1 < kLastNumber ? renumbered + 1 : kFirstNumber;
+  return renumbered;
 }
 
 void Listener::RefuseOneOnReserve(const Socket& socket) {

@@ -7,7 +7,9 @@
 // Invariants
 //   1. While there is no descriptor for a connection, it is taken on a reserved one and closed: its
 //      client learns at once, and the loop never ends before Stop.
-//   2. At most max_connections that were handed over are open; one more is closed at once.
+//   2. The number of a Unix socket's connection was not another's for as long as can be: whoever asks
+//      late, by its number, who is at the other end, must not be told of somebody else.
+//   3. At most max_connections that were handed over are open; one more is closed at once.
 #pragma once
 
 #include <atomic>
@@ -73,6 +75,7 @@ class Listener {
   void Run();
   // False: no connection waits.
   bool AcceptOne(const Socket& socket);
+  int Renumbered(int fd);
   void RefuseOneOnReserve(const Socket& socket);
   void Refuse(int fd, absl::string_view why);
   bool HasRoom();
@@ -86,6 +89,7 @@ class Listener {
   int reserve_fd_ = -1;  // of the loop's thread
   std::function<void(const Connection&)> take_;
   std::thread loop_;
+  int next_number_ = 0;  // of the loop's thread
   std::atomic<int64_t> accepted_{0}, refused_{0};
   int64_t refused_told_ms_ = 0, swept_ms_ = 0;  // of the loop's thread
 

@@ -6,6 +6,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/server_posix.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -22,7 +24,9 @@
 #include "common/freed_memory.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/service/admission.h"
 #include "kvstore/service/context_service.h"
+#include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
 #include "kvstore/service/listener.h"
 #include "kvstore/service/session_reactor.h"
@@ -54,17 +58,18 @@ constexpr int kSyncThreads = 4;
 class RetrievalServiceImpl
     : public v1::RetrievalService::WithRawCallbackMethod_Session<v1::RetrievalService::Service> {
  public:
-  RetrievalServiceImpl(Engine* engine, SessionRegistry* registry)
-      : engine_(engine), registry_(registry) {}
+  RetrievalServiceImpl(Engine* engine, SessionRegistry* registry, Admission* admission)
+      : engine_(engine), registry_(registry), admission_(admission) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext* context) override {
-    return SessionReactor::Start(engine_, registry_, context);
+    return SessionReactor::Start(engine_, registry_, admission_, context);
   }
 
  private:
   Engine* const engine_;
   SessionRegistry* const registry_;
+  Admission* const admission_;
 };
 
 class GrpcServer : public Server {
@@ -72,9 +77,11 @@ class GrpcServer : public Server {
   GrpcServer(const ServerConfig& config, Engine* engine)
       : config_(config),
         registry_(config.limits, engine->config().max_sessions),
-        retrieval_(engine, &registry_),
-        contexts_(engine),
-        transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
+        admission_(config.access != nullptr ? config.access : Access::Open(config.listen.empty()),
+                   config.audit),
+        retrieval_(engine, &registry_, &admission_),
+        contexts_(engine, &admission_),
+          transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
   ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 
   absl::Status Listen();
@@ -89,6 +96,7 @@ class GrpcServer : public Server {
  private:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
+  absl::Status Guard(const std::vector<ListenAddress>& addresses);
   absl::Status Bind();
   void SetLimits(grpc::ServerBuilder& builder) const;
   void KeepTime();
@@ -96,12 +104,14 @@ class GrpcServer : public Server {
   const ServerConfig config_;
   int64_t max_connections_ = 0, max_descriptors_ = 0;
   SessionRegistry registry_;
+  Admission admission_;
+  std::unique_ptr<ServerTls> tls_;  // null: no TLS
   RetrievalServiceImpl retrieval_;
   ContextServiceImpl contexts_;
   const int64_t transport_bytes_;
   std::vector<std::string> addresses_;
   std::unique_ptr<Listener> listener_;
-  std::vector<std::unique_ptr<Acceptor>> acceptors_;  // of addresses_
+  std::unique_ptr<Acceptor> acceptor_;  // of TCP addresses
   std::unique_ptr<grpc::Server> server_;
   absl::Notification stopped_;
   std::thread time_keeper_;
@@ -128,11 +138,32 @@ void EnableHealthAndReflection() {
   });
 }
 
+absl::Status GrpcServer::Guard(const std::vector<ListenAddress>& addresses) {
+  if (!config_.tls.certificate.empty()) {
+    ASSIGN_OR_RETURN(tls_, ServerTls::Create(config_.tls));
+  } else if (!config_.tls.ca.empty() || !config_.tls.key.empty()) {
+    return absl::InvalidArgumentError(
+        "TLS: a key or a CA of clients, but no certificate (--tls-cert)");
+  }
+  const Guards guards = {
+      .tls = tls_ != nullptr,
+      .callers_known = admission_.access().has_keys() || !config_.tls.ca.empty(),
+      .insecure = config_.insecure,
+  };
+  for (const ListenAddress& address : addresses) RETURN_IF_ERROR(CheckExposure(address, guards));
+  return absl::OkStatus();
+}
+
 absl::Status GrpcServer::Bind() {
+  if (config_.socket_mode > 0777) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("socket mode %o is outside 0 .. 0777", config_.socket_mode));
+  }
   std::vector<ListenAddress> addresses;
   for (const std::string& text : config_.listen) {
     ASSIGN_OR_RETURN(addresses.emplace_back(), ParseListenAddress(text));
   }
+  RETURN_IF_ERROR(Guard(addresses));
   max_connections_ = config_.limits.max_connections;
   if (!addresses.empty()) {
     ASSIGN_OR_RETURN(max_descriptors_, RaiseDescriptorLimit());
@@ -178,10 +209,10 @@ absl::Status GrpcServer::Listen() {
   EnableHealthAndReflection();
   RETURN_IF_ERROR(Bind());
   grpc::ServerBuilder builder;
-  for (size_t i = 0; i < addresses_.size(); ++i) {
-    acceptors_.push_back(builder.experimental().AddExternalConnectionAcceptor(
+  if (!addresses_.empty()) {
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-        grpc::InsecureServerCredentials()));
+        tls_ != nullptr ? tls_->credentials() : grpc::InsecureServerCredentials());
   }
   builder.RegisterService(&retrieval_);
   builder.RegisterService(&contexts_);
@@ -197,10 +228,14 @@ absl::Status GrpcServer::Listen() {
     server_->GetHealthCheckService()->SetServingStatus(service, true);
   }
   listener_->Start([this](const Connection& connection) {
+    if (!listener_->addresses()[connection.address].unix_path.empty()) {
+      // gRPC then calls the peer "fd:N", by which its user is known (CallerOf).
+      return grpc::AddInsecureChannelFromFd(server_.get(), connection.fd);
+    }
     Acceptor::NewConnectionParameters parameters;
     parameters.listener_fd = connection.listening_fd;
     parameters.fd = connection.fd;
-    acceptors_[connection.address]->HandleNewConnection(&parameters);
+    acceptor_->HandleNewConnection(&parameters);
   });
   time_keeper_ = std::thread([this] { KeepTime(); });
   spdlog::info("serving addresses={} max_connections={}", absl::StrJoin(addresses_, ","),

@@ -1,7 +1,7 @@
 // What:   the gRPC server of a kvstore: RetrievalService, ContextService, health checking and, if
 //         wanted, reflection, on Unix sockets and TCP, or inside this process only.
-// Errors: of Start: InvalidArgument an address or a limit; FailedPrecondition an address that somebody
-//         listens on.
+// Errors: of Start: InvalidArgument an address, a limit or a certificate; FailedPrecondition an address
+//         that somebody listens on, or that strangers reach without TLS and credentials.
 // Threads: any; Drain once.   Ownership: the engine outlives the server.
 #pragma once
 
@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/certificate.h"
 #include "kvstore/service/service_limits.h"
 
 namespace grpc {
@@ -20,14 +21,25 @@ class Channel;
 
 namespace carrel::kvstore {
 
+class Access;
+class AuditLog;
 class Engine;
 
 struct ServerConfig {
   // "unix:PATH" or "HOST:PORT" each; none: in-process only. Default: loopback, as rows of a
-  // document are its owner's secret and there is no authentication yet.
+  // document are its owner's secret.
   std::vector<std::string> listen = {"127.0.0.1:50051"};
   // Of the files of Unix sockets, less the umask: who may connect.
   uint32_t socket_mode = 0600;
+  // Of TCP addresses; without a certificate: no TLS. With a CA, clients need a certificate of it.
+  TlsFiles tls;
+  // An address that is neither loopback nor a Unix socket needs TLS, and keys or client
+  // certificates. True: not so, and a warning.
+  bool insecure = false;
+  // Who may do what; null: the rules of Access without a keys file, and in-process everything.
+  std::shared_ptr<Access> access;
+  // Null, or outlives the server.
+  AuditLog* audit = nullptr;
   ServiceLimits limits;
   // Tells anyone which services and messages there are. Each such call takes a thread: four at most.
   bool reflection = false;

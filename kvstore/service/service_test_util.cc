@@ -88,8 +88,11 @@ v1::Query WireQuery(const QueryRequest& request, const AttentionShape& shape) {
   return query;
 }
 
-WireSession::WireSession(const std::shared_ptr<grpc::Channel>& channel)
-    : stub_(v1::RetrievalService::NewStub(channel)), stream_(stub_->Session(&context_)) {}
+WireSession::WireSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& key)
+    : stub_(v1::RetrievalService::NewStub(channel)) {
+  if (!key.empty()) context_.AddMetadata("authorization", "Bearer " + key);
+  stream_ = stub_->Session(&context_);
+}
 
 WireSession::~WireSession() {
   if (finished_) return;

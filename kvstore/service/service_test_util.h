@@ -22,7 +22,8 @@ using Parts = std::vector<v1::SessionReply>;
 
 class WireSession {
  public:
-  explicit WireSession(const std::shared_ptr<grpc::Channel>& channel);
+  // key: presented; empty: none.
+  explicit WireSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& key = "");
   ~WireSession();  // cancels what is not finished
 
   bool Send(const v1::SessionRequest& request) { return stream_->Write(request); }

@@ -4,9 +4,11 @@
 #include <grpcpp/server_context.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/random/random.h"
+#include "absl/time/clock.h"
 #include "common/metrics.h"
 #include "common/no_memory.h"
 #include "common/status.h"
@@ -16,6 +18,8 @@
 namespace carrel::kvstore {
 
 namespace {
+
+constexpr char kRpc[] = "RetrievalService.Session";
 
 // The first request holds a name and a fingerprint.
 constexpr int64_t kMostOpenBytes = int64_t{1} << 20;
@@ -52,16 +56,23 @@ bool IsOurs(const absl::Status& status) {
 }  // namespace
 
 SessionReactor::SessionReactor(Engine* engine, SessionRegistry* registry,
-                               grpc::CallbackServerContext* context)
-    : engine_(engine), registry_(registry), id_(NewSessionId()), context_(context) {
+                               grpc::CallbackServerContext* context, absl::StatusOr<Visit> visit)
+    : engine_(engine),
+      registry_(registry),
+      id_(NewSessionId()),
+      context_(context),
+      visit_(std::move(visit)) {
   context->AddInitialMetadata("carrel-session", id_);
 }
 
 SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry,
-                                      grpc::CallbackServerContext* context) {
-  std::shared_ptr<SessionReactor> reactor(new SessionReactor(engine, registry, context));
+                                      Admission* admission, grpc::CallbackServerContext* context) {
+  std::shared_ptr<SessionReactor> reactor(
+      new SessionReactor(engine, registry, context, admission->Admit(*context, kRpc)));
   reactor->self_ = reactor;
-  const absl::Status accepted = registry->Add(reactor, HostOfPeer(context->peer()));
+  const absl::Status accepted = reactor->visit_.ok()
+                                    ? registry->Add(reactor, HostOfPeer(context->peer()))
+                                    : reactor->visit_.status();
   absl::MutexLock lock(&reactor->mu_);
   spdlog::debug("session={} began peer={}", reactor->id_, context->peer());
   if (accepted.ok()) {
@@ -112,8 +123,14 @@ void SessionReactor::OnDone() {
   registry_->Remove(this);
   const std::shared_ptr<SessionReactor> last = std::move(self_);
   std::shared_ptr<Session> session;
+  std::shared_ptr<void> place;
   absl::MutexLock lock(&mu_);
   session = std::move(session_);
+  place = std::move(place_);
+  if (session == nullptr) return;
+  ContextFacts facts = FactsOf(session->context()->manifest());
+  facts.bytes = spent_bytes_;
+  visit_->Log("close", absl::OkStatus(), facts);
 }
 
 void SessionReactor::OnReadDone(bool ok) {
@@ -137,9 +154,13 @@ void SessionReactor::OnReadDone(bool ok) {
   }
   v1::SessionRequest request;
   absl::Status status;
-  if (static_cast<int64_t>(bytes.Length()) > most) {
+  const size_t size = bytes.Length();
+  if (opened) status = StillAllowed();
+  if (!status.ok()) {
+    // his no more
+  } else if (static_cast<int64_t>(size) > most) {
     status = absl::ResourceExhaustedError(absl::StrCat(
-        "request of ", bytes.Length(), " bytes exceeds ", most,
+        "request of ", size, " bytes exceeds ", most,
         opened ? ", the most that one of this context takes" : ", the most that open takes"));
   } else {
     status = CatchNoMemory("request", [&] { return Parse(&bytes, &request); });
@@ -149,6 +170,7 @@ void SessionReactor::OnReadDone(bool ok) {
   if (!opened) return Open(request);     // Opened reads on
   status = CatchNoMemory("request", [&] { return Handle(request); });
   absl::MutexLock lock(&mu_);
+  Spend(1, size);
   if (!status.ok()) SendError(request.request_id(), status);
   reading_ = false;
   Read();
@@ -160,25 +182,58 @@ void SessionReactor::Open(const v1::SessionRequest& wire) {
     status = absl::FailedPreconditionError("the first request of a session must be open");
   } else if (wire.request_id() == 0) {
     status = absl::InvalidArgumentError("open: request_id is 0");
-  } else if (absl::StatusOr<OpenRequest> request = FromWire(wire.open()); request.ok()) {
-    status = Annotate(engine_->Submit([self = shared_from_this(), engine = engine_,
-                                       request = *std::move(request), id = wire.request_id()] {
-      self->Opened(id, CatchNoMemory("open", [&] { return engine->OpenSession(request); }));
-    }),
-                      "open");
   } else {
-    status = request.status();
+    status = SubmitOpen(wire);
   }
   absl::MutexLock lock(&mu_);
   if (!status.ok()) FinishWith(status);
 }
 
+absl::Status SessionReactor::SubmitOpen(const v1::SessionRequest& wire) {
+  ASSIGN_OR_RETURN(OpenRequest request, FromWire(wire.open()));
+  RETURN_IF_ERROR(visit_->Allow(kRpc, request.context));
+  ASSIGN_OR_RETURN(std::shared_ptr<void> place, visit_->TakeSession());
+  {
+    absl::MutexLock lock(&mu_);
+    place_ = std::move(place);
+  }
+  request.context = visit_->lookup_name();
+  request.tenant = visit_->turn();
+  const void* const tenant = request.tenant.get();
+  return Annotate(
+      engine_->Submit(
+          [self = shared_from_this(), engine = engine_, request = std::move(request),
+           id = wire.request_id()] {
+            self->Opened(id, CatchNoMemory("open", [&] { return engine->OpenSession(request); }));
+          },
+          tenant),
+      "open");
+}
+
+absl::Status SessionReactor::StillAllowed() const {
+  const Principal& principal = visit_->principal();
+  RETURN_IF_ERROR(principal.Check(Right::kOpen));
+  if (principal.Sees(visit_->lookup_name())) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("key ", principal.name(), ": the context was withdrawn from it"));
+}
+
+void SessionReactor::Spend(int64_t requests, size_t bytes) {
+  spent_bytes_ += static_cast<int64_t>(bytes);
+  const absl::Time now = absl::Now();
+  not_before_ = std::max(
+      not_before_, now + visit_->principal().Spend(requests, static_cast<int64_t>(bytes), now));
+}
+
 void SessionReactor::Opened(uint64_t request_id,
                             const absl::StatusOr<std::shared_ptr<Session>>& session) {
+  const absl::Status status = visit_->Told(session.status());
+  visit_->Log("open", status,
+              session.ok() ? FactsOf((*session)->context()->manifest()) : ContextFacts());
   absl::MutexLock lock(&mu_);
   if (finished_) return;
-  if (!session.ok()) {
-    FinishWith(session.status());
+  if (!status.ok()) {
+    FinishWith(status);
     return;
   }
   session_ = *session;
@@ -327,13 +382,18 @@ bool SessionReactor::ClaimMaking() {
 void SessionReactor::Read() {
   if (reading_ || finished_ || half_closed_ || !has_room()) return;
   reading_ = true;
-  StartRead(&request_);
+  if (not_before_ <= absl::Now()) return StartRead(&request_);
+  later_.Set(absl::ToChronoTime(not_before_), [self = shared_from_this()](bool) {
+    absl::MutexLock lock(&self->mu_);
+    if (!self->finished_) self->StartRead(&self->request_);
+  });
 }
 
 void SessionReactor::Write() {
   if (writing_ || finished_ || unsent_.empty()) return;
   writing_ = true;
   write_began_ = std::chrono::steady_clock::now();
+  Spend(0, unsent_.front().bytes.Length());
   StartWrite(&unsent_.front().bytes);
 }
 
@@ -369,6 +429,7 @@ void SessionReactor::FinishWith(const absl::Status& status) {
   if (!status.ok() && !absl::IsCancelled(status)) {
     spdlog::info("session={} ended: {}", id_, status.ToString());
   }
+  later_.Cancel();
   if (session_ != nullptr) session_->Cancel();
   if (!making_) answers_.clear();
   Finish(ToGrpc(status));

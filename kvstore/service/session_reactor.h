@@ -13,8 +13,11 @@
 //      the client has read that.
 //   4. The reactor lives until gRPC is done with it and no engine task refers to it.
 //   5. Between requests a session holds none of their bytes.
+//   6. Who the session belongs to is asked anew for each request: a key that was withdrawn ends it.
+//      Beyond the key's rate the stream is read later; nothing is refused.
 #pragma once
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
@@ -27,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/service/admission.h"
 #include "kvstore/service/session_registry.h"
 
 namespace carrel::kvstore {
@@ -37,8 +41,8 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   static constexpr size_t kPartsAhead = 3;
   static constexpr size_t kMostUnsent = 64;
 
-  // The reactor owns itself until OnDone. registry outlives it; context until OnDone.
-  static SessionReactor* Start(Engine* engine, SessionRegistry* registry,
+  // The reactor owns itself until OnDone. registry and admission outlive it; context until OnDone.
+  static SessionReactor* Start(Engine* engine, SessionRegistry* registry, Admission* admission,
                                grpc::CallbackServerContext* context);
 
   // Ends the stream from the server's side.
@@ -64,9 +68,13 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
     std::unique_ptr<Reply> reply;
   };
 
-  SessionReactor(Engine* engine, SessionRegistry* registry, grpc::CallbackServerContext* context);
+  SessionReactor(Engine* engine, SessionRegistry* registry, grpc::CallbackServerContext* context,
+                 absl::StatusOr<Visit> visit);
 
   void Open(const v1::SessionRequest& request);
+  absl::Status SubmitOpen(const v1::SessionRequest& request);
+  absl::Status StillAllowed() const;
+  void Spend(int64_t requests, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Opened(uint64_t request_id, const absl::StatusOr<std::shared_ptr<Session>>& session);
   absl::Status Handle(const v1::SessionRequest& request);  // after Open
   template <typename Request>
@@ -97,10 +105,16 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   const std::string
       id_;  // in log lines, in what is sent first, and in errors that an operator must see
   grpc::CallbackServerContext* const context_;
+  absl::StatusOr<Visit> visit_;           // written by Open alone
   std::shared_ptr<SessionReactor> self_;  // until OnDone
   grpc::ByteBuffer request_;              // owned by whoever has set reading_
 
+  grpc::Alarm later_;  // for the next read
+
   absl::Mutex mu_;
+  std::shared_ptr<void> place_ ABSL_GUARDED_BY(mu_);  // among the key's sessions, from Open on
+  absl::Time not_before_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // the next read
+  int64_t spent_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);  // after Open
   std::deque<Answer> answers_ ABSL_GUARDED_BY(mu_);        // not yet (wholly) made into parts
   std::deque<Unsent> unsent_ ABSL_GUARDED_BY(mu_);

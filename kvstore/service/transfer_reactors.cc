@@ -11,9 +11,11 @@ namespace {
 
 class ExportReactor final : public grpc::ServerWriteReactor<v1::ExportPiece> {
  public:
-  ExportReactor(Engine* engine, std::string name) : engine_(engine), name_(std::move(name)) {}
+  ExportReactor(Engine* engine, absl::StatusOr<Visit> visit)
+      : engine_(engine), visit_(std::move(visit)) {}
 
   void Start() {
+    if (!visit_.ok()) return Finish(ToGrpc(visit_.status()));
     const absl::Status accepted = engine_->SubmitBackground([this] { Begin(); });
     if (!accepted.ok()) Finish(ToGrpc(accepted));
   }
@@ -25,8 +27,10 @@ class ExportReactor final : public grpc::ServerWriteReactor<v1::ExportPiece> {
 
  private:
   void Begin() {
-    absl::StatusOr<std::unique_ptr<ContextExport>> from = engine_->Export(name_);
-    if (!from.ok()) return Finish(ToGrpc(from.status()));
+    absl::StatusOr<std::unique_ptr<ContextExport>> from = engine_->Export(visit_->lookup_name());
+    const absl::Status status = visit_->Told(from.status());
+    visit_->Log("export", status);
+    if (!status.ok()) return Finish(ToGrpc(status));
     from_ = *std::move(from);
     SendNext();
   }
@@ -39,7 +43,7 @@ class ExportReactor final : public grpc::ServerWriteReactor<v1::ExportPiece> {
   }
 
   Engine* const engine_;
-  const std::string name_;
+  const absl::StatusOr<Visit> visit_;
   std::unique_ptr<ContextExport> from_;
   v1::ExportPiece piece_;
 };
@@ -48,9 +52,13 @@ class ExportReactor final : public grpc::ServerWriteReactor<v1::ExportPiece> {
 // that of one piece.
 class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply> {
  public:
-  explicit ImportReactor(Engine* engine) : engine_(engine) {}
+  ImportReactor(Engine* engine, absl::StatusOr<Visit> visit)
+      : engine_(engine), visit_(std::move(visit)) {}
 
-  void Start() { StartRead(&request_); }
+  void Start() {
+    if (!visit_.ok()) return Finish(ToGrpc(visit_.status()));
+    StartRead(&request_);
+  }
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(ended_);  // what has arrived is kept
     engine_->ContinueBackground([this] { Answer(Handle()); });
@@ -65,13 +73,16 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
   absl::Status Handle() {
     if (published_) return absl::FailedPreconditionError("import: the context is published");
     if (to_ == nullptr) {
+      RETURN_IF_ERROR(visit_->AllowNew(request_.name()));
       ASSIGN_OR_RETURN(to_, engine_->Import(request_.name()));
     } else if (!request_.name().empty()) {
       return absl::InvalidArgumentError("import: the name belongs into the first request");
     }
     RETURN_IF_ERROR(to_->Take(request_.data()));
     if (request_.publish()) {
+      RETURN_IF_ERROR(CheckQuota());
       ASSIGN_OR_RETURN(const v1::Manifest manifest, to_->Publish());
+      visit_->Log("import", absl::OkStatus(), FactsOf(manifest));
       reply_.set_name(manifest.name());
       reply_.set_content_id(manifest.content_id());
       published_ = true;
@@ -82,12 +93,28 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
     return absl::OkStatus();
   }
 
+  // What the tenant has stored, and this.
+  absl::Status CheckQuota() const {
+    if (visit_->principal().tenant_name().empty()) return absl::OkStatus();
+    std::vector<absl::Status> unreadable;
+    ASSIGN_OR_RETURN(const std::vector<v1::Manifest> manifests, engine_->List(&unreadable));
+    int64_t contexts = 0, bytes = 0;
+    for (const v1::Manifest& manifest : manifests) {
+      if (!visit_->principal().OfTenant(manifest.name())) continue;
+      ++contexts;
+      bytes += FactsOf(manifest).bytes;
+    }
+    return visit_->principal().CheckQuota(contexts, bytes, to_->bytes());
+  }
+
   void Answer(const absl::Status& status) {
+    if (!status.ok()) visit_->Log("import", status);
     if (!status.ok()) return Finish(ToGrpc(status));
     StartWrite(&reply_);
   }
 
   Engine* const engine_;
+  absl::StatusOr<Visit> visit_;
   std::unique_ptr<ContextImport> to_;
   v1::ImportRequest request_;
   v1::ImportReply reply_;
@@ -97,14 +124,16 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::ExportPiece>* StartExport(Engine* engine, const std::string& name) {
-  auto* reactor = new ExportReactor(engine, name);
+grpc::ServerWriteReactor<v1::ExportPiece>* StartExport(Engine* engine,
+                                                       absl::StatusOr<Visit> visit) {
+  auto* reactor = new ExportReactor(engine, std::move(visit));
   reactor->Start();
   return reactor;
 }
 
-grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply>* StartImport(Engine* engine) {
-  auto* reactor = new ImportReactor(engine);
+grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply>* StartImport(
+    Engine* engine, absl::StatusOr<Visit> visit) {
+  auto* reactor = new ImportReactor(engine, std::move(visit));
   reactor->Start();
   return reactor;
 }

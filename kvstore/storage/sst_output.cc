@@ -99,7 +99,7 @@ class SstOutput::Files final : public rocksdb::FileSystemWrapper {
   IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions&,
                            std::unique_ptr<rocksdb::FSWritableFile>* file,
                            IODebugContext*) override {
-    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0) status_.Update(ErrnoStatus(errno, absl::StrCat(path, ": create")));
     *file = std::make_unique<OutputFile>(path, fd, &status_);
     return IOStatus::OK();

@@ -398,9 +398,7 @@ class StoreImpl : public Store {
   // One atomic edit of RocksDB's own manifest makes layers and entries of the catalog visible.
   absl::Status Ingest(ContextId id, const CatalogEdit& edit,
                       absl::Span<const std::string> sst_files) {
-    std::error_code error;
-    fs::create_directories(publishing_, error);
-    RETURN_IF_ERROR(FromErrorCode(error, publishing_));
+    RETURN_IF_ERROR(MakePrivateFolder(publishing_));
     const std::string manifest_file =
         absl::StrCat(publishing_, "/manifest-", id.ToString(), ".sst");
     RETURN_IF_ERROR(WriteCatalogFile(manifest_file, edit));
@@ -438,8 +436,9 @@ class StoreImpl : public Store {
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, StoreMode mode) {
   std::error_code error;
   if (mode == StoreMode::kReadWrite) {
-    fs::create_directories(folder, error);
-    RETURN_IF_ERROR(FromErrorCode(error, folder));
+    for (const char* inside : {"", "/db"}) {
+      RETURN_IF_ERROR(MakePrivateFolder(folder + inside));
+    }
   } else if (!fs::exists(folder + "/db/CURRENT", error)) {
     return absl::NotFoundError(absl::StrCat("folder ", folder, " holds no store"));
   }

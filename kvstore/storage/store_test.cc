@@ -1,5 +1,7 @@
 #include "kvstore/storage/store.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -51,6 +53,38 @@ TEST(StoreTest, Publish_ThenRead_GivesTheBytesAlsoAfterReopening) {
   }
   CARREL_EXPECT_OK(CheckTestContext(*OpenStore(dir + "/store"), spec));
   CARREL_EXPECT_OK(CheckTestContext(*OpenStore(dir + "/store", StoreMode::kReadOnly), spec));
+}
+
+TEST(StoreTest, Folders_AreTheirOwnersAloneWhateverTheUmask) {
+  const std::string dir = FreshTempDir();
+  const mode_t before = umask(0);
+  {
+    const auto store = OpenStore(dir + "/store");
+    CARREL_EXPECT_OK(PublishTestContext(*store, dir + "/staging", {}));
+  }
+  umask(before);
+  const auto mode_of = [](const std::string& path) {
+    struct stat info;
+    EXPECT_EQ(stat(path.c_str(), &info), 0) << path;
+    return info.st_mode & 0777;
+  };
+  int folders = 0, rows = 0;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(dir + "/store")) {
+    if (entry.is_directory()) {
+      ++folders;
+      EXPECT_EQ(mode_of(entry.path().string()), 0700u) << entry.path();
+    } else if (entry.path().extension() == ".sst" && entry.file_size() > 50'000) {
+      ++rows;
+      EXPECT_EQ(mode_of(entry.path().string()) & 0077, 0u) << entry.path();
+    }
+  }
+  EXPECT_EQ(mode_of(dir + "/store"), 0700u);
+  EXPECT_GE(folders, 1);
+  EXPECT_GE(rows, 1);
+  // What somebody decided otherwise stays so.
+  ASSERT_EQ(chmod((dir + "/store").c_str(), 0750), 0);
+  CARREL_EXPECT_OK(CheckTestContext(*OpenStore(dir + "/store"), {}));
+  EXPECT_EQ(mode_of(dir + "/store"), 0750u);
 }
 
 TEST(StoreTest, List_SeveralContexts_OrderedByName) {

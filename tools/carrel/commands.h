@@ -18,6 +18,7 @@ using Run = std::function<absl::Status()>;
 void AddPrefill(CLI::App& app, Run& chosen);
 void AddReindex(CLI::App& app, Run& chosen);
 void AddSynth(CLI::App& app, Run& chosen);
+void AddKeys(CLI::App& app, Run& chosen);  // new, hash, check
 void AddServe(CLI::App& app, Run& chosen);
 void AddStats(CLI::App& app, Run& chosen);
 void AddAsk(CLI::App& app, Run& chosen);

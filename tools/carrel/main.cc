@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddReindex(app, chosen);
   carrel::tools::AddSynth(app, chosen);
   carrel::tools::AddServe(app, chosen);
+  carrel::tools::AddKeys(app, chosen);
   carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);
   carrel::tools::AddEval(app, chosen);

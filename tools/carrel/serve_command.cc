@@ -13,11 +13,13 @@
 #include "absl/time/time.h"
 #include "common/freed_memory.h"
 #include "common/status.h"
+#include "kvstore/access/access.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/metrics_listener.h"
 #include "kvstore/service/server.h"
 #include "kvstore/service/supervisor.h"
 #include "kvstore/storage/store.h"
+#include "tools/carrel/access_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/observe_flags.h"
@@ -29,6 +31,7 @@ namespace {
 struct ServeFlags {
   std::string folder;
   kvstore::ServerConfig server;
+  AccessFlags access;
   kvstore::EngineConfig engine;
   ObserveFlags observe;
   bool read_only = false;
@@ -70,6 +73,21 @@ void Drain(kvstore::Server& server, const SignalPipe& signals, absl::Duration wa
   drain.join();
 }
 
+// SIGHUP: a log that was renamed is begun anew, the keys are read at once, and of a read-only store
+// what was published since is seen.
+void ReadAgain(const ServeFlags& flags, kvstore::AuditLog* audit, kvstore::Engine& engine) {
+  if (const absl::Status status = engine.Refresh(); !status.ok()) {
+    std::fprintf(stderr, "carrel serve: SIGHUP: %s\n", status.ToString().c_str());
+  }
+  if (audit != nullptr) {
+    if (const absl::Status status = audit->Reopen(); !status.ok()) {
+      std::fprintf(stderr, "carrel serve: SIGHUP: %s; lines go on to where they went\n",
+                   std::string(status.message()).c_str());
+    }
+  }
+  if (flags.server.access != nullptr) flags.server.access->Reload().IgnoreError();  // it logs
+}
+
 absl::Status RunServe(ServeFlags& flags) {
   if (flags.folder.empty()) return absl::InvalidArgumentError("serve: --store is required");
   RETURN_IF_ERROR(SetUpLog(flags.observe.log));
@@ -97,6 +115,8 @@ absl::Status RunServe(ServeFlags& flags) {
     UseFewHeaps();
   }
   ASSIGN_OR_RETURN(const SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::AuditLog> audit,
+                   flags.access.Apply(flags.server));
   ASSIGN_OR_RETURN(
       std::unique_ptr<kvstore::Store> store,
       kvstore::Store::Open(flags.folder, flags.read_only ? kvstore::StoreMode::kReadOnly
@@ -126,11 +146,7 @@ absl::Status RunServe(ServeFlags& flags) {
       kvstore::WatchdogPeriod(kWatch), [&] { return server->Probe(kProbe); }, &GiveUp);
   kvstore::NotifySupervisor("READY=1");
   int signal = signals.Wait();
-  for (; signal == SIGHUP; signal = signals.Wait()) {
-    if (const absl::Status status = engine->Refresh(); !status.ok()) {
-      std::fprintf(stderr, "carrel serve: SIGHUP: %s\n", status.ToString().c_str());
-    }
-  }
+  for (; signal == SIGHUP; signal = signals.Wait()) ReadAgain(flags, audit.get(), *engine);
   watchdog = nullptr;
   kvstore::NotifySupervisor("STOPPING=1");
   std::fprintf(stderr,
@@ -209,6 +225,7 @@ void AddServe(CLI::App& app, Run& chosen) {
                   "MiB per second at which all contexts are read again and checked, while no "
                   "request waits; 0: not at all")
       ->capture_default_str();
+  flags->access.Declare(command);
   flags->observe.Declare(command);
   UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunServe(*flags); }; });

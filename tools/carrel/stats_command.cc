@@ -95,9 +95,8 @@ void AddStats(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<StatsFlags>();
   CLI::App& command = *app.add_subcommand(
       "stats", "What a running kvstore did and holds: latencies by kind of request, memory");
-  command
-      .add_option("--server", flags->store.server, "address of the kvstore: unix:PATH or HOST:PORT")
-      ->required();
+  flags->store.DeclareServer(command);
+  command.get_option("--server")->required();
   command.add_flag("--json", flags->json, "report as one JSON object");
   command.callback([flags, &chosen] { chosen = [flags] { return RunStats(*flags); }; });
 }

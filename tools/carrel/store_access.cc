@@ -1,16 +1,24 @@
 #include "tools/carrel/store_access.h"
 
 #include <grpcpp/grpcpp.h>
+#include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
+#include "absl/strings/ascii.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/file.h"
 #include "common/status.h"
 #include "decoder/resuming_client.h"
 #include "decoder/store_client.h"
+#include "decoder/store_client_credentials.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/service/credentials.h"
+#include "kvstore/service/listen_address.h"
 #include "kvstore/service/server.h"
 
 namespace carrel::tools {
@@ -18,32 +26,50 @@ namespace {
 
 constexpr absl::Duration kDeadline = absl::Seconds(10);
 
+// The first line of a file that not everybody may read.
+absl::StatusOr<std::string> ReadKeyFile(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && (info.st_mode & S_IROTH) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("key file ", path, ": everybody may read it (chmod o= it)"));
+  }
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const absl::string_view key =
+      absl::StripAsciiWhitespace(absl::string_view(text).substr(0, text.find('\n')));
+  const bool printable =
+      std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  if (key.empty() || key.size() > 256 || !printable) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "key file ", path, ": its first line is no key of 1 .. 256 printable characters"));
+  }
+  return std::string(key);
+}
+
 class RemoteStore final : public StoreAccess {
  public:
-  RemoteStore(std::string address, absl::Duration retry_for)
-      : address_(std::move(address)),
-        retry_for_(retry_for),
-        channel_(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials())) {}
+  explicit RemoteStore(const StoreFlags& flags) : flags_(flags) {}
 
+  // The files are read for each connection: what was renewed meanwhile is used.
   absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override {
     return decoder::MakeResumingClient(
-        {.connect =
-             [address = address_](absl::Duration within) {
-               return decoder::StoreClient::Connect(address, within);
-             },
-         .retry_for = retry_for_,
+        {.connect = [flags = flags_](absl::Duration within)
+             -> absl::StatusOr<std::unique_ptr<decoder::StoreClient>> {
+           ASSIGN_OR_RETURN(const ServerLogin login, flags.Login());
+           return decoder::StoreClient::Connect(flags.server, within, login);
+         },
+         .retry_for = flags_.retry_for,
          .open_within = kDeadline,
          .tell =
              [](const std::string& what) { std::fprintf(stderr, "carrel: %s\n", what.c_str()); }});
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
-    return std::make_unique<kvstore::ContextClient>(channel_, address_, kDeadline);
+    ASSIGN_OR_RETURN(const ServerLogin login, flags_.Login());
+    const auto channel = grpc::CreateChannel(flags_.server, decoder::CredentialsOf(login));
+    return std::make_unique<kvstore::ContextClient>(channel, flags_.server, kDeadline, login.key);
   }
 
  private:
-  const std::string address_;
-  const absl::Duration retry_for_;
-  const std::shared_ptr<grpc::Channel> channel_;
+  const StoreFlags flags_;
 };
 
 class EmbeddedStore final : public StoreAccess {
@@ -70,7 +96,41 @@ class EmbeddedStore final : public StoreAccess {
 
 void StoreFlags::Declare(CLI::App& command) {
   command.add_option("--store", folder, "folder of a store, opened in this process");
+  DeclareServer(command);
+}
+
+void StoreFlags::DeclareServer(CLI::App& command) {
   command.add_option("--server", server, "address of a carrel serve: unix:PATH or HOST:PORT");
+  command
+      .add_option("--tls-ca", tls.ca,
+                  "--server: TLS; certificates of the authorities that the server's must be of")
+      ->envname("CARREL_TLS_CA");
+  command
+      .add_option("--tls-cert", tls.certificate,
+                  "--tls-ca: certificate of our own, if the server wants one")
+      ->envname("CARREL_TLS_CERT");
+  command.add_option("--tls-key", tls.key, "key of --tls-cert")->envname("CARREL_TLS_KEY");
+  command.add_option("--key-file", key_file, "--server: file with the key that the server wants")
+      ->envname("CARREL_KEY_FILE");
+}
+
+absl::StatusOr<ServerLogin> StoreFlags::Login() const {
+  ServerLogin login;
+  if (tls.ca.empty() && !(tls.certificate.empty() && tls.key.empty())) {
+    return absl::InvalidArgumentError("--tls-cert and --tls-key need --tls-ca");
+  }
+  ASSIGN_OR_RETURN(login.tls, ReadTlsFiles(tls, absl::Now()));
+  if (key_file.empty()) return login;
+  ASSIGN_OR_RETURN(login.key, ReadKeyFile(key_file));
+  if (!login.uses_tls()) {
+    const auto address = kvstore::ParseListenAddress(server);
+    if (!address.ok() || (address->unix_path.empty() && !kvstore::IsLoopback(*address))) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the key of ", key_file, " would travel to ", server,
+                       " for everybody to read: --tls-ca is needed"));
+    }
+  }
+  return login;
 }
 
 absl::Status StoreFlags::Validate() const {
@@ -83,7 +143,7 @@ absl::Status StoreFlags::Validate() const {
 absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreFlags& flags,
                                                                kvstore::StoreMode mode) {
   RETURN_IF_ERROR(flags.Validate());
-  if (!flags.server.empty()) return std::make_unique<RemoteStore>(flags.server, flags.retry_for);
+  if (!flags.server.empty()) return std::make_unique<RemoteStore>(flags);
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(flags.folder, mode));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Engine> engine,
                    kvstore::Engine::Create(kvstore::EngineConfig(), std::move(store)));

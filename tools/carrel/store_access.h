@@ -10,6 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/certificate.h"
+#include "common/server_login.h"
 #include "kvstore/storage/store.h"
 
 namespace CLI {
@@ -30,9 +32,16 @@ struct StoreFlags {
   std::string server;
   // Of clients that are decoders': how long a store that is gone is waited for; 0: not at all.
   absl::Duration retry_for = absl::ZeroDuration();
+  // Of --server.
+  TlsFiles tls;  // certificate and key: our own
+  std::string key_file;
 
   void Declare(CLI::App& command);
+  // --server alone, and what it takes.
+  void DeclareServer(CLI::App& command);
   absl::Status Validate() const;  // exactly one is given
+  // InvalidArgument, NotFound: the files; FailedPrecondition: a key that would travel in the clear.
+  absl::StatusOr<ServerLogin> Login() const;
 };
 
 class StoreAccess {

@@ -1,0 +1,149 @@
+#include "kvstore/access/access.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/secret.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+namespace {
+
+AccessEntry BuiltIn(const char* name, Rights rights) {
+  AccessEntry entry;
+  entry.name = name;
+  entry.rights = rights;
+  return entry;
+}
+
+}  // namespace
+
+std::shared_ptr<Access> Access::Open(bool everything) {
+  std::shared_ptr<Access> access(new Access());
+  access->everything_ = everything;
+  absl::MutexLock lock(&access->mu_);
+  access->principals_["local"] =
+      std::make_shared<Principal>(BuiltIn("local", Rights::All()), nullptr);
+  access->principals_["anyone"] =
+      std::make_shared<Principal>(BuiltIn("anyone", {Right::kList, Right::kOpen}), nullptr);
+  return access;
+}
+
+absl::StatusOr<std::shared_ptr<Access>> Access::Create(const std::string& keys_file,
+                                                       absl::Duration interval) {
+  std::shared_ptr<Access> access(new Access());
+  access->keys_file_ = keys_file;
+  // First the watch, so that no change is missed. What went wrong Reload logs and counts.
+  access->watch_ =
+      std::make_unique<FileWatch>(std::vector<std::string>{keys_file}, interval,
+                                  [self = access.get()] { self->Reload().IgnoreError(); });
+  const absl::Status status = access->Reload();
+  if (!status.ok()) return status;
+  return access;
+}
+
+absl::Status Access::Reload() {
+  if (keys_file_.empty()) return absl::OkStatus();
+  const absl::StatusOr<KeysFile> file = ReadKeysFile(keys_file_);
+  if (!file.ok()) {
+    ++failed_reloads_;
+    spdlog::error("keys: not used, the rules stay as they were: {}",
+                  std::string(file.status().message()));
+    return file.status();
+  }
+  Apply(*file);
+  ++reloads_;
+  spdlog::info("keys: read file={} keys={} tenants={}", keys_file_, file->entries.size(),
+               file->tenants.size());
+  return absl::OkStatus();
+}
+
+void Access::Apply(const KeysFile& file) {
+  absl::MutexLock lock(&mu_);
+  for (const Tenant& tenant : file.tenants) {
+    std::shared_ptr<TenantState>& state = tenants_[tenant.name];
+    if (state == nullptr) state = std::make_shared<TenantState>();
+    state->Set(tenant);
+  }
+  std::map<std::string, std::shared_ptr<Principal>> before;
+  before.swap(principals_);
+  keys_.clear();
+  certificates_.clear();
+  uids_.clear();
+  anonymous_ = nullptr;
+  for (const AccessEntry& entry : file.entries) {
+    const auto tenant = entry.tenant.empty() ? nullptr : tenants_.at(entry.tenant);
+    std::shared_ptr<Principal>& principal = principals_[entry.name];
+    if (const auto known = before.find(entry.name); known != before.end()) {
+      principal = known->second;
+      principal->Update(entry, tenant);
+      before.erase(known);
+    } else {
+      principal = std::make_shared<Principal>(entry, tenant);
+    }
+    for (const std::string& hash : entry.identity.key_sha256) keys_.emplace_back(hash, principal);
+    if (!entry.identity.certificate.empty()) certificates_[entry.identity.certificate] = principal;
+    if (entry.identity.uid.has_value()) uids_[*entry.identity.uid] = principal;
+    if (entry.identity.anonymous) anonymous_ = principal;
+  }
+  for (const auto& [name, principal] : before) principal->Withdraw();
+}
+
+std::shared_ptr<Principal> Access::WithoutKeys(const Caller& caller) {
+  absl::MutexLock lock(&mu_);
+  if (everything_ || caller.local) return principals_.at("local");
+  if (caller.certificate_names.empty()) return principals_.at("anyone");
+  AccessEntry entry = BuiltIn("", {Right::kList, Right::kOpen});
+  entry.name = absl::StrCat("certificate ", caller.certificate_names[0]);
+  return std::make_shared<Principal>(std::move(entry), nullptr);
+}
+
+absl::StatusOr<std::shared_ptr<Principal>> Access::Find(const Caller& caller) {
+  if (!caller.key.empty()) {
+    const std::string hash = AccessKeySha256(caller.key);
+    absl::MutexLock lock(&mu_);
+    std::shared_ptr<Principal> found;
+    for (const auto& [sha256, principal] : keys_) {  // all of them, wherever the right one stands
+      if (EqualSecrets(sha256, hash)) found = principal;
+    }
+    if (found != nullptr) return found;
+    return absl::UnauthenticatedError("the key that was presented is not valid here");
+  }
+  absl::MutexLock lock(&mu_);
+  for (const std::string& name : caller.certificate_names) {
+    if (const auto it = certificates_.find(name); it != certificates_.end()) return it->second;
+  }
+  if (caller.uid.has_value()) {
+    if (const auto it = uids_.find(*caller.uid); it != uids_.end()) return it->second;
+  }
+  if (anonymous_ != nullptr) return anonymous_;
+  return absl::UnauthenticatedError(
+      "a key is needed here, and none was presented (--key-file FILE, or CARREL_KEY_FILE)");
+}
+
+absl::StatusOr<std::shared_ptr<Principal>> Access::Admit(const Caller& caller) {
+  absl::StatusOr<std::shared_ptr<Principal>> principal =
+      has_keys() ? Find(caller) : WithoutKeys(caller);
+  ++(principal.ok() ? admitted_ : unauthenticated_);
+  return principal;
+}
+
+AccessCounters Access::counters() const {
+  return {.admitted = admitted_,
+          .unauthenticated = unauthenticated_,
+          .reloads = reloads_,
+          .failed_reloads = failed_reloads_};
+}
+
+std::vector<AccessUse> Access::uses() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<AccessUse> uses;
+  for (const auto& [name, principal] : principals_) {
+    uses.push_back({name, principal->tenant_name(), principal->counts()});
+  }
+  return uses;
+}
+
+}  // namespace carrel::kvstore

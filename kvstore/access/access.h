@@ -1,0 +1,85 @@
+// What:   who a caller is, by the keys file, which is read again when it changes. Whatever brings
+//         callers (gRPC, HTTP) asks here and knows no rule of its own.
+// Rules without a keys file: who comes over a Unix socket, whose file mode admitted him, may do
+//         everything ("local"); anybody else, and a client certificate, `list open`.
+// Errors:  Unauthenticated says what is missing, not what there is. Of Create: those of the file.
+// Threads: any; one of its own watches the file.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/file_watch.h"
+#include "kvstore/access/keys_file.h"
+#include "kvstore/access/principal.h"
+
+namespace carrel::kvstore {
+
+// What a transport knows of a caller.
+struct Caller {
+  std::string peer;                            // address, for logs
+  bool local = false;                          // over a Unix socket
+  std::optional<uint32_t> uid;                 // of a local peer, if the transport knows it
+  std::string key;                             // presented; empty: none
+  std::vector<std::string> certificate_names;  // of a certificate that was verified
+};
+
+struct AccessCounters {
+  int64_t admitted = 0, unauthenticated = 0;
+  int64_t reloads = 0, failed_reloads = 0;  // of the keys file
+};
+
+struct AccessUse {
+  std::string name, tenant;
+  Principal::Counts counts;
+};
+
+class Access {
+ public:
+  // Without a keys file. everything: all may do all, for a server that only its own process reaches.
+  static std::shared_ptr<Access> Open(bool everything = false);
+  // Reads the file again every `interval` if it has changed; one that cannot be used is logged and
+  // counted, and the rules stay as they were.
+  static absl::StatusOr<std::shared_ptr<Access>> Create(const std::string& keys_file,
+                                                        absl::Duration interval = absl::Seconds(1));
+
+  absl::StatusOr<std::shared_ptr<Principal>> Admit(const Caller& caller);
+
+  // Now, whether or not the file looks changed.
+  absl::Status Reload();
+
+  bool has_keys() const { return !keys_file_.empty(); }
+  AccessCounters counters() const;
+  std::vector<AccessUse> uses() const;  // by name
+
+ private:
+  Access() = default;
+  void Apply(const KeysFile& file);
+  absl::StatusOr<std::shared_ptr<Principal>> Find(const Caller& caller);
+  std::shared_ptr<Principal> WithoutKeys(const Caller& caller);
+
+  std::string keys_file_;
+  bool everything_ = false;
+  std::atomic<int64_t> admitted_{0}, unauthenticated_{0}, reloads_{0}, failed_reloads_{0};
+
+  mutable absl::Mutex mu_;
+  std::map<std::string, std::shared_ptr<Principal>> principals_ ABSL_GUARDED_BY(mu_);  // by name
+  std::map<std::string, std::shared_ptr<TenantState>> tenants_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::pair<std::string, std::shared_ptr<Principal>>> keys_
+      ABSL_GUARDED_BY(mu_);  // SHA-256
+  absl::flat_hash_map<std::string, std::shared_ptr<Principal>> certificates_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint32_t, std::shared_ptr<Principal>> uids_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Principal> anonymous_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<FileWatch> watch_;  // last: its thread uses all of the above
+};
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,180 @@
+#include "kvstore/access/principal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/secret.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+
+void TenantState::Set(const Tenant& tenant) {
+  absl::MutexLock lock(&mu_);
+  tenant_ = tenant;
+}
+
+Tenant TenantState::tenant() const {
+  absl::MutexLock lock(&mu_);
+  return tenant_;
+}
+
+int64_t TenantState::sessions() const {
+  absl::MutexLock lock(&mu_);
+  return sessions_;
+}
+
+absl::Status TenantState::TakeSession() {
+  absl::MutexLock lock(&mu_);
+  if (tenant_.max_sessions > 0 && sessions_ >= tenant_.max_sessions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tenant ", tenant_.name, ": ", sessions_,
+                     " sessions are open (sessions=", tenant_.max_sessions, ")"));
+  }
+  ++sessions_;
+  return absl::OkStatus();
+}
+
+void TenantState::ReturnSession() {
+  absl::MutexLock lock(&mu_);
+  --sessions_;
+}
+
+Principal::Principal(AccessEntry entry, std::shared_ptr<TenantState> tenant) {
+  Update(std::move(entry), std::move(tenant));
+}
+
+void Principal::Update(AccessEntry entry, std::shared_ptr<TenantState> tenant) {
+  requests_.SetRate(entry.limits.requests_per_s);
+  bytes_.SetRate(entry.limits.bytes_per_s);
+  absl::MutexLock lock(&mu_);
+  entry_ = std::move(entry);
+  prefix_ = tenant == nullptr ? "" : tenant->tenant().prefix;
+  tenant_ = std::move(tenant);
+  withdrawn_ = false;
+}
+
+void Principal::Withdraw() {
+  absl::MutexLock lock(&mu_);
+  withdrawn_ = true;
+}
+
+bool Principal::Accepts(absl::string_view key_sha256) const {
+  absl::MutexLock lock(&mu_);
+  bool accepted = false;
+  for (const std::string& hash : entry_.identity.key_sha256) {
+    accepted |= EqualSecrets(hash, key_sha256);
+  }
+  return accepted;
+}
+
+std::string Principal::name() const {
+  absl::MutexLock lock(&mu_);
+  return entry_.name;
+}
+
+std::string Principal::tenant_name() const {
+  absl::MutexLock lock(&mu_);
+  return entry_.tenant;
+}
+
+absl::Status Principal::Check(Right right, absl::Time now) const {
+  absl::MutexLock lock(&mu_);
+  if (withdrawn_) {
+    return absl::UnauthenticatedError(absl::StrCat("key ", entry_.name, " was withdrawn"));
+  }
+  if (now >= entry_.expires) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("key ", entry_.name, " expired at ",
+                     absl::FormatTime(entry_.expires, absl::UTCTimeZone())));
+  }
+  if (entry_.rights.Has(right)) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("key ", entry_.name, " lacks the right ",
+                                                  RightName(right),
+                                                  " (it has: ", RightNames(entry_.rights), ")"));
+}
+
+bool Principal::Sees(absl::string_view context) const {
+  absl::MutexLock lock(&mu_);
+  if (!absl::StartsWith(context, prefix_)) return false;
+  return std::any_of(entry_.contexts.begin(), entry_.contexts.end(),
+                     [&](const std::string& glob) { return MatchesGlob(glob, context); });
+}
+
+bool Principal::OfTenant(absl::string_view context) const {
+  absl::MutexLock lock(&mu_);
+  return tenant_ != nullptr && absl::StartsWith(context, prefix_);
+}
+
+bool Principal::SeesAll() const {
+  absl::MutexLock lock(&mu_);
+  return prefix_.empty() &&
+         std::find(entry_.contexts.begin(), entry_.contexts.end(), "*") != entry_.contexts.end();
+}
+
+absl::StatusOr<std::shared_ptr<void>> Principal::TakeSession() {
+  std::shared_ptr<TenantState> tenant;
+  {
+    absl::MutexLock lock(&mu_);
+    const int64_t most = entry_.limits.sessions;
+    if (most > 0 && counts_.sessions >= most) {
+      return absl::ResourceExhaustedError(absl::StrCat("key ", entry_.name, ": ", counts_.sessions,
+                                                       " sessions are open (sessions=", most, ")"));
+    }
+    if (tenant_ != nullptr) RETURN_IF_ERROR(tenant_->TakeSession());
+    ++counts_.sessions;
+    tenant = tenant_;
+  }
+  // The object that the pointer stands for is the place itself: the last copy gives it back.
+  return std::shared_ptr<void>(static_cast<void*>(this),
+                               [self = shared_from_this(), tenant](void*) {
+                                 if (tenant != nullptr) tenant->ReturnSession();
+                                 absl::MutexLock lock(&self->mu_);
+                                 --self->counts_.sessions;
+                               });
+}
+
+absl::Duration Principal::Spend(int64_t requests, int64_t bytes, absl::Time now) {
+  const absl::Duration wait = std::max(requests_.Spend(static_cast<double>(requests), now),
+                                       bytes_.Spend(static_cast<double>(bytes), now));
+  absl::MutexLock lock(&mu_);
+  counts_.requests += requests;
+  counts_.bytes += bytes;
+  if (requests > 0 && wait > absl::ZeroDuration()) ++counts_.delayed;
+  return wait;
+}
+
+absl::Status Principal::CheckQuota(int64_t contexts, int64_t bytes, int64_t more_bytes) const {
+  std::shared_ptr<TenantState> state;
+  {
+    absl::MutexLock lock(&mu_);
+    state = tenant_;
+  }
+  if (state == nullptr) return absl::OkStatus();
+  const Tenant tenant = state->tenant();
+  if (tenant.max_contexts > 0 && contexts >= tenant.max_contexts) {
+    return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant.name, " has ", contexts,
+                                                     " contexts (contexts=", tenant.max_contexts,
+                                                     ")"));
+  }
+  if (tenant.max_bytes > 0 && more_bytes > tenant.max_bytes - bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tenant ", tenant.name, ": ", more_bytes, " bytes beside the ", bytes,
+                     " that it has stored exceed bytes=", tenant.max_bytes));
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const void> Principal::turn() const {
+  absl::MutexLock lock(&mu_);
+  if (tenant_ != nullptr) return tenant_;
+  return own_turn_;
+}
+
+Principal::Counts Principal::counts() const {
+  absl::MutexLock lock(&mu_);
+  return counts_;
+}
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,84 @@
+// What:   somebody whom the access rules know, and what is left of what he may do. It follows the
+//         keys file: a session's principal has the rights that the file gives now.
+// Errors: Unauthenticated: the key was withdrawn or has expired; PermissionDenied names the right
+//         that is missing, never a context; ResourceExhausted names the limit.
+// Threads: any.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "kvstore/access/keys_file.h"
+#include "kvstore/access/rate_limit.h"
+
+namespace carrel::kvstore {
+
+// What all keys of a tenant share; it lives on when the keys file is read again.
+class TenantState {
+ public:
+  void Set(const Tenant& tenant);
+  Tenant tenant() const;
+  absl::Status TakeSession();
+  void ReturnSession();
+  int64_t sessions() const;
+
+ private:
+  mutable absl::Mutex mu_;
+  Tenant tenant_ ABSL_GUARDED_BY(mu_);
+  int64_t sessions_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+class Principal : public std::enable_shared_from_this<Principal> {
+ public:
+  struct Counts {
+    int64_t sessions = 0;  // now
+    int64_t requests = 0, bytes = 0, delayed = 0;
+  };
+
+  Principal(AccessEntry entry, std::shared_ptr<TenantState> tenant);
+
+  // A new reading of its entry, or that there is none any more.
+  void Update(AccessEntry entry, std::shared_ptr<TenantState> tenant);
+  void Withdraw();
+  // Of several keys of the entry only those that are left authenticate what is open.
+  bool Accepts(absl::string_view key_sha256) const;
+
+  std::string name() const;
+  std::string tenant_name() const;  // empty: none
+  // May he do this at all (before anybody looks at a context).
+  absl::Status Check(Right right, absl::Time now = absl::Now()) const;
+  // Whether contexts of this name exist for him.
+  bool Sees(absl::string_view context) const;
+  // Whether a context of this name counts against his tenant's quotas.
+  bool OfTenant(absl::string_view context) const;
+  // Every name there is: he may be told about damage in the store.
+  bool SeesAll() const;
+
+  // Counted until the result is destroyed.
+  absl::StatusOr<std::shared_ptr<void>> TakeSession();
+  // How long to wait before the next request is read.
+  absl::Duration Spend(int64_t requests, int64_t bytes, absl::Time now = absl::Now());
+  // Whether a context of this size fits the tenant that has `contexts` of `bytes` in all.
+  absl::Status CheckQuota(int64_t contexts, int64_t bytes, int64_t more_bytes) const;
+
+  // Whose turn his requests take: the tenant's, or his own. Valid while the result lives.
+  std::shared_ptr<const void> turn() const;
+  Counts counts() const;
+
+ private:
+  mutable absl::Mutex mu_;
+  AccessEntry entry_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<TenantState> tenant_ ABSL_GUARDED_BY(mu_);
+  std::string prefix_ ABSL_GUARDED_BY(mu_);  // the tenant's
+  bool withdrawn_ ABSL_GUARDED_BY(mu_) = false;
+  Counts counts_ ABSL_GUARDED_BY(mu_);
+  const std::shared_ptr<const int> own_turn_ = std::make_shared<const int>(0);
+  RateLimit requests_, bytes_;
+};
+
+}  // namespace carrel::kvstore

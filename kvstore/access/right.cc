@@ -1,0 +1,49 @@
+#include "kvstore/access/right.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr absl::string_view kNames[] = {"list", "open", "import", "delete", "admin"};
+
+constexpr RpcRight kTable[] = {
+    {"ContextService.List", Right::kList},       {"ContextService.Get", Right::kList},
+    {"ContextService.Statistics", Right::kList}, {"ContextService.Verify", Right::kAdmin},
+    {"ContextService.Export", Right::kOpen},     {"ContextService.Import", Right::kImport},
+    {"ContextService.Delete", Right::kDelete},   {"RetrievalService.Session", Right::kOpen},
+};
+
+}  // namespace
+
+absl::string_view RightName(Right right) { return kNames[static_cast<size_t>(right)]; }
+
+absl::StatusOr<Right> ParseRight(absl::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (kNames[i] == name) return static_cast<Right>(i);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", name.substr(0, 64), "\" is no right, those are ", absl::StrJoin(kNames, ", ")));
+}
+
+std::string RightNames(Rights rights) {
+  std::vector<absl::string_view> names;
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (rights.Has(static_cast<Right>(i))) names.push_back(kNames[i]);
+  }
+  return names.empty() ? "none" : absl::StrJoin(names, " ");
+}
+
+absl::Span<const RpcRight> RpcRights() { return kTable; }
+
+absl::StatusOr<Right> RightOf(absl::string_view rpc) {
+  for (const RpcRight& row : kTable) {
+    if (row.rpc == rpc) return row.right;
+  }
+  return absl::PermissionDeniedError(absl::StrCat("no right is laid down for ", rpc));
+}
+
+}  // namespace carrel::kvstore

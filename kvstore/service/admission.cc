@@ -1,0 +1,169 @@
+#include "kvstore/service/admission.h"
+
+#include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "common/metrics.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr char kNoKey[] = "key";
+
+void CountDenial(const char* reason) {
+  CounterOf(
+      "carrel_denials_total",
+      "Calls and sessions that were not allowed: no valid key, no right, a context that the key "
+      "does not see, a limit of the key or its tenant",
+      {{"reason", reason}})
+      .Add();
+}
+
+// Names as long as the store takes them, and what stands for the rest of longer ones.
+std::string Shown(const std::string& name) {
+  constexpr size_t kMost = 128;
+  if (name.size() <= kMost) return name;
+  return absl::StrCat(name.substr(0, kMost), "... (", name.size(), " bytes)");
+}
+
+// gRPC names a connection that it was given as a descriptor "fd:N".
+void SetLocalPeer(int fd, Caller& caller) {
+  ucred credentials{};
+  socklen_t bytes = sizeof(credentials);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) return;
+  caller.local = true;
+  caller.uid = credentials.uid;
+  caller.peer = absl::StrCat("unix:uid=", credentials.uid, ",pid=", credentials.pid);
+}
+
+std::string KeyOf(const grpc::ServerContextBase& context) {
+  const auto& metadata = context.client_metadata();
+  const auto [first, last] = metadata.equal_range("authorization");
+  std::string key;
+  for (auto it = first; it != last; ++it) {  // two of them are none that is valid
+    absl::string_view value(it->second.data(), it->second.size());
+    if (absl::StartsWithIgnoreCase(value, "bearer ")) value.remove_prefix(7);
+    absl::StrAppend(&key, value);
+  }
+  return key;
+}
+
+}  // namespace
+
+Caller CallerOf(const grpc::ServerContextBase& context) {
+  Caller caller;
+  caller.peer = context.peer();
+  caller.key = KeyOf(context);
+  absl::string_view peer = caller.peer;
+  int fd = -1;
+  if (absl::ConsumePrefix(&peer, "fd:") && absl::SimpleAtoi(peer, &fd)) {
+    SetLocalPeer(fd, caller);
+  } else if (absl::StartsWith(caller.peer, "unix:")) {
+    caller.local = true;
+  }
+  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+  if (auth == nullptr || !auth->IsPeerAuthenticated()) return caller;
+  for (const char* property :
+       {GRPC_X509_CN_PROPERTY_NAME, GRPC_PEER_DNS_PROPERTY_NAME, GRPC_PEER_URI_PROPERTY_NAME}) {
+    for (const grpc::string_ref& value : auth->FindPropertyValues(property)) {
+      if (!value.empty()) caller.certificate_names.emplace_back(value.data(), value.size());
+    }
+  }
+  return caller;
+}
+
+absl::StatusOr<Visit> Admission::Admit(const grpc::ServerContextBase& context,
+                                       absl::string_view rpc) {
+  const Caller caller = CallerOf(context);
+  Visit visit;
+  visit.peer_ = caller.peer;
+  visit.audit_ = audit_;
+  visit.rpc_ = std::string(rpc);
+  absl::StatusOr<std::shared_ptr<Principal>> principal = access_->Admit(caller);
+  if (!principal.ok()) return visit.Denied(principal.status(), kNoKey);
+  visit.principal_ = *std::move(principal);
+  return visit;
+}
+
+absl::Status Visit::Denied(absl::Status status, const char* reason) const {
+  CountDenial(reason);
+  Log("denied", status);
+  return status;
+}
+
+absl::Status Visit::Allow(absl::string_view rpc, const std::string& context) {
+  rpc_ = std::string(rpc);
+  context_ = context;
+  lookup_name_ = context;
+  const absl::StatusOr<Right> right = RightOf(rpc);
+  const absl::Status allowed = right.ok() ? principal_->Check(*right) : right.status();
+  if (absl::IsUnauthenticated(allowed)) return Denied(allowed, kNoKey);
+  if (!allowed.ok()) return Denied(allowed, "right");
+  if (context.empty() || principal_->Sees(context)) return absl::OkStatus();
+  CountDenial("context");
+  // As long as the name itself, and no name that a store takes: they hold no control characters.
+  lookup_name_[0] = '\1';
+  return absl::OkStatus();
+}
+
+absl::Status Visit::AllowNew(const std::string& name) {
+  context_ = lookup_name_ = name;
+  if (principal_->SeesAll() || (!name.empty() && principal_->Sees(name))) return absl::OkStatus();
+  return Denied(absl::PermissionDeniedError(
+                    name.empty() ? absl::StrCat("key ", principal_->name(),
+                                                " sees some names only: import under one of them")
+                                 : absl::StrCat("key ", principal_->name(), " may not add context ",
+                                                Shown(name))),
+                "context");
+}
+
+absl::Status Visit::Told(const absl::Status& status) const {
+  if (absl::IsNotFound(status) && !context_.empty()) {
+    return absl::NotFoundError(absl::StrCat("context ", Shown(context_), " is not in the store"));
+  }
+  if (status.ok() || lookup_name_ == context_) return status;
+  return absl::Status(status.code(),
+                      absl::StrReplaceAll(status.message(), {{lookup_name_, context_}}));
+}
+
+void Visit::Log(absl::string_view event, const absl::Status& result,
+                const ContextFacts& facts) const {
+  if (audit_ == nullptr) return;
+  AuditEvent line;
+  line.event = lookup_name_ == context_ ? std::string(event) : "denied";
+  if (principal_ != nullptr) {
+    line.key = principal_->name();
+    line.tenant = principal_->tenant_name();
+  }
+  line.peer = peer_;
+  line.rpc = rpc_;
+  line.context = Shown(context_);
+  line.content_id = facts.content_id;
+  line.tokens = facts.tokens;
+  line.bytes = facts.bytes;
+  line.result = result;
+  audit_->Write(line);
+}
+
+absl::Status Visit::SpendCall() {
+  if (principal_->Spend(1, 0) == absl::ZeroDuration()) return absl::OkStatus();
+  return Denied(absl::ResourceExhaustedError(absl::StrCat(
+                    "key ", principal_->name(), ": more requests or bytes per second than it has")),
+                "limit");
+}
+
+absl::StatusOr<std::shared_ptr<void>> Visit::TakeSession() {
+  absl::StatusOr<std::shared_ptr<void>> place = principal_->TakeSession();
+  if (!place.ok()) return Denied(place.status(), "limit");
+  return place;
+}
+
+}  // namespace carrel::kvstore

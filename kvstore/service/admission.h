@@ -1,0 +1,82 @@
+// What:   the door of a server: who called (a key in "authorization: Bearer KEY", a client
+//         certificate, the user at the other end of a Unix socket), whether he may, and the audit
+//         log's lines about it.
+// Errors: of Admit and Visit: those of Access and Principal.
+// Threads: any. A Visit by one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvstore/access/access.h"
+#include "kvstore/access/audit_log.h"
+
+namespace grpc {
+class ServerContextBase;
+}
+
+namespace carrel::kvstore {
+
+// What the audit log says of a context.
+struct ContextFacts {
+  std::string content_id;
+  int64_t tokens = 0;
+  int64_t bytes = 0;  // stored; of a session that ended, those of its requests and replies
+};
+
+// One call of a caller who is known.
+class Visit {
+ public:
+  // Whether he may make this call ("Service.Method"), about this context if it is about one. A
+  // context that he does not see is no error here: lookup_name() then is one that no store holds,
+  // so that looking it up takes as long and fails as for a context that is not there.
+  absl::Status Allow(absl::string_view rpc, const std::string& context);
+  // Whether he may add a context of this name; nothing is told about whether it exists.
+  absl::Status AllowNew(const std::string& name);
+  const std::string& lookup_name() const { return lookup_name_; }
+  // What the lookup said, about the name that was asked for. Every NotFound has the same words.
+  absl::Status Told(const absl::Status& status) const;
+
+  // A line of the audit log, about the call that was allowed.
+  void Log(absl::string_view event, const absl::Status& result,
+           const ContextFacts& facts = {}) const;
+
+  // A call that is no session: ResourceExhausted beyond the key's rate.
+  absl::Status SpendCall();
+  absl::StatusOr<std::shared_ptr<void>> TakeSession();
+
+  Principal& principal() const { return *principal_; }
+  std::shared_ptr<const void> turn() const { return principal_->turn(); }
+
+ private:
+  friend class Admission;
+  // Counts and logs it.
+  absl::Status Denied(absl::Status status, const char* reason) const;
+
+  std::shared_ptr<Principal> principal_;
+  std::string peer_;
+  AuditLog* audit_ = nullptr;  // may be null
+  std::string rpc_, context_, lookup_name_;
+};
+
+class Admission {
+ public:
+  // audit: null, or outlives this.
+  Admission(std::shared_ptr<Access> access, AuditLog* audit)
+      : access_(std::move(access)), audit_(audit) {}
+
+  // rpc: for the audit log.
+  absl::StatusOr<Visit> Admit(const grpc::ServerContextBase& context, absl::string_view rpc);
+  Access& access() { return *access_; }
+
+ private:
+  const std::shared_ptr<Access> access_;
+  AuditLog* const audit_;
+};
+
+// What gRPC knows of a caller.
+Caller CallerOf(const grpc::ServerContextBase& context);
+
+}  // namespace carrel::kvstore

@@ -1,0 +1,120 @@
+// carrel keys new | hash | check
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
+#include "common/file.h"
+#include "common/status.h"
+#include "kvstore/access/keys_file.h"
+#include "tools/carrel/commands.h"
+
+namespace carrel::tools {
+namespace {
+
+struct KeysFlags {
+  std::string name, tenant, expires, file;
+  std::vector<std::string> rights = {"list", "open"}, contexts;
+  bool json = false;
+};
+
+absl::Status RunNew(const KeysFlags& flags) {
+  const std::string key = kvstore::NewAccessKey();
+  nlohmann::ordered_json entry;
+  entry["name"] = flags.name;
+  entry["sha256"] = absl::BytesToHexString(kvstore::AccessKeySha256(key));
+  entry["rights"] = flags.rights;
+  if (!flags.contexts.empty()) entry["contexts"] = flags.contexts;
+  if (!flags.expires.empty()) entry["expires"] = flags.expires;
+  nlohmann::ordered_json tenants = nlohmann::ordered_json::array();
+  if (!flags.tenant.empty()) {
+    entry["tenant"] = flags.tenant;
+    tenants.push_back({{"name", flags.tenant}, {"prefix", flags.tenant}});
+  }
+  // As a server will read it.
+  nlohmann::ordered_json whole;
+  whole["tenants"] = tenants;
+  whole["keys"] = nlohmann::ordered_json::array({entry});
+  RETURN_IF_ERROR(kvstore::ParseKeysFile(
+                      whole.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace))
+                      .status());
+  if (flags.json) {
+    std::printf("%s\n", nlohmann::ordered_json{{"key", key}, {"entry", entry}}.dump().c_str());
+    return absl::OkStatus();
+  }
+  std::printf("%s\n", key.c_str());
+  std::fprintf(
+      stderr,
+      "The line above is the key; it is stored nowhere. Keep it in a file of mode 0600 "
+      "(--key-file, CARREL_KEY_FILE).\nEntry for \"keys\" of the server's keys file:\n%s\n",
+      entry.dump().c_str());
+  return absl::OkStatus();
+}
+
+absl::Status RunHash(const KeysFlags& flags) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.file));
+  const absl::string_view key =
+      absl::StripAsciiWhitespace(absl::string_view(text).substr(0, text.find('\n')));
+  if (key.empty()) return absl::InvalidArgumentError("the first line holds no key");
+  std::printf("%s\n", absl::BytesToHexString(kvstore::AccessKeySha256(key)).c_str());
+  return absl::OkStatus();
+}
+
+std::string IdentityText(const kvstore::Identity& identity) {
+  if (identity.anonymous) return "anonymous";
+  if (identity.uid.has_value()) return absl::StrCat("uid ", *identity.uid);
+  if (!identity.certificate.empty()) return absl::StrCat("certificate ", identity.certificate);
+  return identity.key_sha256.size() == 1 ? "key"
+                                         : absl::StrCat(identity.key_sha256.size(), " keys");
+}
+
+absl::Status RunCheck(const KeysFlags& flags) {
+  ASSIGN_OR_RETURN(const kvstore::KeysFile file, kvstore::ReadKeysFile(flags.file));
+  std::printf("%-20s %-28s %-30s %-12s %-20s %s\n", "NAME", "KNOWN BY", "RIGHTS", "TENANT",
+              "EXPIRES", "CONTEXTS");
+  for (const kvstore::AccessEntry& entry : file.entries) {
+    const bool ends = entry.expires != absl::InfiniteFuture();
+    std::printf(
+        "%-20s %-28s %-30s %-12s %-20s %s\n", entry.name.c_str(),
+        IdentityText(entry.identity).c_str(), kvstore::RightNames(entry.rights).c_str(),
+        entry.tenant.empty() ? "-" : entry.tenant.c_str(),
+        ends ? absl::FormatTime("%Y-%m-%d %H:%M UTC", entry.expires, absl::UTCTimeZone()).c_str()
+             : "never",
+        absl::StrJoin(entry.contexts, " ").c_str());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddKeys(CLI::App& app, Run& chosen) {
+  CLI::App& keys = *app.add_subcommand("keys", "Make and check keys for carrel serve --keys");
+  keys.require_subcommand(1);
+  auto flags = std::make_shared<KeysFlags>();
+  CLI::App& fresh = *keys.add_subcommand(
+      "new",
+      "Make a key: it goes to standard output once, its entry for the keys file to standard error");
+  fresh.add_option("name", flags->name, "what logs call it")->required();
+  fresh.add_option("--rights", flags->rights, "list, open, import, delete, admin")
+      ->delimiter(',')
+      ->capture_default_str();
+  fresh.add_option("--contexts", flags->contexts, "globs of names that it may see; default: all")
+      ->delimiter(',');
+  fresh.add_option("--tenant", flags->tenant, "tenant of the keys file that it belongs to");
+  fresh.add_option("--expires", flags->expires, "such as 2027-01-31T00:00:00Z; default: never");
+  fresh.add_flag("--json", flags->json, "key and entry as one JSON object on standard output");
+  fresh.callback([flags, &chosen] { chosen = [flags] { return RunNew(*flags); }; });
+  CLI::App& hash = *keys.add_subcommand("hash", "The SHA-256 of a key, as a keys file holds it");
+  hash.add_option("file", flags->file, "file whose first line is the key; -: standard input")
+      ->default_val("-");
+  hash.callback([flags, &chosen] { chosen = [flags] { return RunHash(*flags); }; });
+  CLI::App& check =
+      *keys.add_subcommand("check", "Read a keys file as a server does, and show who may do what");
+  check.add_option("file", flags->file, "the keys file")->required();
+  check.callback([flags, &chosen] { chosen = [flags] { return RunCheck(*flags); }; });
+}
+
+}  // namespace carrel::tools

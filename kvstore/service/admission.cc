@@ -18,13 +18,12 @@ namespace {
 
 constexpr char kNoKey[] = "key";
 
-void CountDenial(const char* reason) {
-  CounterOf(
+Counter& Denials(const char* reason) {
+  return CounterOf(
       "carrel_denials_total",
       "Calls and sessions that were not allowed: no valid key, no right, a context that the key "
       "does not see, a limit of the key or its tenant",
-      {{"reason", reason}})
-      .Add();
+      {{"reason", reason}});
 }
 
 // Names as long as the store takes them, and what stands for the rest of longer ones.
@@ -93,8 +92,13 @@ absl::StatusOr<Visit> Admission::Admit(const grpc::ServerContextBase& context,
   return visit;
 }
 
+Admission::Admission(std::shared_ptr<Access> access, AuditLog* audit)
+    : access_(std::move(access)), audit_(audit) {
+  for (const char* reason : {kNoKey, "right", "context", "limit"}) Denials(reason);  // shown as 0
+}
+
 absl::Status Visit::Denied(absl::Status status, const char* reason) const {
-  CountDenial(reason);
+  Denials(reason).Add();
   Log("denied", status);
   return status;
 }
@@ -108,7 +112,7 @@ absl::Status Visit::Allow(absl::string_view rpc, const std::string& context) {
   if (absl::IsUnauthenticated(allowed)) return Denied(allowed, kNoKey);
   if (!allowed.ok()) return Denied(allowed, "right");
   if (context.empty() || principal_->Sees(context)) return absl::OkStatus();
-  CountDenial("context");
+  Denials("context").Add();
   // As long as the name itself, and no name that a store takes: they hold no control characters.
   lookup_name_[0] = '\1';
   return absl::OkStatus();

@@ -64,8 +64,7 @@ class Visit {
 class Admission {
  public:
   // audit: null, or outlives this.
-  Admission(std::shared_ptr<Access> access, AuditLog* audit)
-      : access_(std::move(access)), audit_(audit) {}
+  Admission(std::shared_ptr<Access> access, AuditLog* audit);
 
   // rpc: for the audit log.
   absl::StatusOr<Visit> Admit(const grpc::ServerContextBase& context, absl::string_view rpc);

@@ -236,8 +236,8 @@ void Listener::RefuseOneOnReserve(const Socket& socket) {
 }
 
 void Listener::Refuse(int fd, absl::string_view why) {
-  close(fd);
   refused_.fetch_add(1, std::memory_order_relaxed);
+  close(fd);
   const int64_t now_ms = NowMs();
   if (refused_told_ms_ != 0 && now_ms - refused_told_ms_ < kTellEveryMs) return;
   refused_told_ms_ = now_ms;

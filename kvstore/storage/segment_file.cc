@@ -162,7 +162,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles
 
 void MakeReadOnly(const OpenDb& db, ContextId id) {
   for (const rocksdb::SstFileMetaData& meta : FilesOf(db, id)) {
-    (void)chmod(PathOf(meta).c_str(), S_IRUSR | S_IRGRP | S_IROTH);
+    (void)chmod(PathOf(meta).c_str(), S_IRUSR);
   }
 }
 

@@ -60,7 +60,7 @@ TEST(StoreTest, Folders_AreTheirOwnersAloneWhateverTheUmask) {
   const mode_t before = umask(0);
   {
     const auto store = OpenStore(dir + "/store");
-    CARREL_EXPECT_OK(PublishTestContext(*store, dir + "/staging", {}));
+    CARREL_EXPECT_OK(PublishTestContext(*store, dir + "/staging", {.tokens = 3000}));
   }
   umask(before);
   const auto mode_of = [](const std::string& path) {
@@ -83,7 +83,7 @@ TEST(StoreTest, Folders_AreTheirOwnersAloneWhateverTheUmask) {
   EXPECT_GE(rows, 1);
   // What somebody decided otherwise stays so.
   ASSERT_EQ(chmod((dir + "/store").c_str(), 0750), 0);
-  CARREL_EXPECT_OK(CheckTestContext(*OpenStore(dir + "/store"), {}));
+  CARREL_EXPECT_OK(CheckTestContext(*OpenStore(dir + "/store"), {.tokens = 3000}));
   EXPECT_EQ(mode_of(dir + "/store"), 0750u);
 }
 

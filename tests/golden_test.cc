@@ -65,9 +65,9 @@ TEST_F(GoldenTest, StoredRows_AreTheGoldensWithinBf16Rounding) {
         WidenToFloat(DType::kBf16, rows->Address(0), floats, values.data());
         for (int64_t i = 0; i < floats; ++i) {
           const float wanted = golden[head.value() * floats + i];
-          // Half a unit in the last place of bf16, and what fp32 arithmetic in another order may
-          // add.
-          ASSERT_NEAR(values[i], wanted, std::fabs(wanted) * 0x1.02p-8 + 2e-5)
+          // Half a unit in the last place of bf16, and what fp32 arithmetic in another order, or
+          // products of split bf16 (decision 046), may add: 6e-6 of a row's largest numbers.
+          ASSERT_NEAR(values[i], wanted, std::fabs(wanted) * 0x1.02p-8 + 2e-4)
               << (keys ? "k." : "v.") << layer << " head " << head << " element " << i;
         }
       }

@@ -265,6 +265,9 @@ TEST_F(ServeTest, RemoveWhileAsked_IsRefusedAndTheAskFinishes) {
               FailsWith(kFailed, Texts{"NOT_FOUND", kKept}));
 }
 
+// Files of layers are larger, those of the catalog, which RocksDB reads itself, smaller.
+constexpr uintmax_t kLeastLayerFile = 300'000;
+
 // Bytes change under a server that has verified them all.
 TEST_F(ServeTest, FilesChangedUnderIt_ItNeverAnswersWrongAndLivesOn) {
   const Server server(store_, address_);
@@ -272,14 +275,19 @@ TEST_F(ServeTest, FilesChangedUnderIt_ItNeverAnswersWrongAndLivesOn) {
   EXPECT_EQ(Carrel(ask).out, answer_);
   std::vector<std::pair<std::string, std::string>> files;
   for (const auto& entry : fs::recursive_directory_iterator(store_)) {
-    if (entry.path().extension() != ".sst" || entry.file_size() < 20000) continue;
+    if (entry.path().extension() != ".sst" || entry.file_size() < kLeastLayerFile) continue;
     files.emplace_back(entry.path().string(), ReadBytes(entry.path().string()));
     fs::permissions(entry.path(), fs::perms(0600));
   }
   ASSERT_FALSE(files.empty());
   for (const auto& [file, bytes] : files) {
-    FlipBit(file, static_cast<int64_t>(bytes.size()) / 3, 4);  // rows
-    EXPECT_THAT(Carrel(ask), FailsWith(kFailed, Texts{"DATA_LOSS", "CRC"})) << file;
+    FlipBit(file, static_cast<int64_t>(bytes.size()) / 3, 4);
+    const Outcome flipped = Carrel(ask);
+    if (flipped.exit_code == 0) {
+      EXPECT_EQ(flipped.out, answer_) << file;  // this question does not read that chunk
+    } else {
+      EXPECT_THAT(flipped, FailsWith(kFailed, Texts{"DATA_LOSS", "CRC"})) << file;
+    }
     FlipBit(file, static_cast<int64_t>(bytes.size()) / 3, 4);
     EXPECT_EQ(Carrel(ask).out, answer_) << file;
     fs::resize_file(file, bytes.size() / 2);
@@ -301,7 +309,7 @@ TEST_F(ServeTest, Scrubbing_CountsPassesAndDamage) {
   EXPECT_GT(statistics()["scrubbed_bytes"], 0);
   EXPECT_EQ(statistics()["scrub_failures"], 0);
   for (const auto& entry : fs::recursive_directory_iterator(store_)) {
-    if (entry.path().extension() != ".sst" || entry.file_size() < 20000) continue;
+    if (entry.path().extension() != ".sst" || entry.file_size() < kLeastLayerFile) continue;
     fs::permissions(entry.path(), fs::perms(0600));
     FlipBit(entry.path().string(), static_cast<int64_t>(entry.file_size()) / 3, 4);
     EXPECT_TRUE(WaitUntil([&] { return statistics()["scrub_failures"] >= 1; }));

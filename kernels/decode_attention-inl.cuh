@@ -44,31 +44,17 @@ struct RunningSoftmax {
   float max = -INFINITY, sum = 0;
 };
 
-template <int kDim, bool kWide, bool kIndexed>
-class DecodeWarp {
+// A warp's sums of V's rows under a softmax of its own, in tiles of 16 rows.
+template <int kDim, bool kWide>
+class ValueWarp {
  public:
-  static constexpr int kRowLoads = kDim / 32;  // of a lane, for one row of K
   static constexpr int kRowHalves = kDim / 64;
   static constexpr int kHeads = kWide ? 16 : 8;
   static constexpr int kShare = kWide ? 2 : 1;  // q heads that a lane looks after: g, and g + 8
 
-  __device__ DecodeWarp(const DecodeArgs& a, int head)
-      : a_(a),
-        k_(a.k + head * a.row_stride * kDim),
-        v_(a.v + head * a.row_stride * kDim),
-        ids_(kIndexed ? a.ids + head * a.ids_stride : nullptr),
-        lane_(threadIdx.x % 32),
-        g_(lane_ / 4),
-        t_(lane_ % 4) {
-    const uint16_t* q = a.q + static_cast<int64_t>(head) * a.group * kDim + 8 * t_;
-#pragma unroll
-    for (int s = 0; s < kShare; ++s) {
-      const int h = g_ + 8 * s;
-#pragma unroll
-      for (int j = 0; j < kRowLoads; ++j) {
-        q_[s][j] = h < a.group ? LoadStream16(q + h * kDim + 32 * j) : uint4{0, 0, 0, 0};
-      }
-    }
+  // v: of the KV head.
+  __device__ explicit ValueWarp(const uint16_t* v)
+      : v_(v), lane_(threadIdx.x % 32), g_(lane_ / 4), t_(lane_ % 4) {
 #pragma unroll
     for (int s = 0; s < kShare; ++s) {
 #pragma unroll
@@ -79,34 +65,27 @@ class DecodeWarp {
     }
   }
 
-  // Tiles first, first + step, ... below end, all of them rows that exist.
-  __device__ void Walk(int first, int end, int step) {
-    if (first >= end) return;
-    const float log2_scale = Log2Scale(a_.scale);
-    Find(first, end);
-    LoadK();
-    LoadV();
-    for (int tile = first; tile < end; tile += step) {
-      float score[2][4] = {};
+  // Rows 2t, 2t + 1, 8 + 2t and 9 + 2t of a tile, none of which may lack: what is not there could
+  // be NaN.
+  __device__ void LoadV(const int (&rows)[4]) {
 #pragma unroll
-      for (int j = 0; j < kRowLoads; ++j) {
-        const uint4 none{0, 0, 0, 0};
-        MmaPair(score[0], q_[0][j], kWide ? q_[kShare - 1][j] : none, k_tile_[0][j]);
-        MmaPair(score[1], q_[0][j], kWide ? q_[kShare - 1][j] : none, k_tile_[1][j]);
-      }
-      // The registers of K are free: the next tile's loads start now, and travel during the rest.
-      const bool more = tile + step < end;
-      if (more) {
-        Find(tile + step, end);
-        LoadK();
-      }
-      if (tile + kDecodeTile > end) Mask(score, end - tile);
-      uint32_t weight[kShare][2];
+    for (int i = 0; i < 4; ++i) {
+      const uint16_t* row = v_ + static_cast<int64_t>(rows[i]) * kDim + 8 * g_;
 #pragma unroll
-      for (int s = 0; s < kShare; ++s) Weigh(score, s, log2_scale, weight[s]);
-      Accumulate(weight);
-      if (more) LoadV();
+      for (int half = 0; half < kRowHalves; ++half) {
+        v_tile_[i][half] = LoadStream16(row + 64 * half);
+      }
     }
+  }
+
+  // The rows loaded last. score[i][2 s + odd]: of q head g + 8 s and row 8 i + 2 t + odd of the
+  // tile; of rows from `valid` on it does not matter.
+  __device__ void Add(float (&score)[2][4], int valid, float log2_scale) {
+    if (valid < kDecodeTile) Mask(score, valid);
+    uint32_t weight[kShare][2];
+#pragma unroll
+    for (int s = 0; s < kShare; ++s) Weigh(score, s, log2_scale, weight[s]);
+    Accumulate(weight);
   }
 
   // Whole sums of the weights in every lane of the quad.
@@ -118,12 +97,12 @@ class DecodeWarp {
     }
   }
 
-  // max, sum [heads]; out [heads, kDim].
-  __device__ void Store(float* max, float* sum, float* out) const {
+  // max, sum [group]; out [group, kDim].
+  __device__ void Store(int group, float* max, float* sum, float* out) const {
 #pragma unroll
     for (int s = 0; s < kShare; ++s) {
       const int h = g_ + 8 * s;
-      if (t_ == 0) {
+      if (t_ == 0 && h < group) {
         max[h] = state_[s].max;
         sum[h] = state_[s].sum;
       }
@@ -131,6 +110,7 @@ class DecodeWarp {
       for (int half = 0; half < kRowHalves; ++half) {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
+          if (2 * t_ + odd + 8 * s >= group) continue;
           auto* at =
               reinterpret_cast<float2*>(out + (2 * t_ + odd + 8 * s) * kDim + 64 * half + 8 * g_);
 #pragma unroll
@@ -144,48 +124,6 @@ class DecodeWarp {
   }
 
  private:
-  // The rows of a tile: of K this lane reads rows g and 8 + g, of V 2t, 2t + 1, 8 + 2t and 9 + 2t.
-  // Beyond the end the last row is read again, lest what is not there be NaN.
-  __device__ void Find(int tile, int end) {
-    const int last = end - 1;
-    if constexpr (kIndexed) {
-      const int a = __ldg(ids_ + min(tile + g_, last)), b = __ldg(ids_ + min(tile + 8 + g_, last));
-      k_row_[0] = a;
-      k_row_[1] = b;
-      v_row_next_[0] = __shfl_sync(~0u, a, 8 * t_);
-      v_row_next_[1] = __shfl_sync(~0u, a, 8 * t_ + 4);
-      v_row_next_[2] = __shfl_sync(~0u, b, 8 * t_);
-      v_row_next_[3] = __shfl_sync(~0u, b, 8 * t_ + 4);
-    } else {
-      k_row_[0] = min(tile + g_, last);
-      k_row_[1] = min(tile + 8 + g_, last);
-      v_row_next_[0] = min(tile + 2 * t_, last);
-      v_row_next_[1] = min(tile + 2 * t_ + 1, last);
-      v_row_next_[2] = min(tile + 8 + 2 * t_, last);
-      v_row_next_[3] = min(tile + 9 + 2 * t_, last);
-    }
-  }
-
-  __device__ void LoadK() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint16_t* row = k_ + static_cast<int64_t>(k_row_[i]) * kDim + 8 * t_;
-#pragma unroll
-      for (int j = 0; j < kRowLoads; ++j) k_tile_[i][j] = LoadStream16(row + 32 * j);
-    }
-  }
-
-  __device__ void LoadV() {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint16_t* row = v_ + static_cast<int64_t>(v_row_next_[i]) * kDim + 8 * g_;
-#pragma unroll
-      for (int half = 0; half < kRowHalves; ++half) {
-        v_tile_[i][half] = LoadStream16(row + 64 * half);
-      }
-    }
-  }
-
   __device__ void Mask(float (&score)[2][4], int valid) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -252,18 +190,133 @@ class DecodeWarp {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
   }
 
-  const DecodeArgs& a_;
-  const uint16_t* k_;
   const uint16_t* v_;
-  const int32_t* ids_;
   const int lane_, g_, t_;
-  uint4 q_[kShare][kRowLoads];
-  uint4 k_tile_[2][kRowLoads];
   uint4 v_tile_[4][kRowHalves];
-  int k_row_[2], v_row_next_[4];
   RunningSoftmax state_[kShare];
   float out_[kShare][kDim / 16][4];
 };
+
+template <int kDim, bool kWide, bool kIndexed>
+class DecodeWarp : public ValueWarp<kDim, kWide> {
+  using Values = ValueWarp<kDim, kWide>;
+
+ public:
+  static constexpr int kRowLoads = kDim / 32;  // of a lane, for one row of K
+  static constexpr int kShare = Values::kShare;
+
+  __device__ DecodeWarp(const DecodeArgs& a, int head)
+      : Values(a.v + head * a.row_stride * kDim),
+        scale_(Log2Scale(a.scale)),
+        k_(a.k + head * a.row_stride * kDim),
+        ids_(kIndexed ? a.ids + head * a.ids_stride : nullptr),
+        g_(threadIdx.x % 32 / 4),
+        t_(threadIdx.x % 4) {
+    const uint16_t* q = a.q + static_cast<int64_t>(head) * a.group * kDim + 8 * t_;
+#pragma unroll
+    for (int s = 0; s < kShare; ++s) {
+      const int h = g_ + 8 * s;
+#pragma unroll
+      for (int j = 0; j < kRowLoads; ++j) {
+        q_[s][j] = h < a.group ? LoadStream16(q + h * kDim + 32 * j) : uint4{0, 0, 0, 0};
+      }
+    }
+  }
+
+  // Tiles first, first + step, ... below end, all of them rows that exist.
+  __device__ void Walk(int first, int end, int step) {
+    if (first >= end) return;
+    Find(first, end);
+    LoadK();
+    this->LoadV(v_row_next_);
+    for (int tile = first; tile < end; tile += step) {
+      float score[2][4] = {};
+#pragma unroll
+      for (int j = 0; j < kRowLoads; ++j) {
+        const uint4 none{0, 0, 0, 0};
+        MmaPair(score[0], q_[0][j], kWide ? q_[kShare - 1][j] : none, k_tile_[0][j]);
+        MmaPair(score[1], q_[0][j], kWide ? q_[kShare - 1][j] : none, k_tile_[1][j]);
+      }
+      // The registers of K are free: the next tile's loads start now, and travel during the rest.
+      const bool more = tile + step < end;
+      if (more) {
+        Find(tile + step, end);
+        LoadK();
+      }
+      this->Add(score, end - tile, scale_);
+      if (more) this->LoadV(v_row_next_);
+    }
+  }
+
+ private:
+  // The rows of a tile: of K this lane reads rows g and 8 + g, of V 2t, 2t + 1, 8 + 2t and 9 + 2t.
+  // Beyond the end the last row is read again, lest what is not there be NaN.
+  __device__ void Find(int tile, int end) {
+    const int last = end - 1;
+    if constexpr (kIndexed) {
+      const int a = __ldg(ids_ + min(tile + g_, last)), b = __ldg(ids_ + min(tile + 8 + g_, last));
+      k_row_[0] = a;
+      k_row_[1] = b;
+      v_row_next_[0] = __shfl_sync(~0u, a, 8 * t_);
+      v_row_next_[1] = __shfl_sync(~0u, a, 8 * t_ + 4);
+      v_row_next_[2] = __shfl_sync(~0u, b, 8 * t_);
+      v_row_next_[3] = __shfl_sync(~0u, b, 8 * t_ + 4);
+    } else {
+      k_row_[0] = min(tile + g_, last);
+      k_row_[1] = min(tile + 8 + g_, last);
+      v_row_next_[0] = min(tile + 2 * t_, last);
+      v_row_next_[1] = min(tile + 2 * t_ + 1, last);
+      v_row_next_[2] = min(tile + 8 + 2 * t_, last);
+      v_row_next_[3] = min(tile + 9 + 2 * t_, last);
+    }
+  }
+
+  __device__ void LoadK() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint16_t* row = k_ + static_cast<int64_t>(k_row_[i]) * kDim + 8 * t_;
+#pragma unroll
+      for (int j = 0; j < kRowLoads; ++j) k_tile_[i][j] = LoadStream16(row + 32 * j);
+    }
+  }
+
+  const float scale_;
+  const uint16_t* k_;
+  const int32_t* ids_;
+  const int g_, t_;
+  uint4 q_[kShare][kRowLoads];
+  uint4 k_tile_[2][kRowLoads];
+  int k_row_[2], v_row_next_[4];
+};
+
+// What a block's warps stored becomes the block's: take(i, sum, max, total) for the i-th four
+// elements of [group, kDim]: sums over exp(scale * max), and the weights' total. All threads;
+// synchronises before.
+template <int kDim, int kWarps, int kHeads, class Take>
+__device__ void JoinWarps(const float (*warp_max)[kHeads], const float (*warp_sum)[kHeads],
+                          const float* sums, int group, float log2_scale, Take take) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < group * kDim / 4; i += kWarps * 32) {
+    const int h = i / (kDim / 4);
+    float max = warp_max[0][h];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) max = fmaxf(max, warp_max[w][h]);
+    const float origin = max == -INFINITY ? 0.0f : max;
+    float total = 0;
+    float4 sum{0, 0, 0, 0};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = exp2f((warp_max[w][h] - origin) * log2_scale);
+      const float4 x = reinterpret_cast<const float4*>(sums + w * kHeads * kDim)[i];
+      total += weight * warp_sum[w][h];
+      sum.x += weight * x.x;
+      sum.y += weight * x.y;
+      sum.z += weight * x.z;
+      sum.w += weight * x.w;
+    }
+    take(i, sum, max, total);
+  }
+}
 
 // The parts of one KV head become its output. weight: shared memory, [group, parts].
 template <int kDim>
@@ -344,33 +397,16 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 
     Warp walk(a, head);
     walk.Walk(begin + warp * kDecodeTile, end, kDecodeWarps * kDecodeTile);
     walk.SumWeights();
-    walk.Store(warp_max[warp], warp_sum[warp], shared + warp * kHeads * kDim);
+    walk.Store(a.group, warp_max[warp], warp_sum[warp], shared + warp * kHeads * kDim);
   }
-  __syncthreads();
-
-  const float log2_scale = Log2Scale(a.scale);
   const int64_t part = static_cast<int64_t>(head) * splits + split;
-  for (int i = threadIdx.x; i < a.group * kDim / 4; i += kDecodeWarps * 32) {
-    const int h = i / (kDim / 4);
-    float max = warp_max[0][h];
-#pragma unroll
-    for (int w = 1; w < kDecodeWarps; ++w) max = fmaxf(max, warp_max[w][h]);
-    const float origin = max == -INFINITY ? 0.0f : max;
-    float total = 0;
-    float4 sum{0, 0, 0, 0};
-#pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      const float weight = exp2f((warp_max[w][h] - origin) * log2_scale);
-      const float4 x = reinterpret_cast<const float4*>(shared + w * kHeads * kDim)[i];
-      total += weight * warp_sum[w][h];
-      sum.x += weight * x.x;
-      sum.y += weight * x.y;
-      sum.z += weight * x.z;
-      sum.w += weight * x.w;
-    }
-    __stcg(reinterpret_cast<float4*>(a.part_out + part * a.group * kDim) + i, sum);
-    if (i % (kDim / 4) == 0) __stcg(&a.part_state[part * a.group + h], float2{max, total});
-  }
+  JoinWarps<kDim, kDecodeWarps, kHeads>(
+      warp_max, warp_sum, shared, a.group, Log2Scale(a.scale),
+      [&](int i, const float4& sum, float max, float total) {
+        __stcg(reinterpret_cast<float4*>(a.part_out + part * a.group * kDim) + i, sum);
+        if (i % (kDim / 4) != 0) return;
+        __stcg(&a.part_state[part * a.group + i / (kDim / 4)], float2{max, total});
+      });
 
   // Whoever sees that all other parts are written joins them.
   __threadfence();
@@ -404,7 +440,8 @@ cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_d
                                      : (wide ? DecodeAttentionKernel<128, true, kIndexed>
                                              : DecodeAttentionKernel<128, false, kIndexed>);
   bool early_served = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess) return error;
+  if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess)
+    return error;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

@@ -9,7 +9,7 @@
 
 namespace carrel::kernels {
 
-inline constexpr int64_t kMaxDecodeGroup = 16;   // q heads of a KV head
+inline constexpr int64_t kMaxDecodeGroup = 16;    // q heads of a KV head
 inline constexpr int64_t kMaxDecodeSplits = 256;  // parts of a KV head's rows
 
 // Parts that fill the current device for up to max_rows rows per KV head; in 1 .. kMaxDecodeSplits.

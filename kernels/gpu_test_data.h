@@ -1,6 +1,7 @@
 // What: inputs and outputs for the tests of GPU kernels: device arrays of exact size, poison, guard
 //       bands, bf16 rows, the comparers. Needs the standard library, GoogleTest and the CUDA
 //       runtime alone. Tests only.
+// Ownership: each array owns its memory.
 #pragma once
 
 #include <gtest/gtest.h>

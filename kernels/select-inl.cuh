@@ -24,49 +24,36 @@ __device__ __forceinline__ float ScoreOf(unsigned key) {
 // Zero before its first use, and ready for the next at the end of each.
 struct RowSync {
   unsigned arrived;
-  unsigned generation;
   unsigned finished;
 };
 
-// To be read before any block of the row can pass its next barrier: at the kernel's start. Thread 0
-// alone has use for it.
-__device__ __forceinline__ unsigned Generation(const RowSync* sync) {
-  unsigned value = 0;
-  if (threadIdx.x == 0) {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                 : "=r"(value)
-                 : "l"(&sync->generation)
-                 : "memory");
-  }
-  return value;
-}
-
-// The two halves of a RowBarrier, between which a block may do what needs no other.
-__device__ __forceinline__ void ArriveAtRow(RowSync* sync, unsigned blocks) {
+// The two halves of a RowBarrier, between which a block may do what needs no other. What the first
+// returns is for the second; thread 0 alone has use for it. Block 0 adds what the others lack to
+// turn the highest bit of `arrived`, which is what the others wait for.
+__device__ __forceinline__ unsigned ArriveAtRow(RowSync* sync, int block, int blocks) {
   __syncthreads();
-  if (threadIdx.x != 0 || blocks == 1) return;
+  if (threadIdx.x != 0 || blocks == 1) return 0;
   __threadfence();
-  if (atomicAdd(&sync->arrived, 1u) == blocks - 1) {
-    atomicExch(&sync->arrived, 0u);
-    __threadfence();
-    atomicAdd(&sync->generation, 1u);
-  }
+  return atomicAdd(&sync->arrived,
+                   block == 0 ? 0x80000000u - static_cast<unsigned>(blocks - 1) : 1u);
 }
-__device__ __forceinline__ void WaitForRow(const RowSync* sync, unsigned generation,
-                                           unsigned blocks) {
+__device__ __forceinline__ void WaitForRow(const RowSync* sync, unsigned arrived, int blocks) {
   if (threadIdx.x == 0 && blocks > 1) {
-    while (Generation(sync) == generation) {
+    unsigned now = arrived;
+    while (((now ^ arrived) & 0x80000000u) == 0) {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                   : "=r"(now)
+                   : "l"(&sync->arrived)
+                   : "memory");
     }
     __threadfence();
   }
   __syncthreads();
 }
 
-// All threads of the `blocks` blocks of a row, which must be resident together. Adds 1 to the
-// generation, which was `generation`.
-__device__ __forceinline__ void RowBarrier(RowSync* sync, unsigned generation, unsigned blocks) {
-  ArriveAtRow(sync, blocks);
-  WaitForRow(sync, generation, blocks);
+// All threads of the `blocks` blocks of a row, which must be resident together.
+__device__ __forceinline__ void RowBarrier(RowSync* sync, int block, int blocks) {
+  WaitForRow(sync, ArriveAtRow(sync, block, blocks), blocks);
 }
 
 // Of values[warps], the sum of those before this warp's.
@@ -110,49 +97,87 @@ struct Threshold {
   unsigned equal_before;  // keys of bin `digit` in blocks before this one
 };
 
-// Column loads in flight at a time: two rounds for the 33 blocks of each of 8 KV heads on 132 SMs.
-inline constexpr int kColumnLoads = 17;
+inline constexpr int kColumnLoads = 4;  // in flight at a time
+inline constexpr int kMostColumns = 64;
 
-// counts: shared, [bins + 1], this block's histogram; used up, as is before, shared, [bins + 1].
-// published: [blocks, bins + 1], of the row. 1 <= k <= keys counted; bins below the threshold may
-// be counted incompletely. All threads of the row's blocks; passes one RowBarrier.
-template <int kThreads>
-__device__ Threshold FindThreshold(unsigned* counts, unsigned* before, int bins, unsigned k,
-                                   unsigned* published, RowSync* sync, unsigned generation,
-                                   int block, int blocks) {
+// Of column(i), 0 <= i < 2^bits: total[i] over all blocks, earlier[i] over those before this one.
+// All threads; synchronises.
+template <int kThreads, class Read, class Column>
+__device__ void SumColumns(Read read, Column column, int bits, int block, int blocks,
+                           unsigned* total, unsigned* earlier) {
+  const int count = 1 << bits, all = blocks << bits;
+  for (int i = threadIdx.x; i < count; i += kThreads) total[i] = earlier[i] = 0;
+  __syncthreads();
+  for (int first = threadIdx.x; first < all; first += kColumnLoads * kThreads) {
+    unsigned parts[kColumnLoads];
+#pragma unroll
+    for (int i = 0; i < kColumnLoads; ++i) {
+      const int at = first + i * kThreads;
+      parts[i] = at < all ? read(at >> bits, column(at & (count - 1))) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumnLoads; ++i) {
+      const int at = first + i * kThreads;
+      if (at >= all || parts[i] == 0) continue;
+      atomicAdd(&total[at & (count - 1)], parts[i]);
+      if (at >> bits < block) atomicAdd(&earlier[at & (count - 1)], parts[i]);
+    }
+  }
+  __syncthreads();
+}
+
+// Where the k-th largest of a row falls. read(block, t): the suffix sum of bin t, 0 <= t < bins, of
+// a block's histogram. First the stretch of bins is sought, then the bin, so that few sums are
+// read. bins at most kMostColumns^2. All threads, with the same values but for block.
+template <int kThreads, class Read>
+__device__ Threshold SearchColumns(Read read, int bins, unsigned k, int block, int blocks) {
+  __shared__ unsigned total[2][kMostColumns + 1], earlier[2][kMostColumns + 1];
+  __shared__ int stretch;
   __shared__ Threshold found;
+  const int fine = bins <= 1024 ? 5 : 6, stretches = (bins + (1 << fine) - 1) >> fine;
+  int coarse = 0;
+  while (1 << coarse < stretches) ++coarse;
+  const auto there = [&](int b, int t) { return t < bins ? read(b, t) : 0; };
+  SumColumns<kThreads>(
+      there, [&](int i) { return i << fine; }, coarse, block, blocks, total[0], earlier[0]);
+  for (int i = threadIdx.x; i < stretches; i += kThreads) {
+    const unsigned next = i + 1 < stretches ? total[0][i + 1] : 0;
+    if (total[0][i] >= k && next < k) {
+      stretch = i;
+      total[1][1 << fine] = next;
+      earlier[1][1 << fine] = i + 1 < stretches ? earlier[0][i + 1] : 0;
+    }
+  }
+  __syncthreads();
+  const int first = stretch << fine;
+  SumColumns<kThreads>(
+      there, [&](int i) { return first + i; }, fine, block, blocks, total[1], earlier[1]);
+  for (int i = threadIdx.x; i < 1 << fine; i += kThreads) {
+    if (total[1][i] >= k && total[1][i + 1] < k) {
+      found = {static_cast<unsigned>(first + i), total[1][i + 1], earlier[1][i + 1],
+               earlier[1][i] - earlier[1][i + 1]};
+    }
+  }
+  __syncthreads();
+  const Threshold result = found;
+  __syncthreads();  // what comes next may write shared memory at once
+  return result;
+}
+
+// counts: shared, [bins + 1], this block's histogram, becomes its suffix sums. published: [blocks,
+// bins + 1], of the row. 1 <= k <= keys counted; bins below the threshold may be counted
+// incompletely. All threads of the row's blocks; passes one RowBarrier.
+template <int kThreads>
+__device__ Threshold FindThreshold(unsigned* counts, int bins, unsigned k, unsigned* published,
+                                   RowSync* sync, int block, int blocks) {
   SuffixSums<kThreads>(counts, bins);
-  for (int t = threadIdx.x; t <= bins; t += kThreads) {
+  for (int t = threadIdx.x; t < bins; t += kThreads) {
     __stcg(published + static_cast<int64_t>(block) * (bins + 1) + t, counts[t]);
   }
-  RowBarrier(sync, generation, static_cast<unsigned>(blocks));
-  for (int t = threadIdx.x; t < bins; t += kThreads) {
-    unsigned total = 0, earlier = 0;
-    for (int first = 0; first < blocks; first += kColumnLoads) {
-      unsigned part[kColumnLoads];
-#pragma unroll
-      for (int i = 0; i < kColumnLoads; ++i) {
-        const int64_t b = first + i;
-        part[i] = b < blocks ? __ldcg(published + b * (bins + 1) + t) : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kColumnLoads; ++i) {
-        total += part[i];
-        if (first + i < block) earlier += part[i];
-      }
-    }
-    counts[t] = total;
-    before[t] = earlier;
-  }
-  if (threadIdx.x == 0) counts[bins] = before[bins] = 0;
-  __syncthreads();
-  for (int t = threadIdx.x; t < bins; t += kThreads) {
-    if (counts[t] >= k && counts[t + 1] < k) {
-      found = {static_cast<unsigned>(t), counts[t + 1], before[t + 1], before[t] - before[t + 1]};
-    }
-  }
-  __syncthreads();
-  return found;
+  RowBarrier(sync, block, blocks);
+  return SearchColumns<kThreads>(
+      [&](int b, int t) { return __ldcg(published + static_cast<int64_t>(b) * (bins + 1) + t); },
+      bins, k, block, blocks);
 }
 
 // For the keys of [begin, end) that are above the threshold, or equal to it, in ascending order:

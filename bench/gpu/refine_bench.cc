@@ -284,7 +284,10 @@ struct Layers {
             .count = oversample * kTopK,
             .wanted = kTopK,
             .scale = kScale,
-            .ids = Ids(layer)};
+            .ids = Ids(layer),
+            .v = v + layer * kKvHeads * n * kHeadDim,
+            .out = out,
+            .lse = lse};
   }
 
   // One step of a layer each, selection and attention.
@@ -349,9 +352,8 @@ struct Layers {
   }
   // Of candidates the best by their keys.
   cudaError_t Attend(int64_t layer, int64_t oversample, cudaStream_t s) const {
-    const cudaError_t error =
-        oversample == 1 ? cudaSuccess : RescoreRows(Rescore(layer, oversample), s);
-    return error != cudaSuccess ? error : SparseAttentionCuda(Sparse(layer, false), s);
+    return oversample == 1 ? SparseAttentionCuda(Sparse(layer, false), s)
+                           : RescoreRows(Rescore(layer, oversample), s);
   }
 };
 
@@ -494,7 +496,7 @@ double CheckRescored(Bench& bench, const Layers& l) {
   p.ids = expected.data();
   RefRescoreRows(p);
   const double error = Differing(SelectedOf(l, h, false), expected);
-  bench.Expect("hash, rescored, ids", error, 0.01);
+  bench.Expect("hash, rescored, ids", error, 0.02);  // scores are compared in steps
   return error;
 }
 

@@ -7,8 +7,8 @@
 //         HalveChunks: blocks [0, n) are cut into C = min(n, wanted) equal chunks; each round
 //         splits every chunk in two, scores each branch by one of its blocks and keeps the best C;
 //         it ends when branches are blocks.
-// Source: KeepBestChunks: InfiniteHiP, section 3 and algorithms 2 to 4 (docs/methods.md, C).
-//         HalveChunks: HiP, section 3 and algorithm 1 (docs/methods.md, B).
+// Source: KeepBestChunks: InfiniteHiP, section 3 and algorithms 2 to 4 (docs/methods.md).
+//         HalveChunks: HiP, section 3 and algorithm 1 (docs/methods.md).
 // Shapes: ranges are ascending and disjoint; so are the ranges that stay.
 // Edge:   candidates of no more than `wanted` rows (HalveChunks: blocks, with score 0) all stay,
 //         unscored. A chunk longer than what is wanted is halved until it is not.

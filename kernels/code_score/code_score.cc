@@ -10,8 +10,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/code_score/code_score.cc"
-#include "hwy/foreach_target.h"
 #include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
 // Loops over what lives in registers.
@@ -145,15 +145,14 @@ HWY_INLINE void ScoreHeads(const CodeTables& t, int64_t head, const uint8_t* blo
   const int64_t width = static_cast<int64_t>(hn::Lanes(d8)), planes = t.bits / 4;
   for (int64_t at = 0; at < kCodeBlockKeys; at += width) {
     WordVec even[N], odd[N];
-    LookUp<kHeads, N>(t.entries.data() + head * planes * 16, planes * 16, planes, block + at,
-                      CodeBlockBytes(t.bits), [&](int h, int b, const Sums& sums) HWY_ATTR {
-                        const WordVec e =
-                            Scaled(d16, sums.even, t.factor[head + h], t.bias[head + h]);
-                        const WordVec o =
-                            Scaled(d16, sums.odd, t.factor[head + h], t.bias[head + h]);
-                        even[b] = h == 0 ? e : hn::Max(even[b], e);
-                        odd[b] = h == 0 ? o : hn::Max(odd[b], o);
-                      });
+    LookUp<kHeads, N>(
+        t.entries.data() + head * planes * 16, planes * 16, planes, block + at,
+        CodeBlockBytes(t.bits), [&](int h, int b, const Sums& sums) HWY_ATTR {
+          const WordVec e = Scaled(d16, sums.even, t.factor[head + h], t.bias[head + h]);
+          const WordVec o = Scaled(d16, sums.odd, t.factor[head + h], t.bias[head + h]);
+          even[b] = h == 0 ? e : hn::Max(even[b], e);
+          odd[b] = h == 0 ? o : hn::Max(odd[b], o);
+        });
     for (int b = 0; b < N; ++b) {
       int16_t* low = out + b * kCodeBlockKeys + at / 2;
       int16_t* high = low + kCodeBlockKeys / 2;
@@ -303,8 +302,7 @@ void MakeCodeTables(const float* u, int64_t group, int64_t bits, CodeTables& t) 
       }
       uint8_t* table = &t.entries[static_cast<size_t>((h * planes + p) * 16)];
       for (int n = 0; n < 16; ++n) {
-        table[n] = static_cast<uint8_t>(
-            std::clamp(value[n] * inverse + 0.5f, 0.0f, kMaxEntry));
+        table[n] = static_cast<uint8_t>(std::clamp(value[n] * inverse + 0.5f, 0.0f, kMaxEntry));
       }
     }
     t.step[static_cast<size_t>(h)] = range / kMaxEntry;
@@ -330,8 +328,8 @@ void SetCodeOffsets(const float* offset, CodeTables& t) {
   for (size_t h = 0; h < heads; ++h) {
     const float share = largest_step > 0 ? t.step[h] / largest_step : 0;
     t.factor[h] = static_cast<int16_t>(std::lround(32767 * share));
-    t.bias[h] = static_cast<int16_t>(
-        std::clamp((t.minimum[h] - t.zero) / t.unit, -32768.0f, 32767.0f));
+    t.bias[h] =
+        static_cast<int16_t>(std::clamp((t.minimum[h] - t.zero) / t.unit, -32768.0f, 32767.0f));
   }
 }
 

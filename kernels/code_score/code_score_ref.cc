@@ -36,8 +36,8 @@ void RefCodeScore(const CodeTables& t, const void* blocks, int64_t count, int16_
     for (int64_t h = 0; h < t.group; ++h) {
       const int32_t total = 8 * Total(t, h, at, j % kCodeBlockKeys);
       const int32_t scaled = (total * t.factor[static_cast<size_t>(h)] + (1 << 14)) >> 15;
-      best = std::max(best, std::clamp<int32_t>(scaled + t.bias[static_cast<size_t>(h)], INT16_MIN,
-                                                INT16_MAX));
+      best = std::max(
+          best, std::clamp<int32_t>(scaled + t.bias[static_cast<size_t>(h)], INT16_MIN, INT16_MAX));
     }
     out[j] = static_cast<int16_t>(best);
   }

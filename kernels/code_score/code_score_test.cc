@@ -8,7 +8,7 @@ namespace {
 CARREL_KERNEL_TEST(CodeScoreTest);
 
 struct Codes {
-  std::vector<float> y;       // [keys, bits]
+  std::vector<float> y;        // [keys, bits]
   std::vector<uint8_t> bytes;  // at an odd address, with nothing behind
   const uint8_t* blocks() const { return bytes.data() + 1; }
 };
@@ -106,7 +106,8 @@ TEST_P(CodeScoreTest, Append_AnyBarAndRoom_EqualsReferenceInParts) {
   for (int64_t trial = 0; trial < 100; ++trial) {
     const int64_t n = Below(400);
     std::vector<int16_t> scores(static_cast<size_t>(n));
-    for (int16_t& score : scores) score = static_cast<int16_t>(Below(trial % 2 == 0 ? 7 : 60000) - 5);
+    for (int16_t& score : scores)
+      score = static_cast<int16_t>(Below(trial % 2 == 0 ? 7 : 60000) - 5);
     const auto bar = static_cast<int16_t>(Below(9) - 3);
     std::vector<uint32_t> all(static_cast<size_t>(n));
     int64_t expected = 0;

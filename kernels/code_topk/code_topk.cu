@@ -1,14 +1,15 @@
-// A code's bits are one operand of integer tensor core products, without being spread first: of a word,
-// the bits at i, i + 8, i + 16 and i + 24 are four bytes of value 2^(i mod 4) under a mask, and the
-// weights, the other operand, are 2^(3 - i mod 4) times as large. 16 keys are A, up to 8 q heads B.
-// Each block makes the weights and the base for itself, so that nothing has to run before. From there on
-// as hamming_topk: scores stay in shared memory, one barrier per KV head joins the histograms.
+// A code's bits are an operand of binary tensor core products as they lie. The other operand is the
+// bit planes of the weights, six of each q head: column 2 t + odd of a product is a plane of a head
+// that lane t of a quad looks after, which so has all planes of it and adds them up. 16 keys are A.
+// Each block makes the weights and the base for itself, so that nothing has to run before. From
+// there on as hamming_topk: scores stay in shared memory, one barrier per KV head joins the
+// histograms.
 #include <algorithm>
 #include <type_traits>
 
 #include "kernels/code_topk/code_topk.h"
 #include "kernels/mma-inl.cuh"
-#include "kernels/select-inl.cuh"
+#include "kernels/score_select-inl.cuh"
 #include "kernels/softmax_state-inl.cuh"
 
 namespace carrel::kernels {
@@ -17,73 +18,50 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kBlocksPerSm = 2;
 constexpr int kTile = 16;  // keys of a product
-constexpr int kMinBlockRows = 4 * kThreads;
-constexpr int kItems = 8;  // scores that a lane looks at together: 16 bytes
+constexpr int kLeastBlockRows = 4 * kThreads;
 constexpr int kMaxGroup = 16, kMaxBits = 256;
+constexpr int kPlanes = 6, kPairs = kPlanes / 2;  // of a weight, of which the highest is negative
+static_assert(kCodeTopKWeight < 1 << (kPlanes - 1));
 constexpr int kBins = kCodeTopKBins;
-constexpr int kShift = 10;       // of fixed-point factors
-constexpr int kLimit = 1 << 29;  // of what is added up in fixed point
-// Weights are 8 = 2^3 times as large in a product, and bits count 0 or 1 instead of -1 or 1.
-constexpr float kUnitsPerWeight = 4;
-
-struct Plan {
-  int64_t blocks = 1;  // of a KV head
-  int64_t share = 0;   // rows of a block, a multiple of kItems
-  bool in_shared = true;
-  size_t shared_bytes = 0;
-  size_t published = 0, scores = 0, bytes = 0;  // offsets in the workspace, and its size
-};
+constexpr int kShift = 16;       // of fixed-point scores: a score is the upper half of its word
+constexpr int kLimit = 1 << 30;  // of what is added up in fixed point
 
 struct Args {
   CodeTopKParams p;
-  RowSync* sync;        // [kv_heads]
-  unsigned* published;  // [kv_heads, blocks, kBins + 1]
-  uint16_t* scores;     // [kv_heads, blocks, share], or null: in shared memory
-  int share, k;
+  ScoreRows rows;
 };
 
-constexpr size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
 // Scores crowd around their mean: lanes that count into histograms of their own collide less. The
-// copies begin four banks apart; what FindThreshold wants, twice kBins + 1, lies in their place later.
+// copies begin four banks apart; FindThreshold finds their sum in the place of the first.
 constexpr int kCopies = 8, kCopyStride = kBins + 4;
 constexpr size_t kCountBytes = kCopies * kCopyStride * sizeof(unsigned);
-static_assert(kCountBytes % 16 == 0 && kCopies * kCopyStride >= 2 * (kBins + 1));
+static_assert(kCountBytes % 16 == 0 && kCopyStride >= kBins + 1);
 
 // Static arrays of a block. Heads beyond the group weigh nothing and score nothing.
 struct Group {
-  int8_t weight[kMaxGroup][kMaxBits];
-  float most[kWarps][kMaxGroup];  // of |u|, by the warps that made it
-  int sums[kWarps][kMaxGroup];    // of the weights, likewise
+  int8_t weight[kMaxGroup][kMaxBits + 16];  // heads begin four banks apart
+  float most[kWarps][kMaxGroup];            // of |u|, by the warps that made it
+  int sums[kWarps][kMaxGroup];              // of the weights and their sizes, likewise
   float step[kMaxGroup];
   int sum[kMaxGroup];
   int factor[kMaxGroup], offset[kMaxGroup];
   SoftmaxState of_warps[kWarps][kMaxGroup];
 };
 
-// The same for the same shape on the same device.
-Plan PlanOf(const CodeTopKParams& p) {
-  int device = 0, sms = 1, shared = 0;
-  if (cudaGetDevice(&device) == cudaSuccess) {
-    static_cast<void>(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-    static_cast<void>(
-        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-  }
-  Plan plan;
-  plan.blocks = std::clamp<int64_t>((p.rows + kMinBlockRows - 1) / kMinBlockRows, 1,
-                                    std::max<int64_t>(1, sms * kBlocksPerSm / p.kv_heads));
-  plan.share = ((p.rows + plan.blocks - 1) / plan.blocks + kItems - 1) / kItems * kItems;
-  const size_t scores = (static_cast<size_t>(plan.share) * sizeof(uint16_t) + 15) / 16 * 16;
-  // A block's static arrays, and what the system takes of each.
-  constexpr size_t kReserved = sizeof(Group) + 8192;
-  plan.in_shared = scores + kCountBytes + kReserved <= static_cast<size_t>(shared) / kBlocksPerSm;
-  plan.shared_bytes = (plan.in_shared ? scores : 0) + kCountBytes;
-  plan.published = RoundUp(static_cast<size_t>(p.kv_heads) * sizeof(RowSync));
-  const auto blocks = static_cast<size_t>(p.kv_heads * plan.blocks);
-  plan.scores = plan.published + RoundUp(blocks * (kBins + 1) * sizeof(unsigned));
-  plan.bytes = plan.scores +
-               (plan.in_shared ? 0 : blocks * static_cast<size_t>(plan.share) * sizeof(uint16_t));
-  return plan;
+ScorePlan PlanOf(const CodeTopKParams& p) {
+  return PlanScores({.rows = p.rows,
+                     .kv_heads = p.kv_heads,
+                     .least_block_rows = kLeastBlockRows,
+                     .blocks_per_sm = kBlocksPerSm,
+                     .count_bytes = kCountBytes,
+                     .static_bytes = sizeof(Group) + 8192,
+                     .published = kBins + 1});
 }
+
+// A sum and a sum of sizes, of at most 2^13, in one number.
+constexpr int kSizes = 1 << 16;
+__device__ __forceinline__ int WithSize(int weight) { return weight + kSizes * abs(weight); }
+__device__ __forceinline__ int SizeOf(int both) { return (both + kSizes / 2) / kSizes; }
 
 // Weights and steps: the decoder's rows are A of the tensor cores, 16 of a warp, the queries B. All
 // threads; synchronises, but group.sum needs one more.
@@ -136,7 +114,7 @@ __device__ void MakeWeights(const Args& a, int head, Group& group) {
         const int high = __float2int_rn(u[s][2 + odd] * per_step);
         group.weight[h][16 * warp + g] = static_cast<int8_t>(low);
         group.weight[h][16 * warp + 8 + g] = static_cast<int8_t>(high);
-        int sum = low + high;
+        int sum = WithSize(low) + WithSize(high);
 #pragma unroll
         for (int m = 4; m <= 16; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
         if (g == 0) group.sums[warp][h] = sum;
@@ -150,18 +128,19 @@ __device__ void MakeWeights(const Args& a, int head, Group& group) {
   int sum = 0;
 #pragma unroll
   for (int w = 0; w < kMakers; ++w) sum += group.sums[w][h];
-  group.sum[h] = sum;
+  const int size = SizeOf(sum);
+  group.sum[h] = sum - kSizes * size;
+  group.step[h] = fminf(group.step[h], kCodeTopKMost / static_cast<float>(max(size, 1)));
 }
 
-// The queries of one KV head, at most kHeads, as a warp's operand, and products with keys.
+// The queries of one KV head, at most kHeads, as a warp's operands, and products with keys.
 template <int kWords, int kHeads>
 class Products {
  public:
   static constexpr int kLoads = kWords > 4 ? kWords / 4 : 1;  // words of a key in a lane
-  static constexpr int kShares = kHeads > 8 ? 2 : 1;          // q heads 0 .. 7, 8 .. 15
-  static constexpr int kTiles =
-      kWords > 4 ? 2 : 4;                       // of a warp's step: their codes travel together
-  static constexpr int kStep = kTiles * kTile;  // keys
+  static constexpr int kShares = kHeads / 4;                  // q heads of a lane: t, 4 + t, ...
+  static constexpr int kTiles = 4;                            // of a warp's step
+  static constexpr int kStep = kTiles * kTile;                // keys
 
   __device__ explicit Products(const Group& group) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -169,16 +148,23 @@ class Products {
     for (int s = 0; s < kShares; ++s) {
 #pragma unroll
       for (int l = 0; l < kLoads; ++l) {
-        const int word = 4 * l + t;
+        uint32_t planes[kPairs] = {};
+        if (4 * l + t < kWords) {
+          const auto* weights =
+              reinterpret_cast<const uint32_t*>(&group.weight[4 * s + g / 2][32 * (4 * l + t)]);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          uint32_t bytes = 0;
-          for (int m = 0; m < 4 && word < kWords; ++m) {
-            const int weight = group.weight[g + 8 * s][32 * word + 8 * m + i] * (1 << (3 - i % 4));
-            bytes |= (static_cast<uint32_t>(weight) & 0xff) << (8 * m);
+          for (int m = 0; m < 8; ++m) {
+            const uint32_t of_bits = weights[m] >> g % 2;
+#pragma unroll
+            for (int pair = 0; pair < kPairs; ++pair) {
+              // One bit of each byte; the product brings the four together.
+              const uint32_t bits = of_bits >> 2 * pair & 0x01010101u;
+              planes[pair] |= (bits * 0x01020408u >> 24) << 4 * m;
+            }
           }
-          weights_[s][l][i] = bytes;
         }
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) planes_[s][pair][l] = planes[pair];
       }
     }
   }
@@ -197,31 +183,35 @@ class Products {
     }
   }
 
-  // sums[s][0], [1]: of key g with heads 8 s + 2 t and 8 s + 2 t + 1; [2], [3]: of key 8 + g.
-  __device__ void Sum(const Keys& keys, int (&sums)[kShares][4]) const {
+  // Of head 4 s + t, add + factor * sum of the weights of a key's bits: [0] of key g, [1] of key 8
+  // + g.
+  __device__ void Sum(const Keys& keys, int s, int factor, int add, int (&sums)[2]) const {
+    sums[0] = sums[1] = add;
 #pragma unroll
-    for (int s = 0; s < kShares; ++s) sums[s][0] = sums[s][1] = sums[s][2] = sums[s][3] = 0;
-#pragma unroll
-    for (int l = 0; l < kLoads; ++l) {
-#pragma unroll
-      for (int i = 0; i < 8; i += 2) {
-        const uint32_t mask = 0x01010101u << (i % 4), next = mask << 1;
-        const uint32_t low = i < 4 ? keys.word[0][l] : keys.word[0][l] >> 4;
-        const uint32_t high = i < 4 ? keys.word[1][l] : keys.word[1][l] >> 4;
-#pragma unroll
-        for (int s = 0; s < kShares; ++s) {
-          asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-              "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-              : "+r"(sums[s][0]), "+r"(sums[s][1]), "+r"(sums[s][2]), "+r"(sums[s][3])
-              : "r"(low & mask), "r"(high & mask), "r"(low & next), "r"(high & next),
-                "r"(weights_[s][l][i]), "r"(weights_[s][l][i + 1]));
-        }
+    for (int pair = 0; pair < kPairs; ++pair) {
+      int c[4] = {0, 0, 0, 0};
+      if constexpr (kLoads == 1) {
+        asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
+            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+            : "r"(keys.word[0][0]), "r"(keys.word[1][0]), "r"(planes_[s][pair][0]));
+      } else {
+        asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+            : "r"(keys.word[0][0]), "r"(keys.word[1][0]), "r"(keys.word[0][kLoads - 1]),
+              "r"(keys.word[1][kLoads - 1]), "r"(planes_[s][pair][0]),
+              "r"(planes_[s][pair][kLoads - 1]));
       }
+      const int high = pair == kPairs - 1 ? -2 : 2;
+      const int of_pair = factor << 2 * pair;
+      sums[0] += of_pair * (c[0] + high * c[1]);
+      sums[1] += of_pair * (c[2] + high * c[3]);
     }
   }
 
  private:
-  uint32_t weights_[kShares][kLoads][8];
+  uint32_t planes_[kShares][kPairs][kLoads];
 };
 
 // The sampled keys of a warp's tile.
@@ -237,36 +227,32 @@ __device__ void LoadSample(const uint32_t* codes, int64_t rows, typename P::Keys
   }
 }
 
-// Fixed-point factors and offsets of each head: bin = (sum * factor + offset) >> kShift. All threads;
-// synchronises.
+// Fixed-point factors and offsets of each head: bin = (sum * factor + offset) >> kShift. All
+// threads; synchronises.
 template <int kWords, int kHeads>
 __device__ void MakeBase(const Args& a, const Products<kWords, kHeads>& products,
                          const typename Products<kWords, kHeads>::Keys& sample, Group& group) {
   using P = Products<kWords, kHeads>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int samples = static_cast<int>(min(a.p.rows, static_cast<int64_t>(kCodeTopKSamples)));
-  int sums[P::kShares][4];
-  products.Sum(sample, sums);
 #pragma unroll
   for (int s = 0; s < P::kShares; ++s) {
+    const int h = 4 * s + t;
+    int sums[2];
+    products.Sum(sample, s, 2, -group.sum[h], sums);
+    float x[2];
 #pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      const int h = 8 * s + 2 * t + odd;
-      float x[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float sum = static_cast<float>(sums[s][2 * i + odd]) / kUnitsPerWeight;
-        const bool there = warp * kTile + 8 * i + g < samples;
-        x[i] = there ? group.step[h] * (sum - static_cast<float>(group.sum[h])) : -INFINITY;
-      }
-      float max = fmaxf(x[0], x[1]);
-#pragma unroll
-      for (int m = 4; m <= 16; m *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, m));
-      float sum = max == -INFINITY ? 0.0f : __expf(x[0] - max) + __expf(x[1] - max);
-#pragma unroll
-      for (int m = 4; m <= 16; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
-      if (g == 0) group.of_warps[warp][h] = {max, sum};
+    for (int i = 0; i < 2; ++i) {
+      const bool there = warp * kTile + 8 * i + g < samples;
+      x[i] = there ? group.step[h] * static_cast<float>(sums[i]) : -INFINITY;
     }
+    float max = fmaxf(x[0], x[1]);
+#pragma unroll
+    for (int m = 4; m <= 16; m *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, m));
+    float sum = max == -INFINITY ? 0.0f : __expf(x[0] - max) + __expf(x[1] - max);
+#pragma unroll
+    for (int m = 4; m <= 16; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
+    if (g == 0) group.of_warps[warp][h] = {max, sum};
   }
   __syncthreads();
   const int h = warp;  // a warp per head
@@ -276,11 +262,10 @@ __device__ void MakeBase(const Args& a, const Products<kWords, kHeads>& products
     const float base = of_head.max + logf(of_head.sum * static_cast<float>(a.p.rows) /
                                           static_cast<float>(samples));
     const float fixed = kCodeTopKSteps * (1 << kShift);
-    const float most = kLimit / (8.0f * kCodeTopKWeight * 32 * kWords);
     const float offset =
         (-kCodeTopKLeast - base - group.step[h] * static_cast<float>(group.sum[h])) * fixed;
     if (lane == 0) {
-      group.factor[h] = __float2int_rn(fminf(group.step[h] / kUnitsPerWeight * fixed, most));
+      group.factor[h] = __float2int_rn(2 * group.step[h] * fixed);
       group.offset[h] = __float2int_rn(fminf(fmaxf(offset, -kLimit), kLimit));
     }
   } else if (lane == 0) {
@@ -288,13 +273,6 @@ __device__ void MakeBase(const Args& a, const Products<kWords, kHeads>& products
     group.offset[h] = -kLimit;
   }
   __syncthreads();
-}
-
-// Both as unsigned 16 bits, what is out of their range at its end; low in the low half.
-__device__ __forceinline__ unsigned PackSaturated(int low, int high) {
-  unsigned pair;
-  asm("cvt.pack.sat.u16.s32 %0, %1, %2;" : "=r"(pair) : "r"(high), "r"(low));
-  return pair;
 }
 
 // Scores of the rows [begin, end), and how many there are of each.
@@ -314,51 +292,57 @@ class RowScores {
 
   __device__ void Score(const P& products, const Group& group, uint16_t* scores, unsigned* counts) {
     const int g = lane_ / 4, t = lane_ % 4;
-    int factor[P::kShares][2], offset[P::kShares][2];
+    int factor[P::kShares], offset[P::kShares];
 #pragma unroll
     for (int s = 0; s < P::kShares; ++s) {
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        factor[s][odd] = group.factor[8 * s + 2 * t + odd];
-        offset[s][odd] = group.offset[8 * s + 2 * t + odd];
-      }
+      factor[s] = group.factor[4 * s + t];
+      offset[s] = group.offset[4 * s + t];
     }
+    unsigned* own_counts = counts + g % kCopies * kCopyStride;
     for (int at = first_; at < end_; at += kWarps * P::kStep) {
       typename P::Keys now[P::kTiles];
 #pragma unroll
       for (int i = 0; i < P::kTiles; ++i) now[i] = keys_[i];
       if (at + kWarps * P::kStep < end_) Load(at + kWarps * P::kStep);
-      const int row = at + 8 * t + g;
-      uint16_t* to = scores + (row - begin_);
-      unsigned* own_counts = counts + g % kCopies * kCopyStride;
-      const bool whole = at + P::kStep <= end_;
+      unsigned pairs[P::kTiles];  // of each tile: keys g, low, and 8 + g, of this lane's heads
 #pragma unroll
       for (int i = 0; i < P::kTiles; ++i) {
-        int sums[P::kShares][4];
-        products.Sum(now[i], sums);
-        int low = -kLimit, high = -kLimit;
+        int low = 0, high = 0;  // below 0 is as 0
 #pragma unroll
         for (int s = 0; s < P::kShares; ++s) {
-#pragma unroll
-          for (int odd = 0; odd < 2; ++odd) {
-            low = max(low, sums[s][odd] * factor[s][odd] + offset[s][odd]);
-            high = max(high, sums[s][2 + odd] * factor[s][odd] + offset[s][odd]);
-          }
+          int sums[2];
+          products.Sum(now[i], s, factor[s], offset[s], sums);
+          low = max(low, sums[0]);
+          high = max(high, sums[1]);
         }
-        unsigned pair = PackSaturated(low >> kShift, high >> kShift);
-        pair = __vmaxu2(pair, __shfl_xor_sync(~0u, pair, 1));
-        if constexpr (kHeads > 4) pair = __vmaxu2(pair, __shfl_xor_sync(~0u, pair, 2));
-        pair = __vminu2(pair, (kBins - 1) * 0x10001u);
-        if (t < 2 && (whole || row + kTile * i < end_)) {
-          const unsigned score = t == 0 ? pair & 0xffff : pair >> 16;
-          to[kTile * i] = static_cast<uint16_t>(score);
-          atomicAdd(&own_counts[score], 1u);
-        }
+        pairs[i] = HighHalves(static_cast<uint32_t>(low), static_cast<uint32_t>(high));
+      }
+      const unsigned pair = __vminu2(BestOfQuad(pairs, t), (kBins - 1) * 0x10001u);
+      const int row = at + kTile * t + g;
+      uint16_t* to = scores + (row - begin_);
+      if (row < end_) {
+        to[0] = static_cast<uint16_t>(pair);
+        atomicAdd(&own_counts[pair & 0xffff], 1u);
+      }
+      if (row + 8 < end_) {
+        to[8] = static_cast<uint16_t>(pair >> 16);
+        atomicAdd(&own_counts[pair >> 16], 1u);
       }
     }
   }
 
  private:
+  // Of the four lanes' values for tile t, the largest, half by half.
+  __device__ static unsigned BestOfQuad(const unsigned (&pairs)[4], int t) {
+    static_assert(P::kTiles == 4);
+    const bool odd = t % 2 != 0, upper = t >= 2;
+    const unsigned low =
+        __vmaxu2(odd ? pairs[1] : pairs[0], __shfl_xor_sync(~0u, odd ? pairs[0] : pairs[1], 1));
+    const unsigned high =
+        __vmaxu2(odd ? pairs[3] : pairs[2], __shfl_xor_sync(~0u, odd ? pairs[2] : pairs[3], 1));
+    return __vmaxu2(upper ? high : low, __shfl_xor_sync(~0u, upper ? low : high, 2));
+  }
+
   // Beyond the end the last row is read again.
   __device__ void Load(int at) {
     const int g = lane_ / 4;
@@ -395,24 +379,18 @@ __device__ void SumCopies(unsigned* counts) {
 // Grid: (blocks, kv_heads).
 template <int kWords, int kDim, int kHeads>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) CodeTopKKernel(const Args a) {
-  extern __shared__ __align__(16)
-      uint8_t dynamic[];  // counts and before, then scores if they are here
+  extern __shared__ __align__(16) uint8_t dynamic[];  // counts, then scores if they are here
   __shared__ Group group;
   auto* counts = reinterpret_cast<unsigned*>(dynamic);
-  unsigned* before = counts + kBins + 1;
   AllowNextLaunch();  // every block is resident: what begins early takes no place from them
   const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
-  const unsigned generation = Generation(a.sync + head);
-  uint16_t* scores = a.scores == nullptr
-                         ? reinterpret_cast<uint16_t*>(dynamic + kCountBytes)
-                         : a.scores + (static_cast<int64_t>(head) * blocks + block) * a.share;
+  uint16_t* scores = a.rows.OfBlock(dynamic + kCountBytes);
   for (int t = threadIdx.x; t < kCopies * kCopyStride; t += kThreads) counts[t] = 0;
   const uint32_t* codes = a.p.codes + head * a.p.code_stride * kWords;
-  const int rows = static_cast<int>(a.p.rows);
-  const int begin = min(rows, block * a.share), end = min(rows, begin + a.share);
+  const int begin = a.rows.begin(), end = a.rows.end();
   // What needs no query travels while the rest is made.
   typename Products<kWords, kHeads>::Keys sample;
-  LoadSample<Products<kWords, kHeads>>(codes, rows, sample);
+  LoadSample<Products<kWords, kHeads>>(codes, a.rows.rows, sample);
   RowScores<kWords, kHeads> row_scores(codes, begin, end);
   MakeWeights<32 * kWords, kDim, kHeads>(a, head, group);
   const Products<kWords, kHeads> products(group);
@@ -422,32 +400,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) CodeTopKKernel(const A
   SumCopies(counts);
 
   const Threshold found =
-      FindThreshold<kThreads>(counts, before, kBins, static_cast<unsigned>(a.k),
-                              a.published + static_cast<int64_t>(head) * blocks * (kBins + 1),
-                              a.sync + head, generation, block, blocks);
-  int32_t* ids = a.p.ids + head * a.p.k;
-  const auto load = [&](int j) { return *reinterpret_cast<const uint4*>(scores + (j - begin)); };
-  TakeSelected<kThreads, kItems>(
-      begin, end, found.digit,
-      [&](int j, unsigned(&of_lane)[kItems]) {
-        const uint4 x = load(j);
-        const unsigned words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          of_lane[2 * i] = words[i] & 0xffff;
-          of_lane[2 * i + 1] = words[i] >> 16;
-        }
-      },
-      [&](int j) {
-        const uint4 x = load(j);
-        const unsigned pair = __vmaxu2(__vmaxu2(x.x, x.y), __vmaxu2(x.z, x.w));
-        return max(pair & 0xffff, pair >> 16);
-      },
-      [&](bool above, unsigned rank, int j) {
-        const unsigned at =
-            above ? found.above_before + rank : found.above + found.equal_before + rank;
-        if (at < static_cast<unsigned>(a.k)) ids[at] = j;
-      });
+      FindThreshold<kThreads>(counts, kBins, static_cast<unsigned>(a.rows.k),
+                              a.rows.published + static_cast<int64_t>(head) * blocks * (kBins + 1),
+                              a.rows.sync + head, block, blocks);
+  TakeScores<kThreads>(scores, begin, end, found.digit, found.above_before,
+                       found.above + found.equal_before, a.rows.k, a.p.ids + head * a.p.k);
 }
 
 template <int kWords, int kDim>
@@ -475,34 +432,13 @@ cudaError_t CodeTopK(const CodeTopKParams& p, cudaStream_t stream) {
   }
   if (p.rows == 0 || p.k == 0) return cudaSuccess;
   if (p.workspace == nullptr) return cudaErrorInvalidValue;
-  const Plan plan = PlanOf(p);
-  auto* bytes = static_cast<uint8_t*>(p.workspace);
-  Args a;
-  a.p = p;
-  a.sync = reinterpret_cast<RowSync*>(bytes);
-  a.published = reinterpret_cast<unsigned*>(bytes + plan.published);
-  a.scores = plan.in_shared ? nullptr : reinterpret_cast<uint16_t*>(bytes + plan.scores);
-  a.share = static_cast<int>(plan.share);
-  a.k = static_cast<int>(std::min(p.k, p.rows));
+  const ScorePlan plan = PlanOf(p);
   const auto kernel = p.bits == 64    ? KernelFor<2>(p.head_dim, p.group)
                       : p.bits == 128 ? KernelFor<4>(p.head_dim, p.group)
                                       : KernelFor<8>(p.head_dim, p.group);
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
-      error != cudaSuccess) {
-    return error;
-  }
-  cudaLaunchAttribute together = {};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = stream;
-  config.attrs = &together;
-  config.numAttrs = plan.blocks > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, a);
+  const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.kv_heads));
+  return LaunchTogether(kernel, grid, kThreads, plan.shared_bytes,
+                        Args{p, {plan, p.workspace, p.rows, p.k}}, stream);
 }
 
 }  // namespace carrel::kernels

@@ -21,14 +21,19 @@ std::vector<double> ScoresOfHead(const CodeTopKParams& p, int64_t g, int64_t h) 
     u[static_cast<size_t>(i)] = p.scale * dot;
     most = std::max(most, std::abs(u[static_cast<size_t>(i)]));
   }
-  const double step = most / kCodeTopKWeight;
+  const double unit = most / kCodeTopKWeight;
+  double sizes = 0;
+  for (double& x : u) {
+    x = unit == 0 ? 0 : std::nearbyint(x / unit);
+    sizes += std::abs(x);
+  }
+  const double step = std::min(unit, kCodeTopKMost / std::max(sizes, 1.0));
   std::vector<double> scores;
   for (int64_t j = 0; j < p.rows; ++j) {
     double sum = 0;
     for (int64_t i = 0; i < p.bits; ++i) {
       const uint32_t word = p.codes[(g * p.code_stride + j) * (p.bits / 32) + i / 32];
-      const double weight = step == 0 ? 0 : std::nearbyint(u[static_cast<size_t>(i)] / step);
-      sum += (word >> i % 32 & 1) != 0 ? weight : -weight;
+      sum += (word >> i % 32 & 1) != 0 ? u[static_cast<size_t>(i)] : -u[static_cast<size_t>(i)];
     }
     scores.push_back(step * sum);
   }

@@ -1,10 +1,10 @@
-// Each block turns its rows' scores into 16-bit keys, which stay in shared memory; a barrier per digit
-// joins the histograms of a KV head's blocks.
+// Each block turns its rows' scores into 16-bit keys, which stay in shared memory; a barrier per
+// digit joins the histograms of a KV head's blocks.
 #include <algorithm>
 
 #include "kernels/group_topk/group_topk.h"
 #include "kernels/mma-inl.cuh"
-#include "kernels/select-inl.cuh"
+#include "kernels/score_select-inl.cuh"
 #include "kernels/softmax_state-inl.cuh"
 
 namespace carrel::kernels {
@@ -12,53 +12,26 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kMaxGroup = 16;
-constexpr int kItems = 8;  // keys that a lane looks at together: 16 bytes
-constexpr int kMinBlockRows = 4 * kThreads;
+constexpr int kLeastBlockRows = 4 * kThreads;
 constexpr int kLowBits = 5, kLowBins = 1 << kLowBits, kBins = 2048;  // of keys of 16 bits
 constexpr float kLeast = -64.0f, kSteps = 1024.0f;                   // per unit of score
 constexpr int kPublished = kBins + 1 + kLowBins + 1;                 // of a block
-constexpr size_t kCountBytes = (2 * (kBins + 1) * sizeof(unsigned) + 15) / 16 * 16;
-
-struct Plan {
-  int64_t blocks = 1;  // of a KV head
-  int64_t share = 0;   // rows of a block, a multiple of kItems
-  bool in_shared = true;
-  size_t shared_bytes = 0;
-  size_t published = 0, keys = 0, bytes = 0;  // offsets in the workspace, and its size
-};
+constexpr size_t kCountBytes = ((kBins + 1) * sizeof(unsigned) + 15) / 16 * 16;
 
 struct Args {
   GroupTopKParams p;
-  RowSync* sync;        // [kv_heads]
-  unsigned* published;  // [kv_heads, blocks, kPublished]
-  uint16_t* keys;       // [kv_heads, blocks, share], or null: in shared memory
-  int share, k;
+  ScoreRows rows;  // their scores are keys
 };
 
-size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// The same for the same shape on the same device. One block per SM, so that all are resident.
-Plan PlanOf(const GroupTopKParams& p) {
-  int device = 0, sms = 1, shared = 0;
-  if (cudaGetDevice(&device) == cudaSuccess) {
-    static_cast<void>(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-    static_cast<void>(
-        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  }
-  Plan plan;
-  plan.blocks = std::clamp<int64_t>((p.n + kMinBlockRows - 1) / kMinBlockRows, 1,
-                                    std::max<int64_t>(1, sms / p.kv_heads));
-  plan.share = ((p.n + plan.blocks - 1) / plan.blocks + kItems - 1) / kItems * kItems;
-  constexpr size_t kReserved = 8192;  // a block's static arrays
-  const size_t keys = (static_cast<size_t>(plan.share) * sizeof(uint16_t) + 15) / 16 * 16;
-  plan.in_shared = keys + kCountBytes + kReserved <= static_cast<size_t>(shared);
-  plan.shared_bytes = (plan.in_shared ? keys : 0) + kCountBytes;
-  plan.published = RoundUp(static_cast<size_t>(p.kv_heads) * sizeof(RowSync));
-  const auto blocks = static_cast<size_t>(p.kv_heads * plan.blocks);
-  plan.keys = plan.published + RoundUp(blocks * kPublished * sizeof(unsigned));
-  plan.bytes = plan.keys +
-               (plan.in_shared ? 0 : blocks * static_cast<size_t>(plan.share) * sizeof(uint16_t));
-  return plan;
+// One block per SM, so that all are resident.
+ScorePlan PlanOf(const GroupTopKParams& p) {
+  return PlanScores({.rows = p.n,
+                     .kv_heads = p.kv_heads,
+                     .least_block_rows = kLeastBlockRows,
+                     .blocks_per_sm = 1,
+                     .count_bytes = kCountBytes,
+                     .static_bytes = 8192,
+                     .published = kPublished});
 }
 
 // base [group]. Synchronises.
@@ -121,27 +94,23 @@ __device__ void MakeKeys(const Args& a, int head, const float* base, int begin, 
 
 // Grid: (blocks, kv_heads).
 __global__ void __launch_bounds__(kThreads, 1) GroupTopKKernel(const Args a) {
-  extern __shared__ __align__(16) uint8_t dynamic[];  // counts, before, then keys if they are here
+  extern __shared__ __align__(16) uint8_t dynamic[];  // counts, then keys if they are here
   __shared__ float base[kMaxGroup];
   auto* counts = reinterpret_cast<unsigned*>(dynamic);
-  unsigned* before = counts + kBins + 1;
   AllowNextLaunch();  // every block is resident: what begins early takes no place from them
   const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
-  RowSync* sync = a.sync + head;
-  const unsigned generation = Generation(sync);
-  const int64_t of_block = static_cast<int64_t>(head) * blocks + block;
-  uint16_t* keys = a.keys == nullptr ? reinterpret_cast<uint16_t*>(dynamic + kCountBytes)
-                                     : a.keys + of_block * a.share;
+  RowSync* sync = a.rows.sync + head;
+  uint16_t* keys = a.rows.OfBlock(dynamic + kCountBytes);
   for (int t = threadIdx.x; t < kBins; t += kThreads) counts[t] = 0;
   JoinStates(a.p, head, base);
-  const int n = static_cast<int>(a.p.n);
-  const int begin = min(n, block * a.share), end = min(n, begin + a.share);
+  const int begin = a.rows.begin(), end = a.rows.end();
+  const int k = a.p.k_of_head == nullptr ? a.rows.k : min(a.p.k_of_head[head], a.rows.k);
   MakeKeys(a, head, base, begin, end, keys, counts);
   __syncthreads();
 
-  unsigned* published = a.published + static_cast<int64_t>(head) * blocks * kPublished;
-  const Threshold high = FindThreshold<kThreads>(counts, before, kBins, static_cast<unsigned>(a.k),
-                                                 published, sync, generation, block, blocks);
+  unsigned* published = a.rows.published + static_cast<int64_t>(head) * blocks * kPublished;
+  const Threshold high = FindThreshold<kThreads>(counts, kBins, static_cast<unsigned>(k), published,
+                                                 sync, block, blocks);
   for (int t = threadIdx.x; t < kLowBins; t += kThreads) counts[t] = 0;
   __syncthreads();
   for (int j = threadIdx.x; j < end - begin; j += kThreads) {
@@ -150,33 +119,13 @@ __global__ void __launch_bounds__(kThreads, 1) GroupTopKKernel(const Args a) {
   }
   __syncthreads();
   const Threshold low = FindThreshold<kThreads>(
-      counts, before, kLowBins, static_cast<unsigned>(a.k) - high.above,
-      published + static_cast<int64_t>(blocks) * (kBins + 1), sync, generation + 1, block, blocks);
+      counts, kLowBins, static_cast<unsigned>(k) - high.above,
+      published + static_cast<int64_t>(blocks) * (kBins + 1), sync, block, blocks);
   const unsigned threshold = high.digit << kLowBits | low.digit;
   const unsigned above_before = high.above_before + low.above_before;
   const unsigned equal_first = high.above + low.above + low.equal_before;
-  int32_t* ids = a.p.ids + head * a.p.k;
-  const auto load = [&](int j) { return *reinterpret_cast<const uint4*>(keys + (j - begin)); };
-  TakeSelected<kThreads, kItems>(
-      begin, end, threshold,
-      [&](int j, unsigned(&of_lane)[kItems]) {
-        const uint4 x = load(j);
-        const unsigned words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          of_lane[2 * i] = words[i] & 0xffff;
-          of_lane[2 * i + 1] = words[i] >> 16;
-        }
-      },
-      [&](int j) {
-        const uint4 x = load(j);
-        const unsigned pair = __vmaxu2(__vmaxu2(x.x, x.y), __vmaxu2(x.z, x.w));
-        return max(pair & 0xffff, pair >> 16);
-      },
-      [&](bool above, unsigned rank, int j) {
-        const unsigned at = above ? above_before + rank : equal_first + rank;
-        if (at < static_cast<unsigned>(a.k)) ids[at] = j;
-      });
+  TakeScores<kThreads>(keys, begin, end, threshold, above_before, equal_first, k,
+                       a.p.ids + head * a.p.k);
 }
 
 }  // namespace
@@ -192,32 +141,10 @@ cudaError_t GroupTopK(const GroupTopKParams& p, cudaStream_t stream) {
   }
   if (p.n == 0 || p.k == 0) return cudaSuccess;
   if (p.workspace == nullptr) return cudaErrorInvalidValue;
-  const Plan plan = PlanOf(p);
-  auto* bytes = static_cast<uint8_t*>(p.workspace);
-  Args a;
-  a.p = p;
-  a.sync = reinterpret_cast<RowSync*>(bytes);
-  a.published = reinterpret_cast<unsigned*>(bytes + plan.published);
-  a.keys = plan.in_shared ? nullptr : reinterpret_cast<uint16_t*>(bytes + plan.keys);
-  a.share = static_cast<int>(plan.share);
-  a.k = static_cast<int>(std::min(p.k, p.n));
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(GroupTopKKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(plan.shared_bytes));
-      error != cudaSuccess) {
-    return error;
-  }
-  cudaLaunchAttribute together = {};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = stream;
-  config.attrs = &together;
-  config.numAttrs = plan.blocks > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, GroupTopKKernel, a);
+  const ScorePlan plan = PlanOf(p);
+  const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.kv_heads));
+  return LaunchTogether(GroupTopKKernel, grid, kThreads, plan.shared_bytes,
+                        Args{p, {plan, p.workspace, p.n, p.k}}, stream);
 }
 
 }  // namespace carrel::kernels

@@ -159,5 +159,43 @@ TEST_F(GroupTopKGpuTest, UnservedShapes_AreRefused) {
   EXPECT_EQ(GroupTopK(params, nullptr), cudaSuccess);
 }
 
+// Each head's choice is that of a call in which all heads take as many.
+TEST_F(GroupTopKGpuTest, HeadsOfDifferentK_ChooseAsAlone) {
+  const int64_t kv_heads = 3, group = 4, n = 9'000 + Below(9'000), stride = (n + 3) / 4 * 4;
+  const std::vector<float> scores = RandomNormal(rng_, kv_heads * group * stride, 3.0f);
+  const DeviceInput<float> device_scores(scores),
+      device_states(StatesOf(scores, stride, kv_heads * group, n, 7));
+  const std::vector<int32_t> k = {static_cast<int32_t>(1 + Below(900)), 1,
+                                  static_cast<int32_t>(901 + Below(900))};
+  const DeviceInput<int32_t> device_k(k);
+  GroupTopKParams params{.scores = device_scores.data(),
+                         .states = device_states.data(),
+                         .parts = 7,
+                         .kv_heads = kv_heads,
+                         .group = group,
+                         .n = n,
+                         .score_stride = stride};
+  const DeviceWorkspace workspace(GroupTopKWorkspaceBytes(params));
+  params.workspace = workspace.data();
+  const auto choose = [&](int64_t most, const int32_t* of_head) {
+    DeviceOutput<int32_t> ids(kv_heads * most);
+    params.k = most;
+    params.k_of_head = of_head;
+    params.ids = ids.data();
+    CARREL_EXPECT_CUDA(GroupTopK(params, nullptr));
+    return ids.Get();
+  };
+  const std::vector<int32_t> found = choose(k[2], device_k.data());
+  for (int64_t g = 0; g < kv_heads; ++g) {
+    const int64_t own = k[static_cast<size_t>(g)];
+    const std::vector<int32_t> alone = choose(own, nullptr);
+    for (int64_t i = 0; i < k[2]; ++i) {
+      ASSERT_EQ(found[static_cast<size_t>(g * k[2] + i)],
+                i < own ? alone[static_cast<size_t>(g * own + i)] : -1)
+          << "head " << g << " place " << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace carrel::kernels

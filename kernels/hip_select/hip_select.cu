@@ -72,7 +72,6 @@ __global__ void __launch_bounds__(kThreads, 1) HipSelectKernel(const Args a) {
   AllowNextLaunch();  // every block is resident: what begins early takes no place from them
   const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
   RowSync* sync = a.sync + head;
-  unsigned generation = Generation(sync);
   const int rows = static_cast<int>(a.p.rows), block_k = static_cast<int>(a.p.block_k);
   const int key_blocks = (rows + block_k - 1) / block_k;
   const uint16_t* k = a.p.k + head * a.p.row_stride * kDim;
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, 1) HipSelectKernel(const Args a) {
       for (int i = first + static_cast<int>(threadIdx.x); i < last; i += kThreads) {
         __stcg(all + i, scores[i]);
       }
-      RowBarrier(sync, generation++, static_cast<unsigned>(blocks));
+      RowBarrier(sync, block, blocks);
       for (int i = threadIdx.x; i < places; i += kThreads) scores[i] = __ldcg(all + i);
       __syncthreads();
     }

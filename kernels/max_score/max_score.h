@@ -4,6 +4,7 @@
 // Shapes: q [queries, head_dim] f32 contiguous, packed once; k [keys, head_dim] f32 contiguous; out
 //         [keys] f32.
 // Edge:   queries == 0 gives -inf.
+// Ownership: a packed block points into its own buffer.
 // Threads: reentrant; a packed block may be shared.
 // Cost:   2 * queries * keys * head_dim flops, queries rounded up to two vectors' width.
 #pragma once

@@ -4,7 +4,7 @@
 //         longest and are not hits of this use. Of rows used together the one named earlier is the
 //         older. Slots that were never used come first, by number. So hits, slots and evictions are
 //         the same wherever and however they are computed.
-// Source: the banks of HiP and InfiniteHiP (methods.md B, C), with exact least-recently-used order.
+// Source: the banks of HiP and InfiniteHiP (docs/methods.md), with exact least-recently-used order.
 // Shapes: a bank per layer; each KV head has `slots` slots of its own, and rows 0 .. rows - 1.
 // Edge:   a use of more rows than there are slots is not served: there would be no place for them.
 // Cost:   page table: kVector, a slot number per row of the zone, one read per look-up; kHash, a

@@ -37,10 +37,14 @@ TEST_P(SummaryAttentionTest, Scores_RandomShapes_MatchReference) {
     const std::vector<float> q = RandomNormal(rng_, group * dim);
     const Clusters clusters(rng_, count, dim);
     GuardedFloats out(group * count), expected(group * count);
-    SummaryScoreParams params{.q = q.data(), .group = group, .head_dim = dim, .scale = 0.1f,
+    SummaryScoreParams params{.q = q.data(),
+                              .group = group,
+                              .head_dim = dim,
+                              .scale = 0.1f,
                               .keys = clusters.keys.data() + 1,
                               .key_scale = clusters.key_scale.data(),
-                              .spread = clusters.spread.data(), .clusters = count};
+                              .spread = clusters.spread.data(),
+                              .clusters = count};
     params.scores = out.data();
     ScoreSummaries(params);
     params.scores = expected.data();
@@ -54,8 +58,8 @@ TEST_P(SummaryAttentionTest, Attend_RandomShapes_MatchReference) {
     const int64_t group = 1 + Below(trial % 10 == 0 ? 40 : 8);
     const int64_t dim = trial % 3 == 0 ? 128 : 1 + Below(200);
     const int64_t count = 1 + Below(trial % 7 == 0 ? 256 : 20), rows = Below(100);
-    SCOPED_TRACE(absl::StrCat("group ", group, " head_dim ", dim, " clusters ", count, " rows ",
-                              rows));
+    SCOPED_TRACE(
+        absl::StrCat("group ", group, " head_dim ", dim, " clusters ", count, " rows ", rows));
     const Clusters clusters(rng_, count, dim);
     const Bf16Rows v(rng_, rows, dim, true);
     const std::vector<float> scores = RandomNormal(rng_, group * count, trial % 5 == 0 ? 100 : 1);
@@ -65,13 +69,18 @@ TEST_P(SummaryAttentionTest, Attend_RandomShapes_MatchReference) {
       row_cluster.push_back(static_cast<uint8_t>(Below(count)));
       row_weight.push_back(Below(2) == 0 ? -1.0f : 1.0f);
     }
-    SummaryAttentionParams params{.scores = scores.data(), .group = group, .head_dim = dim,
+    SummaryAttentionParams params{.scores = scores.data(),
+                                  .group = group,
+                                  .head_dim = dim,
                                   .values = clusters.values.data() + 1,
                                   .value_scale = clusters.value_scale.data(),
                                   .counts = clusters.counts.data(),
-                                  .rests = clusters.rests.data(), .clusters = count,
-                                  .v = v.rows(), .row_cluster = row_cluster.data(),
-                                  .row_weight = row_weight.data(), .rows = rows};
+                                  .rests = clusters.rests.data(),
+                                  .clusters = count,
+                                  .v = v.rows(),
+                                  .row_cluster = row_cluster.data(),
+                                  .row_weight = row_weight.data(),
+                                  .rows = rows};
     GuardedFloats out(group * dim), lse(group), expected(group * dim), expected_lse(group);
     params.out = out.data();
     params.lse = lse.data();
@@ -95,17 +104,29 @@ TEST_P(SummaryAttentionTest, Attend_RowsAddedToEmptyCounts_IsSparseAttention) {
   std::vector<uint8_t> row_cluster;
   for (int64_t j = 0; j < rows; ++j) row_cluster.push_back(static_cast<uint8_t>(j));
   GuardedFloats out(group * dim), lse(group), expected(group * dim), expected_lse(group);
-  const SummaryAttentionParams params{.scores = scores.data(), .group = group, .head_dim = dim,
-                                      .values = values.data(), .value_scale = ones.data(),
-                                      .counts = zeros.data(), .rests = ones.data(),
-                                      .clusters = rows, .v = v.rows(),
+  const SummaryAttentionParams params{.scores = scores.data(),
+                                      .group = group,
+                                      .head_dim = dim,
+                                      .values = values.data(),
+                                      .value_scale = ones.data(),
+                                      .counts = zeros.data(),
+                                      .rests = ones.data(),
+                                      .clusters = rows,
+                                      .v = v.rows(),
                                       .row_cluster = row_cluster.data(),
-                                      .row_weight = ones.data(), .rows = rows,
-                                      .out = out.data(), .lse = lse.data()};
+                                      .row_weight = ones.data(),
+                                      .rows = rows,
+                                      .out = out.data(),
+                                      .lse = lse.data()};
   GuardedFloats scratch(SummaryAttentionScratchFloats(params));
   AttendSummaries(params, scratch.data());
-  RefSparseAttention({.group = group, .v = v.rows(), .rows = rows, .head_dim = dim, .scale = 1,
-                      .scores = scores.data(), .out = expected.data(),
+  RefSparseAttention({.group = group,
+                      .v = v.rows(),
+                      .rows = rows,
+                      .head_dim = dim,
+                      .scale = 1,
+                      .scores = scores.data(),
+                      .out = expected.data(),
                       .lse = expected_lse.data()});
   ExpectAverageNear(out.span(), expected.span());
   ExpectLseNear(lse.span(), expected_lse.span());
@@ -121,13 +142,19 @@ TEST_P(SummaryAttentionTest, Attend_NothingLeft_IsTheEmptyState) {
   const uint8_t row_cluster = 1;
   for (const int64_t here : {int64_t{0}, count}) {
     GuardedFloats out(group * dim), lse(group);
-    const SummaryAttentionParams params{.scores = scores.data(), .group = group, .head_dim = dim,
+    const SummaryAttentionParams params{.scores = scores.data(),
+                                        .group = group,
+                                        .head_dim = dim,
                                         .values = clusters.values.data(),
                                         .value_scale = clusters.value_scale.data(),
-                                        .counts = clusters.counts.data(), .rests = zeros.data(),
-                                        .clusters = here, .v = v.rows(),
-                                        .row_cluster = &row_cluster, .row_weight = minus.data(),
-                                        .rows = here == 0 ? 0 : 1, .out = out.data(),
+                                        .counts = clusters.counts.data(),
+                                        .rests = zeros.data(),
+                                        .clusters = here,
+                                        .v = v.rows(),
+                                        .row_cluster = &row_cluster,
+                                        .row_weight = minus.data(),
+                                        .rows = here == 0 ? 0 : 1,
+                                        .out = out.data(),
                                         .lse = lse.data()};
     GuardedFloats scratch(SummaryAttentionScratchFloats(params));
     AttendSummaries(params, scratch.data());

@@ -60,7 +60,6 @@ __global__ void __launch_bounds__(kThreads, 1) TopKKernel(const Args a) {
   __shared__ bool last;
   const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
   RowSync* sync = a.sync + head;
-  const unsigned generation = Generation(sync);
   uint64_t* chosen = a.chosen + static_cast<int64_t>(head) * a.k;
   const auto* scores = reinterpret_cast<const float4*>(a.p.scores + head * a.p.score_stride);
   const int n = static_cast<int>(a.p.n);
@@ -108,9 +107,9 @@ __global__ void __launch_bounds__(kThreads, 1) TopKKernel(const Args a) {
     }
     __syncthreads();
     const Threshold t = FindThreshold<kThreads>(
-        counts, reinterpret_cast<unsigned*>(sorted), kBins, static_cast<unsigned>(a.k) - above,
+        counts, kBins, static_cast<unsigned>(a.k) - above,
         a.published + (static_cast<int64_t>(head) * kSteps + step) * blocks * (kBins + 1), sync,
-        generation + step, block, blocks);
+        block, blocks);
     prefix |= t.digit << shift;
     above += t.above;
     above_before += t.above_before;

@@ -99,7 +99,8 @@ int32_t AddedTokenMatcher::LongestPrefix(absl::string_view text) const {
   return longest;
 }
 
-void AddedTokenMatcher::Split(absl::string_view text, std::vector<TextSpan>* spans) const {
+void AddedTokenMatcher::Split(absl::string_view text, std::vector<TextSpan>* spans,
+                              absl::Span<const PlainRange> plain_ranges) const {
   size_t plain = 0;  // where the text not yet handed out begins
   size_t at = 0;
   while (at < text.size()) {
@@ -112,6 +113,13 @@ void AddedTokenMatcher::Split(absl::string_view text, std::vector<TextSpan>* spa
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
     size_t begin = at;
     size_t end = at + token.content.size();
+    while (!plain_ranges.empty() && plain_ranges.front().end <= static_cast<int64_t>(begin)) {
+      plain_ranges.remove_prefix(1);
+    }
+    if (!plain_ranges.empty() && plain_ranges.front().begin < static_cast<int64_t>(end)) {
+      ++at;  // a shorter or later one may stand clear of it
+      continue;
+    }
     at = end;
     if (token.single_word && TouchesWord(text.substr(0, begin), text.substr(end))) continue;
     if (token.lstrip) begin -= WhiteSpaceAtEnd(text.substr(plain, begin - plain));

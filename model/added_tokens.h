@@ -12,7 +12,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
+#include "model/plain_range.h"
 
 namespace carrel::model {
 
@@ -46,7 +48,9 @@ class AddedTokenMatcher {
   bool empty() const { return tokens_.empty(); }
 
   // Appends the spans of `text` in order; plain ones are not empty. The text must be valid UTF-8.
-  void Split(absl::string_view text, std::vector<TextSpan>* spans) const;
+  // plain: in order, disjoint: what would touch one of these ranges is not matched.
+  void Split(absl::string_view text, std::vector<TextSpan>* spans,
+             absl::Span<const PlainRange> plain = {}) const;
 
  private:
   struct Node {

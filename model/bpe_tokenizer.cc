@@ -40,6 +40,7 @@ struct Work {
   BpeModel::Scratch scratch;
   absl::string_view text;       // what offsets are of
   Tokenizer::Dropped* dropped;  // null: bytes without a token are refused
+  bool recognise = true;        // tokens that are matched in the normalized text
 };
 
 class BpeTokenizer final : public Tokenizer {
@@ -56,14 +57,15 @@ class BpeTokenizer final : public Tokenizer {
     sha256_ = std::move(sha256);
   }
 
-  absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text,
-                                                  Dropped* dropped) const override {
+  absl::StatusOr<std::vector<TokenId>> EncodeText(
+      absl::string_view text, Dropped* dropped, absl::Span<const PlainRange> plain) const override {
     RETURN_IF_ERROR(ValidateUtf8(text));
     Work work;
     work.text = text;
     work.dropped = dropped;
     std::vector<TextSpan> spans;
-    raw_.Split(text, &spans);
+    raw_.Split(text, &spans, plain);
+    work.recognise = plain.empty();
     for (const TextSpan& span : spans) {
       if (span.id >= 0) {
         work.ids.push_back(span.id);
@@ -97,7 +99,13 @@ class BpeTokenizer final : public Tokenizer {
       if (composed != text) text = work->owned.emplace_back(std::move(composed));
     }
     std::vector<TextSpan> spans;
-    normalized_.Split(text, &spans);
+    // Offsets in the normalized text are not those of the ranges: where there are any, none of these
+    // tokens is recognised.
+    if (work->recognise) {
+      normalized_.Split(text, &spans);
+    } else if (!text.empty()) {
+      spans.push_back({-1, text});
+    }
     for (const TextSpan& span : spans) {
       if (span.id >= 0) {
         work->ids.push_back(span.id);

@@ -7,7 +7,8 @@ namespace carrel::model {
 namespace {
 
 #if defined(CARREL_SANITIZED)
-constexpr int kOwnSymbolsFirst = 0;  // AddressSanitizer refuses it; a sanitized program that reads a tokenizer.model must not link libprotobuf
+constexpr int kOwnSymbolsFirst =
+    0;  // AddressSanitizer refuses it; a sanitized program that reads a tokenizer.model must not link libprotobuf
 #else
 constexpr int kOwnSymbolsFirst = RTLD_DEEPBIND;
 #endif
@@ -34,13 +35,15 @@ SentencePieceEntry* Entry(std::string* error) {
     return nullptr;
   }
   auto* entry = reinterpret_cast<SentencePieceEntry*>(dlsym(module, kSentencePieceEntry));
-  if (entry == nullptr) *error = std::string(kSentencePieceModule) + " has no " + kSentencePieceEntry;
+  if (entry == nullptr)
+    *error = std::string(kSentencePieceModule) + " has no " + kSentencePieceEntry;
   return entry;
 }
 
 }  // namespace
 
-std::unique_ptr<SentencePieceLibrary> SentencePieceLibrary::Load(std::string_view model, std::string* error) {
+std::unique_ptr<SentencePieceLibrary> SentencePieceLibrary::Load(std::string_view model,
+                                                                 std::string* error) {
   SentencePieceEntry* entry = Entry(error);
   if (entry == nullptr) return nullptr;
   return std::unique_ptr<SentencePieceLibrary>(entry(model.data(), model.size(), error));

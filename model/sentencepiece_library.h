@@ -24,7 +24,7 @@ class SentencePieceLibrary {
 
   virtual bool Encode(std::string_view text, std::vector<int>* ids, std::string* error) const = 0;
 
-  virtual int size() const = 0;                      // ids are 0 to size - 1
+  virtual int size() const = 0;                       // ids are 0 to size - 1
   virtual const std::string& name(int id) const = 0;  // the piece as the model spells it
   virtual PieceKind kind(int id) const = 0;           // user-defined and unused pieces are kNormal
   virtual int bos_id() const = 0;                     // -1: none
@@ -34,6 +34,7 @@ class SentencePieceLibrary {
 // What the module exports: the library over a model, owned by the caller, or null and *error.
 inline constexpr char kSentencePieceModule[] = "libcarrel_sentencepiece.so";
 inline constexpr char kSentencePieceEntry[] = "carrel_load_sentencepiece";
-using SentencePieceEntry = SentencePieceLibrary*(const char* model, size_t bytes, std::string* error);
+using SentencePieceEntry = SentencePieceLibrary*(const char* model, size_t bytes,
+                                                 std::string* error);
 
 }  // namespace carrel::model

@@ -46,8 +46,8 @@ class Library final : public SentencePieceLibrary {
 }  // namespace
 }  // namespace carrel::model
 
-extern "C" __attribute__((visibility("default"))) carrel::model::SentencePieceLibrary* carrel_load_sentencepiece(
-    const char* model, size_t bytes, std::string* error) {
+extern "C" __attribute__((visibility("default"))) carrel::model::SentencePieceLibrary*
+carrel_load_sentencepiece(const char* model, size_t bytes, std::string* error) {
   auto library = std::make_unique<carrel::model::Library>();
   return library->LoadModel(std::string_view(model, bytes), error) ? library.release() : nullptr;
 }

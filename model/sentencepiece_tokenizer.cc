@@ -40,10 +40,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   // SentencePiece has a token for everything.
-  absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text, Dropped*) const override {
+  absl::StatusOr<std::vector<TokenId>> EncodeText(
+      absl::string_view text, Dropped*, absl::Span<const PlainRange> plain) const override {
     RETURN_IF_ERROR(ValidateUtf8(text));
     std::vector<TextSpan> spans;
-    added_.Split(text, &spans);
+    added_.Split(text, &spans, plain);
     std::vector<TokenId> ids;
     std::vector<int> part;
     std::string error;

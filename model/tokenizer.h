@@ -6,6 +6,7 @@
 //          for SentencePiece also added_tokens.json.
 // Errors:  InvalidArgument invalid UTF-8 in the text (names the byte offset), a malformed
 //          tokenizer file (names it); Unimplemented a component that we do not run (names it).
+// Ownership: a StreamDecoder refers to its tokenizer, which outlives it.
 // Threads: immutable once loaded; every method may be called concurrently.
 #pragma once
 
@@ -18,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "model/plain_range.h"
 
 namespace carrel::model {
 
@@ -36,9 +38,10 @@ class Tokenizer {
   // SentencePiece encodes the text between two added tokens as a text of its own.
   // With `dropped` (may be null), bytes without a token are left out, as Hugging Face tokenizers do,
   // and counted; without, they are InvalidArgument, which names byte and offset.
-  absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text,
-                                              Dropped* dropped = nullptr) const {
-    return EncodeText(text, dropped);
+  // plain: in order, disjoint: added tokens that touch one of these ranges are text.
+  absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text, Dropped* dropped = nullptr,
+                                              absl::Span<const PlainRange> plain = {}) const {
+    return EncodeText(text, dropped, plain);
   }
 
   // The bytes of the whole sequence, byte-exact: tokens that are parts of a character give its
@@ -77,8 +80,8 @@ class Tokenizer {
   void set_chat_template(std::string text) { chat_template_ = std::move(text); }
 
  protected:
-  virtual absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view text,
-                                                          Dropped* dropped) const = 0;
+  virtual absl::StatusOr<std::vector<TokenId>> EncodeText(
+      absl::string_view text, Dropped* dropped, absl::Span<const PlainRange> plain) const = 0;
 
   TokenId bos_token_id_ = -1;
   std::string sha256_;

@@ -1,0 +1,61 @@
+// What:   one thread that decodes, and what waits for it: answers over contexts of one store by one model.
+//         The decoders used last stay open.
+// Errors: as library/open_decoder.h; ResourceExhausted as many wait as may.
+// Threads: any submits; a job's callbacks are called on the decoding thread.
+// Ownership: keeps model and store.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "decoder/config.h"
+#include "decoder/sampler.h"
+#include "library/loaded_model.h"
+#include "library/open_decoder.h"
+#include "library/store_access.h"
+
+namespace carrel::http_api {
+
+struct AnswererConfig {
+  decoder::RetrievalConfig retrieval;
+  decoder::DeviceConfig device;
+  std::string folder;             // of an embedded store, for zones in this host's memory
+  int64_t max_waiting = 1024;     // jobs; one more is refused
+  int64_t max_open_contexts = 4;  // decoders kept; 1 ..
+};
+
+struct AnswerJob {
+  std::string context;     // empty: the model alone
+  std::string content_id;  // what the context holds now; a decoder over another is not used
+  std::vector<TokenId> prompt;
+  int64_t max_tokens = 0;
+  decoder::SamplingConfig sampling;
+  std::function<bool()> wanted;  // asked before it is begun; false: done is Cancelled
+  // Each piece of text as soon as it is certain; false ends the answer, which is no error.
+  std::function<bool(const std::string&)> on_text;
+  struct Done {
+    bool at_max_tokens = false;
+    int64_t context_tokens = 0;
+    int64_t tokens = 0;  // of the answer
+  };
+  std::function<void(absl::StatusOr<Done>)> done;
+};
+
+class Answerer {
+ public:
+  // store: null: there are no contexts.
+  static std::unique_ptr<Answerer> Create(AnswererConfig config,
+                                          std::shared_ptr<library::LoadedModel> model,
+                                          std::shared_ptr<library::StoreAccess> store);
+  virtual ~Answerer() = default;  // jobs that wait are done with Unavailable
+  virtual absl::Status Submit(AnswerJob job) = 0;
+  virtual int64_t waiting() const = 0;
+};
+
+}  // namespace carrel::http_api

@@ -1,0 +1,317 @@
+#include "http_api/api_service.h"
+
+#include <atomic>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/context.pb.h"
+#include "common/status.h"
+#include "common/thread_pool.h"
+#include "http_api/completion.h"
+#include "kvstore/access/access.h"
+#include "kvstore/service/context_client.h"
+#include "kvstore/service/credentials.h"
+#include "kvstore/service/listen_address.h"
+
+namespace carrel::http_api {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kJson[] = "application/json";
+
+void SendError(HttpReply& reply, const absl::Status& status) {
+  const HttpError error = ErrorOf(status);
+  reply.Send(error.status, kJson, error.body);
+}
+
+// One answer on its way to its client. Of the decoding thread.
+class Answering {
+ public:
+  Answering(CompletionHead head, CompletionRequest request, int64_t prompt_tokens,
+            std::shared_ptr<HttpReply> reply)
+      : head_(std::move(head)),
+        request_(std::move(request)),
+        prompt_tokens_(prompt_tokens),
+        reply_(std::move(reply)),
+        filter_(request_.stop) {}
+
+  bool Wanted() const { return !reply_->gone(); }
+
+  bool Push(const std::string& piece) {
+    Show(filter_.Push(piece));
+    return !filter_.stopped() && !reply_->gone();
+  }
+
+  void Done(const absl::StatusOr<AnswerJob::Done>& done) {
+    if (!done.ok()) return Failed(done.status());
+    Show(filter_.Finish());
+    const std::string finish = done->at_max_tokens && !filter_.stopped() ? "length" : "stop";
+    const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
+                         .cached_tokens = done->context_tokens,
+                         .completion_tokens = done->tokens};
+    if (!request_.stream) {
+      return reply_->Send(200, kJson, CompletionJson(head_, text_, finish, usage));
+    }
+    Begin();
+    reply_->Write(FinishEvent(head_, finish));
+    if (request_.stream_usage) reply_->Write(UsageEvent(head_, usage));
+    reply_->Write(kDoneEvent);
+    reply_->End();
+  }
+
+ private:
+  void Show(const std::string& text) {
+    if (text.empty()) return;
+    if (!request_.stream) {
+      text_ += text;
+      return;
+    }
+    Begin();
+    reply_->Write(TextEvent(head_, text));
+  }
+
+  void Begin() {
+    if (begun_) return;
+    begun_ = true;
+    reply_->Begin("text/event-stream; charset=utf-8");
+    reply_->Write(FirstEvent(head_));
+  }
+
+  // Once it has begun, an error can only be an event; that the end is missing tells too.
+  void Failed(const absl::Status& status) {
+    if (!begun_) return SendError(*reply_, status);
+    reply_->Write(ErrorEvent(status));
+    reply_->End();
+  }
+
+  const CompletionHead head_;
+  const CompletionRequest request_;
+  const int64_t prompt_tokens_;
+  const std::shared_ptr<HttpReply> reply_;
+  StopFilter filter_;
+  std::string text_;
+  bool begun_ = false;
+};
+
+class OpenAiService final : public ApiService {
+ public:
+  OpenAiService(ApiConfig config, std::shared_ptr<library::LoadedModel> model,
+                std::shared_ptr<library::StoreAccess> store)
+      : config_(std::move(config)), model_(std::move(model)), store_(std::move(store)) {}
+
+  ~OpenAiService() override {
+    http_ = nullptr;      // no new requests,
+    prepare_ = nullptr;   // none on their way,
+    answerer_ = nullptr;  // and none left
+  }
+
+  absl::Status Listen() {
+    if (model_->checkpoint().tokenizer == nullptr) {
+      return absl::FailedPreconditionError("the model came without a tokenizer");
+    }
+    RETURN_IF_ERROR(CheckExposure());
+    absl::StatusOr<std::unique_ptr<ChatTemplate>> chat =
+        ChatTemplate::Load(config_.model_path, model_->checkpoint());
+    if (chat.ok()) {
+      chat_ = *std::move(chat);
+    } else if (absl::IsNotFound(chat.status())) {
+      chat_missing_ = chat.status();
+    } else {
+      return chat.status();
+    }
+    answerer_ = Answerer::Create(config_.answerer, model_, store_);
+    prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
+    ASSIGN_OR_RETURN(
+        http_, HttpServer::Start(config_.http,
+                                 [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+                                   Accept(std::move(request), std::move(reply));
+                                 }));
+    return absl::OkStatus();
+  }
+
+  const std::vector<std::string>& addresses() const override { return http_->addresses(); }
+
+ private:
+  // What may block (the store, a template) is not the server's thread's.
+  static constexpr int kPreparing = 4;
+
+  absl::Status CheckExposure() const {
+    if (config_.insecure) return absl::OkStatus();
+    for (const std::string& text : config_.http.listen) {
+      ASSIGN_OR_RETURN(const kvstore::ListenAddress address, kvstore::ParseListenAddress(text));
+      if (address.unix_path.empty() && !kvstore::IsLoopback(address)) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "listen=", text,
+            " can be reached by others, who would read questions and keys in the clear: "
+            "listen on loopback behind a proxy that speaks TLS, or say --insecure"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void Accept(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+    if (request.target == "/health") {
+      return reply->Send(200, kJson,
+                         json{{"status", "ok"}, {"waiting", answerer_->waiting()}}.dump());
+    }
+    auto shared = std::make_shared<HttpRequest>(std::move(request));
+    if (!prepare_->TrySubmit([this, shared, reply] { Handle(*shared, reply); })) {
+      SendError(*reply, absl::ResourceExhaustedError("too many requests wait already"));
+    }
+  }
+
+  void Handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    const absl::Status status = Route(request, reply);
+    if (!status.ok()) SendError(*reply, status);
+  }
+
+  absl::Status Route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<kvstore::Principal> who, Admit(request));
+    const bool chat = request.target == "/v1/chat/completions";
+    if (chat || request.target == "/v1/completions") {
+      if (request.method != "POST") return WrongMethod(request, "POST");
+      return Complete(chat, request, who.get(), reply);
+    }
+    if (request.target == "/v1/models") {
+      if (request.method != "GET") return WrongMethod(request, "GET");
+      return ListModels(who.get(), *reply);
+    }
+    return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
+  }
+
+  static absl::Status WrongMethod(const HttpRequest& request, const char* wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.target, " is for ", wanted, ", not ", request.method));
+  }
+
+  // Null: there are no keys.
+  absl::StatusOr<std::shared_ptr<kvstore::Principal>> Admit(const HttpRequest& request) const {
+    if (config_.access == nullptr) return std::shared_ptr<kvstore::Principal>();
+    absl::string_view key = request.authorization;
+    if (!absl::ConsumePrefix(&key, "Bearer ") || key.empty()) {
+      return absl::UnauthenticatedError("a key is wanted: Authorization: Bearer KEY");
+    }
+    kvstore::Caller caller;
+    caller.peer = request.peer;
+    caller.key = std::string(key);
+    return config_.access->Admit(caller);
+  }
+
+  absl::Status ListModels(kvstore::Principal* who, HttpReply& reply) {
+    if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
+    json data = json::array();
+    const auto add = [&](const std::string& id, int64_t created) {
+      data.push_back(
+          {{"id", id}, {"object", "model"}, {"created", created}, {"owned_by", "carrel"}});
+    };
+    add(config_.model_name, 0);
+    if (store_ != nullptr) {
+      ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
+      ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
+      for (const auto& context : listed.contexts()) {
+        if (who != nullptr && !who->Sees(context.name())) continue;
+        add(absl::StrCat(config_.model_name, "@", context.name()), context.created_unix_s());
+      }
+    }
+    reply.Send(200, kJson, json{{"object", "list"}, {"data", std::move(data)}}.dump());
+    return absl::OkStatus();
+  }
+
+  // The content id; empty without a context.
+  absl::StatusOr<std::string> FindContext(const std::string& name, kvstore::Principal* who) {
+    if (name.empty()) return std::string();
+    const absl::Status missing = absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
+    if (store_ == nullptr) return missing;
+    if (who != nullptr) {
+      RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
+      if (!who->Sees(name)) return missing;
+    }
+    ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
+    const absl::StatusOr<v1::Manifest> manifest = client->Get(name);
+    if (absl::IsNotFound(manifest.status())) return missing;
+    RETURN_IF_ERROR(manifest.status());
+    return manifest->content_id();
+  }
+
+  absl::Status CheckModel(const std::string& model) const {
+    const std::string name = model.substr(0, model.find('@'));
+    if (name.empty() || name == config_.model_name) return absl::OkStatus();
+    return absl::NotFoundError(absl::StrCat("no model \"", name, "\": there is \"",
+                                            config_.model_name, "\" (GET /v1/models)"));
+  }
+
+  absl::StatusOr<std::vector<TokenId>> TokensOf(bool chat, const CompletionRequest& request) {
+    const model::Tokenizer& tokenizer = *model_->checkpoint().tokenizer;
+    // What follows a document begins in the middle of things.
+    const bool follows = !request.context.empty();
+    if (!chat) {
+      return follows ? model_->checkpoint().EncodePrompt(request.prompt)
+                     : model_->checkpoint().EncodeDocument(request.prompt);
+    }
+    if (chat_ == nullptr) return chat_missing_;
+    ASSIGN_OR_RETURN(std::vector<TokenId> tokens, chat_->Encode(request.messages, tokenizer));
+    if (follows && !tokens.empty() && tokens.front() == tokenizer.bos_token_id()) {
+      tokens.erase(tokens.begin());
+    }
+    return tokens;
+  }
+
+  absl::Status Complete(bool chat, const HttpRequest& http, kvstore::Principal* who,
+                        const std::shared_ptr<HttpReply>& reply) {
+    if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
+    ASSIGN_OR_RETURN(CompletionRequest request, ParseCompletion(chat, http.body));
+    RETURN_IF_ERROR(CheckModel(request.model));
+    AnswerJob job;
+    job.context = request.context;
+    ASSIGN_OR_RETURN(job.content_id, FindContext(request.context, who));
+    ASSIGN_OR_RETURN(job.prompt, TokensOf(chat, request));
+    job.max_tokens = request.max_tokens;
+    job.sampling = {request.temperature, request.top_p, request.seed};
+    CompletionHead head;
+    head.chat = chat;
+    head.id = NewId(chat);
+    head.created_unix_s = absl::ToUnixSeconds(absl::Now());
+    head.model = request.model.empty() ? config_.model_name : request.model;
+    const auto prompt_tokens = static_cast<int64_t>(job.prompt.size());
+    auto answering =
+        std::make_shared<Answering>(std::move(head), std::move(request), prompt_tokens, reply);
+    job.wanted = [answering] { return answering->Wanted(); };
+    job.on_text = [answering](const std::string& piece) { return answering->Push(piece); };
+    job.done = [answering](const absl::StatusOr<AnswerJob::Done>& done) { answering->Done(done); };
+    return answerer_->Submit(std::move(job));
+  }
+
+  std::string NewId(bool chat) {
+    return absl::StrFormat("%s-%08x%08x", chat ? "chatcmpl" : "cmpl", started_, ++answers_);
+  }
+
+  const ApiConfig config_;
+  const std::shared_ptr<library::LoadedModel> model_;
+  const std::shared_ptr<library::StoreAccess> store_;
+  std::unique_ptr<ChatTemplate> chat_;
+  absl::Status chat_missing_;
+  const uint32_t started_ = std::random_device{}();
+  std::atomic<uint32_t> answers_{0};
+  std::unique_ptr<Answerer> answerer_;
+  std::unique_ptr<ThreadPool> prepare_;
+  std::unique_ptr<HttpServer> http_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ApiService>> ApiService::Start(
+    const ApiConfig& config, std::shared_ptr<library::LoadedModel> model,
+    std::shared_ptr<library::StoreAccess> store) {
+  auto service = std::make_unique<OpenAiService>(config, std::move(model), std::move(store));
+  RETURN_IF_ERROR(service->Listen());
+  return service;
+}
+
+}  // namespace carrel::http_api

@@ -1,0 +1,46 @@
+// What:   OpenAI's API over contexts: GET /health, GET /v1/models, POST /v1/completions and
+//         /v1/chat/completions, whole or as server-sent events. A context is named by "context" in the
+//         body, or as "model": "NAME@CONTEXT"; its document stands before the prompt or chat.
+// Source: OpenAI's API reference; completion.h says what is refused.
+// Errors: of Start: as http_server.h; FailedPrecondition an address that others reach, without --keys.
+// Access: with a keys file, its keys as "Authorization: Bearer KEY", and the right `open` for the context
+//         (kvstore/access); contexts that a key does not see are not found.
+// Threads: any.   Ownership: keeps model and store.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "http_api/answerer.h"
+#include "http_api/chat_template.h"
+#include "http_api/http_server.h"
+#include "library/loaded_model.h"
+#include "library/store_access.h"
+
+namespace carrel::kvstore {
+class Access;
+}
+
+namespace carrel::http_api {
+
+struct ApiConfig {
+  HttpServerConfig http;
+  AnswererConfig answerer;
+  std::string model_name;                   // as clients call it
+  std::string model_path;                   // for its chat template
+  std::shared_ptr<kvstore::Access> access;  // null: anybody who reaches the address may ask
+  bool insecure = false;                    // others may reach it all the same
+};
+
+class ApiService {
+ public:
+  static absl::StatusOr<std::unique_ptr<ApiService>> Start(
+      const ApiConfig& config, std::shared_ptr<library::LoadedModel> model,
+      std::shared_ptr<library::StoreAccess> store);
+  virtual ~ApiService() = default;  // cuts what runs
+  virtual const std::vector<std::string>& addresses() const = 0;
+};
+
+}  // namespace carrel::http_api

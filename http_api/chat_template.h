@@ -1,0 +1,55 @@
+// What:   messages of a chat as the text that a model was trained on, by its own Jinja template
+//         (tokenizer_config.json, chat_template.jinja, or a GGUF file), rendered by Python's jinja2 in a
+//         child process, so that it is what transformers gives, byte for byte; and its tokens, in which
+//         control tokens are the template's alone: the same characters in a message are text.
+// Source: transformers, apply_chat_template: its environment, filters and globals.
+// Errors: InvalidArgument a template that jinja2 refuses, and messages that the template refuses (its own
+//         words); FailedPrecondition no /usr/bin/python3 with jinja2; DeadlineExceeded a template that takes longer
+//         than kPatience; NotFound a model without a template.
+// Threads: any; one chat is rendered at a time. Cost: a process of some 20 MB; 0.2 ms and more per chat.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/ids.h"
+
+namespace carrel::model {
+class Tokenizer;
+struct Checkpoint;
+}  // namespace carrel::model
+
+namespace carrel::http_api {
+
+struct Message {
+  std::string role;  // "system", "user", "assistant", or what else the template knows
+  std::string content;
+};
+
+class ChatTemplate {
+ public:
+  static constexpr absl::Duration kPatience = absl::Seconds(5);
+
+  // bos, eos: the texts of these tokens; empty: none.
+  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Create(const std::string& jinja,
+                                                              const std::string& bos,
+                                                              const std::string& eos);
+  // Of a model's files.
+  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Load(const std::string& model_path,
+                                                            const model::Checkpoint& checkpoint);
+  virtual ~ChatTemplate() = default;
+
+  // Up to where the assistant's answer begins.
+  virtual absl::StatusOr<std::string> Render(const std::vector<Message>& messages) = 0;
+
+  // The tokens of Render's text. A message's text is never a control token; InvalidArgument if the
+  // template makes that impossible to tell.
+  absl::StatusOr<std::vector<TokenId>> Encode(const std::vector<Message>& messages,
+                                              const model::Tokenizer& tokenizer);
+};
+
+}  // namespace carrel::http_api

@@ -12,7 +12,7 @@
 #include "common/thread_pool.h"
 #include "decoder/refine/host_rows.h"
 
-namespace carrel::tools {
+namespace carrel::library {
 
 absl::StatusOr<std::shared_ptr<const decoder::HostRows>> MapContextRows(
     const std::string& store_folder, const std::string& context, ThreadPool* pool);
@@ -20,4 +20,4 @@ absl::StatusOr<std::shared_ptr<const decoder::HostRows>> MapContextRows(
 // Whether a context has the codes that HostRows::StoredCodes gives. Reads its manifest alone.
 absl::StatusOr<bool> HasStoredCodes(const std::string& store_folder, const std::string& context);
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

@@ -1,4 +1,4 @@
-#include "tools/carrel/move_context.h"
+#include "library/move_context.h"
 
 #include <utility>
 
@@ -9,7 +9,7 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 
-namespace carrel::tools {
+namespace carrel::library {
 
 absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string& name,
                                const std::string& content_id) {
@@ -51,4 +51,4 @@ absl::StatusOr<v1::ImportReply> MoveContext(kvstore::Store& from, const std::str
   return moved;
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

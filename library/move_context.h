@@ -17,7 +17,7 @@ class ContextClient;
 class Store;
 }  // namespace carrel::kvstore
 
-namespace carrel::tools {
+namespace carrel::library {
 
 // Before hours are spent: OK if the server has no context of the name, or the one of this content
 // id (of an earlier run that was interrupted at its very end).
@@ -29,4 +29,4 @@ absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string
 absl::StatusOr<v1::ImportReply> MoveContext(kvstore::Store& from, const std::string& name,
                                             kvstore::ContextClient& to, Progress& progress);
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

@@ -1,11 +1,9 @@
-#include "tools/carrel/store_access.h"
+#include "library/store_access.h"
 
 #include <grpcpp/grpcpp.h>
 #include <sys/stat.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 
 #include "absl/strings/ascii.h"
 #include "absl/time/clock.h"
@@ -20,8 +18,9 @@
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
 #include "kvstore/service/server.h"
+#include "library/quiet_log.h"
 
-namespace carrel::tools {
+namespace carrel::library {
 namespace {
 
 constexpr absl::Duration kDeadline = absl::Seconds(10);
@@ -47,29 +46,28 @@ absl::StatusOr<std::string> ReadKeyFile(const std::string& path) {
 
 class RemoteStore final : public StoreAccess {
  public:
-  explicit RemoteStore(const StoreFlags& flags) : flags_(flags) {}
+  explicit RemoteStore(const StoreAddress& address) : address_(address) {}
 
   // The files are read for each connection: what was renewed meanwhile is used.
   absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override {
     return decoder::MakeResumingClient(
-        {.connect = [flags = flags_](absl::Duration within)
+        {.connect = [address = address_](absl::Duration within)
              -> absl::StatusOr<std::unique_ptr<decoder::StoreClient>> {
-           ASSIGN_OR_RETURN(const ServerLogin login, flags.Login());
-           return decoder::StoreClient::Connect(flags.server, within, login);
+           ASSIGN_OR_RETURN(const ServerLogin login, address.Login());
+           return decoder::StoreClient::Connect(address.server, within, login);
          },
-         .retry_for = flags_.retry_for,
+         .retry_for = address_.retry_for,
          .open_within = kDeadline,
-         .tell =
-             [](const std::string& what) { std::fprintf(stderr, "carrel: %s\n", what.c_str()); }});
+         .tell = address_.tell});
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
-    ASSIGN_OR_RETURN(const ServerLogin login, flags_.Login());
-    const auto channel = grpc::CreateChannel(flags_.server, decoder::CredentialsOf(login));
-    return std::make_unique<kvstore::ContextClient>(channel, flags_.server, kDeadline, login.key);
+    ASSIGN_OR_RETURN(const ServerLogin login, address_.Login());
+    const auto channel = grpc::CreateChannel(address_.server, decoder::CredentialsOf(login));
+    return std::make_unique<kvstore::ContextClient>(channel, address_.server, kDeadline, login.key);
   }
 
  private:
-  const StoreFlags flags_;
+  const StoreAddress address_;
 };
 
 class EmbeddedStore final : public StoreAccess {
@@ -86,6 +84,7 @@ class EmbeddedStore final : public StoreAccess {
     return std::make_unique<kvstore::ContextClient>(server_->InProcessChannel(),
                                                     "the embedded store", kDeadline);
   }
+  kvstore::Store* store() override { return &engine_->store(); }
 
  private:
   const std::unique_ptr<kvstore::Engine> engine_;
@@ -94,27 +93,7 @@ class EmbeddedStore final : public StoreAccess {
 
 }  // namespace
 
-void StoreFlags::Declare(CLI::App& command) {
-  command.add_option("--store", folder, "folder of a store, opened in this process");
-  DeclareServer(command);
-}
-
-void StoreFlags::DeclareServer(CLI::App& command) {
-  command.add_option("--server", server, "address of a carrel serve: unix:PATH or HOST:PORT");
-  command
-      .add_option("--tls-ca", tls.ca,
-                  "--server: TLS; certificates of the authorities that the server's must be of")
-      ->envname("CARREL_TLS_CA");
-  command
-      .add_option("--tls-cert", tls.certificate,
-                  "--tls-ca: certificate of our own, if the server wants one")
-      ->envname("CARREL_TLS_CERT");
-  command.add_option("--tls-key", tls.key, "key of --tls-cert")->envname("CARREL_TLS_KEY");
-  command.add_option("--key-file", key_file, "--server: file with the key that the server wants")
-      ->envname("CARREL_KEY_FILE");
-}
-
-absl::StatusOr<ServerLogin> StoreFlags::Login() const {
+absl::StatusOr<ServerLogin> StoreAddress::Login() const {
   ServerLogin login;
   if (tls.ca.empty() && !(tls.certificate.empty() && tls.key.empty())) {
     return absl::InvalidArgumentError("--tls-cert and --tls-key need --tls-ca");
@@ -133,18 +112,20 @@ absl::StatusOr<ServerLogin> StoreFlags::Login() const {
   return login;
 }
 
-absl::Status StoreFlags::Validate() const {
+absl::Status StoreAddress::Validate() const {
   if (folder.empty() != server.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(folder.empty()
                                         ? "one of --store FOLDER and --server ADDRESS is needed"
                                         : "only one of --store and --server can be given");
 }
 
-absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreFlags& flags,
+absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreAddress& address,
                                                                kvstore::StoreMode mode) {
-  RETURN_IF_ERROR(flags.Validate());
-  if (!flags.server.empty()) return std::make_unique<RemoteStore>(flags);
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store, kvstore::Store::Open(flags.folder, mode));
+  QuietLog();
+  RETURN_IF_ERROR(address.Validate());
+  if (!address.server.empty()) return std::make_unique<RemoteStore>(address);
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(address.folder, mode));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Engine> engine,
                    kvstore::Engine::Create(kvstore::EngineConfig(), std::move(store)));
   kvstore::ServerConfig config;
@@ -154,4 +135,4 @@ absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreFlags&
   return std::make_unique<EmbeddedStore>(std::move(engine), std::move(server));
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

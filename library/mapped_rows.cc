@@ -1,4 +1,4 @@
-#include "tools/carrel/mapped_rows.h"
+#include "library/mapped_rows.h"
 
 #include <utility>
 #include <vector>
@@ -17,7 +17,7 @@
 #include "kvstore/index/summary_table.h"
 #include "kvstore/storage/store.h"
 
-namespace carrel::tools {
+namespace carrel::library {
 namespace {
 
 using decoder::HeadCodes;
@@ -193,4 +193,4 @@ absl::StatusOr<bool> HasStoredCodes(const std::string& store_folder, const std::
   return HasCodeIndex(*stored);
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

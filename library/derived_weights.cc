@@ -1,4 +1,4 @@
-#include "tools/carrel/derived_weights.h"
+#include "library/derived_weights.h"
 
 #include <map>
 #include <utility>
@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "prefill/manifest_probe.h"
 
-namespace carrel::tools {
+namespace carrel::library {
 namespace {
 
 constexpr char kWeights[] = "weights_sha256";
@@ -62,4 +62,4 @@ std::string DescribeDerived(const DerivedWeights& derived) {
   return text;
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

@@ -1,10 +1,11 @@
-// What:      a store for a command: remote at an address, or embedded: the same service over a
-//            channel inside this process. Either way the rest speaks gRPC. With mapped_rows.h the
+// What:      a store for whoever decodes: remote at an address, or embedded: the same service over
+//            a channel inside this process. Either way the rest speaks gRPC. With mapped_rows.h the
 //            only place that joins decoder/ and kvstore/.
 // Errors:    NotFound no store in the folder; Unavailable no server at the address;
 //            FailedPrecondition locked by another process.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,31 +15,27 @@
 #include "common/server_login.h"
 #include "kvstore/storage/store.h"
 
-namespace CLI {
-class App;
-}
-
 namespace carrel::decoder {
 class StoreClient;
 }
 namespace carrel::kvstore {
 class ContextClient;
-}
+class Store;
+}  // namespace carrel::kvstore
 
-namespace carrel::tools {
+namespace carrel::library {
 
-struct StoreFlags {
+struct StoreAddress {
   std::string folder;
   std::string server;
   // Of clients that are decoders': how long a store that is gone is waited for; 0: not at all.
   absl::Duration retry_for = absl::ZeroDuration();
+  // Told when such a store is gone, and when it is back; null: nobody.
+  std::function<void(const std::string&)> tell;
   // Of --server.
   TlsFiles tls;  // certificate and key: our own
   std::string key_file;
 
-  void Declare(CLI::App& command);
-  // --server alone, and what it takes.
-  void DeclareServer(CLI::App& command);
   absl::Status Validate() const;  // exactly one is given
   // InvalidArgument, NotFound: the files; FailedPrecondition: a key that would travel in the clear.
   absl::StatusOr<ServerLogin> Login() const;
@@ -47,12 +44,14 @@ struct StoreFlags {
 class StoreAccess {
  public:
   // mode counts for an embedded store only.
-  static absl::StatusOr<std::unique_ptr<StoreAccess>> Open(const StoreFlags& flags,
+  static absl::StatusOr<std::unique_ptr<StoreAccess>> Open(const StoreAddress& address,
                                                            kvstore::StoreMode mode);
   virtual ~StoreAccess() = default;
 
   virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() = 0;
   virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() = 0;
+  // Of an embedded store: itself, as long as this lives; else null.
+  virtual kvstore::Store* store() { return nullptr; }
 };
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

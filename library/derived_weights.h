@@ -15,7 +15,7 @@ namespace carrel::v1 {
 class Manifest;
 }
 
-namespace carrel::tools {
+namespace carrel::library {
 
 struct DerivedWeights {
   std::string of_sha256;  // the weights that computed the context
@@ -31,4 +31,4 @@ absl::StatusOr<std::optional<DerivedWeights>> AcceptDerivedWeights(const v1::Man
 // One line for people.
 std::string DescribeDerived(const DerivedWeights& derived);
 
-}  // namespace carrel::tools
+}  // namespace carrel::library

@@ -1,0 +1,73 @@
+/* carrel/c.h is C, and what a C program does wrong is answered, not obeyed. */
+#include "carrel/c.h"
+
+#include <string.h>
+
+/* 0, or the line of the first expectation that does not hold. */
+#define EXPECT(condition) \
+  if (!(condition)) return __LINE__
+
+int CarrelCTest_BadInput(void) {
+  carrel_model* model = (carrel_model*)&model;
+  carrel_store* store = NULL;
+  carrel_reader* reader = NULL;
+  carrel_server* server = NULL;
+  EXPECT(strlen(carrel_version()) >= 5);
+  EXPECT(carrel_model_load("/nowhere/at/all", NULL, 0, &model) != 0);
+  EXPECT(model == NULL);
+  EXPECT(strstr(carrel_last_error(), "/nowhere/at/all") != NULL);
+  EXPECT(carrel_model_load(NULL, NULL, 0, &model) == 3);
+  EXPECT(strcmp(carrel_last_error(), "path is NULL") == 0);
+  EXPECT(carrel_model_load("/nowhere", NULL, 0, NULL) == 3);
+  EXPECT(carrel_store_open("/nowhere/at/all", 0, &store) == 5);
+  EXPECT(carrel_store_list(NULL, NULL, NULL) == 3);
+  EXPECT(carrel_reader_open(NULL, NULL, "x", NULL, &reader) == 3);
+  EXPECT(carrel_server_start("/nowhere/at/all", "nonsense", 1, &server) != 0);
+  carrel_model_free(NULL);
+  carrel_store_free(NULL);
+  carrel_reader_free(NULL);
+  carrel_answer_free(NULL);
+  carrel_session_free(NULL);
+  carrel_server_free(NULL);
+  return 0;
+}
+
+static int Stop(const char* text, size_t size, void* user) {
+  (void)text;
+  *(size_t*)user += size;
+  return 1;
+}
+
+/* A reader with options of a header that knew fewer of them, and an answer that its caller ends. */
+int CarrelCTest_Ask(const char* model_path, const char* folder, const char* context,
+                    const char* prompt) {
+  carrel_model* model = NULL;
+  carrel_store* store = NULL;
+  carrel_reader* reader = NULL;
+  carrel_answer* answer = NULL;
+  carrel_reader_options reader_options;
+  carrel_generate_options options;
+  size_t size = 0, count = 0, seen = 0;
+  EXPECT(carrel_model_load(model_path, NULL, 2, &model) == 0);
+  EXPECT(carrel_store_open(folder, 0, &store) == 0);
+  carrel_reader_options_init(&reader_options);
+  reader_options.zone = 9; /* beyond what `size` says: not looked at */
+  reader_options.size = offsetof(carrel_reader_options, zone);
+  EXPECT(carrel_reader_open(model, store, context, &reader_options, &reader) == 0);
+  EXPECT(carrel_generate(reader, prompt, strlen(prompt), NULL, &answer) == 0);
+  EXPECT(strlen(carrel_answer_text(answer, &size)) == size && size > 0);
+  EXPECT(carrel_answer_tokens(answer, &count) != NULL && count > 0);
+  carrel_answer_free(answer);
+  carrel_generate_options_init(&options);
+  options.on_text = Stop;
+  options.user = &seen;
+  EXPECT(carrel_generate(reader, prompt, strlen(prompt), &options, &answer) == 1);
+  EXPECT(answer == NULL && seen > 0);
+  reader_options.size = sizeof(reader_options);
+  carrel_reader_free(reader);
+  EXPECT(carrel_reader_open(model, store, context, &reader_options, &reader) == 3);
+  EXPECT(strstr(carrel_last_error(), "zone=9") != NULL);
+  carrel_store_free(store);
+  carrel_model_free(model);
+  return 0;
+}

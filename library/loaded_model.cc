@@ -1,0 +1,30 @@
+#include "library/loaded_model.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace carrel::library {
+
+absl::StatusOr<int> ResolveThreads(int threads) {
+  if (threads < 0 || threads > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat("threads=", threads, " is outside [0, 1024]"));
+  }
+  return threads > 0 ? threads
+                     : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+absl::StatusOr<std::shared_ptr<LoadedModel>> LoadedModel::Load(const std::string& path,
+                                                               const std::string& adapter,
+                                                               int threads) {
+  ASSIGN_OR_RETURN(const int count, ResolveThreads(threads));
+  std::shared_ptr<LoadedModel> loaded(new LoadedModel(count));
+  const model::DigestCache cache(model::DigestCache::DefaultFolder());
+  ASSIGN_OR_RETURN(loaded->checkpoint_,
+                   model::LoadCheckpoint(path, &loaded->pool_, adapter, &cache));
+  return loaded;
+}
+
+}  // namespace carrel::library

@@ -1,0 +1,33 @@
+// What:      a checkpoint and the threads that run it, shared by the decoders and prefills of one process.
+// Errors:    as model/checkpoint.h; InvalidArgument threads outside [0, 1024].
+// Ownership: what uses it keeps it.
+// Threads:   any.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "model/checkpoint.h"
+
+namespace carrel::library {
+
+// threads as given, or one per core for 0; InvalidArgument outside [0, 1024].
+absl::StatusOr<int> ResolveThreads(int threads);
+
+class LoadedModel {
+ public:
+  // threads: as ResolveThreads takes them.
+  static absl::StatusOr<std::shared_ptr<LoadedModel>> Load(const std::string& path,
+                                                           const std::string& adapter, int threads);
+  const model::Checkpoint& checkpoint() const { return checkpoint_; }
+  ThreadPool* pool() { return &pool_; }
+
+ private:
+  explicit LoadedModel(int threads) : pool_(threads - 1) {}
+  ThreadPool pool_;
+  model::Checkpoint checkpoint_;
+};
+
+}  // namespace carrel::library

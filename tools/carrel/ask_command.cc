@@ -7,6 +7,7 @@
 #include "common/status.h"
 #include "model/safetensors.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/lab.h"
 #include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/token_file.h"
@@ -40,7 +41,7 @@ void PrintStreamed(const std::string& text) {
   std::fflush(stdout);
 }
 
-nlohmann::json DerivedJson(const DerivedWeights& derived) {
+nlohmann::json DerivedJson(const library::DerivedWeights& derived) {
   const model::Derivation& seen = derived.seen;
   return {{"of_weights_sha256", derived.of_sha256},
           {"matrices", seen.matrices},
@@ -82,7 +83,7 @@ absl::Status RunAsk(AskFlags& flags) {
   }
   RETURN_IF_ERROR(flags.retrieval.Resolve());
   flags.retrieval.config.measure = flags.stats;
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, OpenDecoder::Create(flags.retrieval));
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags.retrieval));
   const model::Checkpoint& checkpoint = open->checkpoint();
   std::vector<TokenId> prompt;
   if (flags.prompt_tokens.empty()) {
@@ -150,17 +151,16 @@ void AddAsk(CLI::App& app, Run& chosen) {
   command.add_option("PROMPT", flags->prompt, "text that follows the document, as it is");
   flags->retrieval.Declare(command, /*context_required=*/false);
   command.add_option("--prompt-tokens", flags->prompt_tokens,
-                     "token ids instead of PROMPT: a JSON array");
+                     "instead of PROMPT: a file with a JSON array of ids");
   command.add_option(
       "--logits", flags->logits,
       "write the logits of every prompt and generated position to this safetensors file");
   command.add_flag("--ignore-eos", flags->ignore_eos,
                    "go on to --max-tokens whatever the model says");
-  command.add_flag(
-      "--stats", flags->stats,
-      "measure and print retrieval per layer (asks the store exactly beside every query)");
-  command.add_flag("--json", flags->json,
-                   "print one JSON object at the end instead of streaming text");
+  command.add_flag("--stats", flags->stats,
+                   "measure and print retrieval per layer, beside the answer");
+  command.add_flag("--json", flags->json, "one JSON object instead of streamed text");
+  MoveToLab(command, {"logits", "ignore-eos"});
   command.callback([flags, &chosen] { chosen = [flags] { return RunAsk(*flags); }; });
 }
 

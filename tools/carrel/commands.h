@@ -21,6 +21,7 @@ void AddSynth(CLI::App& app, Run& chosen);
 void AddKeys(CLI::App& app, Run& chosen);  // new, hash, check
 void AddServe(CLI::App& app, Run& chosen);
 void AddStats(CLI::App& app, Run& chosen);
+void AddApi(CLI::App& app, Run& chosen);
 void AddAsk(CLI::App& app, Run& chosen);
 void AddEval(CLI::App& app, Run& chosen);
 void AddNeedle(CLI::App& app, Run& chosen);

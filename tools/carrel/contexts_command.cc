@@ -13,7 +13,7 @@
 #include "tools/carrel/dump_rows.h"
 #include "tools/carrel/manifest_report.h"
 #include "tools/carrel/retrieval_flags.h"
-#include "tools/carrel/store_access.h"
+#include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
 namespace {
@@ -28,8 +28,8 @@ struct ContextsFlags {
 
 absl::Status RunLs(const ContextsFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
-                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::ListResponse list, client->List());
   std::fputs((flags.json ? ContextsJson(list) : ContextsTable(list)).c_str(), stdout);
@@ -42,8 +42,8 @@ absl::Status RunInspect(const ContextsFlags& flags) {
   if (!flags.rows.empty() && flags.store.folder.empty()) {
     return absl::InvalidArgumentError("--rows reads the stored rows and needs --store");
   }
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
-                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
   RETURN_IF_ERROR(kvstore::CheckContentId(flags.content_id, manifest));
@@ -58,8 +58,8 @@ absl::Status RunInspect(const ContextsFlags& flags) {
 
 absl::Status RunRm(const ContextsFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
-                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   RETURN_IF_ERROR(client->Delete(flags.name));
   if (flags.json) {

@@ -104,7 +104,7 @@ absl::Status RunEval(EvalFlags& flags) {
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.context = document.context;
     open.reset();  // one context in memory at a time
-    ASSIGN_OR_RETURN(open, OpenDecoder::Create(retrieval));
+    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval));
     const int64_t exact_before = tally.exact, right_before = tally.right;
     RETURN_IF_ERROR(Annotate(AskAll(retrieval, *open, flags.match, document.questions, show, tally),
                              absl::StrCat("context ", document.context)));

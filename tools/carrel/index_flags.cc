@@ -4,15 +4,16 @@
 
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
+#include "tools/carrel/lab.h"
 
 namespace carrel::tools {
 
 void IndexFlags::Declare(CLI::App& command) {
   command
-      .add_option("--index", kind,
-                  "flat (exact) | int8 (8 bits, the best exactly) | code (binary codes) | hnsw "
-                  "(graph) | ivf (inverted lists) | "
-                  "graph (from sampled queries) | auto (per head the cheapest that finds enough)")
+      .add_option(
+          "--index", kind,
+          "flat (exact) | int8 (8 bits, the best exactly) | code (binary codes) | auto (per "
+          "head the cheapest that finds enough); of the lab: hnsw, ivf, graph")
       ->capture_default_str();
   command
       .add_option(
@@ -43,6 +44,8 @@ void IndexFlags::Declare(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--auto-rows", automatic.wanted, "auto: rows of which it is the recall")
       ->capture_default_str();
+  MoveToLab(command, {"effort", "hnsw-m", "hnsw-ef-construction", "code-bits", "code-train",
+                      "code-scan", "ivf-lists", "auto-recall", "auto-rows"});
 }
 
 absl::Status IndexFlags::Resolve() {

@@ -4,9 +4,11 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "common/no_memory.h"
@@ -14,6 +16,8 @@
 #include "common/version.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
+#include "tools/carrel/help_format.h"
+#include "tools/carrel/lab.h"
 
 int main(int argc, char** argv) {
   // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently
@@ -29,6 +33,7 @@ int main(int argc, char** argv) {
       "carrel");
   app.set_version_flag("--version", absl::StrCat("carrel ", carrel::kVersion));
   app.require_subcommand(1);
+  app.formatter(carrel::tools::MakeHelpFormat());  // commands inherit it
   carrel::tools::AddConfigFile(app);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     return absl::StrCat("carrel: ", error.what(), "\nSee carrel ",
@@ -43,6 +48,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddKeys(app, chosen);
   carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);
+  carrel::tools::AddApi(app, chosen);
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddNeedle(app, chosen);
   carrel::tools::AddAudit(app, chosen);
@@ -55,7 +61,9 @@ int main(int argc, char** argv) {
     const auto known = app.get_subcommands(
         [&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; });
     if (argc > 1 && argv[1][0] != '-' && known.empty()) throw CLI::ExtrasError({argv[1]});
-    app.parse(argc, argv);
+    const std::optional<int> done =
+        carrel::tools::ParseWithLab(app, {argv + std::min(argc, 1), argv + argc});
+    if (done.has_value()) return *done;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }

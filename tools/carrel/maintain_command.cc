@@ -12,7 +12,7 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/store_access.h"
+#include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
 namespace {
@@ -50,8 +50,8 @@ void PrintVerified(const std::string& name, const v1::VerifyResponse& verified) 
 
 absl::Status RunVerify(const VerifyFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
-                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   std::vector<std::string> names;
   int64_t damaged = 0;

@@ -13,12 +13,13 @@
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
+#include "library/move_context.h"
 #include "prefill/prefill.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
-#include "tools/carrel/move_context.h"
+#include "tools/carrel/lab.h"
 #include "tools/carrel/retrieval_flags.h"
-#include "tools/carrel/store_access.h"
+#include "tools/carrel/store_flags.h"
 #include "tools/carrel/token_file.h"
 
 namespace carrel::tools {
@@ -131,14 +132,15 @@ bool IsComputed(const absl::StatusOr<v1::Manifest>& found, const model::Checkpoi
 absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens, kvstore::Store& store,
                                ThreadPool* pool) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> served,
-                   StoreAccess::Open({.server = flags.server}, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<library::StoreAccess> served,
+      library::StoreAccess::Open({.server = flags.server}, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client,
                    served->NewContextClient());
   const absl::StatusOr<v1::Manifest> found = store.GetManifest(flags.config.name);
   const bool computed = IsComputed(found, checkpoint, tokens);
   RETURN_IF_ERROR(
-      CheckNameIsFreeAt(*client, flags.config.name, computed ? found->content_id() : ""));
+      library::CheckNameIsFreeAt(*client, flags.config.name, computed ? found->content_id() : ""));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   if (!computed) {
     const absl::StatusOr<prefill::PrefillReport> report =
@@ -149,7 +151,7 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
     if (!flags.json) Print(flags, *report);
   }
   const absl::StatusOr<v1::ImportReply> moved =
-      MoveContext(store, flags.config.name, *client, progress);
+      library::MoveContext(store, flags.config.name, *client, progress);
   progress.Clear();
   if (!moved.ok()) {
     return Annotate(moved.status(), absl::StrCat("sending \"", flags.config.name, "\" to ",
@@ -267,6 +269,8 @@ void AddPrefill(CLI::App& app, Run& chosen) {
                    "discard an interrupted job of this name instead of going on with it");
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
+  MoveToLab(command, {"summaries", "attention", "key-position", "rope", "beyond-trained",
+                      "segment-tokens", "sampled-queries"});
   command.callback([flags, &chosen, summaries] {
     flags->summaries_given = summaries->count() > 0;
     chosen = [flags] { return RunPrefillCommand(*flags); };

@@ -9,18 +9,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/thread_pool.h"
 #include "decoder/config.h"
-#include "decoder/decoder.h"
-#include "model/checkpoint.h"
-#include "tools/carrel/derived_weights.h"
-#include "tools/carrel/store_access.h"
+#include "decoder/sampler.h"
+#include "library/loaded_model.h"
+#include "library/open_decoder.h"
+#include "tools/carrel/store_flags.h"
 
 namespace CLI {
 class App;
 }
 
 namespace carrel::tools {
+
+using library::OpenDecoder;
+using library::ResolveThreads;
 
 struct RetrievalFlags {
   std::string model_dir;
@@ -52,37 +54,24 @@ struct RetrievalFlags {
 
   // context_required: otherwise a command may run the model alone, without a store.
   void Declare(CLI::App& command, bool context_required);
+  // Parts of it, for a command that asks many contexts: which model, and how rows are retrieved.
+  void DeclareModel(CLI::App& command);
+  void DeclareRetrieval(CLI::App& command);
   absl::Status Resolve();  // texts into config
+  // Without a look at which context and store.
+  absl::Status ResolveFor(bool has_context);
 
  private:
+  void DeclareSelectionLab(CLI::App& command);
+  void DeclareZoneLab(CLI::App& command);
   absl::Status ResolveSelect();
 };
 
-// A decoder and what it needs to live.
-class OpenDecoder {
- public:
-  static absl::StatusOr<std::unique_ptr<OpenDecoder>> Create(const RetrievalFlags& flags);
-  const model::Checkpoint& checkpoint() const { return checkpoint_; }
-  decoder::Decoder& decoder() { return *decoder_; }
-  // What becomes of an attempt at answers: `status`, unless the weights, or rows mapped here, changed
-  // while it went on. DataLoss then (names the file): no answer of it counts.
-  absl::Status Confirm(const absl::Status& status) const;
-  // How rows are chosen here (decoder::DescribeRefine); empty where the store searches.
-  const std::string& refine() const { return refine_; }
-  // With --weights derived, where the weights are not the context's own.
-  const std::optional<DerivedWeights>& derived() const { return derived_; }
+// The store of the flags.
+absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalFlags& flags);
 
- private:
-  explicit OpenDecoder(int threads) : pool_(threads - 1) {}
-  absl::Status AcceptDerived(const std::string& context);
-  ThreadPool pool_;
-  model::Checkpoint checkpoint_;
-  std::unique_ptr<StoreAccess> store_;
-  std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
-  std::unique_ptr<decoder::Decoder> decoder_;
-  std::string refine_;
-  std::optional<DerivedWeights> derived_;
-};
+// The model of the flags, and a decoder of it over their context.
+absl::StatusOr<std::unique_ptr<library::OpenDecoder>> MakeDecoder(const RetrievalFlags& flags);
 
 // --content-id.
 void DeclareContentId(CLI::App& command, std::string& content_id);
@@ -100,8 +89,5 @@ absl::StatusOr<std::vector<TokenId>> EncodeText(
 
 // --device and --gpu-memory.
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory);
-
-// threads as given, or one per core for 0; InvalidArgument outside [0, 1024].
-absl::StatusOr<int> ResolveThreads(int threads);
 
 }  // namespace carrel::tools

@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/store_access.h"
+#include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
 namespace {
@@ -24,8 +24,8 @@ nlohmann::json ToJson(const v1::StatisticsResponse::Quantiles& q) {
 }
 
 absl::Status RunStats(const StatsFlags& flags) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
-                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::StatisticsResponse statistics, client->Statistics());
   if (flags.json) {

@@ -18,7 +18,7 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/context_stream.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/store_access.h"
+#include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
 namespace {
@@ -78,8 +78,8 @@ absl::StatusOr<int64_t> Send(kvstore::ContextClient& client, const v1::Manifest&
 // FILE appears whole or not at all.
 absl::Status RunExport(const TransferFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
-                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
   if (flags.file == "-") {
@@ -154,8 +154,8 @@ absl::Status RunImport(const TransferFlags& flags) {
   const absl::Cleanup close_it = [fd, from_file] {
     if (from_file) close(fd);
   };
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoreAccess> store,
-                   StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   StreamSource source(fd, path);
   Progress progress = ProgressOf(flags);

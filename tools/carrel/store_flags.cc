@@ -1,0 +1,28 @@
+#include "tools/carrel/store_flags.h"
+
+#include <CLI/CLI.hpp>
+
+namespace carrel::tools {
+
+void StoreFlags::Declare(CLI::App& command) {
+  command.add_option("--store", folder, "folder of a store, opened in this process");
+  DeclareServer(command);
+}
+
+void StoreFlags::DeclareServer(CLI::App& command) {
+  command.add_option("--server", server, "address of a carrel serve: unix:PATH or HOST:PORT");
+  command.add_option("--tls-ca", tls.ca, "--server: TLS, by these authorities; or $CARREL_TLS_CA")
+      ->envname("CARREL_TLS_CA");
+  command
+      .add_option("--tls-cert", tls.certificate,
+                  "our own, if the server wants one; $CARREL_TLS_CERT")
+      ->envname("CARREL_TLS_CERT");
+  command.add_option("--tls-key", tls.key, "key of --tls-cert; $CARREL_TLS_KEY")
+      ->envname("CARREL_TLS_KEY");
+  command
+      .add_option("--key-file", key_file,
+                  "file with the key that the server wants; $CARREL_KEY_FILE")
+      ->envname("CARREL_KEY_FILE");
+}
+
+}  // namespace carrel::tools

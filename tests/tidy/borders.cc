@@ -1,0 +1,169 @@
+// Borders inside the large folders. A room is a set of files; who may include whom stands in one table.
+// It was begun with what was true, and is to lose edges, not to gain them.
+#include <map>
+#include <regex>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "tests/tidy/rules.h"
+
+namespace carrel::tidy {
+namespace {
+
+struct Room {
+  const char* area;  // folder
+  const char* name;
+  const char* files;  // without extension, from the area; a '*' at the end is any ending
+  const char* may;    // rooms of the same area that it may include
+};
+
+constexpr Room kRooms[] = {
+    {"decoder", "values", "partial statistics wire sampler threshold output_error", ""},
+    {"decoder", "options", "config fidelity bank_plan refine/refine_config", ""},
+    {"decoder", "client", "store_client* resuming_client stalling_store row_stream context_rows",
+     "values"},
+    {"decoder", "window", "window cuda_window", ""},
+    {"decoder", "select", "refine/*", "options"},
+    {"decoder", "zone",
+     "zone zone_attention candidates row_cache cuda_zone* cuda_host_zone cuda_summaries "
+     "refine/host_zone",
+     "values options client window select"},
+    {"decoder", "forward",
+     "forward_pass cpu_forward_pass cuda_forward_pass no_cuda_forward_pass query_drift "
+     "retrieval_attention repositioned_attention sequence_attention",
+     "values options client window select zone"},
+    {"decoder", "decoder", "decoder", "values options client select zone forward"},
+
+    {"kvstore/index", "rows", "rows blob blob_header stored_*", ""},
+    {"kvstore/index", "summaries", "summaries summaries_header summary_table fidelity", "rows"},
+    {"kvstore/index", "training",
+     "accelerator faiss_gpu no_faiss_gpu partition hash_training small_matrices", "rows summaries"},
+    {"kvstore/index", "making summaries", "summaries_build", "rows summaries training"},
+    // index.cc knows every kind, until they are registered.
+    {"kvstore/index", "index", "index index_spec search_util auto_index",
+     "rows flat int8 code links ivf"},
+    {"kvstore/index", "flat", "flat", "rows index"},
+    // "links" here: for RowsCrc alone, which belongs into rows.h.
+    {"kvstore/index", "int8", "int8", "rows index links"},
+    {"kvstore/index", "code", "code code_*", "rows index training links"},
+    {"kvstore/index", "links", "hnsw* graph* link_index", "rows index training ivf"},
+    {"kvstore/index", "ivf", "ivf*", "rows index training links"},
+
+    {"model", "files",
+     "json_fields model_files digest_cache safetensors* gguf gguf_metadata "
+     "gguf_writer",
+     ""},
+    {"model", "config", "config rope_* gguf_config device", "files"},
+    {"model", "tokenizers",
+     "tokenizer* bpe_* byte_alphabet added_tokens plain_range unicode utf8 oniguruma pretokenizer "
+     "split_pattern sentencepiece_* gguf_tokenizer",
+     "files"},
+    {"model", "backends",
+     "backend cpu_backend cuda_backend cuda_weights adapter weights gguf_weights router "
+     "scratch_pool transformer",
+     "files config"},
+    {"model", "checkpoint", "checkpoint fingerprint weights_probe",
+     "files config tokenizers backends"},
+
+    // Of kernels every folder is a room, and all may include what lies beside them ("shared").
+    {"kernels", "shared", "", "packed_rows"},
+    {"kernels", "chunk_prune", "", "topk"},
+    {"kernels", "code_encode", "", "code_score"},
+    {"kernels", "hamming_score", "", "code_score"},
+    {"kernels", "hamming_topk", "", "hamming_score"},
+    {"kernels", "hip_select", "", "topk"},
+    {"kernels", "infinitehip_stage", "", "topk"},
+    {"kernels", "quantized_linear", "", "dequantize linear"},
+    {"kernels", "query_drift", "", "rope"},
+    {"kernels", "row_bank", "", "packed_rows"},
+    {"kernels", "sparse_attention", "", "dot_score group_score"},
+};
+
+// The part of a path below the area, without its extension; empty if it lies elsewhere.
+std::string Stem(absl::string_view area, absl::string_view path) {
+  if (!absl::ConsumePrefix(&path, area) || !absl::ConsumePrefix(&path, "/")) return "";
+  return std::string(path.substr(0, path.rfind('.')));
+}
+
+bool IsTestOrBench(absl::string_view path) {
+  for (const char* part : {"_test", "test_", "_bench", "bench_", "decode_case"}) {
+    if (absl::StrContains(path, part)) return true;
+  }
+  return false;
+}
+
+// The room of a file; the longest pattern wins. Empty if no room has it.
+std::string RoomOf(const std::string& area, const std::string& stem) {
+  if (area == "kernels") {
+    const size_t slash = stem.find('/');
+    return slash == std::string::npos ? "shared" : stem.substr(0, slash);
+  }
+  std::string found;
+  size_t longest = 0;
+  for (const Room& room : kRooms) {
+    if (room.area != area) continue;
+    for (absl::string_view pattern : absl::StrSplit(room.files, ' ')) {
+      const bool fits = absl::EndsWith(pattern, "*")
+                            ? absl::StartsWith(stem, absl::StripSuffix(pattern, "*"))
+                            : stem == pattern;
+      if (!fits || pattern.size() < longest) continue;
+      longest = pattern.size();
+      found = room.name;
+    }
+  }
+  return found;
+}
+
+bool May(const std::string& area, const std::string& from, const std::string& to) {
+  if (from == to || (area == "kernels" && to == "shared")) return true;
+  for (const Room& room : kRooms) {
+    if (room.area != area || room.name != from) continue;
+    for (absl::string_view name : absl::StrSplit(room.may, ' ')) {
+      if (name == to) return true;
+    }
+  }
+  return false;
+}
+
+void CheckFile(const std::string& area, const TextFile& file, Violations& violations) {
+  static const std::regex include("^\\s*#\\s*include \"([^\"]+)\"");
+  const std::string stem = Stem(area, file.path), from = RoomOf(area, stem);
+  if (from.empty()) {
+    violations.push_back(
+        At(file, 1, absl::StrCat("no room of ", area, " has it: add it in tests/tidy/borders.cc")));
+    return;
+  }
+  for (size_t i = 0; i < file.lines.size(); ++i) {
+    std::smatch match;
+    if (!absl::StrContains(file.lines[i], "#include \"") ||
+        !std::regex_search(file.lines[i], match, include)) {
+      continue;
+    }
+    const std::string target = Stem(area, match[1].str());
+    if (target.empty() || IsTestOrBench(target)) continue;
+    const std::string to = RoomOf(area, target);
+    if (!May(area, from, to)) {
+      violations.push_back(
+          At(file, i + 1,
+             absl::StrCat(area, ", ", from, " may not include ", to, " (", match[1].str(), ")")));
+    }
+  }
+}
+
+}  // namespace
+
+Violations CheckInnerBorders(const Tree& tree) {
+  Violations violations;
+  for (const TextFile& file : tree.files) {
+    if (!file.IsSource() || IsTestOrBench(file.path)) continue;
+    for (const char* area : {"decoder", "kvstore/index", "model", "kernels"}) {
+      if (!Stem(area, file.path).empty()) CheckFile(area, file, violations);
+    }
+  }
+  return violations;
+}
+
+}  // namespace carrel::tidy

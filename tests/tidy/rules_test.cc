@@ -1,0 +1,258 @@
+// Each rule fails on a small tree that breaks it, and holds on the same tree without the fault.
+#include "tests/tidy/rules.h"
+
+#include <filesystem>
+#include <initializer_list>
+#include <utility>
+
+#include "common/file.h"
+#include "common/test_util.h"
+
+namespace carrel::tidy {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Files = std::initializer_list<std::pair<std::string, std::string>>;
+
+// A made-up repository.
+Tree Make(Files files) {
+  const std::string root = FreshTempDir();
+  for (const auto& [path, text] : files) {
+    const std::filesystem::path at = std::filesystem::path(root) / path;
+    std::filesystem::create_directories(at.parent_path());
+    CARREL_EXPECT_OK(WriteFileAtomically(at.string(), text));
+  }
+  return ReadTree(root);
+}
+
+std::string Lines(int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += "  Work();\n";
+  return text;
+}
+
+TEST(TreeTest, WhatIsBuiltOrHidden_IsLeftOut) {
+  const Tree tree = Make({{"a.cc", "\n"},
+                          {"build/b.cc", "\n"},
+                          {".git/c.cc", "\n"},
+                          {".ci/run", "#!/bin/sh\n"},
+                          {"d/data.bin", "\n"}});
+  ASSERT_EQ(tree.files.size(), 2u);
+  EXPECT_NE(tree.Find(".ci/run"), nullptr);
+  EXPECT_NE(tree.Find("a.cc"), nullptr);
+  EXPECT_TRUE(tree.Exists("d/data.bin"));
+  EXPECT_FALSE(tree.Exists("build/b.cc"));
+}
+
+TEST(CodeOnlyTest, CommentsLiteralsAndDirectives_AreBlank) {
+  EXPECT_EQ(CodeOnly("a /* { \n */ b // }\n"), "a      \n    b     \n");
+  EXPECT_EQ(CodeOnly("x = \"}\\\"{\" + '{' + 1'000;"), "x =        +     + 1'000;");
+  EXPECT_EQ(CodeOnly("R\"x({ \")x\" y"), "           y");
+  EXPECT_EQ(CodeOnly("#define A {\\\n  {\nint b;"), "            \n   \nint b;");
+}
+
+TEST(FormatTest, FileThatIsNot_Fails) {
+  const std::string clang_format = ClangFormat();
+  if (clang_format.empty()) GTEST_SKIP() << "NO clang-format OF VERSION 14";
+  const std::pair<std::string, std::string> style = {".clang-format", "BasedOnStyle: Google\n"};
+  EXPECT_THAT(CheckFormat(Make({style, {"a.cc", "int a;\n"}}), clang_format), IsEmpty());
+  EXPECT_THAT(
+      CheckFormat(Make({style, {"a.cc", "int a;\n"}, {"b/c.h", "int  a ;\n"}}), clang_format),
+      ElementsAre(HasSubstr("b/c.h:1")));
+}
+
+TEST(FunctionsTest, Shapes_AreFound) {
+  const auto functions = FunctionsOf(
+      "namespace a::b {\n"
+      "template <typename T = int>\n"
+      "struct S final : T {\n"
+      " public:\n"
+      "  S() : x_{1}, y_(2) {\n"
+      "    if (x_) { y_ = 1; }\n"
+      "  }\n"
+      "  bool operator()(int i) const { return i; }\n"
+      "  int x_{3}, y_;\n"
+      "};\n"
+      "enum class E { kA };\n"
+      "constexpr int kTable[] = {1, 2};\n"
+      "__global__ void __launch_bounds__(256) Kernel(int* x) {\n"
+      "}\n"
+      "auto X::Get(std::vector<int> v = {}) -> int {\n"
+      "  const auto f = [&] { return 1; };\n"
+      "  return f();\n"
+      "}\n"
+      "TEST_F(SuiteTest, Thing_Works) {\n"
+      "}\n"
+      "}\n");
+  std::vector<std::string> found;
+  for (const Function& f : functions)
+    found.push_back(absl::StrCat(f.name, " ", f.first_line, " ", f.last_line));
+  EXPECT_THAT(found, ElementsAre("S 5 7", "operator 8 8", "Kernel 13 14", "X::Get 15 18",
+                                 "SuiteTest.Thing_Works 19 20"));
+}
+
+TEST(LengthTest, LongFunction_MustBeListed_AndShortOneMustNot) {
+  const std::string shortest = "void F() {\n" + Lines(68) + "}\n";
+  const std::string longer = "void F() {\n" + Lines(69) + "}\n";
+  EXPECT_THAT(CheckFunctionLengths(Make({{"a.cc", shortest}})), IsEmpty());
+  EXPECT_THAT(CheckFunctionLengths(Make({{"a.cc", longer}})),
+              ElementsAre(HasSubstr("a.cc:F: 71 lines")));
+  const auto listed = std::pair<std::string, std::string>(kLongFunctions, "a.cc:F  a kernel\n");
+  EXPECT_THAT(CheckFunctionLengths(Make({{"a.cc", longer}, listed})), IsEmpty());
+  EXPECT_THAT(CheckFunctionLengths(Make({{"a.cc", shortest}, listed})),
+              ElementsAre(HasSubstr("take it out")));
+  EXPECT_THAT(CheckFunctionLengths(Make({{"b.cc", shortest}, listed})),
+              ElementsAre(HasSubstr("there is no a.cc:F")));
+  EXPECT_THAT(CheckFunctionLengths(Make({{"a.cc", longer}, {kLongFunctions, "a.cc:F\n"}})),
+              ElementsAre(HasSubstr("needs a reason"), HasSubstr("71 lines")));
+}
+
+TEST(LengthTest, LongFile_MustBeListed_AndShortOneMustNot) {
+  const std::string longer(701, '\n'), shortest(700, '\n');
+  EXPECT_THAT(CheckFileLengths(Make({{"a.h", shortest}})), IsEmpty());
+  EXPECT_THAT(CheckFileLengths(Make({{"a.h", longer}})), ElementsAre(HasSubstr("701 lines")));
+  const auto listed = std::pair<std::string, std::string>(kLongFiles, "a.h  one table\n");
+  EXPECT_THAT(CheckFileLengths(Make({{"a.h", longer}, listed})), IsEmpty());
+  EXPECT_THAT(CheckFileLengths(Make({{"a.h", shortest}, listed})),
+              ElementsAre(HasSubstr("take it out")));
+}
+
+TEST(HeadersTest, Contract_IsDemanded) {
+  EXPECT_THAT(CheckHeaders(Make({{"a.h", "// What: a.\nint A();\n"}})), IsEmpty());
+  EXPECT_THAT(CheckHeaders(Make({{"a.h", "// A thing.\nint A();\n"}})),
+              ElementsAre(HasSubstr("a.h:1")));
+}
+
+TEST(HeadersTest, KeptReference_NeedsOwnership) {
+  for (const char* member :
+       {"const Pool& pool_;", "Engine* const engine_ ABSL_GUARDED_BY(mu_) = nullptr;",
+        "absl::string_view name_;", "absl::Span<const float> keys_;",
+        "const char* at_{nullptr};"}) {
+    const std::string text = absl::StrCat("// What: a.\nclass A {\n  ", member, "\n};\n");
+    EXPECT_THAT(CheckHeaders(Make({{"a.h", text}})), ElementsAre(HasSubstr("Ownership"))) << member;
+    EXPECT_THAT(
+        CheckHeaders(Make({{"a.h", "// What: a.\n// Ownership: not.\n" + text.substr(11)}})),
+        IsEmpty());
+  }
+  for (const char* other : {"std::unique_ptr<Pool> pool_;", "Pool* pool();", "int64_t count_ = 1;",
+                            "std::vector<const float*> keys_;"}) {
+    const std::string text = absl::StrCat("// What: a.\nclass A {\n  ", other, "\n};\n");
+    EXPECT_THAT(CheckHeaders(Make({{"a.h", text}})), IsEmpty()) << other;
+  }
+}
+
+TEST(ReadmesTest, EveryHeader_IsNamed) {
+  const std::string header = "// What: a.\n";
+  EXPECT_THAT(CheckReadmes(Make({{"a/x.h", header}, {"a/README.md", "`x.h`\n"}})), IsEmpty());
+  EXPECT_THAT(CheckReadmes(Make({{"a/x.h", header}, {"a/README.md", "`xx.h`\n"}})),
+              ElementsAre(HasSubstr("does not name x.h")));
+  EXPECT_THAT(CheckReadmes(Make({{"a/b/x.h", header}, {"a/README.md", "`b/` or\n"}})), IsEmpty());
+  EXPECT_THAT(CheckReadmes(Make({{"a/b/x.h", header}, {"a/README.md", "none\n"}})),
+              ElementsAre(HasSubstr("a/b/x.h:1")));
+}
+
+TEST(ReadmesTest, FileThatIsNotThere_IsNotNamed) {
+  const Tree tree = Make({{"a/x.h", ""},
+                          {"a/y_cuda.cu", ""},
+                          {"a/README.md", "`x.h`, `a/x.h`, `*_cuda.cu`, `carrel ask`, `x.cc`\n"}});
+  EXPECT_THAT(CheckNamedFiles(tree), ElementsAre(HasSubstr("there is no x.cc")));
+}
+
+TEST(LinksTest, DeadLink_AndDeadHeading_AreFound) {
+  const Tree tree =
+      Make({{"docs/a.md",
+             "# One, two\n[x](b.md) [y](b.md#in-short) [z](#one-two)\n"
+             "[h](https://host/x) [f](../run)\n"},
+            {"docs/b.md", "## In short\n"},
+            {"run", "#!/bin/sh\n"},
+            {"c.md", "[x](docs/c.md)\n[y](docs/b.md#in-long)\n```\n[z](none)\n```\n"}});
+  EXPECT_THAT(CheckLinks(tree), ElementsAre(HasSubstr("c.md:1: leads nowhere: docs/c.md"),
+                                            HasSubstr("c.md:2: no such heading")));
+}
+
+TEST(DecisionsTest, NumberWithoutPage_IsFound) {
+  const Tree tree = Make({{"docs/decisions/001-a.md", ""},
+                          {"a.cc", "// decision 001, docs/decisions/001, decisions 001 and 002\n"},
+                          {"b.md", "Why is in decision\n009.\n"}});
+  EXPECT_THAT(CheckDecisions(tree), ElementsAre(HasSubstr("a.cc:1: there is no decision 002"),
+                                                HasSubstr("b.md:1: there is no decision 009")));
+}
+
+TEST(SectionsTest, SectionOrDocumentThatIsNotThere_IsFound) {
+  const Tree tree =
+      Make({{"docs/formats.md", "## 1. Keys\n## Tables\nSee section 1 and section 7.\n"},
+            {"docs/methods.md", "## Claims\n"},
+            {"a.h", "// docs/formats.md, 1; formats.md, section 2; HATA, section 3\n"},
+            {"b.h", "// docs/formats.md, \"Tables\"; formats.md, \"Chairs\"\n"},
+            {"c.h", "// Source: methods F.\n"},
+            {"d.h", "// targets.md\n"},
+            {"e.h", "// (paper 001)\n"},
+            {"f.h", "// HiP (docs/methods.md), section 3; see out/bench/gpu.md\n"},
+            {"g.md", "In [formats](docs/formats.md), section 9, more.\n"}});
+  EXPECT_THAT(CheckSections(tree),
+              ElementsAre(HasSubstr("a.h:1: docs/formats.md has no section 2"),
+                          HasSubstr("b.h:1: docs/formats.md has no section Chairs"),
+                          HasSubstr("c.h:1: docs/methods.md has no section F"),
+                          HasSubstr("d.h:1: there is no document targets.md"),
+                          HasSubstr("docs/formats.md:3: there is no section 7"),
+                          HasSubstr("e.h:1: say which"),
+                          HasSubstr("g.md:1: docs/formats.md has no section 9")));
+}
+
+TEST(FlagsTest, StaleFlag_IsFound) {
+  const std::string page =
+      "## carrel ask\n```\n  --model TEXT  not --none\n  --top-k,--rows N\n```\n"
+      "```\nThe lab of carrel ask\n  want=rows\n      what travels\n  logits\n```\n"
+      "## carrel ls\n```\n  -j,--json  x\n```\n## carrel keys new\n```\n  --right T\n```\n";
+  const auto check = [&](const std::string& text, const std::string& foreign = "") {
+    return CheckFlags(Make({{kCliPage, page},
+                            {"a.md", text},
+                            {kForeignFlags, foreign},
+                            {"run", "#!/bin/sh\nx --quick\n"}}));
+  };
+  EXPECT_THAT(
+      check("With `--top-k` and `carrel ls --json`, `./run x --quick`, `carrel ls --help`\n"),
+      IsEmpty());
+  EXPECT_THAT(check("`keys new --right x`, `carrel ls | carrel ask --model`\n"), IsEmpty());
+  EXPECT_THAT(check("With `--stale`\n"),
+              ElementsAre(HasSubstr("a.md:1: nothing has a flag --stale")));
+  EXPECT_THAT(check("Not `--none`, `ask --want rows --rows 3`, `--what`\n"),
+              ElementsAre(HasSubstr("--none"), HasSubstr("--what")));
+  EXPECT_THAT(check("`carrel ls --top-k 3`\n"), ElementsAre(HasSubstr("carrel ls has no --top-k")));
+  EXPECT_THAT(check("`ls --model`, `ask --model` `--json`\n"),
+              ElementsAre(HasSubstr("carrel ls has no --model")));
+  EXPECT_THAT(check("```\n$carrel ls \\\n  --model x\n```\n"), ElementsAre(HasSubstr("a.md:3")));
+  EXPECT_THAT(check("`peer --ctx`\n", "--ctx  of a peer\n"), IsEmpty());
+  EXPECT_THAT(check("\n", "--ctx  of a peer\n"), ElementsAre(HasSubstr("take it out")));
+}
+
+TEST(BordersTest, IncludeAgainstTheTable_IsFound) {
+  const Tree tree = Make({{"decoder/zone.cc", "#include \"decoder/wire.h\"\n"},
+                          {"decoder/wire.cc", "// up:\n#include \"decoder/zone.h\"\n"},
+                          {"decoder/attic.h", "// What: none.\n"},
+                          {"kernels/topk/topk.cc", "#include \"kernels/rope/rope.h\"\n"},
+                          {"kernels/topk/topk.h", "#include \"kernels/rows-inl.h\"\n"},
+                          {"kernels/topk/topk_test.cc", "#include \"kernels/rope/rope.h\"\n"}});
+  EXPECT_THAT(CheckInnerBorders(tree),
+              ElementsAre(HasSubstr("decoder/attic.h:1: no room"),
+                          HasSubstr("decoder/wire.cc:2: decoder, values may not include zone"),
+                          HasSubstr("kernels/topk/topk.cc:1: kernels, topk may not include rope")));
+}
+
+TEST(OverruledTest, OneSidedWord_IsFound) {
+  const std::string old = "docs/decisions/001-a.md", young = "docs/decisions/002-b.md";
+  EXPECT_THAT(
+      CheckOverruled(Make({{old, "Replaced by [002](002-b.md).\n"}, {young, "Replaces 001.\n"}})),
+      IsEmpty());
+  EXPECT_THAT(CheckOverruled(Make({{old, "\n"}, {young, "Amends decision 001.\n"}})),
+              ElementsAre(HasSubstr("002-b.md:1: Amends 001, which does not say Amended by 002")));
+  EXPECT_THAT(
+      CheckOverruled(Make({{old, "Overruled by 002.\n"}, {young, "\n"}})),
+      ElementsAre(HasSubstr("001-a.md:1: Overruled by 002, which does not say Overrules 001")));
+}
+
+}  // namespace
+}  // namespace carrel::tidy

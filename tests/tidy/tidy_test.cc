@@ -1,0 +1,56 @@
+// The repository keeps its own rules (CONTRIBUTING.md). That each rule can fail is in rules_test.cc.
+#include "common/test_util.h"
+#include "tests/tidy/rules.h"
+
+namespace carrel::tidy {
+namespace {
+
+const Tree& Repository() {
+  static const Tree tree = ReadTree(CARREL_SOURCE_DIR);
+  return tree;
+}
+
+// One violation a line.
+MATCHER(Holds, "holds") {
+  for (const std::string& violation : arg) *result_listener << "\n  " << violation;
+  return arg.empty();
+}
+
+TEST(TidyTest, TheScan_SeesTheTree) {
+  EXPECT_GT(Repository().files.size(), 900u);
+  EXPECT_NE(Repository().Find("README.md"), nullptr);
+  EXPECT_NE(Repository().Find("run"), nullptr);
+  EXPECT_EQ(Repository().Find("build/release/build.ninja"), nullptr);
+}
+
+TEST(TidyTest, Sources_AreFormatted) {
+  const std::string clang_format = ClangFormat();
+  if (clang_format.empty())
+    GTEST_SKIP() << "NO clang-format OF VERSION 14: NOTHING WAS CHECKED. ./run deps installs it";
+  EXPECT_THAT(CheckFormat(Repository(), clang_format), Holds());
+}
+
+TEST(TidyTest, Functions_AreShort) { EXPECT_THAT(CheckFunctionLengths(Repository()), Holds()); }
+
+TEST(TidyTest, Files_AreShort) { EXPECT_THAT(CheckFileLengths(Repository()), Holds()); }
+
+TEST(TidyTest, Headers_AreContracts) { EXPECT_THAT(CheckHeaders(Repository()), Holds()); }
+
+TEST(TidyTest, Readmes_NameEveryHeader) { EXPECT_THAT(CheckReadmes(Repository()), Holds()); }
+
+TEST(TidyTest, FilesInDocuments_Exist) { EXPECT_THAT(CheckNamedFiles(Repository()), Holds()); }
+
+TEST(TidyTest, Links_LeadSomewhere) { EXPECT_THAT(CheckLinks(Repository()), Holds()); }
+
+TEST(TidyTest, Decisions_ThatAreNamed_Exist) { EXPECT_THAT(CheckDecisions(Repository()), Holds()); }
+
+TEST(TidyTest, Sections_ThatAreNamed_Exist) { EXPECT_THAT(CheckSections(Repository()), Holds()); }
+
+TEST(TidyTest, Flags_InDocuments_Exist) { EXPECT_THAT(CheckFlags(Repository()), Holds()); }
+
+TEST(TidyTest, InnerBorders_AreKept) { EXPECT_THAT(CheckInnerBorders(Repository()), Holds()); }
+
+TEST(TidyTest, OverruledDecisions_SaySo) { EXPECT_THAT(CheckOverruled(Repository()), Holds()); }
+
+}  // namespace
+}  // namespace carrel::tidy

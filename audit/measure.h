@@ -7,6 +7,7 @@
 //         error_h(S, R) = ||out_h(S) - out_h(R)|| / ||out_h(R)||  (||out_h(S)|| if out_h(R) = 0).
 // Units:  search_us is CPU time of the searching thread, median over the queries.
 // Errors: those of rows and indexes; Internal: an index returned rows outside the zone, or twice.
+// Ownership: keeps a reference to the queries, which outlive it.
 // Threads: a HeadMeasure is for one thread at a time; several may run at once.
 // Cost:   Create: one exact search and one attention over the zone per query; Measure: one search
 //         and one attention over top_k rows per query. Memory: about 2 head_dim floats per query

@@ -14,10 +14,10 @@
 #include "common/status.h"
 #include "decoder/decoder.h"
 #include "kvstore/storage/store.h"
+#include "library/store_access.h"
 #include "model/checkpoint.h"
 #include "prefill/prefill.h"
 #include "tools/carrel/questions.h"
-#include "tools/carrel/store_access.h"
 
 namespace carrel {
 namespace {
@@ -59,10 +59,10 @@ absl::Status Measure(const Case& c, const model::Checkpoint& checkpoint,
                      const std::vector<tools::Question>& questions, ThreadPool* pool) {
   constexpr const char* kWants[] = {"rows", "values", "attend"};
   constexpr const char* kPrefetches[] = {"off", "speculative", "verified"};
-  tools::StoreFlags flags;
+  library::StoreAddress flags;
   flags.folder = kStore;
-  ASSIGN_OR_RETURN(const std::unique_ptr<tools::StoreAccess> store,
-                   tools::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+                   library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient());
   decoder::RetrievalConfig config;
   config.top_k = c.top_k;

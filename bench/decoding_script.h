@@ -1,5 +1,6 @@
 // What: decoding against a kvstore without a model: the queries that prefill sampled, asked layer
 //       by layer over a socket as a decoder asks its own.
+// Ownership: keeps the script, which outlives it.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@ include(GoogleTest)
 add_library(carrel_flags INTERFACE)
 target_include_directories(carrel_flags INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_options(carrel_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers -fno-semantic-interposition>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # clang builds fuzzers alone; it warns of other things
   target_compile_options(carrel_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()

@@ -57,7 +57,8 @@ absl::Status SyncFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status WriteAndSync(const std::string& path, std::initializer_list<absl::string_view> pieces) {
+absl::Status WriteAndSync(const std::string& path,
+                          std::initializer_list<absl::string_view> pieces) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", path));
   absl::Cleanup close_fd = [fd] { close(fd); };
@@ -98,7 +99,8 @@ absl::Status ProbeRoom(const std::string& path, int64_t offset, int64_t bytes) {
   return ErrnoStatus(error, absl::StrCat(path, ": room for ", bytes, " bytes at ", offset));
 }
 
-absl::Status WriteFileAtomically(const std::string& path, std::initializer_list<absl::string_view> pieces) {
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::initializer_list<absl::string_view> pieces) {
   const std::string temporary = path + ".tmp";
   if (absl::Status status = WriteAndSync(temporary, pieces); !status.ok()) {
     unlink(temporary.c_str());

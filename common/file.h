@@ -19,7 +19,8 @@ inline constexpr int64_t kMostFileBytes = int64_t{1} << 30;
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes = kMostFileBytes);
 
 // Writes path.tmp (the pieces one after the other), syncs it, renames it over path and syncs the folder.
-absl::Status WriteFileAtomically(const std::string& path, std::initializer_list<absl::string_view> pieces);
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::initializer_list<absl::string_view> pieces);
 inline absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes) {
   return WriteFileAtomically(path, {bytes});
 }

@@ -55,7 +55,8 @@ TEST(FileTest, FullDisk_SaysSo) {
 TEST(ProbeRoomTest, RoomOrNone_LeavesNoFile) {
   const std::string folder = FreshTempDir();
   CARREL_EXPECT_OK(ProbeRoom(folder + "/file", 1 << 20, 1 << 16));
-  EXPECT_THAT(ProbeRoom(folder + "/file", 0, int64_t{1} << 60), StatusIs(absl::StatusCode::kResourceExhausted, folder + "/file: room for"));
+  EXPECT_THAT(ProbeRoom(folder + "/file", 0, int64_t{1} << 60),
+              StatusIs(absl::StatusCode::kResourceExhausted, folder + "/file: room for"));
   EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 

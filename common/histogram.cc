@@ -23,7 +23,8 @@ Histogram::Summary Histogram::Summarise() const {
   std::array<int64_t, kBuckets> counts;
   Summary summary;
   for (int i = 0; i < kBuckets; ++i) {
-    counts[static_cast<size_t>(i)] = buckets_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
+    counts[static_cast<size_t>(i)] =
+        buckets_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
     summary.count += counts[static_cast<size_t>(i)];
   }
   if (summary.count == 0) return summary;

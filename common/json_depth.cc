@@ -16,8 +16,8 @@ absl::Status CheckJsonDepth(absl::string_view text, absl::string_view where) {
       in_string = true;
     } else if (c == '[' || c == '{') {
       if (++depth > kMaxJsonDepth) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            where, ": JSON nests deeper than ", kMaxJsonDepth, " levels at byte ", i));
+        return absl::InvalidArgumentError(
+            absl::StrCat(where, ": JSON nests deeper than ", kMaxJsonDepth, " levels at byte ", i));
       }
     } else if (c == ']' || c == '}') {
       --depth;

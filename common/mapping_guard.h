@@ -6,6 +6,7 @@
 // Edge:   a SIGBUS elsewhere is named on stderr and passed to the handler that was there before
 //         (the default: the process ends by the signal). The handler is installed with the first
 //         guard; who installs another one later takes this one's place.
+// Ownership: a guard owns its place in the table; the table is never freed.
 // Threads: any. The handler takes no lock and no memory.
 // Cost:   a guard is some 40 bytes that are used again, never freed.
 #pragma once

@@ -13,7 +13,8 @@
 namespace carrel {
 
 std::string FormatClock(absl::Duration duration) {
-  const int64_t seconds = std::llround(absl::ToDoubleSeconds(std::max(duration, absl::ZeroDuration())));
+  const int64_t seconds =
+      std::llround(absl::ToDoubleSeconds(std::max(duration, absl::ZeroDuration())));
   if (seconds >= 3600) {
     return absl::StrFormat("%d:%02d:%02d", seconds / 3600, seconds / 60 % 60, seconds % 60);
   }
@@ -32,9 +33,12 @@ std::string FormatBytes(int64_t bytes) {
   return absl::StrFormat("%.*f %s", value < 10 ? 2 : value < 100 ? 1 : 0, value, kUnits[unit]);
 }
 
-Progress::Mode Progress::ModeFor(FILE* stream) { return isatty(fileno(stream)) ? Mode::kTerminal : Mode::kLines; }
+Progress::Mode Progress::ModeFor(FILE* stream) {
+  return isatty(fileno(stream)) ? Mode::kTerminal : Mode::kLines;
+}
 
 void Progress::Update(double share, const std::string& text) {
+  Tell(share, text);
   if (mode_ != Mode::kTerminal) return;
   const absl::Time now = absl::Now();
   if (now - last_draw_ < absl::Milliseconds(100)) return;
@@ -42,7 +46,16 @@ void Progress::Update(double share, const std::string& text) {
   Draw(share, text);
 }
 
+void Progress::Tell(double share, const std::string& text) {
+  if (!tell_) return;
+  const absl::Time now = absl::Now();
+  if (now - last_draw_ < absl::Milliseconds(100)) return;
+  last_draw_ = now;
+  tell_(share, text);
+}
+
 void Progress::Step(double share, const std::string& text) {
+  Tell(share, text);
   if (mode_ == Mode::kTerminal) {
     last_draw_ = absl::Now();
     Draw(share, text);
@@ -54,7 +67,8 @@ void Progress::Step(double share, const std::string& text) {
 
 void Progress::Draw(double share, const std::string& text) {
   winsize size{};
-  const int columns = ioctl(fileno(stream_), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  const int columns =
+      ioctl(fileno(stream_), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
   constexpr int kBar = 24;
   const int filled = static_cast<int>(std::clamp(share, 0.0, 1.0) * kBar);
   std::string line = absl::StrFormat("%3.0f%% [", 100 * share);

@@ -1,11 +1,14 @@
 // What:    where a long job stands, for a person: a bar redrawn in place on a terminal, a plain line
 //          per step elsewhere.
+// Ownership: the stream outlives it and is not closed.
 // Threads: one.
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 
@@ -21,6 +24,9 @@ class Progress {
   // Draws on `stream` (usually stderr); `terminal` decides the form. quiet draws nothing.
   enum class Mode : uint8_t { kQuiet = 0, kLines = 1, kTerminal = 2 };
   explicit Progress(Mode mode, FILE* stream = stderr) : mode_(mode), stream_(stream) {}
+  // Draws nothing, but tells: the share, and the text of Update and Step, at most ten times a second.
+  explicit Progress(std::function<void(double, const std::string&)> tell)
+      : mode_(Mode::kQuiet), stream_(stderr), tell_(std::move(tell)) {}
   ~Progress() { Clear(); }
   // kTerminal if the stream is one, else kLines.
   static Mode ModeFor(FILE* stream);
@@ -34,8 +40,10 @@ class Progress {
 
  private:
   void Draw(double share, const std::string& text);
+  void Tell(double share, const std::string& text);
   const Mode mode_;
   FILE* const stream_;
+  const std::function<void(double, const std::string&)> tell_;
   absl::Time last_draw_ = absl::InfinitePast();
   bool drawn_ = false;
 };

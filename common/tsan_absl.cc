@@ -103,7 +103,8 @@ bool WaitUntil(void* object, absl::Mutex* mutex, absl::Time deadline) {
   const uint64_t all = signals.all;
   ++signals.waiting;
   mutex->Unlock();
-  const bool woken = signals.changed.wait_until(held, ToClock(deadline), [&] { return signals.all != all || signals.tickets > 0; });
+  const bool woken = signals.changed.wait_until(
+      held, ToClock(deadline), [&] { return signals.all != all || signals.tickets > 0; });
   if (woken && signals.all == all) --signals.tickets;
   --signals.waiting;
   if (signals.tickets > signals.waiting) signals.tickets = signals.waiting;
@@ -131,8 +132,12 @@ void Mutex::Await(const Condition& condition) {
   while (!AwaitUntil(this, condition, InfiniteFuture())) {
   }
 }
-bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) { return AwaitUntil(this, condition, Now() + timeout); }
-bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) { return AwaitUntil(this, condition, deadline); }
+bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
+  return AwaitUntil(this, condition, Now() + timeout);
+}
+bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
+  return AwaitUntil(this, condition, deadline);
+}
 void Mutex::LockWhen(const Condition& condition) {
   Lock();
   Await(condition);
@@ -159,9 +164,15 @@ bool Mutex::ReaderLockWhenWithDeadline(const Condition& condition, Time deadline
 }
 
 CondVar::~CondVar() { Destroy<Signals>(this); }
-void CondVar::Wait(Mutex* mutex) { WaitUntil(this, mutex, InfiniteFuture()); }  // may wake spuriously, as callers expect
-bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) { return WaitUntil(this, mutex, Now() + timeout); }
-bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) { return WaitUntil(this, mutex, deadline); }
+void CondVar::Wait(Mutex* mutex) {
+  WaitUntil(this, mutex, InfiniteFuture());
+}  // may wake spuriously, as callers expect
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
+  return WaitUntil(this, mutex, Now() + timeout);
+}
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
+  return WaitUntil(this, mutex, deadline);
+}
 void CondVar::Signal() {
   Signals& signals = Of<Signals>(this);
   std::unique_lock<std::mutex> held(signals.mu);
@@ -205,5 +216,6 @@ extern "C" const char* __tsan_default_suppressions() {
          "race:rocksdb::Version::Unref\n"
          "race:absl::debian3::time_internal::cctz::time_zone::Impl::LoadTimeZone\n"
          "race:absl::debian3::Status::Unref\n"  // its count is the library's
-         "race:absl::debian3::inlined_vector_internal::Storage<absl::debian3::status_internal::Payload\n";
+         "race:absl::debian3::inlined_vector_internal::Storage<absl::debian3::status_internal::"
+         "Payload\n";
 }

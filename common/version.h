@@ -1,3 +1,4 @@
+// What: the version of the program.
 #pragma once
 
 namespace carrel {

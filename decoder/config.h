@@ -127,7 +127,7 @@ bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 
 // Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first
-// sparse layer to 3/2 top_k in the last (paper 001, its figure on per-layer budgets), or more
+// sparse layer to 3/2 top_k in the last (docs/methods.md, layer budgets), or more
 // where the entropy of a layer's attention is low (in proportion to exp(-entropy / 4)). Dense
 // layers get kAllRows, and so does any layer whose share covers the zone. Under kFidelity a layer's
 // number is that of the KV head that gets most.

@@ -5,7 +5,7 @@
 // Math:      that of cuda_zone.h, bit for bit, whatever the banks hold: a bank decides where a row
 //            is read, never which.
 // Source:    HATA-off and Double Sparsity's double buffer (prefetch), the banks of HiP and
-//            InfiniteHiP (methods.md B to E).
+//            InfiniteHiP (docs/methods.md).
 // Shapes:    those of cuda_zone_rows.h.
 // Ownership: keeps neither client nor rows.
 // Errors:    ResourceExhausted device or pinned memory; those of the store while it is filled.

@@ -3,6 +3,8 @@
 //         field); NotFound no such context; Unavailable no store; InvalidArgument a config, prompt
 //         or token id out of bounds, a sequence longer than max_position_embeddings; what the store
 //         answers.
+// Ownership: checkpoint and pool outlive it, and are shared; it owns its client, and its share of
+//         host_rows.
 // Threads: one at a time. Many decoders share one Weights and one ThreadPool.
 #pragma once
 

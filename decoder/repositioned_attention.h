@@ -6,7 +6,7 @@
 //         stands where the query does, and what would be further away than L stands at the far end.
 //         While rows are chosen keys stand elsewhere (refine/refiner.h, KeyPlacement):
 //         chunk-indexed in layers 0 to 2, relative-style after.
-// Source: InfiniteHiP (docs/methods.md, C): StreamingLLM-style positions of the attention, its
+// Source: InfiniteHiP (docs/methods.md): StreamingLLM-style positions of the attention, its
 //         appendix D on layers. Differs: a layer that attends to all rows of a context longer than
 //         L lets the earliest share a position; the paper has no such layer.
 // Edge:   every row chosen and T <= L: dense attention with the model's own positions.

@@ -3,6 +3,7 @@
 // Math:   out = merge(window attention, zone attention): sink, local and new rows are disjoint from
 //         the zone, so with every zone row retrieved this is dense attention up to rounding (the
 //         master test, tests/master_test.cc).
+// Ownership: client and pool outlive it.
 // Threads: one caller; the pool shares the window's work.
 #pragma once
 

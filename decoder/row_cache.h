@@ -2,7 +2,7 @@
 //         head. Queries name the rows held, and only the others travel (retrieval.proto, held).
 // Math:   kernels/row_bank: least recently used first, one use per token and KV head, of the rows
 //         that its reply selected. Layers that attend to every row stream them and hold none here.
-// Source: methods.md F.
+// Source: docs/decisions/022.
 // Edge:   a reply that selects more rows than a head has slots (range, mass) is attended and not
 //         kept. Of several tokens in one reply, a row that an earlier one pushed out is not kept
 //         again: its bytes are gone.

@@ -1,6 +1,7 @@
 // What:   reads a range of rows of a layer from the store in order, a few requests ahead: the
 //         window at open, and dense layers under want = ROWS.
 // Errors: those of the store; DataLoss a reply that does not continue where the last one ended.
+// Ownership: the client outlives it.
 // Cost:   at most kRequestsAhead * Limits.max_fetch_rows rows are held.
 #pragma once
 

@@ -287,13 +287,13 @@ absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::Connect(const std::str
                                                                   absl::Duration deadline,
                                                                   const ServerLogin& login) {
   const absl::Time until = absl::Now() + deadline;
-  const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
-      address, CredentialsOf(login), MakeChannelArguments());
+  const std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments());
   if (!channel->WaitForConnected(absl::ToChronoTime(until))) {
     return absl::UnavailableError(absl::StrCat("connect to ", address, ": no server within ",
                                                absl::FormatDuration(deadline), HintOf(login)));
   }
-  absl::StatusOr<std::unique_ptr<StoreClient>> client = 
+  absl::StatusOr<std::unique_ptr<StoreClient>> client =
       OverChannel(channel, until - absl::Now(), login.key);
   if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
   return client;

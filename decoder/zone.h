@@ -2,7 +2,7 @@
 //          where that is possible, and turns replies into (out, lse).
 //          Per layer and block of tokens: Prefetch (optional, with approximate queries, while the
 //          layer before computes), Start (true queries), Finish.
-// Source:  methods F.
+// Source:  decisions 005 and 026.
 //          speculative: candidates asked with q~ are refined with the true q: want = ROWS here,
 //          otherwise at the store (among_candidates_of).
 //          verified: they are used only where cos(q~, q) reaches the layer's threshold; below it
@@ -10,6 +10,7 @@
 //          tokens: the least cosine from which on the candidates held verified_hit_rate of the true
 //          top_k on average (docs/decisions).
 // Math:    dense layers read every row of the zone: the result is exact attention over it.
+// Ownership: client, pool and statistics outlive it.
 // Threads: one.
 #pragma once
 

@@ -29,8 +29,8 @@ class Backend {
   virtual absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n,
                                   Position first_position, float* q, float* k, float* v) = 0;
 
-  // q alone: with the hidden state that enters an *earlier* layer this is the approximate query of
-  // methods F.
+  // q alone: with the hidden state that enters an *earlier* layer this is the approximate query that
+  // asks ahead (docs/decisions/026).
   virtual absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n,
                                     Position first_position, float* q) = 0;
 

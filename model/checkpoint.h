@@ -19,11 +19,12 @@
 
 namespace carrel::model {
 
+// Copies share weights, adapter and tokenizer.
 struct Checkpoint {
   ModelConfig config;
   std::shared_ptr<const Weights> weights;
   std::shared_ptr<const Adapter> adapter;                        // null: none
-  std::unique_ptr<Tokenizer> tokenizer;                          // null if the folder has none
+  std::shared_ptr<const Tokenizer> tokenizer;                    // null if the folder has none
   std::vector<std::pair<std::string, std::string>> fingerprint;  // ordered by name
   std::shared_ptr<const ModelFilesWatch> files;  // null: its tensors are in no files
 

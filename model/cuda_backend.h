@@ -9,6 +9,7 @@
 //            [n, vocab_size] f32; contiguous device memory. n <= block_tokens.
 // Errors:    Create: Unimplemented a shape that no kernel has (names it); ResourceExhausted device
 //            memory; Unavailable no device. Later: what CUDA says.
+// Ownership: owns weights and scratch; pointers between them are its own.
 // Threads:   one caller at a time. Every call enqueues on one stream and returns; all but Create
 //            can be captured in a graph once they ran before with the same n.
 // Cost:      Create allocates everything: weights and Bytes() - weights of scratch.

@@ -1,6 +1,6 @@
 // What:   what makes the K and V of two runs interchangeable, as named values: the model (config
 //         and weights), the tokenizer, and the conventions under which rows are stored.
-// Source: architecture.md, section 4. The token ids of the document are not part of it: they belong
+// Source: docs/architecture.md, section 5. The token ids of the document are not part of it: they belong
 //         to a context, not to a model.
 // Edge:   tokenizer_sha256 empty (a model without a tokenizer) becomes "none".
 #pragma once

@@ -79,7 +79,8 @@ class GgufReader {
     gguf.path_ = path;
     gguf.metadata_.where_ = path;
     std::error_code ignored;
-    if (std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored)) {
+    if (std::filesystem::exists(path, ignored) &&
+        !std::filesystem::is_regular_file(path, ignored)) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
     }
     ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file, MappedFile::Open(path));

@@ -2,6 +2,7 @@
 //         value and the bound.
 // Edge:   "null" counts as absent for the ...Or readers, as transformers treats it.
 // Errors: InvalidArgument malformed or too deeply nested JSON, a field that is absent, of another type or out of range.
+// Ownership: keeps a reference to the object, which outlives it.
 #pragma once
 
 #include <cstdint>

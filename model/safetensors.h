@@ -42,7 +42,7 @@ class Safetensors {
   bool Has(absl::string_view name) const;
   const std::map<std::string, TensorView, std::less<>>& tensors() const {
     return tensors_;
-  }  // ordered by name
+  }                                                   // ordered by name
   const ModelFiles& files() const { return files_; }  // none of Of
 
  private:

@@ -1,6 +1,7 @@
 // What:   buffers of one size that threads borrow for a unit of work. As many exist as were ever
 //         borrowed at once; in steady state nothing is allocated.
 // Edge:   a buffer's content is unspecified.   Threads: every method may be called concurrently.
+// Ownership: the pool outlives what is borrowed.
 #pragma once
 
 #include <cstdint>

@@ -386,7 +386,8 @@ class FakeTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return 100; }
 
  protected:
-  absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view, Dropped*) const override {
+  absl::StatusOr<std::vector<TokenId>> EncodeText(absl::string_view, Dropped*,
+                                                  absl::Span<const PlainRange>) const override {
     return std::vector<TokenId>();
   }
 

@@ -1,6 +1,6 @@
 // What:   which earlier tokens a token of the document attends to while it is prefilled, and where
 //         keys stand then and in the store. Attention is written "NAME" or "NAME:key=value,..".
-// Source: docs/methods.md, B and C.
+// Source: docs/methods.md.
 // Errors: InvalidArgument an unknown name or key, a value outside its bounds, what does not go
 //         together: names it.
 #pragma once

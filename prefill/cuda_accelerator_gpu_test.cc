@@ -324,8 +324,8 @@ TEST_F(CudaSummariesGpuTest, Summaries_EstimateAsTheCpus) {
       }
       errors[accelerated] = ErrorOf(*summaries, seed);
     }
-    std::cout << count << " rows of " << d << ": relative error of estimates, CPU "
-              << errors[0] << ", GPU " << errors[1] << std::endl;
+    std::cout << count << " rows of " << d << ": relative error of estimates, CPU " << errors[0]
+              << ", GPU " << errors[1] << std::endl;
     EXPECT_LT(errors[1], 1.05 * errors[0] + 0.02);
     EXPECT_TRUE(count == 1 || blobs[0] != blobs[1]) << "the GPU made none";
   }

@@ -4,8 +4,8 @@
 //         entropy = -sum p ln p (nats);
 //         keys_for_75_mass = the least number of keys whose p sum to 0.75.
 //         Both are means over the samples.
-// Source: top-k decoding (paper 001), the attention statistics of its section on choosing k; per q
-//         head here.
+// Source: top-k decoding (docs/methods.md), the attention statistics of its section on choosing k;
+//         per q head here.
 // Cost:   samples * q_heads * tokens / 2 scores.
 #pragma once
 

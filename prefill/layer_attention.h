@@ -3,6 +3,7 @@
 //         model::Transformer.
 // Shapes: rows of the layer are kept as [kv_heads][tokens, head_dim] f32: attention is computed on
 //         what the model computed, before K and V are rounded to bf16.
+// Ownership: the pool outlives it.
 // Threads: one caller; the work is spread over the pool.
 // Cost:   8 bytes * tokens * kv_heads * head_dim of memory for the one layer.
 #pragma once

@@ -1,6 +1,7 @@
 // What:   what one layer leaves behind when every token has passed it, as it will be stored.
 // Shapes: k, v [kv_heads] of [tokens, head_dim] bf16; queries [kv_heads] of [samples, group,
 //         head_dim] f32 at sample_positions, after RoPE; query_drift [q_heads, head_dim] f32.
+// Ownership: a RowArray owns its memory.
 #pragma once
 
 #include <cstdint>

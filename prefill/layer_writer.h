@@ -1,6 +1,7 @@
 // What:    turns a finished layer into its SST files, beside the forward pass: index, summaries,
 //          head statistics, segments, sync, then the layer's fragment of the manifest.
 // Errors:  the first failure stops the writer; Submit and Finish return it.
+// Ownership: staging, pool and accelerator outlive it.
 // Threads: one producer; `writers` threads of its own, which share the pool for index building. One
 //          suffices a CPU; a GPU computes layers faster than one thread writes them.
 //

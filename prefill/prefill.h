@@ -1,7 +1,7 @@
 // What:   the prefill job: document -> hidden states -> layer by layer K, V, index, SST -> one
 //         published context.
-// Source: layer-major order (architecture section 7): all tokens pass layer l before any passes
-//         l + 1, so that a layer's K and V are final at once.
+// Source: layer-major order (docs/architecture.md, section 1): all tokens pass layer l before any
+//         passes l + 1, so that a layer's K and V are final at once.
 // Errors: AlreadyExists the name is taken; InvalidArgument an empty document, one longer than
 //         max_position_embeddings, a token outside the vocabulary; Unavailable no GPU,
 //         ResourceExhausted one with too little memory, FailedPrecondition a build without CUDA, if

@@ -9,7 +9,7 @@
 //         rope infinitehip: what a block attends to stands at consecutive positions from 0 on, in
 //         the order of the document, and its tokens after that (StreamingLLM-style); while rows are
 //         chosen keys stand as model/rope_mode.h says.
-// Source: HiP, section 3; InfiniteHiP, section 3 and appendix F (docs/methods.md, B and C).
+// Source: HiP, section 3; InfiniteHiP, section 3 and appendix F (docs/methods.md).
 //         Differs: one choice per KV head (decision 004); stride_q asks fewer queries.
 // Edge:   while there are no more than `rows` tokens to choose from, all of them are attended:
 //         dense attention up to rounding.

@@ -7,6 +7,7 @@
 //         along the whitened difference of one key from the others until that key stands out so
 //         far. Last, the queries of a head are scaled until their mean entropy, at the positions
 //         where the source's was measured, is the source's.
+// Ownership: keeps a reference to the model, which outlives it.
 // Threads: const methods are reentrant. Rows depend on seed and position only.
 #pragma once
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "absl/strings/str_split.h"
 #include "kvstore/storage/store_test_util.h"
 #include "tests/cli_world.h"
 
@@ -14,14 +15,16 @@ constexpr int kFailed = 1;
 constexpr int kBad = 2;
 using nlohmann::json;
 
-const Args kRetrievalFlags = {
-    "--model",         "--context",    "--store",        "--server",    "--top-k",
-    "--sink",          "--local",      "--dense-layers", "--budget",    "--prefetch",
-    "--want",          "--max-tokens", "--threads",      "--stats",     "--json",
-    "--temperature",   "--top-p",      "--seed",         "--effort",    "--oversample",
-    "--select",        "--max-rows",   "--estimate",     "--zone",      "--refine",
-    "--bank-bytes",    "--bank-map",   "--bank-ahead",   "--row-cache", "--adapter",
-    "--missing-bytes", "--fidelity",   "--target-error", "--content-id"};
+const Args kRetrievalFlags = {"--model",         "--context",     "--store",        "--server",
+                              "--top-k",         "--max-tokens",  "--threads",      "--stats",
+                              "--json",          "--temperature", "--top-p",        "--seed",
+                              "--zone",          "--adapter",     "--lab",          "--fidelity",
+                              "--missing-bytes", "--content-id",  "--target-error", "--device"};
+
+const Args kRetrievalLab = {"sink",      "local",  "dense-layers",   "budget",        "prefetch",
+                            "want",      "effort", "oversample",     "select",        "max-rows",
+                            "estimate",  "method", "bank-bytes",     "bank-map",      "bank-ahead",
+                            "row-cache", "rope",   "beyond-trained", "gpu-new-tokens"};
 
 TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const struct {
@@ -33,19 +36,17 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
         "rm", "verify", "upgrade", "export", "import", "--version"}},
       {{"prefill"},
        {"--model", "--adapter", "--missing-bytes", "--input", "--tokens", "--store", "--name",
-        "--index", "--hnsw-m", "--hnsw-ef-construction", "--effort", "--segment-tokens",
-        "--sampled-queries", "--threads", "--restart", "--quiet", "--json", "flat", "hnsw"}},
+        "--index", "--threads", "--restart", "--quiet", "--json", "flat", "hnsw", "--lab"}},
       {{"reindex"},
-       {"NAME", "--store", "--as", "--index", "--effort", "--code-bits", "--code-train",
-        "--code-scan", "--ivf-lists", "--auto-recall", "--auto-rows", "--summaries", "--threads",
-        "--quiet", "--json"}},
+       {"NAME", "--store", "--as", "--index", "--summaries", "--threads", "--quiet", "--json",
+        "--lab"}},
       {{"synth"},
        {"--like", "--store", "--from-store", "--name", "--tokens", "--layers", "--kv-heads",
         "--q-heads", "--head-dim", "--rope-theta", "--index", "--segment-tokens",
         "--sampled-queries", "--seed", "--threads", "--quiet", "--json"}},
       {{"stats"}, {"--server", "unix:PATH", "--json"}},
       {{"serve"}, {"--store", "--listen", "unix:PATH", "HOST:PORT", "--threads"}},
-      {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens", "--logits"})},
+      {{"ask"}, With(kRetrievalFlags, {"PROMPT", "--prompt-tokens"})},
       {{"eval"},
        With(kRetrievalFlags, {"--questions", "--compare", "--html", "--measure", "--match"})},
       {{"audit"},
@@ -71,6 +72,49 @@ TEST(HelpTest, EveryCommand_NamesItsFlags) {
   const Outcome version = Carrel({"--version"});
   EXPECT_THAT(version, Succeeds());
   EXPECT_THAT(version.out, testing::StartsWith("carrel "));
+}
+
+TEST(HelpTest, Ask_FitsAScreen) {
+  const Outcome help = Carrel({"ask", "--help"});
+  ASSERT_THAT(help, Succeeds());
+  const std::vector<std::string> lines = absl::StrSplit(help.out, '\n');
+  EXPECT_LE(lines.size(), 41u) << "with the empty piece behind the last line";
+  for (const std::string& line : lines) EXPECT_LE(line.size(), 100u) << line;
+}
+
+TEST(LabTest, Names_AreInItsPageAndNotInHelp) {
+  const Outcome help = Carrel({"ask", "--help"}), lab = Carrel({"ask", "--lab", "help"});
+  ASSERT_THAT(lab, Succeeds());
+  for (const std::string& name : With(kRetrievalLab, {"logits", "ignore-eos"})) {
+    EXPECT_THAT(lab.out, testing::HasSubstr("\n  " + name));
+    EXPECT_THAT(help.out, testing::Not(testing::HasSubstr("--" + name + " ")));
+  }
+  const Outcome prefill = Carrel({"prefill", "--lab=help"});
+  for (const char* name : {"hnsw-m", "effort", "segment-tokens", "sampled-queries", "attention"}) {
+    EXPECT_THAT(prefill.out, testing::HasSubstr(std::string("\n  ") + name));
+  }
+}
+
+TEST(LabTest, NamesThatItDoesNotHave_AreRefused) {
+  const Outcome outcome = Carrel({"ask", "--model", "x", "--lab", "wnat=rows"});
+  EXPECT_EQ(outcome.exit_code, kBad);
+  EXPECT_THAT(outcome.err, testing::AllOf(testing::HasSubstr("wnat"), testing::HasSubstr("want")));
+  EXPECT_EQ(Carrel({"ask", "--model", "x", "--lab", "seed=1"}).exit_code, kBad);  // not of the lab
+  EXPECT_EQ(Carrel({"ask", "--model", "x", "--lab"}).exit_code, kBad);
+}
+
+TEST_F(CliOutputTest, Lab_IsTheFlag_WhichWarns) {
+  const Args ask = {"ask",    "--model", DemoModel(), "--store",      store_, "--context", kKept,
+                    "--json", "--top-k", "16",        "--max-tokens", "2",    "Where?"};
+  const Outcome of_lab = Carrel(With(ask, {"--lab", "want=rows", "--lab=ignore-eos"}));
+  const Outcome directly = Carrel(With(ask, {"--want", "rows", "--ignore-eos"}));
+  ASSERT_THAT(of_lab, Succeeds());
+  ASSERT_THAT(directly, Succeeds());
+  EXPECT_EQ(JsonOf(of_lab)["ids"], JsonOf(directly)["ids"]);
+  EXPECT_EQ(of_lab.err, "");
+  EXPECT_THAT(directly.err, testing::HasSubstr("--want is of the lab"));
+  // A value of the lab's is checked as the flag's is.
+  EXPECT_EQ(Carrel(With(ask, {"--lab", "want=everything"})).exit_code, kBad);
 }
 
 TEST_F(CliOutputTest, Ls_Json_IsTheSameFromFolderAndServer) {
@@ -501,7 +545,8 @@ TEST_F(CliOutputTest, Ask_OneToken_HasNoRate) {
 // The store in this process ends its sessions before it ends itself: nothing is cut.
 TEST_F(CliOutputTest, AskAndEval_InThisProcess_SayNothingElse) {
   for (int i = 0; i < 5; ++i) {
-    const Outcome outcome = Carrel(Ask(kKept, {"--max-tokens", "1", "--prefetch", "speculative"}));
+    const Outcome outcome =
+        Carrel(Ask(kKept, {"--max-tokens", "1", "--lab", "prefetch=speculative"}));
     EXPECT_THAT(outcome, Succeeds());
     EXPECT_EQ(outcome.err, "");
   }

@@ -7,7 +7,7 @@ target_link_libraries(carrel_test_cli PUBLIC
 add_dependencies(carrel_test_cli carrel)
 
 carrel_test(cli_test
-  SOURCES access_test.cc adapter_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc
+  SOURCES access_test.cc adapter_test.cc api_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc
           family_test.cc gguf_model_test.cc transfer_test.cc ../model/gguf_writer.cc
   DEPS carrel_gguf carrel_audit_test_util carrel_kvstore_test_util carrel_test_cli LABELS e2e TIMEOUT 600)
 if(NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
@@ -24,3 +24,9 @@ carrel_test(flood_test
 carrel_test(fault_test
   SOURCES fault_test.cc serve_fault_test.cc
   DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)
+# docs/cli.md is what the program says of itself, and another page is not.
+foreach(page IN ITEMS docs/cli.md docs/using.md)
+  add_test(NAME "cli_page: ${page}" COMMAND ${CMAKE_SOURCE_DIR}/tools/cli-page --check $<TARGET_FILE:carrel> ${CMAKE_SOURCE_DIR}/${page})
+  set_tests_properties("cli_page: ${page}" PROPERTIES LABELS e2e TIMEOUT 60)
+endforeach()
+set_tests_properties("cli_page: docs/using.md" PROPERTIES PASS_REGULAR_EXPRESSION "is not what the program says")

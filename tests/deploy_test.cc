@@ -316,6 +316,7 @@ TEST(DeployFilesTest, Containerfile_NamesThePackageOfEveryLibrary) {
   const std::string image = ReadBytes(Deploy("Containerfile"));
   int libraries = 0;
   for (const absl::string_view library : absl::StrSplit(needed.output, '\n', absl::SkipEmpty())) {
+    if (absl::StartsWith(library, "ld-linux")) continue;  // of libc6; ldd shows it in another way
     const size_t at = linked.output.find(absl::StrCat(library, " => "));
     ASSERT_NE(at, std::string::npos) << library;
     const std::string path = linked.output.substr(

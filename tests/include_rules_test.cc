@@ -21,9 +21,9 @@ struct Include {
 };
 
 const std::vector<std::string>& Folders() {
-  static const std::vector<std::string> folders = {"common", "kernels", "model", "prefill",
-                                                   "synth",  "kvstore", "audit", "decoder",
-                                                   "tools",  "tests",   "bench"};
+  static const std::vector<std::string> folders = {
+      "common",  "kernels", "model",    "prefill", "synth", "kvstore", "audit",
+      "decoder", "library", "http_api", "tools",   "tests", "bench"};
   return folders;
 }
 
@@ -79,15 +79,21 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
        {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"kvstore/access", {"common"}},
       {"kvstore/service",
-       {"kvstore/access", "kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format", "common", "proto"}},
+       {"kvstore/access", "kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format",
+        "common", "proto"}},
       {"audit",
        {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"decoder", {"model", "kernels", "common", "proto"}},
-      {"tools",
-       {"model", "kernels", "common", "prefill", "synth", "audit", "kvstore/format",
-        "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/access", "kvstore/service",
-        "decoder",
+      {"library",
+       {"model", "kernels", "common", "prefill", "kvstore/format", "kvstore/storage",
+        "kvstore/index", "kvstore/engine", "kvstore/access", "kvstore/service", "decoder",
         "proto"}},
+      {"http_api",
+       {"library", "decoder", "model", "common", "kvstore/access", "kvstore/service", "proto"}},
+      {"tools",
+       {"http_api", "library", "model", "kernels", "common", "prefill", "synth", "audit",
+        "kvstore/format", "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/access",
+        "kvstore/service", "decoder", "proto"}},
   };
   int checked = 0;
   for (const Include& include : AllIncludes()) {
@@ -102,6 +108,27 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
   EXPECT_GT(checked, 200) << "the scan does not see the tree";
 }
 
+// A program outside needs the standard library and nothing else.
+TEST(IncludeRulesTest, PublicHeaders_IncludeOneAnotherAndTheStandardLibrary) {
+  const std::regex pattern("^\\s*#\\s*include\\s*([<\"])([^>\"]+)[>\"]");
+  int headers = 0;
+  const fs::path root = fs::path(CARREL_SOURCE_DIR) / "include/carrel";
+  for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
+    ++headers;
+    std::ifstream file(entry.path());
+    std::string line;
+    while (std::getline(file, line)) {
+      std::smatch match;
+      if (!std::regex_search(line, match, pattern)) continue;
+      const std::string target = match[2].str();
+      const bool ours = target.starts_with("carrel/") && fs::exists(root / target.substr(7));
+      const bool standard = match[1].str() == "<" && (target.find('/') == std::string::npos);
+      EXPECT_TRUE(ours || standard) << entry.path() << " includes " << target;
+    }
+  }
+  EXPECT_GE(headers, 10);
+}
+
 TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
   struct Fence {
     const char* what;
@@ -112,7 +139,7 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
       {"Faiss", std::regex("^faiss/"), std::regex("^(kvstore/index/|bench/).*\\.cc$")},
       {"RocksDB", std::regex("^rocksdb/"), std::regex("^kvstore/storage/(.*\\.cc|rocks\\.h)$")},
       {"gRPC", std::regex("^grpc|\\.grpc\\.pb\\.h$"),
-       std::regex("^(kvstore/service/|decoder/store_client|decoder/stalling_store|tools/carrel/"
+       std::regex("^(kvstore/service/|decoder/store_client|decoder/stalling_store|library/"
                   "store_access\\.cc|tests/)")},
       {"Protobuf in a header", std::regex("\\.pb\\.h$|^google/protobuf"),
        std::regex("\\.cc$|^kvstore/service/|^kvstore/engine/|^kvstore/storage/|^decoder/"
@@ -123,9 +150,10 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
       {"JSON", std::regex("^nlohmann/json\\.hpp$"), std::regex("\\.cc$|^tests/")},
       {"CLI11", std::regex("^CLI/"), std::regex("^tools/.*\\.cc$")},
       {"OpenSSL", std::regex("^openssl/"), std::regex("^common/.*\\.cc$")},
-      {"Prometheus", std::regex("^prometheus/"),
-       std::regex("^kvstore/service/metrics_text\\.cc$")},
-      {"Boost", std::regex("^boost/"), std::regex("^kvstore/service/metrics_listener\\.cc$")},
+      {"Prometheus", std::regex("^prometheus/"), std::regex("^kvstore/service/metrics_text\\.cc$")},
+      {"Boost", std::regex("^boost/"),
+       std::regex("^(kvstore/service/metrics_listener\\.cc|http_api/http_server\\.cc|http_api/"
+                  "http_test_util\\.h)$")},
       {"CUDA", std::regex("^cuda"), std::regex("\\.cuh?$|^common/cuda/")},
       {"cuBLAS, cuDNN", std::regex("^(cublas|cudnn)"),
        std::regex("\\.cuh?$|^kernels/.*\\.cc$|^bench/gpu/.*\\.cc$")},

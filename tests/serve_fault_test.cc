@@ -37,7 +37,7 @@ class ServeTest : public StoreTest {
       Generating ask;
       ask.flags = {"--temperature",    "100",          "--seed",
                    absl::StrCat(seed), "--max-tokens", absl::StrCat(tokens),
-                   "--ignore-eos",      "--retry-for",    "0"};
+                   "--ignore-eos",     "--retry-for",  "0"};
       Command command;
       command.args = Ask(kKept, With(ask.flags, {"--server", address_}));
       ask.process = Process::Start(command);
@@ -77,9 +77,20 @@ TEST_F(ServeTest, Killed_AClientFailsAtOnceAndARestartedServerAnswersAsBefore) {
 // The decoder goes on at the same token, with whichever server is there.
 TEST_F(ServeTest, KilledAgainAndAgain_AnEvalsAnswersAreThoseOfAnUndisturbedOne) {
   ASSERT_THAT(Carrel(Prefill("doc", {"--input", DemoDocument("registry-512")})), Succeeds());
-  const Args eval = {"eval", "--model", DemoModel(), "--context", "doc", "--questions",
-                     DemoModel() + "/docs/registry-512.questions.jsonl", "--threads", "1",
-                     "--prefetch", "speculative", "--top-k", "48", "--json"};
+  const Args eval = {"eval",
+                     "--model",
+                     DemoModel(),
+                     "--context",
+                     "doc",
+                     "--questions",
+                     DemoModel() + "/docs/registry-512.questions.jsonl",
+                     "--threads",
+                     "1",
+                     "--prefetch",
+                     "speculative",
+                     "--top-k",
+                     "48",
+                     "--json"};
   const json undisturbed = JsonOf(Carrel(With(eval, {"--store", store_})));
   auto server = std::make_unique<Server>(store_, address_);
   Command command;
@@ -98,8 +109,8 @@ TEST_F(ServeTest, KilledAgainAndAgain_AnEvalsAnswersAreThoseOfAnUndisturbedOne) 
   std::cout << kills << " kills" << std::endl;
   EXPECT_GE(kills, 2);
   const json answered = JsonOf(outcome);
-  for (const char* field : {"questions", "exact_matches", "right", "agreements",
-                            "generated_tokens", "prompt_tokens", "differing"}) {
+  for (const char* field : {"questions", "exact_matches", "right", "agreements", "generated_tokens",
+                            "prompt_tokens", "differing"}) {
     EXPECT_EQ(answered[field], undisturbed[field]) << field;
   }
   EXPECT_THAT(outcome.err, testing::HasSubstr("the store is back"));

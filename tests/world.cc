@@ -7,10 +7,10 @@
 #include "common/status.h"
 #include "common/test_folders.h"
 #include "kvstore/storage/store.h"
+#include "library/mapped_rows.h"
+#include "library/store_access.h"
 #include "prefill/prefill.h"
-#include "tools/carrel/mapped_rows.h"
 #include "tools/carrel/questions.h"
-#include "tools/carrel/store_access.h"
 
 namespace carrel::testing_world {
 namespace {
@@ -101,7 +101,7 @@ absl::Status PrefillContext(const std::string& store_folder, const std::string& 
 }
 
 struct EmbeddedDecoder::Access {
-  std::unique_ptr<tools::StoreAccess> store;
+  std::unique_ptr<library::StoreAccess> store;
 };
 
 EmbeddedDecoder::EmbeddedDecoder() : access_(std::make_unique<Access>()) {}
@@ -111,15 +111,15 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
     const std::string& store_folder, const std::string& context,
     const decoder::RetrievalConfig& config, const decoder::DeviceConfig& device) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
-  tools::StoreFlags flags;
+  library::StoreAddress flags;
   flags.folder = store_folder;
   ASSIGN_OR_RETURN(opened->access_->store,
-                   tools::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
+                   library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
                    opened->access_->store->NewClient());
   std::shared_ptr<const decoder::HostRows> rows;
   if (decoder::TakesHostRows(config, device)) {
-    ASSIGN_OR_RETURN(rows, tools::MapContextRows(store_folder, context, Pool()));
+    ASSIGN_OR_RETURN(rows, library::MapContextRows(store_folder, context, Pool()));
   }
   ASSIGN_OR_RETURN(opened->decoder_,
                    decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config,

@@ -3,22 +3,29 @@ its first token, ms per token, memory, and fidelity to dense decoding. JSON line
 import argparse
 import array
 import collections
+import contextlib
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+
+import peer
+import slot
 
 TRAINED = 8192            # positions of the model
 BYTES_PER_TOKEN = 4.18    # of the novel
 CONTINUATION_TOKENS = 64  # of the same text, about; for KL and top-1
+PREFIX = 2048             # tokens that the peer reads for a slot of repeated rows
 EVERY = 4                 # the peer's probabilities: at each fourth of them
 GENERATED = 64
 REPEAT = 3
 PROMPT = "\n\nWhat happened next?"
 SETTINGS = {
+    "server": [],
     "store": [],
     "host": ["--zone", "host"],
     "dense": ["--top-k", "all"],
@@ -53,6 +60,22 @@ def run(command):
         fail(f"{' '.join(command[:4])} ... failed with exit code {process.returncode}")
     return Finished(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024,
                     json.loads(output.splitlines()[-1]))
+
+
+def with_trained_length(gguf, path, positions):
+    """A copy of the model file that says it was trained for so many positions: the peer gives a
+    slot no more than that."""
+    with open(gguf, "rb") as file:
+        data = bytearray(file.read())
+    key = b"llama.context_length" + (4).to_bytes(4, "little")  # a uint32 follows
+    at = data.find(key)
+    if at < 0:
+        fail(f"{gguf} has no llama.context_length of 32 bits")
+    at += len(key)
+    data[at:at + 4] = positions.to_bytes(4, "little")
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
 
 
 def median(values):
@@ -124,11 +147,30 @@ class Case:
         threads = self.args.prefill_threads if arguments[0] == "prefill" else self.args.threads
         return run([self.args.carrel, arguments[0], "--model", self.args.gguf, "--threads",
                     str(threads), *arguments[1:], "--json",
-                    *(["--beyond-trained"] if self.beyond else [])])
+                    *(["--lab", "beyond-trained"] if self.beyond else [])])
 
     def ask(self, setting, prompt, *arguments):
-        return self.carrel("ask", "--store", self.path("store"), "--context", "document",
-                           *SETTINGS[setting], *arguments, prompt)
+        where = ["--store", self.path("store")]
+        if setting == "server":
+            where = ["--server", "unix:" + self.socket]
+        return self.carrel("ask", *where, "--context", "document", *SETTINGS[setting], *arguments,
+                           prompt)
+
+    @contextlib.contextmanager
+    def served(self):
+        """A kvstore process over the store, while it lasts."""
+        with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+            self.socket = os.path.join(folder, "socket")
+            with subprocess.Popen([self.args.carrel, "serve", "--store", self.path("store"),
+                                   "--listen", "unix:" + self.socket, "--log-level", "warning"]) as server:
+                while not os.path.exists(self.socket):
+                    if server.poll() is not None:
+                        fail("carrel serve ended")
+                    time.sleep(0.02)
+                try:
+                    yield
+                finally:
+                    server.terminate()
 
     def prefill(self):
         shutil.rmtree(self.path("store"), ignore_errors=True)
@@ -148,7 +190,7 @@ class Case:
             for setting in SETTINGS:
                 firsts[setting].append(self.ask(setting, PROMPT, "--max-tokens", "1"))
                 runs[setting].append(
-                    self.ask(setting, PROMPT, "--max-tokens", str(GENERATED), "--ignore-eos"))
+                    self.ask(setting, PROMPT, "--max-tokens", str(GENERATED), "--lab", "ignore-eos"))
         results, heads = {}, self.heads()
         for setting in SETTINGS:
             first, full = firsts[setting], runs[setting]
@@ -175,23 +217,26 @@ class Case:
         result = {}
         for setting in SETTINGS:
             file = self.path(setting + ".safetensors")
-            done = self.ask(setting, continuation, "--max-tokens", "1", "--logits", file)
+            done = self.ask(setting, continuation, "--max-tokens", "1", "--lab", f"logits={file}")
             result[setting] = read_logits(file, done.report["prompt_tokens"])
             os.remove(file)
         return result
 
-    def peer(self, part, wait="passive", repeat=REPEAT, vocabulary=0):
+    def peer(self, part, wait="passive", repeat=REPEAT, vocabulary=0, prefix=0):
         """One run of peer.py. Its threads wait for each other by spinning (active), best on idle
         cores, or by sleeping (passive), many times better where others use the cores too."""
         out = self.path(f"peer-{part}.json")
         here = os.path.dirname(os.path.abspath(__file__))
         positions = int(self.tokens + 2 * CONTINUATION_TOKENS + 2 * GENERATED)
         threads = self.args.prefill_threads if part == "prefill" else self.args.threads
-        flags = {"gguf": self.args.gguf, "document": self.path("document.txt"),
+        gguf = self.args.gguf
+        if self.beyond:
+            gguf = with_trained_length(gguf, self.path("longer.gguf"), positions)
+        flags = {"gguf": gguf, "document": self.path("document.txt"),
                  "continuation": self.path("continuation.txt"), "prompt": PROMPT,
                  "folder": os.path.abspath(self.folder), "out": out, "threads": threads,
                  "count": GENERATED, "repeat": repeat, "vocabulary": vocabulary, "every": EVERY,
-                 "positions": positions}
+                 "positions": positions, "prefix": prefix}
         with open(self.path(f"peer-{part}.log"), "wb") as log:  # llama.cpp tells much
             command = [self.args.peer, os.path.join(here, "peer.py"), part]
             for name, value in flags.items():
@@ -210,28 +255,45 @@ class Case:
         prefilled = self.prefill()
         self.tokens = prefilled["tokens"]
         report(prefilled)
-        if self.args.peer:
+        if self.args.peer and self.args.peer_slot == "repeated":
+            report(self.peer_slot_of_repeated_rows())
+        elif self.args.peer:
             peer_prefilled = self.peer("prefill")
             if peer_prefilled["tokens"] != self.tokens:
                 fail(f"the peer reads {peer_prefilled['tokens']} tokens, Carrel {self.tokens}")
             report(peer_prefilled)
-        decoded = self.decode()
-        logits = self.logits()
+        with self.served():
+            decoded = self.decode()
+            logits = self.logits()
         for setting, result in decoded.items():
             report({**result, **fidelity(logits["dense"], logits[setting])})
         if self.args.peer:
             report(self.peer_decode(logits["dense"]))
 
+    def peer_slot_of_repeated_rows(self):
+        """The peer reads the beginning, and the rest of its slot repeats those rows."""
+        read = self.peer("prefill", prefix=PREFIX)
+        path, small = self.path(peer.SLOT), self.path("small.slot")
+        os.replace(path, small)
+        slot.lengthen(small, read["ids"], path)
+        os.remove(small)
+        if len(read["ids"]) != self.tokens:
+            fail(f"the peer reads {len(read['ids'])} tokens, Carrel {self.tokens}")
+        return {"program": "llama.cpp", "setting": "prefill", "tokens": self.tokens,
+                "stored_bytes": os.path.getsize(path), "slot": "repeated rows"}
+
     def peer_decode(self, dense):
         """The better time of both ways to wait."""
+        repeated = self.args.peer_slot == "repeated"
         active = self.peer("decode", wait="active", repeat=1)
-        result = self.peer("decode", vocabulary=len(dense[0]))
-        theirs = result.pop("log_probabilities")
+        result = self.peer("decode", repeat=1 if repeated else REPEAT,
+                           vocabulary=0 if repeated else len(dense[0]))
+        theirs = result.pop("log_probabilities", None)
         result["ms_per_token_passive"] = result["ms_per_token"]
         result["ms_per_token_active"] = active["ms_per_token"]
         for time_of in ("ms_per_token", "start_to_first_token_s", "restore_to_first_token_s"):
             result[time_of] = min(result[time_of], active[time_of])
-        return {**result, **fidelity(dense[::EVERY], theirs)}
+        return result if repeated else {**result, **fidelity(dense[::EVERY], theirs)}
 
 
 def main():
@@ -242,6 +304,9 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prefill-threads", type=int, default=None,
                         help="of both programs; as --threads unless given")
+    parser.add_argument("--peer-slot", choices=["read", "repeated"], default="read",
+                        help="repeated: the peer reads the beginning of the document alone, and its slot repeats those rows: its "
+                        "decoding takes the time that it would, its prefill and KL are not measured")
     parser.add_argument("lengths", nargs="+", metavar="LENGTH", help="as 4k: thousands of tokens")
     args = parser.parse_args()
     args.prefill_threads = args.prefill_threads or args.threads

@@ -67,15 +67,17 @@ def log_probabilities(peer, ids, vocabulary):
 
 
 def prefill(args, peer, document):
+    read = document[:args.prefix] if args.prefix > 0 else document
     cpu = time.process_time()
-    timings = peer.complete(document, 0)["timings"]
+    timings = peer.complete(read, 0)["timings"]
     cpu = time.process_time() - cpu
-    if timings["prompt_n"] != len(document):
-        raise SystemExit(f"peer: read {timings['prompt_n']} tokens of {len(document)}")
+    if timings["prompt_n"] != len(read):
+        raise SystemExit(f"peer: read {timings['prompt_n']} tokens of {len(read)}")
     peer.post("/slots/0?action=save", {"filename": SLOT})
-    return {"prefill_tokens_per_s": timings["prompt_per_second"], "tokens": len(document),
-            "prefill_tokens_per_cpu_s": len(document) / cpu,
-            "stored_bytes": os.path.getsize(os.path.join(args.folder, SLOT))}
+    return {"prefill_tokens_per_s": timings["prompt_per_second"], "tokens": len(read),
+            "prefill_tokens_per_cpu_s": len(read) / cpu,
+            "stored_bytes": os.path.getsize(os.path.join(args.folder, SLOT)),
+            **({"ids": document} if args.prefix > 0 else {})}
 
 
 def decode(args, peer, document):
@@ -109,10 +111,11 @@ def decode(args, peer, document):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["prefill", "decode"])
-    # vocabulary: 0 for no probabilities; every: at each such token of the continuation
+    # vocabulary: 0 for no probabilities; every: at each such token of the continuation; prefix: so
+    # many tokens are read, 0 all
     for name in ("gguf", "document", "continuation", "prompt", "folder", "out"):
         parser.add_argument("--" + name, required=True)
-    for name in ("threads", "count", "repeat", "vocabulary", "every", "positions"):
+    for name in ("threads", "count", "repeat", "vocabulary", "every", "positions", "prefix"):
         parser.add_argument("--" + name, type=int, required=True)
     args = parser.parse_args()
     peer = Peer(args, args.positions)

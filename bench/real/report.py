@@ -5,7 +5,8 @@ import sys
 COLUMNS = ["", "prefill, tokens/s (per CPU s)", "start to first token, s",
            "ms per token (CPU ms)", "rows per KV head", "resident, MiB", "stored, MiB",
            "KL to dense", "top-1"]
-NAMES = {"store": "Carrel, default", "host": "Carrel, --zone host",
+NAMES = {"server": "Carrel, kvstore process (Unix socket)",
+         "store": "Carrel, kvstore in the process", "host": "Carrel, --zone host",
          "dense": "Carrel, --top-k all", "decode": "llama.cpp"}
 
 

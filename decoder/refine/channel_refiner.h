@@ -6,7 +6,7 @@
 //         16 levels from its least to its largest value. s~[h, j] = scale * sum_c q[h, c] L[j, c];
 //         the group's candidates, oversample x budget, by group score (kernels/group_score) of s~,
 //         ties by smaller id; of them the best `budget` as hash_refiner.h says.
-// Source: Double Sparsity (docs/methods.md, E): section 4, algorithm 1; outlier variants of its
+// Source: Double Sparsity (docs/methods.md): section 4, algorithm 1; outlier variants of its
 //         table 3 (q under GQA). Differs: calibrated on the document's own queries instead of a
 //         text corpus; q heads of a group are joined by group score, where the paper has one q head
 //         per KV head.

@@ -73,10 +73,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"infinitehip:stages=64:4x:8/64:4x:4/5:1x:1", 1},
         Case{"hash:codes=stored,query=signs,oversample=1", 1},
         // fp32 against fp32 in another order: rows at the boundary may change places.
-        Case{"exact", 0.97}, Case{"channels", 0.97}, Case{"channels:oversample=1", 0.97},
-        Case{"channels:by=qk,share=16,oversample=2", 0.97},
-        // Scores are compared in steps of 2^-14.
-        Case{"hash:codes=stored,query=signs", 0.97},
+        Case{"exact", 0.97}, Case{"channels", 0.95}, Case{"channels:oversample=1", 0.97},
+        Case{"channels:by=qk,share=16,oversample=2", 0.95},
+        // Scores are compared in steps of 2^-6.
+        Case{"hash:codes=stored,query=signs", 0.95},
         // Bits of keys whose products nearly vanish may differ.
         Case{"hash:codes=random,query=signs", 0.95}, Case{"hash:bits=256,seed=7,query=signs", 0.95},
         Case{"hash:bits=64,oversample=1,query=signs", 0.95},

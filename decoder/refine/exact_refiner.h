@@ -5,7 +5,7 @@
 //         of the best by them and e the most that a score is off by, only rows of t - 2 e and more
 //         can be among the best: these are scored exactly. lse is over the scores in 8 bits: of one
 //         q head the rows are the same, and of several what is off is the weight between heads.
-// Source: Exact top-k decoding (docs/methods.md, A), Algorithm 1, with a scan as its index.
+// Source: Exact top-k decoding (docs/methods.md), Algorithm 1, with a scan as its index.
 // Ownership: rows and pool outlive it.
 // Cost:   reads every key of the zone once per token, spread over the pool; scan=int8: half the
 //         bytes, and keys a second time of few rows more than are selected.

@@ -7,7 +7,7 @@
 //         code(k[j]))). The best oversample x budget rows, ties by smaller id, are candidates. Their
 //         exact scores decide: the best `budget` by group score (kernels/group_score), a query's lse
 //         being over the candidates. oversample = 1: every candidate is taken, as in the paper.
-// Source: query=weights: decision 043, kernels/code_score. query=signs: HATA (docs/methods.md, D),
+// Source: query=weights: decision 043, kernels/code_score. query=signs: HATA (docs/methods.md),
 //         section 3, score and sum over the group. Differs from HATA: the keys' mean is taken off
 //         before the sign, which no order of scores notices and which centres the bits; W is random
 //         rotations of head_dim directions each, in bf16, or, with stored codes, the decoder of the

@@ -6,7 +6,7 @@
 //         `jitter` of half a branch away from the middle; blocks with at least `votes` votes stay,
 //         the most votes first, at most C. widen: C = budget / widen, and each block found brings
 //         the aligned `widen` tokens around it. refresh: a mask serves so many generated tokens.
-// Source: HiP (docs/methods.md, B): section 3 and its algorithm 1; ensemble appendix C.5;
+// Source: HiP (docs/methods.md): section 3 and its algorithm 1; ensemble appendix C.5;
 //         middle representative section 4. Differs: one mask per KV head, by the maximum over the
 //         group's q heads, since rows are fetched per KV head; jitter acts in every round of
 //         branches longer than a block, where the paper perturbs one middle round.

@@ -2,8 +2,8 @@
 //         calibrate by. tools/ fills it from a store in the same host (docs/decisions/020): the
 //         decoder sees addresses and floats, never the store.
 // Shapes: a row is head_dim bf16 at any byte address.
-// Errors: of Calibration: NotFound nothing of the kind is stored for a head; DataLoss damaged
-//         bytes.
+// Errors: of what methods are calibrated by: NotFound nothing of the kind is stored for a head;
+//         DataLoss damaged bytes.
 // Ownership: keeps the rows mapped.   Threads: any.
 // Cost:   the rows were verified before it was made: the context was read once.
 #pragma once

@@ -5,7 +5,7 @@
 //         request's queries: block and group), go into the better, until one token is left. The
 //         chunks with the k_i / l_i best representatives go on. The rows of the last stage are
 //         attended.
-// Source: InfiniteHiP (docs/methods.md, C): section 3, appendix A algorithms 2 to 4; presets of
+// Source: InfiniteHiP (docs/methods.md): section 3, appendix A algorithms 2 to 4; presets of
 //         appendix F. Differs: the candidates that a descent compares are the middles of the halves
 //         (the review that we have does not say which); RoPE is as stored; a budget below the last
 //         chunk makes that chunk smaller.

@@ -1,6 +1,7 @@
 // What:   one budget of bytes for what all clients of a process make it hold: requests in flight,
 //         their results, remembered candidates, parts of replies that wait to be sent.
 // Errors: ResourceExhausted names the bytes and the bounds. Nobody waits: who is refused asks again.
+// Ownership: the budget outlives its accounts and what they charged.
 // Threads: any.
 //
 // Invariants

@@ -74,6 +74,8 @@ class Engine {
   void ContinueBackground(std::function<void()> task) { background_.Continue(std::move(task)); }
 
   const EngineConfig& config() const { return config_; }
+  // For who publishes in this process.
+  Store& store() { return *store_; }
   int64_t sessions() const { return sessions_.load(); }
   IndexCache::Counters index_counters() const { return indexes_.counters(); }
   // What clients make this process hold.

@@ -315,8 +315,8 @@ TEST_F(EngineTest, LongName_IsCutInMessages) {
   OpenRequest request = contexts_[0]->Opening();
   request.context = std::string(5000, 'n');
   const absl::Status status = engine_->OpenSession(request).status();
-  EXPECT_THAT(status,
-              StatusIs(StatusCode::kNotFound, std::string(128, 'n') + "... (5000 bytes) is not in store"));
+  EXPECT_THAT(status, StatusIs(StatusCode::kNotFound,
+                               std::string(128, 'n') + "... (5000 bytes) is not in store"));
   EXPECT_LT(status.message().size(), 1000u);
   request = contexts_[0]->Opening();
   for (int i = 0; i < 200; ++i) {

@@ -3,6 +3,7 @@
 //         in use take, waits for them.
 // Errors: ResourceExhausted an index larger than the whole budget (names both sizes); those of the
 //         source.
+// Ownership: the cache outlives its leases.
 // Threads: any, but nobody may Acquire while holding a lease: with that rule no wait is circular.
 //
 // Invariants

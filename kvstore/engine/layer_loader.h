@@ -2,6 +2,7 @@
 //          rows from disk (StoredContext::Expect(kSparse)); a layer of which an eighth was read so
 //          is being used, and is loaded whole, in large pages, while the budget has room for it.
 // Why:     decision 024.
+// Ownership: the budget outlives it; contexts are shared.
 // Threads: Touch any; one thread of its own loads.
 // Cost:    Touch adds up two numbers per file of the layer.
 #pragma once

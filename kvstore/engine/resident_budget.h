@@ -3,6 +3,7 @@
 //          The rest of the heap is not compared: letting pages go would not make it smaller.
 //          They are only unmapped: who reads such a layer meanwhile reads it again, from the page
 //          cache or the disk.
+// Ownership: the budget outlives what is registered with it.
 // Threads: any. One thread lets go at a time, others go on.
 // Cost:    Enforce reads two numbers of the kernel (some 2 us); call it per search, not per row.
 #pragma once

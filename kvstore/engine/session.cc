@@ -40,8 +40,7 @@ int64_t BytesOf(const FetchRequest& request) {
 Session::Session(std::shared_ptr<OpenContext> context, RowRange zone,
                  std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
                  WorkQueue* queue, RequestLatencies* latencies, ByteBudget* budget,
-                 std::shared_ptr<const void> tenant,
-                 std::function<void()> on_close)
+                 std::shared_ptr<const void> tenant, std::function<void()> on_close)
     : context_(std::move(context)),
       zone_(zone),
       query_drift_(std::move(drift)),

@@ -2,6 +2,7 @@
 //         asked for ahead.
 // Errors: of Submit: InvalidArgument the request; ResourceExhausted a limit (names it). Afterwards
 //         `done` gets what went wrong. A request that fails leaves the session usable.
+// Ownership: queue and latencies are the engine's, which outlives its sessions.
 // Threads: one thread submits; Cancel from any. done runs on an engine thread, or not at all if
 //          Submit fails.
 //
@@ -41,8 +42,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(std::shared_ptr<OpenContext> context, RowRange zone,
           std::shared_ptr<const OpenContext::QueryDrift> drift, const EngineConfig& config,
           WorkQueue* queue, RequestLatencies* latencies, ByteBudget* budget,
-          std::shared_ptr<const void> tenant,
-          std::function<void()> on_close);
+          std::shared_ptr<const void> tenant, std::function<void()> on_close);
   ~Session();
 
   absl::Status Submit(uint64_t request_id, QueryRequest request, Done done);

@@ -6,8 +6,8 @@
 namespace carrel::kvstore {
 
 inline Counter& CrcFailures() {
-  static Counter& failures = CounterOf(
-      "carrel_crc_failures_total", "Chunks of stored bytes that were not what was written.");
+  static Counter& failures = CounterOf("carrel_crc_failures_total",
+                                       "Chunks of stored bytes that were not what was written.");
   return failures;
 }
 

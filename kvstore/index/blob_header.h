@@ -37,9 +37,9 @@ void SealBlobHeader(const char (&magic)[4], Raw& raw) {
 inline absl::Status CheckBlobVersion(absl::string_view kind, uint16_t version,
                                      std::initializer_list<uint16_t> known) {
   if (std::find(known.begin(), known.end(), version) != known.end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(kind, " blob has version ", version, ", this program reads version ",
-                   absl::StrJoin(known, " and ")));
+  return absl::FailedPreconditionError(absl::StrCat(kind, " blob has version ", version,
+                                                    ", this program reads version ",
+                                                    absl::StrJoin(known, " and ")));
 }
 
 // bytes: verified, of the blob's beginning.

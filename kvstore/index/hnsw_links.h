@@ -12,6 +12,7 @@
 //         refused without reading all rows. (The blob's own bytes are proven by its segments.)
 // Errors: DataLoss for bytes that are no such blob: names what. No link of an opened blob leads
 //         outside the rows.
+// Ownership: points into the blob, which it keeps.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 //         centroids bf16 [lists, head_dim]: see partition.h
 // Errors: DataLoss for bytes that are no such blob: names what. The lists of an opened blob hold
 //         every row exactly once, and no number of it is infinite or NaN.
+// Ownership: points into the blob, which it keeps.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 //         certificate, the user at the other end of a Unix socket), whether he may, and the audit
 //         log's lines about it.
 // Errors: of Admit and Visit: those of Access and Principal.
+// Ownership: the audit log outlives the door and its visits.
 // Threads: any. A Visit by one at a time.
 #pragma once
 

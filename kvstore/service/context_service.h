@@ -1,4 +1,5 @@
 // What: ContextService over an engine. Calls read the disk, so they run on engine threads.
+// Ownership: engine and admission outlive it.
 #pragma once
 
 #include <functional>

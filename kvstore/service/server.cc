@@ -81,7 +81,7 @@ class GrpcServer : public Server {
                    config.audit),
         retrieval_(engine, &registry_, &admission_),
         contexts_(engine, &admission_),
-          transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
+        transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
   ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 
   absl::Status Listen();

@@ -1,5 +1,6 @@
 // What:    one RetrievalService.Session on the server: reads requests, has the engine answer them,
 //          and writes replies part by part.
+// Ownership: engine and registry outlive it; the call's context is gRPC's, until OnDone.
 // Threads: gRPC's and the engine's; nothing here blocks. A part is made on an engine thread, as it
 //          may read the disk.
 // Bytes:   messages come and go as gRPC's buffers: what a client sent is counted before it is parsed,

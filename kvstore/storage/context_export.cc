@@ -78,10 +78,10 @@ class ContextExportImpl final : public ContextExport {
   int64_t bytes_ = 0;
   State state_ = State::kHeader;
   size_t next_file_ = 0;
-  absl::string_view rest_;              // of header, file or digest: what is to be given
+  absl::string_view rest_;                     // of header, file or digest: what is to be given
   std::shared_ptr<const SstEntries> located_;  // of the file
-  absl::Span<const SstEntry> entries_;  // of the file: those that are not wholly given
-  std::unique_ptr<Sha256> sha_;         // of the file so far
+  absl::Span<const SstEntry> entries_;         // of the file: those that are not wholly given
+  std::unique_ptr<Sha256> sha_;                // of the file so far
 };
 
 }  // namespace

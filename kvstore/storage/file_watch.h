@@ -5,6 +5,7 @@
 //         seen to change counts as changed once more, kSettled later.
 // Errors: DataLoss (names the file): its size is not what was mapped; pages of it could not be read;
 //         it is written to all the time.
+// Ownership: the file outlives it.
 // Cost:   a look is an fstat, some 0.3 us. One that finds a change waits until the file's clock has
 //         ticked on: some 20 ms.
 // Threads: any.

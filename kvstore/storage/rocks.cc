@@ -48,7 +48,7 @@ rocksdb::DBOptions DatabaseOptions(StoreMode mode) {
   rocksdb::DBOptions options;
   options.create_if_missing = mode == StoreMode::kReadWrite;
   options.create_missing_column_families = mode == StoreMode::kReadWrite;
-  options.allow_mmap_reads = true;        // ingestion checks a file's ends without copying them
+  options.allow_mmap_reads = true;       // ingestion checks a file's ends without copying them
   options.advise_random_on_open = true;  // little is read through RocksDB, and not in order
   // RocksDB's least. Of a quarter of them it reads index and properties when it opens, which from a
   // cold disk takes longer than all else; only the catalog is read through it.

@@ -44,7 +44,7 @@ std::shared_ptr<const SstEntries> SegmentFile::Located() const {
   const auto wanted = ContextOfKey(first_key_), found = ContextOfKey(entries.first_key);
   if (wanted.ok() && found.ok() && *found != *wanted) {
     entries = {.status = absl::DataLossError(
-                    absl::StrCat("is a file of another context, #", found->ToString()))};
+                   absl::StrCat("is a file of another context, #", found->ToString()))};
   } else if (!entries.entries.empty() && entries.first_key != first_key_) {
     entries = {.status = absl::DataLossError("another first key")};
   }

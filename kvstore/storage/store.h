@@ -1,7 +1,7 @@
 // What:   the contexts of one folder: RocksDB as a memory-mapped array store. The only place that
 //         knows RocksDB.
-// Source: architecture section 5; differs in that values are found in the mapped SSTs by our own
-//         checked walk (sst_blocks.h), not by RocksDB's iterators.
+// Source: docs/architecture.md, section 6. Values are found in the mapped SSTs by our own checked
+//         walk (sst_blocks.h), not by RocksDB's iterators.
 // Errors: FailedPrecondition locked by another process, or open read-only; NotFound the folder
 //         holds no store; NotFound, AlreadyExists a context (names it); DataLoss a segment (names
 //         context, kind, layer, head, segment) or a manifest; FailedPrecondition a context of

@@ -1,8 +1,8 @@
 // What goes wrong around a store: bits flip, processes are killed, disks fill up, files go missing.
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

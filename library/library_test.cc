@@ -1,7 +1,8 @@
 // include/carrel on the demo model: what a program outside would do, and do wrong.
+#include <unistd.h>
+
 #include <bit>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 #include <random>
 
@@ -12,6 +13,7 @@
 #include "carrel/server.h"
 #include "common/file.h"
 #include "common/test_folders.h"
+#include "common/test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -50,11 +52,20 @@ std::vector<Token> Document() {
   return *tokens;
 }
 
+// A path of this process alone: the tests run beside one another.
+std::string Path(const std::string& name) {
+  static const std::string folder = FreshTempDir();
+  return folder + "/" + name;
+}
+// The address of a socket, whose path has to be short.
+std::string SocketAddress() {
+  return absl::StrCat("unix:", testing::TempDir(), "carrel_library_", getpid());
+}
+
 // A store with the context kName, made once.
 const std::string& Folder() {
   static const std::string folder = [] {
-    const std::string path = testing::TempDir() + "/library_test_store";
-    std::filesystem::remove_all(path);
+    const std::string path = Path("store");
     const auto store = Store::Open(path, StoreMode::kReadWrite);
     EXPECT_TRUE(store.ok()) << store.status().message();
     double last = -1;
@@ -97,7 +108,7 @@ TEST(LibraryTest, Reader_AnswersTheSameFromStoreAndHost_AndFromAServer) {
   };
   EXPECT_THAT(ask(Opened(), Zone::kStore), HasSubstr(kAnswer));
   EXPECT_THAT(ask(Opened(), Zone::kHost), HasSubstr(kAnswer));
-  const std::string socket = "unix:" + testing::TempDir() + "/library_test.sock";
+  const std::string socket = SocketAddress();
   auto server = Server::Start(Folder(), {.listen = {socket}, .read_only = true});
   ASSERT_TRUE(server.ok()) << server.status().message();
   const auto connected = Store::Connect((*server)->addresses().front());
@@ -243,9 +254,7 @@ TEST(LibraryTest, Store_ExportedAndImported_HasTheSameContentId) {
                              return Status();
                            })
                   .ok());
-  const std::string folder = testing::TempDir() + "/library_test_imported";
-  std::filesystem::remove_all(folder);
-  const auto to = Store::Open(folder, StoreMode::kReadWrite);
+  const auto to = Store::Open(Path("imported"), StoreMode::kReadWrite);
   ASSERT_TRUE(to.ok());
   const auto imported = (*to)->Import("copy", [&](int64_t offset) -> Result<std::string_view> {
     return std::string_view(stream).substr(static_cast<size_t>(offset), 1 << 20);
@@ -266,18 +275,15 @@ TEST(LibraryTest, Store_ExportedAndImported_HasTheSameContentId) {
 }
 
 TEST(LibraryTest, Prefill_IntoAServer_IsServed) {
-  const std::string folder = testing::TempDir() + "/library_test_served";
-  std::filesystem::remove_all(folder);
-  const std::string socket = "unix:" + testing::TempDir() + "/library_test_prefill.sock";
-  auto server = Server::Start(folder, {.listen = {socket}});
+  const std::string socket = SocketAddress();
+  auto server = Server::Start(Path("served"), {.listen = {socket}});
   ASSERT_TRUE(server.ok()) << server.status().message();
   const auto store = Store::Connect(socket);
   ASSERT_TRUE(store.ok());
   EXPECT_EQ(Prefill(*DemoModel(), Document(), **store, kName).status().code(),
             StatusCode::kInvalidArgument);  // no staging
   PrefillOptions options;
-  options.staging = testing::TempDir() + "/library_test_staging";
-  std::filesystem::remove_all(options.staging);
+  options.staging = Path("staging");
   const auto report = Prefill(*DemoModel(), Document(), **store, kName, options);
   ASSERT_TRUE(report.ok()) << report.status().message();
   const auto reader = Reader::Open(DemoModel(), *store, kName);

@@ -127,11 +127,13 @@ TEST(IvfTest, Recall_RisesWithEffortToOne) {
     std::cout << "probes=" << probes << " recall@32=" << recall << " lse error=" << lse_error
               << " visited=" << visited << "\n";
     EXPECT_GE(recall, before - 0.005);
+    // Lists chosen at random would find the share that is visited, 0.10 and 0.26; of 100 seeds the
+    // worst were 0.39 and 0.74.
     if (probes == 16) {
-      EXPECT_GT(recall, 0.35);
+      EXPECT_GT(recall, 0.25);
     }
     if (probes == 64) {
-      EXPECT_GT(recall, 0.75);
+      EXPECT_GT(recall, 0.6);
     }
     before = recall;
   }

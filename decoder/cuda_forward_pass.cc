@@ -583,11 +583,12 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
     RETURN_IF_ERROR(n == 1 ? end_.Launch(stream) : End(n));
   }
   for (Layer layer(0); !shape_.zone_at_store && layer.value() < layers(); layer = layer.next()) {
-    const int64_t attended = shape_.zone_here      ? device_zone_.attended(layer)
-                             : shape_.zone_in_host ? pinned_zone_.attended(layer)
-                                                   : 0;
+    const int64_t attended = shape_.zone_here ? device_zone_.attended(layer)
+                             : shape_.zone_in_host
+                                 ? shape_.heads.kv_heads * pinned_zone_.attended(layer)
+                                 : 0;
     statistics_[layer.value()].tokens += n;
-    statistics_[layer.value()].rows_attended += n * shape_.heads.kv_heads * attended;
+    statistics_[layer.value()].rows_attended += n * attended;
   }
   new_rows_ += n;
   if (!reading_prompt_) generated_ += n;

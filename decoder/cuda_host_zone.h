@@ -70,7 +70,8 @@ class CudaHostZone {
 
   int64_t phases() const { return refiner_ == nullptr ? 1 : refiner_->phases(); }
   int64_t PhaseOf(int64_t step) const { return refiner_ == nullptr ? 0 : refiner_->PhaseOf(step); }
-  // As CudaZone::attended.
+  // Rows that a token attends to in each KV head; where blocks or chunks at the zone's end are
+  // short, at most.
   int64_t attended(Layer layer) const;
 
  private:

@@ -14,7 +14,9 @@ namespace carrel::decoder {
 namespace {
 
 CudaZoneShape ShapeOf(const RetrievalConfig& config, const AttentionShape& heads, RowRange zone) {
-  return {heads, zone, LayerBudgets(config, heads.layers, zone.rows())};
+  CudaZoneShape shape{heads, zone, LayerBudgets(config, heads.layers, zone.rows())};
+  if (config.select == Select::kFidelity) shape.head_budgets = config.head_rows;
+  return shape;
 }
 
 const HostRows* RowsForRefiner(const RetrievalConfig& config, const HostRows* host_rows) {
@@ -71,7 +73,10 @@ absl::StatusOr<CudaZone> CudaZone::Create(const RetrievalConfig& config,
 }
 
 int64_t CudaZone::attended(Layer layer) const {
-  return shape_.dense(layer) ? shape_.zone.rows() : refiner_->selection(layer).rows;
+  const int64_t heads = shape_.heads.kv_heads;
+  if (shape_.dense(layer)) return heads * shape_.zone.rows();
+  const CudaSelection selection = refiner_->selection(layer);
+  return selection.total_rows >= 0 ? selection.total_rows : heads * selection.rows;
 }
 
 absl::Status CudaZone::Attend(Layer layer, const uint16_t* q, int64_t phase, float* out, float* lse,
@@ -94,6 +99,18 @@ absl::Status CudaZone::Attend(Layer layer, const uint16_t* q, int64_t phase, flo
     RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(AttendChosen(layer, q, phase, out, lse, stream));
+  if (summaries_.empty()) return absl::OkStatus();
+  const CudaSummaries::SelectedRows rows{values_.k(layer), values_.v(layer), shape_.zone.rows()};
+  return summaries_.Attend(layer, q, refiner_->selection(layer), rows, out, lse, stream);
+}
+
+absl::Status CudaZone::AttendChosen(Layer layer, const uint16_t* q, int64_t phase, float* out,
+                                    float* lse, const cuda::Stream& stream) const {
+  if (refiner_->attends(layer)) {
+    return refiner_->SelectAndAttend(layer, q, phase, {values_.v(layer), out, lse}, stream);
+  }
+  const AttentionShape& heads = shape_.heads;
   RETURN_IF_ERROR(refiner_->Select(layer, q, phase, stream));
   const CudaSelection selection = refiner_->selection(layer);
   kernels::SparseAttentionCudaParams params;
@@ -114,9 +131,7 @@ absl::Status CudaZone::Attend(Layer layer, const uint16_t* q, int64_t phase, flo
   params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, heads.kv_heads));
   params.workspace = workspace_.data();
   RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
-  if (summaries_.empty()) return absl::OkStatus();
-  const CudaSummaries::SelectedRows rows{params.k, params.v, params.row_stride};
-  return summaries_.Attend(layer, q, selection, rows, out, lse, stream);
+  return absl::OkStatus();
 }
 
 }  // namespace carrel::decoder

@@ -47,11 +47,14 @@ class CudaZone {
   int64_t phases() const { return refiner_ == nullptr ? 1 : refiner_->phases(); }
   int64_t PhaseOf(int64_t step) const { return refiner_ == nullptr ? 0 : refiner_->PhaseOf(step); }
 
-  // Rows that a token attends to in each KV head; where blocks or chunks at the zone's end are
+  // Rows that a token attends to, of all KV heads; where blocks or chunks at the zone's end are
   // short, at most.
   int64_t attended(Layer layer) const;
 
  private:
+  absl::Status AttendChosen(Layer layer, const uint16_t* q, int64_t phase, float* out, float* lse,
+                            const cuda::Stream& stream) const;
+
   CudaZoneShape shape_;
   float scale_ = 0;
   int64_t splits_ = 0;

@@ -42,7 +42,9 @@ int64_t CudaOversample(int64_t configured, const CudaZoneShape& shape) {
 
 int64_t CudaCandidates::Bytes(const CudaZoneShape& shape, int64_t oversample) {
   const int64_t candidates = MostCandidates(shape, oversample);
-  return candidates == 0 ? 0 : (shape.heads.kv_heads * candidates + shape.heads.q_heads) * 4;
+  if (candidates == 0) return 0;
+  return (shape.heads.kv_heads * candidates + shape.heads.q_heads) * 4 +
+         CudaHeadBudgets::Bytes(shape);
 }
 
 absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const CudaZoneShape& shape,
@@ -63,6 +65,7 @@ absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const Cu
                    cuda::DeviceBuffer<int32_t>::Create(shape.heads.kv_heads * candidates));
   if (candidates == 0) return out;
   ASSIGN_OR_RETURN(out.base_, cuda::DeviceBuffer<float>::Create(shape.heads.q_heads));
+  ASSIGN_OR_RETURN(out.head_budgets_, CudaHeadBudgets::Make(shape));
   return out;
 }
 
@@ -71,13 +74,20 @@ int64_t CudaCandidates::Count(Layer layer) const {
 }
 
 int32_t* CudaCandidates::Ids(Layer layer, int32_t* chosen) const {
-  return Count(layer) > shape_.budgets[layer.value()] ? ids_.data() : chosen;
+  return rescores(layer) ? ids_.data() : chosen;
+}
+
+CudaSelection CudaCandidates::selection(Layer layer, const int32_t* chosen) const {
+  const int64_t budget = shape_.budgets[layer.value()];
+  if (!rescores(layer)) return {chosen, budget, budget};
+  return {
+      chosen, budget, budget, head_budgets_.of(layer), base_.data(), head_budgets_.total(layer)};
 }
 
 absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chosen,
+                                  const CudaAttendSelected* attend,
                                   const cuda::Stream& stream) const {
-  const int64_t budget = shape_.budgets[layer.value()];
-  if (Count(layer) <= budget) return absl::OkStatus();
+  if (!rescores(layer)) return absl::OkStatus();
   kernels::RescoreRowsParams params;
   params.q = q;
   params.k = keys_.layers[static_cast<size_t>(layer.value())];
@@ -87,10 +97,16 @@ absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chose
   params.head_dim = shape_.heads.head_dim;
   params.row_stride = keys_.row_stride;
   params.candidate_stride = params.count = Count(layer);
-  params.wanted = budget;
+  params.wanted = shape_.budgets[layer.value()];
+  params.wanted_of_head = head_budgets_.of(layer);
   params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
   params.ids = chosen;
   params.base = base_.data();
+  if (attend != nullptr) {
+    params.v = attend->v;
+    params.out = attend->out;
+    params.lse = attend->lse;
+  }
   RETURN_IF_CUDA_ERROR(kernels::RescoreRows(params, stream.get()));
   return absl::OkStatus();
 }

@@ -1,6 +1,6 @@
 // What:   the second look of the methods that choose by codes or labels, on a GPU: they choose
-//         oversample x budget candidates, of which the best by their own keys are kept
-//         (kernels/rescore_rows).
+//         oversample x budget candidates, of which the best by their own keys are kept, and
+//         attended to in the same launch where that is wanted (kernels/rescore_rows).
 // Errors: Make: InvalidArgument more candidates than the kernel serves: names method and bound.
 // Threads: one. Keep only enqueues and can be captured.
 #pragma once
@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/cuda/buffer.h"
+#include "decoder/refine/cuda_head_budgets.h"
 #include "decoder/refine/cuda_refiner.h"
 
 namespace carrel::decoder {
@@ -25,21 +26,23 @@ class CudaCandidates {
   // the layer's rows go.
   int64_t Count(Layer layer) const;
   int32_t* Ids(Layer layer, int32_t* chosen) const;
+  // Whether there are more of them than the layer's budget.
+  bool rescores(Layer layer) const { return Count(layer) > shape_.budgets[layer.value()]; }
   // After that: the best of them into chosen [kv_heads, budget]. Nothing where they are as many.
+  // attend: null, or where rescores(layer).
   absl::Status Keep(Layer layer, const uint16_t* q, int32_t* chosen,
-                    const cuda::Stream& stream) const;
-  // [q_heads]: what Keep's scores were taken less of; null where it keeps all.
-  const float* base(Layer layer) const {
-    return Count(layer) > shape_.budgets[layer.value()] ? base_.data() : nullptr;
-  }
-  int64_t bytes() const { return ids_.bytes() + base_.bytes(); }
+                    const CudaAttendSelected* attend, const cuda::Stream& stream) const;
+  // What Keep chose, of a method that put it there.
+  CudaSelection selection(Layer layer, const int32_t* chosen) const;
+  int64_t bytes() const { return ids_.bytes() + base_.bytes() + head_budgets_.bytes(); }
 
  private:
   CudaZoneShape shape_;
   int64_t oversample_ = 1;
   CudaKeys keys_;
   cuda::DeviceBuffer<int32_t> ids_;  // [kv_heads, most of any layer], of the layer in turn
-  cuda::DeviceBuffer<float> base_;   // [q_heads], likewise
+  cuda::DeviceBuffer<float> base_;   // [q_heads], likewise: what Keep's scores were taken less of
+  CudaHeadBudgets head_budgets_;
 };
 
 // What kAutoOversample is for a shape: kOversample, or what the kernel serves of it.

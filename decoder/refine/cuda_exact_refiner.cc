@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "decoder/refine/cuda_head_budgets.h"
 #include "decoder/refine/cuda_methods.h"
 #include "kernels/dot_score/dot_score_cuda.h"
 #include "kernels/group_topk/group_topk.h"
@@ -31,7 +32,8 @@ class CudaExactRefiner final : public CudaRefiner {
   static int64_t Bytes(const CudaZoneShape& shape) {
     const int64_t floats = shape.heads.q_heads * (Stride(shape) + 1) + StateFloats(shape);
     return 4 * (floats + shape.heads.kv_heads * shape.largest_budget()) +
-           static_cast<int64_t>(kernels::GroupTopKWorkspaceBytes(SelectionOf(shape)));
+           static_cast<int64_t>(kernels::GroupTopKWorkspaceBytes(SelectionOf(shape))) +
+           CudaHeadBudgets::Bytes(shape);
   }
 
   static CudaRefinerOr Make(const CudaZoneShape& shape, const CudaKeys& keys) {
@@ -59,6 +61,7 @@ class CudaExactRefiner final : public CudaRefiner {
     best.scores = scores_.data();
     best.states = states_.data();
     best.k = shape_.budgets[layer.value()];
+    best.k_of_head = head_budgets_.of(layer);
     best.ids = ids_.data();
     best.base = base_.data();
     best.workspace = workspace_.data();
@@ -68,11 +71,14 @@ class CudaExactRefiner final : public CudaRefiner {
 
   CudaSelection selection(Layer layer) const override {
     const int64_t budget = shape_.budgets[layer.value()];
-    return {ids_.data(), budget, budget, nullptr, base_.data()};
+    return {ids_.data(),  budget,
+            budget,       head_budgets_.of(layer),
+            base_.data(), head_budgets_.total(layer)};
   }
 
   int64_t bytes() const override {
-    return scores_.bytes() + states_.bytes() + base_.bytes() + ids_.bytes() + workspace_.bytes();
+    return scores_.bytes() + states_.bytes() + base_.bytes() + ids_.bytes() + workspace_.bytes() +
+           head_budgets_.bytes();
   }
 
  private:
@@ -87,6 +93,7 @@ class CudaExactRefiner final : public CudaRefiner {
         ids_, cuda::DeviceBuffer<int32_t>::Create(shape_.heads.kv_heads * shape_.largest_budget()));
     ASSIGN_OR_RETURN(workspace_,
                      ZeroedDeviceBytes(kernels::GroupTopKWorkspaceBytes(SelectionOf(shape_))));
+    ASSIGN_OR_RETURN(head_budgets_, CudaHeadBudgets::Make(shape_));
     return absl::OkStatus();
   }
 
@@ -97,6 +104,7 @@ class CudaExactRefiner final : public CudaRefiner {
   cuda::DeviceBuffer<float> base_;    // [q_heads]
   cuda::DeviceBuffer<int32_t> ids_;   // [kv_heads, most of any layer]
   cuda::DeviceBuffer<uint8_t> workspace_;
+  CudaHeadBudgets head_budgets_;
 };
 
 }  // namespace

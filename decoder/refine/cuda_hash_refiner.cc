@@ -81,6 +81,7 @@ class CudaHashRefiner final : public CudaRefiner {
   CudaRefinerOr Fork(const std::vector<int64_t>& budgets) const override {
     CudaZoneShape shape = shape_;
     shape.budgets = budgets;
+    shape.head_budgets.clear();
     auto fork = std::make_unique<CudaHashRefiner>(config_, shape);
     fork->layers_ = layers_;
     // What an approximate query fetches ahead is worth no second look.
@@ -166,15 +167,17 @@ class CudaHashRefiner final : public CudaRefiner {
 
   absl::Status Select(Layer layer, const uint16_t* q, int64_t,
                       const cuda::Stream& stream) const override {
-    int32_t* chosen = ids_[layer.value()].data();
-    RETURN_IF_ERROR(config_.query == HashQuery::kSigns ? SelectBySigns(layer, q, chosen, stream)
-                                                       : SelectByWeights(layer, q, chosen, stream));
-    return candidates_.Keep(layer, q, chosen, stream);
+    return Choose(layer, q, nullptr, stream);
+  }
+  bool attends(Layer layer) const override { return candidates_.rescores(layer); }
+  absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t,
+                               const CudaAttendSelected& attend,
+                               const cuda::Stream& stream) const override {
+    return Choose(layer, q, &attend, stream);
   }
 
   CudaSelection selection(Layer layer) const override {
-    const int64_t budget = shape_.budgets[layer.value()];
-    return {ids_[layer.value()].data(), budget, budget, nullptr, candidates_.base(layer)};
+    return candidates_.selection(layer, ids_[layer.value()].data());
   }
 
  private:
@@ -184,6 +187,14 @@ class CudaHashRefiner final : public CudaRefiner {
     // weights what each bit stands for.
     cuda::DeviceBuffer<uint16_t> directions;
   };
+
+  absl::Status Choose(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
+                      const cuda::Stream& stream) const {
+    int32_t* chosen = ids_[layer.value()].data();
+    RETURN_IF_ERROR(config_.query == HashQuery::kSigns ? SelectBySigns(layer, q, chosen, stream)
+                                                       : SelectByWeights(layer, q, chosen, stream));
+    return candidates_.Keep(layer, q, chosen, attend, stream);
+  }
 
   absl::Status SelectBySigns(Layer layer, const uint16_t* q, int32_t* chosen,
                              const cuda::Stream& stream) const {

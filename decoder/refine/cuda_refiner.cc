@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/config.h"
@@ -61,6 +62,11 @@ absl::StatusOr<int64_t> CudaRefinerBytes(const RefineConfig& given, const CudaZo
       return CudaChannelBytes(config.channels, shape);
   }
   return absl::InternalError("unknown refine kind");
+}
+
+absl::Status CudaRefiner::SelectAndAttend(Layer layer, const uint16_t*, int64_t,
+                                          const CudaAttendSelected&, const cuda::Stream&) const {
+  return absl::InternalError(absl::StrCat("layer ", layer.value(), ": its method does not attend"));
 }
 
 absl::StatusOr<std::unique_ptr<CudaRefiner>> CudaRefiner::Fork(const std::vector<int64_t>&) const {

@@ -48,6 +48,9 @@ struct CudaZoneShape {
   RowRange zone;
   std::vector<int64_t>
       budgets;  // [layers]: LayerBudgets; of layers with kAllRows nothing is chosen
+  // [layers, kv_heads]: what single KV heads take of their layer's budget, where the method orders
+  // rows by exact scores (otherwise all take the budget); empty: the budget.
+  std::vector<int64_t> head_budgets = {};
 
   bool dense(Layer layer) const;
   int64_t largest_budget() const;  // of layers that are not dense; 0: all are
@@ -61,6 +64,15 @@ struct CudaSelection {
   // [q_heads]: rows are the best by max over the group of (score - base), and no other candidate is
   // better; null: they were not chosen so.
   const float* base = nullptr;
+  // Of all KV heads where they take different numbers; otherwise -1.
+  int64_t total_rows = -1;
+};
+
+// Attention to selected rows: v as the keys; out [q_heads, head_dim], lse [q_heads] f32.
+struct CudaAttendSelected {
+  const uint16_t* v = nullptr;
+  float* out = nullptr;
+  float* lse = nullptr;
 };
 
 class CudaRefiner {
@@ -71,6 +83,14 @@ class CudaRefiner {
   virtual absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
                               const cuda::Stream& stream) const = 0;
   virtual CudaSelection selection(Layer layer) const = 0;
+
+  // Whether the launch that selects a layer's rows can attend to them: its keys lie in device memory
+  // and are read for their scores anyway.
+  virtual bool attends(Layer) const { return false; }
+  // attends(layer): Select, and attention to what it selects.
+  virtual absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t phase,
+                                       const CudaAttendSelected& attend,
+                                       const cuda::Stream& stream) const;
 
   // Device memory taken: what CudaRefinerBytes said.
   virtual int64_t bytes() const = 0;

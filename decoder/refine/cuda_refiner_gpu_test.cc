@@ -5,6 +5,7 @@
 #include "common/cuda/graph.h"
 #include "common/test_random.h"
 #include "decoder/config.h"
+#include "decoder/refine/cuda_methods.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/refine/random_rows.h"
 #include "kernels/rescore_rows/rescore_rows.h"
@@ -196,6 +197,104 @@ void CudaRefinerGpuTest::RunRandomSequence(int64_t head_dim, int64_t most_group,
   const Position begin = Below(5);
   const RowRange zone{begin, tokens - Below(9)};
   RunSequence(heads, tokens, zone, 1 + Below(std::min<int64_t>(zone.rows() - 1, 1000)));
+}
+
+// Random K and V of one layer on both sides, and queries.
+struct DeviceRows {
+  DeviceRows(std::mt19937_64& rng, const AttentionShape& heads, int64_t rows)
+      : k(Random(rng, heads.kv_heads * rows * heads.head_dim)),
+        v(Random(rng, heads.kv_heads * rows * heads.head_dim)),
+        q(Random(rng, heads.q_heads * heads.head_dim)),
+        device_k(*ToDevice(k)),
+        device_v(*ToDevice(v)),
+        device_q(*ToDevice(q)) {}
+  static std::vector<uint16_t> Random(std::mt19937_64& rng, int64_t count) {
+    std::vector<uint16_t> out(static_cast<size_t>(count));
+    FloatToBf16(RandomNormal(rng, count), out.data());
+    return out;
+  }
+  std::vector<uint16_t> k, v, q;
+  cuda::DeviceBuffer<uint16_t> device_k, device_v, device_q;
+};
+
+// Attention of q head h to `chosen` rows of its KV head, in fp64; returns its lse.
+double Attended(const DeviceRows& rows, const AttentionShape& heads, int64_t zone_rows, int32_t h,
+                const std::vector<Position>& chosen, std::vector<float>& out) {
+  const int64_t d = heads.head_dim, head = h / heads.group();
+  const auto at = [&](const std::vector<uint16_t>& x, int64_t row, int64_t c) {
+    return static_cast<double>(Bf16ToFloat(x[static_cast<size_t>(row * d + c)]));
+  };
+  std::vector<double> sums(static_cast<size_t>(d));
+  double total = 0;
+  for (const Position row : chosen) {
+    double score = 0;
+    for (int64_t c = 0; c < d; ++c)
+      score += at(rows.q, h, c) * at(rows.k, head * zone_rows + row, c);
+    const double weight = std::exp(score / std::sqrt(static_cast<double>(d)));
+    total += weight;
+    for (int64_t c = 0; c < d; ++c) {
+      sums[static_cast<size_t>(c)] += weight * at(rows.v, head * zone_rows + row, c);
+    }
+  }
+  for (const double sum : sums) out.push_back(static_cast<float>(sum / total));
+  return std::log(total);
+}
+
+// Heads that take less than their layer's budget take the best of what they would have taken; and
+// what attends while it selects attends to just these rows.
+TEST_P(CudaRefinerGpuTest, HeadsOwnBudgets_AndAttentionInTheSameLaunch) {
+  const AttentionShape heads{.layers = 1, .q_heads = 12, .kv_heads = 3, .head_dim = 64};
+  const int64_t zone_rows = 1000 + Below(4000);
+  const RandomRows stored(rng_, heads, zone_rows + 8, zone_rows + 8);
+  const DeviceRows rows(rng_, heads, zone_rows);
+  CudaZoneShape shape{heads, {0, zone_rows}, {1 + Below(300)}};
+  const CudaKeys keys{{rows.device_k.data()}, zone_rows, nullptr};
+  const RefineConfig config = *ParseRefine(GetParam().method);
+  const auto of_layer = MakeCudaRefiner(config, shape, keys, &stored, &pool_, stream_);
+  CARREL_ASSERT_OK(of_layer);
+  for (int i = 0; i < heads.kv_heads; ++i)
+    shape.head_budgets.push_back(1 + Below(shape.budgets[0]));
+  const auto of_heads = MakeCudaRefiner(config, shape, keys, &stored, &pool_, stream_);
+  CARREL_ASSERT_OK(of_heads);
+  const Layer layer(0);
+  CARREL_ASSERT_OK((*of_layer)->Select(layer, rows.device_q.data(), 0, stream_));
+  CARREL_ASSERT_OK((*of_heads)->Select(layer, rows.device_q.data(), 0, stream_));
+  CARREL_ASSERT_OK(stream_.Synchronize());
+  const auto all = Selected(**of_layer, layer, heads.kv_heads);
+  const auto own = Selected(**of_heads, layer, heads.kv_heads);
+  EXPECT_EQ(*CudaRefinerBytes(config, shape, &stored), (*of_heads)->bytes());
+  if ((*of_heads)->selection(layer).total_rows < 0) {
+    EXPECT_EQ(own, all);
+    EXPECT_FALSE((*of_heads)->attends(layer) && !(*of_layer)->attends(layer));
+    return;
+  }
+  int64_t total = 0;
+  for (size_t head = 0; head < own.size(); ++head) {
+    EXPECT_EQ(static_cast<int64_t>(own[head].size()), shape.head_budgets[head]);
+    EXPECT_TRUE(
+        std::includes(all[head].begin(), all[head].end(), own[head].begin(), own[head].end()));
+    total += shape.head_budgets[head];
+  }
+  EXPECT_EQ((*of_heads)->selection(layer).total_rows, total);
+  if (!(*of_heads)->attends(layer)) return;
+  auto out = cuda::DeviceBuffer<float>::Create(heads.q_heads * heads.head_dim);
+  auto lse = cuda::DeviceBuffer<float>::Create(heads.q_heads);
+  CARREL_ASSERT_OK(out);
+  CARREL_ASSERT_OK(lse);
+  CARREL_ASSERT_OK((*of_heads)->SelectAndAttend(
+      layer, rows.device_q.data(), 0, {rows.device_v.data(), out->data(), lse->data()}, stream_));
+  CARREL_ASSERT_OK(stream_.Synchronize());
+  EXPECT_EQ(Selected(**of_heads, layer, heads.kv_heads), own);
+  std::vector<float> found(static_cast<size_t>(out->size())), found_lse(12), expected, expected_lse;
+  ASSERT_EQ(cudaSuccess,
+            cudaMemcpy(found.data(), out->data(), found.size() * 4, cudaMemcpyDefault));
+  ASSERT_EQ(cudaSuccess, cudaMemcpy(found_lse.data(), lse->data(), 48, cudaMemcpyDefault));
+  for (int32_t h = 0; h < heads.q_heads; ++h) {
+    expected_lse.push_back(static_cast<float>(
+        Attended(rows, heads, zone_rows, h, own[static_cast<size_t>(h / 4)], expected)));
+  }
+  EXPECT_LT(RelativeError(found.data(), expected.data(), out->size()), 5e-3);
+  EXPECT_LT(RelativeError(found_lse.data(), expected_lse.data(), 12), 1e-3);
 }
 
 // A sanitizer takes minutes for each of the long ones.

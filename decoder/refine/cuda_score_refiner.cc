@@ -28,6 +28,18 @@ absl::Status CudaScoreRefiner::Allocate(const char* method, int64_t oversample,
 
 absl::Status CudaScoreRefiner::Select(Layer layer, const uint16_t* q, int64_t,
                                       const cuda::Stream& stream) const {
+  return Choose(layer, q, nullptr, stream);
+}
+
+absl::Status CudaScoreRefiner::SelectAndAttend(Layer layer, const uint16_t* q, int64_t,
+                                               const CudaAttendSelected& attend,
+                                               const cuda::Stream& stream) const {
+  return Choose(layer, q, &attend, stream);
+}
+
+absl::Status CudaScoreRefiner::Choose(Layer layer, const uint16_t* q,
+                                      const CudaAttendSelected* attend,
+                                      const cuda::Stream& stream) const {
   RETURN_IF_ERROR(Score(layer, q, scores_.data(), Stride(shape_), stream));
   kernels::TopKCudaParams best;
   best.scores = scores_.data();
@@ -39,7 +51,7 @@ absl::Status CudaScoreRefiner::Select(Layer layer, const uint16_t* q, int64_t,
   best.workspace = workspace_.data();
   best.sorted = false;
   RETURN_IF_CUDA_ERROR(kernels::TopKCuda(best, stream.get()));
-  return candidates_.Keep(layer, q, ids_.data(), stream);
+  return candidates_.Keep(layer, q, ids_.data(), attend, stream);
 }
 
 int64_t CudaScoreRefiner::bytes() const {
@@ -47,8 +59,7 @@ int64_t CudaScoreRefiner::bytes() const {
 }
 
 CudaSelection CudaScoreRefiner::selection(Layer layer) const {
-  const int64_t budget = shape_.budgets[layer.value()];
-  return {ids_.data(), budget, budget, nullptr, candidates_.base(layer)};
+  return candidates_.selection(layer, ids_.data());
 }
 
 }  // namespace carrel::decoder

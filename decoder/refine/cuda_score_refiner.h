@@ -15,6 +15,10 @@ class CudaScoreRefiner : public CudaRefiner {
 
   absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
                       const cuda::Stream& stream) const final;
+  bool attends(Layer layer) const final { return candidates_.rescores(layer); }
+  absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t phase,
+                               const CudaAttendSelected& attend,
+                               const cuda::Stream& stream) const final;
   CudaSelection selection(Layer layer) const final;
   int64_t bytes() const override;
 
@@ -29,6 +33,9 @@ class CudaScoreRefiner : public CudaRefiner {
   const CudaZoneShape shape_;
 
  private:
+  absl::Status Choose(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
+                      const cuda::Stream& stream) const;
+
   cuda::DeviceBuffer<float> scores_;  // [kv_heads, stride]
   cuda::DeviceBuffer<int32_t> ids_;   // [kv_heads, most of any layer], of the layer in turn
   CudaCandidates candidates_;

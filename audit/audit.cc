@@ -16,10 +16,11 @@
 #include "common/thread_pool.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/format/sampled_queries.h"
-#include "kvstore/index/blob.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/rows.h"
-#include "kvstore/index/stored_queries.h"
+#include "kvstore/index/index_type.h"
+#include "kvstore/index/rows/blob.h"
+#include "kvstore/index/rows/rows.h"
+#include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::audit {
@@ -92,10 +93,8 @@ absl::Status ReadIndexParams(const v1::Manifest& m, AuditReport& report) {
   }
   report.built_from_queries = m.index().kind() == kvstore::kAutoIndexKind;
   for (const HeadAudit& head : report.heads) {
-    report.built_from_queries = report.built_from_queries ||
-                                head.params.kind == IndexKind::kGraph ||
-                                (head.params.kind == IndexKind::kCode &&
-                                 head.params.code_training != kvstore::CodeTraining::kOff);
+    report.built_from_queries =
+        report.built_from_queries || kvstore::IndexTypeOf(head.params.kind).learns(head.params);
   }
   return absl::OkStatus();
 }

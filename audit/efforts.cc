@@ -2,33 +2,21 @@
 
 #include <algorithm>
 
+#include "kvstore/index/index_type.h"
+
 namespace carrel::audit {
 
 using kvstore::IndexKind;
 using kvstore::kMaxEffort;
 
-bool HasEffort(IndexKind kind) { return kind != IndexKind::kFlat; }
+bool HasEffort(IndexKind kind) { return !kvstore::IndexTypeOf(kind).exact(); }
 
-absl::string_view EffortWord(IndexKind kind) {
-  switch (kind) {
-    case IndexKind::kFlat:
-      return "every row scored";
-    case IndexKind::kHnsw:
-    case IndexKind::kGraph:
-      return "beam width";
-    case IndexKind::kIvf:
-      return "lists probed";
-    case IndexKind::kCode:
-    case IndexKind::kInt8:
-      return "rows scored exactly";
-  }
-  return "effort";
-}
+absl::string_view EffortWord(IndexKind kind) { return kvstore::IndexTypeOf(kind).effort_word(); }
 
 int32_t LeastEffort(IndexKind kind, int64_t top_k) {
   if (!HasEffort(kind)) return 0;
-  if (kind == IndexKind::kIvf) return 1;
-  return static_cast<int32_t>(std::clamp<int64_t>(top_k, 1, kMaxEffort));
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(kvstore::IndexTypeOf(kind).LeastEffort(top_k), 1, kMaxEffort));
 }
 
 int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "audit/efforts.h"
+#include "kvstore/index/index_type.h"
 
 namespace carrel::audit {
 
@@ -76,35 +77,11 @@ std::vector<CurvePoint> Curve(const AuditReport& report, Heads heads) {
 }
 
 std::string DescribeIndex(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
-  std::string text(kvstore::IndexKindName(params.kind));
-  switch (params.kind) {
-    case IndexKind::kFlat:
-      return text + ": exact, every row scored";
-    case IndexKind::kInt8:
-      absl::StrAppend(&text, ": every row scored in 8 bits");
-      break;
-    case IndexKind::kHnsw:
-      absl::StrAppend(&text, ": m ", params.m, ", built with beam width ", params.ef_construction);
-      break;
-    case IndexKind::kGraph:
-      absl::StrAppend(&text, ": m ", params.m);
-      break;
-    case IndexKind::kIvf:
-      absl::StrAppend(&text, ": ",
-                      params.ivf_lists == 0 ? "4 sqrt(rows)" : absl::StrCat(params.ivf_lists),
-                      " lists");
-      break;
-    case IndexKind::kCode:
-      absl::StrAppend(
-          &text, ": ", params.code_bits, " bits, ",
-          params.code_training == kvstore::CodeTraining::kOff
-              ? "random"
-              : absl::StrCat("learned (", kvstore::CodeTrainingName(params.code_training), ")"),
-          " directions, ", kvstore::CodeScanName(params.code_scan), " scan");
-      break;
-  }
-  return absl::StrCat(text, ", effort ", OwnEffort(params, top_k, rows), " (",
-                      EffortWord(params.kind), params.effort == 0 ? "; the kind's default)" : ")");
+  const kvstore::IndexType& type = kvstore::IndexTypeOf(params.kind);
+  std::string text = absl::StrCat(type.name(), ": ", type.Describe(params));
+  if (type.exact()) return text;
+  return absl::StrCat(text, ", effort ", OwnEffort(params, top_k, rows), " (", type.effort_word(),
+                      params.effort == 0 ? "; the kind's default)" : ")");
 }
 
 std::string DescribeIndexes(const AuditReport& report) {

@@ -8,7 +8,7 @@
 #include "common/checksum.h"
 #include "common/status.h"
 #include "decoder/wire.h"
-#include "kvstore/index/stored_queries.h"
+#include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::bench {

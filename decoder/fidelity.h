@@ -1,5 +1,5 @@
 // What:   rows per KV head that reach a fidelity, from what prefill measured of the context
-//         (kvstore/index/fidelity.h; carrel/v1/context.proto, HeadFidelity).
+//         (kvstore/index/summaries/fidelity.h; carrel/v1/context.proto, HeadFidelity).
 // Math:   with e_i(k) the mean square that k rows leave of KV head i's outputs and y_i the mean
 //         square of an output in its layer (mean over the layer's heads),
 //           error(k_1 ..) = sqrt(mean_i e_i(k_i) / y_i).

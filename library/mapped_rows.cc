@@ -9,12 +9,12 @@
 #include "common/status.h"
 #include "kernels/code_score/code_score.h"
 #include "kvstore/format/keys.h"
-#include "kvstore/index/blob.h"
-#include "kvstore/index/code_blob.h"
-#include "kvstore/index/rows.h"
-#include "kvstore/index/stored_queries.h"
-#include "kvstore/index/summaries.h"
-#include "kvstore/index/summary_table.h"
+#include "kvstore/index/code/code_blob.h"
+#include "kvstore/index/rows/blob.h"
+#include "kvstore/index/rows/rows.h"
+#include "kvstore/index/rows/stored_queries.h"
+#include "kvstore/index/summaries/summaries.h"
+#include "kvstore/index/summaries/summary_table.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::library {
@@ -24,7 +24,7 @@ using decoder::HeadCodes;
 using decoder::HeadRows;
 
 // The directions by which the index itself hashes a query, and those of which it makes keys again, with
-// the signs of the keys (kvstore/index/code.h).
+// the signs of the keys (kvstore/index/code/code.h).
 HeadCodes CodesOf(const kvstore::CodeHeader& header, const kvstore::CodeDecoder& decoder,
                   const std::string& blob) {
   HeadCodes codes;

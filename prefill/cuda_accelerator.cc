@@ -15,7 +15,7 @@
 #include "common/status.h"
 #include "kernels/code_encode/code_encode.h"
 #include "kernels/code_score/code_score.h"
-#include "kvstore/index/faiss_gpu.h"
+#include "kvstore/index/building/faiss_gpu.h"
 #include "prefill/cuda_summaries.h"
 
 namespace carrel::prefill {

@@ -2,7 +2,7 @@
 //         where they lie in pinned memory, beside the forward pass, and makes summaries of rows
 //         (cuda_summaries.h); where Faiss has its GPU half, that finds queries' nearest keys and
 //         trains lists.
-// Errors: as kvstore/index/accelerator.h; of Make: ResourceExhausted device or pinned memory;
+// Errors: as kvstore/index/building/accelerator.h; of Make: ResourceExhausted device or pinned memory;
 //         FailedPrecondition a build without CUDA.
 // Threads: any; eight callers work at once, others wait.
 // Cost:   CudaAcceleratorBytes of device memory, at most 143 MB; of pinned memory 260 bytes per
@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kvstore/index/accelerator.h"
+#include "kvstore/index/building/accelerator.h"
 
 namespace carrel::prefill {
 

@@ -10,7 +10,7 @@
 #include "common/test_util.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/index.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "prefill/cuda_accelerator.h"
 
 namespace carrel::prefill {

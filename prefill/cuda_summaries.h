@@ -1,4 +1,4 @@
-// What:   summaries (kvstore/index/summaries.h) of one head at a time on the GPU, some segments
+// What:   summaries (kvstore/index/summaries/summaries.h) of one head at a time on the GPU, some segments
 //         after the other (kernels/cluster_rows), from rows in pinned memory.
 // Errors: Unimplemented a shape that is not served; ResourceExhausted and others of the device.
 // Ownership: move-only. Threads: one at a time.
@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/stream.h"
-#include "kvstore/index/accelerator.h"
+#include "kvstore/index/building/accelerator.h"
 
 namespace carrel::prefill {
 

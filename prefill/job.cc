@@ -11,7 +11,7 @@
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 #include "prefill/staging.h"
 

@@ -10,9 +10,9 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "kvstore/format/sampled_queries.h"
-#include "kvstore/index/fidelity.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/summaries/fidelity.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 #include "prefill/head_statistics.h"
 

@@ -14,9 +14,10 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
-#include "kvstore/index/accelerator.h"
+#include "kvstore/index/building/accelerator.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/index_type.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 #include "model/fingerprint.h"
 #include "prefill/cuda_accelerator.h"
@@ -40,7 +41,7 @@ absl::Status ValidateKeysBeforeRope(const PrefillConfig& config) {
                      " needs device=cpu: a GPU prefills densely and stores keys after RoPE"));
   }
   if (attention.key_position != KeyPosition::kNone) return absl::OkStatus();
-  if (config.auto_index.has_value() || config.index.kind != kvstore::IndexKind::kFlat) {
+  if (config.auto_index.has_value() || !kvstore::IndexTypeOf(config.index.kind).exact()) {
     return absl::InvalidArgumentError(
         "key_position=none needs index=flat: an index finds keys by scores, and keys before RoPE "
         "have none until they stand somewhere");

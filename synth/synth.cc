@@ -14,7 +14,7 @@
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/format/sampled_queries.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 #include "prefill/job.h"
 #include "prefill/layer_writer.h"

@@ -7,7 +7,7 @@
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "kvstore/format/sampled_queries.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 #include "kvstore/storage/store.h"
 #include "prefill/job.h"
 #include "prefill/layer_writer.h"

@@ -4,7 +4,7 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 #include "kvstore/storage/store.h"
 #include "model/safetensors.h"
 #include "tests/world.h"

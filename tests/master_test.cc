@@ -6,7 +6,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "common/test_util.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 #include "kvstore/storage/store.h"
 #include "tests/world.h"
 

@@ -12,7 +12,7 @@
 #include "kernels/group_score/group_score.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "kernels/topk/topk.h"
-#include "kvstore/index/stored_queries.h"
+#include "kvstore/index/rows/stored_queries.h"
 
 namespace carrel::bench {
 namespace {

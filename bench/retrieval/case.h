@@ -14,7 +14,7 @@
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "kvstore/format/sampled_queries.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::bench {

@@ -14,7 +14,7 @@
 #include "common/ids.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/index.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 
 namespace carrel::bench {
 

@@ -11,7 +11,7 @@
 //         section 3, score and sum over the group. Differs from HATA: the keys' mean is taken off
 //         before the sign, which no order of scores notices and which centres the bits; W is random
 //         rotations of head_dim directions each, in bf16, or, with stored codes, the decoder of the
-//         context's code index (kvstore/index/code.h: staged codes), where HATA descends a gradient.
+//         context's code index (kvstore/index/code/code.h: staged codes), where HATA descends a gradient.
 //         New keys are dense in the window and need no code.
 // Errors: NotFound no code index is stored (kStored); Unimplemented its bits are no multiple of 32.
 // Ownership: the rows outlive it.

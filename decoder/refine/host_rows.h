@@ -47,7 +47,7 @@ struct HeadCodes {
 };
 
 // Rows of one token's zone that were not selected, as summaries of their clusters tell them: the
-// estimation term (kvstore/index/summaries.h).
+// estimation term (kvstore/index/summaries/summaries.h).
 struct RestRequest {
   Layer layer;
   KvHead head;

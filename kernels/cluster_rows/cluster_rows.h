@@ -1,5 +1,5 @@
 // What:   k-means of rows within segments on the GPU, and what its clusters say of their keys and V
-//         rows: the work behind kvstore/index/summaries.h, one step per call, whole segments at a
+//         rows: the work behind kvstore/index/summaries/summaries.h, one step per call, whole segments at a
 //         time.
 // Math:   of a segment of n rows and k = ceil(n / cluster_rows) clusters:
 //         CentreRows:  x = bf16(transform bf16(key - centre)); no transform: bf16(key - centre).

@@ -3,7 +3,7 @@
 // Math:   y = matrix x + offset; stage by stage b_j = y_j > 0 ? 1 : -1 for its bits, then
 //         y_i -= sum_j feedback[i, j] b_j for all bits i of later stages, j over the stage. Bit i
 //         of the key is set exactly if b_i = 1. fp32.
-// Source: the staged encoder of kvstore/index/code.h, with its affine maps multiplied out.
+// Source: the staged encoder of kvstore/index/code/code.h, with its affine maps multiplied out.
 // Shapes: x [rows, head_dim] bf16, in device or pinned host memory; matrix [bits, head_dim], offset
 //         [bits], feedback [bits, bits] f32 device memory, feedback null with one stage; blocks:
 //         ceil(rows / 64) of CodeBlockBytes(bits), device or pinned host memory, 4-byte aligned,

@@ -1,6 +1,6 @@
 // What:   the estimation term on the GPU: attention of one token to the rows of a zone that were not
 //         selected, as summaries of their clusters tell it, joined with attention to those that were.
-// Math:   as kvstore/index/summaries.h and summary_attention.h say, per KV head g, q head h of its
+// Math:   as kvstore/index/summaries/summaries.h and summary_attention.h say, per KV head g, q head h of its
 //         group and cluster c, without what the centre adds (scale <q[h], centre[g]>):
 //           mean[h, c] = scale key_scale <q[h], keys[c]>, var[h, c] = spread scale^2 |q[h]|^2
 //         Of the rows of c some are selected; with their number gone, their scores above the mean

@@ -1,5 +1,5 @@
 // What:   the summaries of one head's zone, laid out as the GPU reads them: clusters of all segments
-//         one behind the other, in float and int8 as they are stored (kvstore/index/summaries.h).
+//         one behind the other, in float and int8 as they are stored (kvstore/index/summaries/summaries.h).
 // Shapes: below. A cluster's number counts from the zone's first segment; a segment has
 //         segment_clusters of them, its last ones perhaps without rows.
 // Units:  spread already holds the share of it that counts.

@@ -9,8 +9,9 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/stored_drift.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/index_type.h"
+#include "kvstore/index/rows/stored_drift.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
@@ -66,12 +67,12 @@ absl::Status OpenContext::ReadManifest() {
   tokens_ = m.tokens();
   scale_ = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   ASSIGN_OR_RETURN(index_params_, HeadIndexParamsOf(m));
-  // A search by codes knows its rows before it reads them. The others walk from row to row, or read
-  // all: for them a layer's first search had better read the layer.
-  const bool by_codes =
+  // Where a search does not know its rows before it reads them, a layer's first search had better
+  // read the layer.
+  const bool few =
       std::all_of(index_params_.begin(), index_params_.end(),
-                  [](const IndexParams& params) { return params.kind == IndexKind::kCode; });
-  if (by_codes) stored_->Expect(FileAccess::kSparse);
+                  [](const IndexParams& params) { return IndexTypeOf(params.kind).reads_few(); });
+  if (few) stored_->Expect(FileAccess::kSparse);
   layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
   changes_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(shape_.layers));
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
@@ -126,10 +127,10 @@ absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
   ASSIGN_OR_RETURN(rows->exact,
                    OpenIndex(IndexParams{.kind = IndexKind::kFlat}, Blob(), rows->keys));
   slot.rows = std::move(rows);
-  // A layer's heads are opened before the first of them is searched: their codes come meanwhile.
-  if (ParamsOf(layer, kv_head).kind == IndexKind::kCode) {
-    ASSIGN_OR_RETURN(const Blob codes, Blob::Open(*stored_, layer, Kind::kIndex, kv_head));
-    codes.AskAhead();
+  // A layer's heads are opened before the first of them is searched: their blobs come meanwhile.
+  if (IndexTypeOf(ParamsOf(layer, kv_head).kind).reads_few()) {
+    ASSIGN_OR_RETURN(const Blob blob, Blob::Open(*stored_, layer, Kind::kIndex, kv_head));
+    blob.AskAhead();
   }
   return slot.rows;
 }
@@ -196,7 +197,7 @@ const IndexParams& OpenContext::ParamsOf(Layer layer, KvHead kv_head) const {
 absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
                                     absl::FunctionRef<absl::Status(const Index&)> search) const {
   const IndexParams& params = ParamsOf(layer, kv_head);
-  if (params.kind == IndexKind::kFlat) return search(*rows.exact);
+  if (IndexTypeOf(params.kind).exact()) return search(*rows.exact);
   Blob blob;
   absl::StatusOr<IndexCache::Lease> lease = indexes_->Acquire(
       {id_, layer, kv_head, opening_,

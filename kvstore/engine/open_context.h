@@ -25,7 +25,7 @@
 #include "kvstore/engine/layer_loader.h"
 #include "kvstore/engine/resident_budget.h"
 #include "kvstore/index/index.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 
 namespace carrel::v1 {
 class Manifest;

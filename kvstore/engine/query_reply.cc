@@ -10,7 +10,7 @@
 #include "kernels/merge_states/merge_states.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "kvstore/engine/attend_all.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/summaries/summaries.h"
 
 namespace carrel::kvstore {
 namespace {

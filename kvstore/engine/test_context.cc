@@ -16,7 +16,7 @@
 #include "common/status.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {

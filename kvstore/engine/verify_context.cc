@@ -4,12 +4,13 @@
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
-#include "kvstore/index/blob.h"
 #include "kvstore/index/index_spec.h"
-#include "kvstore/index/rows.h"
-#include "kvstore/index/stored_drift.h"
-#include "kvstore/index/stored_queries.h"
-#include "kvstore/index/summaries.h"
+#include "kvstore/index/index_type.h"
+#include "kvstore/index/rows/blob.h"
+#include "kvstore/index/rows/rows.h"
+#include "kvstore/index/rows/stored_drift.h"
+#include "kvstore/index/rows/stored_queries.h"
+#include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
@@ -124,7 +125,7 @@ class Verifier {
 
   absl::Status OpenHeadIndex(Layer layer, KvHead head, const IndexParams& params,
                              const Rows& keys) const {
-    if (params.kind == IndexKind::kFlat) return absl::OkStatus();
+    if (IndexTypeOf(params.kind).exact()) return absl::OkStatus();
     ASSIGN_OR_RETURN(Blob blob, Blob::Open(context_, layer, Kind::kIndex, head));
     if (blob.empty()) return absl::DataLossError("the index is missing");
     if (!deep_) return absl::OkStatus();

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 
 namespace carrel::kvstore {
 

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "common/status.h"
 #include "kvstore/format/sampled_queries.h"
+#include "kvstore/index/index_type.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -18,11 +20,6 @@ constexpr int64_t kLeastZone = 8;
 // Efforts tried per kind, each twice the one before.
 constexpr int kEfforts = 7;
 
-// Nanoseconds per row and q head of the group, on 2 AVX-512 cores at head_dim 128: read in order,
-// in 8 bits, as a code of 128 bits, at random by the group, at random by one head that goes from
-// link to link (21 times kInOrder there, 26 times at head_dim 64).
-constexpr double kInOrder = 2.2, kInOrderInt8 = 1.2, kAsCode = 0.2, kAtRandom = 10, kWalked = 46;
-
 struct Judge {
   SearchRequest request;
   SearchResult exact;
@@ -30,26 +27,8 @@ struct Judge {
 };
 
 double CostNs(const IndexParams& params, const SearchResult& result, int64_t group, int64_t zone) {
-  const auto visited = static_cast<double>(result.visited);
-  if (result.zone_scored) return kInOrder * visited;
-  switch (params.kind) {
-    case IndexKind::kFlat:
-      return kInOrder * visited;
-    case IndexKind::kCode: {
-      const auto scanned = static_cast<double>(group * zone);
-      return kAsCode * params.code_bits / 128 * scanned + kAtRandom * (visited - scanned);
-    }
-    case IndexKind::kInt8: {
-      const auto scanned = static_cast<double>(group * zone);
-      return kInOrderInt8 * scanned + kAtRandom * (visited - scanned);
-    }
-    case IndexKind::kIvf:
-      return kAtRandom * visited;
-    case IndexKind::kHnsw:
-    case IndexKind::kGraph:
-      return kWalked * visited;
-  }
-  return INFINITY;
+  if (result.zone_scored) return kInOrderNs * static_cast<double>(result.visited);
+  return IndexTypeOf(params.kind).SearchNs(params, result, group, zone);
 }
 
 template <typename Fn>
@@ -64,17 +43,6 @@ double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
-}
-
-int32_t FirstEffort(IndexKind kind, int64_t wanted) {
-  switch (kind) {
-    case IndexKind::kFlat:
-      return 0;
-    case IndexKind::kIvf:
-      return 4;
-    default:
-      return static_cast<int32_t>(std::min<int64_t>(wanted, kMaxEffort));
-  }
 }
 
 struct Verdict {
@@ -115,6 +83,77 @@ absl::StatusOr<Verdict> Try(const Index& index, const IndexParams& params, int32
   return verdict;
 }
 
+// Samples that build, and the places of those that may judge: of the odd ones those that see
+// enough.
+struct Split {
+  SampledQueries builders;
+  std::vector<int64_t> judges;
+};
+
+Split SplitOf(const SampledQueries& queries, int64_t least_zone) {
+  Split split;
+  split.builders.group = queries.group;
+  split.builders.head_dim = queries.head_dim;
+  for (int64_t i = 0; i < queries.samples(); ++i) {
+    if (i % 2 == 0) {
+      split.builders.positions.push_back(queries.positions[static_cast<size_t>(i)]);
+      const float* first = queries.Query(i, 0);
+      split.builders.queries.insert(split.builders.queries.end(), first,
+                                    first + queries.group * queries.head_dim);
+    } else if (queries.positions[static_cast<size_t>(i)] >= least_zone) {
+      split.judges.push_back(i);
+    }
+  }
+  return split;
+}
+
+// With what an exact search finds for each.
+absl::StatusOr<std::vector<Judge>> JudgesOf(const SampledQueries& queries,
+                                            const std::vector<int64_t>& odd, int64_t wanted,
+                                            const Rows& keys, SearchScratch& scratch) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Index> flat, OpenIndex({}, Blob(), keys));
+  std::vector<Judge> judges;
+  const auto count = static_cast<int64_t>(odd.size()), used = std::min<int64_t>(kJudges, count);
+  for (int64_t i = 0; i < used; ++i) {
+    // The late ones see most, as the questions will.
+    const int64_t sample = odd[odd.size() - 1 - static_cast<size_t>(i * count / (2 * used))];
+    Judge judge;
+    judge.request.queries = queries.Query(sample, 0);
+    judge.request.group = queries.group;
+    judge.request.scale = 1.0f / std::sqrt(static_cast<float>(keys.head_dim()));
+    judge.request.zone = {0, queries.positions[static_cast<size_t>(sample)]};
+    judge.request.top_k = wanted;
+    absl::Status status;
+    judge.exact_us =
+        Microseconds([&] { status = flat->Search(judge.request, scratch, judge.exact); });
+    RETURN_IF_ERROR(status);
+    judges.push_back(std::move(judge));
+  }
+  return judges;
+}
+
+struct Found {
+  int32_t effort = 0;
+  Verdict verdict;
+};
+
+// Null: none reaches it.
+absl::StatusOr<std::optional<Found>> LeastEffortThatReaches(const AutoIndexConfig& config,
+                                                            const Index& index,
+                                                            const IndexParams& params,
+                                                            std::vector<Judge>& judges,
+                                                            SearchScratch& scratch) {
+  const IndexType& type = IndexTypeOf(params.kind);
+  auto effort =
+      static_cast<int32_t>(std::min<int64_t>(type.FirstEffort(config.wanted), kMaxEffort));
+  for (int i = 0; i < kEfforts && effort <= kMaxEffort; ++i, effort *= 2) {
+    ASSIGN_OR_RETURN(const Verdict verdict, Try(index, params, effort, judges, scratch));
+    if (verdict.recall >= config.want_recall) return Found{effort, verdict};
+    if (type.exact()) break;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 absl::Status ValidateAutoIndexConfig(const AutoIndexConfig& config) {
@@ -137,71 +176,32 @@ absl::Status ValidateAutoIndexConfig(const AutoIndexConfig& config) {
 absl::StatusOr<AutoIndex> BuildAutoIndex(const AutoIndexConfig& config, const Rows& keys,
                                          const SampledQueries& queries, Accelerator* accelerator) {
   RETURN_IF_ERROR(ValidateAutoIndexConfig(config));
-  const int64_t d = keys.head_dim(), group = queries.group;
-  SampledQueries builders;
-  builders.group = group;
-  builders.head_dim = queries.head_dim;
-  std::vector<int64_t> odd;
-  for (int64_t i = 0; i < queries.samples(); ++i) {
-    if (i % 2 == 0) {
-      builders.positions.push_back(queries.positions[static_cast<size_t>(i)]);
-      const float* first = queries.Query(i, 0);
-      builders.queries.insert(builders.queries.end(), first, first + group * d);
-    } else if (queries.positions[static_cast<size_t>(i)] >= kLeastZone * config.wanted) {
-      odd.push_back(i);
-    }
-  }
+  const Split split = SplitOf(queries, kLeastZone * config.wanted);
   AutoIndex best;
-  if (odd.empty()) return best;
-
+  if (split.judges.empty()) return best;
   SearchScratch scratch;
-  ASSIGN_OR_RETURN(const std::unique_ptr<Index> flat, OpenIndex({}, Blob(), keys));
-  std::vector<Judge> judges;
+  ASSIGN_OR_RETURN(std::vector<Judge> judges,
+                   JudgesOf(queries, split.judges, config.wanted, keys, scratch));
   std::vector<double> exact_us;
-  const auto used = std::min<int64_t>(kJudges, static_cast<int64_t>(odd.size()));
-  for (int64_t i = 0; i < used; ++i) {
-    // The late ones see most, as the questions will.
-    const int64_t sample =
-        odd[odd.size() - 1 -
-            static_cast<size_t>(i * static_cast<int64_t>(odd.size()) / (2 * used))];
-    Judge judge;
-    judge.request.queries = queries.Query(sample, 0);
-    judge.request.group = group;
-    judge.request.scale = 1.0f / std::sqrt(static_cast<float>(d));
-    judge.request.zone = {0, queries.positions[static_cast<size_t>(sample)]};
-    judge.request.top_k = config.wanted;
-    absl::Status status;
-    judge.exact_us =
-        Microseconds([&] { status = flat->Search(judge.request, scratch, judge.exact); });
-    RETURN_IF_ERROR(status);
-    exact_us.push_back(judge.exact_us);
-    judges.push_back(std::move(judge));
-  }
-  best.queries = used;
+  for (const Judge& judge : judges) exact_us.push_back(judge.exact_us);
+  best.queries = static_cast<int64_t>(judges.size());
   best.exact_us = Median(exact_us);
   double least_cost = INFINITY;
   for (const IndexKind kind : config.kinds) {
     IndexParams params = config.params;
     params.kind = kind;
-    ASSIGN_OR_RETURN(std::string blob, BuildIndex(params, keys, &builders, accelerator));
+    ASSIGN_OR_RETURN(std::string blob, BuildIndex(params, keys, &split.builders, accelerator));
     ASSIGN_OR_RETURN(const std::unique_ptr<Index> index, OpenIndex(params, Blob(blob), keys));
-    int32_t effort = FirstEffort(kind, config.wanted);
-    for (int i = 0; i < kEfforts && effort <= kMaxEffort; ++i, effort *= 2) {
-      ASSIGN_OR_RETURN(const Verdict verdict, Try(*index, params, effort, judges, scratch));
-      if (verdict.recall >= config.want_recall) {
-        if (verdict.cost_ns < least_cost) {
-          least_cost = verdict.cost_ns;
-          params.effort = effort;
-          best.params = params;
-          best.blob = std::move(blob);
-          best.recall = verdict.recall;
-          best.mass = verdict.mass;
-          best.cost_us = verdict.us;
-        }
-        break;
-      }
-      if (kind == IndexKind::kFlat) break;
-    }
+    ASSIGN_OR_RETURN(const std::optional<Found> found,
+                     LeastEffortThatReaches(config, *index, params, judges, scratch));
+    if (!found.has_value() || found->verdict.cost_ns >= least_cost) continue;
+    least_cost = found->verdict.cost_ns;
+    params.effort = found->effort;
+    best.params = params;
+    best.blob = std::move(blob);
+    best.recall = found->verdict.recall;
+    best.mass = found->verdict.mass;
+    best.cost_us = found->verdict.us;
   }
   return best;
 }

@@ -4,7 +4,7 @@
 //         judge. recall = share of the exact `wanted` best rows, mass = share of the softmax that
 //         the rows found carry; both over what the query could see. Cost is counted, not timed, so
 //         that the same input gives the same choice: rows visited by kind, weighted with what
-//         reading one costs (kCost in the .cc, from measurements on the reference machine).
+//         reading one costs (index_type.h, from measurements on the reference machine).
 // Errors: those of the builders; InvalidArgument a config out of bounds.
 // Cost:   builds every kind that is tried.   Threads: reentrant.
 #pragma once

@@ -23,8 +23,8 @@
 #include "kernels/code_score/code_score.h"
 #include "kernels/hamming_score/block_hamming.h"
 #include "kernels/int8_score/int8_score.h"
-#include "kvstore/index/blob.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/blob.h"
+#include "kvstore/index/rows/rows.h"
 
 namespace carrel::kvstore {
 
@@ -33,10 +33,17 @@ struct SampledQueries;
 
 inline constexpr int32_t kMaxEffort = 65536;
 
-enum class IndexKind : uint8_t { kFlat = 0, kHnsw = 1, kCode = 2, kIvf = 3, kGraph = 4, kInt8 = 5 };
-inline constexpr IndexKind kAllIndexKinds[] = {IndexKind::kFlat,  IndexKind::kCode,
-                                               IndexKind::kHnsw,  IndexKind::kIvf,
-                                               IndexKind::kGraph, IndexKind::kInt8};
+// Their numbers are of this process alone: what is kept and sent says their names.
+enum class IndexKind : uint8_t {
+#define CARREL_INDEX_KIND(Name, folder) k##Name,
+#include "kvstore/index/index_kinds.def"
+#undef CARREL_INDEX_KIND
+};
+inline constexpr IndexKind kAllIndexKinds[] = {
+#define CARREL_INDEX_KIND(Name, folder) IndexKind::k##Name,
+#include "kvstore/index/index_kinds.def"
+#undef CARREL_INDEX_KIND
+};
 
 // How code learns the directions whose signs are a key's bits. In manifests and blobs.
 enum class CodeTraining : uint8_t { kOff = 0, kStaged = 1, kHata = 2 };
@@ -138,9 +145,7 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
 // do not fit. code and int8 keep the blob mapped; the others read it.
 absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
 
-// What a search does where neither request nor params say: hnsw 2 top_k and graph 3 top_k, at least
-// 128; ivf a quarter of the lists, at least 64; code 4 top_k, at least 512; int8 2 top_k, at least
-// 64; flat 0.
+// What a search does where neither request nor params say: each kind's own (index_type.h).
 int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows);
 
 // About how many bytes a blob has per key: for planning disk space.

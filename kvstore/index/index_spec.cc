@@ -2,25 +2,24 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
+#include "kvstore/index/index_type.h"
 
 namespace carrel::kvstore {
 
 void SetIndexSpec(const IndexParams& params, v1::IndexSpec& spec) {
-  spec.set_kind(std::string(IndexKindName(params.kind)));
-  if (params.kind == IndexKind::kFlat) return;
+  const IndexType& type = IndexTypeOf(params.kind);
+  spec.set_kind(std::string(type.name()));
+  if (type.exact()) return;
   spec.set_effort(static_cast<uint32_t>(params.effort));
-  if (params.kind == IndexKind::kHnsw || params.kind == IndexKind::kGraph) {
-    spec.set_m(static_cast<uint32_t>(params.m));
+  for (const IndexField& field : type.Fields(params)) {
+    const auto* const descriptor = spec.GetDescriptor()->FindFieldByName(field.name);
+    CARREL_CHECK(descriptor != nullptr);
+    if (descriptor->enum_type() != nullptr) {
+      spec.GetReflection()->SetEnumValue(&spec, descriptor, static_cast<int>(field.value));
+    } else {
+      spec.GetReflection()->SetUInt32(&spec, descriptor, static_cast<uint32_t>(field.value));
+    }
   }
-  if (params.kind == IndexKind::kHnsw) {
-    spec.set_ef_construction(static_cast<uint32_t>(params.ef_construction));
-  }
-  if (params.kind == IndexKind::kCode) {
-    spec.set_code_bits(static_cast<uint32_t>(params.code_bits));
-    spec.set_code_training(static_cast<v1::CodeTraining>(params.code_training));
-    spec.set_code_scan(static_cast<v1::CodeScan>(params.code_scan));
-  }
-  if (params.kind == IndexKind::kIvf) spec.set_ivf_lists(static_cast<uint32_t>(params.ivf_lists));
 }
 
 absl::StatusOr<IndexParams> IndexParamsOf(const v1::IndexSpec& spec) {

@@ -10,6 +10,7 @@
 #include "audit/summary.h"
 #include "common/version.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/index_type.h"
 
 namespace carrel::tools {
 namespace {
@@ -31,26 +32,11 @@ constexpr const Metric* kMetrics[] = {
 };
 
 json IndexJson(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
-  json index = {{"kind", kvstore::IndexKindName(params.kind)}};
-  switch (params.kind) {
-    case kvstore::IndexKind::kFlat:
-      return index;
-    case kvstore::IndexKind::kInt8:
-      break;
-    case kvstore::IndexKind::kHnsw:
-      index["ef_construction"] = params.ef_construction;
-      [[fallthrough]];
-    case kvstore::IndexKind::kGraph:
-      index["m"] = params.m;
-      break;
-    case kvstore::IndexKind::kIvf:
-      index["ivf_lists"] = params.ivf_lists;
-      break;
-    case kvstore::IndexKind::kCode:
-      index["code_bits"] = params.code_bits;
-      index["code_training"] = kvstore::CodeTrainingName(params.code_training);
-      index["code_scan"] = kvstore::CodeScanName(params.code_scan);
-      break;
+  const kvstore::IndexType& type = kvstore::IndexTypeOf(params.kind);
+  json index = {{"kind", type.name()}};
+  if (type.exact()) return index;
+  for (const kvstore::IndexField& field : type.Fields(params)) {
+    index[field.name] = field.word.empty() ? json(field.value) : json(field.word);
   }
   index["effort"] = audit::OwnEffort(params, top_k, rows);
   return index;

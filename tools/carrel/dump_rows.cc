@@ -5,7 +5,7 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
-#include "kvstore/index/rows.h"
+#include "kvstore/index/rows/rows.h"
 #include "kvstore/storage/store.h"
 #include "model/safetensors.h"
 

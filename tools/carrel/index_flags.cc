@@ -4,16 +4,23 @@
 
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/index_type.h"
 #include "tools/carrel/lab.h"
 
 namespace carrel::tools {
 
 void IndexFlags::Declare(CLI::App& command) {
+  std::string lab;
+  for (const kvstore::IndexKind of : kvstore::kAllIndexKinds) {
+    const kvstore::IndexType& type = kvstore::IndexTypeOf(of);
+    if (type.lab()) absl::StrAppend(&lab, lab.empty() ? "" : ", ", type.name());
+  }
   command
-      .add_option(
-          "--index", kind,
-          "flat (exact) | int8 (8 bits, the best exactly) | code (binary codes) | auto (per "
-          "head the cheapest that finds enough); of the lab: hnsw, ivf, graph")
+      .add_option("--index", kind,
+                  absl::StrCat("flat (exact) | int8 (8 bits, the best exactly) | code (binary "
+                               "codes) | auto (per head the cheapest that finds enough); of the "
+                               "lab: ",
+                               lab))
       ->capture_default_str();
   command
       .add_option(

@@ -1,0 +1,384 @@
+#include "kvstore/index/code/code.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/status.h"
+#include "kernels/dot_score/dot_score.h"
+#include "kernels/group_score/group_score.h"
+#include "kvstore/format/keys.h"
+#include "kvstore/index/code/code_blob.h"
+#include "kvstore/index/search_util.h"
+
+namespace carrel::kvstore {
+namespace {
+
+using kernels::kCodeBlockKeys;
+
+constexpr int16_t kLowest = INT16_MIN;  // no row's score: such rows are never found
+// A row scored exactly costs as much as this many rows read in order.
+constexpr int64_t kScanRowsPerEffort = 4;
+// Blocks whose scores stand for the zone: they set the heads' bases and the first bar.
+constexpr int64_t kSampleBlocks = 32;
+// Blocks scored at a time: their scores stay in the L1 cache.
+constexpr int64_t kScanBlocks = 32;
+// The first bar lets through this many times what is wanted, by the sample.
+constexpr double kBarSlack = 1.25;
+
+class CodeIndex : public Index {
+ public:
+  CodeIndex(const IndexParams& params, const CodeHeader& header, CodeDecoder decoder, Blob blob,
+            Rows keys)
+      : params_(params),
+        header_(header),
+        blocks_offset_(CodeBlocksOffset(header)),
+        block_bytes_(kernels::CodeBlockBytes(header.bits)),
+        decoder_(std::move(decoder)),
+        blob_(std::move(blob)),
+        keys_(std::move(keys)) {}
+
+  IndexKind kind() const override { return IndexKind::kCode; }
+  int64_t resident_bytes() const override {
+    return static_cast<int64_t>(sizeof(*this) + decoder_.centre.size() * 4 +
+                                (decoder_.decoder.size() + decoder_.hash.size()) * 2) +
+           (blob_.mapped() ? 0 : blob_.size());
+  }
+  absl::Status Search(const SearchRequest& request, SearchScratch& scratch,
+                      SearchResult& result) const override;
+
+ private:
+  struct Scan {
+    const SearchRequest& request;
+    SearchScratch& s;
+    int64_t wanted;  // rows to score exactly
+    int16_t bar = kLowest;
+  };
+
+  bool symmetric() const { return params_.code_scan == CodeScan::kSymmetric; }
+  const void* Blocks(int64_t first, int64_t count, absl::Status& status) const;
+  void PrepareTables(Scan& scan) const;
+  void ScoreBlocks(const SearchScratch& s, const void* blocks, int64_t count, int16_t* out) const;
+  absl::Status ReadSample(Scan& scan) const;
+  int64_t SampleBlock(const Scan& scan, int64_t i) const;
+  absl::Status ScanCodes(Scan& scan) const;
+  absl::Status ScoreExactly(Scan& scan) const;
+
+  const IndexParams params_;
+  const CodeHeader header_;
+  const int64_t blocks_offset_, block_bytes_;
+  const CodeDecoder decoder_;
+  const Blob blob_;
+  const Rows keys_;
+};
+
+// The `wanted` best of scratch.above stay, ascending; the bar rises to the worst of them.
+void CutToBest(SearchScratch& s, int64_t wanted, int16_t& bar) {
+  const int64_t count = static_cast<int64_t>(s.above.size());
+  if (count <= wanted) return;
+  constexpr int kBins = 1024;
+  int32_t low = INT16_MAX, high = INT16_MIN;
+  for (const int16_t score : s.above_scores) {
+    low = std::min<int32_t>(low, score);
+    high = std::max<int32_t>(high, score);
+  }
+  int shift = 0;
+  while ((high - low) >> shift >= kBins) ++shift;
+  int64_t bins[kBins] = {};
+  for (const int16_t score : s.above_scores) ++bins[(score - low) >> shift];
+  int bin = kBins - 1;
+  int64_t better = 0;
+  while (better + bins[bin] <= wanted) better += bins[bin--];
+  // Of the bin in which the cut lies, the best by score, then by id.
+  s.ties.clear();
+  const auto rank = [&](int64_t i) {
+    return static_cast<uint64_t>(static_cast<uint16_t>(INT16_MAX - s.above_scores[i])) << 32 |
+           s.above[static_cast<size_t>(i)];
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    if ((s.above_scores[i] - low) >> shift == bin) s.ties.push_back(rank(i));
+  }
+  const int64_t places = wanted - better;
+  uint64_t last = 0;
+  bool some = places > 0;
+  if (some) {
+    std::nth_element(s.ties.begin(), s.ties.begin() + places - 1, s.ties.end());
+    last = s.ties[static_cast<size_t>(places - 1)];
+  }
+  int64_t kept = 0;
+  int16_t worst = INT16_MAX;
+  for (int64_t i = 0; i < count; ++i) {
+    const int at = (s.above_scores[i] - low) >> shift;
+    if (at < bin || (at == bin && (!some || rank(i) > last))) continue;
+    worst = std::min(worst, s.above_scores[i]);
+    s.above[static_cast<size_t>(kept)] = s.above[static_cast<size_t>(i)];
+    s.above_scores[static_cast<size_t>(kept++)] = s.above_scores[i];
+  }
+  s.above.resize(static_cast<size_t>(kept));
+  s.above_scores.resize(static_cast<size_t>(kept));
+  bar = worst;
+}
+
+// Verified.
+const void* CodeIndex::Blocks(int64_t first, int64_t count, absl::Status& status) const {
+  const int64_t begin = blocks_offset_ + first * block_bytes_;
+  status = blob_.Verify(begin, begin + count * block_bytes_);
+  return blob_.Address(begin);
+}
+
+void CodeIndex::PrepareTables(Scan& scan) const {
+  const SearchRequest& r = scan.request;
+  SearchScratch& s = scan.s;
+  s.scores.resize(static_cast<size_t>(r.group * header_.bits));
+  kernels::DotScore(r.queries, r.group, header_.head_dim, decoder_.decoder.data(), header_.bits,
+                    r.scale, s.scores.data(), header_.bits);
+  kernels::MakeCodeTables(s.scores.data(), r.group, header_.bits, s.tables);
+  if (!symmetric()) return;
+  if (!decoder_.hash.empty()) {  // else the products are those with the decoder
+    kernels::DotScore(r.queries, r.group, header_.head_dim, decoder_.hash.data(), header_.bits,
+                      1.0f, s.scores.data(), header_.bits);
+  }
+  kernels::MakeHammingTables(s.scores.data(), r.group, header_.bits, s.hamming);
+}
+
+// What orders the rows: the best head's score, or the bits that agree over the heads.
+void CodeIndex::ScoreBlocks(const SearchScratch& s, const void* blocks, int64_t count,
+                            int16_t* out) const {
+  if (symmetric()) return kernels::BlockHammingScore(s.hamming, blocks, count, out);
+  kernels::CodeScore(s.tables, blocks, count, out);
+}
+
+int64_t CodeIndex::SampleBlock(const Scan& scan, int64_t i) const {
+  const int64_t first = (scan.request.zone.begin + kCodeBlockKeys - 1) / kCodeBlockKeys;
+  const int64_t whole = scan.request.zone.end / kCodeBlockKeys - first;
+  return first + i * whole / kSampleBlocks;
+}
+
+// Scores of the sample's blocks: each head's totals become its base and, kept in scratch.scores as
+// scores, its part of the lse; their maximum over the group, in scratch.codes, the first bar.
+absl::Status CodeIndex::ReadSample(Scan& scan) const {
+  const SearchRequest& r = scan.request;
+  SearchScratch& s = scan.s;
+  constexpr int64_t kSamples = kSampleBlocks * kCodeBlockKeys;
+  s.codes.resize(static_cast<size_t>(std::max(r.group * kSamples, kScanBlocks * kCodeBlockKeys)));
+  for (int64_t i = 0; i < kSampleBlocks; ++i) {
+    absl::Status status;
+    const void* block = Blocks(SampleBlock(scan, i), 1, status);
+    RETURN_IF_ERROR(status);
+    kernels::CodeTotals(s.tables, block, 1, s.codes.data() + i * kCodeBlockKeys, kSamples);
+  }
+  s.scores.resize(static_cast<size_t>(r.group * kSamples));
+  s.base.resize(static_cast<size_t>(r.group));
+  std::vector<float>& offset = s.group_scores;
+  offset.resize(static_cast<size_t>(r.group));
+  const float spread = std::log(static_cast<float>(r.zone.rows()) / kSamples);
+  for (int64_t h = 0; h < r.group; ++h) {
+    const float* q = r.queries + h * header_.head_dim;
+    float norm = 0, on_centre = 0;
+    for (int64_t c = 0; c < header_.head_dim; ++c) {
+      norm += q[c] * q[c];
+      on_centre += q[c] * decoder_.centre[static_cast<size_t>(c)];
+    }
+    // The estimate is the mean of a score given its code: the mean of the exponential is more. Not
+    // without bound: errors are less Gaussian the larger they are.
+    const float noise = std::min(2.0f, 0.5f * header_.error_ratio * norm * r.scale * r.scale);
+    const float least = r.scale * on_centre - s.tables.sum[static_cast<size_t>(h)];
+    const float step = s.tables.step[static_cast<size_t>(h)];
+    float* scores = s.scores.data() + h * kSamples;
+    for (int64_t j = 0; j < kSamples; ++j) {
+      scores[j] = least + step * s.codes[static_cast<size_t>(h * kSamples + j)] + noise + spread;
+    }
+    s.base[static_cast<size_t>(h)] = kernels::LogSumExp(scores, kSamples);
+    offset[static_cast<size_t>(h)] = r.scale * on_centre - s.base[static_cast<size_t>(h)];
+  }
+  kernels::SetCodeOffsets(offset.data(), s.tables);
+  for (int64_t i = 0; i < kSampleBlocks; ++i) {
+    absl::Status status;
+    const void* block = Blocks(SampleBlock(scan, i), 1, status);
+    RETURN_IF_ERROR(status);
+    ScoreBlocks(s, block, 1, s.codes.data() + i * kCodeBlockKeys);
+  }
+  // The rank in the sample that stands for what is wanted of the zone.
+  const double share = static_cast<double>(scan.wanted) / static_cast<double>(r.zone.rows());
+  const auto rank = static_cast<int64_t>(share * kBarSlack * kSamples) + 8;
+  if (rank < kSamples) {
+    std::vector<int16_t>& sorted = s.above_scores;
+    sorted.assign(s.codes.begin(), s.codes.begin() + kSamples);
+    std::nth_element(sorted.begin(), sorted.begin() + rank, sorted.end(), std::greater<>());
+    scan.bar = sorted[static_cast<size_t>(rank)];
+    if (symmetric()) --scan.bar;  // many rows have this very score: they may be wanted
+  }
+  return absl::OkStatus();
+}
+
+// The wanted best by estimate, in scratch.above.
+absl::Status CodeIndex::ScanCodes(Scan& scan) const {
+  const RowRange zone = scan.request.zone;
+  SearchScratch& s = scan.s;
+  s.above.clear();
+  s.above_scores.clear();
+  const int64_t room = 2 * scan.wanted + kScanBlocks * kCodeBlockKeys;
+  std::vector<int16_t>& scores = s.codes;
+  const int64_t end = (zone.end + kCodeBlockKeys - 1) / kCodeBlockKeys;
+  const int64_t chunk_blocks = kIndexChunkBytes / block_bytes_;
+  const int64_t skipped = blocks_offset_ / block_bytes_;
+  for (int64_t block = zone.begin / kCodeBlockKeys; block < end;) {
+    // Blocks lie contiguously up to the end of a chunk of the blob.
+    const int64_t contiguous = chunk_blocks - (block + skipped) % chunk_blocks;
+    const int64_t count = std::min({kScanBlocks, end - block, contiguous});
+    absl::Status status;
+    const void* codes = Blocks(block, count, status);
+    RETURN_IF_ERROR(status);
+    ScoreBlocks(s, codes, count, scores.data());
+    const Position first = block * kCodeBlockKeys;
+    const int64_t n = count * kCodeBlockKeys;
+    for (Position j = first; j < std::min(zone.begin, first + n); ++j) scores[j - first] = kLowest;
+    for (Position j = std::max(zone.end, first); j < first + n; ++j) scores[j - first] = kLowest;
+    for (int64_t from = 0; from < n;) {
+      const size_t before = s.above.size();
+      s.above.resize(before + static_cast<size_t>(n - from) + 64);
+      int64_t written = 0;
+      from = kernels::AppendAbove(scores.data(), from, n, scan.bar, s.above.data() + before,
+                                  static_cast<int64_t>(s.above.size() - before), &written);
+      s.above.resize(before + static_cast<size_t>(written));
+      for (size_t i = before; i < s.above.size(); ++i) {
+        s.above_scores.push_back(scores[s.above[i]]);
+        s.above[i] += static_cast<uint32_t>(first);
+      }
+    }
+    if (static_cast<int64_t>(s.above.size()) > room) CutToBest(s, scan.wanted, scan.bar);
+    block += count;
+  }
+  CutToBest(s, scan.wanted, scan.bar);
+  return absl::OkStatus();
+}
+
+absl::Status CodeIndex::ScoreExactly(Scan& scan) const {
+  SearchScratch& s = scan.s;
+  const auto rows = static_cast<int64_t>(s.above.size());
+  RETURN_IF_ERROR(keys_.VerifyRows(s.above.data(), rows));
+  s.pointers.resize(s.above.size());
+  for (size_t i = 0; i < s.above.size(); ++i) {
+    s.pointers[i] = keys_.Address(s.above[i]);
+  }
+  s.scores.resize(static_cast<size_t>(scan.request.group * rows));
+  kernels::DotScoreRows(scan.request.queries, scan.request.group, header_.head_dim,
+                        s.pointers.data(), rows, scan.request.scale, s.scores.data(), rows);
+  return absl::OkStatus();
+}
+
+absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
+                               SearchResult& result) const {
+  RETURN_IF_ERROR(ValidateRequest(request, keys_));
+  const int64_t effort = request.effort > 0 ? request.effort
+                         : params_.effort > 0
+                             ? params_.effort
+                             : DefaultEffort(params_, request.top_k, keys_.count());
+  Scan scan{request, s, std::max(effort, request.top_k)};
+  const int64_t zone = request.zone.rows();
+  if (zone <= std::max(scan.wanted * kScanRowsPerEffort, 2 * kSampleBlocks * kCodeBlockKeys)) {
+    return ScanZone(request, keys_, s, result);
+  }
+  if (symmetric() && request.group > kernels::kMaxHammingGroup) {
+    return absl::InvalidArgumentError(absl::StrCat("search: group=", request.group,
+                                                   ", a symmetric scan of codes takes at most ",
+                                                   kernels::kMaxHammingGroup, " queries"));
+  }
+  PrepareTables(scan);
+  RETURN_IF_ERROR(ReadSample(scan));
+  // What the sample adds to each head's sum, by the group score up to which rows are not found.
+  constexpr int64_t kSamples = kSampleBlocks * kCodeBlockKeys;
+  s.sample_scores.assign(s.scores.begin(), s.scores.begin() + request.group * kSamples);
+  s.sample_codes.assign(s.codes.begin(), s.codes.begin() + kSamples);
+  const bool barred = scan.bar > kLowest;
+  RETURN_IF_ERROR(ScanCodes(scan));
+  if (barred && static_cast<int64_t>(s.above.size()) < scan.wanted) {
+    scan.bar = kLowest;  // the sample promised too much
+    RETURN_IF_ERROR(ScanCodes(scan));
+  }
+  RETURN_IF_ERROR(ScoreExactly(scan));
+  const auto found = static_cast<int64_t>(s.above.size());
+  result.visited = request.group * (zone + found);
+  result.zone_scored = false;
+  result.zone_lse.resize(static_cast<size_t>(request.group));
+  for (int64_t h = 0; h < request.group; ++h) {
+    float* rest = s.sample_scores.data() + h * kSamples;
+    int64_t count = 0;
+    for (int64_t j = 0; j < kSamples; ++j) {
+      if (s.sample_codes[static_cast<size_t>(j)] <= scan.bar) rest[count++] = rest[j];
+    }
+    const float kept = kernels::LogSumExp(s.scores.data() + h * found, found);
+    const float others = kernels::LogSumExp(rest, count);
+    const float more = std::max(kept, others), less = std::min(kept, others);
+    result.zone_lse[static_cast<size_t>(h)] = more + std::log1p(std::exp(less - more));
+  }
+  SelectBest(
+      request, s.scores.data(), found, result.zone_lse.data(),
+      [&s](int64_t i) { return static_cast<Position>(s.above[static_cast<size_t>(i)]); }, s,
+      result);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob blob, Rows keys) {
+  CodeDecoder decoder;
+  ASSIGN_OR_RETURN(const CodeHeader header, DecodeCodeBlob(blob, decoder));
+  if (header.bits != params.code_bits || header.training != params.code_training) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "code blob was built with bits=", header.bits,
+        " training=", CodeTrainingName(header.training), ", not bits=", params.code_bits,
+        " training=", CodeTrainingName(params.code_training)));
+  }
+  if (header.rows != keys.count() || header.head_dim != keys.head_dim()) {
+    return absl::InvalidArgumentError(absl::StrCat("code blob is of ", header.rows, " rows of ",
+                                                   header.head_dim, ", not ", keys.count(), " of ",
+                                                   keys.head_dim()));
+  }
+  ASSIGN_OR_RETURN(const uint32_t crc, RowsCrc(keys, kCodeCheckedRows));
+  if (crc != header.rows_crc) {
+    return absl::DataLossError("code blob was built over other rows of the same shape");
+  }
+  return std::make_unique<CodeIndex>(params, header, std::move(decoder), std::move(blob),
+                                     std::move(keys));
+}
+
+absl::StatusOr<CodeTraining> ParseCodeTraining(absl::string_view name) {
+  for (const auto training : {CodeTraining::kOff, CodeTraining::kStaged, CodeTraining::kHata}) {
+    if (name == CodeTrainingName(training)) return training;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("index: code_training=\"", name, "\", must be off, staged or hata"));
+}
+
+absl::string_view CodeTrainingName(CodeTraining training) {
+  switch (training) {
+    case CodeTraining::kOff:
+      return "off";
+    case CodeTraining::kStaged:
+      return "staged";
+    case CodeTraining::kHata:
+      return "hata";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<CodeScan> ParseCodeScan(absl::string_view name) {
+  for (const auto scan : {CodeScan::kAsymmetric, CodeScan::kSymmetric}) {
+    if (name == CodeScanName(scan)) return scan;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("index: code_scan=\"", name, "\", must be asymmetric or symmetric"));
+}
+
+absl::string_view CodeScanName(CodeScan scan) {
+  switch (scan) {
+    case CodeScan::kAsymmetric:
+      return "asymmetric";
+    case CodeScan::kSymmetric:
+      return "symmetric";
+  }
+  return "unknown";
+}
+
+}  // namespace carrel::kvstore

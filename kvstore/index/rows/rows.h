@@ -1,0 +1,93 @@
+// What:      the mapped K (or V) rows of one layer and KV head, over all segments: position ->
+//            pointer, verified on first touch.
+// Errors:    DataLoss: segments that do not hold the manifest's rows, damaged bytes (names context,
+//            kind, layer, head, segment); InvalidArgument: no such layer or head; OutOfRange: no
+//            such row. FailedPrecondition: rows that are not bf16.
+// Ownership: keeps its segments pinned.   Threads: any.
+// Cost:      Address() is a division and, once a chunk is verified, Verify() of a row one bit test.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/dtype.h"
+#include "common/ids.h"
+#include "common/status.h"
+
+namespace carrel::kvstore {
+
+enum class Kind : uint8_t;
+class PinnedSegment;
+class StoredContext;
+
+class Rows {
+ public:
+  // Check that the segments hold exactly the manifest's number of rows; touch no row.
+  static absl::StatusOr<Rows> OpenKeys(const StoredContext& context, Layer layer, KvHead kv_head);
+  static absl::StatusOr<Rows> OpenValues(const StoredContext& context, Layer layer, KvHead kv_head);
+
+  // Rows in memory of the caller, trusted: for builders during prefill and for tests.
+  static Rows FromMemory(const uint16_t* rows, int64_t count, int64_t head_dim);
+
+  int64_t count() const { return count_; }
+  int64_t head_dim() const { return head_dim_; }
+  int64_t row_bytes() const { return row_bytes_; }
+
+  // Unverified address; use after Verify covered it.
+  const void* Address(Position row) const {
+    return bases_[static_cast<size_t>(row / segment_tokens_)] +
+           (row % segment_tokens_) * row_bytes_;
+  }
+  absl::Status Verify(RowRange range) const;
+  absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
+  template <typename Id>
+  absl::Status VerifyRows(const Id* rows, int64_t n) const {
+    AskAhead(rows, n);
+    for (int64_t i = 0; i < n; ++i) RETURN_IF_ERROR(VerifyRow(static_cast<Position>(rows[i])));
+    return absl::OkStatus();
+  }
+  bool fully_verified() const;
+  // Starts reading rows that are not in memory, all at once; none where pages are large.
+  void AskAhead(RowRange range) const;
+  template <typename Id>
+  void AskAhead(const Id* rows, int64_t n) const {
+    if (segments_.empty() || !sparse()) return;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto row = static_cast<Position>(rows[i]);
+      AskAhead(RowRange{row, row + 1});
+    }
+  }
+
+  // Calls fn(first position, address, rows) for each piece of the range that lies contiguously.
+  template <typename Fn>
+  void ForEachPiece(RowRange range, Fn&& fn) const {
+    for (Position at = range.begin; at < range.end;) {
+      const Position end = std::min(range.end, (at / segment_tokens_ + 1) * segment_tokens_);
+      fn(at, Address(at), end - at);
+      at = end;
+    }
+  }
+
+ private:
+  static absl::StatusOr<Rows> Open(const StoredContext& context, Layer layer, Kind kind,
+                                   KvHead kv_head);
+
+  bool sparse() const;
+
+  int64_t count_ = 0;
+  int64_t head_dim_ = 0;
+  int64_t row_bytes_ = 0;
+  int64_t segment_tokens_ = 1;
+  std::vector<const char*> bases_;
+  std::vector<std::shared_ptr<const PinnedSegment>> segments_;  // empty for FromMemory
+};
+
+// What ties an index's blob to the rows that it was built from: CRC32C over `checked` of them, those
+// at floor(i * count / checked), which are verified.
+inline constexpr int64_t kCheckedRows = 64;
+absl::StatusOr<uint32_t> RowsCrc(const Rows& keys, int64_t checked = kCheckedRows);
+
+}  // namespace carrel::kvstore

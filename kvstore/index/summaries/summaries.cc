@@ -1,0 +1,353 @@
+#include "kvstore/index/summaries/summaries.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "common/status.h"
+#include "kernels/merge_states/merge_states.h"
+#include "kernels/summary_attention/summary_attention.h"
+#include "kvstore/format/keys.h"
+#include "kvstore/index/summaries/summaries_header.h"
+
+namespace carrel::kvstore {
+namespace {
+
+constexpr int64_t kLongestSegmentRows = 8192;
+constexpr int64_t kMaxClusters = 256;  // of a segment: a row's cluster is one byte
+constexpr int64_t kPadding = 64;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <typename... Parts>
+absl::Status Refuse(const Parts&... parts) {
+  return absl::DataLossError(absl::StrCat("summaries: ", parts...));
+}
+
+template <typename T>
+void Take(const char*& bytes, int64_t count, std::vector<T>& values) {
+  values.resize(static_cast<size_t>(count));
+  std::memcpy(values.data(), bytes, values.size() * sizeof(T));
+  bytes += values.size() * sizeof(T);
+}
+
+double Dot(const float* a, const float* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += double{a[i]} * b[i];
+  return sum;
+}
+
+// One segment's share of the rest.
+class SegmentEstimate {
+ public:
+  SegmentEstimate(const Summaries& summaries, const EstimateParams& params, int64_t segment,
+                  EstimateScratch& scratch)
+      : summaries_(summaries),
+        p_(params),
+        s_(scratch),
+        segment_(segment),
+        d_(summaries.head_dim()),
+        clusters_(summaries.layout().ClustersOf(segment)),
+        rows_(summaries.layout().RowsOf(segment)),
+        inside_{std::max(rows_.begin, params.zone.begin), std::min(rows_.end, params.zone.end)} {}
+
+  // selected: those of the segment, by id.
+  absl::Status Compute(absl::Span<const std::pair<Position, uint32_t>> selected, float* out,
+                       float* lse) {
+    ASSIGN_OR_RETURN(bytes_, summaries_.Segment(segment_));
+    RETURN_IF_ERROR(ReadClusters());
+    row_clusters_ =
+        reinterpret_cast<const uint8_t*>(bytes_ + summaries_.layout().RowClustersOffset(clusters_));
+    s_.v.clear();
+    s_.row_cluster.clear();
+    s_.row_weight.clear();
+    // What differs from whole clusters is read row by row: the fewer of both sides.
+    if (inside_.rows() < rows_.rows() - inside_.rows()) {
+      RETURN_IF_ERROR(AddRowsInside(selected));
+    } else {
+      RETURN_IF_ERROR(RemoveRows({rows_.begin, inside_.begin}));
+      RETURN_IF_ERROR(RemoveRows({inside_.end, rows_.end}));
+      for (const auto& [id, index] : selected) RETURN_IF_ERROR(RemoveRows({id, id + 1}));
+      for (int64_t c = 0; c < clusters_; ++c) {
+        if (s_.rests[c] < 0) return Refuse("segment ", segment_, ": cluster ", c, " lost rows");
+      }
+    }
+    ScoreClusters();
+    if (p_.scores != nullptr && !selected.empty()) AdjustScores(selected);
+    if (p_.bound != nullptr) BoundScores();
+    Attend(out, lse);
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status ReadClusters() {
+    const char* at = bytes_;
+    Take(at, clusters_, s_.sizes);
+    Take(at, clusters_, s_.key_scale);
+    Take(at, clusters_, s_.value_scale);
+    Take(at, clusters_, s_.spread);
+    int64_t rows = 0;
+    for (int64_t c = 0; c < clusters_; ++c) {
+      rows += s_.sizes[c];
+      // Not larger than any bf16 is: no product with it overflows into NaN by itself.
+      const auto bounded = [](float x) { return x >= 0 && x <= 1e18f; };
+      if (!bounded(s_.key_scale[c]) || !bounded(s_.value_scale[c]) || !bounded(s_.spread[c])) {
+        return Refuse("segment ", segment_, " cluster ", c, ": scales ", s_.key_scale[c], " ",
+                      s_.value_scale[c], " spread ", s_.spread[c]);
+      }
+    }
+    const float share = p_.spread_share.value_or(summaries_.fit().spread_share);
+    for (float& spread : s_.spread) spread *= share;
+    if (rows != rows_.rows()) {
+      return Refuse("segment ", segment_, ": clusters of ", rows, " rows instead of ",
+                    rows_.rows());
+    }
+    s_.counts.assign(s_.sizes.begin(), s_.sizes.end());
+    s_.rests = s_.counts;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<uint8_t> ClusterOf(Position row) const {
+    const uint8_t cluster = row_clusters_[row - rows_.begin];
+    if (cluster < clusters_) return cluster;
+    return Refuse("row ", row, ": cluster ", cluster, " of ", clusters_);
+  }
+
+  absl::Status Push(Position row, float weight) {
+    ASSIGN_OR_RETURN(const uint8_t cluster, ClusterOf(row));
+    s_.rests[cluster] += weight;
+    s_.v.push_back(p_.values->Address(row));
+    s_.row_cluster.push_back(cluster);
+    s_.row_weight.push_back(weight);
+    return absl::OkStatus();
+  }
+
+  absl::Status RemoveRows(RowRange range) {
+    RETURN_IF_ERROR(p_.values->Verify(range));
+    for (Position row = range.begin; row < range.end; ++row) RETURN_IF_ERROR(Push(row, -1));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddRowsInside(absl::Span<const std::pair<Position, uint32_t>> selected) {
+    std::fill(s_.counts.begin(), s_.counts.end(), 0.0f);
+    std::fill(s_.rests.begin(), s_.rests.end(), 0.0f);
+    RETURN_IF_ERROR(p_.values->Verify(inside_));
+    size_t next = 0;
+    for (Position row = inside_.begin; row < inside_.end; ++row) {
+      if (next < selected.size() && selected[next].first == row) {
+        ++next;
+        continue;
+      }
+      RETURN_IF_ERROR(Push(row, 1));
+    }
+    return absl::OkStatus();
+  }
+
+  void ScoreClusters() {
+    s_.scores.resize(static_cast<size_t>(p_.group * clusters_));
+    kernels::SummaryScoreParams params;
+    params.q = p_.queries;
+    params.group = p_.group;
+    params.head_dim = d_;
+    params.scale = p_.scale;
+    params.keys = bytes_ + summaries_.layout().KeysOffset(clusters_);
+    params.key_scale = s_.key_scale.data();
+    params.spread = s_.spread.data();
+    params.clusters = clusters_;
+    params.scores = s_.scores.data();
+    kernels::ScoreSummaries(params);
+  }
+
+  // Rows are selected because they score high: those that remain of their clusters score lower
+  // than a cluster's mean says. Their mean and variance follow from the cluster's and the scores
+  // of those that went.
+  void AdjustScores(absl::Span<const std::pair<Position, uint32_t>> selected) {
+    const auto wanted = static_cast<int64_t>(p_.selected.size());
+    s_.sums.resize(static_cast<size_t>(3 * clusters_));
+    float* const gone = s_.sums.data();
+    float* const sum = gone + clusters_;
+    float* const squares = sum + clusters_;
+    for (int64_t h = 0; h < p_.group; ++h) {
+      const float* q = p_.queries + h * d_;
+      const double base = BaseScore(h);
+      const auto half = static_cast<float>(Dot(q, q, d_) * p_.scale * p_.scale / 2);
+      float* scores = &s_.scores[h * clusters_];
+      std::fill(s_.sums.begin(), s_.sums.end(), 0.0f);
+      for (const auto& [id, index] : selected) {
+        const uint8_t c = row_clusters_[id - rows_.begin];  // checked when it was removed
+        if (c >= clusters_) continue;
+        const float mean = scores[c] - s_.spread[c] * half;
+        const auto above = static_cast<float>(p_.scores[h * wanted + index] - base - mean);
+        gone[c] += 1;
+        sum[c] += above;
+        squares[c] += above * above;
+      }
+      for (int64_t c = 0; c < clusters_; ++c) {
+        const auto size = static_cast<float>(s_.sizes[c]);
+        const float left = size - gone[c];
+        if (gone[c] == 0 || left <= 0) continue;
+        const float variance = 2 * s_.spread[c] * half;
+        const float mean = scores[c] - variance / 2;
+        const float shift = std::min(-sum[c] / left, 0.0f);
+        const float rest = (size * variance - squares[c]) / left - shift * shift;
+        scores[c] = mean + shift + std::clamp(rest, 0.0f, variance) / 2;
+      }
+    }
+  }
+
+  void BoundScores() {
+    for (int64_t h = 0; h < p_.group; ++h) {
+      const auto most = static_cast<float>(p_.bound[h] - BaseScore(h));
+      float* scores = &s_.scores[h * clusters_];
+      for (int64_t c = 0; c < clusters_; ++c) scores[c] = std::min(scores[c], most);
+    }
+  }
+
+  // What the centre adds to every score.
+  double BaseScore(int64_t h) const {
+    return p_.scale * Dot(p_.queries + h * d_, summaries_.centre().data(), d_);
+  }
+
+  void Attend(float* out, float* lse) {
+    kernels::SummaryAttentionParams params;
+    params.scores = s_.scores.data();
+    params.group = p_.group;
+    params.head_dim = d_;
+    params.values = bytes_ + summaries_.layout().ValuesOffset(clusters_);
+    params.value_scale = s_.value_scale.data();
+    params.counts = s_.counts.data();
+    params.rests = s_.rests.data();
+    params.clusters = clusters_;
+    params.v = s_.v.data();
+    params.row_cluster = s_.row_cluster.data();
+    params.row_weight = s_.row_weight.data();
+    params.rows = static_cast<int64_t>(s_.v.size());
+    params.out = out;
+    params.lse = lse;
+    s_.weights.resize(static_cast<size_t>(kernels::SummaryAttentionScratchFloats(params)));
+    kernels::AttendSummaries(params, s_.weights.data());
+  }
+
+  const Summaries& summaries_;
+  const EstimateParams& p_;
+  EstimateScratch& s_;
+  const int64_t segment_, d_, clusters_;
+  const RowRange rows_, inside_;
+  const char* bytes_ = nullptr;
+  const uint8_t* row_clusters_ = nullptr;
+};
+
+}  // namespace
+
+absl::Status ValidateSummaryRows(int64_t cluster_rows) {
+  if (cluster_rows == 0 || (cluster_rows >= kMinSummaryRows && cluster_rows <= kMaxSummaryRows)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("summaries=", cluster_rows,
+                                                 " rows per cluster: must be 0 or in [",
+                                                 kMinSummaryRows, ", ", kMaxSummaryRows, "]"));
+}
+
+int64_t SummaryBytesPerKey(int64_t cluster_rows, int64_t head_dim) {
+  return CeilDiv(2 * head_dim + 16, cluster_rows) + 2;
+}
+
+SummaryLayout::SummaryLayout(int64_t rows, int64_t head_dim, int64_t cluster_rows)
+    : rows_(rows),
+      head_dim_(head_dim),
+      cluster_rows_(cluster_rows),
+      segment_rows_(std::min(kLongestSegmentRows, kMaxClusters * cluster_rows)),
+      first_offset_(SummaryFirstOffset(head_dim)),
+      chunk_segments_((kIndexChunkBytes - first_offset_) / Padded(max_clusters(), segment_rows_)) {}
+
+int64_t SummaryLayout::segments() const { return CeilDiv(rows_, segment_rows_); }
+int64_t SummaryLayout::max_clusters() const { return CeilDiv(segment_rows_, cluster_rows_); }
+
+RowRange SummaryLayout::RowsOf(int64_t segment) const {
+  return {segment * segment_rows_, std::min(rows_, (segment + 1) * segment_rows_)};
+}
+
+int64_t SummaryLayout::ClustersOf(int64_t segment) const {
+  return CeilDiv(RowsOf(segment).rows(), cluster_rows_);
+}
+
+int64_t SummaryLayout::Offset(int64_t segment) const {
+  return segment / chunk_segments_ * kIndexChunkBytes + first_offset_ +
+         segment % chunk_segments_ * Padded(max_clusters(), segment_rows_);
+}
+
+int64_t SummaryLayout::SegmentBytes(int64_t segment) const {
+  return Padded(ClustersOf(segment), RowsOf(segment).rows());
+}
+
+int64_t SummaryLayout::Padded(int64_t clusters, int64_t rows) const {
+  return CeilDiv(RowClustersOffset(clusters) + rows, kPadding) * kPadding;
+}
+
+int64_t SummaryLayout::blob_bytes() const {
+  if (rows_ == 0) return first_offset_;
+  return Offset(segments() - 1) + SegmentBytes(segments() - 1);
+}
+
+absl::StatusOr<Summaries> Summaries::Open(Blob blob, int64_t rows, int64_t head_dim) {
+  Summaries summaries;
+  ASSIGN_OR_RETURN(const SummaryHeader header, DecodeSummaryHeader(blob, summaries.centre_));
+  if (header.rows != rows || header.head_dim != head_dim) {
+    return Refuse("of ", header.rows, " rows of ", header.head_dim, ", not ", rows, " of ",
+                  head_dim);
+  }
+  summaries.rows_ = rows;
+  summaries.cluster_rows_ = header.cluster_rows;
+  summaries.fit_ = header.fit;
+  summaries.layout_ = SummaryLayout(rows, head_dim, header.cluster_rows);
+  if (blob.size() != summaries.layout_.blob_bytes()) {
+    return Refuse(blob.size(), " bytes instead of ", summaries.layout_.blob_bytes());
+  }
+  summaries.blob_ = std::move(blob);
+  return summaries;
+}
+
+absl::StatusOr<const char*> Summaries::Segment(int64_t segment) const {
+  const int64_t at = layout_.Offset(segment), end = at + layout_.SegmentBytes(segment);
+  RETURN_IF_ERROR(blob_.Verify(at, end));
+  return blob_.Address(at);
+}
+
+absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
+                          EstimateScratch& scratch) {
+  const int64_t d = summaries.head_dim();
+  std::fill_n(p.out, p.group * d, 0.0f);
+  std::fill_n(p.lse, p.group, -INFINITY);
+  if (summaries.fit().left_out && !p.spread_share.has_value()) return absl::OkStatus();
+  scratch.selected.clear();
+  for (size_t i = 0; i < p.selected.size(); ++i) {
+    scratch.selected.push_back({p.selected[i], static_cast<uint32_t>(i)});
+  }
+  if (!std::is_sorted(scratch.selected.begin(), scratch.selected.end())) {
+    std::sort(scratch.selected.begin(), scratch.selected.end());
+  }
+  scratch.state.resize(static_cast<size_t>(p.group * (d + 1)));
+  float* const out = scratch.state.data();
+  float* const lse = out + p.group * d;
+  const int64_t segment_rows = summaries.layout().segment_rows();
+  auto from = scratch.selected.begin();
+  for (Position at = p.zone.begin; at < p.zone.end;) {
+    const int64_t segment = at / segment_rows;
+    const Position end = std::min(p.zone.end, (segment + 1) * segment_rows);
+    auto to = from;
+    while (to != scratch.selected.end() && to->first < end) ++to;
+    SegmentEstimate estimate(summaries, p, segment, scratch);
+    const auto* const first = scratch.selected.data() + (from - scratch.selected.begin());
+    RETURN_IF_ERROR(estimate.Compute({first, static_cast<size_t>(to - from)}, out, lse));
+    kernels::MergeStates(p.out, p.lse, out, lse, p.group, d);
+    from = to;
+    at = end;
+  }
+  for (int64_t h = 0; h < p.group; ++h) {
+    p.lse[h] += static_cast<float>(p.scale * Dot(p.queries + h * d, summaries.centre().data(), d));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::kvstore

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/checkpoint.h"
-#include "model/tokenizer_test_util.h"
+#include "model/tokenizer/tokenizer_test_util.h"
 
 namespace carrel::http_api {
 namespace {

@@ -50,7 +50,7 @@ target_compile_features(carrel_shared INTERFACE cxx_std_20)
 
 install(TARGETS carrel_shared EXPORT carrelTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
-# Loaded when a tokenizer needs it (model/sentencepiece_library.h), from where libraries are.
+# Loaded when a tokenizer needs it (model/tokenizer/sentencepiece_library.h), from where libraries are.
 install(TARGETS carrel_sentencepiece LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library)
 install(TARGETS carrel_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/carrel DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)

@@ -15,7 +15,7 @@
 #include "model/config.h"
 #include "model/cpu_backend.h"
 #include "model/model_files.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 
 namespace carrel::model {
 

@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "common/dtype.h"
 #include "common/ids.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 #include "model/weights.h"
 
 namespace carrel::model {

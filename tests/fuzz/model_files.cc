@@ -13,9 +13,9 @@
 #include "model/gguf.h"
 #include "model/gguf_config.h"
 #include "model/gguf_test_model.h"
-#include "model/gguf_tokenizer.h"
 #include "model/safetensors.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/gguf_tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
 #include "tests/fuzz/target.h"
 

@@ -56,10 +56,7 @@ constexpr Room kRooms[] = {
      "gguf_writer",
      ""},
     {"model", "config", "config rope_* gguf_config device", "files"},
-    {"model", "tokenizers",
-     "tokenizer* bpe_* byte_alphabet added_tokens plain_range unicode utf8 oniguruma pretokenizer "
-     "split_pattern sentencepiece_* gguf_tokenizer",
-     "files"},
+    {"model", "tokenizers", "tokenizer/*", "files"},
     {"model", "backends",
      "backend cpu_backend cuda_backend cuda_weights adapter weights gguf_weights router "
      "scratch_pool transformer",

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/status.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 #include "synth/random.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/needle_document.h"

@@ -1,0 +1,58 @@
+// What:   cuts text into the pieces that BPE merges within, as tokenizer.json's pre_tokenizer says.
+// Source: Hugging Face tokenizers: Sequence, Split (five behaviors, invert), Digits (as a Split)
+//         and ByteLevel (as a space before every piece, then GPT-2's Split). The byte-level
+//         alphabet itself is the vocabulary's matter: pieces are plain bytes here.
+// Edge:   empty pieces are dropped; each step sees the previous step's pieces one by one.
+// Threads: immutable, reentrant.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/tokenizer/split_pattern.h"
+
+namespace carrel::model {
+
+// What becomes of a match ("delimiter") and of the text between matches.
+enum class SplitBehavior {
+  kRemoved,             // matches are left out
+  kIsolated,            // every match is a piece of its own
+  kMergedWithPrevious,  // a match ends the piece before it
+  kMergedWithNext,      // a match begins the piece after it
+  kContiguous,          // as kIsolated, neighbouring matches joined
+};
+
+struct PretokenStep {
+  enum class Kind { kSplit, kPrefixSpace };
+  Kind kind = Kind::kSplit;
+  // kSplit:
+  std::string pattern;
+  bool literal = false;  // pattern is a plain string, not a regular expression
+  SplitBehavior behavior = SplitBehavior::kIsolated;
+  bool invert = false;  // matches and the text between them change roles
+};
+
+extern const char kGpt2Pattern[];
+
+class Pretokenizer {
+ public:
+  static absl::StatusOr<Pretokenizer> Create(const std::vector<PretokenStep>& steps);
+
+  // Replaces *pieces. They view `text` or *owned, which must outlive them.
+  absl::Status Split(absl::string_view text, std::deque<std::string>* owned,
+                     std::vector<absl::string_view>* pieces) const;
+
+ private:
+  struct Step {
+    PretokenStep::Kind kind;
+    SplitBehavior behavior;
+    bool invert;
+    std::vector<SplitPattern> pattern;  // one for kSplit, none for kPrefixSpace
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace carrel::model

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "common/status.h"
-#include "kernels/merge_states/merge_states.h"
-#include "kernels/sparse_attention/sparse_attention.h"
+#include "kernels/attention/merge_states/merge_states.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
 
 namespace carrel::audit {
 namespace {

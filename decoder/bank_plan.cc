@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "common/status.h"
-#include "kernels/row_bank/row_bank.h"
+#include "kernels/rows/row_bank/row_bank.h"
 
 namespace carrel::decoder {
 namespace {

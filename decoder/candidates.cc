@@ -9,10 +9,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "common/status.h"
 #include "decoder/wire.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/sparse_attention/sparse_attention.h"
-#include "kernels/topk/topk.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::decoder {
 

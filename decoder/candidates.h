@@ -1,7 +1,7 @@
 // What:   rows that a reply brought, per token and KV head, and attention over the best of them
 //         under the true query.
 // Math:   scores exact: scale * <q[h], k[j]>; the group keeps the top_k rows with the largest group
-//         score (kernels/group_score), ties by smaller id; attention over those. With top_k >= rows
+//         score (kernels/score/group_score), ties by smaller id; attention over those. With top_k >= rows
 //         it is attention over all of them.
 // Errors: DataLoss a reply that does not hold together: wrong tensors, ids outside the zone or
 //         twice, a head without rows.

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
 #include "decoder/refine/refine_config.h"
-#include "kernels/row_bank/row_bank.h"
+#include "kernels/rows/row_bank/row_bank.h"
 #include "model/device.h"
 #include "model/rope_mode.h"
 

@@ -22,11 +22,11 @@
 #include "decoder/query_drift.h"
 #include "decoder/refine/host_rows.h"
 #include "decoder/zone.h"
-#include "kernels/argmax/argmax_cuda.h"
-#include "kernels/merge_states/merge_states_cuda.h"
-#include "kernels/prefill_attention/prefill_attention_cuda.h"
-#include "kernels/query_drift/query_drift_cuda.h"
-#include "kernels/window_attention/window_attention_cuda.h"
+#include "kernels/attention/merge_states/merge_states_cuda.h"
+#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/encode/query_drift/query_drift_cuda.h"
+#include "kernels/select/argmax/argmax_cuda.h"
 #include "model/cuda_backend.h"
 
 namespace carrel::decoder {

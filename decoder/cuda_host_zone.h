@@ -27,7 +27,7 @@
 #include "decoder/cuda_zone_rows.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/statistics.h"
-#include "kernels/row_bank/row_bank_cuda.h"
+#include "kernels/rows/row_bank/row_bank_cuda.h"
 
 namespace carrel::decoder {
 

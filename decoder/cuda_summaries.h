@@ -1,6 +1,6 @@
 // What:   the estimation term of a zone that a GPU attends to: summaries of every layer that is not
-//         dense, in device memory, and attention to them (kernels/summary_attention).
-// Shapes: as kernels/summary_attention/summary_attention_cuda.h, of each layer.
+//         dense, in device memory, and attention to them (kernels/attention/summary_attention).
+// Shapes: as kernels/attention/summary_attention/summary_attention_cuda.h, of each layer.
 // Errors: ResourceExhausted device memory; DataLoss damaged summaries.
 // Ownership: keeps nothing of the host's.
 // Threads: one. Attend only enqueues and can be captured.
@@ -17,7 +17,7 @@
 #include "common/thread_pool.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/refine/host_rows.h"
-#include "kernels/summary_attention/summary_attention_cuda.h"
+#include "kernels/attention/summary_attention/summary_attention_cuda.h"
 
 namespace carrel::decoder {
 

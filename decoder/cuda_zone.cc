@@ -7,8 +7,8 @@
 #include "common/status.h"
 #include "decoder/context_rows.h"
 #include "decoder/refine/cuda_methods.h"
-#include "kernels/sparse_attention/sparse_attention_cuda.h"
-#include "kernels/window_attention/window_attention_cuda.h"
+#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
 
 namespace carrel::decoder {
 namespace {

@@ -1,5 +1,5 @@
 // What:      the zone's rows in pinned memory of this host, where the GPU reads them: of each layer as
-//            they are, or packed (kernels/packed_rows), which takes three quarters of the bytes.
+//            they are, or packed (kernels/rows/packed_rows), which takes three quarters of the bytes.
 // Shapes:    of a layer as it is: k, v [kv_heads, rows, head_dim] bf16; packed: [kv_heads, rows,
 //            PackedRowBytes(head_dim)].
 // Ownership: keeps neither client nor source.
@@ -16,7 +16,7 @@
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "decoder/refine/host_rows.h"
-#include "kernels/packed_rows/packed_rows_cuda.h"
+#include "kernels/rows/packed_rows/packed_rows_cuda.h"
 
 namespace carrel::decoder {
 

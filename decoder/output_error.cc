@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/merge_states/merge_states.h"
+#include "kernels/attention/merge_states/merge_states.h"
 
 namespace carrel::decoder {
 

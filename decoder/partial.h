@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/merge_states/merge_states.h"
+#include "kernels/attention/merge_states/merge_states.h"
 
 namespace carrel::decoder {
 

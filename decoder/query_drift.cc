@@ -6,8 +6,8 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/wire.h"
-#include "kernels/query_drift/query_drift.h"
-#include "kernels/rope/rope.h"
+#include "kernels/encode/query_drift/query_drift.h"
+#include "kernels/layer/rope/rope.h"
 
 namespace carrel::decoder {
 

@@ -1,7 +1,7 @@
 // What:    what approximate queries lack, learned while a sequence is decoded. q~ of a layer, seen
 //          from the hidden state that enters the layer before, is off by much the same vector token
 //          after token; the document's tokens, where prefill stored it, and those so far tell it.
-// Math:    kernels/query_drift: a running mean of what q~ lacked before RoPE, the newest token with
+// Math:    kernels/encode/query_drift: a running mean of what q~ lacked before RoPE, the newest token with
 //          weight max(1 / tokens, 0.3), always 0.3 where it began as the context's;
 //          q~ <- q~ + R_t mean.  R_t: RoPE at the token's position.
 // Source:  ours; what it gives is in docs/benchmarks.md, why it is like this in decision 026.

@@ -5,7 +5,7 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 #include "decoder/wire.h"
-#include "kernels/rope/rope.h"
+#include "kernels/layer/rope/rope.h"
 
 namespace carrel::decoder {
 namespace {

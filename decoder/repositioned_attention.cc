@@ -7,7 +7,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "decoder/output_error.h"
-#include "kernels/window_attention/window_attention.h"
+#include "kernels/attention/window_attention/window_attention.h"
 
 namespace carrel::decoder {
 namespace {

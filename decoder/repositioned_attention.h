@@ -27,7 +27,7 @@
 #include "decoder/refine/refiner.h"
 #include "decoder/sequence_attention.h"
 #include "decoder/window.h"
-#include "kernels/rope/rope_table.h"
+#include "kernels/layer/rope/rope_table.h"
 #include "model/config.h"
 
 namespace carrel::decoder {

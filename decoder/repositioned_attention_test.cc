@@ -6,7 +6,7 @@
 
 #include "common/dtype.h"
 #include "common/test_util.h"
-#include "kernels/rope/rope.h"
+#include "kernels/layer/rope/rope.h"
 
 namespace carrel::decoder {
 namespace {

@@ -9,8 +9,8 @@
 #include "decoder/context_rows.h"
 #include "decoder/refine/host_zone.h"
 #include "decoder/zone.h"
-#include "kernels/merge_states/merge_states.h"
-#include "kernels/window_attention/window_attention.h"
+#include "kernels/attention/merge_states/merge_states.h"
+#include "kernels/attention/window_attention/window_attention.h"
 
 namespace carrel::decoder {
 

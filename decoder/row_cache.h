@@ -1,6 +1,6 @@
 // What:   rows that the store sent before, kept by the decoder: a bounded cache per layer and KV
 //         head. Queries name the rows held, and only the others travel (retrieval.proto, held).
-// Math:   kernels/row_bank: least recently used first, one use per token and KV head, of the rows
+// Math:   kernels/rows/row_bank: least recently used first, one use per token and KV head, of the rows
 //         that its reply selected. Layers that attend to every row stream them and hold none here.
 // Source: docs/decisions/022.
 // Edge:   a reply that selects more rows than a head has slots (range, mass) is attended and not
@@ -18,7 +18,7 @@
 #include "common/ids.h"
 #include "decoder/config.h"
 #include "decoder/statistics.h"
-#include "kernels/row_bank/row_bank.h"
+#include "kernels/rows/row_bank/row_bank.h"
 
 namespace carrel::v1 {
 class Query;

@@ -2,8 +2,8 @@
 //       on the GPU: random queries and rows, and what the double-precision reference makes of them.
 #pragma once
 
+#include "kernels/attention/window_attention/window_attention.h"
 #include "kernels/gpu_test_data.h"
-#include "kernels/window_attention/window_attention.h"
 
 namespace carrel::kernels {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/mma-inl.cuh"
-#include "kernels/packed_rows/packed_rows_cuda.h"
+#include "kernels/rows/packed_rows/packed_rows_cuda.h"
 
 namespace carrel::kernels {
 

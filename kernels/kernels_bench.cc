@@ -10,19 +10,19 @@
 #include <vector>
 
 #include "common/dtype.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/linear/linear.h"
-#include "kernels/max_score/max_score.h"
-#include "kernels/merge_states/merge_states.h"
-#include "kernels/prefill_attention/prefill_attention.h"
-#include "kernels/quantized_linear/quantized_linear.h"
-#include "kernels/rms_norm/rms_norm.h"
-#include "kernels/rope/rope.h"
-#include "kernels/silu_mul/silu_mul.h"
-#include "kernels/sparse_attention/sparse_attention.h"
-#include "kernels/topk/topk.h"
-#include "kernels/window_attention/window_attention.h"
+#include "kernels/attention/merge_states/merge_states.h"
+#include "kernels/attention/prefill_attention/prefill_attention.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/attention/window_attention/window_attention.h"
+#include "kernels/layer/linear/linear.h"
+#include "kernels/layer/quantized_linear/quantized_linear.h"
+#include "kernels/layer/rms_norm/rms_norm.h"
+#include "kernels/layer/rope/rope.h"
+#include "kernels/layer/silu_mul/silu_mul.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/score/max_score/max_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::kernels {
 namespace {

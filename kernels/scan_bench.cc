@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "common/dtype.h"
-#include "kernels/code_score/code_score.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/hamming_score/block_hamming.h"
-#include "kernels/int8_score/int8_score.h"
+#include "kernels/score/block_hamming/block_hamming.h"
+#include "kernels/score/code_score/code_score.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/int8_score/int8_score.h"
 
 namespace carrel::kernels {
 namespace {

@@ -7,7 +7,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/status.h"
-#include "kernels/code_score/code_score.h"
+#include "kernels/score/code_score/code_score.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/index/code/code_blob.h"
 #include "kvstore/index/rows/blob.h"

@@ -18,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/linear/linear.h"
+#include "kernels/layer/linear/linear.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 

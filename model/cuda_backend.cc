@@ -6,12 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
-#include "kernels/gather_rows/gather_rows_cuda.h"
-#include "kernels/half_convert/half_convert.h"
-#include "kernels/prefill_attention/prefill_attention_cuda.h"
-#include "kernels/rms_norm/rms_norm_cuda.h"
-#include "kernels/rope/rope_cuda.h"
-#include "kernels/silu_mul/silu_mul_cuda.h"
+#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/layer/gather_rows/gather_rows_cuda.h"
+#include "kernels/layer/half_convert/half_convert.h"
+#include "kernels/layer/rms_norm/rms_norm_cuda.h"
+#include "kernels/layer/rope/rope_cuda.h"
+#include "kernels/layer/silu_mul/silu_mul_cuda.h"
 
 namespace carrel::model {
 namespace {

@@ -22,7 +22,7 @@
 #include "common/cuda/buffer.h"
 #include "common/cuda/stream.h"
 #include "common/thread_pool.h"
-#include "kernels/linear/linear_cuda.h"
+#include "kernels/layer/linear/linear_cuda.h"
 #include "model/config.h"
 #include "model/cuda_weights.h"
 

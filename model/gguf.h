@@ -27,7 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/mapped_file.h"
-#include "kernels/dequantize/dequantize.h"
+#include "kernels/layer/dequantize/dequantize.h"
 #include "model/model_files.h"
 
 namespace carrel::model {

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/dtype.h"
-#include "kernels/dequantize/dequantize.h"
+#include "kernels/layer/dequantize/dequantize.h"
 #include "model/gguf_writer.h"
 
 namespace carrel::model {

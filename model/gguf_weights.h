@@ -1,6 +1,6 @@
 // What:   the weights of a GGUF file, in the order of a Hugging Face checkpoint.
 // Math:   matrices stay as they are, mapped: f32, f16, bf16, and quantised ones, which products
-//         read (kernels/quantized_linear). With kWiden quantised ones are widened and rounded to
+//         read (kernels/layer/quantized_linear). With kWiden quantised ones are widened and rounded to
 //         bf16 here. Rows of Q and K that alternate between the halves of a head are put in order,
 //         by a copy.
 // Edge:   a bias beside blocks is f32. Else it has its matrix's type: rounded to it where that

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "kernels/dequantize/dequantize.h"
+#include "kernels/layer/dequantize/dequantize.h"
 #include "model/gguf.h"
 #include "nlohmann/json_fwd.hpp"
 

@@ -8,7 +8,7 @@
 #include "common/cuda/buffer.h"
 #include "common/test_folders.h"
 #include "common/test_util.h"
-#include "kernels/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "model/adapter.h"
 #include "model/cuda_backend.h"
 #include "model/gguf_test_model.h"

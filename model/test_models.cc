@@ -8,7 +8,7 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "common/test_folders.h"
-#include "kernels/prefill_attention/prefill_attention.h"
+#include "kernels/attention/prefill_attention/prefill_attention.h"
 #include "model/weights.h"
 
 namespace carrel::model {

@@ -13,8 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
-#include "kernels/linear/linear.h"
-#include "kernels/quantized_linear/quantized_linear.h"
+#include "kernels/layer/linear/linear.h"
+#include "kernels/layer/quantized_linear/quantized_linear.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 

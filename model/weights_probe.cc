@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "common/checksum.h"
 #include "common/status.h"
-#include "kernels/dequantize/code_values.h"
+#include "kernels/layer/dequantize/code_values.h"
 
 namespace carrel::model {
 namespace {

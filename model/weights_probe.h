@@ -1,7 +1,7 @@
 // What:   sampled values of the weights that computed a context, and whether other weights were made
 //         from the same checkpoint by rounding it (docs/decisions/044-derived-weights.md).
 // Math:   a quantiser gives each weight w the value v, of those that its block's scales leave it
-//         (kernels/dequantize/code_values.h), that is nearest to w. So with the block's own scales,
+//         (kernels/layer/dequantize/code_values.h), that is nearest to w. So with the block's own scales,
 //         of weights that the file was made from nearly no w has a nearer value than v; a change by
 //         d puts a share of about |d| / step beyond. And w lies anywhere between two values: who
 //         adds something to dequantised weights leaves w nearer to v than to those of a grid that

@@ -9,7 +9,7 @@
 
 #include "common/status.h"
 #include "common/test_util.h"
-#include "kernels/dequantize/code_values.h"
+#include "kernels/layer/dequantize/code_values.h"
 #include "model/config.h"
 #include "model/gguf_test_model.h"
 #include "model/safetensors.h"

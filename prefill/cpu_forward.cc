@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "common/status.h"
-#include "kernels/query_drift/query_drift.h"
+#include "kernels/encode/query_drift/query_drift.h"
 #include "model/cpu_backend.h"
 #include "model/transformer.h"
 #include "prefill/dense_attention.h"

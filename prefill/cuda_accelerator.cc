@@ -13,8 +13,8 @@
 #include "common/cuda/status.h"
 #include "common/cuda/stream.h"
 #include "common/status.h"
-#include "kernels/code_encode/code_encode.h"
-#include "kernels/code_score/code_score.h"
+#include "kernels/encode/code_encode/code_encode.h"
+#include "kernels/score/code_score/code_score.h"
 #include "kvstore/index/building/faiss_gpu.h"
 #include "prefill/cuda_summaries.h"
 

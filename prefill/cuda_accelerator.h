@@ -1,4 +1,4 @@
-// What:   what a GPU does of index building during prefill: it encodes keys (kernels/code_encode)
+// What:   what a GPU does of index building during prefill: it encodes keys (kernels/encode/code_encode)
 //         where they lie in pinned memory, beside the forward pass, and makes summaries of rows
 //         (cuda_summaries.h); where Faiss has its GPU half, that finds queries' nearest keys and
 //         trains lists.

@@ -8,8 +8,8 @@
 #include "common/cuda/status.h"
 #include "common/dtype.h"
 #include "common/status.h"
-#include "kernels/cluster_rows/cluster_rows.h"
-#include "kernels/row_sum/row_sum.h"
+#include "kernels/encode/cluster_rows/cluster_rows.h"
+#include "kernels/encode/row_sum/row_sum.h"
 
 namespace carrel::prefill {
 namespace {

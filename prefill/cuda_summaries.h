@@ -1,5 +1,5 @@
 // What:   summaries (kvstore/index/summaries/summaries.h) of one head at a time on the GPU, some segments
-//         after the other (kernels/cluster_rows), from rows in pinned memory.
+//         after the other (kernels/encode/cluster_rows), from rows in pinned memory.
 // Errors: Unimplemented a shape that is not served; ResourceExhausted and others of the device.
 // Ownership: move-only. Threads: one at a time.
 // Cost:   of device memory 17.5 MB, whatever the tokens, less for fewer than 32,768; of pinned

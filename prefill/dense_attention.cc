@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/prefill_attention/prefill_attention.h"
-#include "kernels/window_attention/window_attention.h"
+#include "kernels/attention/prefill_attention/prefill_attention.h"
+#include "kernels/attention/window_attention/window_attention.h"
 
 namespace carrel::prefill {
 

@@ -3,7 +3,7 @@
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "kernels/amx.h"
-#include "kernels/prefill_attention/prefill_attention.h"
+#include "kernels/attention/prefill_attention/prefill_attention.h"
 
 namespace carrel::prefill {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/softmax_concentration/softmax_concentration.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/softmax_concentration/softmax_concentration.h"
 
 namespace carrel::prefill {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
-#include "kernels/rope/rope.h"
+#include "kernels/layer/rope/rope.h"
 
 namespace carrel::prefill {
 

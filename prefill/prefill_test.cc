@@ -4,7 +4,7 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
-#include "kernels/rope/rope.h"
+#include "kernels/layer/rope/rope.h"
 #include "kvstore/index/rows/stored_drift.h"
 #include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/storage/store.h"

@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/chunk_prune/chunk_prune.h"
-#include "kernels/max_score/max_score.h"
-#include "kernels/prefill_attention/prefill_attention.h"
+#include "kernels/attention/prefill_attention/prefill_attention.h"
+#include "kernels/score/max_score/max_score.h"
+#include "kernels/select/chunk_prune/chunk_prune.h"
 
 namespace carrel::prefill {
 namespace {

@@ -3,7 +3,7 @@
 // Math:   a block of block_q tokens attends to the first `sink` tokens, to at most `rows` chosen
 //         ones, to the `window` tokens before it and, causally, to itself: one choice per KV head,
 //         by the largest score that any q head of every stride_q-th token gives a probed key
-//         (kernels/chunk_prune).
+//         (kernels/select/chunk_prune).
 //         infinitehip: chunks of 256, 32 and 8 tokens; 32,768, then 8,192, then `rows` survive.
 //         hip: blocks of block_k keys, rows / block_k of them.
 //         rope infinitehip: what a block attends to stands at consecutive positions from 0 on, in
@@ -21,7 +21,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/rope/rope_table.h"
+#include "kernels/layer/rope/rope_table.h"
 #include "prefill/attention_config.h"
 #include "prefill/layer_attention.h"
 

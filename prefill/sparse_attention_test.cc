@@ -2,7 +2,7 @@
 
 #include "common/dtype.h"
 #include "common/test_util.h"
-#include "kernels/rope/rope.h"
+#include "kernels/layer/rope/rope.h"
 #include "model/config.h"
 #include "prefill/dense_attention.h"
 

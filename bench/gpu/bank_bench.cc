@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "bench/gpu/decode_shape.h"
-#include "kernels/packed_rows/packed_rows_cuda.h"
-#include "kernels/row_bank/row_bank_cuda.h"
-#include "kernels/sparse_attention/sparse_attention_cuda.h"
-#include "kernels/window_attention/window_attention_cuda.h"
+#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/rows/packed_rows/packed_rows_cuda.h"
+#include "kernels/rows/row_bank/row_bank_cuda.h"
 
 namespace carrel::gpu_bench {
 namespace {

@@ -5,13 +5,13 @@
 
 #include "bench/gpu/decode_shape.h"
 #include "common/test_random.h"
-#include "kernels/hamming_score/hamming_score.h"
-#include "kernels/hamming_topk/hamming_topk.h"
-#include "kernels/merge_states/merge_states_cuda.h"
-#include "kernels/sparse_attention/sparse_attention_cuda.h"
-#include "kernels/topk/topk.h"
-#include "kernels/window_attention/window_attention.h"
-#include "kernels/window_attention/window_attention_cuda.h"
+#include "kernels/attention/merge_states/merge_states_cuda.h"
+#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/attention/window_attention/window_attention.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/score/hamming_score/hamming_score.h"
+#include "kernels/select/hamming_topk/hamming_topk.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::gpu_bench {
 namespace {

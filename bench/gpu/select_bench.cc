@@ -3,12 +3,12 @@
 
 #include "bench/gpu/decode_shape.h"
 #include "common/test_random.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/dot_score/dot_score_cuda.h"
-#include "kernels/hamming_score/hamming_score.h"
-#include "kernels/hash_encode/hash_encode.h"
-#include "kernels/topk/topk.h"
-#include "kernels/topk/topk_cuda.h"
+#include "kernels/encode/hash_encode/hash_encode.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/dot_score/dot_score_cuda.h"
+#include "kernels/score/hamming_score/hamming_score.h"
+#include "kernels/select/topk/topk.h"
+#include "kernels/select/topk/topk_cuda.h"
 
 namespace carrel::gpu_bench {
 namespace {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "bench/gpu/decode_shape.h"
-#include "kernels/summary_attention/summary_attention_cuda.h"
+#include "kernels/attention/summary_attention/summary_attention_cuda.h"
 
 namespace carrel::gpu_bench {
 namespace {

@@ -8,10 +8,10 @@
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/sparse_attention/sparse_attention.h"
-#include "kernels/topk/topk.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 #include "kvstore/index/rows/stored_queries.h"
 
 namespace carrel::bench {

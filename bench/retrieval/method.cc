@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "common/dtype.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/topk/topk.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::bench {
 

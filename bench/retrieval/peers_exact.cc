@@ -8,9 +8,9 @@
 #include "bench/retrieval/method.h"
 #include "common/dtype.h"
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/topk/topk.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::bench {
 namespace {

@@ -4,7 +4,7 @@
 //         |q_c| over the head's sampled queries, mean |k_c| over the zone's keys, or the product of
 //         both, which is the mean of |q_c k_c| over all pairs. L = K[:, C] in 4 bits: per channel,
 //         16 levels from its least to its largest value. s~[h, j] = scale * sum_c q[h, c] L[j, c];
-//         the group's candidates, oversample x budget, by group score (kernels/group_score) of s~,
+//         the group's candidates, oversample x budget, by group score (kernels/score/group_score) of s~,
 //         ties by smaller id; of them the best `budget` as hash_refiner.h says.
 // Source: Double Sparsity (docs/methods.md): section 4, algorithm 1; outlier variants of its
 //         table 3 (q under GQA). Differs: calibrated on the document's own queries instead of a

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "decoder/refine/cuda_methods.h"
 #include "decoder/refine/key_scores.h"
-#include "kernels/rescore_rows/rescore_rows.h"
+#include "kernels/select/rescore_rows/rescore_rows.h"
 
 namespace carrel::decoder {
 namespace {

@@ -1,6 +1,6 @@
 // What:   the second look of the methods that choose by codes or labels, on a GPU: they choose
 //         oversample x budget candidates, of which the best by their own keys are kept, and
-//         attended to in the same launch where that is wanted (kernels/rescore_rows).
+//         attended to in the same launch where that is wanted (kernels/select/rescore_rows).
 // Errors: Make: InvalidArgument more candidates than the kernel serves: names method and bound.
 // Threads: one. Keep only enqueues and can be captured.
 #pragma once

@@ -3,7 +3,7 @@
 #include "decoder/refine/channel_labels.h"
 #include "decoder/refine/cuda_methods.h"
 #include "decoder/refine/cuda_score_refiner.h"
-#include "kernels/channel_score/channel_score.h"
+#include "kernels/score/channel_score/channel_score.h"
 
 namespace carrel::decoder {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "decoder/refine/cuda_head_budgets.h"
 #include "decoder/refine/cuda_methods.h"
-#include "kernels/dot_score/dot_score_cuda.h"
-#include "kernels/group_topk/group_topk.h"
+#include "kernels/score/dot_score/dot_score_cuda.h"
+#include "kernels/select/group_topk/group_topk.h"
 
 namespace carrel::decoder {
 namespace {

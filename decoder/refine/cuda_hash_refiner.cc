@@ -8,10 +8,10 @@
 #include "decoder/refine/cuda_methods.h"
 #include "decoder/refine/hash_refiner.h"
 #include "decoder/refine/rotations.h"
-#include "kernels/code_topk/code_topk.h"
-#include "kernels/hamming_topk/hamming_topk.h"
-#include "kernels/hash_encode/hash_encode.h"
-#include "kernels/row_sum/row_sum.h"
+#include "kernels/encode/hash_encode/hash_encode.h"
+#include "kernels/encode/row_sum/row_sum.h"
+#include "kernels/select/code_topk/code_topk.h"
+#include "kernels/select/hamming_topk/hamming_topk.h"
 
 namespace carrel::decoder {
 namespace {

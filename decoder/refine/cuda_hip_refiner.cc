@@ -1,6 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "decoder/refine/cuda_methods.h"
-#include "kernels/hip_select/hip_select.h"
+#include "kernels/select/hip_select/hip_select.h"
 
 namespace carrel::decoder {
 namespace {

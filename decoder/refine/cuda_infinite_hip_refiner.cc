@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "decoder/refine/cuda_methods.h"
-#include "kernels/infinitehip_stage/infinitehip_stage.h"
+#include "kernels/select/infinitehip_stage/infinitehip_stage.h"
 
 namespace carrel::decoder {
 namespace {

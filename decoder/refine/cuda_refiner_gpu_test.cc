@@ -8,7 +8,7 @@
 #include "decoder/refine/cuda_methods.h"
 #include "decoder/refine/cuda_refiner.h"
 #include "decoder/refine/random_rows.h"
-#include "kernels/rescore_rows/rescore_rows.h"
+#include "kernels/select/rescore_rows/rescore_rows.h"
 
 namespace carrel::decoder {
 namespace {

@@ -1,7 +1,7 @@
 #include "decoder/refine/cuda_score_refiner.h"
 
 #include "decoder/refine/cuda_methods.h"
-#include "kernels/topk/topk_cuda.h"
+#include "kernels/select/topk/topk_cuda.h"
 
 namespace carrel::decoder {
 // What the kernels' 16-byte accesses want.

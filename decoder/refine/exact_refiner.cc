@@ -7,9 +7,9 @@
 #include "common/dtype.h"
 #include "decoder/refine/int8_keys.h"
 #include "decoder/refine/key_scores.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/topk/topk.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::decoder {
 namespace {

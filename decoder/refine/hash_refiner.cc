@@ -11,9 +11,9 @@
 #include "common/status.h"
 #include "decoder/refine/key_scores.h"
 #include "decoder/refine/rotations.h"
-#include "kernels/code_score/code_score.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
+#include "kernels/score/code_score/code_score.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
 
 namespace carrel::decoder {
 namespace {
@@ -76,7 +76,7 @@ HeadCodes RandomCodes(const HashConfig& config, const HeadRows& rows, RowRange z
   return codes;
 }
 
-// Codes as kernels/code_score wants them.
+// Codes as kernels/score/code_score wants them.
 std::vector<uint8_t> BlocksOf(const HeadCodes& codes, const std::vector<int64_t>& rows) {
   const int64_t block_bytes = kernels::CodeBlockBytes(codes.bits);
   const auto count = static_cast<int64_t>(rows.size());
@@ -213,7 +213,7 @@ class WeightScores {
   }
 
  private:
-  static constexpr int64_t kSamples = 256;  // as kernels/code_topk
+  static constexpr int64_t kSamples = 256;  // as kernels/select/code_topk
   struct Head {
     int64_t bits;
     std::vector<float> decoder;

@@ -5,9 +5,9 @@
 //         logarithm of the sum of exponentials of such scores, over 256 rows in even steps).
 //         query=signs: score[j] = sum over the request's queries of (bits - popcount(code(q) xor
 //         code(k[j]))). The best oversample x budget rows, ties by smaller id, are candidates. Their
-//         exact scores decide: the best `budget` by group score (kernels/group_score), a query's lse
+//         exact scores decide: the best `budget` by group score (kernels/score/group_score), a query's lse
 //         being over the candidates. oversample = 1: every candidate is taken, as in the paper.
-// Source: query=weights: decision 043, kernels/code_score. query=signs: HATA (docs/methods.md),
+// Source: query=weights: decision 043, kernels/score/code_score. query=signs: HATA (docs/methods.md),
 //         section 3, score and sum over the group. Differs from HATA: the keys' mean is taken off
 //         before the sign, which no order of scores notices and which centres the bits; W is random
 //         rotations of head_dim directions each, in bf16, or, with stored codes, the decoder of the

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "decoder/refine/key_scores.h"
-#include "kernels/chunk_prune/chunk_prune.h"
+#include "kernels/select/chunk_prune/chunk_prune.h"
 
 namespace carrel::decoder {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
-#include "kernels/summary_attention/summary_table.h"
+#include "kernels/attention/summary_attention/summary_table.h"
 
 namespace carrel::decoder {
 

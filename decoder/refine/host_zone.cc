@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "decoder/output_error.h"
 #include "decoder/refine/key_scores.h"
-#include "kernels/sparse_attention/sparse_attention.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
 
 namespace carrel::decoder {
 

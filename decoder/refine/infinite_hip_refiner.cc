@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "decoder/refine/key_scores.h"
-#include "kernels/chunk_prune/chunk_prune.h"
+#include "kernels/select/chunk_prune/chunk_prune.h"
 
 namespace carrel::decoder {
 namespace {

@@ -1,4 +1,4 @@
-// What:   a zone's keys a second time, in 8 bits (kernels/int8_score): half the bytes for who must
+// What:   a zone's keys a second time, in 8 bits (kernels/score/int8_score): half the bytes for who must
 //         look at every key. A score is off by no more than a bound that is known.
 // Shapes: scores [queries, stride()] f32, of row zone.begin + j at [h, j].
 // Threads: Score of different heads may run at once; of one head, one at a time.
@@ -14,7 +14,7 @@
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "decoder/refine/host_rows.h"
-#include "kernels/int8_score/int8_score.h"
+#include "kernels/score/int8_score/int8_score.h"
 
 namespace carrel::decoder {
 

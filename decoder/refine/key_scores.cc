@@ -6,10 +6,10 @@
 
 #include "common/dtype.h"
 #include "decoder/refine/refine_config.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/max_score/max_score.h"
-#include "kernels/topk/topk.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/score/max_score/max_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::decoder {
 

@@ -9,8 +9,8 @@
 #include "common/ids.h"
 #include "decoder/refine/host_rows.h"
 #include "decoder/refine/refiner.h"
-#include "kernels/chunk_prune/chunk_prune.h"
-#include "kernels/topk/topk.h"
+#include "kernels/select/chunk_prune/chunk_prune.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::decoder {
 
@@ -26,7 +26,7 @@ void ScoreProbes(const RefineRequest& request, const HeadRows& rows, int64_t hea
 
 using kernels::BestIndices;
 
-// One row of group scores (kernels/group_score) of [queries, rows] scaled scores: the best `budget`
+// One row of group scores (kernels/score/group_score) of [queries, rows] scaled scores: the best `budget`
 // of them, ascending. bound [queries]: no other row of the zone scores higher.
 void SelectByGroupScore(const std::vector<float>& scores, int64_t queries, RowRange zone,
                         int64_t budget, std::vector<Position>& rows, std::vector<float>& bound);

@@ -18,7 +18,7 @@
 #include "common/thread_pool.h"
 #include "decoder/refine/host_rows.h"
 #include "decoder/refine/refine_config.h"
-#include "kernels/rope/rope_table.h"
+#include "kernels/layer/rope/rope_table.h"
 
 namespace carrel::decoder {
 

@@ -245,7 +245,7 @@ TEST(InfiniteHipRefinerTest, Select_StepsOfThePreset_EvaluateOnlyTheStagesThatAr
   }
 }
 
-// Group score by its definition (kernels/group_score), each query's lse over the candidates.
+// Group score by its definition (kernels/score/group_score), each query's lse over the candidates.
 std::vector<Position> BestByKeys(const RandomRows& rows, KvHead head, const std::vector<float>& q,
                                  const std::vector<Position>& candidates, int64_t budget) {
   const AttentionShape& shape = rows.shape();

@@ -6,9 +6,9 @@
 #include "absl/time/clock.h"
 #include "common/no_memory.h"
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/merge_states/merge_states.h"
-#include "kernels/sparse_attention/sparse_attention.h"
+#include "kernels/attention/merge_states/merge_states.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/score/dot_score/dot_score.h"
 #include "kvstore/engine/attend_all.h"
 #include "kvstore/index/summaries/summaries.h"
 

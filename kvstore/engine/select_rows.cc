@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/topk/topk.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::kvstore {
 namespace {

@@ -53,7 +53,7 @@ class RandomContext {
 
   // By plain loops: scaled scores of q head h (of all) with every row of the zone.
   std::vector<double> Scores(Layer layer, int64_t q_head, const float* query, RowRange zone) const;
-  // [zone]: the group score of each row (kernels/group_score).
+  // [zone]: the group score of each row (kernels/score/group_score).
   std::vector<double> GroupScores(Layer layer, KvHead head, const float* queries,
                                   RowRange zone) const;
   // Rows of the zone by group score, best first, ties by id.

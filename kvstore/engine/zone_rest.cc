@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "common/status.h"
-#include "kernels/sparse_attention/sparse_attention.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
 
 namespace carrel::kvstore {
 

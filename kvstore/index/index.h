@@ -1,7 +1,7 @@
 // What:   the one interface of all index kinds: which keys of a zone score highest with the queries
 //         of a GQA group.
 // Math:   candidates of a group = rows with the largest group score max_h (scale * <q[h], k[j]> -
-//         lse[h]) (kernels/group_score), where lse[h] is over the zone: exactly in flat, estimated
+//         lse[h]) (kernels/score/group_score), where lse[h] is over the zone: exactly in flat, estimated
 //         from the rows found and a sample of the rest in the others. Larger is better, ties by
 //         smaller id. What is returned is always scored exactly.
 // Shapes: queries [group, head_dim] f32.
@@ -20,9 +20,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
-#include "kernels/code_score/code_score.h"
-#include "kernels/hamming_score/block_hamming.h"
-#include "kernels/int8_score/int8_score.h"
+#include "kernels/score/block_hamming/block_hamming.h"
+#include "kernels/score/code_score/code_score.h"
+#include "kernels/score/int8_score/int8_score.h"
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "common/test_util.h"
-#include "kernels/dot_score/dot_score.h"
+#include "kernels/score/dot_score/dot_score.h"
 #include "kvstore/index/index_test_checks.h"
 #include "kvstore/index/index_test_util.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "common/test_util.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/index_test_util.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
+#include "kernels/score/dot_score/dot_score.h"
 
 namespace carrel::kvstore {
 namespace {

@@ -15,7 +15,7 @@ absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScra
 // Scores the rows in scratch.ids for every head of the group: scratch.scores [group, ids].
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch);
 
-// From scores [group, rows] of rows whose ids ascend, with base [group] (kernels/group_score): the
+// From scores [group, rows] of rows whose ids ascend, with base [group] (kernels/score/group_score): the
 // top_k best into result.ids and result.scores. Uses scratch.group_scores, .best, .topk.
 template <typename IdOf>
 void SelectBest(const SearchRequest& request, const float* scores, int64_t rows, const float* base,
@@ -23,8 +23,8 @@ void SelectBest(const SearchRequest& request, const float* scores, int64_t rows,
 
 }  // namespace carrel::kvstore
 
-#include "kernels/group_score/group_score.h"
-#include "kernels/topk/topk.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::kvstore {
 

@@ -64,18 +64,18 @@ constexpr Room kRooms[] = {
     {"model", "checkpoint", "checkpoint fingerprint weights_probe",
      "files config tokenizers backends"},
 
-    // Of kernels every folder is a room, and all may include what lies beside them ("shared").
-    {"kernels", "shared", "", "packed_rows"},
-    {"kernels", "chunk_prune", "", "topk"},
-    {"kernels", "code_encode", "", "code_score"},
-    {"kernels", "hamming_score", "", "code_score"},
-    {"kernels", "hamming_topk", "", "hamming_score"},
-    {"kernels", "hip_select", "", "topk"},
-    {"kernels", "infinitehip_stage", "", "topk"},
-    {"kernels", "quantized_linear", "", "dequantize linear"},
-    {"kernels", "query_drift", "", "rope"},
-    {"kernels", "row_bank", "", "packed_rows"},
-    {"kernels", "sparse_attention", "", "dot_score group_score"},
+    // Of kernels every operation is a room, and all may include what lies beside the groups ("shared").
+    {"kernels", "shared", "", "rows/packed_rows"},
+    {"kernels", "select/chunk_prune", "", "select/topk"},
+    {"kernels", "encode/code_encode", "", "score/code_score"},
+    {"kernels", "score/block_hamming", "", "score/code_score"},
+    {"kernels", "select/hamming_topk", "", "score/hamming_score"},
+    {"kernels", "select/hip_select", "", "select/topk"},
+    {"kernels", "select/infinitehip_stage", "", "select/topk"},
+    {"kernels", "layer/quantized_linear", "", "layer/dequantize layer/linear"},
+    {"kernels", "encode/query_drift", "", "layer/rope"},
+    {"kernels", "rows/row_bank", "", "rows/packed_rows"},
+    {"kernels", "attention/sparse_attention", "", "score/dot_score score/group_score"},
 };
 
 // The part of a path below the area, without its extension; empty if it lies elsewhere.
@@ -95,7 +95,7 @@ bool IsTestOrBench(absl::string_view path) {
 // room of its own.
 std::string RoomOf(const std::string& area, const std::string& stem) {
   if (area == "kernels") {
-    const size_t slash = stem.find('/');
+    const size_t slash = stem.rfind('/');
     return slash == std::string::npos ? "shared" : stem.substr(0, slash);
   }
   std::string found;

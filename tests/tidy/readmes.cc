@@ -67,11 +67,14 @@ Violations CheckReadmes(const Tree& tree) {
         violations.push_back(At(*readme, 1, absl::StrCat("does not name ", file.Name())));
       continue;
     }
-    const size_t slash = folder.rfind('/');
-    const TextFile* above =
-        slash == std::string::npos ? nullptr : tree.Find(folder.substr(0, slash) + "/README.md");
-    const std::string name = folder.substr(slash + 1);
-    if (above == nullptr || !Names(above->text, name))
+    // The nearest README above names the folder, from where it stands.
+    size_t slash = folder.rfind('/');
+    const TextFile* above = nullptr;
+    while (slash != std::string::npos && above == nullptr) {
+      above = tree.Find(folder.substr(0, slash) + "/README.md");
+      if (above == nullptr) slash = slash == 0 ? std::string::npos : folder.rfind('/', slash - 1);
+    }
+    if (above == nullptr || !Names(above->text, folder.substr(slash + 1)))
       violations.push_back(At(file, 1, "no README.md names this header or its folder"));
   }
   return violations;

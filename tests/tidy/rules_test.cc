@@ -150,6 +150,9 @@ TEST(ReadmesTest, EveryHeader_IsNamed) {
   EXPECT_THAT(CheckReadmes(Make({{"a/x.h", header}, {"a/README.md", "`xx.h`\n"}})),
               ElementsAre(HasSubstr("does not name x.h")));
   EXPECT_THAT(CheckReadmes(Make({{"a/b/x.h", header}, {"a/README.md", "`b/` or\n"}})), IsEmpty());
+  EXPECT_THAT(CheckReadmes(Make({{"a/b/c/x.h", header}, {"a/README.md", "`b/c/`\n"}})), IsEmpty());
+  EXPECT_THAT(CheckReadmes(Make({{"a/b/c/x.h", header}, {"a/README.md", "`b/`\n"}})),
+              testing::SizeIs(1));
   EXPECT_THAT(CheckReadmes(Make({{"a/b/x.h", header}, {"a/README.md", "none\n"}})),
               ElementsAre(HasSubstr("a/b/x.h:1")));
 }
@@ -230,16 +233,20 @@ TEST(FlagsTest, StaleFlag_IsFound) {
 }
 
 TEST(BordersTest, IncludeAgainstTheTable_IsFound) {
-  const Tree tree = Make({{"decoder/zone.cc", "#include \"decoder/wire.h\"\n"},
-                          {"decoder/wire.cc", "// up:\n#include \"decoder/zone.h\"\n"},
-                          {"decoder/attic.h", "// What: none.\n"},
-                          {"kernels/topk/topk.cc", "#include \"kernels/rope/rope.h\"\n"},
-                          {"kernels/topk/topk.h", "#include \"kernels/rows-inl.h\"\n"},
-                          {"kernels/topk/topk_test.cc", "#include \"kernels/rope/rope.h\"\n"}});
-  EXPECT_THAT(CheckInnerBorders(tree),
-              ElementsAre(HasSubstr("decoder/attic.h:1: no room"),
-                          HasSubstr("decoder/wire.cc:2: decoder, values may not include zone"),
-                          HasSubstr("kernels/topk/topk.cc:1: kernels, topk may not include rope")));
+  const Tree tree =
+      Make({{"decoder/zone.cc", "#include \"decoder/wire.h\"\n"},
+            {"decoder/wire.cc", "// up:\n#include \"decoder/zone.h\"\n"},
+            {"decoder/attic.h", "// What: none.\n"},
+            {"kernels/select/topk/topk.cc", "#include \"kernels/layer/rope/rope.h\"\n"},
+            {"kernels/select/topk/topk.h", "#include \"kernels/rows-inl.h\"\n"},
+            {"kernels/select/topk/topk_test.cc", "#include \"kernels/layer/rope/rope.h\"\n"}});
+  EXPECT_THAT(
+      CheckInnerBorders(tree),
+      ElementsAre(
+          HasSubstr("decoder/attic.h:1: no room"),
+          HasSubstr("decoder/wire.cc:2: decoder, values may not include zone"),
+          HasSubstr(
+              "kernels/select/topk/topk.cc:1: kernels, select/topk may not include layer/rope")));
 }
 
 TEST(OverruledTest, OneSidedWord_IsFound) {

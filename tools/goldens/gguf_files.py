@@ -1,6 +1,6 @@
 """Writes what the tests of GGUF files compare with:
 
-kernels/dequantize/goldens.bin: random blocks of every GGUF type that Carrel reads, and what the
+kernels/layer/dequantize/goldens.bin: random blocks of every GGUF type that Carrel reads, and what the
 `gguf` package (written with 0.23.3) makes of them. Per type, little-endian: u32 type, u32 elements,
 u32 bytes, the blocks, the elements as f32.
 
@@ -54,7 +54,7 @@ def blocks_of(name, rng):
 
 def write_blocks():
     rng = np.random.default_rng(16)
-    path = ROOT / "kernels/dequantize/goldens.bin"
+    path = ROOT / "kernels/layer/dequantize/goldens.bin"
     with path.open("wb") as out:
         for name in PLAIN + list(HALVES) + ["MXFP4"]:
             kind, data = blocks_of(name, rng)

@@ -48,7 +48,7 @@ class Accelerator {
  public:
   virtual ~Accelerator() = default;
 
-  // blocks: of all keys, as kernels/code_score lays them out.
+  // blocks: of all keys, as kernels/score/code_score lays them out.
   virtual absl::Status EncodeKeys(const CodeMap& map, const Rows& keys, char* blocks) = 0;
 
   // Of query i among the first limits[i] keys. queries [limits.size(), head_dim].

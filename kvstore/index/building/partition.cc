@@ -13,7 +13,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "kernels/linear/linear.h"
+#include "kernels/layer/linear/linear.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/building/accelerator.h"
 

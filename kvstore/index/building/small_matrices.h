@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/linear/linear.h"
+#include "kernels/layer/linear/linear.h"
 #include "kvstore/index/rows/rows.h"
 
 namespace carrel::kvstore {

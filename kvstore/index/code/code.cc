@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/index/code/code_blob.h"
 #include "kvstore/index/search_util.h"

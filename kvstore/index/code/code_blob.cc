@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 #include "common/status.h"
-#include "kernels/code_score/code_score.h"
+#include "kernels/score/code_score/code_score.h"
 #include "kvstore/index/rows/blob_header.h"
 
 namespace carrel::kvstore {

@@ -8,7 +8,7 @@
 //         decoder bf16 [bits, head_dim]: key ~ centre + sum_i b_i decoder[i], b_i in {-1, +1}
 //         hata: hash bf16 [bits, head_dim]
 //         zeros up to a multiple of 4096
-//         blocks of codes (kernels/code_score), rows in order, the last filled up with zeros
+//         blocks of codes (kernels/score/code_score), rows in order, the last filled up with zeros
 // Errors: DataLoss for bytes that are no such blob: names what. FailedPrecondition: of another
 //         version.
 #pragma once

@@ -4,8 +4,8 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
-#include "kernels/code_score/code_score.h"
-#include "kernels/sign_moments/sign_moments.h"
+#include "kernels/encode/sign_moments/sign_moments.h"
+#include "kernels/score/code_score/code_score.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/building/accelerator.h"
 #include "kvstore/index/building/small_matrices.h"

@@ -6,7 +6,7 @@
 
 #include "common/checksum.h"
 #include "common/test_util.h"
-#include "kernels/code_score/code_score.h"
+#include "kernels/score/code_score/code_score.h"
 #include "kvstore/index/building/small_matrices.h"
 #include "kvstore/index/code/code_blob.h"
 #include "kvstore/index/index_test_checks.h"

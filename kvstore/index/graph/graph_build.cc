@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/linear/linear.h"
-#include "kernels/topk/topk.h"
+#include "kernels/layer/linear/linear.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/select/topk/topk.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/building/accelerator.h"
 #include "kvstore/index/building/partition.h"

@@ -10,7 +10,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
+#include "kernels/score/dot_score/dot_score.h"
 #include "kvstore/index/hnsw/hnsw.h"
 #include "kvstore/index/links/hnsw_links.h"
 

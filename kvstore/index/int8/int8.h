@@ -1,5 +1,5 @@
 // What:   every row scored in 8 bits, the best then exactly: a flat scan of half the bytes.
-// Math:   rows are kept a second time as integers with a scale each (kernels/int8_score); the
+// Math:   rows are kept a second time as integers with a scale each (kernels/score/int8_score); the
 //         `effort` rows with the best group scores by them are scored from the bf16 rows. zone_lse
 //         is over these exact scores and the 8-bit ones of all other rows.
 // Bytes:  the blob, little-endian:

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
+#include "kernels/score/dot_score/dot_score.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/ivf/ivf_blob.h"
 #include "kvstore/index/search_util.h"

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "common/status.h"
-#include "kernels/dot_score/dot_score.h"
-#include "kernels/group_score/group_score.h"
-#include "kernels/merge_states/merge_states.h"
-#include "kernels/sparse_attention/sparse_attention.h"
-#include "kernels/topk/topk.h"
+#include "kernels/attention/merge_states/merge_states.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
 
 namespace carrel::kvstore {
 namespace {

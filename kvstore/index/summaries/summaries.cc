@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "common/status.h"
-#include "kernels/merge_states/merge_states.h"
-#include "kernels/summary_attention/summary_attention.h"
+#include "kernels/attention/merge_states/merge_states.h"
+#include "kernels/attention/summary_attention/summary_attention.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/index/summaries/summaries_header.h"
 

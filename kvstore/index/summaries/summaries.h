@@ -11,7 +11,7 @@
 //         where e_hc is the exponential above. Where rows of c are selected and their scores are
 //         given, mean and variance are first those of the rows that remain. Where a bound is given,
 //         which no row that was not selected exceeds, e_hc is at most its exponential: rows chosen
-//         by group score (kernels/group_score), the last of which has t, leave none with a score
+//         by group score (kernels/score/group_score), the last of which has t, leave none with a score
 //         above t + base[h].
 // Bytes:  little-endian, unaligned:
 //         header of 64 bytes: magic "CSUM" | version u16 = 2 | left out u16: 1 where the head's

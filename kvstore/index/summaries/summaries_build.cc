@@ -7,8 +7,8 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
-#include "kernels/argmax/argmax.h"
-#include "kernels/linear/linear.h"
+#include "kernels/layer/linear/linear.h"
+#include "kernels/select/argmax/argmax.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/building/accelerator.h"
 #include "kvstore/index/building/small_matrices.h"

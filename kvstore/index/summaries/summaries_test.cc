@@ -9,7 +9,7 @@
 #include "common/checksum.h"
 #include "common/dtype.h"
 #include "common/test_util.h"
-#include "kernels/merge_states/merge_states.h"
+#include "kernels/attention/merge_states/merge_states.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/building/accelerator.h"
 #include "kvstore/index/index_test_util.h"

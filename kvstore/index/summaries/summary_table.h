@@ -1,4 +1,4 @@
-// What:   a head's summaries as a GPU reads them (kernels/summary_attention/summary_table.h).
+// What:   a head's summaries as a GPU reads them (kernels/attention/summary_attention/summary_table.h).
 // Math:   clusters that lie wholly in the zone are copied. Of the others only rows of the zone count:
 //         their number, and the mean of their V rows, made anew; key mean and spread stay the whole
 //         cluster's, as in EstimateRest.
@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
-#include "kernels/summary_attention/summary_table.h"
+#include "kernels/attention/summary_attention/summary_table.h"
 #include "kvstore/index/rows/rows.h"
 #include "kvstore/index/summaries/summaries.h"
 

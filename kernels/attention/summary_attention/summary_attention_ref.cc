@@ -1,0 +1,57 @@
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "common/dtype.h"
+#include "kernels/attention/summary_attention/summary_attention.h"
+
+namespace carrel::kernels {
+
+void RefScoreSummaries(const SummaryScoreParams& p) {
+  const auto* keys = static_cast<const int8_t*>(p.keys);
+  for (int64_t h = 0; h < p.group; ++h) {
+    const float* q = p.q + h * p.head_dim;
+    double norm = 0;
+    for (int64_t i = 0; i < p.head_dim; ++i) norm += double{q[i]} * q[i];
+    for (int64_t c = 0; c < p.clusters; ++c) {
+      double sum = 0;
+      for (int64_t i = 0; i < p.head_dim; ++i) sum += double{q[i]} * keys[c * p.head_dim + i];
+      p.scores[h * p.clusters + c] = static_cast<float>(
+          p.scale * p.key_scale[c] * sum + double{p.spread[c]} * p.scale * p.scale * norm / 2);
+    }
+  }
+}
+
+void RefAttendSummaries(const SummaryAttentionParams& p) {
+  const auto* values = static_cast<const int8_t*>(p.values);
+  const int64_t dim = p.head_dim;
+  for (int64_t h = 0; h < p.group; ++h) {
+    const float* scores = p.scores + h * p.clusters;
+    double shift = -INFINITY, total = 0;
+    for (int64_t c = 0; c < p.clusters; ++c) {
+      if (p.rests[c] > 0) shift = std::max(shift, double{scores[c]});
+    }
+    if (shift == -INFINITY) shift = 0;
+    std::vector<double> e(static_cast<size_t>(p.clusters)), sum(static_cast<size_t>(dim));
+    for (int64_t c = 0; c < p.clusters; ++c) {
+      if (p.rests[c] > 0) e[c] = std::exp(scores[c] - shift);
+      total += e[c] * p.rests[c];
+      for (int64_t i = 0; i < dim; ++i) {
+        sum[i] += e[c] * p.counts[c] * p.value_scale[c] * values[c * dim + i];
+      }
+    }
+    std::vector<float> row(static_cast<size_t>(dim));
+    for (int64_t j = 0; j < p.rows; ++j) {
+      WidenToFloat(DType::kBf16, p.v[j], dim, row.data());
+      for (int64_t i = 0; i < dim; ++i) {
+        sum[i] += p.row_weight[j] * e[p.row_cluster[j]] * row[i];
+      }
+    }
+    p.lse[h] = static_cast<float>(shift + std::log(total));
+    for (int64_t i = 0; i < dim; ++i) {
+      p.out[h * dim + i] = total == 0 ? 0.0f : static_cast<float>(sum[i] / total);
+    }
+  }
+}
+
+}  // namespace carrel::kernels

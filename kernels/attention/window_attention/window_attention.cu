@@ -1,0 +1,43 @@
+#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/decode_attention-inl.cuh"
+
+namespace carrel::kernels {
+
+int64_t DecodeSplits(int64_t max_rows, int64_t kv_heads) {
+  // Blocks that keep an SM's memory pipe full, and the rows below which one more part costs more in
+  // joining than it saves (both measured).
+  constexpr int64_t kBlocksPerSm = 2, kMinPartRows = 2 * kDecodeWarps * kDecodeTile;
+  int device = 0, sms = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    sms = 1;  // the launch will report it
+  }
+  const int64_t filling = std::max<int64_t>(1, sms * kBlocksPerSm / std::max<int64_t>(1, kv_heads));
+  const int64_t useful = (max_rows + kMinPartRows - 1) / kMinPartRows;
+  return std::clamp<int64_t>(useful, 1, std::min(filling, kMaxDecodeSplits));
+}
+
+size_t DecodeWorkspaceBytes(int64_t kv_heads, int64_t group, int64_t head_dim, int64_t splits) {
+  return DecodeCounterBytes(kv_heads) +
+         static_cast<size_t>(kv_heads * splits * group) * (head_dim + 2) * sizeof(float);
+}
+
+cudaError_t WindowAttentionCuda(const WindowAttentionCudaParams& p, cudaStream_t stream) {
+  if (p.rows > p.row_stride || p.row_stride > INT32_MAX - 2 * kDecodeWarps * kDecodeTile) {
+    return cudaErrorInvalidValue;
+  }
+  DecodeArgs a = {};
+  a.q = p.q;
+  a.k = p.k;
+  a.v = p.v;
+  a.row_count = p.row_count;
+  a.row_stride = p.row_stride;
+  a.rows = static_cast<int>(p.rows);
+  a.group = static_cast<int>(p.group);
+  a.scale = p.scale;
+  a.out = p.out;
+  a.lse = p.lse;
+  return LaunchDecodeAttention<false>(a, p.kv_heads, p.head_dim, p.splits, p.workspace, stream);
+}
+
+}  // namespace carrel::kernels

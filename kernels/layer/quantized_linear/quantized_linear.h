@@ -1,0 +1,64 @@
+// What:   y = x W^T + b for the quantised rows of a GGUF tensor, mapped as they are.
+// Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], w[o, c] as kernels/layer/dequantize has it.
+//         Fewer than kQuantizedGemmTokens tokens, and a type of HasBlockProducts: x is rounded to 16
+//         bits with a scale per 32 numbers (each off by at most 2^-16 of the largest of them),
+//         products of integers add up exactly within a block, blocks in fp32. Otherwise w is widened
+//         to fp32, and all is fp32.
+// Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in / block] blocks, rows
+//         without gaps, at any byte address; in a multiple of the type's block; bias [out] f32 at
+//         any byte address, or null.
+// Edge:   n == 0 does nothing. 32 numbers of x of which one is infinite or NaN give NaN; 32 numbers
+//         that are all below 1e-30 may count as zero.
+// Threads: reentrant. Splitting n at multiples of kLinearTokenTile changes no bit of y. For n <
+//         kQuantizedGemmTokens neither does splitting `out` anywhere, nor n anywhere: a token's bits
+//         are those that it has alone.
+// Cost:   n < kQuantizedGemmTokens: reads w once per four tokens (two without AVX-512), for one at
+//         memory speed; a token is packed in some 0.5 ns per number (PackTokens). Otherwise widens w
+//         in panels and calls OpenBLAS sgemm (one thread), or with AMX multiplies in parts of bf16
+//         (linear/split_gemm.h has the error).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/layer/dequantize/dequantize.h"
+
+namespace carrel::kernels {
+
+// From here on a panel of w is widened once and multiplied by OpenBLAS.
+inline constexpr int64_t kQuantizedGemmTokens = 32;
+
+struct QuantizedMatrix {
+  const void* data = nullptr;
+  GgufType type = GgufType::kQ8_0;
+  int64_t out = 0;
+  int64_t in = 0;
+  const void* bias = nullptr;
+
+  // Rows [begin, end) of the matrix.
+  QuantizedMatrix Rows(int64_t begin, int64_t end) const;
+};
+
+// Whether products of few tokens are taken with the blocks as they lie, on machines with AVX2: every
+// quantised type but Q2_K and Q3_K, of which four rows at a time are widened.
+bool HasBlockProducts(GgufType type);
+
+// What calls with the same few tokens for parts of `out` can share: the tokens as products need them,
+// in PackedTokensFloats(w, n) floats, for any rows of w. None, and nothing is done, where nothing is
+// to be prepared (kQuantizedGemmTokens and more, other types).
+int64_t PackedTokensFloats(const QuantizedMatrix& w, int64_t n);
+void PackTokens(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                float* packed);
+
+// packed: x by PackTokens, or null: then the call packs.
+// scratch: QuantizedLinearScratchFloats(w) floats of the calling thread; not read before written.
+int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w);
+void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                     float* y, int64_t y_stride, float* scratch, const float* packed = nullptr);
+
+// Dequantize in vectors: equal numbers, ten times as fast.
+void Widen(GgufType type, const void* blocks, int64_t count, float* out);
+
+void RefQuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                        float* y, int64_t y_stride);
+
+}  // namespace carrel::kernels

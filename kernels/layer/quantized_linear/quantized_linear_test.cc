@@ -1,0 +1,215 @@
+#define HWY_WANT_AVX3_DL 1  // as quantized_linear.cc, whose targets are all tested
+
+#include "kernels/layer/quantized_linear/quantized_linear.h"
+
+#include "kernels/layer/linear/linear.h"
+#include "kernels/test_data.h"
+
+namespace carrel::kernels {
+namespace {
+
+CARREL_KERNEL_TEST_WITH_AMX(QuantizedLinearTest);
+
+constexpr GgufType kTypes[] = {
+    GgufType::kQ4_0,  GgufType::kQ4_1, GgufType::kQ5_0,   GgufType::kQ5_1,
+    GgufType::kQ8_0,  GgufType::kQ2_K, GgufType::kQ3_K,   GgufType::kQ4_K,
+    GgufType::kQ5_K,  GgufType::kQ6_K, GgufType::kIQ4_NL, GgufType::kIQ4_XS,
+    GgufType::kMxfp4, GgufType::kF16,  GgufType::kBf16,   GgufType::kF32};
+
+// Byte offsets of a block's fp16 numbers.
+std::vector<int64_t> HalvesOf(GgufType type) {
+  switch (type) {
+    case GgufType::kQ4_1:
+    case GgufType::kQ5_1:
+    case GgufType::kQ4_K:
+    case GgufType::kQ5_K:
+      return {0, 2};
+    case GgufType::kQ2_K:
+      return {80, 82};
+    case GgufType::kQ3_K:
+      return {108};
+    case GgufType::kQ6_K:
+      return {208};
+    case GgufType::kMxfp4:
+    case GgufType::kBf16:
+    case GgufType::kF32:
+      return {};
+    default:
+      return {0};
+  }
+}
+
+// Random blocks and bias, at odd addresses, ending with their allocations.
+class QuantizedWeights {
+ public:
+  QuantizedWeights(std::mt19937_64& rng, GgufType type, int64_t out, int64_t in, bool bias)
+      : data_(static_cast<size_t>(1 + out * GgufBytes(type, in))),
+        bias_(static_cast<size_t>(1 + out * 4)) {
+    for (uint8_t& byte : data_) byte = static_cast<uint8_t>(rng());
+    const int64_t bytes = TraitsOf(type).block_bytes;
+    for (size_t block = 1; block < data_.size(); block += static_cast<size_t>(bytes)) {
+      for (const int64_t at : HalvesOf(type)) {
+        // Of either sign, 2^-7 to 1.
+        const auto half = static_cast<uint16_t>((rng() & 0x8000) | (0x2000 + rng() % 0x1c00));
+        std::memcpy(data_.data() + block + at, &half, sizeof(half));
+      }
+      if (type == GgufType::kMxfp4) data_[block] = static_cast<uint8_t>(118 + rng() % 10);
+      // The byte that holds most of the exponent.
+      if (type == GgufType::kBf16) data_[block + 1] = static_cast<uint8_t>(60 + rng() % 4);
+      if (type == GgufType::kF32) data_[block + 3] = static_cast<uint8_t>(60 + rng() % 4);
+    }
+    const std::vector<float> values = RandomNormal(rng, out);
+    std::memcpy(bias_.data() + 1, values.data(), static_cast<size_t>(out) * sizeof(float));
+    matrix_ = {data_.data() + 1, type, out, in, bias ? bias_.data() + 1 : nullptr};
+  }
+  const QuantizedMatrix& matrix() const { return matrix_; }
+
+  // What the rounding errors of y are proportional to.
+  double Scale(const std::vector<float>& x) const {
+    std::vector<float> w(static_cast<size_t>(matrix_.out * matrix_.in));
+    Dequantize(matrix_.type, matrix_.data, matrix_.out * matrix_.in, w.data());
+    return Norm(x) * Norm(w) + 100;
+  }
+
+ private:
+  std::vector<uint8_t> data_, bias_;
+  QuantizedMatrix matrix_;
+};
+
+std::vector<float> Scratch(const QuantizedMatrix& w) {
+  return std::vector<float>(static_cast<size_t>(QuantizedLinearScratchFloats(w)), NAN);
+}
+
+TEST_P(QuantizedLinearTest, RandomShapes_EveryType_MatchesReference) {
+  for (const GgufType type : kTypes) {
+    const int64_t block = TraitsOf(type).block_elements;
+    for (int64_t trial = 0; trial < 12; ++trial) {
+      const int64_t n = Below(trial % 5 == 0 ? 140 : 9), out = 1 + Below(trial % 4 == 0 ? 300 : 20);
+      const int64_t in = (1 + Below(block == 32 ? 20 : 4)) * block, x_stride = in + Below(3);
+      const int64_t y_stride = out + Below(3);
+      SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " out ", out, " in ", in));
+      const QuantizedWeights w(rng_, type, out, in, trial % 2 == 0);
+      const std::vector<float> x = RandomNormal(rng_, n * x_stride);
+      std::vector<float> scratch = Scratch(w.matrix());
+      GuardedFloats y(n * y_stride);
+      std::vector<float> expected = y.vector();
+      QuantizedLinear(x.data(), n, x_stride, w.matrix(), y.data(), y_stride, scratch.data());
+      RefQuantizedLinear(x.data(), n, x_stride, w.matrix(), expected.data(), y_stride);
+      ExpectNear(y.span(), expected, w.Scale(x), 1e-5);
+    }
+  }
+}
+
+// Numbers of 16 bits with a largest one of 32767 in every 32 are kept exactly: what is left are the
+// roundings of fp32.
+TEST_P(QuantizedLinearTest, NumbersOf16Bits_EveryType_OnlySumsAreRounded) {
+  for (const GgufType type : kTypes) {
+    for (const int64_t n : {1, 2, 3, 4, 7, 31, 70}) {
+      const int64_t out = 9, in = TraitsOf(type).block_elements == 256 ? 768 : 32 * (16 + n);
+      SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " in ", in));
+      const QuantizedWeights w(rng_, type, out, in, false);
+      std::vector<float> x(static_cast<size_t>(n * in));
+      for (size_t i = 0; i < x.size(); i += 32) {
+        const float step = std::ldexp(1.0f, static_cast<int>(Below(20)) - 20);
+        for (size_t c = i; c < i + 32; ++c) x[c] = static_cast<float>(Below(65535) - 32767) * step;
+        x[i + static_cast<size_t>(Below(32))] = (Below(2) == 0 ? 32767 : -32767) * step;
+      }
+      std::vector<float> scratch = Scratch(w.matrix());
+      GuardedFloats y(n * out), expected(n * out);
+      QuantizedLinear(x.data(), n, in, w.matrix(), y.data(), out, scratch.data());
+      RefQuantizedLinear(x.data(), n, in, w.matrix(), expected.data(), out);
+      // With AMX their low parts are not multiplied with each other.
+      const double parts = AmxUsed() && n >= kQuantizedGemmTokens ? 1.5e-5 / std::sqrt(in) : 0;
+      ExpectNear(y.span(), expected.span(), w.Scale(x), 3e-7 + parts);
+    }
+  }
+}
+
+TEST_P(QuantizedLinearTest, TokensSplitAtTiles_AnyCount_SameBits) {
+  for (const GgufType type : kTypes) {
+    const int64_t n = 1 + Below(300), out = 1 + Below(150), in = 256 * (1 + Below(3));
+    SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " out ", out, " in ", in));
+    const QuantizedWeights w(rng_, type, out, in, true);
+    const std::vector<float> x = RandomNormal(rng_, n * in);
+    std::vector<float> scratch = Scratch(w.matrix());
+    GuardedFloats whole(n * out), split(n * out);
+    QuantizedLinear(x.data(), n, in, w.matrix(), whole.data(), out, scratch.data());
+    for (int64_t begin = 0; begin < n;) {
+      const int64_t count = std::min(n - begin, (1 + Below(3)) * kLinearTokenTile);
+      QuantizedLinear(x.data() + begin * in, count, in, w.matrix(), split.data() + begin * out, out,
+                      scratch.data());
+      begin += count;
+    }
+    EXPECT_TRUE(SameBits(whole.span(), split.span()));
+  }
+}
+
+TEST_P(QuantizedLinearTest, FewTokens_SplitByTokensAndOutputs_SameBits) {
+  for (const GgufType type : kTypes) {
+    for (int64_t n = 1; n < kQuantizedGemmTokens; n += 1 + Below(6)) {
+      const int64_t out = 2 + Below(30), in = 256 * (1 + Below(3)), cut = 1 + Below(out - 1);
+      SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " out ", out, " cut ", cut));
+      const QuantizedWeights w(rng_, type, out, in, true);
+      const std::vector<float> x = RandomNormal(rng_, n * in);
+      std::vector<float> scratch = Scratch(w.matrix());
+      GuardedFloats whole(n * out), split(n * out);
+      QuantizedLinear(x.data(), n, in, w.matrix(), whole.data(), out, scratch.data());
+      // Tokens packed once for both parts.
+      std::vector<float> packed(static_cast<size_t>(PackedTokensFloats(w.matrix(), n)), NAN);
+      PackTokens(x.data(), n, in, w.matrix(), packed.data());
+      GuardedFloats shared(n * out);
+      const float* once = packed.empty() ? nullptr : packed.data();
+      QuantizedLinear(x.data(), n, in, w.matrix().Rows(0, cut), shared.data(), out, scratch.data(),
+                      once);
+      QuantizedLinear(x.data(), n, in, w.matrix().Rows(cut, out), shared.data() + cut, out,
+                      scratch.data(), once);
+      EXPECT_TRUE(SameBits(whole.span(), shared.span()));
+      for (int64_t i = 0; i < n; ++i) {
+        const float* token = x.data() + i * in;
+        float* y = split.data() + i * out;
+        QuantizedLinear(token, 1, in, w.matrix().Rows(0, cut), y, out, scratch.data());
+        QuantizedLinear(token, 1, in, w.matrix().Rows(cut, out), y + cut, out, scratch.data());
+      }
+      EXPECT_TRUE(SameBits(whole.span(), split.span()));
+    }
+  }
+}
+
+TEST_P(QuantizedLinearTest, InputThatIsNoNumber_AnyPlace_GivesNan) {
+  for (const GgufType type : kTypes) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      const int64_t out = 3, in = 512;
+      SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " ", bad));
+      const QuantizedWeights w(rng_, type, out, in, false);
+      std::vector<float> x = RandomNormal(rng_, in);
+      x[static_cast<size_t>(Below(in))] = bad;
+      std::vector<float> scratch = Scratch(w.matrix());
+      GuardedFloats y(out);
+      QuantizedLinear(x.data(), 1, in, w.matrix(), y.data(), out, scratch.data());
+      for (const float value : y.span()) EXPECT_FALSE(std::isfinite(value));
+    }
+  }
+}
+
+TEST_P(QuantizedLinearTest, Widen_EveryType_NumbersOfDequantize) {
+  for (const GgufType type : kTypes) {
+    const int64_t in = 256 * (1 + Below(5));
+    SCOPED_TRACE(TraitsOf(type).name);
+    const QuantizedWeights w(rng_, type, 1, in, false);
+    GuardedFloats widened(in);
+    std::vector<float> expected(static_cast<size_t>(in));
+    Widen(type, w.matrix().data, in, widened.data());
+    Dequantize(type, w.matrix().data, in, expected.data());
+    for (int64_t i = 0; i < in; ++i) ASSERT_EQ(widened.data()[i], expected[i]) << "at " << i;
+  }
+}
+
+TEST_P(QuantizedLinearTest, NoTokens_AnyPointer_WritesNothing) {
+  const QuantizedWeights w(rng_, GgufType::kQ4_0, 3, 64, true);
+  GuardedFloats y(3);
+  QuantizedLinear(nullptr, 0, 64, w.matrix(), y.data(), 3, nullptr);
+  EXPECT_TRUE(y.Untouched(0));
+}
+
+}  // namespace
+}  // namespace carrel::kernels

@@ -1,0 +1,63 @@
+#include "kernels/score/group_score/group_score.h"
+
+#include <algorithm>
+#include <cmath>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/score/group_score/group_score.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace carrel::kernels::HWY_NAMESPACE {
+
+void GroupScoreImpl(const float* scores, int64_t group, int64_t rows, int64_t stride,
+                    const float* base, float* out) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t j = 0;
+  for (; j + lanes <= rows; j += lanes) {
+    FloatVec best = hn::Sub(hn::LoadU(d, scores + j), hn::Set(d, base[0]));
+    for (int64_t h = 1; h < group; ++h) {
+      best = hn::Max(best, hn::Sub(hn::LoadU(d, scores + h * stride + j), hn::Set(d, base[h])));
+    }
+    hn::StoreU(best, d, out + j);
+  }
+  for (; j < rows; ++j) {
+    float best = scores[j] - base[0];
+    for (int64_t h = 1; h < group; ++h) best = std::max(best, scores[h * stride + j] - base[h]);
+    out[j] = best;
+  }
+}
+
+float LogSumExpImpl(const float* scores, int64_t rows) {
+  const float max = MaxOf(scores, rows);
+  if (std::isinf(max)) return max;
+  double sum = 0;
+  for (int64_t j = 0; j < rows; j += kSumBlock) {
+    sum += ExpSum(scores + j, std::min(kSumBlock, rows - j), max, nullptr);
+  }
+  return static_cast<float>(max + std::log(sum));
+}
+
+}  // namespace carrel::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace carrel::kernels {
+
+HWY_EXPORT(GroupScoreImpl);
+HWY_EXPORT(LogSumExpImpl);
+
+void GroupScore(const float* scores, int64_t group, int64_t rows, int64_t stride, const float* base,
+                float* out) {
+  HWY_DYNAMIC_DISPATCH(GroupScoreImpl)(scores, group, rows, stride, base, out);
+}
+
+float LogSumExp(const float* scores, int64_t rows) {
+  return HWY_DYNAMIC_DISPATCH(LogSumExpImpl)(scores, rows);
+}
+
+}  // namespace carrel::kernels
+#endif

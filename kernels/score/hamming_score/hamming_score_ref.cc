@@ -1,0 +1,23 @@
+#include <bit>
+
+#include "kernels/score/hamming_score/hamming_score.h"
+
+namespace carrel::kernels {
+
+void RefHammingScore(const HammingScoreParams& p) {
+  const int64_t words = p.bits / 32;
+  for (int64_t g = 0; g < p.kv_heads; ++g) {
+    for (int64_t j = 0; j < p.rows; ++j) {
+      const uint32_t* code = p.codes + (g * p.code_stride + j) * words;
+      int64_t score = 0;
+      for (int64_t h = 0; h < p.group; ++h) {
+        const uint32_t* query = p.queries + (g * p.group + h) * words;
+        score += p.bits;
+        for (int64_t w = 0; w < words; ++w) score -= std::popcount(query[w] ^ code[w]);
+      }
+      p.scores[g * p.score_stride + j] = static_cast<uint16_t>(score);
+    }
+  }
+}
+
+}  // namespace carrel::kernels

@@ -1,0 +1,44 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "common/bf16.h"
+#include "kernels/select/rescore_rows/rescore_rows.h"
+
+namespace carrel::kernels {
+
+void RefRescoreRows(const RescoreRowsParams& p) {
+  for (int64_t head = 0; head < p.kv_heads; ++head) {
+    const int32_t* candidates = p.candidates + head * p.candidate_stride;
+    std::vector<double> best(static_cast<size_t>(p.count), -INFINITY);
+    for (int64_t h = head * p.group; h < (head + 1) * p.group; ++h) {
+      std::vector<double> scores;
+      double largest = -INFINITY, sum = 0;
+      for (int64_t i = 0; i < p.count; ++i) {
+        const uint16_t* key = p.k + (head * p.row_stride + candidates[i]) * p.head_dim;
+        double dot = 0;
+        for (int64_t c = 0; c < p.head_dim; ++c) {
+          dot += double{Bf16ToFloat(p.q[h * p.head_dim + c])} * Bf16ToFloat(key[c]);
+        }
+        scores.push_back(dot * p.scale);
+        largest = std::max(largest, scores.back());
+      }
+      for (const double score : scores) sum += std::exp(score - largest);
+      if (p.base != nullptr) p.base[h] = static_cast<float>(largest + std::log(sum));
+      for (size_t i = 0; i < scores.size(); ++i) {
+        best[i] = std::max(best[i], scores[i] - largest - std::log(sum));
+      }
+    }
+    std::vector<int64_t> order(best.size());
+    std::iota(order.begin(), order.end(), int64_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return best[static_cast<size_t>(a)] > best[static_cast<size_t>(b)];
+    });
+    for (int64_t i = 0; i < std::min(p.count, p.wanted); ++i) {
+      p.ids[head * p.wanted + i] = candidates[order[static_cast<size_t>(i)]];
+    }
+  }
+}
+
+}  // namespace carrel::kernels

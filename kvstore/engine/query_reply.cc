@@ -188,7 +188,7 @@ absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selec
   Unit& unit = units_[i];
   if (request_.measure_mass) {
     if (!selected.zone_scored) RETURN_IF_ERROR(ZoneLse(params, selected.zone_lse));
-    unit.zone_lse = std::move(selected.zone_lse);
+    unit.zone_lse = selected.zone_lse;
   }
   if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, selected);
   if (found_ != nullptr) {

@@ -465,6 +465,23 @@ TEST_P(SessionTest, CandidatesOfTheSameQuery_GiveItsOwnBestRows) {
   }
 }
 
+TEST_P(SessionTest, SpeculativeRowsThatMeasureMass_HaveBoth) {
+  if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
+  QueryRequest ahead = Request(Select::kTopK, 30, Want::kRows);
+  ahead.speculative = true;
+  const Collected plain = Answer(ahead);
+  ahead.measure_mass = true;
+  const Collected measured = Answer(ahead);
+  ASSERT_EQ(measured.heads.size(), plain.heads.size());
+  for (size_t unit = 0; unit < plain.heads.size(); ++unit) {
+    EXPECT_EQ(measured.heads[unit].zone_lse.size(), static_cast<size_t>(shape().group()));
+    // Where the index does not score the whole zone, it is measured exactly for this.
+    if (GetParam().kind == IndexKind::kFlat) {
+      EXPECT_EQ(measured.heads[unit].rest, plain.heads[unit].rest);
+    }
+  }
+}
+
 // Candidates that travel come with what the zone's other rows weigh, once for each token and head.
 TEST_P(SessionTest, SpeculativeRows_SayWhatTheOthersWeigh) {
   if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";

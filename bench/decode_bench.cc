@@ -63,7 +63,7 @@ absl::Status Measure(const Case& c, const model::Checkpoint& checkpoint,
   flags.folder = kStore;
   ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
                    library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient());
+  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient(pool));
   decoder::RetrievalConfig config;
   config.top_k = c.top_k;
   config.want = c.want;

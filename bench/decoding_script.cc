@@ -7,6 +7,7 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
+#include "decoder/store_client_grpc.h"
 #include "decoder/wire.h"
 #include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/storage/store.h"
@@ -42,7 +43,7 @@ absl::StatusOr<Script> ReadScript(const kvstore::StoredContext& context) {
 absl::StatusOr<Decoding> Decoding::Open(const std::string& address, const std::string& context,
                                         int64_t top_k, const Script& script) {
   Decoding session(top_k, script);
-  ASSIGN_OR_RETURN(session.client_, decoder::StoreClient::Connect(address, absl::Seconds(10)));
+  ASSIGN_OR_RETURN(session.client_, decoder::ConnectToStore(address, absl::Seconds(10)));
   v1::Open open;
   open.set_context(context);
   CARREL_CHECK(open.mutable_fingerprint()->ParseFromString(script.fingerprint));

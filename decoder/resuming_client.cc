@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
+#include "decoder/store_client_replies.h"
 
 namespace carrel::decoder {
 namespace {
@@ -246,8 +247,7 @@ absl::StatusOr<RequestId> ResumingClient::Send(v1::FetchRows fetch) {
 absl::StatusOr<v1::SessionReply> ResumingClient::Next(RequestId id) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("request ", id, " was not sent, was forgotten, or has been read wholly"));
+    return NothingToCome(id);
   }
   Request& request = it->second;
   for (;;) {

@@ -1,5 +1,5 @@
 carrel_library(carrel_store_client
-  SOURCES resuming_client.cc store_client.cc store_client_credentials.cc
+  SOURCES resuming_client.cc store_client_credentials.cc store_client_grpc.cc store_client_replies.cc
   DEPS carrel_common carrel_grpc)
 
 # A store of its own process, to be killed.

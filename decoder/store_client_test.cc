@@ -1,5 +1,3 @@
-#include "decoder/store_client.h"
-
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <spawn.h>
@@ -13,6 +11,7 @@
 
 #include "carrel/v1/retrieval.grpc.pb.h"
 #include "common/test_util.h"
+#include "decoder/store_client_grpc.h"
 
 extern char** environ;
 
@@ -37,7 +36,7 @@ class ScriptedStore : public v1::RetrievalService::Service {
   ~ScriptedStore() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
   absl::StatusOr<std::unique_ptr<StoreClient>> Client(absl::Duration deadline = kLong) {
-    return StoreClient::OverChannel(server_->InProcessChannel({}), deadline);
+    return OpenStoreChannel(server_->InProcessChannel({}), deadline);
   }
   grpc::Status Session(grpc::ServerContext*, Stream* stream) override { return script_(stream); }
 
@@ -244,7 +243,7 @@ TEST(StoreClient, DestroyedWithRequestsInFlight_CancelsTheStream) {
 
 TEST(StoreClient, NoServerAtTheAddress_IsUnavailableNamingIt) {
   for (const std::string address : {"unix:/nonexistent/carrel.sock", "127.0.0.1:1"}) {
-    EXPECT_THAT(StoreClient::Connect(address, absl::Milliseconds(200)),
+    EXPECT_THAT(ConnectToStore(address, absl::Milliseconds(200)),
                 StatusIs(StatusCode::kUnavailable, address));
   }
 }
@@ -286,7 +285,7 @@ TEST(StoreClient, StoreKilledMidStream_IsUnavailableAndDoesNotHang) {
   const std::string path = absl::StrCat(testing::TempDir(), "carrel_stalling_", getpid());
   StoreProcess store("unix:" + path);
   ASSERT_TRUE(store.started());
-  auto client = StoreClient::Connect("unix:" + path, kLong);
+  auto client = ConnectToStore("unix:" + path, kLong);
   CARREL_ASSERT_OK(client);
   CARREL_ASSERT_OK((*client)->Open(MakeOpen()));
   const auto id = (*client)->Send(MakeQuery(3));
@@ -304,8 +303,8 @@ TEST(StoreClient, StoreKilledMidStream_IsUnavailableAndDoesNotHang) {
 
 TEST(StoreClient, StoreThatStartsLate_IsFoundWithinTheDeadline) {
   const std::string path = absl::StrCat(testing::TempDir(), "carrel_late_", getpid());
-  auto connecting = std::async(
-      std::launch::async, [&] { return StoreClient::Connect("unix:" + path, kLong).status(); });
+  auto connecting = std::async(std::launch::async,
+                               [&] { return ConnectToStore("unix:" + path, kLong).status(); });
   EXPECT_EQ(connecting.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   StoreProcess store("unix:" + path);
   ASSERT_TRUE(store.started());

@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
       (decoder::TakesHostRows(config, spec.device) && !spec.folder.empty())) {
     ASSIGN_OR_RETURN(open->rows_, MapContextRows(spec.folder, spec.context, pool));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient());
+  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient(pool));
   absl::StatusOr<std::unique_ptr<decoder::Decoder>> made = decoder::Decoder::Open(
       open->checkpoint_, std::move(client), spec.context, config, pool, spec.device, open->rows_);
   if (!made.ok()) return open->Confirm(made.status());

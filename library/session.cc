@@ -285,7 +285,7 @@ absl::StatusOr<std::unique_ptr<Session>> OpenSession(std::shared_ptr<Store> stor
   open.set_sink(options.sink);
   open.set_local(options.local);
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
-                   StoreHandle::Of(*store).access()->NewClient());
+                   StoreHandle::Of(*store).access()->NewClient(/*pool=*/nullptr));
   ASSIGN_OR_RETURN(const v1::OpenReply opened, client->Open(open));
   ContextInfo context = Describe(opened.manifest());
   if (context.layers < 1 || context.kv_heads < 1 || context.head_dim < 1 ||

@@ -6,18 +6,20 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/file.h"
 #include "common/status.h"
 #include "decoder/resuming_client.h"
-#include "decoder/store_client.h"
 #include "decoder/store_client_credentials.h"
+#include "decoder/store_client_grpc.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
 #include "kvstore/service/server.h"
+#include "library/embedded_client.h"
 #include "library/quiet_log.h"
 
 namespace carrel::library {
@@ -49,12 +51,12 @@ class RemoteStore final : public StoreAccess {
   explicit RemoteStore(const StoreAddress& address) : address_(address) {}
 
   // The files are read for each connection: what was renewed meanwhile is used.
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override {
+  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool*) override {
     return decoder::MakeResumingClient(
         {.connect = [address = address_](absl::Duration within)
              -> absl::StatusOr<std::unique_ptr<decoder::StoreClient>> {
            ASSIGN_OR_RETURN(const ServerLogin login, address.Login());
-           return decoder::StoreClient::Connect(address.server, within, login);
+           return decoder::ConnectToStore(address.server, within, login);
          },
          .retry_for = address_.retry_for,
          .open_within = kDeadline,
@@ -72,15 +74,21 @@ class RemoteStore final : public StoreAccess {
 
 class EmbeddedStore final : public StoreAccess {
  public:
-  EmbeddedStore(std::unique_ptr<kvstore::Engine> engine, std::unique_ptr<kvstore::Server> server)
-      : engine_(std::move(engine)), server_(std::move(server)) {}
-  // Clients of this process have closed their sessions by now, but the server may not have seen it.
-  ~EmbeddedStore() override { server_->Drain(kDeadline); }
+  explicit EmbeddedStore(std::unique_ptr<kvstore::Engine> engine) : engine_(std::move(engine)) {}
+  ~EmbeddedStore() override {
+    if (server_ != nullptr) server_->Drain(kDeadline);
+  }
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() override {
-    return decoder::StoreClient::OverChannel(server_->InProcessChannel(), kDeadline);
+  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) override {
+    return MakeEmbeddedClient(engine_.get(), pool);
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
+    absl::MutexLock lock(&mu_);
+    if (server_ == nullptr) {
+      kvstore::ServerConfig config;
+      config.listen.clear();
+      ASSIGN_OR_RETURN(server_, kvstore::Server::Start(config, engine_.get()));
+    }
     return std::make_unique<kvstore::ContextClient>(server_->InProcessChannel(),
                                                     "the embedded store", kDeadline);
   }
@@ -88,7 +96,8 @@ class EmbeddedStore final : public StoreAccess {
 
  private:
   const std::unique_ptr<kvstore::Engine> engine_;
-  const std::unique_ptr<kvstore::Server> server_;
+  absl::Mutex mu_;
+  std::unique_ptr<kvstore::Server> server_;  // written under mu_
 };
 
 }  // namespace
@@ -128,11 +137,7 @@ absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreAddres
                    kvstore::Store::Open(address.folder, mode));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Engine> engine,
                    kvstore::Engine::Create(kvstore::EngineConfig(), std::move(store)));
-  kvstore::ServerConfig config;
-  config.listen.clear();
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Server> server,
-                   kvstore::Server::Start(config, engine.get()));
-  return std::make_unique<EmbeddedStore>(std::move(engine), std::move(server));
+  return std::make_unique<EmbeddedStore>(std::move(engine));
 }
 
 }  // namespace carrel::library

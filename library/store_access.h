@@ -1,6 +1,7 @@
-// What:      a store for whoever decodes: remote at an address, or embedded: the same service over
-//            a channel inside this process. Either way the rest speaks gRPC. With mapped_rows.h the
-//            only place that joins decoder/ and kvstore/.
+// What:      a store for whoever decodes: remote at an address, or embedded: opened in this process,
+//            where sessions need no gRPC (embedded_client.h) and contexts are managed through the
+//            same service over a channel inside the process, which is started when it is first asked
+//            for. With these and mapped_rows.h the only places that join decoder/ and kvstore/.
 // Errors:    NotFound no store in the folder; Unavailable no server at the address;
 //            FailedPrecondition locked by another process.
 #pragma once
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/certificate.h"
 #include "common/server_login.h"
+#include "common/thread_pool.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::decoder {
@@ -48,7 +50,8 @@ class StoreAccess {
                                                            kvstore::StoreMode mode);
   virtual ~StoreAccess() = default;
 
-  virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient() = 0;
+  // pool: counts for an embedded store only (MakeEmbeddedClient); null, or outlives the client.
+  virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) = 0;
   virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() = 0;
   // Of an embedded store: itself, as long as this lives; else null.
   virtual kvstore::Store* store() { return nullptr; }

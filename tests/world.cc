@@ -6,6 +6,7 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "common/test_folders.h"
+#include "decoder/store_client_grpc.h"
 #include "kvstore/storage/store.h"
 #include "library/mapped_rows.h"
 #include "library/store_access.h"
@@ -116,7 +117,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
   ASSIGN_OR_RETURN(opened->access_->store,
                    library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
-                   opened->access_->store->NewClient());
+                   opened->access_->store->NewClient(Pool()));
   std::shared_ptr<const decoder::HostRows> rows;
   if (decoder::TakesHostRows(config, device)) {
     ASSIGN_OR_RETURN(rows, library::MapContextRows(store_folder, context, Pool()));
@@ -132,7 +133,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Connect(
     const decoder::RetrievalConfig& config) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
-                   decoder::StoreClient::Connect(address, absl::Seconds(30)));
+                   decoder::ConnectToStore(address, absl::Seconds(30)));
   ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client),
                                                             context, config, Pool()));
   return opened;

@@ -46,6 +46,10 @@ class CandidateSet {
     for (auto& run : waiters) run();
   }
 
+  bool ready() {
+    absl::MutexLock lock(&mu_);
+    return ready_;
+  }
   // Runs it now if the set is there, else when it is.
   void WhenReady(std::function<void()> run) {
     {

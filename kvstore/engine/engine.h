@@ -73,6 +73,8 @@ class Engine {
   }
   void ContinueBackground(std::function<void()> task) { background_.Continue(std::move(task)); }
 
+  ThreadPool& pool() { return queue_.pool(); }  // for loops of who has no threads of his own
+
   const EngineConfig& config() const { return config_; }
   // For who publishes in this process.
   Store& store() { return *store_; }

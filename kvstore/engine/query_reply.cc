@@ -82,7 +82,7 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
   return params;
 }
 
-absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
+absl::Status QueryReply::Run(ThreadPool& pool, absl::Duration waited) {
   if (cancelled()) return absl::CancelledError("query: cancelled");
   if (among_ != nullptr && !among_->status().ok()) {
     return Annotate(
@@ -92,7 +92,7 @@ absl::Status QueryReply::Run(WorkQueue* queue, absl::Duration waited) {
   const absl::Time start = absl::Now();
   ASSIGN_OR_RETURN(seen_, context().Look(request_.layer));
   for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
-    const absl::Status status = RunOnce(queue);
+    const absl::Status status = RunOnce(pool);
     ASSIGN_OR_RETURN(const int64_t after, context().Look(request_.layer));
     if (after == seen_) {
       statistics_.queue_us = absl::ToInt64Microseconds(waited);
@@ -112,7 +112,7 @@ absl::Status QueryReply::OpenHeads() {
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::RunOnce(WorkQueue* queue) {
+absl::Status QueryReply::RunOnce(ThreadPool& pool) {
   const AttentionShape& shape = context().shape();
   RETURN_IF_ERROR(OpenHeads());
   units_.clear();
@@ -125,11 +125,11 @@ absl::Status QueryReply::RunOnce(WorkQueue* queue) {
     for (Unit& unit : units_) unit.rows = request_.want == Want::kAttend ? 0 : zone_.rows();
   }
   if (attends_all()) {
-    RETURN_IF_ERROR(RunAttendAll(queue));
+    RETURN_IF_ERROR(RunAttendAll(pool));
   } else if (request_.select != Select::kAll) {
-    RETURN_IF_ERROR(RunSelect(queue));
+    RETURN_IF_ERROR(RunSelect(pool));
   } else if (request_.measure_mass) {
-    RETURN_IF_ERROR(ForEachUnit(queue, [&](int64_t token, int32_t h) {
+    RETURN_IF_ERROR(ForEachUnit(pool, [&](int64_t token, int32_t h) {
       return ZoneLse(ParamsOf(token, h), units_[token * shape.kv_heads + h].zone_lse);
     }));
   }
@@ -140,13 +140,13 @@ absl::Status QueryReply::RunOnce(WorkQueue* queue) {
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::ForEachUnit(WorkQueue* queue,
+absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
                                      absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
   absl::Mutex mu;
   absl::Status first_error;
   std::atomic<bool> failed{false};
   // Head-major: an index that had to be loaded serves all tokens before the next one is.
-  queue->ParallelFor(static_cast<int64_t>(units_.size()), [&](int64_t i) {
+  pool.ParallelFor(static_cast<int64_t>(units_.size()), [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
     context().Touch(request_.layer);
     const absl::Status status =
@@ -161,9 +161,9 @@ absl::Status QueryReply::ForEachUnit(WorkQueue* queue,
   return first_error;
 }
 
-absl::Status QueryReply::RunSelect(WorkQueue* queue) {
+absl::Status QueryReply::RunSelect(ThreadPool& pool) {
   std::atomic<int64_t> candidates{0}, visited{0}, rows{0};
-  RETURN_IF_ERROR(ForEachUnit(queue, [&](int64_t token, int32_t kv_head) {
+  RETURN_IF_ERROR(ForEachUnit(pool, [&](int64_t token, int32_t kv_head) {
     Selected selected;
     int64_t found = 0;
     RETURN_IF_ERROR(RunUnit(token, kv_head, selected, found));
@@ -188,7 +188,7 @@ absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selec
   Unit& unit = units_[i];
   if (request_.measure_mass) {
     if (!selected.zone_scored) RETURN_IF_ERROR(ZoneLse(params, selected.zone_lse));
-    unit.zone_lse = std::move(selected.zone_lse);
+    unit.zone_lse = selected.zone_lse;
   }
   if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, selected);
   if (found_ != nullptr) {
@@ -247,7 +247,7 @@ absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
+absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
   const AttentionShape& shape = context().shape();
   const std::vector<RowRange> spans = AttendSpans(zone_);
   const int64_t q_rows = request_.tokens * shape.q_heads;
@@ -259,7 +259,7 @@ absl::Status QueryReply::RunAttendAll(WorkQueue* queue) {
   const auto lse_of = [&](size_t s) { return s == 0 ? lse_.data() : &lse[(s - 1) * lse_.size()]; };
   absl::Mutex mu;
   absl::Status first_error;
-  queue->ParallelFor(static_cast<int64_t>(spans.size()) * shape.kv_heads, [&](int64_t i) {
+  pool.ParallelFor(static_cast<int64_t>(spans.size()) * shape.kv_heads, [&](int64_t i) {
     const size_t s = static_cast<size_t>(i / shape.kv_heads);
     const int32_t kv_head = static_cast<int32_t>(i % shape.kv_heads);
     const int64_t first_q_head = int64_t{kv_head} * shape.group();

@@ -13,6 +13,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
+#include "common/thread_pool.h"
 #include "kvstore/engine/candidate_set.h"
 #include "kvstore/engine/reply.h"
 #include "kvstore/engine/select_rows.h"
@@ -31,7 +32,7 @@ class QueryReply : public Reply {
   QueryReply(QueryRequest request, Session::Slot slot, std::shared_ptr<CandidateSet> among,
              std::shared_ptr<CandidateSet> found);
 
-  absl::Status Run(WorkQueue* queue, absl::Duration waited);  // once, first
+  absl::Status Run(ThreadPool& pool, absl::Duration waited);  // once, first
   std::vector<Candidates> TakeCandidates();                   // [tokens, kv_heads]
 
   Kind kind() const override { return Kind::kQuery; }
@@ -66,15 +67,15 @@ class QueryReply : public Reply {
   SelectParams ParamsOf(int64_t token, int32_t kv_head) const;
   const float* QueriesOf(int64_t token, int32_t kv_head) const;
 
-  absl::Status RunOnce(WorkQueue* queue);
+  absl::Status RunOnce(ThreadPool& pool);
   absl::Status OpenHeads();
 
   // body(token, kv_head) for all, in parallel; the first error, if any.
-  absl::Status ForEachUnit(WorkQueue* queue,
+  absl::Status ForEachUnit(ThreadPool& pool,
                            absl::FunctionRef<absl::Status(int64_t, int32_t)> body);
-  absl::Status RunSelect(WorkQueue* queue);
+  absl::Status RunSelect(ThreadPool& pool);
   absl::Status RunUnit(int64_t token, int32_t kv_head, Selected& selected, int64_t& rows);
-  absl::Status RunAttendAll(WorkQueue* queue);
+  absl::Status RunAttendAll(ThreadPool& pool);
   absl::Status AttendSelected(int64_t token, int32_t kv_head, Selected& selected);
   absl::Status FillRows(Piece& piece, int64_t first_row) const;
 

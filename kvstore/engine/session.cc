@@ -25,6 +25,23 @@ void AddLatency(RequestLatencies* latencies, RequestKind kind, absl::Duration qu
   latencies->searched[i].Add(absl::ToDoubleMicroseconds(searched));
 }
 
+// Who looks for candidates, if any are looked for: they are set once, come what may.
+class Finder {
+ public:
+  explicit Finder(std::shared_ptr<CandidateSet> found) : found_(std::move(found)) {}
+  ~Finder() {
+    if (found_ != nullptr) found_->Set(absl::CancelledError("query: cancelled"), {});
+  }
+  // Of the query that was run.
+  void Set(const absl::Status& status, QueryReply& reply) {
+    if (found_ == nullptr) return;
+    std::exchange(found_, nullptr)->Set(status, reply.TakeCandidates());
+  }
+
+ private:
+  std::shared_ptr<CandidateSet> found_;
+};
+
 int64_t BytesOf(const QueryRequest& request) {
   int64_t numbers = static_cast<int64_t>(request.head_top_k.size());
   for (const auto& held : request.held) numbers += static_cast<int64_t>(held.size());
@@ -106,10 +123,14 @@ absl::StatusOr<std::shared_ptr<CandidateSet>> Session::FindCandidates(const Quer
                    config_.max_candidate_sets, " speculative queries for IDS", where));
 }
 
-void Session::Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candidates) {
+void Session::Unremember(uint64_t request_id) {
   remembered_.erase(std::remove_if(remembered_.begin(), remembered_.end(),
                                    [&](const auto& old) { return old.first == request_id; }),
                     remembered_.end());
+}
+
+void Session::Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candidates) {
+  Unremember(request_id);
   remembered_.emplace_back(request_id, std::move(candidates));
   int64_t bytes = 0;
   for (const auto& [id, set] : remembered_) bytes += set->bytes;
@@ -120,7 +141,8 @@ void Session::Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candid
   }
 }
 
-absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done done) {
+absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest request,
+                                              Done done) {
   if (request.max_rows == 0) request.max_rows = config_.max_top_k;
   RETURN_IF_ERROR(ValidateQuery(request, *context_, config_));
   std::shared_ptr<CandidateSet> among, found;
@@ -136,56 +158,72 @@ absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done don
   ASSIGN_OR_RETURN(Slot slot, Admit("query", request_id, BytesOf(request), bytes));
   auto reply = std::make_shared<std::unique_ptr<QueryReply>>(
       std::make_unique<QueryReply>(std::move(request), std::move(slot), among, found));
+  if (found != nullptr) Remember(request_id, found);
   const absl::Time accepted = absl::Now();
   // Runs once: std::function must be copyable, hence the shared pointer.
   const auto kind = static_cast<RequestKind>(want);
-  auto run = [queue = queue_, latencies = latencies_, context = context_, kind, reply, accepted,
-              done = std::move(done), found] {
+  Task run = [latencies = latencies_, context = context_, kind, reply, accepted,
+              done = std::move(done),
+              found = std::make_shared<Finder>(std::move(found))](ThreadPool& pool) {
     std::unique_ptr<QueryReply> mine = std::move(*reply);
     const absl::Time start = absl::Now();
     const absl::Status status =
-        CatchNoMemory("query", [&] { return mine->Run(queue, start - accepted); });
+        CatchNoMemory("query", [&] { return mine->Run(pool, start - accepted); });
     if (status.ok()) {
       AddLatency(latencies, kind, start - accepted, absl::Now() - start);
       CountAnswer(kind, context->manifest().index().kind(), start - accepted, absl::Now() - start,
                   mine->statistics().rows);
     }
-    if (found != nullptr) found->Set(status, mine->TakeCandidates());
+    found->Set(status, *mine);
     if (status.ok()) return done(std::move(mine));
     mine.reset();
     done(status);
   };
-  RETURN_IF_ERROR(Annotate(queue_->Submit(tenant_.get(), this,
-                                          [among, run = std::move(run)]() mutable {
-                                            if (among == nullptr) return run();
-                                            among->WhenReady(std::move(run));
-                                          }),
-                           "query"));
-  if (found != nullptr) Remember(request_id, std::move(found));
-  return absl::OkStatus();
+  if (among == nullptr) return run;
+  // Candidates that are still being looked for bring it with them, on the engine's thread.
+  return [among, queue = queue_, run = std::move(run)](ThreadPool& pool) {
+    if (among->ready()) return run(pool);
+    among->WhenReady([queue, run] { run(queue->pool()); });
+  };
 }
 
-absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done done) {
+absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, FetchRequest request,
+                                              Done done) {
   RETURN_IF_ERROR(ValidateFetch(request, *context_, config_));
   ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, BytesOf(request), 0));
   auto reply = std::make_shared<std::unique_ptr<FetchReply>>(
       std::make_unique<FetchReply>(std::move(request), std::move(slot)));
-  return Annotate(
-      queue_->Submit(
-          tenant_.get(), this,
-          [reply, latencies = latencies_, accepted = absl::Now(), done = std::move(done)] {
-            std::unique_ptr<FetchReply> mine = std::move(*reply);
-            const absl::Time start = absl::Now();
-            const absl::Status status = CatchNoMemory("fetch rows", [&] { return mine->Run(); });
-            if (status.ok()) {
-              AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
-              CountAnswer(RequestKind::kFetch, "", start - accepted, absl::Now() - start, 0);
-            }
-            if (status.ok()) return done(std::move(mine));
-            mine.reset();
-            done(status);
-          }),
-      "fetch rows");
+  return
+      [reply, latencies = latencies_, accepted = absl::Now(), done = std::move(done)](ThreadPool&) {
+        std::unique_ptr<FetchReply> mine = std::move(*reply);
+        const absl::Time start = absl::Now();
+        const absl::Status status = CatchNoMemory("fetch rows", [&] { return mine->Run(); });
+        if (status.ok()) {
+          AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
+          CountAnswer(RequestKind::kFetch, "", start - accepted, absl::Now() - start, 0);
+        }
+        if (status.ok()) return done(std::move(mine));
+        mine.reset();
+        done(status);
+      };
+}
+
+absl::Status Session::Enqueue(const char* what, uint64_t request_id, Task task) {
+  const absl::Status status = queue_->Submit(
+      tenant_.get(), this, [queue = queue_, task = std::move(task)] { task(queue->pool()); });
+  if (status.ok()) return status;
+  Unremember(request_id);  // nobody looks for its candidates
+  return Annotate(status, what);
+}
+
+absl::Status Session::Submit(uint64_t request_id, QueryRequest request, Done done) {
+  ASSIGN_OR_RETURN(Task task, Accept(request_id, std::move(request), std::move(done)));
+  return Enqueue("query", request_id, std::move(task));
+}
+
+absl::Status Session::Submit(uint64_t request_id, FetchRequest request, Done done) {
+  ASSIGN_OR_RETURN(Task task, Accept(request_id, std::move(request), std::move(done)));
+  return Enqueue("fetch rows", request_id, std::move(task));
 }
 
 }  // namespace carrel::kvstore

@@ -1,13 +1,15 @@
 // What:   one decoder's use of a context: its zone, its requests in flight, the candidates that it
-//         asked for ahead.
-// Errors: of Submit: InvalidArgument the request; ResourceExhausted a limit (names it). Afterwards
+//         asked for ahead. The engine's threads answer what is submitted; who would wait for an answer
+//         anyway can accept a request and answer it on his own thread.
+// Errors: of Submit and Accept: InvalidArgument the request; ResourceExhausted a limit (names it). Afterwards
 //         `done` gets what went wrong. A request that fails leaves the session usable.
 // Ownership: queue and latencies are the engine's, which outlives its sessions.
-// Threads: one thread submits; Cancel from any. done runs on an engine thread, or not at all if
-//          Submit fails.
+// Threads: one thread submits and accepts; Cancel from any. done runs on an engine thread or where an
+//          accepted request is answered, and not at all if Submit or Accept fails.
 //
 // Invariants
-//   1. done is called exactly once for each accepted request, also when the session is cancelled.
+//   1. done is called exactly once for each request that was submitted, also when the session is
+//      cancelled, and for each that was accepted and is answered.
 //   2. A request is in flight from Submit until its Reply is destroyed or done was given an error.
 #pragma once
 
@@ -21,6 +23,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/thread_pool.h"
 #include "kvstore/engine/byte_budget.h"
 #include "kvstore/engine/engine_config.h"
 #include "kvstore/engine/engine_statistics.h"
@@ -47,6 +50,14 @@ class Session : public std::enable_shared_from_this<Session> {
 
   absl::Status Submit(uint64_t request_id, QueryRequest request, Done done);
   absl::Status Submit(uint64_t request_id, FetchRequest request, Done done);
+
+  // Answers a request that was accepted: once, on any thread, in loops over that thread and the
+  // pool. Destroyed uncalled it takes the request back; who waits for its candidates fails.
+  using Task = std::function<void(ThreadPool&)>;
+  absl::StatusOr<Task> Accept(uint64_t request_id, QueryRequest request, Done done);
+  absl::StatusOr<Task> Accept(uint64_t request_id, FetchRequest request, Done done);
+  // Calls it, which answers that request, on an engine thread in this session's turn.
+  absl::Status Enqueue(const char* what, uint64_t request_id, Task task);
   // What waits is dropped and what runs stops soon: done gets Cancelled.
   void Cancel() { cancelled_.store(true); }
 
@@ -79,6 +90,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Release(uint64_t request_id);
   absl::StatusOr<std::shared_ptr<CandidateSet>> FindCandidates(const QueryRequest& request);
   void Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candidates);
+  void Unremember(uint64_t request_id);
 
   const std::shared_ptr<OpenContext> context_;
   const RowRange zone_;

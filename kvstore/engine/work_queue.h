@@ -14,7 +14,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "common/thread_pool.h"
@@ -29,9 +28,7 @@ class WorkQueue {
   // session of his.
   absl::Status Submit(const void* tenant, const void* owner, std::function<void()> task);
   void Continue(std::function<void()> task);
-  void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body) {
-    pool_.ParallelFor(count, body);
-  }
+  ThreadPool& pool() { return pool_; }  // for loops inside a task
   int64_t refused() const { return refused_.load(std::memory_order_relaxed); }
   int64_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
 

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "common/no_memory.h"
 #include "common/status.h"
 #include "common/version.h"
@@ -24,6 +25,9 @@ int main(int argc, char** argv) {
   // in the middle.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file size is a full disk
+  // Debian's absl looks for cycles of locks in every Mutex::Lock, under a lock of the whole process.
+  // Tests are for that: they keep it.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Standard output is the commands'; what a person must know beside it goes to standard error.
   spdlog::set_default_logger(spdlog::stderr_logger_mt("carrel"));
   spdlog::set_level(spdlog::level::warn);

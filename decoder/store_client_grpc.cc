@@ -1,4 +1,4 @@
-#include "decoder/store_client.h"
+#include "decoder/store_client_grpc.h"
 
 #include <grpcpp/grpcpp.h>
 
@@ -9,32 +9,18 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.grpc.pb.h"
-#include "common/shown.h"
 #include "common/status.h"
 #include "decoder/store_client_credentials.h"
+#include "decoder/store_client_replies.h"
 
 namespace carrel::decoder {
 namespace {
 
 // A part of a reply is about a megabyte by default, and 32 by the store's upper limit.
 constexpr int kMaxReplyBytes = 64 << 20;
-
-std::string Describe(const v1::Open& open) {
-  return absl::StrCat("open context ", Shown(open.context()));
-}
-std::string Describe(const v1::Query& query) { return absl::StrCat("query layer ", query.layer()); }
-std::string Describe(const v1::FetchRows& fetch) {
-  return absl::StrCat("fetch rows of layer ", fetch.layer());
-}
-
-// What the store said is not said twice.
-absl::Status AnnotateOnce(const absl::Status& status, const std::string& what) {
-  return absl::StartsWith(status.message(), what) ? status : Annotate(status, what);
-}
 
 absl::Status FromGrpc(const grpc::Status& status) {
   // The codes of both are those of google.rpc.Code.
@@ -123,7 +109,7 @@ class GrpcStoreClient : public StoreClient {
   void ReadAll();
   // False: the reply belongs to no request.
   bool Receive(v1::SessionReply reply);
-  absl::Status SendRequest(v1::SessionRequest& request, std::string what);
+  absl::StatusOr<RequestId> SendRequest(v1::SessionRequest& request);
   absl::Status ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   grpc::ClientContext context_;
@@ -198,8 +184,9 @@ absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
   return ended_ ? ended() : absl::OkStatus();
 }
 
-absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::string what) {
+absl::StatusOr<RequestId> GrpcStoreClient::SendRequest(v1::SessionRequest& request) {
   const RequestId id = next_id_++;
+  const std::string what = Describe(request);
   request.set_request_id(id);
   {
     absl::MutexLock lock(&mu_);
@@ -207,7 +194,7 @@ absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::stri
     pending_[id].what = what;
     bytes_sent_ += static_cast<int64_t>(request.ByteSizeLong());
   }
-  if (stream_->Write(request)) return absl::OkStatus();
+  if (stream_->Write(request)) return id;
   // The stream has ended; the reader learns why.
   absl::MutexLock lock(&mu_);
   pending_.erase(id);
@@ -218,31 +205,24 @@ absl::Status GrpcStoreClient::SendRequest(v1::SessionRequest& request, std::stri
 absl::StatusOr<v1::OpenReply> GrpcStoreClient::Open(const v1::Open& open) {
   v1::SessionRequest request;
   *request.mutable_open() = open;
-  RETURN_IF_ERROR(SendRequest(request, Describe(open)));
-  ASSIGN_OR_RETURN(v1::SessionReply reply, Next(request.request_id()));
-  if (!reply.has_open() || !reply.last()) {
-    return absl::DataLossError(
-        absl::StrCat(Describe(open), ": the store answered with something else"));
-  }
+  ASSIGN_OR_RETURN(const RequestId id, SendRequest(request));
+  ASSIGN_OR_RETURN(v1::SessionReply reply, Next(id));
+  ASSIGN_OR_RETURN(v1::OpenReply opened, TakeOpenReply(std::move(reply), Describe(request)));
   absl::MutexLock lock(&mu_);
   open_ = true;
-  return std::move(*reply.mutable_open());
+  return opened;
 }
 
 absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::Query query) {
-  std::string what = Describe(query);
   v1::SessionRequest request;
   *request.mutable_query() = std::move(query);
-  RETURN_IF_ERROR(SendRequest(request, std::move(what)));
-  return request.request_id();
+  return SendRequest(request);
 }
 
 absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::FetchRows fetch) {
-  std::string what = Describe(fetch);
   v1::SessionRequest request;
   *request.mutable_fetch_rows() = std::move(fetch);
-  RETURN_IF_ERROR(SendRequest(request, std::move(what)));
-  return request.request_id();
+  return SendRequest(request);
 }
 
 absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
@@ -250,8 +230,7 @@ absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
   for (;;) {
     const auto it = pending_.find(id);
     if (it == pending_.end() || it->second.forgotten) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("request ", id, " was not sent, was forgotten, or has been read wholly"));
+      return NothingToCome(id);
     }
     Pending& pending = it->second;
     if (!pending.parts.empty()) {
@@ -259,10 +238,7 @@ absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
       pending.parts.pop_front();
       const std::string what = pending.what;
       if (reply.last()) pending_.erase(it);
-      if (!reply.has_error()) return reply;
-      const auto code = static_cast<absl::StatusCode>(reply.error().code());
-      return absl::Status(code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code,
-                          absl::StrCat(what, ": ", reply.error().message()));
+      return TakeReply(std::move(reply), what);
     }
     if (ended_) return AnnotateOnce(ended(), pending.what);
     changed_.Wait(&mu_);
@@ -283,9 +259,9 @@ void GrpcStoreClient::Forget(RequestId id) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::Connect(const std::string& address,
-                                                                  absl::Duration deadline,
-                                                                  const ServerLogin& login) {
+absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& address,
+                                                            absl::Duration deadline,
+                                                            const ServerLogin& login) {
   const absl::Time until = absl::Now() + deadline;
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments());
@@ -294,12 +270,12 @@ absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::Connect(const std::str
                                                absl::FormatDuration(deadline), HintOf(login)));
   }
   absl::StatusOr<std::unique_ptr<StoreClient>> client =
-      OverChannel(channel, until - absl::Now(), login.key);
+      OpenStoreChannel(channel, until - absl::Now(), login.key);
   if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
   return client;
 }
 
-absl::StatusOr<std::unique_ptr<StoreClient>> StoreClient::OverChannel(
+absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
     std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key) {
   auto client = std::make_unique<GrpcStoreClient>(channel, key);
   RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));

@@ -1,0 +1,576 @@
+// Whoever asks a store over gRPC, and whoever asks one in this process, is answered alike.
+#include "library/embedded_client.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <random>
+#include <set>
+
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/retrieval.pb.h"
+#include "common/test_util.h"
+#include "decoder/store_client_grpc.h"
+#include "kvstore/engine/test_context.h"
+#include "kvstore/service/server.h"
+#include "kvstore/service/service_test_util.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::library {
+namespace {
+
+using absl::StatusCode;
+using decoder::RequestId;
+using decoder::StoreClient;
+using kvstore::IndexKind;
+using kvstore::RandomContext;
+
+// kWaiting: a client that is waited with, as a decoder's is (a pool is given).
+enum class Way : uint8_t { kGrpc = 0, kEmbedded = 1, kWaiting = 2 };
+constexpr Way kWays[] = {Way::kGrpc, Way::kEmbedded, Way::kWaiting};
+
+std::string NameOf(Way way) {
+  constexpr const char* kNames[] = {"Grpc", "Embedded", "Waiting"};
+  return kNames[static_cast<int>(way)];
+}
+
+// A store with one context, open in this process.
+class World {
+ public:
+  World(const kvstore::RandomContextSpec& spec, const kvstore::EngineConfig& config)
+      : context_(spec), dir_(FreshTempDir()) {
+    kvstore::MakeStore(dir_, {&context_});
+    engine_ = *kvstore::Engine::Create(
+        config, *kvstore::Store::Open(dir_ + "/store", kvstore::StoreMode::kReadWrite));
+    kvstore::ServerConfig server;
+    server.listen.clear();
+    server_ = *kvstore::Server::Start(server, engine_.get());
+  }
+
+  std::unique_ptr<StoreClient> Client(Way way) {
+    if (way != Way::kGrpc) {
+      return MakeEmbeddedClient(engine_.get(), way == Way::kWaiting ? &pool_ : nullptr);
+    }
+    return *decoder::OpenStoreChannel(server_->InProcessChannel(), absl::Seconds(60));
+  }
+  std::unique_ptr<StoreClient> Opened(Way way) {
+    std::unique_ptr<StoreClient> client = Client(way);
+    CARREL_EXPECT_OK(client->Open(Opening()));
+    return client;
+  }
+  v1::Open Opening() const { return kvstore::WireOpen(context_.Opening()); }
+
+  v1::Query Query(uint64_t seed, int64_t tokens = 1) const {
+    kvstore::QueryRequest request;
+    request.layer = Layer(1);
+    request.tokens = tokens;
+    request.queries = context_.Queries(tokens, seed);
+    request.top_k = 20;
+    request.want = kvstore::Want::kRows;
+    return kvstore::WireQuery(request, context_.spec().shape);
+  }
+
+  const RandomContext& context() const { return context_; }
+  kvstore::Engine& engine() { return *engine_; }
+  const std::string& dir() const { return dir_; }
+
+ private:
+  const RandomContext context_;
+  const std::string dir_;
+  std::unique_ptr<kvstore::Engine> engine_;
+  std::unique_ptr<kvstore::Server> server_;
+  ThreadPool pool_{1};
+};
+
+v1::FetchRows Range(uint32_t layer, int64_t begin, int64_t end) {
+  v1::FetchRows fetch;
+  fetch.set_layer(layer);
+  fetch.mutable_range()->set_begin(begin);
+  fetch.mutable_range()->set_end(end);
+  return fetch;
+}
+
+using Parts = std::vector<v1::SessionReply>;
+
+absl::StatusOr<Parts> Take(StoreClient& client, RequestId id) {
+  Parts parts;
+  do {
+    absl::StatusOr<v1::SessionReply> part = client.Next(id);
+    if (!part.ok()) return part.status();
+    parts.push_back(*std::move(part));
+  } while (!parts.back().last());
+  return parts;
+}
+
+class EveryClient : public testing::TestWithParam<Way> {
+ protected:
+  void Make(const kvstore::EngineConfig& config = {}) {
+    kvstore::RandomContextSpec spec;
+    spec.seed = TestSeed();
+    world_.emplace(spec, config);
+  }
+  std::unique_ptr<StoreClient> Opened() { return world_->Opened(GetParam()); }
+
+  std::optional<World> world_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways, EveryClient, testing::ValuesIn(kWays),
+                         [](const auto& info) { return NameOf(info.param); });
+
+TEST_P(EveryClient, RepliesInAnyOrderAndInParts_ReachTheirRequests) {
+  Make({.search_threads = 2, .reply_part_bytes = 4096});
+  const auto client = Opened();
+  const auto rows = client->Send(Range(0, 0, 300));
+  const auto first = client->Send(world_->Query(1, 4));
+  v1::Query other = world_->Query(2);
+  other.set_layer(0);
+  const auto second = client->Send(other);
+  CARREL_ASSERT_OK(rows);
+  CARREL_ASSERT_OK(first);
+  CARREL_ASSERT_OK(second);
+  const auto of_second = Take(*client, *second), of_rows = Take(*client, *rows),
+             of_first = Take(*client, *first);
+  CARREL_ASSERT_OK(of_first);
+  CARREL_ASSERT_OK(of_second);
+  CARREL_ASSERT_OK(of_rows);
+  EXPECT_EQ(of_second->front().query().layer(), 0u);
+  EXPECT_EQ(of_first->front().query().layer(), 1u);
+  EXPECT_GT(of_first->size(), 4u);
+  EXPECT_GT(of_rows->size(), 10u);
+  EXPECT_EQ(of_rows->back().request_id(), *rows);
+  EXPECT_THAT(client->Next(*first), StatusIs(StatusCode::kFailedPrecondition, "read wholly"));
+  EXPECT_THAT(client->Next(4711), StatusIs(StatusCode::kFailedPrecondition, "was not sent"));
+  EXPECT_GT(client->bytes_sent(), 0);
+  EXPECT_GT(client->bytes_received(), 2 * 300 * 2 * 32);
+  EXPECT_FALSE(client->broken());
+}
+
+TEST_P(EveryClient, BadRequest_KeepsItsCodeSaysWhatWasAskedAndLeavesTheSession) {
+  Make();
+  const auto client = Opened();
+  v1::Query bad = world_->Query(1);
+  bad.mutable_select()->set_top_k(701);
+  const auto asked = client->Send(bad);
+  CARREL_ASSERT_OK(asked);
+  EXPECT_THAT(client->Next(*asked),
+              StatusIs(StatusCode::kInvalidArgument, "query layer 1: query: "));
+  const auto fetched = client->Send(Range(0, 5, 701));
+  CARREL_ASSERT_OK(fetched);
+  EXPECT_THAT(client->Next(*fetched),
+              StatusIs(StatusCode::kInvalidArgument, "fetch rows of layer 0: "));
+  CARREL_EXPECT_OK(Take(*client, *client->Send(world_->Query(1))));
+  EXPECT_FALSE(client->broken());
+}
+
+TEST_P(EveryClient, RefusedOpen_KeepsItsCodeAndEndsTheSession) {
+  Make();
+  v1::Open absent = world_->Opening(), other = world_->Opening(), negative = world_->Opening();
+  absent.set_context("reports");
+  other.mutable_fingerprint()->mutable_fields(0)->set_value("f64");
+  negative.set_sink(-1);
+  v1::Open unnamed = world_->Opening();
+  unnamed.clear_context();
+  const std::pair<v1::Open, absl::Status> cases[] = {
+      {absent, absl::NotFoundError("open context reports: context reports is not in the store")},
+      {other, absl::FailedPreconditionError("open context report")},
+      {negative, absl::InvalidArgumentError("open context report")},
+      {unnamed, absl::InvalidArgumentError("open: context is empty")},
+  };
+  for (const auto& [open, expected] : cases) {
+    const auto client = world_->Client(GetParam());
+    const auto opened = client->Open(open);
+    EXPECT_THAT(opened, StatusIs(expected.code(), std::string(expected.message())));
+    EXPECT_TRUE(client->broken());
+    EXPECT_THAT(client->Send(world_->Query(1)), StatusIs(expected.code(), "query layer 1: "));
+  }
+  while (world_->engine().sessions() > 0) absl::SleepFor(absl::Milliseconds(1));
+}
+
+TEST_P(EveryClient, RequestBeforeOpen_EndsTheSession) {
+  Make();
+  const auto client = world_->Client(GetParam());
+  const auto id = client->Send(world_->Query(1));
+  CARREL_ASSERT_OK(id);
+  EXPECT_THAT(client->Next(*id), StatusIs(StatusCode::kFailedPrecondition,
+                                          "query layer 1: the first request of a session must be"));
+  EXPECT_THAT(client->Open(world_->Opening()),
+              StatusIs(StatusCode::kFailedPrecondition, "the first request of a session must be"));
+}
+
+TEST_P(EveryClient, SecondOpen_IsRefusedAndLeavesTheSession) {
+  Make();
+  const auto client = Opened();
+  EXPECT_THAT(client->Open(world_->Opening()),
+              StatusIs(StatusCode::kFailedPrecondition,
+                       "open context report: open: the session is open already"));
+  CARREL_EXPECT_OK(Take(*client, *client->Send(world_->Query(1))));
+}
+
+TEST_P(EveryClient, RequestLargerThanAnyOfItsContext_EndsTheSession) {
+  Make();
+  const auto client = Opened();
+  const auto id = client->Send(world_->Query(1, 5000));
+  CARREL_ASSERT_OK(id);
+  EXPECT_THAT(client->Next(*id),
+              StatusIs(StatusCode::kResourceExhausted, "query layer 1: request"));
+  EXPECT_TRUE(client->broken());
+  EXPECT_THAT(client->Send(world_->Query(1)), StatusIs(StatusCode::kResourceExhausted, "exceeds"));
+}
+
+TEST_P(EveryClient, ForgottenRequest_ItsPartsAreDroppedAndItsPlaceIsFree) {
+  Make({.search_threads = 2, .reply_part_bytes = 4096});
+  const auto client = Opened();
+  // More than may be in flight.
+  for (int i = 0; i < 200; ++i) {
+    const auto id = client->Send(world_->Query(1, 8));
+    CARREL_ASSERT_OK(id);
+    const auto part = client->Next(*id);
+    CARREL_ASSERT_OK(part);
+    EXPECT_FALSE(part->last());
+    client->Forget(*id);
+    client->Forget(*id);
+    EXPECT_THAT(client->Next(*id), StatusIs(StatusCode::kFailedPrecondition, "forgotten"));
+  }
+  client->Forget(12345);  // of no request: nothing happens
+}
+
+TEST_P(EveryClient, DestroyedWithRequestsInFlight_EndsTheSession) {
+  Make({.search_threads = 1});
+  std::unique_ptr<StoreClient> client = Opened();
+  {
+    const kvstore::Blockade blockade(world_->engine(), 1);
+    v1::Query ahead = world_->Query(1);
+    ahead.set_speculative(true);
+    ahead.set_want(v1::IDS);
+    const auto candidates = client->Send(ahead);
+    CARREL_ASSERT_OK(candidates);
+    v1::Query among = world_->Query(1);
+    among.set_among_candidates_of(*candidates);
+    CARREL_ASSERT_OK(client->Send(among));
+    CARREL_ASSERT_OK(client->Send(Range(0, 0, 700)));
+    CARREL_ASSERT_OK(client->Send(world_->Query(2)));
+    client.reset();
+  }
+  while (world_->engine().sessions() > 0) absl::SleepFor(absl::Milliseconds(1));
+}
+
+TEST_P(EveryClient, MoreInFlightThanAllowed_IsResourceExhausted) {
+  Make({.search_threads = 1, .max_in_flight = 3});
+  const auto client = Opened();
+  std::vector<RequestId> ids;
+  {
+    const kvstore::Blockade blockade(world_->engine(), 1);
+    for (int i = 0; i < 4; ++i) ids.push_back(*client->Send(world_->Query(1)));
+    EXPECT_THAT(client->Next(ids[3]),
+                StatusIs(StatusCode::kResourceExhausted, "(max_in_flight=3)"));
+  }
+  for (int i = 0; i < 3; ++i) CARREL_EXPECT_OK(Take(*client, ids[i]));
+  CARREL_EXPECT_OK(Take(*client, *client->Send(world_->Query(1))));
+}
+
+TEST_P(EveryClient, CandidatesThatTheQueueRefused_AreNotWaitedFor) {
+  Make({.search_threads = 1, .queue_limit = 1});
+  const auto client = Opened();
+  v1::Query ahead = world_->Query(1);
+  ahead.set_speculative(true);
+  ahead.set_want(v1::IDS);
+  RequestId first, second;
+  {
+    const kvstore::Blockade blockade(world_->engine(), 1);
+    first = *client->Send(ahead);
+    second = *client->Send(ahead);
+    EXPECT_THAT(client->Next(second), StatusIs(StatusCode::kResourceExhausted, "queue_limit=1"));
+  }
+  CARREL_EXPECT_OK(Take(*client, first));
+  while (world_->engine().Statistics().waiting > 0) absl::SleepFor(absl::Milliseconds(1));
+  v1::Query among = world_->Query(1);
+  among.set_among_candidates_of(first);
+  CARREL_EXPECT_OK(Take(*client, *client->Send(among)));
+  among.set_among_candidates_of(second);
+  EXPECT_THAT(client->Next(*client->Send(among)),
+              StatusIs(StatusCode::kInvalidArgument, "is not among the latest"));
+}
+
+TEST_P(EveryClient, CandidatesAskedAheadAndForgotten_AreThereForTheTrueQuery) {
+  Make();
+  const auto client = Opened();
+  for (int i = 0; i < 50; ++i) {
+    v1::Query ahead = world_->Query(100 + i);
+    ahead.set_speculative(true);
+    ahead.set_want(v1::IDS);
+    const auto candidates = client->Send(ahead);
+    CARREL_ASSERT_OK(candidates);
+    client->Forget(*candidates);
+    v1::Query among = world_->Query(100 + i);
+    among.set_among_candidates_of(*candidates);
+    const auto id = client->Send(among);
+    CARREL_ASSERT_OK(id);
+    const auto chosen = Take(*client, *id);
+    CARREL_ASSERT_OK(chosen);
+    const auto direct = Take(*client, *client->Send(world_->Query(100 + i)));
+    CARREL_ASSERT_OK(direct);
+    EXPECT_EQ(chosen->front().query().heads(0).ids().data(),
+              direct->front().query().heads(0).ids().data());
+  }
+}
+
+TEST_P(EveryClient, DamagedContext_IsDataLossWhereItIsReadAndNowhereElse) {
+  Make();
+  const uint16_t* const keys = world_->context().keys(Layer(1), KvHead(1));
+  ASSERT_TRUE(kvstore::FlipBitOf(
+      world_->dir(), std::string(reinterpret_cast<const char*>(keys + 300 * 32), 20 * 64)));
+  const auto client = Opened();
+  for (const v1::Want want : {v1::IDS, v1::ROWS, v1::VALUES, v1::ATTEND}) {
+    v1::Query query = world_->Query(1);
+    query.set_want(want);
+    EXPECT_THAT(client->Next(*client->Send(query)),
+                StatusIs(StatusCode::kDataLoss, "query layer 1: "));
+    query.set_layer(0);
+    CARREL_EXPECT_OK(Take(*client, *client->Send(query)));
+  }
+  EXPECT_THAT(Take(*client, *client->Send(Range(1, 0, 700))),
+              StatusIs(StatusCode::kDataLoss, "fetch rows of layer 1: "));
+  EXPECT_FALSE(client->broken());
+}
+
+// --- the same requests to clients of every kind ---
+
+// Random requests, many of them bad.
+class Asker {
+ public:
+  Asker(const RandomContext& context, uint64_t seed)
+      : context_(context), shape_(context.spec().shape), random_(seed) {}
+
+  int64_t Pick(int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(random_);
+  }
+  bool Chance(int percent) { return Pick(1, 100) <= percent; }
+
+  v1::Query Query(const std::deque<RequestId>& candidates) {
+    const int64_t tokens = Chance(10) ? 0 : Pick(1, 5);
+    kvstore::QueryRequest request;
+    request.layer = Layer(static_cast<int32_t>(Pick(0, shape_.layers - (Chance(95) ? 1 : 0))));
+    request.tokens = tokens;
+    request.queries = context_.Queries(tokens, static_cast<uint64_t>(Pick(0, 1 << 30)), 3);
+    request.want = static_cast<kvstore::Want>(Pick(0, 3));
+    v1::Query query = kvstore::WireQuery(request, shape_);
+    Select(query);
+    query.set_speculative(Chance(25));
+    if (Chance(25)) {
+      query.set_among_candidates_of(
+          candidates.empty() || Chance(10)
+              ? 4711
+              : candidates[static_cast<size_t>(Pick(0, int64_t(candidates.size()) - 1))]);
+    }
+    query.set_measure_mass(Chance(20));
+    query.set_estimate(query.want() == v1::ATTEND ? Chance(50) : Chance(2));
+    query.set_effort(static_cast<uint32_t>(Chance(80) ? 0 : Pick(0, 200)));
+    if (Chance(15)) Hold(query);
+    Spoil(query);
+    return query;
+  }
+
+  v1::FetchRows Fetch() {
+    v1::FetchRows fetch;
+    fetch.set_layer(static_cast<uint32_t>(Pick(0, shape_.layers - (Chance(95) ? 1 : 0))));
+    for (int64_t i = Pick(0, 2); i > 0; --i)
+      fetch.add_kv_heads(static_cast<uint32_t>(Pick(0, shape_.kv_heads - 1)));
+    const int64_t tokens = context_.spec().tokens;
+    if (Chance(50)) {
+      const int64_t begin = Pick(0, tokens);
+      fetch.mutable_range()->set_begin(begin);
+      fetch.mutable_range()->set_end(Pick(Chance(95) ? begin : 0, tokens + (Chance(5) ? 1 : 0)));
+    } else if (Chance(95)) {
+      std::set<int64_t> ids;
+      for (int64_t i = Pick(0, 40); i > 0; --i) ids.insert(Pick(0, tokens - (Chance(99) ? 1 : 0)));
+      fetch.mutable_ids();
+      for (const int64_t id : ids) fetch.mutable_ids()->add_id(id);
+    }
+    return fetch;
+  }
+
+ private:
+  void Select(v1::Query& query) {
+    v1::Select& select = *query.mutable_select();
+    const int64_t tokens = context_.spec().tokens;
+    switch (Pick(0, 9)) {
+      case 0:
+        select.set_all(Chance(95));
+        break;
+      case 1:
+        select.set_range(static_cast<float>(Pick(-1, 30)) * 0.3f);
+        break;
+      case 2:
+        select.set_mass(static_cast<float>(Pick(0, 21)) * 0.05f);
+        break;
+      case 3:
+        query.clear_select();
+        return;
+      default:
+        select.set_top_k(Chance(90) ? Pick(1, 60) : Pick(0, tokens + 1));
+        for (int64_t head = 0; Chance(20) && head < shape_.kv_heads; ++head)
+          query.add_head_top_k(Pick(1, std::max<int64_t>(1, select.top_k())));
+    }
+    if (Chance(10)) select.set_max_rows(Pick(0, tokens));
+  }
+
+  void Hold(v1::Query& query) {
+    v1::HeldRows& held = *query.add_held();
+    held.set_kv_head(static_cast<uint32_t>(Pick(0, shape_.kv_heads - (Chance(95) ? 1 : 0))));
+    for (int64_t i = Pick(0, 60); i > 0; --i) held.add_steps(static_cast<uint64_t>(Pick(1, 14)));
+  }
+
+  void Spoil(v1::Query& query) {
+    if (Chance(2)) query.set_want(v1::WANT_UNSPECIFIED);
+    if (Chance(2)) query.mutable_queries()->set_dtype(v1::Tensor::BF16);
+    if (Chance(2)) query.mutable_queries()->add_shape(1);
+    if (Chance(2)) query.mutable_queries()->mutable_data()->append("x");
+  }
+
+  const RandomContext& context_;
+  const AttentionShape shape_;
+  std::mt19937_64 random_;
+};
+
+// What may differ: times, and where an operator finds an error in a server's log.
+std::string Comparable(const absl::StatusOr<Parts>& taken) {
+  if (!taken.ok()) {
+    const std::vector<std::string> message =
+        absl::StrSplit(std::string(taken.status().message()), " [session ");
+    return absl::StrCat(absl::StatusCodeToString(taken.status().code()), ": ", message[0]);
+  }
+  std::string all;
+  for (v1::SessionReply part : *taken) {
+    part.mutable_query()->mutable_statistics()->clear_queue_us();
+    part.mutable_query()->mutable_statistics()->clear_search_us();
+    absl::StrAppend(&all, part.SerializeAsString(), "|");
+  }
+  return all;
+}
+
+class Comparison {
+ public:
+  Comparison(World& world, uint64_t seed) : asker_(world.context(), seed) {
+    std::string opened;
+    for (const Way way : kWays) {
+      clients_.push_back(world.Client(way));
+      v1::Open open = world.Opening();
+      open.set_query_drift(true);
+      const auto reply = clients_.back()->Open(open);
+      CARREL_EXPECT_OK(reply);
+      if (way == Way::kGrpc) opened = reply->SerializeAsString();
+      EXPECT_EQ(reply->SerializeAsString(), opened) << NameOf(way);
+    }
+  }
+
+  // Some requests, read in another order than they were sent; some are forgotten.
+  void Round() {
+    std::vector<RequestId> ids;
+    for (int64_t i = asker_.Pick(1, 5); i > 0; --i) {
+      const bool fetches = asker_.Chance(20);
+      const v1::FetchRows fetch = fetches ? asker_.Fetch() : v1::FetchRows();
+      const v1::Query query = fetches ? v1::Query() : asker_.Query(candidates_);
+      for (const auto& client : clients_) {
+        const auto id = fetches ? client->Send(fetch) : client->Send(query);
+        CARREL_ASSERT_OK(id);
+        if (client == clients_[0]) {
+          ids.push_back(*id);
+        } else {
+          EXPECT_EQ(*id, ids.back());
+        }
+      }
+      if (query.speculative() && query.want() == v1::IDS) candidates_.push_back(ids.back());
+      if (candidates_.size() > 10) candidates_.pop_front();
+    }
+    for (size_t i = ids.size() - 1; i > 0; --i)
+      std::swap(ids[i], ids[static_cast<size_t>(asker_.Pick(0, static_cast<int64_t>(i)))]);
+    for (const RequestId id : ids) {
+      const bool forget = asker_.Chance(10);
+      std::string first;
+      for (size_t c = 0; c < clients_.size(); ++c) {
+        if (forget) {
+          clients_[c]->Forget(id);
+          continue;
+        }
+        const absl::StatusOr<Parts> taken = Take(*clients_[c], id);
+        const std::string answer = Comparable(taken);
+        if (c == 0) {
+          (taken.ok() ? answered_ : refused_)++;
+          first = answer;
+        }
+        EXPECT_EQ(answer, first) << NameOf(kWays[c]) << " request " << id;
+      }
+    }
+  }
+
+  void Finish() {
+    for (size_t c = 0; c < clients_.size(); ++c) {
+      EXPECT_EQ(clients_[c]->bytes_sent(), clients_[0]->bytes_sent()) << NameOf(kWays[c]);
+      EXPECT_FALSE(clients_[c]->broken());
+    }
+  }
+  int64_t answered() const { return answered_; }
+  int64_t refused() const { return refused_; }
+
+ private:
+  Asker asker_;
+  std::vector<std::unique_ptr<StoreClient>> clients_;  // in the order of kWays
+  std::deque<RequestId> candidates_;
+  int64_t answered_ = 0, refused_ = 0;
+};
+
+kvstore::RandomContextSpec RandomSpec(IndexKind kind, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(random);
+  };
+  kvstore::RandomContextSpec spec;
+  spec.shape.kv_heads = static_cast<int32_t>(pick(1, 3));
+  spec.shape.q_heads = spec.shape.kv_heads * static_cast<int32_t>(pick(1, 3));
+  spec.shape.head_dim = pick(0, 1) == 0 ? 32 : 64;
+  spec.tokens = pick(300, 900);
+  spec.segment_tokens = pick(1, 4) * 64;
+  spec.index.kind = kind;
+  spec.summary_rows = pick(0, 1) * 40;
+  spec.query_drift = pick(0, 1) == 0;
+  spec.seed = seed;
+  return spec;
+}
+
+class EveryKind : public testing::TestWithParam<IndexKind> {};
+
+// graph wants sampled queries, which random contexts have none of.
+INSTANTIATE_TEST_SUITE_P(Kinds, EveryKind,
+                         testing::Values(IndexKind::kFlat, IndexKind::kInt8, IndexKind::kCode,
+                                         IndexKind::kHnsw, IndexKind::kIvf),
+                         [](const auto& info) {
+                           return std::string(kvstore::IndexKindName(info.param));
+                         });
+
+TEST_P(EveryKind, RandomRequests_AreAnsweredBitByBitAlike) {
+  const uint64_t seed = TestSeed();
+  World world(RandomSpec(GetParam(), seed), {.search_threads = 2, .reply_part_bytes = 8192});
+  Comparison comparison(world, seed);
+  for (int round = 0; round < 60; ++round) comparison.Round();
+  comparison.Finish();
+  EXPECT_GT(comparison.answered(), 40);
+  EXPECT_GT(comparison.refused(), 10);
+}
+
+TEST_P(EveryKind, DamagedContext_IsRefusedAlike) {
+  const uint64_t seed = TestSeed();
+  World world(RandomSpec(GetParam(), seed), {.search_threads = 2, .reply_part_bytes = 8192});
+  for (const uint16_t* rows :
+       {world.context().keys(Layer(1), KvHead(0)), world.context().values(Layer(0), KvHead(0))}) {
+    ASSERT_TRUE(
+        kvstore::FlipBitOf(world.dir(), std::string(reinterpret_cast<const char*>(rows), 1024)));
+  }
+  Comparison comparison(world, seed);
+  for (int round = 0; round < 30; ++round) comparison.Round();
+  comparison.Finish();
+  EXPECT_GT(comparison.refused(), 10);
+}
+
+}  // namespace
+}  // namespace carrel::library

@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -88,15 +90,26 @@ absl::Status MakePrivateFolder(const std::string& path) {
 }
 
 absl::Status ProbeRoom(const std::string& path, int64_t offset, int64_t bytes) {
+  const auto none = [&](int error, absl::string_view why) {
+    return ErrnoStatus(error, absl::StrCat(path, ": room for ", bytes, " bytes at ", offset, why));
+  };
   const std::string probe = path + ".room";
   const int fd = open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", probe));
-  int error = fallocate(fd, 0, offset, bytes) == 0 ? 0 : errno;
-  if (error == EOPNOTSUPP || error == EINTR) error = 0;  // nothing learnt
-  close(fd);
-  unlink(probe.c_str());
-  if (error == 0) return absl::OkStatus();
-  return ErrnoStatus(error, absl::StrCat(path, ": room for ", bytes, " bytes at ", offset));
+  const absl::Cleanup remove = [&] {
+    close(fd);
+    unlink(probe.c_str());
+  };
+  struct statvfs disk;
+  if (fstatvfs(fd, &disk) == 0 && disk.f_frsize > 0) {
+    const auto free = static_cast<int64_t>(disk.f_bavail);
+    const auto unit = static_cast<int64_t>(disk.f_frsize);
+    if (bytes / unit > free) return none(ENOSPC, absl::StrCat(", ", free * unit, " are free"));
+  }
+  const int64_t probed = std::min(bytes, kProbedBytes);
+  if (fallocate(fd, 0, offset + bytes - probed, probed) == 0) return absl::OkStatus();
+  if (errno == EOPNOTSUPP || errno == EINTR) return absl::OkStatus();  // nothing learnt
+  return none(errno, "");
 }
 
 absl::Status WriteFileAtomically(const std::string& path,

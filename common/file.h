@@ -28,8 +28,10 @@ inline absl::Status WriteFileAtomically(const std::string& path, absl::string_vi
 // A folder that its owner alone may enter, and what leads to it; one that is there keeps its mode.
 absl::Status MakePrivateFolder(const std::string& path);
 
-// Whether bytes [offset, offset + bytes) of a file at path could be written now: allocates them in path.room and removes it again. ResourceExhausted if not
-// (disk full, quota, limit on file size). For writers that cannot take a failed write well: Debian's RocksDB aborts on it.
+// Whether bytes [offset, offset + bytes) of a file at path could be written now. The file system is asked for the room; of the bytes the last ones, kProbedBytes
+// at most, are allocated in path.room and given back, so that a quota and a limit on file size show, and a size that somebody only declares costs nothing.
+// ResourceExhausted if not. For writers that cannot take a failed write well: Debian's RocksDB aborts on it.
+inline constexpr int64_t kProbedBytes = int64_t{16} << 20;
 absl::Status ProbeRoom(const std::string& path, int64_t offset, int64_t bytes);
 
 }  // namespace carrel

@@ -1,7 +1,9 @@
 #include "common/file.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "common/mapped_file.h"
@@ -58,6 +60,47 @@ TEST(ProbeRoomTest, RoomOrNone_LeavesNoFile) {
   EXPECT_THAT(ProbeRoom(folder + "/file", 0, int64_t{1} << 60),
               StatusIs(absl::StatusCode::kResourceExhausted, folder + "/file: room for"));
   EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+// What somebody declares is no reason to take the disk: the probe's file, which a second name keeps
+// here, holds a few bytes of it.
+TEST(ProbeRoomTest, DeclaredBytes_AreNotAllAllocated) {
+  const std::string folder = FreshTempDir(), kept = folder + "/kept";
+  CARREL_ASSERT_OK(WriteFileAtomically(folder + "/file.room", ""));
+  std::filesystem::create_hard_link(folder + "/file.room", kept);
+  const auto free = static_cast<int64_t>(std::filesystem::space(folder).available);
+  if (free < 4 * kProbedBytes) GTEST_SKIP() << free << " bytes are free";
+  CARREL_EXPECT_OK(ProbeRoom(folder + "/file", 0, free / 2));
+  struct stat info;
+  ASSERT_EQ(stat(kept.c_str(), &info), 0);
+  EXPECT_LE(info.st_blocks * 512, kProbedBytes + (1 << 20));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/file.room"));
+}
+
+TEST(ProbeRoomTest, MoreThanIsFree_NamesBoth) {
+  const std::string folder = FreshTempDir();
+  const auto capacity = static_cast<int64_t>(std::filesystem::space(folder).capacity);
+  EXPECT_THAT(ProbeRoom(folder + "/file", 0, 2 * capacity),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       absl::StrCat("room for ", 2 * capacity, " bytes at 0, ")));
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+// Of a size that fits the disk and not the limit: the end of the file is what is probed.
+TEST(ProbeRoomTest, LimitOnFileSize_ShowsItself) {
+  const std::string folder = FreshTempDir();
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = static_cast<rlim_t>(kProbedBytes);
+  const auto usual = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status fits = ProbeRoom(folder + "/file", 0, kProbedBytes);
+  const absl::Status beyond = ProbeRoom(folder + "/file", 0, kProbedBytes + 4096);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, usual);
+  CARREL_EXPECT_OK(fits);
+  EXPECT_THAT(beyond, StatusIs(absl::StatusCode::kResourceExhausted, "File too large"));
 }
 
 TEST(File, MoreThanTheBound_IsRefused) {

@@ -55,7 +55,8 @@ class ChangedCheckpointTest : public testing::Test {
     close(fd);
   }
 
-  absl::StatusOr<PrefillReport> Run(const std::string& store_folder) {
+  absl::StatusOr<PrefillReport> Run(const std::string& store_folder,
+                                    kvstore::IndexKind index = kvstore::IndexKind::kFlat) {
     ThreadPool pool(1);
     ASSIGN_OR_RETURN(const model::Checkpoint checkpoint, model::LoadCheckpoint(model_, &pool));
     ASSIGN_OR_RETURN(const auto store,
@@ -64,6 +65,7 @@ class ChangedCheckpointTest : public testing::Test {
     PrefillConfig config;
     config.store_folder = store_folder;
     config.name = "doc";
+    config.index.kind = index;
     return RunPrefill(config, checkpoint, tokens_, *store, &pool, progress);
   }
 
@@ -98,12 +100,15 @@ class ChangedCheckpointTest : public testing::Test {
   std::vector<TokenId> tokens_;
 };
 
-TEST_F(ChangedCheckpointTest, WrittenToAtAnyMoment_NothingWrongIsPublished) {
+class AnyMomentTest : public ChangedCheckpointTest,
+                      public testing::WithParamInterface<kvstore::IndexKind> {};
+
+TEST_P(AnyMomentTest, WrittenTo_NothingWrongIsPublished) {
   const absl::Time start = absl::Now();
-  CARREL_ASSERT_OK(Run(folder_ + "/clean"));
+  CARREL_ASSERT_OK(Run(folder_ + "/clean", GetParam()));
   const absl::Duration usual = absl::Now() - start;
   WriteWeights(other_);
-  CARREL_ASSERT_OK(Run(folder_ + "/other"));
+  CARREL_ASSERT_OK(Run(folder_ + "/other", GetParam()));
   const Published clean = Read(folder_ + "/clean"), other = Read(folder_ + "/other");
   ASSERT_NE(clean.weights_sha256, other.weights_sha256);
   ASSERT_NE(clean.rows, other.rows);
@@ -122,7 +127,7 @@ TEST_F(ChangedCheckpointTest, WrittenToAtAnyMoment_NothingWrongIsPublished) {
       absl::SleepFor(later);
       WriteWeights(clean_);
     });
-    const auto report = Run(store);
+    const auto report = Run(store, GetParam());
     writer.join();
     if (!report.ok()) {
       ++refused;
@@ -132,7 +137,7 @@ TEST_F(ChangedCheckpointTest, WrittenToAtAnyMoment_NothingWrongIsPublished) {
       // Nor does the next run find anything wrong to go on with.
       WriteWeights(clean_);
       absl::SleepFor(absl::Milliseconds(30));
-      const auto again = Run(store);
+      const auto again = Run(store, GetParam());
       // Unless the first had taken the other checkpoint for its own.
       if (!again.ok()) {
         EXPECT_EQ(again.status().code(), absl::StatusCode::kFailedPrecondition) << again.status();
@@ -144,11 +149,18 @@ TEST_F(ChangedCheckpointTest, WrittenToAtAnyMoment_NothingWrongIsPublished) {
     wrong += found == clean || found == other ? 0 : 1;
     fs::remove_all(store);
   }
-  std::cout << trials << " trials: " << refused << " refused, " << published << " published"
-            << std::endl;
+  std::cout << trials << " trials: " << refused << " refused, " << published << " published, "
+            << wrong << " wrong" << std::endl;
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(refused, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, AnyMomentTest,
+                         testing::Values(kvstore::IndexKind::kFlat, kvstore::IndexKind::kCode,
+                                         kvstore::IndexKind::kHnsw),
+                         [](const auto& param) {
+                           return std::string(kvstore::IndexKindName(param.param));
+                         });
 
 TEST_F(ChangedCheckpointTest, WrittenTo_SaysSoByName) {
   ThreadPool pool(1);

@@ -7,7 +7,8 @@
 //         ResourceExhausted one with too little memory, FailedPrecondition a build without CUDA, if
 //         the device is one; FailedPrecondition the store is locked, or an interrupted job of this
 //         name had another input; ResourceExhausted disk full (checked before the work starts, and
-//         met at any write). After any failure and after kill -9 the finished layers stay in the
+//         met at any write); DataLoss rows that are not what the model computes (recheck.h), after which
+//         nothing of the job is gone on with. After any other failure and after kill -9 the finished layers stay in the
 //         staging folder and the same call goes on from there. (On a GPU the last minute before an
 //         interruption may be lost: a hidden state is written once a minute.)
 // Cost:   memory: 4 bytes * tokens * hidden_size, and of one layer 8 + up to 3 * 4 bytes * tokens *
@@ -61,6 +62,9 @@ struct PrefillConfig {
   // Seconds between hidden states that are kept, as places to go on from; < 0: every layer's on a
   // CPU, one a minute on a GPU, which passes through a layer in less time than one takes to write.
   double hidden_interval_s = -1;
+  // Drawn from the document when all is sealed, computed once more and compared (recheck.h), where
+  // CanRecheck; 0: none.
+  int64_t recheck_tokens = 16;
 };
 
 struct PrefillReport {
@@ -75,6 +79,10 @@ struct PrefillReport {
   int64_t device_bytes = 0;       // of a GPU's memory
   double compute_seconds = 0;     // until the last layer was computed
   double index_wait_seconds = 0;  // that computing or the end waited for indexes and files
+  int64_t recheck_tokens = 0;     // computed once more
+  uint64_t recheck_seed = 0;      // that drew them
+  double recheck_seconds = 0;
+  double recheck_worst = 0;  // of any of their rows, the share of what rounding allows
   double publish_seconds = 0;
   ForwardTimes times;       // of the device
   LayerWriterTimes writer;  // beside it, summed over threads

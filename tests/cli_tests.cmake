@@ -22,7 +22,7 @@ carrel_test(flood_test
   SOURCES flood_test.cc ../kvstore/service/service_test_util.cc
   DEPS carrel_test_cli carrel_kvstore_service carrel_kvstore_test_context LABELS slow TIMEOUT 900)
 carrel_test(fault_test
-  SOURCES fault_test.cc serve_fault_test.cc
+  SOURCES fault_test.cc serve_fault_test.cc transfer_fault_test.cc
   DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)
 # docs/cli.md is what the program says of itself, and another page is not.
 foreach(page IN ITEMS docs/cli.md docs/using.md)

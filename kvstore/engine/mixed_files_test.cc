@@ -2,6 +2,7 @@
 // that lags behind leaves them: same names, same sizes, every CRC right. What is asked is answered
 // as before or refused; never from the other's rows.
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -18,6 +19,12 @@ namespace carrel::kvstore {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Trials of a random test; CARREL_TRIALS for more.
+int Trials(int usual) {
+  const char* given = std::getenv("CARREL_TRIALS");
+  return given == nullptr ? usual : std::atoi(given);
+}
 
 class MixedFilesTest : public testing::Test {
  protected:
@@ -163,14 +170,14 @@ class MixedFilesTest : public testing::Test {
   void ExpectNoneWrong(IndexKind kind) {
     Make(kind, /*bound=*/true);
     if (HasFatalFailure()) return;
-    const Counts counts = Mix(kTrials);
+    const int trials = Trials(350);
+    const Counts counts = Mix(trials);
     EXPECT_EQ(counts.wrong, 0);
-    EXPECT_GT(counts.refused, kTrials / 2);
+    EXPECT_GT(counts.refused, trials / 2);
     std::printf("%d trials: %d refused, %d right (nothing that was mixed was read), %d wrong\n",
-                kTrials, counts.refused, counts.right, counts.wrong);
+                trials, counts.refused, counts.right, counts.wrong);
   }
 
-  static constexpr int kTrials = 350;
   std::mt19937_64 rng_{TestSeed()};
   std::string dir_;
   std::vector<std::string> files_[3], bytes_[3];

@@ -91,6 +91,10 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"indexing_thread_seconds", report.writer.indexing},
                                  {"statistics_thread_seconds", report.writer.statistics},
                                  {"writing_thread_seconds", report.writer.writing},
+                                 {"recheck_tokens", report.recheck_tokens},
+                                 {"recheck_seed", report.recheck_seed},
+                                 {"recheck_seconds", report.recheck_seconds},
+                                 {"recheck_worst", report.recheck_worst},
                                  {"publish_seconds", report.publish_seconds},
                                  {"shares", Shares(report)}};
     std::printf("%s\n", json.dump().c_str());
@@ -108,6 +112,15 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
         report.times.attention, report.times.projections, report.times.copy_out_wait,
         report.index_wait_seconds, report.publish_seconds,
         FormatBytes(report.device_bytes).c_str());
+  }
+  if (report.recheck_tokens > 0) {
+    std::printf("%d tokens computed again: off by %.0f%% of what rounding allows, %.2f s\n",
+                static_cast<int>(report.recheck_tokens), 100 * report.recheck_worst,
+                report.recheck_seconds);
+  } else {
+    std::printf("no token was computed again to check it (--lab recheck=%d, attention=%s)\n",
+                static_cast<int>(flags.config.recheck_tokens),
+                prefill::AttentionText(flags.config.attention).c_str());
   }
   if (report.resumed_layers > 0)
     std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
@@ -260,6 +273,11 @@ void AddPrefill(CLI::App& app, Run& chosen) {
       .add_option("--sampled-queries", flags->config.sampled_queries,
                   "queries kept per layer and head, for audits")
       ->capture_default_str();
+  command
+      .add_option("--recheck", flags->config.recheck_tokens,
+                  "tokens of the document that are computed again from the sealed rows before the "
+                  "context is published; 0: none")
+      ->capture_default_str();
   DeclareDevice(command, flags->device, flags->config.gpu_memory);
   command
       .add_option("--threads", flags->threads,
@@ -270,7 +288,7 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
   MoveToLab(command, {"summaries", "attention", "key-position", "rope", "beyond-trained",
-                      "segment-tokens", "sampled-queries"});
+                      "segment-tokens", "sampled-queries", "recheck"});
   command.callback([flags, &chosen, summaries] {
     flags->summaries_given = summaries->count() > 0;
     chosen = [flags] { return RunPrefillCommand(*flags); };

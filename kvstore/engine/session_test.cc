@@ -6,7 +6,6 @@
 #include <limits>
 #include <numeric>
 #include <set>
-#include <thread>
 
 #include "common/test_util.h"
 #include "kvstore/engine/attend_all.h"
@@ -464,47 +463,6 @@ TEST_P(SessionTest, CandidatesOfTheSameQuery_GiveItsOwnBestRows) {
   for (size_t unit = 0; unit < direct.heads.size(); ++unit) {
     EXPECT_EQ(among.heads[unit].ids, direct.heads[unit].ids);
   }
-}
-
-TEST_P(SessionTest, AcceptedRequest_IsAnsweredWhereItsTaskIsCalled) {
-  const QueryRequest request = Request(Select::kTopK, 30, Want::kValues);
-  const Collected submitted = Answer(request);
-  ThreadPool pool(1);
-  std::unique_ptr<Reply> reply;
-  std::thread::id answered;
-  const auto task = session_->Accept(1000, request, [&](auto answer) {
-    CARREL_ASSERT_OK(answer);
-    reply = *std::move(answer);
-    answered = std::this_thread::get_id();
-  });
-  CARREL_ASSERT_OK(task);
-  EXPECT_EQ(reply, nullptr);
-  EXPECT_THAT(session_->Accept(1000, request, [](auto) {}),
-              StatusIs(absl::StatusCode::kInvalidArgument, "in flight already"));
-  (*task)(pool);
-  EXPECT_EQ(answered, std::this_thread::get_id());
-  const auto accepted = Collect(*reply, kQueryTokens, shape().kv_heads);
-  CARREL_ASSERT_OK(accepted);
-  EXPECT_EQ(accepted->heads, submitted.heads);
-}
-
-TEST_P(SessionTest, AcceptedRequestThatIsDropped_GivesItsPlaceBackAndFailsWhoWaitsForIt) {
-  ThreadPool pool(0);
-  QueryRequest ahead = Request(Select::kTopK, 30, Want::kIds);
-  ahead.speculative = true;
-  auto candidates = session_->Accept(1000, ahead, [](auto) { FAIL() << "answered"; });
-  CARREL_ASSERT_OK(candidates);
-  QueryRequest request = Request(Select::kTopK, 10, Want::kValues);
-  request.among_candidates_of = 1000;
-  absl::Status status;
-  const auto among =
-      session_->Accept(1001, request, [&](auto answer) { status = answer.status(); });
-  CARREL_ASSERT_OK(among);
-  (*among)(pool);  // waits for the candidates
-  CARREL_EXPECT_OK(status);
-  candidates = absl::UnknownError("dropped");
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, "among_candidates_of=1000 failed"));
-  CARREL_EXPECT_OK(session_->Accept(1000, ahead, [](auto) {}));  // the id is free
 }
 
 TEST_P(SessionTest, SpeculativeRowsThatMeasureMass_HaveBoth) {

@@ -1,0 +1,82 @@
+// Requests that a session accepted and whoever holds their task answers, or drops.
+#include <thread>
+
+#include "common/test_util.h"
+#include "kvstore/engine/session.h"
+#include "kvstore/engine/test_context.h"
+#include "kvstore/storage/store.h"
+
+namespace carrel::kvstore {
+namespace {
+
+using absl::StatusCode;
+
+class AcceptedRequestTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    RandomContextSpec spec;
+    spec.seed = TestSeed();
+    context_ = std::make_unique<RandomContext>(spec);
+    engine_ = *Engine::Create({.search_threads = 2}, MakeStore(FreshTempDir(), {context_.get()}));
+    const auto session = engine_->OpenSession(context_->Opening());
+    CARREL_ASSERT_OK(session);
+    session_ = *session;
+  }
+  QueryRequest Request(Want want) const {
+    QueryRequest request;
+    request.layer = Layer(1);
+    request.tokens = 3;
+    request.queries = context_->Queries(3, context_->spec().seed + 1);
+    request.top_k = 30;
+    request.want = want;
+    return request;
+  }
+
+  std::unique_ptr<RandomContext> context_;
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Session> session_;
+};
+
+TEST_F(AcceptedRequestTest, Called_IsAnsweredThereAsIfSubmitted) {
+  const QueryRequest request = Request(Want::kValues);
+  const auto submitted = AskAndCollect(*session_, 1, request);
+  CARREL_ASSERT_OK(submitted);
+  ThreadPool pool(1);
+  std::unique_ptr<Reply> reply;
+  std::thread::id answered;
+  const auto task = session_->Accept(2, request, [&](auto answer) {
+    CARREL_ASSERT_OK(answer);
+    reply = *std::move(answer);
+    answered = std::this_thread::get_id();
+  });
+  CARREL_ASSERT_OK(task);
+  EXPECT_EQ(reply, nullptr);
+  EXPECT_THAT(session_->Accept(2, request, [](auto) {}),
+              StatusIs(StatusCode::kInvalidArgument, "in flight already"));
+  (*task)(pool);
+  EXPECT_EQ(answered, std::this_thread::get_id());
+  const auto accepted = Collect(*reply, 3, context_->spec().shape.kv_heads);
+  CARREL_ASSERT_OK(accepted);
+  EXPECT_EQ(accepted->heads, submitted->heads);
+}
+
+TEST_F(AcceptedRequestTest, Dropped_GivesItsPlaceBackAndFailsWhoWaitsForItsCandidates) {
+  ThreadPool pool(0);
+  QueryRequest ahead = Request(Want::kIds);
+  ahead.speculative = true;
+  auto candidates = session_->Accept(1, ahead, [](auto) { FAIL() << "answered"; });
+  CARREL_ASSERT_OK(candidates);
+  QueryRequest request = Request(Want::kValues);
+  request.among_candidates_of = 1;
+  absl::Status status;
+  const auto among = session_->Accept(2, request, [&](auto answer) { status = answer.status(); });
+  CARREL_ASSERT_OK(among);
+  (*among)(pool);  // waits for the candidates
+  CARREL_EXPECT_OK(status);
+  candidates = absl::UnknownError("dropped");
+  EXPECT_THAT(status, StatusIs(StatusCode::kCancelled, "among_candidates_of=1 failed"));
+  CARREL_EXPECT_OK(session_->Accept(1, ahead, [](auto) {}));  // the id is free
+}
+
+}  // namespace
+}  // namespace carrel::kvstore

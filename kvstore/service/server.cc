@@ -31,6 +31,7 @@
 #include "kvstore/service/listener.h"
 #include "kvstore/service/session_reactor.h"
 #include "kvstore/service/session_registry.h"
+#include "kvstore/service/transfer_registry.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -40,6 +41,8 @@ constexpr int kMaxRequestBytes = 32 << 20;
 constexpr absl::Duration kCutGrace = absl::Seconds(1);
 // How often sessions are looked at for having run out of time.
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+// How often whether they are still their callers' to have.
+constexpr int kTicksPerRights = 10;
 // Descriptors that are not connections': files of the store, gRPC's own, the reserve.
 constexpr int64_t kOtherDescriptors = 128;
 
@@ -80,7 +83,8 @@ class GrpcServer : public Server {
         admission_(config.access != nullptr ? config.access : Access::Open(config.listen.empty()),
                    config.audit),
         retrieval_(engine, &registry_, &admission_),
-        contexts_(engine, &admission_),
+        transfers_(config.limits),
+        contexts_(engine, &admission_, &transfers_),
         transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
   ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 
@@ -107,6 +111,7 @@ class GrpcServer : public Server {
   Admission admission_;
   std::unique_ptr<ServerTls> tls_;  // null: no TLS
   RetrievalServiceImpl retrieval_;
+  TransferRegistry transfers_;
   ContextServiceImpl contexts_;
   const int64_t transport_bytes_;
   std::vector<std::string> addresses_;
@@ -247,6 +252,10 @@ void GrpcServer::KeepTime() {
   for (int64_t tick = 1; !stopped_.HasBeenNotified(); ++tick) {
     absl::SleepFor(kTick);  // by the steady clock, as waiting with a timeout is not
     registry_.EndOverdue();
+    if (tick % kTicksPerRights == 0) {
+      registry_.EndWithdrawn();
+      transfers_.EndThoseThatAreOver();
+    }
     if (tick % kTicksPerTrim == 0) ReturnFreedMemory(kFreedBytes);
   }
 }
@@ -280,6 +289,7 @@ ServiceStatistics GrpcServer::statistics() const {
   statistics.max_connections = max_connections_;
   statistics.max_descriptors = max_descriptors_;
   registry_.AddTo(&statistics);
+  statistics.transfers = transfers_.size();
   return statistics;
 }
 

@@ -157,6 +157,8 @@ std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& s) {
             number(s.connections_accepted)),
       Total("carrel_connections_refused_total", "Connections closed at once, for a limit.",
             number(s.connections_refused)),
+      Total("carrel_connections_silent_total", "Connections closed, as their clients said nothing.",
+            number(s.connections_silent)),
       Total("carrel_sessions_refused_total",
             "Sessions refused at their start: a limit, or draining.", number(s.sessions_refused)),
       std::move(cut),

@@ -52,9 +52,10 @@ constexpr int kIdleConnectionMs = 300'000;  // without any call
 constexpr int kHandshakeMs = 10'000;
 // What gRPC's buffers of all connections may take at least.
 constexpr int64_t kLeastTransportBytes = int64_t{256} << 20;
-// Freed memory of this much goes back to the kernel, looked at so often.
-constexpr int64_t kFreedBytes = int64_t{32} << 20;
-constexpr int kTicksPerTrim = 20;
+// Freed memory that goes back to the kernel, at once and if nobody needed it for five looks.
+constexpr int64_t kMuchFreedBytes = int64_t{32} << 20;
+constexpr int64_t kLittleFreedBytes = int64_t{1} << 20;
+constexpr int kTicksPerLook = 20;
 // Of gRPC's synchronous services, of which reflection is the only one.
 constexpr int kSyncThreads = 4;
 
@@ -249,6 +250,7 @@ absl::Status GrpcServer::Listen() {
 }
 
 void GrpcServer::KeepTime() {
+  FreedMemory freed(kMuchFreedBytes, kLittleFreedBytes);
   for (int64_t tick = 1; !stopped_.HasBeenNotified(); ++tick) {
     absl::SleepFor(kTick);  // by the steady clock, as waiting with a timeout is not
     registry_.EndOverdue();
@@ -256,7 +258,7 @@ void GrpcServer::KeepTime() {
       registry_.EndWithdrawn();
       transfers_.EndThoseThatAreOver();
     }
-    if (tick % kTicksPerTrim == 0) ReturnFreedMemory(kFreedBytes);
+    if (tick % kTicksPerLook == 0) freed.Look();
   }
 }
 
@@ -286,6 +288,7 @@ ServiceStatistics GrpcServer::statistics() const {
   statistics.connections = counters.open;
   statistics.connections_accepted = counters.accepted;
   statistics.connections_refused = counters.refused;
+  statistics.connections_silent = counters.silent;
   statistics.max_connections = max_connections_;
   statistics.max_descriptors = max_descriptors_;
   registry_.AddTo(&statistics);

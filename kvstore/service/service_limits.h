@@ -40,6 +40,7 @@ struct ServiceStatistics {
   int64_t connections = 0;  // open
   int64_t connections_accepted = 0;
   int64_t connections_refused = 0;  // max_connections, or no descriptor
+  int64_t connections_silent = 0;   // closed, as their clients said nothing for 10 s
   int64_t max_connections = 0;
   int64_t max_descriptors = 0;      // the process may have
   int64_t sessions = 0;             // started, opened or not

@@ -1,5 +1,6 @@
 #include "common/freed_memory.h"
 
+#include <algorithm>
 #include <limits>
 
 #if defined(__GLIBC__)
@@ -22,12 +23,21 @@ void UseFewHeaps() {
 #endif
 }
 
-void ReturnFreedMemory(int64_t least_bytes) {
+bool FreedMemory::Look() {
 #if defined(__GLIBC__)
-  if (static_cast<int64_t>(mallinfo2().fordblks) >= least_bytes) malloc_trim(0);
+  if (!LookAt(static_cast<int64_t>(mallinfo2().fordblks))) return false;
+  malloc_trim(0);
+  return true;
 #else
-  static_cast<void>(least_bytes);
+  return false;
 #endif
+}
+
+bool FreedMemory::LookAt(int64_t free_bytes) {
+  least_bytes_ = looks_ == 0 ? free_bytes : std::min(least_bytes_, free_bytes);
+  if (free_bytes < much_bytes_ && ++looks_ < kLooks) return false;
+  looks_ = 0;
+  return free_bytes >= much_bytes_ || least_bytes_ >= little_bytes_;
 }
 
 }  // namespace carrel

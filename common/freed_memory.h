@@ -19,8 +19,26 @@ void KeepFreedMemory();
 // space, used or not. For a process whose address space is limited; before there are threads.
 void UseFewHeaps();
 
-// Gives back what is free in the heap, if that is at least so much. For a server after a burst, any
-// time. Cost: some 10 us; if there is much, as long as it takes to clear it again when it is needed.
-void ReturnFreedMemory(int64_t least_bytes);
+// Gives what is free in the heap back to the kernel: at once if it is much, and when nobody needed it
+// for a while. For a server after a burst. Threads: one.
+class FreedMemory {
+ public:
+  static constexpr int kLooks = 5;
+  // much_bytes: given back at the next look. little_bytes: if that much was free at each of kLooks
+  // looks; less is kept.
+  FreedMemory(int64_t much_bytes, int64_t little_bytes)
+      : much_bytes_(much_bytes), little_bytes_(little_bytes) {}
+
+  // Every few seconds. Cost: some 10 us, and where something is given back as long as it takes to
+  // clear it again when it is needed. True: something was given back.
+  bool Look();
+  // The same, of a heap in which so many bytes are free (Look asks the C library).
+  bool LookAt(int64_t free_bytes);
+
+ private:
+  const int64_t much_bytes_, little_bytes_;
+  int looks_ = 0;
+  int64_t least_bytes_ = 0;  // free, of those looks
+};
 
 }  // namespace carrel

@@ -29,5 +29,22 @@ TEST(KeepFreedMemoryTest, MemoryOfTheSameSize_IsMappedOnce) {
   EXPECT_LT(PagesMappedBy(kBytes), 64);  // of 6,144
 }
 
+TEST(FreedMemoryTest, Much_GoesBackAtOnce) {
+  FreedMemory freed(100, 10);
+  EXPECT_FALSE(freed.LookAt(99));
+  EXPECT_TRUE(freed.LookAt(100));
+  EXPECT_TRUE(freed.LookAt(100));
+}
+
+TEST(FreedMemoryTest, Little_GoesBackOnceNobodyNeededItForAWhile) {
+  FreedMemory freed(100, 10);
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 1; i < FreedMemory::kLooks; ++i) EXPECT_FALSE(freed.LookAt(50));
+    EXPECT_TRUE(freed.LookAt(50));
+  }
+  // Somebody uses all of it now and then.
+  for (int i = 0; i < 5 * FreedMemory::kLooks; ++i) EXPECT_FALSE(freed.LookAt(i % 3 == 0 ? 9 : 99));
+}
+
 }  // namespace
 }  // namespace carrel

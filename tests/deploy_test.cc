@@ -3,8 +3,14 @@
 // their test (./run test installs them).
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -142,6 +148,36 @@ TEST_F(DeployTest, Logs_InJsonAreOneObjectALine) {
     ++objects;
   }
   EXPECT_GT(objects, 0);
+}
+
+// What Type=notify and WatchdogSec= of the unit wait for.
+TEST_F(DeployTest, Supervisor_IsToldOfStartProbesAndStop) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string socket_path = absl::StrCat("/tmp/carrel_notify_", getpid());
+  std::strncpy(name.sun_path, socket_path.c_str(), sizeof(name.sun_path) - 1);
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+  const timeval patience{60, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  const auto heard = [fd] {
+    char text[100];
+    return std::string(text, static_cast<size_t>(std::max<ssize_t>(0, recv(fd, text, 100, 0))));
+  };
+  setenv("NOTIFY_SOCKET", socket_path.c_str(), 1);
+  setenv("WATCHDOG_USEC", "1000000", 1);
+  const auto server = Serve();
+  unsetenv("NOTIFY_SOCKET");
+  unsetenv("WATCHDOG_USEC");
+  EXPECT_EQ(heard(), "READY=1");
+  EXPECT_EQ(heard(), "WATCHDOG=1");
+  server->Signal(SIGTERM);
+  std::string last = heard();
+  while (last == "WATCHDOG=1") last = heard();
+  EXPECT_EQ(last, "STOPPING=1");
+  EXPECT_EQ(server->Wait().exit_code, 0);
+  close(fd);
+  unlink(socket_path.c_str());
 }
 
 TEST_F(DeployTest, Metrics_AreCleanAndComplete) {

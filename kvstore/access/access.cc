@@ -130,6 +130,12 @@ absl::StatusOr<std::shared_ptr<Principal>> Access::Admit(const Caller& caller) {
   return principal;
 }
 
+bool Access::IsStill(const Caller& caller, const Principal* principal) {
+  if (!has_keys()) return true;
+  const absl::StatusOr<std::shared_ptr<Principal>> now = Find(caller);
+  return now.ok() && now->get() == principal;
+}
+
 AccessCounters Access::counters() const {
   return {.admitted = admitted_,
           .unauthenticated = unauthenticated_,

@@ -53,6 +53,11 @@ class Access {
                                                         absl::Duration interval = absl::Seconds(1));
 
   absl::StatusOr<std::shared_ptr<Principal>> Admit(const Caller& caller);
+  // Whether the caller, by what he presented then, is still who he was admitted as: an entry may have
+  // lost one of its keys, or a user id may be another's now. Ask once per generation.
+  bool IsStill(const Caller& caller, const Principal* principal);
+  // Of the rules: counts the readings of the keys file.
+  int64_t generation() const { return reloads_.load(); }
 
   // Now, whether or not the file looks changed.
   absl::Status Reload();

@@ -5,7 +5,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/secret.h"
 #include "common/status.h"
 
 namespace carrel::kvstore {
@@ -41,6 +40,40 @@ void TenantState::ReturnSession() {
   --sessions_;
 }
 
+absl::Status TenantState::CheckQuota(int64_t contexts, int64_t bytes, int64_t more_contexts,
+                                     int64_t more_bytes) const {
+  if (tenant_.max_contexts > 0 && more_contexts > tenant_.max_contexts - contexts) {
+    return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant_.name, ": ", more_contexts,
+                                                     " contexts on their way in beside ", contexts,
+                                                     " exceed contexts=", tenant_.max_contexts));
+  }
+  if (tenant_.max_bytes > 0 && more_bytes > tenant_.max_bytes - bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "tenant ", tenant_.name, ": ", more_bytes, " bytes on their way in beside the ", bytes,
+        " that it has stored exceed bytes=", tenant_.max_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TenantState::TakeImport(int64_t stored_contexts, int64_t stored_bytes, int64_t bytes) {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckQuota(stored_contexts, stored_bytes, imports_ + 1, import_bytes_ + bytes));
+  ++imports_;
+  import_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+absl::Status TenantState::CheckImports(int64_t stored_contexts, int64_t stored_bytes) const {
+  absl::MutexLock lock(&mu_);
+  return CheckQuota(stored_contexts, stored_bytes, imports_, import_bytes_);
+}
+
+void TenantState::ReturnImport(int64_t bytes) {
+  absl::MutexLock lock(&mu_);
+  --imports_;
+  import_bytes_ -= bytes;
+}
+
 Principal::Principal(AccessEntry entry, std::shared_ptr<TenantState> tenant) {
   Update(std::move(entry), std::move(tenant));
 }
@@ -58,15 +91,6 @@ void Principal::Update(AccessEntry entry, std::shared_ptr<TenantState> tenant) {
 void Principal::Withdraw() {
   absl::MutexLock lock(&mu_);
   withdrawn_ = true;
-}
-
-bool Principal::Accepts(absl::string_view key_sha256) const {
-  absl::MutexLock lock(&mu_);
-  bool accepted = false;
-  for (const std::string& hash : entry_.identity.key_sha256) {
-    accepted |= EqualSecrets(hash, key_sha256);
-  }
-  return accepted;
 }
 
 std::string Principal::name() const {
@@ -145,25 +169,19 @@ absl::Duration Principal::Spend(int64_t requests, int64_t bytes, absl::Time now)
   return wait;
 }
 
-absl::Status Principal::CheckQuota(int64_t contexts, int64_t bytes, int64_t more_bytes) const {
-  std::shared_ptr<TenantState> state;
+absl::StatusOr<std::shared_ptr<TenantState>> Principal::TakeImport(int64_t stored_contexts,
+                                                                   int64_t stored_bytes,
+                                                                   int64_t bytes) {
+  std::shared_ptr<TenantState> tenant;
   {
     absl::MutexLock lock(&mu_);
-    state = tenant_;
+    tenant = tenant_;
   }
-  if (state == nullptr) return absl::OkStatus();
-  const Tenant tenant = state->tenant();
-  if (tenant.max_contexts > 0 && contexts >= tenant.max_contexts) {
-    return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant.name, " has ", contexts,
-                                                     " contexts (contexts=", tenant.max_contexts,
-                                                     ")"));
-  }
-  if (tenant.max_bytes > 0 && more_bytes > tenant.max_bytes - bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("tenant ", tenant.name, ": ", more_bytes, " bytes beside the ", bytes,
-                     " that it has stored exceed bytes=", tenant.max_bytes));
-  }
-  return absl::OkStatus();
+  if (tenant == nullptr) return tenant;
+  RETURN_IF_ERROR(tenant->TakeImport(stored_contexts, stored_bytes, bytes));
+  TenantState* const of = tenant.get();
+  return std::shared_ptr<TenantState>(
+      of, [tenant = std::move(tenant), bytes](TenantState*) { tenant->ReturnImport(bytes); });
 }
 
 std::shared_ptr<const void> Principal::turn() const {

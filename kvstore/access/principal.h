@@ -26,11 +26,19 @@ class TenantState {
   absl::Status TakeSession();
   void ReturnSession();
   int64_t sessions() const;
+  // Beside what is stored and what else is on its way in. CheckImports: whether all of it still fits.
+  absl::Status TakeImport(int64_t stored_contexts, int64_t stored_bytes, int64_t bytes);
+  absl::Status CheckImports(int64_t stored_contexts, int64_t stored_bytes) const;
+  void ReturnImport(int64_t bytes);
 
  private:
+  absl::Status CheckQuota(int64_t contexts, int64_t bytes, int64_t more_contexts,
+                          int64_t more_bytes) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+
   mutable absl::Mutex mu_;
   Tenant tenant_ ABSL_GUARDED_BY(mu_);
   int64_t sessions_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t imports_ ABSL_GUARDED_BY(mu_) = 0, import_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 class Principal : public std::enable_shared_from_this<Principal> {
@@ -45,8 +53,6 @@ class Principal : public std::enable_shared_from_this<Principal> {
   // A new reading of its entry, or that there is none any more.
   void Update(AccessEntry entry, std::shared_ptr<TenantState> tenant);
   void Withdraw();
-  // Of several keys of the entry only those that are left authenticate what is open.
-  bool Accepts(absl::string_view key_sha256) const;
 
   std::string name() const;
   std::string tenant_name() const;  // empty: none
@@ -63,8 +69,10 @@ class Principal : public std::enable_shared_from_this<Principal> {
   absl::StatusOr<std::shared_ptr<void>> TakeSession();
   // How long to wait before the next request is read.
   absl::Duration Spend(int64_t requests, int64_t bytes, absl::Time now = absl::Now());
-  // Whether a context of this size fits the tenant that has `contexts` of `bytes` in all.
-  absl::Status CheckQuota(int64_t contexts, int64_t bytes, int64_t more_bytes) const;
+  // A place in the tenant's quotas for a context of this size that is on its way in, beside those of
+  // `stored_bytes` in all that are there; null without a tenant. Given back when the last copy goes.
+  absl::StatusOr<std::shared_ptr<TenantState>> TakeImport(int64_t stored_contexts,
+                                                          int64_t stored_bytes, int64_t bytes);
 
   // Whose turn his requests take: the tenant's, or his own. Valid while the result lives.
   std::shared_ptr<const void> turn() const;

@@ -276,8 +276,9 @@ absl::StatusOr<std::unique_ptr<ContextExport>> Engine::Export(const std::string&
   return store_->Export(name);
 }
 
-absl::StatusOr<std::unique_ptr<ContextImport>> Engine::Import(const std::string& name) {
-  return store_->Import(name);
+absl::StatusOr<std::unique_ptr<ContextImport>> Engine::Import(const std::string& name,
+                                                              const ImportGuard& guard) {
+  return store_->Import(name, guard);
 }
 
 absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bool()> cancelled,

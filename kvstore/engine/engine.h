@@ -52,7 +52,8 @@ class Engine {
   absl::Status Refresh();  // blocks
   // A context's stream out of the store and into it (Store). The engine outlives them.
   absl::StatusOr<std::unique_ptr<ContextExport>> Export(const std::string& name) const;  // blocks
-  absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name);        // blocks
+  absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name,
+                                                        const ImportGuard& guard = {});  // blocks
   // Checks a context (verify_context.h), in a mapping of its own and on a background thread; calls
   // `done` from there. ResourceExhausted: another one is being checked.
   using Verified = absl::StatusOr<std::pair<v1::Manifest, VerifyReport>>;

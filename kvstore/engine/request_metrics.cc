@@ -66,7 +66,8 @@ Counter& Errors(absl::string_view code) {
 void DeclareMetrics() {
   (void)AllSeries();
   (void)CrcFailures();
-  for (const char* reason : {"queue", "sessions", "in_flight", "result_bytes", "open_contexts"}) {
+  for (const char* reason :
+       {"queue", "sessions", "in_flight", "result_bytes", "open_contexts", "transfers"}) {
     (void)Refusals(reason);
   }
   for (const auto code : {absl::StatusCode::kDataLoss, absl::StatusCode::kInternal,

@@ -159,6 +159,33 @@ grpc::Status GuardedServer::Delete(const std::string& key, const std::string& na
   return v1::ContextService::NewStub(Channel())->Delete(&context, request, &response);
 }
 
+grpc::Status GuardedServer::Export(const std::string& key, const std::string& name) const {
+  grpc::ClientContext context;
+  SetUp(context, key);
+  v1::ExportRequest request;
+  request.set_name(name);
+  const auto stub = v1::ContextService::NewStub(Channel());
+  const auto reader = stub->Export(&context, request);
+  for (v1::ExportPiece piece; reader->Read(&piece);) {
+  }
+  return reader->Finish();
+}
+
+grpc::Status GuardedServer::Import(const std::string& key, const std::string& name) const {
+  grpc::ClientContext context;
+  SetUp(context, key);
+  const auto stub = v1::ContextService::NewStub(Channel());
+  const auto stream = stub->Import(&context);
+  v1::ImportRequest request;
+  request.set_name(name);
+  request.set_data(std::string(1000, 'x'));
+  v1::ImportReply reply;
+  stream->Write(request);
+  stream->Read(&reply);
+  stream->WritesDone();
+  return stream->Finish();
+}
+
 grpc::Status GuardedServer::OpenSession(const std::string& key, const std::string& name) const {
   WireSession session(Channel(), key);
   OpenRequest opening = mine->Opening();

@@ -42,6 +42,9 @@ class GuardedServer {
   grpc::Status Statistics(const std::string& key) const;
   grpc::Status Verify(const std::string& key, const std::string& context) const;
   grpc::Status Delete(const std::string& key, const std::string& context) const;
+  grpc::Status Export(const std::string& key, const std::string& context) const;
+  // Of bytes that are no stream.
+  grpc::Status Import(const std::string& key, const std::string& context) const;
   // OK, or why it was refused.
   grpc::Status OpenSession(const std::string& key, const std::string& context) const;
 

@@ -81,20 +81,24 @@ Caller CallerOf(const grpc::ServerContextBase& context) {
 
 absl::StatusOr<Visit> Admission::Admit(const grpc::ServerContextBase& context,
                                        absl::string_view rpc) {
-  const Caller caller = CallerOf(context);
+  Caller caller = CallerOf(context);
   Visit visit;
+  visit.access_ = access_.get();
   visit.peer_ = caller.peer;
+  const int64_t generation = access_->generation();
   visit.audit_ = audit_;
   visit.rpc_ = std::string(rpc);
   absl::StatusOr<std::shared_ptr<Principal>> principal = access_->Admit(caller);
   if (!principal.ok()) return visit.Denied(principal.status(), kNoKey);
   visit.principal_ = *std::move(principal);
+  visit.presented_ = std::make_shared<Visit::Presented>(std::move(caller), generation);
   return visit;
 }
 
 Admission::Admission(std::shared_ptr<Access> access, AuditLog* audit)
     : access_(std::move(access)), audit_(audit) {
-  for (const char* reason : {kNoKey, "right", "context", "limit"}) Denials(reason);  // shown as 0
+  for (const char* reason : {kNoKey, "right", "context", "limit", "withdrawn"})
+    Denials(reason);  // shown as 0
 }
 
 absl::Status Visit::Denied(absl::Status status, const char* reason) const {
@@ -127,6 +131,26 @@ absl::Status Visit::AllowNew(const std::string& name) {
                                  : absl::StrCat("key ", principal_->name(), " may not add context ",
                                                 Shown(name))),
                 "context");
+}
+
+absl::Status Visit::StillAllowed() const {
+  const absl::StatusOr<Right> right = RightOf(rpc_);
+  absl::Status now = right.ok() ? principal_->Check(*right) : right.status();
+  const int64_t generation = access_->generation();
+  if (now.ok() && presented_->generation.load() != generation) {
+    if (access_->IsStill(presented_->caller, principal_.get())) {
+      presented_->generation.store(generation);
+    } else {
+      now = absl::PermissionDeniedError(absl::StrCat(
+          "key ", principal_->name(), ": what was presented for it stands for it no more"));
+    }
+  }
+  if (now.ok() && !context_.empty() && !principal_->Sees(lookup_name_)) {
+    now = absl::PermissionDeniedError(
+        absl::StrCat("key ", principal_->name(), ": the context was withdrawn from it"));
+  }
+  if (now.ok()) return now;
+  return Denied(absl::PermissionDeniedError(now.message()), "withdrawn");
 }
 
 absl::Status Visit::Told(const absl::Status& status) const {
@@ -166,6 +190,15 @@ absl::Status Visit::SpendCall() {
 
 absl::StatusOr<std::shared_ptr<void>> Visit::TakeSession() {
   absl::StatusOr<std::shared_ptr<void>> place = principal_->TakeSession();
+  if (!place.ok()) return Denied(place.status(), "limit");
+  return place;
+}
+
+absl::StatusOr<std::shared_ptr<TenantState>> Visit::TakeImport(int64_t stored_contexts,
+                                                               int64_t stored_bytes,
+                                                               int64_t bytes) {
+  absl::StatusOr<std::shared_ptr<TenantState>> place =
+      principal_->TakeImport(stored_contexts, stored_bytes, bytes);
   if (!place.ok()) return Denied(place.status(), "limit");
   return place;
 }

@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(Every, TransportTest,
                                          Transport::kMutualTls),
                          [](const auto& info) { return TransportName(info.param); });
 
-TEST_P(TransportTest, RightsTimesCalls_OnlyTheRightOfTheCallOpensIt) {
+TEST_P(TransportTest, RightsTimesCallsTimesIdentities_OnlyTheRightOfTheCallOpensIt) {
   const auto server = Start(kOnePerRight);
   struct Call {
     const char* rpc;
@@ -60,25 +60,44 @@ TEST_P(TransportTest, RightsTimesCalls_OnlyTheRightOfTheCallOpensIt) {
        [&](auto& key) { return server->Statistics(key); }},
       {"ContextService.Verify", "admin", StatusCode::OK,
        [&](auto& key) { return server->Verify(key, "mine"); }},
+      {"ContextService.Export", "open", StatusCode::OK,
+       [&](auto& key) { return server->Export(key, "mine"); }},
+      {"ContextService.Import", "import", StatusCode::DATA_LOSS,
+       [&](auto& key) { return server->Import(key, "new"); }},
       {"ContextService.Delete", "delete", StatusCode::NOT_FOUND,
        [&](auto& key) { return server->Delete(key, "absent"); }},
       {"RetrievalService.Session", "open", StatusCode::OK,
        [&](auto& key) { return server->OpenSession(key, "mine"); }},
   };
+  EXPECT_EQ(std::size(calls), RpcRights().size());  // every one
   int64_t lines = 0;
+  const auto expect = [&](const Call& call, const std::string& rights, const std::string& key) {
+    const bool may = rights == call.right || rights == "all";
+    const grpc::Status status = call.make(key);
+    EXPECT_EQ(status.error_code(), may ? call.allowed : StatusCode::PERMISSION_DENIED)
+        << call.rpc << " with " << rights << ": " << status.error_message();
+    lines += !may;
+  };
   for (const Call& call : calls) {
     EXPECT_EQ(RightName(*RightOf(call.rpc)), call.right);
     for (const char* key : {"list", "open", "import", "delete", "admin", "all"}) {
-      const bool may = std::string(key) == call.right || std::string(key) == "all";
-      const grpc::Status status = call.make(key);
-      EXPECT_EQ(status.error_code(), may ? call.allowed : StatusCode::PERMISSION_DENIED)
-          << call.rpc << " with " << key << ": " << status.error_message();
-      lines += !may;
+      expect(call, key, key);
     }
     for (const char* key : {"wrong", "old", ""}) {
       EXPECT_EQ(call.make(key).error_code(), StatusCode::UNAUTHENTICATED) << call.rpc << " " << key;
       ++lines;
     }
+  }
+  // Those who present no key: the user at the other end of the socket, a client's certificate.
+  const std::string who = GetParam() == Transport::kUnix ? absl::StrCat("\"uid\": ", getuid())
+                          : GetParam() == Transport::kMutualTls ? "\"certificate\": \"client\""
+                                                                : "\"anonymous\": true";
+  for (const char* right : {"list", "open", "import", "delete", "admin"}) {
+    const int64_t reloads = server->config.access->counters().reloads;
+    server->WriteKeys(absl::StrCat("{\"name\": \"me\", ", who, ", \"rights\": \"", right, "\"}"));
+    while (server->config.access->counters().reloads == reloads)
+      absl::SleepFor(absl::Milliseconds(1));
+    for (const Call& call : calls) expect(call, right, "");
   }
   EXPECT_EQ(HealthOf(server->Channel(), ""), "SERVING");  // probes have no key
   int64_t denied = 0;
@@ -119,6 +138,9 @@ TEST_P(TransportTest, ContextsOfOthers_AreAsThoseThatAreNotThere) {
             words(server->Delete("k", "absent"), "absent"));
   EXPECT_EQ(words(server->OpenSession("k", "theirs"), "theirs"),
             words(server->OpenSession("k", "absent"), "absent"));
+  EXPECT_EQ(words(server->Export("k", "theirs"), "theirs"),
+            words(server->Export("k", "absent"), "absent"));
+  EXPECT_EQ(words(server->Export("k", "theirs"), "theirs"), "5 context NAME is not in the store");
   EXPECT_EQ(words(server->Get("k", "theirs"), "theirs"), "5 context NAME is not in the store");
   EXPECT_EQ(words(server->OpenSession("k", "theirs"), "theirs"),
             "5 context NAME is not in the store");
@@ -180,27 +202,90 @@ TEST(AdmissionTest, UserOfAUnixSocket_IsHisEntry) {
   EXPECT_EQ(server.OpenSession("", "mine").error_code(), StatusCode::UNAUTHENTICATED);
 }
 
-TEST(AdmissionTest, WithdrawnKey_EndsItsSessions) {
-  GuardedServer server(FreshTempDir(), Transport::kUnix, kOnePerRight);
-  CARREL_ASSERT_OK(server.Start());
-  const auto channel = server.Channel();
-  WireSession session(channel, "open"), other(channel, "all");
-  session.Open(server.mine->Opening());
-  other.Open(server.mine->Opening());
-  v1::FetchRows fetch;
-  fetch.mutable_range()->set_end(10);
-  ASSERT_TRUE(session.SendFetch(2, fetch));
+// What a session may lose while it is open, and the words with which it then ends.
+struct Withdrawal {
+  const char* what;
+  const char* before;  // entries beside that of "all"
+  std::string after;
+  const char* words;
+};
+
+std::vector<Withdrawal> Withdrawals() {
+  const std::string me = absl::StrCat(getuid());
+  return {
+      {"Key", R"({"name": "k", "sha256": "%k%", "rights": "open"})", "", "key k was withdrawn"},
+      {"OneOfTwoKeys", R"({"name": "k", "sha256": ["%k%", "%new%"], "rights": "open"})",
+       R"({"name": "k", "sha256": "%new%", "rights": "open"})", "stands for it no more"},
+      {"KeyIsAnothers", R"({"name": "k", "sha256": "%k%", "rights": "open"})",
+       R"({"name": "j", "sha256": "%k%", "rights": "open"})", "key k was withdrawn"},
+      {"Right", R"({"name": "k", "sha256": "%k%", "rights": ["open", "list"]})",
+       R"({"name": "k", "sha256": "%k%", "rights": "list"})", "lacks the right open"},
+      {"Context", R"({"name": "k", "sha256": "%k%", "rights": "open"})",
+       R"({"name": "k", "sha256": "%k%", "rights": "open", "contexts": "theirs"})",
+       "the context was withdrawn from it"},
+      {"Time", R"({"name": "k", "sha256": "%k%", "rights": "open"})",
+       R"({"name": "k", "sha256": "%k%", "rights": "open", "expires": "2020-01-01T00:00:00Z"})",
+       "expired at 2020"},
+  };
+}
+
+class WithdrawalTest : public testing::TestWithParam<Withdrawal> {
+ protected:
+  static constexpr char kAll[] =
+      R"({"name": "all", "sha256": "%all%", "rights": ["list", "open"]})";
+  static std::string With(const std::string& entry) {
+    return entry.empty() ? kAll : absl::StrCat(kAll, ", ", entry);
+  }
+  void SetUp() override {
+    server_ = std::make_unique<GuardedServer>(FreshTempDir(), Transport::kUnix,
+                                              With(GetParam().before).c_str());
+    CARREL_ASSERT_OK(server_->Start());
+    fetch_.mutable_range()->set_end(10);
+  }
+  void Withdraw() {
+    const int64_t reloads = server_->config.access->counters().reloads;
+    server_->WriteKeys(With(GetParam().after));
+    while (server_->config.access->counters().reloads == reloads)
+      absl::SleepFor(absl::Milliseconds(1));
+  }
+  void ExpectEnded(const grpc::Status& status) const {
+    EXPECT_EQ(status.error_code(), StatusCode::PERMISSION_DENIED) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr(GetParam().words));
+  }
+
+  std::unique_ptr<GuardedServer> server_;
+  v1::FetchRows fetch_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Every, WithdrawalTest, testing::ValuesIn(Withdrawals()),
+                         [](const auto& info) { return std::string(info.param.what); });
+
+TEST_P(WithdrawalTest, NextRequest_EndsTheSessionAndNoOther) {
+  const auto channel = server_->Channel();
+  WireSession session(channel, "k"), other(channel, "all");
+  session.Open(server_->mine->Opening());
+  other.Open(server_->mine->Opening());
+  ASSERT_TRUE(session.SendFetch(2, fetch_));
   EXPECT_FALSE(session.Receive(2).empty());
-  const int64_t reloads = server.config.access->counters().reloads;
-  server.WriteKeys(R"({"name": "all", "sha256": "%all%", "rights": ["open"]})");
-  while (server.config.access->counters().reloads == reloads) absl::SleepFor(absl::Milliseconds(1));
-  session.SendFetch(3, fetch);
+  Withdraw();
+  session.SendFetch(3, fetch_);
   EXPECT_TRUE(session.Receive(3).empty());
-  const grpc::Status status = session.Finish();
-  EXPECT_EQ(status.error_code(), StatusCode::UNAUTHENTICATED);
-  EXPECT_THAT(status.error_message(), HasSubstr("key O was withdrawn"));
-  ASSERT_TRUE(other.SendFetch(2, fetch));
+  ExpectEnded(session.Finish());
+  ASSERT_TRUE(other.SendFetch(2, fetch_));
   EXPECT_FALSE(other.Receive(2).empty());
+}
+
+TEST_P(WithdrawalTest, QuietSession_IsEndedByThePeriodicCheck) {
+  const auto channel = server_->Channel();
+  WireSession session(channel, "k"), other(channel, "all");
+  session.Open(server_->mine->Opening());
+  other.Open(server_->mine->Opening());
+  Withdraw();
+  ExpectEnded(session.Finish());  // without a word from the client
+  EXPECT_EQ(server_->server->statistics().sessions_withdrawn, 1);
+  ASSERT_TRUE(other.SendFetch(2, fetch_));
+  EXPECT_FALSE(other.Receive(2).empty());
+  EXPECT_THAT(server_->AuditLines(), testing::Contains(HasSubstr(GetParam().words)));
 }
 
 TEST(AdmissionTest, Limits_BoundSessionsAndSlowRequests) {

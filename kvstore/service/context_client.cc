@@ -10,7 +10,9 @@ namespace carrel::kvstore {
 namespace {
 
 void SetUp(grpc::ClientContext& context, absl::Duration deadline, const std::string& key) {
-  context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+  if (deadline != absl::InfiniteDuration()) {
+    context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+  }
   if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
 }
 
@@ -69,6 +71,7 @@ absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
 
 absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name, bool deep) {
   grpc::ClientContext context;
+  SetUp(context, absl::InfiniteDuration(), key_);
   v1::VerifyRequest request;
   request.set_name(name);
   request.set_deep(deep);
@@ -81,6 +84,7 @@ absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name
 absl::Status ContextClient::Export(const std::string& name,
                                    absl::FunctionRef<absl::Status(absl::string_view)> sink) {
   grpc::ClientContext context;
+  SetUp(context, absl::InfiniteDuration(), key_);
   v1::ExportRequest request;
   request.set_name(name);
   const auto reader = stub_->service->Export(&context, request);
@@ -98,6 +102,7 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
     absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
     absl::FunctionRef<void(int64_t position, int64_t bytes)> progress) {
   grpc::ClientContext context;
+  SetUp(context, absl::InfiniteDuration(), key_);
   const auto stream = stub_->service->Import(&context);
   v1::ImportReply reply;
   v1::ImportRequest request;

@@ -102,12 +102,13 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Verify(grpc::CallbackServerContext
 
 grpc::ServerWriteReactor<v1::ExportPiece>* ContextServiceImpl::Export(
     grpc::CallbackServerContext* context, const v1::ExportRequest* request) {
-  return StartExport(engine_, Begin(context, "ContextService.Export", request->name()));
+  return StartExport(engine_, transfers_, context,
+                     Begin(context, "ContextService.Export", request->name()));
 }
 
 grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply>* ContextServiceImpl::Import(
     grpc::CallbackServerContext* context) {
-  return StartImport(engine_, Begin(context, "ContextService.Import", ""));
+  return StartImport(engine_, transfers_, context, Begin(context, "ContextService.Import", ""));
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext* context,

@@ -1,5 +1,5 @@
 // What: ContextService over an engine. Calls read the disk, so they run on engine threads.
-// Ownership: engine and admission outlive it.
+// Ownership: engine, admission and transfers outlive it.
 #pragma once
 
 #include <functional>
@@ -9,14 +9,15 @@
 #include "carrel/v1/context.grpc.pb.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/admission.h"
+#include "kvstore/service/transfer_registry.h"
 
 namespace carrel::kvstore {
 
 class ContextServiceImpl : public v1::ContextService::CallbackService {
  public:
-  // Both outlive this.
-  ContextServiceImpl(Engine* engine, Admission* admission)
-      : engine_(engine), admission_(admission) {}
+  // All outlive this.
+  ContextServiceImpl(Engine* engine, Admission* admission, TransferRegistry* transfers)
+      : engine_(engine), admission_(admission), transfers_(transfers) {}
 
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
                                  const v1::ListRequest* request, v1::ListResponse* reply) override;
@@ -47,6 +48,7 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
 
   Engine* const engine_;
   Admission* const admission_;
+  TransferRegistry* const transfers_;
 };
 
 }  // namespace carrel::kvstore

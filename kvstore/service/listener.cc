@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -55,22 +56,29 @@ void Set(int fd, int level, int name, int value) {
 
 }  // namespace
 
-Listener::Listener(std::vector<ListenAddress> addresses, int64_t max_connections)
-    : addresses_(std::move(addresses)), max_connections_(max_connections) {}
+Listener::Listener(std::vector<ListenAddress> addresses, int64_t max_connections,
+                   absl::Duration silence)
+    : addresses_(std::move(addresses)),
+      max_connections_(max_connections),
+      silence_ms_(absl::ToInt64Milliseconds(silence)) {}
 
 Listener::~Listener() { Stop(); }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
-    const std::vector<ListenAddress>& addresses, int64_t max_connections, uint32_t socket_mode) {
+    const std::vector<ListenAddress>& addresses, int64_t max_connections, uint32_t socket_mode,
+    absl::Duration silence) {
   CARREL_CHECK(max_connections >= 1);
-  std::unique_ptr<Listener> listener(new Listener(addresses, max_connections));
+  std::unique_ptr<Listener> listener(new Listener(addresses, max_connections, silence));
   for (size_t i = 0; i < addresses.size(); ++i) {
     RETURN_IF_ERROR(addresses[i].unix_path.empty() ? listener->BindTcp(i)
                                                    : listener->BindUnix(i, socket_mode));
   }
   listener->stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   listener->reserve_fd_ = OpenReserve();
-  if (listener->stop_fd_ < 0 || listener->reserve_fd_ < 0) return ErrnoStatus(errno, "listen");
+  listener->unspoken_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  if (listener->stop_fd_ < 0 || listener->reserve_fd_ < 0 || listener->unspoken_fd_ < 0) {
+    return ErrnoStatus(errno, "listen");
+  }
   return listener;
 }
 
@@ -156,7 +164,9 @@ void Listener::Stop() {
     close(socket.fd);
   }
   sockets_.clear();
-  for (int* fd : {&stop_fd_, &reserve_fd_}) {
+  for (const auto& [fd, unspoken] : unspoken_) close(fd);
+  unspoken_.clear();
+  for (int* fd : {&stop_fd_, &reserve_fd_, &unspoken_fd_}) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
   }
@@ -165,10 +175,13 @@ void Listener::Stop() {
 void Listener::Run() {
   std::vector<pollfd> wait;
   for (const Socket& socket : sockets_) wait.push_back({socket.fd, POLLIN, 0});
+  wait.push_back({unspoken_fd_, POLLIN, 0});
   wait.push_back({stop_fd_, POLLIN, 0});
   for (;;) {
-    if (poll(wait.data(), wait.size(), -1) < 0) continue;  // a signal
+    const int ready = poll(wait.data(), wait.size(), CloseThoseThatAreSilent());
+    if (ready <= 0) continue;  // a signal, or time to look
     if (wait.back().revents != 0) return;
+    if (wait[sockets_.size()].revents != 0) HandOverThoseThatSpoke();
     for (size_t i = 0; i < sockets_.size(); ++i) {
       if (wait[i].revents == 0) continue;
       // Not without end: the other sockets, and Stop, have their turn.
@@ -210,8 +223,55 @@ bool Listener::AcceptOne(const Socket& socket) {
     open_[fd] = InodeOf(fd);
   }
   accepted_.fetch_add(1, std::memory_order_relaxed);
-  take_({socket.address, socket.fd, fd});
+  AwaitWord({socket.address, socket.fd, fd});
   return true;
+}
+
+void Listener::AwaitWord(const Connection& connection) {
+  const int64_t now_ms = NowMs();
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.fd = connection.fd;
+  if (epoll_ctl(unspoken_fd_, EPOLL_CTL_ADD, connection.fd, &event) != 0) {
+    return take_(connection);  // without waiting, then
+  }
+  unspoken_[connection.fd] = {connection, now_ms};
+  unspoken_since_ms_.emplace_back(connection.fd, now_ms);
+}
+
+void Listener::HandOverThoseThatSpoke() {
+  epoll_event events[64];
+  const int count = epoll_wait(unspoken_fd_, events, std::size(events), 0);
+  for (int i = 0; i < count; ++i) {
+    const int fd = events[i].data.fd;
+    const auto it = unspoken_.find(fd);
+    if (it == unspoken_.end()) continue;
+    char byte;
+    const ssize_t spoke = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (spoke < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    const Connection connection = it->second.connection;
+    epoll_ctl(unspoken_fd_, EPOLL_CTL_DEL, fd, nullptr);
+    unspoken_.erase(it);
+    if (spoke > 0) {
+      take_(connection);
+    } else {
+      close(fd);  // it left
+    }
+  }
+}
+
+int Listener::CloseThoseThatAreSilent() {
+  const int64_t now_ms = NowMs();
+  for (; !unspoken_since_ms_.empty(); unspoken_since_ms_.pop_front()) {
+    const auto [fd, since_ms] = unspoken_since_ms_.front();
+    const auto it = unspoken_.find(fd);
+    if (it == unspoken_.end() || it->second.since_ms != since_ms) continue;  // it spoke
+    if (now_ms - since_ms < silence_ms_) return static_cast<int>(since_ms + silence_ms_ - now_ms);
+    unspoken_.erase(it);
+    close(fd);
+    silent_.fetch_add(1, std::memory_order_relaxed);
+  }
+  return -1;
 }
 
 // The system gives out the lowest free number, which is the one that was freed last.
@@ -291,6 +351,7 @@ Listener::Counters Listener::counters() const {
   Counters counters;
   counters.accepted = accepted_.load(std::memory_order_relaxed);
   counters.refused = refused_.load(std::memory_order_relaxed);
+  counters.silent = silent_.load(std::memory_order_relaxed);
   absl::MutexLock lock(&mu_);
   Sweep();
   counters.open = static_cast<int64_t>(open_.size());

@@ -9,15 +9,20 @@
 //      client learns at once, and the loop never ends before Stop.
 //   2. The number of a Unix socket's connection was not another's for as long as can be: whoever asks
 //      late, by its number, who is at the other end, must not be told of somebody else.
-//   3. At most max_connections that were handed over are open; one more is closed at once.
+//   3. At most max_connections that were accepted are open; one more is closed at once.
+//   4. A connection is handed over when its client has said something, as every client of HTTP/2 and
+//      TLS does first: one that says nothing costs a descriptor, none of gRPC's memory (13 KiB, and a
+//      page of heap for good), and is closed after `silence`.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -38,16 +43,18 @@ struct Connection {
 class Listener {
  public:
   struct Counters {
-    int64_t open = 0;      // now
-    int64_t accepted = 0;  // handed over
-    int64_t refused = 0;   // closed at once: max_connections, or no descriptor
+    int64_t open = 0;  // now
+    int64_t accepted = 0;
+    int64_t silent = 0;   // closed, as their clients said nothing
+    int64_t refused = 0;  // closed at once: max_connections, or no descriptor
   };
 
   // Binds and listens. TCP: every address that the host's name has; port 0 becomes a free one.
   // max_connections: at least 1. socket_mode: of Unix sockets' files, less the umask.
   static absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::vector<ListenAddress>& addresses,
                                                         int64_t max_connections,
-                                                        uint32_t socket_mode);
+                                                        uint32_t socket_mode,
+                                                        absl::Duration silence = absl::Seconds(10));
   ~Listener();  // as Stop
 
   // With the ports that were bound.
@@ -69,12 +76,16 @@ class Listener {
     int fd = -1;
   };
 
-  Listener(std::vector<ListenAddress> addresses, int64_t max_connections);
+  Listener(std::vector<ListenAddress> addresses, int64_t max_connections, absl::Duration silence);
   absl::Status BindUnix(size_t address, uint32_t socket_mode);
   absl::Status BindTcp(size_t address);
   void Run();
   // False: no connection waits.
   bool AcceptOne(const Socket& socket);
+  void AwaitWord(const Connection& connection);
+  void HandOverThoseThatSpoke();
+  // Returns how long the loop may wait for the next.
+  int CloseThoseThatAreSilent();
   int Renumbered(int fd);
   void RefuseOneOnReserve(const Socket& socket);
   void Refuse(int fd, absl::string_view why);
@@ -84,13 +95,25 @@ class Listener {
 
   std::vector<ListenAddress> addresses_;
   const int64_t max_connections_;
+  const int64_t silence_ms_;
   std::vector<Socket> sockets_;
   int stop_fd_ = -1;     // readable: the loop ends
   int reserve_fd_ = -1;  // of the loop's thread
   std::function<void(const Connection&)> take_;
   std::thread loop_;
   int next_number_ = 0;  // of the loop's thread
-  std::atomic<int64_t> accepted_{0}, refused_{0};
+  std::atomic<int64_t> accepted_{0}, refused_{0}, silent_{0};
+
+  // Connections whose clients have not spoken, and since when, the first of them first. A number that
+  // is there twice is the later one's. Of the loop's thread.
+  struct Unspoken {
+    Connection connection;
+    int64_t since_ms = 0;
+  };
+  int unspoken_fd_ = -1;  // epoll: of those
+  absl::flat_hash_map<int, Unspoken> unspoken_;
+  std::deque<std::pair<int, int64_t>> unspoken_since_ms_;
+
   int64_t refused_told_ms_ = 0, swept_ms_ = 0;  // of the loop's thread
 
   mutable absl::Mutex mu_;

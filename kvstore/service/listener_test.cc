@@ -22,8 +22,8 @@ using absl::StatusCode;
 
 std::string SocketPath() { return absl::StrCat(testing::TempDir(), "carrel_listener_", getpid()); }
 
-// Connected, or -1.
-int Connect(const ListenAddress& address) {
+// Connected and not silent, or -1.
+int Connect(const ListenAddress& address, bool speak = true) {
   const bool is_unix = !address.unix_path.empty();
   const int fd = socket(is_unix ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
@@ -37,7 +37,10 @@ int Connect(const ListenAddress& address) {
   const int failed =
       is_unix ? connect(fd, reinterpret_cast<const sockaddr*>(&path), sizeof(path))
               : connect(fd, reinterpret_cast<const sockaddr*>(&loopback), sizeof(loopback));
-  if (failed == 0) return fd;
+  if (failed == 0) {
+    if (speak) send(fd, "P", 1, MSG_NOSIGNAL);
+    return fd;
+  }
   close(fd);
   return -1;
 }
@@ -45,7 +48,7 @@ int Connect(const ListenAddress& address) {
 // That the server's side of it was closed.
 bool IsClosed(int fd) {
   char byte;
-  return recv(fd, &byte, 1, 0) == 0;
+  return recv(fd, &byte, 1, 0) <= 0;  // with what was sent unread: reset
 }
 
 class ListenerTest : public testing::Test {
@@ -57,10 +60,10 @@ class ListenerTest : public testing::Test {
     for (const int fd : taken_) close(fd);
   }
 
-  void Listen(int64_t max_connections) {
+  void Listen(int64_t max_connections, absl::Duration silence = absl::Minutes(10)) {
     auto listener = Listener::Bind(
         {*ParseListenAddress("unix:" + SocketPath()), *ParseListenAddress("127.0.0.1:0")},
-        max_connections, 0640);
+        max_connections, 0640, silence);
     CARREL_ASSERT_OK(listener);
     listener_ = *std::move(listener);
     listener_->Start([this](const Connection& connection) {
@@ -141,6 +144,7 @@ TEST_F(ListenerTest, NoDescriptorLeft_ClientsAreRefusedAndLaterOnesAreServed) {
   std::strncpy(path.sun_path, SocketPath().c_str(), sizeof(path.sun_path) - 1);
   for (const int fd : unconnected) {
     EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&path), sizeof(path)), 0);
+    send(fd, "P", 1, MSG_NOSIGNAL);
   }
   AwaitTaken(2);
   for (size_t i = 2; i < unconnected.size(); ++i) EXPECT_TRUE(IsClosed(unconnected[i]));
@@ -163,6 +167,40 @@ TEST_F(ListenerTest, Probe_SeesWhetherTheLoopRuns) {
   }
   while (!listener_->Probe(absl::Minutes(1)).ok()) {
   }
+}
+
+TEST_F(ListenerTest, WhoSaysNothing_IsNotHandedOver) {
+  Listen(100);
+  for (const ListenAddress& address : listener_->addresses()) {
+    mine_.push_back(Connect(address, /*speak=*/false));
+  }
+  while (listener_->counters().open < 2) absl::SleepFor(absl::Milliseconds(1));
+  mine_.push_back(Connect(listener_->addresses()[0]));
+  AwaitTaken(1);
+  {
+    absl::MutexLock lock(&mu_);
+    EXPECT_EQ(taken_.size(), 1u);
+  }
+  for (const int fd : {mine_[0], mine_[1]}) send(fd, "P", 1, MSG_NOSIGNAL);
+  AwaitTaken(3);
+  // One that leaves without a word is forgotten.
+  const int fd = Connect(listener_->addresses()[1], /*speak=*/false);
+  while (listener_->counters().open < 4) absl::SleepFor(absl::Milliseconds(1));
+  close(fd);
+  while (listener_->counters().open > 3) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(listener_->counters().silent, 0);
+}
+
+TEST_F(ListenerTest, WhoSaysNothingForLong_IsClosed) {
+  Listen(100, absl::Milliseconds(50));
+  for (int i = 0; i < 3; ++i) {
+    for (const ListenAddress& address : listener_->addresses()) {
+      mine_.push_back(Connect(address, /*speak=*/false));
+    }
+  }
+  for (const int fd : mine_) EXPECT_TRUE(IsClosed(fd));
+  while (listener_->counters().silent < 6) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(listener_->counters().open, 0);
 }
 
 TEST_F(ListenerTest, Stop_RemovesTheSocketAndRefuses) {

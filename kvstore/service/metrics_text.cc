@@ -142,11 +142,14 @@ std::vector<MetricFamily> EngineMetrics(const EngineStatistics& s) {
 std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& s) {
   const auto number = [](int64_t value) { return static_cast<double>(value); };
   MetricFamily cut = {.name = "carrel_sessions_cut_total",
-                      .help = "Sessions that ran out of time: to open, to ask, to take replies.",
+                      .help =
+                          "Sessions that ran out of time (to open, to ask, to take replies), or "
+                          "whose keys were withdrawn.",
                       .type = MetricType::kCounter};
   cut.samples = {{.labels = {{"reason", "not_opened"}}, .value = number(s.sessions_not_opened)},
                  {.labels = {{"reason", "idle"}}, .value = number(s.sessions_idle)},
-                 {.labels = {{"reason", "stalled"}}, .value = number(s.sessions_stalled)}};
+                 {.labels = {{"reason", "stalled"}}, .value = number(s.sessions_stalled)},
+                 {.labels = {{"reason", "withdrawn"}}, .value = number(s.sessions_withdrawn)}};
   return {
       Gauge("carrel_connections", "Connections that are open.", number(s.connections)),
       Gauge("carrel_max_connections", "Connections that may be open.", number(s.max_connections)),
@@ -154,9 +157,12 @@ std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& s) {
             number(s.connections_accepted)),
       Total("carrel_connections_refused_total", "Connections closed at once, for a limit.",
             number(s.connections_refused)),
+      Total("carrel_connections_silent_total", "Connections closed, as their clients said nothing.",
+            number(s.connections_silent)),
       Total("carrel_sessions_refused_total",
             "Sessions refused at their start: a limit, or draining.", number(s.sessions_refused)),
       std::move(cut),
+      Gauge("carrel_transfers", "Exports and imports that go on.", number(s.transfers)),
   };
 }
 

@@ -31,6 +31,7 @@
 #include "kvstore/service/listener.h"
 #include "kvstore/service/session_reactor.h"
 #include "kvstore/service/session_registry.h"
+#include "kvstore/service/transfer_registry.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -40,6 +41,8 @@ constexpr int kMaxRequestBytes = 32 << 20;
 constexpr absl::Duration kCutGrace = absl::Seconds(1);
 // How often sessions are looked at for having run out of time.
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+// How often whether they are still their callers' to have.
+constexpr int kTicksPerRights = 10;
 // Descriptors that are not connections': files of the store, gRPC's own, the reserve.
 constexpr int64_t kOtherDescriptors = 128;
 
@@ -49,9 +52,10 @@ constexpr int kIdleConnectionMs = 300'000;  // without any call
 constexpr int kHandshakeMs = 10'000;
 // What gRPC's buffers of all connections may take at least.
 constexpr int64_t kLeastTransportBytes = int64_t{256} << 20;
-// Freed memory of this much goes back to the kernel, looked at so often.
-constexpr int64_t kFreedBytes = int64_t{32} << 20;
-constexpr int kTicksPerTrim = 20;
+// Freed memory that goes back to the kernel, at once and if nobody needed it for five looks.
+constexpr int64_t kMuchFreedBytes = int64_t{32} << 20;
+constexpr int64_t kLittleFreedBytes = int64_t{1} << 20;
+constexpr int kTicksPerLook = 20;
 // Of gRPC's synchronous services, of which reflection is the only one.
 constexpr int kSyncThreads = 4;
 
@@ -80,7 +84,8 @@ class GrpcServer : public Server {
         admission_(config.access != nullptr ? config.access : Access::Open(config.listen.empty()),
                    config.audit),
         retrieval_(engine, &registry_, &admission_),
-        contexts_(engine, &admission_),
+        transfers_(config.limits),
+        contexts_(engine, &admission_, &transfers_),
         transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
   ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 
@@ -107,6 +112,7 @@ class GrpcServer : public Server {
   Admission admission_;
   std::unique_ptr<ServerTls> tls_;  // null: no TLS
   RetrievalServiceImpl retrieval_;
+  TransferRegistry transfers_;
   ContextServiceImpl contexts_;
   const int64_t transport_bytes_;
   std::vector<std::string> addresses_;
@@ -244,10 +250,15 @@ absl::Status GrpcServer::Listen() {
 }
 
 void GrpcServer::KeepTime() {
+  FreedMemory freed(kMuchFreedBytes, kLittleFreedBytes);
   for (int64_t tick = 1; !stopped_.HasBeenNotified(); ++tick) {
     absl::SleepFor(kTick);  // by the steady clock, as waiting with a timeout is not
     registry_.EndOverdue();
-    if (tick % kTicksPerTrim == 0) ReturnFreedMemory(kFreedBytes);
+    if (tick % kTicksPerRights == 0) {
+      registry_.EndWithdrawn();
+      transfers_.EndThoseThatAreOver();
+    }
+    if (tick % kTicksPerLook == 0) freed.Look();
   }
 }
 
@@ -277,9 +288,11 @@ ServiceStatistics GrpcServer::statistics() const {
   statistics.connections = counters.open;
   statistics.connections_accepted = counters.accepted;
   statistics.connections_refused = counters.refused;
+  statistics.connections_silent = counters.silent;
   statistics.max_connections = max_connections_;
   statistics.max_descriptors = max_descriptors_;
   registry_.AddTo(&statistics);
+  statistics.transfers = transfers_.size();
   return statistics;
 }
 

@@ -12,6 +12,7 @@ absl::Status ValidateServiceLimits(const ServiceLimits& limits) {
   } counts[] = {
       {"max_connections", limits.max_connections, 0, kMi},
       {"max_streams", limits.max_streams, 1, 65536},
+      {"max_transfers", limits.max_transfers, 1, 4096},
       {"max_sessions_per_peer", limits.max_sessions_per_peer, 0, kMi},
   };
   for (const auto& count : counts) {

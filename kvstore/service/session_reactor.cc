@@ -92,7 +92,13 @@ void SessionReactor::Cut(const absl::Status& status) {
 SessionReactor::Overdue SessionReactor::EndIfOverdue(std::chrono::steady_clock::time_point now,
                                                      const ServiceLimits& limits) {
   absl::MutexLock lock(&mu_);
-  if (finished_) return Overdue::kNo;
+  if (finished_) {
+    // The status waits behind a part that nobody takes.
+    const bool stuck =
+        writing_ && !done_ && absl::FromChrono(now - write_began_) >= limits.stall_timeout;
+    if (stuck) context_->TryCancel();
+    return Overdue::kNo;
+  }
   const absl::Duration quiet = absl::FromChrono(now - active_);
   if (session_ == nullptr) {
     if (!reading_ || opening_ || quiet < limits.open_timeout) return Overdue::kNo;
@@ -117,6 +123,16 @@ SessionReactor::Overdue SessionReactor::EndIfOverdue(std::chrono::steady_clock::
   return Overdue::kIdle;
 }
 
+bool SessionReactor::EndIfWithdrawn() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (finished_ || session_ == nullptr) return false;  // visit_ stays as it is from here on
+  }
+  const absl::Status status = visit_->StillAllowed();
+  if (!status.ok()) Cut(status);
+  return !status.ok();
+}
+
 void SessionReactor::OnCancel() { Cut(absl::CancelledError("session cancelled")); }
 
 void SessionReactor::OnDone() {
@@ -125,6 +141,7 @@ void SessionReactor::OnDone() {
   std::shared_ptr<Session> session;
   std::shared_ptr<void> place;
   absl::MutexLock lock(&mu_);
+  done_ = true;
   session = std::move(session_);
   place = std::move(place_);
   if (session == nullptr) return;
@@ -155,7 +172,7 @@ void SessionReactor::OnReadDone(bool ok) {
   v1::SessionRequest request;
   absl::Status status;
   const size_t size = bytes.Length();
-  if (opened) status = StillAllowed();
+  if (opened) status = visit_->StillAllowed();
   if (!status.ok()) {
     // his no more
   } else if (static_cast<int64_t>(size) > most) {
@@ -208,14 +225,6 @@ absl::Status SessionReactor::SubmitOpen(const v1::SessionRequest& wire) {
           },
           tenant),
       "open");
-}
-
-absl::Status SessionReactor::StillAllowed() const {
-  const Principal& principal = visit_->principal();
-  RETURN_IF_ERROR(principal.Check(Right::kOpen));
-  if (principal.Sees(visit_->lookup_name())) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("key ", principal.name(), ": the context was withdrawn from it"));
 }
 
 void SessionReactor::Spend(int64_t requests, size_t bytes) {

@@ -14,7 +14,8 @@
 //      the client has read that.
 //   4. The reactor lives until gRPC is done with it and no engine task refers to it.
 //   5. Between requests a session holds none of their bytes.
-//   6. Who the session belongs to is asked anew for each request: a key that was withdrawn ends it.
+//   6. Who the session belongs to is asked anew for each request, and every second: a key that was
+//      withdrawn ends it.
 //      Beyond the key's rate the stream is read later; nothing is refused.
 #pragma once
 
@@ -52,6 +53,8 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   // Ends a session that ran out of one of its times.
   enum class Overdue : uint8_t { kNo = 0, kNotOpened = 1, kIdle = 2, kStalled = 3 };
   Overdue EndIfOverdue(std::chrono::steady_clock::time_point now, const ServiceLimits& limits);
+  // Ends a session that its caller may not have any more (Visit::StillAllowed); true: it did.
+  bool EndIfWithdrawn();
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -74,7 +77,6 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
 
   void Open(const v1::SessionRequest& request);
   absl::Status SubmitOpen(const v1::SessionRequest& request);
-  absl::Status StillAllowed() const;
   void Spend(int64_t requests, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Opened(uint64_t request_id, const absl::StatusOr<std::shared_ptr<Session>>& session);
   absl::Status Handle(const v1::SessionRequest& request);  // after Open
@@ -130,6 +132,7 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   bool opening_ ABSL_GUARDED_BY(mu_) = false;      // the first request is here
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // the client sends no more
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;  // gRPC is: context_ is gone
 };
 
 }  // namespace carrel::kvstore

@@ -52,15 +52,23 @@ void SessionRegistry::Remove(SessionReactor* session) {
   if (--of_host->second == 0) of_host_.erase(of_host);
 }
 
-void SessionRegistry::EndOverdue() {
+std::vector<std::shared_ptr<SessionReactor>> SessionRegistry::All() const {
   std::vector<std::shared_ptr<SessionReactor>> all;
-  {
-    absl::MutexLock lock(&mu_);
-    all.reserve(sessions_.size());
-    for (const auto& [key, entry] : sessions_) all.push_back(entry.session);
+  absl::MutexLock lock(&mu_);
+  all.reserve(sessions_.size());
+  for (const auto& [key, entry] : sessions_) all.push_back(entry.session);
+  return all;
+}
+
+void SessionRegistry::EndWithdrawn() {
+  for (const std::shared_ptr<SessionReactor>& session : All()) {
+    if (session->EndIfWithdrawn()) withdrawn_.fetch_add(1, std::memory_order_relaxed);
   }
+}
+
+void SessionRegistry::EndOverdue() {
   const auto now = std::chrono::steady_clock::now();
-  for (const std::shared_ptr<SessionReactor>& session : all) {
+  for (const std::shared_ptr<SessionReactor>& session : All()) {
     switch (session->EndIfOverdue(now, limits_)) {
       case SessionReactor::Overdue::kNo:
         break;
@@ -99,6 +107,7 @@ void SessionRegistry::AddTo(ServiceStatistics* statistics) const {
   statistics->sessions_not_opened = not_opened_.load(std::memory_order_relaxed);
   statistics->sessions_idle = idle_.load(std::memory_order_relaxed);
   statistics->sessions_stalled = stalled_.load(std::memory_order_relaxed);
+  statistics->sessions_withdrawn = withdrawn_.load(std::memory_order_relaxed);
   absl::MutexLock lock(&mu_);
   statistics->sessions = static_cast<int64_t>(sessions_.size());
 }

@@ -36,6 +36,8 @@ class SessionRegistry {
 
   // Ends those that ran out of time; call it several times per second.
   void EndOverdue();
+  // Ends those whose callers may not have them any more; call it about every second.
+  void EndWithdrawn();
 
   // From now on none is added. Returns those that are left after `wait`, or at HurryUp.
   std::vector<std::shared_ptr<SessionReactor>> Drain(absl::Duration wait);
@@ -45,6 +47,8 @@ class SessionRegistry {
   void AddTo(ServiceStatistics* statistics) const;
 
  private:
+  std::vector<std::shared_ptr<SessionReactor>> All() const;
+
   struct Entry {
     std::shared_ptr<SessionReactor> session;
     std::string host;
@@ -53,7 +57,7 @@ class SessionRegistry {
   const ServiceLimits limits_;
   const int64_t max_sessions_;
   std::atomic<bool> hurry_{false};
-  std::atomic<int64_t> refused_{0}, not_opened_{0}, idle_{0}, stalled_{0};
+  std::atomic<int64_t> refused_{0}, not_opened_{0}, idle_{0}, stalled_{0}, withdrawn_{0};
   mutable absl::Mutex mu_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<SessionReactor*, Entry> sessions_ ABSL_GUARDED_BY(mu_);

@@ -175,7 +175,9 @@ class ContextImportImpl final : public ContextImport {
     }
     ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
     if (name_.empty()) name_ = header_.name;
-    RETURN_IF_ERROR(target_.check_free(name_, id));
+    int64_t wanted = position_;
+    for (const int64_t bytes : header_.file_bytes) wanted += bytes + kStreamDigestBytes;
+    RETURN_IF_ERROR(target_.check_free(name_, id, wanted));
     folder_ = absl::StrCat(imports_, "/", id.ToString());
     RETURN_IF_ERROR(Lock());
     std::error_code error;

@@ -19,8 +19,8 @@ namespace carrel::kvstore {
 
 // What an import needs of its store.
 struct ImportTarget {
-  // OK if neither name nor id is there.
-  std::function<absl::Status(const std::string& name, ContextId id)> check_free;
+  // OK if neither name nor id is there, and so many bytes of files may come.
+  std::function<absl::Status(const std::string& name, ContextId id, int64_t bytes)> check_free;
   // Publishes the files, of which every byte is verified first, under the manifest as it is.
   std::function<absl::StatusOr<v1::Manifest>(const std::string& name, const std::string& manifest,
                                              const std::vector<std::string>& files)>

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,12 +46,26 @@ class ContextImport {
   // Offset in the stream of what is to come next.
   virtual int64_t position() const = 0;
   virtual int64_t bytes() const = 0;  // of the whole stream; 0 before the header is known
-  // `bytes` from position() on. AlreadyExists: the store has the name, or the context under any.
+  // `bytes` from position() on. AlreadyExists: the store has the name, or the context under any
+  // that its importer sees.
   // FailedPrecondition: another import of the context is going on. ResourceExhausted: disk full.
   virtual absl::Status Take(absl::string_view bytes) = 0;
   // Once position() is bytes(): checks every segment against the manifest, and makes the context
   // visible, wholly and at once. What is refused as damaged is removed: another attempt begins anew.
   virtual absl::StatusOr<v1::Manifest> Publish() = 0;
+};
+
+// For whom a store takes a context in. By default: whoever may see and do everything.
+struct ImportGuard {
+  // What imports of one owner left, only his go on with: the rest of a stream is not to be had for
+  // its header. Empty: whoever has no owner.
+  std::string owner;
+  // Whether he may know of a context of this name. If not, then that it is the same as his he is told
+  // once he has sent all of it, and not its name. Null: yes.
+  std::function<bool(const std::string& name)> sees;
+  // Whether he may bring a context of this name and size. Asked once the header is known, before
+  // anything is kept. Null: yes.
+  std::function<absl::Status(const std::string& name, int64_t bytes)> admit;
 };
 
 // The header of a stream, as bytes and back.

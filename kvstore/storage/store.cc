@@ -197,7 +197,7 @@ class StoreImpl : public Store {
     RETURN_IF_ERROR(CheckWritable(absl::StrCat("publish ", manifest.name())));
     RETURN_IF_ERROR(EncodeManifest(manifest).status());
     ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
-    RETURN_IF_ERROR(CheckFree(manifest.name(), id));
+    RETURN_IF_ERROR(CheckFree(manifest.name(), id, {}));
     v1::Manifest complete = manifest;
     RETURN_IF_ERROR(BindFiles(sst_files, id, /*deep=*/false, complete));
     ASSIGN_OR_RETURN(const std::string value, EncodeManifest(complete));
@@ -220,16 +220,24 @@ class StoreImpl : public Store {
     return MakeContextExport(std::move(context), manifest, *std::move(files));
   }
 
-  absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name) override {
+  absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name,
+                                                        const ImportGuard& guard) override {
     RETURN_IF_ERROR(CheckWritable("import"));
     if (!name.empty()) RETURN_IF_ERROR(ValidateContextName(name));
+    std::string folder = db_->folder + "/importing";
+    if (!guard.owner.empty())
+      absl::StrAppend(&folder, "/of-", Sha256Hex(guard.owner).substr(0, 32));
     return MakeContextImport(
-        db_->folder + "/importing", name,
-        {.check_free = [this](const std::string& as, ContextId id) { return CheckFree(as, id); },
+        std::move(folder), name,
+        {.check_free =
+             [this, guard](const std::string& as, ContextId id, int64_t bytes) {
+               RETURN_IF_ERROR(CheckFree(as, id, guard));
+               return guard.admit == nullptr ? absl::OkStatus() : guard.admit(as, bytes);
+             },
          .publish =
-             [this](const std::string& as, const std::string& manifest,
-                    const std::vector<std::string>& files) {
-               return PublishImported(as, manifest, files);
+             [this, guard](const std::string& as, const std::string& manifest,
+                           const std::vector<std::string>& files) {
+               return PublishImported(as, manifest, files, guard);
              }});
   }
 
@@ -327,7 +335,8 @@ class StoreImpl : public Store {
   }
 
   absl::StatusOr<v1::Manifest> PublishImported(const std::string& name, const std::string& bytes,
-                                               const std::vector<std::string>& files) {
+                                               const std::vector<std::string>& files,
+                                               const ImportGuard& guard) {
     v1::Manifest manifest;
     if (!manifest.ParseFromString(bytes)) {
       return absl::DataLossError(absl::StrCat("import ", name, ": no Manifest message"));
@@ -342,32 +351,39 @@ class StoreImpl : public Store {
       return absl::DataLossError(
           absl::StrCat("import ", name, ": its files hold other segments than its manifest names"));
     }
-    RETURN_IF_ERROR(IngestNew(name, id, EncodeRecord(id, name, bytes), files));
+    RETURN_IF_ERROR(IngestNew(name, id, EncodeRecord(id, name, bytes), files, guard));
     return manifest;
   }
 
   absl::Status IngestNew(const std::string& name, ContextId id, const std::string& record,
-                         absl::Span<const std::string> files) {
+                         absl::Span<const std::string> files, const ImportGuard& guard = {}) {
     absl::MutexLock lock(&mu_);
-    RETURN_IF_ERROR(CheckFreeLocked(name, id));
+    RETURN_IF_ERROR(CheckFreeLocked(name, id, guard, /*whole=*/true));
     RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kCatalogRoom));
     return Ingest(id, {{ManifestKey(id), record}}, files);
   }
 
-  absl::Status CheckFree(const std::string& name, ContextId id) const {
+  absl::Status CheckFree(const std::string& name, ContextId id, const ImportGuard& guard) const {
     absl::ReaderMutexLock lock(&mu_);
-    return CheckFreeLocked(name, id);
+    return CheckFreeLocked(name, id, guard, /*whole=*/false);
   }
 
-  absl::Status CheckFreeLocked(const std::string& name, ContextId id) const
-      ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+  // whole: all of the context is here, not only its header.
+  absl::Status CheckFreeLocked(const std::string& name, ContextId id, const ImportGuard& guard,
+                               bool whole) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     for (const CatalogEntry& entry : entries) {
       if (entry.name == name) {
         return absl::AlreadyExistsError(
             absl::StrCat("context ", name, " exists in store ", db_->folder));
       }
-      if (entry.id == id) {
+      if (entry.id != id) continue;
+      const bool seen = guard.sees == nullptr || guard.sees(entry.name);
+      if (!seen && whole) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("publish ", name, ": context #", id.ToString(), " is published already"));
+      }
+      if (seen) {
         return absl::AlreadyExistsError(absl::StrCat("publish ", name, ": context #", id.ToString(),
                                                      " is published as ", entry.name));
       }

@@ -132,7 +132,8 @@ class Store {
   // Takes in what Export gave, wherever; goes on with what an interrupted import of the same context
   // left. name: what the context is to be called here; empty: as it was called there. The store
   // outlives it.
-  virtual absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name) = 0;
+  virtual absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name,
+                                                                const ImportGuard& guard = {}) = 0;
   // Moves the SST files (of SstWriter, with disjoint ranges, all of manifest.context_id, at least
   // one, best on the store's file system) and the manifest, completed by their digests, in,
   // atomically. AlreadyExists if the name is taken, or the context is here under any. On an error

@@ -25,8 +25,8 @@ int main(int argc, char** argv) {
   // in the middle.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file size is a full disk
-  // Debian's absl looks for cycles of locks in every Mutex::Lock, under a lock of the whole process.
-  // Tests are for that: they keep it.
+  // Debian builds Abseil without NDEBUG: every lock of a mutex, gRPC's too, would be looked up under a
+  // lock of the whole process, in a graph of lock orders that only grows. Tests keep it.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Standard output is the commands'; what a person must know beside it goes to standard error.
   spdlog::set_default_logger(spdlog::stderr_logger_mt("carrel"));

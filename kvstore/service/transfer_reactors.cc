@@ -1,5 +1,6 @@
 #include "kvstore/service/transfer_reactors.h"
 
+#include <optional>
 #include <utility>
 
 #include "common/status.h"
@@ -60,11 +61,11 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
     StartRead(&request_);
   }
   void OnReadDone(bool ok) override {
-    if (!ok) return Finish(ended_);  // what has arrived is kept
+    if (!ok) return End(ended_);  // what has arrived is kept
     engine_->ContinueBackground([this] { Answer(Handle()); });
   }
   void OnWriteDone(bool ok) override {
-    if (!ok) return Finish(grpc::Status(grpc::StatusCode::CANCELLED, "import: nobody reads"));
+    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "import: nobody reads"));
     StartRead(&request_);
   }
   void OnDone() override { delete this; }
@@ -75,10 +76,12 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
     if (to_ == nullptr) {
       RETURN_IF_ERROR(visit_->AllowNew(request_.name()));
       ASSIGN_OR_RETURN(to_, engine_->Import(request_.name()));
+      if (request_.has_ahead()) RETURN_IF_ERROR(BeginAhead(request_.ahead()));
     } else if (!request_.name().empty()) {
       return absl::InvalidArgumentError("import: the name belongs into the first request");
     }
     RETURN_IF_ERROR(to_->Take(request_.data()));
+    if (ahead_ && to_->position() == to_->bytes()) ended_ = grpc::Status::OK;
     if (request_.publish()) {
       RETURN_IF_ERROR(CheckQuota());
       ASSIGN_OR_RETURN(const v1::Manifest manifest, to_->Publish());
@@ -91,6 +94,16 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
     reply_.set_position(to_->position());
     reply_.set_bytes(to_->bytes());
     return absl::OkStatus();
+  }
+
+  absl::Status BeginAhead(const v1::FileAhead& ahead) {
+    const std::optional<ContextId> id = ContextId::FromBytes(ahead.context_id());
+    if (!id.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("import: a context id of ", ahead.context_id().size(), " bytes"));
+    }
+    ahead_ = true;
+    return to_->BeginAhead(*id, ahead.file(), ahead.bytes());
   }
 
   // What the tenant has stored, and this.
@@ -109,8 +122,14 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
 
   void Answer(const absl::Status& status) {
     if (!status.ok()) visit_->Log("import", status);
-    if (!status.ok()) return Finish(ToGrpc(status));
+    if (!status.ok()) return End(ToGrpc(status));
     StartWrite(&reply_);
+  }
+
+  // Whoever hears of the end may begin again at once: nothing of this import is held any more.
+  void End(const grpc::Status& status) {
+    to_.reset();
+    Finish(status);
   }
 
   Engine* const engine_;
@@ -119,6 +138,7 @@ class ImportReactor final : public grpc::ServerBidiReactor<v1::ImportRequest, v1
   v1::ImportRequest request_;
   v1::ImportReply reply_;
   bool published_ = false;
+  bool ahead_ = false;
   grpc::Status ended_{grpc::StatusCode::CANCELLED, "import: the call ended before publish"};
 };
 

@@ -1,5 +1,6 @@
 // What: many decoding sessions on one context, over a Unix socket: throughput and latency, closed
 //       loop and at half of that load, each reply compared with the one that a single session got.
+//       Or, with an address, of a server that is there, at a given rate (bench/publishing).
 //       One JSON object a line.
 #include <spdlog/spdlog.h>
 #include <stdlib.h>
@@ -40,6 +41,8 @@ struct Settings {
   int64_t top_k = 128;
   double seconds = 3;
   std::vector<int> sessions = {1, 4, 16, 64};
+  std::string address;      // of a server; empty: one of its own
+  double tokens_per_s = 0;  // of each session, at that server
 };
 
 struct Load {
@@ -139,6 +142,45 @@ nlohmann::json ToJson(const char* what, const Settings& settings, int sessions, 
           {"failed", load.failed}};
 }
 
+// What each query is answered, one session asking alone.
+std::vector<std::vector<uint32_t>> Truth(const std::string& address, const Settings& settings,
+                                         const Script& script) {
+  std::vector<std::vector<uint32_t>> truth(script.queries.size());
+  absl::StatusOr<Decoding> alone =
+      Decoding::Open(address, settings.context, settings.top_k, script);
+  if (!alone.ok()) std::fprintf(stderr, "%s\n", alone.status().ToString().c_str());
+  CARREL_CHECK(alone.ok());
+  for (size_t step = 0; step < truth.size(); ++step) {
+    for (int32_t layer = 0; layer < script.shape.layers; ++layer) {
+      const absl::StatusOr<uint32_t> crc = alone->Ask(static_cast<int64_t>(step), layer);
+      CARREL_CHECK(crc.ok());
+      truth[step].push_back(*crc);
+    }
+  }
+  return truth;
+}
+
+absl::StatusOr<Script> ScriptOf(const Settings& settings) {
+  ASSIGN_OR_RETURN(const auto store,
+                   kvstore::Store::Open(settings.store, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const auto context, store->OpenContext(settings.context));
+  return ReadScript(*context);
+}
+
+absl::Status RunAt(const Settings& settings) {
+  ASSIGN_OR_RETURN(const Script script, ScriptOf(settings));
+  const auto truth = Truth(settings.address, settings, script);
+  int64_t wrong = 0;
+  for (const int sessions : settings.sessions) {
+    const Load load =
+        Run(settings.address, settings, script, truth, sessions, settings.tokens_per_s);
+    std::printf("%s\n", ToJson("random arrivals", settings, sessions, load).dump().c_str());
+    wrong += load.wrong + load.failed;
+  }
+  if (wrong == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(wrong, " replies were wrong or failed"));
+}
+
 absl::Status RunAll(const Settings& settings) {
   char folder[] = "/tmp/carrel_load_XXXXXX";
   if (mkdtemp(folder) == nullptr) return ErrnoStatus(errno, "mkdtemp");
@@ -157,26 +199,10 @@ absl::Status RunAll(const Settings& settings) {
     body(server->addresses()[0], *engine);
     return absl::OkStatus();
   };
-  Script script;
-  {
-    ASSIGN_OR_RETURN(const auto store,
-                     kvstore::Store::Open(settings.store, kvstore::StoreMode::kReadOnly));
-    ASSIGN_OR_RETURN(const auto context, store->OpenContext(settings.context));
-    ASSIGN_OR_RETURN(script, ReadScript(*context));
-  }
+  ASSIGN_OR_RETURN(const Script script, ScriptOf(settings));
   int64_t wrong = 0;
   RETURN_IF_ERROR(serve({}, "s", [&](const std::string& address, kvstore::Engine& engine) {
-    std::vector<std::vector<uint32_t>> truth(script.queries.size());
-    absl::StatusOr<Decoding> alone =
-        Decoding::Open(address, settings.context, settings.top_k, script);
-    CARREL_CHECK(alone.ok());
-    for (size_t step = 0; step < truth.size(); ++step) {
-      for (int32_t layer = 0; layer < script.shape.layers; ++layer) {
-        const absl::StatusOr<uint32_t> crc = alone->Ask(static_cast<int64_t>(step), layer);
-        CARREL_CHECK(crc.ok());
-        truth[step].push_back(*crc);
-      }
-    }
+    const auto truth = Truth(address, settings, script);
     for (const int sessions : settings.sessions) {
       const Load full = Run(address, settings, script, truth, sessions, 0);
       nlohmann::json json = ToJson("closed loop", settings, sessions, full);
@@ -216,10 +242,11 @@ int main(int argc, char** argv) {
   carrel::Settings settings;
   const auto usage = [] {
     std::fprintf(stderr,
-                 "usage: load_bench STORE CONTEXT [TOP_K [SECONDS [SESSIONS,SESSIONS,...]]]\n");
+                 "usage: load_bench STORE CONTEXT [TOP_K [SECONDS [SESSIONS,SESSIONS,... [ADDRESS "
+                 "TOKENS_PER_S]]]]\n");
     return 2;
   };
-  if (argc < 3 || argc > 6) return usage();
+  if (argc < 3 || argc == 7 || argc > 8) return usage();
   settings.store = argv[1];
   settings.context = argv[2];
   if (argc > 3 && (!absl::SimpleAtoi(argv[3], &settings.top_k) || settings.top_k < 1)) {
@@ -236,7 +263,14 @@ int main(int argc, char** argv) {
       settings.sessions.push_back(count);
     }
   }
-  const absl::Status status = carrel::RunAll(settings);
+  if (argc > 7) {
+    settings.address = argv[6];
+    if (!absl::SimpleAtod(argv[7], &settings.tokens_per_s) || settings.tokens_per_s <= 0) {
+      return usage();
+    }
+  }
+  const absl::Status status =
+      settings.address.empty() ? carrel::RunAll(settings) : carrel::RunAt(settings);
   if (status.ok()) return 0;
   std::fprintf(stderr, "load_bench: %s\n", status.ToString().c_str());
   return 1;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
+#include "common/mapped_file.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
@@ -21,6 +22,52 @@ absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string
       absl::StrCat("the server has a context \"", name, "\" already; choose another name"));
 }
 
+AheadSender::AheadSender(kvstore::ContextClient* to, std::string name)
+    : to_(*to), name_(std::move(name)), thread_([this] { Run(); }) {}
+
+AheadSender::~AheadSender() {
+  stopping_ = true;
+  (void)Finish();
+}
+
+void AheadSender::Send(kvstore::ContextId id, int64_t file, const std::string& path) {
+  absl::StatusOr<std::unique_ptr<MappedFile>> bytes = MappedFile::Open(path);
+  absl::MutexLock lock(&mu_);
+  status_.Update(bytes.status());
+  if (status_.ok()) waiting_.push_back({id, file, *std::move(bytes)});
+}
+
+absl::Status AheadSender::Finish() {
+  {
+    absl::MutexLock lock(&mu_);
+    ended_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+  absl::MutexLock lock(&mu_);
+  return status_;
+}
+
+void AheadSender::Run() {
+  for (;;) {
+    const Waiting* next = nullptr;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(
+          +[](AheadSender* s)
+               ABSL_NO_THREAD_SAFETY_ANALYSIS { return s->ended_ || !s->waiting_.empty(); },
+          this));
+      if (waiting_.empty() || !status_.ok()) return;
+      next = &waiting_.front();  // stays where it is while others are added behind it
+    }
+    const absl::StatusOr<int64_t> sent = to_.SendAhead(
+        name_, next->id, next->file, next->bytes->bytes(), [this] { return !stopping_; });
+    absl::MutexLock lock(&mu_);
+    waiting_.pop_front();
+    status_.Update(sent.status());
+    if (sent.ok()) bytes_ += *sent;
+  }
+}
+
 absl::StatusOr<v1::ImportReply> MoveContext(kvstore::Store& from, const std::string& name,
                                             kvstore::ContextClient& to, Progress& progress) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextExport> stream, from.Export(name));
@@ -28,9 +75,11 @@ absl::StatusOr<v1::ImportReply> MoveContext(kvstore::Store& from, const std::str
   absl::StatusOr<v1::ImportReply> moved;
   if (const absl::StatusOr<v1::Manifest> there = to.Get(name);
       there.ok() && there->content_id() == content_id) {
-    moved->set_name(name);
-    moved->set_content_id(content_id);
-    moved->set_bytes(stream->bytes());
+    v1::ImportReply before;  // by an earlier run, which was interrupted at its very end
+    before.set_name(name);
+    before.set_content_id(content_id);
+    before.set_bytes(stream->bytes());
+    moved = std::move(before);
   } else {
     int64_t at = 0;  // offset of `piece`
     absl::string_view piece;

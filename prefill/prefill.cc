@@ -228,7 +228,9 @@ class Job {
     const absl::Time start = absl::Now();
     RETURN_IF_ERROR(FindStart());
     const int32_t layers = checkpoint_.config.shape.layers;
+    TellSealed(first_layer_);
     if (first_layer_ < layers) RETURN_IF_ERROR(ComputeLayers(start));
+    TellSealed(layers);
     report_.compute_seconds = absl::ToDoubleSeconds(computed_ - start);
     RETURN_IF_ERROR(RecheckSealed());
     progress_.Step(1, "publishing");
@@ -325,6 +327,7 @@ class Job {
       RETURN_IF_ERROR(KeepHidden(layer.next()));
       if (held.has_value()) RETURN_IF_ERROR(submit(*std::move(held)));
       DropHidden(writer.written());
+      TellSealed(writer.written());
       progress_.Step(Share(layer, tokens), Describe(start, layer, tokens));
     }
     computed_ = absl::Now();
@@ -351,6 +354,18 @@ class Job {
     while (kept_.size() > 1 && kept_[1] <= written) {
       staging_.DropHidden(Layer(kept_.front()));
       kept_.pop_front();
+    }
+  }
+
+  // The first `written` layers are sealed.
+  void TellSealed(int32_t written) {
+    for (; config_.sealed != nullptr && told_ < written; ++told_) {
+      SealedLayer layer{.context_id = job_.context_id(), .first_file = told_files_};
+      layer.paths = staging_.SstPaths(Layer(told_));
+      // Rows are before all else in order of keys, and in files of their own, if there are several.
+      std::rotate(layer.paths.begin(), layer.paths.begin() + 1, layer.paths.end());
+      told_files_ += static_cast<int64_t>(layer.paths.size());
+      config_.sealed(layer);
     }
   }
 
@@ -431,6 +446,8 @@ class Job {
   absl::Time last_kept_;
   absl::Time computed_ = absl::Now();
   int32_t first_layer_ = 0;
+  int32_t told_ = 0;        // layers that `sealed` was told of
+  int64_t told_files_ = 1;  // with that of the token ids, the first
   PrefillReport report_;
 };
 

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +42,14 @@ class Store;
 
 namespace carrel::prefill {
 
+// Files of a layer that is computed and sealed, in order of keys, and the place of the first of them
+// among those of the context. They may be moved once the call has returned; what was opened stays.
+struct SealedLayer {
+  std::string context_id;  // bytes
+  int64_t first_file = 0;
+  std::vector<std::string> paths;
+};
+
 struct PrefillConfig {
   std::string store_folder;  // where staging goes: of the Store that is passed
   std::string name;
@@ -65,6 +74,8 @@ struct PrefillConfig {
   // Drawn from the document when all is sealed, computed once more and compared (recheck.h), where
   // CanRecheck; 0: none.
   int64_t recheck_tokens = 16;
+  // Told of each layer, in order, by the job's thread, soon after it is sealed; null: nobody.
+  std::function<void(const SealedLayer&)> sealed;
 };
 
 struct PrefillReport {

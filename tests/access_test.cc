@@ -41,6 +41,33 @@ class AccessTest : public StoreTest {
   }
 };
 
+// Every call presents it, those that take long as well.
+TEST_F(AccessTest, Keys_MoveContextsAndVerifyThem) {
+  const auto [mover, all] = NewKey("mover", {"--rights", "list,open,import,admin"});
+  const std::string keys = WriteKeys({all}), address = "unix:" + Socket(), file = path("stream");
+  const auto server = Serve({"--listen", address, "--keys", keys});
+  AddressOf(*server);
+  const Args at = {"--server", address, "--key-file", mover};
+  EXPECT_THAT(Carrel({"export", kKept, file, "--server", address}),
+              FailsWith(kFailed, Texts{"UNAUTHENTICATED"}));
+  EXPECT_THAT(Carrel(With({"export", kKept, file}, at)), Succeeds());
+  EXPECT_THAT(Carrel(With({"verify", kKept, "--deep"}, at)), Succeeds());
+  const std::string other = path("other");
+  ASSERT_THAT(Carrel({"prefill", "--model", DemoModel(), "--input", document_, "--store", other,
+                      "--name", "theirs", "--quiet"}),
+              Succeeds());
+  ASSERT_THAT(Carrel({"export", "theirs", path("theirs"), "--store", other}), Succeeds());
+  EXPECT_THAT(Carrel({"import", path("theirs"), "--server", address}),
+              FailsWith(kFailed, Texts{"UNAUTHENTICATED"}));
+  EXPECT_THAT(Carrel(With({"import", path("theirs")}, at)), Succeeds());
+  const Args prefill = {"prefill", "--model",    DemoModel(), "--input", document_,
+                        "--store", path("work"), "--name",    "new",     "--quiet"};
+  EXPECT_THAT(Carrel(With(prefill, {"--server", address})),
+              FailsWith(kFailed, Texts{"UNAUTHENTICATED"}));
+  EXPECT_THAT(Carrel(With(prefill, at)), Succeeds());
+  EXPECT_EQ(Carrel(Ask("new", at)).out, answer_);
+}
+
 TEST_F(AccessTest, Keys_OpenWhatTheyAreForAndNothingElse) {
   const auto [reader, read] = NewKey("reader", {});
   const auto [admin, all] = NewKey("admin", {"--rights", "list,open,delete"});

@@ -128,9 +128,19 @@ TEST_F(TransferTest, PrefillIntoAServedStore_IsVisibleThereAndNowhereElse) {
   EXPECT_EQ(Carrel(Ask("new", {"--server", address})).out, answer_);
   EXPECT_EQ(JsonOf(Carrel({"ls", "--store", work, "--json"}))["contexts"], json::array());
   EXPECT_THAT(Carrel(prefill), FailsWith(kFailed, Texts{"ALREADY_EXISTS", "the server has"}));
+  // A run that was killed when the server had published, and the folder still had it.
+  const std::string stream = path("stream");
+  ASSERT_THAT(Carrel({"export", "new", stream, "--server", address}), Succeeds());
+  ASSERT_THAT(Carrel({"import", stream, "--store", work}), Succeeds());
+  EXPECT_EQ(JsonOf(Carrel(prefill))["content_id"], content_id);
+  EXPECT_EQ(JsonOf(Carrel({"ls", "--store", work, "--json"}))["contexts"], json::array());
   // From the beginning.
   EXPECT_THAT(Carrel({"rm", "new", "--server", address}), Succeeds());
-  EXPECT_NE(JsonOf(Carrel(prefill))["content_id"], content_id);
+  const json moved = JsonOf(Carrel(prefill));
+  EXPECT_NE(moved["content_id"], content_id);
+  // All layers went ahead; what was left is the token ids and the manifest.
+  EXPECT_EQ(sent["bytes_ahead"], 0);
+  EXPECT_GT(moved["bytes_ahead"], moved["bytes"].get<int64_t>() * 4 / 5);
   EXPECT_EQ(Carrel(Ask("new", {"--server", address})).out, answer_);
 }
 

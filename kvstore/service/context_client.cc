@@ -2,18 +2,26 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <array>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.grpc.pb.h"
+#include "common/checksum.h"
+#include "kvstore/storage/context_stream.h"
 
 namespace carrel::kvstore {
 namespace {
+
+void Present(grpc::ClientContext& context, const std::string& key) {
+  if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
+}
 
 void SetUp(grpc::ClientContext& context, absl::Duration deadline, const std::string& key) {
   if (deadline != absl::InfiniteDuration()) {
     context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
   }
-  if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
+  Present(context, key);
 }
 
 }  // namespace
@@ -125,6 +133,42 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
   if (!given.ok()) return given;
   if (!status.ok()) return Annotated(status.error_code(), status.error_message());
   return reply;
+}
+
+absl::StatusOr<int64_t> ContextClient::SendAhead(const std::string& name, ContextId id,
+                                                 int64_t file, absl::string_view bytes,
+                                                 absl::FunctionRef<bool()> go_on) {
+  Sha256 sha;
+  sha.Update(bytes);
+  const std::array<uint8_t, 32> digest = sha.Finish();
+  const absl::string_view end(reinterpret_cast<const char*>(digest.data()), digest.size());
+  const auto size = static_cast<int64_t>(bytes.size());
+  grpc::ClientContext context;
+  Present(context, key_);
+  const auto stream = stub_->service->Import(&context);
+  v1::ImportReply reply;
+  v1::ImportRequest request;
+  request.set_name(name);
+  request.mutable_ahead()->set_context_id(id.Bytes());
+  request.mutable_ahead()->set_file(static_cast<uint32_t>(file));
+  request.mutable_ahead()->set_bytes(size);
+  int64_t sent = 0;
+  bool going_on = true;
+  while (stream->Write(request) && stream->Read(&reply) && reply.position() < reply.bytes()) {
+    if (!(going_on = go_on())) break;
+    const auto at = static_cast<size_t>(reply.position());
+    const absl::string_view piece = reply.position() < size ? bytes.substr(at, kStreamPieceBytes)
+                                                            : end.substr(at - bytes.size());
+    request.Clear();
+    request.set_data(piece.data(), piece.size());
+    sent += static_cast<int64_t>(piece.size());
+  }
+  if (!going_on) context.TryCancel();
+  stream->WritesDone();
+  const grpc::Status status = stream->Finish();
+  if (!going_on) return absl::CancelledError("sending ahead was stopped");
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  return sent;
 }
 
 absl::Status ContextClient::Delete(const std::string& name) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "kvstore/format/context_id.h"
 
 namespace grpc {
 class Channel;
@@ -48,6 +49,11 @@ class ContextClient {
       const std::string& name,
       absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
       absl::FunctionRef<void(int64_t position, int64_t bytes)> progress);
+  // A file of a context that is still being computed, for an import to come: kvstore/storage's
+  // BeginAhead. bytes: all of it; go_on: asked before each piece, false is Cancelled.
+  // Returns how many bytes the server did not have.
+  absl::StatusOr<int64_t> SendAhead(const std::string& name, ContextId id, int64_t file,
+                                    absl::string_view bytes, absl::FunctionRef<bool()> go_on);
   absl::Status Delete(const std::string& name);
 
  private:

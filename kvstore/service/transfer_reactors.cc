@@ -3,6 +3,7 @@
 #include <grpcpp/alarm.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "common/status.h"
@@ -192,12 +193,12 @@ class ImportReactor final
 
   void OnReadDone(bool ok) override {
     if (!Waited()) return;
-    if (!ok) return End(ended_);  // what has arrived is kept
+    if (!ok) return EndImport(ended_);  // what has arrived is kept
     engine_->ContinueBackground([self = shared_from_this(), this] { Answer(Handle()); });
   }
   void OnWriteDone(bool ok) override {
     if (!Waited()) return;
-    if (!ok) return End(absl::CancelledError("import: nobody reads"));
+    if (!ok) return EndImport(absl::CancelledError("import: nobody reads"));
     AfterSpending(static_cast<int64_t>(request_.data().size()), [this] { ReadNext(); });
   }
 
@@ -217,11 +218,13 @@ class ImportReactor final
       RETURN_IF_ERROR(visit_->AllowNew(request_.name()));
       SetTold();
       ASSIGN_OR_RETURN(to_, engine_->Import(request_.name(), Guard()));
+      if (request_.has_ahead()) RETURN_IF_ERROR(BeginAhead(request_.ahead()));
     } else if (!request_.name().empty()) {
       return absl::InvalidArgumentError("import: the name belongs into the first request");
     }
     RETURN_IF_ERROR(visit_->StillAllowed());
     RETURN_IF_ERROR(to_->Take(request_.data()));
+    if (ahead_ && to_->position() == to_->bytes()) ended_ = absl::OkStatus();
     if (quota_ != nullptr && to_->position() - checked_at_ >= kQuotaEveryBytes) {
       RETURN_IF_ERROR(CheckQuota());
     }
@@ -229,6 +232,16 @@ class ImportReactor final
     reply_.set_position(to_->position());
     reply_.set_bytes(to_->bytes());
     return absl::OkStatus();
+  }
+
+  absl::Status BeginAhead(const v1::FileAhead& ahead) {
+    const std::optional<ContextId> id = ContextId::FromBytes(ahead.context_id());
+    if (!id.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("import: a context id of ", ahead.context_id().size(), " bytes"));
+    }
+    ahead_ = true;
+    return to_->BeginAhead(*id, ahead.file(), ahead.bytes());
   }
 
   absl::Status Publish() {
@@ -284,8 +297,15 @@ class ImportReactor final
 
   void Answer(const absl::Status& status) {
     if (!status.ok()) visit_->Log("import", status);
-    if (!status.ok()) return End(status);
+    if (!status.ok()) return EndImport(status);
     Wait([this] { StartWrite(&reply_); });
+  }
+
+  // Whoever hears of the end may begin again at once: nothing of this import is held any more. Where
+  // no work goes on.
+  void EndImport(const absl::Status& status) {
+    to_.reset();
+    End(status);
   }
 
   std::unique_ptr<ContextImport> to_;
@@ -294,6 +314,7 @@ class ImportReactor final
   v1::ImportRequest request_;
   v1::ImportReply reply_;
   bool published_ = false;
+  bool ahead_ = false;
   absl::Status ended_ = absl::CancelledError("import: the call ended before publish");
 };
 

@@ -23,6 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Bytes after which the disk is told to begin, and which may be on their way to it: whoever writes
+// faster waits, so that the disk's queue stays short for those who read, and the end is no long wait.
+constexpr int64_t kPace = int64_t{8} << 20;
+constexpr int64_t kMostDeclaredBytes = int64_t{1} << 60;  // that somebody may declare
+
 // The file that is being written, with the SHA-256 of what it holds.
 class PartFile {
  public:
@@ -37,7 +42,7 @@ class PartFile {
     if (fd_ < 0) return ErrnoStatus(errno, absl::StrCat(path, ": create"));
     const off_t there = lseek(fd_, 0, SEEK_END);
     if (there < 0) return ErrnoStatus(errno, path);
-    bytes_ = std::min<int64_t>(there, most);
+    bytes_ = begun_ = std::min<int64_t>(there, most);
     if (ftruncate(fd_, bytes_) != 0) return ErrnoStatus(errno, path);
     if (lseek(fd_, bytes_, SEEK_SET) < 0) return ErrnoStatus(errno, path);
     if (bytes_ == 0) return absl::OkStatus();
@@ -55,6 +60,11 @@ class PartFile {
       bytes_ += n;
       bytes.remove_prefix(static_cast<size_t>(n));
     }
+    if (bytes_ - begun_ < kPace) return absl::OkStatus();
+    // Hints: what they miss, the fsync at the end does.
+    sync_file_range(fd_, begun_, bytes_ - begun_, SYNC_FILE_RANGE_WRITE);
+    sync_file_range(fd_, 0, begun_, SYNC_FILE_RANGE_WAIT_BEFORE);
+    begun_ = bytes_;
     return absl::OkStatus();
   }
 
@@ -77,6 +87,7 @@ class PartFile {
   std::string path_;
   int fd_ = -1;
   int64_t bytes_ = 0;
+  int64_t begun_ = 0;  // of which the disk has been told to write
   Sha256 sha_;
 };
 
@@ -87,6 +98,25 @@ class ContextImportImpl final : public ContextImport {
 
   ~ContextImportImpl() override {
     if (lock_ >= 0) close(lock_);
+  }
+
+  absl::Status BeginAhead(ContextId id, int64_t file, int64_t bytes) override {
+    CARREL_CHECK(position_ == 0 && bytes_ == 0);
+    if (name_.empty() || file < 0 || file >= kMostStreamFiles || bytes < 1 ||
+        bytes > kMostDeclaredBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("import ", name_, ": file ", file, " of ", bytes,
+                       " bytes ahead; it needs a name, files below ", kMostStreamFiles,
+                       " and 1 to ", kMostDeclaredBytes, " bytes"));
+    }
+    ahead_ = true;
+    RETURN_IF_ERROR(OpenFolder(id, bytes + kStreamDigestBytes));
+    file_ = static_cast<size_t>(file);
+    header_.file_bytes.assign(file_ + 1, 0);
+    header_.file_bytes[file_] = bytes;
+    bytes_ = bytes + kStreamDigestBytes;
+    if (!IsWhole(file_)) RETURN_IF_ERROR(ProbeRoom(folder_ + "/all", 0, bytes));
+    return BeginFile();
   }
 
   int64_t position() const override { return position_; }
@@ -108,6 +138,10 @@ class ContextImportImpl final : public ContextImport {
   }
 
   absl::StatusOr<v1::Manifest> Publish() override {
+    if (ahead_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("import ", name_, ": a file that is sent ahead is no context"));
+    }
     if (bytes_ == 0 || position_ != bytes_) {
       return absl::DataLossError(
           absl::StrCat("import: the stream ends at ", position_, ", it has ",
@@ -149,6 +183,23 @@ class ContextImportImpl final : public ContextImport {
         absl::StrCat("import ", name_, ": another import of this context is going on"));
   }
 
+  // The place of the context's files, for this import alone, of which so many bytes may come.
+  absl::Status OpenFolder(ContextId id, int64_t wanted) {
+    RETURN_IF_ERROR(target_.check_free(name_, id, wanted));
+    folder_ = absl::StrCat(imports_, "/", id.ToString());
+    RETURN_IF_ERROR(Lock());
+    std::error_code error;
+    fs::permissions(imports_, fs::perms::owner_all, error);
+    fs::create_directories(folder_, error);
+    return error ? ErrnoStatus(error.value(), absl::StrCat("create ", folder_)) : absl::OkStatus();
+  }
+
+  bool IsWhole(size_t i) const {
+    std::error_code error;
+    return static_cast<int64_t>(fs::file_size(FilePath(i), error)) == header_.file_bytes[i] &&
+           !error;
+  }
+
   absl::StatusOr<int64_t> TakeHeader(absl::string_view bytes) {
     int64_t taken = 0;
     for (;;) {
@@ -177,37 +228,32 @@ class ContextImportImpl final : public ContextImport {
     if (name_.empty()) name_ = header_.name;
     int64_t wanted = position_;
     for (const int64_t bytes : header_.file_bytes) wanted += bytes + kStreamDigestBytes;
-    RETURN_IF_ERROR(target_.check_free(name_, id, wanted));
-    folder_ = absl::StrCat(imports_, "/", id.ToString());
-    RETURN_IF_ERROR(Lock());
-    std::error_code error;
+    RETURN_IF_ERROR(OpenFolder(id, wanted));
     const absl::StatusOr<std::string> known = ReadFile(folder_ + "/header");
-    if (!known.ok() || *known != header_bytes_) fs::remove_all(folder_, error);
-    fs::create_directories(folder_, error);
-    if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", folder_));
-    fs::permissions(imports_, fs::perms::owner_all, error);
+    // Files without a header were sent ahead.
+    if (known.ok() && *known != header_bytes_) {
+      std::error_code error;
+      fs::remove_all(folder_, error);
+      RETURN_IF_ERROR(MakePrivateFolder(folder_));
+    }
     if (!known.ok() || *known != header_bytes_) {
       RETURN_IF_ERROR(WriteFileAtomically(folder_ + "/header", header_bytes_));
     }
     bytes_ = position_;
     int64_t room = 0;
     for (size_t i = 0; i < header_.file_bytes.size(); ++i) {
-      const int64_t wanted = header_.file_bytes[i];
-      bytes_ += wanted + kStreamDigestBytes;
-      const bool whole = fs::exists(FilePath(i), error) &&
-                         static_cast<int64_t>(fs::file_size(FilePath(i), error)) == wanted;
-      if (whole && i == file_) {
-        ++file_;
-        position_ = bytes_;
-      } else {
-        room += wanted;
-      }
+      bytes_ += header_.file_bytes[i] + kStreamDigestBytes;
+      if (!IsWhole(i)) room += header_.file_bytes[i];
     }
     if (room > 0) RETURN_IF_ERROR(ProbeRoom(folder_ + "/all", 0, room));
     return BeginFile();
   }
 
+  // The next one that is not here.
   absl::Status BeginFile() {
+    for (; file_ < header_.file_bytes.size() && IsWhole(file_); ++file_) {
+      position_ += header_.file_bytes[file_] + kStreamDigestBytes;
+    }
     if (file_ == header_.file_bytes.size()) return absl::OkStatus();
     part_ = std::make_unique<PartFile>();
     digest_.clear();
@@ -246,6 +292,7 @@ class ContextImportImpl final : public ContextImport {
   std::string name_;
   const ImportTarget target_;
   int lock_ = -1;
+  bool ahead_ = false;  // one file instead of a stream
   std::string header_bytes_;
   StreamHeader header_;
   std::string folder_;

@@ -17,7 +17,6 @@ constexpr uint32_t kVersion = 1;
 constexpr int64_t kFixedBytes = 32;
 constexpr uint64_t kMostManifestBytes = uint64_t{256} << 20;
 constexpr uint32_t kMostNameBytes = 128;
-constexpr uint32_t kMostFiles = 1 << 20;
 
 std::string DigestOf(absl::string_view bytes) {
   Sha256 sha;
@@ -63,7 +62,7 @@ absl::StatusOr<int64_t> StreamHeader::BytesWanted(absl::string_view so_far) {
   if (manifest_bytes > kMostManifestBytes) {
     return Refuse("manifest bytes", manifest_bytes, kMostManifestBytes);
   }
-  if (files > kMostFiles) return Refuse("files", files, kMostFiles);
+  if (files > kMostStreamFiles) return Refuse("files", files, kMostStreamFiles);
   if (LoadLittleEndian<uint32_t>(so_far.data() + 28) != 0) {
     return absl::DataLossError("export: reserved bytes of its header are not 0");
   }

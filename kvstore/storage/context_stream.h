@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kvstore/format/context_id.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -46,6 +47,10 @@ class ContextImport {
   // Offset in the stream of what is to come next.
   virtual int64_t position() const = 0;
   virtual int64_t bytes() const = 0;  // of the whole stream; 0 before the header is known
+  // First of all calls, where the context is still being computed: what comes is not the stream but
+  // file `file` of it, and behind it its SHA-256. Kept as of an interrupted import; Publish is
+  // refused. InvalidArgument: no such file can be.
+  virtual absl::Status BeginAhead(ContextId id, int64_t file, int64_t bytes) = 0;
   // `bytes` from position() on. AlreadyExists: the store has the name, or the context under any
   // that its importer sees.
   // FailedPrecondition: another import of the context is going on. ResourceExhausted: disk full.
@@ -80,5 +85,6 @@ struct StreamHeader {
   static absl::StatusOr<StreamHeader> Decode(absl::string_view all);  // BytesWanted() of them
 };
 inline constexpr int64_t kStreamDigestBytes = 32;
+inline constexpr int64_t kMostStreamFiles = 1 << 20;
 
 }  // namespace carrel::kvstore

@@ -110,6 +110,105 @@ TEST(StreamHeaderTest, KnownHeader_HasGoldenBytes) {
   EXPECT_EQ(decoded->file_bytes, header.file_bytes);
 }
 
+// The files of the stream as they are sent ahead: with the SHA-256 behind each.
+std::vector<std::string> SlotsOf(const std::string& stream) {
+  const auto header_bytes = *StreamHeader::BytesWanted(stream.substr(0, 32));
+  const auto header = *StreamHeader::Decode(stream.substr(0, static_cast<size_t>(header_bytes)));
+  std::vector<std::string> slots;
+  auto at = static_cast<size_t>(header_bytes);
+  for (const int64_t bytes : header.file_bytes) {
+    const auto slot = static_cast<size_t>(bytes + kStreamDigestBytes);
+    slots.push_back(stream.substr(at, slot));
+    at += slot;
+  }
+  return slots;
+}
+
+// Gives the bytes of a slot from where the import wants them; `most` of them.
+absl::Status GiveAhead(Store& store, ContextId id, int64_t file, const std::string& slot,
+                       size_t most = SIZE_MAX) {
+  ASSIGN_OR_RETURN(const auto to, store.Import("report"));
+  RETURN_IF_ERROR(to->BeginAhead(id, file, static_cast<int64_t>(slot.size()) - kStreamDigestBytes));
+  const absl::string_view wanted = absl::string_view(slot).substr(0, most);
+  if (to->position() < static_cast<int64_t>(wanted.size())) {
+    RETURN_IF_ERROR(to->Take(wanted.substr(static_cast<size_t>(to->position()))));
+  }
+  EXPECT_EQ(to->position(), static_cast<int64_t>(wanted.size()));
+  EXPECT_EQ(to->Publish().status().code(), StatusCode::kFailedPrecondition);
+  return absl::OkStatus();
+}
+
+TEST_F(ContextStreamTest, FilesSentAhead_AreNotAskedForAgain) {
+  const std::vector<std::string> slots = SlotsOf(stream_);
+  ASSERT_GE(slots.size(), 2u);
+  const ContextId id = *ContextIdOf(*OpenStore(a_)->GetManifest("report"));
+  const auto b = OpenStore(b_);
+  // Any of them, in any order, one half of a file, and one twice.
+  const size_t whole = rng_() % slots.size();
+  const size_t half = (whole + 1) % slots.size();
+  CARREL_ASSERT_OK(GiveAhead(*b, id, static_cast<int64_t>(whole), slots[whole]));
+  CARREL_ASSERT_OK(GiveAhead(*b, id, static_cast<int64_t>(whole), slots[whole]));
+  CARREL_ASSERT_OK(
+      GiveAhead(*b, id, static_cast<int64_t>(half), slots[half], slots[half].size() / 2));
+  EXPECT_TRUE(b->List()->empty());
+  const auto to = *b->Import("report");
+  int64_t taken = 0;
+  while (to->position() < static_cast<int64_t>(stream_.size())) {
+    const auto at = static_cast<size_t>(to->position());
+    const absl::string_view piece = absl::string_view(stream_).substr(at, 1 + rng_() % 3000);
+    CARREL_ASSERT_OK(to->Take(piece));
+    // What follows a jump is not taken.
+    const int64_t moved = to->position() - static_cast<int64_t>(at);
+    taken += std::min<int64_t>(moved, static_cast<int64_t>(piece.size()));
+  }
+  EXPECT_LE(taken, static_cast<int64_t>(stream_.size() - slots[whole].size() -
+                                        slots[half].size() / 2 + 3 * 3000));
+  const auto manifest = to->Publish();
+  CARREL_ASSERT_OK(manifest);
+  EXPECT_EQ(manifest->content_id(), content_id_);
+  EXPECT_TRUE(fs::is_empty(b_ + "/importing"));
+}
+
+TEST_F(ContextStreamTest, FileSentAheadThatIsAnother_IsFoundAndTheNextImportIsRight) {
+  const std::vector<std::string> slots = SlotsOf(stream_);
+  const ContextId id = *ContextIdOf(*OpenStore(a_)->GetManifest("report"));
+  const auto b = OpenStore(b_);
+  const auto Sealed = [](std::string bytes) {
+    Sha256 sha;
+    sha.Update(bytes);
+    const auto digest = sha.Finish();
+    return bytes.append(reinterpret_cast<const char*>(digest.data()), digest.size());
+  };
+  // Of another size: asked for again.
+  CARREL_ASSERT_OK(GiveAhead(*b, id, 0, Sealed("something else")));
+  // Of the same size, by its own SHA-256 right.
+  std::string other = slots[1].substr(0, slots[1].size() - kStreamDigestBytes);
+  other[other.size() / 2] = static_cast<char>(other[other.size() / 2] ^ 1);
+  CARREL_ASSERT_OK(GiveAhead(*b, id, 1, Sealed(other)));
+  EXPECT_EQ(ImportAll(*b, "report", stream_, rng_).status().code(), StatusCode::kDataLoss);
+  EXPECT_TRUE(b->List()->empty());
+  const auto imported = ImportAll(*b, "report", stream_, rng_);
+  CARREL_ASSERT_OK(imported);
+  EXPECT_EQ(imported->content_id(), content_id_);
+}
+
+TEST_F(ContextStreamTest, NoSuchFileAhead_IsRefused) {
+  const auto b = OpenStore(b_);
+  const ContextId id = ContextId::Random();
+  for (const auto& [file, bytes] :
+       {std::pair<int64_t, int64_t>{-1, 5}, {kMostStreamFiles, 5}, {0, 0}, {0, -1}}) {
+    const auto to = *b->Import("report");
+    EXPECT_EQ(to->BeginAhead(id, file, bytes).code(), StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ((*b->Import("report"))->BeginAhead(id, 0, int64_t{1} << 60).code(),
+            StatusCode::kResourceExhausted);
+  // By its SHA-256.
+  std::string damaged = SlotsOf(stream_)[1];
+  damaged[0] = static_cast<char>(damaged[0] ^ 1);
+  EXPECT_EQ(GiveAhead(*b, id, 1, damaged).code(), StatusCode::kDataLoss);
+  EXPECT_TRUE(b->List()->empty());
+}
+
 TEST_F(ContextStreamTest, ExportThenImport_GivesTheSameFilesAndContentId) {
   {
     const auto b = OpenStore(b_);

@@ -1,3 +1,5 @@
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <map>
@@ -31,7 +33,7 @@ struct PrefillFlags {
   std::string missing_bytes = "refuse";
   std::string input;
   std::string tokens;
-  std::string server;  // empty: the context stays in the folder
+  StoreFlags served;  // no server: the context stays in the folder
   IndexFlags index;
   int threads = 0;
   std::string device = "cpu";
@@ -145,9 +147,8 @@ bool IsComputed(const absl::StatusOr<v1::Manifest>& found, const model::Checkpoi
 absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens, kvstore::Store& store,
                                ThreadPool* pool) {
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<library::StoreAccess> served,
-      library::StoreAccess::Open({.server = flags.server}, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> served,
+                   library::StoreAccess::Open(flags.served, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client,
                    served->NewContextClient());
   const absl::StatusOr<v1::Manifest> found = store.GetManifest(flags.config.name);
@@ -155,31 +156,46 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
   RETURN_IF_ERROR(
       library::CheckNameIsFreeAt(*client, flags.config.name, computed ? found->content_id() : ""));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
+  int64_t bytes_ahead = 0;
   if (!computed) {
+    library::AheadSender ahead(client.get(), flags.config.name);
+    flags.config.sealed = [&ahead](const prefill::SealedLayer& layer) {
+      const auto id = kvstore::ContextId::FromBytes(layer.context_id);
+      for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
+        ahead.Send(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
+      }
+    };
     const absl::StatusOr<prefill::PrefillReport> report =
         prefill::RunPrefill(flags.config, checkpoint, tokens, store, pool, progress);
     progress.Clear();
     if (!report.ok())
       return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
     if (!flags.json) Print(flags, *report);
+    progress.Update(1, "sending layers");
+    if (const absl::Status sent = ahead.Finish(); !sent.ok()) {
+      spdlog::warn("layers were not sent ahead: {}", sent.ToString());
+    }
+    bytes_ahead = ahead.bytes();
+    flags.config.sealed = nullptr;
   }
   const absl::StatusOr<v1::ImportReply> moved =
       library::MoveContext(store, flags.config.name, *client, progress);
   progress.Clear();
   if (!moved.ok()) {
-    return Annotate(moved.status(), absl::StrCat("sending \"", flags.config.name, "\" to ",
-                                                 flags.server, "; the same command goes on"));
+    return Annotate(moved.status(),
+                    absl::StrCat("sending \"", flags.config.name, "\" to ", flags.served.server,
+                                 "; the same command goes on"));
   }
   if (flags.json) {
-    const nlohmann::json json = {{"name", moved->name()},
-                                 {"tokens", tokens.size()},
-                                 {"server", flags.server},
-                                 {"content_id", moved->content_id()},
-                                 {"bytes", moved->bytes()}};
+    const nlohmann::json json = {
+        {"name", moved->name()},         {"tokens", tokens.size()},
+        {"server", flags.served.server}, {"content_id", moved->content_id()},
+        {"bytes", moved->bytes()},       {"bytes_ahead", bytes_ahead}};
     std::printf("%s\n", json.dump().c_str());
   } else {
-    std::printf("sent to %s: %s, content id %s\n", flags.server.c_str(),
-                FormatBytes(moved->bytes()).c_str(), moved->content_id().c_str());
+    std::printf("sent to %s: %s, of which %s while later layers were computed, content id %s\n",
+                flags.served.server.c_str(), FormatBytes(moved->bytes()).c_str(),
+                FormatBytes(bytes_ahead).c_str(), moved->content_id().c_str());
   }
   return absl::OkStatus();
 }
@@ -211,7 +227,8 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
-  if (!flags.server.empty()) return PrefillIntoServer(flags, checkpoint, tokens, *store, &pool);
+  if (!flags.served.server.empty())
+    return PrefillIntoServer(flags, checkpoint, tokens, *store, &pool);
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   absl::StatusOr<prefill::PrefillReport> report =
       prefill::RunPrefill(flags.config, checkpoint, tokens, *store, &pool, progress);
@@ -220,6 +237,40 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
     return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
   Print(flags, *report);
   return absl::OkStatus();
+}
+
+// What belongs to the lab, beside --summaries.
+void DeclareLab(CLI::App& command, PrefillFlags& flags) {
+  command
+      .add_option("--attention", flags.attention,
+                  "dense | hip | infinitehip: what a token attends to, with parameters as "
+                  "NAME:key=value,key=value (rows, sink, window, block_q, stride_q; hip: block_k)")
+      ->capture_default_str();
+  command
+      .add_option("--key-position", flags.key_position,
+                  "how keys are stored: rotated (after RoPE, at their position) | none (before "
+                  "RoPE, for --rope infinitehip)")
+      ->capture_default_str();
+  command
+      .add_option("--rope", flags.rope,
+                  "where keys stand in attention: trained (where the document has them) | "
+                  "infinitehip (within the trained length, for documents of any length)")
+      ->capture_default_str();
+  command.add_flag("--beyond-trained", flags.config.beyond_trained,
+                   "rope=trained: take a document longer than the model was trained for");
+  command
+      .add_option("--segment-tokens", flags.config.segment_tokens,
+                  "rows per stored segment, a power of two")
+      ->capture_default_str();
+  command
+      .add_option("--sampled-queries", flags.config.sampled_queries,
+                  "queries kept per layer and head, for audits")
+      ->capture_default_str();
+  command
+      .add_option("--recheck", flags.config.recheck_tokens,
+                  "tokens of the document that are computed again from the sealed rows before the "
+                  "context is published; 0: none")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -240,44 +291,18 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command
       .add_option("--store", flags->config.store_folder, "folder of the store; created if absent")
       ->required();
-  command.add_option("--server", flags->server,
-                     "prefill for a store that is being served: --store is where the work is done, "
-                     "and the finished context moves to this address");
+  flags->served.DeclareServer(command);
+  command.get_option("--server")
+      ->description(
+          "prefill for a store that is being served: --store is where the work is done, and the "
+          "context "
+          "moves to this address, layer by layer");
   command.add_option("--name", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
   CLI::Option* const summaries =
       command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
           ->capture_default_str();
-  command
-      .add_option("--attention", flags->attention,
-                  "dense | hip | infinitehip: what a token attends to, with parameters as "
-                  "NAME:key=value,key=value (rows, sink, window, block_q, stride_q; hip: block_k)")
-      ->capture_default_str();
-  command
-      .add_option("--key-position", flags->key_position,
-                  "how keys are stored: rotated (after RoPE, at their position) | none (before "
-                  "RoPE, for --rope infinitehip)")
-      ->capture_default_str();
-  command
-      .add_option("--rope", flags->rope,
-                  "where keys stand in attention: trained (where the document has them) | "
-                  "infinitehip (within the trained length, for documents of any length)")
-      ->capture_default_str();
-  command.add_flag("--beyond-trained", flags->config.beyond_trained,
-                   "rope=trained: take a document longer than the model was trained for");
-  command
-      .add_option("--segment-tokens", flags->config.segment_tokens,
-                  "rows per stored segment, a power of two")
-      ->capture_default_str();
-  command
-      .add_option("--sampled-queries", flags->config.sampled_queries,
-                  "queries kept per layer and head, for audits")
-      ->capture_default_str();
-  command
-      .add_option("--recheck", flags->config.recheck_tokens,
-                  "tokens of the document that are computed again from the sealed rows before the "
-                  "context is published; 0: none")
-      ->capture_default_str();
+  DeclareLab(command, *flags);
   DeclareDevice(command, flags->device, flags->config.gpu_memory);
   command
       .add_option("--threads", flags->threads,

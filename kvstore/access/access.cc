@@ -62,7 +62,9 @@ absl::Status Access::Reload() {
 
 void Access::Apply(const KeysFile& file) {
   absl::MutexLock lock(&mu_);
+  tenant_names_.clear();
   for (const Tenant& tenant : file.tenants) {
+    tenant_names_.insert(tenant.name);
     std::shared_ptr<TenantState>& state = tenants_[tenant.name];
     if (state == nullptr) state = std::make_shared<TenantState>();
     state->Set(tenant);
@@ -141,6 +143,16 @@ AccessCounters Access::counters() const {
           .unauthenticated = unauthenticated_,
           .reloads = reloads_,
           .failed_reloads = failed_reloads_};
+}
+
+std::vector<std::pair<TenantUse, std::string>> Access::tenant_uses() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::pair<TenantUse, std::string>> uses;
+  for (const std::string& name : tenant_names_) {
+    const std::shared_ptr<TenantState>& state = tenants_.at(name);
+    uses.emplace_back(state->use(), state->tenant().prefix);
+  }
+  return uses;
 }
 
 std::vector<AccessUse> Access::uses() const {

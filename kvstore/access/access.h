@@ -11,7 +11,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -65,6 +67,8 @@ class Access {
   bool has_keys() const { return !keys_file_.empty(); }
   AccessCounters counters() const;
   std::vector<AccessUse> uses() const;  // by name
+  // By name, of those of the keys file as it is now; prefix: of their contexts' names.
+  std::vector<std::pair<TenantUse, std::string>> tenant_uses() const;
 
  private:
   Access() = default;
@@ -78,7 +82,9 @@ class Access {
 
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Principal>> principals_ ABSL_GUARDED_BY(mu_);  // by name
+  // Those that the file ever named, and names.
   std::map<std::string, std::shared_ptr<TenantState>> tenants_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string> tenant_names_ ABSL_GUARDED_BY(mu_);
   std::vector<std::pair<std::string, std::shared_ptr<Principal>>> keys_
       ABSL_GUARDED_BY(mu_);  // SHA-256
   absl::flat_hash_map<std::string, std::shared_ptr<Principal>> certificates_ ABSL_GUARDED_BY(mu_);

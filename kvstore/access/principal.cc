@@ -68,6 +68,22 @@ absl::Status TenantState::CheckImports(int64_t stored_contexts, int64_t stored_b
   return CheckQuota(stored_contexts, stored_bytes, imports_, import_bytes_);
 }
 
+void TenantState::Count(int64_t requests, int64_t bytes, int64_t refusals) {
+  absl::MutexLock lock(&mu_);
+  use_.requests += requests;
+  use_.bytes += bytes;
+  use_.refusals += refusals;
+}
+
+TenantUse TenantState::use() const {
+  absl::MutexLock lock(&mu_);
+  TenantUse use = use_;
+  use.name = tenant_.name;
+  use.sessions = sessions_;
+  use.imports = imports_;
+  return use;
+}
+
 void TenantState::ReturnImport(int64_t bytes) {
   absl::MutexLock lock(&mu_);
   --imports_;
@@ -159,10 +175,16 @@ absl::StatusOr<std::shared_ptr<void>> Principal::TakeSession() {
                                });
 }
 
+void Principal::CountRefusal() {
+  absl::MutexLock lock(&mu_);
+  if (tenant_ != nullptr) tenant_->Count(0, 0, 1);
+}
+
 absl::Duration Principal::Spend(int64_t requests, int64_t bytes, absl::Time now) {
   const absl::Duration wait = std::max(requests_.Spend(static_cast<double>(requests), now),
                                        bytes_.Spend(static_cast<double>(bytes), now));
   absl::MutexLock lock(&mu_);
+  if (tenant_ != nullptr) tenant_->Count(requests, bytes, 0);
   counts_.requests += requests;
   counts_.bytes += bytes;
   if (requests > 0 && wait > absl::ZeroDuration()) ++counts_.delayed;

@@ -18,6 +18,14 @@
 
 namespace carrel::kvstore {
 
+// What a tenant has and did, over all its keys.
+struct TenantUse {
+  std::string name;
+  int64_t sessions = 0, imports = 0;              // now
+  int64_t requests = 0, bytes = 0, refusals = 0;  // since the start
+  int64_t stored_contexts = 0, stored_bytes = 0;  // filled in by who knows the store
+};
+
 // What all keys of a tenant share; it lives on when the keys file is read again.
 class TenantState {
  public:
@@ -30,6 +38,8 @@ class TenantState {
   absl::Status TakeImport(int64_t stored_contexts, int64_t stored_bytes, int64_t bytes);
   absl::Status CheckImports(int64_t stored_contexts, int64_t stored_bytes) const;
   void ReturnImport(int64_t bytes);
+  void Count(int64_t requests, int64_t bytes, int64_t refusals);
+  TenantUse use() const;
 
  private:
   absl::Status CheckQuota(int64_t contexts, int64_t bytes, int64_t more_contexts,
@@ -38,6 +48,7 @@ class TenantState {
   mutable absl::Mutex mu_;
   Tenant tenant_ ABSL_GUARDED_BY(mu_);
   int64_t sessions_ ABSL_GUARDED_BY(mu_) = 0;
+  TenantUse use_ ABSL_GUARDED_BY(mu_);
   int64_t imports_ ABSL_GUARDED_BY(mu_) = 0, import_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
@@ -67,6 +78,7 @@ class Principal : public std::enable_shared_from_this<Principal> {
 
   // Counted until the result is destroyed.
   absl::StatusOr<std::shared_ptr<void>> TakeSession();
+  void CountRefusal();  // of the tenant's
   // How long to wait before the next request is read.
   absl::Duration Spend(int64_t requests, int64_t bytes, absl::Time now = absl::Now());
   // A place in the tenant's quotas for a context of this size that is on its way in, beside those of

@@ -103,6 +103,7 @@ Admission::Admission(std::shared_ptr<Access> access, AuditLog* audit)
 
 absl::Status Visit::Denied(absl::Status status, const char* reason) const {
   Denials(reason).Add();
+  if (principal_ != nullptr) principal_->CountRefusal();
   Log("denied", status);
   return status;
 }

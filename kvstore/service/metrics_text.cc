@@ -166,6 +166,39 @@ std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& s) {
   };
 }
 
+std::vector<MetricFamily> TenantMetrics(const std::vector<TenantUse>& tenants) {
+  const struct {
+    const char *name, *help;
+    MetricType type;
+    int64_t TenantUse::*value;
+  } all[] = {
+      {"carrel_tenant_sessions", "Sessions, exports and imports of a tenant that are open.",
+       MetricType::kGauge, &TenantUse::sessions},
+      {"carrel_tenant_imports", "Imports of a tenant that have a place in its quotas.",
+       MetricType::kGauge, &TenantUse::imports},
+      {"carrel_tenant_requests_total", "Requests and calls of a tenant.", MetricType::kCounter,
+       &TenantUse::requests},
+      {"carrel_tenant_bytes_total", "Bytes of a tenant's requests and replies.",
+       MetricType::kCounter, &TenantUse::bytes},
+      {"carrel_tenant_refusals_total", "Calls and sessions of a tenant that were denied.",
+       MetricType::kCounter, &TenantUse::refusals},
+      {"carrel_tenant_stored_contexts", "Contexts that a tenant has stored.", MetricType::kGauge,
+       &TenantUse::stored_contexts},
+      {"carrel_tenant_stored_bytes", "Bytes that a tenant has stored.", MetricType::kGauge,
+       &TenantUse::stored_bytes},
+  };
+  std::vector<MetricFamily> families;
+  for (const auto& one : all) {
+    MetricFamily family = {.name = one.name, .help = one.help, .type = one.type};
+    for (const TenantUse& tenant : tenants) {
+      family.samples.push_back(
+          {.labels = {{"tenant", tenant.name}}, .value = static_cast<double>(tenant.*one.value)});
+    }
+    families.push_back(std::move(family));
+  }
+  return families;
+}
+
 std::vector<MetricFamily> ProcessMetrics() {
   std::vector<MetricFamily> families;
   families.push_back({.name = "carrel_build_info",

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/metrics.h"
+#include "kvstore/access/principal.h"
 #include "kvstore/engine/engine_statistics.h"
 #include "kvstore/service/service_limits.h"
 
@@ -20,6 +21,8 @@ std::vector<MetricFamily> EngineMetrics(const EngineStatistics& statistics);
 std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& statistics);
 // What the kernel says of this process: resident memory by kind, page faults, descriptors, CPU
 // seconds, start time; what it does not say is left out.
+// One sample of each for a tenant.
+std::vector<MetricFamily> TenantMetrics(const std::vector<TenantUse>& tenants);
 std::vector<MetricFamily> ProcessMetrics();
 
 }  // namespace carrel::kvstore

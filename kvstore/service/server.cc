@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
@@ -26,6 +27,7 @@
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/admission.h"
 #include "kvstore/service/context_service.h"
+#include "kvstore/service/convert.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
 #include "kvstore/service/listener.h"
@@ -56,6 +58,8 @@ constexpr int64_t kLeastTransportBytes = int64_t{256} << 20;
 constexpr int64_t kMuchFreedBytes = int64_t{32} << 20;
 constexpr int64_t kLittleFreedBytes = int64_t{1} << 20;
 constexpr int kTicksPerLook = 20;
+// How long what is stored of each tenant is taken for so.
+constexpr std::chrono::seconds kStoredFor{60};
 // Of gRPC's synchronous services, of which reflection is the only one.
 constexpr int kSyncThreads = 4;
 
@@ -80,6 +84,7 @@ class GrpcServer : public Server {
  public:
   GrpcServer(const ServerConfig& config, Engine* engine)
       : config_(config),
+        engine_(engine),
         registry_(config.limits, engine->config().max_sessions),
         admission_(config.access != nullptr ? config.access : Access::Open(config.listen.empty()),
                    config.audit),
@@ -97,6 +102,7 @@ class GrpcServer : public Server {
   void HurryUp() override { registry_.HurryUp(); }
   absl::Status Probe(absl::Duration limit) override;
   ServiceStatistics statistics() const override;
+  std::vector<TenantUse> tenants() override;
 
  private:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
@@ -107,6 +113,7 @@ class GrpcServer : public Server {
   void KeepTime();
 
   const ServerConfig config_;
+  Engine* const engine_;
   int64_t max_connections_ = 0, max_descriptors_ = 0;
   SessionRegistry registry_;
   Admission admission_;
@@ -119,6 +126,9 @@ class GrpcServer : public Server {
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<Acceptor> acceptor_;  // of TCP addresses
   std::unique_ptr<grpc::Server> server_;
+  absl::Mutex stored_mu_;
+  std::vector<std::pair<std::string, int64_t>> stored_ ABSL_GUARDED_BY(stored_mu_);  // name, bytes
+  std::chrono::steady_clock::time_point stored_until_ ABSL_GUARDED_BY(stored_mu_);
   absl::Notification stopped_;
   std::thread time_keeper_;
 };
@@ -294,6 +304,32 @@ ServiceStatistics GrpcServer::statistics() const {
   registry_.AddTo(&statistics);
   statistics.transfers = transfers_.size();
   return statistics;
+}
+
+std::vector<TenantUse> GrpcServer::tenants() {
+  std::vector<TenantUse> tenants;
+  const auto uses = admission_.access().tenant_uses();
+  if (uses.empty()) return tenants;
+  absl::MutexLock lock(&stored_mu_);
+  if (const auto now = std::chrono::steady_clock::now(); now >= stored_until_) {
+    std::vector<absl::Status> unreadable;
+    if (const auto manifests = engine_->List(&unreadable); manifests.ok()) {
+      stored_.clear();
+      for (const v1::Manifest& manifest : *manifests) {
+        stored_.emplace_back(manifest.name(), FactsOf(manifest).bytes);
+      }
+    }
+    stored_until_ = now + kStoredFor;
+  }
+  for (const auto& [use, prefix] : uses) {
+    tenants.push_back(use);
+    for (const auto& [name, bytes] : stored_) {
+      if (!absl::StartsWith(name, prefix)) continue;
+      ++tenants.back().stored_contexts;
+      tenants.back().stored_bytes += bytes;
+    }
+  }
+  return tenants;
 }
 
 std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() {

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/certificate.h"
+#include "kvstore/access/principal.h"
 #include "kvstore/service/service_limits.h"
 
 namespace grpc {
@@ -68,6 +69,9 @@ class Server {
   virtual absl::Status Probe(absl::Duration limit) = 0;
 
   virtual ServiceStatistics statistics() const = 0;
+  // What each tenant of the keys file has and did. May read the disk: what is stored is looked at once
+  // a minute.
+  virtual std::vector<TenantUse> tenants() = 0;
 };
 
 }  // namespace carrel::kvstore

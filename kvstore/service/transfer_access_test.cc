@@ -8,6 +8,7 @@
 #include "common/test_util.h"
 #include "kvstore/service/access_test_util.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/service/metrics_text.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -227,6 +228,31 @@ TEST_F(TransferAccessTest, WhatOneTenantLeft_IsNotAnothersToGoOnWith) {
   const absl::StatusOr<int64_t> hers = again.Send(mine_.substr(0, header), "a.mine");
   CARREL_ASSERT_OK(hers);
   EXPECT_EQ(*hers, static_cast<int64_t>(most.size()));
+}
+
+TEST_F(TransferAccessTest, Tenants_AreCounted) {
+  Start();
+  TakeOut();
+  Write(Keys(), Tenants(static_cast<int64_t>(mine_.size()) * 3 / 2));
+  CARREL_EXPECT_OK(Import("ann", "a.mine", mine_));
+  EXPECT_FALSE(Import("ann", "a.theirs", theirs_).ok());
+  ImportCall going(*server_, "bob");
+  CARREL_ASSERT_OK(going.Send(mine_.substr(0, 10), "b.mine"));
+  const std::vector<TenantUse> tenants = server_->server->tenants();
+  ASSERT_EQ(tenants.size(), 2u);
+  EXPECT_EQ(tenants[0].name, "a");
+  EXPECT_EQ(tenants[0].refusals, 1);
+  EXPECT_EQ(tenants[0].stored_contexts, 1);
+  EXPECT_GE(tenants[0].requests, 2);
+  EXPECT_GE(tenants[0].bytes, static_cast<int64_t>(mine_.size()));
+  EXPECT_EQ(tenants[1].name, "b");
+  EXPECT_EQ(tenants[1].sessions, 1);
+  EXPECT_EQ(tenants[1].stored_contexts, 0);
+  EXPECT_THAT(MetricsText(TenantMetrics(tenants)),
+              HasSubstr("carrel_tenant_sessions{tenant=\"b\"} 1"));
+  // One that the file names no more is not shown.
+  Write(kOwner, "");
+  EXPECT_TRUE(server_->server->tenants().empty());
 }
 
 TEST_F(TransferAccessTest, WithdrawnKey_EndsImportsAndExports) {

@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> ObserveFlags::Listen(
     std::vector<MetricFamily> families = SnapshotMetrics();
     for (std::vector<MetricFamily> more :
          {kvstore::EngineMetrics(engine->Statistics()),
-          kvstore::ServiceMetrics(server->statistics()), kvstore::ProcessMetrics()}) {
+          kvstore::ServiceMetrics(server->statistics()), kvstore::TenantMetrics(server->tenants()),
+          kvstore::ProcessMetrics()}) {
       families.insert(families.end(), std::make_move_iterator(more.begin()),
                       std::make_move_iterator(more.end()));
     }

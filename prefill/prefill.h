@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,6 +62,8 @@ struct PrefillConfig {
   // Seconds between hidden states that are kept, as places to go on from; < 0: every layer's on a
   // CPU, one a minute on a GPU, which passes through a layer in less time than one takes to write.
   double hidden_interval_s = -1;
+  // Asked after each block of tokens; false ends the job (Cancelled), which can be gone on with.
+  std::function<bool()> wanted;
 };
 
 struct PrefillReport {

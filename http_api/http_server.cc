@@ -63,10 +63,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   // Of one reply; `turn` tells replies to earlier requests from the one that is wanted.
-  void Send(int64_t turn, int status, const std::string& content_type, const std::string& body) {
+  void Send(int64_t turn, int status, const std::string& content_type, const std::string& body,
+            const HttpFields& fields = {}) {
     if (turn != turn_ || begun_) return;
     http::response<http::string_body> response(static_cast<http::status>(status), 11);
     response.set(http::field::content_type, content_type);
+    response.set("X-Content-Type-Options", "nosniff");
+    for (const auto& [name, value] : fields) response.set(name, value);
     response.keep_alive(keep_alive_);
     response.body() = body;
     response.prepare_payload();
@@ -127,9 +130,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     if (status == 0) return Leave();
     StartTurn(/*keep_alive=*/false);
-    Send(turn_, status, "text/plain",
-         absl::StrCat(status, " ",
-                      std::string(http::obsolete_reason(static_cast<http::status>(status))), "\n"));
+    std::string said(http::obsolete_reason(static_cast<http::status>(status)));
+    if (status == 413) {
+      absl::StrAppend(&said, ": a request may have at most ", shared_->config.max_body_bytes,
+                      " bytes");
+    }
+    Send(turn_, status, "application/json",
+         absl::StrCat(R"({"error":{"message":")", said,
+                      R"(","type":"invalid_request_error","param":null,"code":null}})"));
   }
 
   void StartTurn(bool keep_alive) {
@@ -213,8 +221,9 @@ class Reply final : public HttpReply {
       c.End(turn);
     });
   }
-  void Send(int status, const std::string& content_type, const std::string& body) override {
-    Post([=, turn = turn_](Connection& c) { c.Send(turn, status, content_type, body); });
+  void Send(int status, const std::string& content_type, const std::string& body,
+            const HttpFields& fields) override {
+    Post([=, turn = turn_](Connection& c) { c.Send(turn, status, content_type, body, fields); });
   }
   void Begin(const std::string& content_type) override {
     Post([=, turn = turn_](Connection& c) { c.Begin(turn, content_type); });
@@ -245,6 +254,10 @@ void Connection::Handle() {
   request.method = std::string(message.method_string());
   request.target = std::string(message.target());
   request.authorization = std::string(message[http::field::authorization]);
+  request.content_type = std::string(message[http::field::content_type]);
+  request.host = std::string(message[http::field::host]);
+  request.origin = std::string(message[http::field::origin]);
+  request.fetch_site = std::string(message["Sec-Fetch-Site"]);
   request.body = std::move(message.body());
   request.peer = peer_;
   Watch();

@@ -1,6 +1,7 @@
 #include "http_api/answerer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <iterator>
 #include <optional>
@@ -156,7 +157,7 @@ class OneThread final : public Answerer {
     const absl::Time start = absl::Now();
     absl::Time first = absl::InfiniteFuture();
     const auto show = [&](const std::string& piece) -> absl::Status {
-      if (job.on_text(piece)) return absl::OkStatus();
+      if (!stopping_ && job.on_text(piece)) return absl::OkStatus();
       ended = true;
       return absl::CancelledError("the answer was ended");
     };
@@ -201,7 +202,7 @@ class OneThread final : public Answerer {
   std::list<Open> open_ ABSL_GUARDED_BY(mu_);                // the one used last is first
   std::optional<std::string> reading_ ABSL_GUARDED_BY(mu_);  // whose decoder is the thread's alone
   std::deque<AnswerJob> jobs_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<bool> stopping_{false};  // set under mu_, for who waits
   std::thread thread_;
 };
 

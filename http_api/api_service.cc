@@ -16,6 +16,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "http_api/api_metrics.h"
 #include "http_api/completion.h"
 #include "http_api/contexts_api.h"
 #include "http_api/known_prefixes.h"
@@ -31,6 +32,8 @@ namespace {
 using nlohmann::json;
 
 constexpr char kJson[] = "application/json";
+constexpr absl::string_view kChat = "/v1/chat/completions", kCompletions = "/v1/completions",
+                            kModels = "/v1/models", kMetrics = "/metrics";
 
 void SendError(HttpReply& reply, const absl::Status& status) {
   const HttpError error = ErrorOf(status);
@@ -82,6 +85,7 @@ class Answering {
     if (done->tokens > 1) {
       figures_.ms_per_token = 1e3 * done->generate_seconds / static_cast<double>(done->tokens - 1);
     }
+    CountAnswer(reply_->gone() ? "left" : finish, usage, figures_);
     if (!request_.stream) {
       return reply_->Send(200, kJson, CompletionJson(head_, text_, finish, usage, figures_));
     }
@@ -94,6 +98,7 @@ class Answering {
 
   // Once it has begun, an error can only be an event; that the end is missing tells too.
   void Failed(const absl::Status& status) {
+    CountAnswer(reply_->gone() ? "left" : "failed", {}, {});
     if (!begun_) return SendError(*reply_, status);
     reply_->Write(ErrorEvent(status));
     reply_->End();
@@ -135,10 +140,10 @@ class OpenAiService final : public ApiService {
       : config_(std::move(config)), model_(std::move(model)), store_(std::move(store)) {}
 
   ~OpenAiService() override {
-    http_ = nullptr;       // no new requests,
-    prepare_ = nullptr;    // none on their way,
-    documents_ = nullptr;  // none that wait for a document,
-    answerer_ = nullptr;   // and none left
+    if (http_ != nullptr) http_->Stop();  // no new requests,
+    prepare_ = nullptr;                   // none on their way,
+    documents_ = nullptr;                 // none that wait for a document,
+    answerer_ = nullptr;                  // and none left
   }
 
   absl::Status Listen() {
@@ -230,7 +235,9 @@ class OpenAiService final : public ApiService {
     if (const absl::Status status = CheckOrigin(request); !status.ok()) {
       return SendError(*reply, status);
     }
-    if (request.target == "/" && request.method == "GET") return SendPage(*reply);
+    if (request.target == "/" && (request.method == "GET" || request.method == "HEAD")) {
+      return SendPage(*reply);
+    }
     if (request.target == "/health") {
       return reply->Send(200, kJson,
                          json{{"status", "ok"}, {"waiting", answerer_->waiting()}}.dump());
@@ -243,17 +250,34 @@ class OpenAiService final : public ApiService {
 
   void Handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     const absl::Status status = Route(request, reply);
+    CountRequest(RouteName(request.target), status);
     if (!status.ok()) SendError(*reply, status);
+  }
+
+  static absl::string_view RouteName(absl::string_view target) {
+    for (const absl::string_view known :
+         {kChat, kCompletions, kModels, kMetrics, absl::string_view(ContextsApi::kTarget)}) {
+      if (absl::StartsWith(target, known)) return known;
+    }
+    return "other";
   }
 
   absl::Status Route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     ASSIGN_OR_RETURN(const std::shared_ptr<kvstore::Principal> who, Admit(request));
-    const bool chat = request.target == "/v1/chat/completions";
-    if (chat || request.target == "/v1/completions") {
+    const bool chat = request.target == kChat;
+    if (chat || request.target == kCompletions) {
       if (request.method != "POST") return WrongMethod(request, "POST");
       return Complete(chat, request, who.get(), reply);
     }
-    if (request.target == "/v1/models") {
+    if (request.target == kMetrics) {
+      if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
+      reply->Send(200, "text/plain; version=0.0.4; charset=utf-8",
+                  ApiMetricsText({.connections = http_->connections(),
+                                  .answers_waiting = answerer_->waiting(),
+                                  .documents_waiting = documents_ ? documents_->queued() : 0}));
+      return absl::OkStatus();
+    }
+    if (request.target == kModels) {
       if (request.method != "GET") return WrongMethod(request, "GET");
       return ListModels(who.get(), *reply);
     }
@@ -441,10 +465,10 @@ class OpenAiService final : public ApiService {
   absl::Status chat_missing_;
   const uint32_t started_ = std::random_device{}();
   std::atomic<uint32_t> answers_{0};
+  std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Answerer> answerer_;
   std::unique_ptr<Documents> documents_;  // null: there is no store
   std::unique_ptr<ThreadPool> prepare_;
-  std::unique_ptr<HttpServer> http_;
 };
 
 }  // namespace

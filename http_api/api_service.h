@@ -1,4 +1,4 @@
-// What:   OpenAI's API over contexts: GET /health, GET /v1/models, POST /v1/completions and
+// What:   OpenAI's API over contexts: GET /health, /metrics, GET /v1/models, POST /v1/completions and
 //         /v1/chat/completions, whole or as server-sent events; /v1/contexts (contexts_api.h); a page
 //         for people at /. A context is named by "context" in the body, or as "model": "NAME@CONTEXT";
 //         its document stands before the prompt or chat. A prompt that names none, but begins with the

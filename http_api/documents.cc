@@ -16,6 +16,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
+#include "http_api/api_metrics.h"
 #include "http_api/known_prefixes.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/service/context_client.h"
@@ -125,7 +126,10 @@ class PrefillingDocuments final : public Documents {
         std::erase(queue_, job);
         job->cancelled = true;  // the thread that prefills it discards what there is
         const bool ended = job->document.state == DocumentState::kFailed;
-        if (!ended) Fail(*job, absl::CancelledError("cancelled"));
+        if (!ended) {
+          Fail(*job, absl::CancelledError("cancelled"));
+          CountDocument("cancelled");
+        }
         if (current_ == job) return absl::OkStatus();
         if (current_ == nullptr || current_->document.name != name) {
           return library::FromPublic(DiscardPrefill(store_handle_, name));
@@ -409,6 +413,7 @@ class PrefillingDocuments final : public Documents {
     if (job.cancelled) return;  // nobody knows it any more
     job.tokens = {};
     const std::string name = job.document.name;
+    CountDocument(status.ok() ? "ready" : "failed");
     if (!status.ok()) {
       Fail(job, stopping_ ? absl::UnavailableError("the server is stopping") : status);
       return DropFailures();

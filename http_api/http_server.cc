@@ -73,6 +73,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     response.keep_alive(keep_alive_);
     response.body() = body;
     response.prepare_payload();
+    if (head_) response.body().clear();  // its length is told all the same
     std::ostringstream text;
     text << response;
     begun_ = ended_ = true;
@@ -167,7 +168,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     stream_.expires_after(absl::ToChronoMilliseconds(shared_->config.patience));
     asio::async_write(stream_, asio::buffer(out_.front()),
                       [self = shared_from_this()](error_code error, size_t) {
-                        if (error) return self->Leave();
+                        if (error || self->gone_) return self->Leave();
                         self->out_.pop_front();
                         if (!self->out_.empty()) return self->Pump();
                         self->stream_.expires_never();
@@ -193,8 +194,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   void Leave() {
-    gone_ = true;
-    out_.clear();
+    gone_ = true;  // what is in out_ may be on its way: its write ends first
     error_code ignored;
     stream_.socket().close(ignored);
   }
@@ -206,6 +206,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string peer_;
   int64_t turn_ = 0;
   bool begun_ = false, ended_ = false, keep_alive_ = false;
+  bool head_ = false;  // the request is HEAD, whose answer has no body
   std::atomic<bool> gone_{false};
   Shared* const shared_;
 };
@@ -249,6 +250,7 @@ class Reply final : public HttpReply {
 void Connection::Handle() {
   auto& message = parser_->get();
   StartTurn(message.keep_alive());
+  head_ = message.method() == http::verb::head;
   stream_.expires_never();
   HttpRequest request;
   request.method = std::string(message.method_string());
@@ -268,7 +270,8 @@ class BeastServer final : public HttpServer {
  public:
   BeastServer(const HttpServerConfig& config, HttpHandler handler)
       : shared_{config, std::move(handler)} {}
-  ~BeastServer() override {
+  ~BeastServer() override { Stop(); }
+  void Stop() override {
     io_.stop();
     if (thread_.joinable()) thread_.join();
   }

@@ -58,7 +58,10 @@ class HttpServer {
  public:
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerConfig& config,
                                                            HttpHandler handler);
-  virtual ~HttpServer() = default;                                // cuts what is open
+  virtual ~HttpServer() = default;  // as Stop
+  // Cuts what is open; the handler is not called any more. An HttpReply may be used and let go of until
+  // the server is destroyed.
+  virtual void Stop() = 0;
   virtual const std::vector<std::string>& addresses() const = 0;  // with the ports that were bound
   virtual int64_t connections() const = 0;
 };

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/test_folders.h"
 #include "http_api/http_test_util.h"
 #include "tests/cli_world.h"
 
@@ -216,6 +218,20 @@ TEST_F(ApiTest, AClientThatLeaves_LeavesTheThreadToOthers) {
   EXPECT_EQ(json::parse(Post("/v1/completions", Completion()).body)["choices"][0]["text"], answer_);
 }
 
+TEST_F(ApiTest, ASignal_EndsAnAnswerAndADocumentInTheMiddle) {
+  Start();
+  TestClient asks(address_);
+  asks.Post("/v1/completions",
+            Completion({{"stream", true}, {"max_tokens", 1 << 16}, {"temperature", 2}}).dump());
+  asks.ReadUntil("data: ");
+  ASSERT_EQ(PostText("long", LongText()).status, 202);
+  TestClient watches(address_);
+  watches.Ask("GET", "/v1/contexts/long/events");
+  watches.ReadUntil("data: ");
+  process_->Signal(SIGTERM);
+  EXPECT_THAT(process_->Wait(), Succeeds());
+}
+
 TEST_F(ApiTest, Keys_AreWanted_AndContextsThatAKeyDoesNotSeeAreNotFound) {
   const json made = JsonOf(Carrel({"keys", "new", "a", "--contexts", "mine/*", "--json"}));
   const std::string key = made["key"];
@@ -292,8 +308,9 @@ TEST_F(ApiTest, ADocument_IsReadWhileOthersAreAnswered_AndCancelled) {
 }
 
 TEST_F(ApiTest, ADocumentWhoseReadingWasInterrupted_GoesOn) {
+  const std::string text = ReadBytes(DemoDocument("registry-8k"));
   Start();
-  ASSERT_EQ(PostText("long", LongText()).status, 202);
+  ASSERT_EQ(PostText("long", text).status, 202);
   ASSERT_TRUE(WaitUntil([&] {
     return json::parse(Ask("GET", "/v1/contexts/long").body).value("progress", 0.0) > 0.3;
   }));
@@ -301,7 +318,7 @@ TEST_F(ApiTest, ADocumentWhoseReadingWasInterrupted_GoesOn) {
   (void)process_->Wait();
   Start();
   EXPECT_EQ(Contexts(), (Texts{"kept"}));
-  ASSERT_EQ(PostText("long", LongText()).status, 202);
+  ASSERT_EQ(PostText("long", text).status, 202);
   const std::vector<json> events = Events("long");
   EXPECT_EQ(events.back()["state"], "ready");
   for (const json& event : events) {
@@ -463,6 +480,31 @@ TEST_F(ApiTest, PagesOfOthers_AreRefused) {
     TestClient client(address_);
     client.Send(absl::StrCat("GET /health HTTP/1.1\r\nHost: ", host, "\r\n\r\n"));
     EXPECT_EQ(client.Receive().status, status) << host;
+  }
+}
+
+TEST_F(ApiTest, Metrics_CountWhatWasAsked_AndAreAllDocumented) {
+  Start();
+  ASSERT_EQ(Post("/v1/completions", Completion()).status, 200);
+  ASSERT_EQ(Post("/v1/completions", Completion({{"context", "none"}})).status, 404);
+  ASSERT_EQ(PostText("more", ReadBytes(DemoDocument("registry-2k"))).status, 202);
+  ASSERT_EQ(Events("more").back()["state"], "ready");
+  const std::string metrics = Ask("GET", "/metrics").body;
+  for (const std::string& line :
+       {std::string("carrel_api_requests_total{route=\"/v1/completions\",status=\"OK\"} 1"),
+        std::string("carrel_api_requests_total{route=\"/v1/completions\",status=\"NOT_FOUND\"} 1"),
+        std::string("carrel_api_answers_total{finish=\"stop\"} 1"),
+        absl::StrCat("carrel_api_tokens_total{kind=\"context\"} ", kept_tokens_),
+        std::string("carrel_api_first_token_seconds_count 1"),
+        std::string("carrel_api_documents_total{end=\"ready\"} 1"),
+        std::string("carrel_api_documents_waiting 0")}) {
+    EXPECT_THAT(metrics, HasSubstr(line + "\n"));
+  }
+  const std::string readme = ReadBytes(SourceFolder() + "/http_api/README.md");
+  for (const absl::string_view line : absl::StrSplit(metrics, '\n')) {
+    if (!absl::StartsWith(line, "# TYPE carrel_api_")) continue;
+    const absl::string_view name = line.substr(7, line.find(' ', 7) - 7);
+    EXPECT_THAT(readme, HasSubstr(absl::StrCat("`", name, "`")));
   }
 }
 

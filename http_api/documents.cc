@@ -460,7 +460,8 @@ absl::StatusOr<std::unique_ptr<Documents>> Documents::Create(
     std::shared_ptr<library::StoreAccess> store, Answerer* answerer) {
   auto documents =
       std::make_unique<PrefillingDocuments>(config, std::move(model), std::move(store), answerer);
-  RETURN_IF_ERROR(documents->Refresh());
+  const absl::Status looked = documents->Refresh();
+  if (!looked.ok() && config.address.server.empty()) return looked;  // a server may come later
   return documents;
 }
 

@@ -4,6 +4,7 @@
 Ends with 77, for ctest to skip it, where Debian's chromium and chromium-driver are not installed (./run test page).
 """
 import argparse
+import json
 import os
 import re
 import shutil
@@ -22,9 +23,9 @@ WIDTHS = {1280: 900, 390: 844}
 
 
 class Server:
-    def __init__(self, carrel, folder):
-        self.command = [carrel, "api", "--model", os.path.join(ROOT, "models/demo"), "--store",
-                        os.path.join(folder, "store"), "--model-name", "demo", "--listen"]
+    def __init__(self, carrel, store, *more):
+        self.command = [carrel, "api", "--model", os.path.join(ROOT, "models/demo"), "--store", store,
+                        "--model-name", "demo", *more, "--listen"]
         self.address = "127.0.0.1:0"
         self.start()
 
@@ -208,6 +209,21 @@ class PageTest:
         self.browser.wait("the other", lambda: self.state(self.name) == "ready")
         assert self.state("more") == ""
 
+    def key(self):
+        """A server that wants one."""
+        made = json.loads(subprocess.check_output([self.server.command[0], "keys", "new", "a", "--json"]))
+        keys = self.file("keys.json", json.dumps({"keys": [made["entry"]]}).encode())
+        server = Server(self.server.command[0], os.path.join(self.folder, "another"), "--keys", keys)
+        try:
+            self.browser.open(f"http://{server.address}/")
+            self.browser.wait("that a key is wanted", lambda: "wants a key" in self.browser.text("#key"))
+            self.browser.type("#key-text", made["key"] + ENTER)
+            self.browser.wait("the model", lambda: self.browser.text("#model") == "demo")
+            assert self.browser.text("#trouble") == "", self.browser.text("#trouble")
+            assert self.browser.run("return document.getElementById('key').hidden")
+        finally:
+            server.stop()
+
     def console(self):
         """Nothing broke the policy, and nothing failed that was not meant to."""
         meant = ("the server responded with a status of 4", "net::ERR_CONNECTION_REFUSED")
@@ -227,13 +243,13 @@ def main():
     if arguments.pictures:
         os.makedirs(arguments.pictures, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(arguments.carrel, folder)
+        server = Server(arguments.carrel, os.path.join(folder, "store"))
         try:
             browser = Browser(driver, chromium)
             try:
                 test = PageTest(browser, server, folder, arguments.pictures)
                 for step in (test.empty, test.upload, test.ask_and_see, test.text_stays_text, test.cancel,
-                             test.drop_and_cancel, test.errors, test.reload, test.keyboard, test.delete, test.console):
+                             test.drop_and_cancel, test.errors, test.reload, test.keyboard, test.delete, test.key, test.console):
                     start = time.monotonic()
                     step()
                     print(f"{step.__name__}: right, {time.monotonic() - start:.1f} s", flush=True)

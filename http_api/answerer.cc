@@ -1,12 +1,17 @@
 #include "http_api/answerer.h"
 
+#include <algorithm>
+#include <atomic>
 #include <deque>
+#include <iterator>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "common/status.h"
 #include "model/tokenizer/tokenizer.h"
 
@@ -40,6 +45,23 @@ class OneThread final : public Answerer {
     return absl::OkStatus();
   }
 
+  absl::Status Close(const std::string& context) override {
+    std::list<Open> closed;  // destroyed without the lock
+    absl::MutexLock lock(&mu_);
+    const bool waited_for = std::any_of(
+        jobs_.begin(), jobs_.end(), [&](const AnswerJob& job) { return job.context == context; });
+    if (waited_for || reading_ == context) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("context \"", context, "\" is being read; try again later"));
+    }
+    for (auto open = open_.begin(); open != open_.end();) {
+      const auto next = std::next(open);
+      if (open->context == context) closed.splice(closed.end(), open_, open);
+      open = next;
+    }
+    return absl::OkStatus();
+  }
+
   int64_t waiting() const override {
     absl::MutexLock lock(&mu_);
     return static_cast<int64_t>(jobs_.size());
@@ -63,22 +85,20 @@ class OneThread final : public Answerer {
         if (stopping_) break;
         job = std::move(jobs_.front());
         jobs_.pop_front();
+        reading_ = job.context;
       }
       job.done(job.wanted() ? Answer(job) : absl::CancelledError("nobody waits for the answer"));
+      absl::MutexLock lock(&mu_);
+      reading_.reset();
     }
     absl::MutexLock lock(&mu_);
     for (const AnswerJob& job : jobs_) job.done(absl::UnavailableError("the server is stopping"));
     jobs_.clear();
   }
 
+  // What is in use here, nobody else closes.
   absl::StatusOr<library::OpenDecoder*> DecoderOf(const AnswerJob& job) {
-    for (auto open = open_.begin(); open != open_.end(); ++open) {
-      if (open->context != job.context || open->content_id != job.content_id) continue;
-      open_.splice(open_.begin(), open_, open);
-      return open_.front().decoder.get();
-    }
-    open_.remove_if([&](const Open& open) { return open.context == job.context; });
-    while (static_cast<int64_t>(open_.size()) >= config_.max_open_contexts) open_.pop_back();
+    if (library::OpenDecoder* const open = FindOpen(job); open != nullptr) return open;
     library::DecoderSpec spec = {.context = job.context,
                                  .folder = config_.folder,
                                  .config = config_.retrieval,
@@ -86,8 +106,47 @@ class OneThread final : public Answerer {
     spec.config.content_id = job.content_id;
     ASSIGN_OR_RETURN(std::unique_ptr<library::OpenDecoder> decoder,
                      library::OpenDecoder::Create(std::move(spec), model_, store_));
+    absl::MutexLock lock(&mu_);
     open_.push_front({job.context, job.content_id, std::move(decoder)});
     return open_.front().decoder.get();
+  }
+
+  library::OpenDecoder* FindOpen(const AnswerJob& job) {
+    std::list<Open> closed;
+    absl::MutexLock lock(&mu_);
+    for (auto open = open_.begin(); open != open_.end(); ++open) {
+      if (open->context != job.context || open->content_id != job.content_id) continue;
+      open_.splice(open_.begin(), open_, open);
+      return open_.front().decoder.get();
+    }
+    for (auto open = open_.begin(); open != open_.end();) {  // of what the context was before
+      const auto next = std::next(open);
+      if (open->context == job.context) closed.splice(closed.end(), open_, open);
+      open = next;
+    }
+    while (static_cast<int64_t>(open_.size()) >= config_.max_open_contexts) {
+      closed.splice(closed.end(), open_, std::prev(open_.end()));
+    }
+    return nullptr;
+  }
+
+  void CloseFirst() {
+    std::list<Open> closed;
+    absl::MutexLock lock(&mu_);
+    closed.splice(closed.end(), open_, open_.begin());
+  }
+
+  // Rows of the context that were read so far, and times that a token looked for them.
+  struct Rows {
+    int64_t rows = 0, looks = 0;
+  };
+  static Rows RowsOf(const decoder::Decoder& decoder, int32_t kv_heads) {
+    Rows sum;
+    for (const decoder::LayerStatistics& layer : decoder.statistics().layers) {
+      sum.rows += layer.rows_attended;
+      sum.looks += layer.tokens * kv_heads;
+    }
+    return sum;
   }
 
   absl::StatusOr<AnswerJob::Done> Answer(const AnswerJob& job) {
@@ -95,8 +154,10 @@ class OneThread final : public Answerer {
     model::StreamDecoder stream(open->checkpoint().tokenizer.get());
     AnswerJob::Done done;
     bool ended = false;
+    const absl::Time start = absl::Now();
+    absl::Time first = absl::InfiniteFuture();
     const auto show = [&](const std::string& piece) -> absl::Status {
-      if (job.on_text(piece)) return absl::OkStatus();
+      if (!stopping_ && job.on_text(piece)) return absl::OkStatus();
       ended = true;
       return absl::CancelledError("the answer was ended");
     };
@@ -104,18 +165,28 @@ class OneThread final : public Answerer {
     options.max_tokens = job.max_tokens;
     options.sampling = job.sampling;
     options.on_token = [&](TokenId id) -> absl::Status {
-      ++done.tokens;
+      if (++done.tokens == 1) first = absl::Now();
       ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
       return show(piece);
     };
+    const int32_t kv_heads = open->checkpoint().config.shape.kv_heads;
+    const Rows before = RowsOf(open->decoder(), kv_heads);
     const absl::StatusOr<decoder::GenerateResult> result =
         open->decoder().Generate(job.prompt, options);
     const absl::Status status = open->Confirm(ended ? absl::OkStatus() : result.status());
     if (!status.ok()) {
-      open_.pop_front();  // whatever is wrong with it, the next job begins anew
+      CloseFirst();  // whatever is wrong with it, the next job begins anew
       return status;
     }
     done.context_tokens = open->decoder().context_tokens();
+    const Rows after = RowsOf(open->decoder(), kv_heads);
+    if (after.looks > before.looks) {
+      done.rows_read = static_cast<double>(after.rows - before.rows) /
+                       static_cast<double>(after.looks - before.looks);
+    }
+    first = std::min(first, absl::Now());
+    done.prompt_seconds = absl::ToDoubleSeconds(first - start);
+    done.generate_seconds = absl::ToDoubleSeconds(absl::Now() - first);
     if (!ended) {
       ASSIGN_OR_RETURN(const std::string rest, stream.Finish());
       show(rest).IgnoreError();
@@ -127,10 +198,11 @@ class OneThread final : public Answerer {
   const AnswererConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
-  std::list<Open> open_;  // of the thread; the one used last is first
   mutable absl::Mutex mu_;
+  std::list<Open> open_ ABSL_GUARDED_BY(mu_);                // the one used last is first
+  std::optional<std::string> reading_ ABSL_GUARDED_BY(mu_);  // whose decoder is the thread's alone
   std::deque<AnswerJob> jobs_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<bool> stopping_{false};  // set under mu_, for who waits
   std::thread thread_;
 };
 

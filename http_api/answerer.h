@@ -42,7 +42,9 @@ struct AnswerJob {
   struct Done {
     bool at_max_tokens = false;
     int64_t context_tokens = 0;
-    int64_t tokens = 0;  // of the answer
+    int64_t tokens = 0;    // of the answer
+    double rows_read = 0;  // of the context, mean over tokens, layers and KV heads; prompt included
+    double prompt_seconds = 0, generate_seconds = 0;
   };
   std::function<void(absl::StatusOr<Done>)> done;
 };
@@ -56,6 +58,8 @@ class Answerer {
   virtual ~Answerer() = default;  // jobs that wait are done with Unavailable
   virtual absl::Status Submit(AnswerJob job) = 0;
   virtual int64_t waiting() const = 0;
+  // Lets go of the context, so that it can be deleted. FailedPrecondition: answers read it, or wait to.
+  virtual absl::Status Close(const std::string& context) = 0;
 };
 
 }  // namespace carrel::http_api

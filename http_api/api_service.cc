@@ -1,10 +1,13 @@
 #include "http_api/api_service.h"
 
+#include <algorithm>
 #include <atomic>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,7 +16,11 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "http_api/api_metrics.h"
 #include "http_api/completion.h"
+#include "http_api/contexts_api.h"
+#include "http_api/known_prefixes.h"
+#include "http_api/page.h"
 #include "kvstore/access/access.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
@@ -25,24 +32,40 @@ namespace {
 using nlohmann::json;
 
 constexpr char kJson[] = "application/json";
+constexpr absl::string_view kChat = "/v1/chat/completions", kCompletions = "/v1/completions",
+                            kModels = "/v1/models", kMetrics = "/metrics";
 
 void SendError(HttpReply& reply, const absl::Status& status) {
   const HttpError error = ErrorOf(status);
   reply.Send(error.status, kJson, error.body);
 }
 
-// One answer on its way to its client. Of the decoding thread.
+// One answer on its way to its client. Of one thread at a time: the one that prefills its document, if
+// that comes first, and then the decoding one.
 class Answering {
  public:
-  Answering(CompletionHead head, CompletionRequest request, int64_t prompt_tokens,
-            std::shared_ptr<HttpReply> reply)
+  Answering(CompletionHead head, CompletionRequest request, std::shared_ptr<HttpReply> reply)
       : head_(std::move(head)),
         request_(std::move(request)),
-        prompt_tokens_(prompt_tokens),
         reply_(std::move(reply)),
         filter_(request_.stop) {}
 
+  // Once it is known; of which context the prompt is the rest, and whether the client named it.
+  void SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens) {
+    figures_.context = context;
+    figures_.recognised = recognised;
+    prompt_tokens_ = prompt_tokens;
+  }
+
   bool Wanted() const { return !reply_->gone(); }
+
+  // A document comes first: proxies and clients see that something goes on.
+  void Waits(const Document& document) {
+    if (!request_.stream || absl::Now() - told_ < absl::Seconds(1)) return;
+    told_ = absl::Now();
+    Begin();
+    reply_->Write(absl::StrFormat(": the document is read: %.0f%%\n\n", 100 * document.progress));
+  }
 
   bool Push(const std::string& piece) {
     Show(filter_.Push(piece));
@@ -56,13 +79,28 @@ class Answering {
     const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
                          .cached_tokens = done->context_tokens,
                          .completion_tokens = done->tokens};
+    figures_.context_tokens = done->context_tokens;
+    figures_.rows_read = done->rows_read;
+    figures_.prompt_ms = 1e3 * done->prompt_seconds;
+    if (done->tokens > 1) {
+      figures_.ms_per_token = 1e3 * done->generate_seconds / static_cast<double>(done->tokens - 1);
+    }
+    CountAnswer(reply_->gone() ? "left" : finish, usage, figures_);
     if (!request_.stream) {
-      return reply_->Send(200, kJson, CompletionJson(head_, text_, finish, usage));
+      return reply_->Send(200, kJson, CompletionJson(head_, text_, finish, usage, figures_));
     }
     Begin();
-    reply_->Write(FinishEvent(head_, finish));
+    reply_->Write(FinishEvent(head_, finish, figures_));
     if (request_.stream_usage) reply_->Write(UsageEvent(head_, usage));
     reply_->Write(kDoneEvent);
+    reply_->End();
+  }
+
+  // Once it has begun, an error can only be an event; that the end is missing tells too.
+  void Failed(const absl::Status& status) {
+    CountAnswer(reply_->gone() ? "left" : "failed", {}, {});
+    if (!begun_) return SendError(*reply_, status);
+    reply_->Write(ErrorEvent(status));
     reply_->End();
   }
 
@@ -84,18 +122,13 @@ class Answering {
     reply_->Write(FirstEvent(head_));
   }
 
-  // Once it has begun, an error can only be an event; that the end is missing tells too.
-  void Failed(const absl::Status& status) {
-    if (!begun_) return SendError(*reply_, status);
-    reply_->Write(ErrorEvent(status));
-    reply_->End();
-  }
-
   const CompletionHead head_;
   const CompletionRequest request_;
-  const int64_t prompt_tokens_;
   const std::shared_ptr<HttpReply> reply_;
+  int64_t prompt_tokens_ = 0;
+  Figures figures_;
   StopFilter filter_;
+  absl::Time told_ = absl::InfinitePast();
   std::string text_;
   bool begun_ = false;
 };
@@ -107,9 +140,10 @@ class OpenAiService final : public ApiService {
       : config_(std::move(config)), model_(std::move(model)), store_(std::move(store)) {}
 
   ~OpenAiService() override {
-    http_ = nullptr;      // no new requests,
-    prepare_ = nullptr;   // none on their way,
-    answerer_ = nullptr;  // and none left
+    if (http_ != nullptr) http_->Stop();  // no new requests,
+    prepare_ = nullptr;                   // none on their way,
+    documents_ = nullptr;                 // none that wait for a document,
+    answerer_ = nullptr;                  // and none left
   }
 
   absl::Status Listen() {
@@ -127,6 +161,10 @@ class OpenAiService final : public ApiService {
       return chat.status();
     }
     answerer_ = Answerer::Create(config_.answerer, model_, store_);
+    if (store_ != nullptr) {
+      ASSIGN_OR_RETURN(documents_,
+                       Documents::Create(config_.documents, model_, store_, answerer_.get()));
+    }
     prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
     ASSIGN_OR_RETURN(
         http_, HttpServer::Start(config_.http,
@@ -156,7 +194,50 @@ class OpenAiService final : public ApiService {
     return absl::OkStatus();
   }
 
+  // A page of another origin has no business here, and one that had its name point to this address
+  // is one.
+  absl::Status CheckOrigin(const HttpRequest& request) const {
+    const std::string& site = request.fetch_site;
+    const size_t authority = request.origin.find("://");
+    const bool same = site.empty() ? request.origin.empty() ||
+                                         (authority != std::string::npos &&
+                                          request.origin.substr(authority + 3) == request.host)
+                                   : site == "same-origin" || site == "none";
+    if (!same) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("Origin ", request.origin.substr(0, 200), " is not this server's"));
+    }
+    if (config_.access != nullptr || config_.insecure || request.host.empty()) {
+      return absl::OkStatus();
+    }
+    const size_t port = request.host.rfind(':');
+    const bool has_port = port != std::string::npos && request.host.back() != ']';
+    const std::string host = has_port ? request.host.substr(0, port) : request.host;
+    const auto numeric = [](char c) { return absl::ascii_isxdigit(c) || c == '.' || c == ':'; };
+    const bool ipv4 = std::all_of(host.begin(), host.end(),
+                                  [](char c) { return absl::ascii_isdigit(c) || c == '.'; });
+    const bool ipv6 = host.size() > 2 && host.front() == '[' && host.back() == ']' &&
+                      std::all_of(host.begin() + 1, host.end() - 1, numeric);
+    if (ipv4 || ipv6 || host == "localhost") return absl::OkStatus();
+    return absl::PermissionDeniedError(absl::StrCat(
+        "Host ", host.substr(0, 200),
+        " is neither localhost nor an address: without --keys other names are refused"));
+  }
+
+  static void SendPage(HttpReply& reply) {
+    reply.Send(200, "text/html; charset=utf-8", Page(),
+               {{"Content-Security-Policy", PagePolicy()},
+                {"Referrer-Policy", "no-referrer"},
+                {"Cache-Control", "no-cache"}});
+  }
+
   void Accept(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+    if (const absl::Status status = CheckOrigin(request); !status.ok()) {
+      return SendError(*reply, status);
+    }
+    if (request.target == "/" && (request.method == "GET" || request.method == "HEAD")) {
+      return SendPage(*reply);
+    }
     if (request.target == "/health") {
       return reply->Send(200, kJson,
                          json{{"status", "ok"}, {"waiting", answerer_->waiting()}}.dump());
@@ -169,19 +250,41 @@ class OpenAiService final : public ApiService {
 
   void Handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     const absl::Status status = Route(request, reply);
+    CountRequest(RouteName(request.target), status);
     if (!status.ok()) SendError(*reply, status);
+  }
+
+  static absl::string_view RouteName(absl::string_view target) {
+    for (const absl::string_view known :
+         {kChat, kCompletions, kModels, kMetrics, absl::string_view(ContextsApi::kTarget)}) {
+      if (absl::StartsWith(target, known)) return known;
+    }
+    return "other";
   }
 
   absl::Status Route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     ASSIGN_OR_RETURN(const std::shared_ptr<kvstore::Principal> who, Admit(request));
-    const bool chat = request.target == "/v1/chat/completions";
-    if (chat || request.target == "/v1/completions") {
+    const bool chat = request.target == kChat;
+    if (chat || request.target == kCompletions) {
       if (request.method != "POST") return WrongMethod(request, "POST");
       return Complete(chat, request, who.get(), reply);
     }
-    if (request.target == "/v1/models") {
+    if (request.target == kMetrics) {
+      if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
+      reply->Send(200, "text/plain; version=0.0.4; charset=utf-8",
+                  ApiMetricsText({.connections = http_->connections(),
+                                  .answers_waiting = answerer_->waiting(),
+                                  .documents_waiting = documents_ ? documents_->queued() : 0}));
+      return absl::OkStatus();
+    }
+    if (request.target == kModels) {
       if (request.method != "GET") return WrongMethod(request, "GET");
       return ListModels(who.get(), *reply);
+    }
+    if (absl::StartsWith(request.target, ContextsApi::kTarget)) {
+      const ContextsApi contexts = {documents_.get(), &model_->checkpoint(),
+                                    config_.max_document_bytes};
+      return contexts.Handle(request, who.get(), reply);
     }
     return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
   }
@@ -212,6 +315,7 @@ class OpenAiService final : public ApiService {
           {{"id", id}, {"object", "model"}, {"created", created}, {"owned_by", "carrel"}});
     };
     add(config_.model_name, 0);
+    data.back()["carrel"] = {{"chat", chat_ != nullptr}};  // whether it knows chats
     if (store_ != nullptr) {
       ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
       ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
@@ -263,6 +367,19 @@ class OpenAiService final : public ApiService {
     return tokens;
   }
 
+  // How many tokens of the prompt are those of a document that is worth a context; 0: none are.
+  size_t DocumentTokens(bool chat, const CompletionRequest& request,
+                        const std::vector<TokenId>& prompt) {
+    const auto least = static_cast<size_t>(config_.documents.keep_tokens);
+    if (config_.documents.keep == 0 || prompt.size() < least) return 0;
+    std::optional<CompletionRequest> document = DocumentPart(request);
+    if (!document.has_value()) return 0;
+    const absl::StatusOr<std::vector<TokenId>> tokens = TokensOf(chat, *document);
+    if (!tokens.ok()) return 0;
+    const size_t same = CommonPrefix(*tokens, prompt);
+    return same >= least && same < prompt.size() ? same : 0;
+  }
+
   absl::Status Complete(bool chat, const HttpRequest& http, kvstore::Principal* who,
                         const std::shared_ptr<HttpReply>& reply) {
     if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
@@ -274,18 +391,67 @@ class OpenAiService final : public ApiService {
     ASSIGN_OR_RETURN(job.prompt, TokensOf(chat, request));
     job.max_tokens = request.max_tokens;
     job.sampling = {request.temperature, request.top_p, request.seed};
+    size_t keep = 0;
+    if (job.context.empty() && documents_ != nullptr) {
+      auto known = documents_->Recognise(job.prompt, SeenBy(who));
+      if (known.has_value()) {
+        job.context = known->name;
+        job.content_id = known->content_id;
+        job.prompt = std::move(known->rest);
+      } else if (who == nullptr || who->Check(kvstore::Right::kImport).ok()) {
+        keep = DocumentTokens(chat, request, job.prompt);
+      }
+    }
     CompletionHead head;
     head.chat = chat;
     head.id = NewId(chat);
     head.created_unix_s = absl::ToUnixSeconds(absl::Now());
     head.model = request.model.empty() ? config_.model_name : request.model;
-    const auto prompt_tokens = static_cast<int64_t>(job.prompt.size());
-    auto answering =
-        std::make_shared<Answering>(std::move(head), std::move(request), prompt_tokens, reply);
+    auto answering = std::make_shared<Answering>(std::move(head), request, reply);
     job.wanted = [answering] { return answering->Wanted(); };
     job.on_text = [answering](const std::string& piece) { return answering->Push(piece); };
     job.done = [answering](const absl::StatusOr<AnswerJob::Done>& done) { answering->Done(done); };
+    if (keep > 0 && AnswerFromKept(job, keep, answering, who)) return absl::OkStatus();
+    answering->SetPrompt(job.context, request.context.empty() && !job.context.empty(),
+                         static_cast<int64_t>(job.prompt.size()));
     return answerer_->Submit(std::move(job));
+  }
+
+  // The first `keep` tokens of the prompt become a context, and the answer comes from there. False:
+  // that cannot be, for want of room, say: it is answered without.
+  bool AnswerFromKept(const AnswerJob& job, size_t keep,
+                      const std::shared_ptr<Answering>& answering, kvstore::Principal* who) {
+    const auto end = job.prompt.begin() + static_cast<std::ptrdiff_t>(keep);
+    const auto added = documents_->Keep({job.prompt.begin(), end}, SeenBy(who));
+    if (!added.ok() || !SeenBy(who)(added->document.name)) return false;
+    const absl::Status watched = documents_->Watch(
+        added->document.name, [this, answering, keep, job](const Document& document) {
+          if (document.state == DocumentState::kReady) {
+            AnswerJob rest = job;
+            rest.context = document.name;
+            rest.content_id = document.content_id;
+            rest.prompt.erase(rest.prompt.begin(),
+                              rest.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
+            answering->SetPrompt(rest.context, /*recognised=*/true,
+                                 static_cast<int64_t>(rest.prompt.size()));
+            Submit(std::move(rest), *answering);
+            return false;
+          }
+          if (document.state == DocumentState::kFailed) {
+            answering->SetPrompt("", false, static_cast<int64_t>(job.prompt.size()));
+            Submit(job, *answering);
+            return false;
+          }
+          answering->Waits(document);
+          return answering->Wanted();
+        });
+    return watched.ok();
+  }
+
+  void Submit(AnswerJob job, Answering& answering) {
+    if (const absl::Status status = answerer_->Submit(std::move(job)); !status.ok()) {
+      answering.Failed(status);
+    }
   }
 
   std::string NewId(bool chat) {
@@ -299,9 +465,10 @@ class OpenAiService final : public ApiService {
   absl::Status chat_missing_;
   const uint32_t started_ = std::random_device{}();
   std::atomic<uint32_t> answers_{0};
+  std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Answerer> answerer_;
+  std::unique_ptr<Documents> documents_;  // null: there is no store
   std::unique_ptr<ThreadPool> prepare_;
-  std::unique_ptr<HttpServer> http_;
 };
 
 }  // namespace

@@ -1,8 +1,12 @@
-// What:   OpenAI's API over contexts: GET /health, GET /v1/models, POST /v1/completions and
-//         /v1/chat/completions, whole or as server-sent events. A context is named by "context" in the
-//         body, or as "model": "NAME@CONTEXT"; its document stands before the prompt or chat.
+// What:   OpenAI's API over contexts: GET /health, /metrics, GET /v1/models, POST /v1/completions and
+//         /v1/chat/completions, whole or as server-sent events; /v1/contexts (contexts_api.h); a page
+//         for people at /. A context is named by "context" in the body, or as "model": "NAME@CONTEXT";
+//         its document stands before the prompt or chat. A prompt that names none, but begins with the
+//         document of one, is answered from it.
 // Source: OpenAI's API reference; completion.h says what is refused.
 // Errors: of Start: as http_server.h; FailedPrecondition an address that others reach, without --keys.
+// Browsers: no answer says that pages of other origins may read it, and requests of theirs are refused;
+//         without keys, also those to a host name other than localhost (which anybody can point here).
 // Access: with a keys file, its keys as "Authorization: Bearer KEY", and the right `open` for the context
 //         (kvstore/access); contexts that a key does not see are not found.
 // Threads: any.   Ownership: keeps model and store.
@@ -15,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "http_api/answerer.h"
 #include "http_api/chat_template.h"
+#include "http_api/documents.h"
 #include "http_api/http_server.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
@@ -28,6 +33,8 @@ namespace carrel::http_api {
 struct ApiConfig {
   HttpServerConfig http;
   AnswererConfig answerer;
+  DocumentsConfig documents;
+  int64_t max_document_bytes = int64_t{16} << 20;
   std::string model_name;                   // as clients call it
   std::string model_path;                   // for its chat template
   std::shared_ptr<kvstore::Access> access;  // null: anybody who reaches the address may ask

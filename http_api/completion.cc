@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
@@ -167,8 +168,17 @@ json UsageOf(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-std::string ChunkEvent(const CompletionHead& head, const json& delta, const std::string& text,
-                       const json& finish) {
+json FiguresOf(const Figures& figures) {
+  return {{"context", figures.context.empty() ? json() : json(figures.context)},
+          {"recognised", figures.recognised},
+          {"context_tokens", figures.context_tokens},
+          {"rows_read", figures.rows_read},
+          {"prompt_ms", figures.prompt_ms},
+          {"ms_per_token", figures.ms_per_token}};
+}
+
+json Chunk(const CompletionHead& head, const json& delta, const std::string& text,
+           const json& finish) {
   json event = Base(head, /*chunk=*/true);
   json choice = {{"index", 0}, {"finish_reason", finish}, {"logprobs", nullptr}};
   if (head.chat) {
@@ -177,7 +187,7 @@ std::string ChunkEvent(const CompletionHead& head, const json& delta, const std:
     choice["text"] = text;
   }
   event["choices"] = json::array({std::move(choice)});
-  return Event(event);
+  return event;
 }
 
 struct ErrorKind {
@@ -252,8 +262,30 @@ absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view t
   return request;
 }
 
+std::optional<CompletionRequest> DocumentPart(const CompletionRequest& request) {
+  const auto cut = [](std::string& text) {
+    const absl::string_view whole = absl::StripTrailingAsciiWhitespace(text);
+    size_t end = whole.rfind("\n\n");
+    if (end == absl::string_view::npos) end = whole.rfind('\n');
+    if (end == absl::string_view::npos) return false;
+    text.resize(absl::StripTrailingAsciiWhitespace(whole.substr(0, end)).size());
+    return !text.empty();
+  };
+  CompletionRequest part = request;
+  if (part.messages.empty()) {
+    if (!cut(part.prompt)) return std::nullopt;
+    return part;
+  }
+  size_t all = 0, at = 0;
+  for (const Message& message : part.messages) all += message.content.size();
+  while (2 * part.messages[at].content.size() < all && at + 1 < part.messages.size()) ++at;
+  if (at + 1 == part.messages.size() && !cut(part.messages[at].content)) return std::nullopt;
+  part.messages.resize(at + 1);
+  return part;
+}
+
 std::string CompletionJson(const CompletionHead& head, const std::string& text,
-                           const std::string& finish, const Usage& usage) {
+                           const std::string& finish, const Usage& usage, const Figures& figures) {
   json whole = Base(head, /*chunk=*/false);
   json choice = {{"index", 0}, {"finish_reason", finish}, {"logprobs", nullptr}};
   if (head.chat) {
@@ -263,20 +295,24 @@ std::string CompletionJson(const CompletionHead& head, const std::string& text,
   }
   whole["choices"] = json::array({std::move(choice)});
   whole["usage"] = UsageOf(usage);
+  whole["carrel"] = FiguresOf(figures);
   return whole.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::string FirstEvent(const CompletionHead& head) {
   if (!head.chat) return "";
-  return ChunkEvent(head, {{"role", "assistant"}, {"content", ""}}, "", nullptr);
+  return Event(Chunk(head, {{"role", "assistant"}, {"content", ""}}, "", nullptr));
 }
 
 std::string TextEvent(const CompletionHead& head, const std::string& text) {
-  return ChunkEvent(head, {{"content", text}}, text, nullptr);
+  return Event(Chunk(head, {{"content", text}}, text, nullptr));
 }
 
-std::string FinishEvent(const CompletionHead& head, const std::string& finish) {
-  return ChunkEvent(head, json::object(), "", finish);
+std::string FinishEvent(const CompletionHead& head, const std::string& finish,
+                        const Figures& figures) {
+  json event = Chunk(head, json::object(), "", finish);
+  event["carrel"] = FiguresOf(figures);
+  return Event(event);
 }
 
 std::string UsageEvent(const CompletionHead& head, const Usage& usage) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,25 @@ struct CompletionRequest {
 
 absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view body);
 
+// The request without what follows its document: the first message that is at least half of all, and
+// what stands before it; of the last message, and of a prompt, what stands before its last empty line (or
+// its last line, where there is none). None: nothing would follow.
+std::optional<CompletionRequest> DocumentPart(const CompletionRequest& request);
+
 struct Usage {
   int64_t prompt_tokens = 0;  // the context's included
   int64_t cached_tokens = 0;  // of them, the context's
   int64_t completion_tokens = 0;
+};
+
+// What Carrel tells beyond OpenAI's fields, in "carrel" of the answer or its last chunk but one: how
+// this answer came to be.
+struct Figures {
+  std::string context;      // that it was answered from; empty: none
+  bool recognised = false;  // by its text; the client named none
+  int64_t context_tokens = 0;
+  double rows_read = 0;  // of those, per token, layer and KV head, in the mean
+  double prompt_ms = 0, ms_per_token = 0;
 };
 
 // What every part of one answer says of it.
@@ -47,11 +63,12 @@ struct CompletionHead {
 
 // finish: "stop" or "length".
 std::string CompletionJson(const CompletionHead& head, const std::string& text,
-                           const std::string& finish, const Usage& usage);
+                           const std::string& finish, const Usage& usage, const Figures& figures);
 // Server-sent events, each with its end. The first of a chat tells the role.
 std::string FirstEvent(const CompletionHead& head);
 std::string TextEvent(const CompletionHead& head, const std::string& text);
-std::string FinishEvent(const CompletionHead& head, const std::string& finish);
+std::string FinishEvent(const CompletionHead& head, const std::string& finish,
+                        const Figures& figures);
 std::string UsageEvent(const CompletionHead& head, const Usage& usage);
 std::string ErrorEvent(const absl::Status& status);
 inline constexpr char kDoneEvent[] = "data: [DONE]\n\n";

@@ -69,11 +69,13 @@ TEST(CompletionTest, WhatIsWrongOrNotDone_IsRefusedByName) {
 
 TEST(CompletionTest, Answers_AreJsonOfTheirForm) {
   const CompletionHead head = {.chat = true, .id = "i", .created_unix_s = 5, .model = "m"};
-  const json whole = json::parse(CompletionJson(head, "said \xff", "stop", {10, 8, 3}));
+  const json whole =
+      json::parse(CompletionJson(head, "said \xff", "stop", {10, 8, 3}, {.rows_read = 5}));
   EXPECT_EQ(whole["object"], "chat.completion");
   EXPECT_EQ(whole["choices"][0]["message"]["role"], "assistant");
   EXPECT_EQ(whole["usage"]["total_tokens"], 13);
   EXPECT_EQ(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 8);
+  EXPECT_EQ(whole["carrel"]["rows_read"], 5);
   const std::string event = TextEvent(head, "a\nb");
   EXPECT_EQ(event.substr(0, 6), "data: ");
   EXPECT_EQ(event.substr(event.size() - 2), "\n\n");

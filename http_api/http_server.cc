@@ -63,13 +63,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   // Of one reply; `turn` tells replies to earlier requests from the one that is wanted.
-  void Send(int64_t turn, int status, const std::string& content_type, const std::string& body) {
+  void Send(int64_t turn, int status, const std::string& content_type, const std::string& body,
+            const HttpFields& fields = {}) {
     if (turn != turn_ || begun_) return;
     http::response<http::string_body> response(static_cast<http::status>(status), 11);
     response.set(http::field::content_type, content_type);
+    response.set("X-Content-Type-Options", "nosniff");
+    for (const auto& [name, value] : fields) response.set(name, value);
     response.keep_alive(keep_alive_);
     response.body() = body;
     response.prepare_payload();
+    if (head_) response.body().clear();  // its length is told all the same
     std::ostringstream text;
     text << response;
     begun_ = ended_ = true;
@@ -127,9 +131,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     if (status == 0) return Leave();
     StartTurn(/*keep_alive=*/false);
-    Send(turn_, status, "text/plain",
-         absl::StrCat(status, " ",
-                      std::string(http::obsolete_reason(static_cast<http::status>(status))), "\n"));
+    std::string said(http::obsolete_reason(static_cast<http::status>(status)));
+    if (status == 413) {
+      absl::StrAppend(&said, ": a request may have at most ", shared_->config.max_body_bytes,
+                      " bytes");
+    }
+    Send(turn_, status, "application/json",
+         absl::StrCat(R"({"error":{"message":")", said,
+                      R"(","type":"invalid_request_error","param":null,"code":null}})"));
   }
 
   void StartTurn(bool keep_alive) {
@@ -159,7 +168,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     stream_.expires_after(absl::ToChronoMilliseconds(shared_->config.patience));
     asio::async_write(stream_, asio::buffer(out_.front()),
                       [self = shared_from_this()](error_code error, size_t) {
-                        if (error) return self->Leave();
+                        if (error || self->gone_) return self->Leave();
                         self->out_.pop_front();
                         if (!self->out_.empty()) return self->Pump();
                         self->stream_.expires_never();
@@ -185,8 +194,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   void Leave() {
-    gone_ = true;
-    out_.clear();
+    gone_ = true;  // what is in out_ may be on its way: its write ends first
     error_code ignored;
     stream_.socket().close(ignored);
   }
@@ -198,6 +206,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string peer_;
   int64_t turn_ = 0;
   bool begun_ = false, ended_ = false, keep_alive_ = false;
+  bool head_ = false;  // the request is HEAD, whose answer has no body
   std::atomic<bool> gone_{false};
   Shared* const shared_;
 };
@@ -213,8 +222,9 @@ class Reply final : public HttpReply {
       c.End(turn);
     });
   }
-  void Send(int status, const std::string& content_type, const std::string& body) override {
-    Post([=, turn = turn_](Connection& c) { c.Send(turn, status, content_type, body); });
+  void Send(int status, const std::string& content_type, const std::string& body,
+            const HttpFields& fields) override {
+    Post([=, turn = turn_](Connection& c) { c.Send(turn, status, content_type, body, fields); });
   }
   void Begin(const std::string& content_type) override {
     Post([=, turn = turn_](Connection& c) { c.Begin(turn, content_type); });
@@ -240,11 +250,16 @@ class Reply final : public HttpReply {
 void Connection::Handle() {
   auto& message = parser_->get();
   StartTurn(message.keep_alive());
+  head_ = message.method() == http::verb::head;
   stream_.expires_never();
   HttpRequest request;
   request.method = std::string(message.method_string());
   request.target = std::string(message.target());
   request.authorization = std::string(message[http::field::authorization]);
+  request.content_type = std::string(message[http::field::content_type]);
+  request.host = std::string(message[http::field::host]);
+  request.origin = std::string(message[http::field::origin]);
+  request.fetch_site = std::string(message["Sec-Fetch-Site"]);
   request.body = std::move(message.body());
   request.peer = peer_;
   Watch();
@@ -255,7 +270,8 @@ class BeastServer final : public HttpServer {
  public:
   BeastServer(const HttpServerConfig& config, HttpHandler handler)
       : shared_{config, std::move(handler)} {}
-  ~BeastServer() override {
+  ~BeastServer() override { Stop(); }
+  void Stop() override {
     io_.stop();
     if (thread_.joinable()) thread_.join();
   }

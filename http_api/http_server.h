@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,15 +23,20 @@ struct HttpRequest {
   std::string method;  // "GET", ..
   std::string target;  // "/v1/models"
   std::string body;
-  std::string authorization;  // header; empty: none
-  std::string peer;           // address
+  // Headers; empty: none.
+  std::string authorization, content_type, host, origin, fetch_site;
+  std::string peer;  // address
 };
+
+// More headers of an answer.
+using HttpFields = std::vector<std::pair<std::string, std::string>>;
 
 // The answer to one request: Send, or Begin, Write .. and End. Dropped without: 500.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
-  virtual void Send(int status, const std::string& content_type, const std::string& body) = 0;
+  virtual void Send(int status, const std::string& content_type, const std::string& body,
+                    const HttpFields& fields = {}) = 0;
   virtual void Begin(const std::string& content_type) = 0;  // status 200
   virtual void Write(const std::string& piece) = 0;
   virtual void End() = 0;
@@ -52,7 +58,10 @@ class HttpServer {
  public:
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerConfig& config,
                                                            HttpHandler handler);
-  virtual ~HttpServer() = default;                                // cuts what is open
+  virtual ~HttpServer() = default;  // as Stop
+  // Cuts what is open; the handler is not called any more. An HttpReply may be used and let go of until
+  // the server is destroyed.
+  virtual void Stop() = 0;
   virtual const std::vector<std::string>& addresses() const = 0;  // with the ports that were bound
   virtual int64_t connections() const = 0;
 };

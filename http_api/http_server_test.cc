@@ -5,6 +5,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/thread_pool.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "http_api/http_test_util.h"
@@ -33,6 +34,9 @@ TEST(HttpServerTest, Requests_OneAfterTheOther_OnOneConnection) {
   }
   client.Send("GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n");  // at once
   EXPECT_EQ(client.Receive().body, "GET /1 ");
+  EXPECT_EQ(client.Receive().body, "GET /2 ");
+  client.Send("HEAD /h HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_THAT(client.ReadUntil("\r\n\r\n"), HasSubstr("Content-Length: 8"));  // and no body
   EXPECT_EQ(client.Receive().body, "GET /2 ");
   client.Send("GET /3 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   EXPECT_EQ(client.Receive().body, "GET /3 ");
@@ -108,6 +112,32 @@ TEST(HttpServerTest, AClientThatLeaves_IsNoticed) {
   kept = nullptr;
   while ((*server)->connections() > 0 && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
   EXPECT_EQ((*server)->connections(), 0);
+}
+
+// The end of a connection and the end of a write are noticed in any order.
+TEST(HttpServerTest, ClientsThatLeaveInTheMiddleOfAStream_HarmNobody) {
+  HttpServerConfig config;
+  config.listen = {"127.0.0.1:0"};
+  ThreadPool writers(4);
+  const auto server = HttpServer::Start(config, [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+    const bool taken = writers.TrySubmit([reply] {
+      reply->Begin("text/event-stream");
+      for (int i = 0; i < 1000000 && !reply->gone(); ++i) {
+        reply->Write("piece\n");
+        if (i % 8 == 0) std::this_thread::yield();
+      }
+      reply->End();
+    });
+    EXPECT_TRUE(taken);
+  });
+  ASSERT_TRUE(server.ok());
+  for (int round = 0; round < 400; ++round) {
+    TestClient client((*server)->addresses()[0]);
+    client.Post("/", "");
+    EXPECT_THAT(client.ReadUntil("piece"), HasSubstr("200 OK"));
+    if (round % 4 == 0) (void)client.Read(static_cast<size_t>(round) * 10);
+    client.Close();
+  }
 }
 
 TEST(HttpServerTest, Addresses_ThatCannotBe_AreRefused) {

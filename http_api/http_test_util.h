@@ -26,8 +26,12 @@ class TestClient {
   void Send(const std::string& bytes) { boost::asio::write(socket_, boost::asio::buffer(bytes)); }
 
   void Post(const std::string& target, const std::string& body, const std::string& headers = "") {
-    Send(absl::StrCat("POST ", target, " HTTP/1.1\r\nHost: x\r\nContent-Length: ", body.size(),
-                      "\r\n", headers, "\r\n", body));
+    Send(absl::StrCat("POST ", target, " HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: ",
+                      body.size(), "\r\n", headers, "\r\n", body));
+  }
+
+  void Ask(const std::string& method, const std::string& target, const std::string& headers = "") {
+    Send(absl::StrCat(method, " ", target, " HTTP/1.1\r\nHost: 127.0.0.1\r\n", headers, "\r\n"));
   }
 
   // Until `wanted` bytes or the end of the stream.

@@ -53,6 +53,7 @@ class StoreHandle final : public api::Store {
   Result<ContextInfo> Import(
       const std::string& name,
       const std::function<Result<std::string_view>(int64_t offset)>& source) override;
+  Result<std::vector<int32_t>> DocumentTokens(const std::string& name) override;
 
  private:
   const StoreAddress address_;

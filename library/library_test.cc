@@ -296,6 +296,40 @@ TEST(LibraryTest, Prefill_IntoAServer_IsServed) {
             StatusCode::kInvalidArgument);
 }
 
+TEST(LibraryTest, Prefill_ThatNobodyWantsAnyMore_IsCancelled_AndGoesOnOrIsDiscarded) {
+  const auto store = Store::Open(Path("cancelled"), StoreMode::kReadWrite);
+  ASSERT_TRUE(store.ok());
+  const std::vector<Token> document = Document();
+  PrefillOptions options;
+  double share = 0;
+  options.progress = [&](double now, const std::string&) { share = now; };
+  options.wanted = [&] { return share < 0.4; };  // of eight layers, after the third
+  const auto cancelled = Prefill(*DemoModel(), document, **store, kName, options);
+  EXPECT_EQ(cancelled.status().code(), StatusCode::kCancelled);
+  EXPECT_THAT(cancelled.status().message(), HasSubstr(kName));
+  EXPECT_EQ((*store)->Get(kName).status().code(), StatusCode::kNotFound);
+  // Discarded, another document may take the name; it was refused before.
+  const std::span<const Token> other = std::span(document).subspan(1);
+  EXPECT_EQ(Prefill(*DemoModel(), other, **store, kName).status().code(),
+            StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(DiscardPrefill(**store, kName).ok());
+  EXPECT_TRUE(DiscardPrefill(**store, "nothing").ok());
+  EXPECT_EQ(DiscardPrefill(**store, "../x").code(), StatusCode::kInvalidArgument);
+  const auto made = Prefill(*DemoModel(), other, **store, kName);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  EXPECT_EQ(made->resumed_layers, 0);
+}
+
+TEST(LibraryTest, DocumentTokens_AreThoseThatWerePrefilled_AndAServerDoesNotTell) {
+  const auto tokens = Opened()->DocumentTokens(kName);
+  ASSERT_TRUE(tokens.ok()) << tokens.status().message();
+  EXPECT_EQ(*tokens, Document());
+  EXPECT_EQ(Opened()->DocumentTokens("none").status().code(), StatusCode::kNotFound);
+  const auto connected = Store::Connect(SocketAddress());
+  ASSERT_TRUE(connected.ok());
+  EXPECT_EQ((*connected)->DocumentTokens(kName).status().code(), StatusCode::kUnimplemented);
+}
+
 TEST(LibraryTest, C_BadInput_IsAnswered) { EXPECT_EQ(CarrelCTest_BadInput(), 0); }
 
 TEST(LibraryTest, C_AsksWithOptionsOfAnOlderHeader_AndEndsAnAnswer) {

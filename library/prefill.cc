@@ -5,12 +5,14 @@
 #include "carrel/v1/context.pb.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "kvstore/format/context_name.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "library/handles.h"
 #include "library/move_context.h"
 #include "library/status.h"
 #include "prefill/prefill.h"
+#include "prefill/staging.h"
 
 namespace carrel {
 namespace library {
@@ -28,6 +30,7 @@ absl::StatusOr<prefill::PrefillConfig> ConfigOf(const std::string& name,
   config.device = options.device == Device::kCuda ? model::Device::kCuda : model::Device::kCpu;
   if (options.gpu_memory > 0) config.gpu_memory = options.gpu_memory;
   config.restart = options.restart;
+  config.wanted = options.wanted;
   return config;
 }
 
@@ -84,6 +87,20 @@ Result<PrefillReport> Prefill(Model& model, std::span<const Token> document, Sto
     return library::RunInto(config, loaded, tokens, *handle.access(), options.staging, progress);
   };
   return library::ToPublic(run());
+}
+
+Status DiscardPrefill(Store& store, const std::string& name) {
+  const auto discard = [&]() -> absl::Status {
+    RETURN_IF_ERROR(kvstore::ValidateContextName(name));
+    const library::StoreHandle& handle = library::StoreHandle::Of(store);
+    if (handle.access()->store() == nullptr) {
+      return absl::InvalidArgumentError("DiscardPrefill needs a store opened by its folder");
+    }
+    ASSIGN_OR_RETURN(const prefill::Staging staging,
+                     prefill::Staging::Open(handle.address().folder, name));
+    return staging.Remove();
+  };
+  return library::ToPublic(discard());
 }
 
 }  // namespace api

@@ -6,6 +6,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
+#include "library/document_tokens.h"
 #include "library/handles.h"
 #include "library/status.h"
 
@@ -141,6 +142,20 @@ Result<ContextInfo> StoreHandle::Import(
     return Describe(manifest);
   };
   return ToPublic(receive());
+}
+
+Result<std::vector<int32_t>> StoreHandle::DocumentTokens(const std::string& name) {
+  const auto read = [&]() -> absl::StatusOr<std::vector<TokenId>> {
+    kvstore::Store* const store = access_->store();
+    if (store == nullptr) {
+      return absl::UnimplementedError(
+          absl::StrCat("context \"", name, "\": a server does not tell its documents' tokens"));
+    }
+    RETURN_IF_ERROR(store->Refresh().status());
+    ASSIGN_OR_RETURN(const auto context, store->OpenContext(name));
+    return ReadDocumentTokens(*context);
+  };
+  return ToPublic(read());
 }
 
 }  // namespace library

@@ -62,7 +62,7 @@ class CpuForward final : public LayerForward {
   }
   absl::StatusOr<HiddenState> Hidden() override { return HiddenState{hidden_, before_}; }
 
-  absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<void(int64_t)> passed,
+  absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<absl::Status(int64_t)> passed,
                    absl::FunctionRef<absl::Status(LayerRows)> take) override {
     ASSIGN_OR_RETURN(std::vector<float> drift, MeasureDrift(layer));
     for (int64_t at = 0; at < tokens_; at += block_tokens_) {
@@ -73,7 +73,7 @@ class CpuForward final : public LayerForward {
       } else {
         RETURN_IF_ERROR(transformer_.ForwardLayer(layer, n, at, hidden, *attention_));
       }
-      passed(at + n);
+      RETURN_IF_ERROR(passed(at + n));
     }
     LayerRows rows = attention_->TakeLayer(layer);
     rows.query_drift = std::move(drift);

@@ -142,7 +142,7 @@ class CudaForward final : public LayerForward {
     return HiddenState{host_hidden_, host_before_};
   }
 
-  absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<void(int64_t)> passed,
+  absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<absl::Status(int64_t)> passed,
                    absl::FunctionRef<absl::Status(LayerRows)> take) override {
     const cuda::Range range("prefill layer");
     run_layer_ = layer.value();
@@ -156,11 +156,11 @@ class CudaForward final : public LayerForward {
     if (ahead == chunks) RETURN_IF_ERROR(ProjectNext(layer));
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       RETURN_IF_ERROR(AddTimes(chunk));
-      passed(std::min(tokens_, (chunk + 1) * sizes_.chunk));
+      RETURN_IF_ERROR(passed(std::min(tokens_, (chunk + 1) * sizes_.chunk)));
       if (chunk + ahead < chunks) RETURN_IF_ERROR(FinishChunk(layer, chunk + ahead));
       if (chunk + ahead == chunks - 1) RETURN_IF_ERROR(ProjectNext(layer));
     }
-    if (rows_only) passed(tokens_);
+    if (rows_only) RETURN_IF_ERROR(passed(tokens_));
     return AddLayerTimes(projection, rows_only);
   }
 

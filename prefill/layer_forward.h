@@ -47,9 +47,10 @@ class LayerForward {
   virtual absl::StatusOr<HiddenState> Hidden() = 0;
 
   // Layers are run in order. passed(n): n tokens have passed the layer. take is given the layer's
-  // rows, once, as soon as they are final; its failure is Run's. rows_only: of the last layer
-  // nothing else is wanted, so nothing else is computed.
-  virtual absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<void(int64_t)> passed,
+  // rows, once, as soon as they are final; their failures are Run's. rows_only: of the last
+  // layer nothing else is wanted, so nothing else is computed.
+  virtual absl::Status Run(Layer layer, bool rows_only,
+                           absl::FunctionRef<absl::Status(int64_t)> passed,
                            absl::FunctionRef<absl::Status(LayerRows)> take) = 0;
 
   virtual ForwardTimes times() const = 0;

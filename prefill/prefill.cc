@@ -318,7 +318,10 @@ class Job {
       std::optional<LayerRows> held;
       RETURN_IF_ERROR(forward_->Run(
           layer, /*rows_only=*/layer.value() + 1 == config.shape.layers,
-          [&](int64_t done) { progress_.Update(Share(layer, done), Describe(start, layer, done)); },
+          [&](int64_t done) {
+            progress_.Update(Share(layer, done), Describe(start, layer, done));
+            return CheckWanted();
+          },
           [&](LayerRows rows) {
             if (config_.device == model::Device::kCuda) return submit(std::move(rows));
             held = std::move(rows);
@@ -367,6 +370,12 @@ class Job {
       told_files_ += static_cast<int64_t>(layer.paths.size());
       config_.sealed(layer);
     }
+  }
+
+  absl::Status CheckWanted() const {
+    if (!config_.wanted || config_.wanted()) return absl::OkStatus();
+    return absl::CancelledError(
+        absl::StrCat("prefill of \"", config_.name, "\": cancelled by its caller"));
   }
 
   double Share(Layer layer, int64_t done) const {

@@ -76,6 +76,8 @@ struct PrefillConfig {
   int64_t recheck_tokens = 16;
   // Told of each layer, in order, by the job's thread, soon after it is sealed; null: nobody.
   std::function<void(const SealedLayer&)> sealed;
+  // Asked after each block of tokens; false ends the job (Cancelled), which can be gone on with.
+  std::function<bool()> wanted;
 };
 
 struct PrefillReport {

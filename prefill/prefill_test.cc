@@ -142,7 +142,7 @@ EveryLayer RunLayers(const std::vector<TokenId>& tokens, ThreadPool* pool) {
     every.entering.emplace_back(state->all.begin(), state->all.end());
     every.before.emplace_back(state->before.begin(), state->before.end());
     CARREL_EXPECT_OK(forward->Run(
-        layer, false, [](int64_t) {},
+        layer, false, [](int64_t) { return absl::OkStatus(); },
         [&](LayerRows rows) {
           every.rows.push_back(std::move(rows));
           return absl::OkStatus();
@@ -210,7 +210,7 @@ TEST_F(PrefillTest, LayersFromAKeptState_HaveTheSameDrift) {
   for (const Layer layer : {first, first.next()}) {
     std::vector<float> drift;
     CARREL_ASSERT_OK(forward->Run(
-        layer, false, [](int64_t) {},
+        layer, false, [](int64_t) { return absl::OkStatus(); },
         [&](LayerRows rows) {
           drift = std::move(rows.query_drift);
           return absl::OkStatus();

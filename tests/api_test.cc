@@ -1,8 +1,13 @@
 // carrel api as its clients see it: OpenAI's API over a context, with the demo model and a template of its own.
-#include <algorithm>
+#include <signal.h>
 
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/test_folders.h"
 #include "http_api/http_test_util.h"
 #include "tests/cli_world.h"
 
@@ -49,6 +54,55 @@ class ApiTest : public StoreTest {
     TestClient client(address_);
     client.Post(target, body.dump(), headers);
     return client.Receive();
+  }
+
+  TestClient::Response Ask(const std::string& method, const std::string& target,
+                           const std::string& headers = "") {
+    TestClient client(address_);
+    client.Ask(method, target, headers);
+    return client.Receive();
+  }
+
+  // The text as it is.
+  TestClient::Response PostText(const std::string& name, const std::string& text,
+                                const std::string& headers = "") {
+    TestClient client(address_);
+    client.Post(absl::StrCat("/v1/contexts?name=", name), text,
+                absl::StrCat("Content-Type: text/plain\r\n", headers));
+    return client.Receive();
+  }
+
+  // What the events of a document said until they ended.
+  std::vector<json> Events(const std::string& name) {
+    std::vector<json> events;
+    const TestClient::Response response =
+        Ask("GET", absl::StrCat("/v1/contexts/", name, "/events"));
+    for (const absl::string_view event : absl::StrSplit(response.body, "\n\n", absl::SkipEmpty())) {
+      if (event != "data: [DONE]") events.push_back(json::parse(event.substr(6)));
+    }
+    return events;
+  }
+
+  std::string State(const std::string& name) {
+    const json document = json::parse(Ask("GET", absl::StrCat("/v1/contexts/", name)).body);
+    return document.value("state", document.dump());
+  }
+
+  Texts Contexts(const std::string& headers = "") {
+    Texts names;
+    const json listed = json::parse(Ask("GET", "/v1/contexts", headers).body);
+    for (const json& context : listed.value("data", json::array())) {
+      names.push_back(context["name"]);
+    }
+    return names;
+  }
+
+  // Takes some seconds to prefill.
+  static std::string LongText() {
+    std::string text;
+    for (int i = 0; i < 2; ++i)
+      absl::StrAppend(&text, ReadBytes(DemoDocument("registry-8k")), "\n");
+    return text;
   }
 
   json Completion(const json& more = {}) {
@@ -142,12 +196,12 @@ TEST_F(ApiTest, WhatCannotBe_IsAnErrorInOpenAIsForm) {
 TEST_F(ApiTest, Models_AreTheModelAndItsContexts_AndHealthIsGood) {
   Start();
   TestClient client(address_);
-  client.Send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n");
+  client.Send("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
   const json models = json::parse(client.Receive().body);
   Texts ids;
   for (const json& model : models["data"]) ids.push_back(model["id"]);
   EXPECT_EQ(ids, (Texts{"demo", "demo@kept"}));
-  client.Send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+  client.Send("GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
   EXPECT_EQ(json::parse(client.Receive().body)["status"], "ok");
 }
 
@@ -164,6 +218,20 @@ TEST_F(ApiTest, AClientThatLeaves_LeavesTheThreadToOthers) {
   EXPECT_EQ(json::parse(Post("/v1/completions", Completion()).body)["choices"][0]["text"], answer_);
 }
 
+TEST_F(ApiTest, ASignal_EndsAnAnswerAndADocumentInTheMiddle) {
+  Start();
+  TestClient asks(address_);
+  asks.Post("/v1/completions",
+            Completion({{"stream", true}, {"max_tokens", 1 << 16}, {"temperature", 2}}).dump());
+  asks.ReadUntil("data: ");
+  ASSERT_EQ(PostText("long", LongText()).status, 202);
+  TestClient watches(address_);
+  watches.Ask("GET", "/v1/contexts/long/events");
+  watches.ReadUntil("data: ");
+  process_->Signal(SIGTERM);
+  EXPECT_THAT(process_->Wait(), Succeeds());
+}
+
 TEST_F(ApiTest, Keys_AreWanted_AndContextsThatAKeyDoesNotSeeAreNotFound) {
   const json made = JsonOf(Carrel({"keys", "new", "a", "--contexts", "mine/*", "--json"}));
   const std::string key = made["key"];
@@ -178,6 +246,278 @@ TEST_F(ApiTest, Keys_AreWanted_AndContextsThatAKeyDoesNotSeeAreNotFound) {
   EXPECT_EQ(hidden.status, 404);
   EXPECT_EQ(missing.status, 404);
   EXPECT_EQ(Post("/v1/completions", {{"prompt", "x"}, {"max_tokens", 1}}, header).status, 200);
+}
+
+TEST_F(ApiTest, Documents_AreReadOnce_AndAnswered) {
+  Start();
+  const std::string text = ReadBytes(DemoDocument("registry-2k"));
+  const TestClient::Response posted = PostText("more", text);
+  ASSERT_EQ(posted.status, 202) << posted.body;
+  const std::vector<json> events = Events("more");
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events.back()["state"], "ready") << events.back();
+  EXPECT_GT(events.back()["bytes"], 0);
+  EXPECT_GE(events.size(), 2u);
+  for (size_t i = 1; i < events.size(); ++i) {
+    EXPECT_GE(events[i]["progress"], events[i - 1]["progress"]);
+  }
+  EXPECT_EQ(json::parse(Ask("GET", "/v1/contexts/more").body), events.back());
+  EXPECT_EQ(Contexts(), (Texts{"kept", "more"}));
+  // The same text again is the context that is there, and as JSON, too.
+  const json again = json::parse(Post("/v1/contexts", {{"name", "twice"}, {"text", text}},
+                                      "Content-Type: application/json\r\n")
+                                     .body);
+  EXPECT_EQ(again["existed"], true);
+  EXPECT_EQ(again["name"], "more");
+  // So is what prefill made of it.
+  const json kept = json::parse(PostText("x", ReadBytes(document_)).body);
+  EXPECT_EQ(kept["name"], "kept");
+  const json answer =
+      json::parse(Post("/v1/completions", Completion({{"model", "demo@more"}})).body);
+  EXPECT_EQ(answer["carrel"]["context"], "more");
+  EXPECT_GT(answer["carrel"]["rows_read"], 0);
+  // It is deleted although its decoder stayed open.
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/more").status, 200);
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/more").status, 404);
+  EXPECT_EQ(Ask("GET", "/v1/contexts/more/events").status, 404);
+  EXPECT_EQ(Contexts(), (Texts{"kept"}));
+}
+
+TEST_F(ApiTest, ADocument_IsReadWhileOthersAreAnswered_AndCancelled) {
+  Start({"--max-queued-documents", "1"});
+  ASSERT_EQ(PostText("long", LongText()).status, 202);
+  ASSERT_TRUE(WaitUntil([&] { return State("long") == "prefilling"; }));
+  EXPECT_EQ(json::parse(Post("/v1/completions", Completion()).body)["choices"][0]["text"], answer_);
+  EXPECT_EQ(State("long"), "prefilling");
+  ASSERT_EQ(PostText("next", LongText() + "x").status, 202);
+  EXPECT_EQ(State("next"), "queued");
+  const TestClient::Response third = PostText("third", LongText() + "y");
+  EXPECT_EQ(third.status, 429) << third.body;
+  EXPECT_EQ(PostText("long", "another text").status, 409);
+  TestClient watcher(address_);
+  watcher.Ask("GET", "/v1/contexts/next/events");
+  watcher.ReadUntil("queued");
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/next").status, 200);
+  EXPECT_THAT(watcher.ReadUntil("[DONE]"), HasSubstr("cancelled"));
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/long").status, 200);
+  EXPECT_EQ(Contexts(), (Texts{"kept"}));
+  // Nothing is left of it, and its name is free.
+  ASSERT_EQ(PostText("long", ReadBytes(DemoDocument("registry-2k"))).status, 202);
+  EXPECT_EQ(Events("long").back()["state"], "ready");
+  EXPECT_TRUE(std::filesystem::is_empty(store_ + "/prefill"));
+}
+
+TEST_F(ApiTest, ADocumentWhoseReadingWasInterrupted_GoesOn) {
+  const std::string text = ReadBytes(DemoDocument("registry-8k"));
+  Start();
+  ASSERT_EQ(PostText("long", text).status, 202);
+  ASSERT_TRUE(WaitUntil([&] {
+    return json::parse(Ask("GET", "/v1/contexts/long").body).value("progress", 0.0) > 0.3;
+  }));
+  process_->Signal(SIGKILL);
+  (void)process_->Wait();
+  Start();
+  EXPECT_EQ(Contexts(), (Texts{"kept"}));
+  ASSERT_EQ(PostText("long", text).status, 202);
+  const std::vector<json> events = Events("long");
+  EXPECT_EQ(events.back()["state"], "ready");
+  for (const json& event : events) {
+    if (event["state"] != "prefilling" || event["progress"] == 0) continue;
+    EXPECT_GT(event["progress"], 0.12);  // the first of eight layers was done
+    break;
+  }
+}
+
+TEST_F(ApiTest, DocumentsThatCannotBe_AreRefusedByName) {
+  Start({"--max-document-bytes", "20000"});
+  const auto refused = [&](const TestClient::Response& response) {
+    return absl::StrCat(response.status, " ", response.body);
+  };
+  EXPECT_THAT(refused(PostText("x", std::string(20001, 'x'))),
+              testing::AllOf(HasSubstr("400 "), HasSubstr("20001"), HasSubstr("20000")));
+  EXPECT_THAT(refused(PostText("", "")), HasSubstr("400 "));
+  EXPECT_THAT(refused(PostText("a%2Fb", "text")),
+              testing::AllOf(HasSubstr("400 "), HasSubstr("a/b")));
+  EXPECT_THAT(refused(PostText("x", "\xff\xff")), HasSubstr("UTF-8"));
+  EXPECT_THAT(refused(PostText("kept", "another text")), HasSubstr("409 "));
+  EXPECT_THAT(refused(Post("/v1/contexts", {{"name", "x"}}, "Content-Type: application/json\r\n")),
+              HasSubstr("text is missing"));
+  EXPECT_THAT(refused(Ask("PUT", "/v1/contexts")), HasSubstr("400 "));
+  EXPECT_THAT(refused(Ask("GET", "/v1/contextsx")), HasSubstr("404 "));
+  EXPECT_THAT(refused(Ask("DELETE", "/v1/contexts/none")), HasSubstr("404 "));
+  EXPECT_EQ(Contexts(), (Texts{"kept"}));
+  // A control token that somebody writes is text.
+  const std::string sly = ReadBytes(document_) + "<|end_of_text|>";
+  ASSERT_EQ(PostText("sly", sly).status, 202);
+  EXPECT_GT(Events("sly").back()["tokens"], kept_tokens_ + 3);
+}
+
+TEST_F(ApiTest, AStoreThatIsOnlyRead_TakesNoDocuments) {
+  Start({"--read-only"});
+  const TestClient::Response posted = PostText("x", "text");
+  EXPECT_EQ(posted.status, 409);
+  EXPECT_THAT(posted.body, HasSubstr("--read-only"));
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/kept").status, 409);
+  // What another process publishes meanwhile is there.
+  EXPECT_THAT(Carrel(Prefill("second", {"--input", DemoDocument("registry-2k")})), Succeeds());
+  EXPECT_EQ(Contexts(), (Texts{"kept", "second"}));
+  const Outcome kept = Carrel({"api", "--model", model_->folder(), "--store", store_, "--read-only",
+                               "--keep-documents", "1"});
+  EXPECT_THAT(kept.err, HasSubstr("--keep-documents"));
+}
+
+TEST_F(ApiTest, APromptThatBeginsWithADocument_IsAnsweredFromIt) {
+  Start();
+  const std::string text = ReadBytes(DemoDocument("registry-512"));
+  ASSERT_EQ(PostText("doc", text).status, 202);
+  const json made = Events("doc").back();
+  const json body = {{"prompt", text + kQuestion}, {"temperature", 0}, {"max_tokens", 64}};
+  const json answer = json::parse(Post("/v1/completions", body).body);
+  const json named = json::parse(Post("/v1/completions", Completion({{"context", "doc"}})).body);
+  EXPECT_EQ(answer["choices"], named["choices"]) << answer;
+  EXPECT_EQ(answer["usage"], named["usage"]);
+  EXPECT_EQ(answer["usage"]["prompt_tokens_details"]["cached_tokens"], made["tokens"]);
+  EXPECT_EQ(answer["carrel"]["context"], "doc");
+  EXPECT_EQ(answer["carrel"]["recognised"], true);
+  // One letter of its middle is another: it is another document.
+  std::string changed = text;
+  changed[changed.size() / 2] = changed[changed.size() / 2] == 'e' ? 'a' : 'e';
+  const json other = json::parse(
+      Post("/v1/completions", {{"prompt", changed + kQuestion}, {"max_tokens", 1}}).body);
+  EXPECT_EQ(other["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+  // The document alone leaves nothing to read.
+  const json alone =
+      json::parse(Post("/v1/completions", {{"prompt", text}, {"max_tokens", 1}}).body);
+  EXPECT_EQ(alone["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+  // The longest one wins.
+  const std::string longer = text + "\n\n" + ReadBytes(DemoDocument("registry-2k"));
+  ASSERT_EQ(PostText("longer", longer).status, 202);
+  ASSERT_EQ(Events("longer").back()["state"], "ready");
+  const json longest = json::parse(
+      Post("/v1/completions", {{"prompt", longer + kQuestion}, {"max_tokens", 1}}).body);
+  EXPECT_EQ(longest["carrel"]["context"], "longer");
+}
+
+TEST_F(ApiTest, LongDocumentsOfPrompts_AreKept_AsManyAsMay) {
+  Start({"--keep-documents", "1", "--keep-tokens", "1000"});
+  const std::string first = ReadBytes(DemoDocument("registry-2k")),
+                    second = ReadBytes(DemoDocument("registry-8k")).substr(0, 20000);
+  const auto ask = [&](const std::string& text, bool stream) {
+    const json messages = json::array({{{"role", "user"}, {"content", text + kQuestion}}});
+    return Post("/v1/chat/completions", {{"messages", messages},
+                                         {"temperature", 0},
+                                         {"stream", stream},
+                                         {"stream_options", {{"include_usage", stream}}}});
+  };
+  const json asked = json::parse(ask(first, false).body);
+  EXPECT_GT(asked["usage"]["prompt_tokens_details"]["cached_tokens"], 1000) << asked;
+  const Texts names = Contexts();
+  ASSERT_EQ(names.size(), 2u);
+  EXPECT_EQ(asked["carrel"]["context"], names[1]);  // behind "kept"
+  const json again = json::parse(ask(first, false).body);
+  EXPECT_EQ(again["choices"], asked["choices"]);
+  EXPECT_EQ(again["usage"], asked["usage"]);
+  EXPECT_EQ(Contexts(), names);
+  // The other one takes its place; a stream goes on meanwhile.
+  const TestClient::Response streamed = ask(second, true);
+  EXPECT_THAT(streamed.body, HasSubstr("[DONE]"));
+  EXPECT_THAT(streamed.body, HasSubstr("\"recognised\":true"));
+  const Texts now = Contexts();
+  ASSERT_EQ(now.size(), 2u);
+  EXPECT_NE(now, names);
+  // A short one is read as it is.
+  const json brief = json::parse(ask("A word.\n\n", false).body);
+  EXPECT_EQ(brief["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+  EXPECT_EQ(Contexts(), now);
+}
+
+TEST_F(ApiTest, Keys_MakeSeeAndDelete_WhatTheyMay) {
+  const json mine = JsonOf(Carrel({"keys", "new", "a", "--contexts", "mine*", "--rights",
+                                   "list,open,import,delete", "--json"}));
+  const json reads = JsonOf(Carrel({"keys", "new", "b", "--contexts", "*", "--json"}));
+  const std::string keys =
+      WriteFile("keys.json", json{{"keys", json::array({mine["entry"], reads["entry"]})}}.dump());
+  ASSERT_THAT(Carrel(Prefill("other", {"--input", DemoDocument("registry-512")})), Succeeds());
+  Start({"--keys", keys});
+  const auto header = [](const json& made) {
+    return absl::StrCat("Authorization: Bearer ", made["key"].get<std::string>(), "\r\n");
+  };
+  const std::string text = ReadBytes(DemoDocument("registry-512"));
+  EXPECT_EQ(Ask("GET", "/v1/contexts").status, 401);
+  EXPECT_EQ(PostText("x", text, header(reads)).status, 403);
+  EXPECT_EQ(PostText("x", text, header(mine)).status, 403);
+  EXPECT_EQ(Contexts(header(mine)), Texts());
+  EXPECT_EQ(Contexts(header(reads)), (Texts{"kept", "other"}));
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/kept", header(mine)).status, 404);
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/kept", header(reads)).status, 403);
+  // Neither by a copy of its own nor by a prompt does a key learn what others have.
+  const json prompt = {{"prompt", text + kQuestion}, {"max_tokens", 1}};
+  EXPECT_EQ(json::parse(Post("/v1/completions", prompt, header(mine)).body)["carrel"]["context"],
+            nullptr);
+  EXPECT_EQ(json::parse(Post("/v1/completions", prompt, header(reads)).body)["carrel"]["context"],
+            "other");
+  const TestClient::Response posted = PostText("mine-1", text, header(mine));
+  EXPECT_EQ(posted.status, 202) << posted.body;
+  ASSERT_TRUE(WaitUntil([&] {
+    return json::parse(Ask("GET", "/v1/contexts/mine-1", header(mine)).body)["state"] == "ready";
+  }));
+  EXPECT_EQ(json::parse(Post("/v1/completions", prompt, header(mine)).body)["carrel"]["context"],
+            "mine-1");
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/mine-1", header(mine)).status, 200);
+}
+
+TEST_F(ApiTest, PagesOfOthers_AreRefused) {
+  Start();
+  EXPECT_EQ(Ask("GET", "/health", "Origin: http://evil.example\r\n").status, 403);
+  EXPECT_EQ(Ask("GET", "/health", "Sec-Fetch-Site: cross-site\r\n").status, 403);
+  EXPECT_EQ(Ask("GET", "/health", "Sec-Fetch-Site: same-origin\r\n").status, 200);
+  EXPECT_EQ(Ask("GET", "/health", "Origin: http://127.0.0.1\r\n").status, 200);
+  for (const auto& [host, status] : {std::pair{"evil.example:8080", 403},
+                                     {"localhost:8080", 200},
+                                     {"[::1]:8080", 200},
+                                     {"127.0.0.1", 200},
+                                     {"127.0.0.1.evil.example", 403}}) {
+    TestClient client(address_);
+    client.Send(absl::StrCat("GET /health HTTP/1.1\r\nHost: ", host, "\r\n\r\n"));
+    EXPECT_EQ(client.Receive().status, status) << host;
+  }
+}
+
+TEST_F(ApiTest, Metrics_CountWhatWasAsked_AndAreAllDocumented) {
+  Start();
+  ASSERT_EQ(Post("/v1/completions", Completion()).status, 200);
+  ASSERT_EQ(Post("/v1/completions", Completion({{"context", "none"}})).status, 404);
+  ASSERT_EQ(PostText("more", ReadBytes(DemoDocument("registry-2k"))).status, 202);
+  ASSERT_EQ(Events("more").back()["state"], "ready");
+  const std::string metrics = Ask("GET", "/metrics").body;
+  for (const std::string& line :
+       {std::string("carrel_api_requests_total{route=\"/v1/completions\",status=\"OK\"} 1"),
+        std::string("carrel_api_requests_total{route=\"/v1/completions\",status=\"NOT_FOUND\"} 1"),
+        std::string("carrel_api_answers_total{finish=\"stop\"} 1"),
+        absl::StrCat("carrel_api_tokens_total{kind=\"context\"} ", kept_tokens_),
+        std::string("carrel_api_first_token_seconds_count 1"),
+        std::string("carrel_api_documents_total{end=\"ready\"} 1"),
+        std::string("carrel_api_documents_waiting 0")}) {
+    EXPECT_THAT(metrics, HasSubstr(line + "\n"));
+  }
+  const std::string readme = ReadBytes(SourceFolder() + "/http_api/README.md");
+  for (const absl::string_view line : absl::StrSplit(metrics, '\n')) {
+    if (!absl::StartsWith(line, "# TYPE carrel_api_")) continue;
+    const absl::string_view name = line.substr(7, line.find(' ', 7) - 7);
+    EXPECT_THAT(readme, HasSubstr(absl::StrCat("`", name, "`")));
+  }
+}
+
+TEST_F(ApiTest, ThePage_IsOneFile_ThatItsPolicyNames) {
+  Start();
+  const TestClient::Response page = Ask("GET", "/");
+  EXPECT_EQ(page.status, 200);
+  EXPECT_THAT(page.headers, HasSubstr("text/html; charset=utf-8"));
+  EXPECT_THAT(page.headers, HasSubstr("default-src 'none'; script-src 'sha256-"));
+  EXPECT_THAT(page.body, HasSubstr("<title>Carrel</title>"));
+  for (const char* outside : {"src=", "http:", "https:", "innerHTML", "onclick"}) {
+    EXPECT_THAT(page.body, testing::Not(HasSubstr(outside)));
+  }
 }
 
 TEST_F(ApiTest, AnAddressForOthers_IsRefused) {

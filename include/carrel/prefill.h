@@ -2,8 +2,8 @@
 //         and KV head, and what fidelity needs are stored.
 // Errors: AlreadyExists the name is taken; InvalidArgument the document (empty, or longer than the
 //         model was trained for) or an option; Unavailable no GPU; ResourceExhausted disk or GPU
-//         memory. After any of these, and after a crash, the same call goes on from the last
-//         finished layer.
+//         memory; Cancelled. After any of these, and after a crash, the same call goes on from the
+//         last finished layer.
 // Cost:   memory: 4 bytes * tokens * hidden size, and some 20 bytes * tokens * KV heads * head_dim.
 #pragma once
 
@@ -33,6 +33,9 @@ struct PrefillOptions {
   // Told the share that is done, in [0, 1], and where it is, at most ten times a second, on the
   // calling thread.
   std::function<void(double share, const std::string& where)> progress;
+  // Asked after every few hundred tokens of each layer, on the calling thread; false ends the
+  // prefill (Cancelled).
+  std::function<bool()> wanted;
 };
 
 struct PrefillReport {
@@ -45,6 +48,10 @@ struct PrefillReport {
 CARREL_API Result<PrefillReport> Prefill(Model& model, std::span<const Token> document,
                                          Store& store, const std::string& name,
                                          const PrefillOptions& options = {});
+
+// Removes what an interrupted prefill of this name left, if there is any. Not beside one that runs.
+// store: a folder opened with kReadWrite.
+CARREL_API Status DiscardPrefill(Store& store, const std::string& name);
 
 }  // namespace api
 }  // namespace carrel

@@ -60,7 +60,7 @@ void RunStream(absl::string_view bytes) {
   std::filesystem::create_directories(folder);
   const auto import = MakeContextImport(
       folder, "",
-      {.check_free = [](const std::string&, ContextId) { return absl::OkStatus(); },
+      {.check_free = [](const std::string&, ContextId, int64_t) { return absl::OkStatus(); },
        .publish = [](const std::string&, const std::string&,
                      const std::vector<std::string>& files) -> absl::StatusOr<v1::Manifest> {
          for (const std::string& file : files) CARREL_FUZZ_CHECK(std::filesystem::exists(file));

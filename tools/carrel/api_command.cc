@@ -21,7 +21,19 @@ struct ApiFlags {
   RetrievalFlags retrieval;
   http_api::ApiConfig config;
   std::string keys;
+  bool read_only = false;
 };
+
+// A folder is this process's alone, as of serve, unless it only reads.
+absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& flags) {
+  const StoreFlags& store = flags.retrieval.store;
+  if (store.folder.empty() && store.server.empty()) return nullptr;
+  if (!flags.config.documents.writable) return OpenStore(flags.retrieval);
+  absl::StatusOr<std::shared_ptr<library::StoreAccess>> opened =
+      library::StoreAccess::Open(store, kvstore::StoreMode::kReadWrite);
+  if (opened.ok()) return opened;
+  return Annotate(opened.status(), "--store (with --read-only it is only read)");
+}
 
 absl::Status RunApi(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
@@ -39,10 +51,15 @@ absl::Status RunApi(ApiFlags& flags) {
   config.answerer.retrieval = retrieval.config;
   config.answerer.device = retrieval.device_config;
   config.answerer.folder = retrieval.store.folder;
+  config.documents.address = retrieval.store;
+  config.documents.writable = !retrieval.store.folder.empty() && !flags.read_only;
+  config.documents.on_gpu = retrieval.device_config.device == model::Device::kCuda;
+  if (config.documents.keep > 0 && !config.documents.writable) {
+    return absl::InvalidArgumentError(
+        "--keep-documents needs --store, without --read-only: that is where they are kept");
+  }
   ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT}));
-  ASSIGN_OR_RETURN(std::shared_ptr<library::StoreAccess> store,
-                   stored ? OpenStore(retrieval)
-                          : absl::StatusOr<std::shared_ptr<library::StoreAccess>>(nullptr));
+  ASSIGN_OR_RETURN(std::shared_ptr<library::StoreAccess> store, OpenFor(flags));
   ASSIGN_OR_RETURN(
       std::shared_ptr<library::LoadedModel> model,
       library::LoadedModel::Load(retrieval.model_dir, retrieval.adapter_dir, retrieval.threads));
@@ -50,6 +67,8 @@ absl::Status RunApi(ApiFlags& flags) {
                    http_api::ApiService::Start(config, std::move(model), std::move(store)));
   std::fprintf(stderr, "carrel api: model %s on http://%s/v1\n", config.model_name.c_str(),
                absl::StrJoin(service->addresses(), "/v1 http://").c_str());
+  std::fprintf(stderr, "carrel api: a page for people on http://%s/\n",
+               service->addresses().front().c_str());
   const int signal = signals.Wait();
   std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
   return absl::OkStatus();
@@ -70,6 +89,35 @@ void AddApi(CLI::App& app, Run& chosen) {
                      "what clients call the model; by default the name of its file or folder");
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
+  command.add_flag("--read-only", flags->read_only,
+                   "--store: take no lock, and no documents; see what others publish");
+  command
+      .add_option("--index", flags->config.documents.index,
+                  "of documents that clients bring: flat | int8 | code | auto")
+      ->check(CLI::IsMember({"flat", "int8", "code", "auto"}))
+      ->capture_default_str();
+  command
+      .add_option("--max-document-bytes", flags->config.max_document_bytes,
+                  "of a text that a client brings: bytes or 16MB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{1}, int64_t{60} << 20))
+      ->capture_default_str();
+  command
+      .add_option("--max-queued-documents", flags->config.documents.max_queued,
+                  "documents that may wait for prefill; one more is refused")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}))
+      ->capture_default_str();
+  command
+      .add_option("--keep-documents", flags->config.documents.keep,
+                  "long documents at the beginning of prompts that are kept as contexts; the one "
+                  "used longest ago goes; 0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{10000}))
+      ->capture_default_str();
+  command
+      .add_option("--keep-tokens", flags->config.documents.keep_tokens,
+                  "--keep-documents: of how many tokens at least")
+      ->check(CLI::Range(int64_t{272}, int64_t{1} << 30))
+      ->capture_default_str();
   command.add_flag("--insecure", flags->config.insecure,
                    "listen where others can reach it, without TLS");
   command

@@ -1,0 +1,26 @@
+// What:   what a service counts, as Prometheus reads it: names in README.md.
+// Threads: any.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "http_api/completion.h"
+
+namespace carrel::http_api {
+
+void CountRequest(absl::string_view route, const absl::Status& status);
+// finish: "stop", "length", "failed", "left": the client did.
+void CountAnswer(absl::string_view finish, const Usage& usage, const Figures& figures);
+// end: "ready", "failed", "cancelled".
+void CountDocument(absl::string_view end);
+
+struct ApiGauges {
+  int64_t connections = 0, answers_waiting = 0, documents_waiting = 0;
+};
+// All of this process, in the text format.
+std::string ApiMetricsText(const ApiGauges& gauges);
+
+}  // namespace carrel::http_api

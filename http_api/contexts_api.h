@@ -1,0 +1,48 @@
+// What:   /v1/contexts: the documents of a service as HTTP.
+//           POST   /v1/contexts              {"name", "text"}, or the text itself with ?name=
+//           GET    /v1/contexts              all of them
+//           GET    /v1/contexts/NAME         one
+//           GET    /v1/contexts/NAME/events  how it comes to be, as server-sent events
+//           DELETE /v1/contexts/NAME         cancels it, or deletes it
+// Errors: as documents.h; InvalidArgument a text that is too long (names the bound), or no text;
+//         (In it nothing is a control token.) PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
+// Access: list, import, delete of kvstore/access; what a key does not see is not there.
+// Threads: any; a call blocks for as long as the store, or the tokenizer, takes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "http_api/documents.h"
+#include "http_api/http_server.h"
+#include "model/checkpoint.h"
+
+namespace carrel::kvstore {
+class Principal;
+}
+
+namespace carrel::http_api {
+
+struct ContextsApi {
+  static constexpr char kTarget[] = "/v1/contexts";
+
+  Documents* documents;  // null: there is no store
+  const model::Checkpoint* checkpoint;
+  int64_t max_text_bytes;
+
+  // who: null: anybody may do all. The target begins with kTarget.
+  absl::Status Handle(const HttpRequest& request, kvstore::Principal* who,
+                      const std::shared_ptr<HttpReply>& reply) const;
+
+ private:
+  absl::Status Create(const HttpRequest& request, const std::string& query, kvstore::Principal* who,
+                      HttpReply& reply) const;
+  absl::Status CheckNew(const std::string& name, int64_t tokens, kvstore::Principal* who) const;
+};
+
+// Whether the caller sees a context; who: null: all.
+Documents::Sees SeenBy(kvstore::Principal* who);
+
+}  // namespace carrel::http_api

@@ -1,0 +1,468 @@
+#include "http_api/documents.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "carrel/prefill.h"
+#include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
+#include "common/status.h"
+#include "http_api/api_metrics.h"
+#include "http_api/known_prefixes.h"
+#include "kvstore/format/context_name.h"
+#include "kvstore/service/context_client.h"
+#include "library/handles.h"
+#include "library/status.h"
+
+namespace carrel::http_api {
+namespace {
+
+constexpr char kKept[] = "kept-", kUnnamed[] = "doc-";
+constexpr size_t kMaxFailed = 64;  // whose errors are remembered
+// How old a look at a store may be that others write to.
+constexpr absl::Duration kLookAgain = absl::Seconds(2);
+
+std::string DigestOf(const std::vector<TokenId>& tokens) {
+  return Sha256Hex(absl::string_view(reinterpret_cast<const char*>(tokens.data()),
+                                     tokens.size() * sizeof(TokenId)));
+}
+
+class PrefillingDocuments final : public Documents {
+ public:
+  PrefillingDocuments(DocumentsConfig config, std::shared_ptr<library::LoadedModel> model,
+                      std::shared_ptr<library::StoreAccess> store, Answerer* answerer)
+      : config_(std::move(config)),
+        model_(std::move(model)),
+        store_(std::move(store)),
+        answerer_(answerer),
+        model_handle_(model_),
+        store_handle_(config_.address, store_) {
+    if (config_.writable) thread_ = std::thread([this] { Work(); });
+  }
+
+  ~PrefillingDocuments() override {
+    stopping_ = true;
+    {
+      absl::MutexLock lock(&mu_);  // whoever waits looks again
+    }
+    if (thread_.joinable()) thread_.join();
+    absl::MutexLock lock(&mu_);
+    for (const auto& [name, job] : jobs_) {
+      if (job->document.state == DocumentState::kFailed) continue;
+      Fail(*job, absl::UnavailableError("the server is stopping"));
+    }
+  }
+
+  // Reads what the store has that is not known yet.
+  absl::Status Refresh() {
+    absl::MutexLock one(&refresh_mu_);
+    ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
+    ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
+    std::map<std::string, Stored> stored;
+    for (const auto& summary : listed.contexts()) {
+      Stored& entry = stored[summary.name()];
+      {
+        absl::MutexLock lock(&mu_);
+        const auto known = stored_.find(summary.name());
+        if (known != stored_.end() && known->second.document.content_id == summary.content_id()) {
+          entry = known->second;
+          continue;
+        }
+      }
+      RETURN_IF_ERROR(LookAt(summary, *client, entry));
+    }
+    absl::MutexLock lock(&mu_);
+    for (const auto& [name, entry] : stored_) {
+      const auto still = stored.find(name);
+      if (still == stored.end() || still->second.document.content_id != entry.document.content_id) {
+        prefixes_.Remove(entry.document.content_id);
+      } else {
+        still->second.used = entry.used;
+      }
+    }
+    stored_ = std::move(stored);
+    looked_ = absl::Now();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<Document>> List() override {
+    RETURN_IF_ERROR(Refresh());
+    absl::MutexLock lock(&mu_);
+    std::map<std::string, Document> all;
+    for (const auto& [name, entry] : stored_) all[name] = entry.document;
+    for (const auto& [name, job] : jobs_) all[name] = job->document;
+    std::vector<Document> documents;
+    for (auto& [name, document] : all) documents.push_back(std::move(document));
+    return documents;
+  }
+
+  absl::StatusOr<Document> Get(const std::string& name) override {
+    RETURN_IF_ERROR(Refresh());
+    absl::MutexLock lock(&mu_);
+    return FindLocked(name);
+  }
+
+  absl::StatusOr<Added> Add(const std::string& name, std::vector<TokenId> tokens,
+                            const Sees& sees) override {
+    return Enqueue(name, kUnnamed, std::move(tokens), sees);
+  }
+
+  absl::Status Delete(const std::string& name) override {
+    RETURN_IF_ERROR(CheckWritable());
+    {
+      absl::MutexLock lock(&mu_);
+      if (const auto found = jobs_.find(name); found != jobs_.end()) {
+        const std::shared_ptr<Job> job = found->second;
+        jobs_.erase(found);
+        std::erase(queue_, job);
+        job->cancelled = true;  // the thread that prefills it discards what there is
+        const bool ended = job->document.state == DocumentState::kFailed;
+        if (!ended) {
+          Fail(*job, absl::CancelledError("cancelled"));
+          CountDocument("cancelled");
+        }
+        if (current_ == job) return absl::OkStatus();
+        if (current_ == nullptr || current_->document.name != name) {
+          return library::FromPublic(DiscardPrefill(store_handle_, name));
+        }
+        return absl::OkStatus();
+      }
+    }
+    RETURN_IF_ERROR(DeleteStored(name));
+    return Refresh();
+  }
+
+  absl::Status Watch(const std::string& name, Watcher watcher) override {
+    absl::MutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(const Document document, FindLocked(name));
+    const bool more = watcher(document);
+    const auto job = jobs_.find(name);
+    if (more && job != jobs_.end()) job->second->watchers.push_back(std::move(watcher));
+    return absl::OkStatus();
+  }
+
+  std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt, const Sees& sees) override {
+    bool old;
+    {
+      absl::MutexLock lock(&mu_);
+      old = !config_.writable && absl::Now() - looked_ > kLookAgain;
+    }
+    if (old && !Refresh().ok()) return std::nullopt;
+    std::vector<Recognised> candidates;
+    {
+      absl::MutexLock lock(&mu_);
+      for (const std::string& content_id : prefixes_.Candidates(prompt)) {
+        for (const auto& [name, entry] : stored_) {
+          if (entry.document.content_id == content_id) candidates.push_back({name, content_id, {}});
+        }
+      }
+    }
+    for (Recognised& candidate : candidates) {
+      if (!sees(candidate.name)) continue;
+      const auto tokens = store_handle_.DocumentTokens(candidate.name);
+      if (!tokens.ok()) continue;  // it is gone, or damaged: who asks for it by name is told
+      auto rest = RestOf(prompt, *tokens, *model_->checkpoint().tokenizer);
+      if (!rest.has_value()) continue;
+      candidate.rest = *std::move(rest);
+      absl::MutexLock lock(&mu_);
+      if (const auto entry = stored_.find(candidate.name); entry != stored_.end()) {
+        entry->second.used = absl::Now();
+      }
+      return std::move(candidate);
+    }
+    return std::nullopt;
+  }
+
+  absl::StatusOr<Added> Keep(std::vector<TokenId> tokens, const Sees& sees) override {
+    RETURN_IF_ERROR(Refresh());
+    {
+      absl::MutexLock lock(&mu_);
+      const auto same = SameLocked(DigestOf(tokens), "", sees);
+      if (same.has_value()) return Added{*same, /*existed=*/true};
+    }
+    RETURN_IF_ERROR(MakeRoom());
+    return Enqueue("", kKept, std::move(tokens), sees);
+  }
+
+  int64_t queued() const override {
+    absl::MutexLock lock(&mu_);
+    return static_cast<int64_t>(queue_.size());
+  }
+
+ private:
+  struct Stored {
+    Document document;
+    std::string digest;  // of its tokens
+    absl::Time used;
+  };
+  struct Job {
+    Document document;  // under mu_
+    std::string digest;
+    std::vector<TokenId> tokens;
+    std::vector<Watcher> watchers;  // under mu_
+    std::atomic<bool> cancelled{false};
+  };
+
+  absl::Status CheckWritable() const {
+    if (config_.writable) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "documents are taken in and deleted by a process that has the store to itself: "
+        "carrel api --store FOLDER, without --read-only");
+  }
+
+  absl::Status LookAt(const v1::ListResponse::Summary& summary, kvstore::ContextClient& client,
+                      Stored& entry) {
+    Document& document = entry.document;
+    document = {.name = summary.name(),
+                .state = DocumentState::kReady,
+                .progress = 1,
+                .tokens = summary.tokens(),
+                .bytes = summary.bytes(),
+                .content_id = summary.content_id(),
+                .index = summary.index_kind(),
+                .created_unix_s = summary.created_unix_s()};
+    entry.used = absl::FromUnixSeconds(summary.created_unix_s());
+    const absl::StatusOr<v1::Manifest> manifest = client.Get(summary.name());
+    if (absl::IsNotFound(manifest.status())) return absl::OkStatus();  // deleted meanwhile
+    RETURN_IF_ERROR(manifest.status());
+    entry.digest = manifest->token_ids_sha256();
+    std::vector<std::pair<std::string, std::string>> fingerprint;
+    for (const auto& field : manifest->fingerprint().fields()) {
+      fingerprint.emplace_back(field.name(), field.value());
+    }
+    document.usable = fingerprint == model_->checkpoint().fingerprint;
+    if (!document.usable || document.content_id.empty()) return absl::OkStatus();
+    const auto tokens = store_handle_.DocumentTokens(summary.name());
+    if (!tokens.ok()) return absl::OkStatus();  // of a server, or damaged: by its name alone
+    absl::MutexLock lock(&mu_);
+    prefixes_.Remove(document.content_id);
+    prefixes_.Add(document.content_id, *tokens);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Document> FindLocked(const std::string& name) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (const auto job = jobs_.find(name); job != jobs_.end()) return job->second->document;
+    if (const auto entry = stored_.find(name); entry != stored_.end())
+      return entry->second.document;
+    return absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
+  }
+
+  // The same document, ready or on its way.
+  std::optional<Document> SameLocked(const std::string& digest, const std::string& name,
+                                     const Sees& sees) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    std::optional<Document> found;
+    const auto look = [&](const std::string& its_digest, const Document& document) {
+      if (its_digest != digest || !document.usable || !sees(document.name)) return;
+      if (!found.has_value() || document.name == name) found = document;
+    };
+    for (const auto& [key, job] : jobs_) {
+      if (job->document.state != DocumentState::kFailed) look(job->digest, job->document);
+    }
+    for (const auto& [key, entry] : stored_) look(entry.digest, entry.document);
+    return found;
+  }
+
+  absl::StatusOr<Added> Enqueue(std::string name, absl::string_view prefix,
+                                std::vector<TokenId> tokens, const Sees& sees) {
+    RETURN_IF_ERROR(CheckWritable());
+    const int64_t most = model_->checkpoint().config.max_position_embeddings;
+    if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
+    if (static_cast<int64_t>(tokens.size()) >= most) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "text: the document has ", tokens.size(), " tokens: must be fewer than the model's ",
+          most, " (max_position_embeddings), which question and answer are among"));
+    }
+    auto job = std::make_shared<Job>();
+    job->digest = DigestOf(tokens);
+    if (name.empty()) name = absl::StrCat(prefix, job->digest.substr(0, 12));
+    RETURN_IF_ERROR(kvstore::ValidateContextName(name));
+    RETURN_IF_ERROR(Refresh());
+    absl::MutexLock lock(&mu_);
+    if (const auto same = SameLocked(job->digest, name, sees); same.has_value()) {
+      return Added{*same, /*existed=*/true};
+    }
+    if (const auto there = jobs_.find(name);
+        stored_.contains(name) ||
+        (there != jobs_.end() && there->second->document.state != DocumentState::kFailed)) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          "name=", name, " is another document's: delete that one, or choose another"));
+    }
+    if (static_cast<int64_t>(queue_.size()) >= config_.max_queued) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(queue_.size(), " documents wait for prefill already; come again later"));
+    }
+    job->document = {.name = name,
+                     .tokens = static_cast<int64_t>(tokens.size()),
+                     .index = config_.index,
+                     .created_unix_s = absl::ToUnixSeconds(absl::Now())};
+    job->tokens = std::move(tokens);
+    jobs_[name] = job;
+    queue_.push_back(job);
+    return Added{job->document};
+  }
+
+  // Of contexts that were kept unasked, so many may be there that one more fits.
+  absl::Status MakeRoom() {
+    for (;;) {
+      std::string oldest;
+      {
+        absl::MutexLock lock(&mu_);
+        int64_t kept = 0;
+        absl::Time used = absl::InfiniteFuture();
+        for (const auto& [name, job] : jobs_) kept += absl::StartsWith(name, kKept);
+        for (const auto& [name, entry] : stored_) {
+          if (!absl::StartsWith(name, kKept)) continue;
+          ++kept;
+          if (entry.used < used) {
+            used = entry.used;
+            oldest = name;
+          }
+        }
+        if (kept < config_.keep) return absl::OkStatus();
+      }
+      if (oldest.empty()) return absl::ResourceExhaustedError("as many are being kept as may");
+      RETURN_IF_ERROR(DeleteStored(oldest));
+      RETURN_IF_ERROR(Refresh());
+    }
+  }
+
+  absl::Status DeleteStored(const std::string& name) {
+    RETURN_IF_ERROR(answerer_->Close(name));
+    ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
+    // A session that was just closed may not be gone yet.
+    const absl::Time until = absl::Now() + absl::Seconds(2);
+    for (;;) {
+      const absl::Status deleted = client->Delete(name);
+      if (!absl::IsFailedPrecondition(deleted) || absl::Now() > until) return deleted;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+  }
+
+  void Tell(Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    std::erase_if(job.watchers, [&](const Watcher& watcher) { return !watcher(job.document); });
+  }
+
+  void Fail(Job& job, const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    job.document.state = DocumentState::kFailed;
+    job.document.error = error;
+    Tell(job);
+    job.watchers.clear();
+  }
+
+  void Work() {
+    for (;;) {
+      std::shared_ptr<Job> job;
+      {
+        absl::MutexLock lock(&mu_);
+        const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+          return stopping_ || !queue_.empty();
+        };
+        mu_.Await(absl::Condition(&ready));
+        if (stopping_) return;
+        job = queue_.front();
+        queue_.pop_front();
+        current_ = job;
+        job->document.state = DocumentState::kPrefilling;
+        Tell(*job);
+      }
+      const absl::Status status = PrefillOne(*job);
+      absl::MutexLock lock(&mu_);
+      current_ = nullptr;
+      End(*job, status);
+    }
+  }
+
+  absl::Status PrefillOne(Job& job) {
+    PrefillOptions options;
+    options.index = config_.index;
+    options.device = config_.on_gpu ? Device::kCuda : Device::kCpu;
+    options.progress = [&](double share, const std::string& where) {
+      absl::MutexLock lock(&mu_);
+      if (job.cancelled) return;
+      job.document.progress = share;
+      job.document.where = where;
+      Tell(job);
+    };
+    options.wanted = [&] { return !job.cancelled && !stopping_; };
+    const std::string name = job.document.name;
+    auto run = [&] { return Prefill(model_handle_, job.tokens, store_handle_, name, options); };
+    Result<PrefillReport> report = run();
+    if (report.status().code() == StatusCode::kFailedPrecondition && options.wanted()) {
+      options.restart = true;  // what lay there under the name was another document's
+      report = run();
+    }
+    if (job.cancelled) {
+      if (report.ok()) return DeleteStored(name);  // too late to stop it
+      return library::FromPublic(DiscardPrefill(store_handle_, name));
+    }
+    RETURN_IF_ERROR(library::FromPublic(report.status()));
+    return Refresh();
+  }
+
+  void End(Job& job, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (job.cancelled) return;  // nobody knows it any more
+    job.tokens = {};
+    const std::string name = job.document.name;
+    CountDocument(status.ok() ? "ready" : "failed");
+    if (!status.ok()) {
+      Fail(job, stopping_ ? absl::UnavailableError("the server is stopping") : status);
+      return DropFailures();
+    }
+    if (const auto entry = stored_.find(name); entry != stored_.end()) {
+      entry->second.used = absl::Now();
+      job.document = entry->second.document;
+    }
+    Tell(job);
+    jobs_.erase(name);
+  }
+
+  void DropFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    size_t failed = 0;
+    for (auto it = jobs_.begin(); it != jobs_.end();) {
+      const bool drop =
+          it->second->document.state == DocumentState::kFailed && ++failed > kMaxFailed;
+      it = drop ? jobs_.erase(it) : std::next(it);
+    }
+  }
+
+  const DocumentsConfig config_;
+  const std::shared_ptr<library::LoadedModel> model_;
+  const std::shared_ptr<library::StoreAccess> store_;
+  Answerer* const answerer_;
+  library::ModelHandle model_handle_;
+  library::StoreHandle store_handle_;
+  std::atomic<bool> stopping_{false};
+  absl::Mutex refresh_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // one look at the store at a time
+  mutable absl::Mutex mu_;
+  std::map<std::string, Stored> stored_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mu_);  // not ready
+  std::deque<std::shared_ptr<Job>> queue_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Job> current_ ABSL_GUARDED_BY(mu_);
+  KnownPrefixes prefixes_ ABSL_GUARDED_BY(mu_);  // by content id
+  absl::Time looked_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  std::thread thread_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Documents>> Documents::Create(
+    const DocumentsConfig& config, std::shared_ptr<library::LoadedModel> model,
+    std::shared_ptr<library::StoreAccess> store, Answerer* answerer) {
+  auto documents =
+      std::make_unique<PrefillingDocuments>(config, std::move(model), std::move(store), answerer);
+  const absl::Status looked = documents->Refresh();
+  if (!looked.ok() && config.address.server.empty()) return looked;  // a server may come later
+  return documents;
+}
+
+}  // namespace carrel::http_api

@@ -1,0 +1,95 @@
+// What:   the documents of a service: contexts of its store, and those that are being made. One thread
+//         prefills, one document at a time, beside the one that decodes. Documents are deduplicated by
+//         their tokens, and a prompt that begins with one is recognised.
+// Errors: InvalidArgument a name, or a document that is empty or longer than the model was trained for;
+//         AlreadyExists the name is another document's; ResourceExhausted as many wait as may;
+//         FailedPrecondition the store is not this process's to write, or a context is being read;
+//         NotFound. A prefill's own are its document's `error`.
+// Restart: what waited is forgotten; of what was being prefilled the finished layers are kept, and the
+//         same document under the same name goes on from there.
+// Threads: any. Watchers are called under a lock: they must not come back here.
+// Ownership: keeps model and store; the answerer outlives it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/ids.h"
+#include "http_api/answerer.h"
+#include "library/loaded_model.h"
+#include "library/store_access.h"
+
+namespace carrel::http_api {
+
+struct DocumentsConfig {
+  library::StoreAddress address;  // of the store
+  bool writable = false;
+  std::string index = "flat";  // of contexts that are made here
+  bool on_gpu = false;         // prefill
+  int64_t max_queued = 16;     // documents that wait for prefill; one more is refused
+  int64_t keep = 0;  // contexts of prompts that are kept unasked; the least recently used goes
+  int64_t keep_tokens = 4096;  // of a prompt's document, at least
+};
+
+enum class DocumentState : uint8_t { kQueued = 0, kPrefilling = 1, kReady = 2, kFailed = 3 };
+
+struct Document {
+  std::string name;
+  DocumentState state = DocumentState::kQueued;
+  double progress = 0;  // 0 .. 1
+  std::string where;    // of prefill, for people
+  absl::Status error;   // why it failed
+  int64_t tokens = 0;
+  int64_t bytes = 0;       // stored
+  std::string content_id;  // once it is ready
+  std::string index;
+  int64_t created_unix_s = 0;
+  bool usable = true;  // of this model; only such are answered from
+};
+
+class Documents {
+ public:
+  // Whether somebody sees a context of this name.
+  using Sees = std::function<bool(const std::string& name)>;
+  // False: has seen enough.
+  using Watcher = std::function<bool(const Document&)>;
+
+  static absl::StatusOr<std::unique_ptr<Documents>> Create(
+      const DocumentsConfig& config, std::shared_ptr<library::LoadedModel> model,
+      std::shared_ptr<library::StoreAccess> store, Answerer* answerer);
+  virtual ~Documents() = default;  // what is being prefilled stops; watchers are told
+
+  virtual absl::StatusOr<std::vector<Document>> List() = 0;  // by name
+  virtual absl::StatusOr<Document> Get(const std::string& name) = 0;
+
+  struct Added {
+    Document document;
+    bool existed = false;  // under this name or another: the same tokens by the same model
+  };
+  // name: empty: one made of the tokens' digest.
+  virtual absl::StatusOr<Added> Add(const std::string& name, std::vector<TokenId> tokens,
+                                    const Sees& sees) = 0;
+  // Cancels what is not ready; a context goes unless it is being read.
+  virtual absl::Status Delete(const std::string& name) = 0;
+  // Tells how it is now, and each change, until it is ready or failed.
+  virtual absl::Status Watch(const std::string& name, Watcher watcher) = 0;
+
+  struct Recognised {
+    std::string name, content_id;
+    std::vector<TokenId> rest;  // of the prompt, behind the document
+  };
+  // The longest document that the prompt begins with.
+  virtual std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt,
+                                              const Sees& sees) = 0;
+  // As Add, under a name of its own, of which there are at most config.keep.
+  virtual absl::StatusOr<Added> Keep(std::vector<TokenId> tokens, const Sees& sees) = 0;
+  virtual int64_t queued() const = 0;
+};
+
+}  // namespace carrel::http_api

@@ -183,7 +183,8 @@ absl::Status ContextsApi::CheckNew(const std::string& name, int64_t tokens,
     ++contexts;
     bytes += document.bytes > 0 ? document.bytes : document.tokens * token_bytes;
   }
-  return who->CheckQuota(contexts, bytes, tokens * token_bytes);
+  // Documents that wait and those on their way are among `all`: nothing is held beside them.
+  return who->TakeImport(contexts, bytes, tokens * token_bytes).status();
 }
 
 absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& query,

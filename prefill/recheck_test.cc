@@ -80,7 +80,7 @@ class RecheckTest : public testing::Test {
     CARREL_ASSERT_OK(forward->Embed(tokens));
     for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
       CARREL_ASSERT_OK(forward->Run(
-          layer, false, [](int64_t) {},
+          layer, false, [](int64_t) { return absl::OkStatus(); },
           [&](LayerRows rows) {
             every.push_back(std::move(rows));
             return absl::OkStatus();

@@ -24,9 +24,9 @@ carrel_test(flood_test
 carrel_test(fault_test
   SOURCES fault_test.cc serve_fault_test.cc transfer_fault_test.cc
   DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)
-# The page of carrel api in a browser, where there is one (./run test page).
+# The page of carrel api in a browser: ./run test page, which installs one. Not in ./run test: it waits on what is seen.
 add_test(NAME page COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/page/page_test.py $<TARGET_FILE:carrel>)
-set_tests_properties(page PROPERTIES LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
+set_tests_properties(page PROPERTIES LABELS browser TIMEOUT 600 SKIP_RETURN_CODE 77)
 # docs/cli.md is what the program says of itself, and another page is not.
 foreach(page IN ITEMS docs/cli.md docs/using.md)
   add_test(NAME "cli_page: ${page}" COMMAND ${CMAKE_SOURCE_DIR}/tools/cli-page --check $<TARGET_FILE:carrel> ${CMAKE_SOURCE_DIR}/${page})

@@ -113,7 +113,7 @@ TEST(GraphTest, Recall_DoesNotFallAsEffortRises) {
     std::cout << "effort=" << ef << " recall@32=" << recall << " visited=" << visited << "\n";
     EXPECT_GE(recall, before - 0.005);
     if (ef == 128) {
-      EXPECT_GT(recall, 0.85);
+      EXPECT_GT(recall, 0.7);  // of 61 seeds the worst was 0.83; rows at random would be 0.39
     }
     before = recall;
   }

@@ -123,14 +123,15 @@ SessionReactor::Overdue SessionReactor::EndIfOverdue(std::chrono::steady_clock::
   return Overdue::kIdle;
 }
 
-bool SessionReactor::EndIfWithdrawn() {
+void SessionReactor::EndIfWithdrawn(std::atomic<int64_t>* count) {
   {
     absl::MutexLock lock(&mu_);
-    if (finished_ || session_ == nullptr) return false;  // visit_ stays as it is from here on
+    if (finished_ || session_ == nullptr) return;  // visit_ stays as it is from here on
   }
   const absl::Status status = visit_->StillAllowed();
-  if (!status.ok()) Cut(status);
-  return !status.ok();
+  if (status.ok()) return;
+  count->fetch_add(1, std::memory_order_relaxed);  // before the client hears of it
+  Cut(status);
 }
 
 void SessionReactor::OnCancel() { Cut(absl::CancelledError("session cancelled")); }

@@ -23,6 +23,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -53,8 +54,9 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   // Ends a session that ran out of one of its times.
   enum class Overdue : uint8_t { kNo = 0, kNotOpened = 1, kIdle = 2, kStalled = 3 };
   Overdue EndIfOverdue(std::chrono::steady_clock::time_point now, const ServiceLimits& limits);
-  // Ends a session that its caller may not have any more (Visit::StillAllowed); true: it did.
-  bool EndIfWithdrawn();
+  // Ends a session that its caller may not have any more (Visit::StillAllowed), and counts it
+  // before the client hears of it.
+  void EndIfWithdrawn(std::atomic<int64_t>* count);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

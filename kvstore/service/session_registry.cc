@@ -62,7 +62,7 @@ std::vector<std::shared_ptr<SessionReactor>> SessionRegistry::All() const {
 
 void SessionRegistry::EndWithdrawn() {
   for (const std::shared_ptr<SessionReactor>& session : All()) {
-    if (session->EndIfWithdrawn()) withdrawn_.fetch_add(1, std::memory_order_relaxed);
+    session->EndIfWithdrawn(&withdrawn_);
   }
 }
 

@@ -4,7 +4,7 @@
 // Math:    kernels/encode/query_drift: a running mean of what q~ lacked before RoPE, the newest token with
 //          weight max(1 / tokens, 0.3), always 0.3 where it began as the context's;
 //          q~ <- q~ + R_t mean.  R_t: RoPE at the token's position.
-// Source:  ours; what it gives is in docs/benchmarks.md, why it is like this in decision 026.
+// Source:  ours; what it gives is in docs/lab/benchmarks.md, why it is like this in decision 026.
 // Shapes:  queries [n, q_heads, head_dim] f32, token i at first_position + i, all after RoPE.
 // Edge:    the tokens of a block share what was known before it. Where the context has no drift, q~
 //          of a sequence's first block stays as it is.

@@ -33,3 +33,6 @@ foreach(page IN ITEMS docs/cli.md docs/using.md)
   set_tests_properties("cli_page: ${page}" PROPERTIES LABELS e2e TIMEOUT 60)
 endforeach()
 set_tests_properties("cli_page: docs/using.md" PROPERTIES PASS_REGULAR_EXPRESSION "is not what the program says")
+# Manual pages and completion tell every flag; they are installed with the program.
+add_test(NAME manual COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/manual_test.py $<TARGET_FILE:carrel>)
+set_tests_properties(manual PROPERTIES LABELS e2e TIMEOUT 60)

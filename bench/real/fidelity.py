@@ -132,7 +132,7 @@ class Bench:
         for setting, flags in [*self.settings.items(), *self.args.also]:
             found = self.carrel("eval", "--store", self.path("store"), "--context", name,
                                 "--questions", folder + ".questions.jsonl", *flags, adapter=True)
-            rows = found["rows_per_layer_and_token"] / KV_HEADS
+            rows = found["stats"]["rows_per_layer_and_token"] / KV_HEADS
             yield {"setting": setting, "right": found["right"], "questions": found["questions"],
                    "rows_per_kv_head": rows, "tokens_per_s": found["tokens_per_s"]}
 

@@ -7,8 +7,8 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
-#include "decoder/store_client_grpc.h"
-#include "decoder/wire.h"
+#include "decoder/client/store_client_grpc.h"
+#include "decoder/client/wire.h"
 #include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/storage/store.h"
 

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
-#include "decoder/store_client.h"
+#include "decoder/client/store_client.h"
 
 namespace carrel::kvstore {
 class StoredContext;

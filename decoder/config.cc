@@ -36,7 +36,7 @@ absl::Status ValidateHeldZone(const RetrievalConfig& config) {
 // Positions given here need keys before RoPE in this host's memory.
 absl::Status ValidateRope(const RetrievalConfig& config) {
   if (config.rope == Rope::kTrained) return absl::OkStatus();
-  if (!config.refine.has_value()) {
+  if (!config.selector.has_value()) {
     return absl::InvalidArgumentError(
         "rope=infinitehip needs zone=host: a store searches keys after RoPE, and these are stored "
         "before it");
@@ -45,10 +45,10 @@ absl::Status ValidateRope(const RetrievalConfig& config) {
     return absl::InvalidArgumentError(
         "estimate=on with rope=infinitehip: summaries are of keys where the document has them");
   }
-  const RefineKind kind = config.refine->kind;
-  if (kind == RefineKind::kHash || kind == RefineKind::kChannels) {
+  const SelectorKind kind = config.selector->kind;
+  if (kind == SelectorKind::kHash || kind == SelectorKind::kChannels) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "rope=infinitehip with refine=", RefineKindName(kind),
+        "rope=infinitehip with method=", SelectorKindName(kind),
         ": codes and labels are made of keys after RoPE; use exact, hip or infinitehip"));
   }
   if (config.beyond_trained) {
@@ -60,7 +60,7 @@ absl::Status ValidateRope(const RetrievalConfig& config) {
 
 absl::Status NotOnGpu(absl::string_view method, absl::string_view field, int64_t value,
                       absl::string_view served) {
-  return absl::InvalidArgumentError(absl::StrCat("refine=", method, ": ", field, "=", value,
+  return absl::InvalidArgumentError(absl::StrCat("method=", method, ": ", field, "=", value,
                                                  " has no CUDA form; zone=device serves ", served,
                                                  ", zone=host every value"));
 }
@@ -70,12 +70,12 @@ absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConf
   const BankConfig& bank = device.bank;
   if (device.zone_on_device)
     return absl::InvalidArgumentError("the zone is either on the device or in this host's memory");
-  if (!config.refine.has_value())
-    return absl::InvalidArgumentError("zone=host needs refine: what chooses its rows");
-  RETURN_IF_ERROR(ValidateCudaRefine(*config.refine));
-  if (config.prefetch != Prefetch::kOff && config.refine->kind != RefineKind::kHash)
+  if (!config.selector.has_value())
+    return absl::InvalidArgumentError("zone=host needs a method: what chooses its rows");
+  RETURN_IF_ERROR(ValidateCudaSelector(*config.selector));
+  if (config.prefetch != Prefetch::kOff && config.selector->kind != SelectorKind::kHash)
     return absl::InvalidArgumentError(
-        "zone=host with device=cuda: only refine=hash chooses two layers' rows at once; prefetch "
+        "zone=host with device=cuda: only method=hash chooses two layers' rows at once; prefetch "
         "must be off");
   if (config.prefetch == Prefetch::kVerified)
     return absl::InvalidArgumentError(
@@ -99,10 +99,10 @@ absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConf
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
-  if (config.refine.has_value() && !device.zone_on_device && !device.zone_in_host &&
+  if (config.selector.has_value() && !device.zone_on_device && !device.zone_in_host &&
       device.device != model::Device::kCpu)
-    return absl::InvalidArgumentError("refine with device=cuda needs zone=host or zone=device");
-  if (config.refine.has_value() && !device.zone_in_host && config.prefetch != Prefetch::kOff)
+    return absl::InvalidArgumentError("a method with device=cuda needs zone=host or zone=device");
+  if (config.selector.has_value() && !device.zone_in_host && config.prefetch != Prefetch::kOff)
     return absl::InvalidArgumentError(
         "zone=host on the CPU and zone=device have nothing to prefetch; prefetch must be off");
   if (config.rope != Rope::kTrained && device.device != model::Device::kCpu)
@@ -116,7 +116,7 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
   }
   if (device.zone_in_host) {
     if (device.device != model::Device::kCuda)
-      return absl::InvalidArgumentError("zone_in_host needs device=cuda; on the CPU it is refine");
+      return absl::InvalidArgumentError("zone_in_host needs device=cuda; on the CPU it is method");
     return ValidateGpuHostZone(device, config);
   }
   if (device.bank.bytes != 0 || device.bank.ahead != 1 ||
@@ -130,54 +130,55 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
     return absl::InvalidArgumentError("zone=device needs device=cuda");
   if (config.measure)
     return absl::InvalidArgumentError("zone=device does not measure; zone=host and the store do");
-  if (!config.refine.has_value())
-    return absl::InvalidArgumentError("zone=device needs refine: what chooses its rows");
-  return ValidateCudaRefine(*config.refine);
+  if (!config.selector.has_value())
+    return absl::InvalidArgumentError("zone=device needs a method: what chooses its rows");
+  return ValidateCudaSelector(*config.selector);
 }
 
-absl::Status ValidateCudaRefine(const RefineConfig& refine) {
-  const HipConfig& hip = refine.hip;
-  const HashConfig& hash = refine.hash;
-  switch (refine.kind) {
-    case RefineKind::kExact:
-      if (refine.exact.scan == ExactScan::kInt8) {
+absl::Status ValidateCudaSelector(const SelectorConfig& selector) {
+  const HipConfig& hip = selector.hip;
+  const HashConfig& hash = selector.hash;
+  switch (selector.kind) {
+    case SelectorKind::kExact:
+      if (selector.exact.scan == ExactScan::kInt8) {
         return absl::InvalidArgumentError(
-            "refine=exact: scan=int8 is not made on a GPU, which scans keys as they are stored");
+            "method=exact: scan=int8 is not made on a GPU, which scans keys as they are stored");
       }
       return absl::OkStatus();
-    case RefineKind::kChannels:
+    case SelectorKind::kChannels:
       return absl::OkStatus();
-    case RefineKind::kHip:
+    case SelectorKind::kHip:
       if (hip.block_q != 1) return NotOnGpu("hip", "block_q", hip.block_q, "1");
       if (hip.ensemble != 1) return NotOnGpu("hip", "ensemble", hip.ensemble, "1");
       if (hip.widen != 0) return NotOnGpu("hip", "widen", hip.widen, "0");
       return absl::OkStatus();
-    case RefineKind::kInfiniteHip:
-      if (refine.infinite_hip.block_q == 1) return absl::OkStatus();
-      return NotOnGpu("infinitehip", "block_q", refine.infinite_hip.block_q, "1");
-    case RefineKind::kHash:
+    case SelectorKind::kInfiniteHip:
+      if (selector.infinite_hip.block_q == 1) return absl::OkStatus();
+      return NotOnGpu("infinitehip", "block_q", selector.infinite_hip.block_q, "1");
+    case SelectorKind::kHash:
       if (hash.source != HashSource::kRandom || hash.bits == 64 || hash.bits == 128 ||
           hash.bits == 256) {
         return absl::OkStatus();
       }
       return NotOnGpu("hash", "bits", hash.bits, "64, 128 and 256");
   }
-  return absl::InternalError("unknown refine kind");
+  return absl::InternalError("unknown kind of selector");
 }
 
-bool RefineNeedsHostRows(const RefineConfig& refine) {
-  return refine.kind == RefineKind::kChannels ||
-         (refine.kind == RefineKind::kHash && refine.hash.source == HashSource::kStored);
+bool SelectorNeedsHostRows(const SelectorConfig& selector) {
+  return selector.kind == SelectorKind::kChannels ||
+         (selector.kind == SelectorKind::kHash && selector.hash.source == HashSource::kStored);
 }
 
-bool RefineReadsKeys(const RefineConfig& refine) {
-  return (refine.kind != RefineKind::kHash && refine.kind != RefineKind::kChannels) ||
-         OversampleOf(refine, 1) > 1;
+bool SelectorReadsKeys(const SelectorConfig& selector) {
+  return (selector.kind != SelectorKind::kHash && selector.kind != SelectorKind::kChannels) ||
+         OversampleOf(selector, 1) > 1;
 }
 
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
-  if (!config.refine.has_value()) return false;
-  return (!device.zone_on_device && !device.zone_in_host) || RefineNeedsHostRows(*config.refine);
+  if (!config.selector.has_value()) return false;
+  return (!device.zone_on_device && !device.zone_in_host) ||
+         SelectorNeedsHostRows(*config.selector);
 }
 
 bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
@@ -237,7 +238,7 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
     return absl::InvalidArgumentError(
         "row_cache keeps rows that the store sent: it needs want=rows");
   }
-  if (config.refine.has_value()) RETURN_IF_ERROR(ValidateHeldZone(config));
+  if (config.selector.has_value()) RETURN_IF_ERROR(ValidateHeldZone(config));
   RETURN_IF_ERROR(ValidateRope(config));
   if (config.effort < 0 || config.effort > 65536)
     return OutOfRange("effort", config.effort, "[0, 65536]");

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
-#include "decoder/refine/refine_config.h"
+#include "decoder/select/selector_config.h"
 #include "kernels/rows/row_bank/row_bank.h"
 #include "model/device.h"
 #include "model/rope_mode.h"
@@ -30,7 +30,7 @@ enum class Budget : uint8_t { kUniform = 0, kLinear = 1, kMeasured = 2 };
 enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2, kFidelity = 3 };
 
 // The estimation term: rows that are not selected count through summaries of their clusters. kAuto:
-// where want=attend and the context has summaries; never with refine.
+// where want=attend and the context has summaries; never with a selector.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
 using model::Rope;  // kInfiniteHip: repositioned_attention.h
@@ -75,9 +75,10 @@ struct RetrievalConfig {
   int64_t row_cache_bytes = 0;     // want=rows: memory for rows that the store sent before, which
                                    // then need not travel again; 0: none are kept
   int32_t effort = 0;              // effort of a graph index; 0: the context's own
-  std::optional<RefineConfig> refine;  // set: the zone is in this host's memory or the GPU's, and
-                                       // this chooses its rows; otherwise the store does
-  Rope rope = Rope::kTrained;          // kInfiniteHip: with refine exact, hip or infinitehip
+  std::optional<SelectorConfig>
+      selector;                 // set: the zone is in this host's memory or the GPU's, and
+                                // this chooses its rows; otherwise the store does
+  Rope rope = Rope::kTrained;   // kInfiniteHip: with a selector exact, hip or infinitehip
   bool beyond_trained = false;  // kTrained: positions may exceed what the model was trained for
                                 // (max_position_embeddings), where it knows no better than to guess
   bool measure = false;  // also ask for exact answers, for the statistics: hit rate and mass.
@@ -101,7 +102,7 @@ struct DeviceConfig {
   int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of its memory, weights included
   int64_t new_tokens =
       4096;  // room for what is prompted and generated; sized at start; 1 .. 1048576
-  bool zone_on_device = false;  // the zone's rows are held there, and config.refine, which is set
+  bool zone_on_device = false;  // the zone's rows are held there, and config.selector, which is set
                                 // then, chooses among them there; the store is read once, at open
   bool zone_in_host = false;    // as zone_on_device, but rows lie in this host's pinned memory
   BankConfig bank;              // zone_in_host
@@ -113,14 +114,14 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
 
 // InvalidArgument a parameter of a method that has no CUDA form: names it.
-absl::Status ValidateCudaRefine(const RefineConfig& refine);
+absl::Status ValidateCudaSelector(const SelectorConfig& selector);
 
 // Whether a decoder needs the context's rows, or what prefill left beside them, in this host's
 // memory: always on the CPU; on the GPU for methods that are calibrated by them.
-bool RefineNeedsHostRows(const RefineConfig& refine);
+bool SelectorNeedsHostRows(const SelectorConfig& selector);
 // Whether a method whose zone lies across a bus reads keys whenever it chooses, and not only what it
 // made of them before.
-bool RefineReadsKeys(const RefineConfig& refine);
+bool SelectorReadsKeys(const SelectorConfig& selector);
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 // Whether it takes them where they can be had: also a zone in host memory, and the summaries of the
 // estimation term.

@@ -91,7 +91,7 @@ TEST(DeviceConfigTest, ZoneInHostMemory_RefusesWhatMakesNoSense) {
     device.zone_in_host = true;
     device.bank.bytes = 1000;
     RetrievalConfig config;
-    config.refine = *ParseRefine("hash");
+    config.selector = *ParseSelector("hash");
     change(device, config);
     EXPECT_THAT(ValidateDeviceConfig(device, config),
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
@@ -100,7 +100,7 @@ TEST(DeviceConfigTest, ZoneInHostMemory_RefusesWhatMakesNoSense) {
   device.device = model::Device::kCuda;
   device.zone_in_host = true;
   RetrievalConfig ahead;
-  ahead.refine = *ParseRefine("hash");
+  ahead.selector = *ParseSelector("hash");
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, ahead));
   device.bank = {.bytes = 1000, .map = kernels::RowMap::kHash, .ahead = 2};
   ahead.prefetch = Prefetch::kSpeculative;
@@ -110,17 +110,17 @@ TEST(DeviceConfigTest, ZoneInHostMemory_RefusesWhatMakesNoSense) {
   refused(
       [](auto& d, auto& c) {
         d.zone_in_host = false;
-        c.refine.reset();
+        c.selector.reset();
       },
       "need zone=host");
-  refused([](auto&, auto& c) { c.refine.reset(); }, "needs refine");
-  refused([](auto&, auto& c) { c.refine = *ParseRefine("hash:bits=96"); }, "bits=96");
+  refused([](auto&, auto& c) { c.selector.reset(); }, "needs a method");
+  refused([](auto&, auto& c) { c.selector = *ParseSelector("hash:bits=96"); }, "bits=96");
   refused(
       [](auto&, auto& c) {
-        c.refine = *ParseRefine("hip");
+        c.selector = *ParseSelector("hip");
         c.prefetch = Prefetch::kSpeculative;
       },
-      "only refine=hash");
+      "only method=hash");
   refused([](auto&, auto& c) { c.prefetch = Prefetch::kVerified; }, "off or speculative");
   refused([](auto& d, auto&) { d.bank.bytes = -1; }, "bank_bytes=-1");
   refused([](auto& d, auto&) { d.bank.ahead = 2; }, "prefetch is off");
@@ -149,11 +149,11 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, RetrievalConfig()));
   device.zone_on_device = true;
   RetrievalConfig config;
-  config.refine = *ParseRefine("hash");
+  config.selector = *ParseSelector("hash");
   refused(device, config, "zone=device needs device=cuda");
   device.device = model::Device::kCuda;
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, config));
-  refused(device, RetrievalConfig(), "zone=device needs refine");
+  refused(device, RetrievalConfig(), "zone=device needs a method");
   config.measure = true;
   refused(device, config, "does not measure");
   device.new_tokens = 0;
@@ -164,7 +164,7 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
   device = DeviceConfig();
   device.device = model::Device::kCuda;
   config = RetrievalConfig();
-  config.refine = *ParseRefine("hip");
+  config.selector = *ParseSelector("hip");
   refused(device, config, "needs zone=host or zone=device");
   config.prefetch = Prefetch::kSpeculative;
   refused(DeviceConfig(), config, "prefetch must be off");
@@ -173,7 +173,7 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
 TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
   const auto refused = [](auto change, const char* text) {
     RetrievalConfig config;
-    config.refine = *ParseRefine("exact");
+    config.selector = *ParseSelector("exact");
     CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
     change(config);
     EXPECT_THAT(ValidateRetrievalConfig(config, 8),
@@ -184,36 +184,37 @@ TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
   refused([](auto& c) { c.effort = 1; }, "effort must be 0");
 }
 
-TEST(ValidateCudaRefineTest, ParametersWithoutACudaForm_AreNamed) {
-  const auto refused = [](const char* refine, const char* text) {
-    EXPECT_THAT(ValidateCudaRefine(*ParseRefine(refine)),
+TEST(ValidateCudaSelectorTest, ParametersWithoutACudaForm_AreNamed) {
+  const auto refused = [](const char* selector, const char* text) {
+    EXPECT_THAT(ValidateCudaSelector(*ParseSelector(selector)),
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
   for (const char* served : {"exact", "hip:block_k=4,refresh=8", "infinitehip:preset=flash",
                              "hash:bits=64", "hash:codes=stored", "channels:by=k,share=16"}) {
-    CARREL_EXPECT_OK(ValidateCudaRefine(*ParseRefine(served)));
+    CARREL_EXPECT_OK(ValidateCudaSelector(*ParseSelector(served)));
   }
-  refused("exact:scan=int8", "refine=exact: scan=int8 is not made on a GPU");
-  refused("hip:block_q=32", "refine=hip: block_q=32 has no CUDA form");
+  refused("exact:scan=int8", "method=exact: scan=int8 is not made on a GPU");
+  refused("hip:block_q=32", "method=hip: block_q=32 has no CUDA form");
   refused("hip:ensemble=4", "ensemble=4");
   refused("hip:widen=16", "widen=16");
-  refused("infinitehip:block_q=2", "refine=infinitehip: block_q=2");
+  refused("infinitehip:block_q=2", "method=infinitehip: block_q=2");
   refused("hash:bits=96", "bits=96 has no CUDA form; zone=device serves 64, 128 and 256");
 }
 
-TEST(RefineReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
-  for (const char* refine : {"hash", "channels", "hash:oversample=1", "channels:oversample=auto"}) {
-    EXPECT_FALSE(RefineReadsKeys(*ParseRefine(refine))) << refine;
+TEST(SelectorReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
+  for (const char* selector :
+       {"hash", "channels", "hash:oversample=1", "channels:oversample=auto"}) {
+    EXPECT_FALSE(SelectorReadsKeys(*ParseSelector(selector))) << selector;
   }
-  for (const char* refine : {"exact", "hip", "infinitehip", "hash:oversample=2"}) {
-    EXPECT_TRUE(RefineReadsKeys(*ParseRefine(refine))) << refine;
+  for (const char* selector : {"exact", "hip", "infinitehip", "hash:oversample=2"}) {
+    EXPECT_TRUE(SelectorReadsKeys(*ParseSelector(selector))) << selector;
   }
 }
 
 TEST(ValidateTest, TermWithPositionsOfTheirOwn_IsRefused) {
   RetrievalConfig config;
   config.rope = Rope::kInfiniteHip;
-  config.refine = *ParseRefine("exact");
+  config.selector = *ParseSelector("exact");
   config.dense_layers = 0;
   CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
   config.estimate = Estimate::kOn;
@@ -223,7 +224,7 @@ TEST(ValidateTest, TermWithPositionsOfTheirOwn_IsRefused) {
 
 TEST(TakesHostRowsTest, OnTheGpu_ForTheTermOrAZoneInHostMemory) {
   RetrievalConfig config;
-  config.refine = *ParseRefine("hash");
+  config.selector = *ParseSelector("hash");
   DeviceConfig there, in_host;
   there.device = in_host.device = model::Device::kCuda;
   there.zone_on_device = in_host.zone_in_host = true;
@@ -240,14 +241,14 @@ TEST(NeedsHostRowsTest, OnTheGpu_OnlyWhatIsCalibratedByThem) {
   there.zone_on_device = true;
   RetrievalConfig config;
   EXPECT_FALSE(NeedsHostRows(config, here));
-  for (const char* refine : {"exact", "hip", "infinitehip", "hash"}) {
-    config.refine = *ParseRefine(refine);
-    EXPECT_TRUE(NeedsHostRows(config, here)) << refine;
-    EXPECT_FALSE(NeedsHostRows(config, there)) << refine;
+  for (const char* selector : {"exact", "hip", "infinitehip", "hash"}) {
+    config.selector = *ParseSelector(selector);
+    EXPECT_TRUE(NeedsHostRows(config, here)) << selector;
+    EXPECT_FALSE(NeedsHostRows(config, there)) << selector;
   }
-  for (const char* refine : {"hash:codes=stored", "channels"}) {
-    config.refine = *ParseRefine(refine);
-    EXPECT_TRUE(NeedsHostRows(config, there)) << refine;
+  for (const char* selector : {"hash:codes=stored", "channels"}) {
+    config.selector = *ParseSelector(selector);
+    EXPECT_TRUE(NeedsHostRows(config, there)) << selector;
   }
 }
 

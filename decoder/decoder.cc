@@ -7,8 +7,8 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
-#include "decoder/refine/host_rows.h"
-#include "decoder/row_cache.h"
+#include "decoder/select/host_rows.h"
+#include "decoder/zone/row_cache.h"
 #include "model/fingerprint.h"
 
 namespace carrel::decoder {
@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                                                    context, "\"; use \"all\" for every row"));
   }
   if (NeedsHostRows(config, device) && host_rows == nullptr)
-    return absl::InvalidArgumentError("refine needs the rows in this host's memory");
+    return absl::InvalidArgumentError("method needs the rows in this host's memory");
   if (host_rows != nullptr && !TakesHostRows(config, device))
     return absl::InvalidArgumentError("rows of this host are given and nothing reads them");
   if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
@@ -150,7 +150,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   const std::vector<int64_t> budgets =
       LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
   if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end());
-      largest > opened.limits().max_top_k() && !config.refine.has_value()) {
+      largest > opened.limits().max_top_k() && !config.selector.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest,
                      " rows exceeds the store's max_top_k=", opened.limits().max_top_k(),

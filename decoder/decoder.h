@@ -15,11 +15,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
+#include "decoder/client/store_client.h"
 #include "decoder/config.h"
-#include "decoder/forward_pass.h"
+#include "decoder/forward/forward_pass.h"
 #include "decoder/sampler.h"
 #include "decoder/statistics.h"
-#include "decoder/store_client.h"
 #include "model/checkpoint.h"
 #include "model/transformer.h"
 

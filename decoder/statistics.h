@@ -36,7 +36,7 @@ struct LayerStatistics {
   int64_t candidates = 0;     // rows scored exactly, here or at the store, over tokens and KV heads
   bool estimated = false;     // rows that were not attended counted through summaries
   int64_t visited =
-      0;  // keys that the index or the refiner looked at, over the q heads of a group too
+      0;  // keys that the index or the selector looked at, over the q heads of a group too
   int64_t prefetched = 0;  // tokens whose candidates were asked ahead and used
   int64_t verified_again =
       0;  // tokens whose candidates were asked ahead and asked again with the true query

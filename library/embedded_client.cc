@@ -14,7 +14,7 @@
 #include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
-#include "decoder/store_client_replies.h"
+#include "decoder/client/store_client_replies.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/service/convert.h"

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "common/thread_pool.h"
-#include "decoder/store_client.h"
+#include "decoder/client/store_client.h"
 
 namespace carrel::kvstore {
 class Engine;

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
-#include "decoder/store_client_grpc.h"
+#include "decoder/client/store_client_grpc.h"
 #include "kvstore/engine/test_context.h"
 #include "kvstore/service/server.h"
 #include "kvstore/service/service_test_util.h"

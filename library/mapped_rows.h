@@ -1,4 +1,4 @@
-// What:   the rows of a stored context for a decoder in the same process (decoder/refine): maps and
+// What:   the rows of a stored context for a decoder in the same process (decoder/select): maps and
 //         verifies all of them. Joins decoder/ and kvstore/, as store_access.h does.
 // Errors: NotFound no such store or context; DataLoss damaged rows; FailedPrecondition rows that
 //         are not bf16.
@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
-#include "decoder/refine/host_rows.h"
+#include "decoder/select/host_rows.h"
 
 namespace carrel::library {
 

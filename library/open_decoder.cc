@@ -4,8 +4,8 @@
 
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
-#include "decoder/refine/host_rows.h"
-#include "decoder/store_client.h"
+#include "decoder/client/store_client.h"
+#include "decoder/select/host_rows.h"
 #include "kvstore/service/context_client.h"
 #include "library/mapped_rows.h"
 
@@ -13,19 +13,19 @@ namespace carrel::library {
 namespace {
 
 // What auto means for this context and zone. Codes are read where the context's folder is.
-absl::Status ResolveRefine(DecoderSpec& spec) {
-  if (!spec.config.refine.has_value()) return absl::OkStatus();
-  decoder::RefineConfig& refine = *spec.config.refine;
+absl::Status ResolveSelector(DecoderSpec& spec) {
+  if (!spec.config.selector.has_value()) return absl::OkStatus();
+  decoder::SelectorConfig& method = *spec.config.selector;
   if (!spec.device.zone_on_device) {
-    refine = decoder::WithOversample(refine, spec.device.zone_in_host ? 1 : decoder::kOversample);
+    method = decoder::WithOversample(method, spec.device.zone_in_host ? 1 : decoder::kOversample);
   }
-  if (refine.kind == decoder::RefineKind::kHash &&
-      refine.hash.source == decoder::HashSource::kAuto) {
+  if (method.kind == decoder::SelectorKind::kHash &&
+      method.hash.source == decoder::HashSource::kAuto) {
     bool stored = false;
     if (!spec.folder.empty()) {
       ASSIGN_OR_RETURN(stored, HasStoredCodes(spec.folder, spec.context));
     }
-    refine.hash.source = stored ? decoder::HashSource::kStored : decoder::HashSource::kRandom;
+    method.hash.source = stored ? decoder::HashSource::kStored : decoder::HashSource::kRandom;
   }
   return absl::OkStatus();
 }
@@ -53,9 +53,9 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
     return open;
   }
   if (spec.derived_weights) RETURN_IF_ERROR(open->AcceptDerived(spec.context));
-  RETURN_IF_ERROR(ResolveRefine(spec));
+  RETURN_IF_ERROR(ResolveSelector(spec));
   const decoder::RetrievalConfig& config = spec.config;
-  if (config.refine.has_value()) open->refine_ = decoder::DescribeRefine(*config.refine);
+  if (config.selector.has_value()) open->method_ = decoder::DescribeSelector(*config.selector);
   // A GPU fetches the rows of its zone from a server if their folder is not here.
   if (decoder::NeedsHostRows(config, spec.device) ||
       (decoder::TakesHostRows(config, spec.device) && !spec.folder.empty())) {

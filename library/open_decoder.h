@@ -22,7 +22,7 @@ struct DecoderSpec {
   std::string context;  // empty: the model alone
   std::string folder;   // of the store, if it is one of this host: for rows that are mapped here
   bool derived_weights = false;  // also weights that were made from the context's
-  // What is left open (refine's oversampling, its source of codes) is chosen for this context.
+  // What is left open (the method's oversampling, its source of codes) is chosen for this context.
   decoder::RetrievalConfig config;
   decoder::DeviceConfig device;
 };
@@ -39,8 +39,8 @@ class OpenDecoder {
   // What becomes of an attempt at answers: `status`, unless the weights, or rows mapped here, changed
   // while it went on. DataLoss then (names the file): no answer of it counts.
   absl::Status Confirm(const absl::Status& status) const;
-  // How rows are chosen here (decoder::DescribeRefine); empty where the store searches.
-  const std::string& refine() const { return refine_; }
+  // How rows are chosen here (decoder::DescribeSelector); empty where the store searches.
+  const std::string& method() const { return method_; }
   // With derived_weights, where the weights are not the context's own.
   const std::optional<DerivedWeights>& derived() const { return derived_; }
 
@@ -53,7 +53,7 @@ class OpenDecoder {
   model::Checkpoint checkpoint_;  // the model's, but for a fingerprint that may be the context's
   std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
   std::unique_ptr<decoder::Decoder> decoder_;
-  std::string refine_;
+  std::string method_;
   std::optional<DerivedWeights> derived_;
 };
 

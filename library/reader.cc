@@ -59,7 +59,7 @@ absl::Status SetZone(const ReaderOptions& options, const StoreAddress& store, De
   }
   spec.device.zone_on_device = options.zone == Zone::kDevice;
   spec.device.zone_in_host = options.zone == Zone::kHost && cuda;
-  ASSIGN_OR_RETURN(spec.config.refine, decoder::ParseRefine("exact"));
+  ASSIGN_OR_RETURN(spec.config.selector, decoder::ParseSelector("exact"));
   return absl::OkStatus();
 }
 

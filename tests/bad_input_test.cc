@@ -555,10 +555,10 @@ TEST_F(BadInputTest, ZoneInThisHost_WhatMakesNoSense_IsRefusedWithTheReason) {
   EXPECT_THAT(Carrel(With(here, {"--select", "mass:0.9"})), FailsWith(kBad, Texts{"top-k only"}));
   EXPECT_THAT(Carrel(With(here, {"--effort", "9"})), FailsWith(kBad, Texts{"effort must be 0"}));
   EXPECT_THAT(Carrel(With(here, {"--refine", "hippo"})),
-              FailsWith(kBad, Texts{"refine=hippo is none of"}));
-  EXPECT_THAT(Carrel(With(here, {"--device", "cuda", "--refine", "hip", "--prefetch", "speculative",
+              FailsWith(kBad, Texts{"method=hippo is none of"}));
+  EXPECT_THAT(Carrel(With(here, {"--device", "cuda", "--method", "hip", "--prefetch", "speculative",
                                  "--bank-bytes", "1MB"})),
-              FailsWith(kBad, Texts{"only refine=hash"}));
+              FailsWith(kBad, Texts{"only method=hash"}));
   EXPECT_THAT(Carrel(With(here, {"--bank-bytes", "1MB"})),
               FailsWith(kBad, Texts{"need zone=host and device=cuda"}));
   EXPECT_THAT(Carrel(With(here, {"--bank-map", "tree"})),
@@ -566,8 +566,8 @@ TEST_F(BadInputTest, ZoneInThisHost_WhatMakesNoSense_IsRefusedWithTheReason) {
   EXPECT_THAT(Carrel(With(here, {"--row-cache", "1MB"})),
               FailsWith(kBad, Texts{"row_cache", "want=rows"}));
   EXPECT_THAT(Carrel({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "x",
-                      "--refine", "hip"}),
-              FailsWith(kBad, Texts{"refine=hip needs --zone host"}));
+                      "--method", "hip"}),
+              FailsWith(kBad, Texts{"method=hip needs --zone host"}));
   ExpectNothingLost();
 }
 
@@ -575,12 +575,12 @@ TEST_F(BadInputTest, ZoneOnTheGpu_WhatMakesNoSense_IsRefusedWithTheReason) {
   const Args ask = {"ask", "--model", DemoModel(), "x", "--zone", "device", "--device", "cuda"};
   EXPECT_THAT(Carrel(ask), FailsWith(kBad, Texts{"without --context"}));
   const Args there = With(ask, {"--context", kKept});
-  EXPECT_THAT(Carrel(With(there, {"--server", "unix:none", "--refine", "channels"})),
-              FailsWith(kBad, Texts{"refine=channels", "--store instead of --server"}));
+  EXPECT_THAT(Carrel(With(there, {"--server", "unix:none", "--method", "channels"})),
+              FailsWith(kBad, Texts{"method=channels", "--store instead of --server"}));
   const Args here = With(there, {"--store", store_});
-  EXPECT_THAT(Carrel(With(here, {"--refine", "hip:ensemble=4"})),
-              FailsWith(kBad, Texts{"refine=hip: ensemble=4 has no CUDA form"}));
-  EXPECT_THAT(Carrel(With(here, {"--refine", "hash:bits=96"})),
+  EXPECT_THAT(Carrel(With(here, {"--method", "hip:ensemble=4"})),
+              FailsWith(kBad, Texts{"method=hip: ensemble=4 has no CUDA form"}));
+  EXPECT_THAT(Carrel(With(here, {"--method", "hash:bits=96"})),
               FailsWith(kBad, Texts{"bits=96", "64, 128 and 256"}));
   EXPECT_THAT(Carrel(With(here, {"--prefetch", "speculative"})),
               FailsWith(kBad, Texts{"prefetch must be off"}));
@@ -601,7 +601,7 @@ TEST_F(BadInputTest, Configurations_Malformed_NamesFileAndConfiguration) {
                {"[{\"top-k\": [1]}]", {"configuration 1", "\"top-k\" is neither"}},
                {"[{\"top-c\": 1}]", {"configuration 1", "--top-c"}},
                {"[{\"top-k\": 0}]", {"configuration 1", "top_k=0"}},
-               {"[{\"refine\": \"hip\"}]", {"configuration 1", "needs --zone host"}}};
+               {"[{\"method\": \"hip\"}]", {"configuration 1", "needs --zone host"}}};
   for (const auto& file : files) {
     EXPECT_THAT(Carrel(With(eval, {WriteFile("c.json", file.bytes)})),
                 FailsWith(kBad, file.message));

@@ -25,10 +25,10 @@ TEST_F(BeyondTrainedTest, KeysBeforeRope_AnswerLikeKeysAfterIt_AndNothingElseRea
   EXPECT_EQ(manifest["prefill_attention"], "dense");
   EXPECT_EQ(manifest["head_statistics"], json::array());
   EXPECT_THAT(Carrel({"inspect", "raw", "--store", store_}), Succeeds());
-  for (const char* refine : {"exact", "hip", "infinitehip"}) {
-    const Outcome answered = Carrel(Ask("raw", Moved({"--refine", refine})));
+  for (const char* method : {"exact", "hip", "infinitehip"}) {
+    const Outcome answered = Carrel(Ask("raw", Moved({"--method", method})));
     ASSERT_THAT(answered, Succeeds());
-    EXPECT_EQ(answered.out, Carrel(Ask(kKept)).out) << refine;
+    EXPECT_EQ(answered.out, Carrel(Ask(kKept)).out) << method;
   }
   // No layer attends to all rows unless it is asked for: they would share few positions.
   const auto top_k_of_first = [&](const Args& args) {
@@ -69,8 +69,8 @@ TEST_F(BeyondTrainedTest, WhatMakesNoSense_IsRefused) {
   EXPECT_THAT(Carrel(Prefill("new", {"--rope", "infinitehip", "--attention", kSmall})),
               FailsWith(2, Texts{"needs key_position=none"}));
   EXPECT_THAT(Carrel(Ask(kKept, {"--rope", "infinitehip"})), FailsWith(2, Texts{"zone=host"}));
-  EXPECT_THAT(Carrel(Ask(kKept, Moved({"--refine", "hash"}))),
-              FailsWith(2, Texts{"refine=hash", "keys after RoPE"}));
+  EXPECT_THAT(Carrel(Ask(kKept, Moved({"--method", "hash"}))),
+              FailsWith(2, Texts{"method=hash", "keys after RoPE"}));
   EXPECT_THAT(Carrel(Ask(kKept, Moved({"--beyond-trained"}))),
               FailsWith(2, Texts{"beyond_trained"}));
   ExpectNothingLost();

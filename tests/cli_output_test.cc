@@ -558,7 +558,7 @@ TEST_F(CliOutputTest, EvalCompare_AllThreeForms_HoldEveryConfiguration) {
   const std::string configurations = WriteFile(
       "compare.json", json::array({{{"name", "dense"}, {"top-k", "all"}},
                                    {{"top-k", 8}, {"zone", "host"}, {"dense-layers", 0}},
-                                   {{"top-k", 8}, {"zone", "host"}, {"refine", "hip:refresh=2"}},
+                                   {{"top-k", 8}, {"zone", "host"}, {"method", "hip:refresh=2"}},
                                    {{"top-k", 8}, {"want", "rows"}}})
                           .dump());
   const Args eval = {"eval",         "--model",   DemoModel(),   "--context", kKept,
@@ -567,7 +567,7 @@ TEST_F(CliOutputTest, EvalCompare_AllThreeForms_HoldEveryConfiguration) {
   const Outcome markdown = Carrel(eval);
   EXPECT_THAT(markdown, Succeeds());
   const std::string page = ReadBytes(path("page.html"));
-  for (const char* text : {"dense", "refine=hip:refresh=2", "output error", "want=rows"}) {
+  for (const char* text : {"dense", "method=hip:refresh=2", "output error", "want=rows"}) {
     EXPECT_THAT(markdown.out, testing::HasSubstr(text));
     EXPECT_THAT(page, testing::HasSubstr(text));
   }

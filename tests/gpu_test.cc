@@ -104,17 +104,17 @@ RetrievalConfig All() {
 }
 
 // For a zone on the device.
-RetrievalConfig Refined(const std::string& method, int64_t top_k) {
+RetrievalConfig Selected(const std::string& method, int64_t top_k) {
   RetrievalConfig config;
   config.top_k = top_k;
-  config.refine = *decoder::ParseRefine(method);
+  config.selector = *decoder::ParseSelector(method);
   return config;
 }
 
 // For a zone in host memory, across whose bus no candidate's key comes twice.
 RetrievalConfig OneLook(const std::string& method, int64_t top_k) {
-  RetrievalConfig config = Refined(method, top_k);
-  config.refine = decoder::WithOversample(*config.refine, 1);
+  RetrievalConfig config = Selected(method, top_k);
+  config.selector = decoder::WithOversample(*config.selector, 1);
   return config;
 }
 
@@ -289,7 +289,7 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
   zone_here.zone_on_device = true;
   const auto at_store = Logits(EmbeddedDecoder::Open(folder, "doc", All(), Cuda()), prompt);
   const auto here = Logits(
-      EmbeddedDecoder::Open(folder, "doc", Refined("hash", decoder::kAllRows), zone_here), prompt);
+      EmbeddedDecoder::Open(folder, "doc", Selected("hash", decoder::kAllRows), zone_here), prompt);
   CARREL_ASSERT_OK(at_store);
   CARREL_ASSERT_OK(here);
   EXPECT_LE(RelativeError(*here, *at_store), 1e-2);
@@ -305,7 +305,7 @@ TEST(GpuTest, EstimationTermOnTheGpu_IsTheCpus) {
   DeviceConfig on_device = Cuda(), in_host = Cuda();
   on_device.zone_on_device = true;
   in_host.zone_in_host = true;
-  RetrievalConfig config = Refined("exact", 12);
+  RetrievalConfig config = Selected("exact", 12);
   config.dense_layers = 0;
   const auto of = [&](const DeviceConfig& device) {
     return Logits(EmbeddedDecoder::Open(folder, "doc", config, device), prompt);
@@ -437,7 +437,7 @@ TEST(GpuTest, BanksThatMakeNoSense_AreRefused) {
   DeviceConfig device = Cuda();
   device.zone_in_host = true;
   device.bank.bytes = 1000;
-  EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", Refined("hash", 40), device),
+  EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", Selected("hash", 40), device),
               StatusIs(absl::StatusCode::kInvalidArgument, "bank_bytes=1000"));
 }
 
@@ -474,11 +474,11 @@ TEST(GpuTest, Answers_EqualDenseDecoding) {
     zone_here.zone_on_device = true;
     // Every row is every row, whatever would choose among them.
     for (const char* method : {"exact", "hip", "infinitehip", "hash", "channels"}) {
-      EXPECT_LE(UnlikeDense(folder, document, Refined(method, decoder::kAllRows), zone_here,
+      EXPECT_LE(UnlikeDense(folder, document, Selected(method, decoder::kAllRows), zone_here,
                             absl::StrCat("every row on the device, ", method)),
                 2);
     }
-    const RetrievalConfig by_code = Refined("hash", kBrief ? 512 : 2048);
+    const RetrievalConfig by_code = Selected("hash", kBrief ? 512 : 2048);
     EXPECT_LE(UnlikeDense(folder, document, by_code, zone_here, "rows by code, zone on the device"),
               8);
     DeviceConfig zone_in_host = Cuda();
@@ -501,7 +501,7 @@ TEST(GpuTest, MethodsOnTheDevice_AnswerAsOnTheCpu) {
   zone_here.zone_on_device = true;
   for (const char* method : {"exact", "hip", "hip:refresh=4", "infinitehip", "hash",
                              "hash:codes=stored", "channels", "channels:share=16"}) {
-    const RetrievalConfig config = Refined(method, 256);
+    const RetrievalConfig config = Selected(method, 256);
     const int64_t cpu = UnlikeDense(folder, document, config, DeviceConfig(),
                                     absl::StrCat("256 rows on the CPU, ", method));
     const int64_t gpu = UnlikeDense(folder, document, config, zone_here,
@@ -524,7 +524,7 @@ TEST(GpuTest, TooLittleMemoryOrRoom_IsRefused) {
   EXPECT_THAT((**decoder)->Generate({5, 6, 7, 8, 9}, decoder::GenerateOptions()),
               StatusIs(absl::StatusCode::kResourceExhausted, "4 new tokens"));
   device.zone_on_device = true;
-  RetrievalConfig ahead = Refined("hash", 128);
+  RetrievalConfig ahead = Selected("hash", 128);
   ahead.prefetch = decoder::Prefetch::kSpeculative;
   EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", ahead, device),
               StatusIs(absl::StatusCode::kInvalidArgument, "prefetch"));

@@ -140,11 +140,12 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
       {"Faiss", std::regex("^faiss/"), std::regex("^(kvstore/index/|bench/).*\\.cc$")},
       {"RocksDB", std::regex("^rocksdb/"), std::regex("^kvstore/storage/(.*\\.cc|rocks\\.h)$")},
       {"gRPC", std::regex("^grpc|\\.grpc\\.pb\\.h$"),
-       std::regex("^(kvstore/service/|decoder/store_client|decoder/stalling_store|library/"
+       std::regex("^(kvstore/service/|decoder/client/store_client|decoder/client/"
+                  "stalling_store|library/"
                   "store_access\\.cc|tests/)")},
       {"Protobuf in a header", std::regex("\\.pb\\.h$|^google/protobuf"),
        std::regex("\\.cc$|^kvstore/service/|^kvstore/engine/|^kvstore/storage/|^decoder/"
-                  "candidates\\.h$|_test_util\\.h$|^tests/")},
+                  "zone/candidates\\.h$|_test_util\\.h$|^tests/")},
       {"OpenBLAS", std::regex("cblas|openblas"), std::regex("^kernels/.*\\.cc$|^bench/")},
       {"PCRE2, SentencePiece, utf8proc", std::regex("^(pcre2|sentencepiece|utf8proc)"),
        std::regex("^model/.*\\.cc$")},

@@ -280,19 +280,19 @@ TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
   }
 }
 
-TEST_P(MasterTest, ZoneInThisHost_EveryRefinerWithEveryRow_EqualsDenseAttention) {
+TEST_P(MasterTest, ZoneInThisHost_EverySelectorWithEveryRow_EqualsDenseAttention) {
   const auto questions = testing_world::Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const testing_world::Question& question = (*questions)[1];
-  for (const char* refine : {"exact", "hip", "infinitehip", "hash", "channels"}) {
+  for (const char* method : {"exact", "hip", "infinitehip", "hash", "channels"}) {
     for (const auto& [sink, local] : {std::pair<int64_t, int64_t>{4, 64}, {0, 0}, {300, 400}}) {
-      SCOPED_TRACE(absl::StrCat(refine, " sink ", sink, " local ", local));
+      SCOPED_TRACE(absl::StrCat(method, " sink ", sink, " local ", local));
       decoder::RetrievalConfig config;
       config.top_k = decoder::kAllRows;
       config.dense_layers = 0;
       config.sink = sink;
       config.local = local;
-      config.refine = *decoder::ParseRefine(refine);
+      config.selector = *decoder::ParseSelector(method);
       auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
       CARREL_ASSERT_OK(decoder);
       DenseReference reference(folder_, "doc");
@@ -320,7 +320,7 @@ TEST_P(MasterTest, ZoneInThisHost_Exact_IsTheStoresFlatSearch) {
   config.estimate = decoder::Estimate::kOff;
   auto at_store = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
   CARREL_ASSERT_OK(at_store);
-  config.refine = decoder::RefineConfig();
+  config.selector = decoder::SelectorConfig();
   auto here = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
   CARREL_ASSERT_OK(here);
   for (const testing_world::Question& question : *questions) {

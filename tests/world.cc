@@ -6,7 +6,7 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "common/test_folders.h"
-#include "decoder/store_client_grpc.h"
+#include "decoder/client/store_client_grpc.h"
 #include "kvstore/storage/store.h"
 #include "library/mapped_rows.h"
 #include "library/store_access.h"

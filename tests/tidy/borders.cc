@@ -21,20 +21,14 @@ struct Room {
 };
 
 constexpr Room kRooms[] = {
-    {"decoder", "values", "partial statistics wire sampler threshold output_error", ""},
-    {"decoder", "options", "config fidelity bank_plan refine/refine_config", ""},
-    {"decoder", "client", "store_client* resuming_client stalling_store row_stream context_rows",
-     "values"},
-    {"decoder", "window", "window cuda_window", ""},
-    {"decoder", "select", "refine/*", "options"},
-    {"decoder", "zone",
-     "zone zone_attention candidates row_cache cuda_zone* cuda_host_zone cuda_summaries "
-     "refine/host_zone",
-     "values options client window select"},
-    {"decoder", "forward",
-     "forward_pass cpu_forward_pass cuda_forward_pass no_cuda_forward_pass query_drift "
-     "retrieval_attention repositioned_attention sequence_attention",
-     "values options client window select zone"},
+    {"decoder", "values", "statistics sampler", ""},
+    {"decoder", "methods", "select/selector_config", ""},
+    {"decoder", "options", "config fidelity", "methods"},
+    {"decoder", "client", "client/*", ""},
+    {"decoder", "window", "window/*", ""},
+    {"decoder", "select", "select/*", "methods options"},
+    {"decoder", "zone", "zone/*", "values methods options client window select"},
+    {"decoder", "forward", "forward/*", "values methods options client window select zone"},
     {"decoder", "decoder", "decoder", "values options client select zone forward"},
 
     {"kvstore/index", "rows", "rows/*", ""},

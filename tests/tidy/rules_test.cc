@@ -234,8 +234,8 @@ TEST(FlagsTest, StaleFlag_IsFound) {
 
 TEST(BordersTest, IncludeAgainstTheTable_IsFound) {
   const Tree tree =
-      Make({{"decoder/zone.cc", "#include \"decoder/wire.h\"\n"},
-            {"decoder/wire.cc", "// up:\n#include \"decoder/zone.h\"\n"},
+      Make({{"decoder/zone/store_zone.cc", "#include \"decoder/client/wire.h\"\n"},
+            {"decoder/client/wire.cc", "// up:\n#include \"decoder/zone/store_zone.h\"\n"},
             {"decoder/attic.h", "// What: none.\n"},
             {"kernels/select/topk/topk.cc", "#include \"kernels/layer/rope/rope.h\"\n"},
             {"kernels/select/topk/topk.h", "#include \"kernels/rows-inl.h\"\n"},
@@ -244,7 +244,7 @@ TEST(BordersTest, IncludeAgainstTheTable_IsFound) {
       CheckInnerBorders(tree),
       ElementsAre(
           HasSubstr("decoder/attic.h:1: no room"),
-          HasSubstr("decoder/wire.cc:2: decoder, values may not include zone"),
+          HasSubstr("decoder/client/wire.cc:2: decoder, client may not include zone"),
           HasSubstr(
               "kernels/select/topk/topk.cc:1: kernels, select/topk may not include layer/rope")));
 }

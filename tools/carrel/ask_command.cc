@@ -68,7 +68,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
        result.steps == 0
            ? nlohmann::json()  // the prompt gives the first token: nothing to time
            : nlohmann::json(static_cast<double>(result.steps) / result.generate_seconds)}};
-  if (!open.refine().empty()) json["refine"] = open.refine();
+  if (!open.method().empty()) json["method"] = open.method();
   if (open.derived().has_value()) json["weights_derived"] = DerivedJson(*open.derived());
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
@@ -133,7 +133,7 @@ absl::Status RunAsk(AskFlags& flags) {
   }
   std::printf("\n");
   if (flags.stats) {
-    if (!open->refine().empty()) std::fprintf(stderr, "rows: %s\n", open->refine().c_str());
+    if (!open->method().empty()) std::fprintf(stderr, "rows: %s\n", open->method().c_str());
     std::fprintf(stderr, "%s%d prompt tokens in %.3f s, %d tokens in %.3f s\n",
                  StatisticsTable(open->decoder().statistics(), true).c_str(),
                  static_cast<int>(prompt.size()), result.prompt_seconds,

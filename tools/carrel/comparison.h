@@ -1,7 +1,7 @@
 // What:   the same questions under several configurations of retrieval, one after the other in one
 //         run: quality and cost of each.
 // Edge:   a configuration is a JSON object of the flags of `eval` without their dashes, which stand
-//         over those of the command line: {"top-k": 64, "zone": "host", "refine": "hip"}. "name" is
+//         over those of the command line: {"top-k": 64, "zone": "host", "method": "hip"}. "name" is
 //         its label; without it the flags are.
 // Errors: InvalidArgument a file that is no such list, a flag that eval does not have, what a flag
 //         refuses: names the configuration.

@@ -114,7 +114,7 @@ absl::Status RunEval(EvalFlags& flags) {
                         {"questions", document.questions.size()},
                         {"exact_matches", tally.exact - exact_before},
                         {"right", tally.right - right_before}});
-    if (!open->refine().empty()) contexts.back()["refine"] = open->refine();
+    if (!open->method().empty()) contexts.back()["method"] = open->method();
   }
   progress.Clear();
   const double rate =

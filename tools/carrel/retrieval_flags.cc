@@ -149,7 +149,7 @@ void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
       .add_option("--bank-ahead", device_config.bank.ahead,
                   "prefetch=speculative: rows fetched ahead, as a multiple of those attended")
       ->capture_default_str();
-  command.add_option("--method,--refine", refine,
+  command.add_option("--method,--refine", method,
                      "zone=host and device: how rows are chosen: exact (the default) | hip | "
                      "infinitehip | hash | channels, with parameters as NAME:key=value,key=value "
                      "(docs/methods.md)");
@@ -209,9 +209,9 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
     return absl::InvalidArgumentError(
         absl::StrCat("zone=", zone, " is none of store, host, device"));
   }
-  if (zone == "store" && !refine.empty()) {
+  if (zone == "store" && !method.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("refine=", refine, " needs --zone host or device: the store has its indexes"));
+        absl::StrCat("method=", method, " needs --zone host or device: the store has its indexes"));
   }
   ASSIGN_OR_RETURN(device_config.bank.map, decoder::ParseRowMap(bank_map));
   device_config.zone_in_host = zone == "host" && device_config.device == model::Device::kCuda;
@@ -221,7 +221,7 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
           "--zone host maps the rows of a folder of this host: give --store instead of --server");
     if (!has_context)
       return absl::InvalidArgumentError("--zone host without --context: there is no zone");
-    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
+    ASSIGN_OR_RETURN(config.selector, decoder::ParseSelector(method.empty() ? "exact" : method));
   }
   ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
   // With positions given by attention all of a long context would share few of them.
@@ -236,10 +236,10 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
     if (!has_context && device_config.device == model::Device::kCuda)
       return absl::InvalidArgumentError(
           absl::StrCat("--zone ", zone, " without --context: there is no zone"));
-    ASSIGN_OR_RETURN(config.refine, decoder::ParseRefine(refine.empty() ? "exact" : refine));
-    if (!store.server.empty() && decoder::RefineNeedsHostRows(*config.refine)) {
+    ASSIGN_OR_RETURN(config.selector, decoder::ParseSelector(method.empty() ? "exact" : method));
+    if (!store.server.empty() && decoder::SelectorNeedsHostRows(*config.selector)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("refine=", refine, " is calibrated by what prefill left in the store's ",
+          absl::StrCat("method=", method, " is calibrated by what prefill left in the store's ",
                        "folder: give --store instead of --server"));
     }
   }

@@ -43,7 +43,7 @@ struct RetrievalFlags {
   std::string device = "cpu";
   std::string zone = "store";
   std::string bank_map = "vector";
-  std::string refine;  // empty: exact for a zone in this host read by the CPU, hash for a GPU
+  std::string method;  // empty: exact for a zone in this host read by the CPU, hash for a GPU
   std::string rope = "trained";
   std::optional<int32_t> dense_layers;  // none: by rope
   int threads = 0;

@@ -5,7 +5,7 @@
 //         queries of <q, k>, fp32 sums) and keeps the best C branches, ties by smaller row; it ends
 //         when branches are blocks. ids: their rows, ascending, cut to the budget.
 // Source: HiP Attention (docs/methods.md), section 3, algorithm 1, for one query block; the same as
-//         decoder/refine/hip_refiner.h without ensemble and widening.
+//         decoder/select/hip_selector.h without ensemble and widening.
 // Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
 //         or pinned host memory; ids [kv_heads, ids_stride] int32; row_count [kv_heads] int32: how
 //         many of them, at most budget. head_dim 64 or 128; group 1 .. 16; C <= kMaxHipBranches. q

@@ -7,7 +7,7 @@
 //         representatives score best go on, ties by smaller row. If the ranges hold no more than
 //         `wanted` rows, they go on as they are.
 // Source: InfiniteHiP (docs/methods.md), section 3, appendix A, for one query block; the same as
-//         decoder/refine/infinite_hip_refiner.h.
+//         decoder/select/infinite_hip_selector.h.
 // Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
 //         or pinned host memory; in [kv_heads, in_stride] ranges (first row, last row + 1;
 //         ascending), of which in_count[g] count, none empty or longer than in_rows; or null: the

@@ -1,0 +1,54 @@
+// What:   reads a range of rows of a layer from the store in order, a few requests ahead: the
+//         window at open, and dense layers under want = ROWS.
+// Errors: those of the store; DataLoss a reply that does not continue where the last one ended.
+// Ownership: the client outlives it.
+// Cost:   at most kRequestsAhead * Limits.max_fetch_rows rows are held.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "common/ids.h"
+#include "decoder/client/store_client.h"
+
+namespace carrel::decoder {
+
+class RowStream {
+ public:
+  static constexpr int kRequestsAhead = 2;
+
+  // max_fetch_rows: of one request, over its heads (Limits).
+  RowStream(StoreClient* client, const AttentionShape& shape, Layer layer, RowRange range,
+            int64_t max_fetch_rows);
+
+  // Sends the first requests; they are in flight from now on.
+  absl::Status Start();
+
+  // Hands over blocks (kv_head, first position, rows, k, v: [rows, head_dim] bf16 unaligned), per
+  // head in order, until the range is done. waited_us and bytes grow by what this took and brought.
+  using Sink = absl::FunctionRef<void(KvHead, Position, int64_t, const void*, const void*)>;
+  absl::Status Drain(Sink sink, double* waited_us, int64_t* bytes);
+
+  // Gives up what is in flight.
+  void Cancel();
+
+ private:
+  struct Request {
+    RequestId id;
+    RowRange range;
+  };
+  absl::Status SendNext();
+  absl::Status DrainOne(const Request& request, Sink sink, double* waited_us, int64_t* bytes);
+
+  StoreClient* const client_;
+  const AttentionShape shape_;
+  const Layer layer_;
+  const RowRange range_;
+  const int64_t rows_per_request_;
+  Position next_;
+  std::deque<Request> in_flight_;
+};
+
+}  // namespace carrel::decoder

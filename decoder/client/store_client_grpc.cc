@@ -1,0 +1,285 @@
+#include "decoder/client/store_client_grpc.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/retrieval.grpc.pb.h"
+#include "common/status.h"
+#include "decoder/client/store_client_credentials.h"
+#include "decoder/client/store_client_replies.h"
+
+namespace carrel::decoder {
+namespace {
+
+// A part of a reply is about a megabyte by default, and 32 by the store's upper limit.
+constexpr int kMaxReplyBytes = 64 << 20;
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  // The codes of both are those of google.rpc.Code.
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+// What became of a stream that was open: how gRPC reports a peer that died differs with the moment.
+absl::Status BrokenStream(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return absl::UnavailableError("the store ended the session");
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+      return absl::UnavailableError(absl::StrCat("the store is gone: ", status.message()));
+    default:
+      return status;
+  }
+}
+
+grpc::ChannelArguments MakeChannelArguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
+  arguments.SetMaxSendMessageSize(-1);
+  // A peer that vanished without a word (a pulled cable) is noticed within 20 s.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // A server that is just starting is found soon.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  // How long an attempt may take: TLS with a server far away is several round trips.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  // Sessions do not share a connection, so that one's large replies do not delay another's.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  return arguments;
+}
+
+// Invariants
+//   1. The reader thread alone reads the stream and, when it has ended, sets ended_; whoever waits
+//      wakes then.
+//   2. pending_ holds what was sent and is neither forgotten and complete nor taken to its last
+//      part.
+class GrpcStoreClient : public StoreClient {
+ public:
+  GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel, const std::string& key)
+      : stub_(v1::RetrievalService::NewStub(channel)) {
+    if (!key.empty()) context_.AddMetadata("authorization", "Bearer " + key);
+    stream_ = stub_->Session(&context_);
+    reader_ = std::thread([this] { ReadAll(); });
+  }
+  ~GrpcStoreClient() override {
+    context_.TryCancel();
+    reader_.join();
+  }
+
+  absl::Status AwaitServer(absl::Time deadline);
+
+  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override;
+  absl::StatusOr<RequestId> Send(v1::Query query) override;
+  absl::StatusOr<RequestId> Send(v1::FetchRows fetch) override;
+  absl::StatusOr<v1::SessionReply> Next(RequestId id) override;
+  void Forget(RequestId id) override;
+  bool broken() const override {
+    absl::MutexLock lock(&mu_);
+    return ended_;
+  }
+  int64_t bytes_sent() const override {
+    absl::MutexLock lock(&mu_);
+    return bytes_sent_;
+  }
+  int64_t bytes_received() const override {
+    absl::MutexLock lock(&mu_);
+    return bytes_received_;
+  }
+
+ private:
+  struct Pending {
+    std::string what;
+    std::deque<v1::SessionReply> parts;
+    bool forgotten = false;
+  };
+
+  void ReadAll();
+  // False: the reply belongs to no request.
+  bool Receive(v1::SessionReply reply);
+  absl::StatusOr<RequestId> SendRequest(v1::SessionRequest& request);
+  absl::Status ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  grpc::ClientContext context_;
+  const std::unique_ptr<v1::RetrievalService::Stub> stub_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionReply>> stream_;
+  RequestId next_id_ = 1;  // owned by the sending thread
+
+  mutable absl::Mutex mu_;
+  absl::CondVar changed_;
+  absl::flat_hash_map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mu_);
+  bool met_server_ ABSL_GUARDED_BY(mu_) = false;  // it has answered the call
+  bool open_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mu_);  // as the stream ended, after ended_
+  int64_t bytes_sent_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t bytes_received_ ABSL_GUARDED_BY(mu_) = 0;
+
+  std::thread reader_;  // last: it uses all of the above
+};
+
+void GrpcStoreClient::ReadAll() {
+  stream_->WaitForInitialMetadata();
+  {
+    absl::MutexLock lock(&mu_);
+    met_server_ = true;
+    changed_.SignalAll();
+  }
+  absl::Status status;
+  for (v1::SessionReply reply; stream_->Read(&reply); reply = v1::SessionReply()) {
+    const RequestId id = reply.request_id();
+    if (Receive(std::move(reply))) continue;
+    status = absl::DataLossError(
+        absl::StrCat("the store answers request ", id, ", which was not sent or is complete"));
+    context_.TryCancel();
+    break;
+  }
+  const absl::Status end = FromGrpc(stream_->Finish());
+  absl::MutexLock lock(&mu_);
+  ended_ = true;
+  end_ = status.ok() ? end : status;
+  changed_.SignalAll();
+}
+
+bool GrpcStoreClient::Receive(v1::SessionReply reply) {
+  absl::MutexLock lock(&mu_);
+  bytes_received_ += static_cast<int64_t>(reply.ByteSizeLong());
+  const auto it = pending_.find(reply.request_id());
+  if (it == pending_.end()) return false;
+  Pending& pending = it->second;
+  if (!pending.parts.empty() && pending.parts.back().last()) return false;
+  if (pending.forgotten) {
+    if (reply.last()) pending_.erase(it);
+    return true;
+  }
+  pending.parts.push_back(std::move(reply));
+  changed_.SignalAll();
+  return true;
+}
+
+absl::Status GrpcStoreClient::ended() const {
+  // What refuses an Open keeps its code.
+  return open_ || end_.ok() ? BrokenStream(end_) : end_;
+}
+
+absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
+  absl::MutexLock lock(&mu_);
+  while (!met_server_ && !ended_) {
+    if (changed_.WaitWithDeadline(&mu_, deadline) && !met_server_ && !ended_) {
+      return absl::UnavailableError("no answer within the deadline");
+    }
+  }
+  return ended_ ? ended() : absl::OkStatus();
+}
+
+absl::StatusOr<RequestId> GrpcStoreClient::SendRequest(v1::SessionRequest& request) {
+  const RequestId id = next_id_++;
+  const std::string what = Describe(request);
+  request.set_request_id(id);
+  {
+    absl::MutexLock lock(&mu_);
+    if (ended_) return AnnotateOnce(ended(), what);
+    pending_[id].what = what;
+    bytes_sent_ += static_cast<int64_t>(request.ByteSizeLong());
+  }
+  if (stream_->Write(request)) return id;
+  // The stream has ended; the reader learns why.
+  absl::MutexLock lock(&mu_);
+  pending_.erase(id);
+  while (!ended_) changed_.Wait(&mu_);
+  return AnnotateOnce(ended(), what);
+}
+
+absl::StatusOr<v1::OpenReply> GrpcStoreClient::Open(const v1::Open& open) {
+  v1::SessionRequest request;
+  *request.mutable_open() = open;
+  ASSIGN_OR_RETURN(const RequestId id, SendRequest(request));
+  ASSIGN_OR_RETURN(v1::SessionReply reply, Next(id));
+  ASSIGN_OR_RETURN(v1::OpenReply opened, TakeOpenReply(std::move(reply), Describe(request)));
+  absl::MutexLock lock(&mu_);
+  open_ = true;
+  return opened;
+}
+
+absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::Query query) {
+  v1::SessionRequest request;
+  *request.mutable_query() = std::move(query);
+  return SendRequest(request);
+}
+
+absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::FetchRows fetch) {
+  v1::SessionRequest request;
+  *request.mutable_fetch_rows() = std::move(fetch);
+  return SendRequest(request);
+}
+
+absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
+  absl::MutexLock lock(&mu_);
+  for (;;) {
+    const auto it = pending_.find(id);
+    if (it == pending_.end() || it->second.forgotten) {
+      return NothingToCome(id);
+    }
+    Pending& pending = it->second;
+    if (!pending.parts.empty()) {
+      v1::SessionReply reply = std::move(pending.parts.front());
+      pending.parts.pop_front();
+      const std::string what = pending.what;
+      if (reply.last()) pending_.erase(it);
+      return TakeReply(std::move(reply), what);
+    }
+    if (ended_) return AnnotateOnce(ended(), pending.what);
+    changed_.Wait(&mu_);
+  }
+}
+
+void GrpcStoreClient::Forget(RequestId id) {
+  absl::MutexLock lock(&mu_);
+  const auto it = pending_.find(id);
+  if (it == pending_.end()) return;
+  if (!it->second.parts.empty() && it->second.parts.back().last()) {
+    pending_.erase(it);
+    return;
+  }
+  it->second.forgotten = true;
+  it->second.parts.clear();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& address,
+                                                            absl::Duration deadline,
+                                                            const ServerLogin& login) {
+  const absl::Time until = absl::Now() + deadline;
+  const std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments());
+  if (!channel->WaitForConnected(absl::ToChronoTime(until))) {
+    return absl::UnavailableError(absl::StrCat("connect to ", address, ": no server within ",
+                                               absl::FormatDuration(deadline), HintOf(login)));
+  }
+  absl::StatusOr<std::unique_ptr<StoreClient>> client =
+      OpenStoreChannel(channel, until - absl::Now(), login.key);
+  if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
+  return client;
+}
+
+absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
+    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key) {
+  auto client = std::make_unique<GrpcStoreClient>(channel, key);
+  RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));
+  return client;
+}
+
+}  // namespace carrel::decoder

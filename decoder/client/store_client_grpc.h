@@ -1,0 +1,31 @@
+// What:    a StoreClient over RetrievalService.Session: one stream. With store_client_credentials.h the
+//          only place of decoder/ that knows gRPC.
+// Errors:  Unavailable no server at the address (names it) or the stream broke.
+// Threads: as StoreClient; a reader thread of the client's own receives. Destroying the client cancels
+//          the stream.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/server_login.h"
+#include "decoder/client/store_client.h"
+
+namespace grpc {
+class Channel;
+}
+
+namespace carrel::decoder {
+
+// address: "unix:PATH" or "HOST:PORT". Connects within the deadline or fails.
+absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& address,
+                                                            absl::Duration deadline,
+                                                            const ServerLogin& login = {});
+
+// The same over a channel that exists. key: presented; empty: none.
+absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
+    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key = "");
+
+}  // namespace carrel::decoder

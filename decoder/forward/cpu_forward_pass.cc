@@ -1,0 +1,135 @@
+#include <algorithm>
+
+#include "carrel/v1/retrieval.pb.h"
+#include "common/status.h"
+#include "decoder/forward/forward_pass.h"
+#include "decoder/forward/query_drift.h"
+#include "decoder/forward/repositioned_attention.h"
+#include "decoder/forward/retrieval_attention.h"
+#include "decoder/sampler.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Shows the observer, and the drift, what passes through an attention.
+class ObservedAttention : public model::Attention {
+ public:
+  ObservedAttention(model::Attention& attention, const Observer& observer, QueryDrift& drift)
+      : attention_(attention), observer_(observer), drift_(drift) {}
+  absl::Status Attend(const model::AttentionInput& input, float* attended) override {
+    RETURN_IF_ERROR(attention_.Attend(input, attended));
+    drift_.Learn(input.layer, input.n, input.first_position, input.q);
+    if (observer_) observer_(input, attended);
+    return absl::OkStatus();
+  }
+
+ private:
+  model::Attention& attention_;
+  const Observer& observer_;
+  QueryDrift& drift_;
+};
+
+class CpuForwardPass final : public ForwardPass {
+ public:
+  CpuForwardPass(const model::Checkpoint& checkpoint, const RetrievalConfig& config,
+                 std::unique_ptr<SequenceAttention> attention, StoredDrift drift, ThreadPool* pool,
+                 const Observer* observer)
+      : config_(checkpoint.config),
+        prefetch_(config.prefetch),
+        backend_(model::MakeCpuBackend(
+            checkpoint.config, checkpoint.weights, pool,
+            config.rope == Rope::kTrained ? model::RopeStage::kApplied : model::RopeStage::kLeftOut,
+            checkpoint.adapter)),
+        transformer_(backend_.get()),
+        attention_(std::move(attention)),
+        drift_(config_.shape,
+               config.rope == Rope::kTrained
+                   ? model::RopeInvFreq(config_.rope, config_.shape.head_dim)
+                   : std::vector<float>(),
+               std::move(drift)),
+        observer_(*observer) {}
+
+  int64_t max_tokens() const override { return INT64_MAX; }
+
+  absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override {
+    const int64_t n = static_cast<int64_t>(tokens.size());
+    n_ = n;
+    hidden_.resize(static_cast<size_t>(n * config_.hidden_size));
+    RETURN_IF_ERROR(backend_->Embed(tokens, hidden_.data()));
+    ObservedAttention attention(*attention_, observer_, drift_);
+    for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
+      const Layer next = layer.next();
+      if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
+        // What enters this layer, seen through the next layer's query projection, is close to that
+        // layer's true query; closer, with what it lacked for other tokens.
+        approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads *
+                              config_.shape.head_dim);
+        RETURN_IF_ERROR(
+            backend_->ProjectQuery(next, hidden_.data(), n, first_position, approximate_q_.data()));
+        drift_.Correct(next, n, first_position, approximate_q_.data());
+        RETURN_IF_ERROR(attention_->Prefetch(next, approximate_q_.data(), n));
+      }
+      RETURN_IF_ERROR(
+          transformer_.ForwardLayer(layer, n, first_position, hidden_.data(), attention));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Logits(int64_t count, float* logits) override {
+    CARREL_CHECK(count <= n_);
+    return backend_->Logits(&hidden_[(n_ - count) * config_.hidden_size], count, logits);
+  }
+
+  absl::StatusOr<TokenId> Greedy() override {
+    logits_.resize(static_cast<size_t>(config_.vocab_size));
+    RETURN_IF_ERROR(Logits(1, logits_.data()));
+    return Sampler(SamplingConfig()).Sample(logits_);
+  }
+
+  void set_reading_prompt(bool reading) override { attention_->set_reading_prompt(reading); }
+  void StartSequence() override {
+    attention_->StartSequence();
+    drift_.StartSequence();
+  }
+  Statistics statistics() const override { return attention_->statistics(); }
+
+ private:
+  const model::ModelConfig& config_;
+  const Prefetch prefetch_;
+  const std::unique_ptr<model::Backend> backend_;
+  model::Transformer transformer_;
+  const std::unique_ptr<SequenceAttention> attention_;
+  QueryDrift drift_;
+  const Observer& observer_;
+  int64_t n_ = 0;  // tokens of the last Run
+  std::vector<float> hidden_, approximate_q_, logits_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
+    const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
+    StoreClient* client, ThreadPool* pool, const Observer* observer,
+    std::shared_ptr<const HostRows> host_rows) {
+  std::unique_ptr<SequenceAttention> attention;
+  if (config.rope == Rope::kInfiniteHip) {
+    if (checkpoint.config.sliding.window > 0) {
+      return absl::UnimplementedError(
+          "rope=infinitehip: not run for models with sliding windows: their layers turn keys by "
+          "themselves");
+    }
+    ASSIGN_OR_RETURN(attention,
+                     RepositionedAttention::Create(config, checkpoint.config,
+                                                   {opened.zone_begin(), opened.zone_end()},
+                                                   std::move(host_rows), pool));
+  } else {
+    ASSIGN_OR_RETURN(
+        attention, RetrievalAttention::Create(config, checkpoint.config.shape, opened, client, pool,
+                                              std::move(host_rows), checkpoint.config.Windows()));
+  }
+  ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint.config.shape));
+  return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention),
+                                          std::move(drift), pool, observer);
+}
+
+}  // namespace carrel::decoder

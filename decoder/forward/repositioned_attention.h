@@ -1,0 +1,77 @@
+// What:   attention over a context whose keys are stored before RoPE, at positions of its own
+//         giving: for contexts longer than the model was trained for.
+// Math:   a token attends to sink, chosen rows of the zone, local and new rows, T of them in the
+//         order of the document. The r-th stands at position max(0, r - max(0, T - L)) and the
+//         query at min(T, L) - 1, L the trained length: chosen rows are neighbours, the last row
+//         stands where the query does, and what would be further away than L stands at the far end.
+//         While rows are chosen keys stand elsewhere (select/row_selector.h, KeyPlacement):
+//         chunk-indexed in layers 0 to 2, relative-style after.
+// Source: InfiniteHiP (docs/methods.md): StreamingLLM-style positions of the attention, its
+//         appendix D on layers. Differs: a layer that attends to all rows of a context longer than
+//         L lets the earliest share a position; the paper has no such layer.
+// Edge:   every row chosen and T <= L: dense attention with the model's own positions.
+// Errors: those of MakeRowSelector.
+// Ownership: keeps the rows.
+// Threads: one caller; the pool shares heads, and tokens where a layer attends to all rows.
+// Cost:   turns every key that is scored or attended to: some 50 ns each.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "decoder/config.h"
+#include "decoder/forward/sequence_attention.h"
+#include "decoder/select/host_rows.h"
+#include "decoder/select/row_selector.h"
+#include "decoder/window/partial.h"
+#include "decoder/window/window.h"
+#include "kernels/layer/rope/rope_table.h"
+#include "model/config.h"
+
+namespace carrel::decoder {
+
+class RepositionedAttention final : public SequenceAttention {
+ public:
+  // config.selector is set, config.rope is kInfiniteHip. rows hold the whole context, keys before
+  // RoPE; zone is the part of it that is searched.
+  static absl::StatusOr<std::unique_ptr<RepositionedAttention>> Create(
+      const RetrievalConfig& config, const model::ModelConfig& model, RowRange zone,
+      std::shared_ptr<const HostRows> rows, ThreadPool* pool);
+
+  // input's q and k are before RoPE.
+  absl::Status Attend(const model::AttentionInput& input, float* attended) override;
+  absl::Status Prefetch(Layer, const float*, int64_t) override { return absl::OkStatus(); }
+  void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
+  void StartSequence() override;
+  Statistics statistics() const override;
+
+ private:
+  RepositionedAttention(const RetrievalConfig& config, const model::ModelConfig& model,
+                        RowRange zone, std::shared_ptr<const HostRows> rows, ThreadPool* pool);
+
+  // One KV head of one token of the block; chosen: rows of the zone, null for all of it.
+  void AttendToken(const model::AttentionInput& input, KvHead head, int64_t token,
+                   const std::vector<Position>* chosen, Partial& partial) const;
+  void AttendAll(const model::AttentionInput& input, Partial& partial) const;
+  void AttendChosen(const model::AttentionInput& input, Partial& partial);
+
+  const RetrievalConfig config_;
+  const AttentionShape shape_;
+  const int64_t trained_tokens_;
+  const RowRange zone_;
+  const std::vector<int64_t> budgets_;
+  const float scale_;
+  const kernels::RopeTable rope_;
+  const std::shared_ptr<const HostRows> rows_;
+  std::unique_ptr<RowSelector> selector_;
+  ThreadPool* const pool_;
+  Window new_rows_;             // everything since the context; keys before RoPE
+  std::vector<int64_t> steps_;  // [layers]: tokens generated so far
+  std::vector<LayerStatistics> layer_statistics_;
+  bool reading_prompt_ = false;
+  Partial partial_, every_row_;
+};
+
+}  // namespace carrel::decoder

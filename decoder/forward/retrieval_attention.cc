@@ -1,0 +1,135 @@
+#include "decoder/forward/retrieval_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "carrel/v1/retrieval.pb.h"
+#include "common/status.h"
+#include "decoder/client/context_rows.h"
+#include "decoder/zone/host_zone.h"
+#include "decoder/zone/store_zone.h"
+#include "kernels/attention/merge_states/merge_states.h"
+#include "kernels/attention/window_attention/window_attention.h"
+
+namespace carrel::decoder {
+
+RetrievalAttention::RetrievalAttention(const AttentionShape& shape, StoreClient* client,
+                                       ThreadPool* pool, std::vector<int64_t> windows)
+    : shape_(shape),
+      scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
+      client_(client),
+      pool_(pool),
+      windows_(std::move(windows)),
+      window_(shape),
+      layer_statistics_(shape.layers) {}
+
+RetrievalAttention::~RetrievalAttention() = default;
+
+absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
+    const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
+    StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows,
+    std::vector<int64_t> windows) {
+  std::unique_ptr<RetrievalAttention> attention(
+      new RetrievalAttention(shape, client, pool, std::move(windows)));
+  if (config.selector.has_value()) {
+    ASSIGN_OR_RETURN(attention->zone_, HostZone::Create(config, shape, opened, std::move(host_rows),
+                                                        pool, &attention->layer_statistics_));
+  } else {
+    attention->zone_ = std::make_unique<StoreZone>(config, shape, opened, client, pool,
+                                                   &attention->layer_statistics_);
+  }
+  RETURN_IF_ERROR(Annotate(attention->LoadContextRows(opened), "reading sink and local rows"));
+  return attention;
+}
+
+absl::Status RetrievalAttention::LoadContextRows(const v1::OpenReply& opened) {
+  const RowRange ranges[] = {{0, opened.zone_begin()}, {opened.zone_end(), opened.tokens()}};
+  RowRange newest;  // of a layer with a window: what its first new token sees
+  const auto ranges_of = [&](Layer layer) -> absl::Span<const RowRange> {
+    const int64_t window = WindowOf(layer);
+    if (window == 0) return ranges;
+    newest = {std::max<Position>(0, opened.tokens() - (window - 1)), opened.tokens()};
+    return {&newest, 1};
+  };
+  return ReadContextRows(
+      client_, shape_, ranges_of, opened.limits().max_fetch_rows(), [&](const ContextRows& block) {
+        window_.AddContextRows(block.layer, block.head, block.k, block.v, block.rows);
+        return absl::OkStatus();
+      });
+}
+
+absl::Status RetrievalAttention::Prefetch(Layer layer, const float* approximate_q, int64_t n) {
+  if (WindowOf(layer) > 0) return absl::OkStatus();
+  return zone_->Prefetch(layer, approximate_q, n);
+}
+
+void RetrievalAttention::AttendWindow(const model::AttentionInput& input) {
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  const int64_t rows_before = window_.rows(input.layer) - input.n;
+  const int64_t window = WindowOf(input.layer);
+  window_partial_.Reset(input.n, shape_.q_heads, d);
+  pool_->ParallelFor(input.n * shape_.kv_heads, [&](int64_t unit) {
+    thread_local std::vector<float> scratch;
+    const int64_t token = unit / shape_.kv_heads;
+    const int32_t head = static_cast<int32_t>(unit % shape_.kv_heads);
+    const int64_t first_q_head = token * shape_.q_heads + head * group;
+    kernels::WindowAttentionParams params;
+    params.q = input.q + first_q_head * d;
+    params.group = group;
+    params.rows = rows_before + token + 1;  // what comes before the token, and itself
+    const int64_t skipped = window > 0 ? std::max<int64_t>(0, params.rows - window) : 0;
+    params.k = window_.k(input.layer, KvHead(head)) + skipped * d;
+    params.v = window_.v(input.layer, KvHead(head)) + skipped * d;
+    params.rows -= skipped;
+    params.head_dim = d;
+    params.scale = scale_;
+    params.out = &window_partial_.out[first_q_head * d];
+    params.lse = &window_partial_.lse[first_q_head];
+    scratch.resize(static_cast<size_t>(group * params.rows));
+    kernels::WindowAttention(params, scratch.data());
+  });
+}
+
+absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, float* attended) {
+  if (WindowOf(input.layer) > 0) {
+    window_.Append(input.layer, input.k, input.v, input.n);
+    AttendWindow(input);
+    std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(
+      zone_->Start(input.layer, input.q, input.n));  // on its way while the window is computed
+  window_.Append(input.layer, input.k, input.v, input.n);
+  AttendWindow(input);
+  RETURN_IF_ERROR(zone_->Finish(input.layer, input.q, input.n, zone_partial_));
+  RETURN_IF_ERROR(
+      zone_->Measure(input.layer, input.q, input.n, zone_partial_, window_partial_.lse));
+  RETURN_IF_ERROR(
+      zone_->MeasureOutput(input.layer, input.q, input.n, zone_partial_, window_partial_));
+  kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(),
+                       zone_partial_.out.data(), zone_partial_.lse.data(), input.n * shape_.q_heads,
+                       shape_.head_dim);
+  std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);
+  return absl::OkStatus();
+}
+
+void RetrievalAttention::set_reading_prompt(bool reading) { zone_->set_reading_prompt(reading); }
+
+void RetrievalAttention::StartSequence() {
+  zone_->Cancel();
+  window_.Truncate();
+}
+
+Statistics RetrievalAttention::statistics() const {
+  Statistics statistics;
+  statistics.layers = layer_statistics_;
+  if (client_ != nullptr) {
+    statistics.bytes_sent = client_->bytes_sent();
+    statistics.bytes_received = client_->bytes_received();
+  }
+  statistics.window_bytes = window_.bytes();
+  return statistics;
+}
+
+}  // namespace carrel::decoder

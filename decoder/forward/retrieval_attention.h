@@ -1,0 +1,64 @@
+// What:   the attention of decoding: a dense window on this side, retrieved rows of the zone from
+//         the store, merged. Plugged into model::Transformer.
+// Math:   out = merge(window attention, zone attention): sink, local and new rows are disjoint from
+//         the zone, so with every zone row retrieved this is dense attention up to rounding (the
+//         master test, tests/master_test.cc).
+// Ownership: client and pool outlive it.
+// Threads: one caller; the pool shares the window's work.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/thread_pool.h"
+#include "decoder/client/store_client.h"
+#include "decoder/config.h"
+#include "decoder/forward/sequence_attention.h"
+#include "decoder/statistics.h"
+#include "decoder/window/partial.h"
+#include "decoder/window/window.h"
+
+namespace carrel::decoder {
+
+class HostRows;
+class ZoneAttention;
+
+class RetrievalAttention final : public SequenceAttention {
+ public:
+  // host_rows: of config.selector, which needs them; otherwise null.
+  // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a
+  // context: a null client and an empty reply.
+  // windows: of each layer, the newest tokens that count, the one that looks included, or 0 for all;
+  // empty: all in every layer. A layer with a window holds those rows itself and asks no store.
+  static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(
+      const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
+      StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows = nullptr,
+      std::vector<int64_t> windows = {});
+  ~RetrievalAttention() override;
+
+  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
+  absl::Status Attend(const model::AttentionInput& input, float* attended) override;
+
+  void set_reading_prompt(bool reading) override;
+  void StartSequence() override;
+  Statistics statistics() const override;
+
+ private:
+  RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool,
+                     std::vector<int64_t> windows);
+  int64_t WindowOf(Layer layer) const { return windows_.empty() ? 0 : windows_[layer.value()]; }
+  absl::Status LoadContextRows(const v1::OpenReply& opened);
+  void AttendWindow(const model::AttentionInput& input);
+
+  const AttentionShape shape_;
+  const float scale_;
+  StoreClient* const client_;
+  ThreadPool* const pool_;
+  const std::vector<int64_t> windows_;
+  Window window_;
+  std::vector<LayerStatistics> layer_statistics_;
+  std::unique_ptr<ZoneAttention> zone_;
+  Partial window_partial_, zone_partial_;
+};
+
+}  // namespace carrel::decoder

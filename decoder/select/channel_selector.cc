@@ -1,0 +1,105 @@
+#include "decoder/select/channel_selector.h"
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "common/status.h"
+#include "decoder/select/channel_labels.h"
+#include "decoder/select/key_scores.h"
+
+namespace carrel::decoder {
+namespace {
+
+class ChannelSelector final : public RowSelector {
+ public:
+  ChannelSelector(const AttentionShape& shape, RowRange zone, int64_t oversample,
+                  const HostRows& rows, std::vector<ChannelLabels> labels)
+      : shape_(shape),
+        zone_(zone),
+        oversample_(oversample),
+        rows_(rows),
+        labels_(std::move(labels)) {}
+
+  int64_t resident_bytes() const override {
+    size_t bytes = 0;
+    for (const ChannelLabels& labels : labels_)
+      bytes += labels.bytes.size() + labels.channels.size() * 16;
+    return static_cast<int64_t>(bytes);
+  }
+
+  void Select(const SelectRequest& request, SelectedRows& selection) override {
+    const int64_t candidates = CandidateCount(request.budget, oversample_, zone_);
+    if (candidates == zone_.rows()) {
+      AllRows(zone_, selection.rows);
+    } else {
+      ChooseCandidates(request, candidates, selection);
+    }
+    KeepBestByKeys(request, rows_.At(request.layer, request.head), shape_.head_dim, selection);
+  }
+
+ private:
+  void ChooseCandidates(const SelectRequest& request, int64_t candidates,
+                        SelectedRows& selection) const {
+    thread_local std::vector<float> scores, products;
+    const ChannelLabels& labels =
+        labels_[static_cast<size_t>(request.layer.value()) * shape_.kv_heads +
+                request.head.value()];
+    const int64_t n = zone_.rows(), pairs = static_cast<int64_t>(labels.channels.size()) / 2;
+    scores.resize(static_cast<size_t>(request.queries * n));
+    products.resize(static_cast<size_t>(pairs * 256));
+    for (int64_t h = 0; h < request.queries; ++h) {
+      MakeProducts(labels, request.q + h * shape_.head_dim, products.data());
+      const uint8_t* bytes = labels.bytes.data();
+      float* out = &scores[static_cast<size_t>(h * n)];
+      for (int64_t j = 0; j < n; ++j, bytes += pairs) {
+        float sum = 0;
+        for (int64_t p = 0; p < pairs; ++p)
+          sum += products[static_cast<size_t>(p * 256 + bytes[p])];
+        out[j] = sum;
+      }
+    }
+    selection.visited += n;
+    selection.bytes_read += n * pairs;
+    SelectByGroupScore(scores, request.queries, zone_, candidates, selection.rows, selection.bound);
+    selection.bound.clear();  // of labels, not of scores
+  }
+
+  // [pairs, 256]: what each byte of a label adds to the score.
+  void MakeProducts(const ChannelLabels& labels, const float* q, float* products) const {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    for (size_t i = 0; i < labels.channels.size(); i += 2) {
+      std::array<float, kChannelLevels> of[2];
+      for (size_t half = 0; half < 2; ++half) {
+        const float weight = scale * q[labels.channels[i + half]];
+        for (int level = 0; level < kChannelLevels; ++level) {
+          of[half][static_cast<size_t>(level)] =
+              weight * (labels.least[i + half] + labels.step[i + half] * static_cast<float>(level));
+        }
+      }
+      for (size_t byte = 0; byte < 256; ++byte) {
+        products[i / 2 * 256 + byte] = of[0][byte % kChannelLevels] + of[1][byte / kChannelLevels];
+      }
+    }
+  }
+
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const int64_t oversample_;
+  const HostRows& rows_;
+  const std::vector<ChannelLabels> labels_;  // [layers, kv_heads]
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RowSelector>> MakeChannelSelector(const ChannelConfig& config,
+                                                                 const AttentionShape& shape,
+                                                                 RowRange zone,
+                                                                 const HostRows& rows,
+                                                                 ThreadPool* pool) {
+  ASSIGN_OR_RETURN(std::vector<ChannelLabels> labels,
+                   MakeChannelLabels(config, shape, zone, rows, pool));
+  return std::make_unique<ChannelSelector>(shape, zone, config.oversample, rows, std::move(labels));
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,114 @@
+#include "decoder/select/cuda_candidates.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "decoder/select/cuda_methods.h"
+#include "decoder/select/key_scores.h"
+#include "kernels/select/rescore_rows/rescore_rows.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Candidates of a layer that is not dense.
+int64_t CountOf(const CudaZoneShape& shape, int64_t budget, int64_t oversample) {
+  const int64_t count = CandidateCount(budget, oversample, shape.zone);
+  if (oversample != kAutoOversample) return count;
+  return std::max(budget, std::min(count, kernels::MostRescoredRows(shape.heads.group())));
+}
+
+// The most candidates of any layer of which some are left out again; 0: there are none.
+int64_t MostCandidates(const CudaZoneShape& shape, int64_t oversample) {
+  int64_t most = 0;
+  for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
+    if (shape.dense(layer)) continue;
+    const int64_t budget = shape.budgets[static_cast<size_t>(layer.value())];
+    const int64_t count = CountOf(shape, budget, oversample);
+    if (count > budget) most = std::max(most, count);
+  }
+  return most;
+}
+
+}  // namespace
+
+int64_t CudaOversample(int64_t configured, const CudaZoneShape& shape) {
+  if (configured != kAutoOversample) return configured;
+  const int64_t most = kernels::MostRescoredRows(shape.heads.group());
+  int64_t oversample = kOversample;
+  while (oversample > 1 && MostCandidates(shape, oversample) > most) --oversample;
+  return oversample;
+}
+
+int64_t CudaCandidates::Bytes(const CudaZoneShape& shape, int64_t oversample) {
+  const int64_t candidates = MostCandidates(shape, oversample);
+  if (candidates == 0) return 0;
+  return (shape.heads.kv_heads * candidates + shape.heads.q_heads) * 4 +
+         CudaHeadBudgets::Bytes(shape);
+}
+
+absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const CudaZoneShape& shape,
+                                                    int64_t oversample, const CudaKeys& keys) {
+  const int64_t candidates = MostCandidates(shape, oversample);
+  const int64_t most = kernels::MostRescoredRows(shape.heads.group());
+  if (candidates > most) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "method=", method, ": oversample=", oversample, " makes ", candidates,
+        " candidates of a layer's budget of ", shape.largest_budget(), " rows; a GPU re-scores ",
+        most, " for ", shape.heads.group(), " q heads per KV head"));
+  }
+  CudaCandidates out;
+  out.shape_ = shape;
+  out.oversample_ = oversample;
+  out.keys_ = keys;
+  ASSIGN_OR_RETURN(out.ids_,
+                   cuda::DeviceBuffer<int32_t>::Create(shape.heads.kv_heads * candidates));
+  if (candidates == 0) return out;
+  ASSIGN_OR_RETURN(out.base_, cuda::DeviceBuffer<float>::Create(shape.heads.q_heads));
+  ASSIGN_OR_RETURN(out.head_budgets_, CudaHeadBudgets::Make(shape));
+  return out;
+}
+
+int64_t CudaCandidates::Count(Layer layer) const {
+  return CountOf(shape_, shape_.budgets[layer.value()], oversample_);
+}
+
+int32_t* CudaCandidates::Ids(Layer layer, int32_t* chosen) const {
+  return rescores(layer) ? ids_.data() : chosen;
+}
+
+CudaSelection CudaCandidates::selection(Layer layer, const int32_t* chosen) const {
+  const int64_t budget = shape_.budgets[layer.value()];
+  if (!rescores(layer)) return {chosen, budget, budget};
+  return {
+      chosen, budget, budget, head_budgets_.of(layer), base_.data(), head_budgets_.total(layer)};
+}
+
+absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chosen,
+                                  const CudaAttendSelected* attend,
+                                  const cuda::Stream& stream) const {
+  if (!rescores(layer)) return absl::OkStatus();
+  kernels::RescoreRowsParams params;
+  params.q = q;
+  params.k = keys_.layers[static_cast<size_t>(layer.value())];
+  params.candidates = ids_.data();
+  params.kv_heads = shape_.heads.kv_heads;
+  params.group = shape_.heads.group();
+  params.head_dim = shape_.heads.head_dim;
+  params.row_stride = keys_.row_stride;
+  params.candidate_stride = params.count = Count(layer);
+  params.wanted = shape_.budgets[layer.value()];
+  params.wanted_of_head = head_budgets_.of(layer);
+  params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
+  params.ids = chosen;
+  params.base = base_.data();
+  if (attend != nullptr) {
+    params.v = attend->v;
+    params.out = attend->out;
+    params.lse = attend->lse;
+  }
+  RETURN_IF_CUDA_ERROR(kernels::RescoreRows(params, stream.get()));
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,51 @@
+// What:   the second look of the methods that choose by codes or labels, on a GPU: they choose
+//         oversample x budget candidates, of which the best by their own keys are kept, and
+//         attended to in the same launch where that is wanted (kernels/select/rescore_rows).
+// Errors: Make: InvalidArgument more candidates than the kernel serves: names method and bound.
+// Threads: one. Keep only enqueues and can be captured.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/buffer.h"
+#include "decoder/select/cuda_head_budgets.h"
+#include "decoder/select/cuda_row_selector.h"
+
+namespace carrel::decoder {
+
+class CudaCandidates {
+ public:
+  static int64_t Bytes(const CudaZoneShape& shape, int64_t oversample);
+  // The keys outlive it; where nothing is oversampled, none are read.
+  static absl::StatusOr<CudaCandidates> Make(const char* method, const CudaZoneShape& shape,
+                                             int64_t oversample, const CudaKeys& keys);
+  CudaCandidates() = default;
+
+  // Rows that the method is to choose for each KV head, and where: [kv_heads, count]. chosen: where
+  // the layer's rows go.
+  int64_t Count(Layer layer) const;
+  int32_t* Ids(Layer layer, int32_t* chosen) const;
+  // Whether there are more of them than the layer's budget.
+  bool rescores(Layer layer) const { return Count(layer) > shape_.budgets[layer.value()]; }
+  // After that: the best of them into chosen [kv_heads, budget]. Nothing where they are as many.
+  // attend: null, or where rescores(layer).
+  absl::Status Keep(Layer layer, const uint16_t* q, int32_t* chosen,
+                    const CudaAttendSelected* attend, const cuda::Stream& stream) const;
+  // What Keep chose, of a method that put it there.
+  CudaSelection selection(Layer layer, const int32_t* chosen) const;
+  int64_t bytes() const { return ids_.bytes() + base_.bytes() + head_budgets_.bytes(); }
+
+ private:
+  CudaZoneShape shape_;
+  int64_t oversample_ = 1;
+  CudaKeys keys_;
+  cuda::DeviceBuffer<int32_t> ids_;  // [kv_heads, most of any layer], of the layer in turn
+  cuda::DeviceBuffer<float> base_;   // [q_heads], likewise: what Keep's scores were taken less of
+  CudaHeadBudgets head_budgets_;
+};
+
+// What kAutoOversample is for a shape: kOversample, or what the kernel serves of it.
+int64_t CudaOversample(int64_t configured, const CudaZoneShape& shape);
+
+}  // namespace carrel::decoder

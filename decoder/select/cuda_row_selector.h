@@ -1,0 +1,122 @@
+// What:   which rows of a zone a token attends to, chosen on a GPU: one method of selector_config.h
+//         behind one interface.
+// Math:   the rows that the method's CPU selector selects for the same bf16 queries, ties aside.
+//         `hash` with stored codes rounds the directions of queries to bf16.
+// Source: docs/methods.md.
+// Shapes: q [q_heads, head_dim] bf16; rows are counted from the zone's first.
+// State:  per layer the rows chosen last. Methods that keep them for several tokens have phases: in
+//         phase p what is refreshed more seldom than the p-th of their intervals is kept. Phase 0
+//         keeps nothing.
+// Errors: Make: InvalidArgument a config or budget that the GPU's kernels do not serve, named;
+//         NotFound what the context lacks; ResourceExhausted device memory.
+// Ownership: the keys outlive this.
+// Threads: one. Select only enqueues and can be captured.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/stream.h"
+#include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/select/host_rows.h"
+#include "decoder/select/row_selector.h"
+#include "decoder/select/selector_config.h"
+
+namespace carrel::decoder {
+
+// The zone's keys where the GPU reads them: device memory or pinned host memory.
+struct CudaKeys {
+  std::vector<const uint16_t*> layers;  // each [kv_heads, row_stride, head_dim] bf16
+  int64_t row_stride = 0;
+  // Of a layer that is null in `layers`: readable until the next call. Only for methods that read
+  // keys while they are made and never after (not SelectorReadsKeys).
+  std::function<absl::StatusOr<const uint16_t*>(Layer)> unpack;
+
+  absl::StatusOr<const uint16_t*> ToMakeOf(Layer layer) const {
+    const uint16_t* keys = layers[static_cast<size_t>(layer.value())];
+    if (keys != nullptr) return keys;
+    return unpack(layer);
+  }
+};
+
+struct CudaZoneShape {
+  AttentionShape heads;
+  RowRange zone;
+  std::vector<int64_t>
+      budgets;  // [layers]: LayerBudgets; of layers with kAllRows nothing is chosen
+  // [layers, kv_heads]: what single KV heads take of their layer's budget, where the method orders
+  // rows by exact scores (otherwise all take the budget); empty: the budget.
+  std::vector<int64_t> head_budgets = {};
+
+  bool dense(Layer layer) const;
+  int64_t largest_budget() const;  // of layers that are not dense; 0: all are
+};
+
+struct CudaSelection {
+  const int32_t* ids = nullptr;  // [kv_heads, stride]
+  int64_t stride = 0;
+  int64_t rows = 0;                    // of each KV head, or the most of any
+  const int32_t* row_count = nullptr;  // [kv_heads], or null: `rows`
+  // [q_heads]: rows are the best by max over the group of (score - base), and no other candidate is
+  // better; null: they were not chosen so.
+  const float* base = nullptr;
+  // Of all KV heads where they take different numbers; otherwise -1.
+  int64_t total_rows = -1;
+};
+
+// Attention to selected rows: v as the keys; out [q_heads, head_dim], lse [q_heads] f32.
+struct CudaAttendSelected {
+  const uint16_t* v = nullptr;
+  float* out = nullptr;
+  float* lse = nullptr;
+};
+
+class CudaRowSelector {
+ public:
+  virtual ~CudaRowSelector() = default;
+
+  // For layers that are not dense.
+  virtual absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
+                              const cuda::Stream& stream) const = 0;
+  virtual CudaSelection selection(Layer layer) const = 0;
+
+  // Whether the launch that selects a layer's rows can attend to them: its keys lie in device memory
+  // and are read for their scores anyway.
+  virtual bool attends(Layer) const { return false; }
+  // attends(layer): Select, and attention to what it selects.
+  virtual absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t phase,
+                                       const CudaAttendSelected& attend,
+                                       const cuda::Stream& stream) const;
+
+  // Device memory taken: what CudaRowSelectorBytes said.
+  virtual int64_t bytes() const = 0;
+
+  // Another that chooses among the same keys with a state of its own, and so on another stream at
+  // the same time; budgets [layers], kAllRows: nothing is chosen there. Null: the method has none.
+  // This outlives it. Takes CudaForkBytes.
+  virtual absl::StatusOr<std::unique_ptr<CudaRowSelector>> Fork(
+      const std::vector<int64_t>& budgets) const;
+
+  virtual int64_t phases() const { return 1; }
+  // step: of a generated token, how many were generated before it; or kPromptStep.
+  virtual int64_t PhaseOf(int64_t) const { return 0; }
+};
+
+// Device memory that a selector takes. host_rows: as MakeCudaRowSelector.
+absl::StatusOr<int64_t> CudaRowSelectorBytes(const SelectorConfig& config,
+                                             const CudaZoneShape& shape, const HostRows* host_rows);
+
+// Device memory of a fork for shape.budgets. InvalidArgument a method that has none.
+absl::StatusOr<int64_t> CudaForkBytes(const SelectorConfig& config, const CudaZoneShape& shape,
+                                      const HostRows* host_rows);
+
+// host_rows: of SelectorNeedsHostRows, otherwise null. Reads keys and waits for the stream.
+absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(
+    const SelectorConfig& config, const CudaZoneShape& shape, const CudaKeys& keys,
+    const HostRows* host_rows, ThreadPool* pool, const cuda::Stream& stream);
+
+}  // namespace carrel::decoder

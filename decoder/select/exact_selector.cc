@@ -1,0 +1,160 @@
+#include "decoder/select/exact_selector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "common/dtype.h"
+#include "decoder/select/int8_keys.h"
+#include "decoder/select/key_scores.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
+
+namespace carrel::decoder {
+namespace {
+
+constexpr int64_t kPieceRows = 2048;
+
+// Leaves of ids those of the `budget` largest scores, of which `last` is the last; of equal ones the
+// first.
+void KeepBest(const std::vector<float>& scores, float last, int64_t budget,
+              std::vector<Position>& ids) {
+  int64_t above = 0;
+  for (size_t i = 0; i < ids.size(); ++i) above += scores[i] > last;
+  int64_t equal = budget - above;
+  size_t kept = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (scores[i] > last || (scores[i] == last && equal-- > 0)) ids[kept++] = ids[i];
+  }
+  ids.resize(kept);
+}
+
+class ExactSelector final : public RowSelector {
+ public:
+  ExactSelector(const ExactConfig& config, const AttentionShape& shape, RowRange zone,
+                const HostRows& rows, ThreadPool* pool)
+      : shape_(shape), zone_(zone), rows_(rows), pool_(pool) {
+    if (config.scan != ExactScan::kStored) int8_keys_.emplace(shape, zone, rows, pool);
+  }
+
+  void Select(const SelectRequest& request, SelectedRows& selection) override {
+    thread_local std::vector<float> scores;
+    const int64_t d = shape_.head_dim, n = zone_.rows();
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    const HeadRows& rows = rows_.At(request.layer, request.head);
+    const float* q = request.q;
+    if (request.placement != nullptr) {
+      if (request.placement->chunk_indexed) return SelectPlaced(request, rows, selection);
+      // All keys stand at one distance: the queries are turned instead.
+      thread_local std::vector<float> turned;
+      turned.resize(static_cast<size_t>(request.queries * d));
+      for (int64_t h = 0; h < request.queries; ++h) {
+        request.placement->rope->Turn(q + h * d, request.placement->stream,
+                                      &turned[static_cast<size_t>(h * d)]);
+      }
+      q = turned.data();
+    }
+    if (int8_keys_.has_value() && request.budget < n) return SelectByInt8(request, q, selection);
+    scores.resize(static_cast<size_t>(request.queries * n));
+    // Heads alone are too few to keep all cores busy.
+    pool_->ParallelFor((n + kPieceRows - 1) / kPieceRows, [&, out = scores.data()](int64_t piece) {
+      const Position end = std::min(zone_.end, zone_.begin + (piece + 1) * kPieceRows);
+      for (Position at = zone_.begin + piece * kPieceRows; at < end;) {
+        const int64_t count = rows.Contiguous(at, end);
+        kernels::DotScore(q, request.queries, d, rows.Key(at), count, scale,
+                          out + (at - zone_.begin), n);
+        at += count;
+      }
+    });
+    selection.visited += n;
+    selection.keys_scored += n;
+    selection.bytes_read += n * rows.row_bytes;
+    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows,
+                       selection.bound);
+  }
+
+  int64_t resident_bytes() const override {
+    return int8_keys_.has_value() ? int8_keys_->resident_bytes() : 0;
+  }
+
+ private:
+  // Scores in 8 bits leave out what is too low by more than their error; the others are scored from
+  // the rows.
+  void SelectByInt8(const SelectRequest& request, const float* q, SelectedRows& selection) {
+    thread_local std::vector<float> scores, base, group_scores;
+    thread_local std::vector<const void*> keys;
+    thread_local std::vector<uint64_t> scratch;
+    const int64_t d = shape_.head_dim, n = zone_.rows(), queries = request.queries;
+    const int64_t stride = int8_keys_->stride();
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    const HeadRows& rows = rows_.At(request.layer, request.head);
+    scores.resize(static_cast<size_t>(queries * stride));
+    const float error =
+        int8_keys_->Score(request.layer, request.head, q, queries, scale, scores.data());
+    base.resize(static_cast<size_t>(queries));
+    for (int64_t h = 0; h < queries; ++h) {
+      base[static_cast<size_t>(h)] =
+          kernels::LogSumExp(&scores[static_cast<size_t>(h * stride)], n);
+    }
+    group_scores.resize(static_cast<size_t>(n));
+    kernels::GroupScore(scores.data(), queries, n, stride, base.data(), group_scores.data());
+    const float bar = kernels::KthLargest(group_scores.data(), n, request.budget, scratch);
+    std::vector<Position>& candidates = selection.rows;
+    kernels::IndicesAtLeast(group_scores.data(), n, bar - 2 * error, candidates);
+    const auto found = static_cast<int64_t>(candidates.size());
+    keys.resize(candidates.size());
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = rows.Key(zone_.begin + candidates[i]);
+    kernels::DotScoreRows(q, queries, d, keys.data(), found, scale, scores.data(), found);
+    kernels::GroupScore(scores.data(), queries, found, found, base.data(), group_scores.data());
+    const float last = kernels::KthLargest(group_scores.data(), found, request.budget, scratch);
+    KeepBest(group_scores, last, request.budget, candidates);
+    for (Position& row : candidates) row += zone_.begin;
+    selection.bound.clear();
+    for (const float lse : base) selection.bound.push_back(last + lse);
+    selection.visited += n + found;
+    selection.keys_scored += found;
+    selection.bytes_read += n * (d + 4) + found * rows.row_bytes;
+  }
+
+  // Chunk-indexed: every row is a chunk of its own, and stands as far away as it is.
+  void SelectPlaced(const SelectRequest& request, const HeadRows& rows,
+                    SelectedRows& selection) const {
+    thread_local std::vector<float> key, scores;
+    scores.resize(static_cast<size_t>(request.queries * zone_.rows()));
+    const KeyPlacement& placement = *request.placement;
+    const int64_t d = shape_.head_dim, n = zone_.rows();
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    key.resize(static_cast<size_t>(d));
+    for (int64_t j = 0; j < n; ++j) {
+      WidenToFloat(DType::kBf16, rows.Key(zone_.begin + j), d, key.data());
+      placement.rope->TurnBack(key.data(), placement.stream + n - 1 - j, key.data());
+      for (int64_t h = 0; h < request.queries; ++h) {
+        float sum = 0;
+        for (int64_t c = 0; c < d; ++c) sum += request.q[h * d + c] * key[static_cast<size_t>(c)];
+        scores[static_cast<size_t>(h * n + j)] = scale * sum;
+      }
+    }
+    selection.visited += n;
+    selection.keys_scored += n;
+    selection.bytes_read += n * rows.row_bytes;
+    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows,
+                       selection.bound);
+  }
+
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const HostRows& rows_;
+  ThreadPool* const pool_;
+  std::optional<Int8Keys> int8_keys_;
+};
+
+}  // namespace
+
+std::unique_ptr<RowSelector> MakeExactSelector(const ExactConfig& config,
+                                               const AttentionShape& shape, RowRange zone,
+                                               const HostRows& rows, ThreadPool* pool) {
+  return std::make_unique<ExactSelector>(config, shape, zone, rows, pool);
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,349 @@
+#include "decoder/select/hash_selector.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "common/dtype.h"
+#include "common/status.h"
+#include "decoder/select/key_scores.h"
+#include "decoder/select/rotations.h"
+#include "kernels/score/code_score/code_score.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+
+namespace carrel::decoder {
+namespace {
+
+void Encode(const std::vector<float>& directions, int64_t bits, int64_t d, const float* x,
+            uint32_t* words) {
+  for (int64_t w = 0; w < bits / 32; ++w) {
+    uint32_t word = 0;
+    for (int64_t b = 0; b < 32; ++b) {
+      const float* direction = &directions[static_cast<size_t>((w * 32 + b) * d)];
+      float dot = 0;
+      for (int64_t c = 0; c < d; ++c) dot += direction[c] * x[c];
+      word |= static_cast<uint32_t>(dot > 0) << b;
+    }
+    words[w] = word;
+  }
+}
+
+HeadCodes RandomCodes(const HashConfig& config, const HeadRows& rows, RowRange zone, int64_t d) {
+  constexpr int64_t kRowsAtOnce = 256;  // their products stay in the cache
+  HeadCodes codes;
+  codes.bits = config.bits;
+  codes.directions = RandomRotations(config.bits, d, config.seed);
+  const int64_t words = config.bits / 32;
+  codes.words.assign(static_cast<size_t>(zone.rows() * words), 0);
+  std::vector<float> key(static_cast<size_t>(d)), products;
+  std::vector<double> mean(static_cast<size_t>(d));
+  for (Position row = zone.begin; row < zone.end; ++row) {
+    WidenToFloat(DType::kBf16, rows.Key(row), d, key.data());
+    for (int64_t c = 0; c < d; ++c) mean[static_cast<size_t>(c)] += key[static_cast<size_t>(c)];
+  }
+  std::vector<float> threshold(static_cast<size_t>(config.bits));  // what the mean itself scores
+  for (size_t b = 0; b < threshold.size(); ++b) {
+    double sum = 0;
+    for (size_t c = 0; c < mean.size(); ++c) sum += mean[c] * codes.directions[b * mean.size() + c];
+    threshold[b] = static_cast<float>(sum / static_cast<double>(std::max<int64_t>(1, zone.rows())));
+  }
+  for (Position at = zone.begin; at < zone.end;) {
+    const int64_t count = std::min(kRowsAtOnce, rows.Contiguous(at, zone.end));
+    products.resize(static_cast<size_t>(config.bits * count));
+    kernels::DotScore(codes.directions.data(), config.bits, d, rows.Key(at), count, 1.0f,
+                      products.data(), count);
+    uint32_t* out = &codes.words[static_cast<size_t>((at - zone.begin) * words)];
+    for (int64_t b = 0; b < config.bits; ++b) {
+      for (int64_t j = 0; j < count; ++j) {
+        const bool set =
+            products[static_cast<size_t>(b * count + j)] > threshold[static_cast<size_t>(b)];
+        out[j * words + b / 32] |= static_cast<uint32_t>(set) << b % 32;
+      }
+    }
+    at += count;
+  }
+  const SpreadSample sample(zone.rows());
+  std::vector<float> keys(static_cast<size_t>(sample.count * d));
+  for (int64_t i = 0; i < sample.count; ++i) {
+    WidenToFloat(DType::kBf16, rows.Key(zone.begin + i * sample.stride), d,
+                 &keys[static_cast<size_t>(i * d)]);
+  }
+  codes.decoder = RotationDecoder(codes.directions, threshold, keys, d);
+  return codes;
+}
+
+// Codes as kernels/score/code_score wants them.
+std::vector<uint8_t> BlocksOf(const HeadCodes& codes, const std::vector<int64_t>& rows) {
+  const int64_t block_bytes = kernels::CodeBlockBytes(codes.bits);
+  const auto count = static_cast<int64_t>(rows.size());
+  std::vector<uint8_t> blocks(static_cast<size_t>((count + kernels::kCodeBlockKeys - 1) /
+                                                  kernels::kCodeBlockKeys * block_bytes));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t key = i % kernels::kCodeBlockKeys;
+    uint8_t* block = &blocks[static_cast<size_t>(i / kernels::kCodeBlockKeys * block_bytes)];
+    const uint32_t* words =
+        &codes.words[static_cast<size_t>(rows[static_cast<size_t>(i)] * codes.bits / 32)];
+    for (int64_t byte = 0; byte < codes.bits / 8; ++byte) {
+      block[byte * kernels::kCodeBlockKeys + (key < 32 ? 2 * key : 2 * (key - 32) + 1)] =
+          static_cast<uint8_t>(words[byte / 4] >> (byte % 4 * 8));
+    }
+  }
+  return blocks;
+}
+
+// Compiled once for any processor and once for those that count bits in one instruction.
+[[gnu::always_inline]] inline void AddDifferences(const uint32_t* query, const uint32_t* codes,
+                                                  int64_t words, int64_t rows, int32_t* out) {
+  for (int64_t j = 0; j < rows; ++j) {
+    int32_t different = 0;
+    for (int64_t w = 0; w < words; ++w) different += std::popcount(query[w] ^ codes[j * words + w]);
+    out[j] += different;
+  }
+}
+
+#if defined(__x86_64__)
+[[gnu::target("popcnt")]] void AddDifferencesFast(const uint32_t* query, const uint32_t* codes,
+                                                  int64_t words, int64_t rows, int32_t* out) {
+  AddDifferences(query, codes, words, rows, out);
+}
+bool CountsBitsFast() {
+  static const bool fast = __builtin_cpu_supports("popcnt");
+  return fast;
+}
+#endif
+
+void CountDifferences(const uint32_t* query, const uint32_t* codes, int64_t words, int64_t rows,
+                      int32_t* out) {
+#if defined(__x86_64__)
+  if (CountsBitsFast()) return AddDifferencesFast(query, codes, words, rows, out);
+#endif
+  AddDifferences(query, codes, words, rows, out);
+}
+
+// Rows by how many bits agree, over the queries.
+class SignScores {
+ public:
+  SignScores(const AttentionShape& shape, RowRange zone, std::vector<HeadCodes> codes)
+      : shape_(shape), rows_(zone.rows()), codes_(std::move(codes)) {}
+
+  int64_t bytes() const {
+    size_t bytes = 0;
+    for (const HeadCodes& codes : codes_) {
+      bytes += 4 * (codes.words.size() + codes.directions.size());
+    }
+    return static_cast<int64_t>(bytes);
+  }
+
+  // scores [rows]
+  void Score(const SelectRequest& request, std::vector<float>& scores) const {
+    thread_local std::vector<int32_t> different;
+    const HeadCodes& codes = codes_[IndexOf(shape_, request)];
+    const int64_t words = codes.bits / 32;
+    std::vector<uint32_t> query(static_cast<size_t>(words));
+    different.assign(static_cast<size_t>(rows_), 0);
+    for (int64_t h = 0; h < request.queries; ++h) {
+      Encode(codes.directions, codes.bits, shape_.head_dim, request.q + h * shape_.head_dim,
+             query.data());
+      CountDifferences(query.data(), codes.words.data(), words, rows_, different.data());
+    }
+    scores.resize(static_cast<size_t>(rows_));
+    for (size_t j = 0; j < scores.size(); ++j) scores[j] = -static_cast<float>(different[j]);
+  }
+
+  static size_t IndexOf(const AttentionShape& shape, const SelectRequest& request) {
+    return static_cast<size_t>(request.layer.value()) * static_cast<size_t>(shape.kv_heads) +
+           static_cast<size_t>(request.head.value());
+  }
+
+ private:
+  const AttentionShape shape_;
+  const int64_t rows_;
+  const std::vector<HeadCodes> codes_;  // [layers, kv_heads], words of the zone's rows
+};
+
+// Rows by the best query's score, as far as the bits tell it.
+class WeightScores {
+ public:
+  WeightScores(const AttentionShape& shape, RowRange zone, const std::vector<HeadCodes>& codes)
+      : shape_(shape), rows_(zone.rows()), samples_(std::min(kSamples, rows_)) {
+    std::vector<int64_t> all(static_cast<size_t>(rows_)), some;
+    std::iota(all.begin(), all.end(), 0);
+    for (int64_t i = 0; i < samples_; ++i) some.push_back(i * rows_ / samples_);
+    for (const HeadCodes& of : codes) {
+      heads_.push_back({of.bits, of.decoder, BlocksOf(of, all), BlocksOf(of, some)});
+    }
+  }
+
+  int64_t bytes() const {
+    size_t bytes = 0;
+    for (const Head& head : heads_) {
+      bytes += 4 * head.decoder.size() + head.blocks.size() + head.sample.size();
+    }
+    return static_cast<int64_t>(bytes);
+  }
+
+  // scores [rows]
+  void Score(const SelectRequest& request, std::vector<float>& scores) const {
+    thread_local kernels::CodeTables tables;
+    thread_local std::vector<float> u;
+    thread_local std::vector<int16_t> of_rows;
+    const Head& head = heads_[SignScores::IndexOf(shape_, request)];
+    u.resize(static_cast<size_t>(request.queries * head.bits));
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    for (int64_t h = 0; h < request.queries; ++h) {
+      for (int64_t b = 0; b < head.bits; ++b) {
+        float dot = 0;
+        for (int64_t c = 0; c < shape_.head_dim; ++c) {
+          dot += request.q[h * shape_.head_dim + c] *
+                 head.decoder[static_cast<size_t>(b * shape_.head_dim + c)];
+        }
+        u[static_cast<size_t>(h * head.bits + b)] = scale * dot;
+      }
+    }
+    kernels::MakeCodeTables(u.data(), request.queries, head.bits, tables);
+    SetBases(head, tables);
+    const int64_t blocks = (rows_ + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
+    of_rows.resize(static_cast<size_t>(blocks * kernels::kCodeBlockKeys));
+    kernels::CodeScore(tables, head.blocks.data(), blocks, of_rows.data());
+    scores.assign(of_rows.begin(), of_rows.begin() + rows_);
+  }
+
+ private:
+  static constexpr int64_t kSamples = 256;  // as kernels/select/code_topk
+  struct Head {
+    int64_t bits;
+    std::vector<float> decoder;
+    std::vector<uint8_t> blocks, sample;  // of the zone's rows; of some of them
+  };
+
+  // Scores count less the logarithm of what sampled rows say that the sum of exponentials is.
+  void SetBases(const Head& head, kernels::CodeTables& tables) const {
+    thread_local std::vector<int16_t> totals;
+    thread_local std::vector<float> offsets, scores;
+    const int64_t blocks = (samples_ + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
+    const int64_t stride = blocks * kernels::kCodeBlockKeys;
+    totals.resize(static_cast<size_t>(tables.group * stride));
+    kernels::CodeTotals(tables, head.sample.data(), blocks, totals.data(), stride);
+    offsets.clear();
+    for (int64_t h = 0; h < tables.group; ++h) {
+      scores.clear();
+      for (int64_t i = 0; i < samples_; ++i) {
+        scores.push_back(tables.minimum[static_cast<size_t>(h)] +
+                         tables.step[static_cast<size_t>(h)] *
+                             static_cast<float>(totals[static_cast<size_t>(h * stride + i)]));
+      }
+      offsets.push_back(-kernels::LogSumExp(scores.data(), samples_));
+    }
+    kernels::SetCodeOffsets(offsets.data(), tables);
+  }
+
+  const AttentionShape shape_;
+  const int64_t rows_, samples_;
+  std::vector<Head> heads_;  // [layers, kv_heads]
+};
+
+template <class Scores>
+class HashSelector final : public RowSelector {
+ public:
+  HashSelector(const AttentionShape& shape, RowRange zone, int64_t oversample, const HostRows& rows,
+               std::vector<HeadCodes> codes)
+      : shape_(shape),
+        zone_(zone),
+        oversample_(oversample),
+        rows_(rows),
+        bits_(codes.empty() ? 0 : codes[0].bits),
+        scores_(shape, zone, std::move(codes)) {}
+
+  int64_t resident_bytes() const override { return scores_.bytes(); }
+
+  void Select(const SelectRequest& request, SelectedRows& selection) override {
+    const int64_t candidates = CandidateCount(request.budget, oversample_, zone_);
+    if (candidates == zone_.rows()) {
+      AllRows(zone_, selection.rows);
+    } else {
+      thread_local std::vector<float> scores;
+      scores_.Score(request, scores);
+      selection.visited += zone_.rows();
+      selection.bytes_read += zone_.rows() * bits_ / 8;
+      selection.rows = BestIndices(scores, candidates);
+      for (Position& row : selection.rows) row += zone_.begin;
+    }
+    KeepBestByKeys(request, rows_.At(request.layer, request.head), shape_.head_dim, selection);
+  }
+
+ private:
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const int64_t oversample_;
+  const HostRows& rows_;
+  const int64_t bits_;
+  const Scores scores_;
+};
+
+// The zone's part.
+absl::Status TakeStored(absl::StatusOr<HeadCodes> stored, int64_t d, int64_t tokens, RowRange zone,
+                        HeadCodes& codes) {
+  RETURN_IF_ERROR(stored.status());
+  if (stored->bits < 32 || stored->bits % 32 != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("codes of ", stored->bits, " bits: must be a multiple of 32"));
+  }
+  const int64_t words = stored->bits / 32;
+  if (static_cast<int64_t>(stored->words.size()) != tokens * words ||
+      static_cast<int64_t>(stored->directions.size()) != stored->bits * d ||
+      stored->decoder.size() != stored->directions.size()) {
+    return absl::DataLossError("codes do not fit the context");
+  }
+  codes = *std::move(stored);
+  codes.words.erase(codes.words.begin() + zone.end * words, codes.words.end());
+  codes.words.erase(codes.words.begin(), codes.words.begin() + zone.begin * words);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<HashSource> SourceOfCodes(const HashConfig& config, const HostRows* rows) {
+  if (config.source != HashSource::kAuto) return config.source;
+  if (rows == nullptr) return HashSource::kRandom;
+  const absl::Status stored = rows->StoredCodes(Layer(0), KvHead(0)).status();
+  if (absl::IsNotFound(stored)) return HashSource::kRandom;
+  RETURN_IF_ERROR(Annotate(stored, "method=hash"));
+  return HashSource::kStored;
+}
+
+absl::StatusOr<std::unique_ptr<RowSelector>> MakeHashSelector(const HashConfig& config,
+                                                              const AttentionShape& shape,
+                                                              RowRange zone, const HostRows& rows,
+                                                              ThreadPool* pool) {
+  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config, &rows));
+  std::vector<HeadCodes> codes(static_cast<size_t>(shape.layers) * shape.kv_heads);
+  absl::Mutex mu;
+  absl::Status failed;
+  pool->ParallelFor(static_cast<int64_t>(codes.size()), [&](int64_t i) {
+    const Layer layer(static_cast<int32_t>(i / shape.kv_heads));
+    const KvHead head(static_cast<int32_t>(i % shape.kv_heads));
+    HeadCodes& to = codes[static_cast<size_t>(i)];
+    if (source == HashSource::kRandom) {
+      to = RandomCodes(config, rows.At(layer, head), zone, shape.head_dim);
+      return;
+    }
+    const absl::Status status =
+        Annotate(TakeStored(rows.StoredCodes(layer, head), shape.head_dim, rows.tokens(), zone, to),
+                 absl::StrCat("method=hash: layer ", layer.value(), " kv_head ", head.value()));
+    absl::MutexLock lock(&mu);
+    failed.Update(status);
+  });
+  RETURN_IF_ERROR(failed);
+  if (config.query == HashQuery::kSigns) {
+    return std::make_unique<HashSelector<SignScores>>(shape, zone, config.oversample, rows,
+                                                      std::move(codes));
+  }
+  return std::make_unique<HashSelector<WeightScores>>(shape, zone, config.oversample, rows,
+                                                      std::move(codes));
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,108 @@
+#include "decoder/select/int8_keys.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/dtype.h"
+#include "common/status.h"
+
+namespace carrel::decoder {
+namespace {
+
+using kernels::kInt8BlockRows;
+
+// Blocks that a thread takes at a time.
+constexpr int64_t kPieceBlocks = 128;
+
+}  // namespace
+
+Int8Keys::Int8Keys(const AttentionShape& shape, RowRange zone, const HostRows& rows,
+                   ThreadPool* pool)
+    : head_dim_(shape.head_dim),
+      kv_heads_(shape.kv_heads),
+      zone_(zone),
+      blocks_((zone.rows() + kInt8BlockRows - 1) / kInt8BlockRows),
+      rows_(rows),
+      pool_(pool),
+      heads_(static_cast<size_t>(shape.layers * shape.kv_heads)) {
+  bytes_ = static_cast<int64_t>(heads_.size()) * blocks_ * kernels::Int8BlockBytes(head_dim_);
+  if (bytes_ == 0) return;
+  // What no head was made of costs no memory.
+  void* const memory = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CARREL_CHECK(memory != MAP_FAILED);
+  (void)madvise(memory, static_cast<size_t>(bytes_), MADV_HUGEPAGE);  // speed alone
+  memory_ = static_cast<uint8_t*>(memory);
+}
+
+Int8Keys::~Int8Keys() {
+  if (memory_ != nullptr) munmap(memory_, static_cast<size_t>(bytes_));
+}
+
+int64_t Int8Keys::resident_bytes() const {
+  const auto made =
+      std::count_if(heads_.begin(), heads_.end(), [](const Head& head) { return head.made; });
+  return heads_.empty() ? 0 : bytes_ / static_cast<int64_t>(heads_.size()) * made;
+}
+
+kernels::Int8Error Int8Keys::Make(const HeadRows& rows, uint8_t* blocks) const {
+  const int64_t pieces = (blocks_ + kPieceBlocks - 1) / kPieceBlocks;
+  std::vector<kernels::Int8Error> errors(static_cast<size_t>(pieces));
+  pool_->ParallelFor(pieces, [&](int64_t piece) {
+    std::vector<float> wide(static_cast<size_t>(kInt8BlockRows * head_dim_));
+    kernels::Int8Error& worst = errors[static_cast<size_t>(piece)];
+    const int64_t last = std::min(blocks_, (piece + 1) * kPieceBlocks);
+    for (int64_t block = piece * kPieceBlocks; block < last; ++block) {
+      const Position first = zone_.begin + block * kInt8BlockRows;
+      const Position end = std::min(zone_.end, first + kInt8BlockRows);
+      for (Position at = first; at < end;) {
+        const int64_t count = rows.Contiguous(at, end);
+        WidenToFloat(DType::kBf16, rows.Key(at), count * head_dim_,
+                     &wide[static_cast<size_t>((at - first) * head_dim_)]);
+        at += count;
+      }
+      const kernels::Int8Error error = kernels::PackInt8(
+          wide.data(), end - first, head_dim_, blocks + block * kernels::Int8BlockBytes(head_dim_));
+      worst.residual = std::max(worst.residual, error.residual);
+      worst.norm = std::max(worst.norm, error.norm);
+    }
+  });
+  kernels::Int8Error worst;
+  for (const kernels::Int8Error& error : errors) {
+    worst.residual = std::max(worst.residual, error.residual);
+    worst.norm = std::max(worst.norm, error.norm);
+  }
+  return worst;
+}
+
+float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries, float scale,
+                      float* scores) {
+  thread_local kernels::Int8Queries packed;
+  const auto at = static_cast<size_t>(layer.value() * kv_heads_ + head.value());
+  Head& of_head = heads_[at];
+  uint8_t* const blocks = Blocks(at);
+  if (!of_head.made) {
+    of_head.error = Make(rows_.At(layer, head), blocks);
+    of_head.made = true;
+  }
+  kernels::MakeInt8Queries(q, queries, head_dim_, scale, packed);
+  // Heads alone are too few to keep all cores busy.
+  pool_->ParallelFor(
+      (blocks_ + kPieceBlocks - 1) / kPieceBlocks, [&, &packed = packed](int64_t piece) {
+        const int64_t block = piece * kPieceBlocks;
+        kernels::Int8Score(packed, blocks + block * kernels::Int8BlockBytes(head_dim_),
+                           std::min(kPieceBlocks, blocks_ - block), scores + block * kInt8BlockRows,
+                           stride());
+      });
+  float longest = 0;
+  for (int64_t h = 0; h < queries; ++h) {
+    float squares = 0;
+    for (int64_t c = 0; c < head_dim_; ++c) squares += q[h * head_dim_ + c] * q[h * head_dim_ + c];
+    longest = std::max(longest, squares);
+  }
+  return kernels::Int8ScoreError(of_head.error, std::sqrt(longest), head_dim_, scale);
+}
+
+}  // namespace carrel::decoder

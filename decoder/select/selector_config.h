@@ -1,0 +1,117 @@
+// What:   which method chooses the rows of a zone in this host's memory, and its parameters.
+//         Written "NAME" or "NAME:key=value,key=value"; the number of rows is the layer's budget.
+// Source: docs/methods.md names paper and section of each.
+// Errors: InvalidArgument an unknown name, key or a value outside its bounds: names it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace carrel::decoder {
+
+enum class SelectorKind : uint8_t {
+  kExact = 0,
+  kHip = 1,
+  kInfiniteHip = 2,
+  kHash = 3,
+  kChannels = 4
+};
+
+// How exact finds the rows with the largest scores: by the keys as they are stored, or by a copy in
+// 8 bits, which leaves few rows to be scored by their keys. Auto: int8 where a CPU looks.
+enum class ExactScan : uint8_t { kAuto = 0, kStored = 1, kInt8 = 2 };
+struct ExactConfig {
+  ExactScan scan = ExactScan::kAuto;
+};
+
+struct HipConfig {
+  int64_t block_q = 1;   // prompt tokens that share a mask: 1 .. 1024
+  int64_t block_k = 2;   // keys per block (paper): 1 .. 1024
+  int64_t refresh = 1;   // generated tokens per estimate of the mask (r_m): 1 .. 1024
+  int64_t ensemble = 1;  // masks with randomised branchings that vote; 1: none. 1 .. 64
+  int64_t votes = 1;  // least votes of a block (tau): 1 is their union, `ensemble` the intersection
+  double jitter = 0.5;  // ensemble: how far a representative may lie from the middle of its branch,
+                        // as a share of half the branch; 0 .. 1
+  int64_t widen = 0;  // tokens kept around a selected block, within the budget; 0: the block alone
+  uint64_t seed = 0;  // ensemble
+};
+
+struct InfiniteHipStage {
+  int64_t chunk = 0;      // tokens (l_c)
+  int64_t survivors = 0;  // tokens that go on (k)
+  int64_t multiple = 0;   // if > 0: survivors = multiple * budget instead; 1 in the last stage
+  int64_t refresh = 1;    // generated tokens per evaluation; a stage before it that is evaluated
+                          // brings this one along
+};
+struct InfiniteHipConfig {
+  int64_t block_q = 1;  // as HipConfig
+  // Paper: chunks 256, 32, 8; survivors 32k, 8k, then the budget; refresh 16/8/4.
+  std::vector<InfiniteHipStage> stages = {{256, 32768, 0, 16}, {32, 8192, 0, 8}, {8, 0, 1, 4}};
+};
+
+// Candidates that codes and labels choose per row of the budget; exact scores choose rows among
+// them. 1: codes and labels alone choose. Auto: of labels kOversample; of codes kHashOversample, but at
+// least kLeastCandidates in all, on a GPU as many of these as it re-scores; 1 where the candidates' keys
+// would cross a bus (a zone in host memory that a GPU attends to).
+inline constexpr int64_t kAutoOversample = 0;
+inline constexpr int64_t kOversample = 16;
+inline constexpr int64_t kHashOversample = 2;
+inline constexpr int64_t kLeastCandidates = 4096;
+inline constexpr int64_t kMaxOversample = 64;
+
+// kStored: codes and directions of the context's code index, which then sets the bits. kAuto: those
+// where the context has them, random ones otherwise.
+enum class HashSource : uint8_t { kAuto = 0, kRandom = 1, kStored = 2 };
+// What codes of keys are compared with: the query's products with what each bit stands for, or the signs
+// of these alone (the paper's).
+enum class HashQuery : uint8_t { kWeights = 0, kSigns = 1 };
+struct HashConfig {
+  HashSource source = HashSource::kAuto;
+  HashQuery query = HashQuery::kWeights;
+  int64_t bits = 128;                    // of random codes: a multiple of 32 in 32 .. 256
+  uint64_t seed = 0;                     // of random codes
+  int64_t oversample = kAutoOversample;  // or 1 .. kMaxOversample
+};
+
+enum class ChannelScore : uint8_t { kQ = 0, kK = 1, kQK = 2 };
+struct ChannelConfig {
+  // Which channels are important: those with the largest mean |q_c|, |k_c| or |q_c k_c|.
+  ChannelScore by = ChannelScore::kQ;    // the paper's choice under GQA
+  int64_t share = 4;                     // head_dim / share channels are kept: 4 .. 16
+  int64_t oversample = kAutoOversample;  // as HashConfig
+};
+
+struct SelectorConfig {
+  SelectorKind kind = SelectorKind::kExact;
+  ExactConfig exact;
+  HipConfig hip;
+  InfiniteHipConfig infinite_hip;
+  HashConfig hash;
+  ChannelConfig channels;
+};
+
+// exact:scan=auto|stored|int8
+// hip:block_q=,block_k=,refresh=,ensemble=,votes=,jitter=,widen=,seed=
+// infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=
+//   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget
+// infinitehip:stages=CHUNK:SURVIVORS:REFRESH/..,block_q=   SURVIVORS: tokens, or Nx: N budgets
+// hash:codes=auto|random|stored,query=weights|signs,bits=,seed=,oversample=auto|N
+//   bits or seed: codes are random
+// channels:by=q|k|qk,share=,oversample=auto|N
+absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
+absl::string_view SelectorKindName(SelectorKind kind);
+
+// The method's oversample; 1 for methods that have none; kAutoOversample for codes where automatic is
+// not 1. automatic: what kAutoOversample is here.
+int64_t OversampleOf(const SelectorConfig& config, int64_t automatic = kOversample);
+// The same config with that instead of kAutoOversample; of codes only if it is 1.
+SelectorConfig WithOversample(SelectorConfig config, int64_t automatic);
+
+// What is reported: the method, and of hash and channels what chooses candidates, and how many.
+std::string DescribeSelector(const SelectorConfig& config);
+
+}  // namespace carrel::decoder

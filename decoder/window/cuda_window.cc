@@ -1,0 +1,28 @@
+#include "decoder/window/cuda_window.h"
+
+#include "common/cuda/status.h"
+#include "common/status.h"
+
+namespace carrel::decoder {
+
+absl::StatusOr<CudaWindow> CudaWindow::Create(const AttentionShape& shape, int64_t capacity) {
+  CudaWindow window;
+  window.shape_ = shape;
+  window.capacity_ = capacity;
+  window.layer_elements_ = int64_t{shape.kv_heads} * capacity * shape.head_dim;
+  ASSIGN_OR_RETURN(window.rows_,
+                   cuda::DeviceBuffer<uint16_t>::Create(2 * shape.layers * window.layer_elements_));
+  return window;
+}
+
+absl::Status CudaWindow::CopyRows(Layer layer, KvHead head, int64_t at, int64_t rows, const void* k,
+                                  const void* v) {
+  CARREL_CHECK(at + rows <= capacity_);
+  const int64_t to = (head.value() * capacity_ + at) * shape_.head_dim;
+  const auto bytes = static_cast<size_t>(rows * shape_.head_dim * 2);
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(this->k(layer) + to, k, bytes, cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(this->v(layer) + to, v, bytes, cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::decoder

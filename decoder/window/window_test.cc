@@ -1,0 +1,33 @@
+#include "decoder/window/window.h"
+
+#include "common/dtype.h"
+#include "common/test_util.h"
+
+namespace carrel::decoder {
+namespace {
+
+TEST(WindowTest, ContextRowsThenNewTokens_StandInOrderAndTruncateToTheContext) {
+  const AttentionShape shape{2, 4, 2, 2};
+  Window window(shape);
+  const std::vector<uint16_t> k = {FloatToBf16(1), FloatToBf16(2), FloatToBf16(3), FloatToBf16(4)};
+  const std::vector<uint16_t> v = {FloatToBf16(5), FloatToBf16(6), FloatToBf16(7), FloatToBf16(8)};
+  window.AddContextRows(Layer(1), KvHead(1), k.data(), v.data(), 2);
+  window.AddContextRows(Layer(1), KvHead(0), v.data(), k.data(), 2);
+  const std::vector<float> new_k = {10, 11, 20, 21},
+                           new_v = {30, 31, 40, 41};  // one token, two heads
+  window.Append(Layer(1), new_k.data(), new_v.data(), 1);
+  EXPECT_EQ(window.rows(Layer(1)), 3);
+  EXPECT_EQ(window.rows(Layer(0)), 0);
+  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(1)), window.k(Layer(1), KvHead(1)) + 6),
+              testing::ElementsAre(1, 2, 3, 4, 20, 21));
+  EXPECT_THAT(std::vector<float>(window.v(Layer(1), KvHead(1)), window.v(Layer(1), KvHead(1)) + 6),
+              testing::ElementsAre(5, 6, 7, 8, 40, 41));
+  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(0)), window.k(Layer(1), KvHead(0)) + 6),
+              testing::ElementsAre(5, 6, 7, 8, 10, 11));
+  window.Truncate();
+  EXPECT_EQ(window.rows(Layer(1)), 2);
+  EXPECT_GE(window.bytes(), 2 * 2 * 2 * 2 * 4);
+}
+
+}  // namespace
+}  // namespace carrel::decoder

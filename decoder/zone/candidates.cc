@@ -1,0 +1,181 @@
+#include "decoder/zone/candidates.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "absl/container/flat_hash_set.h"
+#include "common/status.h"
+#include "decoder/client/wire.h"
+#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/score/dot_score/dot_score.h"
+#include "kernels/score/group_score/group_score.h"
+#include "kernels/select/topk/topk.h"
+
+namespace carrel::decoder {
+
+namespace {
+
+// ln(exp(found) + exp(what HeadResult.rest says of q head h for its query)).
+float WithRest(float found, const char* rest, int64_t h, int64_t head_dim, const float* query) {
+  if (rest == nullptr) return found;
+  thread_local std::vector<float> line;  // at zero, slope
+  line.resize(static_cast<size_t>(head_dim + 1));
+  std::memcpy(line.data(), rest + h * (head_dim + 1) * 4, line.size() * 4);
+  const float lse = std::inner_product(line.begin() + 1, line.end(), query, line[0]);
+  if (!std::isfinite(lse)) return found;  // there are no other rows
+  const float more = std::max(found, lse), less = std::min(found, lse);
+  return more + std::log1p(std::exp(less - more));
+}
+
+}  // namespace
+
+Candidates::Candidates(const AttentionShape& shape, RowRange zone, int64_t tokens)
+    : shape_(shape),
+      zone_(zone),
+      tokens_(tokens),
+      rows_(static_cast<size_t>(tokens) * shape.kv_heads) {}
+
+absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows, const RowCache* held,
+                                 Layer layer) {
+  parts_.push_back(std::move(part));
+  const int64_t d = shape_.head_dim;
+  // Sub-messages are on the heap and stay where they are when parts_ grows: moving a message swaps
+  // its pointers.
+  for (const v1::HeadResult& result : parts_.back().query().heads()) {
+    if (result.token() >= tokens_ || result.kv_head() >= static_cast<uint32_t>(shape_.kv_heads)) {
+      return absl::DataLossError(absl::StrCat("reply: token ", result.token(), " kv_head ",
+                                              result.kv_head(), " was not asked for (", tokens_,
+                                              " tokens, ", shape_.kv_heads, " heads)"));
+    }
+    const int64_t rows = Dimension(result.ids(), 0);
+    RETURN_IF_ERROR(CheckIds(result.ids(), {rows}, "ids"));
+    Rows& to = rows_[static_cast<size_t>(result.token()) * shape_.kv_heads + result.kv_head()];
+    for (int64_t j = 0; j < rows; ++j) {
+      Position id;
+      std::memcpy(&id, result.ids().data().data() + j * sizeof(id), sizeof(id));
+      if (id < zone_.begin || id >= zone_.end) {
+        return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [",
+                                                zone_.begin, ", ", zone_.end, ")"));
+      }
+      to.ids.push_back(id);
+    }
+    if (result.has_rest()) {
+      RETURN_IF_ERROR(CheckFloats(result.rest(), {shape_.group(), 1 + d}, "rest"));
+      to.rest = result.rest().data().data();
+    }
+    if (!with_rows) continue;
+    std::vector<const char*> here(static_cast<size_t>(rows), nullptr);
+    int64_t missing = rows;
+    for (int64_t j = 0; held != nullptr && j < rows; ++j) {
+      const Position id = to.ids[to.ids.size() - static_cast<size_t>(rows - j)];
+      here[j] = held->Find(layer, KvHead(static_cast<int32_t>(result.kv_head())), id);
+      missing -= here[j] != nullptr;
+    }
+    // A store that knows nothing of held rows sends all.
+    const bool all = Dimension(result.k(), 0) == rows;
+    if (!all) to.held += rows - missing;
+    const int64_t sent = all ? rows : missing;
+    RETURN_IF_ERROR(CheckBf16(result.k(), {sent, d}, "K rows"));
+    RETURN_IF_ERROR(CheckBf16(result.v(), {sent, d}, "V rows"));
+    for (int64_t j = 0, next = 0; j < rows; ++j) {
+      const bool travelled = all || here[j] == nullptr;
+      to.k.push_back(travelled ? result.k().data().data() + next * d * 2 : here[j]);
+      to.v.push_back(travelled ? result.v().data().data() + next * d * 2 : here[j] + d * 2);
+      next += travelled;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Candidates::CheckComplete() const {
+  std::vector<Position> sorted;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    sorted = rows_[i].ids;
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    if (!sorted.empty() && twice == sorted.end()) continue;
+    return absl::DataLossError(
+        absl::StrCat("reply: ", sorted.empty() ? "no rows" : absl::StrCat("row ", *twice, " twice"),
+                     " for token ", i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads));
+  }
+  return absl::OkStatus();
+}
+
+void Candidates::KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const {
+  statistics.slots = cache.slots(layer);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const KvHead head(static_cast<int32_t>(i % static_cast<size_t>(shape_.kv_heads)));
+    statistics.wanted += static_cast<int64_t>(rows_[i].ids.size());
+    statistics.hits += rows_[i].held;
+    cache.Keep(layer, head, rows_[i].ids, rows_[i].k, rows_[i].v);
+  }
+}
+
+int64_t Candidates::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of, float scale,
+                           ThreadPool* pool, Partial& partial) const {
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  std::atomic<int64_t> attended{0};
+  pool->ParallelFor(tokens_ * shape_.kv_heads, [&](int64_t unit) {
+    thread_local std::vector<float> scores, group_scores, base, out;
+    thread_local std::vector<const void*> k, v;
+    thread_local std::vector<int64_t> best;
+    thread_local std::vector<uint64_t> scratch;
+    const int64_t token = unit / shape_.kv_heads, head = unit % shape_.kv_heads;
+    const int64_t top_k = top_k_of(KvHead(static_cast<int32_t>(head)));
+    const Rows& rows = rows_[static_cast<size_t>(unit)];
+    const int64_t n = static_cast<int64_t>(rows.ids.size());
+    const float* queries = q + (token * shape_.q_heads + head * group) * d;
+    const void* const* k_rows = rows.k.data();
+    const void* const* v_rows = rows.v.data();
+    int64_t kept = n;
+    scores.resize(static_cast<size_t>(group * n));
+    if (top_k < n) {
+      kernels::DotScoreRows(queries, group, d, k_rows, n, scale, scores.data(), n);
+      base.resize(group);
+      for (int64_t h = 0; h < group; ++h) {
+        base[h] = WithRest(kernels::LogSumExp(&scores[h * n], n), rows.rest, h, d, queries + h * d);
+      }
+      group_scores.resize(n);
+      kernels::GroupScore(scores.data(), group, n, n, base.data(), group_scores.data());
+      best.resize(top_k);
+      kept = kernels::TopK(group_scores.data(), n, top_k, best.data(), scratch);
+      k.resize(kept);
+      v.resize(kept);
+      for (int64_t j = 0; j < kept; ++j) {
+        k[j] = rows.k[best[j]];
+        v[j] = rows.v[best[j]];
+      }
+      k_rows = k.data();
+      v_rows = v.data();
+    }
+    out.resize(static_cast<size_t>(group * (d + 1)));
+    kernels::SparseAttentionParams params;
+    params.q = queries;
+    params.group = group;
+    params.k = k_rows;
+    params.v = v_rows;
+    params.rows = kept;
+    params.head_dim = d;
+    params.scale = scale;
+    params.scores = scores.data();
+    params.out = out.data();
+    params.lse = out.data() + group * d;
+    kernels::SparseAttention(params);
+    partial.Merge(token, shape_.q_heads, head * group, group, d, params.out, params.lse);
+    attended += kept;
+  });
+  return attended;
+}
+
+double ShareFound(const std::vector<Position>& wanted, const std::vector<Position>& found) {
+  if (wanted.empty()) return 1;
+  const absl::flat_hash_set<Position> set(found.begin(), found.end());
+  int64_t hits = 0;
+  for (Position id : wanted) hits += set.contains(id);
+  return static_cast<double>(hits) / static_cast<double>(wanted.size());
+}
+
+}  // namespace carrel::decoder

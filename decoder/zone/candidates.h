@@ -1,0 +1,70 @@
+// What:   rows that a reply brought, per token and KV head, and attention over the best of them
+//         under the true query.
+// Math:   scores exact: scale * <q[h], k[j]>; the group keeps the top_k rows with the largest group
+//         score (kernels/score/group_score), ties by smaller id; attention over those. With top_k >= rows
+//         it is attention over all of them.
+// Errors: DataLoss a reply that does not hold together: wrong tensors, ids outside the zone or
+//         twice, a head without rows.
+// Ownership: keeps the reply's parts; rows are read where protobuf put them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "carrel/v1/retrieval.pb.h"
+#include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/statistics.h"
+#include "decoder/window/partial.h"
+#include "decoder/zone/row_cache.h"
+
+namespace carrel::decoder {
+
+class Candidates {
+ public:
+  Candidates(const AttentionShape& shape, RowRange zone, int64_t tokens);
+
+  // want = ROWS: ids, K and V; of rows that `held` has for the layer, K and V are there, unless the
+  // store sent all. want = IDS: ids only.
+  absl::Status AddPart(v1::SessionReply part, bool with_rows, const RowCache* held = nullptr,
+                       Layer layer = Layer(0));
+  // After the last part: every token and head has rows, none of them twice.
+  absl::Status CheckComplete() const;
+
+  int64_t rows(int64_t token, KvHead head) const {
+    return static_cast<int64_t>(At(token, head).ids.size());
+  }
+  const std::vector<Position>& ids(int64_t token, KvHead head) const { return At(token, head).ids; }
+  // After the last use of K and V: the cache keeps them, and counts.
+  void KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const;
+
+  // Refines every token and head and merges the attention into partial; returns the rows attended.
+  // Group scores are over the zone as far as the store said what its other rows weigh.
+  // top_k: of a KV head.
+  int64_t Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k, float scale,
+                 ThreadPool* pool, Partial& partial) const;
+
+ private:
+  struct Rows {
+    std::vector<Position> ids;
+    std::vector<const void*> k, v;
+    int64_t held = 0;            // of them, in the row cache
+    const char* rest = nullptr;  // HeadResult.rest, if it came
+  };
+  const Rows& At(int64_t token, KvHead head) const {
+    return rows_[static_cast<size_t>(token * shape_.kv_heads + head.value())];
+  }
+
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const int64_t tokens_;
+  std::vector<Rows> rows_;  // [tokens, kv_heads]
+  std::vector<v1::SessionReply> parts_;
+};
+
+// Share of `wanted` that is among `found`, over both as sets.
+double ShareFound(const std::vector<Position>& wanted, const std::vector<Position>& found);
+
+}  // namespace carrel::decoder

@@ -1,0 +1,65 @@
+// What:   the estimation term of a zone that a GPU attends to: summaries of every layer that is not
+//         dense, in device memory, and attention to them (kernels/attention/summary_attention).
+// Shapes: as kernels/attention/summary_attention/summary_attention_cuda.h, of each layer.
+// Errors: ResourceExhausted device memory; DataLoss damaged summaries.
+// Ownership: keeps nothing of the host's.
+// Threads: one. Attend only enqueues and can be captured.
+// Cost:   2 head_dim + 16 bytes per cluster, and a byte per row, of each KV head.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/buffer.h"
+#include "common/cuda/stream.h"
+#include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/select/cuda_row_selector.h"
+#include "decoder/select/host_rows.h"
+#include "kernels/attention/summary_attention/summary_attention_cuda.h"
+
+namespace carrel::decoder {
+
+class CudaSummaries {
+ public:
+  // rows->has_summaries(); the zone is not empty.
+  static int64_t Bytes(const CudaZoneShape& shape, const HostRows& rows);
+  static absl::StatusOr<CudaSummaries> Create(const CudaZoneShape& shape, const HostRows& rows,
+                                              ThreadPool* pool);
+  CudaSummaries() = default;
+
+  // Whether there are any.
+  bool empty() const { return layers_.empty(); }
+
+  // Where the selected rows' K and V lie: [kv_heads, row_stride, head_dim].
+  struct SelectedRows {
+    const uint16_t* k = nullptr;
+    const uint16_t* v = nullptr;
+    int64_t row_stride = 0;
+    const int32_t* places = nullptr;  // [kv_heads, places_stride]; null: at their ids
+    int64_t places_stride = 0;
+    bool gathered = false;  // instead: in the order of the selection
+  };
+  // What was not selected joins (out, lse) of attention to what was; q, out, lse as CudaDeviceZone::Attend.
+  absl::Status Attend(Layer layer, const uint16_t* q, const CudaSelection& selection,
+                      const SelectedRows& selected, float* out, float* lse,
+                      const cuda::Stream& stream) const;
+
+ private:
+  struct LayerTable {
+    cuda::DeviceBuffer<int8_t> keys, values;
+    cuda::DeviceBuffer<kernels::SummaryTable::Cluster> clusters;
+    cuda::DeviceBuffer<uint8_t> row_cluster;
+    cuda::DeviceBuffer<float> centre;
+  };
+  absl::Status Upload(Layer layer, const HostRows& rows, ThreadPool* pool);
+
+  CudaZoneShape shape_;
+  kernels::SummarySegments segments_;
+  int64_t clusters_ = 0;  // of each KV head
+  std::vector<LayerTable> layers_;
+  cuda::DeviceBuffer<uint8_t> workspace_;
+};
+
+}  // namespace carrel::decoder

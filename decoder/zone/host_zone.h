@@ -1,0 +1,82 @@
+// What:   the zone in this host's memory: a selector chooses its rows, which are attended here.
+// Math:   dense layers attend to every row of the zone, the others to what the selector selects
+//         within the layer's budget; the partial attention is merged with the window's as the
+//         store's is. A budget that covers the zone makes a layer dense.
+//         Rows that were not selected count through the context's summaries, as at the store
+//         (config.estimate).
+// Source: decisions 017, 020.
+// Errors: NotFound what the selector needs and the context lacks; FailedPrecondition estimate=on
+//         without summaries; DataLoss damaged summaries.
+// Ownership: keeps the rows. statistics [layers] outlives this.
+// Threads: one; the pool shares the work of heads and tokens.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/thread_pool.h"
+#include "decoder/config.h"
+#include "decoder/select/host_rows.h"
+#include "decoder/select/row_selector.h"
+#include "decoder/statistics.h"
+#include "decoder/zone/zone_attention.h"
+
+namespace carrel::v1 {
+class OpenReply;
+}
+
+namespace carrel::decoder {
+
+class HostZone final : public ZoneAttention {
+ public:
+  // config.selector is set.
+  static absl::StatusOr<std::unique_ptr<HostZone>> Create(const RetrievalConfig& config,
+                                                          const AttentionShape& shape,
+                                                          const v1::OpenReply& opened,
+                                                          std::shared_ptr<const HostRows> rows,
+                                                          ThreadPool* pool,
+                                                          std::vector<LayerStatistics>* statistics);
+
+  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
+  absl::Status Start(Layer layer, const float* q, int64_t n) override;
+  absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override;
+  absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
+                       const std::vector<float>& window_lse) override;
+  absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
+                             const Partial& window) override;
+  void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
+  void Cancel() override;
+
+ private:
+  HostZone(const RetrievalConfig& config, const AttentionShape& shape, RowRange zone,
+           std::shared_ptr<const HostRows> rows, std::unique_ptr<RowSelector> selector,
+           ThreadPool* pool, std::vector<LayerStatistics>* statistics);
+
+  void AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const;
+  absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);
+  // One KV head of one token. bound: of the group, or null.
+  void AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
+                  const std::vector<Position>& rows, std::vector<float>& scores,
+                  Partial& partial) const;
+  absl::Status EstimateRest(Layer layer, KvHead head, const float* q, int64_t token,
+                            const std::vector<Position>& rows, const std::vector<float>& scores,
+                            const float* bound, Partial& partial) const;
+  int64_t Budget(Layer layer, KvHead head) const;
+
+  const RetrievalConfig config_;
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const std::vector<int64_t> budgets_;
+  const bool estimate_;
+  const float scale_;
+  const std::shared_ptr<const HostRows> rows_;
+  const std::unique_ptr<RowSelector> selector_;
+  ThreadPool* const pool_;
+  std::vector<LayerStatistics>* const statistics_;
+  std::vector<int64_t> steps_;  // [layers]: tokens generated so far
+  bool reading_prompt_ = false;
+  Partial every_row_;  // of the layer measured last
+};
+
+}  // namespace carrel::decoder

@@ -1,0 +1,124 @@
+// What:    the store's part of a sequence's attention: asks for a layer's zone rows, ahead of time
+//          where that is possible, and turns replies into (out, lse).
+//          Per layer and block of tokens: Prefetch (optional, with approximate queries, while the
+//          layer before computes), Start (true queries), Finish.
+// Source:  decisions 005 and 026.
+//          speculative: candidates asked with q~ are refined with the true q: want = ROWS here,
+//          otherwise at the store (among_candidates_of).
+//          verified: they are used only where cos(q~, q) reaches the layer's threshold; below it
+//          the true query is sent and waited for. The threshold is calibrated on the prompt's own
+//          tokens: the least cosine from which on the candidates held verified_hit_rate of the true
+//          top_k on average (docs/decisions).
+// Math:    dense layers read every row of the zone: the result is exact attention over it.
+// Ownership: client, pool and statistics outlive it.
+// Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/thread_pool.h"
+#include "decoder/client/row_stream.h"
+#include "decoder/client/store_client.h"
+#include "decoder/config.h"
+#include "decoder/statistics.h"
+#include "decoder/window/partial.h"
+#include "decoder/zone/candidates.h"
+#include "decoder/zone/row_cache.h"
+#include "decoder/zone/threshold.h"
+#include "decoder/zone/zone_attention.h"
+
+namespace carrel::decoder {
+
+class StoreZone final : public ZoneAttention {
+ public:
+  // statistics [layers] outlives this.
+  StoreZone(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
+            StoreClient* client, ThreadPool* pool, std::vector<LayerStatistics>* statistics);
+
+  // approximate_q [n, q_heads, head_dim] for `layer`.
+  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
+  absl::Status Start(Layer layer, const float* q, int64_t n) override;
+  // partial gets the zone's attention, [n, q_heads].
+  absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override;
+
+  // After Finish: asks exactly and adds hit rate, mass and thresholds' samples to the statistics,
+  // where config or calibration want it. window_lse [n, q_heads] is of the rows that the decoder
+  // holds.
+  absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
+                       const std::vector<float>& window_lse) override;
+  // Asks the store for attention over every row.
+  absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
+                             const Partial& window) override;
+
+  // A prompt is being read: thresholds may be calibrated.
+  void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
+  // Gives up what is in flight: the sequence is over or failed.
+  void Cancel() override;
+
+ private:
+  // What is in flight or at hand for one layer.
+  struct Pending {
+    std::optional<RequestId> speculative;  // candidates asked with q~
+    std::vector<float> approximate_q;
+    std::optional<Candidates> candidates;  // ROWS that speculative or the true query brought
+    std::optional<RequestId> query;        // asked with the true q
+    std::optional<RowStream> stream;       // every row, under want = ROWS
+    bool accepted = false;                 // speculative candidates are what is attended
+    std::vector<double> cosines;           // [n], least over q heads
+  };
+
+  bool calibrating(Layer layer) const;
+  v1::Query MakeQuery(Layer layer, const float* q, int64_t n) const;
+  // The slots that RowCache::Slots gave when the config was checked.
+  std::vector<int64_t> CacheSlots() const;
+  absl::Status StartTopK(Layer layer, const float* q, int64_t n, Pending& pending);
+  std::vector<double> Cosines(const float* a, const float* b, int64_t n) const;
+
+  absl::Status FinishRowStream(Layer layer, const float* q, int64_t n, Pending& pending,
+                               Partial& partial);
+  absl::Status FinishCandidates(Layer layer, const float* q, int64_t n, Pending& pending,
+                                Partial& partial);
+  absl::Status FinishPartials(Layer layer, const float* q, int64_t n, Pending& pending,
+                              Partial& partial);
+  absl::Status MergeAttend(const v1::QueryReply& reply, int64_t n, Partial& partial);
+  absl::Status MergeValues(Layer layer, const v1::QueryReply& reply, int64_t n,
+                           std::vector<int64_t>& rows_seen, Partial& partial);
+
+  // Receives all parts of a reply; counts wait and bytes unless it is a measurement.
+  absl::StatusOr<std::vector<v1::SessionReply>> Receive(RequestId id, LayerStatistics* statistics);
+  // Of the rows that the same query attends to, without the estimation term; [n, q_heads].
+  absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n,
+                                               std::optional<RequestId> among);
+  absl::StatusOr<Candidates> ReceiveIds(v1::Query query, int64_t n, std::vector<float>* zone_lse);
+  // Of candidates that the store keeps, the top_k best for the true query.
+  absl::StatusOr<Candidates> ReceiveIdsAmong(Layer layer, const float* q, int64_t n, int64_t top_k,
+                                             RequestId candidates);
+  // Of what was asked ahead, to the statistics and, while calibrating, to the layer's threshold.
+  absl::Status AddHits(Layer layer, const float* q, int64_t n, const Candidates& truth,
+                       bool measure);
+  // Rows that a speculative query asks for.
+  int64_t RowsAhead(Layer layer) const;
+
+  LayerStatistics& StatisticsOf(Layer layer) { return (*statistics_)[layer.value()]; }
+
+  const RetrievalConfig config_;
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const bool estimate_;
+  const int64_t max_top_k_;
+  const int64_t max_fetch_rows_;
+  const std::vector<int64_t> budgets_;
+  const float scale_;
+  StoreClient* const client_;
+  ThreadPool* const pool_;
+  std::vector<LayerStatistics>* const statistics_;
+  RowCache row_cache_;
+  std::vector<Pending> pending_;       // [layers]
+  std::vector<Threshold> thresholds_;  // [layers]
+  bool reading_prompt_ = false;
+};
+
+}  // namespace carrel::decoder

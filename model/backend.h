@@ -17,6 +17,12 @@
 
 namespace carrel::model {
 
+// Consecutive tokens of one sequence: token i stands at first_position + i.
+struct TokenBlock {
+  Position first_position = 0;
+  int64_t n = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -24,10 +30,18 @@ class Backend {
 
   virtual absl::Status Embed(absl::Span<const TokenId> tokens, float* hidden) = 0;
 
-  // q, k, v = W norm(hidden) (+ bias, per-head norm), RoPE on q and k; token i stands at
-  // first_position + i.
-  virtual absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n,
-                                  Position first_position, float* q, float* k, float* v) = 0;
+  // At most so many tokens go through together with the bits that each has alone; at least 1.
+  virtual int64_t tokens_alike() const = 0;
+
+  // q, k, v = W norm(hidden) (+ bias, per-head norm), RoPE on q and k. The tokens of all blocks lie
+  // one after the other.
+  virtual absl::Status ProjectQkv(Layer layer, const float* hidden,
+                                  absl::Span<const TokenBlock> blocks, float* q, float* k,
+                                  float* v) = 0;
+  absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n, Position first_position,
+                          float* q, float* k, float* v) {
+    return ProjectQkv(layer, hidden, {{first_position, n}}, q, k, v);
+  }
 
   // q alone: with the hidden state that enters an *earlier* layer this is the approximate query that
   // asks ahead (docs/decisions/026).

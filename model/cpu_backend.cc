@@ -45,6 +45,7 @@ struct LinearCall {
   // With an adapter: y += B low, low [n, rank] = scale A x.
   const LowRank* added = nullptr;
   float* low = nullptr;
+  bool of_adapter = false;  // w is an adapter's own
 };
 
 LinearCall Product(const float* x, const Matrix& w, float* y) {
@@ -93,19 +94,22 @@ class CpuBackend final : public Backend {
         linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
         packed_scratch_(LargestPacked(config, *weights_)),
         low_scratch_(LargestLow(added_)),
-        delta_scratch_(LargestDelta(added_)) {}
+        delta_scratch_(LargestDelta(added_)),
+        tokens_alike_(TokensAlike(config, *weights_)) {}
 
   const ModelConfig& config() const override { return config_; }
 
+  int64_t tokens_alike() const override { return tokens_alike_; }
   absl::Status Embed(absl::Span<const TokenId> tokens, float* hidden) override;
-  absl::Status ProjectQkv(Layer layer, const float* hidden, int64_t n, Position first_position,
+  using Backend::ProjectQkv;
+  absl::Status ProjectQkv(Layer layer, const float* hidden, absl::Span<const TokenBlock> blocks,
                           float* q, float* k, float* v) override {
-    Project(layer, hidden, n, first_position, q, k, v);
+    Project(layer, hidden, blocks, q, k, v);
     return absl::OkStatus();
   }
   absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n, Position first_position,
                             float* q) override {
-    Project(layer, hidden, n, first_position, q, nullptr, nullptr);
+    Project(layer, hidden, {{first_position, n}}, q, nullptr, nullptr);
     return absl::OkStatus();
   }
   absl::Status FinishLayer(Layer layer, const float* attended, int64_t n, float* hidden) override;
@@ -128,6 +132,20 @@ class CpuBackend final : public Backend {
       }
     }
     return added;
+  }
+
+  // Beyond, products go through panels, whose sums have another order. One token's experts are added up
+  // in the order of its choice, several tokens' in that of the experts.
+  static int64_t TokensAlike(const ModelConfig& config, const Weights& weights) {
+    if (config.experts.count > 0) return 1;
+    bool blocks = weights.head().blocks.has_value();
+    for (int32_t i = 0; i < config.shape.layers; ++i) {
+      const LayerWeights& w = weights.layer(Layer(i));
+      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+        blocks = blocks && matrix->blocks.has_value();
+      }
+    }
+    return blocks ? kernels::kQuantizedGemmTokens - 1 : kLinearGemmTokens - 1;
   }
 
   // Router logits of a block; then gathered rows, gate, up and down of one expert's tokens, or of
@@ -238,7 +256,7 @@ class CpuBackend final : public Backend {
       if (found == added_.end()) continue;
       call.added = found->second;
       call.low = low;
-      down.push_back({call.x, &call.added->a, low});
+      down.push_back({call.x, &call.added->a, low, nullptr, nullptr, nullptr, true});
       low += n * call.added->a.out;
     }
     Multiply(down, n, spread);
@@ -249,12 +267,22 @@ class CpuBackend final : public Backend {
     Multiply(up, n, spread);
   }
 
+  // An adapter's product, with the bits that few tokens have wherever quantised rows have them too.
+  static void LinearAlike(const float* x, int64_t n, const WeightMatrix& w, float* y,
+                          int64_t y_stride, float* scratch) {
+    const int64_t step = n < kernels::kQuantizedGemmTokens ? kLinearGemmTokens - 1 : n;
+    for (int64_t i = 0; i < n; i += step) {
+      kernels::Linear(x + i * w.in, std::min(step, n - i), w.in, w, y + i * y_stride, y_stride,
+                      scratch);
+    }
+  }
+
   // Output rows [begin, begin + rows) of what an adapter adds to a call.
   void AddLowRank(const LinearCall& call, int64_t begin, int64_t rows, int64_t n,
                   float* linear_scratch) {
     const ScratchPool::Lease delta(&delta_scratch_);
     const WeightMatrix part = call.added->b.Rows(begin, begin + rows);
-    kernels::Linear(call.low, n, part.in, part, delta.data(), rows, linear_scratch);
+    LinearAlike(call.low, n, part, delta.data(), rows, linear_scratch);
     for (int64_t i = 0; i < n; ++i) {
       float* const y = call.y + i * call.w->out + begin;
       for (int64_t o = 0; o < rows; ++o) y[o] += delta.data()[i * rows + o];
@@ -305,6 +333,9 @@ class CpuBackend final : public Backend {
           if (call.blocks != nullptr) {
             kernels::QuantizedLinear(call.x, n, call.w->in, call.blocks->Rows(begin, end),
                                      call.y + begin, call.w->out, scratch.data(), packed[i]);
+          } else if (call.of_adapter) {
+            LinearAlike(call.x, n, call.w->Rows(begin, end), call.y + begin, call.w->out,
+                        scratch.data());
           } else {
             kernels::Linear(call.x, n, call.w->in, call.w->Rows(begin, end), call.y + begin,
                             call.w->out, scratch.data());
@@ -339,8 +370,11 @@ class CpuBackend final : public Backend {
                        float* scratch, bool spread, float* hidden);
 
   // k and v may be null: the query alone.
-  void Project(Layer layer, const float* hidden, int64_t n, Position first_position, float* q,
+  void Project(Layer layer, const float* hidden, absl::Span<const TokenBlock> blocks, float* q,
                float* k, float* v);
+  // RoPE on tokens [begin, begin + count) of those of all blocks.
+  void Turn(absl::Span<const TokenBlock> blocks, int64_t begin, int64_t count, int64_t heads,
+            const float* inv_freq, float* x) const;
 
   const ModelConfig config_;
   const std::shared_ptr<const Weights> weights_;
@@ -359,6 +393,7 @@ class CpuBackend final : public Backend {
   ScratchPool packed_scratch_;  // tokens for products with quantised rows
   ScratchPool low_scratch_;     // a block's scale A x of calls that go together
   ScratchPool delta_scratch_;   // a unit's B (scale A x)
+  const int64_t tokens_alike_;
 };
 
 absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) {
@@ -389,7 +424,21 @@ absl::Status CpuBackend::Embed(absl::Span<const TokenId> tokens, float* hidden) 
   return absl::OkStatus();
 }
 
-void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position first_position,
+void CpuBackend::Turn(absl::Span<const TokenBlock> blocks, int64_t begin, int64_t count,
+                      int64_t heads, const float* inv_freq, float* x) const {
+  const int64_t width = heads * config_.shape.head_dim;
+  int64_t at = 0;  // the block's first token among all
+  for (const TokenBlock& block : blocks) {
+    const int64_t from = std::max(begin, at), to = std::min(begin + count, at + block.n);
+    if (from < to) {
+      kernels::Rope(x + (from - begin) * width, to - from, heads, config_.shape.head_dim,
+                    block.first_position + (from - at), inv_freq);
+    }
+    at += block.n;
+  }
+}
+
+void CpuBackend::Project(Layer layer, const float* hidden, absl::Span<const TokenBlock> blocks,
                          float* q, float* k, float* v) {
   const LayerWeights& w = LayerOf(layer);
   const AttentionShape& shape = config_.shape;
@@ -403,8 +452,10 @@ void CpuBackend::Project(Layer layer, const float* hidden, int64_t n, Position f
       for (int64_t i = 0; i < count * heads * shape.head_dim; ++i) x[i] *= scale;
     }
     if (rope_ == RopeStage::kLeftOut) return;
-    kernels::Rope(x, count, heads, shape.head_dim, first_position + begin, inv_freq);
+    Turn(blocks, begin, count, heads, inv_freq, x);
   };
+  int64_t n = 0;
+  for (const TokenBlock& block : blocks) n += block.n;
   ForBlocks(n, [&](int64_t begin, int64_t count, bool spread) {
     const ScratchPool::Lease scratch(&block_scratch_);
     float* normed = scratch.data();

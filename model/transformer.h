@@ -35,6 +35,12 @@ class Attention {
   }
 };
 
+// A block of one sequence's tokens, and what its tokens attend to.
+struct SequenceBlock {
+  TokenBlock tokens;
+  Attention* attention = nullptr;
+};
+
 // Runs layers over blocks of tokens; owns the block's scratch, nothing else.   Threads: one at a
 // time.
 class Transformer {
@@ -43,7 +49,11 @@ class Transformer {
 
   // hidden [n, hidden_size]: in, what enters the layer; out, what leaves it.
   absl::Status ForwardLayer(Layer layer, int64_t n, Position first_position, float* hidden,
-                            Attention& attention);
+                            Attention& attention) {
+    return ForwardLayer(layer, {{{first_position, n}, &attention}}, hidden);
+  }
+  // Of several sequences, whose tokens lie one after the other: weights are read once for all.
+  absl::Status ForwardLayer(Layer layer, absl::Span<const SequenceBlock> blocks, float* hidden);
   // Of the layer only q, k and v, for attention.Collect; hidden stays as it is.
   absl::Status ProjectLayer(Layer layer, int64_t n, Position first_position, const float* hidden,
                             Attention& attention);
@@ -52,10 +62,13 @@ class Transformer {
   const ModelConfig& config() const { return backend_.config(); }
 
  private:
-  absl::StatusOr<AttentionInput> Project(Layer layer, int64_t n, Position first_position,
-                                         const float* hidden);
+  // Into q_, k_ and v_.
+  absl::Status Project(Layer layer, absl::Span<const TokenBlock> blocks, const float* hidden);
+  // What was projected of a block whose first token is the `begin`-th.
+  AttentionInput InputOf(Layer layer, const TokenBlock& block, int64_t begin) const;
 
   Backend& backend_;
+  std::vector<TokenBlock> blocks_;
   std::vector<float> q_, k_, v_, attended_;
 };
 

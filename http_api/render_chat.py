@@ -10,11 +10,25 @@ from datetime import datetime
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
 import jinja2.sandbox
 
 
 class Refused(Exception):
     pass
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %} stands around what the assistant says, for those who train; here it says nothing."""
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("said"), [], [], body).set_lineno(line)
+
+    def said(self, caller):
+        return caller()
 
 
 def refuse(message):
@@ -27,7 +41,7 @@ def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 def compiled(template):
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -42,6 +56,7 @@ def answer(value):
 def warm_up():
     """Everything that Python and Jinja load when they first need it: later nothing can be opened."""
     compiled("{% for m in messages %}{{ 'a\\n' + m.x | trim | tojson }}{% if loop.last %}{% break %}{% endif %}{% endfor %}"
+             "{% generation %}x{% endgeneration %}"
              "{{ strftime_now('%Y') }}").render(messages=[{"x": "\u00e9"}])
     for wrong in ("{% if %}", "{{ raise_exception('x') }}", "{{ x.y.z }}", "{{ ''.__class__ }}"):
         try:
@@ -64,7 +79,7 @@ def main():
                 tokens = {key: request[key] for key in ("bos_token", "eos_token")}
                 answer({})
             else:
-                answer({"text": template.render(**request, **tokens)})
+                answer({"text": template.render(tools=None, documents=None, **request, **tokens)})
         except (Refused, jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, AttributeError,
                 RecursionError, MemoryError, ArithmeticError, LookupError, OSError, ImportError) as error:
             answer({"error": f"{type(error).__name__}: {error}"[:1000]})

@@ -6,7 +6,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "carrel/v1/context.pb.h"
 #include "common/status.h"
 
 namespace carrel::decoder {
@@ -287,10 +286,9 @@ std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
   return budgets;
 }
 
-bool Estimates(const RetrievalConfig& config, const v1::Manifest& manifest) {
+bool Estimates(const RetrievalConfig& config, bool has_summaries) {
   return config.estimate == Estimate::kOn ||
-         (config.estimate == Estimate::kAuto && config.want == Want::kAttend &&
-          manifest.summary_rows() > 0);
+         (config.estimate == Estimate::kAuto && config.want == Want::kAttend && has_summaries);
 }
 
 absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name) {

@@ -14,10 +14,6 @@
 #include "model/device.h"
 #include "model/rope_mode.h"
 
-namespace carrel::v1 {
-class Manifest;
-}
-
 namespace carrel::decoder {
 
 enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
@@ -140,8 +136,8 @@ inline int64_t HeadBudget(const RetrievalConfig& config, Layer layer, KvHead hea
   return config.head_rows[static_cast<size_t>(layer.value() * kv_heads + head.value())];
 }
 
-// Whether attention has the estimation term: of a context with this manifest.
-bool Estimates(const RetrievalConfig& config, const v1::Manifest& manifest);
+// Whether attention has the estimation term.
+bool Estimates(const RetrievalConfig& config, bool has_summaries);
 
 absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name);
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);

@@ -7,6 +7,7 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
+#include "decoder/forward/query_drift.h"
 #include "decoder/select/host_rows.h"
 #include "decoder/zone/row_cache.h"
 #include "model/fingerprint.h"
@@ -41,7 +42,8 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
 absl::Status PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
                           RetrievalConfig& config) {
   const v1::Manifest& manifest = opened.manifest();
-  absl::StatusOr<std::vector<HeadErrors>> heads = ErrorsOf(manifest, Estimates(config, manifest));
+  absl::StatusOr<std::vector<HeadErrors>> heads =
+      ErrorsOf(manifest, Estimates(config, manifest.summary_rows() > 0));
   if (absl::IsFailedPrecondition(heads.status()) && config.or_top_k) {
     config.select = Select::kTopK;
     config.top_k = std::min(config.top_k, opened.tokens());
@@ -160,7 +162,19 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                                   opened.zone_end() - opened.zone_begin())
                       .status());
   decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, budgets, opened);
-  RETURN_IF_ERROR(decoder->MakePass(config, opened, pool, std::move(host_rows)));
+  ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint.config.shape));
+  RETURN_IF_ERROR(decoder->MakePass({.config = std::move(config),
+                                     .device = device,
+                                     .shape = checkpoint.config.shape,
+                                     .tokens = opened.tokens(),
+                                     .zone = {opened.zone_begin(), opened.zone_end()},
+                                     .has_summaries = opened.manifest().summary_rows() > 0,
+                                     .max_top_k = opened.limits().max_top_k(),
+                                     .max_fetch_rows = opened.limits().max_fetch_rows(),
+                                     .drift = std::move(drift),
+                                     .client = decoder->client_.get(),
+                                     .pool = pool,
+                                     .rows = std::move(host_rows)}));
   return decoder;
 }
 
@@ -171,18 +185,16 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Che
   RETURN_IF_ERROR(ValidateDeviceConfig(device, RetrievalConfig()));
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->max_block_ = kBlockTokens;
-  RETURN_IF_ERROR(decoder->MakePass(RetrievalConfig(), v1::OpenReply(), pool, nullptr));
+  RETURN_IF_ERROR(
+      decoder->MakePass({.device = device, .shape = checkpoint.config.shape, .pool = pool}));
   return decoder;
 }
 
-absl::Status Decoder::MakePass(const RetrievalConfig& config, const v1::OpenReply& opened,
-                               ThreadPool* pool, std::shared_ptr<const HostRows> host_rows) {
+absl::Status Decoder::MakePass(const OpenedContext& context) {
   if (device_.device == model::Device::kCuda) {
-    ASSIGN_OR_RETURN(pass_, MakeCudaForwardPass(checkpoint_, config, device_, opened, client_.get(),
-                                                pool, std::move(host_rows)));
+    ASSIGN_OR_RETURN(pass_, MakeCudaForwardPass(checkpoint_, context));
   } else {
-    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, config, opened, client_.get(), pool,
-                                               &observer_, std::move(host_rows)));
+    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, context, &observer_));
   }
   max_block_ = std::min(max_block_, pass_->max_tokens());
   return absl::OkStatus();

@@ -79,8 +79,7 @@ class Decoder {
       : checkpoint_(checkpoint),
         device_(device),
         max_tokens_(checkpoint.config.max_position_embeddings) {}
-  absl::Status MakePass(const RetrievalConfig& config, const v1::OpenReply& opened,
-                        ThreadPool* pool, std::shared_ptr<const HostRows> host_rows);
+  absl::Status MakePass(const OpenedContext& context);
   absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options,
                                     std::vector<float>& logits);
 

@@ -1,5 +1,7 @@
 #include "decoder/client/wire.h"
 
+#include <cstring>
+
 #include "absl/strings/str_join.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
@@ -48,6 +50,12 @@ absl::Status CheckBf16(const v1::Tensor& tensor, absl::Span<const int64_t> shape
 absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
                       absl::string_view what) {
   return Check(tensor, v1::Tensor::I64, 8, shape, what);
+}
+
+std::vector<float> CopyFloats(const v1::Tensor& tensor) {
+  std::vector<float> values(tensor.data().size() / sizeof(float));
+  std::memcpy(values.data(), tensor.data().data(), values.size() * sizeof(float));
+  return values;
 }
 
 int64_t Dimension(const v1::Tensor& tensor, int i) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -25,6 +26,9 @@ absl::Status CheckBf16(const v1::Tensor& tensor, absl::Span<const int64_t> shape
                        absl::string_view what);
 absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
                       absl::string_view what);
+
+// The floats of a tensor, which need not be aligned inside the message.
+std::vector<float> CopyFloats(const v1::Tensor& tensor);
 
 int64_t Dimension(const v1::Tensor& tensor, int i);  // 0 if the rank is smaller
 

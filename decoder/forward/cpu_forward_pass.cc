@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/forward/forward_pass.h"
 #include "decoder/forward/query_drift.h"
@@ -107,29 +106,22 @@ class CpuForwardPass final : public ForwardPass {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
-    const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
-    StoreClient* client, ThreadPool* pool, const Observer* observer,
-    std::shared_ptr<const HostRows> host_rows) {
+absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(const model::Checkpoint& checkpoint,
+                                                                const OpenedContext& context,
+                                                                const Observer* observer) {
   std::unique_ptr<SequenceAttention> attention;
-  if (config.rope == Rope::kInfiniteHip) {
+  if (context.config.rope == Rope::kInfiniteHip) {
     if (checkpoint.config.sliding.window > 0) {
       return absl::UnimplementedError(
           "rope=infinitehip: not run for models with sliding windows: their layers turn keys by "
           "themselves");
     }
-    ASSIGN_OR_RETURN(attention,
-                     RepositionedAttention::Create(config, checkpoint.config,
-                                                   {opened.zone_begin(), opened.zone_end()},
-                                                   std::move(host_rows), pool));
+    ASSIGN_OR_RETURN(attention, RepositionedAttention::Create(context, checkpoint.config));
   } else {
-    ASSIGN_OR_RETURN(
-        attention, RetrievalAttention::Create(config, checkpoint.config.shape, opened, client, pool,
-                                              std::move(host_rows), checkpoint.config.Windows()));
+    ASSIGN_OR_RETURN(attention, RetrievalAttention::Create(context, checkpoint.config.Windows()));
   }
-  ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint.config.shape));
-  return std::make_unique<CpuForwardPass>(checkpoint, config, std::move(attention),
-                                          std::move(drift), pool, observer);
+  return std::make_unique<CpuForwardPass>(checkpoint, context.config, std::move(attention),
+                                          context.drift, context.pool, observer);
 }
 
 }  // namespace carrel::decoder

@@ -1,13 +1,12 @@
-// Decoding on a GPU. One token's work is captured once, as graphs that end where the store is
-// asked: queries leave for pinned memory, the window is attended while the store answers, and the
-// answer comes back through pinned memory into the next graph. Blocks of a prompt take the same way
-// without graphs. With the zone on the device, or without one, a token is one graph.
+// Decoding on a GPU. One token's work is captured once: as one graph, or, where the zone asks this
+// host, as graphs that end where it does; the window is attended meanwhile, and the answer comes into
+// the next graph. Blocks of a prompt take the same way without graphs.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
-#include "carrel/v1/retrieval.pb.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/graph.h"
 #include "common/cuda/range.h"
@@ -16,12 +15,10 @@
 #include "decoder/client/context_rows.h"
 #include "decoder/forward/forward_pass.h"
 #include "decoder/forward/query_drift.h"
-#include "decoder/select/host_rows.h"
+#include "decoder/select/row_selector.h"
 #include "decoder/window/cuda_window.h"
-#include "decoder/zone/bank_plan.h"
-#include "decoder/zone/cuda_device_zone.h"
-#include "decoder/zone/cuda_host_zone.h"
-#include "decoder/zone/store_zone.h"
+#include "decoder/zone/cuda_zone_attention.h"
+#include "decoder/zone/make_zone.h"
 #include "kernels/attention/merge_states/merge_states_cuda.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/attention/window_attention/window_attention_cuda.h"
@@ -32,7 +29,6 @@
 namespace carrel::decoder {
 namespace {
 
-using cuda::DeviceBuffer;
 using cuda::Graph;
 using cuda::PinnedBuffer;
 using model::CudaBackend;
@@ -44,93 +40,120 @@ constexpr int64_t kLogitsTokens = 16;  // whose logits are on the device at once
 enum StepWord { kStep = 0, kWindowRows = 1, kFirstId = 2 };
 
 struct Shape {
-  Shape(const model::ModelConfig& config, const DeviceConfig& device, const v1::OpenReply& opened)
+  Shape(const model::ModelConfig& config, const OpenedContext& context)
       : heads(config.shape),
-        zone{opened.zone_begin(), opened.zone_end()},
-        context_tokens(opened.tokens()),
-        context_rows(opened.tokens() - zone.rows()),
-        capacity(context_rows + device.new_tokens),
-        block(std::min(kBlockTokens, device.new_tokens)),
+        hidden_size(config.hidden_size),
+        vocab_size(config.vocab_size),
+        zone(context.zone),
+        context_tokens(context.tokens),
+        context_rows(context.tokens - zone.rows()),
+        capacity(context_rows + context.device.new_tokens),
+        block(std::min(kBlockTokens, context.device.new_tokens)),
         width(int64_t{heads.q_heads} * heads.head_dim),
-        zone_here(device.zone_on_device && zone.rows() > 0),
-        zone_in_host(device.zone_in_host && zone.rows() > 0),
-        zone_at_store(!device.zone_on_device && !device.zone_in_host && zone.rows() > 0) {}
+        splits(kernels::DecodeSplits(capacity, heads.kv_heads)) {}
 
   const AttentionShape heads;
+  const int64_t hidden_size, vocab_size;
   const RowRange zone;
   const int64_t context_tokens;
   const int64_t context_rows;  // of the context in the window
   const int64_t capacity;      // of the window
   const int64_t block;         // tokens at once
   const int64_t width;         // elements of all q heads of a token
-  const bool zone_here, zone_in_host, zone_at_store;
+  const int64_t splits;        // of the window's attention
+};
+
+// What lies on the device beside weights, window and zone.
+struct Memory {
+  // predicted: tokens whose queries are predicted at once.
+  Memory(const Shape& shape, int64_t predicted, cuda::DeviceArena& arena)
+      : step(arena.Take<int32_t>(kFirstId + shape.block)),
+        best(arena.Take<int32_t>(1)),
+        hidden(arena.Take<float>(shape.block * shape.hidden_size)),
+        q_exact(arena.Take<float>(shape.block * shape.width)),
+        window{arena.Take<float>(shape.block * shape.width),
+               arena.Take<float>(shape.block * shape.heads.q_heads)},
+        zone{arena.Take<float>(shape.block * shape.width),
+             arena.Take<float>(shape.block * shape.heads.q_heads)},
+        logits(arena.Take<float>(kLogitsTokens * shape.vocab_size)),
+        q(arena.Take<uint16_t>(shape.block * shape.width)),
+        attended(arena.Take<uint16_t>(shape.block * shape.width)),
+        workspace(arena.Take<uint8_t>(WorkspaceBytes(shape))) {
+    if (predicted == 0) return;
+    const int64_t layers = shape.heads.layers;
+    for (Drift* of : {&drift, &stored_drift}) {
+      of->mean = arena.Take<float>(layers * shape.width);
+      of->tokens = arena.Take<int32_t>(layers * shape.heads.q_heads);
+    }
+    predicted_exact = arena.Take<float>(2 * predicted * shape.width);
+    predicted_q = arena.Take<uint16_t>(2 * predicted * shape.width);
+  }
+  static int64_t WorkspaceBytes(const Shape& shape) {
+    return static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
+        shape.heads.kv_heads, shape.heads.group(), shape.heads.head_dim, shape.splits));
+  }
+
+  // As QueryDrift: [layers] of [q_heads, head_dim] before RoPE; [layers, q_heads].
+  struct Drift {
+    float* mean = nullptr;
+    int32_t* tokens = nullptr;
+  };
+
+  int32_t *step = nullptr, *best = nullptr;
+  float *hidden = nullptr, *q_exact = nullptr;
+  CudaPartial window, zone;
+  float* logits = nullptr;
+  uint16_t *q = nullptr, *attended = nullptr;
+  uint8_t* workspace = nullptr;
+  // Null where no queries are predicted. Of predicted queries, after RoPE, the halves belong to even
+  // and odd layers: a layer is still learned from while the next is predicted.
+  Drift drift, stored_drift;
+  float* predicted_exact = nullptr;
+  uint16_t* predicted_q = nullptr;
 };
 
 class CudaForwardPass final : public ForwardPass {
  public:
-  CudaForwardPass(const model::ModelConfig& config, const RetrievalConfig& retrieval,
-                  const DeviceConfig& device, const v1::OpenReply& opened, StoreClient* client,
-                  ThreadPool* pool, std::shared_ptr<const HostRows> host_rows)
+  CudaForwardPass(const model::ModelConfig& config, const OpenedContext& context)
       : config_(config),
-        retrieval_(retrieval),
-        bank_(device.bank),
-        shape_(config, device, opened),
+        shape_(config, context),
         scale_(1.0f / std::sqrt(static_cast<float>(config.shape.head_dim))),
-        client_(client),
-        host_rows_(std::move(host_rows)),
-        statistics_(config.shape.layers),
-        zone_(retrieval, config.shape, opened, client, pool, &statistics_) {}
+        client_(context.client),
+        statistics_(config.shape.layers) {}
 
-  absl::Status Prepare(const model::Checkpoint& checkpoint, const DeviceConfig& device,
-                       const v1::OpenReply& opened, ThreadPool* pool);
+  absl::Status Prepare(const model::Checkpoint& checkpoint, const OpenedContext& context);
 
   int64_t max_tokens() const override { return shape_.block; }
   absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override;
   absl::Status Logits(int64_t count, float* logits) override;
   absl::StatusOr<TokenId> Greedy() override;
   void set_reading_prompt(bool reading) override {
-    zone_.set_reading_prompt(reading);
+    zone_->set_reading_prompt(reading);
     reading_prompt_ = reading;
     generated_ = 0;
   }
   void StartSequence() override {
-    zone_.Cancel();
+    zone_->Cancel();
     new_rows_ = 0;
   }
   Statistics statistics() const override;
 
  private:
   int64_t layers() const { return config_.shape.layers; }
-  bool prefetches(Layer layer) const {
-    return shape_.zone_at_store && retrieval_.prefetch != Prefetch::kOff &&
-           layer.next().value() < layers();
+  int64_t predicted_tokens() const { return zone_->predicted_tokens(shape_.block); }
+  // Whether n tokens' queries of the layer are predicted, while the layer before it computes.
+  bool Predicts(Layer layer, int64_t n) const {
+    return layer.value() > 0 && layer.value() < layers() && zone_->predicts(layer, n);
   }
-  // Whether a zone that the GPU attends to has the estimation term.
-  bool estimates() const { return retrieval_.estimate == Estimate::kOn; }
-  // Whether rows are asked for ahead at all.
-  bool speculates() const {
-    return (shape_.zone_at_store || shape_.zone_in_host) && retrieval_.prefetch != Prefetch::kOff;
+  float* drift(Layer layer) const { return memory_.drift.mean + layer.value() * shape_.width; }
+  CudaQueries Queries(int64_t n) const { return {memory_.q_exact, memory_.q, n}; }
+  int64_t PredictedAt(Layer layer) const {
+    return layer.value() % 2 * predicted_tokens() * shape_.width;
   }
-  // Whether n tokens' approximate queries of the layer are made, while the layer before it computes.
-  bool approximates(Layer layer, int64_t n) const {
-    if (layer.value() == 0 || layer.value() == layers()) return false;
-    if (shape_.zone_in_host) return n == 1 && pinned_zone_.fetches_ahead(layer);
-    return prefetches(Layer(layer.value() - 1));
-  }
-  int64_t guess_tokens() const { return shape_.zone_at_store ? shape_.block : 1; }
-  float* drift(Layer layer) const { return drift_.data() + layer.value() * shape_.width; }
-  // Of every second layer: one is still learned from while the next is made.
-  float* guess(Layer layer) const {
-    return guess_.data() + layer.value() % 2 * guess_tokens() * shape_.width;
-  }
-  int64_t zone_phases() const {
-    return shape_.zone_in_host ? pinned_zone_.phases() : device_zone_.phases();
-  }
-  int64_t OwnBytes() const;
   absl::Status Allocate();
-  absl::Status LoadContextRows(const v1::OpenReply& opened, ThreadPool* pool);
-  // What approximate queries lack, at first as the context says.
-  absl::Status LoadDrift(const v1::OpenReply& opened);
+  absl::Status LoadContextRows(const OpenedContext& context);
+  // What predicted queries lack, at first as the context says.
+  absl::Status LoadDrift(const StoredDrift& stored);
   absl::Status ResetDrift();
   absl::Status CaptureToken();
   // A token as one graph.
@@ -138,53 +161,35 @@ class CudaForwardPass final : public ForwardPass {
 
   // The parts of a block's way. Each enqueues only.
   absl::Status Begin(int64_t n);
-  absl::Status Project(Layer layer, int64_t n);
+  absl::Status Project(Layer layer, int64_t n, int64_t phase);
   absl::Status AttendWindow(Layer layer, int64_t n);
+  absl::Status AttendNewest(Layer layer);
+  absl::Status AttendBlock(Layer layer, int64_t n);
   absl::Status LearnDrift(Layer layer, int64_t n);
-  absl::Status AttendZone(Layer layer, int64_t n, int64_t phase);
-  // What this layer's hidden state says of the next layer's rows.
-  absl::Status FetchAhead(Layer next, const model::CudaPlacement& placement);
-  absl::Status FinishLayer(Layer layer, int64_t n);
-  absl::Status End(int64_t n);
+  absl::Status FinishLayer(Layer layer, int64_t n, int64_t phase);
+  absl::Status End(int64_t n, int64_t phase);
 
-  // Hands queries to the store and its answer to the next part.
-  absl::Status AskStore(Layer layer, int64_t n);
+  absl::Status CheckTokens(absl::Span<const TokenId> tokens) const;
   absl::Status CopyFloats(float* to, const float* from, int64_t count);
+  absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes);
 
   const model::ModelConfig& config_;
-  const RetrievalConfig retrieval_;
-  const BankConfig bank_;
   const Shape shape_;
   const float scale_;
   StoreClient* const client_;
-  const std::shared_ptr<const HostRows> host_rows_;
   std::vector<LayerStatistics> statistics_;
-  StoreZone zone_;  // at the store
-  Partial partial_;
-  std::vector<float> window_lse_;
+  std::unique_ptr<CudaZoneAttention> zone_;
 
   std::unique_ptr<CudaBackend> backend_;
   CudaWindow window_;
-  CudaDeviceZone device_zone_;
-  BankPlan bank_plan_;  // of pinned_zone_
-  CudaHostZone pinned_zone_;
-  int64_t splits_ = 0;
-  DeviceBuffer<int32_t> step_;
-  DeviceBuffer<float> hidden_, q_exact_, window_out_, lse_, zone_out_, zone_lse_, logits_;
-  DeviceBuffer<uint16_t> q_, approximate_q_, attended_;
-  // As QueryDrift: drift_ and stored_drift_ [layers] of [q_heads, head_dim] before RoPE, drift_counts_
-  // and stored_counts_ [layers, q_heads], guess_ two blocks' approximate queries after RoPE.
-  DeviceBuffer<float> drift_, stored_drift_, guess_;
-  DeviceBuffer<int32_t> drift_counts_, stored_counts_;
-  DeviceBuffer<int32_t> best_;
-  DeviceBuffer<uint8_t> workspace_;
+  cuda::DeviceArena plan_, arena_;
+  Memory memory_{shape_, 0, plan_};
   PinnedBuffer<int32_t> host_step_, host_best_;
-  PinnedBuffer<float> host_q_, host_approximate_q_, host_zone_, host_lse_, host_logits_;
-  cuda::Event queries_here_;
+  PinnedBuffer<float> host_logits_;
   std::vector<Graph> project_, attend_;  // [layers]
   Graph end_;
   std::vector<Graph> token_;  // [phases of the zone]
-  int64_t zone_bytes_ = 0;    // of it
+  int64_t bytes_ = 0;         // of the device, planned
 
   int64_t new_rows_ = 0;  // prompted and generated so far
   bool reading_prompt_ = false;
@@ -192,64 +197,26 @@ class CudaForwardPass final : public ForwardPass {
   int64_t n_ = 0;          // tokens of the last Run
 };
 
-int64_t CudaForwardPass::OwnBytes() const {
-  const int64_t n = shape_.block, heads = n * shape_.heads.q_heads, w = n * shape_.width;
-  const int64_t floats =
-      n * config_.hidden_size + w + 2 * (w + heads) + kLogitsTokens * config_.vocab_size;
-  const int64_t splits = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
-  const int64_t drift_bytes = speculates()
-                                  ? 4 * (2 * layers() * (shape_.width + shape_.heads.q_heads) +
-                                         2 * guess_tokens() * shape_.width)
-                                  : 0;
-  return CudaWindow::Bytes(shape_.heads, shape_.capacity) + (kFirstId + n + 1 + floats) * 4 +
-         3 * w * 2 +
-         static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
-             shape_.heads.kv_heads, shape_.heads.group(), shape_.heads.head_dim, splits)) +
-         drift_bytes + zone_bytes_;
-}
-
 absl::Status CudaForwardPass::Allocate() {
-  const int64_t n = shape_.block, heads = n * shape_.heads.q_heads, w = n * shape_.width;
   ASSIGN_OR_RETURN(window_, CudaWindow::Create(shape_.heads, shape_.capacity));
-  for (const auto& [buffer, count] : {std::pair{&hidden_, n * config_.hidden_size},
-                                      {&q_exact_, w},
-                                      {&window_out_, w},
-                                      {&lse_, heads},
-                                      {&zone_out_, w},
-                                      {&zone_lse_, heads},
-                                      {&logits_, kLogitsTokens * config_.vocab_size}}) {
-    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(count));
-  }
-  for (DeviceBuffer<uint16_t>* buffer : {&q_, &approximate_q_, &attended_}) {
-    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<uint16_t>::Create(w));
-  }
-  ASSIGN_OR_RETURN(step_, DeviceBuffer<int32_t>::Create(kFirstId + n));
-  ASSIGN_OR_RETURN(best_, DeviceBuffer<int32_t>::Create(1));
-  ASSIGN_OR_RETURN(host_step_, PinnedBuffer<int32_t>::Create(kFirstId + n));
+  ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Create(plan_));
+  memory_ = Memory(shape_, predicted_tokens(), arena_);
+  ASSIGN_OR_RETURN(host_step_, PinnedBuffer<int32_t>::Create(kFirstId + shape_.block));
   ASSIGN_OR_RETURN(host_best_, PinnedBuffer<int32_t>::Create(1));
-  ASSIGN_OR_RETURN(host_q_, PinnedBuffer<float>::Create(w));
-  ASSIGN_OR_RETURN(host_approximate_q_, PinnedBuffer<float>::Create(w));
-  ASSIGN_OR_RETURN(host_zone_, PinnedBuffer<float>::Create(w + heads));
-  ASSIGN_OR_RETURN(host_lse_, PinnedBuffer<float>::Create(heads));
   ASSIGN_OR_RETURN(host_logits_, PinnedBuffer<float>::Create(kLogitsTokens * config_.vocab_size));
-  ASSIGN_OR_RETURN(queries_here_, cuda::Event::Create());
-  splits_ = kernels::DecodeSplits(shape_.capacity, shape_.heads.kv_heads);
-  ASSIGN_OR_RETURN(
-      workspace_,
-      DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(kernels::DecodeWorkspaceBytes(
-          shape_.heads.kv_heads, shape_.heads.group(), shape_.heads.head_dim, splits_))));
-  RETURN_IF_CUDA_ERROR(cudaMemset(workspace_.data(), 0, static_cast<size_t>(workspace_.bytes())));
+  RETURN_IF_CUDA_ERROR(
+      cudaMemset(memory_.workspace, 0, static_cast<size_t>(Memory::WorkspaceBytes(shape_))));
   // The zone is the empty set until something else is known of it.
-  std::fill_n(host_zone_.data(), w, 0.0f);
-  std::fill_n(host_zone_.data() + w, heads, -INFINITY);
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(zone_lse_.data(), host_zone_.data() + w,
-                                  static_cast<size_t>(zone_lse_.bytes()), cudaMemcpyHostToDevice));
+  const std::vector<float> nothing(static_cast<size_t>(shape_.block * shape_.heads.q_heads),
+                                   -INFINITY);
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(memory_.zone.lse, nothing.data(), nothing.size() * sizeof(float),
+                                  cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our stream does not wait for that one
   return absl::OkStatus();
 }
 
 absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
-                                      const DeviceConfig& device, const v1::OpenReply& opened,
-                                      ThreadPool* pool) {
+                                      const OpenedContext& context) {
   RETURN_IF_ERROR(CudaBackend::Check(config_));
   const AttentionShape& heads = shape_.heads;
   if ((heads.head_dim != 64 && heads.head_dim != 128) || heads.group() > kernels::kMaxDecodeGroup) {
@@ -257,54 +224,37 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
         "device cuda: decoding needs head_dim 64 or 128 and at most ", kernels::kMaxDecodeGroup,
         " q heads per KV head; the model has head_dim=", heads.head_dim, " and ", heads.group()));
   }
-  if (shape_.zone_in_host) {
-    ASSIGN_OR_RETURN(bank_plan_, PlanBanks(retrieval_, bank_, heads, shape_.zone.rows()));
-    ASSIGN_OR_RETURN(zone_bytes_,
-                     CudaHostZone::Bytes(bank_plan_, bank_, *retrieval_.selector, estimates(),
-                                         heads, shape_.zone, host_rows_.get()));
-  }
-  if (shape_.zone_here) {
-    ASSIGN_OR_RETURN(zone_bytes_,
-                     CudaDeviceZone::Bytes(retrieval_, heads, shape_.zone, host_rows_.get()));
-  }
-  RETURN_IF_ERROR(model::CheckGpuMemory(CudaBackend::Bytes(config_, shape_.block) + OwnBytes(),
-                                        device.gpu_memory));
-  ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block, pool,
-                                                 checkpoint.adapter.get()));
+  ASSIGN_OR_RETURN(zone_, MakeCudaZone(context, &statistics_));
+  ASSIGN_OR_RETURN(const int64_t zone_bytes, zone_->Bytes());
+  plan_ = cuda::DeviceArena();
+  Memory(shape_, predicted_tokens(), plan_);
+  bytes_ = CudaBackend::Bytes(config_, shape_.block) + CudaWindow::Bytes(heads, shape_.capacity) +
+           plan_.bytes() + zone_bytes;
+  RETURN_IF_ERROR(model::CheckGpuMemory(bytes_, context.device.gpu_memory));
+  ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block,
+                                                 context.pool, checkpoint.adapter.get()));
   RETURN_IF_ERROR(Allocate());
   if (client_ != nullptr) {
-    RETURN_IF_ERROR(Annotate(LoadContextRows(opened, pool), "reading rows of the context"));
+    RETURN_IF_ERROR(Annotate(LoadContextRows(context), "reading rows of the context"));
   }
-  if (speculates()) RETURN_IF_ERROR(LoadDrift(opened));
+  if (predicted_tokens() > 0) RETURN_IF_ERROR(LoadDrift(context.drift));
   RETURN_IF_ERROR(CaptureToken());
   // The token that was run to capture it counts for nothing.
-  return shape_.zone_in_host ? pinned_zone_.Reset(backend_->stream()) : absl::OkStatus();
+  return zone_->Reset(backend_->stream());
 }
 
-absl::Status CudaForwardPass::LoadContextRows(const v1::OpenReply& opened, ThreadPool* pool) {
-  const int64_t max_fetch_rows = opened.limits().max_fetch_rows();
-  const RowRange ranges[] = {{0, shape_.zone.begin}, {shape_.zone.end, opened.tokens()}};
-  RETURN_IF_ERROR(
-      ReadContextRows(client_, shape_.heads, ranges, max_fetch_rows, [&](const ContextRows& block) {
+absl::Status CudaForwardPass::LoadContextRows(const OpenedContext& context) {
+  const RowRange ranges[] = {{0, shape_.zone.begin}, {shape_.zone.end, shape_.context_tokens}};
+  RETURN_IF_ERROR(ReadContextRows(
+      client_, shape_.heads, ranges, context.max_fetch_rows, [&](const ContextRows& block) {
         const int64_t at =
             block.first < shape_.zone.begin ? block.first : block.first - shape_.zone.rows();
         return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
       }));
-  if (shape_.zone_in_host) {
-    ASSIGN_OR_RETURN(pinned_zone_,
-                     CudaHostZone::Create(bank_plan_, bank_, *retrieval_.selector, estimates(),
-                                          shape_.heads, shape_.zone, max_fetch_rows, client_,
-                                          host_rows_.get(), pool, backend_->stream()));
-  }
-  if (!shape_.zone_here) return absl::OkStatus();
-  ASSIGN_OR_RETURN(device_zone_,
-                   CudaDeviceZone::Create(retrieval_, shape_.heads, shape_.zone, max_fetch_rows,
-                                          client_, host_rows_.get(), pool, backend_->stream()));
-  return absl::OkStatus();
+  return zone_->Load(shape_.block, backend_->stream());
 }
 
-absl::Status CudaForwardPass::LoadDrift(const v1::OpenReply& opened) {
-  ASSIGN_OR_RETURN(const StoredDrift stored, ReadDrift(opened, shape_.heads));
+absl::Status CudaForwardPass::LoadDrift(const StoredDrift& stored) {
   std::vector<float> drift(static_cast<size_t>(layers() * shape_.width));
   std::vector<int32_t> counts(static_cast<size_t>(layers() * shape_.heads.q_heads));
   for (size_t l = 0; l < stored.size(); ++l) {
@@ -313,41 +263,28 @@ absl::Status CudaForwardPass::LoadDrift(const v1::OpenReply& opened) {
     std::fill_n(&counts[l * static_cast<size_t>(shape_.heads.q_heads)], shape_.heads.q_heads,
                 kStoredDriftTokens);
   }
-  for (DeviceBuffer<float>* buffer : {&drift_, &stored_drift_}) {
-    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(static_cast<int64_t>(drift.size())));
-  }
-  for (DeviceBuffer<int32_t>* buffer : {&drift_counts_, &stored_counts_}) {
-    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<int32_t>::Create(static_cast<int64_t>(counts.size())));
-  }
-  ASSIGN_OR_RETURN(guess_, DeviceBuffer<float>::Create(2 * guess_tokens() * shape_.width));
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_drift_.data(), drift.data(),
-                                  static_cast<size_t>(stored_drift_.bytes()),
-                                  cudaMemcpyHostToDevice));
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_counts_.data(), counts.data(),
-                                  static_cast<size_t>(stored_counts_.bytes()),
-                                  cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(memory_.stored_drift.mean, drift.data(),
+                                  drift.size() * sizeof(float), cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(memory_.stored_drift.tokens, counts.data(),
+                                  counts.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));
   return ResetDrift();
 }
 
 absl::Status CudaForwardPass::ResetDrift() {
-  const cudaStream_t stream = backend_->stream().get();
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(drift_.data(), stored_drift_.data(),
-                                       static_cast<size_t>(drift_.bytes()),
-                                       cudaMemcpyDeviceToDevice, stream));
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(drift_counts_.data(), stored_counts_.data(),
-                                       static_cast<size_t>(drift_counts_.bytes()),
-                                       cudaMemcpyDeviceToDevice, stream));
-  return absl::OkStatus();
+  RETURN_IF_ERROR(CopyOnDevice(memory_.drift.mean, memory_.stored_drift.mean,
+                               layers() * shape_.width * static_cast<int64_t>(sizeof(float))));
+  return CopyOnDevice(memory_.drift.tokens, memory_.stored_drift.tokens,
+                      layers() * shape_.heads.q_heads * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 absl::Status CudaForwardPass::WholeToken(int64_t phase) {
   RETURN_IF_ERROR(Begin(1));
   for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
-    RETURN_IF_ERROR(Project(layer, 1));
+    RETURN_IF_ERROR(Project(layer, 1, phase));
     RETURN_IF_ERROR(AttendWindow(layer, 1));
-    RETURN_IF_ERROR(AttendZone(layer, 1, phase));
   }
-  return End(1);
+  return End(1, phase);
 }
 
 // Runs a token that nobody asked for, so that every kernel is loaded, and captures its parts.
@@ -357,8 +294,8 @@ absl::Status CudaForwardPass::CaptureToken() {
   host_step_.data()[kFirstId] = 0;
   RETURN_IF_ERROR(WholeToken(0));
   RETURN_IF_ERROR(backend_->stream().Synchronize());
-  if (!shape_.zone_at_store) {
-    for (int64_t phase = 0; phase < zone_phases(); ++phase) {
+  if (!zone_->asks_host()) {
+    for (int64_t phase = 0; phase < zone_->phases(); ++phase) {
       ASSIGN_OR_RETURN(Graph token,
                        Graph::Capture(backend_->stream(), [&] { return WholeToken(phase); }));
       token_.push_back(std::move(token));
@@ -368,14 +305,14 @@ absl::Status CudaForwardPass::CaptureToken() {
   for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
     ASSIGN_OR_RETURN(Graph project, Graph::Capture(backend_->stream(), [&]() -> absl::Status {
                        if (layer.value() == 0) RETURN_IF_ERROR(Begin(1));
-                       return Project(layer, 1);
+                       return Project(layer, 1, 0);
                      }));
     ASSIGN_OR_RETURN(Graph attend,
                      Graph::Capture(backend_->stream(), [&] { return AttendWindow(layer, 1); }));
     project_.push_back(std::move(project));
     attend_.push_back(std::move(attend));
   }
-  ASSIGN_OR_RETURN(end_, Graph::Capture(backend_->stream(), [&] { return End(1); }));
+  ASSIGN_OR_RETURN(end_, Graph::Capture(backend_->stream(), [&] { return End(1, 0); }));
   return absl::OkStatus();
 }
 
@@ -385,211 +322,173 @@ absl::Status CudaForwardPass::CopyFloats(float* to, const float* from, int64_t c
   return absl::OkStatus();
 }
 
-absl::Status CudaForwardPass::Begin(int64_t n) {
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(step_.data(), host_step_.data(),
-                                       static_cast<size_t>(kFirstId + n) * sizeof(int32_t),
-                                       cudaMemcpyHostToDevice, backend_->stream().get()));
-  return backend_->Embed(step_.data() + kFirstId, n, hidden_.data());
+absl::Status CudaForwardPass::CopyOnDevice(void* to, const void* from, int64_t bytes) {
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
+                                       cudaMemcpyDeviceToDevice, backend_->stream().get()));
+  return absl::OkStatus();
 }
 
-absl::Status CudaForwardPass::Project(Layer layer, int64_t n) {
-  if (layer.value() > 0) RETURN_IF_ERROR(FinishLayer(Layer(layer.value() - 1), n));
+absl::Status CudaForwardPass::Begin(int64_t n) {
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(memory_.step, host_step_.data(),
+                                       static_cast<size_t>(kFirstId + n) * sizeof(int32_t),
+                                       cudaMemcpyHostToDevice, backend_->stream().get()));
+  return backend_->Embed(memory_.step + kFirstId, n, memory_.hidden);
+}
+
+absl::Status CudaForwardPass::Project(Layer layer, int64_t n, int64_t phase) {
+  if (layer.value() > 0) RETURN_IF_ERROR(FinishLayer(Layer(layer.value() - 1), n, phase));
   model::CudaPlacement placement;
   placement.first_position = shape_.context_tokens;
   placement.first_row = shape_.context_rows;
-  placement.step = step_.data() + kStep;
+  placement.step = memory_.step + kStep;
   placement.k = window_.k(layer);
   placement.v = window_.v(layer);
   placement.kv_stride = shape_.capacity * shape_.heads.head_dim;
   RETURN_IF_ERROR(
-      backend_->ProjectQkv(layer, hidden_.data(), n, placement, q_.data(), q_exact_.data()));
-  if (shape_.zone_in_host && approximates(layer.next(), n))
-    RETURN_IF_ERROR(FetchAhead(layer.next(), placement));
-  if (!shape_.zone_at_store) return absl::OkStatus();
-  RETURN_IF_ERROR(CopyFloats(host_q_.data(), q_exact_.data(), n * shape_.width));
-  if (!prefetches(layer)) return absl::OkStatus();
+      backend_->ProjectQkv(layer, memory_.hidden, n, placement, memory_.q, memory_.q_exact));
+  RETURN_IF_ERROR(zone_->TakeQueries(layer, Queries(n), backend_->stream()));
+  const Layer next = layer.next();
+  if (!Predicts(next, n)) return absl::OkStatus();
   // What enters this layer, seen through the next layer's query projection, is close to that
   // layer's true query; closer, with what it lacked for other tokens.
-  const Layer next = layer.next();
-  RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), n, placement, drift(next),
-                                         approximate_q_.data(), guess(next)));
-  return CopyFloats(host_approximate_q_.data(), guess(next), n * shape_.width);
-}
-
-absl::Status CudaForwardPass::FetchAhead(Layer next, const model::CudaPlacement& placement) {
-  RETURN_IF_ERROR(backend_->ProjectQuery(next, hidden_.data(), 1, placement, drift(next),
-                                         pinned_zone_.approximate_q(next), guess(next)));
-  return pinned_zone_.FetchAhead(next, backend_->stream());
+  const CudaQueries predicted{memory_.predicted_exact + PredictedAt(next),
+                              memory_.predicted_q + PredictedAt(next), n};
+  RETURN_IF_ERROR(backend_->ProjectQuery(next, memory_.hidden, n, placement, drift(next),
+                                         memory_.predicted_q + PredictedAt(next),
+                                         memory_.predicted_exact + PredictedAt(next)));
+  return zone_->Predict(next, predicted, backend_->stream());
 }
 
 absl::Status CudaForwardPass::LearnDrift(Layer layer, int64_t n) {
   kernels::QueryDriftCudaParams params;
-  params.q = q_exact_.data();
-  params.guess = guess(layer);
+  params.q = memory_.q_exact;
+  params.guess = memory_.predicted_exact + PredictedAt(layer);
   params.n = n;
   params.heads = shape_.heads.q_heads;
   params.head_dim = shape_.heads.head_dim;
   params.first_position = shape_.context_tokens;
-  params.step = step_.data() + kStep;
+  params.step = memory_.step + kStep;
   params.inv_freq = backend_->inv_freq();
   params.newest = kNewestDrift;
   params.mean = drift(layer);
-  params.tokens = drift_counts_.data() + layer.value() * shape_.heads.q_heads;
+  params.tokens = memory_.drift.tokens + layer.value() * shape_.heads.q_heads;
   RETURN_IF_CUDA_ERROR(kernels::LearnQueryDriftCuda(params, backend_->stream().get()));
   return absl::OkStatus();
 }
 
 absl::Status CudaForwardPass::AttendWindow(Layer layer, int64_t n) {
-  const AttentionShape& heads = shape_.heads;
   // Here, where a store at work leaves time for it.
-  if (approximates(layer, n)) RETURN_IF_ERROR(LearnDrift(layer, n));
-  if (n == 1) {
-    kernels::WindowAttentionCudaParams params;
-    params.q = q_.data();
-    params.k = window_.k(layer);
-    params.v = window_.v(layer);
-    params.kv_heads = heads.kv_heads;
-    params.group = heads.group();
-    params.head_dim = heads.head_dim;
-    params.row_stride = shape_.capacity;
-    params.row_count = step_.data() + kWindowRows;
-    params.scale = scale_;
-    params.out = window_out_.data();
-    params.lse = lse_.data();
-    params.splits = splits_;
-    params.workspace = workspace_.data();
-    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, backend_->stream().get()));
-  } else {
-    kernels::PrefillAttentionCudaParams params;
-    params.q = q_.data();
-    params.k = window_.k(layer);
-    params.v = window_.v(layer);
-    params.kv_stride = shape_.capacity * heads.head_dim;
-    params.n = n;
-    params.first_position = shape_.context_rows + new_rows_;
-    params.rows = params.first_position + n;
-    params.q_heads = heads.q_heads;
-    params.kv_heads = heads.kv_heads;
-    params.head_dim = heads.head_dim;
-    params.scale = scale_;
-    params.out_exact = window_out_.data();
-    params.lse = lse_.data();
-    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, backend_->stream().get()));
-  }
-  if (!retrieval_.measure || !shape_.zone_at_store) return absl::OkStatus();
-  return CopyFloats(host_lse_.data(), lse_.data(), n * heads.q_heads);
+  if (Predicts(layer, n)) RETURN_IF_ERROR(LearnDrift(layer, n));
+  RETURN_IF_ERROR(n == 1 ? AttendNewest(layer) : AttendBlock(layer, n));
+  return zone_->TakeWindow(layer, memory_.window.lse, n, backend_->stream());
 }
 
-absl::Status CudaForwardPass::AttendZone(Layer layer, int64_t n, int64_t phase) {
-  if (!shape_.zone_here && !shape_.zone_in_host) return absl::OkStatus();
-  const bool after_fetch = shape_.zone_in_host && n == 1 && pinned_zone_.fetches_ahead(layer);
-  for (int64_t i = 0; i < n; ++i) {
-    const uint16_t* q = q_.data() + i * shape_.width;
-    float* out = zone_out_.data() + i * shape_.width;
-    float* lse = zone_lse_.data() + i * shape_.heads.q_heads;
-    RETURN_IF_ERROR(
-        shape_.zone_in_host
-            ? pinned_zone_.Attend(layer, q, phase, after_fetch, out, lse, backend_->stream())
-            : device_zone_.Attend(layer, q, phase, out, lse, backend_->stream()));
-  }
+// One token, whose place is on the device: can be captured.
+absl::Status CudaForwardPass::AttendNewest(Layer layer) {
+  const AttentionShape& heads = shape_.heads;
+  kernels::WindowAttentionCudaParams params;
+  params.q = memory_.q;
+  params.k = window_.k(layer);
+  params.v = window_.v(layer);
+  params.kv_heads = heads.kv_heads;
+  params.group = heads.group();
+  params.head_dim = heads.head_dim;
+  params.row_stride = shape_.capacity;
+  params.row_count = memory_.step + kWindowRows;
+  params.scale = scale_;
+  params.out = memory_.window.out;
+  params.lse = memory_.window.lse;
+  params.splits = shape_.splits;
+  params.workspace = memory_.workspace;
+  RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, backend_->stream().get()));
   return absl::OkStatus();
 }
 
-absl::Status CudaForwardPass::FinishLayer(Layer layer, int64_t n) {
-  const int64_t heads = n * shape_.heads.q_heads;
-  if (shape_.zone_at_store) {
-    RETURN_IF_ERROR(CopyFloats(zone_out_.data(), host_zone_.data(), n * shape_.width));
-    RETURN_IF_ERROR(CopyFloats(zone_lse_.data(), host_zone_.data() + n * shape_.width, heads));
-  }
-  kernels::MergeStatesCudaParams merge;
-  merge.out_a = window_out_.data();
-  merge.lse_a = lse_.data();
-  merge.out_b = zone_out_.data();
-  merge.lse_b = zone_lse_.data();
-  merge.out_bf16 = attended_.data();
-  merge.heads = heads;
-  merge.head_dim = shape_.heads.head_dim;
-  RETURN_IF_CUDA_ERROR(kernels::MergeStatesCuda(merge, backend_->stream().get()));
-  return backend_->FinishLayer(layer, attended_.data(), n, hidden_.data());
+absl::Status CudaForwardPass::AttendBlock(Layer layer, int64_t n) {
+  const AttentionShape& heads = shape_.heads;
+  kernels::PrefillAttentionCudaParams params;
+  params.q = memory_.q;
+  params.k = window_.k(layer);
+  params.v = window_.v(layer);
+  params.kv_stride = shape_.capacity * heads.head_dim;
+  params.n = n;
+  params.first_position = shape_.context_rows + new_rows_;
+  params.rows = params.first_position + n;
+  params.q_heads = heads.q_heads;
+  params.kv_heads = heads.kv_heads;
+  params.head_dim = heads.head_dim;
+  params.scale = scale_;
+  params.out_exact = memory_.window.out;
+  params.lse = memory_.window.lse;
+  RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, backend_->stream().get()));
+  return absl::OkStatus();
 }
 
-absl::Status CudaForwardPass::End(int64_t n) {
-  RETURN_IF_ERROR(FinishLayer(Layer(static_cast<int32_t>(layers() - 1)), n));
+absl::Status CudaForwardPass::FinishLayer(Layer layer, int64_t n, int64_t phase) {
+  RETURN_IF_ERROR(zone_->Attend(layer, Queries(n), phase, memory_.zone, backend_->stream()));
+  kernels::MergeStatesCudaParams merge;
+  merge.out_a = memory_.window.out;
+  merge.lse_a = memory_.window.lse;
+  merge.out_b = memory_.zone.out;
+  merge.lse_b = memory_.zone.lse;
+  merge.out_bf16 = memory_.attended;
+  merge.heads = n * shape_.heads.q_heads;
+  merge.head_dim = shape_.heads.head_dim;
+  RETURN_IF_CUDA_ERROR(kernels::MergeStatesCuda(merge, backend_->stream().get()));
+  return backend_->FinishLayer(layer, memory_.attended, n, memory_.hidden);
+}
+
+absl::Status CudaForwardPass::End(int64_t n, int64_t phase) {
+  RETURN_IF_ERROR(FinishLayer(Layer(static_cast<int32_t>(layers() - 1)), n, phase));
   RETURN_IF_ERROR(
-      backend_->Logits(hidden_.data() + (n - 1) * config_.hidden_size, 1, logits_.data()));
-  RETURN_IF_CUDA_ERROR(kernels::ArgmaxCuda(logits_.data(), 1, config_.vocab_size, best_.data(),
+      backend_->Logits(memory_.hidden + (n - 1) * config_.hidden_size, 1, memory_.logits));
+  RETURN_IF_CUDA_ERROR(kernels::ArgmaxCuda(memory_.logits, 1, config_.vocab_size, memory_.best,
                                            backend_->stream().get()));
-  if (shape_.zone_in_host) RETURN_IF_ERROR(pinned_zone_.CopyCounters(backend_->stream()));
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), best_.data(), sizeof(int32_t),
+  RETURN_IF_ERROR(zone_->CopyCounters(backend_->stream()));
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), memory_.best, sizeof(int32_t),
                                        cudaMemcpyDeviceToHost, backend_->stream().get()));
   return absl::OkStatus();
 }
 
-absl::Status CudaForwardPass::AskStore(Layer layer, int64_t n) {
-  const cuda::Range range("store");
-  RETURN_IF_ERROR(queries_here_.Synchronize());
-  RETURN_IF_ERROR(zone_.Start(layer, host_q_.data(), n));
-  if (prefetches(layer))
-    RETURN_IF_ERROR(zone_.Prefetch(layer.next(), host_approximate_q_.data(), n));
-  RETURN_IF_ERROR(zone_.Finish(layer, host_q_.data(), n, partial_));
-  if (retrieval_.measure) {
-    RETURN_IF_ERROR(backend_->stream().Synchronize());
-    window_lse_.assign(host_lse_.data(), host_lse_.data() + n * shape_.heads.q_heads);
+absl::Status CudaForwardPass::CheckTokens(absl::Span<const TokenId> tokens) const {
+  for (TokenId token : tokens) {
+    if (token >= 0 && token < config_.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "token id ", token, " is outside the vocabulary [0, ", config_.vocab_size, ")"));
   }
-  RETURN_IF_ERROR(zone_.Measure(layer, host_q_.data(), n, partial_, window_lse_));
-  std::copy(partial_.out.begin(), partial_.out.end(), host_zone_.data());
-  std::copy(partial_.lse.begin(), partial_.lse.end(), host_zone_.data() + partial_.out.size());
-  return absl::OkStatus();
+  const int64_t wanted = new_rows_ + static_cast<int64_t>(tokens.size());
+  if (shape_.context_rows + wanted <= shape_.capacity) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the GPU's window has room for ", shape_.capacity - shape_.context_rows,
+                   " new tokens (gpu_new_tokens); ", wanted, " are needed"));
 }
 
 absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position first_position) {
   const cuda::Range range("tokens");
   const int64_t n = static_cast<int64_t>(tokens.size());
   CARREL_CHECK(n >= 1 && n <= shape_.block && first_position == shape_.context_tokens + new_rows_);
-  for (TokenId token : tokens) {
-    if (token >= 0 && token < config_.vocab_size) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "token id ", token, " is outside the vocabulary [0, ", config_.vocab_size, ")"));
-  }
-  if (shape_.context_rows + new_rows_ + n > shape_.capacity) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the GPU's window has room for ", shape_.capacity - shape_.context_rows,
-                     " new tokens (gpu_new_tokens); ", new_rows_ + n, " are needed"));
-  }
+  RETURN_IF_ERROR(CheckTokens(tokens));
   const cuda::Stream& stream = backend_->stream();
   RETURN_IF_ERROR(stream.Synchronize());  // what the last block reads of pinned memory is read
   host_step_.data()[kStep] = static_cast<int32_t>(new_rows_);
   host_step_.data()[kWindowRows] = static_cast<int32_t>(shape_.context_rows + new_rows_ + n);
   std::copy(tokens.begin(), tokens.end(), host_step_.data() + kFirstId);
   n_ = n;
-  if (new_rows_ == 0 && speculates()) RETURN_IF_ERROR(ResetDrift());
-  if (n == 1 && !shape_.zone_at_store) {
-    const int64_t step = reading_prompt_ ? kPromptStep : generated_;
-    const int64_t phase =
-        shape_.zone_in_host ? pinned_zone_.PhaseOf(step) : device_zone_.PhaseOf(step);
+  if (new_rows_ == 0 && predicted_tokens() > 0) RETURN_IF_ERROR(ResetDrift());
+  if (n == 1 && !zone_->asks_host()) {
+    const int64_t phase = zone_->PhaseOf(reading_prompt_ ? kPromptStep : generated_);
     RETURN_IF_ERROR(token_[static_cast<size_t>(phase)].Launch(stream));
   } else {
     if (n > 1) RETURN_IF_ERROR(Begin(n));
     for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
-      RETURN_IF_ERROR(n == 1 ? project_[layer.value()].Launch(stream) : Project(layer, n));
-      if (shape_.zone_at_store) RETURN_IF_ERROR(queries_here_.Record(stream));
+      RETURN_IF_ERROR(n == 1 ? project_[layer.value()].Launch(stream) : Project(layer, n, 0));
+      RETURN_IF_ERROR(zone_->QueriesEnqueued(stream));
       RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream) : AttendWindow(layer, n));
-      if (shape_.zone_at_store) {
-        RETURN_IF_ERROR(AskStore(layer, n));
-      } else {
-        RETURN_IF_ERROR(AttendZone(layer, n, 0));
-      }
+      RETURN_IF_ERROR(zone_->Answer(layer, n, stream));
     }
-    RETURN_IF_ERROR(n == 1 ? end_.Launch(stream) : End(n));
+    RETURN_IF_ERROR(n == 1 ? end_.Launch(stream) : End(n, 0));
   }
-  for (Layer layer(0); !shape_.zone_at_store && layer.value() < layers(); layer = layer.next()) {
-    const int64_t attended = shape_.zone_here ? device_zone_.attended(layer)
-                             : shape_.zone_in_host
-                                 ? shape_.heads.kv_heads * pinned_zone_.attended(layer)
-                                 : 0;
-    statistics_[layer.value()].tokens += n;
-    statistics_[layer.value()].rows_attended += n * attended;
-  }
+  zone_->Count(n, statistics_);
   new_rows_ += n;
   if (!reading_prompt_) generated_ += n;
   return absl::OkStatus();
@@ -599,9 +498,9 @@ absl::Status CudaForwardPass::Logits(int64_t count, float* logits) {
   CARREL_CHECK(count <= n_);
   for (int64_t at = 0; at < count; at += kLogitsTokens) {
     const int64_t n = std::min(kLogitsTokens, count - at);
-    RETURN_IF_ERROR(backend_->Logits(hidden_.data() + (n_ - count + at) * config_.hidden_size, n,
-                                     logits_.data()));
-    RETURN_IF_ERROR(CopyFloats(host_logits_.data(), logits_.data(), n * config_.vocab_size));
+    RETURN_IF_ERROR(backend_->Logits(memory_.hidden + (n_ - count + at) * config_.hidden_size, n,
+                                     memory_.logits));
+    RETURN_IF_ERROR(CopyFloats(host_logits_.data(), memory_.logits, n * config_.vocab_size));
     RETURN_IF_ERROR(backend_->stream().Synchronize());
     std::copy_n(host_logits_.data(), n * config_.vocab_size, logits + at * config_.vocab_size);
   }
@@ -617,26 +516,23 @@ absl::StatusOr<TokenId> CudaForwardPass::Greedy() {
 Statistics CudaForwardPass::statistics() const {
   Statistics statistics;
   statistics.layers = statistics_;
-  if (shape_.zone_in_host) pinned_zone_.AddTo(statistics.layers);
+  zone_->AddTo(statistics.layers);
   if (client_ != nullptr) {
     statistics.bytes_sent = client_->bytes_sent();
     statistics.bytes_received = client_->bytes_received();
   }
   statistics.window_bytes = window_.bytes();
   statistics.weight_bytes = model::CudaWeights::Bytes(config_);
-  statistics.device_bytes = CudaBackend::Bytes(config_, shape_.block) + OwnBytes();
+  statistics.device_bytes = bytes_;
   return statistics;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
-    const model::Checkpoint& checkpoint, const RetrievalConfig& config, const DeviceConfig& device,
-    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
-    std::shared_ptr<const HostRows> host_rows) {
-  auto pass = std::make_unique<CudaForwardPass>(checkpoint.config, config, device, opened, client,
-                                                pool, std::move(host_rows));
-  RETURN_IF_ERROR(pass->Prepare(checkpoint, device, opened, pool));
+    const model::Checkpoint& checkpoint, const OpenedContext& context) {
+  auto pass = std::make_unique<CudaForwardPass>(checkpoint.config, context);
+  RETURN_IF_ERROR(pass->Prepare(checkpoint, context));
   return pass;
 }
 

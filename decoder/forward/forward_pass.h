@@ -4,6 +4,7 @@
 //         than a GPU's window has room for; what the store and the device say. Making one:
 //         Unavailable no such device, FailedPrecondition a build without CUDA, Unimplemented a
 //         shape that the device's kernels do not run, ResourceExhausted memory.
+// Ownership: of what is made: as OpenedContext; the checkpoint outlives it, too.
 // Threads: one.
 #pragma once
 
@@ -13,16 +14,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/thread_pool.h"
-#include "decoder/client/store_client.h"
-#include "decoder/config.h"
 #include "decoder/statistics.h"
+#include "decoder/zone/opened_context.h"
 #include "model/checkpoint.h"
 #include "model/transformer.h"
 
 namespace carrel::decoder {
-
-class HostRows;
 
 class ForwardPass {
  public:
@@ -44,18 +41,13 @@ class ForwardPass {
 // Sees every layer's input and attended output. Tests.
 using Observer = std::function<void(const model::AttentionInput&, const float* attended)>;
 
-// The client is open and `opened` its reply; sink and local rows are fetched before this returns.
-// host_rows: where NeedsHostRows, otherwise null.
-// Without a context: a null client and an empty reply. *observer outlives the pass and may change.
-absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(
-    const model::Checkpoint& checkpoint, const RetrievalConfig& config, const v1::OpenReply& opened,
-    StoreClient* client, ThreadPool* pool, const Observer* observer,
-    std::shared_ptr<const HostRows> host_rows);
-
-// host_rows: what device.zone_in_host copies, or null; not kept.
+// Both fetch sink and local rows before they return. context.rows: where NeedsHostRows, and what a
+// GPU's host zone copies, or null.
+// *observer outlives the pass and may change.
+absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCpuForwardPass(const model::Checkpoint& checkpoint,
+                                                                const OpenedContext& context,
+                                                                const Observer* observer);
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
-    const model::Checkpoint& checkpoint, const RetrievalConfig& config, const DeviceConfig& device,
-    const v1::OpenReply& opened, StoreClient* client, ThreadPool* pool,
-    std::shared_ptr<const HostRows> host_rows);
+    const model::Checkpoint& checkpoint, const OpenedContext& context);
 
 }  // namespace carrel::decoder

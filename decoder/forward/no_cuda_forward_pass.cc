@@ -1,13 +1,11 @@
 // In place of cuda_forward_pass.cc where CUDA is not built in.
 #include "decoder/forward/forward_pass.h"
-#include "decoder/select/host_rows.h"
 #include "model/device.h"
 
 namespace carrel::decoder {
 
-absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
-    const model::Checkpoint&, const RetrievalConfig&, const DeviceConfig&, const v1::OpenReply&,
-    StoreClient*, ThreadPool*, std::shared_ptr<const HostRows>) {
+absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(const model::Checkpoint&,
+                                                                 const OpenedContext&) {
   return model::BuiltWithoutCuda();
 }
 

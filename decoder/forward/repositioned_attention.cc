@@ -18,28 +18,28 @@ constexpr int64_t kBlockRows = 512;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RepositionedAttention>> RepositionedAttention::Create(
-    const RetrievalConfig& config, const model::ModelConfig& model, RowRange zone,
-    std::shared_ptr<const HostRows> rows, ThreadPool* pool) {
-  CARREL_CHECK(config.selector.has_value() && config.rope == Rope::kInfiniteHip && rows != nullptr);
-  std::unique_ptr<RepositionedAttention> attention(
-      new RepositionedAttention(config, model, zone, std::move(rows), pool));
-  ASSIGN_OR_RETURN(attention->selector_,
-                   MakeRowSelector(*config.selector, model.shape, zone, *attention->rows_, pool));
+    const OpenedContext& context, const model::ModelConfig& model) {
+  const RetrievalConfig& config = context.config;
+  CARREL_CHECK(config.selector.has_value() && config.rope == Rope::kInfiniteHip &&
+               context.rows != nullptr);
+  std::unique_ptr<RepositionedAttention> attention(new RepositionedAttention(context, model));
+  ASSIGN_OR_RETURN(
+      attention->selector_,
+      MakeRowSelector(*config.selector, model.shape, context.zone, *context.rows, context.pool));
   return attention;
 }
 
-RepositionedAttention::RepositionedAttention(const RetrievalConfig& config,
-                                             const model::ModelConfig& model, RowRange zone,
-                                             std::shared_ptr<const HostRows> rows, ThreadPool* pool)
-    : config_(config),
+RepositionedAttention::RepositionedAttention(const OpenedContext& context,
+                                             const model::ModelConfig& model)
+    : config_(context.config),
       shape_(model.shape),
       trained_tokens_(model.max_position_embeddings),
-      zone_(zone),
-      budgets_(LayerBudgets(config, model.shape.layers, zone.rows())),
+      zone_(context.zone),
+      budgets_(LayerBudgets(config_, model.shape.layers, zone_.rows())),
       scale_(1.0f / std::sqrt(static_cast<float>(model.shape.head_dim))),
       rope_(model::RopeInvFreq(model.rope, model.shape.head_dim), trained_tokens_),
-      rows_(std::move(rows)),
-      pool_(pool),
+      rows_(context.rows),
+      pool_(context.pool),
       new_rows_(model.shape),
       steps_(static_cast<size_t>(model.shape.layers)),
       layer_statistics_(static_cast<size_t>(model.shape.layers)) {

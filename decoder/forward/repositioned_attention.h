@@ -27,6 +27,7 @@
 #include "decoder/select/row_selector.h"
 #include "decoder/window/partial.h"
 #include "decoder/window/window.h"
+#include "decoder/zone/opened_context.h"
 #include "kernels/layer/rope/rope_table.h"
 #include "model/config.h"
 
@@ -34,11 +35,10 @@ namespace carrel::decoder {
 
 class RepositionedAttention final : public SequenceAttention {
  public:
-  // config.selector is set, config.rope is kInfiniteHip. rows hold the whole context, keys before
-  // RoPE; zone is the part of it that is searched.
+  // config.selector is set, config.rope is kInfiniteHip; rows are given and hold the whole context,
+  // keys before RoPE.
   static absl::StatusOr<std::unique_ptr<RepositionedAttention>> Create(
-      const RetrievalConfig& config, const model::ModelConfig& model, RowRange zone,
-      std::shared_ptr<const HostRows> rows, ThreadPool* pool);
+      const OpenedContext& context, const model::ModelConfig& model);
 
   // input's q and k are before RoPE.
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
@@ -48,8 +48,7 @@ class RepositionedAttention final : public SequenceAttention {
   Statistics statistics() const override;
 
  private:
-  RepositionedAttention(const RetrievalConfig& config, const model::ModelConfig& model,
-                        RowRange zone, std::shared_ptr<const HostRows> rows, ThreadPool* pool);
+  RepositionedAttention(const OpenedContext& context, const model::ModelConfig& model);
 
   // One KV head of one token of the block; chosen: rows of the zone, null for all of it.
   void AttendToken(const model::AttentionInput& input, KvHead head, int64_t token,

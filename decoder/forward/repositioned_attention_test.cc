@@ -76,6 +76,10 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
     config_.local = 7;
   }
 
+  auto Make(RowRange zone, std::shared_ptr<const HostRows> rows, ThreadPool& pool) {
+    return RepositionedAttention::Create(
+        {.config = config_, .zone = zone, .pool = &pool, .rows = std::move(rows)}, model_);
+  }
   // A context of `tokens` and kNew tokens after it, of one layer; every output against plain loops
   // over the rows that `chosen` names, in order, at consecutive positions.
   void Check(int64_t tokens, Layer layer, bool reading_prompt) {
@@ -83,7 +87,7 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
     const std::shared_ptr<const HostRows> owned(rows);
     const RowRange zone{config_.sink, tokens - config_.local};
     ThreadPool pool(1);
-    auto attention = RepositionedAttention::Create(config_, model_, zone, owned, &pool);
+    auto attention = Make(zone, owned, pool);
     CARREL_ASSERT_OK(attention);
     (*attention)->set_reading_prompt(reading_prompt);
     const std::vector<float> q = RandomNormal(rng_, kNew * 4 * 16),

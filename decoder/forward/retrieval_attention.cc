@@ -4,56 +4,46 @@
 #include <cmath>
 #include <utility>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/client/context_rows.h"
-#include "decoder/zone/host_zone.h"
-#include "decoder/zone/store_zone.h"
+#include "decoder/zone/make_zone.h"
+#include "decoder/zone/zone_attention.h"
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/window_attention/window_attention.h"
 
 namespace carrel::decoder {
 
-RetrievalAttention::RetrievalAttention(const AttentionShape& shape, StoreClient* client,
-                                       ThreadPool* pool, std::vector<int64_t> windows)
-    : shape_(shape),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
-      client_(client),
-      pool_(pool),
+RetrievalAttention::RetrievalAttention(const OpenedContext& context, std::vector<int64_t> windows)
+    : shape_(context.shape),
+      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
+      client_(context.client),
+      pool_(context.pool),
       windows_(std::move(windows)),
-      window_(shape),
-      layer_statistics_(shape.layers) {}
+      window_(shape_),
+      layer_statistics_(shape_.layers) {}
 
 RetrievalAttention::~RetrievalAttention() = default;
 
 absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
-    const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
-    StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows,
-    std::vector<int64_t> windows) {
+    const OpenedContext& context, std::vector<int64_t> windows) {
   std::unique_ptr<RetrievalAttention> attention(
-      new RetrievalAttention(shape, client, pool, std::move(windows)));
-  if (config.selector.has_value()) {
-    ASSIGN_OR_RETURN(attention->zone_, HostZone::Create(config, shape, opened, std::move(host_rows),
-                                                        pool, &attention->layer_statistics_));
-  } else {
-    attention->zone_ = std::make_unique<StoreZone>(config, shape, opened, client, pool,
-                                                   &attention->layer_statistics_);
-  }
-  RETURN_IF_ERROR(Annotate(attention->LoadContextRows(opened), "reading sink and local rows"));
+      new RetrievalAttention(context, std::move(windows)));
+  ASSIGN_OR_RETURN(attention->zone_, MakeZone(context, &attention->layer_statistics_));
+  RETURN_IF_ERROR(Annotate(attention->LoadContextRows(context), "reading sink and local rows"));
   return attention;
 }
 
-absl::Status RetrievalAttention::LoadContextRows(const v1::OpenReply& opened) {
-  const RowRange ranges[] = {{0, opened.zone_begin()}, {opened.zone_end(), opened.tokens()}};
+absl::Status RetrievalAttention::LoadContextRows(const OpenedContext& context) {
+  const RowRange ranges[] = {{0, context.zone.begin}, {context.zone.end, context.tokens}};
   RowRange newest;  // of a layer with a window: what its first new token sees
   const auto ranges_of = [&](Layer layer) -> absl::Span<const RowRange> {
     const int64_t window = WindowOf(layer);
     if (window == 0) return ranges;
-    newest = {std::max<Position>(0, opened.tokens() - (window - 1)), opened.tokens()};
+    newest = {std::max<Position>(0, context.tokens - (window - 1)), context.tokens};
     return {&newest, 1};
   };
   return ReadContextRows(
-      client_, shape_, ranges_of, opened.limits().max_fetch_rows(), [&](const ContextRows& block) {
+      client_, shape_, ranges_of, context.max_fetch_rows, [&](const ContextRows& block) {
         window_.AddContextRows(block.layer, block.head, block.k, block.v, block.rows);
         return absl::OkStatus();
       });

@@ -3,7 +3,7 @@
 // Math:   out = merge(window attention, zone attention): sink, local and new rows are disjoint from
 //         the zone, so with every zone row retrieved this is dense attention up to rounding (the
 //         master test, tests/master_test.cc).
-// Ownership: client and pool outlive it.
+// Ownership: as OpenedContext.
 // Threads: one caller; the pool shares the window's work.
 #pragma once
 
@@ -11,29 +11,23 @@
 #include <vector>
 
 #include "common/thread_pool.h"
-#include "decoder/client/store_client.h"
-#include "decoder/config.h"
 #include "decoder/forward/sequence_attention.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
 #include "decoder/window/window.h"
+#include "decoder/zone/opened_context.h"
 
 namespace carrel::decoder {
 
-class HostRows;
 class ZoneAttention;
 
 class RetrievalAttention final : public SequenceAttention {
  public:
-  // host_rows: of config.selector, which needs them; otherwise null.
-  // client is open; `opened` is its reply. Fetches sink and local rows before it returns. Without a
-  // context: a null client and an empty reply.
+  // Fetches sink and local rows before it returns.
   // windows: of each layer, the newest tokens that count, the one that looks included, or 0 for all;
   // empty: all in every layer. A layer with a window holds those rows itself and asks no store.
   static absl::StatusOr<std::unique_ptr<RetrievalAttention>> Create(
-      const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
-      StoreClient* client, ThreadPool* pool, std::shared_ptr<const HostRows> host_rows = nullptr,
-      std::vector<int64_t> windows = {});
+      const OpenedContext& context, std::vector<int64_t> windows = {});
   ~RetrievalAttention() override;
 
   absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
@@ -44,10 +38,9 @@ class RetrievalAttention final : public SequenceAttention {
   Statistics statistics() const override;
 
  private:
-  RetrievalAttention(const AttentionShape& shape, StoreClient* client, ThreadPool* pool,
-                     std::vector<int64_t> windows);
+  RetrievalAttention(const OpenedContext& context, std::vector<int64_t> windows);
   int64_t WindowOf(Layer layer) const { return windows_.empty() ? 0 : windows_[layer.value()]; }
-  absl::Status LoadContextRows(const v1::OpenReply& opened);
+  absl::Status LoadContextRows(const OpenedContext& context);
   void AttendWindow(const model::AttentionInput& input);
 
   const AttentionShape shape_;

@@ -9,7 +9,6 @@
 #include <set>
 
 #include "absl/strings/match.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "decoder/select/key_scores.h"
@@ -152,10 +151,6 @@ TEST_P(RowSelectorTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithin
   const AttentionShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
   const int64_t tokens = 70 + Below(300);
   auto rows = std::make_shared<RandomRows>(rng_, shape, tokens, 64);
-  v1::OpenReply opened;
-  opened.set_tokens(tokens);
-  opened.set_zone_begin(3);
-  opened.set_zone_end(tokens - 5);
   RetrievalConfig config;
   config.dense_layers = 0;
   config.selector = *ParseSelector(GetParam());
@@ -163,7 +158,13 @@ TEST_P(RowSelectorTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithin
   for (const int64_t top_k : {tokens - 8, tokens, kAllRows}) {
     config.top_k = top_k;
     std::vector<LayerStatistics> statistics(1);
-    auto zone = HostZone::Create(config, shape, opened, rows, &pool_, &statistics);
+    auto zone = HostZone::Create({.config = config,
+                                  .shape = shape,
+                                  .tokens = tokens,
+                                  .zone = {3, tokens - 5},
+                                  .pool = &pool_,
+                                  .rows = rows},
+                                 &statistics);
     CARREL_ASSERT_OK(zone);
     const int64_t n = 3;
     const std::vector<float> q = RandomNormal(rng_, n * shape.q_heads * shape.head_dim);

@@ -19,59 +19,54 @@ CudaZoneShape ShapeOf(const RetrievalConfig& config, const AttentionShape& heads
   return shape;
 }
 
-const HostRows* RowsForSelector(const RetrievalConfig& config, const HostRows* host_rows) {
-  return SelectorNeedsHostRows(*config.selector) ? host_rows : nullptr;
-}
-
 }  // namespace
 
-absl::StatusOr<int64_t> CudaDeviceZone::Bytes(const RetrievalConfig& config,
-                                              const AttentionShape& heads, RowRange zone,
-                                              const HostRows* host_rows) {
-  const CudaZoneShape shape = ShapeOf(config, heads, zone);
-  int64_t selector = 0;
-  if (shape.largest_budget() > 0) {
-    ASSIGN_OR_RETURN(selector, CudaRowSelectorBytes(*config.selector, shape,
-                                                    RowsForSelector(config, host_rows)));
-    if (config.estimate == Estimate::kOn) selector += CudaSummaries::Bytes(shape, *host_rows);
-  }
-  const int64_t splits = kernels::DecodeSplits(zone.rows(), heads.kv_heads);
-  return selector + CudaWindow::Bytes(heads, zone.rows()) +
-         static_cast<int64_t>(
-             kernels::DecodeWorkspaceBytes(heads.kv_heads, heads.group(), heads.head_dim, splits));
+CudaDeviceZone::CudaDeviceZone(const OpenedContext& context)
+    : context_(context),
+      shape_(ShapeOf(context.config, context.shape, context.zone)),
+      scale_(1.0f / std::sqrt(static_cast<float>(context.shape.head_dim))),
+      splits_(kernels::DecodeSplits(context.zone.rows(), context.shape.kv_heads)) {}
+
+const HostRows* CudaDeviceZone::RowsForSelector() const {
+  return SelectorNeedsHostRows(*context_.config.selector) ? context_.rows.get() : nullptr;
 }
 
-absl::StatusOr<CudaDeviceZone> CudaDeviceZone::Create(const RetrievalConfig& config,
-                                                      const AttentionShape& heads, RowRange zone,
-                                                      int64_t max_fetch_rows, StoreClient* client,
-                                                      const HostRows* host_rows, ThreadPool* pool,
-                                                      const cuda::Stream& stream) {
-  CudaDeviceZone out;
-  out.shape_ = ShapeOf(config, heads, zone);
-  out.scale_ = 1.0f / std::sqrt(static_cast<float>(heads.head_dim));
-  out.splits_ = kernels::DecodeSplits(zone.rows(), heads.kv_heads);
-  ASSIGN_OR_RETURN(out.values_, CudaWindow::Create(heads, zone.rows()));
-  ASSIGN_OR_RETURN(out.workspace_,
-                   ZeroedDeviceBytes(kernels::DecodeWorkspaceBytes(heads.kv_heads, heads.group(),
-                                                                   heads.head_dim, out.splits_)));
-  RETURN_IF_ERROR(
-      ReadContextRows(client, heads, {&zone, 1}, max_fetch_rows, [&](const ContextRows& block) {
-        return out.values_.CopyRows(block.layer, block.head, block.first - zone.begin, block.rows,
-                                    block.k, block.v);
+absl::StatusOr<int64_t> CudaDeviceZone::Bytes() const {
+  const AttentionShape& heads = shape_.heads;
+  int64_t selector = 0;
+  if (shape_.largest_budget() > 0) {
+    ASSIGN_OR_RETURN(selector,
+                     CudaRowSelectorBytes(*context_.config.selector, shape_, RowsForSelector()));
+    if (context_.config.estimate == Estimate::kOn)
+      selector += CudaSummaries::Bytes(shape_, *context_.rows);
+  }
+  return selector + CudaWindow::Bytes(heads, shape_.zone.rows()) +
+         static_cast<int64_t>(
+             kernels::DecodeWorkspaceBytes(heads.kv_heads, heads.group(), heads.head_dim, splits_));
+}
+
+absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
+  const AttentionShape& heads = shape_.heads;
+  const RowRange zone = shape_.zone;
+  ASSIGN_OR_RETURN(values_, CudaWindow::Create(heads, zone.rows()));
+  ASSIGN_OR_RETURN(workspace_, ZeroedDeviceBytes(kernels::DecodeWorkspaceBytes(
+                                   heads.kv_heads, heads.group(), heads.head_dim, splits_)));
+  RETURN_IF_ERROR(ReadContextRows(
+      context_.client, heads, {&zone, 1}, context_.max_fetch_rows, [&](const ContextRows& block) {
+        return values_.CopyRows(block.layer, block.head, block.first - zone.begin, block.rows,
+                                block.k, block.v);
       }));
-  if (out.shape_.largest_budget() == 0) return out;
+  if (shape_.largest_budget() == 0) return absl::OkStatus();
   CudaKeys keys;
   keys.row_stride = zone.rows();
   for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
-    keys.layers.push_back(out.values_.k(layer));
+    keys.layers.push_back(values_.k(layer));
   }
-  ASSIGN_OR_RETURN(out.selector_,
-                   MakeCudaRowSelector(*config.selector, out.shape_, keys,
-                                       RowsForSelector(config, host_rows), pool, stream));
-  if (config.estimate == Estimate::kOn) {
-    ASSIGN_OR_RETURN(out.summaries_, CudaSummaries::Create(out.shape_, *host_rows, pool));
-  }
-  return out;
+  ASSIGN_OR_RETURN(selector_, MakeCudaRowSelector(*context_.config.selector, shape_, keys,
+                                                  RowsForSelector(), context_.pool, stream));
+  if (context_.config.estimate != Estimate::kOn) return absl::OkStatus();
+  ASSIGN_OR_RETURN(summaries_, CudaSummaries::Create(shape_, *context_.rows, context_.pool));
+  return absl::OkStatus();
 }
 
 int64_t CudaDeviceZone::attended(Layer layer) const {
@@ -81,8 +76,18 @@ int64_t CudaDeviceZone::attended(Layer layer) const {
   return selection.total_rows >= 0 ? selection.total_rows : heads * selection.rows;
 }
 
-absl::Status CudaDeviceZone::Attend(Layer layer, const uint16_t* q, int64_t phase, float* out,
-                                    float* lse, const cuda::Stream& stream) const {
+absl::Status CudaDeviceZone::Attend(Layer layer, const CudaQueries& queries, int64_t phase,
+                                    const CudaPartial& to, const cuda::Stream& stream) {
+  const int64_t heads = shape_.heads.q_heads, width = heads * shape_.heads.head_dim;
+  for (int64_t i = 0; i < queries.n; ++i) {
+    RETURN_IF_ERROR(AttendToken(layer, queries.rounded + i * width, phase, to.out + i * width,
+                                to.lse + i * heads, stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDeviceZone::AttendToken(Layer layer, const uint16_t* q, int64_t phase, float* out,
+                                         float* lse, const cuda::Stream& stream) const {
   const AttentionShape& heads = shape_.heads;
   if (shape_.dense(layer)) {
     kernels::WindowAttentionCudaParams params;

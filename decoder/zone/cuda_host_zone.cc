@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
@@ -56,63 +57,66 @@ int64_t AttentionWorkspaceBytes(const AttentionShape& shape, int64_t rows) {
 
 }  // namespace
 
-absl::StatusOr<int64_t> CudaHostZone::Bytes(const BankPlan& plan, const BankConfig& bank,
-                                            const SelectorConfig& given, bool estimate,
-                                            const AttentionShape& shape, RowRange zone,
-                                            const HostRows* host_rows) {
-  const SelectorConfig selector = WithOversample(given, 1);  // keys cross the bus
-  int64_t bytes = AttentionWorkspaceBytes(shape, plan.rows) +
-                  shape.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters)) +
-                  CudaZoneRows::Bytes(shape) +
-                  GatheredElements(shape, MostGathered(plan, selector)) * 2 * 2;
-  for (const int64_t slots : plan.slots) bytes += BankBytes(shape, bank.map, plan.rows, slots);
-  for (const int64_t most : {plan.most_chosen(), plan.most_ahead()}) {
+absl::StatusOr<std::unique_ptr<CudaHostZone>> CudaHostZone::Create(const OpenedContext& context) {
+  ASSIGN_OR_RETURN(BankPlan plan, PlanBanks(context.config, context.device.bank, context.shape,
+                                            context.zone.rows()));
+  return std::unique_ptr<CudaHostZone>(new CudaHostZone(context, std::move(plan)));
+}
+
+CudaHostZone::CudaHostZone(const OpenedContext& context, BankPlan plan)
+    : context_(context),
+      shape_(context.shape),
+      method_(WithOversample(*context.config.selector, 1)),
+      plan_(std::move(plan)),
+      predicts_(context.config.prefetch != Prefetch::kOff),
+      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
+      splits_(kernels::DecodeSplits(plan_.rows, shape_.kv_heads)) {}
+
+const HostRows* CudaHostZone::RowsForSelector() const {
+  return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
+}
+
+absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
+  int64_t bytes = AttentionWorkspaceBytes(shape_, plan_.rows) +
+                  shape_.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters)) +
+                  CudaZoneRows::Bytes(shape_) +
+                  GatheredElements(shape_, MostGathered(plan_, method_)) * 2 * 2;
+  for (const int64_t slots : plan_.slots)
+    bytes += BankBytes(shape_, context_.device.bank.map, plan_.rows, slots);
+  for (const int64_t most : {plan_.most_chosen(), plan_.most_ahead()}) {
     if (most == 0) continue;
-    bytes += shape.kv_heads * most * 4 +
-             static_cast<int64_t>(kernels::RowBankWorkspaceBytes(shape.kv_heads, most));
+    bytes += shape_.kv_heads * most * 4 +
+             static_cast<int64_t>(kernels::RowBankWorkspaceBytes(shape_.kv_heads, most));
   }
-  if (plan.most_chosen() > 0) {
-    ASSIGN_OR_RETURN(const int64_t method,
-                     CudaRowSelectorBytes(selector, ShapeOf(plan, shape, zone, false),
-                                          SelectorNeedsHostRows(selector) ? host_rows : nullptr));
+  if (plan_.most_chosen() > 0) {
+    const CudaZoneShape shape = ShapeOf(plan_, shape_, context_.zone, false);
+    ASSIGN_OR_RETURN(const int64_t method, CudaRowSelectorBytes(method_, shape, RowsForSelector()));
     bytes += method;
-    if (estimate) bytes += CudaSummaries::Bytes(ShapeOf(plan, shape, zone, false), *host_rows);
+    if (context_.config.estimate == Estimate::kOn)
+      bytes += CudaSummaries::Bytes(shape, *context_.rows);
   }
-  if (plan.most_ahead() > 0) {
-    ASSIGN_OR_RETURN(const int64_t fork,
-                     CudaForkBytes(selector, ShapeOf(plan, shape, zone, true),
-                                   SelectorNeedsHostRows(selector) ? host_rows : nullptr));
-    bytes += fork + 2 * int64_t{shape.q_heads} * shape.head_dim * 2;
+  if (plan_.most_ahead() > 0) {
+    ASSIGN_OR_RETURN(
+        const int64_t fork,
+        CudaForkBytes(method_, ShapeOf(plan_, shape_, context_.zone, true), RowsForSelector()));
+    bytes += fork;
   }
   return bytes;
 }
 
-absl::StatusOr<CudaHostZone> CudaHostZone::Create(const BankPlan& plan, const BankConfig& bank,
-                                                  const SelectorConfig& given, bool estimate,
-                                                  const AttentionShape& shape, RowRange zone,
-                                                  int64_t max_fetch_rows, StoreClient* client,
-                                                  const HostRows* rows, ThreadPool* pool,
-                                                  const cuda::Stream& stream) {
-  CARREL_CHECK(zone.rows() == plan.rows);
-  const SelectorConfig selector = WithOversample(given, 1);
-  CudaHostZone out;
-  out.plan_ = plan;
-  out.bank_ = bank;
-  out.shape_ = shape;
-  out.scale_ = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-  out.splits_ = kernels::DecodeSplits(plan.rows, shape.kv_heads);
-  RETURN_IF_ERROR(out.Allocate());
-  ASSIGN_OR_RETURN(out.rows_, CudaZoneRows::Create(shape, zone, PackedLayers(plan, selector),
-                                                   max_fetch_rows, client, rows, pool));
-  ASSIGN_OR_RETURN(out.gathered_, cuda::DeviceBuffer<uint16_t>::Create(
-                                      2 * GatheredElements(shape, MostGathered(plan, selector))));
-  RETURN_IF_ERROR(out.MakeSelectors(selector, zone, rows, pool, stream));
-  if (estimate && plan.most_chosen() > 0) {
-    ASSIGN_OR_RETURN(out.summaries_,
-                     CudaSummaries::Create(ShapeOf(plan, shape, zone, false), *rows, pool));
+absl::Status CudaHostZone::Load(int64_t, const cuda::Stream& stream) {
+  RETURN_IF_ERROR(Allocate());
+  ASSIGN_OR_RETURN(rows_, CudaZoneRows::Create(shape_, context_.zone, PackedLayers(plan_, method_),
+                                               context_.max_fetch_rows, context_.client,
+                                               context_.rows.get(), context_.pool));
+  ASSIGN_OR_RETURN(gathered_, cuda::DeviceBuffer<uint16_t>::Create(
+                                  2 * GatheredElements(shape_, MostGathered(plan_, method_))));
+  RETURN_IF_ERROR(MakeSelectors(stream));
+  if (context_.config.estimate == Estimate::kOn && plan_.most_chosen() > 0) {
+    ASSIGN_OR_RETURN(summaries_, CudaSummaries::Create(ShapeOf(plan_, shape_, context_.zone, false),
+                                                       *context_.rows, context_.pool));
   }
-  RETURN_IF_ERROR(out.FillDevice(stream));
-  return out;
+  return FillDevice(stream);
 }
 
 absl::Status CudaHostZone::Allocate() {
@@ -143,11 +147,9 @@ absl::Status CudaHostZone::Allocate() {
   ASSIGN_OR_RETURN(ahead_workspace_,
                    cuda::DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(
                        kernels::RowBankWorkspaceBytes(shape_.kv_heads, most_ahead))));
-  ASSIGN_OR_RETURN(approximate_q_, cuda::DeviceBuffer<uint16_t>::Create(
-                                       2 * int64_t{shape_.q_heads} * shape_.head_dim));
   ASSIGN_OR_RETURN(ahead_stream_, cuda::Stream::Create());
   for (int32_t layer = 0; layer < shape_.layers; ++layer) {
-    for (std::vector<cuda::Event>* events : {&query_here_, &rows_here_}) {
+    for (std::vector<cuda::Event>* events : {&query_ready_, &rows_ready_}) {
       ASSIGN_OR_RETURN(cuda::Event event, cuda::Event::Create());
       events->push_back(std::move(event));
     }
@@ -155,9 +157,7 @@ absl::Status CudaHostZone::Allocate() {
   return absl::OkStatus();
 }
 
-absl::Status CudaHostZone::MakeSelectors(const SelectorConfig& selector, RowRange zone,
-                                         const HostRows* rows, ThreadPool* pool,
-                                         const cuda::Stream& stream) {
+absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
   if (plan_.most_chosen() == 0) return absl::OkStatus();
   CudaKeys keys;
   keys.row_stride = plan_.rows;
@@ -170,24 +170,25 @@ absl::Status CudaHostZone::MakeSelectors(const SelectorConfig& selector, RowRang
       ASSIGN_OR_RETURN(unpacked, cuda::PinnedBuffer<uint16_t>::Create(shape_.kv_heads * plan_.rows *
                                                                       shape_.head_dim));
     }
-    rows_.UnpackKeys(layer, pool, unpacked.data());
+    rows_.UnpackKeys(layer, context_.pool, unpacked.data());
     return unpacked.data();
   };
-  ASSIGN_OR_RETURN(selector_, MakeCudaRowSelector(
-                                  selector, ShapeOf(plan_, shape_, zone, false), keys,
-                                  SelectorNeedsHostRows(selector) ? rows : nullptr, pool, stream));
+  ASSIGN_OR_RETURN(selector_,
+                   MakeCudaRowSelector(method_, ShapeOf(plan_, shape_, context_.zone, false), keys,
+                                       RowsForSelector(), context_.pool, stream));
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     // Blocks and chunks may round a budget.
-    if (plan_.has_bank(Index(layer)) && attended(layer) > plan_.attended[Index(layer)]) {
+    if (plan_.has_bank(Index(layer)) && AttendedPerHead(layer) > plan_.attended[Index(layer)]) {
       return absl::InvalidArgumentError(
-          absl::StrCat("bank: layer ", layer.value(), " attends to up to ", attended(layer),
+          absl::StrCat("bank: layer ", layer.value(), " attends to up to ", AttendedPerHead(layer),
                        " rows for a budget of ", plan_.attended[Index(layer)],
                        ": give a top_k that blocks and "
                        "chunks divide"));
     }
   }
   if (plan_.most_ahead() == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(ahead_selector_, selector_->Fork(ShapeOf(plan_, shape_, zone, true).budgets));
+  ASSIGN_OR_RETURN(ahead_selector_,
+                   selector_->Fork(ShapeOf(plan_, shape_, context_.zone, true).budgets));
   CARREL_CHECK(ahead_selector_ != nullptr);  // ValidateDeviceConfig
   return absl::OkStatus();
 }
@@ -202,7 +203,7 @@ absl::Status CudaHostZone::FillDevice(const cuda::Stream& stream) {
   return Reset(stream);
 }
 
-int64_t CudaHostZone::attended(Layer layer) const {
+int64_t CudaHostZone::AttendedPerHead(Layer layer) const {
   return plan_.chooses(Index(layer)) ? selector_->selection(layer).rows : plan_.rows;
 }
 
@@ -218,7 +219,7 @@ absl::Status CudaHostZone::Reset(const cuda::Stream& stream) {
   return stream.Synchronize();
 }
 
-absl::Status CudaHostZone::CopyCounters(const cuda::Stream& stream) const {
+absl::Status CudaHostZone::CopyCounters(const cuda::Stream& stream) {
   RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_counters_.data(), counters_.data(),
                                        static_cast<size_t>(counters_.bytes()),
                                        cudaMemcpyDeviceToHost, stream.get()));
@@ -229,17 +230,13 @@ uint16_t* CudaHostZone::held_v(Layer layer) const {
   return held_k(layer) + kernels::RowBankRowBytes(BankOf(layer)) / 4;
 }
 
-uint16_t* CudaHostZone::approximate_q(Layer layer) const {
-  return approximate_q_.data() + layer.value() % 2 * int64_t{shape_.q_heads} * shape_.head_dim;
-}
-
 kernels::RowBankShape CudaHostZone::BankOf(Layer layer) const {
   kernels::RowBankShape bank;
   bank.kv_heads = shape_.kv_heads;
   bank.head_dim = shape_.head_dim;
   bank.slots = plan_.slots[Index(layer)];
   bank.rows = plan_.rows;
-  bank.map = bank_.map;
+  bank.map = context_.device.bank.map;
   return bank;
 }
 
@@ -268,15 +265,16 @@ kernels::RowBankParams CudaHostZone::UseOf(Layer layer, const CudaSelection& sel
   return use;
 }
 
-absl::Status CudaHostZone::FetchAhead(Layer layer, const cuda::Stream& stream) const {
+absl::Status CudaHostZone::Predict(Layer layer, const CudaQueries& queries,
+                                   const cuda::Stream& stream) {
   const size_t l = Index(layer);
-  RETURN_IF_ERROR(query_here_[l].Record(stream));
-  RETURN_IF_ERROR(ahead_stream_.WaitFor(query_here_[l]));
-  RETURN_IF_ERROR(ahead_selector_->Select(layer, approximate_q(layer), 0, ahead_stream_));
+  RETURN_IF_ERROR(query_ready_[l].Record(stream));
+  RETURN_IF_ERROR(ahead_stream_.WaitFor(query_ready_[l]));
+  RETURN_IF_ERROR(ahead_selector_->Select(layer, queries.rounded, 0, ahead_stream_));
   RETURN_IF_CUDA_ERROR(kernels::UseRowBank(
       UseOf(layer, ahead_selector_->selection(layer), kernels::RowBankPurpose::kAhead),
       ahead_stream_.get()));
-  return rows_here_[l].Record(ahead_stream_);
+  return rows_ready_[l].Record(ahead_stream_);
 }
 
 // Rows that lie together: k, v [kv_heads, rows, head_dim].
@@ -321,8 +319,20 @@ absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& sele
   return AttendTogether(q, gather.k, gather.v, selection.rows, out, lse, stream);
 }
 
-absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase, bool after_fetch,
-                                  float* out, float* lse, const cuda::Stream& stream) const {
+absl::Status CudaHostZone::Attend(Layer layer, const CudaQueries& queries, int64_t phase,
+                                  const CudaPartial& to, const cuda::Stream& stream) {
+  const bool after_fetch = predicts(layer, queries.n);
+  const int64_t heads = shape_.q_heads, width = heads * shape_.head_dim;
+  for (int64_t i = 0; i < queries.n; ++i) {
+    RETURN_IF_ERROR(AttendToken(layer, queries.rounded + i * width, phase, after_fetch,
+                                to.out + i * width, to.lse + i * heads, stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t phase,
+                                       bool after_fetch, float* out, float* lse,
+                                       const cuda::Stream& stream) const {
   const size_t l = Index(layer);
   const bool held = plan_.slots[l] > 0;
   if (!plan_.chooses(l)) {
@@ -330,7 +340,7 @@ absl::Status CudaHostZone::Attend(Layer layer, const uint16_t* q, int64_t phase,
                           held ? held_v(layer) : rows_.v(layer), plan_.rows, out, lse, stream);
   }
   RETURN_IF_ERROR(selector_->Select(layer, q, phase, stream));
-  if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_here_[l]));
+  if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_ready_[l]));
   const CudaSelection selection = selector_->selection(layer);
   if (!held && rows_.is_packed(layer)) {
     RETURN_IF_ERROR(AttendGathered(layer, selection, q, out, lse, stream));

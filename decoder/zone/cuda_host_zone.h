@@ -7,9 +7,9 @@
 // Source:    HATA-off and Double Sparsity's double buffer (prefetch), the banks of HiP and
 //            InfiniteHiP (docs/methods.md).
 // Shapes:    those of cuda_zone_rows.h.
-// Ownership: keeps neither client nor rows.
+// Ownership: as OpenedContext.
 // Errors:    ResourceExhausted device or pinned memory; those of the store while it is filled.
-// Threads:   one. Attend and FetchAhead only enqueue and can be captured.
+// Threads:   one. Attend and Predict only enqueue and can be captured.
 #pragma once
 
 #include <cstdint>
@@ -20,63 +20,54 @@
 #include "common/cuda/buffer.h"
 #include "common/cuda/stream.h"
 #include "common/ids.h"
-#include "common/thread_pool.h"
-#include "decoder/config.h"
 #include "decoder/select/cuda_row_selector.h"
 #include "decoder/statistics.h"
 #include "decoder/zone/bank_plan.h"
 #include "decoder/zone/cuda_summaries.h"
+#include "decoder/zone/cuda_zone_attention.h"
 #include "decoder/zone/cuda_zone_rows.h"
+#include "decoder/zone/opened_context.h"
 #include "kernels/rows/row_bank/row_bank_cuda.h"
 
 namespace carrel::decoder {
 
-class StoreClient;
-
-class CudaHostZone {
+class CudaHostZone final : public CudaZoneAttention {
  public:
-  // Device bytes. host_rows: where SelectorNeedsHostRows or estimate: then it has summaries.
-  static absl::StatusOr<int64_t> Bytes(const BankPlan& plan, const BankConfig& bank,
-                                       const SelectorConfig& selector, bool estimate,
-                                       const AttentionShape& shape, RowRange zone,
-                                       const HostRows* host_rows);
-  // Copies the zone from `rows` if they are given, otherwise reads it from the store.
-  static absl::StatusOr<CudaHostZone> Create(const BankPlan& plan, const BankConfig& bank,
-                                             const SelectorConfig& selector, bool estimate,
-                                             const AttentionShape& shape, RowRange zone,
-                                             int64_t max_fetch_rows, StoreClient* client,
-                                             const HostRows* rows, ThreadPool* pool,
-                                             const cuda::Stream& stream);
-  CudaHostZone() = default;
+  // context.rows are copied where they are given, otherwise the zone is read from the store; they are
+  // given where SelectorNeedsHostRows or estimate=on: then they have summaries. The zone is not empty.
+  static absl::StatusOr<std::unique_ptr<CudaHostZone>> Create(const OpenedContext& context);
 
-  // One token: q [q_heads, head_dim] bf16 -> out [q_heads, head_dim], lse [q_heads] f32.
-  // phase: of the selector. after_fetch: FetchAhead was called for this layer and token.
-  absl::Status Attend(Layer layer, const uint16_t* q, int64_t phase, bool after_fetch, float* out,
-                      float* lse, const cuda::Stream& stream) const;
+  absl::StatusOr<int64_t> Bytes() const override;
+  absl::Status Load(int64_t block, const cuda::Stream& stream) override;
+  // Empties the banks and forgets what was counted.
+  absl::Status Reset(const cuda::Stream& stream) override;
+
+  int64_t phases() const override { return selector_ == nullptr ? 1 : selector_->phases(); }
+  int64_t PhaseOf(int64_t step) const override {
+    return selector_ == nullptr ? 0 : selector_->PhaseOf(step);
+  }
+  int64_t predicted_tokens(int64_t) const override { return predicts_ ? 1 : 0; }
+  bool predicts(Layer layer, int64_t n) const override { return n == 1 && fetches_ahead(layer); }
+
+  // What has been enqueued on `stream` so far comes before the choice of rows; these travel on a
+  // stream of their own until the layer's Attend.
+  absl::Status Predict(Layer next, const CudaQueries& queries, const cuda::Stream& stream) override;
+  absl::Status Attend(Layer layer, const CudaQueries& queries, int64_t phase, const CudaPartial& to,
+                      const cuda::Stream& stream) override;
+  // Enqueues a copy of the counters, which AddTo reads once it is done.
+  absl::Status CopyCounters(const cuda::Stream& stream) override;
+
+  void AddTo(std::vector<LayerStatistics>& layers) const override;
+
+ private:
+  CudaHostZone(const OpenedContext& context, BankPlan plan);
 
   // Whether rows of the layer are fetched ahead.
   bool fetches_ahead(Layer layer) const { return plan_.ahead[Index(layer)] > 0; }
-  // Where the approximate query of a layer that fetches ahead goes: [q_heads, head_dim] bf16.
-  uint16_t* approximate_q(Layer layer) const;
-  // Once the query is there: what has been enqueued on `stream` so far comes before it. The rows
-  // travel on a stream of their own until the layer's Attend.
-  absl::Status FetchAhead(Layer layer, const cuda::Stream& stream) const;
-
-  // Empties the banks and forgets what was counted.
-  absl::Status Reset(const cuda::Stream& stream);
-  // Enqueues a copy of the counters, which AddTo reads once it is done.
-  absl::Status CopyCounters(const cuda::Stream& stream) const;
-  void AddTo(std::vector<LayerStatistics>& layers) const;
-
-  int64_t phases() const { return selector_ == nullptr ? 1 : selector_->phases(); }
-  int64_t PhaseOf(int64_t step) const {
-    return selector_ == nullptr ? 0 : selector_->PhaseOf(step);
-  }
-  // Rows that a token attends to in each KV head; where blocks or chunks at the zone's end are
-  // short, at most.
-  int64_t attended(Layer layer) const;
-
- private:
+  int64_t attended(Layer layer) const override { return shape_.kv_heads * AttendedPerHead(layer); }
+  int64_t AttendedPerHead(Layer layer) const;
+  // Where the method is calibrated by them.
+  const HostRows* RowsForSelector() const;
   static size_t Index(Layer layer) { return static_cast<size_t>(layer.value()); }
   uint16_t* held_k(Layer layer) const { return held_.data() + held_at_[Index(layer)]; }
   uint16_t* held_v(Layer layer) const;
@@ -85,9 +76,11 @@ class CudaHostZone {
                                kernels::RowBankPurpose purpose) const;
 
   absl::Status Allocate();
-  absl::Status MakeSelectors(const SelectorConfig& selector, RowRange zone, const HostRows* rows,
-                             ThreadPool* pool, const cuda::Stream& stream);
+  absl::Status MakeSelectors(const cuda::Stream& stream);
   absl::Status FillDevice(const cuda::Stream& stream);
+  // One token. after_fetch: Predict was called for this layer and token.
+  absl::Status AttendToken(Layer layer, const uint16_t* q, int64_t phase, bool after_fetch,
+                           float* out, float* lse, const cuda::Stream& stream) const;
   absl::Status AttendTogether(const uint16_t* q, const uint16_t* k, const uint16_t* v, int64_t rows,
                               float* out, float* lse, const cuda::Stream& stream) const;
   absl::Status AttendGathered(Layer layer, const CudaSelection& selection, const uint16_t* q,
@@ -97,11 +90,13 @@ class CudaHostZone {
                             const CudaSummaries::SelectedRows& rows, float* out, float* lse,
                             const cuda::Stream& stream) const;
 
-  BankPlan plan_;
-  BankConfig bank_;
-  AttentionShape shape_;
-  float scale_ = 0;
-  int64_t splits_ = 0;
+  const OpenedContext context_;
+  const AttentionShape shape_;
+  const SelectorConfig method_;  // where keys cross the bus
+  const BankPlan plan_;
+  const bool predicts_;  // whether rows are fetched ahead at all
+  const float scale_;
+  const int64_t splits_;
   CudaZoneRows rows_;
   // Null: every layer is dense; no layer is fetched ahead.
   std::unique_ptr<CudaRowSelector> selector_, ahead_selector_;
@@ -116,10 +111,8 @@ class CudaHostZone {
   cuda::DeviceBuffer<kernels::RowBankCounters> counters_;  // [layers]
   cuda::PinnedBuffer<kernels::RowBankCounters> host_counters_;
 
-  // Of every second layer: one may still be read while the next is written.
-  cuda::DeviceBuffer<uint16_t> approximate_q_;
   cuda::Stream ahead_stream_;
-  std::vector<cuda::Event> query_here_, rows_here_;  // [layers]
+  std::vector<cuda::Event> query_ready_, rows_ready_;  // [layers]
 };
 
 }  // namespace carrel::decoder

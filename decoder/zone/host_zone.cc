@@ -4,45 +4,42 @@
 #include <cmath>
 #include <utility>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/select/key_scores.h"
 #include "decoder/zone/output_error.h"
+#include "decoder/zone/retrieval_meter.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 
 namespace carrel::decoder {
 
 absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(
-    const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
-    std::shared_ptr<const HostRows> rows, ThreadPool* pool,
-    std::vector<LayerStatistics>* statistics) {
-  CARREL_CHECK(config.selector.has_value() && rows != nullptr);
-  const RowRange zone{opened.zone_begin(), opened.zone_end()};
-  if (config.estimate == Estimate::kOn && !rows->has_summaries()) {
+    const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
+  const RetrievalConfig& config = context.config;
+  CARREL_CHECK(config.selector.has_value() && context.rows != nullptr);
+  if (config.estimate == Estimate::kOn && !context.rows->has_summaries()) {
     return absl::FailedPreconditionError(
         "estimate=on: the context has no summaries; carrel reindex --summaries 40 makes them");
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<RowSelector> selector,
-                   MakeRowSelector(*config.selector, shape, zone, *rows, pool));
-  return std::unique_ptr<HostZone>(
-      new HostZone(config, shape, zone, std::move(rows), std::move(selector), pool, statistics));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<RowSelector> selector,
+      MakeRowSelector(*config.selector, context.shape, context.zone, *context.rows, context.pool));
+  return std::unique_ptr<HostZone>(new HostZone(context, std::move(selector), statistics));
 }
 
-HostZone::HostZone(const RetrievalConfig& config, const AttentionShape& shape, RowRange zone,
-                   std::shared_ptr<const HostRows> rows, std::unique_ptr<RowSelector> selector,
-                   ThreadPool* pool, std::vector<LayerStatistics>* statistics)
-    : config_(config),
-      shape_(shape),
-      zone_(zone),
-      budgets_(LayerBudgets(config, shape.layers, zone.rows())),
-      estimate_(config.estimate != Estimate::kOff && rows->has_summaries()),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
-      rows_(std::move(rows)),
+HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector,
+                   std::vector<LayerStatistics>* statistics)
+    : config_(context.config),
+      shape_(context.shape),
+      zone_(context.zone),
+      budgets_(LayerBudgets(config_, shape_.layers, zone_.rows())),
+      estimate_(config_.estimate != Estimate::kOff && context.rows->has_summaries()),
+      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
+      rows_(context.rows),
       selector_(std::move(selector)),
-      pool_(pool),
+      pool_(context.pool),
       statistics_(statistics),
-      steps_(static_cast<size_t>(shape.layers)) {
-  for (int32_t layer = 0; layer < shape.layers; ++layer) {
+      steps_(static_cast<size_t>(shape_.layers)) {
+  for (int32_t layer = 0; layer < shape_.layers; ++layer) {
     (*statistics_)[layer].top_k = budgets_[layer];
   }
 }
@@ -195,16 +192,9 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
 absl::Status HostZone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
                                const std::vector<float>& window_lse) {
   if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
-  LayerStatistics& statistics = (*statistics_)[layer.value()];
   every_row_.Reset(n, shape_.q_heads, shape_.head_dim);
   AttendAll(layer, q, n, every_row_);
-  for (size_t i = 0; i < window_lse.size(); ++i) {
-    const double top = std::max(every_row_.lse[i], window_lse[i]);
-    const double all = std::exp(every_row_.lse[i] - top) + std::exp(window_lse[i] - top);
-    statistics.mass.Add(std::exp(double{zone.lse[i]} - every_row_.lse[i]));
-    statistics.attended_mass.Add((std::exp(zone.lse[i] - top) + std::exp(window_lse[i] - top)) /
-                                 all);
-  }
+  AddMass(every_row_.lse, zone.lse, window_lse, (*statistics_)[layer.value()]);
   return absl::OkStatus();
 }
 

@@ -20,22 +20,15 @@
 #include "decoder/select/host_rows.h"
 #include "decoder/select/row_selector.h"
 #include "decoder/statistics.h"
+#include "decoder/zone/opened_context.h"
 #include "decoder/zone/zone_attention.h"
-
-namespace carrel::v1 {
-class OpenReply;
-}
 
 namespace carrel::decoder {
 
 class HostZone final : public ZoneAttention {
  public:
-  // config.selector is set.
-  static absl::StatusOr<std::unique_ptr<HostZone>> Create(const RetrievalConfig& config,
-                                                          const AttentionShape& shape,
-                                                          const v1::OpenReply& opened,
-                                                          std::shared_ptr<const HostRows> rows,
-                                                          ThreadPool* pool,
+  // config.selector is set, and rows are given.
+  static absl::StatusOr<std::unique_ptr<HostZone>> Create(const OpenedContext& context,
                                                           std::vector<LayerStatistics>* statistics);
 
   absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
@@ -49,9 +42,8 @@ class HostZone final : public ZoneAttention {
   void Cancel() override;
 
  private:
-  HostZone(const RetrievalConfig& config, const AttentionShape& shape, RowRange zone,
-           std::shared_ptr<const HostRows> rows, std::unique_ptr<RowSelector> selector,
-           ThreadPool* pool, std::vector<LayerStatistics>* statistics);
+  HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector,
+           std::vector<LayerStatistics>* statistics);
 
   void AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const;
   absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);

@@ -26,7 +26,10 @@
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
 #include "decoder/zone/candidates.h"
+#include "decoder/zone/opened_context.h"
+#include "decoder/zone/retrieval_meter.h"
 #include "decoder/zone/row_cache.h"
+#include "decoder/zone/store_queries.h"
 #include "decoder/zone/threshold.h"
 #include "decoder/zone/zone_attention.h"
 
@@ -35,8 +38,7 @@ namespace carrel::decoder {
 class StoreZone final : public ZoneAttention {
  public:
   // statistics [layers] outlives this.
-  StoreZone(const RetrievalConfig& config, const AttentionShape& shape, const v1::OpenReply& opened,
-            StoreClient* client, ThreadPool* pool, std::vector<LayerStatistics>* statistics);
+  StoreZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics);
 
   // approximate_q [n, q_heads, head_dim] for `layer`.
   absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
@@ -44,12 +46,10 @@ class StoreZone final : public ZoneAttention {
   // partial gets the zone's attention, [n, q_heads].
   absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override;
 
-  // After Finish: asks exactly and adds hit rate, mass and thresholds' samples to the statistics,
-  // where config or calibration want it. window_lse [n, q_heads] is of the rows that the decoder
-  // holds.
+  // After Finish: what retrieval_meter.h measures, where config or calibration want it; thresholds
+  // learn from it. window_lse [n, q_heads] is of the rows that the decoder holds.
   absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
                        const std::vector<float>& window_lse) override;
-  // Asks the store for attention over every row.
   absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
                              const Partial& window) override;
 
@@ -71,7 +71,6 @@ class StoreZone final : public ZoneAttention {
   };
 
   bool calibrating(Layer layer) const;
-  v1::Query MakeQuery(Layer layer, const float* q, int64_t n) const;
   // The slots that RowCache::Slots gave when the config was checked.
   std::vector<int64_t> CacheSlots() const;
   absl::Status StartTopK(Layer layer, const float* q, int64_t n, Pending& pending);
@@ -83,38 +82,21 @@ class StoreZone final : public ZoneAttention {
                                 Partial& partial);
   absl::Status FinishPartials(Layer layer, const float* q, int64_t n, Pending& pending,
                               Partial& partial);
-  absl::Status MergeAttend(const v1::QueryReply& reply, int64_t n, Partial& partial);
   absl::Status MergeValues(Layer layer, const v1::QueryReply& reply, int64_t n,
                            std::vector<int64_t>& rows_seen, Partial& partial);
-
-  // Receives all parts of a reply; counts wait and bytes unless it is a measurement.
-  absl::StatusOr<std::vector<v1::SessionReply>> Receive(RequestId id, LayerStatistics* statistics);
-  // Of the rows that the same query attends to, without the estimation term; [n, q_heads].
-  absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n,
-                                               std::optional<RequestId> among);
-  absl::StatusOr<Candidates> ReceiveIds(v1::Query query, int64_t n, std::vector<float>* zone_lse);
-  // Of candidates that the store keeps, the top_k best for the true query.
-  absl::StatusOr<Candidates> ReceiveIdsAmong(Layer layer, const float* q, int64_t n, int64_t top_k,
-                                             RequestId candidates);
-  // Of what was asked ahead, to the statistics and, while calibrating, to the layer's threshold.
-  absl::Status AddHits(Layer layer, const float* q, int64_t n, const Candidates& truth,
-                       bool measure);
-  // Rows that a speculative query asks for.
-  int64_t RowsAhead(Layer layer) const;
 
   LayerStatistics& StatisticsOf(Layer layer) { return (*statistics_)[layer.value()]; }
 
   const RetrievalConfig config_;
   const AttentionShape shape_;
   const RowRange zone_;
-  const bool estimate_;
-  const int64_t max_top_k_;
   const int64_t max_fetch_rows_;
-  const std::vector<int64_t> budgets_;
+  const StoreQueries queries_;
   const float scale_;
   StoreClient* const client_;
   ThreadPool* const pool_;
   std::vector<LayerStatistics>* const statistics_;
+  const RetrievalMeter meter_;
   RowCache row_cache_;
   std::vector<Pending> pending_;       // [layers]
   std::vector<Threshold> thresholds_;  // [layers]

@@ -1,0 +1,100 @@
+// What:      the zone's part of a sequence's attention where a GPU runs the model, wherever the zone
+//            lives: cuda_store_zone.h asks a store, cuda_device_zone.h holds the rows on the GPU,
+//            cuda_host_zone.h in pinned memory of this host. This class is a zone without rows.
+//            Per layer and block of tokens: TakeQueries, Predict, TakeWindow, Attend enqueue only and
+//            can be captured; where asks_host(), QueriesEnqueued and Answer run between them, each
+//            time, in this host.
+// Shapes:    queries [n, q_heads, head_dim] after RoPE, f32 and rounded to bf16; out
+//            [n, q_heads, head_dim], lse [n, q_heads] f32. All on the device.
+// Errors:    ResourceExhausted device or pinned memory; those of the store.
+// Threads:   one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/stream.h"
+#include "common/ids.h"
+#include "decoder/statistics.h"
+
+namespace carrel::decoder {
+
+struct CudaQueries {
+  const float* exact = nullptr;
+  const uint16_t* rounded = nullptr;
+  int64_t n = 0;
+};
+
+struct CudaPartial {
+  float* out = nullptr;
+  float* lse = nullptr;
+};
+
+class CudaZoneAttention {
+ public:
+  virtual ~CudaZoneAttention() = default;
+
+  // The device memory that Load takes.
+  virtual absl::StatusOr<int64_t> Bytes() const { return 0; }
+  // block: tokens at once, at most.
+  virtual absl::Status Load(int64_t, const cuda::Stream&) { return absl::OkStatus(); }
+  // Forgets what the tokens so far have left behind: they counted for nothing.
+  virtual absl::Status Reset(const cuda::Stream&) { return absl::OkStatus(); }
+
+  // Whether every layer waits for an answer of this host; otherwise a token is one graph, one for
+  // each phase of what chooses the rows.
+  virtual bool asks_host() const { return false; }
+  virtual int64_t phases() const { return 1; }
+  virtual int64_t PhaseOf(int64_t) const { return 0; }
+
+  // How many tokens' queries Predict may be given at once, of a block of so many; 0: none ever.
+  virtual int64_t predicted_tokens(int64_t) const { return 0; }
+  // Whether it is given those of n tokens for the layer, which is not the first.
+  virtual bool predicts(Layer, int64_t) const { return false; }
+
+  virtual absl::Status TakeQueries(Layer, const CudaQueries&, const cuda::Stream&) {
+    return absl::OkStatus();
+  }
+  // What this layer's hidden state says of the next layer's queries. They stay until that layer
+  // attends.
+  virtual absl::Status Predict(Layer, const CudaQueries&, const cuda::Stream&) {
+    return absl::OkStatus();
+  }
+  // lse [n, q_heads] of the rows that the decoder holds.
+  virtual absl::Status TakeWindow(Layer, const float*, int64_t, const cuda::Stream&) {
+    return absl::OkStatus();
+  }
+  // Leaves `to` as it is where there are no rows.
+  virtual absl::Status Attend(Layer, const CudaQueries&, int64_t, const CudaPartial&,
+                              const cuda::Stream&) {
+    return absl::OkStatus();
+  }
+  // At the end of every block of tokens.
+  virtual absl::Status CopyCounters(const cuda::Stream&) { return absl::OkStatus(); }
+
+  virtual absl::Status QueriesEnqueued(const cuda::Stream&) { return absl::OkStatus(); }
+  // Waits for what QueriesEnqueued recorded; Attend enqueues the answer.
+  virtual absl::Status Answer(Layer, int64_t, const cuda::Stream&) { return absl::OkStatus(); }
+
+  virtual void set_reading_prompt(bool) {}
+  // Gives up what is in flight: the sequence is over or failed.
+  virtual void Cancel() {}
+
+  // n tokens have passed: adds them and the rows that they attended to, of all KV heads; where blocks
+  // or chunks at the zone's end are short, at most.
+  virtual void Count(int64_t n, std::vector<LayerStatistics>& layers) const {
+    for (size_t l = 0; l < layers.size(); ++l) {
+      layers[l].tokens += n;
+      layers[l].rows_attended += n * attended(Layer(static_cast<int32_t>(l)));
+    }
+  }
+  // What CopyCounters brought.
+  virtual void AddTo(std::vector<LayerStatistics>&) const {}
+
+ protected:
+  // Of one token.
+  virtual int64_t attended(Layer) const { return 0; }
+};
+
+}  // namespace carrel::decoder

@@ -1,0 +1,25 @@
+// What:      makes the zone that the options name. The only place that looks at where a zone lives.
+// Errors:    those of HostZone::Create, PlanBanks.
+// Ownership: as OpenedContext; statistics [layers] outlives the zone.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "decoder/statistics.h"
+#include "decoder/zone/opened_context.h"
+#include "decoder/zone/zone_attention.h"
+
+namespace carrel::decoder {
+
+class CudaZoneAttention;
+
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeZone(const OpenedContext& context,
+                                                        std::vector<LayerStatistics>* statistics);
+
+// In a build with CUDA. Takes no device memory before Load.
+absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(
+    const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+
+}  // namespace carrel::decoder

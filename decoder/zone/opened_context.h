@@ -1,0 +1,33 @@
+// What:      an opened context, as a forward pass and its zone take it: how to retrieve, what the store
+//            said of the context, and whom to ask. Without a context: no tokens and no client.
+// Ownership: client and pool outlive what is made of it; rows are shared.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/client/store_client.h"
+#include "decoder/config.h"
+#include "decoder/select/host_rows.h"
+
+namespace carrel::decoder {
+
+struct OpenedContext {
+  RetrievalConfig config;  // what was left to the context is decided
+  DeviceConfig device;
+  AttentionShape shape;
+  int64_t tokens = 0;
+  RowRange zone;
+  bool has_summaries = false;  // at the store
+  int64_t max_top_k = 0;       // the store's limits
+  int64_t max_fetch_rows = 0;
+  std::vector<std::vector<float>> drift;  // StoredDrift (forward/query_drift.h)
+  StoreClient* client = nullptr;
+  ThreadPool* pool = nullptr;
+  std::shared_ptr<const HostRows> rows;  // where TakesHostRows and they can be had
+};
+
+}  // namespace carrel::decoder

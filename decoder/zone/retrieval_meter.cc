@@ -1,0 +1,153 @@
+#include "decoder/zone/retrieval_meter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "carrel/v1/retrieval.pb.h"
+#include "common/status.h"
+#include "decoder/client/wire.h"
+#include "decoder/zone/output_error.h"
+
+namespace carrel::decoder {
+
+void AddMass(const std::vector<float>& zone_lse, const std::vector<float>& rows_lse,
+             const std::vector<float>& window_lse, LayerStatistics& statistics) {
+  for (size_t i = 0; i < zone_lse.size(); ++i) {
+    const double top = std::max(zone_lse[i], window_lse[i]);
+    const double all = std::exp(zone_lse[i] - top) + std::exp(window_lse[i] - top);
+    statistics.mass.Add(std::exp(double{rows_lse[i]} - zone_lse[i]));
+    statistics.attended_mass.Add((std::exp(rows_lse[i] - top) + std::exp(window_lse[i] - top)) /
+                                 all);
+  }
+}
+
+absl::StatusOr<Candidates> RetrievalMeter::AskIds(v1::Query query, int64_t n,
+                                                  std::vector<float>* zone_lse) const {
+  query.set_want(v1::IDS);
+  query.set_measure_mass(zone_lse != nullptr);
+  query.set_estimate(false);
+  ASSIGN_OR_RETURN(const RequestId id, queries_.client()->Send(std::move(query)));
+  ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, queries_.Receive(id, nullptr));
+  const AttentionShape& shape = queries_.shape();
+  Candidates ids(shape, queries_.zone(), n);
+  if (zone_lse != nullptr) zone_lse->assign(static_cast<size_t>(n) * shape.q_heads, -INFINITY);
+  std::vector<bool> with_lse(static_cast<size_t>(n) * shape.kv_heads);
+  for (v1::SessionReply& part : parts) {
+    for (const v1::HeadResult& head : part.query().heads()) {
+      RETURN_IF_ERROR(queries_.CheckHead(head, n));
+      const size_t at = static_cast<size_t>(head.token()) * shape.kv_heads + head.kv_head();
+      // Where a head's rows come in several parts, the first has it.
+      if (zone_lse == nullptr || (with_lse[at] && !head.has_zone_lse())) continue;
+      with_lse[at] = true;
+      RETURN_IF_ERROR(CheckFloats(head.zone_lse(), {shape.group()}, "zone_lse"));
+      std::memcpy(&(*zone_lse)[static_cast<size_t>(head.token()) * shape.q_heads +
+                               head.kv_head() * shape.group()],
+                  head.zone_lse().data().data(), shape.group() * sizeof(float));
+    }
+    RETURN_IF_ERROR(ids.AddPart(std::move(part), /*with_rows=*/false));
+  }
+  RETURN_IF_ERROR(ids.CheckComplete());
+  return ids;
+}
+
+absl::StatusOr<Candidates> RetrievalMeter::AskIdsAmong(Layer layer, const float* q, int64_t n,
+                                                       int64_t top_k, RequestId candidates) const {
+  v1::Query query = queries_.Make(layer, q, n);
+  query.mutable_select()->set_top_k(top_k);
+  if (top_k != queries_.budget(layer)) query.clear_head_top_k();
+  query.set_among_candidates_of(candidates);
+  return AskIds(std::move(query), n, nullptr);
+}
+
+absl::StatusOr<std::vector<float>> RetrievalMeter::LseOfRows(Layer layer, const float* q, int64_t n,
+                                                             std::optional<RequestId> among) const {
+  v1::Query query = queries_.Make(layer, q, n);
+  query.set_estimate(false);
+  if (among.has_value()) query.set_among_candidates_of(*among);
+  ASSIGN_OR_RETURN(const RequestId id, queries_.client()->Send(std::move(query)));
+  ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts, queries_.Receive(id, nullptr));
+  Partial rows;
+  rows.Reset(n, queries_.shape().q_heads, queries_.shape().head_dim);
+  for (const v1::SessionReply& part : parts)
+    RETURN_IF_ERROR(queries_.MergeAttend(part.query(), n, rows));
+  return std::move(rows.lse);
+}
+
+absl::StatusOr<std::vector<double>> RetrievalMeter::Hits(Layer layer, const float* q, int64_t n,
+                                                         const Ahead& ahead,
+                                                         const Candidates& truth) const {
+  LayerStatistics& statistics = StatisticsOf(layer);
+  const auto shares = [&](const Candidates& found, Mean& mean) {
+    std::vector<double> of_tokens;
+    for (int64_t token = 0; token < n; ++token) {
+      Mean hits;
+      for (int32_t head = 0; head < queries_.shape().kv_heads; ++head) {
+        hits.Add(ShareFound(truth.ids(token, KvHead(head)), found.ids(token, KvHead(head))));
+      }
+      if (measures_) mean.Add(hits.value());
+      of_tokens.push_back(hits.value());
+    }
+    return of_tokens;
+  };
+  if (ahead.candidates != nullptr) return shares(*ahead.candidates, statistics.hit_rate);
+  // The candidates are at the store: which are they, and which of them does the true query choose?
+  if (measures_) {
+    ASSIGN_OR_RETURN(const Candidates asked,
+                     AskIdsAmong(layer, q, n, queries_.RowsAhead(layer), *ahead.request));
+    shares(asked, statistics.hit_rate);
+  }
+  ASSIGN_OR_RETURN(const Candidates chosen,
+                   AskIdsAmong(layer, q, n, queries_.budget(layer), *ahead.request));
+  return shares(chosen, statistics.kept_rate);
+}
+
+absl::StatusOr<std::vector<double>> RetrievalMeter::Measure(
+    Layer layer, const float* q, int64_t n, const Ahead& ahead, bool calibrates,
+    const Partial& zone, const std::vector<float>& window_lse) const {
+  const bool measures = measures_ && queries_.zone().rows() > 0;
+  const bool hits_wanted = ahead.request.has_value() && (measures || calibrates);
+  LayerStatistics& statistics = StatisticsOf(layer);
+  std::vector<double> hits;
+  if (queries_.all_rows(layer)) {
+    if (!measures) return hits;
+    statistics.mass.Add(1);
+    statistics.attended_mass.Add(1);
+    return hits;
+  }
+  if (!measures && !hits_wanted) return hits;
+  std::vector<float> zone_lse;
+  ASSIGN_OR_RETURN(const Candidates truth,
+                   AskIds(queries_.Make(layer, q, n), n, measures ? &zone_lse : nullptr));
+  if (hits_wanted) {
+    ASSIGN_OR_RETURN(hits, Hits(layer, q, n, ahead, truth));
+  }
+  if (!measures) return hits;
+  std::vector<float> rows_lse = zone.lse;
+  if (queries_.estimates()) {  // zone.lse counts rows that were not attended, too
+    ASSIGN_OR_RETURN(rows_lse, LseOfRows(layer, q, n, ahead.request));
+  }
+  AddMass(zone_lse, rows_lse, window_lse, statistics);
+  return hits;
+}
+
+absl::Status RetrievalMeter::MeasureOutput(Layer layer, const float* q, int64_t n,
+                                           const Partial& zone, const Partial& window) const {
+  if (!measures_ || queries_.zone().rows() == 0) return absl::OkStatus();
+  LayerStatistics& statistics = StatisticsOf(layer);
+  if (queries_.all_rows(layer)) {
+    for (int64_t i = 0; i < n; ++i) statistics.output_error.Add(0);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const RequestId id, queries_.client()->Send(queries_.MakeDense(layer, q, n)));
+  ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts, queries_.Receive(id, nullptr));
+  Partial dense;
+  dense.Reset(n, queries_.shape().q_heads, queries_.shape().head_dim);
+  for (const v1::SessionReply& part : parts)
+    RETURN_IF_ERROR(queries_.MergeAttend(part.query(), n, dense));
+  AddOutputErrors(window, zone, dense, n, queries_.shape(), statistics.output_error);
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::decoder

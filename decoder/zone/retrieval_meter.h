@@ -1,0 +1,70 @@
+// What:      how good a zone's attention was: hit rate of what was asked ahead, mass of what is attended,
+//            error of the output. Asks the store beside what is attended, and steers nothing.
+// Math:      mass: sum of exp(score - lse) of the attended rows over the zone, or over zone and window.
+//            Hit rate: share of the true top_k among other rows, as sets.
+// Errors:    those of the store.
+// Ownership: queries and statistics outlive it.
+// Threads:   one.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "decoder/client/store_client.h"
+#include "decoder/statistics.h"
+#include "decoder/window/partial.h"
+#include "decoder/zone/candidates.h"
+#include "decoder/zone/store_queries.h"
+
+namespace carrel::decoder {
+
+// To mass and attended_mass, of n tokens' q heads: zone_lse of every row of the zone, rows_lse of those
+// attended, window_lse of what the decoder holds.
+void AddMass(const std::vector<float>& zone_lse, const std::vector<float>& rows_lse,
+             const std::vector<float>& window_lse, LayerStatistics& statistics);
+
+class RetrievalMeter {
+ public:
+  // measures: whether to the statistics; otherwise only hits that a threshold is calibrated by.
+  RetrievalMeter(const StoreQueries* queries, bool measures,
+                 std::vector<LayerStatistics>* statistics)
+      : queries_(*queries), measures_(measures), statistics_(*statistics) {}
+
+  // What was asked ahead for the layer's block of tokens.
+  struct Ahead {
+    std::optional<RequestId> request;
+    const Candidates* candidates = nullptr;  // null: they are at the store
+  };
+  // The share of the true top_k that the candidates asked ahead gave, of each of n tokens; empty if
+  // none were asked, or neither measuring nor calibrating wants to know.
+  absl::StatusOr<std::vector<double>> Measure(Layer layer, const float* q, int64_t n,
+                                              const Ahead& ahead, bool calibrates,
+                                              const Partial& zone,
+                                              const std::vector<float>& window_lse) const;
+  // The error of the output against attention over every row.
+  absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
+                             const Partial& window) const;
+
+ private:
+  // What a query for ids brings; zone_lse, if it is wanted: [n, q_heads].
+  absl::StatusOr<Candidates> AskIds(v1::Query query, int64_t n, std::vector<float>* zone_lse) const;
+  // Of candidates that the store keeps, the best for the true query.
+  absl::StatusOr<Candidates> AskIdsAmong(Layer layer, const float* q, int64_t n, int64_t top_k,
+                                         RequestId candidates) const;
+  // Of the rows that the same query attends to, without the estimation term; [n, q_heads].
+  absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n,
+                                               std::optional<RequestId> among) const;
+  absl::StatusOr<std::vector<double>> Hits(Layer layer, const float* q, int64_t n,
+                                           const Ahead& ahead, const Candidates& truth) const;
+  LayerStatistics& StatisticsOf(Layer layer) const {
+    return statistics_[static_cast<size_t>(layer.value())];
+  }
+
+  const StoreQueries& queries_;
+  const bool measures_;
+  std::vector<LayerStatistics>& statistics_;
+};
+
+}  // namespace carrel::decoder

@@ -1,0 +1,126 @@
+#include "decoder/zone/store_queries.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "carrel/v1/retrieval.pb.h"
+#include "common/status.h"
+#include "decoder/client/wire.h"
+
+namespace carrel::decoder {
+namespace {
+
+v1::Want WireWant(Want want) {
+  switch (want) {
+    case Want::kRows:
+      return v1::ROWS;
+    case Want::kValues:
+      return v1::VALUES;
+    case Want::kAttend:
+      return v1::ATTEND;
+  }
+  return v1::WANT_UNSPECIFIED;
+}
+
+}  // namespace
+
+StoreQueries::StoreQueries(const OpenedContext& context)
+    : config_(context.config),
+      shape_(context.shape),
+      zone_(context.zone),
+      estimate_(Estimates(config_, context.has_summaries)),
+      max_top_k_(context.max_top_k),
+      budgets_(LayerBudgets(config_, shape_.layers, zone_.rows())),
+      client_(context.client) {}
+
+v1::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {
+  v1::Query query;
+  query.set_layer(layer.value());
+  SetFloats(q, {n, shape_.q_heads, shape_.head_dim}, query.mutable_queries());
+  const int64_t budget = this->budget(layer);
+  if (budget == kAllRows) {
+    query.mutable_select()->set_all(true);
+  } else if (budget == kAsSelected) {
+    if (config_.select == Select::kRange)
+      query.mutable_select()->set_range(static_cast<float>(config_.range));
+    if (config_.select == Select::kMass)
+      query.mutable_select()->set_mass(static_cast<float>(config_.mass));
+    query.mutable_select()->set_max_rows(config_.max_rows);
+  } else {
+    query.mutable_select()->set_top_k(budget);
+    if (config_.select == Select::kFidelity) {
+      for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next())
+        query.add_head_top_k(HeadBudget(config_, layer, head, shape_.kv_heads));
+    }
+  }
+  query.set_want(WireWant(config_.want));
+  query.set_effort(static_cast<uint32_t>(config_.effort));
+  query.set_estimate(estimate_ && budget != kAllRows);
+  return query;
+}
+
+v1::Query StoreQueries::MakeDense(Layer layer, const float* q, int64_t n) const {
+  v1::Query query;
+  query.set_layer(layer.value());
+  SetFloats(q, {n, shape_.q_heads, shape_.head_dim}, query.mutable_queries());
+  query.mutable_select()->set_all(true);
+  query.set_want(v1::ATTEND);
+  return query;
+}
+
+v1::Query StoreQueries::MakeAhead(Layer layer, const float* predicted_q, int64_t n) const {
+  v1::Query query = Make(layer, predicted_q, n);
+  query.mutable_select()->set_top_k(RowsAhead(layer));
+  query.clear_head_top_k();
+  query.set_speculative(true);
+  query.set_estimate(false);
+  query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
+  return query;
+}
+
+int64_t StoreQueries::RowsAhead(Layer layer) const {
+  const auto rows = static_cast<double>(budget(layer));
+  return std::min<int64_t>({std::llround(config_.oversample * rows), zone_.rows(), max_top_k_});
+}
+
+absl::StatusOr<std::vector<v1::SessionReply>> StoreQueries::Receive(
+    RequestId id, LayerStatistics* statistics) const {
+  std::vector<v1::SessionReply> parts;
+  do {
+    const absl::Time start = absl::Now();
+    ASSIGN_OR_RETURN(v1::SessionReply part, client_->Next(id));
+    if (statistics != nullptr) {
+      statistics->exposed_wait_us += absl::ToDoubleMicroseconds(absl::Now() - start);
+      statistics->bytes_received += static_cast<int64_t>(part.ByteSizeLong());
+      statistics->candidates += part.query().statistics().candidates();
+      statistics->visited += part.query().statistics().visited();
+    }
+    parts.push_back(std::move(part));
+  } while (!parts.back().last());
+  return parts;
+}
+
+absl::Status StoreQueries::CheckHead(const v1::HeadResult& head, int64_t n) const {
+  if (head.token() < n && head.kv_head() < static_cast<uint32_t>(shape_.kv_heads))
+    return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("reply: token ", head.token(), " kv_head ",
+                                          head.kv_head(), " was not asked for"));
+}
+
+absl::Status StoreQueries::MergeAttend(const v1::QueryReply& reply, int64_t n,
+                                       Partial& partial) const {
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  for (const v1::HeadResult& head : reply.heads()) {
+    RETURN_IF_ERROR(CheckHead(head, n));
+    RETURN_IF_ERROR(CheckFloats(head.out(), {group, d}, "out"));
+    RETURN_IF_ERROR(CheckFloats(head.lse(), {group}, "lse"));
+    const std::vector<float> out = CopyFloats(head.out()), lse = CopyFloats(head.lse());
+    partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, out.data(),
+                  lse.data());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,64 @@
+// What:      the queries of one sequence to a store, and their replies: what the zone attends to
+//            (store_zone.h) and what measures it (retrieval_meter.h) ask by the same words.
+// Errors:    those of the store; DataLoss a reply that was not asked for.
+// Ownership: client outlives it.
+// Threads:   one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "decoder/client/store_client.h"
+#include "decoder/statistics.h"
+#include "decoder/window/partial.h"
+#include "decoder/zone/opened_context.h"
+
+namespace carrel::v1 {
+class HeadResult;
+class QueryReply;
+}  // namespace carrel::v1
+
+namespace carrel::decoder {
+
+class StoreQueries {
+ public:
+  explicit StoreQueries(const OpenedContext& context);
+
+  const AttentionShape& shape() const { return shape_; }
+  RowRange zone() const { return zone_; }
+  // Whether rows that are not selected count through their clusters' summaries.
+  bool estimates() const { return estimate_; }
+  const std::vector<int64_t>& budgets() const { return budgets_; }
+  int64_t budget(Layer layer) const { return budgets_[static_cast<size_t>(layer.value())]; }
+  bool all_rows(Layer layer) const { return budget(layer) == kAllRows; }
+  StoreClient* client() const { return client_; }
+
+  // What the layer attends to, for q [n, q_heads, head_dim].
+  v1::Query Make(Layer layer, const float* q, int64_t n) const;
+  // Attention over every row.
+  v1::Query MakeDense(Layer layer, const float* q, int64_t n) const;
+  // Candidates for predicted queries, and how many rows they are.
+  v1::Query MakeAhead(Layer layer, const float* predicted_q, int64_t n) const;
+  int64_t RowsAhead(Layer layer) const;
+
+  // All parts of a reply; counts wait and bytes where statistics are given.
+  absl::StatusOr<std::vector<v1::SessionReply>> Receive(RequestId id,
+                                                        LayerStatistics* statistics) const;
+  // partial [n, q_heads].
+  absl::Status MergeAttend(const v1::QueryReply& reply, int64_t n, Partial& partial) const;
+  // Whether a reply's head was asked for.
+  absl::Status CheckHead(const v1::HeadResult& head, int64_t n) const;
+
+ private:
+  const RetrievalConfig config_;
+  const AttentionShape shape_;
+  const RowRange zone_;
+  const bool estimate_;
+  const int64_t max_top_k_;
+  const std::vector<int64_t> budgets_;
+  StoreClient* const client_;
+};
+
+}  // namespace carrel::decoder

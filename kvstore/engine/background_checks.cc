@@ -1,19 +1,17 @@
 #include "kvstore/engine/background_checks.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/scheduling.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
 namespace {
 
-constexpr int kNiceness = 10;
 constexpr absl::Duration kPauseStep = absl::Milliseconds(5);
 
 }  // namespace
@@ -84,8 +82,7 @@ void BackgroundChecks::RunPass() {
 }
 
 void BackgroundChecks::Run() {
-  // Of this thread alone, as Linux has it.
-  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+  WorkBehind();
   absl::Time next_pass = absl::InfinitePast();
   do {
     LookIfDue();

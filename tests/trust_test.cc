@@ -4,6 +4,7 @@
 #include <regex>
 #include <set>
 #include <sstream>
+#include <vector>
 
 #include "common/file.h"
 #include "common/test_util.h"
@@ -44,21 +45,33 @@ TEST(TrustTest, EveryTestThatIsNamed_Exists) {
   EXPECT_GE(named, 12);
 }
 
-// The table of classes: twelve rows, each with a mechanism and a test.
-TEST(TrustTest, EachPublishedClass_HasATest) {
+// Of the table below a heading, without its own: each must name a test.
+std::vector<std::string> RowsBelow(const std::string& heading) {
   const auto text = ReadFile(std::string(CARREL_SOURCE_DIR) + "/docs/trust.md");
-  CARREL_ASSERT_OK(text);
-  std::istringstream lines(*text);
-  int classes = 0;
+  CARREL_EXPECT_OK(text);
+  std::istringstream lines(text.ok() ? *text : "");
+  std::vector<std::string> rows;
   bool inside = false;
   for (std::string line; std::getline(lines, line);) {
-    if (line.rfind("## ", 0) == 0)
-      inside = line == "## Twelve published ways to corrupt a KV cache";
-    if (!inside || line.rfind("| ", 0) != 0 || line.rfind("| class", 0) == 0) continue;
-    EXPECT_NE(line.find("Test."), std::string::npos) << line;
-    ++classes;
+    if (line.rfind("## ", 0) == 0) inside = line == heading;
+    if (inside && line.rfind("| ", 0) == 0) rows.push_back(line);
   }
-  EXPECT_EQ(classes, 12);
+  EXPECT_FALSE(rows.empty()) << heading;
+  if (!rows.empty()) rows.erase(rows.begin());
+  for (const std::string& row : rows) EXPECT_NE(row.find("Test."), std::string::npos) << row;
+  return rows;
+}
+
+TEST(TrustTest, EachPublishedClass_HasATest) {
+  EXPECT_EQ(RowsBelow("## Twelve published ways to corrupt a KV cache").size(), 12u);
+}
+
+TEST(TrustTest, EachFinding_HasATest) {
+  const std::vector<std::string> rows = RowsBelow("## Eighteen findings of a review");
+  ASSERT_EQ(rows.size(), 18u);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].rfind(absl::StrCat("| F", i + 1, " "), 0), 0u) << rows[i];
+  }
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 // Every target under its seeds, under what fuzzing once found, and under mutations of both: no coverage
 // steers it, but it runs with every build. The fuzzers themselves: ./run fuzz.
+#include <cstdlib>
 #include <filesystem>
+#include <iostream>
 #include <random>
 #include <set>
 
+#include "absl/time/clock.h"
 #include "common/file.h"
 #include "common/test_folders.h"
 #include "common/test_util.h"
@@ -13,6 +16,12 @@ namespace carrel::fuzz {
 namespace {
 
 namespace fs = std::filesystem;
+
+// CARREL_FUZZ_SECONDS of each target, beside the 200 mutations of every build.
+absl::Duration MoreTime() {
+  const char* seconds = std::getenv("CARREL_FUZZ_SECONDS");
+  return absl::Seconds(seconds == nullptr ? 0 : std::atoi(seconds));
+}
 
 std::vector<std::string> Findings(const Target& target) {
   std::vector<std::string> inputs;
@@ -65,8 +74,13 @@ TEST_P(FuzzTest, SeedsFindingsAndMutations_AreTakenOrRefused) {
   inputs.insert(inputs.end(), seeds.begin(), seeds.end());
   for (const std::string& input : inputs) target().run(input);
   std::mt19937_64 rng(TestSeed());
-  for (int i = 0; i < 200; ++i) target().run(Mutated(inputs[rng() % inputs.size()], rng));
+  const absl::Time until = absl::Now() + MoreTime();
+  int64_t runs = 0;
+  for (; runs < 200 || absl::Now() < until; ++runs) {
+    target().run(Mutated(inputs[rng() % inputs.size()], rng));
+  }
   target().run("");
+  std::cout << target().name << ": " << runs << " mutations" << std::endl;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FuzzTest, testing::Range(size_t{0}, Targets().size()),

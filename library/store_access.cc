@@ -56,7 +56,7 @@ class RemoteStore final : public StoreAccess {
         {.connect = [address = address_](absl::Duration within)
              -> absl::StatusOr<std::unique_ptr<decoder::StoreClient>> {
            ASSIGN_OR_RETURN(const ServerLogin login, address.Login());
-           return decoder::ConnectToStore(address.server, within, login);
+           return decoder::ConnectToStore(address.server, within, login, address.request_timeout);
          },
          .retry_for = address_.retry_for,
          .open_within = kDeadline,

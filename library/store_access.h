@@ -32,6 +32,8 @@ struct StoreAddress {
   std::string server;
   // Of clients that are decoders': how long a store that is gone is waited for; 0: not at all.
   absl::Duration retry_for = absl::ZeroDuration();
+  // Of the same: how long the answer to one of their requests is waited for.
+  absl::Duration request_timeout = absl::Minutes(2);
   // Told when such a store is gone, and when it is back; null: nobody.
   std::function<void(const std::string&)> tell;
   // Of --server.

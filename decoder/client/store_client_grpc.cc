@@ -19,8 +19,12 @@
 namespace carrel::decoder {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // A part of a reply is about a megabyte by default, and 32 by the store's upper limit.
 constexpr int kMaxReplyBytes = 64 << 20;
+// What a store that says in time that it is too late gets for saying so.
+constexpr absl::Duration kTimeoutSlack = absl::Seconds(1);
 
 absl::Status FromGrpc(const grpc::Status& status) {
   // The codes of both are those of google.rpc.Code.
@@ -68,8 +72,9 @@ grpc::ChannelArguments MakeChannelArguments() {
 //      part.
 class GrpcStoreClient : public StoreClient {
  public:
-  GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel, const std::string& key)
-      : stub_(v1::RetrievalService::NewStub(channel)) {
+  GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel, const std::string& key,
+                  absl::Duration request_timeout)
+      : stub_(v1::RetrievalService::NewStub(channel)), request_timeout_(request_timeout) {
     if (!key.empty()) context_.AddMetadata("authorization", "Bearer " + key);
     stream_ = stub_->Session(&context_);
     reader_ = std::thread([this] { ReadAll(); });
@@ -102,6 +107,7 @@ class GrpcStoreClient : public StoreClient {
  private:
   struct Pending {
     std::string what;
+    Clock::time_point heard;  // when it was sent, or its last part came
     std::deque<v1::SessionReply> parts;
     bool forgotten = false;
   };
@@ -111,9 +117,13 @@ class GrpcStoreClient : public StoreClient {
   bool Receive(v1::SessionReply reply);
   absl::StatusOr<RequestId> SendRequest(v1::SessionRequest& request);
   absl::Status ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // How much longer an answer is waited for.
+  absl::Duration TimeLeft(const Pending& pending) const;
+  absl::Status GiveUp(Pending& pending) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   grpc::ClientContext context_;
   const std::unique_ptr<v1::RetrievalService::Stub> stub_;
+  const absl::Duration request_timeout_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionReply>> stream_;
   RequestId next_id_ = 1;  // owned by the sending thread
 
@@ -164,6 +174,7 @@ bool GrpcStoreClient::Receive(v1::SessionReply reply) {
     if (reply.last()) pending_.erase(it);
     return true;
   }
+  pending.heard = Clock::now();
   pending.parts.push_back(std::move(reply));
   changed_.SignalAll();
   return true;
@@ -188,10 +199,14 @@ absl::StatusOr<RequestId> GrpcStoreClient::SendRequest(v1::SessionRequest& reque
   const RequestId id = next_id_++;
   const std::string what = Describe(request);
   request.set_request_id(id);
+  if (request_timeout_ != absl::InfiniteDuration()) {
+    request.set_timeout_us(absl::ToInt64Microseconds(request_timeout_));
+  }
   {
     absl::MutexLock lock(&mu_);
     if (ended_) return AnnotateOnce(ended(), what);
     pending_[id].what = what;
+    pending_[id].heard = Clock::now();
     bytes_sent_ += static_cast<int64_t>(request.ByteSizeLong());
   }
   if (stream_->Write(request)) return id;
@@ -225,6 +240,18 @@ absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::FetchRows fetch) {
   return SendRequest(request);
 }
 
+absl::Duration GrpcStoreClient::TimeLeft(const Pending& pending) const {
+  if (request_timeout_ == absl::InfiniteDuration()) return request_timeout_;
+  return request_timeout_ + kTimeoutSlack - absl::FromChrono(Clock::now() - pending.heard);
+}
+
+// Its parts may come yet.
+absl::Status GrpcStoreClient::GiveUp(Pending& pending) const {
+  pending.forgotten = true;
+  return absl::DeadlineExceededError(absl::StrCat(pending.what, ": the store says nothing for ",
+                                                  absl::FormatDuration(request_timeout_)));
+}
+
 absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
   absl::MutexLock lock(&mu_);
   for (;;) {
@@ -241,7 +268,9 @@ absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
       return TakeReply(std::move(reply), what);
     }
     if (ended_) return AnnotateOnce(ended(), pending.what);
-    changed_.Wait(&mu_);
+    const absl::Duration left = TimeLeft(pending);
+    if (left <= absl::ZeroDuration()) return GiveUp(pending);
+    changed_.WaitWithTimeout(&mu_, left);
   }
 }
 
@@ -261,7 +290,8 @@ void GrpcStoreClient::Forget(RequestId id) {
 
 absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& address,
                                                             absl::Duration deadline,
-                                                            const ServerLogin& login) {
+                                                            const ServerLogin& login,
+                                                            absl::Duration request_timeout) {
   const absl::Time until = absl::Now() + deadline;
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments());
@@ -270,14 +300,15 @@ absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& a
                                                absl::FormatDuration(deadline), HintOf(login)));
   }
   absl::StatusOr<std::unique_ptr<StoreClient>> client =
-      OpenStoreChannel(channel, until - absl::Now(), login.key);
+      OpenStoreChannel(channel, until - absl::Now(), login.key, request_timeout);
   if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
   return client;
 }
 
 absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
-    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key) {
-  auto client = std::make_unique<GrpcStoreClient>(channel, key);
+    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key,
+    absl::Duration request_timeout) {
+  auto client = std::make_unique<GrpcStoreClient>(channel, key, request_timeout);
   RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));
   return client;
 }

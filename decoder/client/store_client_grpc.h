@@ -20,12 +20,15 @@ class Channel;
 namespace carrel::decoder {
 
 // address: "unix:PATH" or "HOST:PORT". Connects within the deadline or fails.
-absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& address,
-                                                            absl::Duration deadline,
-                                                            const ServerLogin& login = {});
+// request_timeout: how long each answer is waited for until it begins, and from part to part. The
+// store is told, and leaves what is late; here it is DeadlineExceeded, and the session goes on.
+absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
+    const std::string& address, absl::Duration deadline, const ServerLogin& login = {},
+    absl::Duration request_timeout = absl::InfiniteDuration());
 
 // The same over a channel that exists. key: presented; empty: none.
 absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
-    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key = "");
+    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key = "",
+    absl::Duration request_timeout = absl::InfiniteDuration());
 
 }  // namespace carrel::decoder

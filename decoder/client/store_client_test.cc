@@ -35,8 +35,9 @@ class ScriptedStore : public v1::RetrievalService::Service {
   }
   ~ScriptedStore() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
-  absl::StatusOr<std::unique_ptr<StoreClient>> Client(absl::Duration deadline = kLong) {
-    return OpenStoreChannel(server_->InProcessChannel({}), deadline);
+  absl::StatusOr<std::unique_ptr<StoreClient>> Client(
+      absl::Duration deadline = kLong, absl::Duration request_timeout = absl::InfiniteDuration()) {
+    return OpenStoreChannel(server_->InProcessChannel({}), deadline, "", request_timeout);
   }
   grpc::Status Session(grpc::ServerContext*, Stream* stream) override { return script_(stream); }
 
@@ -129,6 +130,30 @@ TEST(StoreClient, ErrorReply_KeepsItsCodeAndSaysWhatWasAsked) {
   EXPECT_THAT((*client)->Next(*(*client)->Send(MakeQuery(7))),
               StatusIs(StatusCode::kDataLoss, "query layer 7: segment 3 is damaged"));
   CARREL_EXPECT_OK((*client)->Next(*(*client)->Send(MakeQuery(7))));
+}
+
+TEST(StoreClient, LateReply_IsGivenUpAndTheSessionGoesOn) {
+  std::vector<int64_t> told;  // read once the stream has ended
+  ScriptedStore store([&](Stream* stream) {
+    AcceptOpen(stream);
+    const v1::SessionRequest late = Read(stream);
+    const v1::SessionRequest next = Read(stream);
+    told = {late.timeout_us(), next.timeout_us()};
+    stream->Write(ReplyTo(late.request_id()));
+    stream->Write(ReplyTo(next.request_id(), true, 5));
+    return grpc::Status::OK;
+  });
+  auto client = store.Client(kLong, absl::Milliseconds(20));
+  CARREL_ASSERT_OK(client);
+  CARREL_ASSERT_OK((*client)->Open(MakeOpen()));
+  EXPECT_THAT((*client)->Next(*(*client)->Send(MakeQuery(7))),
+              StatusIs(StatusCode::kDeadlineExceeded, "query layer 7: the store says nothing"));
+  EXPECT_FALSE((*client)->broken());
+  const auto reply = (*client)->Next(*(*client)->Send(MakeQuery(8)));
+  CARREL_ASSERT_OK(reply);
+  EXPECT_EQ(reply->query().layer(), 5u);
+  client->reset();
+  EXPECT_THAT(told, testing::ElementsAre(20'000, 20'000));
 }
 
 TEST(StoreClient, RefusedOpen_KeepsItsCode) {

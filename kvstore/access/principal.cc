@@ -1,6 +1,7 @@
 #include "kvstore/access/principal.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -66,6 +67,12 @@ absl::Status TenantState::TakeImport(int64_t stored_contexts, int64_t stored_byt
 absl::Status TenantState::CheckImports(int64_t stored_contexts, int64_t stored_bytes) const {
   absl::MutexLock lock(&mu_);
   return CheckQuota(stored_contexts, stored_bytes, imports_, import_bytes_);
+}
+
+int64_t TenantState::RoomForRemains(int64_t stored_bytes) const {
+  absl::MutexLock lock(&mu_);
+  if (tenant_.max_bytes == 0) return std::numeric_limits<int64_t>::max();
+  return std::max<int64_t>(0, tenant_.max_bytes - stored_bytes - import_bytes_);
 }
 
 void TenantState::Count(int64_t requests, int64_t bytes, int64_t refusals) {

@@ -38,6 +38,8 @@ class TenantState {
   absl::Status TakeImport(int64_t stored_contexts, int64_t stored_bytes, int64_t bytes);
   absl::Status CheckImports(int64_t stored_contexts, int64_t stored_bytes) const;
   void ReturnImport(int64_t bytes);
+  // What its interrupted imports may hold beside all that; the most there is without a quota.
+  int64_t RoomForRemains(int64_t stored_bytes) const;
   void Count(int64_t requests, int64_t bytes, int64_t refusals);
   TenantUse use() const;
 

@@ -78,5 +78,40 @@ TEST_F(AcceptedRequestTest, Dropped_GivesItsPlaceBackAndFailsWhoWaitsForItsCandi
   CARREL_EXPECT_OK(session_->Accept(1, ahead, [](auto) {}));  // the id is free
 }
 
+TEST_F(AcceptedRequestTest, PastItsDeadline_IsNotComputed) {
+  ThreadPool pool(0);
+  const auto past = std::chrono::steady_clock::now() - std::chrono::milliseconds(1);
+  QueryRequest query = Request(Want::kAttend);
+  query.deadline = past;
+  FetchRequest fetch;
+  fetch.layer = Layer(0);
+  fetch.range = {0, 5};
+  fetch.deadline = past;
+  absl::Status asked, fetched, among;
+  const auto first = session_->Accept(1, query, [&](auto answer) { asked = answer.status(); });
+  CARREL_ASSERT_OK(first);
+  (*first)(pool);
+  EXPECT_THAT(asked, StatusIs(StatusCode::kDeadlineExceeded, "query"));
+  const auto second = session_->Accept(2, fetch, [&](auto answer) { fetched = answer.status(); });
+  CARREL_ASSERT_OK(second);
+  (*second)(pool);
+  EXPECT_THAT(fetched, StatusIs(StatusCode::kDeadlineExceeded, "fetch rows"));
+  // Nor does what needs it wait for ever.
+  QueryRequest ahead = Request(Want::kIds);
+  ahead.speculative = true;
+  ahead.deadline = past;
+  const auto candidates = session_->Accept(3, ahead, [](auto) {});
+  CARREL_ASSERT_OK(candidates);
+  QueryRequest request = Request(Want::kValues);
+  request.among_candidates_of = 3;
+  const auto late = session_->Accept(4, request, [&](auto answer) { among = answer.status(); });
+  CARREL_ASSERT_OK(late);
+  (*late)(pool);
+  (*candidates)(pool);
+  EXPECT_THAT(among, StatusIs(StatusCode::kDeadlineExceeded, "among_candidates_of=3 failed"));
+  for (const auto& kind : engine_->Statistics().kinds) EXPECT_EQ(kind.searched.count, 0);
+  CARREL_EXPECT_OK(AskAndCollect(*session_, 1, Request(Want::kAttend)));  // the ids are free
+}
+
 }  // namespace
 }  // namespace carrel::kvstore

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "carrel/v1/context.pb.h"
 #include "common/machine_memory.h"
+#include "common/metrics.h"
 #include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
@@ -41,6 +42,9 @@ bool SameContext(const v1::Manifest& a, const v1::Manifest& b) {
   return a.context_id() == b.context_id() && a.number() == b.number() &&
          a.created_unix_s() == b.created_unix_s() && a.token_ids_sha256() == b.token_ids_sha256();
 }
+
+// What is looked for is days old.
+constexpr std::chrono::minutes kRemovalEvery{10};
 
 FingerprintFields FieldsOf(const v1::Fingerprint& fingerprint) {
   FingerprintFields fields;
@@ -75,7 +79,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& given
 }
 
 BackgroundChecks::Source Engine::ChecksSource() {
-  return {.look = [this] { LookAtOpenContexts(); },
+  return {.look =
+              [this] {
+                LookAtOpenContexts();
+                RemoveOldImports();
+              },
           .names = [this]() -> absl::StatusOr<std::vector<std::string>> {
             std::vector<absl::Status> unreadable;
             ASSIGN_OR_RETURN(const std::vector<v1::Manifest> manifests, store_->List(&unreadable));
@@ -102,6 +110,20 @@ void Engine::LookAtOpenContexts() {
       spdlog::error("data loss: {}", std::string(look.status().message()));
     }
   }
+}
+
+void Engine::RemoveOldImports() {
+  const auto now = std::chrono::steady_clock::now();
+  if (config_.import_age_s == 0 || now < next_removal_) return;
+  next_removal_ = now + kRemovalEvery;
+  const RemovedRemains removed = store_->RemoveOldImports(absl::Seconds(config_.import_age_s));
+  if (removed.imports == 0) return;
+  CounterOf("carrel_abandoned_imports_removed_total",
+            "What interrupted imports left, removed for its age.")
+      .Add(removed.imports);
+  spdlog::info(
+      "removed what {} interrupted imports left, {} bytes: nobody went on with them for {}",
+      removed.imports, removed.bytes, absl::FormatDuration(absl::Seconds(config_.import_age_s)));
 }
 
 absl::StatusOr<std::shared_ptr<const StoredContext>> Engine::FindStored(const std::string& name) {
@@ -197,6 +219,7 @@ absl::Status Engine::Refresh() {
 
 absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& request) {
   const std::string attempt = absl::StrCat("open context ", Shown(request.context));
+  RETURN_IF_ERROR(Annotate(CheckDeadline(request.deadline), attempt));
   if (sessions_.fetch_add(1) >= config_.max_sessions) {
     sessions_.fetch_sub(1);
     CountRefusal("sessions");

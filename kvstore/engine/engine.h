@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/scheduling.h"
 #include "kvstore/engine/background_checks.h"
 #include "kvstore/engine/byte_budget.h"
 #include "kvstore/engine/engine_config.h"
@@ -70,9 +72,11 @@ class Engine {
 
   // The same on threads of their own, which searches do not wait for: what takes long.
   absl::Status SubmitBackground(std::function<void()> task) {
-    return background_.Submit(nullptr, this, std::move(task));
+    return background_.Submit(nullptr, this, Behind(std::move(task)));
   }
-  void ContinueBackground(std::function<void()> task) { background_.Continue(std::move(task)); }
+  void ContinueBackground(std::function<void()> task) {
+    background_.Continue(Behind(std::move(task)));
+  }
 
   ThreadPool& pool() { return queue_.pool(); }  // for loops of who has no threads of his own
 
@@ -86,6 +90,13 @@ class Engine {
   EngineStatistics Statistics();  // waits for nobody
 
  private:
+  static std::function<void()> Behind(std::function<void()> task) {
+    return [task = std::move(task)] {
+      WorkBehind();
+      task();
+    };
+  }
+
   struct Cached {
     std::shared_ptr<OpenContext> context;  // null: one thread opens or deletes it, others wait
     int64_t last_use = 0;
@@ -94,6 +105,7 @@ class Engine {
   Engine(const EngineConfig& config, std::unique_ptr<Store> store);
   BackgroundChecks::Source ChecksSource();
   void LookAtOpenContexts();
+  void RemoveOldImports();
   // The one that is open, else one of its own.
   absl::StatusOr<std::shared_ptr<const StoredContext>> FindStored(const std::string& name);
   // The context with one session more; opens it on this thread if nobody has.
@@ -121,6 +133,7 @@ class Engine {
   // One thread is left while a context is verified.
   static constexpr int kBackgroundThreads = 2;
   static constexpr int64_t kBackgroundLimit = 64;
+  std::chrono::steady_clock::time_point next_removal_;  // owned by the thread of checks_
   std::atomic<bool> verifying_{false};
   std::atomic<bool> stopping_{false};
 

@@ -26,6 +26,7 @@ absl::Status ValidateEngineConfig(const EngineConfig& config) {
       {"max_result_bytes", config.max_result_bytes, kMi, kMaxBytes},
       {"max_candidate_sets", config.max_candidate_sets, 1, 1024},
       {"scrub_bytes_per_s", config.scrub_bytes_per_s, 0, int64_t{1} << 34},
+      {"import_age_s", config.import_age_s, 0, int64_t{10} * 366 * 86400},
       {"reply_part_bytes", config.reply_part_bytes, 4 * kKi, 32 * kMi},
   };
   for (const auto& field : fields) {

@@ -63,6 +63,11 @@ struct EngineConfig {
   // before it would matter; `carrel serve` has a default of its own.
   int64_t scrub_bytes_per_s = 0;
 
+  // Seconds after which what an interrupted import left is removed, if nobody went on with it
+  // (Store::RemoveOldImports). 0: never; at most ten years. Default: a week, as a failure that
+  // happened on a Friday is seen to on Monday.
+  int64_t import_age_s = 7 * 86400;
+
   // A reply is sent in parts of at most about this many bytes (one row is never split).
   // 4 KiB .. 32 MiB. Default: large enough to amortise a message, small enough to interleave.
   int64_t reply_part_bytes = int64_t{1} << 20;

@@ -2,11 +2,14 @@
 #include "kvstore/engine/engine.h"
 
 #include <atomic>
+#include <chrono>
+#include <filesystem>
 #include <future>
 #include <limits>
 #include <random>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 #include "kvstore/engine/test_context.h"
@@ -74,6 +77,24 @@ TEST(EngineConfig, OutOfRange_NamesFieldValueAndBounds) {
   const std::string dir = FreshTempDir();
   EXPECT_THAT(Engine::Create(config, MakeStore(dir, {})),
               StatusIs(StatusCode::kInvalidArgument, "memory_budget_bytes=1"));
+}
+
+TEST_F(EngineTest, WhatAnInterruptedImportLeft_GoesWithItsAge) {
+  EngineConfig config;
+  config.import_age_s = 3600;
+  const std::string dir = FreshTempDir();
+  const auto leave = [&](const std::string& id, std::chrono::minutes ago) {
+    const std::filesystem::path folder = dir + "/store/importing/" + id;
+    std::filesystem::create_directories(folder);
+    std::filesystem::last_write_time(folder, std::filesystem::file_time_type::clock::now() - ago);
+    return folder;
+  };
+  const auto old = leave("0a", std::chrono::minutes(61));
+  const auto recent = leave("0b", std::chrono::minutes(58));
+  const auto engine = Engine::Create(config, MakeStore(dir, {}));
+  CARREL_ASSERT_OK(engine);
+  while (std::filesystem::exists(old)) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(std::filesystem::exists(recent));
 }
 
 TEST_F(EngineTest, Open_UnknownContextOrOtherModel_IsRefusedByName) {

@@ -12,6 +12,7 @@ FetchReply::FetchReply(FetchRequest request, Session::Slot slot)
 
 absl::Status FetchReply::Run() {
   if (slot_.session().cancelled()) return absl::CancelledError("fetch rows: cancelled");
+  RETURN_IF_ERROR(Annotate(CheckDeadline(request_.deadline), "fetch rows"));
   kv_heads_ = request_.kv_heads;
   for (int32_t h = 0; request_.kv_heads.empty() && h < context().shape().kv_heads; ++h) {
     kv_heads_.push_back(KvHead(h));

@@ -82,8 +82,13 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
   return params;
 }
 
+absl::Status QueryReply::CheckWanted() const {
+  if (slot_.session().cancelled()) return absl::CancelledError("query: cancelled");
+  return Annotate(CheckDeadline(request_.deadline), "query");
+}
+
 absl::Status QueryReply::Run(ThreadPool& pool, absl::Duration waited) {
-  if (cancelled()) return absl::CancelledError("query: cancelled");
+  RETURN_IF_ERROR(CheckWanted());
   if (among_ != nullptr && !among_->status().ok()) {
     return Annotate(
         among_->status(),
@@ -149,10 +154,12 @@ absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
   pool.ParallelFor(static_cast<int64_t>(units_.size()), [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
     context().Touch(request_.layer);
-    const absl::Status status =
-        cancelled() ? absl::CancelledError("query: cancelled") : CatchNoMemory("query", [&] {
-          return body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
-        });
+    absl::Status status = CheckWanted();
+    if (status.ok()) {
+      status = CatchNoMemory("query", [&] {
+        return body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
+      });
+    }
     if (status.ok()) return;
     absl::MutexLock lock(&mu);
     if (first_error.ok()) first_error = status;
@@ -277,7 +284,8 @@ absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
     params.out_stride = params.query_stride;
     params.lse = lse_of(s) + first_q_head;
     params.lse_stride = shape.q_heads;
-    const absl::Status status = CatchNoMemory("query", [&] { return AttendSpan(params); });
+    absl::Status status = CheckWanted();
+    if (status.ok()) status = CatchNoMemory("query", [&] { return AttendSpan(params); });
     if (status.ok()) return;
     absl::MutexLock lock(&mu);
     if (first_error.ok()) first_error = status;

@@ -4,7 +4,8 @@
 //         by Next.
 //         all, but for ATTEND: Next also computes the scores, so that nothing grows with the zone.
 //         ATTEND: (out, lse) by Run.
-// Errors: DataLoss; ResourceExhausted an index beyond the budget; Cancelled.
+// Errors: DataLoss; ResourceExhausted an index beyond the budget; of Run also Cancelled, and
+//         DeadlineExceeded: what is past its deadline is not computed, or no further.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +56,8 @@ class QueryReply : public Reply {
   };
 
   const OpenContext& context() const { return *slot_.session().context(); }
-  bool cancelled() const { return slot_.session().cancelled(); }
+  // Cancelled, DeadlineExceeded: nobody waits for the answer.
+  absl::Status CheckWanted() const;
   bool attends_all() const;
   // What the true query will want to know of the zone's other rows travels with the candidates.
   bool sends_rest() const {

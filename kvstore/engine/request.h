@@ -2,16 +2,30 @@
 //         are converted in kvstore/service/convert.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
 
 namespace carrel::kvstore {
+
+// Until when somebody waits for an answer, by a clock that nobody sets.
+using Deadline = std::chrono::steady_clock::time_point;
+inline constexpr Deadline kNoDeadline = Deadline::max();
+
+// DeadlineExceeded once it has passed.
+inline absl::Status CheckDeadline(Deadline deadline) {
+  if (deadline == kNoDeadline || std::chrono::steady_clock::now() < deadline) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError("nobody waits for it any more: its time is over");
+}
 
 // Names and values; two fit if they hold the same names with the same values.
 using FingerprintFields = std::vector<std::pair<std::string, std::string>>;
@@ -25,6 +39,7 @@ struct OpenRequest {
   std::string content_id;    // as CheckContentId; empty: any
   // Whose turn the session's requests take (WorkQueue); null: of those who have none of their own.
   std::shared_ptr<const void> tenant;
+  Deadline deadline = kNoDeadline;
 };
 
 // kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows
@@ -51,6 +66,7 @@ struct QueryRequest {
   // ROWS: of each KV head, rows that the asker holds, ascending: only their ids are given. Empty:
   // none.
   std::vector<std::vector<Position>> held;
+  Deadline deadline = kNoDeadline;
 };
 
 struct FetchRequest {
@@ -59,6 +75,7 @@ struct FetchRequest {
   bool by_ids = false;
   RowRange range;             // !by_ids
   std::vector<Position> ids;  // by_ids
+  Deadline deadline = kNoDeadline;
 };
 
 struct QueryStatistics {

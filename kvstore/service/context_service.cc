@@ -26,7 +26,9 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Run(grpc::CallbackServerContext* c
   if (status.ok()) {
     const std::shared_ptr<const void> turn = visit->turn();
     status = engine_->Submit(
-        [reactor, visit = *std::move(visit), call = std::move(call)] {
+        [reactor, context, visit = *std::move(visit), call = std::move(call)] {
+          // Its deadline has passed, or its client is gone.
+          if (context->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
           reactor->Finish(
               ToGrpc(visit.Told(CatchNoMemory("request", [&] { return call(visit); }))));
         },

@@ -43,6 +43,18 @@ grpc::ByteBuffer ToBytes(const v1::SessionReply& reply) {
   return bytes;
 }
 
+// Of a request that is here.
+absl::StatusOr<Deadline> DeadlineOf(const v1::SessionRequest& request) {
+  constexpr int64_t kMostUs = int64_t{1} << 50;  // 35 years
+  const int64_t timeout_us = request.timeout_us();
+  if (timeout_us == 0) return kNoDeadline;
+  if (timeout_us < 0 || timeout_us > kMostUs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("request: timeout_us=", timeout_us, " is outside 0 .. ", kMostUs));
+  }
+  return std::chrono::steady_clock::now() + std::chrono::microseconds(timeout_us);
+}
+
 std::string NewSessionId() {
   thread_local absl::BitGen random;
   return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
@@ -209,6 +221,7 @@ void SessionReactor::Open(const v1::SessionRequest& wire) {
 
 absl::Status SessionReactor::SubmitOpen(const v1::SessionRequest& wire) {
   ASSIGN_OR_RETURN(OpenRequest request, FromWire(wire.open()));
+  ASSIGN_OR_RETURN(request.deadline, DeadlineOf(wire));
   RETURN_IF_ERROR(visit_->Allow(kRpc, request.context));
   ASSIGN_OR_RETURN(std::shared_ptr<void> place, visit_->TakeSession());
   {
@@ -258,6 +271,7 @@ void SessionReactor::Opened(uint64_t request_id,
 }
 
 absl::Status SessionReactor::Handle(const v1::SessionRequest& request) {
+  ASSIGN_OR_RETURN(const Deadline deadline, DeadlineOf(request));
   const OpenContext* context;
   {
     absl::MutexLock lock(&mu_);
@@ -266,9 +280,9 @@ absl::Status SessionReactor::Handle(const v1::SessionRequest& request) {
   }
   switch (request.request_case()) {
     case v1::SessionRequest::kQuery:
-      return Submit(request.request_id(), FromWire(request.query(), *context));
+      return Submit(request.request_id(), deadline, FromWire(request.query(), *context));
     case v1::SessionRequest::kFetchRows:
-      return Submit(request.request_id(), FromWire(request.fetch_rows(), *context));
+      return Submit(request.request_id(), deadline, FromWire(request.fetch_rows(), *context));
     case v1::SessionRequest::kOpen:
       return absl::FailedPreconditionError("open: the session is open already");
     default:
@@ -277,8 +291,10 @@ absl::Status SessionReactor::Handle(const v1::SessionRequest& request) {
 }
 
 template <typename Request>
-absl::Status SessionReactor::Submit(uint64_t request_id, absl::StatusOr<Request> request) {
+absl::Status SessionReactor::Submit(uint64_t request_id, Deadline deadline,
+                                    absl::StatusOr<Request> request) {
   RETURN_IF_ERROR(request.status());
+  request->deadline = deadline;
   std::shared_ptr<Session> session;
   {
     absl::MutexLock lock(&mu_);

@@ -83,7 +83,7 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   void Opened(uint64_t request_id, const absl::StatusOr<std::shared_ptr<Session>>& session);
   absl::Status Handle(const v1::SessionRequest& request);  // after Open
   template <typename Request>
-  absl::Status Submit(uint64_t request_id, absl::StatusOr<Request> request);
+  absl::Status Submit(uint64_t request_id, Deadline deadline, absl::StatusOr<Request> request);
 
   void Answered(uint64_t request_id, absl::StatusOr<std::unique_ptr<Reply>> reply);
   // Writes the error into the log; what is the store's fault gets the ids under which it stands there.

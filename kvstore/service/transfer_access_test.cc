@@ -230,6 +230,39 @@ TEST_F(TransferAccessTest, WhatOneTenantLeft_IsNotAnothersToGoOnWith) {
   EXPECT_EQ(*hers, static_cast<int64_t>(most.size()));
 }
 
+TEST_F(TransferAccessTest, WhatATenantLeft_MakesRoomForWhatItBrings) {
+  Start();
+  TakeOut();
+  const auto size = static_cast<int64_t>(mine_.size());
+  const std::string most = mine_.substr(0, mine_.size() - kBeforeTheEnd);
+  for (const bool fits : {true, false}) {
+    Write(Keys(), Tenants(fits ? size * 5 / 2 : size * 3 / 2));
+    ImportCall(*server_, "ann").Send(most, "a.mine").IgnoreError();
+    while (server_->server->statistics().transfers > 0) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_GT(Staged(), 0);
+    CARREL_EXPECT_OK(Import("ann", "a.theirs", theirs_));
+    EXPECT_EQ(Staged() > 0, fits);
+    CARREL_EXPECT_OK(Client("owner").Delete("a.theirs"));
+  }
+}
+
+// Each file that comes ahead is a call of its own; together they are one context.
+TEST_F(TransferAccessTest, FilesAhead_CountTogether) {
+  Start();
+  Write(Keys(), Tenants(3000));
+  const ContextId id = ContextId::Random();
+  const std::string file(1000, 'x');
+  const auto send = [&](const std::string& key, const std::string& name, int64_t at) {
+    return Client(key).SendAhead(name, id, at, file, [] { return true; }).status();
+  };
+  CARREL_EXPECT_OK(send("ann", "a.big", 0));
+  CARREL_EXPECT_OK(send("ann", "a.big", 1));
+  EXPECT_THAT(send("ann", "a.big", 2),
+              StatusIs(StatusCode::kResourceExhausted, "bytes on their way in"));
+  CARREL_EXPECT_OK(send("ann", "a.big", 1));  // is there
+  for (int64_t at = 0; at < 5; ++at) CARREL_EXPECT_OK(send("bob", "b.big", at));
+}
+
 TEST_F(TransferAccessTest, Tenants_AreCounted) {
   Start();
   TakeOut();

@@ -3,6 +3,7 @@
 #include <grpcpp/alarm.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -268,8 +269,10 @@ class ImportReactor final
       if (!who.OfTenant(name)) return absl::OkStatus();
       ASSIGN_OR_RETURN(const Stored stored, StoredOfTenant());
       ASSIGN_OR_RETURN(quota_, visit_->TakeImport(stored.contexts, stored.bytes, bytes));
+      if (quota_ != nullptr) room_for_remains_ = quota_->RoomForRemains(stored.bytes);
       return absl::OkStatus();
     };
+    guard.most_remains = [this] { return room_for_remains_; };
     return guard;
   }
 
@@ -311,6 +314,7 @@ class ImportReactor final
   std::unique_ptr<ContextImport> to_;
   std::shared_ptr<TenantState> quota_;  // null: of no tenant
   int64_t checked_at_ = 0;
+  int64_t room_for_remains_ = std::numeric_limits<int64_t>::max();
   v1::ImportRequest request_;
   v1::ImportReply reply_;
   bool published_ = false;

@@ -1,7 +1,6 @@
 #include "kvstore/storage/context_import.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,12 +10,14 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/mapped_file.h"
 #include "common/status.h"
 #include "kvstore/format/manifest.h"
+#include "kvstore/storage/import_remains.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -96,10 +97,6 @@ class ContextImportImpl final : public ContextImport {
   ContextImportImpl(std::string folder, std::string name, ImportTarget target)
       : imports_(std::move(folder)), name_(std::move(name)), target_(std::move(target)) {}
 
-  ~ContextImportImpl() override {
-    if (lock_ >= 0) close(lock_);
-  }
-
   absl::Status BeginAhead(ContextId id, int64_t file, int64_t bytes) override {
     CARREL_CHECK(position_ == 0 && bytes_ == 0);
     if (name_.empty() || file < 0 || file >= kMostStreamFiles || bytes < 1 ||
@@ -110,8 +107,9 @@ class ContextImportImpl final : public ContextImport {
                        " and 1 to ", kMostDeclaredBytes, " bytes"));
     }
     ahead_ = true;
-    RETURN_IF_ERROR(OpenFolder(id, bytes + kStreamDigestBytes));
     file_ = static_cast<size_t>(file);
+    RETURN_IF_ERROR(OpenFolder(
+        id, bytes + kStreamDigestBytes + BytesBeside(absl::StrCat(imports_, "/", id.ToString()))));
     header_.file_bytes.assign(file_ + 1, 0);
     header_.file_bytes[file_] = bytes;
     bytes_ = bytes + kStreamDigestBytes;
@@ -175,23 +173,48 @@ class ContextImportImpl final : public ContextImport {
     std::error_code error;
     fs::create_directories(imports_, error);
     if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", imports_));
-    lock_ = open(LockPath().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock_ < 0) return ErrnoStatus(errno, LockPath());
-    if (flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
-    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, LockPath());
-    return absl::FailedPreconditionError(
-        absl::StrCat("import ", name_, ": another import of this context is going on"));
+    // Who looks at what was left holds locks for a moment, too.
+    for (int attempt = 0;; ++attempt) {
+      absl::StatusOr<ImportLock> lock = ImportLock::Take(LockPath());
+      if (lock.ok()) {
+        lock_ = *std::move(lock);
+        return absl::OkStatus();
+      }
+      if (!absl::IsFailedPrecondition(lock.status()) || attempt == 5) {
+        return Annotate(lock.status(), absl::StrCat("import ", name_));
+      }
+      absl::SleepFor(absl::Milliseconds(20));
+    }
   }
 
-  // The place of the context's files, for this import alone, of which so many bytes may come.
+  // The place of the context's files, for this import alone, which will then hold so many bytes.
   absl::Status OpenFolder(ContextId id, int64_t wanted) {
-    RETURN_IF_ERROR(target_.check_free(name_, id, wanted));
     folder_ = absl::StrCat(imports_, "/", id.ToString());
+    RETURN_IF_ERROR(target_.check_free(name_, id, wanted));
     RETURN_IF_ERROR(Lock());
+    if (target_.most_remains != nullptr) {
+      RemoveImportRemains(imports_, {.bytes = target_.most_remains()});
+    }
     std::error_code error;
     fs::permissions(imports_, fs::perms::owner_all, error);
     fs::create_directories(folder_, error);
     return error ? ErrnoStatus(error.value(), absl::StrCat("create ", folder_)) : absl::OkStatus();
+  }
+
+  // Of the files that came ahead before this one.
+  int64_t BytesBeside(const std::string& folder) const {
+    const std::string mine = absl::StrFormat("%04d.", file_);
+    int64_t bytes = 0;
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      std::error_code gone;
+      const bool other = it->path().filename().string().rfind(mine, 0) != 0;
+      if (other && it->is_regular_file(gone)) {
+        const uintmax_t size = it->file_size(gone);
+        if (!gone) bytes += static_cast<int64_t>(size);
+      }
+    }
+    return bytes;
   }
 
   bool IsWhole(size_t i) const {
@@ -291,7 +314,7 @@ class ContextImportImpl final : public ContextImport {
   const std::string imports_;
   std::string name_;
   const ImportTarget target_;
-  int lock_ = -1;
+  ImportLock lock_;
   bool ahead_ = false;  // one file instead of a stream
   std::string header_bytes_;
   StreamHeader header_;

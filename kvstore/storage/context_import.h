@@ -21,6 +21,8 @@ namespace carrel::kvstore {
 struct ImportTarget {
   // OK if neither name nor id is there, and so many bytes of files may come.
   std::function<absl::Status(const std::string& name, ContextId id, int64_t bytes)> check_free;
+  // What may stay beside it of imports that nobody works on, asked after check_free. Null: all.
+  std::function<int64_t()> most_remains;
   // Publishes the files, of which every byte is verified first, under the manifest as it is.
   std::function<absl::StatusOr<v1::Manifest>(const std::string& name, const std::string& manifest,
                                              const std::vector<std::string>& files)>

@@ -71,6 +71,9 @@ struct ImportGuard {
   // Whether he may bring a context of this name and size. Asked once the header is known, before
   // anything is kept. Null: yes.
   std::function<absl::Status(const std::string& name, int64_t bytes)> admit;
+  // How many bytes of his interrupted imports may stay beside it: the oldest go. Asked after admit.
+  // Null: all.
+  std::function<int64_t()> most_remains;
 };
 
 // The header of a stream, as bytes and back.

@@ -25,6 +25,7 @@
 #include "kvstore/storage/context_export.h"
 #include "kvstore/storage/context_import.h"
 #include "kvstore/storage/copy_context.h"
+#include "kvstore/storage/import_remains.h"
 #include "kvstore/storage/rocks.h"
 #include "kvstore/storage/segment_file.h"
 #include "kvstore/storage/sst_blocks.h"
@@ -224,21 +225,24 @@ class StoreImpl : public Store {
                                                         const ImportGuard& guard) override {
     RETURN_IF_ERROR(CheckWritable("import"));
     if (!name.empty()) RETURN_IF_ERROR(ValidateContextName(name));
-    std::string folder = db_->folder + "/importing";
-    if (!guard.owner.empty())
-      absl::StrAppend(&folder, "/of-", Sha256Hex(guard.owner).substr(0, 32));
     return MakeContextImport(
-        std::move(folder), name,
+        ImportsFolderOf(imports(), guard.owner), name,
         {.check_free =
              [this, guard](const std::string& as, ContextId id, int64_t bytes) {
                RETURN_IF_ERROR(CheckFree(as, id, guard));
                return guard.admit == nullptr ? absl::OkStatus() : guard.admit(as, bytes);
              },
+         .most_remains = guard.most_remains,
          .publish =
              [this, guard](const std::string& as, const std::string& manifest,
                            const std::vector<std::string>& files) {
                return PublishImported(as, manifest, files, guard);
              }});
+  }
+
+  RemovedRemains RemoveOldImports(absl::Duration age) override {
+    if (mode_ != StoreMode::kReadWrite) return {};
+    return RemoveOldImportRemains(imports(), age);
   }
 
   absl::Status Upgrade(const std::string& name, absl::FunctionRef<void(double)> progress) override {
@@ -313,6 +317,8 @@ class StoreImpl : public Store {
   }
 
  private:
+  std::string imports() const { return folder_ + "/importing"; }
+
   absl::Status CheckWritable(absl::string_view attempt) const {
     if (mode_ == StoreMode::kReadWrite) return absl::OkStatus();
     return absl::FailedPreconditionError(

@@ -34,6 +34,7 @@
 #include "kvstore/format/manifest.h"
 #include "kvstore/format/segment.h"
 #include "kvstore/storage/context_stream.h"
+#include "kvstore/storage/import_remains.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -134,6 +135,8 @@ class Store {
   // outlives it.
   virtual absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name,
                                                                 const ImportGuard& guard = {}) = 0;
+  // Removes what interrupted imports left that nobody has gone on with for so long.
+  virtual RemovedRemains RemoveOldImports(absl::Duration age) = 0;
   // Moves the SST files (of SstWriter, with disjoint ranges, all of manifest.context_id, at least
   // one, best on the store's file system) and the manifest, completed by their digests, in,
   // atomically. AlreadyExists if the name is taken, or the context is here under any. On an error

@@ -41,6 +41,11 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
       .add_option("--retry-for", retry_for,
                   "--server: how long one that is gone is waited for; 0: not at all")
       ->capture_default_str();
+  command
+      .add_option("--request-timeout", request_timeout,
+                  "--server: how long it may take for the answer to one request, by its clock and "
+                  "ours; it leaves what is late")
+      ->capture_default_str();
   DeclareRetrieval(command);
   command.add_option("--max-tokens", max_tokens, "of the answer, at most")->capture_default_str();
   command.add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
@@ -294,6 +299,12 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalF
       store.retry_for < absl::ZeroDuration() || store.retry_for > absl::Hours(24)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "retry-for=", flags.retry_for, " is no duration from 0 to 24h, such as 30s or 2m"));
+  }
+  if (!absl::ParseDuration(flags.request_timeout, &store.request_timeout) ||
+      store.request_timeout < absl::Milliseconds(1) || store.request_timeout > absl::Hours(24)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("request-timeout=", flags.request_timeout,
+                     " is no duration from 1ms to 24h, such as 30s or 2m"));
   }
   store.tell = [](const std::string& what) { std::fprintf(stderr, "carrel: %s\n", what.c_str()); };
   return library::StoreAccess::Open(store, kvstore::StoreMode::kReadOnly);

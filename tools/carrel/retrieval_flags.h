@@ -32,6 +32,7 @@ struct RetrievalFlags {
   std::string context;
   StoreFlags store;
   std::string retry_for = "30s";
+  std::string request_timeout = "2m";
   std::optional<std::string> fidelity;  // none: balanced, where the context was measured
   std::optional<double> target_error;   // instead of fidelity
   std::optional<std::string> top_k;     // instead of fidelity

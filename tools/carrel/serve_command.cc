@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/freed_memory.h"
+#include "common/scheduling.h"
 #include "common/status.h"
 #include "kvstore/access/access.h"
 #include "kvstore/engine/engine.h"
@@ -41,11 +42,23 @@ struct ServeFlags {
   int64_t request_mib = 0;
   double drain_seconds = 30;
   double idle_seconds = 600;
+  std::string keep_imports = "168h";
 };
 
 absl::Status CheckSeconds(const char* flag, double seconds) {
   if (seconds >= 0 && seconds <= 86400) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(flag, "=", seconds, " s is outside [0, 86400]"));
+}
+
+absl::StatusOr<int64_t> SecondsToKeepImports(const std::string& text) {
+  absl::Duration time;
+  const bool parsed = absl::ParseDuration(text, &time);
+  if (parsed && time == absl::ZeroDuration()) return 0;
+  if (!parsed || time < absl::Seconds(1) || time > absl::Hours(24 * 3660)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keep-imports=", text, " is neither 0 nor a duration from 1s to 87840h"));
+  }
+  return absl::ToInt64Seconds(time);
 }
 
 constexpr absl::Duration kWatch = absl::Seconds(10), kProbe = absl::Seconds(5);
@@ -110,10 +123,12 @@ absl::Status RunServe(ServeFlags& flags) {
         absl::StrCat("scrub-rate=", flags.scrub_mib, " MiB/s is outside [0, 16384]"));
   }
   flags.engine.scrub_bytes_per_s = flags.scrub_mib << 20;
+  ASSIGN_OR_RETURN(flags.engine.import_age_s, SecondsToKeepImports(flags.keep_imports));
   rlimit address_space{};
   if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
     UseFewHeaps();
   }
+  WakeSoon();  // of all that is started from here on
   ASSIGN_OR_RETURN(const SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::AuditLog> audit,
                    flags.access.Apply(flags.server));
@@ -224,6 +239,11 @@ void AddServe(CLI::App& app, Run& chosen) {
       .add_option("--scrub-rate", flags->scrub_mib,
                   "MiB per second at which all contexts are read again and checked, while no "
                   "request waits; 0: not at all")
+      ->capture_default_str();
+  command
+      .add_option("--keep-imports", flags->keep_imports,
+                  "how long what an interrupted import left waits for somebody to go on; 0: for "
+                  "ever")
       ->capture_default_str();
   flags->access.Declare(command);
   flags->observe.Declare(command);

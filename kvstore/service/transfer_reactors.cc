@@ -46,8 +46,9 @@ class TransferReactor : public Reactor,
     if (status.ok()) status = registry_->Add(self_);
     if (status.ok()) {
       absl::StatusOr<std::shared_ptr<void>> place = visit_->TakeSession();
-      if (place.ok()) place_ = *std::move(place);
       status = place.status();
+      absl::MutexLock lock(&mu_);
+      if (place.ok()) place_ = *std::move(place);
     }
     if (status.ok()) status = Begin();
     if (!status.ok()) End(status);
@@ -99,6 +100,7 @@ class TransferReactor : public Reactor,
     if (finished_) return;
     finished_ = true;
     later_.Cancel();
+    place_.reset();  // whoever hears of the end may begin again at once
     this->Finish(ToGrpc(status));
   }
   // Starts reading or writing, unless the call is over.
@@ -136,9 +138,9 @@ class TransferReactor : public Reactor,
   TransferRegistry* const registry_;
   grpc::CallbackServerContext* const context_;
   std::shared_ptr<Transfer> self_;  // until OnDone
-  std::shared_ptr<void> place_;
   grpc::Alarm later_;
   absl::Mutex mu_;
+  std::shared_ptr<void> place_ ABSL_GUARDED_BY(mu_);
   bool told_ ABSL_GUARDED_BY(mu_) = false;     // visit_ knows what the call is about
   bool waiting_ ABSL_GUARDED_BY(mu_) = false;  // for the client
   Clock::time_point waits_since_ ABSL_GUARDED_BY(mu_) = Clock::now();
@@ -304,10 +306,11 @@ class ImportReactor final
     Wait([this] { StartWrite(&reply_); });
   }
 
-  // Whoever hears of the end may begin again at once: nothing of this import is held any more. Where
-  // no work goes on.
+  // Whoever hears of the end may begin again at once: nothing of this import is held any more, and
+  // its place in the quotas is given back. Where no work goes on.
   void EndImport(const absl::Status& status) {
     to_.reset();
+    quota_.reset();
     End(status);
   }
 

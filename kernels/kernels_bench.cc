@@ -179,11 +179,13 @@ constexpr int64_t kBenchTypes[] = {
 void QuantizedShapes(benchmark::internal::Benchmark* bench) {
   for (const int64_t type : kBenchTypes) {
     for (const int64_t n : {1, 4, 31, 64}) bench->Args({type, n, 4096, 4096});
+    bench->Args({type, 256, 1536, 512});
     bench->Args({type, 1, 1536, 576});
   }
   for (const int64_t out : {192, 576, 1536, 49152}) {
     bench->Args({static_cast<int64_t>(GgufType::kQ4_1), 1, 576, out});
   }
+  bench->Args({static_cast<int64_t>(GgufType::kQ4_1), 256, 576, 512});
 }
 BENCHMARK(BM_QuantizedLinear)->ArgNames({"type", "tokens", "in", "out"})->Apply(QuantizedShapes);
 

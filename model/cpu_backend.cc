@@ -182,8 +182,9 @@ class CpuBackend final : public Backend {
   // For calls together, and the most tokens that are packed.
   static int64_t LargestPacked(const ModelConfig& config, const Weights& weights) {
     const auto floats_of = [](const Matrix& w) {
-      return w.blocks ? kernels::PackedTokensFloats(*w.blocks, kernels::kQuantizedGemmTokens - 1)
-                      : 0;
+      if (!w.blocks) return int64_t{0};
+      return std::max(kernels::PackedTokensFloats(*w.blocks, kernels::kQuantizedGemmTokens - 1),
+                      kernels::PackedTokensFloats(*w.blocks, kBlockTokens));
     };
     int64_t floats = floats_of(weights.head());
     for (int32_t i = 0; i < config.shape.layers; ++i) {
@@ -291,8 +292,8 @@ class CpuBackend final : public Backend {
 
   // Of each call, its tokens as products with quantised rows need them, once for all units; null
   // where nothing is needed, and beyond the first kCallsTogether, which pack for each unit.
-  static void PackTokens(absl::Span<const LinearCall> calls, int64_t n, float* room,
-                         absl::Span<const float*> packed) {
+  void PackTokens(absl::Span<const LinearCall> calls, int64_t n, bool spread, float* room,
+                  absl::Span<const float*> packed) {
     const size_t count = std::min<size_t>(calls.size(), kCallsTogether);
     for (size_t i = 0; i < count; ++i) {
       const LinearCall& call = calls[i];
@@ -304,7 +305,17 @@ class CpuBackend final : public Backend {
         packed[i] = packed[i - 1];
         continue;
       }
-      kernels::PackTokens(call.x, n, call.w->in, *call.blocks, room);
+      const int64_t tile = spread ? kLinearTokenTile : n;
+      const auto pack = [&](int64_t unit) {
+        const int64_t begin = unit * tile;
+        kernels::PackTokens(call.x + begin * call.w->in, std::min(tile, n - begin), call.w->in,
+                            *call.blocks, room + floats / n * begin);
+      };
+      if (n > tile) {
+        ParallelFor(CeilDivide(n, tile), pack);
+      } else {
+        pack(0);
+      }
       packed[i] = room;
       room += floats;
     }
@@ -314,7 +325,7 @@ class CpuBackend final : public Backend {
   void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
     const ScratchPool::Lease room(&packed_scratch_);
     absl::InlinedVector<const float*, kCallsTogether> packed(calls.size(), nullptr);
-    PackTokens(calls, n, room.data(), absl::MakeSpan(packed));
+    PackTokens(calls, n, spread, room.data(), absl::MakeSpan(packed));
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {

@@ -95,42 +95,105 @@ inline constexpr const int32_t (&kHalfLanesApart)[64] = kHalfLanes;
 #undef CARREL_FOUR
 #undef CARREL_EIGHT
 
-// What a row has summed up for each of N inputs.
+// The group of each lane of a type's tiles.
+template <WordOrder kOrder>
+HWY_INLINE const int32_t* LanesOf(int64_t tile) {
+  if constexpr (kOrder == WordOrder::kQuarters) return kQuarterLanes + tile * kLanes;
+  if constexpr (kOrder == WordOrder::kHalvesApart) return kHalfLanesApart + tile * kLanes;
+  return kHalfLanes + tile * kLanes;
+}
+
+// Who takes a row's chunks, as the types read them (small_blocks-inl.h): first scales and minima of
+// its groups, then its tiles. Here: their products with N inputs.
 template <int N>
 struct RowSums {
+  const PackedChunk* x[N];
   FloatVec products[N];
   GroupVec minima[N];
-};
+  GroupVec scales[N];                    // of this chunk
+  FloatVec half_scales[N][16 / kLanes];  // where half a group has its own
 
-// Small numbers of a tile, one vector per quarter or half; factors[h] scales their products.
-template <int kVectors, int N>
-CARREL_VNNI_ATTR HWY_INLINE void AddTile(const WordVec (&q)[kVectors], int64_t tile,
-                                         const PackedChunk* const (&x)[N],
-                                         const FloatVec (&factors)[N], RowSums<N>& sums) {
-  CARREL_UNROLL
-  for (int h = 0; h < N; ++h) {
-    const int16_t* words = x[h]->words + tile * kVectors * kVectorWords;
-    SumVec sum = hn::Zero(SumTag());
+  HWY_INLINE void Scale(GroupVec d) {
     CARREL_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      sum = AddPairs(sum, q[i], LoadWords(words + i * kVectorWords));
-    }
-    sums.products[h] = hn::MulAdd(hn::ConvertTo(FloatTag(), sum), factors[h], sums.products[h]);
+    for (int h = 0; h < N; ++h) scales[h] = hn::Mul(d, hn::LoadU(GroupTag(), x[h]->scales));
   }
-}
 
-// The same with a scale per group; lanes: the group of each lane of a chunk.
-template <int kVectors, int N>
-CARREL_VNNI_ATTR HWY_INLINE void AddTile(const WordVec (&q)[kVectors], int64_t tile,
-                                         const int32_t* lanes, const PackedChunk* const (&x)[N],
-                                         const GroupVec (&scales)[N], RowSums<N>& sums) {
-  FloatVec factors[N];
-  CARREL_UNROLL
-  for (int h = 0; h < N; ++h) {
-    factors[h] = SpreadGroups(FloatTag(), scales[h], lanes + tile * kLanes);
+  HWY_INLINE void Minimum(GroupVec m) {
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      minima[h] = hn::MulAdd(m, hn::LoadU(GroupTag(), x[h]->sums), minima[h]);
+    }
   }
-  AddTile(q, tile, x, factors, sums);
-}
+
+  // Values count from -offset; a scale for each 16 of them is `step` times one of the bytes.
+  HWY_INLINE void ScaleHalves(GroupVec step, const int8_t* bytes, int offset) {
+    const GroupTag d;
+    const GroupVec first = hn::Mul(step, Widen8(bytes)), last = hn::Mul(step, Widen8(bytes + 8));
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      const GroupVec from = hn::Set(d, static_cast<float>(-offset));
+      const auto sum = [&](GroupVec scale, int64_t at) HWY_ATTR {
+        minima[h] = hn::MulAdd(hn::Mul(scale, from), hn::LoadU(d, x[h]->half_sums + at), minima[h]);
+      };
+      sum(first, 0);
+      sum(last, 8);
+      const GroupVec by_group = hn::LoadU(d, x[h]->scales);
+#if HWY_TARGET <= HWY_AVX3
+      half_scales[h][0] = hn::Mul(hn::Combine(FloatTag(), last, first),
+                                  SpreadGroups(FloatTag(), by_group, kPairLanes));
+#else
+      half_scales[h][0] = hn::Mul(first, SpreadGroups(FloatTag(), by_group, kPairLanes));
+      half_scales[h][1] = hn::Mul(last, SpreadGroups(FloatTag(), by_group, kPairLanes + 8));
+#endif
+    }
+  }
+
+  template <WordOrder kOrder, int kVectors>
+  CARREL_VNNI_ATTR HWY_INLINE void Tile(const WordVec (&q)[kVectors], int64_t tile) {
+    FloatVec factors[N];
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      factors[h] = SpreadGroups(FloatTag(), scales[h], LanesOf<kOrder>(tile));
+    }
+    AddProducts(q, tile, factors);
+  }
+
+  // After ScaleHalves; four lanes to a scale.
+  CARREL_VNNI_ATTR HWY_INLINE void TileOfHalves(const WordVec (&q)[2], int64_t tile) {
+    FloatVec factors[N];
+    const int64_t in_vector = 64 / (16 / kLanes) / kLanes;
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      factors[h] = hn::TableLookupLanes(
+          half_scales[h][tile / in_vector],
+          hn::SetTableIndices(FloatTag(), kFourLanes + tile % in_vector * kLanes));
+    }
+    AddProducts(q, tile, factors);
+  }
+
+ private:
+  static HWY_INLINE GroupVec Widen8(const int8_t* at) {
+    const hn::FixedTag<int8_t, 8> d;
+    const hn::RebindToSigned<GroupTag> d32;
+    return hn::ConvertTo(GroupTag(), hn::PromoteTo(d32, hn::LoadU(d, at)));
+  }
+
+  // Small numbers of a tile, one vector per quarter or half; factors[h] scales their products.
+  template <int kVectors>
+  CARREL_VNNI_ATTR HWY_INLINE void AddProducts(const WordVec (&q)[kVectors], int64_t tile,
+                                               const FloatVec (&factors)[N]) {
+    CARREL_UNROLL
+    for (int h = 0; h < N; ++h) {
+      const int16_t* words = x[h]->words + tile * kVectors * kVectorWords;
+      SumVec sum = hn::Zero(SumTag());
+      CARREL_UNROLL
+      for (int i = 0; i < kVectors; ++i) {
+        sum = AddPairs(sum, q[i], LoadWords(words + i * kVectorWords));
+      }
+      products[h] = hn::MulAdd(hn::ConvertTo(FloatTag(), sum), factors[h], products[h]);
+    }
+  }
+};
 
 HWY_INLINE uint64_t Load16(const uint8_t* at) {
   uint16_t bits;
@@ -244,20 +307,6 @@ struct Blocks {
 #endif
   }
 };
-
-template <int N>
-HWY_INLINE void ScaleGroups(GroupVec d, const PackedChunk* const (&x)[N], GroupVec (&scales)[N]) {
-  CARREL_UNROLL
-  for (int h = 0; h < N; ++h) scales[h] = hn::Mul(d, hn::LoadU(GroupTag(), x[h]->scales));
-}
-
-template <int N>
-HWY_INLINE void AddMinima(GroupVec m, const PackedChunk* const (&x)[N], RowSums<N>& sums) {
-  CARREL_UNROLL
-  for (int h = 0; h < N; ++h) {
-    sums.minima[h] = hn::MulAdd(m, hn::LoadU(GroupTag(), x[h]->sums), sums.minima[h]);
-  }
-}
 
 // The four quarters of a tile of nibbles.
 HWY_INLINE void Quarters(ByteVec bytes, WordVec (&q)[4]) {

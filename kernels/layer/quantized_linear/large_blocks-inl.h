@@ -61,22 +61,20 @@ HWY_INLINE BitsVec Shifted32(const uint8_t* at) {
 struct Q4KProduct {
   static constexpr int64_t kValues = 256, kBytes = 144;
   static constexpr WordOrder kOrder = WordOrder::kHalvesApart;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
+  static constexpr bool kMinimum = true, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     const uint8_t* block = blocks.first;
     const SixBitScales six(block + 4);
-    GroupVec scales[N];
-    ScaleGroups(hn::Mul(SetHalf(block, 1), six.scales), x, scales);
-    AddMinima(hn::Mul(SetHalf(block + 2, -1), six.minima), x, sums);
+    taker.Scale(hn::Mul(SetHalf(block, 1), six.scales));
+    taker.Minimum(hn::Mul(SetHalf(block + 2, -1), six.minima));
     CARREL_UNROLL
     for (int64_t at = 0; at < 128 / (4 * kLanes); ++at) {
       WordVec q[4];
       Quarters(hn::LoadU(ByteTag(), block + 16 + at * 4 * kLanes), q);
       const WordVec low[2] = {q[0], q[1]}, high[2] = {q[2], q[3]};
-      AddTile(low, 2 * at, kHalfLanesApart, x, scales, sums);
-      AddTile(high, 2 * at + 1, kHalfLanesApart, x, scales, sums);
+      taker.template Tile<WordOrder::kHalvesApart>(low, 2 * at);
+      taker.template Tile<WordOrder::kHalvesApart>(high, 2 * at + 1);
     }
   }
 };
@@ -84,16 +82,14 @@ struct Q4KProduct {
 struct Q5KProduct {
   static constexpr int64_t kValues = 256, kBytes = 176;
   static constexpr WordOrder kOrder = WordOrder::kHalvesApart;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
+  static constexpr bool kMinimum = true, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     const BitsTag d;
     const uint8_t* block = blocks.first;
     const SixBitScales six(block + 4);
-    GroupVec scales[N];
-    ScaleGroups(hn::Mul(SetHalf(block, 1), six.scales), x, scales);
-    AddMinima(hn::Mul(SetHalf(block + 2, -1), six.minima), x, sums);
+    taker.Scale(hn::Mul(SetHalf(block, 1), six.scales));
+    taker.Minimum(hn::Mul(SetHalf(block + 2, -1), six.minima));
     // Bit g of a byte belongs to group g; the lowest two to those of this tile and of the next.
     BitsVec bits = Shifted32(block + 16);
     const BitsVec sixteen = hn::Set(d, uint16_t{0x1010});
@@ -103,8 +99,8 @@ struct Q5KProduct {
       WordVec low[2], high[2];
       Halves(hn::Or(LowNibbles(nibbles), hn::And(hn::ShiftLeft<4>(bits), sixteen)), low);
       Halves(hn::Or(HighNibbles(nibbles), hn::And(hn::ShiftLeft<3>(bits), sixteen)), high);
-      AddTile(low, 2 * at, kHalfLanesApart, x, scales, sums);
-      AddTile(high, 2 * at + 1, kHalfLanesApart, x, scales, sums);
+      taker.template Tile<WordOrder::kHalvesApart>(low, 2 * at);
+      taker.template Tile<WordOrder::kHalvesApart>(high, 2 * at + 1);
       bits = hn::ShiftRight<kLanes / 4>(bits);
     }
   }
@@ -114,35 +110,12 @@ struct Q5KProduct {
 struct Q6KProduct {
   static constexpr int64_t kValues = 256, kBytes = 210;
   static constexpr WordOrder kOrder = WordOrder::kHalves;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
+  static constexpr bool kMinimum = false, kFolded = true;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     const BitsTag d;
-    const GroupTag dg;
     const uint8_t* block = blocks.first;
-    const GroupVec step = SetHalf(block + 208, 1);
-    const GroupVec first = hn::Mul(step, Scales(block + 192));
-    const GroupVec last = hn::Mul(step, Scales(block + 200));
-    FloatVec scales[N][16 / kLanes];
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) {
-      const GroupVec offset = hn::Set(dg, -32.0f);
-      const auto sum = [&](GroupVec scale, int64_t at) HWY_ATTR {
-        sums.minima[h] =
-            hn::MulAdd(hn::Mul(scale, offset), hn::LoadU(dg, x[h]->half_sums + at), sums.minima[h]);
-      };
-      sum(first, 0);
-      sum(last, 8);
-      const GroupVec by_group = hn::LoadU(dg, x[h]->scales);
-#if HWY_TARGET <= HWY_AVX3
-      scales[h][0] = hn::Mul(hn::Combine(FloatTag(), last, first),
-                             SpreadGroups(FloatTag(), by_group, kPairLanes));
-#else
-      scales[h][0] = hn::Mul(first, SpreadGroups(FloatTag(), by_group, kPairLanes));
-      scales[h][1] = hn::Mul(last, SpreadGroups(FloatTag(), by_group, kPairLanes + 8));
-#endif
-    }
+    taker.ScaleHalves(SetHalf(block + 208, 1), reinterpret_cast<const int8_t*>(block + 192), 32);
     const BitsVec two = hn::Set(d, uint16_t{0x3030});
     CARREL_UNROLL
     for (int64_t at = 0; at < 128 / (4 * kLanes); ++at) {
@@ -158,33 +131,9 @@ struct Q6KProduct {
       WordVec low[2], high[2];
       Halves(hn::Or(LowNibbles(nibbles), hn::And(hn::ShiftLeft<4>(bits), two)), low);
       Halves(hn::Or(HighNibbles(nibbles), hn::And(bits, two)), high);
-      Add(low, low_tile, x, scales, sums);
-      Add(high, high_tile, x, scales, sums);
+      taker.TileOfHalves(low, low_tile);
+      taker.TileOfHalves(high, high_tile);
     }
-  }
-
- private:
-  static HWY_INLINE GroupVec Scales(const uint8_t* at) {
-    const hn::FixedTag<int8_t, 8> d;
-    const hn::RebindToSigned<GroupTag> d32;
-    return hn::ConvertTo(GroupTag(),
-                         hn::PromoteTo(d32, hn::LoadU(d, reinterpret_cast<const int8_t*>(at))));
-  }
-  template <int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void Add(const WordVec (&q)[2], int64_t tile,
-                                              const PackedChunk* const (&x)[N],
-                                              const FloatVec (&scales)[N][16 / kLanes],
-                                              RowSums<N>& sums) {
-    FloatVec factors[N];
-    // Four lanes to a scale.
-    const int64_t in_vector = 64 / (16 / kLanes) / kLanes;
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) {
-      factors[h] = hn::TableLookupLanes(
-          scales[h][tile / in_vector],
-          hn::SetTableIndices(FloatTag(), kFourLanes + tile % in_vector * kLanes));
-    }
-    AddTile(q, tile, x, factors, sums);
   }
 };
 
@@ -192,20 +141,18 @@ struct Q6KProduct {
 struct Iq4XsProduct {
   static constexpr int64_t kValues = 256, kBytes = 136;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
+  static constexpr bool kMinimum = false, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     const GroupTag d;
     const uint8_t* block = blocks.first;
-    GroupVec scales[N];
     const GroupVec from_zero = hn::Sub(SixBitScales::Widen(ScaleBytes(block)), hn::Set(d, 32.0f));
-    ScaleGroups(hn::Mul(SetHalf(block, 1), from_zero), x, scales);
+    taker.Scale(hn::Mul(SetHalf(block, 1), from_zero));
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
       WordVec q[4];
       QuartersOfSteps(hn::LoadU(ByteTag(), block + 8 + tile * 4 * kLanes), kNormalSteps, q);
-      AddTile(q, tile, kQuarterLanes, x, scales, sums);
+      taker.template Tile<WordOrder::kQuarters>(q, tile);
     }
   }
 

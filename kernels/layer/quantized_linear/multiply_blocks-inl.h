@@ -32,28 +32,26 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, con
   for (int h = 0; h < N; ++h) {
     sums.products[h] = hn::Zero(d);
     sums.minima[h] = hn::Zero(GroupTag());
+    sums.x[h] = x + h * stride;
   }
   constexpr int64_t kBytes = kChunkValues / Product::kValues * Product::kBytes;
   const int64_t chunks = in / kChunkValues;
-  const PackedChunk* at[N];
-  CARREL_UNROLL
-  for (int h = 0; h < N; ++h) at[h] = x + h * stride;
   for (int64_t i = 0; i < chunks; ++i) {
     CARREL_UNROLL
     for (int64_t b = 0; b < kBytes; b += 64) Ahead(row + b);
-    Product::AddChunk(Blocks<kChunkGroups>{row, Product::kBytes, kChunkGroups}, at, sums);
+    Product::ReadChunk(Blocks<kChunkGroups>{row, Product::kBytes, kChunkGroups}, sums);
     row += kBytes;
     CARREL_UNROLL
-    for (int h = 0; h < N; ++h) ++at[h];
+    for (int h = 0; h < N; ++h) ++sums.x[h];
   }
   if constexpr (Product::kValues < kChunkValues) {
     const int64_t left = in % kChunkValues / Product::kValues;
     if (left == 2) {  // widths of many small models
-      Product::AddChunk(Blocks<2>{row, Product::kBytes, left}, at, sums);
+      Product::ReadChunk(Blocks<2>{row, Product::kBytes, left}, sums);
     } else if (left == 4) {
-      Product::AddChunk(Blocks<4>{row, Product::kBytes, left}, at, sums);
+      Product::ReadChunk(Blocks<4>{row, Product::kBytes, left}, sums);
     } else if (left > 0) {
-      Product::AddChunk(Blocks<kSomeBlocks>{row, Product::kBytes, left}, at, sums);
+      Product::ReadChunk(Blocks<kSomeBlocks>{row, Product::kBytes, left}, sums);
     }
   }
   CARREL_UNROLL

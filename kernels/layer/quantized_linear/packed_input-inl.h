@@ -1,5 +1,5 @@
 // What:   numbers that quantised rows are multiplied with, in 16 bits: 32 share a scale.
-// Math:   x[c] ~ scale * word, word = round(x[c] / scale), scale = max |x| / 32767 over the 32.
+// Math:   x[c] ~ scale * word, word = round(x[c] / scale), scale = max |x| / top over the 32.
 // Shapes: chunks of 256 numbers = 8 groups of 32; a last chunk is filled up with zeros. A group is
 //         cut into quarters of 8 words: the even ones of its first 16 numbers, the odd ones, and the
 //         same of its last 16. For bytes b of a row read as words of 16 bits, (b & 15) then meets
@@ -36,10 +36,17 @@ enum class WordOrder : uint8_t {
   kHalves,
   // The same, but groups 0 and 2, 1 and 3, 4 and 6, 5 and 7 lie together where a tile has two.
   kHalvesApart,
+  // Group by group, the four quarters of each side by side (word_panel-inl.h).
+  kGroups,
 };
+
+// What the largest of 32 numbers becomes, and where weights of a panel come multiplied by a scale.
+inline constexpr float kTop = 32767;
+inline constexpr float kFoldedTop = 16383;
 
 // First word of quarter q of group g.
 HWY_INLINE int64_t QuarterOffset(WordOrder order, int64_t g, int64_t q) {
+  if (order == WordOrder::kGroups) return g * 32 + q * 8;
   if (order == WordOrder::kQuarters) {
     const int64_t tile = kVectorWords / 8;
     return g / tile * tile * 32 + q * kVectorWords + g % tile * 8;
@@ -71,7 +78,8 @@ HWY_INLINE hn::Vec<FourTag> LargestOf4(PackVec a, PackVec b, PackVec c, PackVec 
 }
 
 // Scales of four groups, and what numbers are multiplied with.
-HWY_INLINE void ScaleFour(const float* const (&x)[4], float* scales, float* factors) {
+HWY_INLINE void ScaleFour(const float* const (&x)[4], float most_word, float* scales,
+                          float* factors) {
   const PackTag d;
   const FourTag d4;
   PackVec most[4];
@@ -82,7 +90,7 @@ HWY_INLINE void ScaleFour(const float* const (&x)[4], float* scales, float* fact
     most[k] = hn::BitCast(d, hn::Max(hn::Max(bits(0), bits(8)), hn::Max(bits(16), bits(24))));
   }
   const auto largest = LargestOf4(most[0], most[1], most[2], most[3]);
-  const auto top = hn::Set(d4, 32767.0f), zero = hn::Zero(d4);
+  const auto top = hn::Set(d4, most_word), zero = hn::Zero(d4);
   // Infinity - infinity and NaN - NaN are NaN.
   const auto scale = hn::Add(hn::Div(largest, top), hn::Sub(largest, largest));
   const auto usual = hn::Gt(largest, hn::Set(d4, 1e-30f));
@@ -111,7 +119,7 @@ HWY_INLINE void PackGroup(const float* x, float factor, WordOrder order, int64_t
 
 // `in` numbers, a multiple of 32, into PackedChunks(in) chunks.
 template <WordOrder kOrder>
-inline void PackInput(const float* x, int64_t in, PackedChunk* chunks) {
+inline void PackInput(const float* x, int64_t in, float top, PackedChunk* chunks) {
   alignas(32) static constexpr float kZeros[32] = {};
   const int64_t groups = in / 32;
   for (int64_t first = 0; first < PackedChunks(in) * kChunkGroups; first += 4) {
@@ -120,7 +128,7 @@ inline void PackInput(const float* x, int64_t in, PackedChunk* chunks) {
     const float* group[4];
     for (int k = 0; k < 4; ++k) group[k] = first + k < groups ? x + 32 * (first + k) : kZeros;
     float factors[4];
-    ScaleFour(group, chunk.scales + at, factors);
+    ScaleFour(group, top, chunk.scales + at, factors);
     for (int k = 0; k < 4; k += 2) {
       PackVec a[2], b[2];
       PackGroup(group[k], factors[k], kOrder, at + k, chunk.words, a);

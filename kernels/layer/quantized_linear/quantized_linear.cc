@@ -17,6 +17,7 @@
 #include "hwy/highway.h"
 #include "kernels/layer/quantized_linear/multiply_blocks-inl.h"
 #include "kernels/layer/quantized_linear/widen_blocks-inl.h"
+#include "kernels/layer/quantized_linear/word_panel-inl.h"
 #include "kernels/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,41 +42,31 @@ void WidenedProducts(const float* x, int64_t n, int64_t x_stride, const Quantize
   }
 }
 
-void PackImpl([[maybe_unused]] GgufType type, [[maybe_unused]] const float* x,
-              [[maybe_unused]] int64_t n, [[maybe_unused]] int64_t x_stride,
-              [[maybe_unused]] int64_t in, [[maybe_unused]] PackedChunk* packed) {
+// For few tokens, or for panels.
+void PackImpl([[maybe_unused]] GgufType type, [[maybe_unused]] bool panels,
+              [[maybe_unused]] const float* x, [[maybe_unused]] int64_t n,
+              [[maybe_unused]] int64_t x_stride, [[maybe_unused]] int64_t in,
+              [[maybe_unused]] PackedChunk* packed) {
 #if CARREL_BLOCK_PRODUCTS
   for (int64_t i = 0; i < n; ++i, x += x_stride, packed += PackedChunks(in)) {
-    if (type == GgufType::kQ4_K || type == GgufType::kQ5_K) {
-      PackInput<WordOrder::kHalvesApart>(x, in, packed);
+    if (panels) {
+      PackInput<WordOrder::kGroups>(x, in, type == GgufType::kQ6_K ? kFoldedTop : kTop, packed);
+    } else if (type == GgufType::kQ4_K || type == GgufType::kQ5_K) {
+      PackInput<WordOrder::kHalvesApart>(x, in, kTop, packed);
     } else if (type == GgufType::kQ6_K || type == GgufType::kQ8_0) {
-      PackInput<WordOrder::kHalves>(x, in, packed);
+      PackInput<WordOrder::kHalves>(x, in, kTop, packed);
     } else {
-      PackInput<WordOrder::kQuarters>(x, in, packed);
+      PackInput<WordOrder::kQuarters>(x, in, kTop, packed);
     }
   }
 #endif
 }
 
-// n < kQuantizedGemmTokens; packed: the same tokens, if the type HasBlockProducts.
-void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
-                       [[maybe_unused]] const PackedChunk* packed, float* y, int64_t y_stride,
-                       float* scratch) {
 #if CARREL_BLOCK_PRODUCTS
-  const auto* rows = static_cast<const uint8_t*>(w.data);
-  const auto run = [&]<class Product>(Product) HWY_ATTR {
-    MultiplyInputs<Product>(rows, w.in, w.out, n, packed, y, y_stride);
-  };
-  const auto run_plain = [&]<class E>(E) HWY_ATTR {
-    ScoreRows(ContiguousRows<E>{rows, w.in}, w.out, w.in, x, n, x_stride, 1.0f, y, y_stride);
-  };
-  switch (w.type) {
-    case GgufType::kF32:
-      return run_plain(F32Element());
-    case GgufType::kF16:
-      return run_plain(F16Element());
-    case GgufType::kBf16:
-      return run_plain(Bf16Element());
+// run(Product()) of a type that HasBlockProducts.
+template <class Run>
+HWY_INLINE void WithProduct(GgufType type, const Run& run) {
+  switch (type) {
     case GgufType::kQ4_0:
       return run(Q4_0Product());
     case GgufType::kQ4_1:
@@ -96,11 +87,44 @@ void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const Quanti
       return run(Iq4NlProduct());
     case GgufType::kIQ4_XS:
       return run(Iq4XsProduct());
-    case GgufType::kMxfp4:
-      return run(Mxfp4Product());
     default:
-      break;
+      return run(Mxfp4Product());
   }
+}
+#endif
+
+bool PanelsImpl() { return CARREL_WORD_PANELS; }
+
+// Tokens packed for panels.
+void PanelProductsImpl([[maybe_unused]] const PackedChunk* packed, [[maybe_unused]] int64_t n,
+                       [[maybe_unused]] const QuantizedMatrix& w, [[maybe_unused]] float* y,
+                       [[maybe_unused]] int64_t y_stride, [[maybe_unused]] float* room) {
+#if CARREL_WORD_PANELS
+  WithProduct(w.type, [&]<class Product>(Product) HWY_ATTR {
+    MultiplyByPanels<Product>(static_cast<const uint8_t*>(w.data), w.in, w.out, n, packed, y,
+                              y_stride, room);
+  });
+#endif
+}
+
+// n < kQuantizedGemmTokens; packed: the same tokens, if the type HasBlockProducts.
+void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                       [[maybe_unused]] const PackedChunk* packed, float* y, int64_t y_stride,
+                       float* scratch) {
+#if CARREL_BLOCK_PRODUCTS
+  if (HasBlockProducts(w.type)) {
+    return WithProduct(w.type, [&]<class Product>(Product) HWY_ATTR {
+      MultiplyInputs<Product>(static_cast<const uint8_t*>(w.data), w.in, w.out, n, packed, y,
+                              y_stride);
+    });
+  }
+  const auto run_plain = [&]<class E>(E) HWY_ATTR {
+    ScoreRows(ContiguousRows<E>{static_cast<const uint8_t*>(w.data), w.in}, w.out, w.in, x, n,
+              x_stride, 1.0f, y, y_stride);
+  };
+  if (w.type == GgufType::kF32) return run_plain(F32Element());
+  if (w.type == GgufType::kF16) return run_plain(F16Element());
+  if (w.type == GgufType::kBf16) return run_plain(Bf16Element());
 #endif
   WidenedProducts(x, n, x_stride, w, y, y_stride, scratch);
 }
@@ -113,6 +137,8 @@ namespace carrel::kernels {
 
 HWY_EXPORT(WidenImpl);
 HWY_EXPORT(PackImpl);
+HWY_EXPORT(PanelsImpl);
+HWY_EXPORT(PanelProductsImpl);
 HWY_EXPORT(BlockProductsImpl);
 
 namespace {
@@ -125,16 +151,60 @@ bool InParts(const QuantizedMatrix& w) {
   return (w.type == GgufType::kBf16 || TraitsOf(w.type).quantized) && AmxUsed();
 }
 
-// Whole tiles of tokens, and a last one of kQuantizedGemmTokens and more: by OpenBLAS or in parts of
-// bf16, as Linear does.
+bool InPanels(const QuantizedMatrix& w) {
+  return HasBlockProducts(w.type) && !InParts(w) && HWY_DYNAMIC_DISPATCH(PanelsImpl)();
+}
+
+// Tokens that a call packs at a time if its caller did not.
+constexpr int64_t kPackTokens = 2 * kLinearTokenTile;
+constexpr int64_t kChunkFloats = sizeof(PackedChunk) / sizeof(float);
+
+// A panel's words, scales and minima, from a cache line on: 32 rows at most.
+int64_t PanelFloats(const QuantizedMatrix& w) { return 16 + (16 + 2) * w.in; }
+
+float* FromCacheLine(float* at) {
+  const uintptr_t past = reinterpret_cast<uintptr_t>(at) / sizeof(float) % 16;
+  return past == 0 ? at : at + 16 - past;
+}
+
+// Of n tokens those that go together: whole tiles, and a last one of kQuantizedGemmTokens and more.
+// The others go the same way as in a call with just these.
+int64_t GemmTokens(int64_t n) {
+  const int64_t last = n % kLinearTokenTile;
+  return last < kQuantizedGemmTokens ? n - last : n;
+}
+
+void Pack(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w, bool panels,
+          float* packed) {
+  HWY_DYNAMIC_DISPATCH(PackImpl)
+  (w.type, panels, x, n, x_stride, w.in, reinterpret_cast<PackedChunk*>(packed));
+}
+
+void MultiplyPanels(const float* packed, int64_t n, const QuantizedMatrix& w, float* y,
+                    int64_t y_stride, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(PanelProductsImpl)
+  (reinterpret_cast<const PackedChunk*>(packed), n, w, y, y_stride, FromCacheLine(scratch));
+}
+
+// n = GemmTokens(n): by panels of words, in parts of bf16 or, as Linear does, by OpenBLAS.
 void Gemm(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w, float* y,
-          int64_t y_stride, float* scratch) {
+          int64_t y_stride, float* scratch, const float* packed) {
   if (InParts(w)) {
     const auto widen = [&](int64_t begin, int64_t end, float* rows) {
       Widen(w.type, w.Rows(begin, end).data, (end - begin) * w.in, rows);
     };
     return SplitGemm(x, n, x_stride, w.out, w.in, w.type == GgufType::kBf16, widen, y, y_stride,
                      scratch);
+  }
+  if (InPanels(w)) {
+    if (packed != nullptr) return MultiplyPanels(packed, n, w, y, y_stride, scratch);
+    float* const own = scratch + PanelFloats(w);
+    for (int64_t i = 0; i < n; i += kPackTokens) {
+      const int64_t count = std::min(kPackTokens, n - i);
+      Pack(x + i * x_stride, count, x_stride, w, true, own);
+      MultiplyPanels(own, count, w, y + i * y_stride, y_stride, scratch);
+    }
+    return;
   }
   for (int64_t o = 0; o < w.out; o += kPanelRows) {
     const QuantizedMatrix part = w.Rows(o, std::min(w.out, o + kPanelRows));
@@ -167,20 +237,23 @@ bool HasBlockProducts(GgufType type) {
 }
 
 int64_t PackedTokensFloats(const QuantizedMatrix& w, int64_t n) {
-  if (n >= kQuantizedGemmTokens || !HasBlockProducts(w.type)) return 0;
-  return n * PackedChunks(w.in) * static_cast<int64_t>(sizeof(PackedChunk) / sizeof(float));
+  if (!HasBlockProducts(w.type) || (n >= kQuantizedGemmTokens && !InPanels(w))) return 0;
+  return n * PackedChunks(w.in) * kChunkFloats;
 }
 
 void PackTokens(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                 float* packed) {
   if (PackedTokensFloats(w, n) == 0) return;
-  HWY_DYNAMIC_DISPATCH(PackImpl)
-  (w.type, x, n, x_stride, w.in, reinterpret_cast<PackedChunk*>(packed));
+  const int64_t gemm = GemmTokens(n);
+  Pack(x, gemm, x_stride, w, true, packed);
+  Pack(x + gemm * x_stride, n - gemm, x_stride, w, false,
+       packed + gemm * PackedChunks(w.in) * kChunkFloats);
 }
 
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w) {
-  return std::max({kPanelRows * w.in, PackedTokensFloats(w, kQuantizedGemmTokens - 1),
-                   InParts(w) ? SplitGemmScratchFloats(w.in) : 0});
+  if (InParts(w)) return std::max(kPanelRows * w.in, SplitGemmScratchFloats(w.in));
+  if (InPanels(w)) return PanelFloats(w) + PackedTokensFloats(w, kPackTokens);
+  return std::max(kPanelRows * w.in, PackedTokensFloats(w, kQuantizedGemmTokens - 1));
 }
 
 void Widen(GgufType type, const void* blocks, int64_t count, float* out) {
@@ -189,14 +262,14 @@ void Widen(GgufType type, const void* blocks, int64_t count, float* out) {
 
 void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                      float* y, int64_t y_stride, float* scratch, const float* packed) {
-  // A last tile of few tokens goes the same way as a call with just these.
-  const int64_t last = n % kLinearTokenTile;
-  const int64_t gemm = last < kQuantizedGemmTokens ? n - last : n;
-  if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch);
+  const int64_t gemm = GemmTokens(n);
+  if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch, packed);
   if (gemm < n) {
-    if (packed == nullptr || gemm > 0) {
+    if (packed == nullptr) {
       PackTokens(x + gemm * x_stride, n - gemm, x_stride, w, scratch);
       packed = scratch;
+    } else {
+      packed += gemm * PackedChunks(w.in) * kChunkFloats;
     }
     HWY_DYNAMIC_DISPATCH(BlockProductsImpl)
     (x + gemm * x_stride, n - gemm, x_stride, w, reinterpret_cast<const PackedChunk*>(packed),

@@ -1,9 +1,10 @@
 // What:   y = x W^T + b for the quantised rows of a GGUF tensor, mapped as they are.
 // Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], w[o, c] as kernels/layer/dequantize has it.
-//         Fewer than kQuantizedGemmTokens tokens, and a type of HasBlockProducts: x is rounded to 16
-//         bits with a scale per 32 numbers (each off by at most 2^-16 of the largest of them),
-//         products of integers add up exactly within a block, blocks in fp32. Otherwise w is widened
-//         to fp32, and all is fp32.
+//         A type of HasBlockProducts: x is rounded to 16 bits with a scale per 32 numbers (each off
+//         by at most 2^-16 of the largest of them; 15 bits where many tokens meet Q6_K), products of
+//         integers add up exactly within a block, blocks in fp32: y is off by some 2e-5 of itself.
+//         Otherwise, and for kQuantizedGemmTokens and more with AVX-512 but no VNNI, or with none of
+//         AVX, w is widened to fp32, and all is fp32; with AMX see below.
 // Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in / block] blocks, rows
 //         without gaps, at any byte address; in a multiple of the type's block; bias [out] f32 at
 //         any byte address, or null.
@@ -13,9 +14,10 @@
 //         kQuantizedGemmTokens neither does splitting `out` anywhere, nor n anywhere: a token's bits
 //         are those that it has alone.
 // Cost:   n < kQuantizedGemmTokens: reads w once per four tokens (two without AVX-512), for one at
-//         memory speed; a token is packed in some 0.5 ns per number (PackTokens). Otherwise widens w
-//         in panels and calls OpenBLAS sgemm (one thread), or with AMX multiplies in parts of bf16
-//         (linear/split_gemm.h has the error).
+//         memory speed; a token is packed in some 0.5 ns per number (PackTokens). More: makes panels
+//         of 16-bit words of w and multiplies all tokens with them (decision 061), twice as fast as
+//         fp32; with AMX multiplies in parts of bf16 (linear/split_gemm.h has the error); otherwise
+//         widens w in panels and calls OpenBLAS sgemm (one thread).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,7 @@
 
 namespace carrel::kernels {
 
-// From here on a panel of w is widened once and multiplied by OpenBLAS.
+// From here on rows of w are brought into panels once, for all tokens.
 inline constexpr int64_t kQuantizedGemmTokens = 32;
 
 struct QuantizedMatrix {
@@ -42,9 +44,9 @@ struct QuantizedMatrix {
 // quantised type but Q2_K and Q3_K, of which four rows at a time are widened.
 bool HasBlockProducts(GgufType type);
 
-// What calls with the same few tokens for parts of `out` can share: the tokens as products need them,
-// in PackedTokensFloats(w, n) floats, for any rows of w. None, and nothing is done, where nothing is
-// to be prepared (kQuantizedGemmTokens and more, other types).
+// What calls with the same tokens for parts of `out` can share: the tokens as products need them, in
+// PackedTokensFloats(w, n) floats, as many for each, for any rows of w. None, and nothing is done,
+// where nothing is to be prepared. Tokens may be packed a few tiles of kLinearTokenTile at a time.
 int64_t PackedTokensFloats(const QuantizedMatrix& w, int64_t n);
 void PackTokens(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                 float* packed);

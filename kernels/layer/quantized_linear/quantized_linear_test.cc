@@ -64,6 +64,17 @@ class QuantizedWeights {
   }
   const QuantizedMatrix& matrix() const { return matrix_; }
 
+  // Every byte but those of fp16 numbers and of MXFP4's exponents.
+  void FillNumbers(uint8_t byte) {
+    const int64_t bytes = TraitsOf(matrix_.type).block_bytes;
+    for (size_t i = 1; i < data_.size(); ++i) {
+      const auto at = static_cast<int64_t>((i - 1) % static_cast<size_t>(bytes));
+      bool number = matrix_.type != GgufType::kMxfp4 || at != 0;
+      for (const int64_t half : HalvesOf(matrix_.type)) number &= at != half && at != half + 1;
+      if (number) data_[i] = byte;
+    }
+  }
+
   // What the rounding errors of y are proportional to.
   double Scale(const std::vector<float>& x) const {
     std::vector<float> w(static_cast<size_t>(matrix_.out * matrix_.in));
@@ -118,9 +129,49 @@ TEST_P(QuantizedLinearTest, NumbersOf16Bits_EveryType_OnlySumsAreRounded) {
       GuardedFloats y(n * out), expected(n * out);
       QuantizedLinear(x.data(), n, in, w.matrix(), y.data(), out, scratch.data());
       RefQuantizedLinear(x.data(), n, in, w.matrix(), expected.data(), out);
-      // With AMX their low parts are not multiplied with each other.
-      const double parts = AmxUsed() && n >= kQuantizedGemmTokens ? 1.5e-5 / std::sqrt(in) : 0;
+      // With AMX their low parts are not multiplied with each other; Q6_K takes 15 bits of many.
+      const bool rounded = AmxUsed() || type == GgufType::kQ6_K;
+      const double parts = rounded && n >= kQuantizedGemmTokens ? 2.5e-5 / std::sqrt(in) : 0;
       ExpectNear(y.span(), expected.span(), w.Scale(x), 3e-7 + parts);
+    }
+  }
+}
+
+// Beside exact products in double, as a share of y itself.
+TEST_P(QuantizedLinearTest, ManyTokens_EveryType_NearExactProducts) {
+  for (const GgufType type : kTypes) {
+    const int64_t n = 64 + Below(100), out = 1 + Below(80), in = 256 * (1 + Below(6));
+    SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " out ", out, " in ", in));
+    const QuantizedWeights w(rng_, type, out, in, false);
+    const std::vector<float> x = RandomNormal(rng_, n * in);
+    std::vector<float> scratch = Scratch(w.matrix());
+    GuardedFloats y(n * out), expected(n * out);
+    QuantizedLinear(x.data(), n, in, w.matrix(), y.data(), out, scratch.data());
+    RefQuantizedLinear(x.data(), n, in, w.matrix(), expected.data(), out);
+    ExpectNear(y.span(), expected.span(), Norm(expected.span()),
+               type == GgufType::kQ6_K ? 8e-5 : 4e-5);
+  }
+}
+
+// The largest sums that integers can come to: they must not overflow.
+TEST_P(QuantizedLinearTest, LargestIntegers_EveryType_NoOverflow) {
+  for (const GgufType type : kTypes) {
+    if (!TraitsOf(type).quantized) continue;
+    for (const uint8_t byte : {0x00, 0x80, 0x7f, 0xff}) {
+      for (const int64_t n : {1, 64}) {
+        const int64_t out = 2, in = 512;
+        SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " bytes ", byte));
+        QuantizedWeights w(rng_, type, out, in, false);
+        w.FillNumbers(byte);
+        for (const float sign : {1.0f, -1.0f}) {
+          const std::vector<float> x(static_cast<size_t>(n * in), sign * 3);
+          std::vector<float> scratch = Scratch(w.matrix());
+          GuardedFloats y(n * out), expected(n * out);
+          QuantizedLinear(x.data(), n, in, w.matrix(), y.data(), out, scratch.data());
+          RefQuantizedLinear(x.data(), n, in, w.matrix(), expected.data(), out);
+          ExpectNear(y.span(), expected.span(), Norm(expected.span()) + 0.1, 2e-5);
+        }
+      }
     }
   }
 }
@@ -175,18 +226,47 @@ TEST_P(QuantizedLinearTest, FewTokens_SplitByTokensAndOutputs_SameBits) {
   }
 }
 
+TEST_P(QuantizedLinearTest, ManyTokens_PackedInTilesAndSplitByOutputs_SameBits) {
+  for (const GgufType type : kTypes) {
+    const int64_t n = kQuantizedGemmTokens + Below(260), out = 2 + Below(100);
+    const int64_t in = 256 * (1 + Below(3)), cut = 1 + Below(out - 1);
+    SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " n ", n, " out ", out, " cut ", cut));
+    const QuantizedWeights w(rng_, type, out, in, true);
+    const std::vector<float> x = RandomNormal(rng_, n * in);
+    std::vector<float> scratch = Scratch(w.matrix());
+    const int64_t floats = PackedTokensFloats(w.matrix(), n);
+    if (floats == 0) continue;
+    std::vector<float> packed(static_cast<size_t>(floats), NAN);
+    for (int64_t begin = 0; begin < n; begin += kLinearTokenTile) {
+      PackTokens(x.data() + begin * in, std::min(kLinearTokenTile, n - begin), in, w.matrix(),
+                 packed.data() + floats / n * begin);
+    }
+    GuardedFloats whole(n * out), parts(n * out);
+    QuantizedLinear(x.data(), n, in, w.matrix(), whole.data(), out, scratch.data());
+    QuantizedLinear(x.data(), n, in, w.matrix().Rows(0, cut), parts.data(), out, scratch.data(),
+                    packed.data());
+    QuantizedLinear(x.data(), n, in, w.matrix().Rows(cut, out), parts.data() + cut, out,
+                    scratch.data(), packed.data());
+    EXPECT_TRUE(SameBits(whole.span(), parts.span()));
+  }
+}
+
 TEST_P(QuantizedLinearTest, InputThatIsNoNumber_AnyPlace_GivesNan) {
   for (const GgufType type : kTypes) {
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
-      const int64_t out = 3, in = 512;
-      SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " ", bad));
-      const QuantizedWeights w(rng_, type, out, in, false);
-      std::vector<float> x = RandomNormal(rng_, in);
-      x[static_cast<size_t>(Below(in))] = bad;
-      std::vector<float> scratch = Scratch(w.matrix());
-      GuardedFloats y(out);
-      QuantizedLinear(x.data(), 1, in, w.matrix(), y.data(), out, scratch.data());
-      for (const float value : y.span()) EXPECT_FALSE(std::isfinite(value));
+      for (const int64_t n : {1, 64}) {
+        const int64_t out = 3, in = 512, token = Below(n);
+        SCOPED_TRACE(absl::StrCat(TraitsOf(type).name, " ", bad, " n ", n));
+        const QuantizedWeights w(rng_, type, out, in, false);
+        std::vector<float> x = RandomNormal(rng_, n * in);
+        x[static_cast<size_t>(token * in + Below(in))] = bad;
+        std::vector<float> scratch = Scratch(w.matrix());
+        GuardedFloats y(n * out);
+        QuantizedLinear(x.data(), n, in, w.matrix(), y.data(), out, scratch.data());
+        for (int64_t i = 0; i < n * out; ++i) {
+          EXPECT_EQ(std::isfinite(y.data()[i]), i / out != token);
+        }
+      }
     }
   }
 }

@@ -18,24 +18,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-// Each type: kBytes of a block of kValues; AddChunk adds 256 numbers to the sums.
+// Each type: kBytes of a block of kValues; ReadChunk gives a taker 256 of a row's numbers: RowSums
+// (block_tiles-inl.h), or PanelRow (word_panel-inl.h). kMinimum: groups have one; kFolded: scales are of
+// 16 numbers each, and a panel's words come multiplied by them.
 struct Q4_0Product {
   static constexpr int64_t kValues = 32, kBytes = 18;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
+  static constexpr bool kMinimum = true, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     const GroupVec d = blocks.Halves(0);
-    GroupVec scales[N];
-    ScaleGroups(d, x, scales);
-    AddMinima(hn::Mul(d, hn::Set(GroupTag(), -8.0f)), x, sums);
+    taker.Scale(d);
+    taker.Minimum(hn::Mul(d, hn::Set(GroupTag(), -8.0f)));
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
       if (!blocks.Has(tile * kLanes / 4)) break;
       WordVec q[4];
       Quarters(blocks.Pieces16(tile, 2), q);
-      AddTile(q, tile, kQuarterLanes, x, scales, sums);
+      taker.template Tile<WordOrder::kQuarters>(q, tile);
     }
   }
 };
@@ -43,31 +43,27 @@ struct Q4_0Product {
 struct Q4_1Product {
   static constexpr int64_t kValues = 32, kBytes = 20;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
-    GroupVec scales[N];
+  static constexpr bool kMinimum = true, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     GroupVec d, m;
     blocks.HalfPairs(0, d, m);
-    ScaleGroups(d, x, scales);
-    AddMinima(m, x, sums);
+    taker.Scale(d);
+    taker.Minimum(m);
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
       if (!blocks.Has(tile * kLanes / 4)) break;
       WordVec q[4];
       Quarters(blocks.Pieces16(tile, 4), q);
-      AddTile(q, tile, kQuarterLanes, x, scales, sums);
+      taker.template Tile<WordOrder::kQuarters>(q, tile);
     }
   }
 };
 
 // Q5_0 and Q5_1: 32 bits at byte kHigh are the fifth bits of a block's values, 16 bytes of nibbles
 // follow.
-template <int64_t kHigh, int64_t kBlocks, int N>
-CARREL_VNNI_ATTR HWY_INLINE void AddFiveBits(const Blocks<kBlocks>& blocks,
-                                             const PackedChunk* const (&x)[N],
-                                             const GroupVec (&scales)[N], RowSums<N>& sums) {
+template <int64_t kHigh, int64_t kBlocks, class Taker>
+CARREL_VNNI_ATTR HWY_INLINE void TakeFiveBits(const Blocks<kBlocks>& blocks, Taker& taker) {
   const ByteTag d;
   alignas(16) static constexpr uint8_t kBytesOfBits[32] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1,
                                                            1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2,
@@ -88,95 +84,85 @@ CARREL_VNNI_ATTR HWY_INLINE void AddFiveBits(const Blocks<kBlocks>& blocks,
     WordVec q[4];
     Halves(hn::Or(LowNibbles(nibbles), fifth(bits, low)), q);
     Halves(hn::Or(HighNibbles(nibbles), fifth(bits, high)), q + 2);
-    AddTile(q, tile, kQuarterLanes, x, scales, sums);
+    taker.template Tile<WordOrder::kQuarters>(q, tile);
   }
 }
 
 struct Q5_0Product {
   static constexpr int64_t kValues = 32, kBytes = 22;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
+  static constexpr bool kMinimum = true, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     const GroupVec d = blocks.Halves(0);
-    GroupVec scales[N];
-    ScaleGroups(d, x, scales);
-    AddMinima(hn::Mul(d, hn::Set(GroupTag(), -16.0f)), x, sums);
-    AddFiveBits<2>(blocks, x, scales, sums);
+    taker.Scale(d);
+    taker.Minimum(hn::Mul(d, hn::Set(GroupTag(), -16.0f)));
+    TakeFiveBits<2>(blocks, taker);
   }
 };
 
 struct Q5_1Product {
   static constexpr int64_t kValues = 32, kBytes = 24;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
-    GroupVec scales[N];
+  static constexpr bool kMinimum = true, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
     GroupVec d, m;
     blocks.HalfPairs(0, d, m);
-    ScaleGroups(d, x, scales);
-    AddMinima(m, x, sums);
-    AddFiveBits<4>(blocks, x, scales, sums);
+    taker.Scale(d);
+    taker.Minimum(m);
+    TakeFiveBits<4>(blocks, taker);
   }
 };
 
 struct Q8_0Product {
   static constexpr int64_t kValues = 32, kBytes = 34;
   static constexpr WordOrder kOrder = WordOrder::kHalves;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
-    GroupVec scales[N];
-    ScaleGroups(blocks.Halves(0), x, scales);
+  static constexpr bool kMinimum = false, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
+    taker.Scale(blocks.Halves(0));
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 64 / kLanes; ++tile) {
       if (!blocks.Has(tile * kLanes / 8)) break;
       WordVec q[2];
       SignedHalves(blocks.Pieces32(tile, 2), q);
-      AddTile(q, tile, kHalfLanes, x, scales, sums);
+      taker.template Tile<WordOrder::kHalves>(q, tile);
     }
   }
 };
 
 // Blocks of a scale and, from byte kNibbles on, 16 bytes of nibbles that name steps of a table.
-template <int64_t kNibbles, int64_t kBlocks, int N>
-CARREL_VNNI_ATTR HWY_INLINE void AddSteps(const Blocks<kBlocks>& blocks, GroupVec d,
-                                          const int8_t* steps, const PackedChunk* const (&x)[N],
-                                          RowSums<N>& sums) {
-  GroupVec scales[N];
-  ScaleGroups(d, x, scales);
+template <int64_t kNibbles, int64_t kBlocks, class Taker>
+CARREL_VNNI_ATTR HWY_INLINE void TakeSteps(const Blocks<kBlocks>& blocks, GroupVec d,
+                                           const int8_t* steps, Taker& taker) {
+  taker.Scale(d);
   CARREL_UNROLL
   for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
     if (!blocks.Has(tile * kLanes / 4)) break;
     WordVec q[4];
     QuartersOfSteps(blocks.Pieces16(tile, kNibbles), steps, q);
-    AddTile(q, tile, kQuarterLanes, x, scales, sums);
+    taker.template Tile<WordOrder::kQuarters>(q, tile);
   }
 }
 
 struct Iq4NlProduct {
   static constexpr int64_t kValues = 32, kBytes = 18;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
-    AddSteps<2>(blocks, blocks.Halves(0), kNormalSteps, x, sums);
+  static constexpr bool kMinimum = false, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
+    TakeSteps<2>(blocks, blocks.Halves(0), kNormalSteps, taker);
   }
 };
 
 struct Mxfp4Product {
   static constexpr int64_t kValues = 32, kBytes = 17;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  template <int64_t kBlocks, int N>
-  static CARREL_VNNI_ATTR HWY_INLINE void AddChunk(const Blocks<kBlocks>& blocks,
-                                                   const PackedChunk* const (&x)[N],
-                                                   RowSums<N>& sums) {
-    AddSteps<1>(blocks, blocks.Powers(0), kFloat4Steps, x, sums);
+  static constexpr bool kMinimum = false, kFolded = false;
+  template <int64_t kBlocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
+    TakeSteps<1>(blocks, blocks.Powers(0), kFloat4Steps, taker);
   }
 };
 

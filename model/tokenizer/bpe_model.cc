@@ -12,26 +12,37 @@ namespace carrel::model {
 absl::StatusOr<BpeModel> BpeModel::Create(
     absl::flat_hash_map<std::string, TokenId> vocab,
     const std::vector<std::pair<std::string, std::string>>& merges, bool whole_words) {
-  BpeModel model;
-  model.vocab_ = std::move(vocab);
-  model.whole_words_ = whole_words;
-  model.merges_.reserve(merges.size());
-  for (size_t rank = 0; rank < merges.size(); ++rank) {
-    const auto& [left, right] = merges[rank];
+  std::vector<IdMerge> by_id;
+  by_id.reserve(merges.size());
+  for (const auto& [left, right] : merges) {
     TokenId ids[3] = {};
     const std::string* const names[2] = {&left, &right};
     const std::string whole = left + right;
     for (int i = 0; i < 3; ++i) {
       const std::string& name = i < 2 ? *names[i] : whole;
-      const auto entry = model.vocab_.find(name);
-      if (entry == model.vocab_.end()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "merge ", rank, " of \"", absl::CHexEscape(left), "\" and \"", absl::CHexEscape(right),
-            "\": \"", absl::CHexEscape(name), "\" is not in the vocabulary"));
+      const auto entry = vocab.find(name);
+      if (entry == vocab.end()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("merge ", by_id.size(), " of \"", absl::CHexEscape(left), "\" and \"",
+                         absl::CHexEscape(right), "\": \"", absl::CHexEscape(name),
+                         "\" is not in the vocabulary"));
       }
       ids[i] = entry->second;
     }
-    model.merges_[{ids[0], ids[1]}] = {static_cast<int32_t>(rank), ids[2]};
+    by_id.push_back({ids[0], ids[1], ids[2]});
+  }
+  return CreateFromIds(std::move(vocab), by_id, whole_words);
+}
+
+BpeModel BpeModel::CreateFromIds(absl::flat_hash_map<std::string, TokenId> vocab,
+                                 absl::Span<const IdMerge> merges, bool whole_words) {
+  BpeModel model;
+  model.vocab_ = std::move(vocab);
+  model.whole_words_ = whole_words;
+  model.merges_.reserve(merges.size());
+  for (size_t rank = 0; rank < merges.size(); ++rank) {
+    const IdMerge& merge = merges[rank];
+    model.merges_[{merge.left, merge.right}] = {static_cast<int32_t>(rank), merge.merged};
   }
   for (int byte = 0; byte < 256; ++byte) {
     const auto entry = model.vocab_.find(std::string(1, static_cast<char>(byte)));

@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
 
 namespace carrel::model {
@@ -45,6 +46,15 @@ class BpeModel {
   static absl::StatusOr<BpeModel> Create(
       absl::flat_hash_map<std::string, TokenId> vocab,
       const std::vector<std::pair<std::string, std::string>>& merges, bool whole_words);
+
+  // The same of merges by ids of `vocab`, which the caller looked up.
+  struct IdMerge {
+    TokenId left;
+    TokenId right;
+    TokenId merged;
+  };
+  static BpeModel CreateFromIds(absl::flat_hash_map<std::string, TokenId> vocab,
+                                absl::Span<const IdMerge> merges, bool whole_words);
 
   // What stands for a byte that has no token of its own, as in Hugging Face's BPE.
   struct Substitutes {

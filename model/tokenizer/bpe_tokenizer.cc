@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/checksum.h"
@@ -194,13 +195,15 @@ absl::StatusOr<std::vector<Token>> MakeTable(const std::string& path, const Toke
   for (const AddedToken& token : added) largest = std::max(largest, token.id);
   if (largest < 0) return absl::InvalidArgumentError(absl::StrCat(path, ": no tokens"));
   std::vector<Token> table(static_cast<size_t>(largest) + 1);
-  absl::flat_hash_map<absl::string_view, TokenId> ids;
+  absl::flat_hash_map<absl::string_view, TokenId> ids;  // of what is added and in the vocabulary
+  absl::flat_hash_set<absl::string_view> contents;
+  for (const AddedToken& token : added) contents.insert(token.content);
   std::vector<absl::string_view> names(table.size());
   for (const auto& [token, id] : json.vocab) {
     std::optional<std::string> bytes = BytesOfToken(token);
     // A token that is not spelled in the byte alphabet stands for what it says.
     table[static_cast<size_t>(id)] = {bytes.has_value() ? *std::move(bytes) : token, true, false};
-    ids[token] = id;
+    if (contents.contains(token)) ids[token] = id;
     names[static_cast<size_t>(id)] = token;
   }
   for (const AddedToken& token : added) {
@@ -255,13 +258,26 @@ absl::StatusOr<BpeModel::Substitutes> MakeSubstitutes(const std::string& path,
   return result;
 }
 
-absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& json) {
-  absl::flat_hash_map<std::string, TokenId> vocab;
-  vocab.reserve(json.vocab.size());
-  for (const auto& [token, id] : json.vocab) {
-    std::optional<std::string> bytes = BytesOfToken(token);
-    if (bytes.has_value()) vocab[*std::move(bytes)] = id;
+// Merges by id, found as they are spelled: no name has to be brought to bytes. Nothing where one is
+// not in `spelled`. (The alphabet has one spelling for each string of bytes.)
+std::optional<std::vector<BpeModel::IdMerge>> FindMerges(
+    const absl::flat_hash_map<absl::string_view, TokenId>& spelled, const TokenizerJson& json) {
+  std::vector<BpeModel::IdMerge> merges;
+  merges.reserve(json.merges.size());
+  std::string whole;
+  for (const auto& [left, right] : json.merges) {
+    whole = left;
+    whole += right;
+    const auto a = spelled.find(left), b = spelled.find(right), both = spelled.find(whole);
+    if (a == spelled.end() || b == spelled.end() || both == spelled.end()) return std::nullopt;
+    merges.push_back({a->second, b->second, both->second});
   }
+  return merges;
+}
+
+// The same by bytes, or the error that says what is wrong.
+absl::StatusOr<BpeModel> MakeBpeByBytes(const std::string& path, const TokenizerJson& json,
+                                        absl::flat_hash_map<std::string, TokenId> vocab) {
   std::vector<std::pair<std::string, std::string>> merges;
   merges.reserve(json.merges.size());
   for (const auto& [left, right] : json.merges) {
@@ -276,6 +292,25 @@ absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& j
   }
   absl::StatusOr<BpeModel> bpe = BpeModel::Create(std::move(vocab), merges, json.ignore_merges);
   if (!bpe.ok()) return Annotate(bpe.status(), absl::StrCat(path, ": model"));
+  return bpe;
+}
+
+absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& json) {
+  absl::flat_hash_map<std::string, TokenId> vocab;
+  absl::flat_hash_map<absl::string_view, TokenId> spelled;
+  vocab.reserve(json.vocab.size());
+  spelled.reserve(json.vocab.size());
+  for (const auto& [token, id] : json.vocab) {
+    std::optional<std::string> bytes = BytesOfToken(token);
+    if (!bytes.has_value()) continue;
+    vocab[*std::move(bytes)] = id;
+    spelled[token] = id;
+  }
+  const std::optional<std::vector<BpeModel::IdMerge>> merges = FindMerges(spelled, json);
+  absl::StatusOr<BpeModel> bpe =
+      merges.has_value() ? BpeModel::CreateFromIds(std::move(vocab), *merges, json.ignore_merges)
+                         : MakeBpeByBytes(path, json, std::move(vocab));
+  RETURN_IF_ERROR(bpe.status());
   absl::StatusOr<BpeModel::Substitutes> substitutes = MakeSubstitutes(path, json, *bpe);
   RETURN_IF_ERROR(substitutes.status());
   bpe->SetSubstitutes(*std::move(substitutes));

@@ -131,7 +131,7 @@ TEST_P(QuantizedLinearTest, NumbersOf16Bits_EveryType_OnlySumsAreRounded) {
       RefQuantizedLinear(x.data(), n, in, w.matrix(), expected.data(), out);
       // With AMX their low parts are not multiplied with each other; Q6_K takes 15 bits of many.
       const bool rounded = AmxUsed() || type == GgufType::kQ6_K;
-      const double parts = rounded && n >= kQuantizedGemmTokens ? 2.5e-5 / std::sqrt(in) : 0;
+      const double parts = rounded && n >= kQuantizedGemmTokens ? 5e-5 / std::sqrt(in) : 0;
       ExpectNear(y.span(), expected.span(), w.Scale(x), 3e-7 + parts);
     }
   }
@@ -169,7 +169,7 @@ TEST_P(QuantizedLinearTest, LargestIntegers_EveryType_NoOverflow) {
           GuardedFloats y(n * out), expected(n * out);
           QuantizedLinear(x.data(), n, in, w.matrix(), y.data(), out, scratch.data());
           RefQuantizedLinear(x.data(), n, in, w.matrix(), expected.data(), out);
-          ExpectNear(y.span(), expected.span(), Norm(expected.span()) + 0.1, 2e-5);
+          ExpectNear(y.span(), expected.span(), w.Scale(x), 1e-4);
         }
       }
     }

@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "carrel/v1/context.pb.h"
 #include "common/machine_memory.h"
-#include "common/metrics.h"
 #include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
@@ -118,9 +117,7 @@ void Engine::RemoveOldImports() {
   next_removal_ = now + kRemovalEvery;
   const RemovedRemains removed = store_->RemoveOldImports(absl::Seconds(config_.import_age_s));
   if (removed.imports == 0) return;
-  CounterOf("carrel_abandoned_imports_removed_total",
-            "What interrupted imports left, removed for its age.")
-      .Add(removed.imports);
+  CountImportsRemoved(removed.imports);
   spdlog::info(
       "removed what {} interrupted imports left, {} bytes: nobody went on with them for {}",
       removed.imports, removed.bytes, absl::FormatDuration(absl::Seconds(config_.import_age_s)));

@@ -61,19 +61,26 @@ Counter& Errors(absl::string_view code) {
                    {{"code", std::string(code)}});
 }
 
+Counter& ImportsRemoved() {
+  return CounterOf("carrel_abandoned_imports_removed_total",
+                   "What interrupted imports left, removed for its age.");
+}
+
 }  // namespace
 
 void DeclareMetrics() {
   (void)AllSeries();
   (void)CrcFailures();
+  (void)ImportsRemoved();
   for (const char* reason :
        {"queue", "sessions", "in_flight", "result_bytes", "open_contexts", "transfers"}) {
     (void)Refusals(reason);
   }
-  for (const auto code : {absl::StatusCode::kDataLoss, absl::StatusCode::kInternal,
-                          absl::StatusCode::kInvalidArgument, absl::StatusCode::kNotFound,
-                          absl::StatusCode::kFailedPrecondition, absl::StatusCode::kUnavailable,
-                          absl::StatusCode::kResourceExhausted}) {
+  for (const auto code :
+       {absl::StatusCode::kDataLoss, absl::StatusCode::kInternal,
+        absl::StatusCode::kInvalidArgument, absl::StatusCode::kNotFound,
+        absl::StatusCode::kFailedPrecondition, absl::StatusCode::kUnavailable,
+        absl::StatusCode::kResourceExhausted, absl::StatusCode::kDeadlineExceeded}) {
     (void)Errors(absl::StatusCodeToString(code));
   }
 }
@@ -91,5 +98,7 @@ void CountAnswer(RequestKind kind, absl::string_view index, absl::Duration queue
 void CountRefusal(absl::string_view reason) { Refusals(reason).Add(); }
 
 void CountError(absl::string_view code) { Errors(code).Add(); }
+
+void CountImportsRemoved(int64_t imports) { ImportsRemoved().Add(imports); }
 
 }  // namespace carrel::kvstore

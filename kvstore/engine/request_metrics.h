@@ -25,5 +25,7 @@ void CountRefusal(absl::string_view reason);
 // A request that ended with an error, or a session that ended otherwise than by its client's will.
 // code: as absl::StatusCodeToString.
 void CountError(absl::string_view code);
+// What interrupted imports left and was removed for its age.
+void CountImportsRemoved(int64_t imports);
 
 }  // namespace carrel::kvstore

@@ -118,6 +118,10 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   open.set_query_drift(config.prefetch != Prefetch::kOff);
   ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
   decoder->context_tokens_ = opened.tokens();
+  decoder->limits_ = {{opened.zone_begin(), opened.zone_end()},
+                      opened.limits().max_top_k(),
+                      opened.limits().max_query_tokens(),
+                      opened.limits().max_result_bytes()};
   if (config.select == Select::kTopK && config.top_k != kAllRows &&
       config.top_k > opened.tokens()) {
     return absl::InvalidArgumentError(absl::StrCat("top_k=", config.top_k, " exceeds the ",
@@ -205,6 +209,70 @@ void Decoder::set_observer(Observer observer) {
   observer_ = std::move(observer);
 }
 
+absl::Status Decoder::StartTrace(bool trace) {
+  trace_.reset();
+  if (!trace) {
+    pass_->set_trace(nullptr).IgnoreError();  // what never told needs no end
+    return absl::OkStatus();
+  }
+  trace_ = std::make_unique<QueryTrace>(checkpoint_.config.shape);
+  return pass_->set_trace(trace_.get());
+}
+
+absl::Status Decoder::Run(absl::Span<const TokenId> tokens, Position first_position, bool keep) {
+  if (trace_ != nullptr) trace_->BeginBlock(keep);
+  RETURN_IF_ERROR(pass_->Run(tokens, first_position));
+  sequence_.insert(sequence_.end(), tokens.begin(), tokens.end());
+  return absl::OkStatus();
+}
+
+// How many tokens of the prompt need not be read; its last one gives the answer's first.
+int64_t Decoder::Resume(const std::vector<TokenId>& prompt, const GenerateOptions& options) {
+  int64_t same = 0;
+  if (options.resume && !options.keep_logits) {
+    const auto most = std::min(sequence_.size(), prompt.size() - 1);
+    same = std::mismatch(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(most),
+                         sequence_.begin())
+               .first -
+           prompt.begin();
+  }
+  if (same == 0 || !pass_->KeepSequence(same)) {
+    same = 0;
+    pass_->StartSequence();
+  }
+  sequence_.resize(static_cast<size_t>(same));
+  return same;
+}
+
+Sequence Decoder::SaveSequence() const {
+  Sequence sequence;
+  sequence.rows = pass_->CopyRows(static_cast<int64_t>(sequence_.size()));
+  if (!sequence.rows.empty()) sequence.tokens = sequence_;
+  return sequence;
+}
+
+absl::Status Decoder::RestoreSequence(Sequence sequence) {
+  sequence_.clear();
+  if (!pass_->RestoreRows(sequence.rows, static_cast<int64_t>(sequence.tokens.size()))) {
+    return absl::DataLossError(absl::StrCat("a sequence of ", sequence.tokens.size(),
+                                            " tokens has ", sequence.rows.size(),
+                                            " numbers in its rows"));
+  }
+  sequence_ = std::move(sequence.tokens);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<AttendedRow>> Decoder::AttendedRows() {
+  if (trace_ == nullptr) return absl::FailedPreconditionError("sources: no answer was traced");
+  std::vector<AttendedRow> rows;
+  for (Layer layer(0); layer.value() < checkpoint_.config.shape.layers; layer = layer.next()) {
+    RETURN_IF_ERROR(
+        AttendedInZone(*trace_, layer, checkpoint_.config.shape, limits_, client_.get(), rows));
+    pass_->AttendedHere(*trace_, layer, rows);
+  }
+  return rows;
+}
+
 // Greedily the device chooses, and logits need not come back.
 absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptions& options,
                                            std::vector<float>& logits) {
@@ -231,15 +299,18 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
         "beyond it by positions of its own, on a context whose keys are stored before RoPE"));
   }
 
-  pass_->StartSequence();
+  RETURN_IF_ERROR(StartTrace(options.trace));
   GenerateResult result;
+  resumed_tokens_ = Resume(prompt, options);
+  pass_->set_wanted(options.wanted);
   std::vector<float> logits(static_cast<size_t>(config.vocab_size));
   const absl::Time start = absl::Now();
   pass_->set_reading_prompt(true);
   int64_t n = 0;
-  for (int64_t at = 0; at < prompt_tokens; at += n) {
+  for (int64_t at = resumed_tokens_; at < prompt_tokens; at += n) {
     n = std::min(max_block_, prompt_tokens - at);
-    RETURN_IF_ERROR(pass_->Run(absl::MakeConstSpan(prompt).subspan(at, n), context_tokens_ + at));
+    RETURN_IF_ERROR(Run(absl::MakeConstSpan(prompt).subspan(at, n), context_tokens_ + at,
+                        /*keep=*/at + n == prompt_tokens));
     if (!options.keep_logits) continue;
     const size_t before = result.logits.size();
     result.logits.resize(before + static_cast<size_t>(n * config.vocab_size));
@@ -266,7 +337,7 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
       result.stop = StopReason::kContextLength;
       break;
     }
-    RETURN_IF_ERROR(pass_->Run({&token, 1}, position));
+    RETURN_IF_ERROR(Run({&token, 1}, position, /*keep=*/true));
     ++result.steps;
     if (options.keep_logits) {
       RETURN_IF_ERROR(pass_->Logits(1, logits.data()));

@@ -29,7 +29,10 @@ struct GenerateOptions {
   int64_t max_tokens = 64;  // >= 0
   SamplingConfig sampling;
   bool keep_logits = false;  // of every prompt and generated position
+  bool resume = false;       // what the sequence begins with of the prompt is not read again
+  bool trace = false;        // keep what AttendedRows asks with
   bool ignore_eos = false;   // go on after EOS, which then is a token like others: for measurements
+  std::function<bool()> wanted;  // asked in each layer, on the CPU; false: Cancelled. null: it is
   // Called for each generated token, EOS excluded, as soon as it is known; an error ends generation
   // with that error.
   std::function<absl::Status(TokenId)> on_token;
@@ -48,6 +51,12 @@ struct GenerateResult {
   int64_t steps = 0;
 };
 
+// What a decoder computed behind its document: tokens, and their K and V as they were computed.
+struct Sequence {
+  std::vector<TokenId> tokens;
+  std::vector<float> rows;
+};
+
 class Decoder {
  public:
   // Opens the context on a connected client and fetches sink and local rows. host_rows: of
@@ -64,9 +73,24 @@ class Decoder {
       const DeviceConfig& device = DeviceConfig());
   ~Decoder();
 
-  // Continues the document with the prompt; each call starts from the document anew.
+  // Continues the document with the prompt. Each call starts from the document anew, unless `resume`:
+  // then rows of the last one stay as they are, as far as its prompt and answer are this prompt.
   absl::StatusOr<GenerateResult> Generate(const std::vector<TokenId>& prompt,
                                           const GenerateOptions& options);
+
+  // After a Generate with `trace`: the rows of the document that the answer's tokens attended to.
+  absl::StatusOr<std::vector<AttendedRow>> AttendedRows();
+
+  // The tokens behind the document whose rows are held: of the last prompt, and of the answer those
+  // that were fed back.
+  const std::vector<TokenId>& sequence_tokens() const { return sequence_; }
+  // Of the last Generate's prompt: tokens that were not read again.
+  int64_t resumed_tokens() const { return resumed_tokens_; }
+  // To go on with another sequence and come back. Without tokens where rows cannot be had (a GPU,
+  // positions given by attention).
+  Sequence SaveSequence() const;
+  // DataLoss: it is not of this shape; the next call starts anew.
+  absl::Status RestoreSequence(Sequence sequence);
 
   Statistics statistics() const;
   int64_t context_tokens() const { return context_tokens_; }
@@ -80,6 +104,9 @@ class Decoder {
         device_(device),
         max_tokens_(checkpoint.config.max_position_embeddings) {}
   absl::Status MakePass(const OpenedContext& context);
+  absl::Status StartTrace(bool trace);
+  int64_t Resume(const std::vector<TokenId>& prompt, const GenerateOptions& options);
+  absl::Status Run(absl::Span<const TokenId> tokens, Position first_position, bool keep);
   absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options,
                                     std::vector<float>& logits);
 
@@ -91,6 +118,10 @@ class Decoder {
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone
   Observer observer_;
+  ZoneLimits limits_;                  // without rows: there is no context
+  std::unique_ptr<QueryTrace> trace_;  // of the last Generate; null: none was kept
+  std::vector<TokenId> sequence_;
+  int64_t resumed_tokens_ = 0;
   std::unique_ptr<ForwardPass> pass_;
 };
 

@@ -1,5 +1,5 @@
 // What:   one thread that decodes, and what waits for it: answers over contexts of one store by one model.
-//         The decoders used last stay open.
+//         The decoders used last stay open, and a conversation's next turn goes on behind the last one.
 // Errors: as library/open_decoder.h; ResourceExhausted as many wait as may.
 // Threads: any submits; a job's callbacks are called on the decoding thread.
 // Ownership: keeps model and store.
@@ -16,6 +16,7 @@
 #include "common/ids.h"
 #include "decoder/config.h"
 #include "decoder/sampler.h"
+#include "http_api/sequences.h"
 #include "library/loaded_model.h"
 #include "library/open_decoder.h"
 #include "library/store_access.h"
@@ -25,24 +26,39 @@ namespace carrel::http_api {
 struct AnswererConfig {
   decoder::RetrievalConfig retrieval;
   decoder::DeviceConfig device;
+  bool derived_weights = false;   // as library/open_decoder.h
   std::string folder;             // of an embedded store, for zones in this host's memory
   int64_t max_waiting = 1024;     // jobs; one more is refused
   int64_t max_open_contexts = 4;  // decoders kept; 1 ..
+  SequencesConfig sequences;
+};
+
+// A passage that an answer rests on.
+struct AnswerSource {
+  int64_t first_token = 0, end_token = 0;  // of the document
+  int64_t begin = 0, end = 0;              // bytes of the document's text
+  double share = 0;                        // of what all passages weigh
+  std::string text;
 };
 
 struct AnswerJob {
   std::string context;     // empty: the model alone
   std::string content_id;  // what the context holds now; a decoder over another is not used
+  std::string who;         // whose conversations this may go on with
+  int64_t sources = 0;     // passages that are wanted, at most
   std::vector<TokenId> prompt;
   int64_t max_tokens = 0;
   decoder::SamplingConfig sampling;
-  std::function<bool()> wanted;  // asked before it is begun; false: done is Cancelled
+  std::function<bool()>
+      wanted;  // asked before it is begun, and in each layer; false: done is Cancelled
   // Each piece of text as soon as it is certain; false ends the answer, which is no error.
   std::function<bool(const std::string&)> on_text;
   struct Done {
     bool at_max_tokens = false;
     int64_t context_tokens = 0;
-    int64_t tokens = 0;    // of the answer
+    int64_t resumed_tokens = 0;  // of the prompt: known from the conversation's last turn
+    int64_t tokens = 0;          // of the answer
+    std::vector<AnswerSource> sources;
     double rows_read = 0;  // of the context, mean over tokens, layers and KV heads; prompt included
     double prompt_seconds = 0, generate_seconds = 0;
   };
@@ -58,6 +74,11 @@ class Answerer {
   virtual ~Answerer() = default;  // jobs that wait are done with Unavailable
   virtual absl::Status Submit(AnswerJob job) = 0;
   virtual int64_t waiting() const = 0;
+  // Conversations that wait for their next turn, beside those that decoders hold.
+  struct Waiting {
+    int64_t in_memory = 0, in_files = 0;
+  };
+  virtual Waiting conversations() const = 0;
   // Lets go of the context, so that it can be deleted. FailedPrecondition: answers read it, or wait to.
   virtual absl::Status Close(const std::string& context) = 0;
 };

@@ -20,7 +20,8 @@ void CountAnswer(absl::string_view finish, const Usage& usage, const Figures& fi
       .Add();
   const auto tokens = [](const char* kind, int64_t count) {
     CounterOf("carrel_api_tokens_total",
-              "Tokens of prompts: read, or had from a context; and of answers.", {{"kind", kind}})
+              "Tokens of prompts: read, or had from a context or the last turn; and of answers.",
+              {{"kind", kind}})
         .Add(count);
   };
   tokens("read", usage.prompt_tokens - usage.cached_tokens);
@@ -53,6 +54,10 @@ std::string ApiMetricsText(const ApiGauges& gauges) {
   gauge("carrel_api_answers_waiting", "Answers that wait for their turn.", gauges.answers_waiting);
   gauge("carrel_api_documents_waiting", "Documents that wait to be read.",
         gauges.documents_waiting);
+  gauge("carrel_api_sequences_in_memory", "Conversations that wait for their next turn in memory.",
+        gauges.sequences_in_memory);
+  gauge("carrel_api_sequences_in_files", "Conversations that wait for their next turn in a file.",
+        gauges.sequences_in_files);
   for (MetricFamily& family : kvstore::ProcessMetrics()) families.push_back(std::move(family));
   return kvstore::MetricsText(families);
 }

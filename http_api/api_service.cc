@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
@@ -77,9 +79,11 @@ class Answering {
     Show(filter_.Finish());
     const std::string finish = done->at_max_tokens && !filter_.stopped() ? "length" : "stop";
     const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
-                         .cached_tokens = done->context_tokens,
+                         .cached_tokens = done->context_tokens + done->resumed_tokens,
                          .completion_tokens = done->tokens};
     figures_.context_tokens = done->context_tokens;
+    figures_.with_sources = request_.sources > 0;
+    figures_.sources = done->sources;
     figures_.rows_read = done->rows_read;
     figures_.prompt_ms = 1e3 * done->prompt_seconds;
     if (done->tokens > 1) {
@@ -131,6 +135,40 @@ class Answering {
   absl::Time told_ = absl::InfinitePast();
   std::string text_;
   bool begun_ = false;
+};
+
+// How the documents of contexts begin, for those that were asked last.
+class DocumentHeads {
+ public:
+  absl::StatusOr<std::vector<TokenId>> Of(const std::string& context, const std::string& content_id,
+                                          library::StoreAccess& store) {
+    {
+      absl::MutexLock lock(&mu_);
+      for (auto head = heads_.begin(); head != heads_.end(); ++head) {
+        if (head->content_id != content_id || content_id.empty()) continue;
+        heads_.splice(heads_.begin(), heads_, head);
+        return heads_.front().tokens;
+      }
+    }
+    absl::StatusOr<std::vector<TokenId>> tokens = store.DocumentTokens(context);
+    // A server of an older version does not tell: then the chat stands behind the document.
+    if (absl::IsUnimplemented(tokens.status())) tokens = std::vector<TokenId>{-1};
+    RETURN_IF_ERROR(tokens.status());
+    tokens->resize(std::min(tokens->size(), ChatTemplate::kHeadTokens));
+    absl::MutexLock lock(&mu_);
+    heads_.push_front({content_id, *tokens});
+    if (heads_.size() > kMost) heads_.pop_back();
+    return tokens;
+  }
+
+ private:
+  static constexpr size_t kMost = 64;
+  struct Head {
+    std::string content_id;
+    std::vector<TokenId> tokens;
+  };
+  absl::Mutex mu_;
+  std::list<Head> heads_ ABSL_GUARDED_BY(mu_);
 };
 
 class OpenAiService final : public ApiService {
@@ -274,7 +312,9 @@ class OpenAiService final : public ApiService {
       reply->Send(200, "text/plain; version=0.0.4; charset=utf-8",
                   ApiMetricsText({.connections = http_->connections(),
                                   .answers_waiting = answerer_->waiting(),
-                                  .documents_waiting = documents_ ? documents_->queued() : 0}));
+                                  .documents_waiting = documents_ ? documents_->queued() : 0,
+                                  .sequences_in_memory = answerer_->conversations().in_memory,
+                                  .sequences_in_files = answerer_->conversations().in_files}));
       return absl::OkStatus();
     }
     if (request.target == kModels) {
@@ -282,8 +322,8 @@ class OpenAiService final : public ApiService {
       return ListModels(who.get(), *reply);
     }
     if (absl::StartsWith(request.target, ContextsApi::kTarget)) {
-      const ContextsApi contexts = {documents_.get(), &model_->checkpoint(),
-                                    config_.max_document_bytes};
+      const ContextsApi contexts = {documents_.get(), &model_->checkpoint(), store_.get(),
+                                    chat_.get(), config_.max_document_bytes};
       return contexts.Handle(request, who.get(), reply);
     }
     return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
@@ -351,7 +391,8 @@ class OpenAiService final : public ApiService {
                                             config_.model_name, "\" (GET /v1/models)"));
   }
 
-  absl::StatusOr<std::vector<TokenId>> TokensOf(bool chat, const CompletionRequest& request) {
+  absl::StatusOr<std::vector<TokenId>> TokensOf(bool chat, const CompletionRequest& request,
+                                                const std::string& content_id) {
     const model::Tokenizer& tokenizer = *model_->checkpoint().tokenizer;
     // What follows a document begins in the middle of things.
     const bool follows = !request.context.empty();
@@ -360,11 +401,11 @@ class OpenAiService final : public ApiService {
                      : model_->checkpoint().EncodeDocument(request.prompt);
     }
     if (chat_ == nullptr) return chat_missing_;
-    ASSIGN_OR_RETURN(std::vector<TokenId> tokens, chat_->Encode(request.messages, tokenizer));
-    if (follows && !tokens.empty() && tokens.front() == tokenizer.bos_token_id()) {
-      tokens.erase(tokens.begin());
+    std::vector<TokenId> document;
+    if (follows) {
+      ASSIGN_OR_RETURN(document, heads_.Of(request.context, content_id, *store_));
     }
-    return tokens;
+    return chat_->EncodeBehind(request.messages, tokenizer, document);
   }
 
   // How many tokens of the prompt are those of a document that is worth a context; 0: none are.
@@ -374,7 +415,7 @@ class OpenAiService final : public ApiService {
     if (config_.documents.keep == 0 || prompt.size() < least) return 0;
     std::optional<CompletionRequest> document = DocumentPart(request);
     if (!document.has_value()) return 0;
-    const absl::StatusOr<std::vector<TokenId>> tokens = TokensOf(chat, *document);
+    const absl::StatusOr<std::vector<TokenId>> tokens = TokensOf(chat, *document, "");
     if (!tokens.ok()) return 0;
     const size_t same = CommonPrefix(*tokens, prompt);
     return same >= least && same < prompt.size() ? same : 0;
@@ -388,8 +429,10 @@ class OpenAiService final : public ApiService {
     AnswerJob job;
     job.context = request.context;
     ASSIGN_OR_RETURN(job.content_id, FindContext(request.context, who));
-    ASSIGN_OR_RETURN(job.prompt, TokensOf(chat, request));
+    ASSIGN_OR_RETURN(job.prompt, TokensOf(chat, request, job.content_id));
     job.max_tokens = request.max_tokens;
+    job.sources = request.sources;
+    if (who != nullptr) job.who = who->name();
     job.sampling = {request.temperature, request.top_p, request.seed};
     size_t keep = 0;
     if (job.context.empty() && documents_ != nullptr) {
@@ -465,6 +508,7 @@ class OpenAiService final : public ApiService {
   absl::Status chat_missing_;
   const uint32_t started_ = std::random_device{}();
   std::atomic<uint32_t> answers_{0};
+  DocumentHeads heads_;
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Answerer> answerer_;
   std::unique_ptr<Documents> documents_;  // null: there is no store

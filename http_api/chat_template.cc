@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
@@ -244,34 +245,112 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
   return Create(jinja, bos, eos);
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Message>& messages,
-                                                          const model::Tokenizer& tokenizer) {
-  ASSIGN_OR_RETURN(const std::string text, Render(messages));
+// A chat's text, and where in it its messages stand.
+struct ChatTemplate::Marked {
+  std::string text;
+  std::vector<model::PlainRange> messages;
+};
+
+absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderMarked(
+    const std::vector<Message>& messages) {
   std::vector<Message> marked = messages;
-  bool any = false;
   for (Message& message : marked) {
-    const auto size = static_cast<int64_t>(message.content.size());
-    ASSIGN_OR_RETURN(const std::vector<TokenId> as_text,
-                     tokenizer.Encode(message.content, nullptr, {{0, size}}));
-    ASSIGN_OR_RETURN(const std::vector<TokenId> with_control, tokenizer.Encode(message.content));
-    if (as_text == with_control) continue;
-    any = true;
     // White space at the ends stays outside, for templates that trim it.
     const absl::string_view inner = absl::StripAsciiWhitespace(message.content);
     const auto before = static_cast<size_t>(inner.data() - message.content.data());
     message.content = absl::StrCat(message.content.substr(0, before), kBegin, inner, kEnd,
                                    message.content.substr(before + inner.size()));
   }
-  if (!any) return tokenizer.Encode(text);
   ASSIGN_OR_RETURN(const std::string rendered, Render(marked));
-  std::vector<model::PlainRange> plain;
-  const absl::StatusOr<std::string> unmarked = Unmarked(rendered, plain);
-  if (!unmarked.ok() || *unmarked != text) {
-    return absl::InvalidArgumentError(
-        "a message contains a control token of the model, and the model's chat template changes "
-        "messages in a way that does not tell which are its own");
+  Marked result;
+  const absl::StatusOr<std::string> unmarked = Unmarked(rendered, result.messages);
+  ASSIGN_OR_RETURN(result.text, Render(messages));
+  if (unmarked.ok() && *unmarked == result.text) return result;
+  return absl::InvalidArgumentError(
+      "a message contains a control token of the model, and the model's chat template changes "
+      "messages in a way that does not tell which are its own");
+}
+
+absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Message>& messages,
+                                                          const model::Tokenizer& tokenizer) {
+  bool any = false;
+  for (const Message& message : messages) {
+    const auto size = static_cast<int64_t>(message.content.size());
+    ASSIGN_OR_RETURN(const std::vector<TokenId> as_text,
+                     tokenizer.Encode(message.content, nullptr, {{0, size}}));
+    ASSIGN_OR_RETURN(const std::vector<TokenId> with_control, tokenizer.Encode(message.content));
+    any |= as_text != with_control;
   }
-  return tokenizer.Encode(text, nullptr, plain);
+  if (!any) {
+    ASSIGN_OR_RETURN(const std::string text, Render(messages));
+    return tokenizer.Encode(text);
+  }
+  ASSIGN_OR_RETURN(const Marked marked, RenderMarked(messages));
+  return tokenizer.Encode(marked.text, nullptr, marked.messages);
+}
+
+absl::StatusOr<std::string> ChatTemplate::TurnHead() {
+  const absl::StatusOr<Marked> marked = RenderMarked({{"user", "x"}});
+  if (absl::IsInvalidArgument(marked.status())) return std::string();  // it wants other messages
+  RETURN_IF_ERROR(marked.status());
+  if (marked->messages.size() != 1) return std::string();
+  return marked->text.substr(0, static_cast<size_t>(marked->messages.front().begin));
+}
+
+absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
+                                          absl::Span<const TokenId> document) {
+  const auto is_control = [&](TokenId id) -> absl::StatusOr<bool> {
+    ASSIGN_OR_RETURN(const std::string hidden, tokenizer.Decode({id}, /*skip_special=*/true));
+    ASSIGN_OR_RETURN(const std::string shown, tokenizer.Decode({id}, /*skip_special=*/false));
+    return hidden.empty() && !shown.empty();
+  };
+  if (document.empty() || document.front() < 0) return false;  // none, or not told
+  ASSIGN_OR_RETURN(const bool begins, is_control(document.front()));
+  if (!begins) return false;
+  ASSIGN_OR_RETURN(const std::string head, TurnHead());
+  const absl::Span<const TokenId> first = document.subspan(0, kHeadTokens);
+  ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(first, /*skip_special=*/false));
+  ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer.Encode(head));
+  std::string before;
+  model::StreamDecoder stream(&tokenizer, /*skip_special=*/false);
+  for (const TokenId id : ids) {
+    ASSIGN_OR_RETURN(const bool control, is_control(id));
+    if (control && absl::StartsWith(text, head.substr(before.size()))) return true;
+    ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
+    before += piece;
+    if (!absl::StartsWith(head, before)) return false;  // a tokenizer that does not give back texts
+  }
+  return false;
+}
+
+absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeBehind(
+    const std::vector<Message>& messages, const model::Tokenizer& tokenizer,
+    absl::Span<const TokenId> document) {
+  ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document));
+  const bool system = !messages.empty() && messages.front().role == "system";
+  const size_t first = system ? 1 : 0;
+  if (!in_turn || messages.size() <= first || messages[first].role != "user") {
+    ASSIGN_OR_RETURN(std::vector<TokenId> tokens, Encode(messages, tokenizer));
+    if (!document.empty() && !tokens.empty() && tokens.front() == tokenizer.bos_token_id()) {
+      tokens.erase(tokens.begin());
+    }
+    return tokens;
+  }
+  std::vector<Message> said(messages.begin() + static_cast<std::ptrdiff_t>(first), messages.end());
+  if (system) said.front().content = absl::StrCat(messages[0].content, "\n\n", said[0].content);
+  ASSIGN_OR_RETURN(Marked marked, RenderMarked(said));
+  if (marked.messages.empty()) {
+    return absl::InvalidArgumentError("the model's chat template leaves out the first message");
+  }
+  const int64_t cut = marked.messages.front().begin;
+  constexpr absl::string_view kEmptyLine = "\n\n";
+  for (model::PlainRange& range : marked.messages) {
+    range.begin += static_cast<int64_t>(kEmptyLine.size()) - cut;
+    range.end += static_cast<int64_t>(kEmptyLine.size()) - cut;
+  }
+  return tokenizer.Encode(
+      absl::StrCat(kEmptyLine, absl::string_view(marked.text).substr(static_cast<size_t>(cut))),
+      nullptr, marked.messages);
 }
 
 }  // namespace carrel::http_api

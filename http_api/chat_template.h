@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
 
 namespace carrel::model {
@@ -50,6 +51,24 @@ class ChatTemplate {
   // template makes that impossible to tell.
   absl::StatusOr<std::vector<TokenId>> Encode(const std::vector<Message>& messages,
                                               const model::Tokenizer& tokenizer);
+
+  // What stands before the text of a chat's first user: a document that is to be read inside that turn
+  // begins with it. Empty: nothing, or none that can be told.
+  absl::StatusOr<std::string> TurnHead();
+  // As Encode, of a chat about a document whose tokens (or the first kHeadTokens of them) are given. If
+  // it begins with TurnHead, or the end of that from a control token on, the first user's turn is still
+  // open: what the chat says goes on in it behind an empty line, a system message first. Otherwise the
+  // chat stands behind the document, without the token that documents begin with.
+  absl::StatusOr<std::vector<TokenId>> EncodeBehind(const std::vector<Message>& messages,
+                                                    const model::Tokenizer& tokenizer,
+                                                    absl::Span<const TokenId> document);
+  static constexpr size_t kHeadTokens = 1024;
+
+ private:
+  absl::StatusOr<bool> InTurn(const model::Tokenizer& tokenizer,
+                              absl::Span<const TokenId> document);
+  struct Marked;
+  absl::StatusOr<Marked> RenderMarked(const std::vector<Message>& messages);
 };
 
 }  // namespace carrel::http_api

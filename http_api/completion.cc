@@ -168,13 +168,26 @@ json UsageOf(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
+json SourcesOf(const std::vector<AnswerSource>& sources) {
+  json list = json::array();
+  for (const AnswerSource& source : sources) {
+    list.push_back({{"text", source.text},
+                    {"share", source.share},
+                    {"bytes", {source.begin, source.end}},
+                    {"tokens", {source.first_token, source.end_token}}});
+  }
+  return list;
+}
+
 json FiguresOf(const Figures& figures) {
-  return {{"context", figures.context.empty() ? json() : json(figures.context)},
-          {"recognised", figures.recognised},
-          {"context_tokens", figures.context_tokens},
-          {"rows_read", figures.rows_read},
-          {"prompt_ms", figures.prompt_ms},
-          {"ms_per_token", figures.ms_per_token}};
+  json told = {{"context", figures.context.empty() ? json() : json(figures.context)},
+               {"recognised", figures.recognised},
+               {"context_tokens", figures.context_tokens},
+               {"rows_read", figures.rows_read},
+               {"prompt_ms", figures.prompt_ms},
+               {"ms_per_token", figures.ms_per_token}};
+  if (figures.with_sources) told["sources"] = SourcesOf(figures.sources);
+  return told;
 }
 
 json Chunk(const CompletionHead& head, const json& delta, const std::string& text,
@@ -252,6 +265,7 @@ absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view t
   }
   RETURN_IF_ERROR(ReadSampling(body, request));
   RETURN_IF_ERROR(ReadStop(body, request.stop));
+  RETURN_IF_ERROR(ReadInteger(body, "sources", 0, 100, request.sources));
   RETURN_IF_ERROR(ReadBool(body, "stream", request.stream));
   if (Given(body, "stream_options")) {
     if (!body["stream_options"].is_object()) {

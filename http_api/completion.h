@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "http_api/answerer.h"
 #include "http_api/chat_template.h"
 
 namespace carrel::http_api {
@@ -28,6 +29,7 @@ struct CompletionRequest {
   std::vector<std::string> stop;  // at most 16, of 1 .. 1000 bytes
   bool stream = false;
   bool stream_usage = false;  // a last chunk tells how many tokens there were
+  int64_t sources = 0;        // passages of the document that the answer rests on; at most 100
 };
 
 absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view body);
@@ -39,7 +41,7 @@ std::optional<CompletionRequest> DocumentPart(const CompletionRequest& request);
 
 struct Usage {
   int64_t prompt_tokens = 0;  // the context's included
-  int64_t cached_tokens = 0;  // of them, the context's
+  int64_t cached_tokens = 0;  // of them, the context's and those of the conversation's last turn
   int64_t completion_tokens = 0;
 };
 
@@ -51,6 +53,8 @@ struct Figures {
   int64_t context_tokens = 0;
   double rows_read = 0;  // of those, per token, layer and KV head, in the mean
   double prompt_ms = 0, ms_per_token = 0;
+  bool with_sources = false;  // they were asked for
+  std::vector<AnswerSource> sources;
 };
 
 // What every part of one answer says of it.

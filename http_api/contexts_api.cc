@@ -9,6 +9,7 @@
 #include "common/status.h"
 #include "http_api/completion.h"
 #include "kvstore/access/access.h"
+#include "library/document_text.h"
 
 namespace carrel::http_api {
 namespace {
@@ -145,23 +146,35 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, kvstore::Principal*
     return absl::OkStatus();
   }
   const bool events = absl::ConsumeSuffix(&name, "/events");
+  const bool text = !events && absl::ConsumeSuffix(&name, "/text");
   const std::string context(name);
-  if (request.method != "GET" && (events || request.method != "DELETE")) {
-    return WrongMethod(request, events ? "GET" : "GET and DELETE");
+  if (request.method != "GET" && (events || text || request.method != "DELETE")) {
+    return WrongMethod(request, events || text ? "GET" : "GET and DELETE");
   }
   const bool removal = request.method == "DELETE";
-  RETURN_IF_ERROR(check(removal ? kvstore::Right::kDelete : kvstore::Right::kList));
+  RETURN_IF_ERROR(check(removal ? kvstore::Right::kDelete
+                        : text  ? kvstore::Right::kOpen
+                                : kvstore::Right::kList));
   if (who != nullptr && !who->Sees(context)) {
     return absl::NotFoundError(absl::StrCat("no context \"", context, "\""));
   }
   ASSIGN_OR_RETURN(const Document document, documents->Get(context));
   if (events) return StreamEvents(*documents, context, reply);
+  if (text) return SendText(context, *reply);
   if (removal) {
     RETURN_IF_ERROR(documents->Delete(context));
     reply->Send(200, kJson, Dump({{"name", context}, {"object", "context"}, {"deleted", true}}));
   } else {
     reply->Send(200, kJson, Dump(JsonOf(document)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ContextsApi::SendText(const std::string& name, HttpReply& reply) const {
+  ASSIGN_OR_RETURN(std::vector<TokenId> tokens, store->DocumentTokens(name));
+  ASSIGN_OR_RETURN(const library::DocumentText text,
+                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer));
+  reply.Send(200, "text/plain; charset=utf-8", text.text());
   return absl::OkStatus();
 }
 
@@ -190,6 +203,12 @@ absl::Status ContextsApi::CheckNew(const std::string& name, int64_t tokens,
 absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& query,
                                  kvstore::Principal* who, HttpReply& reply) const {
   std::string name = Parameter(query, "name"), text = request.body;
+  const std::string chat_wanted = Parameter(query, "chat");
+  if (!chat_wanted.empty() && chat_wanted != "true" && chat_wanted != "false") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chat=", chat_wanted, ": must be true or false"));
+  }
+  bool in_turn = chat_wanted != "false";
   if (absl::StartsWith(request.content_type, kJson)) {
     const json body = json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!body.is_object()) return absl::InvalidArgumentError("the body is no JSON object");
@@ -200,6 +219,11 @@ absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& 
       }
       if (found != body.end()) *into = found->get<std::string>();
     }
+    if (body.contains("chat")) {
+      if (!body["chat"].is_boolean())
+        return absl::InvalidArgumentError("chat must be true or false");
+      in_turn = body["chat"].get<bool>();
+    }
     if (!body.contains("text")) return absl::InvalidArgumentError("text is missing");
   }
   if (text.empty()) return absl::InvalidArgumentError("text: the document is empty");
@@ -209,10 +233,16 @@ absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& 
                                                    " (--max-document-bytes)"));
   }
   const model::Tokenizer& tokenizer = *checkpoint->tokenizer;
-  const auto size = static_cast<int64_t>(text.size());
-  absl::StatusOr<std::vector<TokenId>> tokens = tokenizer.Encode(text, nullptr, {{0, size}});
+  std::string head;
+  if (in_turn && chat != nullptr) {
+    ASSIGN_OR_RETURN(head, chat->TurnHead());
+  }
+  const auto begin = static_cast<int64_t>(head.size());
+  absl::StatusOr<std::vector<TokenId>> tokens = tokenizer.Encode(
+      absl::StrCat(head, text), nullptr, {{begin, begin + static_cast<int64_t>(text.size())}});
   if (!tokens.ok()) return Annotate(tokens.status(), "text");
-  if (tokenizer.bos_token_id() >= 0) tokens->insert(tokens->begin(), tokenizer.bos_token_id());
+  const TokenId bos = tokenizer.bos_token_id();
+  if (bos >= 0 && (tokens->empty() || tokens->front() != bos)) tokens->insert(tokens->begin(), bos);
   RETURN_IF_ERROR(CheckNew(name, static_cast<int64_t>(tokens->size()), who));
   ASSIGN_OR_RETURN(const Documents::Added added,
                    documents->Add(name, *std::move(tokens), SeenBy(who)));

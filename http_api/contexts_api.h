@@ -3,10 +3,13 @@
 //           GET    /v1/contexts              all of them
 //           GET    /v1/contexts/NAME         one
 //           GET    /v1/contexts/NAME/events  how it comes to be, as server-sent events
+//           GET    /v1/contexts/NAME/text    its document, as sources count its bytes
 //           DELETE /v1/contexts/NAME         cancels it, or deletes it
 // Errors: as documents.h; InvalidArgument a text that is too long (names the bound), or no text;
 //         (In it nothing is a control token.) PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
-// Access: list, import, delete of kvstore/access; what a key does not see is not there.
+// Chats:  where the model knows chats, a text becomes a document inside a first user's turn
+//         (ChatTemplate::TurnHead); "chat": false, or ?chat=false, leaves it as it is.
+// Access: list, import, open (a text), delete of kvstore/access; what a key does not see is not there.
 // Threads: any; a call blocks for as long as the store, or the tokenizer, takes.
 #pragma once
 
@@ -15,8 +18,10 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "http_api/chat_template.h"
 #include "http_api/documents.h"
 #include "http_api/http_server.h"
+#include "library/store_access.h"
 #include "model/checkpoint.h"
 
 namespace carrel::kvstore {
@@ -30,6 +35,8 @@ struct ContextsApi {
 
   Documents* documents;  // null: there is no store
   const model::Checkpoint* checkpoint;
+  library::StoreAccess* store;  // null likewise
+  ChatTemplate* chat;           // null: the model knows none
   int64_t max_text_bytes;
 
   // who: null: anybody may do all. The target begins with kTarget.
@@ -39,6 +46,7 @@ struct ContextsApi {
  private:
   absl::Status Create(const HttpRequest& request, const std::string& query, kvstore::Principal* who,
                       HttpReply& reply) const;
+  absl::Status SendText(const std::string& name, HttpReply& reply) const;
   absl::Status CheckNew(const std::string& name, int64_t tokens, kvstore::Principal* who) const;
 };
 

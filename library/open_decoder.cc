@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "decoder/client/store_client.h"
@@ -52,6 +53,7 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
                      decoder::Decoder::OpenModelOnly(open->checkpoint_, pool, spec.device));
     return open;
   }
+  open->context_ = spec.context;
   if (spec.derived_weights) RETURN_IF_ERROR(open->AcceptDerived(spec.context));
   RETURN_IF_ERROR(ResolveSelector(spec));
   const decoder::RetrievalConfig& config = spec.config;
@@ -67,6 +69,29 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
   if (!made.ok()) return open->Confirm(made.status());
   open->decoder_ = *std::move(made);
   return open;
+}
+
+absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
+  if (document_.has_value()) return &*document_;
+  if (context_.empty()) return absl::FailedPreconditionError("sources: there is no context");
+  if (checkpoint_.tokenizer == nullptr) {
+    return absl::FailedPreconditionError("sources: the model came without a tokenizer");
+  }
+  ASSIGN_OR_RETURN(std::vector<TokenId> tokens, store_->DocumentTokens(context_));
+  if (static_cast<int64_t>(tokens.size()) != decoder_->context_tokens()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context \"", context_, "\" has ", tokens.size(), " tokens now, not the ",
+                     decoder_->context_tokens(), " that were opened: open it anew"));
+  }
+  ASSIGN_OR_RETURN(document_, DocumentText::Create(std::move(tokens), *checkpoint_.tokenizer));
+  return &*document_;
+}
+
+absl::StatusOr<std::vector<Source>> OpenDecoder::Sources(absl::Span<const TokenId> answer,
+                                                         int64_t most) {
+  ASSIGN_OR_RETURN(const DocumentText* const document, Document());
+  ASSIGN_OR_RETURN(const std::vector<decoder::AttendedRow> rows, decoder_->AttendedRows());
+  return FindSources(*document, rows, answer, most);
 }
 
 absl::Status OpenDecoder::Confirm(const absl::Status& status) const {

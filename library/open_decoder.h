@@ -8,12 +8,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "decoder/config.h"
 #include "decoder/decoder.h"
 #include "library/derived_weights.h"
+#include "library/document_text.h"
 #include "library/loaded_model.h"
+#include "library/sources.h"
 #include "library/store_access.h"
 
 namespace carrel::library {
@@ -41,6 +44,10 @@ class OpenDecoder {
   absl::Status Confirm(const absl::Status& status) const;
   // How rows are chosen here (decoder::DescribeSelector); empty where the store searches.
   const std::string& method() const { return method_; }
+  // The context's document, read when it is first asked for; FailedPrecondition without a context.
+  absl::StatusOr<const DocumentText*> Document();
+  // After Generate with `trace`: the passages that its answer, the tokens given, rests on.
+  absl::StatusOr<std::vector<Source>> Sources(absl::Span<const TokenId> answer, int64_t most);
   // With derived_weights, where the weights are not the context's own.
   const std::optional<DerivedWeights>& derived() const { return derived_; }
 
@@ -53,7 +60,8 @@ class OpenDecoder {
   model::Checkpoint checkpoint_;  // the model's, but for a fingerprint that may be the context's
   std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
   std::unique_ptr<decoder::Decoder> decoder_;
-  std::string method_;
+  std::string context_, method_;
+  std::optional<DocumentText> document_;
   std::optional<DerivedWeights> derived_;
 };
 

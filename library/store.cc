@@ -145,17 +145,7 @@ Result<ContextInfo> StoreHandle::Import(
 }
 
 Result<std::vector<int32_t>> StoreHandle::DocumentTokens(const std::string& name) {
-  const auto read = [&]() -> absl::StatusOr<std::vector<TokenId>> {
-    kvstore::Store* const store = access_->store();
-    if (store == nullptr) {
-      return absl::UnimplementedError(
-          absl::StrCat("context \"", name, "\": a server does not tell its documents' tokens"));
-    }
-    RETURN_IF_ERROR(store->Refresh().status());
-    ASSIGN_OR_RETURN(const auto context, store->OpenContext(name));
-    return ReadDocumentTokens(*context);
-  };
-  return ToPublic(read());
+  return ToPublic(access_->DocumentTokens(name));
 }
 
 }  // namespace library

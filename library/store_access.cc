@@ -19,6 +19,7 @@
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
 #include "kvstore/service/server.h"
+#include "library/document_tokens.h"
 #include "library/embedded_client.h"
 #include "library/quiet_log.h"
 
@@ -67,6 +68,10 @@ class RemoteStore final : public StoreAccess {
     const auto channel = grpc::CreateChannel(address_.server, decoder::CredentialsOf(login));
     return std::make_unique<kvstore::ContextClient>(channel, address_.server, kDeadline, login.key);
   }
+  absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context) override {
+    return absl::UnimplementedError(
+        absl::StrCat("context \"", context, "\": a server does not tell its documents' tokens"));
+  }
 
  private:
   const StoreAddress address_;
@@ -91,6 +96,11 @@ class EmbeddedStore final : public StoreAccess {
     }
     return std::make_unique<kvstore::ContextClient>(server_->InProcessChannel(),
                                                     "the embedded store", kDeadline);
+  }
+  absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context) override {
+    RETURN_IF_ERROR(engine_->store().Refresh().status());
+    ASSIGN_OR_RETURN(const auto stored, engine_->store().OpenContext(context));
+    return ReadDocumentTokens(*stored);
   }
   kvstore::Store* store() override { return &engine_->store(); }
 

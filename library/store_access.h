@@ -9,10 +9,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/certificate.h"
+#include "common/ids.h"
 #include "common/server_login.h"
 #include "common/thread_pool.h"
 #include "kvstore/storage/store.h"
@@ -55,6 +57,8 @@ class StoreAccess {
   // pool: counts for an embedded store only (MakeEmbeddedClient); null, or outlives the client.
   virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) = 0;
   virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() = 0;
+  // The tokens of a context's document, verified by the digest of its manifest.
+  virtual absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context) = 0;
   // Of an embedded store: itself, as long as this lives; else null.
   virtual kvstore::Store* store() { return nullptr; }
 };

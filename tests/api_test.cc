@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -464,6 +465,117 @@ TEST_F(ApiTest, Keys_MakeSeeAndDelete_WhatTheyMay) {
   EXPECT_EQ(json::parse(Post("/v1/completions", prompt, header(mine)).body)["carrel"]["context"],
             "mine-1");
   EXPECT_EQ(Ask("DELETE", "/v1/contexts/mine-1", header(mine)).status, 200);
+}
+
+TEST_F(ApiTest, Sources_AreWhereTheAnswerStands_AndChangeNothing) {
+  Start();
+  const std::string text = Ask("GET", "/v1/contexts/kept/text").body;
+  EXPECT_THAT(text, HasSubstr("Miathlio Ceatiabu"));
+  const json plain = json::parse(Post("/v1/completions", Completion()).body);
+  EXPECT_FALSE(plain["carrel"].contains("sources"));
+  const json with = json::parse(Post("/v1/completions", Completion({{"sources", 3}})).body);
+  EXPECT_EQ(with["choices"], plain["choices"]);
+  const json sources = with["carrel"]["sources"];
+  ASSERT_GE(sources.size(), 1u);
+  ASSERT_LE(sources.size(), 3u);
+  bool found = false;
+  double before = 1;
+  for (const json& source : sources) {
+    const size_t begin = source["bytes"][0], end = source["bytes"][1];
+    EXPECT_EQ(source["text"], text.substr(begin, end - begin));
+    EXPECT_LT(source["tokens"][0], source["tokens"][1]);
+    EXPECT_LE(source["share"], before);
+    before = source["share"];
+    found |= absl::StrContains(source["text"].get<std::string>(), "Miathlio Ceatiabu");
+  }
+  EXPECT_TRUE(found) << sources;
+  // Streamed, the last chunk has them.
+  const std::string streamed =
+      Post("/v1/completions", Completion({{"sources", 3}, {"stream", true}})).body;
+  EXPECT_THAT(streamed, HasSubstr(absl::StrCat("\"sources\":", sources.dump())));
+  // Without a context there are none.
+  const json alone = json::parse(
+      Post("/v1/completions", {{"prompt", "x"}, {"max_tokens", 1}, {"sources", 3}}).body);
+  EXPECT_EQ(alone["carrel"]["sources"], json::array());
+  EXPECT_EQ(Post("/v1/completions", Completion({{"sources", 101}})).status, 400);
+  // ask and eval have the same.
+  const Outcome asked = Carrel(StoreTest::Ask("kept", {"--sources", "3"}));
+  EXPECT_THAT(asked, Succeeds());
+  EXPECT_THAT(asked.err, HasSubstr("Miathlio Ceatiabu"));
+}
+
+TEST_F(ApiTest, AConversation_GoesOnWhereItWas) {
+  Start();
+  const auto cached = [](const json& answer) -> int64_t {
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+  };
+  const json first = json::parse(Post("/v1/completions", Completion()).body);
+  EXPECT_EQ(cached(first), kept_tokens_);
+  const std::string prompt =
+      absl::StrCat(kQuestion, first["choices"][0]["text"].get<std::string>(), kQuestion);
+  const json second = json::parse(Post("/v1/completions", Completion({{"prompt", prompt}})).body);
+  const int64_t read = second["usage"]["prompt_tokens"].get<int64_t>() - cached(second);
+  // Of the first turn nothing is read again: to learn that the answer was over, all of it was fed back.
+  const int64_t first_prompt = first["usage"]["prompt_tokens"].get<int64_t>() - kept_tokens_;
+  EXPECT_EQ(cached(second) - kept_tokens_,
+            first_prompt + first["usage"]["completion_tokens"].get<int64_t>());
+  EXPECT_GT(read, 0);
+  // The same from a server that has not heard the first turn.
+  process_->Signal(SIGTERM);
+  EXPECT_THAT(process_->Wait(), Succeeds());
+  Start({"--max-sequences", "0"});
+  const json anew = json::parse(Post("/v1/completions", Completion({{"prompt", prompt}})).body);
+  EXPECT_EQ(anew["choices"], second["choices"]);
+  EXPECT_EQ(cached(anew), kept_tokens_);
+}
+
+TEST_F(ApiTest, AConversationThatWasIdle_ComesBackFromItsFile) {
+  Start({"--idle-after", "1s"});
+  const json first = json::parse(Post("/v1/completions", Completion()).body);
+  ASSERT_TRUE(WaitUntil([&] {
+    return absl::StrContains(Ask("GET", "/metrics").body, "carrel_api_sequences_in_files 1\n");
+  }));
+  const std::string prompt =
+      absl::StrCat(kQuestion, first["choices"][0]["text"].get<std::string>(), kQuestion);
+  const json second = json::parse(Post("/v1/completions", Completion({{"prompt", prompt}})).body);
+  EXPECT_GT(second["usage"]["prompt_tokens_details"]["cached_tokens"], kept_tokens_);
+  EXPECT_THAT(Ask("GET", "/metrics").body, HasSubstr("carrel_api_sequences_in_files 0\n"));
+}
+
+TEST_F(ApiTest, ChatAndAsk_OverAStoreAndOverTheApi_SayTheSame) {
+  model_->EditJson("tokenizer_config.json",
+                   [](nlohmann::ordered_json& config) { config.erase("chat_template"); });
+  const std::string answer(absl::StripAsciiWhitespace(answer_));
+  Command chat;
+  chat.args = {"chat",      "--model", DemoModel(), "--store", store_,
+               "--context", "kept",    "--top-k",   "all"};
+  // Several turns, a source by its number, a message of two lines, and the end of the file.
+  chat.input =
+      "What is the badge number of Miathlio Ceatiabu?\n1\n/nonsense\n/new\n"
+      "What is the badge number\\\nof Miathlio Ceatiabu?\n";
+  const Outcome here = Carrel(chat);
+  EXPECT_THAT(here, Succeeds());
+  EXPECT_THAT(here.out, testing::StartsWith(answer + "\n[1] "));
+  EXPECT_THAT(here.out, HasSubstr("There is no /nonsense."));
+  EXPECT_THAT(here.out, HasSubstr("[1] bytes "));
+  Start();
+  const std::string url = absl::StrCat("http://", address_);
+  chat.args = {"chat", "--api", url, "--context", "kept"};
+  const Outcome there = Carrel(chat);
+  EXPECT_THAT(there, Succeeds());
+  EXPECT_EQ(there.out, here.out);
+  const Outcome asked =
+      Carrel({"ask", "--api", url, "--context", "kept", "--json", "--sources", "2", kQuestion});
+  EXPECT_THAT(asked, Succeeds());
+  EXPECT_EQ(JsonOf(asked)["text"], answer_);
+  EXPECT_GE(JsonOf(asked)["sources"].size(), 1u);
+  // What the server does not take is refused, not ignored; what it refuses is told in its words.
+  EXPECT_THAT(Carrel({"ask", "--api", url, "--context", "kept", "--top-k", "3", "x"}),
+              FailsWith(2, Texts{"--top-k", "server's"}));
+  EXPECT_THAT(Carrel({"ask", "--api", url, "--context", "none", "x"}), FailsWith(1, Texts{"none"}));
+  EXPECT_THAT(Carrel({"ask", "--api", "https://127.0.0.1", "x"}),
+              FailsWith(2, Texts{"https://127.0.0.1"}));
+  EXPECT_THAT(Carrel({"chat", "--context", "kept"}), FailsWith(2, Texts{"--model", "--api"}));
 }
 
 TEST_F(ApiTest, PagesOfOthers_AreRefused) {

@@ -57,6 +57,7 @@ class CpuForwardPass final : public ForwardPass {
     RETURN_IF_ERROR(backend_->Embed(tokens, hidden_.data()));
     ObservedAttention attention(*attention_, observer_, drift_);
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
+      if (wanted_ && !wanted_()) return absl::CancelledError("nobody wants the answer any more");
       const Layer next = layer.next();
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
         // What enters this layer, seen through the next layer's query projection, is close to that
@@ -86,11 +87,28 @@ class CpuForwardPass final : public ForwardPass {
   }
 
   void set_reading_prompt(bool reading) override { attention_->set_reading_prompt(reading); }
+  void set_wanted(std::function<bool()> wanted) override { wanted_ = std::move(wanted); }
   void StartSequence() override {
     attention_->StartSequence();
     drift_.StartSequence();
   }
+  bool KeepSequence(int64_t tokens) override {
+    drift_.StartSequence();
+    return attention_->KeepSequence(tokens);
+  }
+  std::vector<float> CopyRows(int64_t tokens) const override {
+    return attention_->CopyRows(tokens);
+  }
+  bool RestoreRows(const std::vector<float>& rows, int64_t tokens) override {
+    drift_.StartSequence();
+    return attention_->RestoreRows(rows, tokens);
+  }
   Statistics statistics() const override { return attention_->statistics(); }
+  absl::Status set_trace(QueryTrace* trace) override { return attention_->set_trace(trace); }
+  void AttendedHere(const QueryTrace& trace, Layer layer,
+                    std::vector<AttendedRow>& rows) const override {
+    attention_->AttendedHere(trace, layer, rows);
+  }
 
  private:
   const model::ModelConfig& config_;
@@ -100,6 +118,7 @@ class CpuForwardPass final : public ForwardPass {
   const std::unique_ptr<SequenceAttention> attention_;
   QueryDrift drift_;
   const Observer& observer_;
+  std::function<bool()> wanted_;
   int64_t n_ = 0;  // tokens of the last Run
   std::vector<float> hidden_, approximate_q_, logits_;
 };

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "decoder/sources/attended_rows.h"
 #include "decoder/statistics.h"
 #include "decoder/zone/opened_context.h"
 #include "model/checkpoint.h"
@@ -33,9 +34,20 @@ class ForwardPass {
   virtual absl::StatusOr<TokenId> Greedy() = 0;
 
   virtual void set_reading_prompt(bool reading) = 0;
+  // Asked while a Run goes on, as often as the device allows; false: it is Cancelled.
+  virtual void set_wanted(std::function<bool()>) {}
   // Forgets everything since the context.
   virtual void StartSequence() = 0;
+  // As SequenceAttention's.
+  virtual bool KeepSequence(int64_t) { return false; }
+  virtual std::vector<float> CopyRows(int64_t) const { return {}; }
+  virtual bool RestoreRows(const std::vector<float>&, int64_t) { return false; }
   virtual Statistics statistics() const = 0;
+  // As SequenceAttention's.
+  virtual absl::Status set_trace(QueryTrace*) {
+    return absl::UnimplementedError("sources: told by a decoder on the CPU, not on a GPU");
+  }
+  virtual void AttendedHere(const QueryTrace&, Layer, std::vector<AttendedRow>&) const {}
 };
 
 // Sees every layer's input and attended output. Tests.

@@ -28,6 +28,8 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
     const OpenedContext& context, std::vector<int64_t> windows) {
   std::unique_ptr<RetrievalAttention> attention(
       new RetrievalAttention(context, std::move(windows)));
+  attention->zone_rows_ = context.zone;
+  attention->tokens_ = context.tokens;
   ASSIGN_OR_RETURN(attention->zone_, MakeZone(context, &attention->layer_statistics_));
   RETURN_IF_ERROR(Annotate(attention->LoadContextRows(context), "reading sink and local rows"));
   return attention;
@@ -100,6 +102,9 @@ absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, floa
   kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(),
                        zone_partial_.out.data(), zone_partial_.lse.data(), input.n * shape_.q_heads,
                        shape_.head_dim);
+  if (trace_ != nullptr) {
+    trace_->Add(input.layer, input.q, window_partial_.lse.data(), input.n);
+  }
   std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);
   return absl::OkStatus();
 }
@@ -109,6 +114,26 @@ void RetrievalAttention::set_reading_prompt(bool reading) { zone_->set_reading_p
 void RetrievalAttention::StartSequence() {
   zone_->Cancel();
   window_.Truncate();
+}
+
+bool RetrievalAttention::KeepSequence(int64_t tokens) {
+  zone_->Cancel();
+  window_.Truncate(tokens);
+  return true;
+}
+
+bool RetrievalAttention::RestoreRows(const std::vector<float>& rows, int64_t tokens) {
+  zone_->Cancel();
+  return window_.Restore(rows, tokens);
+}
+
+void RetrievalAttention::AttendedHere(const QueryTrace& trace, Layer layer,
+                                      std::vector<AttendedRow>& rows) const {
+  if (WindowOf(layer) > 0) return;  // such a layer looks at the newest rows alone
+  for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next()) {
+    decoder::AttendedHere(trace, layer, head, shape_, zone_rows_.end, tokens_ - zone_rows_.end,
+                          window_.k(layer, head) + zone_rows_.begin * shape_.head_dim, rows);
+  }
 }
 
 Statistics RetrievalAttention::statistics() const {

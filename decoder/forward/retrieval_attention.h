@@ -35,7 +35,16 @@ class RetrievalAttention final : public SequenceAttention {
 
   void set_reading_prompt(bool reading) override;
   void StartSequence() override;
+  bool KeepSequence(int64_t tokens) override;
+  std::vector<float> CopyRows(int64_t tokens) const override { return window_.Copy(tokens); }
+  bool RestoreRows(const std::vector<float>& rows, int64_t tokens) override;
   Statistics statistics() const override;
+  absl::Status set_trace(QueryTrace* trace) override {
+    trace_ = trace;
+    return absl::OkStatus();
+  }
+  void AttendedHere(const QueryTrace& trace, Layer layer,
+                    std::vector<AttendedRow>& rows) const override;
 
  private:
   RetrievalAttention(const OpenedContext& context, std::vector<int64_t> windows);
@@ -48,10 +57,13 @@ class RetrievalAttention final : public SequenceAttention {
   StoreClient* const client_;
   ThreadPool* const pool_;
   const std::vector<int64_t> windows_;
+  RowRange zone_rows_;   // between the rows that are held
+  Position tokens_ = 0;  // of the context
   Window window_;
   std::vector<LayerStatistics> layer_statistics_;
   std::unique_ptr<ZoneAttention> zone_;
   Partial window_partial_, zone_partial_;
+  QueryTrace* trace_ = nullptr;
 };
 
 }  // namespace carrel::decoder

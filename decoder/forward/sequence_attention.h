@@ -3,6 +3,10 @@
 // Threads: one caller.
 #pragma once
 
+#include <vector>
+
+#include "absl/status/status.h"
+#include "decoder/sources/attended_rows.h"
 #include "decoder/statistics.h"
 #include "model/transformer.h"
 
@@ -16,7 +20,18 @@ class SequenceAttention : public model::Attention {
   // Forgets everything since the context: the next token continues the document again. Statistics
   // stay.
   virtual void StartSequence() = 0;
+  // Forgets all but the first `tokens` since the context. False: it cannot, and nothing changed.
+  virtual bool KeepSequence(int64_t) { return false; }
+  // As Window's; empty and false where rows are not kept so.
+  virtual std::vector<float> CopyRows(int64_t) const { return {}; }
+  virtual bool RestoreRows(const std::vector<float>&, int64_t) { return false; }
   virtual Statistics statistics() const = 0;
+  // What it attends from now on is added to the trace, which outlives that; null: no longer.
+  virtual absl::Status set_trace(QueryTrace*) {
+    return absl::UnimplementedError("sources: not told where positions are given by attention");
+  }
+  // Of the document's rows that are held here.
+  virtual void AttendedHere(const QueryTrace&, Layer, std::vector<AttendedRow>&) const {}
 };
 
 }  // namespace carrel::decoder

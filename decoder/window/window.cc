@@ -1,5 +1,7 @@
 #include "decoder/window/window.h"
 
+#include <algorithm>
+
 #include "common/dtype.h"
 #include "common/status.h"
 
@@ -32,11 +34,40 @@ void Window::Append(Layer layer, const float* k, const float* v, int64_t n) {
   }
 }
 
-void Window::Truncate() {
+void Window::Truncate(int64_t tokens) {
   for (Head& head : heads_) {
-    head.k.resize(head.context_floats);
-    head.v.resize(head.context_floats);
+    const size_t floats = head.context_floats + static_cast<size_t>(tokens * shape_.head_dim);
+    head.k.resize(std::min(head.k.size(), floats));
+    head.v.resize(std::min(head.v.size(), floats));
   }
+}
+
+std::vector<float> Window::Copy(int64_t tokens) const {
+  const auto floats = static_cast<std::ptrdiff_t>(tokens * shape_.head_dim);
+  std::vector<float> rows;
+  rows.reserve(2 * heads_.size() * static_cast<size_t>(floats));
+  for (const Head& head : heads_) {
+    for (const std::vector<float>* values : {&head.k, &head.v}) {
+      const auto first = values->begin() + static_cast<std::ptrdiff_t>(head.context_floats);
+      CARREL_CHECK(values->end() - first >= floats);
+      rows.insert(rows.end(), first, first + floats);
+    }
+  }
+  return rows;
+}
+
+bool Window::Restore(const std::vector<float>& rows, int64_t tokens) {
+  const auto floats = static_cast<std::ptrdiff_t>(tokens * shape_.head_dim);
+  if (rows.size() != 2 * heads_.size() * static_cast<size_t>(floats)) return false;
+  Truncate();
+  auto from = rows.begin();
+  for (Head& head : heads_) {
+    for (std::vector<float>* values : {&head.k, &head.v}) {
+      values->insert(values->end(), from, from + floats);
+      from += floats;
+    }
+  }
+  return true;
 }
 
 int64_t Window::bytes() const {

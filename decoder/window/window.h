@@ -22,8 +22,12 @@ class Window {
   void AddContextRows(Layer layer, KvHead kv_head, const void* k, const void* v, int64_t rows);
   // New tokens of a layer: k, v [n, kv_heads, head_dim].
   void Append(Layer layer, const float* k, const float* v, int64_t n);
-  // Back to the rows of the context.
-  void Truncate();
+  // Back to the rows of the context and the first `tokens` of what was appended.
+  void Truncate(int64_t tokens = 0);
+  // The first `tokens` that were appended: of each layer and KV head their keys, then their values.
+  std::vector<float> Copy(int64_t tokens) const;
+  // What Copy gave, instead of what was appended. False, and nothing changes: it is of another size.
+  bool Restore(const std::vector<float>& rows, int64_t tokens);
 
   int64_t rows(Layer layer) const {
     return static_cast<int64_t>(At(layer, KvHead(0)).k.size()) / shape_.head_dim;

@@ -29,5 +29,31 @@ TEST(WindowTest, ContextRowsThenNewTokens_StandInOrderAndTruncateToTheContext) {
   EXPECT_GE(window.bytes(), 2 * 2 * 2 * 2 * 4);
 }
 
+TEST(WindowTest, WhatWasAppended_IsCopiedAndComesBack) {
+  const AttentionShape shape{2, 4, 2, 2};
+  Window window(shape);
+  const std::vector<uint16_t> row = {FloatToBf16(1), FloatToBf16(2)};
+  for (Layer layer(0); layer.value() < 2; layer = layer.next()) {
+    for (KvHead head(0); head.value() < 2; head = head.next()) {
+      window.AddContextRows(layer, head, row.data(), row.data(), 1);
+    }
+    const float base = 100.0f * static_cast<float>(layer.value());
+    const std::vector<float> k = {base + 1, base + 2, base + 3, base + 4,  // two tokens, two heads
+                                  base + 5, base + 6, base + 7, base + 8};
+    window.Append(layer, k.data(), k.data(), 2);
+  }
+  const std::vector<float> both = window.Copy(2), first = window.Copy(1);
+  window.Truncate(1);
+  EXPECT_EQ(window.rows(Layer(1)), 2);
+  EXPECT_THAT(window.Copy(1), testing::Eq(first));
+  ASSERT_TRUE(window.Restore(both, 2));
+  EXPECT_EQ(window.rows(Layer(0)), 3);
+  EXPECT_THAT(window.Copy(2), testing::Eq(both));
+  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(1)), window.k(Layer(1), KvHead(1)) + 6),
+              testing::ElementsAre(1, 2, 103, 104, 107, 108));
+  EXPECT_FALSE(window.Restore(first, 2));  // of another size: nothing changes
+  EXPECT_EQ(window.rows(Layer(0)), 3);
+}
+
 }  // namespace
 }  // namespace carrel::decoder

@@ -116,6 +116,32 @@ class PageTest:
         assert self.browser.run("return document.activeElement.id") == "question"
         self.picture("answered")
 
+    def sources(self):
+        """What the answer rests on, in the document's text, by mouse and by keys."""
+        listed = self.browser.count("article:last-of-type .sources button")
+        assert 1 <= listed <= 3, listed
+        first = self.last("sources li:first-child .passage")
+        assert "Waiskav Stialwio" in first and ANSWER in first, first
+        self.browser.click("article:last-of-type .sources button")
+        self.browser.wait("the text", lambda: self.browser.run("return document.getElementById('reading').open"))
+        here = self.browser.text("#reading mark.here")
+        assert "Waiskav Stialwio" in here and ANSWER in here, here
+        assert self.browser.count("#reading mark") == listed
+        seen = self.browser.run(
+            "const mark = document.querySelector('#reading mark.here').getBoundingClientRect();"
+            "const text = document.getElementById('reading-text').getBoundingClientRect();"
+            "return mark.top >= text.top && mark.bottom <= text.bottom")
+        assert seen, "the source is not in view"
+        whole = self.browser.run("return document.getElementById('reading-text').textContent")
+        assert whole.strip() == self.document("registry-8k.txt").decode().strip(), whole[:200]
+        self.picture("sources")
+        if listed > 1:
+            self.browser.click("#reading-next")
+            self.browser.wait("the next one", lambda: self.browser.text("#reading-place").startswith("source 2"))
+        self.browser.keys(ESCAPE)
+        self.browser.wait("it is closed", lambda: not self.browser.run("return document.getElementById('reading').open"))
+        assert self.last("error") == ""
+
     def text_stays_text(self):
         self.ask("<b>bold</b><script>document.title = 'taken'</script>")
         self.browser.wait("an answer", lambda: self.browser.count("article") == 2 and not self.running())
@@ -250,7 +276,7 @@ def main():
             browser = Browser(driver, chromium)
             try:
                 test = PageTest(browser, server, folder, arguments.pictures)
-                for step in (test.empty, test.upload, test.ask_and_see, test.text_stays_text, test.cancel,
+                for step in (test.empty, test.upload, test.ask_and_see, test.sources, test.text_stays_text, test.cancel,
                              test.drop_and_cancel, test.errors, test.reload, test.keyboard, test.delete, test.key, test.console):
                     start = time.monotonic()
                     step()

@@ -27,9 +27,10 @@ constexpr Room kRooms[] = {
     {"decoder", "client", "client/*", ""},
     {"decoder", "window", "window/*", ""},
     {"decoder", "select", "select/*", "methods options"},
+    {"decoder", "sources", "sources/*", "client"},
     {"decoder", "zone", "zone/*", "values methods options client window select"},
-    {"decoder", "forward", "forward/*", "values methods options client window select zone"},
-    {"decoder", "decoder", "decoder", "values options client select zone forward"},
+    {"decoder", "forward", "forward/*", "values methods options client window select zone sources"},
+    {"decoder", "decoder", "decoder", "values options client select zone sources forward"},
 
     {"kvstore/index", "rows", "rows/*", ""},
     {"kvstore/index", "summaries",

@@ -6,7 +6,9 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "common/status.h"
 #include "http_api/api_service.h"
 #include "kvstore/access/access.h"
@@ -22,6 +24,7 @@ struct ApiFlags {
   http_api::ApiConfig config;
   std::string keys;
   bool read_only = false;
+  std::string idle_after = "60s";
 };
 
 // A folder is this process's alone, as of serve, unless it only reads.
@@ -48,6 +51,11 @@ absl::Status RunApi(ApiFlags& flags) {
   if (!flags.keys.empty()) {
     ASSIGN_OR_RETURN(config.access, kvstore::Access::Create(flags.keys));
   }
+  absl::Duration& idle = config.answerer.sequences.idle;
+  if (!absl::ParseDuration(flags.idle_after, &idle) || idle < absl::Seconds(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("idle-after=", flags.idle_after, " is no duration of 1s or more"));
+  }
   config.answerer.retrieval = retrieval.config;
   config.answerer.device = retrieval.device_config;
   config.answerer.folder = retrieval.store.folder;
@@ -72,6 +80,26 @@ absl::Status RunApi(ApiFlags& flags) {
   const int signal = signals.Wait();
   std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
   return absl::OkStatus();
+}
+
+// What becomes of conversations between their turns.
+void DeclareSequences(CLI::App& command, ApiFlags& flags) {
+  command
+      .add_option(
+          "--max-sequences", flags.config.answerer.sequences.most,
+          "conversations whose rows wait for their next turn; the one used longest ago goes; "
+          "0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{100000}))
+      ->capture_default_str();
+  command
+      .add_option("--sequence-memory", flags.config.answerer.sequences.memory_bytes,
+                  "of those in memory: bytes or 512MB; beyond it they go to files")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->capture_default_str();
+  command
+      .add_option("--idle-after", flags.idle_after,
+                  "a conversation that was idle for so long goes to a file in /var/tmp")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -130,6 +158,7 @@ void AddApi(CLI::App& app, Run& chosen) {
                   "contexts whose decoders stay open")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();
+  DeclareSequences(command, *flags);
   flags->retrieval.DeclareRetrieval(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunApi(*flags); }; });
 }

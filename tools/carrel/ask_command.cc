@@ -6,14 +6,18 @@
 #include "absl/strings/str_format.h"
 #include "common/status.h"
 #include "model/safetensors.h"
+#include "tools/carrel/chat_partner.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
+#include "tools/carrel/source_report.h"
 #include "tools/carrel/token_file.h"
 
 namespace carrel::tools {
 namespace {
+
+constexpr int64_t kColumns = 100;  // of a line that shows a source
 
 struct AskFlags {
   RetrievalFlags retrieval;
@@ -23,6 +27,9 @@ struct AskFlags {
   bool ignore_eos = false;
   bool stats = false;
   bool json = false;
+  int64_t sources = 0;
+  std::string api;
+  const CLI::App* command = nullptr;  // which flags were given
 };
 
 absl::Status WriteLogits(const std::string& path, const std::vector<float>& logits,
@@ -54,7 +61,7 @@ nlohmann::json DerivedJson(const library::DerivedWeights& derived) {
 
 void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
                const decoder::GenerateResult& result, const nlohmann::json& text,
-               OpenDecoder& open) {
+               absl::Span<const http_api::AnswerSource> sources, OpenDecoder& open) {
   const decoder::Decoder& decoder = open.decoder();
   nlohmann::json json = {
       {"text", text},
@@ -70,13 +77,68 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
            : nlohmann::json(static_cast<double>(result.steps) / result.generate_seconds)}};
   if (!open.method().empty()) json["method"] = open.method();
   if (open.derived().has_value()) json["weights_derived"] = DerivedJson(*open.derived());
+  if (flags.sources > 0) json["sources"] = SourcesJson(sources);
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
+absl::StatusOr<std::vector<http_api::AnswerSource>> FindSources(
+    OpenDecoder& open, const decoder::GenerateResult& result, int64_t most) {
+  if (most == 0) return std::vector<http_api::AnswerSource>();
+  ASSIGN_OR_RETURN(const std::vector<library::Source> sources, open.Sources(result.ids, most));
+  ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
+  return WithTexts(sources, *document);
+}
+
+// Of a running carrel api, which has model and store.
+absl::Status AskApi(const AskFlags& flags) {
+  RETURN_IF_ERROR(CheckApiFlags(*flags.command));
+  const RetrievalFlags& retrieval = flags.retrieval;
+  if (flags.prompt.empty()) return absl::InvalidArgumentError("ask --api needs PROMPT (text)");
+  ASSIGN_OR_RETURN(const std::unique_ptr<ChatPartner> partner,
+                   MakeApiPartner(flags.api, retrieval.store.key_file));
+  const ChatSettings settings = {.context = retrieval.context,
+                                 .max_tokens = retrieval.max_tokens,
+                                 .sampling = retrieval.sampling,
+                                 .sources = flags.sources};
+  ASSIGN_OR_RETURN(const ChatAnswer answer, partner->Complete(
+                                                flags.prompt, settings,
+                                                [&](const std::string& piece) {
+                                                  if (!flags.json) PrintStreamed(piece);
+                                                },
+                                                [] { return true; }));
+  if (!flags.json) {
+    std::printf("\n");
+    if (flags.sources > 0) std::fputs(SourcesTable(answer.sources, kColumns).c_str(), stderr);
+    return absl::OkStatus();
+  }
+  nlohmann::json json = {{"text", answer.text},
+                         {"stop", answer.cut_off ? "max_tokens" : "eos"},
+                         {"prompt_tokens", answer.prompt_tokens},
+                         {"cached_tokens", answer.cached_tokens},
+                         {"prompt_seconds", answer.prompt_ms / 1e3},
+                         {"ms_per_token", answer.ms_per_token}};
+  if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
+  std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<TokenId>> PromptOf(const AskFlags& flags,
+                                              const model::Checkpoint& checkpoint) {
+  if (!flags.prompt_tokens.empty()) return ReadTokenFile(flags.prompt_tokens);
+  return EncodeText(flags.retrieval.missing_bytes, "prompt",
+                    [&](model::Tokenizer::Dropped* dropped) {
+                      return checkpoint.EncodePrompt(flags.prompt, dropped);
+                    });
+}
+
 absl::Status RunAsk(AskFlags& flags) {
+  if (!flags.api.empty()) return AskApi(flags);
+  if (flags.retrieval.model_dir.empty()) {
+    return absl::InvalidArgumentError("ask needs --model, or --api with the URL of a carrel api");
+  }
   if (flags.prompt.empty() == flags.prompt_tokens.empty()) {
     return absl::InvalidArgumentError(
         "ask needs one of PROMPT (text) and --prompt-tokens FILE.json");
@@ -85,16 +147,7 @@ absl::Status RunAsk(AskFlags& flags) {
   flags.retrieval.config.measure = flags.stats;
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags.retrieval));
   const model::Checkpoint& checkpoint = open->checkpoint();
-  std::vector<TokenId> prompt;
-  if (flags.prompt_tokens.empty()) {
-    ASSIGN_OR_RETURN(prompt, EncodeText(flags.retrieval.missing_bytes, "prompt",
-                                        [&](model::Tokenizer::Dropped* dropped) {
-                                          return checkpoint.EncodePrompt(flags.prompt, dropped);
-                                        }));
-  } else {
-    ASSIGN_OR_RETURN(prompt, ReadTokenFile(flags.prompt_tokens));
-  }
-
+  ASSIGN_OR_RETURN(const std::vector<TokenId> prompt, PromptOf(flags, checkpoint));
   std::unique_ptr<model::StreamDecoder> stream;
   if (checkpoint.tokenizer != nullptr)
     stream = std::make_unique<model::StreamDecoder>(checkpoint.tokenizer.get());
@@ -108,6 +161,8 @@ absl::Status RunAsk(AskFlags& flags) {
   options.sampling = flags.retrieval.sampling;
   options.keep_logits = !flags.logits.empty();
   options.ignore_eos = flags.ignore_eos;
+  options.trace = flags.sources > 0;
+  if (flags.sources > 0) RETURN_IF_ERROR(open->Document().status());
   options.on_token = [&](TokenId id) -> absl::Status {
     if (stream == nullptr) {
       if (!flags.json) PrintStreamed(absl::StrCat(id, " "));
@@ -126,12 +181,18 @@ absl::Status RunAsk(AskFlags& flags) {
   }
   if (options.keep_logits)
     RETURN_IF_ERROR(WriteLogits(flags.logits, result.logits, checkpoint.config.vocab_size));
+  ASSIGN_OR_RETURN(const std::vector<http_api::AnswerSource> sources,
+                   FindSources(*open, result, flags.sources));
   if (flags.json) {
     PrintJson(flags, prompt, result, stream == nullptr ? nlohmann::json() : nlohmann::json(text),
-              *open);
+              sources, *open);
     return absl::OkStatus();
   }
   std::printf("\n");
+  if (flags.sources > 0) {
+    std::fflush(stdout);
+    std::fputs(SourcesTable(sources, kColumns).c_str(), stderr);
+  }
   if (flags.stats) {
     if (!open->method().empty()) std::fprintf(stderr, "rows: %s\n", open->method().c_str());
     std::fprintf(stderr, "%s%d prompt tokens in %.3f s, %d tokens in %.3f s\n",
@@ -160,6 +221,15 @@ void AddAsk(CLI::App& app, Run& chosen) {
   command.add_flag("--stats", flags->stats,
                    "measure and print retrieval per layer, beside the answer");
   command.add_flag("--json", flags->json, "one JSON object instead of streamed text");
+  command
+      .add_option("--sources", flags->sources,
+                  "also find so many passages of the document that the answer rests on")
+      ->check(CLI::Range(int64_t{0}, int64_t{100}))
+      ->capture_default_str();
+  command.add_option("--api", flags->api,
+                     "http://HOST:PORT of a running carrel api, instead of --model and --store");
+  command.get_option("--model")->required(false);
+  flags->command = &command;
   MoveToLab(command, {"logits", "ignore-eos"});
   command.callback([flags, &chosen] { chosen = [flags] { return RunAsk(*flags); }; });
 }

@@ -23,6 +23,7 @@ void AddServe(CLI::App& app, Run& chosen);
 void AddStats(CLI::App& app, Run& chosen);
 void AddApi(CLI::App& app, Run& chosen);
 void AddAsk(CLI::App& app, Run& chosen);
+void AddChat(CLI::App& app, Run& chosen);
 void AddEval(CLI::App& app, Run& chosen);
 void AddNeedle(CLI::App& app, Run& chosen);
 void AddAudit(CLI::App& app, Run& chosen);

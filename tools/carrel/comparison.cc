@@ -81,7 +81,7 @@ absl::Status Measure(absl::Span<const Question> questions, Match match, Compared
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags));
   Tally ignored;
   RETURN_IF_ERROR(AskAll(
-      flags, *open, match, questions, [](size_t, const Tally&) {}, ignored));
+      flags, *open, match, /*sources=*/0, questions, [](size_t, const Tally&) {}, ignored));
   decoder::Mean error, mass;
   const decoder::Statistics statistics = open->decoder().statistics();
   for (const decoder::LayerStatistics& layer : statistics.layers) {
@@ -146,7 +146,7 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
                         absl::StrCat(run.configuration.name, "  question ", question + 1, "/",
                                      questions.size(), "  ", so_far.right, " right"));
       };
-      RETURN_IF_ERROR(AskAll(flags, *open, match, questions, show, tally));
+      RETURN_IF_ERROR(AskAll(flags, *open, match, /*sources=*/0, questions, show, tally));
       run.exact = tally.exact;
       run.right = tally.right;
       run.needles = tally.needles;

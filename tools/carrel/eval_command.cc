@@ -28,6 +28,7 @@ struct EvalFlags {
   std::string compare;
   std::optional<std::string> html;
   int64_t measure = 4;
+  int64_t sources = 0;
   std::string match_name = "exact";
   Match match = Match::kExact;
   bool stats = false;
@@ -35,6 +36,8 @@ struct EvalFlags {
 };
 
 absl::Status RunComparison(const EvalFlags& flags) {
+  if (flags.sources > 0)
+    return absl::InvalidArgumentError("--sources is of one configuration, not of --compare");
   if (flags.stats)
     return absl::InvalidArgumentError(
         "--stats is of one configuration; --compare measures --measure questions of each");
@@ -74,6 +77,18 @@ absl::StatusOr<std::vector<Document>> ReadDocuments(const EvalFlags& flags) {
   return documents;
 }
 
+nlohmann::json SourcesJson(int64_t most, const SourceTally& tally) {
+  return {{"most", most},
+          {"right_answers", tally.asked},
+          {"with_fact", tally.with_fact},
+          {"with_every_fact", tally.with_every},
+          {"share", tally.asked == 0 ? nlohmann::json()
+                                     : nlohmann::json(static_cast<double>(tally.with_fact) /
+                                                      static_cast<double>(tally.asked))},
+          {"seconds", tally.seconds},
+          {"missed", tally.missed}};
+}
+
 absl::Status RunEval(EvalFlags& flags) {
   ASSIGN_OR_RETURN(flags.match, ParseMatch(flags.match_name));
   if (!flags.also.empty() && (!flags.compare.empty() || flags.stats)) {
@@ -106,8 +121,9 @@ absl::Status RunEval(EvalFlags& flags) {
     open.reset();  // one context in memory at a time
     ASSIGN_OR_RETURN(open, MakeDecoder(retrieval));
     const int64_t exact_before = tally.exact, right_before = tally.right;
-    RETURN_IF_ERROR(Annotate(AskAll(retrieval, *open, flags.match, document.questions, show, tally),
-                             absl::StrCat("context ", document.context)));
+    RETURN_IF_ERROR(Annotate(
+        AskAll(retrieval, *open, flags.match, flags.sources, document.questions, show, tally),
+        absl::StrCat("context ", document.context)));
     before += document.questions.size();
     contexts.push_back({{"context", document.context},
                         {"context_tokens", open->decoder().context_tokens()},
@@ -148,11 +164,19 @@ absl::Status RunEval(EvalFlags& flags) {
   } else {
     json["contexts"] = std::move(contexts);
   }
+  if (flags.sources > 0) json["sources"] = SourcesJson(flags.sources, tally.sources);
   if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
   if (!flags.json) {
     std::fprintf(stderr, "%d questions: %d right (%s), %d of %d equal to dense, %.1f tokens/s\n",
                  static_cast<int>(asked), static_cast<int>(tally.right), flags.match_name.c_str(),
                  static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense), rate);
+    if (flags.sources > 0) {
+      std::fprintf(
+          stderr,
+          "sources: of %d right answers %d have the passage with the fact in the first %d\n",
+          static_cast<int>(tally.sources.asked), static_cast<int>(tally.sources.with_fact),
+          static_cast<int>(flags.sources));
+    }
     std::fputs(tally.needles.Table().c_str(), stderr);
     if (flags.stats)
       std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
@@ -176,6 +200,12 @@ void AddEval(CLI::App& app, Run& chosen) {
   command.add_option("--also", flags->also,
                      "CONTEXT=FILE: ask the questions of FILE of that context too, and add up; may "
                      "be repeated");
+  command
+      .add_option("--sources", flags->sources,
+                  "count right answers whose passage with the fact is among so many sources; 0: do "
+                  "not look for them")
+      ->check(CLI::Range(int64_t{0}, int64_t{100}))
+      ->capture_default_str();
   command.add_option("--compare", flags->compare,
                      "a JSON list of configurations, objects of flag names and values: ask the "
                      "questions under each and print one table");

@@ -3,12 +3,23 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/status.h"
 
 namespace carrel::tools {
 namespace {
 
-absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
+absl::Status CountSources(OpenDecoder& open, const Question& question,
+                          const std::vector<TokenId>& answer, int64_t most, SourceTally& tally) {
+  const absl::Time start = absl::Now();
+  ASSIGN_OR_RETURN(const std::vector<library::Source> sources, open.Sources(answer, most));
+  tally.seconds += absl::ToDoubleSeconds(absl::Now() - start);
+  ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
+  tally.Add(*document, question.prompt, question.answer, sources, most);
+  return absl::OkStatus();
+}
+
+absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match, int64_t sources,
                     const Question& question, Tally& tally) {
   const absl::string_view answer = absl::StripAsciiWhitespace(question.answer);
   if (match == Match::kContains && answer.empty()) {
@@ -22,12 +33,17 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
   decoder::GenerateOptions options;
   options.max_tokens = flags.max_tokens;
   options.sampling = flags.sampling;
+  options.trace = sources > 0;
+  if (sources > 0) RETURN_IF_ERROR(open.Document().status());  // before anything is timed
   ASSIGN_OR_RETURN(const decoder::GenerateResult result, open.decoder().Generate(prompt, options));
   ASSIGN_OR_RETURN(const std::string text,
                    open.checkpoint().tokenizer->Decode(result.ids, /*skip_special=*/true));
   const bool exact = absl::StripAsciiWhitespace(text) == answer;
   const bool right = match == Match::kExact ? exact : absl::StrContains(text, answer);
   const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
+  if (sources > 0 && right) {
+    RETURN_IF_ERROR(CountSources(open, question, result.ids, sources, tally.sources));
+  }
   tally.exact += exact;
   tally.right += right;
   tally.needles.Add(question, right);
@@ -54,12 +70,12 @@ absl::StatusOr<Match> ParseMatch(absl::string_view name) {
 
 absl::string_view MatchName(Match match) { return match == Match::kExact ? "exact" : "contains"; }
 
-absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match,
+absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match, int64_t sources,
                     absl::Span<const Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
   for (size_t i = 0; i < questions.size(); ++i) {
     before(i, tally);
-    RETURN_IF_ERROR(Annotate(open.Confirm(AskOne(flags, open, match, questions[i], tally)),
+    RETURN_IF_ERROR(Annotate(open.Confirm(AskOne(flags, open, match, sources, questions[i], tally)),
                              absl::StrCat("question ", i + 1)));
   }
   return absl::OkStatus();

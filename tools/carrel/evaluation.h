@@ -14,6 +14,7 @@
 #include "tools/carrel/needle_map.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/retrieval_flags.h"
+#include "tools/carrel/source_tally.h"
 
 namespace carrel::tools {
 
@@ -32,10 +33,12 @@ struct Tally {
   };
   std::vector<Answer> differing;  // from dense where that is known, else wrong
   NeedleMap needles;
+  SourceTally sources;
 };
 
+// sources: passages to find of each answer; 0: none.
 // before(i, tally) is called before question i. Errors name the question.
-absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match,
+absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match, int64_t sources,
                     absl::Span<const Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally);
 

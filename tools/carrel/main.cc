@@ -52,6 +52,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddKeys(app, chosen);
   carrel::tools::AddStats(app, chosen);
   carrel::tools::AddAsk(app, chosen);
+  carrel::tools::AddChat(app, chosen);
   carrel::tools::AddApi(app, chosen);
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddNeedle(app, chosen);

@@ -26,11 +26,15 @@ void RetrievalFlags::DeclareModel(CLI::App& command) {
 
 void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   DeclareModel(command);
+  DeclareMissingBytes(command, missing_bytes);
+  DeclareContext(command, context_required);
+}
+
+void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
   command
       .add_option("--weights", weights,
                   "same as computed the context | derived: also made from those")
       ->capture_default_str();
-  DeclareMissingBytes(command, missing_bytes);
   CLI::Option& context_option = *command.add_option(
       "--context", context,
       context_required ? "its name" : "its name; without one the model sees the prompt alone");

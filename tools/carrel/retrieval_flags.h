@@ -57,6 +57,8 @@ struct RetrievalFlags {
   void Declare(CLI::App& command, bool context_required);
   // Parts of it, for a command that asks many contexts: which model, and how rows are retrieved.
   void DeclareModel(CLI::App& command);
+  // Which context, how its rows are retrieved, and how an answer is drawn.
+  void DeclareContext(CLI::App& command, bool context_required);
   void DeclareRetrieval(CLI::App& command);
   absl::Status Resolve();  // texts into config
   // Without a look at which context and store.

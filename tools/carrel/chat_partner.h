@@ -1,0 +1,67 @@
+// What:   who answers in a chat: a model and a store of this process, or a running `carrel api`. Either gets
+//         the whole conversation each time; what of it was read before is not read again.
+// Errors: as http_api/answerer.h and http_api/api_client.h; Cancelled when `wanted` says so.
+// Threads: one.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "http_api/answerer.h"
+#include "http_api/chat_template.h"
+#include "tools/carrel/retrieval_flags.h"
+
+namespace CLI {
+class App;
+}
+
+namespace carrel::tools {
+
+struct ChatAnswer {
+  std::string text;  // as the next turn is to repeat it
+  bool cut_off = false;
+  int64_t prompt_tokens = 0, cached_tokens = 0, tokens = 0;
+  double prompt_ms = 0, ms_per_token = 0;
+  std::vector<http_api::AnswerSource> sources;
+};
+
+struct ChatSettings {
+  std::string context;  // empty: none
+  int64_t max_tokens = 1024;
+  decoder::SamplingConfig sampling;
+  int64_t sources = 0;
+};
+
+class ChatPartner {
+ public:
+  virtual ~ChatPartner() = default;
+  virtual std::string name() const = 0;
+  // on_text: each piece as soon as it is certain. wanted: asked several times a second.
+  virtual absl::StatusOr<ChatAnswer> Answer(const std::vector<http_api::Message>& messages,
+                                            const ChatSettings& settings,
+                                            const std::function<void(const std::string&)>& on_text,
+                                            const std::function<bool()>& wanted) = 0;
+  // What follows the context's document, as it is; no chat.
+  virtual absl::StatusOr<ChatAnswer> Complete(
+      const std::string& prompt, const ChatSettings& settings,
+      const std::function<void(const std::string&)>& on_text,
+      const std::function<bool()>& wanted) = 0;
+};
+
+absl::StatusOr<std::unique_ptr<ChatPartner>> MakeLocalPartner(const RetrievalFlags& flags);
+// Asks what model it is at once.
+absl::StatusOr<std::unique_ptr<ChatPartner>> MakeApiPartner(const std::string& url,
+                                                            const std::string& key_file);
+
+// Of a command with --api: InvalidArgument names a flag that is given and that a running carrel api does
+// not take from its clients (model, store, how rows are retrieved).
+absl::Status CheckApiFlags(const CLI::App& command);
+
+// For a model without a chat template: a text that it may go on with, and where its answer ends.
+std::string PlainPrompt(const std::vector<http_api::Message>& messages);
+inline constexpr char kPlainStop[] = "\n\nQuestion:";
+
+}  // namespace carrel::tools

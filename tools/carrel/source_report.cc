@@ -1,0 +1,73 @@
+#include "tools/carrel/source_report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+
+namespace carrel::tools {
+namespace {
+
+// White space becomes single spaces; at most so many bytes, of whole characters.
+std::string OneLine(absl::string_view text, size_t most) {
+  std::string line;
+  for (const absl::string_view word :
+       absl::StrSplit(text, absl::ByAnyChar(" \n\t\r"), absl::SkipEmpty())) {
+    absl::StrAppend(&line, line.empty() ? "" : " ", word);
+  }
+  if (line.size() <= most) return line;
+  while (most > 0 && (static_cast<unsigned char>(line[most]) & 0xc0) == 0x80) --most;
+  return line.substr(0, most) + "..";
+}
+
+}  // namespace
+
+std::vector<http_api::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
+                                              const library::DocumentText& document) {
+  std::vector<http_api::AnswerSource> with;
+  for (const library::Source& source : sources) {
+    with.push_back({.first_token = source.tokens.begin,
+                    .end_token = source.tokens.end,
+                    .begin = source.begin,
+                    .end = source.end,
+                    .share = source.share,
+                    .text = document.TextOf(source.tokens)});
+  }
+  return with;
+}
+
+std::string SourcesTable(absl::Span<const http_api::AnswerSource> sources, int64_t columns) {
+  if (sources.empty()) return "(no sources)\n";
+  std::string table;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    absl::StrAppendFormat(
+        &table, "[%d] %2.0f%%  %s\n", static_cast<int>(i + 1), 100 * sources[i].share,
+        Harmless(
+            OneLine(sources[i].text, static_cast<size_t>(std::max<int64_t>(columns, 40) - 14))));
+  }
+  return table;
+}
+
+nlohmann::json SourcesJson(absl::Span<const http_api::AnswerSource> sources) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const http_api::AnswerSource& source : sources) {
+    list.push_back({{"text", source.text},
+                    {"share", source.share},
+                    {"bytes", {source.begin, source.end}},
+                    {"tokens", {source.first_token, source.end_token}}});
+  }
+  return list;
+}
+
+std::string Harmless(absl::string_view text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    shown += (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f ? '?' : c;
+  }
+  return shown;
+}
+
+}  // namespace carrel::tools

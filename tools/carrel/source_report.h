@@ -1,0 +1,27 @@
+// What: the passages that an answer rests on, for people and as JSON.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "http_api/answerer.h"
+#include "library/document_text.h"
+#include "library/sources.h"
+
+namespace carrel::tools {
+
+std::vector<http_api::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
+                                              const library::DocumentText& document);
+
+// A line each: number, share, the beginning of the text.
+std::string SourcesTable(absl::Span<const http_api::AnswerSource> sources, int64_t columns);
+nlohmann::json SourcesJson(absl::Span<const http_api::AnswerSource> sources);
+
+// What models and documents say must not steer a terminal: without control characters.
+std::string Harmless(absl::string_view text);
+
+}  // namespace carrel::tools

@@ -32,6 +32,27 @@ absl::Status ValidateHeldZone(const RetrievalConfig& config) {
   return absl::OkStatus();
 }
 
+// A choice per q head.
+absl::Status ValidateMask(const RetrievalConfig& config) {
+  if (!config.selector.has_value() || config.selector->mask == SelectorMask::kKvHead) {
+    return absl::OkStatus();
+  }
+  if (config.estimate == Estimate::kOn) {
+    return absl::InvalidArgumentError(
+        "estimate=on with mask=q-head: the term is of rows that the q heads of a KV head did not "
+        "choose together");
+  }
+  if (config.select == Select::kFidelity) {
+    return absl::InvalidArgumentError(
+        "mask=q-head needs --top-k: a fidelity is planned in rows per KV head");
+  }
+  if (config.rope != Rope::kTrained) {
+    return absl::InvalidArgumentError(
+        "mask=q-head with rope=infinitehip: the q heads of a KV head share positions, and so rows");
+  }
+  return absl::OkStatus();
+}
+
 // Positions given here need keys before RoPE in this host's memory.
 absl::Status ValidateRope(const RetrievalConfig& config) {
   if (config.rope == Rope::kTrained) return absl::OkStatus();
@@ -62,6 +83,11 @@ absl::Status NotOnGpu(absl::string_view method, absl::string_view field, int64_t
   return absl::InvalidArgumentError(absl::StrCat("method=", method, ": ", field, "=", value,
                                                  " has no CUDA form; zone=device serves ", served,
                                                  ", zone=host every value"));
+}
+
+absl::Status MaskNotOnGpu(absl::string_view method) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "method=", method, ": mask=q-head has no CUDA form; device=cpu with zone=host has it"));
 }
 
 // A zone in this host's memory that a GPU attends to.
@@ -95,6 +121,25 @@ absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConf
   return absl::OkStatus();
 }
 
+// Positions of their own on a GPU.
+absl::Status ValidateCudaRope(const DeviceConfig& device, const RetrievalConfig& config) {
+  if (device.device == model::Device::kCpu) return absl::OkStatus();
+  if (config.selector.has_value() && config.selector->kind != SelectorKind::kInfiniteHip) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rope=infinitehip with device=cuda: method=", SelectorKindName(config.selector->kind),
+        " has no CUDA form; infinitehip has, and with stages=1:1x:1 takes the best rows"));
+  }
+  if (device.bank.bytes != 0) {
+    return absl::InvalidArgumentError(
+        "rope=infinitehip with device=cuda reads rows where they lie: bank_bytes must be 0");
+  }
+  if (config.measure) {
+    return absl::InvalidArgumentError(
+        "rope=infinitehip with device=cuda does not measure; device=cpu does");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
@@ -104,8 +149,7 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
   if (config.selector.has_value() && !device.zone_in_host && config.prefetch != Prefetch::kOff)
     return absl::InvalidArgumentError(
         "zone=host on the CPU and zone=device have nothing to prefetch; prefetch must be off");
-  if (config.rope != Rope::kTrained && device.device != model::Device::kCpu)
-    return absl::InvalidArgumentError("rope=infinitehip needs device=cpu: it runs on the CPU");
+  if (config.rope != Rope::kTrained) RETURN_IF_ERROR(ValidateCudaRope(device, config));
   if (device.gpu_memory < 0)
     return absl::InvalidArgumentError(
         absl::StrCat("gpu_memory=", device.gpu_memory, " is negative"));
@@ -147,11 +191,13 @@ absl::Status ValidateCudaSelector(const SelectorConfig& selector) {
     case SelectorKind::kChannels:
       return absl::OkStatus();
     case SelectorKind::kHip:
+      if (selector.mask == SelectorMask::kQHead) return MaskNotOnGpu("hip");
       if (hip.block_q != 1) return NotOnGpu("hip", "block_q", hip.block_q, "1");
       if (hip.ensemble != 1) return NotOnGpu("hip", "ensemble", hip.ensemble, "1");
       if (hip.widen != 0) return NotOnGpu("hip", "widen", hip.widen, "0");
       return absl::OkStatus();
     case SelectorKind::kInfiniteHip:
+      if (selector.mask == SelectorMask::kQHead) return MaskNotOnGpu("infinitehip");
       if (selector.infinite_hip.block_q == 1) return absl::OkStatus();
       return NotOnGpu("infinitehip", "block_q", selector.infinite_hip.block_q, "1");
     case SelectorKind::kHash:
@@ -176,7 +222,7 @@ bool SelectorReadsKeys(const SelectorConfig& selector) {
 
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
   if (!config.selector.has_value()) return false;
-  return (!device.zone_on_device && !device.zone_in_host) ||
+  return (!device.zone_on_device && !device.zone_in_host) || config.rope != Rope::kTrained ||
          SelectorNeedsHostRows(*config.selector);
 }
 
@@ -239,6 +285,7 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   }
   if (config.selector.has_value()) RETURN_IF_ERROR(ValidateHeldZone(config));
   RETURN_IF_ERROR(ValidateRope(config));
+  RETURN_IF_ERROR(ValidateMask(config));
   if (config.effort < 0 || config.effort > 65536)
     return OutOfRange("effort", config.effort, "[0, 65536]");
   return absl::OkStatus();
@@ -287,6 +334,7 @@ std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
 }
 
 bool Estimates(const RetrievalConfig& config, bool has_summaries) {
+  if (config.selector.has_value() && config.selector->mask == SelectorMask::kQHead) return false;
   return config.estimate == Estimate::kOn ||
          (config.estimate == Estimate::kAuto && config.want == Want::kAttend && has_summaries);
 }

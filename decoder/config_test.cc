@@ -222,6 +222,55 @@ TEST(ValidateTest, TermWithPositionsOfTheirOwn_IsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, "estimate=on with rope=infinitehip"));
 }
 
+TEST(ValidateTest, PositionsOfTheirOwnOnAGpu_AreThoseOfInfiniteHipAlone) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  RetrievalConfig config;
+  config.rope = Rope::kInfiniteHip;
+  config.dense_layers = 0;
+  config.top_k = 64;
+  config.selector = *ParseSelector("infinitehip:stages=2:1x:1");
+  DeviceConfig device;
+  device.device = model::Device::kCuda;
+  EXPECT_THAT(ValidateDeviceConfig(device, config),
+              StatusIs(kInvalid, "needs zone=host or zone=device"));
+  device.zone_on_device = true;
+  CARREL_EXPECT_OK(ValidateDeviceConfig(device, config));
+  EXPECT_TRUE(NeedsHostRows(config, device));
+  config.selector = *ParseSelector("exact");
+  EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "method=exact has no CUDA"));
+  config.selector = *ParseSelector("infinitehip:block_q=4");
+  EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "block_q=4"));
+  config.selector = *ParseSelector("infinitehip");
+  device.zone_on_device = false;
+  device.zone_in_host = true;
+  CARREL_EXPECT_OK(ValidateDeviceConfig(device, config));
+  device.bank.bytes = 1 << 20;
+  EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "bank_bytes must be 0"));
+}
+
+TEST(ValidateTest, MaskPerQHead_IsForAZoneOnTheCpuWithANumberOfRows) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  RetrievalConfig config;
+  config.top_k = 64;
+  config.selector = *ParseSelector("hip:mask=q-head");
+  CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
+  EXPECT_FALSE(Estimates(config, /*has_summaries=*/true));
+  DeviceConfig device;
+  device.device = model::Device::kCuda;
+  device.zone_on_device = true;
+  EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "mask=q-head has no CUDA"));
+  config.estimate = Estimate::kOn;
+  EXPECT_THAT(ValidateRetrievalConfig(config, 8),
+              StatusIs(kInvalid, "estimate=on with mask=q-head"));
+  config.estimate = Estimate::kAuto;
+  config.rope = Rope::kInfiniteHip;
+  EXPECT_THAT(ValidateRetrievalConfig(config, 8), StatusIs(kInvalid, "share positions"));
+  config.rope = Rope::kTrained;
+  config.select = Select::kFidelity;
+  config.target_error = 0.1;
+  EXPECT_THAT(ValidateRetrievalConfig(config, 8), StatusIs(kInvalid, "needs --top-k"));
+}
+
 TEST(TakesHostRowsTest, OnTheGpu_ForTheTermOrAZoneInHostMemory) {
   RetrievalConfig config;
   config.selector = *ParseSelector("hash");

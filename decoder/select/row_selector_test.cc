@@ -202,6 +202,63 @@ TEST_P(RowSelectorTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithin
   }
 }
 
+// A choice per q head is what each of them would choose alone: the same zone with as many KV heads as
+// q heads, which see the same rows.
+TEST(QHeadMaskTest, HostZone_IsThatOfQHeadsWithKvHeadsOfTheirOwn) {
+  std::mt19937_64 rng{TestSeed()};
+  ThreadPool pool(1);
+  const AttentionShape shape{.layers = 1, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+  const int64_t tokens = 400, n = 2, d = shape.head_dim;
+  auto rows = std::make_shared<RandomRows>(rng, shape, tokens, 64);
+  for (const char* method : {"hip", "infinitehip:stages=8:1x:1"}) {
+    RetrievalConfig config;
+    config.dense_layers = 0;
+    config.top_k = 32;
+    config.selector = *ParseSelector(method);
+    config.selector->mask = SelectorMask::kQHead;
+    const std::vector<float> q = RandomNormal(rng, n * shape.q_heads * d);
+    std::vector<LayerStatistics> statistics(1);
+    auto zone = HostZone::Create({.config = config,
+                                  .shape = shape,
+                                  .tokens = tokens,
+                                  .zone = {3, tokens - 5},
+                                  .pool = &pool,
+                                  .rows = rows},
+                                 &statistics);
+    CARREL_ASSERT_OK(zone);
+    Partial partial;
+    (*zone)->set_reading_prompt(true);
+    CARREL_ASSERT_OK((*zone)->Finish(Layer(0), q.data(), n, partial));
+    EXPECT_EQ(statistics[0].rows_attended, 32 * shape.q_heads * n);
+
+    // What one q head's selector chooses, attended in double precision.
+    std::vector<float> expected;
+    const RowRange range{3, tokens - 5};
+    for (int64_t i = 0; i < n * shape.q_heads; ++i) {
+      const KvHead head(static_cast<int32_t>(i % shape.q_heads / shape.group()));
+      auto selector = MakeRowSelector(*ParseSelector(method), shape, range, *rows, &pool);
+      CARREL_ASSERT_OK(selector);
+      SelectRequest request{.layer = Layer(0), .head = head, .q = &q[i * d], .queries = 1};
+      request.budget = 32;
+      SelectedRows selection;
+      (*selector)->Select(request, selection);
+      std::vector<double> out(static_cast<size_t>(d));
+      double sum = 0;
+      for (const Position row : selection.rows) {
+        double dot = 0;
+        for (int64_t c = 0; c < d; ++c) {
+          dot += double{q[static_cast<size_t>(i * d + c)]} * rows->Key(Layer(0), head, row, c);
+        }
+        const double weight = std::exp(dot / 4);
+        sum += weight;
+        for (int64_t c = 0; c < d; ++c) out[c] += weight * rows->Value(Layer(0), head, row, c);
+      }
+      for (const double x : out) expected.push_back(static_cast<float>(x / sum));
+    }
+    EXPECT_LT(RelativeError(partial.out, expected), 1e-4) << method;
+  }
+}
+
 TEST(HipSelectorTest, Select_WithinTheRefreshInterval_KeepsItsMaskAndReadsNothing) {
   std::mt19937_64 rng(TestSeed());
   ThreadPool pool(0);

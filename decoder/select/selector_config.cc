@@ -67,6 +67,11 @@ Setter OneOf(T& to, std::vector<std::pair<std::string, T>> words) {
   };
 }
 
+Setter Mask(SelectorMask& mask) {
+  return OneOf<SelectorMask>(
+      mask, {{"kv-head", SelectorMask::kKvHead}, {"q-head", SelectorMask::kQHead}});
+}
+
 Setters HipSetters(HipConfig& hip) {
   return {{"block_q", Number(hip.block_q, 1, 1024)},
           {"block_k", Number(hip.block_k, 1, 1024)},
@@ -199,9 +204,11 @@ std::string DescribeSelector(const SelectorConfig& config) {
     case SelectorKind::kChannels:
       return absl::StrCat(name, ":by=", kScores[static_cast<size_t>(config.channels.by)],
                           ",share=", config.channels.share, oversample(config.channels.oversample));
-    default:
-      return std::string(name);
+    case SelectorKind::kHip:
+    case SelectorKind::kInfiniteHip:
+      return absl::StrCat(name, config.mask == SelectorMask::kQHead ? ":mask=q-head" : "");
   }
+  return std::string(name);
 }
 
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text) {
@@ -218,9 +225,11 @@ absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text) {
       break;
     case SelectorKind::kHip:
       setters = HipSetters(config.hip);
+      setters["mask"] = Mask(config.mask);
       break;
     case SelectorKind::kInfiniteHip:
       setters = InfiniteHipSetters(config.infinite_hip, presets);
+      setters["mask"] = Mask(config.mask);
       break;
     case SelectorKind::kHash:
       setters = HashSetters(config.hash);

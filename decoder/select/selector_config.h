@@ -28,6 +28,10 @@ struct ExactConfig {
   ExactScan scan = ExactScan::kAuto;
 };
 
+// hip and infinitehip: who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
+// kQHead: none, as in the papers; a group then attends to as many times the rows as it has q heads.
+enum class SelectorMask : uint8_t { kKvHead = 0, kQHead = 1 };
+
 struct HipConfig {
   int64_t block_q = 1;   // prompt tokens that share a mask: 1 .. 1024
   int64_t block_k = 2;   // keys per block (paper): 1 .. 1024
@@ -87,6 +91,7 @@ struct ChannelConfig {
 
 struct SelectorConfig {
   SelectorKind kind = SelectorKind::kExact;
+  SelectorMask mask = SelectorMask::kKvHead;
   ExactConfig exact;
   HipConfig hip;
   InfiniteHipConfig infinite_hip;
@@ -95,10 +100,10 @@ struct SelectorConfig {
 };
 
 // exact:scan=auto|stored|int8
-// hip:block_q=,block_k=,refresh=,ensemble=,votes=,jitter=,widen=,seed=
-// infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=
+// hip:block_q=,block_k=,refresh=,ensemble=,votes=,jitter=,widen=,seed=,mask=kv-head|q-head
+// infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=,mask=kv-head|q-head
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget
-// infinitehip:stages=CHUNK:SURVIVORS:REFRESH/..,block_q=   SURVIVORS: tokens, or Nx: N budgets
+// infinitehip:stages=CHUNK:SURVIVORS:REFRESH/..,block_q=,mask=   SURVIVORS: tokens, or Nx: N budgets
 // hash:codes=auto|random|stored,query=weights|signs,bits=,seed=,oversample=auto|N
 //   bits or seed: codes are random
 // channels:by=q|k|qk,share=,oversample=auto|N

@@ -43,6 +43,12 @@ TEST(ParseSelectorTest, Parameters_ReachTheirMethod) {
   EXPECT_EQ(stages->infinite_hip.stages[0].survivors, 500);
   EXPECT_EQ(stages->infinite_hip.stages[0].refresh, 4);
   EXPECT_EQ(stages->infinite_hip.stages[1].multiple, 1);
+  EXPECT_EQ(hip->mask, SelectorMask::kKvHead);
+  for (const char* text : {"hip:mask=q-head,block_k=4", "infinitehip:stages=8:1x:1,mask=q-head"}) {
+    EXPECT_EQ(ParseSelector(text)->mask, SelectorMask::kQHead) << text;
+  }
+  EXPECT_EQ(DescribeSelector(*ParseSelector("hip:mask=q-head")), "hip:mask=q-head");
+  EXPECT_EQ(DescribeSelector(*ParseSelector("infinitehip")), "infinitehip");
   const auto channels = ParseSelector("channels:by=qk,share=16");
   CARREL_ASSERT_OK(channels);
   EXPECT_EQ(channels->channels.by, ChannelScore::kQK);
@@ -104,6 +110,9 @@ TEST(ParseSelectorTest, WhatIsNotUnderstood_IsNamed) {
               StatusIs(kInvalid, "jitter: \"2\" is not a number in 0 .. 1"));
   EXPECT_THAT(ParseSelector("hip:ensemble=2,votes=3"),
               StatusIs(kInvalid, "votes=3 exceeds ensemble=2"));
+  EXPECT_THAT(ParseSelector("hip:mask=head"), StatusIs(kInvalid, "one of kv-head, q-head"));
+  EXPECT_THAT(ParseSelector("exact:mask=q-head"),
+              StatusIs(kInvalid, "exact has no parameter \"mask\""));
   EXPECT_THAT(ParseSelector("infinitehip:preset=slow"),
               StatusIs(kInvalid, "one of default, fast, flash"));
   EXPECT_THAT(ParseSelector("infinitehip:stages=8:64:1"), StatusIs(kInvalid, "the last 1x"));

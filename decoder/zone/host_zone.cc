@@ -6,6 +6,7 @@
 
 #include "common/status.h"
 #include "decoder/select/key_scores.h"
+#include "decoder/select/q_head_rows.h"
 #include "decoder/zone/output_error.h"
 #include "decoder/zone/retrieval_meter.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
@@ -20,10 +21,15 @@ absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(
     return absl::FailedPreconditionError(
         "estimate=on: the context has no summaries; carrel reindex --summaries 40 makes them");
   }
+  OpenedContext heads = context;
+  if (config.selector->mask == SelectorMask::kQHead) {
+    heads.shape = PerQHead(context.shape);
+    heads.rows = std::make_shared<QHeadRows>(context.rows, context.shape.group());
+  }
   ASSIGN_OR_RETURN(
       std::unique_ptr<RowSelector> selector,
-      MakeRowSelector(*config.selector, context.shape, context.zone, *context.rows, context.pool));
-  return std::unique_ptr<HostZone>(new HostZone(context, std::move(selector), statistics));
+      MakeRowSelector(*config.selector, heads.shape, heads.zone, *heads.rows, heads.pool));
+  return std::unique_ptr<HostZone>(new HostZone(heads, std::move(selector), statistics));
 }
 
 HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector,

@@ -73,16 +73,18 @@ absl::Status CudaBackend::Check(const ModelConfig& config) {
   return absl::OkStatus();
 }
 
-CudaBackend::CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens)
-    : config_(config), weights_(std::move(weights)), block_tokens_(block_tokens) {}
+CudaBackend::CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens,
+                         Rope rope)
+    : config_(config), weights_(std::move(weights)), block_tokens_(block_tokens), rope_(rope) {}
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
     const ModelConfig& config, std::shared_ptr<const Weights> weights, int64_t block_tokens,
-    ThreadPool* pool, const Adapter* adapter) {
+    ThreadPool* pool, const Adapter* adapter, Rope rope) {
   CARREL_CHECK(weights != nullptr && block_tokens > 0);
   RETURN_IF_ERROR(Check(config));
   ASSIGN_OR_RETURN(CudaWeights on_device, CudaWeights::Load(config, *weights, pool, adapter));
-  std::unique_ptr<CudaBackend> backend(new CudaBackend(config, std::move(on_device), block_tokens));
+  std::unique_ptr<CudaBackend> backend(
+      new CudaBackend(config, std::move(on_device), block_tokens, rope));
   ASSIGN_OR_RETURN(backend->stream_, cuda::Stream::Create());
   const ScratchSizes sizes = Sizes(config, block_tokens);
   ASSIGN_OR_RETURN(backend->scratch_, cuda::DeviceBuffer<uint8_t>::Create(sizes.total()));
@@ -139,7 +141,7 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
   params.eps = static_cast<float>(config_.rms_norm_eps);
   params.scale = static_cast<float>(config_.rope.attention_factor);
   params.drift = drift;
-  params.inv_freq = weights_.inv_freq();
+  params.inv_freq = inv_freq();
   params.n = n;
   params.q_heads = config_.shape.q_heads;
   params.kv_heads = config_.shape.kv_heads;

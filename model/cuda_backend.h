@@ -25,6 +25,7 @@
 #include "kernels/layer/linear/linear_cuda.h"
 #include "model/config.h"
 #include "model/cuda_weights.h"
+#include "model/rope_mode.h"
 
 namespace carrel::model {
 
@@ -47,11 +48,13 @@ class CudaBackend {
   // Ok, or why no GPU backend can be made here: no device, or a shape that it does not run.
   static absl::Status Check(const ModelConfig& config);
 
-  // The adapter (may be null) is merged into the weights (cuda_weights.h).
+  // The adapter (may be null) is merged into the weights (cuda_weights.h). Rope kInfiniteHip: q
+  // and k leave before RoPE, and positions of a placement do not count.
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const ModelConfig& config,
                                                              std::shared_ptr<const Weights> weights,
                                                              int64_t block_tokens, ThreadPool* pool,
-                                                             const Adapter* adapter = nullptr);
+                                                             const Adapter* adapter = nullptr,
+                                                             Rope rope = Rope::kTrained);
 
   // ids: device; checked by the caller.
   absl::Status Embed(const int32_t* ids, int64_t n, float* hidden);
@@ -69,10 +72,11 @@ class CudaBackend {
   const ModelConfig& config() const { return config_; }
   const cuda::Stream& stream() const { return stream_; }
   int64_t block_tokens() const { return block_tokens_; }
-  const float* inv_freq() const { return weights_.inv_freq(); }  // of RoPE, on the device
+  // Of RoPE, on the device; null where it is left out.
+  const float* inv_freq() const { return rope_ == Rope::kTrained ? weights_.inv_freq() : nullptr; }
 
  private:
-  CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens);
+  CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens, Rope rope);
   absl::Status Norm(const float* hidden, int64_t n, const float* w);
   absl::Status Linear(const CudaMatrix& matrix, const void* x, int64_t n, float* y,
                       bool accumulate);
@@ -83,6 +87,7 @@ class CudaBackend {
   const ModelConfig config_;
   const CudaWeights weights_;
   const int64_t block_tokens_;
+  const Rope rope_;
   cuda::Stream stream_;
   cuda::DeviceBuffer<uint8_t> scratch_;
   std::unique_ptr<kernels::LinearCuda> linear_;

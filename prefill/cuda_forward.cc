@@ -14,6 +14,7 @@
 #include "kernels/layer/gather_rows/gather_rows_cuda.h"
 #include "model/cuda_backend.h"
 #include "model/device.h"
+#include "prefill/cuda_sparse_attention.h"
 #include "prefill/layer_forward.h"
 #include "prefill/pinned_rows.h"
 
@@ -60,8 +61,10 @@ struct Sizes {
 
 class CudaForward final : public LayerForward {
  public:
-  CudaForward(const model::ModelConfig& config, int64_t tokens, std::vector<Position> positions)
+  CudaForward(const model::ModelConfig& config, int64_t tokens, std::vector<Position> positions,
+              const AttentionConfig& attention)
       : config_(config),
+        attends_(attention),
         tokens_(tokens),
         sample_positions_(std::move(positions)),
         drift_positions_(SamplePositions(tokens, kDriftTokens)),
@@ -70,9 +73,14 @@ class CudaForward final : public LayerForward {
   absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory,
                         int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
     RETURN_IF_ERROR(CudaBackend::Check(config_));
+    if (sparse()) RETURN_IF_ERROR(CudaSparseAttention::Check(attends_, config_.shape));
     RETURN_IF_ERROR(model::CheckGpuMemory(device_bytes() + bytes_beside, gpu_memory));
     ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, sizes_.chunk, pool,
-                                                   checkpoint.adapter.get()));
+                                                   checkpoint.adapter.get(), attends_.rope));
+    if (sparse()) {
+      ASSIGN_OR_RETURN(sparse_,
+                       CudaSparseAttention::Create(attends_, config_, tokens_, sizes_.chunk));
+    }
     ASSIGN_OR_RETURN(copy_stream_, Stream::Create());
     ASSIGN_OR_RETURN(ids_, DeviceBuffer<int32_t>::Create(tokens_));
     ASSIGN_OR_RETURN(hidden_, DeviceBuffer<float>::Create(sizes_.hidden));
@@ -165,9 +173,15 @@ class CudaForward final : public LayerForward {
   }
 
   ForwardTimes times() const override { return times_; }
-  int64_t device_bytes() const override { return sizes_.Bytes(config_, tokens_); }
+  int64_t device_bytes() const override {
+    const int64_t sparse_bytes =
+        sparse() ? CudaSparseAttention::Bytes(attends_, config_, tokens_, sizes_.chunk) : 0;
+    return sizes_.Bytes(config_, tokens_) + sparse_bytes;
+  }
 
  private:
+  bool sparse() const { return attends_.kind != AttentionKind::kDense; }
+
   // Of the sampled tokens and of those that give the drift; they are the same in every layer.
   absl::Status UploadPositions() {
     std::vector<int32_t> sample_rows(static_cast<size_t>(tokens_), -1);
@@ -289,6 +303,23 @@ class CudaForward final : public LayerForward {
     const int64_t at = chunk * sizes_.chunk, n = std::min(sizes_.chunk, tokens_ - at);
     Marks& marks = MarksOf(chunk);
     RETURN_IF_ERROR(marks.begin.Record(stream));
+    if (sparse()) {
+      CudaLayerRows rows;
+      rows.q = q_.data() + at * sizes_.q_width;
+      rows.k = k_.data();
+      rows.v = v_.data();
+      rows.kv_stride = tokens_ * config_.shape.head_dim;
+      RETURN_IF_ERROR(sparse_->Attend(layer, rows, at, n, attended_.data(), stream));
+    } else {
+      RETURN_IF_ERROR(AttendDensely(at, n));
+    }
+    RETURN_IF_ERROR(marks.attended.Record(stream));
+    RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n,
+                                          hidden_.data() + at * config_.hidden_size));
+    return marks.end.Record(stream);
+  }
+
+  absl::Status AttendDensely(int64_t at, int64_t n) {
     kernels::PrefillAttentionCudaParams attention;
     attention.q = q_.data() + at * sizes_.q_width;
     attention.k = k_.data();
@@ -302,11 +333,8 @@ class CudaForward final : public LayerForward {
     attention.head_dim = config_.shape.head_dim;
     attention.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
     attention.out = attended_.data();
-    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(attention, stream.get()));
-    RETURN_IF_ERROR(marks.attended.Record(stream));
-    RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n,
-                                          hidden_.data() + at * config_.hidden_size));
-    return marks.end.Record(stream);
+    RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(attention, backend_->stream().get()));
+    return absl::OkStatus();
   }
 
   // Rows [at, at + n) of every head.
@@ -376,10 +404,12 @@ class CudaForward final : public LayerForward {
   }
 
   const model::ModelConfig config_;
+  const AttentionConfig attends_;
   const int64_t tokens_;
   const std::vector<Position> sample_positions_, drift_positions_;
   const Sizes sizes_;
   std::unique_ptr<CudaBackend> backend_;
+  std::unique_ptr<CudaSparseAttention> sparse_;  // null: dense
   Stream copy_stream_;
   DeviceBuffer<int32_t> ids_;
   // Of each token the row of samples_ that its query becomes, or -1; drift_positions_.
@@ -407,9 +437,10 @@ absl::Status CheckCudaForward(const model::ModelConfig& config) {
 
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    int64_t gpu_memory, int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
-  auto forward =
-      std::make_unique<CudaForward>(checkpoint.config, tokens, std::move(sample_positions));
+    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
+    ThreadPool* pool) {
+  auto forward = std::make_unique<CudaForward>(checkpoint.config, tokens,
+                                               std::move(sample_positions), attention);
   RETURN_IF_ERROR(forward->Allocate(checkpoint, gpu_memory, bytes_beside, rows_ahead, pool));
   return forward;
 }

@@ -70,6 +70,7 @@ absl::Status CheckCudaForward(const model::ModelConfig& config);
 // held by others at once; Run waits for one of them to be given back.
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    int64_t gpu_memory, int64_t bytes_beside, int rows_ahead, ThreadPool* pool);
+    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
+    ThreadPool* pool);
 
 }  // namespace carrel::prefill

@@ -36,12 +36,15 @@ namespace {
 // What cannot be made of keys before RoPE, and where they cannot be made.
 absl::Status ValidateKeysBeforeRope(const PrefillConfig& config) {
   const AttentionConfig& attention = config.attention;
-  if (config.device != model::Device::kCpu &&
-      (attention.kind != AttentionKind::kDense || attention.key_position == KeyPosition::kNone)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("attention=", AttentionText(attention),
-                     " with key_position=", KeyPositionName(attention.key_position),
-                     " needs device=cpu: a GPU prefills densely and stores keys after RoPE"));
+  // A GPU stores keys as attention meets them: it does not take RoPE off again.
+  const bool as_met = (attention.key_position == KeyPosition::kNone) ==
+                      (attention.rope == model::Rope::kInfiniteHip);
+  if (config.device != model::Device::kCpu && (attention.kind == AttentionKind::kHip || !as_met)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention=", AttentionText(attention), ", rope=", model::RopeName(attention.rope),
+        " with key_position=", KeyPositionName(attention.key_position),
+        " needs device=cpu: a GPU runs dense and infinitehip, and stores keys after RoPE with "
+        "rope=trained, before it with rope=infinitehip"));
   }
   if (attention.key_position != KeyPosition::kNone) return absl::OkStatus();
   if (config.auto_index.has_value() || !kvstore::IndexTypeOf(config.index.kind).exact()) {
@@ -265,8 +268,8 @@ class Job {
     const bool summaries = config_.summary_rows > 0;
     accelerator_bytes_ = CudaAcceleratorBytes(tokens, summaries);
     ASSIGN_OR_RETURN(forward_,
-                     MakeCudaForward(checkpoint_, tokens, std::move(samples), config_.gpu_memory,
-                                     accelerator_bytes_, rows_ahead, pool_));
+                     MakeCudaForward(checkpoint_, tokens, std::move(samples), config_.attention,
+                                     config_.gpu_memory, accelerator_bytes_, rows_ahead, pool_));
     ASSIGN_OR_RETURN(accelerator_, MakeCudaAccelerator(tokens, summaries));
     return absl::OkStatus();
   }

@@ -7,18 +7,9 @@
 #include "kernels/attention/prefill_attention/prefill_attention.h"
 #include "kernels/score/max_score/max_score.h"
 #include "kernels/select/chunk_prune/chunk_prune.h"
+#include "prefill/sparse_stages.h"
 
 namespace carrel::prefill {
-namespace {
-
-// InfiniteHiP's stages before the last, whose survivors are the rows attended.
-struct Stage {
-  int64_t chunk, survivors;
-};
-constexpr Stage kStages[] = {{256, 32768}, {32, 8192}};
-constexpr int64_t kLastChunk = 8;
-
-}  // namespace
 
 // Tokens [first, first + n) of one KV head; `offset` is the first one's index in the input.
 struct SparseAttention::Block {
@@ -118,11 +109,10 @@ std::vector<RowRange> SparseAttention::Choose(const model::AttentionInput& input
   };
   if (config_.kind == AttentionKind::kInfiniteHip) {
     std::vector<RowRange> kept = {candidates};
-    for (const Stage& stage : kStages) {
-      kept = kernels::KeepBestChunks(kept, stage.chunk, std::max(stage.survivors, config_.rows),
-                                     score);
+    for (const SparseStage& stage : SparseStages(config_.rows)) {
+      kept = kernels::KeepBestChunks(kept, stage.chunk, stage.survivors, score);
     }
-    return kernels::KeepBestChunks(kept, kLastChunk, config_.rows, score);
+    return kept;
   }
   const int64_t block_k = config_.block_k;
   const auto rows_of = [&](int64_t i) {

@@ -179,6 +179,103 @@ TEST(GpuTest, Segments_AreTheCpusWithinBf16Rounding) {
             << ", of a layer's query drift: " << worst_drift << std::endl;
 }
 
+// Of a document that attends to few of its own rows; rope kInfiniteHip stores keys before RoPE.
+absl::Status PrefillSparsely(const std::string& folder, const std::vector<TokenId>& tokens,
+                             prefill::AttentionConfig attention, model::Rope rope,
+                             model::Device device) {
+  attention.rope = rope;
+  if (rope == model::Rope::kInfiniteHip) attention.key_position = prefill::KeyPosition::kNone;
+  const auto store = kvstore::Store::Open(folder, kvstore::StoreMode::kReadWrite);
+  if (!store.ok()) return store.status();
+  prefill::PrefillConfig config;
+  config.store_folder = folder;
+  config.name = "doc";
+  config.index.kind = kvstore::IndexKind::kFlat;
+  config.summary_rows = 0;
+  config.attention = attention;
+  config.device = device;
+  Progress progress(Progress::Mode::kQuiet);
+  return prefill::RunPrefill(config, testing_world::DemoCheckpoint(), tokens, **store,
+                             testing_world::Pool(), progress)
+      .status();
+}
+
+// V of the last layer: what all layers before it made of the document.
+std::vector<float> LastValues(const std::string& folder) {
+  std::vector<float> values;
+  const AttentionShape shape = testing_world::DemoCheckpoint().config.shape;
+  const auto store = kvstore::Store::Open(folder, kvstore::StoreMode::kReadOnly);
+  CARREL_EXPECT_OK(store);
+  if (!store.ok()) return values;
+  const auto context = (*store)->OpenContext("doc");
+  CARREL_EXPECT_OK(context);
+  for (KvHead head(0); context.ok() && head.value() < shape.kv_heads; head = head.next()) {
+    const auto rows = kvstore::Rows::OpenValues(**context, Layer(shape.layers - 1), head);
+    CARREL_EXPECT_OK(rows);
+    if (!rows.ok()) break;
+    std::vector<float> of_head(static_cast<size_t>(rows->count() * shape.head_dim));
+    WidenToFloat(DType::kBf16, rows->Address(0), rows->count() * shape.head_dim, of_head.data());
+    values.insert(values.end(), of_head.begin(), of_head.end());
+  }
+  return values;
+}
+
+// InfiniteHiP's prefill, with its own positions and the document's: what differs from the CPU's is a
+// fraction of what choosing rows costs.
+TEST(GpuTest, SparsePrefill_IsTheCpusWithinRounding) {
+  const auto tokens = testing_world::DocumentTokens(kBrief ? "registry-2k" : "registry-8k");
+  CARREL_ASSERT_OK(tokens);
+  const auto values = [&](const char* attention, model::Rope rope, model::Device device) {
+    const std::string folder = FreshTempDir();
+    CARREL_EXPECT_OK(
+        PrefillSparsely(folder, *tokens, *prefill::ParseAttention(attention), rope, device));
+    return LastValues(folder);
+  };
+  const std::vector<float> dense = values("dense", model::Rope::kTrained, model::Device::kCpu);
+  for (const model::Rope rope : {model::Rope::kTrained, model::Rope::kInfiniteHip}) {
+    constexpr char kAttention[] = "infinitehip:rows=512,sink=64,window=512";
+    const std::vector<float> cpu = values(kAttention, rope, model::Device::kCpu);
+    const std::vector<float> gpu = values(kAttention, rope, model::Device::kCuda);
+    ASSERT_EQ(cpu.size(), gpu.size());
+    const double apart = RelativeError(gpu, cpu), sparse = RelativeError(cpu, dense);
+    std::cout << "rope " << model::RopeName(rope) << ": V of the last layer, GPU to CPU " << apart
+              << ", CPU to dense " << sparse << std::endl;
+    EXPECT_GT(sparse, 0);
+    EXPECT_LE(apart, 0.03);
+  }
+}
+
+// Decoding at positions that attention gives: on a GPU as on the CPU, and the same bits wherever the
+// rows lie.
+TEST(GpuTest, PositionsOfTheirOwn_LogitsAreTheCpus) {
+  const auto tokens = testing_world::DocumentTokens("registry-2k");
+  CARREL_ASSERT_OK(tokens);
+  const std::string folder = FreshTempDir();
+  CARREL_ASSERT_OK(PrefillSparsely(folder, *tokens, *prefill::ParseAttention("infinitehip"),
+                                   model::Rope::kInfiniteHip, model::Device::kCuda));
+  const auto questions = Questions("registry-2k");
+  CARREL_ASSERT_OK(questions);
+  const std::vector<TokenId>& prompt = (*questions)[0].prompt;
+  DeviceConfig on_device = Cuda(), in_host = Cuda();
+  on_device.zone_on_device = true;
+  in_host.zone_in_host = true;
+  for (const int64_t top_k : {decoder::kAllRows, int64_t{512}}) {
+    RetrievalConfig config = Selected("infinitehip:stages=64:1024:2/2:1x:1", top_k);
+    config.rope = model::Rope::kInfiniteHip;
+    config.dense_layers = 0;
+    const auto cpu = Logits(EmbeddedDecoder::Open(folder, "doc", config), prompt);
+    const auto gpu = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
+    const auto host = Logits(EmbeddedDecoder::Open(folder, "doc", config, in_host), prompt);
+    CARREL_ASSERT_OK(cpu);
+    CARREL_ASSERT_OK(gpu);
+    CARREL_ASSERT_OK(host);
+    std::cout << "top_k " << top_k << ": logits, GPU to CPU " << RelativeError(*gpu, *cpu)
+              << std::endl;
+    EXPECT_LE(RelativeError(*gpu, *cpu), top_k == decoder::kAllRows ? 2e-2 : 5e-2);
+    EXPECT_TRUE(*gpu == *host);
+  }
+}
+
 // Every payload of a context, verified.
 std::vector<std::string> Payloads(const std::string& folder) {
   std::vector<std::string> payloads;

@@ -13,6 +13,7 @@
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/client/context_rows.h"
+#include "decoder/forward/cuda_repositioned_pass.h"
 #include "decoder/forward/forward_pass.h"
 #include "decoder/forward/query_drift.h"
 #include "decoder/select/row_selector.h"
@@ -531,6 +532,9 @@ Statistics CudaForwardPass::statistics() const {
 
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaForwardPass(
     const model::Checkpoint& checkpoint, const OpenedContext& context) {
+  if (context.config.rope == Rope::kInfiniteHip) {
+    return MakeCudaRepositionedPass(checkpoint, context);
+  }
   auto pass = std::make_unique<CudaForwardPass>(checkpoint.config, context);
   RETURN_IF_ERROR(pass->Prepare(checkpoint, context));
   return pass;

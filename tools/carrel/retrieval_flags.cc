@@ -165,9 +165,9 @@ void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
   command
       .add_option(
           "--rope", rope,
-          "where keys stand: trained (where the document has them) | infinitehip (zone=host: "
-          "at positions within the trained length, on a context of prefill --key-position "
-          "none)")
+          "where keys stand: trained (where the document has them) | infinitehip (zone=host, on a "
+          "GPU also device: at positions within the trained length, on a context of prefill "
+          "--key-position none)")
       ->capture_default_str();
   command.add_flag("--beyond-trained", config.beyond_trained,
                    "rope=trained: go beyond the length that the model was trained for");

@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
   const float position = static_cast<float>(p.first_position + step + token);
   for (int c = threadIdx.x; c < half; c += kThreads) {
     // The angle is a rounded product of two floats, as transformers computes it.
-    sincosf(__fmul_rn(position, p.inv_freq[c]), &sines[c], &cosines[c]);
+    const float angle = p.inv_freq == nullptr ? 0.0f : __fmul_rn(position, p.inv_freq[c]);
+    sincosf(angle, &sines[c], &cosines[c]);
   }
   __syncthreads();
 

@@ -5,11 +5,11 @@
 // Source: as rope.h; the per-head norm is that of Qwen3 checkpoints.
 // Shapes: qkv [n, (q_heads + 2 kv_heads) * head_dim] f32: all q heads, then k, then v; bias f32 of
 //         one row or null; q_norm, k_norm [head_dim] f32 or null; drift [q_heads, head_dim] f32 or
-//         null; inv_freq [head_dim / 2] f32. q [n, q_heads, head_dim] bf16; q_exact the same before
-//         rounding, f32, or null; of which token i becomes row q_exact_rows[i] (int32), none if
-//         that is below 0, and row i if q_exact_rows is null. k, v: head g begins at g * kv_stride
-//         elements; token i becomes row first_row + i. Null: the queries alone, and qkv has q heads
-//         only.
+//         null; inv_freq [head_dim / 2] f32, or null: RoPE is left out. q [n, q_heads, head_dim] bf16;
+//         q_exact the same before rounding, f32, or null; of which token i becomes row
+//         q_exact_rows[i] (int32), none if that is below 0, and row i if q_exact_rows is null. k, v:
+//         head g begins at g * kv_stride elements; token i becomes row first_row + i. Null: the
+//         queries alone, and qkv has q heads only.
 // Units:  token i stands at first_position + i; *step, if given, is added to first_position and
 //         first_row when the kernel runs, so that a captured graph can be replayed.
 // Edge:   n == 0 does nothing.   Errors: cudaErrorInvalidValue an odd head_dim or one over 256.

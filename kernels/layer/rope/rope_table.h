@@ -22,6 +22,8 @@ class RopeTable {
   RopeTable(const std::vector<float>& inv_freq, int64_t positions);
 
   int64_t positions() const { return positions_; }
+  // [positions, 2, head_dim / 2]: cosines, then sines.
+  const std::vector<float>& angles() const { return angles_; }
   void Turn(const float* x, int64_t position, float* out) const;
   void TurnBack(const float* x, int64_t position, float* out) const;
 
@@ -31,7 +33,7 @@ class RopeTable {
   }
 
   const int64_t half_, positions_;
-  std::vector<float> angles_;  // [positions, 2, half]: cosines, then sines
+  std::vector<float> angles_;
 };
 
 }  // namespace carrel::kernels

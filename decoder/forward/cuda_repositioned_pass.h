@@ -1,0 +1,28 @@
+// What:   decoding on a GPU over a context whose keys are stored before RoPE, at positions that
+//         attention gives: what RepositionedAttention (repositioned_attention.h) is on the CPU, with
+//         method infinitehip. All rows of the context and all new ones lie in one array per layer and KV
+//         head, on the device (zone_on_device) or in pinned memory of this host (zone_in_host), which
+//         the kernels read, and the new rows' kernel writes, across the bus.
+// Math:   that of repositioned_attention.h on keys that are rounded to bf16 once more after they are
+//         turned; rows are the CPU's but for ties within that rounding.
+// Source: InfiniteHiP (docs/methods.md). Every token is a block of its own to the kernels of sparse
+//         prefill (kernels/select/block_prune, kernels/attention/block_sparse_attention).
+// Errors: Unimplemented a shape or stages that the kernels do not run (names them); those of
+//         forward_pass.h.
+// Ownership: copies the rows; keeps none of what it is given.
+// Threads: one caller.
+// Cost:   no graphs: some 20 launches per layer and token. Memory: 4 bytes * kv_heads * head_dim per
+//         layer, token of the context and new token, and the scores of a block's first stage.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "decoder/forward/forward_pass.h"
+
+namespace carrel::decoder {
+
+absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaRepositionedPass(
+    const model::Checkpoint& checkpoint, const OpenedContext& context);
+
+}  // namespace carrel::decoder

@@ -1,0 +1,194 @@
+#include "prefill/cuda_sparse_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/cuda/range.h"
+#include "common/cuda/status.h"
+#include "common/status.h"
+#include "kernels/attention/block_sparse_attention/block_sparse_attention.h"
+#include "kernels/layer/rope/rope_table.h"
+#include "kernels/select/block_prune/block_prune.h"
+#include "prefill/sparse_stages.h"
+
+namespace carrel::prefill {
+namespace {
+
+constexpr int64_t kMostQueries = 256;  // of a block and KV head that are asked
+
+// Stretches of rows that may go on from a stage.
+int64_t MostStretches(const AttentionConfig& config) {
+  int64_t most = 1;
+  for (const SparseStage& stage : SparseStages(config.rows)) {
+    most = std::max(most, stage.survivors / stage.chunk);
+  }
+  return most;
+}
+
+// Chunks that a unit may have in any stage.
+int64_t MostChunks(const AttentionConfig& config, int64_t tokens) {
+  int64_t most = 1, rows = tokens;
+  for (const SparseStage& stage : SparseStages(config.rows)) {
+    most = std::max(most, (rows + stage.chunk - 1) / stage.chunk);
+    rows = std::min(rows, stage.survivors);
+  }
+  return most;
+}
+
+}  // namespace
+
+struct CudaSparseAttention::Sizes {
+  Sizes(const AttentionConfig& config, const model::ModelConfig& model, int64_t tokens,
+        int64_t chunk)
+      : units((std::min(tokens, chunk) + config.block_q - 1) / config.block_q *
+              model.shape.kv_heads),
+        angles(config.rope == model::Rope::kInfiniteHip
+                   ? model.max_position_embeddings * model.shape.head_dim
+                   : 0),
+        queries(units *
+                kernels::BlockQueries(config.block_q, config.stride_q, model.shape.group()) *
+                model.shape.head_dim),
+        scores(units * MostChunks(config, tokens)),
+        begins(units * MostStretches(config)) {}
+
+  int64_t Bytes() const {
+    return angles * 4 + 2 * queries * 2 + scores * 4 + 2 * begins * 4 +
+           2 * units * static_cast<int64_t>(sizeof(kernels::ChosenRowsHead));
+  }
+
+  const int64_t units, angles, queries, scores, begins;
+};
+
+absl::Status CudaSparseAttention::Check(const AttentionConfig& config,
+                                        const AttentionShape& shape) {
+  if (config.kind != AttentionKind::kInfiniteHip) {
+    return absl::UnimplementedError(
+        absl::StrCat("device cuda: attention=", AttentionText(config), " runs on the CPU only"));
+  }
+  if (shape.head_dim != 64 && shape.head_dim != 128) {
+    return absl::UnimplementedError(absl::StrCat(
+        "device cuda: attention infinitehip: head_dim=", shape.head_dim, " is none of 64, 128"));
+  }
+  const int64_t queries = kernels::BlockQueries(config.block_q, config.stride_q, shape.group());
+  if (queries > kMostQueries) {
+    return absl::UnimplementedError(absl::StrCat(
+        "device cuda: attention infinitehip: block_q=", config.block_q, " and stride_q=",
+        config.stride_q, " ask with ", queries, " queries, more than ", kMostQueries));
+  }
+  return absl::OkStatus();
+}
+
+int64_t CudaSparseAttention::Bytes(const AttentionConfig& config, const model::ModelConfig& model,
+                                   int64_t tokens, int64_t chunk) {
+  return Sizes(config, model, tokens, chunk).Bytes();
+}
+
+CudaSparseAttention::CudaSparseAttention(const AttentionConfig& config,
+                                         const model::ModelConfig& model, int64_t tokens)
+    : config_(config),
+      shape_(model.shape),
+      positions_(config.rope == model::Rope::kInfiniteHip ? model.max_position_embeddings : 0),
+      stretches_(MostStretches(config)) {
+  CARREL_CHECK(tokens > 0);
+}
+
+absl::StatusOr<std::unique_ptr<CudaSparseAttention>> CudaSparseAttention::Create(
+    const AttentionConfig& config, const model::ModelConfig& model, int64_t tokens, int64_t chunk) {
+  RETURN_IF_ERROR(Check(config, model.shape));
+  CARREL_CHECK(chunk % config.block_q == 0 || chunk == tokens);
+  const Sizes sizes(config, model, tokens, chunk);
+  std::unique_ptr<CudaSparseAttention> attention(new CudaSparseAttention(config, model, tokens));
+  ASSIGN_OR_RETURN(attention->angles_, cuda::DeviceBuffer<float>::Create(sizes.angles));
+  if (sizes.angles > 0) {
+    const kernels::RopeTable table(model::RopeInvFreq(model.rope, model.shape.head_dim),
+                                   model.max_position_embeddings);
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(attention->angles_.data(), table.angles().data(),
+                                    static_cast<size_t>(attention->angles_.bytes()),
+                                    cudaMemcpyHostToDevice));
+  }
+  for (cuda::DeviceBuffer<uint16_t>* queries : {&attention->right_, &attention->left_}) {
+    ASSIGN_OR_RETURN(*queries, cuda::DeviceBuffer<uint16_t>::Create(sizes.queries));
+  }
+  ASSIGN_OR_RETURN(attention->scores_, cuda::DeviceBuffer<uint32_t>::Create(sizes.scores));
+  for (int i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(attention->begins_[i], cuda::DeviceBuffer<int32_t>::Create(sizes.begins));
+    ASSIGN_OR_RETURN(attention->heads_[i],
+                     cuda::DeviceBuffer<kernels::ChosenRowsHead>::Create(sizes.units));
+  }
+  return attention;
+}
+
+absl::Status CudaSparseAttention::Choose(Layer layer, const CudaLayerRows& rows,
+                                         const kernels::BlockLayout& layout,
+                                         const cuda::Stream& stream, kernels::ChosenRows* chosen) {
+  const bool moved = positions_ > 0;
+  const bool chunk_indexed = moved && layer.value() < model::kChunkIndexedLayers;
+  const bool relative = moved && !chunk_indexed;
+  kernels::BlockQueriesParams gather;
+  gather.layout = layout;
+  gather.q = rows.q;
+  gather.kv_heads = shape_.kv_heads;
+  gather.group = shape_.group();
+  gather.head_dim = shape_.head_dim;
+  gather.stride_q = config_.stride_q;
+  if (relative) gather.table = Table();
+  gather.right = right_.data();
+  gather.left = relative ? left_.data() : nullptr;
+  RETURN_IF_CUDA_ERROR(kernels::GatherBlockQueries(gather, stream.get()));
+
+  int at = 0;
+  const auto list = [&](int i) {
+    return kernels::ChosenRows{begins_[i].data(), stretches_, heads_[i].data()};
+  };
+  RETURN_IF_CUDA_ERROR(kernels::StartBlockPrune(layout, shape_.kv_heads, list(at), stream.get()));
+  kernels::BlockPruneParams prune;
+  prune.layout = layout;
+  prune.right = right_.data();
+  prune.left = gather.left;
+  prune.queries = kernels::BlockQueries(config_.block_q, config_.stride_q, shape_.group());
+  prune.kv_heads = shape_.kv_heads;
+  prune.head_dim = shape_.head_dim;
+  prune.k = rows.k;
+  prune.kv_stride = rows.kv_stride;
+  if (chunk_indexed) prune.table = Table();
+  prune.max_rows = layout.zone_rows(layout.blocks() - 1);
+  prune.scores = scores_.data();
+  for (const SparseStage& stage : SparseStages(config_.rows)) {
+    if (prune.max_rows <= stage.survivors) continue;  // all of every block goes on
+    prune.in = list(at);
+    prune.out = list(at = 1 - at);
+    prune.chunk = stage.chunk;
+    prune.wanted = stage.survivors;
+    RETURN_IF_CUDA_ERROR(kernels::BlockPrune(prune, stream.get()));
+    prune.max_rows = stage.survivors;
+  }
+  *chosen = list(at);
+  return absl::OkStatus();
+}
+
+absl::Status CudaSparseAttention::Attend(Layer layer, const CudaLayerRows& rows, Position first,
+                                         int64_t n, uint16_t* out, const cuda::Stream& stream) {
+  const cuda::Range range("prefill sparse attention");
+  kernels::BlockSparseAttentionParams attend;
+  attend.layout.first_position = first;
+  attend.layout.n = n;
+  attend.layout.block_q = config_.block_q;
+  attend.layout.sink_tokens = config_.sink;
+  attend.layout.window = config_.window;
+  RETURN_IF_ERROR(Choose(layer, rows, attend.layout, stream, &attend.chosen));
+  attend.q = rows.q;
+  attend.k = rows.k;
+  attend.v = rows.v;
+  attend.kv_stride = rows.kv_stride;
+  attend.kv_heads = shape_.kv_heads;
+  attend.group = shape_.group();
+  attend.head_dim = shape_.head_dim;
+  if (positions_ > 0) attend.table = Table();
+  attend.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  attend.out = out;
+  RETURN_IF_CUDA_ERROR(kernels::BlockSparseAttention(attend, stream.get()));
+  return absl::OkStatus();
+}
+
+}  // namespace carrel::prefill

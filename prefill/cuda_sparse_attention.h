@@ -1,0 +1,65 @@
+// What:   InfiniteHiP's attention of prefill on a GPU: what SparseAttention (sparse_attention.h) does
+//         on a CPU, for the tokens of a chunk at a time, whose layer's rows are complete already.
+// Math:   that of sparse_attention.h, on K, V and queries rounded to bf16; keys that are turned are
+//         rounded again. Rows are the CPU's but for ties within that rounding.
+// Errors: Check: Unimplemented a shape or kind that no kernel has (names it). Later: what CUDA says.
+// Threads: one caller; enqueues on the stream it is given, of which one at a time.
+// Cost:   of a block and KV head the keys of kernels/select/block_prune and the attention of
+//         kernels/attention/block_sparse_attention. Memory: Bytes(): scores of tokens / 256 chunks for
+//         each block of a chunk and KV head, and 4 bytes * head_dim per trained position.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/buffer.h"
+#include "common/cuda/stream.h"
+#include "kernels/block_layout.h"
+#include "model/config.h"
+#include "prefill/attention_config.h"
+
+namespace carrel::prefill {
+
+// Of one layer, on the device.
+struct CudaLayerRows {
+  const uint16_t* q = nullptr;  // of the tokens that attend, [n, q_heads, head_dim]
+  const uint16_t* k = nullptr;  // [kv_heads], kv_stride elements apart, of [tokens, head_dim]
+  const uint16_t* v = nullptr;
+  int64_t kv_stride = 0;
+};
+
+class CudaSparseAttention {
+ public:
+  static absl::Status Check(const AttentionConfig& config, const AttentionShape& shape);
+  // tokens: of the document; chunk: at most that attend at once, a multiple of block_q or tokens.
+  static int64_t Bytes(const AttentionConfig& config, const model::ModelConfig& model,
+                       int64_t tokens, int64_t chunk);
+  static absl::StatusOr<std::unique_ptr<CudaSparseAttention>> Create(
+      const AttentionConfig& config, const model::ModelConfig& model, int64_t tokens,
+      int64_t chunk);
+
+  // Tokens [first, first + n): out [n, q_heads, head_dim] bf16.
+  absl::Status Attend(Layer layer, const CudaLayerRows& rows, Position first, int64_t n,
+                      uint16_t* out, const cuda::Stream& stream);
+
+ private:
+  struct Sizes;
+  CudaSparseAttention(const AttentionConfig& config, const model::ModelConfig& model,
+                      int64_t tokens);
+  absl::Status Choose(Layer layer, const CudaLayerRows& rows, const kernels::BlockLayout& layout,
+                      const cuda::Stream& stream, kernels::ChosenRows* chosen);
+  kernels::TurnTable Table() const { return {angles_.data(), positions_}; }
+
+  const AttentionConfig config_;
+  const AttentionShape shape_;
+  const int64_t positions_;  // of the table; 0: keys stand where they are
+  const int64_t stretches_;  // that a unit may have
+  cuda::DeviceBuffer<float> angles_;
+  cuda::DeviceBuffer<uint16_t> right_, left_;
+  cuda::DeviceBuffer<uint32_t> scores_;
+  cuda::DeviceBuffer<int32_t> begins_[2];
+  cuda::DeviceBuffer<kernels::ChosenRowsHead> heads_[2];
+};
+
+}  // namespace carrel::prefill

@@ -227,7 +227,7 @@ void AddAsk(CLI::App& app, Run& chosen) {
       ->check(CLI::Range(int64_t{0}, int64_t{100}))
       ->capture_default_str();
   command.add_option("--api", flags->api,
-                     "http://HOST:PORT of a running carrel api, instead of --model and --store");
+                     "http://HOST:PORT of a carrel api, instead of --model and --store");
   command.get_option("--model")->required(false);
   flags->command = &command;
   MoveToLab(command, {"logits", "ignore-eos"});

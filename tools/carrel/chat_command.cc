@@ -285,7 +285,7 @@ void AddChat(CLI::App& app, Run& chosen) {
   CLI::App& command = *app.add_subcommand(
       "chat", "Talk about a context's document in the terminal; the answers' sources by number");
   command.add_option("--api", flags->api,
-                     "http://HOST:PORT of a running carrel api, instead of --model and --store");
+                     "http://HOST:PORT of a carrel api, instead of --model and --store");
   flags->retrieval.DeclareModel(command);
   flags->retrieval.DeclareContext(command, /*context_required=*/false);
   command.get_option("--model")->required(false);

@@ -47,8 +47,7 @@ void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
       ->capture_default_str();
   command
       .add_option("--request-timeout", request_timeout,
-                  "--server: how long it may take for the answer to one request, by its clock and "
-                  "ours; it leaves what is late")
+                  "--server: how long the answer to a request may take")
       ->capture_default_str();
   DeclareRetrieval(command);
   command.add_option("--max-tokens", max_tokens, "of the answer, at most")->capture_default_str();

@@ -8,6 +8,7 @@
 #include "common/status.h"
 #include "decoder/fidelity.h"
 #include "decoder/forward/query_drift.h"
+#include "decoder/generation.h"
 #include "decoder/select/host_rows.h"
 #include "decoder/zone/row_cache.h"
 #include "model/fingerprint.h"
@@ -219,8 +220,12 @@ absl::Status Decoder::StartTrace(bool trace) {
   return pass_->set_trace(trace_.get());
 }
 
-absl::Status Decoder::Run(absl::Span<const TokenId> tokens, Position first_position, bool keep) {
+void Decoder::BeginBlock(bool keep) {
   if (trace_ != nullptr) trace_->BeginBlock(keep);
+}
+
+absl::Status Decoder::Run(absl::Span<const TokenId> tokens, Position first_position, bool keep) {
+  BeginBlock(keep);
   RETURN_IF_ERROR(pass_->Run(tokens, first_position));
   sequence_.insert(sequence_.end(), tokens.begin(), tokens.end());
   return absl::OkStatus();
@@ -281,14 +286,11 @@ absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptio
   return sampler.Sample(logits);
 }
 
-absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt,
-                                                 const GenerateOptions& options) {
+absl::Status Decoder::CheckPrompt(const std::vector<TokenId>& prompt, int64_t max_tokens) const {
   const model::ModelConfig& config = checkpoint_.config;
-  RETURN_IF_ERROR(ValidateSamplingConfig(options.sampling));
   if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty: it has no tokens");
-  if (options.max_tokens < 0)
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_tokens=", options.max_tokens, " is negative"));
+  if (max_tokens < 0)
+    return absl::InvalidArgumentError(absl::StrCat("max_tokens=", max_tokens, " is negative"));
   RETURN_IF_ERROR(model::ValidateTokenIds(prompt, config));
   const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
   if (context_tokens_ + prompt_tokens > max_tokens_) {
@@ -298,55 +300,14 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
         "; --beyond-trained goes on as if it had been trained for more; --rope infinitehip goes "
         "beyond it by positions of its own, on a context whose keys are stored before RoPE"));
   }
+  return absl::OkStatus();
+}
 
-  RETURN_IF_ERROR(StartTrace(options.trace));
-  GenerateResult result;
-  resumed_tokens_ = Resume(prompt, options);
-  pass_->set_wanted(options.wanted);
-  std::vector<float> logits(static_cast<size_t>(config.vocab_size));
-  const absl::Time start = absl::Now();
-  pass_->set_reading_prompt(true);
-  int64_t n = 0;
-  for (int64_t at = resumed_tokens_; at < prompt_tokens; at += n) {
-    n = std::min(max_block_, prompt_tokens - at);
-    RETURN_IF_ERROR(Run(absl::MakeConstSpan(prompt).subspan(at, n), context_tokens_ + at,
-                        /*keep=*/at + n == prompt_tokens));
-    if (!options.keep_logits) continue;
-    const size_t before = result.logits.size();
-    result.logits.resize(before + static_cast<size_t>(n * config.vocab_size));
-    RETURN_IF_ERROR(pass_->Logits(n, &result.logits[before]));
-  }
-  Sampler sampler(options.sampling);
-  ASSIGN_OR_RETURN(TokenId token, NextToken(sampler, options, logits));
-  pass_->set_reading_prompt(false);
-  const absl::Time prompt_end = absl::Now();
-  result.prompt_seconds = absl::ToDoubleSeconds(prompt_end - start);
-
-  while (static_cast<int64_t>(result.ids.size()) < options.max_tokens) {
-    if (!options.ignore_eos && std::find(config.eos_token_ids.begin(), config.eos_token_ids.end(),
-                                         token) != config.eos_token_ids.end()) {
-      result.stop = StopReason::kEos;
-      break;
-    }
-    result.ids.push_back(token);
-    if (options.on_token) RETURN_IF_ERROR(options.on_token(token));
-    if (static_cast<int64_t>(result.ids.size()) == options.max_tokens) break;
-    const Position position =
-        context_tokens_ + prompt_tokens + static_cast<int64_t>(result.ids.size()) - 1;
-    if (position >= max_tokens_) {
-      result.stop = StopReason::kContextLength;
-      break;
-    }
-    RETURN_IF_ERROR(Run({&token, 1}, position, /*keep=*/true));
-    ++result.steps;
-    if (options.keep_logits) {
-      RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
-      result.logits.insert(result.logits.end(), logits.begin(), logits.end());
-    }
-    ASSIGN_OR_RETURN(token, NextToken(sampler, options, logits));
-  }
-  result.generate_seconds = absl::ToDoubleSeconds(absl::Now() - prompt_end);
-  return result;
+absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt,
+                                                 const GenerateOptions& options) {
+  ASSIGN_OR_RETURN(Generation generation, Generation::Begin(*this, prompt, options));
+  while (!generation.done()) RETURN_IF_ERROR(generation.Step());
+  return generation.TakeResult();
 }
 
 Statistics Decoder::statistics() const {

@@ -99,12 +99,16 @@ class Decoder {
   void set_observer(Observer observer);
 
  private:
+  friend class Generation;  // generation.h: the steps of Generate
+
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
       : checkpoint_(checkpoint),
         device_(device),
         max_tokens_(checkpoint.config.max_position_embeddings) {}
   absl::Status MakePass(const OpenedContext& context);
+  absl::Status CheckPrompt(const std::vector<TokenId>& prompt, int64_t max_tokens) const;
   absl::Status StartTrace(bool trace);
+  void BeginBlock(bool keep);
   int64_t Resume(const std::vector<TokenId>& prompt, const GenerateOptions& options);
   absl::Status Run(absl::Span<const TokenId> tokens, Position first_position, bool keep);
   absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options,

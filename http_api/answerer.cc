@@ -5,6 +5,7 @@
 #include <deque>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -14,12 +15,55 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "decoder/generation.h"
 #include "library/document_text.h"
 #include "library/sources.h"
 #include "model/tokenizer/tokenizer.h"
 
 namespace carrel::http_api {
 namespace {
+
+// An open decoder, and the sequence that it holds.
+struct Open {
+  std::string context, content_id;
+  std::unique_ptr<library::OpenDecoder> decoder;
+  bool busy = false;  // with an answer, which is the thread's alone
+  // Of the sequence: whose, how long its prompt is (0: there is none), and since when it waits.
+  std::string who;
+  int64_t prompt_tokens = 0;
+  absl::Time used = absl::InfinitePast();
+};
+
+// Rows of the context that were read so far, and times that a token looked for them.
+struct Rows {
+  int64_t rows = 0, looks = 0;
+};
+
+Rows RowsOf(library::OpenDecoder& open) {
+  Rows sum;
+  for (const decoder::LayerStatistics& layer : open.decoder().statistics().layers) {
+    sum.rows += layer.rows_attended;
+    sum.looks += layer.tokens * open.checkpoint().config.shape.kv_heads;
+  }
+  return sum;
+}
+
+// An answer on its way; stays where it is, for its callbacks.
+struct Answering {
+  explicit Answering(AnswerJob given) : job(std::move(given)) {}
+
+  AnswerJob job;
+  Open* open = nullptr;
+  std::optional<model::StreamDecoder> stream;
+  std::optional<decoder::Generation> generation;
+  std::vector<TokenId> answer;
+  AnswerJob::Done done;
+  Rows before;
+  absl::Time start = absl::Now(), first = absl::InfiniteFuture();
+  bool ended = false;  // by who listens, or with the server: what there is, is the answer
+
+  bool with_sources() const { return job.sources > 0 && !job.context.empty(); }
+};
 
 class OneThread final : public Answerer {
  public:
@@ -54,15 +98,11 @@ class OneThread final : public Answerer {
     absl::MutexLock lock(&mu_);
     const bool waited_for = std::any_of(
         jobs_.begin(), jobs_.end(), [&](const AnswerJob& job) { return job.context == context; });
-    if (waited_for || reading_ == context) {
+    if (waited_for || std::find(read_.begin(), read_.end(), context) != read_.end()) {
       return absl::FailedPreconditionError(
           absl::StrCat("context \"", context, "\" is being read; try again later"));
     }
-    for (auto open = open_.begin(); open != open_.end();) {
-      const auto next = std::next(open);
-      if (open->context == context) closed.splice(closed.end(), open_, open);
-      open = next;
-    }
+    MoveIdle([&](const Open& open) { return open.context == context; }, closed);
     absl::MutexLock sequences(&sequences_mu_);
     sequences_.Forget(context);
     return absl::OkStatus();
@@ -77,19 +117,27 @@ class OneThread final : public Answerer {
     absl::MutexLock lock(&mu_);
     return static_cast<int64_t>(jobs_.size());
   }
+  int64_t answering() const override {
+    absl::MutexLock lock(&mu_);
+    return static_cast<int64_t>(read_.size());
+  }
 
  private:
-  struct Open {
-    std::string context, content_id;
-    std::unique_ptr<library::OpenDecoder> decoder;
-    // Of the sequence that it holds: whose, how long its prompt is (0: there is none), and since when.
-    std::string who;
-    int64_t prompt_tokens = 0;
-    absl::Time used = absl::InfinitePast();
-  };
   static constexpr absl::Duration kSweepEvery = absl::Seconds(1);
 
   void Work() {
+    while (Admit()) Advance();
+    while (!answering_.empty()) {
+      answering_.front().ended = true;
+      Finish(answering_.begin(), absl::CancelledError("the server is stopping"));
+    }
+    absl::MutexLock lock(&mu_);
+    for (const AnswerJob& job : jobs_) job.done(absl::UnavailableError("the server is stopping"));
+    jobs_.clear();
+  }
+
+  // Begins answers as long as there is room, and waits where there is nothing else to do. False: it ends.
+  bool Admit() {
     for (;;) {
       AnswerJob job;
       {
@@ -97,22 +145,131 @@ class OneThread final : public Answerer {
         const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
           return stopping_ || !jobs_.empty();
         };
-        while (!mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) SweepLocked();
-        if (stopping_) break;
+        if (absl::Now() - swept_ > kSweepEvery) SweepLocked();
+        while (answering_.empty() && !mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) {
+          SweepLocked();
+        }
+        if (stopping_) return false;
+        if (jobs_.empty() || static_cast<int64_t>(answering_.size()) >= config_.max_answers) {
+          return true;
+        }
         job = std::move(jobs_.front());
         jobs_.pop_front();
-        reading_ = job.context;
+        read_.push_back(job.context);
       }
-      job.done(job.wanted() ? Answer(job) : absl::CancelledError("nobody waits for the answer"));
-      absl::MutexLock lock(&mu_);
-      reading_.reset();
+      answering_.emplace_back(std::move(job));
+      const absl::Status begun = Begin(answering_.back());
+      if (!begun.ok()) Finish(std::prev(answering_.end()), begun);
     }
-    absl::MutexLock lock(&mu_);
-    for (const AnswerJob& job : jobs_) job.done(absl::UnavailableError("the server is stopping"));
-    jobs_.clear();
   }
 
-  // What is in use here, nobody else closes.
+  // A block of one prompt, in turn, and a token of every other answer.
+  void Advance() {
+    const auto reading =
+        std::find_if(answering_.begin(), answering_.end(),
+                     [](const Answering& one) { return one.generation->reading_prompt(); });
+    if (reading != answering_.end()) {
+      answering_.splice(answering_.end(), answering_, reading);
+      TakeStep(reading, reading->generation->Step());
+    }
+    std::vector<std::list<Answering>::iterator> ready;
+    std::vector<decoder::Generation*> generations;
+    for (auto one = answering_.begin(); one != answering_.end(); ++one) {
+      if (one->generation->reading_prompt()) continue;
+      ready.push_back(one);
+      generations.push_back(&*one->generation);
+    }
+    const std::vector<absl::Status> statuses = decoder::Generation::StepTogether(generations);
+    for (size_t i = 0; i < ready.size(); ++i) TakeStep(ready[i], statuses[i]);
+  }
+
+  void TakeStep(std::list<Answering>::iterator one, const absl::Status& status) {
+    if (!status.ok() || one->generation->done()) Finish(one, status);
+  }
+
+  absl::Status Begin(Answering& one) {
+    const AnswerJob& job = one.job;
+    if (!job.wanted()) return absl::CancelledError("nobody waits for the answer");
+    ASSIGN_OR_RETURN(one.open, DecoderOf(job));
+    library::OpenDecoder& open = *one.open->decoder;
+    if (one.with_sources()) RETURN_IF_ERROR(open.Document().status());
+    one.stream.emplace(open.checkpoint().tokenizer.get());
+    decoder::GenerateOptions options;
+    options.max_tokens = job.max_tokens;
+    options.sampling = job.sampling;
+    options.trace = one.with_sources();
+    options.wanted = [this, &one] { return !stopping_ && one.job.wanted(); };
+    ASSIGN_OR_RETURN(options.resume, FindSequence(job, *one.open));
+    options.on_token = [this, &one](TokenId id) -> absl::Status {
+      one.answer.push_back(id);
+      if (++one.done.tokens == 1) one.first = absl::Now();
+      ASSIGN_OR_RETURN(const std::string piece, one.stream->Push(id));
+      return Show(one, piece);
+    };
+    one.before = RowsOf(open);
+    ASSIGN_OR_RETURN(one.generation,
+                     decoder::Generation::Begin(open.decoder(), job.prompt, std::move(options)));
+    return absl::OkStatus();
+  }
+
+  absl::Status Show(Answering& one, const std::string& piece) {
+    if (!stopping_ && one.job.on_text(piece)) return absl::OkStatus();
+    one.ended = true;
+    return absl::CancelledError("the answer was ended");
+  }
+
+  // Tells how it ended, and lets go of its decoder.
+  void Finish(std::list<Answering>::iterator one, const absl::Status& status) {
+    const absl::StatusOr<AnswerJob::Done> done = ResultOf(*one, status);
+    if (one->open != nullptr) Release(*one, done.status());
+    one->job.done(done);
+    const std::string context = one->job.context;
+    answering_.erase(one);
+    absl::MutexLock lock(&mu_);
+    read_.erase(std::find(read_.begin(), read_.end(), context));
+  }
+
+  absl::StatusOr<AnswerJob::Done> ResultOf(Answering& one, const absl::Status& given) {
+    if (!one.generation.has_value()) return given;
+    library::OpenDecoder& open = *one.open->decoder;
+    RETURN_IF_ERROR(open.Confirm(one.ended ? absl::OkStatus() : given));
+    AnswerJob::Done& done = one.done;
+    done.resumed_tokens = open.decoder().resumed_tokens();
+    done.context_tokens = open.decoder().context_tokens();
+    const Rows after = RowsOf(open);
+    if (after.looks > one.before.looks) {
+      done.rows_read = static_cast<double>(after.rows - one.before.rows) /
+                       static_cast<double>(after.looks - one.before.looks);
+    }
+    const absl::Time first = std::min(one.first, absl::Now());
+    done.prompt_seconds = absl::ToDoubleSeconds(first - one.start);
+    done.generate_seconds = absl::ToDoubleSeconds(absl::Now() - first);
+    if (one.with_sources() && one.job.wanted()) RETURN_IF_ERROR(AddSources(one));
+    if (!one.ended) {
+      ASSIGN_OR_RETURN(const std::string rest, one.stream->Finish());
+      Show(one, rest).IgnoreError();
+      done.at_max_tokens = one.generation->TakeResult().stop != decoder::StopReason::kEos;
+    }
+    return done;
+  }
+
+  // The decoder keeps the sequence; whatever is wrong with one that failed, the next job begins anew.
+  void Release(Answering& one, const absl::Status& status) {
+    std::list<Open> closed;
+    const size_t prompt = one.job.prompt.size();
+    one.generation.reset();
+    absl::MutexLock lock(&mu_);
+    Open& open = *one.open;
+    open.busy = false;
+    open.who = one.job.who;
+    open.used = absl::Now();
+    open.prompt_tokens = open.decoder->decoder().sequence_tokens().size() >= prompt
+                             ? static_cast<int64_t>(prompt)
+                             : 0;
+    if (status.ok() || absl::IsCancelled(status)) return;
+    MoveIdle([&](const Open& other) { return &other == &open; }, closed);
+  }
+
   absl::StatusOr<Open*> DecoderOf(const AnswerJob& job) {
     if (Open* const open = FindOpen(job); open != nullptr) return open;
     library::DecoderSpec spec = {.context = job.context,
@@ -128,29 +285,55 @@ class OneThread final : public Answerer {
     open.context = job.context;
     open.content_id = job.content_id;
     open.decoder = std::move(decoder);
+    open.busy = true;
     return &open;
   }
 
+  // An idle decoder over the context, best one whose sequence the prompt goes on with; else room is made.
   Open* FindOpen(const AnswerJob& job) {
     std::list<Open> closed;
     const auto kept = absl::MakeCleanup([&] {
       for (Open& open : closed) Keep(open);
     });
     absl::MutexLock lock(&mu_);
+    auto found = open_.end();
     for (auto open = open_.begin(); open != open_.end(); ++open) {
-      if (open->context != job.context || open->content_id != job.content_id) continue;
-      open_.splice(open_.begin(), open_, open);
-      return &open_.front();
+      if (open->busy || open->context != job.context || open->content_id != job.content_id)
+        continue;
+      found = open;  // the one that was used longest ago
+      if (open->who == job.who &&
+          GoesOn(job.prompt, open->decoder->decoder().sequence_tokens(), open->prompt_tokens)) {
+        break;
+      }
     }
-    for (auto open = open_.begin(); open != open_.end();) {  // of what the context was before
+    if (found != open_.end()) {
+      open_.splice(open_.begin(), open_, found);
+      found->busy = true;
+      return &*found;
+    }
+    // Of what the context was before.
+    MoveIdle(
+        [&](const Open& open) {
+          return open.context == job.context && open.content_id != job.content_id;
+        },
+        closed);
+    std::set<std::string> kept_open = {job.context};  // those used last
+    for (const Open& open : open_) {
+      if (static_cast<int64_t>(kept_open.size()) < config_.max_open_contexts) {
+        kept_open.insert(open.context);
+      }
+    }
+    MoveIdle([&](const Open& open) { return kept_open.count(open.context) == 0; }, closed);
+    return nullptr;
+  }
+
+  template <class Which>
+  void MoveIdle(Which which, std::list<Open>& to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (auto open = open_.begin(); open != open_.end();) {
       const auto next = std::next(open);
-      if (open->context == job.context) closed.splice(closed.end(), open_, open);
+      if (!open->busy && which(*open)) to.splice(to.end(), open_, open);
       open = next;
     }
-    while (static_cast<int64_t>(open_.size()) >= config_.max_open_contexts) {
-      closed.splice(closed.end(), open_, std::prev(open_.end()));
-    }
-    return nullptr;
   }
 
   // Sets the decoder's sequence aside.
@@ -165,12 +348,12 @@ class OneThread final : public Answerer {
   }
 
   void SweepLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const absl::Time now = absl::Now();
+    swept_ = absl::Now();
     for (Open& open : open_) {
-      if (now - open.used > config_.sequences.idle) Keep(open);
+      if (!open.busy && swept_ - open.used > config_.sequences.idle) Keep(open);
     }
     absl::MutexLock lock(&sequences_mu_);
-    sequences_.Sweep(now);
+    sequences_.Sweep(swept_);
   }
 
   // Whether the job goes on with a sequence, which the decoder then holds.
@@ -190,109 +373,31 @@ class OneThread final : public Answerer {
     return true;
   }
 
-  static absl::Status AddSources(const AnswerJob& job, library::OpenDecoder& open,
-                                 const std::vector<TokenId>& answer, AnswerJob::Done& done) {
-    ASSIGN_OR_RETURN(const std::vector<library::Source> sources, open.Sources(answer, job.sources));
+  static absl::Status AddSources(Answering& one) {
+    library::OpenDecoder& open = *one.open->decoder;
+    ASSIGN_OR_RETURN(const std::vector<library::Source> sources,
+                     open.Sources(one.answer, one.job.sources));
     ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
     for (const library::Source& source : sources) {
-      done.sources.push_back({.first_token = source.tokens.begin,
-                              .end_token = source.tokens.end,
-                              .begin = source.begin,
-                              .end = source.end,
-                              .share = source.share,
-                              .text = document->TextOf(source.tokens)});
+      one.done.sources.push_back({.first_token = source.tokens.begin,
+                                  .end_token = source.tokens.end,
+                                  .begin = source.begin,
+                                  .end = source.end,
+                                  .share = source.share,
+                                  .text = document->TextOf(source.tokens)});
     }
     return absl::OkStatus();
-  }
-
-  void CloseFirst() {
-    std::list<Open> closed;
-    absl::MutexLock lock(&mu_);
-    closed.splice(closed.end(), open_, open_.begin());
-  }
-
-  // Rows of the context that were read so far, and times that a token looked for them.
-  struct Rows {
-    int64_t rows = 0, looks = 0;
-  };
-  static Rows RowsOf(const decoder::Decoder& decoder, int32_t kv_heads) {
-    Rows sum;
-    for (const decoder::LayerStatistics& layer : decoder.statistics().layers) {
-      sum.rows += layer.rows_attended;
-      sum.looks += layer.tokens * kv_heads;
-    }
-    return sum;
-  }
-
-  absl::StatusOr<AnswerJob::Done> Answer(const AnswerJob& job) {
-    ASSIGN_OR_RETURN(Open* const at, DecoderOf(job));
-    library::OpenDecoder* const open = at->decoder.get();
-    const bool with_sources = job.sources > 0 && !job.context.empty();
-    if (with_sources) RETURN_IF_ERROR(open->Document().status());
-    model::StreamDecoder stream(open->checkpoint().tokenizer.get());
-    AnswerJob::Done done;
-    bool ended = false;
-    const absl::Time start = absl::Now();
-    absl::Time first = absl::InfiniteFuture();
-    const auto show = [&](const std::string& piece) -> absl::Status {
-      if (!stopping_ && job.on_text(piece)) return absl::OkStatus();
-      ended = true;
-      return absl::CancelledError("the answer was ended");
-    };
-    decoder::GenerateOptions options;
-    options.max_tokens = job.max_tokens;
-    options.sampling = job.sampling;
-    options.trace = with_sources;
-    options.wanted = [&] { return !stopping_ && job.wanted(); };
-    ASSIGN_OR_RETURN(options.resume, FindSequence(job, *at));
-    std::vector<TokenId> answer;
-    options.on_token = [&](TokenId id) -> absl::Status {
-      answer.push_back(id);
-      if (++done.tokens == 1) first = absl::Now();
-      ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
-      return show(piece);
-    };
-    const int32_t kv_heads = open->checkpoint().config.shape.kv_heads;
-    const Rows before = RowsOf(open->decoder(), kv_heads);
-    const absl::StatusOr<decoder::GenerateResult> result =
-        open->decoder().Generate(job.prompt, options);
-    at->who = job.who;
-    at->used = absl::Now();
-    at->prompt_tokens = open->decoder().sequence_tokens().size() >= job.prompt.size()
-                            ? static_cast<int64_t>(job.prompt.size())
-                            : 0;
-    const absl::Status status = open->Confirm(ended ? absl::OkStatus() : result.status());
-    if (absl::IsCancelled(status)) return status;
-    if (!status.ok()) {
-      CloseFirst();  // whatever is wrong with it, the next job begins anew
-      return status;
-    }
-    done.resumed_tokens = open->decoder().resumed_tokens();
-    done.context_tokens = open->decoder().context_tokens();
-    const Rows after = RowsOf(open->decoder(), kv_heads);
-    if (after.looks > before.looks) {
-      done.rows_read = static_cast<double>(after.rows - before.rows) /
-                       static_cast<double>(after.looks - before.looks);
-    }
-    first = std::min(first, absl::Now());
-    done.prompt_seconds = absl::ToDoubleSeconds(first - start);
-    done.generate_seconds = absl::ToDoubleSeconds(absl::Now() - first);
-    if (with_sources && job.wanted()) RETURN_IF_ERROR(AddSources(job, *open, answer, done));
-    if (!ended) {
-      ASSIGN_OR_RETURN(const std::string rest, stream.Finish());
-      show(rest).IgnoreError();
-      done.at_max_tokens = result->stop != decoder::StopReason::kEos;
-    }
-    return done;
   }
 
   const AnswererConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
+  std::list<Answering> answering_;  // the thread's
   mutable absl::Mutex mu_;
-  std::list<Open> open_ ABSL_GUARDED_BY(mu_);                // the one used last is first
-  std::optional<std::string> reading_ ABSL_GUARDED_BY(mu_);  // whose decoder is the thread's alone
+  std::list<Open> open_ ABSL_GUARDED_BY(mu_);           // the one used last is first
+  std::vector<std::string> read_ ABSL_GUARDED_BY(mu_);  // contexts of answers on their way
   std::deque<AnswerJob> jobs_ ABSL_GUARDED_BY(mu_);
+  absl::Time swept_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   mutable absl::Mutex sequences_mu_;  // after mu_
   Sequences sequences_ ABSL_GUARDED_BY(sequences_mu_);
   std::atomic<bool> stopping_{false};  // set under mu_, for who waits

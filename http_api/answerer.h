@@ -1,5 +1,8 @@
 // What:   one thread that decodes, and what waits for it: answers over contexts of one store by one model.
-//         The decoders used last stay open, and a conversation's next turn goes on behind the last one.
+//         Many are on their way at a time: a block of one prompt, then a token of each that has read its
+//         own, together (decoder/generation.h): each has the bits that it has alone, whoever joins or
+//         leaves. The decoders used last stay open, and a conversation's next turn goes on behind the last
+//         one.
 // Errors: as library/open_decoder.h; ResourceExhausted as many wait as may.
 // Threads: any submits; a job's callbacks are called on the decoding thread.
 // Ownership: keeps model and store.
@@ -29,7 +32,8 @@ struct AnswererConfig {
   bool derived_weights = false;   // as library/open_decoder.h
   std::string folder;             // of an embedded store, for zones in this host's memory
   int64_t max_waiting = 1024;     // jobs; one more is refused
-  int64_t max_open_contexts = 4;  // decoders kept; 1 ..
+  int64_t max_answers = 16;       // on their way at a time, each with a decoder; 1 ..
+  int64_t max_open_contexts = 4;  // whose decoders are kept while they are idle; 1 ..
   SequencesConfig sequences;
 };
 
@@ -74,6 +78,7 @@ class Answerer {
   virtual ~Answerer() = default;  // jobs that wait are done with Unavailable
   virtual absl::Status Submit(AnswerJob job) = 0;
   virtual int64_t waiting() const = 0;
+  virtual int64_t answering() const = 0;  // on their way
   // Conversations that wait for their next turn, beside those that decoders hold.
   struct Waiting {
     int64_t in_memory = 0, in_files = 0;

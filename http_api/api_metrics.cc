@@ -52,6 +52,7 @@ std::string ApiMetricsText(const ApiGauges& gauges) {
   };
   gauge("carrel_api_connections", "Connections that are open.", gauges.connections);
   gauge("carrel_api_answers_waiting", "Answers that wait for their turn.", gauges.answers_waiting);
+  gauge("carrel_api_answers_running", "Answers on their way.", gauges.answers_running);
   gauge("carrel_api_documents_waiting", "Documents that wait to be read.",
         gauges.documents_waiting);
   gauge("carrel_api_sequences_in_memory", "Conversations that wait for their next turn in memory.",

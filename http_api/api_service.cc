@@ -312,6 +312,7 @@ class OpenAiService final : public ApiService {
       reply->Send(200, "text/plain; version=0.0.4; charset=utf-8",
                   ApiMetricsText({.connections = http_->connections(),
                                   .answers_waiting = answerer_->waiting(),
+                                  .answers_running = answerer_->answering(),
                                   .documents_waiting = documents_ ? documents_->queued() : 0,
                                   .sequences_in_memory = answerer_->conversations().in_memory,
                                   .sequences_in_files = answerer_->conversations().in_files}));

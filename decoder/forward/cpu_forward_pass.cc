@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <deque>
 
 #include "common/status.h"
 #include "decoder/forward/forward_pass.h"
@@ -28,6 +29,29 @@ class ObservedAttention : public model::Attention {
   QueryDrift& drift_;
 };
 
+// One of several sequences that go together: what fails, fails alone.
+class OneOfSeveral : public model::Attention {
+ public:
+  OneOfSeveral(model::Attention& attention, const std::function<bool()>& wanted, int64_t width,
+               absl::Status& status)
+      : attention_(attention), wanted_(wanted), width_(width), status_(status) {}
+  absl::Status Attend(const model::AttentionInput& input, float* attended) override {
+    if (status_.ok() && wanted_ && !wanted_()) status_ = Unwanted();
+    if (status_.ok()) status_ = attention_.Attend(input, attended);
+    if (!status_.ok()) std::fill_n(attended, input.n * width_, 0.0f);
+    return absl::OkStatus();
+  }
+  static absl::Status Unwanted() {
+    return absl::CancelledError("nobody wants the answer any more");
+  }
+
+ private:
+  model::Attention& attention_;
+  const std::function<bool()>& wanted_;
+  const int64_t width_;  // floats of a token
+  absl::Status& status_;
+};
+
 class CpuForwardPass final : public ForwardPass {
  public:
   CpuForwardPass(const model::Checkpoint& checkpoint, const RetrievalConfig& config,
@@ -53,11 +77,12 @@ class CpuForwardPass final : public ForwardPass {
   absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override {
     const int64_t n = static_cast<int64_t>(tokens.size());
     n_ = n;
+    logits_known_ = false;
     hidden_.resize(static_cast<size_t>(n * config_.hidden_size));
     RETURN_IF_ERROR(backend_->Embed(tokens, hidden_.data()));
     ObservedAttention attention(*attention_, observer_, drift_);
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
-      if (wanted_ && !wanted_()) return absl::CancelledError("nobody wants the answer any more");
+      if (wanted_ && !wanted_()) return OneOfSeveral::Unwanted();
       const Layer next = layer.next();
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
         // What enters this layer, seen through the next layer's query projection, is close to that
@@ -75,14 +100,29 @@ class CpuForwardPass final : public ForwardPass {
     return absl::OkStatus();
   }
 
+  // What is asked ahead is each sequence's own: such sequences go one by one.
+  void RunTogether(absl::Span<PassToken> tokens) override {
+    if (prefetch_ != Prefetch::kOff) return ForwardPass::RunTogether(tokens);
+    const auto most = static_cast<size_t>(backend_->tokens_alike());
+    for (size_t begin = 0; begin < tokens.size(); begin += most) {
+      RunAlike(tokens.subspan(begin, most));
+    }
+  }
+
   absl::Status Logits(int64_t count, float* logits) override {
     CARREL_CHECK(count <= n_);
+    if (logits_known_ && count == 1) {
+      std::copy(logits_.begin(), logits_.end(), logits);
+      return absl::OkStatus();
+    }
     return backend_->Logits(&hidden_[(n_ - count) * config_.hidden_size], count, logits);
   }
 
   absl::StatusOr<TokenId> Greedy() override {
-    logits_.resize(static_cast<size_t>(config_.vocab_size));
-    RETURN_IF_ERROR(Logits(1, logits_.data()));
+    if (!logits_known_) {
+      logits_.resize(static_cast<size_t>(config_.vocab_size));
+      RETURN_IF_ERROR(Logits(1, logits_.data()));
+    }
     return Sampler(SamplingConfig()).Sample(logits_);
   }
 
@@ -111,6 +151,57 @@ class CpuForwardPass final : public ForwardPass {
   }
 
  private:
+  // So few that each has the bits that it has alone.
+  void RunAlike(absl::Span<PassToken> tokens) {
+    const auto fail = [&](const absl::Status& status) {
+      for (PassToken& one : tokens) one.status = status;
+    };
+    if (const absl::Status status = RunLayers(tokens); !status.ok()) return fail(status);
+    const int64_t n = static_cast<int64_t>(tokens.size());
+    std::vector<float> logits(static_cast<size_t>(n * config_.vocab_size));
+    if (const absl::Status status = backend_->Logits(together_.data(), n, logits.data());
+        !status.ok()) {
+      return fail(status);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      static_cast<CpuForwardPass*>(tokens[static_cast<size_t>(i)].pass)
+          ->Take(together_.data() + i * config_.hidden_size,
+                 logits.data() + i * config_.vocab_size);
+    }
+  }
+
+  // Into together_, what leaves the last layer.
+  absl::Status RunLayers(absl::Span<PassToken> tokens) {
+    const int64_t n = static_cast<int64_t>(tokens.size());
+    const int64_t width = int64_t{config_.shape.q_heads} * config_.shape.head_dim;
+    std::vector<TokenId> ids;
+    std::deque<ObservedAttention> observed;  // which stay where they are
+    std::deque<OneOfSeveral> attentions;
+    std::vector<model::SequenceBlock> blocks;
+    for (PassToken& one : tokens) {
+      auto& pass = *static_cast<CpuForwardPass*>(one.pass);
+      one.status = absl::OkStatus();
+      ids.push_back(one.token);
+      observed.emplace_back(*pass.attention_, pass.observer_, pass.drift_);
+      attentions.emplace_back(observed.back(), pass.wanted_, width, one.status);
+      blocks.push_back({{one.position, 1}, &attentions.back()});
+    }
+    together_.resize(static_cast<size_t>(n * config_.hidden_size));
+    RETURN_IF_ERROR(backend_->Embed(ids, together_.data()));
+    for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
+      RETURN_IF_ERROR(transformer_.ForwardLayer(layer, blocks, together_.data()));
+    }
+    return absl::OkStatus();
+  }
+
+  // As if it had run alone.
+  void Take(const float* hidden, const float* logits) {
+    n_ = 1;
+    hidden_.assign(hidden, hidden + config_.hidden_size);
+    logits_.assign(logits, logits + config_.vocab_size);
+    logits_known_ = true;
+  }
+
   const model::ModelConfig& config_;
   const Prefetch prefetch_;
   const std::unique_ptr<model::Backend> backend_;
@@ -120,7 +211,10 @@ class CpuForwardPass final : public ForwardPass {
   const Observer& observer_;
   std::function<bool()> wanted_;
   int64_t n_ = 0;  // tokens of the last Run
-  std::vector<float> hidden_, approximate_q_, logits_;
+  std::vector<float> hidden_, approximate_q_;
+  std::vector<float> logits_;  // of its last token, if logits_known_
+  bool logits_known_ = false;
+  std::vector<float> together_;  // of sequences that go together, where this pass leads them
 };
 
 }  // namespace

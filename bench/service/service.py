@@ -1,0 +1,152 @@
+"""`carrel api` under clients that ask four documents at once, and llama.cpp's server on the same file, text and questions: JSON
+lines on stdout. llama.cpp reads each document once; its slots then hold one document each, as many times as there are clients."""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "real"))
+import load  # noqa: E402
+import peer  # noqa: E402
+
+DOCUMENTS = 4
+BYTES = 29_000  # of a document: some 7,000 tokens
+MAX_TOKENS = 24
+QUESTIONS = ["Who speaks first, and to whom?", "What is said about the weather?", "Where does this take place?",
+             "What happens at the end?", "Who is unhappy, and why?", "What is the family's house like?",
+             "Which letters are mentioned?", "What do the sisters do?"]
+
+
+def cut(text, number):
+    start = text.index(b" ", number * BYTES) if number else 0
+    return text[start:text.rindex(b" ", start, start + BYTES)].decode()
+
+
+def prompt_of(question):
+    return f"\n\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def run(command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        sys.exit(f"bench service: {' '.join(command[:3])} ... failed with exit code {done.returncode}")
+    return done.stdout
+
+
+class Carrel:
+    def __init__(self, args):
+        self.args = args
+        self.store = os.path.join(args.folder, "store")
+        for i, text in enumerate(args.texts):
+            path = os.path.join(args.folder, f"d{i}.txt")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("<|im_start|>user\n" + text)
+            there = subprocess.run([args.carrel, "inspect", f"d{i}", "--store", self.store], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, check=False)
+            if there.returncode != 0:
+                run([args.carrel, "prefill", "--model", args.gguf, "--input", path, "--store", self.store, "--name", f"d{i}",
+                     "--quiet"])
+
+    def __enter__(self):
+        self.server = subprocess.Popen(
+            [self.args.carrel, "api", "--model", self.args.gguf, "--store", self.store, "--listen", "127.0.0.1:0", "--read-only",
+             "--model-name", "m", *self.args.carrel_flags.split()], stderr=subprocess.PIPE, text=True)
+        for line in self.server.stderr:
+            found = re.search(r"on (http://[0-9.:]+)/v1", line)
+            if found:
+                self.address = found.group(1)
+                return self
+        sys.exit("bench service: carrel api did not start")
+
+    def __exit__(self, *_):
+        self.server.terminate()
+        self.server.wait()
+
+    def request(self, client, question):
+        document = client % DOCUMENTS
+        return (f"d{document}: {question}", self.address, "/v1/completions",
+                {"model": f"m@d{document}", "prompt": prompt_of(question), "max_tokens": MAX_TOKENS, "temperature": 0},
+                load.completion_piece)
+
+
+class Llama:
+    """xllamacpp's server in this process, with a slot per client."""
+
+    def __init__(self, args, clients):
+        import xllamacpp
+        params = xllamacpp.CommonParams()
+        params.model.path = args.gguf
+        params.n_ctx = clients * 8192
+        params.n_parallel = clients
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count()
+        params.slot_save_path = args.folder + "/"
+        params.endpoint_slots = True
+        params.warmup = False
+        params.cache_ram_mib = 0
+        self.server = xllamacpp.Server(params)
+        self.address = self.server.listening_address
+        self.post = lambda path, body: peer.Peer.post(self, path, body)
+        self.ids = []
+        for i, text in enumerate(args.texts[:min(DOCUMENTS, clients)]):
+            ids = peer.Peer.tokens(self, "<|im_start|>user\n" + text)
+            self.ids.append(ids)
+            self.post("/completion", {"prompt": ids, "n_predict": 0, "id_slot": i, "cache_prompt": True})
+            self.post(f"/slots/{i}?action=save", {"filename": f"d{i}.slot"})
+        for client in range(DOCUMENTS, clients):
+            self.post(f"/slots/{client}?action=restore", {"filename": f"d{client % DOCUMENTS}.slot"})
+
+    def request(self, client, question):
+        document = client % DOCUMENTS
+        ids = self.ids[document] + peer.Peer.tokens(self, prompt_of(question))
+        return (f"d{document}: {question}", self.address, "/completion",
+                {"prompt": ids, "n_predict": MAX_TOKENS, "id_slot": client, "cache_prompt": True, "temperature": 0},
+                lambda chunk: chunk.get("content", ""))
+
+
+def measure(program, who, clients, rounds):
+    requests = [who.request(i % clients, QUESTIONS[(i // clients) % len(QUESTIONS)]) for i in range(clients * rounds)]
+    load.closed_loop(clients, requests[:clients])  # what is read and opened for the first time
+    answers, seconds = load.closed_loop(clients, requests)
+    for answer in answers:
+        if answer.error:
+            print(f"bench service: {program}: {answer.error}", file=sys.stderr)
+    print(json.dumps({"program": program, "clients": clients, **load.summary(answers, seconds)}), flush=True)
+    return {answer.name: answer.text for answer in answers}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("carrel", "gguf", "document", "folder"):
+        parser.add_argument("--" + name, required=True)
+    parser.add_argument("--carrel-flags", default="")
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("clients", nargs="*", type=int, default=[1, 4, 16])
+    args = parser.parse_args()
+    os.makedirs(args.folder, exist_ok=True)
+    args.folder = os.path.abspath(args.folder)
+    with open(args.document, "rb") as file:
+        text = file.read()
+    args.texts = [cut(text, i) for i in range(DOCUMENTS)]
+    alone = {}
+    with Carrel(args) as carrel:
+        for clients in args.clients:
+            texts = measure("carrel api", carrel, clients, args.rounds)
+            differing = [name for name, said in texts.items() if alone.setdefault(name, said) != said]
+            if differing:
+                sys.exit(f"bench service: with {clients} clients other answers than before: {differing[:3]}")
+    if not args.no_peer:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        for clients in args.clients:
+            measure("llama.cpp", Llama(args, clients), clients, args.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    code = main()
+    print(f"bench service: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    os._exit(code)  # the peer's threads do not end by themselves

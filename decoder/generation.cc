@@ -1,0 +1,116 @@
+#include "decoder/generation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/status.h"
+
+namespace carrel::decoder {
+
+Generation::Generation(Decoder& decoder, std::vector<TokenId> prompt, GenerateOptions options)
+    : decoder_(&decoder),
+      prompt_(std::move(prompt)),
+      options_(std::move(options)),
+      sampler_(options_.sampling),
+      logits_(static_cast<size_t>(decoder.checkpoint_.config.vocab_size)),
+      start_(absl::Now()) {}
+
+absl::StatusOr<Generation> Generation::Begin(Decoder& decoder, std::vector<TokenId> prompt,
+                                             GenerateOptions options) {
+  RETURN_IF_ERROR(ValidateSamplingConfig(options.sampling));
+  RETURN_IF_ERROR(decoder.CheckPrompt(prompt, options.max_tokens));
+  Generation generation(decoder, std::move(prompt), std::move(options));
+  RETURN_IF_ERROR(decoder.StartTrace(generation.options_.trace));
+  generation.at_ = decoder.Resume(generation.prompt_, generation.options_);
+  decoder.resumed_tokens_ = generation.at_;
+  decoder.pass_->set_wanted(generation.options_.wanted);
+  decoder.pass_->set_reading_prompt(true);
+  return generation;
+}
+
+absl::Status Generation::Step() {
+  CARREL_CHECK(!done_);
+  if (reading_prompt()) return ReadPrompt();
+  RETURN_IF_ERROR(decoder_->Run({&token_, 1}, position(), /*keep=*/true));
+  return TakeToken();
+}
+
+absl::Status Generation::ReadPrompt() {
+  const int64_t vocabulary = decoder_->checkpoint_.config.vocab_size;
+  const int64_t tokens = static_cast<int64_t>(prompt_.size());
+  const int64_t n = std::min(decoder_->max_block_, tokens - at_);
+  RETURN_IF_ERROR(decoder_->Run(absl::MakeConstSpan(prompt_).subspan(at_, n),
+                                decoder_->context_tokens_ + at_, /*keep=*/at_ + n == tokens));
+  at_ += n;
+  if (options_.keep_logits) {
+    const size_t before = result_.logits.size();
+    result_.logits.resize(before + static_cast<size_t>(n * vocabulary));
+    RETURN_IF_ERROR(decoder_->pass_->Logits(n, &result_.logits[before]));
+  }
+  if (reading_prompt()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(token_, decoder_->NextToken(sampler_, options_, logits_));
+  decoder_->pass_->set_reading_prompt(false);
+  prompt_end_ = absl::Now();
+  result_.prompt_seconds = absl::ToDoubleSeconds(prompt_end_ - start_);
+  return Emit();
+}
+
+Position Generation::position() const {
+  return decoder_->context_tokens_ + static_cast<int64_t>(prompt_.size() + result_.ids.size()) - 1;
+}
+
+absl::Status Generation::TakeToken() {
+  ++result_.steps;
+  if (options_.keep_logits) {
+    RETURN_IF_ERROR(decoder_->pass_->Logits(1, logits_.data()));
+    result_.logits.insert(result_.logits.end(), logits_.begin(), logits_.end());
+  }
+  ASSIGN_OR_RETURN(token_, decoder_->NextToken(sampler_, options_, logits_));
+  return Emit();
+}
+
+absl::Status Generation::Emit() {
+  const std::vector<TokenId>& eos = decoder_->checkpoint_.config.eos_token_ids;
+  const auto end = [&](StopReason stop) {
+    result_.stop = stop;
+    result_.generate_seconds = absl::ToDoubleSeconds(absl::Now() - prompt_end_);
+    done_ = true;
+    return absl::OkStatus();
+  };
+  const auto full = [&] { return static_cast<int64_t>(result_.ids.size()) >= options_.max_tokens; };
+  if (full()) return end(StopReason::kMaxTokens);
+  if (!options_.ignore_eos && std::find(eos.begin(), eos.end(), token_) != eos.end()) {
+    return end(StopReason::kEos);
+  }
+  result_.ids.push_back(token_);
+  if (options_.on_token) RETURN_IF_ERROR(options_.on_token(token_));
+  if (full()) return end(StopReason::kMaxTokens);
+  if (position() >= decoder_->max_tokens_) return end(StopReason::kContextLength);
+  return absl::OkStatus();
+}
+
+std::vector<absl::Status> Generation::StepTogether(absl::Span<Generation* const> generations) {
+  std::vector<PassToken> tokens;
+  for (Generation* one : generations) {
+    CARREL_CHECK(!one->done_ && !one->reading_prompt());
+    one->decoder_->BeginBlock(/*keep=*/true);
+    tokens.push_back({one->decoder_->pass_.get(), one->token_, one->position(), {}});
+  }
+  if (tokens.empty()) return {};
+  tokens[0].pass->RunTogether(absl::MakeSpan(tokens));
+  std::vector<absl::Status> statuses;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    Generation& one = *generations[i];
+    if (tokens[i].status.ok()) {
+      one.decoder_->sequence_.push_back(one.token_);
+      tokens[i].status = one.TakeToken();
+    }
+    statuses.push_back(std::move(tokens[i].status));
+  }
+  return statuses;
+}
+
+GenerateResult Generation::TakeResult() { return std::move(result_); }
+
+}  // namespace carrel::decoder

@@ -1,0 +1,54 @@
+// What:   one answer on its way, a step at a time: blocks of the prompt, then token by token. Several
+//         answers, each of a decoder of its own, take turns, or go on by a token together: then the
+//         weights are read once for all of them, and every token has the bits that it has alone.
+// Errors: as Decoder::Generate. After one, or after done(), there is nothing more to do.
+// Ownership: the decoder outlives it, and does nothing else until it is over.
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "decoder/decoder.h"
+
+namespace carrel::decoder {
+
+class Generation {
+ public:
+  static absl::StatusOr<Generation> Begin(Decoder& decoder, std::vector<TokenId> prompt,
+                                          GenerateOptions options);
+
+  bool reading_prompt() const { return at_ < static_cast<int64_t>(prompt_.size()); }
+  bool done() const { return done_; }
+  // The next block of the prompt, or the next token. Not when done.
+  absl::Status Step();
+  // The next token of each, of which none reads its prompt or is done. Each one's status.
+  static std::vector<absl::Status> StepTogether(absl::Span<Generation* const> generations);
+  GenerateResult TakeResult();
+
+ private:
+  Generation(Decoder& decoder, std::vector<TokenId> prompt, GenerateOptions options);
+  absl::Status ReadPrompt();
+  // Where the token that is known stands, once it is fed back.
+  Position position() const;
+  // After a token was fed back.
+  absl::Status TakeToken();
+  // The token that is known now: part of the answer, or its end.
+  absl::Status Emit();
+
+  Decoder* decoder_;
+  std::vector<TokenId> prompt_;
+  GenerateOptions options_;
+  Sampler sampler_;
+  GenerateResult result_;
+  std::vector<float> logits_;
+  absl::Time start_, prompt_end_;
+  int64_t at_ = 0;  // tokens of the prompt that were read
+  TokenId token_ = 0;
+  bool done_ = false;
+};
+
+}  // namespace carrel::decoder

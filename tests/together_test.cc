@@ -1,0 +1,142 @@
+// Sequences of different contexts, lengths and ways to retrieve that are decoded together: each gets the
+// tokens, and the logits bit for bit, that it gets alone, whoever joins or leaves.
+#include <random>
+
+#include "common/test_util.h"
+#include "decoder/generation.h"
+#include "kvstore/index/index.h"
+#include "tests/world.h"
+
+namespace carrel {
+namespace {
+
+using decoder::GenerateOptions;
+using decoder::GenerateResult;
+using decoder::Generation;
+
+// Ahead of time asks one of four: such sequences go one by one, within the same call.
+decoder::RetrievalConfig ConfigOf(int64_t i) {
+  decoder::RetrievalConfig config;
+  config.want = static_cast<decoder::Want>(i % 3);
+  config.prefetch = i % 4 == 3 ? decoder::Prefetch::kSpeculative : decoder::Prefetch::kOff;
+  config.top_k = 16 + 8 * (i % 5);
+  config.dense_layers = static_cast<int32_t>(i % 3);
+  return config;
+}
+
+class TogetherTest : public testing::Test {
+ protected:
+  static constexpr int64_t kSequences = 9;
+
+  void SetUp() override {
+    folder_ = FreshTempDir();
+    const auto tokens = testing_world::DocumentTokens("registry-512");
+    CARREL_ASSERT_OK(tokens);
+    for (const auto kind : {kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw}) {
+      kvstore::IndexParams index;
+      index.kind = kind;
+      CARREL_ASSERT_OK(testing_world::PrefillContext(
+          folder_, std::string(kvstore::IndexKindName(kind)), *tokens, index));
+    }
+    const auto questions = testing_world::Questions("registry-512");
+    CARREL_ASSERT_OK(questions);
+    for (int64_t i = 0; i < kSequences; ++i) {
+      auto decoder =
+          testing_world::EmbeddedDecoder::Open(folder_, i % 2 == 0 ? "flat" : "hnsw", ConfigOf(i));
+      CARREL_ASSERT_OK(decoder);
+      decoders_.push_back(*std::move(decoder));
+      prompts_.push_back((*questions)[static_cast<size_t>(i) % questions->size()].prompt);
+      options_.emplace_back();
+      options_[i].max_tokens = 6 + 3 * (i % 4);
+      options_[i].keep_logits = true;
+      options_[i].ignore_eos = true;
+      options_[i].sampling.temperature = i % 2 == 0 ? 0 : 1;
+      options_[i].sampling.seed = static_cast<uint64_t>(i);
+      const auto alone = decoders_[i]->operator->()->Generate(prompts_[i], options_[i]);
+      CARREL_ASSERT_OK(alone);
+      alone_.push_back(*alone);
+    }
+  }
+
+  absl::StatusOr<Generation> Begin(int64_t i) {
+    return Generation::Begin(*decoders_[i]->operator->(), prompts_[i], options_[i]);
+  }
+
+  void ExpectAsAlone(int64_t i, const GenerateResult& result) {
+    EXPECT_EQ(result.ids, alone_[i].ids) << "sequence " << i;
+    EXPECT_TRUE(result.logits == alone_[i].logits) << "sequence " << i;
+    EXPECT_EQ(result.stop, alone_[i].stop) << "sequence " << i;
+    EXPECT_EQ(result.steps, alone_[i].steps) << "sequence " << i;
+  }
+
+  std::string folder_;
+  std::vector<std::unique_ptr<testing_world::EmbeddedDecoder>> decoders_;
+  std::vector<std::vector<TokenId>> prompts_;
+  std::vector<GenerateOptions> options_;
+  std::vector<GenerateResult> alone_;
+};
+
+TEST_F(TogetherTest, JoiningAndLeaving_EachHasTheBitsOfBeingAlone) {
+  std::mt19937_64 rng(TestSeed());
+  std::vector<Generation> generations;
+  for (int64_t i = 0; i < kSequences; ++i) {
+    auto generation = Begin(i);
+    CARREL_ASSERT_OK(generation);
+    generations.push_back(*std::move(generation));
+  }
+  for (;;) {
+    std::vector<Generation*> ready;
+    bool all_done = true;
+    for (Generation& one : generations) {
+      if (one.done()) continue;
+      all_done = false;
+      if (rng() % 3 == 0) continue;  // this time it waits
+      if (one.reading_prompt()) {
+        CARREL_ASSERT_OK(one.Step());
+      } else {
+        ready.push_back(&one);
+      }
+    }
+    if (all_done) break;
+    for (const absl::Status& status : Generation::StepTogether(ready)) CARREL_ASSERT_OK(status);
+  }
+  for (int64_t i = 0; i < kSequences; ++i) ExpectAsAlone(i, generations[i].TakeResult());
+}
+
+TEST_F(TogetherTest, OneIsNotWantedAnyMore_TheOthersGoOn) {
+  std::vector<Generation> generations;
+  int64_t looks = 0;
+  for (int64_t i = 0; i < 3; ++i) {
+    if (i == 1) options_[i].wanted = [&looks] { return ++looks < 30; };
+    auto generation = Begin(i);
+    CARREL_ASSERT_OK(generation);
+    generations.push_back(*std::move(generation));
+    while (generations[i].reading_prompt()) CARREL_ASSERT_OK(generations[i].Step());
+  }
+  absl::Status cancelled;
+  for (;;) {
+    std::vector<Generation*> ready;
+    for (Generation& one : generations) {
+      if (!one.done() && (&one != &generations[1] || cancelled.ok())) ready.push_back(&one);
+    }
+    if (ready.empty()) break;
+    const std::vector<absl::Status> statuses = Generation::StepTogether(ready);
+    for (size_t j = 0; j < ready.size(); ++j) {
+      if (ready[j] == &generations[1]) {
+        cancelled = statuses[j];
+      } else {
+        CARREL_ASSERT_OK(statuses[j]);
+      }
+    }
+  }
+  EXPECT_THAT(cancelled, StatusIs(absl::StatusCode::kCancelled, "nobody wants the answer"));
+  for (const int64_t i : {0, 2}) ExpectAsAlone(i, generations[i].TakeResult());
+  // And its decoder answers again.
+  options_[1].wanted = nullptr;
+  const auto again = decoders_[1]->operator->()->Generate(prompts_[1], options_[1]);
+  CARREL_ASSERT_OK(again);
+  ExpectAsAlone(1, *again);
+}
+
+}  // namespace
+}  // namespace carrel

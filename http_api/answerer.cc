@@ -207,8 +207,9 @@ class OneThread final : public Answerer {
       return Show(one, piece);
     };
     one.before = RowsOf(open);
-    ASSIGN_OR_RETURN(one.generation,
+    ASSIGN_OR_RETURN(decoder::Generation generation,
                      decoder::Generation::Begin(open.decoder(), job.prompt, std::move(options)));
+    one.generation.emplace(std::move(generation));
     return absl::OkStatus();
   }
 

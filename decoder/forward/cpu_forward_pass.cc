@@ -102,10 +102,17 @@ class CpuForwardPass final : public ForwardPass {
 
   // What is asked ahead is each sequence's own: such sequences go one by one.
   void RunTogether(absl::Span<PassToken> tokens) override {
-    if (prefetch_ != Prefetch::kOff) return ForwardPass::RunTogether(tokens);
+    std::vector<PassToken*> alike;
+    for (PassToken& one : tokens) {
+      if (PassOf(one).prefetch_ == Prefetch::kOff) {
+        alike.push_back(&one);
+      } else {
+        one.status = one.pass->Run({&one.token, 1}, one.position);
+      }
+    }
     const auto most = static_cast<size_t>(backend_->tokens_alike());
-    for (size_t begin = 0; begin < tokens.size(); begin += most) {
-      RunAlike(tokens.subspan(begin, most));
+    for (size_t begin = 0; begin < alike.size(); begin += most) {
+      RunAlike(absl::MakeSpan(alike).subspan(begin, most));
     }
   }
 
@@ -152,9 +159,9 @@ class CpuForwardPass final : public ForwardPass {
 
  private:
   // So few that each has the bits that it has alone.
-  void RunAlike(absl::Span<PassToken> tokens) {
+  void RunAlike(absl::Span<PassToken* const> tokens) {
     const auto fail = [&](const absl::Status& status) {
-      for (PassToken& one : tokens) one.status = status;
+      for (PassToken* one : tokens) one->status = status;
     };
     if (const absl::Status status = RunLayers(tokens); !status.ok()) return fail(status);
     const int64_t n = static_cast<int64_t>(tokens.size());
@@ -164,27 +171,30 @@ class CpuForwardPass final : public ForwardPass {
       return fail(status);
     }
     for (int64_t i = 0; i < n; ++i) {
-      static_cast<CpuForwardPass*>(tokens[static_cast<size_t>(i)].pass)
-          ->Take(together_.data() + i * config_.hidden_size,
-                 logits.data() + i * config_.vocab_size);
+      PassOf(*tokens[static_cast<size_t>(i)])
+          .Take(together_.data() + i * config_.hidden_size, logits.data() + i * config_.vocab_size);
     }
   }
 
+  static CpuForwardPass& PassOf(const PassToken& one) {
+    return *static_cast<CpuForwardPass*>(one.pass);
+  }
+
   // Into together_, what leaves the last layer.
-  absl::Status RunLayers(absl::Span<PassToken> tokens) {
+  absl::Status RunLayers(absl::Span<PassToken* const> tokens) {
     const int64_t n = static_cast<int64_t>(tokens.size());
     const int64_t width = int64_t{config_.shape.q_heads} * config_.shape.head_dim;
     std::vector<TokenId> ids;
     std::deque<ObservedAttention> observed;  // which stay where they are
     std::deque<OneOfSeveral> attentions;
     std::vector<model::SequenceBlock> blocks;
-    for (PassToken& one : tokens) {
-      auto& pass = *static_cast<CpuForwardPass*>(one.pass);
-      one.status = absl::OkStatus();
-      ids.push_back(one.token);
+    for (PassToken* one : tokens) {
+      CpuForwardPass& pass = PassOf(*one);
+      one->status = absl::OkStatus();
+      ids.push_back(one->token);
       observed.emplace_back(*pass.attention_, pass.observer_, pass.drift_);
-      attentions.emplace_back(observed.back(), pass.wanted_, width, one.status);
-      blocks.push_back({{one.position, 1}, &attentions.back()});
+      attentions.emplace_back(observed.back(), pass.wanted_, width, one->status);
+      blocks.push_back({{one->position, 1}, &attentions.back()});
     }
     together_.resize(static_cast<size_t>(n * config_.hidden_size));
     RETURN_IF_ERROR(backend_->Embed(ids, together_.data()));

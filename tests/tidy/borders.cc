@@ -30,7 +30,8 @@ constexpr Room kRooms[] = {
     {"decoder", "sources", "sources/*", "client"},
     {"decoder", "zone", "zone/*", "values methods options client window select"},
     {"decoder", "forward", "forward/*", "values methods options client window select zone sources"},
-    {"decoder", "decoder", "decoder", "values options client select zone sources forward"},
+    {"decoder", "decoder", "decoder generation",
+     "values options client select zone sources forward"},
 
     {"kvstore/index", "rows", "rows/*", ""},
     {"kvstore/index", "summaries",

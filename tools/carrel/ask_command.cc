@@ -137,7 +137,7 @@ absl::StatusOr<std::vector<TokenId>> PromptOf(const AskFlags& flags,
 absl::Status RunAsk(AskFlags& flags) {
   if (!flags.api.empty()) return AskApi(flags);
   if (flags.retrieval.model_dir.empty()) {
-    return absl::InvalidArgumentError("ask needs --model, or --api with the URL of a carrel api");
+    return absl::InvalidArgumentError("--model is required, or --api with the URL of a carrel api");
   }
   if (flags.prompt.empty() == flags.prompt_tokens.empty()) {
     return absl::InvalidArgumentError(

@@ -219,15 +219,16 @@ class OneThread final : public Answerer {
     return absl::CancelledError("the answer was ended");
   }
 
-  // Tells how it ended, and lets go of its decoder.
+  // Lets go of its decoder, and then tells how it ended: who hears of it may delete the context.
   void Finish(std::list<Answering>::iterator one, const absl::Status& status) {
     const absl::StatusOr<AnswerJob::Done> done = ResultOf(*one, status);
     if (one->open != nullptr) Release(*one, done.status());
+    {
+      absl::MutexLock lock(&mu_);
+      read_.erase(std::find(read_.begin(), read_.end(), one->job.context));
+    }
     one->job.done(done);
-    const std::string context = one->job.context;
     answering_.erase(one);
-    absl::MutexLock lock(&mu_);
-    read_.erase(std::find(read_.begin(), read_.end(), context));
   }
 
   absl::StatusOr<AnswerJob::Done> ResultOf(Answering& one, const absl::Status& given) {

@@ -34,9 +34,8 @@ absl::Status ValidateHeldZone(const RetrievalConfig& config) {
 
 // A choice per q head.
 absl::Status ValidateMask(const RetrievalConfig& config) {
-  if (!config.selector.has_value() || config.selector->mask == SelectorMask::kKvHead) {
-    return absl::OkStatus();
-  }
+  const SelectorConfig* const selector = SelectorOf(config);
+  if (selector == nullptr || selector->mask == SelectorMask::kKvHead) return absl::OkStatus();
   if (config.estimate == Estimate::kOn) {
     return absl::InvalidArgumentError(
         "estimate=on with mask=q-head: the term is of rows that the q heads of a KV head did not "
@@ -56,7 +55,8 @@ absl::Status ValidateMask(const RetrievalConfig& config) {
 // Positions given here need keys before RoPE in this host's memory.
 absl::Status ValidateRope(const RetrievalConfig& config) {
   if (config.rope == Rope::kTrained) return absl::OkStatus();
-  if (!config.selector.has_value()) {
+  const SelectorConfig* const selector = SelectorOf(config);
+  if (selector == nullptr) {
     return absl::InvalidArgumentError(
         "rope=infinitehip needs zone=host: a store searches keys after RoPE, and these are stored "
         "before it");
@@ -65,10 +65,9 @@ absl::Status ValidateRope(const RetrievalConfig& config) {
     return absl::InvalidArgumentError(
         "estimate=on with rope=infinitehip: summaries are of keys where the document has them");
   }
-  const SelectorKind kind = config.selector->kind;
-  if (kind == SelectorKind::kHash || kind == SelectorKind::kChannels) {
+  if (SelectorIsAfterRope(*selector)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "rope=infinitehip with method=", SelectorKindName(kind),
+        "rope=infinitehip with method=", SelectorKindName(selector->kind),
         ": codes and labels are made of keys after RoPE; use exact, hip or infinitehip"));
   }
   if (config.beyond_trained) {
@@ -78,27 +77,11 @@ absl::Status ValidateRope(const RetrievalConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status NotOnGpu(absl::string_view method, absl::string_view field, int64_t value,
-                      absl::string_view served) {
-  return absl::InvalidArgumentError(absl::StrCat("method=", method, ": ", field, "=", value,
-                                                 " has no CUDA form; zone=device serves ", served,
-                                                 ", zone=host every value"));
-}
-
-absl::Status MaskNotOnGpu(absl::string_view method) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "method=", method, ": mask=q-head has no CUDA form; device=cpu with zone=host has it"));
-}
-
 // A zone in this host's memory that a GPU attends to.
-absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConfig& config) {
-  const BankConfig& bank = device.bank;
-  if (device.zone_on_device)
-    return absl::InvalidArgumentError("the zone is either on the device or in this host's memory");
-  if (!config.selector.has_value())
-    return absl::InvalidArgumentError("zone=host needs a method: what chooses its rows");
-  RETURN_IF_ERROR(ValidateCudaSelector(*config.selector));
-  if (config.prefetch != Prefetch::kOff && config.selector->kind != SelectorKind::kHash)
+absl::Status ValidateGpuHostZone(const HostZoneOptions& zone, const RetrievalConfig& config) {
+  const BankConfig& bank = zone.bank;
+  RETURN_IF_ERROR(ValidateCudaSelector(zone.selector));
+  if (config.prefetch != Prefetch::kOff && !SelectorForks(zone.selector))
     return absl::InvalidArgumentError(
         "zone=host with device=cuda: only method=hash chooses two layers' rows at once; prefetch "
         "must be off");
@@ -124,12 +107,14 @@ absl::Status ValidateGpuHostZone(const DeviceConfig& device, const RetrievalConf
 // Positions of their own on a GPU.
 absl::Status ValidateCudaRope(const DeviceConfig& device, const RetrievalConfig& config) {
   if (device.device == model::Device::kCpu) return absl::OkStatus();
-  if (config.selector.has_value() && config.selector->kind != SelectorKind::kInfiniteHip) {
+  const SelectorConfig* const selector = SelectorOf(config);
+  if (selector != nullptr && selector->kind != SelectorKind::kInfiniteHip) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "rope=infinitehip with device=cuda: method=", SelectorKindName(config.selector->kind),
+        "rope=infinitehip with device=cuda: method=", SelectorKindName(selector->kind),
         " has no CUDA form; infinitehip has, and with stages=1:1x:1 takes the best rows"));
   }
-  if (device.bank.bytes != 0) {
+  if (const auto* host = std::get_if<HostZoneOptions>(&config.zone);
+      host != nullptr && host->bank.bytes != 0) {
     return absl::InvalidArgumentError(
         "rope=infinitehip with device=cuda reads rows where they lie: bank_bytes must be 0");
   }
@@ -143,10 +128,11 @@ absl::Status ValidateCudaRope(const DeviceConfig& device, const RetrievalConfig&
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
-  if (config.selector.has_value() && !device.zone_on_device && !device.zone_in_host &&
-      device.device != model::Device::kCpu)
-    return absl::InvalidArgumentError("a method with device=cuda needs zone=host or zone=device");
-  if (config.selector.has_value() && !device.zone_in_host && config.prefetch != Prefetch::kOff)
+  const bool cuda = device.device == model::Device::kCuda;
+  const auto* const host = std::get_if<HostZoneOptions>(&config.zone);
+  const auto* const on_device = std::get_if<DeviceZoneOptions>(&config.zone);
+  if (SelectorOf(config) != nullptr && !(host != nullptr && cuda) &&
+      config.prefetch != Prefetch::kOff)
     return absl::InvalidArgumentError(
         "zone=host on the CPU and zone=device have nothing to prefetch; prefetch must be off");
   if (config.rope != Rope::kTrained) RETURN_IF_ERROR(ValidateCudaRope(device, config));
@@ -157,78 +143,42 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
     return absl::InvalidArgumentError(
         absl::StrCat("new_tokens=", device.new_tokens, " is outside [1, ", 1 << 20, "]"));
   }
-  if (device.zone_in_host) {
-    if (device.device != model::Device::kCuda)
-      return absl::InvalidArgumentError("zone_in_host needs device=cuda; on the CPU it is method");
-    return ValidateGpuHostZone(device, config);
-  }
-  if (device.bank.bytes != 0 || device.bank.ahead != 1 ||
-      device.bank.map != kernels::RowMap::kVector)
-    return absl::InvalidArgumentError(
-        "banks hold rows of a zone in host memory on a GPU: they need zone=host and device=cuda");
-  if (!device.zone_on_device) return absl::OkStatus();
+  if (host != nullptr && cuda) return ValidateGpuHostZone(*host, config);
+  if (host != nullptr) return ValidateNoBanks(host->bank);
+  if (on_device == nullptr) return absl::OkStatus();
   if (config.row_cache_bytes != 0)
     return absl::InvalidArgumentError("zone=device: no rows travel, so row_cache must be 0");
-  if (device.device != model::Device::kCuda)
-    return absl::InvalidArgumentError("zone=device needs device=cuda");
+  if (!cuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
   if (config.measure)
     return absl::InvalidArgumentError("zone=device does not measure; zone=host and the store do");
-  if (!config.selector.has_value())
-    return absl::InvalidArgumentError("zone=device needs a method: what chooses its rows");
-  return ValidateCudaSelector(*config.selector);
+  return ValidateCudaSelector(on_device->selector);
 }
 
-absl::Status ValidateCudaSelector(const SelectorConfig& selector) {
-  const HipConfig& hip = selector.hip;
-  const HashConfig& hash = selector.hash;
-  switch (selector.kind) {
-    case SelectorKind::kExact:
-      if (selector.exact.scan == ExactScan::kInt8) {
-        return absl::InvalidArgumentError(
-            "method=exact: scan=int8 is not made on a GPU, which scans keys as they are stored");
-      }
-      return absl::OkStatus();
-    case SelectorKind::kChannels:
-      return absl::OkStatus();
-    case SelectorKind::kHip:
-      if (selector.mask == SelectorMask::kQHead) return MaskNotOnGpu("hip");
-      if (hip.block_q != 1) return NotOnGpu("hip", "block_q", hip.block_q, "1");
-      if (hip.ensemble != 1) return NotOnGpu("hip", "ensemble", hip.ensemble, "1");
-      if (hip.widen != 0) return NotOnGpu("hip", "widen", hip.widen, "0");
-      return absl::OkStatus();
-    case SelectorKind::kInfiniteHip:
-      if (selector.mask == SelectorMask::kQHead) return MaskNotOnGpu("infinitehip");
-      if (selector.infinite_hip.block_q == 1) return absl::OkStatus();
-      return NotOnGpu("infinitehip", "block_q", selector.infinite_hip.block_q, "1");
-    case SelectorKind::kHash:
-      if (hash.source != HashSource::kRandom || hash.bits == 64 || hash.bits == 128 ||
-          hash.bits == 256) {
-        return absl::OkStatus();
-      }
-      return NotOnGpu("hash", "bits", hash.bits, "64, 128 and 256");
-  }
-  return absl::InternalError("unknown kind of selector");
+const SelectorConfig* SelectorOf(const RetrievalConfig& config) {
+  if (const auto* host = std::get_if<HostZoneOptions>(&config.zone)) return &host->selector;
+  if (const auto* device = std::get_if<DeviceZoneOptions>(&config.zone)) return &device->selector;
+  return nullptr;
 }
 
-bool SelectorNeedsHostRows(const SelectorConfig& selector) {
-  return selector.kind == SelectorKind::kChannels ||
-         (selector.kind == SelectorKind::kHash && selector.hash.source == HashSource::kStored);
-}
-
-bool SelectorReadsKeys(const SelectorConfig& selector) {
-  return (selector.kind != SelectorKind::kHash && selector.kind != SelectorKind::kChannels) ||
-         OversampleOf(selector, 1) > 1;
+absl::Status ValidateNoBanks(const BankConfig& bank) {
+  if (bank.bytes == 0 && bank.ahead == 1 && bank.map == kernels::RowMap::kVector)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "banks hold rows of a zone in host memory on a GPU: they need zone=host and device=cuda");
 }
 
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
-  if (!config.selector.has_value()) return false;
-  return (!device.zone_on_device && !device.zone_in_host) || config.rope != Rope::kTrained ||
-         SelectorNeedsHostRows(*config.selector);
+  const SelectorConfig* const selector = SelectorOf(config);
+  if (selector == nullptr) return false;
+  return (std::holds_alternative<HostZoneOptions>(config.zone) &&
+          device.device == model::Device::kCpu) ||
+         config.rope != Rope::kTrained || SelectorNeedsHostRows(*selector);
 }
 
 bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
-  return NeedsHostRows(config, device) || device.zone_in_host ||
-         (device.zone_on_device && config.estimate != Estimate::kOff);
+  return NeedsHostRows(config, device) || std::holds_alternative<HostZoneOptions>(config.zone) ||
+         (std::holds_alternative<DeviceZoneOptions>(config.zone) &&
+          config.estimate != Estimate::kOff);
 }
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers) {
@@ -283,7 +233,7 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
     return absl::InvalidArgumentError(
         "row_cache keeps rows that the store sent: it needs want=rows");
   }
-  if (config.selector.has_value()) RETURN_IF_ERROR(ValidateHeldZone(config));
+  if (SelectorOf(config) != nullptr) RETURN_IF_ERROR(ValidateHeldZone(config));
   RETURN_IF_ERROR(ValidateRope(config));
   RETURN_IF_ERROR(ValidateMask(config));
   if (config.effort < 0 || config.effort > 65536)
@@ -334,7 +284,8 @@ std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
 }
 
 bool Estimates(const RetrievalConfig& config, bool has_summaries) {
-  if (config.selector.has_value() && config.selector->mask == SelectorMask::kQHead) return false;
+  const SelectorConfig* const selector = SelectorOf(config);
+  if (selector != nullptr && selector->mask == SelectorMask::kQHead) return false;
   return config.estimate == Estimate::kOn ||
          (config.estimate == Estimate::kAuto && config.want == Want::kAttend && has_summaries);
 }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,8 +31,29 @@ enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
 using model::Rope;  // kInfiniteHip: repositioned_attention.h
 
-inline constexpr int64_t kAllRows = -1;    // a top_k: every row of the zone
 inline constexpr int64_t kAsSelected = 0;  // a layer's budget: what range or mass selects
+
+// The GPU's banks of rows, for a zone in this host's memory.
+struct BankConfig {
+  int64_t bytes = 0;  // of device memory for all banks, their page tables included; 0: no banks,
+                      // rows are read where they lie
+  kernels::RowMap map = kernels::RowMap::kVector;  // the fastest; kHash where 4 bytes per row of
+                                                   // the zone, layer and KV head are too many
+  double ahead = 1;  // with prefetch=speculative, rows fetched ahead, as a multiple of those
+                     // attended; 1 .. 8
+};
+
+// Where the zone lives, and who chooses its rows: the store, by the context's index; or the decoder,
+// by a method, among rows in this host's memory or on the GPU, where the store is read once, at open.
+struct StoreZoneOptions {};
+struct HostZoneOptions {
+  SelectorConfig selector;
+  BankConfig bank = {};  // with a GPU
+};
+struct DeviceZoneOptions {
+  SelectorConfig selector;
+};
+using ZoneOptions = std::variant<StoreZoneOptions, HostZoneOptions, DeviceZoneOptions>;
 
 struct RetrievalConfig {
   // What the context must hold: its content id (Manifest), or the first 12 digits or more; empty:
@@ -71,53 +92,36 @@ struct RetrievalConfig {
   int64_t row_cache_bytes = 0;     // want=rows: memory for rows that the store sent before, which
                                    // then need not travel again; 0: none are kept
   int32_t effort = 0;              // effort of a graph index; 0: the context's own
-  std::optional<SelectorConfig>
-      selector;                 // set: the zone is in this host's memory or the GPU's, and
-                                // this chooses its rows; otherwise the store does
-  Rope rope = Rope::kTrained;   // kInfiniteHip: with a selector exact, hip or infinitehip
+  ZoneOptions zone;
+  Rope rope = Rope::kTrained;   // kInfiniteHip: with method exact, hip or infinitehip
   bool beyond_trained = false;  // kTrained: positions may exceed what the model was trained for
                                 // (max_position_embeddings), where it knows no better than to guess
   bool measure = false;  // also ask for exact answers, for the statistics: hit rate and mass.
                          // Outside of what is timed.
 };
 
-// The GPU's banks of rows, for a zone in this host's memory.
-struct BankConfig {
-  int64_t bytes = 0;  // of device memory for all banks, their page tables included; 0: no banks,
-                      // rows are read where they lie
-  kernels::RowMap map = kernels::RowMap::kVector;  // the fastest; kHash where 4 bytes per row of
-                                                   // the zone, layer and KV head are too many
-  double ahead = 1;  // with prefetch=speculative, rows fetched ahead, as a multiple of those
-                     // attended; 1 .. 8
-};
-
-// Where the model runs and where the zone is searched.
+// Where the model runs.
 struct DeviceConfig {
   model::Device device = model::Device::kCpu;
   // kCuda:
   int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of its memory, weights included
   int64_t new_tokens =
       4096;  // room for what is prompted and generated; sized at start; 1 .. 1048576
-  bool zone_on_device = false;  // the zone's rows are held there, and config.selector, which is set
-                                // then, chooses among them there; the store is read once, at open
-  bool zone_in_host = false;    // as zone_on_device, but rows lie in this host's pinned memory
-  BankConfig bank;              // zone_in_host
 };
+
+// The method of a zone that the decoder holds; null where the store chooses.
+const SelectorConfig* SelectorOf(const RetrievalConfig& config);
 
 // InvalidArgument names field and bound; also what does not go together with the retrieval.
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config);
 
-absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
+// Of options that go to no zone.
+absl::Status ValidateNoBanks(const BankConfig& bank);
 
-// InvalidArgument a parameter of a method that has no CUDA form: names it.
-absl::Status ValidateCudaSelector(const SelectorConfig& selector);
+absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
 
 // Whether a decoder needs the context's rows, or what prefill left beside them, in this host's
 // memory: always on the CPU; on the GPU for methods that are calibrated by them.
-bool SelectorNeedsHostRows(const SelectorConfig& selector);
-// Whether a method whose zone lies across a bus reads keys whenever it chooses, and not only what it
-// made of them before.
-bool SelectorReadsKeys(const SelectorConfig& selector);
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 // Whether it takes them where they can be had: also a zone in host memory, and the summaries of the
 // estimation term.

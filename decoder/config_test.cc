@@ -88,55 +88,48 @@ TEST(DeviceConfigTest, ZoneInHostMemory_RefusesWhatMakesNoSense) {
   const auto refused = [](auto change, const char* text) {
     DeviceConfig device;
     device.device = model::Device::kCuda;
-    device.zone_in_host = true;
-    device.bank.bytes = 1000;
     RetrievalConfig config;
-    config.selector = *ParseSelector("hash");
-    change(device, config);
+    HostZoneOptions zone{*ParseSelector("hash"), {.bytes = 1000}};
+    change(device, config, zone);
+    config.zone = zone;
     EXPECT_THAT(ValidateDeviceConfig(device, config),
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
   DeviceConfig device;
   device.device = model::Device::kCuda;
-  device.zone_in_host = true;
   RetrievalConfig ahead;
-  ahead.selector = *ParseSelector("hash");
+  ahead.zone = HostZoneOptions{*ParseSelector("hash")};
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, ahead));
-  device.bank = {.bytes = 1000, .map = kernels::RowMap::kHash, .ahead = 2};
+  ahead.zone = HostZoneOptions{*ParseSelector("hash"),
+                               {.bytes = 1000, .map = kernels::RowMap::kHash, .ahead = 2}};
   ahead.prefetch = Prefetch::kSpeculative;
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, ahead));
-  refused([](auto& d, auto&) { d.device = model::Device::kCpu; }, "needs device=cuda");
-  refused([](auto& d, auto&) { d.zone_on_device = true; }, "either");
+  refused([](auto& d, auto&, auto&) { d.device = model::Device::kCpu; },
+          "need zone=host and device=cuda");
+  refused([](auto&, auto&, auto& z) { z.selector = *ParseSelector("hash:bits=96"); }, "bits=96");
   refused(
-      [](auto& d, auto& c) {
-        d.zone_in_host = false;
-        c.selector.reset();
-      },
-      "need zone=host");
-  refused([](auto&, auto& c) { c.selector.reset(); }, "needs a method");
-  refused([](auto&, auto& c) { c.selector = *ParseSelector("hash:bits=96"); }, "bits=96");
-  refused(
-      [](auto&, auto& c) {
-        c.selector = *ParseSelector("hip");
+      [](auto&, auto& c, auto& z) {
+        z.selector = *ParseSelector("hip");
         c.prefetch = Prefetch::kSpeculative;
       },
       "only method=hash");
-  refused([](auto&, auto& c) { c.prefetch = Prefetch::kVerified; }, "off or speculative");
-  refused([](auto& d, auto&) { d.bank.bytes = -1; }, "bank_bytes=-1");
-  refused([](auto& d, auto&) { d.bank.ahead = 2; }, "prefetch is off");
+  refused([](auto&, auto& c, auto&) { c.prefetch = Prefetch::kVerified; }, "off or speculative");
+  refused([](auto&, auto&, auto& z) { z.bank.bytes = -1; }, "bank_bytes=-1");
+  refused([](auto&, auto&, auto& z) { z.bank.ahead = 2; }, "prefetch is off");
   refused(
-      [](auto& d, auto& c) {
+      [](auto&, auto& c, auto& z) {
         c.prefetch = Prefetch::kSpeculative;
-        d.bank.ahead = 9;
+        z.bank.ahead = 9;
       },
       "bank_ahead=9 is outside [1, 8]");
   refused(
-      [](auto& d, auto& c) {
+      [](auto&, auto& c, auto& z) {
         c.prefetch = Prefetch::kSpeculative;
-        d.bank.bytes = 0;
+        z.bank.bytes = 0;
       },
       "bank_bytes > 0");
-  refused([](auto& d, auto&) { d.bank = {.bytes = 0, .map = kernels::RowMap::kHash}; }, "bank_map");
+  refused([](auto&, auto&, auto& z) { z.bank = {.bytes = 0, .map = kernels::RowMap::kHash}; },
+          "bank_map");
 }
 
 TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
@@ -147,13 +140,11 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
   };
   DeviceConfig device;
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, RetrievalConfig()));
-  device.zone_on_device = true;
   RetrievalConfig config;
-  config.selector = *ParseSelector("hash");
+  config.zone = DeviceZoneOptions{*ParseSelector("hash")};
   refused(device, config, "zone=device needs device=cuda");
   device.device = model::Device::kCuda;
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, config));
-  refused(device, RetrievalConfig(), "zone=device needs a method");
   config.measure = true;
   refused(device, config, "does not measure");
   device.new_tokens = 0;
@@ -161,11 +152,8 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
   device.new_tokens = 1;
   device.gpu_memory = -1;
   refused(device, RetrievalConfig(), "gpu_memory=-1");
-  device = DeviceConfig();
-  device.device = model::Device::kCuda;
   config = RetrievalConfig();
-  config.selector = *ParseSelector("hip");
-  refused(device, config, "needs zone=host or zone=device");
+  config.zone = HostZoneOptions{*ParseSelector("hip")};
   config.prefetch = Prefetch::kSpeculative;
   refused(DeviceConfig(), config, "prefetch must be off");
 }
@@ -173,7 +161,7 @@ TEST(DeviceConfigTest, BoundsAndWhatDoesNotGoTogether_AreRefused) {
 TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
   const auto refused = [](auto change, const char* text) {
     RetrievalConfig config;
-    config.selector = *ParseSelector("exact");
+    config.zone = HostZoneOptions{*ParseSelector("exact")};
     CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
     change(config);
     EXPECT_THAT(ValidateRetrievalConfig(config, 8),
@@ -214,7 +202,7 @@ TEST(SelectorReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
 TEST(ValidateTest, TermWithPositionsOfTheirOwn_IsRefused) {
   RetrievalConfig config;
   config.rope = Rope::kInfiniteHip;
-  config.selector = *ParseSelector("exact");
+  config.zone = HostZoneOptions{*ParseSelector("exact")};
   config.dense_layers = 0;
   CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
   config.estimate = Estimate::kOn;
@@ -228,23 +216,18 @@ TEST(ValidateTest, PositionsOfTheirOwnOnAGpu_AreThoseOfInfiniteHipAlone) {
   config.rope = Rope::kInfiniteHip;
   config.dense_layers = 0;
   config.top_k = 64;
-  config.selector = *ParseSelector("infinitehip:stages=2:1x:1");
+  config.zone = DeviceZoneOptions{*ParseSelector("infinitehip:stages=2:1x:1")};
   DeviceConfig device;
   device.device = model::Device::kCuda;
-  EXPECT_THAT(ValidateDeviceConfig(device, config),
-              StatusIs(kInvalid, "needs zone=host or zone=device"));
-  device.zone_on_device = true;
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, config));
   EXPECT_TRUE(NeedsHostRows(config, device));
-  config.selector = *ParseSelector("exact");
+  config.zone = DeviceZoneOptions{*ParseSelector("exact")};
   EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "method=exact has no CUDA"));
-  config.selector = *ParseSelector("infinitehip:block_q=4");
+  config.zone = DeviceZoneOptions{*ParseSelector("infinitehip:block_q=4")};
   EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "block_q=4"));
-  config.selector = *ParseSelector("infinitehip");
-  device.zone_on_device = false;
-  device.zone_in_host = true;
+  config.zone = HostZoneOptions{*ParseSelector("infinitehip")};
   CARREL_EXPECT_OK(ValidateDeviceConfig(device, config));
-  device.bank.bytes = 1 << 20;
+  std::get<HostZoneOptions>(config.zone).bank.bytes = 1 << 20;
   EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "bank_bytes must be 0"));
 }
 
@@ -252,12 +235,11 @@ TEST(ValidateTest, MaskPerQHead_IsForAZoneOnTheCpuWithANumberOfRows) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   RetrievalConfig config;
   config.top_k = 64;
-  config.selector = *ParseSelector("hip:mask=q-head");
+  config.zone = DeviceZoneOptions{*ParseSelector("hip:mask=q-head")};
   CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
   EXPECT_FALSE(Estimates(config, /*has_summaries=*/true));
   DeviceConfig device;
   device.device = model::Device::kCuda;
-  device.zone_on_device = true;
   EXPECT_THAT(ValidateDeviceConfig(device, config), StatusIs(kInvalid, "mask=q-head has no CUDA"));
   config.estimate = Estimate::kOn;
   EXPECT_THAT(ValidateRetrievalConfig(config, 8),
@@ -272,32 +254,33 @@ TEST(ValidateTest, MaskPerQHead_IsForAZoneOnTheCpuWithANumberOfRows) {
 }
 
 TEST(TakesHostRowsTest, OnTheGpu_ForTheTermOrAZoneInHostMemory) {
-  RetrievalConfig config;
-  config.selector = *ParseSelector("hash");
-  DeviceConfig there, in_host;
-  there.device = in_host.device = model::Device::kCuda;
-  there.zone_on_device = in_host.zone_in_host = true;
-  EXPECT_TRUE(TakesHostRows(config, there));
-  EXPECT_TRUE(TakesHostRows(config, in_host));
-  config.estimate = Estimate::kOff;
-  EXPECT_FALSE(TakesHostRows(config, there));
-  EXPECT_TRUE(TakesHostRows(config, in_host));
+  RetrievalConfig there, in_host;
+  there.zone = DeviceZoneOptions{*ParseSelector("hash")};
+  in_host.zone = HostZoneOptions{*ParseSelector("hash")};
+  DeviceConfig device;
+  device.device = model::Device::kCuda;
+  EXPECT_TRUE(TakesHostRows(there, device));
+  EXPECT_TRUE(TakesHostRows(in_host, device));
+  there.estimate = in_host.estimate = Estimate::kOff;
+  EXPECT_FALSE(TakesHostRows(there, device));
+  EXPECT_TRUE(TakesHostRows(in_host, device));
 }
 
 TEST(NeedsHostRowsTest, OnTheGpu_OnlyWhatIsCalibratedByThem) {
-  DeviceConfig here, there;
-  there.device = model::Device::kCuda;
-  there.zone_on_device = true;
-  RetrievalConfig config;
-  EXPECT_FALSE(NeedsHostRows(config, here));
+  DeviceConfig cpu, gpu;
+  gpu.device = model::Device::kCuda;
+  RetrievalConfig here, there;
+  EXPECT_FALSE(NeedsHostRows(here, cpu));
   for (const char* selector : {"exact", "hip", "infinitehip", "hash"}) {
-    config.selector = *ParseSelector(selector);
-    EXPECT_TRUE(NeedsHostRows(config, here)) << selector;
-    EXPECT_FALSE(NeedsHostRows(config, there)) << selector;
+    here.zone = HostZoneOptions{*ParseSelector(selector)};
+    there.zone = DeviceZoneOptions{*ParseSelector(selector)};
+    EXPECT_TRUE(NeedsHostRows(here, cpu)) << selector;
+    EXPECT_FALSE(NeedsHostRows(here, gpu)) << selector;
+    EXPECT_FALSE(NeedsHostRows(there, gpu)) << selector;
   }
   for (const char* selector : {"hash:codes=stored", "channels"}) {
-    config.selector = *ParseSelector(selector);
-    EXPECT_TRUE(NeedsHostRows(config, there)) << selector;
+    there.zone = DeviceZoneOptions{*ParseSelector(selector)};
+    EXPECT_TRUE(NeedsHostRows(there, gpu)) << selector;
   }
 }
 

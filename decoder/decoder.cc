@@ -73,7 +73,8 @@ absl::Status ResolveEstimate(const DeviceConfig& device, const HostRows* host_ro
     config.estimate = Estimate::kOff;
     return absl::OkStatus();
   }
-  if (!device.zone_on_device && !device.zone_in_host) return absl::OkStatus();
+  if (device.device == model::Device::kCpu || SelectorOf(config) == nullptr)
+    return absl::OkStatus();
   const bool here = host_rows != nullptr && host_rows->has_summaries();
   if (config.estimate == Estimate::kOn && !here) {
     return absl::FailedPreconditionError(
@@ -157,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   const std::vector<int64_t> budgets =
       LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
   if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end());
-      largest > opened.limits().max_top_k() && !config.selector.has_value()) {
+      largest > opened.limits().max_top_k() && SelectorOf(config) == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest,
                      " rows exceeds the store's max_top_k=", opened.limits().max_top_k(),

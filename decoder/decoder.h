@@ -60,7 +60,7 @@ struct Sequence {
 class Decoder {
  public:
   // Opens the context on a connected client and fetches sink and local rows. host_rows: of
-  // this context, in this host's memory, where NeedsHostRows. device.zone_in_host copies them if
+  // this context, in this host's memory, where NeedsHostRows. HostZoneOptions with a GPU copies them if
   // they are given, and otherwise fetches the zone from the store. Else null.
   static absl::StatusOr<std::unique_ptr<Decoder>> Open(
       const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,

@@ -15,11 +15,16 @@ namespace {
 
 // What auto means for this context and zone. Codes are read where the context's folder is.
 absl::Status ResolveSelector(DecoderSpec& spec) {
-  if (!spec.config.selector.has_value()) return absl::OkStatus();
-  decoder::SelectorConfig& method = *spec.config.selector;
-  if (!spec.device.zone_on_device) {
-    method = decoder::WithOversample(method, spec.device.zone_in_host ? 1 : decoder::kOversample);
+  decoder::SelectorConfig* selector = nullptr;
+  if (auto* host = std::get_if<decoder::HostZoneOptions>(&spec.config.zone)) {
+    selector = &host->selector;
+    const bool crosses_bus = spec.device.device == model::Device::kCuda;
+    *selector = decoder::WithOversample(*selector, crosses_bus ? 1 : decoder::kOversample);
+  } else if (auto* device = std::get_if<decoder::DeviceZoneOptions>(&spec.config.zone)) {
+    selector = &device->selector;
   }
+  if (selector == nullptr) return absl::OkStatus();
+  decoder::SelectorConfig& method = *selector;
   if (method.kind == decoder::SelectorKind::kHash &&
       method.hash.source == decoder::HashSource::kAuto) {
     bool stored = false;
@@ -57,7 +62,8 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
   if (spec.derived_weights) RETURN_IF_ERROR(open->AcceptDerived(spec.context));
   RETURN_IF_ERROR(ResolveSelector(spec));
   const decoder::RetrievalConfig& config = spec.config;
-  if (config.selector.has_value()) open->method_ = decoder::DescribeSelector(*config.selector);
+  if (const auto* selector = decoder::SelectorOf(config); selector != nullptr)
+    open->method_ = decoder::DescribeSelector(*selector);
   // A GPU fetches the rows of its zone from a server if their folder is not here.
   if (decoder::NeedsHostRows(config, spec.device) ||
       (decoder::TakesHostRows(config, spec.device) && !spec.folder.empty())) {

@@ -57,9 +57,12 @@ absl::Status SetZone(const ReaderOptions& options, const StoreAddress& store, De
     return absl::InvalidArgumentError(
         "zone=kHost maps the rows of a folder of this host: open the store by its folder");
   }
-  spec.device.zone_on_device = options.zone == Zone::kDevice;
-  spec.device.zone_in_host = options.zone == Zone::kHost && cuda;
-  ASSIGN_OR_RETURN(spec.config.selector, decoder::ParseSelector("exact"));
+  ASSIGN_OR_RETURN(const decoder::SelectorConfig exact, decoder::ParseSelector("exact"));
+  if (options.zone == Zone::kHost) {
+    spec.config.zone = decoder::HostZoneOptions{exact};
+  } else {
+    spec.config.zone = decoder::DeviceZoneOptions{exact};
+  }
   return absl::OkStatus();
 }
 

@@ -107,14 +107,21 @@ RetrievalConfig All() {
 RetrievalConfig Selected(const std::string& method, int64_t top_k) {
   RetrievalConfig config;
   config.top_k = top_k;
-  config.selector = *decoder::ParseSelector(method);
+  config.zone = decoder::DeviceZoneOptions{*decoder::ParseSelector(method)};
   return config;
 }
 
-// For a zone in host memory, across whose bus no candidate's key comes twice.
+// The same with the zone in this host's memory.
+RetrievalConfig InHost(RetrievalConfig config, const decoder::BankConfig& bank = {}) {
+  config.zone = decoder::HostZoneOptions{*decoder::SelectorOf(config), bank};
+  return config;
+}
+
+// Across whose bus no candidate's key comes twice.
 RetrievalConfig OneLook(const std::string& method, int64_t top_k) {
   RetrievalConfig config = Selected(method, top_k);
-  config.selector = decoder::WithOversample(*config.selector, 1);
+  config.zone =
+      decoder::DeviceZoneOptions{decoder::WithOversample(*decoder::ParseSelector(method), 1)};
   return config;
 }
 
@@ -256,16 +263,13 @@ TEST(GpuTest, PositionsOfTheirOwn_LogitsAreTheCpus) {
   const auto questions = Questions("registry-2k");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
-  DeviceConfig on_device = Cuda(), in_host = Cuda();
-  on_device.zone_on_device = true;
-  in_host.zone_in_host = true;
   for (const int64_t top_k : {decoder::kAllRows, int64_t{512}}) {
     RetrievalConfig config = Selected("infinitehip:stages=64:1024:2/2:1x:1", top_k);
     config.rope = model::Rope::kInfiniteHip;
     config.dense_layers = 0;
-    const auto cpu = Logits(EmbeddedDecoder::Open(folder, "doc", config), prompt);
-    const auto gpu = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
-    const auto host = Logits(EmbeddedDecoder::Open(folder, "doc", config, in_host), prompt);
+    const auto cpu = Logits(EmbeddedDecoder::Open(folder, "doc", InHost(config)), prompt);
+    const auto gpu = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
+    const auto host = Logits(EmbeddedDecoder::Open(folder, "doc", InHost(config), Cuda()), prompt);
     CARREL_ASSERT_OK(cpu);
     CARREL_ASSERT_OK(gpu);
     CARREL_ASSERT_OK(host);
@@ -382,11 +386,9 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
           << "want " << static_cast<int>(want) << " prefetch " << static_cast<int>(prefetch);
     }
   }
-  DeviceConfig zone_here = Cuda();
-  zone_here.zone_on_device = true;
   const auto at_store = Logits(EmbeddedDecoder::Open(folder, "doc", All(), Cuda()), prompt);
   const auto here = Logits(
-      EmbeddedDecoder::Open(folder, "doc", Selected("hash", decoder::kAllRows), zone_here), prompt);
+      EmbeddedDecoder::Open(folder, "doc", Selected("hash", decoder::kAllRows), Cuda()), prompt);
   CARREL_ASSERT_OK(at_store);
   CARREL_ASSERT_OK(here);
   EXPECT_LE(RelativeError(*here, *at_store), 1e-2);
@@ -399,24 +401,21 @@ TEST(GpuTest, EstimationTermOnTheGpu_IsTheCpus) {
   const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
-  DeviceConfig on_device = Cuda(), in_host = Cuda();
-  on_device.zone_on_device = true;
-  in_host.zone_in_host = true;
   RetrievalConfig config = Selected("exact", 12);
   config.dense_layers = 0;
-  const auto of = [&](const DeviceConfig& device) {
-    return Logits(EmbeddedDecoder::Open(folder, "doc", config, device), prompt);
+  const auto of = [&](const RetrievalConfig& placed, const DeviceConfig& device) {
+    return Logits(EmbeddedDecoder::Open(folder, "doc", placed, device), prompt);
   };
   const auto dense = Logits(EmbeddedDecoder::Open(folder, "doc", All()), prompt);
   CARREL_ASSERT_OK(dense);
   config.estimate = decoder::Estimate::kOff;
-  const auto without = of(on_device);
+  const auto without = of(config, Cuda());
   CARREL_ASSERT_OK(without);
   config.estimate = decoder::Estimate::kOn;
-  const auto cpu = of(DeviceConfig());
+  const auto cpu = of(InHost(config), DeviceConfig());
   CARREL_ASSERT_OK(cpu);
-  for (const DeviceConfig& device : {on_device, in_host}) {
-    const auto gpu = of(device);
+  for (const RetrievalConfig& placed : {config, InHost(config)}) {
+    const auto gpu = of(placed, Cuda());
     CARREL_ASSERT_OK(gpu);
     EXPECT_LE(RelativeError(*gpu, *cpu), 2e-2);
     EXPECT_LT(RelativeError(*gpu, *dense), RelativeError(*without, *dense));
@@ -463,12 +462,8 @@ TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
     if (kBrief && budget == decoder::Budget::kUniform) continue;
     config.budget = budget;
     config.prefetch = decoder::Prefetch::kOff;
-    DeviceConfig on_device = Cuda();
-    on_device.zone_on_device = true;
-    const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
+    const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
     CARREL_ASSERT_OK(expected);
-    DeviceConfig in_host = Cuda();
-    in_host.zone_in_host = true;
     for (const decoder::Prefetch prefetch :
          {decoder::Prefetch::kOff, decoder::Prefetch::kSpeculative}) {
       for (const kernels::RowMap map : {kernels::RowMap::kVector, kernels::RowMap::kHash}) {
@@ -481,9 +476,9 @@ TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
             continue;
           if (kBrief && bytes != 0 && bytes != 700'000) continue;
           config.prefetch = prefetch;
-          in_host.bank = {.bytes = bytes, .map = map};
-          if (prefetch != decoder::Prefetch::kOff && bytes > 700'000) in_host.bank.ahead = 1.5;
-          auto decoder = EmbeddedDecoder::Open(folder, "doc", config, in_host);
+          decoder::BankConfig bank = {.bytes = bytes, .map = map};
+          if (prefetch != decoder::Prefetch::kOff && bytes > 700'000) bank.ahead = 1.5;
+          auto decoder = EmbeddedDecoder::Open(folder, "doc", InHost(config, bank), Cuda());
           CARREL_ASSERT_OK(decoder);
           decoder::Decoder& open = *(*decoder)->operator->();
           const auto result = open.Generate(prompt, WithLogits());
@@ -510,18 +505,15 @@ TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
   const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
-  DeviceConfig on_device = Cuda(), in_host = Cuda();
-  on_device.zone_on_device = true;
-  in_host.zone_in_host = true;
   for (const char* method :
        {"exact", "hip:refresh=4", "infinitehip:preset=fast", "hash:codes=stored", "channels"}) {
     const RetrievalConfig config = OneLook(method, 48);
-    const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, on_device), prompt);
+    const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
     CARREL_ASSERT_OK(expected);
     for (const int64_t bytes : {0, 400'000}) {
       if (kBrief && bytes == 0) continue;
-      in_host.bank.bytes = bytes;
-      const auto got = Logits(EmbeddedDecoder::Open(folder, "doc", config, in_host), prompt);
+      const RetrievalConfig in_host = InHost(config, {.bytes = bytes});
+      const auto got = Logits(EmbeddedDecoder::Open(folder, "doc", in_host, Cuda()), prompt);
       CARREL_ASSERT_OK(got);
       EXPECT_EQ(*got, *expected) << method << ", " << bytes << " bytes of banks";
     }
@@ -531,10 +523,8 @@ TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
 TEST(GpuTest, BanksThatMakeNoSense_AreRefused) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));
-  DeviceConfig device = Cuda();
-  device.zone_in_host = true;
-  device.bank.bytes = 1000;
-  EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", Selected("hash", 40), device),
+  const RetrievalConfig config = InHost(Selected("hash", 40), {.bytes = 1000});
+  EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", config, Cuda()),
               StatusIs(absl::StatusCode::kInvalidArgument, "bank_bytes=1000"));
 }
 
@@ -567,23 +557,18 @@ TEST(GpuTest, Answers_EqualDenseDecoding) {
     EXPECT_LE(UnlikeDense(folder, document, ahead, Cuda(), "top 128, speculative"), 3);
     ahead.want = decoder::Want::kRows;
     EXPECT_LE(UnlikeDense(folder, document, ahead, Cuda(), "top 128, speculative, rows"), 3);
-    DeviceConfig zone_here = Cuda();
-    zone_here.zone_on_device = true;
     // Every row is every row, whatever would choose among them.
     for (const char* method : {"exact", "hip", "infinitehip", "hash", "channels"}) {
-      EXPECT_LE(UnlikeDense(folder, document, Selected(method, decoder::kAllRows), zone_here,
+      EXPECT_LE(UnlikeDense(folder, document, Selected(method, decoder::kAllRows), Cuda(),
                             absl::StrCat("every row on the device, ", method)),
                 2);
     }
     const RetrievalConfig by_code = Selected("hash", kBrief ? 512 : 2048);
-    EXPECT_LE(UnlikeDense(folder, document, by_code, zone_here, "rows by code, zone on the device"),
+    EXPECT_LE(UnlikeDense(folder, document, by_code, Cuda(), "rows by code, zone on the device"),
               8);
-    DeviceConfig zone_in_host = Cuda();
-    zone_in_host.zone_in_host = true;
-    zone_in_host.bank.bytes = 60'000'000;
-    RetrievalConfig ahead_in_host = by_code;
+    RetrievalConfig ahead_in_host = InHost(by_code, {.bytes = 60'000'000});
     ahead_in_host.prefetch = decoder::Prefetch::kSpeculative;
-    EXPECT_LE(UnlikeDense(folder, document, ahead_in_host, zone_in_host,
+    EXPECT_LE(UnlikeDense(folder, document, ahead_in_host, Cuda(),
                           "rows by code, zone in host memory, 60 MB of banks"),
               8);
   }
@@ -594,14 +579,12 @@ TEST(GpuTest, MethodsOnTheDevice_AnswerAsOnTheCpu) {
   const std::string folder = FreshTempDir(), document = kBrief ? "registry-2k" : "registry-8k";
   if (!Prefill(folder, document))
     GTEST_SKIP() << document << " is not here: set CARREL_SHARED to the folder that has demo/docs";
-  DeviceConfig zone_here = Cuda();
-  zone_here.zone_on_device = true;
   for (const char* method : {"exact", "hip", "hip:refresh=4", "infinitehip", "hash",
                              "hash:codes=stored", "channels", "channels:share=16"}) {
     const RetrievalConfig config = Selected(method, 256);
-    const int64_t cpu = UnlikeDense(folder, document, config, DeviceConfig(),
+    const int64_t cpu = UnlikeDense(folder, document, InHost(config), DeviceConfig(),
                                     absl::StrCat("256 rows on the CPU, ", method));
-    const int64_t gpu = UnlikeDense(folder, document, config, zone_here,
+    const int64_t gpu = UnlikeDense(folder, document, config, Cuda(),
                                     absl::StrCat("256 rows on the device, ", method));
     EXPECT_NEAR(static_cast<double>(cpu), static_cast<double>(gpu), 6) << method;
   }
@@ -620,7 +603,6 @@ TEST(GpuTest, TooLittleMemoryOrRoom_IsRefused) {
   CARREL_ASSERT_OK(decoder);
   EXPECT_THAT((**decoder)->Generate({5, 6, 7, 8, 9}, decoder::GenerateOptions()),
               StatusIs(absl::StatusCode::kResourceExhausted, "4 new tokens"));
-  device.zone_on_device = true;
   RetrievalConfig ahead = Selected("hash", 128);
   ahead.prefetch = decoder::Prefetch::kSpeculative;
   EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", ahead, device),

@@ -292,7 +292,7 @@ TEST_P(MasterTest, ZoneInThisHost_EverySelectorWithEveryRow_EqualsDenseAttention
       config.dense_layers = 0;
       config.sink = sink;
       config.local = local;
-      config.selector = *decoder::ParseSelector(method);
+      config.zone = decoder::HostZoneOptions{*decoder::ParseSelector(method)};
       auto decoder = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
       CARREL_ASSERT_OK(decoder);
       DenseReference reference(folder_, "doc");
@@ -320,7 +320,7 @@ TEST_P(MasterTest, ZoneInThisHost_Exact_IsTheStoresFlatSearch) {
   config.estimate = decoder::Estimate::kOff;
   auto at_store = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
   CARREL_ASSERT_OK(at_store);
-  config.selector = decoder::SelectorConfig();
+  config.zone = decoder::HostZoneOptions();
   auto here = testing_world::EmbeddedDecoder::Open(folder_, "doc", config);
   CARREL_ASSERT_OK(here);
   for (const testing_world::Question& question : *questions) {

@@ -67,11 +67,11 @@ class CudaRepositionedPass final : public ForwardPass {
   CudaRepositionedPass(const model::ModelConfig& config, const OpenedContext& context)
       : config_(config),
         shape_(config.shape),
-        infinite_hip_(context.config.selector->infinite_hip),
+        infinite_hip_(SelectorOf(context.config)->infinite_hip),
         zone_(context.zone),
         context_tokens_(context.tokens),
         capacity_(context.tokens + context.device.new_tokens),
-        in_host_(context.device.zone_in_host),
+        in_host_(std::holds_alternative<HostZoneOptions>(context.config.zone)),
         width_(int64_t{shape_.q_heads} * shape_.head_dim),
         budgets_(LayerBudgets(context.config, shape_.layers, zone_.rows())),
         statistics_(shape_.layers) {}
@@ -444,7 +444,7 @@ Statistics CudaRepositionedPass::statistics() const {
 
 absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaRepositionedPass(
     const model::Checkpoint& checkpoint, const OpenedContext& context) {
-  CARREL_CHECK(context.rows != nullptr && context.config.selector.has_value());
+  CARREL_CHECK(context.rows != nullptr && SelectorOf(context.config) != nullptr);
   auto pass = std::make_unique<CudaRepositionedPass>(checkpoint.config, context);
   RETURN_IF_ERROR(pass->Prepare(checkpoint, context));
   return pass;

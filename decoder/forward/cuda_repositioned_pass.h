@@ -1,7 +1,7 @@
 // What:   decoding on a GPU over a context whose keys are stored before RoPE, at positions that
 //         attention gives: what RepositionedAttention (repositioned_attention.h) is on the CPU, with
 //         method infinitehip. All rows of the context and all new ones lie in one array per layer and KV
-//         head, on the device (zone_on_device) or in pinned memory of this host (zone_in_host), which
+//         head, on the device (DeviceZoneOptions) or in pinned memory of this host (HostZoneOptions), which
 //         the kernels read, and the new rows' kernel writes, across the bus.
 // Math:   that of repositioned_attention.h on keys that are rounded to bf16 once more after they are
 //         turned; rows are the CPU's but for ties within that rounding.

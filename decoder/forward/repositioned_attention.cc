@@ -20,12 +20,12 @@ constexpr int64_t kBlockRows = 512;
 absl::StatusOr<std::unique_ptr<RepositionedAttention>> RepositionedAttention::Create(
     const OpenedContext& context, const model::ModelConfig& model) {
   const RetrievalConfig& config = context.config;
-  CARREL_CHECK(config.selector.has_value() && config.rope == Rope::kInfiniteHip &&
+  CARREL_CHECK(SelectorOf(config) != nullptr && config.rope == Rope::kInfiniteHip &&
                context.rows != nullptr);
   std::unique_ptr<RepositionedAttention> attention(new RepositionedAttention(context, model));
   ASSIGN_OR_RETURN(
       attention->selector_,
-      MakeRowSelector(*config.selector, model.shape, context.zone, *context.rows, context.pool));
+      MakeRowSelector(*SelectorOf(config), model.shape, context.zone, *context.rows, context.pool));
   return attention;
 }
 

@@ -35,7 +35,7 @@ namespace carrel::decoder {
 
 class RepositionedAttention final : public SequenceAttention {
  public:
-  // config.selector is set, config.rope is kInfiniteHip; rows are given and hold the whole context,
+  // config.zone is HostZoneOptions, config.rope is kInfiniteHip; rows are given and hold the whole context,
   // keys before RoPE.
   static absl::StatusOr<std::unique_ptr<RepositionedAttention>> Create(
       const OpenedContext& context, const model::ModelConfig& model);

@@ -69,7 +69,7 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
     model_.rope.theta = 10000;
     model_.max_position_embeddings = 4096;
     inv_freq_ = model::RopeInvFreq(model_.rope, 16);
-    config_.selector = *ParseSelector(GetParam());
+    config_.zone = HostZoneOptions{*ParseSelector(GetParam())};
     config_.rope = Rope::kInfiniteHip;
     config_.dense_layers = 0;
     config_.sink = 3;
@@ -111,7 +111,7 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
       }
     }
     EXPECT_EQ(attended, again) << "a new sequence";
-    const auto selector = *MakeRowSelector(*config_.selector, model_.shape, zone, *rows, &pool);
+    const auto selector = *MakeRowSelector(*SelectorOf(config_), model_.shape, zone, *rows, &pool);
     const kernels::RopeTable table(inv_freq_, model_.max_position_embeddings);
     const int64_t budget = LayerBudgets(config_, 5, zone.rows())[layer.value()];
     std::vector<float> expected;
@@ -194,8 +194,9 @@ TEST_P(RepositionedAttentionTest, EveryRowWithinTheTrainedLength_IsDenseAttentio
 }
 
 TEST_P(RepositionedAttentionTest, ChosenRows_StandAtConsecutivePositions) {
-  config_.selector->infinite_hip.stages.back().refresh = 1;
-  for (InfiniteHipStage& stage : config_.selector->infinite_hip.stages) stage.refresh = 1;
+  SelectorConfig& method = std::get<HostZoneOptions>(config_.zone).selector;
+  method.infinite_hip.stages.back().refresh = 1;
+  for (InfiniteHipStage& stage : method.infinite_hip.stages) stage.refresh = 1;
   for (int round = 0; round < 6; ++round) {
     config_.top_k = 8 + Below(60);
     const Layer layer(static_cast<int32_t>(Below(5)));

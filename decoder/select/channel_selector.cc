@@ -7,6 +7,7 @@
 #include "common/status.h"
 #include "decoder/select/channel_labels.h"
 #include "decoder/select/key_scores.h"
+#include "decoder/select/method_type.h"
 
 namespace carrel::decoder {
 namespace {
@@ -100,6 +101,47 @@ absl::StatusOr<std::unique_ptr<RowSelector>> MakeChannelSelector(const ChannelCo
   ASSIGN_OR_RETURN(std::vector<ChannelLabels> labels,
                    MakeChannelLabels(config, shape, zone, rows, pool));
   return std::make_unique<ChannelSelector>(shape, zone, config.oversample, rows, std::move(labels));
+}
+
+namespace {
+
+class ChannelsMethodType final : public MethodType {
+ public:
+  absl::string_view name() const override { return "channels"; }
+  absl::Status Parse(const MethodSettings& settings, SelectorConfig& config) const override {
+    ChannelConfig& channels = config.channels;
+    return settings.Set(
+        {{"by", MethodSettings::OneOf<ChannelScore>(
+                    channels.by,
+                    {{"q", ChannelScore::kQ}, {"k", ChannelScore::kK}, {"qk", ChannelScore::kQK}})},
+         {"share", MethodSettings::Number(channels.share, 4, 16)},
+         {"oversample", MethodSettings::Oversample(channels.oversample)}});
+  }
+  std::string Describe(const SelectorConfig& config) const override {
+    constexpr absl::string_view kScores[] = {"q", "k", "qk"};
+    const ChannelConfig& channels = config.channels;
+    return absl::StrCat(
+        ":by=", kScores[static_cast<size_t>(channels.by)], ",share=", channels.share,
+        ",oversample=",
+        channels.oversample == kAutoOversample ? "auto" : absl::StrCat(channels.oversample));
+  }
+  bool needs_host_rows(const SelectorConfig&) const override { return true; }
+  bool reads_keys(const SelectorConfig& config) const override {
+    return OversampleOf(config, 1) > 1;
+  }
+  bool after_rope() const override { return true; }
+  absl::Status ValidateCuda(const SelectorConfig&) const override { return absl::OkStatus(); }
+  absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig& config,
+                                                    const SelectorInput& input) const override {
+    return MakeChannelSelector(config.channels, input.shape, input.zone, input.rows, input.pool);
+  }
+};
+
+}  // namespace
+
+const MethodType& ChannelsMethod() {
+  static const ChannelsMethodType method;
+  return method;
 }
 
 }  // namespace carrel::decoder

@@ -121,8 +121,6 @@ class CudaChannelSelector final : public CudaScoreSelector {
   cuda::DeviceBuffer<uint8_t> workspace_;
 };
 
-}  // namespace
-
 int64_t CudaChannelBytes(const ChannelConfig& config, const CudaZoneShape& shape) {
   const int64_t width = Width(config, shape);
   int64_t bytes = CudaScoreSelector::Bytes(shape, config.oversample) +
@@ -140,6 +138,20 @@ CudaRowSelectorOr MakeCudaChannelSelector(const ChannelConfig& config, const Cud
                                           const CudaKeys& keys, const HostRows& host_rows,
                                           ThreadPool* pool) {
   return CudaChannelSelector::Make(config, shape, keys, host_rows, pool);
+}
+
+}  // namespace
+
+const CudaMethod& CudaChannelsMethod() {
+  static constexpr CudaMethod method = {
+      .bytes = [](const SelectorConfig& config, const CudaZoneShape& shape, const HostRows*)
+          -> absl::StatusOr<int64_t> { return CudaChannelBytes(config.channels, shape); },
+      .make =
+          [](const SelectorConfig& config, const CudaSelectorInput& input) {
+            return MakeCudaChannelSelector(config.channels, input.shape, input.keys,
+                                           *input.host_rows, input.pool);
+          }};
+  return method;
 }
 
 }  // namespace carrel::decoder

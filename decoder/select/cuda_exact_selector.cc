@@ -108,12 +108,21 @@ class CudaExactSelector final : public CudaRowSelector {
   CudaHeadBudgets head_budgets_;
 };
 
-}  // namespace
-
-int64_t CudaExactBytes(const CudaZoneShape& shape) { return CudaExactSelector::Bytes(shape); }
-
 CudaRowSelectorOr MakeCudaExactSelector(const CudaZoneShape& shape, const CudaKeys& keys) {
   return CudaExactSelector::Make(shape, keys);
+}
+
+}  // namespace
+
+const CudaMethod& CudaExactMethod() {
+  static constexpr CudaMethod method = {
+      .bytes = [](const SelectorConfig&, const CudaZoneShape& shape, const HostRows*)
+          -> absl::StatusOr<int64_t> { return CudaExactSelector::Bytes(shape); },
+      .make =
+          [](const SelectorConfig&, const CudaSelectorInput& input) {
+            return MakeCudaExactSelector(input.shape, input.keys);
+          }};
+  return method;
 }
 
 }  // namespace carrel::decoder

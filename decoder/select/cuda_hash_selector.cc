@@ -315,8 +315,6 @@ absl::StatusOr<int64_t> BitsOf(const HashConfig& config, const HostRows* host_ro
                                                " bits; a GPU takes 64, 128 or 256"));
 }
 
-}  // namespace
-
 absl::StatusOr<int64_t> CudaHashForkBytes(const HashConfig& config, const CudaZoneShape& shape,
                                           const HostRows* host_rows) {
   ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config, host_rows));
@@ -352,6 +350,24 @@ CudaRowSelectorOr MakeCudaHashSelector(const HashConfig& config, const CudaZoneS
   RETURN_IF_ERROR(source == HashSource::kRandom ? selector->EncodeKeys(keys, stream)
                                                 : selector->LoadCodes(*host_rows));
   return selector;
+}
+
+}  // namespace
+
+const CudaMethod& CudaHashMethod() {
+  static constexpr CudaMethod method = {
+      .bytes = [](const SelectorConfig& config, const CudaZoneShape& shape,
+                  const HostRows* rows) { return CudaHashBytes(config.hash, shape, rows); },
+      .make =
+          [](const SelectorConfig& config, const CudaSelectorInput& input) {
+            return MakeCudaHashSelector(config.hash, input.shape, input.keys, input.host_rows,
+                                        input.stream);
+          },
+      .fork_bytes =
+          [](const SelectorConfig& config, const CudaZoneShape& shape, const HostRows* rows) {
+            return CudaHashForkBytes(config.hash, shape, rows);
+          }};
+  return method;
 }
 
 }  // namespace carrel::decoder

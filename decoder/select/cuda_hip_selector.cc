@@ -75,8 +75,6 @@ class CudaHipSelector final : public CudaRowSelector {
   cuda::DeviceBuffer<uint8_t> workspace_;
 };
 
-}  // namespace
-
 int64_t CudaHipBytes(const HipConfig& config, const CudaZoneShape& shape) {
   int64_t bytes = int64_t{shape.heads.layers} * shape.heads.kv_heads * 4;
   for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
@@ -98,6 +96,19 @@ CudaRowSelectorOr MakeCudaHipSelector(const HipConfig& config, const CudaZoneSha
   auto selector = std::make_unique<CudaHipSelector>(config, shape, keys);
   RETURN_IF_ERROR(selector->Allocate());
   return selector;
+}
+
+}  // namespace
+
+const CudaMethod& CudaHipMethod() {
+  static constexpr CudaMethod method = {
+      .bytes = [](const SelectorConfig& config, const CudaZoneShape& shape, const HostRows*)
+          -> absl::StatusOr<int64_t> { return CudaHipBytes(config.hip, shape); },
+      .make =
+          [](const SelectorConfig& config, const CudaSelectorInput& input) {
+            return MakeCudaHipSelector(config.hip, input.shape, input.keys);
+          }};
+  return method;
 }
 
 }  // namespace carrel::decoder

@@ -193,8 +193,6 @@ Bytes BytesOf(const InfiniteHipConfig& config, const CudaZoneShape& shape) {
   return bytes;
 }
 
-}  // namespace
-
 int64_t CudaInfiniteHipBytes(const InfiniteHipConfig& config, const CudaZoneShape& shape) {
   const Bytes bytes = BytesOf(config, shape);
   return bytes.buffers + static_cast<int64_t>(bytes.workspace);
@@ -205,6 +203,19 @@ CudaRowSelectorOr MakeCudaInfiniteHipSelector(const InfiniteHipConfig& config,
   auto selector = std::make_unique<CudaInfiniteHipSelector>(config, shape, keys);
   RETURN_IF_ERROR(selector->Allocate(BytesOf(config, shape).workspace));
   return selector;
+}
+
+}  // namespace
+
+const CudaMethod& CudaInfiniteHipMethod() {
+  static constexpr CudaMethod method = {
+      .bytes = [](const SelectorConfig& config, const CudaZoneShape& shape, const HostRows*)
+          -> absl::StatusOr<int64_t> { return CudaInfiniteHipBytes(config.infinite_hip, shape); },
+      .make =
+          [](const SelectorConfig& config, const CudaSelectorInput& input) {
+            return MakeCudaInfiniteHipSelector(config.infinite_hip, input.shape, input.keys);
+          }};
+  return method;
 }
 
 }  // namespace carrel::decoder

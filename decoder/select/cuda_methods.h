@@ -1,4 +1,6 @@
-// What: the methods behind cuda_row_selector.h, one file each, and the device memory that they take.
+// What: the methods behind cuda_row_selector.h, one file each, the device memory that they take, and what
+//       they share.
+// Ownership: as CudaRowSelector; an input is looked at while a selector is made.
 #pragma once
 
 #include <memory>
@@ -15,30 +17,24 @@ namespace carrel::decoder {
 // Only codes may still have kAutoOversample here.
 using CudaRowSelectorOr = absl::StatusOr<std::unique_ptr<CudaRowSelector>>;
 
-int64_t CudaExactBytes(const CudaZoneShape& shape);
-CudaRowSelectorOr MakeCudaExactSelector(const CudaZoneShape& shape, const CudaKeys& keys);
+struct CudaSelectorInput {
+  const CudaZoneShape& shape;
+  const CudaKeys& keys;
+  const HostRows* host_rows;  // of SelectorNeedsHostRows, otherwise null
+  ThreadPool* pool;
+  const cuda::Stream& stream;
+};
 
-int64_t CudaHipBytes(const HipConfig& config, const CudaZoneShape& shape);
-CudaRowSelectorOr MakeCudaHipSelector(const HipConfig& config, const CudaZoneShape& shape,
-                                      const CudaKeys& keys);
-
-int64_t CudaInfiniteHipBytes(const InfiniteHipConfig& config, const CudaZoneShape& shape);
-CudaRowSelectorOr MakeCudaInfiniteHipSelector(const InfiniteHipConfig& config,
-                                              const CudaZoneShape& shape, const CudaKeys& keys);
-
-absl::StatusOr<int64_t> CudaHashBytes(const HashConfig& config, const CudaZoneShape& shape,
-                                      const HostRows* host_rows);
-// Of what a choice needs beside codes and directions.
-absl::StatusOr<int64_t> CudaHashForkBytes(const HashConfig& config, const CudaZoneShape& shape,
-                                          const HostRows* host_rows);
-CudaRowSelectorOr MakeCudaHashSelector(const HashConfig& config, const CudaZoneShape& shape,
-                                       const CudaKeys& keys, const HostRows* host_rows,
-                                       const cuda::Stream& stream);
-
-int64_t CudaChannelBytes(const ChannelConfig& config, const CudaZoneShape& shape);
-CudaRowSelectorOr MakeCudaChannelSelector(const ChannelConfig& config, const CudaZoneShape& shape,
-                                          const CudaKeys& keys, const HostRows& host_rows,
-                                          ThreadPool* pool);
+// A method's form on a GPU; methods.def names those that have one.
+struct CudaMethod {
+  // The device memory that `make` takes.
+  absl::StatusOr<int64_t> (*bytes)(const SelectorConfig& config, const CudaZoneShape& shape,
+                                   const HostRows* host_rows);
+  CudaRowSelectorOr (*make)(const SelectorConfig& config, const CudaSelectorInput& input);
+  // Of a fork: what a choice needs beside what was made of keys. Null: it has none.
+  absl::StatusOr<int64_t> (*fork_bytes)(const SelectorConfig& config, const CudaZoneShape& shape,
+                                        const HostRows* host_rows) = nullptr;
+};
 
 // What these write is there, for every stream, when they return.
 absl::Status CopyToDevice(void* to, const void* from, size_t bytes);

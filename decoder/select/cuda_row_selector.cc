@@ -5,12 +5,30 @@
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
-#include "decoder/config.h"
 #include "decoder/select/cuda_candidates.h"
 #include "decoder/select/cuda_methods.h"
 
 namespace carrel::decoder {
+
+#define CARREL_METHOD(Name)
+#define CARREL_GPU_METHOD(Name) const CudaMethod& Cuda##Name##Method();
+#include "decoder/select/methods.def"
+#undef CARREL_METHOD
+#undef CARREL_GPU_METHOD
+
 namespace {
+
+// Null: the method runs on the CPU alone.
+const CudaMethod* CudaMethodOf(SelectorKind kind) {
+#define CARREL_METHOD(Name) nullptr,
+#define CARREL_GPU_METHOD(Name) &Cuda##Name##Method(),
+  static const CudaMethod* const methods[] = {
+#include "decoder/select/methods.def"
+  };
+#undef CARREL_METHOD
+#undef CARREL_GPU_METHOD
+  return methods[static_cast<size_t>(kind)];
+}
 
 SelectorConfig ResolvedFor(const CudaZoneShape& shape, const SelectorConfig& config) {
   return WithOversample(config, CudaOversample(kAutoOversample, shape));
@@ -50,19 +68,8 @@ absl::StatusOr<int64_t> CudaRowSelectorBytes(const SelectorConfig& given,
                                              const CudaZoneShape& shape,
                                              const HostRows* host_rows) {
   const SelectorConfig config = ResolvedFor(shape, given);
-  switch (config.kind) {
-    case SelectorKind::kExact:
-      return CudaExactBytes(shape);
-    case SelectorKind::kHip:
-      return CudaHipBytes(config.hip, shape);
-    case SelectorKind::kInfiniteHip:
-      return CudaInfiniteHipBytes(config.infinite_hip, shape);
-    case SelectorKind::kHash:
-      return CudaHashBytes(config.hash, shape, host_rows);
-    case SelectorKind::kChannels:
-      return CudaChannelBytes(config.channels, shape);
-  }
-  return absl::InternalError("unknown selector kind");
+  RETURN_IF_ERROR(ValidateCudaSelector(config));
+  return CudaMethodOf(config.kind)->bytes(config, shape, host_rows);
 }
 
 absl::Status CudaRowSelector::SelectAndAttend(Layer layer, const uint16_t*, int64_t,
@@ -78,9 +85,9 @@ absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Fork(
 
 absl::StatusOr<int64_t> CudaForkBytes(const SelectorConfig& config, const CudaZoneShape& shape,
                                       const HostRows* host_rows) {
-  if (config.kind != SelectorKind::kHash)
+  if (!SelectorForks(config))
     return absl::InvalidArgumentError("only method=hash chooses on two streams at once");
-  return CudaHashForkBytes(config.hash, shape, host_rows);
+  return CudaMethodOf(config.kind)->fork_bytes(config, shape, host_rows);
 }
 
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(
@@ -89,19 +96,7 @@ absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(
   const SelectorConfig config = ResolvedFor(shape, given);
   RETURN_IF_ERROR(ValidateCudaSelector(config));
   CARREL_CHECK(!SelectorNeedsHostRows(config) || host_rows != nullptr);
-  switch (config.kind) {
-    case SelectorKind::kExact:
-      return MakeCudaExactSelector(shape, keys);
-    case SelectorKind::kHip:
-      return MakeCudaHipSelector(config.hip, shape, keys);
-    case SelectorKind::kInfiniteHip:
-      return MakeCudaInfiniteHipSelector(config.infinite_hip, shape, keys);
-    case SelectorKind::kHash:
-      return MakeCudaHashSelector(config.hash, shape, keys, host_rows, stream);
-    case SelectorKind::kChannels:
-      return MakeCudaChannelSelector(config.channels, shape, keys, *host_rows, pool);
-  }
-  return absl::InternalError("unknown selector kind");
+  return CudaMethodOf(config.kind)->make(config, {shape, keys, host_rows, pool, stream});
 }
 
 }  // namespace carrel::decoder

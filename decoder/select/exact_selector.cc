@@ -4,9 +4,11 @@
 #include <cmath>
 #include <optional>
 
+#include "absl/status/status.h"
 #include "common/dtype.h"
 #include "decoder/select/int8_keys.h"
 #include "decoder/select/key_scores.h"
+#include "decoder/select/method_type.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
@@ -155,6 +157,39 @@ std::unique_ptr<RowSelector> MakeExactSelector(const ExactConfig& config,
                                                const AttentionShape& shape, RowRange zone,
                                                const HostRows& rows, ThreadPool* pool) {
   return std::make_unique<ExactSelector>(config, shape, zone, rows, pool);
+}
+
+namespace {
+
+class ExactMethodType final : public MethodType {
+ public:
+  absl::string_view name() const override { return "exact"; }
+  absl::Status Parse(const MethodSettings& settings, SelectorConfig& config) const override {
+    return settings.Set({{"scan", MethodSettings::OneOf<ExactScan>(config.exact.scan,
+                                                                   {{"auto", ExactScan::kAuto},
+                                                                    {"stored", ExactScan::kStored},
+                                                                    {"int8", ExactScan::kInt8}})}});
+  }
+  std::string Describe(const SelectorConfig& config) const override {
+    if (config.exact.scan == ExactScan::kAuto) return "";
+    return config.exact.scan == ExactScan::kInt8 ? ":scan=int8" : ":scan=stored";
+  }
+  absl::Status ValidateCuda(const SelectorConfig& config) const override {
+    if (config.exact.scan != ExactScan::kInt8) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "method=exact: scan=int8 is not made on a GPU, which scans keys as they are stored");
+  }
+  absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig& config,
+                                                    const SelectorInput& input) const override {
+    return MakeExactSelector(config.exact, input.shape, input.zone, input.rows, input.pool);
+  }
+};
+
+}  // namespace
+
+const MethodType& ExactMethod() {
+  static const ExactMethodType method;
+  return method;
 }
 
 }  // namespace carrel::decoder

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "decoder/select/key_scores.h"
+#include "decoder/select/method_type.h"
 #include "decoder/select/rotations.h"
 #include "kernels/score/code_score/code_score.h"
 #include "kernels/score/dot_score/dot_score.h"
@@ -344,6 +346,71 @@ absl::StatusOr<std::unique_ptr<RowSelector>> MakeHashSelector(const HashConfig& 
   }
   return std::make_unique<HashSelector<WeightScores>>(shape, zone, config.oversample, rows,
                                                       std::move(codes));
+}
+
+namespace {
+
+class HashMethodType final : public MethodType {
+ public:
+  absl::string_view name() const override { return "hash"; }
+  absl::Status Parse(const MethodSettings& settings, SelectorConfig& config) const override {
+    HashConfig& hash = config.hash;
+    RETURN_IF_ERROR(settings.Set(
+        {{"codes",
+          MethodSettings::OneOf<HashSource>(hash.source, {{"auto", HashSource::kAuto},
+                                                          {"random", HashSource::kRandom},
+                                                          {"stored", HashSource::kStored}})},
+         {"query", MethodSettings::OneOf<HashQuery>(hash.query, {{"weights", HashQuery::kWeights},
+                                                                 {"signs", HashQuery::kSigns}})},
+         {"bits", MethodSettings::Number(hash.bits, 32, 256)},
+         {"seed", MethodSettings::Number(hash.seed, 0, std::numeric_limits<int64_t>::max())},
+         {"oversample", MethodSettings::Oversample(hash.oversample)}}));
+    if (hash.bits % 32 != 0)
+      return settings.Refuse(absl::StrCat("bits=", hash.bits, " is not a multiple of 32"));
+    // Random codes alone have bits and a seed.
+    if (!settings.Has("bits") && !settings.Has("seed")) return absl::OkStatus();
+    if (hash.source == HashSource::kStored) {
+      return settings.Refuse("stored codes have their own bits; bits and seed go with random");
+    }
+    hash.source = HashSource::kRandom;
+    return absl::OkStatus();
+  }
+  std::string Describe(const SelectorConfig& config) const override {
+    constexpr absl::string_view kSources[] = {"auto", "random", "stored"};
+    const HashConfig& hash = config.hash;
+    return absl::StrCat(
+        ":codes=", kSources[static_cast<size_t>(hash.source)],
+        hash.source == HashSource::kRandom ? absl::StrCat(",bits=", hash.bits) : "",
+        hash.query == HashQuery::kSigns ? ",query=signs" : "", ",oversample=",
+        hash.oversample == kAutoOversample ? "auto" : absl::StrCat(hash.oversample));
+  }
+  bool needs_host_rows(const SelectorConfig& config) const override {
+    return config.hash.source == HashSource::kStored;
+  }
+  bool reads_keys(const SelectorConfig& config) const override {
+    return OversampleOf(config, 1) > 1;
+  }
+  bool after_rope() const override { return true; }
+  bool forks() const override { return true; }
+  absl::Status ValidateCuda(const SelectorConfig& config) const override {
+    const HashConfig& hash = config.hash;
+    if (hash.source != HashSource::kRandom || hash.bits == 64 || hash.bits == 128 ||
+        hash.bits == 256) {
+      return absl::OkStatus();
+    }
+    return NotOnGpu("bits", hash.bits, "64, 128 and 256");
+  }
+  absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig& config,
+                                                    const SelectorInput& input) const override {
+    return MakeHashSelector(config.hash, input.shape, input.zone, input.rows, input.pool);
+  }
+};
+
+}  // namespace
+
+const MethodType& HashMethod() {
+  static const HashMethodType method;
+  return method;
 }
 
 }  // namespace carrel::decoder

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
+#include "common/status.h"
 #include "decoder/select/key_scores.h"
+#include "decoder/select/method_type.h"
 #include "kernels/select/chunk_prune/chunk_prune.h"
 
 namespace carrel::decoder {
@@ -168,6 +171,55 @@ class HipSelector final : public RowSelector {
 std::unique_ptr<RowSelector> MakeHipSelector(const HipConfig& config, const AttentionShape& shape,
                                              RowRange zone, const HostRows& rows) {
   return std::make_unique<HipSelector>(config, shape, zone, rows);
+}
+
+namespace {
+
+class HipMethodType final : public MethodType {
+ public:
+  absl::string_view name() const override { return "hip"; }
+  absl::Status Parse(const MethodSettings& settings, SelectorConfig& config) const override {
+    HipConfig& hip = config.hip;
+    RETURN_IF_ERROR(settings.Set(
+        {{"block_q", MethodSettings::Number(hip.block_q, 1, 1024)},
+         {"block_k", MethodSettings::Number(hip.block_k, 1, 1024)},
+         {"refresh", MethodSettings::Number(hip.refresh, 1, 1024)},
+         {"ensemble", MethodSettings::Number(hip.ensemble, 1, 64)},
+         {"votes", MethodSettings::Number(hip.votes, 1, 64)},
+         {"jitter",
+          [&hip](absl::string_view text) {
+            const bool good =
+                absl::SimpleAtod(text, &hip.jitter) && hip.jitter >= 0 && hip.jitter <= 1;
+            return good ? absl::OkStatus() : MethodSettings::Refused(text, "a number in 0 .. 1");
+          }},
+         {"widen", MethodSettings::Number(hip.widen, 0, 1024)},
+         {"seed", MethodSettings::Number(hip.seed, 0, std::numeric_limits<int64_t>::max())},
+         {"mask", MethodSettings::Mask(config.mask)}}));
+    if (hip.votes <= hip.ensemble) return absl::OkStatus();
+    return settings.Refuse(absl::StrCat("votes=", hip.votes, " exceeds ensemble=", hip.ensemble));
+  }
+  std::string Describe(const SelectorConfig& config) const override {
+    return config.mask == SelectorMask::kQHead ? ":mask=q-head" : "";
+  }
+  absl::Status ValidateCuda(const SelectorConfig& config) const override {
+    RETURN_IF_ERROR(CheckCudaMask(config));
+    const HipConfig& hip = config.hip;
+    if (hip.block_q != 1) return NotOnGpu("block_q", hip.block_q, "1");
+    if (hip.ensemble != 1) return NotOnGpu("ensemble", hip.ensemble, "1");
+    if (hip.widen != 0) return NotOnGpu("widen", hip.widen, "0");
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig& config,
+                                                    const SelectorInput& input) const override {
+    return MakeHipSelector(config.hip, input.shape, input.zone, input.rows);
+  }
+};
+
+}  // namespace
+
+const MethodType& HipMethod() {
+  static const HipMethodType method;
+  return method;
 }
 
 }  // namespace carrel::decoder

@@ -1,8 +1,14 @@
 #include "decoder/select/infinite_hip_selector.h"
 
 #include <algorithm>
+#include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/status.h"
 #include "decoder/select/key_scores.h"
+#include "decoder/select/method_type.h"
 #include "kernels/select/chunk_prune/chunk_prune.h"
 
 namespace carrel::decoder {
@@ -75,6 +81,86 @@ std::unique_ptr<RowSelector> MakeInfiniteHipSelector(const InfiniteHipConfig& co
                                                      const AttentionShape& shape, RowRange zone,
                                                      const HostRows& rows) {
   return std::make_unique<InfiniteHipSelector>(config, shape, zone, rows);
+}
+
+namespace {
+
+struct Presets {
+  std::vector<int64_t> refresh = {16, 8, 4};
+  bool scaled = false;
+};
+
+// "CHUNK:SURVIVORS:REFRESH" of each stage, joined by "/"; survivors in tokens, or "Nx" budgets.
+absl::Status ParseStages(absl::string_view text, std::vector<InfiniteHipStage>& stages) {
+  constexpr absl::string_view kWanted =
+      "stages CHUNK:SURVIVORS:REFRESH/.., survivors a number or Nx, the last 1x";
+  stages.clear();
+  for (absl::string_view one : absl::StrSplit(text, '/')) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(one, ':');
+    InfiniteHipStage stage;
+    if (parts.size() != 3) return MethodSettings::Refused(text, kWanted);
+    absl::string_view survivors = parts[1];
+    const bool multiple = absl::ConsumeSuffix(&survivors, "x");
+    int64_t& to = multiple ? stage.multiple : stage.survivors;
+    const bool numbers = absl::SimpleAtoi(parts[0], &stage.chunk) &&
+                         absl::SimpleAtoi(survivors, &to) &&
+                         absl::SimpleAtoi(parts[2], &stage.refresh);
+    constexpr int64_t kMost = int64_t{1} << 20;
+    for (const int64_t value : {stage.chunk, to, stage.refresh}) {
+      if (!numbers || value < 1 || value > kMost) return MethodSettings::Refused(text, kWanted);
+    }
+    stages.push_back(stage);
+  }
+  return stages.back().multiple == 1 ? absl::OkStatus() : MethodSettings::Refused(text, kWanted);
+}
+
+class InfiniteHipMethodType final : public MethodType {
+ public:
+  absl::string_view name() const override { return "infinitehip"; }
+  absl::Status Parse(const MethodSettings& settings, SelectorConfig& config) const override {
+    using Refresh = std::vector<int64_t>;
+    std::vector<InfiniteHipStage>& stages = config.infinite_hip.stages;
+    Presets presets;
+    RETURN_IF_ERROR(settings.Set(
+        {{"preset", MethodSettings::OneOf<Refresh>(
+                        presets.refresh,
+                        {{"default", {16, 8, 4}}, {"fast", {32, 16, 8}}, {"flash", {96, 24, 8}}})},
+         {"survivors",
+          MethodSettings::OneOf<bool>(presets.scaled, {{"published", false}, {"scaled", true}})},
+         {"stages", [&stages](absl::string_view text) { return ParseStages(text, stages); }},
+         {"block_q", MethodSettings::Number(config.infinite_hip.block_q, 1, 1024)},
+         {"mask", MethodSettings::Mask(config.mask)}}));
+    if (settings.Has("stages")) {
+      if (!settings.Has("preset") && !settings.Has("survivors")) return absl::OkStatus();
+      return settings.Refuse("stages stand instead of preset and survivors");
+    }
+    for (size_t i = 0; i < stages.size(); ++i) {
+      stages[i].refresh = presets.refresh[i];
+      if (!presets.scaled) continue;
+      stages[i].survivors = 0;
+      stages[i].multiple = int64_t{1} << (2 * (stages.size() - 1 - i));
+    }
+    return absl::OkStatus();
+  }
+  std::string Describe(const SelectorConfig& config) const override {
+    return config.mask == SelectorMask::kQHead ? ":mask=q-head" : "";
+  }
+  absl::Status ValidateCuda(const SelectorConfig& config) const override {
+    RETURN_IF_ERROR(CheckCudaMask(config));
+    if (config.infinite_hip.block_q == 1) return absl::OkStatus();
+    return NotOnGpu("block_q", config.infinite_hip.block_q, "1");
+  }
+  absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig& config,
+                                                    const SelectorInput& input) const override {
+    return MakeInfiniteHipSelector(config.infinite_hip, input.shape, input.zone, input.rows);
+  }
+};
+
+}  // namespace
+
+const MethodType& InfiniteHipMethod() {
+  static const InfiniteHipMethodType method;
+  return method;
 }
 
 }  // namespace carrel::decoder

@@ -153,12 +153,13 @@ TEST_P(RowSelectorTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithin
   auto rows = std::make_shared<RandomRows>(rng_, shape, tokens, 64);
   RetrievalConfig config;
   config.dense_layers = 0;
-  config.selector = *ParseSelector(GetParam());
+  const HostZoneOptions options{*ParseSelector(GetParam())};
   config.measure = true;
   for (const int64_t top_k : {tokens - 8, tokens, kAllRows}) {
     config.top_k = top_k;
     std::vector<LayerStatistics> statistics(1);
-    auto zone = HostZone::Create({.config = config,
+    auto zone = HostZone::Create(options,
+                                 {.config = config,
                                   .shape = shape,
                                   .tokens = tokens,
                                   .zone = {3, tokens - 5},
@@ -214,11 +215,13 @@ TEST(QHeadMaskTest, HostZone_IsThatOfQHeadsWithKvHeadsOfTheirOwn) {
     RetrievalConfig config;
     config.dense_layers = 0;
     config.top_k = 32;
-    config.selector = *ParseSelector(method);
-    config.selector->mask = SelectorMask::kQHead;
+    HostZoneOptions options{*ParseSelector(method)};
+    options.selector.mask = SelectorMask::kQHead;
+    config.zone = options;
     const std::vector<float> q = RandomNormal(rng, n * shape.q_heads * d);
     std::vector<LayerStatistics> statistics(1);
-    auto zone = HostZone::Create({.config = config,
+    auto zone = HostZone::Create(options,
+                                 {.config = config,
                                   .shape = shape,
                                   .tokens = tokens,
                                   .zone = {3, tokens - 5},

@@ -14,12 +14,15 @@
 namespace carrel::decoder {
 
 enum class SelectorKind : uint8_t {
-  kExact = 0,
-  kHip = 1,
-  kInfiniteHip = 2,
-  kHash = 3,
-  kChannels = 4
+#define CARREL_METHOD(Name) k##Name,
+#define CARREL_GPU_METHOD(Name) CARREL_METHOD(Name)
+#include "decoder/select/methods.def"
+#undef CARREL_METHOD
+#undef CARREL_GPU_METHOD
 };
+
+// A budget: every row of the zone.
+inline constexpr int64_t kAllRows = -1;
 
 // How exact finds the rows with the largest scores: by the keys as they are stored, or by a copy in
 // 8 bits, which leaves few rows to be scored by their keys. Auto: int8 where a CPU looks.
@@ -109,6 +112,18 @@ struct SelectorConfig {
 // channels:by=q|k|qk,share=,oversample=auto|N
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
 absl::string_view SelectorKindName(SelectorKind kind);
+
+// InvalidArgument a parameter of a method that has no CUDA form: names it.
+absl::Status ValidateCudaSelector(const SelectorConfig& config);
+// Whether a zone on a GPU needs the rows in this host's memory, or what prefill left beside them.
+bool SelectorNeedsHostRows(const SelectorConfig& config);
+// Whether a method whose zone lies across a bus reads keys whenever it chooses, and not only what it
+// made of them before.
+bool SelectorReadsKeys(const SelectorConfig& config);
+// Whether it needs keys after RoPE.
+bool SelectorIsAfterRope(const SelectorConfig& config);
+// Whether it can choose two layers' rows at once.
+bool SelectorForks(const SelectorConfig& config);
 
 // The method's oversample; 1 for methods that have none; kAutoOversample for codes where automatic is
 // not 1. automatic: what kAutoOversample is here.

@@ -21,22 +21,22 @@ CudaZoneShape ShapeOf(const RetrievalConfig& config, const AttentionShape& heads
 
 }  // namespace
 
-CudaDeviceZone::CudaDeviceZone(const OpenedContext& context)
-    : context_(context),
+CudaDeviceZone::CudaDeviceZone(const DeviceZoneOptions& options, const OpenedContext& context)
+    : method_(options.selector),
+      context_(context),
       shape_(ShapeOf(context.config, context.shape, context.zone)),
       scale_(1.0f / std::sqrt(static_cast<float>(context.shape.head_dim))),
       splits_(kernels::DecodeSplits(context.zone.rows(), context.shape.kv_heads)) {}
 
 const HostRows* CudaDeviceZone::RowsForSelector() const {
-  return SelectorNeedsHostRows(*context_.config.selector) ? context_.rows.get() : nullptr;
+  return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
 }
 
 absl::StatusOr<int64_t> CudaDeviceZone::Bytes() const {
   const AttentionShape& heads = shape_.heads;
   int64_t selector = 0;
   if (shape_.largest_budget() > 0) {
-    ASSIGN_OR_RETURN(selector,
-                     CudaRowSelectorBytes(*context_.config.selector, shape_, RowsForSelector()));
+    ASSIGN_OR_RETURN(selector, CudaRowSelectorBytes(method_, shape_, RowsForSelector()));
     if (context_.config.estimate == Estimate::kOn)
       selector += CudaSummaries::Bytes(shape_, *context_.rows);
   }
@@ -62,8 +62,8 @@ absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
   for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
     keys.layers.push_back(values_.k(layer));
   }
-  ASSIGN_OR_RETURN(selector_, MakeCudaRowSelector(*context_.config.selector, shape_, keys,
-                                                  RowsForSelector(), context_.pool, stream));
+  ASSIGN_OR_RETURN(selector_, MakeCudaRowSelector(method_, shape_, keys, RowsForSelector(),
+                                                  context_.pool, stream));
   if (context_.config.estimate != Estimate::kOn) return absl::OkStatus();
   ASSIGN_OR_RETURN(summaries_, CudaSummaries::Create(shape_, *context_.rows, context_.pool));
   return absl::OkStatus();

@@ -28,9 +28,9 @@ namespace carrel::decoder {
 
 class CudaDeviceZone final : public CudaZoneAttention {
  public:
-  // config.selector is set; the zone is not empty. context.rows: where NeedsHostRows, or estimate=on:
+  // The zone is not empty. context.rows: where NeedsHostRows, or estimate=on:
   // then it has summaries.
-  explicit CudaDeviceZone(const OpenedContext& context);
+  CudaDeviceZone(const DeviceZoneOptions& options, const OpenedContext& context);
 
   absl::StatusOr<int64_t> Bytes() const override;
   // Reads the zone from the store.
@@ -53,6 +53,7 @@ class CudaDeviceZone final : public CudaZoneAttention {
   absl::Status AttendChosen(Layer layer, const uint16_t* q, int64_t phase, float* out, float* lse,
                             const cuda::Stream& stream) const;
 
+  const SelectorConfig method_;
   const OpenedContext context_;
   const CudaZoneShape shape_;
   const float scale_;

@@ -57,37 +57,64 @@ int64_t AttentionWorkspaceBytes(const AttentionShape& shape, int64_t rows) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaHostZone>> CudaHostZone::Create(const OpenedContext& context) {
-  ASSIGN_OR_RETURN(BankPlan plan, PlanBanks(context.config, context.device.bank, context.shape,
-                                            context.zone.rows()));
-  return std::unique_ptr<CudaHostZone>(new CudaHostZone(context, std::move(plan)));
+absl::StatusOr<std::unique_ptr<CudaHostZone>> CudaHostZone::Create(const HostZoneOptions& options,
+                                                                   const OpenedContext& context) {
+  ASSIGN_OR_RETURN(BankPlan plan,
+                   PlanBanks(context.config, options.bank, context.shape, context.zone.rows()));
+  return std::unique_ptr<CudaHostZone>(new CudaHostZone(options, context, std::move(plan)));
 }
 
-CudaHostZone::CudaHostZone(const OpenedContext& context, BankPlan plan)
+CudaHostZone::CudaHostZone(const HostZoneOptions& options, const OpenedContext& context,
+                           BankPlan plan)
     : context_(context),
+      map_(options.bank.map),
       shape_(context.shape),
-      method_(WithOversample(*context.config.selector, 1)),
+      method_(WithOversample(options.selector, 1)),
       plan_(std::move(plan)),
       predicts_(context.config.prefetch != Prefetch::kOff),
       scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
-      splits_(kernels::DecodeSplits(plan_.rows, shape_.kv_heads)) {}
+      splits_(kernels::DecodeSplits(plan_.rows, shape_.kv_heads)) {
+  int64_t held = 0, state = 0;
+  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+    const kernels::RowBankShape bank = BankOf(layer);
+    held_at_.push_back(held);
+    state_at_.push_back(state);
+    held += kernels::RowBankRowBytes(bank) / 2;
+    if (plan_.has_bank(Index(layer))) state += kernels::RowBankLayout(bank).bytes;
+  }
+  held_at_.push_back(held);
+  state_at_.push_back(state);
+}
+
+CudaHostZone::Memory CudaHostZone::Lay(cuda::DeviceArena& arena) const {
+  const auto workspace = [&](int64_t most) {
+    return arena.Take<uint8_t>(
+        most == 0 ? 0
+                  : static_cast<int64_t>(kernels::RowBankWorkspaceBytes(shape_.kv_heads, most)));
+  };
+  const int64_t chosen = plan_.most_chosen(), ahead = plan_.most_ahead();
+  Memory memory;
+  memory.held = arena.Take<uint16_t>(held_at_.back());
+  memory.state = arena.Take<uint8_t>(state_at_.back());
+  memory.gathered =
+      arena.Take<uint16_t>(2 * GatheredElements(shape_, MostGathered(plan_, method_)));
+  memory.slots = arena.Take<int32_t>(shape_.kv_heads * chosen);
+  memory.ahead_slots = arena.Take<int32_t>(shape_.kv_heads * ahead);
+  memory.attention_workspace = arena.Take<uint8_t>(AttentionWorkspaceBytes(shape_, plan_.rows));
+  memory.bank_workspace = workspace(chosen);
+  memory.ahead_workspace = workspace(ahead);
+  memory.counters = arena.Take<kernels::RowBankCounters>(shape_.layers);
+  return memory;
+}
 
 const HostRows* CudaHostZone::RowsForSelector() const {
   return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
 }
 
 absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
-  int64_t bytes = AttentionWorkspaceBytes(shape_, plan_.rows) +
-                  shape_.layers * static_cast<int64_t>(sizeof(kernels::RowBankCounters)) +
-                  CudaZoneRows::Bytes(shape_) +
-                  GatheredElements(shape_, MostGathered(plan_, method_)) * 2 * 2;
-  for (const int64_t slots : plan_.slots)
-    bytes += BankBytes(shape_, context_.device.bank.map, plan_.rows, slots);
-  for (const int64_t most : {plan_.most_chosen(), plan_.most_ahead()}) {
-    if (most == 0) continue;
-    bytes += shape_.kv_heads * most * 4 +
-             static_cast<int64_t>(kernels::RowBankWorkspaceBytes(shape_.kv_heads, most));
-  }
+  cuda::DeviceArena planned;
+  Lay(planned);
+  int64_t bytes = planned.bytes() + CudaZoneRows::Bytes(shape_);
   if (plan_.most_chosen() > 0) {
     const CudaZoneShape shape = ShapeOf(plan_, shape_, context_.zone, false);
     ASSIGN_OR_RETURN(const int64_t method, CudaRowSelectorBytes(method_, shape, RowsForSelector()));
@@ -109,8 +136,6 @@ absl::Status CudaHostZone::Load(int64_t, const cuda::Stream& stream) {
   ASSIGN_OR_RETURN(rows_, CudaZoneRows::Create(shape_, context_.zone, PackedLayers(plan_, method_),
                                                context_.max_fetch_rows, context_.client,
                                                context_.rows.get(), context_.pool));
-  ASSIGN_OR_RETURN(gathered_, cuda::DeviceBuffer<uint16_t>::Create(
-                                  2 * GatheredElements(shape_, MostGathered(plan_, method_))));
   RETURN_IF_ERROR(MakeSelectors(stream));
   if (context_.config.estimate == Estimate::kOn && plan_.most_chosen() > 0) {
     ASSIGN_OR_RETURN(summaries_, CudaSummaries::Create(ShapeOf(plan_, shape_, context_.zone, false),
@@ -120,33 +145,17 @@ absl::Status CudaHostZone::Load(int64_t, const cuda::Stream& stream) {
 }
 
 absl::Status CudaHostZone::Allocate() {
-  ASSIGN_OR_RETURN(counters_, cuda::DeviceBuffer<kernels::RowBankCounters>::Create(shape_.layers));
+  cuda::DeviceArena planned;
+  Lay(planned);
+  ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Create(planned));
+  memory_ = Lay(arena_);
+  RETURN_IF_CUDA_ERROR(
+      cudaMemset(memory_.attention_workspace, 0,
+                 static_cast<size_t>(AttentionWorkspaceBytes(shape_, plan_.rows))));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our streams do not wait for that one
   ASSIGN_OR_RETURN(host_counters_,
                    cuda::PinnedBuffer<kernels::RowBankCounters>::Create(shape_.layers));
-  ASSIGN_OR_RETURN(
-      attention_workspace_,
-      ZeroedDeviceBytes(static_cast<size_t>(AttentionWorkspaceBytes(shape_, plan_.rows))));
-  int64_t held = 0, state = 0;
-  for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
-    const kernels::RowBankShape bank = BankOf(layer);
-    held_at_.push_back(held);
-    state_at_.push_back(state);
-    held += kernels::RowBankRowBytes(bank) / 2;
-    if (plan_.has_bank(Index(layer))) state += kernels::RowBankLayout(bank).bytes;
-  }
-  ASSIGN_OR_RETURN(held_, cuda::DeviceBuffer<uint16_t>::Create(held));
-  ASSIGN_OR_RETURN(state_, cuda::DeviceBuffer<uint8_t>::Create(state));
-  if (const int64_t most = plan_.most_chosen(); most > 0) {
-    ASSIGN_OR_RETURN(slots_, cuda::DeviceBuffer<int32_t>::Create(shape_.kv_heads * most));
-    ASSIGN_OR_RETURN(bank_workspace_, cuda::DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(
-                                          kernels::RowBankWorkspaceBytes(shape_.kv_heads, most))));
-  }
-  const int64_t most_ahead = plan_.most_ahead();
-  if (most_ahead == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(ahead_slots_, cuda::DeviceBuffer<int32_t>::Create(shape_.kv_heads * most_ahead));
-  ASSIGN_OR_RETURN(ahead_workspace_,
-                   cuda::DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(
-                       kernels::RowBankWorkspaceBytes(shape_.kv_heads, most_ahead))));
+  if (plan_.most_ahead() == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(ahead_stream_, cuda::Stream::Create());
   for (int32_t layer = 0; layer < shape_.layers; ++layer) {
     for (std::vector<cuda::Event>* events : {&query_ready_, &rows_ready_}) {
@@ -211,17 +220,17 @@ absl::Status CudaHostZone::Reset(const cuda::Stream& stream) {
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     if (!plan_.has_bank(Index(layer))) continue;
     RETURN_IF_CUDA_ERROR(kernels::RowBankReset(
-        BankOf(layer), state_.data() + state_at_[Index(layer)], stream.get()));
+        BankOf(layer), memory_.state + state_at_[Index(layer)], stream.get()));
   }
-  RETURN_IF_CUDA_ERROR(
-      cudaMemsetAsync(counters_.data(), 0, static_cast<size_t>(counters_.bytes()), stream.get()));
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(memory_.counters, 0,
+                                       static_cast<size_t>(host_counters_.bytes()), stream.get()));
   RETURN_IF_ERROR(CopyCounters(stream));
   return stream.Synchronize();
 }
 
 absl::Status CudaHostZone::CopyCounters(const cuda::Stream& stream) {
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_counters_.data(), counters_.data(),
-                                       static_cast<size_t>(counters_.bytes()),
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_counters_.data(), memory_.counters,
+                                       static_cast<size_t>(host_counters_.bytes()),
                                        cudaMemcpyDeviceToHost, stream.get()));
   return absl::OkStatus();
 }
@@ -236,7 +245,7 @@ kernels::RowBankShape CudaHostZone::BankOf(Layer layer) const {
   bank.head_dim = shape_.head_dim;
   bank.slots = plan_.slots[Index(layer)];
   bank.rows = plan_.rows;
-  bank.map = context_.device.bank.map;
+  bank.map = map_;
   return bank;
 }
 
@@ -253,15 +262,15 @@ kernels::RowBankParams CudaHostZone::UseOf(Layer layer, const CudaSelection& sel
   }
   use.bank_k = held_k(layer);
   use.bank_v = held_v(layer);
-  use.state = state_.data() + state_at_[Index(layer)];
+  use.state = memory_.state + state_at_[Index(layer)];
   use.ids = selection.ids;
   use.ids_stride = selection.stride;
   use.count = selection.rows;
   use.row_count = selection.row_count;
-  use.slots = (ahead ? ahead_slots_ : slots_).data();
+  use.slots = ahead ? memory_.ahead_slots : memory_.slots;
   use.purpose = purpose;
-  use.counters = counters_.data() + layer.value();
-  use.workspace = (ahead ? ahead_workspace_ : bank_workspace_).data();
+  use.counters = memory_.counters + layer.value();
+  use.workspace = ahead ? memory_.ahead_workspace : memory_.bank_workspace;
   return use;
 }
 
@@ -293,7 +302,7 @@ absl::Status CudaHostZone::AttendTogether(const uint16_t* q, const uint16_t* k, 
   params.out = out;
   params.lse = lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(rows, shape_.kv_heads));
-  params.workspace = attention_workspace_.data();
+  params.workspace = memory_.attention_workspace;
   RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }
@@ -304,7 +313,7 @@ absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& sele
   // Methods that read no keys choose as many rows in every head.
   CARREL_CHECK(selection.row_count == nullptr);
   const int64_t elements = GatheredElements(shape_, selection.rows);
-  CARREL_CHECK(2 * elements <= gathered_.size());
+  CARREL_CHECK(elements <= GatheredElements(shape_, MostGathered(plan_, method_)));
   kernels::GatherPackedRowsParams gather;
   gather.packed = rows_.packed(layer);
   gather.ids = selection.ids;
@@ -313,8 +322,8 @@ absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& sele
   gather.row_stride = plan_.rows;
   gather.ids_stride = selection.stride;
   gather.count = selection.rows;
-  gather.k = gathered_.data();
-  gather.v = gathered_.data() + elements;
+  gather.k = memory_.gathered;
+  gather.v = memory_.gathered + elements;
   RETURN_IF_CUDA_ERROR(kernels::GatherPackedRowsCuda(gather, stream.get()));
   return AttendTogether(q, gather.k, gather.v, selection.rows, out, lse, stream);
 }
@@ -344,7 +353,7 @@ absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t p
   const CudaSelection selection = selector_->selection(layer);
   if (!held && rows_.is_packed(layer)) {
     RETURN_IF_ERROR(AttendGathered(layer, selection, q, out, lse, stream));
-    const uint16_t* const k = gathered_.data();
+    const uint16_t* const k = memory_.gathered;
     return EstimateRest(layer, q, selection,
                         {.k = k,
                          .v = k + GatheredElements(shape_, selection.rows),
@@ -365,7 +374,7 @@ absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t p
                                   after_fetch ? kernels::RowBankPurpose::kNowAfterAhead
                                               : kernels::RowBankPurpose::kNow),
                             stream.get()));
-    params.ids = slots_.data();
+    params.ids = memory_.slots;
     params.ids_stride = selection.rows;
   }
   params.kv_heads = shape_.kv_heads;
@@ -377,7 +386,7 @@ absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t p
   params.out = out;
   params.lse = lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, shape_.kv_heads));
-  params.workspace = attention_workspace_.data();
+  params.workspace = memory_.attention_workspace;
   RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
   return EstimateRest(layer, q, selection,
                       {.k = params.k,

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/stream.h"
 #include "common/ids.h"
@@ -35,7 +36,8 @@ class CudaHostZone final : public CudaZoneAttention {
  public:
   // context.rows are copied where they are given, otherwise the zone is read from the store; they are
   // given where SelectorNeedsHostRows or estimate=on: then they have summaries. The zone is not empty.
-  static absl::StatusOr<std::unique_ptr<CudaHostZone>> Create(const OpenedContext& context);
+  static absl::StatusOr<std::unique_ptr<CudaHostZone>> Create(const HostZoneOptions& options,
+                                                              const OpenedContext& context);
 
   absl::StatusOr<int64_t> Bytes() const override;
   absl::Status Load(int64_t block, const cuda::Stream& stream) override;
@@ -60,7 +62,7 @@ class CudaHostZone final : public CudaZoneAttention {
   void AddTo(std::vector<LayerStatistics>& layers) const override;
 
  private:
-  CudaHostZone(const OpenedContext& context, BankPlan plan);
+  CudaHostZone(const HostZoneOptions& options, const OpenedContext& context, BankPlan plan);
 
   // Whether rows of the layer are fetched ahead.
   bool fetches_ahead(Layer layer) const { return plan_.ahead[Index(layer)] > 0; }
@@ -69,11 +71,23 @@ class CudaHostZone final : public CudaZoneAttention {
   // Where the method is calibrated by them.
   const HostRows* RowsForSelector() const;
   static size_t Index(Layer layer) { return static_cast<size_t>(layer.value()); }
-  uint16_t* held_k(Layer layer) const { return held_.data() + held_at_[Index(layer)]; }
+  uint16_t* held_k(Layer layer) const { return memory_.held + held_at_[Index(layer)]; }
   uint16_t* held_v(Layer layer) const;
   kernels::RowBankShape BankOf(Layer layer) const;
   kernels::RowBankParams UseOf(Layer layer, const CudaSelection& selection,
                                kernels::RowBankPurpose purpose) const;
+
+  // What lies on the device beside rows' heads, method and summaries.
+  struct Memory {
+    uint16_t* held = nullptr;  // rows in banks: of a layer K, then V
+    uint8_t* state = nullptr;
+    uint16_t* gathered = nullptr;  // of a packed layer without a bank: K, then V
+    int32_t *slots = nullptr, *ahead_slots = nullptr;
+    uint8_t *attention_workspace = nullptr, *bank_workspace = nullptr, *ahead_workspace = nullptr;
+    kernels::RowBankCounters* counters = nullptr;  // [layers]
+  };
+  // Plans it, or lays it out.
+  Memory Lay(cuda::DeviceArena& arena) const;
 
   absl::Status Allocate();
   absl::Status MakeSelectors(const cuda::Stream& stream);
@@ -91,6 +105,7 @@ class CudaHostZone final : public CudaZoneAttention {
                             const cuda::Stream& stream) const;
 
   const OpenedContext context_;
+  const kernels::RowMap map_;
   const AttentionShape shape_;
   const SelectorConfig method_;  // where keys cross the bus
   const BankPlan plan_;
@@ -102,13 +117,9 @@ class CudaHostZone final : public CudaZoneAttention {
   std::unique_ptr<CudaRowSelector> selector_, ahead_selector_;
   CudaSummaries summaries_;  // of the estimation term; empty: there is none
 
-  std::vector<int64_t> held_at_, state_at_;  // of each layer, in held_ and state_
-  cuda::DeviceBuffer<uint16_t> held_;        // rows in banks: of a layer K, then V
-  cuda::DeviceBuffer<uint8_t> state_;
-  cuda::DeviceBuffer<uint16_t> gathered_;  // of a packed layer without a bank: K, then V
-  cuda::DeviceBuffer<int32_t> slots_, ahead_slots_;
-  cuda::DeviceBuffer<uint8_t> attention_workspace_, bank_workspace_, ahead_workspace_;
-  cuda::DeviceBuffer<kernels::RowBankCounters> counters_;  // [layers]
+  std::vector<int64_t> held_at_, state_at_;  // of each layer, in memory_; last what all take
+  cuda::DeviceArena arena_;
+  Memory memory_;
   cuda::PinnedBuffer<kernels::RowBankCounters> host_counters_;
 
   cuda::Stream ahead_stream_;

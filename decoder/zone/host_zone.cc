@@ -14,21 +14,22 @@
 namespace carrel::decoder {
 
 absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(
-    const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
+    const HostZoneOptions& options, const OpenedContext& context,
+    std::vector<LayerStatistics>* statistics) {
   const RetrievalConfig& config = context.config;
-  CARREL_CHECK(config.selector.has_value() && context.rows != nullptr);
+  CARREL_CHECK(context.rows != nullptr);
   if (config.estimate == Estimate::kOn && !context.rows->has_summaries()) {
     return absl::FailedPreconditionError(
         "estimate=on: the context has no summaries; carrel reindex --summaries 40 makes them");
   }
   OpenedContext heads = context;
-  if (config.selector->mask == SelectorMask::kQHead) {
+  if (options.selector.mask == SelectorMask::kQHead) {
     heads.shape = PerQHead(context.shape);
     heads.rows = std::make_shared<QHeadRows>(context.rows, context.shape.group());
   }
   ASSIGN_OR_RETURN(
       std::unique_ptr<RowSelector> selector,
-      MakeRowSelector(*config.selector, heads.shape, heads.zone, *heads.rows, heads.pool));
+      MakeRowSelector(options.selector, heads.shape, heads.zone, *heads.rows, heads.pool));
   return std::unique_ptr<HostZone>(new HostZone(heads, std::move(selector), statistics));
 }
 

@@ -27,8 +27,9 @@ namespace carrel::decoder {
 
 class HostZone final : public ZoneAttention {
  public:
-  // config.selector is set, and rows are given.
-  static absl::StatusOr<std::unique_ptr<HostZone>> Create(const OpenedContext& context,
+  // context.rows are given.
+  static absl::StatusOr<std::unique_ptr<HostZone>> Create(const HostZoneOptions& options,
+                                                          const OpenedContext& context,
                                                           std::vector<LayerStatistics>* statistics);
 
   absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;

@@ -4,16 +4,34 @@
 #include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {
+namespace {
 
-absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(
-    const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
+using Made = absl::StatusOr<std::unique_ptr<CudaZoneAttention>>;
+
+// One overload for each of ZoneOptions.
+struct CudaMaker {
+  const OpenedContext& context;
+  std::vector<LayerStatistics>* statistics;
+
+  Made operator()(const StoreZoneOptions&) const {
+    return std::make_unique<CudaStoreZone>(context, statistics);
+  }
+  Made operator()(const HostZoneOptions& options) const {
+    return CudaHostZone::Create(options, context);
+  }
+  Made operator()(const DeviceZoneOptions& options) const {
+    return std::make_unique<CudaDeviceZone>(options, context);
+  }
+};
+
+}  // namespace
+
+Made MakeCudaZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
   const std::vector<int64_t> budgets =
       LayerBudgets(context.config, context.shape.layers, context.zone.rows());
   for (size_t l = 0; l < budgets.size(); ++l) (*statistics)[l].top_k = budgets[l];
   if (context.zone.rows() == 0) return std::make_unique<CudaZoneAttention>();
-  if (context.device.zone_on_device) return std::make_unique<CudaDeviceZone>(context);
-  if (context.device.zone_in_host) return CudaHostZone::Create(context);
-  return std::make_unique<CudaStoreZone>(context, statistics);
+  return std::visit(CudaMaker{context, statistics}, context.config.zone);
 }
 
 }  // namespace carrel::decoder

@@ -4,11 +4,30 @@
 #include "decoder/zone/store_zone.h"
 
 namespace carrel::decoder {
+namespace {
 
-absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeZone(const OpenedContext& context,
-                                                        std::vector<LayerStatistics>* statistics) {
-  if (context.config.selector.has_value()) return HostZone::Create(context, statistics);
-  return std::make_unique<StoreZone>(context, statistics);
+using Made = absl::StatusOr<std::unique_ptr<ZoneAttention>>;
+
+// One overload for each of ZoneOptions.
+struct Maker {
+  const OpenedContext& context;
+  std::vector<LayerStatistics>* statistics;
+
+  Made operator()(const StoreZoneOptions&) const {
+    return std::make_unique<StoreZone>(context, statistics);
+  }
+  Made operator()(const HostZoneOptions& options) const {
+    return HostZone::Create(options, context, statistics);
+  }
+  Made operator()(const DeviceZoneOptions&) const {
+    return absl::InternalError("a zone on a GPU, and no GPU");  // ValidateDeviceConfig
+  }
+};
+
+}  // namespace
+
+Made MakeZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
+  return std::visit(Maker{context, statistics}, context.config.zone);
 }
 
 }  // namespace carrel::decoder

@@ -22,16 +22,17 @@ struct Room {
 
 constexpr Room kRooms[] = {
     {"decoder", "values", "statistics sampler", ""},
-    {"decoder", "methods", "select/selector_config", ""},
+    {"decoder", "methods",
+     "select/selector_config select/method_type select/methods select/host_rows", ""},
     {"decoder", "options", "config fidelity", "methods"},
     {"decoder", "client", "client/*", ""},
     {"decoder", "window", "window/*", ""},
-    {"decoder", "select", "select/*", "methods options"},
+    {"decoder", "select", "select/*", "methods"},
     {"decoder", "sources", "sources/*", "client"},
     {"decoder", "zone", "zone/*", "values methods options client window select"},
     {"decoder", "forward", "forward/*", "values methods options client window select zone sources"},
     {"decoder", "decoder", "decoder generation",
-     "values options client select zone sources forward"},
+     "values methods options client zone sources forward"},
 
     {"kvstore/index", "rows", "rows/*", ""},
     {"kvstore/index", "summaries",

@@ -142,7 +142,7 @@ void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
       ->capture_default_str();
   command
       .add_option(
-          "--bank-bytes", device_config.bank.bytes,
+          "--bank-bytes", bank.bytes,
           "zone=host, device=cuda: GPU memory for the rows used last, as bytes or 500MB; 0: "
           "rows are read where they lie")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
@@ -154,7 +154,7 @@ void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
           "by the bank's size)")
       ->capture_default_str();
   command
-      .add_option("--bank-ahead", device_config.bank.ahead,
+      .add_option("--bank-ahead", bank.ahead,
                   "prefetch=speculative: rows fetched ahead, as a multiple of those attended")
       ->capture_default_str();
   command.add_option("--method,--refine", method,
@@ -202,6 +202,44 @@ absl::Status RetrievalFlags::Resolve() {
   return absl::InvalidArgumentError("--store or --server without --context: name the context");
 }
 
+absl::Status RetrievalFlags::ResolveZone(bool has_context) {
+  if (zone != "store" && zone != "host" && zone != "device") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("zone=", zone, " is none of store, host, device"));
+  }
+  if (zone == "store" && !method.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("method=", method, " needs --zone host or device: the store has its indexes"));
+  }
+  ASSIGN_OR_RETURN(bank.map, decoder::ParseRowMap(bank_map));
+  if (zone != "host") RETURN_IF_ERROR(decoder::ValidateNoBanks(bank));
+  config.zone = decoder::StoreZoneOptions();
+  if (zone == "store") return absl::OkStatus();
+  const bool cuda = device_config.device == model::Device::kCuda;
+  if (zone == "device" && !cuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
+  if (zone == "host" && !cuda && !store.server.empty()) {
+    return absl::InvalidArgumentError(
+        "--zone host maps the rows of a folder of this host: give --store instead of --server");
+  }
+  if (!has_context) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--zone ", zone, " without --context: there is no zone"));
+  }
+  ASSIGN_OR_RETURN(const decoder::SelectorConfig selector,
+                   decoder::ParseSelector(method.empty() ? "exact" : method));
+  if (cuda && !store.server.empty() && decoder::SelectorNeedsHostRows(selector)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("method=", method, " is calibrated by what prefill left in the store's ",
+                     "folder: give --store instead of --server"));
+  }
+  if (zone == "host") {
+    config.zone = decoder::HostZoneOptions{selector, bank};
+  } else {
+    config.zone = decoder::DeviceZoneOptions{selector};
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RetrievalFlags::ResolveFor(bool has_context) {
   RETURN_IF_ERROR(ResolveSelect());
   if (weights != "same" && weights != "derived") {
@@ -213,24 +251,7 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
   }
   ASSIGN_OR_RETURN(config.estimate, decoder::ParseEstimate(estimate));
   ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
-  if (zone != "store" && zone != "host" && zone != "device") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("zone=", zone, " is none of store, host, device"));
-  }
-  if (zone == "store" && !method.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("method=", method, " needs --zone host or device: the store has its indexes"));
-  }
-  ASSIGN_OR_RETURN(device_config.bank.map, decoder::ParseRowMap(bank_map));
-  device_config.zone_in_host = zone == "host" && device_config.device == model::Device::kCuda;
-  if (zone == "host" && !device_config.zone_in_host) {
-    if (!store.server.empty())
-      return absl::InvalidArgumentError(
-          "--zone host maps the rows of a folder of this host: give --store instead of --server");
-    if (!has_context)
-      return absl::InvalidArgumentError("--zone host without --context: there is no zone");
-    ASSIGN_OR_RETURN(config.selector, decoder::ParseSelector(method.empty() ? "exact" : method));
-  }
+  RETURN_IF_ERROR(ResolveZone(has_context));
   ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
   // With positions given by attention all of a long context would share few of them.
   const bool none =
@@ -239,18 +260,6 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
   config.dense_layers = dense_layers.value_or(none ? 0 : usual);
   config.or_dense_layers =
       dense_layers.value_or(config.rope == model::Rope::kInfiniteHip ? 0 : usual);
-  device_config.zone_on_device = zone == "device";
-  if (zone == "device" || device_config.zone_in_host) {
-    if (!has_context && device_config.device == model::Device::kCuda)
-      return absl::InvalidArgumentError(
-          absl::StrCat("--zone ", zone, " without --context: there is no zone"));
-    ASSIGN_OR_RETURN(config.selector, decoder::ParseSelector(method.empty() ? "exact" : method));
-    if (!store.server.empty() && decoder::SelectorNeedsHostRows(*config.selector)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("method=", method, " is calibrated by what prefill left in the store's ",
-                       "folder: give --store instead of --server"));
-    }
-  }
   ASSIGN_OR_RETURN(config.budget, decoder::ParseBudget(budget));
   ASSIGN_OR_RETURN(config.prefetch, decoder::ParsePrefetch(prefetch));
   ASSIGN_OR_RETURN(config.want, decoder::ParseWant(want));

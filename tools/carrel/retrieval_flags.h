@@ -49,6 +49,7 @@ struct RetrievalFlags {
   std::optional<int32_t> dense_layers;  // none: by rope
   int threads = 0;
   decoder::DeviceConfig device_config;
+  decoder::BankConfig bank;         // of a zone in host memory
   decoder::RetrievalConfig config;  // the rest of the flags write here
   int64_t max_tokens = 64;
   decoder::SamplingConfig sampling;
@@ -68,6 +69,7 @@ struct RetrievalFlags {
   void DeclareSelectionLab(CLI::App& command);
   void DeclareZoneLab(CLI::App& command);
   absl::Status ResolveSelect();
+  absl::Status ResolveZone(bool has_context);
 };
 
 // The store of the flags.

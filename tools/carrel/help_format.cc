@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
 namespace carrel::tools {
@@ -10,6 +12,13 @@ namespace {
 
 class HelpFormat final : public CLI::Formatter {
  public:
+  // Without empty lines at its end.
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override {
+    return absl::StrCat(
+        absl::StripTrailingAsciiWhitespace(CLI::Formatter::make_help(app, std::move(name), mode)),
+        "\n");
+  }
   std::string make_option_opts(const CLI::Option* option) const override {
     std::string text;
     if (option->get_type_size() != 0) {

@@ -7,6 +7,7 @@
 
 #include "kernels/amx.h"
 #include "kernels/layer/linear/split_gemm.h"
+#include "kernels/layer/read_ahead.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/layer/linear/linear.cc"
@@ -40,11 +41,6 @@ void WidenImpl(DType dtype, const void* in, int64_t count, float* out) {
 // Tokens that rows are multiplied with at a time: sums for two rows must fit 32 or 16 registers.
 constexpr int kGemvTokens = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
-// The hardware sees the stream by itself, but stops at each page. Asking for what lies behind the
-// last row is harmless. Into the L2 cache: the L1 cache can wait for few lines at a time, and these
-// should be those that are needed now.
-HWY_INLINE void Ahead(const uint8_t* at) { __builtin_prefetch(at + 4096, 0, 2); }
-
 // What R rows have summed up with each of N tokens. Two sums each, the same for every R and N: one
 // alone would wait for itself.
 template <int R, int N>
@@ -60,7 +56,7 @@ HWY_INLINE void AddColumns(const uint8_t* const (&rows)[R], int64_t c, const flo
   FloatVec first[R], next[R];
   CARREL_UNROLL
   for (int r = 0; r < R; ++r) {
-    for (int64_t b = 0; b < 2 * lanes * E::kBytes; b += 64) Ahead(rows[r] + c * E::kBytes + b);
+    for (int64_t b = 0; b < 2 * lanes * E::kBytes; b += 64) AskAhead<4096>(rows[r] + c * E::kBytes + b);
     first[r] = E::Load(d, rows[r], c);
     next[r] = E::Load(d, rows[r], c + lanes);
   }

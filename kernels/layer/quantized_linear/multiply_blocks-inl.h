@@ -11,16 +11,12 @@
 
 #include "kernels/layer/quantized_linear/large_blocks-inl.h"
 #include "kernels/layer/quantized_linear/small_blocks-inl.h"
+#include "kernels/layer/read_ahead.h"
 
 #if CARREL_BLOCK_PRODUCTS
 
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
-
-// The hardware sees the stream by itself, but stops at each page. Asking for what lies behind the
-// last row is harmless. Into the L2 cache: the few places where the L1 cache notes what it waits for
-// are left to the lines that are needed now (a tenth to a fifth of the time).
-HWY_INLINE void Ahead(const uint8_t* at) { __builtin_prefetch(at + 2048, 0, 2); }
 
 // One row with N inputs, `stride` chunks apart.
 template <class Product, int N>
@@ -38,7 +34,7 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, con
   const int64_t chunks = in / kChunkValues;
   for (int64_t i = 0; i < chunks; ++i) {
     CARREL_UNROLL
-    for (int64_t b = 0; b < kBytes; b += 64) Ahead(row + b);
+    for (int64_t b = 0; b < kBytes; b += 64) AskAhead<2048>(row + b);
     Product::ReadChunk(Blocks<kChunkGroups>{row, Product::kBytes, kChunkGroups}, sums);
     row += kBytes;
     CARREL_UNROLL

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
+
 namespace carrel::decoder {
 
 struct Mean {
@@ -54,6 +56,10 @@ struct LayerStatistics {
   Mean output_error;   // measure: per token, ||out - dense|| / ||dense|| of this layer's attention
                        // alone, the same queries seen
 };
+
+// What was counted in *all[0] since `before`, for one token of each of `all`, becomes each one's equal
+// part; what is left over stays where it was counted. What is measured is not shared.
+void ShareCounts(const LayerStatistics& before, absl::Span<LayerStatistics* const> all);
 
 struct Statistics {
   std::vector<LayerStatistics> layers;

@@ -10,6 +10,17 @@ void Reserve(std::vector<float>& buffer, int64_t floats) {
   if (static_cast<int64_t>(buffer.size()) < floats) buffer.resize(static_cast<size_t>(floats));
 }
 
+class OneSequence final : public SequencesAttention {
+ public:
+  explicit OneSequence(Attention& attention) : attention_(attention) {}
+  absl::Status Attend(absl::Span<const AttentionInput> inputs, float* attended) override {
+    return attention_.Attend(inputs[0], attended);
+  }
+
+ private:
+  Attention& attention_;
+};
+
 }  // namespace
 
 absl::Status Transformer::Project(Layer layer, absl::Span<const TokenBlock> blocks,
@@ -38,25 +49,28 @@ AttentionInput Transformer::InputOf(Layer layer, const TokenBlock& block, int64_
   return input;
 }
 
-absl::Status Transformer::ForwardLayer(Layer layer, absl::Span<const SequenceBlock> blocks,
-                                       float* hidden) {
-  blocks_.clear();
+absl::Status Transformer::ForwardLayer(Layer layer, absl::Span<const TokenBlock> blocks,
+                                       float* hidden, SequencesAttention& attention) {
   int64_t n = 0;
-  for (const SequenceBlock& block : blocks) {
-    blocks_.push_back(block.tokens);
-    n += block.tokens.n;
-  }
+  for (const TokenBlock& block : blocks) n += block.n;
   if (n == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(Project(layer, blocks_, hidden));
-  const int64_t width = config().shape.q_heads * config().shape.head_dim;
-  Reserve(attended_, n * width);
+  RETURN_IF_ERROR(Project(layer, blocks, hidden));
+  Reserve(attended_, n * config().shape.q_heads * config().shape.head_dim);
+  inputs_.clear();
   int64_t begin = 0;
-  for (const SequenceBlock& block : blocks) {
-    RETURN_IF_ERROR(block.attention->Attend(InputOf(layer, block.tokens, begin),
-                                            attended_.data() + begin * width));
-    begin += block.tokens.n;
+  for (const TokenBlock& block : blocks) {
+    inputs_.push_back(InputOf(layer, block, begin));
+    begin += block.n;
   }
+  RETURN_IF_ERROR(attention.Attend(inputs_, attended_.data()));
   return backend_.FinishLayer(layer, attended_.data(), n, hidden);
+}
+
+absl::Status Transformer::ForwardLayer(Layer layer, int64_t n, Position first_position,
+                                       float* hidden, Attention& attention) {
+  OneSequence one(attention);
+  const TokenBlock block = {first_position, n};
+  return ForwardLayer(layer, {&block, 1}, hidden, one);
 }
 
 absl::Status Transformer::ProjectLayer(Layer layer, int64_t n, Position first_position,

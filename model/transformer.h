@@ -35,10 +35,12 @@ class Attention {
   }
 };
 
-// A block of one sequence's tokens, and what its tokens attend to.
-struct SequenceBlock {
-  TokenBlock tokens;
-  Attention* attention = nullptr;
+// What the blocks of several sequences attend to.
+class SequencesAttention {
+ public:
+  virtual ~SequencesAttention() = default;
+  // One input per block, whose q, k and v lie one after the other, as attended does.
+  virtual absl::Status Attend(absl::Span<const AttentionInput> inputs, float* attended) = 0;
 };
 
 // Runs layers over blocks of tokens; owns the block's scratch, nothing else.   Threads: one at a
@@ -49,11 +51,10 @@ class Transformer {
 
   // hidden [n, hidden_size]: in, what enters the layer; out, what leaves it.
   absl::Status ForwardLayer(Layer layer, int64_t n, Position first_position, float* hidden,
-                            Attention& attention) {
-    return ForwardLayer(layer, {{{first_position, n}, &attention}}, hidden);
-  }
+                            Attention& attention);
   // Of several sequences, whose tokens lie one after the other: weights are read once for all.
-  absl::Status ForwardLayer(Layer layer, absl::Span<const SequenceBlock> blocks, float* hidden);
+  absl::Status ForwardLayer(Layer layer, absl::Span<const TokenBlock> blocks, float* hidden,
+                            SequencesAttention& attention);
   // Of the layer only q, k and v, for attention.Collect; hidden stays as it is.
   absl::Status ProjectLayer(Layer layer, int64_t n, Position first_position, const float* hidden,
                             Attention& attention);
@@ -68,7 +69,7 @@ class Transformer {
   AttentionInput InputOf(Layer layer, const TokenBlock& block, int64_t begin) const;
 
   Backend& backend_;
-  std::vector<TokenBlock> blocks_;
+  std::vector<AttentionInput> inputs_;
   std::vector<float> q_, k_, v_, attended_;
 };
 

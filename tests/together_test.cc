@@ -2,6 +2,7 @@
 // tokens, and the logits bit for bit, that it gets alone, whoever joins or leaves.
 #include <random>
 
+#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 #include "decoder/generation.h"
 #include "kvstore/index/index.h"
@@ -23,6 +24,37 @@ decoder::RetrievalConfig ConfigOf(int64_t i) {
   config.dense_layers = static_cast<int32_t>(i % 3);
   return config;
 }
+
+// Counts questions and their tokens, and may refuse those of several tokens.
+class WatchedStore final : public decoder::StoreClient {
+ public:
+  struct Seen {
+    int64_t questions = 0, shared = 0;
+    bool refuse = false;
+  };
+  WatchedStore(std::unique_ptr<StoreClient> store, Seen* seen)
+      : store_(std::move(store)), seen_(seen) {}
+  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override { return store_->Open(open); }
+  absl::StatusOr<decoder::RequestId> Send(v1::Query query) override {
+    const bool several = query.queries().shape(0) > 1;
+    ++seen_->questions;
+    seen_->shared += several;
+    if (several && seen_->refuse) return absl::ResourceExhaustedError("too much at once");
+    return store_->Send(std::move(query));
+  }
+  absl::StatusOr<decoder::RequestId> Send(v1::FetchRows fetch) override {
+    return store_->Send(std::move(fetch));
+  }
+  absl::StatusOr<v1::SessionReply> Next(decoder::RequestId id) override { return store_->Next(id); }
+  void Forget(decoder::RequestId id) override { store_->Forget(id); }
+  bool broken() const override { return store_->broken(); }
+  int64_t bytes_sent() const override { return store_->bytes_sent(); }
+  int64_t bytes_received() const override { return store_->bytes_received(); }
+
+ private:
+  const std::unique_ptr<StoreClient> store_;
+  Seen* const seen_;
+};
 
 class TogetherTest : public testing::Test {
  protected:
@@ -101,6 +133,69 @@ TEST_F(TogetherTest, JoiningAndLeaving_EachHasTheBitsOfBeingAlone) {
     for (const absl::Status& status : Generation::StepTogether(ready)) CARREL_ASSERT_OK(status);
   }
   for (int64_t i = 0; i < kSequences; ++i) ExpectAsAlone(i, generations[i].TakeResult());
+}
+
+// Sequences 0, 2, 4 over one context and 1, 3, 5 over another, asking alike.
+class SharedQuestionTest : public TogetherTest {
+ protected:
+  static constexpr int64_t kShared = 6;
+
+  // Opens them anew, answers alone, then all together from the first token on.
+  void AnswerTogether(bool refuse) {
+    decoder::RetrievalConfig config;
+    config.top_k = 24;
+    std::vector<Generation> generations;
+    for (int64_t i = 0; i < kShared; ++i) {
+      auto decoder = testing_world::EmbeddedDecoder::Open(
+          folder_, i % 2 == 0 ? "flat" : "hnsw", config, {},
+          [&](auto client) { return std::make_unique<WatchedStore>(std::move(client), &seen_); });
+      CARREL_ASSERT_OK(decoder);
+      decoders_[i] = *std::move(decoder);
+      options_[i].max_tokens = 8;
+      const auto alone = decoders_[i]->operator->()->Generate(prompts_[i], options_[i]);
+      CARREL_ASSERT_OK(alone);
+      alone_[i] = *alone;
+      rows_.push_back(RowsAttended(i));
+      auto generation = Begin(i);
+      CARREL_ASSERT_OK(generation);
+      generations.push_back(*std::move(generation));
+      while (generations[i].reading_prompt()) CARREL_ASSERT_OK(generations[i].Step());
+    }
+    seen_ = {.refuse = refuse};
+    std::vector<Generation*> all;
+    for (Generation& one : generations) all.push_back(&one);
+    while (!all[0]->done()) {
+      for (const absl::Status& status : Generation::StepTogether(all)) CARREL_ASSERT_OK(status);
+    }
+    for (int64_t i = 0; i < kShared; ++i) {
+      steps_ = alone_[i].steps;
+      ExpectAsAlone(i, generations[i].TakeResult());
+      EXPECT_EQ(RowsAttended(i), 2 * rows_[i]) << "sequence " << i;
+    }
+    layers_ = static_cast<int64_t>(decoders_[0]->operator->()->statistics().layers.size());
+  }
+  int64_t RowsAttended(int64_t i) {
+    int64_t rows = 0;
+    for (const auto& layer : decoders_[i]->operator->()->statistics().layers) {
+      rows += layer.rows_attended;
+    }
+    return rows;
+  }
+
+  WatchedStore::Seen seen_;
+  std::vector<int64_t> rows_;
+  int64_t steps_ = 0, layers_ = 0;
+};
+
+TEST_F(SharedQuestionTest, OfOneContext_AskOnceAndHaveTheBitsOfBeingAlone) {
+  AnswerTogether(/*refuse=*/false);
+  EXPECT_EQ(seen_.questions, 2 * layers_ * steps_);
+  EXPECT_EQ(seen_.shared, seen_.questions);
+}
+
+TEST_F(SharedQuestionTest, WhereTheQuestionFails_EachAsksAlone) {
+  AnswerTogether(/*refuse=*/true);
+  EXPECT_EQ(seen_.questions, (2 + kShared) * layers_ * steps_);
 }
 
 TEST_F(TogetherTest, OneIsNotWantedAnyMore_TheOthersGoOn) {

@@ -110,7 +110,8 @@ EmbeddedDecoder::~EmbeddedDecoder() { decoder_.reset(); }
 
 absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
     const std::string& store_folder, const std::string& context,
-    const decoder::RetrievalConfig& config, const decoder::DeviceConfig& device) {
+    const decoder::RetrievalConfig& config, const decoder::DeviceConfig& device,
+    const StoreClientWrapper& wrap) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
   library::StoreAddress flags;
   flags.folder = store_folder;
@@ -118,6 +119,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
                    library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
                    opened->access_->store->NewClient(Pool()));
+  if (wrap != nullptr) client = wrap(std::move(client));
   std::shared_ptr<const decoder::HostRows> rows;
   if (decoder::TakesHostRows(config, device)) {
     ASSIGN_OR_RETURN(rows, library::MapContextRows(store_folder, context, Pool()));

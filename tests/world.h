@@ -37,12 +37,17 @@ absl::Status PrefillContext(const std::string& store_folder, const std::string& 
                             model::Device device = model::Device::kCpu);
 
 // A decoder over an embedded store (StoreAccess), kept alive together.
+// Puts something between a decoder and its store.
+using StoreClientWrapper = std::function<std::unique_ptr<decoder::StoreClient>(
+    std::unique_ptr<decoder::StoreClient> client)>;
+
 class EmbeddedDecoder {
  public:
   static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Open(
       const std::string& store_folder, const std::string& context,
       const decoder::RetrievalConfig& config,
-      const decoder::DeviceConfig& device = decoder::DeviceConfig());
+      const decoder::DeviceConfig& device = decoder::DeviceConfig(),
+      const StoreClientWrapper& wrap = nullptr);
   // The same over a server.
   static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Connect(
       const std::string& address, const std::string& context,

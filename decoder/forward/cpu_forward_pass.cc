@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <deque>
 
 #include "common/status.h"
+#include "decoder/forward/attention_together.h"
 #include "decoder/forward/forward_pass.h"
 #include "decoder/forward/query_drift.h"
 #include "decoder/forward/repositioned_attention.h"
@@ -11,45 +11,20 @@
 namespace carrel::decoder {
 namespace {
 
-// Shows the observer, and the drift, what passes through an attention.
+// Shows what passes through an attention.
 class ObservedAttention : public model::Attention {
  public:
-  ObservedAttention(model::Attention& attention, const Observer& observer, QueryDrift& drift)
-      : attention_(attention), observer_(observer), drift_(drift) {}
+  ObservedAttention(model::Attention& attention, const Observer& observer)
+      : attention_(attention), observer_(observer) {}
   absl::Status Attend(const model::AttentionInput& input, float* attended) override {
     RETURN_IF_ERROR(attention_.Attend(input, attended));
-    drift_.Learn(input.layer, input.n, input.first_position, input.q);
-    if (observer_) observer_(input, attended);
+    observer_(input, attended);
     return absl::OkStatus();
   }
 
  private:
   model::Attention& attention_;
-  const Observer& observer_;
-  QueryDrift& drift_;
-};
-
-// One of several sequences that go together: what fails, fails alone.
-class OneOfSeveral : public model::Attention {
- public:
-  OneOfSeveral(model::Attention& attention, const std::function<bool()>& wanted, int64_t width,
-               absl::Status& status)
-      : attention_(attention), wanted_(wanted), width_(width), status_(status) {}
-  absl::Status Attend(const model::AttentionInput& input, float* attended) override {
-    if (status_.ok() && wanted_ && !wanted_()) status_ = Unwanted();
-    if (status_.ok()) status_ = attention_.Attend(input, attended);
-    if (!status_.ok()) std::fill_n(attended, input.n * width_, 0.0f);
-    return absl::OkStatus();
-  }
-  static absl::Status Unwanted() {
-    return absl::CancelledError("nobody wants the answer any more");
-  }
-
- private:
-  model::Attention& attention_;
-  const std::function<bool()>& wanted_;
-  const int64_t width_;  // floats of a token
-  absl::Status& status_;
+  const Observer observer_;
 };
 
 class CpuForwardPass final : public ForwardPass {
@@ -80,9 +55,12 @@ class CpuForwardPass final : public ForwardPass {
     logits_known_ = false;
     hidden_.resize(static_cast<size_t>(n * config_.hidden_size));
     RETURN_IF_ERROR(backend_->Embed(tokens, hidden_.data()));
-    ObservedAttention attention(*attention_, observer_, drift_);
+    ObservedAttention attention(*attention_,
+                                [this](const model::AttentionInput& input, const float* attended) {
+                                  Observe(input, attended);
+                                });
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
-      if (wanted_ && !wanted_()) return OneOfSeveral::Unwanted();
+      if (wanted_ && !wanted_()) return NotWanted();
       const Layer next = layer.next();
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
         // What enters this layer, seen through the next layer's query projection, is close to that
@@ -176,6 +154,11 @@ class CpuForwardPass final : public ForwardPass {
     }
   }
 
+  void Observe(const model::AttentionInput& input, const float* attended) {
+    drift_.Learn(input.layer, input.n, input.first_position, input.q);
+    if (observer_) observer_(input, attended);
+  }
+
   static CpuForwardPass& PassOf(const PassToken& one) {
     return *static_cast<CpuForwardPass*>(one.pass);
   }
@@ -185,21 +168,23 @@ class CpuForwardPass final : public ForwardPass {
     const int64_t n = static_cast<int64_t>(tokens.size());
     const int64_t width = int64_t{config_.shape.q_heads} * config_.shape.head_dim;
     std::vector<TokenId> ids;
-    std::deque<ObservedAttention> observed;  // which stay where they are
-    std::deque<OneOfSeveral> attentions;
-    std::vector<model::SequenceBlock> blocks;
+    std::vector<model::TokenBlock> blocks;
+    std::vector<AttentionTogether::Member> members;
     for (PassToken* one : tokens) {
       CpuForwardPass& pass = PassOf(*one);
       one->status = absl::OkStatus();
       ids.push_back(one->token);
-      observed.emplace_back(*pass.attention_, pass.observer_, pass.drift_);
-      attentions.emplace_back(observed.back(), pass.wanted_, width, one->status);
-      blocks.push_back({{one->position, 1}, &attentions.back()});
+      blocks.push_back({one->position, 1});
+      const auto observe = [&pass](const model::AttentionInput& input, const float* attended) {
+        pass.Observe(input, attended);
+      };
+      members.push_back({pass.attention_.get(), &pass.wanted_, observe, &one->status});
     }
+    AttentionTogether attention(std::move(members), width);
     together_.resize(static_cast<size_t>(n * config_.hidden_size));
     RETURN_IF_ERROR(backend_->Embed(ids, together_.data()));
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
-      RETURN_IF_ERROR(transformer_.ForwardLayer(layer, blocks, together_.data()));
+      RETURN_IF_ERROR(transformer_.ForwardLayer(layer, blocks, together_.data(), attention));
     }
     return absl::OkStatus();
   }

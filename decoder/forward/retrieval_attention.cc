@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
       new RetrievalAttention(context, std::move(windows)));
   attention->zone_rows_ = context.zone;
   attention->tokens_ = context.tokens;
+  attention->max_block_ = context.max_block;
   ASSIGN_OR_RETURN(attention->zone_, MakeZone(context, &attention->layer_statistics_));
   RETURN_IF_ERROR(Annotate(attention->LoadContextRows(context), "reading sink and local rows"));
   return attention;
@@ -57,30 +58,41 @@ absl::Status RetrievalAttention::Prefetch(Layer layer, const float* approximate_
 }
 
 void RetrievalAttention::AttendWindow(const model::AttentionInput& input) {
+  window_partial_.Reset(input.n, shape_.q_heads, shape_.head_dim);
+  pool_->ParallelFor(input.n * shape_.kv_heads, [&](int64_t unit) {
+    AttendWindow(input, unit / shape_.kv_heads,
+                 KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
+  });
+}
+
+void RetrievalAttention::AttendWindow(const model::AttentionInput& input, int64_t token,
+                                      KvHead head) {
+  thread_local std::vector<float> scratch;
   const int64_t d = shape_.head_dim, group = shape_.group();
   const int64_t rows_before = window_.rows(input.layer) - input.n;
   const int64_t window = WindowOf(input.layer);
-  window_partial_.Reset(input.n, shape_.q_heads, d);
-  pool_->ParallelFor(input.n * shape_.kv_heads, [&](int64_t unit) {
-    thread_local std::vector<float> scratch;
-    const int64_t token = unit / shape_.kv_heads;
-    const int32_t head = static_cast<int32_t>(unit % shape_.kv_heads);
-    const int64_t first_q_head = token * shape_.q_heads + head * group;
-    kernels::WindowAttentionParams params;
-    params.q = input.q + first_q_head * d;
-    params.group = group;
-    params.rows = rows_before + token + 1;  // what comes before the token, and itself
-    const int64_t skipped = window > 0 ? std::max<int64_t>(0, params.rows - window) : 0;
-    params.k = window_.k(input.layer, KvHead(head)) + skipped * d;
-    params.v = window_.v(input.layer, KvHead(head)) + skipped * d;
-    params.rows -= skipped;
-    params.head_dim = d;
-    params.scale = scale_;
-    params.out = &window_partial_.out[first_q_head * d];
-    params.lse = &window_partial_.lse[first_q_head];
-    scratch.resize(static_cast<size_t>(group * params.rows));
-    kernels::WindowAttention(params, scratch.data());
-  });
+  const int64_t first_q_head = token * shape_.q_heads + head.value() * group;
+  kernels::WindowAttentionParams params;
+  params.q = input.q + first_q_head * d;
+  params.group = group;
+  params.rows = rows_before + token + 1;  // what comes before the token, and itself
+  const int64_t skipped = window > 0 ? std::max<int64_t>(0, params.rows - window) : 0;
+  params.k = window_.k(input.layer, head) + skipped * d;
+  params.v = window_.v(input.layer, head) + skipped * d;
+  params.rows -= skipped;
+  params.head_dim = d;
+  params.scale = scale_;
+  params.out = &window_partial_.out[first_q_head * d];
+  params.lse = &window_partial_.lse[first_q_head];
+  scratch.resize(static_cast<size_t>(group * params.rows));
+  kernels::WindowAttention(params, scratch.data());
+}
+
+absl::Status RetrievalAttention::AttendZone(const model::AttentionInput& input, float* attended) {
+  RETURN_IF_ERROR(zone_->Start(input.layer, input.q, input.n));
+  RETURN_IF_ERROR(zone_->Finish(input.layer, input.q, input.n, zone_partial_));
+  MergeZone(input, zone_partial_.out.data(), zone_partial_.lse.data(), attended);
+  return absl::OkStatus();
 }
 
 absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, float* attended) {
@@ -99,14 +111,83 @@ absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, floa
       zone_->Measure(input.layer, input.q, input.n, zone_partial_, window_partial_.lse));
   RETURN_IF_ERROR(
       zone_->MeasureOutput(input.layer, input.q, input.n, zone_partial_, window_partial_));
-  kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(),
-                       zone_partial_.out.data(), zone_partial_.lse.data(), input.n * shape_.q_heads,
-                       shape_.head_dim);
+  MergeZone(input, zone_partial_.out.data(), zone_partial_.lse.data(), attended);
+  return absl::OkStatus();
+}
+
+void RetrievalAttention::MergeZone(const model::AttentionInput& input, const float* out,
+                                   const float* lse, float* attended) {
+  kernels::MergeStates(window_partial_.out.data(), window_partial_.lse.data(), out, lse,
+                       input.n * shape_.q_heads, shape_.head_dim);
   if (trace_ != nullptr) {
     trace_->Add(input.layer, input.q, window_partial_.lse.data(), input.n);
   }
   std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);
+}
+
+bool RetrievalAttention::GoesWith(const SequenceAttention& other) const {
+  const auto* one = dynamic_cast<const RetrievalAttention*>(&other);
+  return one != nullptr && windows_ == one->windows_ && zone_->AsksAs(*one->zone_);
+}
+
+void RetrievalAttention::StartTogether(absl::Span<const SequenceToken> tokens) {
+  const Layer layer = tokens[0].input.layer;
+  if (tokens.size() == 1 || WindowOf(layer) > 0) return;
+  together_q_.clear();
+  for (const SequenceToken& one : tokens) {
+    together_q_.insert(together_q_.end(), one.input.q,
+                       one.input.q + shape_.q_heads * shape_.head_dim);
+  }
+  before_ = layer_statistics_[static_cast<size_t>(layer.value())];
+  together_ = zone_->Start(layer, together_q_.data(), static_cast<int64_t>(tokens.size()));
+}
+
+// Into zone_partial_, and into everybody's statistics. The windows are computed meanwhile.
+absl::Status RetrievalAttention::AskTogether(absl::Span<const SequenceToken> tokens) {
+  const Layer layer = tokens[0].input.layer;
+  RETURN_IF_ERROR(together_);
+  RETURN_IF_ERROR(
+      zone_->Finish(layer, together_q_.data(), static_cast<int64_t>(tokens.size()), zone_partial_));
+  std::vector<LayerStatistics*> all;
+  for (const SequenceToken& one : tokens) {
+    auto& attention = static_cast<RetrievalAttention&>(*one.attention);
+    all.push_back(&attention.layer_statistics_[static_cast<size_t>(layer.value())]);
+  }
+  ShareCounts(before_, all);
   return absl::OkStatus();
+}
+
+void RetrievalAttention::FinishTogether(absl::Span<const SequenceToken> tokens) {
+  const Layer layer = tokens[0].input.layer;
+  if (tokens.size() == 1 || WindowOf(layer) > 0) return SequenceAttention::FinishTogether(tokens);
+  const int64_t d = shape_.head_dim;
+  const auto attention_of = [&](int64_t i) -> RetrievalAttention& {
+    return static_cast<RetrievalAttention&>(*tokens[static_cast<size_t>(i)].attention);
+  };
+  const auto count = static_cast<int64_t>(tokens.size());
+  for (int64_t i = 0; i < count; ++i) {
+    attention_of(i).window_.Append(layer, tokens[i].input.k, tokens[i].input.v, 1);
+    attention_of(i).window_partial_.Reset(1, shape_.q_heads, d);
+  }
+  pool_->ParallelFor(count * shape_.kv_heads, [&](int64_t unit) {
+    const int64_t i = unit / shape_.kv_heads;
+    attention_of(i).AttendWindow(tokens[i].input, 0,
+                                 KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
+  });
+  if (!AskTogether(tokens).ok()) {
+    zone_->Cancel();
+    layer_statistics_[static_cast<size_t>(layer.value())] = before_;
+    for (int64_t i = 0; i < count; ++i) {
+      *tokens[i].status = attention_of(i).AttendZone(tokens[i].input, tokens[i].attended);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = i * shape_.q_heads;
+    attention_of(i).MergeZone(tokens[i].input, &zone_partial_.out[static_cast<size_t>(at * d)],
+                              &zone_partial_.lse[static_cast<size_t>(at)], tokens[i].attended);
+    *tokens[i].status = absl::OkStatus();
+  }
 }
 
 void RetrievalAttention::set_reading_prompt(bool reading) { zone_->set_reading_prompt(reading); }

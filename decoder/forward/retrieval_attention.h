@@ -32,6 +32,10 @@ class RetrievalAttention final : public SequenceAttention {
 
   absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
+  bool GoesWith(const SequenceAttention& other) const override;
+  int64_t most_together() const override { return max_block_; }
+  void StartTogether(absl::Span<const SequenceToken> tokens) override;
+  void FinishTogether(absl::Span<const SequenceToken> tokens) override;
 
   void set_reading_prompt(bool reading) override;
   void StartSequence() override;
@@ -50,19 +54,31 @@ class RetrievalAttention final : public SequenceAttention {
   RetrievalAttention(const OpenedContext& context, std::vector<int64_t> windows);
   int64_t WindowOf(Layer layer) const { return windows_.empty() ? 0 : windows_[layer.value()]; }
   absl::Status LoadContextRows(const OpenedContext& context);
+  // Of new rows that are in the window already: all, or one KV head of one token.
   void AttendWindow(const model::AttentionInput& input);
+  void AttendWindow(const model::AttentionInput& input, int64_t token, KvHead head);
+  // Asks for the zone of what the window has attended to already.
+  absl::Status AttendZone(const model::AttentionInput& input, float* attended);
+  // The zone's (out, lse) [n, q_heads] into window_partial_, which becomes attention over all.
+  void MergeZone(const model::AttentionInput& input, const float* out, const float* lse,
+                 float* attended);
+  absl::Status AskTogether(absl::Span<const SequenceToken> tokens);
 
   const AttentionShape shape_;
   const float scale_;
   StoreClient* const client_;
   ThreadPool* const pool_;
   const std::vector<int64_t> windows_;
-  RowRange zone_rows_;   // between the rows that are held
-  Position tokens_ = 0;  // of the context
+  int64_t max_block_ = 1;  // tokens of one question
+  RowRange zone_rows_;     // between the rows that are held
+  Position tokens_ = 0;    // of the context
   Window window_;
   std::vector<LayerStatistics> layer_statistics_;
   std::unique_ptr<ZoneAttention> zone_;
   Partial window_partial_, zone_partial_;
+  std::vector<float> together_q_;  // of tokens that go together, in one piece
+  absl::Status together_;          // of asking for them
+  LayerStatistics before_;         // of the layer, before they were asked for
   QueryTrace* trace_ = nullptr;
 };
 

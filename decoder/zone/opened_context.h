@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/ids.h"
@@ -18,12 +19,14 @@ namespace carrel::decoder {
 struct OpenedContext {
   RetrievalConfig config;  // what was left to the context is decided
   DeviceConfig device;
+  std::string content_id;  // empty: it has none
   AttentionShape shape;
   int64_t tokens = 0;
   RowRange zone;
   bool has_summaries = false;  // at the store
   int64_t max_top_k = 0;       // the store's limits
   int64_t max_fetch_rows = 0;
+  int64_t max_block = 1;                  // tokens of one query
   std::vector<std::vector<float>> drift;  // StoredDrift (forward/query_drift.h)
   StoreClient* client = nullptr;
   ThreadPool* pool = nullptr;

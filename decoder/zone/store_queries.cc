@@ -28,12 +28,25 @@ v1::Want WireWant(Want want) {
 
 StoreQueries::StoreQueries(const OpenedContext& context)
     : config_(context.config),
+      content_id_(context.content_id),
       shape_(context.shape),
       zone_(context.zone),
       estimate_(Estimates(config_, context.has_summaries)),
       max_top_k_(context.max_top_k),
       budgets_(LayerBudgets(config_, shape_.layers, zone_.rows())),
       client_(context.client) {}
+
+bool StoreQueries::AskAs(const StoreQueries& other) const {
+  const RetrievalConfig &a = config_, &b = other.config_;
+  for (const RetrievalConfig* one : {&a, &b}) {
+    const bool fixed = one->select == Select::kTopK || one->select == Select::kFidelity;
+    const bool kept = one->want != Want::kAttend || one->prefetch != Prefetch::kOff || one->measure;
+    if (!fixed || kept) return false;
+  }
+  return !content_id_.empty() && content_id_ == other.content_id_ && zone_ == other.zone_ &&
+         budgets_ == other.budgets_ && a.select == b.select && a.head_rows == b.head_rows &&
+         a.effort == b.effort && estimate_ == other.estimate_;
+}
 
 v1::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {
   v1::Query query;

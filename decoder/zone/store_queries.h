@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -35,6 +36,10 @@ class StoreQueries {
   bool all_rows(Layer layer) const { return budget(layer) == kAllRows; }
   StoreClient* client() const { return client_; }
 
+  // Whether both make the same query of the same numbers, over the same content, and nothing of its
+  // reply is kept or measured.
+  bool AskAs(const StoreQueries& other) const;
+
   // What the layer attends to, for q [n, q_heads, head_dim].
   v1::Query Make(Layer layer, const float* q, int64_t n) const;
   // Attention over every row.
@@ -53,6 +58,7 @@ class StoreQueries {
 
  private:
   const RetrievalConfig config_;
+  const std::string content_id_;
   const AttentionShape shape_;
   const RowRange zone_;
   const bool estimate_;

@@ -28,6 +28,11 @@ StoreZone::StoreZone(const OpenedContext& context, std::vector<LayerStatistics>*
     (*statistics_)[layer].top_k = queries_.budgets()[static_cast<size_t>(layer)];
 }
 
+bool StoreZone::AsksAs(const ZoneAttention& other) const {
+  const auto* zone = dynamic_cast<const StoreZone*>(&other);
+  return zone != nullptr && queries_.AskAs(zone->queries_);
+}
+
 std::vector<int64_t> StoreZone::CacheSlots() const {
   const auto slots = RowCache::Slots(config_, shape_, queries_.budgets(), zone_.rows());
   CARREL_CHECK(slots.ok());  // Decoder::Open asked

@@ -53,6 +53,8 @@ class StoreZone final : public ZoneAttention {
   absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
                              const Partial& window) override;
 
+  bool AsksAs(const ZoneAttention& other) const override;
+
   // A prompt is being read: thresholds may be calibrated.
   void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
   // Gives up what is in flight: the sequence is over or failed.

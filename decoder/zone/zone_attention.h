@@ -31,6 +31,10 @@ class ZoneAttention {
   virtual absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
                                      const Partial& window) = 0;
 
+  // Whether the other's tokens can be asked for with this one's in one question, each getting the bits
+  // that it gets alone: the same rows, chosen in the same way, by as many as are known before.
+  virtual bool AsksAs(const ZoneAttention&) const { return false; }
+
   virtual void set_reading_prompt(bool reading) = 0;
   // Gives up what is in flight: the sequence is over or failed.
   virtual void Cancel() = 0;

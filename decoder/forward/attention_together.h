@@ -1,0 +1,42 @@
+// What:   attention of one token each of several sequences, layer by layer. Those that go with each other
+//         (SequenceAttention::GoesWith: of one context, asking in the same way) ask for the zone in one
+//         question; all questions of a layer are on their way at once.
+// Errors: a sequence's own, in its status: what fails, or is not wanted any more, fails alone, and computes
+//         zeros from there on.
+// Ownership: keeps what a member points to for as long as it lives.
+// Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "decoder/forward/sequence_attention.h"
+
+namespace carrel::decoder {
+
+class AttentionTogether final : public model::SequencesAttention {
+ public:
+  struct Member {
+    SequenceAttention* attention = nullptr;
+    const std::function<bool()>* wanted = nullptr;  // as ForwardPass::set_wanted
+    // Told of what was attended; may be empty.
+    std::function<void(const model::AttentionInput&, const float* attended)> observer;
+    absl::Status* status = nullptr;
+  };
+  // width: numbers of a token's attended.
+  AttentionTogether(std::vector<Member> members, int64_t width);
+
+  absl::Status Attend(absl::Span<const model::AttentionInput> inputs, float* attended) override;
+
+ private:
+  const std::vector<Member> members_;
+  const int64_t width_;
+  std::vector<std::vector<size_t>> groups_;  // of members that go together
+};
+
+absl::Status NotWanted();
+
+}  // namespace carrel::decoder

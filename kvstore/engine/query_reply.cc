@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t kPieceOverheadBytes = 96;
 // A head's rows are not continued in a part that has room for fewer.
 constexpr int64_t kLeastRows = 16;
+// Tokens and KV heads that keep a thread busy enough until the last ones.
+constexpr int64_t kUnitsPerThread = 4;
 
 }  // namespace
 
@@ -64,7 +66,7 @@ const float* QueryReply::QueriesOf(int64_t token, int32_t kv_head) const {
          (token * shape.q_heads + kv_head * shape.group()) * shape.head_dim;
 }
 
-SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
+SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& pool) const {
   SelectParams params;
   params.context = &context();
   params.rows = heads_[kv_head].get();
@@ -79,6 +81,9 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head) const {
   params.mass = request_.mass;
   params.max_rows = request_.max_rows;
   params.effort = request_.effort;
+  // Where each thread has units of its own, they need not share them.
+  const auto units = static_cast<int64_t>(units_.size());
+  if (units < kUnitsPerThread * (pool.threads() + 1)) params.pool = &pool;
   return params;
 }
 
@@ -135,7 +140,7 @@ absl::Status QueryReply::RunOnce(ThreadPool& pool) {
     RETURN_IF_ERROR(RunSelect(pool));
   } else if (request_.measure_mass) {
     RETURN_IF_ERROR(ForEachUnit(pool, [&](int64_t token, int32_t h) {
-      return ZoneLse(ParamsOf(token, h), units_[token * shape.kv_heads + h].zone_lse);
+      return ZoneLse(ParamsOf(token, h, pool), units_[token * shape.kv_heads + h].zone_lse);
     }));
   }
   if (request_.select == Select::kAll || attends_all()) {
@@ -173,7 +178,7 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
   RETURN_IF_ERROR(ForEachUnit(pool, [&](int64_t token, int32_t kv_head) {
     Selected selected;
     int64_t found = 0;
-    RETURN_IF_ERROR(RunUnit(token, kv_head, selected, found));
+    RETURN_IF_ERROR(RunUnit(pool, token, kv_head, selected, found));
     candidates += selected.candidates;
     rows += found;
     visited += selected.visited;
@@ -185,10 +190,10 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::RunUnit(int64_t token, int32_t kv_head, Selected& selected,
-                                 int64_t& rows) {
+absl::Status QueryReply::RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head,
+                                 Selected& selected, int64_t& rows) {
   const size_t i = static_cast<size_t>(token) * context().shape().kv_heads + kv_head;
-  const SelectParams params = ParamsOf(token, kv_head);
+  const SelectParams params = ParamsOf(token, kv_head, pool);
   RETURN_IF_ERROR(among_ != nullptr ? SelectAmong(params, among_->of(i), selected)
                                     : SelectRows(params, selected));
   rows = static_cast<int64_t>(selected.ids.size());

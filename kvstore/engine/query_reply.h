@@ -66,7 +66,7 @@ class QueryReply : public Reply {
   bool wants_scores() const {
     return request_.want == Want::kIds || request_.want == Want::kValues;
   }
-  SelectParams ParamsOf(int64_t token, int32_t kv_head) const;
+  SelectParams ParamsOf(int64_t token, int32_t kv_head, ThreadPool& pool) const;
   const float* QueriesOf(int64_t token, int32_t kv_head) const;
 
   absl::Status RunOnce(ThreadPool& pool);
@@ -76,7 +76,8 @@ class QueryReply : public Reply {
   absl::Status ForEachUnit(ThreadPool& pool,
                            absl::FunctionRef<absl::Status(int64_t, int32_t)> body);
   absl::Status RunSelect(ThreadPool& pool);
-  absl::Status RunUnit(int64_t token, int32_t kv_head, Selected& selected, int64_t& rows);
+  absl::Status RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head, Selected& selected,
+                       int64_t& rows);
   absl::Status RunAttendAll(ThreadPool& pool);
   absl::Status AttendSelected(int64_t token, int32_t kv_head, Selected& selected);
   absl::Status FillRows(Piece& piece, int64_t first_row) const;

@@ -34,6 +34,7 @@ struct SelectParams {
   float range = 0, mass = 0;
   int64_t max_rows = 0;  // range, mass: >= 1
   int64_t effort = 0;
+  ThreadPool* pool = nullptr;  // as SearchRequest's
 };
 
 struct Selected {

@@ -26,6 +26,10 @@
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
 
+namespace carrel {
+class ThreadPool;
+}
+
 namespace carrel::kvstore {
 
 class Accelerator;
@@ -110,6 +114,8 @@ struct SearchRequest {
   // Wanted rows; fewer are returned only if the zone holds fewer or the graph finds fewer.
   int64_t top_k = 0;
   int32_t effort = 0;  // see IndexParams; 0: the index's own
+  // Whose threads may help, where a KV head's scan is long and heads are too few to keep all busy.
+  ThreadPool* pool = nullptr;
 };
 
 struct SearchResult {

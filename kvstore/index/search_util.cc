@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "common/no_memory.h"
 #include "common/status.h"
+#include "common/thread_pool.h"
 #include "kernels/score/dot_score/dot_score.h"
 
 namespace carrel::kvstore {
@@ -12,6 +15,26 @@ namespace {
 
 // Rows verified, then scored while they are still in the cache.
 constexpr int64_t kScanBlockBytes = 256 << 10;
+
+// Blocks of a zone, on the pool's threads where there is one. One of the errors, if there are any.
+absl::Status ForEachBlock(ThreadPool* pool, RowRange zone, int64_t block,
+                          absl::FunctionRef<absl::Status(RowRange)> body) {
+  const auto part = [&](int64_t i) -> RowRange {
+    const Position at = zone.begin + i * block;
+    return {at, std::min(zone.end, at + block)};
+  };
+  const int64_t blocks = (zone.rows() + block - 1) / block;
+  if (pool == nullptr) {
+    for (int64_t i = 0; i < blocks; ++i) RETURN_IF_ERROR(body(part(i)));
+    return absl::OkStatus();
+  }
+  std::vector<absl::Status> statuses(static_cast<size_t>(blocks));
+  pool->ParallelFor(blocks, [&](int64_t i) {
+    statuses[static_cast<size_t>(i)] = CatchNoMemory("search", [&] { return body(part(i)); });
+  });
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -61,14 +84,14 @@ absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScra
   const int64_t block = std::max<int64_t>(1, kScanBlockBytes / keys.row_bytes());
   scratch.scores.resize(static_cast<size_t>(request.group * rows));
   keys.AskAhead(zone);
-  for (Position at = zone.begin; at < zone.end; at += block) {
-    const RowRange part{at, std::min(zone.end, at + block)};
+  RETURN_IF_ERROR(ForEachBlock(request.pool, zone, block, [&](RowRange part) -> absl::Status {
     RETURN_IF_ERROR(keys.Verify(part));
     keys.ForEachPiece(part, [&](Position first, const void* address, int64_t count) {
       kernels::DotScore(request.queries, request.group, keys.head_dim(), address, count,
                         request.scale, scratch.scores.data() + (first - zone.begin), rows);
     });
-  }
+    return absl::OkStatus();
+  }));
   result.zone_scored = true;
   result.zone_lse.resize(static_cast<size_t>(request.group));
   for (int64_t h = 0; h < request.group; ++h) {

@@ -35,6 +35,8 @@ constexpr int64_t kUnitMultiplyAdds = 200'000;
 // Output rows per unit of a GEMM: one number for every pool, or the bits would depend on the pool.
 constexpr int64_t kGemmUnitRows = 512;
 constexpr int64_t kGemvRowStep = 16;
+// Of a product of few tokens: in each the hardware must find the stream of its rows anew.
+constexpr int64_t kMostUnits = 64;
 
 // y [n, w.out] = x [n, w.in] W^T + b; rows of x and y are contiguous.
 struct LinearCall {
@@ -58,7 +60,9 @@ int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A product of few tokens may be cut anywhere without a change of bits.
 int64_t FewTokensUnitRows(const WeightMatrix& w, int64_t n) {
-  return CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep) * kGemvRowStep;
+  const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep);
+  const int64_t stream = CeilDivide(w.out, kMostUnits * kGemvRowStep);
+  return std::max(worth, stream) * kGemvRowStep;
 }
 
 // Output rows per unit for n tokens.

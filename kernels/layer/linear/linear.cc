@@ -50,13 +50,14 @@ struct GemvSums {
 
 template <class E, int R, int N>
 HWY_INLINE void AddColumns(const uint8_t* const (&rows)[R], int64_t c, const float* x,
-                           int64_t x_stride, GemvSums<R, N>& sums) {
+                           int64_t x_stride, int64_t ahead, GemvSums<R, N>& sums) {
   const FloatTag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   FloatVec first[R], next[R];
   CARREL_UNROLL
   for (int r = 0; r < R; ++r) {
-    for (int64_t b = 0; b < 2 * lanes * E::kBytes; b += 64) AskAhead<4096>(rows[r] + c * E::kBytes + b);
+    for (int64_t b = 0; b < 2 * lanes * E::kBytes; b += 64)
+      AskFor(rows[r] + c * E::kBytes + b, ahead);
     first[r] = E::Load(d, rows[r], c);
     next[r] = E::Load(d, rows[r], c + lanes);
   }
@@ -102,7 +103,8 @@ HWY_INLINE void MultiplyRows(const uint8_t* const (&rows)[R], int64_t in, const 
     for (int h = 0; h < N; ++h) sums.first[r][h] = sums.next[r][h] = hn::Zero(d);
   }
   int64_t c = 0;
-  for (; c + 2 * lanes <= in; c += 2 * lanes) AddColumns<E>(rows, c, x, x_stride, sums);
+  const int64_t ahead = BytesAhead(N * in * static_cast<int64_t>(sizeof(float)), 4096);
+  for (; c + 2 * lanes <= in; c += 2 * lanes) AddColumns<E>(rows, c, x, x_stride, ahead, sums);
   for (; c < in; c += lanes) {
     AddLastColumns<E>(rows, c, std::min(lanes, in - c), x, x_stride, sums);
   }

@@ -21,7 +21,7 @@ namespace carrel::kernels::HWY_NAMESPACE {
 // One row with N inputs, `stride` chunks apart.
 template <class Product, int N>
 CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, const PackedChunk* x,
-                                             int64_t stride, FloatVec (&out)[N]) {
+                                             int64_t stride, int64_t ahead, FloatVec (&out)[N]) {
   const FloatTag d;
   RowSums<N> sums;
   CARREL_UNROLL
@@ -34,7 +34,7 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, con
   const int64_t chunks = in / kChunkValues;
   for (int64_t i = 0; i < chunks; ++i) {
     CARREL_UNROLL
-    for (int64_t b = 0; b < kBytes; b += 64) AskAhead<2048>(row + b);
+    for (int64_t b = 0; b < kBytes; b += 64) AskFor(row + b, ahead);
     Product::ReadChunk(Blocks<kChunkGroups>{row, Product::kBytes, kChunkGroups}, sums);
     row += kBytes;
     CARREL_UNROLL
@@ -66,13 +66,15 @@ CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyRows(const uint8_t* rows, int64_t in,
                                                 const PackedChunk* x, int64_t stride, float* y,
                                                 int64_t y_stride) {
   const int64_t row_bytes = in / Product::kValues * Product::kBytes;
+  const int64_t ahead =
+      BytesAhead(N * PackedChunks(in) * static_cast<int64_t>(sizeof(PackedChunk)), 2048);
   for (int64_t j = 0; j < count; j += 4) {
     const int64_t real = std::min<int64_t>(4, count - j);
     FloatVec sums[4][N];
     for (int64_t r = 0; r < 4; ++r) {
       // A last group of fewer than four repeats its last row.
       const uint8_t* row = rows + (j + std::min(r, real - 1)) * row_bytes;
-      MultiplyRow<Product, N>(row, in, x, stride, sums[r]);
+      MultiplyRow<Product, N>(row, in, x, stride, ahead, sums[r]);
     }
     for (int h = 0; h < N; ++h) {
       float four[4];

@@ -194,10 +194,14 @@ const IndexParams& OpenContext::ParamsOf(Layer layer, KvHead kv_head) const {
   return index_params_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
 }
 
+bool OpenContext::ScansAll(Layer layer, KvHead kv_head) const {
+  return IndexTypeOf(ParamsOf(layer, kv_head).kind).exact();
+}
+
 absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
                                     absl::FunctionRef<absl::Status(const Index&)> search) const {
   const IndexParams& params = ParamsOf(layer, kv_head);
-  if (IndexTypeOf(params.kind).exact()) return search(*rows.exact);
+  if (ScansAll(layer, kv_head)) return search(*rows.exact);
   Blob blob;
   absl::StatusOr<IndexCache::Lease> lease = indexes_->Acquire(
       {id_, layer, kv_head, opening_,

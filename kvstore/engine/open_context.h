@@ -84,6 +84,8 @@ class OpenContext {
 
   // Calls `search` with the context's index of the head; the index stays loaded meanwhile.
   // `search` must not come back here.
+  // Whether that index scores every row, whatever is wanted.
+  bool ScansAll(Layer layer, KvHead kv_head) const;
   absl::Status WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
                          absl::FunctionRef<absl::Status(const Index&)> search) const;
 

@@ -10,6 +10,7 @@
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kvstore/engine/attend_all.h"
+#include "kvstore/index/search_util.h"
 #include "kvstore/index/summaries/summaries.h"
 
 namespace carrel::kvstore {
@@ -19,6 +20,8 @@ namespace {
 constexpr int64_t kPieceOverheadBytes = 96;
 // A head's rows are not continued in a part that has room for fewer.
 constexpr int64_t kLeastRows = 16;
+// Scores of several tokens that one scan of each head's keys gives.
+constexpr int64_t kMostScores = int64_t{4} << 20;
 // Tokens and KV heads that keep a thread busy enough until the last ones.
 constexpr int64_t kUnitsPerThread = 4;
 
@@ -81,6 +84,11 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.mass = request_.mass;
   params.max_rows = request_.max_rows;
   params.effort = request_.effort;
+  if (!zone_scores_.empty()) {
+    const int64_t scored = token - first_scored_;
+    params.zone_scores = &zone_scores_[static_cast<size_t>(
+        (kv_head * tokens_scored_ + scored) * context().shape().group() * zone_.rows())];
+  }
   // Where each thread has units of its own, they need not share them.
   const auto units = static_cast<int64_t>(units_.size());
   if (units < kUnitsPerThread * (pool.threads() + 1)) params.pool = &pool;
@@ -139,7 +147,7 @@ absl::Status QueryReply::RunOnce(ThreadPool& pool) {
   } else if (request_.select != Select::kAll) {
     RETURN_IF_ERROR(RunSelect(pool));
   } else if (request_.measure_mass) {
-    RETURN_IF_ERROR(ForEachUnit(pool, [&](int64_t token, int32_t h) {
+    RETURN_IF_ERROR(ForEachUnit(pool, 0, request_.tokens, [&](int64_t token, int32_t h) {
       return ZoneLse(ParamsOf(token, h, pool), units_[token * shape.kv_heads + h].zone_lse);
     }));
   }
@@ -150,20 +158,19 @@ absl::Status QueryReply::RunOnce(ThreadPool& pool) {
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
+absl::Status QueryReply::ForEachUnit(ThreadPool& pool, int64_t first, int64_t tokens,
                                      absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
   absl::Mutex mu;
   absl::Status first_error;
   std::atomic<bool> failed{false};
   // Head-major: an index that had to be loaded serves all tokens before the next one is.
-  pool.ParallelFor(static_cast<int64_t>(units_.size()), [&](int64_t i) {
+  pool.ParallelFor(tokens * context().shape().kv_heads, [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
     context().Touch(request_.layer);
     absl::Status status = CheckWanted();
     if (status.ok()) {
-      status = CatchNoMemory("query", [&] {
-        return body(i % request_.tokens, static_cast<int32_t>(i / request_.tokens));
-      });
+      status = CatchNoMemory(
+          "query", [&] { return body(first + i % tokens, static_cast<int32_t>(i / tokens)); });
     }
     if (status.ok()) return;
     absl::MutexLock lock(&mu);
@@ -173,9 +180,48 @@ absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
   return first_error;
 }
 
+int64_t QueryReply::TokensScoredTogether() const {
+  const AttentionShape& shape = context().shape();
+  if (among_ != nullptr || zone_.rows() == 0) return 1;
+  for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
+    if (!context().ScansAll(request_.layer, head)) return 1;
+  }
+  return std::clamp<int64_t>(kMostScores / (shape.q_heads * zone_.rows()), 1, request_.tokens);
+}
+
+absl::Status QueryReply::ScoreTokens(ThreadPool& pool, int64_t first, int64_t tokens) {
+  const AttentionShape& shape = context().shape();
+  const int64_t numbers = shape.group() * shape.head_dim;
+  first_scored_ = first;
+  tokens_scored_ = tokens;
+  zone_scores_.resize(static_cast<size_t>(tokens * shape.q_heads * zone_.rows()));
+  absl::Mutex mu;
+  absl::Status error;
+  pool.ParallelFor(shape.kv_heads, [&](int64_t h) {
+    const auto kv_head = static_cast<int32_t>(h);
+    context().Touch(request_.layer);
+    absl::Status status = CheckWanted();
+    if (status.ok()) {
+      status = CatchNoMemory("query", [&] {
+        std::vector<float> queries;
+        for (int64_t token = first; token < first + tokens; ++token) {
+          const float* q = QueriesOf(token, kv_head);
+          queries.insert(queries.end(), q, q + numbers);
+        }
+        return ScoreZone(
+            queries.data(), tokens * shape.group(), context().scale(), heads_[h]->keys, zone_,
+            &pool, &zone_scores_[static_cast<size_t>(h * tokens * shape.group() * zone_.rows())]);
+      });
+    }
+    absl::MutexLock lock(&mu);
+    error.Update(status);
+  });
+  return error;
+}
+
 absl::Status QueryReply::RunSelect(ThreadPool& pool) {
   std::atomic<int64_t> candidates{0}, visited{0}, rows{0};
-  RETURN_IF_ERROR(ForEachUnit(pool, [&](int64_t token, int32_t kv_head) {
+  const auto run = [&](int64_t token, int32_t kv_head) -> absl::Status {
     Selected selected;
     int64_t found = 0;
     RETURN_IF_ERROR(RunUnit(pool, token, kv_head, selected, found));
@@ -183,7 +229,15 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
     rows += found;
     visited += selected.visited;
     return absl::OkStatus();
-  }));
+  };
+  const int64_t together = TokensScoredTogether();
+  if (together == 1) RETURN_IF_ERROR(ForEachUnit(pool, 0, request_.tokens, run));
+  for (int64_t at = 0; together > 1 && at < request_.tokens; at += together) {
+    const int64_t count = std::min(together, request_.tokens - at);
+    RETURN_IF_ERROR(ScoreTokens(pool, at, count));
+    RETURN_IF_ERROR(ForEachUnit(pool, at, count, run));
+  }
+  zone_scores_ = {};
   statistics_.candidates = candidates;
   statistics_.visited = visited;
   statistics_.rows = rows;

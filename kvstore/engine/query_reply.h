@@ -72,9 +72,12 @@ class QueryReply : public Reply {
   absl::Status RunOnce(ThreadPool& pool);
   absl::Status OpenHeads();
 
-  // body(token, kv_head) for all, in parallel; the first error, if any.
-  absl::Status ForEachUnit(ThreadPool& pool,
+  // body(token, kv_head) for all of these tokens, in parallel; the first error, if any.
+  absl::Status ForEachUnit(ThreadPool& pool, int64_t first, int64_t tokens,
                            absl::FunctionRef<absl::Status(int64_t, int32_t)> body);
+  // Tokens whose scores one scan of a head's keys gives; 1: each scans for itself.
+  int64_t TokensScoredTogether() const;
+  absl::Status ScoreTokens(ThreadPool& pool, int64_t first, int64_t tokens);
   absl::Status RunSelect(ThreadPool& pool);
   absl::Status RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head, Selected& selected,
                        int64_t& rows);
@@ -89,6 +92,9 @@ class QueryReply : public Reply {
   std::vector<std::shared_ptr<const HeadRows>> heads_;  // [kv_heads]
   std::vector<Unit> units_;                             // [tokens, kv_heads]
   std::vector<float> out_, lse_;                        // ATTEND: [tokens, q_heads, ...]
+  // [kv_heads, tokens scored, group, zone rows] while rows are selected, or empty
+  std::vector<float> zone_scores_;
+  int64_t first_scored_ = 0, tokens_scored_ = 0;
   QueryStatistics statistics_;
   int64_t seen_ = 0;  // what Look gave when heads_ were opened, and after what was computed
   size_t next_unit_ = 0, first_unit_ = 0;  // of the next pieces, of those handed out last

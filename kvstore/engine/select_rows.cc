@@ -25,6 +25,7 @@ SearchRequest MakeSearch(const SelectParams& p, int64_t top_k) {
   request.zone = p.zone;
   request.top_k = top_k;
   request.effort = static_cast<int32_t>(p.effort);
+  request.zone_scores = p.zone_scores;
   request.pool = p.pool;
   return request;
 }

@@ -34,7 +34,8 @@ struct SelectParams {
   float range = 0, mass = 0;
   int64_t max_rows = 0;  // range, mass: >= 1
   int64_t effort = 0;
-  ThreadPool* pool = nullptr;  // as SearchRequest's
+  const float* zone_scores = nullptr;  // as SearchRequest's
+  ThreadPool* pool = nullptr;          // likewise
 };
 
 struct Selected {

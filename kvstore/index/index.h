@@ -114,6 +114,9 @@ struct SearchRequest {
   // Wanted rows; fewer are returned only if the zone holds fewer or the graph finds fewer.
   int64_t top_k = 0;
   int32_t effort = 0;  // see IndexParams; 0: the index's own
+  // What the scan of the zone gives, [group, zone rows], where the caller has scored it already
+  // (ScoreZone); who does not scan does not look at it.
+  const float* zone_scores = nullptr;
   // Whose threads may help, where a KV head's scan is long and heads are too few to keep all busy.
   ThreadPool* pool = nullptr;
 };

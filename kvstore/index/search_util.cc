@@ -77,31 +77,41 @@ absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScra
   return absl::OkStatus();
 }
 
+absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const Rows& keys,
+                       RowRange zone, ThreadPool* pool, float* scores) {
+  const int64_t rows = zone.rows();
+  const int64_t block = std::max<int64_t>(1, kScanBlockBytes / keys.row_bytes());
+  keys.AskAhead(zone);
+  return ForEachBlock(pool, zone, block, [&](RowRange part) -> absl::Status {
+    RETURN_IF_ERROR(keys.Verify(part));
+    keys.ForEachPiece(part, [&](Position first, const void* address, int64_t count) {
+      kernels::DotScore(queries, vectors, keys.head_dim(), address, count, scale,
+                        scores + (first - zone.begin), rows);
+    });
+    return absl::OkStatus();
+  });
+}
+
 absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
                       SearchResult& result) {
   const RowRange zone = request.zone;
   const int64_t rows = zone.rows();
-  const int64_t block = std::max<int64_t>(1, kScanBlockBytes / keys.row_bytes());
-  scratch.scores.resize(static_cast<size_t>(request.group * rows));
-  keys.AskAhead(zone);
-  RETURN_IF_ERROR(ForEachBlock(request.pool, zone, block, [&](RowRange part) -> absl::Status {
-    RETURN_IF_ERROR(keys.Verify(part));
-    keys.ForEachPiece(part, [&](Position first, const void* address, int64_t count) {
-      kernels::DotScore(request.queries, request.group, keys.head_dim(), address, count,
-                        request.scale, scratch.scores.data() + (first - zone.begin), rows);
-    });
-    return absl::OkStatus();
-  }));
+  const float* scores = request.zone_scores;
+  if (scores == nullptr) {
+    scratch.scores.resize(static_cast<size_t>(request.group * rows));
+    RETURN_IF_ERROR(ScoreZone(request.queries, request.group, request.scale, keys, zone,
+                              request.pool, scratch.scores.data()));
+    scores = scratch.scores.data();
+  }
   result.zone_scored = true;
   result.zone_lse.resize(static_cast<size_t>(request.group));
   for (int64_t h = 0; h < request.group; ++h) {
-    result.zone_lse[static_cast<size_t>(h)] =
-        kernels::LogSumExp(scratch.scores.data() + h * rows, rows);
+    result.zone_lse[static_cast<size_t>(h)] = kernels::LogSumExp(scores + h * rows, rows);
   }
   result.visited = request.group * rows;
   SelectBest(
-      request, scratch.scores.data(), rows, result.zone_lse.data(),
-      [zone](int64_t i) { return zone.begin + i; }, scratch, result);
+      request, scores, rows, result.zone_lse.data(), [zone](int64_t i) { return zone.begin + i; },
+      scratch, result);
   return absl::OkStatus();
 }
 

@@ -8,6 +8,11 @@ namespace carrel::kvstore {
 
 absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys);
 
+// scores [vectors, zone rows] = scale <queries[i], key>, queries [vectors, head_dim]; on the pool's threads
+// where there is one. Cost: reads the zone once, whatever the vectors.
+absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const Rows& keys,
+                       RowRange zone, ThreadPool* pool, float* scores);
+
 // Scores every row of the zone. Cost: reads the zone once for the whole group.
 absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
                       SearchResult& result);

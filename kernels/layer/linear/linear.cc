@@ -7,7 +7,7 @@
 
 #include "kernels/amx.h"
 #include "kernels/layer/linear/split_gemm.h"
-#include "kernels/layer/read_ahead.h"
+#include "kernels/read_ahead.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/layer/linear/linear.cc"

@@ -11,7 +11,7 @@
 
 #include "kernels/layer/quantized_linear/large_blocks-inl.h"
 #include "kernels/layer/quantized_linear/small_blocks-inl.h"
-#include "kernels/layer/read_ahead.h"
+#include "kernels/read_ahead.h"
 
 #if CARREL_BLOCK_PRODUCTS
 

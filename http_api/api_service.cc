@@ -209,6 +209,8 @@ class OpenAiService final : public ApiService {
                                  [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
                                    Accept(std::move(request), std::move(reply));
                                  }));
+    listening_ = true;
+    listening_.notify_all();
     return absl::OkStatus();
   }
 
@@ -287,6 +289,7 @@ class OpenAiService final : public ApiService {
   }
 
   void Handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+    listening_.wait(false);  // the first may come before Start has returned http_
     const absl::Status status = Route(request, reply);
     CountRequest(RouteName(request.target), status);
     if (!status.ok()) SendError(*reply, status);
@@ -510,6 +513,7 @@ class OpenAiService final : public ApiService {
   const uint32_t started_ = std::random_device{}();
   std::atomic<uint32_t> answers_{0};
   DocumentHeads heads_;
+  std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Answerer> answerer_;
   std::unique_ptr<Documents> documents_;  // null: there is no store

@@ -81,6 +81,13 @@ class PrefillingDocuments final : public Documents {
       RETURN_IF_ERROR(LookAt(summary, *client, entry));
     }
     absl::MutexLock lock(&mu_);
+    if (const auto going = current_ != nullptr && current_->cancelled
+                               ? stored.find(current_->document.name)
+                               : stored.end();
+        going != stored.end()) {
+      prefixes_.Remove(going->second.document.content_id);
+      stored.erase(going);
+    }
     for (const auto& [name, entry] : stored_) {
       const auto still = stored.find(name);
       if (still == stored.end() || still->second.document.content_id != entry.document.content_id) {
@@ -124,7 +131,11 @@ class PrefillingDocuments final : public Documents {
         const std::shared_ptr<Job> job = found->second;
         jobs_.erase(found);
         std::erase(queue_, job);
-        job->cancelled = true;  // the thread that prefills it discards what there is
+        job->cancelled = true;  // the thread that prefills it discards what there is,
+        if (const auto entry = stored_.find(name); entry != stored_.end()) {  // be it published
+          prefixes_.Remove(entry->second.document.content_id);
+          stored_.erase(entry);
+        }
         const bool ended = job->document.state == DocumentState::kFailed;
         if (!ended) {
           Fail(*job, absl::CancelledError("cancelled"));
@@ -208,8 +219,9 @@ class PrefillingDocuments final : public Documents {
     Document document;  // under mu_
     std::string digest;
     std::vector<TokenId> tokens;
-    std::vector<Watcher> watchers;  // under mu_
-    std::atomic<bool> cancelled{false};
+    std::vector<Watcher> watchers;       // under mu_
+    std::atomic<bool> cancelled{false};  // set under mu_
+    bool published = false;              // of the thread that prefills
   };
 
   absl::Status CheckWritable() const {
@@ -376,9 +388,30 @@ class PrefillingDocuments final : public Documents {
         Tell(*job);
       }
       const absl::Status status = PrefillOne(*job);
+      {
+        absl::MutexLock lock(&mu_);
+        if (!job->cancelled) {
+          current_ = nullptr;
+          End(*job, status);
+          continue;
+        }
+      }
+      Discard(*job);
+      absl::MutexLock one(&refresh_mu_);  // whoever looks now may have listed it
       absl::MutexLock lock(&mu_);
       current_ = nullptr;
-      End(*job, status);
+    }
+  }
+
+  // What was cancelled goes, wherever it had come to; nobody sees it meanwhile.
+  void Discard(const Job& job) {
+    if (!job.published) {
+      (void)DiscardPrefill(store_handle_, job.document.name);
+      return;
+    }
+    // Somebody may have been answered from it before it was cancelled.
+    while (absl::IsFailedPrecondition(DeleteStored(job.document.name)) && !stopping_) {
+      absl::SleepFor(absl::Milliseconds(100));
     }
   }
 
@@ -401,16 +434,12 @@ class PrefillingDocuments final : public Documents {
       options.restart = true;  // what lay there under the name was another document's
       report = run();
     }
-    if (job.cancelled) {
-      if (report.ok()) return DeleteStored(name);  // too late to stop it
-      return library::FromPublic(DiscardPrefill(store_handle_, name));
-    }
     RETURN_IF_ERROR(library::FromPublic(report.status()));
-    return Refresh();
+    job.published = true;
+    return job.cancelled ? absl::OkStatus() : Refresh();
   }
 
   void End(Job& job, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (job.cancelled) return;  // nobody knows it any more
     job.tokens = {};
     const std::string name = job.document.name;
     CountDocument(status.ok() ? "ready" : "failed");

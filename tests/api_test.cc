@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <random>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "common/test_folders.h"
 #include "http_api/http_test_util.h"
 #include "tests/cli_world.h"
@@ -306,6 +308,22 @@ TEST_F(ApiTest, ADocument_IsReadWhileOthersAreAnswered_AndCancelled) {
   ASSERT_EQ(PostText("long", ReadBytes(DemoDocument("registry-2k"))).status, 202);
   EXPECT_EQ(Events("long").back()["state"], "ready");
   EXPECT_TRUE(std::filesystem::is_empty(store_ + "/prefill"));
+}
+
+// Whenever it is cancelled, the moments before and behind its publication among them.
+TEST_F(ApiTest, ADocumentThatIsCancelledAtItsEnd_IsGone) {
+  Start();
+  const std::string text = ReadBytes(DemoDocument("registry-512"));
+  std::mt19937_64 random(TestSeed());
+  for (int trial = 0; trial < 15; ++trial) {
+    ASSERT_EQ(PostText("late", text).status, 202) << "trial " << trial;
+    const auto staged = [&] { return !std::filesystem::is_empty(store_ + "/prefill"); };
+    while (!staged()) absl::SleepFor(absl::Milliseconds(1));
+    while (staged()) absl::SleepFor(absl::Microseconds(50));
+    absl::SleepFor(absl::Microseconds(random() % 3000));
+    EXPECT_EQ(Ask("DELETE", "/v1/contexts/late").status, 200);
+    EXPECT_EQ(Contexts(), (Texts{"kept"}));
+  }
 }
 
 TEST_F(ApiTest, ADocumentWhoseReadingWasInterrupted_GoesOn) {

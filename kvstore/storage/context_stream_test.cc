@@ -169,6 +169,30 @@ TEST_F(ContextStreamTest, FilesSentAhead_AreNotAskedForAgain) {
   EXPECT_TRUE(fs::is_empty(b_ + "/importing"));
 }
 
+// A process that died when it had published, before or while it removed what it published from.
+TEST_F(ContextStreamTest, ImportThatDiedWhenItWasPublished_LeavesNothingBehindTheNextOpening) {
+  const std::string importing = b_ + "/importing", kept = dir_ + "/kept";
+  const std::string id = ContextIdOf(*OpenStore(a_)->GetManifest("report"))->ToString();
+  const ContextId other = ContextId::Random();
+  {
+    const auto b = OpenStore(b_);
+    CARREL_ASSERT_OK(GiveAhead(*b, other, 0, SlotsOf(stream_)[0], 100));
+    const auto to = *b->Import("report");
+    CARREL_ASSERT_OK(Give(*to, stream_, rng_));
+    fs::copy(importing, kept, fs::copy_options::recursive);
+    CARREL_ASSERT_OK(to->Publish().status());
+  }
+  fs::remove_all(kept + "/" + other.ToString());
+  fs::copy(kept, importing, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  fs::copy(kept, importing + "/of-somebody", fs::copy_options::recursive);
+  fs::remove_all(importing + "/of-somebody/" + id);  // its lock is left
+  CARREL_EXPECT_OK(CheckTestContext(*OpenStore(b_), spec_));
+  EXPECT_FALSE(fs::exists(importing + "/" + id));
+  EXPECT_FALSE(fs::exists(importing + "/" + id + ".lock"));
+  EXPECT_TRUE(fs::is_empty(importing + "/of-somebody"));
+  EXPECT_TRUE(fs::exists(importing + "/" + other.ToString())) << "which goes on";
+}
+
 TEST_F(ContextStreamTest, FileSentAheadThatIsAnother_IsFoundAndTheNextImportIsRight) {
   const std::vector<std::string> slots = SlotsOf(stream_);
   const ContextId id = *ContextIdOf(*OpenStore(a_)->GetManifest("report"));

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/strip.h"
 #include "common/checksum.h"
 #include "common/status.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kOfOwner[] = "of-";
+constexpr char kOfOwner[] = "of-", kLock[] = ".lock";
 
 // Whether the file that is open is the one of that name: another process may have removed it, and
 // locked one of its own.
@@ -45,7 +46,7 @@ ImportRemains Measure(const std::string& path) {
   return remains;
 }
 
-std::string LockOf(const ImportRemains& remains) { return remains.path + ".lock"; }
+std::string LockOf(const ImportRemains& remains) { return remains.path + kLock; }
 
 // By who holds its lock.
 bool Remove(const ImportRemains& remains) {
@@ -53,6 +54,29 @@ bool Remove(const ImportRemains& remains) {
   fs::remove_all(remains.path, error);
   if (!error) fs::remove(LockOf(remains), error);
   return !error;
+}
+
+std::vector<std::string> PathsIn(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    paths.push_back(it->path().string());
+  }
+  return paths;
+}
+
+void EndPublishedOf(const std::string& folder,
+                    absl::FunctionRef<bool(const std::string& id)> is_published) {
+  for (const ImportRemains& remains : ListImportRemains(folder)) {
+    if (is_published(fs::path(remains.path).filename().string())) Remove(remains);
+  }
+  for (const std::string& path : PathsIn(folder)) {  // of those that were removed half
+    std::error_code ignored;
+    if (absl::EndsWith(path, kLock) &&
+        !fs::exists(std::string(absl::StripSuffix(path, kLock)), ignored)) {
+      fs::remove(path, ignored);
+    }
+  }
 }
 
 }  // namespace
@@ -119,14 +143,23 @@ RemovedRemains RemoveImportRemains(const std::string& folder, const RemainsLimit
 RemovedRemains RemoveOldImportRemains(const std::string& imports, absl::Duration age,
                                       absl::Time now) {
   RemovedRemains removed = RemoveImportRemains(imports, {.age = age}, now);
-  std::error_code error;
-  for (fs::directory_iterator it(imports, error), end; !error && it != end; it.increment(error)) {
-    if (!absl::StartsWith(it->path().filename().string(), kOfOwner)) continue;
-    const RemovedRemains of_owner = RemoveImportRemains(it->path().string(), {.age = age}, now);
+  for (const std::string& path : PathsIn(imports)) {
+    if (!absl::StartsWith(fs::path(path).filename().string(), kOfOwner)) continue;
+    const RemovedRemains of_owner = RemoveImportRemains(path, {.age = age}, now);
     removed.imports += of_owner.imports;
     removed.bytes += of_owner.bytes;
   }
   return removed;
+}
+
+void EndPublishedImports(const std::string& imports,
+                         absl::FunctionRef<bool(const std::string& id)> is_published) {
+  EndPublishedOf(imports, is_published);
+  for (const std::string& path : PathsIn(imports)) {
+    if (absl::StartsWith(fs::path(path).filename().string(), kOfOwner)) {
+      EndPublishedOf(path, is_published);
+    }
+  }
 }
 
 std::string ImportsFolderOf(const std::string& imports, const std::string& owner) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -57,6 +58,11 @@ RemovedRemains RemoveImportRemains(const std::string& folder, const RemainsLimit
 // By age, of every owner below the folder of all imports.
 RemovedRemains RemoveOldImportRemains(const std::string& imports, absl::Duration age,
                                       absl::Time now = absl::Now());
+
+// What an import left that ended with its process when its context, of that id, was published: no
+// import goes on with it. By who opens the store for writing: nobody else works on imports then.
+void EndPublishedImports(const std::string& imports,
+                         absl::FunctionRef<bool(const std::string& id)> is_published);
 
 // The folder of an owner's imports below that of all; empty: of who has none.
 std::string ImportsFolderOf(const std::string& imports, const std::string& owner);

@@ -142,7 +142,7 @@ class StoreImpl : public Store {
     if (mode_ == StoreMode::kReadWrite) ballast_.Make();
   }
 
-  // Ends each Delete that a crash interrupted after hiding.
+  // Ends each Delete that a crash interrupted after hiding, and each import after publishing.
   absl::Status Recover() {
     absl::MutexLock lock(&mu_);
     ballast_.Make();
@@ -153,6 +153,10 @@ class StoreImpl : public Store {
     for (const CatalogEntry& entry : entries) {
       if (entry.hidden) RETURN_IF_ERROR(FreeContext(*db_, entry));
     }
+    EndPublishedImports(imports(), [&](const std::string& id) {
+      return std::any_of(entries.begin(), entries.end(),
+                         [&](const CatalogEntry& entry) { return entry.id.ToString() == id; });
+    });
     return absl::OkStatus();
   }
 

@@ -201,6 +201,10 @@ extern "C" const char* __tsan_default_suppressions() {
          "thread:grpc_core::Thread::Thread\n"
          "race:grpc::internal::ServerCallbackCall::Ref\n"  // a call's count, an atomic in a header
          "race:grpc::internal::ServerCallbackCall::Unref\n"
+         // a call's own callbacks, freed by who counted it down to zero (in the library)
+         "race:Impl::~ServerCallback\n"
+         "race_top:std::function<void (bool)>::operator()\n"
+         "race_top:std::_Function_base::_M_empty\n"
          "race:grpc::internal::CallOpSet\n"
          "race:grpc::internal::CallOp\n"
          "race:grpc::internal::InterceptorBatchMethodsImpl\n"
@@ -213,6 +217,9 @@ extern "C" const char* __tsan_default_suppressions() {
          "called_from_lib:libabsl_status.so\n"
          "called_from_lib:libabsl_cord.so\n"
          "called_from_lib:libupb.so\n"
+         "called_from_lib:libprotobuf.so\n"  // bytes that gRPC hands it
+         "called_from_lib:libssl.so\n"       // within gRPC's connections, one thread at a time
+         "called_from_lib:libcrypto.so\n"
          "race:rocksdb::Version::Unref\n"
          "race:absl::debian3::time_internal::cctz::time_zone::Impl::LoadTimeZone\n"
          "race:absl::debian3::Status::Unref\n"  // its count is the library's

@@ -118,9 +118,9 @@ TEST(HttpServerTest, AClientThatLeaves_IsNoticed) {
 TEST(HttpServerTest, ClientsThatLeaveInTheMiddleOfAStream_HarmNobody) {
   HttpServerConfig config;
   config.listen = {"127.0.0.1:0"};
-  ThreadPool writers(4);
+  auto writers = std::make_unique<ThreadPool>(4);
   const auto server = HttpServer::Start(config, [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
-    const bool taken = writers.TrySubmit([reply] {
+    const bool taken = writers->TrySubmit([reply] {
       reply->Begin("text/event-stream");
       for (int i = 0; i < 1000000 && !reply->gone(); ++i) {
         reply->Write("piece\n");
@@ -138,6 +138,8 @@ TEST(HttpServerTest, ClientsThatLeaveInTheMiddleOfAStream_HarmNobody) {
     if (round % 4 == 0) (void)client.Read(static_cast<size_t>(round) * 10);
     client.Close();
   }
+  (*server)->Stop();
+  writers = nullptr;  // replies may be used until the server is destroyed
 }
 
 TEST(HttpServerTest, Addresses_ThatCannotBe_AreRefused) {

@@ -255,7 +255,7 @@ void Listener::HandOverThoseThatSpoke() {
     if (spoke > 0) {
       take_(connection);
     } else {
-      close(fd);  // it left
+      Close(fd);  // it left
     }
   }
 }
@@ -268,10 +268,16 @@ int Listener::CloseThoseThatAreSilent() {
     if (it == unspoken_.end() || it->second.since_ms != since_ms) continue;  // it spoke
     if (now_ms - since_ms < silence_ms_) return static_cast<int>(since_ms + silence_ms_ - now_ms);
     unspoken_.erase(it);
-    close(fd);
+    Close(fd);
     silent_.fetch_add(1, std::memory_order_relaxed);
   }
   return -1;
+}
+
+void Listener::Close(int fd) {
+  absl::MutexLock lock(&mu_);
+  open_.erase(fd);
+  close(fd);
 }
 
 // The system gives out the lowest free number, which is the one that was freed last.

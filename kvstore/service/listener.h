@@ -86,6 +86,7 @@ class Listener {
   void HandOverThoseThatSpoke();
   // Returns how long the loop may wait for the next.
   int CloseThoseThatAreSilent();
+  void Close(int fd);  // a connection that nobody took
   int Renumbered(int fd);
   void RefuseOneOnReserve(const Socket& socket);
   void Refuse(int fd, absl::string_view why);
@@ -117,7 +118,7 @@ class Listener {
   int64_t refused_told_ms_ = 0, swept_ms_ = 0;  // of the loop's thread
 
   mutable absl::Mutex mu_;
-  // Descriptor -> inode of each connection that was handed over. Who took it closes it without a
+  // Descriptor -> inode of each connection. Who took it closes it without a
   // word, and the number may then stand for something else: with another inode.
   mutable absl::flat_hash_map<int, uint64_t> open_ ABSL_GUARDED_BY(mu_);
 };

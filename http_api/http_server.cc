@@ -36,6 +36,7 @@ struct Shared {
   HttpServerConfig config;
   HttpHandler handler;
   std::atomic<int64_t> connections{0};
+  std::atomic<bool> stopped{false};
 };
 
 // All of it runs on the server's thread.
@@ -104,7 +105,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     Push("0\r\n\r\n");
   }
 
-  const std::atomic<bool>& gone() const { return gone_; }
+  bool gone() const { return gone_ || shared_->stopped; }
   beast::tcp_stream::executor_type executor() { return stream_.get_executor(); }
 
  private:
@@ -272,6 +273,7 @@ class BeastServer final : public HttpServer {
       : shared_{config, std::move(handler)} {}
   ~BeastServer() override { Stop(); }
   void Stop() override {
+    shared_.stopped = true;
     io_.stop();
     if (thread_.joinable()) thread_.join();
   }

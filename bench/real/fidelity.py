@@ -4,11 +4,12 @@ answers to 48 questions of documents of 8k to 64k tokens. No retrieval flag unle
 import argparse
 import array
 import json
-import math
 import os
 import struct
 import subprocess
 import sys
+
+from bench import fidelity, log_softmax
 
 TEXTS = ["persuasion-2k", "handbook-4k", "emma-7k"]
 DOCUMENTS = ["real-8k", "novel-8k", "real-32k", "novel-32k", "real-64k", "novel-64k"]
@@ -52,22 +53,7 @@ def read_tensors(path):
 def log_probabilities(path):
     """Log probabilities by position."""
     values, (rows, vocabulary) = read_tensors(path)["logits"]
-    result = []
-    for row in range(rows):
-        logits = values[row * vocabulary:(row + 1) * vocabulary]
-        top = max(logits)
-        total = math.log(math.fsum(math.exp(x - top) for x in logits)) + top
-        result.append([x - total for x in logits])
-    return result
-
-
-def distance(dense, other):
-    """Mean KL(dense || other) in nats, and the share of positions with the same best token."""
-    divergence, same = 0.0, 0
-    for p, q in zip(dense, other, strict=True):
-        divergence += math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q))
-        same += p.index(max(p)) == q.index(max(q))
-    return {"kl": divergence / len(dense), "top1": same / len(dense)}
+    return [log_softmax(values[row * vocabulary:(row + 1) * vocabulary]) for row in range(rows)]
 
 
 class Bench:
@@ -114,7 +100,7 @@ class Bench:
         dense, _ = ask(*where, "--top-k", "all")
         reference = log_probabilities(
             os.path.join(self.args.shared, "fidelity", name + ".safetensors"))
-        yield {"setting": "dense against transformers in float32", **distance(reference, dense)}
+        yield {"setting": "dense against transformers in float32", **fidelity(reference, dense)}
         cases = {zone: flags for zone, flags in self.settings.items()}
         for fidelity in ("fast", "faithful"):
             cases[fidelity] = where + ["--fidelity", fidelity]
@@ -124,7 +110,7 @@ class Bench:
                     "--top-k", str(rows), "--lab", "dense-layers=0", "--lab", "estimate=" + term]
         for setting, flags in cases.items():
             found, rows = ask(*flags)
-            yield {"setting": setting, **distance(dense, found), "rows_per_kv_head": rows}
+            yield {"setting": setting, **fidelity(dense, found), "rows_per_kv_head": rows}
 
     def answers(self, name):
         folder = os.path.join(self.args.shared, "docs", name)

@@ -65,7 +65,8 @@ absl::Status Measure(const Case& c, const model::Checkpoint& checkpoint,
                    library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient(pool));
   decoder::RetrievalConfig config;
-  config.top_k = c.top_k;
+  config.selection = select::TopK{c.top_k};
+  if (c.top_k == decoder::kAllRows) config.selection = select::All();
   config.want = c.want;
   config.prefetch = c.prefetch;
   ASSIGN_OR_RETURN(

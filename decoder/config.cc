@@ -19,13 +19,18 @@ absl::Status UnknownName(absl::string_view field, absl::string_view name, absl::
   return absl::InvalidArgumentError(absl::StrCat(field, "=", name, " is none of ", known));
 }
 
+// By range or mass: how many rows is not known before.
+bool BoundedByScore(const RetrievalConfig& config) {
+  const auto* const selection = std::get_if<select::Selection>(&config.selection);
+  return selection != nullptr && !select::IsAll(*selection) && select::TopKRows(*selection) == 0;
+}
+
 // What a store offers and a zone that the decoder holds does not.
 absl::Status ValidateHeldZone(const RetrievalConfig& config) {
   const auto refused = [](absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat("zone=host and zone=device ", why));
   };
-  if (config.select != Select::kTopK && config.select != Select::kFidelity)
-    return refused("select by fidelity or top-k only");
+  if (BoundedByScore(config)) return refused("select by fidelity or top-k only");
   if (config.want != Want::kAttend)
     return refused("send no queries: nothing travels, so want must be attend");
   if (config.effort != 0) return refused("search no index, so effort must be 0");
@@ -41,7 +46,7 @@ absl::Status ValidateMask(const RetrievalConfig& config) {
         "estimate=on with mask=q-head: the term is of rows that the q heads of a KV head did not "
         "choose together");
   }
-  if (config.select == Select::kFidelity) {
+  if (std::holds_alternative<FidelityOptions>(config.selection)) {
     return absl::InvalidArgumentError(
         "mask=q-head needs --top-k: a fidelity is planned in rows per KV head");
   }
@@ -182,9 +187,11 @@ bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
 }
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers) {
-  if (config.top_k != kAllRows && config.top_k < 1) {
-    return OutOfRange("top_k", static_cast<double>(config.top_k),
-                      "[1, tokens of the context] and not \"all\"");
+  if (const auto* const selection = std::get_if<select::Selection>(&config.selection)) {
+    RETURN_IF_ERROR(select::ValidateSelection(*selection, {}));
+  } else if (const double error = std::get<FidelityOptions>(config.selection).target_error;
+             !(error > 0 && std::isfinite(error))) {
+    return OutOfRange("target_error", error, "(0, infinity)");
   }
   if (config.dense_layers < 0 || config.dense_layers > layers) {
     return OutOfRange("dense_layers", config.dense_layers, absl::StrCat("[0, ", layers, "]"));
@@ -197,27 +204,12 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
   if (!(config.verified_hit_rate >= 0 && config.verified_hit_rate <= 1)) {
     return OutOfRange("verified_hit_rate", config.verified_hit_rate, "[0, 1]");
   }
-  if (config.select == Select::kRange && !(config.range > 0 && std::isfinite(config.range))) {
-    return OutOfRange("range", config.range, "(0, infinity)");
-  }
-  if (config.select == Select::kMass && !(config.mass > 0 && config.mass <= 1))
-    return OutOfRange("mass", config.mass, "(0, 1]");
-  if (config.max_rows < 0)
-    return OutOfRange("max_rows", static_cast<double>(config.max_rows), "[0, infinity)");
-  if (config.max_rows > 0 &&
-      (config.select == Select::kTopK || config.select == Select::kFidelity)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "max_rows=", config.max_rows, " bounds range and mass; top-k is its own bound"));
-  }
-  if (config.select == Select::kFidelity &&
-      !(config.target_error > 0 && std::isfinite(config.target_error)))
-    return OutOfRange("target_error", config.target_error, "(0, infinity)");
-  const bool by_score = config.select == Select::kRange || config.select == Select::kMass;
-  if (by_score && config.prefetch != Prefetch::kOff) {
+  if (BoundedByScore(config) && config.prefetch != Prefetch::kOff) {
     return absl::InvalidArgumentError(
         "prefetch asks ahead for a multiple of top_k: range and mass need prefetch=off");
   }
-  if (config.select != Select::kTopK && config.budget != Budget::kUniform) {
+  const bool fidelity = std::holds_alternative<FidelityOptions>(config.selection);
+  if ((fidelity || BoundedByScore(config)) && config.budget != Budget::kUniform) {
     return absl::InvalidArgumentError(
         "budget=linear and measured share out a top_k: fidelity, range and mass need "
         "budget=uniform");
@@ -245,23 +237,16 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
 // entropy. Of the exponents tried (docs/methods.md) this one raised the mass at every total.
 constexpr double kEntropyScale = 4;
 
-std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
-                                  int64_t zone_rows) {
-  std::vector<int64_t> budgets(layers, kAllRows);
-  if (config.select == Select::kFidelity) {
-    const size_t heads = config.head_rows.size() / static_cast<size_t>(layers);
-    for (int32_t i = config.dense_layers; i < layers; ++i) {
-      const auto first = config.head_rows.begin() + static_cast<int64_t>(i * heads);
-      const int64_t rows = *std::max_element(first, first + static_cast<int64_t>(heads));
-      budgets[i] = rows >= zone_rows ? kAllRows : rows;
-    }
-    return budgets;
+std::vector<select::Selection> LayerSelections(const RetrievalConfig& config, int32_t layers,
+                                               int64_t zone_rows) {
+  std::vector<select::Selection> selections(static_cast<size_t>(layers), select::All());
+  const auto& selection = std::get<select::Selection>(config.selection);
+  const auto first_sparse = selections.begin() + config.dense_layers;
+  const int64_t top_k = select::TopKRows(selection);
+  if (top_k == 0) {
+    std::fill(first_sparse, selections.end(), selection);
+    return selections;
   }
-  if (config.select != Select::kTopK) {
-    std::fill(budgets.begin() + config.dense_layers, budgets.end(), kAsSelected);
-    return budgets;
-  }
-  if (config.top_k == kAllRows) return budgets;
   const int32_t sparse = layers - config.dense_layers;
   const auto weight = [&config](int32_t layer) {
     return std::exp(-config.layer_entropy_nats[static_cast<size_t>(layer)] / kEntropyScale);
@@ -276,10 +261,29 @@ std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers,
       share = 0.5 + static_cast<double>(i) / (sparse - 1);
     if (config.budget == Budget::kMeasured)
       share = weight(config.dense_layers + i) / weights * sparse;
-    const int64_t rows =
-        std::max<int64_t>(1, std::llround(share * static_cast<double>(config.top_k)));
-    budgets[config.dense_layers + i] = rows >= zone_rows ? kAllRows : rows;
+    const int64_t rows = std::max<int64_t>(1, std::llround(share * static_cast<double>(top_k)));
+    if (rows < zone_rows) first_sparse[i] = select::TopK{rows};
   }
+  return selections;
+}
+
+std::vector<select::Selection> LayerSelections(const RetrievalConfig& config,
+                                               absl::Span<const int64_t> head_rows,
+                                               const AttentionShape& shape, int64_t zone_rows) {
+  std::vector<select::Selection> selections(static_cast<size_t>(shape.layers), select::All());
+  const auto heads = static_cast<size_t>(shape.kv_heads);
+  for (auto l = static_cast<size_t>(config.dense_layers); l < selections.size(); ++l) {
+    const absl::Span<const int64_t> of_head = head_rows.subspan(l * heads, heads);
+    const int64_t most = *std::max_element(of_head.begin(), of_head.end());
+    if (most < zone_rows) selections[l] = select::TopK{most, {of_head.begin(), of_head.end()}};
+  }
+  return selections;
+}
+
+std::vector<int64_t> Budgets(const std::vector<select::Selection>& selections) {
+  std::vector<int64_t> budgets;
+  for (const select::Selection& selection : selections)
+    budgets.push_back(select::IsAll(selection) ? kAllRows : select::TopKRows(selection));
   return budgets;
 }
 
@@ -324,35 +328,27 @@ absl::StatusOr<Budget> ParseBudget(absl::string_view name) {
   return UnknownName("budget", name, "uniform, linear, measured");
 }
 
-absl::StatusOr<int64_t> ParseTopK(absl::string_view text) {
-  if (text == "all") return kAllRows;
+absl::StatusOr<select::Selection> ParseTopK(absl::string_view text) {
+  if (text == "all") return select::All();
   int64_t value = 0;
   if (!absl::SimpleAtoi(text, &value)) {
     return absl::InvalidArgumentError(
         absl::StrCat("top_k=", text, " is neither a number nor \"all\""));
   }
-  if (value < 1)
-    return OutOfRange("top_k", static_cast<double>(value),
-                      "[1, tokens of the context] and not \"all\"");
-  return value;
+  const select::Selection selection = select::TopK{value};
+  RETURN_IF_ERROR(select::ValidateSelection(selection, {}));
+  return selection;
 }
 
-absl::Status ParseSelect(absl::string_view text, RetrievalConfig& config) {
+absl::StatusOr<select::Selection> ParseSelection(absl::string_view text) {
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits(':', 1));
-  double value = 0;
-  if (parts.first == "top-k") {
-    config.select = Select::kTopK;
-    ASSIGN_OR_RETURN(config.top_k, ParseTopK(parts.second));
-    return absl::OkStatus();
-  }
-  if (!absl::SimpleAtod(parts.second, &value) ||
-      (parts.first != "range" && parts.first != "mass")) {
-    return UnknownName("select", text, "top-k:K, range:B, mass:P with numbers K, B, P");
-  }
-  config.select = parts.first == "range" ? Select::kRange : Select::kMass;
-  (parts.first == "range" ? config.range : config.mass) = value;
-  return absl::OkStatus();
+  if (parts.first == "top-k") return ParseTopK(parts.second);
+  float value = 0;
+  const bool number = absl::SimpleAtof(parts.second, &value);
+  if (number && parts.first == "range") return select::Range{value};
+  if (number && parts.first == "mass") return select::Mass{value};
+  return UnknownName("select", text, "top-k:K, range:B, mass:P with numbers K, B, P");
 }
 
 }  // namespace carrel::decoder

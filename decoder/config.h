@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
+#include "common/selection.h"
 #include "decoder/select/selector_config.h"
 #include "kernels/rows/row_bank/row_bank.h"
 #include "model/device.h"
@@ -20,18 +23,25 @@ enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
 enum class Want : uint8_t { kRows = 0, kValues = 1, kAttend = 2 };
 enum class Budget : uint8_t { kUniform = 0, kLinear = 1, kMeasured = 2 };
 
-// kRange: rows within `range` of the best score; kMass: the best rows with a share `mass` of the
-// softmax (carrel/v1/retrieval.proto, Select).
-// kFidelity: of each KV head as many as reach a fidelity on what prefill measured (fidelity.h).
-enum class Select : uint8_t { kTopK = 0, kRange = 1, kMass = 2, kFidelity = 3 };
+// Of each KV head as many rows as reach a fidelity on what prefill measured (fidelity.h).
+struct FidelityOptions {
+  double target_error = 0;  // > 0
+  // A context that was not measured: this top_k, at most its tokens, with so many dense layers. Empty: it
+  // is refused.
+  std::optional<int64_t> or_top_k = {};
+  int32_t or_dense_layers = 2;
+};
+// Which rows of the zone each KV head attends to for a token, in layers that are not dense. A top_k is at
+// most the context's tokens.
+using SelectionOptions = std::variant<select::Selection, FidelityOptions>;
+
+inline constexpr int64_t kUsualTopK = 128;
 
 // The estimation term: rows that are not selected count through summaries of their clusters. kAuto:
 // where want=attend and the context has summaries; never with a selector.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
 using model::Rope;  // kInfiniteHip: repositioned_attention.h
-
-inline constexpr int64_t kAsSelected = 0;  // a layer's budget: what range or mass selects
 
 // The GPU's banks of rows, for a zone in this host's memory.
 struct BankConfig {
@@ -59,20 +69,7 @@ struct RetrievalConfig {
   // What the context must hold: its content id (Manifest), or the first 12 digits or more; empty:
   // anything.
   std::string content_id;
-  int64_t top_k = 128;  // rows of the zone attended per KV head and token; >= 1, at most the
-                        // context's tokens; kAllRows: all
-  Select select = Select::kTopK;
-  double range = 0;         // kRange: in units of scaled scores; > 0
-  double mass = 0;          // kMass: 0 < mass <= 1
-  double target_error = 0;  // kFidelity: > 0
-  // kFidelity: a context that was not measured is attended by top_k instead, with so many dense
-  // layers.
-  bool or_top_k = false;
-  int32_t or_dense_layers = 2;
-  // kFidelity: set by Decoder::Open: [layers, kv_heads], and the error that they promise.
-  std::vector<int64_t> head_rows;
-  double promised_error = 0;
-  int64_t max_rows = 0;  // kRange, kMass: bound on the rows per KV head; 0: the store's
+  SelectionOptions selection = select::TopK{kUsualTopK};
   Estimate estimate = Estimate::kAuto;
   int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and
                              // the demo model loses answers without; 0 .. layers
@@ -127,18 +124,18 @@ bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 // estimation term.
 bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 
-// Rows per layer with the same total: uniform, or rising linearly from top_k / 2 in the first
-// sparse layer to 3/2 top_k in the last (docs/methods.md, layer budgets), or more
-// where the entropy of a layer's attention is low (in proportion to exp(-entropy / 4)). Dense
-// layers get kAllRows, and so does any layer whose share covers the zone. Under kFidelity a layer's
-// number is that of the KV head that gets most.
-std::vector<int64_t> LayerBudgets(const RetrievalConfig& config, int32_t layers, int64_t zone_rows);
-
-// kFidelity: of one KV head of a layer that is not dense.
-inline int64_t HeadBudget(const RetrievalConfig& config, Layer layer, KvHead head,
-                          int32_t kv_heads) {
-  return config.head_rows[static_cast<size_t>(layer.value() * kv_heads + head.value())];
-}
+// [layers], of what selects by number, range or mass: with a top_k as many rows in all, uniform, or rising
+// linearly from top_k / 2 in the first sparse layer to 3/2 top_k in the last (docs/methods.md, layer
+// budgets), or more where the entropy of a layer's attention is low (in proportion to exp(-entropy / 4)).
+// Dense layers get all rows, and so does any layer whose share covers the zone.
+std::vector<select::Selection> LayerSelections(const RetrievalConfig& config, int32_t layers,
+                                               int64_t zone_rows);
+// [layers], of what a fidelity needs of each KV head: head_rows [layers, kv_heads].
+std::vector<select::Selection> LayerSelections(const RetrievalConfig& config,
+                                               absl::Span<const int64_t> head_rows,
+                                               const AttentionShape& shape, int64_t zone_rows);
+// The same as numbers of rows per KV head, for what a method takes: kAllRows, or a top_k.
+std::vector<int64_t> Budgets(const std::vector<select::Selection>& selections);
 
 // Whether attention has the estimation term.
 bool Estimates(const RetrievalConfig& config, bool has_summaries);
@@ -148,8 +145,8 @@ absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);
 absl::StatusOr<Want> ParseWant(absl::string_view name);
 absl::StatusOr<Estimate> ParseEstimate(absl::string_view name);
 absl::StatusOr<Budget> ParseBudget(absl::string_view name);
-absl::StatusOr<int64_t> ParseTopK(absl::string_view text);  // "all" or a number >= 1
-// "top-k:K", "top-k:all", "range:B" or "mass:P": sets select and its number.
-absl::Status ParseSelect(absl::string_view text, RetrievalConfig& config);
+absl::StatusOr<select::Selection> ParseTopK(absl::string_view text);  // "all" or a number >= 1
+// "top-k:K", "top-k:all", "range:B" or "mass:P".
+absl::StatusOr<select::Selection> ParseSelection(absl::string_view text);
 
 }  // namespace carrel::decoder

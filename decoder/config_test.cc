@@ -7,56 +7,74 @@
 namespace carrel::decoder {
 namespace {
 
-TEST(LayerBudgetsTest, Uniform_GivesEachSparseLayerTheSame) {
-  RetrievalConfig config;
-  config.top_k = 100;
-  config.dense_layers = 2;
-  EXPECT_EQ(LayerBudgets(config, 5, 1000),
-            (std::vector<int64_t>{kAllRows, kAllRows, 100, 100, 100}));
+std::vector<int64_t> BudgetsOf(const RetrievalConfig& config, int32_t layers, int64_t zone_rows) {
+  return Budgets(LayerSelections(config, layers, zone_rows));
 }
 
-TEST(LayerBudgetsTest, Linear_RisesWithTheSameTotal) {
+TEST(LayerSelectionsTest, Uniform_GivesEachSparseLayerTheSame) {
   RetrievalConfig config;
-  config.top_k = 128;
+  config.selection = select::TopK{100};
+  config.dense_layers = 2;
+  EXPECT_EQ(BudgetsOf(config, 5, 1000), (std::vector<int64_t>{kAllRows, kAllRows, 100, 100, 100}));
+}
+
+TEST(LayerSelectionsTest, Linear_RisesWithTheSameTotal) {
+  RetrievalConfig config;
+  config.selection = select::TopK{128};
   config.dense_layers = 2;
   config.budget = Budget::kLinear;
-  const std::vector<int64_t> budgets = LayerBudgets(config, 34, 100000);
+  const std::vector<int64_t> budgets = BudgetsOf(config, 34, 100000);
   EXPECT_EQ(budgets[2], 64);
   EXPECT_EQ(budgets[33], 192);
   EXPECT_TRUE(std::is_sorted(budgets.begin() + 2, budgets.end()));
   EXPECT_NEAR(std::accumulate(budgets.begin() + 2, budgets.end(), 0.0), 128.0 * 32, 16);
 }
 
-TEST(LayerBudgetsTest, Measured_GivesMoreWhereAttentionIsPeaked) {
+TEST(LayerSelectionsTest, Measured_GivesMoreWhereAttentionIsPeaked) {
   RetrievalConfig config;
-  config.top_k = 100;
+  config.selection = select::TopK{100};
   config.dense_layers = 1;
   config.budget = Budget::kMeasured;
   config.layer_entropy_nats = {9, 6, 3, 3};
-  EXPECT_EQ(LayerBudgets(config, 4, 100000), (std::vector<int64_t>{kAllRows, 57, 121, 121}));
-  EXPECT_EQ(LayerBudgets(config, 4, 120), (std::vector<int64_t>{kAllRows, 57, kAllRows, kAllRows}));
+  EXPECT_EQ(BudgetsOf(config, 4, 100000), (std::vector<int64_t>{kAllRows, 57, 121, 121}));
+  EXPECT_EQ(BudgetsOf(config, 4, 120), (std::vector<int64_t>{kAllRows, 57, kAllRows, kAllRows}));
   config.layer_entropy_nats = {0, 0, 0, 0};
-  EXPECT_EQ(LayerBudgets(config, 4, 100000), (std::vector<int64_t>{kAllRows, 100, 100, 100}));
+  EXPECT_EQ(BudgetsOf(config, 4, 100000), (std::vector<int64_t>{kAllRows, 100, 100, 100}));
   config.dense_layers = 4;
-  EXPECT_EQ(LayerBudgets(config, 4, 100000), std::vector<int64_t>(4, kAllRows));
+  EXPECT_EQ(BudgetsOf(config, 4, 100000), std::vector<int64_t>(4, kAllRows));
 }
 
-TEST(LayerBudgetsTest, BudgetThatCoversTheZone_IsAll) {
+TEST(LayerSelectionsTest, BudgetThatCoversTheZone_IsAll) {
   RetrievalConfig config;
-  config.top_k = 100;
+  config.selection = select::TopK{100};
   config.dense_layers = 0;
-  EXPECT_EQ(LayerBudgets(config, 1, 100), (std::vector<int64_t>{kAllRows}));
-  EXPECT_EQ(LayerBudgets(config, 1, 101), (std::vector<int64_t>{100}));
-  config.top_k = kAllRows;
-  EXPECT_EQ(LayerBudgets(config, 2, 101), (std::vector<int64_t>{kAllRows, kAllRows}));
+  EXPECT_EQ(BudgetsOf(config, 1, 100), (std::vector<int64_t>{kAllRows}));
+  EXPECT_EQ(BudgetsOf(config, 1, 101), (std::vector<int64_t>{100}));
+  config.selection = select::All();
+  EXPECT_EQ(BudgetsOf(config, 2, 101), (std::vector<int64_t>{kAllRows, kAllRows}));
+}
+
+TEST(LayerSelectionsTest, RowsOfHeads_AreOfLayersThatAreNotDenseAndDoNotCoverTheZone) {
+  RetrievalConfig config;
+  config.dense_layers = 1;
+  const AttentionShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 8};
+  const std::vector<select::Selection> selections =
+      LayerSelections(config, {0, 0, 5, 9, 100, 3}, shape, 100);
+  EXPECT_EQ(selections, (std::vector<select::Selection>{select::All(), select::TopK{9, {5, 9}},
+                                                        select::All()}));
 }
 
 TEST(ParseTest, UnknownWords_AreNamedWithWhatIsKnown) {
-  EXPECT_THAT(ParseTopK("0"), StatusIs(absl::StatusCode::kInvalidArgument, "top_k=0 is outside"));
-  EXPECT_THAT(ParseTopK("-3"), StatusIs(absl::StatusCode::kInvalidArgument, "top_k=-3"));
+  EXPECT_THAT(ParseTopK("0"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "top_k=0 is less than 1"));
   EXPECT_THAT(ParseTopK("many"), StatusIs(absl::StatusCode::kInvalidArgument, "top_k=many"));
-  EXPECT_EQ(*ParseTopK("all"), kAllRows);
-  EXPECT_EQ(*ParseTopK("12"), 12);
+  EXPECT_EQ(*ParseTopK("all"), select::Selection(select::All()));
+  EXPECT_EQ(*ParseTopK("12"), select::Selection(select::TopK{12}));
+  EXPECT_EQ(*ParseSelection("top-k:12"), select::Selection(select::TopK{12}));
+  EXPECT_EQ(*ParseSelection("mass:0.5"), select::Selection(select::Mass{0.5f}));
+  EXPECT_EQ(*ParseSelection("range:4"), select::Selection(select::Range{4}));
+  EXPECT_THAT(ParseSelection("mass:half"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "select=mass:half"));
   EXPECT_THAT(ParseWant("row"),
               StatusIs(absl::StatusCode::kInvalidArgument, "rows, values, attend"));
   EXPECT_THAT(ParsePrefetch("on"),
@@ -73,7 +91,9 @@ TEST(ValidateTest, EachFieldOutOfBounds_IsNamed) {
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
   CARREL_EXPECT_OK(ValidateRetrievalConfig(RetrievalConfig(), 8));
-  refused([](auto& c) { c.top_k = 0; }, "top_k=0");
+  refused([](auto& c) { c.selection = select::TopK{0}; }, "top_k=0 is less than 1");
+  refused([](auto& c) { c.selection = select::TopK{-3}; }, "top_k=-3");
+  refused([](auto& c) { c.selection = FidelityOptions{0}; }, "target_error=0 is outside");
   refused([](auto& c) { c.dense_layers = 9; }, "dense_layers=9 is outside [0, 8]");
   refused([](auto& c) { c.sink = -1; }, "sink=-1");
   refused([](auto& c) { c.local = -1; }, "local=-1");
@@ -167,7 +187,7 @@ TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
     EXPECT_THAT(ValidateRetrievalConfig(config, 8),
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
-  refused([](auto& c) { c.select = Select::kMass, c.mass = 0.5; }, "top-k only");
+  refused([](auto& c) { c.selection = select::Mass{0.5f}; }, "top-k only");
   refused([](auto& c) { c.want = Want::kRows; }, "nothing travels");
   refused([](auto& c) { c.effort = 1; }, "effort must be 0");
 }
@@ -215,7 +235,7 @@ TEST(ValidateTest, PositionsOfTheirOwnOnAGpu_AreThoseOfInfiniteHipAlone) {
   RetrievalConfig config;
   config.rope = Rope::kInfiniteHip;
   config.dense_layers = 0;
-  config.top_k = 64;
+  config.selection = select::TopK{64};
   config.zone = DeviceZoneOptions{*ParseSelector("infinitehip:stages=2:1x:1")};
   DeviceConfig device;
   device.device = model::Device::kCuda;
@@ -234,7 +254,7 @@ TEST(ValidateTest, PositionsOfTheirOwnOnAGpu_AreThoseOfInfiniteHipAlone) {
 TEST(ValidateTest, MaskPerQHead_IsForAZoneOnTheCpuWithANumberOfRows) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   RetrievalConfig config;
-  config.top_k = 64;
+  config.selection = select::TopK{64};
   config.zone = DeviceZoneOptions{*ParseSelector("hip:mask=q-head")};
   CARREL_EXPECT_OK(ValidateRetrievalConfig(config, 8));
   EXPECT_FALSE(Estimates(config, /*has_summaries=*/true));
@@ -248,8 +268,7 @@ TEST(ValidateTest, MaskPerQHead_IsForAZoneOnTheCpuWithANumberOfRows) {
   config.rope = Rope::kInfiniteHip;
   EXPECT_THAT(ValidateRetrievalConfig(config, 8), StatusIs(kInvalid, "share positions"));
   config.rope = Rope::kTrained;
-  config.select = Select::kFidelity;
-  config.target_error = 0.1;
+  config.selection = FidelityOptions{0.1};
   EXPECT_THAT(ValidateRetrievalConfig(config, 8), StatusIs(kInvalid, "needs --top-k"));
 }
 

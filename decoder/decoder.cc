@@ -19,19 +19,14 @@ namespace {
 // Tokens of a prompt that pass together: as many as one Query may carry, and whose reply the store
 // is ready to hold.
 int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
-                    const std::vector<int64_t>& budgets, const v1::OpenReply& opened) {
+                    const std::vector<select::Selection>& selections, const v1::OpenReply& opened) {
+  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
   int64_t rows = 0;  // the most of any layer, per token and KV head
-  for (int64_t budget : budgets) {
-    const bool attend_all =
-        budget == kAllRows &&
-        config.want !=
-            Want::kValues;  // nothing per row is held: partial attention, or rows as they lie
-    if (attend_all || (budget == kAsSelected && config.want == Want::kAttend)) continue;
-    const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
-    const int64_t bound = config.max_rows > 0 ? config.max_rows : opened.limits().max_top_k();
-    rows = std::max(rows, budget == kAllRows      ? zone_rows
-                          : budget == kAsSelected ? std::min(zone_rows, bound)
-                                                  : budget);
+  for (const select::Selection& selection : selections) {
+    // Nothing per row is held of partial attention, nor of rows that come as they lie.
+    const bool all = select::IsAll(selection), by_number = select::TopKRows(selection) > 0;
+    if (all ? config.want != Want::kValues : !by_number && config.want == Want::kAttend) continue;
+    rows = std::max(rows, select::MostRows(selection, zone_rows, opened.limits().max_top_k()));
   }
   const int64_t bytes =
       shape.kv_heads * std::max<int64_t>(1, rows) * (8 + 4 * shape.group());  // ids and scores
@@ -39,31 +34,53 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
                              std::max<int64_t>(1, opened.limits().max_query_tokens()));
 }
 
-// Rows per KV head, of what prefill measured; or top_k, where that is allowed and nothing was.
-absl::Status PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
-                          RetrievalConfig& config) {
+// Rows per KV head, of what prefill measured.
+absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
+                                     const RetrievalConfig& config, double target_error) {
   const v1::Manifest& manifest = opened.manifest();
-  absl::StatusOr<std::vector<HeadErrors>> heads =
-      ErrorsOf(manifest, Estimates(config, manifest.summary_rows() > 0));
-  if (absl::IsFailedPrecondition(heads.status()) && config.or_top_k) {
-    config.select = Select::kTopK;
-    config.top_k = std::min(config.top_k, opened.tokens());
-    config.dense_layers =
-        std::min<int32_t>(config.or_dense_layers, static_cast<int32_t>(manifest.layers()));
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(heads.status());
+  ASSIGN_OR_RETURN(std::vector<HeadErrors> heads,
+                   ErrorsOf(manifest, Estimates(config, manifest.summary_rows() > 0)));
   // Layers with a window ask for no rows of the zone, and nothing of theirs is missing.
-  for (size_t i = 0; i < heads->size(); ++i) {
+  for (size_t i = 0; i < heads.size(); ++i) {
     const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
-    if (model.Window(Layer(layer)) > 0) (*heads)[i].output = 0;
+    if (model.Window(Layer(layer)) > 0) heads[i].output = 0;
   }
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
-  RowPlan plan = PlanRows(*heads, int64_t{config.dense_layers} * manifest.kv_heads(),
-                          std::max<int64_t>(1, zone_rows), config.target_error);
-  config.head_rows = std::move(plan.rows);
-  config.promised_error = plan.error;
-  return absl::OkStatus();
+  return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(),
+                  std::max<int64_t>(1, zone_rows), target_error);
+}
+
+// What each layer selects. A fidelity gives way to a top_k where that is allowed and nothing was measured;
+// promised: the error that it promises.
+absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply& opened,
+                                                            const model::ModelConfig& model,
+                                                            RetrievalConfig& config,
+                                                            double& promised) {
+  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
+  std::vector<select::Selection> selections;
+  if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection)) {
+    const absl::StatusOr<RowPlan> plan =
+        PlanFidelity(opened, model, config, fidelity->target_error);
+    if (plan.ok()) {
+      promised = plan->error;
+      selections = LayerSelections(config, plan->rows, model.shape, zone_rows);
+    } else {
+      if (!absl::IsFailedPrecondition(plan.status()) || !fidelity->or_top_k.has_value())
+        return plan.status();
+      config.dense_layers = std::min(fidelity->or_dense_layers, model.shape.layers);
+      config.selection = select::TopK{std::min(*fidelity->or_top_k, opened.tokens())};
+    }
+  }
+  if (selections.empty()) selections = LayerSelections(config, model.shape.layers, zone_rows);
+  if (SelectorOf(config) != nullptr) return selections;
+  for (const select::Selection& selection : selections) {
+    if (select::TopKRows(selection) <= opened.limits().max_top_k()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("top_k: a layer's budget of ", select::TopKRows(selection),
+                     " rows exceeds the store's max_top_k=", opened.limits().max_top_k(),
+                     "; use \"all\" for every row"));
+  }
+  return selections;
 }
 
 // Positions given here have no summaries, and a GPU takes a zone's from the context's folder.
@@ -124,9 +141,10 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                       opened.limits().max_top_k(),
                       opened.limits().max_query_tokens(),
                       opened.limits().max_result_bytes()};
-  if (config.select == Select::kTopK && config.top_k != kAllRows &&
-      config.top_k > opened.tokens()) {
-    return absl::InvalidArgumentError(absl::StrCat("top_k=", config.top_k, " exceeds the ",
+  const auto* const selection = std::get_if<select::Selection>(&config.selection);
+  if (const int64_t top_k = selection == nullptr ? 0 : select::TopKRows(*selection);
+      top_k > opened.tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat("top_k=", top_k, " exceeds the ",
                                                    opened.tokens(), " tokens of context \"",
                                                    context, "\"; use \"all\" for every row"));
   }
@@ -149,27 +167,17 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                                      opened.layer_entropy_nats().end());
   }
   RETURN_IF_ERROR(ResolveEstimate(device, host_rows.get(), config));
-  if (config.select == Select::kFidelity)
-    RETURN_IF_ERROR(PlanFidelity(opened, checkpoint.config, config));
-  if (config.select == Select::kFidelity) {
-    decoder->target_error_ = config.target_error;
-    decoder->promised_error_ = config.promised_error;
-  }
-  const std::vector<int64_t> budgets =
-      LayerBudgets(config, checkpoint.config.shape.layers, opened.zone_end() - opened.zone_begin());
-  if (const int64_t largest = *std::max_element(budgets.begin(), budgets.end());
-      largest > opened.limits().max_top_k() && SelectorOf(config) == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("top_k=", config.top_k, ": a layer's budget of ", largest,
-                     " rows exceeds the store's max_top_k=", opened.limits().max_top_k(),
-                     "; use \"all\" for every row"));
-  }
-  RETURN_IF_ERROR(RowCache::Slots(config, checkpoint.config.shape, budgets,
+  ASSIGN_OR_RETURN(std::vector<select::Selection> selections,
+                   SelectionsOf(opened, checkpoint.config, config, decoder->promised_error_));
+  if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
+    decoder->target_error_ = fidelity->target_error;
+  RETURN_IF_ERROR(RowCache::Slots(config, checkpoint.config.shape, selections,
                                   opened.zone_end() - opened.zone_begin())
                       .status());
-  decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, budgets, opened);
+  decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, selections, opened);
   ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint.config.shape));
   RETURN_IF_ERROR(decoder->MakePass({.config = std::move(config),
+                                     .selections = std::move(selections),
                                      .device = device,
                                      .content_id = opened.manifest().content_id(),
                                      .shape = checkpoint.config.shape,
@@ -194,7 +202,11 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Che
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->max_block_ = kBlockTokens;
   RETURN_IF_ERROR(
-      decoder->MakePass({.device = device, .shape = checkpoint.config.shape, .pool = pool}));
+      decoder->MakePass({.selections = std::vector<select::Selection>(
+                             static_cast<size_t>(checkpoint.config.shape.layers), select::All()),
+                         .device = device,
+                         .shape = checkpoint.config.shape,
+                         .pool = pool}));
   return decoder;
 }
 

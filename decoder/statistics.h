@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "common/selection.h"
 
 namespace carrel::decoder {
 
@@ -32,8 +33,8 @@ struct BankStatistics {
 };
 
 struct LayerStatistics {
-  int64_t tokens = 0;         // that passed the layer
-  int64_t top_k = 0;          // rows per KV head; -1: all; 0: as range or mass select
+  int64_t tokens = 0;  // that passed the layer
+  select::Selection selection = select::All();
   int64_t rows_attended = 0;  // zone rows, over tokens and KV heads
   int64_t candidates = 0;     // rows scored exactly, here or at the store, over tokens and KV heads
   bool estimated = false;     // rows that were not attended counted through summaries

@@ -66,7 +66,7 @@ class World {
     request.layer = Layer(1);
     request.tokens = tokens;
     request.queries = context_.Queries(tokens, seed);
-    request.top_k = 20;
+    request.selection = select::TopK{20};
     request.want = kvstore::Want::kRows;
     return kvstore::WireQuery(request, context_.spec().shape);
   }

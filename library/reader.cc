@@ -34,14 +34,15 @@ absl::Status SetSelection(const ReaderOptions& options, decoder::RetrievalConfig
       return absl::InvalidArgumentError(
           absl::StrCat("top_k=", *options.top_k, " is neither kAllRows nor at least 1"));
     }
-    config.top_k = *options.top_k;
+    config.selection = select::TopK{*options.top_k};
+    if (*options.top_k == kAllRows) config.selection = select::All();
     return absl::OkStatus();
   }
-  config.select = decoder::Select::kFidelity;
-  config.or_top_k = !options.target_error.has_value();
   config.dense_layers = 0;
-  config.target_error =
-      options.target_error.value_or(decoder::TargetError(Named(options.fidelity)));
+  decoder::FidelityOptions fidelity{
+      options.target_error.value_or(decoder::TargetError(Named(options.fidelity)))};
+  if (!options.target_error.has_value()) fidelity.or_top_k = decoder::kUsualTopK;
+  config.selection = fidelity;
   return absl::OkStatus();
 }
 

@@ -34,13 +34,13 @@ Share EqualToDense(const std::string& folder, const std::string& context,
 
 decoder::RetrievalConfig All() {
   decoder::RetrievalConfig config;
-  config.top_k = decoder::kAllRows;
+  config.selection = select::All();
   return config;
 }
 
 decoder::RetrievalConfig Top128() {
   decoder::RetrievalConfig config;
-  config.top_k = 128;
+  config.selection = select::TopK{128};
   config.dense_layers = 2;
   return config;
 }

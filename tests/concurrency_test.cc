@@ -17,7 +17,7 @@ decoder::RetrievalConfig ConfigOf(int64_t i) {
   decoder::RetrievalConfig config;
   config.want = static_cast<decoder::Want>(i % 3);
   config.prefetch = static_cast<decoder::Prefetch>(i / 3 % 3);
-  config.top_k = 16 + 8 * (i % 5);
+  config.selection = select::TopK{16 + 8 * (i % 5)};
   config.dense_layers = static_cast<int32_t>(i % 3);
   return config;
 }

@@ -94,7 +94,7 @@ class FloodTest : public testing::Test {
     request.layer = Layer(static_cast<int32_t>(i % 2));
     request.tokens = 1 + static_cast<int64_t>(i % 3);
     request.queries = context_->Queries(request.tokens, 100 + i);
-    request.top_k = 16 + static_cast<int64_t>(i) * 10;
+    request.selection = select::TopK{16 + static_cast<int64_t>(i) * 10};
     request.want = static_cast<Want>(i % 4);
     return request;
   }
@@ -175,7 +175,7 @@ class FloodTest : public testing::Test {
     many.tokens = 64;
     many.queries = context_->Queries(64, 5);
     many.want = Want::kIds;
-    many.top_k = 8000;
+    many.selection = select::TopK{8000};
     std::shared_ptr<grpc::Channel> channel;
     for (int i = 0; i < scale_.slow_readers; ++i) {
       slow_.push_back(OpenOne(channel, i));

@@ -87,7 +87,7 @@ void ExpectGoldenLogits(const std::string& folder, const std::vector<TokenId>& t
     CARREL_ASSERT_OK(testing_world::PrefillContext(
         folder, "doc", {tokens.begin(), tokens.begin() + context_tokens}, kvstore::IndexParams()));
     decoder::RetrievalConfig config;
-    config.top_k = decoder::kAllRows;
+    config.selection = select::All();
     decoder = testing_world::EmbeddedDecoder::Open(folder, "doc", config);
   }
   CARREL_ASSERT_OK(decoder);

@@ -99,14 +99,14 @@ int64_t UnlikeDense(const std::string& folder, const std::string& document,
 
 RetrievalConfig All() {
   RetrievalConfig config;
-  config.top_k = decoder::kAllRows;
+  config.selection = select::All();
   return config;
 }
 
 // For a zone on the device.
-RetrievalConfig Selected(const std::string& method, int64_t top_k) {
+RetrievalConfig Selected(const std::string& method, const select::Selection& selection) {
   RetrievalConfig config;
-  config.top_k = top_k;
+  config.selection = selection;
   config.zone = decoder::DeviceZoneOptions{*decoder::ParseSelector(method)};
   return config;
 }
@@ -118,8 +118,8 @@ RetrievalConfig InHost(RetrievalConfig config, const decoder::BankConfig& bank =
 }
 
 // Across whose bus no candidate's key comes twice.
-RetrievalConfig OneLook(const std::string& method, int64_t top_k) {
-  RetrievalConfig config = Selected(method, top_k);
+RetrievalConfig OneLook(const std::string& method, const select::Selection& selection) {
+  RetrievalConfig config = Selected(method, selection);
   config.zone =
       decoder::DeviceZoneOptions{decoder::WithOversample(*decoder::ParseSelector(method), 1)};
   return config;
@@ -263,8 +263,10 @@ TEST(GpuTest, PositionsOfTheirOwn_LogitsAreTheCpus) {
   const auto questions = Questions("registry-2k");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
-  for (const int64_t top_k : {decoder::kAllRows, int64_t{512}}) {
-    RetrievalConfig config = Selected("infinitehip:stages=64:1024:2/2:1x:1", top_k);
+  for (const select::Selection& selection :
+       {select::Selection(select::All()), select::Selection(select::TopK{512})}) {
+    const bool all = select::IsAll(selection);
+    RetrievalConfig config = Selected("infinitehip:stages=64:1024:2/2:1x:1", selection);
     config.rope = model::Rope::kInfiniteHip;
     config.dense_layers = 0;
     const auto cpu = Logits(EmbeddedDecoder::Open(folder, "doc", InHost(config)), prompt);
@@ -273,9 +275,9 @@ TEST(GpuTest, PositionsOfTheirOwn_LogitsAreTheCpus) {
     CARREL_ASSERT_OK(cpu);
     CARREL_ASSERT_OK(gpu);
     CARREL_ASSERT_OK(host);
-    std::cout << "top_k " << top_k << ": logits, GPU to CPU " << RelativeError(*gpu, *cpu)
-              << std::endl;
-    EXPECT_LE(RelativeError(*gpu, *cpu), top_k == decoder::kAllRows ? 2e-2 : 5e-2);
+    std::cout << (all ? "every row" : "512 rows") << ": logits, GPU to CPU "
+              << RelativeError(*gpu, *cpu) << std::endl;
+    EXPECT_LE(RelativeError(*gpu, *cpu), all ? 2e-2 : 5e-2);
     EXPECT_TRUE(*gpu == *host);
   }
 }
@@ -375,7 +377,7 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
     for (const decoder::Prefetch prefetch :
          {decoder::Prefetch::kOff, decoder::Prefetch::kSpeculative, decoder::Prefetch::kVerified}) {
       RetrievalConfig config;
-      config.top_k = 100;
+      config.selection = select::TopK{100};
       config.want = want;
       config.prefetch = prefetch;
       const auto cpu = Logits(EmbeddedDecoder::Open(folder, "doc", config), prompt);
@@ -387,8 +389,8 @@ TEST(GpuTest, PromptAndGeneratedTokens_LogitsAreTheCpus) {
     }
   }
   const auto at_store = Logits(EmbeddedDecoder::Open(folder, "doc", All(), Cuda()), prompt);
-  const auto here = Logits(
-      EmbeddedDecoder::Open(folder, "doc", Selected("hash", decoder::kAllRows), Cuda()), prompt);
+  const auto here =
+      Logits(EmbeddedDecoder::Open(folder, "doc", Selected("hash", select::All()), Cuda()), prompt);
   CARREL_ASSERT_OK(at_store);
   CARREL_ASSERT_OK(here);
   EXPECT_LE(RelativeError(*here, *at_store), 1e-2);
@@ -401,7 +403,7 @@ TEST(GpuTest, EstimationTermOnTheGpu_IsTheCpus) {
   const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
-  RetrievalConfig config = Selected("exact", 12);
+  RetrievalConfig config = Selected("exact", select::TopK{12});
   config.dense_layers = 0;
   const auto of = [&](const RetrievalConfig& placed, const DeviceConfig& device) {
     return Logits(EmbeddedDecoder::Open(folder, "doc", placed, device), prompt);
@@ -431,7 +433,7 @@ TEST(GpuTest, SpeculativeQueries_AreAsNearAsTheCpus) {
   CARREL_ASSERT_OK(questions);
   questions->resize(std::min<size_t>(questions->size(), kBrief ? 1 : 6));
   RetrievalConfig config;
-  config.top_k = 100;
+  config.selection = select::TopK{100};
   config.want = decoder::Want::kRows;
   config.prefetch = decoder::Prefetch::kSpeculative;
   config.measure = true;
@@ -457,7 +459,7 @@ TEST(GpuTest, ZoneInHostMemory_GivesTheBitsOfZoneOnDevice) {
   const auto questions = Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
-  RetrievalConfig config = OneLook("hash", 40);
+  RetrievalConfig config = OneLook("hash", select::TopK{40});
   for (const decoder::Budget budget : {decoder::Budget::kUniform, decoder::Budget::kLinear}) {
     if (kBrief && budget == decoder::Budget::kUniform) continue;
     config.budget = budget;
@@ -507,7 +509,7 @@ TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
   const std::vector<TokenId>& prompt = (*questions)[0].prompt;
   for (const char* method :
        {"exact", "hip:refresh=4", "infinitehip:preset=fast", "hash:codes=stored", "channels"}) {
-    const RetrievalConfig config = OneLook(method, 48);
+    const RetrievalConfig config = OneLook(method, select::TopK{48});
     const auto expected = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
     CARREL_ASSERT_OK(expected);
     for (const int64_t bytes : {0, 400'000}) {
@@ -523,7 +525,7 @@ TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
 TEST(GpuTest, BanksThatMakeNoSense_AreRefused) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));
-  const RetrievalConfig config = InHost(Selected("hash", 40), {.bytes = 1000});
+  const RetrievalConfig config = InHost(Selected("hash", select::TopK{40}), {.bytes = 1000});
   EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", config, Cuda()),
               StatusIs(absl::StatusCode::kInvalidArgument, "bank_bytes=1000"));
 }
@@ -559,11 +561,11 @@ TEST(GpuTest, Answers_EqualDenseDecoding) {
     EXPECT_LE(UnlikeDense(folder, document, ahead, Cuda(), "top 128, speculative, rows"), 3);
     // Every row is every row, whatever would choose among them.
     for (const char* method : {"exact", "hip", "infinitehip", "hash", "channels"}) {
-      EXPECT_LE(UnlikeDense(folder, document, Selected(method, decoder::kAllRows), Cuda(),
+      EXPECT_LE(UnlikeDense(folder, document, Selected(method, select::All()), Cuda(),
                             absl::StrCat("every row on the device, ", method)),
                 2);
     }
-    const RetrievalConfig by_code = Selected("hash", kBrief ? 512 : 2048);
+    const RetrievalConfig by_code = Selected("hash", select::TopK{kBrief ? 512 : 2048});
     EXPECT_LE(UnlikeDense(folder, document, by_code, Cuda(), "rows by code, zone on the device"),
               8);
     RetrievalConfig ahead_in_host = InHost(by_code, {.bytes = 60'000'000});
@@ -581,7 +583,7 @@ TEST(GpuTest, MethodsOnTheDevice_AnswerAsOnTheCpu) {
     GTEST_SKIP() << document << " is not here: set CARREL_SHARED to the folder that has demo/docs";
   for (const char* method : {"exact", "hip", "hip:refresh=4", "infinitehip", "hash",
                              "hash:codes=stored", "channels", "channels:share=16"}) {
-    const RetrievalConfig config = Selected(method, 256);
+    const RetrievalConfig config = Selected(method, select::TopK{256});
     const int64_t cpu = UnlikeDense(folder, document, InHost(config), DeviceConfig(),
                                     absl::StrCat("256 rows on the CPU, ", method));
     const int64_t gpu = UnlikeDense(folder, document, config, Cuda(),
@@ -603,7 +605,7 @@ TEST(GpuTest, TooLittleMemoryOrRoom_IsRefused) {
   CARREL_ASSERT_OK(decoder);
   EXPECT_THAT((**decoder)->Generate({5, 6, 7, 8, 9}, decoder::GenerateOptions()),
               StatusIs(absl::StatusCode::kResourceExhausted, "4 new tokens"));
-  RetrievalConfig ahead = Selected("hash", 128);
+  RetrievalConfig ahead = Selected("hash", select::TopK{128});
   ahead.prefetch = decoder::Prefetch::kSpeculative;
   EXPECT_THAT(EmbeddedDecoder::Open(folder, "doc", ahead, device),
               StatusIs(absl::StatusCode::kInvalidArgument, "prefetch"));

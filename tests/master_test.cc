@@ -132,7 +132,7 @@ TEST_P(MasterTest, TopKAll_EqualsDenseAttentionWhateverTravels) {
         SCOPED_TRACE(absl::StrCat("want ", static_cast<int>(want), " prefetch ",
                                   static_cast<int>(prefetch), " sink ", sink, " local ", local));
         decoder::RetrievalConfig config;
-        config.top_k = decoder::kAllRows;
+        config.selection = select::All();
         config.dense_layers = 0;
         config.want = want;
         config.prefetch = prefetch;
@@ -163,7 +163,7 @@ TEST_P(MasterTest, CandidatesAskedAhead_AreChosenAlikeHereAndAtTheStore) {
   std::vector<std::vector<float>> logits;
   for (const Want want : {Want::kRows, Want::kValues, Want::kAttend}) {
     decoder::RetrievalConfig config;
-    config.top_k = 24;
+    config.selection = select::TopK{24};
     config.dense_layers = 0;
     config.want = want;
     config.prefetch = Prefetch::kSpeculative;
@@ -194,7 +194,7 @@ TEST_P(MasterTest, RowCache_ChangesNoBit) {
     for (const int64_t rows : {0, 64, 200}) {
       SCOPED_TRACE(absl::StrCat("prefetch ", static_cast<int>(prefetch), " slots ", rows));
       decoder::RetrievalConfig config;
-      config.top_k = 32;
+      config.selection = select::TopK{32};
       config.dense_layers = 1;
       config.want = Want::kRows;
       config.prefetch = prefetch;
@@ -213,7 +213,7 @@ TEST_P(MasterTest, RowCache_ChangesNoBit) {
       }
       int64_t bytes = 0, hits = 0;
       for (const decoder::LayerStatistics& layer : (**decoder)->statistics().layers) {
-        if (layer.top_k == decoder::kAllRows) continue;
+        if (select::IsAll(layer.selection)) continue;
         bytes += layer.bytes_received;
         hits += layer.bank.hits;
       }
@@ -238,7 +238,7 @@ TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
       SCOPED_TRACE(
           absl::StrCat("want ", static_cast<int>(want), " prefetch ", static_cast<int>(prefetch)));
       decoder::RetrievalConfig config;
-      config.top_k = 32;
+      config.selection = select::TopK{32};
       config.dense_layers = 1;
       config.want = want;
       config.prefetch = prefetch;
@@ -260,7 +260,7 @@ TEST_P(MasterTest, MeasuringAndBudgets_ReportWhatHappened) {
         EXPECT_GE(layer.attended_mass.value(), 0);
         EXPECT_LE(layer.attended_mass.value(), 1.001);
         if (i == 0) {
-          EXPECT_EQ(layer.top_k, decoder::kAllRows);
+          EXPECT_TRUE(select::IsAll(layer.selection));
           EXPECT_NEAR(layer.mass.value(), 1, 1e-6);
         } else {
           EXPECT_EQ(layer.cosine.count > 0, prefetch != Prefetch::kOff);
@@ -288,7 +288,7 @@ TEST_P(MasterTest, ZoneInThisHost_EverySelectorWithEveryRow_EqualsDenseAttention
     for (const auto& [sink, local] : {std::pair<int64_t, int64_t>{4, 64}, {0, 0}, {300, 400}}) {
       SCOPED_TRACE(absl::StrCat(method, " sink ", sink, " local ", local));
       decoder::RetrievalConfig config;
-      config.top_k = decoder::kAllRows;
+      config.selection = select::All();
       config.dense_layers = 0;
       config.sink = sink;
       config.local = local;
@@ -314,7 +314,7 @@ TEST_P(MasterTest, ZoneInThisHost_Exact_IsTheStoresFlatSearch) {
   const auto questions = testing_world::Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   decoder::RetrievalConfig config;
-  config.top_k = 16;
+  config.selection = select::TopK{16};
   config.dense_layers = 1;
   config.measure = true;
   config.estimate = decoder::Estimate::kOff;

@@ -20,7 +20,7 @@ decoder::RetrievalConfig ConfigOf(int64_t i) {
   decoder::RetrievalConfig config;
   config.want = static_cast<decoder::Want>(i % 3);
   config.prefetch = i % 4 == 3 ? decoder::Prefetch::kSpeculative : decoder::Prefetch::kOff;
-  config.top_k = 16 + 8 * (i % 5);
+  config.selection = select::TopK{16 + 8 * (i % 5)};
   config.dense_layers = static_cast<int32_t>(i % 3);
   return config;
 }

@@ -28,8 +28,9 @@ class EngineRun {
     const int64_t judged = std::min<int64_t>(4, queries());
     for (int64_t token = 0; token < judged; ++token) {
       for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
-        ASSIGN_OR_RETURN(const std::vector<float> all, Ask(layer, token, kvstore::Select::kAll));
-        ASSIGN_OR_RETURN(const std::vector<float> top, Ask(layer, token, kvstore::Select::kTopK));
+        ASSIGN_OR_RETURN(const std::vector<float> all, Ask(layer, token, select::All()));
+        ASSIGN_OR_RETURN(const std::vector<float> top,
+                         Ask(layer, token, select::TopK{case_.top_k}));
         error += RelativeError(top, all);
         ++outputs;
       }
@@ -42,7 +43,7 @@ class EngineRun {
       if (i >= queries() && absl::Now() - start > absl::Seconds(case_.seconds)) break;
       const absl::Time before = absl::Now();
       for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
-        RETURN_IF_ERROR(Ask(layer, i % queries(), kvstore::Select::kTopK).status());
+        RETURN_IF_ERROR(Ask(layer, i % queries(), select::TopK{case_.top_k}).status());
       }
       ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - before) * result.as_layers /
                    shape_.layers);
@@ -86,17 +87,15 @@ class EngineRun {
 
   int64_t queries() const { return static_cast<int64_t>(heads_[0][0].queries.size()); }
 
-  absl::StatusOr<std::vector<float>> Ask(Layer layer, int64_t token, kvstore::Select select) {
+  absl::StatusOr<std::vector<float>> Ask(Layer layer, int64_t token,
+                                         const select::Selection& selection) {
     QueryRequest request{.layer = layer, .tokens = 1};
     for (const HeadCase& head : heads_[layer.value()]) {
       const auto& q = head.queries[token % static_cast<int64_t>(head.queries.size())];
       request.queries.insert(request.queries.end(), q.begin(), q.end());
     }
-    request.select = select;
-    if (select == kvstore::Select::kTopK) {
-      request.top_k = case_.top_k;
-      request.effort = case_.effort;
-    }
+    request.selection = selection;
+    if (!select::IsAll(selection)) request.effort = case_.effort;
     request.want = kvstore::Want::kAttend;
     absl::StatusOr<std::unique_ptr<kvstore::Reply>> reply = absl::UnknownError("no reply");
     absl::Notification done;

@@ -179,9 +179,8 @@ absl::Status Run(const Flags& flags) {
   TakeFingerprint(manifest, checkpoint);
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient(&pool));
   decoder::RetrievalConfig config;
-  config.select = decoder::Select::kFidelity;
   config.dense_layers = 0;
-  config.target_error = decoder::TargetError(decoder::Fidelity::kBalanced);
+  config.selection = decoder::FidelityOptions{decoder::TargetError(decoder::Fidelity::kBalanced)};
   ASSIGN_OR_RETURN(
       const std::unique_ptr<decoder::Decoder> decoder,
       decoder::Decoder::Open(checkpoint, std::move(client), flags.context, config, &pool));

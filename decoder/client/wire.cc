@@ -39,6 +39,25 @@ void SetFloats(const float* data, absl::Span<const int64_t> shape, v1::Tensor* t
                    static_cast<size_t>(elements) * sizeof(float));
 }
 
+void SetSelection(const select::Selection& selection, v1::Query& query) {
+  v1::Select& select = *query.mutable_select();
+  select.Clear();
+  query.clear_head_top_k();
+  if (select::IsAll(selection)) select.set_all(true);
+  if (const auto* top_k = std::get_if<select::TopK>(&selection)) {
+    select.set_top_k(top_k->rows);
+    query.mutable_head_top_k()->Assign(top_k->of_head.begin(), top_k->of_head.end());
+  }
+  if (const auto* range = std::get_if<select::Range>(&selection)) {
+    select.set_range(range->below);
+    select.set_max_rows(range->max_rows);
+  }
+  if (const auto* mass = std::get_if<select::Mass>(&selection)) {
+    select.set_mass(mass->share);
+    select.set_max_rows(mass->max_rows);
+  }
+}
+
 absl::Status CheckFloats(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
                          absl::string_view what) {
   return Check(tensor, v1::Tensor::F32, 4, shape, what);

@@ -9,14 +9,19 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/selection.h"
 
 namespace carrel::v1 {
+class Query;
 class Tensor;
-}
+}  // namespace carrel::v1
 
 namespace carrel::decoder {
 
 void SetFloats(const float* data, absl::Span<const int64_t> shape, v1::Tensor* tensor);
+
+// In place of what the query selected.
+void SetSelection(const select::Selection& selection, v1::Query& query);
 
 // The bytes of a tensor that must have this shape; -1 leaves a dimension open. Pointers live as
 // long as the message, and may be unaligned.

@@ -73,7 +73,8 @@ class CudaRepositionedPass final : public ForwardPass {
         capacity_(context.tokens + context.device.new_tokens),
         in_host_(std::holds_alternative<HostZoneOptions>(context.config.zone)),
         width_(int64_t{shape_.q_heads} * shape_.head_dim),
-        budgets_(LayerBudgets(context.config, shape_.layers, zone_.rows())),
+        selections_(context.selections),
+        budgets_(Budgets(selections_)),
         statistics_(shape_.layers) {}
 
   absl::Status Prepare(const model::Checkpoint& checkpoint, const OpenedContext& context);
@@ -127,6 +128,7 @@ class CudaRepositionedPass final : public ForwardPass {
   const int64_t context_tokens_, capacity_;
   const bool in_host_;
   const int64_t width_;  // elements of all q heads of a token
+  const std::vector<select::Selection> selections_;
   const std::vector<int64_t> budgets_;
   std::vector<LayerStatistics> statistics_;
 
@@ -431,7 +433,7 @@ Statistics CudaRepositionedPass::statistics() const {
   Statistics statistics;
   statistics.layers = statistics_;
   for (size_t layer = 0; layer < budgets_.size(); ++layer) {
-    statistics.layers[layer].top_k = budgets_[layer];
+    statistics.layers[layer].selection = selections_[layer];
   }
   statistics.window_bytes = 2 * 2 * shape_.layers * int64_t{shape_.kv_heads} * shape_.head_dim *
                             (capacity_ - zone_.rows());

@@ -35,7 +35,7 @@ RepositionedAttention::RepositionedAttention(const OpenedContext& context,
       shape_(model.shape),
       trained_tokens_(model.max_position_embeddings),
       zone_(context.zone),
-      budgets_(LayerBudgets(config_, model.shape.layers, zone_.rows())),
+      budgets_(Budgets(context.selections)),
       scale_(1.0f / std::sqrt(static_cast<float>(model.shape.head_dim))),
       rope_(model::RopeInvFreq(model.rope, model.shape.head_dim), trained_tokens_),
       rows_(context.rows),
@@ -43,9 +43,8 @@ RepositionedAttention::RepositionedAttention(const OpenedContext& context,
       new_rows_(model.shape),
       steps_(static_cast<size_t>(model.shape.layers)),
       layer_statistics_(static_cast<size_t>(model.shape.layers)) {
-  for (size_t layer = 0; layer < budgets_.size(); ++layer) {
-    layer_statistics_[layer].top_k = budgets_[layer];
-  }
+  for (size_t layer = 0; layer < layer_statistics_.size(); ++layer)
+    layer_statistics_[layer].selection = context.selections[layer];
 }
 
 void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHead head,

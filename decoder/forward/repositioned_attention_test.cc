@@ -77,8 +77,12 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
   }
 
   auto Make(RowRange zone, std::shared_ptr<const HostRows> rows, ThreadPool& pool) {
-    return RepositionedAttention::Create(
-        {.config = config_, .zone = zone, .pool = &pool, .rows = std::move(rows)}, model_);
+    return RepositionedAttention::Create({.config = config_,
+                                          .selections = LayerSelections(config_, 5, zone.rows()),
+                                          .zone = zone,
+                                          .pool = &pool,
+                                          .rows = std::move(rows)},
+                                         model_);
   }
   // A context of `tokens` and kNew tokens after it, of one layer; every output against plain loops
   // over the rows that `chosen` names, in order, at consecutive positions.
@@ -113,7 +117,7 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
     EXPECT_EQ(attended, again) << "a new sequence";
     const auto selector = *MakeRowSelector(*SelectorOf(config_), model_.shape, zone, *rows, &pool);
     const kernels::RopeTable table(inv_freq_, model_.max_position_embeddings);
-    const int64_t budget = LayerBudgets(config_, 5, zone.rows())[layer.value()];
+    const int64_t budget = Budgets(LayerSelections(config_, 5, zone.rows()))[layer.value()];
     std::vector<float> expected;
     for (int64_t i = 0; i < kNew; ++i) {
       for (int64_t h = 0; h < 4; ++h) {
@@ -188,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_P(RepositionedAttentionTest, EveryRowWithinTheTrainedLength_IsDenseAttention) {
-  config_.top_k = kAllRows;
+  config_.selection = select::All();
   for (const int64_t tokens : {11, 300, 1500}) Check(tokens, Layer(0), /*reading_prompt=*/false);
   Check(700, Layer(4), /*reading_prompt=*/true);
 }
@@ -198,7 +202,7 @@ TEST_P(RepositionedAttentionTest, ChosenRows_StandAtConsecutivePositions) {
   method.infinite_hip.stages.back().refresh = 1;
   for (InfiniteHipStage& stage : method.infinite_hip.stages) stage.refresh = 1;
   for (int round = 0; round < 6; ++round) {
-    config_.top_k = 8 + Below(60);
+    config_.selection = select::TopK{8 + Below(60)};
     const Layer layer(static_cast<int32_t>(Below(5)));
     Check(100 + Below(900), layer, round % 2 == 0);
   }
@@ -206,7 +210,7 @@ TEST_P(RepositionedAttentionTest, ChosenRows_StandAtConsecutivePositions) {
 
 TEST_P(RepositionedAttentionTest, MoreRowsThanTheTrainedLength_TheEarliestShareAPosition) {
   model_.max_position_embeddings = 64;
-  config_.top_k = kAllRows;
+  config_.selection = select::All();
   Check(200, Layer(1), /*reading_prompt=*/false);
 }
 

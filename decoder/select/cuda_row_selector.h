@@ -47,7 +47,7 @@ struct CudaZoneShape {
   AttentionShape heads;
   RowRange zone;
   std::vector<int64_t>
-      budgets;  // [layers]: LayerBudgets; of layers with kAllRows nothing is chosen
+      budgets;  // [layers]: Budgets (config.h); of layers with kAllRows nothing is chosen
   // [layers, kv_heads]: what single KV heads take of their layer's budget, where the method orders
   // rows by exact scores (otherwise all take the budget); empty: the budget.
   std::vector<int64_t> head_budgets = {};

@@ -155,11 +155,13 @@ TEST_P(RowSelectorTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithin
   config.dense_layers = 0;
   const HostZoneOptions options{*ParseSelector(GetParam())};
   config.measure = true;
-  for (const int64_t top_k : {tokens - 8, tokens, kAllRows}) {
-    config.top_k = top_k;
+  for (const select::Selection& selection :
+       {select::Selection(select::TopK{tokens - 8}), select::Selection(select::All())}) {
+    config.selection = selection;
     std::vector<LayerStatistics> statistics(1);
     auto zone = HostZone::Create(options,
                                  {.config = config,
+                                  .selections = LayerSelections(config, 1, tokens - 8),
                                   .shape = shape,
                                   .tokens = tokens,
                                   .zone = {3, tokens - 5},
@@ -192,7 +194,8 @@ TEST_P(RowSelectorTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithin
       }
       for (const double x : out) expected.push_back(static_cast<float>(x / sum));
     }
-    EXPECT_LT(RelativeError(partial.out, expected), 1e-4) << "top_k=" << top_k;
+    EXPECT_LT(RelativeError(partial.out, expected), 1e-4)
+        << "top_k=" << select::TopKRows(selection);
     Partial window;
     window.Reset(n, shape.q_heads, shape.head_dim);
     CARREL_ASSERT_OK((*zone)->Measure(Layer(0), q.data(), n, partial, window.lse));
@@ -214,7 +217,7 @@ TEST(QHeadMaskTest, HostZone_IsThatOfQHeadsWithKvHeadsOfTheirOwn) {
   for (const char* method : {"hip", "infinitehip:stages=8:1x:1"}) {
     RetrievalConfig config;
     config.dense_layers = 0;
-    config.top_k = 32;
+    config.selection = select::TopK{32};
     HostZoneOptions options{*ParseSelector(method)};
     options.selector.mask = SelectorMask::kQHead;
     config.zone = options;
@@ -222,6 +225,7 @@ TEST(QHeadMaskTest, HostZone_IsThatOfQHeadsWithKvHeadsOfTheirOwn) {
     std::vector<LayerStatistics> statistics(1);
     auto zone = HostZone::Create(options,
                                  {.config = config,
+                                  .selections = LayerSelections(config, 1, tokens - 8),
                                   .shape = shape,
                                   .tokens = tokens,
                                   .zone = {3, tokens - 5},

@@ -41,12 +41,13 @@ int64_t BankBytes(const AttentionShape& shape, kernels::RowMap map, int64_t rows
   return kernels::RowBankRowBytes(bank) + (slots == rows ? 0 : kernels::RowBankLayout(bank).bytes);
 }
 
-absl::StatusOr<BankPlan> PlanBanks(const RetrievalConfig& config, const BankConfig& bank,
+absl::StatusOr<BankPlan> PlanBanks(const std::vector<select::Selection>& selections,
+                                   Prefetch prefetch, const BankConfig& bank,
                                    const AttentionShape& shape, int64_t rows) {
   BankPlan plan;
   plan.rows = rows;
-  for (const int64_t budget : LayerBudgets(config, shape.layers, rows))
-    plan.attended.push_back(budget == kAllRows ? rows : std::min(budget, rows));
+  for (const select::Selection& selection : selections)
+    plan.attended.push_back(select::MostRows(selection, rows));
   plan.slots.assign(static_cast<size_t>(shape.layers), 0);
   plan.ahead.assign(static_cast<size_t>(shape.layers), 0);
   if (bank.bytes == 0) return plan;
@@ -56,7 +57,7 @@ absl::StatusOr<BankPlan> PlanBanks(const RetrievalConfig& config, const BankConf
   for (size_t l = 0; l < plan.slots.size(); ++l) {
     if (!plan.chooses(l)) continue;
     // Nothing comes before the first layer.
-    if (config.prefetch == Prefetch::kSpeculative && l > 0) {
+    if (prefetch == Prefetch::kSpeculative && l > 0) {
       plan.ahead[l] =
           std::min<int64_t>(rows, std::llround(bank.ahead * static_cast<double>(plan.attended[l])));
     }

@@ -38,7 +38,8 @@ struct BankPlan {
 // Device bytes of a layer's bank: rows, order, page table.
 int64_t BankBytes(const AttentionShape& shape, kernels::RowMap map, int64_t rows, int64_t slots);
 
-absl::StatusOr<BankPlan> PlanBanks(const RetrievalConfig& config, const BankConfig& bank,
+absl::StatusOr<BankPlan> PlanBanks(const std::vector<select::Selection>& selections,
+                                   Prefetch prefetch, const BankConfig& bank,
                                    const AttentionShape& shape, int64_t rows);
 
 }  // namespace carrel::decoder

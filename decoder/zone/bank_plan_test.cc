@@ -14,9 +14,14 @@ constexpr int64_t kRows = 5000;
 
 RetrievalConfig TopK(int64_t top_k, int32_t dense_layers) {
   RetrievalConfig config;
-  config.top_k = top_k;
+  config.selection = select::TopK{top_k};
   config.dense_layers = dense_layers;
   return config;
+}
+
+absl::StatusOr<BankPlan> Plan(const RetrievalConfig& config, const BankConfig& bank) {
+  return PlanBanks(LayerSelections(config, kShape.layers, kRows), config.prefetch, bank, kShape,
+                   kRows);
 }
 
 int64_t Total(const BankPlan& plan, RowMap map) {
@@ -26,7 +31,7 @@ int64_t Total(const BankPlan& plan, RowMap map) {
 }
 
 TEST(BankPlanTest, NoBytes_NoBanks) {
-  const auto plan = PlanBanks(TopK(100, 2), BankConfig(), kShape, kRows);
+  const auto plan = Plan(TopK(100, 2), BankConfig());
   CARREL_ASSERT_OK(plan);
   EXPECT_EQ(plan->attended, (std::vector<int64_t>{kRows, kRows, 100, 100, 100, 100}));
   EXPECT_EQ(plan->slots, std::vector<int64_t>(6, 0));
@@ -42,7 +47,7 @@ TEST(BankPlanTest, AnyBytes_AreUsedAndNotExceeded) {
     const BankConfig bank{.bytes = 1 + static_cast<int64_t>(rng() % 20'000'000),
                           .map = map,
                           .ahead = config.prefetch == Prefetch::kOff ? 1.0 : 2.0};
-    const auto plan = PlanBanks(config, bank, kShape, kRows);
+    const auto plan = Plan(config, bank);
     if (!plan.ok()) {
       EXPECT_THAT(plan, StatusIs(absl::StatusCode::kInvalidArgument, "at least"));
       continue;
@@ -66,9 +71,9 @@ TEST(BankPlanTest, LeastBytes_AreNamedAndEnough) {
   for (const RowMap map : {RowMap::kVector, RowMap::kHash}) {
     const int64_t least = 4 * BankBytes(kShape, map, kRows, 100);
     EXPECT_THAT(
-        PlanBanks(TopK(100, 2), {.bytes = least - 1, .map = map}, kShape, kRows),
+        Plan(TopK(100, 2), {.bytes = least - 1, .map = map}),
         StatusIs(absl::StatusCode::kInvalidArgument, std::to_string(least) + " bytes are needed"));
-    const auto plan = PlanBanks(TopK(100, 2), {.bytes = least, .map = map}, kShape, kRows);
+    const auto plan = Plan(TopK(100, 2), {.bytes = least, .map = map});
     CARREL_ASSERT_OK(plan);
     EXPECT_EQ(plan->slots, (std::vector<int64_t>{0, 0, 100, 100, 100, 100}));
   }
@@ -77,12 +82,11 @@ TEST(BankPlanTest, LeastBytes_AreNamedAndEnough) {
 TEST(BankPlanTest, DenseLayers_ComeFirst) {
   const int64_t all = BankBytes(kShape, RowMap::kHash, kRows, kRows);
   const int64_t least = 4 * BankBytes(kShape, RowMap::kHash, kRows, 100);
-  const auto one =
-      PlanBanks(TopK(100, 2), {.bytes = least + all + 1000, .map = RowMap::kHash}, kShape, kRows);
+  const auto one = Plan(TopK(100, 2), {.bytes = least + all + 1000, .map = RowMap::kHash});
   CARREL_ASSERT_OK(one);
   EXPECT_EQ(one->slots[0], kRows);
   EXPECT_EQ(one->slots[1], 0);
-  const auto everything = PlanBanks(TopK(100, 2), {.bytes = 6 * all}, kShape, kRows);
+  const auto everything = Plan(TopK(100, 2), {.bytes = 6 * all});
   CARREL_ASSERT_OK(everything);
   EXPECT_EQ(everything->slots, std::vector<int64_t>(6, kRows));
 }

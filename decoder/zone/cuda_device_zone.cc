@@ -13,9 +13,16 @@
 namespace carrel::decoder {
 namespace {
 
-CudaZoneShape ShapeOf(const RetrievalConfig& config, const AttentionShape& heads, RowRange zone) {
-  CudaZoneShape shape{heads, zone, LayerBudgets(config, heads.layers, zone.rows())};
-  if (config.select == Select::kFidelity) shape.head_budgets = config.head_rows;
+CudaZoneShape ShapeOf(const OpenedContext& context) {
+  CudaZoneShape shape{context.shape, context.zone, Budgets(context.selections)};
+  for (size_t l = 0; l < context.selections.size(); ++l) {
+    const auto* const top_k = std::get_if<select::TopK>(&context.selections[l]);
+    if (top_k == nullptr || top_k->of_head.empty()) continue;
+    const auto heads = static_cast<size_t>(context.shape.kv_heads);
+    shape.head_budgets.resize(context.selections.size() * heads);
+    std::copy(top_k->of_head.begin(), top_k->of_head.end(),
+              shape.head_budgets.begin() + static_cast<int64_t>(l * heads));
+  }
   return shape;
 }
 
@@ -24,7 +31,7 @@ CudaZoneShape ShapeOf(const RetrievalConfig& config, const AttentionShape& heads
 CudaDeviceZone::CudaDeviceZone(const DeviceZoneOptions& options, const OpenedContext& context)
     : method_(options.selector),
       context_(context),
-      shape_(ShapeOf(context.config, context.shape, context.zone)),
+      shape_(ShapeOf(context)),
       scale_(1.0f / std::sqrt(static_cast<float>(context.shape.head_dim))),
       splits_(kernels::DecodeSplits(context.zone.rows(), context.shape.kv_heads)) {}
 

@@ -59,8 +59,8 @@ int64_t AttentionWorkspaceBytes(const AttentionShape& shape, int64_t rows) {
 
 absl::StatusOr<std::unique_ptr<CudaHostZone>> CudaHostZone::Create(const HostZoneOptions& options,
                                                                    const OpenedContext& context) {
-  ASSIGN_OR_RETURN(BankPlan plan,
-                   PlanBanks(context.config, options.bank, context.shape, context.zone.rows()));
+  ASSIGN_OR_RETURN(BankPlan plan, PlanBanks(context.selections, context.config.prefetch,
+                                            options.bank, context.shape, context.zone.rows()));
   return std::unique_ptr<CudaHostZone>(new CudaHostZone(options, context, std::move(plan)));
 }
 

@@ -38,7 +38,7 @@ HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> se
     : config_(context.config),
       shape_(context.shape),
       zone_(context.zone),
-      budgets_(LayerBudgets(config_, shape_.layers, zone_.rows())),
+      selections_(context.selections),
       estimate_(config_.estimate != Estimate::kOff && context.rows->has_summaries()),
       scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
       rows_(context.rows),
@@ -47,7 +47,7 @@ HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> se
       statistics_(statistics),
       steps_(static_cast<size_t>(shape_.layers)) {
   for (int32_t layer = 0; layer < shape_.layers; ++layer) {
-    (*statistics_)[layer].top_k = budgets_[layer];
+    (*statistics_)[layer].selection = selections_[static_cast<size_t>(layer)];
   }
 }
 
@@ -61,9 +61,8 @@ absl::Status HostZone::Start(Layer layer, const float*, int64_t n) {
 absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& partial) {
   partial.Reset(n, shape_.q_heads, shape_.head_dim);
   if (zone_.rows() == 0) return absl::OkStatus();
-  if (budgets_[layer.value()] != kAllRows) {
+  if (!select::IsAll(selections_[static_cast<size_t>(layer.value())]))
     return AttendSelected(layer, q, n, partial);
-  }
   AttendAll(layer, q, n, partial);
   LayerStatistics& statistics = (*statistics_)[layer.value()];
   const int64_t rows = zone_.rows() * shape_.kv_heads * n;
@@ -128,11 +127,6 @@ absl::Status HostZone::EstimateRest(Layer layer, KvHead head, const float* q, in
   return absl::OkStatus();
 }
 
-int64_t HostZone::Budget(Layer layer, KvHead head) const {
-  return config_.select == Select::kFidelity ? HeadBudget(config_, layer, head, shape_.kv_heads)
-                                             : budgets_[layer.value()];
-}
-
 void HostZone::AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const {
   std::vector<Position> all;
   AllRows(zone_, all);
@@ -148,6 +142,7 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
   const int64_t block = reading_prompt_ ? selector_->block_tokens() : 1;
   int64_t& step = steps_[static_cast<size_t>(layer.value())];
   if (reading_prompt_) step = 0;
+  const auto& top_k = std::get<select::TopK>(selections_[static_cast<size_t>(layer.value())]);
   std::vector<SelectedRows> totals(static_cast<size_t>(shape_.kv_heads));
   std::vector<int64_t> attended(totals.size());
   std::vector<absl::Status> statuses(totals.size());
@@ -167,7 +162,7 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
       request.head = head;
       request.q = queries.data();
       request.queries = tokens * group;
-      request.budget = Budget(layer, head);
+      request.budget = top_k.Of(head);
       request.step = reading_prompt_ ? kPromptStep : step + first;
       selection.bound.clear();
       selector_->Select(request, selection);

@@ -55,12 +55,11 @@ class HostZone final : public ZoneAttention {
   absl::Status EstimateRest(Layer layer, KvHead head, const float* q, int64_t token,
                             const std::vector<Position>& rows, const std::vector<float>& scores,
                             const float* bound, Partial& partial) const;
-  int64_t Budget(Layer layer, KvHead head) const;
 
   const RetrievalConfig config_;
   const AttentionShape shape_;
   const RowRange zone_;
-  const std::vector<int64_t> budgets_;
+  const std::vector<select::Selection> selections_;
   const bool estimate_;
   const float scale_;
   const std::shared_ptr<const HostRows> rows_;

@@ -27,9 +27,8 @@ struct CudaMaker {
 }  // namespace
 
 Made MakeCudaZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
-  const std::vector<int64_t> budgets =
-      LayerBudgets(context.config, context.shape.layers, context.zone.rows());
-  for (size_t l = 0; l < budgets.size(); ++l) (*statistics)[l].top_k = budgets[l];
+  for (size_t l = 0; l < context.selections.size(); ++l)
+    (*statistics)[l].selection = context.selections[l];
   if (context.zone.rows() == 0) return std::make_unique<CudaZoneAttention>();
   return std::visit(CudaMaker{context, statistics}, context.config.zone);
 }

@@ -17,7 +17,8 @@
 namespace carrel::decoder {
 
 struct OpenedContext {
-  RetrievalConfig config;  // what was left to the context is decided
+  RetrievalConfig config;                     // what was left to the context is decided
+  std::vector<select::Selection> selections;  // [layers]: LayerSelections
   DeviceConfig device;
   std::string content_id;  // empty: it has none
   AttentionShape shape;

@@ -55,8 +55,8 @@ absl::StatusOr<Candidates> RetrievalMeter::AskIds(v1::Query query, int64_t n,
 absl::StatusOr<Candidates> RetrievalMeter::AskIdsAmong(Layer layer, const float* q, int64_t n,
                                                        int64_t top_k, RequestId candidates) const {
   v1::Query query = queries_.Make(layer, q, n);
-  query.mutable_select()->set_top_k(top_k);
-  if (top_k != queries_.budget(layer)) query.clear_head_top_k();
+  if (top_k != select::TopKRows(queries_.selection(layer)))
+    SetSelection(select::TopK{top_k}, query);
   query.set_among_candidates_of(candidates);
   return AskIds(std::move(query), n, nullptr);
 }
@@ -98,8 +98,9 @@ absl::StatusOr<std::vector<double>> RetrievalMeter::Hits(Layer layer, const floa
                      AskIdsAmong(layer, q, n, queries_.RowsAhead(layer), *ahead.request));
     shares(asked, statistics.hit_rate);
   }
-  ASSIGN_OR_RETURN(const Candidates chosen,
-                   AskIdsAmong(layer, q, n, queries_.budget(layer), *ahead.request));
+  ASSIGN_OR_RETURN(
+      const Candidates chosen,
+      AskIdsAmong(layer, q, n, select::TopKRows(queries_.selection(layer)), *ahead.request));
   return shares(chosen, statistics.kept_rate);
 }
 

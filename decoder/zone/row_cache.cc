@@ -16,19 +16,17 @@ constexpr int64_t kSlotOverheadBytes = 64;
 
 }  // namespace
 
-absl::StatusOr<std::vector<int64_t>> RowCache::Slots(const RetrievalConfig& config,
-                                                     const AttentionShape& shape,
-                                                     const std::vector<int64_t>& budgets,
-                                                     int64_t zone_rows) {
-  std::vector<int64_t> slots(budgets.size(), 0);
+absl::StatusOr<std::vector<int64_t>> RowCache::Slots(
+    const RetrievalConfig& config, const AttentionShape& shape,
+    const std::vector<select::Selection>& selections, int64_t zone_rows) {
+  std::vector<int64_t> slots(selections.size(), 0);
   if (config.row_cache_bytes == 0) return slots;
   int64_t layers = 0, most = 1;
-  for (const int64_t budget : budgets) {
-    if (budget == kAllRows) continue;
+  for (const select::Selection& selection : selections) {
+    if (select::IsAll(selection)) continue;
     ++layers;
-    if (budget == kAsSelected) continue;
     const double ahead = config.prefetch == Prefetch::kOff ? 1.0 : config.oversample;
-    const int64_t rows = std::llround(ahead * static_cast<double>(budget));
+    const int64_t rows = std::llround(ahead * static_cast<double>(select::TopKRows(selection)));
     most = std::max(most, std::min(rows, zone_rows));
   }
   if (layers == 0) return slots;
@@ -41,7 +39,7 @@ absl::StatusOr<std::vector<int64_t>> RowCache::Slots(const RetrievalConfig& conf
                      " rows per KV head and layer, a query brings ", most, ": at least ",
                      most * slot_bytes, " bytes are needed, or 0 for no cache"));
   }
-  for (size_t l = 0; l < budgets.size(); ++l) slots[l] = budgets[l] == kAllRows ? 0 : each;
+  for (size_t l = 0; l < slots.size(); ++l) slots[l] = select::IsAll(selections[l]) ? 0 : each;
   return slots;
 }
 

@@ -28,12 +28,10 @@ namespace carrel::decoder {
 
 class RowCache {
  public:
-  // Slots per KV head of each layer for config.row_cache_bytes; 0: nothing is kept. budgets: as
-  // LayerBudgets gives them.
-  static absl::StatusOr<std::vector<int64_t>> Slots(const RetrievalConfig& config,
-                                                    const AttentionShape& shape,
-                                                    const std::vector<int64_t>& budgets,
-                                                    int64_t zone_rows);
+  // Slots per KV head of each layer for config.row_cache_bytes; 0: nothing is kept.
+  static absl::StatusOr<std::vector<int64_t>> Slots(
+      const RetrievalConfig& config, const AttentionShape& shape,
+      const std::vector<select::Selection>& selections, int64_t zone_rows);
   // slots: as Slots gave them.
   RowCache(const AttentionShape& shape, const std::vector<int64_t>& slots);
 

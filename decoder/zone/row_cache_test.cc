@@ -97,19 +97,19 @@ TEST(RowCacheTest, MoreRowsThanSlots_AreNotKept) {
 TEST(RowCacheTest, Slots_FillTheBytesOrNameTheLeast) {
   RetrievalConfig config;
   config.want = Want::kRows;
-  config.top_k = 20;
+  config.selection = select::TopK{20};
   config.dense_layers = 1;
-  const std::vector<int64_t> budgets = LayerBudgets(config, 3, 1000);
+  const std::vector<select::Selection> selections = LayerSelections(config, 3, 1000);
   const int64_t slot = 2 * 2 * (8 * 4 + 64);  // of two layers and two heads
   config.row_cache_bytes = 20 * slot;
-  auto slots = RowCache::Slots(config, kShape, budgets, 1000);
+  auto slots = RowCache::Slots(config, kShape, selections, 1000);
   CARREL_ASSERT_OK(slots);
   EXPECT_EQ(*slots, (std::vector<int64_t>{0, 20, 20}));
   config.prefetch = Prefetch::kSpeculative;  // brings twice as many
-  EXPECT_THAT(RowCache::Slots(config, kShape, budgets, 1000),
+  EXPECT_THAT(RowCache::Slots(config, kShape, selections, 1000),
               StatusIs(absl::StatusCode::kInvalidArgument, std::to_string(40 * slot)));
   config.row_cache_bytes = 5000 * slot;
-  slots = RowCache::Slots(config, kShape, budgets, 1000);
+  slots = RowCache::Slots(config, kShape, selections, 1000);
   CARREL_ASSERT_OK(slots);
   EXPECT_EQ((*slots)[1], 1000) << "no more than there are rows";
 }

@@ -33,44 +33,29 @@ StoreQueries::StoreQueries(const OpenedContext& context)
       zone_(context.zone),
       estimate_(Estimates(config_, context.has_summaries)),
       max_top_k_(context.max_top_k),
-      budgets_(LayerBudgets(config_, shape_.layers, zone_.rows())),
+      selections_(context.selections),
       client_(context.client) {}
 
 bool StoreQueries::AskAs(const StoreQueries& other) const {
-  const RetrievalConfig &a = config_, &b = other.config_;
-  for (const RetrievalConfig* one : {&a, &b}) {
-    const bool fixed = one->select == Select::kTopK || one->select == Select::kFidelity;
-    const bool kept = one->want != Want::kAttend || one->prefetch != Prefetch::kOff || one->measure;
-    if (!fixed || kept) return false;
+  for (const RetrievalConfig* one : {&config_, &other.config_}) {
+    if (one->want != Want::kAttend || one->prefetch != Prefetch::kOff || one->measure) return false;
   }
-  return !content_id_.empty() && content_id_ == other.content_id_ && zone_ == other.zone_ &&
-         budgets_ == other.budgets_ && a.select == b.select && a.head_rows == b.head_rows &&
-         a.effort == b.effort && estimate_ == other.estimate_;
+  const bool known = std::all_of(selections_.begin(), selections_.end(), [](const auto& selection) {
+    return std::holds_alternative<select::TopK>(selection) || select::IsAll(selection);
+  });
+  return known && !content_id_.empty() && content_id_ == other.content_id_ &&
+         zone_ == other.zone_ && selections_ == other.selections_ &&
+         config_.effort == other.config_.effort && estimate_ == other.estimate_;
 }
 
 v1::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {
   v1::Query query;
   query.set_layer(layer.value());
   SetFloats(q, {n, shape_.q_heads, shape_.head_dim}, query.mutable_queries());
-  const int64_t budget = this->budget(layer);
-  if (budget == kAllRows) {
-    query.mutable_select()->set_all(true);
-  } else if (budget == kAsSelected) {
-    if (config_.select == Select::kRange)
-      query.mutable_select()->set_range(static_cast<float>(config_.range));
-    if (config_.select == Select::kMass)
-      query.mutable_select()->set_mass(static_cast<float>(config_.mass));
-    query.mutable_select()->set_max_rows(config_.max_rows);
-  } else {
-    query.mutable_select()->set_top_k(budget);
-    if (config_.select == Select::kFidelity) {
-      for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next())
-        query.add_head_top_k(HeadBudget(config_, layer, head, shape_.kv_heads));
-    }
-  }
+  SetSelection(selection(layer), query);
   query.set_want(WireWant(config_.want));
   query.set_effort(static_cast<uint32_t>(config_.effort));
-  query.set_estimate(estimate_ && budget != kAllRows);
+  query.set_estimate(estimate_ && !all_rows(layer));
   return query;
 }
 
@@ -78,15 +63,14 @@ v1::Query StoreQueries::MakeDense(Layer layer, const float* q, int64_t n) const 
   v1::Query query;
   query.set_layer(layer.value());
   SetFloats(q, {n, shape_.q_heads, shape_.head_dim}, query.mutable_queries());
-  query.mutable_select()->set_all(true);
+  SetSelection(select::All(), query);
   query.set_want(v1::ATTEND);
   return query;
 }
 
 v1::Query StoreQueries::MakeAhead(Layer layer, const float* predicted_q, int64_t n) const {
   v1::Query query = Make(layer, predicted_q, n);
-  query.mutable_select()->set_top_k(RowsAhead(layer));
-  query.clear_head_top_k();
+  SetSelection(select::TopK{RowsAhead(layer)}, query);
   query.set_speculative(true);
   query.set_estimate(false);
   query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
@@ -94,7 +78,7 @@ v1::Query StoreQueries::MakeAhead(Layer layer, const float* predicted_q, int64_t
 }
 
 int64_t StoreQueries::RowsAhead(Layer layer) const {
-  const auto rows = static_cast<double>(budget(layer));
+  const auto rows = static_cast<double>(select::TopKRows(selection(layer)));
   return std::min<int64_t>({std::llround(config_.oversample * rows), zone_.rows(), max_top_k_});
 }
 

@@ -31,9 +31,11 @@ class StoreQueries {
   RowRange zone() const { return zone_; }
   // Whether rows that are not selected count through their clusters' summaries.
   bool estimates() const { return estimate_; }
-  const std::vector<int64_t>& budgets() const { return budgets_; }
-  int64_t budget(Layer layer) const { return budgets_[static_cast<size_t>(layer.value())]; }
-  bool all_rows(Layer layer) const { return budget(layer) == kAllRows; }
+  const std::vector<select::Selection>& selections() const { return selections_; }
+  const select::Selection& selection(Layer layer) const {
+    return selections_[static_cast<size_t>(layer.value())];
+  }
+  bool all_rows(Layer layer) const { return select::IsAll(selection(layer)); }
   StoreClient* client() const { return client_; }
 
   // Whether both make the same query of the same numbers, over the same content, and nothing of its
@@ -63,7 +65,7 @@ class StoreQueries {
   const RowRange zone_;
   const bool estimate_;
   const int64_t max_top_k_;
-  const std::vector<int64_t> budgets_;
+  const std::vector<select::Selection> selections_;
   StoreClient* const client_;
 };
 

@@ -25,7 +25,7 @@ StoreZone::StoreZone(const OpenedContext& context, std::vector<LayerStatistics>*
       pending_(shape_.layers),
       thresholds_(shape_.layers) {
   for (int32_t layer = 0; layer < shape_.layers; ++layer)
-    (*statistics_)[layer].top_k = queries_.budgets()[static_cast<size_t>(layer)];
+    (*statistics_)[layer].selection = context.selections[static_cast<size_t>(layer)];
 }
 
 bool StoreZone::AsksAs(const ZoneAttention& other) const {
@@ -34,22 +34,20 @@ bool StoreZone::AsksAs(const ZoneAttention& other) const {
 }
 
 std::vector<int64_t> StoreZone::CacheSlots() const {
-  const auto slots = RowCache::Slots(config_, shape_, queries_.budgets(), zone_.rows());
+  const auto slots = RowCache::Slots(config_, shape_, queries_.selections(), zone_.rows());
   CARREL_CHECK(slots.ok());  // Decoder::Open asked
   return *slots;
 }
 
 bool StoreZone::calibrating(Layer layer) const {
-  return config_.prefetch == Prefetch::kVerified && reading_prompt_ &&
-         queries_.budget(layer) != kAllRows &&
+  return config_.prefetch == Prefetch::kVerified && reading_prompt_ && !queries_.all_rows(layer) &&
          thresholds_[layer.value()].samples() < Threshold::kEnough;
 }
 
 absl::Status StoreZone::Prefetch(Layer layer, const float* approximate_q, int64_t n) {
   if (config_.prefetch == Prefetch::kOff || zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
-  const int64_t budget = queries_.budget(layer);
-  if (budget == kAllRows) {
+  if (queries_.all_rows(layer)) {
     // All rows are the same whatever the query; partial attention needs the true one, so there is
     // nothing to ask ahead.
     if (config_.want != Want::kRows) return absl::OkStatus();
@@ -84,7 +82,7 @@ absl::Status StoreZone::Start(Layer layer, const float* q, int64_t n) {
   statistics.tokens += n;
   if (zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
-  if (queries_.budget(layer) != kAllRows) return StartTopK(layer, q, n, pending);
+  if (!queries_.all_rows(layer)) return StartSelected(layer, q, n, pending);
   if (config_.want == Want::kRows) {
     if (pending.stream.has_value()) {
       statistics.prefetched += n;
@@ -97,7 +95,7 @@ absl::Status StoreZone::Start(Layer layer, const float* q, int64_t n) {
   return absl::OkStatus();
 }
 
-absl::Status StoreZone::StartTopK(Layer layer, const float* q, int64_t n, Pending& pending) {
+absl::Status StoreZone::StartSelected(Layer layer, const float* q, int64_t n, Pending& pending) {
   LayerStatistics& statistics = StatisticsOf(layer);
   pending.accepted = false;
   if (pending.speculative.has_value()) {
@@ -173,11 +171,9 @@ absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n,
   for (v1::SessionReply& part : parts)
     RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true, &row_cache_, layer));
   RETURN_IF_ERROR(candidates.CheckComplete());
-  const int64_t budget = queries_.budget(layer);
+  const auto* const top_k = std::get_if<select::TopK>(&queries_.selection(layer));
   const auto budget_of = [&](KvHead head) {
-    if (budget == kAsSelected) return INT64_MAX;
-    return config_.select == Select::kFidelity ? HeadBudget(config_, layer, head, shape_.kv_heads)
-                                               : budget;
+    return top_k == nullptr ? INT64_MAX : top_k->Of(head);
   };
   statistics.rows_attended += candidates.Attend(q, budget_of, scale_, pool_, partial);
   if (row_cache_.keeps(layer)) candidates.KeepIn(row_cache_, layer, statistics.bank);
@@ -205,7 +201,7 @@ absl::Status StoreZone::FinishPartials(Layer layer, const float*, int64_t n, Pen
   std::vector<int64_t> seen(static_cast<size_t>(n) * shape_.kv_heads, 0);
   for (const v1::SessionReply& part : parts) {
     statistics.rows_attended += part.query().statistics().rows();
-    statistics.estimated = queries_.estimates() && queries_.budget(layer) != kAllRows;
+    statistics.estimated = queries_.estimates() && !queries_.all_rows(layer);
     if (config_.want == Want::kValues) {
       RETURN_IF_ERROR(MergeValues(layer, part.query(), n, seen, partial));
     } else {
@@ -214,10 +210,10 @@ absl::Status StoreZone::FinishPartials(Layer layer, const float*, int64_t n, Pen
         ++seen[head.token() * shape_.kv_heads + head.kv_head()];
     }
   }
-  const int64_t budget = queries_.budget(layer);
+  const bool all = queries_.all_rows(layer);
   for (size_t i = 0; i < seen.size(); ++i) {
     const bool complete = config_.want == Want::kAttend ? seen[i] == 1
-                          : budget == kAllRows          ? seen[i] == zone_.rows()
+                          : all                         ? seen[i] == zone_.rows()
                                                         : seen[i] >= 1;
     if (complete) continue;
     return absl::DataLossError(absl::StrCat("reply: layer ", layer.value(), " token ",

@@ -75,7 +75,7 @@ class StoreZone final : public ZoneAttention {
   bool calibrating(Layer layer) const;
   // The slots that RowCache::Slots gave when the config was checked.
   std::vector<int64_t> CacheSlots() const;
-  absl::Status StartTopK(Layer layer, const float* q, int64_t n, Pending& pending);
+  absl::Status StartSelected(Layer layer, const float* q, int64_t n, Pending& pending);
   std::vector<double> Cosines(const float* a, const float* b, int64_t n) const;
 
   absl::Status FinishRowStream(Layer layer, const float* q, int64_t n, Pending& pending,

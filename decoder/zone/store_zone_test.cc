@@ -179,20 +179,22 @@ class FakeStore final : public StoreClient {
 class StoreZoneTest : public testing::Test {
  protected:
   StoreZoneTest() {
-    config_.top_k = kTopK;
+    config_.selection = select::TopK{kTopK};
     config_.dense_layers = 1;
     config_.estimate = Estimate::kOff;
   }
   void Make() {
-    zone_ = std::make_unique<StoreZone>(OpenedContext{.config = config_,
-                                                      .shape = kShape,
-                                                      .tokens = kTokens,
-                                                      .zone = kZone,
-                                                      .max_top_k = 1000,
-                                                      .max_fetch_rows = 1000,
-                                                      .client = &store_,
-                                                      .pool = &pool_},
-                                        &statistics_);
+    zone_ = std::make_unique<StoreZone>(
+        OpenedContext{.config = config_,
+                      .selections = LayerSelections(config_, kShape.layers, kZone.rows()),
+                      .shape = kShape,
+                      .tokens = kTokens,
+                      .zone = kZone,
+                      .max_top_k = 1000,
+                      .max_fetch_rows = 1000,
+                      .client = &store_,
+                      .pool = &pool_},
+        &statistics_);
   }
   std::vector<float> Queries(int64_t n) {
     return RandomNormal(rng_, n * kShape.q_heads * kShape.head_dim);
@@ -251,8 +253,8 @@ TEST_F(StoreZoneTest, EveryWant_AttendsToTheBestRows) {
     ExpectAttended(Layer(1), q, kTopK);
   }
   EXPECT_EQ(statistics_[1].tokens, 9);
-  EXPECT_EQ(statistics_[1].top_k, kTopK);
-  EXPECT_EQ(statistics_[0].top_k, kAllRows);
+  EXPECT_EQ(select::TopKRows(statistics_[1].selection), kTopK);
+  EXPECT_TRUE(select::IsAll(statistics_[0].selection));
   EXPECT_EQ(store_.log,
             (std::vector<std::string>{"1: ROWS of layer 1 top 5", "2: VALUES of layer 1 top 5",
                                       "3: ATTEND of layer 1 top 5"}));

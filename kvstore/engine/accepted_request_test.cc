@@ -27,7 +27,7 @@ class AcceptedRequestTest : public testing::Test {
     request.layer = Layer(1);
     request.tokens = 3;
     request.queries = context_->Queries(3, context_->spec().seed + 1);
-    request.top_k = 30;
+    request.selection = select::TopK{30};
     request.want = want;
     return request;
   }

@@ -126,8 +126,8 @@ class ChangedBytesTest : public testing::TestWithParam<IndexKind> {
     request.want = kWants[i / 2 % 6];
     request.tokens = 2;
     request.queries = context_->Queries(2, static_cast<uint64_t>(i), 2);
-    request.top_k = i / 12 % 2 == 0 ? 12 : 100;
-    if (i % 12 == 10) request.select = Select::kAll;
+    request.selection = select::TopK{i / 12 % 2 == 0 ? 12 : 100};
+    if (i % 12 == 10) request.selection = select::All();
     request.estimate = request.want == Want::kAttend && i % 12 < 8;
     return request;
   }
@@ -247,7 +247,7 @@ TEST_P(ScrubTest, FlippedWithoutATime_ScrubbingFindsItAndReadsAreDataLoss) {
   EXPECT_GT(engine_->Statistics().scrubbed_bytes, 0);
   QueryRequest all = Request(6);
   all.layer = Layer(0);
-  all.select = Select::kAll;
+  all.selection = select::All();
   all.estimate = false;
   const auto answer = AskAndCollect(*session, 1, all);
   // Row 0 is the decoder's own; its chunk holds rows of the zone, too.

@@ -26,7 +26,7 @@ QueryRequest MakeQuery(const RandomContext& context, uint64_t seed, int64_t toke
   request.layer = Layer(0);
   request.tokens = tokens;
   request.queries = context.Queries(tokens, seed);
-  request.top_k = 20;
+  request.selection = select::TopK{20};
   request.want = Want::kRows;
   return request;
 }
@@ -356,7 +356,7 @@ TEST_F(EngineTest, RequestsBeyondTheBudgetOfBytes_AreRefusedAndLaterOnesServed) 
   const auto session = Open();
   QueryRequest large = MakeQuery(*contexts_[0], 3, 64);
   large.want = Want::kIds;
-  large.top_k = 600;
+  large.selection = select::TopK{600};
   const auto done = [](absl::StatusOr<std::unique_ptr<Reply>>) {};
   int64_t accepted = 0;
   absl::Status refused;
@@ -443,11 +443,11 @@ TEST_F(EngineTest, Session_ResultsBeyondTheirMemory_AreRefused) {
   auto session = Open();
   QueryRequest request = MakeQuery(*contexts_[0], 1, 500);
   request.want = Want::kIds;
-  request.top_k = 600;
+  request.selection = select::TopK{600};
   EXPECT_THAT(Ask(*session, 1, request),
               StatusIs(StatusCode::kResourceExhausted, "max_result_bytes=1048576"));
   // Under `all` nothing lies in memory, so that the same rows can be had.
-  request.select = Select::kAll;
+  request.selection = select::All();
   CARREL_EXPECT_OK(AskAndCollect(*session, 2, request));
 }
 
@@ -542,7 +542,7 @@ TEST_F(EngineTest, FlippedBitInRows_IsDataLossNamingThePlace) {
   for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
     QueryRequest request = MakeQuery(*contexts_[0], 3);
     request.layer = Layer(1);
-    request.select = Select::kAll;
+    request.selection = select::All();
     request.want = want;
     const auto answer = AskAndCollect(*session, ++id, request);
     EXPECT_THAT(answer, StatusIs(StatusCode::kDataLoss, "report"));
@@ -586,8 +586,9 @@ TEST_F(EngineTest, SixteenSessionsAndATinyBudget_GetWhatEachGetsAlone) {
     QueryRequest request = MakeQuery(*contexts_[0], rng(), 1 + rng() % 3);
     request.layer = Layer(static_cast<int32_t>(rng() % 2));
     request.want = static_cast<Want>(rng() % 4);
-    request.select = rng() % 8 == 0 ? Select::kAll : Select::kTopK;
-    request.top_k = 1 + static_cast<int64_t>(rng() % 64);
+    const bool all = rng() % 8 == 0;
+    request.selection = select::TopK{1 + static_cast<int64_t>(rng() % 64)};
+    if (all) request.selection = select::All();
     request.measure_mass = rng() % 4 == 0;
     return request;
   };
@@ -641,7 +642,7 @@ TEST_F(EngineTest, IndexLargerThanTheBudget_IsResourceExhaustedForItsQueriesOnly
   EXPECT_THAT(answer,
               StatusIs(StatusCode::kResourceExhausted, "exceeds memory_budget_bytes=1048576"));
   QueryRequest all = MakeQuery(*contexts_[0], 1);
-  all.select = Select::kAll;
+  all.selection = select::All();
   CARREL_EXPECT_OK(AskAndCollect(*session, 2, all));
 }
 

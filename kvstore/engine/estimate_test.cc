@@ -28,13 +28,12 @@ class EstimateTest : public testing::Test {
     queries_ = context_->Queries(kTokens, seed_ + 1, 0.3f);
   }
 
-  QueryRequest Request(Select select, int64_t top_k, bool estimate) const {
+  QueryRequest Request(const select::Selection& selection, bool estimate) const {
     QueryRequest request;
     request.layer = Layer(1);
     request.tokens = kTokens;
     request.queries = queries_;
-    request.select = select;
-    request.top_k = top_k;
+    request.selection = selection;
     request.want = Want::kAttend;
     request.estimate = estimate;
     return request;
@@ -46,7 +45,7 @@ class EstimateTest : public testing::Test {
   }
   // Mean over tokens and heads, against attention to the whole zone.
   double ErrorOf(const Collected& answer) {
-    const Collected whole = Answer(Request(Select::kAll, 0, false));
+    const Collected whole = Answer(Request(select::All(), false));
     double sum = 0;
     for (size_t i = 0; i < whole.heads.size(); ++i) {
       sum += RelativeError(answer.heads[i].out, whole.heads[i].out);
@@ -54,7 +53,7 @@ class EstimateTest : public testing::Test {
     return sum / static_cast<double>(whole.heads.size());
   }
   double LseErrorOf(const Collected& answer) {
-    const Collected whole = Answer(Request(Select::kAll, 0, false));
+    const Collected whole = Answer(Request(select::All(), false));
     double worst = 0;
     for (size_t i = 0; i < whole.heads.size(); ++i) {
       for (size_t h = 0; h < whole.heads[i].lse.size(); ++h) {
@@ -77,41 +76,37 @@ class EstimateTest : public testing::Test {
 TEST_F(EstimateTest, EveryRowSelected_SameAnswer) {
   Open(16);
   const int64_t rows = session_->zone().rows();
-  for (const Select select : {Select::kTopK, Select::kAll}) {
-    EXPECT_EQ(Answer(Request(select, rows, true)).heads,
-              Answer(Request(select, rows, false)).heads);
+  for (const select::Selection& selection :
+       {select::Selection(select::TopK{rows}), select::Selection(select::All())}) {
+    EXPECT_EQ(Answer(Request(selection, true)).heads, Answer(Request(selection, false)).heads);
   }
-  QueryRequest mass = Request(Select::kMass, 0, true);
-  mass.mass = 1;
+  const QueryRequest mass = Request(select::Mass{1}, true);
   EXPECT_LT(ErrorOf(Answer(mass)), 1e-5);
-  QueryRequest range = Request(Select::kRange, 0, true);
-  range.range = 1000;
+  const QueryRequest range = Request(select::Range{1000}, true);
   EXPECT_LT(ErrorOf(Answer(range)), 1e-5);
 }
 
 TEST_F(EstimateTest, FewRowsOfFlatAttention_ComesMuchNearer) {
   for (const IndexKind kind : {IndexKind::kFlat, IndexKind::kHnsw}) {
     Open(16, kind);
-    const double without = ErrorOf(Answer(Request(Select::kTopK, 64, false)));
-    const double with = ErrorOf(Answer(Request(Select::kTopK, 64, true)));
+    const double without = ErrorOf(Answer(Request(select::TopK{64}, false)));
+    const double with = ErrorOf(Answer(Request(select::TopK{64}, true)));
     EXPECT_LT(with, without / 3);
-    EXPECT_LT(LseErrorOf(Answer(Request(Select::kTopK, 64, true))), 0.1);
-    QueryRequest range = Request(Select::kRange, 0, true);
-    range.range = 0.2f;
+    EXPECT_LT(LseErrorOf(Answer(Request(select::TopK{64}, true))), 0.1);
+    const QueryRequest range = Request(select::Range{0.2f}, true);
     EXPECT_LT(LseErrorOf(Answer(range)), 0.1);
-    QueryRequest mass = Request(Select::kMass, 0, true);
-    mass.mass = 0.1f;
+    const QueryRequest mass = Request(select::Mass{0.1f}, true);
     EXPECT_LT(LseErrorOf(Answer(mass)), 0.1);
   }
 }
 
 TEST_F(EstimateTest, AmongCandidates_TheOthersCountToo) {
   Open(16);
-  QueryRequest ahead = Request(Select::kTopK, 40, false);
+  QueryRequest ahead = Request(select::TopK{40}, false);
   ahead.want = Want::kIds;
   ahead.speculative = true;
   Answer(ahead);
-  QueryRequest request = Request(Select::kTopK, 10, true);
+  QueryRequest request = Request(select::TopK{10}, true);
   request.among_candidates_of = last_id_;
   EXPECT_LT(LseErrorOf(Answer(request)), 0.1);
 }
@@ -119,7 +114,7 @@ TEST_F(EstimateTest, AmongCandidates_TheOthersCountToo) {
 TEST_F(EstimateTest, AnotherWant_IsInvalidArgument) {
   Open(16);
   for (const Want want : {Want::kIds, Want::kRows, Want::kValues}) {
-    QueryRequest request = Request(Select::kTopK, 5, true);
+    QueryRequest request = Request(select::TopK{5}, true);
     request.want = want;
     EXPECT_THAT(AskAndCollect(*session_, ++last_id_, request),
                 StatusIs(StatusCode::kInvalidArgument, "estimate is part of partial attention"));
@@ -128,10 +123,10 @@ TEST_F(EstimateTest, AnotherWant_IsInvalidArgument) {
 
 TEST_F(EstimateTest, ContextWithoutSummaries_IsFailedPreconditionAndSaysWhatToDo) {
   Open(0);
-  EXPECT_THAT(AskAndCollect(*session_, ++last_id_, Request(Select::kTopK, 5, true)),
+  EXPECT_THAT(AskAndCollect(*session_, ++last_id_, Request(select::TopK{5}, true)),
               StatusIs(StatusCode::kFailedPrecondition,
                        "context report has no summaries; make one that has them with carrel"));
-  CARREL_EXPECT_OK(AskAndCollect(*session_, ++last_id_, Request(Select::kAll, 0, true)));
+  CARREL_EXPECT_OK(AskAndCollect(*session_, ++last_id_, Request(select::All(), true)));
 }
 
 TEST_F(EstimateTest, FlippedBitOfSummaries_IsDataLossThatNamesThem) {
@@ -141,10 +136,10 @@ TEST_F(EstimateTest, FlippedBitOfSummaries_IsDataLossThatNamesThem) {
   ASSERT_TRUE(FlipBitOf(dir_, context_->summaries(Layer(1), KvHead(1)).substr(4096)));
   engine_ = *Engine::Create({}, *Store::Open(dir_ + "/store", StoreMode::kReadOnly));
   session_ = *engine_->OpenSession(context_->Opening());
-  EXPECT_THAT(AskAndCollect(*session_, ++last_id_, Request(Select::kTopK, 5, true)),
+  EXPECT_THAT(AskAndCollect(*session_, ++last_id_, Request(select::TopK{5}, true)),
               StatusIs(StatusCode::kDataLoss, "summaries, layer 1, kv_head 1"));
-  CARREL_EXPECT_OK(AskAndCollect(*session_, ++last_id_, Request(Select::kTopK, 5, false)));
-  QueryRequest other = Request(Select::kTopK, 5, true);
+  CARREL_EXPECT_OK(AskAndCollect(*session_, ++last_id_, Request(select::TopK{5}, false)));
+  QueryRequest other = Request(select::TopK{5}, true);
   other.layer = Layer(0);
   CARREL_EXPECT_OK(AskAndCollect(*session_, ++last_id_, other));
 }

@@ -29,11 +29,10 @@ class LoadTest : public testing::TestWithParam<IndexKind> {
       request.layer = Layer(static_cast<int32_t>(i % spec.shape.layers));
       request.tokens = 1 + i % 3;
       request.queries = context_->Queries(request.tokens, static_cast<uint64_t>(100 + i));
-      request.top_k = 16 << i % 3;
+      request.selection = select::TopK{16 << i % 3};
       request.want = static_cast<Want>(i % 4);
       if (i % 5 == 4) {
-        request.select = Select::kMass;
-        request.mass = 0.3f;
+        request.selection = select::Mass{0.3f};
       }
       requests_.push_back(std::move(request));
     }

@@ -64,7 +64,7 @@ class MixedFilesTest : public testing::Test {
           request.layer = Layer(layer);
           request.tokens = 1;
           request.queries = context.Queries(1, TestSeed() + 9);
-          request.top_k = 20;
+          request.selection = select::TopK{20};
           request.want = want;
           request.estimate = want == Want::kAttend;
           requests_.push_back(request);

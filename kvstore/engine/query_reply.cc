@@ -36,14 +36,12 @@ int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& contex
     bytes += kv_units * ZoneRest::Bytes(shape.group(), shape.head_dim);
   }
   if (r.want == Want::kAttend) {
-    const bool all = r.select == Select::kAll ||
-                     (r.select == Select::kTopK && r.head_top_k.empty() && r.top_k >= zone.rows());
+    const bool all = select::Covers(r.selection, zone.rows());
     const int64_t states = all ? std::max<int64_t>(1, AttendSpans(zone).size()) : 1;
     bytes += 4 * states * r.tokens * shape.q_heads * (shape.head_dim + 1);
-  } else if (r.select != Select::kAll) {
+  } else if (!select::IsAll(r.selection)) {
     const int64_t scores = r.want == Want::kRows ? 0 : 4 * shape.group();
-    const int64_t rows = r.select == Select::kTopK ? r.top_k : r.max_rows;
-    bytes += kv_units * std::min(rows, zone.rows()) * (8 + scores);
+    bytes += kv_units * select::MostRows(r.selection, zone.rows()) * (8 + scores);
   }
   return bytes;
 }
@@ -58,9 +56,7 @@ QueryReply::QueryReply(QueryRequest request, Session::Slot slot,
 
 bool QueryReply::attends_all() const {
   return request_.want == Want::kAttend && among_ == nullptr &&
-         (request_.select == Select::kAll ||
-          (request_.select == Select::kTopK && request_.head_top_k.empty() &&
-           request_.top_k >= zone_.rows()));
+         select::Covers(request_.selection, zone_.rows());
 }
 
 const float* QueryReply::QueriesOf(int64_t token, int32_t kv_head) const {
@@ -77,12 +73,7 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.kv_head = KvHead(kv_head);
   params.zone = zone_;
   params.queries = QueriesOf(token, kv_head);
-  params.select = request_.select;
-  params.top_k = request_.head_top_k.empty() ? request_.top_k
-                                             : request_.head_top_k[static_cast<size_t>(kv_head)];
-  params.range = request_.range;
-  params.mass = request_.mass;
-  params.max_rows = request_.max_rows;
+  params.selection = &request_.selection;
   params.effort = request_.effort;
   if (!zone_scores_.empty()) {
     const int64_t scored = token - first_scored_;
@@ -139,19 +130,19 @@ absl::Status QueryReply::RunOnce(ThreadPool& pool) {
     out_.resize(static_cast<size_t>(request_.tokens * shape.q_heads * shape.head_dim));
     lse_.resize(static_cast<size_t>(request_.tokens * shape.q_heads));
   }
-  if (request_.select == Select::kAll) {
+  if (select::IsAll(request_.selection)) {
     for (Unit& unit : units_) unit.rows = request_.want == Want::kAttend ? 0 : zone_.rows();
   }
   if (attends_all()) {
     RETURN_IF_ERROR(RunAttendAll(pool));
-  } else if (request_.select != Select::kAll) {
+  } else if (!select::IsAll(request_.selection)) {
     RETURN_IF_ERROR(RunSelect(pool));
   } else if (request_.measure_mass) {
     RETURN_IF_ERROR(ForEachUnit(pool, 0, request_.tokens, [&](int64_t token, int32_t h) {
       return ZoneLse(ParamsOf(token, h, pool), units_[token * shape.kv_heads + h].zone_lse);
     }));
   }
-  if (request_.select == Select::kAll || attends_all()) {
+  if (select::IsAll(request_.selection) || attends_all()) {
     statistics_.candidates = request_.tokens * shape.kv_heads * zone_.rows();
     statistics_.rows = statistics_.candidates;
   }
@@ -429,7 +420,7 @@ absl::Status QueryReply::FillRows(Piece& piece, int64_t first_row) const {
   const HeadRows& rows = *heads_[piece.kv_head.value()];
   piece.ids.resize(n);
   if (wants_scores()) piece.scores.resize(static_cast<size_t>(group * n));
-  if (request_.select == Select::kAll) {
+  if (select::IsAll(request_.selection)) {
     const RowRange range{zone_.begin + first_row, zone_.begin + first_row + n};
     for (int64_t j = 0; j < n; ++j) piece.ids[j] = range.begin + j;
     if (wants_scores()) {

@@ -61,7 +61,8 @@ class QueryReply : public Reply {
   bool attends_all() const;
   // What the true query will want to know of the zone's other rows travels with the candidates.
   bool sends_rest() const {
-    return request_.speculative && request_.want == Want::kRows && request_.select == Select::kTopK;
+    return request_.speculative && request_.want == Want::kRows &&
+           std::holds_alternative<select::TopK>(request_.selection);
   }
   bool wants_scores() const {
     return request_.want == Want::kIds || request_.want == Want::kValues;

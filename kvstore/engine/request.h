@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "common/selection.h"
 
 namespace carrel::kvstore {
 
@@ -42,21 +43,13 @@ struct OpenRequest {
   Deadline deadline = kNoDeadline;
 };
 
-// kRange: rows whose score is at most `range` below the best of a q head. kMass: the best rows
-// until every q head of the group has the share `mass` of its softmax over the zone, as estimated.
-enum class Select : uint8_t { kTopK = 0, kAll = 1, kRange = 2, kMass = 3 };
 enum class Want : uint8_t { kIds = 0, kRows = 1, kValues = 2, kAttend = 3 };
 
 struct QueryRequest {
   Layer layer;
   int64_t tokens = 0;
   std::vector<float> queries;  // [tokens, q_heads, head_dim]
-  Select select = Select::kTopK;
-  int64_t top_k = 0;                // kTopK
-  std::vector<int64_t> head_top_k;  // kTopK: [kv_heads], each 1 .. top_k; empty: top_k of each
-  float range = 0;                  // kRange
-  float mass = 0;                   // kMass
-  int64_t max_rows = 0;             // kRange, kMass: of a KV head; 0: the engine's max_top_k
+  select::Selection selection = select::TopK();
   Want want = Want::kIds;
   bool speculative = false;
   uint64_t among_candidates_of = 0;  // 0: none

@@ -50,7 +50,7 @@ struct Qualified {
   bool complete = false;
 };
 
-Qualified QualifyByRange(const SelectParams& p, const SearchResult& found) {
+Qualified QualifyByRange(const SelectParams& p, float below, const SearchResult& found) {
   const auto rows = static_cast<int64_t>(found.ids.size());
   const int64_t group = p.context->shape().group();
   Qualified qualified;
@@ -64,7 +64,7 @@ Qualified QualifyByRange(const SelectParams& p, const SearchResult& found) {
   std::vector<char> in(static_cast<size_t>(rows), 0);
   for (int64_t h = 0; h < group; ++h) {
     const float* scores = found.scores.data() + h * rows;
-    const float least = *std::max_element(scores, scores + rows) - p.range;
+    const float least = *std::max_element(scores, scores + rows) - below;
     for (int64_t j = 0; j < rows; ++j) in[static_cast<size_t>(j)] |= scores[j] >= least;
     if (last > least - found.zone_lse[static_cast<size_t>(h)]) qualified.complete = false;
   }
@@ -74,7 +74,7 @@ Qualified QualifyByRange(const SelectParams& p, const SearchResult& found) {
   return qualified;
 }
 
-Qualified QualifyByMass(const SelectParams& p, const SearchResult& found) {
+Qualified QualifyByMass(const SelectParams& p, float share, const SearchResult& found) {
   const auto rows = static_cast<int64_t>(found.ids.size());
   Qualified qualified;
   int64_t needed = 0;
@@ -83,11 +83,11 @@ Qualified QualifyByMass(const SelectParams& p, const SearchResult& found) {
     const float lse = found.zone_lse[static_cast<size_t>(h)];
     double mass = 0;
     int64_t j = 0;
-    while (j < rows && mass < p.mass) {
+    while (j < rows && mass < share) {
       mass += std::exp(double{found.scores[static_cast<size_t>(h * rows + j++)]} - lse);
     }
     // What rounding leaves to the whole is no reason to read on.
-    if (mass < p.mass - 1e-6) qualified.complete = false;
+    if (mass < share - 1e-6) qualified.complete = false;
     needed = std::max(needed, j);
   }
   for (int64_t j = 0; j < needed; ++j) qualified.rows.push_back(j);
@@ -105,11 +105,11 @@ void BoundByLast(const float* scores, int64_t group, int64_t rows, const float* 
 }
 
 // Rows within range of the best were kept of those found: others that were found score lower.
-void BoundByRange(const SelectParams& p, const SearchResult& found, std::vector<float>& bound) {
+void BoundByRange(float below, const SearchResult& found, std::vector<float>& bound) {
   const auto rows = static_cast<int64_t>(found.ids.size());
   for (size_t h = 0; h < bound.size(); ++h) {
     const float* scores = found.scores.data() + static_cast<int64_t>(h) * rows;
-    bound[h] = std::max(bound[h], *std::max_element(scores, scores + rows) - p.range);
+    bound[h] = std::max(bound[h], *std::max_element(scores, scores + rows) - below);
   }
 }
 
@@ -137,28 +137,30 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
     return absl::OkStatus();
   }
   SearchResult result;
-  if (p.select == Select::kTopK) {
-    RETURN_IF_ERROR(Search(p, std::min(p.top_k, zone), result));
+  if (const auto* top_k = std::get_if<select::TopK>(p.selection)) {
+    RETURN_IF_ERROR(Search(p, std::min(top_k->Of(p.kv_head), zone), result));
     BoundByLast(result.scores.data(), group, static_cast<int64_t>(result.ids.size()),
                 result.zone_lse.data(), selected.bound);
     selected.ids = std::move(result.ids);
     selected.scores = std::move(result.scores);
   } else {
-    const int64_t most = std::min(p.max_rows, zone);
+    const auto* const range = std::get_if<select::Range>(p.selection);
+    const int64_t most = select::MostRows(*p.selection, zone);
     for (int64_t top_k = std::min(most, kFirstRows);; top_k = std::min(most, top_k * kMoreRows)) {
       RETURN_IF_ERROR(Search(p, top_k, result));
       selected.visited += result.visited;
       const Qualified qualified =
-          p.select == Select::kRange ? QualifyByRange(p, result) : QualifyByMass(p, result);
+          range != nullptr ? QualifyByRange(p, range->below, result)
+                           : QualifyByMass(p, std::get<select::Mass>(*p.selection).share, result);
       if (!qualified.complete && top_k < most) continue;
       Keep(result, group, qualified.rows, selected);
-      if (p.select == Select::kMass) {
+      if (range == nullptr) {
         BoundByLast(selected.scores.data(), group, static_cast<int64_t>(selected.ids.size()),
                     result.zone_lse.data(), selected.bound);
       } else {
         BoundByLast(result.scores.data(), group, static_cast<int64_t>(result.ids.size()),
                     result.zone_lse.data(), selected.bound);
-        BoundByRange(p, result, selected.bound);
+        BoundByRange(range->below, result, selected.bound);
       }
       break;
     }
@@ -225,9 +227,10 @@ absl::Status SelectAmong(const SelectParams& p, const Candidates& among, Selecte
     base[h] = more + std::log1p(std::exp(less - more));
   }
   kernels::GroupScore(scratch.scores.data(), group, n, n, base.data(), scratch.group_scores.data());
-  scratch.ids.resize(std::min(p.top_k, n));
-  const int64_t kept = kernels::TopK(scratch.group_scores.data(), n, p.top_k < n ? p.top_k : n,
-                                     scratch.ids.data(), scratch.topk);
+  const int64_t wanted = std::min(std::get<select::TopK>(*p.selection).Of(p.kv_head), n);
+  scratch.ids.resize(wanted);
+  const int64_t kept =
+      kernels::TopK(scratch.group_scores.data(), n, wanted, scratch.ids.data(), scratch.topk);
   selected.ids.resize(kept);
   selected.scores.resize(static_cast<size_t>(group * kept));
   for (int64_t j = 0; j < kept; ++j) {

@@ -28,11 +28,8 @@ struct SelectParams {
   Layer layer;
   KvHead kv_head;
   RowRange zone;
-  const float* queries = nullptr;  // [group, head_dim]
-  Select select = Select::kTopK;   // not kAll
-  int64_t top_k = 0;
-  float range = 0, mass = 0;
-  int64_t max_rows = 0;  // range, mass: >= 1
+  const float* queries = nullptr;                // [group, head_dim]
+  const select::Selection* selection = nullptr;  // not All; max_rows >= 1
   int64_t effort = 0;
   const float* zone_scores = nullptr;  // as SearchRequest's
   ThreadPool* pool = nullptr;          // likewise

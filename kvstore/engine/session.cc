@@ -43,7 +43,8 @@ class Finder {
 };
 
 int64_t BytesOf(const QueryRequest& request) {
-  int64_t numbers = static_cast<int64_t>(request.head_top_k.size());
+  const auto* top_k = std::get_if<select::TopK>(&request.selection);
+  int64_t numbers = top_k == nullptr ? 0 : static_cast<int64_t>(top_k->of_head.size());
   for (const auto& held : request.held) numbers += static_cast<int64_t>(held.size());
   return numbers * 8 + static_cast<int64_t>(request.queries.size()) * 4;
 }
@@ -143,7 +144,8 @@ void Session::Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candid
 
 absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest request,
                                               Done done) {
-  if (request.max_rows == 0) request.max_rows = config_.max_top_k;
+  if (int64_t* max_rows = select::MaxRows(request.selection); max_rows && *max_rows == 0)
+    *max_rows = config_.max_top_k;
   RETURN_IF_ERROR(ValidateQuery(request, *context_, config_));
   std::shared_ptr<CandidateSet> among, found;
   if (request.among_candidates_of != 0) {

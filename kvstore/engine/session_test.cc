@@ -61,13 +61,12 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
     queries_ = context_->Queries(kQueryTokens, seed_ + 1);
   }
 
-  QueryRequest Request(Select select, int64_t top_k, Want want) const {
+  QueryRequest Request(const select::Selection& selection, Want want) const {
     QueryRequest request;
     request.layer = Layer(1);
     request.tokens = kQueryTokens;
     request.queries = queries_;
-    request.select = select;
-    request.top_k = top_k;
+    request.selection = selection;
     request.want = want;
     return request;
   }
@@ -91,13 +90,11 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
     const int64_t first_q_head = head.value() * shape().group();
     std::vector<Position> ranked =
         context_->Ranked(request.layer, head, QueryOf(token, first_q_head), zone_);
-    if (request.select == Select::kAll) {
+    if (select::IsAll(request.selection)) {
       std::sort(ranked.begin(), ranked.end());
       return ranked;
     }
-    const int64_t top_k = request.head_top_k.empty()
-                              ? request.top_k
-                              : request.head_top_k[static_cast<size_t>(head.value())];
+    const int64_t top_k = std::get<select::TopK>(request.selection).Of(head);
     if (GetParam().kind == IndexKind::kFlat || top_k >= zone_.rows()) {
       if (top_k < zone_.rows()) ranked.resize(static_cast<size_t>(top_k));
       return ranked;
@@ -200,8 +197,9 @@ class SessionTest : public testing::TestWithParam<SessionCase> {
 };
 
 TEST_P(SessionTest, HeldRows_DoNotTravel) {
-  for (const Select select : {Select::kTopK, Select::kAll}) {
-    QueryRequest request = Request(select, select == Select::kTopK ? 20 : 0, Want::kRows);
+  for (const select::Selection& selection :
+       {select::Selection(select::TopK{20}), select::Selection(select::All())}) {
+    QueryRequest request = Request(selection, Want::kRows);
     request.held.resize(static_cast<size_t>(shape().kv_heads));
     for (Position id = 0; id < context_->spec().tokens; id += 2) request.held[0].push_back(id);
     request.held.back().push_back(std::min(zone_.begin, context_->spec().tokens - 1));
@@ -212,7 +210,7 @@ TEST_P(SessionTest, HeldRows_DoNotTravel) {
       }
     }
   }
-  QueryRequest request = Request(Select::kTopK, 20, Want::kValues);
+  QueryRequest request = Request(select::TopK{20}, Want::kValues);
   request.held.resize(static_cast<size_t>(shape().kv_heads));
   EXPECT_THAT(AskAndCollect(*session_, ++last_id_, request),
               StatusIs(StatusCode::kInvalidArgument, "need want ROWS"));
@@ -225,17 +223,16 @@ TEST_P(SessionTest, HeldRows_DoNotTravel) {
 TEST_P(SessionTest, RangeAndMass_SelectWhatTheirDefinitionsSay) {
   const int64_t group = shape().group();
   const std::vector<float> queries = context_->Queries(1, seed_ + 7, 3);
-  for (const Select select : {Select::kRange, Select::kMass}) {
+  for (const bool by_range : {true, false}) {
     for (const float bound : {0.05f, 0.5f, 0.9f, 1.0f}) {
       QueryRequest request;
       request.layer = Layer(1);
       request.tokens = 1;
       request.queries = queries;
-      request.select = select;
-      request.range = select == Select::kRange ? 8 * bound : 0;
-      request.mass = select == Select::kMass ? bound : 0;
+      if (by_range) request.selection = select::Range{8 * bound};
+      if (!by_range) request.selection = select::Mass{bound};
       request.want = Want::kIds;
-      SCOPED_TRACE(absl::StrCat("range=", request.range, " mass=", request.mass));
+      SCOPED_TRACE(absl::StrCat(by_range ? "range " : "mass ", bound));
       const auto answer = AskAndCollect(*session_, 1, request);
       CARREL_ASSERT_OK(answer);
       int64_t rows = 0;
@@ -262,22 +259,22 @@ TEST_P(SessionTest, RangeAndMass_SelectWhatTheirDefinitionsSay) {
             all += weight;
             if (found.contains(row)) kept += weight;
             if (found.contains(row) && row != ids.back()) but_last += weight;
-            if (select == Select::kRange && scores[j] > best - request.range + 1e-4) {
+            if (by_range && scores[j] > best - 8 * bound + 1e-4) {
               EXPECT_TRUE(found.contains(row)) << "row " << row << " of head " << h;
             }
           }
-          if (select == Select::kMass) {
-            EXPECT_GE(kept / all, request.mass - 1e-4);
+          if (!by_range) {
+            EXPECT_GE(kept / all, bound - 1e-4);
           }
           least_mass.push_back(but_last / all);
         }
-        if (select == Select::kMass && ids.size() > 1) {  // and no row more than that
-          EXPECT_LT(*std::min_element(least_mass.begin(), least_mass.end()), request.mass + 1e-4);
+        if (!by_range && ids.size() > 1) {  // and no row more than that
+          EXPECT_LT(*std::min_element(least_mass.begin(), least_mass.end()), bound + 1e-4);
         }
       }
       EXPECT_EQ(answer->statistics.rows, rows);
       // Attention over what is selected, and never more rows than allowed.
-      request.max_rows = 7;
+      *select::MaxRows(request.selection) = 7;
       const auto bounded = AskAndCollect(*session_, 2, request);
       CARREL_ASSERT_OK(bounded);
       for (const CollectedHead& head : bounded->heads) EXPECT_LE(head.ids.size(), 7u);
@@ -291,23 +288,19 @@ TEST_P(SessionTest, RangeAndMass_OutOfBounds_AreRefused) {
   request.tokens = 1;
   request.queries = context_->Queries(1, 5);
   request.want = Want::kIds;
-  const auto refused = [&](Select select, float range, float mass, int64_t max_rows,
-                           const char* what) {
-    request.select = select;
-    request.range = range;
-    request.mass = mass;
-    request.max_rows = max_rows;
+  const auto refused = [&](const select::Selection& selection, const char* what) {
+    request.selection = selection;
     EXPECT_THAT(AskAndCollect(*session_, 1, request),
                 StatusIs(absl::StatusCode::kInvalidArgument, what));
   };
-  refused(Select::kRange, 0, 0, 0, "range=0 is not a positive number");
-  refused(Select::kRange, -1, 0, 0, "range=-1");
-  refused(Select::kRange, INFINITY, 0, 0, "range=inf");
-  refused(Select::kMass, 0, 0, 0, "mass=0 is outside (0, 1]");
-  refused(Select::kMass, 0, 1.5f, 0, "mass=1.5");
-  refused(Select::kMass, 0, NAN, 0, "mass=nan");
-  refused(Select::kMass, 0, 0.5f, -1, "max_rows=-1 is outside");
-  refused(Select::kMass, 0, 0.5f, int64_t{1} << 40, "max_rows=1099511627776 is outside");
+  refused(select::Range{0, 0}, "range=0 is not a positive number");
+  refused(select::Range{-1, 0}, "range=-1");
+  refused(select::Range{INFINITY, 0}, "range=inf");
+  refused(select::Mass{0, 0}, "mass=0 is outside (0, 1]");
+  refused(select::Mass{1.5f, 0}, "mass=1.5");
+  refused(select::Mass{NAN, 0}, "mass=nan");
+  refused(select::Mass{0.5f, -1}, "max_rows=-1 is outside");
+  refused(select::Mass{0.5f, int64_t{1} << 40}, "max_rows=1099511627776 is outside");
 }
 
 TEST_P(SessionTest, EveryWantAndSelect_EqualsPlainLoops) {
@@ -316,7 +309,8 @@ TEST_P(SessionTest, EveryWantAndSelect_EqualsPlainLoops) {
       for (bool mass : {false, true}) {
         if (top_k == 0) continue;  // an empty zone's size
         SCOPED_TRACE(absl::StrCat("want=", int(want), " top_k=", top_k, " mass=", mass));
-        QueryRequest request = Request(top_k < 0 ? Select::kAll : Select::kTopK, top_k, want);
+        QueryRequest request = Request(select::TopK{top_k}, want);
+        if (top_k < 0) request.selection = select::All();
         request.measure_mass = mass;
         const Collected answer = Answer(request);
         for (int64_t token = 0; token < kQueryTokens; ++token) {
@@ -339,9 +333,9 @@ TEST_P(SessionTest, EveryWantAndSelect_EqualsPlainLoops) {
 TEST_P(SessionTest, RowsPerHead_EachHeadGetsItsOwn) {
   for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
     SCOPED_TRACE(absl::StrCat("want=", int(want)));
-    QueryRequest request = Request(Select::kTopK, 23, want);
+    QueryRequest request = Request(select::TopK{23}, want);
     for (int32_t h = 0; h < shape().kv_heads; ++h)
-      request.head_top_k.push_back(h == 0 ? 23 : 2 + h);
+      std::get<select::TopK>(request.selection).of_head.push_back(h == 0 ? 23 : 2 + h);
     const Collected answer = Answer(request);
     for (int64_t token = 0; token < kQueryTokens; ++token) {
       for (int32_t h = 0; h < shape().kv_heads; ++h) {
@@ -352,8 +346,8 @@ TEST_P(SessionTest, RowsPerHead_EachHeadGetsItsOwn) {
 }
 
 TEST_P(SessionTest, AttendOverAll_EqualsAttentionOverRowsOfAll) {
-  const Collected rows = Answer(Request(Select::kAll, 0, Want::kRows));
-  const Collected attended = Answer(Request(Select::kAll, 0, Want::kAttend));
+  const Collected rows = Answer(Request(select::All(), Want::kRows));
+  const Collected attended = Answer(Request(select::All(), Want::kAttend));
   for (size_t unit = 0; unit < rows.heads.size(); ++unit) {
     const KvHead head(static_cast<int32_t>(unit % shape().kv_heads));
     for (int64_t h = 0; h < shape().group(); ++h) {
@@ -370,7 +364,7 @@ TEST_P(SessionTest, AttendOverAll_EqualsAttentionOverRowsOfAll) {
 
 TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
   if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
-  QueryRequest ahead = Request(Select::kTopK, 40, Want::kIds);
+  QueryRequest ahead = Request(select::TopK{40}, Want::kIds);
   ahead.queries = context_->Queries(kQueryTokens, seed_ + 2);  // another direction: a bad guess
   const Collected ahead_ids = Answer(ahead);
   ahead.speculative = true;
@@ -378,7 +372,7 @@ TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
   const uint64_t ahead_id = last_id_;
   for (const CollectedHead& head : kept.heads) EXPECT_TRUE(head.ids.empty());
 
-  QueryRequest request = Request(Select::kTopK, 10, Want::kValues);
+  QueryRequest request = Request(select::TopK{10}, Want::kValues);
   request.among_candidates_of = ahead_id;
   for (int twice = 0; twice < 2; ++twice) {
     const Collected answer = Answer(request);
@@ -452,9 +446,9 @@ TEST_P(SessionTest, CandidatesAskedAhead_TrueQueryChoosesAmongThem) {
 TEST_P(SessionTest, CandidatesOfTheSameQuery_GiveItsOwnBestRows) {
   if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
   if (GetParam().kind != IndexKind::kFlat) GTEST_SKIP() << "searches for 10 and for 40 differ";
-  QueryRequest request = Request(Select::kTopK, 10, Want::kValues);
+  QueryRequest request = Request(select::TopK{10}, Want::kValues);
   const Collected direct = Answer(request);
-  QueryRequest ahead = Request(Select::kTopK, 40, Want::kIds);
+  QueryRequest ahead = Request(select::TopK{40}, Want::kIds);
   ahead.speculative = true;
   Answer(ahead);
   request.among_candidates_of = last_id_;
@@ -467,7 +461,7 @@ TEST_P(SessionTest, CandidatesOfTheSameQuery_GiveItsOwnBestRows) {
 
 TEST_P(SessionTest, SpeculativeRowsThatMeasureMass_HaveBoth) {
   if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
-  QueryRequest ahead = Request(Select::kTopK, 30, Want::kRows);
+  QueryRequest ahead = Request(select::TopK{30}, Want::kRows);
   ahead.speculative = true;
   const Collected plain = Answer(ahead);
   ahead.measure_mass = true;
@@ -485,7 +479,7 @@ TEST_P(SessionTest, SpeculativeRowsThatMeasureMass_HaveBoth) {
 // Candidates that travel come with what the zone's other rows weigh, once for each token and head.
 TEST_P(SessionTest, SpeculativeRows_SayWhatTheOthersWeigh) {
   if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
-  QueryRequest ahead = Request(Select::kTopK, 30, Want::kRows);
+  QueryRequest ahead = Request(select::TopK{30}, Want::kRows);
   for (const CollectedHead& head : Answer(ahead).heads) EXPECT_TRUE(head.rest.empty());
   ahead.speculative = true;
   const Collected found = Answer(ahead);
@@ -523,12 +517,12 @@ TEST_P(SessionTest, CandidatesOfANearbyQuery_LoseFewOfItsBestRows) {
   if (GetParam().kind != IndexKind::kFlat) GTEST_SKIP() << "searches for 40 and for 80 differ";
   int64_t held = 0, lost = 0;
   for (uint64_t round = 0; round < 30; ++round) {
-    QueryRequest request = Request(Select::kTopK, 40, Want::kIds);
+    QueryRequest request = Request(select::TopK{40}, Want::kIds);
     request.queries = context_->Queries(kQueryTokens, seed_ + 100 + 2 * round);
     const std::vector<float> off = context_->Queries(kQueryTokens, seed_ + 101 + 2 * round);
     QueryRequest ahead = request;
     for (size_t i = 0; i < off.size(); ++i) ahead.queries[i] += 0.5f * off[i];
-    ahead.top_k = 80;
+    ahead.selection = select::TopK{80};
     const Collected found = Answer(ahead);
     ahead.speculative = true;
     Answer(ahead);
@@ -554,10 +548,10 @@ TEST_P(SessionTest, CandidatesOfANearbyQuery_LoseFewOfItsBestRows) {
 
 TEST_P(SessionTest, MoreThanTheCandidates_GivesAllOfThem) {
   if (zone_.rows() == 0) GTEST_SKIP() << "no candidates in an empty zone";
-  QueryRequest ahead = Request(Select::kTopK, 5, Want::kIds);
+  QueryRequest ahead = Request(select::TopK{5}, Want::kIds);
   ahead.speculative = true;
   Answer(ahead);
-  QueryRequest request = Request(Select::kTopK, 700, Want::kAttend);
+  QueryRequest request = Request(select::TopK{700}, Want::kAttend);
   request.among_candidates_of = last_id_;
   const Collected attended = Answer(request);
   request.want = Want::kIds;
@@ -611,8 +605,9 @@ TEST_P(SessionTest, FetchRows_GivesWhatIsStoredInTheOrderAsked) {
 
 TEST_P(SessionTest, SmallParts_JoinToTheSameReply) {
   for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
-    for (Select select : {Select::kTopK, Select::kAll}) {
-      const QueryRequest request = Request(select, 300, want);
+    for (const select::Selection& selection :
+         {select::Selection(select::TopK{300}), select::Selection(select::All())}) {
+      const QueryRequest request = Request(selection, want);
       std::vector<Collected> answers;
       for (int64_t part_bytes : {int64_t{1}, int64_t{4096}, int64_t{1} << 30}) {
         const auto reply = Ask(*session_, ++last_id_, request);
@@ -652,7 +647,7 @@ TEST(AttendAll, SpansAndThreads_ChangeNoBit) {
   QueryRequest request;
   request.tokens = 2;
   request.queries = context.Queries(2, spec.seed + 1);
-  request.select = Select::kAll;
+  request.selection = select::All();
   request.want = Want::kAttend;
   std::vector<Collected> answers;
   for (int32_t threads : {1, 2, 5}) {

@@ -29,43 +29,15 @@ absl::Status CheckLayer(const Complaint& refuse) {
   return refuse("layer=", refuse.layer.value(), " is outside [0, ", layers, ")");
 }
 
-absl::Status CheckSelect(const QueryRequest& r, const OpenContext& context,
-                         const EngineConfig& config, const Complaint& refuse) {
-  if (r.select == Select::kAll) {
-    if (r.speculative) return refuse("speculative needs top_k, not all");
-    if (r.among_candidates_of != 0) return refuse("among_candidates_of needs top_k, not all");
-    return absl::OkStatus();
-  }
-  if (r.select == Select::kRange || r.select == Select::kMass) {
-    if (r.among_candidates_of != 0) return refuse("among_candidates_of needs top_k");
-    if (r.max_rows < 1 || r.max_rows > config.max_top_k) {
-      return refuse("max_rows=", r.max_rows, " is outside [1, max_top_k=", config.max_top_k, "]");
-    }
-    if (r.select == Select::kRange && !(r.range > 0 && std::isfinite(r.range))) {
-      return refuse("range=", r.range, " is not a positive number");
-    }
-    if (r.select == Select::kMass && !(r.mass > 0 && r.mass <= 1)) {
-      return refuse("mass=", r.mass, " is outside (0, 1]");
-    }
-    return absl::OkStatus();
-  }
-  if (r.top_k < 1) return refuse("top_k=", r.top_k, " is less than 1");
-  if (r.top_k > config.max_top_k) {
-    return refuse("top_k=", r.top_k, " exceeds max_top_k=", config.max_top_k);
-  }
-  if (r.top_k > context.tokens()) {
-    return refuse("top_k=", r.top_k, " exceeds the context's tokens=", context.tokens());
-  }
-  if (r.head_top_k.empty()) return absl::OkStatus();
-  if (static_cast<int32_t>(r.head_top_k.size()) != context.shape().kv_heads) {
-    return refuse("head_top_k has ", r.head_top_k.size(), " values, the context ",
-                  context.shape().kv_heads, " KV heads");
-  }
-  for (size_t head = 0; head < r.head_top_k.size(); ++head) {
-    if (r.head_top_k[head] >= 1 && r.head_top_k[head] <= r.top_k) continue;
-    return refuse("head_top_k=", r.head_top_k[head], " of kv_head ", head,
-                  " is outside [1, top_k=", r.top_k, "]");
-  }
+absl::Status CheckSelection(const QueryRequest& r, const OpenContext& context,
+                            const EngineConfig& config, const Complaint& refuse) {
+  const absl::Status bounds = select::ValidateSelection(
+      r.selection, {config.max_top_k, context.tokens(), context.shape().kv_heads});
+  if (!bounds.ok()) return refuse(bounds.message());
+  if (std::holds_alternative<select::TopK>(r.selection)) return absl::OkStatus();
+  const char* const others = select::IsAll(r.selection) ? ", not all" : "";
+  if (r.speculative) return refuse("speculative needs top_k", others);
+  if (r.among_candidates_of != 0) return refuse("among_candidates_of needs top_k", others);
   return absl::OkStatus();
 }
 
@@ -88,7 +60,7 @@ absl::Status CheckEstimate(const QueryRequest& r, const OpenContext& context,
                            const Complaint& refuse) {
   if (!r.estimate) return absl::OkStatus();
   if (r.want != Want::kAttend) return refuse("estimate is part of partial attention: want ATTEND");
-  if (r.select == Select::kAll) return absl::OkStatus();  // nothing is left over
+  if (select::IsAll(r.selection)) return absl::OkStatus();  // nothing is left over
   return context.CheckSummaries();
 }
 
@@ -147,7 +119,7 @@ absl::Status ValidateQuery(const QueryRequest& r, const OpenContext& context,
   for (size_t i = 0; i < r.queries.size(); ++i) {
     if (!std::isfinite(r.queries[i])) return refuse("queries[", i, "] is ", r.queries[i]);
   }
-  RETURN_IF_ERROR(CheckSelect(r, context, config, refuse));
+  RETURN_IF_ERROR(CheckSelection(r, context, config, refuse));
   RETURN_IF_ERROR(CheckSpeculative(r, refuse));
   RETURN_IF_ERROR(CheckEstimate(r, context, refuse));
   RETURN_IF_ERROR(CheckHeld(r, context, refuse));

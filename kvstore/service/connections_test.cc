@@ -70,7 +70,7 @@ class ConnectionsTest : public testing::Test {
     request.layer = Layer(1);
     request.tokens = 1;
     request.queries = context.Queries(1, 7);
-    request.top_k = 5;
+    request.selection = select::TopK{5};
     request.want = Want::kAttend;
     ASSERT_TRUE(session.SendQuery(2, WireQuery(request, context.spec().shape)));
     EXPECT_TRUE(session.Receive(2).at(0).has_query());
@@ -219,7 +219,7 @@ TEST_F(ConnectionsTest, LargestRequestOfAContext_IsTaken) {
   request.layer = Layer(0);
   request.tokens = engine_config_.max_query_tokens;
   request.queries = context_->Queries(request.tokens, 3);
-  request.top_k = 3;
+  request.selection = select::TopK{3};
   request.want = Want::kRows;
   request.held.resize(static_cast<size_t>(context_->spec().shape.kv_heads));
   for (auto& held : request.held) {

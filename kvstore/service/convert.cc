@@ -151,30 +151,27 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
     return absl::InvalidArgumentError(
         absl::StrCat("query: ", parts..., Where(context, query.layer())));
   };
-  switch (query.select().select_case()) {
+  const v1::Select& select = query.select();
+  switch (select.select_case()) {
     case v1::Select::kTopK:
-      request.select = Select::kTopK;
-      request.top_k = query.select().top_k();
-      request.head_top_k.assign(query.head_top_k().begin(), query.head_top_k().end());
+      request.selection =
+          select::TopK{select.top_k(), {query.head_top_k().begin(), query.head_top_k().end()}};
       break;
     case v1::Select::kAll:
-      if (!query.select().all()) return refuse("select: all=false selects nothing");
-      request.select = Select::kAll;
+      if (!select.all()) return refuse("select: all=false selects nothing");
+      request.selection = select::All();
       break;
     case v1::Select::kRange:
-      request.select = Select::kRange;
-      request.range = query.select().range();
+      request.selection = select::Range{select.range(), select.max_rows()};
       break;
     case v1::Select::kMass:
-      request.select = Select::kMass;
-      request.mass = query.select().mass();
+      request.selection = select::Mass{select.mass(), select.max_rows()};
       break;
     default:
       return refuse("select is not given, expected top_k, all, range or mass");
   }
-  if (query.head_top_k_size() > 0 && request.select != Select::kTopK)
+  if (query.head_top_k_size() > 0 && select.select_case() != v1::Select::kTopK)
     return refuse("head_top_k shares out a top_k, and select has none");
-  request.max_rows = query.select().max_rows();
   switch (query.want()) {
     case v1::IDS:
       request.want = Want::kIds;

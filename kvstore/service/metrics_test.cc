@@ -115,10 +115,11 @@ TEST(MetricsTextTest, AnsweredAndRefusedRequests_AreCounted) {
   const std::string refused = "carrel_refusals_total{reason=\"sessions\"}";
   const std::string before = text();
   for (uint64_t id = 1; id <= 3; ++id) {
-    CARREL_ASSERT_OK(
-        Ask(**session, id,
-            QueryRequest{
-                .layer = Layer(1), .tokens = 1, .queries = context.Queries(1, id), .top_k = 7}));
+    CARREL_ASSERT_OK(Ask(**session, id,
+                         QueryRequest{.layer = Layer(1),
+                                      .tokens = 1,
+                                      .queries = context.Queries(1, id),
+                                      .selection = select::TopK{7}}));
   }
   EXPECT_THAT((*engine)->OpenSession(context.Opening()),
               StatusIs(StatusCode::kResourceExhausted, "max_sessions=1"));

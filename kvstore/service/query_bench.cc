@@ -54,8 +54,8 @@ void BM_Query(benchmark::State& state, Want want, bool in_process) {
   request.tokens = 1;
   request.queries = setup.context->Queries(1, 7);
   request.want = want;
-  request.select = state.range(1) == 0 ? Select::kAll : Select::kTopK;
-  request.top_k = state.range(1);
+  request.selection = select::TopK{state.range(1)};
+  if (state.range(1) == 0) request.selection = select::All();
   const v1::Query query = WireQuery(request, setup.context->spec().shape);
   uint64_t id = 1;
   int64_t bytes = 0, search_us = 0;

@@ -59,7 +59,7 @@ class ServerTest : public testing::Test {
     request.layer = Layer(1);
     request.tokens = tokens;
     request.queries = context_->Queries(tokens, seed);
-    request.top_k = 20;
+    request.selection = select::TopK{20};
     request.want = Want::kRows;
     return request;
   }
@@ -103,10 +103,10 @@ TEST_F(ServerTest, EveryWantAndSelect_TravelsAsTheEngineAnswers) {
     EXPECT_EQ(opened.limits().max_top_k(), config_.max_top_k);
     uint64_t id = 1;
     for (Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
-      for (Select select : {Select::kTopK, Select::kAll}) {
+      for (const bool all : {false, true}) {
         QueryRequest request = MakeQuery(seed_ + 1, 3);
         request.want = want;
-        request.select = select;
+        if (all) request.selection = select::All();
         request.measure_mass = want == Want::kAttend;
         if (want == Want::kRows) request.held = {{0, 5, 6, 300, 699}, {}};
         auto expected = AskAndCollect(**engine_session, ++id, request);
@@ -476,7 +476,7 @@ TEST_F(ServerTest, FlippedBit_IsDataLossNamingThePlaceAndTheSessionSurvives) {
   WireSession session(channel_);
   session.Open(context_->Opening());
   QueryRequest request = MakeQuery(2);
-  request.select = Select::kAll;
+  request.selection = select::All();
   request.want = Want::kAttend;
   ASSERT_TRUE(session.SendQuery(2, WireQuery(request, shape())));
   ASSERT_TRUE(session.SendFetch(3, Range(1, 0, 700)));
@@ -501,7 +501,7 @@ TEST_F(ServerTest, SixteenSessions_GetWhatEachGetsAlone) {
     std::mt19937_64 rng(seed_ + 100 * session + i);
     QueryRequest request = MakeQuery(rng(), 1 + rng() % 3);
     request.want = static_cast<Want>(rng() % 4);
-    request.select = rng() % 4 == 0 ? Select::kAll : Select::kTopK;
+    if (rng() % 4 == 0) request.selection = select::All();
     return request;
   };
   // Several requests in flight at a time.

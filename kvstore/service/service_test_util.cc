@@ -65,10 +65,10 @@ v1::Query WireQuery(const QueryRequest& request, const AttentionShape& shape) {
     query.mutable_queries()->add_shape(size);
   }
   query.mutable_queries()->set_data(request.queries.data(), request.queries.size() * 4);
-  if (request.select == Select::kAll) {
+  if (select::IsAll(request.selection)) {
     query.mutable_select()->set_all(true);
   } else {
-    query.mutable_select()->set_top_k(request.top_k);
+    query.mutable_select()->set_top_k(std::get<select::TopK>(request.selection).rows);
   }
   constexpr v1::Want kWants[] = {v1::IDS, v1::ROWS, v1::VALUES, v1::ATTEND};
   query.set_want(kWants[static_cast<int>(request.want)]);

@@ -75,10 +75,12 @@ void RunRequest(absl::string_view bytes) {
   static const std::vector<float> queries = Context().Queries(1, 5);
   const auto session = TheEngine().OpenSession(Context().Opening());
   CARREL_FUZZ_CHECK(session.ok());
-  (void)Ask(
-      **session, 7,
-      QueryRequest{
-          .layer = Layer(1), .tokens = 1, .queries = queries, .top_k = 5, .speculative = true});
+  (void)Ask(**session, 7,
+            QueryRequest{.layer = Layer(1),
+                         .tokens = 1,
+                         .queries = queries,
+                         .selection = select::TopK{5},
+                         .speculative = true});
   if (request.has_query()) {
     AskIfValid(**session, request.request_id(), FromWire(request.query(), *(*session)->context()));
   } else if (request.has_fetch_rows()) {

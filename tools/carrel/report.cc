@@ -74,12 +74,13 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
   nlohmann::json layers = nlohmann::json::array();
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
+    const int64_t top_k = select::TopKRows(layer.selection);
     nlohmann::json json = {
         {"layer", i},
         {"tokens", layer.tokens},
-        {"top_k", layer.top_k < 0                       ? nlohmann::json("all")
-                  : layer.top_k == decoder::kAsSelected ? nlohmann::json("as selected")
-                                                        : nlohmann::json(layer.top_k)},
+        {"top_k", top_k > 0                        ? nlohmann::json(top_k)
+                  : select::IsAll(layer.selection) ? nlohmann::json("all")
+                                                   : nlohmann::json("as selected")},
         {"rows_attended", layer.rows_attended},
         {"estimated", layer.estimated},
         {"candidates", layer.candidates},
@@ -126,11 +127,12 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
   table += "   (per token)\n";
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
+    const int64_t top_k = select::TopKRows(layer.selection);
     absl::StrAppendFormat(
         &table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i,
-        layer.top_k < 0                       ? "all"
-        : layer.top_k == decoder::kAsSelected ? "-"
-                                              : absl::StrCat(layer.top_k),
+        top_k > 0                        ? absl::StrCat(top_k)
+        : select::IsAll(layer.selection) ? "all"
+                                         : "-",
         PerToken(static_cast<double>(layer.candidates), layer.tokens),
         PerToken(static_cast<double>(layer.rows_attended), layer.tokens),
         PerToken(layer.exposed_wait_us, layer.tokens),

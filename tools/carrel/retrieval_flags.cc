@@ -87,7 +87,7 @@ void RetrievalFlags::DeclareSelectionLab(CLI::App& command) {
       ->excludes(command.get_option("--fidelity"))
       ->excludes(command.get_option("--target-error"))
       ->excludes(command.get_option("--top-k"));
-  command.add_option("--max-rows", config.max_rows,
+  command.add_option("--max-rows", max_rows,
                      "range, mass: bound on the rows per KV head; 0: the store's");
   command
       .add_option("--estimate", estimate,
@@ -182,17 +182,26 @@ absl::Status RetrievalFlags::ResolveSelect() {
     return absl::InvalidArgumentError(
         "fidelity, target-error, top-k and select each say which rows are attended: give one");
   }
-  if (select.has_value()) return decoder::ParseSelect(*select, config);
-  if (top_k.has_value()) {
-    ASSIGN_OR_RETURN(config.top_k, decoder::ParseTopK(*top_k));
-    return absl::OkStatus();
+  bool bounded = max_rows == 0;
+  if (select.has_value() || top_k.has_value()) {
+    ASSIGN_OR_RETURN(select::Selection selection, select.has_value()
+                                                      ? decoder::ParseSelection(*select)
+                                                      : decoder::ParseTopK(*top_k));
+    if (int64_t* const bound = select::MaxRows(selection)) {
+      *bound = max_rows;
+      bounded = true;
+    }
+    config.selection = std::move(selection);
+  } else {
+    ASSIGN_OR_RETURN(const decoder::Fidelity named,
+                     decoder::ParseFidelity(fidelity.value_or("balanced")));
+    decoder::FidelityOptions options{target_error.value_or(decoder::TargetError(named))};
+    if (given == 0) options.or_top_k = decoder::kUsualTopK;
+    config.selection = options;
   }
-  config.select = decoder::Select::kFidelity;
-  config.or_top_k = given == 0;
-  ASSIGN_OR_RETURN(const decoder::Fidelity named,
-                   decoder::ParseFidelity(fidelity.value_or("balanced")));
-  config.target_error = target_error.value_or(decoder::TargetError(named));
-  return absl::OkStatus();
+  if (bounded) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "max_rows=", max_rows, " bounds range and mass, in [0, infinity); top-k is its own bound"));
 }
 
 absl::Status RetrievalFlags::Resolve() {
@@ -254,12 +263,14 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
   RETURN_IF_ERROR(ResolveZone(has_context));
   ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
   // With positions given by attention all of a long context would share few of them.
-  const bool none =
-      config.rope == model::Rope::kInfiniteHip || config.select == decoder::Select::kFidelity;
+  auto* const by_fidelity = std::get_if<decoder::FidelityOptions>(&config.selection);
+  const bool none = config.rope == model::Rope::kInfiniteHip || by_fidelity != nullptr;
   const int32_t usual = decoder::RetrievalConfig().dense_layers;
   config.dense_layers = dense_layers.value_or(none ? 0 : usual);
-  config.or_dense_layers =
-      dense_layers.value_or(config.rope == model::Rope::kInfiniteHip ? 0 : usual);
+  if (by_fidelity != nullptr) {
+    by_fidelity->or_dense_layers =
+        dense_layers.value_or(config.rope == model::Rope::kInfiniteHip ? 0 : usual);
+  }
   ASSIGN_OR_RETURN(config.budget, decoder::ParseBudget(budget));
   ASSIGN_OR_RETURN(config.prefetch, decoder::ParsePrefetch(prefetch));
   ASSIGN_OR_RETURN(config.want, decoder::ParseWant(want));

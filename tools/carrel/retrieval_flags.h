@@ -37,6 +37,7 @@ struct RetrievalFlags {
   std::optional<double> target_error;   // instead of fidelity
   std::optional<std::string> top_k;     // instead of fidelity
   std::optional<std::string> select;    // instead of fidelity
+  int64_t max_rows = 0;                 // of select
   std::string estimate = "auto";
   std::string budget = "uniform";
   std::string prefetch = "off";

@@ -26,7 +26,7 @@ struct BankStatistics {
   int64_t slots = 0;       // per KV head; 0: rows are read where they lie
   int64_t wanted = 0;      // rows that tokens attended to, or that the store selected
   int64_t hits = 0;        // of them, in the bank already
-  int64_t ahead = 0;       // rows asked for ahead, with approximate queries
+  int64_t ahead = 0;       // rows asked for ahead, with predicted queries
   int64_t ahead_hits = 0;  // of them, in the bank already
   int64_t expected = 0;    // rows attended by tokens whose rows were asked for ahead
   int64_t foreseen = 0;    // of them, asked for ahead

@@ -21,7 +21,7 @@ namespace carrel::library {
 namespace {
 
 using decoder::HeadCodes;
-using decoder::HeadRows;
+using decoder::HeadView;
 
 // The directions by which the index itself hashes a query, and those of which it makes keys again, with
 // the signs of the keys (kvstore/index/code/code.h).
@@ -83,7 +83,7 @@ class MappedRows final : public decoder::HostRows {
   }
 
   int64_t tokens() const override { return static_cast<int64_t>(context_->manifest().tokens()); }
-  const HeadRows& At(Layer layer, KvHead head) const override { return heads_[Index(layer, head)]; }
+  const HeadView& At(Layer layer, KvHead head) const override { return heads_[Index(layer, head)]; }
   bool has_summaries() const override { return context_->manifest().summary_rows() > 0; }
   absl::Status EstimateRest(const decoder::RestRequest& request) const override {
     const size_t i = Index(request.layer, request.head);
@@ -148,7 +148,7 @@ class MappedRows final : public decoder::HostRows {
     ASSIGN_OR_RETURN(kvstore::Rows v, kvstore::Rows::OpenValues(*context_, layer, head));
     RETURN_IF_ERROR(k.Verify({0, k.count()}));
     RETURN_IF_ERROR(v.Verify({0, v.count()}));
-    HeadRows& rows = heads_[static_cast<size_t>(i)];
+    HeadView& rows = heads_[static_cast<size_t>(i)];
     rows.segment_rows = static_cast<int64_t>(context_->manifest().segment_tokens());
     rows.row_bytes = k.row_bytes();
     for (Position at = 0; at < k.count(); at += rows.segment_rows) {
@@ -169,7 +169,7 @@ class MappedRows final : public decoder::HostRows {
   const std::shared_ptr<const kvstore::StoredContext> context_;
   const int64_t layers_, kv_heads_;
   int64_t changes_ = 0;                        // of the context's files, before they were read
-  std::vector<HeadRows> heads_;                // [layers, kv_heads]
+  std::vector<HeadView> heads_;                // [layers, kv_heads]
   std::vector<kvstore::Summaries> summaries_;  // [layers, kv_heads], where there are any
   std::vector<kvstore::Rows> mapped_;          // K and V of each: they pin what heads_ points into
 };

@@ -43,7 +43,7 @@ class Backend {
     return ProjectQkv(layer, hidden, {{first_position, n}}, q, k, v);
   }
 
-  // q alone: with the hidden state that enters an *earlier* layer this is the approximate query that
+  // q alone: with the hidden state that enters an *earlier* layer this is the predicted query that
   // asks ahead (docs/decisions/026).
   virtual absl::Status ProjectQuery(Layer layer, const float* hidden, int64_t n,
                                     Position first_position, float* q) = 0;

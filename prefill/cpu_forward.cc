@@ -96,14 +96,14 @@ class CpuForward final : public LayerForward {
     const auto n = static_cast<int64_t>(drift_positions_.size());
     const int64_t width = int64_t{shape_.q_heads} * shape_.head_dim;
     // Only their difference before RoPE counts, so they may stand anywhere, if at the same places.
-    std::vector<float> q(static_cast<size_t>(n * width)), guess(q.size());
+    std::vector<float> q(static_cast<size_t>(n * width)), predicted_q(q.size());
     RETURN_IF_ERROR(backend_->ProjectQuery(layer, before_.data(), n, 0, q.data()));
-    RETURN_IF_ERROR(backend_->ProjectQuery(layer, entering.data(), n, 0, guess.data()));
+    RETURN_IF_ERROR(backend_->ProjectQuery(layer, entering.data(), n, 0, predicted_q.data()));
     std::vector<float> drift(static_cast<size_t>(width)), scratch(2 * drift.size());
     int64_t tokens = 0;
     kernels::QueryDriftParams params;
     params.q = q.data();
-    params.guess = guess.data();
+    params.predicted_q = predicted_q.data();
     params.n = n;
     params.heads = shape_.q_heads;
     params.head_dim = shape_.head_dim;

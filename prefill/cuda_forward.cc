@@ -93,7 +93,7 @@ class CudaForward final : public LayerForward {
     for (DeviceBuffer<float>& before : before_) {
       ASSIGN_OR_RETURN(before, DeviceBuffer<float>::Create(sizes_.before));
     }
-    for (DeviceBuffer<float>* buffer : {&drift_q_, &drift_guess_}) {
+    for (DeviceBuffer<float>* buffer : {&drift_q_, &drift_predicted_q_}) {
       ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(sizes_.drift_tokens * sizes_.q_width));
     }
     ASSIGN_OR_RETURN(drift_, DeviceBuffer<float>::Create(sizes_.q_width));
@@ -279,14 +279,15 @@ class CudaForward final : public LayerForward {
                                          static_cast<size_t>(drift_counts_.bytes()), stream.get()));
     // Only their difference before RoPE counts, so they may stand anywhere, if at the same places.
     const model::CudaPlacement anywhere;
-    for (const auto& [hidden, q] : {std::pair{entering, drift_q_.data()},
-                                    {Before(layer.value() - 1).data(), drift_guess_.data()}}) {
+    for (const auto& [hidden, q] :
+         {std::pair{entering, drift_q_.data()},
+          {Before(layer.value() - 1).data(), drift_predicted_q_.data()}}) {
       RETURN_IF_ERROR(backend_->ProjectQuery(layer, hidden, sizes_.drift_tokens, anywhere, nullptr,
                                              attended_.data(), q));
     }
     kernels::QueryDriftCudaParams params;
     params.q = drift_q_.data();
-    params.guess = drift_guess_.data();
+    params.predicted_q = drift_predicted_q_.data();
     params.n = sizes_.drift_tokens;
     params.heads = config_.shape.q_heads;
     params.head_dim = config_.shape.head_dim;
@@ -415,7 +416,7 @@ class CudaForward final : public LayerForward {
   // Of each token the row of samples_ that its query becomes, or -1; drift_positions_.
   DeviceBuffer<int32_t> sample_rows_, drift_rows_;
   DeviceBuffer<float> hidden_, samples_;
-  DeviceBuffer<float> before_[2], drift_q_, drift_guess_, drift_;
+  DeviceBuffer<float> before_[2], drift_q_, drift_predicted_q_, drift_;
   DeviceBuffer<int32_t> drift_counts_;
   DeviceBuffer<uint16_t> k_, v_, q_, attended_;
   PinnedBuffer<float> host_samples_, host_drift_;

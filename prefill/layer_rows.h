@@ -53,8 +53,8 @@ struct LayerRows {
   std::vector<RowArray> v;
   std::vector<std::vector<float>> queries;
   std::vector<Position> sample_positions;
-  // What this layer's approximate queries lack, before RoPE, mean over kDriftTokens; empty: not
-  // known. (An approximate query is the layer's projection of what entered the layer before.)
+  // What this layer's predicted queries lack, before RoPE, mean over kDriftTokens; empty: not
+  // known. (A predicted query is the layer's projection of what entered the layer before.)
   std::vector<float> query_drift;
 };
 

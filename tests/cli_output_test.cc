@@ -414,7 +414,7 @@ TEST_F(CliOutputTest, Reindex_Auto_InspectShowsTheChoicePerHead) {
   }
   const Outcome text = Carrel({"inspect", "chosen", "--store", store_});
   EXPECT_THAT(text.out, testing::HasSubstr("index by layer and KV head"));
-  EXPECT_THAT(text.out, testing::HasSubstr("drift of approximate queries: 14.0 KiB"));
+  EXPECT_THAT(text.out, testing::HasSubstr("drift of predicted queries: 14.0 KiB"));
   const Outcome asked = Carrel(Ask("chosen"));
   EXPECT_EQ(asked.out, answer_);
 }

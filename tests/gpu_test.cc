@@ -424,7 +424,7 @@ TEST(GpuTest, EstimationTermOnTheGpu_IsTheCpus) {
   }
 }
 
-// Approximate queries are corrected alike: by the context's drift in the prompt, by the running mean
+// Predicted queries are corrected alike: by the context's drift in the prompt, by the running mean
 // while an answer is generated.
 TEST(GpuTest, SpeculativeQueries_AreAsNearAsTheCpus) {
   const std::string folder = FreshTempDir();

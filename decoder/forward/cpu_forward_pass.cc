@@ -65,12 +65,12 @@ class CpuForwardPass final : public ForwardPass {
       if (prefetch_ != Prefetch::kOff && next.value() < config_.shape.layers) {
         // What enters this layer, seen through the next layer's query projection, is close to that
         // layer's true query; closer, with what it lacked for other tokens.
-        approximate_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads *
-                              config_.shape.head_dim);
+        predicted_q_.resize(static_cast<size_t>(n) * config_.shape.q_heads *
+                            config_.shape.head_dim);
         RETURN_IF_ERROR(
-            backend_->ProjectQuery(next, hidden_.data(), n, first_position, approximate_q_.data()));
-        drift_.Correct(next, n, first_position, approximate_q_.data());
-        RETURN_IF_ERROR(attention_->Prefetch(next, approximate_q_.data(), n));
+            backend_->ProjectQuery(next, hidden_.data(), n, first_position, predicted_q_.data()));
+        drift_.Correct(next, n, first_position, predicted_q_.data());
+        RETURN_IF_ERROR(attention_->Prefetch(next, predicted_q_.data(), n));
       }
       RETURN_IF_ERROR(
           transformer_.ForwardLayer(layer, n, first_position, hidden_.data(), attention));
@@ -206,7 +206,7 @@ class CpuForwardPass final : public ForwardPass {
   const Observer& observer_;
   std::function<bool()> wanted_;
   int64_t n_ = 0;  // tokens of the last Run
-  std::vector<float> hidden_, approximate_q_;
+  std::vector<float> hidden_, predicted_q_;
   std::vector<float> logits_;  // of its last token, if logits_known_
   bool logits_known_ = false;
   std::vector<float> together_;  // of sequences that go together, where this pass leads them

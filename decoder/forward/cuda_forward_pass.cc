@@ -363,7 +363,7 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n, int64_t phase) {
 absl::Status CudaForwardPass::LearnDrift(Layer layer, int64_t n) {
   kernels::QueryDriftCudaParams params;
   params.q = memory_.q_exact;
-  params.guess = memory_.predicted_exact + PredictedAt(layer);
+  params.predicted_q = memory_.predicted_exact + PredictedAt(layer);
   params.n = n;
   params.heads = shape_.heads.q_heads;
   params.head_dim = shape_.heads.head_dim;

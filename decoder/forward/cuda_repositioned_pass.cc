@@ -243,7 +243,7 @@ absl::Status CudaRepositionedPass::CopyRows(const HostRows& rows, ThreadPool* po
   pool->ParallelFor(static_cast<int64_t>(failed.size()), [&](int64_t i) {
     const Layer layer(static_cast<int32_t>(i / units / shape_.kv_heads));
     const KvHead head(static_cast<int32_t>(i / units % shape_.kv_heads));
-    const HeadRows& from = rows.At(layer, head);
+    const HeadView& from = rows.At(layer, head);
     const Position end = std::min(context_tokens_, (i % units + 1) * kUnitRows);
     for (Position row = i % units * kUnitRows; row < end;) {
       const int64_t count = from.Contiguous(row, end);

@@ -39,7 +39,7 @@ QueryDrift::QueryDrift(const AttentionShape& shape, std::vector<float> inv_freq,
   StartSequence();
 }
 
-void QueryDrift::Correct(Layer layer, int64_t n, Position first_position, float* approximate_q) {
+void QueryDrift::Correct(Layer layer, int64_t n, Position first_position, float* predicted_q) {
   OfLayer& of = layers_[static_cast<size_t>(layer.value())];
   for (int64_t i = 0; of.tokens > 0 && i < n; ++i) {
     scratch_ = of.mean;
@@ -47,20 +47,20 @@ void QueryDrift::Correct(Layer layer, int64_t n, Position first_position, float*
       kernels::Rope(scratch_.data(), 1, shape_.q_heads, shape_.head_dim, first_position + i,
                     inv_freq_.data());
     }
-    float* q = approximate_q + i * width();
+    float* q = predicted_q + i * width();
     for (int64_t c = 0; c < width(); ++c) q[c] += scratch_[static_cast<size_t>(c)];
   }
-  of.guessed.assign(approximate_q, approximate_q + n * width());
+  of.predicted_q.assign(predicted_q, predicted_q + n * width());
 }
 
 void QueryDrift::Learn(Layer layer, int64_t n, Position first_position, const float* q) {
   OfLayer& of = layers_[static_cast<size_t>(layer.value())];
-  if (n == 0 || static_cast<int64_t>(of.guessed.size()) != n * width()) return;
+  if (n == 0 || static_cast<int64_t>(of.predicted_q.size()) != n * width()) return;
   of.mean.resize(static_cast<size_t>(width()), 0.0f);
   scratch_.resize(static_cast<size_t>(2 * width()));
   kernels::QueryDriftParams params;
   params.q = q;
-  params.guess = of.guessed.data();
+  params.predicted_q = of.predicted_q.data();
   params.n = n;
   params.heads = shape_.q_heads;
   params.head_dim = shape_.head_dim;
@@ -71,7 +71,7 @@ void QueryDrift::Learn(Layer layer, int64_t n, Position first_position, const fl
   params.tokens = &of.tokens;
   params.scratch = scratch_.data();
   kernels::LearnQueryDrift(params);
-  of.guessed.clear();
+  of.predicted_q.clear();
 }
 
 void QueryDrift::StartSequence() {

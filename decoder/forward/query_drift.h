@@ -1,4 +1,4 @@
-// What:    what approximate queries lack, learned while a sequence is decoded. q~ of a layer, seen
+// What:    what predicted queries lack, learned while a sequence is decoded. q~ of a layer, seen
 //          from the hidden state that enters the layer before, is off by much the same vector token
 //          after token; the document's tokens, where prefill stored it, and those so far tell it.
 // Math:    kernels/encode/query_drift: a running mean of what q~ lacked before RoPE, the newest token with
@@ -38,8 +38,8 @@ class QueryDrift {
   // inv_freq [head_dim / 2], of RoPE; empty: queries stand nowhere.
   QueryDrift(const AttentionShape& shape, std::vector<float> inv_freq, StoredDrift stored);
 
-  // Adds to the approximate queries of a layer what they are expected to lack.
-  void Correct(Layer layer, int64_t n, Position first_position, float* approximate_q);
+  // Adds to the predicted queries of a layer what they are expected to lack.
+  void Correct(Layer layer, int64_t n, Position first_position, float* predicted_q);
   // The same tokens' true queries. Nothing happens unless they were corrected before.
   void Learn(Layer layer, int64_t n, Position first_position, const float* q);
   // What is known is the context's drift again.
@@ -47,8 +47,8 @@ class QueryDrift {
 
  private:
   struct OfLayer {
-    std::vector<float> mean;     // [q_heads, head_dim], before RoPE
-    std::vector<float> guessed;  // q~ of the block at hand, corrected
+    std::vector<float> mean;         // [q_heads, head_dim], before RoPE
+    std::vector<float> predicted_q;  // q~ of the block at hand, corrected
     int64_t tokens = 0;
   };
   int64_t width() const { return int64_t{shape_.q_heads} * shape_.head_dim; }

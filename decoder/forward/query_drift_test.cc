@@ -49,14 +49,14 @@ TEST_F(QueryDriftTest, SameLackAtEveryPosition_IsAddedFromTheSecondBlockOn) {
   const std::vector<float> lacking = Random(1);
   Position at = 1000 + static_cast<Position>(rng_() % 1000);
   for (const int64_t n : {5, 1, 3, 1}) {
-    const std::vector<float> guess = Random(n), lack = Turned(lacking, n, at);
-    const std::vector<float> truth = Sum(guess, lack);
-    std::vector<float> corrected = guess;
+    const std::vector<float> predicted_q = Random(n), lack = Turned(lacking, n, at);
+    const std::vector<float> truth = Sum(predicted_q, lack);
+    std::vector<float> corrected = predicted_q;
     drift_.Correct(kLayer, n, at, corrected.data());
     if (n == 5) {
-      EXPECT_EQ(corrected, guess);
+      EXPECT_EQ(corrected, predicted_q);
     } else {
-      EXPECT_LT(Distance(corrected, truth), 1e-3 * Distance(guess, truth));
+      EXPECT_LT(Distance(corrected, truth), 1e-3 * Distance(predicted_q, truth));
     }
     drift_.Learn(kLayer, n, at, truth.data());
     at += n;
@@ -68,11 +68,12 @@ TEST_F(QueryDriftTest, LackThatMoves_IsFollowed) {
   double before = 0, after = 0;
   for (Position at = 0; at < 60; ++at) {
     if (at == 20) lacking = Random(1);
-    const std::vector<float> guess = Random(1), truth = Sum(guess, Turned(lacking, 1, at));
-    std::vector<float> corrected = guess;
+    const std::vector<float> predicted_q = Random(1),
+                             truth = Sum(predicted_q, Turned(lacking, 1, at));
+    std::vector<float> corrected = predicted_q;
     drift_.Correct(kLayer, 1, at, corrected.data());
     if (at >= 50) {
-      before += Distance(guess, truth);
+      before += Distance(predicted_q, truth);
       after += Distance(corrected, truth);
     }
     drift_.Learn(kLayer, 1, at, truth.data());
@@ -81,23 +82,23 @@ TEST_F(QueryDriftTest, LackThatMoves_IsFollowed) {
 }
 
 TEST_F(QueryDriftTest, LayersAndSequences_KnowNothingOfEachOther) {
-  const std::vector<float> guess = Random(1), truth = Random(1);
-  std::vector<float> corrected = guess;
+  const std::vector<float> predicted_q = Random(1), truth = Random(1);
+  std::vector<float> corrected = predicted_q;
   drift_.Correct(kLayer, 1, 7, corrected.data());
   drift_.Learn(kLayer, 1, 7, truth.data());
   drift_.Correct(kLayer.next(), 1, 8, corrected.data());
-  EXPECT_EQ(corrected, guess);
+  EXPECT_EQ(corrected, predicted_q);
   drift_.StartSequence();
   drift_.Correct(kLayer, 1, 8, corrected.data());
-  EXPECT_EQ(corrected, guess);
+  EXPECT_EQ(corrected, predicted_q);
 }
 
 TEST_F(QueryDriftTest, TruthWithoutAGuess_TeachesNothing) {
-  std::vector<float> guess = Random(1);
-  const std::vector<float> same = guess;
+  std::vector<float> predicted_q = Random(1);
+  const std::vector<float> same = predicted_q;
   drift_.Learn(kLayer, 1, 7, Random(1).data());
-  drift_.Correct(kLayer, 1, 8, guess.data());
-  EXPECT_EQ(guess, same);
+  drift_.Correct(kLayer, 1, 8, predicted_q.data());
+  EXPECT_EQ(predicted_q, same);
 }
 
 TEST_F(QueryDriftTest, StoredDrift_IsAddedToTheFirstBlock) {
@@ -106,21 +107,22 @@ TEST_F(QueryDriftTest, StoredDrift_IsAddedToTheFirstBlock) {
   const int64_t n = 3;
   const Position at = static_cast<Position>(rng_() % 100000);
   for (int sequence = 0; sequence < 2; ++sequence) {
-    const std::vector<float> guess = Random(n), truth = Sum(guess, Turned(lacking, n, at));
-    std::vector<float> corrected = guess;
+    const std::vector<float> predicted_q = Random(n),
+                             truth = Sum(predicted_q, Turned(lacking, n, at));
+    std::vector<float> corrected = predicted_q;
     drift.Correct(kLayer, n, at, corrected.data());
-    EXPECT_LT(Distance(corrected, truth), 1e-5 * Distance(guess, truth));
-    std::vector<float> of_another = guess;
+    EXPECT_LT(Distance(corrected, truth), 1e-5 * Distance(predicted_q, truth));
+    std::vector<float> of_another = predicted_q;
     drift.Correct(kLayer.next(), n, at, of_another.data());
-    EXPECT_EQ(of_another, guess);
+    EXPECT_EQ(of_another, predicted_q);
     // From here on tokens lack something else, which the next sequence knows nothing of.
-    drift.Learn(kLayer, n, at, Sum(guess, Turned(other, n, at)).data());
-    corrected = guess;
+    drift.Learn(kLayer, n, at, Sum(predicted_q, Turned(other, n, at)).data());
+    corrected = predicted_q;
     drift.Correct(kLayer, n, at, corrected.data());
     std::vector<float> known(kWidth);
     const float left = std::pow(1 - kNewestDrift, 3.0f);
     for (size_t c = 0; c < known.size(); ++c) known[c] = left * lacking[c] + (1 - left) * other[c];
-    EXPECT_LT(Distance(corrected, Sum(guess, Turned(known, n, at))), 1e-4);
+    EXPECT_LT(Distance(corrected, Sum(predicted_q, Turned(known, n, at))), 1e-4);
     drift.StartSequence();
   }
 }
@@ -143,12 +145,12 @@ TEST_F(QueryDriftTest, DriftOfAReply_IsCheckedBeforeItIsUsed) {
 
 TEST_F(QueryDriftTest, QueriesBeforeRope_AreNotTurned) {
   QueryDrift drift(kShape, {}, {});
-  const std::vector<float> lacking = Random(1), guess = Random(1);
-  std::vector<float> corrected = guess;
+  const std::vector<float> lacking = Random(1), predicted_q = Random(1);
+  std::vector<float> corrected = predicted_q;
   drift.Correct(kLayer, 1, 7, corrected.data());
-  drift.Learn(kLayer, 1, 7, Sum(guess, lacking).data());
+  drift.Learn(kLayer, 1, 7, Sum(predicted_q, lacking).data());
   drift.Correct(kLayer, 1, 1000, corrected.data());
-  EXPECT_LT(Distance(corrected, Sum(guess, lacking)), 1e-5);
+  EXPECT_LT(Distance(corrected, Sum(predicted_q, lacking)), 1e-5);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHe
                                         Partial& partial) const {
   thread_local std::vector<float> q, k, v, scores, out;
   const int64_t d = shape_.head_dim, group = shape_.group();
-  const HeadRows& context = rows_->At(input.layer, head);
+  const HeadView& context = rows_->At(input.layer, head);
   const int64_t sink = zone_.begin, local = rows_->tokens() - zone_.end;
   const int64_t of_zone = chosen == nullptr ? zone_.rows() : static_cast<int64_t>(chosen->size());
   const int64_t of_context = sink + of_zone + local;

@@ -21,7 +21,7 @@ class PlainRows final : public HostRows {
       v_.push_back(Rounded(RandomNormal(rng, tokens * shape.head_dim)));
     }
     for (size_t i = 0; i < k_.size(); ++i) {
-      HeadRows rows;
+      HeadView rows;
       rows.k_segments = {reinterpret_cast<const char*>(k_[i].data())};
       rows.v_segments = {reinterpret_cast<const char*>(v_[i].data())};
       rows.segment_rows = tokens;
@@ -30,7 +30,7 @@ class PlainRows final : public HostRows {
     }
   }
   int64_t tokens() const override { return tokens_; }
-  const HeadRows& At(Layer layer, KvHead head) const override {
+  const HeadView& At(Layer layer, KvHead head) const override {
     return heads_[static_cast<size_t>(layer.value() * shape_.kv_heads + head.value())];
   }
   absl::StatusOr<std::vector<float>> SampledQueries(Layer, KvHead) const override {
@@ -54,7 +54,7 @@ class PlainRows final : public HostRows {
   const AttentionShape shape_;
   const int64_t tokens_;
   std::vector<std::vector<uint16_t>> k_, v_;
-  std::vector<HeadRows> heads_;
+  std::vector<HeadView> heads_;
 };
 
 class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
@@ -134,7 +134,7 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
           selector->Select(request, selection);
         }
         std::vector<std::vector<float>> keys, values;
-        const HeadRows& of_head = rows->At(layer, head);
+        const HeadView& of_head = rows->At(layer, head);
         std::vector<Position> positions;
         for (Position row = 0; row < zone.begin; ++row) positions.push_back(row);
         for (const Position row : selection.rows) positions.push_back(row);

@@ -52,9 +52,9 @@ absl::Status RetrievalAttention::LoadContextRows(const OpenedContext& context) {
       });
 }
 
-absl::Status RetrievalAttention::Prefetch(Layer layer, const float* approximate_q, int64_t n) {
+absl::Status RetrievalAttention::Prefetch(Layer layer, const float* predicted_q, int64_t n) {
   if (WindowOf(layer) > 0) return absl::OkStatus();
-  return zone_->Prefetch(layer, approximate_q, n);
+  return zone_->Prefetch(layer, predicted_q, n);
 }
 
 void RetrievalAttention::AttendWindow(const model::AttentionInput& input) {

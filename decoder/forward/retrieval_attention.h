@@ -30,7 +30,7 @@ class RetrievalAttention final : public SequenceAttention {
       const OpenedContext& context, std::vector<int64_t> windows = {});
   ~RetrievalAttention() override;
 
-  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
+  absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) override;
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
   bool GoesWith(const SequenceAttention& other) const override;
   int64_t most_together() const override { return max_block_; }

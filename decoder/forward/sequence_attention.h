@@ -37,8 +37,8 @@ class SequenceAttention : public model::Attention {
       *one.status = one.attention->Attend(one.input, one.attended);
   }
 
-  // Asks for the rows of `layer` ahead of time, with approximate queries [n, q_heads, head_dim].
-  virtual absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) = 0;
+  // Asks for the rows of `layer` ahead of time, with predicted queries [n, q_heads, head_dim].
+  virtual absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) = 0;
   virtual void set_reading_prompt(bool reading) = 0;
   // Forgets everything since the context: the next token continues the document again. Statistics
   // stay.

@@ -84,7 +84,7 @@ class CudaHashSelector final : public CudaRowSelector {
     shape.head_budgets.clear();
     auto fork = std::make_unique<CudaHashSelector>(config_, shape);
     fork->layers_ = layers_;
-    // What an approximate query fetches ahead is worth no second look.
+    // What a predicted query fetches ahead is worth no second look.
     RETURN_IF_ERROR(fork->AllocateChoice(bits_, 1, {}));
     return fork;
   }

@@ -44,7 +44,7 @@ class ExactSelector final : public RowSelector {
     thread_local std::vector<float> scores;
     const int64_t d = shape_.head_dim, n = zone_.rows();
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-    const HeadRows& rows = rows_.At(request.layer, request.head);
+    const HeadView& rows = rows_.At(request.layer, request.head);
     const float* q = request.q;
     if (request.placement != nullptr) {
       if (request.placement->chunk_indexed) return SelectPlaced(request, rows, selection);
@@ -90,7 +90,7 @@ class ExactSelector final : public RowSelector {
     const int64_t d = shape_.head_dim, n = zone_.rows(), queries = request.queries;
     const int64_t stride = int8_keys_->stride();
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-    const HeadRows& rows = rows_.At(request.layer, request.head);
+    const HeadView& rows = rows_.At(request.layer, request.head);
     scores.resize(static_cast<size_t>(queries * stride));
     const float error =
         int8_keys_->Score(request.layer, request.head, q, queries, scale, scores.data());
@@ -120,7 +120,7 @@ class ExactSelector final : public RowSelector {
   }
 
   // Chunk-indexed: every row is a chunk of its own, and stands as far away as it is.
-  void SelectPlaced(const SelectRequest& request, const HeadRows& rows,
+  void SelectPlaced(const SelectRequest& request, const HeadView& rows,
                     SelectedRows& selection) const {
     thread_local std::vector<float> key, scores;
     scores.resize(static_cast<size_t>(request.queries * zone_.rows()));

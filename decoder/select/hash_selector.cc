@@ -34,7 +34,7 @@ void Encode(const std::vector<float>& directions, int64_t bits, int64_t d, const
   }
 }
 
-HeadCodes RandomCodes(const HashConfig& config, const HeadRows& rows, RowRange zone, int64_t d) {
+HeadCodes RandomCodes(const HashConfig& config, const HeadView& rows, RowRange zone, int64_t d) {
   constexpr int64_t kRowsAtOnce = 256;  // their products stay in the cache
   HeadCodes codes;
   codes.bits = config.bits;

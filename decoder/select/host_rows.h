@@ -19,7 +19,7 @@
 namespace carrel::decoder {
 
 // Rows of one layer and KV head, by position.
-struct HeadRows {
+struct HeadView {
   std::vector<const char*> k_segments, v_segments;
   int64_t segment_rows = 1;
   int64_t row_bytes = 0;
@@ -79,7 +79,7 @@ class HostRows {
     return absl::FailedPreconditionError("these rows have no summaries");
   }
   virtual int64_t tokens() const = 0;
-  virtual const HeadRows& At(Layer layer, KvHead head) const = 0;
+  virtual const HeadView& At(Layer layer, KvHead head) const = 0;
   // Queries of the document itself, as attention saw them: [samples, group, head_dim].
   virtual absl::StatusOr<std::vector<float>> SampledQueries(Layer layer, KvHead head) const = 0;
   virtual absl::StatusOr<HeadCodes> StoredCodes(Layer layer, KvHead head) const = 0;

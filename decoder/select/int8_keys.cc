@@ -47,7 +47,7 @@ int64_t Int8Keys::resident_bytes() const {
   return heads_.empty() ? 0 : bytes_ / static_cast<int64_t>(heads_.size()) * made;
 }
 
-kernels::Int8Error Int8Keys::Make(const HeadRows& rows, uint8_t* blocks) const {
+kernels::Int8Error Int8Keys::Make(const HeadView& rows, uint8_t* blocks) const {
   const int64_t pieces = (blocks_ + kPieceBlocks - 1) / kPieceBlocks;
   std::vector<kernels::Int8Error> errors(static_cast<size_t>(pieces));
   pool_->ParallelFor(pieces, [&](int64_t piece) {

@@ -38,7 +38,7 @@ class Int8Keys {
   uint8_t* Blocks(size_t head) const {
     return memory_ + static_cast<int64_t>(head) * blocks_ * kernels::Int8BlockBytes(head_dim_);
   }
-  kernels::Int8Error Make(const HeadRows& rows, uint8_t* blocks) const;
+  kernels::Int8Error Make(const HeadView& rows, uint8_t* blocks) const;
 
   const int64_t head_dim_, kv_heads_;
   const RowRange zone_;

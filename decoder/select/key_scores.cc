@@ -13,7 +13,7 @@
 
 namespace carrel::decoder {
 
-void MaxScores(const SelectRequest& request, const HeadRows& rows, int64_t head_dim,
+void MaxScores(const SelectRequest& request, const HeadView& rows, int64_t head_dim,
                absl::Span<const Position> positions, std::vector<float>& out,
                SelectedRows& selection) {
   thread_local std::vector<const void*> keys;
@@ -36,7 +36,7 @@ void MaxScores(const SelectRequest& request, const HeadRows& rows, int64_t head_
   selection.bytes_read += n * rows.row_bytes;
 }
 
-void ScoreProbes(const SelectRequest& request, const HeadRows& rows, int64_t head_dim,
+void ScoreProbes(const SelectRequest& request, const HeadView& rows, int64_t head_dim,
                  absl::Span<const kernels::ChunkProbe> probes, std::vector<float>& out,
                  SelectedRows& selection) {
   if (request.placement == nullptr) {
@@ -89,7 +89,7 @@ int64_t CandidateCount(int64_t budget, int64_t oversample, RowRange zone) {
   return std::min(zone.rows(), wanted);
 }
 
-void KeepBestByKeys(const SelectRequest& request, const HeadRows& rows, int64_t head_dim,
+void KeepBestByKeys(const SelectRequest& request, const HeadView& rows, int64_t head_dim,
                     SelectedRows& selection) {
   const auto n = static_cast<int64_t>(selection.rows.size());
   if (n <= request.budget) return;

@@ -16,12 +16,12 @@ namespace carrel::decoder {
 
 // out[i] = max over the request's queries of <q, key of positions[i]>, unscaled (max-pooling over
 // block and group). Counts the keys as scored and their bytes as read.
-void MaxScores(const SelectRequest& request, const HeadRows& rows, int64_t head_dim,
+void MaxScores(const SelectRequest& request, const HeadView& rows, int64_t head_dim,
                absl::Span<const Position> positions, std::vector<float>& out,
                SelectedRows& selection);
 
 // The same of probes, which stand where request.placement puts them.
-void ScoreProbes(const SelectRequest& request, const HeadRows& rows, int64_t head_dim,
+void ScoreProbes(const SelectRequest& request, const HeadView& rows, int64_t head_dim,
                  absl::Span<const kernels::ChunkProbe> probes, std::vector<float>& out,
                  SelectedRows& selection);
 
@@ -37,7 +37,7 @@ int64_t CandidateCount(int64_t budget, int64_t oversample, RowRange zone);
 
 // Leaves of selection.rows, the candidates (ascending), the `budget` best by group score of their
 // exact scores; each query's lse is over the candidates. Counts their keys as scored and read.
-void KeepBestByKeys(const SelectRequest& request, const HeadRows& rows, int64_t head_dim,
+void KeepBestByKeys(const SelectRequest& request, const HeadView& rows, int64_t head_dim,
                     SelectedRows& selection);
 
 void AllRows(RowRange zone, std::vector<Position>& rows);

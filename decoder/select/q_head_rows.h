@@ -26,7 +26,7 @@ class QHeadRows final : public HostRows {
 
   absl::Status CheckUnchanged() const override { return rows_->CheckUnchanged(); }
   int64_t tokens() const override { return rows_->tokens(); }
-  const HeadRows& At(Layer layer, KvHead q_head) const override {
+  const HeadView& At(Layer layer, KvHead q_head) const override {
     return rows_->At(layer, KvHead(q_head.value() / group_));
   }
   absl::StatusOr<std::vector<float>> SampledQueries(Layer, KvHead) const override {

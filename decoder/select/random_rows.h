@@ -50,7 +50,7 @@ class RandomRows final : public HostRows {
 
   const AttentionShape& shape() const { return shape_; }
   int64_t tokens() const override { return tokens_; }
-  const HeadRows& At(Layer layer, KvHead head) const override { return Of(layer, head).rows; }
+  const HeadView& At(Layer layer, KvHead head) const override { return Of(layer, head).rows; }
   absl::StatusOr<std::vector<float>> SampledQueries(Layer layer, KvHead head) const override {
     if (no_queries) return absl::NotFoundError("none are stored");
     return Of(layer, head).queries;
@@ -84,7 +84,7 @@ class RandomRows final : public HostRows {
     std::vector<uint16_t> k, v;
     std::vector<float> queries;
     HeadCodes codes;
-    HeadRows rows;
+    HeadView rows;
   };
   const Head& Of(Layer layer, KvHead head) const {
     return heads_[static_cast<size_t>(layer.value() * shape_.kv_heads + head.value())];

@@ -121,7 +121,7 @@ void CudaZoneRows::CopyFrom(const HostRows& source, ThreadPool* pool) {
     const Layer layer(static_cast<int32_t>(i / shape_.kv_heads));
     const KvHead head(static_cast<int32_t>(i % shape_.kv_heads));
     if (!is_packed(layer)) return;
-    const HeadRows& from = source.At(layer, head);
+    const HeadView& from = source.At(layer, head);
     const int64_t sample = std::min(kSampleRows, zone_.rows());
     std::vector<uint16_t> k(static_cast<size_t>(sample) * row_elements), v(k.size());
     for (int64_t s = 0; s < sample; ++s) {
@@ -135,7 +135,7 @@ void CudaZoneRows::CopyFrom(const HostRows& source, ThreadPool* pool) {
   pool->ParallelFor(shape_.layers * shape_.kv_heads * units, [&](int64_t i) {
     const Layer layer(static_cast<int32_t>(i / units / shape_.kv_heads));
     const KvHead head(static_cast<int32_t>(i / units % shape_.kv_heads));
-    const HeadRows& from = source.At(layer, head);
+    const HeadView& from = source.At(layer, head);
     const Position begin = zone_.begin + i % units * kUnitRows;
     const Position end = std::min(zone_.end, begin + kUnitRows);
     for (Position row = begin; row < end;) {

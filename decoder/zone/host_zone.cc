@@ -78,7 +78,7 @@ void HostZone::AttendRows(Layer layer, KvHead head, const float* q, int64_t toke
   thread_local std::vector<const void*> k, v;
   thread_local std::vector<float> out;
   const int64_t d = shape_.head_dim, group = shape_.group();
-  const HeadRows& of_head = rows_->At(layer, head);
+  const HeadView& of_head = rows_->At(layer, head);
   k.resize(rows.size());
   v.resize(rows.size());
   for (size_t j = 0; j < rows.size(); ++j) {

@@ -32,7 +32,7 @@ class HostZone final : public ZoneAttention {
                                                           const OpenedContext& context,
                                                           std::vector<LayerStatistics>* statistics);
 
-  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
+  absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) override;
   absl::Status Start(Layer layer, const float* q, int64_t n) override;
   absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override;
   absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,

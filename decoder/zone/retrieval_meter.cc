@@ -23,15 +23,15 @@ void AddMass(const std::vector<float>& zone_lse, const std::vector<float>& rows_
   }
 }
 
-absl::StatusOr<Candidates> RetrievalMeter::AskIds(v1::Query query, int64_t n,
-                                                  std::vector<float>* zone_lse) const {
+absl::StatusOr<CandidateRows> RetrievalMeter::AskIds(v1::Query query, int64_t n,
+                                                     std::vector<float>* zone_lse) const {
   query.set_want(v1::IDS);
   query.set_measure_mass(zone_lse != nullptr);
   query.set_estimate(false);
   ASSIGN_OR_RETURN(const RequestId id, queries_.client()->Send(std::move(query)));
   ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, queries_.Receive(id, nullptr));
   const AttentionShape& shape = queries_.shape();
-  Candidates ids(shape, queries_.zone(), n);
+  CandidateRows ids(shape, queries_.zone(), n);
   if (zone_lse != nullptr) zone_lse->assign(static_cast<size_t>(n) * shape.q_heads, -INFINITY);
   std::vector<bool> with_lse(static_cast<size_t>(n) * shape.kv_heads);
   for (v1::SessionReply& part : parts) {
@@ -52,8 +52,9 @@ absl::StatusOr<Candidates> RetrievalMeter::AskIds(v1::Query query, int64_t n,
   return ids;
 }
 
-absl::StatusOr<Candidates> RetrievalMeter::AskIdsAmong(Layer layer, const float* q, int64_t n,
-                                                       int64_t top_k, RequestId candidates) const {
+absl::StatusOr<CandidateRows> RetrievalMeter::AskIdsAmong(Layer layer, const float* q, int64_t n,
+                                                          int64_t top_k,
+                                                          RequestId candidates) const {
   v1::Query query = queries_.Make(layer, q, n);
   if (top_k != select::TopKRows(queries_.selection(layer)))
     SetSelection(select::TopK{top_k}, query);
@@ -77,9 +78,9 @@ absl::StatusOr<std::vector<float>> RetrievalMeter::LseOfRows(Layer layer, const 
 
 absl::StatusOr<std::vector<double>> RetrievalMeter::Hits(Layer layer, const float* q, int64_t n,
                                                          const Ahead& ahead,
-                                                         const Candidates& truth) const {
+                                                         const CandidateRows& truth) const {
   LayerStatistics& statistics = StatisticsOf(layer);
-  const auto shares = [&](const Candidates& found, Mean& mean) {
+  const auto shares = [&](const CandidateRows& found, Mean& mean) {
     std::vector<double> of_tokens;
     for (int64_t token = 0; token < n; ++token) {
       Mean hits;
@@ -94,12 +95,12 @@ absl::StatusOr<std::vector<double>> RetrievalMeter::Hits(Layer layer, const floa
   if (ahead.candidates != nullptr) return shares(*ahead.candidates, statistics.hit_rate);
   // The candidates are at the store: which are they, and which of them does the true query choose?
   if (measures_) {
-    ASSIGN_OR_RETURN(const Candidates asked,
+    ASSIGN_OR_RETURN(const CandidateRows asked,
                      AskIdsAmong(layer, q, n, queries_.RowsAhead(layer), *ahead.request));
     shares(asked, statistics.hit_rate);
   }
   ASSIGN_OR_RETURN(
-      const Candidates chosen,
+      const CandidateRows chosen,
       AskIdsAmong(layer, q, n, select::TopKRows(queries_.selection(layer)), *ahead.request));
   return shares(chosen, statistics.kept_rate);
 }
@@ -119,7 +120,7 @@ absl::StatusOr<std::vector<double>> RetrievalMeter::Measure(
   }
   if (!measures && !hits_wanted) return hits;
   std::vector<float> zone_lse;
-  ASSIGN_OR_RETURN(const Candidates truth,
+  ASSIGN_OR_RETURN(const CandidateRows truth,
                    AskIds(queries_.Make(layer, q, n), n, measures ? &zone_lse : nullptr));
   if (hits_wanted) {
     ASSIGN_OR_RETURN(hits, Hits(layer, q, n, ahead, truth));

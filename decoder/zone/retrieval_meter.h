@@ -15,7 +15,7 @@
 #include "decoder/client/store_client.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
-#include "decoder/zone/candidates.h"
+#include "decoder/zone/candidate_rows.h"
 #include "decoder/zone/store_queries.h"
 
 namespace carrel::decoder {
@@ -35,7 +35,7 @@ class RetrievalMeter {
   // What was asked ahead for the layer's block of tokens.
   struct Ahead {
     std::optional<RequestId> request;
-    const Candidates* candidates = nullptr;  // null: they are at the store
+    const CandidateRows* candidates = nullptr;  // null: they are at the store
   };
   // The share of the true top_k that the candidates asked ahead gave, of each of n tokens; empty if
   // none were asked, or neither measuring nor calibrating wants to know.
@@ -49,15 +49,16 @@ class RetrievalMeter {
 
  private:
   // What a query for ids brings; zone_lse, if it is wanted: [n, q_heads].
-  absl::StatusOr<Candidates> AskIds(v1::Query query, int64_t n, std::vector<float>* zone_lse) const;
+  absl::StatusOr<CandidateRows> AskIds(v1::Query query, int64_t n,
+                                       std::vector<float>* zone_lse) const;
   // Of candidates that the store keeps, the best for the true query.
-  absl::StatusOr<Candidates> AskIdsAmong(Layer layer, const float* q, int64_t n, int64_t top_k,
-                                         RequestId candidates) const;
+  absl::StatusOr<CandidateRows> AskIdsAmong(Layer layer, const float* q, int64_t n, int64_t top_k,
+                                            RequestId candidates) const;
   // Of the rows that the same query attends to, without the estimation term; [n, q_heads].
   absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n,
                                                std::optional<RequestId> among) const;
   absl::StatusOr<std::vector<double>> Hits(Layer layer, const float* q, int64_t n,
-                                           const Ahead& ahead, const Candidates& truth) const;
+                                           const Ahead& ahead, const CandidateRows& truth) const;
   LayerStatistics& StatisticsOf(Layer layer) const {
     return statistics_[static_cast<size_t>(layer.value())];
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <variant>
 
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"

@@ -44,7 +44,7 @@ bool StoreZone::calibrating(Layer layer) const {
          thresholds_[layer.value()].samples() < Threshold::kEnough;
 }
 
-absl::Status StoreZone::Prefetch(Layer layer, const float* approximate_q, int64_t n) {
+absl::Status StoreZone::Prefetch(Layer layer, const float* predicted_q, int64_t n) {
   if (config_.prefetch == Prefetch::kOff || zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
   if (queries_.all_rows(layer)) {
@@ -54,10 +54,10 @@ absl::Status StoreZone::Prefetch(Layer layer, const float* approximate_q, int64_
     pending.stream.emplace(client_, shape_, layer, zone_, max_fetch_rows_);
     return pending.stream->Start();
   }
-  v1::Query query = queries_.MakeAhead(layer, approximate_q, n);
+  v1::Query query = queries_.MakeAhead(layer, predicted_q, n);
   if (config_.want == Want::kRows) row_cache_.Declare(layer, query);
   ASSIGN_OR_RETURN(pending.speculative, client_->Send(std::move(query)));
-  pending.approximate_q.assign(approximate_q, approximate_q + n * shape_.q_heads * shape_.head_dim);
+  pending.predicted_q.assign(predicted_q, predicted_q + n * shape_.q_heads * shape_.head_dim);
   return absl::OkStatus();
 }
 
@@ -99,7 +99,7 @@ absl::Status StoreZone::StartSelected(Layer layer, const float* q, int64_t n, Pe
   LayerStatistics& statistics = StatisticsOf(layer);
   pending.accepted = false;
   if (pending.speculative.has_value()) {
-    pending.cosines = Cosines(pending.approximate_q.data(), q, n);
+    pending.cosines = Cosines(pending.predicted_q.data(), q, n);
     for (double cosine : pending.cosines) statistics.cosine.Add(cosine);
     const double worst = *std::min_element(pending.cosines.begin(), pending.cosines.end());
     pending.accepted = config_.prefetch == Prefetch::kSpeculative ||
@@ -167,7 +167,7 @@ absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n,
   LayerStatistics& statistics = StatisticsOf(layer);
   const RequestId id = pending.accepted ? *pending.speculative : *pending.query;
   ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, queries_.Receive(id, &statistics));
-  Candidates candidates(shape_, zone_, n);
+  CandidateRows candidates(shape_, zone_, n);
   for (v1::SessionReply& part : parts)
     RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true, &row_cache_, layer));
   RETURN_IF_ERROR(candidates.CheckComplete());

@@ -1,6 +1,6 @@
 // What:    the store's part of a sequence's attention: asks for a layer's zone rows, ahead of time
 //          where that is possible, and turns replies into (out, lse).
-//          Per layer and block of tokens: Prefetch (optional, with approximate queries, while the
+//          Per layer and block of tokens: Prefetch (optional, with predicted queries, while the
 //          layer before computes), Start (true queries), Finish.
 // Source:  decisions 005 and 026.
 //          speculative: candidates asked with q~ are refined with the true q: want = ROWS here,
@@ -25,7 +25,7 @@
 #include "decoder/config.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
-#include "decoder/zone/candidates.h"
+#include "decoder/zone/candidate_rows.h"
 #include "decoder/zone/opened_context.h"
 #include "decoder/zone/retrieval_meter.h"
 #include "decoder/zone/row_cache.h"
@@ -40,8 +40,8 @@ class StoreZone final : public ZoneAttention {
   // statistics [layers] outlives this.
   StoreZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics);
 
-  // approximate_q [n, q_heads, head_dim] for `layer`.
-  absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) override;
+  // predicted_q [n, q_heads, head_dim] for `layer`.
+  absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) override;
   absl::Status Start(Layer layer, const float* q, int64_t n) override;
   // partial gets the zone's attention, [n, q_heads].
   absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override;
@@ -64,12 +64,12 @@ class StoreZone final : public ZoneAttention {
   // What is in flight or at hand for one layer.
   struct Pending {
     std::optional<RequestId> speculative;  // candidates asked with q~
-    std::vector<float> approximate_q;
-    std::optional<Candidates> candidates;  // ROWS that speculative or the true query brought
-    std::optional<RequestId> query;        // asked with the true q
-    std::optional<RowStream> stream;       // every row, under want = ROWS
-    bool accepted = false;                 // speculative candidates are what is attended
-    std::vector<double> cosines;           // [n], least over q heads
+    std::vector<float> predicted_q;
+    std::optional<CandidateRows> candidates;  // ROWS that speculative or the true query brought
+    std::optional<RequestId> query;           // asked with the true q
+    std::optional<RowStream> stream;          // every row, under want = ROWS
+    bool accepted = false;                    // speculative candidates are what is attended
+    std::vector<double> cosines;              // [n], least over q heads
   };
 
   bool calibrating(Layer layer) const;

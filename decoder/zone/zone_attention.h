@@ -17,8 +17,8 @@ class ZoneAttention {
  public:
   virtual ~ZoneAttention() = default;
 
-  // approximate_q [n, q_heads, head_dim] for `layer`, while the layer before computes.
-  virtual absl::Status Prefetch(Layer layer, const float* approximate_q, int64_t n) = 0;
+  // predicted_q [n, q_heads, head_dim] for `layer`, while the layer before computes.
+  virtual absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) = 0;
   virtual absl::Status Start(Layer layer, const float* q, int64_t n) = 0;
   // partial gets the zone's attention, [n, q_heads].
   virtual absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) = 0;

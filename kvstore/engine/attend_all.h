@@ -24,7 +24,7 @@ inline constexpr int64_t kAttendMaxSpans = 16;
 std::vector<RowRange> AttendSpans(RowRange zone);
 
 struct AttendSpanParams {
-  const HeadRows* rows = nullptr;
+  const MappedHead* rows = nullptr;
   RowRange span;
   const float* queries = nullptr;  // the group's first q head of token 0: [tokens][group, head_dim]
   int64_t tokens = 0;

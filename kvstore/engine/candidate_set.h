@@ -18,7 +18,7 @@
 namespace carrel::kvstore {
 
 // Of one token and KV head.
-struct Candidates {
+struct CandidateIds {
   std::vector<Position> ids;  // ascending
   ZoneRest rest;              // of the zone less these, around the query that found them
 };
@@ -34,7 +34,7 @@ class CandidateSet {
   const int64_t bytes;  // at most, of the candidates
 
   // found [tokens, kv_heads]; empty if status is an error. Runs who waits, on this thread.
-  void Set(absl::Status status, std::vector<Candidates> found) {
+  void Set(absl::Status status, std::vector<CandidateIds> found) {
     std::vector<std::function<void()>> waiters;
     {
       absl::MutexLock lock(&mu_);
@@ -64,14 +64,14 @@ class CandidateSet {
 
   // After it is ready.
   const absl::Status& status() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return status_; }
-  const Candidates& of(size_t unit) const ABSL_NO_THREAD_SAFETY_ANALYSIS { return found_[unit]; }
+  const CandidateIds& of(size_t unit) const ABSL_NO_THREAD_SAFETY_ANALYSIS { return found_[unit]; }
 
  private:
   const ByteBudget::Charge charge_;
   absl::Mutex mu_;
   bool ready_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  std::vector<Candidates> found_ ABSL_GUARDED_BY(mu_);
+  std::vector<CandidateIds> found_ ABSL_GUARDED_BY(mu_);
   std::vector<std::function<void()>> waiters_ ABSL_GUARDED_BY(mu_);
 };
 

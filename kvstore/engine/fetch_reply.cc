@@ -47,7 +47,7 @@ absl::Status FetchReply::Next(int64_t max_bytes, std::vector<Piece>& pieces) {
   slot_.session().context()->Touch(request_.layer);
   int64_t room = max_bytes;
   while (!done()) {
-    const HeadRows& rows = *heads_[next_head_];
+    const MappedHead& rows = *heads_[next_head_];
     const int64_t row_bytes = 2 * rows.keys.row_bytes();
     if (!pieces.empty() && room < row_bytes) break;
     Piece piece;

@@ -29,7 +29,7 @@ class FetchReply : public Reply {
   const FetchRequest request_;
   const Session::Slot slot_;
   std::vector<KvHead> kv_heads_;
-  std::vector<std::shared_ptr<const HeadRows>> heads_;  // of kv_heads_
+  std::vector<std::shared_ptr<const MappedHead>> heads_;  // of kv_heads_
   const QueryStatistics statistics_;
   int64_t rows_ = 0;
   int64_t seen_ = 0;                       // what Look gave when heads_ were opened

@@ -109,13 +109,13 @@ void OpenContext::FreshSlot(Slot& slot, Layer layer) const {
   slot.changes = changes;
 }
 
-absl::StatusOr<std::shared_ptr<const HeadRows>> OpenContext::Head(Layer layer,
-                                                                  KvHead kv_head) const {
+absl::StatusOr<std::shared_ptr<const MappedHead>> OpenContext::Head(Layer layer,
+                                                                    KvHead kv_head) const {
   Slot& slot = slots_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
   absl::MutexLock lock(&slot.mu);
   FreshSlot(slot, layer);
   if (slot.rows != nullptr) return slot.rows;
-  auto rows = std::make_shared<HeadRows>();
+  auto rows = std::make_shared<MappedHead>();
   ASSIGN_OR_RETURN(rows->keys, Rows::OpenKeys(*stored_, layer, kv_head));
   ASSIGN_OR_RETURN(rows->values, Rows::OpenValues(*stored_, layer, kv_head));
   if (rows->keys.count() != tokens_ || rows->values.count() != tokens_ ||
@@ -198,7 +198,7 @@ bool OpenContext::ScansAll(Layer layer, KvHead kv_head) const {
   return IndexTypeOf(ParamsOf(layer, kv_head).kind).exact();
 }
 
-absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
+absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const MappedHead& rows,
                                     absl::FunctionRef<absl::Status(const Index&)> search) const {
   const IndexParams& params = ParamsOf(layer, kv_head);
   if (ScansAll(layer, kv_head)) return search(*rows.exact);

@@ -37,7 +37,7 @@ class StoredContext;
 class Summaries;
 
 // The rows of one layer and KV head, and the exact index over them, which needs nothing but them.
-struct HeadRows {
+struct MappedHead {
   Rows keys;
   Rows values;
   std::unique_ptr<Index> exact;
@@ -72,7 +72,7 @@ class OpenContext {
   int64_t tokens() const { return tokens_; }
   float scale() const { return scale_; }  // 1 / sqrt(head_dim)
 
-  absl::StatusOr<std::shared_ptr<const HeadRows>> Head(Layer layer, KvHead kv_head) const;
+  absl::StatusOr<std::shared_ptr<const MappedHead>> Head(Layer layer, KvHead kv_head) const;
 
   // FailedPrecondition: the context has none.
   absl::StatusOr<std::shared_ptr<const Summaries>> HeadSummaries(Layer layer, KvHead kv_head) const;
@@ -82,11 +82,10 @@ class OpenContext {
   using QueryDrift = std::vector<std::vector<float>>;
   absl::StatusOr<std::shared_ptr<const QueryDrift>> ReadDrift() const;
 
-  // Calls `search` with the context's index of the head; the index stays loaded meanwhile.
-  // `search` must not come back here.
-  // Whether that index scores every row, whatever is wanted.
+  // Whether the context's index of the head scores every row, whatever is wanted.
   bool ScansAll(Layer layer, KvHead kv_head) const;
-  absl::Status WithIndex(Layer layer, KvHead kv_head, const HeadRows& rows,
+  // Calls `search` with that index; it stays loaded meanwhile. `search` must not come back here.
+  absl::Status WithIndex(Layer layer, KvHead kv_head, const MappedHead& rows,
                          absl::FunctionRef<absl::Status(const Index&)> search) const;
 
   // Sessions that read it; kept by the engine.
@@ -96,7 +95,7 @@ class OpenContext {
   struct Slot {
     absl::Mutex mu;
     int64_t changes ABSL_GUARDED_BY(mu) = 0;  // of the layer's files, as both were opened
-    std::shared_ptr<const HeadRows> rows ABSL_GUARDED_BY(mu);
+    std::shared_ptr<const MappedHead> rows ABSL_GUARDED_BY(mu);
     std::shared_ptr<const Summaries> summaries ABSL_GUARDED_BY(mu);
   };
 

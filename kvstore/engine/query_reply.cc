@@ -352,8 +352,8 @@ absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
   return absl::OkStatus();
 }
 
-std::vector<Candidates> QueryReply::TakeCandidates() {
-  std::vector<Candidates> found;
+std::vector<CandidateIds> QueryReply::TakeCandidates() {
+  std::vector<CandidateIds> found;
   found.reserve(units_.size());
   for (Unit& unit : units_) found.push_back(std::move(unit.candidates));
   return found;
@@ -417,7 +417,7 @@ absl::Status QueryReply::FillRows(Piece& piece, int64_t first_row) const {
   const int64_t group = shape.group(), d = shape.head_dim, n = piece.rows;
   const Unit& unit =
       units_[static_cast<size_t>(piece.token) * shape.kv_heads + piece.kv_head.value()];
-  const HeadRows& rows = *heads_[piece.kv_head.value()];
+  const MappedHead& rows = *heads_[piece.kv_head.value()];
   piece.ids.resize(n);
   if (wants_scores()) piece.scores.resize(static_cast<size_t>(group * n));
   if (select::IsAll(request_.selection)) {

@@ -34,7 +34,7 @@ class QueryReply : public Reply {
              std::shared_ptr<CandidateSet> found);
 
   absl::Status Run(ThreadPool& pool, absl::Duration waited);  // once, first
-  std::vector<Candidates> TakeCandidates();                   // [tokens, kv_heads]
+  std::vector<CandidateIds> TakeCandidates();                 // [tokens, kv_heads]
 
   Kind kind() const override { return Kind::kQuery; }
   Layer layer() const override { return request_.layer; }
@@ -50,7 +50,7 @@ class QueryReply : public Reply {
     std::vector<Position> ids;
     std::vector<float> scores;    // [group, ids], if wanted
     std::vector<float> zone_lse;  // [group], if wanted
-    Candidates
+    CandidateIds
         candidates;    // that are kept; of those that travel, just what the zone weighs beside them
     int64_t rows = 0;  // to hand out
   };
@@ -90,7 +90,7 @@ class QueryReply : public Reply {
   const Session::Slot slot_;
   const std::shared_ptr<CandidateSet> among_, found_;
   const RowRange zone_;
-  std::vector<std::shared_ptr<const HeadRows>> heads_;  // [kv_heads]
+  std::vector<std::shared_ptr<const MappedHead>> heads_;  // [kv_heads]
   std::vector<Unit> units_;                             // [tokens, kv_heads]
   std::vector<float> out_, lse_;                        // ATTEND: [tokens, q_heads, ...]
   // [kv_heads, tokens scored, group, zone rows] while rows are selected, or empty

@@ -193,15 +193,15 @@ absl::StatusOr<ZoneRest> RestOf(const SelectParams& p, const Selected& selected)
   return ZoneRest::Make(rest);
 }
 
-absl::StatusOr<Candidates> KeepCandidates(const SelectParams& p, Selected& selected) {
-  Candidates candidates;
+absl::StatusOr<CandidateIds> KeepCandidates(const SelectParams& p, Selected& selected) {
+  CandidateIds candidates;
   ASSIGN_OR_RETURN(candidates.rest, RestOf(p, selected));
   candidates.ids = std::move(selected.ids);
   std::sort(candidates.ids.begin(), candidates.ids.end());
   return candidates;
 }
 
-absl::Status SelectAmong(const SelectParams& p, const Candidates& among, Selected& selected) {
+absl::Status SelectAmong(const SelectParams& p, const CandidateIds& among, Selected& selected) {
   selected = Selected();
   const std::vector<Position>& candidates = among.ids;
   const int64_t n = static_cast<int64_t>(candidates.size());

@@ -24,7 +24,7 @@ namespace carrel::kvstore {
 
 struct SelectParams {
   const OpenContext* context = nullptr;
-  const HeadRows* rows = nullptr;
+  const MappedHead* rows = nullptr;
   Layer layer;
   KvHead kv_head;
   RowRange zone;
@@ -50,12 +50,12 @@ absl::Status SelectRows(const SelectParams& params, Selected& selected);
 // By top_k. candidates: in the zone. A group score is taken over the zone, whose lse is that over the
 // candidates, exactly, and their rest: asked by the query that found them, they give its own best
 // rows.
-absl::Status SelectAmong(const SelectParams& params, const Candidates& candidates,
+absl::Status SelectAmong(const SelectParams& params, const CandidateIds& candidates,
                          Selected& selected);
 // What the zone weighs beside what a search selected.
 absl::StatusOr<ZoneRest> RestOf(const SelectParams& params, const Selected& selected);
 // What is kept of a search that found `selected`, whose ids move.
-absl::StatusOr<Candidates> KeepCandidates(const SelectParams& params, Selected& selected);
+absl::StatusOr<CandidateIds> KeepCandidates(const SelectParams& params, Selected& selected);
 
 // [group]: ln of the sum of exponentials of all scores of the zone; -inf for an empty one.
 absl::Status ZoneLse(const SelectParams& params, std::vector<float>& zone_lse);

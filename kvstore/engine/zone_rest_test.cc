@@ -20,7 +20,7 @@ class ZoneRestTest : public testing::Test {
     rows_.resize(static_cast<size_t>(tokens * kHeadDim));
     for (uint16_t& x : rows_) x = FloatToBf16(normal_(rng_));
     keys_ = Rows::FromMemory(rows_.data(), tokens, kHeadDim);
-    guess_ = Vector(kGroup * kHeadDim, 1);
+    predicted_q_ = Vector(kGroup * kHeadDim, 1);
   }
   std::vector<float> Vector(int64_t n, float size) {
     std::vector<float> x(static_cast<size_t>(n));
@@ -51,14 +51,14 @@ class ZoneRestTest : public testing::Test {
     const std::vector<Position> all = Others(zone, {});
     std::vector<float> zone_lse, given_lse;
     for (int64_t h = 0; h < kGroup; ++h) {
-      zone_lse.push_back(static_cast<float>(LseOver(all, guess_, h)));
-      given_lse.push_back(static_cast<float>(LseOver(given, guess_, h)));
+      zone_lse.push_back(static_cast<float>(LseOver(all, predicted_q_, h)));
+      given_lse.push_back(static_cast<float>(LseOver(given, predicted_q_, h)));
     }
     ZoneRestParams params;
     params.keys = &keys_;
     params.zone = zone;
     params.given = given;
-    params.queries = guess_.data();
+    params.queries = predicted_q_.data();
     params.group = kGroup;
     params.scale = kScale;
     params.zone_lse = zone_lse.data();
@@ -73,7 +73,7 @@ class ZoneRestTest : public testing::Test {
   std::normal_distribution<float> normal_;
   std::vector<uint16_t> rows_;
   Rows keys_;
-  std::vector<float> guess_;
+  std::vector<float> predicted_q_;
 };
 
 TEST_F(ZoneRestTest, TheQueryItWasMadeWith_GivesWhatTheOthersWeigh) {
@@ -82,8 +82,8 @@ TEST_F(ZoneRestTest, TheQueryItWasMadeWith_GivesWhatTheOthersWeigh) {
   const std::vector<Position> given{3, 4, 5, 99, 500, 959};
   const ZoneRest rest = Rest(zone, given);
   for (int64_t h = 0; h < kGroup; ++h) {
-    EXPECT_NEAR(rest.Lse(h, &guess_[static_cast<size_t>(h * kHeadDim)]),
-                LseOver(Others(zone, given), guess_, h), 1e-4);
+    EXPECT_NEAR(rest.Lse(h, &predicted_q_[static_cast<size_t>(h * kHeadDim)]),
+                LseOver(Others(zone, given), predicted_q_, h), 1e-4);
   }
 }
 
@@ -95,7 +95,7 @@ TEST_F(ZoneRestTest, AQueryNearby_IsFollowed) {
   const std::vector<Position> others = Others(zone, given);
   const std::vector<float> step = Vector(kGroup * kHeadDim, 1);
   for (const float far : {0.01f, 0.1f}) {
-    std::vector<float> query = guess_;
+    std::vector<float> query = predicted_q_;
     for (size_t i = 0; i < query.size(); ++i) query[i] += far * step[i];
     for (int64_t h = 0; h < kGroup; ++h) {
       const double expected = LseOver(others, query, h);

@@ -267,9 +267,9 @@ void PrintManifest(const v1::Manifest& manifest) {
     std::printf("no summaries\n");
   }
   if (sizes.query_drift > 0) {
-    std::printf("drift of approximate queries: %s\n", FormatBytes(sizes.query_drift).c_str());
+    std::printf("drift of predicted queries: %s\n", FormatBytes(sizes.query_drift).c_str());
   } else {
-    std::printf("no drift of approximate queries\n");
+    std::printf("no drift of predicted queries\n");
   }
   if (!manifest.prefill_attention().empty()) {
     std::printf("prefilled with attention %s, positions %s\n", manifest.prefill_attention().c_str(),

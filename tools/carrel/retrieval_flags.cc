@@ -108,7 +108,7 @@ void RetrievalFlags::DeclareSelectionLab(CLI::App& command) {
       ->capture_default_str();
   command
       .add_option("--prefetch", prefetch,
-                  "off | speculative (ask ahead with approximate queries) | verified (again where "
+                  "off | speculative (ask ahead with predicted queries) | verified (again where "
                   "they are too far off)")
       ->capture_default_str();
   command

@@ -12,8 +12,8 @@ void LearnQueryDrift(const QueryDriftParams& p) {
   std::copy_n(p.mean, width, known);
   for (int64_t i = 0; i < p.n; ++i) {
     const float* q = p.q + i * width;
-    const float* guess = p.guess + i * width;
-    for (int64_t c = 0; c < width; ++c) lack[c] = q[c] - guess[c];
+    const float* predicted_q = p.predicted_q + i * width;
+    for (int64_t c = 0; c < width; ++c) lack[c] = q[c] - predicted_q[c];
     if (p.inv_freq != nullptr) {  // at a negative angle it is its inverse
       Rope(lack, 1, p.heads, p.head_dim, -(p.first_position + i), p.inv_freq);
     }

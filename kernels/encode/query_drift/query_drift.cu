@@ -14,8 +14,8 @@ __global__ void LearnQueryDriftKernel(const QueryDriftCudaParams p) {
   int32_t tokens = p.tokens[blockIdx.x];
   for (int64_t i = 0; i < p.n; ++i) {
     const int64_t row = i * width;
-    const float a = p.q[row + low] - p.guess[row + low];
-    const float b = p.q[row + high] - p.guess[row + high];
+    const float a = p.q[row + low] - p.predicted_q[row + low];
+    const float b = p.q[row + high] - p.predicted_q[row + high];
     float sine, cosine;
     sincosf(__fmul_rn(static_cast<float>(first + i), inv_freq), &sine, &cosine);
     const float weight = fmaxf(p.newest, 1.0f / static_cast<float>(++tokens));

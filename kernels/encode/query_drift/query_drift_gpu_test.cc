@@ -38,12 +38,12 @@ TEST_F(QueryDriftGpuTest, RandomBlocks_MatchReference) {
     int64_t step = 0;
     for (const int64_t n : {Below(20), int64_t{1}, int64_t{0}, 1 + Below(300)}) {
       const std::vector<float> q = RandomNormal(rng_, n * width);
-      const std::vector<float> guess = RandomNormal(rng_, n * width);
-      const DeviceInput<float> dq(q), dguess(guess);
+      const std::vector<float> predicted_q = RandomNormal(rng_, n * width);
+      const DeviceInput<float> dq(q), dguess(predicted_q);
       const DeviceInput<int32_t> dstep({static_cast<int32_t>(step)});
       const float newest = trial % 4 == 0 ? 0.0f : 0.2f;
       CARREL_ASSERT_CUDA(LearnQueryDriftCuda({.q = dq.data(),
-                                              .guess = dguess.data(),
+                                              .predicted_q = dguess.data(),
                                               .n = n,
                                               .heads = heads,
                                               .head_dim = dim,
@@ -54,8 +54,8 @@ TEST_F(QueryDriftGpuTest, RandomBlocks_MatchReference) {
                                               .mean = mean.data(),
                                               .tokens = tokens.data()},
                                              nullptr));
-      RefLearnQueryDrift({q.data(), guess.data(), n, heads, dim, first + step, inv_freq.data(),
-                          newest, expected.data(), &expected_tokens, nullptr});
+      RefLearnQueryDrift({q.data(), predicted_q.data(), n, heads, dim, first + step,
+                          inv_freq.data(), newest, expected.data(), &expected_tokens, nullptr});
       EXPECT_LE(RelativeError(mean.Get(), expected), 1e-4);
       EXPECT_EQ(tokens.Get(), std::vector<int32_t>(static_cast<size_t>(heads),
                                                    static_cast<int32_t>(expected_tokens)));
@@ -65,11 +65,11 @@ TEST_F(QueryDriftGpuTest, RandomBlocks_MatchReference) {
 }
 
 TEST_F(QueryDriftGpuTest, QueriesBeforeRope_AreNotTurned) {
-  const std::vector<float> q = RandomNormal(rng_, 2 * 64), guess = RandomNormal(rng_, 2 * 64);
-  const DeviceInput<float> dq(q), dguess(guess);
+  const std::vector<float> q = RandomNormal(rng_, 2 * 64), predicted_q = RandomNormal(rng_, 2 * 64);
+  const DeviceInput<float> dq(q), dguess(predicted_q);
   const DeviceWorkspace mean(64 * 4), tokens(4);
   CARREL_ASSERT_CUDA(LearnQueryDriftCuda({.q = dq.data(),
-                                          .guess = dguess.data(),
+                                          .predicted_q = dguess.data(),
                                           .n = 2,
                                           .heads = 1,
                                           .head_dim = 64,
@@ -79,7 +79,8 @@ TEST_F(QueryDriftGpuTest, QueriesBeforeRope_AreNotTurned) {
                                          nullptr));
   std::vector<float> got(64), want(64);
   CARREL_ASSERT_CUDA(cudaMemcpy(got.data(), mean.data(), 64 * 4, cudaMemcpyDeviceToHost));
-  for (size_t c = 0; c < 64; ++c) want[c] = (q[c] - guess[c] + q[64 + c] - guess[64 + c]) / 2;
+  for (size_t c = 0; c < 64; ++c)
+    want[c] = (q[c] - predicted_q[c] + q[64 + c] - predicted_q[64 + c]) / 2;
   EXPECT_LE(RelativeError(got, want), 1e-5);
 }
 

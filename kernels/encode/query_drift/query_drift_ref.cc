@@ -16,8 +16,8 @@ void RefLearnQueryDrift(const QueryDriftParams& p) {
       for (int64_t c = 0; c < half; ++c) {
         const int64_t low = h * p.head_dim + c, high = low + half;
         const int64_t row = i * p.heads * p.head_dim;
-        const double a = double{p.q[row + low]} - p.guess[row + low];
-        const double b = double{p.q[row + high]} - p.guess[row + high];
+        const double a = double{p.q[row + low]} - p.predicted_q[row + low];
+        const double b = double{p.q[row + high]} - p.predicted_q[row + high];
         const float angle =
             p.inv_freq == nullptr ? 0.0f : static_cast<float>(p.first_position + i) * p.inv_freq[c];
         const double cosine = std::cos(double{angle}), sine = std::sin(double{angle});

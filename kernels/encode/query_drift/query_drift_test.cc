@@ -25,10 +25,10 @@ TEST_P(QueryDriftTest, RandomBlocks_MatchReference) {
     int64_t tokens = 0, expected_tokens = 0, position = Below(trial % 2 == 0 ? 100 : 1000000);
     for (const int64_t n : {Below(6), int64_t{1}, Below(6)}) {
       const std::vector<float> q = RandomNormal(rng_, n * width);
-      const std::vector<float> guess = RandomNormal(rng_, n * width);
+      const std::vector<float> predicted_q = RandomNormal(rng_, n * width);
       QueryDriftParams p;
       p.q = q.data();
-      p.guess = guess.data();
+      p.predicted_q = predicted_q.data();
       p.n = n;
       p.heads = heads;
       p.head_dim = dim;
@@ -52,15 +52,15 @@ TEST_P(QueryDriftTest, RandomBlocks_MatchReference) {
 TEST_P(QueryDriftTest, SameLackEverywhere_IsTheMean) {
   const int64_t heads = 3, dim = 32, width = heads * dim, n = 50, first = Below(100000);
   const std::vector<float> inv_freq = InvFreq(dim), lack = RandomNormal(rng_, width);
-  const std::vector<float> guess = RandomNormal(rng_, n * width);
+  const std::vector<float> predicted_q = RandomNormal(rng_, n * width);
   std::vector<float> q;
   for (int64_t i = 0; i < n; ++i) q.insert(q.end(), lack.begin(), lack.end());
   Rope(q.data(), n, heads, dim, first, inv_freq.data());
-  for (size_t i = 0; i < q.size(); ++i) q[i] += guess[i];
+  for (size_t i = 0; i < q.size(); ++i) q[i] += predicted_q[i];
   for (const float newest : {0.0f, 0.2f}) {
     std::vector<float> mean(width, 0.0f), scratch(2 * width);
     int64_t tokens = 0;
-    LearnQueryDrift({q.data(), guess.data(), n, heads, dim, first, inv_freq.data(), newest,
+    LearnQueryDrift({q.data(), predicted_q.data(), n, heads, dim, first, inv_freq.data(), newest,
                      mean.data(), &tokens, scratch.data()});
     EXPECT_EQ(tokens, n);
     EXPECT_LE(RelativeError(mean, lack), 1e-5);

@@ -1,4 +1,4 @@
-#include "decoder/zone/candidates.h"
+#include "decoder/zone/candidate_rows.h"
 
 #include <algorithm>
 #include <atomic>
@@ -32,14 +32,14 @@ float WithRest(float found, const char* rest, int64_t h, int64_t head_dim, const
 
 }  // namespace
 
-Candidates::Candidates(const AttentionShape& shape, RowRange zone, int64_t tokens)
+CandidateRows::CandidateRows(const AttentionShape& shape, RowRange zone, int64_t tokens)
     : shape_(shape),
       zone_(zone),
       tokens_(tokens),
       rows_(static_cast<size_t>(tokens) * shape.kv_heads) {}
 
-absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows, const RowCache* held,
-                                 Layer layer) {
+absl::Status CandidateRows::AddPart(v1::SessionReply part, bool with_rows, const RowCache* held,
+                                    Layer layer) {
   parts_.push_back(std::move(part));
   const int64_t d = shape_.head_dim;
   // Sub-messages are on the heap and stay where they are when parts_ grows: moving a message swaps
@@ -90,7 +90,7 @@ absl::Status Candidates::AddPart(v1::SessionReply part, bool with_rows, const Ro
   return absl::OkStatus();
 }
 
-absl::Status Candidates::CheckComplete() const {
+absl::Status CandidateRows::CheckComplete() const {
   std::vector<Position> sorted;
   for (size_t i = 0; i < rows_.size(); ++i) {
     sorted = rows_[i].ids;
@@ -104,7 +104,7 @@ absl::Status Candidates::CheckComplete() const {
   return absl::OkStatus();
 }
 
-void Candidates::KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const {
+void CandidateRows::KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const {
   statistics.slots = cache.slots(layer);
   for (size_t i = 0; i < rows_.size(); ++i) {
     const KvHead head(static_cast<int32_t>(i % static_cast<size_t>(shape_.kv_heads)));
@@ -114,8 +114,8 @@ void Candidates::KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics
   }
 }
 
-int64_t Candidates::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of, float scale,
-                           ThreadPool* pool, Partial& partial) const {
+int64_t CandidateRows::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of,
+                              float scale, ThreadPool* pool, Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
   std::atomic<int64_t> attended{0};
   pool->ParallelFor(tokens_ * shape_.kv_heads, [&](int64_t unit) {

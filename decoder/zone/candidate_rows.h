@@ -22,9 +22,9 @@
 
 namespace carrel::decoder {
 
-class Candidates {
+class CandidateRows {
  public:
-  Candidates(const AttentionShape& shape, RowRange zone, int64_t tokens);
+  CandidateRows(const AttentionShape& shape, RowRange zone, int64_t tokens);
 
   // want = ROWS: ids, K and V; of rows that `held` has for the layer, K and V are there, unless the
   // store sent all. want = IDS: ids only.

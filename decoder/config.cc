@@ -109,6 +109,26 @@ absl::Status ValidateGpuHostZone(const HostZoneOptions& zone, const RetrievalCon
   return absl::OkStatus();
 }
 
+struct PlainZone {
+  absl::string_view name;
+  bool on_gpu;
+};
+constexpr PlainZone kPlainZones[] = {
+// by their ZoneKind
+#define CARREL_ZONE(Name, name) {#name, false},
+#define CARREL_GPU_ZONE(Name, name) {#name, true},
+#include "decoder/zone/zones.def"
+#undef CARREL_ZONE
+#undef CARREL_GPU_ZONE
+};
+
+absl::Status ValidateGpuPlainZone(const PlainZoneOptions& options) {
+  const PlainZone& zone = kPlainZones[static_cast<size_t>(options.kind)];
+  if (zone.on_gpu) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("zone=", zone.name, " has no CUDA form: it needs device=cpu"));
+}
+
 // Positions of their own on a GPU.
 absl::Status ValidateCudaRope(const DeviceConfig& device, const RetrievalConfig& config) {
   if (device.device == model::Device::kCpu) return absl::OkStatus();
@@ -150,7 +170,8 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
   }
   if (host != nullptr && cuda) return ValidateGpuHostZone(*host, config);
   if (host != nullptr) return ValidateNoBanks(host->bank);
-  if (on_device == nullptr) return absl::OkStatus();
+  if (const auto* const plain = std::get_if<PlainZoneOptions>(&config.zone))
+    return cuda ? ValidateGpuPlainZone(*plain) : absl::OkStatus();
   if (config.row_cache_bytes != 0)
     return absl::InvalidArgumentError("zone=device: no rows travel, so row_cache must be 0");
   if (!cuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
@@ -298,6 +319,17 @@ absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name) {
   if (name == "vector") return kernels::RowMap::kVector;
   if (name == "hash") return kernels::RowMap::kHash;
   return UnknownName("bank_map", name, "vector, hash");
+}
+
+absl::StatusOr<ZoneOptions> ParseZone(absl::string_view name) {
+  std::string known;
+  for (size_t kind = 0; kind < std::size(kPlainZones); ++kind) {
+    if (name == kPlainZones[kind].name) return PlainZoneOptions{static_cast<ZoneKind>(kind)};
+    absl::StrAppend(&known, kPlainZones[kind].name, ", ");
+  }
+  if (name == "host") return HostZoneOptions();
+  if (name == "device") return DeviceZoneOptions();
+  return UnknownName("zone", name, known + "host, device");
 }
 
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name) {

@@ -53,9 +53,19 @@ struct BankConfig {
                      // attended; 1 .. 8
 };
 
-// Where the zone lives, and who chooses its rows: the store, by the context's index; or the decoder,
-// by a method, among rows in this host's memory or on the GPU, where the store is read once, at open.
-struct StoreZoneOptions {};
+// Where the zone lives, and who chooses its rows: one of zones.def, such as the store, by the context's
+// index; or the decoder, by a method, among rows in this host's memory or on the GPU, where the store is
+// read once, at open.
+enum class ZoneKind : uint8_t {
+#define CARREL_ZONE(Name, name) k##Name,
+#define CARREL_GPU_ZONE CARREL_ZONE
+#include "decoder/zone/zones.def"
+#undef CARREL_ZONE
+#undef CARREL_GPU_ZONE
+};
+struct PlainZoneOptions {
+  ZoneKind kind = ZoneKind::kStore;
+};
 struct HostZoneOptions {
   SelectorConfig selector;
   BankConfig bank = {};  // with a GPU
@@ -63,7 +73,7 @@ struct HostZoneOptions {
 struct DeviceZoneOptions {
   SelectorConfig selector;
 };
-using ZoneOptions = std::variant<StoreZoneOptions, HostZoneOptions, DeviceZoneOptions>;
+using ZoneOptions = std::variant<PlainZoneOptions, HostZoneOptions, DeviceZoneOptions>;
 
 struct RetrievalConfig {
   // What the context must hold: its content id (Manifest), or the first 12 digits or more; empty:
@@ -141,6 +151,8 @@ std::vector<int64_t> Budgets(const std::vector<select::Selection>& selections);
 bool Estimates(const RetrievalConfig& config, bool has_summaries);
 
 absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name);
+// "host" and "device" without their options; a name of zones.def.
+absl::StatusOr<ZoneOptions> ParseZone(absl::string_view name);
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);
 absl::StatusOr<Want> ParseWant(absl::string_view name);
 absl::StatusOr<Estimate> ParseEstimate(absl::string_view name);

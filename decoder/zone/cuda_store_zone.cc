@@ -6,6 +6,7 @@
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {
 
@@ -77,6 +78,11 @@ absl::Status CudaStoreZone::Attend(Layer, const CudaQueries& queries, int64_t,
   const int64_t floats = queries.n * width_;
   RETURN_IF_ERROR(Copy(to.out, answer_.data(), floats, stream));
   return Copy(to.lse, answer_.data() + floats, queries.n * shape_.q_heads, stream);
+}
+
+absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaStoreZone(
+    const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
+  return std::make_unique<CudaStoreZone>(context, statistics);
 }
 
 }  // namespace carrel::decoder

@@ -1,6 +1,5 @@
 #include "decoder/zone/cuda_device_zone.h"
 #include "decoder/zone/cuda_host_zone.h"
-#include "decoder/zone/cuda_store_zone.h"
 #include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {
@@ -8,13 +7,21 @@ namespace {
 
 using Made = absl::StatusOr<std::unique_ptr<CudaZoneAttention>>;
 
+constexpr Made (*kPlainZones[])(const OpenedContext&, std::vector<LayerStatistics>*) = {
+#define CARREL_ZONE(Name, name) nullptr,  // ValidateDeviceConfig
+#define CARREL_GPU_ZONE(Name, name) MakeCuda##Name##Zone,
+#include "decoder/zone/zones.def"
+#undef CARREL_ZONE
+#undef CARREL_GPU_ZONE
+};
+
 // One overload for each of ZoneOptions.
 struct CudaMaker {
   const OpenedContext& context;
   std::vector<LayerStatistics>* statistics;
 
-  Made operator()(const StoreZoneOptions&) const {
-    return std::make_unique<CudaStoreZone>(context, statistics);
+  Made operator()(const PlainZoneOptions& options) const {
+    return kPlainZones[static_cast<size_t>(options.kind)](context, statistics);
   }
   Made operator()(const HostZoneOptions& options) const {
     return CudaHostZone::Create(options, context);

@@ -1,20 +1,27 @@
 #include "decoder/zone/make_zone.h"
 
 #include "decoder/zone/host_zone.h"
-#include "decoder/zone/store_zone.h"
 
 namespace carrel::decoder {
 namespace {
 
 using Made = absl::StatusOr<std::unique_ptr<ZoneAttention>>;
 
+constexpr Made (*kPlainZones[])(const OpenedContext&, std::vector<LayerStatistics>*) = {
+#define CARREL_ZONE(Name, name) Make##Name##Zone,
+#define CARREL_GPU_ZONE CARREL_ZONE
+#include "decoder/zone/zones.def"
+#undef CARREL_ZONE
+#undef CARREL_GPU_ZONE
+};
+
 // One overload for each of ZoneOptions.
 struct Maker {
   const OpenedContext& context;
   std::vector<LayerStatistics>* statistics;
 
-  Made operator()(const StoreZoneOptions&) const {
-    return std::make_unique<StoreZone>(context, statistics);
+  Made operator()(const PlainZoneOptions& options) const {
+    return kPlainZones[static_cast<size_t>(options.kind)](context, statistics);
   }
   Made operator()(const HostZoneOptions& options) const {
     return HostZone::Create(options, context, statistics);

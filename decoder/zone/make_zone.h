@@ -22,4 +22,16 @@ absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeZone(const OpenedContext& con
 absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(
     const OpenedContext& context, std::vector<LayerStatistics>* statistics);
 
+// Of zones.def, each beside its zone; those of a GPU in a build with CUDA.
+#define CARREL_ZONE(Name, name)                                    \
+  absl::StatusOr<std::unique_ptr<ZoneAttention>> Make##Name##Zone( \
+      const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+#define CARREL_GPU_ZONE(Name, name)                                        \
+  CARREL_ZONE(Name, name)                                                  \
+  absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCuda##Name##Zone( \
+      const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+#include "decoder/zone/zones.def"
+#undef CARREL_ZONE
+#undef CARREL_GPU_ZONE
+
 }  // namespace carrel::decoder

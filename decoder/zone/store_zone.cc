@@ -7,6 +7,7 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/client/wire.h"
+#include "decoder/zone/make_zone.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 
 namespace carrel::decoder {
@@ -281,6 +282,11 @@ void StoreZone::Cancel() {
     if (pending.stream.has_value()) pending.stream->Cancel();
   }
   pending_ = std::vector<Pending>(pending_.size());
+}
+
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeStoreZone(
+    const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
+  return std::make_unique<StoreZone>(context, statistics);
 }
 
 }  // namespace carrel::decoder

@@ -23,7 +23,7 @@ struct Room {
 constexpr Room kRooms[] = {
     {"decoder", "values", "statistics sampler", ""},
     {"decoder", "methods",
-     "select/selector_config select/method_type select/methods select/host_rows", ""},
+     "select/selector_config select/method_type select/methods select/host_rows zone/zones", ""},
     {"decoder", "options", "config fidelity", "methods"},
     {"decoder", "client", "client/*", ""},
     {"decoder", "window", "window/*", ""},

@@ -212,18 +212,15 @@ absl::Status RetrievalFlags::Resolve() {
 }
 
 absl::Status RetrievalFlags::ResolveZone(bool has_context) {
-  if (zone != "store" && zone != "host" && zone != "device") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("zone=", zone, " is none of store, host, device"));
-  }
-  if (zone == "store" && !method.empty()) {
+  ASSIGN_OR_RETURN(config.zone, decoder::ParseZone(zone));
+  const bool plain = std::holds_alternative<decoder::PlainZoneOptions>(config.zone);
+  if (plain && !method.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("method=", method, " needs --zone host or device: the store has its indexes"));
   }
   ASSIGN_OR_RETURN(bank.map, decoder::ParseRowMap(bank_map));
   if (zone != "host") RETURN_IF_ERROR(decoder::ValidateNoBanks(bank));
-  config.zone = decoder::StoreZoneOptions();
-  if (zone == "store") return absl::OkStatus();
+  if (plain) return absl::OkStatus();
   const bool cuda = device_config.device == model::Device::kCuda;
   if (zone == "device" && !cuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
   if (zone == "host" && !cuda && !store.server.empty()) {

@@ -91,8 +91,8 @@ class QueryReply : public Reply {
   const std::shared_ptr<CandidateSet> among_, found_;
   const RowRange zone_;
   std::vector<std::shared_ptr<const MappedHead>> heads_;  // [kv_heads]
-  std::vector<Unit> units_;                             // [tokens, kv_heads]
-  std::vector<float> out_, lse_;                        // ATTEND: [tokens, q_heads, ...]
+  std::vector<Unit> units_;                               // [tokens, kv_heads]
+  std::vector<float> out_, lse_;                          // ATTEND: [tokens, q_heads, ...]
   // [kv_heads, tokens scored, group, zone rows] while rows are selected, or empty
   std::vector<float> zone_scores_;
   int64_t first_scored_ = 0, tokens_scored_ = 0;

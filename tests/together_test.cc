@@ -143,7 +143,7 @@ class SharedQuestionTest : public TogetherTest {
   // Opens them anew, answers alone, then all together from the first token on.
   void AnswerTogether(bool refuse) {
     decoder::RetrievalConfig config;
-    config.top_k = 24;
+    config.selection = select::TopK{24};
     std::vector<Generation> generations;
     for (int64_t i = 0; i < kShared; ++i) {
       auto decoder = testing_world::EmbeddedDecoder::Open(

@@ -37,7 +37,7 @@ class DeadlineTest : public testing::Test {
     query.layer = Layer(1);
     query.tokens = 1;
     query.queries = context_->Queries(1, seed_ + id);
-    query.top_k = 20;
+    query.selection = select::TopK{20};
     query.want = Want::kRows;
     v1::SessionRequest request;
     request.set_request_id(id);

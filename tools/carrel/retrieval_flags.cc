@@ -184,14 +184,14 @@ absl::Status RetrievalFlags::ResolveSelect() {
   }
   bool bounded = max_rows == 0;
   if (select.has_value() || top_k.has_value()) {
-    ASSIGN_OR_RETURN(select::Selection selection, select.has_value()
-                                                      ? decoder::ParseSelection(*select)
-                                                      : decoder::ParseTopK(*top_k));
-    if (int64_t* const bound = select::MaxRows(selection)) {
+    absl::StatusOr<select::Selection> selection =
+        select.has_value() ? decoder::ParseSelection(*select) : decoder::ParseTopK(*top_k);
+    RETURN_IF_ERROR(selection.status());
+    if (int64_t* const bound = select::MaxRows(*selection)) {
       *bound = max_rows;
       bounded = true;
     }
-    config.selection = std::move(selection);
+    config.selection = *std::move(selection);
   } else {
     ASSIGN_OR_RETURN(const decoder::Fidelity named,
                      decoder::ParseFidelity(fidelity.value_or("balanced")));

@@ -145,7 +145,7 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
                   "store_access\\.cc|tests/)")},
       {"Protobuf in a header", std::regex("\\.pb\\.h$|^google/protobuf"),
        std::regex("\\.cc$|^kvstore/service/|^kvstore/engine/|^kvstore/storage/|^decoder/"
-                  "zone/candidates\\.h$|_test_util\\.h$|^tests/")},
+                  "zone/candidate_rows\\.h$|_test_util\\.h$|^tests/")},
       {"OpenBLAS", std::regex("cblas|openblas"), std::regex("^kernels/.*\\.cc$|^bench/")},
       {"PCRE2, SentencePiece, utf8proc", std::regex("^(pcre2|sentencepiece|utf8proc)"),
        std::regex("^model/.*\\.cc$")},

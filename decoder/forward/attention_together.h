@@ -1,6 +1,6 @@
 // What:   attention of one token each of several sequences, layer by layer. Those that go with each other
 //         (SequenceAttention::GoesWith: of one context, asking in the same way) ask for the zone in one
-//         question; all questions of a layer are on their way at once.
+//         question, and the questions of all such groups are on their way at once.
 // Errors: a sequence's own, in its status: what fails, or is not wanted any more, fails alone, and computes
 //         zeros from there on.
 // Ownership: keeps what a member points to for as long as it lives.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 
+#include "common/f16.h"
 #include "common/status.h"
 #include "common/test_util.h"
 #include "kernels/layer/dequantize/code_values.h"
@@ -211,7 +212,7 @@ std::string ToQ4_0(const std::vector<float>& values) {
     const float farthest =
         *std::max_element(x, x + 32, [](float a, float b) { return std::abs(a) < std::abs(b); });
     const float d = farthest / -8, inverse = d != 0 ? 1 / d : 0;
-    const _Float16 half = static_cast<_Float16>(d);
+    const uint16_t half = FloatToF16(d);
     std::string block(18, '\0');
     std::memcpy(block.data(), &half, sizeof(half));
     const auto code = [&](int i) {

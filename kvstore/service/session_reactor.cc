@@ -409,7 +409,10 @@ void SessionReactor::Read() {
   if (reading_ || finished_ || half_closed_ || !has_room()) return;
   reading_ = true;
   if (not_before_ <= absl::Now()) return StartRead(&request_);
-  later_.Set(absl::ToChronoTime(not_before_), [self = shared_from_this()](bool) {
+  // An alarm keeps its function when it has run, and is ours: it must not keep us.
+  later_.Set(absl::ToChronoTime(not_before_), [weak = weak_from_this()](bool) {
+    const std::shared_ptr<SessionReactor> self = weak.lock();
+    if (self == nullptr) return;
     absl::MutexLock lock(&self->mu_);
     if (!self->finished_) self->StartRead(&self->request_);
   });

@@ -288,6 +288,28 @@ TEST_F(TransferAccessTest, Tenants_AreCounted) {
   EXPECT_TRUE(server_->server->tenants().empty());
 }
 
+// What is imported may be gone on with; and the transfer, whose own alarm kept it, does not leak
+// (./run sanitized sees that).
+TEST_F(TransferAccessTest, DelayedImportThatIsCutOff_IsLetGo) {
+  Start();
+  TakeOut();
+  Write(Keys(R"({"name": "slow", "sha256": "%slow%", "rights": ["import"],
+                 "requests_per_second": 2})"),
+        Tenants(0));
+  {
+    ImportCall call(*server_, "slow");
+    CARREL_ASSERT_OK(call.Send(mine_.substr(0, 10), "here"));
+    for (size_t at = 10; at < 60; at += 10) CARREL_ASSERT_OK(call.Send(mine_.substr(at, 10)));
+    EXPECT_GT(server_->config.access->uses().back().counts.delayed, 0);
+  }
+  absl::StatusOr<int64_t> again = absl::UnavailableError("not yet");
+  for (int i = 0; i < 2000 && !again.ok(); ++i) {
+    again = ImportCall(*server_, "owner").Send(mine_.substr(0, 60), "here");
+    if (!again.ok()) absl::SleepFor(absl::Milliseconds(5));
+  }
+  CARREL_EXPECT_OK(again);
+}
+
 TEST_F(TransferAccessTest, WithdrawnKey_EndsImportsAndExports) {
   Start();
   const std::string stream = Exported("owner", "mine");

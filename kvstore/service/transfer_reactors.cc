@@ -125,9 +125,11 @@ class TransferReactor : public Reactor,
     if (wait == absl::ZeroDuration()) return next();
     absl::MutexLock lock(&mu_);
     if (finished_) return;
+    // An alarm keeps its function when it has run, and is ours: it must not keep us.
     later_.Set(absl::ToChronoTime(now + wait),
-               [self = this->shared_from_this(), next = std::move(next)](bool ok) {
-                 if (ok) next();
+               [weak = this->weak_from_this(), next = std::move(next)](bool ok) {
+                 const std::shared_ptr<Transfer> self = weak.lock();
+                 if (ok && self != nullptr) next();
                });
   }
 

@@ -413,7 +413,7 @@ TEST(StoreFaultTest, CrashBetweenHidingAndFreeing_IsFinishedAtTheNextOpen) {
   CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "stays"}));
 }
 
-constexpr TestContextSpec kSmall{.layers = 1, .kv_heads = 1, .tokens = 200};
+const TestContextSpec kSmall{.layers = 1, .kv_heads = 1, .tokens = 200};
 
 // Publishes and deletes until it is killed; says in a file what it did. Run by the test below.
 TEST(StoreFaultChild, DISABLED_PublishesAndDeletes) {

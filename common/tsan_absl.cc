@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 namespace {
@@ -186,6 +187,23 @@ void CondVar::SignalAll() {
   signals.changed.notify_all();
 }
 
+Notification::~Notification() { MutexLock lock(&mutex_); }
+void Notification::Notify() {
+  MutexLock lock(&mutex_);
+  notified_yet_.store(true, std::memory_order_release);
+}
+void Notification::WaitForNotification() const {
+  MutexLock lock(&mutex_);
+  mutex_.Await(Condition(&HasBeenNotifiedInternal, &notified_yet_));
+}
+bool Notification::WaitForNotificationWithTimeout(Duration timeout) const {
+  return WaitForNotificationWithDeadline(Now() + timeout);
+}
+bool Notification::WaitForNotificationWithDeadline(Time deadline) const {
+  MutexLock lock(&mutex_);
+  return mutex_.AwaitWithDeadline(Condition(&HasBeenNotifiedInternal, &notified_yet_), deadline);
+}
+
 ABSL_NAMESPACE_END
 }  // namespace absl
 
@@ -223,6 +241,7 @@ extern "C" const char* __tsan_default_suppressions() {
          "race:rocksdb::Version::Unref\n"
          "race:absl::debian3::time_internal::cctz::time_zone::Impl::LoadTimeZone\n"
          "race:absl::debian3::Status::Unref\n"  // its count is the library's
+         "race:libabsl_status.so\n"             // as are the words of those that gRPC made
          "race:absl::debian3::inlined_vector_internal::Storage<absl::debian3::status_internal::"
          "Payload\n";
 }

@@ -181,8 +181,9 @@ bool GrpcStoreClient::Receive(v1::SessionReply reply) {
 }
 
 absl::Status GrpcStoreClient::ended() const {
-  // What refuses an Open keeps its code.
-  return open_ || end_.ok() ? BrokenStream(end_) : end_;
+  // What refuses an Open keeps its code. Cancelled is none: we cancel nothing that is waited for, a
+  // server that stops does.
+  return open_ || end_.ok() || absl::IsCancelled(end_) ? BrokenStream(end_) : end_;
 }
 
 absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {

@@ -171,6 +171,18 @@ TEST(StoreClient, RefusedOpen_KeepsItsCode) {
               StatusIs(StatusCode::kFailedPrecondition, "fingerprint mismatch"));
 }
 
+// A server that stops while a session opens; whoever waits for a store tries again.
+TEST(StoreClient, OpenThatAStoppingServerCancels_IsUnavailable) {
+  ScriptedStore store([](Stream* stream) {
+    stream->SendInitialMetadata();
+    Read(stream);
+    return grpc::Status::CANCELLED;
+  });
+  auto client = store.Client();
+  CARREL_ASSERT_OK(client);
+  EXPECT_THAT((*client)->Open(MakeOpen()), StatusIs(StatusCode::kUnavailable, "the store is gone"));
+}
+
 TEST(StoreClient, StreamThatEnds_FailsWhatIsPendingAndWhatComesAsUnavailable) {
   for (const grpc::Status& end :
        {grpc::Status::OK, grpc::Status(grpc::StatusCode::UNAVAILABLE, "shutting down"),

@@ -128,9 +128,10 @@ class QueryMeasure {
     return Square(s_.sparse.out, dense_.out.data());
   }
 
-  // After Select: the same with the term.
-  absl::StatusOr<double> Estimate(const Summaries& summaries, float share) {
-    s_.rest.Reset(group_, d_);
+  // After Select: adds the same with the term, for each share, to errors.
+  absl::Status Estimate(const Summaries& summaries, absl::Span<const float> shares,
+                        double* errors) {
+    s_.rest.Reset(static_cast<int64_t>(shares.size()) * group_, d_);
     EstimateParams params;
     params.queries = q_;
     params.group = group_;
@@ -140,13 +141,17 @@ class QueryMeasure {
     params.selected = s_.selected;
     params.scores = s_.selected_scores.data();
     params.bound = s_.bound.data();
-    params.spread_share = share;
+    params.spread_shares = shares;
     params.out = s_.rest.out.data();
     params.lse = s_.rest.lse.data();
     RETURN_IF_ERROR(EstimateRest(summaries, params, s_.estimate));
-    kernels::MergeStates(s_.rest.out.data(), s_.rest.lse.data(), s_.sparse.out.data(),
-                         s_.sparse.lse.data(), group_, d_);
-    return Square(s_.rest.out, dense_.out.data());
+    for (size_t i = 0; i < shares.size(); ++i) {
+      float* const out = &s_.rest.out[i * dense_.out.size()];
+      kernels::MergeStates(out, &s_.rest.lse[i * dense_.lse.size()], s_.sparse.out.data(),
+                           s_.sparse.lse.data(), group_, d_);
+      errors[i] += Square({out, dense_.out.size()}, dense_.out.data());
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -245,7 +250,7 @@ class QueryMeasure {
   }
 
   // Mean over the group of |a - b|^2, b null: 0.
-  double Square(const Floats& a, const float* b) const {
+  double Square(absl::Span<const float> a, const float* b) const {
     double sum = 0;
     for (size_t i = 0; i < a.size(); ++i) {
       const double x = double{a[i]} - (b == nullptr ? 0.0 : double{b[i]});
@@ -300,12 +305,9 @@ absl::Status AddBudget(const Summaries* summaries, size_t budget, absl::Span<con
                        QueryMeasure& measure, Sums& sums) {
   if (kFidelityBudgets[budget] >= measure.zone().rows()) return absl::OkStatus();  // no error
   sums.without[budget] += measure.Select(kFidelityBudgets[budget]);
-  for (const float& share : shares) {
-    if (summaries == nullptr) break;
-    ASSIGN_OR_RETURN(const double error, measure.Estimate(*summaries, share));
-    sums.with[budget][static_cast<size_t>(&share - kSpreadShares.data())] += error;
-  }
-  return absl::OkStatus();
+  if (summaries == nullptr) return absl::OkStatus();
+  const auto first = static_cast<size_t>(shares.data() - kSpreadShares.data());
+  return measure.Estimate(*summaries, shares, &sums.with[budget][first]);
 }
 
 }  // namespace

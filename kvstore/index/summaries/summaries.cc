@@ -41,18 +41,19 @@ double Dot(const float* a, const float* b, int64_t n) {
 // One segment's share of the rest.
 class SegmentEstimate {
  public:
-  SegmentEstimate(const Summaries& summaries, const EstimateParams& params, int64_t segment,
-                  EstimateScratch& scratch)
+  SegmentEstimate(const Summaries& summaries, const EstimateParams& params,
+                  absl::Span<const float> shares, int64_t segment, EstimateScratch& scratch)
       : summaries_(summaries),
         p_(params),
         s_(scratch),
+        shares_(shares),
         segment_(segment),
         d_(summaries.head_dim()),
         clusters_(summaries.layout().ClustersOf(segment)),
         rows_(summaries.layout().RowsOf(segment)),
         inside_{std::max(rows_.begin, params.zone.begin), std::min(rows_.end, params.zone.end)} {}
 
-  // selected: those of the segment, by id.
+  // selected: those of the segment, by id. out, lse: of every share.
   absl::Status Compute(absl::Span<const std::pair<Position, uint32_t>> selected, float* out,
                        float* lse) {
     ASSIGN_OR_RETURN(bytes_, summaries_.Segment(segment_));
@@ -66,16 +67,18 @@ class SegmentEstimate {
     if (inside_.rows() < rows_.rows() - inside_.rows()) {
       RETURN_IF_ERROR(AddRowsInside(selected));
     } else {
-      RETURN_IF_ERROR(RemoveRows({rows_.begin, inside_.begin}));
-      RETURN_IF_ERROR(RemoveRows({inside_.end, rows_.end}));
-      for (const auto& [id, index] : selected) RETURN_IF_ERROR(RemoveRows({id, id + 1}));
+      RETURN_IF_ERROR(Push({rows_.begin, inside_.begin}, -1));
+      RETURN_IF_ERROR(Push({inside_.end, rows_.end}, -1));
+      RETURN_IF_ERROR(RemoveRows(selected));
       for (int64_t c = 0; c < clusters_; ++c) {
         if (s_.rests[c] < 0) return Refuse("segment ", segment_, ": cluster ", c, " lost rows");
       }
     }
-    ScoreClusters();
-    if (p_.scores != nullptr && !selected.empty()) AdjustScores(selected);
-    if (p_.bound != nullptr) BoundScores();
+    const int64_t scores = p_.group * clusters_;
+    s_.scores.resize(shares_.size() * static_cast<size_t>(scores));
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      ScoreClusters(shares_[i], selected, &s_.scores[i * static_cast<size_t>(scores)]);
+    }
     Attend(out, lse);
     return absl::OkStatus();
   }
@@ -97,8 +100,6 @@ class SegmentEstimate {
                       s_.value_scale[c], " spread ", s_.spread[c]);
       }
     }
-    const float share = p_.spread_share.value_or(summaries_.fit().spread_share);
-    for (float& spread : s_.spread) spread *= share;
     if (rows != rows_.rows()) {
       return Refuse("segment ", segment_, ": clusters of ", rows, " rows instead of ",
                     rows_.rows());
@@ -108,44 +109,60 @@ class SegmentEstimate {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<uint8_t> ClusterOf(Position row) const {
-    const uint8_t cluster = row_clusters_[row - rows_.begin];
-    if (cluster < clusters_) return cluster;
-    return Refuse("row ", row, ": cluster ", cluster, " of ", clusters_);
-  }
-
-  absl::Status Push(Position row, float weight) {
-    ASSIGN_OR_RETURN(const uint8_t cluster, ClusterOf(row));
-    s_.rests[cluster] += weight;
-    s_.v.push_back(p_.values->Address(row));
-    s_.row_cluster.push_back(cluster);
-    s_.row_weight.push_back(weight);
+  absl::Status CheckClusters(size_t first) const {
+    for (size_t i = first; i < s_.row_cluster.size(); ++i) {
+      if (s_.row_cluster[i] < clusters_) continue;
+      return Refuse("segment ", segment_, ": a row of cluster ", s_.row_cluster[i], " of ",
+                    clusters_);
+    }
     return absl::OkStatus();
   }
 
-  absl::Status RemoveRows(RowRange range) {
+  absl::Status Push(RowRange range, float weight) {
+    if (range.rows() <= 0) return absl::OkStatus();
     RETURN_IF_ERROR(p_.values->Verify(range));
-    for (Position row = range.begin; row < range.end; ++row) RETURN_IF_ERROR(Push(row, -1));
+    const size_t first = s_.v.size();
+    const uint8_t* const clusters = row_clusters_ + (range.begin - rows_.begin);
+    s_.row_cluster.insert(s_.row_cluster.end(), clusters, clusters + range.rows());
+    RETURN_IF_ERROR(CheckClusters(first));
+    s_.row_weight.resize(s_.row_cluster.size(), weight);
+    p_.values->ForEachPiece(range, [this](Position, const void* address, int64_t rows) {
+      const auto* row = static_cast<const char*>(address);
+      for (int64_t i = 0; i < rows; ++i) s_.v.push_back(row + i * p_.values->row_bytes());
+    });
+    for (int64_t i = 0; i < range.rows(); ++i) s_.rests[clusters[i]] += weight;
+    return absl::OkStatus();
+  }
+
+  absl::Status RemoveRows(absl::Span<const std::pair<Position, uint32_t>> selected) {
+    const size_t first = s_.v.size();
+    for (const auto& [id, index] : selected) {
+      RETURN_IF_ERROR(p_.values->VerifyRow(id));
+      s_.v.push_back(p_.values->Address(id));
+      s_.row_cluster.push_back(row_clusters_[id - rows_.begin]);
+    }
+    RETURN_IF_ERROR(CheckClusters(first));
+    s_.row_weight.resize(s_.v.size(), -1);
+    for (size_t i = first; i < s_.v.size(); ++i) s_.rests[s_.row_cluster[i]] -= 1;
     return absl::OkStatus();
   }
 
   absl::Status AddRowsInside(absl::Span<const std::pair<Position, uint32_t>> selected) {
     std::fill(s_.counts.begin(), s_.counts.end(), 0.0f);
     std::fill(s_.rests.begin(), s_.rests.end(), 0.0f);
-    RETURN_IF_ERROR(p_.values->Verify(inside_));
-    size_t next = 0;
-    for (Position row = inside_.begin; row < inside_.end; ++row) {
-      if (next < selected.size() && selected[next].first == row) {
-        ++next;
-        continue;
-      }
-      RETURN_IF_ERROR(Push(row, 1));
+    Position from = inside_.begin;
+    for (const auto& [id, index] : selected) {
+      RETURN_IF_ERROR(Push({from, id}, 1));
+      from = id + 1;
     }
-    return absl::OkStatus();
+    return Push({from, inside_.end}, 1);
   }
 
-  void ScoreClusters() {
-    s_.scores.resize(static_cast<size_t>(p_.group * clusters_));
+  // With this share of the spreads; [group, clusters].
+  void ScoreClusters(float share, absl::Span<const std::pair<Position, uint32_t>> selected,
+                     float* scores) {
+    s_.share_of_spread.clear();
+    for (const float spread : s_.spread) s_.share_of_spread.push_back(share * spread);
     kernels::SummaryScoreParams params;
     params.q = p_.queries;
     params.group = p_.group;
@@ -153,16 +170,18 @@ class SegmentEstimate {
     params.scale = p_.scale;
     params.keys = bytes_ + summaries_.layout().KeysOffset(clusters_);
     params.key_scale = s_.key_scale.data();
-    params.spread = s_.spread.data();
+    params.spread = s_.share_of_spread.data();
     params.clusters = clusters_;
-    params.scores = s_.scores.data();
+    params.scores = scores;
     kernels::ScoreSummaries(params);
+    if (p_.scores != nullptr && !selected.empty()) AdjustScores(selected, scores);
+    if (p_.bound != nullptr) BoundScores(scores);
   }
 
   // Rows are selected because they score high: those that remain of their clusters score lower
   // than a cluster's mean says. Their mean and variance follow from the cluster's and the scores
   // of those that went.
-  void AdjustScores(absl::Span<const std::pair<Position, uint32_t>> selected) {
+  void AdjustScores(absl::Span<const std::pair<Position, uint32_t>> selected, float* all_scores) {
     const auto wanted = static_cast<int64_t>(p_.selected.size());
     s_.sums.resize(static_cast<size_t>(3 * clusters_));
     float* const gone = s_.sums.data();
@@ -170,14 +189,14 @@ class SegmentEstimate {
     float* const squares = sum + clusters_;
     for (int64_t h = 0; h < p_.group; ++h) {
       const float* q = p_.queries + h * d_;
-      const double base = BaseScore(h);
+      const double base = s_.base[static_cast<size_t>(h)];
       const auto half = static_cast<float>(Dot(q, q, d_) * p_.scale * p_.scale / 2);
-      float* scores = &s_.scores[h * clusters_];
+      float* scores = all_scores + h * clusters_;
       std::fill(s_.sums.begin(), s_.sums.end(), 0.0f);
       for (const auto& [id, index] : selected) {
         const uint8_t c = row_clusters_[id - rows_.begin];  // checked when it was removed
         if (c >= clusters_) continue;
-        const float mean = scores[c] - s_.spread[c] * half;
+        const float mean = scores[c] - s_.share_of_spread[c] * half;
         const auto above = static_cast<float>(p_.scores[h * wanted + index] - base - mean);
         gone[c] += 1;
         sum[c] += above;
@@ -187,7 +206,7 @@ class SegmentEstimate {
         const auto size = static_cast<float>(s_.sizes[c]);
         const float left = size - gone[c];
         if (gone[c] == 0 || left <= 0) continue;
-        const float variance = 2 * s_.spread[c] * half;
+        const float variance = 2 * s_.share_of_spread[c] * half;
         const float mean = scores[c] - variance / 2;
         const float shift = std::min(-sum[c] / left, 0.0f);
         const float rest = (size * variance - squares[c]) / left - shift * shift;
@@ -196,23 +215,18 @@ class SegmentEstimate {
     }
   }
 
-  void BoundScores() {
+  void BoundScores(float* all_scores) {
     for (int64_t h = 0; h < p_.group; ++h) {
-      const auto most = static_cast<float>(p_.bound[h] - BaseScore(h));
-      float* scores = &s_.scores[h * clusters_];
+      const auto most = static_cast<float>(p_.bound[h] - s_.base[static_cast<size_t>(h)]);
+      float* scores = all_scores + h * clusters_;
       for (int64_t c = 0; c < clusters_; ++c) scores[c] = std::min(scores[c], most);
     }
-  }
-
-  // What the centre adds to every score.
-  double BaseScore(int64_t h) const {
-    return p_.scale * Dot(p_.queries + h * d_, summaries_.centre().data(), d_);
   }
 
   void Attend(float* out, float* lse) {
     kernels::SummaryAttentionParams params;
     params.scores = s_.scores.data();
-    params.group = p_.group;
+    params.group = p_.group * static_cast<int64_t>(shares_.size());
     params.head_dim = d_;
     params.values = bytes_ + summaries_.layout().ValuesOffset(clusters_);
     params.value_scale = s_.value_scale.data();
@@ -232,6 +246,7 @@ class SegmentEstimate {
   const Summaries& summaries_;
   const EstimateParams& p_;
   EstimateScratch& s_;
+  const absl::Span<const float> shares_;
   const int64_t segment_, d_, clusters_;
   const RowRange rows_, inside_;
   const char* bytes_ = nullptr;
@@ -317,9 +332,13 @@ absl::StatusOr<const char*> Summaries::Segment(int64_t segment) const {
 absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
                           EstimateScratch& scratch) {
   const int64_t d = summaries.head_dim();
-  std::fill_n(p.out, p.group * d, 0.0f);
-  std::fill_n(p.lse, p.group, -INFINITY);
-  if (summaries.fit().left_out && !p.spread_share.has_value()) return absl::OkStatus();
+  const float own = summaries.fit().spread_share;
+  const absl::Span<const float> shares =
+      p.spread_shares.empty() ? absl::MakeConstSpan(&own, 1) : p.spread_shares;
+  const int64_t states = static_cast<int64_t>(shares.size()) * p.group;
+  std::fill_n(p.out, states * d, 0.0f);
+  std::fill_n(p.lse, states, -INFINITY);
+  if (summaries.fit().left_out && p.spread_shares.empty()) return absl::OkStatus();
   scratch.selected.clear();
   for (size_t i = 0; i < p.selected.size(); ++i) {
     scratch.selected.push_back({p.selected[i], static_cast<uint32_t>(i)});
@@ -327,9 +346,13 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
   if (!std::is_sorted(scratch.selected.begin(), scratch.selected.end())) {
     std::sort(scratch.selected.begin(), scratch.selected.end());
   }
-  scratch.state.resize(static_cast<size_t>(p.group * (d + 1)));
+  scratch.base.clear();
+  for (int64_t h = 0; h < p.group; ++h) {
+    scratch.base.push_back(p.scale * Dot(p.queries + h * d, summaries.centre().data(), d));
+  }
+  scratch.state.resize(static_cast<size_t>(states * (d + 1)));
   float* const out = scratch.state.data();
-  float* const lse = out + p.group * d;
+  float* const lse = out + states * d;
   const int64_t segment_rows = summaries.layout().segment_rows();
   auto from = scratch.selected.begin();
   for (Position at = p.zone.begin; at < p.zone.end;) {
@@ -337,15 +360,15 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
     const Position end = std::min(p.zone.end, (segment + 1) * segment_rows);
     auto to = from;
     while (to != scratch.selected.end() && to->first < end) ++to;
-    SegmentEstimate estimate(summaries, p, segment, scratch);
+    SegmentEstimate estimate(summaries, p, shares, segment, scratch);
     const auto* const first = scratch.selected.data() + (from - scratch.selected.begin());
     RETURN_IF_ERROR(estimate.Compute({first, static_cast<size_t>(to - from)}, out, lse));
-    kernels::MergeStates(p.out, p.lse, out, lse, p.group, d);
+    kernels::MergeStates(p.out, p.lse, out, lse, states, d);
     from = to;
     at = end;
   }
-  for (int64_t h = 0; h < p.group; ++h) {
-    p.lse[h] += static_cast<float>(p.scale * Dot(p.queries + h * d, summaries.centre().data(), d));
+  for (int64_t i = 0; i < states; ++i) {
+    p.lse[i] += static_cast<float>(scratch.base[static_cast<size_t>(i % p.group)]);
   }
   return absl::OkStatus();
 }

@@ -33,7 +33,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -130,7 +129,9 @@ class Summaries {
 // Memory of one thread, reused; grows to what was needed.
 struct EstimateScratch {
   std::vector<std::pair<Position, uint32_t>> selected;  // id, index among the selected; by id
-  std::vector<float> key_scale, value_scale, spread, counts, rests, scores, sums, weights, state;
+  std::vector<float> key_scale, value_scale, counts, rests, scores, sums, weights, state;
+  std::vector<float> spread, share_of_spread;
+  std::vector<double> base;  // what the centre adds to every score, of each head
   std::vector<uint32_t> sizes;
   std::vector<const void*> v;
   std::vector<uint8_t> row_cluster;
@@ -146,9 +147,10 @@ struct EstimateParams {
   absl::Span<const Position> selected;  // of all heads of the group; in the zone, each once
   const float* scores = nullptr;        // [group, selected], scaled; or null
   const float* bound = nullptr;         // [group]: no other row scores higher; or null
-  std::optional<float> spread_share;    // instead of what the summaries say of it, and of the term
-  float* out = nullptr;                 // [group, head_dim]
-  float* lse = nullptr;                 // [group]; -inf (and out 0) if nothing is left over
+  // Instead of what the summaries say of it, and of the term: an estimate for each.
+  absl::Span<const float> spread_shares;
+  float* out = nullptr;  // [group, head_dim], or [shares, group, head_dim]
+  float* lse = nullptr;  // [group], or [shares, group]; -inf (and out 0) if nothing is left over
 };
 
 absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& params,

@@ -70,11 +70,12 @@ class SummariesTest : public testing::Test {
 
   absl::StatusOr<State> Estimate(const std::vector<float>& q, int64_t group, RowRange zone,
                                  const std::vector<Position>& selected, bool scores = true,
-                                 std::optional<float> share = std::nullopt,
+                                 const std::vector<float>& shares = {},
                                  const float* bound = nullptr) {
     const int64_t d = keys_.head_dim;
-    State state{std::vector<float>(static_cast<size_t>(group * d), NAN),
-                std::vector<float>(static_cast<size_t>(group), NAN)};
+    const size_t states = std::max<size_t>(1, shares.size()) * static_cast<size_t>(group);
+    State state{std::vector<float>(states * static_cast<size_t>(d), NAN),
+                std::vector<float>(states, NAN)};
     std::vector<float> given;
     for (int64_t h = 0; h < group; ++h) {
       for (Position j : selected) given.push_back(static_cast<float>(Score(&q[h * d], j)));
@@ -89,7 +90,7 @@ class SummariesTest : public testing::Test {
     params.selected = selected;
     params.scores = scores ? given.data() : nullptr;
     params.bound = bound;
-    params.spread_share = share;
+    params.spread_shares = shares;
     params.out = state.out.data();
     params.lse = state.lse.data();
     EstimateScratch scratch;
@@ -274,8 +275,8 @@ TEST_F(SummariesTest, EstimateRest_ShareOfTheHead_CountsUnlessAnotherIsGiven) {
   const std::vector<float> q = MakeQueries(rng_, keys_, 2);
   const RowRange zone{4, 2900};
   const std::vector<Position> best = Best(q, 2, zone, 50);
-  const State none = *Estimate(q, 2, zone, best, true, 0.0f);
-  const State whole = *Estimate(q, 2, zone, best, true, 1.0f);
+  const State none = *Estimate(q, 2, zone, best, true, {0.0f});
+  const State whole = *Estimate(q, 2, zone, best, true, {1.0f});
   SetEstimateFit({1.0f, false}, blob_);
   summaries_ = *Summaries::Open(blob_, 3000, 64);
   EXPECT_EQ(Estimate(q, 2, zone, best)->lse, whole.lse);
@@ -285,11 +286,30 @@ TEST_F(SummariesTest, EstimateRest_ShareOfTheHead_CountsUnlessAnotherIsGiven) {
   const State empty = *Estimate(q, 2, zone, best);
   EXPECT_EQ(empty.lse, std::vector<float>(2, -INFINITY));
   EXPECT_EQ(empty.out, std::vector<float>(2 * 64, 0.0f));
-  EXPECT_EQ(Estimate(q, 2, zone, best, true, 1.0f)->lse, whole.lse);
+  EXPECT_EQ(Estimate(q, 2, zone, best, true, {1.0f})->lse, whole.lse);
 }
 
 // Whatever the spreads say, no row counts for more than the bound; and means of keys alone count for
 // no more than the rows do (Jensen), up to what int8 rounds.
+TEST_F(SummariesTest, EstimateRest_SeveralShares_EachAsAlone) {
+  const int64_t d = 64, group = 3;
+  Make(5000, d, 40, nullptr);
+  const std::vector<float> q = MakeQueries(rng_, keys_, group);
+  const std::vector<float> shares = {0, 0.05f, 0.1f, 0.2f, 0.35f, 0.6f, 1};
+  for (const RowRange zone : {RowRange{4, 4990}, RowRange{4, 700}}) {
+    const std::vector<Position> best = Best(q, group, zone, 60);
+    const std::vector<float> bound(group, 1.5f);
+    const State all = *Estimate(q, group, zone, best, true, shares, bound.data());
+    for (size_t i = 0; i < shares.size(); ++i) {
+      const State alone = *Estimate(q, group, zone, best, true, {shares[i]}, bound.data());
+      EXPECT_TRUE(std::equal(alone.out.begin(), alone.out.end(),
+                             all.out.begin() + static_cast<ptrdiff_t>(i * alone.out.size())));
+      EXPECT_TRUE(std::equal(alone.lse.begin(), alone.lse.end(),
+                             all.lse.begin() + static_cast<ptrdiff_t>(i * group)));
+    }
+  }
+}
+
 TEST_F(SummariesTest, EstimateRest_StaysBetweenItsBounds) {
   Make(4000, 64, 40, nullptr);
   const RowRange zone{4, 3900};
@@ -308,8 +328,8 @@ TEST_F(SummariesTest, EstimateRest_StaysBetweenItsBounds) {
       for (Position j : left) most = std::max(most, Score(&q[h * 64], j));
       bound.push_back(static_cast<float>(most));
     }
-    const State bounded = *Estimate(q, 2, zone, best, true, 1.0f, bound.data());
-    const State lower = *Estimate(q, 2, zone, best, true, 0.0f);
+    const State bounded = *Estimate(q, 2, zone, best, true, {1.0f}, bound.data());
+    const State lower = *Estimate(q, 2, zone, best, true, {0.0f});
     const State truth = Attend(q, 2, left);
     for (int h = 0; h < 2; ++h) {
       EXPECT_LE(bounded.lse[h], bound[h] + std::log(static_cast<float>(left.size())) + 1e-4f);

@@ -58,9 +58,36 @@ void ExpOfCounted(const SummaryAttentionParams& p, const float* scores, int64_t 
   }
 }
 
-// heads <= kHeadsPerPass.
+// Rows of a cluster count alike: where they are many, they are added up once for all heads.
+bool SumsRows(const SummaryAttentionParams& p) { return p.rows >= 2 * p.clusters; }
+
+// sums[c] = sum of row_weight[j] v[j] over rows of cluster c, [clusters, head_dim]; of clusters that
+// do not count, 0.
+void SumRows(const SummaryAttentionParams& p, float* sums) {
+  const FloatTag d;
+  const int64_t dim = p.head_dim, lanes = static_cast<int64_t>(hn::Lanes(d));
+  std::fill_n(sums, p.clusters * dim, 0.0f);
+  const ScatteredRows<Bf16Element> rows{p.v, dim};
+  for (int64_t j = 0; j < p.rows; ++j) {
+    rows.Prefetch(j + kRowBlock, p.rows, 0, 1);
+    if (p.rests[p.row_cluster[j]] <= 0) continue;
+    const uint8_t* const row = rows.Row(j);
+    float* const sum = sums + p.row_cluster[j] * dim;
+    const FloatVec weight = hn::Set(d, p.row_weight[j]);
+    int64_t c = 0;
+    for (; c + lanes <= dim; c += lanes) {
+      hn::StoreU(hn::MulAdd(weight, Bf16Element::Load(d, row, c), hn::LoadU(d, sum + c)), d,
+                 sum + c);
+    }
+    if (c == dim) continue;
+    const FloatVec tail = Bf16Element::LoadPartial(d, row, c, dim - c);
+    StorePartial(d, hn::MulAdd(weight, tail, LoadPartial(d, sum + c, dim - c)), sum + c, dim - c);
+  }
+}
+
+// heads <= kHeadsPerPass. sums: as SumRows has them, or null.
 void AttendHeadsOf(const SummaryAttentionParams& p, const float* scores, int64_t heads,
-                   float* terms, float* out, float* lse) {
+                   const float* sums, float* terms, float* out, float* lse) {
   const int64_t dim = p.head_dim;
   float weights[kHeadsPerPass * kRowBlock];
   float shift[kHeadsPerPass];
@@ -78,8 +105,13 @@ void AttendHeadsOf(const SummaryAttentionParams& p, const float* scores, int64_t
     }
     AddWeightedRows(means, at, end, p.clusters, dim, weights, heads, kRowBlock, out, dim);
   }
+  const ContiguousRows<F32Element> of_clusters{sums, dim};
+  for (int64_t at = 0; sums != nullptr && at < p.clusters; at += kRowBlock) {
+    const int64_t end = std::min(p.clusters, at + kRowBlock);
+    AddWeightedRows(of_clusters, at, end, p.clusters, dim, terms + at, heads, p.clusters, out, dim);
+  }
   const ScatteredRows<Bf16Element> rows{p.v, dim};
-  for (int64_t at = 0; at < p.rows; at += kRowBlock) {
+  for (int64_t at = 0; sums == nullptr && at < p.rows; at += kRowBlock) {
     const int64_t end = std::min(p.rows, at + kRowBlock);
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t j = at; j < end; ++j) {
@@ -97,8 +129,11 @@ void AttendHeadsOf(const SummaryAttentionParams& p, const float* scores, int64_t
 }
 
 void AttendSummariesImpl(const SummaryAttentionParams& p, float* scratch) {
+  float* const sums = SumsRows(p) ? scratch : nullptr;
+  float* const terms = sums != nullptr ? scratch + p.clusters * p.head_dim : scratch;
+  if (sums != nullptr) SumRows(p, sums);
   for (int64_t h = 0; h < p.group; h += kHeadsPerPass) {
-    AttendHeadsOf(p, p.scores + h * p.clusters, std::min(kHeadsPerPass, p.group - h), scratch,
+    AttendHeadsOf(p, p.scores + h * p.clusters, std::min(kHeadsPerPass, p.group - h), sums, terms,
                   p.out + h * p.head_dim, p.lse + h);
   }
 }
@@ -117,7 +152,7 @@ void ScoreSummaries(const SummaryScoreParams& params) {
 }
 
 int64_t SummaryAttentionScratchFloats(const SummaryAttentionParams& params) {
-  return std::min<int64_t>(params.group, 16) * params.clusters;
+  return (std::min<int64_t>(params.group, 16) + params.head_dim) * params.clusters;
 }
 
 void AttendSummaries(const SummaryAttentionParams& params, float* scratch) {

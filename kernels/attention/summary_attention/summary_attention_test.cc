@@ -57,7 +57,8 @@ TEST_P(SummaryAttentionTest, Attend_RandomShapes_MatchReference) {
   for (int trial = 0; trial < 80; ++trial) {
     const int64_t group = 1 + Below(trial % 10 == 0 ? 40 : 8);
     const int64_t dim = trial % 3 == 0 ? 128 : 1 + Below(200);
-    const int64_t count = 1 + Below(trial % 7 == 0 ? 256 : 20), rows = Below(100);
+    const int64_t count = 1 + Below(trial % 7 == 0 ? 256 : 20),
+                  rows = Below(trial % 4 == 0 ? 1000 : 100);
     SCOPED_TRACE(
         absl::StrCat("group ", group, " head_dim ", dim, " clusters ", count, " rows ", rows));
     const Clusters clusters(rng_, count, dim);

@@ -62,5 +62,7 @@ configure_package_config_file(carrelConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/carrelConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/carrelConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/carrelConfigVersion.cmake
   DESTINATION ${config_folder} COMPONENT development)
+# Two files: what the archive is made of is asked for even by pkg-config --cflags where it stands in Requires.private.
 configure_file(carrel.pc.in carrel.pc @ONLY)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/carrel.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
+configure_file(carrel-static.pc.in carrel-static.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/carrel.pc ${CMAKE_CURRENT_BINARY_DIR}/carrel-static.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)

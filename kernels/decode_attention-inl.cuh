@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/decode_attention.h"
+#include "kernels/kv_view.h"
 #include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
@@ -15,12 +16,11 @@ inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeTile = 16;  // rows of a warp's step
 
 struct DecodeArgs {
-  const uint16_t* q;
-  const uint16_t* k;
-  const uint16_t* v;
+  const Bf16* q;
+  KvView kv;
   const int32_t* ids;        // null: rows 0, 1, ...
   const int32_t* row_count;  // null: `rows`
-  int64_t ids_stride, row_count_stride, row_stride;
+  int64_t ids_stride, row_count_stride;
   int rows;
   int group;
   float scale;
@@ -206,9 +206,9 @@ class DecodeWarp : public ValueWarp<kDim, kWide> {
   static constexpr int kShare = Values::kShare;
 
   __device__ DecodeWarp(const DecodeArgs& a, int head)
-      : Values(a.v + head * a.row_stride * kDim),
+      : Values(a.kv.v + head * a.kv.row_stride * kDim),
         scale_(Log2Scale(a.scale)),
-        k_(a.k + head * a.row_stride * kDim),
+        k_(a.kv.k + head * a.kv.row_stride * kDim),
         ids_(kIndexed ? a.ids + head * a.ids_stride : nullptr),
         g_(threadIdx.x % 32 / 4),
         t_(threadIdx.x % 4) {

@@ -4,6 +4,7 @@
 
 #include "kernels/attention/window_attention/window_attention.h"
 #include "kernels/gpu_test_data.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
@@ -77,7 +78,9 @@ struct DeviceDecodeCase {
         k(c.k),
         v(c.v),
         out(c.shape.kv_heads * c.shape.group * c.shape.head_dim),
-        lse(c.shape.kv_heads * c.shape.group) {}
+        lse(c.shape.kv_heads * c.shape.group),
+        row_stride(c.shape.row_stride) {}
+  KvView kv() const { return {k.data(), v.data(), row_stride}; }
   AttentionResult Get() const { return {out.Get(), lse.Get()}; }
   void Poison() {
     out.Poison();
@@ -86,6 +89,7 @@ struct DeviceDecodeCase {
 
   DeviceInput<uint16_t> q, k, v;
   DeviceOutput<float> out, lse;
+  int64_t row_stride;
 };
 
 // fp32 scores of magnitude m carry an error of some m * 2^-23 into the weights.

@@ -13,22 +13,18 @@ inline constexpr int kGatherWarps = 8;
 inline constexpr int kGatherRows = 4;  // that a lane has in flight
 
 struct GatherArgs {
-  // Rows as they are, [kv_heads, row_stride, head_dim], or packed.
-  const uint16_t* k;
-  const uint16_t* v;
+  // Rows as they are, or packed.
+  KvView from;
   PackedRows packed;
-  int64_t row_stride;
   // Of ids[head], [kv_heads, ids_stride], those at `picked`, or the first picked_count.
   const int32_t* ids;
   int64_t ids_stride;
   const int32_t* picked;        // [kv_heads, count] indices into ids; null: 0, 1, ...
   const int32_t* picked_count;  // [kv_heads]; null: count
   int count;
-  // The row of ids[i] goes to row to[i].
+  // The row of ids[i] goes to row to[i] of to_rows.
   const int32_t* to;  // [kv_heads, count]; null: i
-  uint16_t* to_k;     // [kv_heads, to_stride, head_dim]
-  uint16_t* to_v;
-  int64_t to_stride;
+  KvRows to_rows;
 };
 
 // What a lane reads of row after row: 16 bytes of K or V of one KV head, beginning at element 8 part.
@@ -37,7 +33,8 @@ class PlainSource {
  public:
   using Loaded = uint4;
   __device__ PlainSource(const GatherArgs& a, int head, bool is_v, int part)
-      : from_((is_v ? a.v : a.k) + head * a.row_stride * kDim + kPackedPiece * part) {}
+      : from_((is_v ? a.from.v : a.from.k) + head * a.from.row_stride * kDim +
+              kPackedPiece * part) {}
   __device__ Loaded Load(int row) const {
     return LoadStream16(from_ + static_cast<int64_t>(row) * kDim);
   }
@@ -55,9 +52,10 @@ class PackedSource {
     uint32_t offsets;  // of exponents
   };
   __device__ PackedSource(const GatherArgs& a, int head, bool is_v, int part)
-      : low_(a.packed.rows + head * a.row_stride * kRowBytes + is_v * kDim + kPackedPiece * part),
-        offsets_(a.packed.rows + head * a.row_stride * kRowBytes + 2 * kDim + is_v * kDim / 2 +
-                 kPackedPiece / 2 * part),
+      : low_(a.packed.rows + head * a.packed.row_stride * kRowBytes + is_v * kDim +
+             kPackedPiece * part),
+        offsets_(a.packed.rows + head * a.packed.row_stride * kRowBytes + 2 * kDim +
+                 is_v * kDim / 2 + kPackedPiece / 2 * part),
         exceptions_(a.packed.exceptions),
         top_(*reinterpret_cast<const uint2*>(a.packed.heads[head].top_exponent[is_v] +
                                              kPackedPiece * part)) {}
@@ -111,7 +109,8 @@ __global__ void __launch_bounds__(kGatherWarps * 32) GatherKernel(const GatherAr
   const int32_t* picked = a.picked == nullptr ? nullptr : a.picked + int64_t{head} * a.count;
   const int32_t* to = a.to == nullptr ? nullptr : a.to + int64_t{head} * a.count;
   const Source source(a, head, is_v, part);
-  uint16_t* const to_rows = (is_v ? a.to_v : a.to_k) + head * a.to_stride * kDim + 8 * part;
+  uint16_t* const to_rows =
+      (is_v ? a.to_rows.v : a.to_rows.k) + head * a.to_rows.row_stride * kDim + 8 * part;
   const int step = static_cast<int>(gridDim.x) * kTogether;
   for (int first = static_cast<int>(blockIdx.x) * kTogether + own; first < count;
        first += step * kGatherRows) {

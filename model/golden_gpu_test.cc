@@ -89,9 +89,7 @@ void Forward(const TestModel& model, const std::vector<int32_t>& tokens, int64_t
       CARREL_ASSERT_OK((*backend)->ProjectQkv(layer, h, count, placement, q->data(), nullptr));
       kernels::PrefillAttentionCudaParams params;
       params.q = q->data();
-      params.k = k->data();
-      params.v = v->data();
-      params.kv_stride = n * d;
+      params.kv = {k->data(), v->data(), n};
       params.n = count;
       params.first_position = at;
       params.rows = at + count;

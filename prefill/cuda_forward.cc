@@ -181,6 +181,7 @@ class CudaForward final : public LayerForward {
 
  private:
   bool sparse() const { return attends_.kind != AttentionKind::kDense; }
+  kernels::KvRows kv() const { return {k_.data(), v_.data(), tokens_}; }
 
   // Of the sampled tokens and of those that give the drift; they are the same in every layer.
   absl::Status UploadPositions() {
@@ -305,12 +306,8 @@ class CudaForward final : public LayerForward {
     Marks& marks = MarksOf(chunk);
     RETURN_IF_ERROR(marks.begin.Record(stream));
     if (sparse()) {
-      CudaLayerRows rows;
-      rows.q = q_.data() + at * sizes_.q_width;
-      rows.k = k_.data();
-      rows.v = v_.data();
-      rows.kv_stride = tokens_ * config_.shape.head_dim;
-      RETURN_IF_ERROR(sparse_->Attend(layer, rows, at, n, attended_.data(), stream));
+      RETURN_IF_ERROR(sparse_->Attend(layer, q_.data() + at * sizes_.q_width, kv(), at, n,
+                                      attended_.data(), stream));
     } else {
       RETURN_IF_ERROR(AttendDensely(at, n));
     }
@@ -323,9 +320,7 @@ class CudaForward final : public LayerForward {
   absl::Status AttendDensely(int64_t at, int64_t n) {
     kernels::PrefillAttentionCudaParams attention;
     attention.q = q_.data() + at * sizes_.q_width;
-    attention.k = k_.data();
-    attention.v = v_.data();
-    attention.kv_stride = tokens_ * config_.shape.head_dim;
+    attention.kv = kv();
     attention.n = n;
     attention.first_position = at;
     attention.rows = at + n;

@@ -119,7 +119,8 @@ absl::StatusOr<std::unique_ptr<CudaSparseAttention>> CudaSparseAttention::Create
   return attention;
 }
 
-absl::Status CudaSparseAttention::Choose(Layer layer, const CudaLayerRows& rows,
+absl::Status CudaSparseAttention::Choose(Layer layer, const kernels::Bf16* q,
+                                         const kernels::KvView& kv,
                                          const kernels::BlockLayout& layout,
                                          const cuda::Stream& stream, kernels::ChosenRows* chosen) {
   const bool moved = positions_ > 0;
@@ -127,7 +128,7 @@ absl::Status CudaSparseAttention::Choose(Layer layer, const CudaLayerRows& rows,
   const bool relative = moved && !chunk_indexed;
   kernels::BlockQueriesParams gather;
   gather.layout = layout;
-  gather.q = rows.q;
+  gather.q = q;
   gather.kv_heads = shape_.kv_heads;
   gather.group = shape_.group();
   gather.head_dim = shape_.head_dim;
@@ -149,8 +150,7 @@ absl::Status CudaSparseAttention::Choose(Layer layer, const CudaLayerRows& rows,
   prune.queries = kernels::BlockQueries(config_.block_q, config_.stride_q, shape_.group());
   prune.kv_heads = shape_.kv_heads;
   prune.head_dim = shape_.head_dim;
-  prune.k = rows.k;
-  prune.kv_stride = rows.kv_stride;
+  prune.kv = kv;
   if (chunk_indexed) prune.table = Table();
   prune.max_rows = layout.zone_rows(layout.blocks() - 1);
   prune.scores = scores_.data();
@@ -167,8 +167,9 @@ absl::Status CudaSparseAttention::Choose(Layer layer, const CudaLayerRows& rows,
   return absl::OkStatus();
 }
 
-absl::Status CudaSparseAttention::Attend(Layer layer, const CudaLayerRows& rows, Position first,
-                                         int64_t n, uint16_t* out, const cuda::Stream& stream) {
+absl::Status CudaSparseAttention::Attend(Layer layer, const kernels::Bf16* q,
+                                         const kernels::KvView& kv, Position first, int64_t n,
+                                         kernels::Bf16* out, const cuda::Stream& stream) {
   const cuda::Range range("prefill sparse attention");
   kernels::BlockSparseAttentionParams attend;
   attend.layout.first_position = first;
@@ -176,11 +177,9 @@ absl::Status CudaSparseAttention::Attend(Layer layer, const CudaLayerRows& rows,
   attend.layout.block_q = config_.block_q;
   attend.layout.sink_tokens = config_.sink;
   attend.layout.window = config_.window;
-  RETURN_IF_ERROR(Choose(layer, rows, attend.layout, stream, &attend.chosen));
-  attend.q = rows.q;
-  attend.k = rows.k;
-  attend.v = rows.v;
-  attend.kv_stride = rows.kv_stride;
+  RETURN_IF_ERROR(Choose(layer, q, kv, attend.layout, stream, &attend.chosen));
+  attend.q = q;
+  attend.kv = kv;
   attend.kv_heads = shape_.kv_heads;
   attend.group = shape_.group();
   attend.head_dim = shape_.head_dim;

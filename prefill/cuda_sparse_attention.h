@@ -16,18 +16,11 @@
 #include "common/cuda/buffer.h"
 #include "common/cuda/stream.h"
 #include "kernels/block_layout.h"
+#include "kernels/kv_view.h"
 #include "model/config.h"
 #include "prefill/attention_config.h"
 
 namespace carrel::prefill {
-
-// Of one layer, on the device.
-struct CudaLayerRows {
-  const uint16_t* q = nullptr;  // of the tokens that attend, [n, q_heads, head_dim]
-  const uint16_t* k = nullptr;  // [kv_heads], kv_stride elements apart, of [tokens, head_dim]
-  const uint16_t* v = nullptr;
-  int64_t kv_stride = 0;
-};
 
 class CudaSparseAttention {
  public:
@@ -39,16 +32,17 @@ class CudaSparseAttention {
       const AttentionConfig& config, const model::ModelConfig& model, int64_t tokens,
       int64_t chunk);
 
-  // Tokens [first, first + n): out [n, q_heads, head_dim] bf16.
-  absl::Status Attend(Layer layer, const CudaLayerRows& rows, Position first, int64_t n,
-                      uint16_t* out, const cuda::Stream& stream);
+  // Tokens [first, first + n): q, out [n, q_heads, head_dim]; kv: the rows of all tokens.
+  absl::Status Attend(Layer layer, const kernels::Bf16* q, const kernels::KvView& kv,
+                      Position first, int64_t n, kernels::Bf16* out, const cuda::Stream& stream);
 
  private:
   struct Sizes;
   CudaSparseAttention(const AttentionConfig& config, const model::ModelConfig& model,
                       int64_t tokens);
-  absl::Status Choose(Layer layer, const CudaLayerRows& rows, const kernels::BlockLayout& layout,
-                      const cuda::Stream& stream, kernels::ChosenRows* chosen);
+  absl::Status Choose(Layer layer, const kernels::Bf16* q, const kernels::KvView& kv,
+                      const kernels::BlockLayout& layout, const cuda::Stream& stream,
+                      kernels::ChosenRows* chosen);
   kernels::TurnTable Table() const { return {angles_.data(), positions_}; }
 
   const AttentionConfig config_;

@@ -74,7 +74,7 @@ PackedRows Pack(const Host& host) {
               static_cast<long long>(kKvHeads * kRows),
               static_cast<double>(exceptions.all().size()) * kPackedPiece /
                   static_cast<double>(2 * kKvHeads * kRows * kHeadDim));
-  return {rows, device_heads, pieces};
+  return {rows, device_heads, pieces, kRows};
 }
 
 void At(Bench& bench, const Host& host, bool packed, int64_t count, RowMap map, double share) {
@@ -104,16 +104,13 @@ void At(Bench& bench, const Host& host, bool packed, int64_t count, RowMap map, 
     CARREL_CHECK_CUDA(RowBankReset(shape, state + layer * state_bytes, nullptr));
 
   const auto ids_of = [&](int64_t i) { return ids + i / kLayers % kTokens * kKvHeads * count; };
-  const auto attend = [&](const uint16_t* k, const uint16_t* v, const int32_t* rows, int64_t stride,
-                          cudaStream_t stream) {
+  const auto attend = [&](const KvView& kv, const int32_t* rows, cudaStream_t stream) {
     return SparseAttentionCuda({.q = q,
-                                .k = k,
-                                .v = v,
+                                .kv = kv,
                                 .ids = rows,
                                 .kv_heads = kKvHeads,
                                 .group = kGroup,
                                 .head_dim = kHeadDim,
-                                .row_stride = stride,
                                 .ids_stride = count,
                                 .rows = count,
                                 .scale = kScale,
@@ -124,28 +121,24 @@ void At(Bench& bench, const Host& host, bool packed, int64_t count, RowMap map, 
                                stream);
   };
   const auto where_they_lie = [&](int64_t i, cudaStream_t stream) {
-    return attend(host.k, host.v, ids_of(i), kRows, stream);
+    return attend({host.k, host.v, kRows}, ids_of(i), stream);
   };
   const auto gather_first = [&](int64_t i, cudaStream_t stream) {
-    uint16_t* v = gathered + kKvHeads * count * kHeadDim;
+    const KvRows to{gathered, gathered + kKvHeads * count * kHeadDim, count};
     const cudaError_t error = GatherPackedRowsCuda({.packed = host.packed,
                                                     .ids = ids_of(i),
                                                     .kv_heads = kKvHeads,
                                                     .head_dim = kHeadDim,
-                                                    .row_stride = kRows,
                                                     .ids_stride = count,
                                                     .count = count,
-                                                    .k = gathered,
-                                                    .v = v},
+                                                    .to = to},
                                                    stream);
     if (error != cudaSuccess) return error;
     return WindowAttentionCuda({.q = q,
-                                .k = gathered,
-                                .v = v,
+                                .kv = to,
                                 .kv_heads = kKvHeads,
                                 .group = kGroup,
                                 .head_dim = kHeadDim,
-                                .row_stride = count,
                                 .rows = count,
                                 .scale = kScale,
                                 .out = out,
@@ -161,11 +154,9 @@ void At(Bench& bench, const Host& host, bool packed, int64_t count, RowMap map, 
     const int64_t layer = i % kLayers;
     uint16_t* rows = bank + layer * 2 * bank_rows * kHeadDim;
     return UseRowBank({.shape = shape,
-                       .k = host.k,
-                       .v = host.v,
+                       .kv = {host.k, host.v, kRows},
                        .packed = packed ? host.packed : PackedRows(),
-                       .bank_k = rows,
-                       .bank_v = rows + bank_rows * kHeadDim,
+                       .bank = {rows, rows + bank_rows * kHeadDim, shape.slots},
                        .state = state + layer * state_bytes,
                        .ids = ids_of(i),
                        .ids_stride = count,
@@ -176,11 +167,11 @@ void At(Bench& bench, const Host& host, bool packed, int64_t count, RowMap map, 
                       stream);
   };
   const auto with = [&](int64_t i, cudaStream_t stream) {
-    const uint16_t* rows = bank + i % kLayers * 2 * bank_rows * kHeadDim;
+    const Bf16* rows = bank + i % kLayers * 2 * bank_rows * kHeadDim;
     const cudaError_t error = use(i, stream);
     return error != cudaSuccess
                ? error
-               : attend(rows, rows + bank_rows * kHeadDim, slots, shape.slots, stream);
+               : attend({rows, rows + bank_rows * kHeadDim, shape.slots}, slots, stream);
   };
   for (int64_t i = 0; i < 3 * kLayers; i += kLayers) {  // tokens of layer 0
     CARREL_CHECK_CUDA(where_they_lie(i, nullptr));

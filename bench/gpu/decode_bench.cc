@@ -32,12 +32,10 @@ struct Layers {
 
   WindowAttentionCudaParams Dense(int64_t layer) const {
     return {.q = q + layer * kQHeads * kHeadDim,
-            .k = k + layer * RowElements(),
-            .v = v + layer * RowElements(),
+            .kv = {k + layer * RowElements(), v + layer * RowElements(), n},
             .kv_heads = kKvHeads,
             .group = kGroup,
             .head_dim = kHeadDim,
-            .row_stride = n,
             .rows = n,
             .scale = kScale,
             .out = out,
@@ -47,13 +45,11 @@ struct Layers {
   }
   SparseAttentionCudaParams Sparse(int64_t layer) const {
     return {.q = q + layer * kQHeads * kHeadDim,
-            .k = k + layer * RowElements(),
-            .v = v + layer * RowElements(),
+            .kv = {k + layer * RowElements(), v + layer * RowElements(), n},
             .ids = ids + layer * kKvHeads * kTopK,
             .kv_heads = kKvHeads,
             .group = kGroup,
             .head_dim = kHeadDim,
-            .row_stride = n,
             .ids_stride = kTopK,
             .rows = kTopK,
             .scale = kScale,
@@ -255,8 +251,7 @@ void FromPinnedMemory(Bench& bench, Pool& pool) {
   CARREL_CHECK_CUDA(cudaMemcpy(v, l.v, kBytes, cudaMemcpyDefault));
   CARREL_CHECK_CUDA(HammingTopK(l.Select(0), nullptr));
   SparseAttentionCudaParams p = l.Sparse(0);
-  p.k = static_cast<uint16_t*>(k);
-  p.v = static_cast<uint16_t*>(v);
+  p.kv = {static_cast<Bf16*>(k), static_cast<Bf16*>(v), kN};
   CARREL_CHECK_CUDA(SparseAttentionCuda(p, nullptr));
   const auto ids = Download(l.ids, kTopK);
   const double error = CheckAttention(bench, l, 0, 0, &ids, "sparse_attention, pinned");

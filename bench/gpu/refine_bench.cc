@@ -125,18 +125,19 @@ struct Layers {
     return most;
   }
   const uint16_t* Queries(int64_t layer) const { return q + layer * kQHeads * kHeadDim; }
-  uint16_t* Keys(int64_t layer) const { return k + layer * kKvHeads * n * kHeadDim; }
+  KvView Rows(int64_t layer) const {
+    const int64_t at = layer * kKvHeads * n * kHeadDim;
+    return {k + at, v + at, n};
+  }
   uint32_t* Codes(int64_t layer) const { return codes + layer * kKvHeads * n * kBits / 32; }
   int32_t* Ids(int64_t layer) const { return ids + layer * kKvHeads * kTopK; }
 
   WindowAttentionCudaParams Dense(int64_t layer) const {
     return {.q = Queries(layer),
-            .k = Keys(layer),
-            .v = v + layer * kKvHeads * n * kHeadDim,
+            .kv = Rows(layer),
             .kv_heads = kKvHeads,
             .group = kGroup,
             .head_dim = kHeadDim,
-            .row_stride = n,
             .rows = n,
             .scale = kScale,
             .out = out,
@@ -146,13 +147,11 @@ struct Layers {
   }
   SparseAttentionCudaParams Sparse(int64_t layer, bool counted) const {
     return {.q = Queries(layer),
-            .k = Keys(layer),
-            .v = v + layer * kKvHeads * n * kHeadDim,
+            .kv = Rows(layer),
             .ids = Ids(layer),
             .kv_heads = kKvHeads,
             .group = kGroup,
             .head_dim = kHeadDim,
-            .row_stride = n,
             .ids_stride = kTopK,
             .rows = kTopK,
             .row_count = counted ? row_count + layer * kKvHeads : nullptr,
@@ -164,12 +163,11 @@ struct Layers {
   }
   HipSelectParams Hip(int64_t layer) const {
     return {.q = Queries(layer),
-            .k = Keys(layer),
+            .kv = Rows(layer),
             .kv_heads = kKvHeads,
             .group = kGroup,
             .head_dim = kHeadDim,
             .rows = n,
-            .row_stride = n,
             .block_k = kHipBlock,
             .budget = kTopK,
             .ids = Ids(layer),
@@ -186,12 +184,11 @@ struct Layers {
   }
   InfiniteHipStageParams Stage(int64_t layer, int64_t stage) const {
     InfiniteHipStageParams p{.q = Queries(layer),
-                             .k = Keys(layer),
+                             .kv = Rows(layer),
                              .kv_heads = kKvHeads,
                              .group = kGroup,
                              .head_dim = kHeadDim,
                              .rows = n,
-                             .row_stride = n,
                              .chunk = kStages[stage].chunk,
                              .wanted = kStages[stage].wanted,
                              .out = Ranges(layer, stage),
@@ -274,18 +271,16 @@ struct Layers {
   }
   RescoreRowsParams Rescore(int64_t layer, int64_t oversample) const {
     return {.q = Queries(layer),
-            .k = Keys(layer),
+            .kv = Rows(layer),
             .candidates = candidates,
             .kv_heads = kKvHeads,
             .group = kGroup,
             .head_dim = kHeadDim,
-            .row_stride = n,
             .candidate_stride = oversample * kTopK,
             .count = oversample * kTopK,
             .wanted = kTopK,
             .scale = kScale,
             .ids = Ids(layer),
-            .v = v + layer * kKvHeads * n * kHeadDim,
             .out = out,
             .lse = lse};
   }
@@ -318,11 +313,11 @@ struct Layers {
   cudaError_t ScoreExact(int64_t layer, cudaStream_t s) const {
     DotScoreCudaParams dot;
     dot.q = Queries(layer);
-    dot.k = k + layer * kKvHeads * n * kHeadDim;
+    dot.kv = Rows(layer);
     dot.kv_heads = kKvHeads;
     dot.group = kGroup;
     dot.head_dim = kHeadDim;
-    dot.rows = dot.row_stride = dot.score_stride = n;
+    dot.rows = dot.score_stride = n;
     dot.scale = kScale;
     dot.scores = of_q_heads;
     dot.states = states;
@@ -366,7 +361,7 @@ struct HostHead {
       : layer(static_cast<int64_t>(bench.rng()() % kLayers)),
         head(static_cast<int64_t>(bench.rng()() % kKvHeads)),
         q(Download(l.Queries(layer) + head * kGroup * kHeadDim, kGroup * kHeadDim)),
-        k(Download(l.Keys(layer) + head * l.n * kHeadDim, l.n * kHeadDim)) {}
+        k(Download(l.Rows(layer).k + head * l.n * kHeadDim, l.n * kHeadDim)) {}
 };
 
 // The share of the rows that are not in both. Random scores hardly tie, but two that fp32 and fp64
@@ -393,7 +388,7 @@ double CheckHip(Bench& bench, const Layers& l) {
   int32_t count = 0;
   HipSelectParams p = l.Hip(h.layer);
   p.q = h.q.data();
-  p.k = h.k.data();
+  p.kv.k = h.k.data();
   p.kv_heads = 1;
   p.ids = expected.data();
   p.row_count = &count;
@@ -414,7 +409,7 @@ double CheckInfiniteHip(Bench& bench, const Layers& l) {
     InfiniteHipStageParams p = l.Stage(h.layer, i);
     out.assign(static_cast<size_t>(p.out_stride), {});
     p.q = h.q.data();
-    p.k = h.k.data();
+    p.kv.k = h.k.data();
     p.kv_heads = 1;
     p.in = i == 0 ? nullptr : in.data();
     p.in_count = &in_count;
@@ -490,7 +485,7 @@ double CheckRescored(Bench& bench, const Layers& l) {
   const auto candidates = Download(l.candidates + h.head * p.candidate_stride, p.candidate_stride);
   std::vector<int32_t> expected(kTopK);
   p.q = h.q.data();
-  p.k = h.k.data();
+  p.kv.k = h.k.data();
   p.candidates = candidates.data();
   p.kv_heads = 1;
   p.ids = expected.data();

@@ -98,12 +98,11 @@ void KeysAt(Bench& bench, int64_t n) {
 
   const auto score = [&](int64_t i) {
     return DotScoreCudaParams{.q = q,
-                              .k = keys + i * elements,
+                              .kv = {.k = keys + i * elements, .row_stride = n},
                               .kv_heads = kKvHeads,
                               .group = kGroup,
                               .head_dim = kHeadDim,
                               .rows = n,
-                              .row_stride = n,
                               .score_stride = n,
                               .scale = kScale,
                               .scores = scores};

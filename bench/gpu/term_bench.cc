@@ -88,12 +88,10 @@ struct Term {
     const int64_t means = layer * kKvHeads * clusters * kHeadDim;
     SummaryAttentionCudaParams p;
     p.q = q;
-    p.k = k;
-    p.v = v;
+    p.kv = {k, v, kSelected};
     p.kv_heads = kKvHeads;
     p.group = kGroup;
     p.head_dim = kHeadDim;
-    p.row_stride = kSelected;
     p.ids = ids;
     p.ids_stride = p.selected = kSelected;
     p.gathered = true;
@@ -124,7 +122,7 @@ double Check(const Term& t) {
   const auto centre = Download(t.centre, kKvHeads * kHeadDim);
   const auto base = Download(t.base, kQHeads);
   std::vector<float> out(kQHeads * kHeadDim), lse(kQHeads);
-  p.q = q.data(), p.k = k.data(), p.v = v.data(), p.ids = ids.data(), p.base = base.data();
+  p.q = q.data(), p.kv = {k.data(), v.data(), kSelected}, p.ids = ids.data(), p.base = base.data();
   p.table.keys = keys.data(), p.table.values = values.data();
   p.table.of_cluster = of_cluster.data(), p.table.row_cluster = row_cluster.data();
   p.table.centre = centre.data(), p.out = out.data(), p.lse = lse.data();

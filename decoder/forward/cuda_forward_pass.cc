@@ -342,8 +342,8 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n, int64_t phase) {
   placement.first_position = shape_.context_tokens;
   placement.first_row = shape_.context_rows;
   placement.step = memory_.step + kStep;
-  placement.k = window_.k(layer);
-  placement.v = window_.v(layer);
+  placement.k = window_.kv(layer).k;
+  placement.v = window_.kv(layer).v;
   placement.kv_stride = shape_.capacity * shape_.heads.head_dim;
   RETURN_IF_ERROR(
       backend_->ProjectQkv(layer, memory_.hidden, n, placement, memory_.q, memory_.q_exact));
@@ -389,12 +389,10 @@ absl::Status CudaForwardPass::AttendNewest(Layer layer) {
   const AttentionShape& heads = shape_.heads;
   kernels::WindowAttentionCudaParams params;
   params.q = memory_.q;
-  params.k = window_.k(layer);
-  params.v = window_.v(layer);
+  params.kv = window_.kv(layer);
   params.kv_heads = heads.kv_heads;
   params.group = heads.group();
   params.head_dim = heads.head_dim;
-  params.row_stride = shape_.capacity;
   params.row_count = memory_.step + kWindowRows;
   params.scale = scale_;
   params.out = memory_.window.out;
@@ -409,9 +407,7 @@ absl::Status CudaForwardPass::AttendBlock(Layer layer, int64_t n) {
   const AttentionShape& heads = shape_.heads;
   kernels::PrefillAttentionCudaParams params;
   params.q = memory_.q;
-  params.k = window_.k(layer);
-  params.v = window_.v(layer);
-  params.kv_stride = shape_.capacity * heads.head_dim;
+  params.kv = window_.kv(layer);
   params.n = n;
   params.first_position = shape_.context_rows + new_rows_;
   params.rows = params.first_position + n;

@@ -102,11 +102,11 @@ class CudaRepositionedPass final : public ForwardPass {
     return takes_all(layer) ? std::vector<Stage>() : StagesOf(infinite_hip_, budget(layer));
   }
   int64_t row_elements() const { return int64_t{shape_.kv_heads} * capacity_ * shape_.head_dim; }
-  uint16_t* k(Layer layer) const {
-    uint16_t* const rows = in_host_ ? pinned_rows_.data() : device_rows_.data();
-    return rows + layer.value() * 2 * row_elements();
+  kernels::KvRows kv(Layer layer) const {
+    kernels::Bf16* const rows = in_host_ ? pinned_rows_.data() : device_rows_.data();
+    kernels::Bf16* const k = rows + layer.value() * 2 * row_elements();
+    return {k, k + row_elements(), capacity_};
   }
-  uint16_t* v(Layer layer) const { return k(layer) + row_elements(); }
   Lists& kept(Layer layer, size_t stage) {
     return kept_lists_[static_cast<size_t>(layer.value()) * infinite_hip_.stages.size() + stage];
   }
@@ -249,7 +249,7 @@ absl::Status CudaRepositionedPass::CopyRows(const HostRows& rows, ThreadPool* po
       const int64_t count = from.Contiguous(row, end);
       const int64_t to = (head.value() * capacity_ + row) * d;
       for (const auto& [rows_to, rows_from] :
-           {std::pair{k(layer) + to, from.Key(row)}, {v(layer) + to, from.Value(row)}}) {
+           {std::pair{kv(layer).k + to, from.Key(row)}, {kv(layer).v + to, from.Value(row)}}) {
         const cudaError_t error =
             cudaMemcpy(rows_to, rows_from, static_cast<size_t>(count * d * 2), cudaMemcpyDefault);
         if (error != cudaSuccess)
@@ -310,8 +310,7 @@ absl::Status CudaRepositionedPass::Choose(Layer layer, const kernels::BlockLayou
   prune.queries = shape_.group();
   prune.kv_heads = shape_.kv_heads;
   prune.head_dim = shape_.head_dim;
-  prune.k = k(layer);
-  prune.kv_stride = capacity_ * shape_.head_dim;
+  prune.kv = kv(layer);
   if (!relative) prune.table = {angles_.data(), config_.max_position_embeddings};
   prune.max_rows = zone_.rows();
   prune.scores = scores_.data();
@@ -341,9 +340,7 @@ absl::Status CudaRepositionedPass::Attend(Layer layer, int64_t first, int64_t n)
   attend.layout.zone_limit = zone_.end;
   attend.q = q_.data() + first * width_;
   RETURN_IF_ERROR(Choose(layer, attend.layout, attend.q, &attend.chosen));
-  attend.k = k(layer);
-  attend.v = v(layer);
-  attend.kv_stride = capacity_ * shape_.head_dim;
+  attend.kv = kv(layer);
   attend.kv_heads = shape_.kv_heads;
   attend.group = shape_.group();
   attend.head_dim = shape_.head_dim;
@@ -380,8 +377,8 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     model::CudaPlacement placement;
     placement.first_row = context_tokens_ + new_rows_;
-    placement.k = k(layer);
-    placement.v = v(layer);
+    placement.k = kv(layer).k;
+    placement.v = kv(layer).v;
     placement.kv_stride = capacity_ * shape_.head_dim;
     RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden_.data(), n, placement, q_.data(), nullptr));
     if (reading_prompt_) {

@@ -90,12 +90,11 @@ absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chose
   if (!rescores(layer)) return absl::OkStatus();
   kernels::RescoreRowsParams params;
   params.q = q;
-  params.k = keys_.layers[static_cast<size_t>(layer.value())];
+  params.kv = keys_.of(layer);
   params.candidates = ids_.data();
   params.kv_heads = shape_.heads.kv_heads;
   params.group = shape_.heads.group();
   params.head_dim = shape_.heads.head_dim;
-  params.row_stride = keys_.row_stride;
   params.candidate_stride = params.count = Count(layer);
   params.wanted = shape_.budgets[layer.value()];
   params.wanted_of_head = head_budgets_.of(layer);
@@ -103,7 +102,6 @@ absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chose
   params.ids = chosen;
   params.base = base_.data();
   if (attend != nullptr) {
-    params.v = attend->v;
     params.out = attend->out;
     params.lse = attend->lse;
   }

@@ -47,12 +47,11 @@ class CudaExactSelector final : public CudaRowSelector {
     kernels::GroupTopKParams best = SelectionOf(shape_);
     kernels::DotScoreCudaParams dot;
     dot.q = q;
-    dot.k = keys_.layers[static_cast<size_t>(layer.value())];
+    dot.kv = keys_.of(layer);
     dot.kv_heads = shape_.heads.kv_heads;
     dot.group = shape_.heads.group();
     dot.head_dim = shape_.heads.head_dim;
     dot.rows = shape_.zone.rows();
-    dot.row_stride = keys_.row_stride;
     dot.score_stride = best.score_stride;
     dot.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
     dot.scores = scores_.data();

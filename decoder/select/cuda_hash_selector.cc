@@ -110,11 +110,12 @@ class CudaHashSelector final : public CudaRowSelector {
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
       if (shape_.dense(layer)) continue;
       const LayerKeys& state = (*layers_)[layer.value()];
+      ASSIGN_OR_RETURN(const kernels::KvView of_layer, keys.ToMakeOf(layer));
       kernels::RowSumParams sum;
-      ASSIGN_OR_RETURN(sum.x, keys.ToMakeOf(layer));
+      sum.x = of_layer.k;
       sum.kv_heads = heads;
       sum.rows = shape_.zone.rows();
-      sum.row_stride = keys.row_stride;
+      sum.row_stride = of_layer.row_stride;
       sum.head_dim = d;
       sum.parts = kSumParts;
       sum.sums = sums.data();
@@ -124,14 +125,14 @@ class CudaHashSelector final : public CudaRowSelector {
           cudaMemcpy(host_sums.data(), sums.data(), host_sums.size() * 4, cudaMemcpyDeviceToHost));
       const std::vector<float> of_mean = ScoresOfMeans(host_sums, rotations);
       RETURN_IF_ERROR(CopyToDevice(thresholds.data(), of_mean.data(), of_mean.size() * 4));
-      RETURN_IF_ERROR(LoadRotations(state, rotations, directions, of_mean, sum.x, keys.row_stride));
+      RETURN_IF_ERROR(LoadRotations(state, rotations, directions, of_mean, of_layer));
       kernels::HashEncodeParams encode;
-      encode.x = sum.x;
+      encode.x = of_layer.k;
       encode.matrix = matrix.data();
       encode.codes = state.codes.data();
       encode.kv_heads = heads;
       encode.rows = encode.code_stride = shape_.zone.rows();
-      encode.row_stride = keys.row_stride;
+      encode.row_stride = of_layer.row_stride;
       encode.head_dim = d;
       encode.bits = bits_;
       encode.threshold = thresholds.data();
@@ -235,11 +236,10 @@ class CudaHashSelector final : public CudaRowSelector {
   }
 
   // What a layer's queries are multiplied with. directions: the rotations of every KV head in bf16;
-  // of_mean [kv_heads, bits]: what the keys' means score; keys [kv_heads, row_stride, head_dim].
+  // of_mean [kv_heads, bits]: what the keys' means score.
   absl::Status LoadRotations(const LayerKeys& state, const std::vector<float>& rotations,
                              const std::vector<uint16_t>& directions,
-                             const std::vector<float>& of_mean, const uint16_t* keys,
-                             int64_t row_stride) {
+                             const std::vector<float>& of_mean, const kernels::KvView& keys) {
     if (config_.query == HashQuery::kSigns) {
       return CopyToDevice(state.directions.data(), directions.data(), directions.size() * 2);
     }
@@ -249,7 +249,7 @@ class CudaHashSelector final : public CudaRowSelector {
     std::vector<float> wide(rows.size());
     for (int64_t head = 0; head < shape_.heads.kv_heads; ++head) {
       const auto row_bytes = static_cast<size_t>(2 * d);
-      RETURN_IF_CUDA_ERROR(cudaMemcpy2D(rows.data(), row_bytes, keys + head * row_stride * d,
+      RETURN_IF_CUDA_ERROR(cudaMemcpy2D(rows.data(), row_bytes, keys.k + head * keys.row_stride * d,
                                         row_bytes * static_cast<size_t>(sample.stride), row_bytes,
                                         static_cast<size_t>(sample.count), cudaMemcpyDefault));
       for (size_t i = 0; i < rows.size(); ++i) wide[i] = Bf16ToFloat(rows[i]);

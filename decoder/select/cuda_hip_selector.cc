@@ -42,12 +42,11 @@ class CudaHipSelector final : public CudaRowSelector {
     if (phase > 0) return absl::OkStatus();
     kernels::HipSelectParams params;
     params.q = q;
-    params.k = keys_.layers[static_cast<size_t>(layer.value())];
+    params.kv = keys_.of(layer);
     params.kv_heads = shape_.heads.kv_heads;
     params.group = shape_.heads.group();
     params.head_dim = shape_.heads.head_dim;
     params.rows = shape_.zone.rows();
-    params.row_stride = keys_.row_stride;
     params.block_k = config_.block_k;
     params.budget = params.ids_stride = budget(layer);
     params.ids = ids_[layer.value()].data();

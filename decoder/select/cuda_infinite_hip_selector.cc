@@ -133,8 +133,7 @@ class CudaInfiniteHipSelector final : public CudaRowSelector {
       if (plan[i].number < phase) continue;
       kernels::InfiniteHipStageParams params = ParamsOf(shape_, plan[i]);
       params.q = q;
-      params.k = keys_.layers[static_cast<size_t>(layer.value())];
-      params.row_stride = keys_.row_stride;
+      params.kv = keys_.of(layer);
       if (i > 0) {
         params.in = Ranges(buffers.ranges[i - 1]);
         params.in_count = buffers.counts[i - 1].data();

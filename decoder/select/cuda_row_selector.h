@@ -25,20 +25,23 @@
 #include "decoder/select/host_rows.h"
 #include "decoder/select/row_selector.h"
 #include "decoder/select/selector_config.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::decoder {
 
-// The zone's keys where the GPU reads them: device memory or pinned host memory.
+// The zone's keys where the GPU reads them: device memory or pinned host memory; with its V rows where
+// they are attended to in the same launch.
 struct CudaKeys {
-  std::vector<const uint16_t*> layers;  // each [kv_heads, row_stride, head_dim] bf16
-  int64_t row_stride = 0;
-  // Of a layer that is null in `layers`: readable until the next call. Only for methods that read
+  std::vector<kernels::KvView> layers;
+  // Of a layer that is empty in `layers`: readable until the next call. Only for methods that read
   // keys while they are made and never after (not SelectorReadsKeys).
-  std::function<absl::StatusOr<const uint16_t*>(Layer)> unpack;
+  std::function<absl::StatusOr<kernels::KvView>(Layer)> unpack;
 
-  absl::StatusOr<const uint16_t*> ToMakeOf(Layer layer) const {
-    const uint16_t* keys = layers[static_cast<size_t>(layer.value())];
-    if (keys != nullptr) return keys;
+  const kernels::KvView& of(Layer layer) const {
+    return layers[static_cast<size_t>(layer.value())];
+  }
+  absl::StatusOr<kernels::KvView> ToMakeOf(Layer layer) const {
+    if (of(layer).k != nullptr) return of(layer);
     return unpack(layer);
   }
 };
@@ -68,9 +71,8 @@ struct CudaSelection {
   int64_t total_rows = -1;
 };
 
-// Attention to selected rows: v as the keys; out [q_heads, head_dim], lse [q_heads] f32.
+// Attention to selected rows: out [q_heads, head_dim], lse [q_heads] f32.
 struct CudaAttendSelected {
-  const uint16_t* v = nullptr;
   float* out = nullptr;
   float* lse = nullptr;
 };

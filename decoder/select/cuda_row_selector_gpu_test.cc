@@ -98,10 +98,10 @@ void CudaRowSelectorGpuTest::RunSequence(const AttentionShape& heads, int64_t to
   RandomRows rows(rng_, heads, tokens, 1 + Below(tokens));
   std::vector<cuda::DeviceBuffer<uint16_t>> device_keys;
   CudaKeys keys;
-  keys.row_stride = zone.rows() + Below(5);
+  const int64_t row_stride = zone.rows() + Below(5);
   for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
     auto buffer =
-        cuda::DeviceBuffer<uint16_t>::Create(heads.kv_heads * keys.row_stride * heads.head_dim);
+        cuda::DeviceBuffer<uint16_t>::Create(heads.kv_heads * row_stride * heads.head_dim);
     CARREL_ASSERT_OK(buffer);
     std::vector<uint16_t> host(static_cast<size_t>(buffer->size()), 0x7fc0);  // NaN: not to be read
     for (KvHead head(0); head.value() < heads.kv_heads; head = head.next()) {
@@ -112,14 +112,13 @@ void CudaRowSelectorGpuTest::RunSequence(const AttentionShape& heads, int64_t to
         }
         rows.SetKey(layer, head, row, key);
         if (row < zone.begin || row >= zone.end) continue;
-        FloatToBf16(key,
-                    &host[static_cast<size_t>((head.value() * keys.row_stride + row - zone.begin) *
-                                              heads.head_dim)]);
+        FloatToBf16(key, &host[static_cast<size_t>((head.value() * row_stride + row - zone.begin) *
+                                                   heads.head_dim)]);
       }
     }
     ASSERT_EQ(cudaSuccess,
               cudaMemcpy(buffer->data(), host.data(), host.size() * 2, cudaMemcpyDefault));
-    keys.layers.push_back(buffer->data());
+    keys.layers.push_back({.k = buffer->data(), .row_stride = row_stride});
     device_keys.push_back(*std::move(buffer));
   }
   const SelectorConfig config = *ParseSelector(GetParam().method);
@@ -248,7 +247,7 @@ TEST_P(CudaRowSelectorGpuTest, HeadsOwnBudgets_AndAttentionInTheSameLaunch) {
   const RandomRows stored(rng_, heads, zone_rows + 8, zone_rows + 8);
   const DeviceRows rows(rng_, heads, zone_rows);
   CudaZoneShape shape{heads, {0, zone_rows}, {1 + Below(300)}};
-  const CudaKeys keys{{rows.device_k.data()}, zone_rows, nullptr};
+  const CudaKeys keys{{{rows.device_k.data(), rows.device_v.data(), zone_rows}}, nullptr};
   const SelectorConfig config = *ParseSelector(GetParam().method);
   const auto of_layer = MakeCudaRowSelector(config, shape, keys, &stored, &pool_, stream_);
   CARREL_ASSERT_OK(of_layer);
@@ -281,8 +280,8 @@ TEST_P(CudaRowSelectorGpuTest, HeadsOwnBudgets_AndAttentionInTheSameLaunch) {
   auto lse = cuda::DeviceBuffer<float>::Create(heads.q_heads);
   CARREL_ASSERT_OK(out);
   CARREL_ASSERT_OK(lse);
-  CARREL_ASSERT_OK((*of_heads)->SelectAndAttend(
-      layer, rows.device_q.data(), 0, {rows.device_v.data(), out->data(), lse->data()}, stream_));
+  CARREL_ASSERT_OK((*of_heads)->SelectAndAttend(layer, rows.device_q.data(), 0,
+                                                {out->data(), lse->data()}, stream_));
   CARREL_ASSERT_OK(stream_.Synchronize());
   EXPECT_EQ(Selected(**of_heads, layer, heads.kv_heads), own);
   std::vector<float> found(static_cast<size_t>(out->size())), found_lse(12), expected, expected_lse;
@@ -323,7 +322,7 @@ TEST_P(CudaRowSelectorGpuTest, PlannedBytes_AreThoseTaken) {
   auto buffer = cuda::DeviceBuffer<uint16_t>::Create(2 * tokens * 64);
   CARREL_ASSERT_OK(buffer);
   ASSERT_EQ(cudaSuccess, cudaMemset(buffer->data(), 0, static_cast<size_t>(buffer->bytes())));
-  const CudaKeys keys{{buffer->data(), buffer->data(), buffer->data()}, tokens, nullptr};
+  const CudaKeys keys{std::vector<kernels::KvView>(3, {buffer->data(), nullptr, tokens}), nullptr};
   const SelectorConfig config = *ParseSelector(GetParam().method);
   const auto planned = CudaRowSelectorBytes(config, shape, &rows);
   const auto selector = MakeCudaRowSelector(config, shape, keys, &rows, &pool_, stream_);
@@ -342,8 +341,8 @@ TEST(MakeCudaRowSelectorTest, WhatTheKernelsDoNotServe_IsRefused) {
   rows.no_codes = rows.no_queries = true;
   const auto make = [&](const char* method, int64_t budget) {
     const CudaZoneShape shape{heads, {0, 20'000}, {budget}};
-    return MakeCudaRowSelector(*ParseSelector(method), shape, {{nullptr}, 20'000}, &rows, &pool,
-                               *stream)
+    return MakeCudaRowSelector(*ParseSelector(method), shape,
+                               {{{nullptr, nullptr, 20'000}}, nullptr}, &rows, &pool, *stream)
         .status();
   };
   EXPECT_THAT(make("hip:ensemble=2", 64), StatusIs(absl::StatusCode::kInvalidArgument, "ensemble"));
@@ -366,8 +365,9 @@ TEST(MakeCudaRowSelectorTest, MoreCandidatesThanAGpuRescores_AreRefusedOrFewer) 
   ASSERT_EQ(cudaSuccess, cudaMemset(buffer->data(), 0, static_cast<size_t>(buffer->bytes())));
   const CudaZoneShape shape{heads, {0, tokens}, {most / 3}};
   const auto make = [&](const char* method) {
-    return MakeCudaRowSelector(*ParseSelector(method), shape, {{buffer->data()}, tokens}, &rows,
-                               &pool, *stream)
+    return MakeCudaRowSelector(*ParseSelector(method), shape,
+                               {{{buffer->data(), nullptr, tokens}}, nullptr}, &rows, &pool,
+                               *stream)
         .status();
   };
   EXPECT_THAT(make("hash:bits=64,oversample=8"),

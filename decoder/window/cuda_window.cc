@@ -19,9 +19,10 @@ absl::Status CudaWindow::CopyRows(Layer layer, KvHead head, int64_t at, int64_t 
                                   const void* v) {
   CARREL_CHECK(at + rows <= capacity_);
   const int64_t to = (head.value() * capacity_ + at) * shape_.head_dim;
+  const kernels::KvRows kv = this->kv(layer);
   const auto bytes = static_cast<size_t>(rows * shape_.head_dim * 2);
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(this->k(layer) + to, k, bytes, cudaMemcpyHostToDevice));
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(this->v(layer) + to, v, bytes, cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(kv.k + to, k, bytes, cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(kv.v + to, v, bytes, cudaMemcpyHostToDevice));
   return absl::OkStatus();
 }
 

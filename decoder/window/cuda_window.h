@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/cuda/buffer.h"
 #include "common/ids.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::decoder {
 
@@ -27,9 +28,10 @@ class CudaWindow {
   absl::Status CopyRows(Layer layer, KvHead head, int64_t at, int64_t rows, const void* k,
                         const void* v);
 
-  uint16_t* k(Layer layer) const { return rows_.data() + 2 * layer.value() * layer_elements_; }
-  uint16_t* v(Layer layer) const { return k(layer) + layer_elements_; }
-  int64_t capacity() const { return capacity_; }
+  kernels::KvRows kv(Layer layer) const {
+    kernels::Bf16* const k = rows_.data() + 2 * layer.value() * layer_elements_;
+    return {k, k + layer_elements_, capacity_};
+  }
   int64_t bytes() const { return rows_.bytes(); }
 
  private:

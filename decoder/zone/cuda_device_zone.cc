@@ -65,9 +65,8 @@ absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
       }));
   if (shape_.largest_budget() == 0) return absl::OkStatus();
   CudaKeys keys;
-  keys.row_stride = zone.rows();
   for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
-    keys.layers.push_back(values_.k(layer));
+    keys.layers.push_back(values_.kv(layer));
   }
   ASSIGN_OR_RETURN(selector_, MakeCudaRowSelector(method_, shape_, keys, RowsForSelector(),
                                                   context_.pool, stream));
@@ -99,12 +98,11 @@ absl::Status CudaDeviceZone::AttendToken(Layer layer, const uint16_t* q, int64_t
   if (shape_.dense(layer)) {
     kernels::WindowAttentionCudaParams params;
     params.q = q;
-    params.k = values_.k(layer);
-    params.v = values_.v(layer);
+    params.kv = values_.kv(layer);
     params.kv_heads = heads.kv_heads;
     params.group = heads.group();
     params.head_dim = heads.head_dim;
-    params.row_stride = params.rows = shape_.zone.rows();
+    params.rows = shape_.zone.rows();
     params.scale = scale_;
     params.out = out;
     params.lse = lse;
@@ -115,27 +113,25 @@ absl::Status CudaDeviceZone::AttendToken(Layer layer, const uint16_t* q, int64_t
   }
   RETURN_IF_ERROR(AttendChosen(layer, q, phase, out, lse, stream));
   if (summaries_.empty()) return absl::OkStatus();
-  const CudaSummaries::SelectedRows rows{values_.k(layer), values_.v(layer), shape_.zone.rows()};
-  return summaries_.Attend(layer, q, selector_->selection(layer), rows, out, lse, stream);
+  return summaries_.Attend(layer, q, selector_->selection(layer), {values_.kv(layer)}, out, lse,
+                           stream);
 }
 
 absl::Status CudaDeviceZone::AttendChosen(Layer layer, const uint16_t* q, int64_t phase, float* out,
                                           float* lse, const cuda::Stream& stream) const {
   if (selector_->attends(layer)) {
-    return selector_->SelectAndAttend(layer, q, phase, {values_.v(layer), out, lse}, stream);
+    return selector_->SelectAndAttend(layer, q, phase, {out, lse}, stream);
   }
   const AttentionShape& heads = shape_.heads;
   RETURN_IF_ERROR(selector_->Select(layer, q, phase, stream));
   const CudaSelection selection = selector_->selection(layer);
   kernels::SparseAttentionCudaParams params;
   params.q = q;
-  params.k = values_.k(layer);
-  params.v = values_.v(layer);
+  params.kv = values_.kv(layer);
   params.ids = selection.ids;
   params.kv_heads = heads.kv_heads;
   params.group = heads.group();
   params.head_dim = heads.head_dim;
-  params.row_stride = shape_.zone.rows();
   params.ids_stride = selection.stride;
   params.rows = selection.rows;
   params.row_count = selection.row_count;

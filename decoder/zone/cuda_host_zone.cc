@@ -169,18 +169,17 @@ absl::Status CudaHostZone::Allocate() {
 absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
   if (plan_.most_chosen() == 0) return absl::OkStatus();
   CudaKeys keys;
-  keys.row_stride = plan_.rows;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
-    keys.layers.push_back(rows_.is_packed(layer) ? nullptr : rows_.k(layer));
+    keys.layers.push_back(rows_.is_packed(layer) ? kernels::KvView() : rows_.kv(layer));
   }
   cuda::PinnedBuffer<uint16_t> unpacked;
-  keys.unpack = [&](Layer layer) -> absl::StatusOr<const uint16_t*> {
+  keys.unpack = [&](Layer layer) -> absl::StatusOr<kernels::KvView> {
     if (unpacked.size() == 0) {
       ASSIGN_OR_RETURN(unpacked, cuda::PinnedBuffer<uint16_t>::Create(shape_.kv_heads * plan_.rows *
                                                                       shape_.head_dim));
     }
     rows_.UnpackKeys(layer, context_.pool, unpacked.data());
-    return unpacked.data();
+    return kernels::KvView{.k = unpacked.data(), .row_stride = plan_.rows};
   };
   ASSIGN_OR_RETURN(selector_,
                    MakeCudaRowSelector(method_, ShapeOf(plan_, shape_, context_.zone, false), keys,
@@ -206,8 +205,9 @@ absl::Status CudaHostZone::FillDevice(const cuda::Stream& stream) {
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     if (!plan_.holds_all(Index(layer))) continue;
     const int64_t bytes = shape_.kv_heads * plan_.rows * rows_.row_bytes(layer);  // K, then V
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(held_k(layer), rows_.k(layer), static_cast<size_t>(bytes),
-                                         cudaMemcpyHostToDevice, stream.get()));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(Held(layer).k, rows_.kv(layer).k,
+                                         static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
+                                         stream.get()));
   }
   return Reset(stream);
 }
@@ -235,8 +235,15 @@ absl::Status CudaHostZone::CopyCounters(const cuda::Stream& stream) {
   return absl::OkStatus();
 }
 
-uint16_t* CudaHostZone::held_v(Layer layer) const {
-  return held_k(layer) + kernels::RowBankRowBytes(BankOf(layer)) / 4;
+kernels::KvRows CudaHostZone::Held(Layer layer) const {
+  kernels::Bf16* const k = memory_.held + held_at_[Index(layer)];
+  return {k, k + kernels::RowBankRowBytes(BankOf(layer)) / 4, plan_.slots[Index(layer)]};
+}
+
+kernels::KvRows CudaHostZone::Gathered(int64_t rows) const {
+  const int64_t elements = GatheredElements(shape_, rows);
+  CARREL_CHECK(elements <= GatheredElements(shape_, MostGathered(plan_, method_)));
+  return {memory_.gathered, memory_.gathered + elements, rows};
 }
 
 kernels::RowBankShape CudaHostZone::BankOf(Layer layer) const {
@@ -257,11 +264,9 @@ kernels::RowBankParams CudaHostZone::UseOf(Layer layer, const CudaSelection& sel
   if (rows_.is_packed(layer)) {
     use.packed = rows_.packed(layer);
   } else {
-    use.k = rows_.k(layer);
-    use.v = rows_.v(layer);
+    use.kv = rows_.kv(layer);
   }
-  use.bank_k = held_k(layer);
-  use.bank_v = held_v(layer);
+  use.bank = Held(layer);
   use.state = memory_.state + state_at_[Index(layer)];
   use.ids = selection.ids;
   use.ids_stride = selection.stride;
@@ -286,22 +291,20 @@ absl::Status CudaHostZone::Predict(Layer layer, const CudaQueries& queries,
   return rows_ready_[l].Record(ahead_stream_);
 }
 
-// Rows that lie together: k, v [kv_heads, rows, head_dim].
-absl::Status CudaHostZone::AttendTogether(const uint16_t* q, const uint16_t* k, const uint16_t* v,
-                                          int64_t rows, float* out, float* lse,
-                                          const cuda::Stream& stream) const {
+// To all rows that there is room for in kv.
+absl::Status CudaHostZone::AttendTogether(const uint16_t* q, const kernels::KvView& kv, float* out,
+                                          float* lse, const cuda::Stream& stream) const {
   kernels::WindowAttentionCudaParams params;
   params.q = q;
-  params.k = k;
-  params.v = v;
+  params.kv = kv;
   params.kv_heads = shape_.kv_heads;
   params.group = shape_.group();
   params.head_dim = shape_.head_dim;
-  params.row_stride = params.rows = rows;
+  params.rows = kv.row_stride;
   params.scale = scale_;
   params.out = out;
   params.lse = lse;
-  params.splits = std::min(splits_, kernels::DecodeSplits(rows, shape_.kv_heads));
+  params.splits = std::min(splits_, kernels::DecodeSplits(params.rows, shape_.kv_heads));
   params.workspace = memory_.attention_workspace;
   RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
   return absl::OkStatus();
@@ -312,20 +315,16 @@ absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& sele
                                           const cuda::Stream& stream) const {
   // Methods that read no keys choose as many rows in every head.
   CARREL_CHECK(selection.row_count == nullptr);
-  const int64_t elements = GatheredElements(shape_, selection.rows);
-  CARREL_CHECK(elements <= GatheredElements(shape_, MostGathered(plan_, method_)));
   kernels::GatherPackedRowsParams gather;
   gather.packed = rows_.packed(layer);
   gather.ids = selection.ids;
   gather.kv_heads = shape_.kv_heads;
   gather.head_dim = shape_.head_dim;
-  gather.row_stride = plan_.rows;
   gather.ids_stride = selection.stride;
   gather.count = selection.rows;
-  gather.k = memory_.gathered;
-  gather.v = memory_.gathered + elements;
+  gather.to = Gathered(selection.rows);
   RETURN_IF_CUDA_ERROR(kernels::GatherPackedRowsCuda(gather, stream.get()));
-  return AttendTogether(q, gather.k, gather.v, selection.rows, out, lse, stream);
+  return AttendTogether(q, gather.to, out, lse, stream);
 }
 
 absl::Status CudaHostZone::Attend(Layer layer, const CudaQueries& queries, int64_t phase,
@@ -343,29 +342,20 @@ absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t p
                                        bool after_fetch, float* out, float* lse,
                                        const cuda::Stream& stream) const {
   const size_t l = Index(layer);
-  const bool held = plan_.slots[l] > 0;
   if (!plan_.chooses(l)) {
-    return AttendTogether(q, held ? held_k(layer) : rows_.k(layer),
-                          held ? held_v(layer) : rows_.v(layer), plan_.rows, out, lse, stream);
+    return AttendTogether(q, RowsOf(layer), out, lse, stream);
   }
   RETURN_IF_ERROR(selector_->Select(layer, q, phase, stream));
   if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_ready_[l]));
   const CudaSelection selection = selector_->selection(layer);
-  if (!held && rows_.is_packed(layer)) {
+  if (plan_.slots[l] == 0 && rows_.is_packed(layer)) {
     RETURN_IF_ERROR(AttendGathered(layer, selection, q, out, lse, stream));
-    const uint16_t* const k = memory_.gathered;
-    return EstimateRest(layer, q, selection,
-                        {.k = k,
-                         .v = k + GatheredElements(shape_, selection.rows),
-                         .row_stride = selection.rows,
-                         .gathered = true},
+    return EstimateRest(layer, q, selection, {.kv = Gathered(selection.rows), .gathered = true},
                         out, lse, stream);
   }
   kernels::SparseAttentionCudaParams params;
   params.q = q;
-  params.k = held ? held_k(layer) : rows_.k(layer);
-  params.v = held ? held_v(layer) : rows_.v(layer);
-  params.row_stride = held ? plan_.slots[l] : plan_.rows;
+  params.kv = RowsOf(layer);
   params.ids = selection.ids;
   params.ids_stride = selection.stride;
   if (plan_.has_bank(l)) {
@@ -389,11 +379,7 @@ absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t p
   params.workspace = memory_.attention_workspace;
   RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
   return EstimateRest(layer, q, selection,
-                      {.k = params.k,
-                       .v = params.v,
-                       .row_stride = params.row_stride,
-                       .places = params.ids,
-                       .places_stride = params.ids_stride},
+                      {.kv = params.kv, .places = params.ids, .places_stride = params.ids_stride},
                       out, lse, stream);
 }
 

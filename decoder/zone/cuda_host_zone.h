@@ -28,6 +28,7 @@
 #include "decoder/zone/cuda_zone_attention.h"
 #include "decoder/zone/cuda_zone_rows.h"
 #include "decoder/zone/opened_context.h"
+#include "kernels/kv_view.h"
 #include "kernels/rows/row_bank/row_bank_cuda.h"
 
 namespace carrel::decoder {
@@ -71,8 +72,13 @@ class CudaHostZone final : public CudaZoneAttention {
   // Where the method is calibrated by them.
   const HostRows* RowsForSelector() const;
   static size_t Index(Layer layer) { return static_cast<size_t>(layer.value()); }
-  uint16_t* held_k(Layer layer) const { return memory_.held + held_at_[Index(layer)]; }
-  uint16_t* held_v(Layer layer) const;
+  kernels::KvRows Held(Layer layer) const;
+  // Of a layer whose rows are not packed, or held: where attention reads them.
+  kernels::KvView RowsOf(Layer layer) const {
+    return plan_.slots[Index(layer)] > 0 ? Held(layer) : rows_.kv(layer);
+  }
+  // Where `rows` of each KV head are gathered.
+  kernels::KvRows Gathered(int64_t rows) const;
   kernels::RowBankShape BankOf(Layer layer) const;
   kernels::RowBankParams UseOf(Layer layer, const CudaSelection& selection,
                                kernels::RowBankPurpose purpose) const;
@@ -95,8 +101,8 @@ class CudaHostZone final : public CudaZoneAttention {
   // One token. after_fetch: Predict was called for this layer and token.
   absl::Status AttendToken(Layer layer, const uint16_t* q, int64_t phase, bool after_fetch,
                            float* out, float* lse, const cuda::Stream& stream) const;
-  absl::Status AttendTogether(const uint16_t* q, const uint16_t* k, const uint16_t* v, int64_t rows,
-                              float* out, float* lse, const cuda::Stream& stream) const;
+  absl::Status AttendTogether(const uint16_t* q, const kernels::KvView& kv, float* out, float* lse,
+                              const cuda::Stream& stream) const;
   absl::Status AttendGathered(Layer layer, const CudaSelection& selection, const uint16_t* q,
                               float* out, float* lse, const cuda::Stream& stream) const;
   // Joins what was not selected, where there are summaries.

@@ -83,12 +83,10 @@ absl::Status CudaSummaries::Attend(Layer layer, const uint16_t* q, const CudaSel
   const LayerTable& table = layers_[static_cast<size_t>(layer.value())];
   kernels::SummaryAttentionCudaParams params;
   params.q = q;
-  params.k = selected.k;
-  params.v = selected.v;
+  params.kv = selected.kv;
   params.kv_heads = shape_.heads.kv_heads;
   params.group = shape_.heads.group();
   params.head_dim = shape_.heads.head_dim;
-  params.row_stride = selected.row_stride;
   params.ids = selection.ids;
   params.ids_stride = selection.stride;
   params.places = selected.places;

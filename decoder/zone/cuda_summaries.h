@@ -18,6 +18,7 @@
 #include "decoder/select/cuda_row_selector.h"
 #include "decoder/select/host_rows.h"
 #include "kernels/attention/summary_attention/summary_attention_cuda.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::decoder {
 
@@ -32,11 +33,9 @@ class CudaSummaries {
   // Whether there are any.
   bool empty() const { return layers_.empty(); }
 
-  // Where the selected rows' K and V lie: [kv_heads, row_stride, head_dim].
+  // Where the selected rows lie.
   struct SelectedRows {
-    const uint16_t* k = nullptr;
-    const uint16_t* v = nullptr;
-    int64_t row_stride = 0;
+    kernels::KvView kv;
     const int32_t* places = nullptr;  // [kv_heads, places_stride]; null: at their ids
     int64_t places_stride = 0;
     bool gathered = false;  // instead: in the order of the selection

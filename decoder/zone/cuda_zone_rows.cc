@@ -47,15 +47,17 @@ absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const AttentionShape& shape, R
   return out;
 }
 
-const uint16_t* CudaZoneRows::k(Layer layer) const {
+kernels::KvView CudaZoneRows::kv(Layer layer) const {
   CARREL_CHECK(!is_packed(layer));
-  return reinterpret_cast<const uint16_t*>(bytes_.data() + at_[static_cast<size_t>(layer.value())]);
+  const auto* const k = reinterpret_cast<const kernels::Bf16*>(
+      bytes_.data() + at_[static_cast<size_t>(layer.value())]);
+  return {k, k + layer_elements_, zone_.rows()};
 }
 
 kernels::PackedRows CudaZoneRows::packed(Layer layer) const {
   CARREL_CHECK(is_packed(layer));
   return {bytes_.data() + at_[static_cast<size_t>(layer.value())],
-          device_heads_.data() + HeadIndex(layer, KvHead(0)), exceptions_.data()};
+          device_heads_.data() + HeadIndex(layer, KvHead(0)), exceptions_.data(), zone_.rows()};
 }
 
 int64_t CudaZoneRows::row_bytes(Layer layer) const {

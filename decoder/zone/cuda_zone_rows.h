@@ -16,6 +16,7 @@
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "decoder/select/host_rows.h"
+#include "kernels/kv_view.h"
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
 
 namespace carrel::decoder {
@@ -38,8 +39,7 @@ class CudaZoneRows {
 
   bool is_packed(Layer layer) const { return packed_[static_cast<size_t>(layer.value())]; }
   // Of a layer that is not packed.
-  const uint16_t* k(Layer layer) const;
-  const uint16_t* v(Layer layer) const { return k(layer) + layer_elements_; }
+  kernels::KvView kv(Layer layer) const;
   // Of one that is.
   kernels::PackedRows packed(Layer layer) const;
   // Its keys [kv_heads, rows, head_dim], as they were.

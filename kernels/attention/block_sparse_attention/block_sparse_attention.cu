@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(kWarps * 32) AttendKernel(const BlockSparseAtt
   const int first = static_cast<int>(blockIdx.z) * kWarps * 16;
   const UnitRows rows(p, block, block * p.kv_heads + kv_head);
   const int tokens = static_cast<int>(p.layout.tokens(block)), first_rank = rows.total() - tokens;
-  const uint16_t* const k = p.k + kv_head * p.kv_stride;
-  const uint16_t* const v = p.v + kv_head * p.kv_stride;
+  const Bf16* const k = p.kv.k + kv_head * p.kv.row_stride * D;
+  const Bf16* const v = p.kv.v + kv_head * p.kv.row_stride * D;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block_q = static_cast<int>(p.layout.block_q), of_warp = first + warp * 16;
@@ -205,7 +205,7 @@ cudaError_t LaunchBestFit(const BlockSparseAttentionParams& p, cudaStream_t stre
 cudaError_t BlockSparseAttention(const BlockSparseAttentionParams& p, cudaStream_t stream) {
   if (p.layout.n < 0 || p.layout.block_q < 1 || p.layout.first_position % p.layout.block_q != 0 ||
       p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 ||
-      (p.head_dim != 64 && p.head_dim != 128) || p.kv_stride % 8 != 0 ||
+      (p.head_dim != 64 && p.head_dim != 128) ||
       p.layout.first_position + p.layout.n >= int64_t{1} << 30) {
     return cudaErrorInvalidValue;
   }

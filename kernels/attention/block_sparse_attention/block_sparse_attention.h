@@ -10,7 +10,7 @@
 //         T - tokens + i.
 // Source: prefill/sparse_attention.h; FlashAttention-2 with mma.sync (kernels/flash_tile-inl.cuh).
 // Shapes: q, out [layout.n, kv_heads * group, head_dim] bf16; out_exact the same before rounding, f32,
-//         or null; k, v bf16: head g begins at g * kv_stride elements; chosen: rows of the zone of each
+//         or null; k, v [kv_heads, row_stride, head_dim] bf16; chosen: rows of the zone of each
 //         unit. head_dim 64 or 128; rows at multiples of 16 bytes; memory of the device, or pinned.
 // Units:  scale includes 1/sqrt(head_dim). Without a table keys are after RoPE.
 // Edge:   nothing chosen: the rest is attended. n == 0 does nothing.
@@ -24,22 +24,21 @@
 
 #include "common/cuda/runtime.h"
 #include "kernels/block_layout.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct BlockSparseAttentionParams {
   BlockLayout layout = {};
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
-  const uint16_t* v = nullptr;
-  int64_t kv_stride = 0;
+  const Bf16* q = nullptr;
+  KvView kv;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
   ChosenRows chosen = {};
   TurnTable table = {};
   float scale = 0;
-  uint16_t* out = nullptr;
+  Bf16* out = nullptr;
   float* out_exact = nullptr;
 };
 

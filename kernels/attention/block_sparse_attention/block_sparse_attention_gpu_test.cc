@@ -23,13 +23,14 @@ class BlockSparseAttentionGpuTest : public GpuKernelTest {
                  << s.layout.window << " moved " << s.moved << " length " << s.length << " sigma "
                  << s.sigma);
     const int64_t tokens = s.layout.first_position + s.layout.n, width = s.group * s.head_dim;
-    const int64_t kv_stride = (tokens + 3) * s.head_dim, count = s.layout.n * s.kv_heads * width;
+    const int64_t head_elements = (tokens + 3) * s.head_dim,
+                  count = s.layout.n * s.kv_heads * width;
     const std::vector<uint16_t> q = RandomBf16(rng_, count, s.sigma);
-    std::vector<uint16_t> k = RandomBf16(rng_, s.kv_heads * kv_stride);
-    std::vector<uint16_t> v = RandomBf16(rng_, s.kv_heads * kv_stride);
+    std::vector<uint16_t> k = RandomBf16(rng_, s.kv_heads * head_elements);
+    std::vector<uint16_t> v = RandomBf16(rng_, s.kv_heads * head_elements);
     for (int64_t g = 0; g < s.kv_heads; ++g) {  // nobody may read what lies beyond the last token
-      std::fill_n(k.begin() + g * kv_stride + tokens * s.head_dim, 3 * s.head_dim, 0x7fc0);
-      std::fill_n(v.begin() + g * kv_stride + tokens * s.head_dim, 3 * s.head_dim, 0x7fc0);
+      std::fill_n(k.begin() + g * head_elements + tokens * s.head_dim, 3 * s.head_dim, 0x7fc0);
+      std::fill_n(v.begin() + g * head_elements + tokens * s.head_dim, 3 * s.head_dim, 0x7fc0);
     }
     std::vector<int32_t> begins;
     std::vector<ChosenRowsHead> heads;
@@ -43,9 +44,7 @@ class BlockSparseAttentionGpuTest : public GpuKernelTest {
     const DeviceOutput<float> exact(count);
     BlockSparseAttentionParams p{.layout = s.layout,
                                  .q = dq.data(),
-                                 .k = dk.data(),
-                                 .v = dv.data(),
-                                 .kv_stride = kv_stride,
+                                 .kv = {dk.data(), dv.data(), tokens + 3},
                                  .kv_heads = s.kv_heads,
                                  .group = s.group,
                                  .head_dim = s.head_dim,
@@ -61,8 +60,7 @@ class BlockSparseAttentionGpuTest : public GpuKernelTest {
     for (const float x : got) ASSERT_TRUE(std::isfinite(x));
 
     p.q = q.data();
-    p.k = k.data();
-    p.v = v.data();
+    p.kv = {k.data(), v.data(), tokens + 3};
     p.chosen = {begins.data(), stride, heads.data()};
     if (s.moved) p.table = {angles.data(), positions};
     double error = 0, norm = 0;

@@ -49,6 +49,7 @@ std::vector<int64_t> RowsOf(const BlockSparseAttentionParams& p, int64_t block, 
 void RefBlockSparseAttention(const BlockSparseAttentionParams& p, int64_t token, int64_t kv_head,
                              float* out) {
   const int64_t block = token / p.layout.block_q, i = token % p.layout.block_q, d = p.head_dim;
+  const int64_t first = kv_head * p.kv.row_stride;
   const std::vector<int64_t> rows = RowsOf(p, block, block * p.kv_heads + kv_head);
   const auto total = static_cast<int64_t>(rows.size());
   const int64_t position = total - p.layout.tokens(block) + i;  // its rank
@@ -59,7 +60,7 @@ void RefBlockSparseAttention(const BlockSparseAttentionParams& p, int64_t token,
     double maximum = -INFINITY;
     for (int64_t rank = 0; rank <= position; ++rank) {
       const std::vector<double> key =
-          Turned(p.k + kv_head * p.kv_stride + rows[static_cast<size_t>(rank)] * d, p, rank, total);
+          Turned(p.kv.k + (first + rows[static_cast<size_t>(rank)]) * d, p, rank, total);
       double score = 0;
       for (int64_t c = 0; c < d; ++c) score += q[c] * key[c];
       scores.push_back(score * p.scale);
@@ -70,7 +71,7 @@ void RefBlockSparseAttention(const BlockSparseAttentionParams& p, int64_t token,
     for (int64_t rank = 0; rank <= position; ++rank) {
       const double weight = std::exp(scores[static_cast<size_t>(rank)] - maximum);
       total += weight;
-      const uint16_t* value = p.v + kv_head * p.kv_stride + rows[static_cast<size_t>(rank)] * d;
+      const Bf16* value = p.kv.v + (first + rows[static_cast<size_t>(rank)]) * d;
       for (int64_t c = 0; c < d; ++c) sums[c] += weight * Bf16ToFloat(value[c]);
     }
     for (int64_t c = 0; c < d; ++c) out[h * d + c] = static_cast<float>(sums[c] / total);

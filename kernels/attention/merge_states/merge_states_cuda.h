@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
@@ -22,7 +23,7 @@ struct MergeStatesCudaParams {
   float* lse_a = nullptr;
   const float* out_b = nullptr;
   const float* lse_b = nullptr;
-  uint16_t* out_bf16 = nullptr;
+  Bf16* out_bf16 = nullptr;
   int64_t heads = 0;
   int64_t head_dim = 0;
 };

@@ -18,8 +18,7 @@ bool PrefillAttentionHas(PrefillAttentionVariant variant, int32_t head_dim) {
 cudaError_t PrefillAttentionCuda(const PrefillAttentionCudaParams& params, cudaStream_t stream,
                                  PrefillAttentionVariant variant) {
   if (params.n < 0 || params.rows < 0 || params.first_position < 0 || params.kv_heads < 1 ||
-      params.q_heads % params.kv_heads != 0 || params.kv_stride % 8 != 0 ||
-      !PrefillAttentionHas(variant, params.head_dim)) {
+      params.q_heads % params.kv_heads != 0 || !PrefillAttentionHas(variant, params.head_dim)) {
     return cudaErrorInvalidValue;
   }
   if (params.n == 0 || params.q_heads == 0) return cudaSuccess;

@@ -7,9 +7,8 @@
 //         2024, section 3: warp specialisation, ping-pong of two warpgroups, the next QK^T in
 //         flight beside PV) with wgmma and TMA.
 // Shapes: q, out [n, q_heads, head_dim] bf16 contiguous; out_exact the same before rounding, f32;
-//         either of the two may be null; k, v bf16: head g begins at g * kv_stride elements, its
-//         rows [rows, head_dim] are contiguous; lse [n, q_heads] f32 or null. Device memory,
-//         16-byte aligned; kv_stride a multiple of 8.
+//         either of the two may be null; k, v [kv_heads, row_stride, head_dim] bf16, of which the
+//         first `rows` count; lse [n, q_heads] f32 or null. Device memory, 16-byte aligned.
 // Units:  scale includes 1/sqrt(head_dim); keys are after RoPE; lse is a natural logarithm.
 // Edge:   n == 0 does nothing. A token that sees no key: out = 0, lse = -inf. first_position >=
 //         rows: no mask, every token sees every key. Keys past the rows that a token sees are never
@@ -23,14 +22,13 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct PrefillAttentionCudaParams {
-  const void* q = nullptr;
-  const void* k = nullptr;
-  const void* v = nullptr;
-  int64_t kv_stride = 0;
+  const Bf16* q = nullptr;
+  KvView kv;
   int64_t n = 0;
   int64_t first_position = 0;
   int64_t rows = 0;
@@ -38,7 +36,7 @@ struct PrefillAttentionCudaParams {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   float scale = 0;
-  void* out = nullptr;
+  Bf16* out = nullptr;
   float* out_exact = nullptr;
   float* lse = nullptr;
 };

@@ -13,9 +13,9 @@ void RefPrefillAttentionCuda(const PrefillAttentionCudaParams& p, int64_t token,
   const int64_t keys = std::min(p.rows, p.first_position + token + 1);
   std::vector<double> weight(static_cast<size_t>(keys)), sum(static_cast<size_t>(d));
   for (int64_t h = 0; h < p.q_heads; ++h) {
-    const auto* q = static_cast<const uint16_t*>(p.q) + (token * p.q_heads + h) * d;
-    const auto* k = static_cast<const uint16_t*>(p.k) + h / group * p.kv_stride;
-    const auto* v = static_cast<const uint16_t*>(p.v) + h / group * p.kv_stride;
+    const Bf16* q = p.q + (token * p.q_heads + h) * d;
+    const Bf16* k = p.kv.k + h / group * p.kv.row_stride * d;
+    const Bf16* v = p.kv.v + h / group * p.kv.row_stride * d;
     double top = -INFINITY, total = 0;
     for (int64_t j = 0; j < keys; ++j) {
       double dot = 0;

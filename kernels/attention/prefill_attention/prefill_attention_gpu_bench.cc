@@ -70,9 +70,7 @@ void Measure(std::mt19937_64& rng, const Case& c) {
   const auto v = Upload(RandomRows(rng, c.kv_heads * rows * d));
   PrefillAttentionCudaParams p;
   p.q = q.data();
-  p.k = k.data();
-  p.v = v.data();
-  p.kv_stride = rows * d;
+  p.kv = {k.data(), v.data(), rows};
   p.n = c.n;
   p.first_position = c.first;
   p.rows = rows;

@@ -34,7 +34,6 @@ class PrefillAttentionGpuTest : public GpuKernelTest, public testing::WithParamI
     const DeviceOutput<uint16_t> out(s.n * width);
     const DeviceOutput<float> exact(s.n * width), lse(s.n * s.q_heads);
     PrefillAttentionCudaParams p;
-    p.kv_stride = stride;
     p.n = s.n;
     p.first_position = s.first;
     p.rows = s.rows;
@@ -44,8 +43,7 @@ class PrefillAttentionGpuTest : public GpuKernelTest, public testing::WithParamI
     p.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
     PrefillAttentionCudaParams on_device = p;
     on_device.q = dq.data();
-    on_device.k = dk.data();
-    on_device.v = dv.data();
+    on_device.kv = {dk.data(), dv.data(), s.rows + 3};
     on_device.out = out.data();
     on_device.out_exact = exact.data();
     on_device.lse = lse.data();
@@ -53,8 +51,7 @@ class PrefillAttentionGpuTest : public GpuKernelTest, public testing::WithParamI
     const std::vector<float> got = exact.Get(), got_lse = lse.Get();
     EXPECT_EQ(out.Get(), Round(got));
     p.q = q.data();
-    p.k = k.data();
-    p.v = v.data();
+    p.kv = {k.data(), v.data(), s.rows + 3};
     std::vector<float> want(static_cast<size_t>(width)), want_lse(static_cast<size_t>(s.q_heads));
     double error = 0, norm = 0;
     for (int64_t i = 0; i < std::min(tokens, s.n); ++i) {

@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(kThreads) MmaKernel(PrefillAttentionCudaParams
 
   const int q_head = blockIdx.x;
   const int64_t first_query = int64_t{gridDim.y - 1 - blockIdx.y} * kQueries;  // longest first
-  const int64_t kv_base = q_head / (p.q_heads / p.kv_heads) * p.kv_stride;
-  const __nv_bfloat16* const q = static_cast<const __nv_bfloat16*>(p.q) + q_head * D;
-  const __nv_bfloat16* const k = static_cast<const __nv_bfloat16*>(p.k) + kv_base;
-  const __nv_bfloat16* const v = static_cast<const __nv_bfloat16*>(p.v) + kv_base;
+  const int64_t kv_base = q_head / (p.q_heads / p.kv_heads) * p.kv.row_stride * D;
+  const auto* const q = reinterpret_cast<const __nv_bfloat16*>(p.q) + q_head * D;
+  const auto* const k = reinterpret_cast<const __nv_bfloat16*>(p.kv.k) + kv_base;
+  const auto* const v = reinterpret_cast<const __nv_bfloat16*>(p.kv.v) + kv_base;
   const int64_t q_stride = int64_t{p.q_heads} * D;
 
   const int64_t last_query = min(first_query + kQueries, p.n) - 1;

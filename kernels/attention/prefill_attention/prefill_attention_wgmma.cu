@@ -178,7 +178,7 @@ __device__ __forceinline__ void Store(const PrefillAttentionCudaParams& p, int64
     for (int c = 0; c < D / 8; ++c) {
       const float low = out[4 * c + 2 * r] * inverse, high = out[4 * c + 2 * r + 1] * inverse;
       if (p.out != nullptr) {
-        auto* const to = static_cast<__nv_bfloat16*>(p.out) + at + c * 8;
+        auto* const to = reinterpret_cast<__nv_bfloat16*>(p.out) + at + c * 8;
         *reinterpret_cast<uint32_t*>(to) = PackBf16(low, high);
       }
       if (p.out_exact != nullptr) {
@@ -362,8 +362,8 @@ cudaError_t Launch(const PrefillAttentionCudaParams& p, cudaStream_t stream) {
   KernelParams params;
   params.p = p;
   if (!EncodeMap(params.q, p.q, D, p.q_heads, D, p.n, int64_t{p.q_heads} * D, 1, kQueries) ||
-      !EncodeMap(params.k, p.k, D, p.rows, D, p.kv_heads, p.kv_stride, kKeys, 1) ||
-      !EncodeMap(params.v, p.v, D, p.rows, D, p.kv_heads, p.kv_stride, kKeys, 1)) {
+      !EncodeMap(params.k, p.kv.k, D, p.rows, D, p.kv_heads, p.kv.row_stride * D, kKeys, 1) ||
+      !EncodeMap(params.v, p.kv.v, D, p.rows, D, p.kv_heads, p.kv.row_stride * D, kKeys, 1)) {
     return cudaErrorInvalidValue;
   }
   const cudaError_t error = cudaFuncSetAttribute(

@@ -9,13 +9,11 @@ cudaError_t SparseAttentionCuda(const SparseAttentionCudaParams& p, cudaStream_t
   }
   DecodeArgs a = {};
   a.q = p.q;
-  a.k = p.k;
-  a.v = p.v;
+  a.kv = p.kv;
   a.ids = p.ids;
   a.row_count = p.row_count;
   a.ids_stride = p.ids_stride;
   a.row_count_stride = 1;
-  a.row_stride = p.row_stride;
   a.rows = static_cast<int>(p.rows);
   a.group = static_cast<int>(p.group);
   a.scale = p.scale;

@@ -18,18 +18,17 @@
 #pragma once
 
 #include "kernels/decode_attention.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct SparseAttentionCudaParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
-  const uint16_t* v = nullptr;
+  const Bf16* q = nullptr;
+  KvView kv;
   const int32_t* ids = nullptr;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
-  int64_t row_stride = 0;  // rows from one KV head to the next
   int64_t ids_stride = 0;
   int64_t rows = 0;                    // of every KV head, if row_count is null
   const int32_t* row_count = nullptr;  // [kv_heads], in device memory, each <= ids_stride

@@ -22,8 +22,7 @@ class SparseAttentionGpuTest : public GpuKernelTest {
 
 struct Options {
   int64_t splits = 1;
-  const uint16_t* k = nullptr;  // instead of the copies in device memory
-  const uint16_t* v = nullptr;
+  KvView kv;  // instead of the copies in device memory
 };
 
 AttentionResult Attend(const DecodeCase& c, const RowLists& rows, const Options& options) {
@@ -43,13 +42,11 @@ AttentionResult Attend(const DecodeCase& c, const RowLists& rows, const Options&
   const DeviceWorkspace workspace(
       DecodeWorkspaceBytes(s.kv_heads, s.group, s.head_dim, options.splits));
   CARREL_EXPECT_CUDA(SparseAttentionCuda({.q = device.q.data(),
-                                          .k = options.k != nullptr ? options.k : device.k.data(),
-                                          .v = options.v != nullptr ? options.v : device.v.data(),
+                                          .kv = options.kv.k != nullptr ? options.kv : device.kv(),
                                           .ids = device_ids.data(),
                                           .kv_heads = s.kv_heads,
                                           .group = s.group,
                                           .head_dim = s.head_dim,
-                                          .row_stride = s.row_stride,
                                           .ids_stride = stride,
                                           .row_count = row_count.data(),
                                           .scale = c.scale,
@@ -115,7 +112,8 @@ TEST_F(SparseAttentionGpuTest, RowsInPinnedHostMemory_SameBitsAsOnDevice) {
   std::memcpy(v, c.v.data(), c.v.size() * 2);
   const RowLists rows = {Choose(3000, 511), Choose(3000, 64)};
   const AttentionResult pinned = Attend(
-      c, rows, {.splits = 8, .k = static_cast<uint16_t*>(k), .v = static_cast<uint16_t*>(v)});
+      c, rows,
+      {.splits = 8, .kv = {static_cast<Bf16*>(k), static_cast<Bf16*>(v), c.shape.row_stride}});
   const AttentionResult device = Attend(c, rows, {.splits = 8});
   EXPECT_TRUE(SameBits(pinned.out, device.out));
   EXPECT_TRUE(SameBits(pinned.lse, device.lse));
@@ -131,10 +129,10 @@ TEST_F(SparseAttentionGpuTest, Largest_4096Of500kRows_MatchReference) {
 }
 
 TEST_F(SparseAttentionGpuTest, UnservedShapes_AreRefused) {
-  SparseAttentionCudaParams params{.kv_heads = 1,
+  SparseAttentionCudaParams params{.kv = {.row_stride = 8},
+                                   .kv_heads = 1,
                                    .group = 1,
                                    .head_dim = 64,
-                                   .row_stride = 8,
                                    .ids_stride = 4,
                                    .rows = 5,
                                    .scale = 1,

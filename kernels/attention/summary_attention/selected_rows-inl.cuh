@@ -133,7 +133,7 @@ __device__ __forceinline__ int64_t PlaceOf(const SummaryAttentionCudaParams& p, 
   const int64_t place = p.gathered            ? j
                         : p.places == nullptr ? p.ids[head * p.ids_stride + j]
                                               : p.places[head * p.places_stride + j];
-  return head * p.row_stride + place;
+  return head * p.kv.row_stride + place;
 }
 __device__ __forceinline__ int ClusterOf(const SummaryAttentionCudaParams& p, int head, int j) {
   const int64_t row = p.ids[head * p.ids_stride + j];
@@ -202,7 +202,7 @@ __device__ void TakeFromClusters(const Args& a, int head, const Queries<kDim, kG
     const int c = ClusterOf(p, head, j);
     const int64_t cluster = head * p.table.clusters + c;
     float key[kShare], mean[kShare];
-    LoadBf16<kDim>(p.k + PlaceOf(p, head, j) * kDim, key);
+    LoadBf16<kDim>(p.kv.k + PlaceOf(p, head, j) * kDim, key);
     LoadInt8<kDim>(p.table.keys + cluster * kDim, mean);
     const float score = p.scale * queries.Dot(key);
     const float of_mean = p.scale * p.table.of_cluster[cluster].key_scale * queries.Dot(mean);
@@ -256,7 +256,7 @@ __device__ void SumSelected(const Args& a, int head, const Queries<kDim, kGroup>
     const int c = ClusterOf(p, head, j);
     const int64_t cluster = head * p.table.clusters + c;
     float value[kShare], mean[kShare];
-    LoadBf16<kDim>(p.v + PlaceOf(p, head, j) * kDim, value);
+    LoadBf16<kDim>(p.kv.v + PlaceOf(p, head, j) * kDim, value);
     LoadInt8<kDim>(p.table.keys + cluster * kDim, mean);
     const SummaryTable::Cluster of = p.table.of_cluster[cluster];
     const float of_mean = p.scale * of.key_scale * queries.Dot(mean);

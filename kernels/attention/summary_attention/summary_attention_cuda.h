@@ -31,6 +31,7 @@
 
 #include "common/cuda/runtime.h"
 #include "kernels/attention/summary_attention/summary_table.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
@@ -47,13 +48,11 @@ struct SummaryTableCuda {
 };
 
 struct SummaryAttentionCudaParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
-  const uint16_t* v = nullptr;
+  const Bf16* q = nullptr;
+  KvView kv;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
-  int64_t row_stride = 0;  // of k and v, rows from one KV head to the next
   const int32_t* ids = nullptr;
   int64_t ids_stride = 0;
   const int32_t* places = nullptr;  // [kv_heads, places_stride]; null: the ids

@@ -18,7 +18,7 @@ struct Head {  // of one KV head
     const int64_t place = p.gathered            ? j
                           : p.places == nullptr ? Id(j)
                                                 : p.places[g * p.places_stride + j];
-    return rows + (g * p.row_stride + place) * p.head_dim;
+    return rows + (g * p.kv.row_stride + place) * p.head_dim;
   }
   int64_t ClusterOf(int64_t j) const {
     const SummarySegments& s = p.table.segments;
@@ -46,7 +46,7 @@ double Bound(const Head& head, int64_t h) {
   for (int64_t j = 0; j < head.selected(); ++j) {
     double best = -INFINITY;
     for (int64_t i = head.g * p.group; i < (head.g + 1) * p.group; ++i) {
-      const double score = p.scale * Dot(p.q + i * p.head_dim, head.Row(p.k, j), p.head_dim);
+      const double score = p.scale * Dot(p.q + i * p.head_dim, head.Row(p.kv.k, j), p.head_dim);
       best = std::max(best, score - p.base[i]);
     }
     least = std::min(least, best);
@@ -77,11 +77,11 @@ void AttendHead(const Head& head, int64_t h) {
     const double variance = double{cluster.spread} * p.scale * p.scale * norm;
     for (int64_t j = 0; j < head.selected(); ++j) {
       if (head.ClusterOf(j) != c) continue;
-      const double above = p.scale * Dot(q, head.Row(p.k, j), d) - of_centre - mean;
+      const double above = p.scale * Dot(q, head.Row(p.kv.k, j), d) - of_centre - mean;
       gone += 1;
       sum += above;
       squares += above * above;
-      for (int64_t i = 0; i < d; ++i) of_cluster[i] -= Bf16ToFloat(head.Row(p.v, j)[i]);
+      for (int64_t i = 0; i < d; ++i) of_cluster[i] -= Bf16ToFloat(head.Row(p.kv.v, j)[i]);
     }
     const double left = cluster.rows - gone;
     if (left <= 0) continue;

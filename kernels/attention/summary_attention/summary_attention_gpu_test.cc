@@ -80,7 +80,6 @@ void SummaryAttentionGpuTest::ExpectMatchesReference(const Shape& s) {
   p.kv_heads = s.kv_heads;
   p.group = s.group;
   p.head_dim = s.head_dim;
-  p.row_stride = stored;
   p.ids_stride = p.places_stride = stride;
   p.gathered = s.gathered;
   p.selected = s.selected;
@@ -89,7 +88,7 @@ void SummaryAttentionGpuTest::ExpectMatchesReference(const Shape& s) {
   p.table.rows = s.rows;
   p.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   SummaryAttentionCudaParams host = p;
-  host.q = q.data(), host.k = k.data(), host.v = v.data(), host.ids = ids.data();
+  host.q = q.data(), host.kv = {k.data(), v.data(), stored}, host.ids = ids.data();
   host.places = s.placed ? places.data() : nullptr;
   host.row_count = s.counted ? counts.data() : nullptr;
   host.base = s.bounded ? base.data() : nullptr;
@@ -109,7 +108,8 @@ void SummaryAttentionGpuTest::ExpectMatchesReference(const Shape& s) {
   DeviceInput<float> device_out(out), device_lse(lse);
   const size_t bytes = SummaryWorkspaceBytes(s.kv_heads, s.group, s.head_dim, clusters);
   const DeviceInput<uint8_t> workspace{std::vector<uint8_t>(bytes)};
-  p.q = device_q.data(), p.k = device_k.data(), p.v = device_v.data(), p.ids = device_ids.data();
+  p.q = device_q.data(), p.kv = {device_k.data(), device_v.data(), stored},
+  p.ids = device_ids.data();
   p.places = s.placed ? device_places.data() : nullptr;
   p.row_count = s.counted ? device_counts.data() : nullptr;
   p.base = s.bounded ? device_base.data() : nullptr;

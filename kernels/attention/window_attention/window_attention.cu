@@ -23,15 +23,13 @@ size_t DecodeWorkspaceBytes(int64_t kv_heads, int64_t group, int64_t head_dim, i
 }
 
 cudaError_t WindowAttentionCuda(const WindowAttentionCudaParams& p, cudaStream_t stream) {
-  if (p.rows > p.row_stride || p.row_stride > INT32_MAX - 2 * kDecodeWarps * kDecodeTile) {
+  if (p.rows > p.kv.row_stride || p.kv.row_stride > INT32_MAX - 2 * kDecodeWarps * kDecodeTile) {
     return cudaErrorInvalidValue;
   }
   DecodeArgs a = {};
   a.q = p.q;
-  a.k = p.k;
-  a.v = p.v;
+  a.kv = p.kv;
   a.row_count = p.row_count;
-  a.row_stride = p.row_stride;
   a.rows = static_cast<int>(p.rows);
   a.group = static_cast<int>(p.group);
   a.scale = p.scale;

@@ -16,20 +16,19 @@
 #pragma once
 
 #include "kernels/decode_attention.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct WindowAttentionCudaParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
-  const uint16_t* v = nullptr;
+  const Bf16* q = nullptr;
+  KvView kv;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
-  int64_t row_stride = 0;  // rows from one KV head to the next
-  int64_t rows = 0;        // if row_count is null
+  int64_t rows = 0;  // if row_count is null
   // In device memory, read when the kernel runs: a captured launch serves a window that grows, up
-  // to row_stride rows.
+  // to kv.row_stride rows.
   const int32_t* row_count = nullptr;
   float scale = 0;
   float* out = nullptr;

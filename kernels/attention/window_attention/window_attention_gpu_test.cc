@@ -13,12 +13,10 @@ class Runner {
         workspace_(
             DecodeWorkspaceBytes(c.shape.kv_heads, c.shape.group, c.shape.head_dim, splits)) {
     params = {.q = device.q.data(),
-              .k = device.k.data(),
-              .v = device.v.data(),
+              .kv = device.kv(),
               .kv_heads = c.shape.kv_heads,
               .group = c.shape.group,
               .head_dim = c.shape.head_dim,
-              .row_stride = c.shape.row_stride,
               .scale = c.scale,
               .out = device.out.data(),
               .lse = device.lse.data(),

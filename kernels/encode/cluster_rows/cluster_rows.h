@@ -36,6 +36,7 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
@@ -44,19 +45,19 @@ inline constexpr int64_t kMaxSegmentClusters = 256;
 inline constexpr int64_t kMaxClusterQueries = 128;
 
 struct ClusterRowsParams {
-  const uint16_t* keys = nullptr;
-  const uint16_t* values = nullptr;
+  const Bf16* keys = nullptr;
+  const Bf16* values = nullptr;
   const float* centre = nullptr;
-  const uint16_t* transform = nullptr;  // null: none
-  const uint16_t* queries = nullptr;
+  const Bf16* transform = nullptr;  // null: none
+  const Bf16* queries = nullptr;
   const float* weights = nullptr;
   int64_t rows = 0;
   int64_t head_dim = 0;
   int64_t segment_rows = 0;
   int64_t cluster_rows = 0;
   int64_t query_count = 0;  // 0: none
-  uint16_t* x = nullptr;
-  uint16_t* means = nullptr;
+  Bf16* x = nullptr;
+  Bf16* means = nullptr;
   float* bias = nullptr;
   uint8_t* segments = nullptr;
   int64_t segment_stride = 0;

@@ -20,11 +20,12 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct CodeEncodeParams {
-  const uint16_t* x = nullptr;
+  const Bf16* x = nullptr;
   const float* matrix = nullptr;
   const float* offset = nullptr;
   const float* feedback = nullptr;

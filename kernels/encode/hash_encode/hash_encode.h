@@ -19,12 +19,13 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct HashEncodeParams {
-  const uint16_t* x = nullptr;
-  const uint16_t* matrix = nullptr;
+  const Bf16* x = nullptr;
+  const Bf16* matrix = nullptr;
   uint32_t* codes = nullptr;
   int64_t kv_heads = 0;
   int64_t rows = 0;

@@ -12,11 +12,12 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct RowSumParams {
-  const uint16_t* x = nullptr;
+  const Bf16* x = nullptr;
   int64_t kv_heads = 0;
   int64_t rows = 0;
   int64_t row_stride = 0;  // rows from one KV head to the next

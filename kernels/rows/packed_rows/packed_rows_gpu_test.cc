@@ -27,11 +27,9 @@ class PackedRowsGpuTest : public GpuKernelTest {
                                              .ids = device_ids.data(),
                                              .kv_heads = kv_heads,
                                              .head_dim = head_dim,
-                                             .row_stride = rows,
                                              .ids_stride = ids_stride,
                                              .count = count,
-                                             .k = to_k.data(),
-                                             .v = to_v.data()},
+                                             .to = {to_k.data(), to_v.data(), count}},
                                             nullptr));
     const std::vector<uint16_t> got_k = to_k.Get(), got_v = to_v.Get();
     for (int64_t g = 0; g < kv_heads; ++g) {
@@ -78,7 +76,7 @@ TEST_F(PackedRowsGpuTest, UnservedShapes_AreRefused) {
   GatherPackedRowsParams params;
   params.packed.rows = &row;
   params.kv_heads = 1;
-  params.row_stride = 10;
+  params.packed.row_stride = 10;
   params.head_dim = 64;
   EXPECT_EQ(GatherPackedRowsCuda(params, nullptr), cudaSuccess) << "no rows";
   params.count = 1;

@@ -13,7 +13,8 @@ namespace carrel::kernels {
 class PackedInput {
  public:
   PackedInput(const uint16_t* k, const uint16_t* v, int64_t kv_heads, int64_t rows,
-              int64_t head_dim) {
+              int64_t head_dim)
+      : rows_(rows) {
     const int64_t row_bytes = PackedRowBytes(head_dim);
     std::vector<PackedHead> heads(static_cast<size_t>(kv_heads));
     std::vector<uint8_t> packed(static_cast<size_t>(kv_heads * rows * row_bytes));
@@ -33,11 +34,12 @@ class PackedInput {
   }
 
   PackedRows get() const {
-    return {device_rows_->data(), device_heads_->data(), device_exceptions_->data()};
+    return {device_rows_->data(), device_heads_->data(), device_exceptions_->data(), rows_};
   }
   int64_t exceptions() const { return exceptions_; }
 
  private:
+  const int64_t rows_;
   int64_t exceptions_ = 0;
   std::unique_ptr<DeviceInput<uint8_t>> device_rows_;
   std::unique_ptr<DeviceInput<PackedHead>> device_heads_;

@@ -394,19 +394,15 @@ cudaError_t UseRowBank(const RowBankParams& p, cudaStream_t stream) {
     return error;
   }
   GatherArgs gather = {};
-  gather.k = p.k;
-  gather.v = p.v;
+  gather.from = p.kv;
   gather.packed = p.packed;
-  gather.row_stride = p.shape.rows;
   gather.ids = p.ids;
   gather.ids_stride = p.ids_stride;
   gather.picked = a.misses;
   gather.picked_count = a.miss_count;
   gather.count = static_cast<int>(p.count);
   gather.to = p.slots;
-  gather.to_k = p.bank_k;
-  gather.to_v = p.bank_v;
-  gather.to_stride = p.shape.slots;
+  gather.to_rows = p.bank;
   return LaunchGather(gather, p.shape.kv_heads, p.shape.head_dim, early_served, stream);
 }
 

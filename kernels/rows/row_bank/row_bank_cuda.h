@@ -1,9 +1,9 @@
 // What:   one use of a bank in device memory: looks rows up, gives slots to those that are missing,
 //         and copies these from pinned host memory straight into their slots.
 // Math:   kernels/rows/row_bank/row_bank.h, exactly: the same slots and misses as RefRowBank.
-// Shapes: k, v [kv_heads, rows, head_dim] bf16, pinned host or device memory, or instead of them
-//         `packed` rows (packed_rows_cuda.h), which are unpacked into their slots; bank_k, bank_v
-//         [kv_heads, slots, head_dim] bf16, device memory; ids [kv_heads, ids_stride] int32, of
+// Shapes: kv: rows 0 .. rows - 1 of each KV head, bf16, pinned host or device memory, or instead of them
+//         `packed` rows (packed_rows_cuda.h), which are unpacked into their slots; bank: the
+//         slots of each KV head alike, device memory; ids [kv_heads, ids_stride] int32, of
 //         which the first `count`, or row_count[head], count: distinct in a head, 0 .. rows - 1;
 //         slots [kv_heads, count] int32 out, in the order of ids, so that attention over slots adds
 //         in the order of attention over ids. All but ids and slots at multiples of 16 bytes;
@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
 #include "kernels/rows/row_bank/row_bank.h"
 
@@ -42,11 +43,9 @@ enum class RowBankPurpose : uint8_t {
 
 struct RowBankParams {
   RowBankShape shape;
-  const uint16_t* k = nullptr;
-  const uint16_t* v = nullptr;
+  KvView kv;
   PackedRows packed;
-  uint16_t* bank_k = nullptr;
-  uint16_t* bank_v = nullptr;
+  KvRows bank;
   void* state = nullptr;  // RowBankLayout(shape).bytes, made by RowBankReset
   const int32_t* ids = nullptr;
   int64_t ids_stride = 0;

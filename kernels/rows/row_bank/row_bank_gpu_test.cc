@@ -96,11 +96,9 @@ class Bank {
     if (packed_ != nullptr) {
       params.packed = packed_->get();
     } else {
-      params.k = k_;
-      params.v = v_;
+      params.kv = {k_, v_, shape_.rows};
     }
-    params.bank_k = bank_k_.data();
-    params.bank_v = bank_v_.data();
+    params.bank = {bank_k_.data(), bank_v_.data(), shape_.slots};
     params.state = state_.data();
     params.ids = ids;
     params.ids_stride = params.count = count;

@@ -21,11 +21,12 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct ChannelScoreParams {
-  const uint16_t* q = nullptr;
+  const Bf16* q = nullptr;
   const int32_t* channels = nullptr;
   const float* least = nullptr;
   const float* step = nullptr;

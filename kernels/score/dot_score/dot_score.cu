@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWide ? 2 : kBlocksPerSm)
           g + 8 * s < group ? LoadStream16(q + (g + 8 * s) * kDim + 32 * j) : uint4{0, 0, 0, 0};
     }
   }
-  const uint16_t* k = p.k + head * p.row_stride * kDim + 8 * t;
+  const uint16_t* k = p.kv.k + head * p.kv.row_stride * kDim + 8 * t;
   const int rows = static_cast<int>(p.rows);
   const int begin = min(rows, static_cast<int>(blockIdx.x) * share);
   const int end = min(rows, begin + share);
@@ -143,7 +143,7 @@ int64_t DotScoreParts(int64_t kv_heads, int64_t rows) {
 cudaError_t DotScoreCuda(const DotScoreCudaParams& p, cudaStream_t stream) {
   if (p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 || p.group > kMaxGroup || p.rows < 0 ||
       (p.head_dim != 64 && p.head_dim != 128) || p.rows > p.score_stride || p.rows >= 1 << 30 ||
-      p.rows > (p.ids == nullptr ? p.row_stride : p.ids_stride)) {
+      p.rows > (p.ids == nullptr ? p.kv.row_stride : p.ids_stride)) {
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0) return cudaSuccess;

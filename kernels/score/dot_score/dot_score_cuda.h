@@ -17,18 +17,18 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct DotScoreCudaParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
+  const Bf16* q = nullptr;
+  KvView kv;  // keys
   const int32_t* ids = nullptr;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
   int64_t rows = 0;
-  int64_t row_stride = 0;  // rows from one KV head to the next
   int64_t ids_stride = 0;
   int64_t score_stride = 0;
   float scale = 0;

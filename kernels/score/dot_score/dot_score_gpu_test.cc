@@ -30,13 +30,12 @@ void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 
   ASSERT_LE(parts, kMaxDotScoreParts);
   DeviceOutput<float> states(2 * s.kv_heads * s.group * parts);
   ASSERT_EQ(cudaSuccess, DotScoreCuda({.q = device_q.data(),
-                                       .k = device_k.data(),
+                                       .kv = {.k = device_k.data(), .row_stride = s.row_stride},
                                        .ids = s.chosen ? device_ids.data() : nullptr,
                                        .kv_heads = s.kv_heads,
                                        .group = s.group,
                                        .head_dim = d,
                                        .rows = s.rows,
-                                       .row_stride = s.row_stride,
                                        .ids_stride = ids_stride,
                                        .score_stride = s.score_stride,
                                        .scale = 0.125f,
@@ -104,10 +103,14 @@ TEST_F(DotScoreGpuTest, Largest_500kRows_MatchReference) {
 }
 
 TEST_F(DotScoreGpuTest, UnservedShapes_AreRefused) {
-  DotScoreCudaParams params{
-      .kv_heads = 1, .group = 4, .head_dim = 64, .rows = 3, .row_stride = 2, .score_stride = 4};
+  DotScoreCudaParams params{.kv = {.row_stride = 2},
+                            .kv_heads = 1,
+                            .group = 4,
+                            .head_dim = 64,
+                            .rows = 3,
+                            .score_stride = 4};
   EXPECT_EQ(DotScoreCuda(params, nullptr), cudaErrorInvalidValue);
-  params.row_stride = 3;
+  params.kv.row_stride = 3;
   params.head_dim = 72;
   EXPECT_EQ(DotScoreCuda(params, nullptr), cudaErrorInvalidValue);
 }

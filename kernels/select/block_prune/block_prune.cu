@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int lane = threadIdx.x % 32, g = lane / 4;
   const int of_warp = first + static_cast<int>(threadIdx.x) / 32 * kWarpChunks;
   if (of_warp >= chunks.count()) return;
-  const uint16_t* const k = p.k + head * p.kv_stride;
+  const Bf16* const k = p.kv.k + head * p.kv.row_stride * kDim;
   Range range[kGroups];
   int64_t back[kGroups];
   float score[kGroups];
@@ -359,8 +359,8 @@ int64_t BlockPruneMostChunks(const BlockPruneParams& p) {
 
 cudaError_t BlockPrune(const BlockPruneParams& p, cudaStream_t stream) {
   if (!Served(p.layout) || p.kv_heads < 1 || p.queries < 1 || p.queries > kMostQueries ||
-      (p.head_dim != 64 && p.head_dim != 128) || p.kv_stride % 8 != 0 || p.chunk < 1 ||
-      p.wanted < p.chunk || p.in.stride < 1 || p.out.stride < BlockPruneMostChunks(p) ||
+      (p.head_dim != 64 && p.head_dim != 128) || p.chunk < 1 || p.wanted < p.chunk ||
+      p.in.stride < 1 || p.out.stride < BlockPruneMostChunks(p) ||
       (p.table.angles != nullptr && (p.left != nullptr || p.table.positions < 1))) {
     return cudaErrorInvalidValue;
   }

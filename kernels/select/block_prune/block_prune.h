@@ -15,8 +15,8 @@
 // Source: InfiniteHiP (docs/methods.md), section 3, appendices A and D; the same as
 //         prefill/sparse_attention.h with kernels/select/chunk_prune.
 // Shapes: q [layout.n, kv_heads * group, head_dim] bf16; right, left [units, queries, head_dim] bf16,
-//         queries = BlockQueries(..) <= 256; left null: right is meant. k bf16: head g begins at g *
-//         kv_stride elements. scores [units, ceil(max_rows / chunk)]. head_dim 64 or 128; all but
+//         queries = BlockQueries(..) <= 256; left null: right is meant. k [kv_heads, row_stride, head_dim]
+//         bf16. scores [units, ceil(max_rows / chunk)]. head_dim 64 or 128; all but
 //         heads at multiples of 16 bytes. chunk divides the length of the stretches that come in, or
 //         there is one.
 // Edge:   an empty zone chooses nothing. No blocks: nothing is enqueued.
@@ -31,6 +31,7 @@
 
 #include "common/cuda/runtime.h"
 #include "kernels/block_layout.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
@@ -40,14 +41,14 @@ inline int64_t BlockQueries(int64_t block_q, int64_t stride_q, int64_t group) {
 
 struct BlockQueriesParams {
   BlockLayout layout = {};
-  const uint16_t* q = nullptr;
+  const Bf16* q = nullptr;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
   int64_t stride_q = 0;
   TurnTable table = {};  // without angles: as they are
-  uint16_t* right = nullptr;
-  uint16_t* left = nullptr;  // may be null
+  Bf16* right = nullptr;
+  Bf16* left = nullptr;  // may be null
 };
 cudaError_t GatherBlockQueries(const BlockQueriesParams& params, cudaStream_t stream);
 void RefGatherBlockQueries(const BlockQueriesParams& params);  // host pointers
@@ -59,13 +60,12 @@ void RefStartBlockPrune(const BlockLayout& layout, int64_t kv_heads, const Chose
 
 struct BlockPruneParams {
   BlockLayout layout = {};
-  const uint16_t* right = nullptr;
-  const uint16_t* left = nullptr;
+  const Bf16* right = nullptr;
+  const Bf16* left = nullptr;
   int64_t queries = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  const uint16_t* k = nullptr;
-  int64_t kv_stride = 0;
+  KvView kv;             // keys
   TurnTable table = {};  // with angles: chunk-indexed positions
   ChosenRows in = {};
   int64_t max_rows = 0;  // of any unit

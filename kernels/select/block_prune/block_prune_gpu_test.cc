@@ -39,14 +39,14 @@ class BlockPruneGpuTest : public GpuKernelTest {
                  << s.layout.sink_tokens << " window " << s.layout.window << " positions "
                  << static_cast<int>(s.positions));
     const int64_t tokens = s.layout.first_position + s.layout.n;
-    const int64_t kv_stride = (tokens + Below(3)) * s.head_dim;
+    const int64_t row_stride = tokens + Below(3);
     const bool moved = s.positions != Positions::kAsStored;
     // On the grid products are exact, so that ties are ties; what is turned leaves the grid.
     const auto random = [&](int64_t count) {
       return moved ? RandomBf16(rng_, count) : RandomGridBf16(rng_, count);
     };
     const std::vector<uint16_t> q = random(s.layout.n * s.kv_heads * s.group * s.head_dim);
-    const std::vector<uint16_t> k = random(s.kv_heads * kv_stride);
+    const std::vector<uint16_t> k = random(s.kv_heads * row_stride * s.head_dim);
     const std::vector<float> angles = TurnAngles(1 + Below(2000), s.head_dim);
     const DeviceInput<uint16_t> device_q(q), device_k(k);
     const DeviceInput<float> device_angles(angles);
@@ -87,13 +87,12 @@ class BlockPruneGpuTest : public GpuKernelTest {
                             .queries = queries,
                             .kv_heads = s.kv_heads,
                             .head_dim = s.head_dim,
-                            .k = device_k.data(),
-                            .kv_stride = kv_stride,
+                            .kv = {.k = device_k.data(), .row_stride = row_stride},
                             .table = turned ? device_table : TurnTable{}};
     BlockPruneParams reference = params;
     reference.right = want_right.data();
     reference.left = two_sides ? want_left.data() : nullptr;
-    reference.k = k.data();
+    reference.kv.k = k.data();
     reference.table = turned ? table : TurnTable{};
     ExpectStages(params, reference, stages, StartWith(s), moved);
   }

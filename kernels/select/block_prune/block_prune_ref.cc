@@ -35,7 +35,10 @@ std::vector<float> Turned(const uint16_t* x, int64_t head_dim, const TurnTable& 
 class Unit {
  public:
   Unit(const BlockPruneParams& p, int64_t unit)
-      : p_(p), unit_(unit), k_(p.k + unit % p.kv_heads * p.kv_stride), block_(unit / p.kv_heads) {}
+      : p_(p),
+        unit_(unit),
+        k_(p.kv.k + unit % p.kv_heads * p.kv.row_stride * p.head_dim),
+        block_(unit / p.kv_heads) {}
 
   std::vector<Range> Stretches() const {
     const ChosenRowsHead& head = p_.in.heads[unit_];

@@ -29,12 +29,13 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct CodeTopKParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* decoder = nullptr;
+  const Bf16* q = nullptr;
+  const Bf16* decoder = nullptr;
   const uint32_t* codes = nullptr;
   int64_t kv_heads = 0;
   int64_t group = 0;

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1) HipSelectKernel(const Args a) {
   RowSync* sync = a.sync + head;
   const int rows = static_cast<int>(a.p.rows), block_k = static_cast<int>(a.p.block_k);
   const int key_blocks = (rows + block_k - 1) / block_k;
-  const uint16_t* k = a.p.k + head * a.p.row_stride * kDim;
+  const uint16_t* k = a.p.kv.k + head * a.p.kv.row_stride * kDim;
   const GroupQueries<kDim, kWide> q(a.p.q + head * a.p.group * kDim, static_cast<int>(a.p.group));
 
   int2 *kept = dynamic, *next = dynamic + a.wanted;
@@ -139,7 +139,7 @@ size_t HipSelectWorkspaceBytes(int64_t kv_heads, int64_t block_k, int64_t budget
 
 cudaError_t HipSelect(const HipSelectParams& p, cudaStream_t stream) {
   if (p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 || p.group > 16 || p.rows < 0 ||
-      p.rows >= 1 << 30 || p.rows > p.row_stride || (p.head_dim != 64 && p.head_dim != 128) ||
+      p.rows >= 1 << 30 || p.rows > p.kv.row_stride || (p.head_dim != 64 && p.head_dim != 128) ||
       p.block_k < 1 || p.block_k > 1024 || p.budget < 1 || p.budget > p.ids_stride ||
       Wanted(p.block_k, p.budget) > kMaxHipBranches) {
     return cudaErrorInvalidValue;

@@ -22,21 +22,21 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 inline constexpr int64_t kMaxHipBranches = 4096;
 
 struct HipSelectParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
+  const Bf16* q = nullptr;
+  KvView kv;  // keys
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
   int64_t rows = 0;
-  int64_t row_stride = 0;  // rows from one KV head to the next
-  int64_t block_k = 0;     // 1 .. 1024
-  int64_t budget = 0;      // 1 .. ids_stride
+  int64_t block_k = 0;  // 1 .. 1024
+  int64_t budget = 0;   // 1 .. ids_stride
   int32_t* ids = nullptr;
   int64_t ids_stride = 0;
   int32_t* row_count = nullptr;

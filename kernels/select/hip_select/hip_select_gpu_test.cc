@@ -21,12 +21,11 @@ class HipSelectGpuTest : public GpuKernelTest {
     DeviceOutput<int32_t> ids(s.kv_heads * ids_stride), counts(s.kv_heads);
     const DeviceWorkspace workspace(HipSelectWorkspaceBytes(s.kv_heads, s.block_k, s.budget));
     HipSelectParams params{.q = device_q.data(),
-                           .k = device_k.data(),
+                           .kv = {.k = device_k.data(), .row_stride = row_stride},
                            .kv_heads = s.kv_heads,
                            .group = s.group,
                            .head_dim = s.head_dim,
                            .rows = s.rows,
-                           .row_stride = row_stride,
                            .block_k = s.block_k,
                            .budget = s.budget,
                            .ids = ids.data(),
@@ -43,7 +42,7 @@ class HipSelectGpuTest : public GpuKernelTest {
       if (again == 0) {
         HipSelectParams reference = params;
         reference.q = q.data();
-        reference.k = k.data();
+        reference.kv.k = k.data();
         reference.ids = expected.data();
         reference.row_count = expected_counts.data();
         RefHipSelect(reference);
@@ -91,11 +90,11 @@ TEST_F(HipSelectGpuTest, Largest_8192Of200kRows_EqualsReference) {
 }
 
 TEST_F(HipSelectGpuTest, UnservedShapes_AreRefused) {
-  const HipSelectParams good{.kv_heads = 1,
+  const HipSelectParams good{.kv = {.row_stride = 4},
+                             .kv_heads = 1,
                              .group = 1,
                              .head_dim = 64,
                              .rows = 4,
-                             .row_stride = 4,
                              .block_k = 2,
                              .budget = 2,
                              .ids_stride = 2};

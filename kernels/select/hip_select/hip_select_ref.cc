@@ -19,7 +19,7 @@ double BestProduct(const HipSelectParams& p, int64_t head, int64_t row) {
     double sum = 0;
     for (int64_t c = 0; c < p.head_dim; ++c) {
       sum += double{Bf16ToFloat(p.q[(head * p.group + h) * p.head_dim + c])} *
-             Bf16ToFloat(p.k[(head * p.row_stride + row) * p.head_dim + c]);
+             Bf16ToFloat(p.kv.k[(head * p.kv.row_stride + row) * p.head_dim + c]);
     }
     best = std::max(best, sum);
   }

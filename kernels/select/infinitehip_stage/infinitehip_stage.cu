@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 4) InfiniteHipStageKernel(const Args
   if (__any_sync(~0u, there)) {
     const GroupQueries<kDim, kWide> q(a.p.q + head * a.p.group * kDim, static_cast<int>(a.p.group));
     const float score =
-        Descend(q, a.p.k + head * a.p.row_stride * kDim, there ? chunk : Range{0, 0});
+        Descend(q, a.p.kv.k + head * a.p.kv.row_stride * kDim, there ? chunk : Range{0, 0});
     if (lane < kWarpChunks && place < a.places) __stcg(keys + place, there ? KeyOf(score) : 0u);
   } else if (lane < kWarpChunks && place < a.places) {
     __stcg(keys + place, 0u);
@@ -169,7 +169,7 @@ size_t InfiniteHipStageWorkspaceBytes(const InfiniteHipStageParams& p) {
 
 cudaError_t InfiniteHipStage(const InfiniteHipStageParams& p, cudaStream_t stream) {
   if (p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 || p.group > 16 || p.rows < 0 ||
-      p.rows >= 1 << 30 || p.rows > p.row_stride || (p.head_dim != 64 && p.head_dim != 128) ||
+      p.rows >= 1 << 30 || p.rows > p.kv.row_stride || (p.head_dim != 64 && p.head_dim != 128) ||
       p.chunk < 1 || p.wanted < p.chunk ||
       (p.in != nullptr && (p.in_stride < 1 || p.in_rows < 1))) {
     return cudaErrorInvalidValue;

@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
@@ -33,13 +34,12 @@ struct InfiniteHipRange {
 };
 
 struct InfiniteHipStageParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
+  const Bf16* q = nullptr;
+  KvView kv;  // keys
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
   int64_t rows = 0;
-  int64_t row_stride = 0;  // rows from one KV head to the next
   const InfiniteHipRange* in = nullptr;
   const int32_t* in_count = nullptr;
   int64_t in_stride = 0;  // most ranges

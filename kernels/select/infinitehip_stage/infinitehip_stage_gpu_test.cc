@@ -37,12 +37,11 @@ class InfiniteHipStageGpuTest : public GpuKernelTest {
                    " wanted " + std::to_string(stages[i].wanted));
       const DeviceInput<int32_t> device_in(Flat(in)), device_in_count(in_count);
       InfiniteHipStageParams params{.q = device_q.data(),
-                                    .k = device_k.data(),
+                                    .kv = {.k = device_k.data(), .row_stride = row_stride},
                                     .kv_heads = s.kv_heads,
                                     .group = s.group,
                                     .head_dim = s.head_dim,
                                     .rows = s.rows,
-                                    .row_stride = row_stride,
                                     .in = reinterpret_cast<const Range*>(device_in.data()),
                                     .in_count = device_in_count.data(),
                                     .in_stride = in_stride,
@@ -67,7 +66,7 @@ class InfiniteHipStageGpuTest : public GpuKernelTest {
       std::vector<int32_t> expected_count(static_cast<size_t>(s.kv_heads));
       std::vector<int32_t> expected_rows = expected_count, expected_ids(places, -1);
       reference.q = q.data();
-      reference.k = k.data();
+      reference.kv.k = k.data();
       reference.in = in.empty() ? nullptr : in.data();
       reference.in_count = in_count.data();
       reference.out = expected.data();
@@ -123,11 +122,11 @@ TEST_F(InfiniteHipStageGpuTest, ChunksOfOneRow_IsTopK) {
 }
 
 TEST_F(InfiniteHipStageGpuTest, UnservedShapes_AreRefused) {
-  const InfiniteHipStageParams good{.kv_heads = 1,
+  const InfiniteHipStageParams good{.kv = {.row_stride = 64},
+                                    .kv_heads = 1,
                                     .group = 1,
                                     .head_dim = 64,
                                     .rows = 64,
-                                    .row_stride = 64,
                                     .chunk = 8,
                                     .wanted = 16,
                                     .out_stride = 2};

@@ -134,7 +134,7 @@ class Scorer {
         group_(static_cast<int>(a.p.group)),
         scale_(a.p.scale),
         ids_(a.p.candidates + head * a.p.candidate_stride),
-        k_(a.p.k + head * a.p.row_stride * kDim) {
+        k_(a.p.kv.k + head * a.p.kv.row_stride * kDim) {
     const uint16_t* q = a.p.q + static_cast<int64_t>(head) * group_ * kDim + 8 * t_;
 #pragma unroll
     for (int s = 0; s < kShare; ++s) {
@@ -311,7 +311,7 @@ __device__ void AttendChosen(const Args& a, int head, int chosen, const Candidat
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int group = static_cast<int>(a.p.group);
   {
-    Values values(a.p.v + head * a.p.row_stride * kDim);
+    Values values(a.p.kv.v + head * a.p.kv.row_stride * kDim);
     for (int tile = warp * kTile; tile < chosen; tile += kWarps * kTile) {
       int rows[4], places[4];
 #pragma unroll
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 1) RescoreRowsKernel(const Args a) {
       a.p.wanted_of_head == nullptr ? a.wanted : min(a.p.wanted_of_head[head], a.wanted));
   const Threshold t = FindClusterThreshold(exchange.suffix, wanted, block, blocks);
   const int chosen = Choose(a, head, end - begin, wanted, candidates, t, exchange.suffix);
-  if (a.p.v != nullptr) {
+  if (a.p.out != nullptr) {
     AttendChosen<kDim, kWide>(a, head, chosen, candidates, dynamic, exchange);
     ClusterBarrier();
     JoinBlocks<kDim>(a, head, block, blocks, exchange, weights);
@@ -461,7 +461,7 @@ cudaError_t RescoreRows(const RescoreRowsParams& p, cudaStream_t stream) {
   a.count = static_cast<int>(p.count);
   a.wanted = static_cast<int>(std::min(p.wanted, p.count));
   a.share = static_cast<int>(((p.count + blocks - 1) / blocks + kTile - 1) / kTile * kTile);
-  const int64_t attended = p.v == nullptr ? 0 : kWarps * (p.group > 8 ? 16 : 8) * p.head_dim * 4;
+  const int64_t attended = p.out == nullptr ? 0 : kWarps * (p.group > 8 ? 16 : 8) * p.head_dim * 4;
   const auto shared =
       static_cast<size_t>(std::max(Candidates::BytesOf(p.group, a.share), attended));
   const auto kernel =

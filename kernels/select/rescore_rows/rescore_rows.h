@@ -28,26 +28,25 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
 struct RescoreRowsParams {
-  const uint16_t* q = nullptr;
-  const uint16_t* k = nullptr;
+  const Bf16* q = nullptr;
+  KvView kv;
   const int32_t* candidates = nullptr;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
-  int64_t row_stride = 0;        // rows from one KV head to the next
   int64_t candidate_stride = 0;  // candidates from one KV head to the next
   int64_t count = 0;
   int64_t wanted = 0;                       // k
   const int32_t* wanted_of_head = nullptr;  // k[kv_heads], on the device, 1 .. k; null: k
   float scale = 0;
   int32_t* ids = nullptr;
-  float* base = nullptr;        // [kv_heads * group], or null: not wanted
-  const uint16_t* v = nullptr;  // null: nothing is attended to, nor out and lse written
-  float* out = nullptr;
+  float* base = nullptr;  // [kv_heads * group], or null: not wanted
+  float* out = nullptr;   // null: nothing is attended to
   float* lse = nullptr;
 };
 

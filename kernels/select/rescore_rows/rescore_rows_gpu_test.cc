@@ -29,22 +29,22 @@ void ExpectAttends(const RescoreRowsParams& p, const std::vector<int32_t>& ids,
     const int64_t head = h / p.group;
     std::vector<double> scores, sum(static_cast<size_t>(p.head_dim));
     for (int64_t i = 0; i < chosen; ++i) {
-      const int64_t row = head * p.row_stride + ids[static_cast<size_t>(head * p.wanted + i)];
+      const int64_t row = head * p.kv.row_stride + ids[static_cast<size_t>(head * p.wanted + i)];
       double dot = 0;
       for (int64_t c = 0; c < p.head_dim; ++c) {
-        dot +=
-            double{Bf16ToFloat(p.q[h * p.head_dim + c])} * Bf16ToFloat(p.k[row * p.head_dim + c]);
+        dot += double{Bf16ToFloat(p.q[h * p.head_dim + c])} *
+               Bf16ToFloat(p.kv.k[row * p.head_dim + c]);
       }
       scores.push_back(dot * p.scale);
     }
     const double most = *std::max_element(scores.begin(), scores.end());
     double total = 0, squares = 0, error = 0;
     for (int64_t i = 0; i < chosen; ++i) {
-      const int64_t row = head * p.row_stride + ids[static_cast<size_t>(head * p.wanted + i)];
+      const int64_t row = head * p.kv.row_stride + ids[static_cast<size_t>(head * p.wanted + i)];
       const double weight = std::exp(scores[static_cast<size_t>(i)] - most);
       total += weight;
       for (int64_t c = 0; c < p.head_dim; ++c) {
-        sum[static_cast<size_t>(c)] += weight * Bf16ToFloat(p.v[row * p.head_dim + c]);
+        sum[static_cast<size_t>(c)] += weight * Bf16ToFloat(p.kv.v[row * p.head_dim + c]);
       }
     }
     for (int64_t c = 0; c < p.head_dim; ++c) {
@@ -64,11 +64,11 @@ std::vector<double> GroupScores(const RescoreRowsParams& p, int64_t head) {
     std::vector<double> scores;
     double sum = 0;
     for (int64_t i = 0; i < p.count; ++i) {
-      const int64_t row = head * p.row_stride + p.candidates[head * p.candidate_stride + i];
+      const int64_t row = head * p.kv.row_stride + p.candidates[head * p.candidate_stride + i];
       double dot = 0;
       for (int64_t c = 0; c < p.head_dim; ++c) {
-        dot +=
-            double{Bf16ToFloat(p.q[h * p.head_dim + c])} * Bf16ToFloat(p.k[row * p.head_dim + c]);
+        dot += double{Bf16ToFloat(p.q[h * p.head_dim + c])} *
+               Bf16ToFloat(p.kv.k[row * p.head_dim + c]);
       }
       scores.push_back(dot * p.scale);
       sum += std::exp(scores.back());
@@ -131,30 +131,27 @@ void RescoreRowsGpuTest::ExpectMatchesReference(const Shape& s, float sigma) {
   const DeviceInput<uint16_t> device_v(v);
   DeviceOutput<float> attended(s.kv_heads * s.group * s.head_dim), lse(s.kv_heads * s.group);
   RescoreRowsParams p{.q = device_q.data(),
-                      .k = s.pinned ? pinned : device_k.data(),
+                      .kv = {s.pinned ? pinned : device_k.data(), device_v.data(), s.rows},
                       .candidates = device_candidates.data(),
                       .kv_heads = s.kv_heads,
                       .group = s.group,
                       .head_dim = s.head_dim,
-                      .row_stride = s.rows,
                       .candidate_stride = candidate_stride,
                       .count = s.count,
                       .wanted = s.wanted,
                       .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
                       .ids = ids.data(),
-                      .v = s.attended ? device_v.data() : nullptr,
-                      .out = attended.data(),
+                      .out = s.attended ? attended.data() : nullptr,
                       .lse = lse.data()};
   CARREL_ASSERT_CUDA(RescoreRows(p, nullptr));
   const std::vector<int32_t> out = ids.Get();
   CARREL_EXPECT_CUDA(cudaFreeHost(pinned));
   std::vector<int32_t> expected(out.size(), -1);
   p.q = q.data();
-  p.k = k.data();
+  p.kv = {k.data(), v.data(), s.rows};
   p.candidates = candidates.data();
   p.ids = expected.data();
   RefRescoreRows(p);
-  p.v = v.data();
   if (s.attended) {
     ASSERT_NO_FATAL_FAILURE(ExpectAttends(p, out, attended.Get(), lse.Get()));
   }
@@ -222,19 +219,17 @@ TEST_F(RescoreRowsGpuTest, HeadsOfDifferentWants_ChooseAndAttendAsAlone) {
     DeviceOutput<int32_t> ids(kv_heads * most);
     DeviceOutput<float> out(kv_heads * group * d), lse(kv_heads * group);
     CARREL_EXPECT_CUDA(RescoreRows({.q = q.data(),
-                                    .k = k.data(),
+                                    .kv = {k.data(), v.data(), rows},
                                     .candidates = device_candidates.data(),
                                     .kv_heads = kv_heads,
                                     .group = group,
                                     .head_dim = d,
-                                    .row_stride = rows,
                                     .candidate_stride = count,
                                     .count = count,
                                     .wanted = most,
                                     .wanted_of_head = of_head,
                                     .scale = 0.125f,
                                     .ids = ids.data(),
-                                    .v = v.data(),
                                     .out = out.data(),
                                     .lse = lse.data()},
                                    nullptr));
@@ -266,12 +261,11 @@ TEST_F(RescoreRowsGpuTest, AllAlike_TakesTheFirst) {
   const DeviceInput<int32_t> device_candidates(candidates);
   DeviceOutput<int32_t> ids(700);
   CARREL_ASSERT_CUDA(RescoreRows({.q = q.data(),
-                                  .k = k.data(),
+                                  .kv = {.k = k.data(), .row_stride = 3000},
                                   .candidates = device_candidates.data(),
                                   .kv_heads = 1,
                                   .group = 1,
                                   .head_dim = 64,
-                                  .row_stride = 3000,
                                   .candidate_stride = 3000,
                                   .count = 3000,
                                   .wanted = 700,

@@ -16,7 +16,7 @@ void RefRescoreRows(const RescoreRowsParams& p) {
       std::vector<double> scores;
       double largest = -INFINITY, sum = 0;
       for (int64_t i = 0; i < p.count; ++i) {
-        const uint16_t* key = p.k + (head * p.row_stride + candidates[i]) * p.head_dim;
+        const Bf16* key = p.kv.k + (head * p.kv.row_stride + candidates[i]) * p.head_dim;
         double dot = 0;
         for (int64_t c = 0; c < p.head_dim; ++c) {
           dot += double{Bf16ToFloat(p.q[h * p.head_dim + c])} * Bf16ToFloat(key[c]);

@@ -148,13 +148,11 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
   params.head_dim = config_.shape.head_dim;
   params.first_position = placement.first_position;
   params.step = placement.step;
-  params.q = q;
+  params.q = static_cast<kernels::Bf16*>(q);
   params.q_exact = q_exact;
   if (!query_only) {
     params.first_row = placement.first_row;
-    params.k = placement.k;
-    params.v = placement.v;
-    params.kv_stride = placement.kv_stride;
+    params.kv = placement.kv;
     params.q_exact_rows = placement.q_exact_rows;
   }
   RETURN_IF_CUDA_ERROR(kernels::RopeCuda(params, stream_.get()));

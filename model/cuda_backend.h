@@ -22,6 +22,7 @@
 #include "common/cuda/buffer.h"
 #include "common/cuda/stream.h"
 #include "common/thread_pool.h"
+#include "kernels/kv_view.h"
 #include "kernels/layer/linear/linear_cuda.h"
 #include "model/config.h"
 #include "model/cuda_weights.h"
@@ -34,9 +35,7 @@ struct CudaPlacement {
   Position first_position = 0;
   int64_t first_row = 0;
   const int32_t* step = nullptr;  // device; added to both when the work runs, if not null
-  void* k = nullptr;              // [kv_heads], kv_stride elements apart, of [rows, head_dim] bf16
-  void* v = nullptr;
-  int64_t kv_stride = 0;
+  kernels::KvRows kv;
   // [n], device: the row of q_exact that a token's query becomes, below 0: none. Null: its own.
   const int32_t* q_exact_rows = nullptr;
 };

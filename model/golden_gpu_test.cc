@@ -83,13 +83,11 @@ void Forward(const TestModel& model, const std::vector<int32_t>& tokens, int64_t
       float* const h = hidden->data() + at * config.hidden_size;
       CudaPlacement placement;
       placement.first_position = placement.first_row = at;
-      placement.k = k->data();
-      placement.v = v->data();
-      placement.kv_stride = n * d;
+      placement.kv = {k->data(), v->data(), n};
       CARREL_ASSERT_OK((*backend)->ProjectQkv(layer, h, count, placement, q->data(), nullptr));
       kernels::PrefillAttentionCudaParams params;
       params.q = q->data();
-      params.kv = {k->data(), v->data(), n};
+      params.kv = placement.kv;
       params.n = count;
       params.first_position = at;
       params.rows = at + count;

@@ -241,9 +241,7 @@ class CudaForward final : public LayerForward {
       model::CudaPlacement placement;
       placement.first_position = at;
       placement.first_row = at;
-      placement.k = k_.data();
-      placement.v = v_.data();
-      placement.kv_stride = tokens_ * config_.shape.head_dim;
+      placement.kv = kv();
       placement.q_exact_rows = sample_rows_.data() + at;
       RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden_.data() + at * config_.hidden_size, n,
                                            placement, q_.data() + at * sizes_.q_width,

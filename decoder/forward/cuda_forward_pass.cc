@@ -342,9 +342,7 @@ absl::Status CudaForwardPass::Project(Layer layer, int64_t n, int64_t phase) {
   placement.first_position = shape_.context_tokens;
   placement.first_row = shape_.context_rows;
   placement.step = memory_.step + kStep;
-  placement.k = window_.kv(layer).k;
-  placement.v = window_.kv(layer).v;
-  placement.kv_stride = shape_.capacity * shape_.heads.head_dim;
+  placement.kv = window_.kv(layer);
   RETURN_IF_ERROR(
       backend_->ProjectQkv(layer, memory_.hidden, n, placement, memory_.q, memory_.q_exact));
   RETURN_IF_ERROR(zone_->TakeQueries(layer, Queries(n), backend_->stream()));

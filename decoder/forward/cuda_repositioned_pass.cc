@@ -377,9 +377,7 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     model::CudaPlacement placement;
     placement.first_row = context_tokens_ + new_rows_;
-    placement.k = kv(layer).k;
-    placement.v = kv(layer).v;
-    placement.kv_stride = capacity_ * shape_.head_dim;
+    placement.kv = kv(layer);
     RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden_.data(), n, placement, q_.data(), nullptr));
     if (reading_prompt_) {
       RETURN_IF_ERROR(Attend(layer, 0, n));

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
   __syncthreads();
 
   const int lane = threadIdx.x % 32;
-  const int heads = p.k == nullptr ? p.q_heads : p.q_heads + 2 * p.kv_heads;
+  const int heads = p.kv.k == nullptr ? p.q_heads : p.q_heads + 2 * p.kv_heads;
   const int64_t row = p.first_row + step + token;
   const int64_t exact_row = p.q_exact == nullptr        ? -1
                             : p.q_exact_rows == nullptr ? token
@@ -58,10 +58,11 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
     const int64_t exact_at = (exact_row * p.q_heads + head) * p.head_dim;
     __nv_bfloat16* to;
     if (is_q) {
-      to = static_cast<__nv_bfloat16*>(p.q) + q_at;
+      to = reinterpret_cast<__nv_bfloat16*>(p.q) + q_at;
     } else {
       const int64_t kv_head = is_v ? head - p.q_heads - p.kv_heads : head - p.q_heads;
-      to = static_cast<__nv_bfloat16*>(is_v ? p.v : p.k) + kv_head * p.kv_stride + row * p.head_dim;
+      to = reinterpret_cast<__nv_bfloat16*>(is_v ? p.kv.v : p.kv.k) +
+           (kv_head * p.kv.row_stride + row) * p.head_dim;
     }
 #pragma unroll
     for (int i = 0; i < kMaxPairs; ++i) {
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
 
 cudaError_t RopeCuda(const RopeCudaParams& params, cudaStream_t stream) {
   if (params.n < 0 || params.head_dim < 2 || params.head_dim % 2 != 0 ||
-      params.head_dim > kMaxHeadDim || (params.k == nullptr) != (params.v == nullptr)) {
+      params.head_dim > kMaxHeadDim || (params.kv.k == nullptr) != (params.kv.v == nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (params.n == 0) return cudaSuccess;

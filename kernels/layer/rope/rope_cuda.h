@@ -7,9 +7,9 @@
 //         one row or null; q_norm, k_norm [head_dim] f32 or null; drift [q_heads, head_dim] f32 or
 //         null; inv_freq [head_dim / 2] f32, or null: RoPE is left out. q [n, q_heads, head_dim] bf16;
 //         q_exact the same before rounding, f32, or null; of which token i becomes row
-//         q_exact_rows[i] (int32), none if that is below 0, and row i if q_exact_rows is null. k, v:
-//         head g begins at g * kv_stride elements; token i becomes row first_row + i. Null: the
-//         queries alone, and qkv has q heads only.
+//         q_exact_rows[i] (int32), none if that is below 0, and row i if q_exact_rows is null. kv
+//         [kv_heads, row_stride, head_dim] bf16; token i becomes row first_row + i. Null: the queries
+//         alone, and qkv has q heads only.
 // Units:  token i stands at first_position + i; *step, if given, is added to first_position and
 //         first_row when the kernel runs, so that a captured graph can be replayed.
 // Edge:   n == 0 does nothing.   Errors: cudaErrorInvalidValue an odd head_dim or one over 256.
@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "common/cuda/runtime.h"
+#include "kernels/kv_view.h"
 
 namespace carrel::kernels {
 
@@ -39,12 +40,10 @@ struct RopeCudaParams {
   int64_t first_position = 0;
   int64_t first_row = 0;
   const int32_t* step = nullptr;
-  void* q = nullptr;
+  Bf16* q = nullptr;
   float* q_exact = nullptr;
   const int32_t* q_exact_rows = nullptr;
-  void* k = nullptr;
-  void* v = nullptr;
-  int64_t kv_stride = 0;
+  KvRows kv;
 };
 
 cudaError_t RopeCuda(const RopeCudaParams& params, cudaStream_t stream);

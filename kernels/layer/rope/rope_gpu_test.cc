@@ -80,9 +80,7 @@ class RopeGpuTest : public GpuKernelTest {
     p.step = dstep.data();
     p.q = q.data();
     p.q_exact = exact.data();
-    p.k = k.data();
-    p.v = v.data();
-    p.kv_stride = stride;
+    p.kv = {k.data(), v.data(), rows};
     ASSERT_EQ(cudaSuccess, RopeCuda(p, nullptr));
 
     const auto want_q = Want(c, x, bias, q_norm, 0, c.q_heads, heads, true, inv_freq, drift);
@@ -149,9 +147,7 @@ TEST_F(RopeGpuTest, ExactRows_TakeTheirTokensBits) {
   p.first_position = Below(1000);
   p.q = q.data();
   p.q_exact = all.data();
-  p.k = k.data();
-  p.v = v.data();
-  p.kv_stride = n * d;
+  p.kv = {k.data(), v.data(), n};
   CARREL_ASSERT_CUDA(RopeCuda(p, nullptr));
   p.q = q_again.data();
   p.q_exact = some.data();

@@ -40,15 +40,9 @@ int64_t CudaOversample(int64_t configured, const CudaZoneShape& shape) {
   return oversample;
 }
 
-int64_t CudaCandidates::Bytes(const CudaZoneShape& shape, int64_t oversample) {
-  const int64_t candidates = MostCandidates(shape, oversample);
-  if (candidates == 0) return 0;
-  return (shape.heads.kv_heads * candidates + shape.heads.q_heads) * 4 +
-         CudaHeadBudgets::Bytes(shape);
-}
-
-absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const CudaZoneShape& shape,
-                                                    int64_t oversample, const CudaKeys& keys) {
+absl::StatusOr<CudaCandidates> CudaCandidates::Lay(const char* method, const CudaZoneShape& shape,
+                                                   int64_t oversample, const CudaKeys& keys,
+                                                   cuda::DeviceArena& arena) {
   const int64_t candidates = MostCandidates(shape, oversample);
   const int64_t most = kernels::MostRescoredRows(shape.heads.group());
   if (candidates > most) {
@@ -61,11 +55,10 @@ absl::StatusOr<CudaCandidates> CudaCandidates::Make(const char* method, const Cu
   out.shape_ = shape;
   out.oversample_ = oversample;
   out.keys_ = keys;
-  ASSIGN_OR_RETURN(out.ids_,
-                   cuda::DeviceBuffer<int32_t>::Create(shape.heads.kv_heads * candidates));
   if (candidates == 0) return out;
-  ASSIGN_OR_RETURN(out.base_, cuda::DeviceBuffer<float>::Create(shape.heads.q_heads));
-  ASSIGN_OR_RETURN(out.head_budgets_, CudaHeadBudgets::Make(shape));
+  out.ids_ = arena.Take<int32_t>(shape.heads.kv_heads * candidates);
+  out.base_ = arena.Take<float>(shape.heads.q_heads);
+  out.head_budgets_ = CudaHeadBudgets(shape, arena);
   return out;
 }
 
@@ -74,14 +67,13 @@ int64_t CudaCandidates::Count(Layer layer) const {
 }
 
 int32_t* CudaCandidates::Ids(Layer layer, int32_t* chosen) const {
-  return rescores(layer) ? ids_.data() : chosen;
+  return rescores(layer) ? ids_ : chosen;
 }
 
 CudaSelection CudaCandidates::selection(Layer layer, const int32_t* chosen) const {
   const int64_t budget = shape_.budgets[layer.value()];
   if (!rescores(layer)) return {chosen, budget, budget};
-  return {
-      chosen, budget, budget, head_budgets_.of(layer), base_.data(), head_budgets_.total(layer)};
+  return {chosen, budget, budget, head_budgets_.of(layer), base_, head_budgets_.total(layer)};
 }
 
 absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chosen,
@@ -91,7 +83,7 @@ absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chose
   kernels::RescoreRowsParams params;
   params.q = q;
   params.kv = keys_.of(layer);
-  params.candidates = ids_.data();
+  params.candidates = ids_;
   params.kv_heads = shape_.heads.kv_heads;
   params.group = shape_.heads.group();
   params.head_dim = shape_.heads.head_dim;
@@ -100,7 +92,7 @@ absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chose
   params.wanted_of_head = head_budgets_.of(layer);
   params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
   params.ids = chosen;
-  params.base = base_.data();
+  params.base = base_;
   if (attend != nullptr) {
     params.out = attend->out;
     params.lse = attend->lse;

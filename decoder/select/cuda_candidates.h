@@ -1,14 +1,15 @@
 // What:   the second look of the methods that choose by codes or labels, on a GPU: they choose
 //         oversample x budget candidates, of which the best by their own keys are kept, and
 //         attended to in the same launch where that is wanted (kernels/select/rescore_rows).
-// Errors: Make: InvalidArgument more candidates than the kernel serves: names method and bound.
+// Errors: Lay: InvalidArgument more candidates than the kernel serves: names method and bound.
+// Ownership: its memory is that of the arena; the keys outlive it.
 // Threads: one. Keep only enqueues and can be captured.
 #pragma once
 
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/cuda/buffer.h"
+#include "common/cuda/arena.h"
 #include "decoder/select/cuda_head_budgets.h"
 #include "decoder/select/cuda_row_selector.h"
 
@@ -16,11 +17,12 @@ namespace carrel::decoder {
 
 class CudaCandidates {
  public:
-  static int64_t Bytes(const CudaZoneShape& shape, int64_t oversample);
-  // The keys outlive it; where nothing is oversampled, none are read.
-  static absl::StatusOr<CudaCandidates> Make(const char* method, const CudaZoneShape& shape,
-                                             int64_t oversample, const CudaKeys& keys);
+  // Where nothing is oversampled, no keys are read.
+  static absl::StatusOr<CudaCandidates> Lay(const char* method, const CudaZoneShape& shape,
+                                            int64_t oversample, const CudaKeys& keys,
+                                            cuda::DeviceArena& arena);
   CudaCandidates() = default;
+  absl::Status Load() const { return head_budgets_.Load(); }
 
   // Rows that the method is to choose for each KV head, and where: [kv_heads, count]. chosen: where
   // the layer's rows go.
@@ -34,14 +36,13 @@ class CudaCandidates {
                     const CudaAttendSelected* attend, const cuda::Stream& stream) const;
   // What Keep chose, of a method that put it there.
   CudaSelection selection(Layer layer, const int32_t* chosen) const;
-  int64_t bytes() const { return ids_.bytes() + base_.bytes() + head_budgets_.bytes(); }
 
  private:
   CudaZoneShape shape_;
   int64_t oversample_ = 1;
   CudaKeys keys_;
-  cuda::DeviceBuffer<int32_t> ids_;  // [kv_heads, most of any layer], of the layer in turn
-  cuda::DeviceBuffer<float> base_;   // [q_heads], likewise: what Keep's scores were taken less of
+  int32_t* ids_ = nullptr;  // [kv_heads, most of any layer], of the layer in turn
+  float* base_ = nullptr;   // [q_heads], likewise: what Keep's scores were taken less of
   CudaHeadBudgets head_budgets_;
 };
 

@@ -13,48 +13,51 @@ int64_t Width(const ChannelConfig& config, const CudaZoneShape& shape) {
   return ChannelsKept(config, shape.heads.head_dim) <= 16 ? 16 : 32;
 }
 
-// Of all KV heads of a layer.
-int64_t LabelWords(const CudaZoneShape& shape, int64_t width) {
-  return shape.heads.kv_heads * kernels::ChannelLabelStride(shape.zone.rows()) / 8 * width;
-}
-
 class CudaChannelSelector final : public CudaScoreSelector {
  public:
-  static CudaRowSelectorOr Make(const ChannelConfig& config, const CudaZoneShape& shape,
-                                const CudaKeys& keys, const HostRows& host_rows, ThreadPool* pool) {
-    std::unique_ptr<CudaChannelSelector> selector(
-        new CudaChannelSelector(shape, Width(config, shape)));
-    RETURN_IF_ERROR(selector->Allocate("channels", config.oversample, keys));
-    ASSIGN_OR_RETURN(selector->workspace_, ZeroedDeviceBytes(kernels::ChannelScoreWorkspaceBytes(
-                                               shape.heads.kv_heads, shape.heads.group())));
-    ASSIGN_OR_RETURN(const std::vector<ChannelLabels> labels,
-                     MakeChannelLabels(config, shape.heads, shape.zone, host_rows, pool));
-    RETURN_IF_ERROR(selector->Load(labels, pool));
-    return selector;
+  CudaChannelSelector(const ChannelConfig& config, const CudaZoneShape& shape)
+      : CudaScoreSelector(shape), config_(config), width_(Width(config, shape)) {}
+
+  absl::Status Lay(const CudaKeys& keys, cuda::DeviceArena& arena) {
+    RETURN_IF_ERROR(CudaScoreSelector::Lay("channels", config_.oversample, keys, arena));
+    const int64_t heads = shape_.heads.kv_heads;
+    workspace_ = arena.Take<uint8_t>(
+        static_cast<int64_t>(kernels::ChannelScoreWorkspaceBytes(heads, shape_.heads.group())));
+    for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
+      const int64_t kept = shape_.dense(layer) ? 0 : heads;
+      LayerState state;
+      state.channels = arena.Take<int32_t>(kept * width_);
+      state.least = arena.Take<float>(kept * width_);
+      state.step = arena.Take<float>(kept * width_);
+      state.labels = arena.Take<uint32_t>(kept * LabelWords());
+      layers_.push_back(state);
+    }
+    return absl::OkStatus();
   }
 
-  int64_t bytes() const override {
-    int64_t bytes = CudaScoreSelector::bytes() + workspace_.bytes();
-    for (const LayerState& layer : layers_) {
-      bytes +=
-          layer.channels.bytes() + layer.least.bytes() + layer.step.bytes() + layer.labels.bytes();
-    }
-    return bytes;
+  absl::Status Load(const CudaSelectorInput& input) override {
+    RETURN_IF_ERROR(CudaScoreSelector::Load(input));
+    ASSIGN_OR_RETURN(
+        const std::vector<ChannelLabels> labels,
+        MakeChannelLabels(config_, shape_.heads, shape_.zone, *input.host_rows, input.pool));
+    return LoadLabels(labels, input.pool);
   }
 
  private:
   struct LayerState {
-    cuda::DeviceBuffer<int32_t> channels;   // [kv_heads, width]
-    cuda::DeviceBuffer<float> least, step;  // [kv_heads, width]
-    cuda::DeviceBuffer<uint32_t> labels;    // PackChannelLabels of each KV head
+    int32_t* channels = nullptr;              // [kv_heads, width]
+    float *least = nullptr, *step = nullptr;  // [kv_heads, width]
+    uint32_t* labels = nullptr;               // PackChannelLabels of each KV head
   };
 
-  CudaChannelSelector(const CudaZoneShape& shape, int64_t width)
-      : CudaScoreSelector(shape), width_(width), layers_(static_cast<size_t>(shape.heads.layers)) {}
+  // Of a KV head.
+  int64_t LabelWords() const {
+    return kernels::ChannelLabelStride(shape_.zone.rows()) / 8 * width_;
+  }
 
   // labels [layers, kv_heads]
-  absl::Status Load(const std::vector<ChannelLabels>& labels, ThreadPool* pool) {
-    const int64_t heads = shape_.heads.kv_heads, words = LabelWords(shape_, width_) / heads;
+  absl::Status LoadLabels(const std::vector<ChannelLabels>& labels, ThreadPool* pool) {
+    const int64_t heads = shape_.heads.kv_heads, words = LabelWords();
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
       if (shape_.dense(layer)) continue;
       // Room beyond the channels stays without weight.
@@ -70,11 +73,11 @@ class CudaChannelSelector final : public CudaScoreSelector {
         kernels::PackChannelLabels(Levels(of_head).data(), shape_.zone.rows(), width_,
                                    packed.data() + head * words);
       });
-      LayerState& state = layers_[layer.value()];
-      ASSIGN_OR_RETURN(state.channels, ToDevice(channels));
-      ASSIGN_OR_RETURN(state.least, ToDevice(least));
-      ASSIGN_OR_RETURN(state.step, ToDevice(step));
-      ASSIGN_OR_RETURN(state.labels, ToDevice(packed));
+      const LayerState& state = layers_[layer.value()];
+      RETURN_IF_ERROR(CopyToDevice(state.channels, channels));
+      RETURN_IF_ERROR(CopyToDevice(state.least, least));
+      RETURN_IF_ERROR(CopyToDevice(state.step, step));
+      RETURN_IF_ERROR(CopyToDevice(state.labels, packed));
     }
     return absl::OkStatus();
   }
@@ -98,10 +101,10 @@ class CudaChannelSelector final : public CudaScoreSelector {
     const LayerState& state = layers_[layer.value()];
     kernels::ChannelScoreParams params;
     params.q = q;
-    params.channels = state.channels.data();
-    params.least = state.least.data();
-    params.step = state.step.data();
-    params.labels = state.labels.data();
+    params.channels = state.channels;
+    params.least = state.least;
+    params.step = state.step;
+    params.labels = state.labels;
     params.kv_heads = shape_.heads.kv_heads;
     params.group = shape_.heads.group();
     params.head_dim = shape_.heads.head_dim;
@@ -111,47 +114,24 @@ class CudaChannelSelector final : public CudaScoreSelector {
     params.score_stride = stride;
     params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
     params.scores = scores;
-    params.workspace = workspace_.data();
+    params.workspace = workspace_;
     RETURN_IF_CUDA_ERROR(kernels::ChannelScore(params, stream.get()));
     return absl::OkStatus();
   }
 
+  const ChannelConfig config_;
   const int64_t width_;
   std::vector<LayerState> layers_;
-  cuda::DeviceBuffer<uint8_t> workspace_;
+  uint8_t* workspace_ = nullptr;
 };
-
-int64_t CudaChannelBytes(const ChannelConfig& config, const CudaZoneShape& shape) {
-  const int64_t width = Width(config, shape);
-  int64_t bytes = CudaScoreSelector::Bytes(shape, config.oversample) +
-                  static_cast<int64_t>(kernels::ChannelScoreWorkspaceBytes(shape.heads.kv_heads,
-                                                                           shape.heads.group()));
-  for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
-    if (!shape.dense(layer)) {
-      bytes += LabelWords(shape, width) * 4 + shape.heads.kv_heads * width * 12;
-    }
-  }
-  return bytes;
-}
-
-CudaRowSelectorOr MakeCudaChannelSelector(const ChannelConfig& config, const CudaZoneShape& shape,
-                                          const CudaKeys& keys, const HostRows& host_rows,
-                                          ThreadPool* pool) {
-  return CudaChannelSelector::Make(config, shape, keys, host_rows, pool);
-}
 
 }  // namespace
 
-const CudaMethod& CudaChannelsMethod() {
-  static constexpr CudaMethod method = {
-      .bytes = [](const SelectorConfig& config, const CudaZoneShape& shape, const HostRows*)
-          -> absl::StatusOr<int64_t> { return CudaChannelBytes(config.channels, shape); },
-      .make =
-          [](const SelectorConfig& config, const CudaSelectorInput& input) {
-            return MakeCudaChannelSelector(config.channels, input.shape, input.keys,
-                                           *input.host_rows, input.pool);
-          }};
-  return method;
+CudaRowSelectorOr LayCudaChannels(const SelectorConfig& config, const CudaSelectorInput& input,
+                                  cuda::DeviceArena& arena) {
+  auto selector = std::make_unique<CudaChannelSelector>(config.channels, input.shape);
+  RETURN_IF_ERROR(selector->Lay(input.keys, arena));
+  return selector;
 }
 
 }  // namespace carrel::decoder

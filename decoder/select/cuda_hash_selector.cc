@@ -43,57 +43,73 @@ int64_t QueryWords(const HashConfig& config, const CudaZoneShape& shape, int64_t
 
 class CudaHashSelector final : public CudaRowSelector {
  public:
-  CudaHashSelector(const HashConfig& config, const CudaZoneShape& shape)
-      : config_(config), shape_(shape), ids_(static_cast<size_t>(shape.heads.layers)) {}
+  CudaHashSelector(const HashConfig& config, const CudaZoneShape& shape, HashSource source,
+                   int64_t bits)
+      : config_(config), shape_(shape), source_(source), bits_(bits) {}
 
-  absl::Status AllocateKeys(int64_t bits) {
-    const int64_t heads = shape_.heads.kv_heads;
-    auto keys = std::make_shared<std::vector<LayerKeys>>(ids_.size());
+  void LayKeys(cuda::DeviceArena& arena) {
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
-      if (shape_.dense(layer)) continue;
-      LayerKeys& state = (*keys)[layer.value()];
-      ASSIGN_OR_RETURN(state.codes, cuda::DeviceBuffer<uint32_t>::Create(
-                                        heads * shape_.zone.rows() * bits / 32));
-      ASSIGN_OR_RETURN(state.directions,
-                       cuda::DeviceBuffer<uint16_t>::Create(heads * bits * shape_.heads.head_dim));
-      key_bytes_ += state.codes.bytes() + state.directions.bytes();
+      const int64_t kept = shape_.dense(layer) ? 0 : shape_.heads.kv_heads * bits_;
+      LayerKeys state;
+      state.codes = arena.Take<uint32_t>(kept * shape_.zone.rows() / 32);
+      state.directions = arena.Take<uint16_t>(kept * shape_.heads.head_dim);
+      layers_.push_back(state);
     }
-    layers_ = std::move(keys);
-    return absl::OkStatus();
   }
 
   // What is written by a choice.
-  absl::Status AllocateChoice(int64_t bits, int64_t oversample, const CudaKeys& keys) {
-    bits_ = bits;
-    ASSIGN_OR_RETURN(candidates_, CudaCandidates::Make("hash", shape_, oversample, keys));
+  absl::Status LayChoice(int64_t oversample, const CudaKeys& keys, cuda::DeviceArena& arena) {
+    ASSIGN_OR_RETURN(candidates_, CudaCandidates::Lay("hash", shape_, oversample, keys, arena));
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
-      if (shape_.dense(layer)) continue;
-      ASSIGN_OR_RETURN(ids_[layer.value()],
-                       cuda::DeviceBuffer<int32_t>::Create(shape_.heads.kv_heads *
-                                                           shape_.budgets[layer.value()]));
+      const int64_t rows = shape_.dense(layer) ? 0 : shape_.budgets[layer.value()];
+      ids_.push_back(arena.Take<int32_t>(shape_.heads.kv_heads * rows));
     }
-    ASSIGN_OR_RETURN(query_codes_,
-                     cuda::DeviceBuffer<uint32_t>::Create(QueryWords(config_, shape_, bits)));
-    ASSIGN_OR_RETURN(workspace_, ZeroedDeviceBytes(WorkspaceBytes(config_, shape_, bits)));
+    query_codes_ = arena.Take<uint32_t>(QueryWords(config_, shape_, bits_));
+    workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(WorkspaceBytes(config_, shape_, bits_)));
     return absl::OkStatus();
   }
 
-  CudaRowSelectorOr Fork(const std::vector<int64_t>& budgets) const override {
+  CudaRowSelectorOr LayFork(const std::vector<int64_t>& budgets,
+                            cuda::DeviceArena& arena) const override {
     CudaZoneShape shape = shape_;
     shape.budgets = budgets;
     shape.head_budgets.clear();
-    auto fork = std::make_unique<CudaHashSelector>(config_, shape);
+    auto fork = std::make_unique<CudaHashSelector>(config_, shape, source_, bits_);
     fork->layers_ = layers_;
     // What a predicted query fetches ahead is worth no second look.
-    RETURN_IF_ERROR(fork->AllocateChoice(bits_, 1, {}));
+    RETURN_IF_ERROR(fork->LayChoice(1, {}, arena));
     return fork;
   }
 
-  int64_t bytes() const override {
-    int64_t bytes = key_bytes_ + query_codes_.bytes() + workspace_.bytes() + candidates_.bytes();
-    for (const auto& ids : ids_) bytes += ids.bytes();
-    return bytes;
+  absl::Status Load(const CudaSelectorInput& input) override {
+    RETURN_IF_ERROR(candidates_.Load());
+    return source_ == HashSource::kRandom ? EncodeKeys(input.keys, *input.stream)
+                                          : LoadCodes(*input.host_rows);
   }
+
+  absl::Status Select(Layer layer, const uint16_t* q, int64_t,
+                      const cuda::Stream& stream) const override {
+    return Choose(layer, q, nullptr, stream);
+  }
+  bool attends(Layer layer) const override { return candidates_.rescores(layer); }
+  absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t,
+                               const CudaAttendSelected& attend,
+                               const cuda::Stream& stream) const override {
+    return Choose(layer, q, &attend, stream);
+  }
+
+  CudaSelection selection(Layer layer) const override {
+    return candidates_.selection(layer, ids_[layer.value()]);
+  }
+
+ private:
+  // Shared with forks.
+  struct LayerKeys {
+    uint32_t* codes = nullptr;  // [kv_heads, rows, bits / 32]
+    // [kv_heads, bits, head_dim]: what queries are multiplied with: of signs the codes' directions, of
+    // weights what each bit stands for.
+    uint16_t* directions = nullptr;
+  };
 
   // Codes of all keys by random rotations, less what their mean scores.
   absl::Status EncodeKeys(const CudaKeys& keys, const cuda::Stream& stream) {
@@ -109,7 +125,7 @@ class CudaHashSelector final : public CudaRowSelector {
     std::vector<float> host_sums(static_cast<size_t>(sums.size()));
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
       if (shape_.dense(layer)) continue;
-      const LayerKeys& state = (*layers_)[layer.value()];
+      const LayerKeys& state = layers_[layer.value()];
       ASSIGN_OR_RETURN(const kernels::KvView of_layer, keys.ToMakeOf(layer));
       kernels::RowSumParams sum;
       sum.x = of_layer.k;
@@ -129,7 +145,7 @@ class CudaHashSelector final : public CudaRowSelector {
       kernels::HashEncodeParams encode;
       encode.x = of_layer.k;
       encode.matrix = matrix.data();
-      encode.codes = state.codes.data();
+      encode.codes = state.codes;
       encode.kv_heads = heads;
       encode.rows = encode.code_stride = shape_.zone.rows();
       encode.row_stride = of_layer.row_stride;
@@ -147,11 +163,11 @@ class CudaHashSelector final : public CudaRowSelector {
     const int64_t words = bits_ / 32, d = shape_.heads.head_dim;
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
       if (shape_.dense(layer)) continue;
-      const LayerKeys& state = (*layers_)[layer.value()];
+      const LayerKeys& state = layers_[layer.value()];
       for (KvHead head(0); head.value() < shape_.heads.kv_heads; head = head.next()) {
         ASSIGN_OR_RETURN(const HeadCodes codes, CodesOf(rows, layer, head));
         const int64_t count = shape_.zone.rows() * words;
-        RETURN_IF_ERROR(CopyToDevice(state.codes.data() + head.value() * count,
+        RETURN_IF_ERROR(CopyToDevice(state.codes + head.value() * count,
                                      codes.words.data() + shape_.zone.begin * words,
                                      static_cast<size_t>(count) * 4));
         std::vector<uint16_t> directions;
@@ -159,39 +175,16 @@ class CudaHashSelector final : public CudaRowSelector {
         for (const float x : signs ? codes.directions : codes.decoder) {
           directions.push_back(FloatToBf16(x));
         }
-        RETURN_IF_ERROR(CopyToDevice(state.directions.data() + head.value() * bits_ * d,
-                                     directions.data(), directions.size() * 2));
+        RETURN_IF_ERROR(CopyToDevice(state.directions + head.value() * bits_ * d, directions.data(),
+                                     directions.size() * 2));
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status Select(Layer layer, const uint16_t* q, int64_t,
-                      const cuda::Stream& stream) const override {
-    return Choose(layer, q, nullptr, stream);
-  }
-  bool attends(Layer layer) const override { return candidates_.rescores(layer); }
-  absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t,
-                               const CudaAttendSelected& attend,
-                               const cuda::Stream& stream) const override {
-    return Choose(layer, q, &attend, stream);
-  }
-
-  CudaSelection selection(Layer layer) const override {
-    return candidates_.selection(layer, ids_[layer.value()].data());
-  }
-
- private:
-  struct LayerKeys {
-    cuda::DeviceBuffer<uint32_t> codes;  // [kv_heads, rows, bits / 32]
-    // [kv_heads, bits, head_dim]: what queries are multiplied with: of signs the codes' directions, of
-    // weights what each bit stands for.
-    cuda::DeviceBuffer<uint16_t> directions;
-  };
-
   absl::Status Choose(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
                       const cuda::Stream& stream) const {
-    int32_t* chosen = ids_[layer.value()].data();
+    int32_t* chosen = ids_[layer.value()];
     RETURN_IF_ERROR(config_.query == HashQuery::kSigns ? SelectBySigns(layer, q, chosen, stream)
                                                        : SelectByWeights(layer, q, chosen, stream));
     return candidates_.Keep(layer, q, chosen, attend, stream);
@@ -199,38 +192,38 @@ class CudaHashSelector final : public CudaRowSelector {
 
   absl::Status SelectBySigns(Layer layer, const uint16_t* q, int32_t* chosen,
                              const cuda::Stream& stream) const {
-    const LayerKeys& state = (*layers_)[layer.value()];
+    const LayerKeys& state = layers_[layer.value()];
     kernels::HashEncodeParams encode;
     encode.x = q;
-    encode.matrix = state.directions.data();
-    encode.codes = query_codes_.data();
+    encode.matrix = state.directions;
+    encode.codes = query_codes_;
     encode.kv_heads = shape_.heads.kv_heads;
     encode.rows = encode.row_stride = encode.code_stride = shape_.heads.group();
     encode.head_dim = shape_.heads.head_dim;
     encode.bits = bits_;
     RETURN_IF_CUDA_ERROR(kernels::HashEncode(encode, stream.get()));
     auto select = SelectionOf<kernels::HammingTopKParams>(shape_, bits_);
-    select.queries = query_codes_.data();
-    select.codes = state.codes.data();
+    select.queries = query_codes_;
+    select.codes = state.codes;
     select.k = candidates_.Count(layer);
     select.ids = candidates_.Ids(layer, chosen);
-    select.workspace = workspace_.data();
+    select.workspace = workspace_;
     RETURN_IF_CUDA_ERROR(kernels::HammingTopK(select, stream.get()));
     return absl::OkStatus();
   }
 
   absl::Status SelectByWeights(Layer layer, const uint16_t* q, int32_t* chosen,
                                const cuda::Stream& stream) const {
-    const LayerKeys& state = (*layers_)[layer.value()];
+    const LayerKeys& state = layers_[layer.value()];
     auto select = SelectionOf<kernels::CodeTopKParams>(shape_, bits_);
     select.q = q;
-    select.decoder = state.directions.data();
-    select.codes = state.codes.data();
+    select.decoder = state.directions;
+    select.codes = state.codes;
     select.head_dim = shape_.heads.head_dim;
     select.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
     select.k = candidates_.Count(layer);
     select.ids = candidates_.Ids(layer, chosen);
-    select.workspace = workspace_.data();
+    select.workspace = workspace_;
     RETURN_IF_CUDA_ERROR(kernels::CodeTopK(select, stream.get()));
     return absl::OkStatus();
   }
@@ -241,7 +234,7 @@ class CudaHashSelector final : public CudaRowSelector {
                              const std::vector<uint16_t>& directions,
                              const std::vector<float>& of_mean, const kernels::KvView& keys) {
     if (config_.query == HashQuery::kSigns) {
-      return CopyToDevice(state.directions.data(), directions.data(), directions.size() * 2);
+      return CopyToDevice(state.directions, directions.data(), directions.size() * 2);
     }
     const int64_t d = shape_.heads.head_dim;
     const SpreadSample sample(shape_.zone.rows());
@@ -259,7 +252,7 @@ class CudaHashSelector final : public CudaRowSelector {
         decoder.push_back(FloatToBf16(x));
       }
     }
-    return CopyToDevice(state.directions.data(), decoder.data(), decoder.size() * 2);
+    return CopyToDevice(state.directions, decoder.data(), decoder.size() * 2);
   }
 
   // sums [kv_heads, kSumParts, head_dim] -> [kv_heads, bits]
@@ -297,13 +290,13 @@ class CudaHashSelector final : public CudaRowSelector {
 
   const HashConfig config_;
   const CudaZoneShape shape_;
-  int64_t bits_ = 0;
-  std::shared_ptr<const std::vector<LayerKeys>> layers_;  // shared with forks
-  int64_t key_bytes_ = 0;                                 // of them, if they are this one's own
-  std::vector<cuda::DeviceBuffer<int32_t>> ids_;          // [layers]: [kv_heads, budget]
+  const HashSource source_;
+  const int64_t bits_;
+  std::vector<LayerKeys> layers_;  // [layers]
+  std::vector<int32_t*> ids_;      // [layers]: [kv_heads, budget]
   CudaCandidates candidates_;
-  cuda::DeviceBuffer<uint32_t> query_codes_;
-  cuda::DeviceBuffer<uint8_t> workspace_;
+  uint32_t* query_codes_ = nullptr;
+  uint8_t* workspace_ = nullptr;
 };
 
 absl::StatusOr<int64_t> BitsOf(const HashConfig& config, const HostRows* host_rows) {
@@ -315,59 +308,16 @@ absl::StatusOr<int64_t> BitsOf(const HashConfig& config, const HostRows* host_ro
                                                " bits; a GPU takes 64, 128 or 256"));
 }
 
-absl::StatusOr<int64_t> CudaHashForkBytes(const HashConfig& config, const CudaZoneShape& shape,
-                                          const HostRows* host_rows) {
-  ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config, host_rows));
-  int64_t bytes = 4 * QueryWords(config, shape, bits) +
-                  static_cast<int64_t>(WorkspaceBytes(config, shape, bits));
-  for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
-    if (!shape.dense(layer)) bytes += shape.heads.kv_heads * shape.budgets[layer.value()] * 4;
-  }
-  return bytes;
-}
-
-absl::StatusOr<int64_t> CudaHashBytes(const HashConfig& config, const CudaZoneShape& shape,
-                                      const HostRows* host_rows) {
-  ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config, host_rows));
-  ASSIGN_OR_RETURN(int64_t bytes, CudaHashForkBytes(config, shape, host_rows));
-  bytes += CudaCandidates::Bytes(shape, config.oversample);
-  for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
-    if (shape.dense(layer)) continue;
-    bytes +=
-        shape.heads.kv_heads * (shape.zone.rows() * bits / 8 + bits * shape.heads.head_dim * 2);
-  }
-  return bytes;
-}
-
-CudaRowSelectorOr MakeCudaHashSelector(const HashConfig& config, const CudaZoneShape& shape,
-                                       const CudaKeys& keys, const HostRows* host_rows,
-                                       const cuda::Stream& stream) {
-  ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config, host_rows));
-  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config, host_rows));
-  auto selector = std::make_unique<CudaHashSelector>(config, shape);
-  RETURN_IF_ERROR(selector->AllocateKeys(bits));
-  RETURN_IF_ERROR(selector->AllocateChoice(bits, config.oversample, keys));
-  RETURN_IF_ERROR(source == HashSource::kRandom ? selector->EncodeKeys(keys, stream)
-                                                : selector->LoadCodes(*host_rows));
-  return selector;
-}
-
 }  // namespace
 
-const CudaMethod& CudaHashMethod() {
-  static constexpr CudaMethod method = {
-      .bytes = [](const SelectorConfig& config, const CudaZoneShape& shape,
-                  const HostRows* rows) { return CudaHashBytes(config.hash, shape, rows); },
-      .make =
-          [](const SelectorConfig& config, const CudaSelectorInput& input) {
-            return MakeCudaHashSelector(config.hash, input.shape, input.keys, input.host_rows,
-                                        input.stream);
-          },
-      .fork_bytes =
-          [](const SelectorConfig& config, const CudaZoneShape& shape, const HostRows* rows) {
-            return CudaHashForkBytes(config.hash, shape, rows);
-          }};
-  return method;
+CudaRowSelectorOr LayCudaHash(const SelectorConfig& config, const CudaSelectorInput& input,
+                              cuda::DeviceArena& arena) {
+  ASSIGN_OR_RETURN(const int64_t bits, BitsOf(config.hash, input.host_rows));
+  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config.hash, input.host_rows));
+  auto selector = std::make_unique<CudaHashSelector>(config.hash, input.shape, source, bits);
+  selector->LayKeys(arena);
+  RETURN_IF_ERROR(selector->LayChoice(config.hash.oversample, input.keys, arena));
+  return selector;
 }
 
 }  // namespace carrel::decoder

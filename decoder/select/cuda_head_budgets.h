@@ -1,32 +1,34 @@
 // What:    how many rows each KV head of a layer takes, on the device, where they differ.
-// Errors:  Make: ResourceExhausted device memory.
+// Ownership: its memory is that of the arena.
 // Threads: reentrant.
 #pragma once
 
-#include "absl/status/statusor.h"
-#include "common/cuda/buffer.h"
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/cuda/arena.h"
 #include "decoder/select/cuda_row_selector.h"
 
 namespace carrel::decoder {
 
 class CudaHeadBudgets {
  public:
-  static int64_t Bytes(const CudaZoneShape& shape);
-  static absl::StatusOr<CudaHeadBudgets> Make(const CudaZoneShape& shape);
   CudaHeadBudgets() = default;
+  CudaHeadBudgets(const CudaZoneShape& shape, cuda::DeviceArena& arena);
+  absl::Status Load() const;
 
   // [kv_heads], each 1 .. the layer's budget; null: every head takes that.
   const int32_t* of(Layer layer) const {
-    return rows_.size() == 0 ? nullptr : rows_.data() + layer.value() * kv_heads_;
+    return device_rows_ == nullptr ? nullptr : device_rows_ + layer.value() * kv_heads_;
   }
   // Of all KV heads; -1 where `of` is null.
   int64_t total(Layer layer) const;
-  int64_t bytes() const { return rows_.bytes(); }
 
  private:
   int64_t kv_heads_ = 0;
-  std::vector<int64_t> totals_;       // [layers], or empty
-  cuda::DeviceBuffer<int32_t> rows_;  // [layers, kv_heads]
+  std::vector<int64_t> totals_;  // [layers], or empty
+  std::vector<int32_t> rows_;    // [layers, kv_heads], or empty
+  int32_t* device_rows_ = nullptr;
 };
 
 }  // namespace carrel::decoder

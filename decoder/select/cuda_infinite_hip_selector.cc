@@ -68,50 +68,38 @@ std::vector<Stage> PlanLayer(const InfiniteHipConfig& config, const CudaZoneShap
 
 struct LayerBuffers {
   // [stages that prune]: ranges [kv_heads, out_ranges], and how many [kv_heads].
-  std::vector<cuda::DeviceBuffer<int32_t>> ranges, counts;
-  cuda::DeviceBuffer<int32_t> ids, row_count;  // of the last
+  std::vector<kernels::InfiniteHipRange*> ranges;
+  std::vector<int32_t*> counts;
+  int32_t *ids = nullptr, *row_count = nullptr;  // of the last
 };
 
 class CudaInfiniteHipSelector final : public CudaRowSelector {
  public:
-  CudaInfiniteHipSelector(const InfiniteHipConfig& config, const CudaZoneShape& shape,
-                          const CudaKeys& keys)
-      : config_(config), shape_(shape), keys_(keys) {}
-
-  absl::Status Allocate(size_t workspace_bytes) {
+  CudaInfiniteHipSelector(const InfiniteHipConfig& config, const CudaSelectorInput& input,
+                          cuda::DeviceArena& arena)
+      : config_(config), shape_(input.shape), keys_(input.keys) {
     const int64_t heads = shape_.heads.kv_heads;
+    size_t workspace_bytes = 0;
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
-      LayerBuffers buffers;
-      std::vector<Stage> plan;
-      if (!shape_.dense(layer)) plan = PlanLayer(config_, shape_, shape_.budgets[layer.value()]);
-      for (const Stage& stage : plan) {
-        ASSIGN_OR_RETURN(auto ranges,
-                         cuda::DeviceBuffer<int32_t>::Create(heads * stage.out_ranges * 2));
-        ASSIGN_OR_RETURN(auto counts, cuda::DeviceBuffer<int32_t>::Create(heads));
-        buffers.ranges.push_back(std::move(ranges));
-        buffers.counts.push_back(std::move(counts));
+      LayerBuffers& buffers = buffers_.emplace_back();
+      std::vector<Stage>& plan = plans_.emplace_back();
+      if (shape_.dense(layer)) continue;
+      plan = PlanLayer(config_, shape_, shape_.budgets[layer.value()]);
+      for (size_t i = 0; i < plan.size(); ++i) {
+        kernels::InfiniteHipStageParams params = ParamsOf(shape_, plan[i]);
+        params.in = i == 0 ? nullptr : &kSomeRange;
+        workspace_bytes =
+            std::max(workspace_bytes, kernels::InfiniteHipStageWorkspaceBytes(params));
+        buffers.ranges.push_back(arena.Take<kernels::InfiniteHipRange>(heads * plan[i].out_ranges));
+        buffers.counts.push_back(arena.Take<int32_t>(heads));
       }
-      if (!plan.empty()) {
-        ASSIGN_OR_RETURN(buffers.ids,
-                         cuda::DeviceBuffer<int32_t>::Create(heads * plan.back().wanted));
-        ASSIGN_OR_RETURN(buffers.row_count, cuda::DeviceBuffer<int32_t>::Create(heads));
-      }
-      plans_.push_back(std::move(plan));
-      buffers_.push_back(std::move(buffers));
+      buffers.ids = arena.Take<int32_t>(heads * plan.back().wanted);
+      buffers.row_count = arena.Take<int32_t>(heads);
     }
-    ASSIGN_OR_RETURN(workspace_, ZeroedDeviceBytes(workspace_bytes));
-    return absl::OkStatus();
+    workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(workspace_bytes));
   }
 
-  int64_t bytes() const override {
-    int64_t bytes = workspace_.bytes();
-    for (const LayerBuffers& layer : buffers_) {
-      for (const auto& ranges : layer.ranges) bytes += ranges.bytes();
-      for (const auto& counts : layer.counts) bytes += counts.bytes();
-      bytes += layer.ids.bytes() + layer.row_count.bytes();
-    }
-    return bytes;
-  }
+  absl::Status Load(const CudaSelectorInput&) override { return absl::OkStatus(); }
 
   // Phase p evaluates the stages from p on.
   int64_t phases() const override { return static_cast<int64_t>(config_.stages.size()) + 1; }
@@ -135,17 +123,17 @@ class CudaInfiniteHipSelector final : public CudaRowSelector {
       params.q = q;
       params.kv = keys_.of(layer);
       if (i > 0) {
-        params.in = Ranges(buffers.ranges[i - 1]);
-        params.in_count = buffers.counts[i - 1].data();
+        params.in = buffers.ranges[i - 1];
+        params.in_count = buffers.counts[i - 1];
       }
-      params.out = Ranges(buffers.ranges[i]);
-      params.out_count = buffers.counts[i].data();
+      params.out = buffers.ranges[i];
+      params.out_count = buffers.counts[i];
       if (i + 1 == plan.size()) {
-        params.ids = buffers.ids.data();
+        params.ids = buffers.ids;
         params.ids_stride = plan[i].wanted;
-        params.row_count = buffers.row_count.data();
+        params.row_count = buffers.row_count;
       }
-      params.workspace = workspace_.data();
+      params.workspace = workspace_;
       RETURN_IF_CUDA_ERROR(kernels::InfiniteHipStage(params, stream.get()));
     }
     return absl::OkStatus();
@@ -154,67 +142,24 @@ class CudaInfiniteHipSelector final : public CudaRowSelector {
   CudaSelection selection(Layer layer) const override {
     const LayerBuffers& buffers = buffers_[layer.value()];
     const int64_t wanted = plans_[layer.value()].back().wanted;
-    return {buffers.ids.data(), wanted, std::min(wanted, shape_.budgets[layer.value()]),
-            buffers.row_count.data()};
+    return {buffers.ids, wanted, std::min(wanted, shape_.budgets[layer.value()]),
+            buffers.row_count};
   }
 
  private:
-  static kernels::InfiniteHipRange* Ranges(const cuda::DeviceBuffer<int32_t>& buffer) {
-    return reinterpret_cast<kernels::InfiniteHipRange*>(buffer.data());
-  }
-
   const InfiniteHipConfig config_;
   const CudaZoneShape shape_;
   const CudaKeys keys_;
   std::vector<std::vector<Stage>> plans_;  // [layers]
   std::vector<LayerBuffers> buffers_;      // [layers]
-  cuda::DeviceBuffer<uint8_t> workspace_;
+  uint8_t* workspace_ = nullptr;
 };
-
-struct Bytes {
-  int64_t buffers = 0;
-  size_t workspace = 0;
-};
-
-Bytes BytesOf(const InfiniteHipConfig& config, const CudaZoneShape& shape) {
-  Bytes bytes;
-  for (Layer layer(0); layer.value() < shape.heads.layers; layer = layer.next()) {
-    if (shape.dense(layer)) continue;
-    const std::vector<Stage> plan = PlanLayer(config, shape, shape.budgets[layer.value()]);
-    for (size_t i = 0; i < plan.size(); ++i) {
-      kernels::InfiniteHipStageParams params = ParamsOf(shape, plan[i]);
-      params.in = i == 0 ? nullptr : &kSomeRange;
-      bytes.workspace = std::max(bytes.workspace, kernels::InfiniteHipStageWorkspaceBytes(params));
-      bytes.buffers += shape.heads.kv_heads * (plan[i].out_ranges * 2 + 1) * 4;
-    }
-    bytes.buffers += shape.heads.kv_heads * (plan.back().wanted + 1) * 4;
-  }
-  return bytes;
-}
-
-int64_t CudaInfiniteHipBytes(const InfiniteHipConfig& config, const CudaZoneShape& shape) {
-  const Bytes bytes = BytesOf(config, shape);
-  return bytes.buffers + static_cast<int64_t>(bytes.workspace);
-}
-
-CudaRowSelectorOr MakeCudaInfiniteHipSelector(const InfiniteHipConfig& config,
-                                              const CudaZoneShape& shape, const CudaKeys& keys) {
-  auto selector = std::make_unique<CudaInfiniteHipSelector>(config, shape, keys);
-  RETURN_IF_ERROR(selector->Allocate(BytesOf(config, shape).workspace));
-  return selector;
-}
 
 }  // namespace
 
-const CudaMethod& CudaInfiniteHipMethod() {
-  static constexpr CudaMethod method = {
-      .bytes = [](const SelectorConfig& config, const CudaZoneShape& shape, const HostRows*)
-          -> absl::StatusOr<int64_t> { return CudaInfiniteHipBytes(config.infinite_hip, shape); },
-      .make =
-          [](const SelectorConfig& config, const CudaSelectorInput& input) {
-            return MakeCudaInfiniteHipSelector(config.infinite_hip, input.shape, input.keys);
-          }};
-  return method;
+CudaRowSelectorOr LayCudaInfiniteHip(const SelectorConfig& config, const CudaSelectorInput& input,
+                                     cuda::DeviceArena& arena) {
+  return std::make_unique<CudaInfiniteHipSelector>(config.infinite_hip, input, arena);
 }
 
 }  // namespace carrel::decoder

@@ -1,6 +1,7 @@
 #include "decoder/select/cuda_row_selector.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
@@ -11,23 +12,38 @@
 namespace carrel::decoder {
 
 #define CARREL_METHOD(Name)
-#define CARREL_GPU_METHOD(Name) const CudaMethod& Cuda##Name##Method();
+#define CARREL_GPU_METHOD(Name)                                                    \
+  CudaRowSelectorOr LayCuda##Name(const SelectorConfig&, const CudaSelectorInput&, \
+                                  cuda::DeviceArena&);
 #include "decoder/select/methods.def"
 #undef CARREL_METHOD
 #undef CARREL_GPU_METHOD
 
 namespace {
 
-// Null: the method runs on the CPU alone.
-const CudaMethod* CudaMethodOf(SelectorKind kind) {
+// Plans a selector, and makes it over what that takes. Null if lay gives that.
+template <typename Lay>
+CudaRowSelectorOr LaidOut(Lay lay) {
+  cuda::DeviceArena plan;
+  RETURN_IF_ERROR(lay(plan).status());
+  ASSIGN_OR_RETURN(cuda::DeviceArena arena, cuda::DeviceArena::Create(plan));
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaRowSelector> selector, lay(arena));
+  if (selector != nullptr) selector->Keep(std::move(arena));
+  return selector;
+}
+
+// The methods that run on a GPU, validated.
+CudaRowSelectorOr Lay(const SelectorConfig& config, const CudaSelectorInput& input,
+                      cuda::DeviceArena& arena) {
+  RETURN_IF_ERROR(ValidateCudaSelector(config));
 #define CARREL_METHOD(Name) nullptr,
-#define CARREL_GPU_METHOD(Name) &Cuda##Name##Method(),
-  static const CudaMethod* const methods[] = {
+#define CARREL_GPU_METHOD(Name) &LayCuda##Name,
+  static constexpr decltype(&LayCudaExact) lays[] = {
 #include "decoder/select/methods.def"
   };
 #undef CARREL_METHOD
 #undef CARREL_GPU_METHOD
-  return methods[static_cast<size_t>(kind)];
+  return lays[static_cast<size_t>(config.kind)](config, input, arena);
 }
 
 SelectorConfig ResolvedFor(const CudaZoneShape& shape, const SelectorConfig& config) {
@@ -57,19 +73,12 @@ absl::Status CopyToDevice(void* to, const void* from, size_t bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<cuda::DeviceBuffer<uint8_t>> ZeroedDeviceBytes(size_t bytes) {
-  ASSIGN_OR_RETURN(auto buffer, cuda::DeviceBuffer<uint8_t>::Create(static_cast<int64_t>(bytes)));
-  if (bytes > 0) RETURN_IF_CUDA_ERROR(cudaMemset(buffer.data(), 0, bytes));
-  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));
-  return buffer;
-}
-
-absl::StatusOr<int64_t> CudaRowSelectorBytes(const SelectorConfig& given,
+absl::StatusOr<int64_t> CudaRowSelectorBytes(const SelectorConfig& config,
                                              const CudaZoneShape& shape,
                                              const HostRows* host_rows) {
-  const SelectorConfig config = ResolvedFor(shape, given);
-  RETURN_IF_ERROR(ValidateCudaSelector(config));
-  return CudaMethodOf(config.kind)->bytes(config, shape, host_rows);
+  cuda::DeviceArena plan;
+  RETURN_IF_ERROR(Lay(ResolvedFor(shape, config), {shape, CudaKeys(), host_rows}, plan).status());
+  return plan.bytes();
 }
 
 absl::Status CudaRowSelector::SelectAndAttend(Layer layer, const uint16_t*, int64_t,
@@ -79,24 +88,29 @@ absl::Status CudaRowSelector::SelectAndAttend(Layer layer, const uint16_t*, int6
 }
 
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Fork(
-    const std::vector<int64_t>&) const {
-  return nullptr;
+    const std::vector<int64_t>& budgets) const {
+  return LaidOut([&](cuda::DeviceArena& arena) { return LayFork(budgets, arena); });
 }
 
 absl::StatusOr<int64_t> CudaForkBytes(const SelectorConfig& config, const CudaZoneShape& shape,
                                       const HostRows* host_rows) {
   if (!SelectorForks(config))
     return absl::InvalidArgumentError("only method=hash chooses on two streams at once");
-  return CudaMethodOf(config.kind)->fork_bytes(config, shape, host_rows);
+  cuda::DeviceArena of_parent, plan;
+  ASSIGN_OR_RETURN(const auto parent, Lay(config, {shape, CudaKeys(), host_rows}, of_parent));
+  RETURN_IF_ERROR(parent->LayFork(shape.budgets, plan).status());
+  return plan.bytes();
 }
 
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(
     const SelectorConfig& given, const CudaZoneShape& shape, const CudaKeys& keys,
     const HostRows* host_rows, ThreadPool* pool, const cuda::Stream& stream) {
   const SelectorConfig config = ResolvedFor(shape, given);
-  RETURN_IF_ERROR(ValidateCudaSelector(config));
   CARREL_CHECK(!SelectorNeedsHostRows(config) || host_rows != nullptr);
-  return CudaMethodOf(config.kind)->make(config, {shape, keys, host_rows, pool, stream});
+  const CudaSelectorInput input{shape, keys, host_rows, pool, &stream};
+  ASSIGN_OR_RETURN(auto selector, LaidOut([&](auto& arena) { return Lay(config, input, arena); }));
+  RETURN_IF_ERROR(selector->Load(input));
+  return selector;
 }
 
 }  // namespace carrel::decoder

@@ -16,9 +16,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/stream.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
@@ -77,9 +79,22 @@ struct CudaAttendSelected {
   float* lse = nullptr;
 };
 
+// What a selector is made of; of memory that is only planned: shape and host_rows.
+struct CudaSelectorInput {
+  const CudaZoneShape& shape;
+  const CudaKeys& keys;
+  const HostRows* host_rows;  // of SelectorNeedsHostRows, otherwise null
+  ThreadPool* pool = nullptr;
+  const cuda::Stream* stream = nullptr;
+};
+
+// Memory is laid out by whoever makes it (cuda_methods.h).
 class CudaRowSelector {
  public:
   virtual ~CudaRowSelector() = default;
+
+  // What it keeps of the zone, once its memory is there. Reads keys and waits for the stream.
+  virtual absl::Status Load(const CudaSelectorInput& input) = 0;
 
   // For layers that are not dense.
   virtual absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
@@ -94,18 +109,26 @@ class CudaRowSelector {
                                        const CudaAttendSelected& attend,
                                        const cuda::Stream& stream) const;
 
-  // Device memory taken: what CudaRowSelectorBytes said.
-  virtual int64_t bytes() const = 0;
+  // Its memory is freed with it.
+  void Keep(cuda::DeviceArena arena) { arena_ = std::move(arena); }
+  // What CudaRowSelectorBytes said.
+  int64_t bytes() const { return arena_.bytes(); }
 
   // Another that chooses among the same keys with a state of its own, and so on another stream at
   // the same time; budgets [layers], kAllRows: nothing is chosen there. Null: the method has none.
   // This outlives it. Takes CudaForkBytes.
-  virtual absl::StatusOr<std::unique_ptr<CudaRowSelector>> Fork(
-      const std::vector<int64_t>& budgets) const;
+  absl::StatusOr<std::unique_ptr<CudaRowSelector>> Fork(const std::vector<int64_t>& budgets) const;
+  virtual absl::StatusOr<std::unique_ptr<CudaRowSelector>> LayFork(const std::vector<int64_t>&,
+                                                                   cuda::DeviceArena&) const {
+    return nullptr;
+  }
 
   virtual int64_t phases() const { return 1; }
   // step: of a generated token, how many were generated before it; or kPromptStep.
   virtual int64_t PhaseOf(int64_t) const { return 0; }
+
+ private:
+  cuda::DeviceArena arena_;
 };
 
 // Device memory that a selector takes. host_rows: as MakeCudaRowSelector.

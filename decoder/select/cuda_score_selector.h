@@ -1,9 +1,10 @@
 // What:   the methods that give every row of the zone a score, of which the best are taken, or
 //         are candidates.
 // Errors: those of CudaCandidates.
+// Ownership: its memory is that of the arena; the keys outlive it.
 #pragma once
 
-#include "common/cuda/buffer.h"
+#include "common/cuda/arena.h"
 #include "decoder/select/cuda_candidates.h"
 #include "decoder/select/cuda_row_selector.h"
 
@@ -11,8 +12,7 @@ namespace carrel::decoder {
 
 class CudaScoreSelector : public CudaRowSelector {
  public:
-  static int64_t Bytes(const CudaZoneShape& shape, int64_t oversample);
-
+  absl::Status Load(const CudaSelectorInput&) override { return candidates_.Load(); }
   absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
                       const cuda::Stream& stream) const final;
   bool attends(Layer layer) const final { return candidates_.rescores(layer); }
@@ -20,11 +20,11 @@ class CudaScoreSelector : public CudaRowSelector {
                                const CudaAttendSelected& attend,
                                const cuda::Stream& stream) const final;
   CudaSelection selection(Layer layer) const final;
-  int64_t bytes() const override;
 
  protected:
   explicit CudaScoreSelector(const CudaZoneShape& shape) : shape_(shape) {}
-  absl::Status Allocate(const char* method, int64_t oversample, const CudaKeys& keys);
+  absl::Status Lay(const char* method, int64_t oversample, const CudaKeys& keys,
+                   cuda::DeviceArena& arena);
   // scores [kv_heads, stride]: one for the q heads of a group.
   virtual absl::Status Score(Layer layer, const uint16_t* q, float* scores, int64_t stride,
                              const cuda::Stream& stream) const = 0;
@@ -36,10 +36,10 @@ class CudaScoreSelector : public CudaRowSelector {
   absl::Status Choose(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
                       const cuda::Stream& stream) const;
 
-  cuda::DeviceBuffer<float> scores_;  // [kv_heads, stride]
-  cuda::DeviceBuffer<int32_t> ids_;   // [kv_heads, most of any layer], of the layer in turn
+  float* scores_ = nullptr;  // [kv_heads, stride]
+  int32_t* ids_ = nullptr;   // [kv_heads, most of any layer], of the layer in turn
   CudaCandidates candidates_;
-  cuda::DeviceBuffer<uint8_t> workspace_;
+  uint8_t* workspace_ = nullptr;
 };
 
 }  // namespace carrel::decoder

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/cuda/arena.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
@@ -21,7 +22,6 @@
 namespace carrel::decoder {
 namespace {
 
-using cuda::DeviceBuffer;
 using cuda::PinnedBuffer;
 using model::CudaBackend;
 
@@ -46,21 +46,6 @@ std::vector<Stage> StagesOf(const InfiniteHipConfig& config, int64_t budget) {
   }
   return stages;
 }
-
-// Rows of units that were chosen, one list per unit.
-struct Lists {
-  absl::Status Allocate(int64_t units, int64_t list_stride) {
-    stride = list_stride;
-    ASSIGN_OR_RETURN(begins, DeviceBuffer<int32_t>::Create(units * stride));
-    ASSIGN_OR_RETURN(heads, DeviceBuffer<kernels::ChosenRowsHead>::Create(units));
-    return absl::OkStatus();
-  }
-  kernels::ChosenRows rows() const { return {begins.data(), stride, heads.data()}; }
-
-  int64_t stride = 1;
-  DeviceBuffer<int32_t> begins;
-  DeviceBuffer<kernels::ChosenRowsHead> heads;
-};
 
 class CudaRepositionedPass final : public ForwardPass {
  public:
@@ -103,18 +88,35 @@ class CudaRepositionedPass final : public ForwardPass {
   }
   int64_t row_elements() const { return int64_t{shape_.kv_heads} * capacity_ * shape_.head_dim; }
   kernels::KvRows kv(Layer layer) const {
-    kernels::Bf16* const rows = in_host_ ? pinned_rows_.data() : device_rows_.data();
+    kernels::Bf16* const rows = in_host_ ? pinned_rows_.data() : memory_.rows;
     kernels::Bf16* const k = rows + layer.value() * 2 * row_elements();
     return {k, k + row_elements(), capacity_};
   }
-  Lists& kept(Layer layer, size_t stage) {
-    return kept_lists_[static_cast<size_t>(layer.value()) * infinite_hip_.stages.size() + stage];
+  const kernels::ChosenRows& kept(Layer layer, size_t stage) const {
+    return memory_.kept[static_cast<size_t>(layer.value()) * infinite_hip_.stages.size() + stage];
   }
+
+  // What lies on the device beside the backend.
+  struct Memory {
+    kernels::Bf16* rows = nullptr;  // null: in pinned memory
+    float *angles = nullptr, *hidden = nullptr, *logits = nullptr;
+    int32_t *ids = nullptr, *best = nullptr;
+    kernels::Bf16 *q = nullptr, *attended = nullptr, *right = nullptr, *left = nullptr;
+    uint32_t* scores = nullptr;
+    // Rows of units that were chosen.
+    kernels::ChosenRows start;
+    std::vector<kernels::ChosenRows> prompt;  // [stages], of a block of a prompt
+    std::vector<kernels::ChosenRows> kept;    // [layers, stages], of a generated token
+  };
+  // Plans it, or lays it out.
+  Memory Lay(cuda::DeviceArena& arena) const;
 
   absl::Status Plan();
   absl::Status Allocate(const model::Checkpoint& checkpoint, ThreadPool* pool);
   absl::Status CopyRows(const HostRows& rows, ThreadPool* pool);
-  int64_t OwnBytes() const;
+  int64_t OwnBytes() const {
+    return cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
+  }
   // Of n tokens from `first` of the block on: what they attend to, and the attention.
   absl::Status Attend(Layer layer, int64_t first, int64_t n);
   absl::Status Choose(Layer layer, const kernels::BlockLayout& layout, const uint16_t* q,
@@ -138,16 +140,10 @@ class CudaRepositionedPass final : public ForwardPass {
   std::vector<int64_t> stretches_;
 
   std::unique_ptr<CudaBackend> backend_;
-  DeviceBuffer<uint16_t> device_rows_;
+  cuda::DeviceArena arena_;
+  Memory memory_;
+  std::vector<bool> kept_;  // [layers]: there is something in memory_.kept
   PinnedBuffer<uint16_t> pinned_rows_;
-  DeviceBuffer<float> angles_, hidden_, logits_;
-  DeviceBuffer<int32_t> ids_, best_;
-  DeviceBuffer<uint16_t> q_, attended_, right_, left_;
-  DeviceBuffer<uint32_t> scores_;
-  Lists start_;
-  std::vector<Lists> prompt_lists_;  // [stages], of a block of a prompt
-  std::vector<Lists> kept_lists_;    // [layers, stages], of a generated token
-  std::vector<bool> kept_;           // [layers]: there is something in them
   PinnedBuffer<int32_t> host_ids_, host_best_;
   PinnedBuffer<float> host_logits_;
 
@@ -186,53 +182,48 @@ absl::Status CudaRepositionedPass::Plan() {
   return absl::OkStatus();
 }
 
-int64_t CudaRepositionedPass::OwnBytes() const {
-  int64_t lists = 1;
-  for (const int64_t stretches : stretches_) lists += stretches + 3;
+CudaRepositionedPass::Memory CudaRepositionedPass::Lay(cuda::DeviceArena& arena) const {
+  const auto list = [&](int64_t units, int64_t stride) {
+    return kernels::ChosenRows{arena.Take<int32_t>(units * stride), stride,
+                               arena.Take<kernels::ChosenRowsHead>(units)};
+  };
   const int64_t units = block_ * shape_.kv_heads;
-  return (in_host_ ? 0 : 2 * shape_.layers * row_elements() * 2) +
-         config_.max_position_embeddings * shape_.head_dim * 4 +
-         block_ * (config_.hidden_size * 4 + 4 * width_ * 2 + 4) +
-         kLogitsTokens * config_.vocab_size * 4 + units * most_chunks_ * 4 +
-         (units + shape_.layers * shape_.kv_heads) * lists * 4;
+  Memory memory;
+  memory.rows = arena.Take<kernels::Bf16>(in_host_ ? 0 : 2 * shape_.layers * row_elements());
+  memory.angles = arena.Take<float>(config_.max_position_embeddings * shape_.head_dim);
+  memory.hidden = arena.Take<float>(block_ * config_.hidden_size);
+  memory.logits = arena.Take<float>(kLogitsTokens * config_.vocab_size);
+  memory.ids = arena.Take<int32_t>(block_);
+  memory.best = arena.Take<int32_t>(1);
+  for (kernels::Bf16** rows : {&memory.q, &memory.attended, &memory.right, &memory.left})
+    *rows = arena.Take<kernels::Bf16>(block_ * width_);
+  memory.scores = arena.Take<uint32_t>(units * most_chunks_);
+  memory.start = list(units, 1);
+  for (const int64_t stretches : stretches_) memory.prompt.push_back(list(units, stretches));
+  for (int32_t layer = 0; layer < shape_.layers; ++layer) {
+    for (const int64_t stretches : stretches_)
+      memory.kept.push_back(list(shape_.kv_heads, stretches));
+  }
+  return memory;
 }
 
 absl::Status CudaRepositionedPass::Allocate(const model::Checkpoint& checkpoint, ThreadPool* pool) {
   ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, block_, pool,
                                                  checkpoint.adapter.get(), Rope::kInfiniteHip));
-  const int64_t elements = 2 * shape_.layers * row_elements(), units = block_ * shape_.kv_heads;
+  ASSIGN_OR_RETURN(arena_,
+                   cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { memory_ = Lay(arena); }));
   if (in_host_) {
-    ASSIGN_OR_RETURN(pinned_rows_, PinnedBuffer<uint16_t>::Create(elements));
-  } else {
-    ASSIGN_OR_RETURN(device_rows_, DeviceBuffer<uint16_t>::Create(elements));
+    ASSIGN_OR_RETURN(pinned_rows_,
+                     PinnedBuffer<uint16_t>::Create(2 * shape_.layers * row_elements()));
   }
   const kernels::RopeTable table(model::RopeInvFreq(config_.rope, shape_.head_dim),
                                  config_.max_position_embeddings);
-  ASSIGN_OR_RETURN(angles_,
-                   DeviceBuffer<float>::Create(static_cast<int64_t>(table.angles().size())));
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(angles_.data(), table.angles().data(),
-                                  static_cast<size_t>(angles_.bytes()), cudaMemcpyHostToDevice));
-  ASSIGN_OR_RETURN(hidden_, DeviceBuffer<float>::Create(block_ * config_.hidden_size));
-  ASSIGN_OR_RETURN(logits_, DeviceBuffer<float>::Create(kLogitsTokens * config_.vocab_size));
-  for (DeviceBuffer<uint16_t>* buffer : {&q_, &attended_, &right_, &left_}) {
-    ASSIGN_OR_RETURN(*buffer, DeviceBuffer<uint16_t>::Create(block_ * width_));
-  }
-  ASSIGN_OR_RETURN(ids_, DeviceBuffer<int32_t>::Create(block_));
-  ASSIGN_OR_RETURN(best_, DeviceBuffer<int32_t>::Create(1));
-  ASSIGN_OR_RETURN(scores_, DeviceBuffer<uint32_t>::Create(units * most_chunks_));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(memory_.angles, table.angles().data(),
+                                  table.angles().size() * sizeof(float), cudaMemcpyHostToDevice));
   ASSIGN_OR_RETURN(host_ids_, PinnedBuffer<int32_t>::Create(block_));
   ASSIGN_OR_RETURN(host_best_, PinnedBuffer<int32_t>::Create(1));
   ASSIGN_OR_RETURN(host_logits_, PinnedBuffer<float>::Create(kLogitsTokens * config_.vocab_size));
-  RETURN_IF_ERROR(start_.Allocate(units, 1));
-  prompt_lists_.resize(stretches_.size());
-  for (size_t i = 0; i < stretches_.size(); ++i) {
-    RETURN_IF_ERROR(prompt_lists_[i].Allocate(units, stretches_[i]));
-  }
-  kept_lists_.resize(static_cast<size_t>(shape_.layers) * stretches_.size());
   kept_.assign(static_cast<size_t>(shape_.layers), false);
-  for (size_t i = 0; i < kept_lists_.size(); ++i) {
-    RETURN_IF_ERROR(kept_lists_[i].Allocate(shape_.kv_heads, stretches_[i % stretches_.size()]));
-  }
   return absl::OkStatus();
 }
 
@@ -287,9 +278,9 @@ absl::Status CudaRepositionedPass::GatherQueries(Layer layer, const kernels::Blo
   params.group = shape_.group();
   params.head_dim = shape_.head_dim;
   params.stride_q = 1;
-  if (relative) params.table = {angles_.data(), config_.max_position_embeddings};
-  params.right = right_.data();
-  params.left = relative ? left_.data() : nullptr;
+  if (relative) params.table = {memory_.angles, config_.max_position_embeddings};
+  params.right = memory_.right;
+  params.left = relative ? memory_.left : nullptr;
   RETURN_IF_CUDA_ERROR(kernels::GatherBlockQueries(params, backend_->stream().get()));
   return absl::OkStatus();
 }
@@ -297,30 +288,30 @@ absl::Status CudaRepositionedPass::GatherQueries(Layer layer, const kernels::Blo
 absl::Status CudaRepositionedPass::Choose(Layer layer, const kernels::BlockLayout& layout,
                                           const uint16_t* q, kernels::ChosenRows* chosen) {
   const cudaStream_t stream = backend_->stream().get();
-  RETURN_IF_CUDA_ERROR(kernels::StartBlockPrune(layout, shape_.kv_heads, start_.rows(), stream));
-  *chosen = start_.rows();
+  RETURN_IF_CUDA_ERROR(kernels::StartBlockPrune(layout, shape_.kv_heads, memory_.start, stream));
+  *chosen = memory_.start;
   const std::vector<Stage> stages = StagesOfLayer(layer);
   if (stages.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(GatherQueries(layer, layout, q));
   const bool relative = layer.value() >= model::kChunkIndexedLayers;
   kernels::BlockPruneParams prune;
   prune.layout = layout;
-  prune.right = right_.data();
-  prune.left = relative ? left_.data() : nullptr;
+  prune.right = memory_.right;
+  prune.left = relative ? memory_.left : nullptr;
   prune.queries = shape_.group();
   prune.kv_heads = shape_.kv_heads;
   prune.head_dim = shape_.head_dim;
   prune.kv = kv(layer);
-  if (!relative) prune.table = {angles_.data(), config_.max_position_embeddings};
+  if (!relative) prune.table = {memory_.angles, config_.max_position_embeddings};
   prune.max_rows = zone_.rows();
-  prune.scores = scores_.data();
+  prune.scores = memory_.scores;
   bool changed = reading_prompt_ || !kept_[static_cast<size_t>(layer.value())];
   for (size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = stages[i];
     changed = changed || generated_ % stage.refresh == 0;
     if (prune.max_rows <= stage.wanted) continue;  // all goes on
     prune.in = *chosen;
-    prune.out = reading_prompt_ ? prompt_lists_[i].rows() : kept(layer, i).rows();
+    prune.out = reading_prompt_ ? memory_.prompt[i] : kept(layer, i);
     prune.chunk = stage.chunk;
     prune.wanted = stage.wanted;
     if (changed) RETURN_IF_CUDA_ERROR(kernels::BlockPrune(prune, stream));
@@ -338,15 +329,15 @@ absl::Status CudaRepositionedPass::Attend(Layer layer, int64_t first, int64_t n)
   attend.layout.block_q = 1;
   attend.layout.sink_tokens = zone_.begin;
   attend.layout.zone_limit = zone_.end;
-  attend.q = q_.data() + first * width_;
+  attend.q = memory_.q + first * width_;
   RETURN_IF_ERROR(Choose(layer, attend.layout, attend.q, &attend.chosen));
   attend.kv = kv(layer);
   attend.kv_heads = shape_.kv_heads;
   attend.group = shape_.group();
   attend.head_dim = shape_.head_dim;
-  attend.table = {angles_.data(), config_.max_position_embeddings};
+  attend.table = {memory_.angles, config_.max_position_embeddings};
   attend.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
-  attend.out = attended_.data() + first * width_;
+  attend.out = memory_.attended + first * width_;
   RETURN_IF_CUDA_ERROR(kernels::BlockSparseAttention(attend, backend_->stream().get()));
   return absl::OkStatus();
 }
@@ -369,16 +360,16 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
   RETURN_IF_ERROR(stream.Synchronize());  // what the last block reads of pinned memory is read
   std::copy(tokens.begin(), tokens.end(), host_ids_.data());
   n_ = n;
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(ids_.data(), host_ids_.data(),
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(memory_.ids, host_ids_.data(),
                                        static_cast<size_t>(n) * sizeof(int32_t),
                                        cudaMemcpyHostToDevice, stream.get()));
-  RETURN_IF_ERROR(backend_->Embed(ids_.data(), n, hidden_.data()));
+  RETURN_IF_ERROR(backend_->Embed(memory_.ids, n, memory_.hidden));
   const int64_t generated = generated_;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     model::CudaPlacement placement;
     placement.first_row = context_tokens_ + new_rows_;
     placement.kv = kv(layer);
-    RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden_.data(), n, placement, q_.data(), nullptr));
+    RETURN_IF_ERROR(backend_->ProjectQkv(layer, memory_.hidden, n, placement, memory_.q, nullptr));
     if (reading_prompt_) {
       RETURN_IF_ERROR(Attend(layer, 0, n));
     } else {
@@ -386,7 +377,7 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
       generated_ = generated;
       for (int64_t i = 0; i < n; ++i, ++generated_) RETURN_IF_ERROR(Attend(layer, i, 1));
     }
-    RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n, hidden_.data()));
+    RETURN_IF_ERROR(backend_->FinishLayer(layer, memory_.attended, n, memory_.hidden));
     LayerStatistics& statistics = statistics_[static_cast<size_t>(layer.value())];
     const int64_t attended = takes_all(layer) ? zone_.rows() : budget(layer);
     statistics.tokens += n;
@@ -394,10 +385,10 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
   }
   new_rows_ += n;
   RETURN_IF_ERROR(
-      backend_->Logits(hidden_.data() + (n - 1) * config_.hidden_size, 1, logits_.data()));
+      backend_->Logits(memory_.hidden + (n - 1) * config_.hidden_size, 1, memory_.logits));
   RETURN_IF_CUDA_ERROR(
-      kernels::ArgmaxCuda(logits_.data(), 1, config_.vocab_size, best_.data(), stream.get()));
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), best_.data(), sizeof(int32_t),
+      kernels::ArgmaxCuda(memory_.logits, 1, config_.vocab_size, memory_.best, stream.get()));
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), memory_.best, sizeof(int32_t),
                                        cudaMemcpyDeviceToHost, stream.get()));
   return absl::OkStatus();
 }
@@ -407,9 +398,9 @@ absl::Status CudaRepositionedPass::Logits(int64_t count, float* logits) {
   const cuda::Stream& stream = backend_->stream();
   for (int64_t at = 0; at < count; at += kLogitsTokens) {
     const int64_t n = std::min(kLogitsTokens, count - at);
-    RETURN_IF_ERROR(backend_->Logits(hidden_.data() + (n_ - count + at) * config_.hidden_size, n,
-                                     logits_.data()));
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_logits_.data(), logits_.data(),
+    RETURN_IF_ERROR(backend_->Logits(memory_.hidden + (n_ - count + at) * config_.hidden_size, n,
+                                     memory_.logits));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_logits_.data(), memory_.logits,
                                          static_cast<size_t>(n * config_.vocab_size) * 4,
                                          cudaMemcpyDeviceToHost, stream.get()));
     RETURN_IF_ERROR(stream.Synchronize());

@@ -10,8 +10,7 @@ absl::StatusOr<CudaWindow> CudaWindow::Create(const AttentionShape& shape, int64
   window.shape_ = shape;
   window.capacity_ = capacity;
   window.layer_elements_ = int64_t{shape.kv_heads} * capacity * shape.head_dim;
-  ASSIGN_OR_RETURN(window.rows_,
-                   cuda::DeviceBuffer<uint16_t>::Create(2 * shape.layers * window.layer_elements_));
+  ASSIGN_OR_RETURN(window.rows_, cuda::DeviceBuffer<uint16_t>::Create(Elements(shape, capacity)));
   return window;
 }
 

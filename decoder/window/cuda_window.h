@@ -18,7 +18,7 @@ namespace carrel::decoder {
 class CudaWindow {
  public:
   static int64_t Bytes(const AttentionShape& shape, int64_t capacity) {
-    return int64_t{shape.layers} * 2 * shape.kv_heads * capacity * shape.head_dim * 2;
+    return Elements(shape, capacity) * int64_t{sizeof(kernels::Bf16)};
   }
   static absl::StatusOr<CudaWindow> Create(const AttentionShape& shape, int64_t capacity);
   CudaWindow() = default;
@@ -35,6 +35,10 @@ class CudaWindow {
   int64_t bytes() const { return rows_.bytes(); }
 
  private:
+  static int64_t Elements(const AttentionShape& shape, int64_t capacity) {
+    return int64_t{shape.layers} * 2 * shape.kv_heads * capacity * shape.head_dim;
+  }
+
   AttentionShape shape_;
   int64_t capacity_ = 0;
   int64_t layer_elements_ = 0;  // of k, and of v

@@ -39,25 +39,31 @@ const HostRows* CudaDeviceZone::RowsForSelector() const {
   return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
 }
 
-absl::StatusOr<int64_t> CudaDeviceZone::Bytes() const {
+CudaDeviceZone::Memory CudaDeviceZone::Lay(cuda::DeviceArena& arena) const {
   const AttentionShape& heads = shape_.heads;
+  Memory memory;
+  memory.workspace = arena.Take<uint8_t>(static_cast<int64_t>(
+      kernels::DecodeWorkspaceBytes(heads.kv_heads, heads.group(), heads.head_dim, splits_)));
+  if (context_.config.estimate == Estimate::kOn && shape_.largest_budget() > 0)
+    memory.summaries = CudaSummaries(shape_, *context_.rows, arena);
+  return memory;
+}
+
+absl::StatusOr<int64_t> CudaDeviceZone::Bytes() const {
   int64_t selector = 0;
   if (shape_.largest_budget() > 0) {
     ASSIGN_OR_RETURN(selector, CudaRowSelectorBytes(method_, shape_, RowsForSelector()));
-    if (context_.config.estimate == Estimate::kOn)
-      selector += CudaSummaries::Bytes(shape_, *context_.rows);
   }
-  return selector + CudaWindow::Bytes(heads, shape_.zone.rows()) +
-         static_cast<int64_t>(
-             kernels::DecodeWorkspaceBytes(heads.kv_heads, heads.group(), heads.head_dim, splits_));
+  return selector + CudaWindow::Bytes(shape_.heads, shape_.zone.rows()) +
+         cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
 }
 
 absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
   const AttentionShape& heads = shape_.heads;
   const RowRange zone = shape_.zone;
   ASSIGN_OR_RETURN(values_, CudaWindow::Create(heads, zone.rows()));
-  ASSIGN_OR_RETURN(workspace_, ZeroedDeviceBytes(kernels::DecodeWorkspaceBytes(
-                                   heads.kv_heads, heads.group(), heads.head_dim, splits_)));
+  ASSIGN_OR_RETURN(arena_,
+                   cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { memory_ = Lay(arena); }));
   RETURN_IF_ERROR(ReadContextRows(
       context_.client, heads, {&zone, 1}, context_.max_fetch_rows, [&](const ContextRows& block) {
         return values_.CopyRows(block.layer, block.head, block.first - zone.begin, block.rows,
@@ -70,9 +76,8 @@ absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
   }
   ASSIGN_OR_RETURN(selector_, MakeCudaRowSelector(method_, shape_, keys, RowsForSelector(),
                                                   context_.pool, stream));
-  if (context_.config.estimate != Estimate::kOn) return absl::OkStatus();
-  ASSIGN_OR_RETURN(summaries_, CudaSummaries::Create(shape_, *context_.rows, context_.pool));
-  return absl::OkStatus();
+  if (memory_.summaries.empty()) return absl::OkStatus();
+  return memory_.summaries.Load(*context_.rows, context_.pool);
 }
 
 int64_t CudaDeviceZone::attended(Layer layer) const {
@@ -107,14 +112,14 @@ absl::Status CudaDeviceZone::AttendToken(Layer layer, const uint16_t* q, int64_t
     params.out = out;
     params.lse = lse;
     params.splits = splits_;
-    params.workspace = workspace_.data();
+    params.workspace = memory_.workspace;
     RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(AttendChosen(layer, q, phase, out, lse, stream));
-  if (summaries_.empty()) return absl::OkStatus();
-  return summaries_.Attend(layer, q, selector_->selection(layer), {values_.kv(layer)}, out, lse,
-                           stream);
+  if (memory_.summaries.empty()) return absl::OkStatus();
+  return memory_.summaries.Attend(layer, q, selector_->selection(layer), {values_.kv(layer)}, out,
+                                  lse, stream);
 }
 
 absl::Status CudaDeviceZone::AttendChosen(Layer layer, const uint16_t* q, int64_t phase, float* out,
@@ -139,7 +144,7 @@ absl::Status CudaDeviceZone::AttendChosen(Layer layer, const uint16_t* q, int64_
   params.out = out;
   params.lse = lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, heads.kv_heads));
-  params.workspace = workspace_.data();
+  params.workspace = memory_.workspace;
   RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/cuda/buffer.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/stream.h"
 #include "common/ids.h"
 #include "decoder/select/cuda_row_selector.h"
@@ -44,6 +44,14 @@ class CudaDeviceZone final : public CudaZoneAttention {
                       const cuda::Stream& stream) override;
 
  private:
+  // What lies on the device beside the rows and the method.
+  struct Memory {
+    uint8_t* workspace = nullptr;  // of attention
+    CudaSummaries summaries;       // of the estimation term; empty: there is none
+  };
+  // Plans it, or lays it out.
+  Memory Lay(cuda::DeviceArena& arena) const;
+
   int64_t attended(Layer layer) const override;
   // Where the method is calibrated by them.
   const HostRows* RowsForSelector() const;
@@ -60,8 +68,8 @@ class CudaDeviceZone final : public CudaZoneAttention {
   const int64_t splits_;
   CudaWindow values_;                          // the zone's rows
   std::unique_ptr<CudaRowSelector> selector_;  // null: every layer is dense
-  CudaSummaries summaries_;                    // of the estimation term; empty: there is none
-  cuda::DeviceBuffer<uint8_t> workspace_;      // of attention
+  cuda::DeviceArena arena_;
+  Memory memory_;
 };
 
 }  // namespace carrel::decoder

@@ -94,6 +94,7 @@ CudaHostZone::Memory CudaHostZone::Lay(cuda::DeviceArena& arena) const {
   };
   const int64_t chosen = plan_.most_chosen(), ahead = plan_.most_ahead();
   Memory memory;
+  memory.heads = arena.Take<kernels::PackedHead>(int64_t{shape_.layers} * shape_.kv_heads);
   memory.held = arena.Take<uint16_t>(held_at_.back());
   memory.state = arena.Take<uint8_t>(state_at_.back());
   memory.gathered =
@@ -104,6 +105,10 @@ CudaHostZone::Memory CudaHostZone::Lay(cuda::DeviceArena& arena) const {
   memory.bank_workspace = workspace(chosen);
   memory.ahead_workspace = workspace(ahead);
   memory.counters = arena.Take<kernels::RowBankCounters>(shape_.layers);
+  if (context_.config.estimate == Estimate::kOn && chosen > 0) {
+    memory.summaries =
+        CudaSummaries(ShapeOf(plan_, shape_, context_.zone, false), *context_.rows, arena);
+  }
   return memory;
 }
 
@@ -112,15 +117,11 @@ const HostRows* CudaHostZone::RowsForSelector() const {
 }
 
 absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
-  cuda::DeviceArena planned;
-  Lay(planned);
-  int64_t bytes = planned.bytes() + CudaZoneRows::Bytes(shape_);
+  int64_t bytes = cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
   if (plan_.most_chosen() > 0) {
     const CudaZoneShape shape = ShapeOf(plan_, shape_, context_.zone, false);
     ASSIGN_OR_RETURN(const int64_t method, CudaRowSelectorBytes(method_, shape, RowsForSelector()));
     bytes += method;
-    if (context_.config.estimate == Estimate::kOn)
-      bytes += CudaSummaries::Bytes(shape, *context_.rows);
   }
   if (plan_.most_ahead() > 0) {
     ASSIGN_OR_RETURN(
@@ -135,24 +136,16 @@ absl::Status CudaHostZone::Load(int64_t, const cuda::Stream& stream) {
   RETURN_IF_ERROR(Allocate());
   ASSIGN_OR_RETURN(rows_, CudaZoneRows::Create(shape_, context_.zone, PackedLayers(plan_, method_),
                                                context_.max_fetch_rows, context_.client,
-                                               context_.rows.get(), context_.pool));
+                                               context_.rows.get(), context_.pool, memory_.heads));
   RETURN_IF_ERROR(MakeSelectors(stream));
-  if (context_.config.estimate == Estimate::kOn && plan_.most_chosen() > 0) {
-    ASSIGN_OR_RETURN(summaries_, CudaSummaries::Create(ShapeOf(plan_, shape_, context_.zone, false),
-                                                       *context_.rows, context_.pool));
-  }
+  if (!memory_.summaries.empty())
+    RETURN_IF_ERROR(memory_.summaries.Load(*context_.rows, context_.pool));
   return FillDevice(stream);
 }
 
 absl::Status CudaHostZone::Allocate() {
-  cuda::DeviceArena planned;
-  Lay(planned);
-  ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Create(planned));
-  memory_ = Lay(arena_);
-  RETURN_IF_CUDA_ERROR(
-      cudaMemset(memory_.attention_workspace, 0,
-                 static_cast<size_t>(AttentionWorkspaceBytes(shape_, plan_.rows))));
-  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our streams do not wait for that one
+  ASSIGN_OR_RETURN(arena_,
+                   cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { memory_ = Lay(arena); }));
   ASSIGN_OR_RETURN(host_counters_,
                    cuda::PinnedBuffer<kernels::RowBankCounters>::Create(shape_.layers));
   if (plan_.most_ahead() == 0) return absl::OkStatus();
@@ -387,8 +380,8 @@ absl::Status CudaHostZone::EstimateRest(Layer layer, const uint16_t* q,
                                         const CudaSelection& selection,
                                         const CudaSummaries::SelectedRows& rows, float* out,
                                         float* lse, const cuda::Stream& stream) const {
-  if (summaries_.empty()) return absl::OkStatus();
-  return summaries_.Attend(layer, q, selection, rows, out, lse, stream);
+  if (memory_.summaries.empty()) return absl::OkStatus();
+  return memory_.summaries.Attend(layer, q, selection, rows, out, lse, stream);
 }
 
 void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {

@@ -83,14 +83,16 @@ class CudaHostZone final : public CudaZoneAttention {
   kernels::RowBankParams UseOf(Layer layer, const CudaSelection& selection,
                                kernels::RowBankPurpose purpose) const;
 
-  // What lies on the device beside rows' heads, method and summaries.
+  // What lies on the device beside the method.
   struct Memory {
-    uint16_t* held = nullptr;  // rows in banks: of a layer K, then V
+    kernels::PackedHead* heads = nullptr;  // [layers, kv_heads]
+    uint16_t* held = nullptr;              // rows in banks: of a layer K, then V
     uint8_t* state = nullptr;
     uint16_t* gathered = nullptr;  // of a packed layer without a bank: K, then V
     int32_t *slots = nullptr, *ahead_slots = nullptr;
     uint8_t *attention_workspace = nullptr, *bank_workspace = nullptr, *ahead_workspace = nullptr;
     kernels::RowBankCounters* counters = nullptr;  // [layers]
+    CudaSummaries summaries;                       // of the estimation term; empty: there is none
   };
   // Plans it, or lays it out.
   Memory Lay(cuda::DeviceArena& arena) const;
@@ -121,7 +123,6 @@ class CudaHostZone final : public CudaZoneAttention {
   CudaZoneRows rows_;
   // Null: every layer is dense; no layer is fetched ahead.
   std::unique_ptr<CudaRowSelector> selector_, ahead_selector_;
-  CudaSummaries summaries_;  // of the estimation term; empty: there is none
 
   std::vector<int64_t> held_at_, state_at_;  // of each layer, in memory_; last what all take
   cuda::DeviceArena arena_;

@@ -15,46 +15,35 @@ int64_t ClustersOf(const kernels::SummarySegments& segments, int64_t rows) {
 
 }  // namespace
 
-int64_t CudaSummaries::Bytes(const CudaZoneShape& shape, const HostRows& rows) {
+CudaSummaries::CudaSummaries(const CudaZoneShape& shape, const HostRows& rows,
+                             cuda::DeviceArena& arena)
+    : shape_(shape),
+      segments_(rows.SummarySegmentsOf(shape.zone)),
+      clusters_(ClustersOf(segments_, shape.zone.rows())) {
   const AttentionShape& heads = shape.heads;
-  const int64_t clusters = ClustersOf(rows.SummarySegmentsOf(shape.zone), shape.zone.rows());
-  const int64_t of_head =
-      clusters * (2 * heads.head_dim + 16) + shape.zone.rows() + 4 * heads.head_dim;
-  int64_t bytes = static_cast<int64_t>(
-      kernels::SummaryWorkspaceBytes(heads.kv_heads, heads.group(), heads.head_dim, clusters));
+  workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(
+      kernels::SummaryWorkspaceBytes(heads.kv_heads, heads.group(), heads.head_dim, clusters_)));
   for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
-    if (!shape.dense(layer)) bytes += heads.kv_heads * of_head;
+    const int64_t kept = shape.dense(layer) ? 0 : heads.kv_heads;
+    LayerTable& table = layers_.emplace_back();
+    table.keys = arena.Take<int8_t>(kept * clusters_ * heads.head_dim);
+    table.values = arena.Take<int8_t>(kept * clusters_ * heads.head_dim);
+    table.clusters = arena.Take<kernels::SummaryTable::Cluster>(kept * clusters_);
+    table.row_cluster = arena.Take<uint8_t>(kept * shape.zone.rows());
+    table.centre = arena.Take<float>(kept * heads.head_dim);
   }
-  return bytes;
 }
 
-absl::StatusOr<CudaSummaries> CudaSummaries::Create(const CudaZoneShape& shape,
-                                                    const HostRows& rows, ThreadPool* pool) {
-  CudaSummaries out;
-  const AttentionShape& heads = shape.heads;
-  out.shape_ = shape;
-  out.segments_ = rows.SummarySegmentsOf(shape.zone);
-  out.clusters_ = ClustersOf(out.segments_, shape.zone.rows());
-  out.layers_.resize(static_cast<size_t>(heads.layers));
-  ASSIGN_OR_RETURN(out.workspace_,
-                   ZeroedDeviceBytes(kernels::SummaryWorkspaceBytes(
-                       heads.kv_heads, heads.group(), heads.head_dim, out.clusters_)));
-  for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
-    if (!shape.dense(layer)) RETURN_IF_ERROR(out.Upload(layer, rows, pool));
+absl::Status CudaSummaries::Load(const HostRows& rows, ThreadPool* pool) const {
+  for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
+    if (!shape_.dense(layer)) RETURN_IF_ERROR(Upload(layer, rows, pool));
   }
-  return out;
+  return absl::OkStatus();
 }
 
-absl::Status CudaSummaries::Upload(Layer layer, const HostRows& rows, ThreadPool* pool) {
-  const int64_t heads = shape_.heads.kv_heads, d = shape_.heads.head_dim;
-  LayerTable& table = layers_[static_cast<size_t>(layer.value())];
-  ASSIGN_OR_RETURN(table.keys, cuda::DeviceBuffer<int8_t>::Create(heads * clusters_ * d));
-  ASSIGN_OR_RETURN(table.values, cuda::DeviceBuffer<int8_t>::Create(heads * clusters_ * d));
-  ASSIGN_OR_RETURN(table.clusters,
-                   cuda::DeviceBuffer<kernels::SummaryTable::Cluster>::Create(heads * clusters_));
-  ASSIGN_OR_RETURN(table.row_cluster,
-                   cuda::DeviceBuffer<uint8_t>::Create(heads * shape_.zone.rows()));
-  ASSIGN_OR_RETURN(table.centre, cuda::DeviceBuffer<float>::Create(heads * d));
+absl::Status CudaSummaries::Upload(Layer layer, const HostRows& rows, ThreadPool* pool) const {
+  const int64_t heads = shape_.heads.kv_heads;
+  const LayerTable& table = layers_[static_cast<size_t>(layer.value())];
   std::vector<absl::StatusOr<kernels::SummaryTable>> of_heads(static_cast<size_t>(heads));
   pool->ParallelFor(heads, [&](int64_t h) {
     of_heads[static_cast<size_t>(h)] =
@@ -64,9 +53,8 @@ absl::Status CudaSummaries::Upload(Layer layer, const HostRows& rows, ThreadPool
     RETURN_IF_ERROR(of_heads[static_cast<size_t>(h)].status());
     const kernels::SummaryTable& of_head = *of_heads[static_cast<size_t>(h)];
     CARREL_CHECK(static_cast<int64_t>(of_head.clusters.size()) == clusters_);
-    const auto copy = [h](auto& to, const auto& from) {
-      return CopyToDevice(to.data() + h * static_cast<int64_t>(from.size()), from.data(),
-                          from.size() * sizeof(from[0]));
+    const auto copy = [h](auto* to, const auto& from) {
+      return CopyToDevice(to + h * static_cast<int64_t>(from.size()), from);
     };
     RETURN_IF_ERROR(copy(table.keys, of_head.keys));
     RETURN_IF_ERROR(copy(table.values, of_head.values));
@@ -95,18 +83,12 @@ absl::Status CudaSummaries::Attend(Layer layer, const uint16_t* q, const CudaSel
   params.selected = selection.rows;
   params.row_count = selection.row_count;
   params.base = selection.base;
-  params.table = {segments_,
-                  clusters_,
-                  shape_.zone.rows(),
-                  table.keys.data(),
-                  table.values.data(),
-                  table.clusters.data(),
-                  table.row_cluster.data(),
-                  table.centre.data()};
+  params.table = {segments_,    clusters_,      shape_.zone.rows(), table.keys,
+                  table.values, table.clusters, table.row_cluster,  table.centre};
   params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
   params.out = out;
   params.lse = lse;
-  params.workspace = workspace_.data();
+  params.workspace = workspace_;
   RETURN_IF_CUDA_ERROR(kernels::AttendSummariesCuda(params, stream.get()));
   return absl::OkStatus();
 }

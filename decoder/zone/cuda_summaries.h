@@ -1,8 +1,8 @@
 // What:   the estimation term of a zone that a GPU attends to: summaries of every layer that is not
 //         dense, in device memory, and attention to them (kernels/attention/summary_attention).
 // Shapes: as kernels/attention/summary_attention/summary_attention_cuda.h, of each layer.
-// Errors: ResourceExhausted device memory; DataLoss damaged summaries.
-// Ownership: keeps nothing of the host's.
+// Errors: DataLoss damaged summaries.
+// Ownership: keeps nothing of the host's; its memory is that of the arena.
 // Threads: one. Attend only enqueues and can be captured.
 // Cost:   2 head_dim + 16 bytes per cluster, and a byte per row, of each KV head.
 #pragma once
@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "common/cuda/buffer.h"
+#include "absl/status/status.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/stream.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
@@ -24,11 +24,10 @@ namespace carrel::decoder {
 
 class CudaSummaries {
  public:
-  // rows->has_summaries(); the zone is not empty.
-  static int64_t Bytes(const CudaZoneShape& shape, const HostRows& rows);
-  static absl::StatusOr<CudaSummaries> Create(const CudaZoneShape& shape, const HostRows& rows,
-                                              ThreadPool* pool);
   CudaSummaries() = default;
+  // rows.has_summaries(); the zone is not empty.
+  CudaSummaries(const CudaZoneShape& shape, const HostRows& rows, cuda::DeviceArena& arena);
+  absl::Status Load(const HostRows& rows, ThreadPool* pool) const;
 
   // Whether there are any.
   bool empty() const { return layers_.empty(); }
@@ -47,18 +46,18 @@ class CudaSummaries {
 
  private:
   struct LayerTable {
-    cuda::DeviceBuffer<int8_t> keys, values;
-    cuda::DeviceBuffer<kernels::SummaryTable::Cluster> clusters;
-    cuda::DeviceBuffer<uint8_t> row_cluster;
-    cuda::DeviceBuffer<float> centre;
+    int8_t *keys = nullptr, *values = nullptr;
+    kernels::SummaryTable::Cluster* clusters = nullptr;
+    uint8_t* row_cluster = nullptr;
+    float* centre = nullptr;
   };
-  absl::Status Upload(Layer layer, const HostRows& rows, ThreadPool* pool);
+  absl::Status Upload(Layer layer, const HostRows& rows, ThreadPool* pool) const;
 
   CudaZoneShape shape_;
   kernels::SummarySegments segments_;
   int64_t clusters_ = 0;  // of each KV head
   std::vector<LayerTable> layers_;
-  cuda::DeviceBuffer<uint8_t> workspace_;
+  uint8_t* workspace_ = nullptr;
 };
 
 }  // namespace carrel::decoder

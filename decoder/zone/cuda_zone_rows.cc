@@ -19,8 +19,9 @@ constexpr int64_t kSampleRows = 2048;  // that choose a head's top exponents
 absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const AttentionShape& shape, RowRange zone,
                                                   std::vector<bool> packed, int64_t max_fetch_rows,
                                                   StoreClient* client, const HostRows* source,
-                                                  ThreadPool* pool) {
+                                                  ThreadPool* pool, kernels::PackedHead* heads) {
   CudaZoneRows out;
+  out.device_heads_ = heads;
   out.shape_ = shape;
   out.zone_ = zone;
   out.packed_ = std::move(packed);
@@ -38,7 +39,7 @@ absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const AttentionShape& shape, R
   } else {
     RETURN_IF_ERROR(out.ReadFrom(client, max_fetch_rows, pool));
   }
-  ASSIGN_OR_RETURN(out.device_heads_, ToDevice(out.heads_));
+  RETURN_IF_ERROR(CopyToDevice(heads, out.heads_));
   const std::vector<kernels::RowPiece>& exceptions = out.adding_->all();
   ASSIGN_OR_RETURN(out.exceptions_, cuda::PinnedBuffer<kernels::RowPiece>::Create(
                                         static_cast<int64_t>(exceptions.size())));
@@ -57,7 +58,7 @@ kernels::KvView CudaZoneRows::kv(Layer layer) const {
 kernels::PackedRows CudaZoneRows::packed(Layer layer) const {
   CARREL_CHECK(is_packed(layer));
   return {bytes_.data() + at_[static_cast<size_t>(layer.value())],
-          device_heads_.data() + HeadIndex(layer, KvHead(0)), exceptions_.data(), zone_.rows()};
+          device_heads_ + HeadIndex(layer, KvHead(0)), exceptions_.data(), zone_.rows()};
 }
 
 int64_t CudaZoneRows::row_bytes(Layer layer) const {

@@ -2,8 +2,8 @@
 //            they are, or packed (kernels/rows/packed_rows), which takes three quarters of the bytes.
 // Shapes:    of a layer as it is: k, v [kv_heads, rows, head_dim] bf16; packed: [kv_heads, rows,
 //            PackedRowBytes(head_dim)].
-// Ownership: keeps neither client nor source.
-// Errors:    ResourceExhausted device or pinned memory; those of the store.
+// Ownership: keeps neither client nor source; `heads` outlive this.
+// Errors:    ResourceExhausted pinned memory; those of the store.
 // Threads:   any, once made.
 #pragma once
 
@@ -25,16 +25,12 @@ class StoreClient;
 
 class CudaZoneRows {
  public:
-  // packed: [layers]. Copies the zone from `source` if it is given, otherwise reads it from the store.
+  // packed: [layers]; heads: device memory, [layers, kv_heads]. Copies the zone from `source` if it is
+  // given, otherwise reads it from the store.
   static absl::StatusOr<CudaZoneRows> Create(const AttentionShape& shape, RowRange zone,
                                              std::vector<bool> packed, int64_t max_fetch_rows,
                                              StoreClient* client, const HostRows* source,
-                                             ThreadPool* pool);
-  // On the device.
-  static int64_t Bytes(const AttentionShape& shape) {
-    return int64_t{shape.layers} * shape.kv_heads *
-           static_cast<int64_t>(sizeof(kernels::PackedHead));
-  }
+                                             ThreadPool* pool, kernels::PackedHead* heads);
   CudaZoneRows() = default;
 
   bool is_packed(Layer layer) const { return packed_[static_cast<size_t>(layer.value())]; }
@@ -65,7 +61,7 @@ class CudaZoneRows {
   std::vector<int64_t> at_;     // of each layer in bytes_
   cuda::PinnedBuffer<uint8_t> bytes_;
   std::vector<kernels::PackedHead> heads_;  // [layers, kv_heads]
-  cuda::DeviceBuffer<kernels::PackedHead> device_heads_;
+  kernels::PackedHead* device_heads_ = nullptr;
   std::unique_ptr<kernels::ExceptionPieces> adding_;  // until they are all there
   cuda::PinnedBuffer<kernels::RowPiece> exceptions_;
 };

@@ -1,6 +1,7 @@
 #include "prefill/cuda_accelerator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
@@ -21,7 +23,6 @@
 namespace carrel::prefill {
 namespace {
 
-using cuda::DeviceBuffer;
 using cuda::PinnedBuffer;
 using cuda::Stream;
 
@@ -33,17 +34,30 @@ constexpr int64_t kMaxMapFloats = 32768 + kMaxBits + kMaxBits * kMaxBits;
 struct Lane {
   Stream stream;
   cuda::Event done;
-  DeviceBuffer<float> map;
+  float* map = nullptr;
   PinnedBuffer<float> host_map;
   PinnedBuffer<uint8_t> blocks;
   CudaSummaries summaries;
 };
+
+using Lanes = std::array<Lane, kLanes>;
+
+// Their device memory: plans it, or lays it out.
+void Lay(int64_t tokens, bool summaries, Lanes& lanes, cuda::DeviceArena& arena) {
+  for (Lane& lane : lanes) {
+    lane.map = arena.Take<float>(kMaxMapFloats);
+    if (summaries) lane.summaries = CudaSummaries(tokens, arena);
+  }
+}
 
 // Faiss is made at the first call that wants it: an index of codes does without its memory.
 class CudaAccelerator final : public kvstore::Accelerator {
  public:
   absl::Status Allocate(int64_t tokens, bool summaries) {
     const int64_t blocks = (tokens + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
+    ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) {
+                       Lay(tokens, summaries, lanes_, arena);
+                     }));
     absl::MutexLock lock(&mu_);
     for (Lane& lane : lanes_) {
       // Before the forward pass, whose kernels fill the chip for milliseconds; what is done here is
@@ -51,13 +65,10 @@ class CudaAccelerator final : public kvstore::Accelerator {
       ASSIGN_OR_RETURN(lane.stream, Stream::Create(Stream::Priority::kHigh));
       ASSIGN_OR_RETURN(lane.done,
                        cuda::Event::Create(cuda::Event::Timing::kOff, cuda::Event::Wait::kAsleep));
-      ASSIGN_OR_RETURN(lane.map, DeviceBuffer<float>::Create(kMaxMapFloats));
       ASSIGN_OR_RETURN(lane.host_map, PinnedBuffer<float>::Create(kMaxMapFloats));
       ASSIGN_OR_RETURN(lane.blocks,
                        PinnedBuffer<uint8_t>::Create(blocks * kernels::CodeBlockBytes(kMaxBits)));
-      if (summaries) {
-        ASSIGN_OR_RETURN(lane.summaries, CudaSummaries::Create(tokens));
-      }
+      if (summaries) RETURN_IF_ERROR(lane.summaries.Allocate());
       free_.push_back(&lane);
     }
     return absl::OkStatus();
@@ -133,7 +144,7 @@ class CudaAccelerator final : public kvstore::Accelerator {
     const cuda::Range range("encode keys");
     int64_t floats = 0;
     const auto put = [&](const std::vector<float>& values) {
-      const float* const at = lane.map.data() + floats;
+      const float* const at = lane.map + floats;
       std::copy(values.begin(), values.end(), lane.host_map.data() + floats);
       floats += static_cast<int64_t>(values.size());
       return at;
@@ -142,14 +153,14 @@ class CudaAccelerator final : public kvstore::Accelerator {
     params.matrix = put(map.matrix);
     params.offset = put(map.offset);
     params.feedback = map.feedback.empty() ? nullptr : put(map.feedback);
-    CARREL_CHECK(floats <= lane.map.size());
+    CARREL_CHECK(floats <= kMaxMapFloats);
     params.x = static_cast<const uint16_t*>(keys.Address(0));  // of builders: one piece
     params.blocks = lane.blocks.data();
     params.rows = keys.count();
     params.head_dim = map.head_dim;
     params.bits = map.bits;
     params.stage_bits = map.stage_bits;
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(lane.map.data(), lane.host_map.data(),
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(lane.map, lane.host_map.data(),
                                          static_cast<size_t>(floats) * sizeof(float),
                                          cudaMemcpyHostToDevice, lane.stream.get()));
     RETURN_IF_CUDA_ERROR(kernels::CodeEncode(params, lane.stream.get()));
@@ -160,7 +171,8 @@ class CudaAccelerator final : public kvstore::Accelerator {
   }
 
   absl::Mutex mu_;
-  Lane lanes_[kLanes];
+  cuda::DeviceArena arena_;
+  Lanes lanes_;
   std::vector<Lane*> free_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<kvstore::FaissGpu> faiss_ ABSL_GUARDED_BY(mu_);
 };
@@ -175,8 +187,9 @@ absl::StatusOr<std::unique_ptr<kvstore::Accelerator>> MakeCudaAccelerator(int64_
 }
 
 int64_t CudaAcceleratorBytes(int64_t tokens, bool summaries) {
-  return kLanes * (kMaxMapFloats * int64_t{sizeof(float)} +
-                   (summaries ? CudaSummaries::DeviceBytes(tokens) : 0));
+  Lanes lanes;
+  return cuda::DeviceArena::BytesOf(
+      [&](cuda::DeviceArena& arena) { Lay(tokens, summaries, lanes, arena); });
 }
 
 }  // namespace carrel::prefill

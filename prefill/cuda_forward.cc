@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "common/cuda/arena.h"
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
@@ -21,7 +22,6 @@
 namespace carrel::prefill {
 namespace {
 
-using cuda::DeviceBuffer;
 using cuda::Event;
 using cuda::PinnedBuffer;
 using cuda::Stream;
@@ -43,12 +43,6 @@ struct Sizes {
         samples(samples * q_width),
         drift_tokens(std::min(kDriftTokens, tokens)),
         before(drift_tokens * config.hidden_size) {}
-
-  int64_t Bytes(const model::ModelConfig& config, int64_t tokens) const {
-    return CudaBackend::Bytes(config, chunk) + 2 * tokens * 4 + hidden * 4 + 2 * rows * 2 +
-           tokens * q_width * 2 + chunk * q_width * 2 + samples * 4 + drift_tokens * 4 +
-           2 * before * 4 + (2 * drift_tokens + 1) * q_width * 4 + config.shape.q_heads * 4;
-  }
 
   const int64_t chunk;    // tokens
   const int64_t hidden;   // floats
@@ -82,22 +76,9 @@ class CudaForward final : public LayerForward {
                        CudaSparseAttention::Create(attends_, config_, tokens_, sizes_.chunk));
     }
     ASSIGN_OR_RETURN(copy_stream_, Stream::Create());
-    ASSIGN_OR_RETURN(ids_, DeviceBuffer<int32_t>::Create(tokens_));
-    ASSIGN_OR_RETURN(hidden_, DeviceBuffer<float>::Create(sizes_.hidden));
-    ASSIGN_OR_RETURN(k_, DeviceBuffer<uint16_t>::Create(sizes_.rows));
-    ASSIGN_OR_RETURN(v_, DeviceBuffer<uint16_t>::Create(sizes_.rows));
-    ASSIGN_OR_RETURN(q_, DeviceBuffer<uint16_t>::Create(tokens_ * sizes_.q_width));
-    ASSIGN_OR_RETURN(attended_, DeviceBuffer<uint16_t>::Create(sizes_.chunk * sizes_.q_width));
-    ASSIGN_OR_RETURN(samples_, DeviceBuffer<float>::Create(sizes_.samples));
+    ASSIGN_OR_RETURN(
+        arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { memory_ = Lay(arena); }));
     ASSIGN_OR_RETURN(host_samples_, PinnedBuffer<float>::Create(sizes_.samples));
-    for (DeviceBuffer<float>& before : before_) {
-      ASSIGN_OR_RETURN(before, DeviceBuffer<float>::Create(sizes_.before));
-    }
-    for (DeviceBuffer<float>* buffer : {&drift_q_, &drift_predicted_q_}) {
-      ASSIGN_OR_RETURN(*buffer, DeviceBuffer<float>::Create(sizes_.drift_tokens * sizes_.q_width));
-    }
-    ASSIGN_OR_RETURN(drift_, DeviceBuffer<float>::Create(sizes_.q_width));
-    ASSIGN_OR_RETURN(drift_counts_, DeviceBuffer<int32_t>::Create(config_.shape.q_heads));
     ASSIGN_OR_RETURN(host_drift_, PinnedBuffer<float>::Create(sizes_.q_width));
     ASSIGN_OR_RETURN(pinned_, PinnedRows::Create(rows_ahead, 2 * sizes_.rows * 2));
     for (Marks& marks : marks_) {
@@ -116,10 +97,10 @@ class CudaForward final : public LayerForward {
 
   absl::Status Embed(const std::vector<TokenId>& tokens) override {
     CARREL_CHECK(static_cast<int64_t>(tokens.size()) == tokens_);
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(ids_.data(), tokens.data(),
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(memory_.ids, tokens.data(),
                                          tokens.size() * sizeof(TokenId), cudaMemcpyHostToDevice,
                                          backend_->stream().get()));
-    RETURN_IF_ERROR(backend_->Embed(ids_.data(), tokens_, hidden_.data()));
+    RETURN_IF_ERROR(backend_->Embed(memory_.ids, tokens_, memory_.hidden));
     return backend_->stream().Synchronize();
   }
 
@@ -130,10 +111,10 @@ class CudaForward final : public LayerForward {
     // On the stream that uses them: it does not wait for the default stream, whose copies from
     // memory that is not pinned may return before they have arrived.
     const Stream& stream = backend_->stream();
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(hidden_.data(), state.all.data(),
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(memory_.hidden, state.all.data(),
                                          state.all.size() * sizeof(float), cudaMemcpyHostToDevice,
                                          stream.get()));
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(Before(run_layer_).data(), state.before.data(),
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(Before(run_layer_), state.before.data(),
                                          state.before.size() * sizeof(float),
                                          cudaMemcpyHostToDevice, stream.get()));
     return stream.Synchronize();
@@ -143,9 +124,9 @@ class CudaForward final : public LayerForward {
     CARREL_CHECK(run_layer_ >= 0);
     host_hidden_.resize(static_cast<size_t>(sizes_.hidden));
     host_before_.resize(static_cast<size_t>(sizes_.before));
-    RETURN_IF_CUDA_ERROR(cudaMemcpy(host_hidden_.data(), hidden_.data(),
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(host_hidden_.data(), memory_.hidden,
                                     host_hidden_.size() * sizeof(float), cudaMemcpyDeviceToHost));
-    RETURN_IF_CUDA_ERROR(cudaMemcpy(host_before_.data(), Before(run_layer_).data(),
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(host_before_.data(), Before(run_layer_),
                                     host_before_.size() * sizeof(float), cudaMemcpyDeviceToHost));
     return HiddenState{host_hidden_, host_before_};
   }
@@ -176,12 +157,44 @@ class CudaForward final : public LayerForward {
   int64_t device_bytes() const override {
     const int64_t sparse_bytes =
         sparse() ? CudaSparseAttention::Bytes(attends_, config_, tokens_, sizes_.chunk) : 0;
-    return sizes_.Bytes(config_, tokens_) + sparse_bytes;
+    return CudaBackend::Bytes(config_, sizes_.chunk) + sparse_bytes +
+           cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
   }
 
  private:
   bool sparse() const { return attends_.kind != AttentionKind::kDense; }
-  kernels::KvRows kv() const { return {k_.data(), v_.data(), tokens_}; }
+
+  // What lies on the device beside the backend.
+  struct Memory {
+    int32_t* ids = nullptr;
+    int32_t* sample_rows = nullptr;  // of each token the row of samples its query becomes, or -1
+    int32_t* drift_rows = nullptr;   // drift_positions_
+    float *hidden = nullptr, *samples = nullptr;
+    float* before[2] = {};
+    float *drift_q = nullptr, *drift_predicted_q = nullptr, *drift = nullptr;
+    int32_t* drift_counts = nullptr;
+    kernels::KvRows kv;
+    kernels::Bf16 *q = nullptr, *attended = nullptr;
+  };
+  // Plans it, or lays it out.
+  Memory Lay(cuda::DeviceArena& arena) const {
+    Memory memory;
+    memory.ids = arena.Take<int32_t>(tokens_);
+    memory.sample_rows = arena.Take<int32_t>(tokens_);
+    memory.drift_rows = arena.Take<int32_t>(sizes_.drift_tokens);
+    memory.hidden = arena.Take<float>(sizes_.hidden);
+    memory.samples = arena.Take<float>(sizes_.samples);
+    for (float*& before : memory.before) before = arena.Take<float>(sizes_.before);
+    memory.drift_q = arena.Take<float>(sizes_.drift_tokens * sizes_.q_width);
+    memory.drift_predicted_q = arena.Take<float>(sizes_.drift_tokens * sizes_.q_width);
+    memory.drift = arena.Take<float>(sizes_.q_width);
+    memory.drift_counts = arena.Take<int32_t>(config_.shape.q_heads);
+    memory.kv = {arena.Take<kernels::Bf16>(sizes_.rows), arena.Take<kernels::Bf16>(sizes_.rows),
+                 tokens_};
+    memory.q = arena.Take<kernels::Bf16>(tokens_ * sizes_.q_width);
+    memory.attended = arena.Take<kernels::Bf16>(sizes_.chunk * sizes_.q_width);
+    return memory;
+  }
 
   // Of the sampled tokens and of those that give the drift; they are the same in every layer.
   absl::Status UploadPositions() {
@@ -192,16 +205,13 @@ class CudaForward final : public LayerForward {
       row = static_cast<int32_t>(i);
     }
     const std::vector<int32_t> drift_rows(drift_positions_.begin(), drift_positions_.end());
-    RETURN_IF_ERROR(Upload(sample_rows, sample_rows_));
-    RETURN_IF_ERROR(Upload(drift_rows, drift_rows_));
+    const auto upload = [&](const std::vector<int32_t>& from, int32_t* to) {
+      return cudaMemcpyAsync(to, from.data(), from.size() * sizeof(int32_t), cudaMemcpyHostToDevice,
+                             backend_->stream().get());
+    };
+    RETURN_IF_CUDA_ERROR(upload(sample_rows, memory_.sample_rows));
+    RETURN_IF_CUDA_ERROR(upload(drift_rows, memory_.drift_rows));
     return backend_->stream().Synchronize();
-  }
-
-  absl::Status Upload(const std::vector<int32_t>& from, DeviceBuffer<int32_t>& to) {
-    ASSIGN_OR_RETURN(to, DeviceBuffer<int32_t>::Create(static_cast<int64_t>(from.size())));
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to.data(), from.data(), static_cast<size_t>(to.bytes()),
-                                         cudaMemcpyHostToDevice, backend_->stream().get()));
-    return absl::OkStatus();
   }
 
   // Points of a chunk's way through the second half of a layer.
@@ -241,58 +251,58 @@ class CudaForward final : public LayerForward {
       model::CudaPlacement placement;
       placement.first_position = at;
       placement.first_row = at;
-      placement.kv = kv();
-      placement.q_exact_rows = sample_rows_.data() + at;
-      RETURN_IF_ERROR(backend_->ProjectQkv(layer, hidden_.data() + at * config_.hidden_size, n,
-                                           placement, q_.data() + at * sizes_.q_width,
-                                           samples_.data()));
+      placement.kv = memory_.kv;
+      placement.q_exact_rows = memory_.sample_rows + at;
+      RETURN_IF_ERROR(backend_->ProjectQkv(layer, memory_.hidden + at * config_.hidden_size, n,
+                                           placement, memory_.q + at * sizes_.q_width,
+                                           memory_.samples));
       RETURN_IF_ERROR(chunk_projected_.Record(stream));
       RETURN_IF_ERROR(copy_stream_.WaitFor(chunk_projected_));
       if (at == 0) RETURN_IF_ERROR(projection.copying.Record(copy_stream_));
-      RETURN_IF_ERROR(CopyOut(k_, at, n, rows));
-      RETURN_IF_ERROR(CopyOut(v_, at, n, rows + sizes_.rows));
+      RETURN_IF_ERROR(CopyOut(memory_.kv.k, at, n, rows));
+      RETURN_IF_ERROR(CopyOut(memory_.kv.v, at, n, rows + sizes_.rows));
     }
     RETURN_IF_ERROR(projection.projected.Record(stream));
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), samples_.data(),
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), memory_.samples,
                                          static_cast<size_t>(sizes_.samples) * sizeof(float),
                                          cudaMemcpyDeviceToHost, copy_stream_.get()));
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_drift_.data(), drift_.data(),
-                                         static_cast<size_t>(drift_.bytes()),
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_drift_.data(), memory_.drift,
+                                         static_cast<size_t>(sizes_.q_width) * sizeof(float),
                                          cudaMemcpyDeviceToHost, copy_stream_.get()));
     return projection.copied.Record(copy_stream_);
   }
 
   // What enters a layer, of drift_positions_; of the layer before it is still there.
-  DeviceBuffer<float>& Before(int32_t layer) { return before_[layer % 2]; }
+  float* Before(int32_t layer) { return memory_.before[layer % 2]; }
 
   absl::Status MeasureDrift(Layer layer) {
     const Stream& stream = backend_->stream();
-    float* const entering = Before(layer.value()).data();
-    RETURN_IF_CUDA_ERROR(kernels::GatherRowsCuda(hidden_.data(), drift_rows_.data(),
+    float* const entering = Before(layer.value());
+    RETURN_IF_CUDA_ERROR(kernels::GatherRowsCuda(memory_.hidden, memory_.drift_rows,
                                                  sizes_.drift_tokens, config_.hidden_size, entering,
                                                  stream.get()));
-    RETURN_IF_CUDA_ERROR(
-        cudaMemsetAsync(drift_.data(), 0, static_cast<size_t>(drift_.bytes()), stream.get()));
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
+        memory_.drift, 0, static_cast<size_t>(sizes_.q_width) * sizeof(float), stream.get()));
     if (layer.value() == 0) return absl::OkStatus();
-    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(drift_counts_.data(), 0,
-                                         static_cast<size_t>(drift_counts_.bytes()), stream.get()));
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
+        memory_.drift_counts, 0, static_cast<size_t>(config_.shape.q_heads) * sizeof(int32_t),
+        stream.get()));
     // Only their difference before RoPE counts, so they may stand anywhere, if at the same places.
     const model::CudaPlacement anywhere;
-    for (const auto& [hidden, q] :
-         {std::pair{entering, drift_q_.data()},
-          {Before(layer.value() - 1).data(), drift_predicted_q_.data()}}) {
+    for (const auto& [hidden, q] : {std::pair{entering, memory_.drift_q},
+                                    {Before(layer.value() - 1), memory_.drift_predicted_q}}) {
       RETURN_IF_ERROR(backend_->ProjectQuery(layer, hidden, sizes_.drift_tokens, anywhere, nullptr,
-                                             attended_.data(), q));
+                                             memory_.attended, q));
     }
     kernels::QueryDriftCudaParams params;
-    params.q = drift_q_.data();
-    params.predicted_q = drift_predicted_q_.data();
+    params.q = memory_.drift_q;
+    params.predicted_q = memory_.drift_predicted_q;
     params.n = sizes_.drift_tokens;
     params.heads = config_.shape.q_heads;
     params.head_dim = config_.shape.head_dim;
     params.inv_freq = backend_->inv_freq();
-    params.mean = drift_.data();
-    params.tokens = drift_counts_.data();
+    params.mean = memory_.drift;
+    params.tokens = memory_.drift_counts;
     RETURN_IF_CUDA_ERROR(kernels::LearnQueryDriftCuda(params, stream.get()));
     return absl::OkStatus();
   }
@@ -304,21 +314,21 @@ class CudaForward final : public LayerForward {
     Marks& marks = MarksOf(chunk);
     RETURN_IF_ERROR(marks.begin.Record(stream));
     if (sparse()) {
-      RETURN_IF_ERROR(sparse_->Attend(layer, q_.data() + at * sizes_.q_width, kv(), at, n,
-                                      attended_.data(), stream));
+      RETURN_IF_ERROR(sparse_->Attend(layer, memory_.q + at * sizes_.q_width, memory_.kv, at, n,
+                                      memory_.attended, stream));
     } else {
       RETURN_IF_ERROR(AttendDensely(at, n));
     }
     RETURN_IF_ERROR(marks.attended.Record(stream));
-    RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), n,
-                                          hidden_.data() + at * config_.hidden_size));
+    RETURN_IF_ERROR(backend_->FinishLayer(layer, memory_.attended, n,
+                                          memory_.hidden + at * config_.hidden_size));
     return marks.end.Record(stream);
   }
 
   absl::Status AttendDensely(int64_t at, int64_t n) {
     kernels::PrefillAttentionCudaParams attention;
-    attention.q = q_.data() + at * sizes_.q_width;
-    attention.kv = kv();
+    attention.q = memory_.q + at * sizes_.q_width;
+    attention.kv = memory_.kv;
     attention.n = n;
     attention.first_position = at;
     attention.rows = at + n;
@@ -326,17 +336,17 @@ class CudaForward final : public LayerForward {
     attention.kv_heads = config_.shape.kv_heads;
     attention.head_dim = config_.shape.head_dim;
     attention.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
-    attention.out = attended_.data();
+    attention.out = memory_.attended;
     RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(attention, backend_->stream().get()));
     return absl::OkStatus();
   }
 
   // Rows [at, at + n) of every head.
-  absl::Status CopyOut(const DeviceBuffer<uint16_t>& from, int64_t at, int64_t n, uint16_t* to) {
+  absl::Status CopyOut(const kernels::Bf16* from, int64_t at, int64_t n, uint16_t* to) {
     const int64_t d = config_.shape.head_dim;
     const auto pitch = static_cast<size_t>(tokens_ * d * 2);
     RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(
-        to + at * d, pitch, from.data() + at * d, pitch, static_cast<size_t>(n * d * 2),
+        to + at * d, pitch, from + at * d, pitch, static_cast<size_t>(n * d * 2),
         static_cast<size_t>(config_.shape.kv_heads), cudaMemcpyDeviceToHost, copy_stream_.get()));
     return absl::OkStatus();
   }
@@ -405,13 +415,8 @@ class CudaForward final : public LayerForward {
   std::unique_ptr<CudaBackend> backend_;
   std::unique_ptr<CudaSparseAttention> sparse_;  // null: dense
   Stream copy_stream_;
-  DeviceBuffer<int32_t> ids_;
-  // Of each token the row of samples_ that its query becomes, or -1; drift_positions_.
-  DeviceBuffer<int32_t> sample_rows_, drift_rows_;
-  DeviceBuffer<float> hidden_, samples_;
-  DeviceBuffer<float> before_[2], drift_q_, drift_predicted_q_, drift_;
-  DeviceBuffer<int32_t> drift_counts_;
-  DeviceBuffer<uint16_t> k_, v_, q_, attended_;
+  cuda::DeviceArena arena_;
+  Memory memory_;
   PinnedBuffer<float> host_samples_, host_drift_;
   std::unique_ptr<PinnedRows> pinned_;
   std::vector<float> host_hidden_, host_before_;

@@ -38,28 +38,6 @@ int64_t MostChunks(const AttentionConfig& config, int64_t tokens) {
 
 }  // namespace
 
-struct CudaSparseAttention::Sizes {
-  Sizes(const AttentionConfig& config, const model::ModelConfig& model, int64_t tokens,
-        int64_t chunk)
-      : units((std::min(tokens, chunk) + config.block_q - 1) / config.block_q *
-              model.shape.kv_heads),
-        angles(config.rope == model::Rope::kInfiniteHip
-                   ? model.max_position_embeddings * model.shape.head_dim
-                   : 0),
-        queries(units *
-                kernels::BlockQueries(config.block_q, config.stride_q, model.shape.group()) *
-                model.shape.head_dim),
-        scores(units * MostChunks(config, tokens)),
-        begins(units * MostStretches(config)) {}
-
-  int64_t Bytes() const {
-    return angles * 4 + 2 * queries * 2 + scores * 4 + 2 * begins * 4 +
-           2 * units * static_cast<int64_t>(sizeof(kernels::ChosenRowsHead));
-  }
-
-  const int64_t units, angles, queries, scores, begins;
-};
-
 absl::Status CudaSparseAttention::Check(const AttentionConfig& config,
                                         const AttentionShape& shape) {
   if (config.kind != AttentionKind::kInfiniteHip) {
@@ -81,40 +59,46 @@ absl::Status CudaSparseAttention::Check(const AttentionConfig& config,
 
 int64_t CudaSparseAttention::Bytes(const AttentionConfig& config, const model::ModelConfig& model,
                                    int64_t tokens, int64_t chunk) {
-  return Sizes(config, model, tokens, chunk).Bytes();
+  return cuda::DeviceArena::BytesOf(
+      [&](cuda::DeviceArena& arena) { CudaSparseAttention(config, model, tokens, chunk, arena); });
 }
 
 CudaSparseAttention::CudaSparseAttention(const AttentionConfig& config,
-                                         const model::ModelConfig& model, int64_t tokens)
+                                         const model::ModelConfig& model, int64_t tokens,
+                                         int64_t chunk, cuda::DeviceArena& arena)
     : config_(config),
       shape_(model.shape),
       positions_(config.rope == model::Rope::kInfiniteHip ? model.max_position_embeddings : 0),
       stretches_(MostStretches(config)) {
   CARREL_CHECK(tokens > 0);
+  const int64_t units =
+      (std::min(tokens, chunk) + config.block_q - 1) / config.block_q * shape_.kv_heads;
+  const int64_t queries =
+      units * kernels::BlockQueries(config.block_q, config.stride_q, shape_.group());
+  angles_ = arena.Take<float>(positions_ * shape_.head_dim);
+  right_ = arena.Take<kernels::Bf16>(queries * shape_.head_dim);
+  left_ = arena.Take<kernels::Bf16>(queries * shape_.head_dim);
+  scores_ = arena.Take<uint32_t>(units * MostChunks(config, tokens));
+  for (kernels::ChosenRows& list : lists_) {
+    list = {arena.Take<int32_t>(units * stretches_), stretches_,
+            arena.Take<kernels::ChosenRowsHead>(units)};
+  }
 }
 
 absl::StatusOr<std::unique_ptr<CudaSparseAttention>> CudaSparseAttention::Create(
     const AttentionConfig& config, const model::ModelConfig& model, int64_t tokens, int64_t chunk) {
   RETURN_IF_ERROR(Check(config, model.shape));
   CARREL_CHECK(chunk % config.block_q == 0 || chunk == tokens);
-  const Sizes sizes(config, model, tokens, chunk);
-  std::unique_ptr<CudaSparseAttention> attention(new CudaSparseAttention(config, model, tokens));
-  ASSIGN_OR_RETURN(attention->angles_, cuda::DeviceBuffer<float>::Create(sizes.angles));
-  if (sizes.angles > 0) {
+  std::unique_ptr<CudaSparseAttention> attention;
+  ASSIGN_OR_RETURN(cuda::DeviceArena arena, cuda::DeviceArena::Of([&](cuda::DeviceArena& laid) {
+                     attention.reset(new CudaSparseAttention(config, model, tokens, chunk, laid));
+                   }));
+  attention->arena_ = std::move(arena);
+  if (attention->positions_ > 0) {
     const kernels::RopeTable table(model::RopeInvFreq(model.rope, model.shape.head_dim),
                                    model.max_position_embeddings);
-    RETURN_IF_CUDA_ERROR(cudaMemcpy(attention->angles_.data(), table.angles().data(),
-                                    static_cast<size_t>(attention->angles_.bytes()),
-                                    cudaMemcpyHostToDevice));
-  }
-  for (cuda::DeviceBuffer<uint16_t>* queries : {&attention->right_, &attention->left_}) {
-    ASSIGN_OR_RETURN(*queries, cuda::DeviceBuffer<uint16_t>::Create(sizes.queries));
-  }
-  ASSIGN_OR_RETURN(attention->scores_, cuda::DeviceBuffer<uint32_t>::Create(sizes.scores));
-  for (int i = 0; i < 2; ++i) {
-    ASSIGN_OR_RETURN(attention->begins_[i], cuda::DeviceBuffer<int32_t>::Create(sizes.begins));
-    ASSIGN_OR_RETURN(attention->heads_[i],
-                     cuda::DeviceBuffer<kernels::ChosenRowsHead>::Create(sizes.units));
+    RETURN_IF_CUDA_ERROR(cudaMemcpy(attention->angles_, table.angles().data(),
+                                    table.angles().size() * sizeof(float), cudaMemcpyHostToDevice));
   }
   return attention;
 }
@@ -134,18 +118,15 @@ absl::Status CudaSparseAttention::Choose(Layer layer, const kernels::Bf16* q,
   gather.head_dim = shape_.head_dim;
   gather.stride_q = config_.stride_q;
   if (relative) gather.table = Table();
-  gather.right = right_.data();
-  gather.left = relative ? left_.data() : nullptr;
+  gather.right = right_;
+  gather.left = relative ? left_ : nullptr;
   RETURN_IF_CUDA_ERROR(kernels::GatherBlockQueries(gather, stream.get()));
 
   int at = 0;
-  const auto list = [&](int i) {
-    return kernels::ChosenRows{begins_[i].data(), stretches_, heads_[i].data()};
-  };
-  RETURN_IF_CUDA_ERROR(kernels::StartBlockPrune(layout, shape_.kv_heads, list(at), stream.get()));
+  RETURN_IF_CUDA_ERROR(kernels::StartBlockPrune(layout, shape_.kv_heads, lists_[at], stream.get()));
   kernels::BlockPruneParams prune;
   prune.layout = layout;
-  prune.right = right_.data();
+  prune.right = right_;
   prune.left = gather.left;
   prune.queries = kernels::BlockQueries(config_.block_q, config_.stride_q, shape_.group());
   prune.kv_heads = shape_.kv_heads;
@@ -153,17 +134,17 @@ absl::Status CudaSparseAttention::Choose(Layer layer, const kernels::Bf16* q,
   prune.kv = kv;
   if (chunk_indexed) prune.table = Table();
   prune.max_rows = layout.zone_rows(layout.blocks() - 1);
-  prune.scores = scores_.data();
+  prune.scores = scores_;
   for (const SparseStage& stage : SparseStages(config_.rows)) {
     if (prune.max_rows <= stage.survivors) continue;  // all of every block goes on
-    prune.in = list(at);
-    prune.out = list(at = 1 - at);
+    prune.in = lists_[at];
+    prune.out = lists_[at = 1 - at];
     prune.chunk = stage.chunk;
     prune.wanted = stage.survivors;
     RETURN_IF_CUDA_ERROR(kernels::BlockPrune(prune, stream.get()));
     prune.max_rows = stage.survivors;
   }
-  *chosen = list(at);
+  *chosen = lists_[at];
   return absl::OkStatus();
 }
 

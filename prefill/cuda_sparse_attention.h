@@ -3,6 +3,7 @@
 // Math:   that of sparse_attention.h, on K, V and queries rounded to bf16; keys that are turned are
 //         rounded again. Rows are the CPU's but for ties within that rounding.
 // Errors: Check: Unimplemented a shape or kind that no kernel has (names it). Later: what CUDA says.
+// Ownership: of its memory.
 // Threads: one caller; enqueues on the stream it is given, of which one at a time.
 // Cost:   of a block and KV head the keys of kernels/select/block_prune and the attention of
 //         kernels/attention/block_sparse_attention. Memory: Bytes(): scores of tokens / 256 chunks for
@@ -13,7 +14,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/cuda/buffer.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/stream.h"
 #include "kernels/block_layout.h"
 #include "kernels/kv_view.h"
@@ -37,23 +38,23 @@ class CudaSparseAttention {
                       Position first, int64_t n, kernels::Bf16* out, const cuda::Stream& stream);
 
  private:
-  struct Sizes;
+  // Lays its memory out.
   CudaSparseAttention(const AttentionConfig& config, const model::ModelConfig& model,
-                      int64_t tokens);
+                      int64_t tokens, int64_t chunk, cuda::DeviceArena& arena);
   absl::Status Choose(Layer layer, const kernels::Bf16* q, const kernels::KvView& kv,
                       const kernels::BlockLayout& layout, const cuda::Stream& stream,
                       kernels::ChosenRows* chosen);
-  kernels::TurnTable Table() const { return {angles_.data(), positions_}; }
+  kernels::TurnTable Table() const { return {angles_, positions_}; }
 
   const AttentionConfig config_;
   const AttentionShape shape_;
   const int64_t positions_;  // of the table; 0: keys stand where they are
   const int64_t stretches_;  // that a unit may have
-  cuda::DeviceBuffer<float> angles_;
-  cuda::DeviceBuffer<uint16_t> right_, left_;
-  cuda::DeviceBuffer<uint32_t> scores_;
-  cuda::DeviceBuffer<int32_t> begins_[2];
-  cuda::DeviceBuffer<kernels::ChosenRowsHead> heads_[2];
+  cuda::DeviceArena arena_;
+  float* angles_ = nullptr;
+  kernels::Bf16 *right_ = nullptr, *left_ = nullptr;
+  uint32_t* scores_ = nullptr;
+  kernels::ChosenRows lists_[2];
 };
 
 }  // namespace carrel::prefill

@@ -14,7 +14,6 @@
 namespace carrel::prefill {
 namespace {
 
-using cuda::DeviceBuffer;
 using cuda::PinnedBuffer;
 
 constexpr int64_t kMaxHeadDim = 128;
@@ -56,25 +55,20 @@ struct CudaSummaries::Inputs {
   uint16_t queries[kernels::kMaxClusterQueries * kMaxHeadDim];
 };
 
-int64_t CudaSummaries::DeviceBytes(int64_t tokens) {
-  return 2 * 2 * BufferElements(tokens) + kBatchClusters * (2 * kMaxHeadDim + 4) +
-         kBatchSegments * kMaxStride + static_cast<int64_t>(sizeof(Inputs));
-}
+CudaSummaries::CudaSummaries(int64_t tokens, cuda::DeviceArena& arena)
+    : tokens_(tokens),
+      keys_(arena.Take<uint16_t>(BufferElements(tokens))),
+      x_(arena.Take<uint16_t>(BufferElements(tokens))),
+      means_(arena.Take<uint16_t>(kBatchClusters * kMaxHeadDim)),
+      bias_(arena.Take<float>(kBatchClusters)),
+      segments_(arena.Take<uint8_t>(kBatchSegments * kMaxStride)),
+      inputs_(arena.Take<Inputs>(1)) {}
 
-absl::StatusOr<CudaSummaries> CudaSummaries::Create(int64_t tokens) {
-  CudaSummaries s;
-  s.tokens_ = tokens;
-  const int64_t segments = kBatchSegments * kMaxStride;
-  ASSIGN_OR_RETURN(s.keys_, DeviceBuffer<uint16_t>::Create(BufferElements(tokens)));
-  ASSIGN_OR_RETURN(s.x_, DeviceBuffer<uint16_t>::Create(BufferElements(tokens)));
-  ASSIGN_OR_RETURN(s.means_, DeviceBuffer<uint16_t>::Create(kBatchClusters * kMaxHeadDim));
-  ASSIGN_OR_RETURN(s.bias_, DeviceBuffer<float>::Create(kBatchClusters));
-  ASSIGN_OR_RETURN(s.segments_, DeviceBuffer<uint8_t>::Create(segments));
-  ASSIGN_OR_RETURN(s.inputs_, DeviceBuffer<Inputs>::Create(1));
-  ASSIGN_OR_RETURN(s.host_inputs_, PinnedBuffer<Inputs>::Create(1));
-  ASSIGN_OR_RETURN(s.sums_, PinnedBuffer<float>::Create(Batches(tokens) * kSumParts * kMaxHeadDim));
-  ASSIGN_OR_RETURN(s.host_segments_, PinnedBuffer<uint8_t>::Create(segments));
-  return s;
+absl::Status CudaSummaries::Allocate() {
+  ASSIGN_OR_RETURN(host_inputs_, PinnedBuffer<Inputs>::Create(1));
+  ASSIGN_OR_RETURN(sums_, PinnedBuffer<float>::Create(Batches(tokens_) * kSumParts * kMaxHeadDim));
+  ASSIGN_OR_RETURN(host_segments_, PinnedBuffer<uint8_t>::Create(kBatchSegments * kMaxStride));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<float>> CudaSummaries::MeanOf(const kvstore::Rows& keys,
@@ -83,9 +77,9 @@ absl::StatusOr<std::vector<float>> CudaSummaries::MeanOf(const kvstore::Rows& ke
   const int64_t d = keys.head_dim(), parts = Batches(keys.count()) * kSumParts;
   for (int64_t first = 0; first < keys.count(); first += kBatchRows) {
     const int64_t rows = std::min(kBatchRows, keys.count() - first);
-    RETURN_IF_ERROR(CopyRows(keys, first, rows, keys_.data(), stream));
+    RETURN_IF_ERROR(CopyRows(keys, first, rows, keys_, stream));
     RETURN_IF_CUDA_ERROR(
-        kernels::RowSum({.x = keys_.data(),
+        kernels::RowSum({.x = keys_,
                          .kv_heads = 1,
                          .rows = rows,
                          .row_stride = rows,
@@ -125,8 +119,8 @@ absl::Status CudaSummaries::PutInputs(const kvstore::SummaryPlan& plan,
   for (int64_t j = 0; j < count; ++j) {
     inputs.weights[j] = squares > 0 ? static_cast<float>(halves[j] / squares) : 0.0f;
   }
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(inputs_.data(), &inputs, sizeof(inputs),
-                                       cudaMemcpyHostToDevice, stream.get()));
+  RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(inputs_, &inputs, sizeof(inputs), cudaMemcpyHostToDevice, stream.get()));
   return absl::OkStatus();
 }
 
@@ -138,10 +132,10 @@ absl::Status CudaSummaries::EnqueueSegments(const kvstore::SummaryPlan& plan,
   const int64_t d = keys.head_dim();
   const RowRange range{layout.RowsOf(first).begin, layout.RowsOf(end - 1).end};
   const bool keys_are_there = keys.count() <= kBatchRows;  // since their mean was taken
-  const Inputs* const inputs = inputs_.data();
+  const Inputs* const inputs = inputs_;
   kernels::ClusterRowsParams params;
-  params.keys = keys_.data() + (keys_are_there ? range.begin * d : 0);
-  params.values = x_.data();
+  params.keys = keys_ + (keys_are_there ? range.begin * d : 0);
+  params.values = x_;
   params.centre = inputs->centre;
   params.transform = plan.transform.empty() ? nullptr : inputs->transform;
   params.queries = inputs->queries;
@@ -151,14 +145,14 @@ absl::Status CudaSummaries::EnqueueSegments(const kvstore::SummaryPlan& plan,
   params.segment_rows = layout.segment_rows();
   params.cluster_rows = layout.cluster_rows();
   params.query_count = static_cast<int64_t>(plan.queries.size()) / d;
-  params.x = x_.data();
-  params.means = means_.data();
-  params.bias = bias_.data();
-  params.segments = segments_.data();
+  params.x = x_;
+  params.means = means_;
+  params.bias = bias_;
+  params.segments = segments_;
   params.segment_stride = Stride(layout.max_clusters(), d, layout.segment_rows());
   const cudaStream_t s = stream.get();
   if (!keys_are_there) {
-    RETURN_IF_ERROR(CopyRows(keys, range.begin, range.rows(), keys_.data(), stream));
+    RETURN_IF_ERROR(CopyRows(keys, range.begin, range.rows(), keys_, stream));
   }
   RETURN_IF_CUDA_ERROR(kernels::CentreRows(params, s));
   RETURN_IF_CUDA_ERROR(kernels::StartMeans(params, s));
@@ -166,9 +160,9 @@ absl::Status CudaSummaries::EnqueueSegments(const kvstore::SummaryPlan& plan,
     if (step > 0) RETURN_IF_CUDA_ERROR(kernels::UpdateMeans(params, s));
     RETURN_IF_CUDA_ERROR(kernels::AssignRows(params, s));
   }
-  RETURN_IF_ERROR(CopyRows(values, range.begin, range.rows(), x_.data(), stream));
+  RETURN_IF_ERROR(CopyRows(values, range.begin, range.rows(), x_, stream));
   RETURN_IF_CUDA_ERROR(kernels::DescribeClusters(params, s));
-  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_segments_.data(), segments_.data(),
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_segments_.data(), segments_,
                                        static_cast<size_t>((end - first) * params.segment_stride),
                                        cudaMemcpyDeviceToHost, s));
   return absl::OkStatus();

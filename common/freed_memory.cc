@@ -1,5 +1,6 @@
 #include "common/freed_memory.h"
 
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@ void UseFewHeaps() {
 
 void StartWithoutThreadCaches() {
 #if defined(__GLIBC__)
+  if (getauxval(AT_SECURE) != 0) return;  // a new program would not see what is set here
   constexpr char kName[] = "GLIBC_TUNABLES", kCount[] = "glibc.malloc.tcache_count";
   const char* const set = std::getenv(kName);
   std::string tunables = set == nullptr ? "" : set;

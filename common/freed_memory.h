@@ -19,13 +19,6 @@ void KeepFreedMemory();
 // space, used or not. For a process whose address space is limited; before there are threads.
 void UseFewHeaps();
 
-// Threads of this process keep no freed memory of their own: glibc's caches, up to 200 KB each, hold on
-// to pages that nobody can give back. Starts the program anew in its place, once, with GLIBC_TUNABLES
-// that say so; returns where they say something of it already, or where it cannot be done. Before
-// there are threads, open files or output. Not where the program has capabilities of its own (AT_SECURE):
-// the C library would take the tunables away again.
-void StartWithoutThreadCaches();
-
 // Gives what is free in the heap back to the kernel: at once if it is much, and when nobody needed it
 // for a while. For a server after a burst. Threads: one.
 class FreedMemory {

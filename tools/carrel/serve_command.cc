@@ -101,18 +101,8 @@ void ReadAgain(const ServeFlags& flags, kvstore::AuditLog* audit, kvstore::Engin
   if (flags.server.access != nullptr) flags.server.access->Reload().IgnoreError();  // it logs
 }
 
-// So that what a burst took goes back, and a limit of the address space suffices.
-void PrepareHeap() {
-  StartWithoutThreadCaches();
-  rlimit address_space{};
-  if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
-    UseFewHeaps();
-  }
-}
-
 absl::Status RunServe(ServeFlags& flags) {
   if (flags.folder.empty()) return absl::InvalidArgumentError("serve: --store is required");
-  PrepareHeap();
   RETURN_IF_ERROR(SetUpLog(flags.observe.log));
   if (flags.memory_mib < 0 || flags.memory_mib > (int64_t{1} << 30)) {
     return absl::InvalidArgumentError(
@@ -134,6 +124,10 @@ absl::Status RunServe(ServeFlags& flags) {
   }
   flags.engine.scrub_bytes_per_s = flags.scrub_mib << 20;
   ASSIGN_OR_RETURN(flags.engine.import_age_s, SecondsToKeepImports(flags.keep_imports));
+  rlimit address_space{};
+  if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
+    UseFewHeaps();
+  }
   WakeSoon();  // of all that is started from here on
   ASSIGN_OR_RETURN(const SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::AuditLog> audit,

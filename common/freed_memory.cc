@@ -17,6 +17,13 @@ void KeepFreedMemory() {
 #endif
 }
 
+void ReturnFreedMemory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+#endif
+}
+
 void UseFewHeaps() {
 #if defined(__GLIBC__)
   mallopt(M_ARENA_MAX, 2);

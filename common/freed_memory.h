@@ -15,6 +15,12 @@ namespace carrel {
 // process then holds the most that it ever used at once.
 void KeepFreedMemory();
 
+// Pieces of 1 MB and more go back to the kernel when they are freed, and so does what is free at the
+// end of a heap once it is 1 MB. By default both bounds grow with the largest piece that was ever
+// freed, to 32 and 64 MB after one large request, and what is free at the end of a thread's heap
+// (not the first) is never given back by malloc_trim. For a server; before there are threads.
+void ReturnFreedMemory();
+
 // Two heaps for all threads, where each thread would soon have one: a heap takes 64 MB of address
 // space, used or not. For a process whose address space is limited; before there are threads.
 void UseFewHeaps();

@@ -124,6 +124,7 @@ absl::Status RunServe(ServeFlags& flags) {
   }
   flags.engine.scrub_bytes_per_s = flags.scrub_mib << 20;
   ASSIGN_OR_RETURN(flags.engine.import_age_s, SecondsToKeepImports(flags.keep_imports));
+  ReturnFreedMemory();
   rlimit address_space{};
   if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
     UseFewHeaps();

@@ -101,6 +101,14 @@ void ReadAgain(const ServeFlags& flags, kvstore::AuditLog* audit, kvstore::Engin
   if (flags.server.access != nullptr) flags.server.access->Reload().IgnoreError();  // it logs
 }
 
+void BoundHeaps() {
+  ReturnFreedMemory();
+  rlimit address_space{};
+  if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
+    UseFewHeaps();
+  }
+}
+
 absl::Status RunServe(ServeFlags& flags) {
   if (flags.folder.empty()) return absl::InvalidArgumentError("serve: --store is required");
   RETURN_IF_ERROR(SetUpLog(flags.observe.log));
@@ -124,11 +132,7 @@ absl::Status RunServe(ServeFlags& flags) {
   }
   flags.engine.scrub_bytes_per_s = flags.scrub_mib << 20;
   ASSIGN_OR_RETURN(flags.engine.import_age_s, SecondsToKeepImports(flags.keep_imports));
-  ReturnFreedMemory();
-  rlimit address_space{};
-  if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
-    UseFewHeaps();
-  }
+  BoundHeaps();
   WakeSoon();  // of all that is started from here on
   ASSIGN_OR_RETURN(const SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::AuditLog> audit,

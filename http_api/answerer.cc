@@ -139,6 +139,7 @@ class OneThread final : public Answerer {
   // Begins answers as long as there is room, and waits where there is nothing else to do. False: it ends.
   bool Admit() {
     for (;;) {
+      if (no_room_) return !stopping_;
       AnswerJob job;
       {
         absl::MutexLock lock(&mu_);
@@ -158,9 +159,24 @@ class OneThread final : public Answerer {
         read_.push_back(job.context);
       }
       answering_.emplace_back(std::move(job));
-      const absl::Status begun = Begin(answering_.back());
-      if (!begun.ok()) Finish(std::prev(answering_.end()), begun);
+      Answering& one = answering_.back();
+      const absl::Status begun = Begin(one);
+      if (begun.ok()) continue;
+      // What it lacks may be there when one of the others has ended.
+      no_room_ = absl::IsResourceExhausted(begun) && one.open == nullptr && answering_.size() > 1;
+      if (no_room_) {
+        PutBack(one.job);
+        answering_.pop_back();
+      } else {
+        Finish(std::prev(answering_.end()), begun);
+      }
     }
+  }
+
+  void PutBack(AnswerJob& job) {
+    absl::MutexLock lock(&mu_);
+    read_.erase(std::find(read_.begin(), read_.end(), job.context));
+    jobs_.push_front(std::move(job));
   }
 
   // A block of one prompt, in turn, and a token of every other answer.
@@ -221,6 +237,7 @@ class OneThread final : public Answerer {
 
   // Lets go of its decoder, and then tells how it ended: who hears of it may delete the context.
   void Finish(std::list<Answering>::iterator one, const absl::Status& status) {
+    no_room_ = false;
     const absl::StatusOr<AnswerJob::Done> done = ResultOf(*one, status);
     if (one->open != nullptr) Release(*one, done.status());
     {
@@ -280,13 +297,17 @@ class OneThread final : public Answerer {
                                  .config = config_.retrieval,
                                  .device = config_.device};
     spec.config.content_id = job.content_id;
-    ASSIGN_OR_RETURN(std::unique_ptr<library::OpenDecoder> decoder,
-                     library::OpenDecoder::Create(std::move(spec), model_, store_));
+    absl::StatusOr<std::unique_ptr<library::OpenDecoder>> decoder =
+        library::OpenDecoder::Create(spec, model_, store_);
+    while (absl::IsResourceExhausted(decoder.status()) && CloseIdlest()) {
+      decoder = library::OpenDecoder::Create(spec, model_, store_);
+    }
+    RETURN_IF_ERROR(decoder.status());
     absl::MutexLock lock(&mu_);
     Open& open = open_.emplace_front();
     open.context = job.context;
     open.content_id = job.content_id;
-    open.decoder = std::move(decoder);
+    open.decoder = *std::move(decoder);
     open.busy = true;
     return &open;
   }
@@ -327,6 +348,20 @@ class OneThread final : public Answerer {
     }
     MoveIdle([&](const Open& open) { return kept_open.count(open.context) == 0; }, closed);
     return nullptr;
+  }
+
+  // The decoder that waits for the longest makes room. False: none waits.
+  bool CloseIdlest() {
+    std::list<Open> closed;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto idlest =
+          std::find_if(open_.rbegin(), open_.rend(), [](const Open& open) { return !open.busy; });
+      if (idlest == open_.rend()) return false;
+      closed.splice(closed.end(), open_, std::prev(idlest.base()));
+    }
+    Keep(closed.front());
+    return true;
   }
 
   template <class Which>
@@ -395,6 +430,7 @@ class OneThread final : public Answerer {
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
   std::list<Answering> answering_;  // the thread's
+  bool no_room_ = false;            // the thread's: for one more, until one of these ends
   mutable absl::Mutex mu_;
   std::list<Open> open_ ABSL_GUARDED_BY(mu_);           // the one used last is first
   std::vector<std::string> read_ ABSL_GUARDED_BY(mu_);  // contexts of answers on their way

@@ -10,7 +10,6 @@
 #include "kernels/layer/gather_rows/gather_rows_cuda.h"
 #include "kernels/layer/half_convert/half_convert.h"
 #include "kernels/layer/rms_norm/rms_norm_cuda.h"
-#include "kernels/layer/rope/rope_cuda.h"
 #include "kernels/layer/silu_mul/silu_mul_cuda.h"
 
 namespace carrel::model {
@@ -43,8 +42,8 @@ ScratchSizes Sizes(const ModelConfig& config, int64_t n) {
 
 }  // namespace
 
-int64_t CudaBackend::Bytes(const ModelConfig& config, int64_t block_tokens) {
-  return CudaWeights::Bytes(config) + Sizes(config, block_tokens).total();
+int64_t CudaBackend::ScratchBytes(const ModelConfig& config, int64_t block_tokens) {
+  return Sizes(config, block_tokens).total();
 }
 
 absl::Status CudaBackend::Check(const ModelConfig& config) {
@@ -73,18 +72,26 @@ absl::Status CudaBackend::Check(const ModelConfig& config) {
   return absl::OkStatus();
 }
 
-CudaBackend::CudaBackend(const ModelConfig& config, CudaWeights weights, int64_t block_tokens,
-                         Rope rope)
+CudaBackend::CudaBackend(const ModelConfig& config, std::shared_ptr<const CudaWeights> weights,
+                         int64_t block_tokens, Rope rope)
     : config_(config), weights_(std::move(weights)), block_tokens_(block_tokens), rope_(rope) {}
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
-    const ModelConfig& config, std::shared_ptr<const Weights> weights, int64_t block_tokens,
-    ThreadPool* pool, const Adapter* adapter, Rope rope) {
-  CARREL_CHECK(weights != nullptr && block_tokens > 0);
+    const ModelConfig& config, const std::shared_ptr<const Weights>& weights, int64_t block_tokens,
+    ThreadPool* pool, const std::shared_ptr<const Adapter>& adapter, Rope rope) {
+  CARREL_CHECK(weights != nullptr);
   RETURN_IF_ERROR(Check(config));
-  ASSIGN_OR_RETURN(CudaWeights on_device, CudaWeights::Load(config, *weights, pool, adapter));
+  ASSIGN_OR_RETURN(std::shared_ptr<const CudaWeights> on_device,
+                   CudaWeights::Shared(config, weights, pool, adapter));
+  return Create(config, std::move(on_device), block_tokens, rope);
+}
+
+absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
+    const ModelConfig& config, std::shared_ptr<const CudaWeights> weights, int64_t block_tokens,
+    Rope rope) {
+  CARREL_CHECK(weights != nullptr && block_tokens > 0);
   std::unique_ptr<CudaBackend> backend(
-      new CudaBackend(config, std::move(on_device), block_tokens, rope));
+      new CudaBackend(config, std::move(weights), block_tokens, rope));
   ASSIGN_OR_RETURN(backend->stream_, cuda::Stream::Create());
   const ScratchSizes sizes = Sizes(config, block_tokens);
   ASSIGN_OR_RETURN(backend->scratch_, cuda::DeviceBuffer<uint8_t>::Create(sizes.total()));
@@ -101,7 +108,7 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
 
 absl::Status CudaBackend::Embed(const int32_t* ids, int64_t n, float* hidden) {
   RETURN_IF_CUDA_ERROR(kernels::GatherHalfRowsCuda(
-      weights_.embedding(), ids, n, config_.hidden_size, hidden, stream_.get(), weights_.type()));
+      weights_->embedding(), ids, n, config_.hidden_size, hidden, stream_.get(), weights_->type()));
   return absl::OkStatus();
 }
 
@@ -109,7 +116,7 @@ absl::Status CudaBackend::Norm(const float* hidden, int64_t n, const float* w) {
   CARREL_CHECK(n <= block_tokens_);
   RETURN_IF_CUDA_ERROR(kernels::RmsNormCuda(hidden, n, config_.hidden_size, w,
                                             static_cast<float>(config_.rms_norm_eps), normed_,
-                                            stream_.get(), weights_.type()));
+                                            stream_.get(), weights_->type()));
   return absl::OkStatus();
 }
 
@@ -124,7 +131,7 @@ absl::Status CudaBackend::Linear(const CudaMatrix& matrix, const void* x, int64_
   params.out = matrix.out;
   params.y = y;
   params.accumulate = accumulate;
-  params.type = weights_.type();
+  params.type = weights_->type();
   RETURN_IF_CUDA_ERROR(linear_->Run(params, stream_.get()));
   return absl::OkStatus();
 }
@@ -132,7 +139,7 @@ absl::Status CudaBackend::Linear(const CudaMatrix& matrix, const void* x, int64_
 absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t n,
                                  const CudaPlacement& placement, const float* drift, void* q,
                                  float* q_exact, bool query_only) {
-  const CudaLayerWeights& w = weights_.layer(layer);
+  const CudaLayerWeights& w = weights_->layer(layer);
   kernels::RopeCudaParams params;
   params.qkv = projected_;
   params.bias = matrix.bias;
@@ -153,6 +160,8 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
   if (!query_only) {
     params.first_row = placement.first_row;
     params.kv = placement.kv;
+    params.rows = placement.rows;
+    params.layer = layer.value();
     params.q_exact_rows = placement.q_exact_rows;
   }
   RETURN_IF_CUDA_ERROR(kernels::RopeCuda(params, stream_.get()));
@@ -161,7 +170,7 @@ absl::Status CudaBackend::Rotate(Layer layer, const CudaMatrix& matrix, int64_t 
 
 absl::Status CudaBackend::ProjectQkv(Layer layer, const float* hidden, int64_t n,
                                      const CudaPlacement& placement, void* q, float* q_exact) {
-  const CudaLayerWeights& w = weights_.layer(layer);
+  const CudaLayerWeights& w = weights_->layer(layer);
   RETURN_IF_ERROR(Norm(hidden, n, w.attention_norm));
   // The bias is added where the rest of a head's arithmetic is.
   CudaMatrix matrix = w.qkv;
@@ -173,7 +182,7 @@ absl::Status CudaBackend::ProjectQkv(Layer layer, const float* hidden, int64_t n
 absl::Status CudaBackend::ProjectQuery(Layer layer, const float* hidden, int64_t n,
                                        const CudaPlacement& placement, const float* drift, void* q,
                                        float* q_exact) {
-  const CudaLayerWeights& w = weights_.layer(layer);
+  const CudaLayerWeights& w = weights_->layer(layer);
   RETURN_IF_ERROR(Norm(hidden, n, w.attention_norm));
   CudaMatrix matrix = w.qkv;
   matrix.out = int64_t{config_.shape.q_heads} * config_.shape.head_dim;
@@ -183,8 +192,8 @@ absl::Status CudaBackend::ProjectQuery(Layer layer, const float* hidden, int64_t
 }
 
 absl::Status CudaBackend::FinishLayer(Layer layer, const void* attended, int64_t n, float* hidden) {
-  const CudaLayerWeights& w = weights_.layer(layer);
-  if (weights_.type() == kernels::HalfType::kF16) {
+  const CudaLayerWeights& w = weights_->layer(layer);
+  if (weights_->type() == kernels::HalfType::kF16) {
     RETURN_IF_CUDA_ERROR(kernels::Bf16ToF16Cuda(attended, n * w.o.in, gated_, stream_.get()));
     attended = gated_;
   }
@@ -192,13 +201,13 @@ absl::Status CudaBackend::FinishLayer(Layer layer, const void* attended, int64_t
   RETURN_IF_ERROR(Norm(hidden, n, w.mlp_norm));
   RETURN_IF_ERROR(Linear(w.gate_up, normed_, n, projected_, /*accumulate=*/false));
   RETURN_IF_CUDA_ERROR(kernels::SiluMulCuda(projected_, n, config_.intermediate_size, gated_,
-                                            stream_.get(), weights_.type()));
+                                            stream_.get(), weights_->type()));
   return Linear(w.down, gated_, n, hidden, /*accumulate=*/true);
 }
 
 absl::Status CudaBackend::Logits(const float* hidden, int64_t n, float* logits) {
-  RETURN_IF_ERROR(Norm(hidden, n, weights_.final_norm()));
-  return Linear(weights_.head(), normed_, n, logits, /*accumulate=*/false);
+  RETURN_IF_ERROR(Norm(hidden, n, weights_->final_norm()));
+  return Linear(weights_->head(), normed_, n, logits, /*accumulate=*/false);
 }
 
 }  // namespace carrel::model

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <list>
 #include <optional>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "common/cuda/pinned_ring.h"
 #include "common/cuda/status.h"
 #include "common/cuda/stream.h"
@@ -236,6 +239,87 @@ class CudaWeightsLoader {
   cuda::Stream stream_;
   cuda::PinnedRing* ring_ = nullptr;
 };
+
+namespace {
+
+// Weights that somebody holds. What they were made of is known by who owns it, not by its address, which
+// another may have later; of the config they have beside the checkpoint only how RoPE turns.
+class SharedWeights {
+ public:
+  static SharedWeights& OfProcess() {
+    static auto* const shared = new SharedWeights;
+    return *shared;
+  }
+
+  struct Key {
+    std::weak_ptr<const Weights> weights;
+    std::weak_ptr<const Adapter> adapter;
+    std::vector<float> inv_freq;
+    int device = 0;
+
+    bool operator==(const Key& other) const {
+      return Same(weights, other.weights) && Same(adapter, other.adapter) &&
+             inv_freq == other.inv_freq && device == other.device;
+    }
+    template <class T>
+    static bool Same(const std::weak_ptr<T>& a, const std::weak_ptr<T>& b) {
+      return !a.owner_before(b) && !b.owner_before(a);
+    }
+  };
+
+  absl::Mutex mu;
+
+  std::shared_ptr<const CudaWeights> Find(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    for (const auto& [of, held] : held_) {
+      if (std::shared_ptr<const CudaWeights> found = held.lock(); found != nullptr && of == key)
+        return found;
+    }
+    return nullptr;
+  }
+  void Add(Key key, const std::shared_ptr<const CudaWeights>& weights)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    held_.remove_if([](const auto& one) { return one.second.expired(); });
+    held_.emplace_back(std::move(key), weights);
+  }
+
+ private:
+  std::list<std::pair<Key, std::weak_ptr<const CudaWeights>>> held_ ABSL_GUARDED_BY(mu);
+};
+
+SharedWeights::Key KeyOf(const ModelConfig& config, const std::shared_ptr<const Weights>& weights,
+                         const std::shared_ptr<const Adapter>& adapter, int device) {
+  return {weights, adapter, RopeInvFreq(config.rope, config.shape.head_dim), device};
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const CudaWeights>> CudaWeights::Shared(
+    const ModelConfig& config, const std::shared_ptr<const Weights>& weights, ThreadPool* pool,
+    const std::shared_ptr<const Adapter>& adapter) {
+  int device = 0;
+  RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
+  SharedWeights::Key key = KeyOf(config, weights, adapter, device);
+  SharedWeights& shared = SharedWeights::OfProcess();
+  absl::MutexLock lock(&shared.mu);
+  std::shared_ptr<const CudaWeights> found = shared.Find(key);
+  if (found != nullptr) return found;
+  ASSIGN_OR_RETURN(CudaWeights loaded, Load(config, *weights, pool, adapter.get()));
+  loaded.reserved_ = GpuReservation(Bytes(config));
+  found = std::make_shared<const CudaWeights>(std::move(loaded));
+  shared.Add(std::move(key), found);
+  return found;
+}
+
+int64_t CudaWeights::SharedBytes(const ModelConfig& config,
+                                 const std::shared_ptr<const Weights>& weights,
+                                 const std::shared_ptr<const Adapter>& adapter) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return Bytes(config);
+  SharedWeights& shared = SharedWeights::OfProcess();
+  absl::MutexLock lock(&shared.mu);
+  const bool held = shared.Find(KeyOf(config, weights, adapter, device)) != nullptr;
+  return held ? 0 : Bytes(config);
+}
 
 int64_t CudaWeights::Bytes(const ModelConfig& config) { return CudaWeightsLoader(config).Count(); }
 

@@ -5,8 +5,9 @@
 //            GGUF file are widened in host memory first, and rounded to bf16. What an adapter adds
 //            is summed in float with the weight, and rounded once.
 // Errors:    ResourceExhausted device memory; what CUDA says.
-// Ownership: one allocation; the mapped checkpoint is not needed after Load.
-// Threads:   immutable.
+// Ownership: one allocation; the mapped checkpoint is not needed after Load. Shared: all who ask for the
+//            same checkpoint on the same device hold the same, which goes with the last of them.
+// Threads:   immutable; Shared: any. Who asks for what is being loaded waits for it.
 // Cost:      Load reads every weight once, through pinned memory; the pool shares the copying.
 #pragma once
 
@@ -18,6 +19,7 @@
 #include "common/thread_pool.h"
 #include "kernels/half_type.h"
 #include "model/config.h"
+#include "model/device.h"
 
 namespace carrel::model {
 
@@ -43,6 +45,14 @@ class CudaWeights {
  public:
   // Device bytes of a model, known from its config alone.
   static int64_t Bytes(const ModelConfig& config);
+  // Loaded if nobody holds them. The adapter may be null.
+  static absl::StatusOr<std::shared_ptr<const CudaWeights>> Shared(
+      const ModelConfig& config, const std::shared_ptr<const Weights>& weights, ThreadPool* pool,
+      const std::shared_ptr<const Adapter>& adapter);
+  // What Shared would take now: Bytes, or nothing.
+  static int64_t SharedBytes(const ModelConfig& config,
+                             const std::shared_ptr<const Weights>& weights,
+                             const std::shared_ptr<const Adapter>& adapter);
   static absl::StatusOr<CudaWeights> Load(const ModelConfig& config, const Weights& weights,
                                           ThreadPool* pool, const Adapter* adapter = nullptr);
 
@@ -58,6 +68,7 @@ class CudaWeights {
   CudaWeights() = default;
 
   cuda::DeviceBuffer<uint8_t> memory_;
+  GpuReservation reserved_;
   kernels::HalfType type_ = kernels::HalfType::kBf16;
   const void* embedding_ = nullptr;
   CudaMatrix head_;

@@ -1,8 +1,15 @@
 #include "model/device.h"
 
+#include <atomic>
+
 #include "absl/strings/str_cat.h"
 
 namespace carrel::model {
+namespace {
+
+std::atomic<int64_t> reserved{0};
+
+}  // namespace
 
 absl::StatusOr<Device> ParseDevice(absl::string_view name) {
   if (name == "cpu") return Device::kCpu;
@@ -15,6 +22,10 @@ absl::Status CheckGpuMemory(int64_t needed, int64_t bound) {
   return absl::ResourceExhaustedError(
       absl::StrCat("gpu_memory=", bound, " is too little: ", needed, " bytes are needed"));
 }
+
+GpuReservation::GpuReservation(int64_t bytes) : bytes_(bytes) { reserved += bytes; }
+GpuReservation::~GpuReservation() { reserved -= bytes_; }
+int64_t GpuReservation::all() { return reserved; }
 
 absl::Status BuiltWithoutCuda() {
   return absl::FailedPreconditionError(

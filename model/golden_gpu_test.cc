@@ -60,7 +60,7 @@ void Forward(const TestModel& model, const std::vector<int32_t>& tokens, int64_t
   const int64_t n = static_cast<int64_t>(tokens.size()), d = shape.head_dim;
   const int64_t width = shape.q_heads * d, rows = shape.kv_heads * n * d;
   ThreadPool pool(1);
-  auto backend = CudaBackend::Create(config, model.weights, block, &pool, model.adapter.get());
+  auto backend = CudaBackend::Create(config, model.weights, block, &pool, model.adapter);
   CARREL_ASSERT_OK(backend);
   auto ids = cuda::DeviceBuffer<int32_t>::Create(n);
   auto hidden = cuda::DeviceBuffer<float>::Create(n * config.hidden_size);

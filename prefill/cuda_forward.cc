@@ -70,7 +70,7 @@ class CudaForward final : public LayerForward {
     if (sparse()) RETURN_IF_ERROR(CudaSparseAttention::Check(attends_, config_.shape));
     RETURN_IF_ERROR(model::CheckGpuMemory(device_bytes() + bytes_beside, gpu_memory));
     ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, sizes_.chunk, pool,
-                                                   checkpoint.adapter.get(), attends_.rope));
+                                                   checkpoint.adapter, attends_.rope));
     if (sparse()) {
       ASSIGN_OR_RETURN(sparse_,
                        CudaSparseAttention::Create(attends_, config_, tokens_, sizes_.chunk));

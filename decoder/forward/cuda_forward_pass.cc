@@ -2,6 +2,7 @@
 // host, as graphs that end where it does; the window is attended meanwhile, and the answer comes into
 // the next graph. Blocks of a prompt take the same way without graphs.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -13,7 +14,9 @@
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/client/context_rows.h"
+#include "decoder/forward/attention_together.h"
 #include "decoder/forward/cuda_repositioned_pass.h"
+#include "decoder/forward/cuda_together.h"
 #include "decoder/forward/forward_pass.h"
 #include "decoder/forward/query_drift.h"
 #include "decoder/select/row_selector.h"
@@ -126,6 +129,7 @@ class CudaForwardPass final : public ForwardPass {
 
   int64_t max_tokens() const override { return shape_.block; }
   absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override;
+  void RunTogether(absl::Span<PassToken> tokens) override;
   absl::Status Logits(int64_t count, float* logits) override;
   absl::StatusOr<TokenId> Greedy() override;
   void set_reading_prompt(bool reading) override {
@@ -133,6 +137,7 @@ class CudaForwardPass final : public ForwardPass {
     reading_prompt_ = reading;
     generated_ = 0;
   }
+  void set_wanted(std::function<bool()> wanted) override { wanted_ = std::move(wanted); }
   void StartSequence() override {
     zone_->Cancel();
     new_rows_ = 0;
@@ -170,6 +175,12 @@ class CudaForwardPass final : public ForwardPass {
   absl::Status FinishLayer(Layer layer, int64_t n, int64_t phase);
   absl::Status End(int64_t n, int64_t phase);
 
+  // So few that each has the bits that it has alone.
+  void RunAlike(absl::Span<PassToken* const> tokens);
+  absl::StatusOr<CudaTogether::Member> AsMember(PassToken& one);
+  void Passed(int64_t n);
+
+  // And that somebody wants what comes of them.
   absl::Status CheckTokens(absl::Span<const TokenId> tokens) const;
   absl::Status CopyFloats(float* to, const float* from, int64_t count);
   absl::Status CopyOnDevice(void* to, const void* from, int64_t bytes);
@@ -190,12 +201,23 @@ class CudaForwardPass final : public ForwardPass {
   std::vector<Graph> project_, attend_;  // [layers]
   Graph end_;
   std::vector<Graph> token_;  // [phases of the zone]
-  int64_t bytes_ = 0;         // of the device, planned
+  int64_t bytes_ = 0;         // of the device, planned; weights, which others may hold, too
+  model::GpuReservation reserved_;
 
+  std::function<bool()> wanted_;
   int64_t new_rows_ = 0;  // prompted and generated so far
   bool reading_prompt_ = false;
   int64_t generated_ = 0;  // since the prompt
   int64_t n_ = 0;          // tokens of the last Run
+
+  const int64_t id_ = ++made_;
+  static inline std::atomic<int64_t> made_{0};
+  std::shared_ptr<CudaTogether> together_;  // null: it always ran alone
+  // Where the last Run was one with others: the step, and which of its members this was.
+  struct Taken {
+    int64_t step = 0, member = 0;
+  };
+  std::optional<Taken> taken_;
 };
 
 absl::Status CudaForwardPass::Allocate() {
@@ -227,13 +249,20 @@ absl::Status CudaForwardPass::Prepare(const model::Checkpoint& checkpoint,
   }
   ASSIGN_OR_RETURN(zone_, MakeCudaZone(context, &statistics_));
   ASSIGN_OR_RETURN(const int64_t zone_bytes, zone_->Bytes());
+  ASSIGN_OR_RETURN(const int64_t shareable, zone_->ShareableBytes());
   plan_ = cuda::DeviceArena();
   Memory(shape_, predicted_tokens(), plan_);
-  bytes_ = CudaBackend::Bytes(config_, shape_.block) + CudaWindow::Bytes(heads, shape_.capacity) +
-           plan_.bytes() + zone_bytes;
-  RETURN_IF_ERROR(model::CheckGpuMemory(bytes_, context.device.gpu_memory));
+  const int64_t own = CudaBackend::ScratchBytes(config_, shape_.block) +
+                      CudaWindow::Bytes(heads, shape_.capacity) + plan_.bytes() + zone_bytes;
+  bytes_ = model::CudaWeights::Bytes(config_) + own;
+  const int64_t weights =
+      model::CudaWeights::SharedBytes(config_, checkpoint.weights, checkpoint.adapter);
+  const int64_t held = zone_->shareable_held() ? shareable : 0;
+  RETURN_IF_ERROR(model::CheckGpuMemory(model::GpuReservation::all() + weights + own - held,
+                                        context.device.gpu_memory));
+  reserved_ = model::GpuReservation(own - shareable);
   ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, shape_.block,
-                                                 context.pool, checkpoint.adapter.get()));
+                                                 context.pool, checkpoint.adapter));
   RETURN_IF_ERROR(Allocate());
   if (client_ != nullptr) {
     RETURN_IF_ERROR(Annotate(LoadContextRows(context), "reading rows of the context"));
@@ -446,6 +475,7 @@ absl::Status CudaForwardPass::End(int64_t n, int64_t phase) {
 }
 
 absl::Status CudaForwardPass::CheckTokens(absl::Span<const TokenId> tokens) const {
+  if (wanted_ && !wanted_()) return NotWanted();
   for (TokenId token : tokens) {
     if (token >= 0 && token < config_.vocab_size) continue;
     return absl::InvalidArgumentError(absl::StrCat(
@@ -469,6 +499,7 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
   host_step_.data()[kWindowRows] = static_cast<int32_t>(shape_.context_rows + new_rows_ + n);
   std::copy(tokens.begin(), tokens.end(), host_step_.data() + kFirstId);
   n_ = n;
+  taken_.reset();
   if (new_rows_ == 0 && predicted_tokens() > 0) RETURN_IF_ERROR(ResetDrift());
   if (n == 1 && !zone_->asks_host()) {
     const int64_t phase = zone_->PhaseOf(reading_prompt_ ? kPromptStep : generated_);
@@ -479,18 +510,99 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
       RETURN_IF_ERROR(n == 1 ? project_[layer.value()].Launch(stream) : Project(layer, n, 0));
       RETURN_IF_ERROR(zone_->QueriesEnqueued(stream));
       RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream) : AttendWindow(layer, n));
+      RETURN_IF_ERROR(zone_->Ask(layer, n));
       RETURN_IF_ERROR(zone_->Answer(layer, n, stream));
     }
     RETURN_IF_ERROR(n == 1 ? end_.Launch(stream) : End(n, 0));
   }
+  Passed(n);
+  return absl::OkStatus();
+}
+
+void CudaForwardPass::Passed(int64_t n) {
   zone_->Count(n, statistics_);
   new_rows_ += n;
   if (!reading_prompt_) generated_ += n;
-  return absl::OkStatus();
+}
+
+// What is asked ahead is each sequence's own: such sequences go one by one.
+void CudaForwardPass::RunTogether(absl::Span<PassToken> tokens) {
+  std::vector<PassToken*> alike;
+  for (PassToken& one : tokens) {
+    if (static_cast<CudaForwardPass*>(one.pass)->predicted_tokens() == 0) {
+      alike.push_back(&one);
+    } else {
+      one.status = one.pass->Run({&one.token, 1}, one.position);
+    }
+  }
+  constexpr auto kMost = static_cast<size_t>(CudaTogether::kMembers);
+  for (size_t begin = 0; begin < alike.size(); begin += kMost) {
+    RunAlike(absl::MakeSpan(alike).subspan(begin, kMost));
+  }
+}
+
+void CudaForwardPass::RunAlike(absl::Span<PassToken* const> tokens) {
+  if (tokens.size() > 1 && together_ == nullptr) {
+    absl::StatusOr<std::shared_ptr<CudaTogether>> together =
+        CudaTogether::Of(config_, backend_->weights());
+    if (together.ok()) together_ = *std::move(together);
+  }
+  if (tokens.size() == 1 || together_ == nullptr) {  // without room for it each goes alone
+    for (PassToken* one : tokens) one->status = one->pass->Run({&one->token, 1}, one->position);
+    return;
+  }
+  std::vector<PassToken*> those;
+  std::vector<CudaTogether::Member> members;
+  for (PassToken* one : tokens) {
+    absl::StatusOr<CudaTogether::Member> member =
+        static_cast<CudaForwardPass*>(one->pass)->AsMember(*one);
+    one->status = member.status();
+    if (!member.ok()) continue;
+    those.push_back(one);
+    members.push_back(*member);
+  }
+  if (members.empty()) return;
+  std::vector<TokenId> best;
+  const absl::StatusOr<int64_t> step = together_->Step(members, best);
+  for (size_t i = 0; i < those.size(); ++i) {
+    PassToken& one = *those[i];
+    if (!step.ok()) one.status = step.status();
+    if (!one.status.ok()) continue;
+    auto& pass = *static_cast<CudaForwardPass*>(one.pass);
+    pass.together_ = together_;
+    pass.taken_ = Taken{*step, static_cast<int64_t>(i)};
+    *pass.host_best_.data() = best[i];
+    pass.n_ = 1;
+    pass.Passed(1);
+  }
+}
+
+absl::StatusOr<CudaTogether::Member> CudaForwardPass::AsMember(PassToken& one) {
+  CARREL_CHECK(one.position == shape_.context_tokens + new_rows_);
+  RETURN_IF_ERROR(CheckTokens({&one.token, 1}));
+  RETURN_IF_ERROR(backend_->stream().Synchronize());  // what it did alone is done
+  CudaTogether::Member member;
+  member.id = id_;
+  member.token = one.token;
+  member.position = one.position;
+  member.row = shape_.context_rows + new_rows_;
+  member.window = &window_;
+  member.zone = zone_.get();
+  member.phase = zone_->PhaseOf(reading_prompt_ ? kPromptStep : generated_);
+  member.splits = shape_.splits;
+  member.workspace = memory_.workspace;
+  member.hidden = memory_.hidden;
+  member.status = &one.status;
+  return member;
 }
 
 absl::Status CudaForwardPass::Logits(int64_t count, float* logits) {
   CARREL_CHECK(count <= n_);
+  if (taken_.has_value() && count == 1) {
+    ASSIGN_OR_RETURN(const bool copied,
+                     together_->CopyLogits(taken_->step, taken_->member, logits));
+    if (copied) return absl::OkStatus();
+  }
   for (int64_t at = 0; at < count; at += kLogitsTokens) {
     const int64_t n = std::min(kLogitsTokens, count - at);
     RETURN_IF_ERROR(backend_->Logits(memory_.hidden + (n_ - count + at) * config_.hidden_size, n,

@@ -139,6 +139,7 @@ class CudaRepositionedPass final : public ForwardPass {
   int64_t most_chunks_ = 1, block_ = 1;
   std::vector<int64_t> stretches_;
 
+  model::GpuReservation reserved_;
   std::unique_ptr<CudaBackend> backend_;
   cuda::DeviceArena arena_;
   Memory memory_;
@@ -209,7 +210,7 @@ CudaRepositionedPass::Memory CudaRepositionedPass::Lay(cuda::DeviceArena& arena)
 
 absl::Status CudaRepositionedPass::Allocate(const model::Checkpoint& checkpoint, ThreadPool* pool) {
   ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, block_, pool,
-                                                 checkpoint.adapter.get(), Rope::kInfiniteHip));
+                                                 checkpoint.adapter, Rope::kInfiniteHip));
   ASSIGN_OR_RETURN(arena_,
                    cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { memory_ = Lay(arena); }));
   if (in_host_) {
@@ -262,8 +263,12 @@ absl::Status CudaRepositionedPass::Prepare(const model::Checkpoint& checkpoint,
                      shape_.head_dim));
   }
   RETURN_IF_ERROR(Plan());
-  RETURN_IF_ERROR(model::CheckGpuMemory(CudaBackend::Bytes(config_, block_) + OwnBytes(),
+  const int64_t own = CudaBackend::ScratchBytes(config_, block_) + OwnBytes();
+  const int64_t weights =
+      model::CudaWeights::SharedBytes(config_, checkpoint.weights, checkpoint.adapter);
+  RETURN_IF_ERROR(model::CheckGpuMemory(model::GpuReservation::all() + weights + own,
                                         context.device.gpu_memory));
+  reserved_ = model::GpuReservation(own);
   RETURN_IF_ERROR(Allocate(checkpoint, context.pool));
   return Annotate(CopyRows(*context.rows, context.pool), "copying rows of the context");
 }

@@ -55,11 +55,22 @@ absl::StatusOr<CudaCandidates> CudaCandidates::Lay(const char* method, const Cud
   out.shape_ = shape;
   out.oversample_ = oversample;
   out.keys_ = keys;
-  if (candidates == 0) return out;
-  out.ids_ = arena.Take<int32_t>(shape.heads.kv_heads * candidates);
-  out.base_ = arena.Take<float>(shape.heads.q_heads);
-  out.head_budgets_ = CudaHeadBudgets(shape, arena);
+  out.LayIds(arena);
+  if (candidates > 0) out.head_budgets_ = CudaHeadBudgets(shape, arena);
   return out;
+}
+
+CudaCandidates CudaCandidates::LayAnother(cuda::DeviceArena& arena) const {
+  CudaCandidates another = *this;
+  another.LayIds(arena);
+  return another;
+}
+
+void CudaCandidates::LayIds(cuda::DeviceArena& arena) {
+  const int64_t candidates = MostCandidates(shape_, oversample_);
+  if (candidates == 0) return;
+  ids_ = arena.Take<int32_t>(shape_.heads.kv_heads * candidates);
+  base_ = arena.Take<float>(shape_.heads.q_heads);
 }
 
 int64_t CudaCandidates::Count(Layer layer) const {

@@ -22,6 +22,8 @@ class CudaCandidates {
                                             int64_t oversample, const CudaKeys& keys,
                                             cuda::DeviceArena& arena);
   CudaCandidates() = default;
+  // The same with a place of their own; these outlive them.
+  CudaCandidates LayAnother(cuda::DeviceArena& arena) const;
   absl::Status Load() const { return head_budgets_.Load(); }
 
   // Rows that the method is to choose for each KV head, and where: [kv_heads, count]. chosen: where
@@ -38,6 +40,9 @@ class CudaCandidates {
   CudaSelection selection(Layer layer, const int32_t* chosen) const;
 
  private:
+  // What Keep writes.
+  void LayIds(cuda::DeviceArena& arena);
+
   CudaZoneShape shape_;
   int64_t oversample_ = 1;
   CudaKeys keys_;

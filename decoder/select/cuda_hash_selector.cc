@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/bf16.h"
@@ -57,16 +58,21 @@ class CudaHashSelector final : public CudaRowSelector {
     }
   }
 
-  // What is written by a choice.
   absl::Status LayChoice(int64_t oversample, const CudaKeys& keys, cuda::DeviceArena& arena) {
-    ASSIGN_OR_RETURN(candidates_, CudaCandidates::Lay("hash", shape_, oversample, keys, arena));
+    ASSIGN_OR_RETURN(CudaCandidates candidates,
+                     CudaCandidates::Lay("hash", shape_, oversample, keys, arena));
+    LayChoice(std::move(candidates), arena);
+    return absl::OkStatus();
+  }
+  // What is written by a choice.
+  void LayChoice(CudaCandidates candidates, cuda::DeviceArena& arena) {
+    candidates_ = std::move(candidates);
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
       const int64_t rows = shape_.dense(layer) ? 0 : shape_.budgets[layer.value()];
       ids_.push_back(arena.Take<int32_t>(shape_.heads.kv_heads * rows));
     }
     query_codes_ = arena.Take<uint32_t>(QueryWords(config_, shape_, bits_));
     workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(WorkspaceBytes(config_, shape_, bits_)));
-    return absl::OkStatus();
   }
 
   CudaRowSelectorOr LayFork(const std::vector<int64_t>& budgets,
@@ -79,6 +85,13 @@ class CudaHashSelector final : public CudaRowSelector {
     // What a predicted query fetches ahead is worth no second look.
     RETURN_IF_ERROR(fork->LayChoice(1, {}, arena));
     return fork;
+  }
+
+  CudaRowSelectorOr LayAnother(cuda::DeviceArena& arena) const override {
+    auto another = std::make_unique<CudaHashSelector>(config_, shape_, source_, bits_);
+    another->layers_ = layers_;
+    another->LayChoice(candidates_.LayAnother(arena), arena);
+    return another;
   }
 
   absl::Status Load(const CudaSelectorInput& input) override {
@@ -103,7 +116,7 @@ class CudaHashSelector final : public CudaRowSelector {
   }
 
  private:
-  // Shared with forks.
+  // Shared with forks and others.
   struct LayerKeys {
     uint32_t* codes = nullptr;  // [kv_heads, rows, bits / 32]
     // [kv_heads, bits, head_dim]: what queries are multiplied with: of signs the codes' directions, of

@@ -50,6 +50,19 @@ SelectorConfig ResolvedFor(const CudaZoneShape& shape, const SelectorConfig& con
   return WithOversample(config, CudaOversample(kAutoOversample, shape));
 }
 
+// Of what lay makes of a selector over the same keys.
+template <typename LayNext>
+absl::StatusOr<int64_t> BytesOfNext(const SelectorConfig& config, const CudaZoneShape& shape,
+                                    const HostRows* host_rows, LayNext lay) {
+  if (!SelectorForks(config))
+    return absl::InvalidArgumentError("only method=hash chooses on two streams at once");
+  cuda::DeviceArena of_first, plan;
+  ASSIGN_OR_RETURN(const auto first,
+                   Lay(ResolvedFor(shape, config), {shape, CudaKeys(), host_rows}, of_first));
+  RETURN_IF_ERROR(lay(*first, plan).status());
+  return plan.bytes();
+}
+
 }  // namespace
 
 bool CudaZoneShape::dense(Layer layer) const {
@@ -92,14 +105,21 @@ absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Fork(
   return LaidOut([&](cuda::DeviceArena& arena) { return LayFork(budgets, arena); });
 }
 
+absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Another() const {
+  return LaidOut([&](cuda::DeviceArena& arena) { return LayAnother(arena); });
+}
+
 absl::StatusOr<int64_t> CudaForkBytes(const SelectorConfig& config, const CudaZoneShape& shape,
                                       const HostRows* host_rows) {
-  if (!SelectorForks(config))
-    return absl::InvalidArgumentError("only method=hash chooses on two streams at once");
-  cuda::DeviceArena of_parent, plan;
-  ASSIGN_OR_RETURN(const auto parent, Lay(config, {shape, CudaKeys(), host_rows}, of_parent));
-  RETURN_IF_ERROR(parent->LayFork(shape.budgets, plan).status());
-  return plan.bytes();
+  return BytesOfNext(config, shape, host_rows, [&](const auto& first, auto& plan) {
+    return first.LayFork(shape.budgets, plan);
+  });
+}
+
+absl::StatusOr<int64_t> CudaAnotherBytes(const SelectorConfig& config, const CudaZoneShape& shape,
+                                         const HostRows* host_rows) {
+  return BytesOfNext(config, shape, host_rows,
+                     [](const auto& first, auto& plan) { return first.LayAnother(plan); });
 }
 
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(

@@ -122,6 +122,11 @@ class CudaRowSelector {
                                                                    cuda::DeviceArena&) const {
     return nullptr;
   }
+  // Another that chooses what this one does, for another sequence; likewise. Takes CudaAnotherBytes.
+  absl::StatusOr<std::unique_ptr<CudaRowSelector>> Another() const;
+  virtual absl::StatusOr<std::unique_ptr<CudaRowSelector>> LayAnother(cuda::DeviceArena&) const {
+    return nullptr;
+  }
 
   virtual int64_t phases() const { return 1; }
   // step: of a generated token, how many were generated before it; or kPromptStep.
@@ -135,9 +140,11 @@ class CudaRowSelector {
 absl::StatusOr<int64_t> CudaRowSelectorBytes(const SelectorConfig& config,
                                              const CudaZoneShape& shape, const HostRows* host_rows);
 
-// Device memory of a fork for shape.budgets. InvalidArgument a method that has none.
+// Device memory of a fork for shape.budgets, and of another. InvalidArgument a method that has none.
 absl::StatusOr<int64_t> CudaForkBytes(const SelectorConfig& config, const CudaZoneShape& shape,
                                       const HostRows* host_rows);
+absl::StatusOr<int64_t> CudaAnotherBytes(const SelectorConfig& config, const CudaZoneShape& shape,
+                                         const HostRows* host_rows);
 
 // host_rows: of SelectorNeedsHostRows, otherwise null. Reads keys and waits for the stream.
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(

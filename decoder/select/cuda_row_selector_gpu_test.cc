@@ -296,6 +296,36 @@ TEST_P(CudaRowSelectorGpuTest, HeadsOwnBudgets_AndAttentionInTheSameLaunch) {
   EXPECT_LT(RelativeError(found_lse.data(), expected_lse.data(), 12), 1e-3);
 }
 
+// Over what the first one keeps of the keys, with a state of its own.
+TEST_P(CudaRowSelectorGpuTest, Another_ChoosesWhatTheFirstDoes_AndLeavesItsChoice) {
+  const SelectorConfig config = *ParseSelector(GetParam().method);
+  const AttentionShape heads{.layers = 1, .q_heads = 6, .kv_heads = 3, .head_dim = 64};
+  const int64_t zone_rows = 1000 + Below(4000);
+  const RandomRows stored(rng_, heads, zone_rows + 8, zone_rows + 8);
+  const DeviceRows rows(rng_, heads, zone_rows), other(rng_, heads, 1);
+  CudaZoneShape shape{heads, {0, zone_rows}, {1 + Below(300)}};
+  for (int i = 0; i < heads.kv_heads; ++i)
+    shape.head_budgets.push_back(1 + Below(shape.budgets[0]));
+  const CudaKeys keys{{{rows.device_k.data(), rows.device_v.data(), zone_rows}}, nullptr};
+  const auto first = MakeCudaRowSelector(config, shape, keys, &stored, &pool_, stream_);
+  CARREL_ASSERT_OK(first);
+  const auto another = (*first)->Another();
+  CARREL_ASSERT_OK(another);
+  ASSERT_EQ(*another != nullptr, SelectorForks(config));
+  if (*another == nullptr) return;
+  EXPECT_EQ((*another)->bytes(), *CudaAnotherBytes(config, shape, &stored));
+  const Layer layer(0);
+  const auto choose = [&](const CudaRowSelector& selector, const DeviceRows& queries) {
+    CARREL_EXPECT_OK(selector.Select(layer, queries.device_q.data(), 0, stream_));
+    CARREL_EXPECT_OK(stream_.Synchronize());
+    return Selected(selector, layer, heads.kv_heads);
+  };
+  const auto chosen = choose(**first, rows);
+  EXPECT_EQ(choose(**another, rows), chosen);
+  EXPECT_NE(choose(**another, other), chosen);
+  EXPECT_EQ(Selected(**first, layer, heads.kv_heads), chosen);
+}
+
 // A sanitizer takes minutes for each of the long ones.
 TEST_P(CudaRowSelectorGpuTest, LongSequenceOf64_SelectsAsTheCpuDoes) {
   RunRandomSequence(64, 16, 6030);

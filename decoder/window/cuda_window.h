@@ -32,6 +32,8 @@ class CudaWindow {
     kernels::Bf16* const k = rows_.data() + 2 * layer.value() * layer_elements_;
     return {k, k + layer_elements_, capacity_};
   }
+  // In rows, from one layer's k to the next's, and from v to v.
+  int64_t layer_stride() const { return 2 * int64_t{shape_.kv_heads} * capacity_; }
   int64_t bytes() const { return rows_.bytes(); }
 
  private:

@@ -33,7 +33,8 @@ CudaDeviceZone::CudaDeviceZone(const DeviceZoneOptions& options, const OpenedCon
       context_(context),
       shape_(ShapeOf(context)),
       scale_(1.0f / std::sqrt(static_cast<float>(context.shape.head_dim))),
-      splits_(kernels::DecodeSplits(context.zone.rows(), context.shape.kv_heads)) {}
+      splits_(kernels::DecodeSplits(context.zone.rows(), context.shape.kv_heads)),
+      key_(SharedZoneKey(context, "device", method_, shape_)) {}
 
 const HostRows* CudaDeviceZone::RowsForSelector() const {
   return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
@@ -53,29 +54,62 @@ absl::StatusOr<int64_t> CudaDeviceZone::Bytes() const {
   int64_t selector = 0;
   if (shape_.largest_budget() > 0) {
     ASSIGN_OR_RETURN(selector, CudaRowSelectorBytes(method_, shape_, RowsForSelector()));
+    if (shares_selector()) {
+      ASSIGN_OR_RETURN(const int64_t own, CudaAnotherBytes(method_, shape_, RowsForSelector()));
+      selector += own;
+    }
   }
   return selector + CudaWindow::Bytes(shape_.heads, shape_.zone.rows()) +
          cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
 }
 
-absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
-  const AttentionShape& heads = shape_.heads;
+absl::StatusOr<int64_t> CudaDeviceZone::ShareableBytes() const {
+  if (key_.empty()) return 0;
+  const int64_t rows = CudaWindow::Bytes(shape_.heads, shape_.zone.rows());
+  if (!shares_selector()) return rows;
+  ASSIGN_OR_RETURN(const int64_t selector,
+                   CudaRowSelectorBytes(method_, shape_, RowsForSelector()));
+  return rows + selector;
+}
+
+absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaDeviceZone::MakeSelector(
+    const CudaWindow& values, const cuda::Stream& stream) const {
+  CudaKeys keys;
+  for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
+    keys.layers.push_back(values.kv(layer));
+  }
+  return MakeCudaRowSelector(method_, shape_, keys, RowsForSelector(), context_.pool, stream);
+}
+
+CudaShared<CudaDeviceZone::Parts>::Made CudaDeviceZone::MakeParts(
+    const cuda::Stream& stream) const {
   const RowRange zone = shape_.zone;
-  ASSIGN_OR_RETURN(values_, CudaWindow::Create(heads, zone.rows()));
+  auto parts = std::make_shared<Parts>();
+  ASSIGN_OR_RETURN(const int64_t bytes, ShareableBytes());
+  parts->reserved = model::GpuReservation(bytes);
+  ASSIGN_OR_RETURN(parts->values, CudaWindow::Create(shape_.heads, zone.rows()));
+  RETURN_IF_ERROR(ReadContextRows(context_.client, shape_.heads, {&zone, 1},
+                                  context_.max_fetch_rows, [&](const ContextRows& block) {
+                                    return parts->values.CopyRows(block.layer, block.head,
+                                                                  block.first - zone.begin,
+                                                                  block.rows, block.k, block.v);
+                                  }));
+  if (shares_selector()) {
+    ASSIGN_OR_RETURN(parts->selector, MakeSelector(parts->values, stream));
+  }
+  return parts;
+}
+
+absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
+  ASSIGN_OR_RETURN(parts_, CudaShared<Parts>::Of(key_, [&] { return MakeParts(stream); }));
   ASSIGN_OR_RETURN(arena_,
                    cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { memory_ = Lay(arena); }));
-  RETURN_IF_ERROR(ReadContextRows(
-      context_.client, heads, {&zone, 1}, context_.max_fetch_rows, [&](const ContextRows& block) {
-        return values_.CopyRows(block.layer, block.head, block.first - zone.begin, block.rows,
-                                block.k, block.v);
-      }));
   if (shape_.largest_budget() == 0) return absl::OkStatus();
-  CudaKeys keys;
-  for (Layer layer(0); layer.value() < heads.layers; layer = layer.next()) {
-    keys.layers.push_back(values_.kv(layer));
+  if (shares_selector()) {
+    ASSIGN_OR_RETURN(selector_, parts_->selector->Another());
+  } else {
+    ASSIGN_OR_RETURN(selector_, MakeSelector(parts_->values, stream));
   }
-  ASSIGN_OR_RETURN(selector_, MakeCudaRowSelector(method_, shape_, keys, RowsForSelector(),
-                                                  context_.pool, stream));
   if (memory_.summaries.empty()) return absl::OkStatus();
   return memory_.summaries.Load(*context_.rows, context_.pool);
 }
@@ -103,7 +137,7 @@ absl::Status CudaDeviceZone::AttendToken(Layer layer, const uint16_t* q, int64_t
   if (shape_.dense(layer)) {
     kernels::WindowAttentionCudaParams params;
     params.q = q;
-    params.kv = values_.kv(layer);
+    params.kv = kv(layer);
     params.kv_heads = heads.kv_heads;
     params.group = heads.group();
     params.head_dim = heads.head_dim;
@@ -118,8 +152,8 @@ absl::Status CudaDeviceZone::AttendToken(Layer layer, const uint16_t* q, int64_t
   }
   RETURN_IF_ERROR(AttendChosen(layer, q, phase, out, lse, stream));
   if (memory_.summaries.empty()) return absl::OkStatus();
-  return memory_.summaries.Attend(layer, q, selector_->selection(layer), {values_.kv(layer)}, out,
-                                  lse, stream);
+  return memory_.summaries.Attend(layer, q, selector_->selection(layer), {kv(layer)}, out, lse,
+                                  stream);
 }
 
 absl::Status CudaDeviceZone::AttendChosen(Layer layer, const uint16_t* q, int64_t phase, float* out,
@@ -132,7 +166,7 @@ absl::Status CudaDeviceZone::AttendChosen(Layer layer, const uint16_t* q, int64_
   const CudaSelection selection = selector_->selection(layer);
   kernels::SparseAttentionCudaParams params;
   params.q = q;
-  params.kv = values_.kv(layer);
+  params.kv = kv(layer);
   params.ids = selection.ids;
   params.kv_heads = heads.kv_heads;
   params.group = heads.group();

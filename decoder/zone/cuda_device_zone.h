@@ -6,12 +6,14 @@
 // Shapes:    of each layer k, v [kv_heads, rows, head_dim] bf16; of the method what it keeps.
 // Errors:    ResourceExhausted device memory; those of the store while it is filled; those of
 //            MakeCudaRowSelector.
-// Ownership: as OpenedContext.
+// Ownership: as OpenedContext. Rows, and what method=hash keeps of them, are shared with other sequences
+//            over the same content.
 // Threads:   one. Attend only enqueues and can be captured.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,9 +22,11 @@
 #include "common/ids.h"
 #include "decoder/select/cuda_row_selector.h"
 #include "decoder/window/cuda_window.h"
+#include "decoder/zone/cuda_shared.h"
 #include "decoder/zone/cuda_summaries.h"
 #include "decoder/zone/cuda_zone_attention.h"
 #include "decoder/zone/opened_context.h"
+#include "model/device.h"
 
 namespace carrel::decoder {
 
@@ -33,6 +37,8 @@ class CudaDeviceZone final : public CudaZoneAttention {
   CudaDeviceZone(const DeviceZoneOptions& options, const OpenedContext& context);
 
   absl::StatusOr<int64_t> Bytes() const override;
+  absl::StatusOr<int64_t> ShareableBytes() const override;
+  bool shareable_held() const override { return CudaShared<Parts>::Held(key_); }
   // Reads the zone from the store.
   absl::Status Load(int64_t block, const cuda::Stream& stream) override;
 
@@ -44,7 +50,20 @@ class CudaDeviceZone final : public CudaZoneAttention {
                       const cuda::Stream& stream) override;
 
  private:
-  // What lies on the device beside the rows and the method.
+  // Of all sequences over the content.
+  struct Parts {
+    CudaWindow values;  // the zone's rows
+    // That others are made from; null: each sequence makes its own.
+    std::unique_ptr<CudaRowSelector> selector;
+    model::GpuReservation reserved;
+  };
+  CudaShared<Parts>::Made MakeParts(const cuda::Stream& stream) const;
+  absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeSelector(const CudaWindow& values,
+                                                                const cuda::Stream& stream) const;
+  bool shares_selector() const { return shape_.largest_budget() > 0 && SelectorForks(method_); }
+  kernels::KvView kv(Layer layer) const { return parts_->values.kv(layer); }
+
+  // What lies on the device beside these and the method.
   struct Memory {
     uint8_t* workspace = nullptr;  // of attention
     CudaSummaries summaries;       // of the estimation term; empty: there is none
@@ -66,7 +85,8 @@ class CudaDeviceZone final : public CudaZoneAttention {
   const CudaZoneShape shape_;
   const float scale_;
   const int64_t splits_;
-  CudaWindow values_;                          // the zone's rows
+  const std::string key_;  // of its parts
+  std::shared_ptr<const Parts> parts_;
   std::unique_ptr<CudaRowSelector> selector_;  // null: every layer is dense
   cuda::DeviceArena arena_;
   Memory memory_;

@@ -35,6 +35,12 @@ std::vector<bool> PackedLayers(const BankPlan& plan, const SelectorConfig& selec
   return packed;
 }
 
+std::string MaskOf(const std::vector<bool>& layers) {
+  std::string mask;
+  for (const bool layer : layers) mask += layer ? '1' : '0';
+  return mask;
+}
+
 // The most rows that a packed layer without a bank attends to; 0: there is none.
 int64_t MostGathered(const BankPlan& plan, const SelectorConfig& selector) {
   const std::vector<bool> packed = PackedLayers(plan, selector);
@@ -73,7 +79,9 @@ CudaHostZone::CudaHostZone(const HostZoneOptions& options, const OpenedContext& 
       plan_(std::move(plan)),
       predicts_(context.config.prefetch != Prefetch::kOff),
       scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
-      splits_(kernels::DecodeSplits(plan_.rows, shape_.kv_heads)) {
+      splits_(kernels::DecodeSplits(plan_.rows, shape_.kv_heads)),
+      key_(SharedZoneKey(context, "host " + MaskOf(PackedLayers(plan_, method_)), method_,
+                         ShapeOf(plan_, shape_, context.zone, false))) {
   int64_t held = 0, state = 0;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     const kernels::RowBankShape bank = BankOf(layer);
@@ -94,7 +102,6 @@ CudaHostZone::Memory CudaHostZone::Lay(cuda::DeviceArena& arena) const {
   };
   const int64_t chosen = plan_.most_chosen(), ahead = plan_.most_ahead();
   Memory memory;
-  memory.heads = arena.Take<kernels::PackedHead>(int64_t{shape_.layers} * shape_.kv_heads);
   memory.held = arena.Take<uint16_t>(held_at_.back());
   memory.state = arena.Take<uint8_t>(state_at_.back());
   memory.gathered =
@@ -112,16 +119,27 @@ CudaHostZone::Memory CudaHostZone::Lay(cuda::DeviceArena& arena) const {
   return memory;
 }
 
+kernels::PackedHead* CudaHostZone::LayHeads(cuda::DeviceArena& arena) const {
+  return arena.Take<kernels::PackedHead>(int64_t{shape_.layers} * shape_.kv_heads);
+}
+
 const HostRows* CudaHostZone::RowsForSelector() const {
   return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
 }
 
 absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
-  int64_t bytes = cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
+  int64_t bytes = cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) {
+    LayHeads(arena);
+    Lay(arena);
+  });
   if (plan_.most_chosen() > 0) {
     const CudaZoneShape shape = ShapeOf(plan_, shape_, context_.zone, false);
     ASSIGN_OR_RETURN(const int64_t method, CudaRowSelectorBytes(method_, shape, RowsForSelector()));
     bytes += method;
+    if (shares_selector()) {
+      ASSIGN_OR_RETURN(const int64_t own, CudaAnotherBytes(method_, shape, RowsForSelector()));
+      bytes += own;
+    }
   }
   if (plan_.most_ahead() > 0) {
     ASSIGN_OR_RETURN(
@@ -132,11 +150,37 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
   return bytes;
 }
 
+absl::StatusOr<int64_t> CudaHostZone::ShareableBytes() const {
+  if (key_.empty()) return 0;
+  const int64_t heads =
+      cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { LayHeads(arena); });
+  if (!shares_selector()) return heads;
+  ASSIGN_OR_RETURN(const int64_t selector,
+                   CudaRowSelectorBytes(method_, ShapeOf(plan_, shape_, context_.zone, false),
+                                        RowsForSelector()));
+  return heads + selector;
+}
+
+CudaShared<CudaHostZone::Parts>::Made CudaHostZone::MakeParts(const cuda::Stream& stream) const {
+  auto parts = std::make_shared<Parts>();
+  ASSIGN_OR_RETURN(const int64_t bytes, ShareableBytes());
+  parts->reserved = model::GpuReservation(bytes);
+  kernels::PackedHead* heads = nullptr;
+  ASSIGN_OR_RETURN(parts->arena, cuda::DeviceArena::Of(
+                                     [&](cuda::DeviceArena& arena) { heads = LayHeads(arena); }));
+  ASSIGN_OR_RETURN(parts->rows,
+                   CudaZoneRows::Create(shape_, context_.zone, PackedLayers(plan_, method_),
+                                        context_.max_fetch_rows, context_.client,
+                                        context_.rows.get(), context_.pool, heads));
+  if (shares_selector()) {
+    ASSIGN_OR_RETURN(parts->selector, MakeSelector(parts->rows, stream));
+  }
+  return parts;
+}
+
 absl::Status CudaHostZone::Load(int64_t, const cuda::Stream& stream) {
   RETURN_IF_ERROR(Allocate());
-  ASSIGN_OR_RETURN(rows_, CudaZoneRows::Create(shape_, context_.zone, PackedLayers(plan_, method_),
-                                               context_.max_fetch_rows, context_.client,
-                                               context_.rows.get(), context_.pool, memory_.heads));
+  ASSIGN_OR_RETURN(parts_, CudaShared<Parts>::Of(key_, [&] { return MakeParts(stream); }));
   RETURN_IF_ERROR(MakeSelectors(stream));
   if (!memory_.summaries.empty())
     RETURN_IF_ERROR(memory_.summaries.Load(*context_.rows, context_.pool));
@@ -159,11 +203,11 @@ absl::Status CudaHostZone::Allocate() {
   return absl::OkStatus();
 }
 
-absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
-  if (plan_.most_chosen() == 0) return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaHostZone::MakeSelector(
+    const CudaZoneRows& rows, const cuda::Stream& stream) const {
   CudaKeys keys;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
-    keys.layers.push_back(rows_.is_packed(layer) ? kernels::KvView() : rows_.kv(layer));
+    keys.layers.push_back(rows.is_packed(layer) ? kernels::KvView() : rows.kv(layer));
   }
   cuda::PinnedBuffer<uint16_t> unpacked;
   keys.unpack = [&](Layer layer) -> absl::StatusOr<kernels::KvView> {
@@ -171,12 +215,20 @@ absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
       ASSIGN_OR_RETURN(unpacked, cuda::PinnedBuffer<uint16_t>::Create(shape_.kv_heads * plan_.rows *
                                                                       shape_.head_dim));
     }
-    rows_.UnpackKeys(layer, context_.pool, unpacked.data());
+    rows.UnpackKeys(layer, context_.pool, unpacked.data());
     return kernels::KvView{.k = unpacked.data(), .row_stride = plan_.rows};
   };
-  ASSIGN_OR_RETURN(selector_,
-                   MakeCudaRowSelector(method_, ShapeOf(plan_, shape_, context_.zone, false), keys,
-                                       RowsForSelector(), context_.pool, stream));
+  return MakeCudaRowSelector(method_, ShapeOf(plan_, shape_, context_.zone, false), keys,
+                             RowsForSelector(), context_.pool, stream);
+}
+
+absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
+  if (plan_.most_chosen() == 0) return absl::OkStatus();
+  if (shares_selector()) {
+    ASSIGN_OR_RETURN(selector_, parts_->selector->Another());
+  } else {
+    ASSIGN_OR_RETURN(selector_, MakeSelector(rows(), stream));
+  }
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     // Blocks and chunks may round a budget.
     if (plan_.has_bank(Index(layer)) && AttendedPerHead(layer) > plan_.attended[Index(layer)]) {
@@ -197,8 +249,8 @@ absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
 absl::Status CudaHostZone::FillDevice(const cuda::Stream& stream) {
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     if (!plan_.holds_all(Index(layer))) continue;
-    const int64_t bytes = shape_.kv_heads * plan_.rows * rows_.row_bytes(layer);  // K, then V
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(Held(layer).k, rows_.kv(layer).k,
+    const int64_t bytes = shape_.kv_heads * plan_.rows * rows().row_bytes(layer);  // K, then V
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(Held(layer).k, rows().kv(layer).k,
                                          static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
                                          stream.get()));
   }
@@ -254,10 +306,10 @@ kernels::RowBankParams CudaHostZone::UseOf(Layer layer, const CudaSelection& sel
   const bool ahead = purpose == kernels::RowBankPurpose::kAhead;
   kernels::RowBankParams use;
   use.shape = BankOf(layer);
-  if (rows_.is_packed(layer)) {
-    use.packed = rows_.packed(layer);
+  if (rows().is_packed(layer)) {
+    use.packed = rows().packed(layer);
   } else {
-    use.kv = rows_.kv(layer);
+    use.kv = rows().kv(layer);
   }
   use.bank = Held(layer);
   use.state = memory_.state + state_at_[Index(layer)];
@@ -309,7 +361,7 @@ absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& sele
   // Methods that read no keys choose as many rows in every head.
   CARREL_CHECK(selection.row_count == nullptr);
   kernels::GatherPackedRowsParams gather;
-  gather.packed = rows_.packed(layer);
+  gather.packed = rows().packed(layer);
   gather.ids = selection.ids;
   gather.kv_heads = shape_.kv_heads;
   gather.head_dim = shape_.head_dim;
@@ -341,7 +393,7 @@ absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t p
   RETURN_IF_ERROR(selector_->Select(layer, q, phase, stream));
   if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_ready_[l]));
   const CudaSelection selection = selector_->selection(layer);
-  if (plan_.slots[l] == 0 && rows_.is_packed(layer)) {
+  if (plan_.slots[l] == 0 && rows().is_packed(layer)) {
     RETURN_IF_ERROR(AttendGathered(layer, selection, q, out, lse, stream));
     return EstimateRest(layer, q, selection, {.kv = Gathered(selection.rows), .gathered = true},
                         out, lse, stream);
@@ -398,7 +450,7 @@ void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
     bank.foreseen = static_cast<int64_t>(counted.foreseen);
     int64_t crossed = bank.wanted - bank.hits + bank.ahead - bank.ahead_hits;
     if (plan_.slots[l] == 0) crossed = layer.rows_attended;
-    layer.bytes_read += crossed * rows_.row_bytes(Layer(static_cast<int32_t>(l)));
+    layer.bytes_read += crossed * rows().row_bytes(Layer(static_cast<int32_t>(l)));
     layer.prefetched += bank.expected / std::max<int64_t>(1, shape_.kv_heads * plan_.attended[l]);
   }
 }

@@ -7,13 +7,15 @@
 // Source:    HATA-off and Double Sparsity's double buffer (prefetch), the banks of HiP and
 //            InfiniteHiP (docs/methods.md).
 // Shapes:    those of cuda_zone_rows.h.
-// Ownership: as OpenedContext.
+// Ownership: as OpenedContext. Rows, and what method=hash keeps of them, are shared with other sequences
+//            over the same content; banks are each one's own.
 // Errors:    ResourceExhausted device or pinned memory; those of the store while it is filled.
 // Threads:   one. Attend and Predict only enqueue and can be captured.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,12 +26,14 @@
 #include "decoder/select/cuda_row_selector.h"
 #include "decoder/statistics.h"
 #include "decoder/zone/bank_plan.h"
+#include "decoder/zone/cuda_shared.h"
 #include "decoder/zone/cuda_summaries.h"
 #include "decoder/zone/cuda_zone_attention.h"
 #include "decoder/zone/cuda_zone_rows.h"
 #include "decoder/zone/opened_context.h"
 #include "kernels/kv_view.h"
 #include "kernels/rows/row_bank/row_bank_cuda.h"
+#include "model/device.h"
 
 namespace carrel::decoder {
 
@@ -41,6 +45,8 @@ class CudaHostZone final : public CudaZoneAttention {
                                                               const OpenedContext& context);
 
   absl::StatusOr<int64_t> Bytes() const override;
+  absl::StatusOr<int64_t> ShareableBytes() const override;
+  bool shareable_held() const override { return CudaShared<Parts>::Held(key_); }
   absl::Status Load(int64_t block, const cuda::Stream& stream) override;
   // Empties the banks and forgets what was counted.
   absl::Status Reset(const cuda::Stream& stream) override;
@@ -75,7 +81,7 @@ class CudaHostZone final : public CudaZoneAttention {
   kernels::KvRows Held(Layer layer) const;
   // Of a layer whose rows are not packed, or held: where attention reads them.
   kernels::KvView RowsOf(Layer layer) const {
-    return plan_.slots[Index(layer)] > 0 ? Held(layer) : rows_.kv(layer);
+    return plan_.slots[Index(layer)] > 0 ? Held(layer) : rows().kv(layer);
   }
   // Where `rows` of each KV head are gathered.
   kernels::KvRows Gathered(int64_t rows) const;
@@ -83,10 +89,24 @@ class CudaHostZone final : public CudaZoneAttention {
   kernels::RowBankParams UseOf(Layer layer, const CudaSelection& selection,
                                kernels::RowBankPurpose purpose) const;
 
-  // What lies on the device beside the method.
+  // Of all sequences over the content.
+  struct Parts {
+    cuda::DeviceArena arena;  // of the rows' heads
+    CudaZoneRows rows;
+    // That others are made from; null: each sequence makes its own.
+    std::unique_ptr<CudaRowSelector> selector;
+    model::GpuReservation reserved;
+  };
+  kernels::PackedHead* LayHeads(cuda::DeviceArena& arena) const;
+  CudaShared<Parts>::Made MakeParts(const cuda::Stream& stream) const;
+  absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeSelector(const CudaZoneRows& rows,
+                                                                const cuda::Stream& stream) const;
+  bool shares_selector() const { return plan_.most_chosen() > 0 && SelectorForks(method_); }
+  const CudaZoneRows& rows() const { return parts_->rows; }
+
+  // What lies on the device beside these and the method.
   struct Memory {
-    kernels::PackedHead* heads = nullptr;  // [layers, kv_heads]
-    uint16_t* held = nullptr;              // rows in banks: of a layer K, then V
+    uint16_t* held = nullptr;  // rows in banks: of a layer K, then V
     uint8_t* state = nullptr;
     uint16_t* gathered = nullptr;  // of a packed layer without a bank: K, then V
     int32_t *slots = nullptr, *ahead_slots = nullptr;
@@ -120,7 +140,8 @@ class CudaHostZone final : public CudaZoneAttention {
   const bool predicts_;  // whether rows are fetched ahead at all
   const float scale_;
   const int64_t splits_;
-  CudaZoneRows rows_;
+  const std::string key_;  // of its parts
+  std::shared_ptr<const Parts> parts_;
   // Null: every layer is dense; no layer is fetched ahead.
   std::unique_ptr<CudaRowSelector> selector_, ahead_selector_;
 

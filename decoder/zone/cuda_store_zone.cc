@@ -56,12 +56,16 @@ absl::Status CudaStoreZone::QueriesEnqueued(const cuda::Stream& stream) {
   return queries_ready_.Record(stream);
 }
 
-absl::Status CudaStoreZone::Answer(Layer layer, int64_t n, const cuda::Stream& stream) {
-  const cuda::Range range("store");
+absl::Status CudaStoreZone::Ask(Layer layer, int64_t n) {
   RETURN_IF_ERROR(queries_ready_.Synchronize());
   RETURN_IF_ERROR(zone_.Start(layer, q_.data(), n));
   if (prefetches_ && layer.next().value() < shape_.layers)
     RETURN_IF_ERROR(zone_.Prefetch(layer.next(), predicted_q_.data(), n));
+  return absl::OkStatus();
+}
+
+absl::Status CudaStoreZone::Answer(Layer layer, int64_t n, const cuda::Stream& stream) {
+  const cuda::Range range("store");
   RETURN_IF_ERROR(zone_.Finish(layer, q_.data(), n, partial_));
   if (measures_) {
     RETURN_IF_ERROR(stream.Synchronize());

@@ -34,6 +34,7 @@ class CudaStoreZone final : public CudaZoneAttention {
                       const cuda::Stream& stream) override;
 
   absl::Status QueriesEnqueued(const cuda::Stream& stream) override;
+  absl::Status Ask(Layer layer, int64_t n) override;
   absl::Status Answer(Layer layer, int64_t n, const cuda::Stream& stream) override;
   void set_reading_prompt(bool reading) override { zone_.set_reading_prompt(reading); }
   void Cancel() override { zone_.Cancel(); }

@@ -2,8 +2,8 @@
 //            lives: cuda_store_zone.h asks a store, cuda_device_zone.h holds the rows on the GPU,
 //            cuda_host_zone.h in pinned memory of this host. This class is a zone without rows.
 //            Per layer and block of tokens: TakeQueries, Predict, TakeWindow, Attend enqueue only and
-//            can be captured; where asks_host(), QueriesEnqueued and Answer run between them, each
-//            time, in this host.
+//            can be captured; where asks_host(), QueriesEnqueued, Ask and Answer run between them, each
+//            time, in this host. Of several sequences all may ask before the first is answered.
 // Shapes:    queries [n, q_heads, head_dim] after RoPE, f32 and rounded to bf16; out
 //            [n, q_heads, head_dim], lse [n, q_heads] f32. All on the device.
 // Errors:    ResourceExhausted device or pinned memory; those of the store.
@@ -35,8 +35,11 @@ class CudaZoneAttention {
  public:
   virtual ~CudaZoneAttention() = default;
 
-  // The device memory that Load takes.
+  // The device memory that Load takes if nobody shares any of it.
   virtual absl::StatusOr<int64_t> Bytes() const { return 0; }
+  // Of it, what other sequences over the same context share (cuda_shared.h), and whether one does now.
+  virtual absl::StatusOr<int64_t> ShareableBytes() const { return 0; }
+  virtual bool shareable_held() const { return false; }
   // block: tokens at once, at most.
   virtual absl::Status Load(int64_t, const cuda::Stream&) { return absl::OkStatus(); }
   // Forgets what the tokens so far have left behind: they counted for nothing.
@@ -74,7 +77,9 @@ class CudaZoneAttention {
   virtual absl::Status CopyCounters(const cuda::Stream&) { return absl::OkStatus(); }
 
   virtual absl::Status QueriesEnqueued(const cuda::Stream&) { return absl::OkStatus(); }
-  // Waits for what QueriesEnqueued recorded; Attend enqueues the answer.
+  // Waits for what QueriesEnqueued recorded.
+  virtual absl::Status Ask(Layer, int64_t) { return absl::OkStatus(); }
+  // Waits for the reply; Attend enqueues it.
   virtual absl::Status Answer(Layer, int64_t, const cuda::Stream&) { return absl::OkStatus(); }
 
   virtual void set_reading_prompt(bool) {}

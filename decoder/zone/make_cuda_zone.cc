@@ -1,3 +1,6 @@
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "decoder/select/cuda_row_selector.h"
 #include "decoder/zone/cuda_device_zone.h"
 #include "decoder/zone/cuda_host_zone.h"
 #include "decoder/zone/make_zone.h"
@@ -32,6 +35,16 @@ struct CudaMaker {
 };
 
 }  // namespace
+
+std::string SharedZoneKey(const OpenedContext& context, const std::string& place,
+                          const SelectorConfig& method, const CudaZoneShape& shape) {
+  int device = 0;
+  if (context.content_id.empty() || cudaGetDevice(&device) != cudaSuccess) return "";
+  return absl::StrCat(place, " ", device, " ", context.content_id, " ", shape.zone.begin, " ",
+                      shape.zone.end, " ", DescribeSelector(method), " ",
+                      absl::StrJoin(shape.budgets, ","), " ",
+                      absl::StrJoin(shape.head_budgets, ","));
+}
 
 Made MakeCudaZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
   for (size_t l = 0; l < context.selections.size(); ++l)

@@ -25,7 +25,6 @@ struct ApiFlags {
   http_api::ApiConfig config;
   std::string keys;
   bool read_only = false;
-  std::optional<int64_t> max_answers;
   std::string idle_after = "60s";
 };
 
@@ -63,14 +62,6 @@ absl::Status RunApi(ApiFlags& flags) {
   config.answerer.folder = retrieval.store.folder;
   config.documents.address = retrieval.store;
   config.documents.writable = !retrieval.store.folder.empty() && !flags.read_only;
-  const bool cuda = retrieval.device_config.device == model::Device::kCuda;
-  config.answerer.max_answers = flags.max_answers.value_or(cuda ? 1 : 16);
-  if (cuda && config.answerer.max_answers > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-answers ", config.answerer.max_answers,
-                     ": on a GPU each decoder holds weights of its own, and answers go one by one: "
-                     "at most 1 with --device cuda"));
-  }
   config.documents.on_gpu = retrieval.device_config.device == model::Device::kCuda;
   if (config.documents.keep > 0 && !config.documents.writable) {
     return absl::InvalidArgumentError(
@@ -164,10 +155,10 @@ void AddApi(CLI::App& app, Run& chosen) {
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
       ->capture_default_str();
   command
-      .add_option("--max-answers", flags->max_answers,
-                  "answers on their way at a time, token by token together; by default 16, with "
-                  "--device cuda 1")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+      .add_option("--max-answers", flags->config.answerer.max_answers,
+                  "answers on their way at a time, token by token together")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->capture_default_str();
   command
       .add_option("--max-open-contexts", flags->config.answerer.max_open_contexts,
                   "contexts whose decoders stay open while nobody asks")

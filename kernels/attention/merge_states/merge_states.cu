@@ -1,12 +1,14 @@
 #include <cuda_bf16.h>
 
 #include "kernels/attention/merge_states/merge_states_cuda.h"
+#include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
 namespace {
 
 // A block per head, a thread per element.
 __global__ void MergeStatesKernel(const MergeStatesCudaParams p) {
+  AllowNextLaunch();
   const int64_t h = blockIdx.x, i = h * p.head_dim + threadIdx.x;
   const float lse_a = p.lse_a[h], lse_b = p.lse_b[h];
   __syncthreads();  // lse_a is replaced below

@@ -1,5 +1,5 @@
 // What:   y = x W^T + b on the GPU, bf16 or f16 with fp32 sums: cuBLASLt, and a kernel of our own
-//         for one token, whose time is that of reading the weights.
+//         for few tokens, whose time is that of reading the weights.
 // Math:   y[i, o] = (accumulate ? y[i, o] : 0) + sum_c x[i, c] * w[o, c] + bias[o]
 // Shapes: x [n, in], w [out, in] of `type`, y [n, out] f32, bias [out] f32 or null; contiguous
 //         device memory, 16-byte aligned; in and out multiples of 8.
@@ -7,7 +7,8 @@
 // Errors: cudaErrorInvalidValue sizes that do not fit; cudaErrorUnknown what cuBLASLt refuses.
 // Threads: one caller at a time per object, and one stream at a time: the workspace is shared.
 //          Only enqueues; a shape met for the first time costs some 100 us of the host.
-// Cost:   n == 1: reads w once at memory speed.
+// Bits:   FewRowsLinearCuda: a token's sums do not depend on n, nor on the other tokens.
+// Cost:   n <= kFewRows: reads w once at memory speed.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,9 @@ struct LinearCudaParams {
   HalfType type = HalfType::kBf16;
 };
 
-cudaError_t GemvCuda(const LinearCudaParams& params, cudaStream_t stream);  // n == 1
+inline constexpr int64_t kFewRows = 32;
+cudaError_t FewRowsLinearCuda(const LinearCudaParams& params,
+                              cudaStream_t stream);  // n <= kFewRows
 
 class LinearCuda {
  public:
@@ -41,9 +44,9 @@ class LinearCuda {
   static absl::StatusOr<std::unique_ptr<LinearCuda>> Create(void* workspace);
   virtual ~LinearCuda() = default;
 
-  // GemvCuda for one token, else Gemm.
+  // FewRowsLinearCuda for up to kFewRows tokens, else Gemm.
   cudaError_t Run(const LinearCudaParams& params, cudaStream_t stream) {
-    return params.n == 1 ? GemvCuda(params, stream) : Gemm(params, stream);
+    return params.n <= kFewRows ? FewRowsLinearCuda(params, stream) : Gemm(params, stream);
   }
   virtual cudaError_t Gemm(const LinearCudaParams& params, cudaStream_t stream) = 0;
 };

@@ -36,7 +36,6 @@ class LinearGpuTest : public GpuKernelTest {
     const DeviceInput<uint16_t> dx(x), dw(w);
     const DeviceInput<float> db(b);
     for (bool gemm : {true, false}) {
-      if (!gemm && n != 1) continue;
       const DeviceOutput<float> y(n * out);
       if (accumulate) {
         CARREL_ASSERT_CUDA(
@@ -53,7 +52,7 @@ class LinearGpuTest : public GpuKernelTest {
       p.accumulate = accumulate;
       p.type = type;
       ASSERT_EQ(cudaSuccess, gemm ? linear_->Gemm(p, nullptr) : linear_->Run(p, nullptr));
-      EXPECT_LE(RelativeError(y.Get(), want), 1e-5) << (gemm ? "gemm" : "gemv");
+      EXPECT_LE(RelativeError(y.Get(), want), 1e-5) << (gemm ? "gemm" : "run");
     }
   }
 
@@ -76,6 +75,46 @@ TEST_F(LinearGpuTest, OneTokenLongRows_MatchesReference) {
   ExpectMatches(1, 4096, 1024, true, false, HalfType::kF16);
   ExpectMatches(1, 72, 8200, false, true, HalfType::kF16);
   ExpectMatches(1, 72, 8200, true, false);  // more rows: two to a warp
+}
+
+// What a token gets alone, it gets among others at any place, whatever the others are.
+TEST_F(LinearGpuTest, FewTokens_HaveTheBitsOfEachAlone) {
+  for (int trial = 0; trial < 24; ++trial) {
+    const HalfType type = trial % 3 == 2 ? HalfType::kF16 : HalfType::kBf16;
+    const int64_t n = trial % 4 == 0 ? kFewRows : 2 + Below(kFewRows - 1);
+    const int64_t in = trial % 5 == 0 ? 4096 : 8 * (1 + Below(300));
+    const int64_t out = trial % 6 == 0 ? 8200 : 8 * (1 + Below(60));
+    SCOPED_TRACE(testing::Message() << "n " << n << " in " << in << " out " << out);
+    const auto random = [&](int64_t count) {
+      return type == HalfType::kF16 ? RandomF16(rng_, count) : RandomBf16(rng_, count);
+    };
+    const DeviceInput<uint16_t> x(random(n * in)), w(random(out * in));
+    const DeviceInput<float> bias(RandomNormal(rng_, out));
+    const std::vector<float> before = RandomNormal(rng_, n * out);
+    const DeviceOutput<float> together(n * out), alone(n * out);
+    for (const auto* y : {&together, &alone}) {
+      CARREL_ASSERT_CUDA(
+          cudaMemcpy(y->data(), before.data(), before.size() * sizeof(float), cudaMemcpyDefault));
+    }
+    LinearCudaParams p;
+    p.x = x.data();
+    p.w = w.data();
+    p.bias = trial % 2 == 0 ? bias.data() : nullptr;
+    p.n = n;
+    p.in = in;
+    p.out = out;
+    p.y = together.data();
+    p.accumulate = trial % 7 < 3;
+    p.type = type;
+    ASSERT_EQ(cudaSuccess, linear_->Run(p, nullptr));
+    p.n = 1;
+    for (int64_t i = 0; i < n; ++i) {
+      p.x = x.data() + i * in;
+      p.y = alone.data() + i * out;
+      ASSERT_EQ(cudaSuccess, linear_->Run(p, nullptr));
+    }
+    EXPECT_TRUE(together.Get() == alone.Get());
+  }
 }
 
 TEST_F(LinearGpuTest, OtherBiasOfSameShape_IsUsed) {

@@ -1,5 +1,6 @@
 #include "kernels/half-inl.cuh"
 #include "kernels/layer/rms_norm/rms_norm_cuda.h"
+#include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
 namespace {
@@ -9,6 +10,7 @@ constexpr int kThreads = 256;
 template <HalfType kType>
 __global__ void __launch_bounds__(kThreads)
     RmsNormKernel(const float* x, int64_t dim, const float* w, float eps, uint32_t* y) {
+  AllowNextLaunch();
   __shared__ float sums[kThreads / 32];
   const float4* const row = reinterpret_cast<const float4*>(x + int64_t{blockIdx.x} * dim);
   const float4* const weights = reinterpret_cast<const float4*>(w);

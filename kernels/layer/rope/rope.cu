@@ -16,7 +16,9 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
   const int half = p.head_dim / 2;
   const int64_t token = blockIdx.x;
   const int64_t step = p.step == nullptr ? 0 : *p.step;
-  const float position = static_cast<float>(p.first_position + step + token);
+  RopeCudaRow at{p.first_position + step + token, p.first_row + step + token, p.kv};
+  if (p.rows != nullptr) at = p.rows[token];
+  const float position = static_cast<float>(at.position);
   for (int c = threadIdx.x; c < half; c += kThreads) {
     // The angle is a rounded product of two floats, as transformers computes it.
     const float angle = p.inv_freq == nullptr ? 0.0f : __fmul_rn(position, p.inv_freq[c]);
@@ -25,8 +27,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
   __syncthreads();
 
   const int lane = threadIdx.x % 32;
-  const int heads = p.kv.k == nullptr ? p.q_heads : p.q_heads + 2 * p.kv_heads;
-  const int64_t row = p.first_row + step + token;
+  const int heads = at.kv.k == nullptr ? p.q_heads : p.q_heads + 2 * p.kv_heads;
   const int64_t exact_row = p.q_exact == nullptr        ? -1
                             : p.q_exact_rows == nullptr ? token
                                                         : p.q_exact_rows[token];
@@ -61,8 +62,8 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
       to = reinterpret_cast<__nv_bfloat16*>(p.q) + q_at;
     } else {
       const int64_t kv_head = is_v ? head - p.q_heads - p.kv_heads : head - p.q_heads;
-      to = reinterpret_cast<__nv_bfloat16*>(is_v ? p.kv.v : p.kv.k) +
-           (kv_head * p.kv.row_stride + row) * p.head_dim;
+      to = reinterpret_cast<__nv_bfloat16*>(is_v ? at.kv.v : at.kv.k) +
+           (p.layer * at.layer_stride + kv_head * at.kv.row_stride + at.row) * p.head_dim;
     }
 #pragma unroll
     for (int i = 0; i < kMaxPairs; ++i) {
@@ -100,7 +101,8 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeCudaParams p) {
 
 cudaError_t RopeCuda(const RopeCudaParams& params, cudaStream_t stream) {
   if (params.n < 0 || params.head_dim < 2 || params.head_dim % 2 != 0 ||
-      params.head_dim > kMaxHeadDim || (params.kv.k == nullptr) != (params.kv.v == nullptr)) {
+      params.head_dim > kMaxHeadDim || (params.kv.k == nullptr) != (params.kv.v == nullptr) ||
+      (params.rows != nullptr && (params.kv.k != nullptr || params.step != nullptr))) {
     return cudaErrorInvalidValue;
   }
   if (params.n == 0) return cudaSuccess;

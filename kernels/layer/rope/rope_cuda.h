@@ -11,7 +11,8 @@
 //         [kv_heads, row_stride, head_dim] bf16; token i becomes row first_row + i. Null: the queries
 //         alone, and qkv has q heads only.
 // Units:  token i stands at first_position + i; *step, if given, is added to first_position and
-//         first_row when the kernel runs, so that a captured graph can be replayed.
+//         first_row when the kernel runs, so that a captured graph can be replayed. rows, if given, says
+//         instead of them, and of kv, where each token stands and its k and v go.
 // Edge:   n == 0 does nothing.   Errors: cudaErrorInvalidValue an odd head_dim or one over 256.
 // Threads: reentrant; only enqueues. A token's result does not depend on n.
 // Cost:   reads qkv once, writes q, k, v once; the angles are computed once per token.
@@ -23,6 +24,14 @@
 #include "kernels/kv_view.h"
 
 namespace carrel::kernels {
+
+// A token of a sequence of its own.
+struct RopeCudaRow {
+  int64_t position = 0;
+  int64_t row = 0;
+  KvRows kv;                 // of layer 0
+  int64_t layer_stride = 0;  // in rows, from one layer's k to the next's, and from v to v
+};
 
 struct RopeCudaParams {
   const float* qkv = nullptr;
@@ -44,6 +53,8 @@ struct RopeCudaParams {
   float* q_exact = nullptr;
   const int32_t* q_exact_rows = nullptr;
   KvRows kv;
+  const RopeCudaRow* rows = nullptr;  // device, [n]
+  int32_t layer = 0;                  // where there are rows
 };
 
 cudaError_t RopeCuda(const RopeCudaParams& params, cudaStream_t stream);

@@ -125,6 +125,51 @@ TEST_F(RopeGpuTest, RandomShapes_MatchComposedReferences) {
   }
 }
 
+// Each in a place of its own: the bits of each alone, and nothing else is touched.
+TEST_F(RopeGpuTest, TokensOfSeveralSequences_HaveTheBitsOfEachAlone) {
+  const int64_t d = 128, n = 2 + Below(20), q_heads = 4, kv_heads = 2, layer = Below(3), rows = 7;
+  const int64_t width = (q_heads + 2 * kv_heads) * d, layer_rows = 2 * kv_heads * rows;
+  const auto places_of = [&](uint16_t* k) { return KvRows{k, k + layer_rows / 2 * d, rows}; };
+  const DeviceInput<float> x(RandomNormal(rng_, n * width)), freq(RandomNormal(rng_, d / 2)),
+      norm(RandomNormal(rng_, d));
+  const DeviceOutput<uint16_t> together(n * 3 * layer_rows * d), alone(n * 3 * layer_rows * d),
+      q(n * q_heads * d), q_alone(n * q_heads * d);
+  const DeviceOutput<float> exact(n * q_heads * d), exact_alone(n * q_heads * d);
+  RopeCudaParams p;
+  p.q_norm = p.k_norm = norm.data();
+  p.inv_freq = freq.data();
+  p.q_heads = q_heads;
+  p.kv_heads = kv_heads;
+  p.head_dim = d;
+  std::vector<RopeCudaRow> places;
+  for (int64_t i = 0; i < n; ++i) {
+    const RopeCudaRow at{Below(1'000'000), Below(rows),
+                         places_of(together.data() + i * 3 * layer_rows * d), layer_rows};
+    places.push_back(at);
+    p.qkv = x.data() + i * width;
+    p.n = 1;
+    p.first_position = at.position;
+    p.first_row = at.row;
+    p.q = q_alone.data() + i * q_heads * d;
+    p.q_exact = exact_alone.data() + i * q_heads * d;
+    p.kv = places_of(alone.data() + (i * 3 + layer) * layer_rows * d);
+    ASSERT_EQ(cudaSuccess, RopeCuda(p, nullptr));
+  }
+  const DeviceInput<RopeCudaRow> device_places(places);
+  p.qkv = x.data();
+  p.n = n;
+  p.q = q.data();
+  p.q_exact = exact.data();
+  p.rows = device_places.data();
+  p.layer = static_cast<int32_t>(layer);
+  EXPECT_EQ(cudaErrorInvalidValue, RopeCuda(p, nullptr)) << "two places";
+  p.kv = {};
+  ASSERT_EQ(cudaSuccess, RopeCuda(p, nullptr));
+  EXPECT_TRUE(q.Get() == q_alone.Get());
+  EXPECT_TRUE(exact.Get() == exact_alone.Get());
+  EXPECT_TRUE(together.Get() == alone.Get());
+}
+
 TEST_F(RopeGpuTest, ExactRows_TakeTheirTokensBits) {
   const int64_t d = 64, n = 1 + Below(50), kept = Below(n + 1), q_heads = 4, kv_heads = 2;
   const std::vector<float> x = RandomNormal(rng_, n * (q_heads + 2 * kv_heads) * d);

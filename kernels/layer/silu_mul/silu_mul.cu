@@ -1,5 +1,6 @@
 #include "kernels/half-inl.cuh"
 #include "kernels/layer/silu_mul/silu_mul_cuda.h"
+#include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
 namespace {
@@ -13,6 +14,7 @@ __device__ __forceinline__ float SiluMul(float gate, float up) {
 template <HalfType kType>
 __global__ void __launch_bounds__(kThreads)
     SiluMulKernel(const float4* gate_up, int64_t pieces, int64_t row_pieces, uint2* y) {
+  AllowNextLaunch();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;  // of four elements
   if (i >= pieces) return;
   const int64_t row = i / row_pieces, piece = i % row_pieces;

@@ -1,0 +1,325 @@
+// What:  sequences that a GPU decodes together, over documents of random rows: tokens a second in all, and how long a
+//        step takes, with 1, 8 and 32 sequences on one document and on as many documents, rows in this host's memory
+//        or on the device, a few attended or all; and what reloading a document for each would cost at the rate of
+//        this bus. One JSON object a line. "as_alone": the first sequence's tokens are those that it gets alone.
+// Usage: together_bench MODEL [documents] [--tokens N] [--rows N]       (defaults 131000, 512)
+//        MODEL: of make-model, of any number of layers. documents: each sequence on one of its own, as far as memory
+//        goes (--host-gb, --device-gb: of rows), instead of all on one.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/retrieval.pb.h"
+#include "common/bf16.h"
+#include "common/cuda/buffer.h"
+#include "common/cuda/stream.h"
+#include "common/status.h"
+#include "common/thread_pool.h"
+#include "decoder/decoder.h"
+#include "decoder/generation.h"
+#include "model/checkpoint.h"
+
+namespace carrel {
+namespace {
+
+using decoder::Generation;
+
+constexpr int64_t kWarmSteps = 14;  // with them the step becomes a graph
+constexpr int64_t kSteps = 40;
+constexpr int64_t kHeadRows = 4096;  // of a head in one reply
+
+// Numbers to take rows from, anywhere in them.
+class RandomNumbers {
+ public:
+  RandomNumbers() : numbers_(size_t{32} << 20) {
+    std::mt19937_64 rng(1);
+    std::normal_distribution<float> normal;
+    std::vector<uint16_t> few(1 << 16);
+    for (uint16_t& x : few) x = FloatToBf16(normal(rng));
+    for (uint16_t& x : numbers_) x = few[rng() >> 48];
+  }
+  std::string Some(uint64_t seed, int64_t count) const {
+    std::mt19937_64 rng(seed);
+    const size_t at = rng() % (numbers_.size() - static_cast<size_t>(count));
+    return {reinterpret_cast<const char*>(&numbers_[at]), static_cast<size_t>(count) * 2};
+  }
+
+ private:
+  std::vector<uint16_t> numbers_;
+};
+
+// A context of random rows: opens, and gives rows.
+class RandomStore final : public decoder::StoreClient {
+ public:
+  RandomStore(const RandomNumbers& numbers, const AttentionShape& shape, int64_t tokens, int64_t id)
+      : numbers_(numbers), shape_(shape), tokens_(tokens), id_(id) {}
+
+  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override {
+    v1::OpenReply reply;
+    reply.set_tokens(tokens_);
+    reply.set_zone_begin(open.sink());
+    reply.set_zone_end(tokens_ - open.local());
+    reply.mutable_manifest()->set_content_id(absl::StrCat("random-", id_));
+    reply.mutable_limits()->set_max_top_k(tokens_);
+    reply.mutable_limits()->set_max_query_tokens(16);
+    reply.mutable_limits()->set_max_fetch_rows(kHeadRows * shape_.kv_heads);
+    reply.mutable_limits()->set_max_result_bytes(int64_t{1} << 30);
+    return reply;
+  }
+  absl::StatusOr<decoder::RequestId> Send(v1::Query) override {
+    return absl::UnimplementedError("rows are here alone");
+  }
+  absl::StatusOr<decoder::RequestId> Send(v1::FetchRows fetch) override {
+    asked_[++last_] = std::move(fetch);
+    return last_;
+  }
+  absl::StatusOr<v1::SessionReply> Next(decoder::RequestId id) override {
+    const v1::FetchRows& fetch = asked_[id];
+    const int64_t rows = fetch.range().end() - fetch.range().begin();
+    v1::SessionReply reply;
+    reply.set_last(true);
+    for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+      auto* const block = reply.mutable_fetch_rows()->add_blocks();
+      block->set_kv_head(static_cast<uint32_t>(head));
+      uint64_t seed = static_cast<uint64_t>(((id_ * 64 + fetch.layer()) * 64 + head) * 1'000'000 +
+                                            fetch.range().begin());
+      for (auto* const tensor : {block->mutable_k(), block->mutable_v()}) {
+        tensor->set_dtype(v1::Tensor::BF16);
+        tensor->add_shape(rows);
+        tensor->add_shape(shape_.head_dim);
+        tensor->set_data(numbers_.Some(seed++, rows * shape_.head_dim));
+      }
+    }
+    asked_.erase(id);
+    return reply;
+  }
+  void Forget(decoder::RequestId id) override { asked_.erase(id); }
+  bool broken() const override { return false; }
+  int64_t bytes_sent() const override { return 0; }
+  int64_t bytes_received() const override { return 0; }
+
+ private:
+  const RandomNumbers& numbers_;
+  const AttentionShape shape_;
+  const int64_t tokens_, id_;
+  decoder::RequestId last_ = 0;
+  std::map<decoder::RequestId, v1::FetchRows> asked_;
+};
+
+struct Flags {
+  std::string model;
+  bool documents = false;
+  int64_t tokens = 131000, rows = 512, host_gb = 80, device_gb = 90;
+};
+
+struct Way {
+  const char* zone;
+  bool dense;
+  int64_t rows_gb;  // that there is room for
+};
+
+class Bench {
+ public:
+  Bench(const Flags& flags, const model::Checkpoint& checkpoint, ThreadPool* pool)
+      : flags_(flags), checkpoint_(checkpoint), pool_(pool) {}
+
+  absl::Status Run() {
+    RETURN_IF_ERROR(MeasureBus());
+    for (const Way& way :
+         {Way{"host", false, flags_.host_gb}, Way{"device", false, flags_.device_gb},
+          Way{"device", true, flags_.device_gb}}) {
+      const int64_t most = flags_.documents ? way.rows_gb * 1'000'000'000 / DocumentBytes() : 32;
+      decoders_.clear();
+      for (const int64_t n : {int64_t{1}, int64_t{8}, int64_t{32}}) {
+        RETURN_IF_ERROR(Measure(way, std::min(n, most)));
+        if (n > most) break;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t DocumentBytes() const {
+    const AttentionShape& shape = checkpoint_.config.shape;
+    return int64_t{shape.layers} * shape.kv_heads * shape.head_dim * 2 * 2 * flags_.tokens;
+  }
+
+  absl::Status MeasureBus() {
+    constexpr int64_t kBytes = int64_t{1} << 30;
+    ASSIGN_OR_RETURN(auto host, cuda::PinnedBuffer<uint8_t>::Create(kBytes));
+    ASSIGN_OR_RETURN(auto device, cuda::DeviceBuffer<uint8_t>::Create(kBytes));
+    ASSIGN_OR_RETURN(const auto stream, cuda::Stream::Create());
+    std::memset(host.data(), 1, kBytes);
+    for (int i = 0; i < 4; ++i) {
+      const absl::Time start = absl::Now();
+      if (cudaMemcpyAsync(device.data(), host.data(), kBytes, cudaMemcpyHostToDevice,
+                          stream.get()) != cudaSuccess)
+        return absl::InternalError("a copy failed");
+      RETURN_IF_ERROR(stream.Synchronize());
+      bus_gb_per_s_ =
+          std::max(bus_gb_per_s_, 1e-9 * kBytes / absl::ToDoubleSeconds(absl::Now() - start));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenUpTo(const Way& way, int64_t n) {
+    decoder::RetrievalConfig config;
+    config.sink = 4;
+    config.local = 64;
+    config.dense_layers = 0;
+    config.estimate = decoder::Estimate::kOff;
+    const decoder::SelectorConfig method = *decoder::ParseSelector("hash");
+    if (way.dense) {
+      config.selection = select::All();
+    } else {
+      config.selection = select::TopK{flags_.rows};
+    }
+    if (std::strcmp(way.zone, "host") == 0) {
+      config.zone = decoder::HostZoneOptions{method, {}};
+    } else {
+      config.zone = decoder::DeviceZoneOptions{method};
+    }
+    decoder::DeviceConfig device;
+    device.device = model::Device::kCuda;
+    device.new_tokens = 256;
+    for (int64_t i = static_cast<int64_t>(decoders_.size()); i < n; ++i) {
+      auto store = std::make_unique<RandomStore>(numbers_, checkpoint_.config.shape, flags_.tokens,
+                                                 flags_.documents ? i : 0);
+      ASSIGN_OR_RETURN(auto decoder, decoder::Decoder::Open(checkpoint_, std::move(store), "random",
+                                                            config, pool_, device));
+      decoders_.push_back(std::move(decoder));
+    }
+    return absl::OkStatus();
+  }
+
+  decoder::GenerateOptions Options(int64_t steps) const {
+    decoder::GenerateOptions options;
+    options.max_tokens = steps + 1;
+    options.ignore_eos = true;
+    return options;
+  }
+  static std::vector<TokenId> Prompt(int64_t i) {
+    const auto id = static_cast<TokenId>(i);
+    return {100 + id, 7 * id + 1, 3, 4};
+  }
+
+  // Of each step, ms; sorted.
+  absl::StatusOr<std::vector<double>> Steps(int64_t n, std::vector<TokenId>& first) {
+    std::vector<Generation> generations;
+    for (int64_t i = 0; i < n; ++i) {
+      ASSIGN_OR_RETURN(Generation one,
+                       Generation::Begin(*decoders_[i], Prompt(i), Options(kWarmSteps + kSteps)));
+      while (one.reading_prompt()) RETURN_IF_ERROR(one.Step());
+      generations.push_back(std::move(one));
+    }
+    std::vector<Generation*> all;
+    for (Generation& one : generations) all.push_back(&one);
+    std::vector<double> ms;
+    for (int64_t step = 0; step < kWarmSteps + kSteps; ++step) {
+      const absl::Time start = absl::Now();
+      for (const absl::Status& status : Generation::StepTogether(all)) RETURN_IF_ERROR(status);
+      if (step >= kWarmSteps) ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+    }
+    first = generations[0].TakeResult().ids;
+    std::sort(ms.begin(), ms.end());
+    return ms;
+  }
+
+  absl::Status Measure(const Way& way, int64_t n) {
+    const absl::Time start = absl::Now();
+    RETURN_IF_ERROR(OpenUpTo(way, n));
+    const double open_s = absl::ToDoubleSeconds(absl::Now() - start);
+    std::vector<TokenId> together;
+    ASSIGN_OR_RETURN(const std::vector<double> ms, Steps(n, together));
+    ASSIGN_OR_RETURN(const decoder::GenerateResult alone,
+                     decoders_[0]->Generate(Prompt(0), Options(kWarmSteps + kSteps)));
+    ASSIGN_OR_RETURN(const decoder::GenerateResult last,
+                     decoders_[n - 1]->Generate(Prompt(n - 1), Options(kWarmSteps + kSteps)));
+    const double median = ms[ms.size() / 2];
+    nlohmann::json json = {
+        {"zone", way.zone},
+        {"rows", way.dense ? nlohmann::json("all") : nlohmann::json(flags_.rows)},
+        {"tokens", flags_.tokens},
+        {"layers", checkpoint_.config.shape.layers},
+        {"sequences", n},
+        {"documents", flags_.documents ? n : 1},
+        {"ms_per_step", median},
+        {"p10", ms[ms.size() / 10]},
+        {"p90", ms[ms.size() * 9 / 10]},
+        {"tokens_per_s", 1000 * static_cast<double>(n) / median},
+        {"as_alone", together == alone.ids},
+        {"first_alone_ms", 1000 * alone.generate_seconds / static_cast<double>(alone.steps)},
+        {"last_alone_ms", 1000 * last.generate_seconds / static_cast<double>(last.steps)},
+        {"open_s", open_s}};
+    if (way.dense && n == 1) {
+      // Documents in turn: before an answer of so many tokens its document comes over the bus.
+      const double reload_ms = 1e-6 * static_cast<double>(DocumentBytes()) / bus_gb_per_s_;
+      json["bus_gb_per_s"] = bus_gb_per_s_;
+      json["reload_ms"] = reload_ms;
+      for (const int answer : {1, 64, 256}) {
+        json[absl::StrCat("reloading_every_", answer, "_tokens_per_s")] =
+            1000.0 * answer / (reload_ms + answer * median);
+      }
+    }
+    std::printf("%s\n", json.dump().c_str());
+    std::fflush(stdout);
+    return absl::OkStatus();
+  }
+
+  const Flags flags_;
+  const model::Checkpoint& checkpoint_;
+  ThreadPool* const pool_;
+  const RandomNumbers numbers_;
+  double bus_gb_per_s_ = 0;
+  std::vector<std::unique_ptr<decoder::Decoder>> decoders_;
+};
+
+absl::Status Run(const Flags& flags) {
+  ThreadPool pool(static_cast<int>(std::thread::hardware_concurrency()) - 1);
+  ASSIGN_OR_RETURN(const model::Checkpoint checkpoint, model::LoadCheckpoint(flags.model, &pool));
+  return Bench(flags, checkpoint, &pool).Run();
+}
+
+}  // namespace
+}  // namespace carrel
+
+int main(int argc, char** argv) {
+  carrel::Flags flags;
+  const std::map<std::string, int64_t*> numbers = {{"--tokens", &flags.tokens},
+                                                   {"--rows", &flags.rows},
+                                                   {"--host-gb", &flags.host_gb},
+                                                   {"--device-gb", &flags.device_gb}};
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const auto number = numbers.find(arg);
+    if (number != numbers.end() && i + 1 < argc) {
+      *number->second = std::strtol(argv[++i], nullptr, 10);
+    } else if (arg == "documents") {
+      flags.documents = true;
+    } else if (flags.model.empty() && arg[0] != '-') {
+      flags.model = arg;
+    } else {
+      flags.model.clear();
+      break;
+    }
+  }
+  if (flags.model.empty() || flags.tokens < 1024 || flags.rows < 1) {
+    std::fprintf(stderr,
+                 "usage: together_bench MODEL [documents] [--tokens N] [--rows N] [--host-gb N] "
+                 "[--device-gb N]\n");
+    return 2;
+  }
+  const absl::Status status = carrel::Run(flags);
+  if (!status.ok()) std::fprintf(stderr, "together_bench: %s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}

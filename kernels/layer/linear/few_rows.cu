@@ -24,6 +24,15 @@ struct Args {
   float* y;
 };
 
+// LoadStream16, and the 256 bytes around it into L2: a warp takes all of them, 64 at a time.
+__device__ __forceinline__ uint4 LoadWeights(const void* address) {
+  uint4 r;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(address));
+  return r;
+}
+
 template <HalfType kType>
 __device__ __forceinline__ void MmaOf(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                       uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -104,7 +113,7 @@ class Warp {
       for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          to.w[c][i][half] = inside ? LoadStream16(w_[i][half] + piece) : uint4{0, 0, 0, 0};
+          to.w[c][i][half] = inside ? LoadWeights(w_[i][half] + piece) : uint4{0, 0, 0, 0};
         }
       }
     }
@@ -145,15 +154,15 @@ class Warp {
   float sum_[kTiles][kGroups][4] = {};
 };
 
-// A block's warps are kParts of the inner dimension of kBands bands of kTiles tiles of w's rows.
-template <HalfType kType, int kParts, int kBands, int kTiles, int kGroups, int kAhead, int kBlocks>
-__global__ void __launch_bounds__(32 * kParts * kBands, kBlocks) FewRowsKernel(const Args a) {
+// A block's warps are kShares of the inner dimension of kBands bands of kTiles tiles of w's rows.
+template <HalfType kType, int kShares, int kBands, int kTiles, int kGroups, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(32 * kShares * kBands, kBlocks) FewRowsKernel(const Args a) {
   // Of a tile of each band.
-  __shared__ float shared[kBands][kParts][8 * kGroups][kTileRows];
+  __shared__ float shared[kBands][kShares][8 * kGroups][kTileRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int band = warp / kParts, part = warp % kParts;
+  const int band = warp / kShares, part = warp % kShares;
   const int64_t row = (int64_t{blockIdx.x} * kBands + band) * kTiles * kTileRows;
-  Warp<kType, kTiles, kGroups, kAhead> walk(a, row, part, kParts);
+  Warp<kType, kTiles, kGroups, kAhead> walk(a, row, part, kShares);
   walk.Walk();
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
@@ -167,13 +176,13 @@ __global__ void __launch_bounds__(32 * kParts * kBands, kBlocks) FewRowsKernel(c
       }
     }
     __syncthreads();
-    for (int at = part * 32 + lane; at < a.n * kTileRows; at += 32 * kParts) {
+    for (int at = part * 32 + lane; at < a.n * kTileRows; at += 32 * kShares) {
       const int token = at / kTileRows, r = at % kTileRows;
       const int64_t to = row + kTileRows * i + r;
       if (to >= a.out) continue;
       float sum = 0;
 #pragma unroll
-      for (int w = 0; w < kParts; ++w) sum += shared[band][w][token][r];
+      for (int w = 0; w < kShares; ++w) sum += shared[band][w][token][r];
       if (a.bias != nullptr) sum += a.bias[to];
       float* const y = a.y + token * a.out + to;
       *y = a.accumulate ? sum + *y : sum;
@@ -181,7 +190,7 @@ __global__ void __launch_bounds__(32 * kParts * kBands, kBlocks) FewRowsKernel(c
   }
 }
 
-template <HalfType kType, int kParts, int kBands, int kTiles, int kGroups, int kAhead, int kBlocks>
+template <HalfType kType, int kShares, int kBands, int kTiles, int kGroups, int kAhead, int kBlocks>
 cudaError_t Launch(const Args& a, cudaStream_t stream) {
   constexpr int64_t kRows = kBands * kTiles * kTileRows;
   bool early_served = false;
@@ -192,27 +201,24 @@ cudaError_t Launch(const Args& a, cudaStream_t stream) {
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>((a.out + kRows - 1) / kRows));
-  config.blockDim = dim3(32 * kParts * kBands);
+  config.blockDim = dim3(32 * kShares * kBands);
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = early_served ? 1 : 0;
   return cudaLaunchKernelEx(
-      &config, FewRowsKernel<kType, kParts, kBands, kTiles, kGroups, kAhead, kBlocks>, a);
+      &config, FewRowsKernel<kType, kShares, kBands, kTiles, kGroups, kAhead, kBlocks>, a);
 }
 
-// How many warps share the inner dimension depends on w alone.
+// Where w has many rows, two bands of them share what a block reads of the tokens.
 constexpr int64_t kManyRows = 8192;
+constexpr int kParts = 8;  // one number for all: sums depend on it
 
 template <HalfType kType>
 cudaError_t LaunchOf(const Args& a, cudaStream_t stream) {
-  if (a.out > kManyRows) {
-    if (a.n <= 8) return Launch<kType, 16, 1, 1, 1, 2, 1>(a, stream);
-    if (a.n <= 16) return Launch<kType, 16, 1, 1, 2, 2, 1>(a, stream);
-    return Launch<kType, 16, 1, 2, 4, 1, 1>(a, stream);
-  }
-  if (a.n <= 8) return Launch<kType, 8, 1, 1, 1, 2, 3>(a, stream);
-  if (a.n <= 16) return Launch<kType, 8, 1, 1, 2, 2, 2>(a, stream);
-  return Launch<kType, 8, 1, 2, 4, 2, 1>(a, stream);
+  if (a.n <= 8) return Launch<kType, kParts, 1, 1, 1, 4, 2>(a, stream);
+  if (a.n <= 16) return Launch<kType, kParts, 1, 1, 2, 2, 2>(a, stream);
+  if (a.out <= kManyRows) return Launch<kType, kParts, 1, 2, 4, 2, 1>(a, stream);
+  return Launch<kType, kParts, 2, 2, 4, 1, 1>(a, stream);
 }
 
 }  // namespace

@@ -272,6 +272,7 @@ TEST_F(TogetherGpuTest, NoRoomInOnesWindow_TheOthersGoOn) {
 
 TEST_F(TogetherGpuTest, OneIsNotWantedAnyMore_TheOthersGoOn) {
   for (int64_t i = 0; i < 3; ++i) Add(ConfigOf(i, rng_));
+  options_[1].max_tokens = 8;  // not done before nobody wants it
   int64_t looks = 4;
   options_[1].wanted = [&looks] { return --looks > 0; };
   std::vector<Generation> generations;

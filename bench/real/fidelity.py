@@ -102,8 +102,8 @@ class Bench:
             os.path.join(self.args.shared, "fidelity", name + ".safetensors"))
         yield {"setting": "dense against transformers in float32", **fidelity(reference, dense)}
         cases = {zone: flags for zone, flags in self.settings.items()}
-        for fidelity in ("fast", "faithful"):
-            cases[fidelity] = where + ["--fidelity", fidelity]
+        for level in ("fast", "faithful"):
+            cases[level] = where + ["--fidelity", level]
         for rows in ROWS:
             for term in ("off", "on"):
                 cases[f"{rows} rows, term {term}"] = where + [

@@ -210,8 +210,15 @@ absl::Status FreeContext(OpenDb& db, const CatalogEntry& entry) {
   RETURN_IF_ERROR(FromRocks(
       rocksdb::DeleteFilesInRange(db.db.get(), db.segments, &from, &to, /*include_end=*/false),
       what));
-  // Without files nobody asks for the mark any more; whether this survives a crash is indifferent.
-  return FromRocks(db.db->Delete(rocksdb::WriteOptions(), db.catalog, ManifestKey(entry.id)), what);
+  // The record has a file of its own, which nothing else would ever free: so little is deleted that
+  // RocksDB sees no reason to. Without files of segments nobody asks for it, nor for the mark any
+  // more; whether these two survive a crash is indifferent.
+  const std::string key = ManifestKey(entry.id);
+  const rocksdb::Slice record = key;
+  RETURN_IF_ERROR(FromRocks(
+      rocksdb::DeleteFilesInRange(db.db.get(), db.catalog, &record, &record, /*include_end=*/true),
+      what));
+  return FromRocks(db.db->Delete(rocksdb::WriteOptions(), db.catalog, key), what);
 }
 
 }  // namespace carrel::kvstore

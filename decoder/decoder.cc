@@ -137,6 +137,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   open.set_query_drift(config.prefetch != Prefetch::kOff);
   ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
   decoder->context_tokens_ = opened.tokens();
+  decoder->content_id_ = opened.manifest().content_id();
   decoder->limits_ = {{opened.zone_begin(), opened.zone_end()},
                       opened.limits().max_top_k(),
                       opened.limits().max_query_tokens(),

@@ -94,6 +94,8 @@ class Decoder {
 
   Statistics statistics() const;
   int64_t context_tokens() const { return context_tokens_; }
+  // Of what is open; empty: no context, or one of an old format that has none.
+  const std::string& content_id() const { return content_id_; }
 
   // For tests, of a decoder on the CPU.
   void set_observer(Observer observer);
@@ -117,6 +119,7 @@ class Decoder {
   const model::Checkpoint& checkpoint_;
   const DeviceConfig device_;
   int64_t context_tokens_ = 0;
+  std::string content_id_;
   double target_error_ = 0, promised_error_ = 0;
   int64_t max_tokens_;                   // of context, prompt and answer together
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry

@@ -150,7 +150,7 @@ class DocumentHeads {
         return heads_.front().tokens;
       }
     }
-    absl::StatusOr<std::vector<TokenId>> tokens = store.DocumentTokens(context);
+    absl::StatusOr<std::vector<TokenId>> tokens = store.DocumentTokens(context, content_id);
     // A server of an older version does not tell: then the chat stands behind the document.
     if (absl::IsUnimplemented(tokens.status())) tokens = std::vector<TokenId>{-1};
     RETURN_IF_ERROR(tokens.status());

@@ -160,7 +160,7 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, kvstore::Principal*
   }
   ASSIGN_OR_RETURN(const Document document, documents->Get(context));
   if (events) return StreamEvents(*documents, context, reply);
-  if (text) return SendText(context, *reply);
+  if (text) return SendText(document, *reply);
   if (removal) {
     RETURN_IF_ERROR(documents->Delete(context));
     reply->Send(200, kJson, Dump({{"name", context}, {"object", "context"}, {"deleted", true}}));
@@ -170,8 +170,9 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, kvstore::Principal*
   return absl::OkStatus();
 }
 
-absl::Status ContextsApi::SendText(const std::string& name, HttpReply& reply) const {
-  ASSIGN_OR_RETURN(std::vector<TokenId> tokens, store->DocumentTokens(name));
+absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) const {
+  ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
+                   store->DocumentTokens(document.name, document.content_id));
   ASSIGN_OR_RETURN(const library::DocumentText text,
                    library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer));
   reply.Send(200, "text/plain; charset=utf-8", text.text());

@@ -46,7 +46,7 @@ struct ContextsApi {
  private:
   absl::Status Create(const HttpRequest& request, const std::string& query, kvstore::Principal* who,
                       HttpReply& reply) const;
-  absl::Status SendText(const std::string& name, HttpReply& reply) const;
+  absl::Status SendText(const Document& document, HttpReply& reply) const;
   absl::Status CheckNew(const std::string& name, int64_t tokens, kvstore::Principal* who) const;
 };
 

@@ -179,7 +179,7 @@ class PrefillingDocuments final : public Documents {
     }
     for (Recognised& candidate : candidates) {
       if (!sees(candidate.name)) continue;
-      const auto tokens = store_handle_.DocumentTokens(candidate.name);
+      const auto tokens = store_->DocumentTokens(candidate.name, candidate.content_id);
       if (!tokens.ok()) continue;  // it is gone, or damaged: who asks for it by name is told
       auto rest = RestOf(prompt, *tokens, *model_->checkpoint().tokenizer);
       if (!rest.has_value()) continue;
@@ -253,8 +253,12 @@ class PrefillingDocuments final : public Documents {
     }
     document.usable = fingerprint == model_->checkpoint().fingerprint;
     if (!document.usable || document.content_id.empty()) return absl::OkStatus();
-    const auto tokens = store_handle_.DocumentTokens(summary.name());
-    if (!tokens.ok()) return absl::OkStatus();  // of a server, or damaged: by its name alone
+    const auto tokens = store_->DocumentTokens(document.name, document.content_id);
+    if (absl::IsUnavailable(tokens.status()) || absl::IsResourceExhausted(tokens.status())) {
+      return tokens.status();  // of a server: it is looked at again
+    }
+    // Damaged, replaced meanwhile, or not ours to read: by its name alone.
+    if (!tokens.ok()) return absl::OkStatus();
     absl::MutexLock lock(&mu_);
     prefixes_.Remove(document.content_id);
     prefixes_.Add(document.content_id, *tokens);

@@ -7,23 +7,14 @@
 #include "common/checksum.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
+#include "kvstore/storage/token_ids.h"
 
 namespace carrel::library {
 
-using kvstore::Kind;
-
 absl::StatusOr<std::vector<TokenId>> ReadDocumentTokens(const kvstore::StoredContext& context) {
-  ASSIGN_OR_RETURN(const uint32_t segments, context.SegmentCount(-1, Kind::kTokenIds, KvHead(0)));
-  std::string bytes;
-  for (uint32_t i = 0; i < segments; ++i) {
-    ASSIGN_OR_RETURN(const auto segment, context.Segment(-1, Kind::kTokenIds, KvHead(0), i));
-    const absl::string_view payload = segment->payload();
-    RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(payload.size())));
-    absl::StrAppend(&bytes, payload);
-  }
   const v1::Manifest& manifest = context.manifest();
-  if (bytes.size() != static_cast<size_t>(manifest.tokens()) * sizeof(TokenId) ||
-      Sha256Hex(bytes) != manifest.token_ids_sha256()) {
+  ASSIGN_OR_RETURN(const std::string bytes, kvstore::ReadTokenIds(context, 0, manifest.tokens()));
+  if (Sha256Hex(bytes) != manifest.token_ids_sha256()) {
     return absl::DataLossError(absl::StrCat("context \"", manifest.name(),
                                             "\": its token ids are not those of its manifest"));
   }

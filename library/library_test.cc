@@ -320,14 +320,19 @@ TEST(LibraryTest, Prefill_ThatNobodyWantsAnyMore_IsCancelled_AndGoesOnOrIsDiscar
   EXPECT_EQ(made->resumed_layers, 0);
 }
 
-TEST(LibraryTest, DocumentTokens_AreThoseThatWerePrefilled_AndAServerDoesNotTell) {
+TEST(LibraryTest, DocumentTokens_AreThoseThatWerePrefilled_AlsoOfAServer) {
   const auto tokens = Opened()->DocumentTokens(kName);
   ASSERT_TRUE(tokens.ok()) << tokens.status().message();
   EXPECT_EQ(*tokens, Document());
   EXPECT_EQ(Opened()->DocumentTokens("none").status().code(), StatusCode::kNotFound);
-  const auto connected = Store::Connect(SocketAddress());
+  auto server = Server::Start(Folder(), {.listen = {SocketAddress()}, .read_only = true});
+  ASSERT_TRUE(server.ok()) << server.status().message();
+  const auto connected = Store::Connect((*server)->addresses().front());
   ASSERT_TRUE(connected.ok());
-  EXPECT_EQ((*connected)->DocumentTokens(kName).status().code(), StatusCode::kUnimplemented);
+  const auto told = (*connected)->DocumentTokens(kName);
+  ASSERT_TRUE(told.ok()) << told.status().message();
+  EXPECT_EQ(*told, Document());
+  EXPECT_EQ((*connected)->DocumentTokens("none").status().code(), StatusCode::kNotFound);
 }
 
 TEST(LibraryTest, C_BadInput_IsAnswered) { EXPECT_EQ(CarrelCTest_BadInput(), 0); }

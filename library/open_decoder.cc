@@ -83,7 +83,8 @@ absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
   if (checkpoint_.tokenizer == nullptr) {
     return absl::FailedPreconditionError("sources: the model came without a tokenizer");
   }
-  ASSIGN_OR_RETURN(std::vector<TokenId> tokens, store_->DocumentTokens(context_));
+  ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
+                   store_->DocumentTokens(context_, decoder_->content_id()));
   if (static_cast<int64_t>(tokens.size()) != decoder_->context_tokens()) {
     return absl::FailedPreconditionError(
         absl::StrCat("context \"", context_, "\" has ", tokens.size(), " tokens now, not the ",

@@ -145,7 +145,7 @@ Result<ContextInfo> StoreHandle::Import(
 }
 
 Result<std::vector<int32_t>> StoreHandle::DocumentTokens(const std::string& name) {
-  return ToPublic(access_->DocumentTokens(name));
+  return ToPublic(access_->DocumentTokens(name, ""));
 }
 
 }  // namespace library

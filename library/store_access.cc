@@ -15,6 +15,7 @@
 #include "decoder/client/store_client_credentials.h"
 #include "decoder/client/store_client_grpc.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/format/manifest.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
@@ -68,9 +69,10 @@ class RemoteStore final : public StoreAccess {
     const auto channel = grpc::CreateChannel(address_.server, decoder::CredentialsOf(login));
     return std::make_unique<kvstore::ContextClient>(channel, address_.server, kDeadline, login.key);
   }
-  absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context) override {
-    return absl::UnimplementedError(
-        absl::StrCat("context \"", context, "\": a server does not tell its documents' tokens"));
+  absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
+                                                      const std::string& content_id) override {
+    ASSIGN_OR_RETURN(const auto client, NewContextClient());
+    return client->Tokens(context, content_id);
   }
 
  private:
@@ -97,9 +99,11 @@ class EmbeddedStore final : public StoreAccess {
     return std::make_unique<kvstore::ContextClient>(server_->InProcessChannel(),
                                                     "the embedded store", kDeadline);
   }
-  absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context) override {
+  absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
+                                                      const std::string& content_id) override {
     RETURN_IF_ERROR(engine_->store().Refresh().status());
     ASSIGN_OR_RETURN(const auto stored, engine_->store().OpenContext(context));
+    RETURN_IF_ERROR(kvstore::CheckContentId(content_id, stored->manifest()));
     return ReadDocumentTokens(*stored);
   }
   kvstore::Store* store() override { return &engine_->store(); }

@@ -57,8 +57,11 @@ class StoreAccess {
   // pool: counts for an embedded store only (MakeEmbeddedClient); null, or outlives the client.
   virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) = 0;
   virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() = 0;
-  // The tokens of a context's document, verified by the digest of its manifest.
-  virtual absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context) = 0;
+  // The tokens of a context's document, verified by the digest of its manifest. content_id: what the
+  // context must hold, or the id's first 12 digits or more; empty: whatever it holds.
+  // FailedPrecondition: it holds something else; Unimplemented: of a server of an older version.
+  virtual absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
+                                                              const std::string& content_id) = 0;
   // Of an embedded store: itself, as long as this lives; else null.
   virtual kvstore::Store* store() { return nullptr; }
 };

@@ -80,8 +80,8 @@ class CARREL_API Store {
   virtual Result<ContextInfo> Import(
       const std::string& name,
       const std::function<Result<std::string_view>(int64_t offset)>& source) = 0;
-  // The tokens that the context was made of, as its content id names them. Unimplemented: of a store
-  // that was connected to.
+  // The tokens that the context was made of, as its content id names them. Unimplemented: of a server
+  // of an older version.
   virtual Result<std::vector<int32_t>> DocumentTokens(const std::string& name) = 0;
 };
 

@@ -11,10 +11,11 @@ namespace {
 constexpr absl::string_view kNames[] = {"list", "open", "import", "delete", "admin"};
 
 constexpr RpcRight kTable[] = {
-    {"ContextService.List", Right::kList},       {"ContextService.Get", Right::kList},
-    {"ContextService.Statistics", Right::kList}, {"ContextService.Verify", Right::kAdmin},
-    {"ContextService.Export", Right::kOpen},     {"ContextService.Import", Right::kImport},
-    {"ContextService.Delete", Right::kDelete},   {"RetrievalService.Session", Right::kOpen},
+    {"ContextService.List", Right::kList},      {"ContextService.Get", Right::kList},
+    {"ContextService.Tokens", Right::kOpen},    {"ContextService.Statistics", Right::kList},
+    {"ContextService.Verify", Right::kAdmin},   {"ContextService.Export", Right::kOpen},
+    {"ContextService.Import", Right::kImport},  {"ContextService.Delete", Right::kDelete},
+    {"RetrievalService.Session", Right::kOpen},
 };
 
 }  // namespace

@@ -16,8 +16,10 @@
 #include "kvstore/engine/fingerprint_check.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/validate.h"
+#include "kvstore/format/manifest.h"
 #include "kvstore/storage/file_watch.h"
 #include "kvstore/storage/store.h"
+#include "kvstore/storage/token_ids.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -290,6 +292,25 @@ absl::StatusOr<std::vector<v1::Manifest>> Engine::List(std::vector<absl::Status>
 absl::StatusOr<v1::Manifest> Engine::Get(const std::string& name) {
   RETURN_IF_ERROR(Refresh());
   return store_->GetManifest(name);
+}
+
+absl::StatusOr<v1::TokensResponse> Engine::Tokens(const v1::TokensRequest& request) {
+  RETURN_IF_ERROR(Refresh());
+  ASSIGN_OR_RETURN(const auto stored, FindStored(request.name()));
+  const v1::Manifest& manifest = stored->manifest();
+  const std::string attempt = absl::StrCat("tokens of context ", request.name());
+  RETURN_IF_ERROR(Annotate(CheckContentId(request.content_id(), manifest), attempt));
+  if (request.begin() < 0 || request.begin() > manifest.tokens()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(attempt, ": begin=", request.begin(), ", must be 0 .. ", manifest.tokens()));
+  }
+  v1::TokensResponse reply;
+  reply.set_content_id(manifest.content_id());
+  reply.set_tokens(manifest.tokens());
+  reply.set_token_ids_sha256(manifest.token_ids_sha256());
+  const int64_t end = std::min(manifest.tokens(), request.begin() + kMostTokens);
+  ASSIGN_OR_RETURN(*reply.mutable_token_ids(), ReadTokenIds(*stored, request.begin(), end));
+  return reply;
 }
 
 absl::StatusOr<std::unique_ptr<ContextExport>> Engine::Export(const std::string& name) const {

@@ -34,6 +34,11 @@
 #include "kvstore/engine/work_queue.h"
 #include "kvstore/storage/context_stream.h"
 
+namespace carrel::v1 {
+class TokensRequest;
+class TokensResponse;
+}  // namespace carrel::v1
+
 namespace carrel::kvstore {
 
 class Store;
@@ -48,7 +53,11 @@ class Engine {
   // Contexts that cannot be read are told in `unreadable`.
   absl::StatusOr<std::vector<v1::Manifest>> List(std::vector<absl::Status>* unreadable);  // blocks
   absl::StatusOr<v1::Manifest> Get(const std::string& name);                              // blocks
-  absl::Status Delete(const std::string& name);                                           // blocks
+  // A part of a context's document, at most kMostTokens from request.begin on. InvalidArgument:
+  // begin, or what is no content id; FailedPrecondition: the context has another.
+  static constexpr int64_t kMostTokens = int64_t{1} << 16;
+  absl::StatusOr<v1::TokensResponse> Tokens(const v1::TokensRequest& request);  // blocks
+  absl::Status Delete(const std::string& name);                                 // blocks
   // Of a read-only store: what another process published or deleted since is seen from now on.
   // OpenSession, List and Get do this themselves. Sessions keep what they have open.
   absl::Status Refresh();  // blocks

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
 #include "common/dtype.h"
 #include "common/file.h"
 #include "common/status.h"
@@ -58,6 +59,17 @@ absl::StatusOr<std::unique_ptr<Reply>> SubmitAndWait(Session& session, uint64_t 
   return future.get();
 }
 
+absl::Status WriteTokens(const std::string& file, ContextId id, const std::vector<TokenId>& tokens,
+                         v1::Manifest& manifest) {
+  const std::string bytes(reinterpret_cast<const char*>(tokens.data()),
+                          tokens.size() * sizeof(TokenId));
+  manifest.set_token_ids_sha256(Sha256Hex(bytes));
+  ASSIGN_OR_RETURN(const std::unique_ptr<SstWriter> writer, SstWriter::Create(file));
+  RETURN_IF_ERROR(writer->Add({id, -1, Kind::kTokenIds, KvHead(0), 0}, bytes,
+                              static_cast<uint8_t>(DType::kI32)));
+  return writer->Finish();
+}
+
 }  // namespace
 
 RandomContext::RandomContext(const RandomContextSpec& spec)
@@ -68,6 +80,9 @@ RandomContext::RandomContext(const RandomContextSpec& spec)
     std::vector<float>& drift = query_drift_[static_cast<size_t>(layer)];
     drift.resize(static_cast<size_t>(spec.shape.q_heads) * spec.shape.head_dim);
     for (float& x : drift) x = normal(rng);
+  }
+  for (int64_t i = 0; spec.document && i < spec.tokens; ++i) {
+    token_ids_.push_back(static_cast<TokenId>(rng() % 100000));
   }
   const int64_t values = spec.tokens * spec.shape.head_dim;
   for (int32_t i = 0; i < spec.shape.layers * spec.shape.kv_heads; ++i) {
@@ -101,6 +116,11 @@ const std::string& RandomContext::summaries(Layer layer, KvHead head) const {
 absl::Status RandomContext::Publish(Store& store, const std::string& folder, ContextId id) const {
   const AttentionShape& shape = spec_.shape;
   std::vector<std::string> files;
+  v1::Manifest m;
+  if (spec_.document) {
+    files.push_back(absl::StrCat(folder, "/", spec_.name, "-document.sst"));
+    RETURN_IF_ERROR(WriteTokens(files.back(), id, token_ids_, m));
+  }
   for (int32_t layer = 0; layer < shape.layers; ++layer) {
     files.push_back(absl::StrCat(folder, "/", spec_.name, "-", layer, ".sst"));
     ASSIGN_OR_RETURN(const std::unique_ptr<SstWriter> writer, SstWriter::Create(files.back()));
@@ -136,7 +156,6 @@ absl::Status RandomContext::Publish(Store& store, const std::string& folder, Con
     }
     RETURN_IF_ERROR(writer->Finish());
   }
-  v1::Manifest m;
   m.set_format_version(kManifestFormatVersion);
   m.set_name(spec_.name);
   m.set_context_id(id.Bytes());

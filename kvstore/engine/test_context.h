@@ -27,6 +27,7 @@ struct RandomContextSpec {
   FingerprintFields fingerprint = {{"kv_dtype", "bf16"}, {"weights_sha256", "5eed"}};
   int64_t summary_rows = 0;  // of a cluster; 0: no summaries
   bool query_drift = false;  // of every layer but the first
+  bool document = false;     // with token ids
   uint64_t seed = 1;
 };
 
@@ -35,6 +36,8 @@ class RandomContext {
   explicit RandomContext(const RandomContextSpec& spec);
 
   const RandomContextSpec& spec() const { return spec_; }
+  // Empty without `document`.
+  const std::vector<TokenId>& token_ids() const { return token_ids_; }
   // [tokens, head_dim] bf16.
   const uint16_t* keys(Layer layer, KvHead head) const { return At(keys_, layer, head); }
   const uint16_t* values(Layer layer, KvHead head) const { return At(values_, layer, head); }
@@ -70,6 +73,7 @@ class RandomContext {
   }
 
   const RandomContextSpec spec_;
+  std::vector<TokenId> token_ids_;
   Heads keys_, values_;
   std::vector<std::string> blobs_, summaries_;
   std::vector<std::vector<float>> query_drift_;

@@ -35,6 +35,7 @@ GuardedServer::GuardedServer(const std::string& folder, Transport transport, con
   RandomContextSpec spec;
   spec.seed = TestSeed();
   spec.name = "mine";
+  spec.document = true;
   mine = std::make_unique<RandomContext>(spec);
   spec.name = "theirs";
   theirs = std::make_unique<RandomContext>(spec);
@@ -131,6 +132,15 @@ grpc::Status GuardedServer::Get(const std::string& key, const std::string& name)
   request.set_name(name);
   v1::GetResponse response;
   return v1::ContextService::NewStub(Channel())->Get(&context, request, &response);
+}
+
+grpc::Status GuardedServer::Tokens(const std::string& key, const std::string& name) const {
+  grpc::ClientContext context;
+  SetUp(context, key);
+  v1::TokensRequest request;
+  request.set_name(name);
+  v1::TokensResponse response;
+  return v1::ContextService::NewStub(Channel())->Tokens(&context, request, &response);
 }
 
 grpc::Status GuardedServer::Statistics(const std::string& key) const {

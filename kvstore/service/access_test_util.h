@@ -39,6 +39,7 @@ class GuardedServer {
 
   grpc::Status List(const std::string& key, std::vector<std::string>* names = nullptr) const;
   grpc::Status Get(const std::string& key, const std::string& context) const;
+  grpc::Status Tokens(const std::string& key, const std::string& context) const;
   grpc::Status Statistics(const std::string& key) const;
   grpc::Status Verify(const std::string& key, const std::string& context) const;
   grpc::Status Delete(const std::string& key, const std::string& context) const;

@@ -56,6 +56,8 @@ TEST_P(TransportTest, RightsTimesCallsTimesIdentities_OnlyTheRightOfTheCallOpens
       {"ContextService.List", "list", StatusCode::OK, [&](auto& key) { return server->List(key); }},
       {"ContextService.Get", "list", StatusCode::OK,
        [&](auto& key) { return server->Get(key, "mine"); }},
+      {"ContextService.Tokens", "open", StatusCode::OK,
+       [&](auto& key) { return server->Tokens(key, "mine"); }},
       {"ContextService.Statistics", "list", StatusCode::OK,
        [&](auto& key) { return server->Statistics(key); }},
       {"ContextService.Verify", "admin", StatusCode::OK,
@@ -134,6 +136,8 @@ TEST_P(TransportTest, ContextsOfOthers_AreAsThoseThatAreNotThere) {
   };
   EXPECT_EQ(words(server->Get("k", "theirs"), "theirs"),
             words(server->Get("k", "absent"), "absent"));
+  EXPECT_EQ(words(server->Tokens("k", "theirs"), "theirs"),
+            words(server->Tokens("k", "absent"), "absent"));
   EXPECT_EQ(words(server->Delete("k", "theirs"), "theirs"),
             words(server->Delete("k", "absent"), "absent"));
   EXPECT_EQ(words(server->OpenSession("k", "theirs"), "theirs"),

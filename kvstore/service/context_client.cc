@@ -3,15 +3,19 @@
 #include <grpcpp/grpcpp.h>
 
 #include <array>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.grpc.pb.h"
 #include "common/checksum.h"
+#include "common/status.h"
 #include "kvstore/storage/context_stream.h"
 
 namespace carrel::kvstore {
 namespace {
+
+constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 
 void Present(grpc::ClientContext& context, const std::string& key) {
   if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
@@ -75,6 +79,48 @@ absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
   const grpc::Status status = stub_->service->Get(&context, request, &response);
   if (!status.ok()) return Annotated(status.error_code(), status.error_message());
   return response.manifest();
+}
+
+absl::StatusOr<std::vector<TokenId>> ContextClient::Tokens(const std::string& name,
+                                                           const std::string& content_id) {
+  v1::TokensRequest request;
+  request.set_name(name);
+  request.set_content_id(content_id);
+  std::string bytes;
+  for (;;) {
+    request.set_begin(static_cast<int64_t>(bytes.size() / sizeof(TokenId)));
+    ASSIGN_OR_RETURN(const v1::TokensResponse part, TokensFrom(request));
+    const std::string& ids = part.token_ids();
+    bytes += ids;
+    const auto whole = static_cast<size_t>(part.tokens()) * sizeof(TokenId);
+    const bool more = bytes.size() < whole;
+    if (ids.size() % sizeof(TokenId) != 0 || bytes.size() > whole || (more && ids.empty()) ||
+        (!more && Sha256Hex(bytes) != part.token_ids_sha256())) {
+      return absl::DataLossError(absl::StrCat("context \"", name, "\" of ", address_,
+                                              ": its token ids are not those of its manifest"));
+    }
+    if (!more) break;
+    request.set_content_id(part.content_id());
+  }
+  std::vector<TokenId> tokens(bytes.size() / sizeof(TokenId));
+  std::memcpy(tokens.data(), bytes.data(), bytes.size());
+  return tokens;
+}
+
+// A key's bytes per second may be fewer than a long document has.
+absl::StatusOr<v1::TokensResponse> ContextClient::TokensFrom(const v1::TokensRequest& request) {
+  const absl::Time until = absl::Now() + deadline_;
+  for (;;) {
+    grpc::ClientContext context;
+    SetUp(context, deadline_, key_);
+    v1::TokensResponse response;
+    const grpc::Status status = stub_->service->Tokens(&context, request, &response);
+    if (status.ok()) return response;
+    const bool again = request.begin() > 0 && absl::Now() < until &&
+                       status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+    if (!again) return Annotated(status.error_code(), status.error_message());
+    absl::SleepFor(kAskAgain);
+  }
 }
 
 absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name, bool deep) {

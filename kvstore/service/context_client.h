@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/ids.h"
 #include "kvstore/format/context_id.h"
 
 namespace grpc {
@@ -21,6 +22,8 @@ namespace carrel::v1 {
 class ImportReply;
 class ListResponse;
 class StatisticsResponse;
+class TokensRequest;
+class TokensResponse;
 class Manifest;
 class VerifyResponse;
 }  // namespace carrel::v1
@@ -36,6 +39,12 @@ class ContextClient {
 
   absl::StatusOr<v1::ListResponse> List();
   absl::StatusOr<v1::Manifest> Get(const std::string& name);
+  // All of the document's tokens, part by part, verified by the digest of the context's manifest.
+  // content_id: of the context, or its beginning; empty: whichever it has, but one and the same for
+  // all parts. FailedPrecondition: it has another; DataLoss: they are not those of the digest;
+  // Unimplemented: a server of an older version.
+  absl::StatusOr<std::vector<TokenId>> Tokens(const std::string& name,
+                                              const std::string& content_id);
   absl::StatusOr<v1::StatisticsResponse> Statistics();
   // Takes as long as the context is large: no deadline.
   absl::StatusOr<v1::VerifyResponse> Verify(const std::string& name, bool deep);
@@ -59,6 +68,7 @@ class ContextClient {
  private:
   struct Stub;
   absl::Status Annotated(int code, const std::string& message) const;
+  absl::StatusOr<v1::TokensResponse> TokensFrom(const v1::TokensRequest& request);
   const std::unique_ptr<Stub> stub_;
   const std::string address_;
   const absl::Duration deadline_;

@@ -67,6 +67,22 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Get(grpc::CallbackServerContext* c
              });
 }
 
+grpc::ServerUnaryReactor* ContextServiceImpl::Tokens(grpc::CallbackServerContext* context,
+                                                     const v1::TokensRequest* request,
+                                                     v1::TokensResponse* reply) {
+  return Run(context, "ContextService.Tokens", request->name(),
+             [this, request, reply](const Visit& visit) -> absl::Status {
+               v1::TokensRequest looked_up = *request;
+               looked_up.set_name(visit.lookup_name());
+               const absl::StatusOr<v1::TokensResponse> read = engine_->Tokens(looked_up);
+               if (request->begin() == 0) visit.Log("tokens", visit.Told(read.status()));
+               ASSIGN_OR_RETURN(*reply, read);
+               // What it was is known only now: the next call waits for it, or is refused.
+               visit.principal().Spend(0, static_cast<int64_t>(reply->token_ids().size()));
+               return absl::OkStatus();
+             });
+}
+
 grpc::ServerUnaryReactor* ContextServiceImpl::Statistics(grpc::CallbackServerContext* context,
                                                          const v1::StatisticsRequest*,
                                                          v1::StatisticsResponse* reply) {

@@ -23,6 +23,9 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
                                  const v1::ListRequest* request, v1::ListResponse* reply) override;
   grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const v1::GetRequest* request,
                                 v1::GetResponse* reply) override;
+  grpc::ServerUnaryReactor* Tokens(grpc::CallbackServerContext* context,
+                                   const v1::TokensRequest* request,
+                                   v1::TokensResponse* reply) override;
   // At once, on gRPC's thread: it is asked when the engine is busy.
   grpc::ServerUnaryReactor* Statistics(grpc::CallbackServerContext* context,
                                        const v1::StatisticsRequest* request,

@@ -121,7 +121,7 @@ class LocalPartner final : public ChatPartner {
     }
     std::vector<TokenId> document;
     if (!settings.context.empty()) {
-      ASSIGN_OR_RETURN(document, store_->DocumentTokens(settings.context));
+      ASSIGN_OR_RETURN(document, store_->DocumentTokens(settings.context, ""));
     }
     return chat_->EncodeBehind(messages, *checkpoint.tokenizer, document);
   }

@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "http_api/api_metrics.h"
 #include "http_api/known_prefixes.h"
+#include "http_api/waiting_documents.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/service/context_client.h"
 #include "library/handles.h"
@@ -45,8 +46,16 @@ class PrefillingDocuments final : public Documents {
         store_(std::move(store)),
         answerer_(answerer),
         model_handle_(model_),
-        store_handle_(config_.address, store_) {
-    if (config_.writable) thread_ = std::thread([this] { Work(); });
+        store_handle_(config_.address, store_),
+        waiting_(config_.address.folder) {}
+
+  // Goes on with what another process left, and takes in more from now on.
+  absl::Status Begin() {
+    if (!config_.writable) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const std::vector<WaitingDocuments::Found> left, waiting_.Read());
+    for (const WaitingDocuments::Found& one : left) RETURN_IF_ERROR(GoOn(one));
+    thread_ = std::thread([this] { Work(); });
+    return absl::OkStatus();
   }
 
   ~PrefillingDocuments() override {
@@ -126,8 +135,10 @@ class PrefillingDocuments final : public Documents {
   absl::Status Delete(const std::string& name) override {
     RETURN_IF_ERROR(CheckWritable());
     {
+      absl::MutexLock waiting(&waiting_mu_);
       absl::MutexLock lock(&mu_);
       if (const auto found = jobs_.find(name); found != jobs_.end()) {
+        RETURN_IF_ERROR(waiting_.Remove(name));  // or it would come back
         const std::shared_ptr<Job> job = found->second;
         jobs_.erase(found);
         std::erase(queue_, job);
@@ -222,6 +233,7 @@ class PrefillingDocuments final : public Documents {
     std::vector<Watcher> watchers;       // under mu_
     std::atomic<bool> cancelled{false};  // set under mu_
     bool published = false;              // of the thread that prefills
+    bool waits = false;                  // in a file, too
   };
 
   absl::Status CheckWritable() const {
@@ -288,25 +300,91 @@ class PrefillingDocuments final : public Documents {
     return found;
   }
 
+  absl::Status CheckLength(const std::vector<TokenId>& tokens) const {
+    const int64_t most = model_->checkpoint().config.max_position_embeddings;
+    if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
+    if (static_cast<int64_t>(tokens.size()) < most) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "text: the document has ", tokens.size(), " tokens: must be fewer than the model's ", most,
+        " (max_position_embeddings), which question and answer are among"));
+  }
+
+  // What another process left waiting. What cannot go on has failed, and says why.
+  absl::Status GoOn(const WaitingDocuments::Found& found) {
+    auto job = std::make_shared<Job>();
+    job->document = {.name = found.name, .index = config_.index};
+    job->waits = true;
+    absl::Status good = found.document.status();
+    if (good.ok()) {
+      job->tokens = found.document->tokens;
+      job->digest = DigestOf(job->tokens);
+      job->document.tokens = static_cast<int64_t>(job->tokens.size());
+      job->document.created_unix_s = found.document->created_unix_s;
+      good = CheckLength(job->tokens);
+      if (found.document->fingerprint != model_->checkpoint().fingerprint) {
+        good = absl::FailedPreconditionError(
+            "it was brought under another model than the one that is served now: delete it, or "
+            "bring it again");
+      }
+    }
+    absl::MutexLock lock(&mu_);
+    if (const auto same = SameLocked(job->digest, found.name, [](auto&) { return true; });
+        same.has_value() && good.ok()) {
+      return waiting_.Remove(found.name);  // published, as the process ended
+    }
+    if (stored_.contains(found.name) && good.ok()) {
+      good = absl::AlreadyExistsError(
+          absl::StrCat("name=", found.name, " is another document's by now"));
+    }
+    jobs_[found.name] = job;
+    if (good.ok()) {
+      queue_.push_back(job);
+    } else {
+      Fail(*job, good);
+    }
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<Added> Enqueue(std::string name, absl::string_view prefix,
                                 std::vector<TokenId> tokens, const Sees& sees) {
     RETURN_IF_ERROR(CheckWritable());
-    const int64_t most = model_->checkpoint().config.max_position_embeddings;
-    if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
-    if (static_cast<int64_t>(tokens.size()) >= most) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "text: the document has ", tokens.size(), " tokens: must be fewer than the model's ",
-          most, " (max_position_embeddings), which question and answer are among"));
-    }
+    RETURN_IF_ERROR(CheckLength(tokens));
     auto job = std::make_shared<Job>();
     job->digest = DigestOf(tokens);
     if (name.empty()) name = absl::StrCat(prefix, job->digest.substr(0, 12));
     RETURN_IF_ERROR(kvstore::ValidateContextName(name));
     RETURN_IF_ERROR(Refresh());
-    absl::MutexLock lock(&mu_);
-    if (const auto same = SameLocked(job->digest, name, sees); same.has_value()) {
-      return Added{*same, /*existed=*/true};
+    absl::MutexLock waiting(&waiting_mu_);
+    {
+      absl::MutexLock lock(&mu_);
+      ASSIGN_OR_RETURN(const std::optional<Document> same,
+                       CheckPlaceLocked(name, job->digest, sees));
+      if (same.has_value()) return Added{*same, /*existed=*/true};
     }
+    job->document = {.name = name,
+                     .tokens = static_cast<int64_t>(tokens.size()),
+                     .index = config_.index,
+                     .created_unix_s = absl::ToUnixSeconds(absl::Now())};
+    job->tokens = std::move(tokens);
+    job->waits = prefix == kUnnamed;
+    if (job->waits) {
+      RETURN_IF_ERROR(waiting_.Put({.name = name,
+                                    .tokens = job->tokens,
+                                    .fingerprint = model_->checkpoint().fingerprint,
+                                    .created_unix_s = job->document.created_unix_s}));
+    }
+    absl::MutexLock lock(&mu_);
+    jobs_[name] = job;
+    queue_.push_back(job);
+    return Added{job->document};
+  }
+
+  // The same document, if it is there; else whether there is room for it under this name.
+  absl::StatusOr<std::optional<Document>> CheckPlaceLocked(const std::string& name,
+                                                           const std::string& digest,
+                                                           const Sees& sees) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (auto same = SameLocked(digest, name, sees); same.has_value()) return same;
     if (const auto there = jobs_.find(name);
         stored_.contains(name) ||
         (there != jobs_.end() && there->second->document.state != DocumentState::kFailed)) {
@@ -317,14 +395,7 @@ class PrefillingDocuments final : public Documents {
       return absl::ResourceExhaustedError(
           absl::StrCat(queue_.size(), " documents wait for prefill already; come again later"));
     }
-    job->document = {.name = name,
-                     .tokens = static_cast<int64_t>(tokens.size()),
-                     .index = config_.index,
-                     .created_unix_s = absl::ToUnixSeconds(absl::Now())};
-    job->tokens = std::move(tokens);
-    jobs_[name] = job;
-    queue_.push_back(job);
-    return Added{job->document};
+    return std::nullopt;
   }
 
   // Of contexts that were kept unasked, so many may be there that one more fits.
@@ -392,6 +463,7 @@ class PrefillingDocuments final : public Documents {
         Tell(*job);
       }
       const absl::Status status = PrefillOne(*job);
+      Forget(*job);
       {
         absl::MutexLock lock(&mu_);
         if (!job->cancelled) {
@@ -405,6 +477,15 @@ class PrefillingDocuments final : public Documents {
       absl::MutexLock lock(&mu_);
       current_ = nullptr;
     }
+  }
+
+  // Its file goes once it is ready or has failed, and stays where the process ends in between. Who
+  // cancelled it has removed the file, and another may have the name.
+  void Forget(const Job& job) {
+    absl::MutexLock waiting(&waiting_mu_);
+    if (!job.waits || job.cancelled || (stopping_ && !job.published)) return;
+    // One that stays although it was published goes at the next start.
+    waiting_.Remove(job.document.name).IgnoreError();
   }
 
   // What was cancelled goes, wherever it had come to; nobody sees it meanwhile.
@@ -475,6 +556,8 @@ class PrefillingDocuments final : public Documents {
   library::ModelHandle model_handle_;
   library::StoreHandle store_handle_;
   std::atomic<bool> stopping_{false};
+  const WaitingDocuments waiting_;
+  absl::Mutex waiting_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // held where files of `waiting_` change
   absl::Mutex refresh_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // one look at the store at a time
   mutable absl::Mutex mu_;
   std::map<std::string, Stored> stored_ ABSL_GUARDED_BY(mu_);
@@ -495,6 +578,7 @@ absl::StatusOr<std::unique_ptr<Documents>> Documents::Create(
       std::make_unique<PrefillingDocuments>(config, std::move(model), std::move(store), answerer);
   const absl::Status looked = documents->Refresh();
   if (!looked.ok() && config.address.server.empty()) return looked;  // a server may come later
+  RETURN_IF_ERROR(documents->Begin());
   return documents;
 }
 

@@ -5,8 +5,9 @@
 //         AlreadyExists the name is another document's; ResourceExhausted as many wait as may;
 //         FailedPrecondition the store is not this process's to write, or a context is being read;
 //         NotFound. A prefill's own are its document's `error`.
-// Restart: what waited is forgotten; of what was being prefilled the finished layers are kept, and the
-//         same document under the same name goes on from there.
+// Restart: what was added and is not ready lies in files of the store (waiting_documents.h) and goes on
+//         by itself, after its last finished layer, unless the model is another now: then it has failed.
+//         What was kept unasked is forgotten until it comes again.
 // Threads: any. Watchers are called under a lock: they must not come back here.
 // Ownership: keeps model and store; the answerer outlives it.
 #pragma once

@@ -332,18 +332,23 @@ TEST_F(ApiTest, ADocumentThatIsCancelledAtItsEnd_IsGone) {
   }
 }
 
-TEST_F(ApiTest, ADocumentWhoseReadingWasInterrupted_GoesOn) {
+TEST_F(ApiTest, DocumentsThatWait_GoOnByThemselves_WhateverEndedTheProcess) {
   const std::string text = ReadBytes(DemoDocument("registry-8k"));
   Start();
   ASSERT_EQ(PostText("long", text).status, 202);
+  ASSERT_EQ(PostText("next", ReadBytes(DemoDocument("registry-2k"))).status, 202);
+  ASSERT_EQ(PostText("gone", ReadBytes(DemoDocument("registry-512"))).status, 202);
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/gone").status, 200);
   ASSERT_TRUE(WaitUntil([&] {
     return json::parse(Ask("GET", "/v1/contexts/long").body).value("progress", 0.0) > 0.3;
   }));
   process_->Signal(SIGKILL);
   (void)process_->Wait();
   Start();
-  EXPECT_EQ(Contexts(), (Texts{"kept"}));
-  ASSERT_EQ(PostText("long", text).status, 202);
+  EXPECT_EQ(Contexts(), (Texts{"kept", "long", "next"}));
+  process_->Signal(SIGTERM);
+  EXPECT_THAT(process_->Wait(), Succeeds());
+  Start();
   const std::vector<json> events = Events("long");
   EXPECT_EQ(events.back()["state"], "ready");
   for (const json& event : events) {
@@ -351,6 +356,21 @@ TEST_F(ApiTest, ADocumentWhoseReadingWasInterrupted_GoesOn) {
     EXPECT_GT(event["progress"], 0.12);  // the first of eight layers was done
     break;
   }
+  EXPECT_EQ(Events("next").back()["state"], "ready");
+  EXPECT_TRUE(std::filesystem::is_empty(store_ + "/waiting"));
+}
+
+TEST_F(ApiTest, ADocumentThatWaitsForAnotherModel_HasFailedAndSaysSo) {
+  Start();
+  ASSERT_EQ(PostText("long", LongText()).status, 202);
+  process_->Signal(SIGKILL);
+  (void)process_->Wait();
+  model_->EditWeights([](TensorFile& file) { file.data[100] ^= 1; });
+  Start();
+  EXPECT_THAT(Ask("GET", "/v1/contexts/long").body, HasSubstr("under another model"));
+  EXPECT_EQ(Ask("DELETE", "/v1/contexts/long").status, 200);
+  EXPECT_EQ(Contexts(), (Texts{"kept"}));
+  EXPECT_TRUE(std::filesystem::is_empty(store_ + "/waiting"));
 }
 
 TEST_F(ApiTest, DocumentsThatCannotBe_AreRefusedByName) {

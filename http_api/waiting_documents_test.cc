@@ -1,0 +1,86 @@
+#include "http_api/waiting_documents.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/escaping.h"
+#include "carrel/v1/context.pb.h"
+#include "common/file.h"
+#include "common/test_util.h"
+
+namespace carrel::http_api {
+namespace {
+
+using absl::StatusCode;
+
+WaitingDocument Document(const std::string& name) {
+  return {.name = name,
+          .tokens = {1, 70000, 3},
+          .fingerprint = {{"kv_dtype", "bf16"}, {"weights_sha256", "5eed"}},
+          .created_unix_s = 1764000000};
+}
+
+void Write(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+TEST(WaitingDocumentsTest, WhatIsPut_ComesBackInOrder_UntilItIsRemoved) {
+  const WaitingDocuments waiting(FreshTempDir());
+  EXPECT_TRUE(waiting.Read()->empty());
+  CARREL_EXPECT_OK(waiting.Remove("b"));
+  for (const char* name : {"b", "a.tmp", "c.document"})
+    CARREL_ASSERT_OK(waiting.Put(Document(name)));
+  const auto found = waiting.Read();
+  CARREL_ASSERT_OK(found);
+  ASSERT_EQ(found->size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    const WaitingDocuments::Found& one = (*found)[i];
+    CARREL_ASSERT_OK(one.document);
+    EXPECT_EQ(one.name, (std::vector<std::string>{"b", "a.tmp", "c.document"})[i]);
+    EXPECT_EQ(one.document->name, one.name);
+    EXPECT_EQ(one.document->tokens, Document("").tokens);
+    EXPECT_EQ(one.document->fingerprint, Document("").fingerprint);
+    EXPECT_EQ(one.document->created_unix_s, 1764000000);
+  }
+  CARREL_EXPECT_OK(waiting.Remove("b"));
+  EXPECT_EQ(waiting.Read()->front().name, "a.tmp");
+  EXPECT_THAT(waiting.Put(Document("../x")), StatusIs(StatusCode::kInvalidArgument, "../x"));
+  EXPECT_THAT(waiting.Remove("../x"), StatusIs(StatusCode::kInvalidArgument, "../x"));
+}
+
+TEST(WaitingDocumentsTest, FilesThatAreOthers_AreRefusedByName) {
+  const std::string store = FreshTempDir(), file = store + "/waiting/a.document";
+  const WaitingDocuments waiting(store);
+  CARREL_ASSERT_OK(waiting.Put(Document("a")));
+  const std::string good = *ReadFile(file);
+  EXPECT_EQ(absl::BytesToHexString(good),  // golden: version 1
+            "080112016118808292c906222a0a100a086b765f64747970651204626631360a160a0e7765696768"
+            "74735f7368613235361204356565642a0c0100000070110100030000003240373539346236373035"
+            "63386165313961306263666331373464323365333165353962386238666235343739393236376164"
+            "613832343338313734313935313538");
+  const auto status = [&] { return waiting.Read()->front().document.status(); };
+  const auto changed = [&](auto edit) {
+    v1::WaitingDocument message;
+    EXPECT_TRUE(message.ParseFromString(good));
+    edit(message);
+    return message.SerializeAsString();
+  };
+  for (size_t bytes = 0; bytes < good.size(); ++bytes) {
+    Write(file, good.substr(0, bytes));
+    EXPECT_FALSE(status().ok()) << bytes;
+  }
+  Write(file, changed([](auto& message) { message.set_format_version(2); }));
+  EXPECT_THAT(status(), StatusIs(StatusCode::kFailedPrecondition, "version 2, must be 1"));
+  Write(file, changed([](auto& message) { (*message.mutable_token_ids())[1] ^= 1; }));
+  EXPECT_THAT(status(), StatusIs(StatusCode::kDataLoss, file));
+  Write(file, changed([](auto& message) { message.set_name("b"); }));
+  EXPECT_THAT(status(), StatusIs(StatusCode::kDataLoss, file));
+  // What a write left that was interrupted goes.
+  Write(file, good);
+  Write(file + ".tmp", "x");
+  CARREL_EXPECT_OK(status());
+  EXPECT_FALSE(std::filesystem::exists(file + ".tmp"));
+}
+
+}  // namespace
+}  // namespace carrel::http_api

@@ -1,9 +1,15 @@
 """Clients of an HTTP API that stream answers: how many tokens come in all, how long the first one takes, and the time between
-tokens. Used by service.py, and alone against a server that runs: one JSON object on stdout."""
+tokens. Used by service.py, and alone against a server that runs: one JSON object on stdout.
+
+A closed loop: so many clients, each of which asks again when it was answered; what is slow is then asked less. An open loop:
+requests arrive at random, so many a second on average (Poisson), whatever became of those before; a request's times are from
+when it was to arrive, not from when this program came to it."""
 import argparse
 import collections
 import http.client
+import itertools
 import json
+import random
 import threading
 import time
 import urllib.parse
@@ -35,8 +41,9 @@ def stream(address, path, body, piece_of, timeout=600):
         connection.close()
 
 
-def ask(name, address, path, body, piece_of):
-    start = time.monotonic()
+def ask(name, address, path, body, piece_of, arrived=None):
+    """arrived: when it was to begin; now, if not given."""
+    start = time.monotonic() if arrived is None else arrived
     text, times, error = "", [], None
     try:
         for when, piece in stream(address, path, body, piece_of):
@@ -71,19 +78,20 @@ def closed_loop(clients, requests):
     return answers, time.monotonic() - start
 
 
-def open_loop(per_second, requests):
+def open_loop(per_second, requests, seed):
     """Requests begin when their time comes, whatever became of those before."""
-    answers, lock, threads = [], threading.Lock(), []
-    start = time.monotonic()
+    answers, lock, threads, draw = [], threading.Lock(), [], random.Random(seed)
+    arrival = start = time.monotonic()
 
-    def work(request):
-        answer = ask(*request)
+    def work(request, arrived):
+        answer = ask(*request, arrived=arrived)
         with lock:
             answers.append(answer)
 
-    for i, request in enumerate(requests):
-        time.sleep(max(0, start + i / per_second - time.monotonic()))
-        threads.append(threading.Thread(target=work, args=(request,)))
+    for request in requests:
+        arrival += draw.expovariate(per_second)
+        time.sleep(max(0, arrival - time.monotonic()))
+        threads.append(threading.Thread(target=work, args=(request, arrival)))
         threads[-1].start()
     for thread in threads:
         thread.join()
@@ -111,17 +119,28 @@ def main():
     parser.add_argument("--model", required=True, help="as a request names it: NAME@CONTEXT")
     parser.add_argument("--questions", required=True, help="JSON lines with prompt")
     parser.add_argument("--clients", type=int, default=1)
-    parser.add_argument("--per-second", type=float, help="open loop: so many requests begin")
+    parser.add_argument("--per-second", type=float, help="open loop: so many requests arrive, on average; > 0")
+    parser.add_argument("--seed", type=int, help="of the arrivals; by default drawn, and printed")
+    parser.add_argument("--requests", type=int, help="in all, the questions again and again; by default each once")
     parser.add_argument("--max-tokens", type=int, default=32)
     args = parser.parse_args()
+    if args.per_second is not None and args.per_second <= 0:
+        parser.error(f"--per-second {args.per_second}: must be > 0")
+    if args.requests is not None and args.requests <= 0:
+        parser.error(f"--requests {args.requests}: must be > 0")
     with open(args.questions, encoding="utf-8") as file:
         prompts = [json.loads(line)["prompt"] for line in file]
     requests = [(str(i), args.address, "/v1/completions",
                  {"model": args.model, "prompt": prompt, "max_tokens": args.max_tokens, "temperature": 0},
-                 completion_piece) for i, prompt in enumerate(prompts)]
-    answers, seconds = (open_loop(args.per_second, requests) if args.per_second
-                        else closed_loop(args.clients, requests))
-    print(json.dumps(summary(answers, seconds)))
+                 completion_piece)
+                for i, prompt in enumerate(itertools.islice(itertools.cycle(prompts), args.requests or len(prompts)))]
+    if args.per_second is None:
+        answers, seconds = closed_loop(args.clients, requests)
+        print(json.dumps({"clients": args.clients, **summary(answers, seconds)}))
+        return
+    seed = random.randrange(1 << 32) if args.seed is None else args.seed
+    answers, seconds = open_loop(args.per_second, requests, seed)
+    print(json.dumps({"per_second": args.per_second, "seed": seed, **summary(answers, seconds)}))
 
 
 if __name__ == "__main__":

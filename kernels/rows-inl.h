@@ -35,10 +35,11 @@ struct ContiguousRows {
     return static_cast<const uint8_t*>(data) + j * dim * E::kBytes;
   }
   // The hardware sees the stream by itself, but stops at each page.
-  void Prefetch(int64_t j, int64_t count, int64_t first, int64_t step) const {
+  static constexpr int64_t kAhead = 64;
+  HWY_INLINE void Prefetch(int64_t j, int64_t count) const {
     if (j >= count) return;
     const int64_t bytes = dim * E::kBytes;
-    for (int64_t b = first * 64; b < bytes; b += step * 64) hwy::Prefetch(Row(j) + b);
+    for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(Row(j) + b);
   }
 };
 
@@ -48,13 +49,16 @@ struct ScatteredRows {
   const void* const* rows;
   int64_t dim;
   const uint8_t* Row(int64_t j) const { return static_cast<const uint8_t*>(rows[j]); }
-  // Asks for every `step`-th cache line of row j from line `first` on, if there is a row j.
-  void Prefetch(int64_t j, int64_t count, int64_t first, int64_t step) const {
+  // Rows asked for before those that are added up.
+  static constexpr int64_t kAhead = 64;
+  // Asks for row j, if there is one. Inline in any case: GCC takes a call of a function that only asks
+  // for one without effect, and leaves it out.
+  HWY_INLINE void Prefetch(int64_t j, int64_t count) const {
     if (j >= count) return;
     const uint8_t* row = Row(j);
     const int64_t bytes = dim * E::kBytes;
-    for (int64_t b = first * 64; b < bytes; b += step * 64) PrefetchToL2(row + b);
-    if (first == 0) PrefetchToL2(row + bytes - 1);  // a row that is not aligned ends a line later
+    for (int64_t b = 0; b < bytes; b += 64) PrefetchToL2(row + b);
+    PrefetchToL2(row + bytes - 1);  // a row that is not aligned ends a line later
   }
 };
 
@@ -143,7 +147,7 @@ HWY_INLINE void ScoreRows(const Rows& rows, int64_t count, int64_t dim, const fl
                           int64_t vectors, int64_t x_stride, float scale, float* out,
                           int64_t out_stride) {
   for (int64_t j = 0; j < count; j += kScoreRows) {
-    for (int64_t i = 0; i < kScoreRows; ++i) rows.Prefetch(j + i + kPrefetchRows, count, 0, 1);
+    for (int64_t i = 0; i < kScoreRows; ++i) rows.Prefetch(j + i + kPrefetchRows, count);
     int64_t h = 0;
     const auto run = [&](auto heads) HWY_ATTR {
       ScoreSomeRows(rows, j, count, dim, x + h * x_stride, x_stride, scale, out + h * out_stride,
@@ -181,16 +185,9 @@ HWY_INLINE void AddTo(FloatTag d, FloatVec v, float* out) {
   hn::StoreU(hn::Add(hn::LoadU(d, out), v), d, out);
 }
 
-// Rows [begin, end) of `count`, passed over several times; meanwhile pass `index` of `passes` asks
-// for its share of the lines of the rows that come next.
-struct RowPass {
-  int64_t begin, end, count;
-  int64_t index = 0, passes = 1;
-};
-
 // Four vectors' width of columns from c on.
 template <class Rows, size_t... kH>
-HWY_INLINE void AddWideColumns(const Rows& rows, const RowPass& pass, int64_t c,
+HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
                                const float* weights, int64_t weight_stride, float* out,
                                int64_t out_stride, std::index_sequence<kH...>) {
   using E = typename Rows::Element;
@@ -198,13 +195,11 @@ HWY_INLINE void AddWideColumns(const Rows& rows, const RowPass& pass, int64_t c,
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const FloatVec zero = hn::Zero(d);
   FourVecs sums[sizeof...(kH)] = {((void)kH, FourVecs{zero, zero, zero, zero})...};
-  const int64_t ahead = pass.end - pass.begin;
-  for (int64_t j = pass.begin; j < pass.end; ++j) {
-    rows.Prefetch(j + ahead, pass.count, pass.index, pass.passes);
+  for (int64_t j = begin; j < end; ++j) {
     const uint8_t* row = rows.Row(j);
     const FourVecs columns{E::Load(d, row, c), E::Load(d, row, c + lanes),
                            E::Load(d, row, c + 2 * lanes), E::Load(d, row, c + 3 * lanes)};
-    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - pass.begin]), columns, sums[kH]), ...);
+    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - begin]), columns, sums[kH]), ...);
   }
   (AddTo(d, sums[kH].v0, out + kH * out_stride + c), ...);
   (AddTo(d, sums[kH].v1, out + kH * out_stride + c + lanes), ...);
@@ -214,16 +209,16 @@ HWY_INLINE void AddWideColumns(const Rows& rows, const RowPass& pass, int64_t c,
 
 // `width` <= Lanes columns from c on.
 template <class Rows>
-HWY_INLINE void AddNarrowColumns(const Rows& rows, const RowPass& pass, int64_t c, int64_t width,
-                                 const float* weights, float* out) {
+HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
+                                 int64_t width, const float* weights, float* out) {
   using E = typename Rows::Element;
   const FloatTag d;
   const bool whole = width == static_cast<int64_t>(hn::Lanes(d));
   FloatVec sum = hn::Zero(d);
-  for (int64_t j = pass.begin; j < pass.end; ++j) {
+  for (int64_t j = begin; j < end; ++j) {
     const FloatVec column =
         whole ? E::Load(d, rows.Row(j), c) : E::LoadPartial(d, rows.Row(j), c, width);
-    sum = hn::MulAdd(hn::Set(d, weights[j - pass.begin]), column, sum);
+    sum = hn::MulAdd(hn::Set(d, weights[j - begin]), column, sum);
   }
   if (whole) {
     AddTo(d, sum, out + c);
@@ -238,16 +233,16 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
                                 int64_t dim, const float* weights, int64_t vectors,
                                 int64_t weight_stride, float* out, int64_t out_stride) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(FloatTag()));
-  const int64_t passes_of_heads = vectors / kRowVectors + (vectors % kRowVectors) / 2 + vectors % 2;
-  RowPass pass{.begin = begin, .end = end, .count = count};
-  pass.passes = std::max<int64_t>(1, dim / (4 * lanes) * passes_of_heads);
+  // The rows that come later, all at once: asked for one by one between the sums, they came late.
+  for (int64_t j = begin == 0 ? 0 : begin + Rows::kAhead; j < end + Rows::kAhead; ++j) {
+    rows.Prefetch(j, count);
+  }
   int64_t c = 0;
   for (; c + 4 * lanes <= dim; c += 4 * lanes) {
     int64_t h = 0;
     const auto run = [&](auto heads) HWY_ATTR {
-      AddWideColumns(rows, pass, c, weights + h * weight_stride, weight_stride,
+      AddWideColumns(rows, begin, end, c, weights + h * weight_stride, weight_stride,
                      out + h * out_stride, out_stride, heads);
-      ++pass.index;
     };
     for (; h + kRowVectors <= vectors; h += kRowVectors) {
       run(std::make_index_sequence<kRowVectors>());
@@ -257,7 +252,7 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
   }
   for (; c < dim; c += lanes) {
     for (int64_t h = 0; h < vectors; ++h) {
-      AddNarrowColumns(rows, pass, c, std::min(lanes, dim - c), weights + h * weight_stride,
+      AddNarrowColumns(rows, begin, end, c, std::min(lanes, dim - c), weights + h * weight_stride,
                        out + h * out_stride);
     }
   }

@@ -39,7 +39,7 @@ struct ContiguousRows {
   HWY_INLINE void Prefetch(int64_t j, int64_t count) const {
     if (j >= count) return;
     const int64_t bytes = dim * E::kBytes;
-    for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(Row(j) + b);
+    for (int64_t b = 0; b < bytes; b += 64) PrefetchToL2(Row(j) + b);
   }
 };
 

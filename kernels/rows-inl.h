@@ -23,6 +23,9 @@ namespace carrel::kernels::HWY_NAMESPACE {
 // registers.
 inline constexpr int64_t kRowVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
+// The L1 cache waits for few lines at a time, and the rows that are needed now are among them.
+HWY_INLINE void PrefetchToL2(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
+
 template <class E>
 struct ContiguousRows {
   using Element = E;
@@ -32,10 +35,11 @@ struct ContiguousRows {
     return static_cast<const uint8_t*>(data) + j * dim * E::kBytes;
   }
   // The hardware sees the stream by itself, but stops at each page.
-  void Prefetch(int64_t j, int64_t count, int64_t first, int64_t step) const {
+  static constexpr int64_t kAhead = 64;
+  HWY_INLINE void Prefetch(int64_t j, int64_t count) const {
     if (j >= count) return;
     const int64_t bytes = dim * E::kBytes;
-    for (int64_t b = first * 64; b < bytes; b += step * 64) hwy::Prefetch(Row(j) + b);
+    for (int64_t b = 0; b < bytes; b += 64) PrefetchToL2(Row(j) + b);
   }
 };
 
@@ -45,13 +49,16 @@ struct ScatteredRows {
   const void* const* rows;
   int64_t dim;
   const uint8_t* Row(int64_t j) const { return static_cast<const uint8_t*>(rows[j]); }
-  // Asks for every `step`-th cache line of row j from line `first` on, if there is a row j.
-  void Prefetch(int64_t j, int64_t count, int64_t first, int64_t step) const {
+  // Rows asked for before those that are added up.
+  static constexpr int64_t kAhead = 64;
+  // Asks for row j, if there is one. Inline in any case: GCC takes a call of a function that only asks
+  // for one without effect, and leaves it out.
+  HWY_INLINE void Prefetch(int64_t j, int64_t count) const {
     if (j >= count) return;
     const uint8_t* row = Row(j);
     const int64_t bytes = dim * E::kBytes;
-    for (int64_t b = first * 64; b < bytes; b += step * 64) hwy::Prefetch(row + b);
-    if (first == 0) hwy::Prefetch(row + bytes - 1);  // a row that is not aligned ends a line later
+    for (int64_t b = 0; b < bytes; b += 64) PrefetchToL2(row + b);
+    PrefetchToL2(row + bytes - 1);  // a row that is not aligned ends a line later
   }
 };
 
@@ -70,16 +77,29 @@ HWY_INLINE void MulAddFour(FloatVec x, const FourVecs& rows, FourVecs& sums) {
   sums.v3 = hn::MulAdd(x, rows.v3, sums.v3);
 }
 
-HWY_INLINE void StoreScores(const FourVecs& sums, float scale, int64_t count, float* out) {
-  float four[4];
-  SumOfLanes4(sums.v0, sums.v1, sums.v2, sums.v3, four);
-  for (int64_t i = 0; i < count; ++i) out[i] = scale * four[i];
+#if HWY_TARGET != HWY_SCALAR
+
+// Rows whose scores fill a vector; they are taken four at a time.
+inline constexpr int64_t kScoreRows = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
+inline constexpr int64_t kScoreQuads = kScoreRows / 4;
+
+// out[0..count), count <= kScoreRows: the scores of four rows after four.
+HWY_INLINE void StoreScores(const FloatVec (&quads)[kScoreQuads], float scale, int64_t count,
+                            float* out) {
+  const FloatTag d;
+  const FloatVec scores = hn::Mul(hn::Set(d, scale), AddBlocks(quads));
+  if (count == kScoreRows) {
+    hn::StoreU(scores, d, out);
+  } else {
+    StorePartial(d, scores, out, count);
+  }
 }
 
+// quads[h][i] = the sums of <x[h], row[0..4)> by blocks of lanes.
 template <class E, size_t... kH>
 HWY_INLINE void ScoreFourRows(const uint8_t* const (&row)[4], int64_t dim, const float* x,
-                              int64_t x_stride, float scale, int64_t count, float* out,
-                              int64_t out_stride, std::index_sequence<kH...>) {
+                              int64_t x_stride, int64_t i, FloatVec (*quads)[kScoreQuads],
+                              std::index_sequence<kH...>) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const FloatVec zero = hn::Zero(d);
@@ -96,25 +116,42 @@ HWY_INLINE void ScoreFourRows(const uint8_t* const (&row)[4], int64_t dim, const
                         E::LoadPartial(d, row[2], c, tail), E::LoadPartial(d, row[3], c, tail)};
     (MulAddFour(LoadPartial(d, x + kH * x_stride + c, tail), rows, sums[kH]), ...);
   }
-  (StoreScores(sums[kH], scale, count, out + kH * out_stride), ...);
+  ((quads[kH][i] = BlockSums4(sums[kH].v0, sums[kH].v1, sums[kH].v2, sums[kH].v3)), ...);
+}
+
+// The scores of up to kScoreRows rows from j on with vectors x[kH].
+template <class Rows, size_t... kH>
+HWY_INLINE void ScoreSomeRows(const Rows& rows, int64_t j, int64_t count, int64_t dim,
+                              const float* x, int64_t x_stride, float scale, float* out,
+                              int64_t out_stride, std::index_sequence<kH...> heads) {
+  const FloatTag d;
+  const int64_t real = std::min(kScoreRows, count - j);
+  FloatVec quads[sizeof...(kH)][kScoreQuads];
+  for (int64_t i = 0; i < kScoreQuads; ++i) {
+    if (4 * i >= real) {
+      ((quads[kH][i] = hn::Zero(d)), ...);
+      continue;
+    }
+    // A last group of fewer than four repeats its last row: every score is taken the same way.
+    const int64_t at = j + 4 * i, last = count - 1;
+    const uint8_t* const row[4] = {rows.Row(at), rows.Row(std::min(at + 1, last)),
+                                   rows.Row(std::min(at + 2, last)),
+                                   rows.Row(std::min(at + 3, last))};
+    ScoreFourRows<typename Rows::Element>(row, dim, x, x_stride, i, quads, heads);
+  }
+  (StoreScores(quads[kH], scale, real, out + kH * out_stride + j), ...);
 }
 
 template <class Rows>
 HWY_INLINE void ScoreRows(const Rows& rows, int64_t count, int64_t dim, const float* x,
                           int64_t vectors, int64_t x_stride, float scale, float* out,
                           int64_t out_stride) {
-  using E = typename Rows::Element;
-  for (int64_t j = 0; j < count; j += 4) {
-    // A last group of fewer than four repeats its last row: every score is taken the same way.
-    const int64_t real = std::min<int64_t>(4, count - j), last = count - 1;
-    const uint8_t* const row[4] = {rows.Row(j), rows.Row(std::min(j + 1, last)),
-                                   rows.Row(std::min(j + 2, last)),
-                                   rows.Row(std::min(j + 3, last))};
-    for (int64_t i = 0; i < 4; ++i) rows.Prefetch(j + i + kPrefetchRows, count, 0, 1);
+  for (int64_t j = 0; j < count; j += kScoreRows) {
+    for (int64_t i = 0; i < kScoreRows; ++i) rows.Prefetch(j + i + kPrefetchRows, count);
     int64_t h = 0;
     const auto run = [&](auto heads) HWY_ATTR {
-      ScoreFourRows<E>(row, dim, x + h * x_stride, x_stride, scale, real, out + h * out_stride + j,
-                       out_stride, heads);
+      ScoreSomeRows(rows, j, count, dim, x + h * x_stride, x_stride, scale, out + h * out_stride,
+                    out_stride, heads);
     };
     for (; h + kRowVectors <= vectors; h += kRowVectors) {
       run(std::make_index_sequence<kRowVectors>());
@@ -124,20 +161,33 @@ HWY_INLINE void ScoreRows(const Rows& rows, int64_t count, int64_t dim, const fl
   }
 }
 
+#else
+
+template <class Rows>
+void ScoreRows(const Rows& rows, int64_t count, int64_t dim, const float* x, int64_t vectors,
+               int64_t x_stride, float scale, float* out, int64_t out_stride) {
+  const FloatTag d;
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t h = 0; h < vectors; ++h) {
+      FloatVec sum = hn::Zero(d);
+      for (int64_t c = 0; c < dim; ++c) {
+        sum = hn::MulAdd(hn::LoadU(d, x + h * x_stride + c), Rows::Element::Load(d, rows.Row(j), c),
+                         sum);
+      }
+      out[h * out_stride + j] = scale * hn::GetLane(sum);
+    }
+  }
+}
+
+#endif
+
 HWY_INLINE void AddTo(FloatTag d, FloatVec v, float* out) {
   hn::StoreU(hn::Add(hn::LoadU(d, out), v), d, out);
 }
 
-// Rows [begin, end) of `count`, passed over several times; meanwhile pass `index` of `passes` asks
-// for its share of the lines of the rows that come next.
-struct RowPass {
-  int64_t begin, end, count;
-  int64_t index = 0, passes = 1;
-};
-
 // Four vectors' width of columns from c on.
 template <class Rows, size_t... kH>
-HWY_INLINE void AddWideColumns(const Rows& rows, const RowPass& pass, int64_t c,
+HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
                                const float* weights, int64_t weight_stride, float* out,
                                int64_t out_stride, std::index_sequence<kH...>) {
   using E = typename Rows::Element;
@@ -145,13 +195,11 @@ HWY_INLINE void AddWideColumns(const Rows& rows, const RowPass& pass, int64_t c,
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const FloatVec zero = hn::Zero(d);
   FourVecs sums[sizeof...(kH)] = {((void)kH, FourVecs{zero, zero, zero, zero})...};
-  const int64_t ahead = pass.end - pass.begin;
-  for (int64_t j = pass.begin; j < pass.end; ++j) {
-    rows.Prefetch(j + ahead, pass.count, pass.index, pass.passes);
+  for (int64_t j = begin; j < end; ++j) {
     const uint8_t* row = rows.Row(j);
     const FourVecs columns{E::Load(d, row, c), E::Load(d, row, c + lanes),
                            E::Load(d, row, c + 2 * lanes), E::Load(d, row, c + 3 * lanes)};
-    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - pass.begin]), columns, sums[kH]), ...);
+    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - begin]), columns, sums[kH]), ...);
   }
   (AddTo(d, sums[kH].v0, out + kH * out_stride + c), ...);
   (AddTo(d, sums[kH].v1, out + kH * out_stride + c + lanes), ...);
@@ -161,16 +209,16 @@ HWY_INLINE void AddWideColumns(const Rows& rows, const RowPass& pass, int64_t c,
 
 // `width` <= Lanes columns from c on.
 template <class Rows>
-HWY_INLINE void AddNarrowColumns(const Rows& rows, const RowPass& pass, int64_t c, int64_t width,
-                                 const float* weights, float* out) {
+HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
+                                 int64_t width, const float* weights, float* out) {
   using E = typename Rows::Element;
   const FloatTag d;
   const bool whole = width == static_cast<int64_t>(hn::Lanes(d));
   FloatVec sum = hn::Zero(d);
-  for (int64_t j = pass.begin; j < pass.end; ++j) {
+  for (int64_t j = begin; j < end; ++j) {
     const FloatVec column =
         whole ? E::Load(d, rows.Row(j), c) : E::LoadPartial(d, rows.Row(j), c, width);
-    sum = hn::MulAdd(hn::Set(d, weights[j - pass.begin]), column, sum);
+    sum = hn::MulAdd(hn::Set(d, weights[j - begin]), column, sum);
   }
   if (whole) {
     AddTo(d, sum, out + c);
@@ -185,16 +233,16 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
                                 int64_t dim, const float* weights, int64_t vectors,
                                 int64_t weight_stride, float* out, int64_t out_stride) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(FloatTag()));
-  const int64_t passes_of_heads = vectors / kRowVectors + (vectors % kRowVectors) / 2 + vectors % 2;
-  RowPass pass{.begin = begin, .end = end, .count = count};
-  pass.passes = std::max<int64_t>(1, dim / (4 * lanes) * passes_of_heads);
+  // The rows that come later, all at once: asked for one by one between the sums, they came late.
+  for (int64_t j = begin == 0 ? 0 : begin + Rows::kAhead; j < end + Rows::kAhead; ++j) {
+    rows.Prefetch(j, count);
+  }
   int64_t c = 0;
   for (; c + 4 * lanes <= dim; c += 4 * lanes) {
     int64_t h = 0;
     const auto run = [&](auto heads) HWY_ATTR {
-      AddWideColumns(rows, pass, c, weights + h * weight_stride, weight_stride,
+      AddWideColumns(rows, begin, end, c, weights + h * weight_stride, weight_stride,
                      out + h * out_stride, out_stride, heads);
-      ++pass.index;
     };
     for (; h + kRowVectors <= vectors; h += kRowVectors) {
       run(std::make_index_sequence<kRowVectors>());
@@ -204,7 +252,7 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
   }
   for (; c < dim; c += lanes) {
     for (int64_t h = 0; h < vectors; ++h) {
-      AddNarrowColumns(rows, pass, c, std::min(lanes, dim - c), weights + h * weight_stride,
+      AddNarrowColumns(rows, begin, end, c, std::min(lanes, dim - c), weights + h * weight_stride,
                        out + h * out_stride);
     }
   }

@@ -104,6 +104,39 @@ HWY_INLINE FloatVec Exp(FloatTag d, FloatVec x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), p);
 }
 
+#if HWY_TARGET != HWY_SCALAR
+
+// In each block of four lanes, the sums of a's, b's, c's and e's lanes there.
+template <class V>
+HWY_INLINE V BlockSums4(V a, V b, V c, V e) {
+  const hn::DFromV<V> d;
+  const hn::RepartitionToWide<decltype(d)> dw;
+  const V ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const V ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const auto ab_wide = hn::BitCast(dw, ab), ce_wide = hn::BitCast(dw, ce);
+  return hn::Add(hn::BitCast(d, hn::InterleaveLower(dw, ab_wide, ce_wide)),
+                 hn::BitCast(d, hn::InterleaveUpper(dw, ab_wide, ce_wide)));
+}
+
+// As many results of BlockSums4 as a vector has blocks: block i = the sum of v[i]'s blocks, taken in
+// the order of SumOfLanes4.
+template <class V, size_t kBlocks>
+HWY_INLINE V AddBlocks(const V (&v)[kBlocks]) {
+  const hn::DFromV<V> d;
+  if constexpr (kBlocks == 4) {
+    const V v02 = hn::Add(hn::ConcatLowerLower(d, v[2], v[0]), hn::ConcatUpperUpper(d, v[2], v[0]));
+    const V v13 = hn::Add(hn::ConcatLowerLower(d, v[3], v[1]), hn::ConcatUpperUpper(d, v[3], v[1]));
+    return hn::Add(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(v13), v02),
+                   hn::OddEvenBlocks(v13, hn::SwapAdjacentBlocks(v02)));
+  } else if constexpr (kBlocks == 2) {
+    return hn::Add(hn::ConcatLowerLower(d, v[1], v[0]), hn::ConcatUpperUpper(d, v[1], v[0]));
+  } else {
+    return v[0];
+  }
+}
+
+#endif
+
 // out[0..4) = the sums over the lanes of a, b, c and e, each taken in the same order.
 template <class V>
 HWY_INLINE void SumOfLanes4(V a, V b, V c, V e, float* out) {
@@ -114,13 +147,7 @@ HWY_INLINE void SumOfLanes4(V a, V b, V c, V e, float* out) {
   out[3] = hn::GetLane(e);
 #else
   const hn::DFromV<V> d;
-  const hn::RepartitionToWide<decltype(d)> dw;
-  const V ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  const V ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
-  const auto ab_wide = hn::BitCast(dw, ab), ce_wide = hn::BitCast(dw, ce);
-  const V sums = hn::Add(hn::BitCast(d, hn::InterleaveLower(dw, ab_wide, ce_wide)),
-                         hn::BitCast(d, hn::InterleaveUpper(dw, ab_wide, ce_wide)));
-  // One group of four partial sums per 128-bit block.
+  const V sums = BlockSums4(a, b, c, e);
   const hn::FixedTag<float, 4> d4;
   if constexpr (sizeof(V) == 64) {
     const hn::Half<decltype(d)> dh;

@@ -28,6 +28,28 @@ void SumsOf(const float* rows, float* out, int64_t* lanes_out) {
   *lanes_out = lanes;
 }
 
+// v: as many vectors as AddBlocks takes, four rows to each; `of_four`: what SumOfLanes4 makes of them.
+#if HWY_TARGET == HWY_SCALAR
+int64_t BlockSumsOf(const float*, float*, float*) { return 0; }
+#else
+int64_t BlockSumsOf(const float* rows, float* sums, float* of_four) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr size_t kBlocks = hn::MaxLanes(FloatTag()) / 4;
+  FloatVec v[kBlocks];
+  for (size_t i = 0; i < kBlocks; ++i) {
+    FloatVec row[4];
+    for (int64_t r = 0; r < 4; ++r) {
+      row[r] = hn::LoadU(d, rows + (4 * static_cast<int64_t>(i) + r) * lanes);
+    }
+    v[i] = BlockSums4(row[0], row[1], row[2], row[3]);
+    SumOfLanes4(row[0], row[1], row[2], row[3], of_four + 4 * i);
+  }
+  hn::StoreU(AddBlocks(v), d, sums);
+  return lanes;
+}
+#endif
+
 void F16Of(const uint16_t* in, int64_t count, float* out) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -43,6 +65,7 @@ namespace carrel::kernels {
 
 HWY_EXPORT(ExpOf);
 HWY_EXPORT(SumsOf);
+HWY_EXPORT(BlockSumsOf);
 HWY_EXPORT(F16Of);
 
 CARREL_KERNEL_TEST(SimdMathTest);
@@ -85,6 +108,16 @@ TEST_P(SimdMathTest, SumOfLanes4_AnyPlace_SameBits) {
   HWY_DYNAMIC_DISPATCH(SumsOf)(rows.data(), sums, &lanes);
   EXPECT_NEAR(sums[0], exact, 1e-5);
   EXPECT_TRUE(SameBits({sums, 4}, {{sums[0], sums[0], sums[0], sums[0]}}));
+}
+
+TEST_P(SimdMathTest, AddBlocks_RandomRows_BitsOfSumOfLanes4) {
+  for (int round = 0; round < 100; ++round) {
+    const std::vector<float> rows = RandomNormal(rng_, 256);
+    float sums[16], of_four[16];
+    const auto lanes =
+        static_cast<size_t>(HWY_DYNAMIC_DISPATCH(BlockSumsOf)(rows.data(), sums, of_four));
+    EXPECT_TRUE(SameBits({sums, lanes}, {of_four, lanes}));
+  }
 }
 
 TEST_P(SimdMathTest, F16_EveryFiniteValue_WidensExactly) {

@@ -53,6 +53,8 @@ class SegmentView {
   // Makes sure that payload bytes [begin, end) are what was written; OutOfRange if there are no
   // such bytes. Cost: a bit test per chunk once verified; a CRC of each new chunk.
   absl::Status Verify(int64_t begin, int64_t end) const;
+  // That Verify of payload bytes [begin, end), which are some, would read nothing.
+  bool Verified(int64_t begin, int64_t end) const;
   // Calls fn(bytes) for each run of chunks of payload bytes [begin, end) that are not verified.
   template <typename Fn>
   void ForEachUnverified(int64_t begin, int64_t end, Fn&& fn) const;
@@ -79,6 +81,15 @@ class SegmentView {
   mutable std::unique_ptr<std::atomic<uint64_t>[]> verified_;
   mutable std::atomic<int64_t> unverified_chunks_{0};
 };
+
+inline bool SegmentView::Verified(int64_t begin, int64_t end) const {
+  for (int64_t chunk = begin / kChunkBytes; chunk <= (end - 1) / kChunkBytes; ++chunk) {
+    const uint64_t word =
+        verified_[static_cast<size_t>(chunk / kChunksPerWord)].load(std::memory_order_acquire);
+    if ((word >> (chunk % kChunksPerWord) & 1) == 0) return false;
+  }
+  return true;
+}
 
 template <typename Fn>
 void SegmentView::ForEachUnverified(int64_t begin, int64_t end, Fn&& fn) const {

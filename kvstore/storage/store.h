@@ -52,6 +52,8 @@ class PinnedSegment {
   virtual uint8_t dtype() const = 0;
   virtual absl::Status Verify(int64_t begin, int64_t end) const = 0;
   virtual bool fully_verified() const = 0;
+  // Where Verified may be asked without a call of this interface for each row; or null.
+  virtual const SegmentView* view() const { return nullptr; }
   // Its pages come one by one (StoredContext::Expect): it pays to ask for them ahead.
   virtual bool sparse() const { return false; }
   // Starts reading what is not verified of payload bytes [begin, end) and returns.

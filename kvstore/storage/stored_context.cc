@@ -29,6 +29,7 @@ class PinnedSegmentImpl : public PinnedSegment {
     return status.ok() ? status : Annotate(status, where_);
   }
   bool fully_verified() const override { return view_->fully_verified(); }
+  const SegmentView* view() const override { return view_.get(); }
   bool sparse() const override { return file_->sparse(); }
   void AskAhead(int64_t begin, int64_t end) const override {
     if (!file_->sparse()) return;

@@ -70,6 +70,7 @@ constexpr Room kRooms[] = {
     {"kernels", "select/hamming_topk", "", "score/hamming_score"},
     {"kernels", "select/hip_select", "", "select/topk"},
     {"kernels", "select/infinitehip_stage", "", "select/topk"},
+    {"kernels", "select/topk", "", "select/sort_words"},
     {"kernels", "layer/quantized_linear", "", "layer/dequantize layer/linear"},
     {"kernels", "encode/query_drift", "", "layer/rope"},
     {"kernels", "rows/row_bank", "", "rows/packed_rows"},

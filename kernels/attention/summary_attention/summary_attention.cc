@@ -25,37 +25,96 @@ struct Int8Element {
   }
 };
 
+// In four sums: one would wait for each addition.
+double SquaredLength(const float* x, int64_t dim) {
+  double sum[4] = {};
+  int64_t i = 0;
+  for (; i + 4 <= dim; i += 4) {
+    for (int64_t j = 0; j < 4; ++j) sum[j] += double{x[i + j]} * x[i + j];
+  }
+  for (; i < dim; ++i) sum[0] += double{x[i]} * x[i];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// scores[c] = scores[c] key_scale[c] + spread[c] half
+void AddSpread(const SummaryScoreParams& p, float half, float* scores) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto add = [&](FloatVec score, FloatVec scale, FloatVec spread) HWY_ATTR {
+    return hn::MulAdd(score, scale, hn::Mul(spread, hn::Set(d, half)));
+  };
+  int64_t c = 0;
+  for (; c + lanes <= p.clusters; c += lanes) {
+    hn::StoreU(
+        add(hn::LoadU(d, scores + c), hn::LoadU(d, p.key_scale + c), hn::LoadU(d, p.spread + c)), d,
+        scores + c);
+  }
+  if (const int64_t left = p.clusters - c; left > 0) {
+    StorePartial(d,
+                 add(LoadPartial(d, scores + c, left), LoadPartial(d, p.key_scale + c, left),
+                     LoadPartial(d, p.spread + c, left)),
+                 scores + c, left);
+  }
+}
+
 void ScoreSummariesImpl(const SummaryScoreParams& p) {
   const ContiguousRows<Int8Element> keys{p.keys, p.head_dim};
   ScoreRows(keys, p.clusters, p.head_dim, p.q, p.group, p.head_dim, p.scale, p.scores, p.clusters);
   for (int64_t h = 0; h < p.group; ++h) {
-    double norm = 0;
-    for (int64_t i = 0; i < p.head_dim; ++i) {
-      norm += double{p.q[h * p.head_dim + i]} * p.q[h * p.head_dim + i];
-    }
-    const auto half = static_cast<float>(norm * p.scale * p.scale / 2);
-    float* scores = p.scores + h * p.clusters;
-    for (int64_t c = 0; c < p.clusters; ++c) {
-      scores[c] = scores[c] * p.key_scale[c] + p.spread[c] * half;
-    }
+    const auto half =
+        static_cast<float>(SquaredLength(p.q + h * p.head_dim, p.head_dim) * p.scale * p.scale / 2);
+    AddSpread(p, half, p.scores + h * p.clusters);
   }
 }
 
+// out[c] = min(score, bound), or -inf where the cluster does not count.
+void TakeCounted(const SummaryAttentionParams& p, const float* scores, float bound, float* out) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const FloatVec lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const FloatVec most = hn::Set(d, bound);
+  const auto take = [&](FloatVec rest, FloatVec score) HWY_ATTR {
+    const FloatVec bounded = hn::IfThenElse(hn::Lt(most, score), most, score);
+    return hn::IfThenElse(hn::Gt(rest, hn::Zero(d)), bounded, lowest);
+  };
+  int64_t c = 0;
+  for (; c + lanes <= p.clusters; c += lanes) {
+    hn::StoreU(take(hn::LoadU(d, p.rests + c), hn::LoadU(d, scores + c)), d, out + c);
+  }
+  if (const int64_t left = p.clusters - c; left > 0) {
+    StorePartial(d, take(LoadPartial(d, p.rests + c, left), LoadPartial(d, scores + c, left)),
+                 out + c, left);
+  }
+}
+
+// sum[h] += sum_c rests[c] terms[h, c], in order of c. Heads side by side: one alone waits for each
+// addition.
+template <int kHeads>
+void SumTerms(const SummaryAttentionParams& p, const float* terms, double* sum) {
+  double sums[kHeads];
+  for (int h = 0; h < kHeads; ++h) sums[h] = sum[h];
+  for (int64_t c = 0; c < p.clusters; ++c) {
+    const double rest = p.rests[c];
+    for (int h = 0; h < kHeads; ++h) sums[h] += terms[h * p.clusters + c] * rest;
+  }
+  for (int h = 0; h < kHeads; ++h) sum[h] = sums[h];
+}
+
 // e[h, c] of clusters that count, else 0: to `terms`, [heads, clusters].
-void ExpOfCounted(const SummaryAttentionParams& p, const float* scores, int64_t heads, float* terms,
-                  float* shift, double* sum) {
-  const float lowest = -std::numeric_limits<float>::infinity();
+void ExpOfCounted(const SummaryAttentionParams& p, const float* scores, const float* bound,
+                  int64_t heads, float* terms, float* shift, double* sum) {
   for (int64_t h = 0; h < heads; ++h) {
     float* e = terms + h * p.clusters;
-    for (int64_t c = 0; c < p.clusters; ++c) {
-      e[c] = p.rests[c] > 0 ? scores[h * p.clusters + c] : lowest;
-    }
+    TakeCounted(p, scores + h * p.clusters,
+                bound == nullptr ? std::numeric_limits<float>::infinity() : bound[h], e);
     shift[h] = SoftmaxShift(e, p.clusters);
     for (int64_t c = 0; c < p.clusters; c += kSumBlock) {
       ExpSum(e + c, std::min(kSumBlock, p.clusters - c), shift[h], e + c);
     }
-    for (int64_t c = 0; c < p.clusters; ++c) sum[h] += double{e[c]} * p.rests[c];
   }
+  int64_t h = 0;
+  for (; h + 4 <= heads; h += 4) SumTerms<4>(p, terms + h * p.clusters, sum + h);
+  for (; h < heads; ++h) SumTerms<1>(p, terms + h * p.clusters, sum + h);
 }
 
 // Rows of a cluster count alike: where they are many, they are added up once for all heads.
@@ -69,7 +128,7 @@ void SumRows(const SummaryAttentionParams& p, float* sums) {
   std::fill_n(sums, p.clusters * dim, 0.0f);
   const ScatteredRows<Bf16Element> rows{p.v, dim};
   for (int64_t j = 0; j < p.rows; ++j) {
-    rows.Prefetch(j + kRowBlock, p.rows, 0, 1);
+    rows.Prefetch(j + kRowBlock, p.rows);
     if (p.rests[p.row_cluster[j]] <= 0) continue;
     const uint8_t* const row = rows.Row(j);
     float* const sum = sums + p.row_cluster[j] * dim;
@@ -85,23 +144,33 @@ void SumRows(const SummaryAttentionParams& p, float* sums) {
   }
 }
 
+// weights[c - at] = terms[c] counts[c] value_scale[c] of clusters [at, end).
+void WeighMeans(const SummaryAttentionParams& p, const float* terms, int64_t at, int64_t end,
+                float* weights) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t c = at;
+  for (; c + lanes <= end; c += lanes) {
+    const FloatVec counted = hn::Mul(hn::LoadU(d, terms + c), hn::LoadU(d, p.counts + c));
+    hn::StoreU(hn::Mul(counted, hn::LoadU(d, p.value_scale + c)), d, weights + c - at);
+  }
+  for (; c < end; ++c) weights[c - at] = terms[c] * p.counts[c] * p.value_scale[c];
+}
+
 // heads <= kHeadsPerPass. sums: as SumRows has them, or null.
-void AttendHeadsOf(const SummaryAttentionParams& p, const float* scores, int64_t heads,
-                   const float* sums, float* terms, float* out, float* lse) {
+void AttendHeadsOf(const SummaryAttentionParams& p, const float* scores, const float* bound,
+                   int64_t heads, const float* sums, float* terms, float* out, float* lse) {
   const int64_t dim = p.head_dim;
   float weights[kHeadsPerPass * kRowBlock];
   float shift[kHeadsPerPass];
   double sum[kHeadsPerPass] = {};
-  ExpOfCounted(p, scores, heads, terms, shift, sum);
+  ExpOfCounted(p, scores, bound, heads, terms, shift, sum);
   std::fill_n(out, heads * dim, 0.0f);
   const ContiguousRows<Int8Element> means{p.values, dim};
   for (int64_t at = 0; at < p.clusters; at += kRowBlock) {
     const int64_t end = std::min(p.clusters, at + kRowBlock);
     for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t c = at; c < end; ++c) {
-        weights[h * kRowBlock + c - at] =
-            terms[h * p.clusters + c] * p.counts[c] * p.value_scale[c];
-      }
+      WeighMeans(p, terms + h * p.clusters, at, end, weights + h * kRowBlock);
     }
     AddWeightedRows(means, at, end, p.clusters, dim, weights, heads, kRowBlock, out, dim);
   }
@@ -133,8 +202,9 @@ void AttendSummariesImpl(const SummaryAttentionParams& p, float* scratch) {
   float* const terms = sums != nullptr ? scratch + p.clusters * p.head_dim : scratch;
   if (sums != nullptr) SumRows(p, sums);
   for (int64_t h = 0; h < p.group; h += kHeadsPerPass) {
-    AttendHeadsOf(p, p.scores + h * p.clusters, std::min(kHeadsPerPass, p.group - h), sums, terms,
-                  p.out + h * p.head_dim, p.lse + h);
+    AttendHeadsOf(p, p.scores + h * p.clusters, p.bound == nullptr ? nullptr : p.bound + h,
+                  std::min(kHeadsPerPass, p.group - h), sums, terms, p.out + h * p.head_dim,
+                  p.lse + h);
   }
 }
 

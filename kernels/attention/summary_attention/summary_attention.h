@@ -2,7 +2,7 @@
 //         mean of its keys and of its V rows, corrected by single V rows.
 // Math:   ScoreSummaries: scores[h, c] = scale key_scale[c] <q[h], keys[c]>
 //                                        + spread[c] scale^2 |q[h]|^2 / 2
-//         AttendSummaries, e[h, c] = exp(scores[h, c]):
+//         AttendSummaries, e[h, c] = exp(min(scores[h, c], bound[h])):
 //           lse[h] = ln sum_c rests[c] e[h, c]
 //           out[h] = (sum_c counts[c] e[h, c] value_scale[c] values[c] +
 //                     sum_j row_weight[j] e[h, row_cluster[j]] v[j]) / exp(lse[h])
@@ -36,6 +36,7 @@ struct SummaryScoreParams {
 
 struct SummaryAttentionParams {
   const float* scores = nullptr;
+  const float* bound = nullptr;  // [group], or null: none
   int64_t group = 0;
   int64_t head_dim = 0;
   const void* values = nullptr;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -27,14 +28,17 @@ void RefAttendSummaries(const SummaryAttentionParams& p) {
   const int64_t dim = p.head_dim;
   for (int64_t h = 0; h < p.group; ++h) {
     const float* scores = p.scores + h * p.clusters;
+    const auto score = [&](int64_t c) {
+      return p.bound == nullptr ? scores[c] : std::min(scores[c], p.bound[h]);
+    };
     double shift = -INFINITY, total = 0;
     for (int64_t c = 0; c < p.clusters; ++c) {
-      if (p.rests[c] > 0) shift = std::max(shift, double{scores[c]});
+      if (p.rests[c] > 0) shift = std::max(shift, double{score(c)});
     }
     if (shift == -INFINITY) shift = 0;
     std::vector<double> e(static_cast<size_t>(p.clusters)), sum(static_cast<size_t>(dim));
     for (int64_t c = 0; c < p.clusters; ++c) {
-      if (p.rests[c] > 0) e[c] = std::exp(scores[c] - shift);
+      if (p.rests[c] > 0) e[c] = std::exp(score(c) - shift);
       total += e[c] * p.rests[c];
       for (int64_t i = 0; i < dim; ++i) {
         sum[i] += e[c] * p.counts[c] * p.value_scale[c] * values[c * dim + i];

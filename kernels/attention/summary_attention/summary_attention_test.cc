@@ -82,6 +82,8 @@ TEST_P(SummaryAttentionTest, Attend_RandomShapes_MatchReference) {
                                   .row_cluster = row_cluster.data(),
                                   .row_weight = row_weight.data(),
                                   .rows = rows};
+    const std::vector<float> bound = RandomNormal(rng_, group);
+    if (trial % 2 == 0) params.bound = bound.data();
     GuardedFloats out(group * dim), lse(group), expected(group * dim), expected_lse(group);
     params.out = out.data();
     params.lse = lse.data();

@@ -219,8 +219,14 @@ int64_t AppendAboveImpl(const int16_t* scores, int64_t begin, int64_t n, int16_t
     hn::StoreMaskBits(d, mask, bytes);
     uint64_t bits;
     std::memcpy(&bits, bytes, sizeof(bits));
-    for (; bits != 0; bits &= bits - 1) {
-      out[count++] = static_cast<uint32_t>(at + std::countr_zero(bits));
+    // Up to four are written without a branch for each: how many there are is not foreseen.
+    for (; bits != 0;) {
+      const int some = std::popcount(bits);
+      for (int k = 0; k < 4; ++k) {
+        out[count + k] = static_cast<uint32_t>(at + std::countr_zero(bits));
+        bits &= bits - 1;
+      }
+      count += std::min(some, 4);
     }
   };
   for (; i + 2 * lanes <= n && count + 64 <= places; i += 2 * lanes) {

@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "absl/types/span.h"
+#include "kernels/select/sort_words/sort_words.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/select/topk/topk.cc"
@@ -150,7 +151,7 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
       best[static_cast<size_t>(i)] = Pack(scores, static_cast<uint32_t>(i));
     }
   }
-  std::sort(best.begin(), best.end());
+  SortWords(best.data(), k);
   for (int64_t i = 0; i < k; ++i) out[i] = IndexOf(best[static_cast<size_t>(i)]);
   return k;
 }

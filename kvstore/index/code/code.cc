@@ -23,6 +23,8 @@ constexpr int64_t kScanRowsPerEffort = 4;
 constexpr int64_t kSampleBlocks = 32;
 // Blocks scored at a time: their scores stay in the L1 cache.
 constexpr int64_t kScanBlocks = 32;
+// What AppendAbove wants beyond the rows that it may append.
+constexpr int64_t kAppendRoom = 64;
 // The first bar lets through this many times what is wanted, by the sample.
 constexpr double kBarSlack = 1.25;
 
@@ -53,6 +55,7 @@ class CodeIndex : public Index {
     SearchScratch& s;
     int64_t wanted;  // rows to score exactly
     int16_t bar = kLowest;
+    int64_t found = 0;
   };
 
   bool symmetric() const { return params_.code_scan == CodeScan::kSymmetric; }
@@ -62,6 +65,7 @@ class CodeIndex : public Index {
   absl::Status ReadSample(Scan& scan) const;
   int64_t SampleBlock(const Scan& scan, int64_t i) const;
   absl::Status ScanCodes(Scan& scan) const;
+  void TakeAbove(Scan& scan, Position first, int64_t n) const;
   absl::Status ScoreExactly(Scan& scan) const;
 
   const IndexParams params_;
@@ -72,35 +76,40 @@ class CodeIndex : public Index {
   const Rows keys_;
 };
 
-// The `wanted` best of scratch.above stay, ascending; the bar rises to the worst of them.
-void CutToBest(SearchScratch& s, int64_t wanted, int16_t& bar) {
-  const int64_t count = static_cast<int64_t>(s.above.size());
-  if (count <= wanted) return;
-  constexpr int kBins = 1024;
-  int32_t low = INT16_MAX, high = INT16_MIN;
-  for (const int16_t score : s.above_scores) {
-    low = std::min<int32_t>(low, score);
-    high = std::max<int32_t>(high, score);
+void Enlarge(SearchScratch& s, int64_t rows) {
+  if (static_cast<int64_t>(s.above.size()) < rows) s.above.resize(static_cast<size_t>(rows));
+  if (static_cast<int64_t>(s.above_scores.size()) < rows) {
+    s.above_scores.resize(static_cast<size_t>(rows));
   }
+}
+
+// The `wanted` best of the first `count` of scratch.above stay, ascending; the bar rises to the worst
+// of them. Returns how many stay.
+int64_t CutToBest(SearchScratch& s, int64_t count, int64_t wanted, int16_t& bar) {
+  if (count <= wanted) return count;
+  constexpr int kBins = 1024;
+  int16_t* const scores = s.above_scores.data();
+  uint32_t* const rows = s.above.data();
+  const auto [least, most] = std::minmax_element(scores, scores + count);
+  const int32_t low = *least, high = *most;
   int shift = 0;
   while ((high - low) >> shift >= kBins) ++shift;
   int64_t bins[kBins] = {};
-  for (const int16_t score : s.above_scores) ++bins[(score - low) >> shift];
+  for (int64_t i = 0; i < count; ++i) ++bins[(scores[i] - low) >> shift];
   int bin = kBins - 1;
   int64_t better = 0;
   while (better + bins[bin] <= wanted) better += bins[bin--];
   // Of the bin in which the cut lies, the best by score, then by id.
   s.ties.clear();
   const auto rank = [&](int64_t i) {
-    return static_cast<uint64_t>(static_cast<uint16_t>(INT16_MAX - s.above_scores[i])) << 32 |
-           s.above[static_cast<size_t>(i)];
+    return static_cast<uint64_t>(static_cast<uint16_t>(INT16_MAX - scores[i])) << 32 | rows[i];
   };
   for (int64_t i = 0; i < count; ++i) {
-    if ((s.above_scores[i] - low) >> shift == bin) s.ties.push_back(rank(i));
+    if ((scores[i] - low) >> shift == bin) s.ties.push_back(rank(i));
   }
   const int64_t places = wanted - better;
   uint64_t last = 0;
-  bool some = places > 0;
+  const bool some = places > 0;
   if (some) {
     std::nth_element(s.ties.begin(), s.ties.begin() + places - 1, s.ties.end());
     last = s.ties[static_cast<size_t>(places - 1)];
@@ -108,15 +117,16 @@ void CutToBest(SearchScratch& s, int64_t wanted, int16_t& bar) {
   int64_t kept = 0;
   int16_t worst = INT16_MAX;
   for (int64_t i = 0; i < count; ++i) {
-    const int at = (s.above_scores[i] - low) >> shift;
-    if (at < bin || (at == bin && (!some || rank(i) > last))) continue;
-    worst = std::min(worst, s.above_scores[i]);
-    s.above[static_cast<size_t>(kept)] = s.above[static_cast<size_t>(i)];
-    s.above_scores[static_cast<size_t>(kept++)] = s.above_scores[i];
+    const int at = (scores[i] - low) >> shift;
+    const bool stays = (at > bin) | ((at == bin) & some & (rank(i) <= last));
+    worst = std::min(worst, stays ? scores[i] : worst);
+    // Written in any case: whether it stays is not foreseen.
+    rows[kept] = rows[i];
+    scores[kept] = scores[i];
+    kept += stays;
   }
-  s.above.resize(static_cast<size_t>(kept));
-  s.above_scores.resize(static_cast<size_t>(kept));
   bar = worst;
+  return kept;
 }
 
 // Verified.
@@ -211,13 +221,13 @@ absl::Status CodeIndex::ReadSample(Scan& scan) const {
   return absl::OkStatus();
 }
 
-// The wanted best by estimate, in scratch.above.
+// The wanted best by estimate: the first scan.found of scratch.above, which keeps its length.
 absl::Status CodeIndex::ScanCodes(Scan& scan) const {
   const RowRange zone = scan.request.zone;
   SearchScratch& s = scan.s;
-  s.above.clear();
-  s.above_scores.clear();
+  scan.found = 0;
   const int64_t room = 2 * scan.wanted + kScanBlocks * kCodeBlockKeys;
+  Enlarge(s, room + kScanBlocks * kCodeBlockKeys + kAppendRoom);
   std::vector<int16_t>& scores = s.codes;
   const int64_t end = (zone.end + kCodeBlockKeys - 1) / kCodeBlockKeys;
   const int64_t chunk_blocks = kIndexChunkBytes / block_bytes_;
@@ -234,36 +244,37 @@ absl::Status CodeIndex::ScanCodes(Scan& scan) const {
     const int64_t n = count * kCodeBlockKeys;
     for (Position j = first; j < std::min(zone.begin, first + n); ++j) scores[j - first] = kLowest;
     for (Position j = std::max(zone.end, first); j < first + n; ++j) scores[j - first] = kLowest;
-    for (int64_t from = 0; from < n;) {
-      const size_t before = s.above.size();
-      s.above.resize(before + static_cast<size_t>(n - from) + 64);
-      int64_t written = 0;
-      from = kernels::AppendAbove(scores.data(), from, n, scan.bar, s.above.data() + before,
-                                  static_cast<int64_t>(s.above.size() - before), &written);
-      s.above.resize(before + static_cast<size_t>(written));
-      for (size_t i = before; i < s.above.size(); ++i) {
-        s.above_scores.push_back(scores[s.above[i]]);
-        s.above[i] += static_cast<uint32_t>(first);
-      }
-    }
-    if (static_cast<int64_t>(s.above.size()) > room) CutToBest(s, scan.wanted, scan.bar);
+    TakeAbove(scan, first, n);
+    if (scan.found > room) scan.found = CutToBest(s, scan.found, scan.wanted, scan.bar);
     block += count;
   }
-  CutToBest(s, scan.wanted, scan.bar);
+  scan.found = CutToBest(s, scan.found, scan.wanted, scan.bar);
   return absl::OkStatus();
+}
+
+// Of n rows from `first` on, whose scores are in scratch.codes, those above the bar.
+void CodeIndex::TakeAbove(Scan& scan, Position first, int64_t n) const {
+  SearchScratch& s = scan.s;
+  uint32_t* const rows = s.above.data() + scan.found;
+  int64_t written = 0;
+  kernels::AppendAbove(s.codes.data(), 0, n, scan.bar, rows, n + kAppendRoom, &written);
+  int16_t* const scores = s.above_scores.data() + scan.found;
+  for (int64_t i = 0; i < written; ++i) {
+    scores[i] = s.codes[rows[i]];
+    rows[i] += static_cast<uint32_t>(first);
+  }
+  scan.found += written;
 }
 
 absl::Status CodeIndex::ScoreExactly(Scan& scan) const {
   SearchScratch& s = scan.s;
-  const auto rows = static_cast<int64_t>(s.above.size());
-  RETURN_IF_ERROR(keys_.VerifyRows(s.above.data(), rows));
-  s.pointers.resize(s.above.size());
-  for (size_t i = 0; i < s.above.size(); ++i) {
-    s.pointers[i] = keys_.Address(s.above[i]);
-  }
-  s.scores.resize(static_cast<size_t>(scan.request.group * rows));
+  RETURN_IF_ERROR(keys_.VerifyRows(s.above.data(), scan.found));
+  s.pointers.resize(static_cast<size_t>(scan.found));
+  for (size_t i = 0; i < s.pointers.size(); ++i) s.pointers[i] = keys_.Address(s.above[i]);
+  s.scores.resize(static_cast<size_t>(scan.request.group * scan.found));
   kernels::DotScoreRows(scan.request.queries, scan.request.group, header_.head_dim,
-                        s.pointers.data(), rows, scan.request.scale, s.scores.data(), rows);
+                        s.pointers.data(), scan.found, scan.request.scale, s.scores.data(),
+                        scan.found);
   return absl::OkStatus();
 }
 
@@ -292,12 +303,12 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
   s.sample_codes.assign(s.codes.begin(), s.codes.begin() + kSamples);
   const bool barred = scan.bar > kLowest;
   RETURN_IF_ERROR(ScanCodes(scan));
-  if (barred && static_cast<int64_t>(s.above.size()) < scan.wanted) {
+  if (barred && scan.found < scan.wanted) {
     scan.bar = kLowest;  // the sample promised too much
     RETURN_IF_ERROR(ScanCodes(scan));
   }
   RETURN_IF_ERROR(ScoreExactly(scan));
-  const auto found = static_cast<int64_t>(s.above.size());
+  const int64_t found = scan.found;
   result.visited = request.group * (zone + found);
   result.zone_scored = false;
   result.zone_lse.resize(static_cast<size_t>(request.group));
@@ -305,7 +316,8 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
     float* rest = s.sample_scores.data() + h * kSamples;
     int64_t count = 0;
     for (int64_t j = 0; j < kSamples; ++j) {
-      if (s.sample_codes[static_cast<size_t>(j)] <= scan.bar) rest[count++] = rest[j];
+      rest[count] = rest[j];
+      count += s.sample_codes[static_cast<size_t>(j)] <= scan.bar;
     }
     const float kept = kernels::LogSumExp(s.scores.data() + h * found, found);
     const float others = kernels::LogSumExp(rest, count);

@@ -1,5 +1,6 @@
 #include "kvstore/index/rows/rows.h"
 
+#include <bit>
 #include <utility>
 
 #include "carrel/v1/context.pb.h"
@@ -46,7 +47,7 @@ absl::StatusOr<Rows> Rows::Open(const StoredContext& context, Layer layer, Kind 
   rows.count_ = manifest.tokens();
   rows.head_dim_ = manifest.head_dim();
   rows.row_bytes_ = rows.head_dim_ * 2;
-  rows.segment_tokens_ = manifest.segment_tokens();
+  rows.SetSegmentTokens(manifest.segment_tokens());
   const int64_t segments = (rows.count_ + rows.segment_tokens_ - 1) / rows.segment_tokens_;
   ASSIGN_OR_RETURN(const uint32_t stored, context.SegmentCount(layer.value(), kind, kv_head));
   const auto where = [&](int64_t segment) {
@@ -71,6 +72,7 @@ absl::StatusOr<Rows> Rows::Open(const StoredContext& context, Layer layer, Kind 
                                               ", must be ", expected, " of bf16"));
     }
     rows.bases_.push_back(segment->payload().data());
+    rows.views_.push_back(segment->view());
     rows.segments_.push_back(std::move(segment));
   }
   return rows;
@@ -89,7 +91,7 @@ Rows Rows::FromMemory(const uint16_t* rows, int64_t count, int64_t head_dim) {
   result.count_ = count;
   result.head_dim_ = head_dim;
   result.row_bytes_ = head_dim * 2;
-  result.segment_tokens_ = std::max<int64_t>(count, 1);
+  result.SetSegmentTokens(std::max<int64_t>(count, 1));
   result.bases_.push_back(reinterpret_cast<const char*>(rows));
   return result;
 }
@@ -112,6 +114,12 @@ absl::Status Rows::Verify(RowRange range) const {
   return absl::OkStatus();
 }
 
+void Rows::SetSegmentTokens(int64_t tokens) {
+  const auto bits = static_cast<uint64_t>(tokens);
+  segment_tokens_ = tokens;
+  segment_shift_ = std::has_single_bit(bits) ? std::countr_zero(bits) : -1;
+}
+
 bool Rows::sparse() const { return segments_.front()->sparse() && !fully_verified(); }
 
 void Rows::AskAhead(RowRange range) const {
@@ -124,6 +132,11 @@ void Rows::AskAhead(RowRange range) const {
                                                       (end - first) * row_bytes_);
     at = end;
   }
+}
+
+void Rows::AskAhead(const std::vector<Position>& rows) const {
+  if (segments_.empty() || !sparse()) return;
+  for (const Position row : rows) AskAhead(RowRange{row, row + 1});
 }
 
 bool Rows::fully_verified() const {

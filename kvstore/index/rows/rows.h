@@ -4,7 +4,8 @@
 //            kind, layer, head, segment); InvalidArgument: no such layer or head; OutOfRange: no
 //            such row. FailedPrecondition: rows that are not bf16.
 // Ownership: keeps its segments pinned.   Threads: any.
-// Cost:      Address() is a division and, once a chunk is verified, Verify() of a row one bit test.
+// Cost:      Address() is a shift, or a division; once a chunk is verified, VerifyRows() is one bit
+//            test for each row, and none once all chunks are.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "common/dtype.h"
 #include "common/ids.h"
 #include "common/status.h"
+#include "kvstore/format/segment.h"
 
 namespace carrel::kvstore {
 
@@ -38,29 +40,27 @@ class Rows {
 
   // Unverified address; use after Verify covered it.
   const void* Address(Position row) const {
-    return bases_[static_cast<size_t>(row / segment_tokens_)] +
-           (row % segment_tokens_) * row_bytes_;
+    const int64_t segment = SegmentOf(row);
+    return bases_[static_cast<size_t>(segment)] + (row - segment * segment_tokens_) * row_bytes_;
   }
   absl::Status Verify(RowRange range) const;
   absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
   template <typename Id>
   absl::Status VerifyRows(const Id* rows, int64_t n) const {
-    AskAhead(rows, n);
-    for (int64_t i = 0; i < n; ++i) RETURN_IF_ERROR(VerifyRow(static_cast<Position>(rows[i])));
+    std::vector<Position> unverified;
+    const bool none = fully_verified();
+    for (int64_t i = 0; i < n; ++i) {
+      const auto row = static_cast<Position>(rows[i]);
+      if (row < 0 || row >= count_ || !(none || Verified(row))) unverified.push_back(row);
+    }
+    if (unverified.empty()) return absl::OkStatus();
+    AskAhead(unverified);
+    for (const Position row : unverified) RETURN_IF_ERROR(VerifyRow(row));
     return absl::OkStatus();
   }
   bool fully_verified() const;
   // Starts reading rows that are not in memory, all at once; none where pages are large.
   void AskAhead(RowRange range) const;
-  template <typename Id>
-  void AskAhead(const Id* rows, int64_t n) const {
-    if (segments_.empty() || !sparse()) return;
-    for (int64_t i = 0; i < n; ++i) {
-      const auto row = static_cast<Position>(rows[i]);
-      AskAhead(RowRange{row, row + 1});
-    }
-  }
-
   // Calls fn(first position, address, rows) for each piece of the range that lies contiguously.
   template <typename Fn>
   void ForEachPiece(RowRange range, Fn&& fn) const {
@@ -76,13 +76,27 @@ class Rows {
                                    KvHead kv_head);
 
   bool sparse() const;
+  void AskAhead(const std::vector<Position>& rows) const;
+  int64_t SegmentOf(Position row) const {
+    return segment_shift_ >= 0 ? row >> segment_shift_ : row / segment_tokens_;
+  }
+  void SetSegmentTokens(int64_t tokens);
+  // Of a row that there is; false also where it is not known.
+  bool Verified(Position row) const {
+    const int64_t segment = SegmentOf(row);
+    const SegmentView* const view = views_[static_cast<size_t>(segment)];
+    const int64_t begin = (row - segment * segment_tokens_) * row_bytes_;
+    return view != nullptr && view->Verified(begin, begin + row_bytes_);
+  }
 
   int64_t count_ = 0;
   int64_t head_dim_ = 0;
   int64_t row_bytes_ = 0;
   int64_t segment_tokens_ = 1;
+  int32_t segment_shift_ = -1;  // where segment_tokens_ is a power of two: its logarithm
   std::vector<const char*> bases_;
   std::vector<std::shared_ptr<const PinnedSegment>> segments_;  // empty for FromMemory
+  std::vector<const SegmentView*> views_;                       // of the segments
 };
 
 // What ties an index's blob to the rows that it was built from: CRC32C over `checked` of them, those

@@ -68,6 +68,27 @@ TEST(RowsTest, Verify_FlippedBit_IsDataLossWhereTouched) {
   EXPECT_THAT(rows.Verify({0, 4096}), StatusIs(StatusCode::kDataLoss, where));
 }
 
+TEST(RowsTest, VerifyRows_InAnyOrder_TouchesTheirChunksAlone) {
+  for (const int64_t segment : {2048, 1500}) {
+    const std::string dir = FreshTempDir();
+    const TestContextSpec spec{.tokens = 4000, .segment_tokens = segment, .seed = TestSeed()};
+    const auto store = *Store::Open(dir + "/store", StoreMode::kReadWrite);
+    CARREL_ASSERT_OK(PublishTestContext(*store, dir + "/staging", spec));
+    const auto context = *store->OpenContext(spec.name);
+    const Rows rows = *Rows::OpenKeys(*context, Layer(0), KvHead(0));
+    const std::vector<Position> first = {3999, 0, 1700}, again = {1, 1701, 3998, 2500};
+    CARREL_EXPECT_OK(rows.VerifyRows(first.data(), 3));
+    EXPECT_FALSE(rows.fully_verified());
+    CARREL_EXPECT_OK(rows.VerifyRows(again.data(), 4));
+    CARREL_EXPECT_OK(rows.VerifyRows(again.data(), 4));
+    const std::vector<int64_t> outside = {0, 4000};
+    EXPECT_THAT(rows.VerifyRows(outside.data(), 2), StatusIs(StatusCode::kOutOfRange, "of 4000"));
+    CARREL_EXPECT_OK(rows.Verify({0, 4000}));
+    EXPECT_TRUE(rows.fully_verified());
+    EXPECT_THAT(rows.VerifyRows(outside.data(), 2), StatusIs(StatusCode::kOutOfRange, "of 4000"));
+  }
+}
+
 TEST(RowsTest, Verify_OutsideTheRows_IsOutOfRange) {
   std::mt19937_64 rng(TestSeed());
   const KeySet keys = MakeKeys(rng, 10, 8);

@@ -8,6 +8,7 @@
 #include "common/status.h"
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/summary_attention/summary_attention.h"
+#include "kernels/select/sort_words/sort_words.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/index/summaries/summaries_header.h"
 
@@ -38,6 +39,12 @@ double Dot(const float* a, const float* b, int64_t n) {
   return sum;
 }
 
+// A selected row as a word, of which many are sorted at once: its id, and its index among the
+// selected below it.
+uint64_t SelectedRow(Position id, size_t index) { return static_cast<uint64_t>(id) << 32 | index; }
+Position IdOf(uint64_t row) { return static_cast<Position>(row >> 32); }
+int64_t IndexOf(uint64_t row) { return static_cast<uint32_t>(row); }
+
 // One segment's share of the rest.
 class SegmentEstimate {
  public:
@@ -54,8 +61,7 @@ class SegmentEstimate {
         inside_{std::max(rows_.begin, params.zone.begin), std::min(rows_.end, params.zone.end)} {}
 
   // selected: those of the segment, by id. out, lse: of every share.
-  absl::Status Compute(absl::Span<const std::pair<Position, uint32_t>> selected, float* out,
-                       float* lse) {
+  absl::Status Compute(absl::Span<const uint64_t> selected, float* out, float* lse) {
     ASSIGN_OR_RETURN(bytes_, summaries_.Segment(segment_));
     RETURN_IF_ERROR(ReadClusters());
     row_clusters_ =
@@ -91,11 +97,18 @@ class SegmentEstimate {
     Take(at, clusters_, s_.value_scale);
     Take(at, clusters_, s_.spread);
     int64_t rows = 0;
+    bool all_bounded = true;
+    // Not larger than any bf16 is: no product with it overflows into NaN by itself.
+    const auto bounded = [this](int64_t c) {
+      const auto fits = [](float x) { return (x >= 0) & (x <= 1e18f); };
+      return fits(s_.key_scale[c]) & fits(s_.value_scale[c]) & fits(s_.spread[c]);
+    };
     for (int64_t c = 0; c < clusters_; ++c) {
       rows += s_.sizes[c];
-      // Not larger than any bf16 is: no product with it overflows into NaN by itself.
-      const auto bounded = [](float x) { return x >= 0 && x <= 1e18f; };
-      if (!bounded(s_.key_scale[c]) || !bounded(s_.value_scale[c]) || !bounded(s_.spread[c])) {
+      all_bounded &= bounded(c);
+    }
+    for (int64_t c = 0; !all_bounded && c < clusters_; ++c) {
+      if (!bounded(c)) {
         return Refuse("segment ", segment_, " cluster ", c, ": scales ", s_.key_scale[c], " ",
                       s_.value_scale[c], " spread ", s_.spread[c]);
       }
@@ -134,35 +147,36 @@ class SegmentEstimate {
     return absl::OkStatus();
   }
 
-  absl::Status RemoveRows(absl::Span<const std::pair<Position, uint32_t>> selected) {
+  absl::Status RemoveRows(absl::Span<const uint64_t> selected) {
     const size_t first = s_.v.size();
-    for (const auto& [id, index] : selected) {
-      RETURN_IF_ERROR(p_.values->VerifyRow(id));
-      s_.v.push_back(p_.values->Address(id));
-      s_.row_cluster.push_back(row_clusters_[id - rows_.begin]);
+    s_.v.resize(first + selected.size());
+    s_.row_cluster.resize(s_.v.size());
+    s_.row_weight.resize(s_.v.size(), -1);
+    for (size_t i = 0; i < selected.size(); ++i) {
+      const Position id = IdOf(selected[i]);
+      s_.v[first + i] = p_.values->Address(id);
+      s_.row_cluster[first + i] = row_clusters_[id - rows_.begin];
     }
     RETURN_IF_ERROR(CheckClusters(first));
-    s_.row_weight.resize(s_.v.size(), -1);
     for (size_t i = first; i < s_.v.size(); ++i) s_.rests[s_.row_cluster[i]] -= 1;
     return absl::OkStatus();
   }
 
-  absl::Status AddRowsInside(absl::Span<const std::pair<Position, uint32_t>> selected) {
+  absl::Status AddRowsInside(absl::Span<const uint64_t> selected) {
     std::fill(s_.counts.begin(), s_.counts.end(), 0.0f);
     std::fill(s_.rests.begin(), s_.rests.end(), 0.0f);
     Position from = inside_.begin;
-    for (const auto& [id, index] : selected) {
-      RETURN_IF_ERROR(Push({from, id}, 1));
-      from = id + 1;
+    for (const uint64_t row : selected) {
+      RETURN_IF_ERROR(Push({from, IdOf(row)}, 1));
+      from = IdOf(row) + 1;
     }
     return Push({from, inside_.end}, 1);
   }
 
   // With this share of the spreads; [group, clusters].
-  void ScoreClusters(float share, absl::Span<const std::pair<Position, uint32_t>> selected,
-                     float* scores) {
-    s_.share_of_spread.clear();
-    for (const float spread : s_.spread) s_.share_of_spread.push_back(share * spread);
+  void ScoreClusters(float share, absl::Span<const uint64_t> selected, float* scores) {
+    s_.share_of_spread.resize(s_.spread.size());
+    for (size_t c = 0; c < s_.spread.size(); ++c) s_.share_of_spread[c] = share * s_.spread[c];
     kernels::SummaryScoreParams params;
     params.q = p_.queries;
     params.group = p_.group;
@@ -175,37 +189,33 @@ class SegmentEstimate {
     params.scores = scores;
     kernels::ScoreSummaries(params);
     if (p_.scores != nullptr && !selected.empty()) AdjustScores(selected, scores);
-    if (p_.bound != nullptr) BoundScores(scores);
   }
 
   // Rows are selected because they score high: those that remain of their clusters score lower
   // than a cluster's mean says. Their mean and variance follow from the cluster's and the scores
   // of those that went.
-  void AdjustScores(absl::Span<const std::pair<Position, uint32_t>> selected, float* all_scores) {
+  void AdjustScores(absl::Span<const uint64_t> selected, float* all_scores) {
+    CountGone(selected);
     const auto wanted = static_cast<int64_t>(p_.selected.size());
-    s_.sums.resize(static_cast<size_t>(3 * clusters_));
-    float* const gone = s_.sums.data();
-    float* const sum = gone + clusters_;
+    float* const sum = s_.sums.data();
     float* const squares = sum + clusters_;
     for (int64_t h = 0; h < p_.group; ++h) {
-      const float* q = p_.queries + h * d_;
       const double base = s_.base[static_cast<size_t>(h)];
-      const auto half = static_cast<float>(Dot(q, q, d_) * p_.scale * p_.scale / 2);
+      const float half = s_.half[static_cast<size_t>(h)];
       float* scores = all_scores + h * clusters_;
-      std::fill(s_.sums.begin(), s_.sums.end(), 0.0f);
-      for (const auto& [id, index] : selected) {
-        const uint8_t c = row_clusters_[id - rows_.begin];  // checked when it was removed
+      for (const uint8_t c : s_.touched) sum[c] = squares[c] = 0;
+      for (const uint64_t row : selected) {
+        const uint8_t c = row_clusters_[IdOf(row) - rows_.begin];
         if (c >= clusters_) continue;
         const float mean = scores[c] - s_.share_of_spread[c] * half;
-        const auto above = static_cast<float>(p_.scores[h * wanted + index] - base - mean);
-        gone[c] += 1;
+        const auto above = static_cast<float>(p_.scores[h * wanted + IndexOf(row)] - base - mean);
         sum[c] += above;
         squares[c] += above * above;
       }
-      for (int64_t c = 0; c < clusters_; ++c) {
+      for (const uint8_t c : s_.touched) {
         const auto size = static_cast<float>(s_.sizes[c]);
-        const float left = size - gone[c];
-        if (gone[c] == 0 || left <= 0) continue;
+        const float left = size - s_.gone[c];
+        if (left <= 0) continue;
         const float variance = 2 * s_.share_of_spread[c] * half;
         const float mean = scores[c] - variance / 2;
         const float shift = std::min(-sum[c] / left, 0.0f);
@@ -215,17 +225,23 @@ class SegmentEstimate {
     }
   }
 
-  void BoundScores(float* all_scores) {
-    for (int64_t h = 0; h < p_.group; ++h) {
-      const auto most = static_cast<float>(p_.bound[h] - s_.base[static_cast<size_t>(h)]);
-      float* scores = all_scores + h * clusters_;
-      for (int64_t c = 0; c < clusters_; ++c) scores[c] = std::min(scores[c], most);
+  // The clusters of which rows are selected, and how many of each.
+  void CountGone(absl::Span<const uint64_t> selected) {
+    s_.sums.resize(static_cast<size_t>(2 * clusters_));
+    s_.gone.assign(static_cast<size_t>(clusters_), 0.0f);
+    s_.touched.clear();
+    for (const uint64_t row : selected) {
+      const uint8_t c = row_clusters_[IdOf(row) - rows_.begin];  // checked when it was removed
+      if (c >= clusters_) continue;
+      if (s_.gone[c] == 0) s_.touched.push_back(c);
+      s_.gone[c] += 1;
     }
   }
 
   void Attend(float* out, float* lse) {
     kernels::SummaryAttentionParams params;
     params.scores = s_.scores.data();
+    params.bound = p_.bound == nullptr ? nullptr : s_.bound.data();
     params.group = p_.group * static_cast<int64_t>(shares_.size());
     params.head_dim = d_;
     params.values = bytes_ + summaries_.layout().ValuesOffset(clusters_);
@@ -252,6 +268,34 @@ class SegmentEstimate {
   const char* bytes_ = nullptr;
   const uint8_t* row_clusters_ = nullptr;
 };
+
+void SortSelected(const EstimateParams& p, EstimateScratch& scratch) {
+  scratch.selected.resize(p.selected.size());
+  for (size_t i = 0; i < p.selected.size(); ++i) {
+    scratch.selected[i] = SelectedRow(p.selected[i], i);
+  }
+  if (!std::is_sorted(scratch.selected.begin(), scratch.selected.end())) {
+    kernels::SortWords(scratch.selected.data(), static_cast<int64_t>(scratch.selected.size()));
+  }
+}
+
+// What is the same for every segment.
+void PrepareHeads(const Summaries& summaries, const EstimateParams& p, int64_t shares,
+                  EstimateScratch& scratch) {
+  const int64_t d = summaries.head_dim();
+  scratch.base.clear();
+  scratch.half.clear();
+  scratch.bound.clear();
+  for (int64_t h = 0; h < p.group; ++h) {
+    const float* q = p.queries + h * d;
+    scratch.base.push_back(p.scale * Dot(q, summaries.centre().data(), d));
+    scratch.half.push_back(static_cast<float>(Dot(q, q, d) * p.scale * p.scale / 2));
+  }
+  for (int64_t i = 0; p.bound != nullptr && i < shares * p.group; ++i) {
+    const int64_t h = i % p.group;
+    scratch.bound.push_back(static_cast<float>(p.bound[h] - scratch.base[static_cast<size_t>(h)]));
+  }
+}
 
 }  // namespace
 
@@ -339,17 +383,9 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
   std::fill_n(p.out, states * d, 0.0f);
   std::fill_n(p.lse, states, -INFINITY);
   if (summaries.fit().left_out && p.spread_shares.empty()) return absl::OkStatus();
-  scratch.selected.clear();
-  for (size_t i = 0; i < p.selected.size(); ++i) {
-    scratch.selected.push_back({p.selected[i], static_cast<uint32_t>(i)});
-  }
-  if (!std::is_sorted(scratch.selected.begin(), scratch.selected.end())) {
-    std::sort(scratch.selected.begin(), scratch.selected.end());
-  }
-  scratch.base.clear();
-  for (int64_t h = 0; h < p.group; ++h) {
-    scratch.base.push_back(p.scale * Dot(p.queries + h * d, summaries.centre().data(), d));
-  }
+  RETURN_IF_ERROR(p.values->VerifyRows(p.selected.data(), static_cast<int64_t>(p.selected.size())));
+  SortSelected(p, scratch);
+  PrepareHeads(summaries, p, static_cast<int64_t>(shares.size()), scratch);
   scratch.state.resize(static_cast<size_t>(states * (d + 1)));
   float* const out = scratch.state.data();
   float* const lse = out + states * d;
@@ -359,7 +395,7 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
     const int64_t segment = at / segment_rows;
     const Position end = std::min(p.zone.end, (segment + 1) * segment_rows);
     auto to = from;
-    while (to != scratch.selected.end() && to->first < end) ++to;
+    while (to != scratch.selected.end() && IdOf(*to) < end) ++to;
     SegmentEstimate estimate(summaries, p, shares, segment, scratch);
     const auto* const first = scratch.selected.data() + (from - scratch.selected.begin());
     RETURN_IF_ERROR(estimate.Compute({first, static_cast<size_t>(to - from)}, out, lse));

@@ -34,7 +34,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -128,10 +127,12 @@ class Summaries {
 
 // Memory of one thread, reused; grows to what was needed.
 struct EstimateScratch {
-  std::vector<std::pair<Position, uint32_t>> selected;  // id, index among the selected; by id
+  std::vector<uint64_t> selected;  // id, and index among the selected; by id
   std::vector<float> key_scale, value_scale, counts, rests, scores, sums, weights, state;
-  std::vector<float> spread, share_of_spread;
-  std::vector<double> base;  // what the centre adds to every score, of each head
+  std::vector<float> spread, share_of_spread, gone;
+  std::vector<uint8_t> touched;    // clusters of which rows are selected
+  std::vector<double> base;        // what the centre adds to every score, of each head
+  std::vector<float> half, bound;  // of each head: scale^2 |q|^2 / 2; the bound without the base
   std::vector<uint32_t> sizes;
   std::vector<const void*> v;
   std::vector<uint8_t> row_cluster;

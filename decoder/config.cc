@@ -308,6 +308,20 @@ std::vector<int64_t> Budgets(const std::vector<select::Selection>& selections) {
   return budgets;
 }
 
+std::vector<int64_t> HeadBudgets(const std::vector<select::Selection>& selections,
+                                 int32_t kv_heads) {
+  const auto heads = static_cast<size_t>(kv_heads);
+  std::vector<int64_t> budgets;
+  for (size_t l = 0; l < selections.size(); ++l) {
+    const auto* const top_k = std::get_if<select::TopK>(&selections[l]);
+    if (top_k == nullptr || top_k->of_head.empty()) continue;
+    budgets.resize(selections.size() * heads);
+    std::copy(top_k->of_head.begin(), top_k->of_head.end(),
+              budgets.begin() + static_cast<int64_t>(l * heads));
+  }
+  return budgets;
+}
+
 bool Estimates(const RetrievalConfig& config, bool has_summaries) {
   const SelectorConfig* const selector = SelectorOf(config);
   if (selector != nullptr && selector->mask == SelectorMask::kQHead) return false;

@@ -146,6 +146,10 @@ std::vector<select::Selection> LayerSelections(const RetrievalConfig& config,
                                                const AttentionShape& shape, int64_t zone_rows);
 // The same as numbers of rows per KV head, for what a method takes: kAllRows, or a top_k.
 std::vector<int64_t> Budgets(const std::vector<select::Selection>& selections);
+// [layers, kv_heads], where KV heads of some layer take different numbers: 0 where a layer says none;
+// otherwise empty.
+std::vector<int64_t> HeadBudgets(const std::vector<select::Selection>& selections,
+                                 int32_t kv_heads);
 
 // Whether attention has the estimation term.
 bool Estimates(const RetrievalConfig& config, bool has_summaries);

@@ -57,7 +57,7 @@ double TargetError(Fidelity fidelity) {
     case Fidelity::kBalanced:
       return 0.03;
     case Fidelity::kFaithful:
-      return 0.018;
+      return 0.016;
   }
   return 0;
 }

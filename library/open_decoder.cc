@@ -18,8 +18,9 @@ absl::Status ResolveSelector(DecoderSpec& spec) {
   decoder::SelectorConfig* selector = nullptr;
   if (auto* host = std::get_if<decoder::HostZoneOptions>(&spec.config.zone)) {
     selector = &host->selector;
-    const bool crosses_bus = spec.device.device == model::Device::kCuda;
-    *selector = decoder::WithOversample(*selector, crosses_bus ? 1 : decoder::kOversample);
+    if (spec.device.device == model::Device::kCpu) {
+      *selector = decoder::WithOversample(*selector, decoder::kOversample);
+    }
   } else if (auto* device = std::get_if<decoder::DeviceZoneOptions>(&spec.config.zone)) {
     selector = &device->selector;
   }

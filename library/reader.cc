@@ -58,11 +58,10 @@ absl::Status SetZone(const ReaderOptions& options, const StoreAddress& store, De
     return absl::InvalidArgumentError(
         "zone=kHost maps the rows of a folder of this host: open the store by its folder");
   }
-  ASSIGN_OR_RETURN(const decoder::SelectorConfig exact, decoder::ParseSelector("exact"));
   if (options.zone == Zone::kHost) {
-    spec.config.zone = decoder::HostZoneOptions{exact};
+    spec.config.zone = decoder::HostZoneOptions{decoder::UsualSelector(/*keys_cross_bus=*/cuda)};
   } else {
-    spec.config.zone = decoder::DeviceZoneOptions{exact};
+    spec.config.zone = decoder::DeviceZoneOptions{decoder::UsualSelector(false)};
   }
   return absl::OkStatus();
 }

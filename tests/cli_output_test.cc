@@ -519,7 +519,7 @@ TEST_F(CliOutputTest, Fidelity_SaysWhatItPromisesAndTakesTheRowsForIt) {
   };
   double rows = 0;
   for (const auto& [name, target] :
-       {std::pair{"fast", 0.05}, {"balanced", 0.03}, {"faithful", 0.018}}) {
+       {std::pair{"fast", 0.05}, {"balanced", 0.03}, {"faithful", 0.016}}) {
     const json of = stats({"--fidelity", name});
     EXPECT_EQ(of["target_error"], target);
     EXPECT_LE(of["promised_error"].get<double>(), target * 1.001) << name;

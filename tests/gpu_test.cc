@@ -522,6 +522,40 @@ TEST(GpuTest, EveryMethodThroughBanks_GivesTheBitsOfZoneOnDevice) {
   }
 }
 
+// What is chosen across a bus without a word: as on the device, where the second look attends in the same
+// launch, up to the order of sums; and the same bits through any bank. KV heads take different numbers.
+TEST(GpuTest, UsualMethodOfAZoneInHostMemory_IsAsOnTheDevice) {
+  const std::string folder = FreshTempDir();
+  ASSERT_TRUE(Prefill(folder, "registry-2k"));
+  const auto questions = Questions("registry-2k");
+  CARREL_ASSERT_OK(questions);
+  const std::vector<TokenId>& prompt = (*questions)[0].prompt;
+  RetrievalConfig config = Selected("hash", select::All());
+  config.selection = decoder::FidelityOptions{.target_error = 0.2, .or_top_k = 64};
+  config.dense_layers = 0;
+  ASSERT_EQ(decoder::DescribeSelector(*decoder::SelectorOf(config)),
+            decoder::DescribeSelector(decoder::UsualSelector(/*keys_cross_bus=*/true)));
+  const auto of = [&](const RetrievalConfig& placed, int64_t* rows) {
+    auto decoder = EmbeddedDecoder::Open(folder, "doc", placed, Cuda());
+    CARREL_EXPECT_OK(decoder);
+    if (!decoder.ok()) return std::vector<float>();
+    decoder::Decoder& open = *(*decoder)->operator->();
+    const auto result = open.Generate(prompt, WithLogits());
+    CARREL_EXPECT_OK(result);
+    *rows = 0;
+    for (const decoder::LayerStatistics& layer : open.statistics().layers)
+      *rows += layer.rows_attended;
+    return result.ok() ? result->logits : std::vector<float>();
+  };
+  int64_t there = 0, here = 0, banked = 0;
+  const std::vector<float> device = of(config, &there), host = of(InHost(config), &here);
+  ASSERT_EQ(device.size(), host.size());
+  EXPECT_LE(RelativeError(host, device), 2e-2);
+  EXPECT_EQ(here, there);
+  EXPECT_EQ(of(InHost(config, {.bytes = 6'000'000}), &banked), host);
+  EXPECT_EQ(banked, here);
+}
+
 TEST(GpuTest, BanksThatMakeNoSense_AreRefused) {
   const std::string folder = FreshTempDir();
   ASSERT_TRUE(Prefill(folder, "registry-512"));

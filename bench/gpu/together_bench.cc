@@ -2,9 +2,11 @@
 //        step takes, with 1, 8 and 32 sequences on one document and on as many documents, rows in this host's memory
 //        or on the device, a few attended or all; and what reloading a document for each would cost at the rate of
 //        this bus. One JSON object a line. "as_alone": the first sequence's tokens are those that it gets alone.
-// Usage: together_bench MODEL [documents] [--tokens N] [--rows N]       (defaults 131000, 512)
+// Usage: together_bench MODEL [documents] [--tokens N] [--rows N] [--bank-rows N]       (defaults 131000, 512, none)
 //        MODEL: of make-model, of any number of layers. documents: each sequence on one of its own, as far as memory
-//        goes (--host-gb, --device-gb: of rows), instead of all on one.
+//        goes (--host-gb, --device-gb: of rows), instead of all on one. --bank-rows: host memory alone, with banks of so
+//        many rows per layer and KV head on the device, and the share of rows that was found there. Rows are random, and
+//        so are the queries of a model whose tokens are not alike (make-model --alike): nothing comes back but by chance.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -119,13 +121,14 @@ class RandomStore final : public decoder::StoreClient {
 struct Flags {
   std::string model;
   bool documents = false;
-  int64_t tokens = 131000, rows = 512, host_gb = 80, device_gb = 90;
+  int64_t tokens = 131000, rows = 512, host_gb = 80, device_gb = 90, bank_rows = 0;
 };
 
 struct Way {
   const char* zone;
   bool dense;
   int64_t rows_gb;  // that there is room for
+  bool bank = false;
 };
 
 class Bench {
@@ -135,9 +138,11 @@ class Bench {
 
   absl::Status Run() {
     RETURN_IF_ERROR(MeasureBus());
-    for (const Way& way :
-         {Way{"host", false, flags_.host_gb}, Way{"device", false, flags_.device_gb},
-          Way{"device", true, flags_.device_gb}}) {
+    std::vector<Way> ways = {{"host", false, flags_.host_gb},
+                             {"device", false, flags_.device_gb},
+                             {"device", true, flags_.device_gb}};
+    if (flags_.bank_rows > 0) ways = {{"host", false, flags_.host_gb, true}};
+    for (const Way& way : ways) {
       const int64_t most = flags_.documents ? way.rows_gb * 1'000'000'000 / DocumentBytes() : 32;
       decoders_.clear();
       for (const int64_t n : {int64_t{1}, int64_t{8}, int64_t{32}}) {
@@ -152,6 +157,13 @@ class Bench {
   int64_t DocumentBytes() const {
     const AttentionShape& shape = checkpoint_.config.shape;
     return int64_t{shape.layers} * shape.kv_heads * shape.head_dim * 2 * 2 * flags_.tokens;
+  }
+
+  // Rows, and what finds them.
+  int64_t BankBytes() const {
+    const AttentionShape& shape = checkpoint_.config.shape;
+    const int64_t row = int64_t{shape.head_dim} * 2 * 2 + 16;
+    return int64_t{shape.layers} * shape.kv_heads * (flags_.bank_rows * row + flags_.tokens * 4);
   }
 
   absl::Status MeasureBus() {
@@ -178,14 +190,16 @@ class Bench {
     config.local = 64;
     config.dense_layers = 0;
     config.estimate = decoder::Estimate::kOff;
-    const decoder::SelectorConfig method = *decoder::ParseSelector("hash");
+    const decoder::SelectorConfig method = *decoder::ParseSelector("hash:oversample=1");
     if (way.dense) {
       config.selection = select::All();
     } else {
       config.selection = select::TopK{flags_.rows};
     }
     if (std::strcmp(way.zone, "host") == 0) {
-      config.zone = decoder::HostZoneOptions{method, {}};
+      decoder::BankConfig bank;
+      if (way.bank) bank.bytes = BankBytes();
+      config.zone = decoder::HostZoneOptions{method, bank};
     } else {
       config.zone = decoder::DeviceZoneOptions{method};
     }
@@ -261,6 +275,17 @@ class Bench {
         {"first_alone_ms", 1000 * alone.generate_seconds / static_cast<double>(alone.steps)},
         {"last_alone_ms", 1000 * last.generate_seconds / static_cast<double>(last.steps)},
         {"open_s", open_s}};
+    if (way.bank) {
+      decoder::BankStatistics bank;
+      for (const decoder::LayerStatistics& layer : decoders_[0]->statistics().layers) {
+        bank.slots = layer.bank.slots;
+        bank.wanted += layer.bank.wanted;
+        bank.hits += layer.bank.hits;
+      }
+      json["bank_rows"] = bank.slots;
+      json["found_in_bank"] =
+          static_cast<double>(bank.hits) / static_cast<double>(std::max<int64_t>(1, bank.wanted));
+    }
     if (way.dense && n == 1) {
       // Documents in turn: before an answer of so many tokens its document comes over the bus.
       const double reload_ms = 1e-6 * static_cast<double>(DocumentBytes()) / bus_gb_per_s_;
@@ -298,7 +323,8 @@ int main(int argc, char** argv) {
   const std::map<std::string, int64_t*> numbers = {{"--tokens", &flags.tokens},
                                                    {"--rows", &flags.rows},
                                                    {"--host-gb", &flags.host_gb},
-                                                   {"--device-gb", &flags.device_gb}};
+                                                   {"--device-gb", &flags.device_gb},
+                                                  {"--bank-rows", &flags.bank_rows}};
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const auto number = numbers.find(arg);
@@ -316,7 +342,7 @@ int main(int argc, char** argv) {
   if (flags.model.empty() || flags.tokens < 1024 || flags.rows < 1) {
     std::fprintf(stderr,
                  "usage: together_bench MODEL [documents] [--tokens N] [--rows N] [--host-gb N] "
-                 "[--device-gb N]\n");
+                 "[--device-gb N] [--bank-rows N]\n");
     return 2;
   }
   const absl::Status status = carrel::Run(flags);

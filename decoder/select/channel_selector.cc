@@ -127,7 +127,7 @@ class ChannelsMethodType final : public MethodType {
   }
   bool needs_host_rows(const SelectorConfig&) const override { return true; }
   bool reads_keys(const SelectorConfig& config) const override {
-    return OversampleOf(config, 1) > 1;
+    return config.channels.oversample != 1;
   }
   bool after_rope() const override { return true; }
   absl::Status ValidateCuda(const SelectorConfig&) const override { return absl::OkStatus(); }

@@ -388,7 +388,7 @@ class HashMethodType final : public MethodType {
     return config.hash.source == HashSource::kStored;
   }
   bool reads_keys(const SelectorConfig& config) const override {
-    return OversampleOf(config, 1) > 1;
+    return config.hash.oversample != 1;
   }
   bool after_rope() const override { return true; }
   bool forks() const override { return true; }

@@ -42,6 +42,12 @@ std::string DescribeSelector(const SelectorConfig& config) {
   return absl::StrCat(method.name(), method.Describe(config));
 }
 
+SelectorConfig UsualSelector(bool keys_cross_bus) {
+  SelectorConfig config;
+  config.kind = keys_cross_bus ? SelectorKind::kHash : SelectorKind::kExact;
+  return config;
+}
+
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text) {
   const MethodSettings settings(text);
   std::vector<absl::string_view> known;

@@ -62,8 +62,7 @@ struct InfiniteHipConfig {
 
 // Candidates that codes and labels choose per row of the budget; exact scores choose rows among
 // them. 1: codes and labels alone choose. Auto: of labels kOversample; of codes kHashOversample, but at
-// least kLeastCandidates in all, on a GPU as many of these as it re-scores; 1 where the candidates' keys
-// would cross a bus (a zone in host memory that a GPU attends to).
+// least kLeastCandidates in all, on a GPU as many of these as it re-scores.
 inline constexpr int64_t kAutoOversample = 0;
 inline constexpr int64_t kOversample = 16;
 inline constexpr int64_t kHashOversample = 2;
@@ -111,6 +110,9 @@ struct SelectorConfig {
 //   bits or seed: codes are random
 // channels:by=q|k|qk,share=,oversample=auto|N
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
+// Where nobody names a method: exact; where all keys would cross a bus for each token (a zone in host
+// memory that a GPU attends to), hash, of which the candidates' alone do (decision 074).
+SelectorConfig UsualSelector(bool keys_cross_bus);
 absl::string_view SelectorKindName(SelectorKind kind);
 
 // InvalidArgument a parameter of a method that has no CUDA form: names it.

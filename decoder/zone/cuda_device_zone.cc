@@ -14,16 +14,8 @@ namespace carrel::decoder {
 namespace {
 
 CudaZoneShape ShapeOf(const OpenedContext& context) {
-  CudaZoneShape shape{context.shape, context.zone, Budgets(context.selections)};
-  for (size_t l = 0; l < context.selections.size(); ++l) {
-    const auto* const top_k = std::get_if<select::TopK>(&context.selections[l]);
-    if (top_k == nullptr || top_k->of_head.empty()) continue;
-    const auto heads = static_cast<size_t>(context.shape.kv_heads);
-    shape.head_budgets.resize(context.selections.size() * heads);
-    std::copy(top_k->of_head.begin(), top_k->of_head.end(),
-              shape.head_budgets.begin() + static_cast<int64_t>(l * heads));
-  }
-  return shape;
+  return {context.shape, context.zone, Budgets(context.selections),
+          HeadBudgets(context.selections, context.shape.kv_heads)};
 }
 
 }  // namespace

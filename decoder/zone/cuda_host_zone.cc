@@ -15,17 +15,6 @@
 namespace carrel::decoder {
 namespace {
 
-// Of the method; of its fork, where rows are fetched ahead.
-CudaZoneShape ShapeOf(const BankPlan& plan, const AttentionShape& heads, RowRange zone,
-                      bool ahead) {
-  CudaZoneShape shape{heads, zone, {}};
-  for (size_t l = 0; l < plan.attended.size(); ++l) {
-    const int64_t rows = ahead ? plan.ahead[l] : plan.chooses(l) ? plan.attended[l] : 0;
-    shape.budgets.push_back(rows == 0 ? kAllRows : rows);
-  }
-  return shape;
-}
-
 // Layers whose rows are read by attention alone, a few at a time.
 std::vector<bool> PackedLayers(const BankPlan& plan, const SelectorConfig& selector) {
   std::vector<bool> packed;
@@ -70,18 +59,28 @@ absl::StatusOr<std::unique_ptr<CudaHostZone>> CudaHostZone::Create(const HostZon
   return std::unique_ptr<CudaHostZone>(new CudaHostZone(options, context, std::move(plan)));
 }
 
+CudaZoneShape CudaHostZone::ShapeOf(bool ahead) const {
+  CudaZoneShape shape{shape_, context_.zone, {}};
+  for (size_t l = 0; l < plan_.attended.size(); ++l) {
+    const int64_t rows = ahead ? plan_.ahead[l] : plan_.chooses(l) ? plan_.attended[l] : 0;
+    shape.budgets.push_back(rows == 0 ? kAllRows : rows);
+  }
+  if (!ahead) shape.head_budgets = HeadBudgets(context_.selections, shape_.kv_heads);
+  return shape;
+}
+
 CudaHostZone::CudaHostZone(const HostZoneOptions& options, const OpenedContext& context,
                            BankPlan plan)
     : context_(context),
       map_(options.bank.map),
       shape_(context.shape),
-      method_(WithOversample(options.selector, 1)),
+      method_(options.selector),
       plan_(std::move(plan)),
       predicts_(context.config.prefetch != Prefetch::kOff),
       scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
       splits_(kernels::DecodeSplits(plan_.rows, shape_.kv_heads)),
       key_(SharedZoneKey(context, "host " + MaskOf(PackedLayers(plan_, method_)), method_,
-                         ShapeOf(plan_, shape_, context.zone, false))) {
+                         ShapeOf(/*ahead=*/false))) {
   int64_t held = 0, state = 0;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     const kernels::RowBankShape bank = BankOf(layer);
@@ -114,7 +113,7 @@ CudaHostZone::Memory CudaHostZone::Lay(cuda::DeviceArena& arena) const {
   memory.counters = arena.Take<kernels::RowBankCounters>(shape_.layers);
   if (context_.config.estimate == Estimate::kOn && chosen > 0) {
     memory.summaries =
-        CudaSummaries(ShapeOf(plan_, shape_, context_.zone, false), *context_.rows, arena);
+        CudaSummaries(ShapeOf(/*ahead=*/false), *context_.rows, arena);
   }
   return memory;
 }
@@ -133,7 +132,7 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
     Lay(arena);
   });
   if (plan_.most_chosen() > 0) {
-    const CudaZoneShape shape = ShapeOf(plan_, shape_, context_.zone, false);
+    const CudaZoneShape shape = ShapeOf(/*ahead=*/false);
     ASSIGN_OR_RETURN(const int64_t method, CudaRowSelectorBytes(method_, shape, RowsForSelector()));
     bytes += method;
     if (shares_selector()) {
@@ -144,7 +143,7 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
   if (plan_.most_ahead() > 0) {
     ASSIGN_OR_RETURN(
         const int64_t fork,
-        CudaForkBytes(method_, ShapeOf(plan_, shape_, context_.zone, true), RowsForSelector()));
+        CudaForkBytes(method_, ShapeOf(/*ahead=*/true), RowsForSelector()));
     bytes += fork;
   }
   return bytes;
@@ -156,7 +155,7 @@ absl::StatusOr<int64_t> CudaHostZone::ShareableBytes() const {
       cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { LayHeads(arena); });
   if (!shares_selector()) return heads;
   ASSIGN_OR_RETURN(const int64_t selector,
-                   CudaRowSelectorBytes(method_, ShapeOf(plan_, shape_, context_.zone, false),
+                   CudaRowSelectorBytes(method_, ShapeOf(/*ahead=*/false),
                                         RowsForSelector()));
   return heads + selector;
 }
@@ -218,7 +217,7 @@ absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaHostZone::MakeSelector(
     rows.UnpackKeys(layer, context_.pool, unpacked.data());
     return kernels::KvView{.k = unpacked.data(), .row_stride = plan_.rows};
   };
-  return MakeCudaRowSelector(method_, ShapeOf(plan_, shape_, context_.zone, false), keys,
+  return MakeCudaRowSelector(method_, ShapeOf(/*ahead=*/false), keys,
                              RowsForSelector(), context_.pool, stream);
 }
 
@@ -241,7 +240,7 @@ absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
   }
   if (plan_.most_ahead() == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(ahead_selector_,
-                   selector_->Fork(ShapeOf(plan_, shape_, context_.zone, true).budgets));
+                   selector_->Fork(ShapeOf(/*ahead=*/true).budgets));
   CARREL_CHECK(ahead_selector_ != nullptr);  // ValidateDeviceConfig
   return absl::OkStatus();
 }
@@ -259,6 +258,11 @@ absl::Status CudaHostZone::FillDevice(const cuda::Stream& stream) {
 
 int64_t CudaHostZone::AttendedPerHead(Layer layer) const {
   return plan_.chooses(Index(layer)) ? selector_->selection(layer).rows : plan_.rows;
+}
+
+int64_t CudaHostZone::attended(Layer layer) const {
+  const int64_t of_all = plan_.chooses(Index(layer)) ? selector_->selection(layer).total_rows : -1;
+  return of_all >= 0 ? of_all : shape_.kv_heads * AttendedPerHead(layer);
 }
 
 absl::Status CudaHostZone::Reset(const cuda::Stream& stream) {

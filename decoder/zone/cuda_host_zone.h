@@ -73,8 +73,10 @@ class CudaHostZone final : public CudaZoneAttention {
 
   // Whether rows of the layer are fetched ahead.
   bool fetches_ahead(Layer layer) const { return plan_.ahead[Index(layer)] > 0; }
-  int64_t attended(Layer layer) const override { return shape_.kv_heads * AttendedPerHead(layer); }
-  int64_t AttendedPerHead(Layer layer) const;
+  int64_t attended(Layer layer) const override;
+  int64_t AttendedPerHead(Layer layer) const;  // the most of any KV head
+  // Of the method; of its fork, where rows are fetched ahead.
+  CudaZoneShape ShapeOf(bool ahead) const;
   // Where the method is calibrated by them.
   const HostRows* RowsForSelector() const;
   static size_t Index(Layer layer) { return static_cast<size_t>(layer.value()); }
@@ -135,7 +137,7 @@ class CudaHostZone final : public CudaZoneAttention {
   const OpenedContext context_;
   const kernels::RowMap map_;
   const AttentionShape shape_;
-  const SelectorConfig method_;  // where keys cross the bus
+  const SelectorConfig method_;
   const BankPlan plan_;
   const bool predicts_;  // whether rows are fetched ahead at all
   const float scale_;

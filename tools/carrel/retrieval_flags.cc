@@ -231,8 +231,10 @@ absl::Status RetrievalFlags::ResolveZone(bool has_context) {
     return absl::InvalidArgumentError(
         absl::StrCat("--zone ", zone, " without --context: there is no zone"));
   }
-  ASSIGN_OR_RETURN(const decoder::SelectorConfig selector,
-                   decoder::ParseSelector(method.empty() ? "exact" : method));
+  decoder::SelectorConfig selector = decoder::UsualSelector(zone == "host" && cuda);
+  if (!method.empty()) {
+    ASSIGN_OR_RETURN(selector, decoder::ParseSelector(method));
+  }
   if (cuda && !store.server.empty() && decoder::SelectorNeedsHostRows(selector)) {
     return absl::InvalidArgumentError(
         absl::StrCat("method=", method, " is calibrated by what prefill left in the store's ",

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -42,6 +43,7 @@ struct Flags {
   std::string out;
   std::string tokenizer;
   Shape shape;  // of Llama-3.1-8B unless a flag says otherwise
+  double alike = 0;
   uint64_t seed = 1;
 };
 
@@ -124,8 +126,20 @@ void Fill(uint16_t* to, int64_t elements, uint64_t seed) {
   }
 }
 
+// Of two tokens' embeddings the cosine, in expectation.
+void MakeAlike(uint16_t* embeddings, const Shape& shape, double alike, ThreadPool* pool) {
+  const auto own = static_cast<float>(std::sqrt(1 - alike));
+  const auto shared = static_cast<float>(std::sqrt(alike));
+  pool->ParallelFor(shape.vocab - 1, [&](int64_t token) {
+    uint16_t* const row = embeddings + (token + 1) * shape.hidden;
+    for (int64_t i = 0; i < shape.hidden; ++i) {
+      row[i] = FloatToBf16(shared * Bf16ToFloat(embeddings[i]) + own * Bf16ToFloat(row[i]));
+    }
+  });
+}
+
 absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& tensors,
-                          uint64_t seed, ThreadPool* pool) {
+                          const Flags& flags, ThreadPool* pool) {
   nlohmann::json header = nlohmann::json::object();
   for (const Tensor& tensor : tensors) {
     header[tensor.name] = {{"dtype", "BF16"},
@@ -161,14 +175,22 @@ absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& te
     pool->ParallelFor((elements + kBlockElements - 1) / kBlockElements, [&](int64_t block) {
       const int64_t begin = block * kBlockElements;
       Fill(to + begin, std::min(kBlockElements, elements - begin),
-           Mix(Mix(seed) + i) + static_cast<uint64_t>(begin));
+           Mix(Mix(flags.seed) + i) + static_cast<uint64_t>(begin));
     });
+  }
+  if (flags.alike > 0) {
+    MakeAlike(reinterpret_cast<uint16_t*>(file + data + tensors[0].begin), flags.shape, flags.alike,
+              pool);
   }
   munmap(map, static_cast<size_t>(bytes));
   return absl::OkStatus();
 }
 
-absl::Status Validate(const Shape& s) {
+absl::Status Validate(const Flags& flags) {
+  const Shape& s = flags.shape;
+  if (!(flags.alike >= 0 && flags.alike <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("alike=", flags.alike, " is outside [0, 1]"));
+  }
   for (const int64_t n :
        {s.layers, s.hidden, s.ffn, s.heads, s.kv_heads, s.head_dim, s.vocab, s.max_positions}) {
     if (n < 1) return absl::InvalidArgumentError("every size must be at least 1");
@@ -179,7 +201,7 @@ absl::Status Validate(const Shape& s) {
 }
 
 absl::Status Run(const Flags& flags) {
-  RETURN_IF_ERROR(Validate(flags.shape));
+  RETURN_IF_ERROR(Validate(flags));
   std::error_code error;
   fs::create_directories(flags.out, error);
   if (error) return ErrnoStatus(error.value(), flags.out);
@@ -196,7 +218,7 @@ absl::Status Run(const Flags& flags) {
     if (copied == 0) return absl::NotFoundError(absl::StrCat("no tokenizer in ", flags.tokenizer));
   }
   ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) - 1);
-  return WriteWeights(flags.out + "/model.safetensors", Tensors(flags.shape), flags.seed, &pool);
+  return WriteWeights(flags.out + "/model.safetensors", Tensors(flags.shape), flags, &pool);
 }
 
 }  // namespace
@@ -220,6 +242,10 @@ int main(int argc, char** argv) {
   app.add_option("--rope-theta", shape.rope_theta)->capture_default_str();
   app.add_flag("--tied", shape.tied, "the head is the embedding");
   app.add_option("--seed", flags.seed)->capture_default_str();
+  app.add_option("--alike", flags.alike,
+                 "cosine of two tokens' embeddings: with it, that of their queries grows, and with "
+                 "these the rows that one token attends to after another")
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = carrel::Run(flags);
   if (!status.ok()) std::fprintf(stderr, "make-model: %s\n", status.ToString().c_str());

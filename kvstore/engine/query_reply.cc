@@ -75,10 +75,10 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.queries = QueriesOf(token, kv_head);
   params.selection = &request_.selection;
   params.effort = request_.effort;
-  if (zone_scores_ != nullptr) {
+  if (!zone_scores_.empty()) {
     const int64_t scored = token - first_scored_;
-    params.zone_scores = zone_scores_ + (kv_head * tokens_scored_ + scored) *
-                                            context().shape().group() * zone_.rows();
+    params.zone_scores = &zone_scores_[static_cast<size_t>(
+        (kv_head * tokens_scored_ + scored) * context().shape().group() * zone_.rows())];
   }
   // Where each thread has units of its own, they need not share them.
   const auto units = static_cast<int64_t>(units_.size());
@@ -185,12 +185,7 @@ absl::Status QueryReply::ScoreTokens(ThreadPool& pool, int64_t first, int64_t to
   const int64_t numbers = shape.group() * shape.head_dim;
   first_scored_ = first;
   tokens_scored_ = tokens;
-  // Kept by the thread: a reply's own would be brought in by the page, and given back.
-  thread_local std::vector<float> scores;
-  const auto numbers_of_all = static_cast<size_t>(tokens * shape.q_heads * zone_.rows());
-  if (scores.size() < numbers_of_all) scores.resize(numbers_of_all);
-  float* const zone_scores = scores.data();
-  zone_scores_ = zone_scores;
+  zone_scores_.resize(static_cast<size_t>(tokens * shape.q_heads * zone_.rows()));
   absl::Mutex mu;
   absl::Status error;
   pool.ParallelFor(shape.kv_heads, [&](int64_t h) {
@@ -204,8 +199,9 @@ absl::Status QueryReply::ScoreTokens(ThreadPool& pool, int64_t first, int64_t to
           const float* q = QueriesOf(token, kv_head);
           queries.insert(queries.end(), q, q + numbers);
         }
-        return ScoreZone(queries.data(), tokens * shape.group(), context().scale(), heads_[h]->keys,
-                         zone_, &pool, zone_scores + h * tokens * shape.group() * zone_.rows());
+        return ScoreZone(
+            queries.data(), tokens * shape.group(), context().scale(), heads_[h]->keys, zone_,
+            &pool, &zone_scores_[static_cast<size_t>(h * tokens * shape.group() * zone_.rows())]);
       });
     }
     absl::MutexLock lock(&mu);
@@ -225,7 +221,6 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
     visited += selected.visited;
     return absl::OkStatus();
   };
-  zone_scores_ = nullptr;
   const int64_t together = TokensScoredTogether();
   if (together == 1) RETURN_IF_ERROR(ForEachUnit(pool, 0, request_.tokens, run));
   for (int64_t at = 0; together > 1 && at < request_.tokens; at += together) {
@@ -233,7 +228,7 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
     RETURN_IF_ERROR(ScoreTokens(pool, at, count));
     RETURN_IF_ERROR(ForEachUnit(pool, at, count, run));
   }
-  zone_scores_ = nullptr;
+  zone_scores_ = {};
   statistics_.candidates = candidates;
   statistics_.visited = visited;
   statistics_.rows = rows;

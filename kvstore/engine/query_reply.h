@@ -6,7 +6,6 @@
 //         ATTEND: (out, lse) by Run.
 // Errors: DataLoss; ResourceExhausted an index beyond the budget; of Run also Cancelled, and
 //         DeadlineExceeded: what is past its deadline is not computed, or no further.
-// Ownership: scores that tokens share lie in memory of the thread that calls Run, until it returns.
 #pragma once
 
 #include <cstdint>
@@ -94,8 +93,8 @@ class QueryReply : public Reply {
   std::vector<std::shared_ptr<const MappedHead>> heads_;  // [kv_heads]
   std::vector<Unit> units_;                               // [tokens, kv_heads]
   std::vector<float> out_, lse_;                          // ATTEND: [tokens, q_heads, ...]
-  // [kv_heads, tokens scored, group, zone rows] while rows are selected, or null
-  const float* zone_scores_ = nullptr;
+  // [kv_heads, tokens scored, group, zone rows] while rows are selected, or empty
+  std::vector<float> zone_scores_;
   int64_t first_scored_ = 0, tokens_scored_ = 0;
   QueryStatistics statistics_;
   int64_t seen_ = 0;  // what Look gave when heads_ were opened, and after what was computed

@@ -45,7 +45,8 @@ struct LayerStatistics {
       0;  // tokens whose candidates were asked ahead and asked again with the true query
   double exposed_wait_us = 0;  // time that the layer stood still for the store
   int64_t bytes_received = 0;  // of replies, measurements excluded
-  int64_t bytes_read = 0;      // of a zone in this host's memory: to choose rows (not by a GPU), and the rows
+  int64_t bytes_read =
+      0;  // of a zone in this host's memory: to choose rows (not by a GPU), and the rows
   BankStatistics bank;
   Mean cosine;         // of approximate and true query, the least over q heads
   Mean hit_rate;       // measure: share of the true top_k among what was asked ahead

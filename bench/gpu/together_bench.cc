@@ -324,7 +324,7 @@ int main(int argc, char** argv) {
                                                    {"--rows", &flags.rows},
                                                    {"--host-gb", &flags.host_gb},
                                                    {"--device-gb", &flags.device_gb},
-                                                  {"--bank-rows", &flags.bank_rows}};
+                                                   {"--bank-rows", &flags.bank_rows}};
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const auto number = numbers.find(arg);

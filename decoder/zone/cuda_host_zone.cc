@@ -112,8 +112,7 @@ CudaHostZone::Memory CudaHostZone::Lay(cuda::DeviceArena& arena) const {
   memory.ahead_workspace = workspace(ahead);
   memory.counters = arena.Take<kernels::RowBankCounters>(shape_.layers);
   if (context_.config.estimate == Estimate::kOn && chosen > 0) {
-    memory.summaries =
-        CudaSummaries(ShapeOf(/*ahead=*/false), *context_.rows, arena);
+    memory.summaries = CudaSummaries(ShapeOf(/*ahead=*/false), *context_.rows, arena);
   }
   return memory;
 }
@@ -141,9 +140,8 @@ absl::StatusOr<int64_t> CudaHostZone::Bytes() const {
     }
   }
   if (plan_.most_ahead() > 0) {
-    ASSIGN_OR_RETURN(
-        const int64_t fork,
-        CudaForkBytes(method_, ShapeOf(/*ahead=*/true), RowsForSelector()));
+    ASSIGN_OR_RETURN(const int64_t fork,
+                     CudaForkBytes(method_, ShapeOf(/*ahead=*/true), RowsForSelector()));
     bytes += fork;
   }
   return bytes;
@@ -155,8 +153,7 @@ absl::StatusOr<int64_t> CudaHostZone::ShareableBytes() const {
       cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { LayHeads(arena); });
   if (!shares_selector()) return heads;
   ASSIGN_OR_RETURN(const int64_t selector,
-                   CudaRowSelectorBytes(method_, ShapeOf(/*ahead=*/false),
-                                        RowsForSelector()));
+                   CudaRowSelectorBytes(method_, ShapeOf(/*ahead=*/false), RowsForSelector()));
   return heads + selector;
 }
 
@@ -217,8 +214,8 @@ absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaHostZone::MakeSelector(
     rows.UnpackKeys(layer, context_.pool, unpacked.data());
     return kernels::KvView{.k = unpacked.data(), .row_stride = plan_.rows};
   };
-  return MakeCudaRowSelector(method_, ShapeOf(/*ahead=*/false), keys,
-                             RowsForSelector(), context_.pool, stream);
+  return MakeCudaRowSelector(method_, ShapeOf(/*ahead=*/false), keys, RowsForSelector(),
+                             context_.pool, stream);
 }
 
 absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
@@ -239,8 +236,7 @@ absl::Status CudaHostZone::MakeSelectors(const cuda::Stream& stream) {
     }
   }
   if (plan_.most_ahead() == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(ahead_selector_,
-                   selector_->Fork(ShapeOf(/*ahead=*/true).budgets));
+  ASSIGN_OR_RETURN(ahead_selector_, selector_->Fork(ShapeOf(/*ahead=*/true).budgets));
   CARREL_CHECK(ahead_selector_ != nullptr);  // ValidateDeviceConfig
   return absl::OkStatus();
 }

@@ -7,6 +7,15 @@ namespace {
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
+// Where keys cross a bus: codes choose candidates, whose keys choose rows.
+TEST(UsualSelectorTest, AcrossABus_IsHashWithASecondLook_OtherwiseExact) {
+  EXPECT_EQ(UsualSelector(false).kind, SelectorKind::kExact);
+  const SelectorConfig across = UsualSelector(true);
+  EXPECT_EQ(DescribeSelector(across), DescribeSelector(*ParseSelector("hash")));
+  EXPECT_EQ(across.hash.oversample, kAutoOversample);
+  EXPECT_TRUE(SelectorReadsKeys(across));
+}
+
 TEST(ParseSelectorTest, NameAlone_HasThePublishedParameters) {
   const auto hip = ParseSelector("hip");
   CARREL_ASSERT_OK(hip);

@@ -214,7 +214,7 @@ void BM_DotScore(benchmark::State& state) {
 }
 BENCHMARK(BM_DotScore)
     ->ArgNames({"group", "head_dim", "rows", "scattered"})
-    ->ArgsProduct({{1, 4, 8}, {64}, {32768}, {0, 1}})
+    ->ArgsProduct({{1, 4, 12, 60}, {64}, {8192, 32768}, {0, 1}})
     ->Args({4, 128, 524288, 0})
     ->Args({4, 128, 524288, 1});
 

@@ -71,6 +71,8 @@ float DotF32Bf16Impl(const float* q, const void* k, int64_t head_dim) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "kernels/score/dot_score/dot_score_amx.h"
+
 namespace carrel::kernels {
 
 HWY_EXPORT(DotScoreImpl);
@@ -87,11 +89,17 @@ void ChooseTarget() { hwy::GetChosenTarget().Update(hwy::SupportedTargets()); }
 
 void DotScore(const float* q, int64_t group, int64_t head_dim, const void* k, int64_t rows,
               float scale, float* scores, int64_t score_stride) {
+  if (TakesTiles(head_dim)) {
+    return DotScoreInParts(q, group, head_dim, k, nullptr, rows, scale, scores, score_stride);
+  }
   HWY_DYNAMIC_DISPATCH(DotScoreImpl)(q, group, head_dim, k, rows, scale, scores, score_stride);
 }
 
 void DotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* const* k,
                   int64_t rows, float scale, float* scores, int64_t score_stride) {
+  if (TakesTiles(head_dim)) {
+    return DotScoreInParts(q, group, head_dim, nullptr, k, rows, scale, scores, score_stride);
+  }
   HWY_DYNAMIC_DISPATCH(DotScoreRowsImpl)(q, group, head_dim, k, rows, scale, scores, score_stride);
 }
 

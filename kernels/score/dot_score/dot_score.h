@@ -1,10 +1,11 @@
 // What:   exact inner products of a group's queries with bf16 rows.
-// Math:   scores[h, j] = scale * <q[h], k[j]>, fp32 sums
+// Math:   scores[h, j] = scale * <q[h], k[j]>, fp32 sums; with AMX, where head_dim is a multiple of 32,
+//         on its tiles (dot_score_amx.h)
 // Shapes: q [group, head_dim] f32; rows of head_dim bf16 at any byte address: contiguous from `k`
 //         (DotScore) or anywhere (DotScoreRows); scores [group, score_stride >= rows] f32.
 // Edge:   rows == 0 does nothing.
 // Threads: reentrant; splitting rows changes no bit, and both versions give the same bits.
-// Cost:   reads each row once for the whole group.
+// Cost:   reads each row once for the whole group (AMX: for 128 queries).
 #pragma once
 
 #include <cstdint>

@@ -5,12 +5,12 @@
 namespace carrel::kernels {
 namespace {
 
-CARREL_KERNEL_TEST(DotScoreTest);
+CARREL_KERNEL_TEST_WITH_AMX(DotScoreTest);
 
 TEST_P(DotScoreTest, Rows_RandomShapes_MatchReference) {
   for (int64_t trial = 0; trial < 120; ++trial) {
-    const int64_t group = 1 + Below(trial % 10 == 0 ? 20 : 8);
-    const int64_t dim = trial % 3 == 0 ? 64 : 2 * (1 + Below(100));
+    const int64_t group = 1 + Below(trial % 10 == 0 ? 200 : 8);
+    const int64_t dim = trial % 3 == 0 ? 32 * (1 + Below(8)) : 2 * (1 + Below(100));
     const int64_t rows = Below(trial % 7 == 0 ? 300 : 10), stride = rows + Below(3);
     SCOPED_TRACE(absl::StrCat("group ", group, " head_dim ", dim, " rows ", rows));
     const std::vector<float> q = RandomNormal(rng_, group * dim);
@@ -26,7 +26,8 @@ TEST_P(DotScoreTest, Rows_RandomShapes_MatchReference) {
 
 TEST_P(DotScoreTest, Contiguous_SplitAnywhere_SameBitsAsScatteredRows) {
   for (int64_t trial = 0; trial < 40; ++trial) {
-    const int64_t group = 1 + Below(8), dim = 2 * (1 + Below(70)), rows = 1 + Below(100);
+    const int64_t group = 1 + Below(trial % 5 == 0 ? 100 : 8), rows = 1 + Below(100);
+    const int64_t dim = trial % 2 == 0 ? 64 : 2 * (1 + Below(70));
     SCOPED_TRACE(absl::StrCat("group ", group, " head_dim ", dim, " rows ", rows));
     const std::vector<float> q = RandomNormal(rng_, group * dim);
     const Bf16Rows k(rng_, rows, dim, false);
@@ -37,6 +38,20 @@ TEST_P(DotScoreTest, Contiguous_SplitAnywhere_SameBitsAsScatteredRows) {
     DotScore(q.data(), group, dim, static_cast<const uint8_t*>(k.data()) + 2 * cut * dim,
              rows - cut, 0.125f, split.data() + cut, rows);
     EXPECT_TRUE(SameBits(whole.span(), split.span()));
+  }
+}
+
+TEST_P(DotScoreTest, Queries_AnyOthersBesideThem_SameBits) {
+  for (int64_t trial = 0; trial < 20; ++trial) {
+    const int64_t group = 2 + Below(100), dim = 64, rows = 1 + Below(60);
+    SCOPED_TRACE(absl::StrCat("group ", group, " rows ", rows));
+    const std::vector<float> q = RandomNormal(rng_, group * dim);
+    const Bf16Rows k(rng_, rows, dim, false);
+    GuardedFloats whole(group * rows), alone(rows);
+    DotScore(q.data(), group, dim, k.data(), rows, 0.125f, whole.data(), rows);
+    const int64_t h = Below(group);
+    DotScore(q.data() + h * dim, 1, dim, k.data(), rows, 0.125f, alone.data(), rows);
+    EXPECT_TRUE(SameBits(whole.span().subspan(h * rows, rows), alone.span()));
   }
 }
 

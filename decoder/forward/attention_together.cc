@@ -7,8 +7,8 @@ namespace carrel::decoder {
 
 absl::Status NotWanted() { return absl::CancelledError("nobody wants the answer any more"); }
 
-AttentionTogether::AttentionTogether(std::vector<Member> members, int64_t width)
-    : members_(std::move(members)), width_(width) {
+AttentionTogether::AttentionTogether(std::vector<Member> members, int64_t width, ThreadPool* pool)
+    : members_(std::move(members)), width_(width), pool_(pool) {
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto group = std::find_if(groups_.begin(), groups_.end(), [&](const auto& one) {
       const SequenceAttention& first = *members_[one.front()].attention;
@@ -39,7 +39,11 @@ absl::Status AttentionTogether::Attend(absl::Span<const model::AttentionInput> i
     if (!tokens.empty()) questions.push_back(std::move(tokens));
   }
   for (const auto& tokens : questions) tokens[0].attention->StartTogether(tokens);
-  for (const auto& tokens : questions) tokens[0].attention->FinishTogether(tokens);
+  // Side by side: a thread that has a question of its own waits for nobody within it.
+  pool_->ParallelFor(static_cast<int64_t>(questions.size()), [&](int64_t i) {
+    const std::vector<SequenceToken>& tokens = questions[static_cast<size_t>(i)];
+    tokens[0].attention->FinishTogether(tokens);
+  });
   for (size_t i = 0; i < members_.size(); ++i) {
     float* const out = attended + static_cast<int64_t>(i) * width_;
     if (!members_[i].status->ok()) {

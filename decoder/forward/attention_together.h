@@ -4,7 +4,7 @@
 // Errors: a sequence's own, in its status: what fails, or is not wanted any more, fails alone, and computes
 //         zeros from there on.
 // Ownership: keeps what a member points to for as long as it lives.
-// Threads: one.
+// Threads: one, and the pool's.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "common/thread_pool.h"
 #include "decoder/forward/sequence_attention.h"
 
 namespace carrel::decoder {
@@ -26,14 +27,15 @@ class AttentionTogether final : public model::SequencesAttention {
     std::function<void(const model::AttentionInput&, const float* attended)> observer;
     absl::Status* status = nullptr;
   };
-  // width: numbers of a token's attended.
-  AttentionTogether(std::vector<Member> members, int64_t width);
+  // width: numbers of a token's attended. Groups are finished side by side on the pool's threads.
+  AttentionTogether(std::vector<Member> members, int64_t width, ThreadPool* pool);
 
   absl::Status Attend(absl::Span<const model::AttentionInput> inputs, float* attended) override;
 
  private:
   const std::vector<Member> members_;
   const int64_t width_;
+  ThreadPool* const pool_;
   std::vector<std::vector<size_t>> groups_;  // of members that go together
 };
 

@@ -45,7 +45,8 @@ class CpuForwardPass final : public ForwardPass {
                    ? model::RopeInvFreq(config_.rope, config_.shape.head_dim)
                    : std::vector<float>(),
                std::move(drift)),
-        observer_(*observer) {}
+        observer_(*observer),
+        pool_(pool) {}
 
   int64_t max_tokens() const override { return INT64_MAX; }
 
@@ -180,7 +181,7 @@ class CpuForwardPass final : public ForwardPass {
       };
       members.push_back({pass.attention_.get(), &pass.wanted_, observe, &one->status});
     }
-    AttentionTogether attention(std::move(members), width);
+    AttentionTogether attention(std::move(members), width, pool_);
     together_.resize(static_cast<size_t>(n * config_.hidden_size));
     RETURN_IF_ERROR(backend_->Embed(ids, together_.data()));
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
@@ -204,6 +205,7 @@ class CpuForwardPass final : public ForwardPass {
   const std::unique_ptr<SequenceAttention> attention_;
   QueryDrift drift_;
   const Observer& observer_;
+  ThreadPool* const pool_;
   std::function<bool()> wanted_;
   int64_t n_ = 0;  // tokens of the last Run
   std::vector<float> hidden_, predicted_q_;

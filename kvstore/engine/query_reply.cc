@@ -75,7 +75,7 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.queries = QueriesOf(token, kv_head);
   params.selection = &request_.selection;
   params.effort = request_.effort;
-  if (!zone_scores_.empty()) {
+  if (zone_scores_ != nullptr) {
     const int64_t scored = token - first_scored_;
     params.zone_scores = &zone_scores_[static_cast<size_t>(
         (kv_head * tokens_scored_ + scored) * context().shape().group() * zone_.rows())];
@@ -185,7 +185,9 @@ absl::Status QueryReply::ScoreTokens(ThreadPool& pool, int64_t first, int64_t to
   const int64_t numbers = shape.group() * shape.head_dim;
   first_scored_ = first;
   tokens_scored_ = tokens;
-  zone_scores_.resize(static_cast<size_t>(tokens * shape.q_heads * zone_.rows()));
+  zone_scores_ = nullptr;  // before the next ones are there
+  zone_scores_ = std::make_unique_for_overwrite<float[]>(
+      static_cast<size_t>(tokens * shape.q_heads * zone_.rows()));
   absl::Mutex mu;
   absl::Status error;
   pool.ParallelFor(shape.kv_heads, [&](int64_t h) {
@@ -228,7 +230,7 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
     RETURN_IF_ERROR(ScoreTokens(pool, at, count));
     RETURN_IF_ERROR(ForEachUnit(pool, at, count, run));
   }
-  zone_scores_ = {};
+  zone_scores_ = nullptr;
   statistics_.candidates = candidates;
   statistics_.visited = visited;
   statistics_.rows = rows;

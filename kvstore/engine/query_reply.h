@@ -93,8 +93,8 @@ class QueryReply : public Reply {
   std::vector<std::shared_ptr<const MappedHead>> heads_;  // [kv_heads]
   std::vector<Unit> units_;                               // [tokens, kv_heads]
   std::vector<float> out_, lse_;                          // ATTEND: [tokens, q_heads, ...]
-  // [kv_heads, tokens scored, group, zone rows] while rows are selected, or empty
-  std::vector<float> zone_scores_;
+  // [kv_heads, tokens scored, group, zone rows] while rows are selected, or null
+  std::unique_ptr<float[]> zone_scores_;
   int64_t first_scored_ = 0, tokens_scored_ = 0;
   QueryStatistics statistics_;
   int64_t seen_ = 0;  // what Look gave when heads_ were opened, and after what was computed

@@ -1,5 +1,6 @@
 // Sequences of different contexts, lengths and ways to retrieve that are decoded together: each gets the
 // tokens, and the logits bit for bit, that it gets alone, whoever joins or leaves.
+#include <atomic>
 #include <random>
 
 #include "carrel/v1/retrieval.pb.h"
@@ -29,7 +30,7 @@ decoder::RetrievalConfig ConfigOf(int64_t i) {
 class WatchedStore final : public decoder::StoreClient {
  public:
   struct Seen {
-    int64_t questions = 0, shared = 0;
+    std::atomic<int64_t> questions = 0, shared = 0;  // contexts ask side by side
     bool refuse = false;
   };
   WatchedStore(std::unique_ptr<StoreClient> store, Seen* seen)
@@ -161,7 +162,7 @@ class SharedQuestionTest : public TogetherTest {
       generations.push_back(*std::move(generation));
       while (generations[i].reading_prompt()) CARREL_ASSERT_OK(generations[i].Step());
     }
-    seen_ = {.refuse = refuse};
+    seen_.refuse = refuse;
     std::vector<Generation*> all;
     for (Generation& one : generations) all.push_back(&one);
     while (!all[0]->done()) {
@@ -190,7 +191,7 @@ class SharedQuestionTest : public TogetherTest {
 TEST_F(SharedQuestionTest, OfOneContext_AskOnceAndHaveTheBitsOfBeingAlone) {
   AnswerTogether(/*refuse=*/false);
   EXPECT_EQ(seen_.questions, 2 * layers_ * steps_);
-  EXPECT_EQ(seen_.shared, seen_.questions);
+  EXPECT_EQ(seen_.shared, seen_.questions.load());
 }
 
 TEST_F(SharedQuestionTest, WhereTheQuestionFails_EachAsksAlone) {

@@ -9,6 +9,7 @@
 #include "kernels/decode_attention.h"
 #include "kernels/kv_view.h"
 #include "kernels/mma-inl.cuh"
+#include "kernels/together-inl.cuh"
 
 namespace carrel::kernels {
 
@@ -23,6 +24,7 @@ struct DecodeArgs {
   int64_t ids_stride, row_count_stride;
   int rows;
   int group;
+  int splits;
   float scale;
   float* out;
   float* lse;
@@ -323,7 +325,7 @@ template <int kDim>
 __device__ void JoinParts(const DecodeArgs& a, int head, int parts, float* weight) {
   const float log2_scale = Log2Scale(a.scale);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t first = static_cast<int64_t>(head) * gridDim.x * a.group;
+  const int64_t first = static_cast<int64_t>(head) * a.splits * a.group;
   for (int h = warp; h < a.group; h += kDecodeWarps) {
     float max = -INFINITY, sum = 0;
     float2 state[kMaxDecodeSplits / 32];
@@ -370,10 +372,11 @@ __device__ void JoinParts(const DecodeArgs& a, int head, int parts, float* weigh
   }
 }
 
-// Grid: (splits, kv_heads).
+// Grid: (most splits, kv_heads, sequences).
 template <int kDim, bool kWide, bool kIndexed>
 __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 3) : 4)
-    DecodeAttentionKernel(const DecodeArgs a) {
+    DecodeAttentionKernel(const __grid_constant__ Together<DecodeArgs> all) {
+  const DecodeArgs& a = all.own();
   using Warp = DecodeWarp<kDim, kWide, kIndexed>;
   constexpr int kHeads = Warp::kHeads;
   // First the warps' results; then the weights of up to kMaxDecodeSplits parts.
@@ -384,7 +387,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 
   __shared__ bool last;
 
   WaitForEarlierLaunch();
-  const int head = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
+  const int head = blockIdx.y, split = blockIdx.x, splits = a.splits;
   const int rows = a.row_count == nullptr ? a.rows : a.row_count[head * a.row_count_stride];
   const int part_rows =
       ((rows + splits - 1) / splits + kDecodeTile - 1) / kDecodeTile * kDecodeTile;
@@ -419,39 +422,86 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, kDim == 128 ? (kWide ? 2 : 
   if (threadIdx.x == 0) a.finished[head] = 0;  // for the next call
 }
 
-// Workspace pointers of `a` are set here. InvalidValue for shapes that are not served.
-template <bool kIndexed>
-cudaError_t LaunchDecodeAttention(DecodeArgs a, int64_t kv_heads, int64_t head_dim, int64_t splits,
-                                  void* workspace, cudaStream_t stream) {
-  if (kv_heads < 1 || kv_heads > 65535 || a.group < 1 || a.group > kMaxDecodeGroup || splits < 1 ||
-      splits > kMaxDecodeSplits || a.rows < 0 || (head_dim != 64 && head_dim != 128) ||
-      !(a.scale > 0) || workspace == nullptr) {
-    return cudaErrorInvalidValue;
-  }
-  auto* bytes = static_cast<uint8_t*>(workspace);
-  a.finished = reinterpret_cast<unsigned*>(bytes);
-  bytes += DecodeCounterBytes(kv_heads);
-  a.part_out = reinterpret_cast<float*>(bytes);
-  a.part_state = reinterpret_cast<float2*>(a.part_out + kv_heads * splits * a.group * head_dim);
+// What all sequences of a launch have in common.
+struct DecodeHeads {
+  int64_t kv_heads, group, head_dim;
+  bool operator==(const DecodeHeads&) const = default;
+};
+template <class Params>
+DecodeHeads DecodeHeadsOf(const Params& p) {
+  return {p.kv_heads, p.group, p.head_dim};
+}
 
-  const bool wide = a.group > 8;
-  const auto kernel = head_dim == 64 ? (wide ? DecodeAttentionKernel<64, true, kIndexed>
-                                             : DecodeAttentionKernel<64, false, kIndexed>)
-                                     : (wide ? DecodeAttentionKernel<128, true, kIndexed>
-                                             : DecodeAttentionKernel<128, false, kIndexed>);
+template <class Params>
+bool DecodeServed(const Params& p) {
+  return p.kv_heads >= 1 && p.kv_heads <= 65535 && p.group >= 1 && p.group <= kMaxDecodeGroup &&
+         p.splits >= 1 && p.splits <= kMaxDecodeSplits && p.rows >= 0 &&
+         (p.head_dim == 64 || p.head_dim == 128) && p.scale > 0 && p.workspace != nullptr;
+}
+
+// Of a kernel's params, without ids.
+template <class Params>
+DecodeArgs DecodeArgsOf(const Params& p) {
+  DecodeArgs a = {};
+  a.q = p.q;
+  a.kv = p.kv;
+  a.row_count = p.row_count;
+  a.rows = static_cast<int>(p.rows);
+  a.group = static_cast<int>(p.group);
+  a.splits = static_cast<int>(p.splits);
+  a.scale = p.scale;
+  a.out = p.out;
+  a.lse = p.lse;
+  auto* bytes = static_cast<uint8_t*>(p.workspace);
+  a.finished = reinterpret_cast<unsigned*>(bytes);
+  bytes += DecodeCounterBytes(p.kv_heads);
+  a.part_out = reinterpret_cast<float*>(bytes);
+  a.part_state =
+      reinterpret_cast<float2*>(a.part_out + p.kv_heads * p.splits * p.group * p.head_dim);
+  return a;
+}
+
+template <bool kIndexed>
+auto DecodeKernelFor(const DecodeHeads& heads) {
+  const bool wide = heads.group > 8;
+  return heads.head_dim == 64 ? (wide ? DecodeAttentionKernel<64, true, kIndexed>
+                                      : DecodeAttentionKernel<64, false, kIndexed>)
+                              : (wide ? DecodeAttentionKernel<128, true, kIndexed>
+                                      : DecodeAttentionKernel<128, false, kIndexed>);
+}
+
+// Of sequences alike in heads.
+template <bool kIndexed, class Params, class Make>
+cudaError_t LaunchDecodeAttention(std::span<const Params> some, Make args, cudaStream_t stream) {
   bool early_served = false;
   if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess)
     return error;
+  int64_t splits = 1;
+  for (const Params& p : some) splits = std::max(splits, p.splits);
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(kv_heads));
+  config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(some[0].kv_heads),
+                        static_cast<unsigned>(some.size()));
   config.blockDim = dim3(kDecodeWarps * 32);
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = early_served ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, a);
+  return cudaLaunchKernelEx(&config, DecodeKernelFor<kIndexed>(DecodeHeadsOf(some[0])),
+                            TogetherOf(some, args));
+}
+
+// served(p), args(p): of each. Nothing is enqueued if one is not served.
+template <bool kIndexed, class Params, class Served, class Make>
+cudaError_t DecodeAttention(std::span<const Params> all, Served served, Make args,
+                            cudaStream_t stream) {
+  if (!std::all_of(all.begin(), all.end(), served)) return cudaErrorInvalidValue;
+  return ForStretches(
+      all, [](const Params& a, const Params& b) { return DecodeHeadsOf(a) == DecodeHeadsOf(b); },
+      [&](std::span<const Params> some) {
+        return LaunchDecodeAttention<kIndexed>(some, args, stream);
+      });
 }
 
 }  // namespace carrel::kernels

@@ -6,11 +6,13 @@
 
 #include "kernels/mma-inl.cuh"
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
+#include "kernels/together-inl.cuh"
 
 namespace carrel::kernels {
 
 inline constexpr int kGatherWarps = 8;
-inline constexpr int kGatherRows = 4;  // that a lane has in flight
+inline constexpr int kGatherRows = 4;         // that a lane has in flight
+inline constexpr int64_t kGatherBlocks = 64;  // of a launch, if all have some
 
 struct GatherArgs {
   // Rows as they are, or packed.
@@ -94,9 +96,11 @@ class PackedSource {
   const uint2 top_;
 };
 
-// Grid: (blocks, kv_heads).
+// Grid: (blocks, kv_heads, sequences).
 template <int kDim, class Source>
-__global__ void __launch_bounds__(kGatherWarps * 32) GatherKernel(const GatherArgs a) {
+__global__ void __launch_bounds__(kGatherWarps * 32)
+    GatherKernel(const __grid_constant__ Together<GatherArgs> all) {
+  const GatherArgs& a = all.own();
   constexpr int kHalf = kDim / 8, kLanes = 2 * kHalf;    // lanes of a row: K, then V
   constexpr int kTogether = kGatherWarps * 32 / kLanes;  // rows of a block at once
   AllowNextLaunch();
@@ -134,28 +138,43 @@ __global__ void __launch_bounds__(kGatherWarps * 32) GatherKernel(const GatherAr
   }
 }
 
-// Packed rows if args.packed.rows is set. early: the launch may begin while the one before it ends.
-inline cudaError_t LaunchGather(const GatherArgs& args, int64_t kv_heads, int64_t head_dim,
-                                bool early, cudaStream_t stream) {
-  const int64_t together = kGatherWarps * 32 / (head_dim / 4);
-  const int64_t needed = (args.count + together * kGatherRows - 1) / (together * kGatherRows);
-  const int64_t most = std::max<int64_t>(1, 64 / kv_heads);
+// What all sequences of a launch have in common.
+struct GatherShape {
+  int64_t kv_heads, head_dim;
+  bool packed;
+  bool operator==(const GatherShape&) const = default;
+};
+
+// Blocks of a KV head: a few fill the bus, whoever's they are.
+inline int64_t GatherBlocks(const GatherShape& shape, int64_t most_rows, int64_t sequences) {
+  const int64_t together = kGatherWarps * 32 / (shape.head_dim / 4) * kGatherRows;
+  return std::clamp<int64_t>(kGatherBlocks / (shape.kv_heads * sequences), 1,
+                             std::max<int64_t>(1, (most_rows + together - 1) / together));
+}
+
+// Packed rows if shape.packed; args(p): of each. early: the launch may begin while the one before it ends.
+template <class Params, class Make>
+cudaError_t LaunchGather(std::span<const Params> some, Make args, const GatherShape& shape,
+                         bool early, cudaStream_t stream) {
+  int64_t rows = 0;
+  for (const Params& p : some) rows = std::max(rows, p.count);
+  const auto sequences = static_cast<int64_t>(some.size());
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min(needed, most)), static_cast<unsigned>(kv_heads));
+  config.gridDim = dim3(static_cast<unsigned>(GatherBlocks(shape, rows, sequences)),
+                        static_cast<unsigned>(shape.kv_heads), static_cast<unsigned>(sequences));
   config.blockDim = dim3(kGatherWarps * 32);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
-  const bool packed = args.packed.rows != nullptr;
   const auto kernel =
-      head_dim == 64
-          ? (packed ? GatherKernel<64, PackedSource<64>> : GatherKernel<64, PlainSource<64>>)
-          : (packed ? GatherKernel<128, PackedSource<128>> : GatherKernel<128, PlainSource<128>>);
-  return cudaLaunchKernelEx(&config, kernel, args);
+      shape.head_dim == 64
+          ? (shape.packed ? GatherKernel<64, PackedSource<64>> : GatherKernel<64, PlainSource<64>>)
+          : (shape.packed ? GatherKernel<128, PackedSource<128>>
+                          : GatherKernel<128, PlainSource<128>>);
+  return cudaLaunchKernelEx(&config, kernel, TogetherOf(some, args));
 }
 
 }  // namespace carrel::kernels

@@ -14,6 +14,7 @@ inline constexpr int kScoreItems = 8;  // that a lane looks at together: 16 byte
 
 struct ScorePlanShape {
   int64_t rows = 0, kv_heads = 0;
+  int64_t sequences = 1;         // of the launch, none with more rows
   int64_t least_block_rows = 0;  // a block for fewer is not worth its barrier
   int blocks_per_sm = 1;
   size_t count_bytes = 0;   // of a block's dynamic shared memory, before its scores
@@ -29,6 +30,19 @@ struct ScorePlan {
   size_t published = 0, scores = 0, bytes = 0;  // offsets in the workspace, and its size
 };
 
+// Of the current device.
+inline int64_t ResidentBlocks(int64_t blocks_per_sm) {
+  int device = 0, sms = 1;
+  if (cudaGetDevice(&device) == cudaSuccess) {
+    static_cast<void>(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+  }
+  return sms * blocks_per_sm;
+}
+
+inline int64_t ScoreShare(int64_t rows, int64_t blocks) {
+  return ((rows + blocks - 1) / blocks + kScoreItems - 1) / kScoreItems * kScoreItems;
+}
+
 // The same for the same shape on the same device.
 inline ScorePlan PlanScores(const ScorePlanShape& shape) {
   int device = 0, sms = 1, shared = 0;
@@ -42,11 +56,11 @@ inline ScorePlan PlanScores(const ScorePlanShape& shape) {
   }
   const auto round_up = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   ScorePlan plan;
-  plan.blocks = std::clamp<int64_t>(
-      (shape.rows + shape.least_block_rows - 1) / shape.least_block_rows, 1,
-      std::max<int64_t>(1, int64_t{sms} * shape.blocks_per_sm / shape.kv_heads));
-  plan.share =
-      ((shape.rows + plan.blocks - 1) / plan.blocks + kScoreItems - 1) / kScoreItems * kScoreItems;
+  plan.blocks =
+      std::clamp<int64_t>((shape.rows + shape.least_block_rows - 1) / shape.least_block_rows, 1,
+                          std::max<int64_t>(1, int64_t{sms} * shape.blocks_per_sm /
+                                                   (shape.kv_heads * shape.sequences)));
+  plan.share = ScoreShare(shape.rows, plan.blocks);
   const size_t scores = static_cast<size_t>(plan.share) * sizeof(uint16_t);
   plan.in_shared = scores + shape.count_bytes + shape.static_bytes <=
                    static_cast<size_t>(shared / shape.blocks_per_sm);
@@ -63,8 +77,9 @@ struct ScoreRows {
   RowSync* sync;        // [kv_heads]
   unsigned* published;  // [kv_heads, blocks, numbers]
   uint16_t* scores;     // [kv_heads, blocks, share], or null: in shared memory
-  int rows, share, k;
+  int rows, share, k, blocks;
 
+  ScoreRows() = default;
   ScoreRows(const ScorePlan& plan, void* workspace, int64_t rows_, int64_t k_)
       : sync(static_cast<RowSync*>(workspace)),
         published(reinterpret_cast<unsigned*>(static_cast<uint8_t*>(workspace) + plan.published)),
@@ -73,15 +88,16 @@ struct ScoreRows {
                    : reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(workspace) + plan.scores)),
         rows(static_cast<int>(rows_)),
         share(static_cast<int>(plan.share)),
-        k(static_cast<int>(std::min(k_, rows_))) {}
+        k(static_cast<int>(std::min(k_, rows_))),
+        blocks(static_cast<int>(plan.blocks)) {}
 
-  // Of this block; grid: (blocks, kv_heads).
+  // Of this block; grid: (blocks, kv_heads, sequences).
   __device__ int begin() const { return min(rows, static_cast<int>(blockIdx.x) * share); }
   __device__ int end() const { return min(rows, begin() + share); }
   __device__ uint16_t* OfBlock(void* shared) const {
     return scores == nullptr
                ? static_cast<uint16_t*>(shared)
-               : scores + (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * share;
+               : scores + (static_cast<int64_t>(blockIdx.y) * blocks + blockIdx.x) * share;
   }
 };
 

@@ -37,7 +37,7 @@ RetrievalConfig ConfigOf(int64_t i, std::mt19937_64& rng) {
   config.selection = select::TopK{static_cast<int64_t>(16 + 8 * (rng() % 8))};
   config.dense_layers = static_cast<int32_t>(rng() % 3);
   const auto method = [](const char* name) { return *decoder::ParseSelector(name); };
-  switch (i % 8) {
+  switch (i % 10) {
     case 0:
       config.zone = decoder::DeviceZoneOptions{method("exact")};
       break;
@@ -55,6 +55,13 @@ RetrievalConfig ConfigOf(int64_t i, std::mt19937_64& rng) {
       break;
     case 5:
       config.selection = select::All();
+      break;
+    case 8:  // rows are packed
+      config.zone = decoder::HostZoneOptions{method("hash:oversample=1"), {}};
+      break;
+    case 9:
+      config.zone = decoder::HostZoneOptions{method("hash:oversample=1"), {.bytes = 1 << 20}};
+      config.selection = select::TopK{32};
       break;
     case 6:
       config.zone = decoder::HostZoneOptions{method("hash"), {.bytes = 1 << 20}};
@@ -186,7 +193,7 @@ TEST_F(TogetherGpuTest, JoiningAndLeaving_EachHasTheBitsOfBeingAlone) {
 
 // The same ones step after step become a graph.
 TEST_F(TogetherGpuTest, TheSameStepAfterStep_HaveTheBitsOfBeingAlone) {
-  const int64_t zones[] = {0, 1, 3, 4, 0, 1};
+  const int64_t zones[] = {0, 1, 3, 4, 8, 9, 0, 1, 3, 8, 9};
   for (const int64_t zone : zones) {
     Add(ConfigOf(zone, rng_));
     options_.back().max_tokens = kBrief ? 12 : 40;

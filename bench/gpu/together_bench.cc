@@ -2,11 +2,14 @@
 //        step takes, with 1, 8 and 32 sequences on one document and on as many documents, rows in this host's memory
 //        or on the device, a few attended or all; and what reloading a document for each would cost at the rate of
 //        this bus. One JSON object a line. "as_alone": the first sequence's tokens are those that it gets alone.
-// Usage: together_bench MODEL [documents] [--tokens N] [--rows N] [--bank-rows N]       (defaults 131000, 512, none)
+// Usage: together_bench MODEL [documents] [--tokens N] [--rows N] [--bank-rows N]... [--warm STEPS] [--least N] [--only WAY]
 //        MODEL: of make-model, of any number of layers. documents: each sequence on one of its own, as far as memory
-//        goes (--host-gb, --device-gb: of rows), instead of all on one. --bank-rows: host memory alone, with banks of so
+//        goes (--host-gb, --device-gb: of rows), instead of all on one. --bank-rows: also host memory with banks of so
 //        many rows per layer and KV head on the device, and the share of rows that was found there. Rows are random, and
-//        so are the queries of a model whose tokens are not alike (make-model --alike): nothing comes back but by chance.
+//        so are the queries of a model whose tokens are not alike: nothing comes back but by chance. make-model --alike C
+//        --added 0.001 --rope-theta 1e30 makes the queries of each layer a walk around one point, as near as C says: with
+//        --warm, the steps before those measured, so many that banks are full, C makes rows come back as they do in a text.
+//        --least: of sequences. --only: host, bank, device or dense. Defaults: 131000, 512, none, 14, 1, all.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -121,14 +124,18 @@ class RandomStore final : public decoder::StoreClient {
 struct Flags {
   std::string model;
   bool documents = false;
-  int64_t tokens = 131000, rows = 512, host_gb = 80, device_gb = 90, bank_rows = 0;
+  int64_t tokens = 131000, rows = 512, host_gb = 80, device_gb = 90, least = 1;
+  int64_t warm = kWarmSteps;  // with banks
+  std::vector<int64_t> bank_rows;
+  std::string only;  // one of the ways; empty: all
 };
 
 struct Way {
+  const char* name;
   const char* zone;
   bool dense;
   int64_t rows_gb;  // that there is room for
-  bool bank = false;
+  int64_t bank_rows = 0;
 };
 
 class Bench {
@@ -138,14 +145,15 @@ class Bench {
 
   absl::Status Run() {
     RETURN_IF_ERROR(MeasureBus());
-    std::vector<Way> ways = {{"host", false, flags_.host_gb},
-                             {"device", false, flags_.device_gb},
-                             {"device", true, flags_.device_gb}};
-    if (flags_.bank_rows > 0) ways = {{"host", false, flags_.host_gb, true}};
-    for (const Way& way : ways) {
+    for (const Way& way : Ways()) {
+      if (!flags_.only.empty() && flags_.only != way.name) continue;
       const int64_t most = flags_.documents ? way.rows_gb * 1'000'000'000 / DocumentBytes() : 32;
+      // With banks rows are where they were without.
+      if (way.bank_rows > 0 && kept_.empty()) kept_ = std::move(decoders_);
+      if (way.bank_rows == 0) kept_.clear();
       decoders_.clear();
       for (const int64_t n : {int64_t{1}, int64_t{8}, int64_t{32}}) {
+        if (n < flags_.least) continue;
         RETURN_IF_ERROR(Measure(way, std::min(n, most)));
         if (n > most) break;
       }
@@ -154,16 +162,26 @@ class Bench {
   }
 
  private:
+  std::vector<Way> Ways() const {
+    std::vector<Way> ways = {{"host", "host", false, flags_.host_gb}};
+    for (const int64_t rows : flags_.bank_rows) {
+      ways.push_back({"bank", "host", false, flags_.host_gb, rows});
+    }
+    ways.push_back({"device", "device", false, flags_.device_gb});
+    ways.push_back({"dense", "device", true, flags_.device_gb});
+    return ways;
+  }
+
   int64_t DocumentBytes() const {
     const AttentionShape& shape = checkpoint_.config.shape;
     return int64_t{shape.layers} * shape.kv_heads * shape.head_dim * 2 * 2 * flags_.tokens;
   }
 
   // Rows, and what finds them.
-  int64_t BankBytes() const {
+  int64_t BankBytes(int64_t rows) const {
     const AttentionShape& shape = checkpoint_.config.shape;
     const int64_t row = int64_t{shape.head_dim} * 2 * 2 + 16;
-    return int64_t{shape.layers} * shape.kv_heads * (flags_.bank_rows * row + flags_.tokens * 4);
+    return int64_t{shape.layers} * shape.kv_heads * (rows * row + flags_.tokens * 4);
   }
 
   absl::Status MeasureBus() {
@@ -198,14 +216,14 @@ class Bench {
     }
     if (std::strcmp(way.zone, "host") == 0) {
       decoder::BankConfig bank;
-      if (way.bank) bank.bytes = BankBytes();
+      if (way.bank_rows > 0) bank.bytes = BankBytes(way.bank_rows);
       config.zone = decoder::HostZoneOptions{method, bank};
     } else {
       config.zone = decoder::DeviceZoneOptions{method};
     }
     decoder::DeviceConfig device;
     device.device = model::Device::kCuda;
-    device.new_tokens = 256;
+    device.new_tokens = flags_.warm + kSteps + 16;
     for (int64_t i = static_cast<int64_t>(decoders_.size()); i < n; ++i) {
       auto store = std::make_unique<RandomStore>(numbers_, checkpoint_.config.shape, flags_.tokens,
                                                  flags_.documents ? i : 0);
@@ -227,23 +245,60 @@ class Bench {
     return {100 + id, 7 * id + 1, 3, 4};
   }
 
+  // Of all sequences so far, by layer.
+  std::vector<decoder::BankStatistics> Banks(int64_t n) const {
+    std::vector<decoder::BankStatistics> banks(
+        static_cast<size_t>(checkpoint_.config.shape.layers));
+    for (int64_t i = 0; i < n; ++i) {
+      const std::vector<decoder::LayerStatistics> layers =
+          decoders_[static_cast<size_t>(i)]->statistics().layers;
+      for (size_t l = 0; l < banks.size(); ++l) {
+        banks[l].slots = layers[l].bank.slots;
+        banks[l].wanted += layers[l].bank.wanted;
+        banks[l].hits += layers[l].bank.hits;
+      }
+    }
+    return banks;
+  }
+
+  // The share of the rows that banks held during the steps measured, of all layers and of each.
+  void AddFound(nlohmann::json& json) const {
+    int64_t wanted = 0, hits = 0;
+    nlohmann::json by_layer = nlohmann::json::array();
+    const auto share = [](int64_t part, int64_t whole) {
+      return static_cast<double>(part) / static_cast<double>(std::max<int64_t>(1, whole));
+    };
+    for (size_t l = 0; l < after_.size(); ++l) {
+      const int64_t of_layer = after_[l].wanted - before_[l].wanted;
+      const int64_t found = after_[l].hits - before_[l].hits;
+      by_layer.push_back(share(found, of_layer));
+      wanted += of_layer;
+      hits += found;
+    }
+    json["bank_rows"] = after_[0].slots;
+    json["found_in_bank"] = share(hits, wanted);
+    json["found_by_layer"] = std::move(by_layer);
+  }
+
   // Of each step, ms; sorted.
-  absl::StatusOr<std::vector<double>> Steps(int64_t n, std::vector<TokenId>& first) {
+  absl::StatusOr<std::vector<double>> Steps(int64_t n, int64_t warm, std::vector<TokenId>& first) {
     std::vector<Generation> generations;
     for (int64_t i = 0; i < n; ++i) {
       ASSIGN_OR_RETURN(Generation one,
-                       Generation::Begin(*decoders_[i], Prompt(i), Options(kWarmSteps + kSteps)));
+                       Generation::Begin(*decoders_[i], Prompt(i), Options(warm + kSteps)));
       while (one.reading_prompt()) RETURN_IF_ERROR(one.Step());
       generations.push_back(std::move(one));
     }
     std::vector<Generation*> all;
     for (Generation& one : generations) all.push_back(&one);
     std::vector<double> ms;
-    for (int64_t step = 0; step < kWarmSteps + kSteps; ++step) {
+    for (int64_t step = 0; step < warm + kSteps; ++step) {
+      if (step == warm) before_ = Banks(n);
       const absl::Time start = absl::Now();
       for (const absl::Status& status : Generation::StepTogether(all)) RETURN_IF_ERROR(status);
-      if (step >= kWarmSteps) ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+      if (step >= warm) ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     }
+    after_ = Banks(n);
     first = generations[0].TakeResult().ids;
     std::sort(ms.begin(), ms.end());
     return ms;
@@ -253,12 +308,13 @@ class Bench {
     const absl::Time start = absl::Now();
     RETURN_IF_ERROR(OpenUpTo(way, n));
     const double open_s = absl::ToDoubleSeconds(absl::Now() - start);
+    const int64_t warm = way.bank_rows > 0 ? flags_.warm : kWarmSteps;
     std::vector<TokenId> together;
-    ASSIGN_OR_RETURN(const std::vector<double> ms, Steps(n, together));
+    ASSIGN_OR_RETURN(const std::vector<double> ms, Steps(n, warm, together));
     ASSIGN_OR_RETURN(const decoder::GenerateResult alone,
-                     decoders_[0]->Generate(Prompt(0), Options(kWarmSteps + kSteps)));
+                     decoders_[0]->Generate(Prompt(0), Options(warm + kSteps)));
     ASSIGN_OR_RETURN(const decoder::GenerateResult last,
-                     decoders_[n - 1]->Generate(Prompt(n - 1), Options(kWarmSteps + kSteps)));
+                     decoders_[n - 1]->Generate(Prompt(n - 1), Options(warm + kSteps)));
     const double median = ms[ms.size() / 2];
     nlohmann::json json = {
         {"zone", way.zone},
@@ -275,17 +331,7 @@ class Bench {
         {"first_alone_ms", 1000 * alone.generate_seconds / static_cast<double>(alone.steps)},
         {"last_alone_ms", 1000 * last.generate_seconds / static_cast<double>(last.steps)},
         {"open_s", open_s}};
-    if (way.bank) {
-      decoder::BankStatistics bank;
-      for (const decoder::LayerStatistics& layer : decoders_[0]->statistics().layers) {
-        bank.slots = layer.bank.slots;
-        bank.wanted += layer.bank.wanted;
-        bank.hits += layer.bank.hits;
-      }
-      json["bank_rows"] = bank.slots;
-      json["found_in_bank"] =
-          static_cast<double>(bank.hits) / static_cast<double>(std::max<int64_t>(1, bank.wanted));
-    }
+    if (way.bank_rows > 0) AddFound(json);
     if (way.dense && n == 1) {
       // Documents in turn: before an answer of so many tokens its document comes over the bus.
       const double reload_ms = 1e-6 * static_cast<double>(DocumentBytes()) / bus_gb_per_s_;
@@ -306,7 +352,9 @@ class Bench {
   ThreadPool* const pool_;
   const RandomNumbers numbers_;
   double bus_gb_per_s_ = 0;
+  std::vector<decoder::BankStatistics> before_, after_;  // the steps measured
   std::vector<std::unique_ptr<decoder::Decoder>> decoders_;
+  std::vector<std::unique_ptr<decoder::Decoder>> kept_;  // for the rows that they share
 };
 
 absl::Status Run(const Flags& flags) {
@@ -320,16 +368,18 @@ absl::Status Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   carrel::Flags flags;
-  const std::map<std::string, int64_t*> numbers = {{"--tokens", &flags.tokens},
-                                                   {"--rows", &flags.rows},
-                                                   {"--host-gb", &flags.host_gb},
-                                                   {"--device-gb", &flags.device_gb},
-                                                   {"--bank-rows", &flags.bank_rows}};
+  const std::map<std::string, int64_t*> numbers = {
+      {"--tokens", &flags.tokens},       {"--rows", &flags.rows}, {"--host-gb", &flags.host_gb},
+      {"--device-gb", &flags.device_gb}, {"--warm", &flags.warm}, {"--least", &flags.least}};
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const auto number = numbers.find(arg);
     if (number != numbers.end() && i + 1 < argc) {
       *number->second = std::strtol(argv[++i], nullptr, 10);
+    } else if (arg == "--bank-rows" && i + 1 < argc) {
+      flags.bank_rows.push_back(std::strtol(argv[++i], nullptr, 10));
+    } else if (arg == "--only" && i + 1 < argc) {
+      flags.only = argv[++i];
     } else if (arg == "documents") {
       flags.documents = true;
     } else if (flags.model.empty() && arg[0] != '-') {
@@ -339,10 +389,12 @@ int main(int argc, char** argv) {
       break;
     }
   }
-  if (flags.model.empty() || flags.tokens < 1024 || flags.rows < 1) {
+  if (flags.model.empty() || flags.tokens < 1024 || flags.rows < 1 ||
+      flags.warm < carrel::kWarmSteps) {
     std::fprintf(stderr,
                  "usage: together_bench MODEL [documents] [--tokens N] [--rows N] [--host-gb N] "
-                 "[--device-gb N] [--bank-rows N]\n");
+                 "[--device-gb N] [--bank-rows N]... [--least SEQUENCES] [--warm STEPS] [--only "
+                 "host|bank|device|dense]\n");
     return 2;
   }
   const absl::Status status = carrel::Run(flags);

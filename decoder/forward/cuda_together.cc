@@ -7,8 +7,8 @@
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "decoder/zone/cuda_zone_work.h"
 #include "kernels/attention/merge_states/merge_states_cuda.h"
-#include "kernels/attention/window_attention/window_attention_cuda.h"
 #include "kernels/select/argmax/argmax_cuda.h"
 
 namespace carrel::decoder {
@@ -196,19 +196,30 @@ absl::Status CudaTogether::Attend(Layer layer, absl::Span<const Member> members)
   for (size_t i = 0; i < std::min<size_t>(members.size(), kStreams); ++i) {
     RETURN_IF_ERROR(streams_[i].WaitFor(projected_));
   }
-  for (size_t i = 0; i < members.size(); ++i) {
+  const size_t n = members.size();
+  std::vector<std::vector<kernels::WindowAttentionCudaParams>> windows(Shares(n));
+  std::vector<CudaZoneWork> work(Shares(n));
+  for (size_t i = 0; i < n; ++i) {
     const Member& member = members[i];
-    RETURN_IF_ERROR(AttendWindow(layer, member, i));
-    RETURN_IF_ERROR(member.zone->TakeWindow(
-        layer, memory_.window.lse + static_cast<int64_t>(i) * config_.shape.q_heads, 1,
-        StreamOf(i)));
+    windows[ShareOf(i, n)].push_back(WindowOf(layer, member, i));
     if (member.zone->asks_host()) continue;
+    if (member.zone->AddWork(layer, Queries(i).rounded, ZoneOf(i), work[ShareOf(i, n)])) continue;
     RETURN_IF_ERROR(member.zone->Attend(layer, Queries(i), member.phase, ZoneOf(i), StreamOf(i)));
+  }
+  for (size_t share = 0; share < work.size(); ++share) {
+    const cuda::Stream& stream = ShareStream(share);
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(windows[share], stream.get()));
+    RETURN_IF_ERROR(work[share].Launch(stream));
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const float* lse = memory_.window.lse + static_cast<int64_t>(i) * config_.shape.q_heads;
+    RETURN_IF_ERROR(members[i].zone->TakeWindow(layer, lse, 1, ShareStream(ShareOf(i, n))));
   }
   return absl::OkStatus();
 }
 
-absl::Status CudaTogether::AttendWindow(Layer layer, const Member& member, size_t i) const {
+kernels::WindowAttentionCudaParams CudaTogether::WindowOf(Layer layer, const Member& member,
+                                                          size_t i) const {
   const AttentionShape& heads = config_.shape;
   const auto at = static_cast<int64_t>(i);
   kernels::WindowAttentionCudaParams params;
@@ -223,8 +234,7 @@ absl::Status CudaTogether::AttendWindow(Layer layer, const Member& member, size_
   params.lse = memory_.window.lse + at * heads.q_heads;
   params.splits = member.splits;
   params.workspace = member.workspace;
-  RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, StreamOf(i).get()));
-  return absl::OkStatus();
+  return params;
 }
 
 // All questions are on their way before the first answer is waited for.
@@ -235,9 +245,10 @@ absl::Status CudaTogether::Answer(Layer layer, absl::Span<const Member> members)
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     if (!member.zone->asks_host()) continue;
-    if (member.status->ok()) *member.status = member.zone->Answer(layer, 1, StreamOf(i));
+    const cuda::Stream& stream = ShareStream(ShareOf(i, members.size()));  // of its window
+    if (member.status->ok()) *member.status = member.zone->Answer(layer, 1, stream);
     if (!member.status->ok()) continue;
-    RETURN_IF_ERROR(member.zone->Attend(layer, Queries(i), member.phase, ZoneOf(i), StreamOf(i)));
+    RETURN_IF_ERROR(member.zone->Attend(layer, Queries(i), member.phase, ZoneOf(i), stream));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 // What:   one token each of several sequences through every layer on a GPU: weights are read once for all
-//         of them; RoPE, window and zone are each sequence's own, those of different sequences side by
-//         side on streams of their own.
+//         of them; RoPE, window and zone are each sequence's own. Windows, and zones that can (AddWork),
+//         are launched for a share of the sequences at once, shares side by side on streams; other zones
+//         each by itself.
 // Bits:   of each what it gets alone (CudaBackend::tokens_alike).
 // Shapes: at most kMembers at once.
 // Errors: those of a zone are its sequence's own, in its status: what it computes from there on means
@@ -27,6 +28,8 @@
 #include "common/cuda/stream.h"
 #include "decoder/window/cuda_window.h"
 #include "decoder/zone/cuda_zone_attention.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/most_together.h"
 #include "model/cuda_backend.h"
 #include "model/device.h"
 
@@ -81,7 +84,15 @@ class CudaTogether {
   absl::Status Allocate(const std::shared_ptr<const model::CudaWeights>& weights);
   int64_t width() const { return int64_t{config_.shape.q_heads} * config_.shape.head_dim; }
   const cuda::Stream& main() const { return backend_->stream(); }
+  // Of what the i-th sequence enqueues alone.
   const cuda::Stream& StreamOf(size_t i) const { return streams_[i % kStreams]; }
+  // Sequences that share launches, and their stream: while one share's rows cross the bus, the next one's are
+  // chosen.
+  static size_t Shares(size_t members) {
+    return (members + kernels::kMostTogether - 1) / kernels::kMostTogether;
+  }
+  static size_t ShareOf(size_t i, size_t members) { return i * Shares(members) / members; }
+  const cuda::Stream& ShareStream(size_t share) const { return streams_[share % kStreams]; }
   CudaQueries Queries(size_t i) const;
   CudaPartial ZoneOf(size_t i) const;
 
@@ -92,7 +103,7 @@ class CudaTogether {
   absl::Status Begin(int64_t n) const;
   absl::Status Project(Layer layer, absl::Span<const Member> members) const;
   absl::Status Attend(Layer layer, absl::Span<const Member> members) const;
-  absl::Status AttendWindow(Layer layer, const Member& member, size_t i) const;
+  kernels::WindowAttentionCudaParams WindowOf(Layer layer, const Member& member, size_t i) const;
   absl::Status Answer(Layer layer, absl::Span<const Member> members) const;
   absl::Status FinishLayer(Layer layer, int64_t n) const;
   absl::Status End(absl::Span<const Member> members) const;

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/key_scores.h"
-#include "kernels/select/rescore_rows/rescore_rows.h"
 
 namespace carrel::decoder {
 namespace {
@@ -87,10 +86,9 @@ CudaSelection CudaCandidates::selection(Layer layer, const int32_t* chosen) cons
   return {chosen, budget, budget, head_budgets_.of(layer), base_, head_budgets_.total(layer)};
 }
 
-absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chosen,
-                                  const CudaAttendSelected* attend,
-                                  const cuda::Stream& stream) const {
-  if (!rescores(layer)) return absl::OkStatus();
+kernels::RescoreRowsParams CudaCandidates::KeepParams(Layer layer, const uint16_t* q,
+                                                      int32_t* chosen,
+                                                      const CudaAttendSelected* attend) const {
   kernels::RescoreRowsParams params;
   params.q = q;
   params.kv = keys_.of(layer);
@@ -108,7 +106,14 @@ absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chose
     params.out = attend->out;
     params.lse = attend->lse;
   }
-  RETURN_IF_CUDA_ERROR(kernels::RescoreRows(params, stream.get()));
+  return params;
+}
+
+absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chosen,
+                                  const CudaAttendSelected* attend,
+                                  const cuda::Stream& stream) const {
+  if (!rescores(layer)) return absl::OkStatus();
+  RETURN_IF_CUDA_ERROR(kernels::RescoreRows(KeepParams(layer, q, chosen, attend), stream.get()));
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "common/cuda/arena.h"
 #include "decoder/select/cuda_head_budgets.h"
 #include "decoder/select/cuda_row_selector.h"
+#include "kernels/select/rescore_rows/rescore_rows.h"
 
 namespace carrel::decoder {
 
@@ -36,6 +37,9 @@ class CudaCandidates {
   // attend: null, or where rescores(layer).
   absl::Status Keep(Layer layer, const uint16_t* q, int32_t* chosen,
                     const CudaAttendSelected* attend, const cuda::Stream& stream) const;
+  // rescores(layer): what Keep enqueues.
+  kernels::RescoreRowsParams KeepParams(Layer layer, const uint16_t* q, int32_t* chosen,
+                                        const CudaAttendSelected* attend) const;
   // What Keep chose, of a method that put it there.
   CudaSelection selection(Layer layer, const int32_t* chosen) const;
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/bf16.h"
 #include "decoder/select/cuda_candidates.h"
+#include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/hash_selector.h"
 #include "decoder/select/rotations.h"
@@ -111,6 +112,16 @@ class CudaHashSelector final : public CudaRowSelector {
     return Choose(layer, q, &attend, stream);
   }
 
+  bool AddChoice(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
+                 CudaChoices& to) const override {
+    if (config_.query == HashQuery::kSigns) return false;
+    int32_t* chosen = ids_[layer.value()];
+    to.by_codes.push_back(ByWeights(layer, q, chosen));
+    if (candidates_.rescores(layer))
+      to.by_keys.push_back(candidates_.KeepParams(layer, q, chosen, attend));
+    return true;
+  }
+
   CudaSelection selection(Layer layer) const override {
     return candidates_.selection(layer, ids_[layer.value()]);
   }
@@ -198,8 +209,11 @@ class CudaHashSelector final : public CudaRowSelector {
   absl::Status Choose(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
                       const cuda::Stream& stream) const {
     int32_t* chosen = ids_[layer.value()];
-    RETURN_IF_ERROR(config_.query == HashQuery::kSigns ? SelectBySigns(layer, q, chosen, stream)
-                                                       : SelectByWeights(layer, q, chosen, stream));
+    if (config_.query == HashQuery::kSigns) {
+      RETURN_IF_ERROR(SelectBySigns(layer, q, chosen, stream));
+    } else {
+      RETURN_IF_CUDA_ERROR(kernels::CodeTopK(ByWeights(layer, q, chosen), stream.get()));
+    }
     return candidates_.Keep(layer, q, chosen, attend, stream);
   }
 
@@ -225,8 +239,7 @@ class CudaHashSelector final : public CudaRowSelector {
     return absl::OkStatus();
   }
 
-  absl::Status SelectByWeights(Layer layer, const uint16_t* q, int32_t* chosen,
-                               const cuda::Stream& stream) const {
+  kernels::CodeTopKParams ByWeights(Layer layer, const uint16_t* q, int32_t* chosen) const {
     const LayerKeys& state = layers_[layer.value()];
     auto select = SelectionOf<kernels::CodeTopKParams>(shape_, bits_);
     select.q = q;
@@ -237,8 +250,7 @@ class CudaHashSelector final : public CudaRowSelector {
     select.k = candidates_.Count(layer);
     select.ids = candidates_.Ids(layer, chosen);
     select.workspace = workspace_;
-    RETURN_IF_CUDA_ERROR(kernels::CodeTopK(select, stream.get()));
-    return absl::OkStatus();
+    return select;
   }
 
   // What a layer's queries are multiplied with. directions: the rotations of every KV head in bf16;

@@ -73,6 +73,8 @@ struct CudaSelection {
   int64_t total_rows = -1;
 };
 
+struct CudaChoices;
+
 // Attention to selected rows: out [q_heads, head_dim], lse [q_heads] f32.
 struct CudaAttendSelected {
   float* out = nullptr;
@@ -108,6 +110,12 @@ class CudaRowSelector {
   virtual absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t phase,
                                        const CudaAttendSelected& attend,
                                        const cuda::Stream& stream) const;
+
+  // Adds what Select enqueues, or SelectAndAttend where `attend` is not null, to be launched with what other
+  // sequences choose. False: it adds nothing, and is to be called.
+  virtual bool AddChoice(Layer, const uint16_t*, const CudaAttendSelected*, CudaChoices&) const {
+    return false;
+  }
 
   // Its memory is freed with it.
   void Keep(cuda::DeviceArena arena) { arena_ = std::move(arena); }

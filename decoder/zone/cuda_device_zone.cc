@@ -7,8 +7,7 @@
 #include "common/status.h"
 #include "decoder/client/context_rows.h"
 #include "decoder/select/cuda_methods.h"
-#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
-#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "decoder/zone/cuda_zone_work.h"
 
 namespace carrel::decoder {
 namespace {
@@ -123,23 +122,64 @@ absl::Status CudaDeviceZone::Attend(Layer layer, const CudaQueries& queries, int
   return absl::OkStatus();
 }
 
+kernels::WindowAttentionCudaParams CudaDeviceZone::ToAll(Layer layer, const uint16_t* q,
+                                                         const CudaPartial& to) const {
+  const AttentionShape& heads = shape_.heads;
+  kernels::WindowAttentionCudaParams params;
+  params.q = q;
+  params.kv = kv(layer);
+  params.kv_heads = heads.kv_heads;
+  params.group = heads.group();
+  params.head_dim = heads.head_dim;
+  params.rows = shape_.zone.rows();
+  params.scale = scale_;
+  params.out = to.out;
+  params.lse = to.lse;
+  params.splits = splits_;
+  params.workspace = memory_.workspace;
+  return params;
+}
+
+kernels::SparseAttentionCudaParams CudaDeviceZone::ToChosen(Layer layer, const uint16_t* q,
+                                                            const CudaPartial& to) const {
+  const AttentionShape& heads = shape_.heads;
+  const CudaSelection selection = selector_->selection(layer);
+  kernels::SparseAttentionCudaParams params;
+  params.q = q;
+  params.kv = kv(layer);
+  params.ids = selection.ids;
+  params.kv_heads = heads.kv_heads;
+  params.group = heads.group();
+  params.head_dim = heads.head_dim;
+  params.ids_stride = selection.stride;
+  params.rows = selection.rows;
+  params.row_count = selection.row_count;
+  params.scale = scale_;
+  params.out = to.out;
+  params.lse = to.lse;
+  params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, heads.kv_heads));
+  params.workspace = memory_.workspace;
+  return params;
+}
+
+bool CudaDeviceZone::AddWork(Layer layer, const uint16_t* q, const CudaPartial& to,
+                             CudaZoneWork& work) const {
+  if (shape_.dense(layer)) {
+    work.to_all.push_back(ToAll(layer, q, to));
+    return true;
+  }
+  if (!memory_.summaries.empty()) return false;
+  const CudaAttendSelected attend{to.out, to.lse};
+  const bool attends = selector_->attends(layer);
+  if (!selector_->AddChoice(layer, q, attends ? &attend : nullptr, work.choices)) return false;
+  if (!attends) work.to_chosen.push_back(ToChosen(layer, q, to));
+  return true;
+}
+
 absl::Status CudaDeviceZone::AttendToken(Layer layer, const uint16_t* q, int64_t phase, float* out,
                                          float* lse, const cuda::Stream& stream) const {
-  const AttentionShape& heads = shape_.heads;
   if (shape_.dense(layer)) {
-    kernels::WindowAttentionCudaParams params;
-    params.q = q;
-    params.kv = kv(layer);
-    params.kv_heads = heads.kv_heads;
-    params.group = heads.group();
-    params.head_dim = heads.head_dim;
-    params.rows = shape_.zone.rows();
-    params.scale = scale_;
-    params.out = out;
-    params.lse = lse;
-    params.splits = splits_;
-    params.workspace = memory_.workspace;
-    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(ToAll(layer, q, {out, lse}), stream.get()));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(AttendChosen(layer, q, phase, out, lse, stream));
@@ -153,25 +193,8 @@ absl::Status CudaDeviceZone::AttendChosen(Layer layer, const uint16_t* q, int64_
   if (selector_->attends(layer)) {
     return selector_->SelectAndAttend(layer, q, phase, {out, lse}, stream);
   }
-  const AttentionShape& heads = shape_.heads;
   RETURN_IF_ERROR(selector_->Select(layer, q, phase, stream));
-  const CudaSelection selection = selector_->selection(layer);
-  kernels::SparseAttentionCudaParams params;
-  params.q = q;
-  params.kv = kv(layer);
-  params.ids = selection.ids;
-  params.kv_heads = heads.kv_heads;
-  params.group = heads.group();
-  params.head_dim = heads.head_dim;
-  params.ids_stride = selection.stride;
-  params.rows = selection.rows;
-  params.row_count = selection.row_count;
-  params.scale = scale_;
-  params.out = out;
-  params.lse = lse;
-  params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, heads.kv_heads));
-  params.workspace = memory_.workspace;
-  RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
+  RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(ToChosen(layer, q, {out, lse}), stream.get()));
   return absl::OkStatus();
 }
 

@@ -26,6 +26,8 @@
 #include "decoder/zone/cuda_summaries.h"
 #include "decoder/zone/cuda_zone_attention.h"
 #include "decoder/zone/opened_context.h"
+#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
 #include "model/device.h"
 
 namespace carrel::decoder {
@@ -48,6 +50,8 @@ class CudaDeviceZone final : public CudaZoneAttention {
   }
   absl::Status Attend(Layer layer, const CudaQueries& queries, int64_t phase, const CudaPartial& to,
                       const cuda::Stream& stream) override;
+  bool AddWork(Layer layer, const uint16_t* q, const CudaPartial& to,
+               CudaZoneWork& work) const override;
 
  private:
   // Of all sequences over the content.
@@ -79,6 +83,12 @@ class CudaDeviceZone final : public CudaZoneAttention {
                            const cuda::Stream& stream) const;
   absl::Status AttendChosen(Layer layer, const uint16_t* q, int64_t phase, float* out, float* lse,
                             const cuda::Stream& stream) const;
+
+  // Attention to the whole zone, and to what was selected.
+  kernels::WindowAttentionCudaParams ToAll(Layer layer, const uint16_t* q,
+                                           const CudaPartial& to) const;
+  kernels::SparseAttentionCudaParams ToChosen(Layer layer, const uint16_t* q,
+                                              const CudaPartial& to) const;
 
   const SelectorConfig method_;
   const OpenedContext context_;

@@ -9,8 +9,7 @@
 #include "common/status.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/host_rows.h"
-#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
-#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "decoder/zone/cuda_zone_work.h"
 
 namespace carrel::decoder {
 namespace {
@@ -336,9 +335,8 @@ absl::Status CudaHostZone::Predict(Layer layer, const CudaQueries& queries,
   return rows_ready_[l].Record(ahead_stream_);
 }
 
-// To all rows that there is room for in kv.
-absl::Status CudaHostZone::AttendTogether(const uint16_t* q, const kernels::KvView& kv, float* out,
-                                          float* lse, const cuda::Stream& stream) const {
+kernels::WindowAttentionCudaParams CudaHostZone::ToAll(const uint16_t* q, const kernels::KvView& kv,
+                                                       const CudaPartial& to) const {
   kernels::WindowAttentionCudaParams params;
   params.q = q;
   params.kv = kv;
@@ -347,17 +345,41 @@ absl::Status CudaHostZone::AttendTogether(const uint16_t* q, const kernels::KvVi
   params.head_dim = shape_.head_dim;
   params.rows = kv.row_stride;
   params.scale = scale_;
-  params.out = out;
-  params.lse = lse;
+  params.out = to.out;
+  params.lse = to.lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(params.rows, shape_.kv_heads));
   params.workspace = memory_.attention_workspace;
-  RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream.get()));
-  return absl::OkStatus();
+  return params;
 }
 
-absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& selection,
-                                          const uint16_t* q, float* out, float* lse,
-                                          const cuda::Stream& stream) const {
+kernels::SparseAttentionCudaParams CudaHostZone::ToChosen(Layer layer,
+                                                          const CudaSelection& selection,
+                                                          const uint16_t* q,
+                                                          const CudaPartial& to) const {
+  kernels::SparseAttentionCudaParams params;
+  params.q = q;
+  params.kv = RowsOf(layer);
+  params.ids = selection.ids;
+  params.ids_stride = selection.stride;
+  if (plan_.has_bank(Index(layer))) {
+    params.ids = memory_.slots;
+    params.ids_stride = selection.rows;
+  }
+  params.kv_heads = shape_.kv_heads;
+  params.group = shape_.group();
+  params.head_dim = shape_.head_dim;
+  params.rows = selection.rows;
+  params.row_count = selection.row_count;
+  params.scale = scale_;
+  params.out = to.out;
+  params.lse = to.lse;
+  params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, shape_.kv_heads));
+  params.workspace = memory_.attention_workspace;
+  return params;
+}
+
+kernels::GatherPackedRowsParams CudaHostZone::GatherOf(Layer layer,
+                                                       const CudaSelection& selection) const {
   // Methods that read no keys choose as many rows in every head.
   CARREL_CHECK(selection.row_count == nullptr);
   kernels::GatherPackedRowsParams gather;
@@ -368,8 +390,7 @@ absl::Status CudaHostZone::AttendGathered(Layer layer, const CudaSelection& sele
   gather.ids_stride = selection.stride;
   gather.count = selection.rows;
   gather.to = Gathered(selection.rows);
-  RETURN_IF_CUDA_ERROR(kernels::GatherPackedRowsCuda(gather, stream.get()));
-  return AttendTogether(q, gather.to, out, lse, stream);
+  return gather;
 }
 
 absl::Status CudaHostZone::Attend(Layer layer, const CudaQueries& queries, int64_t phase,
@@ -378,54 +399,63 @@ absl::Status CudaHostZone::Attend(Layer layer, const CudaQueries& queries, int64
   const int64_t heads = shape_.q_heads, width = heads * shape_.head_dim;
   for (int64_t i = 0; i < queries.n; ++i) {
     RETURN_IF_ERROR(AttendToken(layer, queries.rounded + i * width, phase, after_fetch,
-                                to.out + i * width, to.lse + i * heads, stream));
+                                {to.out + i * width, to.lse + i * heads}, stream));
   }
   return absl::OkStatus();
 }
 
+bool CudaHostZone::AddWork(Layer layer, const uint16_t* q, const CudaPartial& to,
+                           CudaZoneWork& work) const {
+  const size_t l = Index(layer);
+  if (!plan_.chooses(l)) {
+    work.to_all.push_back(ToAll(q, RowsOf(layer), to));
+    return true;
+  }
+  if (fetches_ahead(layer) || !memory_.summaries.empty()) return false;
+  if (!selector_->AddChoice(layer, q, nullptr, work.choices)) return false;
+  const CudaSelection selection = selector_->selection(layer);
+  if (gathers(layer)) {
+    work.gathers.push_back(GatherOf(layer, selection));
+    work.to_all.push_back(ToAll(q, work.gathers.back().to, to));
+    return true;
+  }
+  if (plan_.has_bank(l)) {
+    work.banks.push_back(UseOf(layer, selection, kernels::RowBankPurpose::kNow));
+  }
+  work.to_chosen.push_back(ToChosen(layer, selection, q, to));
+  return true;
+}
+
 absl::Status CudaHostZone::AttendToken(Layer layer, const uint16_t* q, int64_t phase,
-                                       bool after_fetch, float* out, float* lse,
+                                       bool after_fetch, const CudaPartial& to,
                                        const cuda::Stream& stream) const {
   const size_t l = Index(layer);
   if (!plan_.chooses(l)) {
-    return AttendTogether(q, RowsOf(layer), out, lse, stream);
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(ToAll(q, RowsOf(layer), to), stream.get()));
+    return absl::OkStatus();
   }
   RETURN_IF_ERROR(selector_->Select(layer, q, phase, stream));
   if (after_fetch) RETURN_IF_ERROR(stream.WaitFor(rows_ready_[l]));
   const CudaSelection selection = selector_->selection(layer);
-  if (plan_.slots[l] == 0 && rows().is_packed(layer)) {
-    RETURN_IF_ERROR(AttendGathered(layer, selection, q, out, lse, stream));
-    return EstimateRest(layer, q, selection, {.kv = Gathered(selection.rows), .gathered = true},
-                        out, lse, stream);
+  if (gathers(layer)) {
+    const kernels::GatherPackedRowsParams gather = GatherOf(layer, selection);
+    RETURN_IF_CUDA_ERROR(kernels::GatherPackedRowsCuda(gather, stream.get()));
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(ToAll(q, gather.to, to), stream.get()));
+    return EstimateRest(layer, q, selection, {.kv = gather.to, .gathered = true}, to.out, to.lse,
+                        stream);
   }
-  kernels::SparseAttentionCudaParams params;
-  params.q = q;
-  params.kv = RowsOf(layer);
-  params.ids = selection.ids;
-  params.ids_stride = selection.stride;
   if (plan_.has_bank(l)) {
     RETURN_IF_CUDA_ERROR(
         kernels::UseRowBank(UseOf(layer, selection,
                                   after_fetch ? kernels::RowBankPurpose::kNowAfterAhead
                                               : kernels::RowBankPurpose::kNow),
                             stream.get()));
-    params.ids = memory_.slots;
-    params.ids_stride = selection.rows;
   }
-  params.kv_heads = shape_.kv_heads;
-  params.group = shape_.group();
-  params.head_dim = shape_.head_dim;
-  params.rows = selection.rows;
-  params.row_count = selection.row_count;
-  params.scale = scale_;
-  params.out = out;
-  params.lse = lse;
-  params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, shape_.kv_heads));
-  params.workspace = memory_.attention_workspace;
+  const kernels::SparseAttentionCudaParams params = ToChosen(layer, selection, q, to);
   RETURN_IF_CUDA_ERROR(kernels::SparseAttentionCuda(params, stream.get()));
   return EstimateRest(layer, q, selection,
                       {.kv = params.kv, .places = params.ids, .places_stride = params.ids_stride},
-                      out, lse, stream);
+                      to.out, to.lse, stream);
 }
 
 absl::Status CudaHostZone::EstimateRest(Layer layer, const uint16_t* q,

@@ -31,7 +31,10 @@
 #include "decoder/zone/cuda_zone_attention.h"
 #include "decoder/zone/cuda_zone_rows.h"
 #include "decoder/zone/opened_context.h"
+#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
 #include "kernels/kv_view.h"
+#include "kernels/rows/packed_rows/packed_rows_cuda.h"
 #include "kernels/rows/row_bank/row_bank_cuda.h"
 #include "model/device.h"
 
@@ -63,6 +66,8 @@ class CudaHostZone final : public CudaZoneAttention {
   absl::Status Predict(Layer next, const CudaQueries& queries, const cuda::Stream& stream) override;
   absl::Status Attend(Layer layer, const CudaQueries& queries, int64_t phase, const CudaPartial& to,
                       const cuda::Stream& stream) override;
+  bool AddWork(Layer layer, const uint16_t* q, const CudaPartial& to,
+               CudaZoneWork& work) const override;
   // Enqueues a copy of the counters, which AddTo reads once it is done.
   absl::Status CopyCounters(const cuda::Stream& stream) override;
 
@@ -124,11 +129,17 @@ class CudaHostZone final : public CudaZoneAttention {
   absl::Status FillDevice(const cuda::Stream& stream);
   // One token. after_fetch: Predict was called for this layer and token.
   absl::Status AttendToken(Layer layer, const uint16_t* q, int64_t phase, bool after_fetch,
-                           float* out, float* lse, const cuda::Stream& stream) const;
-  absl::Status AttendTogether(const uint16_t* q, const kernels::KvView& kv, float* out, float* lse,
-                              const cuda::Stream& stream) const;
-  absl::Status AttendGathered(Layer layer, const CudaSelection& selection, const uint16_t* q,
-                              float* out, float* lse, const cuda::Stream& stream) const;
+                           const CudaPartial& to, const cuda::Stream& stream) const;
+  // Attention to all rows that there is room for in kv; to what was selected, where it lies; and, of
+  // a packed layer without a bank, what brings that to where rows lie together.
+  kernels::WindowAttentionCudaParams ToAll(const uint16_t* q, const kernels::KvView& kv,
+                                           const CudaPartial& to) const;
+  kernels::SparseAttentionCudaParams ToChosen(Layer layer, const CudaSelection& selection,
+                                              const uint16_t* q, const CudaPartial& to) const;
+  kernels::GatherPackedRowsParams GatherOf(Layer layer, const CudaSelection& selection) const;
+  bool gathers(Layer layer) const {
+    return plan_.slots[Index(layer)] == 0 && rows().is_packed(layer);
+  }
   // Joins what was not selected, where there are summaries.
   absl::Status EstimateRest(Layer layer, const uint16_t* q, const CudaSelection& selection,
                             const CudaSummaries::SelectedRows& rows, float* out, float* lse,

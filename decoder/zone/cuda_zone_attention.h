@@ -20,6 +20,8 @@
 
 namespace carrel::decoder {
 
+struct CudaZoneWork;
+
 struct CudaQueries {
   const float* exact = nullptr;
   const uint16_t* rounded = nullptr;
@@ -72,6 +74,11 @@ class CudaZoneAttention {
   virtual absl::Status Attend(Layer, const CudaQueries&, int64_t, const CudaPartial&,
                               const cuda::Stream&) {
     return absl::OkStatus();
+  }
+  // Adds what Attend of one token enqueues, to be launched with other sequences'. False: adds nothing, and
+  // Attend is to be called.
+  virtual bool AddWork(Layer, const uint16_t*, const CudaPartial&, CudaZoneWork&) const {
+    return false;
   }
   // At the end of every block of tokens.
   virtual absl::Status CopyCounters(const cuda::Stream&) { return absl::OkStatus(); }

@@ -44,6 +44,7 @@ struct Flags {
   std::string tokenizer;
   Shape shape;  // of Llama-3.1-8B unless a flag says otherwise
   double alike = 0;
+  double added = 1;
   uint64_t seed = 1;
 };
 
@@ -51,6 +52,7 @@ struct Tensor {
   std::string name;
   std::vector<int64_t> shape;
   bool ones = false;  // weights of a norm
+  bool adds = false;  // to the hidden state
   int64_t begin = 0;  // bytes from the start of the data
   int64_t elements() const {
     int64_t product = 1;
@@ -68,11 +70,11 @@ std::vector<Tensor> Tensors(const Shape& s) {
     tensors.push_back({prefix + "self_attn.q_proj.weight", {q, s.hidden}});
     tensors.push_back({prefix + "self_attn.k_proj.weight", {kv, s.hidden}});
     tensors.push_back({prefix + "self_attn.v_proj.weight", {kv, s.hidden}});
-    tensors.push_back({prefix + "self_attn.o_proj.weight", {s.hidden, q}});
+    tensors.push_back({prefix + "self_attn.o_proj.weight", {s.hidden, q}, false, true});
     tensors.push_back({prefix + "post_attention_layernorm.weight", {s.hidden}, true});
     tensors.push_back({prefix + "mlp.gate_proj.weight", {s.ffn, s.hidden}});
     tensors.push_back({prefix + "mlp.up_proj.weight", {s.ffn, s.hidden}});
-    tensors.push_back({prefix + "mlp.down_proj.weight", {s.hidden, s.ffn}});
+    tensors.push_back({prefix + "mlp.down_proj.weight", {s.hidden, s.ffn}, false, true});
   }
   tensors.push_back({"model.norm.weight", {s.hidden}, true});
   if (!s.tied) tensors.push_back({"lm_head.weight", {s.vocab, s.hidden}});
@@ -115,13 +117,14 @@ uint64_t Mix(uint64_t x) {
 
 constexpr int64_t kBlockElements = int64_t{1} << 20;
 
-// Uniform with the standard deviation that checkpoints begin training with.
-void Fill(uint16_t* to, int64_t elements, uint64_t seed) {
-  constexpr float kStep = 0.02f * 1.7320508f / 32768.0f;
+// Uniform with the standard deviation that checkpoints begin training with, times scale.
+void Fill(uint16_t* to, int64_t elements, uint64_t seed, float scale) {
+  constexpr float kUnit = 0.02f * 1.7320508f / 32768.0f;
+  const float step = kUnit * scale;
   for (int64_t i = 0; i < elements; i += 4) {
     const uint64_t bits = Mix(seed + static_cast<uint64_t>(i));
     for (int64_t j = 0; j < 4 && i + j < elements; ++j) {
-      to[i + j] = FloatToBf16(kStep * static_cast<float>(static_cast<int16_t>(bits >> (16 * j))));
+      to[i + j] = FloatToBf16(step * static_cast<float>(static_cast<int16_t>(bits >> (16 * j))));
     }
   }
 }
@@ -175,7 +178,8 @@ absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& te
     pool->ParallelFor((elements + kBlockElements - 1) / kBlockElements, [&](int64_t block) {
       const int64_t begin = block * kBlockElements;
       Fill(to + begin, std::min(kBlockElements, elements - begin),
-           Mix(Mix(flags.seed) + i) + static_cast<uint64_t>(begin));
+           Mix(Mix(flags.seed) + i) + static_cast<uint64_t>(begin),
+           tensors[i].adds ? static_cast<float>(flags.added) : 1.0f);
     });
   }
   if (flags.alike > 0) {
@@ -190,6 +194,9 @@ absl::Status Validate(const Flags& flags) {
   const Shape& s = flags.shape;
   if (!(flags.alike >= 0 && flags.alike <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat("alike=", flags.alike, " is outside [0, 1]"));
+  }
+  if (!(flags.added >= 0 && flags.added <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("added=", flags.added, " is outside [0, 1]"));
   }
   for (const int64_t n :
        {s.layers, s.hidden, s.ffn, s.heads, s.kv_heads, s.head_dim, s.vocab, s.max_positions}) {
@@ -245,6 +252,10 @@ int main(int argc, char** argv) {
   app.add_option("--alike", flags.alike,
                  "cosine of two tokens' embeddings: with it, that of their queries grows, and with "
                  "these the rows that one token attends to after another")
+      ->capture_default_str();
+  app.add_option("--added", flags.added,
+                 "scale of what attention and MLP add to the hidden state: with less, tokens stay "
+                 "as alike through the layers as their embeddings are")
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = carrel::Run(flags);

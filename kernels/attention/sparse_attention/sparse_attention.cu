@@ -2,24 +2,26 @@
 #include "kernels/decode_attention-inl.cuh"
 
 namespace carrel::kernels {
+namespace {
 
-cudaError_t SparseAttentionCuda(const SparseAttentionCudaParams& p, cudaStream_t stream) {
-  if (p.rows > p.ids_stride || p.ids_stride > INT32_MAX - 2 * kDecodeWarps * kDecodeTile) {
-    return cudaErrorInvalidValue;
-  }
-  DecodeArgs a = {};
-  a.q = p.q;
-  a.kv = p.kv;
+bool Served(const SparseAttentionCudaParams& p) {
+  return DecodeServed(p) && p.rows <= p.ids_stride &&
+         p.ids_stride <= INT32_MAX - 2 * kDecodeWarps * kDecodeTile;
+}
+
+DecodeArgs ArgsOf(const SparseAttentionCudaParams& p) {
+  DecodeArgs a = DecodeArgsOf(p);
   a.ids = p.ids;
-  a.row_count = p.row_count;
   a.ids_stride = p.ids_stride;
   a.row_count_stride = 1;
-  a.rows = static_cast<int>(p.rows);
-  a.group = static_cast<int>(p.group);
-  a.scale = p.scale;
-  a.out = p.out;
-  a.lse = p.lse;
-  return LaunchDecodeAttention<true>(a, p.kv_heads, p.head_dim, p.splits, p.workspace, stream);
+  return a;
+}
+
+}  // namespace
+
+cudaError_t SparseAttentionCuda(std::span<const SparseAttentionCudaParams> all,
+                                cudaStream_t stream) {
+  return DecodeAttention<true>(all, Served, ArgsOf, stream);
 }
 
 }  // namespace carrel::kernels

@@ -1,3 +1,4 @@
+#include <memory>
 #include <numeric>
 
 #include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
@@ -120,6 +121,51 @@ TEST_F(SparseAttentionGpuTest, RowsInPinnedHostMemory_SameBitsAsOnDevice) {
   ExpectNear(pinned, c.Expected(rows));
   CARREL_EXPECT_CUDA(cudaFreeHost(k));
   CARREL_EXPECT_CUDA(cudaFreeHost(v));
+}
+
+TEST_F(SparseAttentionGpuTest, SequencesTogether_EachHasTheBitsItHasAlone) {
+  std::vector<std::unique_ptr<DecodeCase>> cases;
+  std::vector<std::unique_ptr<DeviceDecodeCase>> devices;
+  std::vector<std::unique_ptr<DeviceInput<int32_t>>> ids;
+  std::vector<std::unique_ptr<DeviceWorkspace>> workspaces;
+  std::vector<AttentionResult> alone;
+  std::vector<SparseAttentionCudaParams> all;
+  for (int64_t i = 0; i < 40; ++i) {
+    const int64_t rows = 1 + Below(900), chosen = 1 + Below(rows), splits = 1 + Below(7);
+    cases.push_back(std::make_unique<DecodeCase>(
+        rng_, DecodeShape{.kv_heads = 2, .group = 4, .head_dim = 128, .row_stride = rows}));
+    devices.push_back(std::make_unique<DeviceDecodeCase>(*cases.back()));
+    std::vector<int32_t> of_heads;
+    for (int head = 0; head < 2; ++head) {
+      const std::vector<int32_t> of_head = Choose(rows, chosen);
+      of_heads.insert(of_heads.end(), of_head.begin(), of_head.end());
+    }
+    ids.push_back(std::make_unique<DeviceInput<int32_t>>(of_heads));
+    workspaces.push_back(
+        std::make_unique<DeviceWorkspace>(DecodeWorkspaceBytes(2, 4, 128, splits)));
+    all.push_back({.q = devices.back()->q.data(),
+                   .kv = devices.back()->kv(),
+                   .ids = ids.back()->data(),
+                   .kv_heads = 2,
+                   .group = 4,
+                   .head_dim = 128,
+                   .ids_stride = chosen,
+                   .rows = chosen,
+                   .scale = cases.back()->scale,
+                   .out = devices.back()->out.data(),
+                   .lse = devices.back()->lse.data(),
+                   .splits = splits,
+                   .workspace = workspaces.back()->data()});
+    CARREL_ASSERT_CUDA(SparseAttentionCuda(all.back(), nullptr));
+    alone.push_back(devices.back()->Get());
+    devices.back()->Poison();
+  }
+  CARREL_ASSERT_CUDA(SparseAttentionCuda(all, nullptr));
+  for (size_t i = 0; i < alone.size(); ++i) {
+    const AttentionResult together = devices[i]->Get();
+    EXPECT_TRUE(SameBits(together.out, alone[i].out)) << i;
+    EXPECT_TRUE(SameBits(together.lse, alone[i].lse)) << i;
+  }
 }
 
 TEST_F(SparseAttentionGpuTest, Largest_4096Of500kRows_MatchReference) {

@@ -22,20 +22,13 @@ size_t DecodeWorkspaceBytes(int64_t kv_heads, int64_t group, int64_t head_dim, i
          static_cast<size_t>(kv_heads * splits * group) * (head_dim + 2) * sizeof(float);
 }
 
-cudaError_t WindowAttentionCuda(const WindowAttentionCudaParams& p, cudaStream_t stream) {
-  if (p.rows > p.kv.row_stride || p.kv.row_stride > INT32_MAX - 2 * kDecodeWarps * kDecodeTile) {
-    return cudaErrorInvalidValue;
-  }
-  DecodeArgs a = {};
-  a.q = p.q;
-  a.kv = p.kv;
-  a.row_count = p.row_count;
-  a.rows = static_cast<int>(p.rows);
-  a.group = static_cast<int>(p.group);
-  a.scale = p.scale;
-  a.out = p.out;
-  a.lse = p.lse;
-  return LaunchDecodeAttention<false>(a, p.kv_heads, p.head_dim, p.splits, p.workspace, stream);
+cudaError_t WindowAttentionCuda(std::span<const WindowAttentionCudaParams> all,
+                                cudaStream_t stream) {
+  const auto served = [](const WindowAttentionCudaParams& p) {
+    return DecodeServed(p) && p.rows <= p.kv.row_stride &&
+           p.kv.row_stride <= INT32_MAX - 2 * kDecodeWarps * kDecodeTile;
+  };
+  return DecodeAttention<false>(all, served, DecodeArgsOf<WindowAttentionCudaParams>, stream);
 }
 
 }  // namespace carrel::kernels

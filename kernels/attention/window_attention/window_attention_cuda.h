@@ -12,8 +12,11 @@
 // Edge:   no rows => out = 0, lse = -inf, never NaN.
 // Errors: InvalidValue for a shape that is not served; nothing is enqueued then.
 // Threads: reentrant, each call with a workspace of its own.
-// Cost:   reads the rows once; one launch, which may be captured in a graph.
+// Cost:   reads the rows once; one launch for sequences of one shape, at most kMostTogether, which may be captured
+//         in a graph.
 #pragma once
+
+#include <span>
 
 #include "kernels/decode_attention.h"
 #include "kernels/kv_view.h"
@@ -37,6 +40,12 @@ struct WindowAttentionCudaParams {
   void* workspace = nullptr;  // DecodeWorkspaceBytes
 };
 
-cudaError_t WindowAttentionCuda(const WindowAttentionCudaParams& params, cudaStream_t stream);
+// Of one token each of several sequences: each gets the bits that it gets alone.
+cudaError_t WindowAttentionCuda(std::span<const WindowAttentionCudaParams> all,
+                                cudaStream_t stream);
+inline cudaError_t WindowAttentionCuda(const WindowAttentionCudaParams& params,
+                                       cudaStream_t stream) {
+  return WindowAttentionCuda({&params, 1}, stream);
+}
 
 }  // namespace carrel::kernels

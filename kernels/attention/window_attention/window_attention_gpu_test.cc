@@ -1,3 +1,5 @@
+#include <memory>
+
 #include "kernels/attention/window_attention/window_attention_cuda.h"
 #include "kernels/decode_case.h"
 
@@ -139,6 +141,33 @@ TEST_F(WindowAttentionGpuTest, CapturedOnce_WindowGrows_EachReplayMatchesReferen
   CARREL_EXPECT_CUDA(cudaGraphExecDestroy(exec));
   CARREL_EXPECT_CUDA(cudaGraphDestroy(graph));
   CARREL_EXPECT_CUDA(cudaStreamDestroy(stream));
+}
+
+// More sequences than a launch has room for, some of another shape, each with rows and parts of its own.
+TEST_F(WindowAttentionGpuTest, SequencesTogether_EachHasTheBitsItHasAlone) {
+  for (const int64_t sequences : {2, 33, 70}) {
+    std::vector<std::unique_ptr<DecodeCase>> cases;
+    std::vector<std::unique_ptr<Runner>> runners;
+    std::vector<AttentionResult> alone;
+    std::vector<WindowAttentionCudaParams> all;
+    for (int64_t i = 0; i < sequences; ++i) {
+      const DecodeShape shape{.kv_heads = i % 9 == 8 ? 3 : 2,
+                              .group = 4,
+                              .head_dim = i % 12 == 11 ? 64 : 128,
+                              .row_stride = 1 + Below(600)};
+      cases.push_back(std::make_unique<DecodeCase>(rng_, shape));
+      runners.push_back(std::make_unique<Runner>(*cases.back(), 1 + Below(9)));
+      alone.push_back(runners.back()->Run(Below(shape.row_stride + 1)));
+      runners.back()->device.Poison();
+      all.push_back(runners.back()->params);
+    }
+    CARREL_ASSERT_CUDA(WindowAttentionCuda(all, nullptr));
+    for (size_t i = 0; i < alone.size(); ++i) {
+      const AttentionResult together = runners[i]->device.Get();
+      EXPECT_TRUE(SameBits(together.out, alone[i].out)) << i << " of " << sequences;
+      EXPECT_TRUE(SameBits(together.lse, alone[i].lse)) << i << " of " << sequences;
+    }
+  }
 }
 
 TEST_F(WindowAttentionGpuTest, Largest_1MRows_MatchesReference) {

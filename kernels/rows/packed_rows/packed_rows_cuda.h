@@ -6,8 +6,10 @@
 //         [kv_heads, to.row_stride, head_dim] bf16, device memory. head_dim 64 or 128.
 // Edge:   count == 0: nothing is enqueued. Rows may repeat.
 // Errors: InvalidValue for a shape that is not served.   Threads: reentrant; only enqueues.
-// Cost:   one launch, which may be captured in a graph; 12 bits of each element at the bus's speed.
+// Cost:   one launch for up to kMostTogether of one shape, which may be captured in a graph; 12 bits of each element at the bus's speed.
 #pragma once
+
+#include <span>
 
 #include "common/cuda/runtime.h"
 #include "kernels/kv_view.h"
@@ -32,6 +34,10 @@ struct GatherPackedRowsParams {
   KvRows to;
 };
 
-cudaError_t GatherPackedRowsCuda(const GatherPackedRowsParams& params, cudaStream_t stream);
+// For several sequences.
+cudaError_t GatherPackedRowsCuda(std::span<const GatherPackedRowsParams> all, cudaStream_t stream);
+inline cudaError_t GatherPackedRowsCuda(const GatherPackedRowsParams& params, cudaStream_t stream) {
+  return GatherPackedRowsCuda({&params, 1}, stream);
+}
 
 }  // namespace carrel::kernels

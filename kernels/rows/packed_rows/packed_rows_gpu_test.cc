@@ -1,3 +1,5 @@
+#include <memory>
+
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
 #include "kernels/rows/packed_rows/packed_rows_gpu_test_data.h"
 #include "kernels/rows/packed_rows/packed_rows_test_data.h"
@@ -69,6 +71,51 @@ TEST_F(PackedRowsGpuTest, ManyRows_SameBits) {
   const int64_t heads = 8, rows = 20'000, d = 128;
   GatherAndCompare(RandomBf16(rng_, heads * rows * d), RandomBf16(rng_, heads * rows * d), heads,
                    rows, d, 4096);
+}
+
+TEST_F(PackedRowsGpuTest, SequencesTogether_EachHasItsRows) {
+  const int64_t heads = 2, d = 128;
+  struct One {
+    std::vector<uint16_t> k, v;
+    std::vector<int32_t> ids;
+    int64_t rows, count;
+    std::unique_ptr<PackedInput> packed;
+    std::unique_ptr<DeviceInput<int32_t>> device_ids;
+    std::unique_ptr<DeviceOutput<uint16_t>> to_k, to_v;
+  };
+  std::vector<One> ones(35);
+  std::vector<GatherPackedRowsParams> all;
+  for (One& one : ones) {
+    one.rows = 1 + Below(2000);
+    one.count = Below(700);
+    one.k = NormalRows(rng_, heads * one.rows, d);
+    one.v = NormalRows(rng_, heads * one.rows, d);
+    for (int64_t i = 0; i < heads * one.count; ++i) {
+      one.ids.push_back(static_cast<int32_t>(Below(one.rows)));
+    }
+    one.packed = std::make_unique<PackedInput>(one.k.data(), one.v.data(), heads, one.rows, d);
+    one.device_ids = std::make_unique<DeviceInput<int32_t>>(one.ids);
+    one.to_k = std::make_unique<DeviceOutput<uint16_t>>(heads * one.count * d);
+    one.to_v = std::make_unique<DeviceOutput<uint16_t>>(heads * one.count * d);
+    all.push_back({.packed = one.packed->get(),
+                   .ids = one.device_ids->data(),
+                   .kv_heads = heads,
+                   .head_dim = d,
+                   .ids_stride = one.count,
+                   .count = one.count,
+                   .to = {one.to_k->data(), one.to_v->data(), one.count}});
+  }
+  CARREL_ASSERT_CUDA(GatherPackedRowsCuda(all, nullptr));
+  for (const One& one : ones) {
+    const std::vector<uint16_t> got_k = one.to_k->Get(), got_v = one.to_v->Get();
+    for (int64_t i = 0; i < heads * one.count; ++i) {
+      const int64_t from = (i / one.count * one.rows + one.ids[static_cast<size_t>(i)]) * d;
+      ASSERT_TRUE(
+          std::equal(got_k.begin() + i * d, got_k.begin() + (i + 1) * d, one.k.begin() + from));
+      ASSERT_TRUE(
+          std::equal(got_v.begin() + i * d, got_v.begin() + (i + 1) * d, one.v.begin() + from));
+    }
+  }
 }
 
 TEST_F(PackedRowsGpuTest, UnservedShapes_AreRefused) {

@@ -1,9 +1,12 @@
 // A block per KV head looks its rows up together, then walks once over the slots from the least
 // recently used on: what this use did not find moves up, and the first of it makes room. Both
 // orders come from prefix sums, so nothing depends on which thread is faster.
+#include <vector>
+
 #include "kernels/gather_pinned-inl.cuh"
 #include "kernels/rows/row_bank/row_bank_cuda.h"
 #include "kernels/select-inl.cuh"
+#include "kernels/together-inl.cuh"
 
 namespace carrel::kernels {
 namespace {
@@ -159,9 +162,11 @@ __device__ void Ranks(const bool (&flag)[kItems], unsigned* warp_total, unsigned
 }
 static_assert(kWarps == 32);
 
-// Grid: (kv_heads).
+// Grid: (kv_heads, 1, sequences).
 template <class Map>
-__global__ void __launch_bounds__(kThreads, 1) LookUpKernel(const Args a) {
+__global__ void __launch_bounds__(kThreads, 1)
+    LookUpKernel(const __grid_constant__ Together<Args> all) {
+  const Args& a = all.own();
   extern __shared__ uint32_t used[];  // a bit per slot
   __shared__ unsigned warp_total[2][kWarps];
   __shared__ unsigned foreseen;
@@ -316,6 +321,94 @@ size_t CountersBytes(int64_t kv_heads) {
   return (static_cast<size_t>(kv_heads) * sizeof(int32_t) + 255) / 256 * 256;
 }
 
+bool Served(const RowBankParams& p) {
+  return Served(p.shape) && p.count >= 0 && p.count <= p.shape.slots && p.ids_stride >= p.count &&
+         p.state != nullptr && (p.count == 0 || p.workspace != nullptr);
+}
+
+GatherShape GatherShapeOf(const RowBankParams& p) {
+  return {p.shape.kv_heads, p.shape.head_dim, p.packed.rows != nullptr};
+}
+
+bool Alike(const RowBankParams& a, const RowBankParams& b) {
+  return GatherShapeOf(a) == GatherShapeOf(b) && a.shape.map == b.shape.map &&
+         a.purpose == b.purpose;
+}
+
+Args ArgsOf(const RowBankParams& p) {
+  const RowBankLayout layout(p.shape);
+  auto* bytes = static_cast<uint8_t*>(p.state);
+  Args a;
+  a.p = p;
+  a.order = reinterpret_cast<int32_t*>(bytes + layout.order);
+  a.held = reinterpret_cast<int32_t*>(bytes + layout.held);
+  a.ahead = reinterpret_cast<uint32_t*>(bytes + layout.ahead);
+  a.entries = reinterpret_cast<int32_t*>(bytes + layout.entries);
+  a.map = bytes + layout.map;
+  a.places = static_cast<int>(RowBankPlaces(p.shape.slots));
+  a.miss_count = static_cast<int32_t*>(p.workspace);
+  a.misses = reinterpret_cast<int32_t*>(static_cast<uint8_t*>(p.workspace) +
+                                        CountersBytes(p.shape.kv_heads));
+  a.victims = a.misses + p.shape.kv_heads * p.count;
+  return a;
+}
+
+GatherArgs MissesOf(const Args& a) {
+  GatherArgs gather = {};
+  gather.from = a.p.kv;
+  gather.packed = a.p.packed;
+  gather.ids = a.p.ids;
+  gather.ids_stride = a.p.ids_stride;
+  gather.picked = a.misses;
+  gather.picked_count = a.miss_count;
+  gather.count = static_cast<int>(a.p.count);
+  gather.to = a.p.slots;
+  gather.to_rows = a.p.bank;
+  return gather;
+}
+
+// Of banks that are alike.
+cudaError_t LaunchLookUp(std::span<const RowBankParams> some, bool early, cudaStream_t stream) {
+  const RowBankParams& p = some[0];
+  const auto look_up =
+      p.shape.map == RowMap::kVector ? LookUpKernel<VectorMap> : LookUpKernel<HashMap>;
+  size_t shared = 0;
+  for (const RowBankParams& each : some) {
+    shared = std::max(shared, static_cast<size_t>((each.shape.slots + 31) / 32 * 4));
+  }
+  if (shared > 40 << 10) {
+    if (const cudaError_t error = cudaFuncSetAttribute(
+            look_up, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(static_cast<unsigned>(p.shape.kv_heads), 1, static_cast<unsigned>(some.size()));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &attribute;
+  // After kAhead it waits for another stream as well.
+  config.numAttrs = early && p.purpose == RowBankPurpose::kNow ? 1 : 0;
+  return cudaLaunchKernelEx(&config, look_up, TogetherOf(some, ArgsOf));
+}
+
+cudaError_t UseAlike(std::span<const RowBankParams> some, cudaStream_t stream) {
+  bool early = false;
+  if (const cudaError_t error = EarlyLaunchServed(&early); error != cudaSuccess) return error;
+  if (const cudaError_t error = LaunchLookUp(some, early, stream); error != cudaSuccess) {
+    return error;
+  }
+  return LaunchGather(
+      some, [](const RowBankParams& p) { return MissesOf(ArgsOf(p)); }, GatherShapeOf(some[0]),
+      early, stream);
+}
+
 }  // namespace
 
 size_t RowBankWorkspaceBytes(int64_t kv_heads, int64_t count) {
@@ -344,66 +437,14 @@ cudaError_t RowBankReset(const RowBankShape& shape, void* state, cudaStream_t st
   return cudaGetLastError();
 }
 
-cudaError_t UseRowBank(const RowBankParams& p, cudaStream_t stream) {
-  if (!Served(p.shape) || p.count < 0 || p.count > p.shape.slots || p.ids_stride < p.count ||
-      p.state == nullptr) {
-    return cudaErrorInvalidValue;
+cudaError_t UseRowBanks(std::span<const RowBankParams> all, cudaStream_t stream) {
+  std::vector<RowBankParams> used;
+  for (const RowBankParams& p : all) {
+    if (!Served(p)) return cudaErrorInvalidValue;
+    if (p.count > 0) used.push_back(p);
   }
-  if (p.count == 0) return cudaSuccess;
-  if (p.workspace == nullptr) return cudaErrorInvalidValue;
-  const RowBankLayout layout(p.shape);
-  auto* bytes = static_cast<uint8_t*>(p.state);
-  Args a;
-  a.p = p;
-  a.order = reinterpret_cast<int32_t*>(bytes + layout.order);
-  a.held = reinterpret_cast<int32_t*>(bytes + layout.held);
-  a.ahead = reinterpret_cast<uint32_t*>(bytes + layout.ahead);
-  a.entries = reinterpret_cast<int32_t*>(bytes + layout.entries);
-  a.map = bytes + layout.map;
-  a.places = static_cast<int>(RowBankPlaces(p.shape.slots));
-  a.miss_count = static_cast<int32_t*>(p.workspace);
-  a.misses = reinterpret_cast<int32_t*>(static_cast<uint8_t*>(p.workspace) +
-                                        CountersBytes(p.shape.kv_heads));
-  a.victims = a.misses + p.shape.kv_heads * p.count;
-
-  const auto look_up =
-      p.shape.map == RowMap::kVector ? LookUpKernel<VectorMap> : LookUpKernel<HashMap>;
-  const auto shared = static_cast<size_t>((p.shape.slots + 31) / 32 * 4);
-  if (shared > 40 << 10) {
-    if (const cudaError_t error = cudaFuncSetAttribute(
-            look_up, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-        error != cudaSuccess) {
-      return error;
-    }
-  }
-  bool early_served = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess)
-    return error;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.shape.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = &early;
-  // After kAhead it waits for another stream as well.
-  config.numAttrs = early_served && p.purpose == RowBankPurpose::kNow ? 1 : 0;
-  if (const cudaError_t error = cudaLaunchKernelEx(&config, look_up, a); error != cudaSuccess) {
-    return error;
-  }
-  GatherArgs gather = {};
-  gather.from = p.kv;
-  gather.packed = p.packed;
-  gather.ids = p.ids;
-  gather.ids_stride = p.ids_stride;
-  gather.picked = a.misses;
-  gather.picked_count = a.miss_count;
-  gather.count = static_cast<int>(p.count);
-  gather.to = p.slots;
-  gather.to_rows = p.bank;
-  return LaunchGather(gather, p.shape.kv_heads, p.shape.head_dim, early_served, stream);
+  return ForStretches(std::span<const RowBankParams>(used), Alike,
+                      [&](std::span<const RowBankParams> some) { return UseAlike(some, stream); });
 }
 
 }  // namespace carrel::kernels

@@ -11,12 +11,13 @@
 // Edge:   count == 0: nothing is enqueued.
 // Errors: InvalidValue for a shape that is not served, count > slots included.
 // Threads: uses of one bank one after the other; each stream with a workspace of its own.
-// Cost:   two launches, which may be captured in a graph: O(slots) by one block per KV head, then
-//         the misses at the bus's speed.
+// Cost:   two launches for up to kMostTogether banks alike in KV heads, head_dim, map and purpose, which may be captured
+//         in a graph: O(slots) by one block per KV head, then the misses at the bus's speed.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "common/cuda/runtime.h"
 #include "kernels/kv_view.h"
@@ -60,6 +61,10 @@ struct RowBankParams {
 size_t RowBankWorkspaceBytes(int64_t kv_heads, int64_t count);
 // Empties the bank.
 cudaError_t RowBankReset(const RowBankShape& shape, void* state, cudaStream_t stream);
-cudaError_t UseRowBank(const RowBankParams& params, cudaStream_t stream);
+// Uses of different banks, one of each.
+cudaError_t UseRowBanks(std::span<const RowBankParams> all, cudaStream_t stream);
+inline cudaError_t UseRowBank(const RowBankParams& params, cudaStream_t stream) {
+  return UseRowBanks({&params, 1}, stream);
+}
 
 }  // namespace carrel::kernels

@@ -53,18 +53,42 @@ class Bank {
     CARREL_EXPECT_CUDA(cudaFreeHost(v_));
   }
 
-  // Compares one use, ids [kv_heads][count], with the references: slots, rows in them, counters.
+  // One use that is to come: ids [kv_heads][count].
+  struct Use {
+    Use(const Bank& bank, const std::vector<std::vector<int32_t>>& of_heads, RowBankPurpose why)
+        : ids(of_heads),
+          count(static_cast<int64_t>(ids[0].size())),
+          purpose(why),
+          device_ids(Flat(ids)),
+          slots(bank.shape_.kv_heads * count),
+          workspace(RowBankWorkspaceBytes(bank.shape_.kv_heads, count)),
+          params(bank.Params(device_ids.data(), count, slots.data(), purpose, workspace.data())) {}
+    static std::vector<int32_t> Flat(const std::vector<std::vector<int32_t>>& ids) {
+      std::vector<int32_t> flat;
+      for (const auto& head : ids) flat.insert(flat.end(), head.begin(), head.end());
+      return flat;
+    }
+    const std::vector<std::vector<int32_t>> ids;
+    const int64_t count;
+    const RowBankPurpose purpose;
+    const DeviceInput<int32_t> device_ids;
+    const DeviceOutput<int32_t> slots;
+    const DeviceWorkspace workspace;
+    const RowBankParams params;
+  };
+
   void UseAndCompare(const std::vector<std::vector<int32_t>>& ids, RowBankPurpose purpose) {
-    const auto count = static_cast<int64_t>(ids[0].size());
-    std::vector<int32_t> flat;
-    for (const auto& head : ids) flat.insert(flat.end(), head.begin(), head.end());
-    const DeviceInput<int32_t> device_ids(flat);
-    DeviceOutput<int32_t> slots(shape_.kv_heads * count);
-    const DeviceWorkspace workspace(RowBankWorkspaceBytes(shape_.kv_heads, count));
-    ASSERT_EQ(cudaSuccess,
-              UseRowBank(Params(device_ids.data(), count, slots.data(), purpose, workspace.data()),
-                         nullptr));
-    const std::vector<int32_t> got = slots.Get();
+    const Use use(*this, ids, purpose);
+    ASSERT_EQ(cudaSuccess, UseRowBank(use.params, nullptr));
+    Compare(use);
+  }
+
+  // What one use did with the references: slots, rows in them, counters.
+  void Compare(const Use& used) {
+    const auto& ids = used.ids;
+    const int64_t count = used.count;
+    const RowBankPurpose purpose = used.purpose;
+    const std::vector<int32_t> got = used.slots.Get();
     const std::vector<uint16_t> bank_k = bank_k_.Get(), bank_v = bank_v_.Get();
     const int64_t d = shape_.head_dim;
     for (int64_t g = 0; g < shape_.kv_heads; ++g) {
@@ -170,6 +194,42 @@ TEST_F(RowBankGpuTest, RandomUses_EqualReference) {
                                                      : RowBankPurpose::kNow;
       after_ahead = purpose == RowBankPurpose::kAhead;
       bank.UseAndCompare(ids, purpose);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Banks that differ in slots, rows, maps, what they are for, and whether their rows are packed.
+TEST_F(RowBankGpuTest, BanksTogether_EqualReferences) {
+  std::vector<std::unique_ptr<Bank>> banks;
+  std::vector<RowBankShape> shapes;
+  for (int i = 0; i < 37; ++i) {
+    RowBankShape shape;
+    shape.kv_heads = i % 10 == 9 ? 3 : 2;
+    shape.head_dim = 128;
+    shape.slots = 1 + Below(i % 7 == 0 ? 5000 : 400);
+    shape.rows = shape.slots + Below(3 * shape.slots);
+    shape.map = i % 13 == 12 ? RowMap::kHash : RowMap::kVector;
+    shapes.push_back(shape);
+    banks.push_back(std::make_unique<Bank>(rng_, shape, i % 8 < 6));
+    if (HasFailure()) return;
+  }
+  std::vector<std::vector<std::vector<int32_t>>> last(banks.size());
+  for (int step = 0; step < 6; ++step) {
+    std::vector<std::unique_ptr<Bank::Use>> uses;
+    std::vector<RowBankParams> all;
+    for (size_t i = 0; i < banks.size(); ++i) {
+      last[i].resize(static_cast<size_t>(shapes[i].kv_heads));
+      const int64_t count = 1 + Below(shapes[i].slots);
+      for (auto& head : last[i]) head = Draw(head, shapes[i].rows, count);
+      uses.push_back(std::make_unique<Bank::Use>(
+          *banks[i], last[i], Below(4) == 0 ? RowBankPurpose::kAhead : RowBankPurpose::kNow));
+      all.push_back(uses.back()->params);
+    }
+    ASSERT_EQ(cudaSuccess, UseRowBanks(all, nullptr));
+    for (size_t i = 0; i < banks.size(); ++i) {
+      SCOPED_TRACE("bank " + std::to_string(i) + " step " + std::to_string(step));
+      banks[i]->Compare(*uses[i]);
       if (HasFatalFailure()) return;
     }
   }

@@ -6,11 +6,13 @@
 // histograms.
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "kernels/mma-inl.cuh"
 #include "kernels/score_select-inl.cuh"
 #include "kernels/select/code_topk/code_topk.h"
 #include "kernels/softmax_state-inl.cuh"
+#include "kernels/together-inl.cuh"
 
 namespace carrel::kernels {
 namespace {
@@ -48,9 +50,10 @@ struct Group {
   SoftmaxState of_warps[kWarps][kMaxGroup];
 };
 
-ScorePlan PlanOf(const CodeTopKParams& p) {
+ScorePlan PlanOf(const CodeTopKParams& p, int64_t sequences = 1) {
   return PlanScores({.rows = p.rows,
                      .kv_heads = p.kv_heads,
+                     .sequences = sequences,
                      .least_block_rows = kLeastBlockRows,
                      .blocks_per_sm = kBlocksPerSm,
                      .count_bytes = kCountBytes,
@@ -376,14 +379,17 @@ __device__ void SumCopies(unsigned* counts) {
   __syncthreads();
 }
 
-// Grid: (blocks, kv_heads).
+// Grid: (blocks, kv_heads, sequences).
 template <int kWords, int kDim, int kHeads>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm) CodeTopKKernel(const Args a) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    CodeTopKKernel(const __grid_constant__ Together<Args> all) {
+  const Args& a = all.own();
   extern __shared__ __align__(16) uint8_t dynamic[];  // counts, then scores if they are here
   __shared__ Group group;
   auto* counts = reinterpret_cast<unsigned*>(dynamic);
   AllowNextLaunch();  // every block is resident: what begins early takes no place from them
-  const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
+  const int head = blockIdx.y, block = blockIdx.x, blocks = a.rows.blocks;
+  if (block >= blocks) return;
   uint16_t* scores = a.rows.OfBlock(dynamic + kCountBytes);
   for (int t = threadIdx.x; t < kCopies * kCopyStride; t += kThreads) counts[t] = 0;
   const uint32_t* codes = a.p.codes + head * a.p.code_stride * kWords;
@@ -414,8 +420,80 @@ auto KernelOfHeads(int64_t group) {
                       : CodeTopKKernel<kWords, kDim, kMaxGroup>;
 }
 template <int kWords>
-auto KernelFor(int64_t head_dim, int64_t group) {
+auto KernelOfDim(int64_t head_dim, int64_t group) {
   return head_dim == 64 ? KernelOfHeads<kWords, 64>(group) : KernelOfHeads<kWords, 128>(group);
+}
+auto KernelFor(const CodeTopKParams& p) {
+  return p.bits == 64    ? KernelOfDim<2>(p.head_dim, p.group)
+         : p.bits == 128 ? KernelOfDim<4>(p.head_dim, p.group)
+                         : KernelOfDim<8>(p.head_dim, p.group);
+}
+
+bool Served(const CodeTopKParams& p) {
+  const bool nothing = p.rows == 0 || p.k == 0;
+  return p.kv_heads >= 1 && p.kv_heads <= 65535 && p.group >= 1 && p.group <= kMaxGroup &&
+         (p.head_dim == 64 || p.head_dim == 128) &&
+         (p.bits == 64 || p.bits == 128 || p.bits == 256) && p.rows >= 0 &&
+         p.rows <= p.code_stride && p.rows < 1 << 30 && p.k >= 0 && p.scale > 0 &&
+         (nothing || p.workspace != nullptr);
+}
+
+bool Alike(const CodeTopKParams& a, const CodeTopKParams& b) {
+  return a.kv_heads == b.kv_heads && a.group == b.group && a.head_dim == b.head_dim &&
+         a.bits == b.bits;
+}
+
+const CodeTopKParams& WithMostRows(std::span<const CodeTopKParams> some) {
+  return *std::max_element(some.begin(), some.end(),
+                           [](const auto& a, const auto& b) { return a.rows < b.rows; });
+}
+
+// All in one launch.
+cudaError_t Launch(std::span<const CodeTopKParams> some, cudaStream_t stream) {
+  const CodeTopKParams& most = WithMostRows(some);
+  const ScorePlan plan = PlanOf(most, static_cast<int64_t>(some.size()));
+  int64_t share = plan.share;
+  // Who has few rows takes fewer blocks, of which its workspace has room for no more than it has alone.
+  const auto plan_of = [&](const CodeTopKParams& p) {
+    ScorePlan own = PlanOf(p);
+    own.in_shared = plan.in_shared;
+    own.blocks = std::min(own.blocks, plan.blocks);
+    own.share = ScoreShare(p.rows, own.blocks);
+    share = std::max(share, own.share);
+    return own;
+  };
+  const auto all = TogetherOf(some, [&](const CodeTopKParams& p) {
+    return Args{p, {plan_of(p), p.workspace, p.rows, p.k}};
+  });
+  const size_t scores = plan.in_shared ? static_cast<size_t>(share) * sizeof(uint16_t) : 0;
+  const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(most.kv_heads),
+                  static_cast<unsigned>(some.size()));
+  return LaunchTogether(KernelFor(most), grid, kThreads, kCountBytes + scores, all, stream);
+}
+
+// How many sequences may share a launch: their blocks are resident together and keep their scores in shared
+// memory. A workspace has no room for others.
+size_t MostInLaunch(std::span<const CodeTopKParams> some) {
+  const CodeTopKParams& most = WithMostRows(some);
+  size_t n = some.size();
+  while (n > 1 && (static_cast<int64_t>(n) * most.kv_heads > ResidentBlocks(kBlocksPerSm) ||
+                   !PlanOf(most, static_cast<int64_t>(n)).in_shared)) {
+    --n;
+  }
+  return n;
+}
+
+cudaError_t LaunchAlike(std::span<const CodeTopKParams> some, cudaStream_t stream) {
+  const size_t most = MostInLaunch(some), launches = (some.size() + most - 1) / most;
+  for (size_t i = 0, begin = 0; i < launches; ++i) {
+    const size_t end = some.size() * (i + 1) / launches;
+    if (const cudaError_t error = Launch(some.subspan(begin, end - begin), stream);
+        error != cudaSuccess) {
+      return error;
+    }
+    begin = end;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -424,21 +502,15 @@ size_t CodeTopKWorkspaceBytes(const CodeTopKParams& params) {
   return params.rows == 0 ? 0 : PlanOf(params).bytes;
 }
 
-cudaError_t CodeTopK(const CodeTopKParams& p, cudaStream_t stream) {
-  if (p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 || p.group > kMaxGroup ||
-      (p.head_dim != 64 && p.head_dim != 128) || (p.bits != 64 && p.bits != 128 && p.bits != 256) ||
-      p.rows < 0 || p.rows > p.code_stride || p.rows >= 1 << 30 || p.k < 0 || !(p.scale > 0)) {
-    return cudaErrorInvalidValue;
+cudaError_t CodeTopK(std::span<const CodeTopKParams> all, cudaStream_t stream) {
+  if (!std::all_of(all.begin(), all.end(), Served)) return cudaErrorInvalidValue;
+  std::vector<CodeTopKParams> some;
+  for (const CodeTopKParams& p : all) {
+    if (p.rows > 0 && p.k > 0) some.push_back(p);
   }
-  if (p.rows == 0 || p.k == 0) return cudaSuccess;
-  if (p.workspace == nullptr) return cudaErrorInvalidValue;
-  const ScorePlan plan = PlanOf(p);
-  const auto kernel = p.bits == 64    ? KernelFor<2>(p.head_dim, p.group)
-                      : p.bits == 128 ? KernelFor<4>(p.head_dim, p.group)
-                                      : KernelFor<8>(p.head_dim, p.group);
-  const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(p.kv_heads));
-  return LaunchTogether(kernel, grid, kThreads, plan.shared_bytes,
-                        Args{p, {plan, p.workspace, p.rows, p.k}}, stream);
+  return ForStretches(
+      std::span<const CodeTopKParams>(some), Alike,
+      [&](std::span<const CodeTopKParams> alike) { return LaunchAlike(alike, stream); });
 }
 
 }  // namespace carrel::kernels

@@ -22,11 +22,13 @@
 // Errors: InvalidValue for a shape that is not served, more KV heads than SMs included.
 // Threads: reentrant, each call with a workspace of its own.
 // Cost:   reads the codes once, and the decoder once per block of threads, from L2; one cooperative
-//         launch, which may be captured in a graph.
+//         launch, which may be captured in a graph. Of several sequences as many share a launch as have
+//         all their scores in shared memory: what a launch costs beside reading is paid once.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "common/cuda/runtime.h"
 #include "kernels/kv_view.h"
@@ -59,7 +61,11 @@ inline constexpr int kCodeTopKBins = 512;
 // Depends on kv_heads and rows. Zeroed once before its first use; every call leaves it ready for
 // the next with the same kv_heads. One call at a time.
 size_t CodeTopKWorkspaceBytes(const CodeTopKParams& params);
-cudaError_t CodeTopK(const CodeTopKParams& params, cudaStream_t stream);
+// One token each of several sequences, whose rows and k may differ: each gets what it gets alone.
+cudaError_t CodeTopK(std::span<const CodeTopKParams> all, cudaStream_t stream);
+inline cudaError_t CodeTopK(const CodeTopKParams& params, cudaStream_t stream) {
+  return CodeTopK({&params, 1}, stream);
+}
 // Host pointers. The score of every row less its base, the best of the group, not rounded: scores
 // [kv_heads, rows] f32.
 void RefCodeTopKScores(const CodeTopKParams& params, float* scores);

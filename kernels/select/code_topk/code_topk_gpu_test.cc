@@ -1,3 +1,5 @@
+#include <memory>
+
 #include "kernels/gpu_test_data.h"
 #include "kernels/select/code_topk/code_topk.h"
 
@@ -157,6 +159,73 @@ TEST_F(CodeTopKGpuTest, OneRowThatAgreesInEveryBit_IsTheBest) {
       EXPECT_EQ(ids.Get()[0], row) << "bits " << bits << " head " << head;
     }
   }
+}
+
+// What a launch for several chooses is what launches for each choose, in the same order, whatever the others'
+// rows, k and bits. Two rounds: the first leaves the workspaces ready for the second.
+class CodeTopKTogetherGpuTest : public CodeTopKGpuTest {
+ protected:
+  struct One {
+    One(const Shape& s, const Inputs& in)
+        : q(in.q),
+          decoder(in.decoder),
+          codes(in.codes),
+          ids(s.kv_heads * s.k),
+          params(ParamsOf(s)) {
+      workspace = std::make_unique<DeviceWorkspace>(CodeTopKWorkspaceBytes(params));
+      params.q = q.data();
+      params.decoder = decoder.data();
+      params.codes = codes.data();
+      params.ids = ids.data();
+      params.workspace = workspace->data();
+    }
+    const DeviceInput<uint16_t> q, decoder;
+    const DeviceInput<uint32_t> codes;
+    DeviceOutput<int32_t> ids;
+    CodeTopKParams params;
+    std::unique_ptr<DeviceWorkspace> workspace;
+  };
+  void ExpectAsAlone(const std::vector<Shape>& shapes) {
+    std::vector<std::unique_ptr<One>> ones;
+    std::vector<CodeTopKParams> all;
+    std::vector<std::vector<int32_t>> alone;
+    for (const Shape& s : shapes) {
+      ones.push_back(std::make_unique<One>(s, Random(s)));
+      all.push_back(ones.back()->params);
+      ASSERT_EQ(cudaSuccess, CodeTopK(all.back(), nullptr));
+      alone.push_back(ones.back()->ids.Get());
+    }
+    for (int round = 0; round < 2; ++round) {
+      for (auto& one : ones) one->ids.Poison();
+      ASSERT_EQ(cudaSuccess, CodeTopK(all, nullptr));
+      for (size_t i = 0; i < ones.size(); ++i) {
+        ASSERT_EQ(ones[i]->ids.Get(), alone[i]) << "sequence " << i << " round " << round;
+      }
+    }
+  }
+};
+
+TEST_F(CodeTopKTogetherGpuTest, RowsAndBudgetsOfTheirOwn_AsAlone) {
+  for (int trial = 0; trial < 6; ++trial) {
+    std::vector<Shape> shapes;
+    for (int64_t i = 0; i < 1 + Below(40); ++i) {
+      const int64_t rows = 1 + Below(i % 5 == 0 ? 50'000 : 5000);
+      shapes.push_back({2, 4, 128, i % 11 == 10 ? 64 : 128, rows, 1 + Below(700), 0.2f});
+    }
+    ExpectAsAlone(shapes);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(CodeTopKTogetherGpuTest, ManyOfAn8BShape_AsAlone) {
+  std::vector<Shape> shapes(19, Shape{8, 4, 128, 128, 130'932, 512, 0.2f});
+  shapes[3].rows = 1500;
+  shapes[7].k = 4096;
+  ExpectAsAlone(shapes);
+}
+
+TEST_F(CodeTopKTogetherGpuTest, OneAndManyTooLargeForSharedMemory_AsAlone) {
+  ExpectAsAlone({{8, 4, 128, 128, 3'000'000, 512, 0.2f}, {8, 4, 128, 128, 900'000, 512, 0.2f}});
 }
 
 TEST_F(CodeTopKGpuTest, MoreRowsThanSharedMemoryHolds_MatchesReference) {

@@ -3,12 +3,14 @@
 // other blocks keep them in shared memory.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/decode_attention-inl.cuh"
 #include "kernels/mma-inl.cuh"
 #include "kernels/select-inl.cuh"
 #include "kernels/select/rescore_rows/rescore_rows.h"
 #include "kernels/softmax_state-inl.cuh"
+#include "kernels/together-inl.cuh"
 
 namespace carrel::kernels {
 namespace {
@@ -378,9 +380,11 @@ __device__ void JoinBlocks(const Args& a, int head, int block, int blocks, const
   }
 }
 
-// Grid: (blocks, kv_heads), clusters of `blocks`.
+// Grid: (blocks, kv_heads, sequences), clusters of `blocks`.
 template <int kDim, bool kWide>
-__global__ void __launch_bounds__(kThreads, 1) RescoreRowsKernel(const Args a) {
+__global__ void __launch_bounds__(kThreads, 1)
+    RescoreRowsKernel(const __grid_constant__ Together<Args> all) {
+  const Args& a = all.own();
   extern __shared__ __align__(16) float dynamic[];  // candidates; then what the warps attended
   __shared__ __align__(16) Exchange exchange;
   __shared__ SoftmaxState of_warps[kWarps][kMaxGroup];
@@ -438,36 +442,56 @@ int64_t MostShare(int64_t group) {
   return std::clamp<int64_t>(most, 0, 65535) / kTile * kTile;
 }
 
-}  // namespace
-
-int64_t MostRescoredRows(int64_t group) {
-  return MostShare(group) * (ClustersServed() ? kMaxBlocks : 1);
+bool Served(const RescoreRowsParams& p) {
+  return p.kv_heads >= 1 && p.kv_heads <= 65535 && p.group >= 1 && p.group <= kMaxGroup &&
+         p.count >= 0 && p.count <= p.candidate_stride && p.wanted >= 0 &&
+         (p.head_dim == 64 || p.head_dim == 128) && p.scale > 0 &&
+         p.count <= MostRescoredRows(p.group);
 }
 
-cudaError_t RescoreRows(const RescoreRowsParams& p, cudaStream_t stream) {
-  if (p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 || p.group > kMaxGroup || p.count < 0 ||
-      p.count > p.candidate_stride || p.wanted < 0 || (p.head_dim != 64 && p.head_dim != 128) ||
-      !(p.scale > 0) || p.count > MostRescoredRows(p.group)) {
-    return cudaErrorInvalidValue;
-  }
-  if (p.count == 0 || p.wanted == 0) return cudaSuccess;
+// Of a KV head.
+int64_t BlocksOf(const RescoreRowsParams& p) {
   int64_t blocks = 1;
   while (ClustersServed() && blocks < kMaxBlocks &&
          (blocks * kBlockRows < p.count || blocks * MostShare(p.group) < p.count)) {
     blocks *= 2;
   }
+  return blocks;
+}
+
+bool Alike(const RescoreRowsParams& a, const RescoreRowsParams& b) {
+  return a.kv_heads == b.kv_heads && a.group == b.group && a.head_dim == b.head_dim &&
+         BlocksOf(a) == BlocksOf(b);
+}
+
+Args ArgsOf(const RescoreRowsParams& p) {
+  const int64_t blocks = BlocksOf(p);
   Args a;
   a.p = p;
   a.count = static_cast<int>(p.count);
   a.wanted = static_cast<int>(std::min(p.wanted, p.count));
   a.share = static_cast<int>(((p.count + blocks - 1) / blocks + kTile - 1) / kTile * kTile);
+  return a;
+}
+
+int64_t SharedBytes(const Args& a) {
+  const RescoreRowsParams& p = a.p;
   const int64_t attended = p.out == nullptr ? 0 : kWarps * (p.group > 8 ? 16 : 8) * p.head_dim * 4;
-  const auto shared =
-      static_cast<size_t>(std::max(Candidates::BytesOf(p.group, a.share), attended));
-  const auto kernel =
-      p.head_dim == 64
-          ? (p.group > 8 ? RescoreRowsKernel<64, true> : RescoreRowsKernel<64, false>)
-          : (p.group > 8 ? RescoreRowsKernel<128, true> : RescoreRowsKernel<128, false>);
+  return std::max(Candidates::BytesOf(p.group, a.share), attended);
+}
+
+auto KernelFor(const RescoreRowsParams& p) {
+  return p.head_dim == 64
+             ? (p.group > 8 ? RescoreRowsKernel<64, true> : RescoreRowsKernel<64, false>)
+             : (p.group > 8 ? RescoreRowsKernel<128, true> : RescoreRowsKernel<128, false>);
+}
+
+// Of params that are alike.
+cudaError_t Launch(std::span<const RescoreRowsParams> some, cudaStream_t stream) {
+  const RescoreRowsParams& p = some[0];
+  int64_t shared = 0;
+  for (const RescoreRowsParams& each : some) shared = std::max(shared, SharedBytes(ArgsOf(each)));
+  const auto kernel = KernelFor(p);
   if (const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
       error != cudaSuccess) {
@@ -475,19 +499,38 @@ cudaError_t RescoreRows(const RescoreRowsParams& p, cudaStream_t stream) {
   }
   bool early = false;
   if (const cudaError_t error = EarlyLaunchServed(&early); error != cudaSuccess) return error;
+  const auto blocks = static_cast<unsigned>(BlocksOf(p));
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  attributes[1].val.clusterDim = {blocks, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.kv_heads));
+  config.gridDim =
+      dim3(blocks, static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(some.size()));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = shared;
+  config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = early ? 2 : 0;  // an architecture has both or neither
-  return cudaLaunchKernelEx(&config, kernel, a);
+  return cudaLaunchKernelEx(&config, kernel, TogetherOf(some, ArgsOf));
+}
+
+}  // namespace
+
+int64_t MostRescoredRows(int64_t group) {
+  return MostShare(group) * (ClustersServed() ? kMaxBlocks : 1);
+}
+
+cudaError_t RescoreRows(std::span<const RescoreRowsParams> all, cudaStream_t stream) {
+  std::vector<RescoreRowsParams> wanted;
+  for (const RescoreRowsParams& p : all) {
+    if (!Served(p)) return cudaErrorInvalidValue;
+    if (p.count > 0 && p.wanted > 0) wanted.push_back(p);
+  }
+  return ForStretches(
+      std::span<const RescoreRowsParams>(wanted), Alike,
+      [&](std::span<const RescoreRowsParams> some) { return Launch(some, stream); });
 }
 
 }  // namespace carrel::kernels

@@ -20,12 +20,13 @@
 //         they were. Scores are finite.
 // Errors: InvalidValue for a shape that is not served.
 // Threads: reentrant.
-// Cost:   reads the candidates' keys once, and the chosen rows' V; one launch, which may be
-//         captured in a graph: a cluster of up to eight blocks per KV head where the architecture
+// Cost:   reads the candidates' keys once, and the chosen rows' V; one launch for up to kMostTogether sequences alike
+//         in shape and in how their candidates are cut into blocks, which may be captured in a graph: a cluster of up to eight blocks per KV head where the architecture
 //         has clusters, otherwise one.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "common/cuda/runtime.h"
 #include "kernels/kv_view.h"
@@ -52,7 +53,11 @@ struct RescoreRowsParams {
 
 // What the current device's shared memory holds.
 int64_t MostRescoredRows(int64_t group);
-cudaError_t RescoreRows(const RescoreRowsParams& params, cudaStream_t stream);
+// One token each of several sequences: each gets the bits that it gets alone.
+cudaError_t RescoreRows(std::span<const RescoreRowsParams> all, cudaStream_t stream);
+inline cudaError_t RescoreRows(const RescoreRowsParams& params, cudaStream_t stream) {
+  return RescoreRows({&params, 1}, stream);
+}
 void RefRescoreRows(const RescoreRowsParams& params);  // host pointers; fp64, unrounded scores
 
 }  // namespace carrel::kernels

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <set>
 
 #include "kernels/gpu_test_data.h"
@@ -191,6 +192,57 @@ TEST_F(RescoreRowsGpuTest, LargeShapes_MatchReference) {
                           .attended = true});
   ExpectMatchesReference({1, 16, 64, 20'000, 16'384, 4096});
   ExpectMatchesReference({40, 2, 64, 3000, 2500, 700});  // more clusters than fit at once
+}
+
+TEST_F(RescoreRowsGpuTest, SequencesTogether_EachHasTheBitsItHasAlone) {
+  struct One {
+    std::unique_ptr<DeviceInput<uint16_t>> q, k, v;
+    std::unique_ptr<DeviceInput<int32_t>> candidates;
+    std::unique_ptr<DeviceOutput<int32_t>> ids;
+    std::unique_ptr<DeviceOutput<float>> out, lse;
+    std::vector<int32_t> ids_alone;
+    std::vector<float> out_alone, lse_alone;
+  };
+  std::vector<One> ones(36);
+  std::vector<RescoreRowsParams> all;
+  for (One& one : ones) {
+    const int64_t rows = 1 + Below(Below(5) == 0 ? 9000 : 1200), wanted = 1 + Below(rows);
+    std::vector<int32_t> candidates;
+    for (int64_t i = 0; i < 2 * rows; ++i) candidates.push_back(static_cast<int32_t>(i % rows));
+    one.q = std::make_unique<DeviceInput<uint16_t>>(RandomBf16(rng_, 2 * 4 * 128));
+    one.k = std::make_unique<DeviceInput<uint16_t>>(RandomBf16(rng_, 2 * rows * 128));
+    one.v = std::make_unique<DeviceInput<uint16_t>>(RandomBf16(rng_, 2 * rows * 128));
+    one.candidates = std::make_unique<DeviceInput<int32_t>>(candidates);
+    one.ids = std::make_unique<DeviceOutput<int32_t>>(2 * wanted);
+    one.out = std::make_unique<DeviceOutput<float>>(2 * 4 * 128);
+    one.lse = std::make_unique<DeviceOutput<float>>(2 * 4);
+    all.push_back({.q = one.q->data(),
+                   .kv = {one.k->data(), one.v->data(), rows},
+                   .candidates = one.candidates->data(),
+                   .kv_heads = 2,
+                   .group = 4,
+                   .head_dim = 128,
+                   .candidate_stride = rows,
+                   .count = rows,
+                   .wanted = wanted,
+                   .scale = 0.1f,
+                   .ids = one.ids->data(),
+                   .out = Below(3) == 0 ? nullptr : one.out->data(),
+                   .lse = one.lse->data()});
+    CARREL_ASSERT_CUDA(RescoreRows(all.back(), nullptr));
+    one.ids_alone = one.ids->Get();
+    one.out_alone = one.out->Get();
+    one.lse_alone = one.lse->Get();
+    one.ids->Poison();
+    one.out->Poison();
+    one.lse->Poison();
+  }
+  CARREL_ASSERT_CUDA(RescoreRows(all, nullptr));
+  for (const One& one : ones) {
+    EXPECT_EQ(one.ids->Get(), one.ids_alone);
+    EXPECT_TRUE(SameBits(one.out->Get(), one.out_alone));
+    EXPECT_TRUE(SameBits(one.lse->Get(), one.lse_alone));
+  }
 }
 
 TEST_F(RescoreRowsGpuTest, KeysInPinnedMemory_MatchReference) {

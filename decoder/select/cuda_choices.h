@@ -1,0 +1,23 @@
+// What:   what several sequences' methods enqueue to choose rows of one layer, to be launched together.
+// Math:   what each would choose alone.
+// Ownership: of nothing: what params point to is the sequences' own and outlives the launch.
+// Threads: one. Launch only enqueues and can be captured.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/cuda/stream.h"
+#include "kernels/select/code_topk/code_topk.h"
+#include "kernels/select/rescore_rows/rescore_rows.h"
+
+namespace carrel::decoder {
+
+struct CudaChoices {
+  std::vector<kernels::CodeTopKParams> by_codes;
+  std::vector<kernels::RescoreRowsParams> by_keys;  // of what codes chose
+
+  absl::Status Launch(const cuda::Stream& stream) const;
+};
+
+}  // namespace carrel::decoder

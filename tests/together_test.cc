@@ -162,6 +162,7 @@ class SharedQuestionTest : public TogetherTest {
       generations.push_back(*std::move(generation));
       while (generations[i].reading_prompt()) CARREL_ASSERT_OK(generations[i].Step());
     }
+    seen_.questions = seen_.shared = 0;
     seen_.refuse = refuse;
     std::vector<Generation*> all;
     for (Generation& one : generations) all.push_back(&one);

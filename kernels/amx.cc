@@ -26,8 +26,8 @@ bool CpuHasTiles() {
   }
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  constexpr unsigned kAmx = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, 8-bit integers
+  if ((d & kAmx) != kAmx) return false;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return false;
   constexpr unsigned kAvx512Bf16 = 1u << 5;
   return (a & kAvx512Bf16) != 0;

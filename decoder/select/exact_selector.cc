@@ -101,9 +101,8 @@ class ExactSelector final : public RowSelector {
     }
     group_scores.resize(static_cast<size_t>(n));
     kernels::GroupScore(scores.data(), queries, n, stride, base.data(), group_scores.data());
-    const float bar = kernels::KthLargest(group_scores.data(), n, request.budget, scratch);
     std::vector<Position>& candidates = selection.rows;
-    kernels::IndicesAtLeast(group_scores.data(), n, bar - 2 * error, candidates);
+    kernels::IndicesWithinError(group_scores.data(), n, request.budget, error, candidates, scratch);
     const auto found = static_cast<int64_t>(candidates.size());
     keys.resize(candidates.size());
     for (size_t i = 0; i < keys.size(); ++i) keys[i] = rows.Key(zone_.begin + candidates[i]);

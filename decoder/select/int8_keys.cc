@@ -63,17 +63,12 @@ kernels::Int8Error Int8Keys::Make(const HeadView& rows, uint8_t* blocks) const {
                      &wide[static_cast<size_t>((at - first) * head_dim_)]);
         at += count;
       }
-      const kernels::Int8Error error = kernels::PackInt8(
-          wide.data(), end - first, head_dim_, blocks + block * kernels::Int8BlockBytes(head_dim_));
-      worst.residual = std::max(worst.residual, error.residual);
-      worst.norm = std::max(worst.norm, error.norm);
+      worst.Add(kernels::PackInt8(wide.data(), end - first, head_dim_,
+                                  blocks + block * kernels::Int8BlockBytes(head_dim_)));
     }
   });
   kernels::Int8Error worst;
-  for (const kernels::Int8Error& error : errors) {
-    worst.residual = std::max(worst.residual, error.residual);
-    worst.norm = std::max(worst.norm, error.norm);
-  }
+  for (const kernels::Int8Error& error : errors) worst.Add(error);
   return worst;
 }
 
@@ -96,13 +91,7 @@ float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries,
                            std::min(kPieceBlocks, blocks_ - block), scores + block * kInt8BlockRows,
                            stride());
       });
-  float longest = 0;
-  for (int64_t h = 0; h < queries; ++h) {
-    float squares = 0;
-    for (int64_t c = 0; c < head_dim_; ++c) squares += q[h * head_dim_ + c] * q[h * head_dim_ + c];
-    longest = std::max(longest, squares);
-  }
-  return kernels::Int8ScoreError(of_head.error, std::sqrt(longest), head_dim_, scale);
+  return kernels::Int8ScoreError(of_head.error, q, queries, head_dim_, scale);
 }
 
 }  // namespace carrel::decoder

@@ -79,7 +79,7 @@ class ChangedBytesTest : public testing::TestWithParam<IndexKind> {
     spdlog::set_level(spdlog::level::err);  // every change is told
     spec_.index.kind = GetParam();
     spec_.shape = {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
-    spec_.tokens = 900;
+    spec_.tokens = tokens_;
     spec_.summary_rows = 20;
     context_ = std::make_unique<RandomContext>(spec_);
     std::vector<const RandomContext*> contexts = {context_.get()};
@@ -148,6 +148,10 @@ class ChangedBytesTest : public testing::TestWithParam<IndexKind> {
     return clean;
   }
 
+  void FlipAfterTheyWereVerified();
+  void FlipWhileOthersAsk();
+
+  int64_t tokens_ = 900;
   RandomContextSpec spec_;
   std::unique_ptr<RandomContext> context_, other_;
   std::string folder_;
@@ -155,7 +159,7 @@ class ChangedBytesTest : public testing::TestWithParam<IndexKind> {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_P(ChangedBytesTest, FlippedAfterTheyWereVerified_NoAnswerIsWrong) {
+void ChangedBytesTest::FlipAfterTheyWereVerified() {
   Start();
   const auto session = Open(*context_);
   const std::vector<Collected> clean = CleanAnswers(*session);
@@ -187,7 +191,11 @@ TEST_P(ChangedBytesTest, FlippedAfterTheyWereVerified_NoAnswerIsWrong) {
   EXPECT_GT(refused, 0);
 }
 
-TEST_P(ChangedBytesTest, FlippedWhileOthersAsk_NoAnswerIsWrong) {
+TEST_P(ChangedBytesTest, FlippedAfterTheyWereVerified_NoAnswerIsWrong) {
+  FlipAfterTheyWereVerified();
+}
+
+void ChangedBytesTest::FlipWhileOthersAsk() {
   Start();
   const std::vector<Collected> clean = CleanAnswers(*Open(*context_));
   std::atomic<bool> done{false};
@@ -218,6 +226,40 @@ TEST_P(ChangedBytesTest, FlippedWhileOthersAsk_NoAnswerIsWrong) {
   std::cout << right << " right, " << refused << " refused" << std::endl;
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(right, 0);
+}
+
+TEST_P(ChangedBytesTest, FlippedWhileOthersAsk_NoAnswerIsWrong) { FlipWhileOthersAsk(); }
+
+// Zones that are scanned in 8 bits, of which a copy is kept.
+class ScannedBytesTest : public ChangedBytesTest {
+ protected:
+  ScannedBytesTest() { tokens_ = 2400; }
+};
+
+TEST_P(ScannedBytesTest, FlippedAfterTheyWereVerified_NoAnswerIsWrong) {
+  FlipAfterTheyWereVerified();
+}
+
+TEST_P(ScannedBytesTest, FlippedWhileOthersAsk_NoAnswerIsWrong) { FlipWhileOthersAsk(); }
+
+// A key that no search returns is damaged: only the scan could tell.
+TEST_P(ScannedBytesTest, KeyThatIsKept_DamagedIsDataLossAndUndoneIsAsBefore) {
+  Start();
+  const auto session = Open(*context_);
+  const std::vector<Collected> clean = CleanAnswers(*session);
+  const int64_t kept = engine_->Statistics().index_bytes;
+  EXPECT_GT(kept, 0);
+  for (const Position row : {Position{5}, Position{1000}, Position{2300}}) {
+    const auto* key = context_->keys(Layer(0), KvHead(1)) + row * spec_.shape.head_dim;
+    const auto [victim, at] = Locate(victims_, std::string(reinterpret_cast<const char*>(key), 64));
+    victim->Flip(at + 1, 6);
+    EXPECT_THAT(Answer(*session, 0, 1), StatusIs(absl::StatusCode::kDataLoss, "K rows"));
+    victim->Flip(at + 1, -1);
+    const auto answer = Answer(*session, 0, 1);
+    CARREL_ASSERT_OK(answer);
+    EXPECT_EQ(answer->heads, clean[0].heads);
+    EXPECT_EQ(engine_->Statistics().index_bytes, kept);
+  }
 }
 
 class ScrubTest : public ChangedBytesTest {};
@@ -319,6 +361,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ChangedBytesTest,
                          testing::Values(IndexKind::kFlat, IndexKind::kCode, IndexKind::kHnsw,
                                          IndexKind::kInt8),
                          [](const auto& info) { return std::string(IndexKindName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Kinds, ScannedBytesTest, testing::Values(IndexKind::kFlat));
 INSTANTIATE_TEST_SUITE_P(Kinds, ScrubTest, testing::Values(IndexKind::kFlat));
 
 }  // namespace

@@ -60,7 +60,9 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Store> store)
       store_(std::move(store)),
       requests_(config.request_budget_bytes),
       indexes_(config.memory_budget_bytes),
-      resident_(config.memory_budget_bytes, [this] { return indexes_.counters().resident_bytes; }),
+      resident_(
+          config.memory_budget_bytes, [this] { return indexes_.counters().resident_bytes; },
+          [this](int64_t bytes) { indexes_.Shed(bytes); }),
       loader_(&resident_),
       queue_(ThreadsOf(config), config.queue_limit),
       checks_(ChecksSource(), config.scrub_bytes_per_s) {}

@@ -35,7 +35,7 @@ struct EngineStatistics {
   int64_t part_bytes = 0;      // parts of replies that wait to be sent
   int64_t request_budget_bytes = 0;
   int64_t requests_refused_bytes = 0;  // requests, for want of room in the request budget
-  int64_t index_bytes = 0;             // heap of loaded indexes
+  int64_t index_bytes = 0;             // heap of loaded indexes, and of keys kept in 8 bits
   int64_t index_loads = 0, index_evictions = 0;
   int64_t layers_released = 0;  // for the memory budget
   int64_t layers_loaded = 0;    // whole, behind the searches

@@ -13,6 +13,7 @@ struct IndexCache::Entry {
   int64_t charge = 0;
   int64_t in_use = 0;
   bool loading = true;
+  bool spare = false;
   bool listed = true;                                      // in entries_
   std::list<std::shared_ptr<Entry>>::iterator idle_place;  // valid if not loading and not in use
 };
@@ -51,6 +52,55 @@ absl::StatusOr<IndexCache::Lease> IndexCache::Acquire(
     return status;
   }
   return Lease(this, std::move(entry));
+}
+
+std::optional<IndexCache::Lease> IndexCache::TryAcquire(
+    const IndexKey& key, int64_t bytes, absl::FunctionRef<bool()> admit,
+    absl::FunctionRef<std::unique_ptr<Index>()> make) {
+  const auto use = [this](std::shared_ptr<Entry> entry) -> std::optional<Lease> {
+    mu_.AssertHeld();
+    if (entry->loading) return std::nullopt;
+    if (entry->in_use++ == 0) idle_.erase(entry->idle_place);
+    return Lease(this, std::move(entry));
+  };
+  {
+    absl::MutexLock lock(&mu_);
+    if (const auto it = entries_.find(key); it != entries_.end()) return use(it->second);
+    if (used_bytes_ + bytes > budget_bytes_) return std::nullopt;
+  }
+  if (!admit()) return std::nullopt;
+  const auto entry = std::make_shared<Entry>();
+  entry->key = key;
+  entry->index = make();
+  if (entry->index == nullptr) return std::nullopt;
+  entry->spare = true;
+  entry->loading = false;
+  entry->charge = bytes;
+  absl::MutexLock lock(&mu_);
+  // Another thread may have made one meanwhile.
+  if (const auto it = entries_.find(key); it != entries_.end()) return use(it->second);
+  if (used_bytes_ + bytes > budget_bytes_) return std::nullopt;
+  used_bytes_ += bytes;
+  entry->in_use = 1;
+  entries_.emplace(key, entry);
+  return Lease(this, entry);
+}
+
+void IndexCache::Shed(int64_t bytes) {
+  std::vector<std::shared_ptr<Entry>> victims;  // which end without the lock
+  absl::MutexLock lock(&mu_);
+  for (auto it = idle_.begin(); it != idle_.end() && bytes > 0;) {
+    const std::shared_ptr<Entry> entry = *it;
+    if (!entry->spare) {
+      ++it;
+      continue;
+    }
+    it = idle_.erase(it);
+    bytes -= entry->charge;
+    Remove(entry);
+    ++evictions_;
+    victims.push_back(entry);
+  }
 }
 
 absl::Status IndexCache::Load(const IndexKey& key, const std::shared_ptr<Entry>& entry,
@@ -120,17 +170,28 @@ void IndexCache::Release(const std::shared_ptr<Entry>& entry) {
   changed_.SignalAll();
 }
 
-void IndexCache::DropContext(ContextId context) {
+void IndexCache::DropIf(absl::FunctionRef<bool(const IndexKey&)> condition) {
+  std::vector<std::shared_ptr<Entry>> dropped;  // which end without the lock
   absl::MutexLock lock(&mu_);
-  std::vector<std::shared_ptr<Entry>> dropped;
   for (const auto& [key, entry] : entries_) {
-    if (key.context == context) dropped.push_back(entry);
+    if (condition(key)) dropped.push_back(entry);
   }
   for (const std::shared_ptr<Entry>& entry : dropped) {
     if (!entry->loading && entry->in_use == 0) idle_.erase(entry->idle_place);
     Remove(entry);
   }
   changed_.SignalAll();
+}
+
+void IndexCache::DropContext(ContextId context) {
+  DropIf([&](const IndexKey& key) { return key.context == context; });
+}
+
+void IndexCache::DropChanged(ContextId context, int64_t opening, Layer layer, int64_t changes) {
+  DropIf([&](const IndexKey& key) {
+    return key.context == context && key.opening == opening && key.layer == layer &&
+           key.changes < changes;
+  });
 }
 
 IndexCache::Counters IndexCache::counters() const {

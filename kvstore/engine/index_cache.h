@@ -1,6 +1,7 @@
 // What:   loaded indexes of all open contexts within one budget of heap bytes. An index that is in
 //         use stays; of the others the least recently used goes first. Who needs room that indexes
-//         in use take, waits for them.
+//         in use take, waits for them. Spare ones (TryAcquire), which only make searches faster, wait
+//         for nobody and take nobody's room.
 // Errors: ResourceExhausted an index larger than the whole budget (names both sizes); those of the
 //         source.
 // Ownership: the cache outlives its leases.
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -75,6 +77,17 @@ class IndexCache {
                                 absl::FunctionRef<absl::StatusOr<int64_t>()> blob_bytes,
                                 absl::FunctionRef<absl::StatusOr<std::unique_ptr<Index>>()> load);
 
+  // On a miss calls admit and then make, on this thread and without a lock. None: the index is being
+  // loaded, `bytes` more would be beyond the budget, or either of the two refused (false, null).
+  // bytes: what it holds, now or later.
+  std::optional<Lease> TryAcquire(const IndexKey& key, int64_t bytes,
+                                  absl::FunctionRef<bool()> admit,
+                                  absl::FunctionRef<std::unique_ptr<Index>()> make);
+  // Lets spare indexes that nobody uses go, the least recently used first, until this much is free.
+  void Shed(int64_t bytes);
+
+  // Forgets what was opened of a layer before its files changed for the changes-th time.
+  void DropChanged(ContextId context, int64_t opening, Layer layer, int64_t changes);
   // Forgets what belongs to a context; what is in use goes when it is given back.
   void DropContext(ContextId context);
 
@@ -88,6 +101,7 @@ class IndexCache {
   void Evict(int64_t wanted_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Remove(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Release(const std::shared_ptr<Entry>& entry);
+  void DropIf(absl::FunctionRef<bool(const IndexKey&)> condition);
 
   const int64_t budget_bytes_;
   mutable absl::Mutex mu_;

@@ -112,6 +112,82 @@ TEST(IndexCache, DropContextWhileInUse_KeepsTheIndexUntilItIsGivenBack) {
   EXPECT_EQ(cache.counters().resident_bytes, 0);
 }
 
+std::optional<IndexCache::Lease> Try(IndexCache& cache, const IndexKey& key, int64_t bytes,
+                                     bool admit = true) {
+  return cache.TryAcquire(
+      key, bytes, [&] { return admit; },
+      [&]() -> std::unique_ptr<Index> {
+        return std::make_unique<FakeIndex>(bytes, key.layer.value());
+      });
+}
+
+TEST(IndexCache, TryAcquire_TakesNobodysRoomAndWaitsForNobody) {
+  IndexCache cache(100);
+  CARREL_ASSERT_OK(Get(cache, Key(0), 40));
+  EXPECT_FALSE(Try(cache, Key(1), 61).has_value());
+  EXPECT_FALSE(Try(cache, Key(1), 60, /*admit=*/false).has_value());
+  EXPECT_EQ(cache.counters().resident_bytes, 40);
+  EXPECT_TRUE(Try(cache, Key(1), 60).has_value());
+  EXPECT_EQ(cache.counters().resident_bytes, 100);
+  EXPECT_TRUE(Try(cache, Key(1), 60, /*admit=*/false).has_value());  // it is there
+  EXPECT_FALSE(Try(cache, Key(2), 1).has_value());
+  EXPECT_EQ(cache.counters().evictions, 0);
+  // Who must have room takes that of spare ones, too.
+  CARREL_ASSERT_OK(Get(cache, Key(0), 40));
+  CARREL_ASSERT_OK(Get(cache, Key(3), 50));
+  EXPECT_EQ(cache.counters().evictions, 1);
+  EXPECT_EQ(cache.counters().resident_bytes, 90);
+}
+
+TEST(IndexCache, TryAcquireOfOneThatIsBeingLoaded_IsNone) {
+  IndexCache cache(100);
+  CARREL_ASSERT_OK(cache.Acquire(
+      Key(0), []() -> absl::StatusOr<int64_t> { return 10; },
+      [&]() -> absl::StatusOr<std::unique_ptr<Index>> {
+        EXPECT_FALSE(Try(cache, Key(0), 10).has_value());
+        return std::make_unique<FakeIndex>(10, 0);
+      }));
+  EXPECT_TRUE(Try(cache, Key(0), 10).has_value());
+}
+
+TEST(IndexCache, Shed_LetsSpareOnesGoThatNobodyUses) {
+  IndexCache cache(100);
+  CARREL_ASSERT_OK(Get(cache, Key(0), 10));
+  for (const int32_t layer : {1, 2, 3}) EXPECT_TRUE(Try(cache, Key(layer), 20).has_value());
+  {
+    const auto used = Try(cache, Key(1), 20);
+    cache.Shed(1);  // 2 is the least recently used
+    EXPECT_EQ(cache.counters().resident_bytes, 50);
+    cache.Shed(100);
+    EXPECT_EQ(cache.counters().resident_bytes, 30);
+  }
+  EXPECT_TRUE(Try(cache, Key(1), 20, /*admit=*/false).has_value());
+  cache.Shed(0);
+  EXPECT_EQ(cache.counters().resident_bytes, 30);
+  cache.Shed(1);
+  EXPECT_EQ(cache.counters().resident_bytes, 10);
+}
+
+TEST(IndexCache, DropChanged_ForgetsOlderOnesOfThatOpeningAndLayer) {
+  IndexCache cache(100);
+  const auto key = [](int32_t layer, int64_t opening, int64_t changes) {
+    IndexKey key = Key(layer);
+    key.opening = opening;
+    key.changes = changes;
+    return key;
+  };
+  for (const IndexKey& one : {key(0, 7, 1), key(0, 7, 2), key(0, 8, 1), key(1, 7, 1)}) {
+    EXPECT_TRUE(Try(cache, one, 10).has_value());
+  }
+  const auto used = Try(cache, key(0, 7, 1), 10);
+  cache.DropChanged(ContextId(1), 7, Layer(0), 2);
+  EXPECT_EQ(cache.counters().resident_bytes, 30);
+  for (const IndexKey& one : {key(0, 7, 2), key(0, 8, 1), key(1, 7, 1)}) {
+    EXPECT_TRUE(Try(cache, one, 10, /*admit=*/false).has_value());
+  }
+  EXPECT_FALSE(Try(cache, key(0, 7, 1), 10, /*admit=*/false).has_value());
+}
+
 TEST(IndexCache, ManyThreads_GetTheRightIndexWithinTheBudget) {
   const uint64_t seed = TestSeed();
   IndexCache cache(100);

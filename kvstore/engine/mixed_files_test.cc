@@ -33,11 +33,11 @@ class MixedFilesTest : public testing::Test {
 
   // The store that is asked, one of another document, and one of the same context (the id is that
   // of the first) whose rows another revision of the model computed.
-  void Make(IndexKind kind, bool bound) {
+  void Make(IndexKind kind, bool bound, int64_t tokens = 300) {
     dir_ = FreshTempDir();
     const ContextId id = ContextId::Random();
     for (int i = 0; i < 3; ++i) {
-      RandomContextSpec spec{.shape = kShape, .tokens = 300, .seed = TestSeed() + uint64_t(i)};
+      RandomContextSpec spec{.shape = kShape, .tokens = tokens, .seed = TestSeed() + uint64_t(i)};
       spec.index.kind = kind;
       spec.index.code_bits = 64;
       spec.summary_rows = 16;
@@ -167,10 +167,10 @@ class MixedFilesTest : public testing::Test {
     return counts;
   }
 
-  void ExpectNoneWrong(IndexKind kind) {
-    Make(kind, /*bound=*/true);
+  void ExpectNoneWrong(IndexKind kind, int64_t tokens = 300, int usual = 350) {
+    Make(kind, /*bound=*/true, tokens);
     if (HasFatalFailure()) return;
-    const int trials = Trials(350);
+    const int trials = Trials(usual);
     const Counts counts = Mix(trials);
     EXPECT_EQ(counts.wrong, 0);
     EXPECT_GT(counts.refused, trials / 2);
@@ -187,6 +187,9 @@ class MixedFilesTest : public testing::Test {
 };
 
 TEST_F(MixedFilesTest, Flat_IsRightOrRefused) { ExpectNoneWrong(IndexKind::kFlat); }
+TEST_F(MixedFilesTest, FlatScannedInInt8_IsRightOrRefused) {
+  ExpectNoneWrong(IndexKind::kFlat, 1300, 60);
+}
 TEST_F(MixedFilesTest, Code_IsRightOrRefused) { ExpectNoneWrong(IndexKind::kCode); }
 TEST_F(MixedFilesTest, Hnsw_IsRightOrRefused) { ExpectNoneWrong(IndexKind::kHnsw); }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "carrel/v1/context.pb.h"
@@ -76,6 +77,11 @@ absl::Status OpenContext::ReadManifest() {
   layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
   changes_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(shape_.layers));
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
+  if (std::any_of(index_params_.begin(), index_params_.end(),
+                  [](const IndexParams& params) { return IndexTypeOf(params.kind).exact(); })) {
+    int8_memory_ =
+        Int8Memory::Make(int64_t{shape_.layers} * shape_.kv_heads, tokens_, shape_.head_dim);
+  }
   return absl::OkStatus();
 }
 
@@ -84,6 +90,7 @@ absl::StatusOr<int64_t> OpenContext::Look(Layer layer) const {
   std::atomic<int64_t>& known = changes_[static_cast<size_t>(layer.value())];
   for (int64_t before = known.load(std::memory_order_acquire); before < changes;) {
     if (!known.compare_exchange_weak(before, changes)) continue;
+    indexes_->DropChanged(id_, opening_, layer, changes);
     spdlog::warn("context {}: files of layer {} changed on disk; they are verified again", name_,
                  layer.value());
     break;
@@ -126,6 +133,8 @@ absl::StatusOr<std::shared_ptr<const MappedHead>> OpenContext::Head(Layer layer,
   }
   ASSIGN_OR_RETURN(rows->exact,
                    OpenIndex(IndexParams{.kind = IndexKind::kFlat}, Blob(), rows->keys));
+  rows->scan = std::make_unique<Int8Scan>(rows->keys, Int8Memory::Piece());
+  rows->changes = slot.changes;
   slot.rows = std::move(rows);
   // A layer's heads are opened before the first of them is searched: their blobs come meanwhile.
   if (IndexTypeOf(ParamsOf(layer, kv_head).kind).reads_few()) {
@@ -201,11 +210,10 @@ bool OpenContext::ScansAll(Layer layer, KvHead kv_head) const {
 absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const MappedHead& rows,
                                     absl::FunctionRef<absl::Status(const Index&)> search) const {
   const IndexParams& params = ParamsOf(layer, kv_head);
-  if (ScansAll(layer, kv_head)) return search(*rows.exact);
+  if (ScansAll(layer, kv_head)) return WithScan(layer, kv_head, rows, search);
   Blob blob;
   absl::StatusOr<IndexCache::Lease> lease = indexes_->Acquire(
-      {id_, layer, kv_head, opening_,
-       changes_[static_cast<size_t>(layer.value())].load(std::memory_order_acquire)},
+      {id_, layer, kv_head, opening_, rows.changes},
       [&]() -> absl::StatusOr<int64_t> {
         ASSIGN_OR_RETURN(blob, Blob::Open(*stored_, layer, Kind::kIndex, kv_head));
         return IndexHeapBytes(params.kind, blob.size());
@@ -216,6 +224,22 @@ absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const MappedHea
                     absl::StrCat("loading the index (", Place(name_, layer, kv_head), ")"));
   }
   return search(**lease);
+}
+
+absl::Status OpenContext::WithScan(Layer layer, KvHead kv_head, const MappedHead& rows,
+                                   absl::FunctionRef<absl::Status(const Int8Scan&)> search) const {
+  const int64_t head = int64_t{layer.value()} * shape_.kv_heads + kv_head.value();
+  const int64_t bytes = int8_memory_ == nullptr ? 0 : int8_memory_->piece_bytes();
+  const std::optional<IndexCache::Lease> lease = indexes_->TryAcquire(
+      {id_, layer, kv_head, opening_, rows.changes}, bytes,
+      [&] { return int8_memory_ != nullptr && budget_->HasSpareRoom(bytes); },
+      [&]() -> std::unique_ptr<Index> {
+        Int8Memory::Piece piece = Int8Memory::Take(int8_memory_, head);
+        if (piece.empty()) return nullptr;  // what is kept of other rows is not gone yet
+        return std::make_unique<Int8Scan>(rows.keys, std::move(piece));
+      });
+  // Of heads that are scanned the cache has nothing else.
+  return search(lease.has_value() ? static_cast<const Int8Scan&>(**lease) : *rows.scan);
 }
 
 }  // namespace carrel::kvstore

@@ -25,6 +25,7 @@
 #include "kvstore/engine/layer_loader.h"
 #include "kvstore/engine/resident_budget.h"
 #include "kvstore/index/index.h"
+#include "kvstore/index/int8_scan.h"
 #include "kvstore/index/rows/rows.h"
 
 namespace carrel::v1 {
@@ -36,11 +37,14 @@ namespace carrel::kvstore {
 class StoredContext;
 class Summaries;
 
-// The rows of one layer and KV head, and the exact index over them, which needs nothing but them.
+// The rows of one layer and KV head, and what needs nothing but them: the exact index, and the scan
+// that keeps nothing.
 struct MappedHead {
   Rows keys;
   Rows values;
   std::unique_ptr<Index> exact;
+  std::unique_ptr<Int8Scan> scan;
+  int64_t changes = 0;  // of the layer's files, as they were opened
 };
 
 class OpenContext {
@@ -88,6 +92,11 @@ class OpenContext {
   absl::Status WithIndex(Layer layer, KvHead kv_head, const MappedHead& rows,
                          absl::FunctionRef<absl::Status(const Index&)> search) const;
 
+  // The same where ScansAll, with a scan that keeps the head's keys in 8 bits while memory has room
+  // for it, else with one that does not; both give the same.
+  absl::Status WithScan(Layer layer, KvHead kv_head, const MappedHead& rows,
+                        absl::FunctionRef<absl::Status(const Int8Scan&)> search) const;
+
   // Sessions that read it; kept by the engine.
   std::atomic<int64_t> sessions{0};
 
@@ -119,8 +128,9 @@ class OpenContext {
   AttentionShape shape_;
   int64_t tokens_ = 0;
   float scale_ = 0;
-  std::vector<IndexParams> index_params_;  // [layers, kv_heads]
-  std::unique_ptr<Slot[]> slots_;          // [layers, kv_heads]
+  std::vector<IndexParams> index_params_;    // [layers, kv_heads]
+  std::unique_ptr<Slot[]> slots_;            // [layers, kv_heads]
+  std::shared_ptr<Int8Memory> int8_memory_;  // of heads that are scanned; null: there is none
 
   mutable std::unique_ptr<std::atomic<int64_t>[]> changes_;  // [layers]: as Look gave last
 

@@ -10,6 +10,7 @@
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kvstore/engine/attend_all.h"
+#include "kvstore/index/int8_scan.h"
 #include "kvstore/index/search_util.h"
 #include "kvstore/index/summaries/summaries.h"
 
@@ -75,10 +76,14 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.queries = QueriesOf(token, kv_head);
   params.selection = &request_.selection;
   params.effort = request_.effort;
+  params.exact_lse = wants_exact_lse();
   if (zone_scores_ != nullptr) {
-    const int64_t scored = token - first_scored_;
-    params.zone_scores = &zone_scores_[static_cast<size_t>(
-        (kv_head * tokens_scored_ + scored) * context().shape().group() * zone_.rows())];
+    const auto scored = static_cast<size_t>(kv_head * tokens_scored_ + token - first_scored_);
+    if (int8_scores_[scored].scores != nullptr) {
+      params.int8_scores = &int8_scores_[scored];
+    } else {
+      params.zone_scores = ScoresOf(kv_head, token);
+    }
   }
   // Where each thread has units of its own, they need not share them.
   const auto units = static_cast<int64_t>(units_.size());
@@ -180,31 +185,54 @@ int64_t QueryReply::TokensScoredTogether() const {
   return std::clamp<int64_t>(kMostScores / (shape.q_heads * zone_.rows()), 1, request_.tokens);
 }
 
+float* QueryReply::ScoresOf(int32_t kv_head, int64_t token) const {
+  const int64_t group = context().shape().group(), scored = token - first_scored_;
+  const int64_t of_head = tokens_scored_ * group * scored_stride_;
+  const int64_t stride = scans_int8(kv_head) ? scored_stride_ : zone_.rows();
+  return &zone_scores_[static_cast<size_t>(kv_head * of_head + scored * group * stride)];
+}
+
+absl::Status QueryReply::ScoreHead(ThreadPool& pool, KvHead kv_head) {
+  const AttentionShape& shape = context().shape();
+  const int64_t group = shape.group(), vectors = tokens_scored_ * group;
+  const MappedHead& head = *heads_[static_cast<size_t>(kv_head.value())];
+  std::vector<float> queries;
+  for (int64_t token = first_scored_; token < first_scored_ + tokens_scored_; ++token) {
+    const float* q = QueriesOf(token, kv_head.value());
+    queries.insert(queries.end(), q, q + group * shape.head_dim);
+  }
+  float* const scores = ScoresOf(kv_head.value(), first_scored_);
+  if (!scans_int8(kv_head.value())) {
+    return ScoreZone(queries.data(), vectors, context().scale(), head.keys, zone_, &pool, scores);
+  }
+  kernels::Int8Error error;
+  RETURN_IF_ERROR(context().WithScan(request_.layer, kv_head, head, [&](const Int8Scan& scan) {
+    return scan.Score(queries.data(), vectors, context().scale(), zone_, &pool, scores, error);
+  }));
+  for (int64_t scored = 0; scored < tokens_scored_; ++scored) {
+    int8_scores_[static_cast<size_t>(kv_head.value() * tokens_scored_ + scored)] = {
+        scores + scored * group * scored_stride_ + Int8Scan::Offset(zone_), scored_stride_, error};
+  }
+  return absl::OkStatus();
+}
+
 absl::Status QueryReply::ScoreTokens(ThreadPool& pool, int64_t first, int64_t tokens) {
   const AttentionShape& shape = context().shape();
-  const int64_t numbers = shape.group() * shape.head_dim;
   first_scored_ = first;
   tokens_scored_ = tokens;
+  scored_stride_ = Int8Scan::Stride(zone_);
+  int8_scores_.assign(static_cast<size_t>(shape.kv_heads * tokens), {});
   zone_scores_ = nullptr;  // before the next ones are there
   zone_scores_ = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(tokens * shape.q_heads * zone_.rows()));
+      static_cast<size_t>(tokens * shape.q_heads * scored_stride_));
   absl::Mutex mu;
   absl::Status error;
   pool.ParallelFor(shape.kv_heads, [&](int64_t h) {
-    const auto kv_head = static_cast<int32_t>(h);
     context().Touch(request_.layer);
     absl::Status status = CheckWanted();
     if (status.ok()) {
-      status = CatchNoMemory("query", [&] {
-        std::vector<float> queries;
-        for (int64_t token = first; token < first + tokens; ++token) {
-          const float* q = QueriesOf(token, kv_head);
-          queries.insert(queries.end(), q, q + numbers);
-        }
-        return ScoreZone(
-            queries.data(), tokens * shape.group(), context().scale(), heads_[h]->keys, zone_,
-            &pool, &zone_scores_[static_cast<size_t>(h * tokens * shape.group() * zone_.rows())]);
-      });
+      status =
+          CatchNoMemory("query", [&] { return ScoreHead(pool, KvHead(static_cast<int32_t>(h))); });
     }
     absl::MutexLock lock(&mu);
     error.Update(status);

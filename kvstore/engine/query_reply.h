@@ -79,6 +79,16 @@ class QueryReply : public Reply {
   // Tokens whose scores one scan of a head's keys gives; 1: each scans for itself.
   int64_t TokensScoredTogether() const;
   absl::Status ScoreTokens(ThreadPool& pool, int64_t first, int64_t tokens);
+  absl::Status ScoreHead(ThreadPool& pool, KvHead kv_head);
+  bool scans_int8(int32_t kv_head) const {
+    return !wants_exact_lse() && ScansInInt8(request_.selection, KvHead(kv_head), zone_.rows());
+  }
+  // In zone_scores_, of a token that is scored.
+  float* ScoresOf(int32_t kv_head, int64_t token) const;
+  // Of what is asked ahead, too: among the candidates it is taken for what it is.
+  bool wants_exact_lse() const {
+    return request_.speculative || found_ != nullptr || WantsExactLse(request_.selection);
+  }
   absl::Status RunSelect(ThreadPool& pool);
   absl::Status RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head, Selected& selected,
                        int64_t& rows);
@@ -93,8 +103,11 @@ class QueryReply : public Reply {
   std::vector<std::shared_ptr<const MappedHead>> heads_;  // [kv_heads]
   std::vector<Unit> units_;                               // [tokens, kv_heads]
   std::vector<float> out_, lse_;                          // ATTEND: [tokens, q_heads, ...]
-  // [kv_heads, tokens scored, group, zone rows] while rows are selected, or null
+  // While rows are selected, or null. Of each KV head [tokens scored, group, scored_stride_], where it is
+  // scanned in 8 bits; else [tokens scored, group, zone rows].
   std::unique_ptr<float[]> zone_scores_;
+  std::vector<Int8ZoneScores> int8_scores_;  // [kv_heads, tokens scored]; none: as stored
+  int64_t scored_stride_ = 0;
   int64_t first_scored_ = 0, tokens_scored_ = 0;
   QueryStatistics statistics_;
   int64_t seen_ = 0;  // what Look gave when heads_ were opened, and after what was computed

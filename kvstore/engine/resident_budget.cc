@@ -12,9 +12,11 @@
 
 namespace carrel::kvstore {
 
-ResidentBudget::ResidentBudget(int64_t budget_bytes, std::function<int64_t()> heap_bytes)
+ResidentBudget::ResidentBudget(int64_t budget_bytes, std::function<int64_t()> heap_bytes,
+                               std::function<void(int64_t)> shed)
     : budget_bytes_(budget_bytes),
       heap_bytes_(std::move(heap_bytes)),
+      shed_(std::move(shed)),
       statm_(open("/proc/self/statm", O_RDONLY | O_CLOEXEC)) {}
 
 ResidentBudget::~ResidentBudget() {
@@ -52,6 +54,8 @@ std::pair<int64_t, int64_t> ResidentBudget::Read() const {
 
 void ResidentBudget::Enforce() {
   if (HeldBytes() <= budget_bytes_ || !mu_.TryLock()) return;
+  shed_(HeldBytes() - (budget_bytes_ - budget_bytes_ / 5));
+  if (HeldBytes() <= budget_bytes_) return mu_.Unlock();
   std::vector<std::tuple<int64_t, Layers*, int32_t>> oldest;
   for (Layers* context : contexts_) {
     for (size_t layer = 0; layer < context->touched_.size(); ++layer) {

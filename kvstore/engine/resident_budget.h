@@ -1,5 +1,6 @@
-// What:    keeps mapped pages and loaded indexes within the memory budget: when they are above, the
-//          pages of the layers that were not read for longest are let go until it is a tenth below.
+// What:    keeps mapped pages and loaded indexes within the memory budget: when they are above, what
+//          can be spared is let go until it is a fifth below, and then the pages of the layers that
+//          were not read for longest, until it is a tenth below.
 //          The rest of the heap is not compared: letting pages go would not make it smaller.
 //          They are only unmapped: who reads such a layer meanwhile reads it again, from the page
 //          cache or the disk.
@@ -24,9 +25,10 @@ class StoredContext;
 
 class ResidentBudget {
  public:
-  // heap_bytes: of what else counts.
+  // heap_bytes: of what else counts. shed: lets as many of them go, where it can.
   explicit ResidentBudget(
-      int64_t budget_bytes, std::function<int64_t()> heap_bytes = [] { return int64_t{0}; });
+      int64_t budget_bytes, std::function<int64_t()> heap_bytes = [] { return int64_t{0}; },
+      std::function<void(int64_t)> shed = [](int64_t) {});
   ~ResidentBudget();
 
   // The layers of one context, for as long as this lives; before the budget's end.
@@ -51,6 +53,8 @@ class ResidentBudget {
   void Enforce();
   // Whether so much more keeps it within the budget.
   bool HasRoom(int64_t bytes) const { return HeldBytes() + bytes <= budget_bytes_; }
+  // Whether so much more of what can be spared does: what was shed is not back at once.
+  bool HasSpareRoom(int64_t bytes) const { return HasRoom(bytes + budget_bytes_ / 10); }
   int64_t releases() const { return releases_.load(std::memory_order_relaxed); }
 
   // Of this process: all of it, and the pages of files, which may be shared with others.
@@ -63,6 +67,7 @@ class ResidentBudget {
 
   const int64_t budget_bytes_;
   const std::function<int64_t()> heap_bytes_;
+  const std::function<void(int64_t)> shed_;
   int statm_ = -1;  // /proc/self/statm
   std::atomic<int64_t> clock_{0};
   std::atomic<int64_t> releases_{0};

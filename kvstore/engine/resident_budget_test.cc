@@ -83,6 +83,32 @@ TEST(ResidentBudgetTest, BelowTheBudget_NothingIsLetGo) {
   EXPECT_EQ(budget.releases(), 0);
 }
 
+TEST(ResidentBudgetTest, WhatCanBeSpared_GoesBeforeLayers) {
+  const std::string folder = FreshTempDir();
+  const auto context = std::make_shared<FileContext>(folder, 1);
+  const int64_t allowed = ResidentBudget(0).MappedBytes() + 4 * kFileBytes;
+  int64_t spare = 0, wanted = 0;
+  ResidentBudget budget(
+      allowed, [&] { return spare; },
+      [&](int64_t bytes) {
+        wanted = bytes;
+        spare -= std::min(spare, bytes);
+      });
+  ResidentBudget::Layers layers(&budget, context, 1);
+  layers.Touch(0);
+  EXPECT_EQ(context->Sum(0), kFileBytes * 'a');
+  EXPECT_TRUE(budget.HasSpareRoom(1));
+  EXPECT_FALSE(budget.HasSpareRoom(allowed - budget.MappedBytes()));
+  budget.Enforce();
+  EXPECT_EQ(wanted, 0);
+  spare = allowed;
+  budget.Enforce();
+  EXPECT_GT(wanted, 0);
+  EXPECT_LT(spare, allowed);
+  EXPECT_LE(budget.MappedBytes() + spare, allowed - allowed / 5 + kFileBytes);
+  EXPECT_EQ(budget.releases(), 0);
+}
+
 // What clients made the heap hold is none of the layers' business.
 TEST(ResidentBudgetTest, ALargeHeap_LetsNothingGoUnlessItCounts) {
   const std::string folder = FreshTempDir();

@@ -8,6 +8,7 @@
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
+#include "kvstore/index/int8_scan.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -26,6 +27,8 @@ SearchRequest MakeSearch(const SelectParams& p, int64_t top_k) {
   request.top_k = top_k;
   request.effort = static_cast<int32_t>(p.effort);
   request.zone_scores = p.zone_scores;
+  request.int8_scores = p.int8_scores;
+  request.exact_lse = p.exact_lse;
   request.pool = p.pool;
   return request;
 }
@@ -128,6 +131,19 @@ void Keep(const SearchResult& found, int64_t group, const std::vector<int64_t>& 
 
 }  // namespace
 
+bool WantsExactLse(const select::Selection& selection) {
+  return std::holds_alternative<select::Mass>(selection);
+}
+
+bool ScansInInt8(const select::Selection& selection, KvHead kv_head, int64_t zone_rows) {
+  if (select::IsAll(selection) || WantsExactLse(selection)) return false;
+  const auto* const top_k = std::get_if<select::TopK>(&selection);
+  const int64_t wanted = top_k != nullptr
+                             ? std::min(top_k->Of(kv_head), zone_rows)
+                             : std::min(select::MostRows(selection, zone_rows), kFirstRows);
+  return Int8ScanPays(zone_rows, wanted);
+}
+
 absl::Status SelectRows(const SelectParams& p, Selected& selected) {
   selected = Selected();
   const int64_t group = p.context->shape().group(), zone = p.zone.rows();
@@ -167,7 +183,8 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
     selected.visited -= result.visited;
   }
   selected.visited += result.visited;
-  selected.candidates = result.zone_scored ? zone : static_cast<int64_t>(selected.ids.size());
+  const bool all = result.zone_scored || p.context->ScansAll(p.layer, p.kv_head);
+  selected.candidates = all ? zone : static_cast<int64_t>(selected.ids.size());
   selected.zone_lse = std::move(result.zone_lse);
   selected.zone_scored = result.zone_scored;
   return absl::OkStatus();

@@ -5,7 +5,8 @@
 //         run of the best rows with sum_j exp(score[h, j] - lse[h]) >= mass for every q head h.
 //         Both ask the index for more and more rows until what it gives reaches past the last row
 //         that qualifies, or is max_rows. Under an approximate index best score and lse are those
-//         of what it finds, and its estimate.
+//         of what it finds, and its estimate. mass asks flat for the exact lse; by top_k and range a
+//         flat head is scanned in 8 bits (kvstore/index/int8_scan.h), which says of groups what is.
 // Errors: those of rows and indexes.     Threads: reentrant.
 #pragma once
 
@@ -31,8 +32,10 @@ struct SelectParams {
   const float* queries = nullptr;                // [group, head_dim]
   const select::Selection* selection = nullptr;  // not All; max_rows >= 1
   int64_t effort = 0;
-  const float* zone_scores = nullptr;  // as SearchRequest's
-  ThreadPool* pool = nullptr;          // likewise
+  const float* zone_scores = nullptr;           // as SearchRequest's
+  const Int8ZoneScores* int8_scores = nullptr;  // likewise
+  bool exact_lse = false;                       // likewise; WantsExactLse
+  ThreadPool* pool = nullptr;                   // likewise
 };
 
 struct Selected {
@@ -45,6 +48,11 @@ struct Selected {
   int64_t candidates = 0;
   int64_t visited = 0;
 };
+
+// Whether the selection itself depends on the zone's lse beyond the weight between heads.
+bool WantsExactLse(const select::Selection& selection);
+// Whether the first search of a flat head by this selection looks at keys in 8 bits.
+bool ScansInInt8(const select::Selection& selection, KvHead kv_head, int64_t zone_rows);
 
 absl::Status SelectRows(const SelectParams& params, Selected& selected);
 // By top_k. candidates: in the zone. A group score is taken over the zone, whose lse is that over the

@@ -1,9 +1,10 @@
 // What:   the one interface of all index kinds: which keys of a zone score highest with the queries
 //         of a GQA group.
 // Math:   candidates of a group = rows with the largest group score max_h (scale * <q[h], k[j]> -
-//         lse[h]) (kernels/score/group_score), where lse[h] is over the zone: exactly in flat, estimated
-//         from the rows found and a sample of the rest in the others. Larger is better, ties by
-//         smaller id. What is returned is always scored exactly.
+//         lse[h]) (kernels/score/group_score), where lse[h] is over the zone: exactly in flat, over
+//         scores in 8 bits in what a store scans flat heads by (int8_scan.h), estimated from the rows
+//         found and a sample of the rest in the others. Larger is better, ties by smaller id. What is
+//         returned is always scored exactly.
 // Shapes: queries [group, head_dim] f32.
 // Errors: DataLoss from rows or blob; InvalidArgument names field, value and bounds. Faiss's
 //         exceptions are caught here and become Internal.
@@ -106,6 +107,13 @@ struct SearchScratch {
   uint32_t NextWalk(int64_t rows);
 };
 
+// What a scan of a zone in 8 bits gives (int8_scan.h).
+struct Int8ZoneScores {
+  const float* scores = nullptr;  // [group, stride], from the zone's first row on
+  int64_t stride = 0;
+  kernels::Int8Error error;  // of the zone's rows
+};
+
 struct SearchRequest {
   const float* queries = nullptr;  // [group, head_dim]
   int64_t group = 0;
@@ -117,6 +125,10 @@ struct SearchRequest {
   // What the scan of the zone gives, [group, zone rows], where the caller has scored it already
   // (ScoreZone); who does not scan does not look at it.
   const float* zone_scores = nullptr;
+  const Int8ZoneScores* int8_scores = nullptr;  // likewise: of Int8Scan::Score
+  // zone_lse is wanted exactly: who would look at keys in 8 bits scans them as they are stored. Of
+  // other kinds zone_lse is what it is.
+  bool exact_lse = false;
   // Whose threads may help, where a KV head's scan is long and heads are too few to keep all busy.
   ThreadPool* pool = nullptr;
 };
@@ -125,8 +137,8 @@ struct SearchResult {
   std::vector<Position> ids;  // by group score descending, then id
   std::vector<float> scores;  // [group, ids.size()], scaled, exact
   int64_t visited = 0;        // keys compared, over the group's heads
-  // [group]: lse over the whole zone: exact if the index scored all of it (flat always does, the
-  // others where that is cheaper), else an estimate.
+  // [group]: lse over the whole zone: exact if the index scored all of it exactly (flat always does,
+  // the others where that is cheaper), else an estimate. The group scores of ids are by it.
   std::vector<float> zone_lse;
   bool zone_scored = false;
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "common/no_memory.h"
 #include "common/status.h"
@@ -16,27 +15,26 @@ namespace {
 // Rows verified, then scored while they are still in the cache.
 constexpr int64_t kScanBlockBytes = 256 << 10;
 
-// Blocks of a zone, on the pool's threads where there is one. One of the errors, if there are any.
-absl::Status ForEachBlock(ThreadPool* pool, RowRange zone, int64_t block,
-                          absl::FunctionRef<absl::Status(RowRange)> body) {
-  const auto part = [&](int64_t i) -> RowRange {
-    const Position at = zone.begin + i * block;
-    return {at, std::min(zone.end, at + block)};
+}  // namespace
+
+absl::Status ForEachPart(ThreadPool* pool, RowRange range, int64_t part,
+                         absl::FunctionRef<absl::Status(RowRange)> body) {
+  const auto at = [&](int64_t i) -> RowRange {
+    const Position begin = range.begin + i * part;
+    return {begin, std::min(range.end, begin + part)};
   };
-  const int64_t blocks = (zone.rows() + block - 1) / block;
-  if (pool == nullptr) {
-    for (int64_t i = 0; i < blocks; ++i) RETURN_IF_ERROR(body(part(i)));
+  const int64_t parts = (range.rows() + part - 1) / part;
+  if (pool == nullptr || parts == 1) {
+    for (int64_t i = 0; i < parts; ++i) RETURN_IF_ERROR(body(at(i)));
     return absl::OkStatus();
   }
-  std::vector<absl::Status> statuses(static_cast<size_t>(blocks));
-  pool->ParallelFor(blocks, [&](int64_t i) {
-    statuses[static_cast<size_t>(i)] = CatchNoMemory("search", [&] { return body(part(i)); });
+  std::vector<absl::Status> statuses(static_cast<size_t>(parts));
+  pool->ParallelFor(parts, [&](int64_t i) {
+    statuses[static_cast<size_t>(i)] = CatchNoMemory("search", [&] { return body(at(i)); });
   });
   for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
   if (request.queries == nullptr || request.group < 1 || request.group > 4096) {
@@ -82,7 +80,7 @@ absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const
   const int64_t rows = zone.rows();
   const int64_t block = std::max<int64_t>(1, kScanBlockBytes / keys.row_bytes());
   keys.AskAhead(zone);
-  return ForEachBlock(pool, zone, block, [&](RowRange part) -> absl::Status {
+  return ForEachPart(pool, zone, block, [&](RowRange part) -> absl::Status {
     RETURN_IF_ERROR(keys.Verify(part));
     keys.ForEachPiece(part, [&](Position first, const void* address, int64_t count) {
       kernels::DotScore(queries, vectors, keys.head_dim(), address, count, scale,

@@ -1,12 +1,18 @@
 // What:   what the index kinds share: request checks, and the exact scan of a zone.
 #pragma once
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "kvstore/index/index.h"
 
 namespace carrel::kvstore {
 
 absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys);
+
+// Parts of a range, `part` long but for the last, on the pool's threads where there is one. One of the
+// errors, if there are any.
+absl::Status ForEachPart(ThreadPool* pool, RowRange range, int64_t part,
+                         absl::FunctionRef<absl::Status(RowRange)> body);
 
 // scores [vectors, zone rows] = scale <queries[i], key>, queries [vectors, head_dim]; on the pool's threads
 // where there is one. Cost: reads the zone once, whatever the vectors.

@@ -41,8 +41,8 @@ constexpr Room kRooms[] = {
      "rows"},
     {"kvstore/index", "building", "building/*", "rows summaries"},
     {"kvstore/index", "making summaries", "summaries/summaries_build", "rows summaries building"},
-    {"kvstore/index", "index", "index index_type index_kinds index_spec search_util auto_index",
-     "rows"},
+    {"kvstore/index", "index",
+     "index index_type index_kinds index_spec int8_scan search_util auto_index", "rows"},
     {"kvstore/index", "links", "links/*", "rows index"},
     // Every other folder is a kind, and includes no other; but graph finds near rows by ivf's lists.
     {"kvstore/index", "a kind", "*", "rows index building links"},

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/score/int8_score/int8_score_amx.h"
+
 // Highway leaves this target out unless it is asked for.
 #define HWY_WANT_AVX3_DL 1
 
@@ -272,8 +274,22 @@ void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale,
   }
 }
 
+float Int8ScoreError(const Int8Error& of_rows, const float* q, int64_t group, int64_t dim,
+                     float scale) {
+  float longest = 0;
+  for (int64_t h = 0; h < group; ++h) {
+    float squares = 0;
+    for (int64_t c = 0; c < dim; ++c) squares += q[h * dim + c] * q[h * dim + c];
+    longest = std::max(longest, squares);
+  }
+  return Int8ScoreError(of_rows, std::sqrt(longest), dim, scale);
+}
+
 void Int8Score(const Int8Queries& queries, const void* blocks, int64_t count, float* out,
                int64_t stride) {
+  if (Int8TakesTiles(queries.group)) {
+    return Int8ScoreByTiles(queries, blocks, count, out, stride);
+  }
   HWY_DYNAMIC_DISPATCH(Int8ScoreImpl)(queries, blocks, count, out, stride);
 }
 

@@ -7,8 +7,9 @@
 //         numbers of a row (zeros behind the last) 64 bytes, row r's at 4r. Any byte address.
 //         out [group, stride >= count * 16] f32.
 // Source: ours; rows side by side, as in fast scans of codes, so that no sum crosses lanes.
-// Threads: reentrant; splitting blocks changes no bit, and both versions give the same bits.
-// Cost:   reads dim + 4 bytes per row once per four queries.
+// Threads: reentrant; splitting blocks changes no bit, and all versions give the same bits.
+// Cost:   reads dim + 4 bytes per row once for all queries on AMX's tiles (from 8 queries on), else from
+//         memory once and from the cache once per four queries.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,12 @@ inline int64_t Int8BlockBytes(int64_t dim) { return 64 + (dim + 3) / 4 * 64; }
 struct Int8Error {
   float residual = 0;
   float norm = 0;
+
+  // Of these rows and of those.
+  void Add(const Int8Error& other) {
+    residual = residual < other.residual ? other.residual : residual;
+    norm = norm < other.norm ? other.norm : norm;
+  }
 };
 
 // Packs rows [count <= 16, dim] f32, finite; the rows that are left are zeros. Halves are rounded to
@@ -45,6 +52,10 @@ struct Int8Queries {
 // How far a score of a query of l2 norm `norm` may lie from scale * <query, row>, at most: by Cauchy
 // and Schwarz, what the rows and the query lose by being kept in fewer bits, and f32's rounding.
 float Int8ScoreError(const Int8Error& of_rows, float norm, int64_t dim, float scale);
+
+// The same for all of these queries, [group, dim] f32.
+float Int8ScoreError(const Int8Error& of_rows, const float* q, int64_t group, int64_t dim,
+                     float scale);
 
 // q [group, dim] f32; `scale` is multiplied into the scores.
 void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale, Int8Queries& queries);

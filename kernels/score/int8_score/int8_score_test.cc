@@ -7,7 +7,7 @@
 namespace carrel::kernels {
 namespace {
 
-CARREL_KERNEL_TEST(Int8ScoreTest);
+CARREL_KERNEL_TEST_WITH_AMX(Int8ScoreTest);
 
 struct Packed {
   std::vector<float> rows;  // [count, dim]
@@ -29,8 +29,9 @@ Packed PackRows(std::vector<float> rows, int64_t count, int64_t dim) {
 
 TEST_P(Int8ScoreTest, RandomShapes_EqualReferenceAndAreWithinTheBoundOfTheProduct) {
   for (int trial = 0; trial < 60; ++trial) {
-    const int64_t dims[] = {1, 3, 24, 64, 128, 512, 1 + Below(300)};
-    const int64_t dim = dims[Below(7)], group = 1 + Below(9), count = Below(130);
+    const int64_t dims[] = {1, 3, 24, 64, 80, 96, 128, 512, 1 + Below(300)};
+    const int64_t dim = dims[Below(9)], count = Below(130);
+    const int64_t group = 1 + Below(trial % 3 == 0 ? 140 : 20);
     SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group) + " rows " +
                  std::to_string(count));
     std::vector<float> rows = RandomNormal(rng_, count * dim);

@@ -180,6 +180,15 @@ void IndicesAtLeast(const float* scores, int64_t n, float bar, std::vector<int64
   }
 }
 
+void IndicesWithinError(const float* scores, int64_t n, int64_t k, float error,
+                        std::vector<int64_t>& out, std::vector<uint64_t>& scratch) {
+  const float last = KthLargest(scores, n, k, scratch);
+  // The k best may all be lower by the error, and others higher. Numbers about as large as `last` are
+  // rounded four times: both scores and what they stand for.
+  const float rounding = 0x1p-21f * (std::abs(last) + 2 * error);
+  IndicesAtLeast(scores, n, last - 2 * error - rounding, out);
+}
+
 std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {
   thread_local std::vector<uint64_t> scratch;
   const auto n = static_cast<int64_t>(scores.size());

@@ -53,8 +53,9 @@ TEST(ThreadPoolTest, WorkThatComesAsWorkersFallAsleep_IsDone) {
 TEST(ThreadPoolTest, FullQueue_RefusesAndRunsOnlyTheAccepted) {
   std::atomic<int> runs{0};
   {
-    ThreadPool pool(1, /*queue_limit=*/2);
+    // The task may still be leaving them when the pool is destroyed.
     absl::Notification started, go;
+    ThreadPool pool(1, /*queue_limit=*/2);
     ASSERT_TRUE(pool.TrySubmit([&] {
       started.Notify();
       go.WaitForNotification();

@@ -1,9 +1,13 @@
 // Built into programs of the tsan preset only. Debian's abseil is not instrumented: ThreadSanitizer does not see what its locks order and would call all that
-// they guard a race. These definitions stand before the library's when symbols are bound, and do the same with pthread locks, which the sanitizer knows; gRPC's
-// locks are abseil's and come along. Slower than the original (every unlock wakes every waiter), otherwise alike.
+// they guard a race. These definitions stand before the library's when symbols are bound, and do the same with pthread locks, and tell the sanitizer, which
+// then knows who holds what, and reports locks that are taken in two orders, too; gRPC's locks are abseil's and come along. Slower than the original (every
+// unlock wakes every waiter), otherwise alike.
+#include <sanitizer/tsan_interface.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -15,6 +19,7 @@ using Clock = std::chrono::system_clock;
 
 // What the one word of an absl::Mutex points at, made at first use.
 struct Lock {
+  int64_t known_by = 0;  // its address, which is no other lock's
   std::mutex mu;
   std::condition_variable changed;
   int readers = 0;
@@ -28,6 +33,36 @@ struct Lock {
     exclusive ? void(writer = false) : void(--readers);
     changed.notify_all();
   }
+};
+
+// What the sanitizer is told of a lock, from before it is taken or given back until afterwards. Meanwhile it looks away from
+// what orders the threads here: two who read are not in an order.
+unsigned FlagsOf(bool exclusive) { return exclusive ? 0 : __tsan_mutex_read_lock; }
+
+class Taking {
+ public:
+  Taking(Lock& lock, bool exclusive, unsigned how = 0)
+      : known_by_(&lock.known_by), flags_(FlagsOf(exclusive) | how) {
+    __tsan_mutex_pre_lock(known_by_, flags_);
+  }
+  ~Taking() { __tsan_mutex_post_lock(known_by_, flags_, 0); }
+  void Failed() { flags_ |= __tsan_mutex_try_lock_failed; }
+
+ private:
+  int64_t* const known_by_;
+  unsigned flags_;
+};
+
+class GivingBack {
+ public:
+  GivingBack(Lock& lock, bool exclusive) : known_by_(&lock.known_by), flags_(FlagsOf(exclusive)) {
+    __tsan_mutex_pre_unlock(known_by_, flags_);
+  }
+  ~GivingBack() { __tsan_mutex_post_unlock(known_by_, flags_); }
+
+ private:
+  int64_t* const known_by_;
+  const unsigned flags_;
 };
 
 struct Signals {
@@ -58,20 +93,26 @@ void Destroy(void* object) {
 
 void LockFor(void* object, bool exclusive) {
   Lock& lock = Of<Lock>(object);
+  const Taking taking(lock, exclusive);
   std::unique_lock<std::mutex> held(lock.mu);
   lock.Acquire(held, exclusive);
 }
 
 bool TryLockFor(void* object, bool exclusive) {
   Lock& lock = Of<Lock>(object);
+  Taking taking(lock, exclusive, __tsan_mutex_try_lock);
   std::unique_lock<std::mutex> held(lock.mu);
-  if (lock.writer || (exclusive && lock.readers > 0)) return false;
+  if (lock.writer || (exclusive && lock.readers > 0)) {
+    taking.Failed();
+    return false;
+  }
   lock.Acquire(held, exclusive);
   return true;
 }
 
 void Unlock(void* object, bool exclusive) {
   Lock& lock = Of<Lock>(object);
+  const GivingBack giving_back(lock, exclusive);
   std::unique_lock<std::mutex> held(lock.mu);
   lock.Release(exclusive);
 }
@@ -85,16 +126,19 @@ Clock::time_point ToClock(absl::Time deadline) {
 // Held on entry and on return. False if the deadline came first.
 bool AwaitUntil(void* object, const absl::Condition& condition, absl::Time deadline) {
   Lock& lock = Of<Lock>(object);
-  std::unique_lock<std::mutex> held(lock.mu);
-  const bool exclusive = lock.writer;
+  const bool exclusive = lock.writer;  // of who holds it
   for (;;) {
-    held.unlock();
     const bool met = condition.Eval();
     if (met || absl::Now() >= deadline) return met;
-    held.lock();
+    // Nobody comes between the two: what changes after the condition was looked at wakes who waits.
+    std::optional<GivingBack> giving_back(std::in_place, lock, exclusive);
+    std::unique_lock<std::mutex> held(lock.mu);
     lock.Release(exclusive);
+    giving_back.reset();
+    const Taking taking(lock, exclusive);
     lock.changed.wait_until(held, ToClock(deadline));
     lock.Acquire(held, exclusive);
+    held.unlock();
   }
 }
 

@@ -176,7 +176,8 @@ Int8Error PackInt8Impl(const float* rows, int64_t count, int64_t dim, void* bloc
     float residual = hn::GetLane(hn::SumOfLanes(d, lost));
     for (int64_t c = whole; c < dim; ++c) {
       const float number = std::clamp(std::nearbyint(row[c] / scale), -127.0f, 127.0f);
-      const float left = row[c] - number * scale;
+      // Rounded once, as above, whether or not the compiler would join the two: else it may be too small.
+      const float left = std::fma(-number, scale, row[c]);
       residual += left * left;
       numbers[static_cast<size_t>(c)] = static_cast<int8_t>(number);
     }

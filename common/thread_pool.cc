@@ -25,16 +25,33 @@ void FutexWake(std::atomic<uint32_t>& word, int count) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
-// How long a worker that finds nothing to do looks on before it sleeps. The loops of a token follow
-// each other within some microseconds, and to be woken takes five times as long.
-constexpr std::chrono::microseconds kLookOn(40);
+using Clock = std::chrono::steady_clock;
 
-// Looks on until done() or kLookOn has passed. Without yielding: who yields to a thread that computes
+// How long a worker that finds nothing to do looks on before it sleeps. The loops of a token follow
+// each other within some microseconds, now and then within a hundred, and to be woken takes as long.
+constexpr std::chrono::microseconds kLookOn(120);
+// But where threads are more than cores, who looks on takes the core from who computes. He knows it by
+// having been away: for so long, then, he looks on no longer than this.
+constexpr std::chrono::microseconds kAway(500), kLookOnBusy(20);
+constexpr std::chrono::milliseconds kBusy(400);
+
+std::atomic<Clock::rep> busy_until{0};  // of the whole process, in ticks of the clock
+
+// Looks on until done() or the time has passed. Without yielding: who yields to a thread that computes
 // gets the core back at the next tick of the kernel's clock, milliseconds later.
 template <class Done>
 void LookOn(const Done& done) {
-  const auto until = std::chrono::steady_clock::now() + kLookOn;
-  while (!done() && std::chrono::steady_clock::now() < until) __builtin_ia32_pause();
+  if (done()) return;
+  Clock::time_point now = Clock::now();
+  const bool busy = now.time_since_epoch().count() < busy_until.load(std::memory_order_relaxed);
+  const Clock::time_point until = now + (busy ? kLookOnBusy : kLookOn);
+  while (!done() && now < until) {
+    __builtin_ia32_pause();
+    const Clock::time_point before = std::exchange(now, Clock::now());
+    if (now - before > kAway) {
+      busy_until.store((now + kBusy).time_since_epoch().count(), std::memory_order_relaxed);
+    }
+  }
 }
 
 }  // namespace

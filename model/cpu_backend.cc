@@ -30,8 +30,9 @@ using kernels::WeightMatrix;
 // Tokens that one thread takes through a whole step. Several tiles of the GEMM, so that a weight
 // panel, once widened, serves them all; a multiple of the tile, so that the cut changes no bit.
 constexpr int64_t kBlockTokens = 4 * kLinearTokenTile;
-// A unit handed to another core must be worth the handing over (some 50 us).
-constexpr int64_t kUnitMultiplyAdds = 200'000;
+// A unit handed to another core must be worth the handing over, and small beside a product, at whose end
+// the others wait for the last one: some 5 us of one token.
+constexpr int64_t kUnitMultiplyAdds = 100'000;
 // Output rows per unit of a GEMM: one number for every pool, or the bits would depend on the pool.
 constexpr int64_t kGemmUnitRows = 512;
 constexpr int64_t kGemvRowStep = 16;

@@ -65,6 +65,25 @@ void RetrievalAttention::AttendWindow(const model::AttentionInput& input) {
   });
 }
 
+// Side by side: KV heads are few, and whoever has no head of the zone to look at has the window's.
+absl::Status RetrievalAttention::AttendWindowAndFinish(const model::AttentionInput& input) {
+  window_partial_.Reset(input.n, shape_.q_heads, shape_.head_dim);
+  const int64_t units = input.n * shape_.kv_heads;
+  const int64_t zone_unit =
+      pool_->threads() > 0 ? 0 : units;  // alone: last, its answer is on its way
+  absl::Status status;
+  pool_->ParallelFor(units + 1, [&](int64_t i) {
+    if (i == zone_unit) {
+      status = zone_->Finish(input.layer, input.q, input.n, zone_partial_);
+      return;
+    }
+    const int64_t unit = i < zone_unit ? i : i - 1;
+    AttendWindow(input, unit / shape_.kv_heads,
+                 KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
+  });
+  return status;
+}
+
 void RetrievalAttention::AttendWindow(const model::AttentionInput& input, int64_t token,
                                       KvHead head) {
   thread_local std::vector<float> scratch;
@@ -105,8 +124,7 @@ absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, floa
   RETURN_IF_ERROR(
       zone_->Start(input.layer, input.q, input.n));  // on its way while the window is computed
   window_.Append(input.layer, input.k, input.v, input.n);
-  AttendWindow(input);
-  RETURN_IF_ERROR(zone_->Finish(input.layer, input.q, input.n, zone_partial_));
+  RETURN_IF_ERROR(AttendWindowAndFinish(input));
   RETURN_IF_ERROR(
       zone_->Measure(input.layer, input.q, input.n, zone_partial_, window_partial_.lse));
   RETURN_IF_ERROR(

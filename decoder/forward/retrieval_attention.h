@@ -55,6 +55,7 @@ class RetrievalAttention final : public SequenceAttention {
   int64_t WindowOf(Layer layer) const { return windows_.empty() ? 0 : windows_[layer.value()]; }
   absl::Status LoadContextRows(const OpenedContext& context);
   // Of new rows that are in the window already: all, or one KV head of one token.
+  absl::Status AttendWindowAndFinish(const model::AttentionInput& input);
   void AttendWindow(const model::AttentionInput& input);
   void AttendWindow(const model::AttentionInput& input, int64_t token, KvHead head);
   // Asks for the zone of what the window has attended to already.

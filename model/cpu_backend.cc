@@ -63,7 +63,10 @@ int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t FewTokensUnitRows(const WeightMatrix& w, int64_t n) {
   const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep);
   const int64_t stream = CeilDivide(w.out, kMostUnits * kGemvRowStep);
-  return std::max(worth, stream) * kGemvRowStep;
+  const int64_t rows = std::max(worth, stream) * kGemvRowStep;
+  // Units of one size, and no odd one: the last of three or five is two cores' wait for one.
+  const int64_t units = std::max<int64_t>(1, (w.out + rows / 2) / rows);
+  return CeilDivide(w.out, (units + units % 2) * kGemvRowStep) * kGemvRowStep;
 }
 
 // Output rows per unit for n tokens.

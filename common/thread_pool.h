@@ -34,7 +34,8 @@ class ThreadPool {
   [[nodiscard]] bool TrySubmit(std::function<void()> task);
 
   // Runs body(i) for each i in [0, count), in no order, on this thread and idle workers; returns
-  // when all are done. body must not throw. The unit of work is one i: make it some 50 us or more.
+  // when all are done. body must not throw. The unit of work is one i: make it some 5 us or more,
+  // and small beside the whole, since at the end all wait for the last one.
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body);
 
   int threads() const { return static_cast<int>(workers_.size()); }

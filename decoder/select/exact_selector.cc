@@ -86,7 +86,6 @@ class ExactSelector final : public RowSelector {
   void SelectByInt8(const SelectRequest& request, const float* q, SelectedRows& selection) {
     thread_local std::vector<float> scores, base, group_scores;
     thread_local std::vector<const void*> keys;
-    thread_local std::vector<uint64_t> scratch;
     const int64_t d = shape_.head_dim, n = zone_.rows(), queries = request.queries;
     const int64_t stride = int8_keys_->stride();
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
@@ -102,13 +101,13 @@ class ExactSelector final : public RowSelector {
     group_scores.resize(static_cast<size_t>(n));
     kernels::GroupScore(scores.data(), queries, n, stride, base.data(), group_scores.data());
     std::vector<Position>& candidates = selection.rows;
-    kernels::IndicesWithinError(group_scores.data(), n, request.budget, error, candidates, scratch);
+    kernels::IndicesWithinError(group_scores.data(), n, request.budget, error, candidates);
     const auto found = static_cast<int64_t>(candidates.size());
     keys.resize(candidates.size());
     for (size_t i = 0; i < keys.size(); ++i) keys[i] = rows.Key(zone_.begin + candidates[i]);
     kernels::DotScoreRows(q, queries, d, keys.data(), found, scale, scores.data(), found);
     kernels::GroupScore(scores.data(), queries, found, found, base.data(), group_scores.data());
-    const float last = kernels::KthLargest(group_scores.data(), found, request.budget, scratch);
+    const float last = kernels::KthLargest(group_scores.data(), found, request.budget);
     KeepBest(group_scores, last, request.budget, candidates);
     for (Position& row : candidates) row += zone_.begin;
     selection.bound.clear();

@@ -203,7 +203,7 @@ absl::Status Int8Scan::Search(const SearchRequest& request, SearchScratch& s,
                       s.group_scores.data());
   const float error =
       kernels::Int8ScoreError(of_zone.error, request.queries, group, d, request.scale);
-  kernels::IndicesWithinError(s.group_scores.data(), rows, request.top_k, error, s.ids, s.topk);
+  kernels::IndicesWithinError(s.group_scores.data(), rows, request.top_k, error, s.ids);
   for (int64_t& id : s.ids) id += zone.begin;
   RETURN_IF_ERROR(ScoreIds(request, keys_, s));
   const auto found = static_cast<int64_t>(s.ids.size());

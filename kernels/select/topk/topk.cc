@@ -1,15 +1,12 @@
-// Candidates are (score, index) packed into one integer each, so that the smaller is the better. A
-// vector scan appends only what beats a bar: first one that a sample suggests, and where that was
-// too high, the k-th best so far; whenever the room is full it is cut back to the best k, which
-// raises the bar. A later score equal to the bar loses its tie by index,
-// so the scan may ask for strictly greater.
+// Scores become integers of the same order, and the k-th best is found by halving between the least and
+// the largest: counting is a comparison per vector, and a few hundred scores are all that is counted, since
+// a bar that a sample suggests leaves most out. Who wants indices scans for what is above the k-th best.
 #include "kernels/select/topk/topk.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <numeric>
 
 #include "absl/types/span.h"
@@ -61,6 +58,133 @@ int64_t ScanAboveImpl(const float* scores, int64_t begin, int64_t n, float bar, 
   return i;
 }
 
+using OrderTag = hn::RebindToSigned<FloatTag>;
+using OrderVec = hn::Vec<OrderTag>;
+
+// Integers ordered as their floats are; NaN counts as -inf and -0 as 0.
+HWY_INLINE OrderVec OrderOf(FloatVec x) {
+  const FloatTag d;
+  const OrderTag di;
+  const FloatVec value =
+      hn::IfThenElse(hn::IsNaN(x), hn::Set(d, -INFINITY), hn::Add(x, hn::Zero(d)));
+  const OrderVec bits = hn::BitCast(di, value);
+  const OrderVec below_sign = hn::And(hn::ShiftRight<31>(bits), hn::Set(di, INT32_MAX));
+  return hn::Xor(bits, below_sign);
+}
+
+// Of scores > bar, their order into out; returns how many, or -1 if there are more than places. out has
+// room for a vector more.
+int64_t OrdersAboveImpl(const float* scores, int64_t n, float bar, int32_t* out, int64_t places) {
+  const FloatTag d;
+  const OrderTag di;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const FloatVec bars = hn::Set(d, bar);
+  int64_t count = 0, i = 0;
+  for (; i + lanes <= n && count <= places; i += lanes) {
+    const FloatVec x = hn::LoadU(d, scores + i);
+    const auto above = hn::Gt(x, bars);
+    if (hn::AllFalse(d, above)) continue;
+    // Stored whole: compressing into memory takes AMD's processors hundreds of cycles.
+    hn::StoreU(hn::Compress(OrderOf(x), hn::RebindMask(di, above)), di, out + count);
+    count += static_cast<int64_t>(hn::CountTrue(d, above));
+  }
+  for (; i < n && count <= places; ++i) {
+    if (!(scores[i] > bar)) continue;
+    out[count++] = hn::GetLane(OrderOf(hn::Set(d, scores[i])));
+  }
+  return count <= places ? count : -1;
+}
+
+// What is counted: orders, or scores as they are.
+struct Orders {
+  const int32_t* at;
+  HWY_INLINE OrderVec Load(int64_t i) const { return hn::LoadU(OrderTag(), at + i); }
+  HWY_INLINE int32_t One(int64_t i) const { return at[i]; }
+};
+struct Scores {
+  const float* at;
+  HWY_INLINE OrderVec Load(int64_t i) const { return OrderOf(hn::LoadU(FloatTag(), at + i)); }
+  HWY_INLINE int32_t One(int64_t i) const {
+    return hn::GetLane(OrderOf(hn::Set(FloatTag(), at[i])));
+  }
+};
+
+template <class Numbers>
+HWY_INLINE int64_t CountAtLeast(Numbers numbers, int64_t n, int32_t bar) {
+  const OrderTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const OrderVec bars = hn::Set(d, bar);
+  OrderVec below = hn::Zero(d);  // of each lane, negative
+  int64_t i = 0, count = 0;
+  for (; i + lanes <= n; i += lanes) {
+    below = hn::Add(below, hn::VecFromMask(d, hn::Lt(numbers.Load(i), bars)));
+  }
+  count = i + hn::GetLane(hn::SumOfLanes(d, below));
+  for (; i < n; ++i) count += numbers.One(i) >= bar;
+  return count;
+}
+
+// The least of those >= bar, of which there are some.
+template <class Numbers>
+HWY_INLINE int32_t LeastAtLeast(Numbers numbers, int64_t n, int32_t bar) {
+  const OrderTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const OrderVec bars = hn::Set(d, bar), most = hn::Set(d, INT32_MAX);
+  OrderVec least = most;
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const OrderVec x = numbers.Load(i);
+    least = hn::Min(least, hn::IfThenElse(hn::Lt(x, bars), most, x));
+  }
+  int32_t found = hn::GetLane(hn::MinOfLanes(d, least));
+  for (; i < n; ++i) {
+    if (numbers.One(i) >= bar) found = std::min(found, numbers.One(i));
+  }
+  return found;
+}
+
+// The k-th largest, 1 <= k <= n < 2^31.
+template <class Numbers>
+HWY_INLINE int32_t KthOf(Numbers numbers, int64_t n, int64_t k) {
+  int32_t least = INT32_MAX, most = INT32_MIN;
+  const OrderTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  if (n >= lanes) {
+    OrderVec low = hn::Set(d, least), high = hn::Set(d, most);
+    for (; i + lanes <= n; i += lanes) {
+      const OrderVec x = numbers.Load(i);
+      low = hn::Min(low, x);
+      high = hn::Max(high, x);
+    }
+    least = hn::GetLane(hn::MinOfLanes(d, low));
+    most = hn::GetLane(hn::MaxOfLanes(d, high));
+  }
+  for (; i < n; ++i) {
+    least = std::min(least, numbers.One(i));
+    most = std::max(most, numbers.One(i));
+  }
+  // At least k are >= low, and fewer are > high.
+  for (int64_t low = least, high = most;;) {
+    if (low == high) return static_cast<int32_t>(low);
+    const int64_t middle = low + (high - low + 1) / 2;
+    const int64_t count = CountAtLeast(numbers, n, static_cast<int32_t>(middle));
+    if (count == k) return LeastAtLeast(numbers, n, static_cast<int32_t>(middle));
+    if (count > k) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+}
+
+int32_t KthOrderImpl(const int32_t* orders, int64_t n, int64_t k) {
+  return KthOf(Orders{orders}, n, k);
+}
+int32_t KthOfScoresImpl(const float* scores, int64_t n, int64_t k) {
+  return KthOf(Scores{scores}, n, k);
+}
+
 }  // namespace carrel::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -68,15 +192,24 @@ HWY_AFTER_NAMESPACE();
 namespace carrel::kernels {
 
 HWY_EXPORT(ScanAboveImpl);
+HWY_EXPORT(OrdersAboveImpl);
+HWY_EXPORT(KthOrderImpl);
+HWY_EXPORT(KthOfScoresImpl);
 
 namespace {
 
-// Places beyond k, at least: fewer mean more cuts, more mean a lower bar for longer.
-constexpr int64_t kMinSlack = 256;
-// Scores looked at to choose a first bar, about.
+// Scores looked at to choose a bar, about.
 constexpr int64_t kSample = 512;
+// Room for scores above the bar, by k, by n and at least: where they are more, all are counted instead.
+constexpr int64_t kRoomPerWanted = 4;
+constexpr int64_t kScoresPerRoom = 64;
+constexpr int64_t kLeastRoom = 1024;
+// A vector of orders that is stored whole.
+constexpr int64_t kVectorOrders = 64;
 
 float Value(float score) { return std::isnan(score) ? -INFINITY : score + 0.0f; }
+
+float ScoreOf(int32_t order) { return std::bit_cast<float>(order ^ ((order >> 31) & INT32_MAX)); }
 
 // Ascending order of what it returns is (score descending, index ascending).
 uint64_t Pack(const float* scores, uint32_t index) {
@@ -88,51 +221,90 @@ uint64_t Pack(const float* scores, uint32_t index) {
 uint32_t IndexOf(uint64_t packed) { return static_cast<uint32_t>(packed); }
 
 // A score that likely k others and not many more exceed, by a sample; -inf where none is known.
-float SampledBar(const float* scores, int64_t n, int64_t k, std::vector<float>& sample) {
+float SampledBar(const float* scores, int64_t n, int64_t k) {
+  thread_local std::vector<float> sample;
   const int64_t step = n / kSample;
   if (step < 2) return -INFINITY;
   sample.clear();
-  for (int64_t i = step / 2; i < n; i += step) sample.push_back(Value(scores[i]));
+  for (int64_t i = step / 2; i < n; i += step) sample.push_back(scores[i]);
   const double expected = static_cast<double>(k) / static_cast<double>(step);
   const auto rank = static_cast<int64_t>(expected + 3 * std::sqrt(expected) + 4);
-  if (2 * rank > static_cast<int64_t>(sample.size())) return -INFINITY;
-  std::nth_element(sample.begin(), sample.begin() + rank, sample.end(), std::greater<float>());
-  return sample[static_cast<size_t>(rank)];
+  const auto sampled = static_cast<int64_t>(sample.size());
+  if (2 * rank > sampled) return -INFINITY;
+  return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOfScoresImpl)(sample.data(), sampled, rank + 1));
 }
 
-// The best k of n scores, 0 < k < n, packed: the k-th is the last, the others in no order. They stay
-// in scratch.
+int64_t Room(int64_t n, int64_t k) { return kRoomPerWanted * k + n / kScoresPerRoom + kLeastRoom; }
+
+// The k-th largest, 1 <= k <= n.
+float KthScore(const float* scores, int64_t n, int64_t k) {
+  thread_local std::vector<int32_t> orders;
+  const float bar = SampledBar(scores, n, k);
+  if (bar > -INFINITY) {
+    const int64_t places = Room(n, k);
+    if (static_cast<int64_t>(orders.size()) < places + 2 * kVectorOrders) {
+      orders.resize(static_cast<size_t>(places + 2 * kVectorOrders));
+    }
+    const int64_t above =
+        HWY_DYNAMIC_DISPATCH(OrdersAboveImpl)(scores, n, bar, orders.data(), places);
+    if (above >= k) return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOrderImpl)(orders.data(), above, k));
+  }
+  return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOfScoresImpl)(scores, n, k));
+}
+
+// Calls take(index) for every score > bar, in order.
+template <class Take>
+void ForEachAbove(const float* scores, int64_t n, float bar, const Take& take) {
+  constexpr int64_t kPlaces = 1024;
+  uint32_t indices[kPlaces];
+  for (int64_t next = 0; next < n;) {
+    int64_t written = 0;
+    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, bar, indices, kPlaces, &written);
+    for (int64_t i = 0; i < written; ++i) take(indices[i]);
+  }
+}
+
+int32_t OrderOf(float score) {
+  const auto bits = std::bit_cast<int32_t>(Value(score));
+  return bits ^ ((bits >> 31) & INT32_MAX);
+}
+
+// The best k of those that `indices` name, in ascending order, k <= their number; packed, in no order.
+void PackBest(const float* scores, absl::Span<const uint32_t> indices, int64_t k, uint64_t* best) {
+  thread_local std::vector<int32_t> orders;
+  orders.clear();
+  for (const uint32_t i : indices) orders.push_back(OrderOf(scores[i]));
+  const auto n = static_cast<int64_t>(orders.size());
+  const int32_t last = HWY_DYNAMIC_DISPATCH(KthOrderImpl)(orders.data(), n, k);
+  int64_t equal = k;  // places left for those that are equal to the last: the first ones
+  for (const int32_t order : orders) equal -= order > last;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (orders[i] < last || (orders[i] == last && equal-- <= 0)) continue;
+    *best++ = Pack(scores, indices[i]);
+  }
+}
+
+// The best k of n scores, 0 < k < n, packed, in no order. They stay in scratch.
 absl::Span<uint64_t> Best(const float* scores, int64_t n, int64_t k,
                           std::vector<uint64_t>& scratch) {
-  thread_local std::vector<float> sample;
-  const int64_t capacity = std::min(n, k + std::max(k, kMinSlack));
-  // Behind the candidates, room for the indices that a scan appends.
-  if (static_cast<int64_t>(scratch.size()) < capacity + capacity / 2 + 1) {
-    scratch.resize(static_cast<size_t>(capacity + capacity / 2 + 1));
-  }
-  uint64_t* const candidates = scratch.data();
-  auto* const appended = reinterpret_cast<uint32_t*>(candidates + capacity);
-  int64_t count = 0, next = 0;
-  const auto scan = [&](float bar) {
+  thread_local std::vector<uint32_t> indices;
+  if (static_cast<int64_t>(scratch.size()) < k) scratch.resize(static_cast<size_t>(k));
+  indices.clear();
+  const float bar = SampledBar(scores, n, k);
+  if (bar > -INFINITY) {
+    const int64_t places = Room(n, k);
+    indices.resize(static_cast<size_t>(places));
     int64_t written = 0;
-    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, bar, appended, capacity - count,
-                                               &written);
-    for (int64_t i = 0; i < written; ++i) candidates[count++] = Pack(scores, appended[i]);
-  };
-  const float bar = SampledBar(scores, n, k, sample);
-  if (bar > -INFINITY) scan(bar);
-  if (count < k) {
-    for (count = 0; count < capacity; ++count) {
-      candidates[count] = Pack(scores, static_cast<uint32_t>(count));
-    }
-    next = capacity;
+    const int64_t end =
+        HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, 0, n, bar, indices.data(), places, &written);
+    indices.resize(end == n && written >= k ? static_cast<size_t>(written) : 0);
   }
-  for (;;) {
-    std::nth_element(candidates, candidates + k - 1, candidates + count);
-    count = k;
-    if (next == n) return {candidates, static_cast<size_t>(k)};
-    scan(Value(scores[IndexOf(candidates[k - 1])]));
+  if (indices.empty()) {
+    indices.resize(static_cast<size_t>(n));
+    std::iota(indices.begin(), indices.end(), 0u);
   }
+  PackBest(scores, indices, k, scratch.data());
+  return {scratch.data(), static_cast<size_t>(k)};
 }
 
 }  // namespace
@@ -156,33 +328,23 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
   return k;
 }
 
-float KthLargest(const float* scores, int64_t n, int64_t k, std::vector<uint64_t>& scratch) {
-  if (k < n) return Value(scores[IndexOf(Best(scores, n, k, scratch).back())]);
-  float least = INFINITY;
-  for (int64_t i = 0; i < n; ++i) least = std::min(least, Value(scores[i]));
-  return least;
+float KthLargest(const float* scores, int64_t n, int64_t k) {
+  return n == 0 ? INFINITY : KthScore(scores, n, std::min(k, n));
 }
 
 void IndicesAtLeast(const float* scores, int64_t n, float bar, std::vector<int64_t>& out) {
-  thread_local std::vector<uint32_t> appended(1024);
   out.clear();
   if (!(bar > -INFINITY)) {
     out.resize(static_cast<size_t>(n));
     std::iota(out.begin(), out.end(), 0);
     return;
   }
-  const float below = std::nextafter(bar, -INFINITY);
-  for (int64_t next = 0; next < n;) {
-    int64_t written = 0;
-    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, below, appended.data(),
-                                               static_cast<int64_t>(appended.size()), &written);
-    out.insert(out.end(), appended.begin(), appended.begin() + written);
-  }
+  ForEachAbove(scores, n, std::nextafter(bar, -INFINITY), [&](uint32_t i) { out.push_back(i); });
 }
 
 void IndicesWithinError(const float* scores, int64_t n, int64_t k, float error,
-                        std::vector<int64_t>& out, std::vector<uint64_t>& scratch) {
-  const float last = KthLargest(scores, n, k, scratch);
+                        std::vector<int64_t>& out) {
+  const float last = KthLargest(scores, n, k);
   // The k best may all be lower by the error, and others higher. Numbers about as large as `last` are
   // rounded four times: both scores and what they stand for.
   const float rounding = 0x1p-21f * (std::abs(last) + 2 * error);

@@ -71,7 +71,6 @@ TEST_P(TopKTest, PeriodicScores_EqualsReference) {
 }
 
 TEST_P(TopKTest, KthLargestAndIndicesAtLeast_EqualReference) {
-  std::vector<uint64_t> scratch;
   for (int64_t trial = 0; trial < 100; ++trial) {
     const int64_t n = 1 + Below(trial % 5 == 0 ? 20000 : 900), k = 1 + Below(n + 3);
     std::vector<float> scores = RandomNormal(rng_, n);
@@ -81,7 +80,7 @@ TEST_P(TopKTest, KthLargestAndIndicesAtLeast_EqualReference) {
     RefTopK(scores.data(), n, k, best.data());
     const float last = scores[static_cast<size_t>(best.back())];
     const float expected = std::isnan(last) ? -INFINITY : last;
-    const float bar = KthLargest(scores.data(), n, k, scratch);
+    const float bar = KthLargest(scores.data(), n, k);
     ASSERT_EQ(bar, expected) << "n " << n << " k " << k;
     std::vector<int64_t> found, at_least;
     IndicesAtLeast(scores.data(), n, bar, found);
@@ -99,7 +98,6 @@ TEST_P(TopKTest, KthLargestAndIndicesAtLeast_EqualReference) {
 }
 
 TEST_P(TopKTest, IndicesWithinError_HoldTheBestOfWhatScoresStandFor) {
-  std::vector<uint64_t> scratch;
   int64_t left_out = 0;
   for (int64_t trial = 0; trial < 100; ++trial) {
     const int64_t n = 1 + Below(trial % 5 == 0 ? 20000 : 900), k = 1 + Below(n);
@@ -112,7 +110,7 @@ TEST_P(TopKTest, IndicesWithinError_HoldTheBestOfWhatScoresStandFor) {
       scores[i] = static_cast<float>(score + (Below(2) == 0 ? -error : error));
     }
     std::vector<int64_t> found, best(static_cast<size_t>(k));
-    IndicesWithinError(scores.data(), n, k, static_cast<float>(error), found, scratch);
+    IndicesWithinError(scores.data(), n, k, static_cast<float>(error), found);
     EXPECT_TRUE(std::is_sorted(found.begin(), found.end()));
     RefTopK(exact.data(), n, k, best.data());
     const float last = exact[static_cast<size_t>(best.back())];

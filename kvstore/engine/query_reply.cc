@@ -21,8 +21,11 @@ namespace {
 constexpr int64_t kPieceOverheadBytes = 96;
 // A head's rows are not continued in a part that has room for fewer.
 constexpr int64_t kLeastRows = 16;
-// Scores of several tokens that one scan of each head's keys gives.
+// Scores of several tokens that one scan of a head's keys gives: so many, where that is some tokens, that
+// they are still in a core's cache when they are looked at; never more than kMostScores.
+constexpr int64_t kNearScores = int64_t{128} << 10;
 constexpr int64_t kMostScores = int64_t{4} << 20;
+constexpr int64_t kLeastTogether = 4;
 // Tokens and KV heads that keep a thread busy enough until the last ones.
 constexpr int64_t kUnitsPerThread = 4;
 
@@ -66,7 +69,8 @@ const float* QueryReply::QueriesOf(int64_t token, int32_t kv_head) const {
          (token * shape.q_heads + kv_head * shape.group()) * shape.head_dim;
 }
 
-SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& pool) const {
+SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& pool,
+                                  const ScoredHead* scored) const {
   SelectParams params;
   params.context = &context();
   params.rows = heads_[kv_head].get();
@@ -77,14 +81,7 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.selection = &request_.selection;
   params.effort = request_.effort;
   params.exact_lse = wants_exact_lse();
-  if (zone_scores_ != nullptr) {
-    const auto scored = static_cast<size_t>(kv_head * tokens_scored_ + token - first_scored_);
-    if (int8_scores_[scored].scores != nullptr) {
-      params.int8_scores = &int8_scores_[scored];
-    } else {
-      params.zone_scores = ScoresOf(kv_head, token);
-    }
-  }
+  if (scored != nullptr) scored->Give(token, context().shape().group(), params);
   // Where each thread has units of its own, they need not share them.
   const auto units = static_cast<int64_t>(units_.size());
   if (units < kUnitsPerThread * (pool.threads() + 1)) params.pool = &pool;
@@ -143,8 +140,9 @@ absl::Status QueryReply::RunOnce(ThreadPool& pool) {
   } else if (!select::IsAll(request_.selection)) {
     RETURN_IF_ERROR(RunSelect(pool));
   } else if (request_.measure_mass) {
-    RETURN_IF_ERROR(ForEachUnit(pool, 0, request_.tokens, [&](int64_t token, int32_t h) {
-      return ZoneLse(ParamsOf(token, h, pool), units_[token * shape.kv_heads + h].zone_lse);
+    RETURN_IF_ERROR(ForEachUnit(pool, [&](int64_t token, int32_t h) {
+      return ZoneLse(ParamsOf(token, h, pool, nullptr),
+                     units_[token * shape.kv_heads + h].zone_lse);
     }));
   }
   if (select::IsAll(request_.selection) || attends_all()) {
@@ -154,20 +152,16 @@ absl::Status QueryReply::RunOnce(ThreadPool& pool) {
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::ForEachUnit(ThreadPool& pool, int64_t first, int64_t tokens,
-                                     absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
+absl::Status QueryReply::ForEach(ThreadPool& pool, int64_t count,
+                                 absl::FunctionRef<absl::Status(int64_t)> body) {
   absl::Mutex mu;
   absl::Status first_error;
   std::atomic<bool> failed{false};
-  // Head-major: an index that had to be loaded serves all tokens before the next one is.
-  pool.ParallelFor(tokens * context().shape().kv_heads, [&](int64_t i) {
+  pool.ParallelFor(count, [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
     context().Touch(request_.layer);
     absl::Status status = CheckWanted();
-    if (status.ok()) {
-      status = CatchNoMemory(
-          "query", [&] { return body(first + i % tokens, static_cast<int32_t>(i / tokens)); });
-    }
+    if (status.ok()) status = CatchNoMemory("query", [&] { return body(i); });
     if (status.ok()) return;
     absl::MutexLock lock(&mu);
     if (first_error.ok()) first_error = status;
@@ -176,89 +170,93 @@ absl::Status QueryReply::ForEachUnit(ThreadPool& pool, int64_t first, int64_t to
   return first_error;
 }
 
+// Head-major: an index that had to be loaded serves all tokens before the next one is.
+absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
+                                     absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
+  const int64_t tokens = request_.tokens;
+  return ForEach(pool, tokens * context().shape().kv_heads,
+                 [&](int64_t i) { return body(i % tokens, static_cast<int32_t>(i / tokens)); });
+}
+
 int64_t QueryReply::TokensScoredTogether() const {
   const AttentionShape& shape = context().shape();
   if (among_ != nullptr || zone_.rows() == 0) return 1;
   for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
     if (!context().ScansAll(request_.layer, head)) return 1;
   }
-  return std::clamp<int64_t>(kMostScores / (shape.q_heads * zone_.rows()), 1, request_.tokens);
+  const int64_t scores = shape.group() * zone_.rows();
+  const int64_t together = std::max(kLeastTogether, kNearScores / scores);
+  return std::clamp<int64_t>(std::min(together, kMostScores / scores), 1, request_.tokens);
 }
 
-float* QueryReply::ScoresOf(int32_t kv_head, int64_t token) const {
-  const int64_t group = context().shape().group(), scored = token - first_scored_;
-  const int64_t of_head = tokens_scored_ * group * scored_stride_;
-  const int64_t stride = scans_int8(kv_head) ? scored_stride_ : zone_.rows();
-  return &zone_scores_[static_cast<size_t>(kv_head * of_head + scored * group * stride)];
+void QueryReply::ScoredHead::Give(int64_t token, int64_t group, SelectParams& params) const {
+  const float* const of_token = scores + (token - first) * group * stride;
+  if (int8.has_value()) {
+    params.int8_scores = {of_token + offset, stride, *int8};
+  } else {
+    params.zone_scores = of_token;
+  }
 }
 
-absl::Status QueryReply::ScoreHead(ThreadPool& pool, KvHead kv_head) {
+absl::Status QueryReply::ScoreHead(ThreadPool& pool, int64_t first, int64_t tokens, KvHead kv_head,
+                                   ScoredHead& scored) {
+  thread_local std::vector<float> queries, near;
   const AttentionShape& shape = context().shape();
-  const int64_t group = shape.group(), vectors = tokens_scored_ * group;
+  const int64_t vectors = tokens * shape.group();
   const MappedHead& head = *heads_[static_cast<size_t>(kv_head.value())];
-  std::vector<float> queries;
-  for (int64_t token = first_scored_; token < first_scored_ + tokens_scored_; ++token) {
+  queries.clear();
+  for (int64_t token = first; token < first + tokens; ++token) {
     const float* q = QueriesOf(token, kv_head.value());
-    queries.insert(queries.end(), q, q + group * shape.head_dim);
+    queries.insert(queries.end(), q, q + shape.group() * shape.head_dim);
   }
-  float* const scores = ScoresOf(kv_head.value(), first_scored_);
-  if (!scans_int8(kv_head.value())) {
-    return ScoreZone(queries.data(), vectors, context().scale(), head.keys, zone_, &pool, scores);
+  const bool int8 = !wants_exact_lse() && ScansInInt8(request_.selection, kv_head, zone_.rows());
+  scored.first = first;
+  scored.stride = int8 ? Int8Scan::Stride(zone_) : zone_.rows();
+  const auto floats = static_cast<size_t>(vectors * scored.stride);
+  if (floats <= 2 * kNearScores) {  // what a thread keeps is little
+    near.resize(std::max(near.size(), floats));
+    scored.scores = near.data();
+  } else {
+    scored.own = std::make_unique_for_overwrite<float[]>(floats);
+    scored.scores = scored.own.get();
   }
-  kernels::Int8Error error;
-  RETURN_IF_ERROR(context().WithScan(request_.layer, kv_head, head, [&](const Int8Scan& scan) {
-    return scan.Score(queries.data(), vectors, context().scale(), zone_, &pool, scores, error);
-  }));
-  for (int64_t scored = 0; scored < tokens_scored_; ++scored) {
-    int8_scores_[static_cast<size_t>(kv_head.value() * tokens_scored_ + scored)] = {
-        scores + scored * group * scored_stride_ + Int8Scan::Offset(zone_), scored_stride_, error};
+  if (!int8) {
+    return ScoreZone(queries.data(), vectors, context().scale(), head.keys, zone_, &pool,
+                     scored.scores);
   }
-  return absl::OkStatus();
-}
-
-absl::Status QueryReply::ScoreTokens(ThreadPool& pool, int64_t first, int64_t tokens) {
-  const AttentionShape& shape = context().shape();
-  first_scored_ = first;
-  tokens_scored_ = tokens;
-  scored_stride_ = Int8Scan::Stride(zone_);
-  int8_scores_.assign(static_cast<size_t>(shape.kv_heads * tokens), {});
-  zone_scores_ = nullptr;  // before the next ones are there
-  zone_scores_ = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(tokens * shape.q_heads * scored_stride_));
-  absl::Mutex mu;
-  absl::Status error;
-  pool.ParallelFor(shape.kv_heads, [&](int64_t h) {
-    context().Touch(request_.layer);
-    absl::Status status = CheckWanted();
-    if (status.ok()) {
-      status =
-          CatchNoMemory("query", [&] { return ScoreHead(pool, KvHead(static_cast<int32_t>(h))); });
-    }
-    absl::MutexLock lock(&mu);
-    error.Update(status);
+  scored.offset = Int8Scan::Offset(zone_);
+  return context().WithScan(request_.layer, kv_head, head, [&](const Int8Scan& scan) {
+    return scan.Score(queries.data(), vectors, context().scale(), zone_, &pool, scored.scores,
+                      scored.int8.emplace());
   });
-  return error;
 }
 
 absl::Status QueryReply::RunSelect(ThreadPool& pool) {
   std::atomic<int64_t> candidates{0}, visited{0}, rows{0};
-  const auto run = [&](int64_t token, int32_t kv_head) -> absl::Status {
+  const auto run = [&](int64_t token, int32_t kv_head, const ScoredHead* scored) -> absl::Status {
     Selected selected;
     int64_t found = 0;
-    RETURN_IF_ERROR(RunUnit(pool, token, kv_head, selected, found));
+    RETURN_IF_ERROR(RunUnit(pool, token, kv_head, scored, selected, found));
     candidates += selected.candidates;
     rows += found;
     visited += selected.visited;
     return absl::OkStatus();
   };
-  const int64_t together = TokensScoredTogether();
-  if (together == 1) RETURN_IF_ERROR(ForEachUnit(pool, 0, request_.tokens, run));
-  for (int64_t at = 0; together > 1 && at < request_.tokens; at += together) {
-    const int64_t count = std::min(together, request_.tokens - at);
-    RETURN_IF_ERROR(ScoreTokens(pool, at, count));
-    RETURN_IF_ERROR(ForEachUnit(pool, at, count, run));
+  const int64_t together = TokensScoredTogether(), tokens = request_.tokens;
+  if (together == 1) {
+    RETURN_IF_ERROR(ForEachUnit(
+        pool, [&](int64_t token, int32_t kv_head) { return run(token, kv_head, nullptr); }));
+  } else {
+    // A head's scores are looked at by who made them, before the next head's are made.
+    const int64_t parts = (tokens + together - 1) / together;
+    RETURN_IF_ERROR(ForEach(pool, parts * context().shape().kv_heads, [&](int64_t i) {
+      const KvHead head(static_cast<int32_t>(i / parts));
+      const int64_t first = i % parts * together, count = std::min(together, tokens - first);
+      ScoredHead scored;
+      RETURN_IF_ERROR(ScoreHead(pool, first, count, head, scored));
+      return ForEach(pool, count, [&](int64_t j) { return run(first + j, head.value(), &scored); });
+    }));
   }
-  zone_scores_ = nullptr;
   statistics_.candidates = candidates;
   statistics_.visited = visited;
   statistics_.rows = rows;
@@ -266,9 +264,9 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
 }
 
 absl::Status QueryReply::RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head,
-                                 Selected& selected, int64_t& rows) {
+                                 const ScoredHead* scored, Selected& selected, int64_t& rows) {
   const size_t i = static_cast<size_t>(token) * context().shape().kv_heads + kv_head;
-  const SelectParams params = ParamsOf(token, kv_head, pool);
+  const SelectParams params = ParamsOf(token, kv_head, pool, scored);
   RETURN_IF_ERROR(among_ != nullptr ? SelectAmong(params, among_->of(i), selected)
                                     : SelectRows(params, selected));
   rows = static_cast<int64_t>(selected.ids.size());

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -55,6 +56,17 @@ class QueryReply : public Reply {
     int64_t rows = 0;  // to hand out
   };
 
+  // Of a KV head and some tokens [tokens, group, stride]: of 8 bits, from `offset` on, if it is scanned so.
+  struct ScoredHead {
+    int64_t first = 0;  // token
+    float* scores = nullptr;
+    std::unique_ptr<float[]> own;  // or a thread's
+    int64_t stride = 0, offset = 0;
+    std::optional<kernels::Int8Error> int8;
+
+    void Give(int64_t token, int64_t group, SelectParams& params) const;
+  };
+
   const OpenContext& context() const { return *slot_.session().context(); }
   // Cancelled, DeadlineExceeded: nobody waits for the answer.
   absl::Status CheckWanted() const;
@@ -67,31 +79,31 @@ class QueryReply : public Reply {
   bool wants_scores() const {
     return request_.want == Want::kIds || request_.want == Want::kValues;
   }
-  SelectParams ParamsOf(int64_t token, int32_t kv_head, ThreadPool& pool) const;
+  SelectParams ParamsOf(int64_t token, int32_t kv_head, ThreadPool& pool,
+                        const ScoredHead* scored) const;
   const float* QueriesOf(int64_t token, int32_t kv_head) const;
 
   absl::Status RunOnce(ThreadPool& pool);
   absl::Status OpenHeads();
 
-  // body(token, kv_head) for all of these tokens, in parallel; the first error, if any.
-  absl::Status ForEachUnit(ThreadPool& pool, int64_t first, int64_t tokens,
+  // body(i) for all i < count, in parallel, as long as the query is wanted; the first error, if any.
+  absl::Status ForEach(ThreadPool& pool, int64_t count,
+                       absl::FunctionRef<absl::Status(int64_t)> body);
+  // body(token, kv_head) of all.
+  absl::Status ForEachUnit(ThreadPool& pool,
                            absl::FunctionRef<absl::Status(int64_t, int32_t)> body);
   // Tokens whose scores one scan of a head's keys gives; 1: each scans for itself.
   int64_t TokensScoredTogether() const;
-  absl::Status ScoreTokens(ThreadPool& pool, int64_t first, int64_t tokens);
-  absl::Status ScoreHead(ThreadPool& pool, KvHead kv_head);
-  bool scans_int8(int32_t kv_head) const {
-    return !wants_exact_lse() && ScansInInt8(request_.selection, KvHead(kv_head), zone_.rows());
-  }
-  // In zone_scores_, of a token that is scored.
-  float* ScoresOf(int32_t kv_head, int64_t token) const;
+  // scored.scores: the thread's, until it scores the next head, or scored's own.
+  absl::Status ScoreHead(ThreadPool& pool, int64_t first, int64_t tokens, KvHead kv_head,
+                         ScoredHead& scored);
   // Of what is asked ahead, too: among the candidates it is taken for what it is.
   bool wants_exact_lse() const {
     return request_.speculative || found_ != nullptr || WantsExactLse(request_.selection);
   }
   absl::Status RunSelect(ThreadPool& pool);
-  absl::Status RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head, Selected& selected,
-                       int64_t& rows);
+  absl::Status RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head, const ScoredHead* scored,
+                       Selected& selected, int64_t& rows);
   absl::Status RunAttendAll(ThreadPool& pool);
   absl::Status AttendSelected(int64_t token, int32_t kv_head, Selected& selected);
   absl::Status FillRows(Piece& piece, int64_t first_row) const;
@@ -103,12 +115,6 @@ class QueryReply : public Reply {
   std::vector<std::shared_ptr<const MappedHead>> heads_;  // [kv_heads]
   std::vector<Unit> units_;                               // [tokens, kv_heads]
   std::vector<float> out_, lse_;                          // ATTEND: [tokens, q_heads, ...]
-  // While rows are selected, or null. Of each KV head [tokens scored, group, scored_stride_], where it is
-  // scanned in 8 bits; else [tokens scored, group, zone rows].
-  std::unique_ptr<float[]> zone_scores_;
-  std::vector<Int8ZoneScores> int8_scores_;  // [kv_heads, tokens scored]; none: as stored
-  int64_t scored_stride_ = 0;
-  int64_t first_scored_ = 0, tokens_scored_ = 0;
   QueryStatistics statistics_;
   int64_t seen_ = 0;  // what Look gave when heads_ were opened, and after what was computed
   size_t next_unit_ = 0, first_unit_ = 0;  // of the next pieces, of those handed out last

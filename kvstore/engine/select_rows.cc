@@ -27,7 +27,7 @@ SearchRequest MakeSearch(const SelectParams& p, int64_t top_k) {
   request.top_k = top_k;
   request.effort = static_cast<int32_t>(p.effort);
   request.zone_scores = p.zone_scores;
-  request.int8_scores = p.int8_scores;
+  request.int8_scores = p.int8_scores.scores == nullptr ? nullptr : &p.int8_scores;
   request.exact_lse = p.exact_lse;
   request.pool = p.pool;
   return request;

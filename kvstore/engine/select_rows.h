@@ -32,10 +32,10 @@ struct SelectParams {
   const float* queries = nullptr;                // [group, head_dim]
   const select::Selection* selection = nullptr;  // not All; max_rows >= 1
   int64_t effort = 0;
-  const float* zone_scores = nullptr;           // as SearchRequest's
-  const Int8ZoneScores* int8_scores = nullptr;  // likewise
-  bool exact_lse = false;                       // likewise; WantsExactLse
-  ThreadPool* pool = nullptr;                   // likewise
+  const float* zone_scores = nullptr;  // as SearchRequest's
+  Int8ZoneScores int8_scores;          // likewise; none: without scores
+  bool exact_lse = false;              // likewise; WantsExactLse
+  ThreadPool* pool = nullptr;          // likewise
 };
 
 struct Selected {

@@ -29,44 +29,49 @@ absl::StatusOr<Generation> Generation::Begin(Decoder& decoder, std::vector<Token
   return generation;
 }
 
-absl::Status Generation::Step() {
-  CARREL_CHECK(!done_);
-  if (reading_prompt()) return ReadPrompt();
-  RETURN_IF_ERROR(decoder_->Run({&token_, 1}, position(), /*keep=*/true));
-  return TakeToken();
+absl::Span<const TokenId> Generation::Next() const {
+  if (!reading_prompt()) return {&token_, 1};
+  return absl::MakeConstSpan(prompt_).subspan(static_cast<size_t>(at_),
+                                              static_cast<size_t>(decoder_->max_block_));
 }
 
-absl::Status Generation::ReadPrompt() {
-  const int64_t vocabulary = decoder_->checkpoint_.config.vocab_size;
-  const int64_t tokens = static_cast<int64_t>(prompt_.size());
-  const int64_t n = std::min(decoder_->max_block_, tokens - at_);
-  RETURN_IF_ERROR(decoder_->Run(absl::MakeConstSpan(prompt_).subspan(at_, n),
-                                decoder_->context_tokens_ + at_, /*keep=*/at_ + n == tokens));
-  at_ += n;
+Position Generation::position() const {
+  const Position begin = decoder_->context_tokens_;
+  if (reading_prompt()) return begin + at_;
+  return begin + static_cast<int64_t>(prompt_.size() + result_.ids.size()) - 1;
+}
+
+bool Generation::NextAnswers() const {
+  return at_ + decoder_->max_block_ >= static_cast<int64_t>(prompt_.size());
+}
+
+absl::Status Generation::Step() {
+  CARREL_CHECK(!done_);
+  const absl::Span<const TokenId> block = Next();
+  RETURN_IF_ERROR(decoder_->Run(block, position(), NextAnswers()));
+  return Take(block);
+}
+
+absl::Status Generation::Take(absl::Span<const TokenId> block) {
+  const bool read_prompt = reading_prompt();
+  const auto n = static_cast<int64_t>(block.size());
+  if (read_prompt) {
+    at_ += n;
+  } else {
+    ++result_.steps;
+  }
   if (options_.keep_logits) {
     const size_t before = result_.logits.size();
-    result_.logits.resize(before + static_cast<size_t>(n * vocabulary));
+    result_.logits.resize(before + static_cast<size_t>(n) * logits_.size());
     RETURN_IF_ERROR(decoder_->pass_->Logits(n, &result_.logits[before]));
   }
   if (reading_prompt()) return absl::OkStatus();
   ASSIGN_OR_RETURN(token_, decoder_->NextToken(sampler_, options_, logits_));
-  decoder_->pass_->set_reading_prompt(false);
-  prompt_end_ = absl::Now();
-  result_.prompt_seconds = absl::ToDoubleSeconds(prompt_end_ - start_);
-  return Emit();
-}
-
-Position Generation::position() const {
-  return decoder_->context_tokens_ + static_cast<int64_t>(prompt_.size() + result_.ids.size()) - 1;
-}
-
-absl::Status Generation::TakeToken() {
-  ++result_.steps;
-  if (options_.keep_logits) {
-    RETURN_IF_ERROR(decoder_->pass_->Logits(1, logits_.data()));
-    result_.logits.insert(result_.logits.end(), logits_.begin(), logits_.end());
+  if (read_prompt) {
+    decoder_->pass_->set_reading_prompt(false);
+    prompt_end_ = absl::Now();
+    result_.prompt_seconds = absl::ToDoubleSeconds(prompt_end_ - start_);
   }
-  ASSIGN_OR_RETURN(token_, decoder_->NextToken(sampler_, options_, logits_));
   return Emit();
 }
 
@@ -91,22 +96,25 @@ absl::Status Generation::Emit() {
 }
 
 std::vector<absl::Status> Generation::StepTogether(absl::Span<Generation* const> generations) {
-  std::vector<PassToken> tokens;
-  for (Generation* one : generations) {
-    CARREL_CHECK(!one->done_ && !one->reading_prompt());
-    one->decoder_->BeginBlock(/*keep=*/true);
-    tokens.push_back({one->decoder_->pass_.get(), one->token_, one->position(), {}});
+  std::vector<PassBlock> blocks;
+  for (const Generation* one : generations) {
+    CARREL_CHECK(!one->done_);
+    one->decoder_->BeginBlock(one->NextAnswers());
+    blocks.push_back(
+        {one->decoder_->pass_.get(), one->Next(), one->position(), one->NextAnswers(), {}});
   }
-  if (tokens.empty()) return {};
-  tokens[0].pass->RunTogether(absl::MakeSpan(tokens));
+  if (blocks.empty()) return {};
+  blocks[0].pass->RunTogether(absl::MakeSpan(blocks));
   std::vector<absl::Status> statuses;
-  for (size_t i = 0; i < tokens.size(); ++i) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
     Generation& one = *generations[i];
-    if (tokens[i].status.ok()) {
-      one.decoder_->sequence_.push_back(one.token_);
-      tokens[i].status = one.TakeToken();
+    PassBlock& block = blocks[i];
+    if (block.status.ok()) {
+      one.decoder_->sequence_.insert(one.decoder_->sequence_.end(), block.tokens.begin(),
+                                     block.tokens.end());
+      block.status = one.Take(block.tokens);
     }
-    statuses.push_back(std::move(tokens[i].status));
+    statuses.push_back(std::move(block.status));
   }
   return statuses;
 }

@@ -1,5 +1,5 @@
 // What:   one answer on its way, a step at a time: blocks of the prompt, then token by token. Several
-//         answers, each of a decoder of its own, take turns, or go on by a token together: then the
+//         answers, each of a decoder of its own, take turns, or go on by a step together: then the
 //         weights are read once for all of them, and every token has the bits that it has alone.
 // Errors: as Decoder::Generate. After one, or after done(), there is nothing more to do.
 // Ownership: the decoder outlives it, and does nothing else until it is over.
@@ -23,19 +23,23 @@ class Generation {
 
   bool reading_prompt() const { return at_ < static_cast<int64_t>(prompt_.size()); }
   bool done() const { return done_; }
+  int64_t next_tokens() const { return static_cast<int64_t>(Next().size()); }  // of the next step
   // The next block of the prompt, or the next token. Not when done.
   absl::Status Step();
-  // The next token of each, of which none reads its prompt or is done. Each one's status.
+  // The next step of each, of which none is done. Each one's status.
   static std::vector<absl::Status> StepTogether(absl::Span<Generation* const> generations);
   GenerateResult TakeResult();
 
  private:
   Generation(Decoder& decoder, std::vector<TokenId> prompt, GenerateOptions options);
-  absl::Status ReadPrompt();
-  // Where the token that is known stands, once it is fed back.
+  // What is read next: a block of the prompt, or the token that is known.
+  absl::Span<const TokenId> Next() const;
+  // Where its first token stands.
   Position position() const;
-  // After a token was fed back.
-  absl::Status TakeToken();
+  // Whether it gives the answer's next token, and its queries are to be kept.
+  bool NextAnswers() const;
+  // After it was read; the logits of its last token give the next one.
+  absl::Status Take(absl::Span<const TokenId> block);
   // The token that is known now: part of the answer, or its end.
   absl::Status Emit();
 

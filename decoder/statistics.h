@@ -59,9 +59,15 @@ struct LayerStatistics {
                        // alone, the same queries seen
 };
 
-// What was counted in *all[0] since `before`, for one token of each of `all`, becomes each one's equal
-// part; what is left over stays where it was counted. What is measured is not shared.
-void ShareCounts(const LayerStatistics& before, absl::Span<LayerStatistics* const> all);
+// Whose some tokens of a question are.
+struct CountShare {
+  LayerStatistics* statistics = nullptr;
+  int64_t tokens = 0;
+};
+
+// What was counted in all[0] since `before`, for the tokens of all, becomes each one's part by its
+// tokens; what is left over stays where it was counted. What is measured is not shared.
+void ShareCounts(const LayerStatistics& before, absl::Span<const CountShare> all);
 
 struct Statistics {
   std::vector<LayerStatistics> layers;

@@ -124,6 +124,7 @@ class OneThread final : public Answerer {
 
  private:
   static constexpr absl::Duration kSweepEvery = absl::Seconds(1);
+  static constexpr int64_t kPromptTokens = 64;
 
   void Work() {
     while (Admit()) Advance();
@@ -179,24 +180,30 @@ class OneThread final : public Answerer {
     jobs_.push_front(std::move(job));
   }
 
-  // A block of one prompt, in turn, and a token of every other answer.
+  // A token of every answer that has read its prompt, and blocks of prompts, in turn.
   void Advance() {
-    const auto reading =
-        std::find_if(answering_.begin(), answering_.end(),
-                     [](const Answering& one) { return one.generation->reading_prompt(); });
-    if (reading != answering_.end()) {
-      answering_.splice(answering_.end(), answering_, reading);
-      TakeStep(reading, reading->generation->Step());
-    }
-    std::vector<std::list<Answering>::iterator> ready;
+    std::vector<std::list<Answering>::iterator> step;
     std::vector<decoder::Generation*> generations;
+    int64_t prompt_tokens = 0;
     for (auto one = answering_.begin(); one != answering_.end(); ++one) {
-      if (one->generation->reading_prompt()) continue;
-      ready.push_back(one);
+      if (one->generation->reading_prompt()) {
+        const int64_t after = prompt_tokens + one->generation->next_tokens();
+        if (prompt_tokens > 0 && after > PromptTokensOfStep()) continue;
+        prompt_tokens = after;
+      }
+      step.push_back(one);
       generations.push_back(&*one->generation);
     }
+    for (const auto& one : step) {
+      if (one->generation->reading_prompt()) answering_.splice(answering_.end(), answering_, one);
+    }
     const std::vector<absl::Status> statuses = decoder::Generation::StepTogether(generations);
-    for (size_t i = 0; i < ready.size(); ++i) TakeStep(ready[i], statuses[i]);
+    for (size_t i = 0; i < step.size(); ++i) TakeStep(step[i], statuses[i]);
+  }
+
+  // Of several prompts together; where they are read one by one, each makes the others wait.
+  int64_t PromptTokensOfStep() const {
+    return config_.device.device == model::Device::kCpu ? kPromptTokens : 0;
   }
 
   void TakeStep(std::list<Answering>::iterator one, const absl::Status& status) {

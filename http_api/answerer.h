@@ -1,6 +1,6 @@
 // What:   one thread that decodes, and what waits for it: answers over contexts of one store by one model.
-//         Many are on their way at a time: a block of one prompt, then a token of each that has read its
-//         own, together (decoder/generation.h): each has the bits that it has alone, whoever joins or
+//         Many are on their way at a time: a token of each that has read its prompt, and blocks of
+//         prompts, together (decoder/generation.h): each has the bits that it has alone, whoever joins or
 //         leaves. The decoders used last stay open, and a conversation's next turn goes on behind the last
 //         one.
 // Errors: as library/open_decoder.h; ResourceExhausted as many wait as may.

@@ -9,47 +9,54 @@ absl::Status NotWanted() { return absl::CancelledError("nobody wants the answer 
 
 AttentionTogether::AttentionTogether(std::vector<Member> members, int64_t width, ThreadPool* pool)
     : members_(std::move(members)), width_(width), pool_(pool) {
+  std::vector<int64_t> tokens;  // of each group
   for (size_t i = 0; i < members_.size(); ++i) {
-    const auto group = std::find_if(groups_.begin(), groups_.end(), [&](const auto& one) {
-      const SequenceAttention& first = *members_[one.front()].attention;
-      return static_cast<int64_t>(one.size()) < first.most_together() &&
-             first.GoesWith(*members_[i].attention);
-    });
-    if (group == groups_.end()) {
-      groups_.push_back({i});
-    } else {
-      group->push_back(i);
+    size_t group = 0;
+    for (; group < groups_.size(); ++group) {
+      const SequenceAttention& first = *members_[groups_[group].front()].attention;
+      if (tokens[group] + members_[i].tokens <= first.most_together() &&
+          first.GoesWith(*members_[i].attention)) {
+        break;
+      }
     }
+    if (group == groups_.size()) {
+      groups_.emplace_back();
+      tokens.push_back(0);
+    }
+    groups_[group].push_back(i);
+    tokens[group] += members_[i].tokens;
   }
 }
 
 absl::Status AttentionTogether::Attend(absl::Span<const model::AttentionInput> inputs,
                                        float* attended) {
-  for (const Member& one : members_) {
+  std::vector<float*> to;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const Member& one = members_[i];
     if (one.status->ok() && *one.wanted && !(*one.wanted)()) *one.status = NotWanted();
+    to.push_back(attended);
+    attended += inputs[i].n * width_;
   }
-  std::vector<std::vector<SequenceToken>> questions;
+  std::vector<std::vector<SequenceBlock>> questions;
   for (const std::vector<size_t>& group : groups_) {
-    std::vector<SequenceToken> tokens;
+    std::vector<SequenceBlock> blocks;
     for (const size_t i : group) {
       if (!members_[i].status->ok()) continue;
-      tokens.push_back({members_[i].attention, inputs[i],
-                        attended + static_cast<int64_t>(i) * width_, members_[i].status});
+      blocks.push_back({members_[i].attention, inputs[i], to[i], members_[i].status});
     }
-    if (!tokens.empty()) questions.push_back(std::move(tokens));
+    if (!blocks.empty()) questions.push_back(std::move(blocks));
   }
-  for (const auto& tokens : questions) tokens[0].attention->StartTogether(tokens);
+  for (const auto& blocks : questions) blocks[0].attention->StartTogether(blocks);
   // Side by side: a thread that has a question of its own waits for nobody within it.
   pool_->ParallelFor(static_cast<int64_t>(questions.size()), [&](int64_t i) {
-    const std::vector<SequenceToken>& tokens = questions[static_cast<size_t>(i)];
-    tokens[0].attention->FinishTogether(tokens);
+    const std::vector<SequenceBlock>& blocks = questions[static_cast<size_t>(i)];
+    blocks[0].attention->FinishTogether(blocks);
   });
   for (size_t i = 0; i < members_.size(); ++i) {
-    float* const out = attended + static_cast<int64_t>(i) * width_;
     if (!members_[i].status->ok()) {
-      std::fill_n(out, width_, 0.0f);
+      std::fill_n(to[i], inputs[i].n * width_, 0.0f);
     } else if (members_[i].observer) {
-      members_[i].observer(inputs[i], out);
+      members_[i].observer(inputs[i], to[i]);
     }
   }
   return absl::OkStatus();

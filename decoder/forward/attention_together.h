@@ -1,4 +1,4 @@
-// What:   attention of one token each of several sequences, layer by layer. Those that go with each other
+// What:   attention of a block each of several sequences, layer by layer. Those that go with each other
 //         (SequenceAttention::GoesWith: of one context, asking in the same way) ask for the zone in one
 //         question, and the questions of all such groups are on their way at once.
 // Errors: a sequence's own, in its status: what fails, or is not wanted any more, fails alone, and computes
@@ -22,6 +22,7 @@ class AttentionTogether final : public model::SequencesAttention {
  public:
   struct Member {
     SequenceAttention* attention = nullptr;
+    int64_t tokens = 1;                             // of its block
     const std::function<bool()>* wanted = nullptr;  // as ForwardPass::set_wanted
     // Told of what was attended; may be empty.
     std::function<void(const model::AttentionInput&, const float* attended)> observer;

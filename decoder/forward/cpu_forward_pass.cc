@@ -11,6 +11,9 @@
 namespace carrel::decoder {
 namespace {
 
+// Tokens of a step beyond which more together are not faster, and only keep the others waiting.
+constexpr int64_t kMostTogether = 256;
+
 // Shows what passes through an attention.
 class ObservedAttention : public model::Attention {
  public:
@@ -80,19 +83,26 @@ class CpuForwardPass final : public ForwardPass {
   }
 
   // What is asked ahead is each sequence's own: such sequences go one by one.
-  void RunTogether(absl::Span<PassToken> tokens) override {
-    std::vector<PassToken*> alike;
-    for (PassToken& one : tokens) {
-      if (PassOf(one).prefetch_ == Prefetch::kOff) {
-        alike.push_back(&one);
-      } else {
-        one.status = one.pass->Run({&one.token, 1}, one.position);
+  void RunTogether(absl::Span<PassBlock> blocks) override {
+    std::vector<PassBlock*> alike;
+    int64_t tokens = 0;
+    const auto run = [&] {
+      if (!alike.empty()) PassOf(*alike[0]).RunAlike(alike);
+      alike.clear();
+      tokens = 0;
+    };
+    const int64_t most = std::min(backend_->tokens_alike(), kMostTogether);
+    for (PassBlock& one : blocks) {
+      const auto n = static_cast<int64_t>(one.tokens.size());
+      if (PassOf(one).prefetch_ != Prefetch::kOff || n > most) {
+        one.status = one.pass->Run(one.tokens, one.first_position);
+        continue;
       }
+      if (tokens + n > most) run();
+      alike.push_back(&one);
+      tokens += n;
     }
-    const auto most = static_cast<size_t>(backend_->tokens_alike());
-    for (size_t begin = 0; begin < alike.size(); begin += most) {
-      RunAlike(absl::MakeSpan(alike).subspan(begin, most));
-    }
+    run();
   }
 
   absl::Status Logits(int64_t count, float* logits) override {
@@ -137,21 +147,32 @@ class CpuForwardPass final : public ForwardPass {
   }
 
  private:
-  // So few that each has the bits that it has alone.
-  void RunAlike(absl::Span<PassToken* const> tokens) {
+  // So few tokens that each has the bits that it has alone.
+  void RunAlike(absl::Span<PassBlock* const> blocks) {
     const auto fail = [&](const absl::Status& status) {
-      for (PassToken* one : tokens) one->status = status;
+      for (PassBlock* one : blocks) one->status = status;
     };
-    if (const absl::Status status = RunLayers(tokens); !status.ok()) return fail(status);
-    const int64_t n = static_cast<int64_t>(tokens.size());
-    std::vector<float> logits(static_cast<size_t>(n * config_.vocab_size));
-    if (const absl::Status status = backend_->Logits(together_.data(), n, logits.data());
+    if (const absl::Status status = RunLayers(blocks); !status.ok()) return fail(status);
+    const int64_t width = config_.hidden_size;
+    std::vector<float> last;  // of each block that wants logits, its last token
+    const float* from = together_.data();
+    for (const PassBlock* one : blocks) {
+      const auto n = static_cast<int64_t>(one->tokens.size());
+      PassOf(*one).Take(from, n);
+      from += n * width;
+      if (one->wants_logits) last.insert(last.end(), from - width, from);
+    }
+    const int64_t wanted = static_cast<int64_t>(last.size()) / width;
+    std::vector<float> logits(static_cast<size_t>(wanted * config_.vocab_size));
+    if (const absl::Status status = backend_->Logits(last.data(), wanted, logits.data());
         !status.ok()) {
       return fail(status);
     }
-    for (int64_t i = 0; i < n; ++i) {
-      PassOf(*tokens[static_cast<size_t>(i)])
-          .Take(together_.data() + i * config_.hidden_size, logits.data() + i * config_.vocab_size);
+    const float* next = logits.data();
+    for (const PassBlock* one : blocks) {
+      if (!one->wants_logits) continue;
+      PassOf(*one).TakeLogits(next);
+      next += config_.vocab_size;
     }
   }
 
@@ -160,40 +181,43 @@ class CpuForwardPass final : public ForwardPass {
     if (observer_) observer_(input, attended);
   }
 
-  static CpuForwardPass& PassOf(const PassToken& one) {
+  static CpuForwardPass& PassOf(const PassBlock& one) {
     return *static_cast<CpuForwardPass*>(one.pass);
   }
 
   // Into together_, what leaves the last layer.
-  absl::Status RunLayers(absl::Span<PassToken* const> tokens) {
-    const int64_t n = static_cast<int64_t>(tokens.size());
+  absl::Status RunLayers(absl::Span<PassBlock* const> blocks) {
     const int64_t width = int64_t{config_.shape.q_heads} * config_.shape.head_dim;
     std::vector<TokenId> ids;
-    std::vector<model::TokenBlock> blocks;
+    std::vector<model::TokenBlock> lengths;
     std::vector<AttentionTogether::Member> members;
-    for (PassToken* one : tokens) {
+    for (PassBlock* one : blocks) {
       CpuForwardPass& pass = PassOf(*one);
+      const auto n = static_cast<int64_t>(one->tokens.size());
       one->status = absl::OkStatus();
-      ids.push_back(one->token);
-      blocks.push_back({one->position, 1});
+      ids.insert(ids.end(), one->tokens.begin(), one->tokens.end());
+      lengths.push_back({one->first_position, n});
       const auto observe = [&pass](const model::AttentionInput& input, const float* attended) {
         pass.Observe(input, attended);
       };
-      members.push_back({pass.attention_.get(), &pass.wanted_, observe, &one->status});
+      members.push_back({pass.attention_.get(), n, &pass.wanted_, observe, &one->status});
     }
     AttentionTogether attention(std::move(members), width, pool_);
-    together_.resize(static_cast<size_t>(n * config_.hidden_size));
+    together_.resize(ids.size() * static_cast<size_t>(config_.hidden_size));
     RETURN_IF_ERROR(backend_->Embed(ids, together_.data()));
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
-      RETURN_IF_ERROR(transformer_.ForwardLayer(layer, blocks, together_.data(), attention));
+      RETURN_IF_ERROR(transformer_.ForwardLayer(layer, lengths, together_.data(), attention));
     }
     return absl::OkStatus();
   }
 
   // As if it had run alone.
-  void Take(const float* hidden, const float* logits) {
-    n_ = 1;
-    hidden_.assign(hidden, hidden + config_.hidden_size);
+  void Take(const float* hidden, int64_t n) {
+    n_ = n;
+    hidden_.assign(hidden, hidden + n * config_.hidden_size);
+    logits_known_ = false;
+  }
+  void TakeLogits(const float* logits) {
     logits_.assign(logits, logits + config_.vocab_size);
     logits_known_ = true;
   }

@@ -129,7 +129,7 @@ class CudaForwardPass final : public ForwardPass {
 
   int64_t max_tokens() const override { return shape_.block; }
   absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override;
-  void RunTogether(absl::Span<PassToken> tokens) override;
+  void RunTogether(absl::Span<PassBlock> blocks) override;
   absl::Status Logits(int64_t count, float* logits) override;
   absl::StatusOr<TokenId> Greedy() override;
   void set_reading_prompt(bool reading) override {
@@ -176,8 +176,8 @@ class CudaForwardPass final : public ForwardPass {
   absl::Status End(int64_t n, int64_t phase);
 
   // So few that each has the bits that it has alone.
-  void RunAlike(absl::Span<PassToken* const> tokens);
-  absl::StatusOr<CudaTogether::Member> AsMember(PassToken& one);
+  void RunAlike(absl::Span<PassBlock* const> tokens);
+  absl::StatusOr<CudaTogether::Member> AsMember(PassBlock& one);
   void Passed(int64_t n);
 
   // And that somebody wants what comes of them.
@@ -525,14 +525,15 @@ void CudaForwardPass::Passed(int64_t n) {
   if (!reading_prompt_) generated_ += n;
 }
 
-// What is asked ahead is each sequence's own: such sequences go one by one.
-void CudaForwardPass::RunTogether(absl::Span<PassToken> tokens) {
-  std::vector<PassToken*> alike;
-  for (PassToken& one : tokens) {
-    if (static_cast<CudaForwardPass*>(one.pass)->predicted_tokens() == 0) {
+// What is asked ahead is each sequence's own: such sequences go one by one. So do prompts.
+void CudaForwardPass::RunTogether(absl::Span<PassBlock> blocks) {
+  std::vector<PassBlock*> alike;
+  for (PassBlock& one : blocks) {
+    auto& pass = *static_cast<CudaForwardPass*>(one.pass);
+    if (pass.predicted_tokens() == 0 && !pass.reading_prompt_) {
       alike.push_back(&one);
     } else {
-      one.status = one.pass->Run({&one.token, 1}, one.position);
+      one.status = pass.Run(one.tokens, one.first_position);
     }
   }
   constexpr auto kMost = static_cast<size_t>(CudaTogether::kMembers);
@@ -541,19 +542,19 @@ void CudaForwardPass::RunTogether(absl::Span<PassToken> tokens) {
   }
 }
 
-void CudaForwardPass::RunAlike(absl::Span<PassToken* const> tokens) {
+void CudaForwardPass::RunAlike(absl::Span<PassBlock* const> tokens) {
   if (tokens.size() > 1 && together_ == nullptr) {
     absl::StatusOr<std::shared_ptr<CudaTogether>> together =
         CudaTogether::Of(config_, backend_->weights());
     if (together.ok()) together_ = *std::move(together);
   }
   if (tokens.size() == 1 || together_ == nullptr) {  // without room for it each goes alone
-    for (PassToken* one : tokens) one->status = one->pass->Run({&one->token, 1}, one->position);
+    for (PassBlock* one : tokens) one->status = one->pass->Run(one->tokens, one->first_position);
     return;
   }
-  std::vector<PassToken*> those;
+  std::vector<PassBlock*> those;
   std::vector<CudaTogether::Member> members;
-  for (PassToken* one : tokens) {
+  for (PassBlock* one : tokens) {
     absl::StatusOr<CudaTogether::Member> member =
         static_cast<CudaForwardPass*>(one->pass)->AsMember(*one);
     one->status = member.status();
@@ -565,7 +566,7 @@ void CudaForwardPass::RunAlike(absl::Span<PassToken* const> tokens) {
   std::vector<TokenId> best;
   const absl::StatusOr<int64_t> step = together_->Step(members, best);
   for (size_t i = 0; i < those.size(); ++i) {
-    PassToken& one = *those[i];
+    PassBlock& one = *those[i];
     if (!step.ok()) one.status = step.status();
     if (!one.status.ok()) continue;
     auto& pass = *static_cast<CudaForwardPass*>(one.pass);
@@ -577,14 +578,15 @@ void CudaForwardPass::RunAlike(absl::Span<PassToken* const> tokens) {
   }
 }
 
-absl::StatusOr<CudaTogether::Member> CudaForwardPass::AsMember(PassToken& one) {
-  CARREL_CHECK(one.position == shape_.context_tokens + new_rows_);
-  RETURN_IF_ERROR(CheckTokens({&one.token, 1}));
+absl::StatusOr<CudaTogether::Member> CudaForwardPass::AsMember(PassBlock& one) {
+  CARREL_CHECK(one.tokens.size() == 1);
+  CARREL_CHECK(one.first_position == shape_.context_tokens + new_rows_);
+  RETURN_IF_ERROR(CheckTokens(one.tokens));
   RETURN_IF_ERROR(backend_->stream().Synchronize());  // what it did alone is done
   CudaTogether::Member member;
   member.id = id_;
-  member.token = one.token;
-  member.position = one.position;
+  member.token = one.tokens[0];
+  member.position = one.first_position;
   member.row = shape_.context_rows + new_rows_;
   member.window = &window_;
   member.zone = zone_.get();

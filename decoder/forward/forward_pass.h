@@ -24,11 +24,12 @@ namespace carrel::decoder {
 
 class ForwardPass;
 
-// One sequence's next token, and what became of it.
-struct PassToken {
+// One sequence's next tokens, and what became of them.
+struct PassBlock {
   ForwardPass* pass = nullptr;
-  TokenId token = 0;
-  Position position = 0;
+  absl::Span<const TokenId> tokens;
+  Position first_position = 0;
+  bool wants_logits = true;  // of the last token, soon
   absl::Status status;
 };
 
@@ -38,11 +39,11 @@ class ForwardPass {
 
   virtual int64_t max_tokens() const = 0;  // of one Run
   virtual absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) = 0;
-  // One token of each of several passes like this one over the same checkpoint, this one perhaps among
+  // A block of each of several passes like this one over the same checkpoint, this one perhaps among
   // them: what Run of each gives, bit for bit, and as much faster as the device can make it by reading
   // weights once. A sequence that fails does so alone.
-  virtual void RunTogether(absl::Span<PassToken> tokens) {
-    for (PassToken& one : tokens) one.status = one.pass->Run({&one.token, 1}, one.position);
+  virtual void RunTogether(absl::Span<PassBlock> blocks) {
+    for (PassBlock& one : blocks) one.status = one.pass->Run(one.tokens, one.first_position);
   }
   // Of the last `count` tokens of the last Run, [count, vocab_size], to host memory.
   virtual absl::Status Logits(int64_t count, float* logits) = 0;

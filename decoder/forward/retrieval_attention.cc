@@ -148,63 +148,67 @@ bool RetrievalAttention::GoesWith(const SequenceAttention& other) const {
   return one != nullptr && windows_ == one->windows_ && zone_->AsksAs(*one->zone_);
 }
 
-void RetrievalAttention::StartTogether(absl::Span<const SequenceToken> tokens) {
-  const Layer layer = tokens[0].input.layer;
-  if (tokens.size() == 1 || WindowOf(layer) > 0) return;
+void RetrievalAttention::StartTogether(absl::Span<const SequenceBlock> blocks) {
+  const Layer layer = blocks[0].input.layer;
+  if (blocks.size() == 1 || WindowOf(layer) > 0) return;
+  const int64_t width = int64_t{shape_.q_heads} * shape_.head_dim;
   together_q_.clear();
-  for (const SequenceToken& one : tokens) {
-    together_q_.insert(together_q_.end(), one.input.q,
-                       one.input.q + shape_.q_heads * shape_.head_dim);
+  for (const SequenceBlock& one : blocks) {
+    together_q_.insert(together_q_.end(), one.input.q, one.input.q + one.input.n * width);
   }
   before_ = layer_statistics_[static_cast<size_t>(layer.value())];
-  together_ = zone_->Start(layer, together_q_.data(), static_cast<int64_t>(tokens.size()));
+  together_ =
+      zone_->Start(layer, together_q_.data(), static_cast<int64_t>(together_q_.size()) / width);
 }
 
-// Into zone_partial_, and into everybody's statistics. The windows are computed meanwhile.
-absl::Status RetrievalAttention::AskTogether(absl::Span<const SequenceToken> tokens) {
-  const Layer layer = tokens[0].input.layer;
+// Into zone_partial_, and into everybody's statistics.
+absl::Status RetrievalAttention::AskTogether(absl::Span<const SequenceBlock> blocks) {
+  const Layer layer = blocks[0].input.layer;
   RETURN_IF_ERROR(together_);
-  RETURN_IF_ERROR(
-      zone_->Finish(layer, together_q_.data(), static_cast<int64_t>(tokens.size()), zone_partial_));
-  std::vector<LayerStatistics*> all;
-  for (const SequenceToken& one : tokens) {
+  std::vector<CountShare> all;
+  int64_t tokens = 0;
+  for (const SequenceBlock& one : blocks) {
     auto& attention = static_cast<RetrievalAttention&>(*one.attention);
-    all.push_back(&attention.layer_statistics_[static_cast<size_t>(layer.value())]);
+    all.push_back({&attention.layer_statistics_[static_cast<size_t>(layer.value())], one.input.n});
+    tokens += one.input.n;
   }
+  RETURN_IF_ERROR(zone_->Finish(layer, together_q_.data(), tokens, zone_partial_));
   ShareCounts(before_, all);
   return absl::OkStatus();
 }
 
-void RetrievalAttention::FinishTogether(absl::Span<const SequenceToken> tokens) {
-  const Layer layer = tokens[0].input.layer;
-  if (tokens.size() == 1 || WindowOf(layer) > 0) return SequenceAttention::FinishTogether(tokens);
+void RetrievalAttention::FinishTogether(absl::Span<const SequenceBlock> blocks) {
+  const Layer layer = blocks[0].input.layer;
+  if (blocks.size() == 1 || WindowOf(layer) > 0) return SequenceAttention::FinishTogether(blocks);
   const int64_t d = shape_.head_dim;
-  const auto attention_of = [&](int64_t i) -> RetrievalAttention& {
-    return static_cast<RetrievalAttention&>(*tokens[static_cast<size_t>(i)].attention);
+  const auto attention_of = [](const SequenceBlock& one) -> RetrievalAttention& {
+    return static_cast<RetrievalAttention&>(*one.attention);
   };
-  const auto count = static_cast<int64_t>(tokens.size());
-  for (int64_t i = 0; i < count; ++i) {
-    attention_of(i).window_.Append(layer, tokens[i].input.k, tokens[i].input.v, 1);
-    attention_of(i).window_partial_.Reset(1, shape_.q_heads, d);
+  std::vector<std::pair<const SequenceBlock*, int64_t>> tokens;  // whose, and which of its block
+  for (const SequenceBlock& one : blocks) {
+    attention_of(one).window_.Append(layer, one.input.k, one.input.v, one.input.n);
+    attention_of(one).window_partial_.Reset(one.input.n, shape_.q_heads, d);
+    for (int64_t i = 0; i < one.input.n; ++i) tokens.emplace_back(&one, i);
   }
-  pool_->ParallelFor(count * shape_.kv_heads, [&](int64_t unit) {
-    const int64_t i = unit / shape_.kv_heads;
-    attention_of(i).AttendWindow(tokens[i].input, 0,
-                                 KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
+  pool_->ParallelFor(static_cast<int64_t>(tokens.size()) * shape_.kv_heads, [&](int64_t unit) {
+    const auto& [block, token] = tokens[static_cast<size_t>(unit / shape_.kv_heads)];
+    attention_of(*block).AttendWindow(block->input, token,
+                                      KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
   });
-  if (!AskTogether(tokens).ok()) {
+  if (!AskTogether(blocks).ok()) {
     zone_->Cancel();
     layer_statistics_[static_cast<size_t>(layer.value())] = before_;
-    for (int64_t i = 0; i < count; ++i) {
-      *tokens[i].status = attention_of(i).AttendZone(tokens[i].input, tokens[i].attended);
+    for (const SequenceBlock& one : blocks) {
+      *one.status = attention_of(one).AttendZone(one.input, one.attended);
     }
     return;
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = i * shape_.q_heads;
-    attention_of(i).MergeZone(tokens[i].input, &zone_partial_.out[static_cast<size_t>(at * d)],
-                              &zone_partial_.lse[static_cast<size_t>(at)], tokens[i].attended);
-    *tokens[i].status = absl::OkStatus();
+  int64_t at = 0;  // q heads
+  for (const SequenceBlock& one : blocks) {
+    attention_of(one).MergeZone(one.input, &zone_partial_.out[static_cast<size_t>(at * d)],
+                                &zone_partial_.lse[static_cast<size_t>(at)], one.attended);
+    *one.status = absl::OkStatus();
+    at += one.input.n * shape_.q_heads;
   }
 }
 

@@ -34,8 +34,8 @@ class RetrievalAttention final : public SequenceAttention {
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
   bool GoesWith(const SequenceAttention& other) const override;
   int64_t most_together() const override { return max_block_; }
-  void StartTogether(absl::Span<const SequenceToken> tokens) override;
-  void FinishTogether(absl::Span<const SequenceToken> tokens) override;
+  void StartTogether(absl::Span<const SequenceBlock> blocks) override;
+  void FinishTogether(absl::Span<const SequenceBlock> blocks) override;
 
   void set_reading_prompt(bool reading) override;
   void StartSequence() override;
@@ -63,7 +63,7 @@ class RetrievalAttention final : public SequenceAttention {
   // The zone's (out, lse) [n, q_heads] into window_partial_, which becomes attention over all.
   void MergeZone(const model::AttentionInput& input, const float* out, const float* lse,
                  float* attended);
-  absl::Status AskTogether(absl::Span<const SequenceToken> tokens);
+  absl::Status AskTogether(absl::Span<const SequenceBlock> blocks);
 
   const AttentionShape shape_;
   const float scale_;
@@ -77,7 +77,7 @@ class RetrievalAttention final : public SequenceAttention {
   std::vector<LayerStatistics> layer_statistics_;
   std::unique_ptr<ZoneAttention> zone_;
   Partial window_partial_, zone_partial_;
-  std::vector<float> together_q_;  // of tokens that go together, in one piece
+  std::vector<float> together_q_;  // of blocks that go together, in one piece
   absl::Status together_;          // of asking for them
   LayerStatistics before_;         // of the layer, before they were asked for
   QueryTrace* trace_ = nullptr;

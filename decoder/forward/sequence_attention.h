@@ -14,26 +14,26 @@ namespace carrel::decoder {
 
 class SequenceAttention;
 
-// A layer's token of one of several sequences, and what becomes of it.
-struct SequenceToken {
+// A layer's tokens of one of several sequences, and what becomes of them.
+struct SequenceBlock {
   SequenceAttention* attention = nullptr;
-  model::AttentionInput input;  // n = 1
-  float* attended = nullptr;    // [q_heads, head_dim]
+  model::AttentionInput input;
+  float* attended = nullptr;  // [n, q_heads, head_dim]
   absl::Status* status = nullptr;
 };
 
 class SequenceAttention : public model::Attention {
  public:
-  // Whether a token of the other's may go with one of this one's: FinishTogether then gives each what
-  // its Attend gives alone, bit for bit, and asks for both at once.
+  // Whether tokens of the other's may go with those of this one's: FinishTogether then gives each what
+  // its Attend gives alone, bit for bit, and asks for all at once.
   virtual bool GoesWith(const SequenceAttention&) const { return false; }
-  virtual int64_t most_together() const { return 1; }
-  // Tokens of sequences that go with this one, the first of which is its own. Start asks, and the caller
+  virtual int64_t most_together() const { return 1; }  // tokens
+  // Blocks of sequences that go with this one, the first of which is its own. Start asks, and the caller
   // may start others' before it calls Finish, which sets every status. Where asking together fails, each
   // asks alone.
-  virtual void StartTogether(absl::Span<const SequenceToken>) {}
-  virtual void FinishTogether(absl::Span<const SequenceToken> tokens) {
-    for (const SequenceToken& one : tokens)
+  virtual void StartTogether(absl::Span<const SequenceBlock>) {}
+  virtual void FinishTogether(absl::Span<const SequenceBlock> blocks) {
+    for (const SequenceBlock& one : blocks)
       *one.status = one.attention->Attend(one.input, one.attended);
   }
 

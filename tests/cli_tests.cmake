@@ -3,12 +3,12 @@ add_library(carrel_test_cli STATIC cli.cc cli_world.cc)
 target_compile_definitions(carrel_test_cli PRIVATE
   CARREL_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CARREL_BINARY_DIR="${CMAKE_BINARY_DIR}")
 target_link_libraries(carrel_test_cli PUBLIC
-  carrel_flags carrel_common carrel_test_util nlohmann_json::nlohmann_json GTest::gmock)
+  carrel_flags carrel_common carrel_test_gguf carrel_test_util nlohmann_json::nlohmann_json GTest::gmock)
 add_dependencies(carrel_test_cli carrel)
 
 carrel_test(cli_test
   SOURCES access_test.cc adapter_test.cc api_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc
-          family_test.cc gguf_model_test.cc remote_document_test.cc transfer_test.cc ../model/gguf_writer.cc
+          family_test.cc gguf_model_test.cc remote_document_test.cc transfer_test.cc
   DEPS carrel_gguf carrel_audit_test_util carrel_kvstore_test_util carrel_test_cli LABELS e2e TIMEOUT 600)
 if(NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
   carrel_test(hardening_test SOURCES hardening_test.cc DEPS carrel_test_util absl::strings)

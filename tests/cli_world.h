@@ -10,25 +10,14 @@
 #include "common/test_util.h"
 #include "nlohmann/json.hpp"
 #include "tests/cli.h"
+#include "tests/tensor_file.h"
 
 namespace carrel::cli {
 
 std::string DemoModel();                            // models/demo
 std::string DemoDocument(const std::string& name);  // the path of models/demo/docs/NAME.txt
 
-std::string ReadBytes(const std::string& path);
-void WriteBytes(const std::string& path, absl::string_view bytes);
 void FlipBit(const std::string& path, int64_t byte, int bit);
-
-// A safetensors file taken apart: a test may change the header and put it together again.
-struct TensorFile {
-  nlohmann::ordered_json header;
-  std::string data;
-
-  static TensorFile Read(const std::string& path);
-  void Write(const std::string& path) const;
-  absl::string_view Tensor(const std::string& name) const;
-};
 
 // A copy of the demo model in `folder`; files that nobody changes are links.
 class ModelCopy {

@@ -1,5 +1,5 @@
-// Sequences of different contexts, lengths and ways to retrieve that are decoded together: each gets the
-// tokens, and the logits bit for bit, that it gets alone, whoever joins or leaves.
+// Sequences of different contexts, lengths and ways to retrieve that are decoded together, prompts beside
+// answers: each gets the tokens, and the logits bit for bit, that it gets alone, whoever joins or leaves.
 #include <atomic>
 #include <random>
 
@@ -57,28 +57,36 @@ class WatchedStore final : public decoder::StoreClient {
   Seen* const seen_;
 };
 
-class TogetherTest : public testing::Test {
+// With weights in bf16, of which few tokens go together, and in blocks of 8 bits.
+class TogetherTest : public testing::TestWithParam<bool> {
  protected:
   static constexpr int64_t kSequences = 9;
 
   void SetUp() override {
     folder_ = FreshTempDir();
+    checkpoint_ =
+        GetParam() ? &testing_world::QuantizedCheckpoint() : &testing_world::DemoCheckpoint();
     const auto tokens = testing_world::DocumentTokens("registry-512");
     CARREL_ASSERT_OK(tokens);
     for (const auto kind : {kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw}) {
       kvstore::IndexParams index;
       index.kind = kind;
-      CARREL_ASSERT_OK(testing_world::PrefillContext(
-          folder_, std::string(kvstore::IndexKindName(kind)), *tokens, index));
+      CARREL_ASSERT_OK(
+          testing_world::PrefillContext(folder_, std::string(kvstore::IndexKindName(kind)), *tokens,
+                                        index, 65536, model::Device::kCpu, *checkpoint_));
     }
     const auto questions = testing_world::Questions("registry-512");
     CARREL_ASSERT_OK(questions);
     for (int64_t i = 0; i < kSequences; ++i) {
-      auto decoder =
-          testing_world::EmbeddedDecoder::Open(folder_, i % 2 == 0 ? "flat" : "hnsw", ConfigOf(i));
+      auto decoder = testing_world::EmbeddedDecoder::Open(folder_, i % 2 == 0 ? "flat" : "hnsw",
+                                                          ConfigOf(i), {}, nullptr, *checkpoint_);
       CARREL_ASSERT_OK(decoder);
       decoders_.push_back(*std::move(decoder));
       prompts_.push_back((*questions)[static_cast<size_t>(i) % questions->size()].prompt);
+      for (int times = 0; i % 4 == 2 && times < 3; ++times) {  // of several blocks
+        const std::vector<TokenId> once = prompts_.back();
+        prompts_.back().insert(prompts_.back().end(), once.begin(), once.end());
+      }
       options_.emplace_back();
       options_[i].max_tokens = 6 + 3 * (i % 4);
       options_[i].keep_logits = true;
@@ -103,13 +111,14 @@ class TogetherTest : public testing::Test {
   }
 
   std::string folder_;
+  const model::Checkpoint* checkpoint_ = nullptr;
   std::vector<std::unique_ptr<testing_world::EmbeddedDecoder>> decoders_;
   std::vector<std::vector<TokenId>> prompts_;
   std::vector<GenerateOptions> options_;
   std::vector<GenerateResult> alone_;
 };
 
-TEST_F(TogetherTest, JoiningAndLeaving_EachHasTheBitsOfBeingAlone) {
+TEST_P(TogetherTest, JoiningAndLeaving_EachHasTheBitsOfBeingAlone) {
   std::mt19937_64 rng(TestSeed());
   std::vector<Generation> generations;
   for (int64_t i = 0; i < kSequences; ++i) {
@@ -124,7 +133,7 @@ TEST_F(TogetherTest, JoiningAndLeaving_EachHasTheBitsOfBeingAlone) {
       if (one.done()) continue;
       all_done = false;
       if (rng() % 3 == 0) continue;  // this time it waits
-      if (one.reading_prompt()) {
+      if (rng() % 5 == 0) {          // or goes alone
         CARREL_ASSERT_OK(one.Step());
       } else {
         ready.push_back(&one);
@@ -149,7 +158,8 @@ class SharedQuestionTest : public TogetherTest {
     for (int64_t i = 0; i < kShared; ++i) {
       auto decoder = testing_world::EmbeddedDecoder::Open(
           folder_, i % 2 == 0 ? "flat" : "hnsw", config, {},
-          [&](auto client) { return std::make_unique<WatchedStore>(std::move(client), &seen_); });
+          [&](auto client) { return std::make_unique<WatchedStore>(std::move(client), &seen_); },
+          *checkpoint_);
       CARREL_ASSERT_OK(decoder);
       decoders_[i] = *std::move(decoder);
       options_[i].max_tokens = 8;
@@ -189,18 +199,18 @@ class SharedQuestionTest : public TogetherTest {
   int64_t steps_ = 0, layers_ = 0;
 };
 
-TEST_F(SharedQuestionTest, OfOneContext_AskOnceAndHaveTheBitsOfBeingAlone) {
+TEST_P(SharedQuestionTest, OfOneContext_AskOnceAndHaveTheBitsOfBeingAlone) {
   AnswerTogether(/*refuse=*/false);
   EXPECT_EQ(seen_.questions, 2 * layers_ * steps_);
   EXPECT_EQ(seen_.shared, seen_.questions.load());
 }
 
-TEST_F(SharedQuestionTest, WhereTheQuestionFails_EachAsksAlone) {
+TEST_P(SharedQuestionTest, WhereTheQuestionFails_EachAsksAlone) {
   AnswerTogether(/*refuse=*/true);
   EXPECT_EQ(seen_.questions, (2 + kShared) * layers_ * steps_);
 }
 
-TEST_F(TogetherTest, OneIsNotWantedAnyMore_TheOthersGoOn) {
+TEST_P(TogetherTest, OneIsNotWantedAnyMore_TheOthersGoOn) {
   std::vector<Generation> generations;
   int64_t looks = 0;
   for (int64_t i = 0; i < 3; ++i) {
@@ -234,6 +244,10 @@ TEST_F(TogetherTest, OneIsNotWantedAnyMore_TheOthersGoOn) {
   CARREL_ASSERT_OK(again);
   ExpectAsAlone(1, *again);
 }
+
+const auto kNameOf = [](const auto& info) { return info.param ? "Q8_0" : "Bf16"; };
+INSTANTIATE_TEST_SUITE_P(Weights, TogetherTest, testing::Bool(), kNameOf);
+INSTANTIATE_TEST_SUITE_P(Weights, SharedQuestionTest, testing::Bool(), kNameOf);
 
 }  // namespace
 }  // namespace carrel

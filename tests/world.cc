@@ -6,11 +6,14 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "common/test_folders.h"
+#include "common/test_util.h"
 #include "decoder/client/store_client_grpc.h"
 #include "kvstore/storage/store.h"
 #include "library/mapped_rows.h"
 #include "library/store_access.h"
 #include "prefill/prefill.h"
+#include "tests/demo_gguf.h"
+#include "tests/tensor_file.h"
 #include "tools/carrel/questions.h"
 
 namespace carrel::testing_world {
@@ -33,6 +36,13 @@ absl::StatusOr<std::string> ReadPacked(const std::string& path) {
   return text;
 }
 
+const model::Checkpoint* Load(const std::string& path) {
+  absl::StatusOr<model::Checkpoint> loaded = model::LoadCheckpoint(path, Pool());
+  if (!loaded.ok()) std::fprintf(stderr, "%s\n", loaded.status().ToString().c_str());
+  CARREL_CHECK(loaded.ok());
+  return new model::Checkpoint(*std::move(loaded));
+}
+
 }  // namespace
 
 ThreadPool* Pool() {
@@ -41,11 +51,17 @@ ThreadPool* Pool() {
 }
 
 const model::Checkpoint& DemoCheckpoint() {
-  static const model::Checkpoint* checkpoint = [] {
-    absl::StatusOr<model::Checkpoint> loaded = model::LoadCheckpoint(DemoFolder(), Pool());
-    if (!loaded.ok()) std::fprintf(stderr, "%s\n", loaded.status().ToString().c_str());
-    CARREL_CHECK(loaded.ok());
-    return new model::Checkpoint(*std::move(loaded));
+  static const model::Checkpoint* const checkpoint = Load(DemoFolder());
+  return *checkpoint;
+}
+
+const model::Checkpoint& QuantizedCheckpoint() {
+  static const model::Checkpoint* const checkpoint = [] {
+    const std::string folder = FreshTempDir();
+    WriteBytes(folder + "/demo.gguf", DemoGguf(kernels::GgufType::kQ8_0).Bytes());
+    const model::Checkpoint* const loaded = Load(folder + "/demo.gguf");  // mapped from here on
+    fs::remove_all(folder);
+    return loaded;
   }();
   return *checkpoint;
 }
@@ -88,7 +104,8 @@ absl::StatusOr<std::vector<Question>> Questions(const std::string& document) {
 
 absl::Status PrefillContext(const std::string& store_folder, const std::string& name,
                             const std::vector<TokenId>& tokens, const kvstore::IndexParams& index,
-                            int64_t segment_tokens, model::Device device) {
+                            int64_t segment_tokens, model::Device device,
+                            const model::Checkpoint& checkpoint) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadWrite));
   prefill::PrefillConfig config;
@@ -98,7 +115,7 @@ absl::Status PrefillContext(const std::string& store_folder, const std::string& 
   config.segment_tokens = segment_tokens;
   config.device = device;
   Progress progress(Progress::Mode::kQuiet);
-  return prefill::RunPrefill(config, DemoCheckpoint(), tokens, *store, Pool(), progress).status();
+  return prefill::RunPrefill(config, checkpoint, tokens, *store, Pool(), progress).status();
 }
 
 struct EmbeddedDecoder::Access {
@@ -111,7 +128,7 @@ EmbeddedDecoder::~EmbeddedDecoder() { decoder_.reset(); }
 absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
     const std::string& store_folder, const std::string& context,
     const decoder::RetrievalConfig& config, const decoder::DeviceConfig& device,
-    const StoreClientWrapper& wrap) {
+    const StoreClientWrapper& wrap, const model::Checkpoint& checkpoint) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
   library::StoreAddress flags;
   flags.folder = store_folder;
@@ -125,8 +142,8 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
     ASSIGN_OR_RETURN(rows, library::MapContextRows(store_folder, context, Pool()));
   }
   ASSIGN_OR_RETURN(opened->decoder_,
-                   decoder::Decoder::Open(DemoCheckpoint(), std::move(client), context, config,
-                                          Pool(), device, std::move(rows)));
+                   decoder::Decoder::Open(checkpoint, std::move(client), context, config, Pool(),
+                                          device, std::move(rows)));
   return opened;
 }
 

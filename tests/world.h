@@ -17,6 +17,8 @@ namespace carrel::testing_world {
 
 ThreadPool* Pool();                         // for the process: one worker beside the caller
 const model::Checkpoint& DemoCheckpoint();  // models/demo, loaded once
+// The same in blocks of 8 bits: products of any number of tokens are alike (Backend::tokens_alike).
+const model::Checkpoint& QuantizedCheckpoint();
 
 // carrel::SharedFolder(), if goldens of the demo model lie there; else empty.
 std::string SharedFolder();
@@ -34,7 +36,8 @@ absl::StatusOr<std::vector<Question>> Questions(const std::string& document);
 absl::Status PrefillContext(const std::string& store_folder, const std::string& name,
                             const std::vector<TokenId>& tokens, const kvstore::IndexParams& index,
                             int64_t segment_tokens = 65536,
-                            model::Device device = model::Device::kCpu);
+                            model::Device device = model::Device::kCpu,
+                            const model::Checkpoint& checkpoint = DemoCheckpoint());
 
 // A decoder over an embedded store (StoreAccess), kept alive together.
 // Puts something between a decoder and its store.
@@ -47,7 +50,8 @@ class EmbeddedDecoder {
       const std::string& store_folder, const std::string& context,
       const decoder::RetrievalConfig& config,
       const decoder::DeviceConfig& device = decoder::DeviceConfig(),
-      const StoreClientWrapper& wrap = nullptr);
+      const StoreClientWrapper& wrap = nullptr,
+      const model::Checkpoint& checkpoint = DemoCheckpoint());
   // The same over a server.
   static absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> Connect(
       const std::string& address, const std::string& context,

@@ -33,9 +33,11 @@ constexpr int64_t kBlockTokens = 4 * kLinearTokenTile;
 // A unit handed to another core must be worth the handing over, and small beside a product, at whose end
 // the others wait for the last one: some 5 us of one token.
 constexpr int64_t kUnitMultiplyAdds = 100'000;
-// Output rows per unit of a GEMM: one number for every pool, or the bits would depend on the pool.
+// Output rows per unit where the cut changes bits: one number for every pool.
 constexpr int64_t kGemmUnitRows = 512;
 constexpr int64_t kGemvRowStep = 16;
+// An adapter's products of more tokens go as a GEMM.
+constexpr int64_t kAlikeWithAdapter = kernels::kQuantizedGemmTokens - 1;
 // Of a product of few tokens: in each the hardware must find the stream of its rows anew.
 constexpr int64_t kMostUnits = 64;
 
@@ -59,24 +61,30 @@ constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A product of few tokens may be cut anywhere without a change of bits.
-int64_t FewTokensUnitRows(const WeightMatrix& w, int64_t n) {
-  const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * kGemvRowStep);
-  const int64_t stream = CeilDivide(w.out, kMostUnits * kGemvRowStep);
-  const int64_t rows = std::max(worth, stream) * kGemvRowStep;
+// Of a product that may be cut anywhere without a change of bits.
+int64_t FreeUnitRows(const WeightMatrix& w, int64_t n, int64_t step) {
+  const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * step);
+  const int64_t stream = CeilDivide(w.out, kMostUnits * step);
+  const int64_t rows = std::max(worth, stream) * step;
   // Units of one size, and no odd one: the last of three or five is two cores' wait for one.
   const int64_t units = std::max<int64_t>(1, (w.out + rows / 2) / rows);
-  return CeilDivide(w.out, (units + units % 2) * kGemvRowStep) * kGemvRowStep;
+  return CeilDivide(w.out, (units + units % 2) * step) * step;
 }
 
 // Output rows per unit for n tokens.
 int64_t UnitRows(const WeightMatrix& w, int64_t n) {
-  return n >= kLinearGemmTokens ? kGemmUnitRows : FewTokensUnitRows(w, n);
+  return n >= kLinearGemmTokens ? kGemmUnitRows : FreeUnitRows(w, n, kGemvRowStep);
+}
+
+int64_t UnitRowsOfBlocks(const WeightMatrix& w, int64_t n) {
+  const bool few = n < kernels::kQuantizedPanelTokens;
+  return FreeUnitRows(w, n, few ? kGemvRowStep : kernels::kQuantizedPanelRows);
 }
 
 int64_t UnitRows(const LinearCall& call, int64_t n) {
   if (call.blocks == nullptr) return UnitRows(*call.w, n);
-  return n >= kernels::kQuantizedGemmTokens ? kGemmUnitRows : FewTokensUnitRows(*call.w, n);
+  return n <= kernels::QuantizedTokensAlike(*call.blocks) ? UnitRowsOfBlocks(*call.w, n)
+                                                          : kGemmUnitRows;
 }
 
 class CpuBackend final : public Backend {
@@ -103,7 +111,7 @@ class CpuBackend final : public Backend {
         packed_scratch_(LargestPacked(config, *weights_)),
         low_scratch_(LargestLow(added_)),
         delta_scratch_(LargestDelta(added_)),
-        tokens_alike_(TokensAlike(config, *weights_)) {}
+        tokens_alike_(TokensAlike(config, *weights_, !added_.empty())) {}
 
   const ModelConfig& config() const override { return config_; }
 
@@ -142,18 +150,21 @@ class CpuBackend final : public Backend {
     return added;
   }
 
-  // Beyond, products go through panels, whose sums have another order. One token's experts are added up
-  // in the order of its choice, several tokens' in that of the experts.
-  static int64_t TokensAlike(const ModelConfig& config, const Weights& weights) {
+  // Beyond, sums have another order. One token's experts are added up in the order of its choice,
+  // several tokens' in that of the experts.
+  static int64_t TokensAlike(const ModelConfig& config, const Weights& weights, bool adapted) {
     if (config.experts.count > 0) return 1;
-    bool blocks = weights.head().blocks.has_value();
+    int64_t alike = adapted ? kAlikeWithAdapter : kernels::kAnyTokens;
+    const auto meet = [&](const Matrix& w) {
+      alike = std::min(alike,
+                       w.blocks ? kernels::QuantizedTokensAlike(*w.blocks) : kLinearGemmTokens - 1);
+    };
+    meet(weights.head());
     for (int32_t i = 0; i < config.shape.layers; ++i) {
       const LayerWeights& w = weights.layer(Layer(i));
-      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
-        blocks = blocks && matrix->blocks.has_value();
-      }
+      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) meet(*matrix);
     }
-    return blocks ? kernels::kQuantizedGemmTokens - 1 : kLinearGemmTokens - 1;
+    return alike;
   }
 
   // Router logits of a block; then gathered rows, gate, up and down of one expert's tokens, or of
@@ -174,9 +185,9 @@ class CpuBackend final : public Backend {
   static int64_t LargestDelta(const AddedByMatrix& added) {
     int64_t floats = 0;
     for (const auto& [matrix, one] : added) {
-      for (int64_t n = 1; n <= kLinearGemmTokens; ++n) {
-        const int64_t tokens = n == kLinearGemmTokens ? kBlockTokens : n;
-        floats = std::max(floats, tokens * std::min(matrix->out, UnitRows(*matrix, n)));
+      for (int64_t n = 1; n <= kBlockTokens; ++n) {
+        const int64_t rows = std::max(UnitRows(*matrix, n), UnitRowsOfBlocks(*matrix, n));
+        floats = std::max(floats, n * std::min(matrix->out, rows));
       }
     }
     return floats;
@@ -279,7 +290,7 @@ class CpuBackend final : public Backend {
   // An adapter's product, with the bits that few tokens have wherever quantised rows have them too.
   static void LinearAlike(const float* x, int64_t n, const WeightMatrix& w, float* y,
                           int64_t y_stride, float* scratch) {
-    const int64_t step = n < kernels::kQuantizedGemmTokens ? kLinearGemmTokens - 1 : n;
+    const int64_t step = n <= kAlikeWithAdapter ? kLinearGemmTokens - 1 : n;
     for (int64_t i = 0; i < n; i += step) {
       kernels::Linear(x + i * w.in, std::min(step, n - i), w.in, w, y + i * y_stride, y_stride,
                       scratch);

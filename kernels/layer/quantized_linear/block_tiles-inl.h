@@ -8,6 +8,7 @@
 #define CARREL_KERNELS_BLOCK_TILES_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/layer/quantized_linear/packed_input-inl.h"
@@ -57,216 +58,160 @@ CARREL_VNNI_ATTR HWY_INLINE SumVec AddPairs(SumVec sum, WordVec a, WordVec b) {
 
 HWY_INLINE WordVec LoadWords(const int16_t* words) { return hn::LoadU(WordTag(), words); }
 
-// Lane i takes the number of group kTable[i / 4] or kTable[i / 8].
-template <class D>
-HWY_INLINE FloatVec SpreadGroups(D d, GroupVec groups, const int32_t* table) {
-  const auto indices = hn::SetTableIndices(d, table);
-#if HWY_TARGET <= HWY_AVX3
-  return hn::TableLookupLanes(hn::ZeroExtendVector(d, groups), indices);
-#else
-  return hn::TableLookupLanes(groups, indices);
-#endif
-}
-
-// The group that each lane of the tiles of a chunk belongs to (WordOrder).
-#define CARREL_FOUR(g) g, g, g, g
-#define CARREL_EIGHT(g) g, g, g, g, g, g, g, g
-alignas(64) inline constexpr int32_t kQuarterLanes[32] = {
-    CARREL_FOUR(0), CARREL_FOUR(1), CARREL_FOUR(2), CARREL_FOUR(3),
-    CARREL_FOUR(4), CARREL_FOUR(5), CARREL_FOUR(6), CARREL_FOUR(7)};
-// Of 16 scales, each for half a group: those that lanes take from a vector of 8 or 16.
-alignas(64) inline constexpr int32_t kFourLanes[64] = {
-    CARREL_FOUR(0),  CARREL_FOUR(1),  CARREL_FOUR(2),  CARREL_FOUR(3),
-    CARREL_FOUR(4),  CARREL_FOUR(5),  CARREL_FOUR(6),  CARREL_FOUR(7),
-    CARREL_FOUR(8),  CARREL_FOUR(9),  CARREL_FOUR(10), CARREL_FOUR(11),
-    CARREL_FOUR(12), CARREL_FOUR(13), CARREL_FOUR(14), CARREL_FOUR(15)};
-alignas(64) inline constexpr int32_t kPairLanes[16] = {0, 0, 1, 1, 2, 2, 3, 3,
-                                                       4, 4, 5, 5, 6, 6, 7, 7};
-alignas(64) inline constexpr int32_t kHalfLanes[64] = {
-    CARREL_EIGHT(0), CARREL_EIGHT(1), CARREL_EIGHT(2), CARREL_EIGHT(3),
-    CARREL_EIGHT(4), CARREL_EIGHT(5), CARREL_EIGHT(6), CARREL_EIGHT(7)};
-#if HWY_TARGET <= HWY_AVX3
-alignas(64) inline constexpr int32_t kHalfLanesApart[64] = {
-    CARREL_EIGHT(0), CARREL_EIGHT(2), CARREL_EIGHT(1), CARREL_EIGHT(3),
-    CARREL_EIGHT(4), CARREL_EIGHT(6), CARREL_EIGHT(5), CARREL_EIGHT(7)};
-#else
-inline constexpr const int32_t (&kHalfLanesApart)[64] = kHalfLanes;
-#endif
-#undef CARREL_FOUR
-#undef CARREL_EIGHT
-
-// The group of each lane of a type's tiles.
-template <WordOrder kOrder>
-HWY_INLINE const int32_t* LanesOf(int64_t tile) {
-  if constexpr (kOrder == WordOrder::kQuarters) return kQuarterLanes + tile * kLanes;
-  if constexpr (kOrder == WordOrder::kHalvesApart) return kHalfLanesApart + tile * kLanes;
-  return kHalfLanes + tile * kLanes;
-}
-
-// Who takes a row's chunks, as the types read them (small_blocks-inl.h): first scales and minima of
-// its groups, then its tiles. Here: their products with N inputs.
-template <int N>
-struct RowSums {
-  const PackedChunk* x[N];
-  FloatVec products[N];
-  GroupVec minima[N];
-  GroupVec scales[N];                    // of this chunk
-  FloatVec half_scales[N][16 / kLanes];  // where half a group has its own
-
-  HWY_INLINE void Scale(GroupVec d) {
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) scales[h] = hn::Mul(d, hn::LoadU(GroupTag(), x[h]->scales));
-  }
-
-  HWY_INLINE void Minimum(GroupVec m) {
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) {
-      minima[h] = hn::MulAdd(m, hn::LoadU(GroupTag(), x[h]->sums), minima[h]);
-    }
-  }
-
-  // Values count from -offset; a scale for each 16 of them is `step` times one of the bytes.
-  HWY_INLINE void ScaleHalves(GroupVec step, const int8_t* bytes, int offset) {
-    const GroupTag d;
-    const GroupVec first = hn::Mul(step, Widen8(bytes)), last = hn::Mul(step, Widen8(bytes + 8));
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) {
-      const GroupVec from = hn::Set(d, static_cast<float>(-offset));
-      const auto sum = [&](GroupVec scale, int64_t at) HWY_ATTR {
-        minima[h] = hn::MulAdd(hn::Mul(scale, from), hn::LoadU(d, x[h]->half_sums + at), minima[h]);
-      };
-      sum(first, 0);
-      sum(last, 8);
-      const GroupVec by_group = hn::LoadU(d, x[h]->scales);
-#if HWY_TARGET <= HWY_AVX3
-      half_scales[h][0] = hn::Mul(hn::Combine(FloatTag(), last, first),
-                                  SpreadGroups(FloatTag(), by_group, kPairLanes));
-#else
-      half_scales[h][0] = hn::Mul(first, SpreadGroups(FloatTag(), by_group, kPairLanes));
-      half_scales[h][1] = hn::Mul(last, SpreadGroups(FloatTag(), by_group, kPairLanes + 8));
-#endif
-    }
-  }
-
-  template <WordOrder kOrder, int kVectors>
-  CARREL_VNNI_ATTR HWY_INLINE void Tile(const WordVec (&q)[kVectors], int64_t tile) {
-    FloatVec factors[N];
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) {
-      factors[h] = SpreadGroups(FloatTag(), scales[h], LanesOf<kOrder>(tile));
-    }
-    AddProducts(q, tile, factors);
-  }
-
-  // After ScaleHalves; four lanes to a scale.
-  CARREL_VNNI_ATTR HWY_INLINE void TileOfHalves(const WordVec (&q)[2], int64_t tile) {
-    FloatVec factors[N];
-    const int64_t in_vector = 64 / (16 / kLanes) / kLanes;
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) {
-      factors[h] = hn::TableLookupLanes(
-          half_scales[h][tile / in_vector],
-          hn::SetTableIndices(FloatTag(), kFourLanes + tile % in_vector * kLanes));
-    }
-    AddProducts(q, tile, factors);
-  }
-
- private:
-  static HWY_INLINE GroupVec Widen8(const int8_t* at) {
-    const hn::FixedTag<int8_t, 8> d;
-    const hn::RebindToSigned<GroupTag> d32;
-    return hn::ConvertTo(GroupTag(), hn::PromoteTo(d32, hn::LoadU(d, at)));
-  }
-
-  // Small numbers of a tile, one vector per quarter or half; factors[h] scales their products.
-  template <int kVectors>
-  CARREL_VNNI_ATTR HWY_INLINE void AddProducts(const WordVec (&q)[kVectors], int64_t tile,
-                                               const FloatVec (&factors)[N]) {
-    CARREL_UNROLL
-    for (int h = 0; h < N; ++h) {
-      const int16_t* words = x[h]->words + tile * kVectors * kVectorWords;
-      SumVec sum = hn::Zero(SumTag());
-      CARREL_UNROLL
-      for (int i = 0; i < kVectors; ++i) {
-        sum = AddPairs(sum, q[i], LoadWords(words + i * kVectorWords));
-      }
-      products[h] = hn::MulAdd(hn::ConvertTo(FloatTag(), sum), factors[h], products[h]);
-    }
-  }
-};
-
 HWY_INLINE uint64_t Load16(const uint8_t* at) {
   uint16_t bits;
   std::memcpy(&bits, at, sizeof(bits));
   return bits;
 }
 
+// 2^(e - 128), e from 0 to 255.
+template <class D, class V>
+HWY_INLINE hn::Vec<D> PowerOfTwo(D d, V e) {
+  const hn::RebindToSigned<D> d32;
+  // Below 2^-126 a float is denormal.
+  const auto small =
+      hn::IfThenElse(hn::Eq(e, hn::Zero(d32)), hn::Set(d32, 0x00200000), hn::Set(d32, 0x00400000));
+  const auto usual = hn::ShiftLeft<23>(hn::Sub(e, hn::Set(d32, 1)));
+  return hn::BitCast(d, hn::IfThenElse(hn::Gt(e, hn::Set(d32, 1)), usual, small));
+}
+
+#if HWY_TARGET <= HWY_AVX3
+// Which words of two vectors a vector takes.
+struct alignas(64) WordPicks {
+  uint16_t at[32] = {};
+};
+
+HWY_INLINE __m512i PickWords(ByteVec a, ByteVec b, const WordPicks& picks) {
+  return _mm512_permutex2var_epi16(a.raw, _mm512_load_si512(picks.at), b.raw);
+}
+
+// Of blocks of `bytes` bytes, four in each vector, the words at byte `at`; then those after them.
+constexpr WordPicks FourToAVector(int64_t at, int64_t bytes) {
+  WordPicks picks;
+  for (int64_t i = 0; i < 16; ++i) {
+    picks.at[i] = static_cast<uint16_t>(i % 8 / 4 * 32 + (i % 4 * bytes + at) / 2 + i / 8);
+  }
+  return picks;
+}
+
+// The same of two blocks in each vector, at byte `a` of the first and `b` of the next.
+constexpr WordPicks TwoToAVector(int64_t a, int64_t b, int64_t bytes) {
+  WordPicks picks;
+  for (int64_t i = 0; i < 8; ++i) {
+    const int64_t byte = i % 2 * bytes + (i % 4 < 2 ? a : 64 + b);
+    picks.at[i] = static_cast<uint16_t>(byte / 2 + i / 4);
+  }
+  return picks;
+}
+#endif
+
 // Blocks of 32 numbers of a chunk: 8, or fewer at a row's end; beyond them all is zero. Of how many
 // they are the compiler knows, or else `count` says.
 inline constexpr int64_t kSomeBlocks = 0;
-template <int64_t kBlocks>
-struct Blocks {
+template <int64_t kBytes, int64_t kBlocks>
+struct BlocksOf {
   const uint8_t* first;
-  int64_t bytes;
   int64_t count;
 
   HWY_INLINE bool Has(int64_t i) const { return i < (kBlocks == kSomeBlocks ? count : kBlocks); }
-  HWY_INLINE uint64_t HalfBits(int64_t i, int64_t at) const {
-    return Has(i) ? Load16(first + i * bytes + at) : 0;
+  // Whether no block of the tile is there; a taker has tiles in twos.
+  template <class Taker>
+  HWY_INLINE bool EndBefore(int64_t tile, Taker& taker) const {
+    if (Has(tile * kTileGroups)) return false;
+    if (tile % 2 == 1) taker.NoTile(tile);
+    return true;
   }
-  // The fp16 numbers at byte `at` of every block.
-  HWY_INLINE GroupVec Halves(int64_t at) const {
-    const uint64_t low =
-        HalfBits(0, at) | HalfBits(1, at) << 16 | HalfBits(2, at) << 32 | HalfBits(3, at) << 48;
-    const uint64_t high =
-        HalfBits(4, at) | HalfBits(5, at) << 16 | HalfBits(6, at) << 32 | HalfBits(7, at) << 48;
-    const hn::FixedTag<uint64_t, 2> d64;
-    const hn::FixedTag<hwy::float16_t, 8> d16;
-    const auto bits = hn::InterleaveLower(d64, hn::Set(d64, low), hn::Set(d64, high));
-    return hn::PromoteTo(GroupTag(), hn::BitCast(d16, bits));
+  HWY_INLINE int HalfBits(int64_t i, int64_t at) const {
+    return Has(i) ? static_cast<int>(Load16(first + i * kBytes + at)) : 0;
   }
-  // The same of byte `at`, and of what follows it.
-  HWY_INLINE void HalfPairs(int64_t at, GroupVec& a, GroupVec& b) const {
-    const auto pair = [&](int64_t i) HWY_ATTR {
-      uint32_t bits = 0;
-      if (Has(i)) std::memcpy(&bits, first + i * bytes + at, sizeof(bits));
-      return uint64_t{bits};
-    };
-    const hn::FixedTag<uint64_t, 2> d64;
-    const hn::FixedTag<uint16_t, 8> d16;
-    const hn::FixedTag<hwy::float16_t, 8> df16;
+  static HWY_INLINE GroupVec WidenHalves(__m128i bits) {
+    return hn::PromoteTo(GroupTag(), hn::Vec<hn::FixedTag<hwy::float16_t, 8>>{bits});
+  }
+  // The fp16 numbers at byte kAt of every block.
+  template <int64_t kAt>
+  HWY_INLINE GroupVec Halves() const {
+#if HWY_TARGET <= HWY_AVX3
+    if constexpr (kBlocks == kChunkGroups) return HalvesOf8<kAt>(nullptr);
+#endif
+    __m128i bits = _mm_setzero_si128();
+    bits = _mm_insert_epi16(bits, HalfBits(0, kAt), 0);
+    bits = _mm_insert_epi16(bits, HalfBits(1, kAt), 1);
+    bits = _mm_insert_epi16(bits, HalfBits(2, kAt), 2);
+    bits = _mm_insert_epi16(bits, HalfBits(3, kAt), 3);
+    bits = _mm_insert_epi16(bits, HalfBits(4, kAt), 4);
+    bits = _mm_insert_epi16(bits, HalfBits(5, kAt), 5);
+    bits = _mm_insert_epi16(bits, HalfBits(6, kAt), 6);
+    bits = _mm_insert_epi16(bits, HalfBits(7, kAt), 7);
+    return WidenHalves(bits);
+  }
+  // The same, and those that follow them.
+  template <int64_t kAt>
+  HWY_INLINE void HalfPairs(GroupVec& a, GroupVec& b) const {
+#if HWY_TARGET <= HWY_AVX3
+    if constexpr (kBlocks == kChunkGroups) {
+      a = HalvesOf8<kAt>(&b);
+      return;
+    }
+#endif
     const auto four = [&](int64_t i) HWY_ATTR {
-      return hn::BitCast(d16, hn::InterleaveLower(d64, hn::Set(d64, pair(i) | pair(i + 1) << 32),
-                                                  hn::Set(d64, pair(i + 2) | pair(i + 3) << 32)));
+      const auto pair = [&](int64_t k) HWY_ATTR {
+        int32_t bits = 0;
+        if (Has(i + k)) std::memcpy(&bits, first + (i + k) * kBytes + kAt, sizeof(bits));
+        return bits;
+      };
+      __m128i bits = _mm_cvtsi32_si128(pair(0));
+      bits = _mm_insert_epi32(bits, pair(1), 1);
+      bits = _mm_insert_epi32(bits, pair(2), 2);
+      bits = _mm_insert_epi32(bits, pair(3), 3);
+      // The first of each, then the others.
+      return _mm_shuffle_epi8(bits,
+                              _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
     };
-    const auto low = four(0), high = four(4);
-    a = hn::PromoteTo(GroupTag(), hn::BitCast(df16, hn::ConcatEven(d16, high, low)));
-    b = hn::PromoteTo(GroupTag(), hn::BitCast(df16, hn::ConcatOdd(d16, high, low)));
+    const __m128i low = four(0), high = four(4);
+    a = WidenHalves(_mm_unpacklo_epi64(low, high));
+    b = WidenHalves(_mm_unpackhi_epi64(low, high));
   }
+#if HWY_TARGET <= HWY_AVX3
+  // Of 8 blocks, by permutations of what lies around: some 24 scalar instructions less.
+  template <int64_t kAt>
+  HWY_INLINE GroupVec HalvesOf8(GroupVec* next) const {
+    const auto words = [&](int64_t from) HWY_ATTR { return hn::LoadU(ByteTag(), first + from); };
+    __m128i low, high;
+    if constexpr (3 * kBytes + 4 <= 64) {
+      // Four blocks to a vector.
+      static constexpr WordPicks kPicks = FourToAVector(kAt, kBytes);
+      const __m512i all = PickWords(words(0), words(4 * kBytes), kPicks);
+      low = _mm512_castsi512_si128(all);
+      high = _mm512_extracti32x4_epi32(all, 1);
+    } else {
+      // Two to a vector; the last vector begins earlier, to end where the blocks do.
+      constexpr int64_t kBack = std::max<int64_t>(0, 64 - 2 * kBytes);
+      static constexpr WordPicks kPicks = TwoToAVector(kAt, kAt, kBytes);
+      static constexpr WordPicks kLast = TwoToAVector(kAt, kAt + kBack, kBytes);
+      const __m512i a = PickWords(words(0), words(2 * kBytes), kPicks);
+      const __m512i b = PickWords(words(4 * kBytes), words(6 * kBytes - kBack), kLast);
+      low = _mm_unpacklo_epi64(_mm512_castsi512_si128(a), _mm512_castsi512_si128(b));
+      high = _mm_unpackhi_epi64(_mm512_castsi512_si128(a), _mm512_castsi512_si128(b));
+    }
+    if (next != nullptr) *next = WidenHalves(high);
+    return WidenHalves(low);
+  }
+#endif
   // 2^(e - 128) of the bytes at `at` of every block (MXFP4); 1 beyond them.
   HWY_INLINE GroupVec Powers(int64_t at) const {
     const hn::RebindToSigned<GroupTag> d32;
     uint64_t exponents = 0;
     CARREL_UNROLL
     for (int64_t i = 0; i < kChunkGroups; ++i) {
-      exponents |= uint64_t{Has(i) ? first[i * bytes + at] : uint8_t{128}} << (8 * i);
+      exponents |= uint64_t{Has(i) ? first[i * kBytes + at] : uint8_t{128}} << (8 * i);
     }
     const hn::FixedTag<uint64_t, 1> d64;
-    const auto e =
-        hn::PromoteTo(d32, hn::BitCast(hn::FixedTag<uint8_t, 8>(), hn::Set(d64, exponents)));
-    // Below 2^-126 a float is denormal.
-    const auto small = hn::IfThenElse(hn::Eq(e, hn::Zero(d32)), hn::Set(d32, 0x00200000),
-                                      hn::Set(d32, 0x00400000));
-    const auto usual = hn::ShiftLeft<23>(hn::Sub(e, hn::Set(d32, 1)));
-    return hn::BitCast(GroupTag(), hn::IfThenElse(hn::Gt(e, hn::Set(d32, 1)), usual, small));
+    return PowerOfTwo(GroupTag(), hn::PromoteTo(d32, hn::BitCast(hn::FixedTag<uint8_t, 8>(),
+                                                                 hn::Set(d64, exponents))));
   }
   HWY_INLINE auto Piece16(int64_t i, int64_t at) const {
     const hn::FixedTag<uint8_t, 16> d;
-    return Has(i) ? hn::LoadU(d, first + i * bytes + at) : hn::Zero(d);
-  }
-  HWY_INLINE auto Piece32(int64_t i, int64_t at) const {
-    const hn::FixedTag<uint8_t, 32> d;
-    return Has(i) ? hn::LoadU(d, first + i * bytes + at) : hn::Zero(d);
+    return Has(i) ? hn::LoadU(d, first + i * kBytes + at) : hn::Zero(d);
   }
   // 16 bytes of each block of a tile.
   HWY_INLINE ByteVec Pieces16(int64_t tile, int64_t at) const {
@@ -280,13 +225,31 @@ struct Blocks {
     return low;
 #endif
   }
+  // 32 bytes of each block of a tile: the first 16 of all, and the last.
+  HWY_INLINE void Pieces32(int64_t tile, int64_t at, ByteVec& low, ByteVec& high) const {
+#if HWY_TARGET <= HWY_AVX3
+    const hn::FixedTag<uint8_t, 32> d2;
+    const auto two = [&](int64_t i) HWY_ATTR {
+      const auto piece = [&](int64_t k) HWY_ATTR {
+        return Has(k) ? hn::LoadU(d2, first + k * kBytes + at) : hn::Zero(d2);
+      };
+      return hn::Combine(ByteTag(), piece(i + 1), piece(i)).raw;
+    };
+    const __m512i a = two(tile * kTileGroups), b = two(tile * kTileGroups + 2);
+    low = ByteVec{_mm512_shuffle_i32x4(a, b, _MM_SHUFFLE(2, 0, 2, 0))};
+    high = ByteVec{_mm512_shuffle_i32x4(a, b, _MM_SHUFFLE(3, 1, 3, 1))};
+#else
+    low = Pieces16(tile, at);
+    high = Pieces16(tile, at + 16);
+#endif
+  }
   // 4 bytes of each block of a tile, repeated over the 16 bytes of the block.
   HWY_INLINE ByteVec Words32(int64_t tile, int64_t at) const {
     const hn::FixedTag<uint32_t, 4> d;
     const hn::FixedTag<uint32_t, 8> d2;
     const auto word = [&](int64_t i) HWY_ATTR {
       uint32_t bits = 0;
-      if (Has(i)) std::memcpy(&bits, first + i * bytes + at, sizeof(bits));
+      if (Has(i)) std::memcpy(&bits, first + i * kBytes + at, sizeof(bits));
       return hn::Set(d, bits);
     };
     const int64_t i = tile * kLanes / 4;
@@ -296,14 +259,6 @@ struct Blocks {
     return hn::BitCast(ByteTag(), hn::Combine(hn::RebindToUnsigned<SumTag>(), high, low));
 #else
     return hn::BitCast(ByteTag(), low);
-#endif
-  }
-  // 32 bytes of each block of a tile.
-  HWY_INLINE ByteVec Pieces32(int64_t tile, int64_t at) const {
-#if HWY_TARGET <= HWY_AVX3
-    return hn::Combine(ByteTag(), Piece32(2 * tile + 1, at), Piece32(2 * tile, at));
-#else
-    return Piece32(tile, at);
 #endif
   }
 };

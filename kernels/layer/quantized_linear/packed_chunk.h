@@ -10,9 +10,10 @@ inline constexpr int64_t kChunkGroups = 8;
 
 struct PackedChunk {
   int16_t words[kChunkValues] = {};
-  float scales[kChunkGroups] = {};         // of 32 numbers each
-  float sums[kChunkGroups] = {};           // of 32 numbers each, as rounded
-  float half_sums[2 * kChunkGroups] = {};  // of 16
+  float scales[kChunkGroups] = {};  // of 32 numbers each
+  float sums[kChunkGroups] = {};    // of 32 numbers each, as rounded
+  // 32 times the sum of the words of each 16 numbers (WordOrder::kPairs).
+  int32_t half_sums[2 * kChunkGroups] = {};
 };
 
 inline int64_t PackedChunks(int64_t in) { return (in + kChunkValues - 1) / kChunkValues; }

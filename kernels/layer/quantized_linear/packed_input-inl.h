@@ -12,6 +12,7 @@
 #endif
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/layer/quantized_linear/packed_chunk.h"
 #include "kernels/simd_math-inl.h"
@@ -28,15 +29,13 @@ namespace carrel::kernels::HWY_NAMESPACE {
 // Vectors of 16-bit words, as wide as the machine has them.
 inline constexpr int64_t kVectorWords = HWY_LANES(int16_t);
 
-// How the quarters of 8 groups lie in a chunk.
+// How the quarters of 8 groups lie in a chunk. A tile is kVectorWords / 8 groups: a vector of their
+// first quarters, of their second, .. Tiles of four groups differ in which these are.
 enum class WordOrder : uint8_t {
-  // A tile is kVectorWords / 8 groups: a vector of their first quarters, of their second, ...
-  kQuarters,
-  // A tile is kVectorWords / 16 groups: a vector of their even words, a vector of their odd ones.
-  kHalves,
-  // The same, but groups 0 and 2, 1 and 3, 4 and 6, 5 and 7 lie together where a tile has two.
-  kHalvesApart,
-  // Group by group, the four quarters of each side by side (word_panel-inl.h).
+  kQuarters,  // one after the other
+  kEvenOdd,   // even ones in one tile, odd ones in the next, of four (AVX2) or eight
+  kPairs,     // 0, 1, 4, 5 in one tile, 2, 3, 6, 7 in the next
+  // Not tiles, but group by group, the four quarters of each side by side (word_panel-inl.h).
   kGroups,
 };
 
@@ -44,17 +43,37 @@ enum class WordOrder : uint8_t {
 inline constexpr float kTop = 32767;
 inline constexpr float kFoldedTop = 16383;
 
+inline constexpr int64_t kTileGroups = kVectorWords / 8;
+
+// Where group g stands among those of all tiles.
+constexpr int64_t PlaceInTiles(WordOrder order, int64_t g) {
+  if (order == WordOrder::kEvenOdd) {
+    const int64_t of = 2 * kTileGroups;
+    return g / of * of + g % 2 * kTileGroups + g % of / 2;
+  }
+  if (order == WordOrder::kPairs && kTileGroups == 4) return g % 4 / 2 * 4 + g / 4 * 2 + g % 2;
+  return g;
+}
+
 // First word of quarter q of group g.
 HWY_INLINE int64_t QuarterOffset(WordOrder order, int64_t g, int64_t q) {
   if (order == WordOrder::kGroups) return g * 32 + q * 8;
-  if (order == WordOrder::kQuarters) {
-    const int64_t tile = kVectorWords / 8;
-    return g / tile * tile * 32 + q * kVectorWords + g % tile * 8;
-  }
-  const int64_t tile = kVectorWords / 16;
-  const int64_t place =
-      order == WordOrder::kHalvesApart && tile == 2 ? g / 4 * 4 + g % 2 * 2 + g % 4 / 2 : g;
-  return place / tile * tile * 32 + q % 2 * kVectorWords + place % tile * 16 + q / 2 * 8;
+  const int64_t place = PlaceInTiles(order, g);
+  return place / kTileGroups * kTileGroups * 32 + q * kVectorWords + place % kTileGroups * 8;
+}
+
+// Where group g of `groups` stands if they lie chain by chain: a chain is every eighth group
+// (row_sums-inl.h).
+constexpr int64_t PlaceInChains(int64_t g, int64_t groups) {
+  const int64_t chain = g % kChunkGroups;
+  return chain * (groups / kChunkGroups) + std::min(chain, groups % kChunkGroups) +
+         g / kChunkGroups;
+}
+
+// Where a half of group g stands among those of a chunk in WordOrder::kPairs, once they have been
+// added up (row_sums-inl.h).
+constexpr int64_t HalfLane(int64_t g, int64_t half) {
+  return g / 4 * 8 + g % 2 * 4 + g / 2 % 2 * 2 + half;
 }
 
 using PackTag = hn::CappedTag<float, 8>;
@@ -98,49 +117,89 @@ HWY_INLINE void ScaleFour(const float* const (&x)[4], float most_word, float* sc
   hn::StoreU(hn::IfThenElse(usual, hn::Div(top, largest), zero), d4, factors);
 }
 
-// Group g of a chunk; sums: those of the words of its first 16 numbers and of its last, by lane.
-HWY_INLINE void PackGroup(const float* x, float factor, WordOrder order, int64_t g, int16_t* out,
-                          PackVec (&sums)[2]) {
+// Group g of a chunk; the sum of its words, by lane.
+HWY_INLINE PackVec PackGroup(const float* x, float factor, WordOrder order, int64_t g,
+                             int16_t* out) {
   const PackTag d;
   const hn::RebindToSigned<PackTag> di;
   const hn::Rebind<int16_t, PackTag> dw;
   const PackVec by = hn::Set(d, factor);
   const auto number = [&](int64_t at)
                           HWY_ATTR { return hn::NearestInt(hn::Mul(hn::LoadU(d, x + at), by)); };
+  auto sum = hn::Zero(di);
   for (int half = 0; half < 2; ++half) {
     const auto a = number(16 * half), b = number(16 * half + 8);
     hn::StoreU(hn::DemoteTo(dw, hn::ConcatEven(di, b, a)), dw,
                out + QuarterOffset(order, g, 2 * half));
     hn::StoreU(hn::DemoteTo(dw, hn::ConcatOdd(di, b, a)), dw,
                out + QuarterOffset(order, g, 2 * half + 1));
-    sums[half] = hn::ConvertTo(d, hn::Add(a, b));
+    sum = hn::Add(sum, hn::Add(a, b));
   }
+  return hn::ConvertTo(d, sum);
+}
+
+// What numbers that count from -32 are to be added for: 32 times the words they meet.
+HWY_INLINE void SumHalves(PackedChunk& chunk) {
+  const hn::FixedTag<int16_t, 8> dw;
+  const hn::FixedTag<int32_t, 8> d;
+  for (int64_t g = 0; g < kChunkGroups; ++g) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const auto quarter = [&](int64_t q) HWY_ATTR {
+        const int16_t* words = chunk.words + QuarterOffset(WordOrder::kPairs, g, q);
+        return hn::PromoteTo(d, hn::LoadU(dw, words));
+      };
+      const auto sum = hn::SumOfLanes(d, hn::Add(quarter(2 * half), quarter(2 * half + 1)));
+      chunk.half_sums[HalfLane(g, half)] = 32 * hn::GetLane(sum);
+    }
+  }
+}
+
+// Groups [first, first + 8) of `groups`, zeros where there are no more.
+template <WordOrder kOrder>
+HWY_INLINE void PackChunk(const float* x, int64_t first, int64_t groups, float top,
+                          PackedChunk& chunk) {
+  alignas(32) static constexpr float kZeros[32] = {};
+  const FourTag d4;
+  for (int64_t at = 0; at < kChunkGroups; at += 4) {
+    const float* group[4];
+    for (int k = 0; k < 4; ++k) {
+      const int64_t g = first + at + k;
+      group[k] = g < groups ? x + 32 * g : kZeros;
+    }
+    float factors[4];
+    ScaleFour(group, top, chunk.scales + at, factors);
+    PackVec sums[4];
+    for (int k = 0; k < 4; ++k) {
+      sums[k] = PackGroup(group[k], factors[k], kOrder, at + k, chunk.words);
+    }
+    SumOfLanes4(sums[0], sums[1], sums[2], sums[3], chunk.sums + at);
+    hn::StoreU(hn::Mul(hn::LoadU(d4, chunk.scales + at), hn::LoadU(d4, chunk.sums + at)), d4,
+               chunk.sums + at);
+  }
+  if (kOrder == WordOrder::kPairs) SumHalves(chunk);
 }
 
 // `in` numbers, a multiple of 32, into PackedChunks(in) chunks.
 template <WordOrder kOrder>
 inline void PackInput(const float* x, int64_t in, float top, PackedChunk* chunks) {
-  alignas(32) static constexpr float kZeros[32] = {};
+  for (int64_t i = 0; i < PackedChunks(in); ++i) {
+    PackChunk<kOrder>(x, i * kChunkGroups, in / 32, top, chunks[i]);
+  }
+}
+
+// The same for panels: groups in WordOrder::kGroups, and chain by chain (PlaceInChains).
+inline void PackPanelInput(const float* x, int64_t in, float top, PackedChunk* chunks) {
   const int64_t groups = in / 32;
-  for (int64_t first = 0; first < PackedChunks(in) * kChunkGroups; first += 4) {
-    PackedChunk& chunk = chunks[first / kChunkGroups];
-    const int64_t at = first % kChunkGroups;
-    const float* group[4];
-    for (int k = 0; k < 4; ++k) group[k] = first + k < groups ? x + 32 * (first + k) : kZeros;
-    float factors[4];
-    ScaleFour(group, top, chunk.scales + at, factors);
-    for (int k = 0; k < 4; k += 2) {
-      PackVec a[2], b[2];
-      PackGroup(group[k], factors[k], kOrder, at + k, chunk.words, a);
-      PackGroup(group[k + 1], factors[k + 1], kOrder, at + k + 1, chunk.words, b);
-      float* halves = chunk.half_sums + 2 * (at + k);
-      SumOfLanes4(a[0], a[1], b[0], b[1], halves);
-      for (int i = 0; i < 2; ++i) {
-        const float scale = chunk.scales[at + k + i];
-        chunk.sums[at + k + i] = scale * (halves[2 * i] + halves[2 * i + 1]);
-        halves[2 * i] *= scale;
-        halves[2 * i + 1] *= scale;
-      }
+  PackedChunk chunk;
+  for (int64_t first = 0; first < groups; first += kChunkGroups) {
+    PackChunk<WordOrder::kGroups>(x, first, groups, top, chunk);
+    for (int64_t g = 0; g < std::min(kChunkGroups, groups - first); ++g) {
+      const int64_t place = PlaceInChains(first + g, groups);
+      PackedChunk& to = chunks[place / kChunkGroups];
+      const int64_t at = place % kChunkGroups;
+      std::memcpy(to.words + at * 32, chunk.words + g * 32, 32 * sizeof(int16_t));
+      to.scales[at] = chunk.scales[g];
+      to.sums[at] = chunk.sums[g];
     }
   }
 }

@@ -42,21 +42,25 @@ void WidenedProducts(const float* x, int64_t n, int64_t x_stride, const Quantize
   }
 }
 
-// For few tokens, or for panels.
+// Whether blocks are multiplied as they lie.
+bool BlocksImpl() { return CARREL_BLOCK_PRODUCTS; }
+
+// For panels, or for tokens that meet rows as they lie.
 void PackImpl([[maybe_unused]] GgufType type, [[maybe_unused]] bool panels,
               [[maybe_unused]] const float* x, [[maybe_unused]] int64_t n,
               [[maybe_unused]] int64_t x_stride, [[maybe_unused]] int64_t in,
               [[maybe_unused]] PackedChunk* packed) {
 #if CARREL_BLOCK_PRODUCTS
+  const float top = type == GgufType::kQ6_K ? kFoldedTop : kTop;
   for (int64_t i = 0; i < n; ++i, x += x_stride, packed += PackedChunks(in)) {
     if (panels) {
-      PackInput<WordOrder::kGroups>(x, in, type == GgufType::kQ6_K ? kFoldedTop : kTop, packed);
+      PackPanelInput(x, in, top, packed);
     } else if (type == GgufType::kQ4_K || type == GgufType::kQ5_K) {
-      PackInput<WordOrder::kHalvesApart>(x, in, kTop, packed);
-    } else if (type == GgufType::kQ6_K || type == GgufType::kQ8_0) {
-      PackInput<WordOrder::kHalves>(x, in, kTop, packed);
+      PackInput<WordOrder::kEvenOdd>(x, in, top, packed);
+    } else if (type == GgufType::kQ6_K) {
+      PackInput<WordOrder::kPairs>(x, in, top, packed);
     } else {
-      PackInput<WordOrder::kQuarters>(x, in, kTop, packed);
+      PackInput<WordOrder::kQuarters>(x, in, top, packed);
     }
   }
 #endif
@@ -93,31 +97,27 @@ HWY_INLINE void WithProduct(GgufType type, const Run& run) {
 }
 #endif
 
-bool PanelsImpl() { return CARREL_WORD_PANELS; }
-
-// Tokens packed for panels.
-void PanelProductsImpl([[maybe_unused]] const PackedChunk* packed, [[maybe_unused]] int64_t n,
-                       [[maybe_unused]] const QuantizedMatrix& w, [[maybe_unused]] float* y,
-                       [[maybe_unused]] int64_t y_stride, [[maybe_unused]] float* room) {
-#if CARREL_WORD_PANELS
+// Tokens so packed, of a type that HasBlockProducts.
+void BlockProductsImpl([[maybe_unused]] const PackedChunk* packed, [[maybe_unused]] bool panels,
+                       [[maybe_unused]] int64_t n, [[maybe_unused]] const QuantizedMatrix& w,
+                       [[maybe_unused]] float* y, [[maybe_unused]] int64_t y_stride,
+                       [[maybe_unused]] float* room) {
+#if CARREL_BLOCK_PRODUCTS
   WithProduct(w.type, [&]<class Product>(Product) HWY_ATTR {
-    MultiplyByPanels<Product>(static_cast<const uint8_t*>(w.data), w.in, w.out, n, packed, y,
-                              y_stride, room);
+    const auto* rows = static_cast<const uint8_t*>(w.data);
+    if (panels) {
+      MultiplyByPanels<Product>(rows, w.in, w.out, n, packed, y, y_stride, room);
+    } else {
+      MultiplyInputs<Product>(rows, w.in, w.out, n, packed, y, y_stride);
+    }
   });
 #endif
 }
 
-// n < kQuantizedGemmTokens; packed: the same tokens, if the type HasBlockProducts.
-void BlockProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
-                       [[maybe_unused]] const PackedChunk* packed, float* y, int64_t y_stride,
-                       float* scratch) {
+// n < kQuantizedGemmTokens, of any type.
+void PlainProductsImpl(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                       float* y, int64_t y_stride, float* scratch) {
 #if CARREL_BLOCK_PRODUCTS
-  if (HasBlockProducts(w.type)) {
-    return WithProduct(w.type, [&]<class Product>(Product) HWY_ATTR {
-      MultiplyInputs<Product>(static_cast<const uint8_t*>(w.data), w.in, w.out, n, packed, y,
-                              y_stride);
-    });
-  }
   const auto run_plain = [&]<class E>(E) HWY_ATTR {
     ScoreRows(ContiguousRows<E>{static_cast<const uint8_t*>(w.data), w.in}, w.out, w.in, x, n,
               x_stride, 1.0f, y, y_stride);
@@ -137,9 +137,9 @@ namespace carrel::kernels {
 
 HWY_EXPORT(WidenImpl);
 HWY_EXPORT(PackImpl);
-HWY_EXPORT(PanelsImpl);
-HWY_EXPORT(PanelProductsImpl);
+HWY_EXPORT(BlocksImpl);
 HWY_EXPORT(BlockProductsImpl);
+HWY_EXPORT(PlainProductsImpl);
 
 namespace {
 
@@ -151,8 +151,9 @@ bool InParts(const QuantizedMatrix& w) {
   return (w.type == GgufType::kBf16 || TraitsOf(w.type).quantized) && AmxUsed();
 }
 
-bool InPanels(const QuantizedMatrix& w) {
-  return HasBlockProducts(w.type) && !InParts(w) && HWY_DYNAMIC_DISPATCH(PanelsImpl)();
+// Whether its blocks are multiplied as they lie, or by panels of their words.
+bool InBlocks(const QuantizedMatrix& w) {
+  return HasBlockProducts(w.type) && HWY_DYNAMIC_DISPATCH(BlocksImpl)();
 }
 
 // Tokens that a call packs at a time if its caller did not.
@@ -167,44 +168,69 @@ float* FromCacheLine(float* at) {
   return past == 0 ? at : at + 16 - past;
 }
 
-// Of n tokens those that go together: whole tiles, and a last one of kQuantizedGemmTokens and more.
-// The others go the same way as in a call with just these.
-int64_t GemmTokens(int64_t n) {
+// Of n tokens those of whole tiles, and of a last one if it has `least`: they go together, the others
+// as in a call with just these.
+int64_t Together(int64_t n, int64_t least) {
   const int64_t last = n % kLinearTokenTile;
-  return last < kQuantizedGemmTokens ? n - last : n;
+  return last < least ? n - last : n;
 }
 
-void Pack(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w, bool panels,
-          float* packed) {
-  HWY_DYNAMIC_DISPATCH(PackImpl)
-  (w.type, panels, x, n, x_stride, w.in, reinterpret_cast<PackedChunk*>(packed));
+// Those whose sums have another order than a token's alone.
+int64_t GemmTokens(const QuantizedMatrix& w, int64_t n) {
+  return InBlocks(w) && !InParts(w) ? 0 : Together(n, kQuantizedGemmTokens);
 }
 
-void MultiplyPanels(const float* packed, int64_t n, const QuantizedMatrix& w, float* y,
-                    int64_t y_stride, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(PanelProductsImpl)
-  (reinterpret_cast<const PackedChunk*>(packed), n, w, y, y_stride, FromCacheLine(scratch));
+int64_t PackedFloats(const QuantizedMatrix& w, int64_t n) {
+  return n * PackedChunks(w.in) * kChunkFloats;
 }
 
-// n = GemmTokens(n): by panels of words, in parts of bf16 or, as Linear does, by OpenBLAS.
+// part(panels, begin, count): tokens that go by panels, and the last ones, which do not.
+template <class Part>
+void ForBlockParts(int64_t n, const Part& part) {
+  const int64_t panels = Together(n, kQuantizedPanelTokens);
+  if (panels > 0) part(true, 0, panels);
+  if (panels < n) part(false, panels, n - panels);
+}
+
+void PackForBlocks(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                   float* packed) {
+  ForBlockParts(n, [&](bool panels, int64_t begin, int64_t count) {
+    HWY_DYNAMIC_DISPATCH(PackImpl)
+    (w.type, panels, x + begin * x_stride, count, x_stride, w.in,
+     reinterpret_cast<PackedChunk*>(packed + PackedFloats(w, begin)));
+  });
+}
+
+// room: PanelFloats(w).
+void MultiplyBlocks(const float* packed, int64_t n, const QuantizedMatrix& w, float* y,
+                    int64_t y_stride, float* room) {
+  ForBlockParts(n, [&](bool panels, int64_t begin, int64_t count) {
+    const float* first = packed + PackedFloats(w, begin);
+    HWY_DYNAMIC_DISPATCH(BlockProductsImpl)
+    (reinterpret_cast<const PackedChunk*>(first), panels, count, w, y + begin * y_stride, y_stride,
+     FromCacheLine(room));
+  });
+}
+
+void PackAndMultiplyBlocks(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
+                           float* y, int64_t y_stride, float* scratch) {
+  float* const own = scratch + PanelFloats(w);
+  for (int64_t i = 0; i < n; i += kPackTokens) {
+    const int64_t count = std::min(kPackTokens, n - i);
+    PackForBlocks(x + i * x_stride, count, x_stride, w, own);
+    MultiplyBlocks(own, count, w, y + i * y_stride, y_stride, scratch);
+  }
+}
+
+// In parts of bf16 or, as Linear does, by OpenBLAS.
 void Gemm(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w, float* y,
-          int64_t y_stride, float* scratch, const float* packed) {
+          int64_t y_stride, float* scratch) {
   if (InParts(w)) {
     const auto widen = [&](int64_t begin, int64_t end, float* rows) {
       Widen(w.type, w.Rows(begin, end).data, (end - begin) * w.in, rows);
     };
     return SplitGemm(x, n, x_stride, w.out, w.in, w.type == GgufType::kBf16, widen, y, y_stride,
                      scratch);
-  }
-  if (InPanels(w)) {
-    if (packed != nullptr) return MultiplyPanels(packed, n, w, y, y_stride, scratch);
-    float* const own = scratch + PanelFloats(w);
-    for (int64_t i = 0; i < n; i += kPackTokens) {
-      const int64_t count = std::min(kPackTokens, n - i);
-      Pack(x + i * x_stride, count, x_stride, w, true, own);
-      MultiplyPanels(own, count, w, y + i * y_stride, y_stride, scratch);
-    }
-    return;
   }
   for (int64_t o = 0; o < w.out; o += kPanelRows) {
     const QuantizedMatrix part = w.Rows(o, std::min(w.out, o + kPanelRows));
@@ -236,24 +262,24 @@ bool HasBlockProducts(GgufType type) {
   return TraitsOf(type).quantized && type != GgufType::kQ2_K && type != GgufType::kQ3_K;
 }
 
+int64_t QuantizedTokensAlike(const QuantizedMatrix& w) {
+  return InBlocks(w) && !InParts(w) ? kAnyTokens : kQuantizedGemmTokens - 1;
+}
+
 int64_t PackedTokensFloats(const QuantizedMatrix& w, int64_t n) {
-  if (!HasBlockProducts(w.type) || (n >= kQuantizedGemmTokens && !InPanels(w))) return 0;
-  return n * PackedChunks(w.in) * kChunkFloats;
+  if (!InBlocks(w) || GemmTokens(w, n) > 0) return 0;
+  return PackedFloats(w, n);
 }
 
 void PackTokens(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                 float* packed) {
-  if (PackedTokensFloats(w, n) == 0) return;
-  const int64_t gemm = GemmTokens(n);
-  Pack(x, gemm, x_stride, w, true, packed);
-  Pack(x + gemm * x_stride, n - gemm, x_stride, w, false,
-       packed + gemm * PackedChunks(w.in) * kChunkFloats);
+  if (PackedTokensFloats(w, n) > 0) PackForBlocks(x, n, x_stride, w, packed);
 }
 
 int64_t QuantizedLinearScratchFloats(const QuantizedMatrix& w) {
-  if (InParts(w)) return std::max(kPanelRows * w.in, SplitGemmScratchFloats(w.in));
-  if (InPanels(w)) return PanelFloats(w) + PackedTokensFloats(w, kPackTokens);
-  return std::max(kPanelRows * w.in, PackedTokensFloats(w, kQuantizedGemmTokens - 1));
+  const int64_t parts = InParts(w) ? SplitGemmScratchFloats(w.in) : 0;
+  if (!InBlocks(w)) return std::max(parts, kPanelRows * w.in);
+  return std::max(parts, PanelFloats(w) + PackedFloats(w, kPackTokens));
 }
 
 void Widen(GgufType type, const void* blocks, int64_t count, float* out) {
@@ -262,18 +288,19 @@ void Widen(GgufType type, const void* blocks, int64_t count, float* out) {
 
 void QuantizedLinear(const float* x, int64_t n, int64_t x_stride, const QuantizedMatrix& w,
                      float* y, int64_t y_stride, float* scratch, const float* packed) {
-  const int64_t gemm = GemmTokens(n);
-  if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch, packed);
-  if (gemm < n) {
-    if (packed == nullptr) {
-      PackTokens(x + gemm * x_stride, n - gemm, x_stride, w, scratch);
-      packed = scratch;
-    } else {
-      packed += gemm * PackedChunks(w.in) * kChunkFloats;
-    }
-    HWY_DYNAMIC_DISPATCH(BlockProductsImpl)
-    (x + gemm * x_stride, n - gemm, x_stride, w, reinterpret_cast<const PackedChunk*>(packed),
-     y + gemm * y_stride, y_stride, scratch);
+  const int64_t gemm = GemmTokens(w, n);
+  if (gemm > 0) Gemm(x, gemm, x_stride, w, y, y_stride, scratch);
+  const float* rest = x + gemm * x_stride;
+  float* rest_y = y + gemm * y_stride;
+  if (gemm == n) {
+    // Nothing is left.
+  } else if (!InBlocks(w)) {
+    HWY_DYNAMIC_DISPATCH(PlainProductsImpl)
+    (rest, n - gemm, x_stride, w, rest_y, y_stride, scratch);
+  } else if (packed != nullptr) {
+    MultiplyBlocks(packed, n, w, y, y_stride, scratch);
+  } else {
+    PackAndMultiplyBlocks(rest, n - gemm, x_stride, w, rest_y, y_stride, scratch);
   }
   AddBias(w, n, y, y_stride);
 }

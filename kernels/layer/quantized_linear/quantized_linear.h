@@ -1,33 +1,38 @@
 // What:   y = x W^T + b for the quantised rows of a GGUF tensor, mapped as they are.
 // Math:   y[i, o] = sum_c x[i, c] * w[o, c] + bias[o], w[o, c] as kernels/layer/dequantize has it.
 //         A type of HasBlockProducts: x is rounded to 16 bits with a scale per 32 numbers (each off
-//         by at most 2^-16 of the largest of them; 15 bits where many tokens meet Q6_K), products of
-//         integers add up exactly within a block, blocks in fp32: y is off by some 2e-5 of itself.
-//         Otherwise, and for kQuantizedGemmTokens and more with AVX-512 but no VNNI, or with none of
-//         AVX, w is widened to fp32, and all is fp32; with AMX see below.
+//         by at most 2^-16 of the largest of them; Q6_K 15 bits and 2^-15), products of integers add
+//         up exactly within 32 columns, these in fp32: y is off by some 2e-5 of itself (Q6_K 4e-5).
+//         Other types, and machines without AVX2: w is widened to fp32, and all is fp32. With AMX
+//         see below.
 // Shapes: x [n, in] f32, y [n, out] f32 (row strides in elements); w [out, in / block] blocks, rows
 //         without gaps, at any byte address; in a multiple of the type's block; bias [out] f32 at
 //         any byte address, or null.
 // Edge:   n == 0 does nothing. 32 numbers of x of which one is infinite or NaN give NaN; 32 numbers
 //         that are all below 1e-30 may count as zero.
-// Threads: reentrant. Splitting n at multiples of kLinearTokenTile changes no bit of y. For n <
-//         kQuantizedGemmTokens neither does splitting `out` anywhere, nor n anywhere: a token's bits
-//         are those that it has alone.
-// Cost:   n < kQuantizedGemmTokens: reads w once per four tokens (two without AVX-512), for one at
-//         memory speed; a token is packed in some 0.5 ns per number (PackTokens). More: makes panels
-//         of 16-bit words of w and multiplies all tokens with them (decision 061), twice as fast as
-//         fp32; with AMX multiplies in parts of bf16 (linear/split_gemm.h has the error); otherwise
-//         widens w in panels and calls OpenBLAS sgemm (one thread).
+// Threads: reentrant. Splitting n at multiples of kLinearTokenTile changes no bit of y. A token has
+//         the bits that it has alone, wherever n and `out` are split, among QuantizedTokensAlike(w).
+// Cost:   one to four tokens: reads w once (AVX2: for every two), for one at memory speed. More: makes
+//         panels of 16-bit words of w, in some 0.06 ns a number, and multiplies all tokens with them
+//         (decision 076), twice as fast as fp32. A token is packed in some 0.4 ns per number (PackTokens). With AMX,
+//         kQuantizedGemmTokens and more are multiplied in parts of bf16 (linear/split_gemm.h has the
+//         error); where rows are widened these go in panels to OpenBLAS sgemm (one thread).
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/layer/dequantize/dequantize.h"
 
 namespace carrel::kernels {
 
-// From here on rows of w are brought into panels once, for all tokens.
+// From here on tokens go to AMX where it is used, and to OpenBLAS where rows are widened.
 inline constexpr int64_t kQuantizedGemmTokens = 32;
+// From here on those of HasBlockProducts meet panels of so many rows (or half as many) at a time: fewer
+// meet a row as it lies sooner than a panel is filled.
+inline constexpr int64_t kQuantizedPanelTokens = 5;
+inline constexpr int64_t kQuantizedPanelRows = 32;
+inline constexpr int64_t kAnyTokens = std::numeric_limits<int64_t>::max();
 
 struct QuantizedMatrix {
   const void* data = nullptr;
@@ -43,6 +48,10 @@ struct QuantizedMatrix {
 // Whether products of few tokens are taken with the blocks as they lie, on machines with AVX2: every
 // quantised type but Q2_K and Q3_K, of which four rows at a time are widened.
 bool HasBlockProducts(GgufType type);
+
+// Tokens that have the bits that each has alone: kQuantizedGemmTokens - 1, or kAnyTokens where a type
+// HasBlockProducts and neither AMX nor the lack of AVX2 is in the way.
+int64_t QuantizedTokensAlike(const QuantizedMatrix& w);
 
 // What calls with the same tokens for parts of `out` can share: the tokens as products need them, in
 // PackedTokensFloats(w, n) floats, as many for each, for any rows of w. None, and nothing is done,

@@ -18,24 +18,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-// Each type: kBytes of a block of kValues; ReadChunk gives a taker 256 of a row's numbers: RowSums
-// (block_tiles-inl.h), or PanelRow (word_panel-inl.h). kMinimum: groups have one; kFolded: scales are of
-// 16 numbers each, and a panel's words come multiplied by them.
+// Each type: kBytes of a block of kValues; ReadChunk gives 256 of a row's numbers to a taker (RowSums,
+// row_sums-inl.h). kMinimum: groups have one; kFolded: scales are of 16 numbers each, and a panel's
+// words come multiplied by them.
 struct Q4_0Product {
   static constexpr int64_t kValues = 32, kBytes = 18;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
   static constexpr bool kMinimum = true, kFolded = false;
-  template <int64_t kBlocks, class Taker>
-  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
-    const GroupVec d = blocks.Halves(0);
+  template <class Blocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
+    const GroupVec d = blocks.template Halves<0>();
     taker.Scale(d);
     taker.Minimum(hn::Mul(d, hn::Set(GroupTag(), -8.0f)));
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
-      if (!blocks.Has(tile * kLanes / 4)) break;
+      if (blocks.EndBefore(tile, taker)) break;
       WordVec q[4];
       Quarters(blocks.Pieces16(tile, 2), q);
-      taker.template Tile<WordOrder::kQuarters>(q, tile);
+      taker.Tile(q, tile);
     }
   }
 };
@@ -44,26 +44,26 @@ struct Q4_1Product {
   static constexpr int64_t kValues = 32, kBytes = 20;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
   static constexpr bool kMinimum = true, kFolded = false;
-  template <int64_t kBlocks, class Taker>
-  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
+  template <class Blocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     GroupVec d, m;
-    blocks.HalfPairs(0, d, m);
+    blocks.template HalfPairs<0>(d, m);
     taker.Scale(d);
     taker.Minimum(m);
     CARREL_UNROLL
     for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
-      if (!blocks.Has(tile * kLanes / 4)) break;
+      if (blocks.EndBefore(tile, taker)) break;
       WordVec q[4];
       Quarters(blocks.Pieces16(tile, 4), q);
-      taker.template Tile<WordOrder::kQuarters>(q, tile);
+      taker.Tile(q, tile);
     }
   }
 };
 
 // Q5_0 and Q5_1: 32 bits at byte kHigh are the fifth bits of a block's values, 16 bytes of nibbles
 // follow.
-template <int64_t kHigh, int64_t kBlocks, class Taker>
-CARREL_VNNI_ATTR HWY_INLINE void TakeFiveBits(const Blocks<kBlocks>& blocks, Taker& taker) {
+template <int64_t kHigh, class Blocks, class Taker>
+CARREL_VNNI_ATTR HWY_INLINE void TakeFiveBits(const Blocks& blocks, Taker& taker) {
   const ByteTag d;
   alignas(16) static constexpr uint8_t kBytesOfBits[32] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1,
                                                            1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2,
@@ -78,13 +78,13 @@ CARREL_VNNI_ATTR HWY_INLINE void TakeFiveBits(const Blocks<kBlocks>& blocks, Tak
   };
   CARREL_UNROLL
   for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
-    if (!blocks.Has(tile * kLanes / 4)) break;
+    if (blocks.EndBefore(tile, taker)) break;
     const ByteVec bits = blocks.Words32(tile, kHigh);
     const BitsVec nibbles = hn::BitCast(BitsTag(), blocks.Pieces16(tile, kHigh + 4));
     WordVec q[4];
     Halves(hn::Or(LowNibbles(nibbles), fifth(bits, low)), q);
     Halves(hn::Or(HighNibbles(nibbles), fifth(bits, high)), q + 2);
-    taker.template Tile<WordOrder::kQuarters>(q, tile);
+    taker.Tile(q, tile);
   }
 }
 
@@ -92,9 +92,9 @@ struct Q5_0Product {
   static constexpr int64_t kValues = 32, kBytes = 22;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
   static constexpr bool kMinimum = true, kFolded = false;
-  template <int64_t kBlocks, class Taker>
-  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
-    const GroupVec d = blocks.Halves(0);
+  template <class Blocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
+    const GroupVec d = blocks.template Halves<0>();
     taker.Scale(d);
     taker.Minimum(hn::Mul(d, hn::Set(GroupTag(), -16.0f)));
     TakeFiveBits<2>(blocks, taker);
@@ -105,10 +105,10 @@ struct Q5_1Product {
   static constexpr int64_t kValues = 32, kBytes = 24;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
   static constexpr bool kMinimum = true, kFolded = false;
-  template <int64_t kBlocks, class Taker>
-  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
+  template <class Blocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     GroupVec d, m;
-    blocks.HalfPairs(0, d, m);
+    blocks.template HalfPairs<0>(d, m);
     taker.Scale(d);
     taker.Minimum(m);
     TakeFiveBits<4>(blocks, taker);
@@ -117,32 +117,35 @@ struct Q5_1Product {
 
 struct Q8_0Product {
   static constexpr int64_t kValues = 32, kBytes = 34;
-  static constexpr WordOrder kOrder = WordOrder::kHalves;
+  static constexpr WordOrder kOrder = WordOrder::kQuarters;
   static constexpr bool kMinimum = false, kFolded = false;
-  template <int64_t kBlocks, class Taker>
-  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
-    taker.Scale(blocks.Halves(0));
+  template <class Blocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
+    taker.Scale(blocks.template Halves<0>());
     CARREL_UNROLL
-    for (int64_t tile = 0; tile < 64 / kLanes; ++tile) {
-      if (!blocks.Has(tile * kLanes / 8)) break;
-      WordVec q[2];
-      SignedHalves(blocks.Pieces32(tile, 2), q);
-      taker.template Tile<WordOrder::kHalves>(q, tile);
+    for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
+      if (blocks.EndBefore(tile, taker)) break;
+      ByteVec low, high;
+      blocks.Pieces32(tile, 2, low, high);
+      WordVec q[4];
+      SignedHalves(low, q);
+      SignedHalves(high, q + 2);
+      taker.Tile(q, tile);
     }
   }
 };
 
 // Blocks of a scale and, from byte kNibbles on, 16 bytes of nibbles that name steps of a table.
-template <int64_t kNibbles, int64_t kBlocks, class Taker>
-CARREL_VNNI_ATTR HWY_INLINE void TakeSteps(const Blocks<kBlocks>& blocks, GroupVec d,
-                                           const int8_t* steps, Taker& taker) {
+template <int64_t kNibbles, class Blocks, class Taker>
+CARREL_VNNI_ATTR HWY_INLINE void TakeSteps(const Blocks& blocks, GroupVec d, const int8_t* steps,
+                                           Taker& taker) {
   taker.Scale(d);
   CARREL_UNROLL
   for (int64_t tile = 0; tile < 32 / kLanes; ++tile) {
-    if (!blocks.Has(tile * kLanes / 4)) break;
+    if (blocks.EndBefore(tile, taker)) break;
     WordVec q[4];
     QuartersOfSteps(blocks.Pieces16(tile, kNibbles), steps, q);
-    taker.template Tile<WordOrder::kQuarters>(q, tile);
+    taker.Tile(q, tile);
   }
 }
 
@@ -150,9 +153,9 @@ struct Iq4NlProduct {
   static constexpr int64_t kValues = 32, kBytes = 18;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
   static constexpr bool kMinimum = false, kFolded = false;
-  template <int64_t kBlocks, class Taker>
-  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
-    TakeSteps<2>(blocks, blocks.Halves(0), kNormalSteps, taker);
+  template <class Blocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
+    TakeSteps<2>(blocks, blocks.template Halves<0>(), kNormalSteps, taker);
   }
 };
 
@@ -160,8 +163,8 @@ struct Mxfp4Product {
   static constexpr int64_t kValues = 32, kBytes = 17;
   static constexpr WordOrder kOrder = WordOrder::kQuarters;
   static constexpr bool kMinimum = false, kFolded = false;
-  template <int64_t kBlocks, class Taker>
-  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks<kBlocks>& blocks, Taker& taker) {
+  template <class Blocks, class Taker>
+  static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     TakeSteps<1>(blocks, blocks.Powers(0), kFloat4Steps, taker);
   }
 };

@@ -124,7 +124,7 @@ class OneThread final : public Answerer {
 
  private:
   static constexpr absl::Duration kSweepEvery = absl::Seconds(1);
-  static constexpr int64_t kPromptTokens = 64;
+  static constexpr int64_t kPromptTokens = 32;
 
   void Work() {
     while (Admit()) Advance();

@@ -1,7 +1,7 @@
 // What:   the k largest scores.
 // Math:   out = the first min(k, n) indices when all are ordered by (score descending, index
 //         ascending).
-// Shapes: scores [n < 2^32] f32; out [k] int64 indices into scores.
+// Shapes: scores [n < 2^31] f32; out [k] int64 indices into scores.
 // Edge:   NaN counts as -inf and -0 as 0; k == 0 or n == 0 gives none.
 // Threads: reentrant.
 // Cost:   O(n) plus O(k log k).

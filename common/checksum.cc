@@ -30,16 +30,54 @@ constexpr std::array<uint32_t, 256> MakeTable() {
 constexpr std::array<uint32_t, 256> kTable = MakeTable();
 
 #if defined(__x86_64__)
+// The instruction takes three cycles, and one begins in each: three parts side by side. Three fill a chunk of
+// a stored segment, 4 KiB, but for two words.
+constexpr size_t kPartBytes = 1360;
+
+// What kPartBytes zeros make of a state, byte by byte of it: states add up (Gopal et al., "Fast CRC Computation
+// for iSCSI Polynomial Using CRC32 Instruction", Intel 2011, 2.2, by tables instead of products).
+class AfterZeros {
+ public:
+  AfterZeros() {
+    for (uint32_t bit = 0; bit < 32; ++bit) {
+      uint32_t state = uint32_t{1} << bit;
+      for (size_t i = 0; i < kPartBytes; ++i) state = kTable[state & 0xff] ^ (state >> 8);
+      for (uint32_t byte = 0; byte < 256; ++byte) {
+        if (byte >> bit % 8 & 1) of_[bit / 8][byte] ^= state;
+      }
+    }
+  }
+  uint64_t operator()(uint64_t state) const {
+    return of_[0][state & 0xff] ^ of_[1][state >> 8 & 0xff] ^ of_[2][state >> 16 & 0xff] ^
+           of_[3][state >> 24 & 0xff];
+  }
+
+ private:
+  uint32_t of_[4][256] = {};
+};
+
+inline uint64_t WordAt(const char* p) {
+  uint64_t word;
+  std::memcpy(&word, p, 8);
+  return word;
+}
+
 __attribute__((target("sse4.2"))) uint32_t ExtendCrc32cSse42(uint32_t crc,
                                                              absl::string_view bytes) {
+  static const AfterZeros after_zeros;
   uint64_t state = ~crc;
   const char* p = bytes.data();
   size_t left = bytes.size();
-  for (; left >= 8; left -= 8, p += 8) {
-    uint64_t word;
-    std::memcpy(&word, p, 8);
-    state = _mm_crc32_u64(state, word);
+  for (; left >= 3 * kPartBytes; left -= 3 * kPartBytes, p += 3 * kPartBytes) {
+    uint64_t second = 0, third = 0;
+    for (size_t i = 0; i < kPartBytes; i += 8) {
+      state = _mm_crc32_u64(state, WordAt(p + i));
+      second = _mm_crc32_u64(second, WordAt(p + kPartBytes + i));
+      third = _mm_crc32_u64(third, WordAt(p + 2 * kPartBytes + i));
+    }
+    state = after_zeros(after_zeros(state) ^ second) ^ third;
   }
+  for (; left >= 8; left -= 8, p += 8) state = _mm_crc32_u64(state, WordAt(p));
   for (; left > 0; --left, ++p) {
     state = _mm_crc32_u8(static_cast<uint32_t>(state), static_cast<uint8_t>(*p));
   }
@@ -57,9 +95,7 @@ __attribute__((target("sse4.2"))) void Crc32cOfChunksSse42(const char* p, size_t
   for (size_t at = 0; at < chunk_bytes; at += 8) {
 #pragma GCC unroll 4  // states in registers
     for (size_t i = 0; i < kChunksAtOnce; ++i) {
-      uint64_t word;
-      std::memcpy(&word, p + i * chunk_bytes + at, 8);
-      state[i] = _mm_crc32_u64(state[i], word);
+      state[i] = _mm_crc32_u64(state[i], WordAt(p + i * chunk_bytes + at));
     }
   }
 #pragma GCC unroll 4

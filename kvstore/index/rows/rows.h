@@ -55,7 +55,10 @@ class Rows {
     }
     if (unverified.empty()) return absl::OkStatus();
     AskAhead(unverified);
-    for (const Position row : unverified) RETURN_IF_ERROR(VerifyRow(row));
+    for (size_t i = 0; i < unverified.size(); ++i) {
+      if (i + 1 < unverified.size()) Fetch(unverified[i + 1]);  // while this one is verified
+      RETURN_IF_ERROR(VerifyRow(unverified[i]));
+    }
     return absl::OkStatus();
   }
   bool fully_verified() const;
@@ -76,6 +79,19 @@ class Rows {
                                    KvHead kv_head);
 
   bool sparse() const;
+  // Brings what verifying the row reads into the L2 cache; any row. Inlined: GCC drops calls of what only prefetches.
+  __attribute__((always_inline)) void Fetch(Position row) const {
+    if (row < 0 || row >= count_ || Verified(row)) return;
+    const int64_t segment = SegmentOf(row);
+    const SegmentView* const view = views_[static_cast<size_t>(segment)];
+    if (view == nullptr) return;
+    const absl::string_view payload = view->payload();
+    const int64_t begin =
+        (row - segment * segment_tokens_) * row_bytes_ / kChunkBytes * kChunkBytes;
+    const int64_t end =
+        std::min<int64_t>(begin + kChunkBytes, static_cast<int64_t>(payload.size()));
+    for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(payload.data() + at, 0, 2);
+  }
   void AskAhead(const std::vector<Position>& rows) const;
   int64_t SegmentOf(Position row) const {
     return segment_shift_ >= 0 ? row >> segment_shift_ : row / segment_tokens_;

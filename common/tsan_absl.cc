@@ -283,6 +283,7 @@ extern "C" const char* __tsan_default_suppressions() {
          "called_from_lib:libssl.so\n"       // within gRPC's connections, one thread at a time
          "called_from_lib:libcrypto.so\n"
          "race:rocksdb::Version::Unref\n"
+         "race:libabsl_random_internal_pool_urbg.so\n"  // made once, which an atomic in the library orders
          "race:absl::debian3::time_internal::cctz::time_zone::Impl::LoadTimeZone\n"
          "race:absl::debian3::Status::Unref\n"  // its count is the library's
          "race:libabsl_status.so\n"             // as are the words of those that gRPC made

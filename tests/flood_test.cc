@@ -43,6 +43,9 @@ constexpr int kStreamsPerConnection = 50;
 class FloodTest : public testing::Test {
  protected:
   void SetUp() override {
+#ifdef CARREL_SANITIZED
+    GTEST_SKIP() << "sanitizers need more address space than the limit";
+#endif
     rlimit descriptors{};
     getrlimit(RLIMIT_NOFILE, &descriptors);
     descriptors.rlim_cur = descriptors.rlim_max;
@@ -194,9 +197,6 @@ class FloodTest : public testing::Test {
 };
 
 TEST_F(FloodTest, TheServerLivesAGoodClientIsAnsweredAndTheMemoryComesBack) {
-#ifdef CARREL_SANITIZED
-  GTEST_SKIP() << "sanitizers need more address space than the limit";
-#endif
   constexpr uint64_t kQueries = 12;
   std::vector<std::vector<CollectedHead>> truth;
   const auto good = NewChannel();

@@ -1,5 +1,8 @@
 #include "decoder/sampler.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "common/test_util.h"
 
 namespace carrel::decoder {
@@ -45,10 +48,76 @@ TEST(SamplerTest, SameSeed_SameTokens) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(*a.Sample(logits), *b.Sample(logits));
 }
 
-TEST(SamplerTest, NotANumber_IsAnError) {
+// The definition: everything sorted.
+TokenId Reference(const std::vector<float>& logits, const SamplingConfig& config, uint64_t random) {
+  const float best = *std::max_element(logits.begin(), logits.end());
+  std::vector<std::pair<double, TokenId>> tokens;
+  double total = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    tokens.emplace_back(-std::exp((double{logits[i]} - best) / config.temperature), i);
+    total -= tokens.back().first;
+  }
+  std::sort(tokens.begin(), tokens.end());
+  double carried = 0;
+  size_t kept = 0;
+  while (kept < tokens.size() && carried < config.top_p * total) carried -= tokens[kept++].first;
+  double left = static_cast<double>(random >> 11) * 0x1p-53 * carried;
+  for (size_t i = 0; i + 1 < kept; ++i) {
+    left += tokens[i].first;
+    if (left < 0) return tokens[i].second;
+  }
+  return tokens[kept - 1].second;
+}
+
+TEST(SamplerTest, AnyVocabulary_DrawsWhatSortingAllOfItDraws) {
+  std::mt19937_64 rng(TestSeed());
+  for (const int64_t vocabulary : {1, 2, 7, 8, 65, 1000, 5000}) {
+    for (const double top_p : {1.0, 0.95, 0.5}) {
+      SamplingConfig config;
+      config.temperature = std::uniform_real_distribution<>(0.1, 4)(rng);
+      config.top_p = top_p;
+      config.seed = rng();
+      Sampler sampler(config);
+      std::mt19937_64 same(config.seed);
+      for (int i = 0; i < 20; ++i) {
+        std::vector<float> logits = RandomNormal(rng, vocabulary);
+        for (float& logit : logits) logit = std::round(8 * logit) / 4;  // ties
+        EXPECT_EQ(*sampler.Sample(logits), Reference(logits, config, same()))
+            << vocabulary << " tokens, top_p=" << top_p;
+      }
+    }
+  }
+}
+
+TEST(SamplerTest, AnyVocabulary_GreedyTakesTheFirstOfTheLargest) {
+  std::mt19937_64 rng(TestSeed());
   Sampler sampler(SamplingConfig{});
-  EXPECT_THAT(sampler.Sample({1.0f, NAN}),
-              StatusIs(absl::StatusCode::kInternal, "logit of token 1"));
+  for (const int64_t vocabulary : {1, 7, 8, 9, 100, 4096}) {
+    std::vector<float> logits = RandomNormal(rng, vocabulary);
+    for (float& logit : logits) logit = std::round(2 * logit) - 3;
+    EXPECT_EQ(*sampler.Sample(logits),
+              std::max_element(logits.begin(), logits.end()) - logits.begin());
+  }
+}
+
+TEST(SamplerTest, NotANumber_IsAnError) {
+  for (const size_t at : {0, 1, 8, 17}) {
+    std::vector<float> logits(18, 1.0f);
+    logits[at] = NAN;
+    for (const double temperature : {0.0, 1.0}) {
+      SamplingConfig config;
+      config.temperature = temperature;
+      EXPECT_THAT(Sampler(config).Sample(logits),
+                  StatusIs(absl::StatusCode::kInternal, absl::StrCat("logit of token ", at)));
+    }
+  }
+}
+
+TEST(SamplerTest, Infinite_IsTaken) {
+  SamplingConfig config;
+  config.temperature = 1;
+  EXPECT_EQ(*Sampler(config).Sample({1.0f, INFINITY, 2.0f}), 1);
+  EXPECT_EQ(*Sampler(config).Sample({-INFINITY, -INFINITY}), 0);
 }
 
 TEST(SamplingConfigTest, OutOfBounds_IsNamed) {

@@ -129,7 +129,8 @@ TEST_F(ListenerTest, BeyondTheLimit_IsClosedAtOnceUntilOneEnds) {
 // What stops gRPC 1.51's own listener for good.
 TEST_F(ListenerTest, NoDescriptorLeft_ClientsAreRefusedAndLaterOnesAreServed) {
 #ifdef CARREL_SANITIZED
-  GTEST_SKIP() << "UBSan looks at an object's memory through a pipe, for which no descriptor is left";
+  GTEST_SKIP()
+      << "UBSan looks at an object's memory through a pipe, for which no descriptor is left";
 #endif
   Listen(1000);
   rlimit before{};

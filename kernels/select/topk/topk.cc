@@ -22,23 +22,21 @@ HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
 // Appends to out the indices from `begin` on whose score is greater than bar, until none is left or
-// fewer than 64 places are; returns where it stopped.
+// fewer places than four vectors have lanes; returns where it stopped.
 int64_t ScanAboveImpl(const float* scores, int64_t begin, int64_t n, float bar, uint32_t* out,
                       int64_t places, int64_t* written) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const FloatVec bars = hn::Set(d, bar);
   int64_t i = begin, count = 0;
+  // Stored whole: compressing into memory takes AMD's processors hundreds of cycles.
+  const hn::RebindToUnsigned<FloatTag> du;
   const auto append = [&](int64_t at, auto mask) HWY_ATTR {
-    uint8_t bytes[8] = {};
-    hn::StoreMaskBits(d, mask, bytes);
-    uint64_t bits;
-    std::memcpy(&bits, bytes, sizeof(bits));
-    for (; bits != 0; bits &= bits - 1) {
-      out[count++] = static_cast<uint32_t>(at + std::countr_zero(bits));
-    }
+    const auto index = hn::Iota(du, static_cast<uint32_t>(at));
+    hn::StoreU(hn::Compress(index, hn::RebindMask(du, mask)), du, out + count);
+    count += static_cast<int64_t>(hn::CountTrue(d, mask));
   };
-  for (; i + 4 * lanes <= n && count + 64 <= places; i += 4 * lanes) {
+  for (; i + 4 * lanes <= n && count + 4 * lanes <= places; i += 4 * lanes) {
     const auto m0 = hn::Gt(hn::LoadU(d, scores + i), bars);
     const auto m1 = hn::Gt(hn::LoadU(d, scores + i + lanes), bars);
     const auto m2 = hn::Gt(hn::LoadU(d, scores + i + 2 * lanes), bars);
@@ -93,6 +91,16 @@ int64_t OrdersAboveImpl(const float* scores, int64_t n, float bar, int32_t* out,
     out[count++] = hn::GetLane(OrderOf(hn::Set(d, scores[i])));
   }
   return count <= places ? count : -1;
+}
+
+// Of all n. out has room for a vector more.
+void OrdersOfImpl(const float* scores, int64_t n, int32_t* out) {
+  const FloatTag d;
+  const OrderTag di;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(OrderOf(hn::LoadU(d, scores + i)), di, out + i);
+  if (i < n) hn::StoreU(OrderOf(LoadPartial(d, scores + i, n - i)), di, out + i);
 }
 
 // What is counted: orders, or scores as they are.
@@ -193,6 +201,7 @@ namespace carrel::kernels {
 
 HWY_EXPORT(ScanAboveImpl);
 HWY_EXPORT(OrdersAboveImpl);
+HWY_EXPORT(OrdersOfImpl);
 HWY_EXPORT(KthOrderImpl);
 HWY_EXPORT(KthOfScoresImpl);
 
@@ -207,18 +216,24 @@ constexpr int64_t kLeastRoom = 1024;
 // A vector of orders that is stored whole.
 constexpr int64_t kVectorOrders = 64;
 
-float Value(float score) { return std::isnan(score) ? -INFINITY : score + 0.0f; }
-
 float ScoreOf(int32_t order) { return std::bit_cast<float>(order ^ ((order >> 31) & INT32_MAX)); }
 
-// Ascending order of what it returns is (score descending, index ascending).
-uint64_t Pack(const float* scores, uint32_t index) {
-  const auto bits = std::bit_cast<uint32_t>(Value(scores[index]));
-  const uint32_t ascending = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(~ascending) << 32 | index;
+// Ascending order of what it returns is (order descending, index ascending).
+uint64_t Pack(int32_t order, uint32_t index) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(order ^ INT32_MAX)) << 32 | index;
 }
 
 uint32_t IndexOf(uint64_t packed) { return static_cast<uint32_t>(packed); }
+
+// Those scores as orders, until the thread's next call.
+const int32_t* OrdersOf(const float* scores, int64_t n) {
+  thread_local std::vector<int32_t> orders;
+  if (static_cast<int64_t>(orders.size()) < n + kVectorOrders) {
+    orders.resize(static_cast<size_t>(n + kVectorOrders));
+  }
+  HWY_DYNAMIC_DISPATCH(OrdersOfImpl)(scores, n, orders.data());
+  return orders.data();
+}
 
 // A score that likely k others and not many more exceed, by a sample; -inf where none is known.
 float SampledBar(const float* scores, int64_t n, int64_t k) {
@@ -231,7 +246,8 @@ float SampledBar(const float* scores, int64_t n, int64_t k) {
   const auto rank = static_cast<int64_t>(expected + 3 * std::sqrt(expected) + 4);
   const auto sampled = static_cast<int64_t>(sample.size());
   if (2 * rank > sampled) return -INFINITY;
-  return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOfScoresImpl)(sample.data(), sampled, rank + 1));
+  const int32_t* const orders = OrdersOf(sample.data(), sampled);
+  return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOrderImpl)(orders, sampled, rank + 1));
 }
 
 int64_t Room(int64_t n, int64_t k) { return kRoomPerWanted * k + n / kScoresPerRoom + kLeastRoom; }
@@ -252,44 +268,29 @@ float KthScore(const float* scores, int64_t n, int64_t k) {
   return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOfScoresImpl)(scores, n, k));
 }
 
-// Calls take(index) for every score > bar, in order.
-template <class Take>
-void ForEachAbove(const float* scores, int64_t n, float bar, const Take& take) {
-  constexpr int64_t kPlaces = 1024;
-  uint32_t indices[kPlaces];
-  for (int64_t next = 0; next < n;) {
-    int64_t written = 0;
-    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, bar, indices, kPlaces, &written);
-    for (int64_t i = 0; i < written; ++i) take(indices[i]);
+// The best k of n orders, k <= n, packed, in no order; index_of ascends.
+template <class IndexOf>
+void PackBest(const int32_t* orders, int64_t n, int64_t k, const IndexOf& index_of,
+              uint64_t* best) {
+  const int32_t last = HWY_DYNAMIC_DISPATCH(KthOrderImpl)(orders, n, k);
+  // Nobody foresees which they are: a place is written for each, and kept for fewer than k.
+  uint64_t* const end = best + k;
+  for (int64_t i = 0; i < n; ++i) {
+    *best = Pack(orders[i], index_of(i));
+    best += orders[i] > last ? 1 : 0;
+  }
+  for (int64_t i = 0; best < end; ++i) {  // equal to the last: the first ones
+    if (orders[i] == last) *best++ = Pack(last, index_of(i));
   }
 }
 
-int32_t OrderOf(float score) {
-  const auto bits = std::bit_cast<int32_t>(Value(score));
-  return bits ^ ((bits >> 31) & INT32_MAX);
-}
-
-// The best k of those that `indices` name, in ascending order, k <= their number; packed, in no order.
-void PackBest(const float* scores, absl::Span<const uint32_t> indices, int64_t k, uint64_t* best) {
-  thread_local std::vector<int32_t> orders;
-  orders.clear();
-  for (const uint32_t i : indices) orders.push_back(OrderOf(scores[i]));
-  const auto n = static_cast<int64_t>(orders.size());
-  const int32_t last = HWY_DYNAMIC_DISPATCH(KthOrderImpl)(orders.data(), n, k);
-  int64_t equal = k;  // places left for those that are equal to the last: the first ones
-  for (const int32_t order : orders) equal -= order > last;
-  for (size_t i = 0; i < indices.size(); ++i) {
-    if (orders[i] < last || (orders[i] == last && equal-- <= 0)) continue;
-    *best++ = Pack(scores, indices[i]);
-  }
-}
-
-// The best k of n scores, 0 < k < n, packed, in no order. They stay in scratch.
+// The best k of n scores, 0 < k <= n, packed, in no order. They stay in scratch.
 absl::Span<uint64_t> Best(const float* scores, int64_t n, int64_t k,
                           std::vector<uint64_t>& scratch) {
   thread_local std::vector<uint32_t> indices;
+  thread_local std::vector<float> above;
   if (static_cast<int64_t>(scratch.size()) < k) scratch.resize(static_cast<size_t>(k));
-  indices.clear();
+  const absl::Span<uint64_t> best(scratch.data(), static_cast<size_t>(k));
   const float bar = SampledBar(scores, n, k);
   if (bar > -INFINITY) {
     const int64_t places = Room(n, k);
@@ -297,14 +298,20 @@ absl::Span<uint64_t> Best(const float* scores, int64_t n, int64_t k,
     int64_t written = 0;
     const int64_t end =
         HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, 0, n, bar, indices.data(), places, &written);
-    indices.resize(end == n && written >= k ? static_cast<size_t>(written) : 0);
+    if (end == n && written >= k) {
+      above.resize(static_cast<size_t>(written));
+      for (int64_t i = 0; i < written; ++i) {
+        above[static_cast<size_t>(i)] = scores[indices[static_cast<size_t>(i)]];
+      }
+      PackBest(
+          OrdersOf(above.data(), written), written, k,
+          [](int64_t i) { return indices[static_cast<size_t>(i)]; }, best.data());
+      return best;
+    }
   }
-  if (indices.empty()) {
-    indices.resize(static_cast<size_t>(n));
-    std::iota(indices.begin(), indices.end(), 0u);
-  }
-  PackBest(scores, indices, k, scratch.data());
-  return {scratch.data(), static_cast<size_t>(k)};
+  PackBest(
+      OrdersOf(scores, n), n, k, [](int64_t i) { return static_cast<uint32_t>(i); }, best.data());
+  return best;
 }
 
 }  // namespace
@@ -313,16 +320,7 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
              std::vector<uint64_t>& scratch) {
   k = std::min(k, n);
   if (k <= 0) return 0;
-  absl::Span<uint64_t> best;
-  if (k < n) {
-    best = Best(scores, n, k, scratch);
-  } else {
-    scratch.resize(std::max(scratch.size(), static_cast<size_t>(n)));
-    best = {scratch.data(), static_cast<size_t>(n)};
-    for (int64_t i = 0; i < n; ++i) {
-      best[static_cast<size_t>(i)] = Pack(scores, static_cast<uint32_t>(i));
-    }
-  }
+  const absl::Span<uint64_t> best = Best(scores, n, k, scratch);
   SortWords(best.data(), k);
   for (int64_t i = 0; i < k; ++i) out[i] = IndexOf(best[static_cast<size_t>(i)]);
   return k;
@@ -339,7 +337,14 @@ void IndicesAtLeast(const float* scores, int64_t n, float bar, std::vector<int64
     std::iota(out.begin(), out.end(), 0);
     return;
   }
-  ForEachAbove(scores, n, std::nextafter(bar, -INFINITY), [&](uint32_t i) { out.push_back(i); });
+  constexpr int64_t kPlaces = 1024;
+  uint32_t indices[kPlaces];
+  const float below = std::nextafter(bar, -INFINITY);
+  for (int64_t next = 0; next < n;) {
+    int64_t written = 0;
+    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, below, indices, kPlaces, &written);
+    out.insert(out.end(), indices, indices + written);
+  }
 }
 
 void IndicesWithinError(const float* scores, int64_t n, int64_t k, float error,

@@ -91,13 +91,9 @@ class ExactSelector final : public RowSelector {
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
     const HeadView& rows = rows_.At(request.layer, request.head);
     scores.resize(static_cast<size_t>(queries * stride));
-    const float error =
-        int8_keys_->Score(request.layer, request.head, q, queries, scale, scores.data());
     base.resize(static_cast<size_t>(queries));
-    for (int64_t h = 0; h < queries; ++h) {
-      base[static_cast<size_t>(h)] =
-          kernels::LogSumExp(&scores[static_cast<size_t>(h * stride)], n);
-    }
+    const float error = int8_keys_->Score(request.layer, request.head, q, queries, scale,
+                                          scores.data(), base.data());
     group_scores.resize(static_cast<size_t>(n));
     kernels::GroupScore(scores.data(), queries, n, stride, base.data(), group_scores.data());
     std::vector<Position>& candidates = selection.rows;

@@ -7,6 +7,7 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
+#include "kernels/score/group_score/group_score.h"
 
 namespace carrel::decoder {
 namespace {
@@ -73,8 +74,9 @@ kernels::Int8Error Int8Keys::Make(const HeadView& rows, uint8_t* blocks) const {
 }
 
 float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries, float scale,
-                      float* scores) {
+                      float* scores, float* lse) {
   thread_local kernels::Int8Queries packed;
+  thread_local std::vector<kernels::ExpSum> sums;  // [pieces, queries]
   const auto at = static_cast<size_t>(layer.value() * kv_heads_ + head.value());
   Head& of_head = heads_[at];
   uint8_t* const blocks = Blocks(at);
@@ -84,13 +86,22 @@ float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries,
   }
   kernels::MakeInt8Queries(q, queries, head_dim_, scale, packed);
   // Heads alone are too few to keep all cores busy.
-  pool_->ParallelFor(
-      (blocks_ + kPieceBlocks - 1) / kPieceBlocks, [&, &packed = packed](int64_t piece) {
-        const int64_t block = piece * kPieceBlocks;
-        kernels::Int8Score(packed, blocks + block * kernels::Int8BlockBytes(head_dim_),
-                           std::min(kPieceBlocks, blocks_ - block), scores + block * kInt8BlockRows,
-                           stride());
-      });
+  const int64_t pieces = (blocks_ + kPieceBlocks - 1) / kPieceBlocks;
+  sums.resize(static_cast<size_t>(pieces * queries));
+  pool_->ParallelFor(pieces, [&, &packed = packed, &sums = sums](int64_t piece) {
+    const int64_t block = piece * kPieceBlocks, first = block * kInt8BlockRows;
+    const int64_t count = std::min(kPieceBlocks, blocks_ - block);
+    kernels::Int8Score(packed, blocks + block * kernels::Int8BlockBytes(head_dim_), count,
+                       scores + first, stride());
+    const int64_t rows = std::min(count * kInt8BlockRows, zone_.rows() - first);
+    for (int64_t h = 0; h < queries; ++h) {
+      sums[static_cast<size_t>(piece * queries + h)] =
+          kernels::SumExp(scores + h * stride() + first, rows);
+    }
+  });
+  for (int64_t h = 0; h < queries; ++h) {
+    lse[h] = kernels::LogSumExp(&sums[static_cast<size_t>(h)], pieces, queries);
+  }
   return kernels::Int8ScoreError(of_head.error, q, queries, head_dim_, scale);
 }
 

@@ -192,7 +192,7 @@ int64_t QueryReply::TokensScoredTogether() const {
 void QueryReply::ScoredHead::Give(int64_t token, int64_t group, SelectParams& params) const {
   const float* const of_token = scores + (token - first) * group * stride;
   if (int8.has_value()) {
-    params.int8_scores = {of_token + offset, stride, *int8};
+    params.int8_scores = {of_token + offset, stride, &lse[(token - first) * group], *int8};
   } else {
     params.zone_scores = of_token;
   }
@@ -225,9 +225,10 @@ absl::Status QueryReply::ScoreHead(ThreadPool& pool, int64_t first, int64_t toke
                      scored.scores);
   }
   scored.offset = Int8Scan::Offset(zone_);
+  scored.lse.resize(static_cast<size_t>(vectors));
   return context().WithScan(request_.layer, kv_head, head, [&](const Int8Scan& scan) {
     return scan.Score(queries.data(), vectors, context().scale(), zone_, &pool, scored.scores,
-                      scored.int8.emplace());
+                      scored.lse.data(), scored.int8.emplace());
   });
 }
 

@@ -63,6 +63,7 @@ class QueryReply : public Reply {
     std::unique_ptr<float[]> own;  // or a thread's
     int64_t stride = 0, offset = 0;
     std::optional<kernels::Int8Error> int8;
+    std::vector<float> lse;  // [tokens, group], with int8
 
     void Give(int64_t token, int64_t group, SelectParams& params) const;
   };

@@ -111,7 +111,8 @@ struct SearchScratch {
 struct Int8ZoneScores {
   const float* scores = nullptr;  // [group, stride], from the zone's first row on
   int64_t stride = 0;
-  kernels::Int8Error error;  // of the zone's rows
+  const float* lse = nullptr;  // [group], of the zone's
+  kernels::Int8Error error;    // of the zone's rows
 };
 
 struct SearchRequest {

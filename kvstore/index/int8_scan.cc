@@ -136,8 +136,19 @@ absl::Status Int8Scan::ScorePart(const Pass& pass, Blocks part, kernels::Int8Err
   return absl::OkStatus();
 }
 
+void Int8Scan::SumPart(const Pass& pass, Blocks part, kernels::ExpSum* sums) const {
+  const Position first = pass.zone.begin / kInt8BlockRows * kInt8BlockRows;
+  const Position begin = std::max(pass.zone.begin, part.begin * kInt8BlockRows);
+  const Position end = std::min(pass.zone.end, part.end * kInt8BlockRows);
+  for (int64_t i = 0; i < pass.queries.group; ++i) {
+    const float* const scores = pass.scores + i * Stride(pass.zone) + (begin - first);
+    sums[i] = kernels::SumExp(scores, end - begin);
+  }
+}
+
 absl::Status Int8Scan::Score(const float* queries, int64_t vectors, float scale, RowRange zone,
-                             ThreadPool* pool, float* scores, kernels::Int8Error& error) const {
+                             ThreadPool* pool, float* scores, float* lse,
+                             kernels::Int8Error& error) const {
   thread_local kernels::Int8Queries packed;
   kernels::MakeInt8Queries(queries, vectors, keys_.head_dim(), scale, packed);
   const Blocks of_zone = {zone.begin / kInt8BlockRows, LastBlock(zone)};
@@ -159,12 +170,17 @@ absl::Status Int8Scan::Score(const float* queries, int64_t vectors, float scale,
   const int64_t part_blocks = std::max<int64_t>(1, kPartBytes / block_bytes_);
   const int64_t parts = (of_zone.end - of_zone.begin + part_blocks - 1) / part_blocks;
   std::vector<kernels::Int8Error> errors(static_cast<size_t>(parts));
+  std::vector<kernels::ExpSum> sums(static_cast<size_t>(parts * vectors));
   keys_.AskAhead(zone);
-  RETURN_IF_ERROR(
-      ForEachPart(pool, {of_zone.begin, of_zone.end}, part_blocks, [&](RowRange blocks) {
-        const int64_t part = (blocks.begin - of_zone.begin) / part_blocks;
-        return ScorePart(pass, {blocks.begin, blocks.end}, errors[static_cast<size_t>(part)]);
+  RETURN_IF_ERROR(ForEachPart(
+      pool, {of_zone.begin, of_zone.end}, part_blocks, [&](RowRange range) -> absl::Status {
+        const Blocks blocks = {range.begin, range.end};
+        const int64_t part = (range.begin - of_zone.begin) / part_blocks;
+        RETURN_IF_ERROR(ScorePart(pass, blocks, errors[static_cast<size_t>(part)]));
+        SumPart(pass, blocks, &sums[static_cast<size_t>(part * vectors)]);
+        return absl::OkStatus();
       }));
+  for (int64_t i = 0; i < vectors; ++i) lse[i] = kernels::LogSumExp(&sums[i], parts, vectors);
   error = {};
   for (const kernels::Int8Error& of_part : errors) error.Add(of_part);
   if (more) {
@@ -182,22 +198,19 @@ absl::Status Int8Scan::Search(const SearchRequest& request, SearchScratch& s,
   if (request.exact_lse || !Int8ScanPays(rows, request.top_k)) {
     return ScanZone(request, keys_, s, result);
   }
+  result.zone_lse.resize(static_cast<size_t>(group));
   Int8ZoneScores of_zone;
   if (request.int8_scores != nullptr) {
     of_zone = *request.int8_scores;
+    std::copy_n(of_zone.lse, group, result.zone_lse.begin());
   } else {
     of_zone.stride = Stride(zone);
     s.sample_scores.resize(static_cast<size_t>(group * of_zone.stride));
     RETURN_IF_ERROR(Score(request.queries, group, request.scale, zone, request.pool,
-                          s.sample_scores.data(), of_zone.error));
+                          s.sample_scores.data(), result.zone_lse.data(), of_zone.error));
     of_zone.scores = s.sample_scores.data() + Offset(zone);
   }
   result.zone_scored = false;
-  result.zone_lse.resize(static_cast<size_t>(group));
-  for (int64_t h = 0; h < group; ++h) {
-    result.zone_lse[static_cast<size_t>(h)] =
-        kernels::LogSumExp(of_zone.scores + h * of_zone.stride, rows);
-  }
   s.group_scores.resize(static_cast<size_t>(rows));
   kernels::GroupScore(of_zone.scores, group, rows, of_zone.stride, result.zone_lse.data(),
                       s.group_scores.data());
@@ -205,7 +218,7 @@ absl::Status Int8Scan::Search(const SearchRequest& request, SearchScratch& s,
       kernels::Int8ScoreError(of_zone.error, request.queries, group, d, request.scale);
   kernels::IndicesWithinError(s.group_scores.data(), rows, request.top_k, error, s.ids);
   for (int64_t& id : s.ids) id += zone.begin;
-  RETURN_IF_ERROR(ScoreIds(request, keys_, s));
+  ScoreVerifiedIds(request, keys_, s);  // by the scan
   const auto found = static_cast<int64_t>(s.ids.size());
   result.visited = group * (rows + found);
   SelectBest(

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/score/group_score/group_score.h"
 #include "kernels/score/int8_score/int8_score.h"
 #include "kvstore/index/index.h"
 
@@ -83,9 +84,10 @@ class Int8Scan : public Index {
                       SearchResult& result) const override;
 
   // scores [vectors, Stride(zone)]: of row zone.begin + j at Offset(zone) + j, ~ scale <queries[i], key>;
-  // others have no meaning. error: of the zone's rows. On the pool's threads where there is one.
+  // others have no meaning. lse [vectors]: of the zone's scores, added up in parts that depend on the
+  // zone alone. error: of the zone's rows. On the pool's threads where there is one.
   absl::Status Score(const float* queries, int64_t vectors, float scale, RowRange zone,
-                     ThreadPool* pool, float* scores, kernels::Int8Error& error) const;
+                     ThreadPool* pool, float* scores, float* lse, kernels::Int8Error& error) const;
   static int64_t Stride(RowRange zone) {
     return (LastBlock(zone) - zone.begin / kernels::kInt8BlockRows) * kernels::kInt8BlockRows;
   }
@@ -110,6 +112,8 @@ class Int8Scan : public Index {
   kernels::Int8Error PackBlock(int64_t block, RowRange zone, float* wide, uint8_t* to) const;
   // Blocks [part.begin, part.end), their rows in the zone verified.
   absl::Status ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error) const;
+  // sums [vectors]: of what ScorePart gave.
+  void SumPart(const Pass& pass, Blocks part, kernels::ExpSum* sums) const;
 
   const Rows keys_;
   const int64_t block_bytes_;

@@ -88,9 +88,16 @@ TEST(Int8ScanTest, Group_WhatIsReturnedIsNoWorseThanTheBoundSays) {
     ASSERT_EQ(result.ids.size(), expected.ids.size());
 
     std::vector<float> scores(static_cast<size_t>(group * Int8Scan::Stride(c.request.zone)));
+    std::vector<float> lse(static_cast<size_t>(group));
     kernels::Int8Error of_rows;
     CARREL_ASSERT_OK(scan->Score(c.queries.data(), group, c.request.scale, c.request.zone, nullptr,
-                                 scores.data(), of_rows));
+                                 scores.data(), lse.data(), of_rows));
+    EXPECT_EQ(lse, result.zone_lse);
+    for (int64_t h = 0; h < group; ++h) {
+      const float* const of_zone = &scores[static_cast<size_t>(
+          h * Int8Scan::Stride(c.request.zone) + Int8Scan::Offset(c.request.zone))];
+      EXPECT_NEAR(lse[static_cast<size_t>(h)], kernels::RefLogSumExp(of_zone, rows), 1e-5);
+    }
     const float error =
         kernels::Int8ScoreError(of_rows, c.queries.data(), group, d, c.request.scale);
     double off = 1e-4;  // rounding
@@ -160,10 +167,12 @@ TEST(Int8ScanTest, Bits_DoNotDependOnWhatIsKeptThreadsOrOtherQueries) {
     }
     const int64_t stride = Int8Scan::Stride(c.request.zone);
     std::vector<float> scores(static_cast<size_t>(tokens * group * stride));
+    std::vector<float> lse(static_cast<size_t>(tokens * group));
     Int8ZoneScores together;
     CARREL_ASSERT_OK(scan->Score(queries.data(), tokens * group, c.request.scale, c.request.zone,
-                                 &pool, scores.data(), together.error));
+                                 &pool, scores.data(), lse.data(), together.error));
     together.stride = stride;
+    together.lse = &lse[mine * group];
     together.scores = scores.data() + mine * group * stride + Int8Scan::Offset(c.request.zone);
     SearchRequest given = c.request;
     given.int8_scores = &together;

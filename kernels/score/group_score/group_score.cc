@@ -31,14 +31,13 @@ void GroupScoreImpl(const float* scores, int64_t group, int64_t rows, int64_t st
   }
 }
 
-float LogSumExpImpl(const float* scores, int64_t rows) {
-  const float max = MaxOf(scores, rows);
-  if (std::isinf(max)) return max;
-  double sum = 0;
+ExpSum SumExpImpl(const float* scores, int64_t rows) {
+  kernels::ExpSum all{.max = MaxOf(scores, rows), .sum = 0};
+  if (std::isinf(all.max)) return all;
   for (int64_t j = 0; j < rows; j += kSumBlock) {
-    sum += ExpSum(scores + j, std::min(kSumBlock, rows - j), max, nullptr);
+    all.sum += ExpSumOf(scores + j, std::min(kSumBlock, rows - j), all.max, nullptr);
   }
-  return static_cast<float>(max + std::log(sum));
+  return all;
 }
 
 }  // namespace carrel::kernels::HWY_NAMESPACE
@@ -48,15 +47,31 @@ HWY_AFTER_NAMESPACE();
 namespace carrel::kernels {
 
 HWY_EXPORT(GroupScoreImpl);
-HWY_EXPORT(LogSumExpImpl);
+HWY_EXPORT(SumExpImpl);
 
 void GroupScore(const float* scores, int64_t group, int64_t rows, int64_t stride, const float* base,
                 float* out) {
   HWY_DYNAMIC_DISPATCH(GroupScoreImpl)(scores, group, rows, stride, base, out);
 }
 
+ExpSum SumExp(const float* scores, int64_t rows) {
+  return HWY_DYNAMIC_DISPATCH(SumExpImpl)(scores, rows);
+}
+
 float LogSumExp(const float* scores, int64_t rows) {
-  return HWY_DYNAMIC_DISPATCH(LogSumExpImpl)(scores, rows);
+  const ExpSum all = SumExp(scores, rows);
+  return std::isinf(all.max) ? all.max : static_cast<float>(all.max + std::log(all.sum));
+}
+
+float LogSumExp(const ExpSum* parts, int64_t count, int64_t stride) {
+  ExpSum all;
+  for (int64_t i = 0; i < count; ++i) all.max = std::max(all.max, parts[i * stride].max);
+  if (std::isinf(all.max)) return all.max;
+  for (int64_t i = 0; i < count; ++i) {
+    const ExpSum& part = parts[i * stride];
+    all.sum += part.sum * std::exp(double{part.max} - all.max);
+  }
+  return static_cast<float>(all.max + std::log(all.sum));
 }
 
 }  // namespace carrel::kernels

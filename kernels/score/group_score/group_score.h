@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace carrel::kernels {
 
@@ -22,6 +23,15 @@ void RefGroupScore(const float* scores, int64_t group, int64_t rows, int64_t str
 
 // ln sum_j exp(scores[j]), -inf for none; relative error of the sum <= 1e-6.
 float LogSumExp(const float* scores, int64_t rows);
+
+// The same of scores that are looked at in parts, by several threads, say.
+struct ExpSum {
+  float max = -std::numeric_limits<float>::infinity();
+  double sum = 0;  // of exp(score - max)
+};
+ExpSum SumExp(const float* scores, int64_t rows);
+// Of parts[i * stride], i < count, in this order.
+float LogSumExp(const ExpSum* parts, int64_t count, int64_t stride);
 double RefLogSumExp(const float* scores, int64_t rows);
 
 }  // namespace carrel::kernels

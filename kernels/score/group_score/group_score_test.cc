@@ -41,6 +41,31 @@ TEST_P(GroupScoreTest, LogSumExp_RandomSizes_WithinOneMillionth) {
   }
 }
 
+TEST_P(GroupScoreTest, LogSumExp_OfParts_IsThatOfAll) {
+  for (int64_t trial = 0; trial < 60; ++trial) {
+    const int64_t heads = 1 + Below(3), rows = Below(3000), length = 1 + Below(900);
+    const int64_t parts = (rows + length - 1) / length;
+    std::vector<float> scores = RandomNormal(rng_, heads * rows + 1, trial % 2 == 0 ? 1 : 40);
+    // A part of nothing but -inf adds nothing.
+    if (trial % 5 == 0) std::fill_n(scores.begin(), std::min(rows, length), -INFINITY);
+    std::vector<ExpSum> sums(static_cast<size_t>(parts * heads) + 1);
+    for (int64_t i = 0; i < parts * heads; ++i) {
+      const int64_t first = i / heads * length;
+      sums[static_cast<size_t>(i)] =
+          SumExp(scores.data() + i % heads * rows + first, std::min(length, rows - first));
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      const double expected = RefLogSumExp(scores.data() + h * rows, rows);
+      const float found = LogSumExp(&sums[static_cast<size_t>(h)], parts, heads);
+      if (std::isinf(expected)) {
+        EXPECT_EQ(found, expected);
+      } else {
+        EXPECT_NEAR(found, expected, 1e-6 + 6e-8 * std::abs(expected)) << "rows " << rows;
+      }
+    }
+  }
+}
+
 TEST_P(GroupScoreTest, LogSumExp_Offset1e4_MovesWithIt) {
   std::vector<float> scores = RandomNormal(rng_, 77);
   for (float& x : scores) x = std::round(x * 64.0f) / 64.0f;  // exact under the offset

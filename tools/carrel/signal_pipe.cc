@@ -1,6 +1,7 @@
 #include "tools/carrel/signal_pipe.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -42,8 +43,10 @@ absl::StatusOr<SignalPipe> SignalPipe::Catch(std::initializer_list<int> signals)
 }
 
 int SignalPipe::Wait() const {
+  // Unlike read, poll returns after any signal: ThreadSanitizer runs the handler only then.
   uint8_t byte = 0;
-  while (read(read_fd_, &byte, 1) != 1) {
+  pollfd wanted{.fd = read_fd_, .events = POLLIN, .revents = 0};
+  while (poll(&wanted, 1, -1) != 1 || read(read_fd_, &byte, 1) != 1) {
   }
   return byte;
 }

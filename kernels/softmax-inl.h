@@ -44,7 +44,7 @@ HWY_INLINE float MaxOf(const float* x, int64_t count) {
 }
 
 // sum_j exp(x[j] - shift) over at most kSumBlock scores; the terms go to `terms` unless null.
-HWY_INLINE float ExpSumOf(const float* x, int64_t count, float shift, float* terms) {
+HWY_INLINE float ExpSum(const float* x, int64_t count, float shift, float* terms) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const FloatVec shifts = hn::Set(d, shift);
@@ -90,7 +90,7 @@ HWY_INLINE void AttendHeads(const Rows& rows, int64_t count, int64_t dim, const 
       // Many streams in short runs, which the hardware does not foresee.
       const int64_t later = std::min(2 * kRowBlock, count - j);
       for (int64_t i = kRowBlock; i < later; i += 16) hwy::Prefetch(at + i);
-      sum[h] += ExpSumOf(at, block, shift[h], weights + h * kRowBlock);
+      sum[h] += ExpSum(at, block, shift[h], weights + h * kRowBlock);
     }
     AddWeightedRows(rows, j, j + block, count, dim, weights, heads, kRowBlock, out, dim);
   }

@@ -76,7 +76,7 @@ kernels::Int8Error Int8Keys::Make(const HeadView& rows, uint8_t* blocks) const {
 float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries, float scale,
                       float* scores, float* lse) {
   thread_local kernels::Int8Queries packed;
-  thread_local std::vector<kernels::ExpSum> sums;  // [pieces, queries]
+  thread_local std::vector<kernels::LsePart> sums;  // [pieces, queries]
   const auto at = static_cast<size_t>(layer.value() * kv_heads_ + head.value());
   Head& of_head = heads_[at];
   uint8_t* const blocks = Blocks(at);
@@ -96,7 +96,7 @@ float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries,
     const int64_t rows = std::min(count * kInt8BlockRows, zone_.rows() - first);
     for (int64_t h = 0; h < queries; ++h) {
       sums[static_cast<size_t>(piece * queries + h)] =
-          kernels::SumExp(scores + h * stride() + first, rows);
+          kernels::LsePartOf(scores + h * stride() + first, rows);
     }
   });
   for (int64_t h = 0; h < queries; ++h) {

@@ -136,13 +136,13 @@ absl::Status Int8Scan::ScorePart(const Pass& pass, Blocks part, kernels::Int8Err
   return absl::OkStatus();
 }
 
-void Int8Scan::SumPart(const Pass& pass, Blocks part, kernels::ExpSum* sums) const {
+void Int8Scan::SumPart(const Pass& pass, Blocks part, kernels::LsePart* sums) const {
   const Position first = pass.zone.begin / kInt8BlockRows * kInt8BlockRows;
   const Position begin = std::max(pass.zone.begin, part.begin * kInt8BlockRows);
   const Position end = std::min(pass.zone.end, part.end * kInt8BlockRows);
   for (int64_t i = 0; i < pass.queries.group; ++i) {
     const float* const scores = pass.scores + i * Stride(pass.zone) + (begin - first);
-    sums[i] = kernels::SumExp(scores, end - begin);
+    sums[i] = kernels::LsePartOf(scores, end - begin);
   }
 }
 
@@ -170,7 +170,7 @@ absl::Status Int8Scan::Score(const float* queries, int64_t vectors, float scale,
   const int64_t part_blocks = std::max<int64_t>(1, kPartBytes / block_bytes_);
   const int64_t parts = (of_zone.end - of_zone.begin + part_blocks - 1) / part_blocks;
   std::vector<kernels::Int8Error> errors(static_cast<size_t>(parts));
-  std::vector<kernels::ExpSum> sums(static_cast<size_t>(parts * vectors));
+  std::vector<kernels::LsePart> sums(static_cast<size_t>(parts * vectors));
   keys_.AskAhead(zone);
   RETURN_IF_ERROR(ForEachPart(
       pool, {of_zone.begin, of_zone.end}, part_blocks, [&](RowRange range) -> absl::Status {
@@ -218,7 +218,7 @@ absl::Status Int8Scan::Search(const SearchRequest& request, SearchScratch& s,
       kernels::Int8ScoreError(of_zone.error, request.queries, group, d, request.scale);
   kernels::IndicesWithinError(s.group_scores.data(), rows, request.top_k, error, s.ids);
   for (int64_t& id : s.ids) id += zone.begin;
-  ScoreVerifiedIds(request, keys_, s);  // by the scan
+  RETURN_IF_ERROR(ScoreIds(request, keys_, s));
   const auto found = static_cast<int64_t>(s.ids.size());
   result.visited = group * (rows + found);
   SelectBest(

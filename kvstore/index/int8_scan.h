@@ -113,7 +113,7 @@ class Int8Scan : public Index {
   // Blocks [part.begin, part.end), their rows in the zone verified.
   absl::Status ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error) const;
   // sums [vectors]: of what ScorePart gave.
-  void SumPart(const Pass& pass, Blocks part, kernels::ExpSum* sums) const;
+  void SumPart(const Pass& pass, Blocks part, kernels::LsePart* sums) const;
 
   const Rows keys_;
   const int64_t block_bytes_;

@@ -63,13 +63,8 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
 }
 
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
-  RETURN_IF_ERROR(keys.VerifyRows(scratch.ids.data(), static_cast<int64_t>(scratch.ids.size())));
-  ScoreVerifiedIds(request, keys, scratch);
-  return absl::OkStatus();
-}
-
-void ScoreVerifiedIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
   const auto rows = static_cast<int64_t>(scratch.ids.size());
+  RETURN_IF_ERROR(keys.VerifyRows(scratch.ids.data(), rows));
   scratch.pointers.resize(scratch.ids.size());
   for (size_t i = 0; i < scratch.ids.size(); ++i) {
     scratch.pointers[i] = keys.Address(scratch.ids[i]);
@@ -77,6 +72,7 @@ void ScoreVerifiedIds(const SearchRequest& request, const Rows& keys, SearchScra
   scratch.scores.resize(static_cast<size_t>(request.group * rows));
   kernels::DotScoreRows(request.queries, request.group, keys.head_dim(), scratch.pointers.data(),
                         rows, request.scale, scratch.scores.data(), rows);
+  return absl::OkStatus();
 }
 
 absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const Rows& keys,

@@ -25,8 +25,6 @@ absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScra
 
 // Scores the rows in scratch.ids for every head of the group: scratch.scores [group, ids].
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch);
-// The same of rows that Verify covered.
-void ScoreVerifiedIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch);
 
 // From scores [group, rows] of rows whose ids ascend, with base [group] (kernels/score/group_score): the
 // top_k best into result.ids and result.scores. Uses scratch.group_scores, .best, .topk.

@@ -109,7 +109,7 @@ void ExpOfCounted(const SummaryAttentionParams& p, const float* scores, const fl
                 bound == nullptr ? std::numeric_limits<float>::infinity() : bound[h], e);
     shift[h] = SoftmaxShift(e, p.clusters);
     for (int64_t c = 0; c < p.clusters; c += kSumBlock) {
-      ExpSumOf(e + c, std::min(kSumBlock, p.clusters - c), shift[h], e + c);
+      ExpSum(e + c, std::min(kSumBlock, p.clusters - c), shift[h], e + c);
     }
   }
   int64_t h = 0;

@@ -31,11 +31,11 @@ void GroupScoreImpl(const float* scores, int64_t group, int64_t rows, int64_t st
   }
 }
 
-ExpSum SumExpImpl(const float* scores, int64_t rows) {
-  kernels::ExpSum all{.max = MaxOf(scores, rows), .sum = 0};
+LsePart LsePartImpl(const float* scores, int64_t rows) {
+  LsePart all{.max = MaxOf(scores, rows), .sum = 0};
   if (std::isinf(all.max)) return all;
   for (int64_t j = 0; j < rows; j += kSumBlock) {
-    all.sum += ExpSumOf(scores + j, std::min(kSumBlock, rows - j), all.max, nullptr);
+    all.sum += ExpSum(scores + j, std::min(kSumBlock, rows - j), all.max, nullptr);
   }
   return all;
 }
@@ -47,28 +47,28 @@ HWY_AFTER_NAMESPACE();
 namespace carrel::kernels {
 
 HWY_EXPORT(GroupScoreImpl);
-HWY_EXPORT(SumExpImpl);
+HWY_EXPORT(LsePartImpl);
 
 void GroupScore(const float* scores, int64_t group, int64_t rows, int64_t stride, const float* base,
                 float* out) {
   HWY_DYNAMIC_DISPATCH(GroupScoreImpl)(scores, group, rows, stride, base, out);
 }
 
-ExpSum SumExp(const float* scores, int64_t rows) {
-  return HWY_DYNAMIC_DISPATCH(SumExpImpl)(scores, rows);
+LsePart LsePartOf(const float* scores, int64_t rows) {
+  return HWY_DYNAMIC_DISPATCH(LsePartImpl)(scores, rows);
 }
 
 float LogSumExp(const float* scores, int64_t rows) {
-  const ExpSum all = SumExp(scores, rows);
+  const LsePart all = LsePartOf(scores, rows);
   return std::isinf(all.max) ? all.max : static_cast<float>(all.max + std::log(all.sum));
 }
 
-float LogSumExp(const ExpSum* parts, int64_t count, int64_t stride) {
-  ExpSum all;
+float LogSumExp(const LsePart* parts, int64_t count, int64_t stride) {
+  LsePart all;
   for (int64_t i = 0; i < count; ++i) all.max = std::max(all.max, parts[i * stride].max);
   if (std::isinf(all.max)) return all.max;
   for (int64_t i = 0; i < count; ++i) {
-    const ExpSum& part = parts[i * stride];
+    const LsePart& part = parts[i * stride];
     all.sum += part.sum * std::exp(double{part.max} - all.max);
   }
   return static_cast<float>(all.max + std::log(all.sum));

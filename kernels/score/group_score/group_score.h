@@ -25,13 +25,13 @@ void RefGroupScore(const float* scores, int64_t group, int64_t rows, int64_t str
 float LogSumExp(const float* scores, int64_t rows);
 
 // The same of scores that are looked at in parts, by several threads, say.
-struct ExpSum {
+struct LsePart {
   float max = -std::numeric_limits<float>::infinity();
   double sum = 0;  // of exp(score - max)
 };
-ExpSum SumExp(const float* scores, int64_t rows);
+LsePart LsePartOf(const float* scores, int64_t rows);
 // Of parts[i * stride], i < count, in this order.
-float LogSumExp(const ExpSum* parts, int64_t count, int64_t stride);
+float LogSumExp(const LsePart* parts, int64_t count, int64_t stride);
 double RefLogSumExp(const float* scores, int64_t rows);
 
 }  // namespace carrel::kernels

@@ -48,11 +48,11 @@ TEST_P(GroupScoreTest, LogSumExp_OfParts_IsThatOfAll) {
     std::vector<float> scores = RandomNormal(rng_, heads * rows + 1, trial % 2 == 0 ? 1 : 40);
     // A part of nothing but -inf adds nothing.
     if (trial % 5 == 0) std::fill_n(scores.begin(), std::min(rows, length), -INFINITY);
-    std::vector<ExpSum> sums(static_cast<size_t>(parts * heads) + 1);
+    std::vector<LsePart> sums(static_cast<size_t>(parts * heads) + 1);
     for (int64_t i = 0; i < parts * heads; ++i) {
       const int64_t first = i / heads * length;
       sums[static_cast<size_t>(i)] =
-          SumExp(scores.data() + i % heads * rows + first, std::min(length, rows - first));
+          LsePartOf(scores.data() + i % heads * rows + first, std::min(length, rows - first));
     }
     for (int64_t h = 0; h < heads; ++h) {
       const double expected = RefLogSumExp(scores.data() + h * rows, rows);

@@ -159,7 +159,6 @@ absl::Status QueryReply::ForEach(ThreadPool& pool, int64_t count,
   std::atomic<bool> failed{false};
   pool.ParallelFor(count, [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
-    context().Touch(request_.layer);
     absl::Status status = CheckWanted();
     if (status.ok()) status = CatchNoMemory("query", [&] { return body(i); });
     if (status.ok()) return;
@@ -174,8 +173,10 @@ absl::Status QueryReply::ForEach(ThreadPool& pool, int64_t count,
 absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
                                      absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
   const int64_t tokens = request_.tokens;
-  return ForEach(pool, tokens * context().shape().kv_heads,
-                 [&](int64_t i) { return body(i % tokens, static_cast<int32_t>(i / tokens)); });
+  return ForEach(pool, tokens * context().shape().kv_heads, [&](int64_t i) {
+    context().Touch(request_.layer);
+    return body(i % tokens, static_cast<int32_t>(i / tokens));
+  });
 }
 
 int64_t QueryReply::TokensScoredTogether() const {
@@ -253,6 +254,7 @@ absl::Status QueryReply::RunSelect(ThreadPool& pool) {
     RETURN_IF_ERROR(ForEach(pool, parts * context().shape().kv_heads, [&](int64_t i) {
       const KvHead head(static_cast<int32_t>(i / parts));
       const int64_t first = i % parts * together, count = std::min(together, tokens - first);
+      context().Touch(request_.layer);  // once for these tokens: it asks the kernel
       ScoredHead scored;
       RETURN_IF_ERROR(ScoreHead(pool, first, count, head, scored));
       return ForEach(pool, count, [&](int64_t j) { return run(first + j, head.value(), &scored); });
@@ -343,9 +345,8 @@ absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
   std::vector<float> out(others * out_.size()), lse(others * lse_.size());
   const auto out_of = [&](size_t s) { return s == 0 ? out_.data() : &out[(s - 1) * out_.size()]; };
   const auto lse_of = [&](size_t s) { return s == 0 ? lse_.data() : &lse[(s - 1) * lse_.size()]; };
-  absl::Mutex mu;
-  absl::Status first_error;
-  pool.ParallelFor(static_cast<int64_t>(spans.size()) * shape.kv_heads, [&](int64_t i) {
+  const auto units = static_cast<int64_t>(spans.size()) * shape.kv_heads;
+  RETURN_IF_ERROR(ForEach(pool, units, [&](int64_t i) {
     const size_t s = static_cast<size_t>(i / shape.kv_heads);
     const int32_t kv_head = static_cast<int32_t>(i % shape.kv_heads);
     const int64_t first_q_head = int64_t{kv_head} * shape.group();
@@ -363,13 +364,8 @@ absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
     params.out_stride = params.query_stride;
     params.lse = lse_of(s) + first_q_head;
     params.lse_stride = shape.q_heads;
-    absl::Status status = CheckWanted();
-    if (status.ok()) status = CatchNoMemory("query", [&] { return AttendSpan(params); });
-    if (status.ok()) return;
-    absl::MutexLock lock(&mu);
-    if (first_error.ok()) first_error = status;
-  });
-  RETURN_IF_ERROR(first_error);
+    return AttendSpan(params);
+  }));
   for (size_t s = 1; s < spans.size(); ++s) {
     kernels::MergeStates(out_.data(), lse_.data(), out_of(s), lse_of(s), q_rows, shape.head_dim);
   }

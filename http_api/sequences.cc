@@ -1,9 +1,12 @@
 #include "http_api/sequences.h"
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -14,12 +17,13 @@ int64_t BytesOf(const decoder::Sequence& sequence) {
   return static_cast<int64_t>(sequence.rows.size() * sizeof(float));
 }
 
-// All of it, or false. call: pread or pwrite.
+// All of it, or false and errno. call: pread or pwrite.
 template <typename Call, typename Bytes>
 bool Whole(Call call, int fd, Bytes* data, int64_t bytes) {
   for (int64_t at = 0; at < bytes;) {
     const ssize_t n = call(fd, data + at, static_cast<size_t>(bytes - at), at);
     if (n < 0 && errno == EINTR) continue;
+    if (n == 0) errno = EIO;  // the file is shorter, or takes nothing
     if (n <= 0) return false;
     at += n;
   }
@@ -61,7 +65,11 @@ bool Sequences::WriteOut(Kept& kept) const {
   const bool written =
       kept.fd >= 0 && Whole(pwrite, kept.fd, reinterpret_cast<const char*>(rows.data()),
                             BytesOf(kept.conversation.sequence));
-  if (!written) Close(kept);
+  if (!written) {
+    spdlog::warn("conversation: cannot be written to {}: {}; it is read again when it goes on",
+                 config_.folder, std::strerror(errno));
+    Close(kept);
+  }
   std::vector<float>().swap(rows);
   return written;
 }
@@ -72,6 +80,10 @@ bool Sequences::ReadBack(Kept& kept) const {
   rows.resize(static_cast<size_t>(kept.floats));
   const bool read = Whole(pread, kept.fd, reinterpret_cast<char*>(rows.data()),
                           BytesOf(kept.conversation.sequence));
+  if (!read) {
+    spdlog::warn("conversation: cannot be read from {}: {}; its prompt is read again",
+                 config_.folder, std::strerror(errno));
+  }
   Close(kept);
   return read;
 }

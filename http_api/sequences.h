@@ -3,7 +3,8 @@
 //         than a bound, or more than memory's share, is written to a file without a name, which goes with the
 //         process; beyond the number of sequences the one that was used longest ago goes.
 // Access: only who asked before goes on with a sequence.
-// Errors: a file that cannot be written or read: the sequence is forgotten, and read again when it comes.
+// Errors: a file that cannot be written or read: the sequence is forgotten, and read again when it comes; the log
+//         says why.
 // Threads: one.
 #pragma once
 

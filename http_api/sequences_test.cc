@@ -1,8 +1,11 @@
 #include "http_api/sequences.h"
 
-#include <filesystem>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
-#include "common/test_folders.h"
+#include <memory>
+#include <sstream>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -83,8 +86,13 @@ TEST(SequencesTest, OfMoreThanMay_TheOldestGoes_AndOneThatCannotBeWritten) {
   EXPECT_EQ(kept.in_memory(), 2);
   EXPECT_FALSE(kept.Take(kMine, {1, 1, 1}).has_value());
   EXPECT_TRUE(kept.Take(kMine, {3, 3, 1}).has_value());
+  std::ostringstream log;
+  auto& sinks = spdlog::default_logger()->sinks();
+  sinks.push_back(std::make_shared<spdlog::sinks::ostream_sink_st>(log));
   kept.Sweep(now + absl::Hours(1));
+  sinks.pop_back();
   EXPECT_EQ(kept.in_memory() + kept.in_files(), 0);
+  EXPECT_THAT(log.str(), testing::HasSubstr(config.folder + ": No such file or directory"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/test_random.h"
 
@@ -45,7 +46,11 @@ MATCHER_P2(StatusIs, code, substring,
 // times as long: tests do as little as starts every kernel that they start without it.
 inline bool UnderComputeSanitizer() { return std::getenv("CARREL_SANITIZE") != nullptr; }
 
-// A folder of this test's own, emptied first; parallel tests do not share it.
+// A folder of this test's own, emptied first; parallel tests do not share it. It is gone at the program's
+// end, unless a test failed.
 std::string FreshTempDir();
+
+// Where this process may make a socket: a socket's path is at most 107 bytes. Gone in the same way.
+std::string SocketPath(absl::string_view name = "socket");
 
 }  // namespace carrel

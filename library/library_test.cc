@@ -1,5 +1,4 @@
 // include/carrel on the demo model: what a program outside would do, and do wrong.
-#include <unistd.h>
 
 #include <bit>
 #include <cmath>
@@ -57,10 +56,7 @@ std::string Path(const std::string& name) {
   static const std::string folder = FreshTempDir();
   return folder + "/" + name;
 }
-// The address of a socket, whose path has to be short.
-std::string SocketAddress() {
-  return absl::StrCat("unix:", testing::TempDir(), "carrel_library_", getpid());
-}
+std::string SocketAddress() { return "unix:" + SocketPath("library"); }
 
 // A store with the context kName, made once.
 const std::string& Folder() {

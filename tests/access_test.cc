@@ -44,7 +44,8 @@ class AccessTest : public StoreTest {
 // Every call presents it, those that take long as well.
 TEST_F(AccessTest, Keys_MoveContextsAndVerifyThem) {
   const auto [mover, all] = NewKey("mover", {"--rights", "list,open,import,admin"});
-  const std::string keys = WriteKeys({all}), address = "unix:" + Socket(), file = path("stream");
+  const std::string keys = WriteKeys({all}), address = "unix:" + SocketPath(),
+                    file = path("stream");
   const auto server = Serve({"--listen", address, "--keys", keys});
   AddressOf(*server);
   const Args at = {"--server", address, "--key-file", mover};
@@ -73,7 +74,7 @@ TEST_F(AccessTest, Keys_OpenWhatTheyAreForAndNothingElse) {
   const auto [admin, all] = NewKey("admin", {"--rights", "list,open,delete"});
   const auto [other, none] = NewKey("other", {"--contexts", "other-*"});
   const std::string keys = WriteKeys({read, all, none}), log = path("audit.jsonl");
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   EXPECT_THAT(Carrel({"keys", "check", keys}), Succeeds());
   const auto server = Serve({"--listen", address, "--keys", keys, "--audit-log", log});
   AddressOf(*server);
@@ -150,7 +151,7 @@ TEST_F(AccessTest, Tls_BothSidesKnowEachOther) {
 }
 
 TEST_F(AccessTest, KeyFiles_ThatAreWrongAreNamed) {
-  const Args at = {"ls", "--server", "unix:" + Socket(), "--key-file"};
+  const Args at = {"ls", "--server", "unix:" + SocketPath(), "--key-file"};
   const std::string open = WriteFile("open.key", "carrel_x\n"),
                     empty = WriteFile("empty.key", "\nx");
   ASSERT_EQ(chmod(open.c_str(), 0644), 0);

@@ -264,7 +264,7 @@ TEST_F(BadModelTest, Ask_ByAnotherModel_NamesTheDifferingField) {
   tokenizer.Replace("tokenizer.json", text);
   tokenizer.EditJson("tokenizer_config.json", [](auto& json) { json["pad_token"] = "<|pat|>"; });
 
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   const Server server(store_, address);
   const struct {
     const ModelCopy& model;

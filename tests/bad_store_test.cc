@@ -28,14 +28,14 @@ class BadStoreTest : public StoreTest {
 };
 
 TEST_F(BadStoreTest, Store_LockedByAServer_RefusesWritersAndServesReaders) {
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   const Server server(store_, address);
   const Texts message = {"FAILED_PRECONDITION", store_, "locked", "another process"};
   EXPECT_THAT(Carrel(Prefill("new")), FailsWith(kFailed, message));
   EXPECT_THAT(Carrel({"rm", kKept, "--store", store_}), FailsWith(kFailed, message));
-  EXPECT_THAT(Carrel({"serve", "--store", store_, "--listen", "unix:" + Socket("2")}),
+  EXPECT_THAT(Carrel({"serve", "--store", store_, "--listen", "unix:" + SocketPath("2")}),
               FailsWith(kFailed, message));
-  EXPECT_FALSE(fs::exists(Socket("2")));
+  EXPECT_FALSE(fs::exists(SocketPath("2")));
   ExpectNothingLost();  // beside the server
   EXPECT_EQ(Carrel(Ask(kKept, {"--server", address})).out, answer_);
 }
@@ -70,7 +70,7 @@ TEST_F(BadStoreTest, Store_ThatIsNone_IsNamedAndLeftAlone) {
   EXPECT_FALSE(fs::exists(absent));
   EXPECT_EQ(std::distance(fs::directory_iterator(foreign), fs::directory_iterator()), 1);
   EXPECT_EQ(ReadBytes(file), "no folder");
-  EXPECT_THAT(Carrel({"serve", "--store", file, "--listen", "unix:" + Socket()}),
+  EXPECT_THAT(Carrel({"serve", "--store", file, "--listen", "unix:" + SocketPath()}),
               FailsWith(kFailed, Texts{file}));
 }
 
@@ -111,18 +111,18 @@ TEST_F(BadStoreTest, Listen_OnWhatIsNotFree_IsRefusedAndNothingIsReplaced) {
               FailsWith(kFailed, Texts{file}));
   EXPECT_EQ(ReadBytes(file), "not a socket");
 
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   const Server server(store_, address);
   const std::string other = path("other");
   EXPECT_THAT(Carrel(Prefill("theirs", {"--store", other})), Succeeds());
   EXPECT_THAT(Carrel({"serve", "--store", other, "--listen", address}),
-              FailsWith(kFailed, Texts{Socket()}));
+              FailsWith(kFailed, Texts{SocketPath()}));
   EXPECT_EQ(Carrel(Ask(kKept, {"--server", address})).out, answer_);
 }
 
 TEST_F(BadStoreTest, Remove_ThroughAServer_FreesTheNameAndKeepsTheRest) {
   EXPECT_THAT(Carrel(Prefill("gone")), Succeeds());
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   {
     const Server server(store_, address);
     EXPECT_THAT(Carrel({"rm", "gone", "--server", address}), Succeeds());

@@ -128,7 +128,7 @@ TEST_F(CliOutputTest, Ls_Json_IsTheSameFromFolderAndServer) {
   EXPECT_EQ(context["head_dim"], 64);
   EXPECT_EQ(context["index"], "flat");
   EXPECT_GE(context["bytes"], kept_tokens_ * 8 * 2 * 64 * 2 * 2);
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   const Server server(store_, address);
   EXPECT_EQ(JsonOf(Carrel({"ls", "--server", address, "--json"})), local);
   EXPECT_EQ(JsonOf(Carrel({"inspect", kKept, "--server", address, "--json"})),
@@ -439,7 +439,7 @@ TEST_F(CliOutputTest, Synth_Json_HoldsTheShapeAndHowNearItCame) {
 }
 
 TEST_F(CliOutputTest, Stats_Json_CountsWhatTheServerDid) {
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   const Server server(store_, address);
   const json before = JsonOf(Carrel({"stats", "--server", address, "--json"}));
   EXPECT_EQ(before["latencies"], json::array());

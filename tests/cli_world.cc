@@ -81,17 +81,9 @@ void StoreTest::SetUp() {
   ASSERT_NE(answer_, "\n");
 }
 
-void StoreTest::TearDown() {
-  if (!HasFailure()) fs::remove_all(folder_);
-}
-
 std::string StoreTest::WriteFile(const std::string& name, absl::string_view bytes) const {
   WriteBytes(path(name), bytes);
   return path(name);
-}
-
-std::string StoreTest::Socket(const std::string& name) const {
-  return absl::StrCat(testing::TempDir(), "carrel", getpid(), name);
 }
 
 Args StoreTest::Prefill(const std::string& name, const Args& more) const {

@@ -41,12 +41,9 @@ class StoreTest : public testing::Test {
   static constexpr char kKept[] = "kept";
 
   void SetUp() override;
-  void TearDown() override;  // the folder goes, unless the test failed
 
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
   std::string WriteFile(const std::string& name, absl::string_view bytes) const;
-  // A path for a Unix socket: short enough whatever the test is called.
-  std::string Socket(const std::string& name = "s") const;
 
   // prefill of DEMO and the document into the store, unless `more` names others; an empty name
   // leaves the flag out.

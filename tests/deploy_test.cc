@@ -82,7 +82,7 @@ class DeployTest : public StoreTest {
     Command command;
     command.args = With({"serve", "--config", Deploy("carrel.toml")}, more);
     command.environment = {{"CARREL_SERVE_STORE", store_},
-                           {"CARREL_SERVE_LISTEN", "unix:" + Socket()},
+                           {"CARREL_SERVE_LISTEN", "unix:" + SocketPath()},
                            {"CARREL_SERVE_METRICS", "0"}};
     auto process = Process::Start(command);
     EXPECT_TRUE(
@@ -100,7 +100,7 @@ class DeployTest : public StoreTest {
 
 TEST_F(DeployTest, Config_OfTheFolderServesAndTheEnvironmentComesBeforeIt) {
   const auto server = Serve();
-  EXPECT_EQ(Carrel(Ask(kKept, {"--server", "unix:" + Socket()})).out, answer_);
+  EXPECT_EQ(Carrel(Ask(kKept, {"--server", "unix:" + SocketPath()})).out, answer_);
   const std::string metrics = Get(MetricsAddress(*server), "/metrics");
   // The file's memory-budget of 4096 MiB.
   EXPECT_THAT(metrics, testing::HasSubstr(
@@ -135,7 +135,7 @@ TEST_F(DeployTest, Logs_InJsonAreOneObjectALine) {
   const auto server = Serve();
   ASSERT_TRUE(WaitUntil([&] { return absl::StrContains(server->err(), "\"message\""); }))
       << server->err();
-  EXPECT_EQ(Carrel(Ask(kKept, {"--server", "unix:" + Socket()})).out, answer_);
+  EXPECT_EQ(Carrel(Ask(kKept, {"--server", "unix:" + SocketPath()})).out, answer_);
   EXPECT_TRUE(WaitUntil([&] { return absl::StrContains(server->err(), "opened context=kept"); }))
       << server->err();
   int objects = 0;
@@ -182,7 +182,7 @@ TEST_F(DeployTest, Supervisor_IsToldOfStartProbesAndStop) {
 
 TEST_F(DeployTest, Metrics_AreCleanAndComplete) {
   const auto server = Serve();
-  EXPECT_EQ(Carrel(Ask(kKept, {"--server", "unix:" + Socket()})).out, answer_);
+  EXPECT_EQ(Carrel(Ask(kKept, {"--server", "unix:" + SocketPath()})).out, answer_);
   const std::string metrics = Get(MetricsAddress(*server), "/metrics");
   EXPECT_THAT(
       metrics,
@@ -263,9 +263,7 @@ TEST(DeployFilesTest, Alerts_EachHasItsSectionInTheRunbook) {
 // The unit with the program that was built: systemd looks whether it is there.
 TEST(DeployFilesTest, Unit_IsValidAndConfined) {
   NEEDS("systemd-analyze");
-  const fs::path folder = fs::path(testing::TempDir()) / absl::StrCat("unit-", getpid());
-  fs::create_directories(folder);
-  const std::string unit = folder / "carrel.service";
+  const std::string unit = FreshTempDir() + "/carrel.service";
   std::ofstream(unit) << absl::StrReplaceAll(
       ReadBytes(Deploy("carrel.service")),
       {{"/usr/bin/carrel", std::string(CARREL_BINARY_DIR) + "/carrel"}});
@@ -278,7 +276,6 @@ TEST(DeployFilesTest, Unit_IsValidAndConfined) {
   EXPECT_EQ(security.code, 0) << security.output;
   EXPECT_THAT(security.output, testing::HasSubstr("Overall exposure level"));
   std::cout << security.output.substr(security.output.find("Overall exposure level")) << std::endl;
-  fs::remove_all(folder);
 }
 
 TEST(DeployFilesTest, Dashboard_IsJsonWithAQueryInEveryPanel) {
@@ -335,7 +332,7 @@ TEST_F(DeployTest, Kubernetes_ItsConfigurationServes) {
   Command command;
   command.args = {"serve", "--config", WriteFile("carrel.toml", ran.output)};
   command.environment = {{"CARREL_SERVE_STORE", store_},
-                         {"CARREL_SERVE_LISTEN", "unix:" + Socket()},
+                         {"CARREL_SERVE_LISTEN", "unix:" + SocketPath()},
                          {"CARREL_SERVE_METRICS", "0"}};
   const auto process = Process::Start(command);
   EXPECT_TRUE(WaitUntil([&] { return !process->Running() || !MetricsAddress(*process).empty(); }));

@@ -19,7 +19,7 @@ class RemoteDocumentTest : public StoreTest {
  protected:
   void SetUp() override {
     StoreTest::SetUp();
-    address_ = "unix:" + Socket();
+    address_ = "unix:" + SocketPath();
     text_ = ReadBytes(DemoDocument("registry-512"));
     ASSERT_THAT(Carrel(Prefill("whole", {"--input", DemoDocument("registry-512")})), Succeeds());
   }

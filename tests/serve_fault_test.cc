@@ -22,7 +22,7 @@ class ServeTest : public StoreTest {
  protected:
   void SetUp() override {
     StoreTest::SetUp();
-    socket_ = Socket();
+    socket_ = SocketPath();
     address_ = "unix:" + socket_;
   }
 
@@ -191,12 +191,12 @@ TEST_F(ServeTest, DescriptorsRunOut_LaterClientsAreServed) {
   EXPECT_EQ(Carrel(Ask(kKept, {"--server", address_})).out, answer_);
 
   command.max_descriptors = 200;
-  command.args = {"serve", "--store", path("other"), "--listen", "unix:" + Socket("few")};
+  command.args = {"serve", "--store", path("other"), "--listen", "unix:" + SocketPath("few")};
   EXPECT_THAT(Carrel(command), FailsWith(kFailed, Texts{"hard limit is 200", "at least 256"}));
 }
 
 TEST_F(ServeTest, ReadOnly_SeveralServeAStoreThatIsWrittenMeanwhile) {
-  const std::string second_address = "unix:" + Socket("second");
+  const std::string second_address = "unix:" + SocketPath("second");
   Server first(store_, address_, {"--read-only"}), second(store_, second_address, {"--read-only"});
   for (const std::string& address : {address_, second_address}) {
     EXPECT_EQ(Carrel(Ask(kKept, {"--server", address})).out, answer_);
@@ -222,7 +222,7 @@ TEST_F(ServeTest, ReadOnly_SeveralServeAStoreThatIsWrittenMeanwhile) {
 }
 
 TEST_F(ServeTest, Supervisor_IsToldWhenItIsReadyAndWhenItStops) {
-  const std::string path = Socket("notify");
+  const std::string path = SocketPath("notify");
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_un name{};
   name.sun_family = AF_UNIX;

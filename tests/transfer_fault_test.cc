@@ -179,7 +179,7 @@ TEST_F(TransferFaultTest, ImportIntoAServer_EitherKilledAnywhere_GoesOnAndIsTheS
   ASSERT_THAT(Carrel({"prefill", "--model", DemoModel(), "--input", document_, "--store", other_,
                       "--name", "first", "--quiet"}),
               Succeeds());
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   const Args where = {"--server", address}, import = {"import", stream_, "--server", address};
   auto server = std::make_unique<Server>(other_, address);
   const absl::Time start = absl::Now();
@@ -216,7 +216,7 @@ TEST_F(TransferFaultTest, PrefillIntoAServer_KilledAnywhere_GoesOnAndAnswersTheS
   ASSERT_THAT(Carrel({"prefill", "--model", DemoModel(), "--input", document_, "--store", other_,
                       "--name", "first", "--quiet"}),
               Succeeds());
-  const std::string address = "unix:" + Socket(), work = path("work");
+  const std::string address = "unix:" + SocketPath(), work = path("work");
   const Args where = {"--server", address};
   const Args prefill = {"prefill", "--model", DemoModel(), "--input", DemoDocument("registry-2k"),
                         "--store", work,      "--name",    kMoved,    "--server",

@@ -79,7 +79,7 @@ TEST_F(TransferTest, ThroughAPipe_TheStreamIsTheSame) {
 
 // From one running server into another, which publishes it while it serves.
 TEST_F(TransferTest, BetweenServers_TheContextMovesWhileBothServe) {
-  const std::string from = "unix:" + Socket("a"), to = "unix:" + Socket("b");
+  const std::string from = "unix:" + SocketPath("a"), to = "unix:" + SocketPath("b");
   const std::string file = path("kept.carrel");
   ASSERT_THAT(Carrel({"prefill", "--model", DemoModel(), "--input", document_, "--store",
                       other_store(), "--name", "first", "--quiet"}),
@@ -114,7 +114,7 @@ TEST_F(TransferTest, BetweenServers_TheContextMovesWhileBothServe) {
 }
 
 TEST_F(TransferTest, PrefillIntoAServedStore_IsVisibleThereAndNowhereElse) {
-  const std::string address = "unix:" + Socket(), work = path("work");
+  const std::string address = "unix:" + SocketPath(), work = path("work");
   const Server server(store_, address);
   const Args prefill = {"prefill", "--model", DemoModel(), "--input", document_, "--store", work,
                         "--name",  "new",     "--server",  address,   "--quiet", "--json"};
@@ -167,7 +167,7 @@ TEST_F(TransferTest, Verify_TellsWhatIsDamagedByItsExitStatus) {
       EXPECT_GE(verified["contexts"][0]["bytes"], kept_tokens_ * 8 * 2 * 2 * 64 * 2);
     }
   }
-  const std::string address = "unix:" + Socket();
+  const std::string address = "unix:" + SocketPath();
   {
     const Server server(store_, address);
     EXPECT_EQ(JsonOf(Carrel({"verify", kKept, "--server", address, "--deep", "--json"})),

@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <functional>
 #include <future>
 #include <thread>
@@ -319,7 +318,7 @@ class StoreProcess {
 };
 
 TEST(StoreClient, StoreKilledMidStream_IsUnavailableAndDoesNotHang) {
-  const std::string path = absl::StrCat(testing::TempDir(), "carrel_stalling_", getpid());
+  const std::string path = SocketPath("stalling");
   StoreProcess store("unix:" + path);
   ASSERT_TRUE(store.started());
   auto client = ConnectToStore("unix:" + path, kLong);
@@ -335,18 +334,16 @@ TEST(StoreClient, StoreKilledMidStream_IsUnavailableAndDoesNotHang) {
   store.Kill();
   waiting.join();
   EXPECT_THAT((*client)->Send(MakeQuery(4)), StatusIs(StatusCode::kUnavailable, "query layer 4"));
-  std::filesystem::remove(path);
 }
 
 TEST(StoreClient, StoreThatStartsLate_IsFoundWithinTheDeadline) {
-  const std::string path = absl::StrCat(testing::TempDir(), "carrel_late_", getpid());
+  const std::string path = SocketPath("late");
   auto connecting = std::async(std::launch::async,
                                [&] { return ConnectToStore("unix:" + path, kLong).status(); });
   EXPECT_EQ(connecting.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   StoreProcess store("unix:" + path);
   ASSERT_TRUE(store.started());
   CARREL_EXPECT_OK(connecting.get());
-  std::filesystem::remove(path);
 }
 
 }  // namespace

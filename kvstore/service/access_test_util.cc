@@ -1,7 +1,5 @@
 #include "kvstore/service/access_test_util.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
@@ -47,7 +45,7 @@ GuardedServer::GuardedServer(const std::string& folder, Transport transport, con
     CARREL_EXPECT_OK(access);
     if (access.ok()) config.access = *std::move(access);
   }
-  socket_ = absl::StrCat(testing::TempDir(), "carrel_guarded_", getpid());
+  socket_ = SocketPath("guarded");
   config.listen = {transport == Transport::kUnix ? "unix:" + socket_ : "127.0.0.1:0"};
   if (transport == Transport::kTls || transport == Transport::kMutualTls) {
     WriteCertificate(authority.Issue({.common_name = "server", .dns = "localhost"}));
@@ -62,7 +60,6 @@ GuardedServer::GuardedServer(const std::string& folder, Transport transport, con
 GuardedServer::~GuardedServer() {
   server = nullptr;
   engine = nullptr;
-  std::filesystem::remove(socket_);
 }
 
 absl::Status GuardedServer::Start() {

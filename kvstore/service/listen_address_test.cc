@@ -59,13 +59,8 @@ class UnixSocket {
   const int fd_;
 };
 
-std::string ShortPath(const char* name) {
-  // A socket's path is at most 107 bytes.
-  return absl::StrCat(testing::TempDir(), name, getpid());
-}
-
 TEST(PrepareToListen, StaleSocket_IsRemovedAndALiveOneIsNot) {
-  const std::string path = ShortPath("carrel_stale_");
+  const std::string path = SocketPath("stale");
   const auto address = ParseListenAddress("unix:" + path);
   CARREL_ASSERT_OK(address);
   CARREL_EXPECT_OK(PrepareToListen(*address));  // nothing is there
@@ -81,12 +76,11 @@ TEST(PrepareToListen, StaleSocket_IsRemovedAndALiveOneIsNot) {
 }
 
 TEST(PrepareToListen, PathThatIsNoSocket_IsKept) {
-  const std::string path = ShortPath("carrel_file_");
+  const std::string path = SocketPath("file");
   CARREL_ASSERT_OK(WriteFileAtomically(path, "precious"));
   EXPECT_THAT(PrepareToListen(*ParseListenAddress("unix:" + path)),
               StatusIs(StatusCode::kFailedPrecondition, "is no socket"));
   EXPECT_EQ(*ReadFile(path), "precious");
-  std::filesystem::remove(path);
 }
 
 }  // namespace

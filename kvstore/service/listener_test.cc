@@ -20,7 +20,7 @@ namespace {
 
 using absl::StatusCode;
 
-std::string SocketPath() { return absl::StrCat(testing::TempDir(), "carrel_listener_", getpid()); }
+std::string Path() { return SocketPath("listener"); }
 
 // Connected and not silent, or -1.
 int Connect(const ListenAddress& address, bool speak = true) {
@@ -61,9 +61,9 @@ class ListenerTest : public testing::Test {
   }
 
   void Listen(int64_t max_connections, absl::Duration silence = absl::Minutes(10)) {
-    auto listener = Listener::Bind(
-        {*ParseListenAddress("unix:" + SocketPath()), *ParseListenAddress("127.0.0.1:0")},
-        max_connections, 0640, silence);
+    auto listener =
+        Listener::Bind({*ParseListenAddress("unix:" + Path()), *ParseListenAddress("127.0.0.1:0")},
+                       max_connections, 0640, silence);
     CARREL_ASSERT_OK(listener);
     listener_ = *std::move(listener);
     listener_->Start([this](const Connection& connection) {
@@ -145,7 +145,7 @@ TEST_F(ListenerTest, NoDescriptorLeft_ClientsAreRefusedAndLaterOnesAreServed) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
   sockaddr_un path{};
   path.sun_family = AF_UNIX;
-  std::strncpy(path.sun_path, SocketPath().c_str(), sizeof(path.sun_path) - 1);
+  std::strncpy(path.sun_path, Path().c_str(), sizeof(path.sun_path) - 1);
   for (const int fd : unconnected) {
     EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&path), sizeof(path)), 0);
     send(fd, "P", 1, MSG_NOSIGNAL);
@@ -210,11 +210,11 @@ TEST_F(ListenerTest, WhoSaysNothingForLong_IsClosed) {
 TEST_F(ListenerTest, Stop_RemovesTheSocketAndRefuses) {
   Listen(10);
   struct stat info;
-  ASSERT_EQ(stat(SocketPath().c_str(), &info), 0);
+  ASSERT_EQ(stat(Path().c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0640u);
   const std::vector<ListenAddress> addresses = listener_->addresses();
   listener_->Stop();
-  EXPECT_FALSE(std::filesystem::exists(SocketPath()));
+  EXPECT_FALSE(std::filesystem::exists(Path()));
   for (const ListenAddress& address : addresses) EXPECT_EQ(Connect(address), -1);
 }
 

@@ -1,8 +1,6 @@
 // The services over the wire, on the real store.
 #include "kvstore/service/server.h"
 
-#include <unistd.h>
-
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -36,7 +34,6 @@ class ServerTest : public testing::Test {
     channel_.reset();
     server_.reset();
     engine_.reset();
-    std::filesystem::remove(socket_);
   }
 
   void StartServer(StoreMode mode = StoreMode::kReadWrite) {
@@ -77,7 +74,7 @@ class ServerTest : public testing::Test {
   }
 
   const uint64_t seed_ = TestSeed();
-  const std::string socket_ = absl::StrCat(testing::TempDir(), "carrel_server_", getpid());
+  const std::string socket_ = SocketPath("server");
   std::string dir_;
   std::unique_ptr<RandomContext> context_;
   EngineConfig config_;

@@ -17,7 +17,7 @@ namespace {
 class SupervisorTest : public testing::Test {
  protected:
   void SetUp() override {
-    path_ = absl::StrCat(testing::TempDir(), "carrel_notify_", getpid());
+    path_ = SocketPath("notify");
     fd_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -29,7 +29,6 @@ class SupervisorTest : public testing::Test {
     unsetenv("NOTIFY_SOCKET");
     unsetenv("WATCHDOG_USEC");
     close(fd_);
-    unlink(path_.c_str());
   }
   std::string Heard() const {
     char text[100];

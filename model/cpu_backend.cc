@@ -377,10 +377,17 @@ class CpuBackend final : public Backend {
       }
     };
     if (spread && multiply_adds > kUnitMultiplyAdds) {
-      ParallelFor(units, run);
+      ParallelFor(units, [&](int64_t i) { run(InStretches(i, units)); });
     } else {
       for (int64_t unit = 0; unit < units; ++unit) run(unit);
     }
+  }
+
+  // The i-th unit to be handed out: threads that take units in turn get a stretch of rows each, so that what
+  // is asked for behind a unit's end is the beginning of the next one of the same thread.
+  int64_t InStretches(int64_t i, int64_t units) const {
+    const int64_t stretch = i % cores();
+    return stretch * (units / cores()) + std::min(stretch, units % cores()) + i / cores();
   }
 
   void Norm(const float* x, int64_t n, const std::vector<float>& w, float* y) const {

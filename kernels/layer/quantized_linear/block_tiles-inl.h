@@ -105,29 +105,12 @@ constexpr WordPicks TwoToAVector(int64_t a, int64_t b, int64_t bytes) {
 }
 #endif
 
-// Where blocks of `kBytes` lie: one after the other,
-template <int64_t kBytes>
-struct InARow {
-  static constexpr bool kTogether = true;
-  const uint8_t* first;
-  HWY_INLINE const uint8_t* At(int64_t i) const { return first + i * kBytes; }
-};
-// or two by two, at the ends of four rows.
-template <int64_t kBytes>
-struct AtRowsEnds {
-  static constexpr bool kTogether = false;
-  const uint8_t* ends[4];
-  HWY_INLINE const uint8_t* At(int64_t i) const { return ends[i / 2] + i % 2 * kBytes; }
-};
-
 // Blocks of 32 numbers of a chunk: 8, or fewer at a row's end; beyond them all is zero. Of how many
 // they are the compiler knows, or else `count` says.
 inline constexpr int64_t kSomeBlocks = 0;
-template <int64_t kBytes, int64_t kBlocks, class Place = InARow<kBytes>>
+template <int64_t kBytes, int64_t kBlocks>
 struct BlocksOf {
-  // Eight that lie together may be loaded together.
-  static constexpr bool kWhole = kBlocks == kChunkGroups && Place::kTogether;
-  Place place;
+  const uint8_t* first;
   int64_t count;
 
   HWY_INLINE bool Has(int64_t i) const { return i < (kBlocks == kSomeBlocks ? count : kBlocks); }
@@ -139,7 +122,7 @@ struct BlocksOf {
     return true;
   }
   HWY_INLINE int HalfBits(int64_t i, int64_t at) const {
-    return Has(i) ? static_cast<int>(Load16(place.At(i) + at)) : 0;
+    return Has(i) ? static_cast<int>(Load16(first + i * kBytes + at)) : 0;
   }
   static HWY_INLINE GroupVec WidenHalves(__m128i bits) {
     return hn::PromoteTo(GroupTag(), hn::Vec<hn::FixedTag<hwy::float16_t, 8>>{bits});
@@ -148,7 +131,7 @@ struct BlocksOf {
   template <int64_t kAt>
   HWY_INLINE GroupVec Halves() const {
 #if HWY_TARGET <= HWY_AVX3
-    if constexpr (kWhole) return HalvesOf8<kAt>(nullptr);
+    if constexpr (kBlocks == kChunkGroups) return HalvesOf8<kAt>(nullptr);
 #endif
     __m128i bits = _mm_setzero_si128();
     bits = _mm_insert_epi16(bits, HalfBits(0, kAt), 0);
@@ -165,7 +148,7 @@ struct BlocksOf {
   template <int64_t kAt>
   HWY_INLINE void HalfPairs(GroupVec& a, GroupVec& b) const {
 #if HWY_TARGET <= HWY_AVX3
-    if constexpr (kWhole) {
+    if constexpr (kBlocks == kChunkGroups) {
       a = HalvesOf8<kAt>(&b);
       return;
     }
@@ -173,7 +156,7 @@ struct BlocksOf {
     const auto four = [&](int64_t i) HWY_ATTR {
       const auto pair = [&](int64_t k) HWY_ATTR {
         int32_t bits = 0;
-        if (Has(i + k)) std::memcpy(&bits, place.At(i + k) + kAt, sizeof(bits));
+        if (Has(i + k)) std::memcpy(&bits, first + (i + k) * kBytes + kAt, sizeof(bits));
         return bits;
       };
       __m128i bits = _mm_cvtsi32_si128(pair(0));
@@ -192,8 +175,7 @@ struct BlocksOf {
   // Of 8 blocks, by permutations of what lies around: some 24 scalar instructions less.
   template <int64_t kAt>
   HWY_INLINE GroupVec HalvesOf8(GroupVec* next) const {
-    const auto words = [&](int64_t from)
-                           HWY_ATTR { return hn::LoadU(ByteTag(), place.first + from); };
+    const auto words = [&](int64_t from) HWY_ATTR { return hn::LoadU(ByteTag(), first + from); };
     __m128i low, high;
     if constexpr (3 * kBytes + 4 <= 64) {
       // Four blocks to a vector.
@@ -221,7 +203,7 @@ struct BlocksOf {
     uint64_t exponents = 0;
     CARREL_UNROLL
     for (int64_t i = 0; i < kChunkGroups; ++i) {
-      exponents |= uint64_t{Has(i) ? place.At(i)[at] : uint8_t{128}} << (8 * i);
+      exponents |= uint64_t{Has(i) ? first[i * kBytes + at] : uint8_t{128}} << (8 * i);
     }
     const hn::FixedTag<uint64_t, 1> d64;
     return PowerOfTwo(GroupTag(), hn::PromoteTo(d32, hn::BitCast(hn::FixedTag<uint8_t, 8>(),
@@ -229,7 +211,7 @@ struct BlocksOf {
   }
   HWY_INLINE auto Piece16(int64_t i, int64_t at) const {
     const hn::FixedTag<uint8_t, 16> d;
-    return Has(i) ? hn::LoadU(d, place.At(i) + at) : hn::Zero(d);
+    return Has(i) ? hn::LoadU(d, first + i * kBytes + at) : hn::Zero(d);
   }
   // 16 bytes of each block of a tile.
   HWY_INLINE ByteVec Pieces16(int64_t tile, int64_t at) const {
@@ -249,7 +231,7 @@ struct BlocksOf {
     const hn::FixedTag<uint8_t, 32> d2;
     const auto two = [&](int64_t i) HWY_ATTR {
       const auto piece = [&](int64_t k) HWY_ATTR {
-        return Has(k) ? hn::LoadU(d2, place.At(k) + at) : hn::Zero(d2);
+        return Has(k) ? hn::LoadU(d2, first + k * kBytes + at) : hn::Zero(d2);
       };
       return hn::Combine(ByteTag(), piece(i + 1), piece(i)).raw;
     };
@@ -267,7 +249,7 @@ struct BlocksOf {
     const hn::FixedTag<uint32_t, 8> d2;
     const auto word = [&](int64_t i) HWY_ATTR {
       uint32_t bits = 0;
-      if (Has(i)) std::memcpy(&bits, place.At(i) + at, sizeof(bits));
+      if (Has(i)) std::memcpy(&bits, first + i * kBytes + at, sizeof(bits));
       return hn::Set(d, bits);
     };
     const int64_t i = tile * kLanes / 4;

@@ -95,7 +95,7 @@ struct Q4KProduct {
   static constexpr bool kMinimum = true, kFolded = false;
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
-    const uint8_t* block = blocks.place.first;
+    const uint8_t* block = blocks.first;
     const SixBitScales six(block);
     taker.Scale(six.scales);
     taker.Minimum(six.minima);
@@ -119,7 +119,7 @@ struct Q5KProduct {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const BitsTag d;
-    const uint8_t* block = blocks.place.first;
+    const uint8_t* block = blocks.first;
     const SixBitScales six(block);
     taker.Scale(six.scales);
     taker.Minimum(six.minima);
@@ -156,7 +156,7 @@ struct Q6KProduct {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const BitsTag d;
-    const uint8_t* block = blocks.place.first;
+    const uint8_t* block = blocks.first;
     taker.Scale(SetHalf(block + 208));
     taker.ScaleHalves(reinterpret_cast<const int8_t*>(block + 192));
     const BitsVec two = hn::Set(d, uint16_t{0x3030});
@@ -210,7 +210,7 @@ struct Iq4XsProduct {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const GroupTag d;
-    const uint8_t* block = blocks.place.first;
+    const uint8_t* block = blocks.first;
     const hn::FixedTag<uint8_t, 8> d8;
     const auto bytes = hn::BitCast(d8, hn::Set(hn::FixedTag<uint64_t, 1>(), ScaleBytes(block)));
     const GroupVec from_zero = hn::Sub(SixBitScales::Widen(bytes), hn::Set(d, 32.0f));

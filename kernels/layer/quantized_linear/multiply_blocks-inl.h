@@ -20,16 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-// Where a vector holds the last two groups of two rows, those of four rows are multiplied together.
-template <class Product>
-inline constexpr bool kMayJoinEnds = kLanes == 16 && Product::kValues < kChunkValues;
-
-template <class Product>
-HWY_INLINE bool JoinsEnds(int64_t in) {
-  return kMayJoinEnds<Product> && in % kChunkValues == 64;
-}
-
-// One row with N inputs, `stride` chunks apart; without its end where JoinsEnds.
+// One row with N inputs, `stride` chunks apart.
 template <class Product, int N>
 CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, const PackedChunk* x,
                                              int64_t stride, int64_t ahead, GroupVec (&chains)[N]) {
@@ -44,18 +35,18 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyRow(const uint8_t* row, int64_t in, con
   for (int64_t i = 0; i < chunks; ++i, row += kBytes) {
     CARREL_UNROLL
     for (int64_t b = 0; b < kBytes; b += 64) AskFor(row + b, ahead);
-    Product::ReadChunk(BlocksOf<Product::kBytes, kChunkGroups>{{row}, kChunkGroups}, sums);
+    Product::ReadChunk(BlocksOf<Product::kBytes, kChunkGroups>{row, kChunkGroups}, sums);
     sums.template AddChunk<Product>();
   }
   const int64_t left = in % kChunkValues / 32;
-  if (Product::kValues < kChunkValues && left > 0 && !JoinsEnds<Product>(in)) {
+  if (Product::kValues < kChunkValues && left > 0) {
     sums.ClearSums();
     if (left == 2) {  // widths of many small models
-      Product::ReadChunk(BlocksOf<Product::kBytes, 2>{{row}, left}, sums);
+      Product::ReadChunk(BlocksOf<Product::kBytes, 2>{row, left}, sums);
     } else if (left == 4) {
-      Product::ReadChunk(BlocksOf<Product::kBytes, 4>{{row}, left}, sums);
+      Product::ReadChunk(BlocksOf<Product::kBytes, 4>{row, left}, sums);
     } else {
-      Product::ReadChunk(BlocksOf<Product::kBytes, kSomeBlocks>{{row}, left}, sums);
+      Product::ReadChunk(BlocksOf<Product::kBytes, kSomeBlocks>{row, left}, sums);
     }
     sums.template AddChunk<Product>();
   }
@@ -74,35 +65,14 @@ CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyRows(const uint8_t* rows, int64_t in,
   for (int64_t o = 0; o < count; o += 4) {
     const int64_t real = std::min<int64_t>(4, count - o);
     GroupVec chains[4][N];
-    const uint8_t* ends[4];
     for (int64_t r = 0; r < 4; ++r) {
       // A last group of fewer than four repeats its last row.
       const uint8_t* row = rows + (o + std::min(r, real - 1)) * row_bytes;
       MultiplyRow<Product, N>(row, in, x, stride, ahead, chains[r]);
-      ends[r] = row + row_bytes - 2 * Product::kBytes;
-    }
-    RowSums<N, true> of_ends;
-    if constexpr (kMayJoinEnds<Product>) {
-      if (JoinsEnds<Product>(in)) {
-        CARREL_UNROLL
-        for (int h = 0; h < N; ++h) of_ends.x[h] = x + h * stride + in / kChunkValues;
-        Product::ReadChunk(
-            BlocksOf<Product::kBytes, kChunkGroups, AtRowsEnds<Product::kBytes>>{
-                {{ends[0], ends[1], ends[2], ends[3]}}, kChunkGroups},
-            of_ends);
-      }
     }
     for (int h = 0; h < N; ++h) {
-      ChainsOfRows by_chain = ByChain(chains[0][h], chains[1][h], chains[2][h], chains[3][h]);
-      if constexpr (kMayJoinEnds<Product>) {
-        if (JoinsEnds<Product>(in)) {
-          ReplaceFirstTwo(by_chain, [&](GroupVec two) HWY_ATTR {
-            return of_ends.template AddEnds<Product>(h, two);
-          });
-        }
-      }
       float four[4];
-      AddChains(by_chain, four);
+      AddChains(chains[0][h], chains[1][h], chains[2][h], chains[3][h], four);
       for (int64_t r = 0; r < real; ++r) y[h * y_stride + o + r] = four[r];
     }
   }

@@ -13,8 +13,6 @@
 #define CARREL_KERNELS_ROW_SUMS_INL_H_
 #endif
 
-#include <cstring>
-
 #include "kernels/layer/quantized_linear/block_tiles-inl.h"
 
 #if CARREL_BLOCK_PRODUCTS
@@ -86,9 +84,8 @@ HWY_INLINE GroupSumVec SumsOfGroups(const SumVec (&twos)[kTiles / 2]) {
 }
 
 // Who takes a row's chunks, as the types read them (small_blocks-inl.h): first scales and minima of
-// its groups, then its tiles. Here: their products with N inputs. kEnds: the chunk is the last two
-// groups of four rows (AtRowsEnds), which meet the same two groups of an input.
-template <int N, bool kEnds = false>
+// its groups, then its tiles. Here: their products with N inputs.
+template <int N>
 struct RowSums {
   const PackedChunk* x[N];
   GroupVec chains[N];
@@ -114,7 +111,7 @@ struct RowSums {
       const int16_t* words = WordsOf(tile, h);
       SumVec sum = hn::Zero(SumTag());
       CARREL_UNROLL
-      for (int i = 0; i < 4; ++i) sum = AddPairs(sum, q[i], Words(words + i * kVectorWords));
+      for (int i = 0; i < 4; ++i) sum = AddPairs(sum, q[i], LoadWords(words + i * kVectorWords));
       if (tile % 2 == 0) {
         before[h] = Now(sum);
       } else {
@@ -177,34 +174,9 @@ struct RowSums {
     }
   }
 
-  // Instead of AddChunk, where kEnds: to chains 0 and 1 of each row, side by side.
-  template <class Product>
-  HWY_INLINE GroupVec AddEnds(int h, GroupVec chains_of_rows) const {
-    const GroupTag d;
-    const auto two = [&](const float* at) HWY_ATTR {
-      double bits;
-      std::memcpy(&bits, at, sizeof(bits));
-      return hn::BitCast(d, hn::Set(hn::Repartition<double, GroupTag>(), bits));
-    };
-    const GroupSumVec exact = SumsOfGroups<Product::kOrder>(sums[h]);
-    const GroupVec both = hn::Mul(scales, two(x[h]->scales));
-    GroupVec added = hn::MulAdd(hn::ConvertTo(d, exact), both, chains_of_rows);
-    if constexpr (Product::kMinimum) added = hn::MulAdd(minima, two(x[h]->sums), added);
-    return added;
-  }
-
  private:
   HWY_INLINE const int16_t* WordsOf(int64_t tile, int h) const {
-    return x[h]->words + (kEnds ? 0 : tile) * 4 * kVectorWords;
-  }
-  static HWY_INLINE WordVec Words(const int16_t* words) {
-#if HWY_TARGET <= HWY_AVX3
-    if constexpr (kEnds) {
-      return WordVec{
-          _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)))};
-    }
-#endif
-    return LoadWords(words);
+    return x[h]->words + tile * 4 * kVectorWords;
   }
 
   // Before what follows: or the compiler adds up all tiles at once, for which there are no registers.
@@ -241,43 +213,20 @@ struct RowSums {
   }
 };
 
-// The chains of four rows: 0 and 4 of all rows, 1 and 5, 2 and 6, 3 and 7.
-struct ChainsOfRows {
-  GroupVec of[4];
-};
-
-HWY_INLINE ChainsOfRows ByChain(GroupVec a, GroupVec b, GroupVec c, GroupVec e) {
+// The chains of four rows added up.
+HWY_INLINE void AddChains(GroupVec a, GroupVec b, GroupVec c, GroupVec e, float* four) {
   const GroupTag d;
   const hn::RepartitionToWide<GroupTag> dw;
+  const hn::Half<GroupTag> dh;
   const auto ab_low = hn::BitCast(dw, hn::InterleaveLower(d, a, b));
   const auto ab_high = hn::BitCast(dw, hn::InterleaveUpper(d, a, b));
   const auto ce_low = hn::BitCast(dw, hn::InterleaveLower(d, c, e));
   const auto ce_high = hn::BitCast(dw, hn::InterleaveUpper(d, c, e));
-  return {{hn::BitCast(d, hn::InterleaveLower(dw, ab_low, ce_low)),
-           hn::BitCast(d, hn::InterleaveUpper(dw, ab_low, ce_low)),
-           hn::BitCast(d, hn::InterleaveLower(dw, ab_high, ce_high)),
-           hn::BitCast(d, hn::InterleaveUpper(dw, ab_high, ce_high))}};
-}
-
-// With what `add` makes of chains 0 and 1 of each row, side by side.
-template <class Add>
-HWY_INLINE void ReplaceFirstTwo(ChainsOfRows& chains, const Add& add) {
-  const GroupTag d;
-  const hn::Half<GroupTag> dh;
-  const auto zero = hn::LowerHalf(dh, chains.of[0]), one = hn::LowerHalf(dh, chains.of[1]);
-  const GroupVec added =
-      add(hn::Combine(d, hn::InterleaveUpper(dh, zero, one), hn::InterleaveLower(dh, zero, one)));
-  const auto low = hn::LowerHalf(dh, added), high = hn::UpperHalf(dh, added);
-  chains.of[0] =
-      hn::ConcatUpperLower(d, chains.of[0], hn::ZeroExtendVector(d, hn::ConcatEven(dh, high, low)));
-  chains.of[1] =
-      hn::ConcatUpperLower(d, chains.of[1], hn::ZeroExtendVector(d, hn::ConcatOdd(dh, high, low)));
-}
-
-// The chains of each row added up.
-HWY_INLINE void AddChains(const ChainsOfRows& chains, float* four) {
-  const hn::Half<GroupTag> dh;
-  const GroupVec(&of)[4] = chains.of;
+  // Chains 0 and 4 of all rows, 1 and 5, 2 and 6, 3 and 7.
+  const GroupVec of[4] = {hn::BitCast(d, hn::InterleaveLower(dw, ab_low, ce_low)),
+                          hn::BitCast(d, hn::InterleaveUpper(dw, ab_low, ce_low)),
+                          hn::BitCast(d, hn::InterleaveLower(dw, ab_high, ce_high)),
+                          hn::BitCast(d, hn::InterleaveUpper(dw, ab_high, ce_high))};
   auto sum = hn::LowerHalf(dh, of[0]);
   CARREL_UNROLL
   for (int i = 1; i < 4; ++i) sum = hn::Add(sum, hn::LowerHalf(dh, of[i]));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <future>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -259,9 +260,13 @@ absl::StatusOr<BpeModel::Substitutes> MakeSubstitutes(const std::string& path,
 }
 
 // Merges by id, found as they are spelled: no name has to be brought to bytes. Nothing where one is
-// not in `spelled`. (The alphabet has one spelling for each string of bytes.)
-std::optional<std::vector<BpeModel::IdMerge>> FindMerges(
-    const absl::flat_hash_map<absl::string_view, TokenId>& spelled, const TokenizerJson& json) {
+// of tokens that are not spelled in the byte alphabet. (It has one spelling for each string of bytes.)
+std::optional<std::vector<BpeModel::IdMerge>> FindMerges(const TokenizerJson& json) {
+  absl::flat_hash_map<absl::string_view, TokenId> spelled;
+  spelled.reserve(json.vocab.size());
+  for (const auto& [token, id] : json.vocab) {
+    if (BytesOfToken(token).has_value()) spelled[token] = id;
+  }
   std::vector<BpeModel::IdMerge> merges;
   merges.reserve(json.merges.size());
   std::string whole;
@@ -295,18 +300,14 @@ absl::StatusOr<BpeModel> MakeBpeByBytes(const std::string& path, const Tokenizer
   return bpe;
 }
 
-absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& json) {
+absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& json,
+                                 const std::optional<std::vector<BpeModel::IdMerge>>& merges) {
   absl::flat_hash_map<std::string, TokenId> vocab;
-  absl::flat_hash_map<absl::string_view, TokenId> spelled;
   vocab.reserve(json.vocab.size());
-  spelled.reserve(json.vocab.size());
   for (const auto& [token, id] : json.vocab) {
     std::optional<std::string> bytes = BytesOfToken(token);
-    if (!bytes.has_value()) continue;
-    vocab[*std::move(bytes)] = id;
-    spelled[token] = id;
+    if (bytes.has_value()) vocab[*std::move(bytes)] = id;
   }
-  const std::optional<std::vector<BpeModel::IdMerge>> merges = FindMerges(spelled, json);
   absl::StatusOr<BpeModel> bpe =
       merges.has_value() ? BpeModel::CreateFromIds(std::move(vocab), *merges, json.ignore_merges)
                          : MakeBpeByBytes(path, json, std::move(vocab));
@@ -346,8 +347,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(const std::string&
   std::string changes;
   RETURN_IF_ERROR(MergeAddedTokens("tokenizer_config.json beside " + path, config.added_tokens,
                                    &added, &changes));
+  // Half of what loading takes, by another thread where there is one.
+  std::future<std::optional<std::vector<BpeModel::IdMerge>>> merges =
+      std::async(std::launch::async | std::launch::deferred, [&json] { return FindMerges(json); });
   ASSIGN_OR_RETURN(std::vector<Token> table, MakeTable(path, json, added));
-  ASSIGN_OR_RETURN(BpeModel bpe, MakeBpe(path, json));
+  const std::string sha256 = Sha256Hex(absl::StrCat(bytes, changes));
+  ASSIGN_OR_RETURN(BpeModel bpe, MakeBpe(path, json, merges.get()));
   ASSIGN_OR_RETURN(const TokenId bos, FindBos(path, config, json, added));
   if (bos >= static_cast<TokenId>(table.size()) || (bos >= 0 && !table[bos].used)) {
     return absl::InvalidArgumentError(
@@ -366,8 +371,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(const std::string&
   }
   return std::make_unique<BpeTokenizer>(std::move(table), AddedTokenMatcher(std::move(raw)),
                                         AddedTokenMatcher(std::move(normalized)), json.nfc,
-                                        *std::move(pretokenizer), std::move(bpe), bos,
-                                        Sha256Hex(absl::StrCat(bytes, changes)));
+                                        *std::move(pretokenizer), std::move(bpe), bos, sha256);
 }
 
 }  // namespace carrel::model

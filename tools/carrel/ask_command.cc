@@ -61,7 +61,8 @@ nlohmann::json DerivedJson(const library::DerivedWeights& derived) {
 
 void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
                const decoder::GenerateResult& result, const nlohmann::json& text,
-               absl::Span<const http_api::AnswerSource> sources, OpenDecoder& open) {
+               absl::Span<const http_api::AnswerSource> sources, OpenDecoder& open,
+               double open_seconds) {
   const decoder::Decoder& decoder = open.decoder();
   nlohmann::json json = {
       {"text", text},
@@ -69,6 +70,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
       {"stop", StopReasonName(result.stop)},
       {"context_tokens", decoder.context_tokens()},
       {"prompt_tokens", prompt.size()},
+      {"open_seconds", open_seconds},
       {"prompt_seconds", result.prompt_seconds},
       {"generate_seconds", result.generate_seconds},
       {"tokens_per_s",
@@ -145,7 +147,9 @@ absl::Status RunAsk(AskFlags& flags) {
   }
   RETURN_IF_ERROR(flags.retrieval.Resolve());
   flags.retrieval.config.measure = flags.stats;
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags.retrieval));
+  double open_seconds = 0;
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
+                   MakeDecoder(flags.retrieval, &open_seconds));
   const model::Checkpoint& checkpoint = open->checkpoint();
   ASSIGN_OR_RETURN(const std::vector<TokenId> prompt, PromptOf(flags, checkpoint));
   std::unique_ptr<model::StreamDecoder> stream;
@@ -185,7 +189,7 @@ absl::Status RunAsk(AskFlags& flags) {
                    FindSources(*open, result, flags.sources));
   if (flags.json) {
     PrintJson(flags, prompt, result, stream == nullptr ? nlohmann::json() : nlohmann::json(text),
-              sources, *open);
+              sources, *open, open_seconds);
     return absl::OkStatus();
   }
   std::printf("\n");

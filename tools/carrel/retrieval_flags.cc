@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
 #include "tools/carrel/lab.h"
@@ -332,9 +333,11 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalF
   return library::StoreAccess::Open(store, kvstore::StoreMode::kReadOnly);
 }
 
-absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(const RetrievalFlags& flags) {
+absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(const RetrievalFlags& flags,
+                                                         double* open_seconds) {
   ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model,
                    library::LoadedModel::Load(flags.model_dir, flags.adapter_dir, flags.threads));
+  const absl::Time start = absl::Now();
   library::DecoderSpec spec = {.context = flags.context,
                                .folder = flags.store.folder,
                                .derived_weights = flags.weights == "derived",
@@ -346,6 +349,7 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(const RetrievalFlags& f
   }
   ASSIGN_OR_RETURN(std::unique_ptr<OpenDecoder> open,
                    OpenDecoder::Create(std::move(spec), std::move(model), std::move(access)));
+  if (open_seconds != nullptr) *open_seconds = absl::ToDoubleSeconds(absl::Now() - start);
   if (open->derived().has_value()) {
     std::fprintf(stderr, "%s\n", library::DescribeDerived(*open->derived()).c_str());
   }

@@ -76,8 +76,10 @@ struct RetrievalFlags {
 // The store of the flags.
 absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalFlags& flags);
 
-// The model of the flags, and a decoder of it over their context.
-absl::StatusOr<std::unique_ptr<library::OpenDecoder>> MakeDecoder(const RetrievalFlags& flags);
+// The model of the flags, and a decoder of it over their context. open_seconds: what opening store and
+// context took, the model having been loaded; may be null.
+absl::StatusOr<std::unique_ptr<library::OpenDecoder>> MakeDecoder(const RetrievalFlags& flags,
+                                                                  double* open_seconds = nullptr);
 
 // --content-id.
 void DeclareContentId(CLI::App& command, std::string& content_id);

@@ -1,14 +1,13 @@
 #include "model/config.h"
 
-#include <cmath>
 #include <fstream>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/test_folders.h"
 #include "common/test_util.h"
+#include "model/test_configs.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -22,48 +21,9 @@ void WriteText(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-json Base(const std::string& model_type) {
-  static const std::map<std::string, std::string> kClasses = {
-      {"llama", "LlamaForCausalLM"},        {"mistral", "MistralForCausalLM"},
-      {"qwen2", "Qwen2ForCausalLM"},        {"qwen3", "Qwen3ForCausalLM"},
-      {"qwen3_moe", "Qwen3MoeForCausalLM"}, {"gemma3_text", "Gemma3ForCausalLM"}};
-  const auto known = kClasses.find(model_type);
-  return {{"model_type", model_type},
-          {"architectures", json::array({known == kClasses.end() ? "Other" : known->second})},
-          {"vocab_size", 1000},
-          {"hidden_size", 512},
-          {"intermediate_size", 1024},
-          {"num_hidden_layers", 4},
-          {"num_attention_heads", 8},
-          {"num_key_value_heads", 2},
-          {"max_position_embeddings", 4096},
-          {"bos_token_id", 3},
-          {"eos_token_id", 4}};
-}
-
-// `set` replaces fields (also by null); "-name" removes one.
-json Patched(const std::string& model_type, const json& set) {
-  json config = Base(model_type);
-  for (const auto& [name, value] : set.items()) {
-    if (name[0] == '-') {
-      config.erase(name.substr(1));
-    } else {
-      config[name] = value;
-    }
-  }
-  return config;
-}
-
-absl::StatusOr<ModelConfig> Load(const json& config, const std::string& generation = "") {
-  const std::string folder = FreshTempDir();
-  WriteText(folder + "/config.json", config.dump());
-  if (!generation.empty()) WriteText(folder + "/generation_config.json", generation);
-  return LoadModelConfig(folder);
-}
-
 TEST(ConfigTest, MinimalFile_TakesTransformersDefaults) {
-  const auto config =
-      Load(Patched("llama", {{"-num_key_value_heads", 0}, {"-max_position_embeddings", 0}}));
+  const auto config = LoadConfig(
+      PatchedConfig("llama", {{"-num_key_value_heads", 0}, {"-max_position_embeddings", 0}}));
   CARREL_ASSERT_OK(config);
   EXPECT_EQ(config->architecture, Architecture::kLlama);
   EXPECT_EQ(config->shape, (AttentionShape{4, 8, 8, 64}));
@@ -78,45 +38,50 @@ TEST(ConfigTest, MinimalFile_TakesTransformersDefaults) {
 }
 
 TEST(ConfigTest, AbsentSpecialTokens_AreTheClassDefaultsAndNullIsNone) {
-  const auto absent = Load(Patched("llama", {{"-bos_token_id", 0}, {"-eos_token_id", 0}}));
+  const auto absent =
+      LoadConfig(PatchedConfig("llama", {{"-bos_token_id", 0}, {"-eos_token_id", 0}}));
   CARREL_ASSERT_OK(absent);
   EXPECT_EQ(absent->bos_token_id, 1);
   EXPECT_THAT(absent->eos_token_ids, ElementsAre(2));
-  const auto null = Load(Patched("llama", {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}}));
+  const auto null =
+      LoadConfig(PatchedConfig("llama", {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}}));
   CARREL_ASSERT_OK(null);
   EXPECT_EQ(null->bos_token_id, -1);
   EXPECT_THAT(null->eos_token_ids, IsEmpty());
-  const auto qwen = Load(Patched("qwen2", {{"-bos_token_id", 0}, {"-eos_token_id", 0}}));
+  const auto qwen =
+      LoadConfig(PatchedConfig("qwen2", {{"-bos_token_id", 0}, {"-eos_token_id", 0}}));
   CARREL_ASSERT_OK(qwen);
   EXPECT_EQ(qwen->bos_token_id, -1);
   EXPECT_THAT(qwen->eos_token_ids, IsEmpty());
 }
 
 TEST(ConfigTest, GenerationConfig_TakesPrecedence) {
-  const auto both = Load(Base("llama"), R"({"eos_token_id": [7, 9], "bos_token_id": 5})");
+  const auto both =
+      LoadConfig(BaseConfig("llama"), R"({"eos_token_id": [7, 9], "bos_token_id": 5})");
   CARREL_ASSERT_OK(both);
   EXPECT_THAT(both->eos_token_ids, ElementsAre(7, 9));
   EXPECT_EQ(both->bos_token_id, 5);
-  const auto silent = Load(Base("llama"), R"({"do_sample": true})");
+  const auto silent = LoadConfig(BaseConfig("llama"), R"({"do_sample": true})");
   CARREL_ASSERT_OK(silent);
   EXPECT_THAT(silent->eos_token_ids, ElementsAre(4));
-  EXPECT_THAT(Load(Base("llama"), R"({"eos_token_id": 1000})"),
+  EXPECT_THAT(LoadConfig(BaseConfig("llama"), R"({"eos_token_id": 1000})"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        "generation_config.json: eos_token_id=1000 is not a token id, or list of "
                        "them, in [0, 1000)"));
-  EXPECT_THAT(Load(Base("llama"), "{"),
+  EXPECT_THAT(LoadConfig(BaseConfig("llama"), "{"),
               StatusIs(absl::StatusCode::kInvalidArgument, "generation_config.json: not valid"));
 }
 
 TEST(ConfigTest, Biases_AreAsTransformersBuildsThem) {
-  const auto llama = Load(Patched("llama", {{"attention_bias", true}, {"mlp_bias", true}}));
+  const auto llama =
+      LoadConfig(PatchedConfig("llama", {{"attention_bias", true}, {"mlp_bias", true}}));
   CARREL_ASSERT_OK(llama);
   EXPECT_TRUE(llama->qkv_bias && llama->output_bias && llama->mlp_bias);
-  const auto qwen2 = Load(Base("qwen2"));
+  const auto qwen2 = LoadConfig(BaseConfig("qwen2"));
   CARREL_ASSERT_OK(qwen2);
   EXPECT_TRUE(qwen2->qkv_bias);
   EXPECT_FALSE(qwen2->output_bias || qwen2->qk_norm);
-  const auto qwen3 = Load(Patched("qwen3", {{"attention_bias", true}}));
+  const auto qwen3 = LoadConfig(PatchedConfig("qwen3", {{"attention_bias", true}}));
   CARREL_ASSERT_OK(qwen3);
   EXPECT_TRUE(qwen3->qkv_bias && qwen3->output_bias && qwen3->qk_norm);
 }
@@ -138,21 +103,21 @@ TEST(ConfigTest, HeadDimAbsentNullOrGiven_FollowsTheClass) {
       {"llama", {{"hidden_size", 500}, {"head_dim", 32}}, 32},
   };
   for (const Case& c : cases) {
-    const auto config = Load(Patched(c.model_type, c.set));
+    const auto config = LoadConfig(PatchedConfig(c.model_type, c.set));
     CARREL_ASSERT_OK(config) << c.model_type << c.set;
     EXPECT_EQ(config->shape.head_dim, c.head_dim) << c.model_type << c.set;
   }
 }
 
 TEST(ConfigTest, KvHeadsAbsentOrNull_FollowsTheClass) {
-  const auto absent = Load(Patched(
+  const auto absent = LoadConfig(PatchedConfig(
       "mistral",
       {{"sliding_window", nullptr}, {"-num_key_value_heads", 0}, {"num_attention_heads", 32}}));
   CARREL_ASSERT_OK(absent);
   EXPECT_EQ(absent->shape.kv_heads, 8);
-  const auto null = Load(Patched("mistral", {{"sliding_window", nullptr},
-                                             {"num_key_value_heads", nullptr},
-                                             {"num_attention_heads", 32}}));
+  const auto null = LoadConfig(PatchedConfig("mistral", {{"sliding_window", nullptr},
+                                                         {"num_key_value_heads", nullptr},
+                                                         {"num_attention_heads", 32}}));
   CARREL_ASSERT_OK(null);
   EXPECT_EQ(null->shape.kv_heads, 32);
 }
@@ -162,7 +127,7 @@ TEST(ConfigTest, Experts_BothSpellingsAndLayers) {
       {"num_experts", 8},       {"num_experts_per_tok", 2},      {"moe_intermediate_size", 64},
       {"norm_topk_prob", true}, {"router_aux_loss_coef", 0.001}, {"output_router_logits", false},
       {"mlp_only_layers", {3}}, {"decoder_sparse_step", 2}};
-  const auto config = Load(Patched("qwen3_moe", moe));
+  const auto config = LoadConfig(PatchedConfig("qwen3_moe", moe));
   CARREL_ASSERT_OK(config);
   EXPECT_TRUE(config->qk_norm);
   EXPECT_EQ(config->shape.head_dim, 64);  // of hidden_size and heads
@@ -176,14 +141,16 @@ TEST(ConfigTest, Experts_BothSpellingsAndLayers) {
   json local = moe;
   local.erase("num_experts");
   local["num_local_experts"] = 8;
-  EXPECT_EQ(Load(Patched("qwen3_moe", local))->FingerprintFields(), config->FingerprintFields());
+  EXPECT_EQ(LoadConfig(PatchedConfig("qwen3_moe", local))->FingerprintFields(),
+            config->FingerprintFields());
   const std::pair<const char*, json> other[] = {
       {"num_experts", 9},        {"num_experts_per_tok", 3},         {"moe_intermediate_size", 32},
       {"norm_topk_prob", false}, {"mlp_only_layers", json::array()}, {"decoder_sparse_step", 1}};
   for (const auto& [name, value] : other) {
     json changed = moe;
     changed[name] = value;
-    EXPECT_NE(Load(Patched("qwen3_moe", changed))->FingerprintFields(), config->FingerprintFields())
+    EXPECT_NE(LoadConfig(PatchedConfig("qwen3_moe", changed))->FingerprintFields(),
+              config->FingerprintFields())
         << name;
   }
   const std::pair<const char*, json> bad[] = {
@@ -194,62 +161,24 @@ TEST(ConfigTest, Experts_BothSpellingsAndLayers) {
   for (const auto& [name, value] : bad) {
     json changed = moe;
     changed[name] = value;
-    EXPECT_THAT(Load(Patched("qwen3_moe", changed)),
+    EXPECT_THAT(LoadConfig(PatchedConfig("qwen3_moe", changed)),
                 StatusIs(absl::StatusCode::kInvalidArgument, name));
   }
   // Elsewhere they are fields that nobody understands.
-  EXPECT_THAT(Load(Patched("qwen3", {{"num_experts", 8}})),
+  EXPECT_THAT(LoadConfig(PatchedConfig("qwen3", {{"num_experts", 8}})),
               StatusIs(absl::StatusCode::kUnimplemented, "num_experts=8 is not understood"));
 }
 
 TEST(ConfigTest, SlidingWindowThatCannotBite_IsAccepted) {
-  CARREL_EXPECT_OK(Load(Patched("mistral", {{"sliding_window", nullptr}})));
-  CARREL_EXPECT_OK(Load(Patched("mistral", {{"sliding_window", 4096}})));
-  CARREL_EXPECT_OK(Load(Patched("mistral", json::object())));  // default 4096, 4096 positions
+  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("mistral", {{"sliding_window", nullptr}})));
+  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("mistral", {{"sliding_window", 4096}})));
   CARREL_EXPECT_OK(
-      Load(Patched("qwen2", {{"sliding_window", 128}, {"use_sliding_window", false}})));
+      LoadConfig(PatchedConfig("mistral", json::object())));  // default 4096, 4096 positions
+  CARREL_EXPECT_OK(
+      LoadConfig(PatchedConfig("qwen2", {{"sliding_window", 128}, {"use_sliding_window", false}})));
   const json full =
       json::array({"full_attention", "full_attention", "full_attention", "full_attention"});
-  CARREL_EXPECT_OK(Load(Patched("qwen3", {{"layer_types", full}})));
-}
-
-TEST(ConfigTest, BothRopeSpellings_GiveTheSame) {
-  const json llama3 = {{"factor", 8.0},
-                       {"low_freq_factor", 1.0},
-                       {"high_freq_factor", 4.0},
-                       {"original_max_position_embeddings", 8192}};
-  json old_type = llama3, new_type = llama3, parameters = llama3;
-  old_type["type"] = "llama3";
-  new_type["rope_type"] = "llama3";
-  parameters["rope_type"] = "llama3";
-  parameters["rope_theta"] = 500000.0;
-  const std::vector<json> spellings = {
-      {{"rope_theta", 500000.0}, {"rope_scaling", old_type}},
-      {{"rope_theta", 500000}, {"rope_scaling", new_type}},
-      {{"rope_parameters", parameters}},
-      {{"rope_parameters", parameters}, {"rope_theta", 500000.0}, {"rope_scaling", new_type}},
-      {{"rope_scaling", parameters}},
-  };
-  for (const json& spelling : spellings) {
-    const auto config = Load(Patched("llama", spelling));
-    CARREL_ASSERT_OK(config) << spelling;
-    EXPECT_EQ(config->rope.type, RopeType::kLlama3);
-    EXPECT_EQ(config->rope.theta, 500000.0);
-    EXPECT_EQ(config->rope.factor, 8.0);
-    EXPECT_EQ(config->rope.low_freq_factor, 1.0);
-    EXPECT_EQ(config->rope.high_freq_factor, 4.0);
-    EXPECT_EQ(config->rope.original_max_position_embeddings, 8192);
-  }
-  for (const json& spelling :
-       {json{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}},
-        json{{"rope_parameters", {{"rope_type", "linear"}, {"factor", 4.0}}}},
-        json{{"rope_scaling", {{"rope_type", "linear"}, {"type", "linear"}, {"factor", 4.0}}}}}) {
-    const auto config = Load(Patched("llama", spelling));
-    CARREL_ASSERT_OK(config) << spelling;
-    EXPECT_EQ(config->rope.type, RopeType::kLinear);
-    EXPECT_EQ(config->rope.factor, 4.0);
-    EXPECT_EQ(config->rope.theta, 10000.0);
-  }
+  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("qwen3", {{"layer_types", full}})));
 }
 
 TEST(ConfigTest, EachUnsupportedField_IsNamed) {
@@ -298,7 +227,7 @@ TEST(ConfigTest, EachUnsupportedField_IsNamed) {
        "rope_parameters: partial_rotary_factor=0.25 is not 1"},
   };
   for (const Case& c : cases) {
-    EXPECT_THAT(Load(Patched(c.model_type, c.set)),
+    EXPECT_THAT(LoadConfig(PatchedConfig(c.model_type, c.set)),
                 StatusIs(absl::StatusCode::kUnimplemented, c.message))
         << c.model_type << " " << c.set;
   }
@@ -379,7 +308,7 @@ TEST(ConfigTest, EachInconsistentField_IsNamedWithValueAndBound) {
        "contradicts rope_parameters"},
   };
   for (const Case& c : cases) {
-    EXPECT_THAT(Load(Patched(c.model_type, c.set)),
+    EXPECT_THAT(LoadConfig(PatchedConfig(c.model_type, c.set)),
                 StatusIs(absl::StatusCode::kInvalidArgument, c.message))
         << c.model_type << " " << c.set;
   }
@@ -396,14 +325,14 @@ TEST(ConfigTest, FieldThatIsNotUnderstood_IsRefusedUnlessEmpty) {
       {"quantization", {{"bits", 4}}},  {"auto_map", {{"AutoModel", "x.Y"}}},
       {"text_config", {{"a", 1}}},      {"a_field_of_tomorrow", "on"}};
   for (const auto& [name, value] : fields) {
-    EXPECT_THAT(Load(Patched("llama", {{name, value}})),
+    EXPECT_THAT(LoadConfig(PatchedConfig("llama", {{name, value}})),
                 StatusIs(absl::StatusCode::kUnimplemented,
                          absl::StrCat(name, "=", value.dump(), " is not understood")));
     for (const json& empty : {json(), json(false), json(""), json::array(), json::object()}) {
-      CARREL_EXPECT_OK(Load(Patched("llama", {{name, empty}})));
+      CARREL_EXPECT_OK(LoadConfig(PatchedConfig("llama", {{name, empty}})));
     }
   }
-  EXPECT_THAT(Load(Patched("llama", {{"is_causal", false}})),
+  EXPECT_THAT(LoadConfig(PatchedConfig("llama", {{"is_causal", false}})),
               StatusIs(absl::StatusCode::kUnimplemented, "is_causal=false is not run"));
 }
 
@@ -485,13 +414,13 @@ TEST(ConfigTest, PublishedFiles_AreAccepted) {
                       {"transformers_version", "4.51.0"},
                       {"use_cache", true},
                       {"use_sliding_window", false}};
-  CARREL_EXPECT_OK(Load(Patched("llama", smollm2)));
-  CARREL_EXPECT_OK(Load(Patched("llama", llama32)));
-  CARREL_EXPECT_OK(Load(Patched("mistral", mistral)));
-  const auto yarn = Load(Patched("qwen2", qwen25));
+  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("llama", smollm2)));
+  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("llama", llama32)));
+  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("mistral", mistral)));
+  const auto yarn = LoadConfig(PatchedConfig("qwen2", qwen25));
   CARREL_ASSERT_OK(yarn);
   EXPECT_EQ(yarn->rope.type, RopeType::kYarn);
-  CARREL_EXPECT_OK(Load(Patched("qwen3", qwen3)));
+  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("qwen3", qwen3)));
 }
 
 TEST(ConfigTest, FileAbsentOrMalformed_IsNamed) {
@@ -508,7 +437,7 @@ TEST(ConfigTest, FileAbsentOrMalformed_IsNamed) {
 TEST(ConfigTest, RandomBytesChanged_NeverCrashes) {
   std::mt19937_64 rng(TestSeed());
   const std::string folder = FreshTempDir();
-  json full = Base("llama");
+  json full = BaseConfig("llama");
   full["rope_parameters"] = {{"rope_type", "llama3"},  {"factor", 8.0},
                              {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
                              {"rope_theta", 500000.0}, {"original_max_position_embeddings", 64}};
@@ -526,71 +455,6 @@ TEST(ConfigTest, RandomBytesChanged_NeverCrashes) {
                 static_cast<size_t>(config->shape.head_dim / 2));
     } else {
       EXPECT_FALSE(config.status().message().empty());
-    }
-  }
-}
-
-TEST(RopeInvFreqTest, Default_IsThePower) {
-  RopeConfig rope;
-  rope.theta = 500000.0;
-  const std::vector<float> f = RopeInvFreq(rope, 64);
-  ASSERT_EQ(f.size(), 32u);
-  EXPECT_EQ(f[0], 1.0f);
-  for (size_t i = 0; i < f.size(); ++i) {
-    EXPECT_NEAR(f[i] / std::pow(500000.0, -2.0 * i / 64), 1.0, 3e-7) << i;
-  }
-}
-
-TEST(RopeInvFreqTest, Linear_IsDividedByFactor) {
-  RopeConfig rope;
-  const std::vector<float> plain = RopeInvFreq(rope, 32);
-  rope.type = RopeType::kLinear;
-  rope.factor = 4.0;
-  const std::vector<float> scaled = RopeInvFreq(rope, 32);
-  for (size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(scaled[i], plain[i] / 4.0f);
-}
-
-TEST(RopeInvFreqTest, Llama3_ShortWavelengthsStayLongOnesShrink) {
-  RopeConfig rope;
-  rope.theta = 500000.0;
-  const std::vector<float> plain = RopeInvFreq(rope, 128);
-  rope.type = RopeType::kLlama3;
-  rope.factor = 8.0;
-  rope.low_freq_factor = 1.0;
-  rope.high_freq_factor = 4.0;
-  rope.original_max_position_embeddings = 8192;
-  const std::vector<float> scaled = RopeInvFreq(rope, 128);
-  int between = 0;
-  for (size_t i = 0; i < plain.size(); ++i) {
-    const double wavelength = 2 * M_PI / plain[i];
-    const double smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0);
-    const double expected = smooth <= 0   ? plain[i] / 8.0
-                            : smooth >= 1 ? plain[i]
-                                          : (1 - smooth) * plain[i] / 8.0 + smooth * plain[i];
-    EXPECT_NEAR(scaled[i] / expected, 1.0, 1e-6) << i;
-    between += smooth > 0 && smooth < 1;
-  }
-  EXPECT_GT(between, 0);
-}
-
-// What transformers computes (tools/goldens/rope.py).
-TEST(RopeInvFreqTest, Yarn_EqualsTransformers) {
-  std::ifstream file(SourceFolder() + "/model/testdata/rope.json");
-  const json goldens = json::parse(file);
-  ASSERT_GE(goldens.size(), 8u);
-  for (const json& golden : goldens) {
-    const auto config =
-        Load(Patched("qwen2", {{"head_dim", golden["head_dim"]},
-                               {"rope_theta", golden["rope_theta"]},
-                               {"max_position_embeddings", golden["max_position_embeddings"]},
-                               {"rope_scaling", golden["rope_scaling"]}}));
-    CARREL_ASSERT_OK(config) << golden["rope_scaling"];
-    EXPECT_NEAR(config->rope.attention_factor, golden["attention_factor"].get<double>(), 1e-12);
-    const std::vector<float> f = RopeInvFreq(config->rope, config->shape.head_dim);
-    const auto expected = golden["inv_freq"].get<std::vector<double>>();
-    ASSERT_EQ(f.size(), expected.size());
-    for (size_t i = 0; i < f.size(); ++i) {
-      EXPECT_NEAR(f[i] / expected[i], 1.0, 1e-6) << golden["rope_scaling"] << " " << i;
     }
   }
 }
@@ -616,7 +480,7 @@ TEST(ConfigTest, Gemma3_BothSpellingsAreTheSameModel) {
         {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}},
       {"query_pre_attn_scalar", 168}};
   for (const json& set : {older, newer}) {
-    const auto config = Load(Patched("gemma3_text", set));
+    const auto config = LoadConfig(PatchedConfig("gemma3_text", set));
     CARREL_ASSERT_OK(config);
     EXPECT_TRUE(config->gemma && config->qk_norm && config->tie_word_embeddings);
     EXPECT_EQ(config->shape.head_dim, 256);
@@ -627,9 +491,9 @@ TEST(ConfigTest, Gemma3_BothSpellingsAreTheSameModel) {
     EXPECT_EQ(config->RopeOf(Layer(1)).theta, 1e6);
     EXPECT_EQ(config->RopeOf(Layer(1)).factor, 8);
   }
-  EXPECT_EQ(Load(Patched("gemma3_text", older))->FingerprintFields(),
-            Load(Patched("gemma3_text", newer))->FingerprintFields());
-  const auto plain = Load(Patched("gemma3_text", {{"num_hidden_layers", 12}}));
+  EXPECT_EQ(LoadConfig(PatchedConfig("gemma3_text", older))->FingerprintFields(),
+            LoadConfig(PatchedConfig("gemma3_text", newer))->FingerprintFields());
+  const auto plain = LoadConfig(PatchedConfig("gemma3_text", {{"num_hidden_layers", 12}}));
   CARREL_ASSERT_OK(plain);
   EXPECT_EQ(plain->sliding.window, 4096);
   EXPECT_THAT(plain->sliding.layers, ElementsAre(0, 1, 2, 3, 4, 6, 7, 8, 9, 10));
@@ -656,83 +520,12 @@ TEST(ConfigTest, Gemma3WithWhatIsNotRun_IsRefusedByName) {
       {{{"query_pre_attn_scalar", 0}}, "query_pre_attn_scalar=0"},
   };
   for (const auto& [set, message] : kCases) {
-    const absl::Status status = Load(Patched("gemma3_text", set)).status();
+    const absl::Status status = LoadConfig(PatchedConfig("gemma3_text", set)).status();
     EXPECT_FALSE(status.ok()) << set;
     EXPECT_THAT(std::string(status.message()), testing::HasSubstr(message));
   }
   // Fields of Gemma's are no others'.
-  EXPECT_FALSE(Load(Patched("llama", {{"query_pre_attn_scalar", 256}})).ok());
-}
-
-TEST(FingerprintFieldsTest, Gemmas_TellItsLayersApart) {
-  const auto base = Load(Patched("gemma3_text", {{"sliding_window", 512}}))->FingerprintFields();
-  const json changes[] = {{{"sliding_window", 1024}},
-                          {{"sliding_window", 512}, {"sliding_window_pattern", 3}},
-                          {{"sliding_window", 512}, {"rope_local_base_freq", 2e4}},
-                          {{"sliding_window", 512}, {"rope_theta", 2e6}},
-                          {{"sliding_window", 512}, {"query_pre_attn_scalar", 128}}};
-  for (const json& change : changes) {
-    EXPECT_NE(Load(Patched("gemma3_text", change))->FingerprintFields(), base) << change;
-  }
-  for (const auto& [name, value] : Load(Base("llama"))->FingerprintFields()) {
-    EXPECT_EQ(name.find("sliding"), std::string::npos);
-  }
-}
-
-TEST(FingerprintFieldsTest, YarnsOwn_AreThereOnlyWithYarn) {
-  const auto names = [](const json& set) {
-    std::vector<std::string> names;
-    for (const auto& [name, value] : Load(Patched("llama", set))->FingerprintFields()) {
-      names.push_back(name);
-    }
-    EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
-    return names;
-  };
-  EXPECT_THAT(names(json::object()), testing::Not(testing::Contains("rope_attention_factor")));
-  const json yarn = {{"type", "yarn"}, {"factor", 2.0}};
-  for (const char* name :
-       {"rope_attention_factor", "rope_beta_fast", "rope_beta_slow", "rope_truncate"}) {
-    EXPECT_THAT(names({{"rope_scaling", yarn}}), testing::Contains(name));
-  }
-  const auto base = Load(Patched("llama", {{"rope_scaling", yarn}}));
-  for (const auto& [name, value] : {std::pair{"attention_factor", json(1.5)},
-                                    {"beta_fast", 16},
-                                    {"beta_slow", 2},
-                                    {"truncate", false}}) {
-    json other = yarn;
-    other[name] = value;
-    EXPECT_NE(Load(Patched("llama", {{"rope_scaling", other}}))->FingerprintFields(),
-              base->FingerprintFields())
-        << name;
-  }
-}
-
-TEST(FingerprintFieldsTest, EveryFieldThatMatters_ChangesTheList) {
-  const auto base = Load(Base("llama"));
-  CARREL_ASSERT_OK(base);
-  const auto fields = base->FingerprintFields();
-  EXPECT_TRUE(std::is_sorted(fields.begin(), fields.end()));
-  const std::vector<json> changes = {{{"hidden_size", 1024}},
-                                     {{"intermediate_size", 512}},
-                                     {{"num_hidden_layers", 5}},
-                                     {{"num_attention_heads", 4}},
-                                     {{"num_key_value_heads", 4}},
-                                     {{"vocab_size", 1001}},
-                                     {{"head_dim", 32}},
-                                     {{"rms_norm_eps", 1e-5}},
-                                     {{"rope_theta", 10001.0}},
-                                     {{"attention_bias", true}},
-                                     {{"mlp_bias", true}},
-                                     {{"tie_word_embeddings", true}},
-                                     {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}};
-  for (const json& change : changes) {
-    const auto other = Load(Patched("llama", change));
-    CARREL_ASSERT_OK(other) << change;
-    EXPECT_NE(other->FingerprintFields(), fields) << change;
-  }
-  const auto same = Load(Patched("llama", {{"eos_token_id", 9}, {"max_position_embeddings", 99}}));
-  CARREL_ASSERT_OK(same);
-  EXPECT_EQ(same->FingerprintFields(), fields);
+  EXPECT_FALSE(LoadConfig(PatchedConfig("llama", {{"query_pre_attn_scalar", 256}})).ok());
 }
 
 }  // namespace

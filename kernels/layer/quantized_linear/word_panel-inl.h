@@ -85,6 +85,28 @@ struct PanelSums {
 #endif
 };
 
+// Of a next panel's rows, no more is asked for: they share the L2 cache with a panel.
+inline constexpr int64_t kMostAheadBytes = 128 << 10;
+
+// The rows of the next panel, asked for while tokens meet this one: filling reads 16 rows side by side,
+// which no hardware foresees, and would wait for memory at each.
+class NextRows {
+ public:
+  // `bytes` from `at` on, in `steps` parts.
+  NextRows(const uint8_t* at, int64_t bytes, int64_t steps)
+      : at_(at), end_(at + bytes), step_((bytes / steps / 64 + 1) * 64) {}
+
+  HWY_INLINE void AskForSome() {
+    const uint8_t* const to = std::min(end_, at_ + step_);
+    for (; at_ < to; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const uint8_t* at_;
+  const uint8_t* const end_;
+  const int64_t step_;
+};
+
 // From a word of one token's chunk to that of the next chunk.
 inline constexpr int64_t kChunkStride = sizeof(PackedChunk) / sizeof(int16_t);
 
@@ -140,10 +162,11 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyChain(const WordPanel& panel, int64_t b
 template <bool kMinimum, int kTokens>
 CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyTokens(const WordPanel& panel, const PackedChunk* x,
                                                   int64_t chunks, int64_t real, float* y,
-                                                  int64_t y_stride) {
+                                                  int64_t y_stride, NextRows& next) {
   const FloatTag d;
   alignas(64) float totals[kTokens][kPanelOut];
   for (int64_t chain = 0, begin = 0; chain < kChains; ++chain) {
+    next.AskForSome();
     const int64_t end = begin + (panel.groups - chain + kChains - 1) / kChains;
     PanelSums<kTokens> sums;
     MultiplyChain<kMinimum>(panel, begin, end, x, chunks, sums);
@@ -168,9 +191,13 @@ void MultiplyByPanels(const uint8_t* rows, int64_t in, int64_t out, int64_t n,
   const int64_t groups = in / 32, chunks = PackedChunks(in);
   const WordPanel panel = {reinterpret_cast<int16_t*>(room), room + groups * kPairs * kPanelOut,
                            room + groups * (kPairs + 1) * kPanelOut, groups};
+  const int64_t row_bytes = in / Product::kValues * Product::kBytes;
+  const int64_t all_passes = (n + kPanelTokens - 1) / kPanelTokens;
   for (int64_t o = 0; o < out; o += kPanelOut) {
     const int64_t real = std::min(kPanelOut, out - o);
-    FillPanel<Product>(rows + o * (in / Product::kValues * Product::kBytes), in, real, panel);
+    FillPanel<Product>(rows + o * row_bytes, in, real, panel);
+    NextRows next(rows + (o + kPanelOut) * row_bytes,
+                  std::min(kPanelOut * row_bytes, kMostAheadBytes), all_passes * kChains);
     // Passes of like numbers of tokens: one of few costs nearly as many loads as one of many.
     for (int64_t i = 0; i < n;) {
       const int64_t passes = (n - i + kPanelTokens - 1) / kPanelTokens;
@@ -178,7 +205,7 @@ void MultiplyByPanels(const uint8_t* rows, int64_t in, int64_t out, int64_t n,
       WithCount<kPanelTokens>(
           count, [&]<int kTokens>(std::integral_constant<int, kTokens>) HWY_ATTR {
             MultiplyTokens<Product::kMinimum, kTokens>(panel, packed + i * chunks, chunks, real,
-                                                       y + i * y_stride + o, y_stride);
+                                                       y + i * y_stride + o, y_stride, next);
           });
       i += count;
     }

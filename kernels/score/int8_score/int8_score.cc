@@ -80,10 +80,8 @@ __attribute__((target("avx512vnni"), noinline)) void Int8Heads(const Int8Queries
     __m512i rows[kBlocks], above[kBlocks];  // above: + 128, unsigned
     CARREL_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
-      // Several streams are asked for in the order in which they lie, and into the L2 cache, as what is
-      // looked at several times; one, which is looked at once, into the L1 cache.
-      const uint8_t* const ahead = numbers + kInt8PrefetchBytes + 64 * (kBlocks * four + b);
-      __builtin_prefetch(ahead, 0, kBlocks == 1 ? 3 : 2);
+      // In the order in which they lie, and into the L1 cache: what lies in the L2 cache only is waited for.
+      __builtin_prefetch(numbers + kInt8PrefetchBytes + 64 * (kBlocks * four + b), 0, 3);
       rows[b] = _mm512_loadu_si512(numbers + b * block_bytes + 64 * four);
       above[b] = _mm512_xor_si512(rows[b], sign);
     }

@@ -62,13 +62,29 @@ void LookOn(const Done& done) {
 struct ThreadPool::Loop {
   const int64_t count;
   absl::FunctionRef<void(int64_t)> body;
+  const Loop* const within = of_this_thread;  // whose unit began it, or null
   std::atomic<int64_t> next{0};
-  std::atomic<int> active{0};  // workers inside; changed under mu_
+  std::atomic<int> active{0};  // others inside; changed under mu_
 
-  void Drain() {
-    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(i);
+  // False if all units have been taken.
+  bool RunOne() {
+    const int64_t i = next.fetch_add(1);
+    if (i >= count) return false;
+    const Loop* const before = std::exchange(of_this_thread, this);
+    body(i);
+    of_this_thread = before;
+    return true;
   }
+  void Drain() {
+    while (RunOne()) {
+    }
+  }
+  bool Done() const { return active.load(std::memory_order_acquire) == 0; }
+
+  static thread_local const Loop* of_this_thread;  // whose unit it runs
 };
+
+thread_local const ThreadPool::Loop* ThreadPool::Loop::of_this_thread = nullptr;
 
 ThreadPool::ThreadPool(int threads, int64_t queue_limit) : queue_limit_(queue_limit) {
   CARREL_CHECK(threads >= 0 && queue_limit >= 1);
@@ -113,29 +129,75 @@ int64_t ThreadPool::queued() const {
   return static_cast<int64_t>(queue_.size());
 }
 
+void ThreadPool::Unlist(Loop& loop) {
+  loops_.erase(std::remove(loops_.begin(), loops_.end(), &loop), loops_.end());
+}
+
+void ThreadPool::Begin(Loop& loop) {
+  int64_t wake;
+  {
+    absl::MutexLock lock(&mu_);
+    loops_.push_back(&loop);
+    wake = Announce(loop.count - 1);
+  }
+  Wake(wake);
+  loop.Drain();
+  absl::MutexLock lock(&mu_);
+  Unlist(loop);
+}
+
 void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body) {
   if (count <= 1 || workers_.empty()) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   Loop loop{count, body};
-  int64_t wake;
-  {
-    absl::MutexLock lock(&mu_);
-    loops_.push_back(&loop);
-    wake = Announce(count - 1);
-  }
-  Wake(wake);
-  loop.Drain();
-  {
-    absl::MutexLock lock(&mu_);
-    loops_.erase(std::remove(loops_.begin(), loops_.end(), &loop), loops_.end());
-  }
-  // Nobody joins any more. The last units end soon, too soon for a sleep.
-  LookOn([&] { return loop.active.load(std::memory_order_acquire) == 0; });
+  Begin(loop);
+  // The last units end soon, too soon for a sleep.
+  LookOn([&] { return loop.Done(); });
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(
-      +[](Loop* l) { return l->active.load(std::memory_order_relaxed) == 0; }, &loop));
+      +[](Loop* l) { return l->Done(); }, &loop));
+}
+
+ThreadPool::Loop* ThreadPool::ListedWithin(const Loop& loop) {
+  for (Loop* const listed : loops_) {
+    for (const Loop* outer = listed->within; outer != nullptr; outer = outer->within) {
+      if (outer == &loop) return listed;
+    }
+  }
+  return nullptr;
+}
+
+void ThreadPool::ParallelForOfLoops(int64_t count, absl::FunctionRef<void(int64_t)> body) {
+  if (count <= 1 || workers_.empty()) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  Loop loop{count, body};
+  Begin(loop);
+  absl::MutexLock lock(&mu_);
+  while (!loop.Done()) {
+    Loop* const other = ListedWithin(loop);
+    if (other == nullptr) {
+      const uint32_t seen = announced_.load(std::memory_order_relaxed);
+      mu_.Unlock();
+      LookOn([&] { return loop.Done() || announced_.load(std::memory_order_relaxed) != seen; });
+      mu_.Lock();
+      const auto more = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        return loop.Done() || ListedWithin(loop) != nullptr;
+      };
+      mu_.Await(absl::Condition(&more));
+      continue;
+    }
+    // One unit, and then another look: this thread's own caller waits.
+    other->active.fetch_add(1, std::memory_order_relaxed);
+    mu_.Unlock();
+    const bool ran = other->RunOne();
+    mu_.Lock();
+    if (!ran) Unlist(*other);
+    other->active.fetch_sub(1, std::memory_order_release);
+  }
 }
 
 void ThreadPool::Work() {
@@ -150,7 +212,7 @@ void ThreadPool::Work() {
       mu_.Unlock();
       loop->Drain();
       mu_.Lock();
-      loops_.erase(std::remove(loops_.begin(), loops_.end(), loop), loops_.end());
+      Unlist(*loop);
       loop->active.fetch_sub(1, std::memory_order_release);
     } else if (!queue_.empty()) {
       std::function<void()> task = std::move(queue_.front());

@@ -38,11 +38,22 @@ class ThreadPool {
   // and small beside the whole, since at the end all wait for the last one.
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body);
 
+  // The same for units that are long and have loops of their own, as contexts have heads: who is done
+  // takes part in those of the others until all are. So a unit's loops may run on a thread that waits
+  // here: it must not have anything in use that belongs to the thread (thread_local) and to those loops.
+  void ParallelForOfLoops(int64_t count, absl::FunctionRef<void(int64_t)> body);
+
   int threads() const { return static_cast<int>(workers_.size()); }
   int64_t queued() const;
 
  private:
   struct Loop;
+  // Lists the loop, and takes its units with others until none is left to begin.
+  void Begin(Loop& loop);
+  // Nobody joins a loop that is no longer listed.
+  void Unlist(Loop& loop) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One that a unit of `loop`, or a unit of a loop of it, has listed; null if there is none.
+  Loop* ListedWithin(const Loop& loop) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Work();
   // Notes under mu_ that there is work for up to `count` threads; Wake, without it, wakes as many of
   // those that sleep.

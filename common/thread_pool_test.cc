@@ -30,6 +30,53 @@ TEST(ThreadPoolTest, NestedLoopsOnABusyPool_DoNotDeadlock) {
   EXPECT_EQ(runs.load(), 256);
 }
 
+// Two threads, two units: the loop of the second one needs both threads at once.
+TEST(ThreadPoolTest, WhoHasNoUnitOfALoopOfLoops_TakesPartInThoseWithin) {
+  for (bool caller_waits : {false, true}) {
+    ThreadPool pool(1);
+    const std::thread::id caller = std::this_thread::get_id();
+    absl::Notification both[2];
+    std::atomic<int> met{0}, runs{0};
+    pool.ParallelForOfLoops(2, [&](int64_t i) {
+      both[i].Notify();  // each thread has one unit
+      ASSERT_TRUE(both[1 - i].WaitForNotificationWithTimeout(absl::Seconds(60)));
+      if ((std::this_thread::get_id() == caller) == caller_waits) return;
+      if (caller_waits) absl::SleepFor(absl::Milliseconds(5));  // until it sleeps
+      absl::Notification here[2];
+      pool.ParallelFor(2, [&](int64_t j) {
+        here[j].Notify();
+        met += here[1 - j].WaitForNotificationWithTimeout(absl::Seconds(60));
+        // A loop within a loop within.
+        pool.ParallelFor(3, [&](int64_t) { ++runs; });
+      });
+    });
+    EXPECT_EQ(met.load(), 2);
+    EXPECT_EQ(runs.load(), 6);
+  }
+}
+
+// A loop that another thread begins is none of theirs.
+TEST(ThreadPoolTest, WhoWaitsForALoopOfLoops_TakesNoUnitOfAnotherOne) {
+  ThreadPool pool(1);
+  const std::thread::id caller = std::this_thread::get_id();
+  absl::Notification both[2], begun, end;
+  std::thread other([&] {
+    begun.WaitForNotification();
+    std::atomic<int> wrong{0};
+    pool.ParallelFor(4, [&](int64_t) { wrong += std::this_thread::get_id() == caller; });
+    EXPECT_EQ(wrong.load(), 0);
+    end.Notify();
+  });
+  pool.ParallelForOfLoops(2, [&](int64_t i) {
+    both[i].Notify();
+    both[1 - i].WaitForNotification();
+    if (std::this_thread::get_id() == caller) return;
+    begun.Notify();
+    end.WaitForNotification();
+  });
+  other.join();
+}
+
 // Tasks and loops come while workers fall asleep, wake and look: none may be left lying.
 TEST(ThreadPoolTest, WorkThatComesAsWorkersFallAsleep_IsDone) {
   ThreadPool pool(3);

@@ -7,6 +7,7 @@
 // Shapes: a panel is two vectors of rows: [groups][16 pairs of words][rows][2], scales and minima
 //         [groups][rows]. Inputs are packed in WordOrder::kGroups. Rows lie in lanes, so that no sum
 //         crosses them.
+// Ownership: NextRows reads nothing of the rows that it points to.
 // Threads: a token's value does not depend on the tokens beside it, nor on where rows were cut.
 // Cost:   AVX-512 with VNNI: 32 multiply-adds an instruction, and 3 or 4 instructions more for every
 //         16; AVX2 two instructions for 16. A panel's row is made in some 0.06 ns per number.

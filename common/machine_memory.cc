@@ -6,12 +6,10 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
-#include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
+#include "common/control_group.h"
 
 namespace carrel {
 namespace {
@@ -26,17 +24,6 @@ int64_t LimitIn(const std::string& path) {
   return file >> word && absl::SimpleAtoi(word, &bytes) && bytes > 0 ? bytes : kNone;
 }
 
-// Of the group and of those above it.
-int64_t LeastUpwards(const std::string& root, std::string group, absl::string_view file) {
-  int64_t least = kNone;
-  for (;;) {
-    least = std::min(least, LimitIn(absl::StrCat(root, group, "/", file)));
-    const size_t slash = group.rfind('/');
-    if (group.empty() || slash == std::string::npos) return least;
-    group.resize(slash);
-  }
-}
-
 int64_t LimitOf(int resource) {
   rlimit limit{};
   if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) return kNone;
@@ -48,30 +35,14 @@ int64_t LimitOf(int resource) {
 }  // namespace
 
 int64_t ControlGroupMemoryBytes(const std::string& root, const std::string& membership) {
-  int64_t least = kNone;
-  for (const absl::string_view line : absl::StrSplit(membership, '\n', absl::SkipEmpty())) {
-    // "0::/group" under v2, "7:memory:/group" under v1.
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3) continue;
-    const std::string group = parts[2] == "/" ? "" : parts[2];
-    if (parts[1].empty()) {
-      least = std::min(least, LeastUpwards(root, group, "memory.max"));
-    } else {
-      for (const absl::string_view name : absl::StrSplit(parts[1], ',')) {
-        if (name != "memory") continue;
-        least = std::min(least, LeastUpwards(root + "/memory", group, "memory.limit_in_bytes"));
-      }
-    }
-  }
-  return least;
+  return LeastOfControlGroups(root, membership, "memory", [](const std::string& folder, bool v2) {
+    return LimitIn(absl::StrCat(folder, v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+  });
 }
 
 int64_t MachineMemoryBytes() {
-  std::ifstream file("/proc/self/cgroup");
-  std::stringstream membership;
-  membership << file.rdbuf();
   const int64_t machine = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-  return std::min({machine, ControlGroupMemoryBytes("/sys/fs/cgroup", membership.str()),
+  return std::min({machine, ControlGroupMemoryBytes("/sys/fs/cgroup", ControlGroupMembership()),
                    LimitOf(RLIMIT_AS), LimitOf(RLIMIT_DATA)});
 }
 

@@ -1,10 +1,8 @@
 #include "library/loaded_model.h"
 
-#include <algorithm>
-#include <thread>
-
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "common/usable_cores.h"
 
 namespace carrel::library {
 
@@ -12,8 +10,7 @@ absl::StatusOr<int> ResolveThreads(int threads) {
   if (threads < 0 || threads > 1024) {
     return absl::InvalidArgumentError(absl::StrCat("threads=", threads, " is outside [0, 1024]"));
   }
-  return threads > 0 ? threads
-                     : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return threads > 0 ? threads : UsableCores();
 }
 
 absl::StatusOr<std::shared_ptr<LoadedModel>> LoadedModel::Load(const std::string& path,

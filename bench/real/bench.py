@@ -88,7 +88,7 @@ def machine(threads, prefill_threads):
     info = {key.strip(): value.strip() for key, value in info.items()}
     flags = info.get("flags", "").split()
     widest = next((name for name in ("avx512f", "avx2") if name in flags), "no avx2")
-    return {"cpu": info.get("model name", "unknown"), "vectors": widest, "cores": os.cpu_count(),
+    return {"cpu": info.get("model name", "unknown"), "vectors": widest, "cores": len(os.sched_getaffinity(0)),
             "threads": threads, "prefill_threads": prefill_threads, "load_average_1min": os.getloadavg()[0]}
 
 
@@ -302,7 +302,7 @@ def main():
     for name in ("carrel", "gguf", "document", "folder"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--peer", help="python of the environment that has xllamacpp")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prefill-threads", type=int, default=None,
                         help="of both programs; as --threads unless given")
     parser.add_argument("--peer-slot", choices=["read", "repeated"], default="read",

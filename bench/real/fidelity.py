@@ -135,7 +135,7 @@ def main():
     for name in ("carrel", "gguf", "adapter", "shared", "folder"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--also", type=setting, action="append", default=[], metavar="NAME=FLAGS",
                         help="another setting of the answers")
     parser.add_argument("names", nargs="*", metavar="NAME",

@@ -121,7 +121,7 @@ def carrels(args, path, ids):
 
 
 def start_peer(args, path, positions):
-    return peer.Peer(argparse.Namespace(gguf=path, folder=args.folder, threads=os.cpu_count()), positions)
+    return peer.Peer(argparse.Namespace(gguf=path, folder=args.folder, threads=len(os.sched_getaffinity(0))), positions)
 
 
 def llamas(args, path, ids, vocabulary):
@@ -135,7 +135,7 @@ def llamas_by_blas(path, ids):
     import llama_cpp
     model = llama_cpp.Llama(model_path=path, n_ctx=len(ids) + 64, n_batch=len(ids), n_ubatch=len(ids), logits_all=True,
                             type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, flash_attn=False,
-                            n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(), verbose=False)
+                            n_threads=len(os.sched_getaffinity(0)), n_threads_batch=len(os.sched_getaffinity(0)), verbose=False)
     model.eval(ids)
     return log_softmax(np.array(model.scores[:len(ids)], np.float64))
 

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -20,6 +19,7 @@
 #include "bench/retrieval/measure.h"
 #include "bench/retrieval/method.h"
 #include "common/status.h"
+#include "common/usable_cores.h"
 
 extern "C" void openblas_set_num_threads(int threads);
 
@@ -121,7 +121,7 @@ absl::StatusOr<Flags> Parse(int argc, char** argv) {
     flags.top_ks = flags.quick ? std::vector<int64_t>{128} : std::vector<int64_t>{128, 512};
   }
   if (flags.keys == 0) flags.keys = flags.quick ? 131072 : 262144;
-  if (flags.threads == 0) flags.threads = std::max(1u, std::thread::hardware_concurrency());
+  if (flags.threads == 0) flags.threads = UsableCores();
   return flags;
 }
 

@@ -81,7 +81,7 @@ class Llama:
         params.model.path = args.gguf
         params.n_ctx = clients * 8192
         params.n_parallel = clients
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count()
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
         params.slot_save_path = args.folder + "/"
         params.endpoint_slots = True
         params.warmup = False

@@ -13,7 +13,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "common/usable_cores.h"
 #include "decoder/decoder.h"
 #include "decoder/fidelity.h"
 #include "kvstore/storage/store.h"
@@ -203,8 +203,7 @@ int main(int argc, char** argv) {
   }
   carrel::Flags flags{argv[1], argv[2], argv[3]};
   if (argc > 4) flags.tokens = std::strtol(argv[4], nullptr, 10);
-  flags.threads =
-      argc > 5 ? std::atoi(argv[5]) : static_cast<int>(std::thread::hardware_concurrency());
+  flags.threads = argc > 5 ? std::atoi(argv[5]) : carrel::UsableCores();
   if (flags.tokens < 1 || flags.threads < 1) {
     std::fprintf(stderr, "shape_bench: TOKENS and THREADS are at least 1\n");
     return 2;

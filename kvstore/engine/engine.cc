@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -13,6 +12,7 @@
 #include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "common/usable_cores.h"
 #include "kvstore/engine/fingerprint_check.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/validate.h"
@@ -26,7 +26,7 @@ namespace {
 
 int ThreadsOf(const EngineConfig& config) {
   if (config.search_threads > 0) return config.search_threads;
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return UsableCores();
 }
 
 int64_t HalfOfMemory() {

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +19,7 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "common/usable_cores.h"
 
 namespace carrel {
 namespace {
@@ -224,7 +224,7 @@ absl::Status Run(const Flags& flags) {
     }
     if (copied == 0) return absl::NotFoundError(absl::StrCat("no tokenizer in ", flags.tokenizer));
   }
-  ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) - 1);
+  ThreadPool pool(UsableCores() - 1);
   return WriteWeights(flags.out + "/model.safetensors", Tensors(flags.shape), flags, &pool);
 }
 

@@ -185,7 +185,10 @@ void QuantizedShapes(benchmark::internal::Benchmark* bench) {
   for (const int64_t out : {192, 576, 1536, 49152}) {
     bench->Args({static_cast<int64_t>(GgufType::kQ4_1), 1, 576, out});
   }
-  bench->Args({static_cast<int64_t>(GgufType::kQ4_1), 256, 576, 512});
+  for (const int64_t n : {5, 8, 16, 31, 64, 256}) {
+    bench->Args({static_cast<int64_t>(GgufType::kQ4_1), n, 576, 512});
+    bench->Args({static_cast<int64_t>(GgufType::kQ4_1), n, 1536, 576});
+  }
 }
 BENCHMARK(BM_QuantizedLinear)->ArgNames({"type", "tokens", "in", "out"})->Apply(QuantizedShapes);
 

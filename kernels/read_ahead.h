@@ -3,9 +3,12 @@
 //         That of AMD's families 17h and 19h (Zen to Zen 4) goes on by itself, and asking costs up to a
 //         third; but it loses the stream where the inputs do not fit the L1 cache beside it and are
 //         read from the L2 cache for each row (decision 030).
-// Cost:   a branch that is always the same.
+//         LinesAhead: for memory of which no hardware foresees that it comes next.
+// Ownership: nothing of that memory is read.
+// Cost:   AskFor: a branch that is always the same.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace carrel::kernels {
@@ -33,5 +36,22 @@ inline int64_t BytesAhead(int64_t input_bytes, int64_t usual) {
 inline __attribute__((always_inline)) void AskFor(const uint8_t* at, int64_t ahead) {
   if (ahead > 0) __builtin_prefetch(at + ahead, 0, 2);
 }
+
+// Asks for what lies ahead in so many steps: at once, it would hold up what is loaded meanwhile.
+class LinesAhead {
+ public:
+  LinesAhead(const uint8_t* at, int64_t bytes, int64_t steps)
+      : at_(at), end_(at + bytes), step_((bytes + 64 * steps - 1) / (64 * steps) * 64) {}
+
+  inline __attribute__((always_inline)) void AskForSome() {
+    const uint8_t* const to = std::min(end_, at_ + step_);
+    for (; at_ < to; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const uint8_t* at_;
+  const uint8_t* const end_;
+  const int64_t step_;
+};
 
 }  // namespace carrel::kernels

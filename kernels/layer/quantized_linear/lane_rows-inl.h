@@ -111,13 +111,15 @@ HWY_INLINE FloatVec Numbers(DwordVec dwords) {
 }
 
 // Bytes of both quarters of half a group.
-HWY_INLINE void PutBytes(const GroupPlace& place, int64_t half, int64_t pair, BitsVec bytes) {
+template <class Group>
+HWY_INLINE void PutBytes(const Group& place, int64_t half, int64_t pair, BitsVec bytes) {
   WordVec q[2];
   Halves(bytes, q);
   place.Put(2 * half, pair, q[0]);
   place.Put(2 * half + 1, pair, q[1]);
 }
-HWY_INLINE void PutSigned(const GroupPlace& place, int64_t half, int64_t pair, BitsVec bytes) {
+template <class Group>
+HWY_INLINE void PutSigned(const Group& place, int64_t half, int64_t pair, BitsVec bytes) {
   WordVec q[2];
   SignedHalves(hn::BitCast(ByteTag(), bytes), q);
   place.Put(2 * half, pair, q[0]);
@@ -125,7 +127,8 @@ HWY_INLINE void PutSigned(const GroupPlace& place, int64_t half, int64_t pair, B
 }
 
 // 16 bytes of nibbles: the low ones are the first half of a group.
-HWY_INLINE void PutNibbles(const LaneRows& rows, int64_t offset, const GroupPlace& place) {
+template <class Group>
+HWY_INLINE void PutNibbles(const LaneRows& rows, int64_t offset, const Group& place) {
   BitsVec dwords[4];
   rows.Dwords(offset, dwords);
   CARREL_UNROLL
@@ -138,8 +141,9 @@ HWY_INLINE void PutNibbles(const LaneRows& rows, int64_t offset, const GroupPlac
 }
 
 // The same, as names of a table's steps.
+template <class Group>
 HWY_INLINE void PutSteps(const LaneRows& rows, int64_t offset, const int8_t* steps,
-                         const GroupPlace& place) {
+                         const Group& place) {
   BitsVec dwords[4];
   rows.Dwords(offset, dwords);
   CARREL_UNROLL
@@ -162,8 +166,8 @@ HWY_INLINE ByteVec RepeatByte(BitsVec dwords) {
 }
 
 // Nibbles with the fifth bits of 32 columns in `bits`.
-template <int64_t kByte>
-HWY_INLINE void PutFiveBits(const BitsVec (&nibbles)[4], BitsVec bits, const GroupPlace& place) {
+template <int64_t kByte, class Group>
+HWY_INLINE void PutFiveBits(const BitsVec (&nibbles)[4], BitsVec bits, const Group& place) {
   const ByteTag d;
   const ByteVec eight = RepeatByte<kByte>(bits);
   const auto fifth = [&](uint32_t mask) HWY_ATTR {
@@ -180,8 +184,8 @@ HWY_INLINE void PutFiveBits(const BitsVec (&nibbles)[4], BitsVec bits, const Gro
 }
 
 // Fifth bits at kHigh, nibbles after them.
-template <int64_t kHigh>
-HWY_INLINE void PutFiveBits(const LaneRows& rows, int64_t offset, const GroupPlace& place) {
+template <int64_t kHigh, class Group>
+HWY_INLINE void PutFiveBits(const LaneRows& rows, int64_t offset, const Group& place) {
   BitsVec nibbles[4];
   rows.Dwords(offset + kHigh + 4, nibbles);
   alignas(64) uint32_t high[kLanes];
@@ -210,7 +214,7 @@ HWY_INLINE void FillSmall(const LaneRows& rows, int64_t groups, const Put& put) 
 template <class Place>
 HWY_INLINE void FillChunk(Q4_0Product, const LaneRows& rows, int64_t groups, const Place& place) {
   FillSmall<2, 18>(rows, groups, [&](int64_t g, int64_t offset, BitsVec head) HWY_ATTR {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     const FloatVec d = LowHalves(head);
     to.Scale(d);
     to.Minimum(hn::Mul(d, hn::Set(FloatTag(), -8.0f)));
@@ -221,7 +225,7 @@ HWY_INLINE void FillChunk(Q4_0Product, const LaneRows& rows, int64_t groups, con
 template <class Place>
 HWY_INLINE void FillChunk(Q4_1Product, const LaneRows& rows, int64_t groups, const Place& place) {
   FillSmall<4, 20>(rows, groups, [&](int64_t g, int64_t offset, BitsVec head) HWY_ATTR {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     to.Scale(LowHalves(head));
     to.Minimum(HighHalves(head));
     PutNibbles(rows, offset + 4, to);
@@ -231,7 +235,7 @@ HWY_INLINE void FillChunk(Q4_1Product, const LaneRows& rows, int64_t groups, con
 template <class Place>
 HWY_INLINE void FillChunk(Q5_0Product, const LaneRows& rows, int64_t groups, const Place& place) {
   FillSmall<2, 22>(rows, groups, [&](int64_t g, int64_t offset, BitsVec head) HWY_ATTR {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     const FloatVec d = LowHalves(head);
     to.Scale(d);
     to.Minimum(hn::Mul(d, hn::Set(FloatTag(), -16.0f)));
@@ -242,7 +246,7 @@ HWY_INLINE void FillChunk(Q5_0Product, const LaneRows& rows, int64_t groups, con
 template <class Place>
 HWY_INLINE void FillChunk(Q5_1Product, const LaneRows& rows, int64_t groups, const Place& place) {
   FillSmall<4, 24>(rows, groups, [&](int64_t g, int64_t offset, BitsVec head) HWY_ATTR {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     to.Scale(LowHalves(head));
     to.Minimum(HighHalves(head));
     PutFiveBits<4>(rows, offset, to);
@@ -252,7 +256,7 @@ HWY_INLINE void FillChunk(Q5_1Product, const LaneRows& rows, int64_t groups, con
 template <class Place>
 HWY_INLINE void FillChunk(Q8_0Product, const LaneRows& rows, int64_t groups, const Place& place) {
   FillSmall<2, 34>(rows, groups, [&](int64_t g, int64_t offset, BitsVec head) HWY_ATTR {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     to.Scale(LowHalves(head));
     for (int64_t half = 0; half < 2; ++half) {
       BitsVec bytes[4];
@@ -266,7 +270,7 @@ HWY_INLINE void FillChunk(Q8_0Product, const LaneRows& rows, int64_t groups, con
 template <class Place>
 HWY_INLINE void FillChunk(Iq4NlProduct, const LaneRows& rows, int64_t groups, const Place& place) {
   FillSmall<2, 18>(rows, groups, [&](int64_t g, int64_t offset, BitsVec head) HWY_ATTR {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     to.Scale(LowHalves(head));
     PutSteps(rows, offset + 2, kNormalSteps, to);
   });
@@ -275,7 +279,7 @@ HWY_INLINE void FillChunk(Iq4NlProduct, const LaneRows& rows, int64_t groups, co
 template <class Place>
 HWY_INLINE void FillChunk(Mxfp4Product, const LaneRows& rows, int64_t groups, const Place& place) {
   FillSmall<1, 17>(rows, groups, [&](int64_t g, int64_t offset, BitsVec head) HWY_ATTR {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     to.Scale(PowerOfTwo(FloatTag(), hn::BitCast(SumTag(), head)));
     PutSteps(rows, offset + 1, kFloat4Steps, to);
   });
@@ -302,7 +306,7 @@ HWY_INLINE void PutSixBitScales(const LaneRows& rows, const Place& place) {
   const DwordVec scales = hn::BitCast(du, head[1]), minima = hn::BitCast(du, head[2]);
   const DwordVec others = hn::BitCast(du, head[3]);
   for (int64_t g = 0; g < kChunkGroups; ++g) {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     to.Scale(hn::Mul(d, SixBits(scales, others, g)));
     to.Minimum(hn::Mul(m, SixBits(minima, hn::ShiftRight<4>(others), g)));
   }
@@ -313,7 +317,7 @@ HWY_INLINE void FillChunk(Q4KProduct, const LaneRows& rows, int64_t /*groups*/,
                           const Place& place) {
   PutSixBitScales(rows, place);
   for (int64_t g = 0; g < kChunkGroups; g += 2) {
-    const GroupPlace low = place(g), high = place(g + 1);
+    const auto low = place(g), high = place(g + 1);
     for (int64_t half = 0; half < 2; ++half) {
       BitsVec dwords[4];
       rows.Dwords(16 + 16 * (g + half), dwords);
@@ -340,7 +344,7 @@ HWY_INLINE void FillChunk(Q5KProduct, const LaneRows& rows, int64_t /*groups*/,
     BitsVec fifth[4];
     rows.Dwords(16 + 16 * half, fifth);
     for (int64_t g = 0; g < kChunkGroups; g += 2) {
-      const GroupPlace low = place(g), high = place(g + 1);
+      const auto low = place(g), high = place(g + 1);
       BitsVec dwords[4];
       rows.Dwords(48 + 16 * (g + half), dwords);
       CARREL_UNROLL
@@ -356,7 +360,8 @@ HWY_INLINE void FillChunk(Q5KProduct, const LaneRows& rows, int64_t /*groups*/,
 }
 
 // Both quarters of half a group of Q6_K: numbers from -32 on times the half's scale.
-HWY_INLINE void PutFolded(const GroupPlace& place, int64_t half, int64_t pair, BitsVec bytes,
+template <class Group>
+HWY_INLINE void PutFolded(const Group& place, int64_t half, int64_t pair, BitsVec bytes,
                           WordVec scale) {
   const WordVec middle = hn::Set(WordTag(), int16_t{32});
   WordVec q[2];
@@ -390,7 +395,7 @@ HWY_INLINE void FillChunk(Q6KProduct, const LaneRows& rows, int64_t /*groups*/,
       rows.Dwords(64 * part + 16 * half + 32, b);
       rows.Dwords(128 + 32 * part + 16 * half, high);
       const auto put = [&](int64_t i, const auto& bytes) HWY_ATTR {
-        const GroupPlace to = place(4 * part + i);
+        const auto to = place(4 * part + i);
         const WordVec by = scale(4 * part + i, half);
         CARREL_UNROLL
         for (int64_t k = 0; k < 4; ++k) PutFolded(to, half, k, bytes(k), by);
@@ -421,7 +426,7 @@ HWY_INLINE void FillChunk(Iq4XsProduct, const LaneRows& rows, int64_t /*groups*/
   const DwordVec high = hn::ShiftRight<16>(hn::BitCast(du, head[0]));
   const DwordVec low = hn::BitCast(du, head[1]);
   for (int64_t g = 0; g < kChunkGroups; ++g) {
-    const GroupPlace to = place(g);
+    const auto to = place(g);
     const DwordVec four =
         hn::And(hn::ShiftRightSame(low, static_cast<int>(4 * g)), hn::Set(du, 15u));
     const DwordVec two =

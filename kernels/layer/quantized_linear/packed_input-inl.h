@@ -187,7 +187,28 @@ inline void PackInput(const float* x, int64_t in, float top, PackedChunk* chunks
   }
 }
 
+// 32 words of a group in WordOrder::kGroups, as they are or as bytes (byte_panel_amx.h).
+template <bool kBytes>
+HWY_INLINE void CopyGroup(const int16_t* words, int16_t* to) {
+#if HWY_TARGET <= HWY_AVX3_DL
+  if constexpr (kBytes) {
+    alignas(16) static constexpr uint8_t kPlanes[16] = {0, 4, 2, 6, 8, 12, 10, 14,
+                                                        1, 5, 3, 7, 9, 13, 11, 15};
+    const hn::CappedTag<uint8_t, 64> d;
+    const hn::Repartition<uint64_t, decltype(d)> dw;
+    const auto all = hn::LoadU(d, reinterpret_cast<const uint8_t*>(words));
+    const auto eight = hn::BitCast(dw, hn::TableLookupBytes(all, hn::LoadDup128(d, kPlanes)));
+    const auto low = hn::ConcatEven(dw, eight, eight), high = hn::ConcatOdd(dw, eight, eight);
+    hn::StoreU(hn::BitCast(d, hn::ConcatLowerLower(dw, high, low)), d,
+               reinterpret_cast<uint8_t*>(to));
+    return;
+  }
+#endif
+  std::memcpy(to, words, 32 * sizeof(int16_t));
+}
+
 // The same for panels: groups in WordOrder::kGroups, and chain by chain (PlaceInChains).
+template <bool kBytes>
 inline void PackPanelInput(const float* x, int64_t in, float top, PackedChunk* chunks) {
   const int64_t groups = in / 32;
   PackedChunk chunk;
@@ -197,7 +218,7 @@ inline void PackPanelInput(const float* x, int64_t in, float top, PackedChunk* c
       const int64_t place = PlaceInChains(first + g, groups);
       PackedChunk& to = chunks[place / kChunkGroups];
       const int64_t at = place % kChunkGroups;
-      std::memcpy(to.words + at * 32, chunk.words + g * 32, 32 * sizeof(int16_t));
+      CopyGroup<kBytes>(chunk.words + g * 32, to.words + at * 32);
       to.scales[at] = chunk.scales[g];
       to.sums[at] = chunk.sums[g];
     }

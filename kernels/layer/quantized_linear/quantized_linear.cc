@@ -6,6 +6,7 @@
 #include "kernels/amx.h"
 #include "kernels/layer/linear/linear.h"
 #include "kernels/layer/linear/split_gemm.h"
+#include "kernels/layer/quantized_linear/byte_panel_amx.h"
 #include "kernels/layer/quantized_linear/packed_chunk.h"
 
 // Highway leaves this target out unless it is asked for.
@@ -15,6 +16,7 @@
 #define HWY_TARGET_INCLUDE "kernels/layer/quantized_linear/quantized_linear.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/layer/quantized_linear/byte_panel-inl.h"
 #include "kernels/layer/quantized_linear/multiply_blocks-inl.h"
 #include "kernels/layer/quantized_linear/widen_blocks-inl.h"
 #include "kernels/layer/quantized_linear/word_panel-inl.h"
@@ -45,6 +47,16 @@ void WidenedProducts(const float* x, int64_t n, int64_t x_stride, const Quantize
 // Whether blocks are multiplied as they lie.
 bool BlocksImpl() { return CARREL_BLOCK_PRODUCTS; }
 
+// Whether panels are of bytes. Those of Q6_K have words that no byte holds.
+[[maybe_unused]] bool InBytes(GgufType type) {
+#if CARREL_BYTE_PANELS
+  return type != GgufType::kQ6_K && BytesTakeTiles();
+#else
+  (void)type;
+  return false;
+#endif
+}
+
 // For panels, or for tokens that meet rows as they lie.
 void PackImpl([[maybe_unused]] GgufType type, [[maybe_unused]] bool panels,
               [[maybe_unused]] const float* x, [[maybe_unused]] int64_t n,
@@ -53,8 +65,10 @@ void PackImpl([[maybe_unused]] GgufType type, [[maybe_unused]] bool panels,
 #if CARREL_BLOCK_PRODUCTS
   const float top = type == GgufType::kQ6_K ? kFoldedTop : kTop;
   for (int64_t i = 0; i < n; ++i, x += x_stride, packed += PackedChunks(in)) {
-    if (panels) {
-      PackPanelInput(x, in, top, packed);
+    if (panels && InBytes(type)) {
+      PackPanelInput<true>(x, in, top, packed);
+    } else if (panels) {
+      PackPanelInput<false>(x, in, top, packed);
     } else if (type == GgufType::kQ4_K || type == GgufType::kQ5_K) {
       PackInput<WordOrder::kEvenOdd>(x, in, top, packed);
     } else if (type == GgufType::kQ6_K) {
@@ -105,6 +119,13 @@ void BlockProductsImpl([[maybe_unused]] const PackedChunk* packed, [[maybe_unuse
 #if CARREL_BLOCK_PRODUCTS
   WithProduct(w.type, [&]<class Product>(Product) HWY_ATTR {
     const auto* rows = static_cast<const uint8_t*>(w.data);
+#if CARREL_BYTE_PANELS
+    if constexpr (!Product::kFolded) {
+      if (panels && InBytes(w.type)) {
+        return MultiplyByBytePanels<Product>(rows, w.in, w.out, n, packed, y, y_stride, room);
+      }
+    }
+#endif
     if (panels) {
       MultiplyByPanels<Product>(rows, w.in, w.out, n, packed, y, y_stride, room);
     } else {

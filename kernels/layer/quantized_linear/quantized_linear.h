@@ -14,8 +14,8 @@
 //         the bits that it has alone, wherever n and `out` are split, among QuantizedTokensAlike(w).
 // Cost:   one to four tokens: reads w once (AVX2: for every two), for one at memory speed. More: makes
 //         panels of 16-bit words of w, in some 0.06 ns a number, and multiplies all tokens with them
-//         (decision 076), twice as fast as fp32. A token is packed in some 0.4 ns per number (PackTokens). With AMX,
-//         kQuantizedGemmTokens and more are multiplied in parts of bf16 (linear/split_gemm.h has the
+//         (decision 076), twice as fast as fp32; with AMX of bytes but for Q6_K, with the same bits. A
+//         token is packed in some 0.4 ns per number (PackTokens). With AMX, kQuantizedGemmTokens and more are multiplied in parts of bf16 (linear/split_gemm.h has the
 //         error); where rows are widened these go in panels to OpenBLAS sgemm (one thread).
 #pragma once
 

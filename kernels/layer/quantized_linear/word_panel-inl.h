@@ -7,10 +7,10 @@
 // Shapes: a panel is two vectors of rows: [groups][16 pairs of words][rows][2], scales and minima
 //         [groups][rows]. Inputs are packed in WordOrder::kGroups. Rows lie in lanes, so that no sum
 //         crosses them.
-// Ownership: NextRows reads nothing of the rows that it points to.
 // Threads: a token's value does not depend on the tokens beside it, nor on where rows were cut.
 // Cost:   AVX-512 with VNNI: 32 multiply-adds an instruction, and 3 or 4 instructions more for every
-//         16; AVX2 two instructions for 16. A panel's row is made in some 0.06 ns per number.
+//         16; AVX2 two instructions for 16. A panel's row is made in some 0.06 ns per number. With AMX
+//         panels are of bytes (byte_panel-inl.h).
 #if defined(CARREL_KERNELS_WORD_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CARREL_KERNELS_WORD_PANEL_INL_H_
 #undef CARREL_KERNELS_WORD_PANEL_INL_H_
@@ -22,6 +22,7 @@
 
 #include "kernels/layer/quantized_linear/lane_rows-inl.h"
 #include "kernels/layer/quantized_linear/multiply_blocks-inl.h"
+#include "kernels/read_ahead.h"
 
 #if CARREL_BLOCK_PRODUCTS
 
@@ -37,12 +38,18 @@ struct WordPanel {
   float* scales;
   float* minima;
   int64_t groups;
+
+  // Where a vector of rows from `first` on puts what stands in place `at`.
+  HWY_INLINE GroupPlace Place(int64_t at, int64_t first) const {
+    at *= kPanelOut;
+    return {words + (at * kPairs + first) * 2, scales + at + first, minima + at + first};
+  }
 };
 
 // `real` <= kPanelOut rows, the last one again for those that are missing.
-template <class Product>
+template <class Product, class Panel>
 CARREL_VNNI_ATTR HWY_NOINLINE void FillPanel(const uint8_t* rows, int64_t in, int64_t real,
-                                             const WordPanel& panel) {
+                                             const Panel& panel) {
   constexpr int64_t kChunkBytes = kChunkValues / Product::kValues * Product::kBytes;
   const int64_t row_bytes = in / Product::kValues * Product::kBytes;
   for (int64_t first = 0; first < kPanelOut; first += kLanes) {
@@ -51,9 +58,7 @@ CARREL_VNNI_ATTR HWY_NOINLINE void FillPanel(const uint8_t* rows, int64_t in, in
       lanes.at[r] = rows + std::min(first + r, real - 1) * row_bytes;
     for (int64_t begin = 0; begin < panel.groups; begin += kChunkGroups) {
       const auto place = [&](int64_t g) HWY_ATTR {
-        const int64_t at = PlaceInChains(begin + g, panel.groups) * kPanelOut;
-        return GroupPlace{panel.words + (at * kPairs + first) * 2, panel.scales + at + first,
-                          panel.minima + at + first};
+        return panel.Place(PlaceInChains(begin + g, panel.groups), first);
       };
       FillChunk(Product(), lanes, std::min(kChunkGroups, panel.groups - begin), place);
       for (int64_t r = 0; r < kLanes; ++r) lanes.at[r] += kChunkBytes;
@@ -86,27 +91,9 @@ struct PanelSums {
 #endif
 };
 
-// Of a next panel's rows, no more is asked for: they share the L2 cache with a panel.
+// Of a next panel's rows, no more is asked for while tokens meet this one: they share the L2 cache with
+// it. Filling reads 16 rows side by side, which no hardware foresees, and would wait for memory at each.
 inline constexpr int64_t kMostAheadBytes = 128 << 10;
-
-// The rows of the next panel, asked for while tokens meet this one: filling reads 16 rows side by side,
-// which no hardware foresees, and would wait for memory at each.
-class NextRows {
- public:
-  // `bytes` from `at` on, in `steps` parts.
-  NextRows(const uint8_t* at, int64_t bytes, int64_t steps)
-      : at_(at), end_(at + bytes), step_((bytes / steps / 64 + 1) * 64) {}
-
-  HWY_INLINE void AskForSome() {
-    const uint8_t* const to = std::min(end_, at_ + step_);
-    for (; at_ < to; at_ += 64) __builtin_prefetch(at_, 0, 2);
-  }
-
- private:
-  const uint8_t* at_;
-  const uint8_t* const end_;
-  const int64_t step_;
-};
 
 // From a word of one token's chunk to that of the next chunk.
 inline constexpr int64_t kChunkStride = sizeof(PackedChunk) / sizeof(int16_t);
@@ -115,7 +102,7 @@ inline constexpr int64_t kChunkStride = sizeof(PackedChunk) / sizeof(int16_t);
 template <bool kMinimum, int kTokens>
 CARREL_VNNI_ATTR HWY_INLINE void MultiplyChain(const WordPanel& panel, int64_t begin, int64_t end,
                                                const PackedChunk* x, int64_t chunks,
-                                               PanelSums<kTokens>& sums) {
+                                               PanelSums<kTokens>& sums, LinesAhead& next) {
   const FloatTag d;
   CARREL_UNROLL
   for (int t = 0; t < kTokens; ++t) {
@@ -124,6 +111,7 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyChain(const WordPanel& panel, int64_t b
   }
   const int16_t* words = panel.words + begin * kPairs * kPanelOut * 2;
   for (int64_t group = begin; group < end; ++group) {
+    next.AskForSome();
     SumVec exact[kTokens][2];
     CARREL_UNROLL
     for (int t = 0; t < kTokens; ++t) exact[t][0] = exact[t][1] = hn::Zero(SumTag());
@@ -163,14 +151,13 @@ CARREL_VNNI_ATTR HWY_INLINE void MultiplyChain(const WordPanel& panel, int64_t b
 template <bool kMinimum, int kTokens>
 CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyTokens(const WordPanel& panel, const PackedChunk* x,
                                                   int64_t chunks, int64_t real, float* y,
-                                                  int64_t y_stride, NextRows& next) {
+                                                  int64_t y_stride, LinesAhead& next) {
   const FloatTag d;
   alignas(64) float totals[kTokens][kPanelOut];
   for (int64_t chain = 0, begin = 0; chain < kChains; ++chain) {
-    next.AskForSome();
     const int64_t end = begin + (panel.groups - chain + kChains - 1) / kChains;
     PanelSums<kTokens> sums;
-    MultiplyChain<kMinimum>(panel, begin, end, x, chunks, sums);
+    MultiplyChain<kMinimum>(panel, begin, end, x, chunks, sums, next);
     begin = end;
     CARREL_UNROLL
     for (int t = 0; t < kTokens; ++t) {
@@ -185,32 +172,45 @@ CARREL_VNNI_ATTR HWY_NOINLINE void MultiplyTokens(const WordPanel& panel, const 
   for (int64_t t = 0; t < kTokens; ++t) std::copy_n(totals[t], real, y + t * y_stride);
 }
 
-// y [n, out] of n tokens in WordOrder::kGroups; room: WordPanelFloats(in).
+// multiply(begin, count, o, real, next): so many tokens with the panel, which holds `real` rows from o on.
+// Passes are of like numbers of tokens: one of few costs nearly as many loads as one of many. asks: how
+// often a pass asks for what is `next`.
+template <class Product, class Panel, class Multiply>
+HWY_INLINE void ForEachPanel(const uint8_t* rows, int64_t in, int64_t out, int64_t n,
+                             int64_t most_tokens, const Panel& panel, int64_t asks,
+                             const Multiply& multiply) {
+  const int64_t row_bytes = in / Product::kValues * Product::kBytes;
+  const int64_t all_passes = (n + most_tokens - 1) / most_tokens;
+  for (int64_t o = 0; o < out; o += kPanelOut) {
+    const int64_t real = std::min(kPanelOut, out - o);
+    FillPanel<Product>(rows + o * row_bytes, in, real, panel);
+    LinesAhead next(rows + (o + kPanelOut) * row_bytes,
+                    std::min(kPanelOut * row_bytes, kMostAheadBytes), all_passes * asks);
+    for (int64_t i = 0; i < n;) {
+      const int64_t passes = (n - i + most_tokens - 1) / most_tokens;
+      const int64_t count = (n - i + passes - 1) / passes;
+      multiply(i, count, o, real, next);
+      i += count;
+    }
+  }
+}
+
+// y [n, out] of n tokens in WordOrder::kGroups; room: 16 floats for each of `in` and 2 more, aligned.
 template <class Product>
 void MultiplyByPanels(const uint8_t* rows, int64_t in, int64_t out, int64_t n,
                       const PackedChunk* packed, float* y, int64_t y_stride, float* room) {
   const int64_t groups = in / 32, chunks = PackedChunks(in);
   const WordPanel panel = {reinterpret_cast<int16_t*>(room), room + groups * kPairs * kPanelOut,
                            room + groups * (kPairs + 1) * kPanelOut, groups};
-  const int64_t row_bytes = in / Product::kValues * Product::kBytes;
-  const int64_t all_passes = (n + kPanelTokens - 1) / kPanelTokens;
-  for (int64_t o = 0; o < out; o += kPanelOut) {
-    const int64_t real = std::min(kPanelOut, out - o);
-    FillPanel<Product>(rows + o * row_bytes, in, real, panel);
-    NextRows next(rows + (o + kPanelOut) * row_bytes,
-                  std::min(kPanelOut * row_bytes, kMostAheadBytes), all_passes * kChains);
-    // Passes of like numbers of tokens: one of few costs nearly as many loads as one of many.
-    for (int64_t i = 0; i < n;) {
-      const int64_t passes = (n - i + kPanelTokens - 1) / kPanelTokens;
-      const int64_t count = (n - i + passes - 1) / passes;
-      WithCount<kPanelTokens>(
-          count, [&]<int kTokens>(std::integral_constant<int, kTokens>) HWY_ATTR {
-            MultiplyTokens<Product::kMinimum, kTokens>(panel, packed + i * chunks, chunks, real,
-                                                       y + i * y_stride + o, y_stride, next);
-          });
-      i += count;
-    }
-  }
+  ForEachPanel<Product>(
+      rows, in, out, n, kPanelTokens, panel, groups,
+      [&](int64_t begin, int64_t count, int64_t o, int64_t real, LinesAhead& next) HWY_ATTR {
+        WithCount<kPanelTokens>(count, [&]<int kTokens>(
+                                           std::integral_constant<int, kTokens>) HWY_ATTR {
+          MultiplyTokens<Product::kMinimum, kTokens>(panel, packed + begin * chunks, chunks, real,
+                                                     y + begin * y_stride + o, y_stride, next);
+        });
+      });
 }
 
 }  // namespace carrel::kernels::HWY_NAMESPACE

@@ -81,6 +81,7 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.selection = &request_.selection;
   params.effort = request_.effort;
   params.exact_lse = wants_exact_lse();
+  params.by_id = request_.want == Want::kAttend;  // sums alone
   if (scored != nullptr) scored->Give(token, context().shape().group(), params);
   // Where each thread has units of its own, they need not share them.
   const auto units = static_cast<int64_t>(units_.size());

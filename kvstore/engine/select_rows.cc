@@ -29,6 +29,7 @@ SearchRequest MakeSearch(const SelectParams& p, int64_t top_k) {
   request.zone_scores = p.zone_scores;
   request.int8_scores = p.int8_scores.scores == nullptr ? nullptr : &p.int8_scores;
   request.exact_lse = p.exact_lse;
+  request.by_id = p.by_id && !WantsExactLse(*p.selection);
   request.pool = p.pool;
   return request;
 }
@@ -58,12 +59,8 @@ Qualified QualifyByRange(const SelectParams& p, float below, const SearchResult&
   const int64_t group = p.context->shape().group();
   Qualified qualified;
   qualified.complete = true;
-  // Rows that were not found have no larger group score than the last that was.
-  float last = -INFINITY;
-  for (int64_t h = 0; h < group; ++h) {
-    last = std::max(last, found.scores[static_cast<size_t>((h + 1) * rows - 1)] -
-                              found.zone_lse[static_cast<size_t>(h)]);
-  }
+  // Rows that were not found have no larger group score than the least that was.
+  const float last = found.ids.empty() ? -INFINITY : found.least;
   std::vector<char> in(static_cast<size_t>(rows), 0);
   for (int64_t h = 0; h < group; ++h) {
     const float* scores = found.scores.data() + h * rows;
@@ -97,14 +94,22 @@ Qualified QualifyByMass(const SelectParams& p, float share, const SearchResult& 
   return qualified;
 }
 
-// The last of `rows` rows by group score, whose scores are [group, rows], leaves none above this.
-void BoundByLast(const float* scores, int64_t group, int64_t rows, const float* base,
-                 std::vector<float>& bound) {
+// No row is left whose group score is above `last`, that of one of `rows` rows.
+void BoundBy(float last, int64_t rows, const std::vector<float>& base, std::vector<float>& bound) {
   bound.clear();
-  if (rows == 0) return;
+  for (const float of_head : base) {
+    if (rows > 0) bound.push_back(last + of_head);
+  }
+}
+
+// Likewise, of rows with scores [group, rows], best first.
+void BoundByLast(const std::vector<float>& scores, int64_t rows, const std::vector<float>& base,
+                 std::vector<float>& bound) {
   float last = -INFINITY;
-  for (int64_t h = 0; h < group; ++h) last = std::max(last, scores[(h + 1) * rows - 1] - base[h]);
-  for (int64_t h = 0; h < group; ++h) bound.push_back(last + base[h]);
+  for (size_t h = 0; rows > 0 && h < base.size(); ++h) {
+    last = std::max(last, scores[(h + 1) * static_cast<size_t>(rows) - 1] - base[h]);
+  }
+  BoundBy(last, rows, base, bound);
 }
 
 // Rows within range of the best were kept of those found: others that were found score lower.
@@ -155,8 +160,7 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
   SearchResult result;
   if (const auto* top_k = std::get_if<select::TopK>(p.selection)) {
     RETURN_IF_ERROR(Search(p, std::min(top_k->Of(p.kv_head), zone), result));
-    BoundByLast(result.scores.data(), group, static_cast<int64_t>(result.ids.size()),
-                result.zone_lse.data(), selected.bound);
+    BoundBy(result.least, static_cast<int64_t>(result.ids.size()), result.zone_lse, selected.bound);
     selected.ids = std::move(result.ids);
     selected.scores = std::move(result.scores);
   } else {
@@ -171,11 +175,11 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
       if (!qualified.complete && top_k < most) continue;
       Keep(result, group, qualified.rows, selected);
       if (range == nullptr) {
-        BoundByLast(selected.scores.data(), group, static_cast<int64_t>(selected.ids.size()),
-                    result.zone_lse.data(), selected.bound);
+        BoundByLast(selected.scores, static_cast<int64_t>(selected.ids.size()), result.zone_lse,
+                    selected.bound);
       } else {
-        BoundByLast(result.scores.data(), group, static_cast<int64_t>(result.ids.size()),
-                    result.zone_lse.data(), selected.bound);
+        BoundBy(result.least, static_cast<int64_t>(result.ids.size()), result.zone_lse,
+                selected.bound);
         BoundByRange(range->below, result, selected.bound);
       }
       break;
@@ -257,7 +261,7 @@ absl::Status SelectAmong(const SelectParams& p, const CandidateIds& among, Selec
       selected.scores[h * kept + j] = scratch.scores[h * n + from];
     }
   }
-  BoundByLast(selected.scores.data(), group, kept, base.data(), selected.bound);
+  BoundByLast(selected.scores, kept, base, selected.bound);
   return absl::OkStatus();
 }
 

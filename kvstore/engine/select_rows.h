@@ -1,6 +1,6 @@
 // What:   the rows of one token and KV head that a query selects, from the index, from all rows
 //         where it asks for the whole zone, or among given candidates.
-// Math:   as Index: largest group score first, ties by smaller id; scores exact and scaled.
+// Math:   as Index: largest group score first, ties by smaller id, or by_id; scores exact and scaled.
 //         range: rows j with max_h (score[h, j] - max_i score[h, i]) >= -range. mass: the shortest
 //         run of the best rows with sum_j exp(score[h, j] - lse[h]) >= mass for every q head h.
 //         Both ask the index for more and more rows until what it gives reaches past the last row
@@ -35,6 +35,7 @@ struct SelectParams {
   const float* zone_scores = nullptr;  // as SearchRequest's
   Int8ZoneScores int8_scores;          // likewise; none: without scores
   bool exact_lse = false;              // likewise; WantsExactLse
+  bool by_id = false;                  // likewise; by mass, and among candidates, best first
   ThreadPool* pool = nullptr;          // likewise
 };
 

@@ -130,13 +130,16 @@ struct SearchRequest {
   // zone_lse is wanted exactly: who would look at keys in 8 bits scans them as they are stored. Of
   // other kinds zone_lse is what it is.
   bool exact_lse = false;
+  // ids ascend, instead of their group scores descending: who only adds up rows needs no order of them.
+  bool by_id = false;
   // Whose threads may help, where a KV head's scan is long and heads are too few to keep all busy.
   ThreadPool* pool = nullptr;
 };
 
 struct SearchResult {
-  std::vector<Position> ids;  // by group score descending, then id
+  std::vector<Position> ids;  // by group score descending, then id; or by id
   std::vector<float> scores;  // [group, ids.size()], scaled, exact
+  float least = 0;            // group score of ids; 0: none
   int64_t visited = 0;        // keys compared, over the group's heads
   // [group]: lse over the whole zone: exact if the index scored all of it exactly (flat always does,
   // the others where that is cheaper), else an estimate. The group scores of ids are by it.

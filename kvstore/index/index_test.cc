@@ -164,6 +164,30 @@ TEST_P(AnyIndexTest, TopKOfTheWholeZone_ReturnsEveryRowOnceAndExactScores) {
   }
 }
 
+// By id: the rows of `best_first` with their scores, and the group score of its last.
+void ExpectSameRows(const SearchResult& by_id, const SearchResult& best_first) {
+  const size_t rows = best_first.ids.size();
+  ASSERT_EQ(by_id.ids.size(), rows);
+  EXPECT_TRUE(std::is_sorted(by_id.ids.begin(), by_id.ids.end()));
+  EXPECT_EQ(by_id.zone_lse, best_first.zone_lse);
+  float last = -INFINITY;
+  for (size_t h = 0; rows > 0 && h < best_first.zone_lse.size(); ++h) {
+    last = std::max(last, best_first.scores[(h + 1) * rows - 1] - best_first.zone_lse[h]);
+  }
+  if (rows > 0) {
+    EXPECT_EQ(by_id.least, last);
+    EXPECT_EQ(best_first.least, last);
+  }
+  for (size_t i = 0; i < rows; ++i) {
+    const auto found = std::lower_bound(by_id.ids.begin(), by_id.ids.end(), best_first.ids[i]);
+    ASSERT_TRUE(found != by_id.ids.end() && *found == best_first.ids[i]);
+    const auto at = static_cast<size_t>(found - by_id.ids.begin());
+    for (size_t h = 0; h < best_first.zone_lse.size(); ++h) {
+      ASSERT_EQ(by_id.scores[h * rows + at], best_first.scores[h * rows + i]);
+    }
+  }
+}
+
 TEST_P(AnyIndexTest, RandomShapesAndZones_ResultsAreUniqueInTheZoneAndExactlyScored) {
   std::mt19937_64 rng(TestSeed());
   for (int round = 0; round < 12; ++round) {
@@ -177,15 +201,19 @@ TEST_P(AnyIndexTest, RandomShapesAndZones_ResultsAreUniqueInTheZoneAndExactlySco
       const auto begin = static_cast<Position>(rng() % static_cast<uint64_t>(rows));
       const auto length = static_cast<Position>(rng() % static_cast<uint64_t>(rows - begin + 1));
       const int64_t top_ks[] = {0, 1, 17, 128, length, length + 5};
-      const SearchRequest request{
+      SearchRequest request{
           .queries = queries.data(),
           .group = group,
           .scale = 0.125f,
           .zone = group % 2 == 0 ? RowRange{0, rows} : RowRange{begin, begin + length},
           .top_k = top_ks[rng() % 6]};
-      SearchResult result;
+      SearchResult by_id, result;
+      request.by_id = true;
+      CARREL_ASSERT_OK(index->Search(request, scratch, by_id));
+      request.by_id = false;
       CARREL_ASSERT_OK(index->Search(request, scratch, result));
       ExpectValid(keys, request, result);
+      ExpectSameRows(by_id, result);
       const SearchResult exact = BruteForce(keys, request);
       EXPECT_LE(result.ids.size(), exact.ids.size());
       if (GetParam() != IndexKind::kHnsw && GetParam() != IndexKind::kGraph) {

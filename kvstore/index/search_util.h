@@ -34,6 +34,9 @@ void SelectBest(const SearchRequest& request, const float* scores, int64_t rows,
 
 }  // namespace carrel::kvstore
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
 
@@ -45,17 +48,22 @@ void SelectBest(const SearchRequest& request, const float* scores, int64_t rows,
   scratch.group_scores.resize(static_cast<size_t>(rows));
   kernels::GroupScore(scores, request.group, rows, rows, base, scratch.group_scores.data());
   scratch.best.resize(static_cast<size_t>(std::min(request.top_k, rows)));
+  const auto top_k = request.by_id ? kernels::TopKAscending : kernels::TopK;
   const int64_t found =
-      kernels::TopK(scratch.group_scores.data(), rows, static_cast<int64_t>(scratch.best.size()),
-                    scratch.best.data(), scratch.topk);
+      top_k(scratch.group_scores.data(), rows, static_cast<int64_t>(scratch.best.size()),
+            scratch.best.data(), scratch.topk);
   result.ids.resize(static_cast<size_t>(found));
   result.scores.resize(static_cast<size_t>(request.group * found));
+  result.least = found == 0 ? 0 : INFINITY;
   for (int64_t i = 0; i < found; ++i) {
     const int64_t at = scratch.best[static_cast<size_t>(i)];
     result.ids[static_cast<size_t>(i)] = id_of(at);
-    for (int64_t h = 0; h < request.group; ++h) {
-      result.scores[static_cast<size_t>(h * found + i)] = scores[h * rows + at];
-    }
+    result.least = std::min(result.least, scratch.group_scores[static_cast<size_t>(at)]);
+  }
+  for (int64_t h = 0; h < request.group; ++h) {
+    const float* const from = scores + h * rows;
+    float* const to = &result.scores[static_cast<size_t>(h * found)];
+    for (int64_t i = 0; i < found; ++i) to[i] = from[scratch.best[static_cast<size_t>(i)]];
   }
 }
 

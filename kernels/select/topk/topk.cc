@@ -268,23 +268,25 @@ float KthScore(const float* scores, int64_t n, int64_t k) {
   return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOfScoresImpl)(scores, n, k));
 }
 
-// The best k of n orders, k <= n, packed, in no order; index_of ascends.
+// The best k of n orders, k <= n, packed, by index; index_of ascends.
 template <class IndexOf>
 void PackBest(const int32_t* orders, int64_t n, int64_t k, const IndexOf& index_of,
               uint64_t* best) {
   const int32_t last = HWY_DYNAMIC_DISPATCH(KthOrderImpl)(orders, n, k);
-  // Nobody foresees which they are: a place is written for each, and kept for fewer than k.
+  int64_t equal = k;  // to the last: so many first ones
+  for (int64_t i = 0; i < n; ++i) equal -= orders[i] > last ? 1 : 0;
+  // Nobody foresees which they are: a place is written for each, and kept for k.
   uint64_t* const end = best + k;
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; best < end; ++i) {
     *best = Pack(orders[i], index_of(i));
-    best += orders[i] > last ? 1 : 0;
-  }
-  for (int64_t i = 0; best < end; ++i) {  // equal to the last: the first ones
-    if (orders[i] == last) *best++ = Pack(last, index_of(i));
+    const int64_t is_last = orders[i] == last ? 1 : 0;
+    const int64_t taken = is_last & (equal > 0 ? 1 : 0);
+    equal -= taken;
+    best += taken | (orders[i] > last ? 1 : 0);
   }
 }
 
-// The best k of n scores, 0 < k <= n, packed, in no order. They stay in scratch.
+// The best k of n scores, 0 < k <= n, packed, by index. They stay in scratch.
 absl::Span<uint64_t> Best(const float* scores, int64_t n, int64_t k,
                           std::vector<uint64_t>& scratch) {
   thread_local std::vector<uint32_t> indices;
@@ -326,6 +328,15 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
   return k;
 }
 
+int64_t TopKAscending(const float* scores, int64_t n, int64_t k, int64_t* out,
+                      std::vector<uint64_t>& scratch) {
+  k = std::min(k, n);
+  if (k <= 0) return 0;
+  const absl::Span<uint64_t> best = Best(scores, n, k, scratch);
+  for (int64_t i = 0; i < k; ++i) out[i] = IndexOf(best[static_cast<size_t>(i)]);
+  return k;
+}
+
 float KthLargest(const float* scores, int64_t n, int64_t k) {
   return n == 0 ? INFINITY : KthScore(scores, n, std::min(k, n));
 }
@@ -359,15 +370,12 @@ void IndicesWithinError(const float* scores, int64_t n, int64_t k, float error,
 std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {
   thread_local std::vector<uint64_t> scratch;
   const auto n = static_cast<int64_t>(scores.size());
-  std::vector<int64_t> best(static_cast<size_t>(std::min(n, k)));
+  std::vector<int64_t> best(static_cast<size_t>(std::clamp<int64_t>(k, 0, n)));
   if (k >= n) {
     std::iota(best.begin(), best.end(), 0);
-    return best;
+  } else {
+    TopKAscending(scores.data(), n, k, best.data(), scratch);
   }
-  if (k <= 0) return best;
-  const absl::Span<uint64_t> packed = Best(scores.data(), n, k, scratch);
-  for (size_t i = 0; i < best.size(); ++i) best[i] = IndexOf(packed[i]);
-  std::sort(best.begin(), best.end());
   return best;
 }
 

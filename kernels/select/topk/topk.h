@@ -17,6 +17,10 @@ int64_t TopK(const float* scores, int64_t n, int64_t k, int64_t* out,
              std::vector<uint64_t>& scratch);
 int64_t RefTopK(const float* scores, int64_t n, int64_t k, int64_t* out);
 
+// The same k, their indices ascending: without a sort.
+int64_t TopKAscending(const float* scores, int64_t n, int64_t k, int64_t* out,
+                      std::vector<uint64_t>& scratch);
+
 // The score of the last of them, 1 <= k; of n > 0 scores, the least if k > n.
 float KthLargest(const float* scores, int64_t n, int64_t k);
 

@@ -18,6 +18,9 @@ void ExpectEqualsReference(const std::vector<float>& scores, int64_t k,
   const int64_t count = TopK(scores.data(), n, k, out.data(), scratch);
   ASSERT_EQ(count, RefTopK(scores.data(), n, k, expected.data())) << "n " << n << " k " << k;
   ASSERT_EQ(out, expected) << "n " << n << " k " << k;
+  ASSERT_EQ(TopKAscending(scores.data(), n, k, out.data(), scratch), count);
+  std::sort(expected.begin(), expected.begin() + count);
+  ASSERT_EQ(out, expected) << "ascending, n " << n << " k " << k;
 }
 
 TEST_P(TopKTest, RandomScores_AnyK_EqualsReference) {

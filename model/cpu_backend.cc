@@ -37,7 +37,7 @@ constexpr int64_t kUnitMultiplyAdds = 100'000;
 constexpr int64_t kGemmUnitRows = 512;
 constexpr int64_t kGemvRowStep = 16;
 // An adapter's products of more tokens go as a GEMM.
-constexpr int64_t kAlikeWithAdapter = kernels::kQuantizedGemmTokens - 1;
+constexpr int64_t kAlikeWithAdapter = 31;
 // Of a product of few tokens: in each the hardware must find the stream of its rows anew.
 constexpr int64_t kMostUnits = 64;
 
@@ -202,8 +202,8 @@ class CpuBackend final : public Backend {
   static int64_t LargestPacked(const ModelConfig& config, const Weights& weights) {
     const auto floats_of = [](const Matrix& w) {
       if (!w.blocks) return int64_t{0};
-      return std::max(kernels::PackedTokensFloats(*w.blocks, kernels::kQuantizedGemmTokens - 1),
-                      kernels::PackedTokensFloats(*w.blocks, kBlockTokens));
+      const int64_t most = std::min(kernels::QuantizedTokensAlike(*w.blocks), kBlockTokens);
+      return kernels::PackedTokensFloats(*w.blocks, most);
     };
     int64_t floats = floats_of(weights.head());
     for (int32_t i = 0; i < config.shape.layers; ++i) {

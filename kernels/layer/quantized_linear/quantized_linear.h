@@ -15,8 +15,10 @@
 // Cost:   one to four tokens: reads w once (AVX2: for every two), for one at memory speed. More: makes
 //         panels of 16-bit words of w, in some 0.06 ns a number, and multiplies all tokens with them
 //         (decision 076), twice as fast as fp32; with AMX of bytes but for Q6_K, with the same bits. A
-//         token is packed in some 0.4 ns per number (PackTokens). With AMX, kQuantizedGemmTokens and more are multiplied in parts of bf16 (linear/split_gemm.h has the
-//         error); where rows are widened these go in panels to OpenBLAS sgemm (one thread).
+//         token is packed in some 0.4 ns per number (PackTokens). With AMX whole tiles of
+//         kLinearTokenTile tokens are multiplied in parts of bf16 (linear/split_gemm.h has the error).
+//         Where rows are widened, kQuantizedGemmTokens and more are, too, or go in panels to OpenBLAS
+//         sgemm (one thread).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +28,7 @@
 
 namespace carrel::kernels {
 
-// From here on tokens go to AMX where it is used, and to OpenBLAS where rows are widened.
+// Where rows are widened, from here on tokens go to AMX or to OpenBLAS.
 inline constexpr int64_t kQuantizedGemmTokens = 32;
 // From here on those of HasBlockProducts meet panels of so many rows (or half as many) at a time: fewer
 // meet a row as it lies sooner than a panel is filled.
@@ -49,8 +51,8 @@ struct QuantizedMatrix {
 // quantised type but Q2_K and Q3_K, of which four rows at a time are widened.
 bool HasBlockProducts(GgufType type);
 
-// Tokens that have the bits that each has alone: kQuantizedGemmTokens - 1, or kAnyTokens where a type
-// HasBlockProducts and neither AMX nor the lack of AVX2 is in the way.
+// Tokens that have the bits that each has alone: where a type HasBlockProducts, on machines with AVX2,
+// kAnyTokens, with AMX kLinearTokenTile - 1; else kQuantizedGemmTokens - 1.
 int64_t QuantizedTokensAlike(const QuantizedMatrix& w);
 
 // What calls with the same tokens for parts of `out` can share: the tokens as products need them, in

@@ -56,8 +56,8 @@ CARREL_AMX_INT8_INLINE void MultiplyGroup(const int8_t* rows, const uint8_t* tok
   _tile_stored(1, sums.high, kLineBytes);
 }
 
-// Scales and sums of kTokens tokens' groups, from one of a chunk on. Addresses are a register, twice
-// the stride at most, and a constant.
+// Scales and sums of kTokens tokens' groups, from one of a chunk on. Each address is a register of these,
+// twice the stride at most, and a constant: the compiler would work out every one anew.
 template <int kTokens>
 struct TokenScales {
   const char* at[(kTokens + 2) / 3];
@@ -67,7 +67,7 @@ struct TokenScales {
 #pragma GCC unroll 6
     for (int i = 0; i < (kTokens + 2) / 3; ++i) {
       at[i] = reinterpret_cast<const char*>(chunk->scales) + 3 * i * stride;
-      asm volatile("" : "+r"(at[i]));
+      asm volatile("" : "+r"(at[i]));  // it is not to know how they come from one another
     }
   }
   CARREL_AMX_INT8_INLINE void Move(int64_t bytes) {

@@ -29,6 +29,10 @@
 #define CARREL_AMX \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 #define CARREL_AMX_INLINE CARREL_AMX inline __attribute__((always_inline))
+// For products of integers of 8 bits.
+#define CARREL_AMX_INT8 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-int8")))
+#define CARREL_AMX_INT8_INLINE CARREL_AMX_INT8 inline __attribute__((always_inline))
 
 namespace carrel::kernels::amx {
 

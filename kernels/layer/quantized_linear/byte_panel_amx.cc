@@ -11,10 +11,6 @@
 
 #include "kernels/amx_tiles-inl.h"
 
-#define CARREL_AMX_INT8 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-int8")))
-#define CARREL_AMX_INT8_INLINE CARREL_AMX_INT8 inline __attribute__((always_inline))
-
 namespace carrel::kernels {
 namespace {
 

@@ -116,10 +116,11 @@ class CpuForwardPass final : public ForwardPass {
 
   absl::StatusOr<TokenId> Greedy() override {
     if (!logits_known_) {
-      logits_.resize(static_cast<size_t>(config_.vocab_size));
-      RETURN_IF_ERROR(Logits(1, logits_.data()));
+      std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+      RETURN_IF_ERROR(Logits(1, logits.data()));
+      TakeLogits(logits.data());
     }
-    return Sampler(SamplingConfig()).Sample(logits_);
+    return greedy_;
   }
 
   void set_reading_prompt(bool reading) override { attention_->set_reading_prompt(reading); }
@@ -154,26 +155,29 @@ class CpuForwardPass final : public ForwardPass {
     };
     if (const absl::Status status = RunLayers(blocks); !status.ok()) return fail(status);
     const int64_t width = config_.hidden_size;
-    std::vector<float> last;  // of each block that wants logits, its last token
+    std::vector<CpuForwardPass*> wanting;
+    std::vector<float> last;  // of each of them, its last token
     const float* from = together_.data();
     for (const PassBlock* one : blocks) {
       const auto n = static_cast<int64_t>(one->tokens.size());
       PassOf(*one).Take(from, n);
       from += n * width;
-      if (one->wants_logits) last.insert(last.end(), from - width, from);
+      if (!one->wants_logits) continue;
+      wanting.push_back(&PassOf(*one));
+      last.insert(last.end(), from - width, from);
     }
-    const int64_t wanted = static_cast<int64_t>(last.size()) / width;
-    std::vector<float> logits(static_cast<size_t>(wanted * config_.vocab_size));
-    if (const absl::Status status = backend_->Logits(last.data(), wanted, logits.data());
+    const auto count = static_cast<int64_t>(wanting.size());
+    // Megabytes, which are not to be mapped anew at each step.
+    thread_local std::vector<float> logits;
+    logits.resize(std::max(logits.size(), static_cast<size_t>(count * config_.vocab_size)));
+    if (const absl::Status status = backend_->Logits(last.data(), count, logits.data());
         !status.ok()) {
       return fail(status);
     }
-    const float* next = logits.data();
-    for (const PassBlock* one : blocks) {
-      if (!one->wants_logits) continue;
-      PassOf(*one).TakeLogits(next);
-      next += config_.vocab_size;
-    }
+    const float* const all = logits.data();
+    pool_->ParallelFor(count, [&](int64_t i) {
+      wanting[static_cast<size_t>(i)]->TakeLogits(all + i * config_.vocab_size);
+    });
   }
 
   void Observe(const model::AttentionInput& input, const float* attended) {
@@ -219,6 +223,7 @@ class CpuForwardPass final : public ForwardPass {
   }
   void TakeLogits(const float* logits) {
     logits_.assign(logits, logits + config_.vocab_size);
+    greedy_ = Sampler(SamplingConfig()).Sample(logits_);
     logits_known_ = true;
   }
 
@@ -233,7 +238,8 @@ class CpuForwardPass final : public ForwardPass {
   std::function<bool()> wanted_;
   int64_t n_ = 0;  // tokens of the last Run
   std::vector<float> hidden_, predicted_q_;
-  std::vector<float> logits_;  // of its last token, if logits_known_
+  std::vector<float> logits_;                   // of its last token, if logits_known_
+  absl::StatusOr<TokenId> greedy_ = TokenId{};  // by them
   bool logits_known_ = false;
   std::vector<float> together_;  // of sequences that go together, where this pass leads them
 };

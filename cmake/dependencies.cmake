@@ -27,6 +27,8 @@ find_program(GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
 
 find_program(CCACHE ccache)
 if(CCACHE)
-  # So that it keeps what is compiled with precompiled headers (carrel_build_fast), too.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+  # What is compiled with precompiled headers (carrel_build_fast), it keeps, too; and what two build folders compile alike
+  # (release and gpu), it finds in either.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+    CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=true ${CCACHE})
 endif()

@@ -14,7 +14,6 @@ import peer  # noqa: E402
 
 DOCUMENTS = 4
 BYTES = 29_000  # of a document: some 7,000 tokens
-MAX_TOKENS = 24
 QUESTIONS = ["Who speaks first, and to whom?", "What is said about the weather?", "Where does this take place?",
              "What happens at the end?", "Who is unhappy, and why?", "What is the family's house like?",
              "Which letters are mentioned?", "What do the sisters do?"]
@@ -68,8 +67,8 @@ class Carrel:
     def request(self, client, question):
         document = client % DOCUMENTS
         return (f"d{document}: {question}", self.address, "/v1/completions",
-                {"model": f"m@d{document}", "prompt": prompt_of(question), "max_tokens": MAX_TOKENS, "temperature": 0},
-                load.completion_piece)
+                {"model": f"m@d{document}", "prompt": prompt_of(question), "max_tokens": self.args.max_tokens,
+                 "temperature": 0}, load.completion_piece)
 
 
 class Llama:
@@ -77,6 +76,7 @@ class Llama:
 
     def __init__(self, args, clients):
         import xllamacpp
+        self.args = args
         params = xllamacpp.CommonParams()
         params.model.path = args.gguf
         params.n_ctx = clients * 8192
@@ -102,8 +102,8 @@ class Llama:
         document = client % DOCUMENTS
         ids = self.ids[document] + peer.Peer.tokens(self, prompt_of(question))
         return (f"d{document}: {question}", self.address, "/completion",
-                {"prompt": ids, "n_predict": MAX_TOKENS, "id_slot": client, "cache_prompt": True, "temperature": 0},
-                lambda chunk: chunk.get("content", ""))
+                {"prompt": ids, "n_predict": self.args.max_tokens, "id_slot": client, "cache_prompt": True,
+                 "temperature": 0}, lambda chunk: chunk.get("content", ""))
 
 
 def measure(program, who, clients, rounds):
@@ -123,6 +123,7 @@ def main():
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--carrel-flags", default="")
     parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--max-tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("clients", nargs="*", type=int, default=[1, 4, 16])
     args = parser.parse_args()

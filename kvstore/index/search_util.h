@@ -62,7 +62,7 @@ void SelectBest(const SearchRequest& request, const float* scores, int64_t rows,
   }
   for (int64_t h = 0; h < request.group; ++h) {
     const float* const from = scores + h * rows;
-    float* const to = &result.scores[static_cast<size_t>(h * found)];
+    float* const to = result.scores.data() + h * found;
     for (int64_t i = 0; i < found; ++i) to[i] = from[scratch.best[static_cast<size_t>(i)]];
   }
 }

@@ -1,13 +1,13 @@
 // What:   products of many tokens with a panel of rows in bytes, on AMX's tiles. Called by
-//         word_panel-inl.h, which fills the panel, alone.
+//         byte_panel-inl.h, which fills the panel, alone.
 // Math:   that of word_panel-inl.h: a token's words are low bytes (unsigned) and high ones (signed), and
 //         256 times the products of these with 32 columns, plus those, are the sum that words have. It
 //         is exact, what follows is rounded in the same order: the same bits.
 // Shapes: [groups][2 times 16 rows][8 times 4 columns][16 rows][4] bytes, signed; scales and minima
 //         [groups][32 rows]. Of four columns c .. c + 3 the bytes lie as c, c + 2, c + 1, c + 3. Tokens
-//         are packed so, too (PlanesOfBytes): of a group first 32 low bytes, then 32 high ones.
+//         are packed so, too (PackPanelInput): of a group first 32 low bytes, then 32 high ones.
 // Threads: reentrant.
-// Cost:   for 8 tokens, 32 rows and 32 columns four products of tiles and some 100 vector instructions.
+// Cost:   for 16 tokens, 16 rows and 32 columns two products of tiles and some 100 vector instructions.
 #pragma once
 
 #include <cstdint>

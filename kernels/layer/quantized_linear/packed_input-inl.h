@@ -207,7 +207,7 @@ HWY_INLINE void CopyGroup(const int16_t* words, int16_t* to) {
   std::memcpy(to, words, 32 * sizeof(int16_t));
 }
 
-// The same for panels: groups in WordOrder::kGroups, and chain by chain (PlaceInChains).
+// As PackInput, for panels: groups in WordOrder::kGroups, and chain by chain (PlaceInChains).
 template <bool kBytes>
 inline void PackPanelInput(const float* x, int64_t in, float top, PackedChunk* chunks) {
   const int64_t groups = in / 32;

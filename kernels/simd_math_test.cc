@@ -20,6 +20,15 @@ void ExpOf(const float* x, int64_t count, float* out) {
   }
 }
 
+void ExpBelowOf(const float* x, int64_t count, float* out) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < count; i += lanes) {
+    const int64_t width = std::min(lanes, count - i);
+    StorePartial(d, ExpBelow(d, LoadPartial(d, x + i, width)), out + i, width);
+  }
+}
+
 void SumsOf(const float* rows, float* out, int64_t* lanes_out) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -64,11 +73,31 @@ HWY_AFTER_NAMESPACE();
 namespace carrel::kernels {
 
 HWY_EXPORT(ExpOf);
+HWY_EXPORT(ExpBelowOf);
 HWY_EXPORT(SumsOf);
 HWY_EXPORT(BlockSumsOf);
 HWY_EXPORT(F16Of);
 
 CARREL_KERNEL_TEST(SimdMathTest);
+
+TEST_P(SimdMathTest, ExpBelow_IsOffByNoMoreThanItSays) {
+  std::vector<float> x = {0.0f, -0.0f, -1e-30f, -1e-8f, -87.0f};
+  for (int64_t i = 0; i < 200001; ++i) {
+    x.push_back(std::uniform_real_distribution<float>(i % 2 == 0 ? -87.0f : -1.0f, 0.0f)(rng_));
+  }
+  GuardedFloats out(static_cast<int64_t>(x.size()));
+  HWY_DYNAMIC_DISPATCH(ExpBelowOf)(x.data(), out.size(), out.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double exact = std::exp(double{x[i]});
+    ASSERT_NEAR(out.data()[i] / exact, 1.0, 2e-7 + 8e-8 * std::abs(x[i])) << "x " << x[i];
+  }
+  EXPECT_EQ(out.data()[0], 1.0f);
+  const std::vector<float> edges = {-INFINITY, -1e30f, -88.0f, -200.0f, NAN};
+  GuardedFloats of_edges(static_cast<int64_t>(edges.size()));
+  HWY_DYNAMIC_DISPATCH(ExpBelowOf)(edges.data(), of_edges.size(), of_edges.data());
+  for (size_t i = 0; i + 1 < edges.size(); ++i) EXPECT_EQ(of_edges.data()[i], 0.0f) << edges[i];
+  EXPECT_TRUE(std::isnan(of_edges.data()[4]));
+}
 
 TEST_P(SimdMathTest, Exp_Range_RelativeErrorAtMost2e7) {
   std::vector<float> x;

@@ -43,7 +43,7 @@ HWY_INLINE float MaxOf(const float* x, int64_t count) {
   return max;
 }
 
-// sum_j exp(x[j] - shift) over at most kSumBlock scores; the terms go to `terms` unless null.
+// sum_j exp(x[j] - shift) over at most kSumBlock scores, shift >= all; the terms go to `terms` unless null.
 HWY_INLINE float ExpSum(const float* x, int64_t count, float shift, float* terms) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -51,14 +51,14 @@ HWY_INLINE float ExpSum(const float* x, int64_t count, float shift, float* terms
   FloatVec sum = hn::Zero(d);
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const FloatVec term = Exp(d, hn::Sub(hn::LoadU(d, x + i), shifts));
+    const FloatVec term = ExpBelow(d, hn::Sub(hn::LoadU(d, x + i), shifts));
     if (terms != nullptr) hn::StoreU(term, d, terms + i);
     sum = hn::Add(sum, term);
   }
   if (i < count) {
     const FloatVec term =
         hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count - i)),
-                           Exp(d, hn::Sub(LoadPartial(d, x + i, count - i), shifts)));
+                           ExpBelow(d, hn::Sub(LoadPartial(d, x + i, count - i), shifts)));
     if (terms != nullptr) StorePartial(d, term, terms + i, count - i);
     sum = hn::Add(sum, term);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
 
 #include "absl/status/status.h"
 #include "common/dtype.h"
@@ -11,6 +12,7 @@
 #include "decoder/select/method_type.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
+#include "kernels/select/bounded_topk/bounded_topk.h"
 #include "kernels/select/topk/topk.h"
 
 namespace carrel::decoder {
@@ -84,25 +86,48 @@ class ExactSelector final : public RowSelector {
   // Scores in 8 bits leave out what is too low by more than their error; the others are scored from
   // the rows.
   void SelectByInt8(const SelectRequest& request, const float* q, SelectedRows& selection) {
-    thread_local std::vector<float> scores, base, group_scores;
+    thread_local std::vector<float> scores, base, error, exact, group_scores, placed;
     thread_local std::vector<const void*> keys;
+    thread_local kernels::BoundedTopK bounded;
     const int64_t d = shape_.head_dim, n = zone_.rows(), queries = request.queries;
     const int64_t stride = int8_keys_->stride();
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
     const HeadView& rows = rows_.At(request.layer, request.head);
     scores.resize(static_cast<size_t>(queries * stride));
     base.resize(static_cast<size_t>(queries));
-    const float error = int8_keys_->Score(request.layer, request.head, q, queries, scale,
-                                          scores.data(), base.data());
-    group_scores.resize(static_cast<size_t>(n));
-    kernels::GroupScore(scores.data(), queries, n, stride, base.data(), group_scores.data());
+    error.resize(static_cast<size_t>(queries));
+    int8_keys_->Score(request.layer, request.head, q, queries, scale, scores.data(), base.data(),
+                      error.data());
+    // Rows of the zone into `candidates`, behind those there, and their group scores behind the others'.
     std::vector<Position>& candidates = selection.rows;
-    kernels::IndicesWithinError(group_scores.data(), n, request.budget, error, candidates);
+    const auto score = [&, &keys = keys, &exact = exact, &placed = placed,
+                        &base = base](std::span<const int64_t> wanted) {
+      if (wanted.empty()) return;
+      const auto count = static_cast<int64_t>(wanted.size());
+      keys.clear();
+      for (const int64_t row : wanted) keys.push_back(rows.Key(zone_.begin + row));
+      candidates.insert(candidates.end(), wanted.begin(), wanted.end());
+      exact.resize(static_cast<size_t>(queries * count));
+      kernels::DotScoreRows(q, queries, d, keys.data(), count, scale, exact.data(), count);
+      placed.resize(candidates.size());
+      kernels::GroupScore(exact.data(), queries, count, count, base.data(),
+                          placed.data() + placed.size() - wanted.size());
+    };
+    candidates.clear();
+    score(bounded.First({scores.data(), queries, n, stride, base.data(), error.data()},
+                        request.budget));
+    score(bounded.Others(
+        kernels::KthLargest(placed.data(), static_cast<int64_t>(placed.size()), request.budget)));
     const auto found = static_cast<int64_t>(candidates.size());
-    keys.resize(candidates.size());
-    for (size_t i = 0; i < keys.size(); ++i) keys[i] = rows.Key(zone_.begin + candidates[i]);
-    kernels::DotScoreRows(q, queries, d, keys.data(), found, scale, scores.data(), found);
-    kernels::GroupScore(scores.data(), queries, found, found, base.data(), group_scores.data());
+    thread_local std::vector<Position> as_scored;
+    as_scored = candidates;
+    group_scores.resize(candidates.size());
+    const std::span<const int32_t> ascending = bounded.Ascending();
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const auto place = static_cast<size_t>(ascending[i]);
+      candidates[i] = as_scored[place];
+      group_scores[i] = placed[place];
+    }
     const float last = kernels::KthLargest(group_scores.data(), found, request.budget);
     KeepBest(group_scores, last, request.budget, candidates);
     for (Position& row : candidates) row += zone_.begin;

@@ -73,8 +73,8 @@ kernels::Int8Error Int8Keys::Make(const HeadView& rows, uint8_t* blocks) const {
   return worst;
 }
 
-float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries, float scale,
-                      float* scores, float* lse) {
+void Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries, float scale,
+                     float* scores, float* lse, float* error) {
   thread_local kernels::Int8Queries packed;
   thread_local std::vector<kernels::LsePart> sums;  // [pieces, queries]
   const auto at = static_cast<size_t>(layer.value() * kv_heads_ + head.value());
@@ -95,14 +95,15 @@ float Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries,
                        scores + first, stride());
     const int64_t rows = std::min(count * kInt8BlockRows, zone_.rows() - first);
     for (int64_t h = 0; h < queries; ++h) {
-      sums[static_cast<size_t>(piece * queries + h)] =
-          kernels::LsePartOf(scores + h * stride() + first, rows);
+      kernels::LsePart& sum = sums[static_cast<size_t>(piece * queries + h)];
+      sum = {};
+      kernels::AddScores(scores + h * stride() + first, rows, sum);
     }
   });
   for (int64_t h = 0; h < queries; ++h) {
     lse[h] = kernels::LogSumExp(&sums[static_cast<size_t>(h)], pieces, queries);
+    error[h] = kernels::Int8ScoreError(of_head.error, q + h * head_dim_, head_dim_, scale);
   }
-  return kernels::Int8ScoreError(of_head.error, q, queries, head_dim_, scale);
 }
 
 }  // namespace carrel::decoder

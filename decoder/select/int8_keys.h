@@ -24,10 +24,10 @@ class Int8Keys {
   ~Int8Keys();
 
   int64_t stride() const { return blocks_ * kernels::kInt8BlockRows; }
-  // scores[h, j] ~ scale * <q[h], key of zone.begin + j>; lse [queries]: of the zone's. Returns the
-  // most that a score is off by.
-  float Score(Layer layer, KvHead head, const float* q, int64_t queries, float scale, float* scores,
-              float* lse);
+  // scores[h, j] ~ scale * <q[h], key of zone.begin + j>; lse [queries]: of the zone's; error
+  // [queries]: the most that a score is off by.
+  void Score(Layer layer, KvHead head, const float* q, int64_t queries, float scale, float* scores,
+             float* lse, float* error);
   int64_t resident_bytes() const;
 
  private:

@@ -24,6 +24,7 @@
 #include "kernels/score/block_hamming/block_hamming.h"
 #include "kernels/score/code_score/code_score.h"
 #include "kernels/score/int8_score/int8_score.h"
+#include "kernels/select/bounded_topk/bounded_topk.h"
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
 
@@ -96,6 +97,9 @@ struct SearchScratch {
   kernels::CodeTables tables;
   kernels::HammingTables hamming;
   kernels::Int8Queries int8_queries;
+  kernels::BoundedTopK bounded;
+  std::vector<float> errors;    // [group]
+  std::vector<float> placed;    // group scores in the order in which rows were scored
   std::vector<int16_t> codes;   // approximate scores
   std::vector<uint32_t> above;  // rows whose approximate score is above a bar, ...
   std::vector<int16_t> above_scores;

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -23,8 +24,8 @@ constexpr int64_t kLeastRows = 1024;
 constexpr int64_t kRowsPerWanted = 8;
 // Bytes of blocks that a thread takes at a time.
 constexpr int64_t kPartBytes = 128 << 10;
-// Blocks that are packed before they are scored, where they are not kept.
-constexpr int64_t kBufferBlocks = 16;
+// Blocks whose scores by some queries are still in the L1 cache when they are summed.
+constexpr int64_t kNearBlocks = 32;
 constexpr int64_t kPageBytes = 4096;
 
 }  // namespace
@@ -101,48 +102,55 @@ kernels::Int8Error Int8Scan::PackBlock(int64_t block, RowRange zone, float* wide
   return kernels::PackInt8(wide, rows.end - first, d, to);
 }
 
-absl::Status Int8Scan::ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error) const {
+absl::Status Int8Scan::ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error,
+                                 kernels::LsePart* sums) const {
+  RETURN_IF_ERROR(keys_.Verify({std::max(pass.zone.begin, part.begin * kInt8BlockRows),
+                                std::min(pass.zone.end, part.end * kInt8BlockRows)}));
+  for (int64_t block = part.begin; block < part.end; block += kNearBlocks) {
+    const Blocks near = {block, std::min(part.end, block + kNearBlocks)};
+    ScoreNear(pass, near, error);
+    SumNear(pass, near, sums);
+  }
+  return absl::OkStatus();
+}
+
+void Int8Scan::ScoreNear(const Pass& pass, Blocks near, kernels::Int8Error& error) const {
   thread_local std::vector<float> wide;
   thread_local std::vector<uint8_t> buffer;
-  const RowRange zone = pass.zone;
-  const int64_t first = zone.begin / kInt8BlockRows;
-  RETURN_IF_ERROR(keys_.Verify({std::max(zone.begin, part.begin * kInt8BlockRows),
-                                std::min(zone.end, part.end * kInt8BlockRows)}));
-  for (int64_t block = part.begin; block < part.end;) {
+  const int64_t first = pass.zone.begin / kInt8BlockRows;
+  for (int64_t block = near.begin; block < near.end;) {
     const uint8_t* blocks = nullptr;
     int64_t end = block;
     if (pass.kept.Has(block)) {
-      end = std::min(part.end, pass.kept.end);
+      end = std::min(near.end, pass.kept.end);
       blocks = piece_.data() + block * block_bytes_;
       for (int64_t i = block; i < end; ++i) error.Add(errors_[static_cast<size_t>(i)]);
     } else {
       const bool keep = pass.keep.Has(block);
       wide.resize(static_cast<size_t>(kInt8BlockRows * keys_.head_dim()));
-      buffer.resize(static_cast<size_t>(kBufferBlocks * block_bytes_));
+      buffer.resize(static_cast<size_t>(kNearBlocks * block_bytes_));
       uint8_t* const to = keep ? piece_.data() + block * block_bytes_ : buffer.data();
-      const int64_t last = std::min(part.end, block + kBufferBlocks);
-      for (; end < last && !pass.kept.Has(end) && pass.keep.Has(end) == keep; ++end) {
+      for (; end < near.end && !pass.kept.Has(end) && pass.keep.Has(end) == keep; ++end) {
         const kernels::Int8Error of_block =
-            PackBlock(end, zone, wide.data(), to + (end - block) * block_bytes_);
+            PackBlock(end, pass.zone, wide.data(), to + (end - block) * block_bytes_);
         error.Add(of_block);
         if (keep) errors_[static_cast<size_t>(end)] = of_block;
       }
       blocks = to;
     }
     kernels::Int8Score(pass.queries, blocks, end - block,
-                       pass.scores + (block - first) * kInt8BlockRows, Stride(zone));
+                       pass.scores + (block - first) * kInt8BlockRows, Stride(pass.zone));
     block = end;
   }
-  return absl::OkStatus();
 }
 
-void Int8Scan::SumPart(const Pass& pass, Blocks part, kernels::LsePart* sums) const {
+void Int8Scan::SumNear(const Pass& pass, Blocks near, kernels::LsePart* sums) const {
   const Position first = pass.zone.begin / kInt8BlockRows * kInt8BlockRows;
-  const Position begin = std::max(pass.zone.begin, part.begin * kInt8BlockRows);
-  const Position end = std::min(pass.zone.end, part.end * kInt8BlockRows);
+  const Position begin = std::max(pass.zone.begin, near.begin * kInt8BlockRows);
+  const Position end = std::min(pass.zone.end, near.end * kInt8BlockRows);
   for (int64_t i = 0; i < pass.queries.group; ++i) {
     const float* const scores = pass.scores + i * Stride(pass.zone) + (begin - first);
-    sums[i] = kernels::LsePartOf(scores, end - begin);
+    kernels::AddScores(scores, end - begin, sums[i]);
   }
 }
 
@@ -172,14 +180,13 @@ absl::Status Int8Scan::Score(const float* queries, int64_t vectors, float scale,
   std::vector<kernels::Int8Error> errors(static_cast<size_t>(parts));
   std::vector<kernels::LsePart> sums(static_cast<size_t>(parts * vectors));
   keys_.AskAhead(zone);
-  RETURN_IF_ERROR(ForEachPart(
-      pool, {of_zone.begin, of_zone.end}, part_blocks, [&](RowRange range) -> absl::Status {
-        const Blocks blocks = {range.begin, range.end};
-        const int64_t part = (range.begin - of_zone.begin) / part_blocks;
-        RETURN_IF_ERROR(ScorePart(pass, blocks, errors[static_cast<size_t>(part)]));
-        SumPart(pass, blocks, &sums[static_cast<size_t>(part * vectors)]);
-        return absl::OkStatus();
-      }));
+  RETURN_IF_ERROR(ForEachPart(pool, {of_zone.begin, of_zone.end}, part_blocks,
+                              [&](RowRange range) -> absl::Status {
+                                const Blocks blocks = {range.begin, range.end};
+                                const int64_t part = (range.begin - of_zone.begin) / part_blocks;
+                                return ScorePart(pass, blocks, errors[static_cast<size_t>(part)],
+                                                 &sums[static_cast<size_t>(part * vectors)]);
+                              }));
   for (int64_t i = 0; i < vectors; ++i) lse[i] = kernels::LogSumExp(&sums[i], parts, vectors);
   error = {};
   for (const kernels::Int8Error& of_part : errors) error.Add(of_part);
@@ -211,19 +218,62 @@ absl::Status Int8Scan::Search(const SearchRequest& request, SearchScratch& s,
     of_zone.scores = s.sample_scores.data() + Offset(zone);
   }
   result.zone_scored = false;
-  s.group_scores.resize(static_cast<size_t>(rows));
-  kernels::GroupScore(of_zone.scores, group, rows, of_zone.stride, result.zone_lse.data(),
-                      s.group_scores.data());
-  const float error =
-      kernels::Int8ScoreError(of_zone.error, request.queries, group, d, request.scale);
-  kernels::IndicesWithinError(s.group_scores.data(), rows, request.top_k, error, s.ids);
-  for (int64_t& id : s.ids) id += zone.begin;
-  RETURN_IF_ERROR(ScoreIds(request, keys_, s));
-  const auto found = static_cast<int64_t>(s.ids.size());
-  result.visited = group * (rows + found);
-  SelectBest(
-      request, s.scores.data(), found, result.zone_lse.data(),
-      [&s](int64_t i) { return static_cast<Position>(s.ids[static_cast<size_t>(i)]); }, s, result);
+  s.errors.resize(static_cast<size_t>(group));
+  for (int64_t h = 0; h < group; ++h) {
+    s.errors[static_cast<size_t>(h)] =
+        kernels::Int8ScoreError(of_zone.error, request.queries + h * d, d, request.scale);
+  }
+  return SelectWithin(of_zone, request, s, result);
+}
+
+absl::Status Int8Scan::SelectWithin(const Int8ZoneScores& of_zone, const SearchRequest& request,
+                                    SearchScratch& s, SearchResult& result) const {
+  const RowRange zone = request.zone;
+  const auto group = static_cast<size_t>(request.group);
+  const float* const base = result.zone_lse.data();
+  // Rows of the zone into s.ids, behind those there, as the context has them; their scores, [group, rows],
+  // and their group scores behind the others'.
+  const auto score = [&](std::span<const int64_t> rows) -> absl::Status {
+    if (rows.empty()) return absl::OkStatus();
+    const size_t before = s.ids.size(), count = rows.size();
+    for (const int64_t row : rows) s.ids.push_back(zone.begin + row);
+    s.scores.resize(group * s.ids.size());
+    s.placed.resize(s.ids.size());
+    float* const scores = s.scores.data() + group * before;
+    RETURN_IF_ERROR(ScoreRows(request, keys_, {s.ids.data() + before, count}, s, scores));
+    const auto n = static_cast<int64_t>(count);
+    kernels::GroupScore(scores, request.group, n, n, base, s.placed.data() + before);
+    return absl::OkStatus();
+  };
+  s.ids.clear();
+  RETURN_IF_ERROR(score(s.bounded.First({.scores = of_zone.scores,
+                                         .group = request.group,
+                                         .rows = zone.rows(),
+                                         .stride = of_zone.stride,
+                                         .base = base,
+                                         .error = s.errors.data()},
+                                        request.top_k)));
+  const size_t first = s.ids.size();
+  const auto found = static_cast<int64_t>(first);
+  RETURN_IF_ERROR(
+      score(s.bounded.Others(kernels::KthLargest(s.placed.data(), found, request.top_k))));
+  result.visited = request.group * (zone.rows() + static_cast<int64_t>(s.ids.size()));
+  const std::span<const int32_t> ascending = s.bounded.Ascending();
+  s.group_scores.resize(ascending.size());
+  for (size_t i = 0; i < ascending.size(); ++i) {
+    s.group_scores[i] = s.placed[static_cast<size_t>(ascending[i])];
+  }
+  const size_t others = s.ids.size() - first;
+  TakeBest(
+      request,
+      [&](int64_t i) { return s.ids[static_cast<size_t>(ascending[static_cast<size_t>(i)])]; },
+      [&](int64_t h, int64_t i) {
+        const auto place = static_cast<size_t>(ascending[static_cast<size_t>(i)]);
+        const auto head = static_cast<size_t>(h);
+        return s.scores[place < first ? head * first + place
+                                      : (group - 1) * first + head * others + place];
+      },
+      s, result);
   return absl::OkStatus();
 }
 

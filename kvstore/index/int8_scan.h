@@ -1,8 +1,8 @@
 // What:   the exact search that a store makes of a head: every key of the zone is looked at in 8 bits
 //         (kernels/score/int8_score), and only those that can be among the best as they are stored.
-// Math:   with t the k-th best group score by 8 bits and e the most that one is off by (Int8ScoreError),
-//         rows below t - 2 e cannot be among the best k. The others are scored from the stored rows,
-//         which are verified; result.scores are exact. Of one q head the ids are those of flat. Of a
+// Math:   rows that can be among the best k by what a score is off by at most (Int8ScoreError,
+//         kernels/select/bounded_topk) are scored from the stored rows, which are verified;
+//         result.scores are exact. Of one q head the ids are those of flat. Of a
 //         group the lse in the group score is over the scores in 8 bits: what is off is the weight
 //         between heads, by at most e. zone_lse is that lse, an estimate: no row that is left out has a
 //         larger group score by it. Small zones, large top_k (Int8ScanPays) and who wants the exact lse
@@ -110,10 +110,14 @@ class Int8Scan : public Index {
   // Without rows outside the zone.
   Blocks WholeBlocks(RowRange zone) const;
   kernels::Int8Error PackBlock(int64_t block, RowRange zone, float* wide, uint8_t* to) const;
-  // Blocks [part.begin, part.end), their rows in the zone verified.
-  absl::Status ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error) const;
-  // sums [vectors]: of what ScorePart gave.
-  void SumPart(const Pass& pass, Blocks part, kernels::LsePart* sums) const;
+  // Blocks [part.begin, part.end), their rows in the zone verified; sums [vectors]: of their scores.
+  absl::Status ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error,
+                         kernels::LsePart* sums) const;
+  void ScoreNear(const Pass& pass, Blocks near, kernels::Int8Error& error) const;
+  void SumNear(const Pass& pass, Blocks near, kernels::LsePart* sums) const;
+  // The best rows by s.errors, from the stored rows of those that can be.
+  absl::Status SelectWithin(const Int8ZoneScores& of_zone, const SearchRequest& request,
+                            SearchScratch& s, SearchResult& result) const;
 
   const Rows keys_;
   const int64_t block_bytes_;

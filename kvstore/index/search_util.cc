@@ -62,17 +62,20 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
   return absl::OkStatus();
 }
 
-absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
-  const auto rows = static_cast<int64_t>(scratch.ids.size());
-  RETURN_IF_ERROR(keys.VerifyRows(scratch.ids.data(), rows));
-  scratch.pointers.resize(scratch.ids.size());
-  for (size_t i = 0; i < scratch.ids.size(); ++i) {
-    scratch.pointers[i] = keys.Address(scratch.ids[i]);
-  }
-  scratch.scores.resize(static_cast<size_t>(request.group * rows));
+absl::Status ScoreRows(const SearchRequest& request, const Rows& keys,
+                       absl::Span<const int64_t> ids, SearchScratch& scratch, float* scores) {
+  const auto rows = static_cast<int64_t>(ids.size());
+  RETURN_IF_ERROR(keys.VerifyRows(ids.data(), rows));
+  scratch.pointers.resize(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) scratch.pointers[i] = keys.Address(ids[i]);
   kernels::DotScoreRows(request.queries, request.group, keys.head_dim(), scratch.pointers.data(),
-                        rows, request.scale, scratch.scores.data(), rows);
+                        rows, request.scale, scores, rows);
   return absl::OkStatus();
+}
+
+absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
+  scratch.scores.resize(static_cast<size_t>(request.group) * scratch.ids.size());
+  return ScoreRows(request, keys, scratch.ids, scratch, scratch.scores.data());
 }
 
 absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const Rows& keys,

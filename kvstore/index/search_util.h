@@ -23,7 +23,10 @@ absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const
 absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
                       SearchResult& result);
 
-// Scores the rows in scratch.ids for every head of the group: scratch.scores [group, ids].
+// Scores these rows for every head of the group: scores [group, ids]. Uses scratch.pointers.
+absl::Status ScoreRows(const SearchRequest& request, const Rows& keys,
+                       absl::Span<const int64_t> ids, SearchScratch& scratch, float* scores);
+// The same of scratch.ids into scratch.scores.
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch);
 
 // From scores [group, rows] of rows whose ids ascend, with base [group] (kernels/score/group_score): the
@@ -31,6 +34,11 @@ absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScra
 template <typename IdOf>
 void SelectBest(const SearchRequest& request, const float* scores, int64_t rows, const float* base,
                 IdOf id_of, SearchScratch& scratch, SearchResult& result);
+
+// The same from scratch.group_scores, of rows whose ids ascend; score_of(h, i).
+template <typename IdOf, typename ScoreOf>
+void TakeBest(const SearchRequest& request, IdOf id_of, ScoreOf score_of, SearchScratch& scratch,
+              SearchResult& result);
 
 }  // namespace carrel::kvstore
 
@@ -42,11 +50,10 @@ void SelectBest(const SearchRequest& request, const float* scores, int64_t rows,
 
 namespace carrel::kvstore {
 
-template <typename IdOf>
-void SelectBest(const SearchRequest& request, const float* scores, int64_t rows, const float* base,
-                IdOf id_of, SearchScratch& scratch, SearchResult& result) {
-  scratch.group_scores.resize(static_cast<size_t>(rows));
-  kernels::GroupScore(scores, request.group, rows, rows, base, scratch.group_scores.data());
+template <typename IdOf, typename ScoreOf>
+void TakeBest(const SearchRequest& request, IdOf id_of, ScoreOf score_of, SearchScratch& scratch,
+              SearchResult& result) {
+  const auto rows = static_cast<int64_t>(scratch.group_scores.size());
   scratch.best.resize(static_cast<size_t>(std::min(request.top_k, rows)));
   const auto top_k = request.by_id ? kernels::TopKAscending : kernels::TopK;
   const int64_t found =
@@ -61,10 +68,18 @@ void SelectBest(const SearchRequest& request, const float* scores, int64_t rows,
     result.least = std::min(result.least, scratch.group_scores[static_cast<size_t>(at)]);
   }
   for (int64_t h = 0; h < request.group; ++h) {
-    const float* const from = scores + h * rows;
     float* const to = result.scores.data() + h * found;
-    for (int64_t i = 0; i < found; ++i) to[i] = from[scratch.best[static_cast<size_t>(i)]];
+    for (int64_t i = 0; i < found; ++i) to[i] = score_of(h, scratch.best[static_cast<size_t>(i)]);
   }
+}
+
+template <typename IdOf>
+void SelectBest(const SearchRequest& request, const float* scores, int64_t rows, const float* base,
+                IdOf id_of, SearchScratch& scratch, SearchResult& result) {
+  scratch.group_scores.resize(static_cast<size_t>(rows));
+  kernels::GroupScore(scores, request.group, rows, rows, base, scratch.group_scores.data());
+  TakeBest(
+      request, id_of, [&](int64_t h, int64_t i) { return scores[h * rows + i]; }, scratch, result);
 }
 
 }  // namespace carrel::kvstore

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "kernels/score/int8_score/int8_score_amx.h"
@@ -264,6 +265,24 @@ void Int8ScoreImpl(const Int8Queries& q, const void* blocks, int64_t count, floa
 
 #endif
 
+// values[c] = query[c] / step, rounded to the nearest number in [-most, most], halves to even ones.
+void RoundQueryImpl(const float* query, int64_t dim, float step, int32_t most, int16_t* values) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<int16_t, decltype(d)> d16;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t c = 0;
+  for (; c + lanes <= dim; c += lanes) {
+    const auto number = hn::NearestInt(hn::Div(hn::LoadU(d, query + c), hn::Set(d, step)));
+    const auto bounded = hn::Min(hn::Max(number, hn::Set(di, -most)), hn::Set(di, most));
+    hn::StoreU(hn::DemoteTo(d16, bounded), d16, values + c);
+  }
+  for (; c < dim; ++c) {
+    values[c] = static_cast<int16_t>(
+        std::clamp(static_cast<int32_t>(std::nearbyint(query[c] / step)), -most, most));
+  }
+}
+
 }  // namespace carrel::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -272,6 +291,7 @@ namespace carrel::kernels {
 
 HWY_EXPORT(PackInt8Impl);
 HWY_EXPORT(Int8ScoreImpl);
+HWY_EXPORT(RoundQueryImpl);
 
 namespace {
 
@@ -310,26 +330,24 @@ void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale,
     const float step = largest / most;
     queries.scale[static_cast<size_t>(h)] = step * scale;
     if (!(step > 0)) continue;
+    int16_t* const values = queries.values.data() + h * padded;
+    HWY_DYNAMIC_DISPATCH(RoundQueryImpl)(query, dim, step, static_cast<int32_t>(most), values);
     for (int64_t c = 0; c < dim; ++c) {
-      const auto value = static_cast<int16_t>(std::clamp(std::round(query[c] / step), -most, most));
-      queries.values[static_cast<size_t>(h * padded + c)] = value;
+      const int16_t value = values[c];
       uint8_t* bytes = queries.bytes.data() + 2 * (h * padded + c / 4 * 4) + c % 4;
       bytes[0] = static_cast<uint8_t>(value & 255);
       bytes[4] = static_cast<uint8_t>(value >> 8);
       queries.high_sum[static_cast<size_t>(h)] += value >> 8;
     }
   }
+  if (Int8TakesTiles(group)) PackInt8Tiles(queries);
 }
 
-float Int8ScoreError(const Int8Error& of_rows, const float* q, int64_t group, int64_t dim,
-                     float scale) {
-  float longest = 0;
-  for (int64_t h = 0; h < group; ++h) {
-    float squares = 0;
-    for (int64_t c = 0; c < dim; ++c) squares += q[h * dim + c] * q[h * dim + c];
-    longest = std::max(longest, squares);
-  }
-  return Int8ScoreError(of_rows, std::sqrt(longest), dim, scale);
+float Int8ScoreError(const Int8Error& of_rows, const float* q, int64_t dim, float scale) {
+  constexpr int64_t kSums = 8;  // one would wait for each addition
+  float sums[kSums] = {};
+  for (int64_t c = 0; c < dim; ++c) sums[c % kSums] += q[c] * q[c];
+  return Int8ScoreError(of_rows, std::sqrt(std::accumulate(sums, sums + kSums, 0.0f)), dim, scale);
 }
 
 void Int8Score(const Int8Queries& queries, const void* blocks, int64_t count, float* out,

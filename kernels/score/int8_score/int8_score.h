@@ -46,16 +46,20 @@ struct Int8Queries {
   // values the low ones (0 .. 255), then the high ones (-128 .. 127).
   std::vector<uint8_t> bytes;     // [group, dim rounded up to 4, 2]
   std::vector<int32_t> high_sum;  // [group]: of the high ones
-  std::vector<float> scale;       // [group]
+  // The same as AMX's tiles (int8_score_amx.h), where they are used.
+  struct alignas(64) TileRow {
+    uint8_t bytes[64];
+  };
+  std::vector<TileRow> tiles;
+  std::vector<float> scale;  // [group]
 };
 
 // How far a score of a query of l2 norm `norm` may lie from scale * <query, row>, at most: by Cauchy
 // and Schwarz, what the rows and the query lose by being kept in fewer bits, and f32's rounding.
 float Int8ScoreError(const Int8Error& of_rows, float norm, int64_t dim, float scale);
 
-// The same for all of these queries, [group, dim] f32.
-float Int8ScoreError(const Int8Error& of_rows, const float* q, int64_t group, int64_t dim,
-                     float scale);
+// The same for this query, [dim] f32.
+float Int8ScoreError(const Int8Error& of_rows, const float* q, int64_t dim, float scale);
 
 // q [group, dim] f32; `scale` is multiplied into the scores.
 void MakeInt8Queries(const float* q, int64_t group, int64_t dim, float scale, Int8Queries& queries);

@@ -40,6 +40,9 @@ struct Steps {
   int64_t lines, count, step_lines;
 };
 
+// Of 16 queries.
+int64_t TileRunBytes(const Steps& steps) { return 2 * steps.count * kTileBytes; }
+
 // Sums 0 to 3, queries' low and high bytes 4 and 5, rows 6 and 7.
 CARREL_AMX_INT8_INLINE void Configure(const Steps& steps) {
   amx::TileConfig config;
@@ -119,22 +122,24 @@ CARREL_AMX_INT8_INLINE void AskToWrite(float* out, int64_t queries, int64_t stri
 
 bool Int8TakesTiles(int64_t group) { return group >= kLeastQueries && AmxUsed(); }
 
+void PackInt8Tiles(Int8Queries& q) {
+  const Steps steps(q.dim);
+  const int64_t tiles = amx::CeilDivide(q.group, kTileRows);
+  q.tiles.resize(static_cast<size_t>(tiles * TileRunBytes(steps) / kLineBytes));
+  for (int64_t i = 0; i < tiles; ++i) {
+    PackQueries(q, i * kTileRows, steps, q.tiles.data()->bytes + i * TileRunBytes(steps));
+  }
+}
+
 CARREL_AMX_INT8 void Int8ScoreByTiles(const Int8Queries& q, const void* blocks, int64_t count,
                                       float* out, int64_t stride) {
   const Steps steps(q.dim);
-  const int64_t block_bytes = Int8BlockBytes(q.dim), run = 2 * steps.count * kTileBytes;
-  thread_local std::vector<uint8_t> memory;
-  memory.resize(static_cast<size_t>(kPassQueries / kTileRows * run + kLineBytes));
-  auto* const packed =
-      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  const int64_t block_bytes = Int8BlockBytes(q.dim), run = TileRunBytes(steps);
+  const uint8_t* const packed = q.tiles.data()->bytes;
   alignas(64) int32_t sums[4 * amx::kTileFloats];
   Configure(steps);
   for (int64_t from = 0; from < q.group; from += kPassQueries) {
     const int64_t end = std::min(q.group, from + kPassQueries);
-    for (int64_t h = from; h < end; h += kTileRows) {
-      PackQueries(q, h, steps, packed + (h - from) / kTileRows * run);
-    }
-    asm volatile("" ::: "memory");  // loads of tiles read it
     const auto* first = static_cast<const uint8_t*>(blocks);
     for (int64_t i = 0; i < count; i += 2, first += 2 * block_bytes) {
       const bool pair = i + 1 < count;
@@ -147,7 +152,7 @@ CARREL_AMX_INT8 void Int8ScoreByTiles(const Int8Queries& q, const void* blocks, 
       for (int64_t h = from; h < end; h += kTileRows) {
         const int64_t here = std::min(kTileRows, end - h);
         float* const to = out + h * stride + i * kInt8BlockRows;
-        MultiplyPair(first, second, packed + (h - from) / kTileRows * run, steps, sums);
+        MultiplyPair(first, second, packed + h / kTileRows * run, steps, sums);
         AskToWrite(to + 2 * kInt8BlockRows, here, stride);
         StoreScores(sums, first, &q.scale[static_cast<size_t>(h)], here, to, stride);
         if (!pair) continue;
@@ -166,6 +171,8 @@ CARREL_AMX_INT8 void Int8ScoreByTiles(const Int8Queries& q, const void* blocks, 
 namespace carrel::kernels {
 
 bool Int8TakesTiles(int64_t) { return false; }
+
+void PackInt8Tiles(Int8Queries&) {}
 
 void Int8ScoreByTiles(const Int8Queries&, const void*, int64_t, float*, int64_t) {
   CARREL_CHECK(false);  // Int8TakesTiles() is false here

@@ -15,6 +15,9 @@ namespace carrel::kernels {
 // Whether tiles are there, and pay for so many queries.
 bool Int8TakesTiles(int64_t group);
 
+// queries.tiles of the rest.
+void PackInt8Tiles(Int8Queries& queries);
+
 void Int8ScoreByTiles(const Int8Queries& queries, const void* blocks, int64_t count, float* out,
                       int64_t stride);
 

@@ -213,6 +213,8 @@ constexpr int64_t kSample = 512;
 constexpr int64_t kRoomPerWanted = 4;
 constexpr int64_t kScoresPerRoom = 64;
 constexpr int64_t kLeastRoom = 1024;
+// So few are made orders before they are counted.
+constexpr int64_t kFewScores = 4096;
 // A vector of orders that is stored whole.
 constexpr int64_t kVectorOrders = 64;
 
@@ -265,6 +267,8 @@ float KthScore(const float* scores, int64_t n, int64_t k) {
         HWY_DYNAMIC_DISPATCH(OrdersAboveImpl)(scores, n, bar, orders.data(), places);
     if (above >= k) return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOrderImpl)(orders.data(), above, k));
   }
+  if (n <= kFewScores)
+    return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOrderImpl)(OrdersOf(scores, n), n, k));
   return ScoreOf(HWY_DYNAMIC_DISPATCH(KthOfScoresImpl)(scores, n, k));
 }
 
@@ -339,32 +343,6 @@ int64_t TopKAscending(const float* scores, int64_t n, int64_t k, int64_t* out,
 
 float KthLargest(const float* scores, int64_t n, int64_t k) {
   return n == 0 ? INFINITY : KthScore(scores, n, std::min(k, n));
-}
-
-void IndicesAtLeast(const float* scores, int64_t n, float bar, std::vector<int64_t>& out) {
-  out.clear();
-  if (!(bar > -INFINITY)) {
-    out.resize(static_cast<size_t>(n));
-    std::iota(out.begin(), out.end(), 0);
-    return;
-  }
-  constexpr int64_t kPlaces = 1024;
-  uint32_t indices[kPlaces];
-  const float below = std::nextafter(bar, -INFINITY);
-  for (int64_t next = 0; next < n;) {
-    int64_t written = 0;
-    next = HWY_DYNAMIC_DISPATCH(ScanAboveImpl)(scores, next, n, below, indices, kPlaces, &written);
-    out.insert(out.end(), indices, indices + written);
-  }
-}
-
-void IndicesWithinError(const float* scores, int64_t n, int64_t k, float error,
-                        std::vector<int64_t>& out) {
-  const float last = KthLargest(scores, n, k);
-  // The k best may all be lower by the error, and others higher. Numbers about as large as `last` are
-  // rounded four times: both scores and what they stand for.
-  const float rounding = 0x1p-21f * (std::abs(last) + 2 * error);
-  IndicesAtLeast(scores, n, last - 2 * error - rounding, out);
 }
 
 std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k) {

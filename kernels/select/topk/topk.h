@@ -24,14 +24,6 @@ int64_t TopKAscending(const float* scores, int64_t n, int64_t k, int64_t* out,
 // The score of the last of them, 1 <= k; of n > 0 scores, the least if k > n.
 float KthLargest(const float* scores, int64_t n, int64_t k);
 
-// out: the indices of scores >= bar, ascending; bar = -inf (or NaN): all.
-void IndicesAtLeast(const float* scores, int64_t n, float bar, std::vector<int64_t>& out);
-
-// out: the indices, ascending, of all scores that can be among the k >= 1 largest (with ties) of what
-// they stand for, where each is off by `error` at most before it was rounded to f32, and so is that.
-void IndicesWithinError(const float* scores, int64_t n, int64_t k, float error,
-                        std::vector<int64_t>& out);
-
 // Indices of the k largest by the same order, ascending. k >= scores.size(): all.
 std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k);
 

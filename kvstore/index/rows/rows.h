@@ -47,11 +47,18 @@ class Rows {
   absl::Status VerifyRow(Position row) const { return Verify({row, row + 1}); }
   template <typename Id>
   absl::Status VerifyRows(const Id* rows, int64_t n) const {
+    const auto there = [this](Id row) {
+      return static_cast<uint64_t>(row) < static_cast<uint64_t>(count_);
+    };
+    if (fully_verified()) {
+      bool all_there = true;
+      for (int64_t i = 0; i < n; ++i) all_there &= there(rows[i]);
+      if (all_there) return absl::OkStatus();
+    }
     std::vector<Position> unverified;
-    const bool none = fully_verified();
     for (int64_t i = 0; i < n; ++i) {
       const auto row = static_cast<Position>(rows[i]);
-      if (row < 0 || row >= count_ || !(none || Verified(row))) unverified.push_back(row);
+      if (!there(rows[i]) || !Verified(row)) unverified.push_back(row);
     }
     if (unverified.empty()) return absl::OkStatus();
     AskAhead(unverified);

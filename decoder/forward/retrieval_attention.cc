@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "common/dtype.h"
 #include "common/status.h"
 #include "decoder/client/context_rows.h"
 #include "decoder/zone/make_zone.h"
@@ -12,6 +13,12 @@
 #include "kernels/attention/window_attention/window_attention.h"
 
 namespace carrel::decoder {
+namespace {
+
+// Tokens whose queries stay in the L1 cache beside the rows that they look at together.
+constexpr int64_t kTokensTogether = 8;
+
+}  // namespace
 
 RetrievalAttention::RetrievalAttention(const OpenedContext& context, std::vector<int64_t> windows)
     : shape_(context.shape),
@@ -57,18 +64,102 @@ absl::Status RetrievalAttention::Prefetch(Layer layer, const float* predicted_q,
   return zone_->Prefetch(layer, predicted_q, n);
 }
 
-void RetrievalAttention::AttendWindow(const model::AttentionInput& input) {
-  window_partial_.Reset(input.n, shape_.q_heads, shape_.head_dim);
-  pool_->ParallelFor(input.n * shape_.kv_heads, [&](int64_t unit) {
-    AttendWindow(input, unit / shape_.kv_heads,
-                 KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
-  });
+int64_t RetrievalAttention::TokensTogether(Layer layer) const {
+  return WindowOf(layer) > 0 ? 1 : kTokensTogether;
+}
+
+void RetrievalAttention::AddTokens(RetrievalAttention* attention,
+                                   const model::AttentionInput& input,
+                                   std::vector<WindowToken>& tokens) {
+  attention->window_partial_.Reset(input.n, attention->shape_.q_heads, attention->shape_.head_dim);
+  for (int64_t i = 0; i < input.n; ++i) tokens.push_back({attention, &input, i});
+}
+
+int64_t RetrievalAttention::WindowUnits(absl::Span<const WindowToken> tokens) const {
+  const int64_t together = TokensTogether(tokens[0].input->layer);
+  return (static_cast<int64_t>(tokens.size()) + together - 1) / together * shape_.kv_heads;
+}
+
+void RetrievalAttention::AttendWindow(absl::Span<const WindowToken> tokens, int64_t unit) {
+  const int64_t together = TokensTogether(tokens[0].input->layer);
+  const KvHead head(static_cast<int32_t>(unit % shape_.kv_heads));
+  tokens = tokens.subspan(static_cast<size_t>(unit / shape_.kv_heads * together),
+                          static_cast<size_t>(together));
+  for (const WindowToken& token : tokens) token.attention->AttendNewRows(token, head);
+  AttendContextRows(tokens, head);
+}
+
+void RetrievalAttention::AttendNewRows(const WindowToken& one, KvHead head) {
+  thread_local std::vector<float> scratch;
+  const model::AttentionInput& input = *one.input;
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  const int64_t first_q_head = one.token * shape_.q_heads + head.value() * group;
+  // What comes before the token, and itself.
+  const int64_t end = window_.rows(input.layer) - input.n + one.token + 1;
+  const int64_t window = WindowOf(input.layer);
+  const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
+  kernels::WindowAttentionParams params;
+  params.q = input.q + first_q_head * d;
+  params.group = group;
+  params.rows = end - begin;
+  params.k = window_.k(input.layer, head) + begin * d;
+  params.v = window_.v(input.layer, head) + begin * d;
+  params.head_dim = d;
+  params.scale = scale_;
+  params.out = &window_partial_.out[static_cast<size_t>(first_q_head * d)];
+  params.lse = &window_partial_.lse[static_cast<size_t>(first_q_head)];
+  scratch.resize(static_cast<size_t>(group * params.rows));
+  kernels::WindowAttention(params, scratch.data());
+}
+
+// All have the same rows: they are read from memory once.
+void RetrievalAttention::AttendContextRows(absl::Span<const WindowToken> tokens, KvHead head) {
+  thread_local std::vector<float> queries, out, lse, scratch;
+  const Layer layer = tokens[0].input->layer;
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  const int64_t vectors = static_cast<int64_t>(tokens.size()) * group;
+  const int64_t end = window_.context_rows(layer), window = WindowOf(layer);
+  int64_t begin = 0;
+  if (window > 0) {  // one token
+    const int64_t new_rows = window_.rows(layer) - tokens[0].input->n + tokens[0].token + 1;
+    begin = std::clamp<int64_t>(end + new_rows - window, 0, end);
+  }
+  const auto q_head = [&](const WindowToken& one) {
+    return one.token * shape_.q_heads + head.value() * group;
+  };
+  queries.clear();
+  for (const WindowToken& one : tokens) {
+    const float* const q = one.input->q + q_head(one) * d;
+    queries.insert(queries.end(), q, q + group * d);
+  }
+  out.resize(static_cast<size_t>(vectors * d));
+  lse.resize(static_cast<size_t>(vectors));
+  kernels::WindowAttentionParams params;
+  params.q = queries.data();
+  params.group = vectors;
+  params.rows = end - begin;
+  params.k = window_.context_k(layer, head) + begin * d;
+  params.v = window_.context_v(layer, head) + begin * d;
+  params.bf16 = true;
+  params.head_dim = d;
+  params.scale = scale_;
+  params.out = out.data();
+  params.lse = lse.data();
+  scratch.resize(static_cast<size_t>(vectors * params.rows));
+  kernels::WindowAttention(params, scratch.data());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto first = static_cast<int64_t>(i) * group;
+    tokens[i].attention->window_partial_.Merge(tokens[i].token, shape_.q_heads,
+                                               head.value() * group, group, d,
+                                               out.data() + first * d, lse.data() + first);
+  }
 }
 
 // Side by side: KV heads are few, and whoever has no head of the zone to look at has the window's.
 absl::Status RetrievalAttention::AttendWindowAndFinish(const model::AttentionInput& input) {
-  window_partial_.Reset(input.n, shape_.q_heads, shape_.head_dim);
-  const int64_t units = input.n * shape_.kv_heads;
+  window_tokens_.clear();
+  AddTokens(this, input, window_tokens_);
+  const int64_t units = WindowUnits(window_tokens_);
   const int64_t zone_unit =
       pool_->threads() > 0 ? 0 : units;  // alone: last, its answer is on its way
   absl::Status status;
@@ -77,34 +168,9 @@ absl::Status RetrievalAttention::AttendWindowAndFinish(const model::AttentionInp
       status = zone_->Finish(input.layer, input.q, input.n, zone_partial_);
       return;
     }
-    const int64_t unit = i < zone_unit ? i : i - 1;
-    AttendWindow(input, unit / shape_.kv_heads,
-                 KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
+    AttendWindow(window_tokens_, i < zone_unit ? i : i - 1);
   });
   return status;
-}
-
-void RetrievalAttention::AttendWindow(const model::AttentionInput& input, int64_t token,
-                                      KvHead head) {
-  thread_local std::vector<float> scratch;
-  const int64_t d = shape_.head_dim, group = shape_.group();
-  const int64_t rows_before = window_.rows(input.layer) - input.n;
-  const int64_t window = WindowOf(input.layer);
-  const int64_t first_q_head = token * shape_.q_heads + head.value() * group;
-  kernels::WindowAttentionParams params;
-  params.q = input.q + first_q_head * d;
-  params.group = group;
-  params.rows = rows_before + token + 1;  // what comes before the token, and itself
-  const int64_t skipped = window > 0 ? std::max<int64_t>(0, params.rows - window) : 0;
-  params.k = window_.k(input.layer, head) + skipped * d;
-  params.v = window_.v(input.layer, head) + skipped * d;
-  params.rows -= skipped;
-  params.head_dim = d;
-  params.scale = scale_;
-  params.out = &window_partial_.out[first_q_head * d];
-  params.lse = &window_partial_.lse[first_q_head];
-  scratch.resize(static_cast<size_t>(group * params.rows));
-  kernels::WindowAttention(params, scratch.data());
 }
 
 absl::Status RetrievalAttention::AttendZone(const model::AttentionInput& input, float* attended) {
@@ -117,7 +183,10 @@ absl::Status RetrievalAttention::AttendZone(const model::AttentionInput& input, 
 absl::Status RetrievalAttention::Attend(const model::AttentionInput& input, float* attended) {
   if (WindowOf(input.layer) > 0) {
     window_.Append(input.layer, input.k, input.v, input.n);
-    AttendWindow(input);
+    window_tokens_.clear();
+    AddTokens(this, input, window_tokens_);
+    pool_->ParallelFor(WindowUnits(window_tokens_),
+                       [&](int64_t unit) { AttendWindow(window_tokens_, unit); });
     std::copy(window_partial_.out.begin(), window_partial_.out.end(), attended);
     return absl::OkStatus();
   }
@@ -184,17 +253,13 @@ void RetrievalAttention::FinishTogether(absl::Span<const SequenceBlock> blocks) 
   const auto attention_of = [](const SequenceBlock& one) -> RetrievalAttention& {
     return static_cast<RetrievalAttention&>(*one.attention);
   };
-  std::vector<std::pair<const SequenceBlock*, int64_t>> tokens;  // whose, and which of its block
+  window_tokens_.clear();
   for (const SequenceBlock& one : blocks) {
     attention_of(one).window_.Append(layer, one.input.k, one.input.v, one.input.n);
-    attention_of(one).window_partial_.Reset(one.input.n, shape_.q_heads, d);
-    for (int64_t i = 0; i < one.input.n; ++i) tokens.emplace_back(&one, i);
+    AddTokens(&attention_of(one), one.input, window_tokens_);
   }
-  pool_->ParallelFor(static_cast<int64_t>(tokens.size()) * shape_.kv_heads, [&](int64_t unit) {
-    const auto& [block, token] = tokens[static_cast<size_t>(unit / shape_.kv_heads)];
-    attention_of(*block).AttendWindow(block->input, token,
-                                      KvHead(static_cast<int32_t>(unit % shape_.kv_heads)));
-  });
+  pool_->ParallelFor(WindowUnits(window_tokens_),
+                     [&](int64_t unit) { AttendWindow(window_tokens_, unit); });
   if (!AskTogether(blocks).ok()) {
     zone_->Cancel();
     layer_statistics_[static_cast<size_t>(layer.value())] = before_;
@@ -233,9 +298,12 @@ bool RetrievalAttention::RestoreRows(const std::vector<float>& rows, int64_t tok
 void RetrievalAttention::AttendedHere(const QueryTrace& trace, Layer layer,
                                       std::vector<AttendedRow>& rows) const {
   if (WindowOf(layer) > 0) return;  // such a layer looks at the newest rows alone
+  const int64_t local = tokens_ - zone_rows_.end, d = shape_.head_dim;
+  std::vector<float> keys(static_cast<size_t>(local * d));
   for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next()) {
-    decoder::AttendedHere(trace, layer, head, shape_, zone_rows_.end, tokens_ - zone_rows_.end,
-                          window_.k(layer, head) + zone_rows_.begin * shape_.head_dim, rows);
+    WidenToFloat(DType::kBf16, window_.context_k(layer, head) + zone_rows_.begin * d, local * d,
+                 keys.data());
+    decoder::AttendedHere(trace, layer, head, shape_, zone_rows_.end, local, keys.data(), rows);
   }
 }
 

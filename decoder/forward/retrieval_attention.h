@@ -54,10 +54,24 @@ class RetrievalAttention final : public SequenceAttention {
   RetrievalAttention(const OpenedContext& context, std::vector<int64_t> windows);
   int64_t WindowOf(Layer layer) const { return windows_.empty() ? 0 : windows_[layer.value()]; }
   absl::Status LoadContextRows(const OpenedContext& context);
-  // Of new rows that are in the window already: all, or one KV head of one token.
+  // A token of a block whose rows are in its window already.
+  struct WindowToken {
+    RetrievalAttention* attention;
+    const model::AttentionInput* input;
+    int64_t token;
+  };
+  // So many tokens look at the rows of a context together; in a layer with a window each has its own.
+  int64_t TokensTogether(Layer layer) const;
+  static void AddTokens(RetrievalAttention* attention, const model::AttentionInput& input,
+                        std::vector<WindowToken>& tokens);
+  // Attention of these tokens, over one context, to what their windows hold, into window_partial_ of
+  // each: in units of one KV head of some tokens.
+  int64_t WindowUnits(absl::Span<const WindowToken> tokens) const;
+  void AttendWindow(absl::Span<const WindowToken> tokens, int64_t unit);
+  // One token's new rows, one KV head.
+  void AttendNewRows(const WindowToken& token, KvHead head);
+  void AttendContextRows(absl::Span<const WindowToken> tokens, KvHead head);
   absl::Status AttendWindowAndFinish(const model::AttentionInput& input);
-  void AttendWindow(const model::AttentionInput& input);
-  void AttendWindow(const model::AttentionInput& input, int64_t token, KvHead head);
   // Asks for the zone of what the window has attended to already.
   absl::Status AttendZone(const model::AttentionInput& input, float* attended);
   // The zone's (out, lse) [n, q_heads] into window_partial_, which becomes attention over all.
@@ -77,6 +91,7 @@ class RetrievalAttention final : public SequenceAttention {
   std::vector<LayerStatistics> layer_statistics_;
   std::unique_ptr<ZoneAttention> zone_;
   Partial window_partial_, zone_partial_;
+  std::vector<WindowToken> window_tokens_;
   std::vector<float> together_q_;  // of blocks that go together, in one piece
   absl::Status together_;          // of asking for them
   LayerStatistics before_;         // of the layer, before they were asked for

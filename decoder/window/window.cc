@@ -1,8 +1,8 @@
 #include "decoder/window/window.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "common/dtype.h"
 #include "common/status.h"
 
 namespace carrel::decoder {
@@ -13,13 +13,15 @@ Window::Window(const AttentionShape& shape)
 void Window::AddContextRows(Layer layer, KvHead kv_head, const void* k, const void* v,
                             int64_t rows) {
   Head& head = heads_[static_cast<size_t>(layer.value()) * shape_.kv_heads + kv_head.value()];
-  CARREL_CHECK(head.k.size() == head.context_floats);
-  const int64_t floats = rows * shape_.head_dim;
-  head.context_floats += static_cast<size_t>(floats);
-  head.k.resize(head.context_floats);
-  head.v.resize(head.context_floats);
-  WidenToFloat(DType::kBf16, k, floats, head.k.data() + head.k.size() - floats);
-  WidenToFloat(DType::kBf16, v, floats, head.v.data() + head.v.size() - floats);
+  CARREL_CHECK(head.k.empty());
+  const int64_t numbers = rows * shape_.head_dim;
+  const auto add = [numbers](const void* from, std::vector<uint16_t>& to) {
+    to.resize(to.size() + static_cast<size_t>(numbers));
+    std::memcpy(to.data() + to.size() - numbers, from,
+                static_cast<size_t>(numbers) * sizeof(to[0]));
+  };
+  add(k, head.context_k);
+  add(v, head.context_v);
 }
 
 void Window::Append(Layer layer, const float* k, const float* v, int64_t n) {
@@ -35,8 +37,8 @@ void Window::Append(Layer layer, const float* k, const float* v, int64_t n) {
 }
 
 void Window::Truncate(int64_t tokens) {
+  const auto floats = static_cast<size_t>(tokens * shape_.head_dim);
   for (Head& head : heads_) {
-    const size_t floats = head.context_floats + static_cast<size_t>(tokens * shape_.head_dim);
     head.k.resize(std::min(head.k.size(), floats));
     head.v.resize(std::min(head.v.size(), floats));
   }
@@ -48,9 +50,8 @@ std::vector<float> Window::Copy(int64_t tokens) const {
   rows.reserve(2 * heads_.size() * static_cast<size_t>(floats));
   for (const Head& head : heads_) {
     for (const std::vector<float>* values : {&head.k, &head.v}) {
-      const auto first = values->begin() + static_cast<std::ptrdiff_t>(head.context_floats);
-      CARREL_CHECK(values->end() - first >= floats);
-      rows.insert(rows.end(), first, first + floats);
+      CARREL_CHECK(values->end() - values->begin() >= floats);
+      rows.insert(rows.end(), values->begin(), values->begin() + floats);
     }
   }
   return rows;
@@ -72,8 +73,11 @@ bool Window::Restore(const std::vector<float>& rows, int64_t tokens) {
 
 int64_t Window::bytes() const {
   int64_t bytes = 0;
-  for (const Head& head : heads_)
+  for (const Head& head : heads_) {
     bytes += static_cast<int64_t>((head.k.capacity() + head.v.capacity()) * sizeof(float));
+    bytes += static_cast<int64_t>((head.context_k.capacity() + head.context_v.capacity()) *
+                                  sizeof(uint16_t));
+  }
   return bytes;
 }
 

@@ -1,7 +1,6 @@
-// What:   the rows that the decoder itself holds: sink and local of the context, then everything
-//         prompted and generated since. fp32 [layers][kv_heads][rows, head_dim]. Rows of the
-//         context arrive as bf16 and are widened; rows computed here are kept as they were
-//         computed.
+// What:   the rows that the decoder itself holds: sink and local of the context, bf16 as they arrive,
+//         and everything prompted and generated since, fp32 as it was computed; of each layer and KV
+//         head [rows, head_dim].
 // Edge:   the order of rows does not matter to attention: keys carry their position (RoPE).
 // Threads: one.
 #pragma once
@@ -29,18 +28,25 @@ class Window {
   // What Copy gave, instead of what was appended. False, and nothing changes: it is of another size.
   bool Restore(const std::vector<float>& rows, int64_t tokens);
 
-  int64_t rows(Layer layer) const {
-    return static_cast<int64_t>(At(layer, KvHead(0)).k.size()) / shape_.head_dim;
+  int64_t context_rows(Layer layer) const { return RowsOf(At(layer, KvHead(0)).context_k.size()); }
+  const uint16_t* context_k(Layer layer, KvHead head) const {
+    return At(layer, head).context_k.data();
   }
+  const uint16_t* context_v(Layer layer, KvHead head) const {
+    return At(layer, head).context_v.data();
+  }
+  // What was appended.
+  int64_t rows(Layer layer) const { return RowsOf(At(layer, KvHead(0)).k.size()); }
   const float* k(Layer layer, KvHead head) const { return At(layer, head).k.data(); }
   const float* v(Layer layer, KvHead head) const { return At(layer, head).v.data(); }
   int64_t bytes() const;
 
  private:
   struct Head {
+    std::vector<uint16_t> context_k, context_v;
     std::vector<float> k, v;
-    size_t context_floats = 0;
   };
+  int64_t RowsOf(size_t numbers) const { return static_cast<int64_t>(numbers) / shape_.head_dim; }
   const Head& At(Layer layer, KvHead head) const {
     return heads_[static_cast<size_t>(layer.value()) * shape_.kv_heads + head.value()];
   }

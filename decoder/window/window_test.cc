@@ -16,17 +16,21 @@ TEST(WindowTest, ContextRowsThenNewTokens_StandInOrderAndTruncateToTheContext) {
   const std::vector<float> new_k = {10, 11, 20, 21},
                            new_v = {30, 31, 40, 41};  // one token, two heads
   window.Append(Layer(1), new_k.data(), new_v.data(), 1);
-  EXPECT_EQ(window.rows(Layer(1)), 3);
-  EXPECT_EQ(window.rows(Layer(0)), 0);
-  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(1)), window.k(Layer(1), KvHead(1)) + 6),
-              testing::ElementsAre(1, 2, 3, 4, 20, 21));
-  EXPECT_THAT(std::vector<float>(window.v(Layer(1), KvHead(1)), window.v(Layer(1), KvHead(1)) + 6),
-              testing::ElementsAre(5, 6, 7, 8, 40, 41));
-  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(0)), window.k(Layer(1), KvHead(0)) + 6),
-              testing::ElementsAre(5, 6, 7, 8, 10, 11));
+  EXPECT_EQ(window.context_rows(Layer(1)), 2);
+  EXPECT_EQ(window.rows(Layer(1)), 1);
+  EXPECT_EQ(window.context_rows(Layer(0)) + window.rows(Layer(0)), 0);
+  const auto four = [](const uint16_t* rows) { return std::vector<uint16_t>(rows, rows + 4); };
+  const auto two = [](const float* rows) { return std::vector<float>(rows, rows + 2); };
+  EXPECT_EQ(four(window.context_k(Layer(1), KvHead(1))), k);
+  EXPECT_EQ(four(window.context_v(Layer(1), KvHead(1))), v);
+  EXPECT_EQ(four(window.context_k(Layer(1), KvHead(0))), v);
+  EXPECT_THAT(two(window.k(Layer(1), KvHead(1))), testing::ElementsAre(20, 21));
+  EXPECT_THAT(two(window.v(Layer(1), KvHead(1))), testing::ElementsAre(40, 41));
+  EXPECT_THAT(two(window.k(Layer(1), KvHead(0))), testing::ElementsAre(10, 11));
   window.Truncate();
-  EXPECT_EQ(window.rows(Layer(1)), 2);
-  EXPECT_GE(window.bytes(), 2 * 2 * 2 * 2 * 4);
+  EXPECT_EQ(window.context_rows(Layer(1)), 2);
+  EXPECT_EQ(window.rows(Layer(1)), 0);
+  EXPECT_GE(window.bytes(), 2 * 2 * 2 * 2 * 2);
 }
 
 TEST(WindowTest, WhatWasAppended_IsCopiedAndComesBack) {
@@ -44,15 +48,15 @@ TEST(WindowTest, WhatWasAppended_IsCopiedAndComesBack) {
   }
   const std::vector<float> both = window.Copy(2), first = window.Copy(1);
   window.Truncate(1);
-  EXPECT_EQ(window.rows(Layer(1)), 2);
+  EXPECT_EQ(window.rows(Layer(1)), 1);
   EXPECT_THAT(window.Copy(1), testing::Eq(first));
   ASSERT_TRUE(window.Restore(both, 2));
-  EXPECT_EQ(window.rows(Layer(0)), 3);
+  EXPECT_EQ(window.rows(Layer(0)), 2);
   EXPECT_THAT(window.Copy(2), testing::Eq(both));
-  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(1)), window.k(Layer(1), KvHead(1)) + 6),
-              testing::ElementsAre(1, 2, 103, 104, 107, 108));
+  EXPECT_THAT(std::vector<float>(window.k(Layer(1), KvHead(1)), window.k(Layer(1), KvHead(1)) + 4),
+              testing::ElementsAre(103, 104, 107, 108));
   EXPECT_FALSE(window.Restore(first, 2));  // of another size: nothing changes
-  EXPECT_EQ(window.rows(Layer(0)), 3);
+  EXPECT_EQ(window.rows(Layer(0)), 2);
 }
 
 }  // namespace

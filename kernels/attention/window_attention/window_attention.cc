@@ -9,10 +9,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-void WindowAttentionImpl(const WindowAttentionParams& p, float* scratch) {
-  const ContiguousRows<F32Element> k{p.k, p.head_dim}, v{p.v, p.head_dim};
+template <class Element>
+void Attend(const WindowAttentionParams& p, float* scratch) {
+  const ContiguousRows<Element> k{p.k, p.head_dim}, v{p.v, p.head_dim};
   ScoreRows(k, p.rows, p.head_dim, p.q, p.group, p.head_dim, p.scale, scratch, p.rows);
   AttendRows(v, p.rows, p.head_dim, scratch, p.rows, p.group, p.out, p.lse);
+}
+
+void WindowAttentionImpl(const WindowAttentionParams& p, float* scratch) {
+  p.bf16 ? Attend<Bf16Element>(p, scratch) : Attend<F32Element>(p, scratch);
 }
 
 }  // namespace carrel::kernels::HWY_NAMESPACE

@@ -29,6 +29,42 @@ void ExpectMatchesReference(std::mt19937_64& rng, int64_t group, int64_t rows, i
   RefWindowAttention(params);
   ExpectAverageNear(out.span(), expected.span(), tolerance);
   ExpectLseNear(lse.span(), expected_lse.span(), tolerance);
+
+  // Rows of bf16 give the bits of the same numbers in f32, and a query alone those of the group.
+  std::vector<uint16_t> half_k(k.size()), half_v(v.size());
+  FloatToBf16(k, half_k.data());
+  FloatToBf16(v, half_v.data());
+  std::vector<float> wide_k(k.size()), wide_v(v.size());
+  Bf16ToFloat(half_k, wide_k.data());
+  Bf16ToFloat(half_v, wide_v.data());
+  params.k = wide_k.data();
+  params.v = wide_v.data();
+  WindowAttention(params, scratch.data());
+  params.k = half_k.data();
+  params.v = half_v.data();
+  params.bf16 = true;
+  GuardedFloats alone(dim), alone_lse(1);
+  params.out = alone.data();
+  params.lse = alone_lse.data();
+  params.group = 1;
+  for (int64_t h = 0; h < group; ++h) {
+    params.q = q.data() + h * dim;
+    WindowAttention(params, scratch.data());
+    for (int64_t c = 0; c < dim; ++c) {
+      ASSERT_EQ(alone.data()[c], expected.data()[h * dim + c]) << "query " << h << " column " << c;
+    }
+    ASSERT_EQ(alone_lse.data()[0], expected_lse.data()[h]) << "query " << h;
+  }
+  params.q = q.data();
+  params.group = group;
+  params.out = out.data();
+  params.lse = lse.data();
+  WindowAttention(params, scratch.data());
+  params.out = expected.data();
+  params.lse = expected_lse.data();
+  RefWindowAttention(params);
+  ExpectAverageNear(out.span(), expected.span(), tolerance);
+  ExpectLseNear(lse.span(), expected_lse.span(), tolerance);
 }
 
 TEST_P(WindowAttentionTest, RandomShapes_MatchReference) {

@@ -1,22 +1,23 @@
 // What:   buffers of one size that threads borrow for a unit of work. As many exist as were ever
-//         borrowed at once; in steady state nothing is allocated.
+//         borrowed at once; in steady state nothing is allocated, and nobody waits for a lock.
 // Edge:   a buffer's content is unspecified.   Threads: every method may be called concurrently.
 // Ownership: the pool outlives what is borrowed.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
-
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 namespace carrel::model {
 
 class ScratchPool {
  public:
   explicit ScratchPool(int64_t floats) : floats_(floats) {}
+  ~ScratchPool() {
+    for (std::atomic<float*>& free : free_) delete[] free.load();
+  }
   ScratchPool(const ScratchPool&) = delete;
   ScratchPool& operator=(const ScratchPool&) = delete;
 
@@ -36,25 +37,29 @@ class ScratchPool {
 
  private:
   std::unique_ptr<float[]> Take() {
-    {
-      absl::MutexLock lock(&mu_);
-      if (!free_.empty()) {
-        std::unique_ptr<float[]> buffer = std::move(free_.back());
-        free_.pop_back();
-        return buffer;
-      }
+    for (std::atomic<float*>& free : free_) {
+      if (free.load(std::memory_order_relaxed) == nullptr) continue;
+      std::unique_ptr<float[]> buffer(free.exchange(nullptr, std::memory_order_acquire));
+      if (buffer != nullptr) return buffer;
     }
     return std::unique_ptr<float[]>(new float[static_cast<size_t>(floats_)]);
   }
 
   void Return(std::unique_ptr<float[]> buffer) {
-    absl::MutexLock lock(&mu_);
-    free_.push_back(std::move(buffer));
-  }
+    for (std::atomic<float*>& free : free_) {
+      float* none = nullptr;
+      if (free.load(std::memory_order_relaxed) == nullptr &&
+          free.compare_exchange_strong(none, buffer.get(), std::memory_order_release)) {
+        buffer.release();
+        return;
+      }
+    }
+  }  // more than there are places for: let go
+
+  static constexpr size_t kPlaces = 64;
 
   const int64_t floats_;
-  absl::Mutex mu_;
-  std::vector<std::unique_ptr<float[]>> free_ ABSL_GUARDED_BY(mu_);
+  std::array<std::atomic<float*>, kPlaces> free_{};
 };
 
 }  // namespace carrel::model

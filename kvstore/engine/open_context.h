@@ -57,7 +57,7 @@ class OpenContext {
   // The layer is about to be read: to be called before each search in it.
   void Touch(Layer layer) const {
     layers_->Touch(layer.value());
-    budget_->Enforce();
+    budget_->EnforceAtTimes();
     loader_->Touch(stored_, layer);
   }
 

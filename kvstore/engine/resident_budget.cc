@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <tuple>
 #include <utility>
@@ -50,6 +51,14 @@ std::pair<int64_t, int64_t> ResidentBudget::Read() const {
   long long size = 0, resident = 0, of_files = 0;
   if (std::sscanf(text, "%lld %lld %lld", &size, &resident, &of_files) != 3) return {0, 0};
   return {resident * page_bytes, of_files * page_bytes};
+}
+
+void ResidentBudget::EnforceAtTimes() {
+  constexpr std::chrono::nanoseconds kPause = std::chrono::milliseconds(1);
+  const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
+  if (now.count() < enforce_again_.load(std::memory_order_relaxed)) return;
+  enforce_again_.store((now + kPause).count(), std::memory_order_relaxed);
+  Enforce();
 }
 
 void ResidentBudget::Enforce() {

@@ -6,7 +6,7 @@
 //          cache or the disk.
 // Ownership: the budget outlives what is registered with it.
 // Threads: any. One thread lets go at a time, others go on.
-// Cost:    Enforce reads two numbers of the kernel (some 2 us); call it per search, not per row.
+// Cost:    Enforce reads two numbers of the kernel (some 2 us), EnforceAtTimes a clock.
 #pragma once
 
 #include <atomic>
@@ -51,6 +51,9 @@ class ResidentBudget {
   };
 
   void Enforce();
+  // The same, where the last time is a millisecond ago: no disk gives much more than the tenth that is
+  // kept free between two.
+  void EnforceAtTimes();
   // Whether so much more keeps it within the budget.
   bool HasRoom(int64_t bytes) const { return HeldBytes() + bytes <= budget_bytes_; }
   // Whether so much more of what can be spared does: what was shed is not back at once.
@@ -70,6 +73,7 @@ class ResidentBudget {
   const std::function<void(int64_t)> shed_;
   int statm_ = -1;  // /proc/self/statm
   std::atomic<int64_t> clock_{0};
+  std::atomic<int64_t> enforce_again_{0};  // ns of the steady clock
   std::atomic<int64_t> releases_{0};
   absl::Mutex mu_;
   std::vector<Layers*> contexts_ ABSL_GUARDED_BY(mu_);

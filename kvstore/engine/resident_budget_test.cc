@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "absl/time/clock.h"
 #include "common/file.h"
 #include "common/mapped_file.h"
 #include "common/test_util.h"
@@ -107,6 +108,21 @@ TEST(ResidentBudgetTest, WhatCanBeSpared_GoesBeforeLayers) {
   EXPECT_LT(spare, allowed);
   EXPECT_LE(budget.MappedBytes() + spare, allowed - allowed / 5 + kFileBytes);
   EXPECT_EQ(budget.releases(), 0);
+}
+
+// At most once a millisecond, and then it is Enforce.
+TEST(ResidentBudgetTest, EnforceAtTimes_LetsGoAfterAPause) {
+  const auto context = std::make_shared<FileContext>(FreshTempDir(), 1);
+  ResidentBudget budget(1);
+  ResidentBudget::Layers layers(&budget, context, 1);
+  budget.EnforceAtTimes();  // nothing was touched
+  for (int64_t i = 0; budget.releases() == 0; ++i) {
+    ASSERT_LT(i, 10000);
+    layers.Touch(0);
+    EXPECT_EQ(context->Sum(0), kFileBytes * 'a');
+    budget.EnforceAtTimes();
+    absl::SleepFor(absl::Microseconds(100));
+  }
 }
 
 // What clients made the heap hold is none of the layers' business.

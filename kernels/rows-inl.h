@@ -23,6 +23,24 @@ namespace carrel::kernels::HWY_NAMESPACE {
 // registers.
 inline constexpr int64_t kRowVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
+// run(h, std::index_sequence): as many vectors from h on as are held at a time, what is left of them at
+// once: two passes would read and widen every row twice.
+template <class Run>
+HWY_INLINE void RunVectors(int64_t vectors, const Run& run) {
+  int64_t h = 0;
+  for (; h + kRowVectors <= vectors; h += kRowVectors) {
+    run(h, std::make_index_sequence<kRowVectors>());
+  }
+  const int64_t left = vectors - h;
+  if constexpr (kRowVectors > 3) {
+    if (left == 3) run(h, std::make_index_sequence<3>());
+  }
+  if constexpr (kRowVectors > 2) {
+    if (left == 2) run(h, std::make_index_sequence<2>());
+  }
+  if (left == 1) run(h, std::make_index_sequence<1>());
+}
+
 // The L1 cache waits for few lines at a time, and the rows that are needed now are among them.
 HWY_INLINE void PrefetchToL2(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
@@ -148,16 +166,11 @@ HWY_INLINE void ScoreRows(const Rows& rows, int64_t count, int64_t dim, const fl
                           int64_t out_stride) {
   for (int64_t j = 0; j < count; j += kScoreRows) {
     for (int64_t i = 0; i < kScoreRows; ++i) rows.Prefetch(j + i + kPrefetchRows, count);
-    int64_t h = 0;
-    const auto run = [&](auto heads) HWY_ATTR {
+    const auto run = [&](int64_t h, auto heads) HWY_ATTR {
       ScoreSomeRows(rows, j, count, dim, x + h * x_stride, x_stride, scale, out + h * out_stride,
                     out_stride, heads);
     };
-    for (; h + kRowVectors <= vectors; h += kRowVectors) {
-      run(std::make_index_sequence<kRowVectors>());
-    }
-    for (; h + 2 <= vectors; h += 2) run(std::make_index_sequence<2>());
-    if (h < vectors) run(std::make_index_sequence<1>());
+    RunVectors(vectors, run);
   }
 }
 
@@ -239,16 +252,11 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
   }
   int64_t c = 0;
   for (; c + 4 * lanes <= dim; c += 4 * lanes) {
-    int64_t h = 0;
-    const auto run = [&](auto heads) HWY_ATTR {
+    const auto run = [&](int64_t h, auto heads) HWY_ATTR {
       AddWideColumns(rows, begin, end, c, weights + h * weight_stride, weight_stride,
                      out + h * out_stride, out_stride, heads);
     };
-    for (; h + kRowVectors <= vectors; h += kRowVectors) {
-      run(std::make_index_sequence<kRowVectors>());
-    }
-    for (; h + 2 <= vectors; h += 2) run(std::make_index_sequence<2>());
-    if (h < vectors) run(std::make_index_sequence<1>());
+    RunVectors(vectors, run);
   }
   for (; c < dim; c += lanes) {
     for (int64_t h = 0; h < vectors; ++h) {

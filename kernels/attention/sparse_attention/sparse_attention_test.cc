@@ -57,6 +57,40 @@ TEST_P(SparseAttentionTest, RandomShapes_ComputedAndGivenScores_MatchReference) 
   }
 }
 
+TEST_P(SparseAttentionTest, HeadsTogether_EachHasTheBitsItHasAlone) {
+  const int64_t rows = 100;
+  for (int64_t group = 1; group <= 9; ++group) {
+    const int64_t dim = 1 + Below(200);
+    SCOPED_TRACE(absl::StrCat("group ", group, " head_dim ", dim));
+    const std::vector<float> q = RandomNormal(rng_, group * dim);
+    const Bf16Rows k(rng_, rows, dim, true), v(rng_, rows, dim, true);
+    GuardedFloats scores(group * rows), out(group * dim), lse(group);
+    SparseAttentionParams params{.q = q.data(),
+                                 .group = group,
+                                 .k = k.rows(),
+                                 .v = v.rows(),
+                                 .rows = rows,
+                                 .head_dim = dim,
+                                 .scale = 0.125f,
+                                 .scores = scores.data(),
+                                 .out = out.data(),
+                                 .lse = lse.data()};
+    SparseAttention(params);
+    params.group = 1;
+    for (int64_t h = 0; h < group; ++h) {
+      GuardedFloats alone(dim), alone_scores(rows), alone_lse(1);
+      params.q = q.data() + h * dim;
+      params.scores = alone_scores.data();
+      params.out = alone.data();
+      params.lse = alone_lse.data();
+      SparseAttention(params);
+      EXPECT_TRUE(SameBits(alone.span(), out.span().subspan(h * dim, dim)));
+      EXPECT_TRUE(SameBits(alone_scores.span(), scores.span().subspan(h * rows, rows)));
+      EXPECT_EQ(alone_lse.span()[0], lse.span()[h]);
+    }
+  }
+}
+
 TEST_P(SparseAttentionTest, PeakedLogits_MatchReference) {
   for (int64_t trial = 0; trial < 20; ++trial) {
     ExpectMatchesReference(rng_, 4, 1 + Below(600), 64, 100.0f, trial % 2 == 0);

@@ -1,7 +1,7 @@
 // What:   the two passes over rows of any element type, lying anywhere: inner products with a few
 //         vectors, and weighted sums; each row is read from memory once for all of them.
 // Math:   ScoreRows: out[h, j] = scale * <x[h], row[j]>;
-//         AddWeightedRows: out[h, c] += sum_j weights[h, j] * row[j][c].
+//         AddWeightedRows: out[h, c] += sum_j weights.At(h, j) * row[j][c].
 // Threads: the value of one (h, j) or (h, c) does not depend on how many others are computed.
 #if defined(CARREL_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CARREL_KERNELS_ROWS_INL_H_
@@ -198,11 +198,18 @@ HWY_INLINE void AddTo(FloatTag d, FloatVec v, float* out) {
   hn::StoreU(hn::Add(hn::LoadU(d, out), v), d, out);
 }
 
-// Four vectors' width of columns from c on.
-template <class Rows, size_t... kH>
-HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
-                               const float* weights, int64_t weight_stride, float* out,
-                               int64_t out_stride, std::index_sequence<kH...>) {
+// What row j weighs for vector h.
+struct StridedWeights {
+  const float* weights;
+  int64_t stride, first_row;
+  HWY_INLINE float At(int64_t h, int64_t j) const { return weights[h * stride + j - first_row]; }
+};
+
+// Four vectors' width of columns from c on, of vectors h + kH.
+template <class Rows, class Weights, size_t... kH>
+HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c, int64_t h,
+                               const Weights& weights, float* out, int64_t out_stride,
+                               std::index_sequence<kH...>) {
   using E = typename Rows::Element;
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -212,7 +219,7 @@ HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int
     const uint8_t* row = rows.Row(j);
     const FourVecs columns{E::Load(d, row, c), E::Load(d, row, c + lanes),
                            E::Load(d, row, c + 2 * lanes), E::Load(d, row, c + 3 * lanes)};
-    (MulAddFour(hn::Set(d, weights[kH * weight_stride + j - begin]), columns, sums[kH]), ...);
+    (MulAddFour(hn::Set(d, weights.At(h + kH, j)), columns, sums[kH]), ...);
   }
   (AddTo(d, sums[kH].v0, out + kH * out_stride + c), ...);
   (AddTo(d, sums[kH].v1, out + kH * out_stride + c + lanes), ...);
@@ -221,9 +228,9 @@ HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int
 }
 
 // `width` <= Lanes columns from c on.
-template <class Rows>
+template <class Rows, class Weights>
 HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
-                                 int64_t width, const float* weights, float* out) {
+                                 int64_t width, int64_t h, const Weights& weights, float* out) {
   using E = typename Rows::Element;
   const FloatTag d;
   const bool whole = width == static_cast<int64_t>(hn::Lanes(d));
@@ -231,7 +238,7 @@ HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, i
   for (int64_t j = begin; j < end; ++j) {
     const FloatVec column =
         whole ? E::Load(d, rows.Row(j), c) : E::LoadPartial(d, rows.Row(j), c, width);
-    sum = hn::MulAdd(hn::Set(d, weights[j - begin]), column, sum);
+    sum = hn::MulAdd(hn::Set(d, weights.At(h, j)), column, sum);
   }
   if (whole) {
     AddTo(d, sum, out + c);
@@ -240,11 +247,11 @@ HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, i
   }
 }
 
-// Rows [begin, end) of `count`; weights[h * weight_stride + j - begin].
-template <class Rows>
+// Rows [begin, end) of `count`.
+template <class Rows, class Weights>
 HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, int64_t count,
-                                int64_t dim, const float* weights, int64_t vectors,
-                                int64_t weight_stride, float* out, int64_t out_stride) {
+                                int64_t dim, const Weights& weights, int64_t vectors, float* out,
+                                int64_t out_stride) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(FloatTag()));
   // The rows that come later, all at once: asked for one by one between the sums, they came late.
   for (int64_t j = begin == 0 ? 0 : begin + Rows::kAhead; j < end + Rows::kAhead; ++j) {
@@ -253,14 +260,13 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
   int64_t c = 0;
   for (; c + 4 * lanes <= dim; c += 4 * lanes) {
     const auto run = [&](int64_t h, auto heads) HWY_ATTR {
-      AddWideColumns(rows, begin, end, c, weights + h * weight_stride, weight_stride,
-                     out + h * out_stride, out_stride, heads);
+      AddWideColumns(rows, begin, end, c, h, weights, out + h * out_stride, out_stride, heads);
     };
     RunVectors(vectors, run);
   }
   for (; c < dim; c += lanes) {
     for (int64_t h = 0; h < vectors; ++h) {
-      AddNarrowColumns(rows, begin, end, c, std::min(lanes, dim - c), weights + h * weight_stride,
+      AddNarrowColumns(rows, begin, end, c, std::min(lanes, dim - c), h, weights,
                        out + h * out_stride);
     }
   }

@@ -92,7 +92,8 @@ HWY_INLINE void AttendHeads(const Rows& rows, int64_t count, int64_t dim, const 
       for (int64_t i = kRowBlock; i < later; i += 16) hwy::Prefetch(at + i);
       sum[h] += ExpSum(at, block, shift[h], weights + h * kRowBlock);
     }
-    AddWeightedRows(rows, j, j + block, count, dim, weights, heads, kRowBlock, out, dim);
+    AddWeightedRows(rows, j, j + block, count, dim, StridedWeights{weights, kRowBlock, j}, heads,
+                    out, dim);
   }
   for (int64_t h = 0; h < heads; ++h) {
     lse[h] = static_cast<float>(shift[h] + std::log(sum[h]));

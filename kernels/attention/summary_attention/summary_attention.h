@@ -1,26 +1,34 @@
 // What:   attention of one token's group of q heads over clusters of rows, each known by an int8
 //         mean of its keys and of its V rows, corrected by single V rows.
-// Math:   ScoreSummaries: scores[h, c] = scale key_scale[c] <q[h], keys[c]>
-//                                        + spread[c] scale^2 |q[h]|^2 / 2
+// Math:   ScoreSummaries, with mean = scale key_scale[c] <q[h], keys[c]>,
+//                              variance = share spread[c] scale^2 |q[h]|^2:
+//           scores[h, c] = mean + variance / 2
+//         Rows whose scores are given, at most all of a cluster's, are taken out of its mean and its
+//         variance, where some are left: away[j] = row_scores[h, j] - base[h] - mean,
+//           shift = min(-sum_j away[j] / left[c], 0)
+//           rest = (counts[c] variance - sum_j away[j]^2) / left[c] - shift^2, within [0, variance]
+//           scores[h, c] = mean + shift + rest / 2
 //         AttendSummaries, e[h, c] = exp(min(scores[h, c], bound[h])):
 //           lse[h] = ln sum_c rests[c] e[h, c]
 //           out[h] = (sum_c counts[c] e[h, c] value_scale[c] values[c] +
-//                     sum_j row_weight[j] e[h, row_cluster[j]] v[j]) / exp(lse[h])
+//                     row_weight sum_j e[h, row_cluster[j]] v[j]) / exp(lse[h])
 //         so that rows with weight -1 are taken out of their clusters' sums, and rests[c] says how
 //         many rows stay.
 // Shapes: q, out [group, head_dim] f32; keys, values [clusters, head_dim] i8 at any byte address;
-//         v[j] points at head_dim bf16, at any byte address; scores [group, clusters] f32; lse
-//         [group] f32; row_cluster[j] < clusters <= 256.
+//         v[j] points at head_dim bf16, at any byte address; scores [group, clusters] f32; row_scores
+//         [group, row_score_stride] f32; lse [group] f32; row_cluster[j] < clusters <= 256.
 // Units:  scale includes 1/sqrt(head_dim); lse is a natural logarithm.
 // Edge:   a cluster with rests = 0 does not count, nor do its rows, whatever its score; no cluster
 //         counts => out = 0, lse = -inf, never NaN.
-// Threads: reentrant.
+// Threads: reentrant. What a head gets does not depend on the others of the group.
 // Cost:   reads keys and values once for the group (values once per 16 heads of a larger group).
 #pragma once
 
 #include <cstdint>
 
 namespace carrel::kernels {
+
+inline constexpr int64_t kMaxSummaryClusters = 256;
 
 struct SummaryScoreParams {
   const float* q = nullptr;
@@ -30,7 +38,15 @@ struct SummaryScoreParams {
   const void* keys = nullptr;
   const float* key_scale = nullptr;  // [clusters]
   const float* spread = nullptr;     // [clusters]
+  float share = 1;
   int64_t clusters = 0;
+  const uint8_t* row_cluster = nullptr;  // [rows]
+  const float* row_scores = nullptr;
+  int64_t row_score_stride = 0;
+  int64_t rows = 0;               // with none, what stands beside them is not read
+  const float* base = nullptr;    // [group]
+  const float* counts = nullptr;  // [clusters]
+  const float* left = nullptr;    // [clusters]: counts less the rows given
   float* scores = nullptr;
 };
 
@@ -46,7 +62,7 @@ struct SummaryAttentionParams {
   int64_t clusters = 0;
   const void* const* v = nullptr;        // [rows]
   const uint8_t* row_cluster = nullptr;  // [rows]
-  const float* row_weight = nullptr;     // [rows]
+  float row_weight = 1;                  // 1 or -1
   int64_t rows = 0;
   float* out = nullptr;
   float* lse = nullptr;

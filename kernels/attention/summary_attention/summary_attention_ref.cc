@@ -15,10 +15,25 @@ void RefScoreSummaries(const SummaryScoreParams& p) {
     double norm = 0;
     for (int64_t i = 0; i < p.head_dim; ++i) norm += double{q[i]} * q[i];
     for (int64_t c = 0; c < p.clusters; ++c) {
-      double sum = 0;
-      for (int64_t i = 0; i < p.head_dim; ++i) sum += double{q[i]} * keys[c * p.head_dim + i];
-      p.scores[h * p.clusters + c] = static_cast<float>(
-          p.scale * p.key_scale[c] * sum + double{p.spread[c]} * p.scale * p.scale * norm / 2);
+      double dot = 0, sum = 0, squares = 0;
+      for (int64_t i = 0; i < p.head_dim; ++i) dot += double{q[i]} * keys[c * p.head_dim + i];
+      double mean = p.scale * p.key_scale[c] * dot;
+      double variance = double{p.share} * p.spread[c] * p.scale * p.scale * norm;
+      int64_t gone = 0;
+      for (int64_t j = 0; j < p.rows; ++j) {
+        if (p.row_cluster[j] != c) continue;
+        const double away = p.row_scores[h * p.row_score_stride + j] - double{p.base[h]} - mean;
+        sum += away;
+        squares += away * away;
+        ++gone;
+      }
+      if (gone > 0 && p.left[c] > 0) {
+        const double shift = std::min(-sum / p.left[c], 0.0);
+        mean += shift;
+        variance = std::clamp((p.counts[c] * variance - squares) / p.left[c] - shift * shift, 0.0,
+                              variance);
+      }
+      p.scores[h * p.clusters + c] = static_cast<float>(mean + variance / 2);
     }
   }
 }
@@ -48,7 +63,7 @@ void RefAttendSummaries(const SummaryAttentionParams& p) {
     for (int64_t j = 0; j < p.rows; ++j) {
       WidenToFloat(DType::kBf16, p.v[j], dim, row.data());
       for (int64_t i = 0; i < dim; ++i) {
-        sum[i] += p.row_weight[j] * e[p.row_cluster[j]] * row[i];
+        sum[i] += p.row_weight * e[p.row_cluster[j]] * row[i];
       }
     }
     p.lse[h] = static_cast<float>(shift + std::log(total));

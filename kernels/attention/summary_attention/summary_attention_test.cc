@@ -36,6 +36,18 @@ TEST_P(SummaryAttentionTest, Scores_RandomShapes_MatchReference) {
     SCOPED_TRACE(absl::StrCat("group ", group, " head_dim ", dim, " clusters ", count));
     const std::vector<float> q = RandomNormal(rng_, group * dim);
     const Clusters clusters(rng_, count, dim);
+    const int64_t rows = count == 0 || trial % 4 == 0 ? 0 : Below(200);
+    std::vector<uint8_t> row_cluster;
+    std::vector<float> left = clusters.counts;
+    for (int64_t j = 0; j < rows; ++j) {
+      const int64_t c = Below(count);
+      if (left[c] == 0) continue;
+      left[c] -= 1;
+      row_cluster.push_back(static_cast<uint8_t>(c));
+    }
+    const int64_t stride = rows + Below(3);
+    const std::vector<float> row_scores = RandomNormal(rng_, group * stride, 3);
+    const std::vector<float> base = RandomNormal(rng_, group);
     GuardedFloats out(group * count), expected(group * count);
     SummaryScoreParams params{.q = q.data(),
                               .group = group,
@@ -44,12 +56,27 @@ TEST_P(SummaryAttentionTest, Scores_RandomShapes_MatchReference) {
                               .keys = clusters.keys.data() + 1,
                               .key_scale = clusters.key_scale.data(),
                               .spread = clusters.spread.data(),
-                              .clusters = count};
+                              .share = 0.6f,
+                              .clusters = count,
+                              .row_cluster = row_cluster.data(),
+                              .row_scores = row_scores.data(),
+                              .row_score_stride = stride,
+                              .rows = static_cast<int64_t>(row_cluster.size()),
+                              .base = base.data(),
+                              .counts = clusters.counts.data(),
+                              .left = left.data()};
     params.scores = out.data();
     ScoreSummaries(params);
     params.scores = expected.data();
     RefScoreSummaries(params);
-    ExpectNear(out.span(), expected.span(), 0.1 * Norm(q) * 2 * std::sqrt(double(count * dim)));
+    // What the rows that are taken out add up to is divided by the number of those that are left.
+    double of_rows = 0;
+    for (int64_t c = 0; c < count; ++c) {
+      const double gone = clusters.counts[c] - left[c];
+      if (left[c] > 0) of_rows += 10 * std::sqrt(static_cast<double>(group)) * gone / left[c];
+    }
+    ExpectNear(out.span(), expected.span(),
+               0.1 * Norm(q) * 2 * std::sqrt(double(count * dim)) + of_rows);
   }
 }
 
@@ -65,11 +92,7 @@ TEST_P(SummaryAttentionTest, Attend_RandomShapes_MatchReference) {
     const Bf16Rows v(rng_, rows, dim, true);
     const std::vector<float> scores = RandomNormal(rng_, group * count, trial % 5 == 0 ? 100 : 1);
     std::vector<uint8_t> row_cluster;
-    std::vector<float> row_weight;
-    for (int64_t j = 0; j < rows; ++j) {
-      row_cluster.push_back(static_cast<uint8_t>(Below(count)));
-      row_weight.push_back(Below(2) == 0 ? -1.0f : 1.0f);
-    }
+    for (int64_t j = 0; j < rows; ++j) row_cluster.push_back(static_cast<uint8_t>(Below(count)));
     SummaryAttentionParams params{.scores = scores.data(),
                                   .group = group,
                                   .head_dim = dim,
@@ -80,7 +103,7 @@ TEST_P(SummaryAttentionTest, Attend_RandomShapes_MatchReference) {
                                   .clusters = count,
                                   .v = v.rows(),
                                   .row_cluster = row_cluster.data(),
-                                  .row_weight = row_weight.data(),
+                                  .row_weight = Below(2) == 0 ? -1.0f : 1.0f,
                                   .rows = rows};
     const std::vector<float> bound = RandomNormal(rng_, group);
     if (trial % 2 == 0) params.bound = bound.data();
@@ -94,6 +117,64 @@ TEST_P(SummaryAttentionTest, Attend_RandomShapes_MatchReference) {
     RefAttendSummaries(params);
     ExpectAverageNear(out.span(), expected.span());
     ExpectLseNear(lse.span(), expected_lse.span());
+  }
+}
+
+TEST_P(SummaryAttentionTest, HeadsTogether_EachHasTheBitsItHasAlone) {
+  const int64_t rows = 90;
+  for (int64_t group = 1; group <= 9; ++group) {
+    const int64_t dim = 1 + Below(200), count = 1 + Below(256);
+    SCOPED_TRACE(absl::StrCat("group ", group, " head_dim ", dim, " clusters ", count));
+    const Clusters clusters(rng_, count, dim);
+    const Bf16Rows v(rng_, rows, dim, true);
+    const std::vector<float> q = RandomNormal(rng_, group * dim);
+    const std::vector<float> row_scores = RandomNormal(rng_, group * rows);
+    const std::vector<float> base = RandomNormal(rng_, group);
+    std::vector<uint8_t> row_cluster;
+    for (int64_t j = 0; j < rows; ++j) row_cluster.push_back(static_cast<uint8_t>(Below(count)));
+    const auto attend = [&](int64_t h, int64_t heads, float* scores, float* out, float* lse) {
+      ScoreSummaries({.q = q.data() + h * dim,
+                      .group = heads,
+                      .head_dim = dim,
+                      .scale = 0.1f,
+                      .keys = clusters.keys.data() + 1,
+                      .key_scale = clusters.key_scale.data(),
+                      .spread = clusters.spread.data(),
+                      .clusters = count,
+                      .row_cluster = row_cluster.data(),
+                      .row_scores = row_scores.data() + h * rows,
+                      .row_score_stride = rows,
+                      .rows = rows,
+                      .base = base.data() + h,
+                      .counts = clusters.counts.data(),
+                      .left = clusters.rests.data(),
+                      .scores = scores});
+      SummaryAttentionParams params{.scores = scores,
+                                    .group = heads,
+                                    .head_dim = dim,
+                                    .values = clusters.values.data() + 1,
+                                    .value_scale = clusters.value_scale.data(),
+                                    .counts = clusters.counts.data(),
+                                    .rests = clusters.rests.data(),
+                                    .clusters = count,
+                                    .v = v.rows(),
+                                    .row_cluster = row_cluster.data(),
+                                    .row_weight = -1,
+                                    .rows = rows,
+                                    .out = out,
+                                    .lse = lse};
+      GuardedFloats scratch(SummaryAttentionScratchFloats(params));
+      AttendSummaries(params, scratch.data());
+    };
+    GuardedFloats scores(group * count), out(group * dim), lse(group);
+    attend(0, group, scores.data(), out.data(), lse.data());
+    for (int64_t h = 0; h < group; ++h) {
+      GuardedFloats alone_scores(count), alone(dim), alone_lse(1);
+      attend(h, 1, alone_scores.data(), alone.data(), alone_lse.data());
+      EXPECT_TRUE(SameBits(alone_scores.span(), scores.span().subspan(h * count, count)));
+      EXPECT_TRUE(SameBits(alone.span(), out.span().subspan(h * dim, dim)));
+      EXPECT_EQ(alone_lse.span()[0], lse.span()[h]);
+    }
   }
 }
 
@@ -117,7 +198,7 @@ TEST_P(SummaryAttentionTest, Attend_RowsAddedToEmptyCounts_IsSparseAttention) {
                                       .clusters = rows,
                                       .v = v.rows(),
                                       .row_cluster = row_cluster.data(),
-                                      .row_weight = ones.data(),
+                                      .row_weight = 1,
                                       .rows = rows,
                                       .out = out.data(),
                                       .lse = lse.data()};
@@ -139,7 +220,7 @@ TEST_P(SummaryAttentionTest, Attend_NothingLeft_IsTheEmptyState) {
   const int64_t group = 3, dim = 20, count = 5;
   const Clusters clusters(rng_, count, dim);
   const Bf16Rows v(rng_, 1, dim, false);
-  const std::vector<float> zeros(count, 0.0f), minus(1, -1.0f);
+  const std::vector<float> zeros(count, 0.0f);
   std::vector<float> scores = RandomNormal(rng_, group * count);
   scores[2] = std::numeric_limits<float>::infinity();  // of a cluster that does not count
   const uint8_t row_cluster = 1;
@@ -155,7 +236,7 @@ TEST_P(SummaryAttentionTest, Attend_NothingLeft_IsTheEmptyState) {
                                         .clusters = here,
                                         .v = v.rows(),
                                         .row_cluster = &row_cluster,
-                                        .row_weight = minus.data(),
+                                        .row_weight = -1,
                                         .rows = here == 0 ? 0 : 1,
                                         .out = out.data(),
                                         .lse = lse.data()};

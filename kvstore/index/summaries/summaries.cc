@@ -1,6 +1,8 @@
 #include "kvstore/index/summaries/summaries.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -16,7 +18,7 @@ namespace carrel::kvstore {
 namespace {
 
 constexpr int64_t kLongestSegmentRows = 8192;
-constexpr int64_t kMaxClusters = 256;  // of a segment: a row's cluster is one byte
+constexpr int64_t kMaxClusters = kernels::kMaxSummaryClusters;  // of a segment: a row's is one byte
 constexpr int64_t kPadding = 64;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -33,17 +35,46 @@ void Take(const char*& bytes, int64_t count, std::vector<T>& values) {
   bytes += values.size() * sizeof(T);
 }
 
-double Dot(const float* a, const float* b, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += double{a[i]} * b[i];
-  return sum;
+// Of scales and spreads. Not larger than any bf16 is: no product with it overflows into NaN by itself.
+constexpr float kLargest = 1e18f;
+
+// False only if all values are in [0, kLargest]. The bits of such floats are ordered as they are.
+bool MayExceedLargest(const std::vector<float>& values) {
+  constexpr auto kLargestBits = std::bit_cast<uint32_t>(kLargest);
+  uint32_t above = 0;
+  for (const float x : values) {
+    const auto bits = std::bit_cast<uint32_t>(x);
+    above |= bits | (kLargestBits - bits);  // the top bit: a sign, or less than nothing
+  }
+  return above >> 31 != 0;
 }
 
-// A selected row as a word, of which many are sorted at once: its id, and its index among the
-// selected below it.
-uint64_t SelectedRow(Position id, size_t index) { return static_cast<uint64_t>(id) << 32 | index; }
-Position IdOf(uint64_t row) { return static_cast<Position>(row >> 32); }
-int64_t IndexOf(uint64_t row) { return static_cast<uint32_t>(row); }
+// In four sums: one would wait for each addition.
+double Dot(const float* a, const float* b, int64_t n) {
+  double sum[4] = {};
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    for (int64_t j = 0; j < 4; ++j) sum[j] += double{a[i + j]} * b[i + j];
+  }
+  for (; i < n; ++i) sum[0] += double{a[i]} * b[i];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// Selected rows by id, and their scores [group, stride], or null.
+struct SelectedRows {
+  absl::Span<const Position> ids;
+  const float* scores = nullptr;
+  int64_t stride = 0;
+
+  // Takes those below `end` away from the front.
+  SelectedRows TakeBelow(Position end) {
+    const auto n = std::lower_bound(ids.begin(), ids.end(), end) - ids.begin();
+    const SelectedRows taken{ids.first(static_cast<size_t>(n)), scores, stride};
+    ids.remove_prefix(static_cast<size_t>(n));
+    if (scores != nullptr) scores += n;
+    return taken;
+  }
+};
 
 // One segment's share of the rest.
 class SegmentEstimate {
@@ -60,36 +91,32 @@ class SegmentEstimate {
         rows_(summaries.layout().RowsOf(segment)),
         inside_{std::max(rows_.begin, params.zone.begin), std::min(rows_.end, params.zone.end)} {}
 
-  // selected: those of the segment, by id. out, lse: of every share.
-  absl::Status Compute(absl::Span<const uint64_t> selected, float* out, float* lse) {
+  // selected: those of the segment. out, lse: of every share.
+  absl::Status Compute(const SelectedRows& selected, float* out, float* lse) {
     ASSIGN_OR_RETURN(bytes_, summaries_.Segment(segment_));
     RETURN_IF_ERROR(ReadClusters());
-    row_clusters_ =
-        reinterpret_cast<const uint8_t*>(bytes_ + summaries_.layout().RowClustersOffset(clusters_));
-    s_.v.clear();
-    s_.row_cluster.clear();
-    s_.row_weight.clear();
+    RETURN_IF_ERROR(ReadSelected(selected.ids));
+    const size_t selected_rows = s_.v.size();
     // What differs from whole clusters is read row by row: the fewer of both sides.
-    if (inside_.rows() < rows_.rows() - inside_.rows()) {
-      RETURN_IF_ERROR(AddRowsInside(selected));
-    } else {
-      RETURN_IF_ERROR(Push({rows_.begin, inside_.begin}, -1));
-      RETURN_IF_ERROR(Push({inside_.end, rows_.end}, -1));
-      RETURN_IF_ERROR(RemoveRows(selected));
-      for (int64_t c = 0; c < clusters_; ++c) {
-        if (s_.rests[c] < 0) return Refuse("segment ", segment_, ": cluster ", c, " lost rows");
-      }
-    }
+    const bool few_inside = inside_.rows() < rows_.rows() - inside_.rows();
+    RETURN_IF_ERROR(few_inside ? AddRowsInside(selected.ids) : RemoveRowsOutside());
     const int64_t scores = p_.group * clusters_;
     s_.scores.resize(shares_.size() * static_cast<size_t>(scores));
     for (size_t i = 0; i < shares_.size(); ++i) {
       ScoreClusters(shares_[i], selected, &s_.scores[i * static_cast<size_t>(scores)]);
     }
-    Attend(out, lse);
+    if (few_inside) {
+      std::fill(s_.value_scale.begin(), s_.value_scale.end(), 0.0f);  // no mean counts
+      Attend(selected_rows, 1, out, lse);
+    } else {
+      Attend(0, -1, out, lse);
+    }
     return absl::OkStatus();
   }
 
  private:
+  using Counts = std::array<int32_t, kMaxClusters>;
+
   absl::Status ReadClusters() {
     const char* at = bytes_;
     Take(at, clusters_, s_.sizes);
@@ -97,86 +124,103 @@ class SegmentEstimate {
     Take(at, clusters_, s_.value_scale);
     Take(at, clusters_, s_.spread);
     int64_t rows = 0;
-    bool all_bounded = true;
-    // Not larger than any bf16 is: no product with it overflows into NaN by itself.
-    const auto bounded = [this](int64_t c) {
-      const auto fits = [](float x) { return (x >= 0) & (x <= 1e18f); };
-      return fits(s_.key_scale[c]) & fits(s_.value_scale[c]) & fits(s_.spread[c]);
-    };
-    for (int64_t c = 0; c < clusters_; ++c) {
-      rows += s_.sizes[c];
-      all_bounded &= bounded(c);
-    }
-    for (int64_t c = 0; !all_bounded && c < clusters_; ++c) {
-      if (!bounded(c)) {
-        return Refuse("segment ", segment_, " cluster ", c, ": scales ", s_.key_scale[c], " ",
-                      s_.value_scale[c], " spread ", s_.spread[c]);
-      }
+    for (const uint32_t size : s_.sizes) rows += size;
+    if (MayExceedLargest(s_.key_scale) || MayExceedLargest(s_.value_scale) ||
+        MayExceedLargest(s_.spread)) {
+      RETURN_IF_ERROR(CheckScales());
     }
     if (rows != rows_.rows()) {
       return Refuse("segment ", segment_, ": clusters of ", rows, " rows instead of ",
                     rows_.rows());
     }
     s_.counts.assign(s_.sizes.begin(), s_.sizes.end());
-    s_.rests = s_.counts;
+    row_clusters_ =
+        reinterpret_cast<const uint8_t*>(bytes_ + summaries_.layout().RowClustersOffset(clusters_));
     return absl::OkStatus();
   }
 
-  absl::Status CheckClusters(size_t first) const {
-    for (size_t i = first; i < s_.row_cluster.size(); ++i) {
-      if (s_.row_cluster[i] < clusters_) continue;
-      return Refuse("segment ", segment_, ": a row of cluster ", s_.row_cluster[i], " of ",
-                    clusters_);
+  absl::Status CheckScales() const {
+    const auto fits = [](float x) { return x >= 0 && x <= kLargest; };
+    for (int64_t c = 0; c < clusters_; ++c) {
+      if (fits(s_.key_scale[c]) && fits(s_.value_scale[c]) && fits(s_.spread[c])) continue;
+      return Refuse("segment ", segment_, " cluster ", c, ": scales ", s_.key_scale[c], " ",
+                    s_.value_scale[c], " spread ", s_.spread[c]);
     }
     return absl::OkStatus();
   }
 
-  absl::Status Push(RowRange range, float weight) {
+  // Of the rows from `first` on that were read, how many each cluster has.
+  absl::Status Count(size_t first, Counts& counts) const {
+    counts.fill(0);
+    for (size_t i = first; i < s_.row_cluster.size(); ++i) ++counts[s_.row_cluster[i]];
+    if (std::all_of(counts.begin() + clusters_, counts.end(), [](int32_t n) { return n == 0; })) {
+      return absl::OkStatus();
+    }
+    while (s_.row_cluster[first] < clusters_) ++first;
+    return Refuse("segment ", segment_, ": a row of cluster ", s_.row_cluster[first], " of ",
+                  clusters_);
+  }
+
+  // The selected rows come first of all that are read.
+  absl::Status ReadSelected(absl::Span<const Position> ids) {
+    s_.v.resize(ids.size());
+    s_.row_cluster.resize(ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) s_.v[i] = p_.values->Address(ids[i]);
+    std::transform(
+        ids.begin(), ids.end(), s_.row_cluster.begin(),
+        [of = row_clusters_, first = rows_.begin](Position id) { return of[id - first]; });
+    Counts selected;
+    RETURN_IF_ERROR(Count(0, selected));
+    s_.left.resize(s_.counts.size());
+    for (int64_t c = 0; c < clusters_; ++c) {
+      s_.left[c] = s_.counts[c] - static_cast<float>(selected[c]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Push(RowRange range) {
     if (range.rows() <= 0) return absl::OkStatus();
     RETURN_IF_ERROR(p_.values->Verify(range));
-    const size_t first = s_.v.size();
     const uint8_t* const clusters = row_clusters_ + (range.begin - rows_.begin);
     s_.row_cluster.insert(s_.row_cluster.end(), clusters, clusters + range.rows());
-    RETURN_IF_ERROR(CheckClusters(first));
-    s_.row_weight.resize(s_.row_cluster.size(), weight);
     p_.values->ForEachPiece(range, [this](Position, const void* address, int64_t rows) {
       const auto* row = static_cast<const char*>(address);
       for (int64_t i = 0; i < rows; ++i) s_.v.push_back(row + i * p_.values->row_bytes());
     });
-    for (int64_t i = 0; i < range.rows(); ++i) s_.rests[clusters[i]] += weight;
     return absl::OkStatus();
   }
 
-  absl::Status RemoveRows(absl::Span<const uint64_t> selected) {
+  absl::Status RemoveRowsOutside() {
     const size_t first = s_.v.size();
-    s_.v.resize(first + selected.size());
-    s_.row_cluster.resize(s_.v.size());
-    s_.row_weight.resize(s_.v.size(), -1);
-    for (size_t i = 0; i < selected.size(); ++i) {
-      const Position id = IdOf(selected[i]);
-      s_.v[first + i] = p_.values->Address(id);
-      s_.row_cluster[first + i] = row_clusters_[id - rows_.begin];
+    RETURN_IF_ERROR(Push({rows_.begin, inside_.begin}));
+    RETURN_IF_ERROR(Push({inside_.end, rows_.end}));
+    Counts outside;
+    RETURN_IF_ERROR(Count(first, outside));
+    s_.rests.resize(s_.left.size());
+    for (int64_t c = 0; c < clusters_; ++c) {
+      s_.rests[c] = s_.left[c] - static_cast<float>(outside[c]);
+      if (s_.rests[c] < 0) return Refuse("segment ", segment_, ": cluster ", c, " lost rows");
     }
-    RETURN_IF_ERROR(CheckClusters(first));
-    for (size_t i = first; i < s_.v.size(); ++i) s_.rests[s_.row_cluster[i]] -= 1;
     return absl::OkStatus();
   }
 
-  absl::Status AddRowsInside(absl::Span<const uint64_t> selected) {
-    std::fill(s_.counts.begin(), s_.counts.end(), 0.0f);
-    std::fill(s_.rests.begin(), s_.rests.end(), 0.0f);
+  absl::Status AddRowsInside(absl::Span<const Position> selected) {
+    const size_t first = s_.v.size();
     Position from = inside_.begin;
-    for (const uint64_t row : selected) {
-      RETURN_IF_ERROR(Push({from, IdOf(row)}, 1));
-      from = IdOf(row) + 1;
+    for (const Position id : selected) {
+      RETURN_IF_ERROR(Push({from, id}));
+      from = id + 1;
     }
-    return Push({from, inside_.end}, 1);
+    RETURN_IF_ERROR(Push({from, inside_.end}));
+    Counts inside;
+    RETURN_IF_ERROR(Count(first, inside));
+    s_.rests.assign(inside.begin(), inside.begin() + clusters_);
+    return absl::OkStatus();
   }
 
-  // With this share of the spreads; [group, clusters].
-  void ScoreClusters(float share, absl::Span<const uint64_t> selected, float* scores) {
-    s_.share_of_spread.resize(s_.spread.size());
-    for (size_t c = 0; c < s_.spread.size(); ++c) s_.share_of_spread[c] = share * s_.spread[c];
+  // With this share of the spreads; [group, clusters]. Rows are selected because they score high:
+  // those that remain of their clusters score lower than a cluster's mean says.
+  void ScoreClusters(float share, const SelectedRows& selected, float* scores) {
     kernels::SummaryScoreParams params;
     params.q = p_.queries;
     params.group = p_.group;
@@ -184,61 +228,22 @@ class SegmentEstimate {
     params.scale = p_.scale;
     params.keys = bytes_ + summaries_.layout().KeysOffset(clusters_);
     params.key_scale = s_.key_scale.data();
-    params.spread = s_.share_of_spread.data();
+    params.spread = s_.spread.data();
+    params.share = share;
     params.clusters = clusters_;
+    params.row_cluster = s_.row_cluster.data();
+    params.row_scores = selected.scores;
+    params.row_score_stride = selected.stride;
+    params.rows = selected.scores == nullptr ? 0 : static_cast<int64_t>(selected.ids.size());
+    params.base = s_.base.data();
+    params.counts = s_.counts.data();
+    params.left = s_.left.data();
     params.scores = scores;
     kernels::ScoreSummaries(params);
-    if (p_.scores != nullptr && !selected.empty()) AdjustScores(selected, scores);
   }
 
-  // Rows are selected because they score high: those that remain of their clusters score lower
-  // than a cluster's mean says. Their mean and variance follow from the cluster's and the scores
-  // of those that went.
-  void AdjustScores(absl::Span<const uint64_t> selected, float* all_scores) {
-    CountGone(selected);
-    const auto wanted = static_cast<int64_t>(p_.selected.size());
-    float* const sum = s_.sums.data();
-    float* const squares = sum + clusters_;
-    for (int64_t h = 0; h < p_.group; ++h) {
-      const double base = s_.base[static_cast<size_t>(h)];
-      const float half = s_.half[static_cast<size_t>(h)];
-      float* scores = all_scores + h * clusters_;
-      for (const uint8_t c : s_.touched) sum[c] = squares[c] = 0;
-      for (const uint64_t row : selected) {
-        const uint8_t c = row_clusters_[IdOf(row) - rows_.begin];
-        if (c >= clusters_) continue;
-        const float mean = scores[c] - s_.share_of_spread[c] * half;
-        const auto above = static_cast<float>(p_.scores[h * wanted + IndexOf(row)] - base - mean);
-        sum[c] += above;
-        squares[c] += above * above;
-      }
-      for (const uint8_t c : s_.touched) {
-        const auto size = static_cast<float>(s_.sizes[c]);
-        const float left = size - s_.gone[c];
-        if (left <= 0) continue;
-        const float variance = 2 * s_.share_of_spread[c] * half;
-        const float mean = scores[c] - variance / 2;
-        const float shift = std::min(-sum[c] / left, 0.0f);
-        const float rest = (size * variance - squares[c]) / left - shift * shift;
-        scores[c] = mean + shift + std::clamp(rest, 0.0f, variance) / 2;
-      }
-    }
-  }
-
-  // The clusters of which rows are selected, and how many of each.
-  void CountGone(absl::Span<const uint64_t> selected) {
-    s_.sums.resize(static_cast<size_t>(2 * clusters_));
-    s_.gone.assign(static_cast<size_t>(clusters_), 0.0f);
-    s_.touched.clear();
-    for (const uint64_t row : selected) {
-      const uint8_t c = row_clusters_[IdOf(row) - rows_.begin];  // checked when it was removed
-      if (c >= clusters_) continue;
-      if (s_.gone[c] == 0) s_.touched.push_back(c);
-      s_.gone[c] += 1;
-    }
-  }
-
-  void Attend(float* out, float* lse) {
+  // The rows that were read, from `first` on, correct the clusters' sums.
+  void Attend(size_t first, float row_weight, float* out, float* lse) {
     kernels::SummaryAttentionParams params;
     params.scores = s_.scores.data();
     params.bound = p_.bound == nullptr ? nullptr : s_.bound.data();
@@ -249,10 +254,10 @@ class SegmentEstimate {
     params.counts = s_.counts.data();
     params.rests = s_.rests.data();
     params.clusters = clusters_;
-    params.v = s_.v.data();
-    params.row_cluster = s_.row_cluster.data();
-    params.row_weight = s_.row_weight.data();
-    params.rows = static_cast<int64_t>(s_.v.size());
+    params.v = s_.v.data() + first;
+    params.row_cluster = s_.row_cluster.data() + first;
+    params.row_weight = row_weight;
+    params.rows = static_cast<int64_t>(s_.v.size() - first);
     params.out = out;
     params.lse = lse;
     s_.weights.resize(static_cast<size_t>(kernels::SummaryAttentionScratchFloats(params)));
@@ -269,14 +274,27 @@ class SegmentEstimate {
   const uint8_t* row_clusters_ = nullptr;
 };
 
-void SortSelected(const EstimateParams& p, EstimateScratch& scratch) {
-  scratch.selected.resize(p.selected.size());
-  for (size_t i = 0; i < p.selected.size(); ++i) {
-    scratch.selected[i] = SelectedRow(p.selected[i], i);
+SelectedRows SortSelected(const EstimateParams& p, EstimateScratch& scratch) {
+  const size_t n = p.selected.size();
+  const auto stride = static_cast<int64_t>(n);
+  if (std::is_sorted(p.selected.begin(), p.selected.end())) return {p.selected, p.scores, stride};
+  // As words, of which many are sorted at once: the id, and below it the index among the selected.
+  scratch.selected.clear();
+  for (size_t i = 0; i < n; ++i) {
+    scratch.selected.push_back(static_cast<uint64_t>(p.selected[i]) << 32 | i);
   }
-  if (!std::is_sorted(scratch.selected.begin(), scratch.selected.end())) {
-    kernels::SortWords(scratch.selected.data(), static_cast<int64_t>(scratch.selected.size()));
+  kernels::SortWords(scratch.selected.data(), stride);
+  scratch.ids.clear();
+  for (const uint64_t row : scratch.selected)
+    scratch.ids.push_back(static_cast<Position>(row >> 32));
+  if (p.scores == nullptr) return {scratch.ids, nullptr, stride};
+  scratch.selected_scores.clear();
+  for (int64_t h = 0; h < p.group; ++h) {
+    for (const uint64_t row : scratch.selected) {
+      scratch.selected_scores.push_back(p.scores[h * stride + static_cast<uint32_t>(row)]);
+    }
   }
+  return {scratch.ids, scratch.selected_scores.data(), stride};
 }
 
 // What is the same for every segment.
@@ -284,16 +302,14 @@ void PrepareHeads(const Summaries& summaries, const EstimateParams& p, int64_t s
                   EstimateScratch& scratch) {
   const int64_t d = summaries.head_dim();
   scratch.base.clear();
-  scratch.half.clear();
   scratch.bound.clear();
   for (int64_t h = 0; h < p.group; ++h) {
-    const float* q = p.queries + h * d;
-    scratch.base.push_back(p.scale * Dot(q, summaries.centre().data(), d));
-    scratch.half.push_back(static_cast<float>(Dot(q, q, d) * p.scale * p.scale / 2));
+    const double product = Dot(p.queries + h * d, summaries.centre().data(), d);
+    scratch.base.push_back(static_cast<float>(p.scale * product));
   }
   for (int64_t i = 0; p.bound != nullptr && i < shares * p.group; ++i) {
     const int64_t h = i % p.group;
-    scratch.bound.push_back(static_cast<float>(p.bound[h] - scratch.base[static_cast<size_t>(h)]));
+    scratch.bound.push_back(p.bound[h] - scratch.base[static_cast<size_t>(h)]);
   }
 }
 
@@ -384,28 +400,21 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
   std::fill_n(p.lse, states, -INFINITY);
   if (summaries.fit().left_out && p.spread_shares.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(p.values->VerifyRows(p.selected.data(), static_cast<int64_t>(p.selected.size())));
-  SortSelected(p, scratch);
+  SelectedRows selected = SortSelected(p, scratch);
   PrepareHeads(summaries, p, static_cast<int64_t>(shares.size()), scratch);
   scratch.state.resize(static_cast<size_t>(states * (d + 1)));
   float* const out = scratch.state.data();
   float* const lse = out + states * d;
   const int64_t segment_rows = summaries.layout().segment_rows();
-  auto from = scratch.selected.begin();
   for (Position at = p.zone.begin; at < p.zone.end;) {
     const int64_t segment = at / segment_rows;
     const Position end = std::min(p.zone.end, (segment + 1) * segment_rows);
-    auto to = from;
-    while (to != scratch.selected.end() && IdOf(*to) < end) ++to;
     SegmentEstimate estimate(summaries, p, shares, segment, scratch);
-    const auto* const first = scratch.selected.data() + (from - scratch.selected.begin());
-    RETURN_IF_ERROR(estimate.Compute({first, static_cast<size_t>(to - from)}, out, lse));
+    RETURN_IF_ERROR(estimate.Compute(selected.TakeBelow(end), out, lse));
     kernels::MergeStates(p.out, p.lse, out, lse, states, d);
-    from = to;
     at = end;
   }
-  for (int64_t i = 0; i < states; ++i) {
-    p.lse[i] += static_cast<float>(scratch.base[static_cast<size_t>(i % p.group)]);
-  }
+  for (int64_t i = 0; i < states; ++i) p.lse[i] += scratch.base[static_cast<size_t>(i % p.group)];
   return absl::OkStatus();
 }
 

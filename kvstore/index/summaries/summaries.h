@@ -127,16 +127,20 @@ class Summaries {
 
 // Memory of one thread, reused; grows to what was needed.
 struct EstimateScratch {
-  std::vector<uint64_t> selected;  // id, and index among the selected; by id
-  std::vector<float> key_scale, value_scale, counts, rests, scores, sums, weights, state;
-  std::vector<float> spread, share_of_spread, gone;
-  std::vector<uint8_t> touched;    // clusters of which rows are selected
-  std::vector<double> base;        // what the centre adds to every score, of each head
-  std::vector<float> half, bound;  // of each head: scale^2 |q|^2 / 2; the bound without the base
+  // Where the selected are not sorted: as words to sort, then by id.
+  std::vector<uint64_t> selected;
+  std::vector<Position> ids;
+  std::vector<float> selected_scores;
+  // Of clusters.
   std::vector<uint32_t> sizes;
+  std::vector<float> key_scale, value_scale, spread;
+  std::vector<float> counts, left, rests;  // rows: all, those not selected, of them in the zone
+  // Of heads.
+  std::vector<float> base, bound;  // what the centre adds to every score; the bound without it
+  std::vector<float> scores, weights, state;
+  // Of rows: the selected, then others that correct the clusters' sums.
   std::vector<const void*> v;
   std::vector<uint8_t> row_cluster;
-  std::vector<float> row_weight;
 };
 
 struct EstimateParams {

@@ -379,6 +379,62 @@ TEST_F(SummariesTest, EstimateRest_DamagedSegments_DataLossOrAnAnswer) {
   EXPECT_GT(refused, 50);  // sizes, exponents of scales, clusters of rows
 }
 
+TEST_F(SummariesTest, EstimateRest_EachContradiction_IsTold) {
+  Make(300, 16, 40, nullptr);
+  const std::vector<float> q = MakeQueries(rng_, keys_, 2);
+  const RowRange zone{4, 290};
+  const std::vector<Position> selected = Best(q, 2, zone, 20);
+  const int64_t at = summaries_.layout().Offset(0), clusters = 8;
+  const int64_t row_clusters = at + summaries_.layout().RowClustersOffset(clusters);
+  ASSERT_EQ(summaries_.layout().ClustersOf(0), clusters);
+  const auto estimate_with = [&](int64_t offset, auto value) {
+    std::string damaged = blob_;
+    std::memcpy(&damaged[static_cast<size_t>(offset)], &value, sizeof(value));
+    summaries_ = *Summaries::Open(damaged, 300, 16);
+    return Estimate(q, 2, zone, selected).status();
+  };
+  const auto size_of = [&](int64_t c) {
+    uint32_t size = 0;
+    std::memcpy(&size, &blob_[static_cast<size_t>(at + 4 * c)], sizeof(size));
+    return size;
+  };
+  const auto data_loss = [](const char* message) {
+    return StatusIs(StatusCode::kDataLoss, message);
+  };
+  EXPECT_THAT(estimate_with(at, size_of(0) + 1), data_loss("of 301 rows instead of 300"));
+  for (const int64_t part : {1, 2, 3}) {  // scales of keys, of V rows, spreads
+    for (const float x : {-1.0f, 2e18f, INFINITY, -INFINITY, NAN, -NAN}) {
+      EXPECT_THAT(estimate_with(at + 4 * (part * clusters + 3), x), data_loss("cluster 3: scales"));
+    }
+    for (const float x : {0.0f, -0.0f, 1e18f}) {
+      CARREL_EXPECT_OK(estimate_with(at + 4 * (part * clusters + 3), x));
+    }
+  }
+  for (const Position row : {Position{0}, Position{295}, selected[7]}) {
+    EXPECT_THAT(estimate_with(row_clusters + row, uint8_t{8}),
+                data_loss("a row of cluster 8 of 8"));
+  }
+  // A cluster that is said to be empty, and a row of it that is taken out.
+  const auto c = static_cast<uint8_t>(blob_[static_cast<size_t>(row_clusters + selected[0])]);
+  const uint64_t two_sizes =
+      c == 0 ? uint64_t{size_of(0) + size_of(1)} << 32 : uint64_t{size_of(c - 1) + size_of(c)};
+  EXPECT_THAT(estimate_with(at + 4 * (c == 0 ? 0 : c - 1), two_sizes), data_loss("lost rows"));
+}
+
+// Over several segments, of which the zone covers all, most or little.
+TEST_F(SummariesTest, EstimateRest_SelectedInAnyOrder_SameBits) {
+  Make(3000, 32, 4, nullptr);
+  const std::vector<float> q = MakeQueries(rng_, keys_, 3);
+  for (const RowRange zone : {RowRange{4, 2990}, {1000, 1100}, {900, 2200}}) {
+    std::vector<Position> selected = Best(q, 3, zone, 60);
+    const State best_first = *Estimate(q, 3, zone, selected);
+    std::sort(selected.begin(), selected.end());
+    const State by_id = *Estimate(q, 3, zone, selected);
+    EXPECT_EQ(best_first.out, by_id.out);
+    EXPECT_EQ(best_first.lse, by_id.lse);
+  }
+}
+
 // Writes one byte of each segment, or fails.
 class FakeAccelerator final : public Accelerator {
  public:

@@ -95,9 +95,8 @@ void Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries, 
                        scores + first, stride());
     const int64_t rows = std::min(count * kInt8BlockRows, zone_.rows() - first);
     for (int64_t h = 0; h < queries; ++h) {
-      kernels::LsePart& sum = sums[static_cast<size_t>(piece * queries + h)];
-      sum = {};
-      kernels::AddScores(scores + h * stride() + first, rows, sum);
+      sums[static_cast<size_t>(piece * queries + h)] =
+          kernels::LsePartOf(scores + h * stride() + first, rows);
     }
   });
   for (int64_t h = 0; h < queries; ++h) {

@@ -24,8 +24,8 @@ constexpr int64_t kLeastRows = 1024;
 constexpr int64_t kRowsPerWanted = 8;
 // Bytes of blocks that a thread takes at a time.
 constexpr int64_t kPartBytes = 128 << 10;
-// Blocks whose scores by some queries are still in the L1 cache when they are summed.
-constexpr int64_t kNearBlocks = 32;
+// Blocks that are packed before they are scored, where they are not kept.
+constexpr int64_t kBufferBlocks = 16;
 constexpr int64_t kPageBytes = 4096;
 
 }  // namespace
@@ -102,55 +102,48 @@ kernels::Int8Error Int8Scan::PackBlock(int64_t block, RowRange zone, float* wide
   return kernels::PackInt8(wide, rows.end - first, d, to);
 }
 
-absl::Status Int8Scan::ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error,
-                                 kernels::LsePart* sums) const {
-  RETURN_IF_ERROR(keys_.Verify({std::max(pass.zone.begin, part.begin * kInt8BlockRows),
-                                std::min(pass.zone.end, part.end * kInt8BlockRows)}));
-  for (int64_t block = part.begin; block < part.end; block += kNearBlocks) {
-    const Blocks near = {block, std::min(part.end, block + kNearBlocks)};
-    ScoreNear(pass, near, error);
-    SumNear(pass, near, sums);
-  }
-  return absl::OkStatus();
-}
-
-void Int8Scan::ScoreNear(const Pass& pass, Blocks near, kernels::Int8Error& error) const {
+absl::Status Int8Scan::ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error) const {
   thread_local std::vector<float> wide;
   thread_local std::vector<uint8_t> buffer;
-  const int64_t first = pass.zone.begin / kInt8BlockRows;
-  for (int64_t block = near.begin; block < near.end;) {
+  const RowRange zone = pass.zone;
+  const int64_t first = zone.begin / kInt8BlockRows;
+  RETURN_IF_ERROR(keys_.Verify({std::max(zone.begin, part.begin * kInt8BlockRows),
+                                std::min(zone.end, part.end * kInt8BlockRows)}));
+  for (int64_t block = part.begin; block < part.end;) {
     const uint8_t* blocks = nullptr;
     int64_t end = block;
     if (pass.kept.Has(block)) {
-      end = std::min(near.end, pass.kept.end);
+      end = std::min(part.end, pass.kept.end);
       blocks = piece_.data() + block * block_bytes_;
       for (int64_t i = block; i < end; ++i) error.Add(errors_[static_cast<size_t>(i)]);
     } else {
       const bool keep = pass.keep.Has(block);
       wide.resize(static_cast<size_t>(kInt8BlockRows * keys_.head_dim()));
-      buffer.resize(static_cast<size_t>(kNearBlocks * block_bytes_));
+      buffer.resize(static_cast<size_t>(kBufferBlocks * block_bytes_));
       uint8_t* const to = keep ? piece_.data() + block * block_bytes_ : buffer.data();
-      for (; end < near.end && !pass.kept.Has(end) && pass.keep.Has(end) == keep; ++end) {
+      const int64_t last = std::min(part.end, block + kBufferBlocks);
+      for (; end < last && !pass.kept.Has(end) && pass.keep.Has(end) == keep; ++end) {
         const kernels::Int8Error of_block =
-            PackBlock(end, pass.zone, wide.data(), to + (end - block) * block_bytes_);
+            PackBlock(end, zone, wide.data(), to + (end - block) * block_bytes_);
         error.Add(of_block);
         if (keep) errors_[static_cast<size_t>(end)] = of_block;
       }
       blocks = to;
     }
     kernels::Int8Score(pass.queries, blocks, end - block,
-                       pass.scores + (block - first) * kInt8BlockRows, Stride(pass.zone));
+                       pass.scores + (block - first) * kInt8BlockRows, Stride(zone));
     block = end;
   }
+  return absl::OkStatus();
 }
 
-void Int8Scan::SumNear(const Pass& pass, Blocks near, kernels::LsePart* sums) const {
+void Int8Scan::SumPart(const Pass& pass, Blocks part, kernels::LsePart* sums) const {
   const Position first = pass.zone.begin / kInt8BlockRows * kInt8BlockRows;
-  const Position begin = std::max(pass.zone.begin, near.begin * kInt8BlockRows);
-  const Position end = std::min(pass.zone.end, near.end * kInt8BlockRows);
+  const Position begin = std::max(pass.zone.begin, part.begin * kInt8BlockRows);
+  const Position end = std::min(pass.zone.end, part.end * kInt8BlockRows);
   for (int64_t i = 0; i < pass.queries.group; ++i) {
     const float* const scores = pass.scores + i * Stride(pass.zone) + (begin - first);
-    kernels::AddScores(scores, end - begin, sums[i]);
+    sums[i] = kernels::LsePartOf(scores, end - begin);
   }
 }
 
@@ -180,13 +173,14 @@ absl::Status Int8Scan::Score(const float* queries, int64_t vectors, float scale,
   std::vector<kernels::Int8Error> errors(static_cast<size_t>(parts));
   std::vector<kernels::LsePart> sums(static_cast<size_t>(parts * vectors));
   keys_.AskAhead(zone);
-  RETURN_IF_ERROR(ForEachPart(pool, {of_zone.begin, of_zone.end}, part_blocks,
-                              [&](RowRange range) -> absl::Status {
-                                const Blocks blocks = {range.begin, range.end};
-                                const int64_t part = (range.begin - of_zone.begin) / part_blocks;
-                                return ScorePart(pass, blocks, errors[static_cast<size_t>(part)],
-                                                 &sums[static_cast<size_t>(part * vectors)]);
-                              }));
+  RETURN_IF_ERROR(ForEachPart(
+      pool, {of_zone.begin, of_zone.end}, part_blocks, [&](RowRange range) -> absl::Status {
+        const Blocks blocks = {range.begin, range.end};
+        const int64_t part = (range.begin - of_zone.begin) / part_blocks;
+        RETURN_IF_ERROR(ScorePart(pass, blocks, errors[static_cast<size_t>(part)]));
+        SumPart(pass, blocks, &sums[static_cast<size_t>(part * vectors)]);
+        return absl::OkStatus();
+      }));
   for (int64_t i = 0; i < vectors; ++i) lse[i] = kernels::LogSumExp(&sums[i], parts, vectors);
   error = {};
   for (const kernels::Int8Error& of_part : errors) error.Add(of_part);

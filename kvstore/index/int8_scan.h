@@ -110,11 +110,10 @@ class Int8Scan : public Index {
   // Without rows outside the zone.
   Blocks WholeBlocks(RowRange zone) const;
   kernels::Int8Error PackBlock(int64_t block, RowRange zone, float* wide, uint8_t* to) const;
-  // Blocks [part.begin, part.end), their rows in the zone verified; sums [vectors]: of their scores.
-  absl::Status ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error,
-                         kernels::LsePart* sums) const;
-  void ScoreNear(const Pass& pass, Blocks near, kernels::Int8Error& error) const;
-  void SumNear(const Pass& pass, Blocks near, kernels::LsePart* sums) const;
+  // Blocks [part.begin, part.end), their rows in the zone verified.
+  absl::Status ScorePart(const Pass& pass, Blocks part, kernels::Int8Error& error) const;
+  // sums [vectors]: of what ScorePart gave.
+  void SumPart(const Pass& pass, Blocks part, kernels::LsePart* sums) const;
   // The best rows by s.errors, from the stored rows of those that can be.
   absl::Status SelectWithin(const Int8ZoneScores& of_zone, const SearchRequest& request,
                             SearchScratch& s, SearchResult& result) const;

@@ -175,7 +175,7 @@ float WeighClusters(const SummaryAttentionParams& p, float shift, float* terms, 
   FloatVec sum = hn::Zero(d);
   for (int64_t c = 0; c < p.clusters; c += lanes) {
     const int64_t n = std::min(lanes, p.clusters - c);
-    const FloatVec e = Exp(d, hn::Sub(hn::LoadU(d, terms + c), shifts));
+    const FloatVec e = ExpBelow(d, hn::Sub(hn::LoadU(d, terms + c), shifts));
     const FloatVec scale = hn::Mul(LoadUpTo(d, p.value_scale + c, n), sign);
     sum = hn::MulAdd(e, LoadUpTo(d, p.rests + c, n), sum);
     hn::StoreU(e, d, terms + c);

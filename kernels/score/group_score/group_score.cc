@@ -31,16 +31,13 @@ void GroupScoreImpl(const float* scores, int64_t group, int64_t rows, int64_t st
   }
 }
 
-void AddScoresImpl(const float* scores, int64_t rows, LsePart& part) {
-  const float max = MaxOf(scores, rows);
-  if (max > part.max) {
-    part.sum *= std::exp(double{part.max} - max);
-    part.max = max;
-  }
-  if (std::isinf(part.max)) return;
+LsePart LsePartImpl(const float* scores, int64_t rows) {
+  LsePart all{.max = MaxOf(scores, rows), .sum = 0};
+  if (std::isinf(all.max)) return all;
   for (int64_t j = 0; j < rows; j += kSumBlock) {
-    part.sum += ExpSum(scores + j, std::min(kSumBlock, rows - j), part.max, nullptr);
+    all.sum += ExpSum(scores + j, std::min(kSumBlock, rows - j), all.max, nullptr);
   }
+  return all;
 }
 
 }  // namespace carrel::kernels::HWY_NAMESPACE
@@ -50,20 +47,19 @@ HWY_AFTER_NAMESPACE();
 namespace carrel::kernels {
 
 HWY_EXPORT(GroupScoreImpl);
-HWY_EXPORT(AddScoresImpl);
+HWY_EXPORT(LsePartImpl);
 
 void GroupScore(const float* scores, int64_t group, int64_t rows, int64_t stride, const float* base,
                 float* out) {
   HWY_DYNAMIC_DISPATCH(GroupScoreImpl)(scores, group, rows, stride, base, out);
 }
 
-void AddScores(const float* scores, int64_t rows, LsePart& part) {
-  HWY_DYNAMIC_DISPATCH(AddScoresImpl)(scores, rows, part);
+LsePart LsePartOf(const float* scores, int64_t rows) {
+  return HWY_DYNAMIC_DISPATCH(LsePartImpl)(scores, rows);
 }
 
 float LogSumExp(const float* scores, int64_t rows) {
-  LsePart all;
-  AddScores(scores, rows, all);
+  const LsePart all = LsePartOf(scores, rows);
   return std::isinf(all.max) ? all.max : static_cast<float>(all.max + std::log(all.sum));
 }
 

@@ -29,7 +29,7 @@ struct LsePart {
   float max = -std::numeric_limits<float>::infinity();
   double sum = 0;  // of exp(score - max)
 };
-void AddScores(const float* scores, int64_t rows, LsePart& part);
+LsePart LsePartOf(const float* scores, int64_t rows);
 // Of parts[i * stride], i < count, in this order.
 float LogSumExp(const LsePart* parts, int64_t count, int64_t stride);
 double RefLogSumExp(const float* scores, int64_t rows);

@@ -25,7 +25,7 @@ if(CARREL_SANITIZE)
   target_compile_options(carrel_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>)
   target_compile_options(carrel_flags INTERFACE -fsanitize=${CARREL_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(carrel_flags INTERFACE -fsanitize=${CARREL_SANITIZE})
-  target_compile_definitions(carrel_flags INTERFACE CARREL_SANITIZED=1 _GLIBCXX_ASSERTIONS)
+  target_compile_definitions(carrel_flags INTERFACE CARREL_SANITIZED=1)
 endif()
 
 if(CARREL_FUZZ)

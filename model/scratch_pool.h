@@ -54,7 +54,8 @@ class ScratchPool {
         return;
       }
     }
-  }  // more than there are places for: let go
+    // More than there are places for: it is let go.
+  }
 
   static constexpr size_t kPlaces = 64;
 

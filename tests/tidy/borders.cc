@@ -64,6 +64,7 @@ constexpr Room kRooms[] = {
     // Of kernels every operation is a room, and all may include what lies beside the groups ("shared").
     {"kernels", "shared", "", "rows/packed_rows"},
     {"kernels", "select/block_prune", "", "select/topk"},
+    {"kernels", "select/bounded_topk", "", "score/group_score select/topk"},
     {"kernels", "select/chunk_prune", "", "select/topk"},
     {"kernels", "encode/code_encode", "", "score/code_score"},
     {"kernels", "score/block_hamming", "", "score/code_score"},

@@ -8,7 +8,7 @@
 // Source: ours (decision 047). A bar of 2 error below the k-th best by s, which needs no exact score,
 //         leaves two thirds more rows.
 // Shapes: scores [group, stride >= rows] f32, base and error [group] f32; rows < 2^31.
-// Edge:   scores are finite, 1 <= k, errors >= 0. Rounding of scores, base and what the caller subtracts is
+// Edge:   scores are finite, errors >= 0, rows and k >= 1. Rounding of scores, base and what the caller subtracts is
 //         allowed for.
 // Ownership: Others looks at the scores that First was given.   Threads: one object, one thread.
 // Cost:   one pass over the scores, as a rule; memory for the rows above a sampled bar.

@@ -11,22 +11,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-void ExpOf(const float* x, int64_t count, float* out) {
+template <class Function>
+HWY_INLINE void Map(const float* x, int64_t count, const Function& function, float* out) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t i = 0; i < count; i += lanes) {
     const int64_t width = std::min(lanes, count - i);
-    StorePartial(d, Exp(d, LoadPartial(d, x + i, width)), out + i, width);
+    StorePartial(d, function(LoadPartial(d, x + i, width)), out + i, width);
   }
 }
 
+void ExpOf(const float* x, int64_t count, float* out) {
+  Map(
+      x, count, [](FloatVec v) HWY_ATTR { return Exp(FloatTag(), v); }, out);
+}
+
 void ExpBelowOf(const float* x, int64_t count, float* out) {
-  const FloatTag d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t i = 0; i < count; i += lanes) {
-    const int64_t width = std::min(lanes, count - i);
-    StorePartial(d, ExpBelow(d, LoadPartial(d, x + i, width)), out + i, width);
-  }
+  Map(
+      x, count, [](FloatVec v) HWY_ATTR { return ExpBelow(FloatTag(), v); }, out);
 }
 
 void SumsOf(const float* rows, float* out, int64_t* lanes_out) {

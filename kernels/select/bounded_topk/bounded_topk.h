@@ -4,7 +4,7 @@
 //         max_h (s[h, j] - base[h]) by s, and at most u[j] = max_h (s[h, j] + error[h] - base[h]).
 //         First: rows whose u is not below the k-th best by s, so at least k. The k-th best of their
 //         exact group scores is no higher than that of all, so rows with a lower u are not among the
-//         best. Others: the rest, seldom any.
+//         best. Others: the rest, few.
 // Source: ours (decision 047). A bar of 2 error below the k-th best by s, which needs no exact score,
 //         leaves two thirds more rows.
 // Shapes: scores [group, stride >= rows] f32, base and error [group] f32; rows < 2^31.

@@ -1,5 +1,6 @@
 // Two blocks at a time, low and high bytes apart: four tiles of sums, since one product waits long for
-// the one before it. A row of a tile of sums is a query's scores of a block, as they are wanted.
+// the one before it. A row of a tile of sums is a query's scores of a block, as they are wanted. The next
+// two blocks are asked for meanwhile, some lines a query: all at once, a core waits for the first ones.
 #include "kernels/score/int8_score/int8_score_amx.h"
 
 #include "common/status.h"
@@ -23,8 +24,6 @@ constexpr int64_t kLeastQueries = 8;
 constexpr int64_t kPassQueries = 64;
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kLineBytes = 64;  // four numbers of 16 rows
-// Rows are asked for this far ahead.
-constexpr int64_t kPrefetchBytes = 8192;
 
 static_assert(kInt8BlockRows == 16);
 
@@ -98,7 +97,7 @@ CARREL_AMX_INT8_INLINE void MultiplyPair(const uint8_t* first, const uint8_t* se
 
 CARREL_AMX_INT8_INLINE void StoreScores(const int32_t* sums, const uint8_t* block,
                                         const float* query_scales, int64_t queries, float* out,
-                                        int64_t stride) {
+                                        int64_t stride, const uint8_t*& ahead, int64_t lines) {
   const __m512 scale = _mm512_loadu_ps(block);
   for (int64_t h = 0; h < queries; ++h) {
     const __m512i low = _mm512_load_si512(sums + h * 16);
@@ -107,6 +106,7 @@ CARREL_AMX_INT8_INLINE void StoreScores(const int32_t* sums, const uint8_t* bloc
     const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale),
                                         _mm512_set1_ps(query_scales[h]));
     _mm512_storeu_ps(out + h * stride, scaled);
+    for (int64_t i = 0; i < lines; ++i, ahead += kLineBytes) __builtin_prefetch(ahead);
   }
 }
 
@@ -141,23 +141,21 @@ CARREL_AMX_INT8 void Int8ScoreByTiles(const Int8Queries& q, const void* blocks, 
   for (int64_t from = 0; from < q.group; from += kPassQueries) {
     const int64_t end = std::min(q.group, from + kPassQueries);
     const auto* first = static_cast<const uint8_t*>(blocks);
+    // The first pass asks for all: to the others the rows are near.
+    const int64_t lines = from == 0 ? amx::CeilDivide(block_bytes, kLineBytes * end) : 0;
     for (int64_t i = 0; i < count; i += 2, first += 2 * block_bytes) {
       const bool pair = i + 1 < count;
       const uint8_t* const second = pair ? first + block_bytes : first;
-      if (from == 0) {
-        for (int64_t b = 0; b < 2 * block_bytes; b += kLineBytes) {
-          __builtin_prefetch(first + kPrefetchBytes + b, 0, 2);
-        }
-      }
+      const uint8_t* ahead = first + 2 * block_bytes;
       for (int64_t h = from; h < end; h += kTileRows) {
         const int64_t here = std::min(kTileRows, end - h);
         float* const to = out + h * stride + i * kInt8BlockRows;
         MultiplyPair(first, second, packed + h / kTileRows * run, steps, sums);
         AskToWrite(to + 2 * kInt8BlockRows, here, stride);
-        StoreScores(sums, first, &q.scale[static_cast<size_t>(h)], here, to, stride);
+        StoreScores(sums, first, &q.scale[static_cast<size_t>(h)], here, to, stride, ahead, lines);
         if (!pair) continue;
         StoreScores(sums + 2 * amx::kTileFloats, second, &q.scale[static_cast<size_t>(h)], here,
-                    to + kInt8BlockRows, stride);
+                    to + kInt8BlockRows, stride, ahead, lines);
       }
     }
   }

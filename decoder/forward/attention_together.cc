@@ -46,7 +46,10 @@ absl::Status AttentionTogether::Attend(absl::Span<const model::AttentionInput> i
     }
     if (!blocks.empty()) questions.push_back(std::move(blocks));
   }
-  for (const auto& blocks : questions) blocks[0].attention->StartTogether(blocks);
+  pool_->ParallelFor(static_cast<int64_t>(questions.size()), [&](int64_t i) {
+    const std::vector<SequenceBlock>& blocks = questions[static_cast<size_t>(i)];
+    blocks[0].attention->StartTogether(blocks);
+  });
   // Side by side: a thread that has a question of its own waits for nobody within it, and helps with the
   // last ones.
   pool_->ParallelForOfLoops(static_cast<int64_t>(questions.size()), [&](int64_t i) {

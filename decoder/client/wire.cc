@@ -71,10 +71,9 @@ absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
   return Check(tensor, v1::Tensor::I64, 8, shape, what);
 }
 
-std::vector<float> CopyFloats(const v1::Tensor& tensor) {
-  std::vector<float> values(tensor.data().size() / sizeof(float));
-  std::memcpy(values.data(), tensor.data().data(), values.size() * sizeof(float));
-  return values;
+void CopyFloats(const v1::Tensor& tensor, std::vector<float>& to) {
+  to.resize(tensor.data().size() / sizeof(float));
+  std::memcpy(to.data(), tensor.data().data(), to.size() * sizeof(float));
 }
 
 int64_t Dimension(const v1::Tensor& tensor, int i) {

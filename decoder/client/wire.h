@@ -32,8 +32,8 @@ absl::Status CheckBf16(const v1::Tensor& tensor, absl::Span<const int64_t> shape
 absl::Status CheckIds(const v1::Tensor& tensor, absl::Span<const int64_t> shape,
                       absl::string_view what);
 
-// The floats of a tensor, which need not be aligned inside the message.
-std::vector<float> CopyFloats(const v1::Tensor& tensor);
+// The floats of a tensor, which need not be aligned inside the message, in place of what was there.
+void CopyFloats(const v1::Tensor& tensor, std::vector<float>& to);
 
 int64_t Dimension(const v1::Tensor& tensor, int i);  // 0 if the rank is smaller
 

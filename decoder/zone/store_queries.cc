@@ -110,11 +110,13 @@ absl::Status StoreQueries::CheckHead(const v1::HeadResult& head, int64_t n) cons
 absl::Status StoreQueries::MergeAttend(const v1::QueryReply& reply, int64_t n,
                                        Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
+  std::vector<float> out, lse;
   for (const v1::HeadResult& head : reply.heads()) {
     RETURN_IF_ERROR(CheckHead(head, n));
     RETURN_IF_ERROR(CheckFloats(head.out(), {group, d}, "out"));
     RETURN_IF_ERROR(CheckFloats(head.lse(), {group}, "lse"));
-    const std::vector<float> out = CopyFloats(head.out()), lse = CopyFloats(head.lse());
+    CopyFloats(head.out(), out);
+    CopyFloats(head.lse(), lse);
     partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, out.data(),
                   lse.data());
   }

@@ -229,12 +229,13 @@ absl::Status StoreZone::MergeValues(Layer, const v1::QueryReply& reply, int64_t 
   const int64_t d = shape_.head_dim, group = shape_.group();
   std::vector<float> out(static_cast<size_t>(group * (d + 1)));
   std::vector<const void*> v_rows;
+  std::vector<float> scores;
   for (const v1::HeadResult& head : reply.heads()) {
     RETURN_IF_ERROR(queries_.CheckHead(head, n));
     const int64_t rows = Dimension(head.v(), 0);
     RETURN_IF_ERROR(CheckBf16(head.v(), {rows, d}, "V rows"));
     RETURN_IF_ERROR(CheckFloats(head.scores(), {group, rows}, "scores"));
-    std::vector<float> scores = CopyFloats(head.scores());
+    CopyFloats(head.scores(), scores);
     v_rows.resize(rows);
     for (int64_t j = 0; j < rows; ++j) v_rows[j] = head.v().data().data() + j * d * 2;
     kernels::SparseAttentionParams params;

@@ -122,7 +122,8 @@ class FakeStore final : public StoreClient {
   }
   v1::QueryReply Answer(RequestId id, const v1::Query& query) {
     const int64_t layer = query.layer();
-    const std::vector<float> q = CopyFloats(query.queries());
+    std::vector<float> q;
+    CopyFloats(query.queries(), q);
     v1::QueryReply reply;
     reply.set_layer(query.layer());
     for (int64_t i = 0; i < query.queries().shape(0); ++i) {

@@ -14,8 +14,8 @@ struct IndexCache::Entry {
   int64_t in_use = 0;
   bool loading = true;
   bool spare = false;
-  bool listed = true;                                      // in entries_
-  std::list<std::shared_ptr<Entry>>::iterator idle_place;  // valid if not loading and not in use
+  bool listed = true;                                 // in entries_
+  std::list<std::shared_ptr<Entry>>::iterator place;  // in idle_ or in_use_; valid if not loading
 };
 
 IndexCache::Lease::Lease(IndexCache* cache, std::shared_ptr<Entry> entry)
@@ -35,10 +35,7 @@ absl::StatusOr<IndexCache::Lease> IndexCache::Acquire(
     absl::MutexLock lock(&mu_);
     for (auto it = entries_.find(key); it != entries_.end(); it = entries_.find(key)) {
       entry = it->second;
-      if (!entry->loading) {
-        if (entry->in_use++ == 0) idle_.erase(entry->idle_place);
-        return Lease(this, std::move(entry));
-      }
+      if (!entry->loading) return Use(std::move(entry));
       changed_.Wait(&mu_);
     }
     entry = std::make_shared<Entry>();
@@ -60,8 +57,7 @@ std::optional<IndexCache::Lease> IndexCache::TryAcquire(
   const auto use = [this](std::shared_ptr<Entry> entry) -> std::optional<Lease> {
     mu_.AssertHeld();
     if (entry->loading) return std::nullopt;
-    if (entry->in_use++ == 0) idle_.erase(entry->idle_place);
-    return Lease(this, std::move(entry));
+    return Use(std::move(entry));
   };
   {
     absl::MutexLock lock(&mu_);
@@ -82,20 +78,22 @@ std::optional<IndexCache::Lease> IndexCache::TryAcquire(
   if (used_bytes_ + bytes > budget_bytes_) return std::nullopt;
   used_bytes_ += bytes;
   entry->in_use = 1;
+  entry->place = in_use_.insert(in_use_.end(), entry);
   entries_.emplace(key, entry);
   return Lease(this, entry);
+}
+
+IndexCache::Lease IndexCache::Use(std::shared_ptr<Entry> entry) {
+  if (entry->in_use++ == 0) in_use_.splice(in_use_.end(), idle_, entry->place);
+  return Lease(this, std::move(entry));
 }
 
 void IndexCache::Shed(int64_t bytes) {
   std::vector<std::shared_ptr<Entry>> victims;  // which end without the lock
   absl::MutexLock lock(&mu_);
   for (auto it = idle_.begin(); it != idle_.end() && bytes > 0;) {
-    const std::shared_ptr<Entry> entry = *it;
-    if (!entry->spare) {
-      ++it;
-      continue;
-    }
-    it = idle_.erase(it);
+    const std::shared_ptr<Entry> entry = *it++;
+    if (!entry->spare) continue;
     bytes -= entry->charge;
     Remove(entry);
     ++evictions_;
@@ -114,6 +112,7 @@ absl::Status IndexCache::Load(const IndexKey& key, const std::shared_ptr<Entry>&
   if (entry->listed) {
     used_bytes_ += resident - entry->charge;
     entry->charge = resident;
+    entry->place = in_use_.insert(in_use_.end(), entry);
   }
   entry->index = std::move(index);
   entry->loading = false;
@@ -147,7 +146,6 @@ absl::Status IndexCache::Reserve(const IndexKey& key, const std::shared_ptr<Entr
 void IndexCache::Evict(int64_t wanted_bytes) {
   while (used_bytes_ + wanted_bytes > budget_bytes_ && !idle_.empty()) {
     const std::shared_ptr<Entry> victim = idle_.front();
-    idle_.pop_front();
     Remove(victim);
     ++evictions_;
   }
@@ -155,6 +153,7 @@ void IndexCache::Evict(int64_t wanted_bytes) {
 
 void IndexCache::Remove(const std::shared_ptr<Entry>& entry) {
   if (!entry->listed) return;
+  if (!entry->loading) (entry->in_use > 0 ? in_use_ : idle_).erase(entry->place);
   entry->listed = false;
   used_bytes_ -= entry->charge;
   entries_.erase(entry->key);
@@ -164,7 +163,7 @@ void IndexCache::Release(const std::shared_ptr<Entry>& entry) {
   absl::MutexLock lock(&mu_);
   if (--entry->in_use > 0) return;
   if (entry->listed) {
-    entry->idle_place = idle_.insert(idle_.end(), entry);
+    idle_.splice(idle_.end(), in_use_, entry->place);
     Evict(0);
   }
   changed_.SignalAll();
@@ -176,10 +175,7 @@ void IndexCache::DropIf(absl::FunctionRef<bool(const IndexKey&)> condition) {
   for (const auto& [key, entry] : entries_) {
     if (condition(key)) dropped.push_back(entry);
   }
-  for (const std::shared_ptr<Entry>& entry : dropped) {
-    if (!entry->loading && entry->in_use == 0) idle_.erase(entry->idle_place);
-    Remove(entry);
-  }
+  for (const std::shared_ptr<Entry>& entry : dropped) Remove(entry);
   changed_.SignalAll();
 }
 

@@ -100,6 +100,7 @@ class IndexCache {
   absl::Status Reserve(const IndexKey& key, const std::shared_ptr<Entry>& entry, int64_t bytes);
   void Evict(int64_t wanted_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Remove(const std::shared_ptr<Entry>& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Lease Use(std::shared_ptr<Entry> entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Release(const std::shared_ptr<Entry>& entry);
   void DropIf(absl::FunctionRef<bool(const IndexKey&)> condition);
 
@@ -107,7 +108,9 @@ class IndexCache {
   mutable absl::Mutex mu_;
   absl::CondVar changed_;  // an index was given back, loaded or dropped
   absl::flat_hash_map<IndexKey, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mu_);
+  // Of the loaded ones that are listed; a list's element moves between the two.
   std::list<std::shared_ptr<Entry>> idle_ ABSL_GUARDED_BY(mu_);  // least recently used first
+  std::list<std::shared_ptr<Entry>> in_use_ ABSL_GUARDED_BY(mu_);
   int64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t loads_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t evictions_ ABSL_GUARDED_BY(mu_) = 0;

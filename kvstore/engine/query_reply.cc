@@ -22,9 +22,11 @@ constexpr int64_t kPieceOverheadBytes = 96;
 // A head's rows are not continued in a part that has room for fewer.
 constexpr int64_t kLeastRows = 16;
 // Scores of several tokens that one scan of a head's keys gives: so many, where that is some tokens, that
-// they are still in a core's cache when they are looked at; never more than kMostScores.
-constexpr int64_t kNearScores = int64_t{128} << 10;
+// they are still in a core's cache when they are looked at; never more than kMostScores. The scan of
+// 17 queries takes as long as that of 32.
+constexpr int64_t kNearScores = int64_t{256} << 10;
 constexpr int64_t kMostScores = int64_t{4} << 20;
+constexpr int64_t kQueriesAtOnce = 16;
 constexpr int64_t kLeastTogether = 4;
 // Tokens and KV heads that keep a thread busy enough until the last ones.
 constexpr int64_t kUnitsPerThread = 4;
@@ -187,7 +189,8 @@ int64_t QueryReply::TokensScoredTogether() const {
     if (!context().ScansAll(request_.layer, head)) return 1;
   }
   const int64_t scores = shape.group() * zone_.rows();
-  const int64_t together = std::max(kLeastTogether, kNearScores / scores);
+  const int64_t queries = kNearScores / zone_.rows() / kQueriesAtOnce * kQueriesAtOnce;
+  const int64_t together = std::max(kLeastTogether, queries / shape.group());
   return std::clamp<int64_t>(std::min(together, kMostScores / scores), 1, request_.tokens);
 }
 
@@ -237,7 +240,7 @@ absl::Status QueryReply::ScoreHead(ThreadPool& pool, int64_t first, int64_t toke
 absl::Status QueryReply::RunSelect(ThreadPool& pool) {
   std::atomic<int64_t> candidates{0}, visited{0}, rows{0};
   const auto run = [&](int64_t token, int32_t kv_head, const ScoredHead* scored) -> absl::Status {
-    Selected selected;
+    thread_local Selected selected;
     int64_t found = 0;
     RETURN_IF_ERROR(RunUnit(pool, token, kv_head, scored, selected, found));
     candidates += selected.candidates;

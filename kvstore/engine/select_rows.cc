@@ -97,6 +97,7 @@ Qualified QualifyByMass(const SelectParams& p, float share, const SearchResult& 
 // No row is left whose group score is above `last`, that of one of `rows` rows.
 void BoundBy(float last, int64_t rows, const std::vector<float>& base, std::vector<float>& bound) {
   bound.clear();
+  bound.reserve(base.size());
   for (const float of_head : base) {
     if (rows > 0) bound.push_back(last + of_head);
   }
@@ -136,6 +137,13 @@ void Keep(const SearchResult& found, int64_t group, const std::vector<int64_t>& 
 
 }  // namespace
 
+void Selected::Clear() {
+  for (std::vector<float>* values : {&scores, &zone_lse, &bound}) values->clear();
+  ids.clear();
+  zone_scored = false;
+  candidates = visited = 0;
+}
+
 bool WantsExactLse(const select::Selection& selection) {
   return std::holds_alternative<select::Mass>(selection);
 }
@@ -150,19 +158,19 @@ bool ScansInInt8(const select::Selection& selection, KvHead kv_head, int64_t zon
 }
 
 absl::Status SelectRows(const SelectParams& p, Selected& selected) {
-  selected = Selected();
+  selected.Clear();
   const int64_t group = p.context->shape().group(), zone = p.zone.rows();
   if (zone == 0) {
     selected.zone_lse.assign(group, -INFINITY);
     selected.zone_scored = true;
     return absl::OkStatus();
   }
-  SearchResult result;
+  thread_local SearchResult result;
   if (const auto* top_k = std::get_if<select::TopK>(p.selection)) {
     RETURN_IF_ERROR(Search(p, std::min(top_k->Of(p.kv_head), zone), result));
     BoundBy(result.least, static_cast<int64_t>(result.ids.size()), result.zone_lse, selected.bound);
-    selected.ids = std::move(result.ids);
-    selected.scores = std::move(result.scores);
+    selected.ids.swap(result.ids);
+    selected.scores.swap(result.scores);
   } else {
     const auto* const range = std::get_if<select::Range>(p.selection);
     const int64_t most = select::MostRows(*p.selection, zone);
@@ -189,7 +197,7 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
   selected.visited += result.visited;
   const bool all = result.zone_scored || p.context->ScansAll(p.layer, p.kv_head);
   selected.candidates = all ? zone : static_cast<int64_t>(selected.ids.size());
-  selected.zone_lse = std::move(result.zone_lse);
+  selected.zone_lse.swap(result.zone_lse);
   selected.zone_scored = result.zone_scored;
   return absl::OkStatus();
 }
@@ -223,7 +231,7 @@ absl::StatusOr<CandidateIds> KeepCandidates(const SelectParams& p, Selected& sel
 }
 
 absl::Status SelectAmong(const SelectParams& p, const CandidateIds& among, Selected& selected) {
-  selected = Selected();
+  selected.Clear();
   const std::vector<Position>& candidates = among.ids;
   const int64_t n = static_cast<int64_t>(candidates.size());
   selected.candidates = n;

@@ -48,6 +48,8 @@ struct Selected {
                              // index sees; none if nothing was selected
   int64_t candidates = 0;
   int64_t visited = 0;
+
+  void Clear();  // keeps the vectors' memory
 };
 
 // Whether the selection itself depends on the zone's lse beyond the weight between heads.
@@ -55,6 +57,7 @@ bool WantsExactLse(const select::Selection& selection);
 // Whether the first search of a flat head by this selection looks at keys in 8 bits.
 bool ScansInInt8(const select::Selection& selection, KvHead kv_head, int64_t zone_rows);
 
+// In place of what was selected, as SelectAmong.
 absl::Status SelectRows(const SelectParams& params, Selected& selected);
 // By top_k. candidates: in the zone. A group score is taken over the zone, whose lse is that over the
 // candidates, exactly, and their rest: asked by the query that found them, they give its own best

@@ -61,7 +61,11 @@ class StoredContextImpl : public StoredContext {
  public:
   StoredContextImpl(ContextId id, v1::Manifest manifest,
                     std::vector<std::shared_ptr<const SegmentFile>> files)
-      : id_(id), manifest_(std::move(manifest)), files_(std::move(files)) {}
+      : id_(id), manifest_(std::move(manifest)), files_(std::move(files)) {
+    for (uint32_t layer = 0; layer < manifest_.layers(); ++layer) {
+      layer_files_.push_back(FindFiles(static_cast<int32_t>(layer)));
+    }
+  }
 
   absl::Status Bind() {
     if (manifest_.content_id().empty()) return absl::OkStatus();
@@ -222,7 +226,8 @@ class StoredContextImpl : public StoredContext {
     return {EncodeKey(first), BytesBefore(EncodeKey(next))};  // where the next one's fence stands
   }
 
-  absl::Span<const std::shared_ptr<const SegmentFile>> FilesOf(int32_t layer) const {
+  using Files = absl::Span<const std::shared_ptr<const SegmentFile>>;
+  Files FindFiles(int32_t layer) const {
     const auto [begin, end] = KeysOf(layer);
     const auto first = std::lower_bound(
         files_.begin(), files_.end(), begin,
@@ -230,6 +235,10 @@ class StoredContextImpl : public StoredContext {
     auto last = first;
     while (last != files_.end() && (*last)->first_key() < end) ++last;
     return {files_.data() + (first - files_.begin()), static_cast<size_t>(last - first)};
+  }
+  Files FilesOf(int32_t layer) const {
+    const auto index = static_cast<size_t>(layer);
+    return index < layer_files_.size() ? layer_files_[index] : Files();
   }
 
   void Forget(int32_t layer) const {
@@ -259,6 +268,7 @@ class StoredContextImpl : public StoredContext {
   SegmentDigests digests_;  // of manifest_
   bool bound_ = false;
   const std::vector<std::shared_ptr<const SegmentFile>> files_;
+  std::vector<Files> layer_files_;  // [layers]
   mutable std::atomic<int64_t> forgets_{0};
   mutable absl::Mutex mu_;
   mutable absl::flat_hash_map<std::string, std::shared_ptr<const PinnedSegmentImpl>> segments_

@@ -32,11 +32,15 @@ def stream(address, path, body, piece_of, timeout=600):
         reply = connection.getresponse()
         if reply.status != 200:
             raise OSError(f"{path}: {reply.status} {reply.read(300)!r}")
-        for line in reply:
-            if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-                piece = piece_of(json.loads(line[6:]))
-                if piece:
-                    yield time.monotonic(), piece
+        rest = b""
+        while data := reply.read1():  # lines one by one cost three times as much
+            when = time.monotonic()
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                    piece = piece_of(json.loads(line[6:]))
+                    if piece:
+                        yield when, piece
     finally:
         connection.close()
 

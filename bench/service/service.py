@@ -1,5 +1,6 @@
 """`carrel api` under clients that ask four documents at once, and llama.cpp's server on the same file, text and questions: JSON
-lines on stdout. llama.cpp reads each document once; its slots then hold one document each, as many times as there are clients."""
+lines on stdout. Any number of clients asks the same questions of the same documents, one after the other or at once.
+llama.cpp reads each document once; its slots then hold one document each, as many times as there are clients."""
 import argparse
 import json
 import os
@@ -64,23 +65,23 @@ class Carrel:
         self.server.terminate()
         self.server.wait()
 
-    def request(self, client, question):
-        document = client % DOCUMENTS
+    def request(self, client, document, question):
         return (f"d{document}: {question}", self.address, "/v1/completions",
                 {"model": f"m@d{document}", "prompt": prompt_of(question), "max_tokens": self.args.max_tokens,
                  "temperature": 0}, load.completion_piece)
 
 
 class Llama:
-    """xllamacpp's server in this process, with a slot per client."""
+    """xllamacpp's server in this process, with a slot per client, and at least one per document."""
 
     def __init__(self, args, clients):
         import xllamacpp
         self.args = args
+        self.slots = max(clients, DOCUMENTS)
         params = xllamacpp.CommonParams()
         params.model.path = args.gguf
-        params.n_ctx = clients * 8192
-        params.n_parallel = clients
+        params.n_ctx = self.slots * 8192
+        params.n_parallel = self.slots
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
         params.slot_save_path = args.folder + "/"
         params.endpoint_slots = True
@@ -90,25 +91,27 @@ class Llama:
         self.address = self.server.listening_address
         self.post = lambda path, body: peer.Peer.post(self, path, body)
         self.ids = []
-        for i, text in enumerate(args.texts[:min(DOCUMENTS, clients)]):
+        for i, text in enumerate(args.texts):
             ids = peer.Peer.tokens(self, "<|im_start|>user\n" + text)
             self.ids.append(ids)
             self.post("/completion", {"prompt": ids, "n_predict": 0, "id_slot": i, "cache_prompt": True})
             self.post(f"/slots/{i}?action=save", {"filename": f"d{i}.slot"})
-        for client in range(DOCUMENTS, clients):
-            self.post(f"/slots/{client}?action=restore", {"filename": f"d{client % DOCUMENTS}.slot"})
+        for slot in range(DOCUMENTS, self.slots):
+            self.post(f"/slots/{slot}?action=restore", {"filename": f"d{slot % DOCUMENTS}.slot"})
 
-    def request(self, client, question):
-        document = client % DOCUMENTS
+    def request(self, client, document, question):
         ids = self.ids[document] + peer.Peer.tokens(self, prompt_of(question))
         return (f"d{document}: {question}", self.address, "/completion",
-                {"prompt": ids, "n_predict": self.args.max_tokens, "id_slot": client, "cache_prompt": True,
+                {"prompt": ids, "n_predict": self.args.max_tokens,
+                 "id_slot": client if client % DOCUMENTS == document else document, "cache_prompt": True,
                  "temperature": 0}, lambda chunk: chunk.get("content", ""))
 
 
-def measure(program, who, clients, rounds):
-    requests = [who.request(i % clients, QUESTIONS[(i // clients) % len(QUESTIONS)]) for i in range(clients * rounds)]
-    load.closed_loop(clients, requests[:clients])  # what is read and opened for the first time
+def measure(program, who, clients, times):
+    """The same requests for any number of clients."""
+    requests = [who.request(i % clients, i % DOCUMENTS, QUESTIONS[i // DOCUMENTS % len(QUESTIONS)])
+                for i in range(times * DOCUMENTS * len(QUESTIONS))]
+    load.closed_loop(clients, requests[:max(clients, DOCUMENTS)])  # what is read and opened for the first time
     answers, seconds = load.closed_loop(clients, requests)
     for answer in answers:
         if answer.error:
@@ -122,11 +125,14 @@ def main():
     for name in ("carrel", "gguf", "document", "folder"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--carrel-flags", default="")
-    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--times", type=int, default=2, help="that each question is asked of each document")
     parser.add_argument("--max-tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("clients", nargs="*", type=int, default=[1, 4, 16])
     args = parser.parse_args()
+    for clients in args.clients:
+        if clients < 1 or clients % DOCUMENTS and DOCUMENTS % clients:
+            parser.error(f"{clients} clients: must be a divisor or a multiple of {DOCUMENTS}, the number of documents")
     os.makedirs(args.folder, exist_ok=True)
     args.folder = os.path.abspath(args.folder)
     with open(args.document, "rb") as file:
@@ -135,14 +141,14 @@ def main():
     alone = {}
     with Carrel(args) as carrel:
         for clients in args.clients:
-            texts = measure("carrel api", carrel, clients, args.rounds)
+            texts = measure("carrel api", carrel, clients, args.times)
             differing = [name for name, said in texts.items() if alone.setdefault(name, said) != said]
             if differing:
                 sys.exit(f"bench service: with {clients} clients other answers than before: {differing[:3]}")
     if not args.no_peer:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         for clients in args.clients:
-            measure("llama.cpp", Llama(args, clients), clients, args.rounds)
+            measure("llama.cpp", Llama(args, clients), clients, args.times)
     return 0
 
 

@@ -1,6 +1,7 @@
 """`carrel api` under clients that ask four documents at once, and llama.cpp's server on the same file, text and questions: JSON
-lines on stdout. Any number of clients asks the same questions of the same documents, one after the other or at once.
-llama.cpp reads each document once; its slots then hold one document each, as many times as there are clients."""
+lines on stdout. Any number of clients asks the same questions of the same documents, one after the other or at once, and the
+numbers of clients take turns: a machine's speed changes from minute to minute. llama.cpp, which takes minutes for each, has
+one turn. It reads each document once; its slots then hold one document each, as many times as there are clients."""
 import argparse
 import json
 import os
@@ -107,17 +108,26 @@ class Llama:
                  "temperature": 0}, lambda chunk: chunk.get("content", ""))
 
 
-def measure(program, who, clients, times):
-    """The same requests for any number of clients."""
-    requests = [who.request(i % clients, i % DOCUMENTS, QUESTIONS[i // DOCUMENTS % len(QUESTIONS)])
-                for i in range(times * DOCUMENTS * len(QUESTIONS))]
-    load.closed_loop(clients, requests[:max(clients, DOCUMENTS)])  # what is read and opened for the first time
-    answers, seconds = load.closed_loop(clients, requests)
+def requests_of(who, clients):
+    """The same for any number of clients: each question of each document, twice."""
+    return [who.request(i % clients, i % DOCUMENTS, QUESTIONS[i // DOCUMENTS % len(QUESTIONS)])
+            for i in range(2 * DOCUMENTS * len(QUESTIONS))]
+
+
+def warm(who, clients):
+    """What is read and opened for the first time."""
+    load.closed_loop(clients, requests_of(who, clients)[:max(clients, DOCUMENTS)])
+
+
+def report(program, clients, turns):
+    """turns: the answers and seconds of each."""
+    answers = [answer for of_turn, _ in turns for answer in of_turn]
     for answer in answers:
         if answer.error:
             print(f"bench service: {program}: {answer.error}", file=sys.stderr)
-    print(json.dumps({"program": program, "clients": clients, **load.summary(answers, seconds)}), flush=True)
-    return {answer.name: answer.text for answer in answers}
+    summary = load.summary(answers, sum(seconds for _, seconds in turns))
+    each = [round(load.summary(*turn)["tokens_per_s"], 1) for turn in turns]
+    print(json.dumps({"program": program, "clients": clients, **summary, "tokens_per_s_of_turns": each}), flush=True)
 
 
 def main():
@@ -125,7 +135,7 @@ def main():
     for name in ("carrel", "gguf", "document", "folder"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--carrel-flags", default="")
-    parser.add_argument("--times", type=int, default=2, help="that each question is asked of each document")
+    parser.add_argument("--turns", type=int, default=3, help="of each number of clients, in turn")
     parser.add_argument("--max-tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("clients", nargs="*", type=int, default=[1, 4, 16])
@@ -138,17 +148,26 @@ def main():
     with open(args.document, "rb") as file:
         text = file.read()
     args.texts = [cut(text, i) for i in range(DOCUMENTS)]
-    alone = {}
+    said = {}
+    turns = {clients: [] for clients in args.clients}
     with Carrel(args) as carrel:
         for clients in args.clients:
-            texts = measure("carrel api", carrel, clients, args.times)
-            differing = [name for name, said in texts.items() if alone.setdefault(name, said) != said]
-            if differing:
-                sys.exit(f"bench service: with {clients} clients other answers than before: {differing[:3]}")
+            warm(carrel, clients)
+        for _ in range(args.turns):
+            for clients in args.clients:
+                turns[clients].append(load.closed_loop(clients, requests_of(carrel, clients)))
+                differing = [answer.name for answer in turns[clients][-1][0]
+                             if said.setdefault(answer.name, answer.text) != answer.text]
+                if differing:
+                    sys.exit(f"bench service: with {clients} clients other answers than before: {differing[:3]}")
+    for clients in args.clients:
+        report("carrel api", clients, turns[clients])
     if not args.no_peer:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         for clients in args.clients:
-            measure("llama.cpp", Llama(args, clients), clients, args.times)
+            llama = Llama(args, clients)
+            warm(llama, clients)
+            report("llama.cpp", clients, [load.closed_loop(clients, requests_of(llama, clients))])
     return 0
 
 

@@ -119,14 +119,26 @@ def warm(who, clients):
     load.closed_loop(clients, requests_of(who, clients)[:max(clients, DOCUMENTS)])
 
 
-def report(program, clients, turns):
-    """turns: the answers and seconds of each."""
-    answers = [answer for of_turn, _ in turns for answer in of_turn]
+def turn(program, who, clients):
+    """Answers and seconds."""
+    answers, seconds = load.closed_loop(clients, requests_of(who, clients))
     for answer in answers:
         if answer.error:
             print(f"bench service: {program}: {answer.error}", file=sys.stderr)
+    return answers, seconds
+
+
+def turn_of_llama(args, clients):
+    """By a server of its own, which ends with it."""
+    llama = Llama(args, clients)
+    warm(llama, clients)
+    return turn("llama.cpp", llama, clients)
+
+
+def report(program, clients, turns):
+    answers = [answer for of_turn, _ in turns for answer in of_turn]
     summary = load.summary(answers, sum(seconds for _, seconds in turns))
-    each = [round(load.summary(*turn)["tokens_per_s"], 1) for turn in turns]
+    each = [round(load.summary(*one)["tokens_per_s"], 1) for one in turns]
     print(json.dumps({"program": program, "clients": clients, **summary, "tokens_per_s_of_turns": each}), flush=True)
 
 
@@ -143,6 +155,8 @@ def main():
     for clients in args.clients:
         if clients < 1 or clients % DOCUMENTS and DOCUMENTS % clients:
             parser.error(f"{clients} clients: must be a divisor or a multiple of {DOCUMENTS}, the number of documents")
+    if args.turns < 1:
+        parser.error(f"--turns {args.turns}: must be at least 1")
     os.makedirs(args.folder, exist_ok=True)
     args.folder = os.path.abspath(args.folder)
     with open(args.document, "rb") as file:
@@ -155,9 +169,9 @@ def main():
             warm(carrel, clients)
         for _ in range(args.turns):
             for clients in args.clients:
-                turns[clients].append(load.closed_loop(clients, requests_of(carrel, clients)))
+                turns[clients].append(turn("carrel api", carrel, clients))
                 differing = [answer.name for answer in turns[clients][-1][0]
-                             if said.setdefault(answer.name, answer.text) != answer.text]
+                             if not answer.error and said.setdefault(answer.name, answer.text) != answer.text]
                 if differing:
                     sys.exit(f"bench service: with {clients} clients other answers than before: {differing[:3]}")
     for clients in args.clients:
@@ -165,9 +179,7 @@ def main():
     if not args.no_peer:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         for clients in args.clients:
-            llama = Llama(args, clients)
-            warm(llama, clients)
-            report("llama.cpp", clients, [load.closed_loop(clients, requests_of(llama, clients))])
+            report("llama.cpp", clients, [turn_of_llama(args, clients)])
     return 0
 
 

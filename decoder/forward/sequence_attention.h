@@ -29,8 +29,8 @@ class SequenceAttention : public model::Attention {
   virtual bool GoesWith(const SequenceAttention&) const { return false; }
   virtual int64_t most_together() const { return 1; }  // tokens
   // Blocks of sequences that go with this one, the first of which is its own. Start asks, and the caller
-  // may start others' before it calls Finish, which sets every status. Where asking together fails, each
-  // asks alone.
+  // may start others' before it calls Finish, which sets every status; each on any thread, beside
+  // others'. Where asking together fails, each asks alone.
   virtual void StartTogether(absl::Span<const SequenceBlock>) {}
   virtual void FinishTogether(absl::Span<const SequenceBlock> blocks) {
     for (const SequenceBlock& one : blocks)

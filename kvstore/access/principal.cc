@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kvstore/access/kept_name.h"
 
 namespace carrel::kvstore {
 
@@ -151,6 +152,8 @@ Rights Principal::rights(absl::Time now) const {
 bool Principal::Sees(absl::string_view context) const {
   absl::MutexLock lock(&mu_);
   if (!absl::StartsWith(context, prefix_)) return false;
+  // The machine's owner, and what is done on his behalf, sees all.
+  if (entry_.name != "local" && KeptByAnother(context, entry_.name)) return false;
   return std::any_of(entry_.contexts.begin(), entry_.contexts.end(),
                      [&](const std::string& glob) { return MatchesGlob(glob, context); });
 }
@@ -158,6 +161,11 @@ bool Principal::Sees(absl::string_view context) const {
 bool Principal::OfTenant(absl::string_view context) const {
   absl::MutexLock lock(&mu_);
   return tenant_ != nullptr && absl::StartsWith(context, prefix_);
+}
+
+std::string Principal::prefix() const {
+  absl::MutexLock lock(&mu_);
+  return prefix_;
 }
 
 bool Principal::SeesAll() const {

@@ -99,6 +99,8 @@ absl::Status WithRetryAfter(absl::Status status, absl::Duration after) {
 
 std::string ParamOf(const absl::Status& status) { return Said(status, kParam); }
 
+json JsonOfError(const absl::Status& status) { return ErrorJson(status)["error"]; }
+
 HttpError ErrorOf(const absl::Status& status) {
   HttpError error = {KindOf(status).status, DumpJson(ErrorJson(status)), {}};
   if (const std::string after = Said(status, kRetryAfter); !after.empty()) {

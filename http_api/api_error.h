@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "http_api/http_server.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace carrel::http_api {
 
@@ -28,10 +29,12 @@ std::string ParamOf(const absl::Status& status);  // empty: none
 
 struct HttpError {
   int status = 500;
-  std::string body;  // JSON in OpenAI's form
+  std::string body;   // JSON in OpenAI's form
   HttpFields fields;  // Retry-After
 };
 HttpError ErrorOf(const absl::Status& status);
+// What stands under "error" in its body.
+nlohmann::json JsonOfError(const absl::Status& status);
 void SendError(HttpReply& reply, const absl::Status& status);
 // As a server-sent event, with its end.
 std::string ErrorEvent(const absl::Status& status);

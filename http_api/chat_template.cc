@@ -104,7 +104,8 @@ absl::Status AboutMessage(absl::Status status, size_t place) {
 // A chat's text, and where in it its messages stand.
 struct ChatTemplate::Marked {
   std::string text;
-  std::vector<model::PlainRange> messages;  // empty: the template changes them, and which are its own is not told
+  std::vector<model::PlainRange>
+      messages;  // empty: the template changes them, and which are its own is not told
   bool told = false;
 };
 
@@ -239,9 +240,9 @@ absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderMarked(
     const bool blank = absl::StripAsciiWhitespace(messages[i].content).empty();
     if (blank || unmarked.begun[i] || unmarked.ended[i]) continue;
     return AboutMessage(
-        absl::InvalidArgumentError(absl::StrCat(
-            "messages[", first + i, "] (role ", Shown(messages[i].role, 64),
-            "): the model's chat template leaves this message out where it stands")),
+        absl::InvalidArgumentError(
+            absl::StrCat("messages[", first + i, "] (role ", Shown(messages[i].role, 64),
+                         "): the model's chat template leaves this message out where it stands")),
         first + i);
   }
   result.told = unmarked.whole && unmarked.text == result.text;
@@ -264,9 +265,9 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Mess
   return EncodeKnown(known, tokenizer, options);
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(
-    const std::vector<Message>& messages, const model::Tokenizer& tokenizer,
-    const ChatOptions& options) {
+absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(const std::vector<Message>& messages,
+                                                               const model::Tokenizer& tokenizer,
+                                                               const ChatOptions& options) {
   bool any = false;
   for (const Message& message : messages) {
     const auto size = static_cast<int64_t>(message.content.size());

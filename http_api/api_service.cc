@@ -47,6 +47,10 @@ class OpenAiService final : public ApiService {
 
   ~OpenAiService() override {
     if (http_ != nullptr) http_->Stop();  // no new requests,
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = nullptr;
+    }
     prepare_ = nullptr;                   // none on their way,
     documents_ = nullptr;                 // none that wait for a document,
     answerer_ = nullptr;                  // and none left
@@ -70,6 +74,10 @@ class OpenAiService final : public ApiService {
                        Documents::Create(config_.documents, model_, store_, answerer_.get()));
     }
     prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = prepare_.get();
+    }
     const decoder::RetrievalConfig& retrieval = config_.answerer.retrieval;
     completions_ = std::make_unique<CompletionsApi>(CompletionsApi::Parts{
         .model = model_.get(),
@@ -83,9 +91,7 @@ class OpenAiService final : public ApiService {
         .keep_tokens = config_.documents.keep_tokens,
         .beyond_trained =
             retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
-        .later = [this](std::function<void()> task) {
-          return prepare_->TrySubmit(std::move(task));
-        }});
+        .later = Later()});
     ASSIGN_OR_RETURN(
         http_, HttpServer::Start(config_.http,
                                  [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
@@ -144,6 +150,14 @@ class OpenAiService final : public ApiService {
     return absl::PermissionDeniedError(absl::StrCat(
         "Host ", host.substr(0, 200),
         " is neither localhost nor an address: without --keys other names are refused"));
+  }
+
+  // For those who are told on a thread that must not wait.
+  std::function<bool(std::function<void()>)> Later() {
+    return [this](std::function<void()> task) {
+      absl::MutexLock lock(&later_mu_);
+      return later_ != nullptr && later_->TrySubmit(std::move(task));
+    };
   }
 
   static void SendPage(HttpReply& reply) {
@@ -209,7 +223,7 @@ class OpenAiService final : public ApiService {
     }
     if (absl::StartsWith(request.target, ContextsApi::kTarget)) {
       const ContextsApi contexts = {documents_.get(), &model_->checkpoint(), store_.get(),
-                                    chat_.get(), config_.max_document_bytes};
+                                    chat_.get(), config_.max_document_bytes, Later()};
       return contexts.Handle(request, who.get(), reply);
     }
     return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
@@ -264,6 +278,8 @@ class OpenAiService final : public ApiService {
   std::unique_ptr<Documents> documents_;  // null: there is no store
   std::unique_ptr<CompletionsApi> completions_;
   std::unique_ptr<ThreadPool> prepare_;
+  absl::Mutex later_mu_;
+  ThreadPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
 };
 
 }  // namespace

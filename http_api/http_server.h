@@ -24,7 +24,7 @@ struct HttpRequest {
   std::string target;  // "/v1/models"
   std::string body;
   // Headers; empty: none.
-  std::string authorization, content_type, host, origin, fetch_site;
+  std::string authorization, content_type, content_encoding, host, origin, fetch_site;
   std::string peer;  // address
 };
 

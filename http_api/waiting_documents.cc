@@ -85,7 +85,7 @@ absl::Status WaitingDocuments::PutFailure(const std::string& name, const absl::S
   const nlohmann::json said = {
       {"code", static_cast<int>(error.code())},
       {"message", Shown(error.message(), kLongestError)},
-      {"disk_full", IsDiskFull(error)}};
+      {"disk_full", IsOfFullDisk(error)}};
   return WriteFileAtomically(FailurePathOf(name), DumpJson(said));
 }
 

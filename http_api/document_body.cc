@@ -16,6 +16,7 @@
 #include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_error.h"
+#include "http_api/http_message.h"
 #include "library/text_kind.h"
 
 namespace carrel::http_api {
@@ -298,35 +299,7 @@ absl::Status ReadForm(const HttpRequest& request, const MediaType& media, GivenD
   return absl::InvalidArgumentError("multipart/form-data: no file in it: curl -F file=@FILE");
 }
 
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 }  // namespace
-
-std::string QueryParameter(absl::string_view query, absl::string_view name) {
-  while (!query.empty()) {
-    const size_t end = query.find('&');
-    absl::string_view one = query.substr(0, end);
-    query = end == absl::string_view::npos ? "" : query.substr(end + 1);
-    if (!absl::ConsumePrefix(&one, name) || !absl::ConsumePrefix(&one, "=")) continue;
-    std::string value;
-    for (size_t i = 0; i < one.size(); ++i) {
-      if (one[i] == '%' && i + 2 < one.size() && HexDigit(one[i + 1]) >= 0 &&
-          HexDigit(one[i + 2]) >= 0) {
-        value += static_cast<char>(16 * HexDigit(one[i + 1]) + HexDigit(one[i + 2]));
-        i += 2;
-      } else {
-        value += one[i] == '+' ? ' ' : one[i];
-      }
-    }
-    return value;
-  }
-  return "";
-}
 
 absl::StatusOr<GivenDocument> ReadDocument(const HttpRequest& request, absl::string_view query) {
   const std::string coding = absl::AsciiStrToLower(request.content_encoding);

@@ -30,7 +30,4 @@ inline constexpr size_t kMaxPartHead = 8 << 10;
 // query: of the target, behind its '?'.
 absl::StatusOr<GivenDocument> ReadDocument(const HttpRequest& request, absl::string_view query);
 
-// A parameter of a query, %XX and + taken as bytes; empty: none.
-std::string QueryParameter(absl::string_view query, absl::string_view name);
-
 }  // namespace carrel::http_api

@@ -143,6 +143,7 @@ absl::StatusOr<std::vector<WaitingDocuments::Found>> WaitingDocuments::Read() co
     const bool failed = absl::ConsumeSuffix(&name, kFailed);
     if (!failed) absl::ConsumeSuffix(&name, kSuffix);
     const std::string path = absl::StrCat(folder_, "/", file);
+    if (failed && fs::exists(PathOf(std::string(name)))) continue;  // it was brought again
     found.push_back({std::string(name), absl::StatusOr<WaitingDocument>(absl::UnknownError(""))});
     if (failed) {
       found.back().document = ReadFailure(path);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "http_api/api_client.h"
 #include "http_api/completion.h"
@@ -133,10 +134,18 @@ class LocalPartner final : public ChatPartner {
   const std::unique_ptr<http_api::Answerer> answerer_;
 };
 
+// What a server says: nobody vouches for it.
 absl::StatusOr<json> ParseObject(absl::string_view text) {
-  json parsed = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_object()) return parsed;
-  return absl::DataLossError("the server's answer is no JSON object: is it carrel api?");
+  absl::StatusOr<json> parsed = ParseJsonObject(text, "the server's answer", kMessageBounds);
+  if (parsed.ok()) return parsed;
+  return absl::DataLossError(absl::StrCat(parsed.status().message(), ": is it carrel api?"));
+}
+
+// A list's entries; nothing of what is none.
+const json& ListAt(const json& value, absl::string_view name) {
+  static const json nothing = json::array();
+  const json* const list = JsonAt(value, {name});
+  return list != nullptr && list->is_array() ? *list : nothing;
 }
 
 class ApiPartner final : public ChatPartner {
@@ -146,13 +155,11 @@ class ApiPartner final : public ChatPartner {
   absl::Status Greet() {
     ASSIGN_OR_RETURN(const std::string answer, client_.Call("/v1/models", ""));
     ASSIGN_OR_RETURN(const json models, ParseObject(answer));
-    if (!models.contains("data") || !models["data"].is_array() || models["data"].empty() ||
-        !models["data"][0].contains("carrel")) {
+    if (JsonAt(models, {"data", "0", "carrel"}) == nullptr) {
       return absl::FailedPreconditionError("the server is not carrel api: it names no model so");
     }
-    const json& model = models["data"][0];
-    model_ = model.value("id", "");
-    chat_ = model["carrel"].value("chat", false);
+    model_ = JsonText(JsonAt(models, {"data", "0", "id"}));
+    chat_ = JsonBool(JsonAt(models, {"data", "0", "carrel", "chat"}));
     return absl::OkStatus();
   }
 
@@ -194,7 +201,7 @@ class ApiPartner final : public ChatPartner {
     ChatAnswer answer;
     client_.set_wanted(wanted);
     RETURN_IF_ERROR(
-        client_.Stream(target, request.dump(-1, ' ', false, json::error_handler_t::replace),
+        client_.Stream(target, DumpJson(request),
                        [&](absl::string_view data) { return AddEvent(data, on_text, answer); }));
     return answer;
   }
@@ -202,41 +209,47 @@ class ApiPartner final : public ChatPartner {
   static absl::Status AddEvent(absl::string_view data, const OnText& on_text, ChatAnswer& answer) {
     ASSIGN_OR_RETURN(const json event, ParseObject(data));
     if (event.contains("error")) {
-      return absl::InternalError(event["error"].value("message", "the server failed"));
+      return absl::InternalError(
+          JsonText(JsonAt(event, {"error", "message"}), "the server failed"));
     }
-    if (event.contains("usage") && event["usage"].is_object()) {
-      const json& usage = event["usage"];
-      answer.prompt_tokens = usage.value("prompt_tokens", int64_t{0});
-      answer.tokens = usage.value("completion_tokens", int64_t{0});
-      answer.cached_tokens =
-          usage.value("/prompt_tokens_details/cached_tokens"_json_pointer, int64_t{0});
+    if (const json* const usage = JsonAt(event, {"usage"}); usage != nullptr) {
+      answer.prompt_tokens = JsonInt(JsonAt(*usage, {"prompt_tokens"}));
+      answer.tokens = JsonInt(JsonAt(*usage, {"completion_tokens"}));
+      answer.cached_tokens = JsonInt(JsonAt(*usage, {"prompt_tokens_details", "cached_tokens"}));
     }
-    if (event.contains("carrel")) AddFigures(event["carrel"], answer);
-    for (const json& choice : event.value("choices", json::array())) {
-      const std::string piece = choice.contains("delta") ? choice["delta"].value("content", "")
-                                                         : choice.value("text", "");
+    if (const json* const told = JsonAt(event, {"carrel"}); told != nullptr) {
+      AddFigures(*told, answer);
+    }
+    for (const json& choice : ListAt(event, "choices")) {
+      const json* const delta = JsonAt(choice, {"delta", "content"});
+      const std::string piece = JsonText(delta != nullptr ? delta : JsonAt(choice, {"text"}));
       answer.text += piece;
-      if (!piece.empty()) on_text(piece);
-      if (choice.contains("finish_reason") && choice["finish_reason"] == "length") {
-        answer.cut_off = true;
+      if (answer.text.size() > kMaxAnswer) {
+        return absl::DataLossError(
+            absl::StrCat("the server's answer has more than ", kMaxAnswer, " bytes"));
       }
+      if (!piece.empty()) on_text(piece);
+      if (JsonText(JsonAt(choice, {"finish_reason"})) == "length") answer.cut_off = true;
     }
     return absl::OkStatus();
   }
 
   static void AddFigures(const json& told, ChatAnswer& answer) {
-    answer.prompt_ms = told.value("prompt_ms", 0.0);
-    answer.ms_per_token = told.value("ms_per_token", 0.0);
-    for (const json& source : told.value("sources", json::array())) {
+    answer.prompt_ms = JsonNumber(JsonAt(told, {"prompt_ms"}));
+    answer.ms_per_token = JsonNumber(JsonAt(told, {"ms_per_token"}));
+    for (const json& source : ListAt(told, "sources")) {
+      if (answer.sources.size() >= kMaxSources) return;
       http_api::AnswerSource& added = answer.sources.emplace_back();
-      added.text = source.value("text", "");
-      added.share = source.value("share", 0.0);
-      added.first_token = source.value("/tokens/0"_json_pointer, int64_t{0});
-      added.end_token = source.value("/tokens/1"_json_pointer, int64_t{0});
-      added.begin = source.value("/bytes/0"_json_pointer, int64_t{0});
-      added.end = source.value("/bytes/1"_json_pointer, int64_t{0});
+      added.text = JsonText(JsonAt(source, {"text"}));
+      added.share = JsonNumber(JsonAt(source, {"share"}));
+      added.first_token = JsonInt(JsonAt(source, {"tokens", "0"}));
+      added.end_token = JsonInt(JsonAt(source, {"tokens", "1"}));
+      added.begin = JsonInt(JsonAt(source, {"bytes", "0"}));
+      added.end = JsonInt(JsonAt(source, {"bytes", "1"}));
     }
   }
+
+  static constexpr size_t kMaxAnswer = 64 << 20, kMaxSources = 1000;
 
   http_api::ApiClient client_;
   std::string model_;

@@ -302,38 +302,45 @@ absl::StatusOr<std::vector<TokenId>> ParseTokenIds(const JsonFields& fields, con
   return ids;
 }
 
-// eos and bos from one file, where it has them.
+// What one file says of eos and bos, where no file before it did.
 absl::Status ReadSpecialTokens(const JsonFields& fields, ModelConfig& config) {
   if (fields.Has("eos_token_id")) {
-    ASSIGN_OR_RETURN(config.eos_token_ids,
+    ASSIGN_OR_RETURN(std::vector<TokenId> ids,
                      ParseTokenIds(fields, "eos_token_id", config.vocab_size));
+    (config.eos_token_ids.empty() ? config.eos_token_ids : config.overruled_eos_ids) =
+        std::move(ids);
   }
   if (fields.Has("bos_token_id")) {
     ASSIGN_OR_RETURN(const std::vector<TokenId> bos,
                      ParseTokenIds(fields, "bos_token_id", config.vocab_size));
     if (bos.size() != 1) return fields.Invalid("bos_token_id", "is not one token id");
-    config.bos_token_id = bos[0];
+    if (config.bos_token_id < 0) config.bos_token_id = bos[0];
   }
   return absl::OkStatus();
 }
 
 absl::Status ParseSpecialTokens(const std::filesystem::path& folder, const JsonFields& fields,
                                 const ArchitectureTraits& traits, ModelConfig& config) {
-  // The class default holds only where the field is absent, and only if it is a token at all.
-  const auto fallback = [&](const char* name, TokenId id) {
-    return !fields.IsNull(name) && id < config.vocab_size ? id : -1;
-  };
-  config.bos_token_id = fallback("bos_token_id", traits.bos_token_id);
-  const TokenId eos = fallback("eos_token_id", traits.eos_token_id);
-  if (eos >= 0) config.eos_token_ids = {eos};
-  RETURN_IF_ERROR(ReadSpecialTokens(fields, config));
-
   const std::string path = (folder / "generation_config.json").string();
   absl::StatusOr<std::string> text = ReadFile(path);
-  if (absl::IsNotFound(text.status())) return absl::OkStatus();
-  RETURN_IF_ERROR(text.status());
-  ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path, false));
-  return ReadSpecialTokens(JsonFields(path, object), config);
+  if (text.ok()) {
+    ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path, false));
+    RETURN_IF_ERROR(ReadSpecialTokens(JsonFields(path, object), config));
+  } else if (!absl::IsNotFound(text.status())) {
+    return text.status();
+  }
+  RETURN_IF_ERROR(ReadSpecialTokens(fields, config));
+  // The class default holds only where the field is absent, and only if it is a token at all.
+  const auto holds = [&](const char* name, TokenId id) {
+    return !fields.IsNull(name) && id >= 0 && id < config.vocab_size;
+  };
+  if (config.bos_token_id < 0 && holds("bos_token_id", traits.bos_token_id)) {
+    config.bos_token_id = traits.bos_token_id;
+  }
+  if (config.eos_token_ids.empty() && holds("eos_token_id", traits.eos_token_id)) {
+    config.eos_token_ids = {traits.eos_token_id};
+  }
+  return absl::OkStatus();
 }
 
 // The fewest digits that read back as x; whole numbers without an exponent.
@@ -409,9 +416,9 @@ absl::Status ModelConfig::CheckTokens(int64_t tokens, absl::string_view what, bo
         " (max_position_embeddings=", max_position_embeddings,
         "): beyond it a token sees the last ", window_limit, " alone, which is not run"));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, ": ", tokens, " tokens exceed the model's max_position_embeddings=",
-                   max_position_embeddings, advice));
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": ", tokens,
+      " tokens exceed the model's max_position_embeddings=", max_position_embeddings, advice));
 }
 
 bool SlidingConfig::In(Layer layer) const {

@@ -88,9 +88,12 @@ struct ModelConfig {
   RopeConfig rope;          // of layers that do not slide
   SlidingConfig sliding;
   ExpertsConfig experts;
-  // Each from generation_config.json where it says so, else from config.json.
+  // Each from generation_config.json where it says so, else from config.json. A Checkpoint has more ends
+  // behind these (special_tokens.h).
   std::vector<TokenId> eos_token_ids;  // may be empty
-  TokenId bos_token_id = -1;           // -1: none
+  std::vector<TokenId>
+      overruled_eos_ids;      // config.json's, where generation_config.json has its own
+  TokenId bos_token_id = -1;  // -1: none
 
   // Tokens of document, prompt and answer together. beyond_trained: positions may exceed
   // max_position_embeddings, but never a window.

@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_join.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/field_rules.h"
 #include "model/gguf_config.h"
-#include "model/json_fields.h"
 #include "model/rope_config.h"
 #include "nlohmann/json.hpp"
 
@@ -324,7 +324,7 @@ absl::Status ParseSpecialTokens(const std::filesystem::path& folder, const JsonF
   const std::string path = (folder / "generation_config.json").string();
   absl::StatusOr<std::string> text = ReadFile(path);
   if (text.ok()) {
-    ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path, false));
+    ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path));
     RETURN_IF_ERROR(ReadSpecialTokens(JsonFields(path, object), config));
   } else if (!absl::IsNotFound(text.status())) {
     return text.status();
@@ -376,7 +376,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   const std::filesystem::path folder(model_dir);
   const std::string path = (folder / "config.json").string();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path, false));
+  ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path));
   const JsonFields fields(path, object);
 
   ASSIGN_OR_RETURN(const ArchitectureTraits* traits, ParseArchitecture(fields));

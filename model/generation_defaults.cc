@@ -5,9 +5,9 @@
 
 #include "absl/strings/strip.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/gguf.h"
-#include "model/json_fields.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -128,7 +128,7 @@ absl::StatusOr<GenerationDefaults> LoadGenerationDefaults(const std::string& mod
     absl::StatusOr<std::string> text = ReadFile(source);
     if (absl::IsNotFound(text.status())) return advice;
     RETURN_IF_ERROR(text.status());
-    ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, source, false));
+    ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, source));
     RETURN_IF_ERROR(ReadFolder(JsonFields(source, object), advice));
   }
   if (Says(advice)) advice.source = source;

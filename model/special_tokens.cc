@@ -6,9 +6,9 @@
 
 #include "absl/strings/match.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/gguf.h"
-#include "model/json_fields.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -88,7 +88,7 @@ absl::Status ReadTokenizerConfig(const std::string& model_dir, SpecialTexts& tex
   const absl::StatusOr<std::string> bytes = ReadFile(path);
   if (absl::IsNotFound(bytes.status())) return absl::OkStatus();
   RETURN_IF_ERROR(bytes.status());
-  ASSIGN_OR_RETURN(const json object, ParseJsonObject(*bytes, path, false));
+  ASSIGN_OR_RETURN(const json object, ParseJsonObject(*bytes, path));
   const JsonFields fields(path, object);
   RETURN_IF_ERROR(ReadText(fields, "bos_token", texts.bos));
   return ReadText(fields, "eos_token", texts.eos);

@@ -48,10 +48,8 @@ class WeightsBuilder {
 
  private:
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
-    const TensorSource& source = weights_->source_;
     return absl::InvalidArgumentError(absl::StrCat(
-        source.where, ": tensor \"",
-        source.name_in_file ? source.name_in_file(name) : std::string(name), "\" ", what));
+        weights_->source_.where, ": tensor \"", weights_->NameInFile(name), "\" ", what));
   }
 
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {

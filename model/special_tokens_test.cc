@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <fstream>
 
+#include "common/file.h"
 #include "common/status.h"
 #include "common/test_util.h"
+#include "model/checkpoint.h"
 #include "model/gguf_writer.h"
+#include "model/test_models.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -173,6 +176,38 @@ TEST(SpecialTokensTest, Texts_AreThoseOfTokenizerConfig) {
   EXPECT_THAT(silent->texts.bos, IsEmpty());
   EXPECT_THAT(Resolve(Write({.tokenizer_config = {{"eos_token", 7}}})),
               StatusIs(absl::StatusCode::kInvalidArgument, "eos_token"));
+}
+
+// The whole of it: weights, tokenizer, ends. "<|mine|>" has no embedding, as Gemma 3's <image_soft_token>.
+TEST(CheckpointTest, AddedTokenBeyondTheVocabulary_IsText) {
+  const std::string folder = Write({.tokenizer_config = {{"eos_token", "<|im_end|>"}},
+                                    .generation_config = {{"temperature", 0.6}, {"top_k", 20}},
+                                    .config = {{"vocab_size", kVocab - 1}}});
+  const auto config = ReadFile(folder + "/config.json");
+  CARREL_ASSERT_OK(config);
+  CARREL_ASSERT_OK(WriteRandomModel(folder, *config, TestSeed()));
+  ThreadPool pool(1);
+  const auto checkpoint = LoadCheckpoint(folder, &pool);
+  CARREL_ASSERT_OK(checkpoint);
+  EXPECT_EQ(checkpoint->tokenizer->vocab_size(), kVocab - 1);
+  Tokenizer::Dropped dropped;  // this vocabulary has no token for its other characters
+  EXPECT_THAT(*checkpoint->EncodePrompt("a<|mine|>b<|im_end|>", &dropped), ElementsAre(0, 1, 5));
+  EXPECT_EQ(dropped.bytes, 8);
+  EXPECT_THAT(Sorted(checkpoint->config.eos_token_ids), ElementsAre(3, 5, 7, 9));
+  EXPECT_EQ(checkpoint->eos_text, "<|im_end|>");
+  EXPECT_EQ(checkpoint->bos_text, "");
+  EXPECT_EQ(checkpoint->generation_defaults.temperature, 0.6);
+  EXPECT_EQ(checkpoint->generation_defaults.top_k, 20);
+}
+
+TEST(CheckpointTest, VocabularyBeyondTheModels_IsRefused) {
+  const std::string folder = Write({.config = {{"vocab_size", 2}}});
+  const auto config = ReadFile(folder + "/config.json");
+  CARREL_ASSERT_OK(config);
+  CARREL_ASSERT_OK(WriteRandomModel(folder, *config, TestSeed()));
+  ThreadPool pool(1);
+  EXPECT_THAT(LoadCheckpoint(folder, &pool),
+              StatusIs(absl::StatusCode::kInvalidArgument, "vocab_size is 2"));
 }
 
 }  // namespace

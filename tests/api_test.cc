@@ -50,19 +50,34 @@ class ApiTest : public StoreTest {
     const size_t at = said.find(before);
     ASSERT_NE(at, std::string::npos) << said;
     address_ = said.substr(at + before.size(), said.find("/v1", at) - at - before.size());
+    ASSERT_TRUE(WaitUntil([&] {
+      return process_->err().find("carrel api: who") != std::string::npos ||
+             process_->err().find("carrel api: any") != std::string::npos;
+    }));
+    token_.clear();
+    if (const size_t token = process_->err().find("#token="); token != std::string::npos) {
+      token_ = process_->err().substr(token + 7);
+      token_ = token_.substr(0, token_.find('\n'));
+    }
+  }
+
+  // Whoever presents no key presents the token, if there is one.
+  std::string As(const std::string& headers) const {
+    if (token_.empty() || headers.find("Authorization") != std::string::npos) return headers;
+    return absl::StrCat(headers, "Authorization: Bearer ", token_, "\r\n");
   }
 
   TestClient::Response Post(const std::string& target, const json& body,
                             const std::string& headers = "") {
     TestClient client(address_);
-    client.Post(target, body.dump(), headers);
+    client.Post(target, body.dump(), As(headers));
     return client.Receive();
   }
 
   TestClient::Response Ask(const std::string& method, const std::string& target,
                            const std::string& headers = "") {
     TestClient client(address_);
-    client.Ask(method, target, headers);
+    client.Ask(method, target, As(headers));
     return client.Receive();
   }
 
@@ -71,7 +86,7 @@ class ApiTest : public StoreTest {
                                 const std::string& headers = "") {
     TestClient client(address_);
     client.Post(absl::StrCat("/v1/contexts?name=", name), text,
-                absl::StrCat("Content-Type: text/plain\r\n", headers));
+                As(absl::StrCat("Content-Type: text/plain\r\n", headers)));
     return client.Receive();
   }
 
@@ -117,7 +132,7 @@ class ApiTest : public StoreTest {
 
   std::unique_ptr<ModelCopy> model_;
   std::unique_ptr<Process> process_;
-  std::string address_;
+  std::string address_, token_;
 };
 
 TEST_F(ApiTest, Completions_SayWhatAskSays_WholeAndStreamed) {

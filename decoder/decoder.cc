@@ -1,7 +1,6 @@
 #include "decoder/decoder.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
@@ -118,7 +117,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->client_ = std::move(client);
   if (config.rope == Rope::kInfiniteHip || config.beyond_trained) {
-    decoder->max_tokens_ = std::numeric_limits<int64_t>::max();
+    decoder->max_tokens_ = checkpoint.config.MaxTokens(/*beyond_trained=*/true);
   }
   v1::Open open;
   open.set_context(context);
@@ -309,14 +308,12 @@ absl::Status Decoder::CheckPrompt(const std::vector<TokenId>& prompt, int64_t ma
     return absl::InvalidArgumentError(absl::StrCat("max_tokens=", max_tokens, " is negative"));
   RETURN_IF_ERROR(model::ValidateTokenIds(prompt, config));
   const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
-  if (context_tokens_ + prompt_tokens > max_tokens_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "context of ", context_tokens_, " and prompt of ", prompt_tokens,
-        " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings,
-        "; --beyond-trained goes on as if it had been trained for more; --rope infinitehip goes "
-        "beyond it by positions of its own, on a context whose keys are stored before RoPE"));
-  }
-  return absl::OkStatus();
+  return config.CheckTokens(
+      context_tokens_ + prompt_tokens,
+      absl::StrCat("context of ", context_tokens_, " and prompt of ", prompt_tokens, " tokens"),
+      max_tokens_ > config.MaxTokens(),
+      "; --lab beyond-trained goes on as if it had been trained for more; --lab rope=infinitehip "
+      "goes beyond it by positions of its own, on a context whose keys are stored before RoPE");
 }
 
 absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt,

@@ -339,16 +339,18 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::Status CheckLength(const std::vector<TokenId>& tokens) const {
-    const int64_t most = model_->checkpoint().config.max_position_embeddings;
+    const model::ModelConfig& config = model_->checkpoint().config;
+    const int64_t most = config.MaxTokens();
     if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
     if (static_cast<int64_t>(tokens.size()) < most) return absl::OkStatus();
-    return WithCode(
-        WithParam(absl::InvalidArgumentError(absl::StrCat(
-                      "text: the document has ", tokens.size(),
-                      " tokens: must be fewer than the model's ", most,
-                      " (max_position_embeddings), which question and answer are among")),
-                  "text"),
-        kContextLengthExceeded);
+    return WithCode(WithParam(absl::InvalidArgumentError(absl::StrCat(
+                                  "text: the document has ", tokens.size(),
+                                  " tokens: must be fewer than the model's ", most,
+                                  most == config.window_limit ? " (sliding_window)"
+                                                              : " (max_position_embeddings)",
+                                  ", which question and answer are among")),
+                              "text"),
+                    kContextLengthExceeded);
   }
 
   // What another process left waiting. What cannot go on has failed, and says why.

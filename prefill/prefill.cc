@@ -88,14 +88,10 @@ absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& mod
     return absl::InvalidArgumentError(
         "beyond_trained is for rope=trained: with infinitehip no position is beyond it");
   }
-  if (static_cast<int64_t>(tokens.size()) > model.max_position_embeddings && !moved &&
-      !config.beyond_trained) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the document has ", tokens.size(),
-        " tokens, more than the model's max_position_embeddings=", model.max_position_embeddings,
-        "; --beyond-trained takes it as if the model had been trained for more; --rope infinitehip "
-        "with --key-position none goes beyond it by positions of its own"));
-  }
+  RETURN_IF_ERROR(model.CheckTokens(
+      static_cast<int64_t>(tokens.size()), "the document", moved || config.beyond_trained,
+      "; --lab beyond-trained takes it as if the model had been trained for more; --lab "
+      "rope=infinitehip with --lab key-position=none goes beyond it by positions of its own"));
   return model::ValidateTokenIds(tokens, model);
 }
 

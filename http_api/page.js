@@ -10,7 +10,7 @@ byId("question").addEventListener("keydown", (event) => {
 });
 byId("cancel").addEventListener("click", () => { state.answering.abort(); byId("question").focus(); });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && state.answering) state.answering.abort();
+  if (event.key === "Escape" && state.answering && !byId("reading").open) state.answering.abort();
 });
 byId("reading-close").addEventListener("click", () => byId("reading").close());
 byId("reading").addEventListener("click", (event) => { if (event.target === byId("reading")) byId("reading").close(); });
@@ -56,7 +56,10 @@ async function load() {
   trouble("");
   try {
     await loadRights();
-    await loadDocuments();
+    await loadDocuments().catch((error) => {
+      if (error.status !== 409) throw error;
+      showMissing(error.message);  // there is no store
+    });
   } catch (error) {
     trouble(error.message);
   }

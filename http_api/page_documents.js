@@ -72,7 +72,7 @@ function rowOf(name) {
   row.rename.append(row.other, element("button", "", "Use this name"));
   row.rename.addEventListener("submit", (event) => {
     event.preventDefault();
-    tryAgain(row.item, row.other.value.trim());
+    rename(row.item, row.other.value.trim());
   });
   row.ways = element("div", "ways");
   row.ways.append(row.again, row.rename, row.replace);
@@ -215,13 +215,18 @@ async function loadRights() {
   state.rights = Array.isArray(rights) ? new Set(rights) : null;
   state.key = key;
   state.model = told.data[0].id;
-  state.chat = told.data[0].carrel.chat;
+  state.chat = (told.data[0].carrel || {}).chat === true;
   byId("model").textContent = state.model;
-  const why = missing();
+  showMissing(missing());
+}
+
+// Instead of the place to add documents.
+function showMissing(why) {
+  const token = !can("import") && state.key === null;
   byId("drop").hidden = why !== "";
-  byId("token").hidden = why === "" || state.key !== null;
+  byId("token").hidden = why === "" || !token;
   byId("token-label").textContent = why;
-  byId("closed").hidden = why === "" || state.key === null;
+  byId("closed").hidden = why === "" || token;
   byId("closed").textContent = why;
 }
 
@@ -237,6 +242,7 @@ async function loadDocuments() {
   }
   const [only, ...others] = state.documents.values();
   if (state.chosen === null && only !== undefined && others.length === 0 && ready(only.name)) state.chosen = only.name;
+  if (byId("trouble").textContent === NO_ANSWER) trouble("");
   showDocuments();
   follow();
   pump();
@@ -253,6 +259,7 @@ async function follow() {
         for await (const item of events(await call("/v1/contexts/" + encodeURIComponent(name) + "/events"))) told(item);
       } catch (error) {
         if (error.status === 401 || error.status === 403) throw error;
+        if (error.status === 0) trouble(NO_ANSWER);
         if (error.status !== 404) await pause(error.retryAfter || FIND_AGAIN_S);
       }
       await loadDocuments().catch(() => {});

@@ -36,6 +36,7 @@ function freeName(name) {
 }
 
 function addFiles(list) {
+  if (list.length === 0) return;
   trouble("");
   note("");
   const why = missing();
@@ -159,6 +160,12 @@ function tryAgain(upload, name = upload.name) {
   Object.assign(upload, {name, state: "waiting", message: "", abort: new AbortController()});
   showDocuments();
   pump();
+}
+
+function rename(upload, name) {
+  if (/^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$/.test(name)) return tryAgain(upload, name);
+  upload.message = "A name has 1 to 128 of A-Z a-z 0-9 . _ and -, and does not begin with . or -.";
+  showDocuments();
 }
 
 function forget(upload) {

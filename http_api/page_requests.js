@@ -34,7 +34,7 @@ function size(bytes) {
 
 function trouble(message) { byId("trouble").textContent = message; }
 function note(message) { byId("note").textContent = message; }
-function say(message) { byId("said").textContent = message; }  // to who does not see the page
+function say(message) { byId("said").replaceChildren(element("span", "", message)); }  // to who does not see the page
 
 // ---- what lasts as long as the tab. Of one tab: whoever serves this address later finds no token here.
 

@@ -2,7 +2,7 @@
 import os
 
 from stub import Stub, error
-from webdriver import ENTER, TAB
+from webdriver import BACKSPACE, ENTER, TAB
 
 CHOSEN = "#documents li.chosen"
 
@@ -139,6 +139,11 @@ class StubTest:
         self.shows(1)
         assert "The key reader may not add documents" in self.browser.text("#closed"), self.browser.text("#closed")
         assert not self.browser.run("return document.getElementById('token').checkVisibility()")
+        self.stub.rights = ["list", "open", "import", "delete"]  # of a server without a store
+        self.stub.replies["GET /v1/contexts"] = [(409, error("there is no store"), {})]
+        self.browser.reload()
+        self.browser.wait("why", lambda: self.browser.text("#closed") == "there is no store", 5)
+        assert self.browser.text("#trouble") == "", self.browser.text("#trouble")
         self.stub.replies["GET /v1/models"] = [(401, error("the key is not valid here"), {})]
         self.browser.reload()
         self.browser.wait("another key", lambda: "not valid here" in self.browser.text("#key"), 5)
@@ -205,7 +210,9 @@ class StubTest:
         self.wait_row("same.txt", "ready")
         assert self.browser.run("return document.querySelector('[data-state=taken] .other').value") == "same-2.txt"
         self.picture("taken")
-        self.browser.type("[data-state=taken] .other", ENTER)
+        self.browser.type("[data-state=taken] .other", "/" + ENTER)
+        self.browser.wait("what a name has", lambda: "A name has" in self.browser.text("[data-state=taken] .about"), 5)
+        self.browser.type("[data-state=taken] .other", BACKSPACE + ENTER)
         self.wait_row("same-2.txt", "queued")
         self.add("same.txt", content=b"A third text.")
         self.wait_row("same.txt", "taken")

@@ -137,9 +137,15 @@ absl::Status Principal::Check(Right right, absl::Time now) const {
                      absl::FormatTime(entry_.expires, absl::UTCTimeZone())));
   }
   if (entry_.rights.Has(right)) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("key ", entry_.name, " lacks the right ",
-                                                  RightName(right),
-                                                  " (it has: ", RightNames(entry_.rights), ")"));
+  const std::string who = entry_.identity.anonymous ? "no key was presented, and who presents none"
+                                                    : absl::StrCat("key ", entry_.name);
+  return absl::PermissionDeniedError(absl::StrCat(who, " lacks the right ", RightName(right),
+                                                  " (has: ", RightNames(entry_.rights), ")"));
+}
+
+Rights Principal::rights(absl::Time now) const {
+  absl::MutexLock lock(&mu_);
+  return withdrawn_ || now >= entry_.expires ? Rights() : entry_.rights;
 }
 
 bool Principal::Sees(absl::string_view context) const {

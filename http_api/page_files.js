@@ -39,9 +39,8 @@ function addFiles(list) {
   if (list.length === 0) return;
   trouble("");
   note("");
-  const why = missing();
-  if (why) {
-    trouble(why);
+  if (!can("import")) {
+    trouble(state.key === null ? "Documents cannot be added without the token." : missing());
     fold(false);
     byId("token-text").focus();
     return;

@@ -110,7 +110,7 @@ class StubTest:
         self.browser.run(
             "const files = new DataTransfer(); files.items.add(new File(['x'], 'dropped.txt'));"
             "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true}))")
-        self.browser.wait("what is missing", lambda: "without the token" in self.browser.text("#trouble"), 5)
+        self.browser.wait("what is missing", lambda: "added without the token" in self.browser.text("#trouble"), 5)
         self.picture("no-token")
         self.browser.type("#token-text", "wrong" + ENTER)
         self.browser.wait("that it is wrong", lambda: "not this server's" in self.browser.text("#token"), 5)

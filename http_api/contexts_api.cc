@@ -173,8 +173,12 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, kvstore::Principal*
 absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) const {
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                    store->DocumentTokens(document.name, document.content_id));
+  std::string head;
+  if (chat != nullptr) {
+    ASSIGN_OR_RETURN(head, chat->TurnHead());
+  }
   ASSIGN_OR_RETURN(const library::DocumentText text,
-                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer));
+                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer, head));
   reply.Send(200, "text/plain; charset=utf-8", text.text());
   return absl::OkStatus();
 }
@@ -238,12 +242,8 @@ absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& 
   if (in_turn && chat != nullptr) {
     ASSIGN_OR_RETURN(head, chat->TurnHead());
   }
-  const auto begin = static_cast<int64_t>(head.size());
-  absl::StatusOr<std::vector<TokenId>> tokens = tokenizer.Encode(
-      absl::StrCat(head, text), nullptr, {{begin, begin + static_cast<int64_t>(text.size())}});
+  absl::StatusOr<std::vector<TokenId>> tokens = library::EncodeGivenText(tokenizer, head, text);
   if (!tokens.ok()) return Annotate(tokens.status(), "text");
-  const TokenId bos = tokenizer.bos_token_id();
-  if (bos >= 0 && (tokens->empty() || tokens->front() != bos)) tokens->insert(tokens->begin(), bos);
   RETURN_IF_ERROR(CheckNew(name, static_cast<int64_t>(tokens->size()), who));
   ASSIGN_OR_RETURN(const Documents::Added added,
                    documents->Add(name, *std::move(tokens), SeenBy(who)));

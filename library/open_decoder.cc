@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
     return open;
   }
   open->context_ = spec.context;
+  open->turn_head_ = spec.turn_head;
   if (spec.derived_weights) RETURN_IF_ERROR(open->AcceptDerived(spec.context));
   RETURN_IF_ERROR(ResolveSelector(spec));
   const decoder::RetrievalConfig& config = spec.config;
@@ -91,7 +92,8 @@ absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
         absl::StrCat("context \"", context_, "\" has ", tokens.size(), " tokens now, not the ",
                      decoder_->context_tokens(), " that were opened: open it anew"));
   }
-  ASSIGN_OR_RETURN(document_, DocumentText::Create(std::move(tokens), *checkpoint_.tokenizer));
+  ASSIGN_OR_RETURN(document_,
+                   DocumentText::Create(std::move(tokens), *checkpoint_.tokenizer, turn_head_));
   return &*document_;
 }
 

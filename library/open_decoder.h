@@ -28,6 +28,8 @@ struct DecoderSpec {
   // What is left open (the method's oversampling, its source of codes) is chosen for this context.
   decoder::RetrievalConfig config;
   decoder::DeviceConfig device;
+  // What the model's chat template puts before a document's text; empty: nothing (FindTextBegin).
+  std::string turn_head;
 };
 
 class OpenDecoder {
@@ -60,7 +62,7 @@ class OpenDecoder {
   model::Checkpoint checkpoint_;  // the model's, but for a fingerprint that may be the context's
   std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
   std::unique_ptr<decoder::Decoder> decoder_;
-  std::string context_, method_;
+  std::string context_, method_, turn_head_;
   std::optional<DocumentText> document_;
   std::optional<DerivedWeights> derived_;
 };

@@ -80,7 +80,7 @@ TEST(DocumentTextTest, WhatStandsBeforeTheTextIsNoPartOfIt) {
       {"", "One is here. ", "One is here. ", 0},
       {"<e>user\n", "<e>user\nOne is here. ", "One is here. ", 6},
       {"<e>system be brief<e>user ", "<e>system be brief<e>user One is here. ", "One is here. ",
-       23},
+       22},
       // Another system message, or none, before the same role.
       {"<e>system be brief<e>user ", "<e>system go<e>user One is here. ", "One is here. ", 16},
       {"<e>system be brief<e>user ", "<e>user One is here. ", "One is here. ", 6},

@@ -46,6 +46,8 @@ class OpenDecoder {
   absl::Status Confirm(const absl::Status& status) const;
   // How rows are chosen here (decoder::DescribeSelector); empty where the store searches.
   const std::string& method() const { return method_; }
+  // The tokens of the context's document; FailedPrecondition without a context, and where they are others by now.
+  absl::StatusOr<std::vector<TokenId>> DocumentTokens();
   // The context's document, read when it is first asked for; FailedPrecondition without a context.
   absl::StatusOr<const DocumentText*> Document();
   // After Generate with `trace`: the passages that its answer, the tokens given, rests on.

@@ -10,6 +10,7 @@
 #include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/comparison.h"
 #include "tools/carrel/comparison_report.h"
@@ -114,13 +115,16 @@ absl::Status RunEval(EvalFlags& flags) {
         static_cast<double>(before + i) / total,
         absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.right, " right"));
   };
+  ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
+  const std::string turn_head =
+      flags.sources > 0 ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint()) : "";
   std::unique_ptr<OpenDecoder> open;
   nlohmann::json contexts = nlohmann::json::array();
   for (const Document& document : documents) {
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.context = document.context;
     open.reset();  // one context in memory at a time
-    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval));
+    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval, model, turn_head));
     const int64_t exact_before = tally.exact, right_before = tally.right;
     RETURN_IF_ERROR(Annotate(
         AskAll(retrieval, *open, flags.match, flags.sources, document.questions, show, tally),
@@ -193,6 +197,8 @@ void AddEval(CLI::App& app, Run& chosen) {
   CLI::App& command = *app.add_subcommand(
       "eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
   flags->retrieval.Declare(command, /*context_required=*/true);
+  command.get_option("--temperature")->description("0, the default: greedy");
+  command.get_option("--top-p")->description("draw from the likeliest tokens that carry so much");
   command
       .add_option("--questions", flags->questions,
                   "one JSON object a line: prompt, answer, maybe dense_ids; of carrel needle: "

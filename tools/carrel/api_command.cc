@@ -14,6 +14,7 @@
 #include "http_api/api_service.h"
 #include "kvstore/access/access.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/config_file.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/signal_pipe.h"
 
@@ -41,6 +42,7 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& fl
 
 absl::Status RunApi(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
+  if (retrieval.model_dir.empty()) return absl::InvalidArgumentError("api: --model is required");
   const bool stored = !retrieval.store.folder.empty() || !retrieval.store.server.empty();
   RETURN_IF_ERROR(retrieval.ResolveFor(stored));
   http_api::ApiConfig& config = flags.config;
@@ -166,6 +168,8 @@ void AddApi(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   DeclareSequences(command, *flags);
   flags->retrieval.DeclareRetrieval(command);
+  command.get_option("--model")->required(false);  // it may come from a file
+  UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunApi(*flags); }; });
 }
 

@@ -15,6 +15,7 @@
 #include "http_api/completion.h"
 #include "kvstore/service/context_client.h"
 #include "tools/carrel/chat_text.h"
+#include "tools/carrel/flag_rules.h"
 
 namespace carrel::tools {
 namespace {
@@ -283,7 +284,7 @@ absl::Status CheckApiFlags(const CLI::App& command) {
       "PROMPT", "api",  "context", "key-file", "max-tokens", "temperature",
       "top-p",  "seed", "sources", "json",     "system",     "raw"};
   for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || taken.contains(option->get_single_name())) continue;
+    if (!Given(*option) || taken.contains(option->get_single_name())) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--api: leave out --", option->get_single_name(),
                      ": model, store and how rows are retrieved are the server's"));

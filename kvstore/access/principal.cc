@@ -137,9 +137,11 @@ absl::Status Principal::Check(Right right, absl::Time now) const {
                      absl::FormatTime(entry_.expires, absl::UTCTimeZone())));
   }
   if (entry_.rights.Has(right)) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("key ", entry_.name, " lacks the right ",
-                                                  RightName(right),
-                                                  " (it has: ", RightNames(entry_.rights), ")"));
+  const bool no_key = entry_.identity.anonymous || entry_.name == "anyone";
+  return absl::PermissionDeniedError(absl::StrCat(
+      no_key ? "no key was presented, and who has none" : absl::StrCat("key ", entry_.name),
+      " lacks the right ", RightName(right), " (", no_key ? "there is" : "it has", ": ",
+      RightNames(entry_.rights), ")"));
 }
 
 bool Principal::Sees(absl::string_view context) const {

@@ -11,6 +11,7 @@
 #include "tools/carrel/chat_partner.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -337,7 +338,11 @@ void AddAsk(CLI::App& app, Run& chosen) {
   command.get_option("--model")->required(false);
   flags->command = &command;
   MoveToLab(command, {"logits", "ignore-eos"});
-  command.callback([flags, &chosen] { chosen = [flags] { return RunAsk(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunAsk(*flags), flags->retrieval.store, flags->retrieval.context);
+    };
+  });
 }
 
 }  // namespace carrel::tools

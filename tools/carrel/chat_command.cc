@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "tools/carrel/chat_partner.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/line_editor.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/source_report.h"
@@ -308,7 +309,11 @@ void AddChat(CLI::App& app, Run& chosen) {
   command.add_option("--sources", flags->settings.sources, "passages to show below each answer")
       ->check(CLI::Range(int64_t{0}, int64_t{100}))
       ->capture_default_str();
-  command.callback([flags, &chosen] { chosen = [flags] { return RunChat(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunChat(*flags), flags->retrieval.store, flags->retrieval.context);
+    };
+  });
 }
 
 }  // namespace carrel::tools

@@ -15,6 +15,7 @@
 #include "tools/carrel/comparison.h"
 #include "tools/carrel/comparison_report.h"
 #include "tools/carrel/evaluation.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/page_file.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/report.h"
@@ -230,7 +231,11 @@ void AddEval(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunEval(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunEval(*flags), flags->retrieval.store, flags->retrieval.context);
+    };
+  });
 }
 
 }  // namespace carrel::tools

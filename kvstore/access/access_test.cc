@@ -88,8 +88,7 @@ TEST_F(AccessTest, WithoutKeysFile_LocalMayAllAndOthersRead) {
   EXPECT_EQ((*access->Admit({.certificate_names = {"a"}}))->name(), "certificate a");
   EXPECT_THAT((*access->Admit({}))->Check(Right::kDelete),
               StatusIs(StatusCode::kPermissionDenied,
-                       "no key was presented, and who has none lacks the right delete "
-                       "(there is: list open)"));
+                       "no key was presented, and who presents none lacks the right delete (has: list open)"));
   EXPECT_EQ(Access::Open(true)->Admit({}).value()->Check(Right::kDelete), absl::OkStatus());
 }
 

@@ -20,6 +20,7 @@
 #include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "common/version.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
@@ -121,7 +122,7 @@ int main(int argc, char** argv) {
   const CLI::App& command = *app.get_subcommands().at(0);
   absl::Status status = carrel::tools::CheckEnvironment(command, environ);
   if (status.ok()) status = carrel::tools::CheckFlags(command);
-  if (status.ok()) status = carrel::CatchNoMemory(command.get_name(), chosen);
+  if (status.ok()) status = carrel::CatchThrown(command.get_name(), chosen);
   errno = 0;
   if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
     if (errno == EPIPE) return 1;  // the reader has what it wanted

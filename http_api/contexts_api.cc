@@ -184,8 +184,12 @@ absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) c
   }
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                    store->DocumentTokens(document.name, document.content_id));
+  std::string head;
+  if (chat != nullptr) {
+    ASSIGN_OR_RETURN(head, chat->TurnHead());
+  }
   ASSIGN_OR_RETURN(const library::DocumentText text,
-                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer));
+                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer, head));
   reply.Send(200, "text/plain; charset=utf-8", text.text());
   return absl::OkStatus();
 }

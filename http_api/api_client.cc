@@ -21,7 +21,8 @@
 namespace carrel::http_api {
 namespace {
 
-constexpr size_t kMaxHead = 64 << 10, kMaxLine = 16 << 20, kMaxAnswer = 64 << 20, kMaxMessage = 4000;
+constexpr size_t kMaxHead = 64 << 10, kMaxLine = 16 << 20, kMaxAnswer = 64 << 20,
+                 kMaxMessage = 4000;
 constexpr int kLookMs = 50;  // how often it is asked whether the answer is still wanted
 
 // A connected socket that is read byte by byte, or in pieces.

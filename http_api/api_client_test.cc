@@ -88,7 +88,8 @@ TEST(ApiClientTest, AnAnswerWithoutEnd_IsGivenUp) {
   // 100 MiB of a body that says nothing of its length.
   const FakeServer endless(absl::StrCat("HTTP/1.1 200 OK\r\n\r\n", std::string(1 << 20, 'x')), 100);
   EXPECT_EQ(endless.Client().Call("/v1/models", "").status().code(), absl::StatusCode::kDataLoss);
-  const FakeServer line(absl::StrCat("HTTP/1.1 200 OK\r\n\r\ndata: ", std::string(1 << 20, 'x')), 100);
+  const FakeServer line(absl::StrCat("HTTP/1.1 200 OK\r\n\r\ndata: ", std::string(1 << 20, 'x')),
+                        100);
   EXPECT_EQ(Streamed(line).code(), absl::StatusCode::kDataLoss);
   const FakeServer head(std::string(1 << 20, 'H'), 10);
   EXPECT_EQ(head.Client().Call("/v1/models", "").status().code(), absl::StatusCode::kDataLoss);

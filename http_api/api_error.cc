@@ -71,11 +71,11 @@ ErrorKind KindOf(const absl::Status& status) {
 
 json TextOrNull(const std::string& text) { return text.empty() ? json() : json(text); }
 
-json ErrorJson(const absl::Status& status) { return {{"error", ErrorFields(status)}}; }
+json ErrorJson(const absl::Status& status) { return {{"error", JsonOfError(status)}}; }
 
 }  // namespace
 
-json ErrorFields(const absl::Status& status) {
+json JsonOfError(const absl::Status& status) {
   return {{"message", std::string(status.message())},
           {"type", KindOf(status).type},
           {"param", TextOrNull(Said(status, kParam))},

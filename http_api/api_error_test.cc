@@ -13,10 +13,12 @@ using nlohmann::json;
 TEST(ApiErrorTest, WhatTravelsWithAStatus_IsSaid_AndTheInnermostCounts) {
   const absl::Status plain = absl::ResourceExhaustedError("later");
   EXPECT_EQ(ErrorOf(plain).status, 429);
-  EXPECT_EQ(json::parse(ErrorOf(plain).body)["error"],
-            (json{{"message", "later"}, {"type", "rate_limit_error"}, {"param", nullptr}, {"code", nullptr}}));
-  absl::Status told = WithCode(WithParam(absl::InvalidArgumentError("long"), "prompt"),
-                               kContextLengthExceeded);
+  EXPECT_EQ(json::parse(ErrorOf(plain).body)["error"], (json{{"message", "later"},
+                                                             {"type", "rate_limit_error"},
+                                                             {"param", nullptr},
+                                                             {"code", nullptr}}));
+  absl::Status told =
+      WithCode(WithParam(absl::InvalidArgumentError("long"), "prompt"), kContextLengthExceeded);
   told = WithParam(told, "another");
   const json error = json::parse(ErrorOf(told).body)["error"];
   EXPECT_EQ(error["param"], "prompt");

@@ -62,9 +62,9 @@ class ChatRenderer::Child {
     out_ = from[0];
     if (error == 0) return absl::OkStatus();
     pid_ = -1;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "chat template: ", python, " does not start (", std::strerror(error),
-        "): rendering chats needs Python with jinja2 (Debian: python3-jinja2)"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("chat template: ", python, " does not start (", std::strerror(error),
+                     "): rendering chats needs Python with jinja2 (Debian: python3-jinja2)"));
   }
 
   absl::StatusOr<json> Ask(std::string line, Clock::time_point until, int64_t most) {
@@ -123,8 +123,8 @@ absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take(Clock::t
     const bool there = freed_.wait_until(
         lock, until, [this] { return !idle_.empty() || children_ < kMostChildren; });
     if (!there) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "the model's chat template is busy with ", kMostChildren, " other chats; ask again"));
+      return absl::DeadlineExceededError(absl::StrCat("the model's chat template is busy with ",
+                                                      kMostChildren, " other chats; ask again"));
     }
     if (!idle_.empty()) {
       std::unique_ptr<Child> child = std::move(idle_.back());
@@ -148,8 +148,7 @@ absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take(Clock::t
     }
     const json* const error = JsonAt(answer, {"error"});
     if (error == nullptr) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("the model's chat template: ", JsonText(error)));
+    return absl::InvalidArgumentError(absl::StrCat("the model's chat template: ", JsonText(error)));
   }();
   if (begun.ok()) return child;
   child = nullptr;
@@ -170,9 +169,8 @@ void ChatRenderer::GiveBack(std::unique_ptr<Child> child) {
 }
 
 absl::Status ChatRenderer::Compile() {
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<Child> child,
-      Take(Clock::now() + std::chrono::seconds(absl::ToInt64Seconds(kPatience))));
+  ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
+                   Take(Clock::now() + std::chrono::seconds(absl::ToInt64Seconds(kPatience))));
   GiveBack(std::move(child));
   return absl::OkStatus();
 }
@@ -190,18 +188,17 @@ absl::StatusOr<std::string> ChatRenderer::Render(const nlohmann::ordered_json& r
     return text->get<std::string>();
   }
   if (const json* const bytes = JsonAt(*answer, {"bytes"}); bytes != nullptr) {
-    return WithCode(
-        WithParam(absl::InvalidArgumentError(absl::StrCat(
-                      "messages: the chat as the model's template writes it has ", JsonInt(bytes),
-                      " bytes: must be at most ", config_.max_bytes,
-                      ", which is more than the model reads")),
-                  "messages"),
-        kContextLengthExceeded);
+    return WithCode(WithParam(absl::InvalidArgumentError(absl::StrCat(
+                                  "messages: the chat as the model's template writes it has ",
+                                  JsonInt(bytes), " bytes: must be at most ", config_.max_bytes,
+                                  ", which is more than the model reads")),
+                              "messages"),
+                    kContextLengthExceeded);
   }
-  return WithParam(absl::InvalidArgumentError(
-                       absl::StrCat("the model's chat template refuses these messages: ",
-                                    JsonText(JsonAt(*answer, {"error"})))),
-                   "messages");
+  return WithParam(
+      absl::InvalidArgumentError(absl::StrCat("the model's chat template refuses these messages: ",
+                                              JsonText(JsonAt(*answer, {"error"})))),
+      "messages");
 }
 
 }  // namespace carrel::http_api

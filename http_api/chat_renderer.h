@@ -23,9 +23,9 @@ namespace carrel::http_api {
 
 struct ChatRendererConfig {
   std::string jinja;
-  std::string bos, eos;                       // the texts of these tokens; empty: none
-  int64_t max_bytes = int64_t{16} << 20;      // of a rendered chat
-  std::string python = "/usr/bin/python3";    // the system's, whose packages are the system's
+  std::string bos, eos;                     // the texts of these tokens; empty: none
+  int64_t max_bytes = int64_t{16} << 20;    // of a rendered chat
+  std::string python = "/usr/bin/python3";  // the system's, whose packages are the system's
 };
 
 class ChatRenderer {

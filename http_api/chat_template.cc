@@ -115,7 +115,8 @@ absl::Status AboutMessage(absl::Status status, size_t place) {
 // A chat's text, and where in it its messages stand.
 struct ChatTemplate::Marked {
   std::string text;
-  std::vector<model::PlainRange> messages;  // empty: the template changes them, and which are its own is not told
+  std::vector<model::PlainRange>
+      messages;  // empty: the template changes them, and which are its own is not told
   bool told = false;
 };
 
@@ -268,9 +269,8 @@ absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderMarked(
   RETURN_IF_ERROR(rendered.status());
   Unmarked unmarked = TakeMarks(*rendered, messages.size());
   ASSIGN_OR_RETURN(const std::optional<size_t> missing,
-                   FindLeftOut(messages, options, result.text, [&](size_t i) {
-                     return unmarked.begun[i] || unmarked.ended[i];
-                   }));
+                   FindLeftOut(messages, options, result.text,
+                               [&](size_t i) { return unmarked.begun[i] || unmarked.ended[i]; }));
   if (missing.has_value()) {
     return AboutMessage(
         absl::InvalidArgumentError(absl::StrCat(
@@ -298,9 +298,9 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Mess
   return EncodeKnown(known, tokenizer, options);
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(
-    const std::vector<Message>& messages, const model::Tokenizer& tokenizer,
-    const ChatOptions& options) {
+absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(const std::vector<Message>& messages,
+                                                               const model::Tokenizer& tokenizer,
+                                                               const ChatOptions& options) {
   bool any = false;
   for (const Message& message : messages) {
     const auto size = static_cast<int64_t>(message.content.size());

@@ -70,16 +70,20 @@ TEST(ChatTemplateTest, AHostileTemplate_ReachesNothing_AndEnds) {
 
 // What a template prints of each role, and nothing of others: as Qwen2.5's.
 constexpr char kByRole[] =
-    "{% for m in messages %}{% if m.role == 'system' %}S:{{ m.content }}\n{% elif m.role == 'user' %}U:{{ "
-    "m.content }}\n{% elif m.role == \"assistant\" %}A:{{ m.content }}\n{% endif %}{% endfor %}{% if "
+    "{% for m in messages %}{% if m.role == 'system' %}S:{{ m.content }}\n{% elif m.role == 'user' "
+    "%}U:{{ "
+    "m.content }}\n{% elif m.role == \"assistant\" %}A:{{ m.content }}\n{% endif %}{% endfor %}{% "
+    "if "
     "add_generation_prompt %}A:{% endif %}";
 
 // A template's text has a bound, which is not the memory of whoever asked.
 TEST(ChatTemplateTest, AnOutputWithoutEnd_IsRefusedByItsSize) {
-  const auto chat = ChatTemplate::Create({.jinja = "{{ 'a' * n }}{{ messages[0].content }}", .max_bytes = 1000});
+  const auto chat =
+      ChatTemplate::Create({.jinja = "{{ 'a' * n }}{{ messages[0].content }}", .max_bytes = 1000});
   ASSERT_TRUE(chat.ok()) << chat.status();
   for (const char* n : {"2000", "60000000"}) {
-    const auto bomb = (*chat)->Render({{"user", "x"}}, {.arguments = absl::StrCat("{\"n\": ", n, "}")});
+    const auto bomb =
+        (*chat)->Render({{"user", "x"}}, {.arguments = absl::StrCat("{\"n\": ", n, "}")});
     EXPECT_EQ(bomb.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(bomb.status().message()), HasSubstr("must be at most 1000"));
     EXPECT_THAT(ErrorOf(bomb.status()).body, HasSubstr("context_length_exceeded"));
@@ -90,15 +94,16 @@ TEST(ChatTemplateTest, AnOutputWithoutEnd_IsRefusedByItsSize) {
 
 // Chats whose template loops are cut after kPatience; others need not wait for them.
 TEST(ChatTemplateTest, OneThatLoops_HoldsUpNobodyElse) {
-  const auto chat =
-      Made("{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}"
-           "{% endfor %}{% endfor %}{% endif %}ok");
+  const auto chat = Made(
+      "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}"
+      "{% endfor %}{% endfor %}{% endif %}ok");
   std::atomic<int> looping{0}, ended{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
       ++looping;
-      EXPECT_EQ(chat->Render({{"user", "loop"}}).status().code(), absl::StatusCode::kDeadlineExceeded);
+      EXPECT_EQ(chat->Render({{"user", "loop"}}).status().code(),
+                absl::StatusCode::kDeadlineExceeded);
       ++ended;
     });
   }
@@ -120,10 +125,12 @@ TEST(ChatTemplateTest, WithoutPythonOrJinja_ItSaysWhatIsMissing) {
 
 TEST(ChatTemplateTest, Arguments_ReachTheTemplate_AndNotItsOwnVariables) {
   const auto chat = Made(
-      "{% if enable_thinking is defined and enable_thinking is false %}quick{% else %}slow{% endif %}"
+      "{% if enable_thinking is defined and enable_thinking is false %}quick{% else %}slow{% endif "
+      "%}"
       "{{ bos_token }}{{ messages[0].content }}");
   EXPECT_EQ(*chat->Render({{"user", "x"}}), "slow<s>x");
-  EXPECT_EQ(*chat->Render({{"user", "x"}}, {.arguments = R"({"enable_thinking": false})"}), "quick<s>x");
+  EXPECT_EQ(*chat->Render({{"user", "x"}}, {.arguments = R"({"enable_thinking": false})"}),
+            "quick<s>x");
   EXPECT_EQ(*chat->Render({{"user", "x"}}, {.arguments = R"({"bos_token": "y", "messages": []})"}),
             "slow<s>x");
   EXPECT_TRUE(chat->Mentions("enable_thinking"));
@@ -287,10 +294,12 @@ TEST_F(ChatTokensTest, NoMessageIsLeftOut_AndNoRoleIsGuessed) {
   EXPECT_EQ(said(*chat, {{"system", "s"}, {"user", "u"}}), "S:s\nU:u\nA:");
   // The same as system, where the template knows no better.
   EXPECT_EQ(said(*chat, {{"developer", "s"}, {"user", "u"}}), "S:s\nU:u\nA:");
-  const auto knows = Made("{% for m in messages %}{% if m.role in ['developer'] %}D{% endif %}{{ m.content }}"
-                          "{% endfor %}");
+  const auto knows = Made(
+      "{% for m in messages %}{% if m.role in ['developer'] %}D{% endif %}{{ m.content }}"
+      "{% endfor %}");
   EXPECT_EQ(said(*knows, {{"developer", "s"}}), "Ds");
-  for (const char* role : {"User", "SYSTEM", "function", "human", "tool", " user", "user\n", "\xff"}) {
+  for (const char* role :
+       {"User", "SYSTEM", "function", "human", "tool", " user", "user\n", "\xff"}) {
     const auto refused = chat->Encode({{"user", "a"}, {role, "b"}}, *tokenizer_);
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << role;
     EXPECT_EQ(ParamOf(refused.status()), "messages[1]") << role;
@@ -307,7 +316,8 @@ TEST_F(ChatTokensTest, NoMessageIsLeftOut_AndNoRoleIsGuessed) {
   EXPECT_THAT(std::string(lost.status().message()), HasSubstr("messages[1] (role assistant)"));
   // One that says nothing cannot be lost, and one of which a part is shown is there.
   EXPECT_EQ(said(*first_only, {{"user", "a"}, {"assistant", " "}, {"user", "c"}}), "ac");
-  const auto part = Made("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}");
+  const auto part =
+      Made("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}");
   EXPECT_EQ(said(*part, {{"assistant", "<think>a</think>b"}, {"user", "c"}}), "bc");
 }
 
@@ -317,10 +327,12 @@ TEST_F(ChatTokensTest, TheLastMessage_IsGoneOnWith) {
   const std::vector<Message> messages = {{"user", "u"}, {"assistant", "The keeper is "}};
   EXPECT_EQ(*tokenizer_->Decode(*chat->Encode(messages, *tokenizer_, goes_on), false),
             "U:u\nA:The keeper is");
-  EXPECT_EQ(*tokenizer_->Decode(*chat->Encode(messages, *tokenizer_, {.begin_answer = false}), false),
-            "U:u\nA:The keeper is \n");
-  EXPECT_EQ(ParamOf(chat->Encode({{"user", "u"}, {"assistant", ""}}, *tokenizer_, goes_on).status()),
-            "messages[1]");
+  EXPECT_EQ(
+      *tokenizer_->Decode(*chat->Encode(messages, *tokenizer_, {.begin_answer = false}), false),
+      "U:u\nA:The keeper is \n");
+  EXPECT_EQ(
+      ParamOf(chat->Encode({{"user", "u"}, {"assistant", ""}}, *tokenizer_, goes_on).status()),
+      "messages[1]");
 }
 
 TEST_F(ChatTokensTest, ATemplateThatHidesWhatIsAMessage_IsRefused) {

@@ -19,9 +19,9 @@ namespace {
 using nlohmann::json;
 
 absl::Status Bad(absl::string_view field, const json& value, absl::string_view wanted) {
-  return WithParam(absl::InvalidArgumentError(
-                       absl::StrCat(field, "=", ShownJson(value), ": must be ", wanted)),
-                   field);
+  return WithParam(
+      absl::InvalidArgumentError(absl::StrCat(field, "=", ShownJson(value), ": must be ", wanted)),
+      field);
 }
 
 // One object, read field by field; null counts as absent.
@@ -45,7 +45,8 @@ class Reader {
     return Bad(Path(field), *value, absl::StrCat("at most ", most, " bytes, not ", out.size()));
   }
 
-  absl::Status Number(const char* field, double low, double high, std::optional<double>& out) const {
+  absl::Status Number(const char* field, double low, double high,
+                      std::optional<double>& out) const {
     const json* const value = Find(field);
     if (value == nullptr) return absl::OkStatus();
     const double number = value->is_number() ? value->get<double>() : std::nan("");
@@ -229,8 +230,8 @@ absl::Status ReadMaxTokens(const Reader& body, int64_t& max_tokens) {
   RETURN_IF_ERROR(body.Integer("max_tokens", -1, CompletionRequest::kMaxTokens, given));
   RETURN_IF_ERROR(body.Integer("max_completion_tokens", -1, CompletionRequest::kMaxTokens, given));
   if (given == 0) {
-    return Bad(body.Given("max_completion_tokens") ? "max_completion_tokens" : "max_tokens", json(0),
-               "at least 1; -1 is what fits");
+    return Bad(body.Given("max_completion_tokens") ? "max_completion_tokens" : "max_tokens",
+               json(0), "at least 1; -1 is what fits");
   }
   if (given.has_value()) max_tokens = *given < 0 ? CompletionRequest::kMaxTokens : *given;
   return absl::OkStatus();
@@ -278,9 +279,7 @@ absl::Status ReadStreaming(const Reader& body, CompletionRequest& request) {
   return Reader(*options, "stream_options.").Bool("include_usage", request.stream_usage);
 }
 
-std::string Event(const json& value) {
-  return absl::StrCat("data: ", DumpJson(value), "\n\n");
-}
+std::string Event(const json& value) { return absl::StrCat("data: ", DumpJson(value), "\n\n"); }
 
 json Base(const CompletionHead& head, bool chunk) {
   return {{"id", head.id},
@@ -359,8 +358,8 @@ absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view t
   const Reader fields(body);
   CompletionRequest request;
   RETURN_IF_ERROR(ReadNames(fields, request));
-  RETURN_IF_ERROR(CheckFields(chat ? RequestKind::kChat : RequestKind::kPrompt, body, "",
-                              request.ignored));
+  RETURN_IF_ERROR(
+      CheckFields(chat ? RequestKind::kChat : RequestKind::kPrompt, body, "", request.ignored));
   if (chat) {
     RETURN_IF_ERROR(ReadMessages(body, request));
     RETURN_IF_ERROR(ReadChatOptions(fields, request));

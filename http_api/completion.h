@@ -43,9 +43,9 @@ struct CompletionRequest {
   RequestedSampling sampling;
   std::vector<std::string> stop;  // at most 16, of 1 .. 1000 bytes
   bool stream = false;
-  bool stream_usage = false;         // a last chunk tells how many tokens there were
-  int64_t sources = 0;               // passages of the document that the answer rests on; at most 100
-  double wait_s = 0;                 // for a document that is being read; at most 600
+  bool stream_usage = false;  // a last chunk tells how many tokens there were
+  int64_t sources = 0;        // passages of the document that the answer rests on; at most 100
+  double wait_s = 0;          // for a document that is being read; at most 600
   std::vector<std::string> ignored;  // fields that are not known, and had no effect
 };
 
@@ -75,7 +75,8 @@ struct Figures {
   decoder::SamplingConfig sampling;  // as it was
   std::vector<std::string> advised;  // names of it that the model's makers said, not the client
   std::vector<std::string> ignored;  // fields of the request that had no effect
-  std::string not_kept;              // why its document was not kept, which it might have been; empty: no matter
+  std::string
+      not_kept;  // why its document was not kept, which it might have been; empty: no matter
 };
 
 // What every part of one answer says of it.

@@ -37,15 +37,35 @@ TEST(CompletionTest, Chat_FieldsAreRead) {
 
 // As clients of other servers and other languages write them.
 TEST(CompletionTest, NeutralValuesAndOtherWaysOfWriting_AreTaken) {
-  for (const char* field :
-       {R"("suffix": "")", R"("tool_choice": "auto")", R"("tool_choice": "none")",
-        R"("max_tokens": 8.0)", R"("max_tokens": -1)", R"("max_tokens": null)", R"("seed": 1.0)",
-        R"("n": 1.0)", R"("logprobs": false)", R"("response_format": {"type": "text"})",
-        R"("response_format": null)", R"("stop": "")", R"("stop": [])", R"("stop": [""])",
-        R"("logit_bias": {})", R"("tools": [])", R"("frequency_penalty": 0.0)", R"("top_k": -1)",
-        R"("top_k": 40)", R"("min_p": 0.1)", R"("repeat_penalty": 1.1)", R"("user": {"a": [1]})",
-        R"("store": true)", R"("model": "")", R"("model": "m")", R"("context": null)",
-        R"("context": "")", R"("model": "m@a", "context": "a")", R"("echo": false)"}) {
+  for (const char* field : {R"("suffix": "")",
+                            R"("tool_choice": "auto")",
+                            R"("tool_choice": "none")",
+                            R"("max_tokens": 8.0)",
+                            R"("max_tokens": -1)",
+                            R"("max_tokens": null)",
+                            R"("seed": 1.0)",
+                            R"("n": 1.0)",
+                            R"("logprobs": false)",
+                            R"("response_format": {"type": "text"})",
+                            R"("response_format": null)",
+                            R"("stop": "")",
+                            R"("stop": [])",
+                            R"("stop": [""])",
+                            R"("logit_bias": {})",
+                            R"("tools": [])",
+                            R"("frequency_penalty": 0.0)",
+                            R"("top_k": -1)",
+                            R"("top_k": 40)",
+                            R"("min_p": 0.1)",
+                            R"("repeat_penalty": 1.1)",
+                            R"("user": {"a": [1]})",
+                            R"("store": true)",
+                            R"("model": "")",
+                            R"("model": "m")",
+                            R"("context": null)",
+                            R"("context": "")",
+                            R"("model": "m@a", "context": "a")",
+                            R"("echo": false)"}) {
     const std::string body = absl::StrCat(R"({"prompt": "x", )", field, "}");
     const auto request = ParseCompletion(false, body);
     EXPECT_TRUE(request.ok()) << field << ": " << request.status();
@@ -142,16 +162,18 @@ TEST(CompletionTest, WhatIsWrongOrNotDone_IsRefusedByName) {
   };
   for (const auto& c : cases) {
     const bool prompt = std::string(c.field) == "prompt";
-    const auto request = ParseCompletion(
-        false, absl::StrCat("{", prompt ? "" : "\"prompt\": \"x\", ", "\"", c.field, "\": ", c.value, "}"));
+    const auto request =
+        ParseCompletion(false, absl::StrCat("{", prompt ? "" : "\"prompt\": \"x\", ", "\"", c.field,
+                                            "\": ", c.value, "}"));
     EXPECT_EQ(request.status().code(), absl::StatusCode::kInvalidArgument) << c.field << c.value;
     EXPECT_THAT(std::string(request.status().message()), HasSubstr(c.words)) << c.field;
     EXPECT_EQ(ParamOf(request.status()), std::string(c.words) == "byte" ? "" : c.field);
   }
-  for (const char* body : {"", "[]", "{}", "{'prompt': 'x'}", "{\"prompt\": \"x\",}",
-                           "{\"prompt\": NaN}", "{\"prompt\": \"\\ud83d\"}", "{\"prompt\": \"\xff\"}",
-                           R"({"prompt": "x", "context": "a", "context": "b"})",
-                           R"({"prompt": "x", "model": "m@a", "context": "b"})"}) {
+  for (const char* body :
+       {"", "[]", "{}", "{'prompt': 'x'}", "{\"prompt\": \"x\",}", "{\"prompt\": NaN}",
+        "{\"prompt\": \"\\ud83d\"}", "{\"prompt\": \"\xff\"}",
+        R"({"prompt": "x", "context": "a", "context": "b"})",
+        R"({"prompt": "x", "model": "m@a", "context": "b"})"}) {
     EXPECT_EQ(ParseCompletion(false, body).status().code(), absl::StatusCode::kInvalidArgument)
         << body;
   }
@@ -176,8 +198,8 @@ TEST(CompletionTest, NestingAndLongNames_AreBounded) {
                             "content", "tools", "user", "chat_template_kwargs", "unheard_of"}) {
     for (const int depth : {63, 64, 1000, 200000}) {
       const std::string body =
-          absl::StrCat("{\"prompt\": \"x\", \"messages\": [], \"", field, "\": ", std::string(depth, '['),
-                       std::string(depth, ']'), "}");
+          absl::StrCat("{\"prompt\": \"x\", \"messages\": [], \"", field,
+                       "\": ", std::string(depth, '['), std::string(depth, ']'), "}");
       for (const bool chat : {false, true}) {
         const auto request = ParseCompletion(chat, body);
         if (request.ok()) continue;
@@ -188,8 +210,8 @@ TEST(CompletionTest, NestingAndLongNames_AreBounded) {
   }
   const std::string long_name(20 << 20, 'm');
   for (const std::string& field : {std::string("model"), std::string("context")}) {
-    const auto request =
-        ParseCompletion(false, absl::StrCat(R"({"prompt": "x", ")", field, "\": \"@", long_name, "\"}"));
+    const auto request = ParseCompletion(
+        false, absl::StrCat(R"({"prompt": "x", ")", field, "\": \"@", long_name, "\"}"));
     EXPECT_EQ(request.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_LT(request.status().message().size(), 1000u);
     EXPECT_EQ(ParamOf(request.status()), field);
@@ -206,14 +228,22 @@ TEST(CompletionTest, RandomTrees_AreReadOrRefused) {
   for (const FieldRule& rule : FieldRules()) names.push_back(rule.name);
   const std::function<json(int)> tree = [&](int depth) -> json {
     switch (random() % (depth > 4 ? 8 : 10)) {
-      case 0: return nullptr;
-      case 1: return random() % 2 == 0;
-      case 2: return static_cast<int64_t>(random()) >> (random() % 64);
-      case 3: return random();
-      case 4: return static_cast<double>(random()) / 3 - 1e18;
-      case 5: return names[random() % names.size()];
-      case 6: return "text";
-      case 7: return std::string(random() % 300, static_cast<char>('a' + random() % 26));
+      case 0:
+        return nullptr;
+      case 1:
+        return random() % 2 == 0;
+      case 2:
+        return static_cast<int64_t>(random()) >> (random() % 64);
+      case 3:
+        return random();
+      case 4:
+        return static_cast<double>(random()) / 3 - 1e18;
+      case 5:
+        return names[random() % names.size()];
+      case 6:
+        return "text";
+      case 7:
+        return std::string(random() % 300, static_cast<char>('a' + random() % 26));
       case 8: {
         json list = json::array();
         for (uint64_t i = random() % 4; i > 0; --i) list.push_back(tree(depth + 1));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <utility>
@@ -49,7 +50,8 @@ absl::StatusOr<std::vector<TokenId>> DocumentHeads::Of(const std::string& contex
 struct CompletionsApi::Asked {
   bool chat = false;
   CompletionRequest request;
-  std::shared_ptr<kvstore::Principal> who;  // null: anybody
+  std::shared_ptr<kvstore::Principal> who;
+  std::shared_ptr<kvstore::Visit> visit;
   std::shared_ptr<Answering> answering;
 };
 
@@ -57,19 +59,26 @@ CompletionsApi::CompletionsApi(Parts parts)
     : parts_(std::move(parts)), started_(std::random_device{}()) {}
 
 absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
-                                    std::shared_ptr<kvstore::Principal> who,
+                                    const std::shared_ptr<kvstore::Visit>& visit,
                                     const std::shared_ptr<HttpReply>& reply) {
-  if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
-  Asked asked = {.chat = chat, .who = std::move(who)};
+  Asked asked = {.chat = chat, .who = visit->shared_principal(), .visit = visit};
   ASSIGN_OR_RETURN(asked.request, ParseCompletion(chat, http.body));
   const CompletionRequest& request = asked.request;
   RETURN_IF_ERROR(WithParam(CheckModel(request.model), "model"));
+  RETURN_IF_ERROR(visit->Allow(visit->rpc(), request.context));
+  ASSIGN_OR_RETURN(std::shared_ptr<void> place, visit->TakeSession());
   CompletionHead head;
   head.chat = chat;
   head.id = NewId(chat);
   head.created_unix_s = absl::ToUnixSeconds(absl::Now());
   head.model = request.model.empty() ? parts_.model_name : request.model;
-  asked.answering = std::make_shared<Answering>(std::move(head), request, reply);
+  asked.answering =
+      std::make_shared<Answering>(std::move(head), request, reply, visit,
+                                  std::vector<std::shared_ptr<void>>{std::move(place), http.held});
+  parts_.still_allowed->Watch([weak = std::weak_ptr<Answering>(asked.answering)] {
+    const std::shared_ptr<Answering> answering = weak.lock();
+    return answering != nullptr && answering->LookAgain();
+  });
   for (const auto& [field, name] : request.template_fields) {
     if (parts_.chat != nullptr && !parts_.chat->Mentions(name)) asked.answering->Ignore(field);
   }
@@ -87,9 +96,8 @@ absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
   }
   if (document->state == DocumentState::kFailed) {
     return WithParam(
-        absl::FailedPreconditionError(absl::StrCat("context \"", document->name,
-                                                   "\" could not be read: ",
-                                                   document->error.message())),
+        absl::FailedPreconditionError(absl::StrCat(
+            "context \"", document->name, "\" could not be read: ", document->error.message())),
         "context");
   }
   if (request.wait_s == 0) return WithParam(BeingRead(*document), "context");
@@ -128,8 +136,8 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
 absl::Status CompletionsApi::CheckModel(const std::string& model) const {
   const std::string name = model.substr(0, model.find('@'));
   if (name.empty() || name == parts_.model_name) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("no model ", "\"", Shown(name), "\": there is \"", parts_.model_name,
-                                          "\" (GET /v1/models)"));
+  return absl::NotFoundError(absl::StrCat("no model ", "\"", Shown(name), "\": there is \"",
+                                          parts_.model_name, "\" (GET /v1/models)"));
 }
 
 absl::StatusOr<CompletionsApi::Found> CompletionsApi::FindContext(const std::string& name,
@@ -159,8 +167,7 @@ absl::StatusOr<std::vector<TokenId>> CompletionsApi::TokensOf(bool chat,
   if (follows) {
     ASSIGN_OR_RETURN(document, heads_.Of(request.context, content_id, *parts_.store));
   }
-  return parts_.chat->EncodeBehind(request.messages, *checkpoint.tokenizer, document,
-                                   request.chat);
+  return parts_.chat->EncodeBehind(request.messages, *checkpoint.tokenizer, document, request.chat);
 }
 
 absl::Status CompletionsApi::CheckLength(const Asked& asked, int64_t document,
@@ -257,9 +264,8 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const AnswerJob&
   const std::vector<TokenId> document(job.prompt.begin(),
                                       job.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
   kvstore::Principal* const who = asked.who.get();
-  const std::string name =
-      kvstore::KeptName(who == nullptr ? "" : who->prefix(), who == nullptr ? "" : who->name(),
-                        DigestOf(document));
+  const std::string name = kvstore::KeptName(who == nullptr ? "" : who->prefix(),
+                                             who == nullptr ? "" : who->name(), DigestOf(document));
   if (who != nullptr) {
     RETURN_IF_ERROR(who->Check(kvstore::Right::kImport));
     if (!who->Sees(name)) {
@@ -267,15 +273,13 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const AnswerJob&
           absl::StrCat("this key would not see a context of the name ", name));
     }
   }
-  ASSIGN_OR_RETURN(
-      std::shared_ptr<void> place,
-      TakePlace(*parts_.documents, parts_.model->checkpoint(), name,
-                static_cast<int64_t>(keep), who));
+  ASSIGN_OR_RETURN(std::shared_ptr<void> place,
+                   TakePlace(*parts_.documents, parts_.model->checkpoint(), name,
+                             static_cast<int64_t>(keep), who));
   ASSIGN_OR_RETURN(const Documents::Added added,
                    parts_.documents->Keep(name, document, std::move(place), SeenBy(who)));
   return parts_.documents->Watch(
-      added.document.name,
-      [this, answering = asked.answering, keep, job](const Document& now) {
+      added.document.name, [this, answering = asked.answering, keep, job](const Document& now) {
         if (now.state == DocumentState::kReady) {
           AnswerJob rest = job;
           rest.context = now.name;

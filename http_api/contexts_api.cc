@@ -3,9 +3,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "common/json.h"
 #include "common/shown.h"
@@ -50,38 +51,64 @@ json JsonOf(const Document& document) {
                 {"usable", document.usable}};
   if (document.state == DocumentState::kPrefilling) value["where"] = document.where;
   if (document.state == DocumentState::kFailed) {
-    value["error"] = ErrorFields(document.error);
+    value["error"] = JsonOfError(document.error);
   }
   return value;
-}
-
-absl::Status WrongMethod(const HttpRequest& request, const char* wanted) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(ContextsApi::kTarget, " is for ", wanted, ", not ", request.method));
 }
 
 std::string EventOf(const Document& document) {
   return absl::StrCat("data: ", DumpJson(JsonOf(document)), "\n\n");
 }
 
-absl::Status StreamEvents(Documents& documents, const std::string& name,
-                          const std::shared_ptr<HttpReply>& reply) {
-  std::string told;
-  return documents.Watch(name, [reply, told](const Document& document) mutable {
-    if (told.empty()) reply->Begin("text/event-stream; charset=utf-8");
-    if (const std::string event = EventOf(document); event != told) {
-      reply->Write(event);
-      told = event;
+// Of two threads: the one that tells of the document, and the one that looks whether its caller may still know.
+class EventStream {
+ public:
+  EventStream(std::shared_ptr<HttpReply> reply, std::shared_ptr<kvstore::Visit> visit)
+      : reply_(std::move(reply)), visit_(std::move(visit)) {}
+
+  bool Tell(const Document& document) {
+    absl::MutexLock lock(&mu_);
+    if (over_) return false;
+    Begin();
+    if (const std::string event = EventOf(document); event != told_) {
+      reply_->Write(event);
+      told_ = event;
     }
-    const bool last =
-        document.state == DocumentState::kReady || document.state == DocumentState::kFailed;
-    if (last) {
-      reply->Write(kDoneEvent);
-      reply->End();
+    if (document.state == DocumentState::kReady || document.state == DocumentState::kFailed) {
+      reply_->Write(kDoneEvent);
+      End();
     }
-    return !last && !reply->gone();
-  });
-}
+    over_ = over_ || reply_->gone();
+    return !over_;
+  }
+
+  bool LookAgain() {
+    absl::MutexLock lock(&mu_);
+    if (over_ || reply_->gone()) return false;
+    const absl::Status still = visit_->StillAllowed();
+    if (still.ok()) return true;
+    Begin();
+    reply_->Write(ErrorEvent(still));
+    End();
+    return false;
+  }
+
+ private:
+  void Begin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!begun_) reply_->Begin("text/event-stream; charset=utf-8");
+    begun_ = true;
+  }
+  void End() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    reply_->End();
+    over_ = true;
+  }
+
+  const std::shared_ptr<HttpReply> reply_;
+  const std::shared_ptr<kvstore::Visit> visit_;
+  absl::Mutex mu_;
+  std::string told_ ABSL_GUARDED_BY(mu_);
+  bool begun_ ABSL_GUARDED_BY(mu_) = false, over_ ABSL_GUARDED_BY(mu_) = false;
+};
 
 // Offsets of errors are those of the text.
 absl::StatusOr<std::vector<TokenId>> EncodeText(const model::Tokenizer& tokenizer,
@@ -102,62 +129,64 @@ absl::StatusOr<std::vector<TokenId>> EncodeText(const model::Tokenizer& tokenize
 
 }  // namespace
 
+absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
+                                                const model::Checkpoint& checkpoint,
+                                                const std::string& name, int64_t tokens,
+                                                kvstore::Principal* who) {
+  if (!who->OfTenant(name)) return std::shared_ptr<void>();
+  const AttentionShape& shape = checkpoint.config.shape;
+  const int64_t bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim * tokens;
+  return documents.TakePlace(
+      [who](const std::string& other) { return who->OfTenant(other); },
+      [&](int64_t contexts, int64_t stored) -> absl::StatusOr<std::shared_ptr<void>> {
+        return who->TakeImport(contexts, stored, bytes);
+      });
+}
+
 Documents::Sees SeenBy(kvstore::Principal* who) {
   return [who](const std::string& name) { return who == nullptr || who->Sees(name); };
 }
 
-absl::Status ContextsApi::Handle(const HttpRequest& request, kvstore::Principal* who,
+absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& route,
+                                 const std::string& name,
+                                 const std::shared_ptr<kvstore::Visit>& visit,
                                  const std::shared_ptr<HttpReply>& reply) const {
-  const auto check = [&](kvstore::Right right) {
-    return who == nullptr ? absl::OkStatus() : who->Check(right);
-  };
-  const size_t question = request.target.find('?');
-  const std::string query =
-      question == std::string::npos ? "" : request.target.substr(question + 1);
-  absl::string_view name = absl::string_view(request.target).substr(0, question);
-  if (!absl::ConsumePrefix(&name, kTarget) || (!name.empty() && !absl::ConsumePrefix(&name, "/"))) {
-    return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
-  }
   if (documents == nullptr) {
     return absl::FailedPreconditionError("there is no store: carrel api needs --store FOLDER");
   }
-  if (name.empty()) {
-    if (request.method == "POST") {
-      RETURN_IF_ERROR(check(kvstore::Right::kImport));
-      return Create(request, query, who, *reply);
-    }
-    if (request.method != "GET") return WrongMethod(request, "GET and POST");
-    RETURN_IF_ERROR(check(kvstore::Right::kList));
-    ASSIGN_OR_RETURN(const std::vector<Document> all, documents->List());
-    json data = json::array();
-    for (const Document& document : all) {
-      if (who == nullptr || who->Sees(document.name)) data.push_back(JsonOf(document));
-    }
-    reply->Send(200, kJson, DumpJson(json{{"object", "list"}, {"data", std::move(data)}}));
-    return absl::OkStatus();
+  const absl::string_view pattern = route.pattern, method = route.method;
+  if (pattern == kTarget && method == "POST") return Create(request, *visit, *reply);
+  if (pattern == kTarget) return SendAll(visit->principal(), *reply);
+  const absl::StatusOr<Document> document = documents->Get(visit->lookup_name());
+  RETURN_IF_ERROR(visit->Told(document.status()));
+  if (absl::EndsWith(pattern, "/events")) {
+    const auto stream = std::make_shared<EventStream>(reply, visit);
+    still_allowed->Watch([weak = std::weak_ptr<EventStream>(stream)] {
+      const auto held = weak.lock();
+      return held != nullptr && held->LookAgain();
+    });
+    return documents->Watch(name, [stream](const Document& now) { return stream->Tell(now); });
   }
-  const bool events = absl::ConsumeSuffix(&name, "/events");
-  const bool text = !events && absl::ConsumeSuffix(&name, "/text");
-  const std::string context(name);
-  if (request.method != "GET" && (events || text || request.method != "DELETE")) {
-    return WrongMethod(request, events || text ? "GET" : "GET and DELETE");
-  }
-  const bool removal = request.method == "DELETE";
-  RETURN_IF_ERROR(check(removal ? kvstore::Right::kDelete
-                        : text  ? kvstore::Right::kOpen
-                                : kvstore::Right::kList));
-  if (who != nullptr && !who->Sees(context)) {
-    return absl::NotFoundError(absl::StrCat("no context \"", context, "\""));
-  }
-  ASSIGN_OR_RETURN(const Document document, documents->Get(context));
-  if (events) return StreamEvents(*documents, context, reply);
-  if (text) return AnswerText(document, query, reply);
-  if (removal) {
-    RETURN_IF_ERROR(documents->Delete(context));
-    reply->Send(200, kJson, DumpJson(json{{"name", context}, {"object", "context"}, {"deleted", true}}));
+  if (absl::EndsWith(pattern, "/text")) return AnswerText(*document, request.at.query, reply);
+  if (method == "DELETE") {
+    const absl::Status deleted = documents->Delete(name);
+    visit->Log("delete", deleted, {document->content_id, document->tokens, document->bytes});
+    RETURN_IF_ERROR(deleted);
+    reply->Send(200, kJson,
+                DumpJson(json{{"name", name}, {"object", "context"}, {"deleted", true}}));
   } else {
-    reply->Send(200, kJson, DumpJson(JsonOf(document)));
+    reply->Send(200, kJson, DumpJson(JsonOf(*document)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ContextsApi::SendAll(const kvstore::Principal& who, HttpReply& reply) const {
+  ASSIGN_OR_RETURN(const std::vector<Document> all, documents->List());
+  json data = json::array();
+  for (const Document& document : all) {
+    if (who.Sees(document.name)) data.push_back(JsonOf(document));
+  }
+  reply.Send(200, kJson, DumpJson(json{{"object", "list"}, {"data", std::move(data)}}));
   return absl::OkStatus();
 }
 
@@ -182,9 +211,10 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
   double seconds = 0;
   if (!given.empty() &&
       (!absl::SimpleAtod(given, &seconds) || !(seconds >= 0 && seconds <= kMostSeconds))) {
-    return WithParam(absl::InvalidArgumentError(absl::StrCat(
-                         "wait=", Shown(given, 64), ": must be seconds in [0, ", kMostSeconds, "]")),
-                     "wait");
+    return WithParam(
+        absl::InvalidArgumentError(absl::StrCat("wait=", Shown(given, 64),
+                                                ": must be seconds in [0, ", kMostSeconds, "]")),
+        "wait");
   }
   if (document.state == DocumentState::kReady) return SendText(document, *reply);
   if (document.state == DocumentState::kFailed) return document.error;
@@ -210,32 +240,9 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
   });
 }
 
-// A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
-absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
-                                                const model::Checkpoint& checkpoint,
-                                                const std::string& name, int64_t tokens,
-                                                kvstore::Principal* who) {
-  if (who == nullptr) return std::shared_ptr<void>();
-  if (name.empty() ? !who->SeesAll() : !who->Sees(name)) {
-    return WithParam(absl::PermissionDeniedError(absl::StrCat(
-                         "name=", name, ": this key may not make a context of this name")),
-                     "name");
-  }
-  if (!who->OfTenant(name)) return std::shared_ptr<void>();
-  const AttentionShape& shape = checkpoint.config.shape;
-  const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
-  return documents.TakePlace(
-      [&](const std::string& other) { return who->OfTenant(other); },
-      [&](int64_t contexts, int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
-        ASSIGN_OR_RETURN(std::shared_ptr<kvstore::TenantState> place,
-                         who->TakeImport(contexts, bytes, tokens * token_bytes));
-        return std::shared_ptr<void>(std::move(place));
-      });
-}
-
-absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& query,
-                                 kvstore::Principal* who, HttpReply& reply) const {
-  ASSIGN_OR_RETURN(const GivenDocument given, ReadDocument(request, query));
+absl::Status ContextsApi::Create(const HttpRequest& request, kvstore::Visit& visit,
+                                 HttpReply& reply) const {
+  ASSIGN_OR_RETURN(const GivenDocument given, ReadDocument(request, request.at.query));
   if (static_cast<int64_t>(given.text.size()) > max_text_bytes) {
     return WithHttpStatus(
         WithParam(absl::InvalidArgumentError(absl::StrCat(
@@ -249,24 +256,28 @@ absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& 
     ASSIGN_OR_RETURN(head, chat->TurnHead());
   }
   model::Tokenizer::Dropped dropped;
-  absl::StatusOr<std::vector<TokenId>> tokens = EncodeText(
-      *checkpoint->tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
+  absl::StatusOr<std::vector<TokenId>> tokens =
+      EncodeText(*checkpoint->tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
   if (!tokens.ok()) return WithParam(Annotate(tokens.status(), "text"), "text");
+  // A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
+  RETURN_IF_ERROR(WithParam(visit.AllowNew(given.name), "name"));
+  kvstore::Principal* const who = &visit.principal();
+  const auto count = static_cast<int64_t>(tokens->size());
   ASSIGN_OR_RETURN(std::shared_ptr<void> place,
-                   TakePlace(*documents, *checkpoint, given.name,
-                             static_cast<int64_t>(tokens->size()), who));
-  ASSIGN_OR_RETURN(
-      const Documents::Added added,
-      documents->Add(given.name, *std::move(tokens), std::move(place), SeenBy(who)));
-  json value = JsonOf(added.document);
-  value["existed"] = added.existed;
+                   TakePlace(*documents, *checkpoint, given.name, count, who));
+  const absl::StatusOr<Documents::Added> added =
+      documents->Add(given.name, *std::move(tokens), std::move(place), SeenBy(who));
+  visit.Log("import", added.status(), {.tokens = count});
+  RETURN_IF_ERROR(added.status());
+  json value = JsonOf(added->document);
+  value["existed"] = added->existed;
   if (!given.remark.empty()) value["remark"] = given.remark;
   if (dropped.bytes > 0) {
     value["dropped"] = {{"bytes", dropped.bytes},
                         {"first_offset", dropped.first_offset},
                         {"first_byte", dropped.first_byte}};
   }
-  reply.Send(added.existed ? 200 : 202, kJson, DumpJson(value));
+  reply.Send(added->existed ? 200 : 202, kJson, DumpJson(value));
   return absl::OkStatus();
 }
 

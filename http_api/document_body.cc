@@ -29,9 +29,9 @@ absl::Status NoText(absl::string_view words) {
 }
 
 absl::Status Bad(absl::string_view field, absl::string_view value, absl::string_view wanted) {
-  return WithParam(absl::InvalidArgumentError(
-                       absl::StrCat(field, "=", Shown(value), ": must be ", wanted)),
-                   field);
+  return WithParam(
+      absl::InvalidArgumentError(absl::StrCat(field, "=", Shown(value), ": must be ", wanted)),
+      field);
 }
 
 struct MediaType {
@@ -72,11 +72,11 @@ MediaType ParseMediaType(absl::string_view header) {
 
 bool IsText(const std::string& type) {
   static constexpr std::array<absl::string_view, 16> kTexts = {
-      "application/octet-stream", "application/xml",    "application/yaml",
-      "application/x-yaml",       "application/toml",   "application/x-ndjson",
-      "application/jsonl",        "application/sql",    "application/javascript",
-      "application/x-javascript", "application/x-sh",   "application/x-tex",
-      "application/x-latex",      "application/csv",    "application/x-subrip",
+      "application/octet-stream", "application/xml",  "application/yaml",
+      "application/x-yaml",       "application/toml", "application/x-ndjson",
+      "application/jsonl",        "application/sql",  "application/javascript",
+      "application/x-javascript", "application/x-sh", "application/x-tex",
+      "application/x-latex",      "application/csv",  "application/x-subrip",
       "application/markdown"};
   if (type.empty() || absl::StartsWith(type, "text/")) return true;
   if (absl::EndsWith(type, "+xml") || absl::EndsWith(type, "+json")) return true;
@@ -102,13 +102,15 @@ std::string FromLatin1(absl::string_view bytes) {
 // As the charset says, in a form that TakeText knows.
 absl::StatusOr<std::string> FromCharset(std::string bytes, const std::string& charset) {
   const std::string name = absl::AsciiStrToLower(charset);
-  const bool little = absl::StartsWith(bytes, "\xff\xfe"), big = absl::StartsWith(bytes, "\xfe\xff");
+  const bool little = absl::StartsWith(bytes, "\xff\xfe"),
+             big = absl::StartsWith(bytes, "\xfe\xff");
   if (name.empty() || name == "utf-8" || name == "utf8") return bytes;
   if (name == "us-ascii" || name == "ascii") {
     const auto beyond = std::find_if(bytes.begin(), bytes.end(),
                                      [](char c) { return static_cast<unsigned char>(c) > 0x7f; });
     if (beyond == bytes.end()) return bytes;
-    return absl::InvalidArgumentError(absl::StrCat("text: charset ", name, ", but the byte at offset ",
+    return absl::InvalidArgumentError(absl::StrCat("text: charset ", name,
+                                                   ", but the byte at offset ",
                                                    beyond - bytes.begin(), " is above 0x7f"));
   }
   if (name == "iso-8859-1" || name == "latin1" || name == "latin-1") return FromLatin1(bytes);
@@ -170,7 +172,8 @@ absl::Status ReadQuery(absl::string_view query, GivenDocument& document) {
     const std::string value = QueryParameter(one, name);
     if (value.empty()) continue;
     ASSIGN_OR_RETURN(const bool known, SetField(name, value, document));
-    if (!known) return Bad(Shown(name, 64), value, "left out: name, chat and missing_bytes are read");
+    if (!known)
+      return Bad(Shown(name, 64), value, "left out: name, chat and missing_bytes are read");
   }
   return absl::OkStatus();
 }
@@ -189,9 +192,10 @@ absl::Status ReadJson(absl::string_view body, GivenDocument& document) {
       continue;
     }
     if (name == "chat" && !value.is_boolean()) return Bad(name, ShownJson(value), "true or false");
-    if (name != "chat" && !value.is_string()) return Bad(Shown(name, 64), ShownJson(value), "a text");
-    const std::string text = name == "chat" ? (value.get<bool>() ? "true" : "false")
-                                            : value.get<std::string>();
+    if (name != "chat" && !value.is_string())
+      return Bad(Shown(name, 64), ShownJson(value), "a text");
+    const std::string text =
+        name == "chat" ? (value.get<bool>() ? "true" : "false") : value.get<std::string>();
     ASSIGN_OR_RETURN(const bool known, SetField(name, text, document));
     if (!known) {
       return Bad(Shown(name, 64), ShownJson(value),
@@ -216,7 +220,8 @@ absl::Status ReadPartHead(absl::string_view head, Part& part) {
     head = end == absl::string_view::npos ? "" : head.substr(end + 2);
     const size_t colon = line.find(':');
     if (colon == absl::string_view::npos) continue;
-    const std::string name = absl::AsciiStrToLower(absl::StripAsciiWhitespace(line.substr(0, colon)));
+    const std::string name =
+        absl::AsciiStrToLower(absl::StripAsciiWhitespace(line.substr(0, colon)));
     const absl::string_view value = absl::StripAsciiWhitespace(line.substr(colon + 1));
     if (name == "content-type") part.media = ParseMediaType(value);
     if (name == "content-transfer-encoding") {
@@ -261,7 +266,8 @@ absl::StatusOr<std::vector<Part>> ReadParts(absl::string_view body, const std::s
     if (!absl::ConsumePrefix(&body, "\r\n")) {  // it has a head
       const size_t end = body.substr(0, kMaxPartHead).find("\r\n\r\n");
       if (end == absl::string_view::npos) {
-        return broken(absl::StrCat("the head of a part has no end within ", kMaxPartHead, " bytes"));
+        return broken(
+            absl::StrCat("the head of a part has no end within ", kMaxPartHead, " bytes"));
       }
       RETURN_IF_ERROR(ReadPartHead(body.substr(0, end), part));
       body.remove_prefix(end + 4);
@@ -313,7 +319,8 @@ absl::StatusOr<GivenDocument> ReadDocument(const HttpRequest& request, absl::str
   if (media.type == "application/x-www-form-urlencoded") {
     return NoText(
         "Content-Type application/x-www-form-urlencoded is no text, and curl says it unless told "
-        "otherwise: curl --data-binary @FILE -H 'Content-Type: text/plain' URL, or curl -F file=@FILE "
+        "otherwise: curl --data-binary @FILE -H 'Content-Type: text/plain' URL, or curl -F "
+        "file=@FILE "
         "URL");
   }
   if (media.type == "multipart/form-data") {

@@ -21,7 +21,8 @@ struct GivenDocument {
   std::string text;     // UTF-8
   std::string remark;   // for people: why it may not be what they mean; mostly empty
   bool in_turn = true;  // as "chat" says: inside a user's turn, where the model knows chats
-  bool drop_missing = false;  // "missing_bytes": "drop": what the tokenizer has no token for is left out
+  bool drop_missing =
+      false;  // "missing_bytes": "drop": what the tokenizer has no token for is left out
 };
 
 inline constexpr int kMaxParts = 16;

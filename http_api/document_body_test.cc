@@ -22,7 +22,9 @@ absl::StatusOr<GivenDocument> Read(const std::string& body, const std::string& t
   return ReadDocument(request, query);
 }
 
-std::string Form(const std::string& parts) { return absl::StrCat("--XX\r\n", parts, "\r\n--XX--\r\n"); }
+std::string Form(const std::string& parts) {
+  return absl::StrCat("--XX\r\n", parts, "\r\n--XX--\r\n");
+}
 constexpr char kFormType[] = "multipart/form-data; boundary=XX";
 
 TEST(DocumentBodyTest, WhatIsAText_IsTaken_AsItsCharsetSays) {
@@ -63,9 +65,9 @@ TEST(DocumentBodyTest, WhatIsAText_IsTaken_AsItsCharsetSays) {
 }
 
 TEST(DocumentBodyTest, WhatIsNoText_IsRefusedByItsName) {
-  const std::string form_of_two =
-      Form("Content-Disposition: form-data; name=a; filename=a\r\n\r\nx\r\n--XX\r\n"
-           "Content-Disposition: form-data; name=b; filename=b\r\n\r\ny");
+  const std::string form_of_two = Form(
+      "Content-Disposition: form-data; name=a; filename=a\r\n\r\nx\r\n--XX\r\n"
+      "Content-Disposition: form-data; name=b; filename=b\r\n\r\ny");
   const struct {
     std::string body, type;
     int status;
@@ -123,14 +125,14 @@ TEST(DocumentBodyTest, QueryAndFields_SayTheRest) {
   EXPECT_FALSE(Read("x", "text/plain", "nmae=a").ok());
   EXPECT_FALSE(Read("x", "text/plain", "chat=no").ok());
   EXPECT_FALSE(Read("x", "text/plain", "missing_bytes=keep").ok());
-  const auto json = Read(R"({"name": "n", "text": "x", "chat": false})", "application/json", "name=q");
+  const auto json =
+      Read(R"({"name": "n", "text": "x", "chat": false})", "application/json", "name=q");
   ASSERT_TRUE(json.ok());
   EXPECT_EQ(json->name, "n");
   EXPECT_FALSE(json->in_turn);
-  const auto form =
-      Read(Form("Content-Disposition: form-data; name=name\r\n\r\nn\r\n--XX\r\n"
-                "Content-Disposition: form-data; name=f; filename=f\r\n\r\nx"),
-           kFormType);
+  const auto form = Read(Form("Content-Disposition: form-data; name=name\r\n\r\nn\r\n--XX\r\n"
+                              "Content-Disposition: form-data; name=f; filename=f\r\n\r\nx"),
+                         kFormType);
   ASSERT_TRUE(form.ok()) << form.status();
   EXPECT_EQ(form->name, "n");
   EXPECT_EQ(form->text, "x");
@@ -139,9 +141,19 @@ TEST(DocumentBodyTest, QueryAndFields_SayTheRest) {
 // No bytes make it fail otherwise than by a status.
 TEST(DocumentBodyTest, RandomForms_AreReadOrRefused) {
   std::mt19937_64 random(TestSeed());
-  const std::string pieces[] = {"--XX",     "--XX--",          "\r\n",    "\r\n\r\n", "--",
-                                "XX",       "Content-Type: x", "; name=", "\"",       "a",
-                                "Content-Disposition: form-data; name=f; filename=f", ":", "\xff"};
+  const std::string pieces[] = {"--XX",
+                                "--XX--",
+                                "\r\n",
+                                "\r\n\r\n",
+                                "--",
+                                "XX",
+                                "Content-Type: x",
+                                "; name=",
+                                "\"",
+                                "a",
+                                "Content-Disposition: form-data; name=f; filename=f",
+                                ":",
+                                "\xff"};
   for (int trial = 0; trial < 20000; ++trial) {
     std::string body;
     for (uint64_t i = random() % 14; i > 0; --i) body += pieces[random() % std::size(pieces)];

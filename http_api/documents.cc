@@ -401,9 +401,10 @@ class PrefillingDocuments final : public Documents {
           const auto failed = std::make_shared<Job>();
           failed->document = {.name = name, .index = config_.index};
           jobs_[name] = failed;
-          Fail(*failed, absl::FailedPreconditionError(
-                            "a prefill that did not end: carrel prefill with the same name and text goes "
-                            "on with it, while no server has the store; or delete it"));
+          Fail(*failed,
+               absl::FailedPreconditionError(
+                   "a prefill that did not end: carrel prefill with the same name and text goes "
+                   "on with it, while no server has the store; or delete it"));
         }
       }
       if (discard) RETURN_IF_ERROR(library::FromPublic(DiscardPrefill(store_handle_, name)));
@@ -471,8 +472,8 @@ class PrefillingDocuments final : public Documents {
     }
     if (static_cast<int64_t>(queue_.size()) >= config_.max_queued) {
       return WithRetryAfter(
-          absl::ResourceExhaustedError(absl::StrCat(
-              queue_.size(), " documents wait for prefill already; come again later")),
+          absl::ResourceExhaustedError(
+              absl::StrCat(queue_.size(), " documents wait for prefill already; come again later")),
           absl::Seconds(10));
     }
     return std::nullopt;
@@ -672,8 +673,9 @@ std::string DigestOf(const std::vector<TokenId>& tokens) {
 
 absl::Status BeingRead(const Document& document) {
   const bool queued = document.state == DocumentState::kQueued;
-  const std::string how = queued ? "waits to be read"
-                                 : absl::StrFormat("is being read, %.0f%%", 100 * document.progress);
+  const std::string how = queued
+                              ? "waits to be read"
+                              : absl::StrFormat("is being read, %.0f%%", 100 * document.progress);
   return WithCode(
       WithRetryAfter(absl::UnavailableError(absl::StrCat(
                          "context \"", document.name, "\" ", how,

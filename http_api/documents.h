@@ -37,7 +37,8 @@ struct DocumentsConfig {
   std::string index = "flat";  // of contexts that are made here
   bool on_gpu = false;         // prefill
   int64_t max_queued = 16;     // documents that wait for prefill; one more is refused
-  int64_t keep = 0;  // contexts of prompts that are kept unasked, of one key; the least recently used goes
+  int64_t keep =
+      0;  // contexts of prompts that are kept unasked, of one key; the least recently used goes
   int64_t keep_tokens = 4096;  // of a prompt's document, at least
 };
 

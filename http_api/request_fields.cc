@@ -20,7 +20,8 @@ constexpr char kAll[] = "chat prompt";
 constexpr char kNoTools[] = "tools are not supported";
 constexpr char kNoPenalty[] = "use repetition_penalty";
 constexpr char kNoForm[] = "answers of a given form are not supported";
-constexpr char kNoSampler[] = "this way of drawing is not supported: temperature, top_p, top_k, min_p";
+constexpr char kNoSampler[] =
+    "this way of drawing is not supported: temperature, top_p, top_k, min_p";
 constexpr char kNotRead[] = "not supported";
 constexpr char kMaxTokens[] = "say max_tokens";
 constexpr char kKwargs[] = "say chat_template_kwargs";
@@ -97,10 +98,9 @@ const FieldRule* Meant(RequestKind kind, absl::string_view name) {
 absl::Status Refused(absl::string_view path, absl::string_view name, const json& value,
                      absl::string_view what) {
   const std::string whole = absl::StrCat(path, name);
-  return WithParam(
-      absl::InvalidArgumentError(absl::StrCat(ShownJson(json(whole), 100), "=", ShownJson(value),
-                                              ": ", what)),
-      whole.substr(0, 100));
+  return WithParam(absl::InvalidArgumentError(absl::StrCat(ShownJson(json(whole), 100), "=",
+                                                           ShownJson(value), ": ", what)),
+                   whole.substr(0, 100));
 }
 
 absl::Status CheckField(RequestKind kind, absl::string_view path, const std::string& name,
@@ -148,11 +148,13 @@ const std::vector<FieldRule>& FieldRules() {
       {"stream_options", kAll, R::kRead, "", "include_usage"},
       {"sources", kAll, R::kRead, "", "0 .. 100 passages that the answer rests on"},
       {"wait", kAll, R::kRead, "", "0 .. 600 seconds for a document that is being read"},
-      {"chat_template_kwargs", "chat", R::kRead, "", "an object: more for the model's chat template"},
+      {"chat_template_kwargs", "chat", R::kRead, "",
+       "an object: more for the model's chat template"},
       {"enable_thinking", "chat", R::kRead, "", "the same as in chat_template_kwargs"},
       {"reasoning_effort", "chat", R::kRead, "", "the same as in chat_template_kwargs"},
       {"add_generation_prompt", "chat", R::kRead, "", "false: the template begins no answer"},
-      {"continue_final_message", "chat", R::kRead, "", "true: the answer goes on in the last message"},
+      {"continue_final_message", "chat", R::kRead, "",
+       "true: the answer goes on in the last message"},
       // Nothing that these say changes an answer.
       {"user", kAll, R::kHarmless, "", "who asks"},
       {"metadata", kAll, R::kHarmless, "", "of the client's own"},

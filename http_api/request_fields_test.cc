@@ -27,9 +27,8 @@ absl::Status Check(const std::string& object, std::vector<std::string>* ignored 
 TEST(RequestFieldsTest, TheTableIsThatOfTheDocs) {
   const auto docs = ReadFile(SourceFolder() + "/docs/api-fields.md");
   ASSERT_TRUE(docs.ok()) << docs.status();
-  EXPECT_TRUE(absl::StrContains(*docs, FieldsMarkdown()))
-      << "docs/api-fields.md is to hold:\n"
-      << FieldsMarkdown();
+  EXPECT_TRUE(absl::StrContains(*docs, FieldsMarkdown())) << "docs/api-fields.md is to hold:\n"
+                                                          << FieldsMarkdown();
 }
 
 TEST(RequestFieldsTest, EachRule_HoldsForEachKindOfValue) {
@@ -48,7 +47,8 @@ TEST(RequestFieldsTest, EachRule_HoldsForEachKindOfValue) {
       };
       EXPECT_TRUE(check(nullptr).ok()) << rule.name;
       if (rule.kind == FieldRule::kNeutral) {
-        for (const json& taken : json::parse(rule.neutral)) EXPECT_TRUE(check(taken).ok()) << rule.name;
+        for (const json& taken : json::parse(rule.neutral))
+          EXPECT_TRUE(check(taken).ok()) << rule.name;
         const absl::Status refused = check("something else");
         EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << rule.name;
         EXPECT_EQ(ParamOf(refused), rule.name);
@@ -63,19 +63,29 @@ TEST(RequestFieldsTest, WhatIsNearlyAFieldOfOurs_IsRefusedWithIt) {
   const struct {
     const char* given;
     const char* meant;
-  } cases[] = {{"context_name", "context"},   {"contexts", "context"},
-               {"contextName", "context"},    {"Context", "context"},
-               {"carrel_context", "context"}, {"contxet", "context"},
-               {"maxTokens", "max_tokens"},   {"max-tokens", "max_tokens"},
-               {"max_token", "max_tokens"},   {"temprature", "temperature"},
-               {"topP", "top_p"},             {"topK", "top_k"},
-               {"sead", "seed"},              {"chat_template_kwarg", "chat_template_kwargs"},
-               {"Stream", "stream"},          {"source", "sources"},
-               {"stops", "stop"},             {"model_name", "model"}};
+  } cases[] = {{"context_name", "context"},
+               {"contexts", "context"},
+               {"contextName", "context"},
+               {"Context", "context"},
+               {"carrel_context", "context"},
+               {"contxet", "context"},
+               {"maxTokens", "max_tokens"},
+               {"max-tokens", "max_tokens"},
+               {"max_token", "max_tokens"},
+               {"temprature", "temperature"},
+               {"topP", "top_p"},
+               {"topK", "top_k"},
+               {"sead", "seed"},
+               {"chat_template_kwarg", "chat_template_kwargs"},
+               {"Stream", "stream"},
+               {"source", "sources"},
+               {"stops", "stop"},
+               {"model_name", "model"}};
   for (const auto& c : cases) {
     const absl::Status status = Check(absl::StrCat("{\"", c.given, "\": \"x\"}"));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.given;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("did you mean ", c.meant, "?")))
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("did you mean ", c.meant, "?")))
         << c.given;
   }
 }

@@ -97,9 +97,10 @@ bool Sequences::ReadBack(Kept& kept) const {
   }
   const bool same = read && CrcsOf(kept.conversation.sequence) == kept.crcs;
   if (read && !same) {
-    spdlog::error("conversation: its file in {} has other bytes than were written (CRC-32C); its "
-                  "prompt is read again",
-                  config_.folder);
+    spdlog::error(
+        "conversation: its file in {} has other bytes than were written (CRC-32C); its "
+        "prompt is read again",
+        config_.folder);
   }
   Close(kept);
   return same;

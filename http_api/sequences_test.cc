@@ -85,7 +85,8 @@ std::vector<int> FilesWithoutName() {
   std::vector<int> found;
   for (int fd = 3; fd < 1024; ++fd) {
     struct stat status;
-    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) found.push_back(fd);
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0)
+      found.push_back(fd);
   }
   return found;
 }

@@ -80,12 +80,12 @@ std::string WaitingDocuments::FailurePathOf(const std::string& name) const {
   return absl::StrCat(folder_, "/", name, kFailed);
 }
 
-absl::Status WaitingDocuments::PutFailure(const std::string& name, const absl::Status& error) const {
+absl::Status WaitingDocuments::PutFailure(const std::string& name,
+                                          const absl::Status& error) const {
   RETURN_IF_ERROR(Remove(name));  // first: the disk may be full
-  const nlohmann::json said = {
-      {"code", static_cast<int>(error.code())},
-      {"message", Shown(error.message(), kLongestError)},
-      {"disk_full", IsOfFullDisk(error)}};
+  const nlohmann::json said = {{"code", static_cast<int>(error.code())},
+                               {"message", Shown(error.message(), kLongestError)},
+                               {"disk_full", IsOfFullDisk(error)}};
   return WriteFileAtomically(FailurePathOf(name), DumpJson(said));
 }
 

@@ -54,11 +54,14 @@ TEST(WaitingDocumentsTest, OfOneThatFailed_ItsErrorStays_UntilItIsBroughtAgainOr
   const std::string store = FreshTempDir();
   const WaitingDocuments waiting(store);
   // Names may end as the files do.
-  for (const char* name : {"a", "b.failed", "c.document"}) CARREL_ASSERT_OK(waiting.Put(Document(name)));
-  CARREL_ASSERT_OK(waiting.PutFailure("a", absl::ResourceExhaustedError("disk full: No space left")));
+  for (const char* name : {"a", "b.failed", "c.document"})
+    CARREL_ASSERT_OK(waiting.Put(Document(name)));
+  CARREL_ASSERT_OK(
+      waiting.PutFailure("a", absl::ResourceExhaustedError("disk full: No space left")));
   CARREL_ASSERT_OK(waiting.PutFailure("c.document", absl::DataLossError(std::string(100000, 'x'))));
   std::map<std::string, absl::Status> found;
-  for (const WaitingDocuments::Found& one : *waiting.Read()) found[one.name] = one.document.status();
+  for (const WaitingDocuments::Found& one : *waiting.Read())
+    found[one.name] = one.document.status();
   ASSERT_EQ(found.size(), 3u);
   EXPECT_THAT(found["a"], StatusIs(StatusCode::kResourceExhausted, "No space left"));
   EXPECT_EQ(ErrorOf(found["a"]).status, 507);

@@ -200,9 +200,9 @@ class ApiPartner final : public ChatPartner {
     if (!settings.context.empty()) request["context"] = settings.context;
     ChatAnswer answer;
     client_.set_wanted(wanted);
-    RETURN_IF_ERROR(
-        client_.Stream(target, DumpJson(request),
-                       [&](absl::string_view data) { return AddEvent(data, on_text, answer); }));
+    RETURN_IF_ERROR(client_.Stream(target, DumpJson(request), [&](absl::string_view data) {
+      return AddEvent(data, on_text, answer);
+    }));
     return answer;
   }
 

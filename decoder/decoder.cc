@@ -1,7 +1,6 @@
 #include "decoder/decoder.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
@@ -123,7 +122,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->client_ = std::move(client);
   if (config.rope == Rope::kInfiniteHip || config.beyond_trained) {
-    decoder->max_tokens_ = std::numeric_limits<int64_t>::max();
+    decoder->max_tokens_ = checkpoint.config.MaxTokens(/*beyond_trained=*/true);
   }
   v1::Open open;
   open.set_context(context);
@@ -295,7 +294,7 @@ absl::StatusOr<std::vector<AttendedRow>> Decoder::AttendedRows() {
 // Greedily the device chooses, and logits need not come back.
 absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptions& options,
                                            std::vector<float>& logits) {
-  if (options.sampling.temperature == 0) return pass_->Greedy();
+  if (options.sampling.greedy()) return pass_->Greedy();
   RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
   return sampler.Sample(logits);
 }
@@ -307,18 +306,16 @@ absl::Status Decoder::CheckPrompt(const std::vector<TokenId>& prompt, int64_t ma
     return absl::InvalidArgumentError(absl::StrCat("max_tokens=", max_tokens, " is negative"));
   RETURN_IF_ERROR(model::ValidateTokenIds(prompt, config));
   const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
-  if (context_tokens_ + prompt_tokens > max_tokens_) {
-    const int64_t room = std::max<int64_t>(0, max_tokens_ - context_tokens_);
-    return absl::InvalidArgumentError(absl::StrCat(
-        "context of ", context_tokens_, " and prompt of ", prompt_tokens,
-        " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings,
-        context_tokens_ == 0
-            ? absl::StrCat("; shorten the prompt")
-            : absl::StrCat("; beside this document a prompt may have ", room,
-                           " tokens: shorten it, or make several documents of the text"),
-        ", or take a model with a longer context"));
-  }
-  return absl::OkStatus();
+  const int64_t room = std::max<int64_t>(0, max_tokens_ - context_tokens_);
+  return config.CheckTokens(
+      context_tokens_ + prompt_tokens,
+      absl::StrCat("context of ", context_tokens_, " and prompt of ", prompt_tokens, " tokens"),
+      max_tokens_ > config.MaxTokens(),
+      absl::StrCat(context_tokens_ == 0
+                       ? "; shorten the prompt"
+                       : absl::StrCat("; beside this document a prompt may have ", room,
+                                      " tokens: shorten it, or make several documents of the text"),
+                   ", or take a model with a longer context"));
 }
 
 absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt,

@@ -27,7 +27,11 @@ namespace carrel::decoder {
 
 struct GenerateOptions {
   int64_t max_tokens = 64;  // >= 0
+  // Its repetition_penalty counts the tokens of `history`, of the prompt and of the answer; a document's
+  // are text to speak about, and are not counted.
   SamplingConfig sampling;
+  std::vector<TokenId>
+      history;               // what a caller took from the prompt's front: rows are there already
   bool keep_logits = false;  // of every prompt and generated position
   bool resume = false;       // what the sequence begins with of the prompt is not read again
   bool trace = false;        // keep what AttendedRows asks with
@@ -43,6 +47,7 @@ enum class StopReason : uint8_t { kEos = 0, kMaxTokens = 1, kContextLength = 2 }
 struct GenerateResult {
   std::vector<TokenId> ids;  // EOS excluded
   StopReason stop = StopReason::kMaxTokens;
+  TokenId end_token = -1;     // of kEos: the token that ended it
   std::vector<float> logits;  // [positions, vocab_size] if kept: prompt tokens, then generated
                               // tokens that were fed back
   double prompt_seconds = 0;
@@ -106,7 +111,7 @@ class Decoder {
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
       : checkpoint_(checkpoint),
         device_(device),
-        max_tokens_(checkpoint.config.max_position_embeddings) {}
+        max_tokens_(checkpoint.config.MaxTokens()) {}
   absl::Status MakePass(const OpenedContext& context);
   absl::Status CheckPrompt(const std::vector<TokenId>& prompt, int64_t max_tokens) const;
   absl::Status StartTrace(bool trace);

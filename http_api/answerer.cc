@@ -302,7 +302,8 @@ class OneThread final : public Answerer {
                                  .folder = config_.folder,
                                  .derived_weights = config_.derived_weights,
                                  .config = config_.retrieval,
-                                 .device = config_.device};
+                                 .device = config_.device,
+                                 .turn_head = config_.turn_head};
     spec.config.content_id = job.content_id;
     absl::StatusOr<std::unique_ptr<library::OpenDecoder>> decoder =
         library::OpenDecoder::Create(spec, model_, store_);

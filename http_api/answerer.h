@@ -31,6 +31,7 @@ struct AnswererConfig {
   decoder::DeviceConfig device;
   bool derived_weights = false;   // as library/open_decoder.h
   std::string folder;             // of an embedded store, for zones in this host's memory
+  std::string turn_head;          // as library/open_decoder.h
   int64_t max_waiting = 1024;     // jobs; one more is refused
   int64_t max_answers = 16;       // on their way at a time, each with a decoder; 1 ..
   int64_t max_open_contexts = 4;  // whose decoders are kept while they are idle; 1 ..

@@ -1,29 +1,31 @@
 #include "http_api/api_service.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <atomic>
-#include <list>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "common/thrown.h"
+#include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
-#include "http_api/completion.h"
+#include "http_api/completions_api.h"
 #include "http_api/contexts_api.h"
-#include "http_api/known_prefixes.h"
+#include "http_api/http_message.h"
 #include "http_api/page.h"
-#include "kvstore/access/access.h"
+#include "http_api/still_allowed.h"
+#include "kvstore/access/admission.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
@@ -34,154 +36,57 @@ namespace {
 using nlohmann::json;
 
 constexpr char kJson[] = "application/json";
-constexpr absl::string_view kChat = "/v1/chat/completions", kCompletions = "/v1/completions",
-                            kModels = "/v1/models", kMetrics = "/metrics";
+// Of a body that asks something; of one that nobody reads.
+constexpr int64_t kQuestionBytes = int64_t{1} << 20, kNoBodyBytes = int64_t{64} << 10;
 
-void SendError(HttpReply& reply, const absl::Status& status) {
-  const HttpError error = ErrorOf(status);
-  reply.Send(error.status, kJson, error.body);
+// What the gate found out about a request.
+struct Passed {
+  const HttpRoute* route = nullptr;
+  std::string name;                       // what the route's {} stands for
+  std::shared_ptr<kvstore::Visit> visit;  // null: an open route
+};
+
+HttpVerdict Refused(const absl::Status& status, HttpFields fields = {}) {
+  HttpError error = ErrorOf(status);
+  HttpVerdict verdict;
+  verdict.status = error.status;
+  verdict.content_type = kJson;
+  verdict.body = std::move(error.body);
+  verdict.fields = std::move(error.fields);
+  for (auto& field : fields) verdict.fields.push_back(std::move(field));
+  if (error.status == 401) verdict.fields.emplace_back("WWW-Authenticate", "Bearer");
+  return verdict;
 }
 
-// One answer on its way to its client. Of one thread at a time: the one that prefills its document, if
-// that comes first, and then the decoding one.
-class Answering {
- public:
-  Answering(CompletionHead head, CompletionRequest request, std::shared_ptr<HttpReply> reply)
-      : head_(std::move(head)),
-        request_(std::move(request)),
-        reply_(std::move(reply)),
-        filter_(request_.stop) {}
-
-  // Once it is known; of which context the prompt is the rest, and whether the client named it.
-  void SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens) {
-    figures_.context = context;
-    figures_.recognised = recognised;
-    prompt_tokens_ = prompt_tokens;
-  }
-
-  bool Wanted() const { return !reply_->gone(); }
-
-  // A document comes first: proxies and clients see that something goes on.
-  void Waits(const Document& document) {
-    if (!request_.stream || absl::Now() - told_ < absl::Seconds(1)) return;
-    told_ = absl::Now();
-    Begin();
-    reply_->Write(absl::StrFormat(": the document is read: %.0f%%\n\n", 100 * document.progress));
-  }
-
-  bool Push(const std::string& piece) {
-    Show(filter_.Push(piece));
-    return !filter_.stopped() && !reply_->gone();
-  }
-
-  void Done(const absl::StatusOr<AnswerJob::Done>& done) {
-    if (!done.ok()) return Failed(done.status());
-    Show(filter_.Finish());
-    const std::string finish = done->at_max_tokens && !filter_.stopped() ? "length" : "stop";
-    const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
-                         .cached_tokens = done->context_tokens + done->resumed_tokens,
-                         .completion_tokens = done->tokens};
-    figures_.context_tokens = done->context_tokens;
-    figures_.with_sources = request_.sources > 0;
-    figures_.sources = done->sources;
-    figures_.rows_read = done->rows_read;
-    figures_.prompt_ms = 1e3 * done->prompt_seconds;
-    if (done->tokens > 1) {
-      figures_.ms_per_token = 1e3 * done->generate_seconds / static_cast<double>(done->tokens - 1);
-    }
-    CountAnswer(reply_->gone() ? "left" : finish, usage, figures_);
-    if (!request_.stream) {
-      return reply_->Send(200, kJson, CompletionJson(head_, text_, finish, usage, figures_));
-    }
-    Begin();
-    reply_->Write(FinishEvent(head_, finish, figures_));
-    if (request_.stream_usage) reply_->Write(UsageEvent(head_, usage));
-    reply_->Write(kDoneEvent);
-    reply_->End();
-  }
-
-  // Once it has begun, an error can only be an event; that the end is missing tells too.
-  void Failed(const absl::Status& status) {
-    CountAnswer(reply_->gone() ? "left" : "failed", {}, {});
-    if (!begun_) return SendError(*reply_, status);
-    reply_->Write(ErrorEvent(status));
-    reply_->End();
-  }
-
- private:
-  void Show(const std::string& text) {
-    if (text.empty()) return;
-    if (!request_.stream) {
-      text_ += text;
-      return;
-    }
-    Begin();
-    reply_->Write(TextEvent(head_, text));
-  }
-
-  void Begin() {
-    if (begun_) return;
-    begun_ = true;
-    reply_->Begin("text/event-stream; charset=utf-8");
-    reply_->Write(FirstEvent(head_));
-  }
-
-  const CompletionHead head_;
-  const CompletionRequest request_;
-  const std::shared_ptr<HttpReply> reply_;
-  int64_t prompt_tokens_ = 0;
-  Figures figures_;
-  StopFilter filter_;
-  absl::Time told_ = absl::InfinitePast();
-  std::string text_;
-  bool begun_ = false;
-};
-
-// How the documents of contexts begin, for those that were asked last.
-class DocumentHeads {
- public:
-  absl::StatusOr<std::vector<TokenId>> Of(const std::string& context, const std::string& content_id,
-                                          library::StoreAccess& store) {
-    {
-      absl::MutexLock lock(&mu_);
-      for (auto head = heads_.begin(); head != heads_.end(); ++head) {
-        if (head->content_id != content_id || content_id.empty()) continue;
-        heads_.splice(heads_.begin(), heads_, head);
-        return heads_.front().tokens;
-      }
-    }
-    absl::StatusOr<std::vector<TokenId>> tokens = store.DocumentTokens(context, content_id);
-    // A server of an older version does not tell: then the chat stands behind the document.
-    if (absl::IsUnimplemented(tokens.status())) tokens = std::vector<TokenId>{-1};
-    RETURN_IF_ERROR(tokens.status());
-    tokens->resize(std::min(tokens->size(), ChatTemplate::kHeadTokens));
-    absl::MutexLock lock(&mu_);
-    heads_.push_front({content_id, *tokens});
-    if (heads_.size() > kMost) heads_.pop_back();
-    return tokens;
-  }
-
- private:
-  static constexpr size_t kMost = 64;
-  struct Head {
-    std::string content_id;
-    std::vector<TokenId> tokens;
-  };
-  absl::Mutex mu_;
-  std::list<Head> heads_ ABSL_GUARDED_BY(mu_);
-};
+kvstore::Caller CallerOf(const HttpRequest& request) {
+  kvstore::Caller caller;
+  caller.peer = request.peer;
+  caller.local = request.local;
+  caller.uid = request.uid;
+  absl::string_view key = request.authorization;
+  if (absl::StartsWithIgnoreCase(key, "bearer ")) key.remove_prefix(7);
+  caller.key = std::string(absl::StripAsciiWhitespace(key));
+  return caller;
+}
 
 class OpenAiService final : public ApiService {
  public:
   OpenAiService(ApiConfig config, std::shared_ptr<library::LoadedModel> model,
                 std::shared_ptr<library::StoreAccess> store)
-      : config_(std::move(config)), model_(std::move(model)), store_(std::move(store)) {}
+      : config_(std::move(config)),
+        model_(std::move(model)),
+        store_(std::move(store)),
+        admission_(config_.access, config_.audit) {}
 
   ~OpenAiService() override {
     if (http_ != nullptr) http_->Stop();  // no new requests,
-    prepare_ = nullptr;                   // none on their way,
-    documents_ = nullptr;                 // none that wait for a document,
-    answerer_ = nullptr;                  // and none left
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = nullptr;
+    }
+    prepare_ = nullptr;    // none on their way,
+    documents_ = nullptr;  // none that wait for a document,
+    answerer_ = nullptr;   // and none left
   }
 
   absl::Status Listen() {
@@ -191,12 +96,12 @@ class OpenAiService final : public ApiService {
     RETURN_IF_ERROR(CheckExposure());
     absl::StatusOr<std::unique_ptr<ChatTemplate>> chat =
         ChatTemplate::Load(config_.model_path, model_->checkpoint());
+    const absl::Status chat_missing = chat.status();
     if (chat.ok()) {
       chat_ = *std::move(chat);
-    } else if (absl::IsNotFound(chat.status())) {
-      chat_missing_ = chat.status();
-    } else {
-      return chat.status();
+    } else if (!absl::IsNotFound(chat_missing)) {
+      spdlog::warn("chats are refused, all else is served: {}",
+                   std::string(chat_missing.message()));
     }
     answerer_ = Answerer::Create(config_.answerer, model_, store_);
     if (store_ != nullptr) {
@@ -204,11 +109,18 @@ class OpenAiService final : public ApiService {
                        Documents::Create(config_.documents, model_, store_, answerer_.get()));
     }
     prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
-    ASSIGN_OR_RETURN(
-        http_, HttpServer::Start(config_.http,
-                                 [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
-                                   Accept(std::move(request), std::move(reply));
-                                 }));
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = prepare_.get();
+    }
+    MakeCompletions(chat_missing);
+    HttpServerConfig http = config_.http;
+    http.budget_bytes = std::max(http.budget_bytes, 8 * DocumentBytes());
+    ASSIGN_OR_RETURN(http_, HttpServer::Start(
+                                http, [this](const HttpRequest& head) { return Judge(head); },
+                                [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+                                  Accept(std::move(request), std::move(reply));
+                                }));
     listening_ = true;
     listening_.notify_all();
     return absl::OkStatus();
@@ -219,6 +131,23 @@ class OpenAiService final : public ApiService {
  private:
   // What may block (the store, a template) is not the server's thread's.
   static constexpr int kPreparing = 4;
+
+  void MakeCompletions(const absl::Status& chat_missing) {
+    const decoder::RetrievalConfig& retrieval = config_.answerer.retrieval;
+    completions_ = std::make_unique<CompletionsApi>(CompletionsApi::Parts{
+        .model = model_.get(),
+        .store = store_.get(),
+        .chat = chat_.get(),
+        .chat_missing = chat_missing,
+        .answerer = answerer_.get(),
+        .documents = documents_.get(),
+        .model_name = config_.model_name,
+        .keep = config_.documents.keep,
+        .keep_tokens = config_.documents.keep_tokens,
+        .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
+        .later = Later(),
+        .still_allowed = &still_allowed_});
+  }
 
   absl::Status CheckExposure() const {
     if (config_.insecure) return absl::OkStatus();
@@ -234,34 +163,114 @@ class OpenAiService final : public ApiService {
     return absl::OkStatus();
   }
 
-  // A page of another origin has no business here, and one that had its name point to this address
-  // is one.
+  // A page of another origin has no business here, and one that had its name point to this address is one.
   absl::Status CheckOrigin(const HttpRequest& request) const {
     const std::string& site = request.fetch_site;
     const size_t authority = request.origin.find("://");
-    const bool same = site.empty() ? request.origin.empty() ||
-                                         (authority != std::string::npos &&
-                                          request.origin.substr(authority + 3) == request.host)
-                                   : site == "same-origin" || site == "none";
-    if (!same) {
+    const bool foreign_origin =
+        !request.origin.empty() &&
+        (authority == std::string::npos ||
+         !SameAuthority(absl::string_view(request.origin).substr(authority + 3), request.host));
+    const bool foreign_site = !site.empty() && site != "same-origin" && site != "none";
+    if (foreign_origin || foreign_site) {
       return absl::PermissionDeniedError(
-          absl::StrCat("Origin ", request.origin.substr(0, 200), " is not this server's"));
+          absl::StrCat("Origin ", request.origin.empty() ? site : request.origin.substr(0, 200),
+                       " is not this server's"));
     }
-    if (config_.access != nullptr || config_.insecure || request.host.empty()) {
+    if (config_.access->has_keys() || config_.insecure || request.local || request.host.empty() ||
+        IsLocalHostOrAddress(request.host)) {
       return absl::OkStatus();
     }
-    const size_t port = request.host.rfind(':');
-    const bool has_port = port != std::string::npos && request.host.back() != ']';
-    const std::string host = has_port ? request.host.substr(0, port) : request.host;
-    const auto numeric = [](char c) { return absl::ascii_isxdigit(c) || c == '.' || c == ':'; };
-    const bool ipv4 = std::all_of(host.begin(), host.end(),
-                                  [](char c) { return absl::ascii_isdigit(c) || c == '.'; });
-    const bool ipv6 = host.size() > 2 && host.front() == '[' && host.back() == ']' &&
-                      std::all_of(host.begin() + 1, host.end() - 1, numeric);
-    if (ipv4 || ipv6 || host == "localhost") return absl::OkStatus();
     return absl::PermissionDeniedError(absl::StrCat(
-        "Host ", host.substr(0, 200),
+        "Host ", request.host.substr(0, 200),
         " is neither localhost nor an address: without --keys other names are refused"));
+  }
+
+  int64_t DocumentBytes() const { return 2 * config_.max_document_bytes + kNoBodyBytes; }
+
+  // By the headers, on the server's thread, before a body is read: nothing here blocks.
+  HttpVerdict Judge(const HttpRequest& head) {
+    if (const absl::Status status = CheckOrigin(head); !status.ok()) return Refused(status);
+    RouteFound found = FindRoute(head.method, head.at.segments);
+    if (head.method == "OPTIONS" && (!found.allow.empty() || head.target == "*")) {
+      HttpVerdict verdict;
+      verdict.status = 204;
+      verdict.content_type = kJson;
+      verdict.fields = {
+          {"Allow", found.allow.empty() ? "GET, HEAD, POST, DELETE, OPTIONS" : found.allow}};
+      return verdict;
+    }
+    if (found.allow.empty()) {
+      return Refused(
+          absl::NotFoundError(absl::StrCat("there is no ", ShownJson(json(head.target), 200))));
+    }
+    if (found.route == nullptr) {
+      return Refused(WithHttpStatus(absl::InvalidArgumentError(absl::StrCat(
+                                        head.target.substr(0, 200), " is for ", found.allow,
+                                        ", not ", head.method.substr(0, 40))),
+                                    405),
+                     {{"Allow", found.allow}});
+    }
+    auto passed = std::make_shared<Passed>();
+    passed->route = found.route;
+    passed->name = std::move(found.name);
+    if (!found.route->open) {
+      const absl::Status admitted = Admit(head, *passed);
+      if (!admitted.ok()) {
+        CountRequest(found.route->pattern, admitted);
+        return Refused(admitted);
+      }
+    }
+    HttpVerdict verdict;
+    verdict.max_body_bytes = BodyBytes(*passed);
+    verdict.passed = std::move(passed);
+    return verdict;
+  }
+
+  absl::Status Admit(const HttpRequest& head, Passed& passed) {
+    const std::string call = RouteCall(*passed.route);
+    absl::StatusOr<kvstore::Visit> visit = admission_.Admit(CallerOf(head), call);
+    if (absl::IsUnauthenticated(visit.status()) && head.authorization.empty()) {
+      return absl::UnauthenticatedError("a key is wanted: Authorization: Bearer KEY");
+    }
+    RETURN_IF_ERROR(visit.status());
+    passed.visit = std::make_shared<kvstore::Visit>(*std::move(visit));
+    const bool of_context = absl::StartsWith(passed.route->pattern, "/v1/contexts");
+    RETURN_IF_ERROR(TellOfToken(passed.visit->Allow(call, of_context ? passed.name : "")));
+    const absl::Status spent = passed.visit->SpendCall();
+    return spent.ok() ? spent : WithRetryAfter(spent, absl::Seconds(1));
+  }
+
+  // Without keys, who lacks a right lacks the token.
+  absl::Status TellOfToken(const absl::Status& status) const {
+    if (!absl::IsPermissionDenied(status) || config_.access->has_keys()) return status;
+    return absl::PermissionDeniedError(absl::StrCat(
+        status.message(), ": adding and deleting need the token that carrel api printed at its ",
+        "start (Authorization: Bearer TOKEN)",
+        config_.token_file.empty() ? "" : ", which is also in ", config_.token_file));
+  }
+
+  int64_t BodyBytes(const Passed& passed) const {
+    switch (passed.route->body) {
+      case BodyBound::kNone:
+        return kNoBodyBytes;
+      case BodyBound::kDocument:
+        return DocumentBytes();
+      case BodyBound::kQuestion:
+        break;
+    }
+    // Where prompts' documents are kept, a prompt may be as long as one, of who may have it kept.
+    const bool keeps =
+        config_.documents.keep > 0 && passed.visit->principal().Check(kvstore::Right::kImport).ok();
+    return keeps ? std::max(kQuestionBytes, DocumentBytes()) : kQuestionBytes;
+  }
+
+  // For those who are told on a thread that must not wait.
+  std::function<bool(std::function<void()>)> Later() {
+    return [this](std::function<void()> task) {
+      absl::MutexLock lock(&later_mu_);
+      return later_ != nullptr && later_->TrySubmit(std::move(task));
+    };
   }
 
   static void SendPage(HttpReply& reply) {
@@ -272,252 +281,130 @@ class OpenAiService final : public ApiService {
   }
 
   void Accept(HttpRequest request, std::shared_ptr<HttpReply> reply) {
-    if (const absl::Status status = CheckOrigin(request); !status.ok()) {
-      return SendError(*reply, status);
-    }
-    if (request.target == "/" && (request.method == "GET" || request.method == "HEAD")) {
-      return SendPage(*reply);
-    }
-    if (request.target == "/health") {
+    const auto passed = std::static_pointer_cast<Passed>(request.passed);
+    const absl::string_view pattern = passed->route->pattern;
+    if (pattern == "/") return SendPage(*reply);
+    if (absl::StartsWith(pattern, "/health")) {
       return reply->Send(200, kJson,
-                         json{{"status", "ok"}, {"waiting", answerer_->waiting()}}.dump());
+                         DumpJson(json{{"status", "ok"}, {"waiting", answerer_->waiting()}}));
     }
     auto shared = std::make_shared<HttpRequest>(std::move(request));
-    if (!prepare_->TrySubmit([this, shared, reply] { Handle(*shared, reply); })) {
-      SendError(*reply, absl::ResourceExhaustedError("too many requests wait already"));
+    if (!prepare_->TrySubmit([this, shared, passed, reply] { Handle(*shared, *passed, reply); })) {
+      SendError(*reply, WithRetryAfter(absl::UnavailableError("too many requests wait already"),
+                                       absl::Seconds(1)));
     }
   }
 
-  void Handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  void Handle(const HttpRequest& request, const Passed& passed,
+              const std::shared_ptr<HttpReply>& reply) {
     listening_.wait(false);  // the first may come before Start has returned http_
-    const absl::Status status = Route(request, reply);
-    CountRequest(RouteName(request.target), status);
+    const absl::Status status = OfStore(CatchThrown(absl::StrCat("request ", request.id),
+                                                    [&] { return Route(request, passed, reply); }));
+    CountRequest(passed.route->pattern, status);
+    if (absl::IsInternal(status)) {
+      spdlog::error("request {}: {} {}: {}", request.id, request.method,
+                    ShownJson(json(request.target), 200), std::string(status.message()));
+    }
     if (!status.ok()) SendError(*reply, status);
   }
 
-  static absl::string_view RouteName(absl::string_view target) {
-    for (const absl::string_view known :
-         {kChat, kCompletions, kModels, kMetrics, absl::string_view(ContextsApi::kTarget)}) {
-      if (absl::StartsWith(target, known)) return known;
-    }
-    return "other";
+  // A kvstore that refuses this server's own key is no fault of its client.
+  absl::Status OfStore(absl::Status status) const {
+    if (!absl::IsUnauthenticated(status)) return status;
+    return absl::UnavailableError(
+        absl::StrCat("the kvstore does not take this server's own key: ", status.message()));
   }
 
-  absl::Status Route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<kvstore::Principal> who, Admit(request));
-    const bool chat = request.target == kChat;
-    if (chat || request.target == kCompletions) {
-      if (request.method != "POST") return WrongMethod(request, "POST");
-      return Complete(chat, request, who.get(), reply);
+  absl::Status Route(const HttpRequest& request, const Passed& passed,
+                     const std::shared_ptr<HttpReply>& reply) {
+    const absl::string_view pattern = passed.route->pattern;
+    kvstore::Principal& who = passed.visit->principal();
+    if (pattern == "/v1/chat/completions" || pattern == "/v1/completions") {
+      return completions_->Handle(absl::StrContains(pattern, "chat"), request, passed.visit, reply);
     }
-    if (request.target == kMetrics) {
-      if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
-      reply->Send(200, "text/plain; version=0.0.4; charset=utf-8",
-                  ApiMetricsText({.connections = http_->connections(),
-                                  .answers_waiting = answerer_->waiting(),
-                                  .answers_running = answerer_->answering(),
-                                  .documents_waiting = documents_ ? documents_->queued() : 0,
-                                  .sequences_in_memory = answerer_->conversations().in_memory,
-                                  .sequences_in_files = answerer_->conversations().in_files}));
-      return absl::OkStatus();
-    }
-    if (request.target == kModels) {
-      if (request.method != "GET") return WrongMethod(request, "GET");
-      return ListModels(who.get(), *reply);
-    }
-    if (absl::StartsWith(request.target, ContextsApi::kTarget)) {
-      const ContextsApi contexts = {documents_.get(), &model_->checkpoint(), store_.get(),
-                                    chat_.get(), config_.max_document_bytes};
-      return contexts.Handle(request, who.get(), reply);
-    }
-    return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
+    if (pattern == "/metrics") return SendMetrics(*reply);
+    if (pattern == "/v1/models") return ListModels(who, *reply);
+    if (pattern == "/v1/models/{}") return GetModel(passed.name, who, *reply);
+    const ContextsApi contexts = {documents_.get(), &model_->checkpoint(),      store_.get(),
+                                  chat_.get(),      config_.max_document_bytes, Later(),
+                                  &still_allowed_};
+    return contexts.Handle(request, *passed.route, passed.name, passed.visit, reply);
   }
 
-  static absl::Status WrongMethod(const HttpRequest& request, const char* wanted) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(request.target, " is for ", wanted, ", not ", request.method));
-  }
-
-  // Null: there are no keys.
-  absl::StatusOr<std::shared_ptr<kvstore::Principal>> Admit(const HttpRequest& request) const {
-    if (config_.access == nullptr) return std::shared_ptr<kvstore::Principal>();
-    absl::string_view key = request.authorization;
-    if (!absl::ConsumePrefix(&key, "Bearer ") || key.empty()) {
-      return absl::UnauthenticatedError("a key is wanted: Authorization: Bearer KEY");
-    }
-    kvstore::Caller caller;
-    caller.peer = request.peer;
-    caller.key = std::string(key);
-    return config_.access->Admit(caller);
-  }
-
-  absl::Status ListModels(kvstore::Principal* who, HttpReply& reply) {
-    if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
-    json data = json::array();
-    const auto add = [&](const std::string& id, int64_t created) {
-      data.push_back(
-          {{"id", id}, {"object", "model"}, {"created", created}, {"owned_by", "carrel"}});
-    };
-    add(config_.model_name, 0);
-    data.back()["carrel"] = {{"chat", chat_ != nullptr}};  // whether it knows chats
-    if (store_ != nullptr) {
-      ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
-      ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
-      for (const auto& context : listed.contexts()) {
-        if (who != nullptr && !who->Sees(context.name())) continue;
-        add(absl::StrCat(config_.model_name, "@", context.name()), context.created_unix_s());
-      }
-    }
-    reply.Send(200, kJson, json{{"object", "list"}, {"data", std::move(data)}}.dump());
+  absl::Status SendMetrics(HttpReply& reply) {
+    const HttpServer::Counters http = http_->counters();
+    reply.Send(200, "text/plain; version=0.0.4; charset=utf-8",
+               ApiMetricsText({.connections = http.connections,
+                               .connections_evicted = http.evicted,
+                               .clients_slow = http.slow,
+                               .bytes_held = http.held_bytes,
+                               .bytes_refused = http.refused_bytes,
+                               .answers_waiting = answerer_->waiting(),
+                               .answers_running = answerer_->answering(),
+                               .documents_waiting = documents_ ? documents_->queued() : 0,
+                               .sequences_in_memory = answerer_->conversations().in_memory,
+                               .sequences_in_files = answerer_->conversations().in_files}));
     return absl::OkStatus();
   }
 
-  // The content id; empty without a context.
-  absl::StatusOr<std::string> FindContext(const std::string& name, kvstore::Principal* who) {
-    if (name.empty()) return std::string();
-    const absl::Status missing = absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
-    if (store_ == nullptr) return missing;
-    if (who != nullptr) {
-      RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
-      if (!who->Sees(name)) return missing;
-    }
+  static json ModelJson(const std::string& id, int64_t created) {
+    return {{"id", id}, {"object", "model"}, {"created", created}, {"owned_by", "carrel"}};
+  }
+
+  absl::StatusOr<json> Models(const kvstore::Principal& who) {
+    json data = json::array();
+    data.push_back(ModelJson(config_.model_name, 0));
+    data.back()["carrel"] = {{"chat", chat_ != nullptr}};  // whether it knows chats
+    if (store_ == nullptr) return data;
     ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
-    const absl::StatusOr<v1::Manifest> manifest = client->Get(name);
-    if (absl::IsNotFound(manifest.status())) return missing;
-    RETURN_IF_ERROR(manifest.status());
-    return manifest->content_id();
-  }
-
-  absl::Status CheckModel(const std::string& model) const {
-    const std::string name = model.substr(0, model.find('@'));
-    if (name.empty() || name == config_.model_name) return absl::OkStatus();
-    return absl::NotFoundError(absl::StrCat("no model \"", name, "\": there is \"",
-                                            config_.model_name, "\" (GET /v1/models)"));
-  }
-
-  absl::StatusOr<std::vector<TokenId>> TokensOf(bool chat, const CompletionRequest& request,
-                                                const std::string& content_id) {
-    const model::Tokenizer& tokenizer = *model_->checkpoint().tokenizer;
-    // What follows a document begins in the middle of things.
-    const bool follows = !request.context.empty();
-    if (!chat) {
-      return follows ? model_->checkpoint().EncodePrompt(request.prompt)
-                     : model_->checkpoint().EncodeDocument(request.prompt);
+    ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
+    for (const auto& context : listed.contexts()) {
+      if (!who.Sees(context.name())) continue;
+      data.push_back(ModelJson(absl::StrCat(config_.model_name, "@", context.name()),
+                               context.created_unix_s()));
     }
-    if (chat_ == nullptr) return chat_missing_;
-    std::vector<TokenId> document;
-    if (follows) {
-      ASSIGN_OR_RETURN(document, heads_.Of(request.context, content_id, *store_));
+    return data;
+  }
+
+  absl::Status ListModels(const kvstore::Principal& who, HttpReply& reply) {
+    ASSIGN_OR_RETURN(json data, Models(who));
+    json rights = json::array();
+    for (const kvstore::Right right : {kvstore::Right::kList, kvstore::Right::kOpen,
+                                       kvstore::Right::kImport, kvstore::Right::kDelete}) {
+      if (who.Check(right).ok()) rights.push_back(std::string(kvstore::RightName(right)));
     }
-    return chat_->EncodeBehind(request.messages, tokenizer, document);
+    reply.Send(200, kJson,
+               DumpJson(json{{"object", "list"},
+                             {"data", std::move(data)},
+                             {"carrel", {{"rights", std::move(rights)}, {"key", who.name()}}}}));
+    return absl::OkStatus();
   }
 
-  // How many tokens of the prompt are those of a document that is worth a context; 0: none are.
-  size_t DocumentTokens(bool chat, const CompletionRequest& request,
-                        const std::vector<TokenId>& prompt) {
-    const auto least = static_cast<size_t>(config_.documents.keep_tokens);
-    if (config_.documents.keep == 0 || prompt.size() < least) return 0;
-    std::optional<CompletionRequest> document = DocumentPart(request);
-    if (!document.has_value()) return 0;
-    const absl::StatusOr<std::vector<TokenId>> tokens = TokensOf(chat, *document, "");
-    if (!tokens.ok()) return 0;
-    const size_t same = CommonPrefix(*tokens, prompt);
-    return same >= least && same < prompt.size() ? same : 0;
-  }
-
-  absl::Status Complete(bool chat, const HttpRequest& http, kvstore::Principal* who,
-                        const std::shared_ptr<HttpReply>& reply) {
-    if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
-    ASSIGN_OR_RETURN(CompletionRequest request, ParseCompletion(chat, http.body));
-    RETURN_IF_ERROR(CheckModel(request.model));
-    AnswerJob job;
-    job.context = request.context;
-    ASSIGN_OR_RETURN(job.content_id, FindContext(request.context, who));
-    ASSIGN_OR_RETURN(job.prompt, TokensOf(chat, request, job.content_id));
-    job.max_tokens = request.max_tokens;
-    job.sources = request.sources;
-    if (who != nullptr) job.who = who->name();
-    job.sampling = {request.temperature, request.top_p, request.seed};
-    size_t keep = 0;
-    if (job.context.empty() && documents_ != nullptr) {
-      auto known = documents_->Recognise(job.prompt, SeenBy(who));
-      if (known.has_value()) {
-        job.context = known->name;
-        job.content_id = known->content_id;
-        job.prompt = std::move(known->rest);
-      } else if (who == nullptr || who->Check(kvstore::Right::kImport).ok()) {
-        keep = DocumentTokens(chat, request, job.prompt);
-      }
+  absl::Status GetModel(const std::string& id, const kvstore::Principal& who, HttpReply& reply) {
+    ASSIGN_OR_RETURN(const json data, Models(who));
+    for (const json& model : data) {
+      if (model["id"] != id) continue;
+      reply.Send(200, kJson, DumpJson(model));
+      return absl::OkStatus();
     }
-    CompletionHead head;
-    head.chat = chat;
-    head.id = NewId(chat);
-    head.created_unix_s = absl::ToUnixSeconds(absl::Now());
-    head.model = request.model.empty() ? config_.model_name : request.model;
-    auto answering = std::make_shared<Answering>(std::move(head), request, reply);
-    job.wanted = [answering] { return answering->Wanted(); };
-    job.on_text = [answering](const std::string& piece) { return answering->Push(piece); };
-    job.done = [answering](const absl::StatusOr<AnswerJob::Done>& done) { answering->Done(done); };
-    if (keep > 0 && AnswerFromKept(job, keep, answering, who)) return absl::OkStatus();
-    answering->SetPrompt(job.context, request.context.empty() && !job.context.empty(),
-                         static_cast<int64_t>(job.prompt.size()));
-    return answerer_->Submit(std::move(job));
-  }
-
-  // The first `keep` tokens of the prompt become a context, and the answer comes from there. False:
-  // that cannot be, for want of room, say: it is answered without.
-  bool AnswerFromKept(const AnswerJob& job, size_t keep,
-                      const std::shared_ptr<Answering>& answering, kvstore::Principal* who) {
-    const auto end = job.prompt.begin() + static_cast<std::ptrdiff_t>(keep);
-    const auto added = documents_->Keep({job.prompt.begin(), end}, SeenBy(who));
-    if (!added.ok() || !SeenBy(who)(added->document.name)) return false;
-    const absl::Status watched = documents_->Watch(
-        added->document.name, [this, answering, keep, job](const Document& document) {
-          if (document.state == DocumentState::kReady) {
-            AnswerJob rest = job;
-            rest.context = document.name;
-            rest.content_id = document.content_id;
-            rest.prompt.erase(rest.prompt.begin(),
-                              rest.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
-            answering->SetPrompt(rest.context, /*recognised=*/true,
-                                 static_cast<int64_t>(rest.prompt.size()));
-            Submit(std::move(rest), *answering);
-            return false;
-          }
-          if (document.state == DocumentState::kFailed) {
-            answering->SetPrompt("", false, static_cast<int64_t>(job.prompt.size()));
-            Submit(job, *answering);
-            return false;
-          }
-          answering->Waits(document);
-          return answering->Wanted();
-        });
-    return watched.ok();
-  }
-
-  void Submit(AnswerJob job, Answering& answering) {
-    if (const absl::Status status = answerer_->Submit(std::move(job)); !status.ok()) {
-      answering.Failed(status);
-    }
-  }
-
-  std::string NewId(bool chat) {
-    return absl::StrFormat("%s-%08x%08x", chat ? "chatcmpl" : "cmpl", started_, ++answers_);
+    return absl::NotFoundError(
+        absl::StrCat("no model ", ShownJson(json(id), 200), " (GET /v1/models)"));
   }
 
   const ApiConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
+  kvstore::Admission admission_;
+  StillAllowed still_allowed_;
   std::unique_ptr<ChatTemplate> chat_;
-  absl::Status chat_missing_;
-  const uint32_t started_ = std::random_device{}();
-  std::atomic<uint32_t> answers_{0};
-  DocumentHeads heads_;
   std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Answerer> answerer_;
   std::unique_ptr<Documents> documents_;  // null: there is no store
+  std::unique_ptr<CompletionsApi> completions_;
   std::unique_ptr<ThreadPool> prepare_;
+  absl::Mutex later_mu_;
+  ThreadPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
 };
 
 }  // namespace

@@ -1,12 +1,15 @@
 // What:   /v1/contexts: the documents of a service as HTTP.
-//           POST   /v1/contexts              {"name", "text"}, or the text itself with ?name=
+//           POST   /v1/contexts              a text, as document_body.h reads it
 //           GET    /v1/contexts              all of them
 //           GET    /v1/contexts/NAME         one
 //           GET    /v1/contexts/NAME/events  how it comes to be, as server-sent events
-//           GET    /v1/contexts/NAME/text    its document, as sources count its bytes
+//           GET    /v1/contexts/NAME/text    its document, as sources count its bytes; with ?wait=SECONDS it
+//                                            waits for one that is being read
 //           DELETE /v1/contexts/NAME         cancels it, or deletes it
-// Errors: as documents.h; InvalidArgument a text that is too long (names the bound), or no text;
-//         (In it nothing is a control token.) PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
+// Errors: as documents.h and document_body.h; InvalidArgument a text that is too long (names the bound);
+//         FailedPrecondition the text of a context that this model cannot read, or that failed; Unavailable of one that
+//         is being read; PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
+//         In a text nothing is a control token.
 // Chats:  where the model knows chats, a text becomes a document inside a first user's turn
 //         (ChatTemplate::TurnHead); "chat": false, or ?chat=false, leaves it as it is.
 // Access: list, import, open (a text), delete of kvstore/access; what a key does not see is not there.
@@ -14,19 +17,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "http_api/chat_template.h"
 #include "http_api/documents.h"
+#include "http_api/http_message.h"
 #include "http_api/http_server.h"
+#include "http_api/still_allowed.h"
+#include "kvstore/access/admission.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
-
-namespace carrel::kvstore {
-class Principal;
-}
 
 namespace carrel::http_api {
 
@@ -38,17 +41,29 @@ struct ContextsApi {
   library::StoreAccess* store;  // null likewise
   ChatTemplate* chat;           // null: the model knows none
   int64_t max_text_bytes;
+  // As CompletionsApi::Parts.
+  std::function<bool(std::function<void()>)> later;
+  StillAllowed* still_allowed;
 
-  // who: null: anybody may do all. The target begins with kTarget.
-  absl::Status Handle(const HttpRequest& request, kvstore::Principal* who,
+  // Of a visit that may make this call; name: what the route's {} stands for.
+  absl::Status Handle(const HttpRequest& request, const HttpRoute& route, const std::string& name,
+                      const std::shared_ptr<kvstore::Visit>& visit,
                       const std::shared_ptr<HttpReply>& reply) const;
 
  private:
-  absl::Status Create(const HttpRequest& request, const std::string& query, kvstore::Principal* who,
-                      HttpReply& reply) const;
+  absl::Status Create(const HttpRequest& request, kvstore::Visit& visit, HttpReply& reply) const;
+  absl::Status SendAll(const kvstore::Principal& who, HttpReply& reply) const;
   absl::Status SendText(const Document& document, HttpReply& reply) const;
-  absl::Status CheckNew(const std::string& name, int64_t tokens, kvstore::Principal* who) const;
+  absl::Status AnswerText(const Document& document, const std::string& query,
+                          const std::shared_ptr<HttpReply>& reply) const;
 };
+
+// Whether the caller may add a context of this name, which he is to see afterwards, and its place in his tenant's
+// quota (Documents::Add); null: there is none.
+absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
+                                                const model::Checkpoint& checkpoint,
+                                                const std::string& name, int64_t tokens,
+                                                kvstore::Principal* who);
 
 // Whether the caller sees a context; who: null: all.
 Documents::Sees SeenBy(kvstore::Principal* who);

@@ -73,24 +73,22 @@ absl::Status ValidateKeysBeforeRope(const PrefillConfig& config) {
   return absl::OkStatus();
 }
 
-// What its owner can do.
-absl::Status TooLong(const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens) {
-  const int64_t most = checkpoint.config.max_position_embeddings;
+// Whether a prompt has room behind the document; if not, what its owner can do.
+absl::Status CheckLength(const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens,
+                         bool beyond_trained) {
+  const auto all = static_cast<int64_t>(tokens.size());
+  const int64_t most = checkpoint.config.MaxTokens(beyond_trained) - 1;
   std::string fit;
-  if (checkpoint.tokenizer != nullptr) {
-    const absl::StatusOr<std::string> text = checkpoint.tokenizer->Decode(
-        absl::MakeConstSpan(tokens).first(static_cast<size_t>(std::max<int64_t>(0, most - 1))),
-        /*skip_special=*/false);
-    if (text.ok()) {
-      fit = absl::StrCat("; of this text about ", FormatBytes(static_cast<int64_t>(text->size())),
-                         " fit");
-    }
+  if (all > most && checkpoint.tokenizer != nullptr) {
+    const auto first =
+        absl::MakeConstSpan(tokens).first(static_cast<size_t>(std::clamp<int64_t>(most, 0, all)));
+    const auto text = checkpoint.tokenizer->Decode(first, /*skip_special=*/false);
+    if (text.ok())
+      fit = absl::StrCat(FormatBytes(static_cast<int64_t>(text->size())), " of it fit: ");
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the document has ", tokens.size(),
-      " tokens: must be fewer than the model's max_position_embeddings=", most,
-      ", which question and answer are among", fit,
-      ": split it into documents of that size, or take a model with a longer context"));
+  return checkpoint.config.CheckTokens(
+      all + 1, absl::StrCat("the document has ", all, " tokens; with one of a prompt"),
+      beyond_trained, absl::StrCat("; ", fit, "split it, or take a model with a longer context"));
 }
 
 absl::Status Validate(const PrefillConfig& config, const model::Checkpoint& checkpoint,
@@ -124,8 +122,7 @@ absl::Status Validate(const PrefillConfig& config, const model::Checkpoint& chec
         "beyond_trained is for rope=trained: with infinitehip no position is beyond it");
   }
   RETURN_IF_ERROR(model::ValidateTokenIds(tokens, model));
-  const bool fits = static_cast<int64_t>(tokens.size()) < model.max_position_embeddings;
-  return fits || moved || config.beyond_trained ? absl::OkStatus() : TooLong(checkpoint, tokens);
+  return CheckLength(checkpoint, tokens, moved || config.beyond_trained);
 }
 
 absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {

@@ -233,7 +233,8 @@ TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {
   refused({1, 2, 2048}, absl::StatusCode::kInvalidArgument,
           "token id 2048 at index 2 is outside the vocabulary [0, 2048)");
   refused(std::vector<TokenId>(131072, 5), absl::StatusCode::kInvalidArgument,
-          "131072 tokens: must be fewer than the model's max_position_embeddings=131072");
+          "131072 tokens; with one of a prompt: 131073 tokens exceed the model's "
+          "max_position_embeddings=131072");
   for (const char* name : {"", "../x", "-x", ".x", "a b"}) {
     config_.name = name;
     refused(tokens, absl::StatusCode::kInvalidArgument, "context name");

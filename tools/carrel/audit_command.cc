@@ -10,12 +10,14 @@
 #include "audit/html_report.h"
 #include "audit/summary.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/audit_report.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/page_file.h"
 #include "tools/carrel/retrieval_flags.h"
 
@@ -64,7 +66,7 @@ absl::Status RunAuditCommand(const AuditFlags& flags) {
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, audit::HtmlReport(*report)));
   }
   if (flags.json) {
-    std::printf("%s\n", AuditJson(*report).dump().c_str());
+    std::printf("%s\n", DumpJson(AuditJson(*report)).c_str());
   } else {
     std::fputs(AuditTables(*report).c_str(), stdout);
   }
@@ -99,7 +101,11 @@ void AddAudit(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command.add_flag("--json", flags->json, "one JSON object instead of tables");
   command.add_option("--html", flags->html, "also write a page with maps and curves to this file");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunAuditCommand(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunAuditCommand(*flags), {.folder = flags->store_folder}, flags->name);
+    };
+  });
 }
 
 }  // namespace carrel::tools

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/file.h"
-#include "common/json_depth.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/shown.h"
 #include "common/status.h"
@@ -20,7 +20,7 @@ namespace carrel::tools {
 namespace {
 
 std::string TextOf(const nlohmann::json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  return value.is_string() ? value.get<std::string>() : DumpJson(value);
 }
 
 absl::StatusOr<Configuration> ReadOne(const nlohmann::json& object, const RetrievalFlags& base) {
@@ -78,7 +78,9 @@ void AddCosts(const decoder::Statistics& statistics, int32_t group, ComparedRun&
 absl::Status Measure(absl::Span<const Question> questions, Match match, ComparedRun& run) {
   RetrievalFlags flags = run.configuration.flags;
   flags.config.measure = true;
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags));
+  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags));
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
+                   MakeDecoder(flags, std::move(model), /*turn_head=*/""));
   Tally ignored;
   RETURN_IF_ERROR(AskAll(
       flags, *open, match, /*sources=*/0, questions, [](size_t, const Tally&) {}, ignored));
@@ -103,8 +105,7 @@ absl::Status Measure(absl::Span<const Question> questions, Match match, Compared
 absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string& path,
                                                               const RetrievalFlags& base) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  RETURN_IF_ERROR(CheckJsonDepth(text, path));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(text, path));
   if (!json.is_array() || json.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a list of configurations"));
   }
@@ -136,7 +137,9 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
     run.configuration = configurations[i];
     const RetrievalFlags& flags = run.configuration.flags;
     const auto work = [&]() -> absl::Status {
-      ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags));
+      ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags));
+      ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
+                       MakeDecoder(flags, std::move(model), /*turn_head=*/""));
       comparison.context_tokens = open->decoder().context_tokens();
       Tally tally;
       const auto show = [&](size_t question, const Tally& so_far) {

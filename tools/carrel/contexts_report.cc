@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "tools/carrel/manifest_report.h"
 
@@ -32,9 +33,9 @@ std::string ContextsJson(const v1::ListResponse& list) {
                           {"touched_unix_s", prefill.touched_unix_s()},
                           {"running", prefill.running()}});
   }
-  return nlohmann::json{
-             {"contexts", contexts}, {"unfinished", unfinished}, {"unreadable", unreadable}}
-             .dump() +
+  return DumpJson(nlohmann::json{{"contexts", contexts},
+                                 {"unfinished", unfinished},
+                                 {"unreadable", unreadable}}) +
          "\n";
 }
 

@@ -7,12 +7,15 @@
 
 #include "absl/strings/str_split.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/comparison.h"
 #include "tools/carrel/comparison_report.h"
 #include "tools/carrel/evaluation.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/page_file.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/report.h"
@@ -51,7 +54,7 @@ absl::Status RunComparison(const EvalFlags& flags) {
                    Compare(configurations, questions, flags.measure, flags.match));
   if (flags.html.has_value())
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
-  std::fputs(flags.json ? (ComparisonJson(comparison).dump() + "\n").c_str()
+  std::fputs(flags.json ? (DumpJson(ComparisonJson(comparison)) + "\n").c_str()
                         : ComparisonMarkdown(comparison).c_str(),
              stdout);
   return absl::OkStatus();
@@ -113,13 +116,16 @@ absl::Status RunEval(EvalFlags& flags) {
         static_cast<double>(before + i) / total,
         absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.right, " right"));
   };
+  ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
+  const std::string turn_head =
+      flags.sources > 0 ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint()) : "";
   std::unique_ptr<OpenDecoder> open;
   nlohmann::json contexts = nlohmann::json::array();
   for (const Document& document : documents) {
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.context = document.context;
     open.reset();  // one context in memory at a time
-    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval));
+    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval, model, turn_head));
     const int64_t exact_before = tally.exact, right_before = tally.right;
     RETURN_IF_ERROR(Annotate(
         AskAll(retrieval, *open, flags.match, flags.sources, document.questions, show, tally),
@@ -181,7 +187,7 @@ absl::Status RunEval(EvalFlags& flags) {
     if (flags.stats)
       std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
   }
-  std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::printf("%s\n", DumpJson(json).c_str());
   return absl::OkStatus();
 }
 
@@ -192,6 +198,8 @@ void AddEval(CLI::App& app, Run& chosen) {
   CLI::App& command = *app.add_subcommand(
       "eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
   flags->retrieval.Declare(command, /*context_required=*/true);
+  command.get_option("--temperature")->description("0, the default: greedy");
+  command.get_option("--top-p")->description("draw from the likeliest tokens that carry so much");
   command
       .add_option("--questions", flags->questions,
                   "one JSON object a line: prompt, answer, maybe dense_ids; of carrel needle: "
@@ -223,7 +231,11 @@ void AddEval(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunEval(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunEval(*flags), flags->retrieval.store, flags->retrieval.context);
+    };
+  });
 }
 
 }  // namespace carrel::tools

@@ -7,11 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
@@ -84,11 +86,10 @@ absl::Status RunVerify(const VerifyFlags& flags) {
     }
   }
   if (flags.json) {
-    std::printf("%s\n", nlohmann::json{{"deep", flags.deep},
-                                       {"contexts", contexts},
-                                       {"unreadable", unreadable},
-                                       {"damaged", damaged}}
-                            .dump()
+    std::printf("%s\n", DumpJson(nlohmann::json{{"deep", flags.deep},
+                                                {"contexts", contexts},
+                                                {"unreadable", unreadable},
+                                                {"damaged", damaged}})
                             .c_str());
   }
   if (damaged == 0) return absl::OkStatus();
@@ -136,7 +137,7 @@ absl::Status RunUpgrade(const UpgradeFlags& flags) {
       std::printf("%s: content id %s\n", name.c_str(), manifest.content_id().c_str());
     }
   }
-  if (flags.json) std::printf("%s\n", nlohmann::json{{"upgraded", upgraded}}.dump().c_str());
+  if (flags.json) std::printf("%s\n", DumpJson(nlohmann::json{{"upgraded", upgraded}}).c_str());
   if (!flags.json && names.empty()) std::printf("nothing to upgrade\n");
   return first;
 }
@@ -152,7 +153,9 @@ void AddVerify(CLI::App& app, Run& chosen) {
   command.add_flag("--deep", flags->deep,
                    "also every byte of rows, indexes and summaries, and that these open");
   command.add_flag("--json", flags->json, "one JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunVerify(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] { return WithNames(RunVerify(*flags), flags->store, flags->name); };
+  });
 }
 
 void AddUpgrade(CLI::App& app, Run& chosen) {

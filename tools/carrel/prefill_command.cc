@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,12 +12,16 @@
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/freed_memory.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
+#include "library/document_text.h"
 #include "library/move_context.h"
+#include "library/text_kind.h"
 #include "prefill/prefill.h"
+#include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
 #include "tools/carrel/lab.h"
@@ -32,6 +37,7 @@ struct PrefillFlags {
   std::string adapter_dir;
   std::string missing_bytes = "refuse";
   std::string input;
+  bool raw = false;
   std::string tokens;
   StoreFlags served;  // no server: the context stays in the folder
   IndexFlags index;
@@ -46,15 +52,46 @@ struct PrefillFlags {
   prefill::PrefillConfig config;
 };
 
+// The document's text; says where it was not quite what was given.
+absl::StatusOr<std::string> ReadInput(const std::string& input) {
+  if (std::error_code error; std::filesystem::is_directory(input, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        input,
+        ": not a regular file but a folder; a context is of one text: give each file a "
+        "context of its own, or make one text of them: cat ",
+        input, "/* | carrel prefill --input -"));
+  }
+  ASSIGN_OR_RETURN(std::string bytes, ReadFile(input));
+  if (bytes.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
+  }
+  absl::StatusOr<library::GivenText> given = library::TakeText(
+      std::move(bytes), input == "-" ? "FILE" : input, " | carrel prefill --input -");
+  if (!given.ok()) return Annotate(given.status(), input);
+  if (given->text.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
+  }
+  if (!given->remark.empty()) {
+    std::fprintf(stderr, "carrel: %s: %s\n", input.c_str(), given->remark.c_str());
+  }
+  return std::move(given->text);
+}
+
 absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
                                                   const model::Checkpoint& checkpoint) {
   if (!flags.tokens.empty()) return ReadTokenFile(flags.tokens);
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.input));
-  if (text.empty())
-    return absl::InvalidArgumentError(absl::StrCat("the document ", flags.input, " is empty"));
-  absl::StatusOr<std::vector<TokenId>> ids = EncodeText(
-      flags.missing_bytes, flags.input,
-      [&](model::Tokenizer::Dropped* dropped) { return checkpoint.EncodeDocument(text, dropped); });
+  ASSIGN_OR_RETURN(const std::string text, ReadInput(flags.input));
+  ASSIGN_OR_RETURN(const Chat chat, LoadChatUnlessRaw(flags.raw, flags.model_dir, checkpoint));
+  std::string turn_head;
+  if (chat != nullptr) {
+    ASSIGN_OR_RETURN(turn_head, chat->TurnHead());
+  }
+  absl::StatusOr<std::vector<TokenId>> ids =
+      EncodeText(flags.missing_bytes, flags.input, [&](model::Tokenizer::Dropped* dropped) {
+        return flags.raw || checkpoint.tokenizer == nullptr
+                   ? checkpoint.EncodeDocument(text, dropped)
+                   : library::EncodeGivenText(*checkpoint.tokenizer, turn_head, text, dropped);
+      });
   if (!ids.ok()) return Annotate(ids.status(), flags.input);
   return ids;
 }
@@ -99,7 +136,7 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"recheck_worst", report.recheck_worst},
                                  {"publish_seconds", report.publish_seconds},
                                  {"shares", Shares(report)}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return;
   }
   std::printf(
@@ -190,7 +227,7 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
         {"name", moved->name()},         {"tokens", tokens.size()},
         {"server", flags.served.server}, {"content_id", moved->content_id()},
         {"bytes", moved->bytes()},       {"bytes_ahead", bytes_ahead}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
   } else {
     std::printf("sent to %s: %s, of which %s while later layers were computed, content id %s\n",
                 flags.served.server.c_str(), FormatBytes(moved->bytes()).c_str(),
@@ -203,6 +240,10 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   if (flags.input.empty() == flags.tokens.empty()) {
     return absl::InvalidArgumentError(
         "prefill needs one of --input FILE (text, - for standard input) and --tokens FILE.json");
+  }
+  if (!flags.tokens.empty() && (flags.raw || flags.missing_bytes != "refuse")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.raw ? "--raw" : "--missing-bytes", " is of a text: --tokens are taken as they are"));
   }
   ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
   RETURN_IF_ERROR(flags.index.Resolve());
@@ -285,7 +326,12 @@ void AddPrefill(CLI::App& app, Run& chosen) {
                   "or a GGUF file")
       ->required();
   DeclareAdapter(command, flags->adapter_dir);
-  command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
+  CLI::Option* const input = command.add_option("--input", flags->input,
+                                                "the document, UTF-8 text; - for standard input. "
+                                                "Of a model that knows chats it stands inside "
+                                                "the first user's turn, as carrel api has it");
+  input->multi_option_policy(CLI::MultiOptionPolicy::Join);
+  command.add_flag("--raw", flags->raw, "--input as it is, control tokens too; no chat template");
   DeclareMissingBytes(command, flags->missing_bytes);
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command
@@ -314,7 +360,15 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_flag("--json", flags->json, "report as one JSON object");
   MoveToLab(command, {"summaries", "attention", "key-position", "rope", "beyond-trained",
                       "segment-tokens", "sampled-queries", "recheck"});
-  command.callback([flags, &chosen, summaries] {
+  command.callback([flags, &chosen, summaries, input] {
+    if (input->count() > 1) {
+      throw CLI::ValidationError(
+          "--input",
+          absl::StrCat("given ", input->count(),
+                       " times: a context is of one text; give each file "
+                       "a context of its own, or make one text of them: cat A B | carrel prefill "
+                       "--input -"));
+    }
     flags->summaries_given = summaries->count() > 0;
     chosen = [flags] { return RunPrefillCommand(*flags); };
   });

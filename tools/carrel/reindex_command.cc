@@ -3,12 +3,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 #include "prefill/reindex.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
@@ -43,7 +45,7 @@ absl::Status RunReindex(ReindexFlags& flags) {
         {"tokens", report->tokens},           {"index", flags.index.kind},
         {"seconds", report->seconds},         {"stored_bytes", report->stored_bytes},
         {"index_bytes", report->index_bytes}, {"summary_bytes", report->summary_bytes}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return absl::OkStatus();
   }
   std::printf("%s: rows of %s with index %s in %.1f s, %s stored of which %s index\n",
@@ -68,7 +70,12 @@ void AddReindex(CLI::App& app, Run& chosen) {
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunReindex(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunReindex(*flags), {.folder = flags->config.store_folder},
+                       flags->config.from);
+    };
+  });
 }
 
 }  // namespace carrel::tools

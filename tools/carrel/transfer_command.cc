@@ -13,11 +13,13 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/context_stream.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
@@ -45,7 +47,7 @@ void Report(const TransferFlags& flags, const std::string& name, const std::stri
             int64_t bytes, const char* what) {
   if (flags.json) {
     const nlohmann::json json = {{"name", name}, {"content_id", content_id}, {"bytes", bytes}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return;
   }
   std::printf("%s %s: %s, content id %s\n", what, name.c_str(), FormatBytes(bytes).c_str(),
@@ -187,7 +189,9 @@ void AddExport(CLI::App& app, Run& chosen) {
       Declare(app, "export", "Write a context as one stream, for another store or a backup", flags);
   command.add_option("NAME", flags->name, "the context")->required();
   command.add_option("FILE", flags->file, "a new file; - is standard output")->required();
-  command.callback([flags, &chosen] { chosen = [flags] { return RunExport(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] { return WithNames(RunExport(*flags), flags->store, flags->name); };
+  });
 }
 
 void AddImport(CLI::App& app, Run& chosen) {

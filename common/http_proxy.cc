@@ -80,7 +80,8 @@ std::string HostOf(absl::string_view address) {
 
 bool IsLoopbackHost(absl::string_view host) {
   absl::ConsumeSuffix(&host, ".");
-  return absl::EqualsIgnoreCase(host, "localhost") || absl::EndsWithIgnoreCase(host, ".localhost") ||
+  return absl::EqualsIgnoreCase(host, "localhost") ||
+         absl::EndsWithIgnoreCase(host, ".localhost") ||
          StandsForLoopback(std::string(host), AI_NUMERICHOST);
 }
 

@@ -43,9 +43,10 @@ TEST_F(HttpProxyTest, LoopbackNeverNeedsAProxy) {
 TEST_F(HttpProxyTest, Hint_NamesTheVariableThatApplies) {
   EXPECT_EQ(ProxyHint("192.0.2.7:7400"), "");
   setenv("http_proxy", "http://me:secret@proxy.example:3128", 1);
-  EXPECT_EQ(ProxyHint("192.0.2.7:7400"),
-            " (http_proxy=proxy.example:3128 sends it through a proxy; no_proxy=192.0.2.7 goes past "
-            "it)");
+  EXPECT_EQ(
+      ProxyHint("192.0.2.7:7400"),
+      " (http_proxy=proxy.example:3128 sends it through a proxy; no_proxy=192.0.2.7 goes past "
+      "it)");
   setenv("grpc_proxy", "http://other:1", 1);
   EXPECT_THAT(ProxyHint("192.0.2.7:7400"), testing::HasSubstr("grpc_proxy=http://other:1"));
   setenv("no_proxy", "10.0.0.0/8,192.0.2.7", 1);

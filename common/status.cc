@@ -33,9 +33,8 @@ absl::Status MakeDiskFull(absl::string_view message) {
 }
 
 bool IsDiskFull(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) &&
-         (status.GetPayload(kDiskFullUrl).has_value() ||
-          absl::StrContains(status.message(), kDiskFullWords));
+  return absl::IsResourceExhausted(status) && (status.GetPayload(kDiskFullUrl).has_value() ||
+                                               absl::StrContains(status.message(), kDiskFullWords));
 }
 
 absl::Status OutOfDescriptors(absl::string_view what) {

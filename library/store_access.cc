@@ -67,9 +67,8 @@ class RemoteStore final : public StoreAccess {
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
     ASSIGN_OR_RETURN(const ServerLogin login, address_.Login());
-    const auto channel =
-        grpc::CreateCustomChannel(address_.server, decoder::CredentialsOf(login),
-                                  decoder::ProxyArguments(address_.server));
+    const auto channel = grpc::CreateCustomChannel(address_.server, decoder::CredentialsOf(login),
+                                                   decoder::ProxyArguments(address_.server));
     return std::make_unique<kvstore::ContextClient>(
         channel, address_.server, kDeadline, login.key,
         kvstore::ConnectionHints{.plain = !login.uses_tls(), .proxy = ProxyHint(address_.server)});

@@ -53,9 +53,9 @@ absl::Status ContextClient::Annotated(int code, const std::string& message) cons
   const bool tls = hints_.plain && (absl::StrContains(message, "Socket closed") ||
                                     absl::StrContains(message, "http1.x") ||
                                     absl::StrContains(message, "Connection reset"));
-  return absl::UnavailableError(
-      absl::StrCat("server ", address_, ": ", message,
-                   tls ? " (does the server want TLS? --tls-ca)" : "", hints_.proxy));
+  return absl::UnavailableError(absl::StrCat("server ", address_, ": ", message,
+                                             tls ? " (does the server want TLS? --tls-ca)" : "",
+                                             hints_.proxy));
 }
 
 absl::StatusOr<v1::ListResponse> ContextClient::List() {

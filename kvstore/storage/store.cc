@@ -449,8 +449,8 @@ class StoreImpl : public Store {
     const std::string message =
         absl::StrCat("context ", Shown(name), " is not in store ", db_->folder);
     if (damaged.empty()) return absl::NotFoundError(message);
-    return absl::Status(code, absl::StrCat(message, ", unless its manifest is one that cannot be read: ",
-                                           damaged));
+    return absl::Status(
+        code, absl::StrCat(message, ", unless its manifest is one that cannot be read: ", damaged));
   }
 
   // One atomic edit of RocksDB's own manifest makes layers and entries of the catalog visible.

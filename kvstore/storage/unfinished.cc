@@ -103,9 +103,8 @@ absl::StatusOr<std::vector<UnfinishedPrefill>> ListUnfinished(const std::string&
     all.back().running = absl::IsFailedPrecondition(FolderLock::Take(path).status());
   }
   if (error) return ErrnoStatus(error.value(), absl::StrCat("list ", folder));
-  std::sort(all.begin(), all.end(), [](const UnfinishedPrefill& a, const UnfinishedPrefill& b) {
-    return a.name < b.name;
-  });
+  std::sort(all.begin(), all.end(),
+            [](const UnfinishedPrefill& a, const UnfinishedPrefill& b) { return a.name < b.name; });
   return all;
 }
 

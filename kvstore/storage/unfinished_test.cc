@@ -61,7 +61,8 @@ TEST_F(UnfinishedTest, Remove_TakesWhatNobodyWorksOn) {
   }
   CARREL_EXPECT_OK(RemoveUnfinished(folder_, "a"));
   EXPECT_FALSE(Is("a"));
-  EXPECT_THAT(RemoveUnfinished(folder_, "a"), StatusIs(StatusCode::kNotFound, "prefill a in store"));
+  EXPECT_THAT(RemoveUnfinished(folder_, "a"),
+              StatusIs(StatusCode::kNotFound, "prefill a in store"));
   EXPECT_THAT(RemoveUnfinished(folder_, "../db"), StatusIs(StatusCode::kInvalidArgument, "name"));
 }
 

@@ -59,13 +59,13 @@ std::string ContextsTable(const v1::ListResponse& list) {
 std::string UnfinishedPrefills(const v1::ListResponse& list) {
   std::string lines;
   for (const v1::ListResponse::Unfinished& prefill : list.unfinished()) {
-    absl::StrAppend(
-        &lines, "unfinished: ", prefill.name(), ", ", FormatBytes(prefill.bytes()), ", ",
-        prefill.running()
-            ? "being computed"
-            : absl::StrCat("last written ", FormatTime(prefill.touched_unix_s()),
-                           ": the same prefill goes on with it, carrel rm removes it"),
-        "\n");
+    absl::StrAppend(&lines, "unfinished: ", prefill.name(), ", ", FormatBytes(prefill.bytes()),
+                    ", ",
+                    prefill.running()
+                        ? "being computed"
+                        : absl::StrCat("last written ", FormatTime(prefill.touched_unix_s()),
+                                       ": the same prefill goes on with it, carrel rm removes it"),
+                    "\n");
   }
   return lines;
 }

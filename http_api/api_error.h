@@ -33,7 +33,7 @@ struct HttpError {
   HttpFields fields;  // Retry-After
 };
 HttpError ErrorOf(const absl::Status& status);
-nlohmann::json ErrorFields(const absl::Status& status);  // what stands in "error"
+nlohmann::json JsonOfError(const absl::Status& status);  // what stands in "error"
 void SendError(HttpReply& reply, const absl::Status& status);
 // As a server-sent event, with its end.
 std::string ErrorEvent(const absl::Status& status);

@@ -273,14 +273,6 @@ class OpenAiService final : public ApiService {
     return keeps ? std::max(kQuestionBytes, DocumentBytes()) : kQuestionBytes;
   }
 
-  // For those who are told on a thread that must not wait.
-  std::function<bool(std::function<void()>)> Later() {
-    return [this](std::function<void()> task) {
-      absl::MutexLock lock(&later_mu_);
-      return later_ != nullptr && later_->TrySubmit(std::move(task));
-    };
-  }
-
   static void SendPage(HttpReply& reply) {
     reply.Send(200, "text/html; charset=utf-8", Page(),
                {{"Content-Security-Policy", PagePolicy()},

@@ -103,7 +103,11 @@ class OpenAiService final : public ApiService {
       spdlog::warn("chats are refused, all else is served: {}",
                    std::string(chat_missing.message()));
     }
-    answerer_ = Answerer::Create(config_.answerer, model_, store_);
+    AnswererConfig answerer = config_.answerer;
+    if (chat_ != nullptr) {
+      ASSIGN_OR_RETURN(answerer.turn_head, chat_->TurnHead());
+    }
+    answerer_ = Answerer::Create(std::move(answerer), model_, store_);
     if (store_ != nullptr) {
       ASSIGN_OR_RETURN(documents_,
                        Documents::Create(config_.documents, model_, store_, answerer_.get()));

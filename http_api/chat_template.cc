@@ -46,11 +46,6 @@ bool IsPlace(absl::string_view mark, size_t messages) {
   return code >= 0xf1000 && code - 0xf1000 < messages;
 }
 
-absl::StatusOr<std::string> TokenText(const model::Checkpoint& checkpoint, TokenId id) {
-  if (id < 0) return std::string();
-  return checkpoint.tokenizer->Decode({id}, /*skip_special=*/false);
-}
-
 // Of tokenizer_config.json: a text, or a list of {"name", "template"} of which "default" counts.
 absl::StatusOr<std::string> TemplateOf(const json& found, const std::string& path) {
   if (found.is_string()) return found.get<std::string>();
@@ -182,9 +177,8 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
     return absl::NotFoundError(absl::StrCat(
         model_path, " has no chat template (chat_template.jinja, tokenizer_config.json or GGUF)"));
   }
-  ASSIGN_OR_RETURN(config.bos, TokenText(checkpoint, checkpoint.tokenizer->bos_token_id()));
-  const std::vector<TokenId>& ends = checkpoint.config.eos_token_ids;
-  ASSIGN_OR_RETURN(config.eos, TokenText(checkpoint, ends.empty() ? -1 : ends.front()));
+  config.bos = checkpoint.bos_text;
+  config.eos = checkpoint.eos_text;
   ASSIGN_OR_RETURN(config.max_bytes, MaxBytes(checkpoint));
   return Create(std::move(config));
 }

@@ -47,6 +47,7 @@ enum class StopReason : uint8_t { kEos = 0, kMaxTokens = 1, kContextLength = 2 }
 struct GenerateResult {
   std::vector<TokenId> ids;  // EOS excluded
   StopReason stop = StopReason::kMaxTokens;
+  TokenId end_token = -1;     // of kEos: the token that ended it
   std::vector<float> logits;  // [positions, vocab_size] if kept: prompt tokens, then generated
                               // tokens that were fed back
   double prompt_seconds = 0;

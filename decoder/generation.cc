@@ -94,6 +94,7 @@ absl::Status Generation::Emit() {
   const auto full = [&] { return static_cast<int64_t>(result_.ids.size()) >= options_.max_tokens; };
   if (full()) return end(StopReason::kMaxTokens);
   if (!options_.ignore_eos && std::find(eos.begin(), eos.end(), token_) != eos.end()) {
+    result_.end_token = token_;
     return end(StopReason::kEos);
   }
   result_.ids.push_back(token_);

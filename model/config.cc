@@ -368,6 +368,25 @@ const char* RopeTypeName(RopeType type) {
   return "unknown";
 }
 
+namespace {
+
+// A folder into which GGUF files were downloaded is no checkpoint: one of them is meant.
+absl::Status CheckNotOnlyGguf(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder / "config.json", error)) return absl::OkStatus();
+  std::filesystem::directory_iterator it(folder, error);
+  for (const std::filesystem::directory_iterator end; !error && it != end; it.increment(error)) {
+    if (!IsGgufPath(it->path().string())) continue;
+    return absl::InvalidArgumentError(absl::StrCat("model folder ", folder.string(),
+                                                   " has no config.json, but GGUF files: give "
+                                                   "one of them, as ",
+                                                   it->path().string()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   if (IsGgufPath(model_dir)) {
     ASSIGN_OR_RETURN(const std::shared_ptr<const Gguf> gguf, Gguf::Open(model_dir));
@@ -375,6 +394,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   }
   const std::filesystem::path folder(model_dir);
   const std::string path = (folder / "config.json").string();
+  RETURN_IF_ERROR(CheckNotOnlyGguf(folder));
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path));
   const JsonFields fields(path, object);

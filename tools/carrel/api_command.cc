@@ -19,6 +19,7 @@
 #include "kvstore/access/access.h"
 #include "kvstore/access/audit_log.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/config_file.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/signal_pipe.h"
 
@@ -124,6 +125,7 @@ void OpenInBrowser(const std::string& page) {
 
 absl::Status RunApi(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
+  if (retrieval.model_dir.empty()) return absl::InvalidArgumentError("api: --model is required");
   const bool stored = !retrieval.store.folder.empty() || !retrieval.store.server.empty();
   RETURN_IF_ERROR(retrieval.ResolveFor(stored));
   http_api::ApiConfig& config = flags.config;
@@ -267,6 +269,8 @@ void AddApi(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   DeclareSequences(command, *flags);
   flags->retrieval.DeclareRetrieval(command);
+  command.get_option("--model")->required(false);  // it may come from a file
+  UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunApi(*flags); }; });
 }
 

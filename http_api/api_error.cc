@@ -71,11 +71,11 @@ ErrorKind KindOf(const absl::Status& status) {
 
 json TextOrNull(const std::string& text) { return text.empty() ? json() : json(text); }
 
-json ErrorJson(const absl::Status& status) { return {{"error", ErrorFields(status)}}; }
+json ErrorJson(const absl::Status& status) { return {{"error", JsonOfError(status)}}; }
 
 }  // namespace
 
-json ErrorFields(const absl::Status& status) {
+json JsonOfError(const absl::Status& status) {
   return {{"message", std::string(status.message())},
           {"type", KindOf(status).type},
           {"param", TextOrNull(Said(status, kParam))},
@@ -108,8 +108,6 @@ bool IsOfFullDisk(const absl::Status& status) {
 }
 
 std::string ParamOf(const absl::Status& status) { return Said(status, kParam); }
-
-json JsonOfError(const absl::Status& status) { return ErrorJson(status)["error"]; }
 
 HttpError ErrorOf(const absl::Status& status) {
   HttpError error = {KindOf(status).status, DumpJson(ErrorJson(status)), {}};

@@ -22,8 +22,6 @@ absl::Status WithParam(absl::Status status, absl::string_view field);
 absl::Status WithCode(absl::Status status, absl::string_view code);
 // For what has no code of its own: 413, 415, 507.
 absl::Status WithHttpStatus(absl::Status status, int http);
-// Of a disk or a quota, by its words: libraries and transports drop what travels with a status.
-bool IsOfFullDisk(const absl::Status& status);
 absl::Status WithRetryAfter(absl::Status status, absl::Duration after);
 
 // One message of a chat, or one field: "messages[3]".
@@ -35,7 +33,7 @@ struct HttpError {
   HttpFields fields;  // Retry-After
 };
 HttpError ErrorOf(const absl::Status& status);
-nlohmann::json ErrorFields(const absl::Status& status);  // what stands in "error"
+nlohmann::json JsonOfError(const absl::Status& status);  // what stands in "error"
 void SendError(HttpReply& reply, const absl::Status& status);
 // As a server-sent event, with its end.
 std::string ErrorEvent(const absl::Status& status);

@@ -149,6 +149,14 @@ class OpenAiService final : public ApiService {
         .still_allowed = &still_allowed_});
   }
 
+  // For those who are told on a thread that must not wait; for as long as there is a pool.
+  std::function<bool(std::function<void()>)> Later() {
+    return [this](std::function<void()> task) {
+      absl::MutexLock lock(&later_mu_);
+      return later_ != nullptr && later_->TrySubmit(std::move(task));
+    };
+  }
+
   absl::Status CheckExposure() const {
     if (config_.insecure) return absl::OkStatus();
     for (const std::string& text : config_.http.listen) {
@@ -263,14 +271,6 @@ class OpenAiService final : public ApiService {
     const bool keeps =
         config_.documents.keep > 0 && passed.visit->principal().Check(kvstore::Right::kImport).ok();
     return keeps ? std::max(kQuestionBytes, DocumentBytes()) : kQuestionBytes;
-  }
-
-  // For those who are told on a thread that must not wait.
-  std::function<bool(std::function<void()>)> Later() {
-    return [this](std::function<void()> task) {
-      absl::MutexLock lock(&later_mu_);
-      return later_ != nullptr && later_->TrySubmit(std::move(task));
-    };
   }
 
   static void SendPage(HttpReply& reply) {

@@ -234,6 +234,7 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   job.max_tokens = request.max_tokens;
   job.sources = request.sources;
   if (asked.who != nullptr) job.who = asked.who->name();
+  job.turn = asked.visit->turn();
   SetSampling(asked, job);
   const std::shared_ptr<Answering>& answering = asked.answering;
   job.wanted = [answering] { return answering->Wanted(); };

@@ -51,7 +51,7 @@ json JsonOf(const Document& document) {
                 {"usable", document.usable}};
   if (document.state == DocumentState::kPrefilling) value["where"] = document.where;
   if (document.state == DocumentState::kFailed) {
-    value["error"] = ErrorFields(document.error);
+    value["error"] = JsonOfError(document.error);
   }
   return value;
 }

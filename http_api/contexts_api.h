@@ -1,15 +1,12 @@
 // What:   /v1/contexts: the documents of a service as HTTP.
-//           POST   /v1/contexts              a text, as document_body.h reads it
+//           POST   /v1/contexts              {"name", "text"}, or the text itself with ?name=
 //           GET    /v1/contexts              all of them
 //           GET    /v1/contexts/NAME         one
 //           GET    /v1/contexts/NAME/events  how it comes to be, as server-sent events
-//           GET    /v1/contexts/NAME/text    its document, as sources count its bytes; with ?wait=SECONDS it
-//                                            waits for one that is being read
+//           GET    /v1/contexts/NAME/text    its document, as sources count its bytes
 //           DELETE /v1/contexts/NAME         cancels it, or deletes it
-// Errors: as documents.h and document_body.h; InvalidArgument a text that is too long (names the bound);
-//         FailedPrecondition the text of a context that this model cannot read, or that failed; Unavailable of one that
-//         is being read; PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
-//         In a text nothing is a control token.
+// Errors: as documents.h; InvalidArgument a text that is too long (names the bound), or no text;
+//         (In it nothing is a control token.) PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
 // Chats:  where the model knows chats, a text becomes a document inside a first user's turn
 //         (ChatTemplate::TurnHead); "chat": false, or ?chat=false, leaves it as it is.
 // Access: list, import, open (a text), delete of kvstore/access; what a key does not see is not there.
@@ -17,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 

@@ -51,6 +51,7 @@ struct AnswerJob {
   std::string who;         // whose conversations this may go on with
   int64_t sources = 0;     // passages that are wanted, at most
   std::vector<TokenId> prompt;
+  int64_t give_up = 0;  // of the context's last tokens, which the prompt says in another way
   int64_t max_tokens = 0;
   decoder::SamplingConfig sampling;
   std::function<bool()>
@@ -59,7 +60,7 @@ struct AnswerJob {
   std::function<bool(const std::string&)> on_text;
   struct Done {
     bool at_max_tokens = false;
-    int64_t context_tokens = 0;
+    int64_t context_tokens = 0;  // without those given up
     int64_t resumed_tokens = 0;  // of the prompt: known from the conversation's last turn
     int64_t tokens = 0;          // of the answer
     std::vector<AnswerSource> sources;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -27,6 +26,8 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
+#include "library/document_ends.h"
+#include "model/tokenizer/seam.h"
 
 namespace carrel::http_api {
 namespace {
@@ -135,40 +136,6 @@ class Answering {
   absl::Time told_ = absl::InfinitePast();
   std::string text_;
   bool begun_ = false;
-};
-
-// How the documents of contexts begin, for those that were asked last.
-class DocumentHeads {
- public:
-  absl::StatusOr<std::vector<TokenId>> Of(const std::string& context, const std::string& content_id,
-                                          library::StoreAccess& store) {
-    {
-      absl::MutexLock lock(&mu_);
-      for (auto head = heads_.begin(); head != heads_.end(); ++head) {
-        if (head->content_id != content_id || content_id.empty()) continue;
-        heads_.splice(heads_.begin(), heads_, head);
-        return heads_.front().tokens;
-      }
-    }
-    absl::StatusOr<std::vector<TokenId>> tokens = store.DocumentTokens(context, content_id);
-    // A server of an older version does not tell: then the chat stands behind the document.
-    if (absl::IsUnimplemented(tokens.status())) tokens = std::vector<TokenId>{-1};
-    RETURN_IF_ERROR(tokens.status());
-    tokens->resize(std::min(tokens->size(), ChatTemplate::kHeadTokens));
-    absl::MutexLock lock(&mu_);
-    heads_.push_front({content_id, *tokens});
-    if (heads_.size() > kMost) heads_.pop_back();
-    return tokens;
-  }
-
- private:
-  static constexpr size_t kMost = 64;
-  struct Head {
-    std::string content_id;
-    std::vector<TokenId> tokens;
-  };
-  absl::Mutex mu_;
-  std::list<Head> heads_ ABSL_GUARDED_BY(mu_);
 };
 
 class OpenAiService final : public ApiService {
@@ -395,21 +362,26 @@ class OpenAiService final : public ApiService {
                                             config_.model_name, "\" (GET /v1/models)"));
   }
 
-  absl::StatusOr<std::vector<TokenId>> TokensOf(bool chat, const CompletionRequest& request,
-                                                const std::string& content_id) {
+  absl::StatusOr<model::Seam> TokensOf(bool chat, const CompletionRequest& request,
+                                       const std::string& content_id) {
+    if (chat && chat_ == nullptr) return chat_missing_;
     const model::Tokenizer& tokenizer = *model_->checkpoint().tokenizer;
-    // What follows a document begins in the middle of things.
-    const bool follows = !request.context.empty();
-    if (!chat) {
-      return follows ? model_->checkpoint().EncodePrompt(request.prompt)
-                     : model_->checkpoint().EncodeDocument(request.prompt);
+    model::Seam alone;
+    if (request.context.empty()) {
+      ASSIGN_OR_RETURN(alone.tokens, chat ? chat_->Encode(request.messages, tokenizer)
+                                          : model_->checkpoint().EncodeDocument(request.prompt));
+      return alone;
     }
-    if (chat_ == nullptr) return chat_missing_;
-    std::vector<TokenId> document;
-    if (follows) {
-      ASSIGN_OR_RETURN(document, heads_.Of(request.context, content_id, *store_));
-    }
-    return chat_->EncodeBehind(request.messages, tokenizer, document);
+    ASSIGN_OR_RETURN(const library::DocumentEnds document,
+                     ends_.Of(request.context, content_id, *store_));
+    const int64_t most = MostGivenUp(document.tokens);
+    if (chat) return chat_->EncodeBehind(request.messages, tokenizer, document, most);
+    return model::JoinTokens(tokenizer, document.last, most, request.prompt);
+  }
+
+  int64_t MostGivenUp(int64_t context_tokens) const {
+    return decoder::MostGivenUp(config_.answerer.retrieval, config_.answerer.device,
+                                context_tokens);
   }
 
   // How many tokens of the prompt are those of a document that is worth a context; 0: none are.
@@ -419,9 +391,9 @@ class OpenAiService final : public ApiService {
     if (config_.documents.keep == 0 || prompt.size() < least) return 0;
     std::optional<CompletionRequest> document = DocumentPart(request);
     if (!document.has_value()) return 0;
-    const absl::StatusOr<std::vector<TokenId>> tokens = TokensOf(chat, *document, "");
-    if (!tokens.ok()) return 0;
-    const size_t same = CommonPrefix(*tokens, prompt);
+    const absl::StatusOr<model::Seam> part = TokensOf(chat, *document, "");
+    if (!part.ok()) return 0;
+    const size_t same = CommonPrefix(part->tokens, prompt);
     return same >= least && same < prompt.size() ? same : 0;
   }
 
@@ -433,18 +405,22 @@ class OpenAiService final : public ApiService {
     AnswerJob job;
     job.context = request.context;
     ASSIGN_OR_RETURN(job.content_id, FindContext(request.context, who));
-    ASSIGN_OR_RETURN(job.prompt, TokensOf(chat, request, job.content_id));
+    ASSIGN_OR_RETURN(model::Seam seam, TokensOf(chat, request, job.content_id));
+    job.prompt = std::move(seam.tokens);
+    job.give_up = seam.give_up;
     job.max_tokens = request.max_tokens;
     job.sources = request.sources;
     if (who != nullptr) job.who = who->name();
     job.sampling = {request.temperature, request.top_p, request.seed};
     size_t keep = 0;
     if (job.context.empty() && documents_ != nullptr) {
-      auto known = documents_->Recognise(job.prompt, SeenBy(who));
+      auto known =
+          documents_->Recognise(job.prompt, MostGivenUp(decoder::kMostGivenUp), SeenBy(who));
       if (known.has_value()) {
         job.context = known->name;
         job.content_id = known->content_id;
-        job.prompt = std::move(known->rest);
+        job.prompt = std::move(known->prompt.rest);
+        job.give_up = known->prompt.give_up;
       } else if (who == nullptr || who->Check(kvstore::Right::kImport).ok()) {
         keep = DocumentTokens(chat, request, job.prompt);
       }
@@ -512,7 +488,7 @@ class OpenAiService final : public ApiService {
   absl::Status chat_missing_;
   const uint32_t started_ = std::random_device{}();
   std::atomic<uint32_t> answers_{0};
-  DocumentHeads heads_;
+  library::DocumentEndsCache ends_;
   std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Answerer> answerer_;

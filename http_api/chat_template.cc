@@ -271,8 +271,8 @@ absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderMarked(
       "messages in a way that does not tell which are its own");
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Message>& messages,
-                                                          const model::Tokenizer& tokenizer) {
+absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderFor(const std::vector<Message>& messages,
+                                                             const model::Tokenizer& tokenizer) {
   bool any = false;
   for (const Message& message : messages) {
     const auto size = static_cast<int64_t>(message.content.size());
@@ -281,11 +281,15 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Mess
     ASSIGN_OR_RETURN(const std::vector<TokenId> with_control, tokenizer.Encode(message.content));
     any |= as_text != with_control;
   }
-  if (!any) {
-    ASSIGN_OR_RETURN(const std::string text, Render(messages));
-    return tokenizer.Encode(text);
-  }
-  ASSIGN_OR_RETURN(const Marked marked, RenderMarked(messages));
+  if (any) return RenderMarked(messages);
+  Marked marked;
+  ASSIGN_OR_RETURN(marked.text, Render(messages));
+  return marked;
+}
+
+absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Message>& messages,
+                                                          const model::Tokenizer& tokenizer) {
+  ASSIGN_OR_RETURN(const Marked marked, RenderFor(messages, tokenizer));
   return tokenizer.Encode(marked.text, nullptr, marked.messages);
 }
 
@@ -304,12 +308,11 @@ absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
     ASSIGN_OR_RETURN(const std::string shown, tokenizer.Decode({id}, /*skip_special=*/false));
     return hidden.empty() && !shown.empty();
   };
-  if (document.empty() || document.front() < 0) return false;  // none, or not told
+  if (document.empty()) return false;  // none, or not told
   ASSIGN_OR_RETURN(const bool begins, is_control(document.front()));
   if (!begins) return false;
   ASSIGN_OR_RETURN(const std::string head, TurnHead());
-  const absl::Span<const TokenId> first = document.subspan(0, kHeadTokens);
-  ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(first, /*skip_special=*/false));
+  ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(document, /*skip_special=*/false));
   ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer.Encode(head));
   std::string before;
   model::StreamDecoder stream(&tokenizer, /*skip_special=*/false);
@@ -323,18 +326,21 @@ absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
   return false;
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeBehind(
-    const std::vector<Message>& messages, const model::Tokenizer& tokenizer,
-    absl::Span<const TokenId> document) {
-  ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document));
+absl::StatusOr<model::Seam> ChatTemplate::EncodeBehind(const std::vector<Message>& messages,
+                                                       const model::Tokenizer& tokenizer,
+                                                       const library::DocumentEnds& document,
+                                                       int64_t most_given_up) {
+  ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document.first));
   const bool system = !messages.empty() && messages.front().role == "system";
   const size_t first = system ? 1 : 0;
   if (!in_turn || messages.size() <= first || messages[first].role != "user") {
-    ASSIGN_OR_RETURN(std::vector<TokenId> tokens, Encode(messages, tokenizer));
-    if (!document.empty() && !tokens.empty() && tokens.front() == tokenizer.bos_token_id()) {
-      tokens.erase(tokens.begin());
+    ASSIGN_OR_RETURN(const Marked marked, RenderFor(messages, tokenizer));
+    ASSIGN_OR_RETURN(model::Seam seam, model::JoinTokens(tokenizer, document.last, most_given_up,
+                                                         marked.text, nullptr, marked.messages));
+    if (!seam.tokens.empty() && seam.tokens.front() == tokenizer.bos_token_id()) {
+      seam.tokens.erase(seam.tokens.begin());
     }
-    return tokens;
+    return seam;
   }
   std::vector<Message> said(messages.begin() + static_cast<std::ptrdiff_t>(first), messages.end());
   if (system) said.front().content = absl::StrCat(messages[0].content, "\n\n", said[0].content);
@@ -348,7 +354,8 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeBehind(
     range.begin += static_cast<int64_t>(kEmptyLine.size()) - cut;
     range.end += static_cast<int64_t>(kEmptyLine.size()) - cut;
   }
-  return tokenizer.Encode(
+  return model::JoinTokens(
+      tokenizer, document.last, most_given_up,
       absl::StrCat(kEmptyLine, absl::string_view(marked.text).substr(static_cast<size_t>(cut))),
       nullptr, marked.messages);
 }

@@ -78,6 +78,18 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
   return open;
 }
 
+absl::StatusOr<model::Seam> OpenDecoder::EncodePrompt(absl::string_view text,
+                                                      model::Tokenizer::Dropped* dropped) {
+  if (context_.empty() || checkpoint_.tokenizer == nullptr) {
+    model::Seam alone;
+    ASSIGN_OR_RETURN(alone.tokens, checkpoint_.EncodeDocument(text, dropped));
+    return alone;
+  }
+  ASSIGN_OR_RETURN(const DocumentEnds ends, ends_.Of(context_, decoder_->content_id(), *store_));
+  return model::JoinTokens(*checkpoint_.tokenizer, ends.last, decoder_->most_given_up(), text,
+                           dropped);
+}
+
 absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
   if (document_.has_value()) return &*document_;
   if (context_.empty()) return absl::FailedPreconditionError("sources: there is no context");

@@ -68,7 +68,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
       {"text", text},
       {"ids", result.ids},
       {"stop", StopReasonName(result.stop)},
-      {"context_tokens", decoder.context_tokens()},
+      {"context_tokens", decoder.context_tokens() - decoder.given_up()},
       {"prompt_tokens", prompt.size()},
       {"open_seconds", open_seconds},
       {"prompt_seconds", result.prompt_seconds},
@@ -127,13 +127,21 @@ absl::Status AskApi(const AskFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<TokenId>> PromptOf(const AskFlags& flags,
-                                              const model::Checkpoint& checkpoint) {
-  if (!flags.prompt_tokens.empty()) return ReadTokenFile(flags.prompt_tokens);
-  return EncodeText(flags.retrieval.missing_bytes, "prompt",
-                    [&](model::Tokenizer::Dropped* dropped) {
-                      return checkpoint.EncodePrompt(flags.prompt, dropped);
-                    });
+absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, OpenDecoder& open) {
+  if (flags.prompt_tokens.empty()) {
+    return EncodePrompt(flags.retrieval.missing_bytes, "prompt", open, flags.prompt);
+  }
+  model::Seam prompt;
+  ASSIGN_OR_RETURN(prompt.tokens, ReadTokenFile(flags.prompt_tokens));
+  return prompt;
+}
+
+// What became of the seam between document and prompt.
+std::string SeamText(const model::Seam& prompt) {
+  if (!prompt.whole) return "the prompt's tokens stand apart from the document's\n";
+  if (prompt.give_up == 0) return "";
+  return absl::StrCat("the prompt says the document's last ", prompt.give_up,
+                      " tokens anew, with what follows them\n");
 }
 
 absl::Status RunAsk(AskFlags& flags) {
@@ -151,7 +159,7 @@ absl::Status RunAsk(AskFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
                    MakeDecoder(flags.retrieval, &open_seconds));
   const model::Checkpoint& checkpoint = open->checkpoint();
-  ASSIGN_OR_RETURN(const std::vector<TokenId> prompt, PromptOf(flags, checkpoint));
+  ASSIGN_OR_RETURN(const model::Seam prompt, PromptOf(flags, *open));
   std::unique_ptr<model::StreamDecoder> stream;
   if (checkpoint.tokenizer != nullptr)
     stream = std::make_unique<model::StreamDecoder>(checkpoint.tokenizer.get());
@@ -162,6 +170,7 @@ absl::Status RunAsk(AskFlags& flags) {
   };
   decoder::GenerateOptions options;
   options.max_tokens = flags.retrieval.max_tokens;
+  options.give_up = prompt.give_up;
   options.sampling = flags.retrieval.sampling;
   options.keep_logits = !flags.logits.empty();
   options.ignore_eos = flags.ignore_eos;
@@ -176,7 +185,8 @@ absl::Status RunAsk(AskFlags& flags) {
     show(piece);
     return absl::OkStatus();
   };
-  absl::StatusOr<decoder::GenerateResult> generated = open->decoder().Generate(prompt, options);
+  absl::StatusOr<decoder::GenerateResult> generated =
+      open->decoder().Generate(prompt.tokens, options);
   RETURN_IF_ERROR(open->Confirm(generated.status()));
   const decoder::GenerateResult& result = *generated;
   if (stream != nullptr) {
@@ -188,8 +198,9 @@ absl::Status RunAsk(AskFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<http_api::AnswerSource> sources,
                    FindSources(*open, result, flags.sources));
   if (flags.json) {
-    PrintJson(flags, prompt, result, stream == nullptr ? nlohmann::json() : nlohmann::json(text),
-              sources, *open, open_seconds);
+    PrintJson(flags, prompt.tokens, result,
+              stream == nullptr ? nlohmann::json() : nlohmann::json(text), sources, *open,
+              open_seconds);
     return absl::OkStatus();
   }
   std::printf("\n");
@@ -199,10 +210,11 @@ absl::Status RunAsk(AskFlags& flags) {
   }
   if (flags.stats) {
     if (!open->method().empty()) std::fprintf(stderr, "rows: %s\n", open->method().c_str());
-    std::fprintf(stderr, "%s%d prompt tokens in %.3f s, %d tokens in %.3f s\n",
+    std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s\n",
                  StatisticsTable(open->decoder().statistics(), true).c_str(),
-                 static_cast<int>(prompt.size()), result.prompt_seconds,
-                 static_cast<int>(result.ids.size()), result.generate_seconds);
+                 SeamText(prompt).c_str(), static_cast<int>(prompt.tokens.size()),
+                 result.prompt_seconds, static_cast<int>(result.ids.size()),
+                 result.generate_seconds);
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,7 @@
 // What:    text to token ids and back, as the checkpoint's own tokenizer does it.
-// Source:  tokenizer.json (Hugging Face tokenizers: byte-level BPE) or tokenizer.model
-//          (SentencePiece: bpe, unigram). tokenizer.json is used if it is byte-level, else
-//          tokenizer.model if there is one; anything else is refused by name.
+// Source:  tokenizer.json (Hugging Face tokenizers: BPE, byte-level or of SentencePiece's kind) or
+//          tokenizer.model (SentencePiece: bpe, unigram). tokenizer.json is used if it is byte-level,
+//          else tokenizer.model if there is one, else tokenizer.json; anything else is refused by name.
 //          Added tokens: tokenizer.json's own, and added_tokens_decoder of tokenizer_config.json;
 //          for SentencePiece also added_tokens.json.
 // Errors:  InvalidArgument invalid UTF-8 in the text (names the byte offset), a malformed

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
 #include "http_api/api_metrics.h"
@@ -247,7 +248,7 @@ class OpenAiService final : public ApiService {
     }
     if (request.target == "/health") {
       return reply->Send(200, kJson,
-                         json{{"status", "ok"}, {"waiting", answerer_->waiting()}}.dump());
+                         DumpJson(json{{"status", "ok"}, {"waiting", answerer_->waiting()}}));
     }
     auto shared = std::make_shared<HttpRequest>(std::move(request));
     if (!prepare_->TrySubmit([this, shared, reply] { Handle(*shared, reply); })) {
@@ -335,7 +336,7 @@ class OpenAiService final : public ApiService {
         add(absl::StrCat(config_.model_name, "@", context.name()), context.created_unix_s());
       }
     }
-    reply.Send(200, kJson, json{{"object", "list"}, {"data", std::move(data)}}.dump());
+    reply.Send(200, kJson, DumpJson(json{{"object", "list"}, {"data", std::move(data)}}));
     return absl::OkStatus();
   }
 

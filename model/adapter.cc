@@ -10,8 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "common/checksum.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
-#include "model/json_fields.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -246,7 +246,7 @@ absl::StatusOr<std::shared_ptr<const Adapter>> Adapter::Load(const std::string& 
   const std::filesystem::path folder(adapter_dir);
   const std::string path = (folder / kConfigFile).string();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path, /*unique_names=*/true));
+  ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path, {.unique_names = true}));
   ASSIGN_OR_RETURN(AdapterFields fields,
                    ParseAdapter(JsonFields(path, object), config.shape.layers));
   ASSIGN_OR_RETURN(Safetensors file, Safetensors::OpenFile((folder / kTensorFile).string()));

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_join.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/gguf_config.h"
-#include "model/json_fields.h"
 #include "model/rope_config.h"
 #include "nlohmann/json.hpp"
 
@@ -432,7 +432,7 @@ absl::Status ParseSpecialTokens(const std::filesystem::path& folder, const JsonF
   absl::StatusOr<std::string> text = ReadFile(path);
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   RETURN_IF_ERROR(text.status());
-  ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path, false));
+  ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path));
   return ReadSpecialTokens(JsonFields(path, object), config);
 }
 
@@ -469,7 +469,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   const std::filesystem::path folder(model_dir);
   const std::string path = (folder / "config.json").string();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path, false));
+  ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path));
   const JsonFields fields(path, object);
 
   ASSIGN_OR_RETURN(const ArchitectureTraits* traits, ParseArchitecture(fields));

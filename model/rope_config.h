@@ -6,8 +6,8 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "common/json.h"
 #include "model/config.h"
-#include "model/json_fields.h"
 
 namespace carrel::model {
 

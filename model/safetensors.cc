@@ -10,8 +10,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
-#include "model/json_fields.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -82,8 +82,9 @@ absl::StatusOr<Header> ReadHeader(const std::string& path, absl::string_view fil
                                                    file_bytes - kLengthBytes, " follow"));
   }
   Header header;
-  ASSIGN_OR_RETURN(header.entries, ParseJsonObject(file.substr(kLengthBytes, header_bytes),
-                                                   absl::StrCat(path, ": header"), true));
+  ASSIGN_OR_RETURN(header.entries,
+                   ParseJsonObject(file.substr(kLengthBytes, header_bytes),
+                                   absl::StrCat(path, ": header"), {.unique_names = true}));
   header.data = file.substr(kLengthBytes + header_bytes);
   return header;
 }
@@ -215,7 +216,7 @@ struct ShardIndex {
 
 absl::StatusOr<ShardIndex> ReadIndex(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  ASSIGN_OR_RETURN(const json index, ParseJsonObject(text, path, false));
+  ASSIGN_OR_RETURN(const json index, ParseJsonObject(text, path));
   const auto weight_map = index.find("weight_map");
   if (weight_map == index.end() || !weight_map->is_object() || weight_map->empty()) {
     return absl::InvalidArgumentError(

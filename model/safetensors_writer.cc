@@ -7,6 +7,7 @@
 #include <set>
 
 #include "absl/cleanup/cleanup.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/safetensors.h"
 #include "nlohmann/json.hpp"
@@ -61,7 +62,7 @@ absl::StatusOr<std::string> MakeHeader(const std::string& path,
                             {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
-  std::string text = entries.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string text = DumpJson(entries);
   text.append((kHeaderAlignment - text.size() % kHeaderAlignment) % kHeaderAlignment, ' ');
   const uint64_t length = text.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <map>
 
+#include "common/json.h"
 #include "common/test_util.h"
 #include "nlohmann/json.hpp"
 
@@ -43,7 +44,7 @@ json PatchedConfig(const std::string& model_type, const json& set) {
 
 absl::StatusOr<ModelConfig> LoadConfig(const json& config, const std::string& generation) {
   const std::string folder = FreshTempDir();
-  std::ofstream(folder + "/config.json", std::ios::binary) << config.dump();
+  std::ofstream(folder + "/config.json", std::ios::binary) << DumpJson(config);
   if (!generation.empty()) {
     std::ofstream(folder + "/generation_config.json", std::ios::binary) << generation;
   }

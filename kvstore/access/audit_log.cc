@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "nlohmann/json.hpp"
 
@@ -44,7 +45,7 @@ std::string AuditLine(const AuditEvent& event, absl::Time now) {
   line["result"] = absl::StatusCodeToString(event.result.code());
   if (!event.result.ok()) line["reason"] = std::string(event.result.message());
   // Names come from strangers: what is no UTF-8 is replaced, what ends a line is escaped.
-  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return DumpJson(line);
 }
 
 absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(const std::string& path) {

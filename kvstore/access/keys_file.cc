@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "common/checksum.h"
 #include "common/file.h"
-#include "common/json_depth.h"
+#include "common/json.h"
 #include "common/secret.h"
 #include "common/status.h"
 #include "nlohmann/json.hpp"
@@ -22,7 +22,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMostEntries = 65536;
-constexpr size_t kMostBytes = size_t{16} << 20;
+constexpr int64_t kMostBytes = int64_t{16} << 20;
 constexpr size_t kLongestName = 128;
 
 // One object of the file, read field by field: what is not read is refused.
@@ -247,13 +247,7 @@ absl::Status ReadList(const Json& root, const char* field, const char* one,
 }  // namespace
 
 absl::StatusOr<KeysFile> ParseKeysFile(absl::string_view text) {
-  if (text.size() > kMostBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("has ", text.size(), " bytes, at most ", kMostBytes));
-  }
-  RETURN_IF_ERROR(CheckJsonDepth(text, "keys file"));
-  const Json root = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return absl::InvalidArgumentError("is no JSON object");
+  ASSIGN_OR_RETURN(const Json root, ParseJsonObject(text, "keys file", {.bytes = kMostBytes}));
   for (const auto& [field, value] : root.items()) {
     if (field != "keys" && field != "tenants") {
       return absl::InvalidArgumentError(

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/tokenizer/tokenizer_fields.h"
 #include "model/tokenizer/tokenizer_files.h"
@@ -19,7 +20,7 @@ absl::StatusOr<std::optional<Json>> ReadOptionalJson(const std::string& path) {
   const absl::StatusOr<std::string> bytes = ReadFile(path);
   if (absl::IsNotFound(bytes.status())) return std::nullopt;
   RETURN_IF_ERROR(bytes.status());
-  ASSIGN_OR_RETURN(Json document, ParseJsonObject(path, *bytes));
+  ASSIGN_OR_RETURN(Json document, ParseJsonObject(*bytes, path));
   return std::optional<Json>(std::move(document));
 }
 
@@ -55,7 +56,8 @@ absl::Status ReadAddedTokensDecoder(const std::string& path, const Json& config,
         absl::StrCat(path, ": added_tokens_decoder is not an object"));
   }
   for (const auto& [key, object] : decoder->items()) {
-    const std::string where = absl::StrCat(path, ": added_tokens_decoder[", Json(key).dump(), "]");
+    const std::string where =
+        absl::StrCat(path, ": added_tokens_decoder[", ShownJson(Json(key)), "]");
     int64_t id = -1;
     if (!absl::SimpleAtoi(key, &id)) id = -1;
     ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(object, where));
@@ -76,7 +78,8 @@ absl::Status ReadAddedTokensJson(const std::string& path, const Json& document,
     AddedToken token;
     token.content = content;
     token.special = specials.contains(content);
-    ASSIGN_OR_RETURN(token.id, ParseTokenId(value, absl::StrCat(path, ": ", Json(content).dump())));
+    ASSIGN_OR_RETURN(token.id,
+                     ParseTokenId(value, absl::StrCat(path, ": ", ShownJson(Json(content)))));
     if (!known.contains(token.id)) result->more_added_tokens.push_back(std::move(token));
   }
   return absl::OkStatus();

@@ -3,26 +3,11 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "common/json_depth.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/tokenizer/tokenizer_files.h"
 
 namespace carrel::model {
-
-absl::StatusOr<Json> ParseJsonObject(const std::string& path, absl::string_view bytes) {
-  RETURN_IF_ERROR(CheckJsonDepth(bytes, path));
-  Json document;
-  try {
-    document = Json::parse(bytes.begin(), bytes.end());
-  } catch (const Json::exception& error) {  // the library's; it ends here
-    return absl::InvalidArgumentError(absl::StrCat(path, ": malformed JSON: ", error.what()));
-  }
-  if (!document.is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": a JSON ", document.type_name(), " instead of an object"));
-  }
-  return document;
-}
 
 const Json* FindField(const Json& object, const char* key) {
   if (!object.is_object()) return nullptr;
@@ -76,11 +61,6 @@ absl::StatusOr<AddedToken> ParseAddedToken(const Json& object, absl::string_view
   return token;
 }
 
-std::string ShortJson(const Json& value) {
-  constexpr size_t kLongest = 80;
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-  if (text.size() > kLongest) text = absl::StrCat(text.substr(0, kLongest), "...");
-  return text;
-}
+std::string ShortJson(const Json& value) { return ShownJson(value); }
 
 }  // namespace carrel::model

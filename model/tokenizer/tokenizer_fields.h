@@ -14,9 +14,6 @@ namespace carrel::model {
 
 using Json = nlohmann::json;
 
-// The document, which must be an object.
-absl::StatusOr<Json> ParseJsonObject(const std::string& path, absl::string_view bytes);
-
 // object[key], or nullptr if it is absent or null.
 const Json* FindField(const Json& object, const char* key);
 

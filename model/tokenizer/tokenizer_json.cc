@@ -5,6 +5,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/json.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "model/tokenizer/tokenizer_fields.h"
@@ -112,7 +113,7 @@ class Parser {
     for (const auto& [token, value] : vocab->items()) {
       ASSIGN_OR_RETURN(
           const TokenId id,
-          ParseTokenId(value, absl::StrCat(path_, ": model.vocab: ", Json(token).dump())));
+          ParseTokenId(value, absl::StrCat(path_, ": model.vocab: ", ShownJson(Json(token)))));
       const auto [entry, fresh] = tokens.try_emplace(id, token);
       if (!fresh) {
         return Invalid("model.vocab: id ", id, " belongs to \"", Shown(entry->second),
@@ -352,7 +353,7 @@ class Parser {
 
 absl::StatusOr<TokenizerJson> ParseTokenizerJson(const std::string& path, absl::string_view bytes,
                                                  bool characters) {
-  ASSIGN_OR_RETURN(const Json document, ParseJsonObject(path, bytes));
+  ASSIGN_OR_RETURN(const Json document, ParseJsonObject(bytes, path));
   return Parser(path, document, characters).Run();
 }
 

@@ -49,7 +49,7 @@ constexpr Room kRooms[] = {
     {"kvstore/index", "graph", "graph/*", "rows index building links ivf"},
 
     {"model", "files",
-     "json_fields model_files digest_cache safetensors* gguf gguf_metadata "
+     "model_files digest_cache safetensors* gguf gguf_metadata "
      "gguf_writer",
      ""},
     {"model", "config", "config rope_* gguf_config device", "files"},

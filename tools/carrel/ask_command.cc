@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/safetensors.h"
 #include "tools/carrel/chat_partner.h"
@@ -83,7 +84,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.
-  std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::printf("%s\n", DumpJson(json).c_str());
 }
 
 absl::StatusOr<std::vector<http_api::AnswerSource>> FindSources(
@@ -123,7 +124,7 @@ absl::Status AskApi(const AskFlags& flags) {
                          {"prompt_seconds", answer.prompt_ms / 1e3},
                          {"ms_per_token", answer.ms_per_token}};
   if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
-  std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::printf("%s\n", DumpJson(json).c_str());
   return absl::OkStatus();
 }
 

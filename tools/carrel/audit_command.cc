@@ -10,6 +10,7 @@
 #include "audit/html_report.h"
 #include "audit/summary.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
@@ -64,7 +65,7 @@ absl::Status RunAuditCommand(const AuditFlags& flags) {
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, audit::HtmlReport(*report)));
   }
   if (flags.json) {
-    std::printf("%s\n", AuditJson(*report).dump().c_str());
+    std::printf("%s\n", DumpJson(AuditJson(*report)).c_str());
   } else {
     std::fputs(AuditTables(*report).c_str(), stdout);
   }

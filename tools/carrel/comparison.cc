@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/file.h"
-#include "common/json_depth.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/shown.h"
 #include "common/status.h"
@@ -20,7 +20,7 @@ namespace carrel::tools {
 namespace {
 
 std::string TextOf(const nlohmann::json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  return value.is_string() ? value.get<std::string>() : DumpJson(value);
 }
 
 absl::StatusOr<Configuration> ReadOne(const nlohmann::json& object, const RetrievalFlags& base) {
@@ -103,8 +103,7 @@ absl::Status Measure(absl::Span<const Question> questions, Match match, Compared
 absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string& path,
                                                               const RetrievalFlags& base) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  RETURN_IF_ERROR(CheckJsonDepth(text, path));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(text, path));
   if (!json.is_array() || json.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a list of configurations"));
   }

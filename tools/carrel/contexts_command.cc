@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/service/context_client.h"
@@ -63,7 +64,7 @@ absl::Status RunRm(const ContextsFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   RETURN_IF_ERROR(client->Delete(flags.name));
   if (flags.json) {
-    std::printf("%s\n", nlohmann::json{{"removed", flags.name}}.dump().c_str());
+    std::printf("%s\n", DumpJson(nlohmann::json{{"removed", flags.name}}).c_str());
   } else {
     std::printf("removed %s\n", flags.name.c_str());
   }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "tools/carrel/manifest_report.h"
 
@@ -25,7 +26,7 @@ std::string ContextsJson(const v1::ListResponse& list) {
   }
   nlohmann::json unreadable = nlohmann::json::array();
   for (const std::string& why : list.unreadable()) unreadable.push_back(why);
-  return nlohmann::json{{"contexts", contexts}, {"unreadable", unreadable}}.dump() + "\n";
+  return DumpJson(nlohmann::json{{"contexts", contexts}, {"unreadable", unreadable}}) + "\n";
 }
 
 std::string ContextsTable(const v1::ListResponse& list) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_split.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "tools/carrel/commands.h"
@@ -51,7 +52,7 @@ absl::Status RunComparison(const EvalFlags& flags) {
                    Compare(configurations, questions, flags.measure, flags.match));
   if (flags.html.has_value())
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
-  std::fputs(flags.json ? (ComparisonJson(comparison).dump() + "\n").c_str()
+  std::fputs(flags.json ? (DumpJson(ComparisonJson(comparison)) + "\n").c_str()
                         : ComparisonMarkdown(comparison).c_str(),
              stdout);
   return absl::OkStatus();
@@ -181,7 +182,7 @@ absl::Status RunEval(EvalFlags& flags) {
     if (flags.stats)
       std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
   }
-  std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::printf("%s\n", DumpJson(json).c_str());
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "kvstore/access/keys_file.h"
 #include "tools/carrel/commands.h"
@@ -38,11 +39,9 @@ absl::Status RunNew(const KeysFlags& flags) {
   nlohmann::ordered_json whole;
   whole["tenants"] = tenants;
   whole["keys"] = nlohmann::ordered_json::array({entry});
-  RETURN_IF_ERROR(kvstore::ParseKeysFile(
-                      whole.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace))
-                      .status());
+  RETURN_IF_ERROR(kvstore::ParseKeysFile(DumpJson(whole)).status());
   if (flags.json) {
-    std::printf("%s\n", nlohmann::ordered_json{{"key", key}, {"entry", entry}}.dump().c_str());
+    std::printf("%s\n", DumpJson(nlohmann::ordered_json{{"key", key}, {"entry", entry}}).c_str());
     return absl::OkStatus();
   }
   std::printf("%s\n", key.c_str());
@@ -50,7 +49,7 @@ absl::Status RunNew(const KeysFlags& flags) {
       stderr,
       "The line above is the key; it is stored nowhere. Keep it in a file of mode 0600 "
       "(--key-file, CARREL_KEY_FILE).\nEntry for \"keys\" of the server's keys file:\n%s\n",
-      entry.dump().c_str());
+      DumpJson(entry).c_str());
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/json.h"
 
 namespace carrel::tools {
 namespace {
@@ -25,8 +26,7 @@ class JsonFormatter : public spdlog::formatter {
     json["level"] = std::string(spdlog::level::to_string_view(message.level).data());
     json["thread"] = message.thread_id;
     json["message"] = std::string(message.payload.data(), message.payload.size());
-    const std::string text =
-        json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
+    const std::string text = DumpJson(json, JsonLetters::kAscii);
     line.append(text.data(), text.data() + text.size());
     line.push_back('\n');
   }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
@@ -84,11 +85,10 @@ absl::Status RunVerify(const VerifyFlags& flags) {
     }
   }
   if (flags.json) {
-    std::printf("%s\n", nlohmann::json{{"deep", flags.deep},
-                                       {"contexts", contexts},
-                                       {"unreadable", unreadable},
-                                       {"damaged", damaged}}
-                            .dump()
+    std::printf("%s\n", DumpJson(nlohmann::json{{"deep", flags.deep},
+                                                {"contexts", contexts},
+                                                {"unreadable", unreadable},
+                                                {"damaged", damaged}})
                             .c_str());
   }
   if (damaged == 0) return absl::OkStatus();
@@ -136,7 +136,7 @@ absl::Status RunUpgrade(const UpgradeFlags& flags) {
       std::printf("%s: content id %s\n", name.c_str(), manifest.content_id().c_str());
     }
   }
-  if (flags.json) std::printf("%s\n", nlohmann::json{{"upgraded", upgraded}}.dump().c_str());
+  if (flags.json) std::printf("%s\n", DumpJson(nlohmann::json{{"upgraded", upgraded}}).c_str());
   if (!flags.json && names.empty()) std::printf("nothing to upgrade\n");
   return first;
 }

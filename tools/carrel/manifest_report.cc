@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "decoder/fidelity.h"
 #include "kvstore/format/manifest.h"
@@ -168,7 +169,7 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                                {"head_indexes", HeadIndexesToJson(manifest)},
                                {"head_fidelity", FidelityToJson(manifest)},
                                {"head_statistics", heads}};
-  return json.dump();
+  return DumpJson(json);
 }
 
 namespace {
@@ -254,7 +255,7 @@ void PrintManifest(const v1::Manifest& manifest) {
   std::printf("index %s", manifest.index().kind().c_str());
   const nlohmann::json index = IndexToJson(manifest.index());
   for (const auto& [name, value] : index.items()) {
-    if (name != "kind") std::printf(" %s=%s", name.c_str(), value.dump().c_str());
+    if (name != "kind") std::printf(" %s=%s", name.c_str(), DumpJson(value).c_str());
   }
   std::printf("\nkeys %s, values %s, index %s, sampled queries %s (%lld per layer and q head)\n",
               FormatBytes(sizes.keys).c_str(), FormatBytes(sizes.values).c_str(),

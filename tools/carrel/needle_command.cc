@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "model/tokenizer/tokenizer.h"
 #include "synth/random.h"
@@ -31,7 +32,7 @@ std::string QuestionLines(const NeedleDocument& document, int64_t length) {
         {"type", question.type},     {"kind", std::string(NeedleKindName(question.kind))},
         {"length", length},          {"depth", question.depth},
         {"answer", question.answer}, {"prompt", question.prompt}};
-    absl::StrAppend(&lines, json.dump(), "\n");
+    absl::StrAppend(&lines, DumpJson(json), "\n");
   }
   return lines;
 }
@@ -73,7 +74,7 @@ absl::Status RunNeedle(NeedleFlags& flags) {
                 static_cast<long long>(document->tokens),
                 static_cast<int>(document->questions.size()));
   }
-  if (flags.json) std::printf("%s\n", report.dump().c_str());
+  if (flags.json) std::printf("%s\n", DumpJson(report).c_str());
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/freed_memory.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
@@ -99,7 +100,7 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"recheck_worst", report.recheck_worst},
                                  {"publish_seconds", report.publish_seconds},
                                  {"shares", Shares(report)}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return;
   }
   std::printf(
@@ -191,7 +192,7 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
         {"name", moved->name()},         {"tokens", tokens.size()},
         {"server", flags.served.server}, {"content_id", moved->content_id()},
         {"bytes", moved->bytes()},       {"bytes_ahead", bytes_ahead}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
   } else {
     std::printf("sent to %s: %s, of which %s while later layers were computed, content id %s\n",
                 flags.served.server.c_str(), FormatBytes(moved->bytes()).c_str(),

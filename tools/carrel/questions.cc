@@ -6,7 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_split.h"
 #include "common/file.h"
-#include "common/json_depth.h"
+#include "common/json.h"
 #include "common/status.h"
 
 namespace carrel::tools {
@@ -37,8 +37,8 @@ absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     ++line_number;
     if (absl::StripAsciiWhitespace(line).empty()) continue;
-    RETURN_IF_ERROR(CheckJsonDepth(line, absl::StrCat(path, ":", line_number)));
-    const nlohmann::json json = nlohmann::json::parse(line.begin(), line.end(), nullptr, false);
+    ASSIGN_OR_RETURN(const nlohmann::json json,
+                     ParseJson(line, absl::StrCat(path, ":", line_number)));
     const bool valid = json.is_object() && json.contains("prompt") && json["prompt"].is_string() &&
                        json.contains("answer") && json["answer"].is_string() &&
                        (!json.contains("dense_ids") ||

@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
@@ -43,7 +44,7 @@ absl::Status RunReindex(ReindexFlags& flags) {
         {"tokens", report->tokens},           {"index", flags.index.kind},
         {"seconds", report->seconds},         {"stored_bytes", report->stored_bytes},
         {"index_bytes", report->index_bytes}, {"summary_bytes", report->summary_bytes}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return absl::OkStatus();
   }
   std::printf("%s: rows of %s with index %s in %.1f s, %s stored of which %s index\n",

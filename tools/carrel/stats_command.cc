@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
@@ -53,7 +54,7 @@ absl::Status RunStats(const StatsFlags& flags) {
                                  {"scrubbed_bytes", statistics.scrubbed_bytes()},
                                  {"scrub_passes", statistics.scrub_passes()},
                                  {"scrub_failures", statistics.scrub_failures()}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return absl::OkStatus();
   }
   std::printf("%lld sessions, %lld contexts open, %lld requests waiting, %lld refused\n",

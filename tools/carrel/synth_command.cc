@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
@@ -56,7 +57,7 @@ void Print(const SynthFlags& flags, const synth::SynthReport& report) {
                                  {"stored_bytes", report.stored_bytes},
                                  {"index_bytes", report.index_bytes},
                                  {"fit", layers}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return;
   }
   std::printf(

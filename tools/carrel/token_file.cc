@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/file.h"
-#include "common/json_depth.h"
+#include "common/json.h"
 #include "common/shown.h"
 #include "common/status.h"
 
@@ -12,8 +12,7 @@ namespace carrel::tools {
 
 absl::StatusOr<std::vector<TokenId>> ReadTokenFile(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  RETURN_IF_ERROR(CheckJsonDepth(text, path));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(text, path));
   if (!json.is_array())
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON array of token ids"));
   std::vector<TokenId> ids;
@@ -24,7 +23,7 @@ absl::StatusOr<std::vector<TokenId>> ReadTokenFile(const std::string& path) {
                           : value.is_number_integer() && value.get<int64_t>() >= INT32_MIN;
     if (!fits) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", Shown(value.dump())));
+          absl::StrCat(path, ": entry ", ids.size(), " is not a token id: ", ShownJson(value)));
     }
     ids.push_back(value.get<TokenId>());
   }

@@ -13,6 +13,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
@@ -45,7 +46,7 @@ void Report(const TransferFlags& flags, const std::string& name, const std::stri
             int64_t bytes, const char* what) {
   if (flags.json) {
     const nlohmann::json json = {{"name", name}, {"content_id", content_id}, {"bytes", bytes}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", DumpJson(json).c_str());
     return;
   }
   std::printf("%s %s: %s, content id %s\n", what, name.c_str(), FormatBytes(bytes).c_str(),

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/bf16.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
 #include "common/usable_cores.h"
@@ -149,7 +150,7 @@ absl::Status WriteWeights(const std::string& path, const std::vector<Tensor>& te
                            {"shape", tensor.shape},
                            {"data_offsets", {tensor.begin, tensor.begin + 2 * tensor.elements()}}};
   }
-  std::string text = header.dump();
+  std::string text = DumpJson(header);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const int64_t data = 8 + static_cast<int64_t>(text.size());
   const int64_t bytes = data + tensors.back().begin + 2 * tensors.back().elements();
@@ -212,7 +213,8 @@ absl::Status Run(const Flags& flags) {
   std::error_code error;
   fs::create_directories(flags.out, error);
   if (error) return ErrnoStatus(error.value(), flags.out);
-  RETURN_IF_ERROR(WriteFileAtomically(flags.out + "/config.json", Config(flags.shape).dump(2)));
+  RETURN_IF_ERROR(WriteFileAtomically(flags.out + "/config.json",
+                                      DumpJson(Config(flags.shape), JsonLetters::kUtf8, 2)));
   if (!flags.tokenizer.empty()) {
     int copied = 0;
     for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json"}) {

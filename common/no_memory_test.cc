@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/test_util.h"
+#include "common/thrown.h"
 
 namespace carrel {
 namespace {
@@ -21,19 +22,19 @@ using absl::StatusCode;
 
 TEST(NoMemory, WhatCannotBeAllocated_IsAStatus) {
   SKIP_SANITIZED();
-  EXPECT_THAT(CatchNoMemory("query",
-                            []() -> absl::Status {
-                              std::vector<char> bytes(std::numeric_limits<int64_t>::max() / 2);
-                              return bytes.empty() ? absl::OkStatus() : absl::UnknownError("?");
-                            }),
+  EXPECT_THAT(CatchThrown("query",
+                          []() -> absl::Status {
+                            std::vector<char> bytes(std::numeric_limits<int64_t>::max() / 2);
+                            return bytes.empty() ? absl::OkStatus() : absl::UnknownError("?");
+                          }),
               StatusIs(StatusCode::kResourceExhausted, "query: out of memory"));
-  const auto result = CatchNoMemory("name", []() -> absl::StatusOr<std::string> {
+  const auto result = CatchThrown("name", []() -> absl::StatusOr<std::string> {
     std::string text;
     text.resize(std::numeric_limits<size_t>::max());
     return text;
   });
   EXPECT_THAT(result.status(), StatusIs(StatusCode::kResourceExhausted, "name: out of memory"));
-  EXPECT_EQ(*CatchNoMemory("small", []() -> absl::StatusOr<int> { return 7; }), 7);
+  EXPECT_EQ(*CatchThrown("small", []() -> absl::StatusOr<int> { return 7; }), 7);
 }
 
 void Allocate() noexcept {

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <exception>
 #include <utility>
 
 #include "common/status.h"
+#include "common/thrown.h"
 
 namespace carrel {
 namespace {
@@ -65,13 +67,20 @@ struct ThreadPool::Loop {
   const Loop* const within = of_this_thread;  // whose unit began it, or null
   std::atomic<int64_t> next{0};
   std::atomic<int> active{0};  // others inside; changed under mu_
+  std::atomic<bool> thrown_once{false};
+  std::exception_ptr thrown;  // by a unit; to be read once nobody is inside
 
   // False if all units have been taken.
   bool RunOne() {
     const int64_t i = next.fetch_add(1);
     if (i >= count) return false;
     const Loop* const before = std::exchange(of_this_thread, this);
-    body(i);
+    try {
+      body(i);
+    } catch (...) {  // the caller's, who throws it again
+      if (!thrown_once.exchange(true)) thrown = std::current_exception();
+      next.store(count);  // nobody begins what is left
+    }
     of_this_thread = before;
     return true;
   }
@@ -158,6 +167,7 @@ void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> bod
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(
       +[](Loop* l) { return l->Done(); }, &loop));
+  if (loop.thrown != nullptr) std::rethrow_exception(loop.thrown);
 }
 
 ThreadPool::Loop* ThreadPool::ListedWithin(const Loop& loop) {
@@ -198,6 +208,7 @@ void ThreadPool::ParallelForOfLoops(int64_t count, absl::FunctionRef<void(int64_
     if (!ran) Unlist(*other);
     other->active.fetch_sub(1, std::memory_order_release);
   }
+  if (loop.thrown != nullptr) std::rethrow_exception(loop.thrown);
 }
 
 void ThreadPool::Work() {
@@ -218,7 +229,11 @@ void ThreadPool::Work() {
       std::function<void()> task = std::move(queue_.front());
       queue_.pop_front();
       mu_.Unlock();
-      task();
+      // Who waits for the task hears of it by what it lets go of.
+      CatchThrown("a task of a pool", [&] {
+        task();
+        return absl::OkStatus();
+      }).IgnoreError();
       task = nullptr;
       mu_.Lock();
     } else if (stopping_) {

@@ -33,9 +33,9 @@ class ThreadPool {
   // False if the queue is full or the pool is shutting down; the task is then not run.
   [[nodiscard]] bool TrySubmit(std::function<void()> task);
 
-  // Runs body(i) for each i in [0, count), in no order, on this thread and idle workers; returns
-  // when all are done. body must not throw. The unit of work is one i: make it some 5 us or more,
-  // and small beside the whole, since at the end all wait for the last one.
+  // Runs body(i) for each i in [0, count), in no order, on this thread and idle workers; returns when all
+  // are done. What a unit throws is thrown here; others may not have begun then. The unit is one i: some
+  // 5 us or more, and small beside the whole, since at the end all wait for the last one.
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body);
 
   // The same for units that are long and have loops of their own, as contexts have heads: who is done

@@ -302,7 +302,7 @@ absl::StatusOr<std::vector<AttendedRow>> Decoder::AttendedRows() {
 // Greedily the device chooses, and logits need not come back.
 absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptions& options,
                                            std::vector<float>& logits) {
-  if (options.sampling.temperature == 0) return pass_->Greedy();
+  if (options.sampling.greedy()) return pass_->Greedy();
   RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
   return sampler.Sample(logits);
 }

@@ -27,7 +27,11 @@ namespace carrel::decoder {
 
 struct GenerateOptions {
   int64_t max_tokens = 64;  // >= 0
+  // Its repetition_penalty counts the tokens of `history`, of the prompt and of the answer; a document's
+  // are text to speak about, and are not counted.
   SamplingConfig sampling;
+  std::vector<TokenId>
+      history;               // what a caller took from the prompt's front: rows are there already
   bool keep_logits = false;  // of every prompt and generated position
   // So many of the document's last tokens are not part of the sequence, since the prompt says them in
   // another way (model/tokenizer/seam.h); at most most_given_up().

@@ -20,7 +20,10 @@ absl::StatusOr<Generation> Generation::Begin(Decoder& decoder, std::vector<Token
                                              GenerateOptions options) {
   RETURN_IF_ERROR(ValidateSamplingConfig(options.sampling));
   RETURN_IF_ERROR(decoder.CheckPrompt(prompt, options));
+  RETURN_IF_ERROR(model::ValidateTokenIds(options.history, decoder.checkpoint_.config));
   Generation generation(decoder, std::move(prompt), std::move(options));
+  generation.sampler_.Saw(generation.options_.history);
+  generation.sampler_.Saw(generation.prompt_);
   RETURN_IF_ERROR(decoder.StartTrace(generation.options_.trace));
   generation.at_ = decoder.Resume(generation.prompt_, generation.options_);
   decoder.resumed_tokens_ = generation.at_;
@@ -89,6 +92,7 @@ absl::Status Generation::Emit() {
     return end(StopReason::kEos);
   }
   result_.ids.push_back(token_);
+  sampler_.Saw({&token_, 1});
   if (options_.on_token) RETURN_IF_ERROR(options_.on_token(token_));
   if (full()) return end(StopReason::kMaxTokens);
   if (position() >= decoder_->max_tokens_) return end(StopReason::kContextLength);

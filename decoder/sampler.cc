@@ -18,7 +18,33 @@ absl::Status ValidateSamplingConfig(const SamplingConfig& config) {
   if (!(config.top_p > 0 && config.top_p <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat("top_p=", config.top_p, " is outside (0, 1]"));
   }
+  if (config.top_k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling top_k=", config.top_k, " is negative; 0 is every token"));
+  }
+  if (!(config.min_p >= 0 && config.min_p <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("min_p=", config.min_p, " is outside [0, 1]"));
+  }
+  if (!(config.repetition_penalty >= 0.01 && config.repetition_penalty <= 100)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("repetition_penalty=", config.repetition_penalty, " is outside [0.01, 100]"));
+  }
   return absl::OkStatus();
+}
+
+SamplingConfig AdvisedSampling(const model::GenerationDefaults& advice,
+                               const SamplingConfig& otherwise) {
+  SamplingConfig config = otherwise;
+  if (advice.samples() == true) {
+    config.temperature = advice.temperature.value_or(1.0);
+  } else if (advice.samples() == false) {
+    config.temperature = 0;
+  }
+  config.top_p = advice.top_p.value_or(otherwise.top_p);
+  config.top_k = advice.top_k.value_or(otherwise.top_k);
+  config.min_p = advice.min_p.value_or(otherwise.min_p);
+  config.repetition_penalty = advice.repetition_penalty.value_or(otherwise.repetition_penalty);
+  return config;
 }
 
 namespace {
@@ -45,7 +71,29 @@ std::optional<TokenId> FirstLargest(absl::Span<const float> logits) {
 
 }  // namespace
 
+void Sampler::Saw(absl::Span<const TokenId> tokens) {
+  if (config_.repetition_penalty == 1) return;
+  for (const TokenId token : tokens) {
+    const auto at = static_cast<size_t>(token);
+    if (at >= is_seen_.size()) is_seen_.resize(at + 1);
+    if (!is_seen_[at]) seen_.push_back(token);
+    is_seen_[at] = true;
+  }
+}
+
+absl::Span<const float> Sampler::Penalized(absl::Span<const float> logits) {
+  if (seen_.empty()) return logits;
+  penalized_.assign(logits.begin(), logits.end());
+  const auto penalty = static_cast<float>(config_.repetition_penalty);
+  for (const TokenId token : seen_) {
+    float& logit = penalized_[static_cast<size_t>(token)];
+    logit = logit < 0 ? logit * penalty : logit / penalty;
+  }
+  return penalized_;
+}
+
 absl::StatusOr<TokenId> Sampler::Sample(absl::Span<const float> logits) {
+  logits = Penalized(logits);
   const std::optional<TokenId> best = FirstLargest(logits);
   if (!best.has_value()) {
     const auto bad = std::find_if(logits.begin(), logits.end(), [](float l) { return l != l; });
@@ -63,15 +111,7 @@ absl::StatusOr<TokenId> Sampler::Sample(absl::Span<const float> logits) {
   order_.resize(logits.size());
   std::iota(order_.begin(), order_.end(), 0);
   sorted_ = 0;
-  size_t kept = order_.size();
-  double carried = total;
-  if (config_.top_p < 1) {
-    kept = 0;
-    carried = 0;
-    while (kept < order_.size() && carried < config_.top_p * total) {
-      carried += weights_[Likeliest(kept++)];
-    }
-  }
+  const auto [kept, carried] = Keep(total);
   // 53 random bits as a share of what was kept: the same on every standard library, unlike
   // std::uniform_real_distribution.
   double left = static_cast<double>(rng_() >> 11) * 0x1p-53 * carried;
@@ -80,6 +120,37 @@ absl::StatusOr<TokenId> Sampler::Sample(absl::Span<const float> logits) {
     if (left < 0) return Likeliest(i);
   }
   return Likeliest(kept - 1);
+}
+
+// The likeliest token weighs 1.
+std::pair<size_t, double> Sampler::Keep(double total) {
+  size_t kept = order_.size();
+  const auto carried_by = [this](size_t tokens) {
+    double carried = 0;
+    for (size_t i = 0; i < tokens; ++i) carried += weights_[Likeliest(i)];
+    return carried;
+  };
+  double carried = total;
+  if (config_.top_k > 0 && static_cast<size_t>(config_.top_k) < kept) {
+    kept = static_cast<size_t>(config_.top_k);
+    carried = carried_by(kept);
+  }
+  if (config_.top_p < 1) {
+    const size_t most = kept;
+    const double wanted = config_.top_p * carried;
+    kept = 0;
+    carried = 0;
+    while (kept < most && carried < wanted) carried += weights_[Likeliest(kept++)];
+  }
+  if (config_.min_p > 0) {
+    size_t likely = 0;
+    while (likely < kept && weights_[Likeliest(likely)] >= config_.min_p) ++likely;
+    if (likely < kept) {
+      kept = likely;
+      carried = carried_by(kept);
+    }
+  }
+  return {kept, carried};
 }
 
 TokenId Sampler::Likeliest(size_t place) {

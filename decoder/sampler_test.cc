@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "common/test_util.h"
 
@@ -36,6 +37,92 @@ TEST(SamplerTest, TopP_NeverDrawsFromTheTail) {
   config.seed = TestSeed();
   Sampler sampler(config);
   for (int i = 0; i < 1000; ++i) EXPECT_NE(*sampler.Sample({2.0f, 1.0f, -2.0f}), 2);
+}
+
+// Where the weights fall steeply, every bound leaves what it says and nothing else.
+TEST(SamplerTest, TopKMinPAndTopP_LeaveWhatTheySay) {
+  const std::vector<float> logits = {1.0f, 4.0f,  3.0f,
+                                     3.5f, -2.0f, 3.0f};  // e^-3 e^0 e^-1 e^-.5 ..
+  const auto drawn = [&](const SamplingConfig& config) {
+    std::set<TokenId> ids;
+    Sampler sampler(config);
+    for (int i = 0; i < 4000; ++i) ids.insert(*sampler.Sample(logits));
+    return ids;
+  };
+  const SamplingConfig base = {.temperature = 1, .seed = TestSeed()};
+  SamplingConfig top_k = base, min_p = base, both = base, all = base;
+  top_k.top_k = 3;  // of equal ones the smaller id
+  EXPECT_EQ(drawn(top_k), (std::set<TokenId>{1, 2, 3}));
+  top_k.top_k = 1;
+  EXPECT_EQ(drawn(top_k), (std::set<TokenId>{1}));
+  top_k.top_k = 100;
+  EXPECT_EQ(drawn(top_k), (std::set<TokenId>{0, 1, 2, 3, 4, 5}));
+  min_p.min_p = 0.3;
+  EXPECT_EQ(drawn(min_p), (std::set<TokenId>{1, 2, 3, 5}));
+  min_p.min_p = 1;
+  EXPECT_EQ(drawn(min_p), (std::set<TokenId>{1}));
+  // top_p is a share of what top_k left: 1 of 1.61 is below 0.63, 1 of 2.39 is not above 0.42.
+  both.top_k = 2;
+  both.top_p = 0.63;
+  EXPECT_EQ(drawn(both), (std::set<TokenId>{1, 3}));
+  both.top_p = 0.61;
+  EXPECT_EQ(drawn(both), (std::set<TokenId>{1}));
+  all.top_p = 0.999;
+  all.min_p = 0.5;
+  EXPECT_EQ(drawn(all), (std::set<TokenId>{1, 3}));
+}
+
+TEST(SamplerTest, BoundsThatLeaveAll_ChangeNoDraw) {
+  std::mt19937_64 rng(TestSeed());
+  const std::vector<float> logits = RandomNormal(rng, 200);
+  SamplingConfig plain = {.temperature = 1.3, .seed = rng()};
+  SamplingConfig bounded = plain;
+  bounded.top_k = 200;
+  bounded.min_p = 1e-300;
+  Sampler a(plain), b(bounded);
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(*a.Sample(logits), *b.Sample(logits));
+}
+
+TEST(SamplerTest, RepetitionPenalty_IsThatOfTransformersOnceForEachToken) {
+  SamplingConfig config;
+  config.repetition_penalty = 2;
+  EXPECT_FALSE(config.greedy());
+  Sampler sampler(config);
+  const std::vector<float> logits = {3.0f, 4.0f, -1.0f, 2.5f};
+  EXPECT_EQ(*sampler.Sample(logits), 1);
+  sampler.Saw({1, 1, 1});  // 4 / 2, and not 4 / 8
+  EXPECT_EQ(*sampler.Sample({1.9f, 4.0f, -1.0f, 1.5f}), 1);
+  EXPECT_EQ(*sampler.Sample(logits), 0);
+  sampler.Saw({0, 3});
+  EXPECT_EQ(*sampler.Sample(logits), 1);
+  Sampler negative(config);
+  negative.Saw({0});  // -1 * 2
+  EXPECT_EQ(*negative.Sample({-1.0f, -1.5f}), 1);
+}
+
+TEST(SamplerTest, AdvisedSampling_IsTheModelsWhereItSaysSo) {
+  const SamplingConfig otherwise = {.temperature = 0.3, .top_p = 0.8, .seed = 5};
+  const auto advised = [&](const model::GenerationDefaults& advice) {
+    return AdvisedSampling(advice, otherwise);
+  };
+  EXPECT_EQ(advised({}).temperature, 0.3);
+  EXPECT_EQ(advised({}).top_p, 0.8);
+  const SamplingConfig all = advised({.do_sample = true,
+                                      .temperature = 0.6,
+                                      .top_p = 0.95,
+                                      .top_k = 20,
+                                      .min_p = 0.1,
+                                      .repetition_penalty = 1.05});
+  EXPECT_EQ(all.temperature, 0.6);
+  EXPECT_EQ(all.top_p, 0.95);
+  EXPECT_EQ(all.top_k, 20);
+  EXPECT_EQ(all.min_p, 0.1);
+  EXPECT_EQ(all.repetition_penalty, 1.05);
+  EXPECT_EQ(all.seed, 5u);
+  EXPECT_EQ(advised({.do_sample = false, .temperature = 0.6}).temperature, 0);
+  EXPECT_EQ(advised({.do_sample = true}).temperature, 1);
+  EXPECT_EQ(advised({.top_k = 64}).temperature, 1);
+  EXPECT_EQ(advised({.repetition_penalty = 1.1}).temperature, 0.3);
 }
 
 TEST(SamplerTest, SameSeed_SameTokens) {
@@ -129,6 +216,14 @@ TEST(SamplingConfigTest, OutOfBounds_IsNamed) {
   config.top_p = 0;
   EXPECT_THAT(ValidateSamplingConfig(config),
               StatusIs(absl::StatusCode::kInvalidArgument, "top_p=0"));
+  const auto refused = [](SamplingConfig bad, const char* what) {
+    EXPECT_THAT(ValidateSamplingConfig(bad), StatusIs(absl::StatusCode::kInvalidArgument, what));
+  };
+  refused({.top_k = -1}, "top_k=-1");
+  refused({.min_p = 1.5}, "min_p=1.5");
+  refused({.min_p = NAN}, "min_p=nan");
+  refused({.repetition_penalty = 0}, "repetition_penalty=0");
+  EXPECT_TRUE(ValidateSamplingConfig({.top_k = 5, .min_p = 1, .repetition_penalty = 0.5}).ok());
 }
 
 }  // namespace

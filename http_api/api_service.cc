@@ -1,8 +1,11 @@
 #include "http_api/api_service.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <atomic>
 #include <nlohmann/json.hpp>
+#include <limits>
 #include <optional>
 #include <random>
 #include <utility>
@@ -18,17 +21,15 @@
 #include "common/json.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
-#include "http_api/completion.h"
+#include "http_api/completions_api.h"
 #include "http_api/contexts_api.h"
-#include "http_api/known_prefixes.h"
 #include "http_api/page.h"
 #include "kvstore/access/access.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
-#include "library/document_ends.h"
-#include "model/tokenizer/seam.h"
 
 namespace carrel::http_api {
 namespace {
@@ -38,106 +39,6 @@ using nlohmann::json;
 constexpr char kJson[] = "application/json";
 constexpr absl::string_view kChat = "/v1/chat/completions", kCompletions = "/v1/completions",
                             kModels = "/v1/models", kMetrics = "/metrics";
-
-void SendError(HttpReply& reply, const absl::Status& status) {
-  const HttpError error = ErrorOf(status);
-  reply.Send(error.status, kJson, error.body);
-}
-
-// One answer on its way to its client. Of one thread at a time: the one that prefills its document, if
-// that comes first, and then the decoding one.
-class Answering {
- public:
-  Answering(CompletionHead head, CompletionRequest request, std::shared_ptr<HttpReply> reply)
-      : head_(std::move(head)),
-        request_(std::move(request)),
-        reply_(std::move(reply)),
-        filter_(request_.stop) {}
-
-  // Once it is known; of which context the prompt is the rest, and whether the client named it.
-  void SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens) {
-    figures_.context = context;
-    figures_.recognised = recognised;
-    prompt_tokens_ = prompt_tokens;
-  }
-
-  bool Wanted() const { return !reply_->gone(); }
-
-  // A document comes first: proxies and clients see that something goes on.
-  void Waits(const Document& document) {
-    if (!request_.stream || absl::Now() - told_ < absl::Seconds(1)) return;
-    told_ = absl::Now();
-    Begin();
-    reply_->Write(absl::StrFormat(": the document is read: %.0f%%\n\n", 100 * document.progress));
-  }
-
-  bool Push(const std::string& piece) {
-    Show(filter_.Push(piece));
-    return !filter_.stopped() && !reply_->gone();
-  }
-
-  void Done(const absl::StatusOr<AnswerJob::Done>& done) {
-    if (!done.ok()) return Failed(done.status());
-    Show(filter_.Finish());
-    const std::string finish = done->at_max_tokens && !filter_.stopped() ? "length" : "stop";
-    const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
-                         .cached_tokens = done->context_tokens + done->resumed_tokens,
-                         .completion_tokens = done->tokens};
-    figures_.context_tokens = done->context_tokens;
-    figures_.with_sources = request_.sources > 0;
-    figures_.sources = done->sources;
-    figures_.rows_read = done->rows_read;
-    figures_.prompt_ms = 1e3 * done->prompt_seconds;
-    if (done->tokens > 1) {
-      figures_.ms_per_token = 1e3 * done->generate_seconds / static_cast<double>(done->tokens - 1);
-    }
-    CountAnswer(reply_->gone() ? "left" : finish, usage, figures_);
-    if (!request_.stream) {
-      return reply_->Send(200, kJson, CompletionJson(head_, text_, finish, usage, figures_));
-    }
-    Begin();
-    reply_->Write(FinishEvent(head_, finish, figures_));
-    if (request_.stream_usage) reply_->Write(UsageEvent(head_, usage));
-    reply_->Write(kDoneEvent);
-    reply_->End();
-  }
-
-  // Once it has begun, an error can only be an event; that the end is missing tells too.
-  void Failed(const absl::Status& status) {
-    CountAnswer(reply_->gone() ? "left" : "failed", {}, {});
-    if (!begun_) return SendError(*reply_, status);
-    reply_->Write(ErrorEvent(status));
-    reply_->End();
-  }
-
- private:
-  void Show(const std::string& text) {
-    if (text.empty()) return;
-    if (!request_.stream) {
-      text_ += text;
-      return;
-    }
-    Begin();
-    reply_->Write(TextEvent(head_, text));
-  }
-
-  void Begin() {
-    if (begun_) return;
-    begun_ = true;
-    reply_->Begin("text/event-stream; charset=utf-8");
-    reply_->Write(FirstEvent(head_));
-  }
-
-  const CompletionHead head_;
-  const CompletionRequest request_;
-  const std::shared_ptr<HttpReply> reply_;
-  int64_t prompt_tokens_ = 0;
-  Figures figures_;
-  StopFilter filter_;
-  absl::Time told_ = absl::InfinitePast();
-  std::string text_;
-  bool begun_ = false;
-};
 
 class OpenAiService final : public ApiService {
  public:
@@ -161,10 +62,9 @@ class OpenAiService final : public ApiService {
         ChatTemplate::Load(config_.model_path, model_->checkpoint());
     if (chat.ok()) {
       chat_ = *std::move(chat);
-    } else if (absl::IsNotFound(chat.status())) {
-      chat_missing_ = chat.status();
-    } else {
-      return chat.status();
+    } else if (!absl::IsNotFound(chat.status())) {
+      spdlog::warn("chats are refused, all else is served: {}",
+                   std::string(chat.status().message()));
     }
     answerer_ = Answerer::Create(config_.answerer, model_, store_);
     if (store_ != nullptr) {
@@ -172,6 +72,23 @@ class OpenAiService final : public ApiService {
                        Documents::Create(config_.documents, model_, store_, answerer_.get()));
     }
     prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
+    const decoder::RetrievalConfig& retrieval = config_.answerer.retrieval;
+    completions_ = std::make_unique<CompletionsApi>(CompletionsApi::Parts{
+        .model = model_.get(),
+        .store = store_.get(),
+        .chat = chat_.get(),
+        .chat_missing = chat.status(),
+        .answerer = answerer_.get(),
+        .documents = documents_.get(),
+        .model_name = config_.model_name,
+        .keep = config_.documents.keep,
+        .keep_tokens = config_.documents.keep_tokens,
+        .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
+        .most_given_up = decoder::MostGivenUp(retrieval, config_.answerer.device,
+                                              std::numeric_limits<int64_t>::max()),
+        .later = [this](std::function<void()> task) {
+          return prepare_->TrySubmit(std::move(task));
+        }});
     ASSIGN_OR_RETURN(
         http_, HttpServer::Start(config_.http,
                                  [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
@@ -276,7 +193,7 @@ class OpenAiService final : public ApiService {
     const bool chat = request.target == kChat;
     if (chat || request.target == kCompletions) {
       if (request.method != "POST") return WrongMethod(request, "POST");
-      return Complete(chat, request, who.get(), reply);
+      return completions_->Handle(chat, request, who, reply);
     }
     if (request.target == kMetrics) {
       if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
@@ -340,160 +257,15 @@ class OpenAiService final : public ApiService {
     return absl::OkStatus();
   }
 
-  // The content id; empty without a context.
-  absl::StatusOr<std::string> FindContext(const std::string& name, kvstore::Principal* who) {
-    if (name.empty()) return std::string();
-    const absl::Status missing = absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
-    if (store_ == nullptr) return missing;
-    if (who != nullptr) {
-      RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
-      if (!who->Sees(name)) return missing;
-    }
-    ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
-    const absl::StatusOr<v1::Manifest> manifest = client->Get(name);
-    if (absl::IsNotFound(manifest.status())) return missing;
-    RETURN_IF_ERROR(manifest.status());
-    return manifest->content_id();
-  }
-
-  absl::Status CheckModel(const std::string& model) const {
-    const std::string name = model.substr(0, model.find('@'));
-    if (name.empty() || name == config_.model_name) return absl::OkStatus();
-    return absl::NotFoundError(absl::StrCat("no model \"", name, "\": there is \"",
-                                            config_.model_name, "\" (GET /v1/models)"));
-  }
-
-  absl::StatusOr<model::Seam> TokensOf(bool chat, const CompletionRequest& request,
-                                       const std::string& content_id) {
-    if (chat && chat_ == nullptr) return chat_missing_;
-    const model::Tokenizer& tokenizer = *model_->checkpoint().tokenizer;
-    model::Seam alone;
-    if (request.context.empty()) {
-      ASSIGN_OR_RETURN(alone.tokens, chat ? chat_->Encode(request.messages, tokenizer)
-                                          : model_->checkpoint().EncodeDocument(request.prompt));
-      return alone;
-    }
-    ASSIGN_OR_RETURN(const library::DocumentEnds document,
-                     ends_.Of(request.context, content_id, *store_));
-    const int64_t most = MostGivenUp(document.tokens);
-    if (chat) return chat_->EncodeBehind(request.messages, tokenizer, document, most);
-    return model::JoinTokens(tokenizer, document.last, most, request.prompt);
-  }
-
-  int64_t MostGivenUp(int64_t context_tokens) const {
-    return decoder::MostGivenUp(config_.answerer.retrieval, config_.answerer.device,
-                                context_tokens);
-  }
-
-  // How many tokens of the prompt are those of a document that is worth a context; 0: none are.
-  size_t DocumentTokens(bool chat, const CompletionRequest& request,
-                        const std::vector<TokenId>& prompt) {
-    const auto least = static_cast<size_t>(config_.documents.keep_tokens);
-    if (config_.documents.keep == 0 || prompt.size() < least) return 0;
-    std::optional<CompletionRequest> document = DocumentPart(request);
-    if (!document.has_value()) return 0;
-    const absl::StatusOr<model::Seam> part = TokensOf(chat, *document, "");
-    if (!part.ok()) return 0;
-    const size_t same = CommonPrefix(part->tokens, prompt);
-    return same >= least && same < prompt.size() ? same : 0;
-  }
-
-  absl::Status Complete(bool chat, const HttpRequest& http, kvstore::Principal* who,
-                        const std::shared_ptr<HttpReply>& reply) {
-    if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
-    ASSIGN_OR_RETURN(CompletionRequest request, ParseCompletion(chat, http.body));
-    RETURN_IF_ERROR(CheckModel(request.model));
-    AnswerJob job;
-    job.context = request.context;
-    ASSIGN_OR_RETURN(job.content_id, FindContext(request.context, who));
-    ASSIGN_OR_RETURN(model::Seam seam, TokensOf(chat, request, job.content_id));
-    job.prompt = std::move(seam.tokens);
-    job.give_up = seam.give_up;
-    job.max_tokens = request.max_tokens;
-    job.sources = request.sources;
-    if (who != nullptr) job.who = who->name();
-    job.sampling = {request.temperature, request.top_p, request.seed};
-    size_t keep = 0;
-    if (job.context.empty() && documents_ != nullptr) {
-      auto known =
-          documents_->Recognise(job.prompt, MostGivenUp(decoder::kMostGivenUp), SeenBy(who));
-      if (known.has_value()) {
-        job.context = known->name;
-        job.content_id = known->content_id;
-        job.prompt = std::move(known->prompt.rest);
-        job.give_up = known->prompt.give_up;
-      } else if (who == nullptr || who->Check(kvstore::Right::kImport).ok()) {
-        keep = DocumentTokens(chat, request, job.prompt);
-      }
-    }
-    CompletionHead head;
-    head.chat = chat;
-    head.id = NewId(chat);
-    head.created_unix_s = absl::ToUnixSeconds(absl::Now());
-    head.model = request.model.empty() ? config_.model_name : request.model;
-    auto answering = std::make_shared<Answering>(std::move(head), request, reply);
-    job.wanted = [answering] { return answering->Wanted(); };
-    job.on_text = [answering](const std::string& piece) { return answering->Push(piece); };
-    job.done = [answering](const absl::StatusOr<AnswerJob::Done>& done) { answering->Done(done); };
-    if (keep > 0 && AnswerFromKept(job, keep, answering, who)) return absl::OkStatus();
-    answering->SetPrompt(job.context, request.context.empty() && !job.context.empty(),
-                         static_cast<int64_t>(job.prompt.size()));
-    return answerer_->Submit(std::move(job));
-  }
-
-  // The first `keep` tokens of the prompt become a context, and the answer comes from there. False:
-  // that cannot be, for want of room, say: it is answered without.
-  bool AnswerFromKept(const AnswerJob& job, size_t keep,
-                      const std::shared_ptr<Answering>& answering, kvstore::Principal* who) {
-    const auto end = job.prompt.begin() + static_cast<std::ptrdiff_t>(keep);
-    const auto added = documents_->Keep({job.prompt.begin(), end}, SeenBy(who));
-    if (!added.ok() || !SeenBy(who)(added->document.name)) return false;
-    const absl::Status watched = documents_->Watch(
-        added->document.name, [this, answering, keep, job](const Document& document) {
-          if (document.state == DocumentState::kReady) {
-            AnswerJob rest = job;
-            rest.context = document.name;
-            rest.content_id = document.content_id;
-            rest.prompt.erase(rest.prompt.begin(),
-                              rest.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
-            answering->SetPrompt(rest.context, /*recognised=*/true,
-                                 static_cast<int64_t>(rest.prompt.size()));
-            Submit(std::move(rest), *answering);
-            return false;
-          }
-          if (document.state == DocumentState::kFailed) {
-            answering->SetPrompt("", false, static_cast<int64_t>(job.prompt.size()));
-            Submit(job, *answering);
-            return false;
-          }
-          answering->Waits(document);
-          return answering->Wanted();
-        });
-    return watched.ok();
-  }
-
-  void Submit(AnswerJob job, Answering& answering) {
-    if (const absl::Status status = answerer_->Submit(std::move(job)); !status.ok()) {
-      answering.Failed(status);
-    }
-  }
-
-  std::string NewId(bool chat) {
-    return absl::StrFormat("%s-%08x%08x", chat ? "chatcmpl" : "cmpl", started_, ++answers_);
-  }
-
   const ApiConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
   std::unique_ptr<ChatTemplate> chat_;
-  absl::Status chat_missing_;
-  const uint32_t started_ = std::random_device{}();
-  std::atomic<uint32_t> answers_{0};
-  library::DocumentEndsCache ends_;
   std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Answerer> answerer_;
   std::unique_ptr<Documents> documents_;  // null: there is no store
+  std::unique_ptr<CompletionsApi> completions_;
   std::unique_ptr<ThreadPool> prepare_;
 };
 

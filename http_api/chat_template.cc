@@ -1,181 +1,62 @@
 #include "http_api/chat_template.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "common/file.h"
+#include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
-#include "http_api/render_chat.h"
+#include "http_api/api_error.h"
 #include "model/checkpoint.h"
+#include "model/tokenizer/tokenizer.h"
 
 namespace carrel::http_api {
 namespace {
 
 using nlohmann::json;
 
-// Where a message begins and ends in a text that is thrown away; not in any text that people write.
+// Where a message begins and ends in a text that is thrown away; not in any text that people write. Its place in
+// the chat stands behind them, as a character of the same plane.
 constexpr char kBegin[] = "\xf3\xb0\x80\x8a\xf3\xb0\x82\x93",
                kEnd[] = "\xf3\xb0\x80\x8b\xf3\xb0\x82\x94";
 
-// The system's, whose packages are the system's.
-constexpr char kPython[] = "/usr/bin/python3";
-
-// A child that answers a line with a line.
-class Renderer {
- public:
-  ~Renderer() { Stop(); }
-
-  absl::Status Start() {
-    int to[2], from[2];
-    if (pipe2(to, O_CLOEXEC) != 0) return ErrnoStatus(errno, "chat template: pipe");
-    if (pipe2(from, O_CLOEXEC) != 0) {
-      close(to[0]);
-      close(to[1]);
-      return ErrnoStatus(errno, "chat template: pipe");
-    }
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
-    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    std::string program = kPython, isolated = "-I", command = "-c", script = kRenderChat;
-    char* arguments[] = {program.data(), isolated.data(), command.data(), script.data(), nullptr};
-    std::string path = "PATH=/usr/local/bin:/usr/bin:/bin", utf8 = "PYTHONUTF8=1";
-    char* environment[] = {path.data(), utf8.data(), nullptr};
-    const int error =
-        posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments, environment);
-    posix_spawn_file_actions_destroy(&actions);
-    close(to[0]);
-    close(from[1]);
-    in_ = to[1];
-    out_ = from[0];
-    if (error == 0) return absl::OkStatus();
-    pid_ = -1;
-    Stop();
-    return absl::FailedPreconditionError(
-        absl::StrCat("chat template: ", kPython, " does not start: ", strerror(error)));
-  }
-
-  void Stop() {
-    if (in_ >= 0) close(in_);
-    if (out_ >= 0) close(out_);
-    in_ = out_ = -1;
-    if (pid_ < 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
-  bool running() const { return pid_ >= 0; }
-
-  absl::StatusOr<json> Ask(std::string line, absl::Time until) {
-    line += '\n';
-    for (size_t sent = 0; sent < line.size();) {
-      RETURN_IF_ERROR(Wait(in_, POLLOUT, until));
-      const ssize_t n = write(in_, line.data() + sent, std::min<size_t>(line.size() - sent, 4096));
-      if (n < 0 && errno != EINTR) return Ended();
-      if (n > 0) sent += static_cast<size_t>(n);
-    }
-    std::string answer;
-    while (answer.empty() || answer.back() != '\n') {
-      RETURN_IF_ERROR(Wait(out_, POLLIN, until));
-      char buffer[65536];
-      const ssize_t n = read(out_, buffer, sizeof(buffer));
-      if (n == 0 || (n < 0 && errno != EINTR)) return Ended();
-      if (n > 0) answer.append(buffer, static_cast<size_t>(n));
-    }
-    json parsed = json::parse(answer, nullptr, /*allow_exceptions=*/false);
-    if (!parsed.is_object()) return Ended();
-    return parsed;
-  }
-
- private:
-  absl::Status Wait(int fd, short events, absl::Time until) {
-    pollfd poll_fd = {fd, events, 0};
-    const int64_t left = absl::ToInt64Milliseconds(until - absl::Now());
-    const int n = left <= 0 ? 0 : poll(&poll_fd, 1, static_cast<int>(left));
-    if (n > 0 || (n < 0 && errno == EINTR)) return absl::OkStatus();
-    return absl::DeadlineExceededError(absl::StrCat("the model's chat template took longer than ",
-                                                    absl::FormatDuration(ChatTemplate::kPatience)));
-  }
-
-  static absl::Status Ended() {
-    return absl::FailedPreconditionError(
-        absl::StrCat("chat template: ", kPython,
-                     " with jinja2 (Debian: python3-jinja2) ended without an answer"));
-  }
-
-  pid_t pid_ = -1;
-  int in_ = -1, out_ = -1;
-};
-
-class JinjaTemplate final : public ChatTemplate {
- public:
-  JinjaTemplate(const std::string& jinja, const std::string& bos, const std::string& eos)
-      : source_({{"template", jinja}, {"bos_token", bos}, {"eos_token", eos}}) {}
-
-  absl::Status Compile() {
-    absl::MutexLock lock(&mu_);
-    return CompileLocked();
-  }
-
-  absl::StatusOr<std::string> Render(const std::vector<Message>& messages) override {
-    // Templates that print a message see its fields in this order.
-    nlohmann::ordered_json request = {{"messages", nlohmann::ordered_json::array()},
-                                      {"add_generation_prompt", true}};
-    for (const Message& message : messages) {
-      request["messages"].push_back({{"role", message.role}, {"content", message.content}});
-    }
-    absl::MutexLock lock(&mu_);
-    if (!renderer_.running()) RETURN_IF_ERROR(CompileLocked());
-    ASSIGN_OR_RETURN(
-        const json answer,
-        AskLocked(request.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace)));
-    if (answer.contains("text") && answer["text"].is_string())
-      return answer["text"].get<std::string>();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the model's chat template refuses these messages: ", answer.value("error", "")));
-  }
-
- private:
-  absl::StatusOr<json> AskLocked(std::string request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    absl::StatusOr<json> answer = renderer_.Ask(std::move(request), absl::Now() + kPatience);
-    if (!answer.ok()) renderer_.Stop();  // the next one gets a child of its own
-    return answer;
-  }
-
-  absl::Status CompileLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    RETURN_IF_ERROR(renderer_.Start());
-    ASSIGN_OR_RETURN(const json answer, AskLocked(source_.dump()));
-    if (!answer.contains("error")) return absl::OkStatus();
-    renderer_.Stop();
-    return absl::InvalidArgumentError(
-        absl::StrCat("the model's chat template: ", answer.value("error", "")));
-  }
-
-  const json source_;
-  absl::Mutex mu_;
-  Renderer renderer_ ABSL_GUARDED_BY(mu_);
-};
+// U+F1000 and on.
+std::string PlaceMark(size_t place) {
+  const auto code = static_cast<uint32_t>(0xf1000 + place);
+  std::string mark = "\xf3";
+  for (const int shift : {12, 6, 0}) mark += static_cast<char>(0x80 | ((code >> shift) & 0x3f));
+  return mark;
+}
+constexpr size_t kPlaceBytes = 4;
 
 absl::StatusOr<std::string> TokenText(const model::Checkpoint& checkpoint, TokenId id) {
   if (id < 0) return std::string();
   return checkpoint.tokenizer->Decode({id}, /*skip_special=*/false);
+}
+
+// Of tokenizer_config.json: a text, or a list of {"name", "template"} of which "default" counts.
+absl::StatusOr<std::string> TemplateOf(const json& found, const std::string& path) {
+  if (found.is_string()) return found.get<std::string>();
+  if (!found.is_array()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": chat_template=", ShownJson(found), ": must be a text or a list"));
+  }
+  for (const json& named : found) {
+    if (JsonText(JsonAt(named, {"name"})) != "default") continue;
+    const json* const text = JsonAt(named, {"template"});
+    if (text == nullptr || !text->is_string()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": chat_template's \"default\" has no template that is a text"));
+    }
+    return text->get<std::string>();
+  }
+  return std::string();
 }
 
 // Of a folder of Hugging Face's, or as the GGUF file has it; empty: none.
@@ -189,42 +70,89 @@ absl::StatusOr<std::string> FindTemplate(const std::string& model_path,
   const std::string path = model_path + "/tokenizer_config.json";
   if (!std::filesystem::exists(path)) return std::string();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  const json config = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object() || !config.contains("chat_template")) return std::string();
-  const json& found = config["chat_template"];
-  if (found.is_string()) return found.get<std::string>();
-  for (const json& named : found) {  // [{"name", "template"}]
-    if (named.is_object() && named.value("name", "") == "default")
-      return named.value("template", "");
-  }
-  return std::string();
+  const absl::StatusOr<json> config = ParseJsonObject(text, path);
+  if (!config.ok()) return std::string();  // who reads the tokenizer says what is wrong with it
+  const JsonFields fields(path, *config);
+  const json* const found = fields.Find("chat_template");
+  return found == nullptr ? std::string() : TemplateOf(*found, path);
 }
 
-// Takes the marks out, and tells what stood between them.
-absl::StatusOr<std::string> Unmarked(const std::string& text,
-                                     std::vector<model::PlainRange>& plain) {
-  std::string rest;
-  size_t at = 0;
-  for (size_t begin; (begin = text.find(kBegin, at)) != std::string::npos;) {
-    const size_t first = begin + sizeof(kBegin) - 1, end = text.find(kEnd, first);
-    if (end == std::string::npos) return absl::InvalidArgumentError("an end is missing");
-    rest.append(text, at, begin - at);
-    const auto from = static_cast<int64_t>(rest.size());
-    rest.append(text, first, end - first);
-    plain.push_back({from, static_cast<int64_t>(rest.size())});
-    at = end + sizeof(kEnd) - 1;
+// How many bytes of text a prompt of this model can be, and some more: tokenizers may shorten texts.
+absl::StatusOr<int64_t> MaxBytes(const model::Checkpoint& checkpoint) {
+  constexpr int64_t kSlack = 4, kLeast = int64_t{1} << 20, kMost = int64_t{64} << 20;
+  size_t longest = 1;
+  for (TokenId id = 0; id < checkpoint.tokenizer->vocab_size(); ++id) {
+    const auto text = checkpoint.tokenizer->Decode({id}, /*skip_special=*/false);
+    if (text.ok()) longest = std::max(longest, text->size());
   }
-  rest.append(text, at);
-  return rest;
+  const int64_t positions = checkpoint.config.max_position_embeddings;
+  const int64_t each = kSlack * static_cast<int64_t>(longest);
+  return positions > kMost / each ? kMost : std::max(kLeast, positions * each);
+}
+
+bool Quoted(absl::string_view source, absl::string_view name) {
+  return absl::StrContains(source, absl::StrCat("'", name, "'")) ||
+         absl::StrContains(source, absl::StrCat("\"", name, "\""));
+}
+
+absl::Status AboutMessage(absl::Status status, size_t place) {
+  return WithParam(std::move(status), absl::StrCat("messages[", place, "]"));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(const std::string& jinja,
-                                                                   const std::string& bos,
-                                                                   const std::string& eos) {
-  auto chat = std::make_unique<JinjaTemplate>(jinja, bos, eos);
-  RETURN_IF_ERROR(chat->Compile());
+// A chat's text, and where in it its messages stand.
+struct ChatTemplate::Marked {
+  std::string text;
+  std::vector<model::PlainRange>
+      messages;  // empty: the template changes them, and which are its own is not told
+  bool told = false;
+};
+
+namespace {
+
+struct Unmarked {
+  std::string text;
+  std::vector<model::PlainRange> plain;
+  std::vector<bool> begun, ended;  // which messages' marks there are
+  bool whole = true;               // each begin has its end
+};
+
+// Takes the marks out, and tells what stood between them.
+Unmarked TakeMarks(absl::string_view marked, size_t messages) {
+  Unmarked out;
+  out.begun.resize(messages);
+  out.ended.resize(messages);
+  for (size_t i = 0; i < messages; ++i) {
+    out.begun[i] = absl::StrContains(marked, absl::StrCat(kBegin, PlaceMark(i)));
+    out.ended[i] = absl::StrContains(marked, absl::StrCat(kEnd, PlaceMark(i)));
+  }
+  size_t at = 0;
+  for (size_t begin; (begin = marked.find(kBegin, at)) != absl::string_view::npos;) {
+    const size_t first = begin + sizeof(kBegin) - 1 + kPlaceBytes;
+    const size_t end = first > marked.size() ? absl::string_view::npos : marked.find(kEnd, first);
+    if (end == absl::string_view::npos) {
+      out.whole = false;
+      return out;
+    }
+    absl::StrAppend(&out.text, marked.substr(at, begin - at));
+    const auto from = static_cast<int64_t>(out.text.size());
+    absl::StrAppend(&out.text, marked.substr(first, end - first));
+    out.plain.push_back({from, static_cast<int64_t>(out.text.size())});
+    at = std::min(marked.size(), end + sizeof(kEnd) - 1 + kPlaceBytes);
+  }
+  absl::StrAppend(&out.text, marked.substr(at));
+  return out;
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(ChatRendererConfig config)
+    : jinja_(config.jinja), renderer_(std::move(config)) {}
+
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(ChatRendererConfig config) {
+  std::unique_ptr<ChatTemplate> chat(new ChatTemplate(std::move(config)));
+  RETURN_IF_ERROR(chat->renderer_.Compile());
   return chat;
 }
 
@@ -233,46 +161,114 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
   if (checkpoint.tokenizer == nullptr) {
     return absl::FailedPreconditionError("the model came without a tokenizer");
   }
-  ASSIGN_OR_RETURN(const std::string jinja, FindTemplate(model_path, checkpoint));
-  if (jinja.empty()) {
+  ChatRendererConfig config;
+  ASSIGN_OR_RETURN(config.jinja, FindTemplate(model_path, checkpoint));
+  if (config.jinja.empty()) {
     return absl::NotFoundError(absl::StrCat(
         model_path, " has no chat template (chat_template.jinja, tokenizer_config.json or GGUF)"));
   }
-  ASSIGN_OR_RETURN(const std::string bos,
-                   TokenText(checkpoint, checkpoint.tokenizer->bos_token_id()));
+  ASSIGN_OR_RETURN(config.bos, TokenText(checkpoint, checkpoint.tokenizer->bos_token_id()));
   const std::vector<TokenId>& ends = checkpoint.config.eos_token_ids;
-  ASSIGN_OR_RETURN(const std::string eos, TokenText(checkpoint, ends.empty() ? -1 : ends.front()));
-  return Create(jinja, bos, eos);
+  ASSIGN_OR_RETURN(config.eos, TokenText(checkpoint, ends.empty() ? -1 : ends.front()));
+  ASSIGN_OR_RETURN(config.max_bytes, MaxBytes(checkpoint));
+  return Create(std::move(config));
 }
 
-// A chat's text, and where in it its messages stand.
-struct ChatTemplate::Marked {
-  std::string text;
-  std::vector<model::PlainRange> messages;
-};
+bool ChatTemplate::Mentions(absl::string_view name) const {
+  return absl::StrContains(jinja_, name);
+}
+
+absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<Message>& messages,
+                                                 const ChatOptions& options) {
+  // Templates that print a message see its fields in this order.
+  nlohmann::ordered_json request = {{"messages", nlohmann::ordered_json::array()},
+                                    {"add_generation_prompt", options.begin_answer}};
+  for (const Message& message : messages) {
+    request["messages"].push_back({{"role", message.role}, {"content", message.content}});
+  }
+  ASSIGN_OR_RETURN(const json more, ParseJsonObject(options.arguments, "chat_template_kwargs"));
+  for (const auto& [name, value] : more.items()) {
+    if (!request.contains(name)) request[name] = value;
+  }
+  return renderer_.Render(request);
+}
+
+// The roles as the template knows them.
+absl::StatusOr<std::vector<Message>> ChatTemplate::Known(
+    const std::vector<Message>& messages) const {
+  std::vector<Message> known = messages;
+  for (size_t i = 0; i < known.size(); ++i) {
+    std::string& role = known[i].role;
+    if (role == "system" || role == "user" || role == "assistant" || Quoted(jinja_, role)) continue;
+    if (role == "developer") {
+      role = "system";
+      continue;
+    }
+    const std::string lower = absl::AsciiStrToLower(role);
+    const bool by_case = lower != role && (lower == "system" || lower == "user" ||
+                                           lower == "assistant" || Quoted(jinja_, lower));
+    return AboutMessage(
+        absl::InvalidArgumentError(absl::StrCat(
+            "messages[", i, "].role=", ShownJson(json(role)), ": the model's chat template knows ",
+            by_case ? absl::StrCat("\"", lower, "\", in small letters")
+                    : std::string("system, user, assistant, and no such role"))),
+        i);
+  }
+  return known;
+}
 
 absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderMarked(
-    const std::vector<Message>& messages) {
+    const std::vector<Message>& messages, const ChatOptions& options, size_t first) {
   std::vector<Message> marked = messages;
-  for (Message& message : marked) {
-    // White space at the ends stays outside, for templates that trim it.
-    const absl::string_view inner = absl::StripAsciiWhitespace(message.content);
-    const auto before = static_cast<size_t>(inner.data() - message.content.data());
-    message.content = absl::StrCat(message.content.substr(0, before), kBegin, inner, kEnd,
-                                   message.content.substr(before + inner.size()));
+  for (size_t i = 0; i < marked.size(); ++i) {
+    // White space at the ends stays outside, for templates that trim it. One that says nothing may be left
+    // out, and is marked only where the place of the first is asked for.
+    std::string& content = marked[i].content;
+    const absl::string_view inner = absl::StripAsciiWhitespace(content);
+    if (inner.empty() && i > 0) continue;
+    const auto before = static_cast<size_t>(inner.data() - content.data());
+    content = absl::StrCat(content.substr(0, before), kBegin, PlaceMark(i), inner, kEnd,
+                           PlaceMark(i), content.substr(before + inner.size()));
   }
-  ASSIGN_OR_RETURN(const std::string rendered, Render(marked));
   Marked result;
-  const absl::StatusOr<std::string> unmarked = Unmarked(rendered, result.messages);
-  ASSIGN_OR_RETURN(result.text, Render(messages));
-  if (unmarked.ok() && *unmarked == result.text) return result;
-  return absl::InvalidArgumentError(
-      "a message contains a control token of the model, and the model's chat template changes "
-      "messages in a way that does not tell which are its own");
+  ASSIGN_OR_RETURN(result.text, Render(messages, options));
+  const absl::StatusOr<std::string> rendered = Render(marked, options);
+  if (absl::IsInvalidArgument(rendered.status())) return result;  // it looks into messages
+  RETURN_IF_ERROR(rendered.status());
+  Unmarked unmarked = TakeMarks(*rendered, messages.size());
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const bool blank = absl::StripAsciiWhitespace(messages[i].content).empty();
+    if (blank || unmarked.begun[i] || unmarked.ended[i]) continue;
+    return AboutMessage(
+        absl::InvalidArgumentError(
+            absl::StrCat("messages[", first + i, "] (role ", Shown(messages[i].role, 64),
+                         "): the model's chat template leaves this message out where it stands")),
+        first + i);
+  }
+  result.told = unmarked.whole && unmarked.text == result.text;
+  if (result.told) result.messages = std::move(unmarked.plain);
+  if (!options.continue_last) return result;
+  if (!result.told || !unmarked.ended.back()) {
+    return AboutMessage(absl::InvalidArgumentError(
+                            "continue_final_message=true: the last message says nothing, or the "
+                            "model's chat template does not tell where it ends"),
+                        first + messages.size() - 1);
+  }
+  result.text.resize(static_cast<size_t>(result.messages.back().end));
+  return result;
 }
 
-absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderFor(const std::vector<Message>& messages,
-                                                             const model::Tokenizer& tokenizer) {
+absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Message>& messages,
+                                                          const model::Tokenizer& tokenizer,
+                                                          const ChatOptions& options) {
+  ASSIGN_OR_RETURN(const std::vector<Message> known, Known(messages));
+  ASSIGN_OR_RETURN(const Marked marked, RenderKnown(known, tokenizer, options));
+  return tokenizer.Encode(marked.text, nullptr, marked.messages);
+}
+
+absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderKnown(const std::vector<Message>& messages,
+                                                               const model::Tokenizer& tokenizer,
+                                                               const ChatOptions& options) {
   bool any = false;
   for (const Message& message : messages) {
     const auto size = static_cast<int64_t>(message.content.size());
@@ -281,20 +277,18 @@ absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderFor(const std::vector<M
     ASSIGN_OR_RETURN(const std::vector<TokenId> with_control, tokenizer.Encode(message.content));
     any |= as_text != with_control;
   }
-  if (any) return RenderMarked(messages);
-  Marked marked;
-  ASSIGN_OR_RETURN(marked.text, Render(messages));
-  return marked;
-}
-
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Message>& messages,
-                                                          const model::Tokenizer& tokenizer) {
-  ASSIGN_OR_RETURN(const Marked marked, RenderFor(messages, tokenizer));
-  return tokenizer.Encode(marked.text, nullptr, marked.messages);
+  ASSIGN_OR_RETURN(Marked marked, RenderMarked(messages, options, 0));
+  if (!any) marked.messages.clear();
+  if (!any || marked.told) return marked;
+  return WithParam(
+      absl::InvalidArgumentError(
+          "a message contains a control token of the model, and the model's chat template changes "
+          "messages in a way that does not tell which are its own"),
+      "messages");
 }
 
 absl::StatusOr<std::string> ChatTemplate::TurnHead() {
-  const absl::StatusOr<Marked> marked = RenderMarked({{"user", "x"}});
+  const absl::StatusOr<Marked> marked = RenderMarked({{"user", "x"}}, {}, 0);
   if (absl::IsInvalidArgument(marked.status())) return std::string();  // it wants other messages
   RETURN_IF_ERROR(marked.status());
   if (marked->messages.size() != 1) return std::string();
@@ -329,12 +323,14 @@ absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
 absl::StatusOr<model::Seam> ChatTemplate::EncodeBehind(const std::vector<Message>& messages,
                                                        const model::Tokenizer& tokenizer,
                                                        const library::DocumentEnds& document,
-                                                       int64_t most_given_up) {
+                                                       int64_t most_given_up,
+                                                       const ChatOptions& options) {
+  ASSIGN_OR_RETURN(const std::vector<Message> known, Known(messages));
   ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document.first));
-  const bool system = !messages.empty() && messages.front().role == "system";
-  const size_t first = system ? 1 : 0;
-  if (!in_turn || messages.size() <= first || messages[first].role != "user") {
-    ASSIGN_OR_RETURN(const Marked marked, RenderFor(messages, tokenizer));
+  size_t first = 0;  // behind the system's
+  while (first < known.size() && known[first].role == "system") ++first;
+  if (!in_turn || first == known.size() || known[first].role != "user") {
+    ASSIGN_OR_RETURN(const Marked marked, RenderKnown(known, tokenizer, options));
     ASSIGN_OR_RETURN(model::Seam seam, model::JoinTokens(tokenizer, document.last, most_given_up,
                                                          marked.text, nullptr, marked.messages));
     if (!seam.tokens.empty() && seam.tokens.front() == tokenizer.bos_token_id()) {
@@ -342,11 +338,17 @@ absl::StatusOr<model::Seam> ChatTemplate::EncodeBehind(const std::vector<Message
     }
     return seam;
   }
-  std::vector<Message> said(messages.begin() + static_cast<std::ptrdiff_t>(first), messages.end());
-  if (system) said.front().content = absl::StrCat(messages[0].content, "\n\n", said[0].content);
-  ASSIGN_OR_RETURN(Marked marked, RenderMarked(said));
+  std::vector<Message> said(known.begin() + static_cast<std::ptrdiff_t>(first), known.end());
+  for (size_t i = first; i-- > 0;) {
+    said.front().content = absl::StrCat(known[i].content, "\n\n", said.front().content);
+  }
+  ASSIGN_OR_RETURN(Marked marked, RenderMarked(said, options, first));
   if (marked.messages.empty()) {
-    return absl::InvalidArgumentError("the model's chat template leaves out the first message");
+    return AboutMessage(
+        absl::InvalidArgumentError(
+            "the model's chat template changes messages in a way that does not tell where the "
+            "first one begins, and the document stands in that turn"),
+        first);
   }
   const int64_t cut = marked.messages.front().begin;
   constexpr absl::string_view kEmptyLine = "\n\n";

@@ -1,13 +1,17 @@
 #include "http_api/completion.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/json.h"
 #include "common/status.h"
+#include "http_api/request_fields.h"
+#include "kvstore/format/context_name.h"
 
 namespace carrel::http_api {
 namespace {
@@ -15,142 +19,267 @@ namespace {
 using nlohmann::json;
 
 absl::Status Bad(absl::string_view field, const json& value, absl::string_view wanted) {
-  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  if (text.size() > 100) text = text.substr(0, 100) + "..";
-  return absl::InvalidArgumentError(absl::StrCat(field, "=", text, ": must be ", wanted));
+  return WithParam(
+      absl::InvalidArgumentError(absl::StrCat(field, "=", ShownJson(value), ": must be ", wanted)),
+      field);
 }
 
-bool Given(const json& body, const char* field) {
-  const auto found = body.find(field);
-  return found != body.end() && !found->is_null();
-}
+// One object, read field by field; null counts as absent.
+class Reader {
+ public:
+  explicit Reader(const json& body, std::string path = "") : body_(body), path_(std::move(path)) {}
 
-absl::Status ReadText(const json& body, const char* field, std::string& out) {
-  if (!Given(body, field)) return absl::OkStatus();
-  if (!body[field].is_string()) return Bad(field, body[field], "a text");
-  out = body[field].get<std::string>();
-  return absl::OkStatus();
-}
-
-absl::Status ReadNumber(const json& body, const char* field, double low, double high, double& out) {
-  if (!Given(body, field)) return absl::OkStatus();
-  const json& value = body[field];
-  if (!value.is_number() || value.get<double>() < low || value.get<double>() > high) {
-    return Bad(field, value, absl::StrCat("a number in [", low, ", ", high, "]"));
+  const json* Find(const char* field) const {
+    const auto found = body_.find(field);
+    return found == body_.end() || found->is_null() ? nullptr : &*found;
   }
-  out = value.get<double>();
-  return absl::OkStatus();
-}
+  bool Given(const char* field) const { return Find(field) != nullptr; }
+  std::string Path(const char* field) const { return absl::StrCat(path_, field); }
 
-absl::Status ReadInteger(const json& body, const char* field, int64_t low, int64_t high,
-                         int64_t& out) {
-  if (!Given(body, field)) return absl::OkStatus();
-  const json& value = body[field];
-  const bool large =
-      value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
-  if (!value.is_number_integer() || large || value.get<int64_t>() < low ||
-      value.get<int64_t>() > high) {
-    return Bad(field, value, absl::StrCat("a whole number in [", low, ", ", high, "]"));
+  absl::Status Text(const char* field, size_t most, std::string& out) const {
+    const json* const value = Find(field);
+    if (value == nullptr) return absl::OkStatus();
+    if (!value->is_string()) return Bad(Path(field), *value, "a text");
+    out = value->get_ref<const std::string&>();
+    if (out.size() <= most) return absl::OkStatus();
+    return Bad(Path(field), *value, absl::StrCat("at most ", most, " bytes, not ", out.size()));
   }
-  out = value.get<int64_t>();
-  return absl::OkStatus();
-}
 
-absl::Status ReadBool(const json& body, const char* field, bool& out) {
-  if (!Given(body, field)) return absl::OkStatus();
-  if (!body[field].is_boolean()) return Bad(field, body[field], "true or false");
-  out = body[field].get<bool>();
-  return absl::OkStatus();
-}
+  absl::Status Number(const char* field, double low, double high,
+                      std::optional<double>& out) const {
+    const json* const value = Find(field);
+    if (value == nullptr) return absl::OkStatus();
+    const double number = value->is_number() ? value->get<double>() : std::nan("");
+    if (!(number >= low && number <= high)) {
+      return Bad(Path(field), *value, absl::StrCat("a number in [", low, ", ", high, "]"));
+    }
+    out = number;
+    return absl::OkStatus();
+  }
 
-// What changes the answer and is not done here.
-absl::Status CheckUnsupported(const json& body) {
-  const auto harmless = [](const char* field, const json& value) {
-    const std::string name = field;
-    if (name == "n" || name == "best_of") return value == 1;
-    if (value.is_number()) return value == 0;  // penalties
-    if (value.is_boolean()) return !value.get<bool>();
-    if (name == "response_format") return value.is_object() && value.value("type", "") == "text";
-    if (name == "tool_choice") return value == "none";
-    return value.empty();
+  // Also 8.0, which languages without whole numbers write.
+  absl::Status Integer(const char* field, int64_t low, int64_t high,
+                       std::optional<int64_t>& out) const {
+    constexpr double kExact = 9007199254740992;  // 2^53
+    const json* const value = Find(field);
+    if (value == nullptr) return absl::OkStatus();
+    bool good = false;
+    int64_t number = 0;
+    if (value->is_number_unsigned()) {
+      good = value->get<uint64_t>() <= uint64_t{INT64_MAX};
+    } else if (value->is_number_integer()) {
+      good = true;
+    } else if (value->is_number_float()) {
+      const double given = value->get<double>();
+      good = std::abs(given) <= kExact && given == std::floor(given);
+    }
+    if (good) number = value->get<int64_t>();
+    if (!good || number < low || number > high) {
+      return Bad(Path(field), *value, absl::StrCat("a whole number in [", low, ", ", high, "]"));
+    }
+    out = number;
+    return absl::OkStatus();
+  }
+
+  absl::Status Bool(const char* field, bool& out) const {
+    const json* const value = Find(field);
+    if (value == nullptr) return absl::OkStatus();
+    if (!value->is_boolean()) return Bad(Path(field), *value, "true or false");
+    out = value->get<bool>();
+    return absl::OkStatus();
+  }
+
+ private:
+  const json& body_;
+  const std::string path_;
+};
+
+absl::Status ReadStop(const Reader& body, std::vector<std::string>& stop) {
+  constexpr size_t kMost = 16, kLongest = 1000;
+  const json* const given = body.Find("stop");
+  if (given == nullptr) return absl::OkStatus();
+  const auto add = [&](const json& text) -> absl::Status {
+    if (!text.is_string() || text.get_ref<const std::string&>().size() > kLongest) {
+      return Bad("stop", *given,
+                 absl::StrCat("a text, or a list of texts, of at most ", kLongest, " bytes each"));
+    }
+    // An empty one ends nothing.
+    if (text != "") stop.push_back(text.get<std::string>());
+    return absl::OkStatus();
   };
-  for (const char* field : {"n", "best_of", "logprobs", "top_logprobs", "presence_penalty",
-                            "frequency_penalty", "logit_bias", "tools", "tool_choice", "functions",
-                            "response_format", "audio", "modalities", "echo", "suffix"}) {
-    if (Given(body, field) && !harmless(field, body[field])) {
-      return Bad(field, body[field], "left out: it is not supported");
-    }
-  }
+  if (!given->is_array()) return add(*given);
+  if (given->size() > kMost) return Bad("stop", *given, absl::StrCat("at most ", kMost, " texts"));
+  for (const json& text : *given) RETURN_IF_ERROR(add(text));
   return absl::OkStatus();
 }
 
-absl::Status ReadStop(const json& body, std::vector<std::string>& stop) {
-  if (!Given(body, "stop")) return absl::OkStatus();
-  const json& value = body["stop"];
-  const json list = value.is_array() ? value : json::array({value});
-  if (list.size() > 16) return Bad("stop", value, "at most 16 texts");
-  for (const json& text : list) {
-    if (!text.is_string() || text.get<std::string>().empty() ||
-        text.get<std::string>().size() > 1000) {
-      return Bad("stop", value, "a text, or a list of texts, of 1 .. 1000 bytes each");
-    }
-    stop.push_back(text.get<std::string>());
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> ReadContent(const json& content) {
+absl::StatusOr<std::string> ReadContent(const json& content, const std::string& path) {
   if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) return Bad(path, content, "a text, or a list of parts");
   std::string text;
-  if (!content.is_array()) return Bad("messages.content", content, "a text, or a list of parts");
-  for (const json& part : content) {
-    if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") ||
-        !part["text"].is_string()) {
-      return Bad("messages.content", part, "a part of type text");
+  for (size_t i = 0; i < content.size(); ++i) {
+    const json& part = content[i];
+    if (part.is_string()) {
+      text += part.get_ref<const std::string&>();
+      continue;
     }
-    text += part["text"].get<std::string>();
+    const std::string at = absl::StrCat(path, "[", i, "]");
+    if (!part.is_object()) return Bad(at, part, "a part of type text");
+    // Some clients write a part without its type.
+    const auto type = part.find("type"), said = part.find("text");
+    if (type != part.end() && !type->is_null() && *type != "text") {
+      return Bad(absl::StrCat(at, ".type"), *type, "\"text\": nothing else is read");
+    }
+    if (said == part.end() || !said->is_string()) {
+      return Bad(absl::StrCat(at, ".text"), said == part.end() ? json() : *said, "a text");
+    }
+    text += said->get_ref<const std::string&>();
   }
   return text;
 }
 
-absl::Status ReadMessages(const json& body, std::vector<Message>& messages) {
+absl::Status ReadMessage(const json& given, const std::string& path, CompletionRequest& request) {
+  constexpr size_t kLongestRole = 64;
+  if (!given.is_object()) return Bad(path, given, "an object with role and content");
+  RETURN_IF_ERROR(CheckFields(RequestKind::kMessage, given, "messages.", request.ignored));
+  const Reader fields(given, absl::StrCat(path, "."));
+  Message& message = request.messages.emplace_back();
+  RETURN_IF_ERROR(fields.Text("role", kLongestRole, message.role));
+  if (message.role.empty()) {
+    return Bad(fields.Path("role"), given.contains("role") ? given["role"] : json(),
+               "\"system\", \"user\" or \"assistant\"");
+  }
+  const json* const content = fields.Find("content");
+  if (content != nullptr) {
+    ASSIGN_OR_RETURN(message.content, ReadContent(*content, fields.Path("content")));
+  } else if (message.role != "assistant") {  // which may have said nothing
+    return Bad(fields.Path("content"), json(), "a text, or a list of parts");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadMessages(const json& body, CompletionRequest& request) {
   constexpr size_t kMost = 10000;
-  const json list = body.value("messages", json());
-  if (!list.is_array() || list.empty() || list.size() > kMost) {
-    return Bad("messages", list, absl::StrCat("a list of 1 .. ", kMost, " messages"));
+  const auto list = body.find("messages");
+  if (list == body.end() || !list->is_array() || list->empty() || list->size() > kMost) {
+    return Bad("messages", list == body.end() ? json() : *list,
+               absl::StrCat("a list of 1 .. ", kMost, " messages"));
   }
-  for (const json& given : list) {
-    if (!given.is_object() || !given.contains("role") || !given["role"].is_string()) {
-      return Bad("messages", given, "an object with role and content");
-    }
-    if (Given(given, "tool_calls") || Given(given, "function_call")) {
-      return Bad("messages.tool_calls", given, "left out: it is not supported");
-    }
-    Message& message = messages.emplace_back();
-    message.role = given["role"].get<std::string>();
-    if (!Given(given, "content")) return Bad("messages", given, "an object with role and content");
-    ASSIGN_OR_RETURN(message.content, ReadContent(given["content"]));
+  for (size_t i = 0; i < list->size(); ++i) {
+    RETURN_IF_ERROR(ReadMessage((*list)[i], absl::StrCat("messages[", i, "]"), request));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadSampling(const json& body, CompletionRequest& request) {
-  RETURN_IF_ERROR(ReadInteger(body, "max_tokens", 1, 1 << 20, request.max_tokens));
-  RETURN_IF_ERROR(ReadInteger(body, "max_completion_tokens", 1, 1 << 20, request.max_tokens));
-  RETURN_IF_ERROR(ReadNumber(body, "temperature", 0, 2, request.temperature));
-  RETURN_IF_ERROR(ReadNumber(body, "top_p", 0, 1, request.top_p));
-  if (request.top_p == 0) return Bad("top_p", body["top_p"], "above 0");
-  int64_t seed = 0;
-  RETURN_IF_ERROR(ReadInteger(body, "seed", INT64_MIN, INT64_MAX, seed));
-  request.seeded = Given(body, "seed");
-  request.seed = static_cast<uint64_t>(seed);
-  if (!request.seeded) request.seed = std::random_device{}();
+absl::Status ReadPrompt(const json& body, CompletionRequest& request) {
+  const auto found = body.find("prompt");
+  static const json nothing;
+  const json& given = found == body.end() ? nothing : *found;
+  const json& text = given.is_array() && given.size() == 1 ? given[0] : given;
+  if (!text.is_string()) {
+    return Bad("prompt", given, "a text, or a list of one text; token ids are not taken");
+  }
+  request.prompt = text.get<std::string>();
   return absl::OkStatus();
 }
 
-std::string Event(const json& value) {
-  return "data: " + value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n\n";
+// What the template gets beside the messages.
+absl::StatusOr<json> ReadArguments(const Reader& body, CompletionRequest& request) {
+  json arguments = json::object();
+  if (const json* const given = body.Find("chat_template_kwargs"); given != nullptr) {
+    if (!given->is_object()) return Bad("chat_template_kwargs", *given, "an object");
+    arguments = *given;
+  }
+  for (const char* name : {"messages", "add_generation_prompt", "continue_final_message",
+                           "bos_token", "eos_token", "tools", "documents"}) {
+    if (!arguments.contains(name)) continue;
+    return Bad(absl::StrCat("chat_template_kwargs.", name), arguments[name],
+               "left out: the server says it");
+  }
+  for (const auto& [name, value] : arguments.items()) {
+    request.template_fields.emplace_back(absl::StrCat("chat_template_kwargs.", name), name);
+  }
+  for (const char* name : {"enable_thinking", "reasoning_effort"}) {
+    const json* const given = body.Find(name);
+    if (given == nullptr) continue;
+    if (arguments.contains(name) && arguments[name] != *given) {
+      return Bad(name, *given, "what chat_template_kwargs says");
+    }
+    arguments[name] = *given;
+    request.template_fields.emplace_back(name, name);
+  }
+  return arguments;
 }
+
+absl::Status ReadChatOptions(const Reader& body, CompletionRequest& request) {
+  ASSIGN_OR_RETURN(const json arguments, ReadArguments(body, request));
+  ChatOptions& options = request.chat;
+  options.arguments = DumpJson(arguments);
+  RETURN_IF_ERROR(body.Bool("add_generation_prompt", options.begin_answer));
+  RETURN_IF_ERROR(body.Bool("continue_final_message", options.continue_last));
+  if (!options.continue_last) return absl::OkStatus();
+  if (body.Given("add_generation_prompt") && options.begin_answer) {
+    return Bad("add_generation_prompt", json(true), "false with continue_final_message");
+  }
+  options.begin_answer = false;
+  return absl::OkStatus();
+}
+
+absl::Status ReadMaxTokens(const Reader& body, int64_t& max_tokens) {
+  std::optional<int64_t> given;
+  RETURN_IF_ERROR(body.Integer("max_tokens", -1, CompletionRequest::kMaxTokens, given));
+  RETURN_IF_ERROR(body.Integer("max_completion_tokens", -1, CompletionRequest::kMaxTokens, given));
+  if (given == 0) {
+    return Bad(body.Given("max_completion_tokens") ? "max_completion_tokens" : "max_tokens",
+               json(0), "at least 1; -1 is what fits");
+  }
+  if (given.has_value()) max_tokens = *given < 0 ? CompletionRequest::kMaxTokens : *given;
+  return absl::OkStatus();
+}
+
+absl::Status ReadSampling(const Reader& body, RequestedSampling& sampling) {
+  RETURN_IF_ERROR(body.Number("temperature", 0, 2, sampling.temperature));
+  RETURN_IF_ERROR(body.Number("top_p", 0, 1, sampling.top_p));
+  if (sampling.top_p == 0.0) return Bad("top_p", json(0), "above 0");
+  RETURN_IF_ERROR(body.Integer("top_k", -1, INT32_MAX, sampling.top_k));
+  if (sampling.top_k == -1) sampling.top_k = 0;
+  RETURN_IF_ERROR(body.Number("min_p", 0, 1, sampling.min_p));
+  RETURN_IF_ERROR(body.Number("repeat_penalty", 0.01, 100, sampling.repetition_penalty));
+  RETURN_IF_ERROR(body.Number("repetition_penalty", 0.01, 100, sampling.repetition_penalty));
+  std::optional<int64_t> seed;
+  RETURN_IF_ERROR(body.Integer("seed", INT64_MIN, INT64_MAX, seed));
+  sampling.seed = seed.has_value() ? static_cast<uint64_t>(*seed) : std::random_device{}();
+  return absl::OkStatus();
+}
+
+// "context", or what stands behind the @ of "model".
+absl::Status ReadNames(const Reader& body, CompletionRequest& request) {
+  RETURN_IF_ERROR(body.Text("model", CompletionRequest::kMaxName, request.model));
+  RETURN_IF_ERROR(body.Text("context", CompletionRequest::kMaxName, request.context));
+  const size_t at = request.model.find('@');
+  const char* field = "context";
+  if (at != std::string::npos) {
+    const std::string behind = request.model.substr(at + 1);
+    if (!request.context.empty() && !behind.empty() && request.context != behind) {
+      return Bad("context", json(request.context),
+                 absl::StrCat("the one of model=", ShownJson(json(request.model))));
+    }
+    if (request.context.empty()) field = "model";
+    if (!behind.empty()) request.context = behind;
+  }
+  if (request.context.empty()) return absl::OkStatus();
+  return WithParam(kvstore::ValidateContextName(request.context), field);
+}
+
+absl::Status ReadStreaming(const Reader& body, CompletionRequest& request) {
+  RETURN_IF_ERROR(body.Bool("stream", request.stream));
+  const json* const options = body.Find("stream_options");
+  if (options == nullptr) return absl::OkStatus();
+  if (!options->is_object()) return Bad("stream_options", *options, "an object");
+  return Reader(*options, "stream_options.").Bool("include_usage", request.stream_usage);
+}
+
+std::string Event(const json& value) { return absl::StrCat("data: ", DumpJson(value), "\n\n"); }
 
 json Base(const CompletionHead& head, bool chunk) {
   return {{"id", head.id},
@@ -179,13 +308,30 @@ json SourcesOf(const std::vector<AnswerSource>& sources) {
   return list;
 }
 
+json SamplingOf(const Figures& figures) {
+  const decoder::SamplingConfig& sampling = figures.sampling;
+  return {{"temperature", sampling.temperature},
+          {"top_p", sampling.top_p},
+          {"top_k", sampling.top_k},
+          {"min_p", sampling.min_p},
+          {"repetition_penalty", sampling.repetition_penalty},
+          {"seed", static_cast<int64_t>(sampling.seed)},
+          {"advised", figures.advised}};
+}
+
 json FiguresOf(const Figures& figures) {
   json told = {{"context", figures.context.empty() ? json() : json(figures.context)},
                {"recognised", figures.recognised},
                {"context_tokens", figures.context_tokens},
                {"rows_read", figures.rows_read},
                {"prompt_ms", figures.prompt_ms},
-               {"ms_per_token", figures.ms_per_token}};
+               {"ms_per_token", figures.ms_per_token},
+               {"sampling", SamplingOf(figures)}};
+  if (!figures.ignored.empty()) told["ignored"] = figures.ignored;
+  if (!figures.not_kept.empty()) {
+    told["kept"] = false;
+    told["not_kept"] = figures.not_kept;
+  }
   if (figures.with_sources) told["sources"] = SourcesOf(figures.sources);
   return told;
 }
@@ -203,76 +349,33 @@ json Chunk(const CompletionHead& head, const json& delta, const std::string& tex
   return event;
 }
 
-struct ErrorKind {
-  int status;
-  const char* type;
-};
-
-ErrorKind KindOf(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kUnimplemented:
-      return {400, "invalid_request_error"};
-    case absl::StatusCode::kUnauthenticated:
-      return {401, "authentication_error"};
-    case absl::StatusCode::kPermissionDenied:
-      return {403, "permission_error"};
-    case absl::StatusCode::kNotFound:
-      return {404, "not_found_error"};
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kAlreadyExists:
-      return {409, "conflict_error"};
-    case absl::StatusCode::kResourceExhausted:
-      return {429, "rate_limit_error"};
-    case absl::StatusCode::kUnavailable:
-      return {503, "server_error"};
-    case absl::StatusCode::kDeadlineExceeded:
-      return {504, "server_error"};
-    default:
-      return {500, "server_error"};
-  }
-}
-
-json ErrorJson(const absl::Status& status) {
-  return {{"error",
-           {{"message", std::string(status.message())},
-            {"type", KindOf(status.code()).type},
-            {"param", nullptr},
-            {"code", nullptr}}}};
-}
-
 }  // namespace
 
 absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view text) {
-  const json body = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (!body.is_object()) return absl::InvalidArgumentError("the body is no JSON object");
+  JsonBounds bounds = kMessageBounds;
+  bounds.unique_names = true;
+  ASSIGN_OR_RETURN(const json body, ParseJsonObject(text, "the body", bounds));
+  const Reader fields(body);
   CompletionRequest request;
-  RETURN_IF_ERROR(ReadText(body, "model", request.model));
-  RETURN_IF_ERROR(ReadText(body, "context", request.context));
-  if (const size_t at = request.model.find('@');
-      request.context.empty() && at != std::string::npos) {
-    request.context = request.model.substr(at + 1);
-  }
-  RETURN_IF_ERROR(CheckUnsupported(body));
+  RETURN_IF_ERROR(ReadNames(fields, request));
+  RETURN_IF_ERROR(
+      CheckFields(chat ? RequestKind::kChat : RequestKind::kPrompt, body, "", request.ignored));
   if (chat) {
-    RETURN_IF_ERROR(ReadMessages(body, request.messages));
+    RETURN_IF_ERROR(ReadMessages(body, request));
+    RETURN_IF_ERROR(ReadChatOptions(fields, request));
   } else {
-    if (!Given(body, "prompt") || !body["prompt"].is_string()) {
-      return Bad("prompt", body.value("prompt", json()), "a text");
-    }
-    request.prompt = body["prompt"].get<std::string>();
+    RETURN_IF_ERROR(ReadPrompt(body, request));
   }
-  RETURN_IF_ERROR(ReadSampling(body, request));
-  RETURN_IF_ERROR(ReadStop(body, request.stop));
-  RETURN_IF_ERROR(ReadInteger(body, "sources", 0, 100, request.sources));
-  RETURN_IF_ERROR(ReadBool(body, "stream", request.stream));
-  if (Given(body, "stream_options")) {
-    if (!body["stream_options"].is_object()) {
-      return Bad("stream_options", body["stream_options"], "an object");
-    }
-    RETURN_IF_ERROR(ReadBool(body["stream_options"], "include_usage", request.stream_usage));
-  }
+  RETURN_IF_ERROR(ReadMaxTokens(fields, request.max_tokens));
+  RETURN_IF_ERROR(ReadSampling(fields, request.sampling));
+  RETURN_IF_ERROR(ReadStop(fields, request.stop));
+  std::optional<int64_t> sources;
+  RETURN_IF_ERROR(fields.Integer("sources", 0, 100, sources));
+  request.sources = sources.value_or(0);
+  std::optional<double> wait;
+  RETURN_IF_ERROR(fields.Number("wait", 0, 600, wait));
+  request.wait_s = wait.value_or(0);
+  RETURN_IF_ERROR(ReadStreaming(fields, request));
   return request;
 }
 
@@ -286,6 +389,7 @@ std::optional<CompletionRequest> DocumentPart(const CompletionRequest& request) 
     return !text.empty();
   };
   CompletionRequest part = request;
+  part.chat.continue_last = false;
   if (part.messages.empty()) {
     if (!cut(part.prompt)) return std::nullopt;
     return part;
@@ -310,7 +414,7 @@ std::string CompletionJson(const CompletionHead& head, const std::string& text,
   whole["choices"] = json::array({std::move(choice)});
   whole["usage"] = UsageOf(usage);
   whole["carrel"] = FiguresOf(figures);
-  return whole.dump(-1, ' ', false, json::error_handler_t::replace);
+  return DumpJson(whole);
 }
 
 std::string FirstEvent(const CompletionHead& head) {
@@ -334,13 +438,6 @@ std::string UsageEvent(const CompletionHead& head, const Usage& usage) {
   event["choices"] = json::array();
   event["usage"] = UsageOf(usage);
   return Event(event);
-}
-
-std::string ErrorEvent(const absl::Status& status) { return Event(ErrorJson(status)); }
-
-HttpError ErrorOf(const absl::Status& status) {
-  return {KindOf(status.code()).status,
-          ErrorJson(status).dump(-1, ' ', false, json::error_handler_t::replace)};
 }
 
 std::string StopFilter::Push(absl::string_view piece) {

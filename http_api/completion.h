@@ -1,35 +1,52 @@
 // What:   what /v1/completions and /v1/chat/completions are asked, and what they answer, as JSON.
-// Source: OpenAI's API reference; what is not done is refused by name, never ignored: n other than 1,
-//         logprobs, penalties, tools, response formats, images.
-// Errors: InvalidArgument names the field, its value and its bound.
+// Source: OpenAI's API reference; request_fields.h says what of it is read, taken, refused or ignored.
+// Errors: InvalidArgument names the field, its value and its bound, with the field as `param` (api_error.h).
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "decoder/sampler.h"
 #include "http_api/answerer.h"
+#include "http_api/api_error.h"
 #include "http_api/chat_template.h"
 
 namespace carrel::http_api {
 
+// How tokens are to be drawn; what is not said, the model's makers or the server say.
+struct RequestedSampling {
+  std::optional<double> temperature;         // 0 .. 2
+  std::optional<double> top_p;               // (0, 1]
+  std::optional<int64_t> top_k;              // 0: all
+  std::optional<double> min_p;               // 0 .. 1
+  std::optional<double> repetition_penalty;  // 0.01 .. 100
+  uint64_t seed = 0;
+};
+
 struct CompletionRequest {
+  static constexpr int64_t kMaxTokens = 1 << 20;
+  static constexpr size_t kMaxName = 256;  // bytes of model and context
+
   std::string model;              // as the client calls it
   std::string context;            // of "context", or behind the @ of "model"; empty: none
   std::vector<Message> messages;  // of a chat
-  std::string prompt;             // otherwise
-  int64_t max_tokens = 1024;      // 1 .. 1048576
-  double temperature = 1;         // 0 .. 2
-  double top_p = 1;               // (0, 1]
-  bool seeded = false;
-  uint64_t seed = 0;
+  ChatOptions chat;
+  // Fields of it that the template gets, as the request says them and as the template does.
+  std::vector<std::pair<std::string, std::string>> template_fields;
+  std::string prompt;         // otherwise
+  int64_t max_tokens = 1024;  // 1 .. kMaxTokens
+  RequestedSampling sampling;
   std::vector<std::string> stop;  // at most 16, of 1 .. 1000 bytes
   bool stream = false;
   bool stream_usage = false;  // a last chunk tells how many tokens there were
   int64_t sources = 0;        // passages of the document that the answer rests on; at most 100
+  double wait_s = 0;          // for a document that is being read; at most 600
+  std::vector<std::string> ignored;  // fields that are not known, and had no effect
 };
 
 absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view body);
@@ -55,6 +72,11 @@ struct Figures {
   double prompt_ms = 0, ms_per_token = 0;
   bool with_sources = false;  // they were asked for
   std::vector<AnswerSource> sources;
+  decoder::SamplingConfig sampling;  // as it was
+  std::vector<std::string> advised;  // names of it that the model's makers said, not the client
+  std::vector<std::string> ignored;  // fields of the request that had no effect
+  std::string
+      not_kept;  // why its document was not kept, which it might have been; empty: no matter
 };
 
 // What every part of one answer says of it.
@@ -74,14 +96,7 @@ std::string TextEvent(const CompletionHead& head, const std::string& text);
 std::string FinishEvent(const CompletionHead& head, const std::string& finish,
                         const Figures& figures);
 std::string UsageEvent(const CompletionHead& head, const Usage& usage);
-std::string ErrorEvent(const absl::Status& status);
 inline constexpr char kDoneEvent[] = "data: [DONE]\n\n";
-
-struct HttpError {
-  int status = 500;
-  std::string body;  // JSON in OpenAI's form
-};
-HttpError ErrorOf(const absl::Status& status);
 
 // Hands out text as soon as it cannot be part of a stop text, and nothing of it or behind it.
 class StopFilter {

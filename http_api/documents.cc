@@ -1,5 +1,7 @@
 #include "http_api/documents.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -8,17 +10,19 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/prefill.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
+#include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
 #include "http_api/known_prefixes.h"
 #include "http_api/waiting_documents.h"
+#include "kvstore/access/kept_name.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/service/context_client.h"
 #include "library/handles.h"
@@ -27,15 +31,10 @@
 namespace carrel::http_api {
 namespace {
 
-constexpr char kKept[] = "kept-", kUnnamed[] = "doc-";
+constexpr char kUnnamed[] = "doc-";
 constexpr size_t kMaxFailed = 64;  // whose errors are remembered
 // How old a look at a store may be that others write to.
 constexpr absl::Duration kLookAgain = absl::Seconds(2);
-
-std::string DigestOf(const std::vector<TokenId>& tokens) {
-  return Sha256Hex(absl::string_view(reinterpret_cast<const char*>(tokens.data()),
-                                     tokens.size() * sizeof(TokenId)));
-}
 
 class PrefillingDocuments final : public Documents {
  public:
@@ -54,6 +53,7 @@ class PrefillingDocuments final : public Documents {
     if (!config_.writable) return absl::OkStatus();
     ASSIGN_OR_RETURN(const std::vector<WaitingDocuments::Found> left, waiting_.Read());
     for (const WaitingDocuments::Found& one : left) RETURN_IF_ERROR(GoOn(one));
+    RETURN_IF_ERROR(Sweep());
     thread_ = std::thread([this] { Work(); });
     return absl::OkStatus();
   }
@@ -128,8 +128,29 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::StatusOr<Added> Add(const std::string& name, std::vector<TokenId> tokens,
-                            const Sees& sees) override {
-    return Enqueue(name, kUnnamed, std::move(tokens), sees);
+                            std::shared_ptr<void> place, const Sees& sees) override {
+    return Enqueue(name, /*waits=*/true, std::move(tokens), std::move(place), sees);
+  }
+
+  absl::StatusOr<std::shared_ptr<void>> TakePlace(const Sees& counted, const Take& take) override {
+    RETURN_IF_ERROR(Refresh());
+    const AttentionShape& shape = model_->checkpoint().config.shape;
+    const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
+    absl::MutexLock lock(&mu_);
+    int64_t contexts = 0, bytes = 0;
+    for (const auto& [name, entry] : stored_) {
+      if (!counted(name)) continue;
+      ++contexts;
+      bytes += entry.document.bytes;
+    }
+    for (const auto& [name, job] : jobs_) {
+      const bool counts = job->place == nullptr && !stored_.contains(name) &&
+                          job->document.state != DocumentState::kFailed && counted(name);
+      if (!counts) continue;
+      ++contexts;
+      bytes += job->document.tokens * token_bytes;
+    }
+    return take(contexts, bytes);
   }
 
   absl::Status Delete(const std::string& name) override {
@@ -147,6 +168,7 @@ class PrefillingDocuments final : public Documents {
           prefixes_.Remove(entry->second.document.content_id);
           stored_.erase(entry);
         }
+        job->place = nullptr;
         const bool ended = job->document.state == DocumentState::kFailed;
         if (!ended) {
           Fail(*job, absl::CancelledError("cancelled"));
@@ -205,15 +227,17 @@ class PrefillingDocuments final : public Documents {
     return std::nullopt;
   }
 
-  absl::StatusOr<Added> Keep(std::vector<TokenId> tokens, const Sees& sees) override {
+  absl::StatusOr<Added> Keep(const std::string& name, std::vector<TokenId> tokens,
+                             std::shared_ptr<void> place, const Sees& sees) override {
+    RETURN_IF_ERROR(CheckLength(tokens));
     RETURN_IF_ERROR(Refresh());
     {
       absl::MutexLock lock(&mu_);
       const auto same = SameLocked(DigestOf(tokens), "", sees);
       if (same.has_value()) return Added{*same, /*existed=*/true};
     }
-    RETURN_IF_ERROR(MakeRoom());
-    return Enqueue("", kKept, std::move(tokens), sees);
+    RETURN_IF_ERROR(MakeRoom(name));
+    return Enqueue(name, /*waits=*/false, std::move(tokens), std::move(place), sees);
   }
 
   int64_t queued() const override {
@@ -233,6 +257,7 @@ class PrefillingDocuments final : public Documents {
     std::vector<TokenId> tokens;
     std::vector<Watcher> watchers;       // under mu_
     std::atomic<bool> cancelled{false};  // set under mu_
+    std::shared_ptr<void> place;         // in a quota; under mu_
     bool published = false;              // of the thread that prefills
     bool waits = false;                  // in a file, too
   };
@@ -305,9 +330,13 @@ class PrefillingDocuments final : public Documents {
     const int64_t most = model_->checkpoint().config.max_position_embeddings;
     if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
     if (static_cast<int64_t>(tokens.size()) < most) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "text: the document has ", tokens.size(), " tokens: must be fewer than the model's ", most,
-        " (max_position_embeddings), which question and answer are among"));
+    return WithCode(
+        WithParam(absl::InvalidArgumentError(absl::StrCat(
+                      "text: the document has ", tokens.size(),
+                      " tokens: must be fewer than the model's ", most,
+                      " (max_position_embeddings), which question and answer are among")),
+                  "text"),
+        kContextLengthExceeded);
   }
 
   // What another process left waiting. What cannot go on has failed, and says why.
@@ -329,8 +358,8 @@ class PrefillingDocuments final : public Documents {
       }
     }
     absl::MutexLock lock(&mu_);
-    if (const auto same = SameLocked(job->digest, found.name, [](auto&) { return true; });
-        same.has_value() && good.ok()) {
+    if (const auto entry = stored_.find(found.name);
+        good.ok() && entry != stored_.end() && entry->second.digest == job->digest) {
       return waiting_.Remove(found.name);  // published, as the process ended
     }
     if (stored_.contains(found.name) && good.ok()) {
@@ -346,20 +375,51 @@ class PrefillingDocuments final : public Documents {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Added> Enqueue(std::string name, absl::string_view prefix,
-                                std::vector<TokenId> tokens, const Sees& sees) {
+  // Prefills of this store that ended in the middle. What was kept unasked, or is published by now, goes;
+  // others are listed: they may be somebody's who goes on with them.
+  absl::Status Sweep() {
+    if (store_->store() == nullptr) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const std::vector<kvstore::UnfinishedPrefill> left,
+                     store_->store()->ListUnfinished());
+    for (const kvstore::UnfinishedPrefill& one : left) {
+      if (one.running) continue;
+      const std::string& name = one.name;
+      bool discard = kvstore::IsKept(name);
+      {
+        absl::MutexLock lock(&mu_);
+        const auto job = jobs_.find(name);
+        if (job != jobs_.end() && job->second->document.state != DocumentState::kFailed) continue;
+        discard |= job != jobs_.end() || stored_.contains(name);
+        if (!discard) {
+          const auto failed = std::make_shared<Job>();
+          failed->document = {.name = name, .index = config_.index};
+          jobs_[name] = failed;
+          Fail(*failed,
+               absl::FailedPreconditionError(
+                   "a prefill that did not end: carrel prefill with the same name and text goes "
+                   "on with it, while no server has the store; or delete it"));
+        }
+      }
+      if (discard) RETURN_IF_ERROR(library::FromPublic(DiscardPrefill(store_handle_, name)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Added> Enqueue(std::string name, bool waits, std::vector<TokenId> tokens,
+                                std::shared_ptr<void> place, const Sees& sees) {
     RETURN_IF_ERROR(CheckWritable());
     RETURN_IF_ERROR(CheckLength(tokens));
     auto job = std::make_shared<Job>();
     job->digest = DigestOf(tokens);
-    if (name.empty()) name = absl::StrCat(prefix, job->digest.substr(0, 12));
-    RETURN_IF_ERROR(kvstore::ValidateContextName(name));
+    const bool named = !name.empty();
+    if (!named) name = absl::StrCat(kUnnamed, job->digest.substr(0, 12));
+    RETURN_IF_ERROR(WithParam(kvstore::ValidateContextName(name), "name"));
     RETURN_IF_ERROR(Refresh());
     absl::MutexLock waiting(&waiting_mu_);
     {
       absl::MutexLock lock(&mu_);
       ASSIGN_OR_RETURN(const std::optional<Document> same,
-                       CheckPlaceLocked(name, job->digest, sees));
+                       CheckPlaceLocked(name, named, job->digest, sees));
       if (same.has_value()) return Added{*same, /*existed=*/true};
     }
     job->document = {.name = name,
@@ -367,12 +427,13 @@ class PrefillingDocuments final : public Documents {
                      .index = config_.index,
                      .created_unix_s = absl::ToUnixSeconds(absl::Now())};
     job->tokens = std::move(tokens);
-    job->waits = prefix == kUnnamed;
+    job->place = std::move(place);
+    job->waits = waits;
     if (job->waits) {
-      RETURN_IF_ERROR(waiting_.Put({.name = name,
-                                    .tokens = job->tokens,
-                                    .fingerprint = model_->checkpoint().fingerprint,
-                                    .created_unix_s = job->document.created_unix_s}));
+      RETURN_IF_ERROR(OfDisk(waiting_.Put({.name = name,
+                                           .tokens = job->tokens,
+                                           .fingerprint = model_->checkpoint().fingerprint,
+                                           .created_unix_s = job->document.created_unix_s})));
     }
     absl::MutexLock lock(&mu_);
     jobs_[name] = job;
@@ -381,35 +442,47 @@ class PrefillingDocuments final : public Documents {
   }
 
   // The same document, if it is there; else whether there is room for it under this name.
-  absl::StatusOr<std::optional<Document>> CheckPlaceLocked(const std::string& name,
+  absl::StatusOr<std::optional<Document>> CheckPlaceLocked(const std::string& name, bool named,
                                                            const std::string& digest,
                                                            const Sees& sees) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (auto same = SameLocked(digest, name, sees); same.has_value()) return same;
+    if (auto same = SameLocked(digest, name, sees); same.has_value()) {
+      if (!named || same->name == name) return same;
+      return WithCode(
+          WithParam(absl::AlreadyExistsError(absl::StrCat(
+                        "name=", name, ": the same text is context \"", same->name,
+                        "\" already: ask that one, or delete it first; it is read once")),
+                    "name"),
+          "context_exists");
+    }
     if (const auto there = jobs_.find(name);
         stored_.contains(name) ||
         (there != jobs_.end() && there->second->document.state != DocumentState::kFailed)) {
-      return absl::AlreadyExistsError(absl::StrCat(
-          "name=", name, " is another document's: delete that one, or choose another"));
+      return WithParam(
+          absl::AlreadyExistsError(absl::StrCat(
+              "name=", name, " is another document's: delete that one, or choose another")),
+          "name");
     }
     if (static_cast<int64_t>(queue_.size()) >= config_.max_queued) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(queue_.size(), " documents wait for prefill already; come again later"));
+      return WithRetryAfter(
+          absl::ResourceExhaustedError(
+              absl::StrCat(queue_.size(), " documents wait for prefill already; come again later")),
+          absl::Seconds(10));
     }
     return std::nullopt;
   }
 
-  // Of contexts that were kept unasked, so many may be there that one more fits.
-  absl::Status MakeRoom() {
+  // Of contexts that were kept unasked for the same one, so many may be there that one more fits.
+  absl::Status MakeRoom(const std::string& kept_name) {
     for (;;) {
       std::string oldest;
       {
         absl::MutexLock lock(&mu_);
         int64_t kept = 0;
         absl::Time used = absl::InfiniteFuture();
-        for (const auto& [name, job] : jobs_) kept += absl::StartsWith(name, kKept);
+        for (const auto& [name, job] : jobs_) kept += kvstore::SameKeeper(name, kept_name);
         for (const auto& [name, entry] : stored_) {
-          if (!absl::StartsWith(name, kKept)) continue;
+          if (!kvstore::SameKeeper(name, kept_name) || jobs_.contains(name)) continue;
           ++kept;
           if (entry.used < used) {
             used = entry.used;
@@ -463,8 +536,9 @@ class PrefillingDocuments final : public Documents {
         job->document.state = DocumentState::kPrefilling;
         Tell(*job);
       }
-      const absl::Status status = PrefillOne(*job);
-      Forget(*job);
+      const absl::Status status = OfDisk(PrefillOne(*job));
+      if (!status.ok() && !stopping_) Discard(*job);  // it leaves nothing behind
+      Forget(*job, status);
       {
         absl::MutexLock lock(&mu_);
         if (!job->cancelled) {
@@ -480,13 +554,15 @@ class PrefillingDocuments final : public Documents {
     }
   }
 
-  // Its file goes once it is ready or has failed, and stays where the process ends in between. Who
-  // cancelled it has removed the file, and another may have the name.
-  void Forget(const Job& job) {
+  // Its file goes once it is ready, becomes its error if it has failed, and stays where the process ends in
+  // between. Who cancelled it has removed the file, and another may have the name.
+  void Forget(const Job& job, const absl::Status& status) {
     absl::MutexLock waiting(&waiting_mu_);
     if (!job.waits || job.cancelled || (stopping_ && !job.published)) return;
     // One that stays although it was published goes at the next start.
-    waiting_.Remove(job.document.name).IgnoreError();
+    const absl::Status done = status.ok() ? waiting_.Remove(job.document.name)
+                                          : waiting_.PutFailure(job.document.name, status);
+    if (!done.ok()) spdlog::warn("document {}: {}", job.document.name, std::string(done.message()));
   }
 
   // What was cancelled goes, wherever it had come to; nobody sees it meanwhile.
@@ -529,8 +605,11 @@ class PrefillingDocuments final : public Documents {
     job.tokens = {};
     const std::string name = job.document.name;
     CountDocument(status.ok() ? "ready" : "failed");
+    job.place = nullptr;  // it is listed, or there is none
     if (!status.ok()) {
+      if (!stopping_) spdlog::error("document {}: {}", name, std::string(status.message()));
       Fail(job, stopping_ ? absl::UnavailableError("the server is stopping") : status);
+      if (!job.waits) jobs_.erase(name);  // nobody asked for it
       return DropFailures();
     }
     if (const auto entry = stored_.find(name); entry != stored_.end()) {
@@ -546,8 +625,15 @@ class PrefillingDocuments final : public Documents {
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const bool drop =
           it->second->document.state == DocumentState::kFailed && ++failed > kMaxFailed;
+      if (drop) waiting_.Remove(it->first).IgnoreError();  // its error
       it = drop ? jobs_.erase(it) : std::next(it);
     }
+  }
+
+  // A full disk is the server's error, and no matter of how often one comes.
+  static absl::Status OfDisk(absl::Status status) {
+    if (!IsDiskFull(status)) return status;
+    return WithHttpStatus(std::move(status), 507);
   }
 
   const DocumentsConfig config_;
@@ -571,6 +657,24 @@ class PrefillingDocuments final : public Documents {
 };
 
 }  // namespace
+
+std::string DigestOf(const std::vector<TokenId>& tokens) {
+  return Sha256Hex(absl::string_view(reinterpret_cast<const char*>(tokens.data()),
+                                     tokens.size() * sizeof(TokenId)));
+}
+
+absl::Status BeingRead(const Document& document) {
+  const bool queued = document.state == DocumentState::kQueued;
+  const std::string how = queued
+                              ? "waits to be read"
+                              : absl::StrFormat("is being read, %.0f%%", 100 * document.progress);
+  return WithCode(
+      WithRetryAfter(absl::UnavailableError(absl::StrCat(
+                         "context \"", document.name, "\" ", how,
+                         ": come again, or say \"wait\": SECONDS, at most 600, to wait for it")),
+                     absl::Seconds(queued ? 10 : 3)),
+      "context_not_ready");
+}
 
 absl::StatusOr<std::unique_ptr<Documents>> Documents::Create(
     const DocumentsConfig& config, std::shared_ptr<library::LoadedModel> model,

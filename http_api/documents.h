@@ -1,13 +1,16 @@
 // What:   the documents of a service: contexts of its store, and those that are being made. One thread
 //         prefills, one document at a time, beside the one that decodes. Documents are deduplicated by
 //         their tokens, and a prompt that begins with one is recognised.
-// Errors: InvalidArgument a name, or a document that is empty or longer than the model was trained for;
-//         AlreadyExists the name is another document's; ResourceExhausted as many wait as may;
-//         FailedPrecondition the store is not this process's to write, or a context is being read;
-//         NotFound. A prefill's own are its document's `error`.
+// Errors: InvalidArgument a name, or a document that is empty or longer than the model was trained for (code
+//         context_length_exceeded); AlreadyExists the name is another document's, or the document has another
+//         name (code context_exists); ResourceExhausted as many wait as may; FailedPrecondition the store is not
+//         this process's to write, or a context is being read; NotFound. A prefill's own are its document's
+//         `error`; of a full disk 507 (api_error.h). One that failed leaves nothing but its error behind, which is
+//         listed until it is deleted.
 // Restart: what was added and is not ready lies in files of the store (waiting_documents.h) and goes on
 //         by itself, after its last finished layer, unless the model is another now: then it has failed.
-//         What was kept unasked is forgotten until it comes again.
+//         Other unfinished prefills that lie in the store are listed as failed, and removable. What was kept
+//         unasked is forgotten until it comes again.
 // Threads: any. Watchers are called under a lock: they must not come back here.
 // Ownership: keeps model and store; the answerer outlives it.
 #pragma once
@@ -34,7 +37,8 @@ struct DocumentsConfig {
   std::string index = "flat";  // of contexts that are made here
   bool on_gpu = false;         // prefill
   int64_t max_queued = 16;     // documents that wait for prefill; one more is refused
-  int64_t keep = 0;  // contexts of prompts that are kept unasked; the least recently used goes
+  int64_t keep =
+      0;  // contexts of prompts that are kept unasked, of one key; the least recently used goes
   int64_t keep_tokens = 4096;  // of a prompt's document, at least
 };
 
@@ -53,6 +57,12 @@ struct Document {
   int64_t created_unix_s = 0;
   bool usable = true;  // of this model; only such are answered from
 };
+
+// As names of contexts are made of them.
+std::string DigestOf(const std::vector<TokenId>& tokens);
+
+// Of a document that is not there yet: 503 with how far it is, and when to come again.
+absl::Status BeingRead(const Document& document);
 
 class Documents {
  public:
@@ -73,9 +83,15 @@ class Documents {
     Document document;
     bool existed = false;  // under this name or another: the same tokens by the same model
   };
-  // name: empty: one made of the tokens' digest.
+  // name: empty: one made of the tokens' digest. place: of TakePlace; held until the context is listed.
   virtual absl::StatusOr<Added> Add(const std::string& name, std::vector<TokenId> tokens,
-                                    const Sees& sees) = 0;
+                                    std::shared_ptr<void> place, const Sees& sees) = 0;
+  // A place in a quota: what `take` gives, told how many contexts and bytes there are of those that are
+  // counted and that nobody holds a place for. Nothing is listed meanwhile: none is counted twice, or never.
+  using Take =
+      std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t contexts, int64_t bytes)>;
+  virtual absl::StatusOr<std::shared_ptr<void>> TakePlace(const Sees& counted,
+                                                          const Take& take) = 0;
   // Cancels what is not ready; a context goes unless it is being read.
   virtual absl::Status Delete(const std::string& name) = 0;
   // Tells how it is now, and each change, until it is ready or failed.
@@ -88,8 +104,9 @@ class Documents {
   // The longest document that the prompt begins with, but for that many of its last tokens.
   virtual std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt,
                                               int64_t most_given_up, const Sees& sees) = 0;
-  // As Add, under a name of its own, of which there are at most config.keep.
-  virtual absl::StatusOr<Added> Keep(std::vector<TokenId> tokens, const Sees& sees) = 0;
+  // As Add, under a name of kvstore/access/kept_name.h, of whose keeper's there are at most config.keep.
+  virtual absl::StatusOr<Added> Keep(const std::string& name, std::vector<TokenId> tokens,
+                                     std::shared_ptr<void> place, const Sees& sees) = 0;
   virtual int64_t queued() const = 0;
 };
 

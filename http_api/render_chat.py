@@ -1,6 +1,7 @@
 # Renders chats by a model's Jinja template as transformers does: one JSON object a line in, one out.
-#   first {"template", "bos_token", "eos_token"}, answered by {}; then {"messages", "add_generation_prompt"},
-#   answered by {"text"} or {"error"}.
+#   first {"template", "bos_token", "eos_token", "max_bytes"}, answered by {}, {"missing"}: Python lacks that, or {"error"};
+#   then the template's variables, {"messages", "add_generation_prompt", ..}, answered by {"text"}, {"bytes"}: it has
+#   more than max_bytes, or {"error"}.
 # The template is a stranger's: it runs in Jinja's sandbox, in a process that can do nothing but compute and
 # has bounded memory; whoever started it bounds its time.
 import json
@@ -8,10 +9,15 @@ import resource
 import sys
 from datetime import datetime
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
+try:
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.sandbox
+except ImportError:
+    sys.stdin.readline()
+    print('{"missing": "jinja2"}', flush=True)
+    sys.exit()
 
 
 class Refused(Exception):
@@ -65,21 +71,28 @@ def warm_up():
             str(error)
 
 
+def rendered(template, variables, max_bytes):
+    text = template.render(**variables)
+    size = len(text) if len(text) > max_bytes else len(text.encode("utf-8", "surrogatepass"))
+    return {"text": text} if size <= max_bytes else {"bytes": size}
+
+
 def main():
     warm_up()
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # those that are open
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-    template, tokens = None, {}
+    template, always, max_bytes = None, {}, 0
     for line in sys.stdin:
         request = json.loads(line)
         try:
             if template is None:
                 template = compiled(request["template"])
-                tokens = {key: request[key] for key in ("bos_token", "eos_token")}
+                max_bytes = request["max_bytes"]
+                always = {"tools": None, "documents": None, **{key: request[key] for key in ("bos_token", "eos_token")}}
                 answer({})
             else:
-                answer({"text": template.render(tools=None, documents=None, **request, **tokens)})
+                answer(rendered(template, {**request, **always}, max_bytes))
         except (Refused, jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, AttributeError,
                 RecursionError, MemoryError, ArithmeticError, LookupError, OSError, ImportError) as error:
             answer({"error": f"{type(error).__name__}: {error}"[:1000]})

@@ -10,6 +10,8 @@
 #include <iterator>
 #include <utility>
 
+#include "common/checksum.h"
+
 namespace carrel::http_api {
 namespace {
 
@@ -58,8 +60,17 @@ int64_t Sequences::bytes_in_memory() const {
   return bytes;
 }
 
+std::vector<uint32_t> Sequences::CrcsOf(const decoder::Sequence& sequence) {
+  const absl::string_view bytes(reinterpret_cast<const char*>(sequence.rows.data()),
+                                static_cast<size_t>(BytesOf(sequence)));
+  std::vector<uint32_t> crcs((bytes.size() + kChunkBytes - 1) / kChunkBytes);
+  Crc32cOfChunks(bytes, kChunkBytes, crcs.data());
+  return crcs;
+}
+
 bool Sequences::WriteOut(Kept& kept) const {
   std::vector<float>& rows = kept.conversation.sequence.rows;
+  kept.crcs = CrcsOf(kept.conversation.sequence);
   kept.floats = static_cast<int64_t>(rows.size());
   kept.fd = open(config_.folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   const bool written =
@@ -84,8 +95,15 @@ bool Sequences::ReadBack(Kept& kept) const {
     spdlog::warn("conversation: cannot be read from {}: {}; its prompt is read again",
                  config_.folder, std::strerror(errno));
   }
+  const bool same = read && CrcsOf(kept.conversation.sequence) == kept.crcs;
+  if (read && !same) {
+    spdlog::error(
+        "conversation: its file in {} has other bytes than were written (CRC-32C); its "
+        "prompt is read again",
+        config_.folder);
+  }
   Close(kept);
-  return read;
+  return same;
 }
 
 std::optional<Conversation> Sequences::Take(const SequenceOwner& owner,

@@ -2,9 +2,10 @@
 //         answer), so that a prompt that begins with it is not read again. In memory; what is idle for longer
 //         than a bound, or more than memory's share, is written to a file without a name, which goes with the
 //         process; beyond the number of sequences the one that was used longest ago goes.
+//         Of a file's rows a CRC-32C per 4 KiB stays in memory: a disk that rots is noticed.
 // Access: only who asked before goes on with a sequence.
-// Errors: a file that cannot be written or read: the sequence is forgotten, and read again when it comes; the log
-//         says why.
+// Errors: a file that cannot be written or read, or has other bytes than were written: the sequence is forgotten,
+//         and read again when it comes; the log says why.
 // Threads: one.
 #pragma once
 
@@ -64,6 +65,7 @@ class Sequences {
   struct Kept {
     Conversation conversation;  // its rows are empty when they are in the file
     int64_t floats = 0;
+    std::vector<uint32_t> crcs;  // of the file
     int fd = -1;
     absl::Time used;
   };
@@ -71,6 +73,10 @@ class Sequences {
   bool WriteOut(Kept& kept) const;  // false: it is lost
   bool ReadBack(Kept& kept) const;
   void Close(Kept& kept) const;
+
+  // Of rows, in chunks of kChunkBytes.
+  static constexpr size_t kChunkBytes = 4096;
+  static std::vector<uint32_t> CrcsOf(const decoder::Sequence& sequence);
 
   const SequencesConfig config_;
   std::list<Kept> kept_;  // the one used last is first

@@ -2,10 +2,14 @@
 
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <memory>
+#include <random>
 #include <sstream>
 
+#include "common/test_random.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -74,6 +78,49 @@ TEST(SequencesTest, WhatIsIdleOrTooMuch_IsWrittenOut_AndComesBack) {
     EXPECT_EQ(back->sequence.rows, std::vector<float>(3000, static_cast<float>(i)));
   }
   EXPECT_EQ(kept.Take(kMine, {1, 2, 3, 4})->sequence.rows, std::vector<float>(3000, 1));
+}
+
+// The descriptors of this process that are files without a name.
+std::vector<int> FilesWithoutName() {
+  std::vector<int> found;
+  for (int fd = 3; fd < 1024; ++fd) {
+    struct stat status;
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0)
+      found.push_back(fd);
+  }
+  return found;
+}
+
+// Whichever byte it is, and a file that was cut.
+TEST(SequencesTest, AFileOfOtherBytes_IsNotBelieved_AndTheLogSaysSo) {
+  const absl::Time now = absl::UnixEpoch();
+  SequencesConfig config;
+  config.folder = testing::TempDir();
+  std::mt19937_64 random(TestSeed());
+  for (int trial = 0; trial < 20; ++trial) {
+    Sequences kept(config);
+    kept.Put(Made(kMine, {1, 2, 3}, 2, 1), now);
+    kept.Sweep(now + absl::Hours(1));
+    ASSERT_EQ(kept.in_files(), 1);
+    const std::vector<int> files = FilesWithoutName();
+    ASSERT_EQ(files.size(), 1u);
+    const auto at = static_cast<off_t>(random() % 12000);
+    char byte = 0;
+    ASSERT_EQ(pread(files[0], &byte, 1, at), 1);
+    byte = static_cast<char>(byte ^ (1 << (random() % 8)));
+    if (trial == 0) {
+      ASSERT_EQ(ftruncate(files[0], at), 0);
+    } else {
+      ASSERT_EQ(pwrite(files[0], &byte, 1, at), 1);
+    }
+    std::ostringstream log;
+    auto& sinks = spdlog::default_logger()->sinks();
+    sinks.push_back(std::make_shared<spdlog::sinks::ostream_sink_st>(log));
+    EXPECT_FALSE(kept.Take(kMine, {1, 2, 3, 4}).has_value()) << "byte " << at;
+    sinks.pop_back();
+    EXPECT_THAT(log.str(), testing::HasSubstr("its prompt is read again"));
+    EXPECT_EQ(kept.in_memory() + kept.in_files(), 0);
+  }
 }
 
 TEST(SequencesTest, OfMoreThanMay_TheOldestGoes_AndOneThatCannotBeWritten) {

@@ -4,14 +4,19 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/file.h"
+#include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
+#include "http_api/api_error.h"
 #include "kvstore/format/context_name.h"
 
 namespace carrel::http_api {
@@ -19,7 +24,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr absl::string_view kSuffix = ".document";
+constexpr absl::string_view kSuffix = ".document", kFailed = ".failed";
+constexpr size_t kLongestError = 2000;
+
+// As it was: an error again, whatever the file says.
+absl::Status ReadFailure(const std::string& path) {
+  const absl::StatusOr<std::string> bytes = ReadFile(path);
+  if (!bytes.ok()) return bytes.status();
+  const absl::StatusOr<nlohmann::json> said = ParseJsonObject(*bytes, path, kMessageBounds);
+  if (!said.ok()) return absl::DataLossError(std::string(said.status().message()));
+  const int64_t code = JsonInt(JsonAt(*said, {"code"}));
+  const bool known = code > 0 && code <= static_cast<int64_t>(absl::StatusCode::kUnauthenticated);
+  absl::Status error(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+                     JsonText(JsonAt(*said, {"message"})));
+  if (JsonBool(JsonAt(*said, {"disk_full"}))) error = WithHttpStatus(std::move(error), 507);
+  return error;
+}
 
 absl::StatusOr<WaitingDocument> Parse(const std::string& path, const std::string& name) {
   ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
@@ -56,6 +76,19 @@ std::string WaitingDocuments::PathOf(const std::string& name) const {
   return absl::StrCat(folder_, "/", name, kSuffix);
 }
 
+std::string WaitingDocuments::FailurePathOf(const std::string& name) const {
+  return absl::StrCat(folder_, "/", name, kFailed);
+}
+
+absl::Status WaitingDocuments::PutFailure(const std::string& name,
+                                          const absl::Status& error) const {
+  RETURN_IF_ERROR(Remove(name));  // first: the disk may be full
+  const nlohmann::json said = {{"code", static_cast<int>(error.code())},
+                               {"message", Shown(error.message(), kLongestError)},
+                               {"disk_full", IsDiskFull(error)}};
+  return WriteFileAtomically(FailurePathOf(name), DumpJson(said));
+}
+
 absl::Status WaitingDocuments::Put(const WaitingDocument& document) const {
   RETURN_IF_ERROR(kvstore::ValidateContextName(document.name));
   RETURN_IF_ERROR(MakePrivateFolder(folder_));
@@ -70,15 +103,20 @@ absl::Status WaitingDocuments::Put(const WaitingDocument& document) const {
   }
   message.set_token_ids(document.tokens.data(), document.tokens.size() * sizeof(TokenId));
   message.set_token_ids_sha256(Sha256Hex(message.token_ids()));
-  return WriteFileAtomically(PathOf(document.name), message.SerializeAsString());
+  RETURN_IF_ERROR(WriteFileAtomically(PathOf(document.name), message.SerializeAsString()));
+  std::error_code error;
+  fs::remove(FailurePathOf(document.name), error);
+  return absl::OkStatus();
 }
 
 absl::Status WaitingDocuments::Remove(const std::string& name) const {
   RETURN_IF_ERROR(kvstore::ValidateContextName(name));
-  std::error_code error;
-  fs::remove(PathOf(name), error);
-  if (!error) return absl::OkStatus();
-  return absl::ErrnoToStatus(error.value(), absl::StrCat("removing ", PathOf(name)));
+  for (const std::string& path : {PathOf(name), FailurePathOf(name)}) {
+    std::error_code error;
+    fs::remove(path, error);
+    if (error) return ErrnoStatus(error.value(), absl::StrCat("removing ", path));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<WaitingDocuments::Found>> WaitingDocuments::Read() const {
@@ -88,18 +126,30 @@ absl::StatusOr<std::vector<WaitingDocuments::Found>> WaitingDocuments::Read() co
     std::error_code gone;
     const std::string file = it->path().filename().string();
     absl::string_view name = file;
-    if (!absl::ConsumeSuffix(&name, kSuffix) || !kvstore::ValidateContextName(name).ok()) {
+    const bool ours = absl::ConsumeSuffix(&name, kSuffix) || absl::ConsumeSuffix(&name, kFailed);
+    if (!ours || !kvstore::ValidateContextName(name).ok()) {
       fs::remove(it->path(), gone);  // a write that was interrupted
       continue;
     }
-    files.emplace_back(fs::last_write_time(it->path(), gone), name);
+    files.emplace_back(fs::last_write_time(it->path(), gone), file);
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     return absl::ErrnoToStatus(error.value(), absl::StrCat("reading ", folder_));
   }
   std::sort(files.begin(), files.end());
   std::vector<Found> found;
-  for (const auto& [when, name] : files) found.push_back({name, Parse(PathOf(name), name)});
+  for (const auto& [when, file] : files) {
+    absl::string_view name = file;
+    const bool failed = absl::ConsumeSuffix(&name, kFailed);
+    if (!failed) absl::ConsumeSuffix(&name, kSuffix);
+    const std::string path = absl::StrCat(folder_, "/", file);
+    found.push_back({std::string(name), absl::StatusOr<WaitingDocument>(absl::UnknownError(""))});
+    if (failed) {
+      found.back().document = ReadFailure(path);
+    } else {
+      found.back().document = Parse(path, std::string(name));
+    }
+  }
   return found;
 }
 

@@ -1,6 +1,7 @@
 // What:   documents that a service was given and has not prefilled yet, as files of their store, so that
 //         they outlive the process: DIR/waiting/NAME.document (docs/formats.md). Of one that is half prefilled
-//         the finished layers are prefill's own, under the same name.
+//         the finished layers are prefill's own, under the same name. Of one that failed its error is left,
+//         DIR/waiting/NAME.failed.
 // Errors: DataLoss a file that is damaged, or named as another document (names it);
 //         FailedPrecondition one of another version; ResourceExhausted, PermissionDenied the disk.
 // Threads: one at a time.
@@ -33,17 +34,20 @@ class WaitingDocuments {
 
   // On disk when it returns. What was there under the name goes.
   absl::Status Put(const WaitingDocument& document) const;
+  // The document goes, and its error is read from now on in its place. If that cannot be written, nothing is left.
+  absl::Status PutFailure(const std::string& name, const absl::Status& error) const;
   absl::Status Remove(const std::string& name) const;  // OK if there is none
 
   struct Found {
     std::string name;
-    absl::StatusOr<WaitingDocument> document;
+    absl::StatusOr<WaitingDocument> document;  // or why it failed
   };
   // All, the first that was put first.
   absl::StatusOr<std::vector<Found>> Read() const;
 
  private:
   std::string PathOf(const std::string& name) const;
+  std::string FailurePathOf(const std::string& name) const;
   const std::string folder_;
 };
 

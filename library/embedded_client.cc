@@ -11,9 +11,9 @@
 #include "absl/synchronization/mutex.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/metrics.h"
-#include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "decoder/client/store_client_replies.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/request_metrics.h"
@@ -123,7 +123,7 @@ absl::StatusOr<v1::OpenReply> Conversation::Open(const v1::Open& open, RequestId
     ASSIGN_OR_RETURN(const kvstore::OpenRequest converted, kvstore::FromWire(open));
     return engine_->OpenSession(converted);
   };
-  absl::StatusOr<std::shared_ptr<Session>> session = CatchNoMemory("open", enter);
+  absl::StatusOr<std::shared_ptr<Session>> session = CatchThrown("open", enter);
   if (!session.ok()) {
     absl::MutexLock lock(&mu_);
     end_ = Refusal(session.status(), open);
@@ -164,7 +164,7 @@ absl::Status Conversation::Send(RequestId id, v1::SessionRequest request, bool l
       return absl::OkStatus();
     }
   }
-  const absl::Status status = CatchNoMemory("request", [&] { return Accept(id, request, later); });
+  const absl::Status status = CatchThrown("request", [&] { return Accept(id, request, later); });
   if (status.ok()) return absl::OkStatus();
   Part error = ErrorPart(id, status);
   Session::Task refused;
@@ -262,7 +262,7 @@ Conversation::Part Conversation::MakePart(RequestId id, Reply& reply) const {
   Part part;
   const int64_t most = engine_->request_budget().PartBytes(engine_->config().reply_part_bytes);
   const absl::Status status =
-      CatchNoMemory("reply", [&] { return kvstore::NextPartToWire(reply, most, &part.reply); });
+      CatchThrown("reply", [&] { return kvstore::NextPartToWire(reply, most, &part.reply); });
   if (!status.ok()) return ErrorPart(id, status);
   part.reply.set_request_id(id);
   const auto bytes = static_cast<int64_t>(part.reply.ByteSizeLong());

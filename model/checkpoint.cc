@@ -36,6 +36,7 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
   Checkpoint checkpoint;
   RETURN_IF_ERROR(CheckNoOtherAdapter(model_dir, adapter_dir));
   ASSIGN_OR_RETURN(checkpoint.config, LoadModelConfig(model_dir));
+  ASSIGN_OR_RETURN(checkpoint.generation_defaults, LoadGenerationDefaults(model_dir));
   ASSIGN_OR_RETURN(checkpoint.weights, LoadWeights(model_dir, checkpoint.config, pool));
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(model_dir);
   std::string tokenizer_sha256 = "none";

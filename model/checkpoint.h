@@ -14,6 +14,7 @@
 #include "model/adapter.h"
 #include "model/config.h"
 #include "model/cpu_backend.h"
+#include "model/generation_defaults.h"
 #include "model/model_files.h"
 #include "model/tokenizer/tokenizer.h"
 
@@ -26,6 +27,7 @@ struct Checkpoint {
   std::shared_ptr<const Adapter> adapter;                        // null: none
   std::shared_ptr<const Tokenizer> tokenizer;                    // null if the folder has none
   std::vector<std::pair<std::string, std::string>> fingerprint;  // ordered by name
+  GenerationDefaults generation_defaults;                        // no part of the fingerprint
   std::shared_ptr<const ModelFilesWatch> files;  // null: its tensors are in no files
 
   // After the last use of the weights that counts, and before what was computed is relied on:

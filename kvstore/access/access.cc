@@ -26,8 +26,18 @@ std::shared_ptr<Access> Access::Open(bool everything) {
   absl::MutexLock lock(&access->mu_);
   access->principals_["local"] =
       std::make_shared<Principal>(BuiltIn("local", Rights::All()), nullptr);
-  access->principals_["anyone"] =
-      std::make_shared<Principal>(BuiltIn("anyone", {Right::kList, Right::kOpen}), nullptr);
+  AccessEntry anyone = BuiltIn("anyone", {Right::kList, Right::kOpen});
+  anyone.identity.anonymous = true;
+  access->principals_["anyone"] = std::make_shared<Principal>(std::move(anyone), nullptr);
+  return access;
+}
+
+std::shared_ptr<Access> Access::OpenWithToken(std::string token) {
+  std::shared_ptr<Access> access = Open();
+  access->token_sha256_ = AccessKeySha256(token);
+  absl::MutexLock lock(&access->mu_);
+  access->principals_["token"] =
+      std::make_shared<Principal>(BuiltIn("token", Rights::All()), nullptr);
   return access;
 }
 
@@ -96,6 +106,9 @@ void Access::Apply(const KeysFile& file) {
 std::shared_ptr<Principal> Access::WithoutKeys(const Caller& caller) {
   absl::MutexLock lock(&mu_);
   if (everything_ || caller.local) return principals_.at("local");
+  if (!token_sha256_.empty() && EqualSecrets(token_sha256_, AccessKeySha256(caller.key))) {
+    return principals_.at("token");
+  }
   if (caller.certificate_names.empty()) return principals_.at("anyone");
   AccessEntry entry = BuiltIn("", {Right::kList, Right::kOpen});
   entry.name = absl::StrCat("certificate ", caller.certificate_names[0]);

@@ -1,7 +1,9 @@
 // What:   who a caller is, by the keys file, which is read again when it changes. Whatever brings
 //         callers (gRPC, HTTP) asks here and knows no rule of its own.
 // Rules without a keys file: who comes over a Unix socket, whose file mode admitted him, may do
-//         everything ("local"); anybody else, and a client certificate, `list open`.
+//         everything ("local"), and so may who presents the server's token ("token"), where it has one; anybody
+//         else, and a client certificate, `list open`. A key that nobody knows is as none: clients of OpenAI's
+//         API present one whatever the server.
 // Errors:  Unauthenticated says what is missing, not what there is. Of Create: those of the file.
 // Threads: any; one of its own watches the file.
 #pragma once
@@ -49,6 +51,8 @@ class Access {
  public:
   // Without a keys file. everything: all may do all, for a server that only its own process reaches.
   static std::shared_ptr<Access> Open(bool everything = false);
+  // Without a keys file, with a token (NewAccessKey()).
+  static std::shared_ptr<Access> OpenWithToken(std::string token);
   // Reads the file again every `interval` if it has changed; one that cannot be used is logged and
   // counted, and the rules stay as they were.
   static absl::StatusOr<std::shared_ptr<Access>> Create(const std::string& keys_file,
@@ -77,6 +81,7 @@ class Access {
   std::shared_ptr<Principal> WithoutKeys(const Caller& caller);
 
   std::string keys_file_;
+  std::string token_sha256_;  // empty: none
   bool everything_ = false;
   std::atomic<int64_t> admitted_{0}, unauthenticated_{0}, reloads_{0}, failed_reloads_{0};
 

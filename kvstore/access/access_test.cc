@@ -88,7 +88,7 @@ TEST_F(AccessTest, WithoutKeysFile_LocalMayAllAndOthersRead) {
   EXPECT_EQ((*access->Admit({.certificate_names = {"a"}}))->name(), "certificate a");
   EXPECT_THAT((*access->Admit({}))->Check(Right::kDelete),
               StatusIs(StatusCode::kPermissionDenied,
-                       "key anyone lacks the right delete (it has: list open)"));
+                       "no key was presented, and who presents none lacks the right delete (has: list open)"));
   EXPECT_EQ(Access::Open(true)->Admit({}).value()->Check(Right::kDelete), absl::OkStatus());
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kvstore/access/kept_name.h"
 
 namespace carrel::kvstore {
 
@@ -137,14 +138,22 @@ absl::Status Principal::Check(Right right, absl::Time now) const {
                      absl::FormatTime(entry_.expires, absl::UTCTimeZone())));
   }
   if (entry_.rights.Has(right)) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("key ", entry_.name, " lacks the right ",
-                                                  RightName(right),
-                                                  " (it has: ", RightNames(entry_.rights), ")"));
+  const std::string who = entry_.identity.anonymous ? "no key was presented, and who presents none"
+                                                    : absl::StrCat("key ", entry_.name);
+  return absl::PermissionDeniedError(absl::StrCat(who, " lacks the right ", RightName(right),
+                                                  " (has: ", RightNames(entry_.rights), ")"));
+}
+
+Rights Principal::rights(absl::Time now) const {
+  absl::MutexLock lock(&mu_);
+  return withdrawn_ || now >= entry_.expires ? Rights() : entry_.rights;
 }
 
 bool Principal::Sees(absl::string_view context) const {
   absl::MutexLock lock(&mu_);
   if (!absl::StartsWith(context, prefix_)) return false;
+  // The machine's owner, and what is done on his behalf, sees all.
+  if (entry_.name != "local" && KeptByAnother(context, entry_.name)) return false;
   return std::any_of(entry_.contexts.begin(), entry_.contexts.end(),
                      [&](const std::string& glob) { return MatchesGlob(glob, context); });
 }
@@ -152,6 +161,11 @@ bool Principal::Sees(absl::string_view context) const {
 bool Principal::OfTenant(absl::string_view context) const {
   absl::MutexLock lock(&mu_);
   return tenant_ != nullptr && absl::StartsWith(context, prefix_);
+}
+
+std::string Principal::prefix() const {
+  absl::MutexLock lock(&mu_);
+  return prefix_;
 }
 
 bool Principal::SeesAll() const {

@@ -69,8 +69,10 @@ class Principal : public std::enable_shared_from_this<Principal> {
 
   std::string name() const;
   std::string tenant_name() const;  // empty: none
+  std::string prefix() const;       // of his tenant's contexts' names; empty: none
   // May he do this at all (before anybody looks at a context).
   absl::Status Check(Right right, absl::Time now = absl::Now()) const;
+  Rights rights(absl::Time now = absl::Now()) const;  // those that Check gives him
   // Whether contexts of this name exist for him.
   bool Sees(absl::string_view context) const;
   // Whether a context of this name counts against his tenant's quotas.

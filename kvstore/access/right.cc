@@ -18,6 +18,21 @@ constexpr RpcRight kTable[] = {
     {"RetrievalService.Session", Right::kOpen},
 };
 
+// {} stands for a name.
+constexpr RpcRight kHttpTable[] = {
+    {"GET /metrics", Right::kList},
+    {"GET /v1/models", Right::kList},
+    {"GET /v1/models/{}", Right::kList},
+    {"POST /v1/completions", Right::kOpen},
+    {"POST /v1/chat/completions", Right::kOpen},
+    {"GET /v1/contexts", Right::kList},
+    {"POST /v1/contexts", Right::kImport},
+    {"GET /v1/contexts/{}", Right::kList},
+    {"DELETE /v1/contexts/{}", Right::kDelete},
+    {"GET /v1/contexts/{}/events", Right::kList},
+    {"GET /v1/contexts/{}/text", Right::kOpen},
+};
+
 }  // namespace
 
 absl::string_view RightName(Right right) { return kNames[static_cast<size_t>(right)]; }
@@ -39,10 +54,13 @@ std::string RightNames(Rights rights) {
 }
 
 absl::Span<const RpcRight> RpcRights() { return kTable; }
+absl::Span<const RpcRight> HttpRights() { return kHttpTable; }
 
 absl::StatusOr<Right> RightOf(absl::string_view rpc) {
-  for (const RpcRight& row : kTable) {
-    if (row.rpc == rpc) return row.right;
+  for (const absl::Span<const RpcRight> table : {RpcRights(), HttpRights()}) {
+    for (const RpcRight& row : table) {
+      if (row.rpc == rpc) return row.right;
+    }
   }
   return absl::PermissionDeniedError(absl::StrCat("no right is laid down for ", rpc));
 }

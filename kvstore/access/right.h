@@ -44,10 +44,11 @@ absl::StatusOr<Right> ParseRight(absl::string_view name);
 std::string RightNames(Rights rights);  // "list open"; "none"
 
 struct RpcRight {
-  absl::string_view rpc;  // "Service.Method", without the package
+  absl::string_view rpc;  // "Service.Method", without the package; of HTTP "METHOD /route/{}"
   Right right;
 };
 absl::Span<const RpcRight> RpcRights();
+absl::Span<const RpcRight> HttpRights();
 absl::StatusOr<Right> RightOf(absl::string_view rpc);
 
 }  // namespace carrel::kvstore

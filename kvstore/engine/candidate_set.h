@@ -11,8 +11,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "common/byte_budget.h"
 #include "common/ids.h"
-#include "kvstore/engine/byte_budget.h"
 #include "kvstore/engine/zone_rest.h"
 
 namespace carrel::kvstore {

@@ -9,9 +9,9 @@
 #include "absl/strings/match.h"
 #include "carrel/v1/context.pb.h"
 #include "common/machine_memory.h"
-#include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "common/usable_cores.h"
 #include "kvstore/engine/fingerprint_check.h"
 #include "kvstore/engine/request_metrics.h"
@@ -185,7 +185,7 @@ absl::StatusOr<std::shared_ptr<OpenContext>> Engine::Enter(const std::string& na
     contexts_[name] = {nullptr, ++uses_};
   }
   absl::StatusOr<std::shared_ptr<OpenContext>> context =
-      CatchNoMemory("open", [&] { return OpenStored(name); });
+      CatchThrown("open", [&] { return OpenStored(name); });
   absl::MutexLock lock(&contexts_mu_);
   if (context.ok()) {
     (*context)->sessions.fetch_add(1);

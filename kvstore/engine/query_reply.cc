@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "common/no_memory.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/score/dot_score/dot_score.h"
@@ -163,7 +163,7 @@ absl::Status QueryReply::ForEach(ThreadPool& pool, int64_t count,
   pool.ParallelFor(count, [&](int64_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
     absl::Status status = CheckWanted();
-    if (status.ok()) status = CatchNoMemory("query", [&] { return body(i); });
+    if (status.ok()) status = CatchThrown("query", [&] { return body(i); });
     if (status.ok()) return;
     absl::MutexLock lock(&mu);
     if (first_error.ok()) first_error = status;

@@ -5,8 +5,8 @@
 
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
-#include "common/no_memory.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/engine/candidate_set.h"
 #include "kvstore/engine/fetch_reply.h"
 #include "kvstore/engine/query_reply.h"
@@ -170,7 +170,7 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest 
     std::unique_ptr<QueryReply> mine = std::move(*reply);
     const absl::Time start = absl::Now();
     const absl::Status status =
-        CatchNoMemory("query", [&] { return mine->Run(pool, start - accepted); });
+        CatchThrown("query", [&] { return mine->Run(pool, start - accepted); });
     if (status.ok()) {
       AddLatency(latencies, kind, start - accepted, absl::Now() - start);
       CountAnswer(kind, context->manifest().index().kind(), start - accepted, absl::Now() - start,
@@ -199,7 +199,7 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, FetchRequest 
       [reply, latencies = latencies_, accepted = absl::Now(), done = std::move(done)](ThreadPool&) {
         std::unique_ptr<FetchReply> mine = std::move(*reply);
         const absl::Time start = absl::Now();
-        const absl::Status status = CatchNoMemory("fetch rows", [&] { return mine->Run(); });
+        const absl::Status status = CatchThrown("fetch rows", [&] { return mine->Run(); });
         if (status.ok()) {
           AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
           CountAnswer(RequestKind::kFetch, "", start - accepted, absl::Now() - start, 0);

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "common/no_memory.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "common/thrown.h"
 #include "kernels/score/dot_score/dot_score.h"
 
 namespace carrel::kvstore {
@@ -30,7 +30,7 @@ absl::Status ForEachPart(ThreadPool* pool, RowRange range, int64_t part,
   }
   std::vector<absl::Status> statuses(static_cast<size_t>(parts));
   pool->ParallelFor(parts, [&](int64_t i) {
-    statuses[static_cast<size_t>(i)] = CatchNoMemory("search", [&] { return body(at(i)); });
+    statuses[static_cast<size_t>(i)] = CatchThrown("search", [&] { return body(at(i)); });
   });
   for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
   return absl::OkStatus();

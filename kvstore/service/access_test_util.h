@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "common/certificate_test_util.h"
+#include "kvstore/access/admission.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/test_context.h"
-#include "kvstore/service/admission.h"
 #include "kvstore/service/server.h"
 
 namespace carrel::kvstore {

@@ -1,5 +1,6 @@
 // Who may do what, over the wire: every right, call and transport; what a caller is told.
-#include "kvstore/service/admission.h"
+
+#include "kvstore/access/admission.h"
 
 #include <unistd.h>
 

@@ -2,16 +2,17 @@
 
 #include <utility>
 
-#include "common/no_memory.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/service/convert.h"
+#include "kvstore/service/grpc_caller.h"
 #include "kvstore/service/transfer_reactors.h"
 
 namespace carrel::kvstore {
 
 absl::StatusOr<Visit> ContextServiceImpl::Begin(grpc::CallbackServerContext* context,
                                                 absl::string_view rpc, const std::string& name) {
-  ASSIGN_OR_RETURN(Visit visit, admission_->Admit(*context, rpc));
+  ASSIGN_OR_RETURN(Visit visit, admission_->Admit(CallerOf(*context), rpc));
   RETURN_IF_ERROR(visit.Allow(rpc, name));
   RETURN_IF_ERROR(visit.SpendCall());
   return visit;
@@ -29,8 +30,7 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Run(grpc::CallbackServerContext* c
         [reactor, context, visit = *std::move(visit), call = std::move(call)] {
           // Its deadline has passed, or its client is gone.
           if (context->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
-          reactor->Finish(
-              ToGrpc(visit.Told(CatchNoMemory("request", [&] { return call(visit); }))));
+          reactor->Finish(ToGrpc(visit.Told(CatchThrown("request", [&] { return call(visit); }))));
         },
         turn.get());
   }

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "carrel/v1/context.grpc.pb.h"
+#include "kvstore/access/admission.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/service/admission.h"
 #include "kvstore/service/transfer_registry.h"
 
 namespace carrel::kvstore {

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/access/admission.h"
 #include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/reply.h"
 #include "kvstore/engine/request.h"
 #include "kvstore/engine/session.h"
-#include "kvstore/service/admission.h"
 
 namespace grpc {
 class Status;

@@ -10,10 +10,11 @@
 #include "absl/random/random.h"
 #include "absl/time/clock.h"
 #include "common/metrics.h"
-#include "common/no_memory.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/service/convert.h"
+#include "kvstore/service/grpc_caller.h"
 
 namespace carrel::kvstore {
 
@@ -80,7 +81,7 @@ SessionReactor::SessionReactor(Engine* engine, SessionRegistry* registry,
 SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry,
                                       Admission* admission, grpc::CallbackServerContext* context) {
   std::shared_ptr<SessionReactor> reactor(
-      new SessionReactor(engine, registry, context, admission->Admit(*context, kRpc)));
+      new SessionReactor(engine, registry, context, admission->Admit(CallerOf(*context), kRpc)));
   reactor->self_ = reactor;
   const absl::Status accepted = reactor->visit_.ok()
                                     ? registry->Add(reactor, HostOfPeer(context->peer()))
@@ -193,12 +194,12 @@ void SessionReactor::OnReadDone(bool ok) {
         "request of ", size, " bytes exceeds ", most,
         opened ? ", the most that one of this context takes" : ", the most that open takes"));
   } else {
-    status = CatchNoMemory("request", [&] { return Parse(&bytes, &request); });
+    status = CatchThrown("request", [&] { return Parse(&bytes, &request); });
   }
   bytes.Clear();
   if (!status.ok()) return Cut(status);  // nobody knows which request it was
   if (!opened) return Open(request);     // Opened reads on
-  status = CatchNoMemory("request", [&] { return Handle(request); });
+  status = CatchThrown("request", [&] { return Handle(request); });
   absl::MutexLock lock(&mu_);
   Spend(1, size);
   if (!status.ok()) SendError(request.request_id(), status);
@@ -231,14 +232,14 @@ absl::Status SessionReactor::SubmitOpen(const v1::SessionRequest& wire) {
   request.context = visit_->lookup_name();
   request.tenant = visit_->turn();
   const void* const tenant = request.tenant.get();
-  return Annotate(
-      engine_->Submit(
-          [self = shared_from_this(), engine = engine_, request = std::move(request),
-           id = wire.request_id()] {
-            self->Opened(id, CatchNoMemory("open", [&] { return engine->OpenSession(request); }));
-          },
-          tenant),
-      "open");
+  return Annotate(engine_->Submit(
+                      [self = shared_from_this(), engine = engine_, request = std::move(request),
+                       id = wire.request_id()] {
+                        self->Opened(
+                            id, CatchThrown("open", [&] { return engine->OpenSession(request); }));
+                      },
+                      tenant),
+                  "open");
 }
 
 void SessionReactor::Spend(int64_t requests, size_t bytes) {
@@ -359,7 +360,7 @@ v1::SessionReply SessionReactor::MakePart(Answer& answer) const {
   v1::SessionReply part;
   const int64_t most = engine_->request_budget().PartBytes(engine_->config().reply_part_bytes);
   const absl::Status status =
-      CatchNoMemory("reply", [&] { return NextPartToWire(*answer.reply, most, &part); });
+      CatchThrown("reply", [&] { return NextPartToWire(*answer.reply, most, &part); });
   if (!status.ok()) {
     CountError(absl::StatusCodeToString(status.code()));
     part.Clear();

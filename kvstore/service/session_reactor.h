@@ -32,8 +32,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "carrel/v1/retrieval.pb.h"
+#include "kvstore/access/admission.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/service/admission.h"
 #include "kvstore/service/session_registry.h"
 
 namespace carrel::kvstore {

@@ -12,8 +12,8 @@
 #include <memory>
 
 #include "carrel/v1/context.grpc.pb.h"
+#include "kvstore/access/admission.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/service/admission.h"
 #include "kvstore/service/transfer_registry.h"
 
 namespace carrel::kvstore {

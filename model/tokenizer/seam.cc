@@ -142,7 +142,8 @@ bool IsControl(const Tokenizer& tokenizer, TokenId id) {
 absl::StatusOr<Seam> JoinTokens(const Tokenizer& tokenizer, Tokens tail, int64_t most_given_up,
                                 absl::string_view prompt, Tokenizer::Dropped* dropped,
                                 absl::Span<const PlainRange> plain) {
-  Seam apart = {.whole = false};
+  Seam apart;
+  apart.whole = false;
   ASSIGN_OR_RETURN(apart.tokens, tokenizer.Encode(prompt, dropped, plain));
   if (tail.empty() || apart.tokens.empty()) return apart;
   const bool all = tail.size() < kSeamTail;

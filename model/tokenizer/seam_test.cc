@@ -1,6 +1,7 @@
 // Wherever a text is cut in two, document and prompt have the tokens of the whole.
 #include "model/tokenizer/seam.h"
 
+#include "absl/strings/match.h"
 #include "common/test_folders.h"
 #include "common/test_util.h"
 #include "model/tokenizer/tokenizer_test_util.h"
@@ -13,7 +14,7 @@ using Tokens = std::vector<TokenId>;
 constexpr int64_t kMost = 32;
 
 // What a seam can change: words, numbers, white space, line ends, marks, characters of several tokens.
-std::string RandomText(std::mt19937_64& rng, int64_t pieces) {
+std::string RandomText(std::mt19937_64& rng, int64_t pieces, bool runs) {
   static const char* const kPieces[] = {" the",
                                         " captain",
                                         "ab",
@@ -58,7 +59,8 @@ std::string RandomText(std::mt19937_64& rng, int64_t pieces) {
   for (int64_t i = 0; i < pieces; ++i) {
     text += kPieces[rng() % std::size(kPieces)];
     if (rng() % 40 == 0) text += RandomUtf8(rng, 3);
-    if (rng() % 60 == 0) text += std::string(rng() % 60, "a\n 7-"[rng() % 5]);  // a long run
+    if (runs && rng() % 60 == 0)
+      text += std::string(rng() % 60, "a\n 7-"[rng() % 5]);  // a long run
   }
   return text;
 }
@@ -93,6 +95,12 @@ void TryCut(const Tokenizer& tokenizer, const std::string& first, const std::str
   CARREL_ASSERT_OK(whole);
   const auto again = tokenizer.Decode(*document, /*skip_special=*/false);
   if (!again.ok() || *tokenizer.Encode(*again + second) != *whole) return;
+  // Nor is a control token that the two would make together.
+  const auto controls = [&](const Tokens& ids) {
+    return std::count_if(ids.begin(), ids.end(),
+                         [&](TokenId id) { return IsControl(tokenizer, id); });
+  };
+  if (controls(*whole) != controls(*document) + controls(*tokenizer.Encode(second))) return;
   const auto seam = JoinTokens(tokenizer, TailOf(*document), kMost, second);
   CARREL_ASSERT_OK(seam);
   ASSERT_LE(seam->give_up, kMost);
@@ -104,15 +112,21 @@ void TryCut(const Tokenizer& tokenizer, const std::string& first, const std::str
   }
   ++counts.whole;
   counts.changed += seam->give_up > 0;
-  ASSERT_EQ(Joined(*document, *seam), *whole)
-      << testing::PrintToString(first) << " | " << testing::PrintToString(second);
+  const Tokens joined = Joined(*document, *seam);
+  if (joined == *whole) return;
+  const auto at = std::mismatch(joined.begin(), joined.end(), whole->begin(), whole->end());
+  FAIL() << "tokens differ from " << at.first - joined.begin() << " on, the document has "
+         << document->size() << ", given up " << seam->give_up << ": "
+         << testing::PrintToString(Tokens(at.first, joined.end())).substr(0, 200) << " instead of "
+         << testing::PrintToString(Tokens(at.second, whole->end())).substr(0, 200) << " of "
+         << testing::PrintToString(first) << " | " << testing::PrintToString(second);
 }
 
-Counts TryManyCuts(const Tokenizer& tokenizer, int trials) {
+Counts TryManyCuts(const Tokenizer& tokenizer, int trials, bool runs = true) {
   std::mt19937_64 rng(TestSeed());
   Counts counts;
   for (int trial = 0; trial < trials; ++trial) {
-    const std::string text = RandomText(rng, 2 + static_cast<int64_t>(rng() % 400));
+    const std::string text = RandomText(rng, 2 + static_cast<int64_t>(rng() % 400), runs);
     const size_t cut = RandomCut(rng, text);
     TryCut(tokenizer, text.substr(0, cut), text.substr(cut), counts);
     if (testing::Test::HasFatalFailure()) break;
@@ -127,7 +141,10 @@ TEST_P(SeamOfGoldenTokenizer, AnyCut_GivesTheTokensOfTheWholeText) {
   const auto tokenizer =
       LoadTokenizer(absl::StrCat(SharedFolder(), "/golden-models/tokenizers/", GetParam()));
   CARREL_ASSERT_OK(tokenizer);
-  const Counts counts = TryManyCuts(**tokenizer, 3000);
+  // A unigram model takes a run of one mark apart in several ways that are equally likely; which, its
+  // library's rounding decides, by all that stands before.
+  const bool runs = !absl::StrContains(GetParam(), "unigram");
+  const Counts counts = TryManyCuts(**tokenizer, 3000, runs);
   std::printf("%s: %d whole (%d give up tokens), %d apart\n", GetParam(), counts.whole,
               counts.changed, counts.apart);
   EXPECT_GT(counts.changed, counts.whole / 50);

@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/no_memory.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "common/version.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
@@ -73,7 +74,7 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   carrel::ExitWhenMemoryEnds();
-  absl::Status status = carrel::CatchNoMemory(app.get_subcommands().at(0)->get_name(), chosen);
+  absl::Status status = carrel::CatchThrown(app.get_subcommands().at(0)->get_name(), chosen);
   errno = 0;
   if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
     if (errno == EPIPE) return 1;  // the reader has what it wanted

@@ -20,7 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
-namespace carrel::kvstore {
+namespace carrel {
 
 class ByteBudget {
  public:
@@ -88,4 +88,4 @@ class ByteBudget {
   int64_t accounts_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-}  // namespace carrel::kvstore
+}  // namespace carrel

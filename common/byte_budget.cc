@@ -1,10 +1,10 @@
-#include "kvstore/engine/byte_budget.h"
+#include "common/byte_budget.h"
 
 #include <algorithm>
 
 #include "common/status.h"
 
-namespace carrel::kvstore {
+namespace carrel {
 namespace {
 
 // Below so many sessions the share of each for small requests does not grow.
@@ -81,4 +81,4 @@ int64_t ByteBudget::used_bytes() const {
   return used_bytes_;
 }
 
-}  // namespace carrel::kvstore
+}  // namespace carrel

@@ -1,11 +1,11 @@
-#include "kvstore/engine/byte_budget.h"
+#include "common/byte_budget.h"
 
 #include <memory>
 #include <vector>
 
 #include "common/test_util.h"
 
-namespace carrel::kvstore {
+namespace carrel {
 namespace {
 
 using absl::StatusCode;
@@ -74,4 +74,4 @@ TEST(ByteBudgetTest, AMovedCharge_IsGivenBackOnce) {
 }
 
 }  // namespace
-}  // namespace carrel::kvstore
+}  // namespace carrel

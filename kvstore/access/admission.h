@@ -1,6 +1,6 @@
-// What:   the door of a server: who called (a key in "authorization: Bearer KEY", a client
-//         certificate, the user at the other end of a Unix socket), whether he may, and the audit
-//         log's lines about it.
+// What:   the door of a server, whatever the transport (gRPC, HTTP): who called, whether he may make this
+//         call about this context, his limits, and the audit log's lines about it. The transport tells what
+//         it knows of a caller (Caller), and names the call as the table of right.h does.
 // Errors: of Admit and Visit: those of Access and Principal.
 // Ownership: the audit log outlives the door and its visits.
 // Threads: any. A Visit by one at a time, but for StillAllowed.
@@ -16,10 +16,6 @@
 #include "kvstore/access/access.h"
 #include "kvstore/access/audit_log.h"
 
-namespace grpc {
-class ServerContextBase;
-}
-
 namespace carrel::kvstore {
 
 // What the audit log says of a context.
@@ -32,6 +28,7 @@ struct ContextFacts {
 // One call of a caller who is known.
 class Visit {
  public:
+  Visit() = default;  // to be assigned to
   // Whether he may make this call ("Service.Method"), about this context if it is about one. A
   // context that he does not see is no error here: lookup_name() then is one that no store holds,
   // so that looking it up takes as long and fails as for a context that is not there.
@@ -51,8 +48,10 @@ class Visit {
   void Log(absl::string_view event, const absl::Status& result,
            const ContextFacts& facts = {}) const;
 
-  // A call that is no session: ResourceExhausted beyond the key's rate.
-  absl::Status SpendCall();
+  // A call that is no session, whose request has so many bytes: ResourceExhausted beyond the key's rate.
+  absl::Status SpendCall(int64_t bytes = 0);
+  // A reply's, after the fact: what comes next waits for it.
+  void SpendReply(int64_t bytes) { (void)principal_->Spend(0, bytes); }
   absl::StatusOr<std::shared_ptr<void>> TakeSession();
   absl::StatusOr<std::shared_ptr<TenantState>> TakeImport(int64_t stored_contexts,
                                                           int64_t stored_bytes, int64_t bytes);
@@ -86,15 +85,12 @@ class Admission {
   Admission(std::shared_ptr<Access> access, AuditLog* audit);
 
   // rpc: for the audit log.
-  absl::StatusOr<Visit> Admit(const grpc::ServerContextBase& context, absl::string_view rpc);
+  absl::StatusOr<Visit> Admit(Caller caller, absl::string_view rpc);
   Access& access() { return *access_; }
 
  private:
   const std::shared_ptr<Access> access_;
   AuditLog* const audit_;
 };
-
-// What gRPC knows of a caller.
-Caller CallerOf(const grpc::ServerContextBase& context);
 
 }  // namespace carrel::kvstore

@@ -1,0 +1,291 @@
+#include "http_api/completions_api.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "carrel/v1/context.pb.h"
+#include "common/json.h"
+#include "common/status.h"
+#include "http_api/api_error.h"
+#include "http_api/contexts_api.h"
+#include "http_api/known_prefixes.h"
+#include "kvstore/access/access.h"
+#include "kvstore/access/kept_name.h"
+#include "kvstore/service/context_client.h"
+
+namespace carrel::http_api {
+
+// What is known of a request while it is answered.
+struct CompletionsApi::Asked {
+  bool chat = false;
+  CompletionRequest request;
+  std::shared_ptr<kvstore::Principal> who;  // null: anybody
+  std::shared_ptr<Answering> answering;
+};
+
+CompletionsApi::CompletionsApi(Parts parts)
+    : parts_(std::move(parts)), started_(std::random_device{}()) {}
+
+absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
+                                    std::shared_ptr<kvstore::Principal> who,
+                                    const std::shared_ptr<HttpReply>& reply) {
+  if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
+  Asked asked = {.chat = chat, .who = std::move(who)};
+  ASSIGN_OR_RETURN(asked.request, ParseCompletion(chat, http.body));
+  const CompletionRequest& request = asked.request;
+  RETURN_IF_ERROR(WithParam(CheckModel(request.model), "model"));
+  CompletionHead head;
+  head.chat = chat;
+  head.id = NewId(chat);
+  head.created_unix_s = absl::ToUnixSeconds(absl::Now());
+  head.model = request.model.empty() ? parts_.model_name : request.model;
+  asked.answering = std::make_shared<Answering>(std::move(head), request, reply);
+  for (const auto& [field, name] : request.template_fields) {
+    if (parts_.chat != nullptr && !parts_.chat->Mentions(name)) asked.answering->Ignore(field);
+  }
+  const absl::StatusOr<Found> found = FindContext(request.context, asked.who.get());
+  if (!absl::IsNotFound(found.status()) || parts_.documents == nullptr) {
+    RETURN_IF_ERROR(WithParam(found.status(), "context"));
+    return Answer(asked, *found);
+  }
+  const absl::Status missing = WithParam(found.status(), "context");
+  if (asked.who != nullptr && !asked.who->Sees(request.context)) return missing;
+  const absl::StatusOr<Document> document = parts_.documents->Get(request.context);
+  if (!document.ok()) return missing;
+  if (document->state == DocumentState::kReady) {  // by now
+    return Answer(asked, {document->content_id, document->tokens});
+  }
+  if (document->state == DocumentState::kFailed) {
+    return WithParam(
+        absl::FailedPreconditionError(absl::StrCat(
+            "context \"", document->name, "\" could not be read: ", document->error.message())),
+        "context");
+  }
+  if (request.wait_s == 0) return WithParam(BeingRead(*document), "context");
+  return Wait(asked, *document);
+}
+
+// The answer begins when the document is there, on another thread: watchers must not take long.
+absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
+  const absl::Time until = absl::Now() + absl::Seconds(asked.request.wait_s);
+  return parts_.documents->Watch(now.name, [this, asked, until](const Document& document) {
+    Answering& answering = *asked.answering;
+    if (document.state == DocumentState::kFailed) {
+      answering.Failed(document.error);
+      return false;
+    }
+    if (document.state == DocumentState::kReady) {
+      const Found found = {document.content_id, document.tokens};
+      const bool begun = parts_.later([this, asked, found] {
+        const absl::Status status = Answer(asked, found);
+        if (!status.ok()) asked.answering->Failed(status);
+      });
+      if (!begun) {
+        answering.Failed(absl::ResourceExhaustedError("too many requests wait already"));
+      }
+      return false;
+    }
+    if (absl::Now() > until) {
+      answering.Failed(WithParam(BeingRead(document), "context"));
+      return false;
+    }
+    answering.Waits(document);
+    return answering.Wanted();
+  });
+}
+
+absl::Status CompletionsApi::CheckModel(const std::string& model) const {
+  const std::string name = model.substr(0, model.find('@'));
+  if (name.empty() || name == parts_.model_name) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("no model ", ShownJson(nlohmann::json(name)),
+                                          ": there is \"", parts_.model_name,
+                                          "\" (GET /v1/models)"));
+}
+
+absl::StatusOr<CompletionsApi::Found> CompletionsApi::FindContext(const std::string& name,
+                                                                  kvstore::Principal* who) const {
+  if (name.empty()) return Found();
+  const absl::Status missing = absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
+  if (parts_.store == nullptr || (who != nullptr && !who->Sees(name))) return missing;
+  ASSIGN_OR_RETURN(const auto client, parts_.store->NewContextClient());
+  const absl::StatusOr<v1::Manifest> manifest = client->Get(name);
+  if (absl::IsNotFound(manifest.status())) return missing;
+  RETURN_IF_ERROR(manifest.status());
+  return Found{manifest->content_id(), manifest->tokens()};
+}
+
+absl::StatusOr<model::Seam> CompletionsApi::TokensOf(bool chat, const CompletionRequest& request,
+                                                     const std::string& content_id) {
+  if (chat && parts_.chat == nullptr) return parts_.chat_missing;
+  const model::Checkpoint& checkpoint = parts_.model->checkpoint();
+  const model::Tokenizer& tokenizer = *checkpoint.tokenizer;
+  if (request.context.empty()) {
+    model::Seam alone;
+    ASSIGN_OR_RETURN(alone.tokens,
+                     chat ? parts_.chat->Encode(request.messages, tokenizer, request.chat)
+                          : checkpoint.EncodeDocument(request.prompt));
+    return alone;
+  }
+  ASSIGN_OR_RETURN(const library::DocumentEnds document,
+                   ends_.Of(request.context, content_id, *parts_.store));
+  const int64_t most = std::min(parts_.most_given_up, document.tokens);
+  if (!chat) return model::JoinTokens(tokenizer, document.last, most, request.prompt);
+  return parts_.chat->EncodeBehind(request.messages, tokenizer, document, most, request.chat);
+}
+
+absl::Status CompletionsApi::CheckLength(const Asked& asked, int64_t document,
+                                         int64_t prompt) const {
+  const int64_t most = parts_.model->checkpoint().config.max_position_embeddings;
+  if (parts_.beyond_trained || document + prompt <= most) return absl::OkStatus();
+  const char* const field = asked.chat ? "messages" : "prompt";
+  std::string words = absl::StrCat(field, ": ", prompt, " tokens");
+  if (document > 0) {
+    absl::StrAppend(&words, " behind the ", document, " of context \"", asked.request.context,
+                    "\": ", document + prompt, " in all");
+  }
+  return WithCode(
+      WithParam(absl::InvalidArgumentError(absl::StrCat(
+                    words, ": must be at most the model's ", most,
+                    " (max_position_embeddings), which the answer is among: shorten it")),
+                field),
+      kContextLengthExceeded);
+}
+
+// As the request says; what it does not say, as the model's makers advise; else at temperature 1.
+void CompletionsApi::SetSampling(const Asked& asked, AnswerJob& job) const {
+  const RequestedSampling& wanted = asked.request.sampling;
+  const model::GenerationDefaults& advice = parts_.model->checkpoint().generation_defaults;
+  decoder::SamplingConfig& sampling = job.sampling;
+  sampling = decoder::AdvisedSampling(advice, {.temperature = 1});
+  std::vector<std::string> advised;
+  const auto take = [&](const char* name, const auto& said, bool is_advised, auto& into) {
+    if (said.has_value()) {
+      into = *said;
+    } else if (is_advised) {
+      advised.push_back(name);
+    }
+  };
+  take("temperature", wanted.temperature, advice.samples().has_value(), sampling.temperature);
+  take("top_p", wanted.top_p, advice.top_p.has_value(), sampling.top_p);
+  take("top_k", wanted.top_k, advice.top_k.has_value(), sampling.top_k);
+  take("min_p", wanted.min_p, advice.min_p.has_value(), sampling.min_p);
+  take("repetition_penalty", wanted.repetition_penalty, advice.repetition_penalty.has_value(),
+       sampling.repetition_penalty);
+  sampling.seed = wanted.seed;
+  asked.answering->SetSampling(sampling, std::move(advised));
+}
+
+// How many tokens of the prompt are those of a document that is worth a context; 0: none are.
+size_t CompletionsApi::DocumentTokens(const Asked& asked, const std::vector<TokenId>& prompt) {
+  const auto least = static_cast<size_t>(parts_.keep_tokens);
+  if (parts_.keep == 0 || prompt.size() < least) return 0;
+  std::optional<CompletionRequest> document = DocumentPart(asked.request);
+  if (!document.has_value()) return 0;
+  const absl::StatusOr<model::Seam> part = TokensOf(asked.chat, *document, "");
+  if (!part.ok()) return 0;
+  const size_t same = CommonPrefix(part->tokens, prompt);
+  return same >= least && same < prompt.size() ? same : 0;
+}
+
+absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
+  const CompletionRequest& request = asked.request;
+  AnswerJob job;
+  job.context = request.context;
+  job.content_id = found.content_id;
+  ASSIGN_OR_RETURN(model::Seam seam, TokensOf(asked.chat, request, job.content_id));
+  job.prompt = std::move(seam.tokens);
+  job.give_up = seam.give_up;
+  RETURN_IF_ERROR(
+      CheckLength(asked, found.tokens - job.give_up, static_cast<int64_t>(job.prompt.size())));
+  job.max_tokens = request.max_tokens;
+  job.sources = request.sources;
+  if (asked.who != nullptr) job.who = asked.who->name();
+  SetSampling(asked, job);
+  const std::shared_ptr<Answering>& answering = asked.answering;
+  job.wanted = [answering] { return answering->Wanted(); };
+  job.on_text = [answering](const std::string& piece) { return answering->Push(piece); };
+  job.done = [answering](const absl::StatusOr<AnswerJob::Done>& done) { answering->Done(done); };
+  if (job.context.empty() && parts_.documents != nullptr) {
+    auto known =
+        parts_.documents->Recognise(job.prompt, parts_.most_given_up, SeenBy(asked.who.get()));
+    if (known.has_value()) {
+      job.context = known->name;
+      job.content_id = known->content_id;
+      job.prompt = std::move(known->prompt.rest);
+      job.give_up = known->prompt.give_up;
+    } else if (const size_t keep = DocumentTokens(asked, job.prompt); keep > 0) {
+      const absl::Status kept = AnswerFromKept(asked, job, keep);
+      if (kept.ok()) return kept;
+      spdlog::warn("a prompt's document of {} tokens is not kept: {}", keep,
+                   std::string(kept.message()));
+      answering->NotKept(std::string(kept.message()));
+    }
+  }
+  answering->SetPrompt(job.context, request.context.empty() && !job.context.empty(),
+                       static_cast<int64_t>(job.prompt.size()));
+  return parts_.answerer->Submit(std::move(job));
+}
+
+// The first `keep` tokens of the prompt become a context of its own, and the answer comes from there. Not OK: why
+// that cannot be; nothing was done, and it is answered without.
+absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const AnswerJob& job, size_t keep) {
+  const std::vector<TokenId> document(job.prompt.begin(),
+                                      job.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
+  kvstore::Principal* const who = asked.who.get();
+  const std::string name = kvstore::KeptName(who == nullptr ? "" : who->prefix(),
+                                             who == nullptr ? "" : who->name(), DigestOf(document));
+  if (who != nullptr) {
+    RETURN_IF_ERROR(who->Check(kvstore::Right::kImport));
+    if (!who->Sees(name)) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("this key would not see a context of the name ", name));
+    }
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<void> place,
+                   TakePlace(*parts_.documents, parts_.model->checkpoint(), name,
+                             static_cast<int64_t>(keep), who));
+  ASSIGN_OR_RETURN(const Documents::Added added,
+                   parts_.documents->Keep(name, document, std::move(place), SeenBy(who)));
+  return parts_.documents->Watch(
+      added.document.name, [this, answering = asked.answering, keep, job](const Document& now) {
+        if (now.state == DocumentState::kReady) {
+          AnswerJob rest = job;
+          rest.context = now.name;
+          rest.content_id = now.content_id;
+          rest.prompt.erase(rest.prompt.begin(),
+                            rest.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
+          answering->SetPrompt(rest.context, /*recognised=*/true,
+                               static_cast<int64_t>(rest.prompt.size()));
+          Submit(std::move(rest), *answering);
+          return false;
+        }
+        if (now.state == DocumentState::kFailed) {
+          answering->NotKept(std::string(now.error.message()));
+          answering->SetPrompt("", false, static_cast<int64_t>(job.prompt.size()));
+          Submit(job, *answering);
+          return false;
+        }
+        answering->Waits(now);
+        return answering->Wanted();
+      });
+}
+
+void CompletionsApi::Submit(AnswerJob job, Answering& answering) {
+  if (const absl::Status status = parts_.answerer->Submit(std::move(job)); !status.ok()) {
+    answering.Failed(status);
+  }
+}
+
+std::string CompletionsApi::NewId(bool chat) {
+  return absl::StrFormat("%s-%08x%08x", chat ? "chatcmpl" : "cmpl", started_, ++answers_);
+}
+
+}  // namespace carrel::http_api

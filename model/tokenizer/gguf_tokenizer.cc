@@ -223,7 +223,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpe(const GgufMetadata& metadata)
     json.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
   json.ignore_merges = pre->whole_words;
-  if (pre->nfc) json.normalizer.push_back({.kind = NormalizerStep::Kind::kNfc});
+  if (pre->nfc) json.normalizer.push_back(NormalizerStep::kNfc);
   for (const char* pattern : pre->patterns) json.pretokenizer.push_back({.pattern = pattern});
   ASSIGN_OR_RETURN(const TokenizerConfig config,
                    BosConfig(metadata, vocabulary, -1, pre->adds_bos));

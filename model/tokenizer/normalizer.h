@@ -1,11 +1,11 @@
 // What:   what becomes of a text before it is taken apart, as tokenizer.json's normalizer says.
-// Source: Hugging Face tokenizers: NFC; Prepend (of a text that is not empty); Replace of a string.
+// Source: Hugging Face tokenizers: NFC; Prepend of U+2581 (before a text that is not empty); Replace of
+//         spaces by it.
 // Errors: as NormalizeNfc.
 // Threads: reentrant.
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -13,12 +13,7 @@
 
 namespace carrel::model {
 
-struct NormalizerStep {
-  enum class Kind { kNfc, kPrepend, kReplace };
-  Kind kind = Kind::kNfc;
-  std::string from;  // kReplace; not empty
-  std::string to;    // what is prepended, or put in its place
-};
+enum class NormalizerStep { kNfc, kPrependSpace, kReplaceSpaces };
 
 absl::StatusOr<std::string> Normalize(absl::Span<const NormalizerStep> steps,
                                       absl::string_view text);

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "common/status.h"
+#include "model/tokenizer/byte_alphabet.h"
 
 namespace carrel::model {
 namespace {
@@ -61,17 +62,17 @@ void Join(SplitBehavior behavior, std::vector<Part>* parts) {
 }
 
 std::string WithMetaspace(const PretokenStep& step, absl::string_view piece, bool first) {
-  std::string text = absl::StrReplaceAll(piece, {{" ", step.pattern}});
+  std::string text = absl::StrReplaceAll(piece, {{" ", kSpaceSymbol}});
   const bool prepends = step.prepend == PretokenStep::Prepend::kAlways ||
                         (step.prepend == PretokenStep::Prepend::kFirst && first);
-  if (prepends && !absl::StartsWith(text, step.pattern)) text.insert(0, step.pattern);
+  if (prepends && !absl::StartsWith(text, kSpaceSymbol)) text.insert(0, kSpaceSymbol);
   return text;
 }
 
 void SplitMetaspace(const PretokenStep& step, absl::string_view text,
                     std::vector<absl::string_view>* pieces) {
   while (step.split) {
-    const size_t next = text.find(step.pattern, 1);
+    const size_t next = text.find(kSpaceSymbol, 1);
     if (next == absl::string_view::npos) break;
     pieces->push_back(text.substr(0, next));
     text.remove_prefix(next);

@@ -34,7 +34,7 @@ struct PretokenStep {
   bool literal = false;  // pattern is a plain string, not a regular expression
   SplitBehavior behavior = SplitBehavior::kIsolated;
   bool invert = false;  // matches and the text between them change roles
-  // kMetaspace: `pattern` takes the place of spaces, and stands before what does not begin with it: before
+  // kMetaspace: U+2581 takes the place of spaces, and stands before what does not begin with it: before
   // every text, or that at the beginning of all.
   Prepend prepend = Prepend::kNever;
   bool split = false;  // and begins a piece

@@ -83,6 +83,11 @@ TEST(SpmJson, WhatIsNotRun_IsNamed) {
               StatusIs(Code::kUnimplemented, "normalizer"));
   EXPECT_THAT(error("gemma", R"({"normalizer": {"pattern": {"String": null, "Regex": " +"}}})"),
               StatusIs(Code::kUnimplemented, "normalizer"));
+  EXPECT_THAT(error("legacy",
+                    R"({"normalizer": {"type": "Prepend", "prepend": "x", "normalizers": null}})"),
+              StatusIs(Code::kUnimplemented, "normalizer"));
+  EXPECT_THAT(error("llama", R"({"pre_tokenizer": {"replacement": "_"}})"),
+              StatusIs(Code::kUnimplemented, "pre_tokenizer"));
   EXPECT_THAT(error("llama", R"({"pre_tokenizer": {"prepend_scheme": "last"}})"),
               StatusIs(Code::kUnimplemented, "prepend_scheme last"));
   EXPECT_THAT(error("llama", R"({"decoder": {"type": "Metaspace", "decoders": null}})"),

@@ -8,6 +8,7 @@
 #include "common/json.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "model/tokenizer/byte_alphabet.h"
 #include "model/tokenizer/tokenizer_fields.h"
 #include "model/tokenizer/tokenizer_files.h"
 
@@ -151,30 +152,27 @@ class Parser {
   absl::Status ReadNormalizer() {
     for (const Json* step : Flatten(FindField(document_, "normalizer"), "normalizers")) {
       const std::string type = TypeOf(*step);
-      NormalizerStep read;
-      if (type == "Prepend" && result_.characters) {
-        read.kind = NormalizerStep::Kind::kPrepend;
-        ASSIGN_OR_RETURN(read.to, StringField(*step, "prepend", path_ + ": normalizer Prepend"));
-      } else if (type == "Replace" && result_.characters) {
-        read.kind = NormalizerStep::Kind::kReplace;
-        ASSIGN_OR_RETURN(read.from, LiteralPattern(*step, "normalizer"));
-        ASSIGN_OR_RETURN(read.to, StringField(*step, "content", path_ + ": normalizer Replace"));
-      } else if (type != "NFC") {
+      if (type == "NFC") {
+        result_.normalizer.push_back(NormalizerStep::kNfc);
+      } else if (type == "Prepend" && result_.characters && Is(*step, "prepend", kSpaceSymbol)) {
+        result_.normalizer.push_back(NormalizerStep::kPrependSpace);
+      } else if (result_.characters && IsReplace(*step, " ", kSpaceSymbol)) {
+        result_.normalizer.push_back(NormalizerStep::kReplaceSpaces);
+      } else {
         return NotRun("normalizer ", ShortJson(*step));
       }
-      result_.normalizer.push_back(std::move(read));
     }
     return absl::OkStatus();
   }
 
-  // Of a Replace: its pattern, which is a string and not empty.
-  absl::StatusOr<std::string> LiteralPattern(const Json& step, const char* of) const {
+  static bool Is(const Json& object, const char* key, const char* text) {
+    const Json* field = FindField(object, key);
+    return field != nullptr && *field == text;
+  }
+  static bool IsReplace(const Json& step, const char* from, const char* to) {
     const Json* pattern = FindField(step, "pattern");
-    const Json* text = pattern == nullptr ? nullptr : FindField(*pattern, "String");
-    if (text == nullptr || !text->is_string() || text->get_ref<const std::string&>().empty()) {
-      return NotRun(of, " ", ShortJson(step));
-    }
-    return text->get_ref<const std::string&>();
+    return TypeOf(step) == "Replace" && pattern != nullptr && Is(*pattern, "String", from) &&
+           Is(step, "content", to);
   }
 
   absl::Status ReadPretokenizer() {
@@ -206,8 +204,7 @@ class Parser {
     const std::string where = path_ + ": pre_tokenizer Metaspace";
     PretokenStep step;
     step.kind = PretokenStep::Kind::kMetaspace;
-    ASSIGN_OR_RETURN(step.pattern, StringField(json, "replacement", where));
-    if (step.pattern.empty()) return Invalid("pre_tokenizer Metaspace: replacement is empty");
+    if (!Is(json, "replacement", kSpaceSymbol)) return NotRun("pre_tokenizer ", ShortJson(json));
     // Files of before prepend_scheme say add_prefix_space, which is "always", and mean to split.
     ASSIGN_OR_RETURN(const bool add, BoolField(json, "add_prefix_space", true, where));
     std::string scheme = add ? "always" : "never";
@@ -304,22 +301,18 @@ class Parser {
       return steps.size() == 1 && TypeOf(*steps[0]) == "ByteLevel" ? absl::OkStatus() : other();
     }
     // U+2581 is a space again, <0x0A> is a byte, and the first space goes.
-    constexpr const char* kSteps[] = {"Replace", "ByteFallback", "Fuse", "Strip"};
     if (steps.size() < 3 || steps.size() > 4) return other();
-    for (size_t i = 0; i < steps.size(); ++i) {
-      if (TypeOf(*steps[i]) != kSteps[i]) return other();
+    if (!IsReplace(*steps[0], kSpaceSymbol, " ") || TypeOf(*steps[1]) != "ByteFallback" ||
+        TypeOf(*steps[2]) != "Fuse") {
+      return other();
     }
-    ASSIGN_OR_RETURN(const std::string from, LiteralPattern(*steps[0], "decoder"));
-    ASSIGN_OR_RETURN(const std::string to, StringField(*steps[0], "content", path_ + ": decoder"));
-    if (from != kSpaceSymbol || to != " ") return other();
     result_.drops_first_space = steps.size() == 4;
     if (!result_.drops_first_space) return absl::OkStatus();
     const Json* start = FindField(*steps[3], "start");
     const Json* stop = FindField(*steps[3], "stop");
-    ASSIGN_OR_RETURN(const std::string what,
-                     StringField(*steps[3], "content", path_ + ": decoder Strip"));
     const bool one = start != nullptr && *start == 1 && stop != nullptr && *stop == 0;
-    return one && what == " " ? absl::OkStatus() : other();
+    return one && TypeOf(*steps[3]) == "Strip" && Is(*steps[3], "content", " ") ? absl::OkStatus()
+                                                                                : other();
   }
 
   absl::Status ReadAddedTokens() {

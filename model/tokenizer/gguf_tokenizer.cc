@@ -103,9 +103,10 @@ absl::StatusOr<const Pre*> FindPre(const GgufMetadata& metadata) {
   if (metadata.Has(kPre)) {
     ASSIGN_OR_RETURN(name, metadata.String(kPre));
   } else {
-    spdlog::warn("{}: has no {}: words are taken apart as by default, which few models were trained with; "
-                 "convert the model again",
-                 metadata.where(), kPre);
+    spdlog::warn(
+        "{}: has no {}: words are taken apart as by default, which few models were trained with; "
+        "convert the model again",
+        metadata.where(), kPre);
   }
   for (const Pre& pre : Pres()) {
     if (std::find(pre.names.begin(), pre.names.end(), name) != pre.names.end()) return &pre;
@@ -222,7 +223,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpe(const GgufMetadata& metadata)
     json.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
   json.ignore_merges = pre->whole_words;
-  json.nfc = pre->nfc;
+  if (pre->nfc) json.normalizer.push_back(NormalizerStep::kNfc);
   for (const char* pattern : pre->patterns) json.pretokenizer.push_back({.pattern = pattern});
   ASSIGN_OR_RETURN(const TokenizerConfig config,
                    BosConfig(metadata, vocabulary, -1, pre->adds_bos));

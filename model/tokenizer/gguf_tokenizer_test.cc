@@ -59,8 +59,9 @@ TEST(GgufTokenizerTest, EveryPreTokenizer_GivesTheIdsOfThePythonPackage) {
 // Every name that stands for a row of another name, which has goldens.
 TEST(GgufTokenizerTest, EveryName_IsItsRow) {
   const std::pair<const char*, std::vector<const char*>> kRows[] = {
-      {"gpt-2", {"phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "olmo", "jais", "trillion",
-                 "granite-docling"}},
+      {"gpt-2",
+       {"phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "olmo", "jais", "trillion",
+        "granite-docling"}},
       {"smollm", {"starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"}},
       {"llama-bpe", {"llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}},
       {"dbrx", {"smaug-bpe"}},

@@ -112,6 +112,21 @@ absl::Status ProbeRoom(const std::string& path, int64_t offset, int64_t bytes) {
   return none(errno, "");
 }
 
+absl::Status WritePrivateFile(const std::string& path, absl::string_view bytes) {
+  const std::string temporary = path + ".tmp";
+  unlink(temporary.c_str());  // whatever it was, nobody else's is written to
+  const int fd =
+      open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
+  const ssize_t written = write(fd, bytes.data(), bytes.size());
+  const int error = written < 0 ? errno : ENOSPC;
+  const bool whole = close(fd) == 0 && written == static_cast<ssize_t>(bytes.size());
+  if (whole && rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  const absl::Status failed = ErrnoStatus(whole ? errno : error, absl::StrCat("write ", path));
+  unlink(temporary.c_str());
+  return failed;
+}
+
 absl::Status WriteFileAtomically(const std::string& path,
                                  std::initializer_list<absl::string_view> pieces) {
   const std::string temporary = path + ".tmp";

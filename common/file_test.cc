@@ -111,5 +111,19 @@ TEST(File, MoreThanTheBound_IsRefused) {
   EXPECT_EQ(ReadFile(path, 200000)->size(), 200000u);
 }
 
+TEST(FileTest, APrivateFile_IsItsOwnersAlone_WhateverWasThere) {
+  const std::string path = FreshTempDir() + "/secret";
+  CARREL_ASSERT_OK(WriteFileAtomically(path, "old"));
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  const mode_t before = umask(0);
+  CARREL_ASSERT_OK(WritePrivateFile(path, "new"));
+  umask(before);
+  struct stat info;
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_EQ(*ReadFile(path), "new");
+  EXPECT_FALSE(WritePrivateFile(path + "/no/folder", "x").ok());
+}
+
 }  // namespace
 }  // namespace carrel

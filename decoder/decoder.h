@@ -50,6 +50,7 @@ enum class StopReason : uint8_t { kEos = 0, kMaxTokens = 1, kContextLength = 2 }
 struct GenerateResult {
   std::vector<TokenId> ids;  // EOS excluded
   StopReason stop = StopReason::kMaxTokens;
+  TokenId end_token = -1;     // of kEos: the token that ended it
   std::vector<float> logits;  // [positions, vocab_size] if kept: prompt tokens, then generated
                               // tokens that were fed back
   double prompt_seconds = 0;
@@ -117,7 +118,7 @@ class Decoder {
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
       : checkpoint_(checkpoint),
         device_(device),
-        max_tokens_(checkpoint.config.max_position_embeddings) {}
+        max_tokens_(checkpoint.config.MaxTokens()) {}
   absl::Status MakePass(const OpenedContext& context);
   absl::Status CheckPrompt(const std::vector<TokenId>& prompt,
                            const GenerateOptions& options) const;

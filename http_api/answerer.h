@@ -3,6 +3,9 @@
 //         prompts, together (decoder/generation.h): each has the bits that it has alone, whoever joins or
 //         leaves. The decoders used last stay open, and a conversation's next turn goes on behind the last
 //         one.
+// Turns:  of those that wait, the one goes first whose tenant or key has the fewest answers on their way, and began
+//         one longest ago. Beside max_answers a quarter more places are for those who have none on their way: who
+//         fills all others keeps nobody out.
 // Errors: as library/open_decoder.h; ResourceExhausted as many wait as may.
 // Threads: any submits; a job's callbacks are called on the decoding thread.
 // Ownership: keeps model and store.
@@ -31,6 +34,7 @@ struct AnswererConfig {
   decoder::DeviceConfig device;
   bool derived_weights = false;   // as library/open_decoder.h
   std::string folder;             // of an embedded store, for zones in this host's memory
+  std::string turn_head;          // as library/open_decoder.h
   int64_t max_waiting = 1024;     // jobs; one more is refused
   int64_t max_answers = 16;       // on their way at a time, each with a decoder; 1 ..
   int64_t max_open_contexts = 4;  // whose decoders are kept while they are idle; 1 ..
@@ -49,7 +53,9 @@ struct AnswerJob {
   std::string context;     // empty: the model alone
   std::string content_id;  // what the context holds now; a decoder over another is not used
   std::string who;         // whose conversations this may go on with
-  int64_t sources = 0;     // passages that are wanted, at most
+  std::shared_ptr<const void>
+      turn;             // whose turn it takes (kvstore::Principal::turn); null: nobody's own
+  int64_t sources = 0;  // passages that are wanted, at most
   std::vector<TokenId> prompt;
   int64_t give_up = 0;  // of the context's last tokens, which the prompt says in another way
   int64_t max_tokens = 0;

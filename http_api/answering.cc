@@ -10,17 +10,21 @@
 namespace carrel::http_api {
 
 Answering::Answering(CompletionHead head, const CompletionRequest& request,
-                     std::shared_ptr<HttpReply> reply)
+                     std::shared_ptr<HttpReply> reply, std::shared_ptr<kvstore::Visit> visit,
+                     std::vector<std::shared_ptr<void>> held)
     : head_(std::move(head)),
       stream_(request.stream),
       stream_usage_(request.stream_usage),
       with_sources_(request.sources > 0),
       reply_(std::move(reply)),
+      visit_(std::move(visit)),
+      held_(std::move(held)),
       filter_(request.stop) {
   figures_.ignored = request.ignored;
 }
 
 void Answering::SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens) {
+  absl::MutexLock lock(&mu_);
   figures_.context = context;
   figures_.recognised = recognised;
   prompt_tokens_ = prompt_tokens;
@@ -28,24 +32,59 @@ void Answering::SetPrompt(const std::string& context, bool recognised, int64_t p
 
 void Answering::SetSampling(const decoder::SamplingConfig& sampling,
                             std::vector<std::string> advised) {
+  absl::MutexLock lock(&mu_);
   figures_.sampling = sampling;
   figures_.advised = std::move(advised);
 }
 
+void Answering::Ignore(const std::string& field) {
+  absl::MutexLock lock(&mu_);
+  figures_.ignored.push_back(field);
+}
+
+void Answering::NotKept(const std::string& why) {
+  absl::MutexLock lock(&mu_);
+  figures_.not_kept = why;
+}
+
+bool Answering::Wanted() {
+  if (reply_->gone()) return false;
+  absl::MutexLock lock(&mu_);
+  // What is written now tells whether who sends nothing more still reads.
+  if (stream_ && !over_ && reply_->half_closed()) Begin();
+  return !over_;
+}
+
+bool Answering::LookAgain() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (over_ || reply_->gone()) return false;
+  }
+  const absl::Status still = visit_->StillAllowed();
+  if (still.ok()) return true;
+  Failed(still);
+  return false;
+}
+
 void Answering::Waits(const Document& document) {
-  if (!stream_ || absl::Now() - told_ < absl::Seconds(1)) return;
+  absl::MutexLock lock(&mu_);
+  if (over_ || !stream_ || absl::Now() - told_ < absl::Seconds(1)) return;
   told_ = absl::Now();
   Begin();
-  reply_->Write(absl::StrFormat(": the document is read: %.0f%%\n\n", 100 * document.progress));
+  Write(absl::StrFormat(": the document is read: %.0f%%\n\n", 100 * document.progress));
 }
 
 bool Answering::Push(const std::string& piece) {
+  absl::MutexLock lock(&mu_);
+  if (over_) return false;
   Show(filter_.Push(piece));
   return !filter_.stopped() && !reply_->gone();
 }
 
 void Answering::Done(const absl::StatusOr<AnswerJob::Done>& done) {
-  if (!done.ok()) return Failed(done.status());
+  absl::MutexLock lock(&mu_);
+  if (over_) return;
+  if (!done.ok()) return FailedLocked(done.status());
   Show(filter_.Finish());
   const std::string finish = done->at_max_tokens && !filter_.stopped() ? "length" : "stop";
   const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
@@ -61,21 +100,39 @@ void Answering::Done(const absl::StatusOr<AnswerJob::Done>& done) {
   }
   CountAnswer(reply_->gone() ? "left" : finish, usage, figures_);
   if (!stream_) {
-    return reply_->Send(200, "application/json",
-                        CompletionJson(head_, text_, finish, usage, figures_));
+    const std::string body = CompletionJson(head_, text_, finish, usage, figures_);
+    written_ = static_cast<int64_t>(body.size());
+    reply_->Send(200, "application/json", body);
+    return Over();
   }
   Begin();
-  reply_->Write(FinishEvent(head_, finish, figures_));
-  if (stream_usage_) reply_->Write(UsageEvent(head_, usage));
-  reply_->Write(kDoneEvent);
+  Write(FinishEvent(head_, finish, figures_));
+  if (stream_usage_) Write(UsageEvent(head_, usage));
+  Write(kDoneEvent);
   reply_->End();
+  Over();
 }
 
 void Answering::Failed(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (!over_) FailedLocked(status);
+}
+
+void Answering::FailedLocked(const absl::Status& status) {
   CountAnswer(reply_->gone() ? "left" : "failed", {}, {});
-  if (!begun_) return SendError(*reply_, status);
-  reply_->Write(ErrorEvent(status));
-  reply_->End();
+  if (!begun_) {
+    SendError(*reply_, status);
+  } else {
+    Write(ErrorEvent(status));
+    reply_->End();
+  }
+  Over();
+}
+
+void Answering::Over() {
+  over_ = true;
+  visit_->SpendReply(written_);
+  held_.clear();
 }
 
 void Answering::Show(const std::string& text) {
@@ -85,14 +142,19 @@ void Answering::Show(const std::string& text) {
     return;
   }
   Begin();
-  reply_->Write(TextEvent(head_, text));
+  Write(TextEvent(head_, text));
+}
+
+void Answering::Write(const std::string& piece) {
+  written_ += static_cast<int64_t>(piece.size());
+  reply_->Write(piece);
 }
 
 void Answering::Begin() {
   if (begun_) return;
   begun_ = true;
   reply_->Begin("text/event-stream; charset=utf-8");
-  reply_->Write(FirstEvent(head_));
+  if (const std::string first = FirstEvent(head_); !first.empty()) Write(first);
 }
 
 }  // namespace carrel::http_api

@@ -1,32 +1,40 @@
-// What:   one answer on its way to its client, whole or as events.
-// Threads: one at a time: the one that prefills its document, if that comes first, and then the decoding one.
+// What:   one answer on its way to its client, whole or as events, for as long as its caller may have it.
+// Threads: any; one tells how it comes to be (the one that prefills its document, if that comes first, and then the
+//         decoding one), another may end it (LookAgain).
 #pragma once
 
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "http_api/answerer.h"
 #include "http_api/completion.h"
 #include "http_api/documents.h"
 #include "http_api/http_server.h"
+#include "kvstore/access/admission.h"
 
 namespace carrel::http_api {
 
 class Answering {
  public:
-  Answering(CompletionHead head, const CompletionRequest& request,
-            std::shared_ptr<HttpReply> reply);
+  // held: what is to be given back when the answer has ended: a session of the key's, the request's bytes.
+  Answering(CompletionHead head, const CompletionRequest& request, std::shared_ptr<HttpReply> reply,
+            std::shared_ptr<kvstore::Visit> visit, std::vector<std::shared_ptr<void>> held);
 
   // Once it is known; of which context the prompt is the rest, and whether the client named it.
   void SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens);
   void SetSampling(const decoder::SamplingConfig& sampling, std::vector<std::string> advised);
-  void Ignore(const std::string& field) { figures_.ignored.push_back(field); }
-  void NotKept(const std::string& why) { figures_.not_kept = why; }
+  void Ignore(const std::string& field);
+  void NotKept(const std::string& why);
 
-  bool Wanted() const { return !reply_->gone(); }
+  bool Wanted();
+  // Ends it if its caller's key has lost the right, or its context. False: it is over.
+  bool LookAgain();
 
   // A document comes first: proxies and clients see that something goes on.
   void Waits(const Document& document);
@@ -36,18 +44,25 @@ class Answering {
   void Failed(const absl::Status& status);
 
  private:
-  void Show(const std::string& text);
-  void Begin();
+  void Show(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Begin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Write(const std::string& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FailedLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Over() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const CompletionHead head_;
   const bool stream_, stream_usage_, with_sources_;
   const std::shared_ptr<HttpReply> reply_;
-  int64_t prompt_tokens_ = 0;
-  Figures figures_;
-  StopFilter filter_;
-  absl::Time told_ = absl::InfinitePast();
-  std::string text_;
-  bool begun_ = false;
+  const std::shared_ptr<kvstore::Visit> visit_;
+  absl::Mutex mu_;
+  std::vector<std::shared_ptr<void>> held_ ABSL_GUARDED_BY(mu_);
+  int64_t prompt_tokens_ ABSL_GUARDED_BY(mu_) = 0;
+  Figures figures_ ABSL_GUARDED_BY(mu_);
+  StopFilter filter_ ABSL_GUARDED_BY(mu_);
+  absl::Time told_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  std::string text_ ABSL_GUARDED_BY(mu_);
+  int64_t written_ ABSL_GUARDED_BY(mu_) = 0;
+  bool begun_ ABSL_GUARDED_BY(mu_) = false, over_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace carrel::http_api

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "http_api/http_server.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace carrel::http_api {
 
@@ -32,6 +33,7 @@ struct HttpError {
   HttpFields fields;  // Retry-After
 };
 HttpError ErrorOf(const absl::Status& status);
+nlohmann::json JsonOfError(const absl::Status& status);  // what stands in "error"
 void SendError(HttpReply& reply, const absl::Status& status);
 // As a server-sent event, with its end.
 std::string ErrorEvent(const absl::Status& status);

@@ -51,6 +51,15 @@ std::string ApiMetricsText(const ApiGauges& gauges) {
                         .samples = {{.value = static_cast<double>(value)}}});
   };
   gauge("carrel_api_connections", "Connections that are open.", gauges.connections);
+  gauge("carrel_api_connections_evicted",
+        "Connections that were closed for newer ones, as they kept the server waiting longest.",
+        gauges.connections_evicted);
+  gauge("carrel_api_clients_slow", "Clients that were left, as they did not read their stream.",
+        gauges.clients_slow);
+  gauge("carrel_api_bytes_held", "Bytes of requests and replies that are held for clients.",
+        gauges.bytes_held);
+  gauge("carrel_api_bytes_refused", "Times that no room was left for bytes of clients.",
+        gauges.bytes_refused);
   gauge("carrel_api_answers_waiting", "Answers that wait for their turn.", gauges.answers_waiting);
   gauge("carrel_api_answers_running", "Answers on their way.", gauges.answers_running);
   gauge("carrel_api_documents_waiting", "Documents that wait to be read.",

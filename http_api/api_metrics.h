@@ -18,7 +18,9 @@ void CountAnswer(absl::string_view finish, const Usage& usage, const Figures& fi
 void CountDocument(absl::string_view end);
 
 struct ApiGauges {
-  int64_t connections = 0, answers_waiting = 0, answers_running = 0, documents_waiting = 0;
+  int64_t connections = 0, connections_evicted = 0, clients_slow = 0;
+  int64_t bytes_held = 0, bytes_refused = 0;
+  int64_t answers_waiting = 0, answers_running = 0, documents_waiting = 0;
   int64_t sequences_in_memory = 0, sequences_in_files = 0;
 };
 // All of this process, in the text format.

@@ -4,29 +4,29 @@
 
 #include <algorithm>
 #include <atomic>
-#include <nlohmann/json.hpp>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/json.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "common/thrown.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
 #include "http_api/completions_api.h"
 #include "http_api/contexts_api.h"
+#include "http_api/http_message.h"
 #include "http_api/page.h"
-#include "kvstore/access/access.h"
+#include "http_api/still_allowed.h"
+#include "kvstore/access/admission.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
@@ -37,20 +37,57 @@ namespace {
 using nlohmann::json;
 
 constexpr char kJson[] = "application/json";
-constexpr absl::string_view kChat = "/v1/chat/completions", kCompletions = "/v1/completions",
-                            kModels = "/v1/models", kMetrics = "/metrics";
+// Of a body that asks something; of one that nobody reads.
+constexpr int64_t kQuestionBytes = int64_t{1} << 20, kNoBodyBytes = int64_t{64} << 10;
+
+// What the gate found out about a request.
+struct Passed {
+  const HttpRoute* route = nullptr;
+  std::string name;                       // what the route's {} stands for
+  std::shared_ptr<kvstore::Visit> visit;  // null: an open route
+};
+
+HttpVerdict Refused(const absl::Status& status, HttpFields fields = {}) {
+  HttpError error = ErrorOf(status);
+  HttpVerdict verdict;
+  verdict.status = error.status;
+  verdict.content_type = kJson;
+  verdict.body = std::move(error.body);
+  verdict.fields = std::move(error.fields);
+  for (auto& field : fields) verdict.fields.push_back(std::move(field));
+  if (error.status == 401) verdict.fields.emplace_back("WWW-Authenticate", "Bearer");
+  return verdict;
+}
+
+kvstore::Caller CallerOf(const HttpRequest& request) {
+  kvstore::Caller caller;
+  caller.peer = request.peer;
+  caller.local = request.local;
+  caller.uid = request.uid;
+  absl::string_view key = request.authorization;
+  if (absl::StartsWithIgnoreCase(key, "bearer ")) key.remove_prefix(7);
+  caller.key = std::string(absl::StripAsciiWhitespace(key));
+  return caller;
+}
 
 class OpenAiService final : public ApiService {
  public:
   OpenAiService(ApiConfig config, std::shared_ptr<library::LoadedModel> model,
                 std::shared_ptr<library::StoreAccess> store)
-      : config_(std::move(config)), model_(std::move(model)), store_(std::move(store)) {}
+      : config_(std::move(config)),
+        model_(std::move(model)),
+        store_(std::move(store)),
+        admission_(config_.access, config_.audit) {}
 
   ~OpenAiService() override {
     if (http_ != nullptr) http_->Stop();  // no new requests,
-    prepare_ = nullptr;                   // none on their way,
-    documents_ = nullptr;                 // none that wait for a document,
-    answerer_ = nullptr;                  // and none left
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = nullptr;
+    }
+    prepare_ = nullptr;    // none on their way,
+    documents_ = nullptr;  // none that wait for a document,
+    answerer_ = nullptr;   // and none left
   }
 
   absl::Status Listen() {
@@ -60,11 +97,12 @@ class OpenAiService final : public ApiService {
     RETURN_IF_ERROR(CheckExposure());
     absl::StatusOr<std::unique_ptr<ChatTemplate>> chat =
         ChatTemplate::Load(config_.model_path, model_->checkpoint());
+    const absl::Status chat_missing = chat.status();
     if (chat.ok()) {
       chat_ = *std::move(chat);
-    } else if (!absl::IsNotFound(chat.status())) {
+    } else if (!absl::IsNotFound(chat_missing)) {
       spdlog::warn("chats are refused, all else is served: {}",
-                   std::string(chat.status().message()));
+                   std::string(chat_missing.message()));
     }
     answerer_ = Answerer::Create(config_.answerer, model_, store_);
     if (store_ != nullptr) {
@@ -72,28 +110,18 @@ class OpenAiService final : public ApiService {
                        Documents::Create(config_.documents, model_, store_, answerer_.get()));
     }
     prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
-    const decoder::RetrievalConfig& retrieval = config_.answerer.retrieval;
-    completions_ = std::make_unique<CompletionsApi>(CompletionsApi::Parts{
-        .model = model_.get(),
-        .store = store_.get(),
-        .chat = chat_.get(),
-        .chat_missing = chat.status(),
-        .answerer = answerer_.get(),
-        .documents = documents_.get(),
-        .model_name = config_.model_name,
-        .keep = config_.documents.keep,
-        .keep_tokens = config_.documents.keep_tokens,
-        .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
-        .most_given_up = decoder::MostGivenUp(retrieval, config_.answerer.device,
-                                              std::numeric_limits<int64_t>::max()),
-        .later = [this](std::function<void()> task) {
-          return prepare_->TrySubmit(std::move(task));
-        }});
-    ASSIGN_OR_RETURN(
-        http_, HttpServer::Start(config_.http,
-                                 [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
-                                   Accept(std::move(request), std::move(reply));
-                                 }));
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = prepare_.get();
+    }
+    MakeCompletions(chat_missing);
+    HttpServerConfig http = config_.http;
+    http.budget_bytes = std::max(http.budget_bytes, 8 * DocumentBytes());
+    ASSIGN_OR_RETURN(http_, HttpServer::Start(
+                                http, [this](const HttpRequest& head) { return Judge(head); },
+                                [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+                                  Accept(std::move(request), std::move(reply));
+                                }));
     listening_ = true;
     listening_.notify_all();
     return absl::OkStatus();
@@ -104,6 +132,33 @@ class OpenAiService final : public ApiService {
  private:
   // What may block (the store, a template) is not the server's thread's.
   static constexpr int kPreparing = 4;
+
+  void MakeCompletions(const absl::Status& chat_missing) {
+    const decoder::RetrievalConfig& retrieval = config_.answerer.retrieval;
+    completions_ = std::make_unique<CompletionsApi>(CompletionsApi::Parts{
+        .model = model_.get(),
+        .store = store_.get(),
+        .chat = chat_.get(),
+        .chat_missing = chat_missing,
+        .answerer = answerer_.get(),
+        .documents = documents_.get(),
+        .model_name = config_.model_name,
+        .keep = config_.documents.keep,
+        .keep_tokens = config_.documents.keep_tokens,
+        .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
+        .most_given_up = decoder::MostGivenUp(retrieval, config_.answerer.device,
+                                              std::numeric_limits<int64_t>::max()),
+        .later = Later(),
+        .still_allowed = &still_allowed_});
+  }
+
+  // For those who are told on a thread that must not wait; for as long as there is a pool.
+  std::function<bool(std::function<void()>)> Later() {
+    return [this](std::function<void()> task) {
+      absl::MutexLock lock(&later_mu_);
+      return later_ != nullptr && later_->TrySubmit(std::move(task));
+    };
+  }
 
   absl::Status CheckExposure() const {
     if (config_.insecure) return absl::OkStatus();
@@ -119,34 +174,106 @@ class OpenAiService final : public ApiService {
     return absl::OkStatus();
   }
 
-  // A page of another origin has no business here, and one that had its name point to this address
-  // is one.
+  // A page of another origin has no business here, and one that had its name point to this address is one.
   absl::Status CheckOrigin(const HttpRequest& request) const {
     const std::string& site = request.fetch_site;
     const size_t authority = request.origin.find("://");
-    const bool same = site.empty() ? request.origin.empty() ||
-                                         (authority != std::string::npos &&
-                                          request.origin.substr(authority + 3) == request.host)
-                                   : site == "same-origin" || site == "none";
-    if (!same) {
+    const bool foreign_origin =
+        !request.origin.empty() &&
+        (authority == std::string::npos ||
+         !SameAuthority(absl::string_view(request.origin).substr(authority + 3), request.host));
+    const bool foreign_site = !site.empty() && site != "same-origin" && site != "none";
+    if (foreign_origin || foreign_site) {
       return absl::PermissionDeniedError(
-          absl::StrCat("Origin ", request.origin.substr(0, 200), " is not this server's"));
+          absl::StrCat("Origin ", request.origin.empty() ? site : request.origin.substr(0, 200),
+                       " is not this server's"));
     }
-    if (config_.access != nullptr || config_.insecure || request.host.empty()) {
+    if (config_.access->has_keys() || config_.insecure || request.local || request.host.empty() ||
+        IsLocalHostOrAddress(request.host)) {
       return absl::OkStatus();
     }
-    const size_t port = request.host.rfind(':');
-    const bool has_port = port != std::string::npos && request.host.back() != ']';
-    const std::string host = has_port ? request.host.substr(0, port) : request.host;
-    const auto numeric = [](char c) { return absl::ascii_isxdigit(c) || c == '.' || c == ':'; };
-    const bool ipv4 = std::all_of(host.begin(), host.end(),
-                                  [](char c) { return absl::ascii_isdigit(c) || c == '.'; });
-    const bool ipv6 = host.size() > 2 && host.front() == '[' && host.back() == ']' &&
-                      std::all_of(host.begin() + 1, host.end() - 1, numeric);
-    if (ipv4 || ipv6 || host == "localhost") return absl::OkStatus();
     return absl::PermissionDeniedError(absl::StrCat(
-        "Host ", host.substr(0, 200),
+        "Host ", request.host.substr(0, 200),
         " is neither localhost nor an address: without --keys other names are refused"));
+  }
+
+  int64_t DocumentBytes() const { return 2 * config_.max_document_bytes + kNoBodyBytes; }
+
+  // By the headers, on the server's thread, before a body is read: nothing here blocks.
+  HttpVerdict Judge(const HttpRequest& head) {
+    if (const absl::Status status = CheckOrigin(head); !status.ok()) return Refused(status);
+    RouteFound found = FindRoute(head.method, head.at.segments);
+    if (head.method == "OPTIONS" && (!found.allow.empty() || head.target == "*")) {
+      HttpVerdict verdict;
+      verdict.status = 204;
+      verdict.content_type = kJson;
+      verdict.fields = {
+          {"Allow", found.allow.empty() ? "GET, HEAD, POST, DELETE, OPTIONS" : found.allow}};
+      return verdict;
+    }
+    if (found.allow.empty()) {
+      return Refused(
+          absl::NotFoundError(absl::StrCat("there is no ", ShownJson(json(head.target), 200))));
+    }
+    if (found.route == nullptr) {
+      return Refused(WithHttpStatus(absl::InvalidArgumentError(absl::StrCat(
+                                        head.target.substr(0, 200), " is for ", found.allow,
+                                        ", not ", head.method.substr(0, 40))),
+                                    405),
+                     {{"Allow", found.allow}});
+    }
+    auto passed = std::make_shared<Passed>();
+    passed->route = found.route;
+    passed->name = std::move(found.name);
+    if (!found.route->open) {
+      const absl::Status admitted = Admit(head, *passed);
+      if (!admitted.ok()) {
+        CountRequest(found.route->pattern, admitted);
+        return Refused(admitted);
+      }
+    }
+    HttpVerdict verdict;
+    verdict.max_body_bytes = BodyBytes(*passed);
+    verdict.passed = std::move(passed);
+    return verdict;
+  }
+
+  absl::Status Admit(const HttpRequest& head, Passed& passed) {
+    const std::string call = RouteCall(*passed.route);
+    absl::StatusOr<kvstore::Visit> visit = admission_.Admit(CallerOf(head), call);
+    if (absl::IsUnauthenticated(visit.status()) && head.authorization.empty()) {
+      return absl::UnauthenticatedError("a key is wanted: Authorization: Bearer KEY");
+    }
+    RETURN_IF_ERROR(visit.status());
+    passed.visit = std::make_shared<kvstore::Visit>(*std::move(visit));
+    const bool of_context = absl::StartsWith(passed.route->pattern, "/v1/contexts");
+    RETURN_IF_ERROR(TellOfToken(passed.visit->Allow(call, of_context ? passed.name : "")));
+    const absl::Status spent = passed.visit->SpendCall();
+    return spent.ok() ? spent : WithRetryAfter(spent, absl::Seconds(1));
+  }
+
+  // Without keys, who lacks a right lacks the token.
+  absl::Status TellOfToken(const absl::Status& status) const {
+    if (!absl::IsPermissionDenied(status) || config_.access->has_keys()) return status;
+    return absl::PermissionDeniedError(absl::StrCat(
+        status.message(), ": adding and deleting need the token that carrel api printed at its ",
+        "start (Authorization: Bearer TOKEN)",
+        config_.token_file.empty() ? "" : ", which is also in ", config_.token_file));
+  }
+
+  int64_t BodyBytes(const Passed& passed) const {
+    switch (passed.route->body) {
+      case BodyBound::kNone:
+        return kNoBodyBytes;
+      case BodyBound::kDocument:
+        return DocumentBytes();
+      case BodyBound::kQuestion:
+        break;
+    }
+    // Where prompts' documents are kept, a prompt may be as long as one, of who may have it kept.
+    const bool keeps =
+        config_.documents.keep > 0 && passed.visit->principal().Check(kvstore::Right::kImport).ok();
+    return keeps ? std::max(kQuestionBytes, DocumentBytes()) : kQuestionBytes;
   }
 
   static void SendPage(HttpReply& reply) {
@@ -157,109 +284,121 @@ class OpenAiService final : public ApiService {
   }
 
   void Accept(HttpRequest request, std::shared_ptr<HttpReply> reply) {
-    if (const absl::Status status = CheckOrigin(request); !status.ok()) {
-      return SendError(*reply, status);
-    }
-    if (request.target == "/" && (request.method == "GET" || request.method == "HEAD")) {
-      return SendPage(*reply);
-    }
-    if (request.target == "/health") {
+    const auto passed = std::static_pointer_cast<Passed>(request.passed);
+    const absl::string_view pattern = passed->route->pattern;
+    if (pattern == "/") return SendPage(*reply);
+    if (absl::StartsWith(pattern, "/health")) {
       return reply->Send(200, kJson,
                          DumpJson(json{{"status", "ok"}, {"waiting", answerer_->waiting()}}));
     }
     auto shared = std::make_shared<HttpRequest>(std::move(request));
-    if (!prepare_->TrySubmit([this, shared, reply] { Handle(*shared, reply); })) {
-      SendError(*reply, absl::ResourceExhaustedError("too many requests wait already"));
+    if (!prepare_->TrySubmit([this, shared, passed, reply] { Handle(*shared, *passed, reply); })) {
+      SendError(*reply, WithRetryAfter(absl::UnavailableError("too many requests wait already"),
+                                       absl::Seconds(1)));
     }
   }
 
-  void Handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  void Handle(const HttpRequest& request, const Passed& passed,
+              const std::shared_ptr<HttpReply>& reply) {
     listening_.wait(false);  // the first may come before Start has returned http_
-    const absl::Status status = Route(request, reply);
-    CountRequest(RouteName(request.target), status);
+    const absl::Status status = OfStore(CatchThrown(absl::StrCat("request ", request.id),
+                                                    [&] { return Route(request, passed, reply); }));
+    CountRequest(passed.route->pattern, status);
+    if (absl::IsInternal(status)) {
+      spdlog::error("request {}: {} {}: {}", request.id, request.method,
+                    ShownJson(json(request.target), 200), std::string(status.message()));
+    }
     if (!status.ok()) SendError(*reply, status);
   }
 
-  static absl::string_view RouteName(absl::string_view target) {
-    for (const absl::string_view known :
-         {kChat, kCompletions, kModels, kMetrics, absl::string_view(ContextsApi::kTarget)}) {
-      if (absl::StartsWith(target, known)) return known;
-    }
-    return "other";
+  // A kvstore that refuses this server's own key is no fault of its client.
+  absl::Status OfStore(absl::Status status) const {
+    if (!absl::IsUnauthenticated(status)) return status;
+    return absl::UnavailableError(
+        absl::StrCat("the kvstore does not take this server's own key: ", status.message()));
   }
 
-  absl::Status Route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<kvstore::Principal> who, Admit(request));
-    const bool chat = request.target == kChat;
-    if (chat || request.target == kCompletions) {
-      if (request.method != "POST") return WrongMethod(request, "POST");
-      return completions_->Handle(chat, request, who, reply);
+  absl::Status Route(const HttpRequest& request, const Passed& passed,
+                     const std::shared_ptr<HttpReply>& reply) {
+    const absl::string_view pattern = passed.route->pattern;
+    kvstore::Principal& who = passed.visit->principal();
+    if (pattern == "/v1/chat/completions" || pattern == "/v1/completions") {
+      return completions_->Handle(absl::StrContains(pattern, "chat"), request, passed.visit, reply);
     }
-    if (request.target == kMetrics) {
-      if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
-      reply->Send(200, "text/plain; version=0.0.4; charset=utf-8",
-                  ApiMetricsText({.connections = http_->connections(),
-                                  .answers_waiting = answerer_->waiting(),
-                                  .answers_running = answerer_->answering(),
-                                  .documents_waiting = documents_ ? documents_->queued() : 0,
-                                  .sequences_in_memory = answerer_->conversations().in_memory,
-                                  .sequences_in_files = answerer_->conversations().in_files}));
+    if (pattern == "/metrics") return SendMetrics(*reply);
+    if (pattern == "/v1/models") return ListModels(who, *reply);
+    if (pattern == "/v1/models/{}") return GetModel(passed.name, who, *reply);
+    const ContextsApi contexts = {documents_.get(), &model_->checkpoint(),      store_.get(),
+                                  chat_.get(),      config_.max_document_bytes, Later(),
+                                  &still_allowed_};
+    return contexts.Handle(request, *passed.route, passed.name, passed.visit, reply);
+  }
+
+  absl::Status SendMetrics(HttpReply& reply) {
+    const HttpServer::Counters http = http_->counters();
+    reply.Send(200, "text/plain; version=0.0.4; charset=utf-8",
+               ApiMetricsText({.connections = http.connections,
+                               .connections_evicted = http.evicted,
+                               .clients_slow = http.slow,
+                               .bytes_held = http.held_bytes,
+                               .bytes_refused = http.refused_bytes,
+                               .answers_waiting = answerer_->waiting(),
+                               .answers_running = answerer_->answering(),
+                               .documents_waiting = documents_ ? documents_->queued() : 0,
+                               .sequences_in_memory = answerer_->conversations().in_memory,
+                               .sequences_in_files = answerer_->conversations().in_files}));
+    return absl::OkStatus();
+  }
+
+  static json ModelJson(const std::string& id, int64_t created) {
+    return {{"id", id}, {"object", "model"}, {"created", created}, {"owned_by", "carrel"}};
+  }
+
+  absl::StatusOr<json> Models(const kvstore::Principal& who) {
+    json data = json::array();
+    data.push_back(ModelJson(config_.model_name, 0));
+    data.back()["carrel"] = {{"chat", chat_ != nullptr}};  // whether it knows chats
+    if (store_ == nullptr) return data;
+    ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
+    ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
+    for (const auto& context : listed.contexts()) {
+      if (!who.Sees(context.name())) continue;
+      data.push_back(ModelJson(absl::StrCat(config_.model_name, "@", context.name()),
+                               context.created_unix_s()));
+    }
+    return data;
+  }
+
+  absl::Status ListModels(const kvstore::Principal& who, HttpReply& reply) {
+    ASSIGN_OR_RETURN(json data, Models(who));
+    json rights = json::array();
+    for (const kvstore::Right right : {kvstore::Right::kList, kvstore::Right::kOpen,
+                                       kvstore::Right::kImport, kvstore::Right::kDelete}) {
+      if (who.Check(right).ok()) rights.push_back(std::string(kvstore::RightName(right)));
+    }
+    reply.Send(200, kJson,
+               DumpJson(json{{"object", "list"},
+                             {"data", std::move(data)},
+                             {"carrel", {{"rights", std::move(rights)}, {"key", who.name()}}}}));
+    return absl::OkStatus();
+  }
+
+  absl::Status GetModel(const std::string& id, const kvstore::Principal& who, HttpReply& reply) {
+    ASSIGN_OR_RETURN(const json data, Models(who));
+    for (const json& model : data) {
+      if (model["id"] != id) continue;
+      reply.Send(200, kJson, DumpJson(model));
       return absl::OkStatus();
     }
-    if (request.target == kModels) {
-      if (request.method != "GET") return WrongMethod(request, "GET");
-      return ListModels(who.get(), *reply);
-    }
-    if (absl::StartsWith(request.target, ContextsApi::kTarget)) {
-      const ContextsApi contexts = {documents_.get(), &model_->checkpoint(), store_.get(),
-                                    chat_.get(), config_.max_document_bytes};
-      return contexts.Handle(request, who.get(), reply);
-    }
-    return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
-  }
-
-  static absl::Status WrongMethod(const HttpRequest& request, const char* wanted) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(request.target, " is for ", wanted, ", not ", request.method));
-  }
-
-  // Null: there are no keys.
-  absl::StatusOr<std::shared_ptr<kvstore::Principal>> Admit(const HttpRequest& request) const {
-    if (config_.access == nullptr) return std::shared_ptr<kvstore::Principal>();
-    absl::string_view key = request.authorization;
-    if (!absl::ConsumePrefix(&key, "Bearer ") || key.empty()) {
-      return absl::UnauthenticatedError("a key is wanted: Authorization: Bearer KEY");
-    }
-    kvstore::Caller caller;
-    caller.peer = request.peer;
-    caller.key = std::string(key);
-    return config_.access->Admit(caller);
-  }
-
-  absl::Status ListModels(kvstore::Principal* who, HttpReply& reply) {
-    if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kList));
-    json data = json::array();
-    const auto add = [&](const std::string& id, int64_t created) {
-      data.push_back(
-          {{"id", id}, {"object", "model"}, {"created", created}, {"owned_by", "carrel"}});
-    };
-    add(config_.model_name, 0);
-    data.back()["carrel"] = {{"chat", chat_ != nullptr}};  // whether it knows chats
-    if (store_ != nullptr) {
-      ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
-      ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
-      for (const auto& context : listed.contexts()) {
-        if (who != nullptr && !who->Sees(context.name())) continue;
-        add(absl::StrCat(config_.model_name, "@", context.name()), context.created_unix_s());
-      }
-    }
-    reply.Send(200, kJson, DumpJson(json{{"object", "list"}, {"data", std::move(data)}}));
-    return absl::OkStatus();
+    return absl::NotFoundError(
+        absl::StrCat("no model ", ShownJson(json(id), 200), " (GET /v1/models)"));
   }
 
   const ApiConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
+  kvstore::Admission admission_;
+  StillAllowed still_allowed_;
   std::unique_ptr<ChatTemplate> chat_;
   std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
@@ -267,6 +406,8 @@ class OpenAiService final : public ApiService {
   std::unique_ptr<Documents> documents_;  // null: there is no store
   std::unique_ptr<CompletionsApi> completions_;
   std::unique_ptr<ThreadPool> prepare_;
+  absl::Mutex later_mu_;
+  ThreadPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
 };
 
 }  // namespace

@@ -7,8 +7,10 @@
 // Errors: of Start: as http_server.h; FailedPrecondition an address that others reach, without --keys.
 // Browsers: no answer says that pages of other origins may read it, and requests of theirs are refused;
 //         without keys, also those to a host name other than localhost (which anybody can point here).
-// Access: with a keys file, its keys as "Authorization: Bearer KEY", and the right `open` for the context
-//         (kvstore/access); contexts that a key does not see are not found.
+// Access: as of every transport (kvstore/access/admission.h), by "Authorization: Bearer KEY": rights of the one table,
+//         contexts that a key does not see are not found, rates, sessions (answers at a time), quotas, the audit log;
+//         a key that is withdrawn ends what runs, waits or streams for it within two seconds. Without a keys file
+//         TCP gives list and open to anybody, and all to who bears the token; a Unix socket all to its owner.
 // Threads: any.   Ownership: keeps model and store.
 #pragma once
 
@@ -26,7 +28,8 @@
 
 namespace carrel::kvstore {
 class Access;
-}
+class AuditLog;
+}  // namespace carrel::kvstore
 
 namespace carrel::http_api {
 
@@ -37,8 +40,10 @@ struct ApiConfig {
   int64_t max_document_bytes = int64_t{16} << 20;
   std::string model_name;                   // as clients call it
   std::string model_path;                   // for its chat template
-  std::shared_ptr<kvstore::Access> access;  // null: anybody who reaches the address may ask
-  bool insecure = false;                    // others may reach it all the same
+  std::shared_ptr<kvstore::Access> access;  // not null
+  kvstore::AuditLog* audit = nullptr;       // null: none; outlives the service
+  std::string token_file;  // where its owner finds the token, for messages; empty: nowhere
+  bool insecure = false;   // others may reach it all the same
 };
 
 class ApiService {

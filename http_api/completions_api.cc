@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <utility>
@@ -12,7 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_error.h"
 #include "http_api/contexts_api.h"
@@ -27,7 +28,8 @@ namespace carrel::http_api {
 struct CompletionsApi::Asked {
   bool chat = false;
   CompletionRequest request;
-  std::shared_ptr<kvstore::Principal> who;  // null: anybody
+  std::shared_ptr<kvstore::Principal> who;
+  std::shared_ptr<kvstore::Visit> visit;
   std::shared_ptr<Answering> answering;
 };
 
@@ -35,19 +37,26 @@ CompletionsApi::CompletionsApi(Parts parts)
     : parts_(std::move(parts)), started_(std::random_device{}()) {}
 
 absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
-                                    std::shared_ptr<kvstore::Principal> who,
+                                    const std::shared_ptr<kvstore::Visit>& visit,
                                     const std::shared_ptr<HttpReply>& reply) {
-  if (who != nullptr) RETURN_IF_ERROR(who->Check(kvstore::Right::kOpen));
-  Asked asked = {.chat = chat, .who = std::move(who)};
+  Asked asked = {.chat = chat, .who = visit->shared_principal(), .visit = visit};
   ASSIGN_OR_RETURN(asked.request, ParseCompletion(chat, http.body));
   const CompletionRequest& request = asked.request;
   RETURN_IF_ERROR(WithParam(CheckModel(request.model), "model"));
+  RETURN_IF_ERROR(visit->Allow(visit->rpc(), request.context));
+  ASSIGN_OR_RETURN(std::shared_ptr<void> place, visit->TakeSession());
   CompletionHead head;
   head.chat = chat;
   head.id = NewId(chat);
   head.created_unix_s = absl::ToUnixSeconds(absl::Now());
   head.model = request.model.empty() ? parts_.model_name : request.model;
-  asked.answering = std::make_shared<Answering>(std::move(head), request, reply);
+  asked.answering =
+      std::make_shared<Answering>(std::move(head), request, reply, visit,
+                                  std::vector<std::shared_ptr<void>>{std::move(place), http.held});
+  parts_.still_allowed->Watch([weak = std::weak_ptr<Answering>(asked.answering)] {
+    const std::shared_ptr<Answering> answering = weak.lock();
+    return answering != nullptr && answering->LookAgain();
+  });
   for (const auto& [field, name] : request.template_fields) {
     if (parts_.chat != nullptr && !parts_.chat->Mentions(name)) asked.answering->Ignore(field);
   }
@@ -105,9 +114,8 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
 absl::Status CompletionsApi::CheckModel(const std::string& model) const {
   const std::string name = model.substr(0, model.find('@'));
   if (name.empty() || name == parts_.model_name) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("no model ", ShownJson(nlohmann::json(name)),
-                                          ": there is \"", parts_.model_name,
-                                          "\" (GET /v1/models)"));
+  return absl::NotFoundError(absl::StrCat("no model ", "\"", Shown(name), "\": there is \"",
+                                          parts_.model_name, "\" (GET /v1/models)"));
 }
 
 absl::StatusOr<CompletionsApi::Found> CompletionsApi::FindContext(const std::string& name,
@@ -208,6 +216,7 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   job.max_tokens = request.max_tokens;
   job.sources = request.sources;
   if (asked.who != nullptr) job.who = asked.who->name();
+  job.turn = asked.visit->turn();
   SetSampling(asked, job);
   const std::shared_ptr<Answering>& answering = asked.answering;
   job.wanted = [answering] { return answering->Wanted(); };

@@ -23,14 +23,12 @@
 #include "http_api/completion.h"
 #include "http_api/documents.h"
 #include "http_api/http_server.h"
+#include "http_api/still_allowed.h"
+#include "kvstore/access/admission.h"
 #include "library/document_ends.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
 #include "model/tokenizer/seam.h"
-
-namespace carrel::kvstore {
-class Principal;
-}
 
 namespace carrel::http_api {
 
@@ -49,11 +47,13 @@ class CompletionsApi {
     int64_t most_given_up = 0;          // of a long context (decoder::MostGivenUp)
     // Runs it soon, on a thread that may block; false: there is no room.
     std::function<bool(std::function<void()>)> later;
+    StillAllowed* still_allowed;
   };
   explicit CompletionsApi(Parts parts);
 
-  // who: null: anybody may do all. Not OK: the caller answers.
-  absl::Status Handle(bool chat, const HttpRequest& http, std::shared_ptr<kvstore::Principal> who,
+  // Of a visit that may make this call. Not OK: the caller answers.
+  absl::Status Handle(bool chat, const HttpRequest& http,
+                      const std::shared_ptr<kvstore::Visit>& visit,
                       const std::shared_ptr<HttpReply>& reply);
 
  private:

@@ -4,10 +4,16 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
+#include "http_api/api_error.h"
 #include "http_api/completion.h"
+#include "http_api/document_body.h"
 #include "kvstore/access/access.h"
 #include "library/document_text.h"
 
@@ -17,10 +23,6 @@ namespace {
 using nlohmann::json;
 
 constexpr char kJson[] = "application/json";
-
-std::string Dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 const char* NameOf(DocumentState state) {
   switch (state) {
@@ -49,64 +51,80 @@ json JsonOf(const Document& document) {
                 {"usable", document.usable}};
   if (document.state == DocumentState::kPrefilling) value["where"] = document.where;
   if (document.state == DocumentState::kFailed) {
-    value["error"] = json::parse(ErrorOf(document.error).body)["error"];
+    value["error"] = JsonOfError(document.error);
   }
   return value;
 }
 
-absl::Status WrongMethod(const HttpRequest& request, const char* wanted) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(ContextsApi::kTarget, " is for ", wanted, ", not ", request.method));
-}
-
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-// A parameter of a query, %XX and + taken as bytes; empty: none.
-std::string Parameter(absl::string_view query, absl::string_view name) {
-  while (!query.empty()) {
-    const size_t end = query.find('&');
-    absl::string_view one = query.substr(0, end);
-    query = end == absl::string_view::npos ? "" : query.substr(end + 1);
-    if (!absl::ConsumePrefix(&one, name) || !absl::ConsumePrefix(&one, "=")) continue;
-    std::string value;
-    for (size_t i = 0; i < one.size(); ++i) {
-      if (one[i] == '%' && i + 2 < one.size() && HexDigit(one[i + 1]) >= 0 &&
-          HexDigit(one[i + 2]) >= 0) {
-        value += static_cast<char>(16 * HexDigit(one[i + 1]) + HexDigit(one[i + 2]));
-        i += 2;
-      } else {
-        value += one[i] == '+' ? ' ' : one[i];
-      }
-    }
-    return value;
-  }
-  return "";
-}
-
 std::string EventOf(const Document& document) {
-  return absl::StrCat("data: ", Dump(JsonOf(document)), "\n\n");
+  return absl::StrCat("data: ", DumpJson(JsonOf(document)), "\n\n");
 }
 
-absl::Status StreamEvents(Documents& documents, const std::string& name,
-                          const std::shared_ptr<HttpReply>& reply) {
-  bool begun = false;
-  return documents.Watch(name, [reply, begun](const Document& document) mutable {
-    if (!begun) reply->Begin("text/event-stream; charset=utf-8");
-    begun = true;
-    reply->Write(EventOf(document));
-    const bool last =
-        document.state == DocumentState::kReady || document.state == DocumentState::kFailed;
-    if (last) {
-      reply->Write(kDoneEvent);
-      reply->End();
+// Of two threads: the one that tells of the document, and the one that looks whether its caller may still know.
+class EventStream {
+ public:
+  EventStream(std::shared_ptr<HttpReply> reply, std::shared_ptr<kvstore::Visit> visit)
+      : reply_(std::move(reply)), visit_(std::move(visit)) {}
+
+  bool Tell(const Document& document) {
+    absl::MutexLock lock(&mu_);
+    if (over_) return false;
+    Begin();
+    if (const std::string event = EventOf(document); event != told_) {
+      reply_->Write(event);
+      told_ = event;
     }
-    return !last && !reply->gone();
-  });
+    if (document.state == DocumentState::kReady || document.state == DocumentState::kFailed) {
+      reply_->Write(kDoneEvent);
+      End();
+    }
+    over_ = over_ || reply_->gone();
+    return !over_;
+  }
+
+  bool LookAgain() {
+    absl::MutexLock lock(&mu_);
+    if (over_ || reply_->gone()) return false;
+    const absl::Status still = visit_->StillAllowed();
+    if (still.ok()) return true;
+    Begin();
+    reply_->Write(ErrorEvent(still));
+    End();
+    return false;
+  }
+
+ private:
+  void Begin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!begun_) reply_->Begin("text/event-stream; charset=utf-8");
+    begun_ = true;
+  }
+  void End() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    reply_->End();
+    over_ = true;
+  }
+
+  const std::shared_ptr<HttpReply> reply_;
+  const std::shared_ptr<kvstore::Visit> visit_;
+  absl::Mutex mu_;
+  std::string told_ ABSL_GUARDED_BY(mu_);
+  bool begun_ ABSL_GUARDED_BY(mu_) = false, over_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Offsets of errors are those of the text.
+absl::StatusOr<std::vector<TokenId>> EncodeText(const model::Tokenizer& tokenizer,
+                                                const std::string& head, const std::string& text,
+                                                model::Tokenizer::Dropped* dropped) {
+  const auto begin = static_cast<int64_t>(head.size()), size = static_cast<int64_t>(text.size());
+  absl::StatusOr<std::vector<TokenId>> tokens =
+      tokenizer.Encode(absl::StrCat(head, text), dropped, {{begin, begin + size}});
+  if (!tokens.ok()) {
+    RETURN_IF_ERROR(tokenizer.Encode(text, nullptr, {{0, size}}).status());
+    return tokens;
+  }
+  if (dropped != nullptr && dropped->first_offset >= begin) dropped->first_offset -= begin;
+  const TokenId bos = tokenizer.bos_token_id();
+  if (bos >= 0 && (tokens->empty() || tokens->front() != bos)) tokens->insert(tokens->begin(), bos);
+  return tokens;
 }
 
 }  // namespace
@@ -115,141 +133,164 @@ Documents::Sees SeenBy(kvstore::Principal* who) {
   return [who](const std::string& name) { return who == nullptr || who->Sees(name); };
 }
 
-absl::Status ContextsApi::Handle(const HttpRequest& request, kvstore::Principal* who,
+absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& route,
+                                 const std::string& name,
+                                 const std::shared_ptr<kvstore::Visit>& visit,
                                  const std::shared_ptr<HttpReply>& reply) const {
-  const auto check = [&](kvstore::Right right) {
-    return who == nullptr ? absl::OkStatus() : who->Check(right);
-  };
-  const size_t question = request.target.find('?');
-  const std::string query =
-      question == std::string::npos ? "" : request.target.substr(question + 1);
-  absl::string_view name = absl::string_view(request.target).substr(0, question);
-  if (!absl::ConsumePrefix(&name, kTarget) || (!name.empty() && !absl::ConsumePrefix(&name, "/"))) {
-    return absl::NotFoundError(absl::StrCat("there is no ", request.target.substr(0, 200)));
-  }
   if (documents == nullptr) {
     return absl::FailedPreconditionError("there is no store: carrel api needs --store FOLDER");
   }
-  if (name.empty()) {
-    if (request.method == "POST") {
-      RETURN_IF_ERROR(check(kvstore::Right::kImport));
-      return Create(request, query, who, *reply);
-    }
-    if (request.method != "GET") return WrongMethod(request, "GET and POST");
-    RETURN_IF_ERROR(check(kvstore::Right::kList));
-    ASSIGN_OR_RETURN(const std::vector<Document> all, documents->List());
-    json data = json::array();
-    for (const Document& document : all) {
-      if (who == nullptr || who->Sees(document.name)) data.push_back(JsonOf(document));
-    }
-    reply->Send(200, kJson, Dump({{"object", "list"}, {"data", std::move(data)}}));
-    return absl::OkStatus();
+  const absl::string_view pattern = route.pattern, method = route.method;
+  if (pattern == kTarget && method == "POST") return Create(request, *visit, *reply);
+  if (pattern == kTarget) return SendAll(visit->principal(), *reply);
+  const absl::StatusOr<Document> document = documents->Get(visit->lookup_name());
+  RETURN_IF_ERROR(visit->Told(document.status()));
+  if (absl::EndsWith(pattern, "/events")) {
+    const auto stream = std::make_shared<EventStream>(reply, visit);
+    still_allowed->Watch([weak = std::weak_ptr<EventStream>(stream)] {
+      const auto held = weak.lock();
+      return held != nullptr && held->LookAgain();
+    });
+    return documents->Watch(name, [stream](const Document& now) { return stream->Tell(now); });
   }
-  const bool events = absl::ConsumeSuffix(&name, "/events");
-  const bool text = !events && absl::ConsumeSuffix(&name, "/text");
-  const std::string context(name);
-  if (request.method != "GET" && (events || text || request.method != "DELETE")) {
-    return WrongMethod(request, events || text ? "GET" : "GET and DELETE");
-  }
-  const bool removal = request.method == "DELETE";
-  RETURN_IF_ERROR(check(removal ? kvstore::Right::kDelete
-                        : text  ? kvstore::Right::kOpen
-                                : kvstore::Right::kList));
-  if (who != nullptr && !who->Sees(context)) {
-    return absl::NotFoundError(absl::StrCat("no context \"", context, "\""));
-  }
-  ASSIGN_OR_RETURN(const Document document, documents->Get(context));
-  if (events) return StreamEvents(*documents, context, reply);
-  if (text) return SendText(document, *reply);
-  if (removal) {
-    RETURN_IF_ERROR(documents->Delete(context));
-    reply->Send(200, kJson, Dump({{"name", context}, {"object", "context"}, {"deleted", true}}));
+  if (absl::EndsWith(pattern, "/text")) return AnswerText(*document, request.at.query, reply);
+  if (method == "DELETE") {
+    const absl::Status deleted = documents->Delete(name);
+    visit->Log("delete", deleted, {document->content_id, document->tokens, document->bytes});
+    RETURN_IF_ERROR(deleted);
+    reply->Send(200, kJson,
+                DumpJson(json{{"name", name}, {"object", "context"}, {"deleted", true}}));
   } else {
-    reply->Send(200, kJson, Dump(JsonOf(document)));
+    reply->Send(200, kJson, DumpJson(JsonOf(*document)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ContextsApi::SendAll(const kvstore::Principal& who, HttpReply& reply) const {
+  ASSIGN_OR_RETURN(const std::vector<Document> all, documents->List());
+  json data = json::array();
+  for (const Document& document : all) {
+    if (who.Sees(document.name)) data.push_back(JsonOf(document));
+  }
+  reply.Send(200, kJson, DumpJson(json{{"object", "list"}, {"data", std::move(data)}}));
   return absl::OkStatus();
 }
 
 absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) const {
+  if (!document.usable) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context \"", document.name,
+                     "\" was made by another model: this one cannot read it, nor its text"));
+  }
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                    store->DocumentTokens(document.name, document.content_id));
+  std::string head;
+  if (chat != nullptr) {
+    ASSIGN_OR_RETURN(head, chat->TurnHead());
+  }
   ASSIGN_OR_RETURN(const library::DocumentText text,
-                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer));
+                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer, head));
   reply.Send(200, "text/plain; charset=utf-8", text.text());
   return absl::OkStatus();
 }
 
-// A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
-absl::Status ContextsApi::CheckNew(const std::string& name, int64_t tokens,
-                                   kvstore::Principal* who) const {
-  if (who == nullptr) return absl::OkStatus();
-  if (!who->SeesAll() && (name.empty() || !who->Sees(name))) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("name=", name, ": this key may not make a context of this name"));
+absl::Status ContextsApi::AnswerText(const Document& document, const std::string& query,
+                                     const std::shared_ptr<HttpReply>& reply) const {
+  constexpr double kMostSeconds = 600;
+  const std::string given = QueryParameter(query, "wait");
+  double seconds = 0;
+  if (!given.empty() &&
+      (!absl::SimpleAtod(given, &seconds) || !(seconds >= 0 && seconds <= kMostSeconds))) {
+    return WithParam(
+        absl::InvalidArgumentError(absl::StrCat("wait=", Shown(given, 64),
+                                                ": must be seconds in [0, ", kMostSeconds, "]")),
+        "wait");
   }
-  if (!who->OfTenant(name)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<Document> all, documents->List());
-  const AttentionShape& shape = checkpoint->config.shape;
-  const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
-  int64_t contexts = 0, bytes = 0;
-  for (const Document& document : all) {
-    if (!who->OfTenant(document.name)) continue;
-    ++contexts;
-    bytes += document.bytes > 0 ? document.bytes : document.tokens * token_bytes;
-  }
-  // Documents that wait and those on their way are among `all`: nothing is held beside them.
-  return who->TakeImport(contexts, bytes, tokens * token_bytes).status();
+  if (document.state == DocumentState::kReady) return SendText(document, *reply);
+  if (document.state == DocumentState::kFailed) return document.error;
+  if (seconds == 0) return BeingRead(document);
+  const absl::Time until = absl::Now() + absl::Seconds(seconds);
+  return documents->Watch(document.name, [api = *this, reply, until](const Document& now) {
+    if (now.state == DocumentState::kReady) {
+      const bool begun = api.later([api, reply, now] {
+        const absl::Status sent = api.SendText(now, *reply);
+        if (!sent.ok()) SendError(*reply, sent);
+      });
+      if (!begun) {
+        SendError(*reply, absl::ResourceExhaustedError("too many requests wait already"));
+      }
+    } else if (now.state == DocumentState::kFailed) {
+      SendError(*reply, now.error);
+    } else if (absl::Now() > until) {
+      SendError(*reply, BeingRead(now));
+    } else {
+      return !reply->gone();
+    }
+    return false;
+  });
 }
 
-absl::Status ContextsApi::Create(const HttpRequest& request, const std::string& query,
-                                 kvstore::Principal* who, HttpReply& reply) const {
-  std::string name = Parameter(query, "name"), text = request.body;
-  const std::string chat_wanted = Parameter(query, "chat");
-  if (!chat_wanted.empty() && chat_wanted != "true" && chat_wanted != "false") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chat=", chat_wanted, ": must be true or false"));
+// A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
+absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
+                                                const model::Checkpoint& checkpoint,
+                                                const std::string& name, int64_t tokens,
+                                                kvstore::Principal* who) {
+  if (who == nullptr) return std::shared_ptr<void>();
+  if (name.empty() ? !who->SeesAll() : !who->Sees(name)) {
+    return WithParam(absl::PermissionDeniedError(absl::StrCat(
+                         "name=", name, ": this key may not make a context of this name")),
+                     "name");
   }
-  bool in_turn = chat_wanted != "false";
-  if (absl::StartsWith(request.content_type, kJson)) {
-    const json body = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!body.is_object()) return absl::InvalidArgumentError("the body is no JSON object");
-    for (const auto& [field, into] : {std::pair{"name", &name}, {"text", &text}}) {
-      const auto found = body.find(field);
-      if (found != body.end() && !found->is_string()) {
-        return absl::InvalidArgumentError(absl::StrCat(field, " must be a text"));
-      }
-      if (found != body.end()) *into = found->get<std::string>();
-    }
-    if (body.contains("chat")) {
-      if (!body["chat"].is_boolean())
-        return absl::InvalidArgumentError("chat must be true or false");
-      in_turn = body["chat"].get<bool>();
-    }
-    if (!body.contains("text")) return absl::InvalidArgumentError("text is missing");
+  if (!who->OfTenant(name)) return std::shared_ptr<void>();
+  const AttentionShape& shape = checkpoint.config.shape;
+  const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
+  return documents.TakePlace(
+      [&](const std::string& other) { return who->OfTenant(other); },
+      [&](int64_t contexts, int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
+        ASSIGN_OR_RETURN(std::shared_ptr<kvstore::TenantState> place,
+                         who->TakeImport(contexts, bytes, tokens * token_bytes));
+        return std::shared_ptr<void>(std::move(place));
+      });
+}
+
+absl::Status ContextsApi::Create(const HttpRequest& request, kvstore::Visit& visit,
+                                 HttpReply& reply) const {
+  kvstore::Principal* const who = &visit.principal();
+  ASSIGN_OR_RETURN(const GivenDocument given, ReadDocument(request, request.at.query));
+  RETURN_IF_ERROR(WithParam(visit.AllowNew(given.name), "name"));
+  if (static_cast<int64_t>(given.text.size()) > max_text_bytes) {
+    return WithHttpStatus(
+        WithParam(absl::InvalidArgumentError(absl::StrCat(
+                      "text: the document has ", given.text.size(), " bytes: must be at most ",
+                      max_text_bytes, " (--max-document-bytes)")),
+                  "text"),
+        413);
   }
-  if (text.empty()) return absl::InvalidArgumentError("text: the document is empty");
-  if (static_cast<int64_t>(text.size()) > max_text_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("text: the document has ", text.size(),
-                                                   " bytes: must be at most ", max_text_bytes,
-                                                   " (--max-document-bytes)"));
-  }
-  const model::Tokenizer& tokenizer = *checkpoint->tokenizer;
   std::string head;
-  if (in_turn && chat != nullptr) {
+  if (given.in_turn && chat != nullptr) {
     ASSIGN_OR_RETURN(head, chat->TurnHead());
   }
-  const auto begin = static_cast<int64_t>(head.size());
-  absl::StatusOr<std::vector<TokenId>> tokens = tokenizer.Encode(
-      absl::StrCat(head, text), nullptr, {{begin, begin + static_cast<int64_t>(text.size())}});
-  if (!tokens.ok()) return Annotate(tokens.status(), "text");
-  const TokenId bos = tokenizer.bos_token_id();
-  if (bos >= 0 && (tokens->empty() || tokens->front() != bos)) tokens->insert(tokens->begin(), bos);
-  RETURN_IF_ERROR(CheckNew(name, static_cast<int64_t>(tokens->size()), who));
-  ASSIGN_OR_RETURN(const Documents::Added added,
-                   documents->Add(name, *std::move(tokens), SeenBy(who)));
-  json value = JsonOf(added.document);
-  value["existed"] = added.existed;
-  reply.Send(added.existed ? 200 : 202, kJson, Dump(value));
+  model::Tokenizer::Dropped dropped;
+  absl::StatusOr<std::vector<TokenId>> tokens =
+      EncodeText(*checkpoint->tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
+  if (!tokens.ok()) return WithParam(Annotate(tokens.status(), "text"), "text");
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<void> place,
+      TakePlace(*documents, *checkpoint, given.name, static_cast<int64_t>(tokens->size()), who));
+  const auto count = static_cast<int64_t>(tokens->size());
+  const absl::StatusOr<Documents::Added> added =
+      documents->Add(given.name, *std::move(tokens), std::move(place), SeenBy(who));
+  visit.Log("import", added.status(), {.tokens = count});
+  RETURN_IF_ERROR(added.status());
+  json value = JsonOf(added->document);
+  value["existed"] = added->existed;
+  if (!given.remark.empty()) value["remark"] = given.remark;
+  if (dropped.bytes > 0) {
+    value["dropped"] = {{"bytes", dropped.bytes},
+                        {"first_offset", dropped.first_offset},
+                        {"first_byte", dropped.first_byte}};
+  }
+  reply.Send(added->existed ? 200 : 202, kJson, DumpJson(value));
   return absl::OkStatus();
 }
 

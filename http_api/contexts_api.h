@@ -20,13 +20,12 @@
 #include "absl/status/status.h"
 #include "http_api/chat_template.h"
 #include "http_api/documents.h"
+#include "http_api/http_message.h"
 #include "http_api/http_server.h"
+#include "http_api/still_allowed.h"
+#include "kvstore/access/admission.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
-
-namespace carrel::kvstore {
-class Principal;
-}
 
 namespace carrel::http_api {
 
@@ -38,17 +37,29 @@ struct ContextsApi {
   library::StoreAccess* store;  // null likewise
   ChatTemplate* chat;           // null: the model knows none
   int64_t max_text_bytes;
+  // As CompletionsApi::Parts.
+  std::function<bool(std::function<void()>)> later;
+  StillAllowed* still_allowed;
 
-  // who: null: anybody may do all. The target begins with kTarget.
-  absl::Status Handle(const HttpRequest& request, kvstore::Principal* who,
+  // Of a visit that may make this call; name: what the route's {} stands for.
+  absl::Status Handle(const HttpRequest& request, const HttpRoute& route, const std::string& name,
+                      const std::shared_ptr<kvstore::Visit>& visit,
                       const std::shared_ptr<HttpReply>& reply) const;
 
  private:
-  absl::Status Create(const HttpRequest& request, const std::string& query, kvstore::Principal* who,
-                      HttpReply& reply) const;
+  absl::Status Create(const HttpRequest& request, kvstore::Visit& visit, HttpReply& reply) const;
+  absl::Status SendAll(const kvstore::Principal& who, HttpReply& reply) const;
   absl::Status SendText(const Document& document, HttpReply& reply) const;
-  absl::Status CheckNew(const std::string& name, int64_t tokens, kvstore::Principal* who) const;
+  absl::Status AnswerText(const Document& document, const std::string& query,
+                          const std::shared_ptr<HttpReply>& reply) const;
 };
+
+// Whether the caller may add a context of this name, which he is to see afterwards, and its place in his tenant's
+// quota (Documents::Add); null: there is none.
+absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
+                                                const model::Checkpoint& checkpoint,
+                                                const std::string& name, int64_t tokens,
+                                                kvstore::Principal* who);
 
 // Whether the caller sees a context; who: null: all.
 Documents::Sees SeenBy(kvstore::Principal* who);

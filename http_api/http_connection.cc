@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/thrown.h"
+#include "http_api/api_error.h"
 #include "http_api/http_message.h"
 
 namespace carrel::http_api {
@@ -43,6 +44,10 @@ constexpr int64_t kChargeBytes = 64 << 10;
 
 void Set(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+std::string ErrorBody(int status, const std::string& message) {
+  return ErrorOf(WithHttpStatus(absl::InvalidArgumentError(message), status)).body;
 }
 
 std::string PeerOf(int fd, bool local, std::optional<uint32_t>& uid) {
@@ -72,7 +77,7 @@ class Reply final : public HttpReply {
       : connection_(std::move(connection)), turn_(turn) {}
   ~Reply() override {
     Post([turn = turn_](HttpConnection& c) {  // nothing, once it has begun
-      c.Send(turn, 500, "application/json", HttpErrorJson(500, "the request was dropped"), {});
+      c.Send(turn, 500, "application/json", ErrorBody(500, "the request was dropped"), {});
       c.End(turn);
     });
   }
@@ -303,7 +308,7 @@ void HttpConnection::Handle() {
     return absl::OkStatus();
   });
   if (!handled.ok()) {
-    Send(turn_, 500, "application/json", HttpErrorJson(500, std::string(handled.message())), {});
+    Send(turn_, 500, "application/json", ErrorBody(500, std::string(handled.message())), {});
   }
 }
 
@@ -323,7 +328,7 @@ void HttpConnection::RefuseWith(int status, const std::string& message, HttpFiel
   HttpVerdict verdict;
   verdict.status = status;
   verdict.content_type = "application/json";
-  verdict.body = HttpErrorJson(status, message);
+  verdict.body = ErrorBody(status, message);
   verdict.fields = std::move(fields);
   Refuse(verdict);
 }
@@ -401,7 +406,7 @@ void HttpConnection::Send(int64_t turn, int status, const std::string& content_t
       reply_charges_.push_back(*std::move(charge));
     } else {
       status = 503;
-      body = HttpErrorJson(503, "too many bytes of replies wait to be read; ask again later");
+      body = ErrorBody(503, "too many bytes of replies wait to be read; ask again later");
       more = {{"Retry-After", "1"}};
     }
   }

@@ -1,7 +1,6 @@
 #include "http_api/http_message.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -9,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "common/json.h"
 #include "common/status.h"
 
 namespace carrel::http_api {
@@ -156,17 +154,6 @@ RouteFound FindRoute(absl::string_view method, const std::vector<std::string>& s
 
 std::string RouteCall(const HttpRoute& route) {
   return absl::StrCat(route.method, " ", route.pattern);
-}
-
-std::string HttpErrorJson(int status, const std::string& message) {
-  const char* const type = status == 401   ? "authentication_error"
-                           : status == 403 ? "permission_error"
-                           : status == 404 ? "not_found_error"
-                           : status == 429 ? "rate_limit_error"
-                           : status >= 500 ? "server_error"
-                                           : "invalid_request_error";
-  return DumpJson(nlohmann::json{
-      {"error", {{"message", message}, {"type", type}, {"param", nullptr}, {"code", nullptr}}}});
 }
 
 bool IsLocalHostOrAddress(absl::string_view text) {

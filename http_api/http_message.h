@@ -45,9 +45,6 @@ RouteFound FindRoute(absl::string_view method, const std::vector<std::string>& s
 // "GET /v1/contexts/{}": as kvstore/access/right.h names it.
 std::string RouteCall(const HttpRoute& route);
 
-// An error as OpenAI's API writes them, of a request that never became one of it.
-std::string HttpErrorJson(int status, const std::string& message);
-
 // Whether Host names this machine by address or as localhost: other names can be pointed here by anybody.
 bool IsLocalHostOrAddress(absl::string_view host);
 // The same host and port, for Origin and Host; names have no case.

@@ -16,7 +16,7 @@ std::unique_ptr<model::Tokenizer> Bytes() {
 }
 
 DocumentText Of(const model::Tokenizer& tokenizer, const std::string& text) {
-  auto document = DocumentText::Create(*tokenizer.Encode(text), tokenizer);
+  auto document = DocumentText::Create(*tokenizer.Encode(text), tokenizer, "");
   EXPECT_TRUE(document.ok()) << document.status();
   return *std::move(document);
 }
@@ -65,6 +65,92 @@ TEST(DocumentTextTest, WhateverTheText_PassagesCoverIt_AndAreNotLong) {
     EXPECT_EQ(at, static_cast<Position>(ids->size()));
     EXPECT_EQ(joined, document.text());
   }
+}
+
+// <e> is a control token of the small tokenizer.
+TEST(DocumentTextTest, WhatStandsBeforeTheTextIsNoPartOfIt) {
+  const auto tokenizer = Bytes();
+  const struct {
+    const char* head;
+    const char* document;
+    const char* text;
+    Position first;
+  } cases[] = {
+      {"", "<e>One is here. ", "One is here. ", 1},
+      {"", "One is here. ", "One is here. ", 0},
+      {"<e>user\n", "<e>user\nOne is here. ", "One is here. ", 6},
+      {"<e>system be brief<e>user ", "<e>system be brief<e>user One is here. ", "One is here. ",
+       22},
+      // Another system message, or none, before the same role.
+      {"<e>system be brief<e>user ", "<e>system go<e>user One is here. ", "One is here. ", 16},
+      {"<e>system be brief<e>user ", "<e>user One is here. ", "One is here. ", 6},
+      // The role is what tells the user's turn from the system's.
+      {"<e>system<e>: be brief<e>user<e>: ", "<e>system<e>: no<e>user<e>: One is here. ",
+       "One is here. ", 20},
+      // A token across the border: " a".
+      {"<e>user ", "<e>user a is here. ", "a is here. ", 5},
+      {"<e>", "<e>One is here. ", "One is here. ", 1},
+      // Not a turn's.
+      {"<e>user ", "<e>One is here, user of it. ", "One is here, user of it. ", 1},
+      {"<e>user ", "One is here<e>user who. ", "One is hereuser who. ", 0},
+      {"<e>user ", "<e>user ", "", 6},
+      {"<e>user ", "", "", 0},
+  };
+  for (const auto& c : cases) {
+    const auto document = DocumentText::Create(*tokenizer->Encode(c.document), *tokenizer, c.head);
+    CARREL_ASSERT_OK(document);
+    EXPECT_EQ(document->text(), c.text) << c.document;
+    if (document->text().empty()) {
+      EXPECT_TRUE(document->passages().empty());
+      continue;
+    }
+    EXPECT_EQ(document->passages().front().begin, c.first) << c.document;
+    EXPECT_EQ(document->TextOf(document->passages().front()), c.text);
+    EXPECT_EQ(document->PassageOf(c.first), 0);
+    EXPECT_EQ(document->PassageOf(c.first - 1), -1);
+    EXPECT_EQ(document->begin(c.first), 0);
+  }
+  // Written out by somebody, it is text.
+  const std::string written = "<e>user One.";
+  const auto as_text =
+      *tokenizer->Encode(written, nullptr, {{0, static_cast<int64_t>(written.size())}});
+  EXPECT_EQ(DocumentText::Create(as_text, *tokenizer, "<e>user ")->text(), written);
+}
+
+TEST(DocumentTextTest, AGivenTextStandsInTheTurnAndNamesItsOwnOffsets) {
+  const auto tokenizer = Bytes();
+  const std::string head = "<e>user ", text = "a <e> is written. ";
+  const auto ids = EncodeGivenText(*tokenizer, head, text);
+  CARREL_ASSERT_OK(ids);
+  EXPECT_EQ(*tokenizer->Decode(*ids, /*skip_special=*/false), head + text);
+  EXPECT_EQ(DocumentText::Create(*ids, *tokenizer, head)->text(), text);
+  EXPECT_THAT(EncodeGivenText(*tokenizer, head, "abc\xff"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "offset 3 of 4"));
+  const auto without = model::LoadFiles(
+      {{"tokenizer.json", model::SmallTokenizerJson(R"({"model": {"vocab": {"Z": null}}})")}});
+  CARREL_ASSERT_OK(without);
+  EXPECT_THAT(EncodeGivenText(**without, head, "abcZ"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "offset 3"));
+  model::Tokenizer::Dropped dropped;
+  CARREL_EXPECT_OK(EncodeGivenText(**without, head, "abcZ", &dropped));
+  EXPECT_EQ(dropped.first_offset, 3);
+}
+
+TEST(SourcesTest, WhatStandsBeforeTheTextIsNoSource) {
+  const auto tokenizer = Bytes();
+  const std::string head = "<e>system be brief<e>user ";
+  const auto document = DocumentText::Create(
+      *tokenizer->Encode(head + "Here it is said. Far from all this."), *tokenizer, head);
+  CARREL_ASSERT_OK(document);
+  decoder::AttendedRow sink, row;
+  sink.share = 0.9f;  // position 0
+  row.share = 0.1f;
+  row.position = document->passages()[0].begin + 2;
+  const auto sources = FindSources(*document, {sink, row}, {}, 3);
+  ASSERT_EQ(sources.size(), 1u);
+  EXPECT_EQ(sources[0].begin, 0);
+  EXPECT_EQ(document->TextOf(sources[0].tokens), "Here it is said. ");
+  EXPECT_EQ(sources[0].share, 1);
 }
 
 TEST(SourcesTest, PassagesWeighWhatTheirRowsCount_NeighboursAreOne) {

@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
     return open;
   }
   open->context_ = spec.context;
+  open->turn_head_ = spec.turn_head;
   if (spec.derived_weights) RETURN_IF_ERROR(open->AcceptDerived(spec.context));
   RETURN_IF_ERROR(ResolveSelector(spec));
   const decoder::RetrievalConfig& config = spec.config;
@@ -85,17 +86,18 @@ absl::StatusOr<model::Seam> OpenDecoder::EncodePrompt(absl::string_view text,
     ASSIGN_OR_RETURN(alone.tokens, checkpoint_.EncodeDocument(text, dropped));
     return alone;
   }
-  ASSIGN_OR_RETURN(const DocumentEnds ends, ends_.Of(context_, decoder_->content_id(), *store_));
+  ASSIGN_OR_RETURN(const DocumentEnds ends, Ends());
   return model::JoinTokens(*checkpoint_.tokenizer, ends.last, decoder_->most_given_up(), text,
                            dropped);
 }
 
-absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
-  if (document_.has_value()) return &*document_;
-  if (context_.empty()) return absl::FailedPreconditionError("sources: there is no context");
-  if (checkpoint_.tokenizer == nullptr) {
-    return absl::FailedPreconditionError("sources: the model came without a tokenizer");
-  }
+absl::StatusOr<DocumentEnds> OpenDecoder::Ends() {
+  if (context_.empty()) return absl::FailedPreconditionError("there is no context");
+  return ends_.Of(context_, decoder_->content_id(), *store_);
+}
+
+absl::StatusOr<std::vector<TokenId>> OpenDecoder::DocumentTokens() {
+  if (context_.empty()) return absl::FailedPreconditionError("there is no context");
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                    store_->DocumentTokens(context_, decoder_->content_id()));
   if (static_cast<int64_t>(tokens.size()) != decoder_->context_tokens()) {
@@ -103,7 +105,18 @@ absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
         absl::StrCat("context \"", context_, "\" has ", tokens.size(), " tokens now, not the ",
                      decoder_->context_tokens(), " that were opened: open it anew"));
   }
-  ASSIGN_OR_RETURN(document_, DocumentText::Create(std::move(tokens), *checkpoint_.tokenizer));
+  return tokens;
+}
+
+absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
+  if (document_.has_value()) return &*document_;
+  if (checkpoint_.tokenizer == nullptr) {
+    return absl::FailedPreconditionError("sources: the model came without a tokenizer");
+  }
+  absl::StatusOr<std::vector<TokenId>> tokens = DocumentTokens();
+  if (!tokens.ok()) return Annotate(tokens.status(), "sources");
+  ASSIGN_OR_RETURN(document_,
+                   DocumentText::Create(*std::move(tokens), *checkpoint_.tokenizer, turn_head_));
   return &*document_;
 }
 

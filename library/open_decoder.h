@@ -30,6 +30,8 @@ struct DecoderSpec {
   // What is left open (the method's oversampling, its source of codes) is chosen for this context.
   decoder::RetrievalConfig config;
   decoder::DeviceConfig device;
+  // What the model's chat template puts before a document's text; empty: nothing (FindTextBegin).
+  std::string turn_head;
 };
 
 class OpenDecoder {
@@ -46,11 +48,15 @@ class OpenDecoder {
   // dropped: as Tokenizer::Encode. FailedPrecondition: the model came without a tokenizer.
   absl::StatusOr<model::Seam> EncodePrompt(absl::string_view text,
                                            model::Tokenizer::Dropped* dropped = nullptr);
+  // How the context's document begins and ends; FailedPrecondition without a context.
+  absl::StatusOr<DocumentEnds> Ends();
   // What becomes of an attempt at answers: `status`, unless the weights, or rows mapped here, changed
   // while it went on. DataLoss then (names the file): no answer of it counts.
   absl::Status Confirm(const absl::Status& status) const;
   // How rows are chosen here (decoder::DescribeSelector); empty where the store searches.
   const std::string& method() const { return method_; }
+  // The tokens of the context's document; FailedPrecondition without a context, and where they are others by now.
+  absl::StatusOr<std::vector<TokenId>> DocumentTokens();
   // The context's document, read when it is first asked for; FailedPrecondition without a context.
   absl::StatusOr<const DocumentText*> Document();
   // After Generate with `trace`: the passages that its answer, the tokens given, rests on.
@@ -67,7 +73,7 @@ class OpenDecoder {
   model::Checkpoint checkpoint_;  // the model's, but for a fingerprint that may be the context's
   std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
   std::unique_ptr<decoder::Decoder> decoder_;
-  std::string context_, method_;
+  std::string context_, method_, turn_head_;
   std::optional<DocumentText> document_;
   DocumentEndsCache ends_;
   std::optional<DerivedWeights> derived_;

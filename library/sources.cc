@@ -10,11 +10,12 @@ std::vector<double> WeighPassages(const DocumentText& document,
                                   absl::Span<const TokenId> answer) {
   std::vector<double> weights(document.passages().size(), 0.0);
   for (const decoder::AttendedRow& row : rows) {
+    const int64_t passage = document.PassageOf(row.position);
+    if (passage < 0) continue;  // what stands before the text: every head looks there
     const auto step = static_cast<size_t>(row.step);
     const bool copied = step < answer.size() &&
                         document.tokens()[static_cast<size_t>(row.position)] == answer[step];
-    weights[static_cast<size_t>(document.PassageOf(row.position))] +=
-        double{row.share} * row.share * (copied ? kCopied : 1);
+    weights[static_cast<size_t>(passage)] += double{row.share} * row.share * (copied ? kCopied : 1);
   }
   return weights;
 }

@@ -2,7 +2,7 @@
 // Math:   a row counts share^2 for every token of the answer, layer and q head that gives it that share of
 //         its attention, kCopied times if it holds the very token that the answer goes on with; a passage
 //         weighs what its rows count. The square leaves heads that look everywhere without a voice: those
-//         that retrieve put much on few rows.
+//         that retrieve put much on few rows. What stands before the document's text counts nothing.
 // Source: decision 068, measured there; heads that copy are the "retrieval heads" of Wu et al., 2024.
 #pragma once
 

@@ -153,7 +153,7 @@ class Case:
         where = ["--store", self.path("store")]
         if setting == "server":
             where = ["--server", "unix:" + self.socket]
-        return self.carrel("ask", *where, "--context", "document", *SETTINGS[setting], *arguments,
+        return self.carrel("ask", *where, "--raw", "--context", "document", *SETTINGS[setting], *arguments,
                            prompt)
 
     @contextlib.contextmanager
@@ -174,7 +174,7 @@ class Case:
 
     def prefill(self):
         shutil.rmtree(self.path("store"), ignore_errors=True)
-        done = self.carrel("prefill", "--input", self.path("document.txt"), "--store",
+        done = self.carrel("prefill", "--raw", "--input", self.path("document.txt"), "--store",
                            self.path("store"), "--name", "document", "--quiet")
         tokens = done.report["tokens"]
         return {"program": "carrel", "setting": "prefill", "tokens": tokens,

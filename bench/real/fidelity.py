@@ -114,7 +114,7 @@ class Bench:
 
     def answers(self, name):
         folder = os.path.join(self.args.shared, "docs", name)
-        self.prefill(name, "--input", folder + ".txt", adapter=True)
+        self.prefill(name, "--raw", "--input", folder + ".txt", adapter=True)
         for setting, flags in [*self.settings.items(), *self.args.also]:
             found = self.carrel("eval", "--store", self.path("store"), "--context", name,
                                 "--questions", folder + ".questions.jsonl", *flags, adapter=True)

@@ -48,7 +48,7 @@ class Carrel:
             there = subprocess.run([args.carrel, "inspect", f"d{i}", "--store", self.store], stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, check=False)
             if there.returncode != 0:
-                run([args.carrel, "prefill", "--model", args.gguf, "--input", path, "--store", self.store, "--name", f"d{i}",
+                run([args.carrel, "prefill", "--model", args.gguf, "--raw", "--input", path, "--store", self.store, "--name", f"d{i}",
                      "--quiet"])
 
     def __enter__(self):

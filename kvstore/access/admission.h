@@ -56,7 +56,9 @@ class Visit {
   absl::StatusOr<std::shared_ptr<TenantState>> TakeImport(int64_t stored_contexts,
                                                           int64_t stored_bytes, int64_t bytes);
 
+  const std::string& rpc() const { return rpc_; }
   Principal& principal() const { return *principal_; }
+  const std::shared_ptr<Principal>& shared_principal() const { return principal_; }
   std::shared_ptr<const void> turn() const { return principal_->turn(); }
 
  private:

@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -7,13 +9,17 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "common/file.h"
 #include "common/status.h"
 #include "http_api/api_service.h"
 #include "kvstore/access/access.h"
+#include "kvstore/access/audit_log.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/config_file.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/signal_pipe.h"
 
@@ -23,8 +29,8 @@ namespace {
 struct ApiFlags {
   RetrievalFlags retrieval;
   http_api::ApiConfig config;
-  std::string keys;
-  bool read_only = false;
+  std::string keys, audit_log;
+  bool read_only = false, open_page = false, anyone_may_write = false;
   std::string idle_after = "60s";
 };
 
@@ -39,8 +45,87 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& fl
   return Annotate(opened.status(), "--store (with --read-only it is only read)");
 }
 
+// Who may do what here.
+struct Door {
+  std::shared_ptr<kvstore::Access> access;
+  std::unique_ptr<kvstore::AuditLog> audit;  // null: none
+  std::string token;                         // empty: there are keys, or anyone may write
+  std::string token_file;                    // empty: none
+};
+
+// The token changes with every start. Its file is its owner's alone, and beside the store: who may read that may write.
+absl::StatusOr<Door> OpenDoor(const ApiFlags& flags) {
+  Door door;
+  if (!flags.audit_log.empty()) {
+    ASSIGN_OR_RETURN(door.audit, kvstore::AuditLog::Open(flags.audit_log));
+  }
+  if (!flags.keys.empty()) {
+    if (flags.anyone_may_write) {
+      return absl::InvalidArgumentError(
+          "--anyone-may-add-and-delete: --keys says already who may do what");
+    }
+    ASSIGN_OR_RETURN(door.access, kvstore::Access::Create(flags.keys));
+    return door;
+  }
+  if (flags.anyone_may_write) {
+    door.access = kvstore::Access::Open(/*everything=*/true);
+    return door;
+  }
+  door.token = kvstore::NewAccessKey();
+  door.access = kvstore::Access::OpenWithToken(door.token);
+  if (flags.config.documents.writable) {
+    door.token_file = absl::StrCat(flags.retrieval.store.folder, ".token");
+    RETURN_IF_ERROR(WritePrivateFile(door.token_file, absl::StrCat(door.token, "\n")));
+  }
+  return door;
+}
+
+// Says where it listens and who may do what. The page's address; empty: there is none for a browser.
+std::string Announce(const ApiFlags& flags, const Door& door, const http_api::ApiService& service) {
+  std::string page;
+  for (const std::string& address : service.addresses()) {
+    if (absl::StartsWith(address, "unix:")) {
+      std::fprintf(stderr, "carrel api: on %s: who may open the socket may do everything\n",
+                   address.c_str());
+      continue;
+    }
+    std::fprintf(stderr, "carrel api: model %s on http://%s/v1\n", flags.config.model_name.c_str(),
+                 address.c_str());
+    if (page.empty()) {
+      page = absl::StrCat("http://", address, "/", door.token.empty() ? "" : "#token=", door.token);
+    }
+  }
+  if (!page.empty()) std::fprintf(stderr, "carrel api: a page for people on %s\n", page.c_str());
+  if (!flags.keys.empty()) {
+    std::fprintf(stderr, "carrel api: who may do what: %s\n", flags.keys.c_str());
+  } else if (flags.anyone_may_write) {
+    std::fprintf(stderr,
+                 "carrel api: ANYBODY who reaches the address may ask, add and DELETE documents "
+                 "(--anyone-may-add-and-delete)\n");
+  } else {
+    std::fprintf(
+        stderr,
+        "carrel api: anybody who reaches the address may list and ask; adding and deleting "
+        "need the token%s%s\n",
+        door.token_file.empty() ? "" : ", which is also in ", door.token_file.c_str());
+  }
+  return page;
+}
+
+// As a desktop opens addresses; where there is none, the terminal says it.
+void OpenInBrowser(const std::string& page) {
+  const pid_t child = fork();
+  if (child != 0) return;
+  if (const int null = open("/dev/null", O_RDWR); null >= 0) {
+    for (const int fd : {0, 1, 2}) dup2(null, fd);
+  }
+  execlp("xdg-open", "xdg-open", page.c_str(), nullptr);
+  _exit(127);
+}
+
 absl::Status RunApi(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
+  if (retrieval.model_dir.empty()) return absl::InvalidArgumentError("api: --model is required");
   const bool stored = !retrieval.store.folder.empty() || !retrieval.store.server.empty();
   RETURN_IF_ERROR(retrieval.ResolveFor(stored));
   http_api::ApiConfig& config = flags.config;
@@ -49,9 +134,10 @@ absl::Status RunApi(ApiFlags& flags) {
     config.model_name =
         std::filesystem::path(retrieval.model_dir).lexically_normal().stem().string();
   }
-  if (!flags.keys.empty()) {
-    ASSIGN_OR_RETURN(config.access, kvstore::Access::Create(flags.keys));
-  }
+  ASSIGN_OR_RETURN(Door door, OpenDoor(flags));
+  config.access = door.access;
+  config.audit = door.audit.get();
+  config.token_file = door.token_file;
   absl::Duration& idle = config.answerer.sequences.idle;
   if (!absl::ParseDuration(flags.idle_after, &idle) || idle < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
@@ -74,12 +160,11 @@ absl::Status RunApi(ApiFlags& flags) {
       library::LoadedModel::Load(retrieval.model_dir, retrieval.adapter_dir, retrieval.threads));
   ASSIGN_OR_RETURN(const std::unique_ptr<http_api::ApiService> service,
                    http_api::ApiService::Start(config, std::move(model), std::move(store)));
-  std::fprintf(stderr, "carrel api: model %s on http://%s/v1\n", config.model_name.c_str(),
-               absl::StrJoin(service->addresses(), "/v1 http://").c_str());
-  std::fprintf(stderr, "carrel api: a page for people on http://%s/\n",
-               service->addresses().front().c_str());
+  const std::string page = Announce(flags, door, *service);
+  if (flags.open_page && !page.empty()) OpenInBrowser(page);
   const int signal = signals.Wait();
   std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
+  if (!door.token_file.empty()) unlink(door.token_file.c_str());
   return absl::OkStatus();
 }
 
@@ -112,12 +197,30 @@ void AddApi(CLI::App& app, Run& chosen) {
   flags->config.http.listen = {"127.0.0.1:8080"};
   flags->retrieval.DeclareModel(command);
   flags->retrieval.store.Declare(command);
-  command.add_option("--listen", flags->config.http.listen, "HOST:PORT; may be repeated")
+  command
+      .add_option("--listen", flags->config.http.listen, "HOST:PORT or unix:PATH; may be repeated")
       ->capture_default_str();
   command.add_option("--model-name", flags->config.model_name,
                      "what clients call the model; by default the name of its file or folder");
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
+  command.add_option("--audit-log", flags->audit_log,
+                     "file that is appended to: a line per answer, document, deletion and denial");
+  command.add_flag(
+      "--anyone-may-add-and-delete", flags->anyone_may_write,
+      "without --keys: whoever reaches the address may do everything, without the token");
+  command.add_flag("--open", flags->open_page, "open the page in a browser, with the token");
+  command
+      .add_option("--request-budget", flags->config.http.budget_bytes,
+                  "what requests and replies on their way may hold: bytes or 256MB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{1} << 20, int64_t{1} << 40))
+      ->capture_default_str();
+  command
+      .add_option("--max-connections", flags->config.http.max_connections,
+                  "connections that have asked something; beyond it the idlest goes")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
+      ->capture_default_str();
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command
@@ -166,6 +269,8 @@ void AddApi(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   DeclareSequences(command, *flags);
   flags->retrieval.DeclareRetrieval(command);
+  command.get_option("--model")->required(false);  // it may come from a file
+  UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunApi(*flags); }; });
 }
 

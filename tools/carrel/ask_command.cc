@@ -3,12 +3,15 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "common/json.h"
 #include "common/status.h"
 #include "model/safetensors.h"
 #include "tools/carrel/chat_partner.h"
+#include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -25,6 +28,7 @@ struct AskFlags {
   std::string prompt;
   std::string prompt_tokens;
   std::string logits;
+  bool raw = false;
   bool ignore_eos = false;
   bool stats = false;
   bool json = false;
@@ -95,25 +99,60 @@ absl::StatusOr<std::vector<http_api::AnswerSource>> FindSources(
   return WithTexts(sources, *document);
 }
 
+// Empty, unless the answer has no text: then why it ended.
+std::string WhyEmpty(const std::string& text, const decoder::GenerateResult& result,
+                     const model::Tokenizer* tokenizer, int64_t max_tokens) {
+  if (tokenizer == nullptr || !absl::StripAsciiWhitespace(text).empty()) return "";
+  std::string why;
+  if (result.stop == decoder::StopReason::kEos) {
+    const absl::StatusOr<std::string> token =
+        tokenizer->Decode({result.end_token}, /*skip_special=*/false);
+    why = absl::StrCat("it ended at ", token.ok() && !token->empty()
+                                           ? Harmless(*token)
+                                           : absl::StrCat("token ", result.end_token));
+  } else if (result.stop == decoder::StopReason::kMaxTokens) {
+    why = absl::StrCat("it ended at --max-tokens ", max_tokens);
+  } else {
+    why = "it ended where the model's length does";
+  }
+  const size_t tokens = result.ids.size();
+  return absl::StrCat("the answer is empty: ", why,
+                      tokens == 0 ? "" : absl::StrCat(", after ", tokens, " tokens without text"));
+}
+
+void Tell(const std::string& what) {
+  if (!what.empty()) std::fprintf(stderr, "carrel: %s\n", what.c_str());
+}
+
 // Of a running carrel api, which has model and store.
 absl::Status AskApi(const AskFlags& flags) {
   RETURN_IF_ERROR(CheckApiFlags(*flags.command));
   const RetrievalFlags& retrieval = flags.retrieval;
   if (flags.prompt.empty()) return absl::InvalidArgumentError("ask --api needs PROMPT (text)");
+  RETURN_IF_ERROR(retrieval.sampling.Check());
   ASSIGN_OR_RETURN(const std::unique_ptr<ChatPartner> partner,
                    MakeApiPartner(flags.api, retrieval.store.key_file));
   const ChatSettings settings = {.context = retrieval.context,
                                  .max_tokens = retrieval.max_tokens,
                                  .sampling = retrieval.sampling,
                                  .sources = flags.sources};
-  ASSIGN_OR_RETURN(const ChatAnswer answer, partner->Complete(
-                                                flags.prompt, settings,
-                                                [&](const std::string& piece) {
-                                                  if (!flags.json) PrintStreamed(piece);
-                                                },
-                                                [] { return true; }));
+  const auto show = [&](const std::string& piece) {
+    if (!flags.json) PrintStreamed(piece);
+  };
+  const auto wanted = [] { return true; };
+  ASSIGN_OR_RETURN(const ChatAnswer answer,
+                   partner->knows_chats() && !flags.raw
+                       ? partner->Answer({{"user", flags.prompt}}, settings, show, wanted)
+                       : partner->Complete(flags.prompt, settings, show, wanted));
+  if (!flags.json) std::printf("\n");
+  std::fflush(stdout);
+  Tell(answer.sampling);
+  if (absl::StripAsciiWhitespace(answer.text).empty()) {
+    Tell(answer.cut_off
+             ? absl::StrCat("the answer is empty: it ended at --max-tokens ", retrieval.max_tokens)
+             : "the answer is empty: the model ended it at once");
+  }
   if (!flags.json) {
-    std::printf("\n");
     if (flags.sources > 0) std::fputs(SourcesTable(answer.sources, kColumns).c_str(), stderr);
     return absl::OkStatus();
   }
@@ -128,13 +167,31 @@ absl::Status AskApi(const AskFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, OpenDecoder& open) {
-  if (flags.prompt_tokens.empty()) {
+// chat: null: the prompt is taken as it is.
+absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, const Chat& chat, OpenDecoder& open) {
+  model::Seam prompt;
+  if (!flags.prompt_tokens.empty()) {
+    ASSIGN_OR_RETURN(prompt.tokens, ReadTokenFile(flags.prompt_tokens));
+    return prompt;
+  }
+  if (chat == nullptr) {
     return EncodePrompt(flags.retrieval.missing_bytes, "prompt", open, flags.prompt);
   }
-  model::Seam prompt;
-  ASSIGN_OR_RETURN(prompt.tokens, ReadTokenFile(flags.prompt_tokens));
-  return prompt;
+  const model::Tokenizer& tokenizer = *open.checkpoint().tokenizer;
+  const auto size = static_cast<int64_t>(flags.prompt.size());
+  ASSIGN_OR_RETURN(const std::vector<TokenId> as_text,
+                   tokenizer.Encode(flags.prompt, nullptr, {{0, size}}));
+  ASSIGN_OR_RETURN(const std::vector<TokenId> with_control, tokenizer.Encode(flags.prompt));
+  if (as_text != with_control) {
+    Tell("the prompt holds control tokens of the model: they are text, unless --raw is given");
+  }
+  const std::vector<http_api::Message> messages = {{"user", flags.prompt}};
+  if (flags.retrieval.context.empty()) {
+    ASSIGN_OR_RETURN(prompt.tokens, chat->Encode(messages, tokenizer));
+    return prompt;
+  }
+  ASSIGN_OR_RETURN(const library::DocumentEnds document, open.Ends());
+  return chat->EncodeBehind(messages, tokenizer, document, open.decoder().most_given_up());
 }
 
 // What became of the seam between document and prompt.
@@ -145,8 +202,7 @@ std::string SeamText(const model::Seam& prompt) {
                       " tokens anew, with what follows them\n");
 }
 
-absl::Status RunAsk(AskFlags& flags) {
-  if (!flags.api.empty()) return AskApi(flags);
+absl::Status CheckAsk(const AskFlags& flags) {
   if (flags.retrieval.model_dir.empty()) {
     return absl::InvalidArgumentError("--model is required, or --api with the URL of a carrel api");
   }
@@ -154,68 +210,105 @@ absl::Status RunAsk(AskFlags& flags) {
     return absl::InvalidArgumentError(
         "ask needs one of PROMPT (text) and --prompt-tokens FILE.json");
   }
-  RETURN_IF_ERROR(flags.retrieval.Resolve());
-  flags.retrieval.config.measure = flags.stats;
-  double open_seconds = 0;
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
-                   MakeDecoder(flags.retrieval, &open_seconds));
-  const model::Checkpoint& checkpoint = open->checkpoint();
-  ASSIGN_OR_RETURN(const model::Seam prompt, PromptOf(flags, *open));
-  std::unique_ptr<model::StreamDecoder> stream;
-  if (checkpoint.tokenizer != nullptr)
-    stream = std::make_unique<model::StreamDecoder>(checkpoint.tokenizer.get());
+  if (flags.raw && !flags.prompt_tokens.empty()) {
+    return absl::InvalidArgumentError("--raw is of PROMPT: --prompt-tokens are taken as they are");
+  }
+  return flags.retrieval.sampling.Check();
+}
+
+// Prints the answer as it comes, unless it is wanted as JSON; its text.
+struct Streamed {
+  decoder::GenerateResult result;
   std::string text;
+};
+
+absl::StatusOr<Streamed> Generate(const AskFlags& flags, const decoder::SamplingConfig& sampling,
+                                  const model::Seam& prompt, OpenDecoder& open) {
+  const model::Tokenizer* const tokenizer = open.checkpoint().tokenizer.get();
+  model::StreamDecoder stream(tokenizer);
+  Streamed streamed;
   const auto show = [&](const std::string& piece) {
-    text += piece;
+    streamed.text += piece;
     if (!flags.json) PrintStreamed(piece);
   };
   decoder::GenerateOptions options;
   options.max_tokens = flags.retrieval.max_tokens;
   options.give_up = prompt.give_up;
-  options.sampling = flags.retrieval.sampling;
+  options.sampling = sampling;
   options.keep_logits = !flags.logits.empty();
   options.ignore_eos = flags.ignore_eos;
   options.trace = flags.sources > 0;
-  if (flags.sources > 0) RETURN_IF_ERROR(open->Document().status());
+  if (flags.sources > 0) RETURN_IF_ERROR(open.Document().status());
   options.on_token = [&](TokenId id) -> absl::Status {
-    if (stream == nullptr) {
+    if (tokenizer == nullptr) {
       if (!flags.json) PrintStreamed(absl::StrCat(id, " "));
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(const std::string piece, stream->Push(id));
+    ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
     show(piece);
     return absl::OkStatus();
   };
   absl::StatusOr<decoder::GenerateResult> generated =
-      open->decoder().Generate(prompt.tokens, options);
-  RETURN_IF_ERROR(open->Confirm(generated.status()));
-  const decoder::GenerateResult& result = *generated;
-  if (stream != nullptr) {
-    ASSIGN_OR_RETURN(const std::string rest, stream->Finish());
+      open.decoder().Generate(prompt.tokens, options);
+  RETURN_IF_ERROR(open.Confirm(generated.status()));
+  streamed.result = *std::move(generated);
+  if (tokenizer != nullptr) {
+    ASSIGN_OR_RETURN(const std::string rest, stream.Finish());
     show(rest);
   }
-  if (options.keep_logits)
+  return streamed;
+}
+
+absl::Status RunAsk(AskFlags& flags) {
+  if (!flags.api.empty()) return AskApi(flags);
+  RETURN_IF_ERROR(CheckAsk(flags));
+  RETURN_IF_ERROR(flags.retrieval.Resolve());
+  flags.retrieval.config.measure = flags.stats;
+  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
+  ASSIGN_OR_RETURN(const Chat chat,
+                   LoadChatUnlessRaw(flags.raw || !flags.prompt_tokens.empty(),
+                                     flags.retrieval.model_dir, model->checkpoint()));
+  if (chat != nullptr && flags.retrieval.missing_bytes != "refuse") {
+    return absl::InvalidArgumentError(
+        "--missing-bytes is of a prompt that is taken as it is: --raw");
+  }
+  const model::GenerationDefaults& advice = model->checkpoint().generation_defaults;
+  ASSIGN_OR_RETURN(const decoder::SamplingConfig sampling,
+                   flags.retrieval.sampling.Resolve(advice));
+  Tell(flags.retrieval.sampling.Tell(advice));
+  std::string turn_head;
+  if (flags.sources > 0) {
+    turn_head = chat == nullptr ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint())
+                                : TurnHeadOf(chat);
+  }
+  double open_seconds = 0;
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
+                   MakeDecoder(flags.retrieval, std::move(model), turn_head, &open_seconds));
+  const model::Checkpoint& checkpoint = open->checkpoint();
+  ASSIGN_OR_RETURN(const model::Seam prompt, PromptOf(flags, chat, *open));
+  ASSIGN_OR_RETURN(const Streamed streamed, Generate(flags, sampling, prompt, *open));
+  const decoder::GenerateResult& result = streamed.result;
+  if (!flags.logits.empty())
     RETURN_IF_ERROR(WriteLogits(flags.logits, result.logits, checkpoint.config.vocab_size));
   ASSIGN_OR_RETURN(const std::vector<http_api::AnswerSource> sources,
                    FindSources(*open, result, flags.sources));
+  if (!flags.json) std::printf("\n");
+  std::fflush(stdout);
+  Tell(WhyEmpty(streamed.text, result, checkpoint.tokenizer.get(), flags.retrieval.max_tokens));
   if (flags.json) {
-    PrintJson(flags, prompt.tokens, result,
-              stream == nullptr ? nlohmann::json() : nlohmann::json(text), sources, *open,
-              open_seconds);
+    const nlohmann::json text =
+        checkpoint.tokenizer == nullptr ? nlohmann::json() : nlohmann::json(streamed.text);
+    PrintJson(flags, prompt.tokens, result, text, sources, *open, open_seconds);
     return absl::OkStatus();
   }
-  std::printf("\n");
-  if (flags.sources > 0) {
-    std::fflush(stdout);
-    std::fputs(SourcesTable(sources, kColumns).c_str(), stderr);
-  }
+  if (flags.sources > 0) std::fputs(SourcesTable(sources, kColumns).c_str(), stderr);
   if (flags.stats) {
     if (!open->method().empty()) std::fprintf(stderr, "rows: %s\n", open->method().c_str());
-    std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s\n",
+    std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
                  StatisticsTable(open->decoder().statistics(), true).c_str(),
                  SeamText(prompt).c_str(), static_cast<int>(prompt.tokens.size()),
                  result.prompt_seconds, static_cast<int>(result.ids.size()),
-                 result.generate_seconds);
+                 result.generate_seconds, DescribeSampling(sampling).c_str());
   }
   return absl::OkStatus();
 }
@@ -224,10 +317,15 @@ absl::Status RunAsk(AskFlags& flags) {
 
 void AddAsk(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<AskFlags>();
-  CLI::App& command = *app.add_subcommand(
-      "ask", "Continue a context's document with a prompt and print what the model says");
-  command.add_option("PROMPT", flags->prompt, "text that follows the document, as it is");
+  CLI::App& command =
+      *app.add_subcommand("ask", "Ask about a context's document and print what the model says");
+  command.add_option(
+      "PROMPT", flags->prompt,
+      "a question, put in the model's chat template; of a model without one, text that "
+      "follows the document as it is");
   flags->retrieval.Declare(command, /*context_required=*/false);
+  command.add_flag("--raw", flags->raw,
+                   "PROMPT follows the document as it is, control tokens too; no chat template");
   command.add_option("--prompt-tokens", flags->prompt_tokens,
                      "instead of PROMPT: a file with a JSON array of ids");
   command.add_option(
@@ -248,7 +346,11 @@ void AddAsk(CLI::App& app, Run& chosen) {
   command.get_option("--model")->required(false);
   flags->command = &command;
   MoveToLab(command, {"logits", "ignore-eos"});
-  command.callback([flags, &chosen] { chosen = [flags] { return RunAsk(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunAsk(*flags), flags->retrieval.store, flags->retrieval.context);
+    };
+  });
 }
 
 }  // namespace carrel::tools

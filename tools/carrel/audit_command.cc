@@ -17,6 +17,7 @@
 #include "kvstore/storage/store.h"
 #include "tools/carrel/audit_report.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/page_file.h"
 #include "tools/carrel/retrieval_flags.h"
 
@@ -100,7 +101,11 @@ void AddAudit(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command.add_flag("--json", flags->json, "one JSON object instead of tables");
   command.add_option("--html", flags->html, "also write a page with maps and curves to this file");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunAuditCommand(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunAuditCommand(*flags), {.folder = flags->store_folder}, flags->name);
+    };
+  });
 }
 
 }  // namespace carrel::tools

@@ -225,8 +225,13 @@ void AppendWanted(const AuditReport& report, std::string& out) {
     absl::StrAppendFormat(&out, " %7s", cell);
   }
   const std::vector<const HeadAudit*> below = audit::HeadsBelow(report);
-  absl::StrAppendFormat(&out, "\n\n%d of %d heads below recall %g\n", below.size(),
-                        report.heads.size(), *report.config.want_recall);
+  if (below.empty()) {
+    absl::StrAppendFormat(&out, "\n\nall %d heads reach recall %g\n", report.heads.size(),
+                          *report.config.want_recall);
+  } else {
+    absl::StrAppendFormat(&out, "\n\n%d of %d heads below recall %g\n", below.size(),
+                          report.heads.size(), *report.config.want_recall);
+  }
   for (const HeadAudit* head : below) {
     absl::StrAppendFormat(&out,
                           "  layer %d kv_head %d: recall %.4f at effort %d, worst query %.4f\n",

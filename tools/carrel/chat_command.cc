@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "tools/carrel/chat_partner.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/line_editor.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/source_report.h"
@@ -154,6 +155,7 @@ class Chat {
                       ? ", without a document"
                       : absl::StrCat(" about ", flags_.settings.context).c_str());
     }
+    TellSampling(partner_->sampling(flags_.settings.sampling));
     for (;;) {
       ASSIGN_OR_RETURN(const std::optional<std::string> typed, input_.Next());
       if (!typed.has_value()) return absl::OkStatus();
@@ -202,6 +204,14 @@ class Chat {
     return true;
   }
 
+  // Once: how answers are drawn, where nobody here said so.
+  void TellSampling(const std::string& how) {
+    if (how.empty() || told_sampling_) return;
+    told_sampling_ = true;
+    std::fflush(stdout);
+    std::fprintf(stderr, "carrel: %s\n", Harmless(how).c_str());
+  }
+
   void ShowSources() const {
     std::fputs(SourcesTable(sources_, terminal_ ? Columns() : 100).c_str(), stdout);
   }
@@ -228,6 +238,7 @@ class Chat {
     std::printf("\n");
     messages_.push_back({"assistant", answer->text});
     sources_ = answer->sources;
+    TellSampling(answer->sampling);
     if (answer->cut_off) std::printf("(cut off at --max-tokens)\n");
     if (flags_.settings.sources > 0) ShowSources();
     if (terminal_) {
@@ -244,6 +255,7 @@ class Chat {
   const ChatFlags flags_;
   const std::unique_ptr<ChatPartner> partner_;
   const bool terminal_;
+  bool told_sampling_ = false;
   Input input_;
   std::vector<Message> messages_;
   std::vector<AnswerSource> sources_;
@@ -257,10 +269,12 @@ absl::Status RunChat(ChatFlags& flags) {
       return absl::InvalidArgumentError(
           "chat needs --model, or --api with the URL of a carrel api");
     }
+    RETURN_IF_ERROR(retrieval.sampling.Check());
     RETURN_IF_ERROR(retrieval.Resolve());
     ASSIGN_OR_RETURN(partner, MakeLocalPartner(retrieval));
   } else {
     RETURN_IF_ERROR(CheckApiFlags(*flags.command));
+    RETURN_IF_ERROR(retrieval.sampling.Check());
     ASSIGN_OR_RETURN(partner, MakeApiPartner(flags.api, retrieval.store.key_file));
   }
   flags.settings.context = retrieval.context;
@@ -295,7 +309,11 @@ void AddChat(CLI::App& app, Run& chosen) {
   command.add_option("--sources", flags->settings.sources, "passages to show below each answer")
       ->check(CLI::Range(int64_t{0}, int64_t{100}))
       ->capture_default_str();
-  command.callback([flags, &chosen] { chosen = [flags] { return RunChat(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunChat(*flags), flags->retrieval.store, flags->retrieval.context);
+    };
+  });
 }
 
 }  // namespace carrel::tools

@@ -9,12 +9,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "carrel/v1/context.pb.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "http_api/api_client.h"
 #include "http_api/completion.h"
 #include "kvstore/service/context_client.h"
 #include "library/document_ends.h"
 #include "model/tokenizer/seam.h"
+#include "tools/carrel/chat_text.h"
+#include "tools/carrel/flag_rules.h"
 
 namespace carrel::tools {
 namespace {
@@ -27,8 +30,7 @@ using OnText = std::function<void(const std::string&)>;
 class LocalPartner final : public ChatPartner {
  public:
   LocalPartner(RetrievalFlags flags, std::shared_ptr<library::LoadedModel> model,
-               std::shared_ptr<library::StoreAccess> store,
-               std::unique_ptr<http_api::ChatTemplate> chat)
+               std::shared_ptr<library::StoreAccess> store, Chat chat)
       : flags_(std::move(flags)),
         model_(std::move(model)),
         store_(std::move(store)),
@@ -36,10 +38,15 @@ class LocalPartner final : public ChatPartner {
         answerer_(http_api::Answerer::Create({.retrieval = flags_.config,
                                               .device = flags_.device_config,
                                               .derived_weights = flags_.weights == "derived",
-                                              .folder = flags_.store.folder},
+                                              .folder = flags_.store.folder,
+                                              .turn_head = TurnHeadOf(chat_)},
                                              model_, store_)) {}
 
   std::string name() const override { return flags_.model_dir; }
+  bool knows_chats() const override { return chat_ != nullptr; }
+  std::string sampling(const SamplingFlags& flags) const override {
+    return flags.Tell(model_->checkpoint().generation_defaults);
+  }
 
   absl::StatusOr<ChatAnswer> Answer(const std::vector<Message>& messages,
                                     const ChatSettings& settings, const OnText& on_text,
@@ -76,7 +83,8 @@ class LocalPartner final : public ChatPartner {
     job.give_up = prompt.give_up;
     job.sources = settings.sources;
     job.max_tokens = settings.max_tokens;
-    job.sampling = settings.sampling;
+    ASSIGN_OR_RETURN(job.sampling,
+                     settings.sampling.Resolve(model_->checkpoint().generation_defaults));
     job.wanted = wanted;
     ChatAnswer answer;
     http_api::StopFilter filter(plain ? std::vector<std::string>{kPlainStop}
@@ -142,17 +150,11 @@ class LocalPartner final : public ChatPartner {
 
   const RetrievalFlags flags_;
   const std::shared_ptr<library::LoadedModel> model_;
-  const std::shared_ptr<library::StoreAccess> store_;   // null: no context
-  const std::unique_ptr<http_api::ChatTemplate> chat_;  // null: the model has none
+  const std::shared_ptr<library::StoreAccess> store_;  // null: no context
+  const Chat chat_;
   const std::unique_ptr<http_api::Answerer> answerer_;
   library::DocumentEndsCache ends_;
 };
-
-absl::StatusOr<json> ParseObject(absl::string_view text) {
-  json parsed = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_object()) return parsed;
-  return absl::DataLossError("the server's answer is no JSON object: is it carrel api?");
-}
 
 class ApiPartner final : public ChatPartner {
  public:
@@ -160,18 +162,21 @@ class ApiPartner final : public ChatPartner {
 
   absl::Status Greet() {
     ASSIGN_OR_RETURN(const std::string answer, client_.Call("/v1/models", ""));
-    ASSIGN_OR_RETURN(const json models, ParseObject(answer));
-    if (!models.contains("data") || !models["data"].is_array() || models["data"].empty() ||
-        !models["data"][0].contains("carrel")) {
+    ASSIGN_OR_RETURN(const json models, ParseJsonObject(answer, kWhere, kMessageBounds));
+    const json* const carrel = JsonAt(models, {"data", "0", "carrel"});
+    if (carrel == nullptr || !carrel->is_object()) {
       return absl::FailedPreconditionError("the server is not carrel api: it names no model so");
     }
-    const json& model = models["data"][0];
-    model_ = model.value("id", "");
-    chat_ = model["carrel"].value("chat", false);
+    model_ = JsonText(JsonAt(models, {"data", "0", "id"}));
+    chat_ = JsonBool(JsonAt(*carrel, {"chat"}));
+    const json* const sampling = JsonAt(*carrel, {"sampling"});
+    advised_ = sampling != nullptr && sampling->is_object() && !sampling->empty();
     return absl::OkStatus();
   }
 
   std::string name() const override { return absl::StrCat(model_, " at ", client_.address()); }
+  bool knows_chats() const override { return chat_; }
+  std::string sampling(const SamplingFlags&) const override { return ""; }  // each answer says it
 
   absl::StatusOr<ChatAnswer> Answer(const std::vector<Message>& messages,
                                     const ChatSettings& settings, const OnText& on_text,
@@ -194,6 +199,20 @@ class ApiPartner final : public ChatPartner {
   }
 
  private:
+  static constexpr char kWhere[] = "the server's answer (is it carrel api?)";
+
+  // What is not said is as the model advises, if it does; a model that advises nothing is greedy here, as it is
+  // in this process, and not at OpenAI's temperature of 1.
+  absl::Status AddSampling(const SamplingFlags& flags, json& request) const {
+    if (!advised_ || flags.temperature.has_value()) {
+      ASSIGN_OR_RETURN(const decoder::SamplingConfig config, flags.Resolve({}));
+      request["temperature"] = config.temperature;
+    }
+    if (flags.top_p.has_value()) request["top_p"] = *flags.top_p;
+    request["seed"] = static_cast<int64_t>(flags.seed.value_or(0));
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<ChatAnswer> Post(const std::string& target, json request,
                                   const ChatSettings& settings, const OnText& on_text,
                                   const std::function<bool()>& wanted) {
@@ -201,61 +220,76 @@ class ApiPartner final : public ChatPartner {
                     {"stream", true},
                     {"stream_options", {{"include_usage", true}}},
                     {"max_tokens", settings.max_tokens},
-                    {"temperature", settings.sampling.temperature},
-                    {"top_p", settings.sampling.top_p},
-                    {"seed", static_cast<int64_t>(settings.sampling.seed)},
                     {"sources", settings.sources}});
+    RETURN_IF_ERROR(AddSampling(settings.sampling, request));
     if (!settings.context.empty()) request["context"] = settings.context;
     ChatAnswer answer;
     client_.set_wanted(wanted);
-    RETURN_IF_ERROR(
-        client_.Stream(target, request.dump(-1, ' ', false, json::error_handler_t::replace),
-                       [&](absl::string_view data) { return AddEvent(data, on_text, answer); }));
+    RETURN_IF_ERROR(client_.Stream(target, DumpJson(request), [&](absl::string_view data) {
+      return AddEvent(data, on_text, answer);
+    }));
     return answer;
   }
 
   static absl::Status AddEvent(absl::string_view data, const OnText& on_text, ChatAnswer& answer) {
-    ASSIGN_OR_RETURN(const json event, ParseObject(data));
+    ASSIGN_OR_RETURN(const json event, ParseJsonObject(data, kWhere, kMessageBounds));
     if (event.contains("error")) {
-      return absl::InternalError(event["error"].value("message", "the server failed"));
+      return absl::InternalError(
+          JsonText(JsonAt(event, {"error", "message"}), "the server failed"));
     }
-    if (event.contains("usage") && event["usage"].is_object()) {
-      const json& usage = event["usage"];
-      answer.prompt_tokens = usage.value("prompt_tokens", int64_t{0});
-      answer.tokens = usage.value("completion_tokens", int64_t{0});
-      answer.cached_tokens =
-          usage.value("/prompt_tokens_details/cached_tokens"_json_pointer, int64_t{0});
+    if (const json* const usage = JsonAt(event, {"usage"});
+        usage != nullptr && usage->is_object()) {
+      answer.prompt_tokens = JsonInt(JsonAt(*usage, {"prompt_tokens"}));
+      answer.tokens = JsonInt(JsonAt(*usage, {"completion_tokens"}));
+      answer.cached_tokens = JsonInt(JsonAt(*usage, {"prompt_tokens_details", "cached_tokens"}));
     }
-    if (event.contains("carrel")) AddFigures(event["carrel"], answer);
-    for (const json& choice : event.value("choices", json::array())) {
-      const std::string piece = choice.contains("delta") ? choice["delta"].value("content", "")
-                                                         : choice.value("text", "");
+    if (const json* const told = JsonAt(event, {"carrel"}); told != nullptr) {
+      AddFigures(*told, answer);
+    }
+    const json* const choices = JsonAt(event, {"choices"});
+    if (choices == nullptr || !choices->is_array()) return absl::OkStatus();
+    for (const json& choice : *choices) {
+      const std::string piece =
+          JsonText(JsonAt(choice, {"delta", "content"}), JsonText(JsonAt(choice, {"text"})));
       answer.text += piece;
       if (!piece.empty()) on_text(piece);
-      if (choice.contains("finish_reason") && choice["finish_reason"] == "length") {
-        answer.cut_off = true;
-      }
+      answer.cut_off |= JsonText(JsonAt(choice, {"finish_reason"})) == "length";
     }
     return absl::OkStatus();
   }
 
   static void AddFigures(const json& told, ChatAnswer& answer) {
-    answer.prompt_ms = told.value("prompt_ms", 0.0);
-    answer.ms_per_token = told.value("ms_per_token", 0.0);
-    for (const json& source : told.value("sources", json::array())) {
+    answer.prompt_ms = JsonNumber(JsonAt(told, {"prompt_ms"}));
+    answer.ms_per_token = JsonNumber(JsonAt(told, {"ms_per_token"}));
+    if (const json* const advised = JsonAt(told, {"sampling", "advised"});
+        advised != nullptr && advised->is_array() && !advised->empty()) {
+      const json& sampling = *JsonAt(told, {"sampling"});
+      const decoder::SamplingConfig config = {
+          .temperature = JsonNumber(JsonAt(sampling, {"temperature"})),
+          .top_p = JsonNumber(JsonAt(sampling, {"top_p"}), 1),
+          .top_k = JsonInt(JsonAt(sampling, {"top_k"})),
+          .min_p = JsonNumber(JsonAt(sampling, {"min_p"})),
+          .repetition_penalty = JsonNumber(JsonAt(sampling, {"repetition_penalty"}), 1)};
+      answer.sampling = absl::StrCat("sampling as the model advises: ", DescribeSampling(config),
+                                     "; --temperature 0 is greedy");
+    }
+    const json* const sources = JsonAt(told, {"sources"});
+    if (sources == nullptr || !sources->is_array()) return;
+    for (const json& source : *sources) {
       http_api::AnswerSource& added = answer.sources.emplace_back();
-      added.text = source.value("text", "");
-      added.share = source.value("share", 0.0);
-      added.first_token = source.value("/tokens/0"_json_pointer, int64_t{0});
-      added.end_token = source.value("/tokens/1"_json_pointer, int64_t{0});
-      added.begin = source.value("/bytes/0"_json_pointer, int64_t{0});
-      added.end = source.value("/bytes/1"_json_pointer, int64_t{0});
+      added.text = JsonText(JsonAt(source, {"text"}));
+      added.share = JsonNumber(JsonAt(source, {"share"}));
+      added.first_token = JsonInt(JsonAt(source, {"tokens", "0"}));
+      added.end_token = JsonInt(JsonAt(source, {"tokens", "1"}));
+      added.begin = JsonInt(JsonAt(source, {"bytes", "0"}));
+      added.end = JsonInt(JsonAt(source, {"bytes", "1"}));
     }
   }
 
   http_api::ApiClient client_;
   std::string model_;
   bool chat_ = false;
+  bool advised_ = false;  // the model's makers advise how to draw tokens
 };
 
 }  // namespace
@@ -263,9 +297,9 @@ class ApiPartner final : public ChatPartner {
 absl::Status CheckApiFlags(const CLI::App& command) {
   static const absl::flat_hash_set<std::string> taken = {
       "PROMPT", "api",  "context", "key-file", "max-tokens", "temperature",
-      "top-p",  "seed", "sources", "json",     "system"};
+      "top-p",  "seed", "sources", "json",     "system",     "raw"};
   for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || taken.contains(option->get_single_name())) continue;
+    if (!Given(*option) || taken.contains(option->get_single_name())) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--api: leave out --", option->get_single_name(),
                      ": model, store and how rows are retrieved are the server's"));
@@ -294,11 +328,8 @@ absl::StatusOr<std::unique_ptr<ChatPartner>> MakeLocalPartner(const RetrievalFla
   if (!flags.context.empty()) {
     ASSIGN_OR_RETURN(store, OpenStore(flags));
   }
-  absl::StatusOr<std::unique_ptr<http_api::ChatTemplate>> chat =
-      http_api::ChatTemplate::Load(flags.model_dir, model->checkpoint());
-  if (!chat.ok() && !absl::IsNotFound(chat.status())) return chat.status();
-  return std::make_unique<LocalPartner>(flags, std::move(model), std::move(store),
-                                        chat.ok() ? *std::move(chat) : nullptr);
+  ASSIGN_OR_RETURN(Chat chat, LoadChat(flags.model_dir, model->checkpoint()));
+  return std::make_unique<LocalPartner>(flags, std::move(model), std::move(store), std::move(chat));
 }
 
 absl::StatusOr<std::unique_ptr<ChatPartner>> MakeApiPartner(const std::string& url,

@@ -1,6 +1,7 @@
 // What:   who answers in a chat: a model and a store of this process, or a running `carrel api`. Either gets
 //         the whole conversation each time; what of it was read before is not read again.
-// Errors: as http_api/answerer.h and http_api/api_client.h; Cancelled when `wanted` says so.
+// Errors: as http_api/answerer.h and http_api/api_client.h; Cancelled when `wanted` says so. Whatever a server
+//         answers, it is an answer or an error.
 // Threads: one.
 #pragma once
 
@@ -26,12 +27,14 @@ struct ChatAnswer {
   int64_t prompt_tokens = 0, cached_tokens = 0, tokens = 0;
   double prompt_ms = 0, ms_per_token = 0;
   std::vector<http_api::AnswerSource> sources;
+  std::string
+      sampling;  // of a carrel api, if it draws tokens as the model advises: how, for people
 };
 
 struct ChatSettings {
   std::string context;  // empty: none
   int64_t max_tokens = 1024;
-  decoder::SamplingConfig sampling;
+  SamplingFlags sampling;
   int64_t sources = 0;
 };
 
@@ -39,12 +42,15 @@ class ChatPartner {
  public:
   virtual ~ChatPartner() = default;
   virtual std::string name() const = 0;
+  virtual bool knows_chats() const = 0;  // whether the model has a chat template
+  // How tokens are drawn, where that is as the model advises, and known before the first answer; else empty.
+  virtual std::string sampling(const SamplingFlags& flags) const = 0;
   // on_text: each piece as soon as it is certain. wanted: asked several times a second.
   virtual absl::StatusOr<ChatAnswer> Answer(const std::vector<http_api::Message>& messages,
                                             const ChatSettings& settings,
                                             const std::function<void(const std::string&)>& on_text,
                                             const std::function<bool()>& wanted) = 0;
-  // What follows the context's document, as it is; no chat.
+  // What follows the context's document, as it is, control tokens too; no chat.
   virtual absl::StatusOr<ChatAnswer> Complete(
       const std::string& prompt, const ChatSettings& settings,
       const std::function<void(const std::string&)>& on_text,

@@ -78,7 +78,9 @@ void AddCosts(const decoder::Statistics& statistics, int32_t group, ComparedRun&
 absl::Status Measure(absl::Span<const Question> questions, Match match, ComparedRun& run) {
   RetrievalFlags flags = run.configuration.flags;
   flags.config.measure = true;
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags));
+  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags));
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
+                   MakeDecoder(flags, std::move(model), /*turn_head=*/""));
   Tally ignored;
   RETURN_IF_ERROR(AskAll(
       flags, *open, match, /*sources=*/0, questions, [](size_t, const Tally&) {}, ignored));
@@ -135,7 +137,9 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
     run.configuration = configurations[i];
     const RetrievalFlags& flags = run.configuration.flags;
     const auto work = [&]() -> absl::Status {
-      ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open, MakeDecoder(flags));
+      ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags));
+      ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
+                       MakeDecoder(flags, std::move(model), /*turn_head=*/""));
       comparison.context_tokens = open->decoder().context_tokens();
       Tally tally;
       const auto show = [&](size_t question, const Tally& so_far) {

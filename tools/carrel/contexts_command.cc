@@ -12,6 +12,7 @@
 #include "tools/carrel/commands.h"
 #include "tools/carrel/contexts_report.h"
 #include "tools/carrel/dump_rows.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/manifest_report.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/store_flags.h"
@@ -34,6 +35,7 @@ absl::Status RunLs(const ContextsFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::ListResponse list, client->List());
   std::fputs((flags.json ? ContextsJson(list) : ContextsTable(list)).c_str(), stdout);
+  if (!flags.json) std::fputs(UnfinishedPrefills(list).c_str(), stdout);
   std::fputs(UnreadableContexts(list).c_str(), stderr);
   return absl::OkStatus();
 }
@@ -97,13 +99,15 @@ void AddContexts(CLI::App& app, Run& chosen) {
   inspect_command.add_option("--rows", inspect->rows,
                              "also write every K and V row to this safetensors file (k.LAYER, "
                              "v.LAYER [kv_heads, tokens, head_dim])");
-  inspect_command.callback(
-      [inspect, &chosen] { chosen = [inspect] { return RunInspect(*inspect); }; });
+  inspect_command.callback([inspect, &chosen] {
+    chosen = [inspect] { return WithNames(RunInspect(*inspect), inspect->store, inspect->name); };
+  });
 
   auto rm = std::make_shared<ContextsFlags>();
-  CLI::App& rm_command = Declare(app, "rm", "Remove a context and free its space", rm);
+  CLI::App& rm_command = Declare(app, "rm", "Remove a context, or what an unfinished prefill left, and free its space", rm);
   rm_command.add_option("NAME", rm->name, "the context")->required();
-  rm_command.callback([rm, &chosen] { chosen = [rm] { return RunRm(*rm); }; });
+  rm_command.callback(
+      [rm, &chosen] { chosen = [rm] { return WithNames(RunRm(*rm), rm->store, rm->name); }; });
 }
 
 }  // namespace carrel::tools

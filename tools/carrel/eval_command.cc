@@ -10,10 +10,12 @@
 #include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/comparison.h"
 #include "tools/carrel/comparison_report.h"
 #include "tools/carrel/evaluation.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/page_file.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/report.h"
@@ -114,13 +116,16 @@ absl::Status RunEval(EvalFlags& flags) {
         static_cast<double>(before + i) / total,
         absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.right, " right"));
   };
+  ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
+  const std::string turn_head =
+      flags.sources > 0 ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint()) : "";
   std::unique_ptr<OpenDecoder> open;
   nlohmann::json contexts = nlohmann::json::array();
   for (const Document& document : documents) {
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.context = document.context;
     open.reset();  // one context in memory at a time
-    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval));
+    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval, model, turn_head));
     const int64_t exact_before = tally.exact, right_before = tally.right;
     RETURN_IF_ERROR(Annotate(
         AskAll(retrieval, *open, flags.match, flags.sources, document.questions, show, tally),
@@ -193,6 +198,8 @@ void AddEval(CLI::App& app, Run& chosen) {
   CLI::App& command = *app.add_subcommand(
       "eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
   flags->retrieval.Declare(command, /*context_required=*/true);
+  command.get_option("--temperature")->description("0, the default: greedy");
+  command.get_option("--top-p")->description("draw from the likeliest tokens that carry so much");
   command
       .add_option("--questions", flags->questions,
                   "one JSON object a line: prompt, answer, maybe dense_ids; of carrel needle: "
@@ -224,7 +231,11 @@ void AddEval(CLI::App& app, Run& chosen) {
       ->capture_default_str();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunEval(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunEval(*flags), flags->retrieval.store, flags->retrieval.context);
+    };
+  });
 }
 
 }  // namespace carrel::tools

@@ -31,7 +31,7 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
   decoder::GenerateOptions options;
   options.give_up = prompt.give_up;
   options.max_tokens = flags.max_tokens;
-  options.sampling = flags.sampling;
+  ASSIGN_OR_RETURN(options.sampling, flags.sampling.Resolve({}));  // whatever the model advises
   options.trace = sources > 0;
   if (sources > 0) RETURN_IF_ERROR(open.Document().status());  // before anything is timed
   ASSIGN_OR_RETURN(const decoder::GenerateResult result,

@@ -1,5 +1,9 @@
 // carrel keys new | hash | check
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,10 +21,22 @@ namespace carrel::tools {
 namespace {
 
 struct KeysFlags {
-  std::string name, tenant, expires, file;
+  std::string name, tenant, expires, file, out;
   std::vector<std::string> rights = {"list", "open"}, contexts;
   bool json = false;
 };
+
+// A new file that its owner alone reads.
+absl::Status WriteSecret(const std::string& path, const std::string& key) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("--out ", path));
+  const std::string line = key + "\n";
+  const ssize_t written = write(fd, line.data(), line.size());
+  const int error = written < 0 ? errno : ENOSPC;
+  if (close(fd) == 0 && written == static_cast<ssize_t>(line.size())) return absl::OkStatus();
+  unlink(path.c_str());
+  return ErrnoStatus(error, absl::StrCat("--out ", path));
+}
 
 absl::Status RunNew(const KeysFlags& flags) {
   const std::string key = kvstore::NewAccessKey();
@@ -40,16 +56,25 @@ absl::Status RunNew(const KeysFlags& flags) {
   whole["tenants"] = tenants;
   whole["keys"] = nlohmann::ordered_json::array({entry});
   RETURN_IF_ERROR(kvstore::ParseKeysFile(DumpJson(whole)).status());
+  if (!flags.out.empty()) RETURN_IF_ERROR(WriteSecret(flags.out, key));
   if (flags.json) {
-    std::printf("%s\n", DumpJson(nlohmann::ordered_json{{"key", key}, {"entry", entry}}).c_str());
+    const std::string& shown = flags.out.empty() ? key : flags.out;
+    std::printf("%s\n", DumpJson(nlohmann::ordered_json{{flags.out.empty() ? "key" : "file", shown},
+                                                        {"entry", entry}})
+                            .c_str());
     return absl::OkStatus();
   }
-  std::printf("%s\n", key.c_str());
-  std::fprintf(
-      stderr,
-      "The line above is the key; it is stored nowhere. Keep it in a file of mode 0600 "
-      "(--key-file, CARREL_KEY_FILE).\nEntry for \"keys\" of the server's keys file:\n%s\n",
-      DumpJson(entry).c_str());
+  if (flags.out.empty()) {
+    std::printf("%s\n", key.c_str());
+    std::fprintf(stderr,
+                 "The line above is the key; it is stored nowhere. Keep it in a file of mode 0600, "
+                 "which --out FILE makes (--key-file, CARREL_KEY_FILE).\n");
+  } else {
+    std::fprintf(stderr, "The key is in %s (--key-file, CARREL_KEY_FILE), and nowhere else.\n",
+                 flags.out.c_str());
+  }
+  std::fprintf(stderr, "Entry for \"keys\" of the server's keys file:\n%s\n",
+               DumpJson(entry).c_str());
   return absl::OkStatus();
 }
 
@@ -104,6 +129,8 @@ void AddKeys(CLI::App& app, Run& chosen) {
       ->delimiter(',');
   fresh.add_option("--tenant", flags->tenant, "tenant of the keys file that it belongs to");
   fresh.add_option("--expires", flags->expires, "such as 2027-01-31T00:00:00Z; default: never");
+  fresh.add_option("--out", flags->out,
+                   "new file of mode 0600 for the key, instead of standard output");
   fresh.add_flag("--json", flags->json, "key and entry as one JSON object on standard output");
   fresh.callback([flags, &chosen] { chosen = [flags] { return RunNew(*flags); }; });
   CLI::App& hash = *keys.add_subcommand("hash", "The SHA-256 of a key, as a keys file holds it");

@@ -2,6 +2,7 @@
 // standard error), 2 wrong usage or bad input.
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,17 +10,65 @@
 #include <csignal>
 #include <cstdio>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/no_memory.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "common/thrown.h"
 #include "common/version.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
+#include "tools/carrel/flag_rules.h"
 #include "tools/carrel/help_format.h"
 #include "tools/carrel/lab.h"
+#include "tools/carrel/suggest.h"
+
+namespace {
+
+// An argument that nobody expected, with what may have been meant: a command, or a flag of the command.
+std::string ExplainExtras(const CLI::App& failed, const std::string& what) {
+  const std::string argument(
+      absl::StripAsciiWhitespace(absl::string_view(what).substr(what.rfind(": ") + 1)));
+  const std::string first = argument.substr(0, argument.find_first_of(" ="));
+  std::vector<std::string> names;
+  const bool flag = absl::StartsWith(first, "--");
+  if (flag) {
+    for (const CLI::Option* option : failed.get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+  } else {
+    for (const CLI::App* command : failed.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(command->get_name());
+    }
+    if (!names.empty()) {
+      return absl::StrCat("there is no command ", carrel::Shown(first),
+                          carrel::tools::DidYouMean(first, names));
+    }
+  }
+  return absl::StrCat(what, carrel::tools::DidYouMean(first, names));
+}
+
+std::string Explain(const CLI::App* failed, const CLI::Error& error) {
+  std::string what = error.what();
+  if (const auto* config = dynamic_cast<const CLI::ConfigError*>(&error); config != nullptr) {
+    const CLI::App* program = failed;
+    while (program->get_parent() != nullptr) program = program->get_parent();
+    what = carrel::tools::ExplainConfigError(*program, *config);
+  } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    what = ExplainExtras(*failed, what);
+  }
+  return absl::StrCat("carrel: ", what, "\nSee carrel ",
+                      failed->get_name() == "carrel" ? "" : absl::StrCat(failed->get_name(), " "),
+                      "--help\n");
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently
@@ -40,11 +89,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.formatter(carrel::tools::MakeHelpFormat());  // commands inherit it
   carrel::tools::AddConfigFile(app);
-  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
-    return absl::StrCat("carrel: ", error.what(), "\nSee carrel ",
-                        failed->get_name() == "carrel" ? "" : absl::StrCat(failed->get_name(), " "),
-                        "--help\n");
-  });
+  app.failure_message(&Explain);
   carrel::tools::Run chosen;
   carrel::tools::AddPrefill(app, chosen);
   carrel::tools::AddReindex(app, chosen);
@@ -74,7 +119,10 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   carrel::ExitWhenMemoryEnds();
-  absl::Status status = carrel::CatchThrown(app.get_subcommands().at(0)->get_name(), chosen);
+  const CLI::App& command = *app.get_subcommands().at(0);
+  absl::Status status = carrel::tools::CheckEnvironment(command, environ);
+  if (status.ok()) status = carrel::tools::CheckFlags(command);
+  if (status.ok()) status = carrel::CatchThrown(command.get_name(), chosen);
   errno = 0;
   if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
     if (errno == EPIPE) return 1;  // the reader has what it wanted

@@ -13,6 +13,7 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
@@ -152,7 +153,9 @@ void AddVerify(CLI::App& app, Run& chosen) {
   command.add_flag("--deep", flags->deep,
                    "also every byte of rows, indexes and summaries, and that these open");
   command.add_flag("--json", flags->json, "one JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunVerify(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] { return WithNames(RunVerify(*flags), flags->store, flags->name); };
+  });
 }
 
 void AddUpgrade(CLI::App& app, Run& chosen) {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,8 +17,11 @@
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
+#include "library/document_text.h"
 #include "library/move_context.h"
+#include "library/text_kind.h"
 #include "prefill/prefill.h"
+#include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
 #include "tools/carrel/lab.h"
@@ -33,6 +37,7 @@ struct PrefillFlags {
   std::string adapter_dir;
   std::string missing_bytes = "refuse";
   std::string input;
+  bool raw = false;
   std::string tokens;
   StoreFlags served;  // no server: the context stays in the folder
   IndexFlags index;
@@ -47,15 +52,46 @@ struct PrefillFlags {
   prefill::PrefillConfig config;
 };
 
+// The document's text; says where it was not quite what was given.
+absl::StatusOr<std::string> ReadInput(const std::string& input) {
+  if (std::error_code error; std::filesystem::is_directory(input, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        input,
+        ": not a regular file but a folder; a context is of one text: give each file a "
+        "context of its own, or make one text of them: cat ",
+        input, "/* | carrel prefill --input -"));
+  }
+  ASSIGN_OR_RETURN(std::string bytes, ReadFile(input));
+  if (bytes.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
+  }
+  absl::StatusOr<library::GivenText> given = library::TakeText(
+      std::move(bytes), input == "-" ? "FILE" : input, " | carrel prefill --input -");
+  if (!given.ok()) return Annotate(given.status(), input);
+  if (given->text.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
+  }
+  if (!given->remark.empty()) {
+    std::fprintf(stderr, "carrel: %s: %s\n", input.c_str(), given->remark.c_str());
+  }
+  return std::move(given->text);
+}
+
 absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
                                                   const model::Checkpoint& checkpoint) {
   if (!flags.tokens.empty()) return ReadTokenFile(flags.tokens);
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(flags.input));
-  if (text.empty())
-    return absl::InvalidArgumentError(absl::StrCat("the document ", flags.input, " is empty"));
-  absl::StatusOr<std::vector<TokenId>> ids = EncodeText(
-      flags.missing_bytes, flags.input,
-      [&](model::Tokenizer::Dropped* dropped) { return checkpoint.EncodeDocument(text, dropped); });
+  ASSIGN_OR_RETURN(const std::string text, ReadInput(flags.input));
+  ASSIGN_OR_RETURN(const Chat chat, LoadChatUnlessRaw(flags.raw, flags.model_dir, checkpoint));
+  std::string turn_head;
+  if (chat != nullptr) {
+    ASSIGN_OR_RETURN(turn_head, chat->TurnHead());
+  }
+  absl::StatusOr<std::vector<TokenId>> ids =
+      EncodeText(flags.missing_bytes, flags.input, [&](model::Tokenizer::Dropped* dropped) {
+        return flags.raw || checkpoint.tokenizer == nullptr
+                   ? checkpoint.EncodeDocument(text, dropped)
+                   : library::EncodeGivenText(*checkpoint.tokenizer, turn_head, text, dropped);
+      });
   if (!ids.ok()) return Annotate(ids.status(), flags.input);
   return ids;
 }
@@ -117,11 +153,10 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
         FormatBytes(report.device_bytes).c_str());
   }
   if (report.recheck_tokens > 0) {
-    std::printf("%d tokens computed again: off by %.0f%% of what rounding allows, %.2f s\n",
-                static_cast<int>(report.recheck_tokens), 100 * report.recheck_worst,
-                report.recheck_seconds);
+    std::printf("checked: %d of its tokens, computed again, are right (%.2f s)\n",
+                static_cast<int>(report.recheck_tokens), report.recheck_seconds);
   } else {
-    std::printf("no token was computed again to check it (--lab recheck=%d, attention=%s)\n",
+    std::printf("not checked: no token was computed again (--lab recheck=%d, attention=%s)\n",
                 static_cast<int>(flags.config.recheck_tokens),
                 prefill::AttentionText(flags.config.attention).c_str());
   }
@@ -206,6 +241,10 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
     return absl::InvalidArgumentError(
         "prefill needs one of --input FILE (text, - for standard input) and --tokens FILE.json");
   }
+  if (!flags.tokens.empty() && (flags.raw || flags.missing_bytes != "refuse")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.raw ? "--raw" : "--missing-bytes", " is of a text: --tokens are taken as they are"));
+  }
   ASSIGN_OR_RETURN(const int threads, ResolveThreads(flags.threads));
   RETURN_IF_ERROR(flags.index.Resolve());
   ASSIGN_OR_RETURN(flags.config.device, model::ParseDevice(flags.device));
@@ -214,7 +253,8 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
                    prefill::ParseKeyPosition(flags.key_position));
   ASSIGN_OR_RETURN(flags.config.attention.rope, model::ParseRope(flags.rope));
   if (flags.config.attention.key_position == prefill::KeyPosition::kNone && !flags.summaries_given)
-    flags.config.summary_rows = 0;  // there is nothing to summarise them by
+    flags.config.summary_rows = 0;     // there is nothing to summarise them by
+  flags.config.keep_when_full = true;  // who typed the command is there to make room
   flags.config.index = flags.index.params;
   flags.config.auto_index = flags.index.auto_index;
   const bool gpu = flags.config.device == model::Device::kCuda;
@@ -263,10 +303,10 @@ void DeclareLab(CLI::App& command, PrefillFlags& flags) {
       .add_option("--segment-tokens", flags.config.segment_tokens,
                   "rows per stored segment, a power of two")
       ->capture_default_str();
-  command
-      .add_option("--sampled-queries", flags.config.sampled_queries,
-                  "queries kept per layer and head, for audits")
-      ->capture_default_str();
+  command.add_option(
+      "--sampled-queries", flags.config.sampled_queries,
+      "queries per layer and head that teach indexes and are kept for audits; default: 256 "
+      "teach, and one per 16 tokens is kept, 16 to 256");
   command
       .add_option("--recheck", flags.config.recheck_tokens,
                   "tokens of the document that are computed again from the sealed rows before the "
@@ -286,7 +326,12 @@ void AddPrefill(CLI::App& app, Run& chosen) {
                   "or a GGUF file")
       ->required();
   DeclareAdapter(command, flags->adapter_dir);
-  command.add_option("--input", flags->input, "the document, UTF-8 text; - for standard input");
+  CLI::Option* const input = command.add_option("--input", flags->input,
+                                                "the document, UTF-8 text; - for standard input. "
+                                                "Of a model that knows chats it stands inside "
+                                                "the first user's turn, as carrel api has it");
+  input->multi_option_policy(CLI::MultiOptionPolicy::Join);
+  command.add_flag("--raw", flags->raw, "--input as it is, control tokens too; no chat template");
   DeclareMissingBytes(command, flags->missing_bytes);
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command
@@ -315,7 +360,15 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_flag("--json", flags->json, "report as one JSON object");
   MoveToLab(command, {"summaries", "attention", "key-position", "rope", "beyond-trained",
                       "segment-tokens", "sampled-queries", "recheck"});
-  command.callback([flags, &chosen, summaries] {
+  command.callback([flags, &chosen, summaries, input] {
+    if (input->count() > 1) {
+      throw CLI::ValidationError(
+          "--input",
+          absl::StrCat("given ", input->count(),
+                       " times: a context is of one text; give each file "
+                       "a context of its own, or make one text of them: cat A B | carrel prefill "
+                       "--input -"));
+    }
     flags->summaries_given = summaries->count() > 0;
     chosen = [flags] { return RunPrefillCommand(*flags); };
   });

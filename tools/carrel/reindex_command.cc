@@ -10,6 +10,7 @@
 #include "prefill/reindex.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
@@ -69,7 +70,12 @@ void AddReindex(CLI::App& app, Run& chosen) {
   command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
-  command.callback([flags, &chosen] { chosen = [flags] { return RunReindex(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] {
+      return WithNames(RunReindex(*flags), {.folder = flags->config.store_folder},
+                       flags->config.from);
+    };
+  });
 }
 
 }  // namespace carrel::tools

@@ -52,11 +52,7 @@ void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
       ->capture_default_str();
   DeclareRetrieval(command);
   command.add_option("--max-tokens", max_tokens, "of the answer, at most")->capture_default_str();
-  command.add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
-  command
-      .add_option("--top-p", sampling.top_p, "draw from the likeliest tokens that carry so much")
-      ->capture_default_str();
-  command.add_option("--seed", sampling.seed, "of the sampler")->capture_default_str();
+  sampling.Declare(command);
 }
 
 void RetrievalFlags::DeclareRetrieval(CLI::App& command) {
@@ -346,16 +342,20 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalF
   return library::StoreAccess::Open(store, kvstore::StoreMode::kReadOnly);
 }
 
-absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(const RetrievalFlags& flags,
-                                                         double* open_seconds) {
-  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model,
-                   library::LoadedModel::Load(flags.model_dir, flags.adapter_dir, flags.threads));
+absl::StatusOr<std::shared_ptr<library::LoadedModel>> LoadModel(const RetrievalFlags& flags) {
+  return library::LoadedModel::Load(flags.model_dir, flags.adapter_dir, flags.threads);
+}
+
+absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(
+    const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model,
+    const std::string& turn_head, double* open_seconds) {
   const absl::Time start = absl::Now();
   library::DecoderSpec spec = {.context = flags.context,
                                .folder = flags.store.folder,
                                .derived_weights = flags.weights == "derived",
                                .config = flags.config,
-                               .device = flags.device_config};
+                               .device = flags.device_config,
+                               .turn_head = turn_head};
   std::shared_ptr<library::StoreAccess> access;
   if (!flags.context.empty()) {
     ASSIGN_OR_RETURN(access, OpenStore(flags));

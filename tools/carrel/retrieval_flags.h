@@ -10,9 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "decoder/config.h"
-#include "decoder/sampler.h"
 #include "library/loaded_model.h"
 #include "library/open_decoder.h"
+#include "tools/carrel/sampling_flags.h"
 #include "tools/carrel/store_flags.h"
 
 namespace CLI {
@@ -53,7 +53,7 @@ struct RetrievalFlags {
   decoder::BankConfig bank;         // of a zone in host memory
   decoder::RetrievalConfig config;  // the rest of the flags write here
   int64_t max_tokens = 64;
-  decoder::SamplingConfig sampling;
+  SamplingFlags sampling;
 
   // context_required: otherwise a command may run the model alone, without a store.
   void Declare(CLI::App& command, bool context_required);
@@ -76,10 +76,13 @@ struct RetrievalFlags {
 // The store of the flags.
 absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalFlags& flags);
 
-// The model of the flags, and a decoder of it over their context. open_seconds: what opening store and
-// context took, the model having been loaded; may be null.
-absl::StatusOr<std::unique_ptr<library::OpenDecoder>> MakeDecoder(const RetrievalFlags& flags,
-                                                                  double* open_seconds = nullptr);
+absl::StatusOr<std::shared_ptr<library::LoadedModel>> LoadModel(const RetrievalFlags& flags);
+
+// A decoder of the model over the flags' context. turn_head: library::DecoderSpec's. open_seconds: what
+// opening store and context took; may be null.
+absl::StatusOr<std::unique_ptr<library::OpenDecoder>> MakeDecoder(
+    const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model,
+    const std::string& turn_head, double* open_seconds = nullptr);
 
 // --content-id.
 void DeclareContentId(CLI::App& command, std::string& content_id);

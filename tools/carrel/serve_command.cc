@@ -9,11 +9,13 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/freed_memory.h"
 #include "common/scheduling.h"
 #include "common/status.h"
+#include "common/usable_cores.h"
 #include "kvstore/access/access.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/metrics_listener.h"
@@ -109,6 +111,22 @@ void BoundHeaps() {
   }
 }
 
+// What is of Unix sockets, or of TCP alone, needs one to be of use.
+absl::Status CheckListeners(const ServeFlags& flags, bool socket_mode_given) {
+  bool unix_socket = false, tcp = false;
+  for (const std::string& address : flags.server.listen) {
+    (absl::StartsWith(address, "unix:") ? unix_socket : tcp) = true;
+  }
+  if (socket_mode_given && !unix_socket) {
+    return absl::InvalidArgumentError("--socket-mode changes nothing: no --listen is unix:PATH");
+  }
+  if (!flags.access.tls.certificate.empty() && !tcp) {
+    return absl::InvalidArgumentError(
+        "--tls-cert changes nothing: every --listen is a Unix socket, where there is no TLS");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunServe(ServeFlags& flags) {
   if (flags.folder.empty()) return absl::InvalidArgumentError("serve: --store is required");
   RETURN_IF_ERROR(SetUpLog(flags.observe.log));
@@ -149,13 +167,14 @@ absl::Status RunServe(ServeFlags& flags) {
                    flags.observe.Listen(engine.get(), server.get()));
   std::fprintf(stderr,
                "carrel serve: %s%s ready on %s; memory budget %lld MiB, and %lld MiB for "
-               "requests, %d threads (0: one per "
-               "core), queue of %lld, %lld connections of %lld file descriptors\n",
+               "requests, %d threads, queue of %lld, %lld connections of %lld file "
+               "descriptors\n",
                flags.folder.c_str(), flags.read_only ? " (read-only)" : "",
                absl::StrJoin(server->addresses(), " ").c_str(),
                static_cast<long long>(engine->config().memory_budget_bytes >> 20),
                static_cast<long long>(engine->config().request_budget_bytes >> 20),
-               flags.engine.search_threads, static_cast<long long>(flags.engine.queue_limit),
+               flags.engine.search_threads > 0 ? flags.engine.search_threads : UsableCores(),
+               static_cast<long long>(flags.engine.queue_limit),
                static_cast<long long>(server->statistics().max_connections),
                static_cast<long long>(server->statistics().max_descriptors));
   if (metrics != nullptr) {
@@ -253,7 +272,13 @@ void AddServe(CLI::App& app, Run& chosen) {
   flags->access.Declare(command);
   flags->observe.Declare(command);
   UseConfigFile(command);
-  command.callback([flags, &chosen] { chosen = [flags] { return RunServe(*flags); }; });
+  command.callback([flags, &chosen, &command] {
+    const bool socket_mode_given = command.get_option("--socket-mode")->count() > 0;
+    chosen = [flags, socket_mode_given]() -> absl::Status {
+      RETURN_IF_ERROR(CheckListeners(*flags, socket_mode_given));
+      return RunServe(*flags);
+    };
+  });
 }
 
 }  // namespace carrel::tools

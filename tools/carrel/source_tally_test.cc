@@ -10,7 +10,7 @@ using library::DocumentText;
 
 DocumentText Document(const std::string& text) {
   const auto tokenizer = *model::LoadFiles({{"tokenizer.json", model::SmallTokenizerJson()}});
-  return *DocumentText::Create(*tokenizer->Encode(text), *tokenizer);
+  return *DocumentText::Create(*tokenizer->Encode(text), *tokenizer, "");
 }
 
 constexpr char kText[] =

@@ -19,6 +19,7 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/context_stream.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
 
 namespace carrel::tools {
@@ -188,7 +189,9 @@ void AddExport(CLI::App& app, Run& chosen) {
       Declare(app, "export", "Write a context as one stream, for another store or a backup", flags);
   command.add_option("NAME", flags->name, "the context")->required();
   command.add_option("FILE", flags->file, "a new file; - is standard output")->required();
-  command.callback([flags, &chosen] { chosen = [flags] { return RunExport(*flags); }; });
+  command.callback([flags, &chosen] {
+    chosen = [flags] { return WithNames(RunExport(*flags), flags->store, flags->name); };
+  });
 }
 
 void AddImport(CLI::App& app, Run& chosen) {

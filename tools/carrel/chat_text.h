@@ -1,0 +1,34 @@
+// What:   how commands put texts to a model that knows chats: a document inside the first user's turn, a
+//         question as what the user says on; the same tokens as carrel api makes of them.
+// Errors: as http_api/chat_template.h.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/ids.h"
+#include "http_api/chat_template.h"
+#include "model/tokenizer/tokenizer.h"
+
+namespace carrel::model {
+struct Checkpoint;
+}
+
+namespace carrel::tools {
+
+using Chat = std::unique_ptr<http_api::ChatTemplate>;  // null: the model knows no chats
+
+absl::StatusOr<Chat> LoadChat(const std::string& model_path, const model::Checkpoint& checkpoint);
+// The same of a command that has --raw: errors say that it does without a template.
+absl::StatusOr<Chat> LoadChatUnlessRaw(bool raw, const std::string& model_path,
+                                       const model::Checkpoint& checkpoint);
+
+// What stands before a document's text (library::FindTextBegin), for showing texts: without a template, or
+// without what it needs, nothing.
+std::string TurnHeadOf(const Chat& chat);
+std::string TurnHeadOf(const std::string& model_path, const model::Checkpoint& checkpoint);
+
+}  // namespace carrel::tools

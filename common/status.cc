@@ -1,13 +1,48 @@
 #include "common/status.h"
 
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <cstring>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
+#include "common/resource_status.h"
+
 namespace carrel {
+namespace {
+
+constexpr absl::string_view kDiskFullWords = "disk full: ";
+
+}  // namespace
 
 absl::Status Annotate(const absl::Status& status, absl::string_view prefix) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
+  absl::Status annotated(status.code(), absl::StrCat(prefix, ": ", status.message()));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    annotated.SetPayload(url, payload);
+  });
+  return annotated;
+}
+
+absl::Status MakeDiskFull(absl::string_view message) {
+  absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat(absl::StrContains(message, kDiskFullWords) ? "" : kDiskFullWords, message));
+  status.SetPayload(kDiskFullUrl, absl::Cord("1"));
+  return status;
+}
+
+bool IsDiskFull(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) && (status.GetPayload(kDiskFullUrl).has_value() ||
+                                               absl::StrContains(status.message(), kDiskFullWords));
+}
+
+absl::Status OutOfDescriptors(absl::string_view what) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": out of file descriptors: this process may have ",
+                   static_cast<uint64_t>(limit.rlim_cur), " of them (ulimit -n)"));
 }
 
 absl::Status ErrnoStatus(int error_number, absl::string_view what) {
@@ -22,8 +57,10 @@ absl::Status ErrnoStatus(int error_number, absl::string_view what) {
       return absl::PermissionDeniedError(message);
     case ENOSPC:
     case EDQUOT:
-    case ENOMEM:
+      return MakeDiskFull(message);
     case EMFILE:
+      return OutOfDescriptors(what);
+    case ENOMEM:
     case ENFILE:
     case EFBIG:
       return absl::ResourceExhaustedError(message);

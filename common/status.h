@@ -35,11 +35,11 @@
 
 namespace carrel {
 
-// The same code with "prefix: " before the message; OK stays OK.
+// The same code and payloads with "prefix: " before the message; OK stays OK.
 absl::Status Annotate(const absl::Status& status, absl::string_view prefix);
 
-// The status of a failed system call: NotFound, PermissionDenied, ResourceExhausted (ENOSPC,
-// ENOMEM, EMFILE, EDQUOT) or Unavailable; "what: strerror".
+// The status of a failed system call: NotFound, PermissionDenied, ResourceExhausted (ENOSPC, EDQUOT,
+// EMFILE as common/resource_status.h has them, ENOMEM) or Unavailable; "what: strerror".
 absl::Status ErrnoStatus(int error_number, absl::string_view what);
 
 }  // namespace carrel

@@ -1,7 +1,6 @@
 #include "decoder/decoder.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
@@ -38,6 +37,12 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
 absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
                                      const RetrievalConfig& config, double target_error) {
   const v1::Manifest& manifest = opened.manifest();
+  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
+  const bool too_short = manifest.head_fidelity().empty() && manifest.tokens() <= kUnmeasuredTokens;
+  if (zone_rows == 0 || too_short) {  // nothing to leave out, or nothing to gain
+    const auto all = static_cast<size_t>(model.shape.layers) * model.shape.kv_heads;
+    return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0};
+  }
   ASSIGN_OR_RETURN(std::vector<HeadErrors> heads,
                    ErrorsOf(manifest, Estimates(config, manifest.summary_rows() > 0)));
   // Layers with a window ask for no rows of the zone, and nothing of theirs is missing.
@@ -45,9 +50,8 @@ absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::M
     const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
     if (model.Window(Layer(layer)) > 0) heads[i].output = 0;
   }
-  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
-  return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(),
-                  std::max<int64_t>(1, zone_rows), target_error);
+  return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows,
+                  target_error);
 }
 
 // What each layer selects. A fidelity gives way to a top_k where that is allowed and nothing was measured;
@@ -118,7 +122,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->client_ = std::move(client);
   if (config.rope == Rope::kInfiniteHip || config.beyond_trained) {
-    decoder->max_tokens_ = std::numeric_limits<int64_t>::max();
+    decoder->max_tokens_ = checkpoint.config.MaxTokens(/*beyond_trained=*/true);
   }
   v1::Open open;
   open.set_context(context);
@@ -142,13 +146,6 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                       opened.limits().max_top_k(),
                       opened.limits().max_query_tokens(),
                       opened.limits().max_result_bytes()};
-  const auto* const selection = std::get_if<select::Selection>(&config.selection);
-  if (const int64_t top_k = selection == nullptr ? 0 : select::TopKRows(*selection);
-      top_k > opened.tokens()) {
-    return absl::InvalidArgumentError(absl::StrCat("top_k=", top_k, " exceeds the ",
-                                                   opened.tokens(), " tokens of context \"",
-                                                   context, "\"; use \"all\" for every row"));
-  }
   if (NeedsHostRows(config, device) && host_rows == nullptr)
     return absl::InvalidArgumentError("method needs the rows in this host's memory");
   if (host_rows != nullptr && !TakesHostRows(config, device))
@@ -309,14 +306,16 @@ absl::Status Decoder::CheckPrompt(const std::vector<TokenId>& prompt, int64_t ma
     return absl::InvalidArgumentError(absl::StrCat("max_tokens=", max_tokens, " is negative"));
   RETURN_IF_ERROR(model::ValidateTokenIds(prompt, config));
   const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
-  if (context_tokens_ + prompt_tokens > max_tokens_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "context of ", context_tokens_, " and prompt of ", prompt_tokens,
-        " tokens exceed the model's max_position_embeddings=", config.max_position_embeddings,
-        "; --beyond-trained goes on as if it had been trained for more; --rope infinitehip goes "
-        "beyond it by positions of its own, on a context whose keys are stored before RoPE"));
-  }
-  return absl::OkStatus();
+  const int64_t room = std::max<int64_t>(0, max_tokens_ - context_tokens_);
+  return config.CheckTokens(
+      context_tokens_ + prompt_tokens,
+      absl::StrCat("context of ", context_tokens_, " and prompt of ", prompt_tokens, " tokens"),
+      max_tokens_ > config.MaxTokens(),
+      absl::StrCat(context_tokens_ == 0
+                       ? "; shorten the prompt"
+                       : absl::StrCat("; beside this document a prompt may have ", room,
+                                      " tokens: shorten it, or make several documents of the text"),
+                   ", or take a model with a longer context"));
 }
 
 absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& prompt,

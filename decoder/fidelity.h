@@ -30,6 +30,9 @@ enum class Fidelity : uint8_t { kFast = 0, kBalanced = 1, kFaithful = 2 };
 double TargetError(Fidelity fidelity);
 absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name);
 
+// Documents of so many tokens are all window to what measures them, which then measures nothing.
+inline constexpr int64_t kUnmeasuredTokens = 68;
+
 // Of one layer and KV head.
 struct HeadErrors {
   double output = 0;          // mean square of an output of the layer

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "model/non_finite.h"
 
 namespace carrel::decoder {
 
@@ -69,7 +70,11 @@ absl::Status Generation::Take(absl::Span<const TokenId> block) {
     RETURN_IF_ERROR(decoder_->pass_->Logits(n, &result_.logits[before]));
   }
   if (reading_prompt()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(token_, decoder_->NextToken(sampler_, options_, logits_));
+  const absl::StatusOr<TokenId> next = decoder_->NextToken(sampler_, options_, logits_);
+  if (absl::IsInternal(next.status())) {  // a logit that is not a number
+    return model::NameNonFinite(*decoder_->checkpoint_.weights, next.status());
+  }
+  ASSIGN_OR_RETURN(token_, next);
   if (read_prompt) {
     decoder_->pass_->set_reading_prompt(false);
     prompt_end_ = absl::Now();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "decoder/generation.h"
 #include "library/document_text.h"
 #include "library/sources.h"
@@ -125,9 +127,16 @@ class OneThread final : public Answerer {
  private:
   static constexpr absl::Duration kSweepEvery = absl::Seconds(1);
   static constexpr int64_t kPromptTokens = 32;
+  static constexpr size_t kMostTurns = 4096;
 
   void Work() {
-    while (Admit()) Advance();
+    // What is thrown elsewhere is nobody's in particular: the thread lives.
+    for (bool goes_on = true; goes_on;) {
+      CatchThrown("answers", [&] {
+        while ((goes_on = Admit())) Advance();
+        return absl::OkStatus();
+      }).IgnoreError();
+    }
     while (!answering_.empty()) {
       answering_.front().ended = true;
       Finish(answering_.begin(), absl::CancelledError("the server is stopping"));
@@ -152,16 +161,16 @@ class OneThread final : public Answerer {
           SweepLocked();
         }
         if (stopping_) return false;
-        if (jobs_.empty() || static_cast<int64_t>(answering_.size()) >= config_.max_answers) {
-          return true;
-        }
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
+        const auto next = NextJob();
+        if (next == jobs_.end()) return true;
+        job = std::move(*next);
+        jobs_.erase(next);
         read_.push_back(job.context);
+        began_[job.turn.get()] = ++begun_;
       }
       answering_.emplace_back(std::move(job));
       Answering& one = answering_.back();
-      const absl::Status begun = Begin(one);
+      const absl::Status begun = CatchThrown("an answer", [&] { return Begin(one); });
       if (begun.ok()) continue;
       // What it lacks may be there when one of the others has ended.
       no_room_ = absl::IsResourceExhausted(begun) && one.open == nullptr && answering_.size() > 1;
@@ -172,6 +181,32 @@ class OneThread final : public Answerer {
         Finish(std::prev(answering_.end()), begun);
       }
     }
+  }
+
+  // Whose turn it is; end: nobody's, or there is no place.
+  std::deque<AnswerJob>::iterator NextJob() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    std::map<const void*, int64_t> running;  // answers of each turn
+    for (const Answering& one : answering_) ++running[one.job.turn.get()];
+    const auto all = static_cast<int64_t>(answering_.size());
+    const int64_t reserve = (config_.max_answers + 3) / 4;
+    auto best = jobs_.end();
+    std::pair<int64_t, int64_t> best_rank;
+    std::set<const void*> seen;  // the first of each turn stands for it
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+      const void* const turn = job->turn.get();
+      if (!seen.insert(turn).second) continue;
+      const auto found = running.find(turn);
+      const int64_t mine = found == running.end() ? 0 : found->second;
+      if (all >= config_.max_answers + (mine == 0 && turn != nullptr ? reserve : 0)) continue;
+      const auto began = began_.find(turn);
+      const std::pair<int64_t, int64_t> rank(mine, began == began_.end() ? 0 : began->second);
+      if (best == jobs_.end() || rank < best_rank) {
+        best = job;
+        best_rank = rank;
+      }
+    }
+    if (began_.size() > kMostTurns) began_.clear();
+    return best;
   }
 
   void PutBack(AnswerJob& job) {
@@ -197,7 +232,12 @@ class OneThread final : public Answerer {
     for (const auto& one : step) {
       if (one->generation->reading_prompt()) answering_.splice(answering_.end(), answering_, one);
     }
-    const std::vector<absl::Status> statuses = decoder::Generation::StepTogether(generations);
+    std::vector<absl::Status> statuses;
+    const absl::Status stepped = CatchThrown("a step of answers", [&] {
+      statuses = decoder::Generation::StepTogether(generations);
+      return absl::OkStatus();
+    });
+    if (!stepped.ok()) statuses.assign(step.size(), stepped);
     for (size_t i = 0; i < step.size(); ++i) TakeStep(step[i], statuses[i]);
   }
 
@@ -443,6 +483,9 @@ class OneThread final : public Answerer {
   std::list<Open> open_ ABSL_GUARDED_BY(mu_);           // the one used last is first
   std::vector<std::string> read_ ABSL_GUARDED_BY(mu_);  // contexts of answers on their way
   std::deque<AnswerJob> jobs_ ABSL_GUARDED_BY(mu_);
+  // When each turn began its last answer, in answers.
+  std::map<const void*, int64_t> began_ ABSL_GUARDED_BY(mu_);
+  int64_t begun_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time swept_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   mutable absl::Mutex sequences_mu_;  // after mu_
   Sequences sequences_ ABSL_GUARDED_BY(sequences_mu_);

@@ -3,6 +3,9 @@
 //         prompts, together (decoder/generation.h): each has the bits that it has alone, whoever joins or
 //         leaves. The decoders used last stay open, and a conversation's next turn goes on behind the last
 //         one.
+// Turns:  of those that wait, the one goes first whose tenant or key has the fewest answers on their way, and began
+//         one longest ago. Beside max_answers a quarter more places are for those who have none on their way: who
+//         fills all others keeps nobody out.
 // Errors: as library/open_decoder.h; ResourceExhausted as many wait as may.
 // Threads: any submits; a job's callbacks are called on the decoding thread.
 // Ownership: keeps model and store.
@@ -50,7 +53,9 @@ struct AnswerJob {
   std::string context;     // empty: the model alone
   std::string content_id;  // what the context holds now; a decoder over another is not used
   std::string who;         // whose conversations this may go on with
-  int64_t sources = 0;     // passages that are wanted, at most
+  std::shared_ptr<const void>
+      turn;             // whose turn it takes (kvstore::Principal::turn); null: nobody's own
+  int64_t sources = 0;  // passages that are wanted, at most
   std::vector<TokenId> prompt;
   int64_t max_tokens = 0;
   decoder::SamplingConfig sampling;

@@ -14,12 +14,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
 
 namespace carrel::http_api {
 namespace {
 
-constexpr size_t kMaxHead = 64 << 10, kMaxLine = 16 << 20;
+constexpr size_t kMaxHead = 64 << 10, kMaxLine = 16 << 20, kMaxAnswer = 64 << 20,
+                 kMaxMessage = 4000;
 constexpr int kLookMs = 50;  // how often it is asked whether the answer is still wanted
 
 // A connected socket that is read byte by byte, or in pieces.
@@ -187,6 +190,9 @@ absl::StatusCode CodeOf(int status) {
       return absl::StatusCode::kFailedPrecondition;
     case 429:
       return absl::StatusCode::kResourceExhausted;
+    case 413:
+    case 415:
+      return absl::StatusCode::kInvalidArgument;
     case 503:
       return absl::StatusCode::kUnavailable;
     case 504:
@@ -198,12 +204,10 @@ absl::StatusCode CodeOf(int status) {
 
 // In OpenAI's form, if it is that.
 std::string MessageOf(const std::string& body, int status) {
-  const auto json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
-  if (json.is_object() && json.contains("error") && json["error"].is_object() &&
-      json["error"].contains("message") && json["error"]["message"].is_string()) {
-    return json["error"]["message"].get<std::string>();
-  }
-  return absl::StrCat("the server answers with HTTP status ", status);
+  const auto said = ParseJson(body, "the server's answer", kMessageBounds);
+  const auto* const message = said.ok() ? JsonAt(*said, {"error", "message"}) : nullptr;
+  const std::string words = Shown(JsonText(message), kMaxMessage);
+  return words.empty() ? absl::StrCat("the server answers with HTTP status ", status) : words;
 }
 
 }  // namespace
@@ -253,10 +257,11 @@ absl::Status ApiClient::Exchange(const std::string& target, const std::string& b
   ASSIGN_OR_RETURN(const Head head, ReadHead(connection));
   if (head.status == 200) return ReadBody(connection, head, sink);
   std::string refusal;
-  RETURN_IF_ERROR(ReadBody(connection, head, [&](absl::string_view piece) {
-    if (refusal.size() < kMaxHead) absl::StrAppend(&refusal, piece);
-    return absl::OkStatus();
-  }));
+  const absl::Status read = ReadBody(connection, head, [&](absl::string_view piece) {
+    absl::StrAppend(&refusal, piece);
+    return refusal.size() < kMaxHead ? absl::OkStatus() : Connection::BrokeOff();
+  });
+  if (!read.ok() && !absl::IsDataLoss(read)) return read;
   return absl::Status(CodeOf(head.status), MessageOf(refusal, head.status));
 }
 
@@ -265,7 +270,9 @@ absl::StatusOr<std::string> ApiClient::Call(const std::string& target,
   std::string answer;
   RETURN_IF_ERROR(Exchange(target, body, [&](absl::string_view piece) {
     absl::StrAppend(&answer, piece);
-    return absl::OkStatus();
+    if (answer.size() <= kMaxAnswer) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat("the server's answer has more than ", kMaxAnswer, " bytes"));
   }));
   return answer;
 }
@@ -275,8 +282,9 @@ absl::Status ApiClient::Stream(const std::string& target, const std::string& bod
   std::string held;
   bool done = false;
   RETURN_IF_ERROR(Exchange(target, body, [&](absl::string_view piece) -> absl::Status {
+    size_t from = held.empty() ? 0 : held.size() - 1;
     absl::StrAppend(&held, piece);
-    for (size_t end; (end = held.find("\n\n")) != std::string::npos;) {
+    for (size_t end; (end = held.find("\n\n", from)) != std::string::npos; from = 0) {
       const std::string one = held.substr(0, end);
       held.erase(0, end + 2);
       absl::string_view data = one;

@@ -1,7 +1,8 @@
 // What:   a client of a running `carrel api`, for the program itself: requests as JSON, answers whole or as
 //         they come.
 // Errors: InvalidArgument a URL that is none of HTTP; Unavailable nobody answers there; what the server
-//         refuses, by its words; DataLoss an answer that breaks off; Cancelled.
+//         refuses, by its words; DataLoss an answer that breaks off, or is longer than 64 MiB; Cancelled.
+// Trust:  none in what a server sends: all is bounded, and parsed with bounds.
 // Threads: one. Each call has a connection of its own.
 #pragma once
 

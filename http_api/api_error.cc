@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
@@ -70,15 +71,16 @@ ErrorKind KindOf(const absl::Status& status) {
 
 json TextOrNull(const std::string& text) { return text.empty() ? json() : json(text); }
 
-json ErrorJson(const absl::Status& status) {
-  return {{"error",
-           {{"message", std::string(status.message())},
-            {"type", KindOf(status).type},
-            {"param", TextOrNull(Said(status, kParam))},
-            {"code", TextOrNull(Said(status, kCode))}}}};
-}
+json ErrorJson(const absl::Status& status) { return {{"error", JsonOfError(status)}}; }
 
 }  // namespace
+
+json JsonOfError(const absl::Status& status) {
+  return {{"message", std::string(status.message())},
+          {"type", KindOf(status).type},
+          {"param", TextOrNull(Said(status, kParam))},
+          {"code", TextOrNull(Said(status, kCode))}};
+}
 
 absl::Status WithParam(absl::Status status, absl::string_view field) {
   return With(std::move(status), kParam, field);
@@ -97,9 +99,15 @@ absl::Status WithRetryAfter(absl::Status status, absl::Duration after) {
               absl::StrCat(std::max<int64_t>(1, absl::ToInt64Seconds(after))));
 }
 
-std::string ParamOf(const absl::Status& status) { return Said(status, kParam); }
+bool IsOfFullDisk(const absl::Status& status) {
+  if (!absl::IsResourceExhausted(status)) return false;
+  for (const char* words : {"disk full", "No space left", "Disk quota", " free, needs "}) {
+    if (absl::StrContains(status.message(), words)) return true;
+  }
+  return false;
+}
 
-json JsonOfError(const absl::Status& status) { return ErrorJson(status)["error"]; }
+std::string ParamOf(const absl::Status& status) { return Said(status, kParam); }
 
 HttpError ErrorOf(const absl::Status& status) {
   HttpError error = {KindOf(status).status, DumpJson(ErrorJson(status)), {}};

@@ -33,8 +33,7 @@ struct HttpError {
   HttpFields fields;  // Retry-After
 };
 HttpError ErrorOf(const absl::Status& status);
-// What stands under "error" in its body.
-nlohmann::json JsonOfError(const absl::Status& status);
+nlohmann::json JsonOfError(const absl::Status& status);  // what stands in "error"
 void SendError(HttpReply& reply, const absl::Status& status);
 // As a server-sent event, with its end.
 std::string ErrorEvent(const absl::Status& status);

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "carrel/v1/context.pb.h"
 #include "common/json.h"
 #include "common/status.h"
@@ -79,9 +80,13 @@ class OpenAiService final : public ApiService {
 
   ~OpenAiService() override {
     if (http_ != nullptr) http_->Stop();  // no new requests,
-    prepare_ = nullptr;                   // none on their way,
-    documents_ = nullptr;                 // none that wait for a document,
-    answerer_ = nullptr;                  // and none left
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = nullptr;
+    }
+    prepare_ = nullptr;    // none on their way,
+    documents_ = nullptr;  // none that wait for a document,
+    answerer_ = nullptr;   // and none left
   }
 
   absl::Status Listen() {
@@ -104,6 +109,10 @@ class OpenAiService final : public ApiService {
                        Documents::Create(config_.documents, model_, store_, answerer_.get()));
     }
     prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
+    {
+      absl::MutexLock lock(&later_mu_);
+      later_ = prepare_.get();
+    }
     MakeCompletions(chat_missing);
     HttpServerConfig http = config_.http;
     http.budget_bytes = std::max(http.budget_bytes, 8 * DocumentBytes());
@@ -136,9 +145,16 @@ class OpenAiService final : public ApiService {
         .keep = config_.documents.keep,
         .keep_tokens = config_.documents.keep_tokens,
         .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
-        .later =
-            [this](std::function<void()> task) { return prepare_->TrySubmit(std::move(task)); },
+        .later = Later(),
         .still_allowed = &still_allowed_});
+  }
+
+  // For those who are told on a thread that must not wait; for as long as there is a pool.
+  std::function<bool(std::function<void()>)> Later() {
+    return [this](std::function<void()> task) {
+      absl::MutexLock lock(&later_mu_);
+      return later_ != nullptr && later_->TrySubmit(std::move(task));
+    };
   }
 
   absl::Status CheckExposure() const {
@@ -310,7 +326,8 @@ class OpenAiService final : public ApiService {
     if (pattern == "/v1/models") return ListModels(who, *reply);
     if (pattern == "/v1/models/{}") return GetModel(passed.name, who, *reply);
     const ContextsApi contexts = {documents_.get(), &model_->checkpoint(),      store_.get(),
-                                  chat_.get(),      config_.max_document_bytes, &still_allowed_};
+                                  chat_.get(),      config_.max_document_bytes, Later(),
+                                  &still_allowed_};
     return contexts.Handle(request, *passed.route, passed.name, passed.visit, reply);
   }
 
@@ -386,6 +403,8 @@ class OpenAiService final : public ApiService {
   std::unique_ptr<Documents> documents_;  // null: there is no store
   std::unique_ptr<CompletionsApi> completions_;
   std::unique_ptr<ThreadPool> prepare_;
+  absl::Mutex later_mu_;
+  ThreadPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
 };
 
 }  // namespace

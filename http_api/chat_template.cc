@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -34,6 +35,16 @@ std::string PlaceMark(size_t place) {
   return mark;
 }
 constexpr size_t kPlaceBytes = 4;
+
+bool IsPlace(absl::string_view mark, size_t messages) {
+  if (mark.size() != kPlaceBytes || mark[0] != '\xf3') return false;
+  uint32_t code = 3;
+  for (const char c : mark.substr(1)) {
+    if ((static_cast<unsigned char>(c) & 0xc0) != 0x80) return false;
+    code = code << 6 | (static_cast<unsigned char>(c) & 0x3f);
+  }
+  return code >= 0xf1000 && code - 0xf1000 < messages;
+}
 
 absl::StatusOr<std::string> TokenText(const model::Checkpoint& checkpoint, TokenId id) {
   if (id < 0) return std::string();
@@ -128,18 +139,22 @@ Unmarked TakeMarks(absl::string_view marked, size_t messages) {
     out.ended[i] = absl::StrContains(marked, absl::StrCat(kEnd, PlaceMark(i)));
   }
   size_t at = 0;
-  for (size_t begin; (begin = marked.find(kBegin, at)) != absl::string_view::npos;) {
+  for (size_t begin, from = 0; (begin = marked.find(kBegin, from)) != absl::string_view::npos;) {
     const size_t first = begin + sizeof(kBegin) - 1 + kPlaceBytes;
-    const size_t end = first > marked.size() ? absl::string_view::npos : marked.find(kEnd, first);
+    from = begin + 1;
+    const absl::string_view place =
+        first <= marked.size() ? marked.substr(first - kPlaceBytes, kPlaceBytes) : "";
+    if (!IsPlace(place, messages)) continue;  // somebody wrote it
+    const size_t end = marked.find(absl::StrCat(kEnd, place), first);
     if (end == absl::string_view::npos) {
       out.whole = false;
       return out;
     }
     absl::StrAppend(&out.text, marked.substr(at, begin - at));
-    const auto from = static_cast<int64_t>(out.text.size());
+    const auto plain = static_cast<int64_t>(out.text.size());
     absl::StrAppend(&out.text, marked.substr(first, end - first));
-    out.plain.push_back({from, static_cast<int64_t>(out.text.size())});
-    at = std::min(marked.size(), end + sizeof(kEnd) - 1 + kPlaceBytes);
+    out.plain.push_back({plain, static_cast<int64_t>(out.text.size())});
+    at = from = end + sizeof(kEnd) - 1 + kPlaceBytes;
   }
   absl::StrAppend(&out.text, marked.substr(at));
   return out;
@@ -217,6 +232,23 @@ absl::StatusOr<std::vector<Message>> ChatTemplate::Known(
   return known;
 }
 
+// One whose text makes no difference, of those that are not seen in the text.
+absl::StatusOr<std::optional<size_t>> ChatTemplate::FindLeftOut(
+    const std::vector<Message>& messages, const ChatOptions& options, const std::string& text,
+    absl::FunctionRef<bool(size_t)> seen) {
+  int tries = 0;
+  for (size_t i = 0; i < messages.size() && tries < kMostTries; ++i) {
+    if (seen(i) || absl::StripAsciiWhitespace(messages[i].content).empty()) continue;
+    ++tries;  // the template may only change it
+    std::vector<Message> others = messages;
+    others[i].content = absl::StrCat("a", PlaceMark(i), others[i].content, PlaceMark(i), "b");
+    const absl::StatusOr<std::string> other = Render(others, options);
+    if (other.ok() && *other == text) return i;
+    if (!other.ok() && !absl::IsInvalidArgument(other.status())) return other.status();
+  }
+  return std::nullopt;
+}
+
 absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderMarked(
     const std::vector<Message>& messages, const ChatOptions& options, size_t first) {
   std::vector<Message> marked = messages;
@@ -236,14 +268,15 @@ absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderMarked(
   if (absl::IsInvalidArgument(rendered.status())) return result;  // it looks into messages
   RETURN_IF_ERROR(rendered.status());
   Unmarked unmarked = TakeMarks(*rendered, messages.size());
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const bool blank = absl::StripAsciiWhitespace(messages[i].content).empty();
-    if (blank || unmarked.begun[i] || unmarked.ended[i]) continue;
+  ASSIGN_OR_RETURN(const std::optional<size_t> missing,
+                   FindLeftOut(messages, options, result.text,
+                               [&](size_t i) { return unmarked.begun[i] || unmarked.ended[i]; }));
+  if (missing.has_value()) {
     return AboutMessage(
-        absl::InvalidArgumentError(
-            absl::StrCat("messages[", first + i, "] (role ", Shown(messages[i].role, 64),
-                         "): the model's chat template leaves this message out where it stands")),
-        first + i);
+        absl::InvalidArgumentError(absl::StrCat(
+            "messages[", first + *missing, "] (role ", Shown(messages[*missing].role, 64),
+            "): the model's chat template leaves this message out where it stands")),
+        first + *missing);
   }
   result.told = unmarked.whole && unmarked.text == result.text;
   if (result.told) result.messages = std::move(unmarked.plain);

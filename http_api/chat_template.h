@@ -11,9 +11,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -74,6 +76,7 @@ class ChatTemplate {
 
  private:
   struct Marked;
+  static constexpr int kMostTries = 16;
 
   explicit ChatTemplate(ChatRendererConfig config);
 
@@ -81,6 +84,10 @@ class ChatTemplate {
   // first: the place of the first of these messages in its chat, for errors.
   absl::StatusOr<Marked> RenderMarked(const std::vector<Message>& messages,
                                       const ChatOptions& options, size_t first);
+  absl::StatusOr<std::optional<size_t>> FindLeftOut(const std::vector<Message>& messages,
+                                                    const ChatOptions& options,
+                                                    const std::string& text,
+                                                    absl::FunctionRef<bool(size_t)> seen);
   absl::StatusOr<std::vector<TokenId>> EncodeKnown(const std::vector<Message>& messages,
                                                    const model::Tokenizer& tokenizer,
                                                    const ChatOptions& options);

@@ -1,11 +1,15 @@
 #include "http_api/chat_template.h"
 
+#include <atomic>
 #include <random>
+#include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "common/test_folders.h"
 #include "common/test_random.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "http_api/api_error.h"
 #include "model/checkpoint.h"
 #include "model/tokenizer/tokenizer_test_util.h"
 
@@ -21,7 +25,7 @@ constexpr char kChatMl[] =
     "}}{% endif %}";
 
 std::unique_ptr<ChatTemplate> Made(const std::string& jinja) {
-  auto chat = ChatTemplate::Create(jinja, "<s>", "</s>");
+  auto chat = ChatTemplate::Create({.jinja = jinja, .bos = "<s>", .eos = "</s>"});
   EXPECT_TRUE(chat.ok()) << chat.status();
   return *std::move(chat);
 }
@@ -44,7 +48,7 @@ TEST(ChatTemplateTest, WhatItRefuses_IsSaidInItsWords_AndItGoesOn) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("user first"));
   EXPECT_EQ(*chat->Render({{"user", "x"}}), "ok");
-  EXPECT_EQ(ChatTemplate::Create("{% if %}", "", "").status().code(),
+  EXPECT_EQ(ChatTemplate::Create({.jinja = "{% if %}"}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -54,7 +58,7 @@ TEST(ChatTemplateTest, AHostileTemplate_ReachesNothing_AndEnds) {
        {"{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__ }}",
         "{{ messages.append(1) }}", "{% include '/etc/passwd' %}", "{{ 'x' * 3000000000 }}",
         "{{ range(100000000) | list }}"}) {
-    const auto chat = ChatTemplate::Create(hostile, "", "");
+    const auto chat = ChatTemplate::Create({.jinja = hostile});
     if (!chat.ok()) continue;
     const auto said = (*chat)->Render({{"user", "x"}});
     EXPECT_FALSE(said.ok()) << hostile << " gave " << said->substr(0, 100);
@@ -62,6 +66,75 @@ TEST(ChatTemplateTest, AHostileTemplate_ReachesNothing_AndEnds) {
   const auto endless =
       Made("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}");
   EXPECT_EQ(endless->Render({{"user", "x"}}).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// What a template prints of each role, and nothing of others: as Qwen2.5's.
+constexpr char kByRole[] =
+    "{% for m in messages %}{% if m.role == 'system' %}S:{{ m.content }}\n{% elif m.role == 'user' "
+    "%}U:{{ "
+    "m.content }}\n{% elif m.role == \"assistant\" %}A:{{ m.content }}\n{% endif %}{% endfor %}{% "
+    "if "
+    "add_generation_prompt %}A:{% endif %}";
+
+// A template's text has a bound, which is not the memory of whoever asked.
+TEST(ChatTemplateTest, AnOutputWithoutEnd_IsRefusedByItsSize) {
+  const auto chat =
+      ChatTemplate::Create({.jinja = "{{ 'a' * n }}{{ messages[0].content }}", .max_bytes = 1000});
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  for (const char* n : {"2000", "60000000"}) {
+    const auto bomb =
+        (*chat)->Render({{"user", "x"}}, {.arguments = absl::StrCat("{\"n\": ", n, "}")});
+    EXPECT_EQ(bomb.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(bomb.status().message()), HasSubstr("must be at most 1000"));
+    EXPECT_THAT(ErrorOf(bomb.status()).body, HasSubstr("context_length_exceeded"));
+  }
+  EXPECT_EQ((*chat)->Render({{"user", "x"}}, {.arguments = "{\"n\": 999}"})->size(), 1000u);
+  EXPECT_FALSE((*chat)->Render({{"user", "\xc3\xa9"}}, {.arguments = "{\"n\": 999}"}).ok());
+}
+
+// Chats whose template loops are cut after kPatience; others need not wait for them.
+TEST(ChatTemplateTest, OneThatLoops_HoldsUpNobodyElse) {
+  const auto chat = Made(
+      "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}"
+      "{% endfor %}{% endfor %}{% endif %}ok");
+  std::atomic<int> looping{0}, ended{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      ++looping;
+      EXPECT_EQ(chat->Render({{"user", "loop"}}).status().code(),
+                absl::StatusCode::kDeadlineExceeded);
+      ++ended;
+    });
+  }
+  while (looping < 3) std::this_thread::yield();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(*chat->Render({{"user", "x"}}), "ok");
+  EXPECT_EQ(ended, 0) << "the others waited";
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(*chat->Render({{"user", "x"}}), "ok");
+}
+
+TEST(ChatTemplateTest, WithoutPythonOrJinja_ItSaysWhatIsMissing) {
+  const auto none = ChatTemplate::Create({.jinja = "x", .python = "/usr/bin/no-python-here"});
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr("python3-jinja2"));
+  // One that ends at once, as a Python that cannot start.
+  EXPECT_EQ(ChatTemplate::Create({.jinja = "x", .python = "/bin/true"}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(ChatTemplateTest, Arguments_ReachTheTemplate_AndNotItsOwnVariables) {
+  const auto chat = Made(
+      "{% if enable_thinking is defined and enable_thinking is false %}quick{% else %}slow{% endif "
+      "%}"
+      "{{ bos_token }}{{ messages[0].content }}");
+  EXPECT_EQ(*chat->Render({{"user", "x"}}), "slow<s>x");
+  EXPECT_EQ(*chat->Render({{"user", "x"}}, {.arguments = R"({"enable_thinking": false})"}),
+            "quick<s>x");
+  EXPECT_EQ(*chat->Render({{"user", "x"}}, {.arguments = R"({"bos_token": "y", "messages": []})"}),
+            "slow<s>x");
+  EXPECT_TRUE(chat->Mentions("enable_thinking"));
+  EXPECT_FALSE(chat->Mentions("reasoning_effort"));
 }
 
 class ChatTokensTest : public testing::Test {
@@ -210,6 +283,56 @@ TEST_F(ChatTokensTest, ADocumentThatBeganTheFirstTurn_IsGoneOnWithInIt) {
       *tokenizer_->Encode(written, nullptr, {{0, static_cast<int64_t>(written.size())}});
   EXPECT_EQ(*tokenizer_->Decode(*chat->EncodeBehind(said, *tokenizer_, as_text), false), whole);
   EXPECT_EQ(*chat->EncodeBehind(said, *tokenizer_, {}), *chat->Encode(said, *tokenizer_));
+}
+
+TEST_F(ChatTokensTest, NoMessageIsLeftOut_AndNoRoleIsGuessed) {
+  const auto chat = Made(kByRole);
+  const auto said = [&](ChatTemplate& with, const std::vector<Message>& messages) {
+    const auto ids = with.Encode(messages, *tokenizer_);
+    return ids.ok() ? *tokenizer_->Decode(*ids, false) : std::string(ids.status().message());
+  };
+  EXPECT_EQ(said(*chat, {{"system", "s"}, {"user", "u"}}), "S:s\nU:u\nA:");
+  // The same as system, where the template knows no better.
+  EXPECT_EQ(said(*chat, {{"developer", "s"}, {"user", "u"}}), "S:s\nU:u\nA:");
+  const auto knows = Made(
+      "{% for m in messages %}{% if m.role in ['developer'] %}D{% endif %}{{ m.content }}"
+      "{% endfor %}");
+  EXPECT_EQ(said(*knows, {{"developer", "s"}}), "Ds");
+  for (const char* role :
+       {"User", "SYSTEM", "function", "human", "tool", " user", "user\n", "\xff"}) {
+    const auto refused = chat->Encode({{"user", "a"}, {role, "b"}}, *tokenizer_);
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << role;
+    EXPECT_EQ(ParamOf(refused.status()), "messages[1]") << role;
+    const auto behind = chat->EncodeBehind({{"user", "a"}, {role, "b"}}, *tokenizer_,
+                                           *tokenizer_->Encode("A document."));
+    EXPECT_EQ(ParamOf(behind.status()), "messages[1]") << role;
+  }
+  EXPECT_THAT(said(*chat, {{"User", "x"}}), HasSubstr("\"user\", in small letters"));
+  // Known, but not printed where it stands.
+  const auto first_only = Made("{{ messages[0].content }}{# 'user' #}{{ messages[-1].content }}");
+  const auto lost =
+      first_only->Encode({{"user", "a"}, {"assistant", "b"}, {"user", "c"}}, *tokenizer_);
+  EXPECT_EQ(ParamOf(lost.status()), "messages[1]");
+  EXPECT_THAT(std::string(lost.status().message()), HasSubstr("messages[1] (role assistant)"));
+  // One that says nothing cannot be lost, and one of which a part is shown is there.
+  EXPECT_EQ(said(*first_only, {{"user", "a"}, {"assistant", " "}, {"user", "c"}}), "ac");
+  const auto part =
+      Made("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}");
+  EXPECT_EQ(said(*part, {{"assistant", "<think>a</think>b"}, {"user", "c"}}), "bc");
+}
+
+TEST_F(ChatTokensTest, TheLastMessage_IsGoneOnWith) {
+  const auto chat = Made(kByRole);
+  const ChatOptions goes_on = {.begin_answer = false, .continue_last = true};
+  const std::vector<Message> messages = {{"user", "u"}, {"assistant", "The keeper is "}};
+  EXPECT_EQ(*tokenizer_->Decode(*chat->Encode(messages, *tokenizer_, goes_on), false),
+            "U:u\nA:The keeper is");
+  EXPECT_EQ(
+      *tokenizer_->Decode(*chat->Encode(messages, *tokenizer_, {.begin_answer = false}), false),
+      "U:u\nA:The keeper is \n");
+  EXPECT_EQ(
+      ParamOf(chat->Encode({{"user", "u"}, {"assistant", ""}}, *tokenizer_, goes_on).status()),
+      "messages[1]");
 }
 
 TEST_F(ChatTokensTest, ATemplateThatHidesWhatIsAMessage_IsRefused) {

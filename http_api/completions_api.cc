@@ -13,7 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_error.h"
 #include "http_api/contexts_api.h"
@@ -136,9 +136,8 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
 absl::Status CompletionsApi::CheckModel(const std::string& model) const {
   const std::string name = model.substr(0, model.find('@'));
   if (name.empty() || name == parts_.model_name) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("no model ", ShownJson(nlohmann::json(name)),
-                                          ": there is \"", parts_.model_name,
-                                          "\" (GET /v1/models)"));
+  return absl::NotFoundError(absl::StrCat("no model ", "\"", Shown(name), "\": there is \"",
+                                          parts_.model_name, "\" (GET /v1/models)"));
 }
 
 absl::StatusOr<CompletionsApi::Found> CompletionsApi::FindContext(const std::string& name,
@@ -235,6 +234,7 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   job.max_tokens = request.max_tokens;
   job.sources = request.sources;
   if (asked.who != nullptr) job.who = asked.who->name();
+  job.turn = asked.visit->turn();
   SetSampling(asked, job);
   const std::shared_ptr<Answering>& answering = asked.answering;
   job.wanted = [answering] { return answering->Wanted(); };

@@ -4,12 +4,16 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_error.h"
 #include "http_api/completion.h"
+#include "http_api/document_body.h"
 #include "kvstore/access/access.h"
 #include "library/document_text.h"
 
@@ -66,7 +70,10 @@ class EventStream {
     absl::MutexLock lock(&mu_);
     if (over_) return false;
     Begin();
-    reply_->Write(EventOf(document));
+    if (const std::string event = EventOf(document); event != told_) {
+      reply_->Write(event);
+      told_ = event;
+    }
     if (document.state == DocumentState::kReady || document.state == DocumentState::kFailed) {
       reply_->Write(kDoneEvent);
       End();
@@ -99,24 +106,28 @@ class EventStream {
   const std::shared_ptr<HttpReply> reply_;
   const std::shared_ptr<kvstore::Visit> visit_;
   absl::Mutex mu_;
+  std::string told_ ABSL_GUARDED_BY(mu_);
   bool begun_ ABSL_GUARDED_BY(mu_) = false, over_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
-                                                const model::Checkpoint& checkpoint,
-                                                const std::string& name, int64_t tokens,
-                                                kvstore::Principal* who) {
-  if (!who->OfTenant(name)) return std::shared_ptr<void>();
-  const AttentionShape& shape = checkpoint.config.shape;
-  const int64_t bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim * tokens;
-  return documents.TakePlace(
-      [who](const std::string& other) { return who->OfTenant(other); },
-      [&](int64_t contexts, int64_t stored) -> absl::StatusOr<std::shared_ptr<void>> {
-        return who->TakeImport(contexts, stored, bytes);
-      });
+// Offsets of errors are those of the text.
+absl::StatusOr<std::vector<TokenId>> EncodeText(const model::Tokenizer& tokenizer,
+                                                const std::string& head, const std::string& text,
+                                                model::Tokenizer::Dropped* dropped) {
+  const auto begin = static_cast<int64_t>(head.size()), size = static_cast<int64_t>(text.size());
+  absl::StatusOr<std::vector<TokenId>> tokens =
+      tokenizer.Encode(absl::StrCat(head, text), dropped, {{begin, begin + size}});
+  if (!tokens.ok()) {
+    RETURN_IF_ERROR(tokenizer.Encode(text, nullptr, {{0, size}}).status());
+    return tokens;
+  }
+  if (dropped != nullptr && dropped->first_offset >= begin) dropped->first_offset -= begin;
+  const TokenId bos = tokenizer.bos_token_id();
+  if (bos >= 0 && (tokens->empty() || tokens->front() != bos)) tokens->insert(tokens->begin(), bos);
+  return tokens;
 }
+
+}  // namespace
 
 Documents::Sees SeenBy(kvstore::Principal* who) {
   return [who](const std::string& name) { return who == nullptr || who->Sees(name); };
@@ -142,7 +153,7 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
     });
     return documents->Watch(name, [stream](const Document& now) { return stream->Tell(now); });
   }
-  if (absl::EndsWith(pattern, "/text")) return SendText(*document, *reply);
+  if (absl::EndsWith(pattern, "/text")) return AnswerText(*document, request.at.query, reply);
   if (method == "DELETE") {
     const absl::Status deleted = documents->Delete(name);
     visit->Log("delete", deleted, {document->content_id, document->tokens, document->bytes});
@@ -166,6 +177,11 @@ absl::Status ContextsApi::SendAll(const kvstore::Principal& who, HttpReply& repl
 }
 
 absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) const {
+  if (!document.usable) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("context \"", document.name,
+                     "\" was made by another model: this one cannot read it, nor its text"));
+  }
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                    store->DocumentTokens(document.name, document.content_id));
   std::string head;
@@ -178,47 +194,102 @@ absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) c
   return absl::OkStatus();
 }
 
+absl::Status ContextsApi::AnswerText(const Document& document, const std::string& query,
+                                     const std::shared_ptr<HttpReply>& reply) const {
+  constexpr double kMostSeconds = 600;
+  const std::string given = QueryParameter(query, "wait");
+  double seconds = 0;
+  if (!given.empty() &&
+      (!absl::SimpleAtod(given, &seconds) || !(seconds >= 0 && seconds <= kMostSeconds))) {
+    return WithParam(
+        absl::InvalidArgumentError(absl::StrCat("wait=", Shown(given, 64),
+                                                ": must be seconds in [0, ", kMostSeconds, "]")),
+        "wait");
+  }
+  if (document.state == DocumentState::kReady) return SendText(document, *reply);
+  if (document.state == DocumentState::kFailed) return document.error;
+  if (seconds == 0) return BeingRead(document);
+  const absl::Time until = absl::Now() + absl::Seconds(seconds);
+  return documents->Watch(document.name, [api = *this, reply, until](const Document& now) {
+    if (now.state == DocumentState::kReady) {
+      const bool begun = api.later([api, reply, now] {
+        const absl::Status sent = api.SendText(now, *reply);
+        if (!sent.ok()) SendError(*reply, sent);
+      });
+      if (!begun) {
+        SendError(*reply, absl::ResourceExhaustedError("too many requests wait already"));
+      }
+    } else if (now.state == DocumentState::kFailed) {
+      SendError(*reply, now.error);
+    } else if (absl::Now() > until) {
+      SendError(*reply, BeingRead(now));
+    } else {
+      return !reply->gone();
+    }
+    return false;
+  });
+}
+
+// A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
+absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
+                                                const model::Checkpoint& checkpoint,
+                                                const std::string& name, int64_t tokens,
+                                                kvstore::Principal* who) {
+  if (who == nullptr) return std::shared_ptr<void>();
+  if (name.empty() ? !who->SeesAll() : !who->Sees(name)) {
+    return WithParam(absl::PermissionDeniedError(absl::StrCat(
+                         "name=", name, ": this key may not make a context of this name")),
+                     "name");
+  }
+  if (!who->OfTenant(name)) return std::shared_ptr<void>();
+  const AttentionShape& shape = checkpoint.config.shape;
+  const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
+  return documents.TakePlace(
+      [&](const std::string& other) { return who->OfTenant(other); },
+      [&](int64_t contexts, int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
+        ASSIGN_OR_RETURN(std::shared_ptr<kvstore::TenantState> place,
+                         who->TakeImport(contexts, bytes, tokens * token_bytes));
+        return std::shared_ptr<void>(std::move(place));
+      });
+}
+
 absl::Status ContextsApi::Create(const HttpRequest& request, kvstore::Visit& visit,
                                  HttpReply& reply) const {
   kvstore::Principal* const who = &visit.principal();
-  std::string name = QueryParameter(request.at.query, "name"), text = request.body;
-  const std::string chat_wanted = QueryParameter(request.at.query, "chat");
-  if (!chat_wanted.empty() && chat_wanted != "true" && chat_wanted != "false") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chat=", chat_wanted, ": must be true or false"));
+  ASSIGN_OR_RETURN(const GivenDocument given, ReadDocument(request, request.at.query));
+  RETURN_IF_ERROR(WithParam(visit.AllowNew(given.name), "name"));
+  if (static_cast<int64_t>(given.text.size()) > max_text_bytes) {
+    return WithHttpStatus(
+        WithParam(absl::InvalidArgumentError(absl::StrCat(
+                      "text: the document has ", given.text.size(), " bytes: must be at most ",
+                      max_text_bytes, " (--max-document-bytes)")),
+                  "text"),
+        413);
   }
-  bool in_turn = chat_wanted != "false";
-  if (absl::StartsWithIgnoreCase(request.content_type, kJson)) {
-    ASSIGN_OR_RETURN(const json body, ParseJsonObject(text, "the body", kMessageBounds));
-    const JsonFields fields("", body);
-    ASSIGN_OR_RETURN(name, fields.StringOr("name", name));
-    ASSIGN_OR_RETURN(text, fields.String("text"));
-    ASSIGN_OR_RETURN(in_turn, fields.BoolOr("chat", in_turn));
-  }
-  if (text.empty()) return absl::InvalidArgumentError("text: the document is empty");
-  if (static_cast<int64_t>(text.size()) > max_text_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("text: the document has ", text.size(),
-                                                   " bytes: must be at most ", max_text_bytes,
-                                                   " (--max-document-bytes)"));
-  }
-  const model::Tokenizer& tokenizer = *checkpoint->tokenizer;
   std::string head;
-  if (in_turn && chat != nullptr) {
+  if (given.in_turn && chat != nullptr) {
     ASSIGN_OR_RETURN(head, chat->TurnHead());
   }
-  absl::StatusOr<std::vector<TokenId>> tokens = library::EncodeGivenText(tokenizer, head, text);
-  if (!tokens.ok()) return Annotate(tokens.status(), "text");
-  // A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
-  RETURN_IF_ERROR(visit.AllowNew(name));
+  model::Tokenizer::Dropped dropped;
+  absl::StatusOr<std::vector<TokenId>> tokens =
+      EncodeText(*checkpoint->tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
+  if (!tokens.ok()) return WithParam(Annotate(tokens.status(), "text"), "text");
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<void> place,
+      TakePlace(*documents, *checkpoint, given.name, static_cast<int64_t>(tokens->size()), who));
   const auto count = static_cast<int64_t>(tokens->size());
-  ASSIGN_OR_RETURN(std::shared_ptr<void> place,
-                   TakePlace(*documents, *checkpoint, name, count, who));
   const absl::StatusOr<Documents::Added> added =
-      documents->Add(name, *std::move(tokens), std::move(place), SeenBy(who));
+      documents->Add(given.name, *std::move(tokens), std::move(place), SeenBy(who));
   visit.Log("import", added.status(), {.tokens = count});
   RETURN_IF_ERROR(added.status());
   json value = JsonOf(added->document);
   value["existed"] = added->existed;
+  if (!given.remark.empty()) value["remark"] = given.remark;
+  if (dropped.bytes > 0) {
+    value["dropped"] = {{"bytes", dropped.bytes},
+                        {"first_offset", dropped.first_offset},
+                        {"first_byte", dropped.first_byte}};
+  }
   reply.Send(added->existed ? 200 : 202, kJson, DumpJson(value));
   return absl::OkStatus();
 }

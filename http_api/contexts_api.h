@@ -37,6 +37,8 @@ struct ContextsApi {
   library::StoreAccess* store;  // null likewise
   ChatTemplate* chat;           // null: the model knows none
   int64_t max_text_bytes;
+  // As CompletionsApi::Parts.
+  std::function<bool(std::function<void()>)> later;
   StillAllowed* still_allowed;
 
   // Of a visit that may make this call; name: what the route's {} stands for.
@@ -48,9 +50,12 @@ struct ContextsApi {
   absl::Status Create(const HttpRequest& request, kvstore::Visit& visit, HttpReply& reply) const;
   absl::Status SendAll(const kvstore::Principal& who, HttpReply& reply) const;
   absl::Status SendText(const Document& document, HttpReply& reply) const;
+  absl::Status AnswerText(const Document& document, const std::string& query,
+                          const std::shared_ptr<HttpReply>& reply) const;
 };
 
-// A place in the quotas of the tenant that the name is of, for a context of so many tokens; null: it is of none.
+// Whether the caller may add a context of this name, which he is to see afterwards, and its place in his tenant's
+// quota (Documents::Add); null: there is none.
 absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
                                                 const model::Checkpoint& checkpoint,
                                                 const std::string& name, int64_t tokens,

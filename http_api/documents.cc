@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <filesystem>
 #include <map>
 #include <thread>
 #include <utility>
@@ -35,6 +36,18 @@ constexpr char kUnnamed[] = "doc-";
 constexpr size_t kMaxFailed = 64;  // whose errors are remembered
 // How old a look at a store may be that others write to.
 constexpr absl::Duration kLookAgain = absl::Seconds(2);
+
+// Of a store that this process has to itself, before it prefills.
+std::vector<std::string> UnfinishedPrefills(const std::string& store) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(store + "/prefill", error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (kvstore::ValidateContextName(name).ok()) names.push_back(name);
+  }
+  return names;
+}
 
 class PrefillingDocuments final : public Documents {
  public:
@@ -326,16 +339,18 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::Status CheckLength(const std::vector<TokenId>& tokens) const {
-    const int64_t most = model_->checkpoint().config.max_position_embeddings;
+    const model::ModelConfig& config = model_->checkpoint().config;
+    const int64_t most = config.MaxTokens();
     if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
     if (static_cast<int64_t>(tokens.size()) < most) return absl::OkStatus();
-    return WithCode(
-        WithParam(absl::InvalidArgumentError(absl::StrCat(
-                      "text: the document has ", tokens.size(),
-                      " tokens: must be fewer than the model's ", most,
-                      " (max_position_embeddings), which question and answer are among")),
-                  "text"),
-        kContextLengthExceeded);
+    return WithCode(WithParam(absl::InvalidArgumentError(absl::StrCat(
+                                  "text: the document has ", tokens.size(),
+                                  " tokens: must be fewer than the model's ", most,
+                                  most == config.window_limit ? " (sliding_window)"
+                                                              : " (max_position_embeddings)",
+                                  ", which question and answer are among")),
+                              "text"),
+                    kContextLengthExceeded);
   }
 
   // What another process left waiting. What cannot go on has failed, and says why.
@@ -377,12 +392,7 @@ class PrefillingDocuments final : public Documents {
   // Prefills of this store that ended in the middle. What was kept unasked, or is published by now, goes;
   // others are listed: they may be somebody's who goes on with them.
   absl::Status Sweep() {
-    if (store_->store() == nullptr) return absl::OkStatus();
-    ASSIGN_OR_RETURN(const std::vector<kvstore::UnfinishedPrefill> left,
-                     store_->store()->ListUnfinished());
-    for (const kvstore::UnfinishedPrefill& one : left) {
-      if (one.running) continue;
-      const std::string& name = one.name;
+    for (const std::string& name : UnfinishedPrefills(config_.address.folder)) {
       bool discard = kvstore::IsKept(name);
       {
         absl::MutexLock lock(&mu_);
@@ -536,7 +546,7 @@ class PrefillingDocuments final : public Documents {
         Tell(*job);
       }
       const absl::Status status = OfDisk(PrefillOne(*job));
-      if (!status.ok() && !stopping_) Discard(*job);  // it leaves nothing behind
+      if (!status.ok() && !stopping_ && !job->published) Discard(*job);  // it leaves nothing behind
       Forget(*job, status);
       {
         absl::MutexLock lock(&mu_);
@@ -586,6 +596,7 @@ class PrefillingDocuments final : public Documents {
       job.document.progress = share;
       job.document.where = where;
       Tell(job);
+      for (const auto& waiting : queue_) Tell(*waiting);  // whose watchers look at the clock
     };
     options.wanted = [&] { return !job.cancelled && !stopping_; };
     const std::string name = job.document.name;
@@ -631,7 +642,7 @@ class PrefillingDocuments final : public Documents {
 
   // A full disk is the server's error, and no matter of how often one comes.
   static absl::Status OfDisk(absl::Status status) {
-    if (!IsDiskFull(status)) return status;
+    if (!IsOfFullDisk(status)) return status;
     return WithHttpStatus(std::move(status), 507);
   }
 

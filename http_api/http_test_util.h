@@ -3,6 +3,7 @@
 
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <string>
@@ -77,10 +78,33 @@ class TestClient {
   }
 
   void Close() { socket_.close(); }
+  void CloseSending() { socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_send); }
+  // False: the other side takes no more.
+  bool TrySend(const std::string& bytes) {
+    boost::system::error_code error;
+    boost::asio::write(socket_, boost::asio::buffer(bytes), error);
+    return !error;
+  }
 
  private:
   boost::asio::io_context io_;
   boost::asio::ip::tcp::socket socket_;
+};
+
+class UnixClient {
+ public:
+  explicit UnixClient(const std::string& path) : socket_(io_) { socket_.connect(path); }
+  void Send(const std::string& bytes) { boost::asio::write(socket_, boost::asio::buffer(bytes)); }
+  std::string ReadAll() {
+    std::string all;
+    boost::system::error_code error;
+    boost::asio::read(socket_, boost::asio::dynamic_buffer(all), error);
+    return all;
+  }
+
+ private:
+  boost::asio::io_context io_;
+  boost::asio::local::stream_protocol::socket socket_;
 };
 
 }  // namespace carrel::http_api

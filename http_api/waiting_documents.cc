@@ -85,7 +85,7 @@ absl::Status WaitingDocuments::PutFailure(const std::string& name,
   RETURN_IF_ERROR(Remove(name));  // first: the disk may be full
   const nlohmann::json said = {{"code", static_cast<int>(error.code())},
                                {"message", Shown(error.message(), kLongestError)},
-                               {"disk_full", IsDiskFull(error)}};
+                               {"disk_full", IsOfFullDisk(error)}};
   return WriteFileAtomically(FailurePathOf(name), DumpJson(said));
 }
 
@@ -143,6 +143,7 @@ absl::StatusOr<std::vector<WaitingDocuments::Found>> WaitingDocuments::Read() co
     const bool failed = absl::ConsumeSuffix(&name, kFailed);
     if (!failed) absl::ConsumeSuffix(&name, kSuffix);
     const std::string path = absl::StrCat(folder_, "/", file);
+    if (failed && fs::exists(PathOf(std::string(name)))) continue;  // it was brought again
     found.push_back({std::string(name), absl::StatusOr<WaitingDocument>(absl::UnknownError(""))});
     if (failed) {
       found.back().document = ReadFailure(path);

@@ -2,11 +2,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "absl/strings/escaping.h"
 #include "carrel/v1/context.pb.h"
 #include "common/file.h"
 #include "common/test_util.h"
+#include "http_api/api_error.h"
 
 namespace carrel::http_api {
 namespace {
@@ -46,6 +48,39 @@ TEST(WaitingDocumentsTest, WhatIsPut_ComesBackInOrder_UntilItIsRemoved) {
   EXPECT_EQ(waiting.Read()->front().name, "a.tmp");
   EXPECT_THAT(waiting.Put(Document("../x")), StatusIs(StatusCode::kInvalidArgument, "../x"));
   EXPECT_THAT(waiting.Remove("../x"), StatusIs(StatusCode::kInvalidArgument, "../x"));
+}
+
+TEST(WaitingDocumentsTest, OfOneThatFailed_ItsErrorStays_UntilItIsBroughtAgainOrRemoved) {
+  const std::string store = FreshTempDir();
+  const WaitingDocuments waiting(store);
+  // Names may end as the files do.
+  for (const char* name : {"a", "b.failed", "c.document"})
+    CARREL_ASSERT_OK(waiting.Put(Document(name)));
+  CARREL_ASSERT_OK(
+      waiting.PutFailure("a", absl::ResourceExhaustedError("disk full: No space left")));
+  CARREL_ASSERT_OK(waiting.PutFailure("c.document", absl::DataLossError(std::string(100000, 'x'))));
+  std::map<std::string, absl::Status> found;
+  for (const WaitingDocuments::Found& one : *waiting.Read())
+    found[one.name] = one.document.status();
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_THAT(found["a"], StatusIs(StatusCode::kResourceExhausted, "No space left"));
+  EXPECT_EQ(ErrorOf(found["a"]).status, 507);
+  CARREL_EXPECT_OK(found["b.failed"]);
+  EXPECT_EQ(found["c.document"].code(), StatusCode::kDataLoss);
+  EXPECT_LT(found["c.document"].message().size(), 5000u);
+  CARREL_ASSERT_OK(waiting.Put(Document("a")));
+  CARREL_EXPECT_OK(waiting.Remove("c.document"));
+  EXPECT_EQ(waiting.Read()->size(), 2u);
+  for (const WaitingDocuments::Found& one : *waiting.Read()) CARREL_EXPECT_OK(one.document);
+  // A file that somebody changed is an error, whatever it says.
+  CARREL_EXPECT_OK(waiting.Remove("a"));
+  CARREL_EXPECT_OK(waiting.Remove("b.failed"));
+  for (const char* bytes : {"", "{", "[]", "{\"code\": 0}", "{\"code\": \"x\", \"message\": 5}",
+                            "{\"code\": 1000000}"}) {
+    Write(store + "/waiting/a.failed", bytes);
+    ASSERT_EQ(waiting.Read()->size(), 1u);
+    EXPECT_FALSE(waiting.Read()->front().document.ok()) << bytes;
+  }
 }
 
 TEST(WaitingDocumentsTest, FilesThatAreOthers_AreRefusedByName) {

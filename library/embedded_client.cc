@@ -23,7 +23,6 @@ namespace carrel::library {
 namespace {
 
 using decoder::RequestId;
-using kvstore::ByteBudget;
 using kvstore::Reply;
 using kvstore::Session;
 

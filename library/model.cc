@@ -33,7 +33,7 @@ ModelShape ModelHandle::shape() const {
           .kv_heads = config.shape.kv_heads,
           .head_dim = config.shape.head_dim,
           .vocab_size = config.vocab_size,
-          .max_tokens = config.max_position_embeddings};
+          .max_tokens = config.MaxTokens()};
 }
 
 Result<std::vector<Token>> ModelHandle::EncodeDocument(std::string_view text) const {

@@ -15,7 +15,7 @@ namespace carrel::library {
 absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string& name,
                                const std::string& content_id) {
   const absl::StatusOr<v1::Manifest> there = server.Get(name);
-  if (absl::IsNotFound(there.status())) return absl::OkStatus();
+  if (absl::IsNotFound(there.status())) return server.AskImport(name);
   RETURN_IF_ERROR(there.status());
   if (!content_id.empty() && there->content_id() == content_id) return absl::OkStatus();
   return absl::AlreadyExistsError(

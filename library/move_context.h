@@ -28,8 +28,8 @@ class Store;
 
 namespace carrel::library {
 
-// Before hours are spent: OK if the server has no context of the name, or the one of this content
-// id (of an earlier run that was interrupted at its very end).
+// Before hours are spent: OK if the server has no context of the name and takes one in from this
+// client, or has the one of this content id (of an earlier run that was interrupted at its very end).
 absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string& name,
                                const std::string& content_id);
 

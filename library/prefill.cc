@@ -8,11 +8,11 @@
 #include "kvstore/format/context_name.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
+#include "kvstore/storage/unfinished.h"
 #include "library/handles.h"
 #include "library/move_context.h"
 #include "library/status.h"
 #include "prefill/prefill.h"
-#include "prefill/staging.h"
 
 namespace carrel {
 namespace library {
@@ -96,11 +96,24 @@ Status DiscardPrefill(Store& store, const std::string& name) {
     if (handle.access()->store() == nullptr) {
       return absl::InvalidArgumentError("DiscardPrefill needs a store opened by its folder");
     }
-    ASSIGN_OR_RETURN(const prefill::Staging staging,
-                     prefill::Staging::Open(handle.address().folder, name));
-    return staging.Remove();
+    const absl::Status removed = kvstore::RemoveUnfinished(handle.address().folder, name);
+    return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
   };
   return library::ToPublic(discard());
+}
+
+Result<std::vector<UnfinishedPrefill>> ListUnfinished(Store& store) {
+  const auto list = [&]() -> absl::StatusOr<std::vector<UnfinishedPrefill>> {
+    ASSIGN_OR_RETURN(const auto client,
+                     library::StoreHandle::Of(store).access()->NewContextClient());
+    ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
+    std::vector<UnfinishedPrefill> unfinished;
+    for (const auto& one : listed.unfinished()) {
+      unfinished.push_back({one.name(), one.bytes(), one.touched_unix_s(), one.running()});
+    }
+    return unfinished;
+  };
+  return library::ToPublic(list());
 }
 
 }  // namespace api

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/file.h"
+#include "common/http_proxy.h"
 #include "common/status.h"
 #include "decoder/client/resuming_client.h"
 #include "decoder/client/store_client_credentials.h"
@@ -66,8 +67,11 @@ class RemoteStore final : public StoreAccess {
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
     ASSIGN_OR_RETURN(const ServerLogin login, address_.Login());
-    const auto channel = grpc::CreateChannel(address_.server, decoder::CredentialsOf(login));
-    return std::make_unique<kvstore::ContextClient>(channel, address_.server, kDeadline, login.key);
+    const auto channel = grpc::CreateCustomChannel(address_.server, decoder::CredentialsOf(login),
+                                                   decoder::ProxyArguments(address_.server));
+    return std::make_unique<kvstore::ContextClient>(
+        channel, address_.server, kDeadline, login.key,
+        kvstore::ConnectionHints{.plain = !login.uses_tls(), .proxy = ProxyHint(address_.server)});
   }
   absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
                                                       const std::string& content_id) override {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/status.h"
+#include "model/full_match.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -56,6 +58,7 @@ struct AdapterFields {
   int64_t rank = 0;
   float scale = 1;
   std::vector<std::string> targets;
+  std::optional<FullMatch> pattern;  // instead of targets
   bool all_layers = true;
   std::set<int64_t> layers;  // unless all_layers
 };
@@ -78,8 +81,18 @@ absl::Status ParseTargets(const JsonFields& fields, AdapterFields& result) {
     result.targets.assign(std::begin(kModules), std::end(kModules));
     return absl::OkStatus();
   }
+  if (targets->is_string()) {
+    for (const char* list_alone : {"layers_to_transform", "layers_pattern"}) {
+      if (!fields.Has(list_alone)) continue;
+      return fields.Invalid(list_alone, "stands beside target_modules that are a pattern");
+    }
+    auto pattern = FullMatch::Compile(targets->get<std::string>());
+    if (!pattern.ok()) return fields.Invalid("target_modules", pattern.status().message());
+    result.pattern = *std::move(pattern);
+    return absl::OkStatus();
+  }
   if (!targets->is_array()) {
-    return fields.Unsupported("target_modules", "is not a list of names, or all-linear");
+    return fields.Unsupported("target_modules", "is not a list of names, a pattern or all-linear");
   }
   for (const json& target : *targets) {
     if (!target.is_string()) return fields.Invalid("target_modules", "is not a list of names");
@@ -122,7 +135,8 @@ absl::StatusOr<AdapterFields> ParseAdapter(const JsonFields& fields, int32_t lay
   return result;
 }
 
-bool Targeted(const AdapterFields& fields, const std::string& module) {
+absl::StatusOr<bool> Targeted(const AdapterFields& fields, const std::string& module) {
+  if (fields.pattern) return fields.pattern->Matches(module);
   return std::any_of(fields.targets.begin(), fields.targets.end(), [&](const std::string& target) {
     return module == target || absl::EndsWith(module, absl::StrCat(".", target));
   });
@@ -193,7 +207,8 @@ class AdapterBuilder {
 
   absl::Status BuildOne(int32_t layer, int p) {
     const std::string module = absl::StrCat("model.layers.", layer, ".", kModules[p]);
-    if (!Targeted(fields_, module)) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const bool targeted, Targeted(fields_, module));
+    if (!targeted) return absl::OkStatus();
     if (!fields_.all_layers && fields_.layers.count(layer) == 0) return absl::OkStatus();
     const Extent extent = ExtentOf(config_, static_cast<Projection>(p));
     const std::string prefix = absl::StrCat("base_model.model.", module, ".lora_");
@@ -281,6 +296,7 @@ absl::Status ReadAdapterConfig(const std::string& adapter_dir, ModelConfig& conf
   }
   config.rope = own.rope;
   config.max_position_embeddings = own.max_position_embeddings;
+  config.window_limit = own.window_limit;
   return absl::OkStatus();
 }
 

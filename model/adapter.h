@@ -2,8 +2,9 @@
 // Math:      y = W x + scale B (A x), with scale = lora_alpha / r, or lora_alpha / sqrt(r) with
 //            use_rslora.
 // Source:    Hu et al., "LoRA"; the files that PEFT up to 0.21 writes (docs/decisions/031-adapters.md).
-// Edge:      every tensor of the file is used, and every projection that target_modules names has
-//            its two in every layer (of layers_to_transform, if given).
+// Edge:      every tensor of the file is used, and every projection that target_modules names, by a list of
+//            names or a pattern that matches all of "model.layers.N.self_attn.q_proj", has its two in
+//            every layer (of layers_to_transform, if given).
 // Errors:    NotFound no adapter there; InvalidArgument a tensor that is missing, of another shape
 //            or dtype, or not of the model (names it); Unimplemented an option of PEFT that we do
 //            not run (names field and value): other methods, DoRA, biases, ranks per module,

@@ -256,6 +256,36 @@ TEST_F(RandomAdapterTest, Tensor_MissingExtraOrMisshapen_IsNamed) {
   EXPECT_THAT(LoadStatus(), StatusIs(absl::StatusCode::kInvalidArgument, "expected f32"));
 }
 
+// As Python's re.fullmatch has it: what Unsloth and recipes of multimodal models write.
+TEST_F(RandomAdapterTest, Targets_AsAPattern) {
+  for (
+      const char* all :
+      {R"(.*\.(?:q|k|v|o|gate|up|down)_proj)",
+       R"(model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj)",
+       R"((?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|k_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)\.(?:(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj))))"}) {
+    fields_["target_modules"] = all;
+    Write();
+    CARREL_EXPECT_OK(LoadStatus()) << all;
+  }
+  // All of a name, and not a part of it; what is left over is named, and so is what is missing.
+  fields_["target_modules"] = "q_proj";
+  Write();
+  EXPECT_THAT(LoadStatus(), StatusIs(absl::StatusCode::kInvalidArgument, "is of no projection"));
+  fields_["target_modules"] = ".*[qk]_proj";
+  Write();
+  EXPECT_THAT(LoadStatus(), StatusIs(absl::StatusCode::kInvalidArgument, "is of no projection"));
+  fields_["target_modules"] = ".*_proj";
+  fields_["layers_to_transform"] = {0};
+  Write();
+  EXPECT_THAT(LoadStatus(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                     "layers_to_transform=[0] stands beside"));
+  fields_.erase("layers_to_transform");
+  // A pattern that would take for ever.
+  fields_["target_modules"] = "(.*)*(.*)*(.*)*(.*)*(.*)*(.*)*x";
+  Write();
+  EXPECT_THAT(LoadStatus(), StatusIs(absl::StatusCode::kInvalidArgument, "cannot be matched"));
+}
+
 TEST_F(RandomAdapterTest, Option_NotRun_IsNamed) {
   const std::pair<const char*, json> cases[] = {
       {"peft_type", "IA3"},
@@ -269,7 +299,7 @@ TEST_F(RandomAdapterTest, Option_NotRun_IsNamed) {
       {"trainable_token_indices", {1, 2}},
       {"layer_replication", {{0, 1}}},
       {"init_lora_weights", "pissa"},
-      {"target_modules", ".*q_proj"},
+      {"target_modules", {{"a", 1}}},
       {"an_option_of_tomorrow", 1},
   };
   const json usual = fields_;
@@ -283,6 +313,7 @@ TEST_F(RandomAdapterTest, Option_NotRun_IsNamed) {
                                               {"r", "3"},
                                               {"lora_alpha", -1},
                                               {"target_modules", json::array({1})},
+                                              {"target_modules", "(q_proj"},
                                               {"target_modules", nullptr},
                                               {"layers_to_transform", {2}}};
   for (const auto& [name, value] : bad) {

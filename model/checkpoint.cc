@@ -3,6 +3,7 @@
 #include "common/checksum.h"
 #include "common/status.h"
 #include "model/fingerprint.h"
+#include "model/special_tokens.h"
 #include "model/weights.h"
 
 namespace carrel::model {
@@ -41,6 +42,7 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(model_dir);
   std::string tokenizer_sha256 = "none";
   if (tokenizer.ok()) {
+    (*tokenizer)->DropTokensFrom(checkpoint.config.vocab_size);
     checkpoint.tokenizer = *std::move(tokenizer);
     tokenizer_sha256 = checkpoint.tokenizer->sha256();
     if (checkpoint.tokenizer->vocab_size() > checkpoint.config.vocab_size) {
@@ -49,6 +51,10 @@ absl::StatusOr<Checkpoint> LoadCheckpoint(const std::string& model_dir, ThreadPo
                        checkpoint.tokenizer->vocab_size() - 1, ", the model's vocab_size is ",
                        checkpoint.config.vocab_size));
     }
+    ASSIGN_OR_RETURN(SpecialTexts texts,
+                     ResolveSpecialTokens(model_dir, *checkpoint.tokenizer, checkpoint.config));
+    checkpoint.bos_text = std::move(texts.bos);
+    checkpoint.eos_text = std::move(texts.eos);
   } else if (!absl::IsNotFound(tokenizer.status())) {
     return tokenizer.status();
   }

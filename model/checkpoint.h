@@ -1,6 +1,8 @@
 // What:   everything a model folder gives: config, weights, tokenizer, and the fingerprint that K
 //         and V computed with it carry.
-// Errors: those of its parts; InvalidArgument if the tokenizer knows ids that the model has no
+// Edge:   added tokens without an embedding (Gemma 3's <image_soft_token>) are none: written out in a text they
+//         are text. config.eos_token_ids are all the ends of special_tokens.h.
+// Errors: those of its parts; InvalidArgument if the tokenizer's vocabulary has ids that the model has no
 //         embedding for (names both sizes), or the folder holds an adapter that is not asked for.
 #pragma once
 
@@ -28,6 +30,7 @@ struct Checkpoint {
   std::shared_ptr<const Tokenizer> tokenizer;                    // null if the folder has none
   std::vector<std::pair<std::string, std::string>> fingerprint;  // ordered by name
   GenerationDefaults generation_defaults;                        // no part of the fingerprint
+  std::string bos_text, eos_text;  // what chat templates call bos_token and eos_token; empty: none
   std::shared_ptr<const ModelFilesWatch> files;  // null: its tensors are in no files
 
   // After the last use of the weights that counts, and before what was computed is relied on:

@@ -10,6 +10,7 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/status.h"
+#include "model/field_rules.h"
 #include "model/gguf_config.h"
 #include "model/rope_config.h"
 #include "nlohmann/json.hpp"
@@ -41,18 +42,21 @@ struct ArchitectureTraits {
   TokenId eos_token_id;
   bool reads_attention_bias;
   bool reads_mlp_bias;
+  bool window_is_optional;  // sliding_window counts with use_sliding_window alone
 };
 
 constexpr ArchitectureTraits kArchitectures[] = {
-    {Architecture::kLlama, "llama", "LlamaForCausalLM", 0, 0, 2048, 0, 1, 2, true, true},
+    {Architecture::kLlama, "llama", "LlamaForCausalLM", 0, 0, 2048, 0, 1, 2, true, true, false},
     {Architecture::kMistral, "mistral", "MistralForCausalLM", 8, 0, 131072, 4096, 1, 2, false,
-     false},
-    {Architecture::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 32768, 0, -1, -1, false, false},
-    {Architecture::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 32768, 0, -1, -1, true, false},
-    {Architecture::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 32768, 0, -1, -1, true,
-     false},
+     false, false},
+    {Architecture::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 32768, 4096, -1, -1, false, false,
+     true},
+    {Architecture::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 32768, 4096, -1, -1, true, false,
+     true},
+    {Architecture::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 32768, 4096, -1, -1, true,
+     false, true},
     {Architecture::kGemma3, "gemma3_text", "Gemma3ForCausalLM", 4, 256, 131072, 4096, 2, 1, true,
-     false},
+     false, false},
 };
 
 absl::StatusOr<const ArchitectureTraits*> ParseArchitecture(const JsonFields& fields) {
@@ -113,39 +117,46 @@ absl::Status ParseShape(const JsonFields& fields, const ArchitectureTraits& trai
   return absl::OkStatus();
 }
 
-// A window that can bite, in any of its spellings.
-absl::Status RefuseSlidingWindow(const JsonFields& fields, const ArchitectureTraits& traits,
-                                 const ModelConfig& config) {
+// Whether some layer has the window: those that layer_types calls sliding, or without it all, and of
+// Qwen's the ones from max_window_layers on.
+absl::StatusOr<bool> SomeLayerSlides(const JsonFields& fields, const ArchitectureTraits& traits,
+                                     const ModelConfig& config) {
+  const int32_t layers = config.shape.layers;
   if (const json* types = fields.Find("layer_types")) {
     if (!types->is_array()) return fields.Invalid("layer_types", "is not an array");
+    if (static_cast<int32_t>(types->size()) != layers) {
+      return fields.Invalid("layer_types",
+                            absl::StrCat("does not have num_hidden_layers=", layers, " entries"));
+    }
+    bool slides = false;
     for (const json& type : *types) {
-      if (type != "full_attention") {
-        return fields.Unsupported("layer_types", "holds something other than full_attention");
+      if (type != "full_attention" && type != "sliding_attention") {
+        return fields.Unsupported("layer_types",
+                                  "holds something other than full_attention, sliding_attention");
       }
+      slides |= type == "sliding_attention";
     }
-    if (static_cast<int32_t>(types->size()) != config.shape.layers) {
-      return fields.Invalid(
-          "layer_types",
-          absl::StrCat("does not have num_hidden_layers=", config.shape.layers, " entries"));
-    }
+    // Mistral's class does not read it.
+    if (traits.window_is_optional) return slides;
   }
-  ASSIGN_OR_RETURN(const bool use_window, fields.BoolOr("use_sliding_window", false));
-  if (use_window) {
-    return fields.Unsupported("use_sliding_window", "is not run: attention is over all tokens");
+  // Of a mixture of experts, each layer has it.
+  if (!traits.window_is_optional || traits.architecture == Architecture::kQwen3Moe) return true;
+  ASSIGN_OR_RETURN(const int64_t from, fields.IntOr("max_window_layers", 28, 0, INT64_MAX));
+  return from < layers;
+}
+
+// A window of a family whose layers are run with attention over all tokens: the same up to its length.
+absl::Status ParseWindowLimit(const JsonFields& fields, const ArchitectureTraits& traits,
+                              ModelConfig& config) {
+  ASSIGN_OR_RETURN(const bool slides, SomeLayerSlides(fields, traits, config));
+  ASSIGN_OR_RETURN(const bool used, fields.BoolOr("use_sliding_window", false));
+  if (traits.window_is_optional && !used) {
+    if (!slides || !fields.Has("layer_types")) return absl::OkStatus();
+    return fields.Unsupported("layer_types", "holds sliding_attention, without use_sliding_window");
   }
-  // Qwen reads sliding_window only if use_sliding_window.
-  if (traits.architecture == Architecture::kQwen2 || traits.architecture == Architecture::kQwen3 ||
-      traits.architecture == Architecture::kQwen3Moe) {
-    return absl::OkStatus();
-  }
+  if (!slides) return absl::OkStatus();
   const int64_t fallback = fields.IsNull("sliding_window") ? 0 : traits.sliding_window;
-  ASSIGN_OR_RETURN(const int64_t window, fields.IntOr("sliding_window", fallback, 0, INT64_MAX));
-  if (window != 0 && window < config.max_position_embeddings) {
-    return absl::UnimplementedError(absl::StrCat(
-        fields.where(), ": sliding_window=", window,
-        fields.Has("sliding_window") ? "" : " (default)", " is below max_position_embeddings=",
-        config.max_position_embeddings, " and is not run: attention is over all tokens"));
-  }
+  ASSIGN_OR_RETURN(config.window_limit, fields.IntOr("sliding_window", fallback, 0, INT64_MAX));
   return absl::OkStatus();
 }
 
@@ -212,123 +223,6 @@ absl::Status ParseBiases(const JsonFields& fields, const ArchitectureTraits& tra
   return absl::OkStatus();
 }
 
-// Fields that are read, here or in rope_config.cc, and those that change no K, V or logits: training
-// (dropouts, initialisation), how a program runs it (caches, dtypes, attention kernels), sampling,
-// and what old versions of transformers wrote into every file.
-constexpr absl::string_view kKnownFields[] = {
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_flash_attn_2_enabled",
-    "_name_or_path",
-    "architectures",
-    "attention_bias",
-    "attention_dropout",
-    "attention_probs_dropout_prob",
-    "attn_implementation",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "classifier_dropout",
-    "cls_token_id",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "dtype",
-    "early_stopping",
-    "embd_pdrop",
-    "encoder_no_repeat_ngram_size",
-    "eos_token_id",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "gradient_checkpointing",
-    "head_dim",
-    "hidden_act",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "hidden_size",
-    "id2label",
-    "initializer_range",
-    "intermediate_size",
-    "is_causal",  // false is refused
-    "is_decoder",
-    "is_llama_config",
-    "keys_to_ignore_at_inference",
-    "label2id",
-    "layer_types",
-    "length_penalty",
-    "max_length",
-    "max_position_embeddings",
-    "max_sequence_length",
-    "max_window_layers",
-    "min_length",
-    "mlp_bias",
-    "model_max_length",
-    "model_type",
-    "no_repeat_ngram_size",
-    "num_attention_heads",
-    "num_beam_groups",
-    "num_beams",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "num_labels",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
-    "output_scores",
-    "pad_token_id",
-    "partial_rotary_factor",
-    "prefix",
-    "pretraining_tp",
-    "problem_type",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "resid_pdrop",
-    "return_dict",
-    "return_dict_in_generate",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "sep_token_id",
-    "sliding_window",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tie_word_embeddings",
-    "tokenizer_class",
-    "top_k",
-    "top_p",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "typical_p",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_bfloat16",
-    "use_cache",
-    "use_sliding_window",
-    "vocab_size",
-};
-
-// What config.json says about experts; it may be read only where the architecture has them.
-constexpr absl::string_view kExpertFields[] = {
-    "decoder_sparse_step", "mlp_only_layers",      "moe_intermediate_size",
-    "norm_topk_prob",      "num_experts",          "num_experts_per_tok",
-    "num_local_experts",   "output_router_logits", "router_aux_loss_coef"};
-
-// And about Gemma's layers. Pictures are no part of gemma3_text; what caps scores or logits, or looks
-// ahead, is read by nobody and refused if it is set.
-constexpr absl::string_view kGemmaFields[] = {
-    "_sliding_window_pattern", "cache_implementation", "hidden_activation",
-    "query_pre_attn_scalar",   "rope_local_base_freq", "sliding_window_pattern",
-};
-
 absl::Status ParseExperts(const JsonFields& fields, ModelConfig& config) {
   constexpr int64_t kMaxExperts = 4096, kMaxPerToken = 256;
   ExpertsConfig& experts = config.experts;
@@ -373,16 +267,22 @@ absl::Status RefuseOthers(const JsonFields& fields, const ArchitectureTraits& tr
   ASSIGN_OR_RETURN(const bool causal, fields.BoolOr("is_causal", true));
   if (!causal) return fields.Unsupported("is_causal", "is not run: tokens see what precedes them");
   for (const char* field : {"quantization_config", "compression_config"}) {
-    if (fields.Has(field)) {
+    const json* scheme = fields.Find(field);
+    if (scheme != nullptr && !(scheme->is_structured() && scheme->empty())) {
       return fields.Unsupported(field, "is not run: weights must be f32, f16 or bf16");
     }
   }
-  std::vector<absl::string_view> known(std::begin(kKnownFields), std::end(kKnownFields));
-  if (traits.architecture == Architecture::kQwen3Moe) {
-    known.insert(known.end(), std::begin(kExpertFields), std::end(kExpertFields));
+  return absl::OkStatus();
+}
+
+absl::Status RefuseUnknown(const JsonFields& fields, const ModelConfig& config) {
+  const std::vector<Fact> facts = FactsOf(config);
+  for (const auto& [name, value] : fields.object().items()) {
+    if (IsKnownField(config.architecture, name)) continue;
+    if (ChangesNothing(name, ToFieldValue(value), facts)) continue;
+    return fields.Unsupported(name, "is not understood, and could change results");
   }
-  if (gemma) known.insert(known.end(), std::begin(kGemmaFields), std::end(kGemmaFields));
-  return RefuseUnknownFields(fields, known);
+  return absl::OkStatus();
 }
 
 // An id or a list of ids.
@@ -402,38 +302,45 @@ absl::StatusOr<std::vector<TokenId>> ParseTokenIds(const JsonFields& fields, con
   return ids;
 }
 
-// eos and bos from one file, where it has them.
+// What one file says of eos and bos, where no file before it did.
 absl::Status ReadSpecialTokens(const JsonFields& fields, ModelConfig& config) {
   if (fields.Has("eos_token_id")) {
-    ASSIGN_OR_RETURN(config.eos_token_ids,
+    ASSIGN_OR_RETURN(std::vector<TokenId> ids,
                      ParseTokenIds(fields, "eos_token_id", config.vocab_size));
+    (config.eos_token_ids.empty() ? config.eos_token_ids : config.overruled_eos_ids) =
+        std::move(ids);
   }
   if (fields.Has("bos_token_id")) {
     ASSIGN_OR_RETURN(const std::vector<TokenId> bos,
                      ParseTokenIds(fields, "bos_token_id", config.vocab_size));
     if (bos.size() != 1) return fields.Invalid("bos_token_id", "is not one token id");
-    config.bos_token_id = bos[0];
+    if (config.bos_token_id < 0) config.bos_token_id = bos[0];
   }
   return absl::OkStatus();
 }
 
 absl::Status ParseSpecialTokens(const std::filesystem::path& folder, const JsonFields& fields,
                                 const ArchitectureTraits& traits, ModelConfig& config) {
-  // The class default holds only where the field is absent, and only if it is a token at all.
-  const auto fallback = [&](const char* name, TokenId id) {
-    return !fields.IsNull(name) && id < config.vocab_size ? id : -1;
-  };
-  config.bos_token_id = fallback("bos_token_id", traits.bos_token_id);
-  const TokenId eos = fallback("eos_token_id", traits.eos_token_id);
-  if (eos >= 0) config.eos_token_ids = {eos};
-  RETURN_IF_ERROR(ReadSpecialTokens(fields, config));
-
   const std::string path = (folder / "generation_config.json").string();
   absl::StatusOr<std::string> text = ReadFile(path);
-  if (absl::IsNotFound(text.status())) return absl::OkStatus();
-  RETURN_IF_ERROR(text.status());
-  ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path));
-  return ReadSpecialTokens(JsonFields(path, object), config);
+  if (text.ok()) {
+    ASSIGN_OR_RETURN(const json object, ParseJsonObject(*text, path));
+    RETURN_IF_ERROR(ReadSpecialTokens(JsonFields(path, object), config));
+  } else if (!absl::IsNotFound(text.status())) {
+    return text.status();
+  }
+  RETURN_IF_ERROR(ReadSpecialTokens(fields, config));
+  // The class default holds only where the field is absent, and only if it is a token at all.
+  const auto holds = [&](const char* name, TokenId id) {
+    return !fields.IsNull(name) && id >= 0 && id < config.vocab_size;
+  };
+  if (config.bos_token_id < 0 && holds("bos_token_id", traits.bos_token_id)) {
+    config.bos_token_id = traits.bos_token_id;
+  }
+  if (config.eos_token_ids.empty() && holds("eos_token_id", traits.eos_token_id)) {
+    config.eos_token_ids = {traits.eos_token_id};
+  }
+  return absl::OkStatus();
 }
 
 // The fewest digits that read back as x; whole numbers without an exponent.
@@ -461,6 +368,25 @@ const char* RopeTypeName(RopeType type) {
   return "unknown";
 }
 
+namespace {
+
+// A folder into which GGUF files were downloaded is no checkpoint: one of them is meant.
+absl::Status CheckNotOnlyGguf(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder / "config.json", error)) return absl::OkStatus();
+  std::filesystem::directory_iterator it(folder, error);
+  for (const std::filesystem::directory_iterator end; !error && it != end; it.increment(error)) {
+    if (!IsGgufPath(it->path().string())) continue;
+    return absl::InvalidArgumentError(absl::StrCat("model folder ", folder.string(),
+                                                   " has no config.json, but GGUF files: give "
+                                                   "one of them, as ",
+                                                   it->path().string()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   if (IsGgufPath(model_dir)) {
     ASSIGN_OR_RETURN(const std::shared_ptr<const Gguf> gguf, Gguf::Open(model_dir));
@@ -468,6 +394,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   }
   const std::filesystem::path folder(model_dir);
   const std::string path = (folder / "config.json").string();
+  RETURN_IF_ERROR(CheckNotOnlyGguf(folder));
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, path));
   const JsonFields fields(path, object);
@@ -481,7 +408,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
     RETURN_IF_ERROR(ParseExperts(fields, config));
   }
   const bool gemma = traits->architecture == Architecture::kGemma3;
-  if (!gemma) RETURN_IF_ERROR(RefuseSlidingWindow(fields, *traits, config));
+  if (!gemma) RETURN_IF_ERROR(ParseWindowLimit(fields, *traits, config));
   RETURN_IF_ERROR(ParseBiases(fields, *traits, config));
   ASSIGN_OR_RETURN(config.rms_norm_eps, fields.NumberOr("rms_norm_eps", 1e-6, 1e-12, 1.0));
   ASSIGN_OR_RETURN(config.tie_word_embeddings, fields.BoolOr("tie_word_embeddings", gemma));
@@ -490,8 +417,28 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   } else {
     ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(fields, config.max_position_embeddings));
   }
+  RETURN_IF_ERROR(RefuseUnknown(fields, config));
   RETURN_IF_ERROR(ParseSpecialTokens(folder, fields, *traits, config));
   return config;
+}
+
+int64_t ModelConfig::MaxTokens(bool beyond_trained) const {
+  const int64_t trained = beyond_trained ? INT64_MAX : max_position_embeddings;
+  return window_limit == 0 ? trained : std::min(trained, window_limit);
+}
+
+absl::Status ModelConfig::CheckTokens(int64_t tokens, absl::string_view what, bool beyond_trained,
+                                      absl::string_view advice) const {
+  if (tokens <= MaxTokens(beyond_trained)) return absl::OkStatus();
+  if (window_limit != 0 && tokens > window_limit) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": ", tokens, " tokens exceed the model's sliding_window=", window_limit,
+        " (max_position_embeddings=", max_position_embeddings,
+        "): beyond it a token sees the last ", window_limit, " alone, which is not run"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": ", tokens,
+      " tokens exceed the model's max_position_embeddings=", max_position_embeddings, advice));
 }
 
 bool SlidingConfig::In(Layer layer) const {

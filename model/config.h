@@ -3,8 +3,8 @@
 // Source: the config classes of transformers (LlamaConfig, MistralConfig, Qwen2Config,
 //         Qwen3Config, Qwen3MoeConfig, Gemma3TextConfig), their defaults included; but the sizes that it always writes must be there.
 // Errors: NotFound no config.json; InvalidArgument malformed or inconsistent (names field, value,
-//         bound); Unimplemented an architecture, activation, rope type or sliding window that we do
-//         not run, or a field that is neither understood nor known to change no result (names it).
+//         bound); Unimplemented an architecture, activation or rope type that we do not run, or a
+//         field that is neither understood nor one that changes nothing (field_rules.h; names it).
 #pragma once
 
 #include <cstdint>
@@ -72,6 +72,9 @@ struct ModelConfig {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t max_position_embeddings = 0;
+  // Tokens of a window that is not run, as layers of Mistral v0.1 and some of Qwen's have it: up to so
+  // many, attention over all of them is the model's. 0: no such window.
+  int64_t window_limit = 0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;     // Qwen2; Llama and Qwen3 with attention_bias
@@ -85,9 +88,20 @@ struct ModelConfig {
   RopeConfig rope;          // of layers that do not slide
   SlidingConfig sliding;
   ExpertsConfig experts;
-  // Each from generation_config.json where it says so, else from config.json.
+  // Each from generation_config.json where it says so, else from config.json. A Checkpoint has more ends
+  // behind these (special_tokens.h).
   std::vector<TokenId> eos_token_ids;  // may be empty
-  TokenId bos_token_id = -1;           // -1: none
+  std::vector<TokenId>
+      overruled_eos_ids;      // config.json's, where generation_config.json has its own
+  TokenId bos_token_id = -1;  // -1: none
+
+  // Tokens of document, prompt and answer together. beyond_trained: positions may exceed
+  // max_position_embeddings, but never a window.
+  int64_t MaxTokens(bool beyond_trained = false) const;
+  // InvalidArgument where `tokens` are more; names `what`, both numbers, and which bound it is. advice: what
+  // can be done about max_position_embeddings.
+  absl::Status CheckTokens(int64_t tokens, absl::string_view what, bool beyond_trained,
+                           absl::string_view advice = "") const;
 
   // Tokens that a layer attends to, the newest ones, the one that looks included; 0: all.
   int64_t Window(Layer layer) const { return sliding.In(layer) ? sliding.window : 0; }

@@ -167,18 +167,98 @@ TEST(ConfigTest, Experts_BothSpellingsAndLayers) {
   // Elsewhere they are fields that nobody understands.
   EXPECT_THAT(LoadConfig(PatchedConfig("qwen3", {{"num_experts", 8}})),
               StatusIs(absl::StatusCode::kUnimplemented, "num_experts=8 is not understood"));
+  CARREL_EXPECT_OK(
+      LoadConfig(PatchedConfig("qwen3", {{"num_experts", 0}, {"num_experts_per_tok", 0}})));
 }
 
-TEST(ConfigTest, SlidingWindowThatCannotBite_IsAccepted) {
-  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("mistral", {{"sliding_window", nullptr}})));
-  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("mistral", {{"sliding_window", 4096}})));
-  CARREL_EXPECT_OK(
-      LoadConfig(PatchedConfig("mistral", json::object())));  // default 4096, 4096 positions
-  CARREL_EXPECT_OK(
-      LoadConfig(PatchedConfig("qwen2", {{"sliding_window", 128}, {"use_sliding_window", false}})));
+// Where layers have a window, in any spelling, attention over all tokens is right up to it and no further,
+// whatever the model was trained for.
+TEST(ConfigTest, SlidingWindow_BoundsTheTokensThatAreRun) {
   const json full =
       json::array({"full_attention", "full_attention", "full_attention", "full_attention"});
-  CARREL_EXPECT_OK(LoadConfig(PatchedConfig("qwen3", {{"layer_types", full}})));
+  json sliding = full;
+  sliding[2] = "sliding_attention";
+  const json used = {{"use_sliding_window", true}, {"sliding_window", 128}};
+  const auto with = [&](json more) {
+    more.update(used);
+    return more;
+  };
+  const struct {
+    const char* model_type;
+    json set;
+    int64_t limit;
+  } kCases[] = {
+      {"mistral", {{"sliding_window", nullptr}}, 0},
+      {"mistral", {{"sliding_window", 1024}}, 1024},
+      {"mistral", {{"sliding_window", 4096}}, 4096},
+      {"mistral", {{"max_position_embeddings", 32768}}, 4096},  // the class's default
+      {"mistral", {{"sliding_window", 65536}}, 65536},
+      {"llama", {{"sliding_window", 16}}, 16},
+      {"llama", json::object(), 0},
+      {"qwen2", {{"sliding_window", 128}, {"use_sliding_window", false}}, 0},
+      {"qwen2", {{"sliding_window", 128}}, 0},
+      {"qwen2", with({{"max_window_layers", 3}}), 128},
+      {"qwen2", with({{"max_window_layers", 4}}), 0},  // the first layer that slides is not there
+      {"qwen2", with({}), 0},                          // the class's default, 28
+      {"qwen3", with({{"max_window_layers", 0}}), 128},
+      {"qwen3", with({{"layer_types", sliding}}), 128},
+      {"qwen3", with({{"layer_types", full}, {"max_window_layers", 0}}), 0},
+      {"qwen3", {{"layer_types", full}}, 0},
+      {"qwen2", {{"use_sliding_window", true}, {"max_window_layers", 1}}, 4096},
+  };
+  for (const auto& [model_type, set, limit] : kCases) {
+    const auto config = LoadConfig(PatchedConfig(model_type, set));
+    CARREL_ASSERT_OK(config) << model_type << set;
+    EXPECT_EQ(config->window_limit, limit) << model_type << set;
+    EXPECT_TRUE(config->Windows().empty());
+  }
+}
+
+TEST(ConfigTest, MaxTokens_AWindowHoldsWhereTrainingDoesNot) {
+  ModelConfig config;
+  config.max_position_embeddings = 300;
+  EXPECT_EQ(config.MaxTokens(), 300);
+  EXPECT_EQ(config.MaxTokens(true), INT64_MAX);
+  CARREL_EXPECT_OK(config.CheckTokens(300, "d", false));
+  CARREL_EXPECT_OK(config.CheckTokens(301, "d", true));
+  EXPECT_THAT(config.CheckTokens(301, "the document", false, "; buy more"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "the document: 301 tokens exceed the model's "
+                       "max_position_embeddings=300; buy more"));
+  config.window_limit = 64;
+  for (const bool beyond : {false, true}) {
+    EXPECT_EQ(config.MaxTokens(beyond), 64);
+    CARREL_EXPECT_OK(config.CheckTokens(64, "d", beyond));
+    EXPECT_THAT(config.CheckTokens(65, "d", beyond, "; buy more"),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "d: 65 tokens exceed the model's sliding_window=64 "
+                         "(max_position_embeddings=300)"));
+  }
+  config.window_limit = 300;  // as long as trained for: binding beyond it alone
+  EXPECT_EQ(config.MaxTokens(true), 300);
+  EXPECT_FALSE(config.CheckTokens(301, "d", true).ok());
+}
+
+TEST(ConfigTest, AttnFactor_IsNothingToTransformers) {
+  const json rope = {{"rope_type", "yarn"},
+                     {"factor", 4.0},
+                     {"original_max_position_embeddings", 1024},
+                     {"attn_factor", 0.8782488562869419}};
+  const auto config = LoadConfig(PatchedConfig("qwen3", {{"rope_scaling", rope}}));
+  CARREL_ASSERT_OK(config);
+  EXPECT_NEAR(config->rope.attention_factor, 1.1386294361119891, 1e-12);
+  json both = rope;
+  both["attention_factor"] = 0.9;
+  EXPECT_EQ(LoadConfig(PatchedConfig("qwen3", {{"rope_scaling", both}}))->rope.attention_factor,
+            0.9);
+  json bad = rope;
+  bad["attn_factor"] = "x";
+  EXPECT_THAT(LoadConfig(PatchedConfig("qwen3", {{"rope_scaling", bad}})),
+              StatusIs(absl::StatusCode::kInvalidArgument, "attn_factor"));
+  bad["attn_factor"] = 1.0;
+  bad["rope_type"] = "linear";
+  EXPECT_THAT(LoadConfig(PatchedConfig("qwen3", {{"rope_scaling", bad}})),
+              StatusIs(absl::StatusCode::kInvalidArgument, "attn_factor=1.0 is not a parameter"));
 }
 
 TEST(ConfigTest, EachUnsupportedField_IsNamed) {
@@ -201,10 +281,6 @@ TEST(ConfigTest, EachUnsupportedField_IsNamed) {
       {"llama", {{"quantization_config", {{"bits", 4}}}}, "quantization_config={\"bits\":4}"},
       {"llama", {{"compression_config", {{"a", 4}}}}, "compression_config"},
       {"llama", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor=0.5 is not 1"},
-      {"mistral", {{"sliding_window", 1024}}, "sliding_window=1024 is below max_position_emb"},
-      {"mistral", {{"max_position_embeddings", 32768}}, "sliding_window=4096 (default) is below"},
-      {"llama", {{"sliding_window", 16}}, "sliding_window=16 is below"},
-      {"qwen2", {{"use_sliding_window", true}}, "use_sliding_window=true is not run"},
       {"qwen3", {{"layer_types", sliding_layers}}, "layer_types"},
       {"mistral",
        {{"sliding_window", nullptr}, {"attention_bias", true}},
@@ -323,7 +399,8 @@ TEST(ConfigTest, FieldThatIsNotUnderstood_IsRefusedUnlessEmpty) {
       {"embedding_multiplier", 12},     {"residual_multiplier", 0.2},
       {"rope_interleaved", true},       {"is_encoder_decoder", true},
       {"quantization", {{"bits", 4}}},  {"auto_map", {{"AutoModel", "x.Y"}}},
-      {"text_config", {{"a", 1}}},      {"a_field_of_tomorrow", "on"}};
+      {"text_config", {{"a", 1}}},      {"a_field_of_tomorrow", "on"},
+      {"a_number_of_tomorrow", 0.5}};
   for (const auto& [name, value] : fields) {
     EXPECT_THAT(LoadConfig(PatchedConfig("llama", {{name, value}})),
                 StatusIs(absl::StatusCode::kUnimplemented,

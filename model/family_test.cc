@@ -1,6 +1,9 @@
 // Tiny random checkpoints of each family against what transformers computes from them
-// (tools/goldens/families.py).
+// (tools/goldens/families.py), and of models as they are published (published.py).
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -23,11 +26,9 @@ std::vector<T> Values(const Safetensors& file, const std::string& name) {
   return values;
 }
 
-class FamilyTest : public testing::TestWithParam<const char*> {};
-
-TEST_P(FamilyTest, Logits_EqualThoseOfTransformers) {
-  const std::string folder = SourceFolder() + "/model/testdata/families/" + GetParam();
-  const auto model = TestModel::Load(folder);
+// file: the model, in the folder; empty: the folder.
+void ExpectLogitsOfTransformers(const std::string& folder, const std::string& file) {
+  const auto model = TestModel::Load(folder + file);
   CARREL_ASSERT_OK(model);
   const auto golden = Safetensors::OpenFile(folder + "/golden.safetensors");
   CARREL_ASSERT_OK(golden);
@@ -47,9 +48,82 @@ TEST_P(FamilyTest, Logits_EqualThoseOfTransformers) {
   }
 }
 
+class FamilyTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(FamilyTest, Logits_EqualThoseOfTransformers) {
+  ExpectLogitsOfTransformers(SourceFolder() + "/model/testdata/families/" + GetParam(), "");
+}
+
 INSTANTIATE_TEST_SUITE_P(Checkpoints, FamilyTest,
                          testing::Values("yarn", "qwen3_moe", "qwen3_moe_mixed", "gemma3"),
                          [](const auto& info) { return std::string(info.param); });
+
+class PublishedTest : public testing::TestWithParam<const char*> {
+ protected:
+  const std::string folder_ = SourceFolder() + "/model/testdata/published/" + GetParam();
+};
+
+TEST_P(PublishedTest, FolderAndGguf_GiveTheLogitsOfTransformers) {
+  for (const char* file : {"", "/model.gguf"}) {
+    SCOPED_TRACE(file);
+    ExpectLogitsOfTransformers(folder_, file);
+  }
+}
+
+TEST_P(PublishedTest, FolderAndGguf_AreTheSameModel) {
+  const auto folder = LoadModelConfig(folder_);
+  const auto gguf = LoadModelConfig(folder_ + "/model.gguf");
+  CARREL_ASSERT_OK(folder);
+  CARREL_ASSERT_OK(gguf);
+  EXPECT_EQ(folder->window_limit, gguf->window_limit);
+  EXPECT_EQ(folder->MaxTokens(true), gguf->MaxTokens(true));
+  auto theirs = gguf->FingerprintFields(), ours = folder->FingerprintFields();
+  // The architecture llama is Mistral's, too.
+  for (auto* fields : {&theirs, &ours}) {
+    std::erase_if(*fields, [](const auto& field) { return field.first == "architecture"; });
+  }
+  EXPECT_EQ(theirs, ours);
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, PublishedTest,
+                         testing::Values("llama-3.1-8b", "gemma-3-1b", "qwen3-coder-30b-a3b",
+                                         "deepseek-r1-0528-qwen3-8b", "mistral-7b-v0.1"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !isalnum(c); }, '_');
+                           return name;
+                         });
+
+// What config.json says, as it was published.
+absl::StatusOr<ModelConfig> LoadPublished(const std::string& name) {
+  const std::string folder = FreshTempDir();
+  std::filesystem::copy(SourceFolder() + "/tests/published/" + name + ".json",
+                        folder + "/config.json");
+  return LoadModelConfig(folder);
+}
+
+TEST(PublishedConfigTest, EachIsRead) {
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(SourceFolder() + "/tests/published")) {
+    if (entry.path().extension() != ".json") continue;
+    CARREL_EXPECT_OK(LoadPublished(entry.path().stem().string())) << entry.path();
+    ++files;
+  }
+  EXPECT_GE(files, 6);
+  const auto r1 = LoadPublished("deepseek-r1-0528-qwen3-8b");
+  CARREL_ASSERT_OK(r1);
+  EXPECT_NEAR(r1->rope.attention_factor, 0.1 * std::log(4.0) + 1, 1e-12);
+  const auto mistral = LoadPublished("mistral-7b-v0.1");
+  CARREL_ASSERT_OK(mistral);
+  EXPECT_EQ(mistral->max_position_embeddings, 32768);
+  EXPECT_EQ(mistral->MaxTokens(), 4096);
+  const auto ministral = LoadPublished("ministral-8b-2410");
+  CARREL_ASSERT_OK(ministral);
+  EXPECT_EQ(ministral->MaxTokens(), 32768);
+  EXPECT_EQ(ministral->MaxTokens(/*beyond_trained=*/true), 32768);
+}
 
 }  // namespace
 }  // namespace carrel::model

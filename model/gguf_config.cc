@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 #include "common/status.h"
+#include "model/field_rules.h"
 
 namespace carrel::model {
 namespace {
@@ -32,12 +33,33 @@ struct ArchitectureName {
 constexpr ArchitectureName kArchitectures[] = {{"llama", Architecture::kLlama},
                                                {"qwen2", Architecture::kQwen2},
                                                {"qwen3", Architecture::kQwen3},
-                                               {"qwen3moe", Architecture::kQwen3Moe}};
+                                               {"qwen3moe", Architecture::kQwen3Moe},
+                                               {"gemma3", Architecture::kGemma3}};
 
 // Llama 3's rope scaling as every published model has it, but for the factor.
 constexpr double kLlama3LowFreqFactor = 1.0;
 constexpr double kLlama3HighFreqFactor = 4.0;
 constexpr int64_t kLlama3TrainedLength = 8192;
+
+// A value as the rules of fields have it.
+FieldValue ToFieldValue(const GgufMetadata& metadata, const std::string& key) {
+  const GgufValue& value = *metadata.Find(key);
+  switch (value.type) {
+    case GgufValueType::kBool:
+      return value.bytes[0] != 0;
+    case GgufValueType::kString:
+      if (value.bytes.empty()) return {};
+      return std::string(value.bytes);
+    case GgufValueType::kArray:
+      if (value.count == 0) return {};
+      return Something();
+    default:
+      break;
+  }
+  const auto number = metadata.Number(key, -HUGE_VAL, HUGE_VAL);
+  if (!number.ok()) return Something();
+  return *number;
+}
 
 class Parser {
  public:
@@ -45,18 +67,21 @@ class Parser {
 
   absl::StatusOr<ModelConfig> Run() {
     RETURN_IF_ERROR(ParseArchitecture());
-    RETURN_IF_ERROR(CheckKeys());
     RETURN_IF_ERROR(ParseShape());
     if (has_experts()) RETURN_IF_ERROR(ParseExperts());
-    RETURN_IF_ERROR(RefuseOthers());
+    RETURN_IF_ERROR(ParseOthers());
     ASSIGN_OR_RETURN(config_.rms_norm_eps,
                      metadata_.Number(Key("attention.layer_norm_rms_epsilon"), 1e-12, 1.0));
     config_.tie_word_embeddings = gguf_.Find("output.weight") == nullptr;
     config_.qkv_bias = gguf_.Find("blk.0.attn_q.bias") != nullptr;
     config_.output_bias = gguf_.Find("blk.0.attn_output.bias") != nullptr;
     config_.mlp_bias = gguf_.Find("blk.0.ffn_gate.bias") != nullptr;
-    config_.qk_norm = config_.architecture == Architecture::kQwen3 || has_experts();
+    config_.gemma = config_.architecture == Architecture::kGemma3;
+    config_.qk_norm =
+        config_.architecture == Architecture::kQwen3 || has_experts() || config_.gemma;
     RETURN_IF_ERROR(ParseRope());
+    if (config_.gemma) RETURN_IF_ERROR(ParseGemma());
+    RETURN_IF_ERROR(RefuseUnknown());
     RETURN_IF_ERROR(ParseSpecialTokens());
     return std::move(config_);
   }
@@ -71,16 +96,17 @@ class Parser {
                                      [&](const ArchitectureName& a) { return name == a.name; });
     if (known == std::end(kArchitectures)) {
       return metadata_.Unsupported("general.architecture",
-                                   "is not one of llama, qwen2, qwen3, qwen3moe");
+                                   "is not one of llama, qwen2, qwen3, qwen3moe, gemma3");
     }
     config_.architecture = known->architecture;
     prefix_ = name + ".";
     return absl::OkStatus();
   }
 
-  // Every key of the architecture is either read below or refused: an ignored one could change the
-  // answers. Those of other sections describe where the model comes from, or the tokenizer.
-  absl::Status CheckKeys() const {
+  // Every key of the architecture is either read below, or changes nothing (field_rules.h): an ignored one
+  // could change the answers. Those of other sections say where the model comes from, or are the
+  // tokenizer's.
+  absl::Status RefuseUnknown() const {
     static const auto* const kRead = new std::set<std::string, std::less<>>{
         "attention.head_count",
         "attention.head_count_kv",
@@ -94,22 +120,35 @@ class Parser {
         "expert_count",
         "expert_feed_forward_length",
         "expert_used_count",
+        "expert_weights_norm",
         "feed_forward_length",
         "rope.dimension_count",
         "rope.freq_base",
         "rope.scale_linear",
+        "rope.scaling.attn_factor",
         "rope.scaling.factor",
         "rope.scaling.finetuned",  // says how the model was trained, nothing to compute
         "rope.scaling.original_context_length",
         "rope.scaling.type",
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_ext_factor",
         "tensor_data_layout",
         "vocab_size",
     };
+    static const auto* const kReadOfGemma = new std::set<std::string, std::less<>>{
+        "attention.scale", "attention.sliding_window_pattern", "rope.freq_base_swa"};
+    std::vector<Fact> facts = FactsOf(config_);
+    facts.insert(facts.end(), {{"attention.causal", true},
+                               {"attention.scale", 1 / std::sqrt(config_.shape.head_dim)},
+                               {"expert_gating_func", 1.0}});  // softmax
     for (const auto& [key, value] : metadata_.values()) {
       absl::string_view name = key;
-      if (absl::ConsumePrefix(&name, prefix_) && !kRead->contains(name)) {
-        return metadata_.Unsupported(key, "is not a key that is understood");
-      }
+      if (!absl::ConsumePrefix(&name, prefix_) || kRead->contains(name)) continue;
+      if (config_.gemma && kReadOfGemma->contains(name)) continue;
+      if (ChangesNothing(name, ToFieldValue(metadata_, key), facts)) continue;
+      return metadata_.Unsupported(key, "is not a key that is understood");
     }
     return absl::OkStatus();
   }
@@ -197,8 +236,8 @@ class Parser {
     return vocab;
   }
 
-  // Every layer has them, and the weights of a token's experts add up to 1: what the architecture's
-  // name stands for, where the file has no key for either.
+  // Every layer has them, and unless the file says otherwise the weights of a token's experts add up to 1:
+  // what the architecture's name stands for.
   absl::Status ParseExperts() {
     ExpertsConfig& experts = config_.experts;
     ASSIGN_OR_RETURN(experts.count, metadata_.Int(Key("expert_count"), 1, kMaxExperts));
@@ -207,22 +246,20 @@ class Parser {
                                    std::min<int64_t>(experts.count, kMaxExpertsPerToken)));
     ASSIGN_OR_RETURN(experts.intermediate_size,
                      metadata_.Int(Key("expert_feed_forward_length"), 1, kMaxIntermediate));
-    experts.normalize = true;
+    ASSIGN_OR_RETURN(experts.normalize, metadata_.BoolOr(Key("expert_weights_norm"), true));
     return absl::OkStatus();
   }
 
-  absl::Status RefuseOthers() const {
+  absl::Status ParseOthers() {
     for (const char* name : {"expert_count", "expert_used_count", "expert_feed_forward_length"}) {
       if (has_experts()) break;
       ASSIGN_OR_RETURN(const int64_t count, metadata_.IntOr(Key(name), 0, 0, INT64_MAX));
       if (count != 0) return metadata_.Unsupported(Key(name), "is not 0: experts are not run");
     }
-    const std::string window = Key("attention.sliding_window");
-    ASSIGN_OR_RETURN(const int64_t tokens, metadata_.IntOr(window, 0, 0, INT64_MAX));
-    if (tokens != 0 && tokens < config_.max_position_embeddings) {
-      return metadata_.Unsupported(
-          window, absl::StrCat("is below context_length=", config_.max_position_embeddings,
-                               " and is not run: attention is over all tokens"));
+    // As config.cc has it: attention over all tokens is the same up to the window.
+    if (config_.architecture != Architecture::kGemma3) {
+      ASSIGN_OR_RETURN(config_.window_limit,
+                       metadata_.IntOr(Key("attention.sliding_window"), 0, 0, INT64_MAX));
     }
     if (metadata_.Has(Key("tensor_data_layout"))) {
       ASSIGN_OR_RETURN(const std::string layout, metadata_.String(Key("tensor_data_layout")));
@@ -243,6 +280,10 @@ class Parser {
       ASSIGN_OR_RETURN(type, metadata_.String(Key("rope.scaling.type")));
     }
     if (type == "yarn") return ParseYarn();
+    for (const char* name : {"rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"}) {
+      ASSIGN_OR_RETURN(const double factor, metadata_.NumberOr(Key(name), 1.0, 0.0, kMaxFactor));
+      if (factor != 1.0) return metadata_.Unsupported(Key(name), "is without a rope of type yarn");
+    }
     if (type != "none" && type != "linear") {
       return metadata_.Unsupported(Key("rope.scaling.type"), "is not one of none, linear, yarn");
     }
@@ -263,7 +304,6 @@ class Parser {
     return factors == nullptr ? absl::OkStatus() : ParseRopeFactors(*factors);
   }
 
-  // With the bounds and the attention factor that the method infers: keys for others are refused.
   absl::Status ParseYarn() {
     RopeConfig& rope = config_.rope;
     rope.type = RopeType::kYarn;
@@ -271,10 +311,85 @@ class Parser {
     ASSIGN_OR_RETURN(rope.original_max_position_embeddings,
                      metadata_.IntOr(Key("rope.scaling.original_context_length"),
                                      config_.max_position_embeddings, 1, kMaxPositions));
+    const auto bound = [&](const char* name, double& value) -> absl::Status {
+      ASSIGN_OR_RETURN(value, metadata_.NumberOr(Key(name), value, 1e-6, kMaxFactor));
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(bound("rope.scaling.yarn_beta_fast", rope.beta_fast));
+    RETURN_IF_ERROR(bound("rope.scaling.yarn_beta_slow", rope.beta_slow));
+    if (rope.beta_fast < rope.beta_slow) {
+      return metadata_.Invalid(Key("rope.scaling.yarn_beta_fast"),
+                               absl::StrCat("is below yarn_beta_slow=", rope.beta_slow));
+    }
     rope.attention_factor = 0.1 * std::log(rope.factor) + 1.0;
+    RETURN_IF_ERROR(CheckYarnFactors());
     if (gguf_.Find(kGgufRopeFactors) != nullptr) {
       return metadata_.Unsupported(Key("rope.scaling.type"),
                                    absl::StrCat("stands beside a tensor ", kGgufRopeFactors));
+    }
+    return absl::OkStatus();
+  }
+
+  // A converter writes yarn_attn_factor of config.json's attention_factor as of its attn_factor, which mean
+  // other things. 1 is nothing, and 1 / attention_factor is attn_factor as models publish it, which
+  // transformers takes for nothing (decision 080); others could be either.
+  absl::Status CheckYarnFactors() const {
+    const double cancels = 1 / config_.rope.attention_factor;
+    for (const char* name : {"rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"}) {
+      ASSIGN_OR_RETURN(const double factor,
+                       metadata_.NumberOr(Key(name), 1.0, -kMaxFactor, kMaxFactor));
+      if (factor == 1.0 || std::abs(factor - cancels) <= 1e-4 * cancels) continue;
+      return metadata_.Unsupported(
+          Key(name), absl::StrCat("is neither 1 nor ", cancels, ", which change nothing here"));
+    }
+    const char* name = "rope.scaling.yarn_ext_factor";
+    ASSIGN_OR_RETURN(const double mix, metadata_.NumberOr(Key(name), 1.0, -kMaxFactor, kMaxFactor));
+    // Below 0: what the type implies, 1.
+    if (mix == 1.0 || mix < 0) return absl::OkStatus();
+    return metadata_.Unsupported(Key(name), "is not 1: part of an extrapolation is not run");
+  }
+
+  // What llama.cpp has in its code of Gemma 3, where the file says nothing: one layer in six sees all
+  // tokens, the others turn by 10,000 without scaling, and only the model of 62 layers (27B) divides
+  // scores by another root than head_dim's.
+  absl::Status ParseGemma() {
+    constexpr int32_t kLayersOf27B = 62;
+    SlidingConfig& sliding = config_.sliding;
+    ASSIGN_OR_RETURN(sliding.window,
+                     metadata_.Int(Key("attention.sliding_window"), 1, kMaxPositions));
+    RETURN_IF_ERROR(ParsePattern());
+    ASSIGN_OR_RETURN(sliding.rope.theta,
+                     metadata_.NumberOr(Key("rope.freq_base_swa"), 10000.0, 1.0, kMaxTheta));
+    if (config_.rope.type != RopeType::kDefault && config_.rope.type != RopeType::kLinear) {
+      return metadata_.Unsupported(Key("rope.scaling.type"),
+                                   "is not run where layers differ in their rope");
+    }
+    const double head_dim = config_.shape.head_dim;
+    config_.query_scalar = config_.shape.layers == kLayersOf27B
+                               ? static_cast<double>(config_.hidden_size) / config_.shape.q_heads
+                               : head_dim;
+    if (metadata_.Has(Key("attention.scale"))) {
+      ASSIGN_OR_RETURN(const double scale, metadata_.Number(Key("attention.scale"), 1e-3, 1e3));
+      config_.query_scalar = 1 / (scale * scale);
+    }
+    return absl::OkStatus();
+  }
+
+  // A number, or a bool for each layer: whether it slides.
+  absl::Status ParsePattern() {
+    const std::string key = Key("attention.sliding_window_pattern");
+    const GgufValue* value = metadata_.Find(key);
+    const bool listed = value != nullptr && value->type == GgufValueType::kArray;
+    int64_t every = 6;
+    if (!listed) {
+      ASSIGN_OR_RETURN(every, metadata_.IntOr(key, every, 1, kMaxLayers));
+    } else if (value->element != GgufValueType::kBool || value->count != config_.shape.layers) {
+      return metadata_.Invalid(
+          key, absl::StrCat("is not one bool for each of ", config_.shape.layers, " layers"));
+    }
+    for (int32_t i = 0; i < config_.shape.layers; ++i) {
+      const bool slides = listed ? value->bytes[static_cast<size_t>(i)] != 0 : (i + 1) % every != 0;
+      if (slides) config_.sliding.layers.push_back(i);
     }
     return absl::OkStatus();
   }

@@ -37,6 +37,10 @@ constexpr NamePair kLayerNames[] = {
     {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},       {"ffn_gate_inp", "mlp.gate"},
 };
+// Of Gemma, which normalises what attention and MLP add; they come before the others.
+constexpr NamePair kGemmaLayerNames[] = {{"post_attention_norm", "post_attention_layernorm"},
+                                         {"ffn_norm", "pre_feedforward_layernorm"},
+                                         {"post_ffw_norm", "post_feedforward_layernorm"}};
 // Of all experts of a layer: one tensor [experts, out, in] in the file, a matrix each elsewhere.
 constexpr NamePair kExpertNames[] = {
     {"ffn_gate_exps", "gate_proj"}, {"ffn_up_exps", "up_proj"}, {"ffn_down_exps", "down_proj"}};
@@ -46,9 +50,9 @@ constexpr char kHuggingFaceLayer[] = "model.layers.";
 
 // "blk.3.attn_q.weight" and "model.layers.3.self_attn.q_proj.weight": the same tensor. Either is
 // translated into the other; nothing for other names.
-std::optional<std::string> Translate(absl::string_view name, const char* NamePair::*from,
-                                     const char* NamePair::*to, absl::string_view from_layer,
-                                     absl::string_view to_layer) {
+std::optional<std::string> Translate(absl::string_view name, bool gemma,
+                                     const char* NamePair::*from, const char* NamePair::*to,
+                                     absl::string_view from_layer, absl::string_view to_layer) {
   const size_t dot = name.rfind('.');
   if (dot == absl::string_view::npos) return std::nullopt;
   const absl::string_view suffix = name.substr(dot);  // ".weight", ".bias"
@@ -68,11 +72,16 @@ std::optional<std::string> Translate(absl::string_view name, const char* NamePai
     return std::nullopt;
   }
   stem.remove_prefix(end + 1);
-  return find(kLayerNames, absl::StrCat(to_layer, layer, "."));
+  const std::string prefix = absl::StrCat(to_layer, layer, ".");
+  if (gemma) {
+    if (auto found = find(kGemmaLayerNames, prefix)) return found;
+  }
+  return find(kLayerNames, prefix);
 }
 
-std::optional<std::string> HuggingFaceName(absl::string_view name) {
-  return Translate(name, &NamePair::gguf, &NamePair::hugging_face, kGgufLayer, kHuggingFaceLayer);
+std::optional<std::string> HuggingFaceName(absl::string_view name, bool gemma) {
+  return Translate(name, gemma, &NamePair::gguf, &NamePair::hugging_face, kGgufLayer,
+                   kHuggingFaceLayer);
 }
 
 // "blk.3.ffn_up_exps.weight": "model.layers.3.mlp.experts.", and "up_proj.weight" in *matrix.
@@ -105,9 +114,10 @@ std::optional<std::string> StackedName(absl::string_view name) {
   return std::nullopt;
 }
 
-std::string GgufName(absl::string_view name) {
+std::string GgufName(absl::string_view name, bool gemma) {
   if (const std::optional<std::string> stacked = StackedName(name)) return *stacked;
-  return Translate(name, &NamePair::hugging_face, &NamePair::gguf, kHuggingFaceLayer, kGgufLayer)
+  return Translate(name, gemma, &NamePair::hugging_face, &NamePair::gguf, kHuggingFaceLayer,
+                   kGgufLayer)
       .value_or(std::string(name));
 }
 
@@ -187,7 +197,10 @@ class Loader {
     Fill();
     source.where = gguf().path();
     source.tensors = Safetensors::Of(std::move(views));
-    source.name_in_file = GgufName;
+    source.name_in_file = [gemma = config_.gemma](absl::string_view name) {
+      return GgufName(name, gemma);
+    };
+    source.norms_have_one = config_.gemma;
     source.files = gguf().files();
     for (const auto& [name, tensor] : gguf().tensors()) {
       source.stored.push_back(
@@ -216,7 +229,7 @@ class Loader {
         RETURN_IF_ERROR(PlanExperts(name, tensor, *prefix, matrix));
         continue;
       }
-      const std::optional<std::string> translated = HuggingFaceName(name);
+      const std::optional<std::string> translated = HuggingFaceName(name, config_.gemma);
       if (!translated) return Bad(name, "is not part of a model that is run");
       Plan plan;
       plan.name = *translated;
@@ -321,7 +334,8 @@ class Loader {
     plan.to = storage_->memory.back().get();
     if (plan.to == nullptr) {
       return absl::ResourceExhaustedError(absl::StrCat(gguf().path(), ": no memory for the ", bytes,
-                                                       " bytes of ", GgufName(plan.name)));
+                                                       " bytes of ",
+                                                       GgufName(plan.name, config_.gemma)));
     }
     view.bytes = absl::string_view(plan.to, bytes);
     return view;

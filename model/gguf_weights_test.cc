@@ -11,6 +11,7 @@
 #include "common/test_util.h"
 #include "model/fingerprint.h"
 #include "model/gguf_test_model.h"
+#include "model/non_finite.h"
 #include "model/test_models.h"
 #include "model/weights.h"
 
@@ -129,6 +130,21 @@ TEST(GgufWeightsTest, Blocks_StayMappedUnlessRowsMove) {
   EXPECT_FALSE((*widened)->layer(Layer(0)).up.blocks.has_value());
   EXPECT_EQ(*(*widened)->Widened(nullptr), nullptr);
   EXPECT_EQ(WeightsSha256(**widened, nullptr), WeightsSha256(**weights, nullptr));
+}
+
+TEST(GgufWeightsTest, BlocksWithoutANumber_AreNamedAsTheFileDoes) {
+  GgufWriter writer = MakeGguf({.types = {{"ffn", GgufType::kQ8_0}}});
+  const std::string name = "blk.1.ffn_down.weight";
+  std::string bytes(static_cast<size_t>(kernels::GgufBytes(GgufType::kQ8_0, 256 * 512)), '\0');
+  bytes[0] = '\0';
+  bytes[1] = '\x7c';  // the scale of the first block: infinite
+  bytes[2] = '\1';
+  writer.DropTensor(name).Tensor(name, GgufType::kQ8_0, {256, 512}, bytes);
+  const auto model = TestModel::Load(WriteGguf(writer.Bytes()));
+  CARREL_ASSERT_OK(model);
+  EXPECT_THAT(NameNonFinite(*model->weights, absl::InternalError("why")),
+              StatusIs(absl::StatusCode::kInternal,
+                       absl::StrCat("tensor \"", name, "\" holds inf in row 0 at 0")));
 }
 
 TEST(GgufWeightsTest, Pool_ChangesNoBit) {

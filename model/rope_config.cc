@@ -58,8 +58,9 @@ bool Reads(RopeType type, absl::string_view name) {
     case RopeType::kLlama3:
       return one_of({"factor", "low_freq_factor", "high_freq_factor"});
     case RopeType::kYarn:
-      return one_of({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
-                     "mscale_all_dim", "truncate"});
+      // attn_factor is of other programs: transformers takes it for nothing (decision 080).
+      return one_of({"factor", "attention_factor", "attn_factor", "beta_fast", "beta_slow",
+                     "mscale", "mscale_all_dim", "truncate"});
   }
   return false;
 }
@@ -105,6 +106,7 @@ absl::Status ParseYarn(const JsonFields& rope, int64_t max_position_embeddings,
   if (result.beta_fast < result.beta_slow) {
     return rope.Invalid("beta_fast", absl::StrCat("is below beta_slow=", result.beta_slow));
   }
+  RETURN_IF_ERROR(rope.NumberOr("attn_factor", 1.0, kMinFreqFactor, kMaxFactor).status());
   ASSIGN_OR_RETURN(result.truncate, rope.BoolOr("truncate", true));
   ASSIGN_OR_RETURN(const double mscale, rope.NumberOr("mscale", 0.0, 0.0, kMaxFactor));
   ASSIGN_OR_RETURN(const double of_all, rope.NumberOr("mscale_all_dim", 0.0, 0.0, kMaxFactor));

@@ -48,10 +48,8 @@ class WeightsBuilder {
 
  private:
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
-    const TensorSource& source = weights_->source_;
     return absl::InvalidArgumentError(absl::StrCat(
-        source.where, ": tensor \"",
-        source.name_in_file ? source.name_in_file(name) : std::string(name), "\" ", what));
+        weights_->source_.where, ": tensor \"", weights_->NameInFile(name), "\" ", what));
   }
 
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {
@@ -113,7 +111,7 @@ class WeightsBuilder {
   // By what a normalised number is multiplied.
   absl::StatusOr<std::vector<float>> Norm(const std::string& prefix, int64_t size) {
     ASSIGN_OR_RETURN(std::vector<float> values, Vector(prefix + ".weight", size));
-    if (config_.gemma) {
+    if (config_.gemma && !weights_->source_.norms_have_one) {
       for (float& value : values) value += 1.0f;
     }
     return values;

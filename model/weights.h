@@ -60,6 +60,7 @@ struct TensorSource {
   std::vector<StoredTensor> stored;   // by name
   ModelFiles files;                   // that all of it is from
   std::shared_ptr<const void> owner;  // of everything that the others view
+  bool norms_have_one = false;        // of Gemma: norms are stored with 1 added
   // What the file calls a tensor, for messages.
   std::function<std::string(absl::string_view)> name_in_file;
   // The same weights without blocks; where there are any.
@@ -87,6 +88,10 @@ class Weights {
   }
   const std::vector<StoredTensor>& stored() const { return source_.stored; }
   const ModelFiles& files() const { return source_.files; }
+  // What the file calls the tensor of this name.
+  std::string NameInFile(absl::string_view name) const {
+    return source_.name_in_file ? source_.name_in_file(name) : std::string(name);
+  }
 
   // The same weights with every matrix in f32, f16 or bf16, for who cannot multiply with blocks:
   // null if these are. Cost: as gguf_weights.h says.

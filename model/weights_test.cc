@@ -1,6 +1,8 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -11,6 +13,7 @@
 #include "common/test_util.h"
 #include "model/cpu_backend.h"
 #include "model/fingerprint.h"
+#include "model/non_finite.h"
 #include "model/test_models.h"
 
 namespace carrel::model {
@@ -155,6 +158,32 @@ TEST_F(WeightsTest, HeadOfAnUntiedModel_MustBeThere) {
   Make(true);
   CARREL_ASSERT_OK(WriteFileAtomically(folder_ + "/config.json", TinyLlama(false)));
   EXPECT_THAT(Load(), StatusIs(Code::kInvalidArgument, "tensor \"lm_head.weight\" is missing"));
+}
+
+TEST_F(WeightsTest, NumbersThatAreNone_AreNamedByTensorAndPlace) {
+  Make(true);
+  const absl::Status status = absl::InternalError("logit of token 3 is not a number");
+  {
+    const auto model = TestModel::Load(folder_);
+    CARREL_ASSERT_OK(model);
+    EXPECT_EQ(NameNonFinite(*model->weights, status), status);
+  }
+  const std::string name = "model.layers.1.mlp.down_proj.weight";  // [16, 24]
+  for (const auto& [value, text] : {std::pair<float, const char*>{NAN, "nan"}, {INFINITY, "inf"}}) {
+    std::string bytes;
+    Rewrite(folder_, [&](std::vector<NamedTensor>& tensors) {
+      NamedTensor& tensor = Find(tensors, name);
+      bytes = std::string(tensor.view.bytes);
+      std::memcpy(&bytes[(5 * 24 + 7) * sizeof(float)], &value, sizeof(value));
+      tensor.view.bytes = bytes;
+    });
+    const auto model = TestModel::Load(folder_);
+    CARREL_ASSERT_OK(model);
+    EXPECT_THAT(NameNonFinite(*model->weights, status),
+                StatusIs(Code::kInternal,
+                         absl::StrCat("is not a number: the model's weights are damaged: tensor \"",
+                                      name, "\" holds ", text, " in row 5 at 7 of [16, 24]")));
+  }
 }
 
 TEST_F(WeightsTest, NoCheckpoint_IsNotFound) {

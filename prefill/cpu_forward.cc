@@ -31,13 +31,14 @@ std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model, i
 class CpuForward final : public LayerForward {
  public:
   CpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
-             std::vector<Position> sample_positions, const AttentionConfig& attention,
-             int64_t block_tokens, ThreadPool* pool)
+             std::vector<Position> sample_positions, std::vector<Position> recheck_positions,
+             const AttentionConfig& attention, int64_t block_tokens, ThreadPool* pool)
       : shape_(checkpoint.config.shape),
         hidden_size_(checkpoint.config.hidden_size),
         tokens_(tokens),
         block_tokens_(block_tokens),
         drift_positions_(SamplePositions(tokens, kDriftTokens)),
+        recheck_positions_(std::move(recheck_positions)),
         config_(checkpoint.config),
         rope_applied_(attention.rope == model::Rope::kTrained),
         backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool,
@@ -65,6 +66,7 @@ class CpuForward final : public LayerForward {
   absl::Status Run(Layer layer, bool rows_only, absl::FunctionRef<absl::Status(int64_t)> passed,
                    absl::FunctionRef<absl::Status(LayerRows)> take) override {
     ASSIGN_OR_RETURN(std::vector<float> drift, MeasureDrift(layer));
+    std::vector<float> entering = HiddenOf(recheck_positions_);
     for (int64_t at = 0; at < tokens_; at += block_tokens_) {
       const int64_t n = std::min(block_tokens_, tokens_ - at);
       float* const hidden = &hidden_[at * hidden_size_];
@@ -77,6 +79,7 @@ class CpuForward final : public LayerForward {
     }
     LayerRows rows = attention_->TakeLayer(layer);
     rows.query_drift = std::move(drift);
+    rows.entering = std::move(entering);
     return take(std::move(rows));
   }
 
@@ -84,13 +87,19 @@ class CpuForward final : public LayerForward {
   int64_t device_bytes() const override { return 0; }
 
  private:
+  std::vector<float> HiddenOf(const std::vector<Position>& positions) const {
+    std::vector<float> of;
+    of.reserve(positions.size() * static_cast<size_t>(hidden_size_));
+    for (const Position position : positions) {
+      const float* row = &hidden_[position * hidden_size_];
+      of.insert(of.end(), row, row + hidden_size_);
+    }
+    return of;
+  }
+
   // Of a layer that is about to be run; empty for the first. Keeps what enters it for the next one.
   absl::StatusOr<std::vector<float>> MeasureDrift(Layer layer) {
-    std::vector<float> entering;
-    for (const Position position : drift_positions_) {
-      const float* row = &hidden_[position * hidden_size_];
-      entering.insert(entering.end(), row, row + hidden_size_);
-    }
+    std::vector<float> entering = HiddenOf(drift_positions_);
     std::swap(before_, entering);
     if (layer.value() == 0) return std::vector<float>();
     const auto n = static_cast<int64_t>(drift_positions_.size());
@@ -120,7 +129,7 @@ class CpuForward final : public LayerForward {
   const int64_t hidden_size_;
   const int64_t tokens_;
   const int64_t block_tokens_;
-  const std::vector<Position> drift_positions_;
+  const std::vector<Position> drift_positions_, recheck_positions_;
   const model::ModelConfig& config_;
   const bool rope_applied_;  // else queries leave the backend before RoPE
   const std::unique_ptr<model::Backend> backend_;
@@ -134,10 +143,11 @@ class CpuForward final : public LayerForward {
 
 std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
                                              std::vector<Position> sample_positions,
+                                             std::vector<Position> recheck_positions,
                                              const AttentionConfig& attention, int64_t block_tokens,
                                              ThreadPool* pool) {
-  return std::make_unique<CpuForward>(checkpoint, tokens, std::move(sample_positions), attention,
-                                      block_tokens, pool);
+  return std::make_unique<CpuForward>(checkpoint, tokens, std::move(sample_positions),
+                                      std::move(recheck_positions), attention, block_tokens, pool);
 }
 
 }  // namespace carrel::prefill

@@ -35,14 +35,15 @@ constexpr int64_t kChunkTokens = 8192;
 constexpr int64_t kChunksAhead = 32;
 
 struct Sizes {
-  Sizes(const model::ModelConfig& config, int64_t tokens, int64_t samples)
+  Sizes(const model::ModelConfig& config, int64_t tokens, int64_t samples, int64_t rechecked)
       : chunk(std::min(kChunkTokens, tokens)),
         hidden(tokens * config.hidden_size),
         q_width(int64_t{config.shape.q_heads} * config.shape.head_dim),
         rows(tokens * config.shape.kv_heads * config.shape.head_dim),
         samples(samples * q_width),
         drift_tokens(std::min(kDriftTokens, tokens)),
-        before(drift_tokens * config.hidden_size) {}
+        before(drift_tokens * config.hidden_size),
+        rechecked(rechecked * config.hidden_size) {}
 
   const int64_t chunk;    // tokens
   const int64_t hidden;   // floats
@@ -50,19 +51,22 @@ struct Sizes {
   const int64_t rows;     // elements of K, and of V
   const int64_t samples;  // floats
   const int64_t drift_tokens;
-  const int64_t before;  // floats that enter a layer, of those tokens
+  const int64_t before;     // floats that enter a layer, of those tokens
+  const int64_t rechecked;  // the same, of those that are computed again
 };
 
 class CudaForward final : public LayerForward {
  public:
   CudaForward(const model::ModelConfig& config, int64_t tokens, std::vector<Position> positions,
-              const AttentionConfig& attention)
+              std::vector<Position> recheck_positions, const AttentionConfig& attention)
       : config_(config),
         attends_(attention),
         tokens_(tokens),
         sample_positions_(std::move(positions)),
         drift_positions_(SamplePositions(tokens, kDriftTokens)),
-        sizes_(config, tokens, static_cast<int64_t>(sample_positions_.size())) {}
+        recheck_positions_(std::move(recheck_positions)),
+        sizes_(config, tokens, static_cast<int64_t>(sample_positions_.size()),
+               static_cast<int64_t>(recheck_positions_.size())) {}
 
   absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory,
                         int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
@@ -80,6 +84,8 @@ class CudaForward final : public LayerForward {
         arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { memory_ = Lay(arena); }));
     ASSIGN_OR_RETURN(host_samples_, PinnedBuffer<float>::Create(sizes_.samples));
     ASSIGN_OR_RETURN(host_drift_, PinnedBuffer<float>::Create(sizes_.q_width));
+    ASSIGN_OR_RETURN(host_entering_,
+                     PinnedBuffer<float>::Create(std::max<int64_t>(1, sizes_.rechecked)));
     ASSIGN_OR_RETURN(pinned_, PinnedRows::Create(rows_ahead, 2 * sizes_.rows * 2));
     for (Marks& marks : marks_) {
       for (Event* event : {&marks.begin, &marks.attended, &marks.end}) {
@@ -169,7 +175,8 @@ class CudaForward final : public LayerForward {
     int32_t* ids = nullptr;
     int32_t* sample_rows = nullptr;  // of each token the row of samples its query becomes, or -1
     int32_t* drift_rows = nullptr;   // drift_positions_
-    float *hidden = nullptr, *samples = nullptr;
+    int32_t* recheck_rows = nullptr;
+    float *hidden = nullptr, *samples = nullptr, *entering = nullptr;
     float* before[2] = {};
     float *drift_q = nullptr, *drift_predicted_q = nullptr, *drift = nullptr;
     int32_t* drift_counts = nullptr;
@@ -182,7 +189,9 @@ class CudaForward final : public LayerForward {
     memory.ids = arena.Take<int32_t>(tokens_);
     memory.sample_rows = arena.Take<int32_t>(tokens_);
     memory.drift_rows = arena.Take<int32_t>(sizes_.drift_tokens);
+    memory.recheck_rows = arena.Take<int32_t>(static_cast<int64_t>(recheck_positions_.size()));
     memory.hidden = arena.Take<float>(sizes_.hidden);
+    memory.entering = arena.Take<float>(sizes_.rechecked);
     memory.samples = arena.Take<float>(sizes_.samples);
     for (float*& before : memory.before) before = arena.Take<float>(sizes_.before);
     memory.drift_q = arena.Take<float>(sizes_.drift_tokens * sizes_.q_width);
@@ -196,7 +205,8 @@ class CudaForward final : public LayerForward {
     return memory;
   }
 
-  // Of the sampled tokens and of those that give the drift; they are the same in every layer.
+  // Of the sampled tokens, of those that give the drift and of those that are computed again; they
+  // are the same in every layer.
   absl::Status UploadPositions() {
     std::vector<int32_t> sample_rows(static_cast<size_t>(tokens_), -1);
     for (size_t i = 0; i < sample_positions_.size(); ++i) {
@@ -205,12 +215,14 @@ class CudaForward final : public LayerForward {
       row = static_cast<int32_t>(i);
     }
     const std::vector<int32_t> drift_rows(drift_positions_.begin(), drift_positions_.end());
+    const std::vector<int32_t> recheck_rows(recheck_positions_.begin(), recheck_positions_.end());
     const auto upload = [&](const std::vector<int32_t>& from, int32_t* to) {
       return cudaMemcpyAsync(to, from.data(), from.size() * sizeof(int32_t), cudaMemcpyHostToDevice,
                              backend_->stream().get());
     };
     RETURN_IF_CUDA_ERROR(upload(sample_rows, memory_.sample_rows));
     RETURN_IF_CUDA_ERROR(upload(drift_rows, memory_.drift_rows));
+    RETURN_IF_CUDA_ERROR(upload(recheck_rows, memory_.recheck_rows));
     return backend_->stream().Synchronize();
   }
 
@@ -245,6 +257,10 @@ class CudaForward final : public LayerForward {
     auto* const rows = static_cast<uint16_t*>(projection.rows.get());
     RETURN_IF_ERROR(projection.begin.Record(stream));
     RETURN_IF_ERROR(MeasureDrift(layer));
+    // The host has those of the layer before: it waited for their copy.
+    RETURN_IF_CUDA_ERROR(kernels::GatherRowsCuda(
+        memory_.hidden, memory_.recheck_rows, static_cast<int64_t>(recheck_positions_.size()),
+        config_.hidden_size, memory_.entering, stream.get()));
     for (int64_t at = 0; at < tokens_; at += sizes_.chunk) {
       const cuda::Range range("prefill projection");
       const int64_t n = std::min(sizes_.chunk, tokens_ - at);
@@ -268,6 +284,9 @@ class CudaForward final : public LayerForward {
                                          cudaMemcpyDeviceToHost, copy_stream_.get()));
     RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_drift_.data(), memory_.drift,
                                          static_cast<size_t>(sizes_.q_width) * sizeof(float),
+                                         cudaMemcpyDeviceToHost, copy_stream_.get()));
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_entering_.data(), memory_.entering,
+                                         static_cast<size_t>(sizes_.rechecked) * sizeof(float),
                                          cudaMemcpyDeviceToHost, copy_stream_.get()));
     return projection.copied.Record(copy_stream_);
   }
@@ -392,6 +411,7 @@ class CudaForward final : public LayerForward {
     if (layer.value() > 0) {
       rows.query_drift.assign(host_drift_.data(), host_drift_.data() + sizes_.q_width);
     }
+    rows.entering.assign(host_entering_.data(), host_entering_.data() + sizes_.rechecked);
     rows.queries.resize(config_.shape.kv_heads);
     for (int32_t head = 0; head < config_.shape.kv_heads; ++head) {
       rows.k.emplace_back(k + head * head_rows, static_cast<size_t>(head_rows), memory);
@@ -410,14 +430,14 @@ class CudaForward final : public LayerForward {
   const model::ModelConfig config_;
   const AttentionConfig attends_;
   const int64_t tokens_;
-  const std::vector<Position> sample_positions_, drift_positions_;
+  const std::vector<Position> sample_positions_, drift_positions_, recheck_positions_;
   const Sizes sizes_;
   std::unique_ptr<CudaBackend> backend_;
   std::unique_ptr<CudaSparseAttention> sparse_;  // null: dense
   Stream copy_stream_;
   cuda::DeviceArena arena_;
   Memory memory_;
-  PinnedBuffer<float> host_samples_, host_drift_;
+  PinnedBuffer<float> host_samples_, host_drift_, host_entering_;
   std::unique_ptr<PinnedRows> pinned_;
   std::vector<float> host_hidden_, host_before_;
   Marks marks_[kChunksAhead];
@@ -436,10 +456,11 @@ absl::Status CheckCudaForward(const model::ModelConfig& config) {
 
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
-    ThreadPool* pool) {
-  auto forward = std::make_unique<CudaForward>(checkpoint.config, tokens,
-                                               std::move(sample_positions), attention);
+    std::vector<Position> recheck_positions, const AttentionConfig& attention, int64_t gpu_memory,
+    int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
+  auto forward =
+      std::make_unique<CudaForward>(checkpoint.config, tokens, std::move(sample_positions),
+                                    std::move(recheck_positions), attention);
   RETURN_IF_ERROR(forward->Allocate(checkpoint, gpu_memory, bytes_beside, rows_ahead, pool));
   return forward;
 }

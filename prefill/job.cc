@@ -2,6 +2,7 @@
 
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,13 +10,23 @@
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/progress.h"
+#include "common/resource_status.h"
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
+#include "kvstore/index/index_type.h"
 #include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 #include "prefill/staging.h"
 
 namespace carrel::prefill {
+
+namespace {
+
+// Beside what they hold, about: of a file its index and properties; of a segment its key, footer,
+// table of chunks, and its digest in the manifest; the header of a blob of summaries, or of an index.
+constexpr int64_t kFileOverhead = 2048, kSegmentOverhead = 256, kBlobPage = 4096;
+
+}  // namespace
 
 absl::Status ValidateSegmentTokens(int64_t s) {
   if (s >= 16 && s <= (int64_t{1} << 24) && (s & (s - 1)) == 0) return absl::OkStatus();
@@ -38,11 +49,19 @@ int64_t StoredBytes(const v1::Manifest& job, int32_t layers) {
   kvstore::IndexParams index;
   index.kind = kvstore::IndexKind::kGraph;  // the largest that auto may choose
   if (const auto planned = kvstore::IndexParamsOf(job.index()); planned.ok()) index = *planned;
-  int64_t row = int64_t{2} * 2 * job.head_dim() + kvstore::IndexBytesPerKey(index, job.head_dim());
+  const int64_t d = job.head_dim(), heads = job.kv_heads();
+  int64_t row = 2 * 2 * d + kvstore::IndexBytesPerKey(index, d);
+  // Of a head: what its blobs have beside their keys, and its sampled queries.
+  int64_t head = int64_t{job.sampled_queries()} * (4 * d * job.q_heads() / heads + 8);
   if (job.summary_rows() > 0) {
-    row += kvstore::SummaryBytesPerKey(job.summary_rows(), job.head_dim());
+    row += kvstore::SummaryBytesPerKey(job.summary_rows(), d);
+    head += kBlobPage;
   }
-  return job.tokens() * layers * job.kv_heads() * row;
+  if (!kvstore::IndexTypeOf(index.kind).exact()) head += kBlobPage;
+  const int64_t segments = 4 + 2 * (job.tokens() / std::max<int64_t>(1, job.segment_tokens()) + 1);
+  head += segments * kSegmentOverhead;
+  const int64_t layer = heads * (job.tokens() * row + head) + 4 * d * job.q_heads() + kFileOverhead;
+  return layers * layer + 4 * job.tokens() + kFileOverhead;
 }
 
 absl::Status CheckRoom(const std::string& folder, int64_t bytes, absl::string_view what) {
@@ -51,8 +70,8 @@ absl::Status CheckRoom(const std::string& folder, int64_t bytes, absl::string_vi
   const int64_t available =
       static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
   if (available >= bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("disk of ", folder, ": ", FormatBytes(available),
-                                                   " free, ", what, " needs ", FormatBytes(bytes)));
+  return MakeDiskFull(absl::StrCat("disk of ", folder, ": ", FormatBytes(available), " free, ",
+                                   what, " needs ", FormatBytes(bytes)));
 }
 
 absl::Status PublishStaged(v1::Manifest& job, const Staging& staging,

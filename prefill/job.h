@@ -29,8 +29,8 @@ absl::Status ValidateSegmentTokens(int64_t segment_tokens);
 absl::Status CheckNameIsFree(const kvstore::Store& store, const std::string& store_folder,
                              const std::string& name);
 
-// About what `layers` layers of the job, as its manifest plans it, will take on disk: at most,
-// where the index is chosen on the way.
+// What `layers` layers of the job, as its manifest plans it, will take on disk, within a third: at
+// most, where the index is chosen on the way.
 int64_t StoredBytes(const v1::Manifest& job, int32_t layers);
 
 // Whether the disk of a folder has that much room, before hours are spent. what: "prefill of ...".

@@ -57,8 +57,10 @@ class LayerForward {
   virtual int64_t device_bytes() const = 0;  // of a GPU's memory
 };
 
+// recheck_positions: tokens of which each layer's rows say what entered it.
 std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
                                              std::vector<Position> sample_positions,
+                                             std::vector<Position> recheck_positions,
                                              const AttentionConfig& attention, int64_t block_tokens,
                                              ThreadPool* pool);
 
@@ -70,7 +72,7 @@ absl::Status CheckCudaForward(const model::ModelConfig& config);
 // held by others at once; Run waits for one of them to be given back.
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
     const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
-    ThreadPool* pool);
+    std::vector<Position> recheck_positions, const AttentionConfig& attention, int64_t gpu_memory,
+    int64_t bytes_beside, int rows_ahead, ThreadPool* pool);
 
 }  // namespace carrel::prefill

@@ -1,11 +1,13 @@
 // What:   what one layer leaves behind when every token has passed it, as it will be stored.
 // Shapes: k, v [kv_heads] of [tokens, head_dim] bf16; queries [kv_heads] of [samples, group,
-//         head_dim] f32 at sample_positions, after RoPE; query_drift [q_heads, head_dim] f32.
+//         head_dim] f32 at sample_positions, after RoPE; query_drift [q_heads, head_dim] f32;
+//         entering [recheck positions, hidden_size] f32.
 // Ownership: a RowArray owns its memory.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -56,6 +58,10 @@ struct LayerRows {
   // What this layer's predicted queries lack, before RoPE, mean over kDriftTokens; empty: not
   // known. (A predicted query is the layer's projection of what entered the layer before.)
   std::vector<float> query_drift;
+  // [kv_heads] summaries that were made of these very rows; empty: they are to be made.
+  std::vector<std::string> summaries;
+  // What entered the layer, of the tokens that are to be computed again (recheck.h). Not published.
+  std::vector<float> entering;
 };
 
 // Tokens of a document, evenly spread, of which the drift is the mean: it stands out from their

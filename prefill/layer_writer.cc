@@ -27,6 +27,20 @@ absl::string_view AsBytes(const uint16_t* data, int64_t count) {
   return {reinterpret_cast<const char*>(data), static_cast<size_t>(count) * sizeof(uint16_t)};
 }
 
+// So many samples of them, evenly spread; 0: all.
+kvstore::SampledQueries Keep(const kvstore::SampledQueries& sampled, int64_t count) {
+  if (count == 0 || count >= sampled.samples()) return sampled;
+  kvstore::SampledQueries kept;
+  kept.group = sampled.group;
+  kept.head_dim = sampled.head_dim;
+  for (const Position sample : SamplePositions(sampled.samples(), count)) {
+    kept.positions.push_back(sampled.positions[static_cast<size_t>(sample)]);
+    const float* const q = sampled.Query(sample, 0);
+    kept.queries.insert(kept.queries.end(), q, q + sampled.group * sampled.head_dim);
+  }
+  return kept;
+}
+
 // Adds the values of one layer in key order and keeps count of their payload bytes.
 class LayerSst {
  public:
@@ -48,9 +62,12 @@ class LayerSst {
     return absl::OkStatus();
   }
 
-  absl::Status AddQueries(const std::vector<kvstore::SampledQueries>& heads, int64_t* bytes) {
+  // kept: of each head; 0: all.
+  absl::Status AddQueries(const std::vector<kvstore::SampledQueries>& heads, int64_t kept,
+                          int64_t* bytes) {
     for (size_t head = 0; head < heads.size(); ++head) {
-      ASSIGN_OR_RETURN(const std::string payload, kvstore::EncodeSampledQueries(heads[head]));
+      ASSIGN_OR_RETURN(const std::string payload,
+                       kvstore::EncodeSampledQueries(Keep(heads[head], kept)));
       RETURN_IF_ERROR(AddBlob(Kind::kSampledQueries, head, payload, bytes));
     }
     return absl::OkStatus();
@@ -223,7 +240,9 @@ void LayerWriter::SummariseHead(const LayerRows& rows, int32_t head, Built& buil
   const auto values = kvstore::Rows::FromMemory(rows.v[head].data(), tokens, d);
   const kvstore::SampledQueries& queries = built.queries[head];
   absl::StatusOr<std::string>& summaries = built.summaries[head];
-  if (summary_rows_ > 0) {
+  if (!rows.summaries.empty()) {
+    summaries = rows.summaries[static_cast<size_t>(head)];
+  } else if (summary_rows_ > 0) {
     summaries =
         kvstore::BuildSummaries(summary_rows_, keys, values, &queries, options_.accelerator);
   }
@@ -307,7 +326,7 @@ absl::Status LayerWriter::WriteRest(const LayerRows& rows, const Built& built,
     sizes.set_key_bytes(key_bytes);
     sizes.set_value_bytes(value_bytes);
   }
-  RETURN_IF_ERROR(out.AddQueries(built.queries, &query_bytes));
+  RETURN_IF_ERROR(out.AddQueries(built.queries, options_.kept_queries, &query_bytes));
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     const absl::StatusOr<kvstore::AutoIndex>& index = built.indexes[head];
     if (!index.ok()) {
@@ -399,6 +418,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) {
     AddFidelity(rows.layer, KvHead(head), built.fidelity[head], fragment);
   }
   if (options_.still_right) RETURN_IF_ERROR(options_.still_right());
+  if (!rows.entering.empty()) RETURN_IF_ERROR(staging_.WriteEntering(rows.layer, rows.entering));
   return staging_.WriteFragment(rows.layer, fragment);
 }
 

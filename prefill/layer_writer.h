@@ -6,8 +6,8 @@
 //          suffices a CPU; a GPU computes layers faster than one thread writes them.
 //
 // Invariants
-//   1. A layer's fragment file exists only if its SSTs are complete and synced: a resumed job
-//      trusts exactly the layers that have one.
+//   1. A layer's fragment file exists only if its SSTs, and what entered it, are complete and
+//      synced: a resumed job trusts exactly the layers that have one.
 //   2. At most one layer waits while `writers` others are written: Submit blocks, so memory is
 //      bounded by writers + 2 layers' rows.
 #pragma once
@@ -45,6 +45,9 @@ namespace carrel::prefill {
 struct LayerWriterOptions {
   // Queries of each q head whose exact attention is described in the manifest; 0: none is.
   int64_t statistics_samples = 64;
+  // Of the queries of each q head, evenly spread, those that are written; 0: all. Others teach and
+  // measure only.
+  int64_t kept_queries = 0;
   int writers = 1;
   // Files into which the rows of a layer go, written at the same time, as many for K as for V; 0:
   // all of the layer is one file. Even, 0 .. Staging::kMaxSstParts.

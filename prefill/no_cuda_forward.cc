@@ -9,6 +9,7 @@ absl::Status CheckCudaForward(const model::ModelConfig&) { return model::BuiltWi
 
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint&, int64_t,
                                                               std::vector<Position>,
+                                                              std::vector<Position>,
                                                               const AttentionConfig&, int64_t,
                                                               int64_t, int, ThreadPool*) {
   return model::BuiltWithoutCuda();

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
+#include "common/resource_status.h"
 #include "common/status.h"
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
@@ -32,6 +32,19 @@
 
 namespace carrel::prefill {
 namespace {
+
+constexpr int64_t kTeachingQueries = 256, kFewestKept = 16, kTokensPerKept = 16;
+
+// Of which indexes and summaries learn, and fidelity is measured.
+int64_t TeachingQueries(const PrefillConfig& config, int64_t tokens) {
+  return std::min(tokens, config.sampled_queries.value_or(kTeachingQueries));
+}
+
+// A query is as large as several tokens' K and V: of a short document few are kept.
+int64_t KeptQueries(const PrefillConfig& config, int64_t tokens) {
+  if (config.sampled_queries.has_value()) return TeachingQueries(config, tokens);
+  return std::min(tokens, std::clamp(tokens / kTokensPerKept, kFewestKept, kTeachingQueries));
+}
 
 // What cannot be made of keys before RoPE, and where they cannot be made.
 absl::Status ValidateKeysBeforeRope(const PrefillConfig& config) {
@@ -60,17 +73,37 @@ absl::Status ValidateKeysBeforeRope(const PrefillConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& model,
+// Whether a prompt has room behind the document; if not, what its owner can do.
+absl::Status CheckLength(const model::Checkpoint& checkpoint, const std::vector<TokenId>& tokens,
+                         bool beyond_trained) {
+  const auto all = static_cast<int64_t>(tokens.size());
+  const int64_t most = checkpoint.config.MaxTokens(beyond_trained) - 1;
+  std::string fit;
+  if (all > most && checkpoint.tokenizer != nullptr) {
+    const auto first =
+        absl::MakeConstSpan(tokens).first(static_cast<size_t>(std::clamp<int64_t>(most, 0, all)));
+    const auto text = checkpoint.tokenizer->Decode(first, /*skip_special=*/false);
+    if (text.ok())
+      fit = absl::StrCat(FormatBytes(static_cast<int64_t>(text->size())), " of it fit: ");
+  }
+  return checkpoint.config.CheckTokens(
+      all + 1, absl::StrCat("the document has ", all, " tokens; with one of a prompt"),
+      beyond_trained, absl::StrCat("; ", fit, "split it, or take a model with a longer context"));
+}
+
+absl::Status Validate(const PrefillConfig& config, const model::Checkpoint& checkpoint,
                       const std::vector<TokenId>& tokens) {
+  const model::ModelConfig& model = checkpoint.config;
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
   RETURN_IF_ERROR(kvstore::ValidateIndexParams(config.index));
   if (config.auto_index.has_value())
     RETURN_IF_ERROR(kvstore::ValidateAutoIndexConfig(*config.auto_index));
   RETURN_IF_ERROR(ValidateSegmentTokens(config.segment_tokens));
   RETURN_IF_ERROR(kvstore::ValidateSummaryRows(config.summary_rows));
-  if (config.sampled_queries < 1 || config.sampled_queries > 65536) {
+  if (const int64_t queries = config.sampled_queries.value_or(kTeachingQueries);
+      queries < 1 || queries > 65536) {
     return absl::InvalidArgumentError(
-        absl::StrCat("sampled_queries=", config.sampled_queries, " is outside [1, 65536]"));
+        absl::StrCat("sampled_queries=", queries, " is outside [1, 65536]"));
   }
   if (config.recheck_tokens < 0 || config.recheck_tokens > 4096) {
     return absl::InvalidArgumentError(
@@ -88,15 +121,8 @@ absl::Status Validate(const PrefillConfig& config, const model::ModelConfig& mod
     return absl::InvalidArgumentError(
         "beyond_trained is for rope=trained: with infinitehip no position is beyond it");
   }
-  if (static_cast<int64_t>(tokens.size()) > model.max_position_embeddings && !moved &&
-      !config.beyond_trained) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the document has ", tokens.size(),
-        " tokens, more than the model's max_position_embeddings=", model.max_position_embeddings,
-        "; --beyond-trained takes it as if the model had been trained for more; --rope infinitehip "
-        "with --key-position none goes beyond it by positions of its own"));
-  }
-  return model::ValidateTokenIds(tokens, model);
+  RETURN_IF_ERROR(model::ValidateTokenIds(tokens, model));
+  return CheckLength(checkpoint, tokens, moved || config.beyond_trained);
 }
 
 absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {
@@ -132,17 +158,19 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
       ProbeToProto(model::TakeWeightsProbe(*checkpoint.weights, checkpoint.tokenizer.get()));
   job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, job);
-  job.set_sampled_queries(std::min<int64_t>(config.sampled_queries, job.tokens()));
+  job.set_sampled_queries(KeptQueries(config, job.tokens()));
   return job;
 }
 
-// Room for the layers to come and for the hidden states of those in hand.
+// Room for the layers to come, for the hidden states of those in hand and for publication.
 absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job,
                             int32_t finished_layers, int64_t hidden_size) {
   constexpr int64_t kHiddenStates =
       4;  // being written, next, and of two layers that wait for their index
+  const int64_t rechecked = std::min(config.recheck_tokens, job.tokens()) * job.layers();
   const int64_t needed = StoredBytes(job, static_cast<int32_t>(job.layers()) - finished_layers) +
-                         job.tokens() * kHiddenStates * 4 * hidden_size;
+                         (job.tokens() * kHiddenStates + rechecked) * 4 * hidden_size +
+                         kvstore::kPublishRoom;
   return CheckRoom(config.store_folder, needed,
                    absl::StrCat("prefill of ", job.tokens(), " tokens"));
 }
@@ -223,7 +251,13 @@ class Job {
         staging_(std::move(staging)),
         store_(store),
         pool_(pool),
-        progress_(progress) {}
+        progress_(progress) {
+    if (!CanRecheck(config.attention)) return;
+    recheck_.tokens = std::min(config.recheck_tokens, job_.tokens());
+    recheck_.seed = RecheckSeed(job_.context_id());
+    recheck_.key_position = config.attention.key_position;
+    if (config.device != model::Device::kCpu) recheck_.product_error = kGpuProductError;
+  }
 
   absl::StatusOr<PrefillReport> Run() {
     RETURN_IF_ERROR(
@@ -256,10 +290,11 @@ class Job {
  private:
   absl::Status MakeForward() {
     const int64_t tokens = job_.tokens();
-    std::vector<Position> samples = SamplePositions(tokens, config_.sampled_queries);
+    std::vector<Position> samples = SamplePositions(tokens, TeachingQueries(config_, tokens));
+    std::vector<Position> rechecked = DrawPositions(tokens, recheck_.tokens, recheck_.seed);
     if (config_.device == model::Device::kCpu) {
-      forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), config_.attention,
-                                config_.block_tokens, pool_);
+      forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), std::move(rechecked),
+                                config_.attention, config_.block_tokens, pool_);
       return absl::OkStatus();
     }
     // Beside those that are written: of the layer that waits, the one that computes, and the next,
@@ -268,8 +303,9 @@ class Job {
     const bool summaries = config_.summary_rows > 0;
     accelerator_bytes_ = CudaAcceleratorBytes(tokens, summaries);
     ASSIGN_OR_RETURN(forward_,
-                     MakeCudaForward(checkpoint_, tokens, std::move(samples), config_.attention,
-                                     config_.gpu_memory, accelerator_bytes_, rows_ahead, pool_));
+                     MakeCudaForward(checkpoint_, tokens, std::move(samples), std::move(rechecked),
+                                     config_.attention, config_.gpu_memory, accelerator_bytes_,
+                                     rows_ahead, pool_));
     ASSIGN_OR_RETURN(accelerator_, MakeCudaAccelerator(tokens, summaries));
     return absl::OkStatus();
   }
@@ -277,7 +313,7 @@ class Job {
   // The latest layer whose predecessors are all on disk and whose input is at hand.
   absl::Status FindStart() {
     const int32_t layers = checkpoint_.config.shape.layers;
-    for (first_layer_ = staging_.FinishedLayers(layers); first_layer_ > 0; --first_layer_) {
+    for (first_layer_ = WholeLayers(); first_layer_ > 0; --first_layer_) {
       if (first_layer_ == layers) return absl::OkStatus();
       const auto width = static_cast<size_t>(checkpoint_.config.hidden_size);
       std::vector<float> hidden(tokens_.size() * width);
@@ -294,6 +330,22 @@ class Job {
     return forward_->Embed(tokens_);
   }
 
+  // Layers that are finished, with what it takes to check them.
+  int32_t WholeLayers() const {
+    const int32_t finished = staging_.FinishedLayers(checkpoint_.config.shape.layers);
+    for (Layer layer(0); recheck_.tokens > 0 && layer.value() < finished; layer = layer.next()) {
+      if (EnteringOf(layer).ok()) continue;
+      staging_.DropLayer(layer);
+      return layer.value();
+    }
+    return finished;
+  }
+
+  absl::StatusOr<std::vector<float>> EnteringOf(Layer layer) const {
+    return staging_.ReadEntering(
+        layer, static_cast<size_t>(recheck_.tokens * checkpoint_.config.hidden_size));
+  }
+
   absl::Status ComputeLayers(absl::Time start) {
     const model::ModelConfig& config = checkpoint_.config;
     const int64_t tokens = job_.tokens();
@@ -301,6 +353,7 @@ class Job {
     LayerWriter writer(&staging_, id, config.shape, config_.segment_tokens, config_.index,
                        config_.auto_index, config_.summary_rows, pool_,
                        {.statistics_samples = StatisticsSamples(config_, tokens),
+                        .kept_queries = job_.sampled_queries(),
                         .writers = Writers(config_.device, job_, *pool_),
                         .row_files = RowFiles(config_.device, job_, 4),
                         // The job waits for them, but every file takes its time to publish.
@@ -409,29 +462,32 @@ class Job {
 
   // What fails is not gone on with: another draw might miss it.
   absl::Status RecheckSealed() {
-    if (config_.recheck_tokens == 0 || !CanRecheck(config_.attention)) return absl::OkStatus();
+    if (recheck_.tokens == 0) return absl::OkStatus();
     progress_.Update(1, "computing some tokens again");
     const absl::Time start = absl::Now();
     std::vector<std::string> files;
     for (Layer layer(0); layer.value() < checkpoint_.config.shape.layers; layer = layer.next()) {
       for (std::string& path : staging_.SstPaths(layer)) files.push_back(std::move(path));
     }
-    RecheckConfig recheck;
-    recheck.tokens = config_.recheck_tokens;
-    recheck.seed = (uint64_t{std::random_device()()} << 32) + std::random_device()();
-    recheck.key_position = config_.attention.key_position;
-    if (config_.device != model::Device::kCpu) recheck.product_error = kGpuProductError;
     ASSIGN_OR_RETURN(const auto sealed, kvstore::OpenStagedContext(job_, files));
-    const absl::StatusOr<double> worst = Recheck(checkpoint_, tokens_, *sealed, recheck, pool_);
+    const absl::StatusOr<double> worst = Recheck(
+        checkpoint_, tokens_, *sealed, [this](Layer layer) { return EnteringOf(layer); }, recheck_,
+        pool_);
     if (!worst.ok()) {
       RETURN_IF_ERROR(CheckCheckpoint());
       RETURN_IF_ERROR(staging_.Remove());
-      return absl::Status(worst.status().code(),
-                          absl::StrCat(worst.status().message(), " (seed ", recheck.seed,
-                                       "); nothing is published, the next run begins anew"));
+      const bool model = absl::IsInvalidArgument(worst.status());
+      return absl::Status(
+          worst.status().code(),
+          absl::StrCat("the document is not kept: ", worst.status().message(),
+                       model ? ""
+                             : "; what was computed or written is wrong there: the next run "
+                               "begins anew, and if it fails, too, look at this machine's "
+                               "memory, disk and GPU",
+                       " (recheck of ", recheck_.tokens, " tokens, seed ", recheck_.seed, ")"));
     }
-    report_.recheck_tokens = std::min(recheck.tokens, job_.tokens());
-    report_.recheck_seed = recheck.seed;
+    report_.recheck_tokens = recheck_.tokens;
+    report_.recheck_seed = recheck_.seed;
     report_.recheck_worst = *worst;
     report_.recheck_seconds = absl::ToDoubleSeconds(absl::Now() - start);
     return absl::OkStatus();
@@ -451,6 +507,7 @@ class Job {
   kvstore::Store& store_;
   ThreadPool* const pool_;
   Progress& progress_;
+  RecheckConfig recheck_{.tokens = 0};
   std::unique_ptr<LayerForward> forward_;
   std::unique_ptr<kvstore::Accelerator> accelerator_;  // null: none
   int64_t accelerator_bytes_ = 0;                      // of a GPU's memory
@@ -493,7 +550,7 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
                                          const model::Checkpoint& checkpoint,
                                          const std::vector<TokenId>& tokens, kvstore::Store& store,
                                          ThreadPool* pool, Progress& progress) {
-  RETURN_IF_ERROR(Validate(config, checkpoint.config, tokens));
+  RETURN_IF_ERROR(Validate(config, checkpoint, tokens));
   if (config.device == model::Device::kCuda) RETURN_IF_ERROR(CheckCudaForward(checkpoint.config));
   RETURN_IF_ERROR(CheckNameIsFree(store, config.store_folder, config.name));
   ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
@@ -503,9 +560,13 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
   }
   v1::Manifest job = DescribeJob(config, checkpoint, tokens);
   const absl::StatusOr<v1::Manifest> found = staging.ReadJob();
-  RETURN_IF_ERROR(CheckDiskSpace(config, job,
-                                 staging.FinishedLayers(checkpoint.config.shape.layers),
-                                 checkpoint.config.hidden_size));
+  const absl::Status room =
+      CheckDiskSpace(config, job, staging.FinishedLayers(checkpoint.config.shape.layers),
+                     checkpoint.config.hidden_size);
+  if (!room.ok()) {
+    if (absl::IsNotFound(found.status())) (void)staging.Remove();
+    return room;
+  }
   if (found.ok()) {
     RETURN_IF_ERROR(SameJob(*found, job));
     job.set_context_id(found->context_id());
@@ -519,8 +580,17 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
     job.set_context_id(kvstore::ContextId::Random().Bytes());
     RETURN_IF_ERROR(staging.WriteJob(job));
   }
-  return Job(config, checkpoint, tokens, std::move(job), std::move(staging), store, pool, progress)
-      .Run();
+  absl::StatusOr<PrefillReport> report =
+      Job(config, checkpoint, tokens, std::move(job), staging, store, pool, progress).Run();
+  if (!IsDiskFull(report.status())) return report;
+  if (!config.keep_when_full) RETURN_IF_ERROR(staging.Remove());
+  return MakeDiskFull(absl::StrCat(
+      report.status().message(),
+      config.keep_when_full
+          ? absl::StrCat("; what is computed stays: the same prefill goes on with it once there is "
+                         "room, carrel rm ",
+                         config.name, " gives up its own")
+          : "; nothing of the prefill stays"));
 }
 
 }  // namespace carrel::prefill

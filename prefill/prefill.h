@@ -2,14 +2,16 @@
 //         published context.
 // Source: layer-major order (docs/architecture.md, section 1): all tokens pass layer l before any
 //         passes l + 1, so that a layer's K and V are final at once.
-// Errors: AlreadyExists the name is taken; InvalidArgument an empty document, one longer than
-//         max_position_embeddings, a token outside the vocabulary; Unavailable no GPU,
+// Errors: AlreadyExists the name is taken; InvalidArgument an empty document, one that leaves no
+//         position below max_position_embeddings for a prompt, a token outside the vocabulary; Unavailable no GPU,
 //         ResourceExhausted one with too little memory, FailedPrecondition a build without CUDA, if
 //         the device is one; FailedPrecondition the store is locked, or an interrupted job of this
-//         name had another input; ResourceExhausted disk full (checked before the work starts, and
-//         met at any write); DataLoss rows that are not what the model computes (recheck.h), after which
-//         nothing of the job is gone on with. After any other failure and after kill -9 the finished layers stay in the
-//         staging folder and the same call goes on from there. (On a GPU the last minute before an
+//         name had another input, or is running; ResourceExhausted (MakeDiskFull) disk full, checked
+//         before the work starts, and met at any write, after which nothing of the job stays unless
+//         keep_when_full; DataLoss rows that are not what the model computes, InvalidArgument a model
+//         whose weights hold NaN (recheck.h), after which nothing of the job stays, either. After any
+//         other failure and after kill -9 the finished layers stay in the staging folder
+//         (kvstore/storage/unfinished.h) and the same call goes on from there. (On a GPU the last minute before an
 //         interruption may be lost: a hidden state is written once a minute.)
 // Cost:   memory: 4 bytes * tokens * hidden_size, and of one layer 8 + up to 3 * 4 bytes * tokens *
 //         kv_heads * head_dim; weights stay mapped.
@@ -59,7 +61,9 @@ struct PrefillConfig {
   int64_t summary_rows =
       40;  // mean rows of a cluster in the summaries for the estimation term, 4 .. 8192; 0: none
   int64_t segment_tokens = 65536;  // rows per stored segment, a power of two >= 16
-  int64_t sampled_queries = 256;   // per layer and q head, kept with the context; 1 .. 65536
+  // Per layer and q head: so many teach indexes, measure and are kept, 1 .. 65536. None: 256 teach and
+  // measure, and one per 16 tokens is kept, 16 to 256.
+  std::optional<int64_t> sampled_queries;
   int64_t block_tokens =
       512;  // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
   AttentionConfig attention;
@@ -68,6 +72,8 @@ struct PrefillConfig {
   model::Device device = model::Device::kCpu;
   int64_t gpu_memory = model::kAllGpuMemory;  // bound on the bytes of a GPU's memory
   bool restart = false;  // discard an interrupted job instead of going on with it
+  // What becomes of the finished layers when the disk is full: they stay for the next run, or go.
+  bool keep_when_full = false;
   // Seconds between hidden states that are kept, as places to go on from; < 0: every layer's on a
   // CPU, one a minute on a GPU, which passes through a layer in less time than one takes to write.
   double hidden_interval_s = -1;

@@ -133,7 +133,7 @@ struct EveryLayer {
 EveryLayer RunLayers(const std::vector<TokenId>& tokens, ThreadPool* pool) {
   const auto n = static_cast<int64_t>(tokens.size());
   const auto forward =
-      MakeCpuForward(Demo(), n, SamplePositions(n, 256), AttentionConfig(), 64, pool);
+      MakeCpuForward(Demo(), n, SamplePositions(n, 256), {}, AttentionConfig(), 64, pool);
   EveryLayer every;
   CARREL_EXPECT_OK(forward->Embed(tokens));
   for (Layer layer(0); layer.value() < Demo().config.shape.layers; layer = layer.next()) {
@@ -153,6 +153,7 @@ EveryLayer RunLayers(const std::vector<TokenId>& tokens, ThreadPool* pool) {
 
 TEST_F(PrefillTest, StoredDrift_IsWhatApproximateQueriesLack) {
   const std::vector<TokenId> tokens = RandomTokens(rng_, 300);
+  config_.sampled_queries = 256;
   CARREL_ASSERT_OK(Run(tokens));
   const auto store = kvstore::Store::Open(folder_, kvstore::StoreMode::kReadOnly);
   const auto context = (*store)->OpenContext("doc");
@@ -203,7 +204,7 @@ TEST_F(PrefillTest, LayersFromAKeptState_HaveTheSameDrift) {
   ThreadPool pool(1);
   const EveryLayer every = RunLayers(tokens, &pool);
   const auto forward =
-      MakeCpuForward(Demo(), n, SamplePositions(n, 256), AttentionConfig(), 64, &pool);
+      MakeCpuForward(Demo(), n, SamplePositions(n, 256), {}, AttentionConfig(), 64, &pool);
   const Layer first(1 + static_cast<int32_t>(rng_() % 6));
   CARREL_ASSERT_OK(
       forward->SetHidden(first, {every.entering[first.value()], every.before[first.value()]}));
@@ -231,8 +232,9 @@ TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {
   refused({}, absl::StatusCode::kInvalidArgument, "the document is empty");
   refused({1, 2, 2048}, absl::StatusCode::kInvalidArgument,
           "token id 2048 at index 2 is outside the vocabulary [0, 2048)");
-  refused(std::vector<TokenId>(131073, 5), absl::StatusCode::kInvalidArgument,
-          "131073 tokens, more than the model's max_position_embeddings=131072");
+  refused(std::vector<TokenId>(131072, 5), absl::StatusCode::kInvalidArgument,
+          "131072 tokens; with one of a prompt: 131073 tokens exceed the model's "
+          "max_position_embeddings=131072");
   for (const char* name : {"", "../x", "-x", ".x", "a b"}) {
     config_.name = name;
     refused(tokens, absl::StatusCode::kInvalidArgument, "context name");
@@ -243,7 +245,7 @@ TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {
   config_.segment_tokens = 65536;
   config_.sampled_queries = 0;
   refused(tokens, absl::StatusCode::kInvalidArgument, "sampled_queries=0");
-  config_.sampled_queries = 256;
+  config_.sampled_queries.reset();
   config_.block_tokens = 100;
   refused(tokens, absl::StatusCode::kInvalidArgument, "block_tokens=100");
   config_.block_tokens = 512;
@@ -285,12 +287,10 @@ TEST_F(PrefillTest, InterruptedJobWithOtherSummaries_IsRefused) {
 }
 
 TEST_F(PrefillTest, InterruptedJobOfOtherInput_IsRefusedUntilRestarted) {
-  const auto staging = Staging::Open(folder_, "doc");
-  CARREL_ASSERT_OK(staging);
   v1::Manifest job;
   job.set_name("doc");
   job.set_token_ids_sha256("of another document");
-  CARREL_ASSERT_OK(staging->WriteJob(job));
+  CARREL_ASSERT_OK(Staging::Open(folder_, "doc")->WriteJob(job));
   const std::vector<TokenId> tokens = RandomTokens(rng_, 20);
   EXPECT_THAT(Run(tokens), StatusIs(absl::StatusCode::kFailedPrecondition, "had another input"));
   config_.restart = true;

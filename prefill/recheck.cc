@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <set>
@@ -21,22 +22,7 @@ namespace {
 
 constexpr int64_t kSpanRows = 1024;  // sealed rows that are widened together
 constexpr double kRounding = 0x1p-8, kMargin = 4, kMostAllowed = 0.75;
-
-// Up or down, at random; a run of them begins anywhere in the table.
-class Signs {
- public:
-  Signs(uint64_t seed, int64_t longest_run) : signs_(static_cast<size_t>(kStarts + longest_run)) {
-    std::mt19937_64 random(seed);
-    for (float& sign : signs_) sign = random() % 2 == 0 ? 1.0f : -1.0f;
-  }
-  const float* Run(uint64_t of) const {
-    return &signs_[static_cast<size_t>(of * 0x9E3779B97F4A7C15ull >> 52)];
-  }
-
- private:
-  static constexpr int64_t kStarts = 4096;
-  std::vector<float> signs_;
-};
+constexpr uint64_t kLooks = 16;  // at a token that is off by more than its first shadow explains
 
 // |a - b| / max(|a|, |b|); 0 if both are nothing.
 double Distance(const float* a, const float* b, int64_t n) {
@@ -51,60 +37,156 @@ double Distance(const float* a, const float* b, int64_t n) {
   return std::sqrt(off / std::max(aa, bb));
 }
 
+double Allowed(double sensitivity) { return kRounding + kMargin * sensitivity; }
+
+bool AllFinite(const float* x, int64_t n) {
+  return std::all_of(x, x + n, [](float v) { return std::isfinite(v); });
+}
+
+// Every number of x [rows, width] times 1 + by or 1 - by, as its bits, its column and the seed say.
+// Equal numbers of a column go the same way, as rounding moves them: of a text that repeats itself
+// no mean takes that off again.
+void MoveNumbers(uint64_t seed, float by, int64_t rows, int64_t width, float* x) {
+  const auto salt = static_cast<uint32_t>(seed ^ seed >> 32);
+  for (int64_t row = 0; row < rows; ++row, x += width) {
+    for (int64_t c = 0; c < width; ++c) {
+      uint32_t bits;
+      std::memcpy(&bits, &x[c], sizeof(bits));
+      bits ^= (static_cast<uint32_t>(c) + salt) * 0x9E3779B1u;
+      bits = (bits ^ bits >> 16) * 0x85EBCA6Bu;
+      bits = (bits ^ bits >> 13) * 0xC2B2AE35u;
+      x[c] *= 1.0f + ((bits & 0x80000000u) != 0 ? by : -by);
+    }
+  }
+}
+
 // Tokens [0, m) of every array are those that are computed again, [m, 2 m) their shadows.
 class Rechecker {
  public:
   Rechecker(const model::Checkpoint& checkpoint, const kvstore::StoredContext& sealed,
             const RecheckConfig& config, std::vector<Position> positions, ThreadPool* pool)
-      : model_(checkpoint.config),
+      : checkpoint_(checkpoint),
+        model_(checkpoint.config),
         shape_(model_.shape),
         sealed_(sealed),
         config_(config),
         positions_(std::move(positions)),
         pool_(pool),
         m_(static_cast<int64_t>(positions_.size())),
+        width_(model_.hidden_size),
         backend_(model::MakeCpuBackend(model_, checkpoint.weights, pool, model::RopeStage::kLeftOut,
                                        checkpoint.adapter)),
-        signs_(config.seed,
-               std::max<int64_t>(model_.hidden_size, int64_t{shape_.q_heads} * shape_.head_dim)),
-        hidden_(static_cast<size_t>(2 * m_ * model_.hidden_size)),
+        entered_(static_cast<size_t>(2 * m_ * width_)),
+        hidden_(entered_.size()),
         q_(static_cast<size_t>(2 * m_ * shape_.q_heads * shape_.head_dim)),
         k_(static_cast<size_t>(2 * m_ * shape_.kv_heads * shape_.head_dim)),
         v_(k_.size()),
         attended_(q_.size()) {}
 
-  absl::StatusOr<double> Run(const std::vector<TokenId>& tokens) {
+  absl::StatusOr<double> Run(const std::vector<TokenId>& tokens, EnteringStates entering) {
     std::vector<TokenId> ids;
     for (const Position at : positions_) ids.push_back(tokens[static_cast<size_t>(at)]);
     ids.insert(ids.end(), ids.begin(), ids.begin() + m_);
     RETURN_IF_ERROR(backend_->Embed(ids, hidden_.data()));
     for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
+      ASSIGN_OR_RETURN(const std::vector<float> state, entering(layer));
+      RETURN_IF_ERROR(CompareStates(layer, state));
+      if (layer.value() > 0) sealed_.ReleasePages(layer.value() - 1);
       const bool last = layer.value() + 1 == shape_.layers;
-      Move(layer.value(), model_.hidden_size, hidden_);
-      RETURN_IF_ERROR(
-          backend_->ProjectQkv(layer, hidden_.data(), 2 * m_, 0, q_.data(), k_.data(), v_.data()));
-      if (config_.key_position == KeyPosition::kAfterRope) Turn(layer, shape_.kv_heads, k_);
-      RETURN_IF_ERROR(OpenRows(layer, last));
-      RETURN_IF_ERROR(Compare(layer));
-      if (last) break;
-      if (config_.key_position == KeyPosition::kNone) Turn(layer, shape_.kv_heads, k_);
-      Turn(layer, shape_.q_heads, q_);
-      Attend(layer);
-      Move(layer.value(), int64_t{shape_.q_heads} * shape_.head_dim, attended_);
-      RETURN_IF_ERROR(backend_->FinishLayer(layer, attended_.data(), 2 * m_, hidden_.data()));
-      sealed_.ReleasePages(layer.value());
+      RETURN_IF_ERROR(Project(layer, state.data(), last));
+      RETURN_IF_ERROR(CompareRows(layer));
+      if (!last) RETURN_IF_ERROR(Finish(layer));
     }
     return worst_;
   }
 
  private:
-  // The shadows' numbers, by as much as products may.
-  void Move(int32_t layer, int64_t width, std::vector<float>& x) const {
-    const auto by = static_cast<float>(config_.product_error);
-    for (int64_t i = m_; i < 2 * m_; ++i) {
-      const float* const sign = signs_.Run(static_cast<uint64_t>(layer * 4 * m_ + i));
-      for (int64_t c = 0; c < width; ++c) x[i * width + c] *= 1.0f + by * sign[c];
+  // Seeds of what is moved.
+  enum Moved : uint64_t { kState = 0, kAttended = 1, kKeys = 2, kValues = 3 };
+  uint64_t SeedOf(Layer layer, Moved what) const {
+    return config_.seed * 0x9E3779B97F4A7C15ull + static_cast<uint64_t>(layer.value()) * 4 + what;
+  }
+
+  // Q, K and V of what entered the layer, and of their shadows, and the layer's rows.
+  absl::Status Project(Layer layer, const float* state, bool only_own_rows) {
+    const int64_t floats = m_ * width_;
+    std::copy_n(state, floats, entered_.data());
+    std::copy_n(state, floats, &entered_[floats]);
+    MoveNumbers(SeedOf(layer, kState), static_cast<float>(config_.product_error), m_, width_,
+                &entered_[floats]);
+    hidden_ = entered_;
+    RETURN_IF_ERROR(
+        backend_->ProjectQkv(layer, hidden_.data(), 2 * m_, 0, q_.data(), k_.data(), v_.data()));
+    if (config_.key_position == KeyPosition::kAfterRope) Turn(layer, shape_.kv_heads, k_);
+    return OpenRows(layer, only_own_rows);
+  }
+
+  // What leaves the layer.
+  absl::Status Finish(Layer layer) {
+    if (config_.key_position == KeyPosition::kNone) Turn(layer, shape_.kv_heads, k_);
+    Turn(layer, shape_.q_heads, q_);
+    Attend(layer);
+    const int64_t width = int64_t{shape_.q_heads} * shape_.head_dim;
+    MoveNumbers(SeedOf(layer, kAttended), static_cast<float>(config_.product_error), m_, width,
+                &attended_[m_ * width]);
+    return backend_->FinishLayer(layer, attended_.data(), 2 * m_, hidden_.data());
+  }
+
+  // What the layer added to token i of [0, 2 m), if `left` is what left it.
+  std::vector<float> Added(const float* left, int64_t i) const {
+    std::vector<float> added(static_cast<size_t>(width_));
+    const float* const entered = &entered_[i * width_];
+    for (int64_t c = 0; c < width_; ++c) added[c] = left[c] - entered[c];
+    return added;
+  }
+
+  double SensitivityOf(int64_t i) const {
+    return Distance(Added(&hidden_[i * width_], i).data(),
+                    Added(&hidden_[(m_ + i) * width_], m_ + i).data(), width_);
+  }
+
+  // The same of token i with rows moved in other ways: a token that stands between two states is
+  // taken to the other one by some.
+  absl::StatusOr<double> LookAgain(Layer layer, int64_t i) const {
+    double sensitivity = 0;
+    for (uint64_t look = 1; look <= kLooks; ++look) {
+      RecheckConfig config = config_;
+      config.seed += look;
+      Rechecker again(checkpoint_, sealed_, config, {PositionOf(i)}, pool_);
+      RETURN_IF_ERROR(again.Project(layer, &entered_[i * width_], /*only_own_rows=*/false));
+      RETURN_IF_ERROR(again.Finish(layer));
+      sensitivity = std::max(sensitivity, again.SensitivityOf(0));
     }
+    return sensitivity;
+  }
+
+  // What left the layer before, computed again, and what prefill says entered this one.
+  absl::Status CompareStates(Layer layer, const std::vector<float>& state) {
+    for (int64_t i = 0; i < m_; ++i) {
+      const double error = Distance(Added(&hidden_[i * width_], i).data(),
+                                    Added(&state[i * width_], i).data(), width_);
+      double allowed = Allowed(SensitivityOf(i));
+      if (!(error <= allowed) && layer.value() > 0) {
+        ASSIGN_OR_RETURN(const double sensitivity, LookAgain(Layer(layer.value() - 1), i));
+        allowed = std::max(allowed, Allowed(sensitivity));
+      }
+      if (!(error <= allowed)) {
+        if (!AllFinite(&hidden_[i * width_], width_)) return NoNumbers(layer, i, "what enters");
+        return absl::DataLossError(absl::StrFormat(
+            "layer %d token %d: what enters the layer, computed again, is off by %.3g of what the "
+            "layer before adds, rounding explains %.3g",
+            layer.value(), PositionOf(i), error, allowed));
+      }
+      worst_ = std::max(worst_, error / allowed);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status NoNumbers(Layer layer, int64_t i, absl::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "layer %d token %d: %s is NaN or infinite, also where it is computed again: the model's "
+        "weights hold NaN or infinite numbers",
+        layer.value(), PositionOf(i), what));
   }
 
   Position PositionOf(int64_t i) const { return positions_[static_cast<size_t>(i % m_)]; }
@@ -138,27 +220,30 @@ class Rechecker {
     return &x[(i * shape_.kv_heads + head) * shape_.head_dim];
   }
 
-  absl::Status Compare(Layer layer) {
+  absl::Status CompareRows(Layer layer) {
     const int64_t d = shape_.head_dim;
+    double sensitivity = 0;
     for (const std::vector<float>* x : {&k_, &v_}) {
       for (int64_t i = 0; i < m_ * shape_.kv_heads; ++i) {
         const int64_t token = i / shape_.kv_heads, head = i % shape_.kv_heads;
-        sensitivity_ =
-            std::max(sensitivity_, Distance(Row(*x, token, head), Row(*x, m_ + token, head), d));
+        sensitivity =
+            std::max(sensitivity, Distance(Row(*x, token, head), Row(*x, m_ + token, head), d));
       }
     }
-    const double allowed = std::min(kMostAllowed, kRounding + kMargin * sensitivity_);
+    const double allowed = std::min(kMostAllowed, Allowed(sensitivity));
     std::vector<float> stored(static_cast<size_t>(d));
     for (int64_t i = 0; i < m_ * shape_.kv_heads * 2; ++i) {
       const bool keys = i % 2 == 0;
       const int64_t head = i / 2 % shape_.kv_heads, token = i / 2 / shape_.kv_heads;
       const kvstore::Rows& rows = rows_[static_cast<size_t>(2 * head + (keys ? 0 : 1))];
+      const float* const row = Row(keys ? k_ : v_, token, head);
       WidenToFloat(DType::kBf16, rows.Address(PositionOf(token)), d, stored.data());
-      const double error = Distance(Row(keys ? k_ : v_, token, head), stored.data(), d);
+      const double error = Distance(row, stored.data(), d);
       if (!(error <= allowed)) {  // nor a number that is none
+        if (!AllFinite(row, d)) return NoNumbers(layer, token, keys ? "K" : "V");
         return absl::DataLossError(absl::StrFormat(
-            "recheck: layer %d kv_head %d token %d: %s computed again is off by %.3g of its norm "
-            "from what is sealed, rounding allows %.3g",
+            "layer %d kv_head %d token %d: %s computed again is off by %.3g of its norm from what "
+            "is sealed, rounding explains %.3g",
             layer.value(), head, PositionOf(token), keys ? "K" : "V", error, allowed));
       }
       worst_ = std::max(worst_, error / allowed);
@@ -215,19 +300,13 @@ class Rechecker {
     const int64_t n = std::min<int64_t>(kSpanRows, positions_.back() - begin);
     std::vector<float> k(static_cast<size_t>(n * d)), v(k.size());
     std::vector<float> scratch(static_cast<size_t>(group * n));
-    Widen(rows_[static_cast<size_t>(2 * head)], begin, n, k.data());
-    Widen(rows_[static_cast<size_t>(2 * head + 1)], begin, n, v.data());
-    if (config_.key_position == KeyPosition::kNone) {
-      kernels::Rope(k.data(), n, 1, d, begin, inv_freq);
-    }
+    WidenSpan(layer, head, begin, /*moved=*/false, inv_freq, k, v);
     Partial partial;
     partial.out.resize(static_cast<size_t>(2 * m_ * group * d));
     partial.lse.resize(static_cast<size_t>(2 * m_ * group));
     const int64_t window = model_.Window(layer);
     for (int64_t i = 0; i < 2 * m_; ++i) {
-      if (i == m_) {
-        MoveRows(static_cast<uint64_t>(layer.value() * shape_.kv_heads + head), begin, n, k, v);
-      }
+      if (i == m_) WidenSpan(layer, head, begin, /*moved=*/true, inv_freq, k, v);
       const Position end = PositionOf(i);
       const Position from = window > 0 ? std::max<Position>(begin, end + 1 - window) : begin;
       const int64_t rows = std::max<int64_t>(0, std::min(begin + n, end) - from);
@@ -238,26 +317,25 @@ class Rechecker {
     return partial;
   }
 
-  void Widen(const kvstore::Rows& rows, Position at, int64_t n, float* out) const {
-    rows.ForEachPiece({at, at + n}, [&](Position first, const void* address, int64_t count) {
-      WidenToFloat(DType::kBf16, address, count * shape_.head_dim,
-                   out + (first - at) * shape_.head_dim);
-    });
-  }
-
-  // By more than rounding them to bf16 did.
-  void MoveRows(uint64_t place, Position at, int64_t n, std::vector<float>& k,
-                std::vector<float>& v) const {
-    const int64_t d = shape_.head_dim;
-    const auto by = static_cast<float>(kRounding);
-    for (int64_t row = 0; row < n; ++row) {
-      const uint64_t of = (place << 32) + 2 * static_cast<uint64_t>(at + row);
-      const float *const key_sign = signs_.Run(of), *const value_sign = signs_.Run(of + 1);
-      for (int64_t c = 0; c < d; ++c) k[row * d + c] *= 1.0f + by * key_sign[c];
-      for (int64_t c = 0; c < d; ++c) v[row * d + c] *= 1.0f + by * value_sign[c];
+  // Rows of a KV head as they are attended to. moved: by more than rounding them to bf16 did.
+  void WidenSpan(Layer layer, int64_t head, Position begin, bool moved, const float* inv_freq,
+                 std::vector<float>& k, std::vector<float>& v) const {
+    const int64_t d = shape_.head_dim, n = static_cast<int64_t>(k.size()) / d;
+    for (const Moved what : {kKeys, kValues}) {
+      std::vector<float>& x = what == kKeys ? k : v;
+      const kvstore::Rows& rows = rows_[static_cast<size_t>(2 * head + (what == kKeys ? 0 : 1))];
+      rows.ForEachPiece({begin, begin + n},
+                        [&](Position first, const void* address, int64_t count) {
+                          WidenToFloat(DType::kBf16, address, count * d, &x[(first - begin) * d]);
+                        });
+      if (moved) MoveNumbers(SeedOf(layer, what), static_cast<float>(kRounding), n, d, x.data());
+    }
+    if (config_.key_position == KeyPosition::kNone) {
+      kernels::Rope(k.data(), n, 1, d, begin, inv_freq);
     }
   }
 
+  const model::Checkpoint& checkpoint_;
   const model::ModelConfig& model_;
   const AttentionShape& shape_;
   const kvstore::StoredContext& sealed_;
@@ -265,11 +343,11 @@ class Rechecker {
   const std::vector<Position> positions_;
   ThreadPool* const pool_;
   const int64_t m_;
+  const int64_t width_;  // of a state
   const std::unique_ptr<model::Backend> backend_;
-  const Signs signs_;
   std::vector<kvstore::Rows> rows_;  // of the layer: K and V of each head
+  std::vector<float> entered_;       // the layer; nothing before the first
   std::vector<float> hidden_, q_, k_, v_, attended_;
-  double sensitivity_ = 0;
   double worst_ = 0;
 };
 
@@ -277,6 +355,12 @@ class Rechecker {
 
 bool CanRecheck(const AttentionConfig& attention) {
   return attention.kind == AttentionKind::kDense && attention.rope == model::Rope::kTrained;
+}
+
+uint64_t RecheckSeed(absl::string_view context_id) {
+  uint64_t seed = 0;
+  std::memcpy(&seed, context_id.data(), std::min(sizeof(seed), context_id.size()));
+  return seed;
 }
 
 std::vector<Position> DrawPositions(int64_t all, int64_t count, uint64_t seed) {
@@ -289,12 +373,12 @@ std::vector<Position> DrawPositions(int64_t all, int64_t count, uint64_t seed) {
 
 absl::StatusOr<double> Recheck(const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens,
-                               const kvstore::StoredContext& sealed, const RecheckConfig& config,
-                               ThreadPool* pool) {
+                               const kvstore::StoredContext& sealed, EnteringStates entering,
+                               const RecheckConfig& config, ThreadPool* pool) {
   const auto all = static_cast<int64_t>(tokens.size());
   Rechecker rechecker(checkpoint, sealed, config, DrawPositions(all, config.tokens, config.seed),
                       pool);
-  return rechecker.Run(tokens);
+  return rechecker.Run(tokens, entering);
 }
 
 }  // namespace carrel::prefill

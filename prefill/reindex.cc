@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "kvstore/format/context_name.h"
+#include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
 #include "kvstore/index/rows/stored_drift.h"
 #include "kvstore/index/rows/stored_queries.h"
@@ -40,7 +41,9 @@ absl::StatusOr<std::vector<uint16_t>> CopyRows(const Rows& rows) {
   return to;
 }
 
-absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, int32_t kv_heads) {
+// with_summaries: as they are, too.
+absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, int32_t kv_heads,
+                                    bool with_summaries) {
   LayerRows rows;
   rows.layer = layer;
   rows.k.resize(kv_heads);
@@ -55,6 +58,10 @@ absl::StatusOr<LayerRows> ReadLayer(const StoredContext& context, Layer layer, i
                      kvstore::ReadSampledQueries(context, layer, KvHead(h)));
     rows.queries[h] = std::move(queries.queries);
     rows.sample_positions = std::move(queries.positions);
+    if (!with_summaries) continue;
+    ASSIGN_OR_RETURN(const kvstore::Blob summaries,
+                     kvstore::Blob::Open(context, layer, Kind::kSummaries, KvHead(h)));
+    ASSIGN_OR_RETURN(rows.summaries.emplace_back(), summaries.Read());
   }
   ASSIGN_OR_RETURN(rows.query_drift, kvstore::ReadQueryDrift(context, layer));
   return rows;
@@ -109,8 +116,14 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   manifest.clear_segment_digests();
   manifest.clear_head_indexes();
   manifest.clear_layer_sizes();
-  manifest.clear_head_statistics();
-  manifest.clear_head_fidelity();
+  // Summaries of the same kind, and what was measured with them, stay: prefill had more queries for
+  // them than it kept.
+  const bool measured = manifest.head_fidelity_size() > 0 && manifest.head_statistics_size() > 0 &&
+                        int64_t{manifest.summary_rows()} == config.summary_rows;
+  if (!measured) {
+    manifest.clear_head_statistics();
+    manifest.clear_head_fidelity();
+  }
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, manifest);
   manifest.set_program_version(kVersion);
   RETURN_IF_ERROR(CheckRoom(config.store_folder,
@@ -125,12 +138,15 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
                                 .kv_heads = static_cast<int32_t>(manifest.kv_heads()),
                                 .head_dim = static_cast<int32_t>(manifest.head_dim())};
   {
+    LayerWriterOptions options;
+    if (measured) options.statistics_samples = 0;
     LayerWriter writer(&staging, id, shape, manifest.segment_tokens(), config.index,
-                       config.auto_index, config.summary_rows, pool);
+                       config.auto_index, config.summary_rows, pool, options);
     for (Layer layer(0); layer.value() < shape.layers; layer = layer.next()) {
       progress.Update(static_cast<double>(layer.value()) / shape.layers,
                       absl::StrFormat("layer %d/%d", layer.value() + 1, shape.layers));
-      ASSIGN_OR_RETURN(LayerRows rows, ReadLayer(*from, layer, shape.kv_heads));
+      ASSIGN_OR_RETURN(LayerRows rows, ReadLayer(*from, layer, shape.kv_heads,
+                                                 measured && config.summary_rows > 0));
       RETURN_IF_ERROR(writer.Submit(std::move(rows)));
     }
     RETURN_IF_ERROR(writer.Finish());

@@ -2,6 +2,8 @@
 
 #include <google/protobuf/util/message_differencer.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 
@@ -38,13 +40,44 @@ absl::string_view BytesOf(absl::Span<const float> floats) {
   return {reinterpret_cast<const char*>(floats.data()), floats.size() * sizeof(float)};
 }
 
+// Two arrays and the SHA-256 of both.
+absl::Status WriteFloats(const std::string& path, absl::Span<const float> first,
+                         absl::Span<const float> second) {
+  const std::array<uint8_t, 32> digest = Digest(BytesOf(first), BytesOf(second));
+  return WriteFileAtomically(
+      path, {BytesOf(first), BytesOf(second),
+             absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())});
+}
+
+absl::Status ReadFloats(const std::string& path, absl::Span<float> first,
+                        absl::Span<float> second) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  const size_t of_first = first.size() * sizeof(float);
+  const size_t wanted = of_first + second.size() * sizeof(float);
+  const absl::string_view bytes = file->bytes();
+  if (bytes.size() != wanted + 32) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": ", bytes.size(), " bytes, expected ", wanted + 32));
+  }
+  const std::array<uint8_t, 32> digest = Digest(bytes.substr(0, wanted), {});
+  if (std::memcmp(digest.data(), bytes.data() + wanted, digest.size()) != 0) {
+    return absl::DataLossError(absl::StrCat(path, ": its SHA-256 does not match"));
+  }
+  std::copy_n(bytes.data(), of_first, reinterpret_cast<char*>(first.data()));
+  std::copy_n(bytes.data() + of_first, wanted - of_first, reinterpret_cast<char*>(second.data()));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Staging> Staging::Open(const std::string& store_folder, const std::string& name) {
-  Staging staging((fs::path(store_folder) / "prefill" / name).string());
+  const std::string folder = kvstore::UnfinishedFolder(store_folder, name);
   // Hidden states and rows tell the document.
-  RETURN_IF_ERROR(MakePrivateFolder(staging.folder_));
-  return staging;
+  RETURN_IF_ERROR(MakePrivateFolder(folder));
+  // Who only looks at it is gone at once.
+  absl::StatusOr<kvstore::FolderLock> lock = kvstore::FolderLock::Take(folder, absl::Seconds(1));
+  if (!lock.ok()) return Annotate(lock.status(), absl::StrCat("prefill of \"", name, "\""));
+  return Staging(folder, *std::move(lock));
 }
 
 std::string Staging::LayerPath(const char* kind, Layer layer) const {
@@ -101,31 +134,22 @@ int32_t Staging::FinishedLayers(int32_t layers) const {
 
 absl::Status Staging::WriteHidden(Layer layer, absl::Span<const float> hidden,
                                   absl::Span<const float> before) const {
-  const std::array<uint8_t, 32> digest = Digest(BytesOf(hidden), BytesOf(before));
-  return WriteFileAtomically(
-      LayerPath("hidden", layer),
-      {BytesOf(hidden), BytesOf(before),
-       absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())});
+  return WriteFloats(LayerPath("hidden", layer), hidden, before);
 }
 
 absl::Status Staging::ReadHidden(Layer layer, std::vector<float>& hidden,
                                  std::vector<float>& before) const {
-  const std::string path = LayerPath("hidden", layer);
-  ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-  const size_t of_hidden = hidden.size() * sizeof(float);
-  const size_t wanted = of_hidden + before.size() * sizeof(float);
-  const absl::string_view bytes = file->bytes();
-  if (bytes.size() != wanted + 32) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": ", bytes.size(), " bytes, expected ", wanted + 32));
-  }
-  const std::array<uint8_t, 32> digest = Digest(bytes.substr(0, wanted), {});
-  if (std::memcmp(digest.data(), bytes.data() + wanted, digest.size()) != 0) {
-    return absl::DataLossError(absl::StrCat(path, ": its SHA-256 does not match"));
-  }
-  std::memcpy(hidden.data(), bytes.data(), of_hidden);
-  std::memcpy(before.data(), bytes.data() + of_hidden, wanted - of_hidden);
-  return absl::OkStatus();
+  return ReadFloats(LayerPath("hidden", layer), absl::MakeSpan(hidden), absl::MakeSpan(before));
+}
+
+absl::Status Staging::WriteEntering(Layer layer, absl::Span<const float> entering) const {
+  return WriteFloats(LayerPath("entering", layer), entering, {});
+}
+
+absl::StatusOr<std::vector<float>> Staging::ReadEntering(Layer layer, size_t floats) const {
+  std::vector<float> entering(floats);
+  RETURN_IF_ERROR(ReadFloats(LayerPath("entering", layer), absl::MakeSpan(entering), {}));
+  return entering;
 }
 
 void Staging::DropHidden(Layer layer) const {

@@ -9,17 +9,23 @@
 //         hidden-NNNN       the hidden state that enters layer NNNN: f32 [tokens, hidden_size];
 //                           of the tokens that give the drift, what entered the layer before: f32
 //                           [samples, hidden_size]; the SHA-256 of both (32 bytes)
+//         entering-NNNN     of the tokens that are to be computed again (recheck.h), what entered
+//                           layer NNNN: f32 [tokens, hidden_size]; its SHA-256. Written before the
+//                           layer's fragment, kept until publication
 // Errors: FailedPrecondition an earlier job of the same name had another input (names what
 //         differs); ResourceExhausted disk full; as common/file.h.
 // Threads: the layer writer and the job's thread use different files.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "kvstore/storage/unfinished.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -30,7 +36,8 @@ namespace carrel::prefill {
 class Staging {
  public:
   static constexpr int kMaxSstParts = 16;
-  // Creates the folder, or finds an interrupted job in it.
+  // Creates the folder, or finds an interrupted job in it. It is this object's and its copies' until
+  // they are gone. FailedPrecondition: somebody else works in it.
   static absl::StatusOr<Staging> Open(const std::string& store_folder, const std::string& name);
 
   // The job found, or NotFound. Its context_id is to be used on.
@@ -59,13 +66,19 @@ class Staging {
                           std::vector<float>& before) const;
   void DropHidden(Layer layer) const;
 
+  // What entered a layer, of the tokens that are computed again; `floats` of them. As ReadHidden.
+  absl::Status WriteEntering(Layer layer, absl::Span<const float> entering) const;
+  absl::StatusOr<std::vector<float>> ReadEntering(Layer layer, size_t floats) const;
+
   absl::Status Remove() const;  // the whole folder
   const std::string& folder() const { return folder_; }
 
  private:
-  explicit Staging(std::string folder) : folder_(std::move(folder)) {}
+  Staging(std::string folder, kvstore::FolderLock lock)
+      : folder_(std::move(folder)), lock_(std::make_shared<kvstore::FolderLock>(std::move(lock))) {}
   std::string LayerPath(const char* kind, Layer layer) const;
   std::string folder_;
+  std::shared_ptr<const kvstore::FolderLock> lock_;
 };
 
 // OK if both describe the same computation; otherwise FailedPrecondition naming the first field

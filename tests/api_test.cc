@@ -50,19 +50,34 @@ class ApiTest : public StoreTest {
     const size_t at = said.find(before);
     ASSERT_NE(at, std::string::npos) << said;
     address_ = said.substr(at + before.size(), said.find("/v1", at) - at - before.size());
+    ASSERT_TRUE(WaitUntil([&] {
+      return process_->err().find("carrel api: who") != std::string::npos ||
+             process_->err().find("carrel api: any") != std::string::npos;
+    }));
+    token_.clear();
+    if (const size_t token = process_->err().find("#token="); token != std::string::npos) {
+      token_ = process_->err().substr(token + 7);
+      token_ = token_.substr(0, token_.find('\n'));
+    }
+  }
+
+  // Whoever presents no key presents the token, if there is one.
+  std::string As(const std::string& headers) const {
+    if (token_.empty() || headers.find("Authorization") != std::string::npos) return headers;
+    return absl::StrCat(headers, "Authorization: Bearer ", token_, "\r\n");
   }
 
   TestClient::Response Post(const std::string& target, const json& body,
                             const std::string& headers = "") {
     TestClient client(address_);
-    client.Post(target, body.dump(), headers);
+    client.Post(target, body.dump(), As(headers));
     return client.Receive();
   }
 
   TestClient::Response Ask(const std::string& method, const std::string& target,
                            const std::string& headers = "") {
     TestClient client(address_);
-    client.Ask(method, target, headers);
+    client.Ask(method, target, As(headers));
     return client.Receive();
   }
 
@@ -71,7 +86,7 @@ class ApiTest : public StoreTest {
                                 const std::string& headers = "") {
     TestClient client(address_);
     client.Post(absl::StrCat("/v1/contexts?name=", name), text,
-                absl::StrCat("Content-Type: text/plain\r\n", headers));
+                As(absl::StrCat("Content-Type: text/plain\r\n", headers)));
     return client.Receive();
   }
 
@@ -117,7 +132,7 @@ class ApiTest : public StoreTest {
 
   std::unique_ptr<ModelCopy> model_;
   std::unique_ptr<Process> process_;
-  std::string address_;
+  std::string address_, token_;
 };
 
 TEST_F(ApiTest, Completions_SayWhatAskSays_WholeAndStreamed) {
@@ -186,8 +201,8 @@ TEST_F(ApiTest, WhatCannotBe_IsAnErrorInOpenAIsForm) {
               HasSubstr("404 no model \"other\""));
   EXPECT_THAT(error("/v1/completions", Completion({{"context", "none"}})),
               HasSubstr("404 no context \"none\""));
-  EXPECT_THAT(error("/v1/completions", Completion({{"max_tokens", -1}})),
-              HasSubstr("400 max_tokens=-1"));
+  EXPECT_THAT(error("/v1/completions", Completion({{"max_tokens", -2}})),
+              HasSubstr("400 max_tokens=-2"));
   EXPECT_THAT(error("/v1/completions", "text"), HasSubstr("400 "));
   EXPECT_THAT(error("/v1/nothing", {}), HasSubstr("404 "));
   EXPECT_THAT(
@@ -266,15 +281,23 @@ TEST_F(ApiTest, Documents_AreReadOnce_AndAnswered) {
   }
   EXPECT_EQ(json::parse(Ask("GET", "/v1/contexts/more").body), events.back());
   EXPECT_EQ(Contexts(), (Texts{"kept", "more"}));
-  // The same text again is the context that is there, and as JSON, too.
-  const json again = json::parse(Post("/v1/contexts", {{"name", "twice"}, {"text", text}},
-                                      "Content-Type: application/json\r\n")
-                                     .body);
-  EXPECT_EQ(again["existed"], true);
-  EXPECT_EQ(again["name"], "more");
+  // The same text again is the context that is there, and as JSON, too; it has one name.
+  const auto again = [&](const std::string& name) {
+    return Post("/v1/contexts", {{"name", name}, {"text", text}},
+                "Content-Type: application/json\r\n");
+  };
+  for (const char* name : {"more", ""}) {
+    const TestClient::Response same = again(name);
+    EXPECT_EQ(same.status, 200) << same.body;
+    EXPECT_EQ(json::parse(same.body)["existed"], true);
+    EXPECT_EQ(json::parse(same.body)["name"], "more");
+  }
+  const TestClient::Response other = again("twice");
+  EXPECT_EQ(other.status, 409);
+  EXPECT_EQ(json::parse(other.body)["error"]["code"], "context_exists");
+  EXPECT_THAT(other.body, HasSubstr("\\\"more\\\""));
   // So is what prefill made of it.
-  const json kept = json::parse(PostText("x", ReadBytes(document_)).body);
-  EXPECT_EQ(kept["name"], "kept");
+  EXPECT_THAT(PostText("x", ReadBytes(document_)).body, HasSubstr("\\\"kept\\\""));
   const json answer =
       json::parse(Post("/v1/completions", Completion({{"model", "demo@more"}})).body);
   EXPECT_EQ(answer["carrel"]["context"], "more");
@@ -381,7 +404,7 @@ TEST_F(ApiTest, DocumentsThatCannotBe_AreRefusedByName) {
     return absl::StrCat(response.status, " ", response.body);
   };
   EXPECT_THAT(refused(PostText("x", std::string(20001, 'x'))),
-              testing::AllOf(HasSubstr("400 "), HasSubstr("20001"), HasSubstr("20000")));
+              testing::AllOf(HasSubstr("413 "), HasSubstr("20000")));
   EXPECT_THAT(refused(PostText("", "")), HasSubstr("400 "));
   EXPECT_THAT(refused(PostText("a%2Fb", "text")),
               testing::AllOf(HasSubstr("400 "), HasSubstr("a/b")));

@@ -107,7 +107,12 @@ TEST_F(BadInputTest, Document_LongerThanMaxPositionEmbeddings_IsRefused) {
   model.EditJson("config.json", [](auto& config) { config["max_position_embeddings"] = 64; });
   EXPECT_THAT(Carrel(Prefill("new", {"--model", model.folder()})),
               FailsWith(kBad, Texts{absl::StrCat(kept_tokens_, " tokens"),
-                                    "max_position_embeddings=64", "--beyond-trained"}));
+                                    "max_position_embeddings=64", "split it"}));
+  // One that fills it leaves no room for a question.
+  model.EditJson("config.json",
+                 [&](auto& config) { config["max_position_embeddings"] = kept_tokens_; });
+  EXPECT_THAT(Carrel(Prefill("new", {"--model", model.folder()})),
+              FailsWith(kBad, Texts{absl::StrCat("max_position_embeddings=", kept_tokens_)}));
   ExpectNothingLost();
 }
 
@@ -117,7 +122,7 @@ TEST_F(BadInputTest, Prompt_BeyondMaxPositionEmbeddings_IsRefused) {
                  [&](auto& config) { config["max_position_embeddings"] = kept_tokens_ + 3; });
   EXPECT_THAT(Carrel(Ask(kKept, {"--model", model.folder()})),
               FailsWith(kBad, Texts{absl::StrCat("max_position_embeddings=", kept_tokens_ + 3),
-                                    "--beyond-trained"}));
+                                    "a prompt may have 3 tokens"}));
   ExpectNothingLost();
 }
 

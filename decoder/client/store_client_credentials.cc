@@ -1,6 +1,9 @@
 #include "decoder/client/store_client_credentials.h"
 
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "common/http_proxy.h"
 
 namespace carrel::decoder {
 
@@ -13,8 +16,14 @@ std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const ServerLogin& login
   return grpc::SslCredentials(options);
 }
 
+grpc::ChannelArguments ProxyArguments(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  if (NeedsNoProxy(address)) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return arguments;
+}
+
 std::string HintOf(const ServerLogin& login) {
-  if (!login.uses_tls()) return ", or it speaks TLS (--tls-ca)";
+  if (!login.uses_tls()) return ", or it wants TLS (--tls-ca)";
   if (login.tls.certificate.empty()) {
     return ", or it has no certificate of the --tls-ca for this name, or wants one (--tls-cert)";
   }

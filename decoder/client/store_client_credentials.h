@@ -7,14 +7,18 @@
 #include "common/server_login.h"
 
 namespace grpc {
+class ChannelArguments;
 class ChannelCredentials;
-}
+}  // namespace grpc
 
 namespace carrel::decoder {
 
 std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const ServerLogin& login);
 
-// What may be the matter if nobody answers: ", or it speaks TLS (--tls-ca)".
+// Of a channel to an address: what keeps gRPC from asking a proxy for this machine itself.
+grpc::ChannelArguments ProxyArguments(const std::string& address);
+
+// What may be the matter if nobody answers: ", or it wants TLS (--tls-ca)".
 std::string HintOf(const ServerLogin& login);
 
 }  // namespace carrel::decoder

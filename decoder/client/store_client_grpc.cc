@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.grpc.pb.h"
+#include "common/http_proxy.h"
 #include "common/status.h"
 #include "decoder/client/store_client_credentials.h"
 #include "decoder/client/store_client_replies.h"
@@ -46,8 +47,8 @@ absl::Status BrokenStream(const absl::Status& status) {
   }
 }
 
-grpc::ChannelArguments MakeChannelArguments() {
-  grpc::ChannelArguments arguments;
+grpc::ChannelArguments MakeChannelArguments(const std::string& address) {
+  grpc::ChannelArguments arguments = ProxyArguments(address);
   arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
   arguments.SetMaxSendMessageSize(-1);
   // A peer that vanished without a word (a pulled cable) is noticed within 20 s.
@@ -295,10 +296,11 @@ absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& a
                                                             absl::Duration request_timeout) {
   const absl::Time until = absl::Now() + deadline;
   const std::shared_ptr<grpc::Channel> channel =
-      grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments());
+      grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments(address));
   if (!channel->WaitForConnected(absl::ToChronoTime(until))) {
     return absl::UnavailableError(absl::StrCat("connect to ", address, ": no server within ",
-                                               absl::FormatDuration(deadline), HintOf(login)));
+                                               absl::FormatDuration(deadline), HintOf(login),
+                                               ProxyHint(address)));
   }
   absl::StatusOr<std::unique_ptr<StoreClient>> client =
       OpenStoreChannel(channel, until - absl::Now(), login.key, request_timeout);

@@ -11,6 +11,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "carrel/export.h"
 #include "carrel/model.h"
@@ -49,9 +50,19 @@ CARREL_API Result<PrefillReport> Prefill(Model& model, std::span<const Token> do
                                          Store& store, const std::string& name,
                                          const PrefillOptions& options = {});
 
-// Removes what an interrupted prefill of this name left, if there is any. Not beside one that runs.
-// store: a folder opened with kReadWrite.
+// Removes what an interrupted prefill of this name left, if there is any. FailedPrecondition: it is
+// running. store: a folder opened with kReadWrite. (Store::Delete does it, too, where there is no
+// context of the name.)
 CARREL_API Status DiscardPrefill(Store& store, const std::string& name);
+
+struct UnfinishedPrefill {
+  std::string name;
+  int64_t bytes = 0;
+  int64_t touched_unix_s = 0;  // when something was last written
+  bool running = false;
+};
+// What prefills left that did not end, by name: the same Prefill goes on with it.
+CARREL_API Result<std::vector<UnfinishedPrefill>> ListUnfinished(Store& store);
 
 }  // namespace api
 }  // namespace carrel

@@ -19,9 +19,8 @@ std::string TagOf(absl::string_view who) { return Sha256Hex(who).substr(0, kDigi
 absl::string_view TakeDigits(absl::string_view& name) {
   if (name.size() < kDigits) return "";
   const absl::string_view digits = name.substr(name.size() - kDigits);
-  if (!std::all_of(digits.begin(), digits.end(), [](char c) {
-        return absl::ascii_isdigit(c) || (c >= 'a' && c <= 'f');
-      })) {
+  if (!std::all_of(digits.begin(), digits.end(),
+                   [](char c) { return absl::ascii_isdigit(c) || (c >= 'a' && c <= 'f'); })) {
     return "";
   }
   name.remove_suffix(kDigits);

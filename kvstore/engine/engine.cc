@@ -119,12 +119,17 @@ void Engine::RemoveOldImports() {
   const auto now = std::chrono::steady_clock::now();
   if (config_.import_age_s == 0 || now < next_removal_) return;
   next_removal_ = now + kRemovalEvery;
-  const RemovedRemains removed = store_->RemoveOldImports(absl::Seconds(config_.import_age_s));
+  const absl::Duration age = absl::Seconds(config_.import_age_s);
+  if (const RemovedUnfinished prefills = store_->RemoveOldUnfinished(age); prefills.prefills > 0) {
+    spdlog::info("removed {} unfinished prefills, {} bytes: nobody went on with them for {}",
+                 prefills.prefills, prefills.bytes, absl::FormatDuration(age));
+  }
+  const RemovedRemains removed = store_->RemoveOldImports(age);
   if (removed.imports == 0) return;
   CountImportsRemoved(removed.imports);
   spdlog::info(
       "removed what {} interrupted imports left, {} bytes: nobody went on with them for {}",
-      removed.imports, removed.bytes, absl::FormatDuration(absl::Seconds(config_.import_age_s)));
+      removed.imports, removed.bytes, absl::FormatDuration(age));
 }
 
 absl::StatusOr<std::shared_ptr<const StoredContext>> Engine::FindStored(const std::string& name) {

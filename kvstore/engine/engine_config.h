@@ -63,8 +63,8 @@ struct EngineConfig {
   // before it would matter; `carrel serve` has a default of its own.
   int64_t scrub_bytes_per_s = 0;
 
-  // Seconds after which what an interrupted import left is removed, if nobody went on with it
-  // (Store::RemoveOldImports). 0: never; at most ten years. Default: a week, as a failure that
+  // Seconds after which what an interrupted import or prefill left is removed, if nobody went on with
+  // it (Store::RemoveOldImports, RemoveOldUnfinished). 0: never; at most ten years. Default: a week, as a failure that
   // happened on a Friday is seen to on Monday.
   int64_t import_age_s = 7 * 86400;
 

@@ -32,6 +32,7 @@ class Verifier {
     for (int32_t layer = 0; layer < layers; ++layer) {
       for (int32_t head = 0; head < heads; ++head) {
         if (cancelled_()) return absl::CancelledError("verify: nobody waits for it any more");
+        RETURN_IF_ERROR(lacking_);
         const IndexParams* of_head =
             params.ok() ? &(*params)[static_cast<size_t>(layer) * heads + head] : nullptr;
         Head(Layer(layer), KvHead(head), of_head);
@@ -40,6 +41,7 @@ class Verifier {
       Note(ReadQueryDrift(context_, Layer(layer)).status(), "");
       context_.ReleasePages(layer);
     }
+    RETURN_IF_ERROR(lacking_);
     return std::move(report_);
   }
 
@@ -47,6 +49,8 @@ class Verifier {
   // What is found wrong counts once, though several readers meet it.
   void Note(const absl::Status& status, absl::string_view what) {
     if (status.ok()) return;
+    // Memory or descriptors that this process lacks say nothing of the context.
+    if (absl::IsResourceExhausted(status)) return lacking_.Update(status);
     std::string message = absl::StrCat(what, what.empty() ? "" : ": ", status.message());
     for (const std::string& known : report_.errors) {
       if (known == message) return;
@@ -137,6 +141,7 @@ class Verifier {
   const bool deep_;
   const std::function<bool()>& cancelled_;
   VerifyReport report_;
+  absl::Status lacking_;
 };
 
 }  // namespace

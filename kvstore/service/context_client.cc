@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.grpc.pb.h"
@@ -35,20 +36,26 @@ struct ContextClient::Stub {
 };
 
 ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address,
-                             absl::Duration deadline, std::string key)
+                             absl::Duration deadline, std::string key, ConnectionHints hints)
     : stub_(std::make_unique<Stub>(Stub{v1::ContextService::NewStub(std::move(channel))})),
       address_(std::move(address)),
       deadline_(deadline),
-      key_(std::move(key)) {}
+      key_(std::move(key)),
+      hints_(std::move(hints)) {}
 
 ContextClient::~ContextClient() = default;
 
 // Who answers, for failures of the connection; what the server itself says stays as it is.
 absl::Status ContextClient::Annotated(int code, const std::string& message) const {
   const absl::Status status(static_cast<absl::StatusCode>(code), message);
-  const bool connection = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-  return connection ? absl::UnavailableError(absl::StrCat("server ", address_, ": ", message))
-                    : status;
+  if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
+  // How gRPC words what a server of TLS does with a client that does not speak it.
+  const bool tls = hints_.plain && (absl::StrContains(message, "Socket closed") ||
+                                    absl::StrContains(message, "http1.x") ||
+                                    absl::StrContains(message, "Connection reset"));
+  return absl::UnavailableError(absl::StrCat("server ", address_, ": ", message,
+                                             tls ? " (does the server want TLS? --tls-ca)" : "",
+                                             hints_.proxy));
 }
 
 absl::StatusOr<v1::ListResponse> ContextClient::List() {
@@ -179,6 +186,19 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
   if (!given.ok()) return given;
   if (!status.ok()) return Annotated(status.error_code(), status.error_message());
   return reply;
+}
+
+absl::Status ContextClient::AskImport(const std::string& name) {
+  grpc::ClientContext context;
+  SetUp(context, deadline_, key_);
+  const auto stream = stub_->service->Import(&context);
+  v1::ImportRequest request;
+  request.set_name(name);
+  v1::ImportReply reply;
+  const bool may = stream->Write(request) && stream->Read(&reply);
+  stream->WritesDone();
+  const grpc::Status status = stream->Finish();  // of an import that did not go on
+  return may ? absl::OkStatus() : Annotated(status.error_code(), status.error_message());
 }
 
 absl::StatusOr<int64_t> ContextClient::SendAhead(const std::string& name, ContextId id,

@@ -30,11 +30,17 @@ class VerifyResponse;
 
 namespace carrel::kvstore {
 
+// What to say of a connection that fails.
+struct ConnectionHints {
+  bool plain = false;  // it is not encrypted: the server may want it to be
+  std::string proxy;   // of common/http_proxy.h
+};
+
 class ContextClient {
  public:
   // address: of the server, for messages. deadline: of each call. key: presented; empty: none.
   ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address,
-                absl::Duration deadline, std::string key = "");
+                absl::Duration deadline, std::string key = "", ConnectionHints hints = {});
   ~ContextClient();
 
   absl::StatusOr<v1::ListResponse> List();
@@ -58,6 +64,8 @@ class ContextClient {
       const std::string& name,
       absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
       absl::FunctionRef<void(int64_t position, int64_t bytes)> progress);
+  // Whether this client may import a context of that name: what the server would say at once.
+  absl::Status AskImport(const std::string& name);
   // A file of a context that is still being computed, for an import to come: kvstore/storage's
   // BeginAhead. bytes: all of it; go_on: asked before each piece, false is Cancelled.
   // Returns how many bytes the server did not have.
@@ -73,6 +81,7 @@ class ContextClient {
   const std::string address_;
   const absl::Duration deadline_;
   const std::string key_;
+  const ConnectionHints hints_;
 };
 
 }  // namespace carrel::kvstore

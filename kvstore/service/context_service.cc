@@ -7,6 +7,7 @@
 #include "kvstore/service/convert.h"
 #include "kvstore/service/grpc_caller.h"
 #include "kvstore/service/transfer_reactors.h"
+#include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
 
@@ -47,6 +48,16 @@ grpc::ServerUnaryReactor* ContextServiceImpl::List(grpc::CallbackServerContext* 
     for (const v1::Manifest& manifest : manifests) {
       if (!visit.principal().Sees(manifest.name())) continue;
       SummaryToWire(manifest, reply->add_contexts());
+    }
+    ASSIGN_OR_RETURN(const std::vector<UnfinishedPrefill> unfinished,
+                     engine_->store().ListUnfinished());
+    for (const UnfinishedPrefill& prefill : unfinished) {
+      if (!visit.principal().Sees(prefill.name)) continue;
+      v1::ListResponse::Unfinished& wire = *reply->add_unfinished();
+      wire.set_name(prefill.name);
+      wire.set_bytes(prefill.bytes);
+      wire.set_touched_unix_s(absl::ToUnixSeconds(prefill.touched));
+      wire.set_running(prefill.running);
     }
     if (!visit.principal().SeesAll()) return absl::OkStatus();  // whose they are, nobody knows
     for (const absl::Status& status : unreadable) {

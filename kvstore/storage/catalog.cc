@@ -189,7 +189,12 @@ absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db) {
 absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db) {
   ASSIGN_OR_RETURN(const std::vector<ContextId> ids, ContextsWithFiles(db));
   std::vector<CatalogEntry> entries;
-  for (const ContextId id : ids) entries.push_back(ReadCatalogEntry(db, id));
+  for (const ContextId id : ids) {
+    entries.push_back(ReadCatalogEntry(db, id));
+    // What this process lacks is no fault of the context's.
+    const absl::Status& status = entries.back().manifest.status();
+    if (absl::IsResourceExhausted(status)) return status;
+  }
   RefuseSharedNames(entries);
   return entries;
 }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "common/resource_status.h"
 #include "common/status.h"
 #include "rocksdb/table.h"
 
@@ -68,11 +69,14 @@ absl::Status FromRocks(const rocksdb::Status& status, absl::string_view what) {
   if (status.ok()) return absl::OkStatus();
   const std::string text = status.ToString();
   const std::string message = absl::StrCat(what, ": ", text);
-  if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(message);
+  // What this process or machine lacks is told before damage: RocksDB wraps one in the other.
   if (status.IsNoSpace() || absl::StrContains(text, "No space left on device") ||
-      absl::StrContains(text, "Disk quota exceeded") || status.IsMemoryLimit()) {
-    return absl::ResourceExhaustedError(message);
+      absl::StrContains(text, "Disk quota exceeded")) {
+    return MakeDiskFull(message);
   }
+  if (absl::StrContains(text, "Too many open files")) return OutOfDescriptors(message);
+  if (status.IsMemoryLimit()) return absl::ResourceExhaustedError(message);
+  if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(message);
   if (absl::StrContains(text, "Permission denied") ||
       absl::StrContains(text, "Read-only file system")) {
     return absl::PermissionDeniedError(message);

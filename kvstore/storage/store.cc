@@ -1,6 +1,8 @@
 #include "kvstore/storage/store.h"
 
+#include <pwd.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -41,8 +43,6 @@ namespace fs = std::filesystem;
 // What RocksDB's own log, journal and catalog grow by when a store is opened: little, as a full
 // disk must not keep anyone from deleting a context.
 constexpr int64_t kOpenRoom = int64_t{256} << 10;
-// And when a context is published.
-constexpr int64_t kCatalogRoom = int64_t{4} << 20;
 
 absl::Status FromErrorCode(const std::error_code& error, absl::string_view what) {
   return error ? ErrnoStatus(error.value(), what) : absl::OkStatus();
@@ -128,6 +128,21 @@ absl::Status WriteCatalogFile(const std::string& path, const CatalogEdit& edit) 
   return FromRocks(writer.Finish(), path);
 }
 
+std::string UserText() {
+  const uid_t uid = geteuid();
+  const passwd* const entry = getpwuid(uid);
+  return entry == nullptr ? absl::StrCat("user ", uid)
+                          : absl::StrCat("user ", entry->pw_name, " (", uid, ")");
+}
+
+// Whether there is a store cannot be told.
+absl::Status CannotLook(const std::string& folder, const std::error_code& error) {
+  const absl::Status status = ErrnoStatus(error.value(), absl::StrCat("store ", folder));
+  return absl::IsPermissionDenied(status)
+             ? Annotate(status, absl::StrCat(UserText(), " may not look into it"))
+             : status;
+}
+
 class StoreImpl : public Store {
  public:
   // state: read before db was opened.
@@ -184,6 +199,10 @@ class StoreImpl : public Store {
     absl::ReaderMutexLock lock(&mu_);
     ASSIGN_OR_RETURN(CatalogEntry entry, Find(name));
     return std::move(entry.manifest);
+  }
+
+  absl::StatusOr<std::vector<UnfinishedPrefill>> ListUnfinished() const override {
+    return kvstore::ListUnfinished(folder_);
   }
 
   absl::StatusOr<std::shared_ptr<const StoredContext>> OpenContext(
@@ -249,6 +268,11 @@ class StoreImpl : public Store {
     return RemoveOldImportRemains(imports(), age);
   }
 
+  RemovedUnfinished RemoveOldUnfinished(absl::Duration age) override {
+    if (mode_ != StoreMode::kReadWrite) return {};
+    return SweepUnfinished(folder_, [age](const std::string&) { return age; });
+  }
+
   absl::Status Upgrade(const std::string& name, absl::FunctionRef<void(double)> progress) override {
     const ContextId id = ContextId::Random();
     const std::string folder = absl::StrCat(publishing_, "/upgrade-", id.ToString());
@@ -260,7 +284,7 @@ class StoreImpl : public Store {
     std::error_code error;
     fs::create_directories(folder, error);
     RETURN_IF_ERROR(FromErrorCode(error, folder));
-    int64_t bytes = kCatalogRoom;
+    int64_t bytes = kPublishRoom;
     const auto layers = static_cast<int32_t>(from->manifest().layers());
     for (int32_t layer = 0; layer < layers; ++layer) bytes += from->LayerBytes(layer);
     RETURN_IF_ERROR(ProbeRoom(folder + "/copy", 0, bytes));
@@ -286,7 +310,13 @@ class StoreImpl : public Store {
   absl::Status Delete(const std::string& name) override {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(CheckWritable(absl::StrCat("delete context ", Shown(name))));
-    ASSIGN_OR_RETURN(const CatalogEntry entry, Find(name));
+    absl::StatusOr<CatalogEntry> found = Find(name);
+    if (absl::IsNotFound(found.status())) {
+      const absl::Status removed = RemoveUnfinished(folder_, name);
+      return absl::IsNotFound(removed) || absl::IsInvalidArgument(removed) ? found.status()
+                                                                           : removed;
+    }
+    ASSIGN_OR_RETURN(const CatalogEntry entry, std::move(found));
     // On a full disk the few bytes that this writes find their place where the ballast was.
     if (!ProbeRoom(folder_ + "/db", 0, kOpenRoom).ok()) ballast_.Free();
     RETURN_IF_ERROR(HideContext(*db_, entry));
@@ -369,7 +399,7 @@ class StoreImpl : public Store {
                          absl::Span<const std::string> files, const ImportGuard& guard = {}) {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(CheckFreeLocked(name, id, guard, /*whole=*/true));
-    RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kCatalogRoom));
+    RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kPublishRoom));
     return Ingest(id, {{ManifestKey(id), record}}, files);
   }
 
@@ -402,23 +432,25 @@ class StoreImpl : public Store {
   }
 
   // Also finds a context that cannot be read: its entry says why. NotFound if there is none of the
-  // name, DataLoss if that cannot be told because a manifest cannot be read.
+  // name; if that cannot be told because a manifest cannot be read, DataLoss or why it cannot.
   absl::StatusOr<CatalogEntry> Find(const std::string& name) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     std::string damaged;
+    absl::StatusCode code = absl::StatusCode::kOk;
     for (CatalogEntry& entry : entries) {
       if (entry.hidden) continue;
       if (entry.name == name) return std::move(entry);
       // Of another format version the name is known all the same.
       if (!entry.manifest.ok() && !absl::IsFailedPrecondition(entry.manifest.status())) {
         absl::StrAppend(&damaged, damaged.empty() ? "" : "; ", entry.manifest.status().message());
+        if (code != absl::StatusCode::kDataLoss) code = entry.manifest.status().code();
       }
     }
     const std::string message =
         absl::StrCat("context ", Shown(name), " is not in store ", db_->folder);
     if (damaged.empty()) return absl::NotFoundError(message);
-    return absl::DataLossError(
-        absl::StrCat(message, ", unless its manifest is one that cannot be read: ", damaged));
+    return absl::Status(
+        code, absl::StrCat(message, ", unless its manifest is one that cannot be read: ", damaged));
   }
 
   // One atomic edit of RocksDB's own manifest makes layers and entries of the catalog visible.
@@ -463,9 +495,12 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, St
   std::error_code error;
   if (mode == StoreMode::kReadWrite) {
     for (const char* inside : {"", "/db"}) {
-      RETURN_IF_ERROR(MakePrivateFolder(folder + inside));
+      const absl::Status made = MakePrivateFolder(folder + inside);
+      if (absl::IsPermissionDenied(made)) return Annotate(made, UserText());
+      RETURN_IF_ERROR(made);
     }
   } else if (!fs::exists(folder + "/db/CURRENT", error)) {
+    if (error) return CannotLook(folder, error);
     return absl::NotFoundError(absl::StrCat("folder ", folder, " holds no store"));
   }
   if (mode == StoreMode::kReadWrite) {
@@ -475,7 +510,11 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, St
     RETURN_IF_ERROR(room);
   }
   std::string state = StateOf(folder);
-  ASSIGN_OR_RETURN(std::unique_ptr<OpenDb> db, OpenRocks(folder, mode));
+  absl::StatusOr<std::unique_ptr<OpenDb>> opened = OpenRocks(folder, mode);
+  if (absl::IsPermissionDenied(opened.status())) {
+    return Annotate(opened.status(), absl::StrCat(UserText(), " may not read or write all of it"));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<OpenDb> db, std::move(opened));
   auto store = std::make_unique<StoreImpl>(std::move(db), mode, std::move(state));
   if (mode == StoreMode::kReadWrite) RETURN_IF_ERROR(store->Recover());
   return store;

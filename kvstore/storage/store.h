@@ -5,7 +5,8 @@
 // Errors: FailedPrecondition locked by another process, or open read-only; NotFound the folder
 //         holds no store; NotFound, AlreadyExists a context (names it); DataLoss a segment (names
 //         context, kind, layer, head, segment) or a manifest; FailedPrecondition a context of
-//         another format version (names both); ResourceExhausted disk full (names the path).
+//         another format version (names both); ResourceExhausted disk full (names the path), or no
+//         file descriptor left (names the limit); PermissionDenied (names folder and user).
 // Threads: a Store and what it returns may be used from any thread. Contexts and segments outlive
 //         their Store.
 //
@@ -35,6 +36,7 @@
 #include "kvstore/format/segment.h"
 #include "kvstore/storage/context_stream.h"
 #include "kvstore/storage/import_remains.h"
+#include "kvstore/storage/unfinished.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -104,6 +106,9 @@ class StoredContext {
   virtual void ReleasePages(int32_t /*layer*/) const {}
 };
 
+// What a publication needs of the disk beside the files that it moves.
+inline constexpr int64_t kPublishRoom = int64_t{4} << 20;
+
 enum class StoreMode : uint8_t {
   kReadOnly = 0,   // no lock, writes nothing; sees what was published before, and after Refresh
   kReadWrite = 1,  // one process at a time; frees what a crash during Delete left behind
@@ -120,6 +125,8 @@ class Store {
   virtual absl::StatusOr<std::vector<v1::Manifest>> List(
       std::vector<absl::Status>* unreadable = nullptr) const = 0;
   virtual absl::StatusOr<v1::Manifest> GetManifest(const std::string& name) const = 0;
+  // Prefills into this store that did not end.
+  virtual absl::StatusOr<std::vector<UnfinishedPrefill>> ListUnfinished() const = 0;
   virtual absl::StatusOr<std::shared_ptr<const StoredContext>> OpenContext(
       const std::string& name) const = 0;
 
@@ -139,12 +146,16 @@ class Store {
                                                                 const ImportGuard& guard = {}) = 0;
   // Removes what interrupted imports left that nobody has gone on with for so long.
   virtual RemovedRemains RemoveOldImports(absl::Duration age) = 0;
+  // The same of prefills.
+  virtual RemovedUnfinished RemoveOldUnfinished(absl::Duration age) = 0;
   // Moves the SST files (of SstWriter, with disjoint ranges, all of manifest.context_id, at least
   // one, best on the store's file system) and the manifest, completed by their digests, in,
   // atomically. AlreadyExists if the name is taken, or the context is here under any. On an error
   // the files stay where they are.
   virtual absl::Status Publish(const v1::Manifest& manifest,
                                absl::Span<const std::string> sst_files) = 0;
+  // Where there is no context of the name: an unfinished prefill of it (FailedPrecondition: it is
+  // being worked on).
   // A context whose manifest is damaged has lost its name, and so have two of one name; "#ID" (in
   // the message of List) deletes it. While there is such a one, other names that are not found are DataLoss, not NotFound.
   virtual absl::Status Delete(const std::string& name) = 0;

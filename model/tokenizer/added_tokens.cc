@@ -87,6 +87,11 @@ AddedTokenMatcher::AddedTokenMatcher(std::vector<AddedToken> tokens)
   }
 }
 
+void AddedTokenMatcher::DropFrom(int64_t end) {
+  std::erase_if(tokens_, [&](const AddedToken& token) { return token.id >= end; });
+  *this = AddedTokenMatcher(std::move(tokens_));
+}
+
 int32_t AddedTokenMatcher::LongestPrefix(absl::string_view text) const {
   int32_t longest = -1;
   size_t at = 0;

@@ -46,6 +46,8 @@ class AddedTokenMatcher {
   explicit AddedTokenMatcher(std::vector<AddedToken> tokens);
 
   bool empty() const { return tokens_.empty(); }
+  // Those with ids from `end` on are matched no more.
+  void DropFrom(int64_t end);
 
   // Appends the spans of `text` in order; plain ones are not empty. The text must be valid UTF-8.
   // plain: in order, disjoint: what would touch one of these ranges is not matched.

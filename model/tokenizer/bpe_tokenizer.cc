@@ -47,9 +47,12 @@ struct Work {
 
 class BpeTokenizer final : public Tokenizer {
  public:
-  BpeTokenizer(std::vector<Token> tokens, AddedTokenMatcher raw, AddedTokenMatcher normalized,
-               bool nfc, Pretokenizer pretokenizer, BpeModel bpe, TokenId bos, std::string sha256)
+  // own: one more than the largest id that is not of an added token alone.
+  BpeTokenizer(std::vector<Token> tokens, int64_t own, AddedTokenMatcher raw,
+               AddedTokenMatcher normalized, bool nfc, Pretokenizer pretokenizer, BpeModel bpe,
+               TokenId bos, std::string sha256)
       : tokens_(std::move(tokens)),
+        own_(own),
         raw_(std::move(raw)),
         normalized_(std::move(normalized)),
         nfc_(nfc),
@@ -93,6 +96,13 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
+
+  void DropTokensFrom(int64_t vocab_size) override {
+    if (own_ > vocab_size || bos_token_id() >= vocab_size) return;
+    if (vocab_size < this->vocab_size()) tokens_.resize(static_cast<size_t>(vocab_size));
+    raw_.DropFrom(vocab_size);
+    normalized_.DropFrom(vocab_size);
+  }
 
  private:
   absl::Status EncodeNormalized(absl::string_view text, Work* work) const {
@@ -180,9 +190,10 @@ class BpeTokenizer final : public Tokenizer {
     return absl::OkStatus();
   }
 
-  const std::vector<Token> tokens_;     // by id
-  const AddedTokenMatcher raw_;         // matched in the text as given
-  const AddedTokenMatcher normalized_;  // matched in the normalized text
+  std::vector<Token> tokens_;  // by id
+  const int64_t own_;
+  AddedTokenMatcher raw_;         // matched in the text as given
+  AddedTokenMatcher normalized_;  // matched in the normalized text
   const bool nfc_;
   const Pretokenizer pretokenizer_;
   const BpeModel bpe_;
@@ -369,7 +380,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(const std::string&
     }
     (token.normalized ? normalized : raw).push_back(std::move(token));
   }
-  return std::make_unique<BpeTokenizer>(std::move(table), AddedTokenMatcher(std::move(raw)),
+  TokenId largest = -1;
+  for (const auto& [token, id] : json.vocab) largest = std::max(largest, id);
+  return std::make_unique<BpeTokenizer>(std::move(table), int64_t{largest} + 1,
+                                        AddedTokenMatcher(std::move(raw)),
                                         AddedTokenMatcher(std::move(normalized)), json.nfc,
                                         *std::move(pretokenizer), std::move(bpe), bos, sha256);
 }

@@ -92,10 +92,16 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   int64_t vocab_size() const override { return static_cast<int64_t>(pieces_.size()); }
 
+  void DropTokensFrom(int64_t vocab_size) override {
+    if (library_->size() > vocab_size || bos_token_id() >= vocab_size) return;
+    if (vocab_size < this->vocab_size()) pieces_.resize(static_cast<size_t>(vocab_size));
+    added_.DropFrom(vocab_size);
+  }
+
  private:
   const std::unique_ptr<const SentencePieceLibrary> library_;
-  const std::vector<Piece> pieces_;  // by id
-  const AddedTokenMatcher added_;
+  std::vector<Piece> pieces_;  // by id
+  AddedTokenMatcher added_;
   const SentencePieceSpec spec_;
 };
 

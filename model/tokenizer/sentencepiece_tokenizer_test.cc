@@ -45,6 +45,18 @@ void ExpectDecodesAsLibrary(const Tokenizer& tokenizer, const std::string& model
   }
 }
 
+TEST(SentencePiece, DropTokensFrom_AddedTokensBeyondTheModel_AreText) {
+  const auto tokenizer =
+      *LoadFiles({{"tokenizer.model", SmallSentencePieceModel(kPieces)},
+                  {"added_tokens.json", absl::StrCat("{\"<i>\": ", kFirst + 7, "}")}});
+  EXPECT_EQ(tokenizer->Encode("hello<i>")->back(), kFirst + 7);
+  tokenizer->DropTokensFrom(kFirst + 7);
+  EXPECT_EQ(tokenizer->vocab_size(), kFirst + 7);
+  EXPECT_EQ(*tokenizer->Decode(*tokenizer->Encode("hello<i>"), false), "hello<i>");
+  tokenizer->DropTokensFrom(5);  // the model's own pieces stay
+  EXPECT_EQ(tokenizer->vocab_size(), kFirst + 7);
+}
+
 TEST(SentencePiece, Decode_RandomIds_AsTheLibrary) {
   for (const bool prefix : {false, true}) {
     for (const bool remove : {false, true}) {

@@ -63,6 +63,11 @@ class Tokenizer {
   // One more than the largest id. Ids below it may be unused.
   virtual int64_t vocab_size() const = 0;
 
+  // Of a model with so many embeddings: added tokens from there on are not tokens any more, and their
+  // characters are text like others (Gemma 3's <image_soft_token>). Nothing changes where that would not
+  // do: the vocabulary proper, or the token that documents begin with, goes beyond. Before it is shared.
+  virtual void DropTokensFrom(int64_t /*vocab_size*/) {}
+
   // The token that documents start with, or -1. Of tokenizer.json: tokenizer_config.json's
   // bos_token if its add_bos_token is true, none if that is false, else what post_processor (a
   // TemplateProcessing) puts before a text. Of SentencePiece: tokenizer_config.json's bos_token, or

@@ -107,6 +107,37 @@ TEST(TokenizerJson, Load_ConfigAddsTokens_TheyCountInIdentity) {
               StatusIs(absl::StatusCode::kInvalidArgument, "token id 265 is not"));
 }
 
+// Gemma 3 has <image_soft_token> = 262144 for a model of 262144 embeddings.
+TEST(TokenizerJson, DropTokensFrom_AddedTokensBeyondTheModel_AreText) {
+  const auto load = [] {
+    return *Load(R"({"added_tokens": [{"id": 259, "content": "<e>", "special": true},
+                                      {"id": 260, "content": "<i>", "special": true},
+                                      {"id": 300, "content": "<j>", "normalized": true}]})");
+  };
+  const auto tokenizer = load();
+  const std::string text = "a<e><i><j>";
+  EXPECT_THAT(*tokenizer->Encode(text), ElementsAre('a', 259, 260, 300));
+  tokenizer->DropTokensFrom(1000);
+  EXPECT_THAT(*tokenizer->Encode(text), ElementsAre('a', 259, 260, 300));
+  tokenizer->DropTokensFrom(260);
+  EXPECT_EQ(tokenizer->vocab_size(), 260);
+  EXPECT_THAT(*tokenizer->Encode(text), ElementsAre('a', 259, '<', 'i', '>', '<', 'j', '>'));
+  EXPECT_THAT(tokenizer->Decode({260}, false),
+              StatusIs(absl::StatusCode::kInvalidArgument, "vocab_size 260"));
+  // The vocabulary proper is not cut: then tokenizer and model do not belong together.
+  const auto whole = load();
+  whole->DropTokensFrom(258);
+  EXPECT_EQ(whole->vocab_size(), 301);
+}
+
+TEST(TokenizerJson, DropTokensFrom_TheFirstOfDocuments_Stays) {
+  const auto tokenizer =
+      *LoadFiles({{"tokenizer.json", SmallTokenizerJson()},
+                  {"tokenizer_config.json", R"({"bos_token": "<e>", "add_bos_token": true})"}});
+  tokenizer->DropTokensFrom(259);
+  EXPECT_EQ(tokenizer->vocab_size(), 260);
+}
+
 // As llama 3 writes it.
 constexpr char kTemplate[] = R"({"post_processor": {"type": "Sequence", "processors": [
     {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},

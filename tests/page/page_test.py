@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
+from stub_test import StubTest
 from webdriver import ENTER, ESCAPE, TAB, Browser
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -32,8 +34,8 @@ class Server:
     def start(self):
         self.process = subprocess.Popen(self.command + [self.address], stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
-            if found := re.search(r"http://([0-9.:]+)/$", line.strip()):
-                self.address = found[1]
+            if found := re.search(r"http://([0-9.:]+)(/\S*)$", line.strip()):
+                self.address, self.fragment = found[1], found[2]
                 return
         raise RuntimeError("carrel api ended")
 
@@ -61,6 +63,7 @@ class PageTest:
 
     def file(self, name, content):
         path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
             file.write(content)
         return path
@@ -89,18 +92,21 @@ class PageTest:
     # ---- what people do, in order
 
     def empty(self):
-        self.browser.open(f"http://{self.server.address}/")
+        self.browser.open(f"http://{self.server.address}{self.server.fragment}")
         self.browser.wait("the model's name", lambda: self.browser.text("#model") == "demo")
         self.browser.wait("a hint", lambda: "Add a document" in self.browser.text("#empty"))
         self.picture("empty")
 
     def upload(self):
         self.browser.type("#file", self.file("registry.8k ä.txt", self.document("registry-8k.txt")))
-        name = "registry.8k-a"
+        name = "registry.8k-a.txt"
         self.browser.wait("progress", lambda: self.state(name) in ("prefilling", "ready"))
         self.browser.wait("a share", lambda: re.search(r"\d+% read", self.browser.text("#documents")))
         self.picture("reading")
+        self.ask(QUESTION)  # it waits
         self.wait_for(name, "ready")
+        self.browser.wait("an answer", lambda: self.browser.count("article") == 1 and not self.running())
+        assert self.last("answer") == ANSWER, self.last("answer")
         said = self.browser.text("#documents")
         assert "7,70" in said and "MiB" in said, said
         self.browser.wait("it is chosen", lambda: "Asks " + name in self.browser.text("#about"))
@@ -108,7 +114,7 @@ class PageTest:
 
     def ask_and_see(self):
         self.ask(QUESTION)
-        self.browser.wait("an answer", lambda: self.browser.count("article") == 1 and not self.running())
+        self.browser.wait("an answer", lambda: self.browser.count("article") == 2 and not self.running())
         assert self.last("answer") == ANSWER, self.last("answer")
         figures = self.last("figures")
         assert re.search(r"\d+ of 7,70\d rows read per token", figures) and "ms per token" in figures, figures
@@ -144,16 +150,16 @@ class PageTest:
 
     def text_stays_text(self):
         self.ask("<b>bold</b><script>document.title = 'taken'</script>")
-        self.browser.wait("an answer", lambda: self.browser.count("article") == 2 and not self.running())
+        self.browser.wait("an answer", lambda: self.browser.count("article") == 3 and not self.running())
         assert self.last("question").startswith("<b>bold</b>"), self.last("question")
         assert self.browser.count("article b, article script") == 0
         assert self.browser.run("return document.title") == "Carrel"
 
     def cancel(self):
         """An answer that does not end by itself, by the key and by the button."""
-        self.browser.click("#documents .pick")  # of the model alone
+        self.browser.click("#documents li[data-state='none'] .pick")  # of the model alone
         self.browser.wait("none is chosen", lambda: "No document" in self.browser.text("#about"))
-        self.browser.click("#documents .pick")
+        self.browser.click("#documents li[data-state='ready'] .pick")
         self.browser.wait("it is chosen", lambda: "Asks" in self.browser.text("#about"))
         for way in ("key", "button"):
             for _ in range(10):  # on a fast machine one may have ended when it is seen
@@ -177,36 +183,50 @@ class PageTest:
             "const files = new DataTransfer(); files.items.add(new File([arguments[0]], 'long.txt'));"
             "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true}))",
             text)
-        self.wait_for("long", "prefilling", 15)
-        self.browser.click("#documents li[data-name='long'] .remove")
-        self.browser.wait("it is gone", lambda: self.state("long") == "")
+        self.wait_for("long.txt", "prefilling", 15)
+        self.browser.click("#documents li[data-name='long.txt'] .remove")
+        self.browser.wait("it is gone", lambda: self.state("long.txt") == "")
         assert self.browser.text("#trouble") == "", self.browser.text("#trouble")
 
     def errors(self):
         self.browser.type("#file", self.file("picture.txt", b"\x89PNG\xff\xfe"))
-        self.browser.wait("what is wrong with it", lambda: "UTF-8" in self.browser.text("#trouble"))
-        self.browser.type("#file", self.file(f"{self.name}.txt", b"Another text."))
-        self.browser.wait("that the name is taken", lambda: "another document" in self.browser.text("#trouble"))
+        self.wait_for("picture.txt", "refused")
+        assert len(self.browser.text("#documents li[data-name='picture.txt'] .error")) > 10
+        self.browser.type("#file", self.file(self.name, b"Another text."))
+        self.browser.wait("that the name is taken", lambda: self.browser.count("#documents li[data-state='taken']") == 1)
         self.picture("refused")
+        self.browser.click("#documents li[data-state='taken'] .remove")
+        self.browser.click("#documents li[data-state='refused'] .remove")
         self.server.stop()
         self.ask(QUESTION)
         self.browser.wait("that nobody answers", lambda: "does not answer" in self.last("error"), 10)
+        self.browser.type("#file", self.file("short.txt", b"A short text."))
+        self.browser.wait("that it waits", lambda: "does not answer" in self.browser.text("#documents li[data-state='waiting']"), 10)
         self.server.start()
+        self.bring_token()
         self.ask(QUESTION)
         self.browser.wait("an answer again", lambda: self.last("answer") == ANSWER)
+        self.wait_for("short.txt", "ready")
+        self.browser.click("#documents li[data-name='short.txt'] .remove")
+        self.browser.accept()
+        self.browser.wait("it is gone", lambda: self.state("short.txt") == "")
+
+    def bring_token(self):
+        """That a server printed which started anew."""
+        self.browser.run("location.hash = arguments[0] + '&' + state.chosen", self.server.fragment.lstrip("/"))
 
     def reload(self):
         """In the middle of an answer, and of a document."""
         turns = self.browser.count("article")
         self.browser.type("#file", self.file("more.txt", self.document("registry-8k.txt", 2)))
-        self.wait_for("more", "prefilling")
+        self.wait_for("more.txt", "prefilling")
         self.ask("Who?")
         self.browser.reload()
         self.browser.wait("the turns", lambda: self.browser.count("article") == turns + 1)
         if self.last("answer") == "":
             assert "loaded anew" in self.last("error"), self.last("error")
-        self.browser.wait("the document", lambda: self.state("more") in ("prefilling", "ready"))
-        self.wait_for("more", "ready")
+        self.browser.wait("the document", lambda: self.state("more.txt") in ("prefilling", "ready"))
+        self.wait_for("more.txt", "ready")
         assert "Asks " + self.name in self.browser.text("#about"), self.browser.text("#about")
         self.picture("two")
 
@@ -214,9 +234,9 @@ class PageTest:
         """From the top of the page to an answer by keys alone."""
         self.browser.run("document.activeElement.blur(); window.scrollTo(0, 0)")
         self.browser.open(f"http://{self.server.address}/")
-        self.browser.wait("the documents", lambda: self.browser.count("#documents .pick") == 2)
+        self.browser.wait("the documents", lambda: self.browser.count("#documents .pick") == 3)
         seen = []
-        for _ in range(8):
+        for _ in range(12):
             self.browser.keys(TAB)
             seen.append(self.browser.run("return document.activeElement.dataset.focus || document.activeElement.id"))
             if seen[-1] == f"pick {self.name}":
@@ -230,12 +250,12 @@ class PageTest:
         assert self.last("answer") == ANSWER, self.last("answer")
 
     def delete(self):
-        self.browser.click("#documents li[data-name='more'] .remove")
+        self.browser.click("#documents li[data-name='more.txt'] .remove")
         self.browser.accept()
-        self.browser.wait("it is gone", lambda: self.state("more") == "")
+        self.browser.wait("it is gone", lambda: self.state("more.txt") == "")
         self.browser.reload()
         self.browser.wait("the other", lambda: self.state(self.name) == "ready")
-        assert self.state("more") == ""
+        assert self.state("more.txt") == ""
 
     def key(self):
         """A server that wants one."""
@@ -244,6 +264,8 @@ class PageTest:
         server = Server(self.server.command[0], os.path.join(self.folder, "another"), "--keys", keys)
         try:
             self.browser.open(f"http://{server.address}/")
+            self.browser.run("sessionStorage.clear()")
+            self.browser.reload()
             self.browser.wait("that a key is wanted", lambda: "wants a key" in self.browser.text("#key"))
             self.browser.type("#key-text", made["key"] + ENTER)
             self.browser.wait("the model", lambda: self.browser.text("#model") == "demo")
@@ -254,7 +276,7 @@ class PageTest:
 
     def console(self):
         """Nothing broke the policy, and nothing failed that was not meant to."""
-        meant = ("the server responded with a status of 4", "net::ERR_CONNECTION_REFUSED")
+        meant = ("the server responded with a status of", "net::ERR_CONNECTION_REFUSED", "net::ERR_EMPTY_RESPONSE")
         said = [line for line in self.browser.said() if not any(text in line for text in meant)]
         assert not said, said
 
@@ -276,8 +298,12 @@ def main():
             browser = Browser(driver, chromium)
             try:
                 test = PageTest(browser, server, folder, arguments.pictures)
+                with urllib.request.urlopen(f"http://{server.address}/") as page:
+                    headers = {name: page.headers[name] for name in ("Content-Type", "Content-Security-Policy")}
+                    stubbed = StubTest(browser, page.read(), headers, test.picture, test.file)
                 for step in (test.empty, test.upload, test.ask_and_see, test.sources, test.text_stays_text, test.cancel,
-                             test.drop_and_cancel, test.errors, test.reload, test.keyboard, test.delete, test.key, test.console):
+                             test.drop_and_cancel, test.errors, test.reload, test.keyboard, test.delete, test.key,
+                             *stubbed.steps(), test.console):
                     start = time.monotonic()
                     step()
                     print(f"{step.__name__}: right, {time.monotonic() - start:.1f} s", flush=True)

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-ENTER, TAB, ESCAPE = "\ue007", "\ue004", "\ue00c"
+ENTER, TAB, ESCAPE, BACKSPACE = "\ue007", "\ue004", "\ue00c", "\ue003"
 
 
 class Browser:

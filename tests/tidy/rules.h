@@ -69,6 +69,10 @@ Violations CheckFlags(const Tree& tree);
 // between folders are held by include_rules_test.
 Violations CheckInnerBorders(const Tree& tree);
 
+// --- json.cc
+// Only common/json.cc calls nlohmann's parse, value(..) and dump; tests and benchmarks may.
+Violations CheckJson(const Tree& tree);
+
 // --- overruled.cc
 // A decision that says "Overruled by N", "Replaced by N" or "Amended by N" is named by decision N with
 // "Overrules", "Replaces" or "Amends", and the other way round.

@@ -249,6 +249,22 @@ TEST(BordersTest, IncludeAgainstTheTable_IsFound) {
               "kernels/select/topk/topk.cc:1: kernels, select/topk may not include layer/rope")));
 }
 
+TEST(JsonTest, AParserOfTheLibrarys_IsFound) {
+  const std::string begin = "#include <nlohmann/json.hpp>\n";
+  const auto check = [&](const std::string& path, const std::string& line) {
+    return CheckJson(Make({{path, begin + line + "\n"}}));
+  };
+  EXPECT_THAT(check("a/b.cc", "x = nlohmann::json::parse(text);"),
+              ElementsAre(HasSubstr("a/b.cc:2: json::parse")));
+  EXPECT_THAT(check("a/b.cc", "x = Json::parse(text);"), testing::SizeIs(1));
+  EXPECT_THAT(check("a/b.cc", "x.value(\"type\", 3);"), testing::SizeIs(1));
+  EXPECT_THAT(check("a/b.h", "x.dump();"), testing::SizeIs(1));
+  EXPECT_THAT(check("a/b.cc", "result.value();  // json.dump()"), IsEmpty());
+  EXPECT_THAT(check("a/b_test.cc", "x.dump();"), IsEmpty());
+  EXPECT_THAT(check("common/json.cc", "x.dump();"), IsEmpty());
+  EXPECT_THAT(CheckJson(Make({{"a/b.cc", "x.dump();\n"}})), IsEmpty());  // of something else
+}
+
 TEST(OverruledTest, OneSidedWord_IsFound) {
   const std::string old = "docs/decisions/001-a.md", young = "docs/decisions/002-b.md";
   EXPECT_THAT(

@@ -50,6 +50,8 @@ TEST(TidyTest, Flags_InDocuments_Exist) { EXPECT_THAT(CheckFlags(Repository()), 
 
 TEST(TidyTest, InnerBorders_AreKept) { EXPECT_THAT(CheckInnerBorders(Repository()), Holds()); }
 
+TEST(TidyTest, Json_HasOneWayIn) { EXPECT_THAT(CheckJson(Repository()), Holds()); }
+
 TEST(TidyTest, OverruledDecisions_SaySo) { EXPECT_THAT(CheckOverruled(Repository()), Holds()); }
 
 }  // namespace

@@ -35,6 +35,7 @@ absl::Status RunLs(const ContextsFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::ListResponse list, client->List());
   std::fputs((flags.json ? ContextsJson(list) : ContextsTable(list)).c_str(), stdout);
+  if (!flags.json) std::fputs(UnfinishedPrefills(list).c_str(), stdout);
   std::fputs(UnreadableContexts(list).c_str(), stderr);
   return absl::OkStatus();
 }
@@ -103,7 +104,7 @@ void AddContexts(CLI::App& app, Run& chosen) {
   });
 
   auto rm = std::make_shared<ContextsFlags>();
-  CLI::App& rm_command = Declare(app, "rm", "Remove a context and free its space", rm);
+  CLI::App& rm_command = Declare(app, "rm", "Remove a context, or what an unfinished prefill left, and free its space", rm);
   rm_command.add_option("NAME", rm->name, "the context")->required();
   rm_command.callback(
       [rm, &chosen] { chosen = [rm] { return WithNames(RunRm(*rm), rm->store, rm->name); }; });

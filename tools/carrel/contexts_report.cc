@@ -26,7 +26,17 @@ std::string ContextsJson(const v1::ListResponse& list) {
   }
   nlohmann::json unreadable = nlohmann::json::array();
   for (const std::string& why : list.unreadable()) unreadable.push_back(why);
-  return DumpJson(nlohmann::json{{"contexts", contexts}, {"unreadable", unreadable}}) + "\n";
+  nlohmann::json unfinished = nlohmann::json::array();
+  for (const v1::ListResponse::Unfinished& prefill : list.unfinished()) {
+    unfinished.push_back({{"name", prefill.name()},
+                          {"bytes", prefill.bytes()},
+                          {"touched_unix_s", prefill.touched_unix_s()},
+                          {"running", prefill.running()}});
+  }
+  return DumpJson(nlohmann::json{{"contexts", contexts},
+                                 {"unfinished", unfinished},
+                                 {"unreadable", unreadable}}) +
+         "\n";
 }
 
 std::string ContextsTable(const v1::ListResponse& list) {
@@ -44,6 +54,20 @@ std::string ContextsTable(const v1::ListResponse& list) {
         context.content_id().empty() ? "unbound" : context.content_id().substr(0, 12));
   }
   return table;
+}
+
+std::string UnfinishedPrefills(const v1::ListResponse& list) {
+  std::string lines;
+  for (const v1::ListResponse::Unfinished& prefill : list.unfinished()) {
+    absl::StrAppend(&lines, "unfinished: ", prefill.name(), ", ", FormatBytes(prefill.bytes()),
+                    ", ",
+                    prefill.running()
+                        ? "being computed"
+                        : absl::StrCat("last written ", FormatTime(prefill.touched_unix_s()),
+                                       ": the same prefill goes on with it, carrel rm removes it"),
+                    "\n");
+  }
+  return lines;
 }
 
 std::string UnreadableContexts(const v1::ListResponse& list) {

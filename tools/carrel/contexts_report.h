@@ -1,5 +1,5 @@
-// What: a store's contexts as `carrel ls` shows them, with those that cannot be read: none is left
-//       out in silence.
+// What: a store's contexts as `carrel ls` shows them, with those that cannot be read and those that
+//       are not finished: none is left out in silence.
 #pragma once
 
 #include <string>
@@ -10,8 +10,11 @@ class ListResponse;
 
 namespace carrel::tools {
 
-std::string ContextsJson(const v1::ListResponse& list);  // one object: contexts, unreadable
+// One object: contexts, unfinished, unreadable.
+std::string ContextsJson(const v1::ListResponse& list);
 std::string ContextsTable(const v1::ListResponse& list);
+// A line per prefill that did not end.
+std::string UnfinishedPrefills(const v1::ListResponse& list);
 // A line per context that is damaged or of another format version; for standard error.
 std::string UnreadableContexts(const v1::ListResponse& list);
 

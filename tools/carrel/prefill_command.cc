@@ -153,13 +153,10 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
         FormatBytes(report.device_bytes).c_str());
   }
   if (report.recheck_tokens > 0) {
-    std::printf(
-        "checked: %d tokens computed again are right (off by %.0f%% of what rounding may do), "
-        "%.2f s\n",
-        static_cast<int>(report.recheck_tokens), 100 * report.recheck_worst,
-        report.recheck_seconds);
+    std::printf("checked: %d of its tokens, computed again, are right (%.2f s)\n",
+                static_cast<int>(report.recheck_tokens), report.recheck_seconds);
   } else {
-    std::printf("no token was computed again to check it (--lab recheck=%d, attention=%s)\n",
+    std::printf("not checked: no token was computed again (--lab recheck=%d, attention=%s)\n",
                 static_cast<int>(flags.config.recheck_tokens),
                 prefill::AttentionText(flags.config.attention).c_str());
   }
@@ -256,7 +253,8 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
                    prefill::ParseKeyPosition(flags.key_position));
   ASSIGN_OR_RETURN(flags.config.attention.rope, model::ParseRope(flags.rope));
   if (flags.config.attention.key_position == prefill::KeyPosition::kNone && !flags.summaries_given)
-    flags.config.summary_rows = 0;  // there is nothing to summarise them by
+    flags.config.summary_rows = 0;     // there is nothing to summarise them by
+  flags.config.keep_when_full = true;  // who typed the command is there to make room
   flags.config.index = flags.index.params;
   flags.config.auto_index = flags.index.auto_index;
   const bool gpu = flags.config.device == model::Device::kCuda;
@@ -305,10 +303,10 @@ void DeclareLab(CLI::App& command, PrefillFlags& flags) {
       .add_option("--segment-tokens", flags.config.segment_tokens,
                   "rows per stored segment, a power of two")
       ->capture_default_str();
-  command
-      .add_option("--sampled-queries", flags.config.sampled_queries,
-                  "queries kept per layer and head, for audits")
-      ->capture_default_str();
+  command.add_option(
+      "--sampled-queries", flags.config.sampled_queries,
+      "queries per layer and head that teach indexes and are kept for audits; default: 256 "
+      "teach, and one per 16 tokens is kept, 16 to 256");
   command
       .add_option("--recheck", flags.config.recheck_tokens,
                   "tokens of the document that are computed again from the sealed rows before the "

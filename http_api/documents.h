@@ -26,6 +26,7 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "http_api/answerer.h"
+#include "http_api/known_prefixes.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
 

@@ -377,10 +377,12 @@ class OpenAiService final : public ApiService {
                                        kvstore::Right::kImport, kvstore::Right::kDelete}) {
       if (who.Check(right).ok()) rights.push_back(std::string(kvstore::RightName(right)));
     }
+    json may = {{"rights", std::move(rights)},
+                {"key", config_.access->has_keys() ? json(who.name()) : json()},
+                {"takes_documents", documents_ != nullptr && config_.documents.writable}};
     reply.Send(200, kJson,
-               DumpJson(json{{"object", "list"},
-                             {"data", std::move(data)},
-                             {"carrel", {{"rights", std::move(rights)}, {"key", who.name()}}}}));
+               DumpJson(json{
+                   {"object", "list"}, {"data", std::move(data)}, {"carrel", std::move(may)}}));
     return absl::OkStatus();
   }
 

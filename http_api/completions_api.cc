@@ -172,20 +172,21 @@ absl::StatusOr<std::vector<TokenId>> CompletionsApi::TokensOf(bool chat,
 
 absl::Status CompletionsApi::CheckLength(const Asked& asked, int64_t document,
                                          int64_t prompt) const {
-  const int64_t most = parts_.model->checkpoint().config.max_position_embeddings;
-  if (parts_.beyond_trained || document + prompt <= most) return absl::OkStatus();
+  const model::ModelConfig& config = parts_.model->checkpoint().config;
+  const int64_t most = config.MaxTokens(parts_.beyond_trained);
+  if (document + prompt <= most) return absl::OkStatus();
   const char* const field = asked.chat ? "messages" : "prompt";
   std::string words = absl::StrCat(field, ": ", prompt, " tokens");
   if (document > 0) {
     absl::StrAppend(&words, " behind the ", document, " of context \"", asked.request.context,
                     "\": ", document + prompt, " in all");
   }
-  return WithCode(
-      WithParam(absl::InvalidArgumentError(absl::StrCat(
-                    words, ": must be at most the model's ", most,
-                    " (max_position_embeddings), which the answer is among: shorten it")),
-                field),
-      kContextLengthExceeded);
+  return WithCode(WithParam(absl::InvalidArgumentError(
+                                absl::StrCat(words, ": must be at most the model's ", most, " (",
+                                             config.MaxTokensField(parts_.beyond_trained),
+                                             "), which the answer is among: shorten it")),
+                            field),
+                  kContextLengthExceeded);
 }
 
 // As the request says; what it does not say, as the model's makers advise; else at temperature 1.

@@ -115,7 +115,8 @@ class ReaderHandle final : public Reader {
     };
     decoder::GenerateOptions inside;
     inside.max_tokens = options.max_tokens;
-    inside.sampling = {options.temperature, options.top_p, options.seed};
+    inside.sampling = {
+        .temperature = options.temperature, .top_p = options.top_p, .seed = options.seed};
     inside.on_token = [&](TokenId id) -> absl::Status {
       if (!stream.has_value()) return absl::OkStatus();
       ASSIGN_OR_RETURN(const std::string piece, stream->Push(id));

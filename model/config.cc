@@ -427,6 +427,10 @@ int64_t ModelConfig::MaxTokens(bool beyond_trained) const {
   return window_limit == 0 ? trained : std::min(trained, window_limit);
 }
 
+const char* ModelConfig::MaxTokensField(bool beyond_trained) const {
+  return MaxTokens(beyond_trained) == window_limit ? "sliding_window" : "max_position_embeddings";
+}
+
 absl::Status ModelConfig::CheckTokens(int64_t tokens, absl::string_view what, bool beyond_trained,
                                       absl::string_view advice) const {
   if (tokens <= MaxTokens(beyond_trained)) return absl::OkStatus();

@@ -98,6 +98,7 @@ struct ModelConfig {
   // Tokens of document, prompt and answer together. beyond_trained: positions may exceed
   // max_position_embeddings, but never a window.
   int64_t MaxTokens(bool beyond_trained = false) const;
+  const char* MaxTokensField(bool beyond_trained = false) const;  // that says so
   // InvalidArgument where `tokens` are more; names `what`, both numbers, and which bound it is. advice: what
   // can be done about max_position_embeddings.
   absl::Status CheckTokens(int64_t tokens, absl::string_view what, bool beyond_trained,

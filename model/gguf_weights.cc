@@ -155,12 +155,13 @@ struct Plan {
   bool blocks = false;        // it stays as it is, a quantised matrix
   DType dtype = DType::kF32;  // else what it becomes
   int64_t heads = 0;          // whose rows alternate; 0: none do
+  bool has_one = false;       // 1 was added, as converters do to norms of Gemma
   char* to = nullptr;         // null: it stays mapped
 
   // Its bytes are those of the file, but for the order of rows.
   bool as_it_is() const {
-    return blocks ||
-           (!kernels::TraitsOf(tensor->type).quantized && PlainType(tensor->type) == dtype);
+    return blocks || (!has_one && !kernels::TraitsOf(tensor->type).quantized &&
+                      PlainType(tensor->type) == dtype);
   }
   int64_t row_elements() const { return tensor->shape.back(); }
   int64_t rows() const { return tensor->elements() / row_elements(); }
@@ -200,7 +201,6 @@ class Loader {
     source.name_in_file = [gemma = config_.gemma](absl::string_view name) {
       return GgufName(name, gemma);
     };
-    source.norms_have_one = config_.gemma;
     source.files = gguf().files();
     for (const auto& [name, tensor] : gguf().tensors()) {
       source.stored.push_back(
@@ -241,6 +241,10 @@ class Loader {
       }
       plan.blocks = blocks_ == GgufBlocks::kKeep && tensor.shape.size() == 2 &&
                     kernels::TraitsOf(tensor.type).quantized;
+      if (config_.gemma && absl::EndsWith(plan.name, "norm.weight")) {
+        plan.has_one = true;
+        plan.dtype = DType::kF32;
+      }
       RETURN_IF_ERROR(SetHeads(name, plan));
       plans_.push_back(std::move(plan));
     }
@@ -388,6 +392,9 @@ class Loader {
         continue;
       }
       kernels::Widen(tensor.type, from, width, wide.data());
+      if (plan.has_one) {
+        for (float& value : wide) value -= 1.0f;
+      }
       if (plan.dtype == DType::kF32) {
         std::memcpy(to, wide.data(), static_cast<size_t>(row_bytes));
       } else {

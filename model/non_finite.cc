@@ -59,7 +59,7 @@ absl::Status NameNonFinite(const Weights& weights, const absl::Status& status) {
   const std::string found = FindNonFinite(weights);
   if (found.empty()) return status;
   return absl::Status(status.code(),
-                      absl::StrCat(status.message(), ": the model's weights are damaged: ", found));
+                      absl::StrCat(status.message(), ": ", found));
 }
 
 }  // namespace carrel::model

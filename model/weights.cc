@@ -111,7 +111,7 @@ class WeightsBuilder {
   // By what a normalised number is multiplied.
   absl::StatusOr<std::vector<float>> Norm(const std::string& prefix, int64_t size) {
     ASSIGN_OR_RETURN(std::vector<float> values, Vector(prefix + ".weight", size));
-    if (config_.gemma && !weights_->source_.norms_have_one) {
+    if (config_.gemma) {
       for (float& value : values) value += 1.0f;
     }
     return values;

@@ -60,7 +60,6 @@ struct TensorSource {
   std::vector<StoredTensor> stored;   // by name
   ModelFiles files;                   // that all of it is from
   std::shared_ptr<const void> owner;  // of everything that the others view
-  bool norms_have_one = false;        // of Gemma: norms are stored with 1 added
   // What the file calls a tensor, for messages.
   std::function<std::string(absl::string_view)> name_in_file;
   // The same weights without blocks; where there are any.

@@ -181,7 +181,7 @@ TEST_F(WeightsTest, NumbersThatAreNone_AreNamedByTensorAndPlace) {
     CARREL_ASSERT_OK(model);
     EXPECT_THAT(NameNonFinite(*model->weights, status),
                 StatusIs(Code::kInternal,
-                         absl::StrCat("is not a number: the model's weights are damaged: tensor \"",
+                         absl::StrCat("is not a number: tensor \"",
                                       name, "\" holds ", text, " in row 5 at 7 of [16, 24]")));
   }
 }

@@ -16,6 +16,7 @@
 #include "kvstore/index/rows/rows.h"
 #include "kvstore/storage/store.h"
 #include "model/cpu_backend.h"
+#include "model/non_finite.h"
 
 namespace carrel::prefill {
 namespace {
@@ -183,10 +184,12 @@ class Rechecker {
   }
 
   absl::Status NoNumbers(Layer layer, int64_t i, absl::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "layer %d token %d: %s is NaN or infinite, also where it is computed again: the model's "
-        "weights hold NaN or infinite numbers",
-        layer.value(), PositionOf(i), what));
+    return model::NameNonFinite(
+        *checkpoint_.weights,
+        absl::InvalidArgumentError(absl::StrFormat("layer %d token %d: %s is NaN or infinite, also "
+                                                   "where it is computed again: the model's "
+                                                   "weights hold NaN or infinite numbers",
+                                                   layer.value(), PositionOf(i), what)));
   }
 
   Position PositionOf(int64_t i) const { return positions_[static_cast<size_t>(i % m_)]; }

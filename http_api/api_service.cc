@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -149,6 +150,8 @@ class OpenAiService final : public ApiService {
         .keep = config_.documents.keep,
         .keep_tokens = config_.documents.keep_tokens,
         .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
+        .most_given_up = decoder::MostGivenUp(retrieval, config_.answerer.device,
+                                              std::numeric_limits<int64_t>::max()),
         .later = Later(),
         .still_allowed = &still_allowed_});
   }

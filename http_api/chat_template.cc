@@ -296,10 +296,11 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Mess
                                                           const model::Tokenizer& tokenizer,
                                                           const ChatOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<Message> known, Known(messages));
-  return EncodeKnown(known, tokenizer, options);
+  ASSIGN_OR_RETURN(const Marked marked, RenderKnown(known, tokenizer, options));
+  return tokenizer.Encode(marked.text, nullptr, marked.messages);
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(const std::vector<Message>& messages,
+absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderKnown(const std::vector<Message>& messages,
                                                                const model::Tokenizer& tokenizer,
                                                                const ChatOptions& options) {
   bool any = false;
@@ -310,9 +311,9 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(const std::vector
     ASSIGN_OR_RETURN(const std::vector<TokenId> with_control, tokenizer.Encode(message.content));
     any |= as_text != with_control;
   }
-  ASSIGN_OR_RETURN(const Marked marked, RenderMarked(messages, options, 0));
-  if (!any) return tokenizer.Encode(marked.text);
-  if (marked.told) return tokenizer.Encode(marked.text, nullptr, marked.messages);
+  ASSIGN_OR_RETURN(Marked marked, RenderMarked(messages, options, 0));
+  if (!any) marked.messages.clear();
+  if (!any || marked.told) return marked;
   return WithParam(
       absl::InvalidArgumentError(
           "a message contains a control token of the model, and the model's chat template changes "
@@ -335,12 +336,11 @@ absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
     ASSIGN_OR_RETURN(const std::string shown, tokenizer.Decode({id}, /*skip_special=*/false));
     return hidden.empty() && !shown.empty();
   };
-  if (document.empty() || document.front() < 0) return false;  // none, or not told
+  if (document.empty()) return false;  // none, or not told
   ASSIGN_OR_RETURN(const bool begins, is_control(document.front()));
   if (!begins) return false;
   ASSIGN_OR_RETURN(const std::string head, TurnHead());
-  const absl::Span<const TokenId> first = document.subspan(0, kHeadTokens);
-  ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(first, /*skip_special=*/false));
+  ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(document, /*skip_special=*/false));
   ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer.Encode(head));
   std::string before;
   model::StreamDecoder stream(&tokenizer, /*skip_special=*/false);
@@ -354,19 +354,23 @@ absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
   return false;
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeBehind(
-    const std::vector<Message>& messages, const model::Tokenizer& tokenizer,
-    absl::Span<const TokenId> document, const ChatOptions& options) {
+absl::StatusOr<model::Seam> ChatTemplate::EncodeBehind(const std::vector<Message>& messages,
+                                                       const model::Tokenizer& tokenizer,
+                                                       const library::DocumentEnds& document,
+                                                       int64_t most_given_up,
+                                                       const ChatOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<Message> known, Known(messages));
-  ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document));
+  ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document.first));
   size_t first = 0;  // behind the system's
   while (first < known.size() && known[first].role == "system") ++first;
   if (!in_turn || first == known.size() || known[first].role != "user") {
-    ASSIGN_OR_RETURN(std::vector<TokenId> tokens, EncodeKnown(known, tokenizer, options));
-    if (!document.empty() && !tokens.empty() && tokens.front() == tokenizer.bos_token_id()) {
-      tokens.erase(tokens.begin());
+    ASSIGN_OR_RETURN(const Marked marked, RenderKnown(known, tokenizer, options));
+    ASSIGN_OR_RETURN(model::Seam seam, model::JoinTokens(tokenizer, document.last, most_given_up,
+                                                         marked.text, nullptr, marked.messages));
+    if (!seam.tokens.empty() && seam.tokens.front() == tokenizer.bos_token_id()) {
+      seam.tokens.erase(seam.tokens.begin());
     }
-    return tokens;
+    return seam;
   }
   std::vector<Message> said(known.begin() + static_cast<std::ptrdiff_t>(first), known.end());
   for (size_t i = first; i-- > 0;) {
@@ -386,7 +390,8 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeBehind(
     range.begin += static_cast<int64_t>(kEmptyLine.size()) - cut;
     range.end += static_cast<int64_t>(kEmptyLine.size()) - cut;
   }
-  return tokenizer.Encode(
+  return model::JoinTokens(
+      tokenizer, document.last, most_given_up,
       absl::StrCat(kEmptyLine, absl::string_view(marked.text).substr(static_cast<size_t>(cut))),
       nullptr, marked.messages);
 }

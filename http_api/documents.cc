@@ -195,7 +195,8 @@ class PrefillingDocuments final : public Documents {
     return absl::OkStatus();
   }
 
-  std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt, const Sees& sees) override {
+  std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt, int64_t most_given_up,
+                                      const Sees& sees) override {
     bool old;
     {
       absl::MutexLock lock(&mu_);
@@ -215,9 +216,9 @@ class PrefillingDocuments final : public Documents {
       if (!sees(candidate.name)) continue;
       const auto tokens = store_->DocumentTokens(candidate.name, candidate.content_id);
       if (!tokens.ok()) continue;  // it is gone, or damaged: who asks for it by name is told
-      auto rest = RestOf(prompt, *tokens, *model_->checkpoint().tokenizer);
+      auto rest = RestOf(prompt, *tokens, most_given_up);
       if (!rest.has_value()) continue;
-      candidate.rest = *std::move(rest);
+      candidate.prompt = *std::move(rest);
       absl::MutexLock lock(&mu_);
       if (const auto entry = stored_.find(candidate.name); entry != stored_.end()) {
         entry->second.used = absl::Now();

@@ -422,8 +422,9 @@ TEST_F(ApiRequestsTest, AContextOfAnotherModel_HasNoTextHere) {
 TEST_F(ApiRequestsTest, WithoutATemplateThatRenders_AllButChatsIsServed) {
   const std::string path = model_folder_ + "/tokenizer_config.json";
   json config = json::parse(*ReadFile(path));
-  for (const json& bad : {json("{% if %}"), json(5), json{{{"name", 5}}},
-                          json{{{"name", "default"}, {"template", 5}}}}) {
+  const json no_name = json::array({json{{"name", 5}}}),
+             no_text = json::array({json{{"name", "default"}, {"template", 5}}});
+  for (const json& bad : {json("{% if %}"), json(5), no_name, no_text}) {
     config["chat_template"] = bad;
     std::ofstream(path) << config.dump();
     Start();

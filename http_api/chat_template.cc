@@ -96,9 +96,15 @@ absl::StatusOr<int64_t> MaxBytes(const model::Checkpoint& checkpoint) {
   return positions > kMost / each ? kMost : std::max(kLeast, positions * each);
 }
 
-bool Quoted(absl::string_view source, absl::string_view name) {
-  return absl::StrContains(source, absl::StrCat("'", name, "'")) ||
-         absl::StrContains(source, absl::StrCat("\"", name, "\""));
+// Whether the template's source names it as roles are named: in quotes, and no field of a message.
+bool NamesRole(absl::string_view source, absl::string_view role) {
+  for (const char* field : {"role", "content", "name", "type", "text"}) {
+    if (role == field) return false;
+  }
+  const auto plain = [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '-'; };
+  if (!std::all_of(role.begin(), role.end(), plain)) return false;
+  return absl::StrContains(source, absl::StrCat("'", role, "'")) ||
+         absl::StrContains(source, absl::StrCat("\"", role, "\""));
 }
 
 absl::Status AboutMessage(absl::Status status, size_t place) {
@@ -208,14 +214,15 @@ absl::StatusOr<std::vector<Message>> ChatTemplate::Known(
   std::vector<Message> known = messages;
   for (size_t i = 0; i < known.size(); ++i) {
     std::string& role = known[i].role;
-    if (role == "system" || role == "user" || role == "assistant" || Quoted(jinja_, role)) continue;
+    if (role == "system" || role == "user" || role == "assistant" || NamesRole(jinja_, role))
+      continue;
     if (role == "developer") {
       role = "system";
       continue;
     }
     const std::string lower = absl::AsciiStrToLower(role);
     const bool by_case = lower != role && (lower == "system" || lower == "user" ||
-                                           lower == "assistant" || Quoted(jinja_, lower));
+                                           lower == "assistant" || NamesRole(jinja_, lower));
     return AboutMessage(
         absl::InvalidArgumentError(absl::StrCat(
             "messages[", i, "].role=", ShownJson(json(role)), ": the model's chat template knows ",

@@ -305,8 +305,8 @@ TEST_F(ChatTokensTest, NoMessageIsLeftOut_AndNoRoleIsGuessed) {
       "{% for m in messages %}{% if m.role in ['developer'] %}D{% endif %}{{ m.content }}"
       "{% endfor %}");
   EXPECT_EQ(said(*knows, {{"developer", "s"}}), "Ds");
-  for (const char* role :
-       {"User", "SYSTEM", "function", "human", "tool", " user", "user\n", "\xff"}) {
+  for (const char* role : {"User", "content", "\\n", "SYSTEM", "function", "human", "tool", " user",
+                           "user\n", "\xff"}) {
     const auto refused = chat->Encode({{"user", "a"}, {role, "b"}}, *tokenizer_);
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << role;
     EXPECT_EQ(ParamOf(refused.status()), "messages[1]") << role;

@@ -239,7 +239,9 @@ bool ChangesNothing(absl::string_view name, const FieldValue& value, absl::Span<
   for (const Fact& fact : facts) {
     if (fact.name != name) continue;
     if (Agrees(fact, value)) return true;
-    if (!fact.shown) return false;
+    const bool* flag = std::get_if<bool>(&value);
+    const bool is_nothing = flag != nullptr && !*flag && !std::holds_alternative<bool>(fact.value);
+    if (!fact.shown && !is_nothing) return false;
   }
   if (const bool* flag = std::get_if<bool>(&value)) return !*flag;
   if (IsOfTrainingOrTokens(name, value)) return true;

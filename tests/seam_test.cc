@@ -1,10 +1,13 @@
 // A prompt that says the document's last tokens anew: with every row, decoding is dense attention over the
 // tokens of the whole text, whatever is given up, in turn, together, and when a sequence is gone on with.
+#include <cstring>
 #include <random>
 
+#include "common/test_folders.h"
 #include "common/test_util.h"
 #include "decoder/generation.h"
 #include "kvstore/index/index.h"
+#include "tests/tensor_file.h"
 #include "tests/world.h"
 
 namespace carrel {
@@ -93,6 +96,43 @@ TEST_F(SeamTest, EveryRow_IsDenseAttentionOverTheWholeText) {
         EXPECT_LE(RelativeError(result->logits, Dense(document_, give_up, prompt)), kRounding);
       }
     }
+  }
+}
+
+// Layers with a window see rows from before it, for those that are given up at its end.
+TEST_F(SeamTest, SlidingWindows_SeeAsFarBackAsTransformersDo) {
+  const std::string model = SourceFolder() + "/model/testdata/families/gemma3";
+  const auto checkpoint = model::LoadCheckpoint(model, testing_world::Pool());
+  CARREL_ASSERT_OK(checkpoint);
+  const TensorFile golden = TensorFile::Read(model + "/golden.safetensors");
+  const auto numbers = [&](const char* name, auto zero) {
+    const absl::string_view bytes = golden.Tensor(name);
+    std::vector<decltype(zero)> values(bytes.size() / sizeof(zero));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  };
+  const std::vector<int32_t> ids = numbers("input_ids", int32_t{});
+  const std::vector<float> all = numbers("logits", float{});
+  const size_t width = all.size() / ids.size();
+  for (const int64_t give_up : {1, 6, 32}) {
+    const auto end = static_cast<std::ptrdiff_t>(ids.size() * 7 / 10);
+    const std::string name = absl::StrCat("d", give_up);
+    CARREL_ASSERT_OK(testing_world::PrefillContext(folder_, name, {ids.begin(), ids.begin() + end},
+                                                   {}, 65536, model::Device::kCpu, *checkpoint));
+    decoder::RetrievalConfig config = EveryRow();
+    config.sink = 2;
+    config.local = give_up + 2;
+    auto decoder = EmbeddedDecoder::Open(folder_, name, config, {}, nullptr, *checkpoint);
+    CARREL_ASSERT_OK(decoder);
+    GenerateOptions options = WithLogits(give_up);
+    options.max_tokens = 1;
+    const Tokens prompt(ids.begin() + end - give_up, ids.end());
+    const auto result = (**decoder)->Generate(prompt, options);
+    CARREL_ASSERT_OK(result);
+    ASSERT_EQ(result->logits.size(), prompt.size() * width);
+    const std::vector<float> want(all.end() - static_cast<std::ptrdiff_t>(result->logits.size()),
+                                  all.end());
+    EXPECT_LE(RelativeError(result->logits, want), kRounding) << give_up;
   }
 }
 

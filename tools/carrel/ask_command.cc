@@ -140,9 +140,10 @@ absl::Status AskApi(const AskFlags& flags) {
     if (!flags.json) PrintStreamed(piece);
   };
   const auto wanted = [] { return true; };
+  const std::vector<http_api::Message> messages = {{"user", flags.prompt}};
   ASSIGN_OR_RETURN(const ChatAnswer answer,
                    partner->knows_chats() && !flags.raw
-                       ? partner->Answer({{"user", flags.prompt}}, settings, show, wanted)
+                       ? partner->Answer(messages, settings, show, wanted)
                        : partner->Complete(flags.prompt, settings, show, wanted));
   if (!flags.json) std::printf("\n");
   std::fflush(stdout);

@@ -193,6 +193,12 @@ absl::Status ValidateNoBanks(const BankConfig& bank) {
       "banks hold rows of a zone in host memory on a GPU: they need zone=host and device=cuda");
 }
 
+int64_t MostGivenUp(const RetrievalConfig& config, const DeviceConfig& device,
+                    int64_t context_tokens) {
+  if (device.device != model::Device::kCpu && config.rope == Rope::kInfiniteHip) return 0;
+  return std::min({kMostGivenUp, config.local, context_tokens});
+}
+
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
   const SelectorConfig* const selector = SelectorOf(config);
   if (selector == nullptr) return false;

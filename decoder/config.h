@@ -134,6 +134,12 @@ bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 // estimation term.
 bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 
+// Of the context's last rows a sequence may give up so many (GenerateOptions::give_up), since the decoder
+// holds them: at most kMostGivenUp; none with rope=infinitehip on a GPU.
+inline constexpr int64_t kMostGivenUp = 32;
+int64_t MostGivenUp(const RetrievalConfig& config, const DeviceConfig& device,
+                    int64_t context_tokens);
+
 // [layers], of what selects by number, range or mass: with a top_k as many rows in all, uniform, or rising
 // linearly from top_k / 2 in the first sparse layer to 3/2 top_k in the last (docs/methods.md, layer
 // budgets), or more where the entropy of a layer's attention is low (in proportion to exp(-entropy / 4)).

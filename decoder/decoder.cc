@@ -141,6 +141,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   open.set_query_drift(config.prefetch != Prefetch::kOff);
   ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
   decoder->context_tokens_ = opened.tokens();
+  decoder->most_given_up_ = MostGivenUp(config, device, opened.tokens());
   decoder->content_id_ = opened.manifest().content_id();
   decoder->limits_ = {{opened.zone_begin(), opened.zone_end()},
                       opened.limits().max_top_k(),
@@ -247,7 +248,7 @@ absl::Status Decoder::Run(absl::Span<const TokenId> tokens, Position first_posit
 // How many tokens of the prompt need not be read; its last one gives the answer's first.
 int64_t Decoder::Resume(const std::vector<TokenId>& prompt, const GenerateOptions& options) {
   int64_t same = 0;
-  if (options.resume && !options.keep_logits) {
+  if (options.resume && !options.keep_logits && options.give_up == given_up_) {
     const auto most = std::min(sequence_.size(), prompt.size() - 1);
     same = std::mismatch(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(most),
                          sequence_.begin())
@@ -256,7 +257,8 @@ int64_t Decoder::Resume(const std::vector<TokenId>& prompt, const GenerateOption
   }
   if (same == 0 || !pass_->KeepSequence(same)) {
     same = 0;
-    pass_->StartSequence();
+    given_up_ = options.give_up;
+    pass_->StartSequence(given_up_);
   }
   sequence_.resize(static_cast<size_t>(same));
   return same;
@@ -264,6 +266,7 @@ int64_t Decoder::Resume(const std::vector<TokenId>& prompt, const GenerateOption
 
 Sequence Decoder::SaveSequence() const {
   Sequence sequence;
+  sequence.given_up = given_up_;
   sequence.rows = pass_->CopyRows(static_cast<int64_t>(sequence_.size()));
   if (!sequence.rows.empty()) sequence.tokens = sequence_;
   return sequence;
@@ -271,6 +274,8 @@ Sequence Decoder::SaveSequence() const {
 
 absl::Status Decoder::RestoreSequence(Sequence sequence) {
   sequence_.clear();
+  given_up_ = sequence.given_up;
+  pass_->StartSequence(given_up_);
   if (!pass_->RestoreRows(sequence.rows, static_cast<int64_t>(sequence.tokens.size()))) {
     return absl::DataLossError(absl::StrCat("a sequence of ", sequence.tokens.size(),
                                             " tokens has ", sequence.rows.size(),
@@ -299,17 +304,25 @@ absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptio
   return sampler.Sample(logits);
 }
 
-absl::Status Decoder::CheckPrompt(const std::vector<TokenId>& prompt, int64_t max_tokens) const {
+absl::Status Decoder::CheckPrompt(const std::vector<TokenId>& prompt,
+                                  const GenerateOptions& options) const {
   const model::ModelConfig& config = checkpoint_.config;
   if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty: it has no tokens");
-  if (max_tokens < 0)
-    return absl::InvalidArgumentError(absl::StrCat("max_tokens=", max_tokens, " is negative"));
+  if (options.max_tokens < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_tokens=", options.max_tokens, " is negative"));
+  }
+  if (options.give_up < 0 || options.give_up > most_given_up_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "give_up=", options.give_up, " of the context's last tokens is not 0 to ", most_given_up_));
+  }
   RETURN_IF_ERROR(model::ValidateTokenIds(prompt, config));
   const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
-  const int64_t room = std::max<int64_t>(0, max_tokens_ - context_tokens_);
+  const int64_t context_tokens = context_tokens_ - options.give_up;
+  const int64_t room = std::max<int64_t>(0, max_tokens_ - context_tokens);
   return config.CheckTokens(
-      context_tokens_ + prompt_tokens,
-      absl::StrCat("context of ", context_tokens_, " and prompt of ", prompt_tokens, " tokens"),
+      context_tokens + prompt_tokens,
+      absl::StrCat("context of ", context_tokens, " and prompt of ", prompt_tokens, " tokens"),
       max_tokens_ > config.MaxTokens(),
       absl::StrCat(context_tokens_ == 0
                        ? "; shorten the prompt"

@@ -33,9 +33,12 @@ struct GenerateOptions {
   std::vector<TokenId>
       history;               // what a caller took from the prompt's front: rows are there already
   bool keep_logits = false;  // of every prompt and generated position
-  bool resume = false;       // what the sequence begins with of the prompt is not read again
-  bool trace = false;        // keep what AttendedRows asks with
-  bool ignore_eos = false;   // go on after EOS, which then is a token like others: for measurements
+  // So many of the document's last tokens are not part of the sequence, since the prompt says them in
+  // another way (model/tokenizer/seam.h); at most most_given_up().
+  int64_t give_up = 0;
+  bool resume = false;      // what the sequence begins with of the prompt is not read again
+  bool trace = false;       // keep what AttendedRows asks with
+  bool ignore_eos = false;  // go on after EOS, which then is a token like others: for measurements
   std::function<bool()> wanted;  // asked in each layer, on the CPU; false: Cancelled. null: it is
   // Called for each generated token, EOS excluded, as soon as it is known; an error ends generation
   // with that error.
@@ -58,6 +61,7 @@ struct GenerateResult {
 
 // What a decoder computed behind its document: tokens, and their K and V as they were computed.
 struct Sequence {
+  int64_t given_up = 0;  // of the document's last tokens
   std::vector<TokenId> tokens;
   std::vector<float> rows;
 };
@@ -89,6 +93,8 @@ class Decoder {
   // The tokens behind the document whose rows are held: of the last prompt, and of the answer those
   // that were fed back.
   const std::vector<TokenId>& sequence_tokens() const { return sequence_; }
+  // Tokens of the document that this sequence does without.
+  int64_t given_up() const { return given_up_; }
   // Of the last Generate's prompt: tokens that were not read again.
   int64_t resumed_tokens() const { return resumed_tokens_; }
   // To go on with another sequence and come back. Without tokens where rows cannot be had (a GPU,
@@ -99,6 +105,7 @@ class Decoder {
 
   Statistics statistics() const;
   int64_t context_tokens() const { return context_tokens_; }
+  int64_t most_given_up() const { return most_given_up_; }
   // Of what is open; empty: no context, or one of an old format that has none.
   const std::string& content_id() const { return content_id_; }
 
@@ -111,7 +118,8 @@ class Decoder {
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
       : checkpoint_(checkpoint), device_(device), max_tokens_(checkpoint.config.MaxTokens()) {}
   absl::Status MakePass(const OpenedContext& context);
-  absl::Status CheckPrompt(const std::vector<TokenId>& prompt, int64_t max_tokens) const;
+  absl::Status CheckPrompt(const std::vector<TokenId>& prompt,
+                           const GenerateOptions& options) const;
   absl::Status StartTrace(bool trace);
   void BeginBlock(bool keep);
   int64_t Resume(const std::vector<TokenId>& prompt, const GenerateOptions& options);
@@ -122,6 +130,7 @@ class Decoder {
   const model::Checkpoint& checkpoint_;
   const DeviceConfig device_;
   int64_t context_tokens_ = 0;
+  int64_t most_given_up_ = 0;
   std::string content_id_;
   double target_error_ = 0, promised_error_ = 0;
   int64_t max_tokens_;                   // of context, prompt and answer together
@@ -131,6 +140,7 @@ class Decoder {
   ZoneLimits limits_;                  // without rows: there is no context
   std::unique_ptr<QueryTrace> trace_;  // of the last Generate; null: none was kept
   std::vector<TokenId> sequence_;
+  int64_t given_up_ = 0;  // by the sequence
   int64_t resumed_tokens_ = 0;
   std::unique_ptr<ForwardPass> pass_;
 };

@@ -20,7 +20,7 @@ Generation::Generation(Decoder& decoder, std::vector<TokenId> prompt, GenerateOp
 absl::StatusOr<Generation> Generation::Begin(Decoder& decoder, std::vector<TokenId> prompt,
                                              GenerateOptions options) {
   RETURN_IF_ERROR(ValidateSamplingConfig(options.sampling));
-  RETURN_IF_ERROR(decoder.CheckPrompt(prompt, options.max_tokens));
+  RETURN_IF_ERROR(decoder.CheckPrompt(prompt, options));
   RETURN_IF_ERROR(model::ValidateTokenIds(options.history, decoder.checkpoint_.config));
   Generation generation(decoder, std::move(prompt), std::move(options));
   generation.sampler_.Saw(generation.options_.history);
@@ -40,7 +40,7 @@ absl::Span<const TokenId> Generation::Next() const {
 }
 
 Position Generation::position() const {
-  const Position begin = decoder_->context_tokens_;
+  const Position begin = decoder_->context_tokens_ - decoder_->given_up_;
   if (reading_prompt()) return begin + at_;
   return begin + static_cast<int64_t>(prompt_.size() + result_.ids.size()) - 1;
 }

@@ -259,6 +259,7 @@ class OneThread final : public Answerer {
     one.stream.emplace(open.checkpoint().tokenizer.get());
     decoder::GenerateOptions options;
     options.max_tokens = job.max_tokens;
+    options.give_up = job.give_up;
     options.sampling = job.sampling;
     options.trace = one.with_sources();
     options.wanted = [this, &one] { return !stopping_ && one.job.wanted(); };
@@ -301,7 +302,7 @@ class OneThread final : public Answerer {
     RETURN_IF_ERROR(open.Confirm(one.ended ? absl::OkStatus() : given));
     AnswerJob::Done& done = one.done;
     done.resumed_tokens = open.decoder().resumed_tokens();
-    done.context_tokens = open.decoder().context_tokens();
+    done.context_tokens = open.decoder().context_tokens() - one.job.give_up;
     const Rows after = RowsOf(open);
     if (after.looks > one.before.looks) {
       done.rows_read = static_cast<double>(after.rows - one.before.rows) /
@@ -372,10 +373,7 @@ class OneThread final : public Answerer {
       if (open->busy || open->context != job.context || open->content_id != job.content_id)
         continue;
       found = open;  // the one that was used longest ago
-      if (open->who == job.who &&
-          GoesOn(job.prompt, open->decoder->decoder().sequence_tokens(), open->prompt_tokens)) {
-        break;
-      }
+      if (GoesOnWith(job, *open)) break;
     }
     if (found != open_.end()) {
       open_.splice(open_.begin(), open_, found);
@@ -425,8 +423,8 @@ class OneThread final : public Answerer {
   void Keep(Open& open) {
     if (open.prompt_tokens == 0) return;
     Conversation conversation;
-    conversation.owner = {open.context, open.content_id, open.who};
     conversation.sequence = open.decoder->decoder().SaveSequence();
+    conversation.owner = {open.context, open.content_id, open.who, conversation.sequence.given_up};
     conversation.prompt_tokens = std::exchange(open.prompt_tokens, 0);
     absl::MutexLock lock(&sequences_mu_);
     sequences_.Put(std::move(conversation), open.used);
@@ -441,17 +439,21 @@ class OneThread final : public Answerer {
     sequences_.Sweep(swept_);
   }
 
+  static bool GoesOnWith(const AnswerJob& job, const Open& open) {
+    const decoder::Decoder& decoder = open.decoder->decoder();
+    return open.who == job.who && decoder.given_up() == job.give_up &&
+           GoesOn(job.prompt, decoder.sequence_tokens(), open.prompt_tokens);
+  }
+
   // Whether the job goes on with a sequence, which the decoder then holds.
   absl::StatusOr<bool> FindSequence(const AnswerJob& job, Open& open) {
     decoder::Decoder& decoder = open.decoder->decoder();
-    if (open.who == job.who && GoesOn(job.prompt, decoder.sequence_tokens(), open.prompt_tokens)) {
-      return true;
-    }
+    if (GoesOnWith(job, open)) return true;
     Keep(open);
     std::optional<Conversation> found;
     {
       absl::MutexLock lock(&sequences_mu_);
-      found = sequences_.Take({job.context, job.content_id, job.who}, job.prompt);
+      found = sequences_.Take({job.context, job.content_id, job.who, job.give_up}, job.prompt);
     }
     if (!found.has_value()) return false;
     RETURN_IF_ERROR(decoder.RestoreSequence(std::move(found->sequence)));

@@ -57,6 +57,7 @@ struct AnswerJob {
       turn;             // whose turn it takes (kvstore::Principal::turn); null: nobody's own
   int64_t sources = 0;  // passages that are wanted, at most
   std::vector<TokenId> prompt;
+  int64_t give_up = 0;  // of the context's last tokens, which the prompt says in another way
   int64_t max_tokens = 0;
   decoder::SamplingConfig sampling;
   std::function<bool()>
@@ -65,7 +66,7 @@ struct AnswerJob {
   std::function<bool(const std::string&)> on_text;
   struct Done {
     bool at_max_tokens = false;
-    int64_t context_tokens = 0;
+    int64_t context_tokens = 0;  // without those given up
     int64_t resumed_tokens = 0;  // of the prompt: known from the conversation's last turn
     int64_t tokens = 0;          // of the answer
     std::vector<AnswerSource> sources;

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "absl/strings/cord.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
@@ -97,14 +96,6 @@ absl::Status WithHttpStatus(absl::Status status, int http) {
 absl::Status WithRetryAfter(absl::Status status, absl::Duration after) {
   return With(std::move(status), kRetryAfter,
               absl::StrCat(std::max<int64_t>(1, absl::ToInt64Seconds(after))));
-}
-
-bool IsOfFullDisk(const absl::Status& status) {
-  if (!absl::IsResourceExhausted(status)) return false;
-  for (const char* words : {"disk full", "No space left", "Disk quota", " free, needs "}) {
-    if (absl::StrContains(status.message(), words)) return true;
-  }
-  return false;
 }
 
 std::string ParamOf(const absl::Status& status) { return Said(status, kParam); }

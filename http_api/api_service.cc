@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -103,7 +104,11 @@ class OpenAiService final : public ApiService {
       spdlog::warn("chats are refused, all else is served: {}",
                    std::string(chat_missing.message()));
     }
-    answerer_ = Answerer::Create(config_.answerer, model_, store_);
+    AnswererConfig answerer = config_.answerer;
+    if (chat_ != nullptr) {
+      ASSIGN_OR_RETURN(answerer.turn_head, chat_->TurnHead());
+    }
+    answerer_ = Answerer::Create(std::move(answerer), model_, store_);
     if (store_ != nullptr) {
       ASSIGN_OR_RETURN(documents_,
                        Documents::Create(config_.documents, model_, store_, answerer_.get()));
@@ -145,6 +150,8 @@ class OpenAiService final : public ApiService {
         .keep = config_.documents.keep,
         .keep_tokens = config_.documents.keep_tokens,
         .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
+        .most_given_up = decoder::MostGivenUp(retrieval, config_.answerer.device,
+                                              std::numeric_limits<int64_t>::max()),
         .later = Later(),
         .still_allowed = &still_allowed_});
   }
@@ -373,10 +380,12 @@ class OpenAiService final : public ApiService {
                                        kvstore::Right::kImport, kvstore::Right::kDelete}) {
       if (who.Check(right).ok()) rights.push_back(std::string(kvstore::RightName(right)));
     }
+    json may = {{"rights", std::move(rights)},
+                {"key", config_.access->has_keys() ? json(who.name()) : json()},
+                {"takes_documents", documents_ != nullptr && config_.documents.writable}};
     reply.Send(200, kJson,
-               DumpJson(json{{"object", "list"},
-                             {"data", std::move(data)},
-                             {"carrel", {{"rights", std::move(rights)}, {"key", who.name()}}}}));
+               DumpJson(json{
+                   {"object", "list"}, {"data", std::move(data)}, {"carrel", std::move(may)}}));
     return absl::OkStatus();
   }
 

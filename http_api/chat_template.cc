@@ -46,11 +46,6 @@ bool IsPlace(absl::string_view mark, size_t messages) {
   return code >= 0xf1000 && code - 0xf1000 < messages;
 }
 
-absl::StatusOr<std::string> TokenText(const model::Checkpoint& checkpoint, TokenId id) {
-  if (id < 0) return std::string();
-  return checkpoint.tokenizer->Decode({id}, /*skip_special=*/false);
-}
-
 // Of tokenizer_config.json: a text, or a list of {"name", "template"} of which "default" counts.
 absl::StatusOr<std::string> TemplateOf(const json& found, const std::string& path) {
   if (found.is_string()) return found.get<std::string>();
@@ -101,9 +96,15 @@ absl::StatusOr<int64_t> MaxBytes(const model::Checkpoint& checkpoint) {
   return positions > kMost / each ? kMost : std::max(kLeast, positions * each);
 }
 
-bool Quoted(absl::string_view source, absl::string_view name) {
-  return absl::StrContains(source, absl::StrCat("'", name, "'")) ||
-         absl::StrContains(source, absl::StrCat("\"", name, "\""));
+// Whether the template's source names it as roles are named: in quotes, and no field of a message.
+bool NamesRole(absl::string_view source, absl::string_view role) {
+  for (const char* field : {"role", "content", "name", "type", "text"}) {
+    if (role == field) return false;
+  }
+  const auto plain = [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '-'; };
+  if (!std::all_of(role.begin(), role.end(), plain)) return false;
+  return absl::StrContains(source, absl::StrCat("'", role, "'")) ||
+         absl::StrContains(source, absl::StrCat("\"", role, "\""));
 }
 
 absl::Status AboutMessage(absl::Status status, size_t place) {
@@ -182,9 +183,8 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(
     return absl::NotFoundError(absl::StrCat(
         model_path, " has no chat template (chat_template.jinja, tokenizer_config.json or GGUF)"));
   }
-  ASSIGN_OR_RETURN(config.bos, TokenText(checkpoint, checkpoint.tokenizer->bos_token_id()));
-  const std::vector<TokenId>& ends = checkpoint.config.eos_token_ids;
-  ASSIGN_OR_RETURN(config.eos, TokenText(checkpoint, ends.empty() ? -1 : ends.front()));
+  config.bos = checkpoint.bos_text;
+  config.eos = checkpoint.eos_text;
   ASSIGN_OR_RETURN(config.max_bytes, MaxBytes(checkpoint));
   return Create(std::move(config));
 }
@@ -214,14 +214,15 @@ absl::StatusOr<std::vector<Message>> ChatTemplate::Known(
   std::vector<Message> known = messages;
   for (size_t i = 0; i < known.size(); ++i) {
     std::string& role = known[i].role;
-    if (role == "system" || role == "user" || role == "assistant" || Quoted(jinja_, role)) continue;
+    if (role == "system" || role == "user" || role == "assistant" || NamesRole(jinja_, role))
+      continue;
     if (role == "developer") {
       role = "system";
       continue;
     }
     const std::string lower = absl::AsciiStrToLower(role);
     const bool by_case = lower != role && (lower == "system" || lower == "user" ||
-                                           lower == "assistant" || Quoted(jinja_, lower));
+                                           lower == "assistant" || NamesRole(jinja_, lower));
     return AboutMessage(
         absl::InvalidArgumentError(absl::StrCat(
             "messages[", i, "].role=", ShownJson(json(role)), ": the model's chat template knows ",
@@ -295,10 +296,11 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::Encode(const std::vector<Mess
                                                           const model::Tokenizer& tokenizer,
                                                           const ChatOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<Message> known, Known(messages));
-  return EncodeKnown(known, tokenizer, options);
+  ASSIGN_OR_RETURN(const Marked marked, RenderKnown(known, tokenizer, options));
+  return tokenizer.Encode(marked.text, nullptr, marked.messages);
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(const std::vector<Message>& messages,
+absl::StatusOr<ChatTemplate::Marked> ChatTemplate::RenderKnown(const std::vector<Message>& messages,
                                                                const model::Tokenizer& tokenizer,
                                                                const ChatOptions& options) {
   bool any = false;
@@ -309,9 +311,9 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeKnown(const std::vector
     ASSIGN_OR_RETURN(const std::vector<TokenId> with_control, tokenizer.Encode(message.content));
     any |= as_text != with_control;
   }
-  ASSIGN_OR_RETURN(const Marked marked, RenderMarked(messages, options, 0));
-  if (!any) return tokenizer.Encode(marked.text);
-  if (marked.told) return tokenizer.Encode(marked.text, nullptr, marked.messages);
+  ASSIGN_OR_RETURN(Marked marked, RenderMarked(messages, options, 0));
+  if (!any) marked.messages.clear();
+  if (!any || marked.told) return marked;
   return WithParam(
       absl::InvalidArgumentError(
           "a message contains a control token of the model, and the model's chat template changes "
@@ -334,12 +336,11 @@ absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
     ASSIGN_OR_RETURN(const std::string shown, tokenizer.Decode({id}, /*skip_special=*/false));
     return hidden.empty() && !shown.empty();
   };
-  if (document.empty() || document.front() < 0) return false;  // none, or not told
+  if (document.empty()) return false;  // none, or not told
   ASSIGN_OR_RETURN(const bool begins, is_control(document.front()));
   if (!begins) return false;
   ASSIGN_OR_RETURN(const std::string head, TurnHead());
-  const absl::Span<const TokenId> first = document.subspan(0, kHeadTokens);
-  ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(first, /*skip_special=*/false));
+  ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(document, /*skip_special=*/false));
   ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer.Encode(head));
   std::string before;
   model::StreamDecoder stream(&tokenizer, /*skip_special=*/false);
@@ -353,19 +354,23 @@ absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
   return false;
 }
 
-absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeBehind(
-    const std::vector<Message>& messages, const model::Tokenizer& tokenizer,
-    absl::Span<const TokenId> document, const ChatOptions& options) {
+absl::StatusOr<model::Seam> ChatTemplate::EncodeBehind(const std::vector<Message>& messages,
+                                                       const model::Tokenizer& tokenizer,
+                                                       const library::DocumentEnds& document,
+                                                       int64_t most_given_up,
+                                                       const ChatOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<Message> known, Known(messages));
-  ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document));
+  ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document.first));
   size_t first = 0;  // behind the system's
   while (first < known.size() && known[first].role == "system") ++first;
   if (!in_turn || first == known.size() || known[first].role != "user") {
-    ASSIGN_OR_RETURN(std::vector<TokenId> tokens, EncodeKnown(known, tokenizer, options));
-    if (!document.empty() && !tokens.empty() && tokens.front() == tokenizer.bos_token_id()) {
-      tokens.erase(tokens.begin());
+    ASSIGN_OR_RETURN(const Marked marked, RenderKnown(known, tokenizer, options));
+    ASSIGN_OR_RETURN(model::Seam seam, model::JoinTokens(tokenizer, document.last, most_given_up,
+                                                         marked.text, nullptr, marked.messages));
+    if (!seam.tokens.empty() && seam.tokens.front() == tokenizer.bos_token_id()) {
+      seam.tokens.erase(seam.tokens.begin());
     }
-    return tokens;
+    return seam;
   }
   std::vector<Message> said(known.begin() + static_cast<std::ptrdiff_t>(first), known.end());
   for (size_t i = first; i-- > 0;) {
@@ -385,7 +390,8 @@ absl::StatusOr<std::vector<TokenId>> ChatTemplate::EncodeBehind(
     range.begin += static_cast<int64_t>(kEmptyLine.size()) - cut;
     range.end += static_cast<int64_t>(kEmptyLine.size()) - cut;
   }
-  return tokenizer.Encode(
+  return model::JoinTokens(
+      tokenizer, document.last, most_given_up,
       absl::StrCat(kEmptyLine, absl::string_view(marked.text).substr(static_cast<size_t>(cut))),
       nullptr, marked.messages);
 }

@@ -22,6 +22,8 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "http_api/chat_renderer.h"
+#include "library/document_ends.h"
+#include "model/tokenizer/seam.h"
 
 namespace carrel::model {
 class Tokenizer;
@@ -64,15 +66,14 @@ class ChatTemplate {
   // What stands before the text of a chat's first user: a document that is to be read inside that turn
   // begins with it. Empty: nothing, or none that can be told.
   absl::StatusOr<std::string> TurnHead();
-  // As Encode, of a chat about a document whose tokens (or the first kHeadTokens of them) are given. If
-  // it begins with TurnHead, or the end of that from a control token on, the first user's turn is still
-  // open: what the chat says goes on in it behind an empty line, system messages first. Otherwise the
-  // chat stands behind the document, without the token that documents begin with.
-  absl::StatusOr<std::vector<TokenId>> EncodeBehind(const std::vector<Message>& messages,
-                                                    const model::Tokenizer& tokenizer,
-                                                    absl::Span<const TokenId> document,
-                                                    const ChatOptions& options = {});
-  static constexpr size_t kHeadTokens = 1024;
+  // As Encode, of a chat about a document. If it begins with TurnHead, or the end of that from a control
+  // token on, the first user's turn is still open: what the chat says goes on in it behind an empty line,
+  // system messages first. Otherwise the chat stands behind the document, without the token that documents
+  // begin with. most_given_up: of the document's last tokens (model/tokenizer/seam.h).
+  absl::StatusOr<model::Seam> EncodeBehind(const std::vector<Message>& messages,
+                                           const model::Tokenizer& tokenizer,
+                                           const library::DocumentEnds& document,
+                                           int64_t most_given_up, const ChatOptions& options = {});
 
  private:
   struct Marked;
@@ -88,9 +89,10 @@ class ChatTemplate {
                                                     const ChatOptions& options,
                                                     const std::string& text,
                                                     absl::FunctionRef<bool(size_t)> seen);
-  absl::StatusOr<std::vector<TokenId>> EncodeKnown(const std::vector<Message>& messages,
-                                                   const model::Tokenizer& tokenizer,
-                                                   const ChatOptions& options);
+  // Render's text, and what in it is text for certain: all messages, if one could be something else.
+  absl::StatusOr<Marked> RenderKnown(const std::vector<Message>& messages,
+                                     const model::Tokenizer& tokenizer, const ChatOptions& options);
+  // document: its first tokens.
   absl::StatusOr<bool> InTurn(const model::Tokenizer& tokenizer,
                               absl::Span<const TokenId> document);
 

@@ -24,28 +24,6 @@
 
 namespace carrel::http_api {
 
-absl::StatusOr<std::vector<TokenId>> DocumentHeads::Of(const std::string& context,
-                                                       const std::string& content_id,
-                                                       library::StoreAccess& store) {
-  {
-    absl::MutexLock lock(&mu_);
-    for (auto head = heads_.begin(); head != heads_.end(); ++head) {
-      if (head->content_id != content_id || content_id.empty()) continue;
-      heads_.splice(heads_.begin(), heads_, head);
-      return heads_.front().tokens;
-    }
-  }
-  absl::StatusOr<std::vector<TokenId>> tokens = store.DocumentTokens(context, content_id);
-  // A server of an older version does not tell: then the chat stands behind the document.
-  if (absl::IsUnimplemented(tokens.status())) tokens = std::vector<TokenId>{-1};
-  RETURN_IF_ERROR(tokens.status());
-  tokens->resize(std::min(tokens->size(), ChatTemplate::kHeadTokens));
-  absl::MutexLock lock(&mu_);
-  heads_.push_front({content_id, *tokens});
-  if (heads_.size() > kMost) heads_.pop_back();
-  return tokens;
-}
-
 // What is known of a request while it is answered.
 struct CompletionsApi::Asked {
   bool chat = false;
@@ -152,22 +130,23 @@ absl::StatusOr<CompletionsApi::Found> CompletionsApi::FindContext(const std::str
   return Found{manifest->content_id(), manifest->tokens()};
 }
 
-absl::StatusOr<std::vector<TokenId>> CompletionsApi::TokensOf(bool chat,
-                                                              const CompletionRequest& request,
-                                                              const std::string& content_id) {
+absl::StatusOr<model::Seam> CompletionsApi::TokensOf(bool chat, const CompletionRequest& request,
+                                                     const std::string& content_id) {
+  if (chat && parts_.chat == nullptr) return parts_.chat_missing;
   const model::Checkpoint& checkpoint = parts_.model->checkpoint();
-  // What follows a document begins in the middle of things.
-  const bool follows = !request.context.empty();
-  if (!chat) {
-    return follows ? checkpoint.EncodePrompt(request.prompt)
-                   : checkpoint.EncodeDocument(request.prompt);
+  const model::Tokenizer& tokenizer = *checkpoint.tokenizer;
+  if (request.context.empty()) {
+    model::Seam alone;
+    ASSIGN_OR_RETURN(alone.tokens,
+                     chat ? parts_.chat->Encode(request.messages, tokenizer, request.chat)
+                          : checkpoint.EncodeDocument(request.prompt));
+    return alone;
   }
-  if (parts_.chat == nullptr) return parts_.chat_missing;
-  std::vector<TokenId> document;
-  if (follows) {
-    ASSIGN_OR_RETURN(document, heads_.Of(request.context, content_id, *parts_.store));
-  }
-  return parts_.chat->EncodeBehind(request.messages, *checkpoint.tokenizer, document, request.chat);
+  ASSIGN_OR_RETURN(const library::DocumentEnds document,
+                   ends_.Of(request.context, content_id, *parts_.store));
+  const int64_t most = std::min(parts_.most_given_up, document.tokens);
+  if (!chat) return model::JoinTokens(tokenizer, document.last, most, request.prompt);
+  return parts_.chat->EncodeBehind(request.messages, tokenizer, document, most, request.chat);
 }
 
 absl::Status CompletionsApi::CheckLength(const Asked& asked, int64_t document,
@@ -219,9 +198,9 @@ size_t CompletionsApi::DocumentTokens(const Asked& asked, const std::vector<Toke
   if (parts_.keep == 0 || prompt.size() < least) return 0;
   std::optional<CompletionRequest> document = DocumentPart(asked.request);
   if (!document.has_value()) return 0;
-  const absl::StatusOr<std::vector<TokenId>> tokens = TokensOf(asked.chat, *document, "");
-  if (!tokens.ok()) return 0;
-  const size_t same = CommonPrefix(*tokens, prompt);
+  const absl::StatusOr<model::Seam> part = TokensOf(asked.chat, *document, "");
+  if (!part.ok()) return 0;
+  const size_t same = CommonPrefix(part->tokens, prompt);
   return same >= least && same < prompt.size() ? same : 0;
 }
 
@@ -230,8 +209,11 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   AnswerJob job;
   job.context = request.context;
   job.content_id = found.content_id;
-  ASSIGN_OR_RETURN(job.prompt, TokensOf(asked.chat, request, job.content_id));
-  RETURN_IF_ERROR(CheckLength(asked, found.tokens, static_cast<int64_t>(job.prompt.size())));
+  ASSIGN_OR_RETURN(model::Seam seam, TokensOf(asked.chat, request, job.content_id));
+  job.prompt = std::move(seam.tokens);
+  job.give_up = seam.give_up;
+  RETURN_IF_ERROR(
+      CheckLength(asked, found.tokens - job.give_up, static_cast<int64_t>(job.prompt.size())));
   job.max_tokens = request.max_tokens;
   job.sources = request.sources;
   if (asked.who != nullptr) job.who = asked.who->name();
@@ -242,11 +224,13 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   job.on_text = [answering](const std::string& piece) { return answering->Push(piece); };
   job.done = [answering](const absl::StatusOr<AnswerJob::Done>& done) { answering->Done(done); };
   if (job.context.empty() && parts_.documents != nullptr) {
-    auto known = parts_.documents->Recognise(job.prompt, SeenBy(asked.who.get()));
+    auto known =
+        parts_.documents->Recognise(job.prompt, parts_.most_given_up, SeenBy(asked.who.get()));
     if (known.has_value()) {
       job.context = known->name;
       job.content_id = known->content_id;
-      job.prompt = std::move(known->rest);
+      job.prompt = std::move(known->prompt.rest);
+      job.give_up = known->prompt.give_up;
     } else if (const size_t keep = DocumentTokens(asked, job.prompt); keep > 0) {
       const absl::Status kept = AnswerFromKept(asked, job, keep);
       if (kept.ok()) return kept;

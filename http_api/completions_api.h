@@ -12,14 +12,11 @@
 
 #include <atomic>
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "http_api/answerer.h"
 #include "http_api/answering.h"
 #include "http_api/chat_template.h"
@@ -28,26 +25,12 @@
 #include "http_api/http_server.h"
 #include "http_api/still_allowed.h"
 #include "kvstore/access/admission.h"
+#include "library/document_ends.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
+#include "model/tokenizer/seam.h"
 
 namespace carrel::http_api {
-
-// How the documents of contexts begin, for those that were asked last.
-class DocumentHeads {
- public:
-  absl::StatusOr<std::vector<TokenId>> Of(const std::string& context, const std::string& content_id,
-                                          library::StoreAccess& store);
-
- private:
-  static constexpr size_t kMost = 64;
-  struct Head {
-    std::string content_id;
-    std::vector<TokenId> tokens;
-  };
-  absl::Mutex mu_;
-  std::list<Head> heads_ ABSL_GUARDED_BY(mu_);
-};
 
 class CompletionsApi {
  public:
@@ -61,6 +44,7 @@ class CompletionsApi {
     std::string model_name;
     int64_t keep = 0, keep_tokens = 0;  // as DocumentsConfig
     bool beyond_trained = false;        // positions may exceed what the model was trained for
+    int64_t most_given_up = 0;          // of a long context (decoder::MostGivenUp)
     // Runs it soon, on a thread that may block; false: there is no room.
     std::function<bool(std::function<void()>)> later;
     StillAllowed* still_allowed;
@@ -83,8 +67,8 @@ class CompletionsApi {
   absl::StatusOr<Found> FindContext(const std::string& name, kvstore::Principal* who) const;
   absl::Status Wait(const Asked& asked, const Document& now);
   absl::Status Answer(const Asked& asked, const Found& found);
-  absl::StatusOr<std::vector<TokenId>> TokensOf(bool chat, const CompletionRequest& request,
-                                                const std::string& content_id);
+  absl::StatusOr<model::Seam> TokensOf(bool chat, const CompletionRequest& request,
+                                       const std::string& content_id);
   absl::Status CheckLength(const Asked& asked, int64_t document, int64_t prompt) const;
   void SetSampling(const Asked& asked, AnswerJob& job) const;
   size_t DocumentTokens(const Asked& asked, const std::vector<TokenId>& prompt);
@@ -95,7 +79,7 @@ class CompletionsApi {
   const Parts parts_;
   const uint32_t started_;
   std::atomic<uint32_t> answers_{0};
-  DocumentHeads heads_;
+  library::DocumentEndsCache ends_;
 };
 
 }  // namespace carrel::http_api

@@ -110,23 +110,6 @@ class EventStream {
   bool begun_ ABSL_GUARDED_BY(mu_) = false, over_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Offsets of errors are those of the text.
-absl::StatusOr<std::vector<TokenId>> EncodeText(const model::Tokenizer& tokenizer,
-                                                const std::string& head, const std::string& text,
-                                                model::Tokenizer::Dropped* dropped) {
-  const auto begin = static_cast<int64_t>(head.size()), size = static_cast<int64_t>(text.size());
-  absl::StatusOr<std::vector<TokenId>> tokens =
-      tokenizer.Encode(absl::StrCat(head, text), dropped, {{begin, begin + size}});
-  if (!tokens.ok()) {
-    RETURN_IF_ERROR(tokenizer.Encode(text, nullptr, {{0, size}}).status());
-    return tokens;
-  }
-  if (dropped != nullptr && dropped->first_offset >= begin) dropped->first_offset -= begin;
-  const TokenId bos = tokenizer.bos_token_id();
-  if (bos >= 0 && (tokens->empty() || tokens->front() != bos)) tokens->insert(tokens->begin(), bos);
-  return tokens;
-}
-
 }  // namespace
 
 Documents::Sees SeenBy(kvstore::Principal* who) {
@@ -271,8 +254,8 @@ absl::Status ContextsApi::Create(const HttpRequest& request, kvstore::Visit& vis
     ASSIGN_OR_RETURN(head, chat->TurnHead());
   }
   model::Tokenizer::Dropped dropped;
-  absl::StatusOr<std::vector<TokenId>> tokens =
-      EncodeText(*checkpoint->tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
+  absl::StatusOr<std::vector<TokenId>> tokens = library::EncodeGivenText(
+      *checkpoint->tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
   if (!tokens.ok()) return WithParam(Annotate(tokens.status(), "text"), "text");
   ASSIGN_OR_RETURN(
       std::shared_ptr<void> place,

@@ -74,8 +74,8 @@ TEST(DocumentBodyTest, WhatIsNoText_IsRefusedByItsName) {
     const char* words;
   } cases[] = {
       {"a+b", "application/x-www-form-urlencoded", 415, "curl --data-binary @FILE"},
-      {"%PDF-1.4\n1 0 obj", "application/pdf", 415, "pdftotext"},
-      {"%PDF-1.4\n1 0 obj", "text/plain", 400, "pdftotext"},
+      {"%PDF-1.4\n1 0 obj\nendobj\n", "application/pdf", 415, "pdftotext"},
+      {"%PDF-1.4\n1 0 obj\nendobj\n", "text/plain", 400, "pdftotext"},
       {"just text", "application/pdf", 415, "application/pdf is not read"},
       {"\x89PNG\r\n\x1a\n", "image/png", 415, "picture"},
       {"x", "application/json-seq", 415, "application/json-seq"},

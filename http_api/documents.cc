@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
-#include <filesystem>
 #include <map>
 #include <thread>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "carrel/prefill.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
+#include "common/resource_status.h"
 #include "common/status.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
@@ -36,18 +36,6 @@ constexpr char kUnnamed[] = "doc-";
 constexpr size_t kMaxFailed = 64;  // whose errors are remembered
 // How old a look at a store may be that others write to.
 constexpr absl::Duration kLookAgain = absl::Seconds(2);
-
-// Of a store that this process has to itself, before it prefills.
-std::vector<std::string> UnfinishedPrefills(const std::string& store) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(store + "/prefill", error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (kvstore::ValidateContextName(name).ok()) names.push_back(name);
-  }
-  return names;
-}
 
 class PrefillingDocuments final : public Documents {
  public:
@@ -207,7 +195,8 @@ class PrefillingDocuments final : public Documents {
     return absl::OkStatus();
   }
 
-  std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt, const Sees& sees) override {
+  std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt, int64_t most_given_up,
+                                      const Sees& sees) override {
     bool old;
     {
       absl::MutexLock lock(&mu_);
@@ -227,9 +216,9 @@ class PrefillingDocuments final : public Documents {
       if (!sees(candidate.name)) continue;
       const auto tokens = store_->DocumentTokens(candidate.name, candidate.content_id);
       if (!tokens.ok()) continue;  // it is gone, or damaged: who asks for it by name is told
-      auto rest = RestOf(prompt, *tokens, *model_->checkpoint().tokenizer);
+      auto rest = RestOf(prompt, *tokens, most_given_up);
       if (!rest.has_value()) continue;
-      candidate.rest = *std::move(rest);
+      candidate.prompt = *std::move(rest);
       absl::MutexLock lock(&mu_);
       if (const auto entry = stored_.find(candidate.name); entry != stored_.end()) {
         entry->second.used = absl::Now();
@@ -391,7 +380,12 @@ class PrefillingDocuments final : public Documents {
   // Prefills of this store that ended in the middle. What was kept unasked, or is published by now, goes;
   // others are listed: they may be somebody's who goes on with them.
   absl::Status Sweep() {
-    for (const std::string& name : UnfinishedPrefills(config_.address.folder)) {
+    if (store_->store() == nullptr) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const std::vector<kvstore::UnfinishedPrefill> left,
+                     store_->store()->ListUnfinished());
+    for (const kvstore::UnfinishedPrefill& one : left) {
+      if (one.running) continue;
+      const std::string& name = one.name;
       bool discard = kvstore::IsKept(name);
       {
         absl::MutexLock lock(&mu_);
@@ -641,7 +635,7 @@ class PrefillingDocuments final : public Documents {
 
   // A full disk is the server's error, and no matter of how often one comes.
   static absl::Status OfDisk(absl::Status status) {
-    if (!IsOfFullDisk(status)) return status;
+    if (!IsDiskFull(status)) return status;
     return WithHttpStatus(std::move(status), 507);
   }
 

@@ -26,6 +26,7 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "http_api/answerer.h"
+#include "http_api/known_prefixes.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
 
@@ -99,11 +100,11 @@ class Documents {
 
   struct Recognised {
     std::string name, content_id;
-    std::vector<TokenId> rest;  // of the prompt, behind the document
+    PrefixRest prompt;  // behind the document
   };
-  // The longest document that the prompt begins with.
+  // The longest document that the prompt begins with, but for that many of its last tokens.
   virtual std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt,
-                                              const Sees& sees) = 0;
+                                              int64_t most_given_up, const Sees& sees) = 0;
   // As Add, under a name of kvstore/access/kept_name.h, of whose keeper's there are at most config.keep.
   virtual absl::StatusOr<Added> Keep(const std::string& name, std::vector<TokenId> tokens,
                                      std::shared_ptr<void> place, const Sees& sees) = 0;

@@ -3,9 +3,8 @@
 //         of its whole blocks is kept, but for those that its last kSeam tokens touch. An equal hash
 //         makes a candidate; RestOf compares all tokens, and says what follows the document.
 // Edge:   the text behind a document can change its last tokens ("end." and "end.\n\n" may end
-//         differently): up to kSeam of them are compared as text, and the rest of the prompt's token
-//         at the seam is encoded anew, as if it stood behind the context. Control tokens are never
-//         compared as text. Documents of less than kBlock + kSeam tokens are not known.
+//         differently): up to kSeam of them are given up (decoder::GenerateOptions), and the prompt's own
+//         stand there. Documents of less than kBlock + kSeam tokens are not known.
 // Threads: as std::map.
 #pragma once
 
@@ -17,10 +16,6 @@
 
 #include "absl/types/span.h"
 #include "common/ids.h"
-
-namespace carrel::model {
-class Tokenizer;
-}
 
 namespace carrel::http_api {
 
@@ -43,10 +38,14 @@ class KnownPrefixes {
   std::unordered_multimap<uint64_t, Known> by_hash_;
 };
 
-// What of the prompt follows the document; none: the prompt does not begin with it, or ends with it.
-std::optional<std::vector<TokenId>> RestOf(absl::Span<const TokenId> prompt,
-                                           absl::Span<const TokenId> document,
-                                           const model::Tokenizer& tokenizer);
+struct PrefixRest {
+  int64_t give_up = 0;        // of the document's last tokens
+  std::vector<TokenId> rest;  // of the prompt, never empty
+};
+// The prompt, whatever it is, as what follows the document, of which at most so many tokens are given up;
+// none: that is not enough.
+std::optional<PrefixRest> RestOf(absl::Span<const TokenId> prompt,
+                                 absl::Span<const TokenId> document, int64_t most_given_up);
 
 // How many tokens two sequences begin with in common.
 size_t CommonPrefix(absl::Span<const TokenId> a, absl::Span<const TokenId> b);

@@ -56,6 +56,7 @@ async function load() {
   trouble("");
   try {
     await loadRights();
+    tryDenied();
     await loadDocuments().catch((error) => {
       if (error.status !== 409) throw error;
       showMissing(error.message);  // there is no store

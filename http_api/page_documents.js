@@ -41,7 +41,7 @@ function about(item) {
     case "none": return "the model answers by itself";
     case "waiting": return item.message || "waits here until the server has room";
     case "sending": return "is sent, " + size(item.file.size);
-    case "refused": case "taken": return item.message;
+    case "refused": case "taken": case "same": return item.message;
     case "queued": return number(item.tokens) + " tokens, waits to be read";
     case "prefilling": return number(item.tokens) + " tokens, " + number(100 * item.progress) + "% read" + speedOf(item);
     case "failed": return item.error ? item.error.message : "failed";
@@ -177,7 +177,7 @@ function fold(folded) {
 function showFold() {
   const uploads = [...state.uploads.values()], documents = [...state.documents.values()];
   const failed = [...uploads, ...documents].filter((item) => ["failed", "refused", "taken"].includes(item.state)).length;
-  const going = documents.filter(isBusy).length + uploads.length - uploads.filter((upload) => upload.state === "refused" || upload.state === "taken").length;
+  const going = documents.filter(isBusy).length + uploads.length - uploads.filter((upload) => ["refused", "taken", "same"].includes(upload.state)).length;
   const parts = [state.chosen || "No document", number(documents.length) + (documents.length === 1 ? " document" : " documents")];
   if (going > 0) parts.push(number(going) + (going === 1 ? " on its way" : " on their way"));
   if (failed > 0) parts.push(number(failed) + " refused");
@@ -204,6 +204,7 @@ const FIND_TOKEN = "open the address that the terminal printed, or paste it here
 // Why no documents are added from here; empty: they can be.
 function missing() {
   if (can("import")) return "";
+  if (!state.takes) return "This server takes no documents: another process writes its store.";
   if (state.key !== null) return "The key " + state.key + " may not add documents.";
   return recall("key") ? "The token that this page has is not this server's, so documents cannot be added or deleted: " + FIND_TOKEN
                        : "This page was opened without the token, so documents cannot be added or deleted: " + FIND_TOKEN;
@@ -211,9 +212,10 @@ function missing() {
 
 async function loadRights() {
   const told = await (await call("/v1/models")).json();
-  const {rights = null, key = null} = told.carrel || {};
+  const {rights = null, key = null, takes_documents = true} = told.carrel || {};
   state.rights = Array.isArray(rights) ? new Set(rights) : null;
   state.key = key;
+  state.takes = takes_documents;
   state.model = told.data[0].id;
   state.chat = (told.data[0].carrel || {}).chat === true;
   byId("model").textContent = state.model;
@@ -222,7 +224,7 @@ async function loadRights() {
 
 // Instead of the place to add documents.
 function showMissing(why) {
-  const token = !can("import") && state.key === null;
+  const token = state.takes && !can("import") && state.key === null;
   byId("drop").hidden = why !== "";
   byId("token").hidden = why === "" || !token;
   byId("token-label").textContent = why;

@@ -40,7 +40,7 @@ function addFiles(list) {
   trouble("");
   note("");
   if (!can("import")) {
-    trouble(state.key === null ? "Documents cannot be added without the token." : missing());
+    trouble(state.takes && state.key === null ? "Documents cannot be added without the token." : missing());
     fold(false);
     byId("token-text").focus();
     return;
@@ -127,8 +127,21 @@ function accepted(upload, item) {
   ++state.changes;
   state.documents.set(item.name, item);
   files.set(item.name, upload.file);
-  if (item.existed) note(upload.path + " is here already" + (item.name === upload.name ? "." : ", as " + item.name + "."));
-  if (state.chosen === null || (upload.alone && item.existed)) choose(item.name);
+  if (item.existed) return isHere(upload, item.name);
+  if (item.remark) note(upload.path + ": " + item.remark);
+  if (state.chosen === null) choose(item.name);
+}
+
+// The same text under this name or another. One of many files keeps its row, which says so.
+function isHere(upload, name) {
+  const where = name === upload.name ? "is here already" : "is here already, as " + name;
+  if (upload.alone) {
+    state.uploads.delete(upload.id);
+    note(upload.path + " " + where + ".");
+    choose(name);
+  } else {
+    state.uploads.set(upload.id, Object.assign(upload, {state: "same", message: where}));
+  }
 }
 
 async function refused(upload, error) {
@@ -145,9 +158,12 @@ async function refused(upload, error) {
   if (error.status === 401 || error.status === 403) {
     await loadRights().catch(() => {});
     upload.message = missing() || error.message;
+    upload.denied = true;
   }
   if (error.status !== 409) return;
   await loadDocuments().catch(() => {});
+  const same = error.told.code === "context_exists" && /is context "([^"]+)"/.exec(error.message);
+  if (same && state.documents.has(same[1])) return isHere(upload, same[1]);
   if (state.documents.has(upload.name)) upload.state = "taken";
 }
 
@@ -165,6 +181,13 @@ function rename(upload, name) {
   if (/^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$/.test(name)) return tryAgain(upload, name);
   upload.message = "A name has 1 to 128 of A-Z a-z 0-9 . _ and -, and does not begin with . or -.";
   showDocuments();
+}
+
+// Those that were refused for want of a token or key, once there is one.
+function tryDenied() {
+  for (const upload of state.uploads.values()) {
+    if (upload.denied && upload.state === "refused" && can("import")) Object.assign(upload, {state: "waiting", denied: false});
+  }
 }
 
 function forget(upload) {

@@ -13,14 +13,15 @@ function element(tag, className, text) {
 const state = {
   model: "", chat: false,
   rights: null,          // of who asks; null: the server does not say
-  key: null,             // the name of the key that was presented; null: there is none
+  key: null,             // the name of the key that was presented; null: the server has no keys
+  takes: true,           // whether the server takes documents at all
   documents: new Map(),  // the server's, by name
   uploads: new Map(),    // files that are not the server's yet, by number
   chosen: null,          // a name; "": no document, as somebody said; null: nobody said anything
   answering: null,       // AbortController
   turns: [],
 };
-const can = (right) => state.rights === null || state.rights.has(right);
+const can = (right) => (state.takes || right === "list" || right === "open") && (state.rights === null || state.rights.has(right));
 
 function number(value, digits = 0) {
   return value.toLocaleString("en", {maximumFractionDigits: digits, minimumFractionDigits: digits});
@@ -97,11 +98,12 @@ const SAID_OF = {
 };
 
 class Refusal extends Error {
-  // retryAfter: seconds; 0: it would be the same again.
-  constructor(status, message, retryAfter = 0) {
+  // retryAfter: seconds; 0: it would be the same again. told: the server's error.
+  constructor(status, message, retryAfter = 0, told = {}) {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
+    this.told = told;
   }
 }
 
@@ -112,11 +114,12 @@ function secondsOf(header) {
 }
 
 async function refusalOf(response) {
-  let message = response.status + " " + response.statusText;
-  try { message = (await response.json()).error.message; } catch (error) { /* no JSON: the status says it */ }
+  let told = {};
+  try { told = (await response.json()).error || {}; } catch (error) { /* no JSON: the status says it */ }
+  const message = told.message || response.status + " " + response.statusText;
   if (response.status === 401) wantKey();
   const what = SAID_OF[response.status];
-  return new Refusal(response.status, what ? what + ": " + message : message, secondsOf(response.headers.get("Retry-After")));
+  return new Refusal(response.status, what ? what + ": " + message : message, secondsOf(response.headers.get("Retry-After")), told);
 }
 
 async function call(path, options = {}) {

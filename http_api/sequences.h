@@ -31,7 +31,8 @@ struct SequencesConfig {
 // Whose, and behind which document.
 struct SequenceOwner {
   std::string context, content_id;
-  std::string who;  // empty: there are no keys
+  std::string who;       // empty: there are no keys
+  int64_t given_up = 0;  // of the document's last tokens
   bool operator==(const SequenceOwner&) const = default;
 };
 

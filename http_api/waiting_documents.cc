@@ -14,6 +14,7 @@
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/json.h"
+#include "common/resource_status.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_error.h"
@@ -85,7 +86,7 @@ absl::Status WaitingDocuments::PutFailure(const std::string& name,
   RETURN_IF_ERROR(Remove(name));  // first: the disk may be full
   const nlohmann::json said = {{"code", static_cast<int>(error.code())},
                                {"message", Shown(error.message(), kLongestError)},
-                               {"disk_full", IsOfFullDisk(error)}};
+                               {"disk_full", IsDiskFull(error)}};
   return WriteFileAtomically(FailurePathOf(name), DumpJson(said));
 }
 

@@ -142,7 +142,8 @@ absl::StatusOr<std::vector<TokenId>> EncodeGivenText(const model::Tokenizer& tok
     return ids;
   }
   if (dropped != nullptr && dropped->first_offset >= begin) dropped->first_offset -= begin;
-  const TokenId bos = tokenizer.bos_token_id();
+  // What a chat begins with is the template's to say.
+  const TokenId bos = turn_head.empty() ? tokenizer.bos_token_id() : -1;
   if (bos >= 0 && (ids->empty() || ids->front() != bos)) ids->insert(ids->begin(), bos);
   return ids;
 }

@@ -34,8 +34,8 @@ absl::StatusOr<TextBegin> FindTextBegin(absl::Span<const TokenId> document,
                                         absl::string_view turn_head);
 inline constexpr size_t kHeadTokens = 1024;
 
-// The tokens of a document: the text inside the turn that turn_head begins (empty: by itself), behind the
-// token that documents begin with. Nothing in it is a control token. Errors, and what was dropped, name
+// The tokens of a document: the text inside the turn that turn_head begins, or, where that is empty, behind
+// the token that documents begin with. Nothing in it is a control token. Errors, and what was dropped, name
 // offsets in the text. dropped: as of Tokenizer::Encode.
 absl::StatusOr<std::vector<TokenId>> EncodeGivenText(const model::Tokenizer& tokenizer,
                                                      absl::string_view turn_head,

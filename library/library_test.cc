@@ -292,6 +292,55 @@ TEST(LibraryTest, Prefill_IntoAServer_IsServed) {
             StatusCode::kInvalidArgument);
 }
 
+// A server of this machine without keys lets nobody import over TCP: that is said before the first layer.
+// What is of this machine is not sent through a proxy, which here nobody is.
+TEST(LibraryTest, Prefill_IntoAServerThatDoesNotLetIt_IsRefusedAtOnce_AndNoProxyIsAsked) {
+  for (const char* variable : {"http_proxy", "https_proxy", "grpc_proxy"}) {
+    setenv(variable, "http://127.0.0.1:9", 1);
+  }
+  auto server = Server::Start(Path("closed"), {.listen = {"127.0.0.1:0"}});
+  ASSERT_TRUE(server.ok()) << server.status().message();
+  const auto store = Store::Connect((*server)->addresses().front());
+  ASSERT_TRUE(store.ok());
+  EXPECT_TRUE((*store)->List().ok()) << (*store)->List().status().message();
+  PrefillOptions options;
+  options.staging = Path("staging-closed");
+  int told = 0;
+  options.progress = [&](double, const std::string&) { ++told; };
+  const auto report = Prefill(*DemoModel(), Document(), **store, kName, options);
+  EXPECT_EQ(report.status().code(), StatusCode::kPermissionDenied) << report.status().message();
+  EXPECT_THAT(report.status().message(), HasSubstr("import"));
+  EXPECT_EQ(told, 0);
+  for (const char* variable : {"http_proxy", "https_proxy", "grpc_proxy"}) unsetenv(variable);
+}
+
+// What is said of many documents holds for short ones.
+TEST(LibraryTest, Reader_OfAShortDocument_TakesAnyNumberOfRowsAndAnyFidelity) {
+  const auto store = Store::Open(Path("short"), StoreMode::kReadWrite);
+  ASSERT_TRUE(store.ok());
+  for (const size_t tokens : {5, 68, 69, 184}) {
+    const std::string name = "d" + std::to_string(tokens);
+    const std::vector<Token> document = Document();
+    const auto made = Prefill(*DemoModel(), std::span(document).first(tokens), **store, name);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    const auto answer = [&](const ReaderOptions& options) {
+      auto reader = Reader::Open(DemoModel(), *store, name, options);
+      EXPECT_TRUE(reader.ok()) << tokens << ": " << reader.status().message();
+      return reader.ok() ? (*reader)->Generate(kPrompt)->tokens : std::vector<Token>();
+    };
+    const std::vector<Token> all = answer({.top_k = kAllRows});
+    EXPECT_EQ(answer({.top_k = 512}), all);
+    EXPECT_EQ(answer({.top_k = int64_t{1} << 40}), all);
+    for (const Fidelity fidelity : {Fidelity::kFast, Fidelity::kFaithful}) {
+      const std::vector<Token> told = answer({.fidelity = fidelity});
+      if (tokens <= 68) {
+        EXPECT_EQ(told, all);
+      }
+    }
+    answer({.target_error = 0.001});
+  }
+}
+
 TEST(LibraryTest, Prefill_ThatNobodyWantsAnyMore_IsCancelled_AndGoesOnOrIsDiscarded) {
   const auto store = Store::Open(Path("cancelled"), StoreMode::kReadWrite);
   ASSERT_TRUE(store.ok());
@@ -308,7 +357,14 @@ TEST(LibraryTest, Prefill_ThatNobodyWantsAnyMore_IsCancelled_AndGoesOnOrIsDiscar
   const std::span<const Token> other = std::span(document).subspan(1);
   EXPECT_EQ(Prefill(*DemoModel(), other, **store, kName).status().code(),
             StatusCode::kFailedPrecondition);
+  const auto unfinished = ListUnfinished(**store);
+  ASSERT_TRUE(unfinished.ok());
+  ASSERT_THAT(*unfinished, SizeIs(1));
+  EXPECT_EQ(unfinished->front().name, kName);
+  EXPECT_GT(unfinished->front().bytes, 100000);
+  EXPECT_FALSE(unfinished->front().running);
   EXPECT_TRUE(DiscardPrefill(**store, kName).ok());
+  EXPECT_THAT(*ListUnfinished(**store), SizeIs(0));
   EXPECT_TRUE(DiscardPrefill(**store, "nothing").ok());
   EXPECT_EQ(DiscardPrefill(**store, "../x").code(), StatusCode::kInvalidArgument);
   const auto made = Prefill(*DemoModel(), other, **store, kName);

@@ -24,4 +24,9 @@ absl::StatusOr<std::shared_ptr<LoadedModel>> LoadedModel::Load(const std::string
   return loaded;
 }
 
+void LoadedModel::DropMissingBytes() {
+  if (checkpoint_.tokenizer == nullptr) return;
+  std::const_pointer_cast<model::Tokenizer>(checkpoint_.tokenizer)->DropMissingBytes();
+}
+
 }  // namespace carrel::library

@@ -23,6 +23,9 @@ class LoadedModel {
                                                            const std::string& adapter, int threads);
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
   ThreadPool* pool() { return &pool_; }
+  // Bytes that the tokenizer has no token for are left out of every text from now on (--missing-bytes drop).
+  // Before anybody else uses the model.
+  void DropMissingBytes();
 
  private:
   explicit LoadedModel(int threads) : pool_(threads - 1) {}

@@ -79,6 +79,23 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
   return open;
 }
 
+absl::StatusOr<model::Seam> OpenDecoder::EncodePrompt(absl::string_view text,
+                                                      model::Tokenizer::Dropped* dropped) {
+  if (context_.empty() || checkpoint_.tokenizer == nullptr) {
+    model::Seam alone;
+    ASSIGN_OR_RETURN(alone.tokens, checkpoint_.EncodeDocument(text, dropped));
+    return alone;
+  }
+  ASSIGN_OR_RETURN(const DocumentEnds ends, Ends());
+  return model::JoinTokens(*checkpoint_.tokenizer, ends.last, decoder_->most_given_up(), text,
+                           dropped);
+}
+
+absl::StatusOr<DocumentEnds> OpenDecoder::Ends() {
+  if (context_.empty()) return absl::FailedPreconditionError("there is no context");
+  return ends_.Of(context_, decoder_->content_id(), *store_);
+}
+
 absl::StatusOr<std::vector<TokenId>> OpenDecoder::DocumentTokens() {
   if (context_.empty()) return absl::FailedPreconditionError("there is no context");
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens,

@@ -14,10 +14,12 @@
 #include "decoder/config.h"
 #include "decoder/decoder.h"
 #include "library/derived_weights.h"
+#include "library/document_ends.h"
 #include "library/document_text.h"
 #include "library/loaded_model.h"
 #include "library/sources.h"
 #include "library/store_access.h"
+#include "model/tokenizer/seam.h"
 
 namespace carrel::library {
 
@@ -41,6 +43,13 @@ class OpenDecoder {
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
   decoder::Decoder& decoder() { return *decoder_; }
   const decoder::Decoder& decoder() const { return *decoder_; }
+  // The tokens of a prompt. Behind the context: with it they are those of the whole text, where that can be
+  // (GenerateOptions::give_up belongs to them). Without one: those of a document.
+  // dropped: as Tokenizer::Encode. FailedPrecondition: the model came without a tokenizer.
+  absl::StatusOr<model::Seam> EncodePrompt(absl::string_view text,
+                                           model::Tokenizer::Dropped* dropped = nullptr);
+  // How the context's document begins and ends; FailedPrecondition without a context.
+  absl::StatusOr<DocumentEnds> Ends();
   // What becomes of an attempt at answers: `status`, unless the weights, or rows mapped here, changed
   // while it went on. DataLoss then (names the file): no answer of it counts.
   absl::Status Confirm(const absl::Status& status) const;
@@ -66,6 +75,7 @@ class OpenDecoder {
   std::unique_ptr<decoder::Decoder> decoder_;
   std::string context_, method_, turn_head_;
   std::optional<DocumentText> document_;
+  DocumentEndsCache ends_;
   std::optional<DerivedWeights> derived_;
 };
 

@@ -73,14 +73,14 @@ class ReaderHandle final : public Reader {
       : model_(std::move(model)), store_(std::move(store)), open_(std::move(open)) {}
 
   Result<Answer> Generate(std::string_view prompt, const GenerateOptions& options) override {
-    Result<std::vector<Token>> tokens = model_->EncodePrompt(prompt);
-    if (!tokens.ok()) return tokens.status();
-    return ToPublic(Answered(*tokens, options));
+    absl::StatusOr<model::Seam> seam = open_->EncodePrompt({prompt.data(), prompt.size()});
+    if (!seam.ok()) return ToPublic(seam.status());
+    return ToPublic(Answered(*std::move(seam), options));
   }
 
   Result<Answer> GenerateFrom(std::span<const Token> prompt,
                               const GenerateOptions& options) override {
-    return ToPublic(Answered({prompt.begin(), prompt.end()}, options));
+    return ToPublic(Answered({.tokens = {prompt.begin(), prompt.end()}}, options));
   }
 
   ReaderStatistics statistics() const override {
@@ -102,8 +102,7 @@ class ReaderHandle final : public Reader {
   }
 
  private:
-  absl::StatusOr<Answer> Answered(const std::vector<Token>& prompt,
-                                  const GenerateOptions& options) {
+  absl::StatusOr<Answer> Answered(model::Seam prompt, const GenerateOptions& options) {
     const model::Tokenizer* tokenizer = open_->checkpoint().tokenizer.get();
     std::optional<model::StreamDecoder> stream;
     if (tokenizer != nullptr) stream.emplace(tokenizer);
@@ -115,13 +114,16 @@ class ReaderHandle final : public Reader {
     };
     decoder::GenerateOptions inside;
     inside.max_tokens = options.max_tokens;
-    inside.sampling = {options.temperature, options.top_p, options.seed};
+    inside.give_up = prompt.give_up;
+    inside.sampling = {
+        .temperature = options.temperature, .top_p = options.top_p, .seed = options.seed};
     inside.on_token = [&](TokenId id) -> absl::Status {
       if (!stream.has_value()) return absl::OkStatus();
       ASSIGN_OR_RETURN(const std::string piece, stream->Push(id));
       return show(piece);
     };
-    absl::StatusOr<decoder::GenerateResult> result = open_->decoder().Generate(prompt, inside);
+    absl::StatusOr<decoder::GenerateResult> result =
+        open_->decoder().Generate(prompt.tokens, inside);
     RETURN_IF_ERROR(open_->Confirm(result.status()));
     if (stream.has_value()) {
       ASSIGN_OR_RETURN(const std::string rest, stream->Finish());

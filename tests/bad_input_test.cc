@@ -304,8 +304,10 @@ TEST_F(BadInputTest, AskFlag_OutOfRange_NamesValueAndBound) {
       {"--want", "", {"want="}},
       {"--prefetch", "on", {"prefetch=on", "off, speculative, verified"}},
       {"--budget", "cubic", {"budget=cubic", "uniform, linear, measured"}},
-      {"--oversample", "0.5", {"oversample=0.5", "[1, 16]"}},
-      {"--oversample", "nan", {"oversample=", "[1, 16]"}},
+      {"--oversample", "2", {"--oversample changes nothing", "--prefetch speculative"}},
+      {"--temperature", "101", {"temperature=101", "[0, 100]"}},
+      {"--seed", "3", {"--seed changes nothing", "--temperature"}},
+      {"--key-file", "k", {"--key-file changes nothing", "--server"}},
       {"--effort", "-1", {"effort=-1", "[0, 65536]"}},
       {"--threads", "-1", {"threads=-1", "[0, 1024]"}},
       {"--threads", "5000", {"threads=5000", "[0, 1024]"}},
@@ -367,6 +369,8 @@ TEST_F(BadInputTest, Select_OutOfRange_NamesValueAndBound) {
       {{"--select", "range:-1"}, {"range=-1", "not a positive number"}},
       {{"--select", "mass:0.9", "--top-k", "8"}, {"--top-k", "--select"}},
       {{"--select", "mass:0.9", "--prefetch", "speculative"}, {"prefetch=off"}},
+      {{"--prefetch", "speculative", "--oversample", "0.5"}, {"oversample=0.5", "[1, 16]"}},
+      {{"--prefetch", "speculative", "--oversample", "nan"}, {"oversample=", "[1, 16]"}},
       {{"--select", "top-k:8", "--max-rows", "8"}, {"max_rows=8", "range and mass"}},
       {{"--top-k", "8", "--estimate", "on", "--want", "rows"}, {"estimate", "want=attend"}},
   };
@@ -565,11 +569,11 @@ TEST_F(BadInputTest, ZoneInThisHost_WhatMakesNoSense_IsRefusedWithTheReason) {
                                  "--bank-bytes", "1MB"})),
               FailsWith(kBad, Texts{"only method=hash"}));
   EXPECT_THAT(Carrel(With(here, {"--bank-bytes", "1MB"})),
-              FailsWith(kBad, Texts{"need zone=host and device=cuda"}));
-  EXPECT_THAT(Carrel(With(here, {"--bank-map", "tree"})),
+              FailsWith(kBad, Texts{"--bank-bytes changes nothing", "--device cuda"}));
+  EXPECT_THAT(Carrel(With(here, {"--bank-map", "tree", "--device", "cuda"})),
               FailsWith(kBad, Texts{"bank_map=tree is none of vector, hash"}));
   EXPECT_THAT(Carrel(With(here, {"--row-cache", "1MB"})),
-              FailsWith(kBad, Texts{"row_cache", "want=rows"}));
+              FailsWith(kBad, Texts{"--row-cache changes nothing", "--want rows"}));
   EXPECT_THAT(Carrel({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "x",
                       "--method", "hip"}),
               FailsWith(kBad, Texts{"method=hip needs --zone host"}));

@@ -24,6 +24,11 @@ carrel_test(flood_test
 carrel_test(fault_test
   SOURCES fault_test.cc serve_fault_test.cc transfer_fault_test.cc
   DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)
+# People who use the program, step by step; docs/using.md and README.md as typed.
+foreach(walk IN ITEMS home team using)
+  add_test(NAME walk_${walk} COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/walks/${walk}.py $<TARGET_FILE:carrel>)
+  set_tests_properties(walk_${walk} PROPERTIES LABELS e2e TIMEOUT 900)
+endforeach()
 # The page of carrel api in a browser: ./run test page, which installs one. Not in ./run test: it waits on what is seen.
 add_test(NAME page COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/page/page_test.py $<TARGET_FILE:carrel>)
 set_tests_properties(page PROPERTIES LABELS browser TIMEOUT 600 SKIP_RETURN_CODE 77)

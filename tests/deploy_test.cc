@@ -24,6 +24,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/test_folders.h"
+#include "common/version.h"
 #include "tests/cli_world.h"
 
 namespace carrel::cli {
@@ -121,7 +122,10 @@ TEST_F(DeployTest, Config_WhatIsUnknownOrWrongIsRefused) {
     return Carrel({"serve", "--config", WriteFile("c.toml", text)});
   };
   EXPECT_THAT(serve("[serve]\nstore = \"x\"\nmax-sesions = 3\n"),
-              FailsWith(2, Texts{"max-sesions"}));
+              FailsWith(2, Texts{"c.toml: no such setting in [serve]: max-sesions",
+                                 "did you mean max-sessions?"}));
+  EXPECT_THAT(serve("[serv]\nstore = \"x\"\n"),
+              FailsWith(2, Texts{"c.toml", "no command serv", "did you mean serve?"}));
   EXPECT_THAT(serve("[serve]\nstore = \"x\"\nmax-sessions = \"many\"\n"),
               FailsWith(2, Texts{"max-sessions"}));
   EXPECT_THAT(serve("[serve]\nlog-format = \"xml\"\nstore = \"x\"\n"),
@@ -129,6 +133,29 @@ TEST_F(DeployTest, Config_WhatIsUnknownOrWrongIsRefused) {
   EXPECT_THAT(serve(""), FailsWith(2, Texts{"--store"}));
   EXPECT_THAT(Carrel({"serve", "--config", path("none.toml"), "--store", store_}),
               FailsWith(2, Texts{"none.toml"}));
+}
+
+// Of the environment, too: compose sets everything there.
+TEST_F(DeployTest, Environment_WhatIsUnknownIsRefused) {
+  const auto serve = [&](const std::string& name, const std::string& value) {
+    Command command;
+    command.args = {"serve", "--store", store_, "--listen", "unix:" + SocketPath()};
+    command.environment = {{name, value}};
+    return Carrel(command);
+  };
+  EXPECT_THAT(serve("CARREL_SERVE_MAX_SESIONS", "3"),
+              FailsWith(2, Texts{"CARREL_SERVE_MAX_SESIONS", "no such setting",
+                                 "did you mean CARREL_SERVE_MAX_SESSIONS?"}));
+  EXPECT_THAT(serve("CARREL_SERVE_PORT", "50051"), FailsWith(2, Texts{"CARREL_SERVE_PORT"}));
+  EXPECT_THAT(serve("CARREL_SERVE_", "1"), FailsWith(2, Texts{"CARREL_SERVE_"}));
+  Command ask;
+  ask.args = Ask(kKept);
+  ask.environment = {{"CARREL_ASK_TEMPERATURE", "1"}};
+  EXPECT_THAT(Carrel(ask), FailsWith(2, Texts{"CARREL_ASK_TEMPERATURE",
+                                              "takes nothing from the "
+                                              "environment"}));
+  ask.environment = {{"CARREL_SERVE_MAX_SESIONS", "3"}, {"CARREL_PORT", "tcp://10.0.0.7:1"}};
+  EXPECT_EQ(Carrel(ask).out, answer_);  // another command's
 }
 
 TEST_F(DeployTest, Logs_InJsonAreOneObjectALine) {
@@ -288,19 +315,29 @@ TEST(DeployFilesTest, Dashboard_IsJsonWithAQueryInEveryPanel) {
   }
 }
 
+// The documents of a YAML file of deploy/; null where python3-yaml is not installed.
+json Yaml(const std::string& file) {
+  if (Shell("python3 -c 'import yaml'").code != 0) return json();
+  const Ran ran =
+      Shell(absl::StrCat("python3 -c 'import sys, yaml, json; print(json.dumps([d for d in "
+                         "yaml.safe_load_all(open(sys.argv[1]))]))' ",
+                         Deploy(file)));
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  return json::parse(ran.output, nullptr, false);
+}
+
 TEST(DeployFilesTest, Yaml_IsWellFormedAndNamesThingsThatExist) {
-  if (Shell("python3 -c 'import yaml'").code != 0) GTEST_SKIP() << "python3-yaml is not installed";
-  for (const char* file : {"compose.yaml", "kubernetes/carrel.yaml"}) {
-    const Ran ran =
-        Shell(absl::StrCat("python3 -c 'import sys, yaml, json; print(json.dumps([d for d in "
-                           "yaml.safe_load_all(open(sys.argv[1]))]))' ",
-                           Deploy(file)));
-    ASSERT_EQ(ran.code, 0) << ran.output;
-    const json documents = json::parse(ran.output, nullptr, false);
+  const std::string image = absl::StrCat("carrel:", kVersion);
+  for (const char* file :
+       {"compose.yaml", "kubernetes/carrel.yaml", "kubernetes/podmonitor.yaml"}) {
+    const json documents = Yaml(file);
+    if (documents.is_null()) GTEST_SKIP() << "python3-yaml is not installed";
     ASSERT_TRUE(documents.is_array() && !documents.empty()) << file;
     if (std::string(file) == "compose.yaml") {
       const json& carrel = documents[0]["services"]["carrel"];
       EXPECT_EQ(carrel["read_only"], true);
+      EXPECT_EQ(carrel["image"], image);
+      EXPECT_EQ(documents[0]["name"], "carrel") << "its volume is carrel_store";
       EXPECT_TRUE(fs::exists(fs::path(Deploy("")) / carrel["build"]["context"].get<std::string>() /
                              carrel["build"]["dockerfile"].get<std::string>()));
       continue;
@@ -314,6 +351,12 @@ TEST(DeployFilesTest, Yaml_IsWellFormedAndNamesThingsThatExist) {
       EXPECT_EQ(pod["securityContext"]["runAsNonRoot"], true);
       const json& container = pod["containers"][0];
       EXPECT_EQ(container["securityContext"]["readOnlyRootFilesystem"], true);
+      EXPECT_EQ(container["image"], image) << "without a tag it would be pulled each time";
+      std::set<std::string> volumes = {"store"};
+      for (const json& volume : pod["volumes"]) volumes.insert(volume["name"]);
+      for (const json& mount : container["volumeMounts"]) {
+        EXPECT_TRUE(volumes.contains(mount["name"])) << mount;
+      }
       for (const char* probe : {"startupProbe", "readinessProbe", "livenessProbe"}) {
         EXPECT_EQ(container[probe]["grpc"]["port"], 50051) << probe;
       }
@@ -321,22 +364,93 @@ TEST(DeployFilesTest, Yaml_IsWellFormedAndNamesThingsThatExist) {
   }
 }
 
-// The configuration inside the manifests is one that the program takes.
-TEST_F(DeployTest, Kubernetes_ItsConfigurationServes) {
-  if (Shell("python3 -c 'import yaml'").code != 0) GTEST_SKIP() << "python3-yaml is not installed";
-  const Ran ran = Shell(
-      "python3 -c 'import sys, yaml; print([d for d in yaml.safe_load_all(open(sys.argv[1])) if "
-      "d[\"kind\"] == \"ConfigMap\"][0][\"data\"][\"carrel.toml\"])' " +
-      Deploy("kubernetes/carrel.yaml"));
-  ASSERT_EQ(ran.code, 0) << ran.output;
-  Command command;
-  command.args = {"serve", "--config", WriteFile("carrel.toml", ran.output)};
-  command.environment = {{"CARREL_SERVE_STORE", store_},
-                         {"CARREL_SERVE_LISTEN", "unix:" + SocketPath()},
-                         {"CARREL_SERVE_METRICS", "0"}};
-  const auto process = Process::Start(command);
-  EXPECT_TRUE(WaitUntil([&] { return !process->Running() || !MetricsAddress(*process).empty(); }));
-  EXPECT_TRUE(process->Running()) << process->err();
+TEST(DeployFilesTest, Kubernetes_ManifestsAreValid) {
+  if (Shell("python3 -c 'import kubernetes_validate'").code != 0) {
+    GTEST_SKIP() << "kubernetes-validate is not installed";
+  }
+  const Ran ran = Shell("kubernetes-validate " + Deploy("kubernetes/carrel.yaml"));
+  EXPECT_EQ(ran.code, 0) << ran.output;
+}
+
+TEST(DeployFilesTest, Containerfile_RendersChats) {
+  EXPECT_THAT(ReadBytes(Deploy("Containerfile")), testing::HasSubstr("python3-jinja2"));
+}
+
+// A configuration as it is shipped, but for its places and ports, and the program started under it: what
+// stands in the files' own comments takes a context in.
+class ShippedTest : public DeployTest {
+ protected:
+  using Environment = std::vector<std::pair<std::string, std::string>>;
+
+  std::string Here(const std::string& text) const {
+    return absl::StrReplaceAll(text, {{"/var/lib/carrel/store", path("served")},
+                                      {"/run/carrel/carrel.sock", SocketPath()},
+                                      {"0.0.0.0:50051", "127.0.0.1:0"},
+                                      {"127.0.0.1:50051", "127.0.0.1:0"},
+                                      {"0.0.0.0:9464", "127.0.0.1:0"},
+                                      {"127.0.0.1:9464", "127.0.0.1:0"}});
+  }
+
+  void TakesInAContext(const std::string& toml, const Environment& environment) {
+    Command command;
+    command.args = {"serve", "--config", WriteFile("shipped.toml", Here(toml))};
+    for (const auto& [name, value] : environment) {
+      command.environment.emplace_back(name, Here(value));
+    }
+    const auto server = Process::Start(command);
+    ASSERT_TRUE(WaitUntil([&] {
+      return !server->Running() || absl::StrContains(server->err(), "metrics on");
+    })) << server->err();
+    ASSERT_TRUE(server->Running()) << server->err();
+    EXPECT_THAT(server->err(), testing::HasSubstr(" ready on unix:"));
+    ASSERT_THAT(Carrel({"export", kKept, path("kept.carrel"), "--store", store_}), Succeeds());
+    const std::string address = "unix:" + SocketPath();
+    Command import;
+    import.args = {"import", "-", "--server", address};
+    import.input = ReadBytes(path("kept.carrel"));
+    EXPECT_THAT(Carrel(import), Succeeds());
+    EXPECT_EQ(Carrel(Ask(kKept, {"--server", address})).out, answer_);
+    server->Signal(SIGTERM);
+    EXPECT_EQ(server->Wait().exit_code, 0);
+  }
+};
+
+TEST_F(ShippedTest, Unit_ItsConfigurationTakesInAContext) {
+  TakesInAContext(ReadBytes(Deploy("carrel.toml")), {});
+}
+
+// What every pod of the namespace gets of the Services carrel and carrel-serve is no misspelt setting.
+TEST_F(ShippedTest, Kubernetes_ItsConfigurationTakesInAContext) {
+  const json documents = Yaml("kubernetes/carrel.yaml");
+  if (documents.is_null()) GTEST_SKIP() << "python3-yaml is not installed";
+  Environment of_services;
+  for (const char* service : {"CARREL", "CARREL_SERVE", "CARREL_SERVE_METRICS"}) {
+    const std::string name = service;
+    for (const auto& [end, value] : Environment{{"_SERVICE_HOST", "10.0.0.7"},
+                                                {"_SERVICE_PORT", "50051"},
+                                                {"_SERVICE_PORT_GRPC", "50051"},
+                                                {"_PORT", "tcp://10.0.0.7:50051"},
+                                                {"_PORT_50051_TCP", "tcp://10.0.0.7:50051"},
+                                                {"_PORT_50051_TCP_PROTO", "tcp"},
+                                                {"_PORT_50051_TCP_PORT", "50051"},
+                                                {"_PORT_50051_TCP_ADDR", "10.0.0.7"}}) {
+      of_services.emplace_back(name + end, value);
+    }
+  }
+  for (const json& document : documents) {
+    if (document["kind"] != "ConfigMap") continue;
+    TakesInAContext(document["data"]["carrel.toml"].get<std::string>(), of_services);
+  }
+}
+
+TEST_F(ShippedTest, Compose_ItsEnvironmentTakesInAContext) {
+  const json documents = Yaml("compose.yaml");
+  if (documents.is_null()) GTEST_SKIP() << "python3-yaml is not installed";
+  Environment environment;
+  for (const auto& [name, value] : documents[0]["services"]["carrel"]["environment"].items()) {
+    environment.emplace_back(name, value.get<std::string>());
+  }
+  TakesInAContext(ReadBytes(Deploy("carrel.toml")), environment);
 }
 
 // Whatever the program is linked to is among the packages of the image.

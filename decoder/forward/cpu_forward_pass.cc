@@ -125,8 +125,8 @@ class CpuForwardPass final : public ForwardPass {
 
   void set_reading_prompt(bool reading) override { attention_->set_reading_prompt(reading); }
   void set_wanted(std::function<bool()> wanted) override { wanted_ = std::move(wanted); }
-  void StartSequence() override {
-    attention_->StartSequence();
+  void StartSequence(int64_t give_up) override {
+    attention_->StartSequence(give_up);
     drift_.StartSequence();
   }
   bool KeepSequence(int64_t tokens) override {

@@ -123,6 +123,7 @@ class CudaForwardPass final : public ForwardPass {
         shape_(config, context),
         scale_(1.0f / std::sqrt(static_cast<float>(config.shape.head_dim))),
         client_(context.client),
+        most_given_up_(MostGivenUp(context.config, context.device, context.tokens)),
         statistics_(config.shape.layers) {}
 
   absl::Status Prepare(const model::Checkpoint& checkpoint, const OpenedContext& context);
@@ -138,9 +139,12 @@ class CudaForwardPass final : public ForwardPass {
     generated_ = 0;
   }
   void set_wanted(std::function<bool()> wanted) override { wanted_ = std::move(wanted); }
-  void StartSequence() override {
+  // New rows begin where the first one that was given up lies.
+  void StartSequence(int64_t give_up) override {
     zone_->Cancel();
-    new_rows_ = 0;
+    overwritten_ = overwritten_ || (given_up_ > 0 && new_rows_ > -given_up_);
+    given_up_ = give_up;
+    new_rows_ = -give_up;
   }
   Statistics statistics() const override;
 
@@ -158,6 +162,9 @@ class CudaForwardPass final : public ForwardPass {
   }
   absl::Status Allocate();
   absl::Status LoadContextRows(const OpenedContext& context);
+  // Those that may be given up, for when they are wanted again.
+  void KeepLastRows(const ContextRows& block, int64_t at);
+  absl::Status RestoreLastRows();
   // What predicted queries lack, at first as the context says.
   absl::Status LoadDrift(const StoredDrift& stored);
   absl::Status ResetDrift();
@@ -189,6 +196,7 @@ class CudaForwardPass final : public ForwardPass {
   const Shape shape_;
   const float scale_;
   StoreClient* const client_;
+  const int64_t most_given_up_;
   std::vector<LayerStatistics> statistics_;
   std::unique_ptr<CudaZoneAttention> zone_;
 
@@ -205,7 +213,17 @@ class CudaForwardPass final : public ForwardPass {
   model::GpuReservation reserved_;
 
   std::function<bool()> wanted_;
-  int64_t new_rows_ = 0;  // prompted and generated so far
+  // Prompted and generated so far, and fewer by the rows of the context that were given up.
+  int64_t new_rows_ = 0;
+  int64_t given_up_ = 0;
+  bool overwritten_ = false;  // some of last_rows_, in the window
+  struct LastRows {
+    Layer layer;
+    KvHead head;
+    int64_t at = 0, rows = 0;  // in the window
+    std::string k, v;
+  };
+  std::vector<LastRows> last_rows_;
   bool reading_prompt_ = false;
   int64_t generated_ = 0;  // since the prompt
   int64_t n_ = 0;          // tokens of the last Run
@@ -279,9 +297,31 @@ absl::Status CudaForwardPass::LoadContextRows(const OpenedContext& context) {
       client_, shape_.heads, ranges, context.max_fetch_rows, [&](const ContextRows& block) {
         const int64_t at =
             block.first < shape_.zone.begin ? block.first : block.first - shape_.zone.rows();
+        KeepLastRows(block, at);
         return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
       }));
   return zone_->Load(shape_.block, backend_->stream());
+}
+
+void CudaForwardPass::KeepLastRows(const ContextRows& block, int64_t at) {
+  const int64_t first = std::max(at, shape_.context_rows - most_given_up_);
+  const int64_t rows = at + block.rows - first, width = int64_t{shape_.heads.head_dim} * 2;
+  if (rows <= 0) return;
+  const auto last = [&](const void* from) {
+    return std::string(static_cast<const char*>(from) + (first - at) * width,
+                       static_cast<size_t>(rows * width));
+  };
+  last_rows_.push_back({block.layer, block.head, first, rows, last(block.k), last(block.v)});
+}
+
+absl::Status CudaForwardPass::RestoreLastRows() {
+  for (const LastRows& one : last_rows_) {
+    RETURN_IF_ERROR(
+        window_.CopyRows(one.layer, one.head, one.at, one.rows, one.k.data(), one.v.data()));
+  }
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our stream does not wait for that one
+  overwritten_ = false;
+  return absl::OkStatus();
 }
 
 absl::Status CudaForwardPass::LoadDrift(const StoredDrift& stored) {
@@ -495,12 +535,13 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
   RETURN_IF_ERROR(CheckTokens(tokens));
   const cuda::Stream& stream = backend_->stream();
   RETURN_IF_ERROR(stream.Synchronize());  // what the last block reads of pinned memory is read
+  if (overwritten_) RETURN_IF_ERROR(RestoreLastRows());
   host_step_.data()[kStep] = static_cast<int32_t>(new_rows_);
   host_step_.data()[kWindowRows] = static_cast<int32_t>(shape_.context_rows + new_rows_ + n);
   std::copy(tokens.begin(), tokens.end(), host_step_.data() + kFirstId);
   n_ = n;
   taken_.reset();
-  if (new_rows_ == 0 && predicted_tokens() > 0) RETURN_IF_ERROR(ResetDrift());
+  if (new_rows_ == -given_up_ && predicted_tokens() > 0) RETURN_IF_ERROR(ResetDrift());
   if (n == 1 && !zone_->asks_host()) {
     const int64_t phase = zone_->PhaseOf(reading_prompt_ ? kPromptStep : generated_);
     RETURN_IF_ERROR(token_[static_cast<size_t>(phase)].Launch(stream));

@@ -72,7 +72,8 @@ class CudaRepositionedPass final : public ForwardPass {
     reading_prompt_ = reading;
     generated_ = 0;
   }
-  void StartSequence() override {
+  void StartSequence(int64_t give_up) override {
+    CARREL_CHECK(give_up == 0);  // MostGivenUp
     new_rows_ = 0;
     std::fill(kept_.begin(), kept_.end(), false);
   }

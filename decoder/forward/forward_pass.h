@@ -53,8 +53,8 @@ class ForwardPass {
   virtual void set_reading_prompt(bool reading) = 0;
   // Asked while a Run goes on, as often as the device allows; false: it is Cancelled.
   virtual void set_wanted(std::function<bool()>) {}
-  // Forgets everything since the context.
-  virtual void StartSequence() = 0;
+  // As SequenceAttention's.
+  virtual void StartSequence(int64_t give_up) = 0;
   // As SequenceAttention's.
   virtual bool KeepSequence(int64_t) { return false; }
   virtual std::vector<float> CopyRows(int64_t) const { return {}; }

@@ -40,6 +40,7 @@ RepositionedAttention::RepositionedAttention(const OpenedContext& context,
       rope_(model::RopeInvFreq(model.rope, model.shape.head_dim), trained_tokens_),
       rows_(context.rows),
       pool_(context.pool),
+      local_(context.tokens - context.zone.end),
       new_rows_(model.shape),
       steps_(static_cast<size_t>(model.shape.layers)),
       layer_statistics_(static_cast<size_t>(model.shape.layers)) {
@@ -53,9 +54,9 @@ void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHe
   thread_local std::vector<float> q, k, v, scores, out;
   const int64_t d = shape_.head_dim, group = shape_.group();
   const HeadView& context = rows_->At(input.layer, head);
-  const int64_t sink = zone_.begin, local = rows_->tokens() - zone_.end;
+  const int64_t sink = zone_.begin;
   const int64_t of_zone = chosen == nullptr ? zone_.rows() : static_cast<int64_t>(chosen->size());
-  const int64_t of_context = sink + of_zone + local;
+  const int64_t of_context = sink + of_zone + local_;
   const int64_t total =
       of_context + new_rows_.rows(input.layer) - input.n + token + 1;  // itself is the last
   const int64_t shared = std::max<int64_t>(0, total - trained_tokens_);
@@ -136,7 +137,7 @@ void RepositionedAttention::AttendChosen(const model::AttentionInput& input, Par
       }
       KeyPlacement placement;
       placement.rope = &rope_;
-      placement.stream = rows_->tokens() - zone_.end + rows_before + first + 1;
+      placement.stream = local_ + rows_before + first + 1;
       placement.chunk_indexed = input.layer.value() < model::kChunkIndexedLayers;
       SelectRequest request;
       request.layer = input.layer;
@@ -188,7 +189,8 @@ absl::Status RepositionedAttention::Attend(const model::AttentionInput& input, f
   return absl::OkStatus();
 }
 
-void RepositionedAttention::StartSequence() {
+void RepositionedAttention::StartSequence(int64_t give_up) {
+  local_ = rows_->tokens() - zone_.end - give_up;
   selector_->StartSequence();
   new_rows_.Truncate();
   std::fill(steps_.begin(), steps_.end(), 0);

@@ -44,7 +44,7 @@ class RepositionedAttention final : public SequenceAttention {
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
   absl::Status Prefetch(Layer, const float*, int64_t) override { return absl::OkStatus(); }
   void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
-  void StartSequence() override;
+  void StartSequence(int64_t give_up) override;
   Statistics statistics() const override;
 
  private:
@@ -66,6 +66,7 @@ class RepositionedAttention final : public SequenceAttention {
   const std::shared_ptr<const HostRows> rows_;
   std::unique_ptr<RowSelector> selector_;
   ThreadPool* const pool_;
+  int64_t local_ = 0;           // rows of the context behind the zone, but for those given up
   Window new_rows_;             // everything since the context; keys before RoPE
   std::vector<int64_t> steps_;  // [layers]: tokens generated so far
   std::vector<LayerStatistics> layer_statistics_;

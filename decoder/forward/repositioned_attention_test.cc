@@ -99,7 +99,7 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
                              v = RandomNormal(rng_, kNew * 2 * 16);
     std::vector<float> attended(q.size()), again(q.size());
     for (std::vector<float>* out : {&attended, &again}) {
-      (*attention)->StartSequence();
+      (*attention)->StartSequence(0);
       // In two blocks if a prompt is read, token by token otherwise.
       for (int64_t at = 0; at < kNew;) {
         const int64_t n = !reading_prompt ? 1 : std::min<int64_t>(3, kNew - at);

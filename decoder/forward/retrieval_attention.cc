@@ -45,11 +45,11 @@ absl::StatusOr<std::unique_ptr<RetrievalAttention>> RetrievalAttention::Create(
 
 absl::Status RetrievalAttention::LoadContextRows(const OpenedContext& context) {
   const RowRange ranges[] = {{0, context.zone.begin}, {context.zone.end, context.tokens}};
-  RowRange newest;  // of a layer with a window: what its first new token sees
+  RowRange newest;  // of a layer with a window: what its first new token may see
   const auto ranges_of = [&](Layer layer) -> absl::Span<const RowRange> {
     const int64_t window = WindowOf(layer);
     if (window == 0) return ranges;
-    newest = {std::max<Position>(0, context.tokens - (window - 1)), context.tokens};
+    newest = {std::max<Position>(0, context.tokens - (window - 1) - kMostGivenUp), context.tokens};
     return {&newest, 1};
   };
   return ReadContextRows(
@@ -118,7 +118,7 @@ void RetrievalAttention::AttendContextRows(absl::Span<const WindowToken> tokens,
   const Layer layer = tokens[0].input->layer;
   const int64_t d = shape_.head_dim, group = shape_.group();
   const int64_t vectors = static_cast<int64_t>(tokens.size()) * group;
-  const int64_t end = window_.context_rows(layer), window = WindowOf(layer);
+  const int64_t end = window_.context_rows(layer) - given_up_, window = WindowOf(layer);
   int64_t begin = 0;
   if (window > 0) {  // one token
     const int64_t new_rows = window_.rows(layer) - tokens[0].input->n + tokens[0].token + 1;
@@ -214,7 +214,8 @@ void RetrievalAttention::MergeZone(const model::AttentionInput& input, const flo
 
 bool RetrievalAttention::GoesWith(const SequenceAttention& other) const {
   const auto* one = dynamic_cast<const RetrievalAttention*>(&other);
-  return one != nullptr && windows_ == one->windows_ && zone_->AsksAs(*one->zone_);
+  return one != nullptr && windows_ == one->windows_ && given_up_ == one->given_up_ &&
+         zone_->AsksAs(*one->zone_);
 }
 
 void RetrievalAttention::StartTogether(absl::Span<const SequenceBlock> blocks) {
@@ -279,8 +280,9 @@ void RetrievalAttention::FinishTogether(absl::Span<const SequenceBlock> blocks) 
 
 void RetrievalAttention::set_reading_prompt(bool reading) { zone_->set_reading_prompt(reading); }
 
-void RetrievalAttention::StartSequence() {
+void RetrievalAttention::StartSequence(int64_t give_up) {
   zone_->Cancel();
+  given_up_ = give_up;
   window_.Truncate();
 }
 
@@ -298,7 +300,8 @@ bool RetrievalAttention::RestoreRows(const std::vector<float>& rows, int64_t tok
 void RetrievalAttention::AttendedHere(const QueryTrace& trace, Layer layer,
                                       std::vector<AttendedRow>& rows) const {
   if (WindowOf(layer) > 0) return;  // such a layer looks at the newest rows alone
-  const int64_t local = tokens_ - zone_rows_.end, d = shape_.head_dim;
+  const int64_t local = std::max<int64_t>(0, tokens_ - zone_rows_.end - given_up_);
+  const int64_t d = shape_.head_dim;
   std::vector<float> keys(static_cast<size_t>(local * d));
   for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next()) {
     WidenToFloat(DType::kBf16, window_.context_k(layer, head) + zone_rows_.begin * d, local * d,

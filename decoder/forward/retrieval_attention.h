@@ -38,7 +38,7 @@ class RetrievalAttention final : public SequenceAttention {
   void FinishTogether(absl::Span<const SequenceBlock> blocks) override;
 
   void set_reading_prompt(bool reading) override;
-  void StartSequence() override;
+  void StartSequence(int64_t give_up) override;
   bool KeepSequence(int64_t tokens) override;
   std::vector<float> CopyRows(int64_t tokens) const override { return window_.Copy(tokens); }
   bool RestoreRows(const std::vector<float>& rows, int64_t tokens) override;
@@ -87,6 +87,7 @@ class RetrievalAttention final : public SequenceAttention {
   int64_t max_block_ = 1;  // tokens of one question
   RowRange zone_rows_;     // between the rows that are held
   Position tokens_ = 0;    // of the context
+  int64_t given_up_ = 0;   // of its last rows, which are held
   Window window_;
   std::vector<LayerStatistics> layer_statistics_;
   std::unique_ptr<ZoneAttention> zone_;

@@ -40,9 +40,10 @@ class SequenceAttention : public model::Attention {
   // Asks for the rows of `layer` ahead of time, with predicted queries [n, q_heads, head_dim].
   virtual absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) = 0;
   virtual void set_reading_prompt(bool reading) = 0;
-  // Forgets everything since the context: the next token continues the document again. Statistics
+  // Forgets everything since the context: the next token continues the document again, but for its last
+  // `give_up` tokens (MostGivenUp), whose rows nobody attends to until the next such call. Statistics
   // stay.
-  virtual void StartSequence() = 0;
+  virtual void StartSequence(int64_t give_up) = 0;
   // Forgets all but the first `tokens` since the context. False: it cannot, and nothing changed.
   virtual bool KeepSequence(int64_t) { return false; }
   // As Window's; empty and false where rows are not kept so.

@@ -82,7 +82,8 @@ class CARREL_API Reader {
                                               const ReaderOptions& options = {});
   virtual ~Reader() = default;
 
-  // Each call starts from the document anew.
+  // Each call starts from the document anew. Of a text, document and prompt have the tokens of the whole,
+  // where that can be; tokens follow the document as they are.
   virtual Result<Answer> Generate(std::string_view prompt, const GenerateOptions& options = {}) = 0;
   virtual Result<Answer> GenerateFrom(std::span<const Token> prompt,
                                       const GenerateOptions& options = {}) = 0;

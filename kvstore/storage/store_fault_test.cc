@@ -535,7 +535,7 @@ TEST(StoreFaultTest, DiskFull_IsResourceExhaustedAndNamesThePath) {
   ASSERT_TRUE(WaitForFile(dir + "/result"));
   const std::string result = *ReadFile(dir + "/result");
   if (result == "skip") GTEST_SKIP() << "may not mount a small file system here";
-  EXPECT_THAT(result, testing::StartsWith("RESOURCE_EXHAUSTED: " + dir + "/disk/a.sst"));
+  EXPECT_THAT(result, testing::StartsWith("RESOURCE_EXHAUSTED: disk full: " + dir + "/disk/a.sst"));
 }
 
 // As above. Writes what went wrong, or "ok".

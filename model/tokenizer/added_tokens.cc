@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shown.h"
 #include "model/tokenizer/unicode.h"
 #include "model/tokenizer/utf8.h"
 
@@ -48,14 +49,14 @@ absl::Status MergeAddedTokens(const std::string& path, const std::vector<AddedTo
     const auto [place, new_id] = by_id.try_emplace(token.id, tokens->size());
     const auto [entry, new_content] = ids.try_emplace(token.content, token.id);
     if (entry->second != token.id) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": added token \"", token.content,
+      return absl::InvalidArgumentError(absl::StrCat(path, ": added token \"", Shown(token.content),
                                                      "\" has id ", token.id, " here and ",
                                                      entry->second, " elsewhere"));
     }
     if (new_content && !new_id) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": id ", token.id, " is the added token \"", token.content,
-                       "\" here and \"", (*tokens)[place->second].content, "\" elsewhere"));
+          absl::StrCat(path, ": id ", token.id, " is the added token \"", Shown(token.content),
+                       "\" here and \"", Shown((*tokens)[place->second].content), "\" elsewhere"));
     }
     if (new_id) {
       tokens->push_back(token);

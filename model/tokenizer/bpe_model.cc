@@ -5,7 +5,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/shown.h"
 #include "common/status.h"
+#include "model/tokenizer/utf8.h"
 
 namespace carrel::model {
 
@@ -23,9 +25,9 @@ absl::StatusOr<BpeModel> BpeModel::Create(
       const auto entry = vocab.find(name);
       if (entry == vocab.end()) {
         return absl::InvalidArgumentError(
-            absl::StrCat("merge ", by_id.size(), " of \"", absl::CHexEscape(left), "\" and \"",
-                         absl::CHexEscape(right), "\": \"", absl::CHexEscape(name),
-                         "\" is not in the vocabulary"));
+            absl::StrCat("merge ", by_id.size(), " of \"", Shown(absl::CHexEscape(left)),
+                         "\" and \"", Shown(absl::CHexEscape(right)), "\": \"",
+                         Shown(absl::CHexEscape(name)), "\" is not in the vocabulary"));
       }
       ids[i] = entry->second;
     }
@@ -71,7 +73,23 @@ void BpeModel::PushCandidate(int32_t left, Scratch* scratch) const {
   std::push_heap(scratch->heap.begin(), scratch->heap.end(), kLater);
 }
 
-// One symbol per byte, but for those without a token. Unknown bytes wait for the next byte that has
+size_t BpeModel::UnitSize(absl::string_view text) const {
+  return characters_ ? std::max<size_t>(1, DecodeUtf8(text).size) : 1;
+}
+
+TokenId BpeModel::UnitId(absl::string_view unit) const {
+  if (unit.size() == 1) return byte_ids_[static_cast<uint8_t>(unit[0])];
+  const auto entry = vocab_.find(unit);
+  return entry == vocab_.end() ? -1 : entry->second;
+}
+
+bool BpeModel::HasSubstitutes(absl::string_view unit) const {
+  return std::all_of(unit.begin(), unit.end(), [this](char c) {
+    return !substitutes_.by_byte[static_cast<uint8_t>(c)].empty();
+  });
+}
+
+// One symbol per byte or character, but for those without a token. Unknown ones wait for the next that has
 // a token of its own: substitutes by byte pass them, as they do in Hugging Face's BPE.
 absl::Status BpeModel::FillSymbols(absl::string_view piece, Scratch* scratch,
                                    int64_t* dropped) const {
@@ -83,22 +101,25 @@ absl::Status BpeModel::FillSymbols(absl::string_view piece, Scratch* scratch,
     symbols.push_back({id, at - 1, -1});
   };
   bool unknown_waits = false;
-  for (const char c : piece) {
-    const uint8_t byte = static_cast<uint8_t>(c);
-    if (byte_ids_[byte] >= 0) {
+  for (absl::string_view unit; !piece.empty(); piece.remove_prefix(unit.size())) {
+    unit = piece.substr(0, UnitSize(piece));
+    if (const TokenId id = UnitId(unit); id >= 0) {
       if (unknown_waits) add(substitutes_.unknown);
       unknown_waits = false;
-      add(byte_ids_[byte]);
-    } else if (!substitutes_.by_byte[byte].empty()) {
-      for (const TokenId id : substitutes_.by_byte[byte]) add(id);
+      add(id);
+    } else if (HasSubstitutes(unit)) {
+      for (const char c : unit) {
+        for (const TokenId one : substitutes_.by_byte[static_cast<uint8_t>(c)]) add(one);
+      }
     } else if (substitutes_.unknown >= 0) {
       if (unknown_waits && !substitutes_.fuse_unknown) add(substitutes_.unknown);
       unknown_waits = true;
     } else if (dropped != nullptr) {
-      ++*dropped;
+      *dropped += static_cast<int64_t>(unit.size());
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("the vocabulary has no token for byte 0x",
-                                                     absl::Hex(byte, absl::kZeroPad2)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the vocabulary has no token for byte 0x",
+                       absl::Hex(static_cast<uint8_t>(unit[0]), absl::kZeroPad2)));
     }
   }
   if (unknown_waits) add(substitutes_.unknown);

@@ -1,9 +1,9 @@
 // What:   byte pair encoding of one piece of text: the pair with the lowest rank (leftmost first)
-//         is merged until no pair is known.
+//         is merged until no pair is known. What is paired at first are bytes, or characters.
 // Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", section
 //         3.2, over bytes.
 // Errors: InvalidArgument, naming the merge, two halves or a whole that are not in the vocabulary;
-//         a byte for which nothing stands.
+//         a byte or character for which nothing stands.
 // Threads: immutable, reentrant.     Cost: O(n log n) for a piece of n bytes.
 #pragma once
 
@@ -64,9 +64,13 @@ class BpeModel {
   };
   void SetSubstitutes(Substitutes substitutes) { substitutes_ = std::move(substitutes); }
 
-  // Whether nothing stands for the byte.
-  bool Missing(uint8_t byte) const {
-    return byte_ids_[byte] < 0 && substitutes_.by_byte[byte].empty() && substitutes_.unknown < 0;
+  // Pairs characters: a token is looked up for each, and else its bytes' substitutes, if all have some.
+  void PairCharacters() { characters_ = true; }
+
+  // How many bytes of `text`, which is not empty, are one thing, and whether nothing stands for it.
+  size_t UnitSize(absl::string_view text) const;
+  bool Missing(absl::string_view unit) const {
+    return UnitId(unit) < 0 && !HasSubstitutes(unit) && substitutes_.unknown < 0;
   }
 
   // Appends the tokens of `piece`; on an error nothing is appended. Missing bytes are an error if
@@ -83,6 +87,8 @@ class BpeModel {
     TokenId merged;
   };
 
+  TokenId UnitId(absl::string_view unit) const;  // or -1
+  bool HasSubstitutes(absl::string_view unit) const;
   absl::Status FillSymbols(absl::string_view piece, Scratch* scratch, int64_t* dropped) const;
   void PushCandidate(int32_t left, Scratch* scratch) const;
 
@@ -91,6 +97,7 @@ class BpeModel {
   std::array<TokenId, 256> byte_ids_{};
   Substitutes substitutes_;
   bool whole_words_ = false;
+  bool characters_ = false;
 };
 
 }  // namespace carrel::model

@@ -10,9 +10,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "common/checksum.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "model/tokenizer/bpe_model.h"
 #include "model/tokenizer/byte_alphabet.h"
@@ -49,15 +53,17 @@ class BpeTokenizer final : public Tokenizer {
  public:
   // own: one more than the largest id that is not of an added token alone.
   BpeTokenizer(std::vector<Token> tokens, int64_t own, AddedTokenMatcher raw,
-               AddedTokenMatcher normalized, bool nfc, Pretokenizer pretokenizer, BpeModel bpe,
-               TokenId bos, std::string sha256)
+               AddedTokenMatcher normalized, std::vector<NormalizerStep> normalizer,
+               Pretokenizer pretokenizer, BpeModel bpe, bool drops_first_space, TokenId bos,
+               std::string sha256)
       : tokens_(std::move(tokens)),
         own_(own),
         raw_(std::move(raw)),
         normalized_(std::move(normalized)),
-        nfc_(nfc),
+        normalizer_(std::move(normalizer)),
         pretokenizer_(std::move(pretokenizer)),
-        bpe_(std::move(bpe)) {
+        bpe_(std::move(bpe)),
+        drops_first_space_(drops_first_space) {
     bos_token_id_ = bos;
     sha256_ = std::move(sha256);
   }
@@ -84,15 +90,23 @@ class BpeTokenizer final : public Tokenizer {
   absl::StatusOr<std::string> Decode(absl::Span<const TokenId> ids,
                                      bool skip_special) const override {
     std::string text;
-    for (const TokenId id : ids) {
-      if (id < 0 || id >= vocab_size() || !tokens_[static_cast<size_t>(id)].used) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "decode: token id ", id, " is not in the vocabulary (vocab_size ", vocab_size(), ")"));
-      }
-      const Token& token = tokens_[static_cast<size_t>(id)];
-      if (!(skip_special && token.special)) text.append(token.text);
-    }
+    DecodeState state;
+    for (const TokenId id : ids) RETURN_IF_ERROR(DecodeNext(id, skip_special, &state, &text));
     return text;
+  }
+
+  absl::Status DecodeNext(TokenId id, bool skip_special, DecodeState* state,
+                          std::string* text) const override {
+    if (id < 0 || id >= vocab_size() || !tokens_[static_cast<size_t>(id)].used) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "decode: token id ", id, " is not in the vocabulary (vocab_size ", vocab_size(), ")"));
+    }
+    const Token& token = tokens_[static_cast<size_t>(id)];
+    if ((skip_special && token.special) || token.text.empty()) return absl::OkStatus();
+    const bool drops = drops_first_space_ && state->at_start && token.text[0] == ' ';
+    text->append(token.text, drops ? 1 : 0);
+    state->at_start = false;
+    return absl::OkStatus();
   }
 
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
@@ -106,9 +120,10 @@ class BpeTokenizer final : public Tokenizer {
 
  private:
   absl::Status EncodeNormalized(absl::string_view text, Work* work) const {
-    if (nfc_) {
-      ASSIGN_OR_RETURN(std::string composed, NormalizeNfc(text));
-      if (composed != text) text = work->owned.emplace_back(std::move(composed));
+    const bool at_start = text.data() == work->text.data();
+    if (!normalizer_.empty()) {
+      ASSIGN_OR_RETURN(std::string normal, Normalize(normalizer_, text));
+      if (normal != text) text = work->owned.emplace_back(std::move(normal));
     }
     std::vector<TextSpan> spans;
     // Offsets in the normalized text are not those of the ranges: where there are any, none of these
@@ -123,7 +138,8 @@ class BpeTokenizer final : public Tokenizer {
         work->ids.push_back(span.id);
         continue;
       }
-      RETURN_IF_ERROR(pretokenizer_.Split(span.text, &work->owned, &work->pieces));
+      RETURN_IF_ERROR(pretokenizer_.Split(span.text, at_start && span.text.data() == text.data(),
+                                          &work->owned, &work->pieces));
       const int64_t dropped = work->dropped == nullptr ? 0 : work->dropped->bytes;
       for (const absl::string_view piece : work->pieces) {
         const absl::Status status = EncodeWord(piece, work);
@@ -143,7 +159,10 @@ class BpeTokenizer final : public Tokenizer {
   // A piece may be of a copy (with a space before it): but what is missing is missing everywhere.
   size_t FirstMissing(absl::string_view span) const {
     size_t at = 0;
-    while (at + 1 < span.size() && !bpe_.Missing(static_cast<uint8_t>(span[at]))) ++at;
+    for (size_t size = 0; at < span.size(); at += size) {
+      size = bpe_.UnitSize(span.substr(at));
+      if (bpe_.Missing(span.substr(at, size)) || at + size >= span.size()) break;
+    }
     return at;
   }
 
@@ -158,11 +177,11 @@ class BpeTokenizer final : public Tokenizer {
 
   absl::Status Located(const absl::Status& status, absl::string_view normalized,
                        absl::string_view span, absl::string_view text) const {
-    if (span.empty() || !bpe_.Missing(static_cast<uint8_t>(span[FirstMissing(span)]))) {
+    const size_t at = FirstMissing(span);
+    if (span.empty() || !bpe_.Missing(span.substr(at, bpe_.UnitSize(span.substr(at))))) {
       return status;
     }
-    const int64_t offset =
-        OffsetIn(text, normalized, span) + static_cast<int64_t>(FirstMissing(span));
+    const int64_t offset = OffsetIn(text, normalized, span) + static_cast<int64_t>(at);
     return absl::Status(status.code(),
                         absl::StrCat(status.message(), ", at byte offset ", offset, " of ",
                                      text.size(), " (--missing-bytes drop leaves such bytes out)"));
@@ -194,10 +213,27 @@ class BpeTokenizer final : public Tokenizer {
   const int64_t own_;
   AddedTokenMatcher raw_;         // matched in the text as given
   AddedTokenMatcher normalized_;  // matched in the normalized text
-  const bool nfc_;
+  const std::vector<NormalizerStep> normalizer_;
   const Pretokenizer pretokenizer_;
   const BpeModel bpe_;
+  const bool drops_first_space_;
 };
+
+// The bytes that a token of the vocabulary is looked up by; nothing: it is not spelled so.
+std::optional<std::string> SpelledBytes(const TokenizerJson& json, const std::string& token) {
+  if (json.characters) return token;
+  return BytesOfToken(token);
+}
+
+// What a token of characters says: <0x0A> is a byte.
+std::string TextOfCharacters(const std::string& token) {
+  uint32_t byte = 0;
+  if (token.size() == 6 && absl::StartsWith(token, "<0x") && token[5] == '>' &&
+      absl::SimpleHexAtoi(token.substr(3, 2), &byte)) {
+    return std::string(1, static_cast<char>(byte));
+  }
+  return absl::StrReplaceAll(token, {{kSpaceSymbol, " "}});
+}
 
 // Puts vocabulary and added tokens into one table by id; the vocabulary's tokens as bytes.
 absl::StatusOr<std::vector<Token>> MakeTable(const std::string& path, const TokenizerJson& json,
@@ -212,7 +248,8 @@ absl::StatusOr<std::vector<Token>> MakeTable(const std::string& path, const Toke
   for (const AddedToken& token : added) contents.insert(token.content);
   std::vector<absl::string_view> names(table.size());
   for (const auto& [token, id] : json.vocab) {
-    std::optional<std::string> bytes = BytesOfToken(token);
+    std::optional<std::string> bytes =
+        json.characters ? TextOfCharacters(token) : BytesOfToken(token);
     // A token that is not spelled in the byte alphabet stands for what it says.
     table[static_cast<size_t>(id)] = {bytes.has_value() ? *std::move(bytes) : token, true, false};
     if (contents.contains(token)) ids[token] = id;
@@ -222,16 +259,21 @@ absl::StatusOr<std::vector<Token>> MakeTable(const std::string& path, const Toke
     const auto in_vocab = ids.find(token.content);
     Token& entry = table[static_cast<size_t>(token.id)];
     if (in_vocab != ids.end() && in_vocab->second != token.id) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": added token \"", token.content,
+      return absl::InvalidArgumentError(absl::StrCat(path, ": added token \"", Shown(token.content),
                                                      "\" has id ", token.id, ", in model.vocab ",
                                                      in_vocab->second));
     }
     if (entry.used && in_vocab == ids.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": id ", token.id, " belongs to the added token \"", token.content,
-                       "\" and in model.vocab to \"", names[static_cast<size_t>(token.id)], "\""));
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": id ", token.id, " belongs to the added token \"", Shown(token.content),
+          "\" and in model.vocab to \"", Shown(names[static_cast<size_t>(token.id)]), "\""));
     }
     entry = {token.content, true, token.special};
+    if (!json.characters) continue;
+    if (token.normalized) {  // as it stands where it is found
+      ASSIGN_OR_RETURN(entry.text, Normalize(json.normalizer, token.content));
+    }
+    entry.text = TextOfCharacters(entry.text);
   }
   return table;
 }
@@ -241,7 +283,7 @@ absl::StatusOr<BpeModel::Substitutes> MakeSubstitutes(const std::string& path,
                                                       const TokenizerJson& json,
                                                       const BpeModel& bpe) {
   BpeModel::Substitutes result;
-  bool incomplete = false;
+  bool incomplete = json.characters;
   for (int byte = 0; byte < 256; ++byte) {
     incomplete = incomplete || bpe.byte_id(static_cast<uint8_t>(byte)) < 0;
   }
@@ -251,8 +293,8 @@ absl::StatusOr<BpeModel::Substitutes> MakeSubstitutes(const std::string& path,
   if (json.unk_token.has_value()) {
     const auto unknown = ids.find(*json.unk_token);
     if (unknown == ids.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": model.unk_token \"", *json.unk_token, "\" is not in model.vocab"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": model.unk_token \"", Shown(*json.unk_token), "\" is not in model.vocab"));
     }
     result.unknown = unknown->second;
     result.fuse_unknown = json.fuse_unk;
@@ -260,7 +302,8 @@ absl::StatusOr<BpeModel::Substitutes> MakeSubstitutes(const std::string& path,
   for (int byte = 0; json.byte_fallback && byte < 256; ++byte) {
     // The bytes of the character that spells this one; all of them have a token, or none counts.
     std::vector<TokenId>& tokens = result.by_byte[static_cast<size_t>(byte)];
-    const std::string spelled = TokenOfBytes(std::string(1, static_cast<char>(byte)));
+    const std::string one(1, static_cast<char>(byte));
+    const std::string spelled = json.characters ? one : TokenOfBytes(one);
     for (const char c : spelled) {
       const auto token = ids.find(absl::StrFormat("<0x%02X>", static_cast<uint8_t>(c)));
       if (token != ids.end()) tokens.push_back(token->second);
@@ -276,7 +319,7 @@ std::optional<std::vector<BpeModel::IdMerge>> FindMerges(const TokenizerJson& js
   absl::flat_hash_map<absl::string_view, TokenId> spelled;
   spelled.reserve(json.vocab.size());
   for (const auto& [token, id] : json.vocab) {
-    if (BytesOfToken(token).has_value()) spelled[token] = id;
+    if (SpelledBytes(json, token).has_value()) spelled[token] = id;
   }
   std::vector<BpeModel::IdMerge> merges;
   merges.reserve(json.merges.size());
@@ -297,11 +340,11 @@ absl::StatusOr<BpeModel> MakeBpeByBytes(const std::string& path, const Tokenizer
   std::vector<std::pair<std::string, std::string>> merges;
   merges.reserve(json.merges.size());
   for (const auto& [left, right] : json.merges) {
-    std::optional<std::string> left_bytes = BytesOfToken(left);
-    std::optional<std::string> right_bytes = BytesOfToken(right);
+    std::optional<std::string> left_bytes = SpelledBytes(json, left);
+    std::optional<std::string> right_bytes = SpelledBytes(json, right);
     if (!left_bytes.has_value() || !right_bytes.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": model.merges: \"", left, "\" \"",
-                                                     right,
+      return absl::InvalidArgumentError(absl::StrCat(path, ": model.merges: \"", Shown(left),
+                                                     "\" \"", Shown(right),
                                                      "\" is not spelled in the byte alphabet"));
     }
     merges.emplace_back(*std::move(left_bytes), *std::move(right_bytes));
@@ -316,13 +359,14 @@ absl::StatusOr<BpeModel> MakeBpe(const std::string& path, const TokenizerJson& j
   absl::flat_hash_map<std::string, TokenId> vocab;
   vocab.reserve(json.vocab.size());
   for (const auto& [token, id] : json.vocab) {
-    std::optional<std::string> bytes = BytesOfToken(token);
+    std::optional<std::string> bytes = SpelledBytes(json, token);
     if (bytes.has_value()) vocab[*std::move(bytes)] = id;
   }
   absl::StatusOr<BpeModel> bpe =
       merges.has_value() ? BpeModel::CreateFromIds(std::move(vocab), *merges, json.ignore_merges)
                          : MakeBpeByBytes(path, json, std::move(vocab));
   RETURN_IF_ERROR(bpe.status());
+  if (json.characters) bpe->PairCharacters();
   absl::StatusOr<BpeModel::Substitutes> substitutes = MakeSubstitutes(path, json, *bpe);
   RETURN_IF_ERROR(substitutes.status());
   bpe->SetSubstitutes(*std::move(substitutes));
@@ -344,7 +388,8 @@ absl::StatusOr<TokenId> FindBos(const std::string& path, const TokenizerConfig& 
   for (const auto& [token, id] : json.vocab) {
     if (token == *config.bos_token) return id;
   }
-  return absl::InvalidArgumentError(absl::StrCat(path, ": has no token \"", *config.bos_token,
+  return absl::InvalidArgumentError(absl::StrCat(path, ": has no token \"",
+                                                 Shown(*config.bos_token),
                                                  "\", tokenizer_config.json's bos_token"));
 }
 
@@ -375,17 +420,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(const std::string&
   }
   std::vector<AddedToken> raw, normalized;
   for (AddedToken& token : added) {
-    if (token.normalized && json.nfc) {
-      ASSIGN_OR_RETURN(token.content, NormalizeNfc(token.content));
+    if (token.normalized) {
+      ASSIGN_OR_RETURN(token.content, Normalize(json.normalizer, token.content));
     }
     (token.normalized ? normalized : raw).push_back(std::move(token));
   }
   TokenId largest = -1;
   for (const auto& [token, id] : json.vocab) largest = std::max(largest, id);
-  return std::make_unique<BpeTokenizer>(std::move(table), int64_t{largest} + 1,
-                                        AddedTokenMatcher(std::move(raw)),
-                                        AddedTokenMatcher(std::move(normalized)), json.nfc,
-                                        *std::move(pretokenizer), std::move(bpe), bos, sha256);
+  return std::make_unique<BpeTokenizer>(
+      std::move(table), int64_t{largest} + 1, AddedTokenMatcher(std::move(raw)),
+      AddedTokenMatcher(std::move(normalized)), json.normalizer, *std::move(pretokenizer),
+      std::move(bpe), json.drops_first_space, bos, sha256);
 }
 
 }  // namespace carrel::model

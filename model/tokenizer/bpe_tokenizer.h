@@ -1,4 +1,4 @@
-// What:   the tokenizer of a byte-level tokenizer.json.
+// What:   the tokenizer of a tokenizer.json whose model is BPE: byte-level, or of SentencePiece's kind.
 // Source: Hugging Face tokenizers: added tokens in the text as written, normalizer, normalized
 //         added tokens, pre_tokenizer, BPE.
 // Errors: InvalidArgument, naming file and field, what contradicts itself.

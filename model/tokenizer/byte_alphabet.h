@@ -14,6 +14,9 @@ namespace carrel::model {
 // The bytes that `token` spells; nothing if a character is not of the alphabet.
 std::optional<std::string> BytesOfToken(absl::string_view token);
 
+// What stands for a space where tokens are spelled in their own characters: U+2581.
+inline constexpr char kSpaceSymbol[] = "\xE2\x96\x81";
+
 // The other way.
 std::string TokenOfBytes(absl::string_view bytes);
 

@@ -1,5 +1,7 @@
 #include "model/tokenizer/gguf_tokenizer.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
 #include "common/status.h"
 #include "model/tokenizer/bpe_tokenizer.h"
 #include "model/tokenizer/sentencepiece_tokenizer.h"
@@ -37,11 +40,11 @@ enum TokenType : int64_t {
 
 // What tokenizer.ggml.pre stands for.
 struct Pre {
-  const char* name;
+  std::vector<const char*> names;
   std::vector<const char*> patterns;  // each an isolating Split of the pieces before
-  bool whole_words;                   // ignore_merges
-  bool nfc;
-  bool adds_bos;  // where add_bos_token is absent
+  bool whole_words = false;           // ignore_merges
+  bool nfc = false;                   // where the models' own tokenizer.json is known to have it
+  bool adds_bos = false;              // where add_bos_token is absent
 };
 
 const std::vector<Pre>& Pres() {
@@ -50,37 +53,66 @@ const std::vector<Pre>& Pres() {
       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   static constexpr char kQwen2[] =
       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  // Letters with their marks.
+  static constexpr char kQwen35[] =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   static constexpr char kTekken[] =
       R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  static constexpr char kGpt4o[] =
+      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  static constexpr char kSeedCoder[] =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  // Marks with the Latin letters behind them, words, marks.
+  static constexpr char kDeepSeek3[] =
+      R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   // llama.cpp's own: marks first, then words, numbers, and numbers by three.
   static constexpr char kMarks[] = R"([\p{P}$+<=>^~|]+)";
   static constexpr char kWords[] =
       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))";
   static const auto* const pres = new std::vector<Pre>{
-      {"default", {kMarks, kWords, R"(\p{N}+)", "[0-9][0-9][0-9]"}, false, false, false},
-      {"gpt-2", {kGpt2Pattern}, false, false, false},
-      {"smollm", {R"(\p{N})", kGpt2Pattern}, false, false, false},
-      {"llama-bpe", {kLlama3}, true, false, true},
-      {"llama3", {kLlama3}, true, false, true},
-      {"llama-v3", {kLlama3}, true, false, true},
-      {"qwen2", {kQwen2}, false, true, false},
-      {"deepseek-r1-qwen", {kQwen2}, false, true, false},
-      {"tekken", {kTekken}, true, false, true},
+      {{"default"}, {kMarks, kWords, R"(\p{N}+)", "[0-9][0-9][0-9]"}},
+      {{"gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "olmo", "jais", "trillion",
+        "granite-docling"},
+       {kGpt2Pattern}},
+      {{"smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"},
+       {R"(\p{N})", kGpt2Pattern}},
+      {{"command-r"}, {R"(\p{N})", kGpt2Pattern}, false, /*nfc=*/true},
+      {{"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"},
+       {kLlama3},
+       /*whole_words=*/true,
+       false,
+       /*adds_bos=*/true},
+      {{"dbrx", "smaug-bpe"}, {kLlama3}},
+      {{"qwen2", "deepseek-r1-qwen"}, {kQwen2}, false, /*nfc=*/true},
+      {{"megrez", "kormo", "hunyuan", "solar-open", "grok-2"}, {kQwen2}},
+      {{"qwen35"}, {kQwen35}, false, /*nfc=*/true},
+      {{"tekken"}, {kTekken}, /*whole_words=*/true, false, /*adds_bos=*/true},
+      {{"gpt-4o", "llama4"}, {kGpt4o}},
+      {{"seed-coder"}, {kSeedCoder}},
+      {{"deepseek-coder"},
+       {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)",
+        "[\\u4E00-\\u9FA5\\u0800-\\u4E00\\uAC00-\\uD7FF]+", R"(\p{N})"}},
+      {{"deepseek-v3", "hunyuan-dense"},
+       {R"(\p{N}{1,3})", "[\\u4E00-\\u9FA5\\u3040-\\u309F\\u30A0-\\u30FF]+", kDeepSeek3}},
   };
   return *pres;
 }
 
 absl::StatusOr<const Pre*> FindPre(const GgufMetadata& metadata) {
-  std::string name = "default";
+  std::string name = "default", known;
   if (metadata.Has(kPre)) {
     ASSIGN_OR_RETURN(name, metadata.String(kPre));
+  } else {
+    spdlog::warn(
+        "{}: has no {}: words are taken apart as by default, which few models were trained with; "
+        "convert the model again",
+        metadata.where(), kPre);
   }
   for (const Pre& pre : Pres()) {
-    if (name == pre.name) return &pre;
+    if (std::find(pre.names.begin(), pre.names.end(), name) != pre.names.end()) return &pre;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", absl::StrJoin(pre.names, ", "));
   }
-  return metadata.Unsupported(kPre,
-                              "is not one of default, gpt-2, smollm, llama-bpe (llama3, llama-v3), "
-                              "qwen2 (deepseek-r1-qwen), tekken");
+  return metadata.Unsupported(kPre, "is not one of " + known);
 }
 
 struct Vocabulary {
@@ -191,7 +223,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpe(const GgufMetadata& metadata)
     json.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
   json.ignore_merges = pre->whole_words;
-  json.nfc = pre->nfc;
+  if (pre->nfc) json.normalizer.push_back(NormalizerStep::kNfc);
   for (const char* pattern : pre->patterns) json.pretokenizer.push_back({.pattern = pattern});
   ASSIGN_OR_RETURN(const TokenizerConfig config,
                    BosConfig(metadata, vocabulary, -1, pre->adds_bos));

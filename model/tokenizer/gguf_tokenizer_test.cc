@@ -42,7 +42,7 @@ GgufWriter Convert(const json& tokenizer, const std::string& pre) {
 // cross words and numbers (tools/goldens/gguf_files.py).
 TEST(GgufTokenizerTest, EveryPreTokenizer_GivesTheIdsOfThePythonPackage) {
   const json goldens = ReadJson(SourceFolder() + "/model/testdata/gguf_pre.json");
-  EXPECT_EQ(goldens["ids"].size(), 6u);
+  EXPECT_EQ(goldens["ids"].size(), 14u);
   for (const auto& [pre, all_ids] : goldens["ids"].items()) {
     const auto tokenizer = Load(Convert(goldens["tokenizer"], pre));
     CARREL_ASSERT_OK(tokenizer);
@@ -52,6 +52,36 @@ TEST(GgufTokenizerTest, EveryPreTokenizer_GivesTheIdsOfThePythonPackage) {
       const auto ids = (*tokenizer)->Encode(text);
       CARREL_ASSERT_OK(ids);
       EXPECT_EQ(*ids, all_ids[i].get<std::vector<TokenId>>()) << pre << ": " << text;
+    }
+  }
+}
+
+// Every name that stands for a row of another name, which has goldens.
+TEST(GgufTokenizerTest, EveryName_IsItsRow) {
+  const std::pair<const char*, std::vector<const char*>> kRows[] = {
+      {"gpt-2",
+       {"phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "olmo", "jais", "trillion",
+        "granite-docling"}},
+      {"smollm", {"starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"}},
+      {"llama-bpe", {"llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}},
+      {"dbrx", {"smaug-bpe"}},
+      {"qwen2", {"deepseek-r1-qwen"}},
+      {"megrez", {"kormo", "hunyuan", "solar-open", "grok-2"}},
+      {"gpt-4o", {"llama4"}},
+      {"deepseek-v3", {"hunyuan-dense"}}};
+  const json goldens = ReadJson(SourceFolder() + "/model/testdata/gguf_pre.json");
+  for (const auto& [row, names] : kRows) {
+    ASSERT_TRUE(goldens["ids"].contains(row)) << row;
+    for (const char* name : names) {
+      const auto load = [&](const char* pre) {
+        return *Load(Convert(goldens["tokenizer"], pre).U32("tokenizer.ggml.bos_token_id", 0));
+      };
+      const auto want = load(row), got = load(name);
+      EXPECT_EQ(got->bos_token_id(), want->bos_token_id()) << name;
+      for (const json& text : goldens["texts"]) {
+        EXPECT_EQ(*got->Encode(text.get<std::string>()), *want->Encode(text.get<std::string>()))
+            << name << ": " << text;
+      }
     }
   }
 }
@@ -125,6 +155,12 @@ TEST(GgufTokenizerTest, Bos_FollowsTheKeyOrThePreTokenizer) {
                     .String("tokenizer.ggml.pre", "llama-bpe")
                     .Bool("tokenizer.ggml.add_bos_token", false)),
             -1);
+  for (const char* pre : {"falcon3", "pixtral", "tekken"}) {
+    EXPECT_EQ(bos(GgufWriter(with).String("tokenizer.ggml.pre", pre)), 3) << pre;
+  }
+  for (const char* pre : {"smaug-bpe", "qwen35", "gpt-4o", "deepseek-v3", "command-r"}) {
+    EXPECT_EQ(bos(GgufWriter(with).String("tokenizer.ggml.pre", pre)), -1) << pre;
+  }
   EXPECT_EQ(bos(Small().String("tokenizer.ggml.pre", "tekken")), -1);  // there is none
   EXPECT_THAT(Load(Small().Bool("tokenizer.ggml.add_bos_token", true)),
               StatusIs(Code::kInvalidArgument, "there is no tokenizer.ggml.bos_token_id"));
@@ -152,8 +188,9 @@ TEST(GgufTokenizerTest, WhatIsNotRunOrContradictsItself_IsRefused) {
   EXPECT_THAT(error(GgufWriter().U32("x", 1)), StatusIs(Code::kNotFound, "tokenizer.ggml.model"));
   EXPECT_THAT(error(Small().String("tokenizer.ggml.model", "t5")),
               StatusIs(Code::kUnimplemented, "tokenizer.ggml.model=\"t5\""));
-  EXPECT_THAT(error(Small().String("tokenizer.ggml.pre", "deepseek-v3")),
-              StatusIs(Code::kUnimplemented, "tokenizer.ggml.pre=\"deepseek-v3\""));
+  EXPECT_THAT(error(Small().String("tokenizer.ggml.pre", "kimi-k2")),
+              StatusIs(Code::kUnimplemented,
+                       "tokenizer.ggml.pre=\"kimi-k2\" is not one of default, gpt-2, phi-2"));
   EXPECT_THAT(error(Small().Drop("tokenizer.ggml.merges")),
               StatusIs(Code::kInvalidArgument, "tokenizer.ggml.merges is missing"));
   EXPECT_THAT(error(Small().Strings("tokenizer.ggml.merges", {"ab"})),

@@ -3,6 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "model/tokenizer/split_pattern.h"
 
@@ -22,7 +23,7 @@ class Translator {
   absl::string_view Rest() const { return pattern_.substr(at_); }
 
   absl::Status Refuse(absl::string_view construct) const {
-    return absl::UnimplementedError(absl::StrCat("pattern \"", pattern_, "\": ", construct,
+    return absl::UnimplementedError(absl::StrCat("pattern \"", Shown(pattern_), "\": ", construct,
                                                  " at offset ", at_, " is not supported"));
   }
 

@@ -2,7 +2,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/status.h"
+#include "model/tokenizer/byte_alphabet.h"
 
 namespace carrel::model {
 namespace {
@@ -59,6 +61,25 @@ void Join(SplitBehavior behavior, std::vector<Part>* parts) {
   parts->resize(kept);
 }
 
+std::string WithMetaspace(const PretokenStep& step, absl::string_view piece, bool first) {
+  std::string text = absl::StrReplaceAll(piece, {{" ", kSpaceSymbol}});
+  const bool prepends = step.prepend == PretokenStep::Prepend::kAlways ||
+                        (step.prepend == PretokenStep::Prepend::kFirst && first);
+  if (prepends && !absl::StartsWith(text, kSpaceSymbol)) text.insert(0, kSpaceSymbol);
+  return text;
+}
+
+void SplitMetaspace(const PretokenStep& step, absl::string_view text,
+                    std::vector<absl::string_view>* pieces) {
+  while (step.split) {
+    const size_t next = text.find(kSpaceSymbol, 1);
+    if (next == absl::string_view::npos) break;
+    pieces->push_back(text.substr(0, next));
+    text.remove_prefix(next);
+  }
+  pieces->push_back(text);
+}
+
 }  // namespace
 
 const char kGpt2Pattern[] =
@@ -67,7 +88,7 @@ const char kGpt2Pattern[] =
 absl::StatusOr<Pretokenizer> Pretokenizer::Create(const std::vector<PretokenStep>& steps) {
   Pretokenizer result;
   for (const PretokenStep& step : steps) {
-    Step compiled{step.kind, step.behavior, step.invert, {}};
+    Step compiled{step, {}};
     if (step.kind == PretokenStep::Kind::kSplit) {
       ASSIGN_OR_RETURN(SplitPattern pattern, step.literal
                                                  ? SplitPattern::CompileLiteral(step.pattern)
@@ -79,7 +100,8 @@ absl::StatusOr<Pretokenizer> Pretokenizer::Create(const std::vector<PretokenStep
   return result;
 }
 
-absl::Status Pretokenizer::Split(absl::string_view text, std::deque<std::string>* owned,
+absl::Status Pretokenizer::Split(absl::string_view text, bool at_start,
+                                 std::deque<std::string>* owned,
                                  std::vector<absl::string_view>* pieces) const {
   pieces->clear();
   if (text.empty()) return absl::OkStatus();
@@ -87,7 +109,7 @@ absl::Status Pretokenizer::Split(absl::string_view text, std::deque<std::string>
   std::vector<absl::string_view> next;
   std::vector<SplitPattern::Match> matches;
   std::vector<Part> parts;
-  for (const Step& step : steps_) {
+  for (const auto& [step, pattern] : steps_) {
     if (step.kind == PretokenStep::Kind::kPrefixSpace) {
       for (absl::string_view& piece : *pieces) {
         if (absl::StartsWith(piece, " ")) continue;
@@ -97,7 +119,12 @@ absl::Status Pretokenizer::Split(absl::string_view text, std::deque<std::string>
     }
     next.clear();
     for (const absl::string_view piece : *pieces) {
-      RETURN_IF_ERROR(step.pattern[0].FindMatches(piece, &matches));
+      if (step.kind == PretokenStep::Kind::kMetaspace) {
+        const bool first = at_start && piece.data() == pieces->front().data();
+        SplitMetaspace(step, owned->emplace_back(WithMetaspace(step, piece, first)), &next);
+        continue;
+      }
+      RETURN_IF_ERROR(pattern[0].FindMatches(piece, &matches));
       Cover(matches, piece.size(), step.invert, &parts);
       Join(step.behavior, &parts);
       for (const Part& part : parts) {

@@ -14,7 +14,7 @@ std::vector<std::string> Split(const std::vector<PretokenStep>& steps, const std
   if (!pretokenizer.ok()) return {pretokenizer.status().ToString()};
   std::deque<std::string> owned;
   std::vector<absl::string_view> pieces;
-  const absl::Status status = pretokenizer->Split(text, &owned, &pieces);
+  const absl::Status status = pretokenizer->Split(text, /*at_start=*/true, &owned, &pieces);
   if (!status.ok()) return {status.ToString()};
   return {pieces.begin(), pieces.end()};
 }

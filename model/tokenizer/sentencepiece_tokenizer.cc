@@ -9,15 +9,15 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "common/checksum.h"
+#include "common/shown.h"
 #include "common/status.h"
+#include "model/tokenizer/byte_alphabet.h"
 #include "model/tokenizer/sentencepiece_library.h"
 #include "model/tokenizer/sentencepiece_spec.h"
 #include "model/tokenizer/utf8.h"
 
 namespace carrel::model {
 namespace {
-
-constexpr char kSpaceSymbol[] = "\xE2\x96\x81";  // U+2581, which stands for a space in pieces
 
 struct Piece {
   std::string text;  // what it adds to a text that has begun
@@ -143,8 +143,8 @@ absl::Status PutAddedTokens(const std::string& path, const SentencePieceLibrary&
       const std::string& name = library.name(token.id);
       if (name != token.content) {
         return absl::InvalidArgumentError(absl::StrCat(path, ": id ", token.id, " is the piece \"",
-                                                       name, "\", not the added token \"",
-                                                       token.content, "\""));
+                                                       Shown(name), "\", not the added token \"",
+                                                       Shown(token.content), "\""));
       }
       // The model's own piece keeps its meaning for decoding.
       (*pieces)[id].special |= token.special;
@@ -167,7 +167,8 @@ absl::StatusOr<TokenId> FindBos(const std::string& path, const TokenizerConfig& 
   }
   const int id = library.FindPiece(*config.bos_token);
   if (id >= 0) return id;
-  return absl::InvalidArgumentError(absl::StrCat(path, ": has no token \"", *config.bos_token,
+  return absl::InvalidArgumentError(absl::StrCat(path, ": has no token \"",
+                                                 Shown(*config.bos_token),
                                                  "\", tokenizer_config.json's bos_token"));
 }
 

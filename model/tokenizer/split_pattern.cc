@@ -4,6 +4,7 @@
 #include <pcre2.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "model/tokenizer/utf8.h"
 
@@ -61,8 +62,8 @@ absl::StatusOr<SplitPattern> SplitPattern::Compile(absl::string_view pattern, bo
   compiled->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                      options, &error, &offset, context.get()));
   if (compiled->code == nullptr) {
-    return absl::UnimplementedError(absl::StrCat("pattern \"", pattern, "\": PCRE2 at offset ",
-                                                 offset, ": ", Pcre2Message(error)));
+    return absl::UnimplementedError(absl::StrCat(
+        "pattern \"", Shown(pattern), "\": PCRE2 at offset ", offset, ": ", Pcre2Message(error)));
   }
   // Only speed depends on it: where there is no JIT, pcre2_match interprets.
   (void)pcre2_jit_compile(compiled->code.get(), PCRE2_JIT_COMPLETE);
@@ -87,7 +88,7 @@ absl::Status SplitPattern::FindMatches(absl::string_view text, std::vector<Match
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) found = match(PCRE2_NO_JIT);
     if (found == PCRE2_ERROR_NOMATCH) break;
     if (found < 0) {
-      return absl::ResourceExhaustedError(absl::StrCat("pattern \"", code_->pattern,
+      return absl::ResourceExhaustedError(absl::StrCat("pattern \"", Shown(code_->pattern),
                                                        "\" at byte offset ", at, " of ",
                                                        text.size(), ": ", Pcre2Message(found)));
     }

@@ -30,24 +30,28 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& mode
   const std::string model_path = absl::StrCat(model_dir, "/tokenizer.model");
   const absl::StatusOr<std::string> json_bytes = ReadFile(json_path);
   if (!json_bytes.ok() && !absl::IsNotFound(json_bytes.status())) return json_bytes.status();
-  std::string other_kind;
   if (json_bytes.ok()) {
     ASSIGN_OR_RETURN(const TokenizerJson json, ParseTokenizerJson(json_path, *json_bytes));
     if (json.other_kind.empty()) {
       ASSIGN_OR_RETURN(const TokenizerConfig config, ReadTokenizerConfig(model_dir));
       return CreateBpeTokenizer(json_path, *json_bytes, json, config);
     }
-    other_kind = json.other_kind;
   }
   const absl::StatusOr<std::string> model_bytes = ReadFile(model_path);
   if (absl::IsNotFound(model_bytes.status())) {
-    if (!other_kind.empty()) {
+    if (!json_bytes.ok()) {
+      return absl::NotFoundError(
+          absl::StrCat(model_dir, ": neither tokenizer.json nor tokenizer.model"));
+    }
+    ASSIGN_OR_RETURN(const TokenizerJson json,
+                     ParseTokenizerJson(json_path, *json_bytes, /*characters=*/true));
+    if (!json.other_kind.empty()) {
       return absl::UnimplementedError(
-          absl::StrCat(json_path, ": ", other_kind,
+          absl::StrCat(json_path, ": ", json.other_kind,
                        " is not supported, and there is no tokenizer.model beside it"));
     }
-    return absl::NotFoundError(
-        absl::StrCat(model_dir, ": neither tokenizer.json nor tokenizer.model"));
+    ASSIGN_OR_RETURN(const TokenizerConfig config, ReadTokenizerConfig(model_dir));
+    return CreateBpeTokenizer(json_path, *json_bytes, json, config);
   }
   RETURN_IF_ERROR(model_bytes.status());
   ASSIGN_OR_RETURN(const TokenizerConfig config, ReadTokenizerConfig(model_dir));

@@ -1,7 +1,7 @@
 // What:    text to token ids and back, as the checkpoint's own tokenizer does it.
-// Source:  tokenizer.json (Hugging Face tokenizers: byte-level BPE) or tokenizer.model
-//          (SentencePiece: bpe, unigram). tokenizer.json is used if it is byte-level, else
-//          tokenizer.model if there is one; anything else is refused by name.
+// Source:  tokenizer.json (Hugging Face tokenizers: BPE, byte-level or of SentencePiece's kind) or
+//          tokenizer.model (SentencePiece: bpe, unigram). tokenizer.json is used if it is byte-level,
+//          else tokenizer.model if there is one, else tokenizer.json; anything else is refused by name.
 //          Added tokens: tokenizer.json's own, and added_tokens_decoder of tokenizer_config.json;
 //          for SentencePiece also added_tokens.json.
 // Errors:  InvalidArgument invalid UTF-8 in the text (names the byte offset), a malformed
@@ -37,12 +37,15 @@ class Tokenizer {
   // No BOS or EOS is added. Special and added tokens written out in the text are recognised.
   // SentencePiece encodes the text between two added tokens as a text of its own.
   // With `dropped` (may be null), bytes without a token are left out, as Hugging Face tokenizers do,
-  // and counted; without, they are InvalidArgument, which names byte and offset.
+  // and counted; without, they are InvalidArgument, which names byte and offset, or left out all the same
+  // where DropMissingBytes was said.
   // plain: in order, disjoint: added tokens that touch one of these ranges are text.
   absl::StatusOr<std::vector<TokenId>> Encode(absl::string_view text, Dropped* dropped = nullptr,
                                               absl::Span<const PlainRange> plain = {}) const {
-    return EncodeText(text, dropped, plain);
+    Dropped untold;
+    return EncodeText(text, dropped == nullptr && drops_missing_bytes_ ? &untold : dropped, plain);
   }
+  void DropMissingBytes() { drops_missing_bytes_ = true; }  // before it is shared
 
   // The bytes of the whole sequence, byte-exact: tokens that are parts of a character give its
   // bytes, valid together or not. Special tokens are left out if skip_special. SentencePiece drops
@@ -93,6 +96,7 @@ class Tokenizer {
 
  private:
   std::string chat_template_;
+  bool drops_missing_bytes_ = false;
 };
 
 // Of a folder, or of a GGUF file (gguf_tokenizer.h). NotFound if it has none.

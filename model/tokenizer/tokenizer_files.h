@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "model/tokenizer/added_tokens.h"
+#include "model/tokenizer/normalizer.h"
 #include "model/tokenizer/pretokenizer.h"
 
 namespace carrel::model {
@@ -22,8 +23,13 @@ namespace carrel::model {
 inline constexpr TokenId kMaxTokenId = (1 << 24) - 1;
 
 struct TokenizerJson {
-  // Why this is not a byte-level BPE; if not empty, nothing else is filled in.
+  // Why this is not the kind that is asked for; if not empty, nothing else is filled in.
   std::string other_kind;
+
+  // Of SentencePiece's kind: tokens are spelled in their own characters, spaces as U+2581, and what has no
+  // token as bytes (<0x0A>). Else byte-level: spelled in the byte alphabet.
+  bool characters = false;
+  bool drops_first_space = false;  // of what is decoded
 
   std::vector<std::pair<std::string, TokenId>> vocab;       // ids differ, 0 <= id <= kMaxTokenId
   std::vector<std::pair<std::string, std::string>> merges;  // as spelled, by rank
@@ -32,14 +38,15 @@ struct TokenizerJson {
   std::optional<std::string> unk_token;
   bool fuse_unk = false;
   bool byte_fallback = false;
-  bool nfc = false;
+  std::vector<NormalizerStep> normalizer;
   std::vector<PretokenStep> pretokenizer;
   std::vector<AddedToken> added_tokens;  // ids and contents differ
   TokenId template_bos = -1;             // what post_processor puts before a text; -1: nothing
 };
 
-// `path` is for messages.
-absl::StatusOr<TokenizerJson> ParseTokenizerJson(const std::string& path, absl::string_view bytes);
+// `path` is for messages. characters: which kind is asked for.
+absl::StatusOr<TokenizerJson> ParseTokenizerJson(const std::string& path, absl::string_view bytes,
+                                                 bool characters = false);
 
 struct TokenizerConfig {
   bool present = false;  // the file exists

@@ -6,7 +6,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
+#include "model/tokenizer/byte_alphabet.h"
 #include "model/tokenizer/tokenizer_fields.h"
 #include "model/tokenizer/tokenizer_files.h"
 
@@ -38,7 +40,10 @@ std::vector<const Json*> Flatten(const Json* component, const char* list_key) {
 
 class Parser {
  public:
-  Parser(const std::string& path, const Json& document) : path_(path), document_(document) {}
+  Parser(const std::string& path, const Json& document, bool characters)
+      : path_(path), document_(document) {
+    result_.characters = characters;
+  }
 
   absl::StatusOr<TokenizerJson> Run() {
     const Json* model = FindField(document_, "model");
@@ -78,6 +83,7 @@ class Parser {
     for (const Json* step : Flatten(pretokenizer, "pretokenizers")) {
       if (TypeOf(*step) == "ByteLevel") return {};
     }
+    if (result_.characters) return {};
     return absl::StrCat("model.type BPE without a ByteLevel pre_tokenizer (",
                         pretokenizer == nullptr ? "null" : ShortJson(*pretokenizer), ")");
   }
@@ -111,8 +117,8 @@ class Parser {
           ParseTokenId(value, absl::StrCat(path_, ": model.vocab: ", ShownJson(Json(token)))));
       const auto [entry, fresh] = tokens.try_emplace(id, token);
       if (!fresh) {
-        return Invalid("model.vocab: id ", id, " belongs to \"", entry->second, "\" and to \"",
-                       token, "\"");
+        return Invalid("model.vocab: id ", id, " belongs to \"", Shown(entry->second),
+                       "\" and to \"", Shown(token), "\"");
       }
       result_.vocab.emplace_back(token, id);
     }
@@ -145,10 +151,28 @@ class Parser {
 
   absl::Status ReadNormalizer() {
     for (const Json* step : Flatten(FindField(document_, "normalizer"), "normalizers")) {
-      if (TypeOf(*step) != "NFC") return NotRun("normalizer ", ShortJson(*step));
-      result_.nfc = true;
+      const std::string type = TypeOf(*step);
+      if (type == "NFC") {
+        result_.normalizer.push_back(NormalizerStep::kNfc);
+      } else if (type == "Prepend" && result_.characters && Is(*step, "prepend", kSpaceSymbol)) {
+        result_.normalizer.push_back(NormalizerStep::kPrependSpace);
+      } else if (result_.characters && IsReplace(*step, " ", kSpaceSymbol)) {
+        result_.normalizer.push_back(NormalizerStep::kReplaceSpaces);
+      } else {
+        return NotRun("normalizer ", ShortJson(*step));
+      }
     }
     return absl::OkStatus();
+  }
+
+  static bool Is(const Json& object, const char* key, const char* text) {
+    const Json* field = FindField(object, key);
+    return field != nullptr && *field == text;
+  }
+  static bool IsReplace(const Json& step, const char* from, const char* to) {
+    const Json* pattern = FindField(step, "pattern");
+    return TypeOf(step) == "Replace" && pattern != nullptr && Is(*pattern, "String", from) &&
+           Is(step, "content", to);
   }
 
   absl::Status ReadPretokenizer() {
@@ -167,10 +191,35 @@ class Parser {
         result_.pretokenizer.push_back({.pattern = single ? "\\p{N}" : "\\p{N}+"});
       } else if (type == "Split") {
         RETURN_IF_ERROR(ReadSplit(*step));
+      } else if (type == "Metaspace" && result_.characters) {
+        RETURN_IF_ERROR(ReadMetaspace(*step));
       } else {
         return NotRun("pre_tokenizer ", ShortJson(*step));
       }
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadMetaspace(const Json& json) {
+    const std::string where = path_ + ": pre_tokenizer Metaspace";
+    PretokenStep step;
+    step.kind = PretokenStep::Kind::kMetaspace;
+    if (!Is(json, "replacement", kSpaceSymbol)) return NotRun("pre_tokenizer ", ShortJson(json));
+    // Files of before prepend_scheme say add_prefix_space, which is "always", and mean to split.
+    ASSIGN_OR_RETURN(const bool add, BoolField(json, "add_prefix_space", true, where));
+    std::string scheme = add ? "always" : "never";
+    if (FindField(json, "prepend_scheme") != nullptr) {
+      ASSIGN_OR_RETURN(scheme, StringField(json, "prepend_scheme", where));
+    }
+    if (scheme == "first") {
+      step.prepend = PretokenStep::Prepend::kFirst;
+    } else if (scheme == "always") {
+      step.prepend = PretokenStep::Prepend::kAlways;
+    } else if (scheme != "never") {
+      return NotRun("pre_tokenizer Metaspace prepend_scheme ", Shown(scheme));
+    }
+    ASSIGN_OR_RETURN(step.split, BoolField(json, "split", true, where));
+    result_.pretokenizer.push_back(std::move(step));
     return absl::OkStatus();
   }
 
@@ -191,7 +240,7 @@ class Parser {
     ASSIGN_OR_RETURN(const std::string behavior,
                      StringField(json, "behavior", absl::StrCat(path_, ": pre_tokenizer Split")));
     const auto known = kBehaviors->find(behavior);
-    if (known == kBehaviors->end()) return NotRun("pre_tokenizer Split behavior ", behavior);
+    if (known == kBehaviors->end()) return NotRun("pre_tokenizer Split behavior ", Shown(behavior));
     step.behavior = known->second;
     ASSIGN_OR_RETURN(step.invert, BoolField(json, "invert", false, path_));
     result_.pretokenizer.push_back(std::move(step));
@@ -229,14 +278,15 @@ class Parser {
       const Json* token = tokens == nullptr ? nullptr : FindField(*tokens, name.c_str());
       const Json* ids = token == nullptr ? nullptr : FindField(*token, "ids");
       if (ids == nullptr || !ids->is_array()) {
-        return Invalid("post_processor: special_tokens has no ids of \"", name, "\"");
+        return Invalid("post_processor: special_tokens has no ids of \"", Shown(name), "\"");
       }
       if (ids->size() != 1 || result_.template_bos >= 0) {
         return NotRun("post_processor TemplateProcessing with several tokens before the text (",
                       ShortJson(*single), ")");
       }
-      ASSIGN_OR_RETURN(result_.template_bos,
-                       ParseTokenId((*ids)[0], absl::StrCat(path_, ": post_processor: ", name)));
+      ASSIGN_OR_RETURN(
+          result_.template_bos,
+          ParseTokenId((*ids)[0], absl::StrCat(path_, ": post_processor: ", Shown(name))));
     }
     return absl::OkStatus();
   }
@@ -244,10 +294,25 @@ class Parser {
   absl::Status ReadDecoder() {
     const Json* decoder = FindField(document_, "decoder");
     const std::vector<const Json*> steps = Flatten(decoder, "decoders");
-    if (steps.size() != 1 || TypeOf(*steps[0]) != "ByteLevel") {
+    const auto other = [&] {
       return NotRun("decoder ", decoder == nullptr ? "null" : ShortJson(*decoder));
+    };
+    if (!result_.characters) {
+      return steps.size() == 1 && TypeOf(*steps[0]) == "ByteLevel" ? absl::OkStatus() : other();
     }
-    return absl::OkStatus();
+    // U+2581 is a space again, <0x0A> is a byte, and the first space goes.
+    if (steps.size() < 3 || steps.size() > 4) return other();
+    if (!IsReplace(*steps[0], kSpaceSymbol, " ") || TypeOf(*steps[1]) != "ByteFallback" ||
+        TypeOf(*steps[2]) != "Fuse") {
+      return other();
+    }
+    result_.drops_first_space = steps.size() == 4;
+    if (!result_.drops_first_space) return absl::OkStatus();
+    const Json* start = FindField(*steps[3], "start");
+    const Json* stop = FindField(*steps[3], "stop");
+    const bool one = start != nullptr && *start == 1 && stop != nullptr && *stop == 0;
+    return one && TypeOf(*steps[3]) == "Strip" && Is(*steps[3], "content", " ") ? absl::OkStatus()
+                                                                                : other();
   }
 
   absl::Status ReadAddedTokens() {
@@ -261,10 +326,10 @@ class Parser {
           absl::StrCat(path_, ": added_tokens[", result_.added_tokens.size(), "]");
       ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(object, where));
       const Json* id = FindField(object, "id");
-      if (id == nullptr) return Invalid("added token \"", token.content, "\" has no id");
+      if (id == nullptr) return Invalid("added token \"", Shown(token.content), "\" has no id");
       ASSIGN_OR_RETURN(token.id, ParseTokenId(*id, where));
       if (!ids.insert(token.id).second || !contents.insert(token.content).second) {
-        return Invalid("added token \"", token.content, "\" with id ", token.id,
+        return Invalid("added token \"", Shown(token.content), "\" with id ", token.id,
                        ": its id or content is listed twice");
       }
       result_.added_tokens.push_back(std::move(token));
@@ -279,9 +344,10 @@ class Parser {
 
 }  // namespace
 
-absl::StatusOr<TokenizerJson> ParseTokenizerJson(const std::string& path, absl::string_view bytes) {
+absl::StatusOr<TokenizerJson> ParseTokenizerJson(const std::string& path, absl::string_view bytes,
+                                                 bool characters) {
   ASSIGN_OR_RETURN(const Json document, ParseJsonObject(bytes, path));
-  return Parser(path, document).Run();
+  return Parser(path, document, characters).Run();
 }
 
 }  // namespace carrel::model

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "absl/strings/str_replace.h"
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/test_util.h"
@@ -136,6 +137,65 @@ TEST(TokenizerJson, DropTokensFrom_TheFirstOfDocuments_Stays) {
                   {"tokenizer_config.json", R"({"bos_token": "<e>", "add_bos_token": true})"}});
   tokenizer->DropTokensFrom(259);
   EXPECT_EQ(tokenizer->vocab_size(), 260);
+}
+
+TEST(TokenizerJson, DropMissingBytes_HoldsWhereNobodyCounts) {
+  const auto tokenizer = *Load(R"({"model": {"vocab": {"!": null}}})");
+  EXPECT_THAT(tokenizer->Encode("a!"), StatusIs(absl::StatusCode::kInvalidArgument, "byte 0x21"));
+  tokenizer->DropMissingBytes();
+  EXPECT_THAT(*tokenizer->Encode("a!"), ElementsAre('a'));
+  Tokenizer::Dropped dropped;
+  EXPECT_THAT(*tokenizer->Encode("!a", &dropped), ElementsAre('a'));
+  EXPECT_EQ(dropped.bytes, 1);
+}
+
+// Whatever is a million characters long in such a file.
+TEST(TokenizerJson, Load_Errors_AreOfBoundedLength) {
+  const std::string huge(1000000, 'z');
+  const auto with = [&](std::string edit) { return absl::StrReplaceAll(edit, {{"HUGE", huge}}); };
+  const std::string edits[] = {
+      R"({"model": {"vocab": {"HUGE": 1999999999}}})",
+      R"({"model": {"vocab": {"HUGE": 7}}})",
+      R"({"model": {"vocab": {"HUGE": "x"}}})",
+      R"({"model": {"merges": ["HUGE"]}})",
+      R"({"model": {"merges": [["a", "HUGE"]]}})",
+      R"({"model": {"merges": [["\u4e00HUGE", "b"]]}})",
+      R"({"model": {"type": "HUGE"}})",
+      R"({"model": {"dropout": "HUGE"}})",
+      R"({"model": {"continuing_subword_prefix": "HUGE"}})",
+      R"({"model": {"vocab": {"!": null}, "unk_token": "HUGE"}})",
+      R"({"normalizer": {"type": "HUGE"}})",
+      R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "HUGE"}, {"type": "ByteLevel"}]}})",
+      R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "behavior": "HUGE",
+          "pattern": {"Regex": "a"}}, {"type": "ByteLevel"}]}})",
+      R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "behavior": "Isolated",
+          "pattern": {"Regex": "(HUGE"}}, {"type": "ByteLevel"}]}})",
+      R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "behavior": "Isolated",
+          "pattern": {"Regex": "HUGE\\b"}}, {"type": "ByteLevel"}]}})",
+      R"({"post_processor": {"type": "HUGE"}})",
+      R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "HUGE"}}]}})",
+      R"({"decoder": {"type": "HUGE"}})",
+      R"({"added_tokens": [{"content": "HUGE"}]})",
+      R"({"added_tokens": [{"content": "HUGE", "id": 259}, {"content": "HUGE", "id": 260}]})",
+      R"({"added_tokens": [{"content": "HUGE", "id": 7}]})",
+      R"({"added_tokens": [{"content": "HUGE", "id": "HUGE"}]})"};
+  for (const std::string& edit : edits) {
+    const auto tokenizer = Load(with(edit));
+    EXPECT_FALSE(tokenizer.ok()) << edit;
+    EXPECT_LT(tokenizer.status().message().size(), 1000u) << edit;
+  }
+  const std::string configs[] = {
+      R"({"bos_token": "HUGE", "add_bos_token": true})",
+      R"({"added_tokens_decoder": {"HUGE": {"content": "x"}}})",
+      R"({"added_tokens_decoder": {"259": {"content": "HUGE"}}})",
+      R"({"added_tokens_decoder": {"7": {"content": "HUGE"}}})",
+      R"({"added_tokens_decoder": {"300": {"content": "<e>"}, "301": {"content": "HUGE", "special": "HUGE"}}})"};
+  for (const std::string& config : configs) {
+    const auto tokenizer = LoadFiles(
+        {{"tokenizer.json", SmallTokenizerJson()}, {"tokenizer_config.json", with(config)}});
+    EXPECT_FALSE(tokenizer.ok()) << config;
+    EXPECT_LT(tokenizer.status().message().size(), 1000u) << config;
+  }
 }
 
 // As llama 3 writes it.

@@ -50,7 +50,7 @@ def adapter(arguments):
 def asked(arguments, prompt):
     """What the program itself answers."""
     out = subprocess.check_output([arguments.carrel, "ask", "--model", arguments.model, "--store", arguments.store, "--context",
-                                   arguments.context, "--json", *adapter(arguments), prompt])
+                                   arguments.context, "--json", "--raw", *adapter(arguments), prompt])
     return json.loads(out)["text"]
 
 

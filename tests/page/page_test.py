@@ -77,7 +77,7 @@ class PageTest:
             "const row = document.querySelector(`#documents li[data-name='${arguments[0]}']`);"
             "return row ? row.dataset.state : ''", name)
 
-    def wait_for(self, name, state, seconds=90):
+    def wait_for(self, name, state, seconds=180):
         self.browser.wait(f"{name} is {state}", lambda: self.state(name) == state, seconds)
 
     def running(self):
@@ -173,7 +173,7 @@ class PageTest:
                 self.browser.keys(ESCAPE)
             else:
                 self.browser.click("#cancel")
-            self.browser.wait("it ends", lambda: not self.running(), 5)
+            self.browser.wait("it ends", lambda: not self.running())
             assert self.last("error") == "Cancelled.", self.last("error")
 
     def drop_and_cancel(self):
@@ -183,7 +183,7 @@ class PageTest:
             "const files = new DataTransfer(); files.items.add(new File([arguments[0]], 'long.txt'));"
             "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true}))",
             text)
-        self.wait_for("long.txt", "prefilling", 15)
+        self.wait_for("long.txt", "prefilling")
         self.browser.click("#documents li[data-name='long.txt'] .remove")
         self.browser.wait("it is gone", lambda: self.state("long.txt") == "")
         assert self.browser.text("#trouble") == "", self.browser.text("#trouble")
@@ -199,9 +199,9 @@ class PageTest:
         self.browser.click("#documents li[data-state='refused'] .remove")
         self.server.stop()
         self.ask(QUESTION)
-        self.browser.wait("that nobody answers", lambda: "does not answer" in self.last("error"), 10)
+        self.browser.wait("that nobody answers", lambda: "does not answer" in self.last("error"))
         self.browser.type("#file", self.file("short.txt", b"A short text."))
-        self.browser.wait("that it waits", lambda: "does not answer" in self.browser.text("#documents li[data-state='waiting']"), 10)
+        self.browser.wait("that it waits", lambda: "does not answer" in self.browser.text("#documents li[data-state='waiting']"))
         self.server.start()
         self.bring_token()
         self.ask(QUESTION)

@@ -23,7 +23,7 @@ class Stub(ThreadingHTTPServer):
         self.page, self.page_headers = page, headers
         self.address = f"127.0.0.1:{self.server_address[1]}"
         self.lock = threading.Condition()
-        self.token, self.rights, self.key = "", ALL, None
+        self.token, self.rights, self.key, self.takes = "", ALL, None, True
         self.documents, self.replies, self.requests = {}, {}, []
         self.sources, self.texts = [], {}
         self.most_queued, self.at_once = 0, 0
@@ -112,7 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         if kind == "GET /v1/models":
             model = {"id": "stub", "object": "model", "carrel": {"chat": True}}
-            return self.send(200, {"data": [model], "carrel": {"rights": rights, "key": server.key}})
+            return self.send(200, {"data": [model], "carrel": {
+                "rights": rights, "key": server.key, "takes_documents": server.takes}})
         if kind == "GET /v1/contexts":
             with server.lock:
                 return self.send(200, {"data": list(server.documents.values())})

@@ -42,7 +42,7 @@ class Browser:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=180) as response:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(json.load(error)["value"]["message"].split("\n")[0]) from None
@@ -81,7 +81,7 @@ class Browser:
     def count(self, selector):
         return self.run("return document.querySelectorAll(arguments[0]).length", selector)
 
-    def wait(self, what, condition, seconds=60):
+    def wait(self, what, condition, seconds=180):
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:

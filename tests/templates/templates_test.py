@@ -45,7 +45,7 @@ class Child:
     def __init__(self, template):
         script = (ROOT / "http_api/render_chat.py").read_text()
         self.process = subprocess.Popen(["/usr/bin/python3", "-I", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.compiled = self.ask({"template": template, **TOKENS})
+        self.compiled = self.ask({"template": template, "max_bytes": 1 << 24, **TOKENS})
 
     def ask(self, request):
         self.process.stdin.write(json.dumps(request).encode() + b"\n")

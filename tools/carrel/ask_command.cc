@@ -73,7 +73,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
       {"text", text},
       {"ids", result.ids},
       {"stop", StopReasonName(result.stop)},
-      {"context_tokens", decoder.context_tokens()},
+      {"context_tokens", decoder.context_tokens() - decoder.given_up()},
       {"prompt_tokens", prompt.size()},
       {"open_seconds", open_seconds},
       {"prompt_seconds", result.prompt_seconds},
@@ -140,9 +140,10 @@ absl::Status AskApi(const AskFlags& flags) {
     if (!flags.json) PrintStreamed(piece);
   };
   const auto wanted = [] { return true; };
+  const std::vector<http_api::Message> messages = {{"user", flags.prompt}};
   ASSIGN_OR_RETURN(const ChatAnswer answer,
                    partner->knows_chats() && !flags.raw
-                       ? partner->Answer({{"user", flags.prompt}}, settings, show, wanted)
+                       ? partner->Answer(messages, settings, show, wanted)
                        : partner->Complete(flags.prompt, settings, show, wanted));
   if (!flags.json) std::printf("\n");
   std::fflush(stdout);
@@ -168,24 +169,16 @@ absl::Status AskApi(const AskFlags& flags) {
 }
 
 // chat: null: the prompt is taken as it is.
-absl::StatusOr<std::vector<TokenId>> PromptOf(const AskFlags& flags, const Chat& chat,
-                                              OpenDecoder& open) {
-  if (!flags.prompt_tokens.empty()) return ReadTokenFile(flags.prompt_tokens);
-  const model::Checkpoint& checkpoint = open.checkpoint();
+absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, const Chat& chat, OpenDecoder& open) {
+  model::Seam prompt;
+  if (!flags.prompt_tokens.empty()) {
+    ASSIGN_OR_RETURN(prompt.tokens, ReadTokenFile(flags.prompt_tokens));
+    return prompt;
+  }
   if (chat == nullptr) {
-    return EncodeText(
-        flags.retrieval.missing_bytes, "prompt", [&](model::Tokenizer::Dropped* dropped) {
-          return flags.retrieval.context.empty() ? checkpoint.EncodeDocument(flags.prompt, dropped)
-                                                 : checkpoint.EncodePrompt(flags.prompt, dropped);
-        });
+    return EncodePrompt(flags.retrieval.missing_bytes, "prompt", open, flags.prompt);
   }
-  std::vector<TokenId> document;
-  if (!flags.retrieval.context.empty()) {
-    absl::StatusOr<std::vector<TokenId>> tokens = open.DocumentTokens();
-    if (!tokens.ok() && !absl::IsUnimplemented(tokens.status())) return tokens.status();
-    document = tokens.ok() ? *std::move(tokens) : std::vector<TokenId>{-1};  // of an older server
-  }
-  const model::Tokenizer& tokenizer = *checkpoint.tokenizer;
+  const model::Tokenizer& tokenizer = *open.checkpoint().tokenizer;
   const auto size = static_cast<int64_t>(flags.prompt.size());
   ASSIGN_OR_RETURN(const std::vector<TokenId> as_text,
                    tokenizer.Encode(flags.prompt, nullptr, {{0, size}}));
@@ -193,7 +186,21 @@ absl::StatusOr<std::vector<TokenId>> PromptOf(const AskFlags& flags, const Chat&
   if (as_text != with_control) {
     Tell("the prompt holds control tokens of the model: they are text, unless --raw is given");
   }
-  return chat->EncodeBehind({{"user", flags.prompt}}, tokenizer, document);
+  const std::vector<http_api::Message> messages = {{"user", flags.prompt}};
+  if (flags.retrieval.context.empty()) {
+    ASSIGN_OR_RETURN(prompt.tokens, chat->Encode(messages, tokenizer));
+    return prompt;
+  }
+  ASSIGN_OR_RETURN(const library::DocumentEnds document, open.Ends());
+  return chat->EncodeBehind(messages, tokenizer, document, open.decoder().most_given_up());
+}
+
+// What became of the seam between document and prompt.
+std::string SeamText(const model::Seam& prompt) {
+  if (!prompt.whole) return "the prompt's tokens stand apart from the document's\n";
+  if (prompt.give_up == 0) return "";
+  return absl::StrCat("the prompt says the document's last ", prompt.give_up,
+                      " tokens anew, with what follows them\n");
 }
 
 absl::Status CheckAsk(const AskFlags& flags) {
@@ -217,7 +224,7 @@ struct Streamed {
 };
 
 absl::StatusOr<Streamed> Generate(const AskFlags& flags, const decoder::SamplingConfig& sampling,
-                                  const std::vector<TokenId>& prompt, OpenDecoder& open) {
+                                  const model::Seam& prompt, OpenDecoder& open) {
   const model::Tokenizer* const tokenizer = open.checkpoint().tokenizer.get();
   model::StreamDecoder stream(tokenizer);
   Streamed streamed;
@@ -227,6 +234,7 @@ absl::StatusOr<Streamed> Generate(const AskFlags& flags, const decoder::Sampling
   };
   decoder::GenerateOptions options;
   options.max_tokens = flags.retrieval.max_tokens;
+  options.give_up = prompt.give_up;
   options.sampling = sampling;
   options.keep_logits = !flags.logits.empty();
   options.ignore_eos = flags.ignore_eos;
@@ -241,7 +249,8 @@ absl::StatusOr<Streamed> Generate(const AskFlags& flags, const decoder::Sampling
     show(piece);
     return absl::OkStatus();
   };
-  absl::StatusOr<decoder::GenerateResult> generated = open.decoder().Generate(prompt, options);
+  absl::StatusOr<decoder::GenerateResult> generated =
+      open.decoder().Generate(prompt.tokens, options);
   RETURN_IF_ERROR(open.Confirm(generated.status()));
   streamed.result = *std::move(generated);
   if (tokenizer != nullptr) {
@@ -277,7 +286,7 @@ absl::Status RunAsk(AskFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
                    MakeDecoder(flags.retrieval, std::move(model), turn_head, &open_seconds));
   const model::Checkpoint& checkpoint = open->checkpoint();
-  ASSIGN_OR_RETURN(const std::vector<TokenId> prompt, PromptOf(flags, chat, *open));
+  ASSIGN_OR_RETURN(const model::Seam prompt, PromptOf(flags, chat, *open));
   ASSIGN_OR_RETURN(const Streamed streamed, Generate(flags, sampling, prompt, *open));
   const decoder::GenerateResult& result = streamed.result;
   if (!flags.logits.empty())
@@ -290,17 +299,17 @@ absl::Status RunAsk(AskFlags& flags) {
   if (flags.json) {
     const nlohmann::json text =
         checkpoint.tokenizer == nullptr ? nlohmann::json() : nlohmann::json(streamed.text);
-    PrintJson(flags, prompt, result, text, sources, *open, open_seconds);
+    PrintJson(flags, prompt.tokens, result, text, sources, *open, open_seconds);
     return absl::OkStatus();
   }
   if (flags.sources > 0) std::fputs(SourcesTable(sources, kColumns).c_str(), stderr);
   if (flags.stats) {
     if (!open->method().empty()) std::fprintf(stderr, "rows: %s\n", open->method().c_str());
-    std::fprintf(stderr, "%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
+    std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
                  StatisticsTable(open->decoder().statistics(), true).c_str(),
-                 static_cast<int>(prompt.size()), result.prompt_seconds,
-                 static_cast<int>(result.ids.size()), result.generate_seconds,
-                 DescribeSampling(sampling).c_str());
+                 SeamText(prompt).c_str(), static_cast<int>(prompt.tokens.size()),
+                 result.prompt_seconds, static_cast<int>(result.ids.size()),
+                 result.generate_seconds, DescribeSampling(sampling).c_str());
   }
   return absl::OkStatus();
 }

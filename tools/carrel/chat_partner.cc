@@ -14,6 +14,8 @@
 #include "http_api/api_client.h"
 #include "http_api/completion.h"
 #include "kvstore/service/context_client.h"
+#include "library/document_ends.h"
+#include "model/tokenizer/seam.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/flag_rules.h"
 
@@ -49,24 +51,21 @@ class LocalPartner final : public ChatPartner {
   absl::StatusOr<ChatAnswer> Answer(const std::vector<Message>& messages,
                                     const ChatSettings& settings, const OnText& on_text,
                                     const std::function<bool()>& wanted) override {
-    ASSIGN_OR_RETURN(std::vector<TokenId> prompt, Prompt(messages, settings));
+    ASSIGN_OR_RETURN(model::Seam prompt, Prompt(messages, settings));
     return Submit(std::move(prompt), chat_ == nullptr, settings, on_text, wanted);
   }
 
   absl::StatusOr<ChatAnswer> Complete(const std::string& prompt, const ChatSettings& settings,
                                       const OnText& on_text,
                                       const std::function<bool()>& wanted) override {
-    ASSIGN_OR_RETURN(std::vector<TokenId> tokens, settings.context.empty()
-                                                      ? model_->checkpoint().EncodeDocument(prompt)
-                                                      : model_->checkpoint().EncodePrompt(prompt));
+    ASSIGN_OR_RETURN(model::Seam tokens, Plain(prompt, settings));
     return Submit(std::move(tokens), /*plain=*/false, settings, on_text, wanted);
   }
 
  private:
   // plain: the next question, if the model goes on to ask one itself, is not part of the answer.
-  absl::StatusOr<ChatAnswer> Submit(std::vector<TokenId> prompt, bool plain,
-                                    const ChatSettings& settings, const OnText& on_text,
-                                    const std::function<bool()>& wanted) {
+  absl::StatusOr<ChatAnswer> Submit(model::Seam prompt, bool plain, const ChatSettings& settings,
+                                    const OnText& on_text, const std::function<bool()>& wanted) {
     AnswerJob job;
     job.context = settings.context;
     if (!job.context.empty()) {
@@ -79,8 +78,9 @@ class LocalPartner final : public ChatPartner {
       }
       job.content_id = manifest.content_id();
     }
-    const auto prompt_tokens = static_cast<int64_t>(prompt.size());
-    job.prompt = std::move(prompt);
+    const auto prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
+    job.prompt = std::move(prompt.tokens);
+    job.give_up = prompt.give_up;
     job.sources = settings.sources;
     job.max_tokens = settings.max_tokens;
     ASSIGN_OR_RETURN(job.sampling,
@@ -120,18 +120,32 @@ class LocalPartner final : public ChatPartner {
     return answer;
   }
 
-  absl::StatusOr<std::vector<TokenId>> Prompt(const std::vector<Message>& messages,
-                                              const ChatSettings& settings) {
-    const model::Checkpoint& checkpoint = model_->checkpoint();
-    if (chat_ == nullptr) {
-      return settings.context.empty() ? checkpoint.EncodeDocument(PlainPrompt(messages))
-                                      : checkpoint.EncodePrompt(PlainPrompt(messages));
+  absl::StatusOr<model::Seam> Prompt(const std::vector<Message>& messages,
+                                     const ChatSettings& settings) {
+    if (chat_ == nullptr) return Plain(PlainPrompt(messages), settings);
+    const model::Tokenizer& tokenizer = *model_->checkpoint().tokenizer;
+    model::Seam alone;
+    if (settings.context.empty()) {
+      ASSIGN_OR_RETURN(alone.tokens, chat_->Encode(messages, tokenizer));
+      return alone;
     }
-    std::vector<TokenId> document;
-    if (!settings.context.empty()) {
-      ASSIGN_OR_RETURN(document, store_->DocumentTokens(settings.context, ""));
+    ASSIGN_OR_RETURN(const library::DocumentEnds document, ends_.Of(settings.context, "", *store_));
+    return chat_->EncodeBehind(messages, tokenizer, document, MostGivenUp(document));
+  }
+
+  absl::StatusOr<model::Seam> Plain(const std::string& prompt, const ChatSettings& settings) {
+    model::Seam alone;
+    if (settings.context.empty()) {
+      ASSIGN_OR_RETURN(alone.tokens, model_->checkpoint().EncodeDocument(prompt));
+      return alone;
     }
-    return chat_->EncodeBehind(messages, *checkpoint.tokenizer, document);
+    ASSIGN_OR_RETURN(const library::DocumentEnds document, ends_.Of(settings.context, "", *store_));
+    return model::JoinTokens(*model_->checkpoint().tokenizer, document.last, MostGivenUp(document),
+                             prompt);
+  }
+
+  int64_t MostGivenUp(const library::DocumentEnds& document) const {
+    return decoder::MostGivenUp(flags_.config, flags_.device_config, document.tokens);
   }
 
   const RetrievalFlags flags_;
@@ -139,6 +153,7 @@ class LocalPartner final : public ChatPartner {
   const std::shared_ptr<library::StoreAccess> store_;  // null: no context
   const Chat chat_;
   const std::unique_ptr<http_api::Answerer> answerer_;
+  library::DocumentEndsCache ends_;
 };
 
 class ApiPartner final : public ChatPartner {

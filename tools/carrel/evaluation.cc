@@ -25,17 +25,17 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
   if (match == Match::kContains && answer.empty()) {
     return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
   }
-  ASSIGN_OR_RETURN(const std::vector<TokenId> prompt,
-                   EncodeText(flags.missing_bytes, "prompt of a question",
-                              [&](model::Tokenizer::Dropped* dropped) {
-                                return open.checkpoint().EncodePrompt(question.prompt, dropped);
-                              }));
+  ASSIGN_OR_RETURN(
+      const model::Seam prompt,
+      EncodePrompt(flags.missing_bytes, "prompt of a question", open, question.prompt));
   decoder::GenerateOptions options;
+  options.give_up = prompt.give_up;
   options.max_tokens = flags.max_tokens;
   ASSIGN_OR_RETURN(options.sampling, flags.sampling.Resolve({}));  // whatever the model advises
   options.trace = sources > 0;
   if (sources > 0) RETURN_IF_ERROR(open.Document().status());  // before anything is timed
-  ASSIGN_OR_RETURN(const decoder::GenerateResult result, open.decoder().Generate(prompt, options));
+  ASSIGN_OR_RETURN(const decoder::GenerateResult result,
+                   open.decoder().Generate(prompt.tokens, options));
   ASSIGN_OR_RETURN(const std::string text,
                    open.checkpoint().tokenizer->Decode(result.ids, /*skip_special=*/true));
   const bool exact = absl::StripAsciiWhitespace(text) == answer;
@@ -49,7 +49,7 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
   tally.needles.Add(question, right);
   tally.with_dense += question.has_dense_ids;
   tally.agreeing += agrees;
-  tally.prompt_tokens += static_cast<int64_t>(prompt.size());
+  tally.prompt_tokens += static_cast<int64_t>(prompt.tokens.size());
   tally.tokens += static_cast<int64_t>(result.ids.size());
   tally.steps += result.steps;
   tally.prompt_seconds += result.prompt_seconds;

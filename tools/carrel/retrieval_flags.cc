@@ -304,6 +304,19 @@ absl::StatusOr<std::vector<TokenId>> EncodeText(
   return ids;
 }
 
+absl::StatusOr<model::Seam> EncodePrompt(const std::string& missing_bytes, const std::string& what,
+                                         OpenDecoder& open, const std::string& text) {
+  model::Seam prompt;
+  RETURN_IF_ERROR(
+      EncodeText(missing_bytes, what,
+                 [&](model::Tokenizer::Dropped* dropped) -> absl::StatusOr<std::vector<TokenId>> {
+                   ASSIGN_OR_RETURN(prompt, open.EncodePrompt(text, dropped));
+                   return prompt.tokens;
+                 })
+          .status());
+  return prompt;
+}
+
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory) {
   command.add_option("--device", device, "what runs the model: cpu | cuda")->capture_default_str();
   command

@@ -97,6 +97,9 @@ void DeclareMissingBytes(CLI::App& command, std::string& missing_bytes);
 absl::StatusOr<std::vector<TokenId>> EncodeText(
     const std::string& missing_bytes, const std::string& what,
     const std::function<absl::StatusOr<std::vector<TokenId>>(model::Tokenizer::Dropped*)>& encode);
+// The same of a prompt of that decoder.
+absl::StatusOr<model::Seam> EncodePrompt(const std::string& missing_bytes, const std::string& what,
+                                         OpenDecoder& open, const std::string& text);
 
 // --device and --gpu-memory.
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory);

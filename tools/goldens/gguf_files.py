@@ -79,7 +79,22 @@ SPLITS = {
     "llama-bpe": [WORDS + r"\p{N}{1,3}" + REST],
     "qwen2": [WORDS + r"\p{N}" + REST],
     "tekken": [TEKKEN],
+    "command-r": None,
+    "dbrx": [WORDS + r"\p{N}{1,3}" + REST],
+    "megrez": [WORDS + r"\p{N}" + REST],
+    # As transformers 5 has it (models/qwen3_5).
+    "qwen35": [r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+               r"|\s*[\r\n]+|\s+(?!\S)|\s+"],
+    "gpt-4o": [r"[^\r\n\p{L}\p{N}]?" + UPPER + "*" + LOWER + r"+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?"
+               + UPPER + "+" + LOWER + r"*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+               r"|\s*[\r\n]+|\s+(?!\S)|\s+"],
+    "seed-coder": [WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"],
+    "deepseek-v3": [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+                    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+                    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"],
 }
+NFC = ("qwen2", "qwen35", "command-r")
 TEXTS = [
     "Hello world", " It's 2026, isn't it? I'LL see.", "1 22 333 4444 55555 1,234,567.89", "a  b   c\td",
     "line\n\n  next\r\nlast \n", "    indented(code=True)  # ok", "Ünïcödé naïve café CAFÉ",
@@ -102,7 +117,9 @@ def train():
 
 def write_pre():
     path = ROOT / "model/testdata/gguf_pre.json"
-    trained = train()
+    # What is there stays: another version of the package may train another vocabulary.
+    trained = json.loads(path.read_text())["tokenizer"] if path.exists() else train()
+    trained["model"]["type"] = "BPE"
     ids = {}
     for name, splits in SPLITS.items():
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(trained))
@@ -113,7 +130,7 @@ def write_pre():
             steps = [pre_tokenizers.Split(tokenizers.Regex(s), "isolated") for s in splits]
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        if name == "qwen2":
+        if name in NFC:
             tokenizer.normalizer = normalizers.NFC()
         if name in ("llama-bpe", "tekken"):
             tokenizer.model.ignore_merges = True

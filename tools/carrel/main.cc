@@ -55,6 +55,8 @@ std::string ExplainExtras(const CLI::App& failed, const std::string& what) {
 }
 
 std::string Explain(const CLI::App* failed, const CLI::Error& error) {
+  // What a command hands on to the program, for --config, is the command's mistake.
+  if (const auto parsed = failed->get_subcommands(); !parsed.empty()) failed = parsed.front();
   std::string what = error.what();
   if (const auto* config = dynamic_cast<const CLI::ConfigError*>(&error); config != nullptr) {
     const CLI::App* program = failed;

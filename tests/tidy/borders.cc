@@ -50,7 +50,7 @@ constexpr Room kRooms[] = {
 
     {"model", "files",
      "model_files digest_cache safetensors* gguf gguf_metadata "
-     "gguf_writer",
+     "gguf_writer full_match non_finite field_rules special_tokens generation_defaults",
      ""},
     {"model", "config", "config rope_* gguf_config device", "files"},
     {"model", "tokenizers", "tokenizer/*", "files"},

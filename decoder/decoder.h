@@ -116,9 +116,7 @@ class Decoder {
   friend class Generation;  // generation.h: the steps of Generate
 
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
-      : checkpoint_(checkpoint),
-        device_(device),
-        max_tokens_(checkpoint.config.MaxTokens()) {}
+      : checkpoint_(checkpoint), device_(device), max_tokens_(checkpoint.config.MaxTokens()) {}
   absl::Status MakePass(const OpenedContext& context);
   absl::Status CheckPrompt(const std::vector<TokenId>& prompt,
                            const GenerateOptions& options) const;

@@ -60,8 +60,9 @@ TEST(WaitingDocumentsTest, OfOneThatFailed_ItsErrorStays_UntilItIsBroughtAgainOr
       waiting.PutFailure("a", absl::ResourceExhaustedError("disk full: No space left")));
   CARREL_ASSERT_OK(waiting.PutFailure("c.document", absl::DataLossError(std::string(100000, 'x'))));
   std::map<std::string, absl::Status> found;
-  for (const WaitingDocuments::Found& one : *waiting.Read())
-    found[one.name] = one.document.status();
+  const auto all = waiting.Read();
+  CARREL_ASSERT_OK(all);
+  for (const WaitingDocuments::Found& one : *all) found[one.name] = one.document.status();
   ASSERT_EQ(found.size(), 3u);
   EXPECT_THAT(found["a"], StatusIs(StatusCode::kResourceExhausted, "No space left"));
   EXPECT_EQ(ErrorOf(found["a"]).status, 507);
@@ -71,7 +72,9 @@ TEST(WaitingDocumentsTest, OfOneThatFailed_ItsErrorStays_UntilItIsBroughtAgainOr
   CARREL_ASSERT_OK(waiting.Put(Document("a")));
   CARREL_EXPECT_OK(waiting.Remove("c.document"));
   EXPECT_EQ(waiting.Read()->size(), 2u);
-  for (const WaitingDocuments::Found& one : *waiting.Read()) CARREL_EXPECT_OK(one.document);
+  const auto left = waiting.Read();
+  CARREL_ASSERT_OK(left);
+  for (const WaitingDocuments::Found& one : *left) CARREL_EXPECT_OK(one.document);
   // A file that somebody changed is an error, whatever it says.
   CARREL_EXPECT_OK(waiting.Remove("a"));
   CARREL_EXPECT_OK(waiting.Remove("b.failed"));

@@ -58,8 +58,7 @@ std::string FindNonFinite(const Weights& weights) {
 absl::Status NameNonFinite(const Weights& weights, const absl::Status& status) {
   const std::string found = FindNonFinite(weights);
   if (found.empty()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(status.message(), ": ", found));
+  return absl::Status(status.code(), absl::StrCat(status.message(), ": ", found));
 }
 
 }  // namespace carrel::model

@@ -3,7 +3,8 @@
 // Ends:   what ModelConfig has (generation_config.json, else config.json; the eos, eot and eom ids of GGUF);
 //         eos_token of tokenizer_config.json; and where the tokenizer has them as control tokens (special, or
 //         written <|like this|>, which converters take for the same) the ids of config.json that
-//         generation_config.json overrules, and tokens by their text, as kEndTexts lists them. A text that is an ordinary token, such as an HTML tag's </s>, ends nothing.
+//         generation_config.json overrules, and tokens by their text, as kEndTexts lists them. A text that
+//         is an ordinary token, such as an HTML tag's </s>, ends nothing.
 // Texts:  bos_token and eos_token of tokenizer_config.json, null being none; where it does not say, and of a
 //         GGUF file, what the ids stand for.
 // Errors: those of reading tokenizer_config.json; InvalidArgument a bos_token or eos_token that is no text.

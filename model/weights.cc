@@ -48,8 +48,8 @@ class WeightsBuilder {
 
  private:
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrCat(
-        weights_->source_.where, ": tensor \"", weights_->NameInFile(name), "\" ", what));
+    return absl::InvalidArgumentError(absl::StrCat(weights_->source_.where, ": tensor \"",
+                                                   weights_->NameInFile(name), "\" ", what));
   }
 
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {

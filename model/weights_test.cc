@@ -179,10 +179,10 @@ TEST_F(WeightsTest, NumbersThatAreNone_AreNamedByTensorAndPlace) {
     });
     const auto model = TestModel::Load(folder_);
     CARREL_ASSERT_OK(model);
-    EXPECT_THAT(NameNonFinite(*model->weights, status),
-                StatusIs(Code::kInternal,
-                         absl::StrCat("is not a number: tensor \"",
-                                      name, "\" holds ", text, " in row 5 at 7 of [16, 24]")));
+    EXPECT_THAT(
+        NameNonFinite(*model->weights, status),
+        StatusIs(Code::kInternal, absl::StrCat("is not a number: tensor \"", name, "\" holds ",
+                                               text, " in row 5 at 7 of [16, 24]")));
   }
 }
 

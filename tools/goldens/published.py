@@ -140,7 +140,8 @@ def write_gguf(path, model, config, arch):
 def write(name, sizes, arch, length):
     config = config_of(name, sizes)
     model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**json.loads(json.dumps(config))), attn_implementation="eager").float().eval()
+        AutoConfig.for_model(**json.loads(json.dumps(config))), attn_implementation="eager",
+        dtype=torch.float32).eval()
     randomize(model)
     tokens = torch.randint(3, VOCAB, (1, length), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():

@@ -48,8 +48,6 @@ def randomize(model):
         mean, scale = 0.0, 0.25
         if "norm" in name:  # Gemma's multiply by 1 + weight
             mean = 0.0 if model.config.model_type == "gemma3_text" else 1.0
-            if "q_norm" in name or "k_norm" in name:
-                mean += 0.4
         values = mean + scale * torch.randn(parameter.shape, generator=generator)
         parameter.data = values.to(torch.bfloat16).to(torch.float32)
 

@@ -122,8 +122,8 @@ class ApiRequestsTest : public testing::Test {
   }
   std::vector<std::string> Names(const std::string& key = "token") {
     std::vector<std::string> names;
-    for (const json& context : Of(Ask("GET", "/v1/contexts", key))["data"])
-      names.push_back(context["name"]);
+    const json listed = Of(Ask("GET", "/v1/contexts", key));
+    for (const json& context : listed["data"]) names.push_back(context["name"]);
     return names;
   }
   // Takes some seconds to be read on a busy machine.

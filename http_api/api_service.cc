@@ -383,9 +383,9 @@ class OpenAiService final : public ApiService {
     json may = {{"rights", std::move(rights)},
                 {"key", config_.access->has_keys() ? json(who.name()) : json()},
                 {"takes_documents", documents_ != nullptr && config_.documents.writable}};
-    reply.Send(200, kJson,
-               DumpJson(json{
-                   {"object", "list"}, {"data", std::move(data)}, {"carrel", std::move(may)}}));
+    reply.Send(
+        200, kJson,
+        DumpJson(json{{"object", "list"}, {"data", std::move(data)}, {"carrel", std::move(may)}}));
     return absl::OkStatus();
   }
 

@@ -314,7 +314,7 @@ TEST_F(ApiServiceTest, LimitsOfKeys_HoldOverHttp) {
 TEST_F(ApiServiceTest, AQuota_HoldsForDocumentsThatComeAtOnce) {
   Start(R"({"name": "a", "sha256": "%a%", "rights": ["list", "open", "import", "delete"],
             "tenant": "t"})",
-        R"({"name": "t", "prefix": "t-", "max_contexts": 1})");
+        R"({"name": "t", "prefix": "t-", "contexts": 1})");
   std::atomic<int> taken{0}, refused{0};
   std::vector<std::thread> clients;
   for (int i = 0; i < 8; ++i) {

@@ -99,8 +99,7 @@ class ChatRenderer::Child {
       if (n > 0) return absl::OkStatus();
       if (n < 0 && errno == EINTR) continue;
       return absl::DeadlineExceededError(
-          absl::StrCat("the model's chat template took longer than ",
-                       absl::FormatDuration(ChatRenderer::kPatience)));
+          "the model's chat template, or the program that renders it, took too long");
     }
   }
 
@@ -113,15 +112,19 @@ class ChatRenderer::Child {
   int in_ = -1, out_ = -1;
 };
 
+ChatRenderer::Clock::time_point ChatRenderer::In(absl::Duration patience) {
+  return Clock::now() + std::chrono::seconds(absl::ToInt64Seconds(patience));
+}
+
 ChatRenderer::ChatRenderer(ChatRendererConfig config) : config_(std::move(config)) {}
 ChatRenderer::~ChatRenderer() = default;
 
 // One that is idle, or a new one, which knows the template.
-absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take(Clock::time_point until) {
+absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take() {
   {
     std::unique_lock lock(mu_);
     const bool there = freed_.wait_until(
-        lock, until, [this] { return !idle_.empty() || children_ < kMostChildren; });
+        lock, In(kPatience), [this] { return !idle_.empty() || children_ < kMostChildren; });
     if (!there) {
       return absl::DeadlineExceededError(absl::StrCat("the model's chat template is busy with ",
                                                       kMostChildren, " other chats; ask again"));
@@ -140,7 +143,8 @@ absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take(Clock::t
                          {"bos_token", config_.bos},
                          {"eos_token", config_.eos},
                          {"max_bytes", config_.max_bytes}};
-    ASSIGN_OR_RETURN(const json answer, child->Ask(DumpJson(source), until, int64_t{1} << 20));
+    ASSIGN_OR_RETURN(const json answer,
+                     child->Ask(DumpJson(source), In(kStartPatience), int64_t{1} << 20));
     if (const json* const missing = JsonAt(answer, {"missing"}); missing != nullptr) {
       return absl::FailedPreconditionError(
           absl::StrCat("chat template: ", config_.python, " has no ", JsonText(missing),
@@ -169,18 +173,16 @@ void ChatRenderer::GiveBack(std::unique_ptr<Child> child) {
 }
 
 absl::Status ChatRenderer::Compile() {
-  ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
-                   Take(Clock::now() + std::chrono::seconds(absl::ToInt64Seconds(kPatience))));
+  ASSIGN_OR_RETURN(std::unique_ptr<Child> child, Take());
   GiveBack(std::move(child));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ChatRenderer::Render(const nlohmann::ordered_json& request) {
-  const auto until = Clock::now() + std::chrono::seconds(absl::ToInt64Seconds(kPatience));
-  ASSIGN_OR_RETURN(std::unique_ptr<Child> child, Take(until));
+  ASSIGN_OR_RETURN(std::unique_ptr<Child> child, Take());
   // A byte is at most six in JSON.
-  const absl::StatusOr<json> answer =
-      child->Ask(DumpJson(request, JsonLetters::kAscii), until, 6 * config_.max_bytes + (1 << 16));
+  const absl::StatusOr<json> answer = child->Ask(DumpJson(request, JsonLetters::kAscii),
+                                                 In(kPatience), 6 * config_.max_bytes + (1 << 16));
   if (!answer.ok()) child = nullptr;  // the next one gets a child of its own
   GiveBack(std::move(child));
   RETURN_IF_ERROR(answer.status());

@@ -1,7 +1,8 @@
 // What:   a model's Jinja template, rendered by Python's jinja2 (render_chat.py) in child processes: the template is
 //         a stranger's. A child answers one chat at a time; while they are busy another one is started, up to
 //         kMostChildren, so that a chat whose template loops holds up nobody else.
-// Bounds: kPatience a chat, by a clock that nobody sets, the wait for a child among it; max_bytes of text.
+// Bounds: kPatience a chat, by a clock that nobody sets, the wait for a child among it; kStartPatience for a child
+//         to start, which a busy machine may take; max_bytes of text.
 // Errors: InvalidArgument a template that jinja2 refuses, and chats that the template refuses (its own words) or
 //         makes longer than max_bytes (param messages, code context_length_exceeded); FailedPrecondition no Python
 //         with jinja2; DeadlineExceeded.
@@ -31,6 +32,7 @@ struct ChatRendererConfig {
 class ChatRenderer {
  public:
   static constexpr absl::Duration kPatience = absl::Seconds(5);
+  static constexpr absl::Duration kStartPatience = absl::Seconds(60);
   static constexpr int kMostChildren = 8;
 
   explicit ChatRenderer(ChatRendererConfig config);
@@ -45,7 +47,8 @@ class ChatRenderer {
   struct Answer;
   using Clock = std::chrono::steady_clock;
 
-  absl::StatusOr<std::unique_ptr<Child>> Take(Clock::time_point until);
+  static Clock::time_point In(absl::Duration patience);
+  absl::StatusOr<std::unique_ptr<Child>> Take();
   void GiveBack(std::unique_ptr<Child> child);  // null: it is gone
 
   const ChatRendererConfig config_;

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_error.h"
 
@@ -81,25 +82,31 @@ size_t Distance(absl::string_view a, absl::string_view b) {
 // A name that is read and that this one is nearly; null: none.
 const FieldRule* Meant(RequestKind kind, absl::string_view name) {
   const std::string given = Plain(name.substr(0, 64));
+  const FieldRule* meant = nullptr;
+  size_t least = SIZE_MAX;
   for (const FieldRule& rule : FieldRules()) {
     if (rule.kind != FieldRule::kRead || !Holds(rule, kind)) continue;
     const std::string known = Plain(rule.name);
-    const size_t most = known.size() < 5 ? 1 : 2;
-    if (Distance(given, known) <= most) return &rule;
+    size_t distance = Distance(given, known);
+    if (distance > (known.size() < 5 ? 1u : 2u)) distance = SIZE_MAX;
     // "context_name", "model_id", "carrel_context".
+    bool within = known.size() >= 5 && absl::EndsWith(given, known);
     for (const char* more : {"name", "id", "ids", "names", "list", "value"}) {
-      if (given == absl::StrCat(known, more)) return &rule;
+      within |= given == absl::StrCat(known, more);
     }
-    if (known.size() >= 5 && absl::EndsWith(given, known)) return &rule;
+    if (within) distance = std::min<size_t>(distance, 2);
+    if (distance >= least) continue;
+    least = distance;
+    meant = &rule;
   }
-  return nullptr;
+  return meant;
 }
 
 absl::Status Refused(absl::string_view path, absl::string_view name, const json& value,
                      absl::string_view what) {
   const std::string whole = absl::StrCat(path, name);
-  return WithParam(absl::InvalidArgumentError(absl::StrCat(ShownJson(json(whole), 100), "=",
-                                                           ShownJson(value), ": ", what)),
+  return WithParam(absl::InvalidArgumentError(
+                       absl::StrCat(Shown(whole, 100), "=", ShownJson(value), ": ", what)),
                    whole.substr(0, 100));
 }
 

@@ -110,11 +110,17 @@ absl::StatusOr<TextBegin> FindTextBegin(absl::Span<const TokenId> document,
     if (!control) break;
     ++begin.token;
   }
-  if (begin.token == 0 || turn_head.empty()) return begin;
+  if (turn_head.empty()) return begin;
   ASSIGN_OR_RETURN(const absl::string_view role, RoleOf(turn_head, tokenizer));
   ASSIGN_OR_RETURN(const Spelled spelled, Spell(document, tokenizer));
   const auto tokens = static_cast<Position>(document.size());
-  for (Position i = 0; i < tokens && !role.empty(); ++i) {
+  if (role.empty() && absl::StartsWith(spelled.text, turn_head)) {  // of letters alone
+    const auto end = static_cast<int64_t>(turn_head.size());
+    while (begin.token < tokens && spelled.text_ends[begin.token] <= end) ++begin.token;
+    begin.bytes = end;
+    return begin;
+  }
+  for (Position i = 0; begin.token > 0 && i < tokens && !role.empty(); ++i) {
     const int64_t from = i == 0 ? 0 : spelled.shown_ends[i - 1];
     const absl::string_view rest =
         absl::string_view(spelled.shown).substr(static_cast<size_t>(from));

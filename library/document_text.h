@@ -27,8 +27,9 @@ struct TextBegin {
 };
 // turn_head: what the model's chat template puts before a user's text (ChatTemplate::TurnHead); empty: it
 // has none. Before the end of it, from its last control tokens on, there may be another system message. It
-// is looked for in the first kHeadTokens tokens of a document that begins with a control token. Where it is
-// not there, the text begins behind the control tokens that the document begins with.
+// is looked for in the first kHeadTokens tokens of a document that begins with a control token; one that
+// has none itself is what the document's letters begin with. Where it is not there, the text begins behind
+// the control tokens that the document begins with.
 absl::StatusOr<TextBegin> FindTextBegin(absl::Span<const TokenId> document,
                                         const model::Tokenizer& tokenizer,
                                         absl::string_view turn_head);

@@ -40,6 +40,20 @@ TEST(DocumentTextTest, SentencesArePassages) {
                            "3.14 in it. and goes on."));
 }
 
+TEST(DocumentTextTest, AHeadOfLetters_IsNoText) {
+  const auto tokenizer = Bytes();
+  const auto tokens = EncodeGivenText(*tokenizer, "U: ", "The pier is long. It creaks.");
+  CARREL_ASSERT_OK(tokens);
+  const auto document = DocumentText::Create(*tokens, *tokenizer, "U: ");
+  CARREL_ASSERT_OK(document);
+  EXPECT_EQ(document->text(), "The pier is long. It creaks.");
+  EXPECT_THAT(Passages(*document), testing::ElementsAre("The pier is long. ", "It creaks."));
+  // Not at the beginning: it is text.
+  const auto other = DocumentText::Create(*tokenizer->Encode("A U: b."), *tokenizer, "U: ");
+  CARREL_ASSERT_OK(other);
+  EXPECT_EQ(other->text(), "A U: b.");
+}
+
 TEST(DocumentTextTest, WhateverTheText_PassagesCoverIt_AndAreNotLong) {
   const auto tokenizer = Bytes();
   std::mt19937_64 rng(TestSeed());

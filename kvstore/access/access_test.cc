@@ -86,9 +86,11 @@ TEST_F(AccessTest, WithoutKeysFile_LocalMayAllAndOthersRead) {
   EXPECT_EQ(rights({}), reads);
   EXPECT_EQ(rights({.certificate_names = {"a"}}), reads);
   EXPECT_EQ((*access->Admit({.certificate_names = {"a"}}))->name(), "certificate a");
-  EXPECT_THAT((*access->Admit({}))->Check(Right::kDelete),
-              StatusIs(StatusCode::kPermissionDenied,
-                       "no key was presented, and who presents none lacks the right delete (has: list open)"));
+  EXPECT_THAT(
+      (*access->Admit({}))->Check(Right::kDelete),
+      StatusIs(
+          StatusCode::kPermissionDenied,
+          "no key was presented, and who presents none lacks the right delete (has: list open)"));
   EXPECT_EQ(Access::Open(true)->Admit({}).value()->Check(Right::kDelete), absl::OkStatus());
 }
 

@@ -60,7 +60,7 @@ absl::Status Visit::Allow(absl::string_view rpc, const std::string& context) {
   rpc_ = std::string(rpc);
   context_ = context;
   lookup_name_ = context;
-  const absl::StatusOr<Right> right = RightOf(rpc);
+  const absl::StatusOr<Right> right = RightOf(rpc_);  // rpc may have been a view of it
   const absl::Status allowed = right.ok() ? principal_->Check(*right) : right.status();
   if (absl::IsUnauthenticated(allowed)) return Denied(allowed, kNoKey);
   if (!allowed.ok()) return Denied(allowed, "right");

@@ -1,6 +1,7 @@
 // tokenizer.json of SentencePiece's kind, without a tokenizer.model beside it.
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "common/file.h"
 #include "common/status.h"
 #include "common/test_folders.h"

@@ -34,7 +34,7 @@ class Server:
     def start(self):
         self.process = subprocess.Popen(self.command + [self.address], stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
-            if found := re.search(r"http://([0-9.:]+)(/\S*)$", line.strip()):
+            if found := re.search(r"a page for people on http://([0-9.:]+)(/\S*)$", line.strip()):
                 self.address, self.fragment = found[1], found[2]
                 return
         raise RuntimeError("carrel api ended")

@@ -50,15 +50,15 @@ constexpr Room kRooms[] = {
 
     {"model", "files",
      "model_files digest_cache safetensors* gguf gguf_metadata "
-     "gguf_writer",
+     "gguf_writer full_match generation_defaults",
      ""},
-    {"model", "config", "config rope_* gguf_config device", "files"},
+    {"model", "config", "config field_rules rope_* gguf_config device", "files"},
     {"model", "tokenizers", "tokenizer/*", "files"},
     {"model", "backends",
-     "backend cpu_backend cuda_backend cuda_weights adapter weights gguf_weights router "
+     "backend cpu_backend cuda_backend cuda_weights adapter weights gguf_weights non_finite router "
      "scratch_pool transformer",
      "files config"},
-    {"model", "checkpoint", "checkpoint fingerprint weights_probe",
+    {"model", "checkpoint", "checkpoint fingerprint special_tokens weights_probe",
      "files config tokenizers backends"},
 
     // Of kernels every operation is a room, and all may include what lies beside the groups ("shared").

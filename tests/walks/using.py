@@ -25,7 +25,7 @@ walk_ready() {
   done
   echo "walk: $1 is not there" >&2; exit 1
 }
-trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
 """
 
 

@@ -188,6 +188,27 @@ void DeclareSequences(CLI::App& command, ApiFlags& flags) {
       ->capture_default_str();
 }
 
+// Who may come, and how many.
+void DeclareDoor(CLI::App& command, ApiFlags& flags) {
+  command.add_option("--audit-log", flags.audit_log,
+                     "file that is appended to: a line per answer, document, deletion and denial");
+  command.add_flag(
+      "--anyone-may-add-and-delete", flags.anyone_may_write,
+      "without --keys: whoever reaches the address may do everything, without the token");
+  command.add_flag("--open", flags.open_page, "open the page in a browser, with the token");
+  command
+      .add_option("--request-budget", flags.config.http.budget_bytes,
+                  "what requests and replies on their way may hold: bytes or 256MB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{1} << 20, int64_t{1} << 40))
+      ->capture_default_str();
+  command
+      .add_option("--max-connections", flags.config.http.max_connections,
+                  "connections that have asked something; beyond it the idlest goes")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void AddApi(CLI::App& app, Run& chosen) {
@@ -204,23 +225,7 @@ void AddApi(CLI::App& app, Run& chosen) {
                      "what clients call the model; by default the name of its file or folder");
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
-  command.add_option("--audit-log", flags->audit_log,
-                     "file that is appended to: a line per answer, document, deletion and denial");
-  command.add_flag(
-      "--anyone-may-add-and-delete", flags->anyone_may_write,
-      "without --keys: whoever reaches the address may do everything, without the token");
-  command.add_flag("--open", flags->open_page, "open the page in a browser, with the token");
-  command
-      .add_option("--request-budget", flags->config.http.budget_bytes,
-                  "what requests and replies on their way may hold: bytes or 256MB")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{1} << 20, int64_t{1} << 40))
-      ->capture_default_str();
-  command
-      .add_option("--max-connections", flags->config.http.max_connections,
-                  "connections that have asked something; beyond it the idlest goes")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
-      ->capture_default_str();
+  DeclareDoor(command, *flags);
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command

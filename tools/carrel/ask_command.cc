@@ -140,11 +140,15 @@ absl::Status AskApi(const AskFlags& flags) {
     if (!flags.json) PrintStreamed(piece);
   };
   const auto wanted = [] { return true; };
-  const std::vector<http_api::Message> messages = {{"user", flags.prompt}};
-  ASSIGN_OR_RETURN(const ChatAnswer answer,
-                   partner->knows_chats() && !flags.raw
-                       ? partner->Answer(messages, settings, show, wanted)
-                       : partner->Complete(flags.prompt, settings, show, wanted));
+  const std::vector<http_api::Message> question = {{"user", flags.prompt}};
+  absl::StatusOr<ChatAnswer> answered = absl::UnknownError("");
+  if (partner->knows_chats() && !flags.raw) {
+    answered = partner->Answer(question, settings, show, wanted);
+  } else {
+    answered = partner->Complete(flags.prompt, settings, show, wanted);
+  }
+  RETURN_IF_ERROR(answered.status());
+  const ChatAnswer& answer = *answered;
   if (!flags.json) std::printf("\n");
   std::fflush(stdout);
   Tell(answer.sampling);

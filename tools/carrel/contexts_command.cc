@@ -104,7 +104,8 @@ void AddContexts(CLI::App& app, Run& chosen) {
   });
 
   auto rm = std::make_shared<ContextsFlags>();
-  CLI::App& rm_command = Declare(app, "rm", "Remove a context, or what an unfinished prefill left, and free its space", rm);
+  CLI::App& rm_command = Declare(
+      app, "rm", "Remove a context, or what an unfinished prefill left, and free its space", rm);
   rm_command.add_option("NAME", rm->name, "the context")->required();
   rm_command.callback(
       [rm, &chosen] { chosen = [rm] { return WithNames(RunRm(*rm), rm->store, rm->name); }; });

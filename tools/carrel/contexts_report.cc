@@ -33,9 +33,8 @@ std::string ContextsJson(const v1::ListResponse& list) {
                           {"touched_unix_s", prefill.touched_unix_s()},
                           {"running", prefill.running()}});
   }
-  return DumpJson(nlohmann::json{{"contexts", contexts},
-                                 {"unfinished", unfinished},
-                                 {"unreadable", unreadable}}) +
+  return DumpJson(nlohmann::json{
+             {"contexts", contexts}, {"unfinished", unfinished}, {"unreadable", unreadable}}) +
          "\n";
 }
 

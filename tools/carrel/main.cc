@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "common/no_memory.h"
 #include "common/shown.h"
@@ -33,9 +33,14 @@ namespace {
 
 // An argument that nobody expected, with what may have been meant: a command, or a flag of the command.
 std::string ExplainExtras(const CLI::App& failed, const std::string& what) {
-  const std::string argument(
-      absl::StripAsciiWhitespace(absl::string_view(what).substr(what.rfind(": ") + 1)));
-  const std::string first = argument.substr(0, argument.find_first_of(" ="));
+  // Behind the last colon they stand one after the other; a flag tells more than what follows it.
+  const std::vector<std::string> arguments =
+      absl::StrSplit(absl::string_view(what).substr(what.rfind(": ") + 2), ' ', absl::SkipEmpty());
+  std::string first = arguments.empty() ? "" : arguments.front();
+  for (const std::string& argument : arguments) {
+    if (absl::StartsWith(argument, "--") && !absl::StartsWith(first, "--")) first = argument;
+  }
+  first = first.substr(0, first.find('='));
   std::vector<std::string> names;
   const bool flag = absl::StartsWith(first, "--");
   if (flag) {

@@ -57,7 +57,7 @@ int64_t StoredBytes(const v1::Manifest& job, int32_t layers) {
     row += kvstore::SummaryBytesPerKey(job.summary_rows(), d);
     head += kBlobPage;
   }
-  if (!kvstore::IndexTypeOf(index.kind).exact()) head += kBlobPage;
+  head += kvstore::IndexTypeOf(index.kind).FixedBytes(index, d);
   const int64_t segments = 4 + 2 * (job.tokens() / std::max<int64_t>(1, job.segment_tokens()) + 1);
   head += segments * kSegmentOverhead;
   const int64_t layer = heads * (job.tokens() * row + head) + 4 * d * job.q_heads() + kFileOverhead;

@@ -65,6 +65,10 @@ class IndexType {
   virtual double SearchNs(const IndexParams& params, const SearchResult& result, int64_t group,
                           int64_t zone_rows) const = 0;
   virtual int64_t BytesPerKey(const IndexParams& params, int64_t head_dim) const = 0;
+  // Of a blob beside its keys, about.
+  virtual int64_t FixedBytes(const IndexParams& /*params*/, int64_t /*head_dim*/) const {
+    return exact() ? 0 : 4096;
+  }
   virtual int64_t HeapBytes(int64_t blob_bytes) const { return blob_bytes; }
 };
 

@@ -63,6 +63,11 @@ class CodeType final : public IndexType {
   int64_t BytesPerKey(const IndexParams& params, int64_t) const override {
     return params.code_bits / 8 + 1;
   }
+  // The decoder, of hata twice; blocks are whole.
+  int64_t FixedBytes(const IndexParams& params, int64_t head_dim) const override {
+    const int64_t decoders = params.code_training == CodeTraining::kHata ? 2 : 1;
+    return 4096 + decoders * 2 * params.code_bits * head_dim;
+  }
   // What is kept beside the mapped blob.
   int64_t HeapBytes(int64_t blob_bytes) const override {
     return std::min(blob_bytes, kMaxCodeHeapBytes);

@@ -134,6 +134,7 @@ absl::Status RunApi(ApiFlags& flags) {
     config.model_name =
         std::filesystem::path(retrieval.model_dir).lexically_normal().stem().string();
   }
+  config.documents.writable = !retrieval.store.folder.empty() && !flags.read_only;
   ASSIGN_OR_RETURN(Door door, OpenDoor(flags));
   config.access = door.access;
   config.audit = door.audit.get();
@@ -147,7 +148,6 @@ absl::Status RunApi(ApiFlags& flags) {
   config.answerer.device = retrieval.device_config;
   config.answerer.folder = retrieval.store.folder;
   config.documents.address = retrieval.store;
-  config.documents.writable = !retrieval.store.folder.empty() && !flags.read_only;
   config.documents.on_gpu = retrieval.device_config.device == model::Device::kCuda;
   if (config.documents.keep > 0 && !config.documents.writable) {
     return absl::InvalidArgumentError(

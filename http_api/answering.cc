@@ -50,8 +50,6 @@ void Answering::NotKept(const std::string& why) {
 bool Answering::Wanted() {
   if (reply_->gone()) return false;
   absl::MutexLock lock(&mu_);
-  // What is written now tells whether who sends nothing more still reads.
-  if (stream_ && !over_ && reply_->half_closed()) Begin();
   return !over_;
 }
 

@@ -42,10 +42,6 @@ constexpr seconds kDrainFor(1);
 constexpr milliseconds kProbeEvery(100);
 constexpr int64_t kChargeBytes = 64 << 10;
 
-void Set(int fd, int level, int name, int value) {
-  setsockopt(fd, level, name, &value, sizeof(value));
-}
-
 std::string ErrorBody(int status, const std::string& message) {
   return ErrorOf(WithHttpStatus(absl::InvalidArgumentError(message), status)).body;
 }
@@ -97,7 +93,6 @@ class Reply final : public HttpReply {
     Post([turn = turn_](HttpConnection& c) { c.End(turn); });
   }
   bool gone() const override { return connection_->gone(); }
-  bool half_closed() const override { return connection_->half_closed(); }
 
  private:
   template <typename F>
@@ -144,7 +139,8 @@ void HttpConnection::WaitForRequest() {
   parser_.emplace();
   parser_->header_limit(kMaxHeaderBytes);
   parser_->body_limit(boost::none);  // by the gate
-  judged_ = begun_ = ended_ = head_ = old_ = chunked_ = events_ = false;
+  judged_ = head_ = old_ = chunked_ = events_ =
+      false;  // begun_ and ended_ are the last turn's until the next
   charges_ = std::make_shared<std::vector<ByteBudget::Charge>>();
   charged_ = 0;
   reply_charges_.clear();
@@ -360,17 +356,15 @@ void HttpConnection::Watch() {
       });
 }
 
-// It may have shut its sending side only, which is allowed. Keep-alive probes tell: a socket that is still there
-// answers them, one that was closed does not.
+// It may have shut its sending side only, which is allowed. Something is written that changes no answer (an interim
+// response, a comment of a stream): a socket that was closed answers with a reset.
 void HttpConnection::SeenEnd() {
   half_closed_ = true;
-  const int fd = socket_.native_handle();
-  Set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  Set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
-  Set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  Set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-  // A comment, which a client that is gone answers with a reset.
-  if (events_ && begun_ && !ended_) PushPiece(":\n\n");
+  if (!begun_ && !old_) {
+    Push("HTTP/1.1 100 Continue\r\n\r\n");
+  } else if (events_ && !ended_) {
+    PushPiece(":\n\n");
+  }
   Probe();
 }
 
@@ -438,7 +432,6 @@ void HttpConnection::Begin(int64_t turn, const std::string& content_type) {
   text << response.base();
   begun_ = true;
   Push(std::move(text).str());
-  if (half_closed_ && events_) PushPiece(":\n\n");
 }
 
 void HttpConnection::PushPiece(const std::string& piece) {

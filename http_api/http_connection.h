@@ -93,7 +93,6 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // Notes a piece that is on its way; false: the client is too slow, and is left.
   bool Announce(size_t bytes);
   bool gone() const { return gone_ || shared_->stopped; }
-  bool half_closed() const { return half_closed_; }
   Socket::executor_type executor() { return socket_.get_executor(); }
 
   State state() const { return state_; }
@@ -144,7 +143,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   bool begun_ = false, ended_ = false, keep_alive_ = false, chunked_ = false, events_ = false;
   bool head_ = false;  // the request is HEAD, whose answer has no body
   bool old_ = false;   // HTTP/1.0
-  std::atomic<bool> gone_{false}, half_closed_{false};
+  std::atomic<bool> gone_{false};
+  bool half_closed_ = false;
   std::atomic<int64_t> unsent_{0};
   HttpShared* const shared_;
   const std::shared_ptr<ByteBudget::Account> account_;

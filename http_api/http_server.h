@@ -5,7 +5,7 @@
 // Errors: of Start: those of the listener; InvalidArgument an address; FailedPrecondition one that cannot be bound.
 // Bounds: HttpServerConfig; headers 16 KiB in 10 s; a body what the gate allows, in `patience` and a second for each
 //         16 KiB; a client that leaves 1 MiB of a stream unread is left; one that waits for its answer and shuts its
-//         sending side down has it (a half-close), one that is gone is noticed within some 4 s, of a stream at once.
+//         sending side down has it (a half-close), one that is gone is noticed at once, of HTTP/1.0 within a minute.
 //         Bodies and replies are charged to one budget. Beyond max_connections the one that keeps the server waiting
 //         for the longest goes. What exceeds a bound is answered 413, 431 or 503 with a reason, or cut.
 // Threads: one of the server's own; gate and handler are called on it and must not block. What they throw is that
@@ -54,8 +54,6 @@ class HttpReply {
   virtual void Write(const std::string& piece) = 0;
   virtual void End() = 0;
   virtual bool gone() const = 0;  // nobody reads it any more
-  // The client sends nothing more; whether it still reads shows once something is written.
-  virtual bool half_closed() const { return false; }
 };
 
 // What becomes of a request whose headers have come.

@@ -358,10 +358,26 @@ class OpenAiService final : public ApiService {
     return {{"id", id}, {"object", "model"}, {"created", created}, {"owned_by", "carrel"}};
   }
 
+  json AdvisedSampling() const {
+    const model::GenerationDefaults& advice = model_->checkpoint().generation_defaults;
+    json told = json::object();
+    const auto tell = [&](const char* name, const auto& value) {
+      if (value.has_value()) told[name] = *value;
+    };
+    tell("temperature", advice.temperature);
+    tell("top_p", advice.top_p);
+    tell("top_k", advice.top_k);
+    tell("min_p", advice.min_p);
+    tell("repetition_penalty", advice.repetition_penalty);
+    if (advice.samples().has_value()) told["samples"] = *advice.samples();
+    return told;
+  }
+
   absl::StatusOr<json> Models(const kvstore::Principal& who) {
     json data = json::array();
     data.push_back(ModelJson(config_.model_name, 0));
-    data.back()["carrel"] = {{"chat", chat_ != nullptr}};  // whether it knows chats
+    // Whether it knows chats, and what its makers advise, which answers follow unless a request says otherwise.
+    data.back()["carrel"] = {{"chat", chat_ != nullptr}, {"sampling", AdvisedSampling()}};
     if (store_ == nullptr) return data;
     ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
     ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());

@@ -158,6 +158,7 @@ absl::Status RunApi(ApiFlags& flags) {
   ASSIGN_OR_RETURN(
       std::shared_ptr<library::LoadedModel> model,
       library::LoadedModel::Load(retrieval.model_dir, retrieval.adapter_dir, retrieval.threads));
+  if (retrieval.missing_bytes == "drop") model->DropMissingBytes();
   ASSIGN_OR_RETURN(const std::unique_ptr<http_api::ApiService> service,
                    http_api::ApiService::Start(config, std::move(model), std::move(store)));
   const std::string page = Announce(flags, door, *service);

@@ -218,6 +218,7 @@ void AddApi(CLI::App& app, Run& chosen) {
       "api", "Answer OpenAI's API (chat and completions) over contexts, until SIGTERM or SIGINT");
   flags->config.http.listen = {"127.0.0.1:8080"};
   flags->retrieval.DeclareModel(command);
+  DeclareMissingBytes(command, flags->retrieval.missing_bytes);
   flags->retrieval.store.Declare(command);
   command
       .add_option("--listen", flags->config.http.listen, "HOST:PORT or unix:PATH; may be repeated")

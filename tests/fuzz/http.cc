@@ -166,9 +166,9 @@ int TheService() {
     CARREL_FUZZ_CHECK(model.ok());
     auto service = ApiService::Start(config, *model, *std::move(store));
     CARREL_FUZZ_CHECK(service.ok());
-    const std::string address = (*service)->addresses()[0];
+    const std::string bound_at = (*service)->addresses()[0];
     int bound = 0;
-    CARREL_FUZZ_CHECK(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &bound));
+    CARREL_FUZZ_CHECK(absl::SimpleAtoi(bound_at.substr(bound_at.rfind(':') + 1), &bound));
     service->release();  // as long as the process
     return bound;
   }();

@@ -282,6 +282,7 @@ void DeclareMissingBytes(CLI::App& command, std::string& missing_bytes) {
   command
       .add_option("--missing-bytes", missing_bytes,
                   "bytes that the tokenizer has no token for: refuse | drop")
+      ->check(CLI::IsMember({"refuse", "drop"}))
       ->capture_default_str();
 }
 

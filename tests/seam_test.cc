@@ -113,7 +113,7 @@ TEST_F(SeamTest, SlidingWindows_SeeAsFarBackAsTransformersDo) {
   };
   const std::vector<int32_t> ids = numbers("input_ids", int32_t{});
   const std::vector<float> all = numbers("logits", float{});
-  const size_t width = all.size() / ids.size();
+  const auto width = static_cast<size_t>(checkpoint->config.vocab_size);
   for (const int64_t give_up : {1, 6, 32}) {
     const auto end = static_cast<std::ptrdiff_t>(ids.size() * 7 / 10);
     const std::string name = absl::StrCat("d", give_up);
@@ -130,13 +130,15 @@ TEST_F(SeamTest, SlidingWindows_SeeAsFarBackAsTransformersDo) {
     const auto result = (**decoder)->Generate(prompt, options);
     CARREL_ASSERT_OK(result);
     ASSERT_EQ(result->logits.size(), prompt.size() * width);
-    const std::vector<float> want(all.end() - static_cast<std::ptrdiff_t>(result->logits.size()),
-                                  all.end());
-    EXPECT_LE(RelativeError(result->logits, want), kRounding) << give_up;
+    // The reference has the last tokens' alone.
+    const auto tail = static_cast<std::ptrdiff_t>(std::min(result->logits.size(), all.size()));
+    const std::vector<float> got(result->logits.end() - tail, result->logits.end());
+    EXPECT_LE(RelativeError(got, {all.end() - tail, all.end()}), kRounding) << give_up;
   }
 }
 
-// What the rounding hides: the bits are those of a context that ends there.
+// What the rounding of rows hides: the numbers are those of a context that ends there, but for the order of sums in
+// two prefills of different lengths.
 TEST_F(SeamTest, GivenUp_IsAsIfTheContextEndedThere) {
   kvstore::IndexParams index;
   index.kind = kvstore::IndexKind::kFlat;
@@ -155,7 +157,7 @@ TEST_F(SeamTest, GivenUp_IsAsIfTheContextEndedThere) {
     const auto want = (**shorter)->Generate(prompt, WithLogits(0));
     CARREL_ASSERT_OK(got);
     CARREL_ASSERT_OK(want);
-    EXPECT_TRUE(got->logits == want->logits) << RelativeError(got->logits, want->logits);
+    EXPECT_LE(RelativeError(got->logits, want->logits), 1e-5);
     EXPECT_EQ(got->ids, want->ids);
   }
 }

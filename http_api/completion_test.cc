@@ -115,52 +115,53 @@ TEST(CompletionTest, FieldsOfTheTemplate_AreRead) {
 }
 
 // Whatever stands in whichever field, at whatever depth, it is a status.
+const struct {
+  const char* field;  // also the error's param
+  const char* value;
+  const char* words;
+} kRefused[] = {
+    {"prompt", "5", "prompt=5"},
+    {"prompt", "[1, 2]", "token ids"},
+    {"prompt", R"(["a", "b"])", "list of one"},
+    {"max_tokens", "0", "max_tokens=0"},
+    {"max_tokens", "8.5", "max_tokens=8.5"},
+    {"max_tokens", "1e30", "max_tokens=1e+30"},
+    {"max_tokens", "-2", "max_tokens=-2"},
+    {"max_tokens", "\"8\"", "whole number"},
+    {"seed", "9223372036854775808", "seed=9223372036854775808"},
+    {"temperature", "-1", "temperature=-1"},
+    {"temperature", "\"hot\"", "[0, 2]"},
+    {"temperature", "1e999", "byte"},
+    {"top_p", "0", "above 0"},
+    {"min_p", "2", "[0, 1]"},
+    {"n", "2", "n=2"},
+    {"logprobs", "3", "logprobs=3"},
+    {"logprobs", "0", "logprobs=0"},
+    {"presence_penalty", "0.5", "repetition_penalty"},
+    {"tools", "[{}]", "tools"},
+    {"tool_choice", "\"required\"", "tools are not supported"},
+    {"response_format", R"({"type": null})", "response_format"},
+    {"response_format", R"({"type": ["text"]})", "response_format"},
+    {"response_format", "\"json\"", "response_format"},
+    {"guided_regex", "\"a+\"", "guided_regex"},
+    {"ignore_eos", "true", "ignore_eos"},
+    {"stop_token_ids", "[5]", "say stop"},
+    {"context_name", "\"a\"", "did you mean context?"},
+    {"maxTokens", "5", "did you mean max_tokens?"},
+    {"stop", "[1]", "stop"},
+    {"stop", "[null]", "stop"},
+    {"stream", "1", "stream"},
+    {"stream_options", "[]", "stream_options"},
+    {"sources", "101", "[0, 100]"},
+    {"wait", "601", "[0, 600]"},
+    {"model", "1", "model"},
+    {"model", "\"m@../x\"", "../x"},
+    {"context", "\"a b\"", "a b"},
+    {"context", "[\"a\"]", "context"},
+};
+
 TEST(CompletionTest, WhatIsWrongOrNotDone_IsRefusedByName) {
-  const struct {
-    const char* field;  // also the error's param
-    const char* value;
-    const char* words;
-  } cases[] = {
-      {"prompt", "5", "prompt=5"},
-      {"prompt", "[1, 2]", "token ids"},
-      {"prompt", R"(["a", "b"])", "list of one"},
-      {"max_tokens", "0", "max_tokens=0"},
-      {"max_tokens", "8.5", "max_tokens=8.5"},
-      {"max_tokens", "1e30", "max_tokens=1e+30"},
-      {"max_tokens", "-2", "max_tokens=-2"},
-      {"max_tokens", "\"8\"", "whole number"},
-      {"seed", "9223372036854775808", "seed=9223372036854775808"},
-      {"temperature", "-1", "temperature=-1"},
-      {"temperature", "\"hot\"", "[0, 2]"},
-      {"temperature", "1e999", "byte"},
-      {"top_p", "0", "above 0"},
-      {"min_p", "2", "[0, 1]"},
-      {"n", "2", "n=2"},
-      {"logprobs", "3", "logprobs=3"},
-      {"logprobs", "0", "logprobs=0"},
-      {"presence_penalty", "0.5", "repetition_penalty"},
-      {"tools", "[{}]", "tools"},
-      {"tool_choice", "\"required\"", "tools are not supported"},
-      {"response_format", R"({"type": null})", "response_format"},
-      {"response_format", R"({"type": ["text"]})", "response_format"},
-      {"response_format", "\"json\"", "response_format"},
-      {"guided_regex", "\"a+\"", "guided_regex"},
-      {"ignore_eos", "true", "ignore_eos"},
-      {"stop_token_ids", "[5]", "say stop"},
-      {"context_name", "\"a\"", "did you mean context?"},
-      {"maxTokens", "5", "did you mean max_tokens?"},
-      {"stop", "[1]", "stop"},
-      {"stop", "[null]", "stop"},
-      {"stream", "1", "stream"},
-      {"stream_options", "[]", "stream_options"},
-      {"sources", "101", "[0, 100]"},
-      {"wait", "601", "[0, 600]"},
-      {"model", "1", "model"},
-      {"model", "\"m@../x\"", "../x"},
-      {"context", "\"a b\"", "a b"},
-      {"context", "[\"a\"]", "context"},
-  };
-  for (const auto& c : cases) {
+  for (const auto& c : kRefused) {
     const bool prompt = std::string(c.field) == "prompt";
     const auto request =
         ParseCompletion(false, absl::StrCat("{", prompt ? "" : "\"prompt\": \"x\", ", "\"", c.field,

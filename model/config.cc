@@ -376,7 +376,7 @@ absl::Status CheckNotOnlyGguf(const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / "config.json", error)) return absl::OkStatus();
   std::filesystem::directory_iterator it(folder, error);
   for (const std::filesystem::directory_iterator end; !error && it != end; it.increment(error)) {
-    if (!IsGgufPath(it->path().string())) continue;
+    if (it->path().extension() != ".gguf") continue;
     return absl::InvalidArgumentError(absl::StrCat("model folder ", folder.string(),
                                                    " has no config.json, but GGUF files: give "
                                                    "one of them, as ",

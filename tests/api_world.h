@@ -122,6 +122,7 @@ class ApiTest : public StoreTest {
     json body = {
         {"model", "demo@kept"}, {"prompt", kQuestion}, {"temperature", 0}, {"max_tokens", 64}};
     if (!more.is_null()) body.update(more);
+    if (body.contains("context")) body["model"] = "demo";
     return body;
   }
 

@@ -154,8 +154,9 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
       {"OpenSSL", std::regex("^openssl/"), std::regex("^common/.*\\.cc$")},
       {"Prometheus", std::regex("^prometheus/"), std::regex("^kvstore/service/metrics_text\\.cc$")},
       {"Boost", std::regex("^boost/"),
-       std::regex("^(kvstore/service/metrics_listener\\.cc|http_api/http_server\\.cc|http_api/"
-                  "http_test_util\\.h)$")},
+       std::regex("^(kvstore/service/metrics_listener\\.cc|http_api/"
+                  "http_(server\\.cc|connection\\.(h|cc)|test_util\\.h)|http_api/"
+                  "api_client(_test)?\\.cc)$")},
       {"CUDA", std::regex("^cuda"), std::regex("\\.cuh?$|^common/cuda/")},
       {"cuBLAS, cuDNN", std::regex("^(cublas|cudnn)"),
        std::regex("\\.cuh?$|^kernels/.*\\.cc$|^bench/gpu/.*\\.cc$")},

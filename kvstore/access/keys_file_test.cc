@@ -63,8 +63,8 @@ TEST(KeysFileTest, WhatIsWrong_IsNamed) {
   CARREL_EXPECT_OK(ParseKeysFile(with("")));
   CARREL_EXPECT_OK(ParseKeysFile("{}"));
   const std::pair<std::string, std::string> cases[] = {
-      {"", "is no JSON object"},
-      {"[]", "is no JSON object"},
+      {"", "not valid JSON"},
+      {"[]", "where an object is expected"},
       {R"({"key": []})", "\"key\" is unknown"},
       {R"({"keys": {}})", "\"keys\" is no list"},
       {R"({"keys": [1]})", "key 1 is no object"},

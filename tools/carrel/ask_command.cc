@@ -324,13 +324,10 @@ void AddAsk(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<AskFlags>();
   CLI::App& command =
       *app.add_subcommand("ask", "Ask about a context's document and print what the model says");
-  command.add_option(
-      "PROMPT", flags->prompt,
-      "a question, put in the model's chat template; of a model without one, text that "
-      "follows the document as it is");
+  command.add_option("PROMPT", flags->prompt,
+                     "a question, in the model's chat template where it has one");
   flags->retrieval.Declare(command, /*context_required=*/false);
-  command.add_flag("--raw", flags->raw,
-                   "PROMPT follows the document as it is, control tokens too; no chat template");
+  command.add_flag("--raw", flags->raw, "PROMPT as it is, control tokens too; no chat template");
   command.add_option("--prompt-tokens", flags->prompt_tokens,
                      "instead of PROMPT: a file with a JSON array of ids");
   command.add_option(

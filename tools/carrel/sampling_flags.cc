@@ -9,12 +9,10 @@
 namespace carrel::tools {
 
 void SamplingFlags::Declare(CLI::App& command) {
-  command.add_option(
-      "--temperature", temperature,
-      "0: greedy; by default as the model's generation_config.json advises, or greedy");
-  command.add_option(
-      "--top-p", top_p,
-      "draw from the likeliest tokens that carry so much; by default as advised, or 1");
+  command.add_option("--temperature", temperature,
+                     "0: greedy; by default as the model advises, or greedy");
+  command.add_option("--top-p", top_p,
+                     "draw from the likeliest tokens of this mass; by default as advised");
   command.add_option("--seed", seed, "of the sampler; by default 0: the same answer every time");
 }
 

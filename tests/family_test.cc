@@ -42,8 +42,9 @@ void ExpectLogitsOfTransformers(const std::string& model, const TensorFile& gold
     EXPECT_EQ(logits.size(), (ids.size() - split) * 64);
     // The reference may have the last tokens' alone.
     const auto tail = static_cast<int64_t>(std::min(logits.size(), all.size()));
-    EXPECT_LE(RelativeError({logits.end() - tail, logits.end()}, {all.end() - tail, all.end()}),
-              most);  // the document's rows are bf16
+    const std::vector<float> got(logits.end() - tail, logits.end());
+    const std::vector<float> expected(all.end() - tail, all.end());
+    EXPECT_LE(RelativeError(got, expected), most);  // the document's rows are bf16
   }
 }
 

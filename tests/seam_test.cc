@@ -133,7 +133,8 @@ TEST_F(SeamTest, SlidingWindows_SeeAsFarBackAsTransformersDo) {
     // The reference has the last tokens' alone.
     const auto tail = static_cast<std::ptrdiff_t>(std::min(result->logits.size(), all.size()));
     const std::vector<float> got(result->logits.end() - tail, result->logits.end());
-    EXPECT_LE(RelativeError(got, {all.end() - tail, all.end()}), kRounding) << give_up;
+    const std::vector<float> want(all.end() - tail, all.end());
+    EXPECT_LE(RelativeError(got, want), kRounding) << give_up;
   }
 }
 

@@ -83,7 +83,7 @@ def bring_files(at):
 
 
 def ask(at):
-    at.step(f"carrel prefill {MODEL} --input models/demo/docs/registry-512.txt {STORE} --name novel", out=["novel: ", "checked: 16 tokens"])
+    at.step(f"carrel prefill {MODEL} --input models/demo/docs/registry-512.txt {STORE} --name novel", out=["novel: ", "checked: 16 of its tokens"])
     at.step(f"carrel ask {MODEL} {STORE} --context novel {QUESTION}", out=[ANSWER], never=["sampling", "empty"])
     at.step(f"carrel ask {MODEL} {STORE} --context novell {QUESTION}", code=1, err=["novell is not in", "did you mean novel?"])
     at.step(f"carrel ask {MODEL} {STORE} --context x {QUESTION}", code=1, err=["there are: novel"])

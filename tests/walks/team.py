@@ -85,7 +85,7 @@ def by_the_socket(at):
         at.step("carrel import - --server unix:out/second.sock <novel.carrel")
         at.step(f"carrel rm novel --server 127.0.0.1:{started[1]}", code=1, err=["PERMISSION_DENIED", "no key was presented"])
         at.step("carrel inspect nove --server unix:out/second.sock", code=1, err=["did you mean novel?"])
-    at.step("carrel audit novel --store out/second --want-recall 0.5", out=["heads reach recall 0.5"])
+    at.step("carrel audit novel --store out/second --top-k 32 --want-recall 0.5", out=["heads reach recall 0.5"])
 
 
 def main():

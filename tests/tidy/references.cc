@@ -1,4 +1,5 @@
 // What documents and comments refer to exists: links, headings, decisions, sections, documents.
+#include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <functional>
@@ -49,8 +50,8 @@ std::vector<std::string> Headings(const TextFile& file) {
   for (const std::string& line : file.lines) {
     if (absl::StartsWith(line, "```")) code = !code;
     if (code || !absl::StartsWith(line, "#")) continue;
-    headings.emplace_back(
-        absl::StripAsciiWhitespace(absl::string_view(line).substr(line.find_first_not_of('#'))));
+    headings.emplace_back(absl::StripAsciiWhitespace(
+        absl::string_view(line).substr(std::min(line.size(), line.find_first_not_of('#')))));
   }
   return headings;
 }

@@ -144,7 +144,11 @@ std::string Exchange(int port, absl::string_view bytes) {
     all.append(part, static_cast<size_t>(got));
   }
   close(fd);
-  return all;
+  // Interim responses: the server asks whether who sends nothing more still reads.
+  absl::string_view rest = all;
+  while (absl::ConsumePrefix(&rest, "HTTP/1.1 100 Continue\r\n\r\n")) {
+  }
+  return std::string(rest);
 }
 
 // The port of a service with the demo model and a store.

@@ -47,6 +47,8 @@ addEventListener("hashchange", () => {
 addEventListener("beforeunload", (event) => {
   const going = [...state.uploads.values()].some((upload) => upload.state === "waiting" || upload.state === "sending");
   if (going) event.preventDefault();
+  state.leaving = true;
+  setTimeout(() => { state.leaving = false; }, 2000);  // it stayed
 });
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible" && state.model) loadDocuments().catch(() => {});

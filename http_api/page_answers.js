@@ -234,6 +234,7 @@ async function ask(question) {
   try {
     await listen(turn, await answerOf(turn, abort.signal, update), update);
   } catch (error) {
+    if (state.leaving) return;  // the browser ended the request: what is kept says that it ran
     turn.error = abort.signal.aborted ? "Cancelled." : error.message;
   }
   turn.running = false;

@@ -19,6 +19,7 @@ const state = {
   uploads: new Map(),    // files that are not the server's yet, by number
   chosen: null,          // a name; "": no document, as somebody said; null: nobody said anything
   answering: null,       // AbortController
+  leaving: false,        // the page is being left: what breaks off is no fault of the server's
   turns: [],
 };
 const can = (right) => (state.takes || right === "list" || right === "open") && (state.rights === null || state.rights.has(right));

@@ -129,7 +129,7 @@ void Answering::FailedLocked(const absl::Status& status) {
 
 void Answering::Over() {
   over_ = true;
-  visit_->SpendReply(written_);
+  visit_->SpendBytes(written_);
   held_.clear();
 }
 

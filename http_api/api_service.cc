@@ -295,6 +295,7 @@ class OpenAiService final : public ApiService {
       return reply->Send(200, kJson,
                          DumpJson(json{{"status", "ok"}, {"waiting", answerer_->waiting()}}));
     }
+    passed->visit->SpendBytes(static_cast<int64_t>(request.body.size()));
     auto shared = std::make_shared<HttpRequest>(std::move(request));
     if (!prepare_->TrySubmit([this, shared, passed, reply] { Handle(*shared, *passed, reply); })) {
       SendError(*reply, WithRetryAfter(absl::UnavailableError("too many requests wait already"),

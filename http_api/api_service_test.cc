@@ -311,6 +311,14 @@ TEST_F(ApiServiceTest, LimitsOfKeys_HoldOverHttp) {
   EXPECT_EQ(status, 200);  // it is given back
 }
 
+TEST_F(ApiServiceTest, BytesOfBodies_CountAgainstTheKeysRate) {
+  Start(R"({"name": "a", "sha256": "%a%", "rights": ["list", "open"], "bytes_per_second": 1000})");
+  const std::string body =
+      absl::StrCat(R"({"prompt": 5, "user": ")", std::string(100000, 'x'), "\"}");
+  EXPECT_EQ(Post("/v1/completions", body, "a").status, 400);
+  EXPECT_EQ(Ask("GET", "/v1/models", "a").status, 429);  // for some hundred seconds
+}
+
 TEST_F(ApiServiceTest, AQuota_HoldsForDocumentsThatComeAtOnce) {
   Start(R"({"name": "a", "sha256": "%a%", "rights": ["list", "open", "import", "delete"],
             "tenant": "t"})",

@@ -50,8 +50,8 @@ class Visit {
 
   // A call that is no session, whose request has so many bytes: ResourceExhausted beyond the key's rate.
   absl::Status SpendCall(int64_t bytes = 0);
-  // A reply's, after the fact: what comes next waits for it.
-  void SpendReply(int64_t bytes) { (void)principal_->Spend(0, bytes); }
+  // Of a body or a reply, after the fact: what comes next waits for it.
+  void SpendBytes(int64_t bytes) { (void)principal_->Spend(0, bytes); }
   absl::StatusOr<std::shared_ptr<void>> TakeSession();
   absl::StatusOr<std::shared_ptr<TenantState>> TakeImport(int64_t stored_contexts,
                                                           int64_t stored_bytes, int64_t bytes);

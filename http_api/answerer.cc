@@ -148,41 +148,41 @@ class OneThread final : public Answerer {
     jobs_.clear();
   }
 
-  // Begins answers as long as there is room, and waits where there is nothing else to do. False: it ends.
+  // Begins an answer where there is room, and waits where there is nothing else to do. Beside others one between
+  // steps, for opening a decoder takes as long as some tokens. False: it ends.
   bool Admit() {
-    for (;;) {
-      if (no_room_) return !stopping_;
-      AnswerJob job;
-      {
-        absl::MutexLock lock(&mu_);
-        const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-          return stopping_ || !jobs_.empty();
-        };
-        if (absl::Now() - swept_ > kSweepEvery) SweepLocked();
-        while (answering_.empty() && !mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) {
-          SweepLocked();
-        }
-        if (stopping_) return false;
-        const auto next = NextJob();
-        if (next == jobs_.end()) return true;
-        job = std::move(*next);
-        jobs_.erase(next);
-        read_.push_back(job.context);
-        began_[job.turn.get()] = ++begun_;
+    if (no_room_) return !stopping_;
+    AnswerJob job;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+        return stopping_ || !jobs_.empty();
+      };
+      if (absl::Now() - swept_ > kSweepEvery) SweepLocked();
+      while (answering_.empty() && !mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) {
+        SweepLocked();
       }
-      answering_.emplace_back(std::move(job));
-      Answering& one = answering_.back();
-      const absl::Status begun = CatchThrown("an answer", [&] { return Begin(one); });
-      if (begun.ok()) continue;
-      // What it lacks may be there when one of the others has ended.
-      no_room_ = absl::IsResourceExhausted(begun) && one.open == nullptr && answering_.size() > 1;
-      if (no_room_) {
-        PutBack(one.job);
-        answering_.pop_back();
-      } else {
-        Finish(std::prev(answering_.end()), begun);
-      }
+      if (stopping_) return false;
+      const auto next = NextJob();
+      if (next == jobs_.end()) return true;
+      job = std::move(*next);
+      jobs_.erase(next);
+      read_.push_back(job.context);
+      began_[job.turn.get()] = ++begun_;
     }
+    answering_.emplace_back(std::move(job));
+    Answering& one = answering_.back();
+    const absl::Status begun = CatchThrown("an answer", [&] { return Begin(one); });
+    if (begun.ok()) return true;
+    // What it lacks may be there when one of the others has ended.
+    no_room_ = absl::IsResourceExhausted(begun) && one.open == nullptr && answering_.size() > 1;
+    if (no_room_) {
+      PutBack(one.job);
+      answering_.pop_back();
+    } else {
+      Finish(std::prev(answering_.end()), begun);
+    }
+    return true;
   }
 
   // Whose turn it is; end: nobody's, or there is no place.
@@ -219,6 +219,7 @@ class OneThread final : public Answerer {
 
   // A token of answers that have read their prompts, and blocks of prompts, as the plan has it.
   void Advance() {
+    if (answering_.empty()) return;
     std::vector<StepPlan::Waiting> waiting;
     std::vector<std::list<Answering>::iterator> all;
     for (auto one = answering_.begin(); one != answering_.end(); ++one) {

@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "common/thrown.h"
 #include "decoder/generation.h"
+#include "http_api/step_plan.h"
 #include "library/document_text.h"
 #include "library/sources.h"
 #include "model/tokenizer/tokenizer.h"
@@ -74,6 +75,7 @@ class OneThread final : public Answerer {
       : config_(std::move(config)),
         model_(std::move(model)),
         store_(std::move(store)),
+        plan_(PromptTokensOfStep(config_)),
         sequences_(config_.sequences),
         thread_([this] { Work(); }) {}
 
@@ -221,35 +223,38 @@ class OneThread final : public Answerer {
     jobs_.push_front(std::move(job));
   }
 
-  // A token of every answer that has read its prompt, and blocks of prompts, in turn.
+  // A token of answers that have read their prompts, and blocks of prompts, as the plan has it.
   void Advance() {
+    std::vector<StepPlan::Waiting> waiting;
+    std::vector<std::list<Answering>::iterator> all;
+    for (auto one = answering_.begin(); one != answering_.end(); ++one) {
+      waiting.push_back(
+          {one->job.turn.get(), one->generation->next_tokens(), one->generation->reading_prompt()});
+      all.push_back(one);
+    }
     std::vector<std::list<Answering>::iterator> step;
     std::vector<decoder::Generation*> generations;
-    int64_t prompt_tokens = 0;
-    for (auto one = answering_.begin(); one != answering_.end(); ++one) {
-      if (one->generation->reading_prompt()) {
-        const int64_t after = prompt_tokens + one->generation->next_tokens();
-        if (prompt_tokens > 0 && after > PromptTokensOfStep()) continue;
-        prompt_tokens = after;
-      }
-      step.push_back(one);
-      generations.push_back(&*one->generation);
-    }
-    for (const auto& one : step) {
-      if (one->generation->reading_prompt()) answering_.splice(answering_.end(), answering_, one);
+    int64_t tokens = 0;
+    for (const size_t i : plan_.Next(waiting)) {
+      answering_.splice(answering_.end(), answering_, all[i]);
+      step.push_back(all[i]);
+      generations.push_back(&*all[i]->generation);
+      tokens += waiting[i].tokens;
     }
     std::vector<absl::Status> statuses;
+    const absl::Time start = absl::Now();
     const absl::Status stepped = CatchThrown("a step of answers", [&] {
       statuses = decoder::Generation::StepTogether(generations);
       return absl::OkStatus();
     });
+    plan_.Took(tokens, absl::Now() - start);
     if (!stepped.ok()) statuses.assign(step.size(), stepped);
     for (size_t i = 0; i < step.size(); ++i) TakeStep(step[i], statuses[i]);
   }
 
   // Of several prompts together; where they are read one by one, each makes the others wait.
-  int64_t PromptTokensOfStep() const {
-    return config_.device.device == model::Device::kCpu ? kPromptTokens : 0;
+  static int64_t PromptTokensOfStep(const AnswererConfig& config) {
+    return config.device.device == model::Device::kCpu ? kPromptTokens : 0;
   }
 
   void TakeStep(std::list<Answering>::iterator one, const absl::Status& status) {
@@ -266,6 +271,7 @@ class OneThread final : public Answerer {
     decoder::GenerateOptions options;
     options.max_tokens = job.max_tokens;
     options.give_up = job.give_up;
+    options.history = job.history;
     options.sampling = job.sampling;
     options.trace = one.with_sources();
     options.wanted = [this, &one] { return !stopping_ && one.job.wanted(); };
@@ -490,7 +496,8 @@ class OneThread final : public Answerer {
   const AnswererConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
-  std::list<Answering> answering_;  // the thread's
+  std::list<Answering> answering_;  // the thread's; who went on longest ago is first
+  StepPlan plan_;                   // the thread's
   bool no_room_ = false;            // the thread's: for one more, until one of these ends
   mutable absl::Mutex mu_;
   std::list<Open> open_ ABSL_GUARDED_BY(mu_);           // the one used last is first

@@ -418,6 +418,7 @@ TEST_F(ApiServiceTest, Targets_Methods_AndBounds) {
                              "http://127.0.0.1/v1/models"}) {
     EXPECT_EQ(status("GET", target), 200) << target;
   }
+  EXPECT_EQ(Post("/v1/completions/?api-version=2024-06-01", Question(1)).status, 200);
   EXPECT_EQ(status("GET", "/v1/models/none"), 404);
   EXPECT_EQ(status("GET", "/v1/model"), 404);
   EXPECT_EQ(status("OPTIONS", "/v1/models"), 204);

@@ -93,6 +93,12 @@ class OneThread final : public Answerer {
       return absl::ResourceExhaustedError(
           absl::StrCat(jobs_.size(), " answers wait already; ask again later"));
     }
+    const int64_t mine = std::count_if(
+        jobs_.begin(), jobs_.end(), [&](const AnswerJob& other) { return other.turn == job.turn; });
+    if (mine >= (config_.max_waiting + 1) / 2) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(mine, " answers of the same key or tenant wait already; ask again later"));
+    }
     jobs_.push_back(std::move(job));
     return absl::OkStatus();
   }
@@ -293,13 +299,18 @@ class OneThread final : public Answerer {
   // Lets go of its decoder, and then tells how it ended: who hears of it may delete the context.
   void Finish(std::list<Answering>::iterator one, const absl::Status& status) {
     no_room_ = false;
-    const absl::StatusOr<AnswerJob::Done> done = ResultOf(*one, status);
+    const absl::StatusOr<AnswerJob::Done> done =
+        CatchThrown("an answer", [&] { return ResultOf(*one, status); });
     if (one->open != nullptr) Release(*one, done.status());
     {
       absl::MutexLock lock(&mu_);
       read_.erase(std::find(read_.begin(), read_.end(), one->job.context));
     }
-    one->job.done(done);
+    // It is over for this thread, whatever becomes of what its caller is told.
+    CatchThrown("the end of an answer", [&] {
+      one->job.done(done);
+      return absl::OkStatus();
+    }).IgnoreError();
     answering_.erase(one);
   }
 

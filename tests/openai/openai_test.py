@@ -27,7 +27,7 @@ class Server:
                    "--listen", "127.0.0.1:0", "--model-name", "model"]
         self.process = subprocess.Popen(command + adapter(arguments), stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
-            if found := re.search(r"http://([0-9.:]+)/$", line.strip()):
+            if found := re.search(r"http://([0-9.:]+)/", line):
                 self.url = f"http://{found[1]}"
                 return
         sys.exit("openai_test: carrel api ended")

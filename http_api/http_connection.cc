@@ -40,7 +40,7 @@ constexpr int64_t kLeastBytesPerSecond = 16 << 10;
 constexpr seconds kHeaderPatience(10);
 constexpr int64_t kDrainBytes = 64 << 10;
 constexpr seconds kDrainFor(1);
-constexpr milliseconds kProbeEvery(100);
+constexpr milliseconds kProbeEvery(100), kAnswersComeWithin(40);
 constexpr int64_t kChargeBytes = 64 << 10;
 
 std::string ErrorBody(int status, const std::string& message) {
@@ -382,10 +382,18 @@ void HttpConnection::Watch() {
       });
 }
 
-// It may have shut its sending side only, which is allowed. Something is written that changes no answer (an interim
-// response, a comment of a stream): a socket that was closed answers with a reset.
+// It may have shut its sending side only, which is allowed. Where the answer does not come soon, something is written
+// that changes none (an interim response, a comment of a stream): a socket that was closed answers with a reset.
 void HttpConnection::SeenEnd() {
   half_closed_ = true;
+  probe_.expires_after(kAnswersComeWithin);
+  probe_.async_wait([self = shared_from_this(), turn = turn_](error_code error) {
+    if (!error && turn == self->turn_) self->AskWhetherThere();
+  });
+}
+
+void HttpConnection::AskWhetherThere() {
+  if (gone_ || ended_) return;
   if (!begun_ && !old_) {
     Push("HTTP/1.1 100 Continue\r\n\r\n");
   } else if (events_ && !ended_) {

@@ -131,6 +131,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void StartTurn(bool keep_alive);
   void Watch();
   void SeenEnd();
+  void AskWhetherThere();
   void Probe();
   bool Dead();
   bool Ended();

@@ -103,12 +103,12 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
     }
     if (document.state == DocumentState::kReady) {
       const Found found = {document.content_id, document.tokens};
-      const bool begun = parts_.later([this, asked, found] {
+      const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
         const absl::Status status = Answer(asked, found);
         if (!status.ok()) asked.answering->Failed(status);
       });
       if (!begun) {
-        answering.Failed(absl::ResourceExhaustedError("too many requests wait already"));
+        answering.Failed(absl::UnavailableError("the server is stopping"));
       }
       return false;
     }

@@ -213,13 +213,13 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
   });
   return documents->Watch(document.name, [api = *this, visit, reply, until](const Document& now) {
     if (now.state == DocumentState::kReady) {
-      const bool begun = api.later([api, visit, reply, now] {
+      const bool begun = api.later(visit->turn(), [api, visit, reply, now] {
         absl::Status sent = visit->StillAllowed();
         if (sent.ok()) sent = api.SendText(now, *visit, *reply);
         if (!sent.ok()) SendError(*reply, sent);
       });
       if (!begun) {
-        SendError(*reply, absl::ResourceExhaustedError("too many requests wait already"));
+        SendError(*reply, absl::UnavailableError("the server is stopping"));
       }
     } else if (now.state == DocumentState::kFailed) {
       SendError(*reply, now.error);

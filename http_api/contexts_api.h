@@ -23,6 +23,7 @@
 #include "http_api/http_message.h"
 #include "http_api/http_server.h"
 #include "http_api/still_allowed.h"
+#include "http_api/turn_pool.h"
 #include "kvstore/access/admission.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
@@ -37,8 +38,7 @@ struct ContextsApi {
   library::StoreAccess* store;  // null likewise
   ChatTemplate* chat;           // null: the model knows none
   int64_t max_text_bytes;
-  // As CompletionsApi::Parts.
-  std::function<bool(std::function<void()>)> later;
+  RunLater later;
   StillAllowed* still_allowed;
 
   // Of a visit that may make this call; name: what the route's {} stands for.

@@ -157,6 +157,35 @@ TEST_F(AccessTest, FileThatChanges_IsFollowedByWhoIsThereAlready) {
   EXPECT_THAT(access->Admit(WithKey("one")), StatusIs(StatusCode::kUnauthenticated, "not valid"));
 }
 
+TEST_F(AccessTest, AVisit_IsAllowedUntilItsKeyOrItsContextIsWithdrawn) {
+  const auto write = [&](const std::string& contexts) {
+    Write(absl::StrCat(R"({"name": "k", "sha256": "%k%", "rights": "open", "contexts": ")",
+                       contexts, "\"}, ", kReader));
+  };
+  write("a-*");
+  const auto access = Open();
+  Admission admission(access, nullptr);
+  const auto visit = [&](const std::string& context) {
+    auto made = admission.Admit(WithKey("k"), "POST /v1/completions");
+    CARREL_EXPECT_OK(made);
+    CARREL_EXPECT_OK(made->Allow("POST /v1/completions", context));
+    return *std::move(made);
+  };
+  const Visit seen = visit("a-1"), unseen = visit("b-1"), of_none = visit("");
+  for (const Visit* one : {&seen, &unseen, &of_none}) CARREL_EXPECT_OK(one->StillAllowed());
+  write("c-*");
+  CARREL_ASSERT_OK(access->Reload());
+  EXPECT_THAT(seen.StillAllowed(),
+              StatusIs(StatusCode::kPermissionDenied, "the context was withdrawn"));
+  CARREL_EXPECT_OK(unseen.StillAllowed());  // is told NotFound, as before
+  CARREL_EXPECT_OK(of_none.StillAllowed());
+  Write(kReader);
+  CARREL_ASSERT_OK(access->Reload());
+  for (const Visit* one : {&seen, &unseen, &of_none}) {
+    EXPECT_EQ(one->StillAllowed().code(), StatusCode::kPermissionDenied);
+  }
+}
+
 TEST_F(AccessTest, Expiry_EndsTheKey) {
   Write(R"({"name": "k", "sha256": "%k%", "rights": "open", "expires": "2027-01-01T00:00:00Z"})");
   const auto principal = *Open()->Admit(WithKey("k"));

@@ -41,7 +41,7 @@ class Visit {
   absl::Status Told(const absl::Status& status) const;
 
   // Of a call that takes long, after Allow: PermissionDenied once the caller's key (certificate,
-  // user) was withdrawn or has expired, or lost the call's right or its context; then it is to end.
+  // user) was withdrawn or has expired, or lost the call's right or its context (if he saw it); then it is to end.
   // Counted and logged each time. Cost: some 0.2 us while the keys file is the same.
   absl::Status StillAllowed() const;
 

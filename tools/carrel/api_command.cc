@@ -278,7 +278,7 @@ void AddApi(CLI::App& app, Run& chosen) {
                    "listen where others can reach it, without TLS");
   command
       .add_option("--max-waiting", flags->config.answerer.max_waiting,
-                  "requests that may wait, half as many of one key; one more is refused")
+                  "requests that may wait, with --keys half as many of one; one more is refused")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
       ->capture_default_str();
   command

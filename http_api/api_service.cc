@@ -112,8 +112,13 @@ class OpenAiService final : public ApiService {
     }
     answerer_ = Answerer::Create(std::move(answerer), model_, store_);
     if (store_ != nullptr) {
-      ASSIGN_OR_RETURN(documents_,
-                       Documents::Create(config_.documents, model_, store_, answerer_.get()));
+      DocumentsConfig documents = config_.documents;
+      documents.retrieval = config_.answerer.retrieval;
+      documents.derived_weights = config_.answerer.derived_weights;
+      documents.still_may = [this](const std::string& who, const std::string& context) {
+        return StillMay(who, context);
+      };
+      ASSIGN_OR_RETURN(documents_, Documents::Create(documents, model_, store_, answerer_.get()));
     }
     prepare_ = std::make_unique<TurnPool>(TurnQueueConfig{.places = kPreparing,
                                                           .waiting = config_.answerer.max_waiting,
@@ -184,6 +189,15 @@ class OpenAiService final : public ApiService {
       if (later_ != nullptr) later_->Continue(std::move(turn), std::move(task));
       return later_ != nullptr;
     };
+  }
+
+  // A document that waited through a restart is its key's, as long as there is one of the name. Without keys nothing is
+  // withdrawn.
+  absl::Status StillMay(const std::string& who, const std::string& context) const {
+    if (!config_.access->has_keys()) return absl::OkStatus();
+    const std::shared_ptr<kvstore::Principal> now = config_.access->Named(who);
+    if (now != nullptr) return MayBring(*now, context);
+    return absl::PermissionDeniedError(absl::StrCat("key ", who, " was withdrawn"));
   }
 
   absl::Status CheckExposure() const {

@@ -58,6 +58,7 @@ class Visit {
                                                           int64_t stored_bytes, int64_t bytes);
 
   const std::string& rpc() const { return rpc_; }
+  bool of_keys() const { return access_->has_keys(); }  // else nothing can be withdrawn
   Principal& principal() const { return *principal_; }
   const std::shared_ptr<Principal>& shared_principal() const { return principal_; }
   std::shared_ptr<const void> turn() const { return principal_->turn(); }

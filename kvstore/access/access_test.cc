@@ -131,6 +131,29 @@ TEST_F(AccessTest, WhatAKeyKeeps_IsItsOwn_ToSeeAndToAdd) {
   EXPECT_FALSE((*without_keys->Admit({}))->Sees(kept));
 }
 
+// Whose words they are nobody knows any more.
+TEST_F(AccessTest, WhatIsKeptOfNobodyInParticular_IsThereForAdministrators) {
+  Write(R"({"name": "all", "sha256": "%all%", "rights": ["list", "open", "import", "delete"]},
+           {"name": "admin", "sha256": "%admin%", "rights": ["list", "admin"]},
+           {"name": "narrow", "sha256": "%narrow%", "rights": ["admin"], "contexts": "a-*"})");
+  const auto access = Open();
+  const std::string nobodys = KeptName("", "", Sha256Hex("tokens")),
+                    alices = KeptName("", "alice", Sha256Hex("tokens"));
+  Admission admission(access, nullptr);
+  for (const char* key : {"all", "admin", "narrow"}) {
+    const auto who = *access->Admit(WithKey(key));
+    EXPECT_EQ(who->Sees(nobodys), std::string(key) == "admin") << key;
+    EXPECT_FALSE(who->Sees(alices)) << key;
+  }
+  auto visit = admission.Admit(WithKey("all"), "ContextService.Import");
+  CARREL_ASSERT_OK(visit);
+  EXPECT_FALSE(visit->AllowNew(nobodys).ok());
+  const auto without_keys = Access::OpenWithToken("token");
+  EXPECT_TRUE((*without_keys->Admit({.local = true}))->Sees(nobodys));
+  EXPECT_TRUE((*without_keys->Admit(WithKey("token")))->Sees(nobodys));
+  EXPECT_FALSE((*without_keys->Admit({}))->Sees(nobodys));
+}
+
 TEST_F(AccessTest, FileThatChanges_IsFollowedByWhoIsThereAlready) {
   Write(kReader);
   const auto access = Open(absl::Milliseconds(1));

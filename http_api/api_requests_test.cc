@@ -401,6 +401,37 @@ TEST_F(ApiRequestsTest, AKeyThatIsWithdrawn_TakesItsDocumentsAlong) {
   EXPECT_TRUE(nothing_left("read") && nothing_left("waits"));
 }
 
+// A link on another page, or in a mail, opens the page; nothing else comes from elsewhere.
+TEST_F(ApiRequestsTest, ALinkFromElsewhere_OpensThePageAlone) {
+  Start();
+  const auto status = [&](const std::string& line, const std::string& mode, const std::string& dest,
+                          const std::string& more = "", const std::string& site = "cross-site") {
+    TestClient client(address_);
+    client.Send(absl::StrCat(line, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+                             "Sec-Fetch-Site: ", site, "\r\nSec-Fetch-Mode: ", mode,
+                             "\r\nSec-Fetch-Dest: ", dest, "\r\n", more, "\r\n"));
+    return client.Receive().status;
+  };
+  for (const char* site : {"cross-site", "same-site"}) {
+    EXPECT_EQ(status("GET /", "navigate", "document", "", site), 200) << site;
+  }
+  EXPECT_EQ(status("GET /?utm_source=mail", "navigate", "document"), 200);
+  for (const char* target :
+       {"/health", "/v1/models", "/v1/contexts", "/metrics", "/v1/contexts/x/text"}) {
+    EXPECT_EQ(status(absl::StrCat("GET ", target), "navigate", "document"), 403) << target;
+  }
+  for (const char* line : {"POST /", "HEAD /", "DELETE /", "OPTIONS /", "POST /v1/contexts"}) {
+    EXPECT_EQ(status(line, "navigate", "document", "Content-Length: 0\r\n"), 403) << line;
+  }
+  for (const char* dest : {"iframe", "frame", "object", "embed", "empty", "script", "image", ""}) {
+    EXPECT_EQ(status("GET /", "navigate", dest), 403) << dest;
+  }
+  for (const char* mode : {"cors", "no-cors", "websocket", ""}) {
+    EXPECT_EQ(status("GET /", mode, "document"), 403) << mode;
+  }
+  EXPECT_EQ(status("GET /", "navigate", "document", "Origin: http://evil.example\r\n"), 403);
+}
+
 // What is kept unasked counts in its tenant's quota.
 TEST_F(ApiRequestsTest, WhatIsKept_TakesAPlaceInTheQuota) {
   const std::string docs = SourceFolder() + "/models/demo/docs/", file = folder_ + "/keys.json";

@@ -214,6 +214,13 @@ class OpenAiService final : public ApiService {
     return absl::OkStatus();
   }
 
+  // A link on another page or in a mail is followed: whose page that was sees nothing of ours, which asks nothing by
+  // itself. Not in a frame, and of nothing but the page.
+  static bool OpensThePage(const HttpRequest& request) {
+    return request.method == "GET" && request.at.segments.empty() &&
+           request.fetch_mode == "navigate" && request.fetch_dest == "document";
+  }
+
   // A page of another origin has no business here, and one that had its name point to this address is one.
   absl::Status CheckOrigin(const HttpRequest& request) const {
     const std::string& site = request.fetch_site;
@@ -222,7 +229,8 @@ class OpenAiService final : public ApiService {
         !request.origin.empty() &&
         (authority == std::string::npos ||
          !SameAuthority(absl::string_view(request.origin).substr(authority + 3), request.host));
-    const bool foreign_site = !site.empty() && site != "same-origin" && site != "none";
+    const bool foreign_site =
+        !site.empty() && site != "same-origin" && site != "none" && !OpensThePage(request);
     if (foreign_origin || foreign_site) {
       return absl::PermissionDeniedError(
           absl::StrCat("Origin ", request.origin.empty() ? site : request.origin.substr(0, 200),

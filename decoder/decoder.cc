@@ -108,6 +108,15 @@ absl::Status ResolveEstimate(const DeviceConfig& device, const HostRows* host_ro
 
 }  // namespace
 
+std::vector<std::pair<std::string, std::string>> PresentedFingerprint(
+    const model::Checkpoint& checkpoint, const RetrievalConfig& config) {
+  std::vector<std::pair<std::string, std::string>> fingerprint = checkpoint.fingerprint;
+  if (config.rope == Rope::kInfiniteHip) {
+    model::SetKeyPosition(model::kKeyPositionNone, fingerprint);
+  }
+  return fingerprint;
+}
+
 Decoder::~Decoder() = default;
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& checkpoint,
@@ -127,11 +136,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   v1::Open open;
   open.set_context(context);
   open.set_content_id(config.content_id);
-  std::vector<std::pair<std::string, std::string>> fingerprint = checkpoint.fingerprint;
-  if (config.rope == Rope::kInfiniteHip) {
-    model::SetKeyPosition(model::kKeyPositionNone, fingerprint);
-  }
-  for (const auto& [name, value] : fingerprint) {
+  for (const auto& [name, value] : PresentedFingerprint(checkpoint, config)) {
     v1::Fingerprint::Field& field = *open.mutable_fingerprint()->add_fields();
     field.set_name(name);
     field.set_value(value);

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -65,6 +66,11 @@ struct Sequence {
   std::vector<TokenId> tokens;
   std::vector<float> rows;
 };
+
+// What a decoder presents when it opens a context: of the checkpoint, for contexts whose keys are stored as `config`
+// reads them.
+std::vector<std::pair<std::string, std::string>> PresentedFingerprint(
+    const model::Checkpoint& checkpoint, const RetrievalConfig& config);
 
 class Decoder {
  public:

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "model/non_finite.h"
 
 namespace carrel::decoder {
@@ -120,9 +121,11 @@ std::vector<absl::Status> Generation::StepTogether(absl::Span<Generation* const>
     Generation& one = *generations[i];
     PassBlock& block = blocks[i];
     if (block.status.ok()) {
-      one.decoder_->sequence_.insert(one.decoder_->sequence_.end(), block.tokens.begin(),
-                                     block.tokens.end());
-      block.status = one.Take(block.tokens);
+      block.status = CatchThrown("a generation", [&] {  // it is this one's: the others have read
+        one.decoder_->sequence_.insert(one.decoder_->sequence_.end(), block.tokens.begin(),
+                                       block.tokens.end());
+        return one.Take(block.tokens);
+      });
     }
     statuses.push_back(std::move(block.status));
   }

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <deque>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <set>
 #include <thread>
@@ -76,6 +75,10 @@ class OneThread final : public Answerer {
         model_(std::move(model)),
         store_(std::move(store)),
         plan_(PromptTokensOfStep(config_)),
+        jobs_({.places = config_.max_answers,
+               .waiting = config_.max_waiting,
+               .of_one_turn = config_.max_waiting_of_turn,
+               .what = "answers"}),
         sequences_(config_.sequences),
         thread_([this] { Work(); }) {}
 
@@ -89,25 +92,16 @@ class OneThread final : public Answerer {
 
   absl::Status Submit(AnswerJob job) override {
     absl::MutexLock lock(&mu_);
-    if (static_cast<int64_t>(jobs_.size()) >= config_.max_waiting) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(jobs_.size(), " answers wait already; ask again later"));
-    }
-    const int64_t mine = std::count_if(
-        jobs_.begin(), jobs_.end(), [&](const AnswerJob& other) { return other.turn == job.turn; });
-    if (mine >= (config_.max_waiting + 1) / 2) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(mine, " answers of the same key or tenant wait already; ask again later"));
-    }
-    jobs_.push_back(std::move(job));
-    return absl::OkStatus();
+    return jobs_.Push(std::move(job));
   }
 
   absl::Status Close(const std::string& context) override {
     std::list<Open> closed;  // destroyed without the lock
     absl::MutexLock lock(&mu_);
-    const bool waited_for = std::any_of(
-        jobs_.begin(), jobs_.end(), [&](const AnswerJob& job) { return job.context == context; });
+    const std::deque<AnswerJob>& waiting = jobs_.waiting();
+    const bool waited_for = std::any_of(waiting.begin(), waiting.end(), [&](const AnswerJob& job) {
+      return job.context == context;
+    });
     if (waited_for || std::find(read_.begin(), read_.end(), context) != read_.end()) {
       return absl::FailedPreconditionError(
           absl::StrCat("context \"", context, "\" is being read; try again later"));
@@ -125,7 +119,7 @@ class OneThread final : public Answerer {
 
   int64_t waiting() const override {
     absl::MutexLock lock(&mu_);
-    return static_cast<int64_t>(jobs_.size());
+    return jobs_.size();
   }
   int64_t answering() const override {
     absl::MutexLock lock(&mu_);
@@ -135,7 +129,6 @@ class OneThread final : public Answerer {
  private:
   static constexpr absl::Duration kSweepEvery = absl::Seconds(1);
   static constexpr int64_t kPromptTokens = 32;
-  static constexpr size_t kMostTurns = 4096;
 
   void Work() {
     // What is thrown elsewhere is nobody's in particular: the thread lives.
@@ -150,8 +143,9 @@ class OneThread final : public Answerer {
       Finish(answering_.begin(), absl::CancelledError("the server is stopping"));
     }
     absl::MutexLock lock(&mu_);
-    for (const AnswerJob& job : jobs_) job.done(absl::UnavailableError("the server is stopping"));
-    jobs_.clear();
+    for (const AnswerJob& job : jobs_.TakeAll()) {
+      job.done(absl::UnavailableError("the server is stopping"));
+    }
   }
 
   // Begins an answer where there is room, and waits where there is nothing else to do. Beside others one between
@@ -162,19 +156,17 @@ class OneThread final : public Answerer {
     {
       absl::MutexLock lock(&mu_);
       const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-        return stopping_ || !jobs_.empty();
+        return stopping_ || jobs_.size() > 0;
       };
       if (absl::Now() - swept_ > kSweepEvery) SweepLocked();
       while (answering_.empty() && !mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) {
         SweepLocked();
       }
       if (stopping_) return false;
-      const auto next = NextJob();
-      if (next == jobs_.end()) return true;
-      job = std::move(*next);
-      jobs_.erase(next);
+      std::optional<AnswerJob> next = jobs_.Take();
+      if (!next.has_value()) return true;
+      job = *std::move(next);
       read_.push_back(job.context);
-      began_[job.turn.get()] = ++begun_;
     }
     answering_.emplace_back(std::move(job));
     Answering& one = answering_.back();
@@ -191,36 +183,10 @@ class OneThread final : public Answerer {
     return true;
   }
 
-  // Whose turn it is; end: nobody's, or there is no place.
-  std::deque<AnswerJob>::iterator NextJob() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    std::map<const void*, int64_t> running;  // answers of each turn
-    for (const Answering& one : answering_) ++running[one.job.turn.get()];
-    const auto all = static_cast<int64_t>(answering_.size());
-    const int64_t reserve = (config_.max_answers + 3) / 4;
-    auto best = jobs_.end();
-    std::pair<int64_t, int64_t> best_rank;
-    std::set<const void*> seen;  // the first of each turn stands for it
-    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-      const void* const turn = job->turn.get();
-      if (!seen.insert(turn).second) continue;
-      const auto found = running.find(turn);
-      const int64_t mine = found == running.end() ? 0 : found->second;
-      if (all >= config_.max_answers + (mine == 0 && turn != nullptr ? reserve : 0)) continue;
-      const auto began = began_.find(turn);
-      const std::pair<int64_t, int64_t> rank(mine, began == began_.end() ? 0 : began->second);
-      if (best == jobs_.end() || rank < best_rank) {
-        best = job;
-        best_rank = rank;
-      }
-    }
-    if (began_.size() > kMostTurns) began_.clear();
-    return best;
-  }
-
   void PutBack(AnswerJob& job) {
     absl::MutexLock lock(&mu_);
     read_.erase(std::find(read_.begin(), read_.end(), job.context));
-    jobs_.push_front(std::move(job));
+    jobs_.PutBack(std::move(job));
   }
 
   // A token of answers that have read their prompts, and blocks of prompts, as the plan has it.
@@ -275,7 +241,7 @@ class OneThread final : public Answerer {
     options.history = job.history;
     options.sampling = job.sampling;
     options.trace = one.with_sources();
-    options.wanted = [this, &one] { return !stopping_ && one.job.wanted(); };
+    options.wanted = [this, &one] { return !stopping_ && Wanted(one.job); };
     ASSIGN_OR_RETURN(options.resume, FindSequence(job, *one.open));
     options.on_token = [this, &one](TokenId id) -> absl::Status {
       one.answer.push_back(id);
@@ -288,6 +254,13 @@ class OneThread final : public Answerer {
                      decoder::Generation::Begin(open.decoder(), job.prompt, std::move(options)));
     one.generation.emplace(std::move(generation));
     return absl::OkStatus();
+  }
+
+  // In the middle of a step, which is others', too: what it throws is its own end.
+  static bool Wanted(const AnswerJob& job) {
+    const auto wanted =
+        CatchThrown("an answer", [&]() -> absl::StatusOr<bool> { return job.wanted(); });
+    return wanted.value_or(false);
   }
 
   absl::Status Show(Answering& one, const std::string& piece) {
@@ -305,6 +278,7 @@ class OneThread final : public Answerer {
     {
       absl::MutexLock lock(&mu_);
       read_.erase(std::find(read_.begin(), read_.end(), one->job.context));
+      jobs_.GiveBack(one->job.turn);
     }
     // It is over for this thread, whatever becomes of what its caller is told.
     CatchThrown("the end of an answer", [&] {
@@ -503,10 +477,7 @@ class OneThread final : public Answerer {
   mutable absl::Mutex mu_;
   std::list<Open> open_ ABSL_GUARDED_BY(mu_);           // the one used last is first
   std::vector<std::string> read_ ABSL_GUARDED_BY(mu_);  // contexts of answers on their way
-  std::deque<AnswerJob> jobs_ ABSL_GUARDED_BY(mu_);
-  // When each turn began its last answer, in answers.
-  std::map<const void*, int64_t> began_ ABSL_GUARDED_BY(mu_);
-  int64_t begun_ ABSL_GUARDED_BY(mu_) = 0;
+  TurnQueue<AnswerJob> jobs_ ABSL_GUARDED_BY(mu_);      // that wait
   absl::Time swept_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   mutable absl::Mutex sequences_mu_;  // after mu_
   Sequences sequences_ ABSL_GUARDED_BY(sequences_mu_);

@@ -3,11 +3,11 @@
 //         prompts, together (decoder/generation.h): each has the bits that it has alone, whoever joins or
 //         leaves. The decoders used last stay open, and a conversation's next turn goes on behind the last
 //         one.
-// Turns:  of those that wait, the one goes first whose tenant or key has the fewest answers on their way, and began
-//         one longest ago. Beside max_answers a quarter more places are for those who have none on their way: who
-//         fills all others keeps nobody out. Steps are shared among turns too: http_api/step_plan.h.
+// Turns:  who waits is begun by turns (turn_queue.h): of max_answers places, and a quarter more. Steps are shared among
+//         turns too: http_api/step_plan.h.
 // Errors: as library/open_decoder.h; ResourceExhausted as many wait as may, in all or of one turn. What a callback
-//         throws is its job's end.
+//         throws is its job's end, and no other's. What a step itself throws (memory) ends all that took it: how far
+//         each came is not known, and what it would read again could have other bits.
 // Threads: any submits; a job's callbacks are called on the decoding thread.
 // Ownership: keeps model and store.
 #pragma once
@@ -24,6 +24,7 @@
 #include "decoder/config.h"
 #include "decoder/sampler.h"
 #include "http_api/sequences.h"
+#include "http_api/turn_queue.h"
 #include "library/loaded_model.h"
 #include "library/open_decoder.h"
 #include "library/store_access.h"
@@ -33,12 +34,13 @@ namespace carrel::http_api {
 struct AnswererConfig {
   decoder::RetrievalConfig retrieval;
   decoder::DeviceConfig device;
-  bool derived_weights = false;   // as library/open_decoder.h
-  std::string folder;             // of an embedded store, for zones in this host's memory
-  std::string turn_head;          // as library/open_decoder.h
-  int64_t max_waiting = 1024;     // jobs, of one turn half as many; one more is refused
-  int64_t max_answers = 16;       // on their way at a time, each with a decoder; 1 ..
-  int64_t max_open_contexts = 4;  // whose decoders are kept while they are idle; 1 ..
+  bool derived_weights = false;             // as library/open_decoder.h
+  std::string folder;                       // of an embedded store, for zones in this host's memory
+  std::string turn_head;                    // as library/open_decoder.h
+  int64_t max_waiting = 1024;               // jobs; one more is refused
+  int64_t max_waiting_of_turn = INT64_MAX;  // of these, of one turn
+  int64_t max_answers = 16;                 // on their way at a time, each with a decoder; 1 ..
+  int64_t max_open_contexts = 4;            // whose decoders are kept while they are idle; 1 ..
   SequencesConfig sequences;
 };
 
@@ -54,9 +56,8 @@ struct AnswerJob {
   std::string context;     // empty: the model alone
   std::string content_id;  // what the context holds now; a decoder over another is not used
   std::string who;         // whose conversations this may go on with
-  std::shared_ptr<const void>
-      turn;             // whose turn it takes (kvstore::Principal::turn); null: nobody's own
-  int64_t sources = 0;  // passages that are wanted, at most
+  Turn turn;               // whose turn it takes (kvstore::Principal::turn); null: nobody's own
+  int64_t sources = 0;     // passages that are wanted, at most
   std::vector<TokenId> prompt;
   int64_t give_up = 0;  // of the context's last tokens, which the prompt says in another way
   std::vector<TokenId>

@@ -1,9 +1,11 @@
 // The thread that decodes, with the demo model: whatever its callers do, the others are answered.
 #include "http_api/answerer.h"
 
+#include <atomic>
 #include <stdexcept>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "common/status.h"
 #include "common/test_folders.h"
 #include "common/test_util.h"
@@ -56,17 +58,86 @@ TEST(AnswererTest, WhatACallbackThrows_EndsItsJobAlone) {
     for (AnswerJob* job : {&at_its_end, &in_the_middle, &at_once}) {
       CARREL_EXPECT_OK(answerer->Submit(std::move(*job)));
     }
-    absl::Status after = Ask(*answerer);
-    // Of those that took a step together with one that threw, no one knows how far they came.
-    if (!after.ok()) after = Ask(*answerer);
-    CARREL_EXPECT_OK(after);
+    CARREL_EXPECT_OK(Ask(*answerer));
   }
   EXPECT_EQ(answerer->waiting(), 0);
+}
+
+// Those that take their steps together with one that throws go on.
+TEST(AnswererTest, WhatACallbackThrowsInAStep_IsNotTheOthersEnd) {
+  const auto answerer = Answerer::Create({}, Demo(), nullptr);
+  for (const bool by_text : {true, false}) {
+    std::atomic<bool> beside{false}, begun{false}, threw{false};
+    absl::Notification ended;
+    absl::Status how;
+    AnswerJob throws = Question(400), goes_on = Question(60);
+    const auto maybe_throw = [&] {
+      if (beside) {
+        threw = true;
+        throw std::runtime_error("planted");
+      }
+      return true;
+    };
+    throws.on_text = [&, by_text](const std::string&) {
+      begun = true;
+      return !by_text || maybe_throw();
+    };
+    if (!by_text) throws.wanted = maybe_throw;
+    goes_on.on_text = [&](const std::string&) {
+      beside = begun.load();
+      return true;
+    };
+    goes_on.done = [&](const absl::StatusOr<AnswerJob::Done>& done) {
+      how = done.status();
+      ended.Notify();
+    };
+    CARREL_ASSERT_OK(answerer->Submit(std::move(throws)));
+    CARREL_ASSERT_OK(answerer->Submit(std::move(goes_on)));
+    ended.WaitForNotification();
+    CARREL_EXPECT_OK(how);
+    EXPECT_TRUE(threw) << by_text;
+    CARREL_EXPECT_OK(Ask(*answerer));  // and what refers to these variables has ended, too
+    while (answerer->answering() > 0) absl::SleepFor(absl::Milliseconds(1));
+  }
+}
+
+// How many of one turn, and of nobody's own, may wait beside one that runs.
+int64_t MayWait(const AnswererConfig& config, const Turn& turn) {
+  absl::Notification begun, go_on;
+  const auto answerer = Answerer::Create(config, Demo(), nullptr);
+  AnswerJob first = Question(2);
+  first.wanted = [&] {
+    if (!begun.HasBeenNotified()) begun.Notify();
+    go_on.WaitForNotification();
+    return true;
+  };
+  CARREL_EXPECT_OK(answerer->Submit(std::move(first)));
+  begun.WaitForNotification();  // it waits no more
+  int64_t waiting = 0;
+  for (;; ++waiting) {
+    AnswerJob job = Question(1);
+    job.turn = turn;
+    if (!answerer->Submit(std::move(job)).ok()) break;
+  }
+  go_on.Notify();
+  return waiting;
+}
+
+// Where nobody has a key, one turn is all there are: nobody is to be left room for.
+TEST(AnswererTest, WithoutKeys_AsManyMayWaitAsThereArePlaces) {
+  AnswererConfig config;
+  config.max_waiting = 6;
+  config.max_answers = 1;
+  EXPECT_EQ(MayWait(config, std::make_shared<const int>(1)), 6);
+  config.max_waiting_of_turn = 3;
+  EXPECT_EQ(MayWait(config, std::make_shared<const int>(1)), 3);
+  EXPECT_EQ(MayWait(config, nullptr), 6);
 }
 
 TEST(AnswererTest, OfOneTurn_HalfOfThePlacesMayWait) {
   AnswererConfig config;
   config.max_waiting = 4;
+  config.max_waiting_of_turn = 2;
   config.max_answers = 1;
   absl::Notification begun, go_on;
   const auto answerer = Answerer::Create(config, Demo(), nullptr);

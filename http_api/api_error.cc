@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
+#include "common/resource_status.h"
 
 namespace carrel::http_api {
 namespace {
@@ -96,6 +97,12 @@ absl::Status WithHttpStatus(absl::Status status, int http) {
 absl::Status WithRetryAfter(absl::Status status, absl::Duration after) {
   return With(std::move(status), kRetryAfter,
               absl::StrCat(std::max<int64_t>(1, absl::ToInt64Seconds(after))));
+}
+
+absl::Status OfMachine(absl::Status status) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  const int http = IsDiskFull(status) ? 507 : 503;
+  return WithHttpStatus(std::move(status), http);
 }
 
 std::string ParamOf(const absl::Status& status) { return Said(status, kParam); }

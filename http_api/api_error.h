@@ -23,6 +23,9 @@ absl::Status WithCode(absl::Status status, absl::string_view code);
 // For what has no code of its own: 413, 415, 507.
 absl::Status WithHttpStatus(absl::Status status, int http);
 absl::Status WithRetryAfter(absl::Status status, absl::Duration after);
+// Of work that no rate, queue or quota of a caller's bounds: ResourceExhausted is the machine's, a full disk 507,
+// anything else (memory, descriptors) 503. Other statuses stay.
+absl::Status OfMachine(absl::Status status);
 
 // One message of a chat, or one field: "messages[3]".
 std::string ParamOf(const absl::Status& status);  // empty: none

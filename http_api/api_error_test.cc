@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/resource_status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -32,6 +33,15 @@ TEST(ApiErrorTest, WhatTravelsWithAStatus_IsSaid_AndTheInnermostCounts) {
   ASSERT_EQ(wait.fields.size(), 1u);
   EXPECT_EQ(wait.fields[0], (std::pair<std::string, std::string>("Retry-After", "3")));
   EXPECT_TRUE(WithParam(absl::OkStatus(), "x").ok());
+}
+
+TEST(ApiErrorTest, WhatTheMachineLacks_IsItsOwnError) {
+  const absl::Status memory = absl::ResourceExhaustedError("a document: out of memory");
+  EXPECT_EQ(ErrorOf(OfMachine(memory)).status, 503);
+  EXPECT_EQ(json::parse(ErrorOf(OfMachine(memory)).body)["error"]["type"], "server_error");
+  EXPECT_EQ(ErrorOf(OfMachine(MakeDiskFull("no room"))).status, 507);
+  EXPECT_EQ(ErrorOf(OfMachine(absl::DataLossError("x"))).status, 500);
+  EXPECT_TRUE(OfMachine(absl::OkStatus()).ok());
 }
 
 TEST(ApiErrorTest, BytesThatAreNoUtf8_AreStillJson) {

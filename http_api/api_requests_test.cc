@@ -67,8 +67,9 @@ class ApiRequestsTest : public testing::Test {
     service_ = *std::move(service);
     address_ = service_->addresses()[0];
   }
+  using Keys = std::vector<std::pair<std::string, std::string>>;
   // Keys of these names, with these globs, that may do all.
-  void StartWithKeys(const std::vector<std::pair<std::string, std::string>>& keys, int64_t keep) {
+  void WriteKeys(const Keys& keys) {
     json entries = json::array();
     for (const auto& [name, glob] : keys) {
       entries.push_back({{"name", name},
@@ -76,9 +77,11 @@ class ApiRequestsTest : public testing::Test {
                          {"rights", {"list", "open", "import", "delete"}},
                          {"contexts", {glob}}});
     }
-    const std::string file = folder_ + "/keys.json";
-    CARREL_ASSERT_OK(WritePrivateFile(file, json{{"keys", entries}}.dump()));
-    auto access = kvstore::Access::Create(file, absl::Milliseconds(50));
+    CARREL_ASSERT_OK(WritePrivateFile(keys_file_, json{{"keys", entries}}.dump()));
+  }
+  void StartWithKeys(const Keys& keys, int64_t keep) {
+    WriteKeys(keys);
+    auto access = kvstore::Access::Create(keys_file_, absl::Milliseconds(50));
     CARREL_ASSERT_OK(access.status());
     Start([&](ApiConfig& config) {
       config.access = *access;
@@ -132,6 +135,7 @@ class ApiRequestsTest : public testing::Test {
   }
 
   const std::string folder_ = FreshTempDir(), model_folder_ = folder_ + "/model";
+  const std::string keys_file_ = folder_ + "/keys.json";
   std::shared_ptr<library::LoadedModel> model_;
   std::shared_ptr<library::StoreAccess> store_;
   std::unique_ptr<ApiService> service_;
@@ -330,8 +334,7 @@ TEST_F(ApiRequestsTest, WhatIsKept_IsItsKeepers) {
   const auto cached = [](const json& answer) {
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
   };
-  const std::vector<std::pair<std::string, std::string>> keys = {
-      {"alice", "*"}, {"bob", "*"}, {"narrow", "narrow-*"}};
+  const Keys keys = {{"alice", "*"}, {"bob", "*"}, {"narrow", "narrow-*"}};
   StartWithKeys(keys, /*keep=*/1);
   const json kept = ask("alice", text);
   const std::string name = kept["carrel"]["context"];
@@ -368,6 +371,65 @@ TEST_F(ApiRequestsTest, WhatIsKept_IsItsKeepers) {
   const std::string next = ask("alice", other)["carrel"]["context"];
   EXPECT_EQ(Names("alice"), std::vector<std::string>{next});
   EXPECT_EQ(Names("bob"), std::vector<std::string>{bobs});
+}
+
+// Waiting, half read, or left by another process: with its key a document goes.
+TEST_F(ApiRequestsTest, AKeyThatIsWithdrawn_TakesItsDocumentsAlong) {
+  const Keys all = {{"alice", "*"}, {"root", "*"}}, root = {{"root", "*"}};
+  const auto post = [&](const std::string& name, const std::string& text, const std::string& key) {
+    EXPECT_EQ(Post("/v1/contexts?name=" + name, text, key, "text/plain").status, 202) << name;
+  };
+  const auto nothing_left = [&](const std::string& name) {
+    const std::string store = folder_ + "/store/";
+    return !fs::exists(store + "waiting/" + name + ".document") &&
+           !fs::exists(store + "prefill/" + name);
+  };
+  StartWithKeys(all, /*keep=*/0);
+  post("read", LongText(), "alice");
+  post("waits", "Two. " + LongText(), "alice");
+  post("others", kText, "root");
+  WriteKeys(root);
+  EXPECT_TRUE(BecomesReady("others", "root"));  // which waited behind both
+  EXPECT_EQ(Names("root"), std::vector<std::string>{"others"});
+  EXPECT_TRUE(nothing_left("read") && nothing_left("waits"));
+  StartWithKeys(all, /*keep=*/0);
+  post("read", LongText(), "alice");
+  post("waits", "Two. " + LongText(), "alice");
+  service_ = nullptr;
+  StartWithKeys(root, /*keep=*/0);
+  EXPECT_EQ(Names("root"), std::vector<std::string>{"others"});
+  EXPECT_TRUE(nothing_left("read") && nothing_left("waits"));
+}
+
+// A link on another page, or in a mail, opens the page; nothing else comes from elsewhere.
+TEST_F(ApiRequestsTest, ALinkFromElsewhere_OpensThePageAlone) {
+  Start();
+  const auto status = [&](const std::string& line, const std::string& mode, const std::string& dest,
+                          const std::string& more = "", const std::string& site = "cross-site") {
+    TestClient client(address_);
+    client.Send(absl::StrCat(line, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+                             "Sec-Fetch-Site: ", site, "\r\nSec-Fetch-Mode: ", mode,
+                             "\r\nSec-Fetch-Dest: ", dest, "\r\n", more, "\r\n"));
+    return client.Receive().status;
+  };
+  for (const char* site : {"cross-site", "same-site"}) {
+    EXPECT_EQ(status("GET /", "navigate", "document", "", site), 200) << site;
+  }
+  EXPECT_EQ(status("GET /?utm_source=mail", "navigate", "document"), 200);
+  for (const char* target :
+       {"/health", "/v1/models", "/v1/contexts", "/metrics", "/v1/contexts/x/text"}) {
+    EXPECT_EQ(status(absl::StrCat("GET ", target), "navigate", "document"), 403) << target;
+  }
+  for (const char* line : {"POST /", "HEAD /", "DELETE /", "OPTIONS /", "POST /v1/contexts"}) {
+    EXPECT_EQ(status(line, "navigate", "document", "Content-Length: 0\r\n"), 403) << line;
+  }
+  for (const char* dest : {"iframe", "frame", "object", "embed", "empty", "script", "image", ""}) {
+    EXPECT_EQ(status("GET /", "navigate", dest), 403) << dest;
+  }
+  for (const char* mode : {"cors", "no-cors", "websocket", ""}) {
+    EXPECT_EQ(status("GET /", mode, "document"), 403) << mode;
+  }
+  EXPECT_EQ(status("GET /", "navigate", "document", "Origin: http://evil.example\r\n"), 403);
 }
 
 // What is kept unasked counts in its tenant's quota.

@@ -17,7 +17,6 @@
 #include "carrel/v1/context.pb.h"
 #include "common/json.h"
 #include "common/status.h"
-#include "common/thread_pool.h"
 #include "common/thrown.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
@@ -27,6 +26,7 @@
 #include "http_api/http_message.h"
 #include "http_api/page.h"
 #include "http_api/still_allowed.h"
+#include "http_api/turn_pool.h"
 #include "kvstore/access/admission.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
@@ -106,15 +106,24 @@ class OpenAiService final : public ApiService {
                    std::string(chat_missing.message()));
     }
     AnswererConfig answerer = config_.answerer;
+    answerer.max_waiting_of_turn = MostOfOneTurn();
     if (chat_ != nullptr) {
       ASSIGN_OR_RETURN(answerer.turn_head, chat_->TurnHead());
     }
     answerer_ = Answerer::Create(std::move(answerer), model_, store_);
     if (store_ != nullptr) {
-      ASSIGN_OR_RETURN(documents_,
-                       Documents::Create(config_.documents, model_, store_, answerer_.get()));
+      DocumentsConfig documents = config_.documents;
+      documents.retrieval = config_.answerer.retrieval;
+      documents.derived_weights = config_.answerer.derived_weights;
+      documents.still_may = [this](const std::string& who, const std::string& context) {
+        return StillMay(who, context);
+      };
+      ASSIGN_OR_RETURN(documents_, Documents::Create(documents, model_, store_, answerer_.get()));
     }
-    prepare_ = std::make_unique<ThreadPool>(kPreparing, config_.answerer.max_waiting);
+    prepare_ = std::make_unique<TurnPool>(TurnQueueConfig{.places = kPreparing,
+                                                          .waiting = config_.answerer.max_waiting,
+                                                          .of_one_turn = MostOfOneTurn(),
+                                                          .what = "requests"});
     {
       absl::MutexLock lock(&later_mu_);
       later_ = prepare_.get();
@@ -135,8 +144,24 @@ class OpenAiService final : public ApiService {
   const std::vector<std::string>& addresses() const override { return http_->addresses(); }
 
  private:
-  // What may block (the store, a template) is not the server's thread's.
+  // What may block (the store, a template) is not the server's thread's. Beside these one for turns that have none.
   static constexpr int kPreparing = 4;
+
+  // A request that waits for a thread. One of two answers it: who prepares it, or who sees that its key was
+  // withdrawn.
+  struct Waiting {
+    HttpRequest request;
+    std::shared_ptr<Passed> passed;
+    std::shared_ptr<HttpReply> reply;
+    absl::Mutex mu;
+    bool begun ABSL_GUARDED_BY(mu) = false;
+  };
+
+  // Of what waits. Without keys all are one turn, or the machine's owner: nobody is to be left room for.
+  int64_t MostOfOneTurn() const {
+    const int64_t most = config_.answerer.max_waiting;
+    return config_.access->has_keys() ? (most + 1) / 2 : most;
+  }
 
   void MakeCompletions(const absl::Status& chat_missing) {
     const decoder::RetrievalConfig& retrieval = config_.answerer.retrieval;
@@ -158,11 +183,21 @@ class OpenAiService final : public ApiService {
   }
 
   // For those who are told on a thread that must not wait; for as long as there is a pool.
-  std::function<bool(std::function<void()>)> Later() {
-    return [this](std::function<void()> task) {
+  RunLater Later() {
+    return [this](Turn turn, std::function<void()> task) {
       absl::MutexLock lock(&later_mu_);
-      return later_ != nullptr && later_->TrySubmit(std::move(task));
+      if (later_ != nullptr) later_->Continue(std::move(turn), std::move(task));
+      return later_ != nullptr;
     };
+  }
+
+  // A document that waited through a restart is its key's, as long as there is one of the name. Without keys nothing is
+  // withdrawn.
+  absl::Status StillMay(const std::string& who, const std::string& context) const {
+    if (!config_.access->has_keys()) return absl::OkStatus();
+    const std::shared_ptr<kvstore::Principal> now = config_.access->Named(who);
+    if (now != nullptr) return MayBring(*now, context);
+    return absl::PermissionDeniedError(absl::StrCat("key ", who, " was withdrawn"));
   }
 
   absl::Status CheckExposure() const {
@@ -179,6 +214,13 @@ class OpenAiService final : public ApiService {
     return absl::OkStatus();
   }
 
+  // A link on another page or in a mail is followed: whose page that was sees nothing of ours, which asks nothing by
+  // itself. Not in a frame, and of nothing but the page.
+  static bool OpensThePage(const HttpRequest& request) {
+    return request.method == "GET" && request.at.segments.empty() &&
+           request.fetch_mode == "navigate" && request.fetch_dest == "document";
+  }
+
   // A page of another origin has no business here, and one that had its name point to this address is one.
   absl::Status CheckOrigin(const HttpRequest& request) const {
     const std::string& site = request.fetch_site;
@@ -187,7 +229,8 @@ class OpenAiService final : public ApiService {
         !request.origin.empty() &&
         (authority == std::string::npos ||
          !SameAuthority(absl::string_view(request.origin).substr(authority + 3), request.host));
-    const bool foreign_site = !site.empty() && site != "same-origin" && site != "none";
+    const bool foreign_site =
+        !site.empty() && site != "same-origin" && site != "none" && !OpensThePage(request);
     if (foreign_origin || foreign_site) {
       return absl::PermissionDeniedError(
           absl::StrCat("Origin ", request.origin.empty() ? site : request.origin.substr(0, 200),
@@ -308,11 +351,43 @@ class OpenAiService final : public ApiService {
                          DumpJson(json{{"status", "ok"}, {"waiting", answerer_->waiting()}}));
     }
     passed->visit->SpendBytes(static_cast<int64_t>(request.body.size()));
-    auto shared = std::make_shared<HttpRequest>(std::move(request));
-    if (!prepare_->TrySubmit([this, shared, passed, reply] { Handle(*shared, *passed, reply); })) {
-      SendError(*reply, WithRetryAfter(absl::UnavailableError("too many requests wait already"),
-                                       absl::Seconds(1)));
+    const auto waiting = std::make_shared<Waiting>();
+    waiting->request = std::move(request);
+    waiting->passed = passed;
+    waiting->reply = std::move(reply);
+    const absl::Status taken =
+        prepare_->Submit(passed->visit->turn(), [this, waiting] { Prepare(*waiting); });
+    if (!taken.ok()) {
+      return SendError(*waiting->reply, WithRetryAfter(taken, absl::Seconds(1)));
     }
+    still_allowed_.Watch([weak = std::weak_ptr<Waiting>(waiting)] {
+      const auto held = weak.lock();
+      return held != nullptr && LookAgain(*held);
+    });
+  }
+
+  void Prepare(Waiting& waiting) {
+    {
+      absl::MutexLock lock(&waiting.mu);
+      if (waiting.begun) return;
+      waiting.begun = true;
+    }
+    // An answer that nobody waits for is not begun; what changes something is done all the same.
+    if (MayTakeLong(*waiting.passed->route) && waiting.reply->gone()) return;
+    Handle(waiting.request, *waiting.passed, waiting.reply);
+  }
+
+  // False: it waits no more.
+  static bool LookAgain(Waiting& waiting) {
+    absl::MutexLock lock(&waiting.mu);
+    if (waiting.begun || waiting.reply->gone()) return false;
+    const absl::Status still = waiting.passed->visit->StillAllowed();
+    if (still.ok()) return true;
+    waiting.begun = true;
+    waiting.request = HttpRequest();  // its bytes are given back
+    CountRequest(waiting.passed->route->pattern, still);
+    SendError(*waiting.reply, still);
+    return false;
   }
 
   void Handle(const HttpRequest& request, const Passed& passed,
@@ -341,6 +416,7 @@ class OpenAiService final : public ApiService {
                      const std::shared_ptr<HttpReply>& reply) {
     const absl::string_view pattern = passed.route->pattern;
     kvstore::Principal& who = passed.visit->principal();
+    RETURN_IF_ERROR(passed.visit->StillAllowed());  // it may have waited
     if (pattern == "/v1/chat/completions" || pattern == "/v1/completions") {
       return completions_->Handle(absl::StrContains(pattern, "chat"), request, passed.visit, reply);
     }
@@ -442,9 +518,9 @@ class OpenAiService final : public ApiService {
   std::unique_ptr<Answerer> answerer_;
   std::unique_ptr<Documents> documents_;  // null: there is no store
   std::unique_ptr<CompletionsApi> completions_;
-  std::unique_ptr<ThreadPool> prepare_;
+  std::unique_ptr<TurnPool> prepare_;
   absl::Mutex later_mu_;
-  ThreadPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
+  TurnPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
 };
 
 }  // namespace

@@ -331,6 +331,53 @@ TEST_F(ApiServiceTest, ManyQuestionsOfOneKey_LeaveAnotherItsTurn) {
   EXPECT_GE(waiting(), 4);
 }
 
+// Where nobody has a key there is nobody to leave room for: as many wait as may.
+TEST_F(ApiServiceTest, WithoutKeys_AsManyQuestionsWaitAsMay) {
+  Start(nullptr, "", [](ApiConfig& config) {
+    config.answerer.max_answers = 1;
+    config.answerer.max_waiting = 4;
+  });
+  Bring("mine", "token");
+  std::vector<std::unique_ptr<TestClient>> many;
+  int64_t waiting = 0;
+  for (int i = 0; i < 5; ++i) {  // one runs, four wait
+    many.push_back(std::make_unique<TestClient>(address_));
+    many.back()->Post("/v1/completions", Question(1900));
+    const absl::Time until = absl::Now() + absl::Seconds(20);
+    while (waiting < i && absl::Now() < until) {
+      waiting = json::parse(Ask("GET", "/health").body)["waiting"].get<int64_t>();
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  EXPECT_EQ(waiting, 4);
+  EXPECT_EQ(Post("/v1/completions", Question(1)).status, 429);
+}
+
+// Requests are read and tokenized by turns: one key's long ones do not keep another's short one waiting.
+TEST_F(ApiServiceTest, ManyLongPromptsOfOneKey_LeaveAnotherItsTurn) {
+  Start(R"({"name": "a", "sha256": "%a%", "rights": ["list", "open"]},
+           {"name": "b", "sha256": "%b%", "rights": ["list", "open"]})");
+  constexpr int kMany = 32;
+  std::string words;
+  while (words.size() < 1000000) absl::StrAppend(&words, " word", words.size());
+  const std::string body = json{{"prompt", words}, {"max_tokens", 1}}.dump();
+  std::atomic<int> sent{0}, answered{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < kMany; ++i) {
+    clients.emplace_back([&] {
+      TestClient client(address_);
+      client.Post("/v1/completions", body, Bearer("a"));
+      ++sent;
+      EXPECT_EQ(client.Receive().status, 400);  // it is too long for the model
+      ++answered;
+    });
+  }
+  while (sent < kMany) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(Post("/v1/completions", R"({"prompt": 5})", "b").status, 400);
+  EXPECT_LT(answered, kMany / 2);
+  for (std::thread& client : clients) client.join();
+}
+
 TEST_F(ApiServiceTest, LimitsOfKeys_HoldOverHttp) {
   Start(R"({"name": "root", "sha256": "%all%", "rights": ["list", "open", "import", "delete"]},
            {"name": "a", "sha256": "%a%", "rights": ["list", "open"], "requests_per_second": 1},

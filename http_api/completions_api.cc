@@ -103,12 +103,12 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
     }
     if (document.state == DocumentState::kReady) {
       const Found found = {document.content_id, document.tokens};
-      const bool begun = parts_.later([this, asked, found] {
+      const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
         const absl::Status status = Answer(asked, found);
         if (!status.ok()) asked.answering->Failed(status);
       });
       if (!begun) {
-        answering.Failed(absl::ResourceExhaustedError("too many requests wait already"));
+        answering.Failed(absl::UnavailableError("the server is stopping"));
       }
       return false;
     }
@@ -272,8 +272,9 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const AnswerJob&
   ASSIGN_OR_RETURN(std::shared_ptr<void> place,
                    TakePlace(*parts_.documents, parts_.model->checkpoint(), name,
                              static_cast<int64_t>(keep), who));
-  ASSIGN_OR_RETURN(const Documents::Added added,
-                   parts_.documents->Keep(name, document, std::move(place), SeenBy(who)));
+  ASSIGN_OR_RETURN(
+      const Documents::Added added,
+      parts_.documents->Keep(name, document, BroughtBy(asked.visit, std::move(place))));
   return parts_.documents->Watch(
       added.document.name, [this, answering = asked.answering, keep, job](const Document& now) {
         if (now.state == DocumentState::kReady) {

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "http_api/documents.h"
 #include "http_api/http_server.h"
 #include "http_api/still_allowed.h"
+#include "http_api/turn_pool.h"
 #include "kvstore/access/admission.h"
 #include "library/document_ends.h"
 #include "library/loaded_model.h"
@@ -45,8 +45,7 @@ class CompletionsApi {
     int64_t keep = 0, keep_tokens = 0;  // as DocumentsConfig
     bool beyond_trained = false;        // positions may exceed what the model was trained for
     int64_t most_given_up = 0;          // of a long context (decoder::MostGivenUp)
-    // Runs it soon, on a thread that may block; false: there is no room.
-    std::function<bool(std::function<void()>)> later;
+    RunLater later;
     StillAllowed* still_allowed;
   };
   explicit CompletionsApi(Parts parts);

@@ -116,6 +116,27 @@ Documents::Sees SeenBy(kvstore::Principal* who) {
   return [who](const std::string& name) { return who == nullptr || who->Sees(name); };
 }
 
+absl::Status MayBring(const kvstore::Principal& who, const std::string& name) {
+  RETURN_IF_ERROR(who.Check(kvstore::Right::kImport));
+  if (who.Sees(name)) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("key ", who.name(), " may not add context ", name, " any more"));
+}
+
+Documents::Bringer BroughtBy(const std::shared_ptr<kvstore::Visit>& visit,
+                             std::shared_ptr<void> place) {
+  Documents::Bringer by;
+  by.sees = [who = visit->shared_principal()](const std::string& name) { return who->Sees(name); };
+  by.place = std::move(place);
+  if (!visit->of_keys()) return by;  // nothing can be withdrawn
+  by.who = visit->principal().name();
+  by.still = [visit](const std::string& name) {
+    RETURN_IF_ERROR(visit->StillAllowed());
+    return MayBring(visit->principal(), name);
+  };
+  return by;
+}
+
 absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& route,
                                  const std::string& name,
                                  const std::shared_ptr<kvstore::Visit>& visit,
@@ -124,7 +145,7 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
     return absl::FailedPreconditionError("there is no store: carrel api needs --store FOLDER");
   }
   const absl::string_view pattern = route.pattern, method = route.method;
-  if (pattern == kTarget && method == "POST") return Create(request, *visit, *reply);
+  if (pattern == kTarget && method == "POST") return Create(request, visit, *reply);
   if (pattern == kTarget) return SendAll(visit->principal(), *reply);
   const absl::StatusOr<Document> document = documents->Get(visit->lookup_name());
   RETURN_IF_ERROR(visit->Told(document.status()));
@@ -171,9 +192,10 @@ absl::Status ContextsApi::SendText(const Document& document, const kvstore::Visi
 
 absl::StatusOr<std::string> ContextsApi::TextOf(const Document& document) const {
   if (!document.usable) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("context \"", document.name,
-                     "\" was made by another model: this one cannot read it, nor its text"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "context \"", document.name,
+        "\" was made by another model, or its keys are stored otherwise than this server "
+        "reads them: it cannot be asked here, nor its text be read"));
   }
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                    store->DocumentTokens(document.name, document.content_id));
@@ -213,13 +235,13 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
   });
   return documents->Watch(document.name, [api = *this, visit, reply, until](const Document& now) {
     if (now.state == DocumentState::kReady) {
-      const bool begun = api.later([api, visit, reply, now] {
+      const bool begun = api.later(visit->turn(), [api, visit, reply, now] {
         absl::Status sent = visit->StillAllowed();
         if (sent.ok()) sent = api.SendText(now, *visit, *reply);
         if (!sent.ok()) SendError(*reply, sent);
       });
       if (!begun) {
-        SendError(*reply, absl::ResourceExhaustedError("too many requests wait already"));
+        SendError(*reply, absl::UnavailableError("the server is stopping"));
       }
     } else if (now.state == DocumentState::kFailed) {
       SendError(*reply, now.error);
@@ -255,11 +277,12 @@ absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
       });
 }
 
-absl::Status ContextsApi::Create(const HttpRequest& request, kvstore::Visit& visit,
+absl::Status ContextsApi::Create(const HttpRequest& request,
+                                 const std::shared_ptr<kvstore::Visit>& visit,
                                  HttpReply& reply) const {
-  kvstore::Principal* const who = &visit.principal();
+  kvstore::Principal* const who = &visit->principal();
   ASSIGN_OR_RETURN(const GivenDocument given, ReadDocument(request, request.at.query));
-  RETURN_IF_ERROR(WithParam(visit.AllowNew(given.name), "name"));
+  RETURN_IF_ERROR(WithParam(visit->AllowNew(given.name), "name"));
   if (static_cast<int64_t>(given.text.size()) > max_text_bytes) {
     return WithHttpStatus(
         WithParam(absl::InvalidArgumentError(absl::StrCat(
@@ -281,8 +304,8 @@ absl::Status ContextsApi::Create(const HttpRequest& request, kvstore::Visit& vis
       TakePlace(*documents, *checkpoint, given.name, static_cast<int64_t>(tokens->size()), who));
   const auto count = static_cast<int64_t>(tokens->size());
   const absl::StatusOr<Documents::Added> added =
-      documents->Add(given.name, *std::move(tokens), std::move(place), SeenBy(who));
-  visit.Log("import", added.status(), {.tokens = count});
+      documents->Add(given.name, *std::move(tokens), BroughtBy(visit, std::move(place)));
+  visit->Log("import", added.status(), {.tokens = count});
   RETURN_IF_ERROR(added.status());
   json value = JsonOf(added->document);
   value["existed"] = added->existed;

@@ -23,6 +23,7 @@
 #include "http_api/http_message.h"
 #include "http_api/http_server.h"
 #include "http_api/still_allowed.h"
+#include "http_api/turn_pool.h"
 #include "kvstore/access/admission.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
@@ -37,8 +38,7 @@ struct ContextsApi {
   library::StoreAccess* store;  // null likewise
   ChatTemplate* chat;           // null: the model knows none
   int64_t max_text_bytes;
-  // As CompletionsApi::Parts.
-  std::function<bool(std::function<void()>)> later;
+  RunLater later;
   StillAllowed* still_allowed;
 
   // Of a visit that may make this call; name: what the route's {} stands for.
@@ -47,7 +47,8 @@ struct ContextsApi {
                       const std::shared_ptr<HttpReply>& reply) const;
 
  private:
-  absl::Status Create(const HttpRequest& request, kvstore::Visit& visit, HttpReply& reply) const;
+  absl::Status Create(const HttpRequest& request, const std::shared_ptr<kvstore::Visit>& visit,
+                      HttpReply& reply) const;
   absl::Status SendAll(const kvstore::Principal& who, HttpReply& reply) const;
   absl::StatusOr<std::string> TextOf(const Document& document) const;
   absl::Status SendText(const Document& document, const kvstore::Visit& visit,
@@ -66,5 +67,11 @@ absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
 
 // Whether the caller sees a context; who: null: all.
 Documents::Sees SeenBy(kvstore::Principal* who);
+
+// The caller, as who brings a document: for as long as the visit is allowed, and he may add a context of the name.
+Documents::Bringer BroughtBy(const std::shared_ptr<kvstore::Visit>& visit,
+                             std::shared_ptr<void> place);
+// Whether a context of the name may still be made for him.
+absl::Status MayBring(const kvstore::Principal& who, const std::string& name);
 
 }  // namespace carrel::http_api

@@ -4,25 +4,24 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <map>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/prefill.h"
 #include "carrel/v1/context.pb.h"
-#include "common/checksum.h"
-#include "common/resource_status.h"
 #include "common/status.h"
 #include "common/thrown.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
+#include "http_api/document_jobs.h"
+#include "http_api/known_contexts.h"
 #include "http_api/known_prefixes.h"
+#include "http_api/still_allowed.h"
 #include "http_api/waiting_documents.h"
 #include "kvstore/access/kept_name.h"
 #include "kvstore/format/context_name.h"
@@ -57,19 +56,27 @@ class PrefillingDocuments final : public Documents {
     for (const WaitingDocuments::Found& one : left) RETURN_IF_ERROR(GoOn(one));
     RETURN_IF_ERROR(Sweep());
     thread_ = std::thread([this] { Work(); });
+    clock_.emplace();
+    clock_->Watch([this] {
+      CatchThrown("documents", [this] {
+        Look();
+        return absl::OkStatus();
+      }).IgnoreError();  // the next look may go better
+      return !stopping_;
+    });
     return absl::OkStatus();
   }
 
   ~PrefillingDocuments() override {
     stopping_ = true;
+    clock_.reset();
     {
       absl::MutexLock lock(&mu_);  // whoever waits looks again
     }
     if (thread_.joinable()) thread_.join();
     absl::MutexLock lock(&mu_);
-    for (const auto& [name, job] : jobs_) {
-      if (job->document.state == DocumentState::kFailed) continue;
-      Fail(*job, absl::UnavailableError("the server is stopping"));
+    for (const auto& [name, job] : jobs_.all()) {
+      if (!job->failed()) job->Fail(absl::UnavailableError("the server is stopping"));
     }
   }
 
@@ -78,36 +85,33 @@ class PrefillingDocuments final : public Documents {
     absl::MutexLock one(&refresh_mu_);
     ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
     ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
-    std::map<std::string, Stored> stored;
+    KnownContexts::ByName stored;
     for (const auto& summary : listed.contexts()) {
-      Stored& entry = stored[summary.name()];
+      KnownContext& entry = stored[summary.name()];
       {
         absl::MutexLock lock(&mu_);
-        const auto known = stored_.find(summary.name());
-        if (known != stored_.end() && known->second.document.content_id == summary.content_id()) {
-          entry = known->second;
+        const KnownContext* const known = known_.Find(summary.name());
+        if (known != nullptr && known->document.content_id == summary.content_id()) {
+          entry = *known;
           continue;
         }
       }
-      RETURN_IF_ERROR(LookAt(summary, *client, entry));
+      ASSIGN_OR_RETURN(ReadContext read,
+                       ReadContext::From(summary, *client, *store_, model_->checkpoint(),
+                                         config_.retrieval, config_.derived_weights));
+      entry = std::move(read.known);
+      absl::MutexLock lock(&mu_);
+      if (read.tokens.has_value()) known_.AddPrefix(entry.document.content_id, *read.tokens);
     }
     absl::MutexLock lock(&mu_);
     if (const auto going = current_ != nullptr && current_->cancelled
                                ? stored.find(current_->document.name)
                                : stored.end();
         going != stored.end()) {
-      prefixes_.Remove(going->second.document.content_id);
+      known_.RemovePrefix(going->second.document.content_id);
       stored.erase(going);
     }
-    for (const auto& [name, entry] : stored_) {
-      const auto still = stored.find(name);
-      if (still == stored.end() || still->second.document.content_id != entry.document.content_id) {
-        prefixes_.Remove(entry.document.content_id);
-      } else {
-        still->second.used = entry.used;
-      }
-    }
-    stored_ = std::move(stored);
+    known_.Replace(std::move(stored));
     looked_ = absl::Now();
     return absl::OkStatus();
   }
@@ -116,8 +120,8 @@ class PrefillingDocuments final : public Documents {
     RETURN_IF_ERROR(Refresh());
     absl::MutexLock lock(&mu_);
     std::map<std::string, Document> all;
-    for (const auto& [name, entry] : stored_) all[name] = entry.document;
-    for (const auto& [name, job] : jobs_) all[name] = job->document;
+    for (const auto& [name, entry] : known_.all()) all[name] = entry.document;
+    for (const auto& [name, job] : jobs_.all()) all[name] = job->document;
     std::vector<Document> documents;
     for (auto& [name, document] : all) documents.push_back(std::move(document));
     return documents;
@@ -130,8 +134,8 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::StatusOr<Added> Add(const std::string& name, std::vector<TokenId> tokens,
-                            std::shared_ptr<void> place, const Sees& sees) override {
-    return Enqueue(name, /*waits=*/true, std::move(tokens), std::move(place), sees);
+                            Bringer by) override {
+    return Enqueue(name, /*waits=*/true, std::move(tokens), std::move(by));
   }
 
   absl::StatusOr<std::shared_ptr<void>> TakePlace(const Sees& counted, const Take& take) override {
@@ -140,13 +144,13 @@ class PrefillingDocuments final : public Documents {
     const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
     absl::MutexLock lock(&mu_);
     int64_t contexts = 0, bytes = 0;
-    for (const auto& [name, entry] : stored_) {
+    for (const auto& [name, entry] : known_.all()) {
       if (!counted(name)) continue;
       ++contexts;
       bytes += entry.document.bytes;
     }
-    for (const auto& [name, job] : jobs_) {
-      const bool counts = job->place == nullptr && !stored_.contains(name) &&
+    for (const auto& [name, job] : jobs_.all()) {
+      const bool counts = job->place == nullptr && known_.Find(name) == nullptr &&
                           job->document.state != DocumentState::kFailed && counted(name);
       if (!counts) continue;
       ++contexts;
@@ -160,27 +164,9 @@ class PrefillingDocuments final : public Documents {
     {
       absl::MutexLock waiting(&waiting_mu_);
       absl::MutexLock lock(&mu_);
-      if (const auto found = jobs_.find(name); found != jobs_.end()) {
+      if (const Job job = jobs_.Find(name)) {
         RETURN_IF_ERROR(waiting_.Remove(name));  // or it would come back
-        const std::shared_ptr<Job> job = found->second;
-        jobs_.erase(found);
-        std::erase(queue_, job);
-        job->cancelled = true;  // the thread that prefills it discards what there is,
-        if (const auto entry = stored_.find(name); entry != stored_.end()) {  // be it published
-          prefixes_.Remove(entry->second.document.content_id);
-          stored_.erase(entry);
-        }
-        job->place = nullptr;
-        const bool ended = job->document.state == DocumentState::kFailed;
-        if (!ended) {
-          Fail(*job, absl::CancelledError("cancelled"));
-          CountDocument("cancelled");
-        }
-        if (current_ == job) return absl::OkStatus();
-        if (current_ == nullptr || current_->document.name != name) {
-          return library::FromPublic(DiscardPrefill(store_handle_, name));
-        }
-        return absl::OkStatus();
+        return CancelLocked(*job, absl::CancelledError("cancelled"));
       }
     }
     RETURN_IF_ERROR(DeleteStored(name));
@@ -191,8 +177,8 @@ class PrefillingDocuments final : public Documents {
     absl::MutexLock lock(&mu_);
     ASSIGN_OR_RETURN(const Document document, FindLocked(name));
     const bool more = watcher(document);
-    const auto job = jobs_.find(name);
-    if (more && job != jobs_.end()) job->second->watchers.push_back(std::move(watcher));
+    const Job job = jobs_.Find(name);
+    if (more && job != nullptr) job->watchers.push_back(std::move(watcher));
     return absl::OkStatus();
   }
 
@@ -204,65 +190,53 @@ class PrefillingDocuments final : public Documents {
       old = !config_.writable && absl::Now() - looked_ > kLookAgain;
     }
     if (old && !Refresh().ok()) return std::nullopt;
-    std::vector<Recognised> candidates;
+    std::vector<std::pair<std::string, std::string>> candidates;
     {
       absl::MutexLock lock(&mu_);
-      for (const std::string& content_id : prefixes_.Candidates(prompt)) {
-        for (const auto& [name, entry] : stored_) {
-          if (entry.document.content_id == content_id) candidates.push_back({name, content_id, {}});
-        }
-      }
+      candidates = known_.Candidates(prompt);
     }
-    for (Recognised& candidate : candidates) {
-      if (!sees(candidate.name)) continue;
-      const auto tokens = store_->DocumentTokens(candidate.name, candidate.content_id);
+    for (auto& [name, content_id] : candidates) {
+      if (!sees(name)) continue;
+      const auto tokens = store_->DocumentTokens(name, content_id);
       if (!tokens.ok()) continue;  // it is gone, or damaged: who asks for it by name is told
       auto rest = RestOf(prompt, *tokens, most_given_up);
       if (!rest.has_value()) continue;
-      candidate.prompt = *std::move(rest);
       absl::MutexLock lock(&mu_);
-      if (const auto entry = stored_.find(candidate.name); entry != stored_.end()) {
-        entry->second.used = absl::Now();
-      }
-      return std::move(candidate);
+      known_.Use(name);
+      return Recognised{std::move(name), std::move(content_id), *std::move(rest)};
     }
     return std::nullopt;
   }
 
   absl::StatusOr<Added> Keep(const std::string& name, std::vector<TokenId> tokens,
-                             std::shared_ptr<void> place, const Sees& sees) override {
+                             Bringer by) override {
     RETURN_IF_ERROR(CheckLength(tokens));
     RETURN_IF_ERROR(Refresh());
+    absl::MutexLock keeping(&keep_mu_);
     {
       absl::MutexLock lock(&mu_);
-      const auto same = SameLocked(DigestOf(tokens), "", sees);
+      const auto same = SameLocked(DigestOf(tokens), "", by.sees);
       if (same.has_value()) return Added{*same, /*existed=*/true};
+      if (KeptLocked(name).on_their_way >= config_.keep) {
+        return absl::ResourceExhaustedError("as many are being kept as may");
+      }
     }
-    RETURN_IF_ERROR(MakeRoom(name));
-    return Enqueue(name, /*waits=*/false, std::move(tokens), std::move(place), sees);
+    // Nothing that was kept goes before it is certain that this one is taken.
+    ASSIGN_OR_RETURN(Added added, Enqueue(name, /*waits=*/false, std::move(tokens), std::move(by)));
+    if (added.existed) return added;
+    const absl::Status room = MakeRoom(name);
+    if (room.ok()) return added;
+    Delete(name).IgnoreError();
+    return room;
   }
 
   int64_t queued() const override {
     absl::MutexLock lock(&mu_);
-    return static_cast<int64_t>(queue_.size());
+    return jobs_.waiting();
   }
 
  private:
-  struct Stored {
-    Document document;
-    std::string digest;  // of its tokens
-    absl::Time used;
-  };
-  struct Job {
-    Document document;  // under mu_
-    std::string digest;
-    std::vector<TokenId> tokens;
-    std::vector<Watcher> watchers;       // under mu_
-    std::atomic<bool> cancelled{false};  // set under mu_
-    std::shared_ptr<void> place;         // in a quota; under mu_
-    bool published = false;              // of the thread that prefills
-    bool waits = false;                  // in a file, too
-  };
+  using Job = DocumentJobs::Job;
 
   absl::Status CheckWritable() const {
     if (config_.writable) return absl::OkStatus();
@@ -271,45 +245,10 @@ class PrefillingDocuments final : public Documents {
         "carrel api --store FOLDER, without --read-only");
   }
 
-  absl::Status LookAt(const v1::ListResponse::Summary& summary, kvstore::ContextClient& client,
-                      Stored& entry) {
-    Document& document = entry.document;
-    document = {.name = summary.name(),
-                .state = DocumentState::kReady,
-                .progress = 1,
-                .tokens = summary.tokens(),
-                .bytes = summary.bytes(),
-                .content_id = summary.content_id(),
-                .index = summary.index_kind(),
-                .created_unix_s = summary.created_unix_s()};
-    entry.used = absl::FromUnixSeconds(summary.created_unix_s());
-    const absl::StatusOr<v1::Manifest> manifest = client.Get(summary.name());
-    if (absl::IsNotFound(manifest.status())) return absl::OkStatus();  // deleted meanwhile
-    RETURN_IF_ERROR(manifest.status());
-    entry.digest = manifest->token_ids_sha256();
-    std::vector<std::pair<std::string, std::string>> fingerprint;
-    for (const auto& field : manifest->fingerprint().fields()) {
-      fingerprint.emplace_back(field.name(), field.value());
-    }
-    document.usable = fingerprint == model_->checkpoint().fingerprint;
-    if (!document.usable || document.content_id.empty()) return absl::OkStatus();
-    const auto tokens = store_->DocumentTokens(document.name, document.content_id);
-    if (absl::IsUnavailable(tokens.status()) || absl::IsResourceExhausted(tokens.status())) {
-      return tokens.status();  // of a server: it is looked at again
-    }
-    // Damaged, replaced meanwhile, or not ours to read: by its name alone.
-    if (!tokens.ok()) return absl::OkStatus();
-    absl::MutexLock lock(&mu_);
-    prefixes_.Remove(document.content_id);
-    prefixes_.Add(document.content_id, *tokens);
-    return absl::OkStatus();
-  }
-
   absl::StatusOr<Document> FindLocked(const std::string& name) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (const auto job = jobs_.find(name); job != jobs_.end()) return job->second->document;
-    if (const auto entry = stored_.find(name); entry != stored_.end())
-      return entry->second.document;
+    if (const Job job = jobs_.Find(name)) return job->document;
+    if (const KnownContext* const entry = known_.Find(name)) return entry->document;
     return absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
   }
 
@@ -321,10 +260,10 @@ class PrefillingDocuments final : public Documents {
       if (its_digest != digest || !document.usable || !sees(document.name)) return;
       if (!found.has_value() || document.name == name) found = document;
     };
-    for (const auto& [key, job] : jobs_) {
-      if (job->document.state != DocumentState::kFailed) look(job->digest, job->document);
+    for (const auto& [key, job] : jobs_.all()) {
+      if (!job->failed()) look(job->digest, job->document);
     }
-    for (const auto& [key, entry] : stored_) look(entry.digest, entry.document);
+    for (const auto& [key, entry] : known_.all()) look(entry.digest, entry.document);
     return found;
   }
 
@@ -344,10 +283,20 @@ class PrefillingDocuments final : public Documents {
 
   // What another process left waiting. What cannot go on has failed, and says why.
   absl::Status GoOn(const WaitingDocuments::Found& found) {
-    auto job = std::make_shared<Job>();
+    auto job = std::make_shared<DocumentJob>();
     job->document = {.name = found.name, .index = config_.index};
     job->waits = true;
     absl::Status good = found.document.status();
+    if (good.ok() && config_.still_may != nullptr && !found.document->who.empty()) {
+      job->still = [may = config_.still_may, who = found.document->who, name = found.name] {
+        return may(who, name);
+      };
+      if (const absl::Status still = job->still(); !still.ok()) {
+        LogWithdrawn(found.name, still);
+        RETURN_IF_ERROR(waiting_.Remove(found.name));
+        return library::FromPublic(DiscardPrefill(store_handle_, found.name));
+      }
+    }
     if (good.ok()) {
       job->tokens = found.document->tokens;
       job->digest = DigestOf(job->tokens);
@@ -361,20 +310,16 @@ class PrefillingDocuments final : public Documents {
       }
     }
     absl::MutexLock lock(&mu_);
-    if (const auto entry = stored_.find(found.name);
-        good.ok() && entry != stored_.end() && entry->second.digest == job->digest) {
+    const KnownContext* const entry = known_.Find(found.name);
+    if (good.ok() && entry != nullptr && entry->digest == job->digest) {
       return waiting_.Remove(found.name);  // published, as the process ended
     }
-    if (stored_.contains(found.name) && good.ok()) {
+    if (good.ok() && entry != nullptr) {
       good = absl::AlreadyExistsError(
           absl::StrCat("name=", found.name, " is another document's by now"));
     }
-    jobs_[found.name] = job;
-    if (good.ok()) {
-      queue_.push_back(job);
-    } else {
-      Fail(*job, good);
-    }
+    if (!good.ok()) job->Fail(good);
+    jobs_.Add(job);
     return absl::OkStatus();
   }
 
@@ -390,17 +335,16 @@ class PrefillingDocuments final : public Documents {
       bool discard = kvstore::IsKept(name);
       {
         absl::MutexLock lock(&mu_);
-        const auto job = jobs_.find(name);
-        if (job != jobs_.end() && job->second->document.state != DocumentState::kFailed) continue;
-        discard |= job != jobs_.end() || stored_.contains(name);
+        const Job job = jobs_.Find(name);
+        if (job != nullptr && !job->failed()) continue;
+        discard |= job != nullptr || known_.Find(name) != nullptr;
         if (!discard) {
-          const auto failed = std::make_shared<Job>();
+          const auto failed = std::make_shared<DocumentJob>();
           failed->document = {.name = name, .index = config_.index};
-          jobs_[name] = failed;
-          Fail(*failed,
-               absl::FailedPreconditionError(
-                   "a prefill that did not end: carrel prefill with the same name and text goes "
-                   "on with it, while no server has the store; or delete it"));
+          failed->Fail(absl::FailedPreconditionError(
+              "a prefill that did not end: carrel prefill with the same name and text goes "
+              "on with it, while no server has the store; or delete it"));
+          jobs_.Add(failed);
         }
       }
       if (discard) RETURN_IF_ERROR(library::FromPublic(DiscardPrefill(store_handle_, name)));
@@ -409,10 +353,10 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::StatusOr<Added> Enqueue(std::string name, bool waits, std::vector<TokenId> tokens,
-                                std::shared_ptr<void> place, const Sees& sees) {
+                                Bringer by) {
     RETURN_IF_ERROR(CheckWritable());
     RETURN_IF_ERROR(CheckLength(tokens));
-    auto job = std::make_shared<Job>();
+    auto job = std::make_shared<DocumentJob>();
     job->digest = DigestOf(tokens);
     const bool named = !name.empty();
     if (!named) name = absl::StrCat(kUnnamed, job->digest.substr(0, 12));
@@ -422,7 +366,7 @@ class PrefillingDocuments final : public Documents {
     {
       absl::MutexLock lock(&mu_);
       ASSIGN_OR_RETURN(const std::optional<Document> same,
-                       CheckPlaceLocked(name, named, job->digest, sees));
+                       CheckPlaceLocked(name, named, job->digest, by.sees));
       if (same.has_value()) return Added{*same, /*existed=*/true};
     }
     job->document = {.name = name,
@@ -430,17 +374,20 @@ class PrefillingDocuments final : public Documents {
                      .index = config_.index,
                      .created_unix_s = absl::ToUnixSeconds(absl::Now())};
     job->tokens = std::move(tokens);
-    job->place = std::move(place);
+    job->place = std::move(by.place);
     job->waits = waits;
+    if (by.still != nullptr) {
+      job->still = [still = std::move(by.still), name] { return still(name); };
+    }
     if (job->waits) {
-      RETURN_IF_ERROR(OfDisk(waiting_.Put({.name = name,
-                                           .tokens = job->tokens,
-                                           .fingerprint = model_->checkpoint().fingerprint,
-                                           .created_unix_s = job->document.created_unix_s})));
+      RETURN_IF_ERROR(OfMachine(waiting_.Put({.name = name,
+                                              .who = std::move(by.who),
+                                              .tokens = job->tokens,
+                                              .fingerprint = model_->checkpoint().fingerprint,
+                                              .created_unix_s = job->document.created_unix_s})));
     }
     absl::MutexLock lock(&mu_);
-    jobs_[name] = job;
-    queue_.push_back(job);
+    jobs_.Add(job);
     return Added{job->document};
   }
 
@@ -458,44 +405,56 @@ class PrefillingDocuments final : public Documents {
                     "name"),
           "context_exists");
     }
-    if (const auto there = jobs_.find(name);
-        stored_.contains(name) ||
-        (there != jobs_.end() && there->second->document.state != DocumentState::kFailed)) {
+    const Job there = jobs_.Find(name);
+    if (known_.Find(name) != nullptr || (there != nullptr && !there->failed())) {
       return WithParam(
           absl::AlreadyExistsError(absl::StrCat(
               "name=", name, " is another document's: delete that one, or choose another")),
           "name");
     }
-    if (static_cast<int64_t>(queue_.size()) >= config_.max_queued) {
+    if (jobs_.waiting() >= config_.max_queued) {
       return WithRetryAfter(
-          absl::ResourceExhaustedError(
-              absl::StrCat(queue_.size(), " documents wait for prefill already; come again later")),
+          absl::ResourceExhaustedError(absl::StrCat(
+              jobs_.waiting(), " documents wait for prefill already; come again later")),
           absl::Seconds(10));
     }
     return std::nullopt;
   }
 
-  // Of contexts that were kept unasked for the same one, so many may be there that one more fits.
+  // Contexts that were kept unasked for the keeper of this one, which is among them.
+  struct Kept {
+    int64_t on_their_way = 0, stored = 0;
+    std::string oldest;  // stored, and used longest ago
+  };
+  Kept KeptLocked(const std::string& kept_name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Kept kept;
+    absl::Time used = absl::InfiniteFuture();
+    for (const auto& [name, job] : jobs_.all())
+      kept.on_their_way += kvstore::SameKeeper(name, kept_name);
+    for (const auto& [name, entry] : known_.all()) {
+      if (!kvstore::SameKeeper(name, kept_name) || jobs_.Find(name) != nullptr) continue;
+      ++kept.stored;
+      if (entry.used < used) {
+        used = entry.used;
+        kept.oldest = name;
+      }
+    }
+    return kept;
+  }
+
+  // No more are left than may be.
   absl::Status MakeRoom(const std::string& kept_name) {
     for (;;) {
-      std::string oldest;
+      Kept kept;
       {
         absl::MutexLock lock(&mu_);
-        int64_t kept = 0;
-        absl::Time used = absl::InfiniteFuture();
-        for (const auto& [name, job] : jobs_) kept += kvstore::SameKeeper(name, kept_name);
-        for (const auto& [name, entry] : stored_) {
-          if (!kvstore::SameKeeper(name, kept_name) || jobs_.contains(name)) continue;
-          ++kept;
-          if (entry.used < used) {
-            used = entry.used;
-            oldest = name;
-          }
-        }
-        if (kept < config_.keep) return absl::OkStatus();
+        kept = KeptLocked(kept_name);
       }
-      if (oldest.empty()) return absl::ResourceExhaustedError("as many are being kept as may");
-      RETURN_IF_ERROR(DeleteStored(oldest));
+      if (kept.on_their_way + kept.stored <= config_.keep) return absl::OkStatus();
+      if (kept.oldest.empty()) {
+        return absl::ResourceExhaustedError("as many are being kept as may");
+      }
+      RETURN_IF_ERROR(DeleteStored(kept.oldest));
       RETURN_IF_ERROR(Refresh());
     }
   }
@@ -512,40 +471,71 @@ class PrefillingDocuments final : public Documents {
     }
   }
 
-  void Tell(Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    std::erase_if(job.watchers, [&](const Watcher& watcher) {
-      // One that throws has seen enough; the others are told all the same.
-      const auto more =
-          CatchThrown("a watcher", [&]() -> absl::StatusOr<bool> { return watcher(job.document); });
-      return !more.value_or(false);
-    });
+  // The job, which is listed, is there no more; nor what there is of it, wherever it had come to.
+  absl::Status CancelLocked(DocumentJob& job, const absl::Status& error)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const std::string name = job.document.name;
+    job.cancelled = true;  // the thread that prefills it discards what there is,
+    known_.Remove(name);   // be it published
+    job.place = nullptr;
+    if (!job.failed()) {
+      job.Fail(error);
+      CountDocument("cancelled");
+    }
+    jobs_.Remove(name);  // with its own share of the job
+    if (current_ != nullptr && current_->document.name == name) return absl::OkStatus();
+    return library::FromPublic(DiscardPrefill(store_handle_, name));
   }
 
-  void Fail(Job& job, const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    job.document.state = DocumentState::kFailed;
-    job.document.error = error;
-    Tell(job);
-    job.watchers.clear();
+  // Twice a second. What its bringer may have made no more ends; who waits is told, for watchers look at the clock.
+  void Look() {
+    std::vector<Job> brought;
+    {
+      absl::MutexLock lock(&mu_);
+      for (const auto& [name, job] : jobs_.all()) {
+        if (job->failed()) continue;
+        job->Tell();
+        if (job->still != nullptr) brought.push_back(job);
+      }
+    }
+    for (const Job& job : brought) {
+      if (const absl::Status still = job->still(); !still.ok()) Withdraw(job, still);
+    }
+  }
+
+  void Withdraw(const Job& job, const absl::Status& why) {
+    const std::string& name = job->document.name;
+    absl::MutexLock waiting(&waiting_mu_);
+    absl::MutexLock lock(&mu_);
+    if (jobs_.Find(name) != job || job->failed()) return;  // it is over
+    LogWithdrawn(name, why);
+    // A file that stays is looked at when it comes back.
+    absl::Status gone = waiting_.Remove(name);
+    gone.Update(CancelLocked(
+        *job, absl::FailedPreconditionError(absl::StrCat(
+                  "context \"", name, "\": the key that brought it may not bring it any more"))));
+    if (!gone.ok()) spdlog::warn("document {}: {}", name, std::string(gone.message()));
+  }
+
+  static void LogWithdrawn(const std::string& name, const absl::Status& why) {
+    spdlog::warn("document {}: given up: {}", name, std::string(why.message()));
   }
 
   void Work() {
     for (;;) {
-      std::shared_ptr<Job> job;
+      Job job;
       {
         absl::MutexLock lock(&mu_);
         const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-          return stopping_ || !queue_.empty();
+          return stopping_ || jobs_.waiting() > 0;
         };
         mu_.Await(absl::Condition(&ready));
         if (stopping_) return;
-        job = queue_.front();
-        queue_.pop_front();
-        current_ = job;
-        job->document.state = DocumentState::kPrefilling;
-        Tell(*job);
+        job = current_ = jobs_.Next();
+        job->Tell();
       }
       const absl::Status status =
-          OfDisk(CatchThrown("a document", [&] { return PrefillOne(*job); }));
+          OfMachine(CatchThrown("a document", [&] { return PrefillOne(*job); }));
       if (!status.ok() && !stopping_ && !job->published) Discard(*job);  // it leaves nothing behind
       Forget(*job, status);
       {
@@ -565,7 +555,7 @@ class PrefillingDocuments final : public Documents {
 
   // Its file goes once it is ready, becomes its error if it has failed, and stays where the process ends in
   // between. Who cancelled it has removed the file, and another may have the name.
-  void Forget(const Job& job, const absl::Status& status) {
+  void Forget(const DocumentJob& job, const absl::Status& status) {
     absl::MutexLock waiting(&waiting_mu_);
     if (!job.waits || job.cancelled || (stopping_ && !job.published)) return;
     // One that stays although it was published goes at the next start.
@@ -575,7 +565,7 @@ class PrefillingDocuments final : public Documents {
   }
 
   // What was cancelled goes, wherever it had come to; nobody sees it meanwhile.
-  void Discard(const Job& job) {
+  void Discard(const DocumentJob& job) {
     if (!job.published) {
       (void)DiscardPrefill(store_handle_, job.document.name);
       return;
@@ -586,7 +576,7 @@ class PrefillingDocuments final : public Documents {
     }
   }
 
-  absl::Status PrefillOne(Job& job) {
+  absl::Status PrefillOne(DocumentJob& job) {
     PrefillOptions options;
     options.index = config_.index;
     options.device = config_.on_gpu ? Device::kCuda : Device::kCpu;
@@ -595,8 +585,7 @@ class PrefillingDocuments final : public Documents {
       if (job.cancelled) return;
       job.document.progress = share;
       job.document.where = where;
-      Tell(job);
-      for (const auto& waiting : queue_) Tell(*waiting);  // whose watchers look at the clock
+      job.Tell();
     };
     options.wanted = [&] { return !job.cancelled && !stopping_; };
     const std::string name = job.document.name;
@@ -611,39 +600,24 @@ class PrefillingDocuments final : public Documents {
     return job.cancelled ? absl::OkStatus() : Refresh();
   }
 
-  void End(Job& job, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  void End(DocumentJob& job, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     job.tokens = {};
     const std::string name = job.document.name;
     CountDocument(status.ok() ? "ready" : "failed");
     job.place = nullptr;  // it is listed, or there is none
     if (!status.ok()) {
       if (!stopping_) spdlog::error("document {}: {}", name, std::string(status.message()));
-      Fail(job, stopping_ ? absl::UnavailableError("the server is stopping") : status);
-      if (!job.waits) jobs_.erase(name);  // nobody asked for it
-      return DropFailures();
+      job.Fail(stopping_ ? absl::UnavailableError("the server is stopping") : status);
+      if (!job.waits) jobs_.Remove(name);  // nobody asked for it
+      for (const std::string& dropped : jobs_.DropFailures(kMaxFailed)) {
+        waiting_.Remove(dropped).IgnoreError();  // its error
+      }
+      return;
     }
-    if (const auto entry = stored_.find(name); entry != stored_.end()) {
-      entry->second.used = absl::Now();
-      job.document = entry->second.document;
-    }
-    Tell(job);
-    jobs_.erase(name);
-  }
-
-  void DropFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    size_t failed = 0;
-    for (auto it = jobs_.begin(); it != jobs_.end();) {
-      const bool drop =
-          it->second->document.state == DocumentState::kFailed && ++failed > kMaxFailed;
-      if (drop) waiting_.Remove(it->first).IgnoreError();  // its error
-      it = drop ? jobs_.erase(it) : std::next(it);
-    }
-  }
-
-  // A full disk is the server's error, and no matter of how often one comes.
-  static absl::Status OfDisk(absl::Status status) {
-    if (!IsDiskFull(status)) return status;
-    return WithHttpStatus(std::move(status), 507);
+    known_.Use(name);
+    if (const KnownContext* const entry = known_.Find(name)) job.document = entry->document;
+    job.Tell();
+    jobs_.Remove(name);
   }
 
   const DocumentsConfig config_;
@@ -654,37 +628,19 @@ class PrefillingDocuments final : public Documents {
   library::StoreHandle store_handle_;
   std::atomic<bool> stopping_{false};
   const WaitingDocuments waiting_;
-  absl::Mutex waiting_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // held where files of `waiting_` change
-  absl::Mutex refresh_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // one look at the store at a time
+  absl::Mutex keep_mu_ ABSL_ACQUIRED_BEFORE(waiting_mu_);  // one is kept at a time
+  absl::Mutex waiting_mu_ ABSL_ACQUIRED_BEFORE(mu_);       // held where files of `waiting_` change
+  absl::Mutex refresh_mu_ ABSL_ACQUIRED_BEFORE(mu_);       // one look at the store at a time
   mutable absl::Mutex mu_;
-  std::map<std::string, Stored> stored_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mu_);  // not ready
-  std::deque<std::shared_ptr<Job>> queue_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<Job> current_ ABSL_GUARDED_BY(mu_);
-  KnownPrefixes prefixes_ ABSL_GUARDED_BY(mu_);  // by content id
+  KnownContexts known_ ABSL_GUARDED_BY(mu_);
+  DocumentJobs jobs_ ABSL_GUARDED_BY(mu_);  // not ready
+  Job current_ ABSL_GUARDED_BY(mu_);
   absl::Time looked_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   std::thread thread_;
+  std::optional<StillAllowed> clock_;
 };
 
 }  // namespace
-
-std::string DigestOf(const std::vector<TokenId>& tokens) {
-  return Sha256Hex(absl::string_view(reinterpret_cast<const char*>(tokens.data()),
-                                     tokens.size() * sizeof(TokenId)));
-}
-
-absl::Status BeingRead(const Document& document) {
-  const bool queued = document.state == DocumentState::kQueued;
-  const std::string how = queued
-                              ? "waits to be read"
-                              : absl::StrFormat("is being read, %.0f%%", 100 * document.progress);
-  return WithCode(
-      WithRetryAfter(absl::UnavailableError(absl::StrCat(
-                         "context \"", document.name, "\" ", how,
-                         ": come again, or say \"wait\": SECONDS, at most 600, to wait for it")),
-                     absl::Seconds(queued ? 10 : 3)),
-      "context_not_ready");
-}
 
 absl::StatusOr<std::unique_ptr<Documents>> Documents::Create(
     const DocumentsConfig& config, std::shared_ptr<library::LoadedModel> model,

@@ -5,12 +5,15 @@
 //         context_length_exceeded); AlreadyExists the name is another document's, or the document has another
 //         name (code context_exists); ResourceExhausted as many wait as may; FailedPrecondition the store is not
 //         this process's to write, or a context is being read; NotFound. A prefill's own are its document's
-//         `error`; of a full disk 507 (api_error.h). One that failed leaves nothing but its error behind, which is
+//         `error`; of a full disk 507, of memory 503 (api_error.h). One that failed leaves nothing but its error behind, which is
 //         listed until it is deleted.
 // Restart: what was added and is not ready lies in files of the store (waiting_documents.h) and goes on
 //         by itself, after its last finished layer, unless the model is another now: then it has failed.
 //         Other unfinished prefills that lie in the store are listed as failed, and removable. What was kept
 //         unasked is forgotten until it comes again.
+// Withdrawn: a document whose bringer may bring it no more (Bringer::still, asked twice a second; after a restart
+//         DocumentsConfig::still_may) ends, whether it waits or is read, and leaves nothing. What is a context by
+//         then is the store's.
 // Threads: any. Watchers are called under a lock: they must not come back here.
 // Ownership: keeps model and store; the answerer outlives it.
 #pragma once
@@ -25,7 +28,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "decoder/config.h"
 #include "http_api/answerer.h"
+#include "http_api/document.h"
+#include "http_api/document_jobs.h"
 #include "http_api/known_prefixes.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
@@ -41,36 +47,26 @@ struct DocumentsConfig {
   int64_t keep =
       0;  // contexts of prompts that are kept unasked, of one key; the least recently used goes
   int64_t keep_tokens = 4096;  // of a prompt's document, at least
+  // How contexts are opened here, which says whether they are usable.
+  decoder::RetrievalConfig retrieval;
+  bool derived_weights = false;
+  // Whether who is named so (Bringer::who) may still bring a context of the name; null: nobody asks.
+  std::function<absl::Status(const std::string& who, const std::string& context)> still_may;
 };
-
-enum class DocumentState : uint8_t { kQueued = 0, kPrefilling = 1, kReady = 2, kFailed = 3 };
-
-struct Document {
-  std::string name;
-  DocumentState state = DocumentState::kQueued;
-  double progress = 0;  // 0 .. 1
-  std::string where;    // of prefill, for people
-  absl::Status error;   // why it failed
-  int64_t tokens = 0;
-  int64_t bytes = 0;       // stored
-  std::string content_id;  // once it is ready
-  std::string index;
-  int64_t created_unix_s = 0;
-  bool usable = true;  // of this model; only such are answered from
-};
-
-// As names of contexts are made of them.
-std::string DigestOf(const std::vector<TokenId>& tokens);
-
-// Of a document that is not there yet: 503 with how far it is, and when to come again.
-absl::Status BeingRead(const Document& document);
 
 class Documents {
  public:
   // Whether somebody sees a context of this name.
   using Sees = std::function<bool(const std::string& name)>;
-  // False: has seen enough.
-  using Watcher = std::function<bool(const Document&)>;
+  // Who brings a document.
+  struct Bringer {
+    Sees sees;                    // of the names that there are already
+    std::shared_ptr<void> place;  // of TakePlace; held until the context is listed
+    std::string who;              // as documents that wait remember it; empty: nobody in particular
+    // Whether he may still have a context of this name made; asked on a thread that may not wait for long. Null: he may.
+    std::function<absl::Status(const std::string& name)> still;
+  };
+  using Watcher = DocumentWatcher;
 
   static absl::StatusOr<std::unique_ptr<Documents>> Create(
       const DocumentsConfig& config, std::shared_ptr<library::LoadedModel> model,
@@ -84,9 +80,9 @@ class Documents {
     Document document;
     bool existed = false;  // under this name or another: the same tokens by the same model
   };
-  // name: empty: one made of the tokens' digest. place: of TakePlace; held until the context is listed.
+  // name: empty: one made of the tokens' digest.
   virtual absl::StatusOr<Added> Add(const std::string& name, std::vector<TokenId> tokens,
-                                    std::shared_ptr<void> place, const Sees& sees) = 0;
+                                    Bringer by) = 0;
   // A place in a quota: what `take` gives, told how many contexts and bytes there are of those that are
   // counted and that nobody holds a place for. Nothing is listed meanwhile: none is counted twice, or never.
   using Take =
@@ -95,7 +91,8 @@ class Documents {
                                                           const Take& take) = 0;
   // Cancels what is not ready; a context goes unless it is being read.
   virtual absl::Status Delete(const std::string& name) = 0;
-  // Tells how it is now, and each change, until it is ready or failed.
+  // Tells how it is now, each change, and the same again twice a second, for who looks at the clock; until it is ready
+  // or failed.
   virtual absl::Status Watch(const std::string& name, Watcher watcher) = 0;
 
   struct Recognised {
@@ -105,9 +102,10 @@ class Documents {
   // The longest document that the prompt begins with, but for that many of its last tokens.
   virtual std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt,
                                               int64_t most_given_up, const Sees& sees) = 0;
-  // As Add, under a name of kvstore/access/kept_name.h, of whose keeper's there are at most config.keep.
+  // As Add, under a name of kvstore/access/kept_name.h, of whose keeper's there are at most config.keep: once this one
+  // is taken, the one used longest ago goes.
   virtual absl::StatusOr<Added> Keep(const std::string& name, std::vector<TokenId> tokens,
-                                     std::shared_ptr<void> place, const Sees& sees) = 0;
+                                     Bringer by) = 0;
   virtual int64_t queued() const = 0;
 };
 

@@ -216,6 +216,8 @@ HttpRequest HttpConnection::Head() {
   request.host = std::string(message[http::field::host]);
   request.origin = std::string(message[http::field::origin]);
   request.fetch_site = std::string(message["Sec-Fetch-Site"]);
+  request.fetch_mode = std::string(message["Sec-Fetch-Mode"]);
+  request.fetch_dest = std::string(message["Sec-Fetch-Dest"]);
   request.peer = peer_;
   request.local = local_;
   request.uid = uid_;

@@ -37,13 +37,14 @@ struct HttpRequest {
   HttpTarget at;       // the same, understood
   std::string body;
   // Headers; empty: none.
-  std::string authorization, content_type, content_encoding, host, origin, fetch_site;
-  std::string peer;              // address
-  bool local = false;            // over a Unix socket
-  std::optional<uint32_t> uid;   // of the process at its other end
-  int64_t id = 0;                // of this request, for logs
-  std::shared_ptr<void> passed;  // what the gate gave
-  std::shared_ptr<void> held;    // the body's place in the budget
+  std::string authorization, content_type, content_encoding, host, origin;
+  std::string fetch_site, fetch_mode, fetch_dest;  // Sec-Fetch-..: what a browser says of it
+  std::string peer;                                // address
+  bool local = false;                              // over a Unix socket
+  std::optional<uint32_t> uid;                     // of the process at its other end
+  int64_t id = 0;                                  // of this request, for logs
+  std::shared_ptr<void> passed;                    // what the gate gave
+  std::shared_ptr<void> held;                      // the body's place in the budget
 };
 
 // The answer to one request: Send, or Begin, Write .. and End. Dropped without: 500.

@@ -1,5 +1,5 @@
 // What:   which of the answers on their way take part in the next step, so that who has few of them does not wait
-//         for who has many. A turn is a tenant or a key (kvstore::Principal::turn).
+//         for who has many. A turn is a tenant or a key (kvstore::Principal::turn), as in turn_queue.h.
 // Rule:   alone, a turn's answers all go on in each step. Beside others, each turn is given the same number of tokens
 //         a step: as many as the smallest turn wants, and as many more as the fixed part of a step is worth. So the
 //         smallest turn's step takes at most about twice what it takes alone (with T turns: T times), and where reading

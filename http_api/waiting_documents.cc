@@ -39,7 +39,12 @@ absl::Status ReadFailure(const std::string& path) {
   absl::Status error(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
                      JsonText(JsonAt(*said, {"message"})));
   if (JsonBool(JsonAt(*said, {"disk_full"}))) error = WithHttpStatus(std::move(error), 507);
-  return error;
+  return OfMachine(std::move(error));
+}
+
+// Version 1 says nobody's name.
+std::string DigestOf(const v1::WaitingDocument& message) {
+  return Sha256Hex(absl::StrCat(message.who(), message.token_ids()));
 }
 
 absl::StatusOr<WaitingDocument> Parse(const std::string& path, const std::string& name) {
@@ -48,20 +53,21 @@ absl::StatusOr<WaitingDocument> Parse(const std::string& path, const std::string
   if (!message.ParseFromString(bytes)) {
     return absl::DataLossError(absl::StrCat(path, " is no document that waits"));
   }
-  if (message.format_version() != WaitingDocuments::kFormatVersion) {
+  if (message.format_version() < 1 || message.format_version() > WaitingDocuments::kFormatVersion) {
     return absl::FailedPreconditionError(absl::StrCat(path, " has format version ",
-                                                      message.format_version(), ", must be ",
+                                                      message.format_version(), ", must be 1 to ",
                                                       WaitingDocuments::kFormatVersion));
   }
   const std::string& ids = message.token_ids();
   if (message.name() != name || ids.size() % sizeof(TokenId) != 0 ||
-      Sha256Hex(ids) != message.token_ids_sha256()) {
+      DigestOf(message) != message.token_ids_sha256()) {
     return absl::DataLossError(absl::StrCat(
         path,
         ": its name or tokens are not those that were written; delete it, or bring it again"));
   }
   WaitingDocument document;
   document.name = name;
+  document.who = message.who();
   document.tokens.resize(ids.size() / sizeof(TokenId));
   std::memcpy(document.tokens.data(), ids.data(), ids.size());
   for (const auto& field : message.fingerprint().fields()) {
@@ -96,6 +102,7 @@ absl::Status WaitingDocuments::Put(const WaitingDocument& document) const {
   v1::WaitingDocument message;
   message.set_format_version(kFormatVersion);
   message.set_name(document.name);
+  message.set_who(document.who);
   message.set_created_unix_s(document.created_unix_s);
   for (const auto& [name, value] : document.fingerprint) {
     v1::Fingerprint::Field& field = *message.mutable_fingerprint()->add_fields();
@@ -103,7 +110,7 @@ absl::Status WaitingDocuments::Put(const WaitingDocument& document) const {
     field.set_value(value);
   }
   message.set_token_ids(document.tokens.data(), document.tokens.size() * sizeof(TokenId));
-  message.set_token_ids_sha256(Sha256Hex(message.token_ids()));
+  message.set_token_ids_sha256(DigestOf(message));
   RETURN_IF_ERROR(WriteFileAtomically(PathOf(document.name), message.SerializeAsString()));
   std::error_code error;
   fs::remove(FailurePathOf(document.name), error);

@@ -20,6 +20,7 @@ namespace carrel::http_api {
 
 struct WaitingDocument {
   std::string name;
+  std::string who;  // whose key brought it, by its name; empty: there were no keys
   std::vector<TokenId> tokens;
   std::vector<std::pair<std::string, std::string>> fingerprint;  // of the model that reads it
   int64_t created_unix_s = 0;
@@ -27,7 +28,7 @@ struct WaitingDocument {
 
 class WaitingDocuments {
  public:
-  static constexpr uint32_t kFormatVersion = 1;
+  static constexpr uint32_t kFormatVersion = 2;  // 1, which does not say who, is read
 
   // store: its folder.
   explicit WaitingDocuments(const std::string& store) : folder_(store + "/waiting") {}

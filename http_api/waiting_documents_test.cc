@@ -17,6 +17,7 @@ using absl::StatusCode;
 
 WaitingDocument Document(const std::string& name) {
   return {.name = name,
+          .who = "alice",
           .tokens = {1, 70000, 3},
           .fingerprint = {{"kv_dtype", "bf16"}, {"weights_sha256", "5eed"}},
           .created_unix_s = 1764000000};
@@ -40,6 +41,7 @@ TEST(WaitingDocumentsTest, WhatIsPut_ComesBackInOrder_UntilItIsRemoved) {
     CARREL_ASSERT_OK(one.document);
     EXPECT_EQ(one.name, (std::vector<std::string>{"b", "a.tmp", "c.document"})[i]);
     EXPECT_EQ(one.document->name, one.name);
+    EXPECT_EQ(one.document->who, "alice");
     EXPECT_EQ(one.document->tokens, Document("").tokens);
     EXPECT_EQ(one.document->fingerprint, Document("").fingerprint);
     EXPECT_EQ(one.document->created_unix_s, 1764000000);
@@ -86,16 +88,42 @@ TEST(WaitingDocumentsTest, OfOneThatFailed_ItsErrorStays_UntilItIsBroughtAgainOr
   }
 }
 
+// Of memory, too: neither is a matter of how often somebody comes.
+TEST(WaitingDocumentsTest, WhatTheMachineLacked_IsTheServersError) {
+  const WaitingDocuments waiting(FreshTempDir());
+  CARREL_ASSERT_OK(waiting.PutFailure("a", absl::ResourceExhaustedError("x: out of memory")));
+  const HttpError error = ErrorOf(waiting.Read()->front().document.status());
+  EXPECT_EQ(error.status, 503);
+  EXPECT_THAT(error.body, testing::HasSubstr("server_error"));
+}
+
+TEST(WaitingDocumentsTest, Version1_IsRead_AndIsNobodysInParticular) {
+  const std::string store = FreshTempDir();
+  std::filesystem::create_directories(store + "/waiting");
+  Write(store + "/waiting/a.document",
+        absl::HexStringToBytes(
+            "080112016118808292c906222a0a100a086b765f64747970651204626631360a160a0e7765696768"
+            "74735f7368613235361204356565642a0c0100000070110100030000003240373539346236373035"
+            "63386165313961306263666331373464323365333165353962386238666235343739393236376164"
+            "613832343338313734313935313538"));
+  const auto found = WaitingDocuments(store).Read();
+  CARREL_ASSERT_OK(found);
+  ASSERT_EQ(found->size(), 1u);
+  CARREL_ASSERT_OK(found->front().document);
+  EXPECT_EQ(found->front().document->who, "");
+  EXPECT_EQ(found->front().document->tokens, Document("").tokens);
+}
+
 TEST(WaitingDocumentsTest, FilesThatAreOthers_AreRefusedByName) {
   const std::string store = FreshTempDir(), file = store + "/waiting/a.document";
   const WaitingDocuments waiting(store);
   CARREL_ASSERT_OK(waiting.Put(Document("a")));
   const std::string good = *ReadFile(file);
-  EXPECT_EQ(absl::BytesToHexString(good),  // golden: version 1
-            "080112016118808292c906222a0a100a086b765f64747970651204626631360a160a0e7765696768"
-            "74735f7368613235361204356565642a0c0100000070110100030000003240373539346236373035"
-            "63386165313961306263666331373464323365333165353962386238666235343739393236376164"
-            "613832343338313734313935313538");
+  EXPECT_EQ(absl::BytesToHexString(good),  // golden: version 2
+            "080212016118808292c906222a0a100a086b765f64747970651204626631360a160a0e7765696768"
+            "74735f7368613235361204356565642a0c0100000070110100030000003240643432663365363364"
+            "32336163666639306365326631616532383735343165353439646530366636373166346265663061"
+            "3965343637333035616636636531353a05616c696365");
   const auto status = [&] { return waiting.Read()->front().document.status(); };
   const auto changed = [&](auto edit) {
     v1::WaitingDocument message;
@@ -107,8 +135,14 @@ TEST(WaitingDocumentsTest, FilesThatAreOthers_AreRefusedByName) {
     Write(file, good.substr(0, bytes));
     EXPECT_FALSE(status().ok()) << bytes;
   }
-  Write(file, changed([](auto& message) { message.set_format_version(2); }));
-  EXPECT_THAT(status(), StatusIs(StatusCode::kFailedPrecondition, "version 2, must be 1"));
+  Write(file, changed([](auto& message) { message.set_format_version(3); }));
+  EXPECT_THAT(status(), StatusIs(StatusCode::kFailedPrecondition, "version 3, must be 1 to 2"));
+  Write(file, changed([](auto& message) { message.set_format_version(0); }));
+  EXPECT_THAT(status(), StatusIs(StatusCode::kFailedPrecondition, "version 0"));
+  for (const char* who : {"", "bob"}) {
+    Write(file, changed([&](auto& message) { message.set_who(who); }));
+    EXPECT_THAT(status(), StatusIs(StatusCode::kDataLoss, file)) << who;
+  }
   Write(file, changed([](auto& message) { (*message.mutable_token_ids())[1] ^= 1; }));
   EXPECT_THAT(status(), StatusIs(StatusCode::kDataLoss, file));
   Write(file, changed([](auto& message) { message.set_name("b"); }));

@@ -1,5 +1,6 @@
 #include "library/open_decoder.h"
 
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -38,6 +39,19 @@ absl::Status ResolveSelector(DecoderSpec& spec) {
 }
 
 }  // namespace
+
+bool MayOpen(const v1::Manifest& manifest, const model::Checkpoint& checkpoint,
+             const decoder::RetrievalConfig& config, bool derived_weights) {
+  std::map<std::string, std::string> context;
+  for (const auto& field : manifest.fingerprint().fields()) context[field.name()] = field.value();
+  const auto taken = [&](const model::Checkpoint& presented) {
+    const auto fields = decoder::PresentedFingerprint(presented, config);
+    return context == std::map<std::string, std::string>(fields.begin(), fields.end());
+  };
+  if (!derived_weights) return taken(checkpoint);
+  model::Checkpoint derived = checkpoint;
+  return AcceptDerivedWeights(manifest, derived).ok() && taken(derived);
+}
 
 OpenDecoder::OpenDecoder(std::shared_ptr<LoadedModel> model, std::shared_ptr<StoreAccess> store)
     : model_(std::move(model)), store_(std::move(store)), checkpoint_(model_->checkpoint()) {}

@@ -21,6 +21,10 @@
 #include "library/store_access.h"
 #include "model/tokenizer/seam.h"
 
+namespace carrel::v1 {
+class Manifest;
+}
+
 namespace carrel::library {
 
 struct DecoderSpec {
@@ -33,6 +37,11 @@ struct DecoderSpec {
   // What the model's chat template puts before a document's text; empty: nothing (FindTextBegin).
   std::string turn_head;
 };
+
+// Whether a decoder of the model, opened so, is taken by the context of this manifest: by their fingerprints, which is
+// what opening compares first.
+bool MayOpen(const v1::Manifest& manifest, const model::Checkpoint& checkpoint,
+             const decoder::RetrievalConfig& config, bool derived_weights);
 
 class OpenDecoder {
  public:

@@ -13,6 +13,7 @@
 #include "common/test_folders.h"
 #include "http_api/http_test_util.h"
 #include "tests/api_world.h"
+#include "tests/demo_gguf.h"
 
 namespace carrel::cli {
 namespace {
@@ -307,6 +308,33 @@ TEST_F(ApiTest, DocumentsThatCannotBe_AreRefusedByName) {
   const std::string sly = ReadBytes(document_) + "<|end_of_text|>";
   ASSERT_EQ(PostText("sly", sly).status, 202);
   EXPECT_GT(Events("sly").back()["tokens"], kept_tokens_ + 3);
+}
+
+// Whether a context can be chosen, and read, is what opening it says.
+TEST_F(ApiTest, AContextThatCanBeAsked_IsUsable) {
+  const auto expect_usable = [&](const std::string& name, bool usable) {
+    EXPECT_EQ(json::parse(Ask("GET", "/v1/contexts/" + name).body)["usable"], usable) << name;
+    EXPECT_EQ(Ask("GET", absl::StrCat("/v1/contexts/", name, "/text")).status, usable ? 200 : 409);
+    const TestClient::Response asked = Post("/v1/completions", Completion({{"context", name}}));
+    EXPECT_EQ(asked.status, usable ? 200 : 409) << asked.body;
+  };
+  ASSERT_THAT(Carrel(Prefill("raw", {"--key-position", "none"})), Succeeds());
+  const auto start = [&](const Args& more) {
+    process_ = nullptr;
+    Start(more);
+  };
+  start({});
+  expect_usable("kept", true);
+  expect_usable("raw", false);
+  start({"--zone", "host", "--lab", "rope=infinitehip"});
+  expect_usable("kept", false);
+  expect_usable("raw", true);
+  served_ = WriteFile("demo.gguf", DemoGguf(kernels::GgufType::kQ8_0).Bytes());
+  start({});
+  expect_usable("kept", false);
+  start({"--weights", "derived"});
+  expect_usable("kept", true);
+  EXPECT_EQ(Ask("GET", "/v1/contexts/kept/text").body, ReadBytes(document_));
 }
 
 TEST_F(ApiTest, AStoreThatIsOnlyRead_TakesNoDocuments) {

@@ -152,6 +152,12 @@ bool Access::IsStill(const Caller& caller, const Principal* principal) {
   return now.ok() && now->get() == principal;
 }
 
+std::shared_ptr<Principal> Access::Named(const std::string& name) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = principals_.find(name);
+  return found == principals_.end() ? nullptr : found->second;
+}
+
 AccessCounters Access::counters() const {
   return {.admitted = admitted_,
           .unauthenticated = unauthenticated_,

@@ -62,6 +62,8 @@ class Access {
   // Whether the caller, by what he presented then, is still who he was admitted as: an entry may have
   // lost one of its keys, or a user id may be another's now. Ask once per generation.
   bool IsStill(const Caller& caller, const Principal* principal);
+  // Of the keys file as it is now; null: there is none of the name.
+  std::shared_ptr<Principal> Named(const std::string& name) const;
   // Of the rules: counts the readings of the keys file.
   int64_t generation() const { return reloads_.load(); }
 

@@ -131,6 +131,29 @@ TEST_F(AccessTest, WhatAKeyKeeps_IsItsOwn_ToSeeAndToAdd) {
   EXPECT_FALSE((*without_keys->Admit({}))->Sees(kept));
 }
 
+// Whose words they are nobody knows any more.
+TEST_F(AccessTest, WhatIsKeptOfNobodyInParticular_IsThereForAdministrators) {
+  Write(R"({"name": "all", "sha256": "%all%", "rights": ["list", "open", "import", "delete"]},
+           {"name": "admin", "sha256": "%admin%", "rights": ["list", "admin"]},
+           {"name": "narrow", "sha256": "%narrow%", "rights": ["admin"], "contexts": "a-*"})");
+  const auto access = Open();
+  const std::string nobodys = KeptName("", "", Sha256Hex("tokens")),
+                    alices = KeptName("", "alice", Sha256Hex("tokens"));
+  Admission admission(access, nullptr);
+  for (const char* key : {"all", "admin", "narrow"}) {
+    const auto who = *access->Admit(WithKey(key));
+    EXPECT_EQ(who->Sees(nobodys), std::string(key) == "admin") << key;
+    EXPECT_FALSE(who->Sees(alices)) << key;
+  }
+  auto visit = admission.Admit(WithKey("all"), "ContextService.Import");
+  CARREL_ASSERT_OK(visit);
+  EXPECT_FALSE(visit->AllowNew(nobodys).ok());
+  const auto without_keys = Access::OpenWithToken("token");
+  EXPECT_TRUE((*without_keys->Admit({.local = true}))->Sees(nobodys));
+  EXPECT_TRUE((*without_keys->Admit(WithKey("token")))->Sees(nobodys));
+  EXPECT_FALSE((*without_keys->Admit({}))->Sees(nobodys));
+}
+
 TEST_F(AccessTest, FileThatChanges_IsFollowedByWhoIsThereAlready) {
   Write(kReader);
   const auto access = Open(absl::Milliseconds(1));
@@ -155,6 +178,35 @@ TEST_F(AccessTest, FileThatChanges_IsFollowedByWhoIsThereAlready) {
   EXPECT_THAT(reader->Check(Right::kList),
               StatusIs(StatusCode::kUnauthenticated, "key reader was withdrawn"));
   EXPECT_THAT(access->Admit(WithKey("one")), StatusIs(StatusCode::kUnauthenticated, "not valid"));
+}
+
+TEST_F(AccessTest, AVisit_IsAllowedUntilItsKeyOrItsContextIsWithdrawn) {
+  const auto write = [&](const std::string& contexts) {
+    Write(absl::StrCat(R"({"name": "k", "sha256": "%k%", "rights": "open", "contexts": ")",
+                       contexts, "\"}, ", kReader));
+  };
+  write("a-*");
+  const auto access = Open();
+  Admission admission(access, nullptr);
+  const auto visit = [&](const std::string& context) {
+    auto made = admission.Admit(WithKey("k"), "POST /v1/completions");
+    CARREL_EXPECT_OK(made);
+    CARREL_EXPECT_OK(made->Allow("POST /v1/completions", context));
+    return *std::move(made);
+  };
+  const Visit seen = visit("a-1"), unseen = visit("b-1"), of_none = visit("");
+  for (const Visit* one : {&seen, &unseen, &of_none}) CARREL_EXPECT_OK(one->StillAllowed());
+  write("c-*");
+  CARREL_ASSERT_OK(access->Reload());
+  EXPECT_THAT(seen.StillAllowed(),
+              StatusIs(StatusCode::kPermissionDenied, "the context was withdrawn"));
+  CARREL_EXPECT_OK(unseen.StillAllowed());  // is told NotFound, as before
+  CARREL_EXPECT_OK(of_none.StillAllowed());
+  Write(kReader);
+  CARREL_ASSERT_OK(access->Reload());
+  for (const Visit* one : {&seen, &unseen, &of_none}) {
+    EXPECT_EQ(one->StillAllowed().code(), StatusCode::kPermissionDenied);
+  }
 }
 
 TEST_F(AccessTest, Expiry_EndsTheKey) {

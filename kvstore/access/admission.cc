@@ -94,7 +94,9 @@ absl::Status Visit::StillAllowed() const {
           "key ", principal_->name(), ": what was presented for it stands for it no more"));
     }
   }
-  if (now.ok() && !context_.empty() && !principal_->Sees(lookup_name_)) {
+  // What he never saw is not withdrawn: he is told of it as of what is not there.
+  const bool of_context = !context_.empty() && lookup_name_ == context_;
+  if (now.ok() && of_context && !principal_->Sees(context_)) {
     now = absl::PermissionDeniedError(
         absl::StrCat("key ", principal_->name(), ": the context was withdrawn from it"));
   }

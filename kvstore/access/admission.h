@@ -41,7 +41,7 @@ class Visit {
   absl::Status Told(const absl::Status& status) const;
 
   // Of a call that takes long, after Allow: PermissionDenied once the caller's key (certificate,
-  // user) was withdrawn or has expired, or lost the call's right or its context; then it is to end.
+  // user) was withdrawn or has expired, or lost the call's right or its context (if he saw it); then it is to end.
   // Counted and logged each time. Cost: some 0.2 us while the keys file is the same.
   absl::Status StillAllowed() const;
 
@@ -58,6 +58,7 @@ class Visit {
                                                           int64_t stored_bytes, int64_t bytes);
 
   const std::string& rpc() const { return rpc_; }
+  bool of_keys() const { return access_->has_keys(); }  // else nothing can be withdrawn
   Principal& principal() const { return *principal_; }
   const std::shared_ptr<Principal>& shared_principal() const { return principal_; }
   std::shared_ptr<const void> turn() const { return principal_->turn(); }

@@ -62,7 +62,12 @@ bool SameKeeper(absl::string_view kept, absl::string_view other) {
 
 bool KeptByAnother(absl::string_view context, absl::string_view who) {
   const Parts parts = PartsOf(context);
-  return parts.kept && !parts.who.empty() && parts.who != TagOf(who);
+  return parts.kept && parts.who != TagOf(who);
+}
+
+bool IsNobodysKept(absl::string_view context) {
+  const Parts parts = PartsOf(context);
+  return parts.kept && parts.who.empty();
 }
 
 }  // namespace carrel::kvstore

@@ -20,11 +20,14 @@ TEST(KeptNameTest, IsItsKeepersAlone) {
   EXPECT_EQ(tenants.substr(0, 7), "t-kept-");
   EXPECT_TRUE(SameKeeper(alices, KeptName("", "alice", Sha256Hex("others"))));
   EXPECT_FALSE(SameKeeper(alices, tenants));
-  // Without keys they are everybody's who may see them.
+  // Older ones do not say whose they are: they may be anybody's else.
   const std::string nobodys = KeptName("", "", digest);
   EXPECT_EQ(nobodys, "kept-" + digest.substr(0, 12));
   EXPECT_TRUE(IsKept(nobodys));
-  EXPECT_FALSE(KeptByAnother(nobodys, "alice"));
+  EXPECT_TRUE(KeptByAnother(nobodys, "alice"));
+  EXPECT_TRUE(KeptByAnother(nobodys, ""));
+  EXPECT_TRUE(IsNobodysKept(nobodys));
+  EXPECT_FALSE(IsNobodysKept(alices) || IsNobodysKept(tenants));
   EXPECT_FALSE(SameKeeper(nobodys, alices));
 }
 
@@ -33,7 +36,7 @@ TEST(KeptNameTest, OtherNames_AreNobodys) {
                            "x-0123456789ab", "kept-0123456789ab-", "KEPT-0123456789ab",
                            "keep-0123456789ab-0123456789ab", "kept-0123456789ab-0123456789a"}) {
     EXPECT_FALSE(IsKept(name)) << name;
-    EXPECT_FALSE(KeptByAnother(name, "alice")) << name;
+    EXPECT_FALSE(KeptByAnother(name, "alice") || IsNobodysKept(name)) << name;
   }
   std::mt19937_64 random(TestSeed());
   for (int trial = 0; trial < 10000; ++trial) {

@@ -152,8 +152,9 @@ Rights Principal::rights(absl::Time now) const {
 bool Principal::Sees(absl::string_view context) const {
   absl::MutexLock lock(&mu_);
   if (!absl::StartsWith(context, prefix_)) return false;
-  // The machine's owner, and what is done on his behalf, sees all.
-  if (!entry_.owner && KeptByAnother(context, entry_.name)) return false;
+  // The machine's owner, and what is done on his behalf, sees all; an administrator what is nobody's.
+  const bool administers = entry_.rights.Has(Right::kAdmin) && IsNobodysKept(context);
+  if (!entry_.owner && !administers && KeptByAnother(context, entry_.name)) return false;
   return std::any_of(entry_.contexts.begin(), entry_.contexts.end(),
                      [&](const std::string& glob) { return MatchesGlob(glob, context); });
 }

@@ -157,6 +157,7 @@ absl::Status RunApi(ApiFlags& flags) {
   }
   config.answerer.retrieval = retrieval.config;
   config.answerer.device = retrieval.device_config;
+  config.answerer.derived_weights = retrieval.weights == "derived";
   config.answerer.folder = retrieval.store.folder;
   config.documents.address = retrieval.store;
   config.documents.on_gpu = retrieval.device_config.device == model::Device::kCuda;
@@ -236,6 +237,7 @@ void AddApi(CLI::App& app, Run& chosen) {
   flags->config.http.listen = {"127.0.0.1:8080"};
   flags->retrieval.DeclareModel(command);
   DeclareMissingBytes(command, flags->retrieval.missing_bytes);
+  flags->retrieval.DeclareWeights(command);
   flags->retrieval.store.Declare(command);
   command
       .add_option("--listen", flags->config.http.listen, "HOST:PORT or unix:PATH; may be repeated")
@@ -278,7 +280,7 @@ void AddApi(CLI::App& app, Run& chosen) {
                    "listen where others can reach it, without TLS");
   command
       .add_option("--max-waiting", flags->config.answerer.max_waiting,
-                  "requests that may wait, half as many of one key; one more is refused")
+                  "requests that may wait, with --keys half as many of one; one more is refused")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
       ->capture_default_str();
   command

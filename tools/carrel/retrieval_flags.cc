@@ -31,11 +31,15 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
   DeclareContext(command, context_required);
 }
 
-void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
+void RetrievalFlags::DeclareWeights(CLI::App& command) {
   command
       .add_option("--weights", weights,
                   "same as computed the context | derived: also made from those")
       ->capture_default_str();
+}
+
+void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
+  DeclareWeights(command);
   CLI::Option& context_option = *command.add_option(
       "--context", context,
       context_required ? "its name" : "its name; without one the model sees the prompt alone");

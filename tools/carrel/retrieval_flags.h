@@ -59,6 +59,7 @@ struct RetrievalFlags {
   void Declare(CLI::App& command, bool context_required);
   // Parts of it, for a command that asks many contexts: which model, and how rows are retrieved.
   void DeclareModel(CLI::App& command);
+  void DeclareWeights(CLI::App& command);
   // Which context, how its rows are retrieved, and how an answer is drawn.
   void DeclareContext(CLI::App& command, bool context_required);
   void DeclareRetrieval(CLI::App& command);

@@ -1,0 +1,30 @@
+#include "http_api/document.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/checksum.h"
+#include "http_api/api_error.h"
+
+namespace carrel::http_api {
+
+std::string DigestOf(const std::vector<TokenId>& tokens) {
+  return Sha256Hex(absl::string_view(reinterpret_cast<const char*>(tokens.data()),
+                                     tokens.size() * sizeof(TokenId)));
+}
+
+absl::Status BeingRead(const Document& document) {
+  const bool queued = document.state == DocumentState::kQueued;
+  const std::string how = queued
+                              ? "waits to be read"
+                              : absl::StrFormat("is being read, %.0f%%", 100 * document.progress);
+  return WithCode(
+      WithRetryAfter(absl::UnavailableError(absl::StrCat(
+                         "context \"", document.name, "\" ", how,
+                         ": come again, or say \"wait\": SECONDS, at most 600, to wait for it")),
+                     absl::Seconds(queued ? 10 : 3)),
+      "context_not_ready");
+}
+
+}  // namespace carrel::http_api

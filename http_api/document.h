@@ -1,0 +1,36 @@
+// What:   a document as clients see it: on its way into the store, or a context there.
+// Threads: reentrant.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/ids.h"
+
+namespace carrel::http_api {
+
+enum class DocumentState : uint8_t { kQueued = 0, kPrefilling = 1, kReady = 2, kFailed = 3 };
+
+struct Document {
+  std::string name;
+  DocumentState state = DocumentState::kQueued;
+  double progress = 0;  // 0 .. 1
+  std::string where;    // of prefill, for people
+  absl::Status error;   // why it failed
+  int64_t tokens = 0;
+  int64_t bytes = 0;       // stored
+  std::string content_id;  // once it is ready
+  std::string index;
+  int64_t created_unix_s = 0;
+  bool usable = true;  // of this model, as it is opened here; only such are answered from
+};
+
+// As names of contexts are made of them.
+std::string DigestOf(const std::vector<TokenId>& tokens);
+
+// Of a document that is not there yet: 503 with how far it is, and when to come again.
+absl::Status BeingRead(const Document& document);
+
+}  // namespace carrel::http_api

@@ -83,6 +83,11 @@ bool IsText(const std::string& type) {
   return std::find(kTexts.begin(), kTexts.end(), type) != kTexts.end();
 }
 
+// RFC 8259, and the suffix of RFC 6839.
+bool IsJson(const std::string& type) {
+  return type == "application/json" || type == "text/json" || absl::EndsWith(type, "+json");
+}
+
 // Each byte is the character of its number.
 std::string FromLatin1(absl::string_view bytes) {
   std::string text;
@@ -121,25 +126,37 @@ absl::StatusOr<std::string> FromCharset(std::string bytes, const std::string& ch
   }
   if (name == "utf-16le") return little ? bytes : absl::StrCat("\xff\xfe", bytes);
   if (name == "utf-16be") return big ? bytes : absl::StrCat("\xfe\xff", bytes);
-  return NoText(absl::StrCat("charset ", Shown(name, 64),
-                             " is not read: utf-8, us-ascii, iso-8859-1, utf-16, utf-16le and "
-                             "utf-16be are; iconv makes utf-8 of others"));
+  const bool plain =
+      name.size() <= 40 && std::all_of(name.begin(), name.end(), [](char c) {
+        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_';
+      });
+  return NoText(absl::StrCat(
+      "charset ", Shown(name, 64),
+      " is not read: utf-8, us-ascii, iso-8859-1, utf-16, utf-16le and utf-16be are; ",
+      plain ? absl::StrCat("iconv -f ", name, " -t utf-8 FILE > FILE.txt") : std::string("iconv"),
+      " makes utf-8 of it"));
+}
+
+// What bytes of a media type are as a text, by the charset that it says.
+absl::StatusOr<library::GivenText> TextOf(std::string bytes, const MediaType& media) {
+  const auto charset = media.parameters.find("charset");
+  ASSIGN_OR_RETURN(
+      std::string in_charset,
+      FromCharset(std::move(bytes), charset == media.parameters.end() ? "" : charset->second));
+  absl::StatusOr<library::GivenText> text = library::TakeText(std::move(in_charset));
+  if (!text.ok()) return WithParam(Annotate(text.status(), "text"), "text");
+  return text;
 }
 
 absl::Status SetText(std::string bytes, const MediaType& media, GivenDocument& document) {
-  const auto charset = media.parameters.find("charset");
-  absl::StatusOr<std::string> in_charset =
-      FromCharset(bytes, charset == media.parameters.end() ? "" : charset->second);
-  if (IsText(media.type)) RETURN_IF_ERROR(in_charset.status());
-  absl::StatusOr<library::GivenText> text =
-      in_charset.ok() ? library::TakeText(*std::move(in_charset)) : in_charset.status();
+  absl::StatusOr<library::GivenText> text = TextOf(std::move(bytes), media);
   if (!IsText(media.type)) {
     // Its bytes may tell what makes a text of it.
     return NoText(!text.ok() ? std::string(text.status().message())
                              : absl::StrCat("Content-Type ", Shown(media.type),
                                             " is not read: send a text, as text/plain"));
   }
-  if (!text.ok()) return WithParam(Annotate(text.status(), "text"), "text");
+  RETURN_IF_ERROR(text.status());
   document.text = std::move(text->text);
   document.remark = std::move(text->remark);
   return absl::OkStatus();
@@ -329,8 +346,9 @@ absl::StatusOr<GivenDocument> ReadDocument(const HttpRequest& request, absl::str
   }
   if (media.type == "multipart/form-data") {
     RETURN_IF_ERROR(ReadForm(request, media, document));
-  } else if (media.type == "application/json") {
-    RETURN_IF_ERROR(ReadJson(request.body, document));
+  } else if (IsJson(media.type)) {
+    ASSIGN_OR_RETURN(const library::GivenText body, TextOf(request.body, media));
+    RETURN_IF_ERROR(ReadJson(body.text, document));
   } else {
     RETURN_IF_ERROR(SetText(request.body, media, document));
   }

@@ -1,5 +1,5 @@
 // What:   a document as a request brings it: the text itself in an encoding that its Content-Type says, a JSON object
-//         {"name", "text", "chat", "missing_bytes"}, or a form (multipart/form-data) with one file and the same
+//         {"name", "text", "chat", "missing_bytes"} (application/json, text/json, +json), or a form (multipart/form-data) with one file and the same
 //         fields; the query says the same, and less than a body does.
 // Source: RFC 9110 8.3 (media types: no case, parameters in quotes or not); RFC 7578 and 2046 5.1 (forms).
 // Errors: 415 (api_error.h) a media type that is no text, an encoding that is not read, a Content-Encoding;

@@ -46,6 +46,14 @@ TEST(DocumentBodyTest, WhatIsAText_IsTaken_AsItsCharsetSays) {
       {text, "application/xml"},
       {text, "text/markdown"},
       {R"({"text": "h\u00e9"})", "Application/JSON; charset=utf-8"},
+      {R"({"text": "h\u00e9"})", "text/json"},
+      {R"({"text": "h\u00e9", "chat": true})", "application/vnd.api+json; charset=us-ascii"},
+      {"{\"text\": \"h\xe9\"}", "application/json; charset=iso-8859-1"},
+      {"\xef\xbb\xbf{\"text\": \"" + text + "\"}", "application/json"},
+      {Form("Content-Disposition: form-data; name=file; filename=a.json\r\n"
+            "Content-Type: application/ld+json\r\n\r\n" +  // a file is what it is
+            text),
+       kFormType},
       {Form("Content-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n"
             "Content-Type: text/plain\r\n\r\n" +
             text),
@@ -80,7 +88,21 @@ TEST(DocumentBodyTest, WhatIsNoText_IsRefusedByItsName) {
       {"\x89PNG\r\n\x1a\n", "image/png", 415, "picture"},
       {"x", "application/json-seq", 415, "application/json-seq"},
       {"x", "multipart/mixed; boundary=XX", 415, "multipart/mixed"},
-      {"x", "text/plain; charset=koi8-r", 415, "koi8-r"},
+      {"x", "text/plain; charset=koi8-r", 415, "iconv -f koi8-r -t utf-8 FILE"},
+      {"x", "text/plain; charset=\"a b;c\"", 415, "iconv makes"},
+      {"caf+AOk-", "text/plain; charset=UTF-7", 415, "charset utf-7"},
+      {"\x1b$B%F%9%H\x1b(B", "text/plain; charset=ISO-2022-JP", 415, "iconv -f iso-2022-jp"},
+      {"caf+AOk-", "application/octet-stream; charset=utf-7", 415, "charset utf-7"},
+      {R"({"text": "caf+AOk-"})", "application/json; charset=utf-7", 415, "charset utf-7"},
+      {Form("Content-Disposition: form-data; name=f; filename=f\r\n"
+            "Content-Type: text/plain; charset=iso-2022-jp\r\n\r\nx"),
+       kFormType, 415, "iso-2022-jp"},
+      {"%!PS-Adobe-3.0\n%%EOF\n", "text/plain", 400, "PostScript"},
+      {"%!PS-Adobe-3.0\n%%EOF\n", "application/postscript", 415, "ps2ascii"},
+      {"\n%PDF-1.4\n1 0 obj\nendobj\n", "text/plain", 400, "pdftotext"},
+      {"%PDF-1.4\n1 0 obj\nendobj\n", "application/json", 400, "pdftotext"},
+      {"a text", "text/json", 400, "JSON"},
+      {R"({"title": "x"})", "application/ld+json", 400, "title"},
       {"caf\xe9", "text/plain; charset=us-ascii", 400, "offset 3"},
       {"caf\xe9", "text/plain", 400, "offset 3"},
       {std::string("a\0", 2), "text/plain; charset=utf-16", 400, "utf-16le"},

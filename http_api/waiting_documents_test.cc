@@ -91,6 +91,7 @@ TEST(WaitingDocumentsTest, OfOneThatFailed_ItsErrorStays_UntilItIsBroughtAgainOr
 // Of memory, too: neither is a matter of how often somebody comes.
 TEST(WaitingDocumentsTest, WhatTheMachineLacked_IsTheServersError) {
   const WaitingDocuments waiting(FreshTempDir());
+  CARREL_ASSERT_OK(waiting.Put(Document("a")));
   CARREL_ASSERT_OK(waiting.PutFailure("a", absl::ResourceExhaustedError("x: out of memory")));
   const HttpError error = ErrorOf(waiting.Read()->front().document.status());
   EXPECT_EQ(error.status, 503);

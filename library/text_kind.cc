@@ -25,12 +25,15 @@ struct Magic {
   string_view command;
 };
 
-constexpr char kPdf[] = "%PDF-";
+constexpr char kPdf[] = "%PDF-", kPostScript[] = "%!PS";
+constexpr size_t kLatestPdf =
+    1020;  // where the header begins before, all of it is among 1,024 bytes
 constexpr char kPicture[] = "tesseract %s - (which reads the letters in it)";
 constexpr char kOldOffice[] = "catdoc %s";
 
 constexpr Magic kMagics[] = {
     {kPdf, "a PDF", "pdftotext %s -"},
+    {kPostScript, "PostScript", "ps2ascii %s"},
     {"\x1f\x8b", "gzip", "zcat %s"},
     {"\xfd"
      "7zXZ",
@@ -97,6 +100,28 @@ bool HasMember(string_view bytes, string_view begin) {
   return false;
 }
 
+bool EndsLine(string_view rest) { return rest.empty() || rest[0] == '\n' || rest[0] == '\r'; }
+
+// ASCII can be the bytes of a PDF, or of PostScript, throughout. A text that speaks of them does not begin like one:
+// "%!PS" is followed by the end of its line, or "-Adobe-"; "%PDF-1.7" by objects. Readers of PDF take one whose
+// header comes late, among the first 1,024 bytes, at the end of a line then.
+bool IsPage(string_view text) {
+  if (absl::ConsumePrefix(&text, kPostScript)) {
+    return EndsLine(text) || absl::StartsWith(text, "-Adobe-");
+  }
+  if (!absl::StrContains(text, "endobj")) return false;
+  if (absl::StartsWith(text, kPdf)) return true;
+  constexpr size_t kHeader = sizeof(kPdf) - 1, kVersion = 3;  // "1.7"
+  for (size_t at = 0; (at = text.find(kPdf, at)) < kLatestPdf; at += kHeader) {
+    const string_view version = text.substr(at + kHeader);
+    if (version.size() > kVersion && absl::ascii_isdigit(version[0]) && version[1] == '.' &&
+        absl::ascii_isdigit(version[2]) && EndsLine(version.substr(kVersion))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 std::optional<Magic> FindMagic(string_view bytes) {
   if (absl::StartsWith(bytes, "PK\x03\x04")) {
     for (const Magic& zip : kZips) {
@@ -106,8 +131,7 @@ std::optional<Magic> FindMagic(string_view bytes) {
   for (const Magic& magic : kMagics) {
     if (absl::StartsWith(bytes, magic.begin)) return magic;
   }
-  // Readers of PDF take one whose header comes late.
-  if (absl::StrContains(bytes.substr(0, 1024), kPdf)) return kMagics[0];
+  if (bytes.find(kPdf) < kLatestPdf) return kMagics[0];
   return std::nullopt;
 }
 
@@ -256,9 +280,7 @@ absl::StatusOr<GivenText> TakeText(std::string bytes, string_view file, string_v
   } else {
     given.text = std::move(bytes);
   }
-  // A PDF can be ASCII throughout.
-  const bool pdf = absl::StartsWith(given.text, kPdf) && absl::StrContains(given.text, "endobj");
-  if (pdf || absl::StrContains(given.text, string_view("\0", 1)) ||
+  if (IsPage(given.text) || absl::StrContains(given.text, string_view("\0", 1)) ||
       !model::ValidateUtf8(given.text).ok()) {
     return Refuse(given.text, suggest);
   }

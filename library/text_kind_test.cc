@@ -42,6 +42,8 @@ TEST(TextKindTest, TextsAreTakenAsTheyAre) {
   for (const string_view text :
        {string_view("plain\r\n\tand \x1b[1mbold"), string_view("caf\xc3\xa9 \xf0\x9f\x93\x9a"),
         string_view("GIF89a is how a picture begins"), string_view("%PDF-1.7 begins a PDF"),
+        string_view("%!PS begins PostScript"), string_view("%!TEX root = a.tex"),
+        string_view("A PDF begins with %PDF-1.7, and its objects end with endobj."),
         string_view("BZh, PK\x03\x04 and Rar! stand in texts, too"), string_view("{\\n}"),
         string_view("<p>a part of a page</p>"), string_view("")}) {
     const auto given = TakeText(std::string(text));
@@ -92,6 +94,13 @@ TEST(TextKindTest, KindsOfFilesAreNamedWithTheirCommand) {
       {"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n1 0 obj", "a PDF", "pdftotext FILE - > FILE.txt"},
       {"%PDF-1.4\n1 0 obj << >> endobj\n%%EOF", "a PDF", "pdftotext"},
       {"a letterhead\n%PDF-1.4\n%\xe2\xe3\xcf\xd3", "a PDF", "pdftotext"},
+      {"\n\n%PDF-1.4\n1 0 obj << >> endobj\n%%EOF", "a PDF", "pdftotext"},
+      {"HTTP/1.1 200 OK\r\n\r\n%PDF-1.7\r\n1 0 obj\r\nendobj\r\n", "a PDF", "pdftotext"},
+      {"%PDF is its name. %PDF-1.4\n1 0 obj\nendobj\n", "a PDF", "pdftotext"},
+      {std::string(1019, ' ') + "%PDF-1.4\n1 0 obj\nendobj\n", "a PDF", "pdftotext"},
+      {"%!PS-Adobe-3.0\n%%Pages: 1\nshowpage\n", "PostScript", "ps2ascii FILE > FILE.txt"},
+      {"%!PS\n/Times findfont\n", "PostScript", "ps2ascii"},
+      {"%!PS-Adobe-3.0 EPSF-3.0\n\xe2", "PostScript", "ps2ascii"},
       {Zip("[Content_Types].xml", "") + Zip("word/document.xml", "x"), "DOCX", "pandoc -t plain"},
       {Zip("mimetype", "application/epub+zip"), "EPUB", "pandoc"},
       {Zip("mimetype", "application/vnd.oasis.opendocument.text"), "ODT", "pandoc"},
@@ -117,6 +126,11 @@ TEST(TextKindTest, KindsOfFilesAreNamedWithTheirCommand) {
   }
   EXPECT_THAT(Refusal("%PDF-1.4\n\xe2", "it's mine.pdf"),
               testing::HasSubstr("pdftotext 'it'\\''s mine.pdf' -"));
+}
+
+TEST(TextKindTest, APdfThatBeginsLaterThanReadersLook_IsAText) {
+  const std::string text = std::string(1020, ' ') + "%PDF-1.4\n1 0 obj\nendobj\n";
+  EXPECT_EQ(TextOf(text), text);
 }
 
 TEST(TextKindTest, ForeignEncodingsNameByteAndOffsetOfTheFile) {

@@ -1,6 +1,7 @@
 #include "http_api/known_contexts.h"
 
 #include "absl/time/clock.h"
+#include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "library/open_decoder.h"
 
@@ -52,7 +53,7 @@ std::vector<std::pair<std::string, std::string>> KnownContexts::Candidates(
   return candidates;
 }
 
-absl::StatusOr<ReadContext> ReadContext::From(const v1::ListResponse::Summary& summary,
+absl::StatusOr<ReadContext> ReadContext::From(const v1::ListResponse_Summary& summary,
                                               kvstore::ContextClient& client,
                                               library::StoreAccess& store,
                                               const model::Checkpoint& checkpoint,

@@ -15,7 +15,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "carrel/v1/context.pb.h"
 #include "common/ids.h"
 #include "decoder/config.h"
 #include "http_api/document.h"
@@ -23,6 +22,10 @@
 #include "kvstore/service/context_client.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
+
+namespace carrel::v1 {
+class ListResponse_Summary;
+}
 
 namespace carrel::http_api {
 
@@ -61,7 +64,7 @@ struct ReadContext {
   std::optional<std::vector<TokenId>> tokens;
 
   // retrieval, derived_weights: how contexts are opened here.
-  static absl::StatusOr<ReadContext> From(const v1::ListResponse::Summary& summary,
+  static absl::StatusOr<ReadContext> From(const v1::ListResponse_Summary& summary,
                                           kvstore::ContextClient& client,
                                           library::StoreAccess& store,
                                           const model::Checkpoint& checkpoint,

@@ -98,7 +98,7 @@ class Reply final : public HttpReply {
  private:
   template <typename F>
   void Post(F work) {
-    asio::post(connection_->executor(), [connection = connection_, work = std::move(work)] {
+    connection_->shared().Post([connection = connection_, work = std::move(work)] {
       connection->Guarded([&] { work(*connection); });
     });
   }
@@ -108,14 +108,14 @@ class Reply final : public HttpReply {
 
 }  // namespace
 
-HttpConnection::HttpConnection(Socket socket, bool local, HttpShared* shared)
-    : socket_(std::move(socket)),
+HttpConnection::HttpConnection(Socket socket, bool local, std::shared_ptr<HttpShared> shared)
+    : shared_(std::move(shared)),
+      socket_(std::move(socket)),
       local_(local),
       deadline_(socket_.get_executor()),
       probe_(socket_.get_executor()),
       buffer_(kMaxHeaderBytes + kReadBytes),
-      shared_(shared),
-      account_(std::make_shared<ByteBudget::Account>(&shared->budget)) {
+      account_(std::make_shared<ByteBudget::Account>(&shared_->budget)) {
   ++shared_->connections;
   peer_ = PeerOf(socket_.native_handle(), local_, uid_);
 }
@@ -497,7 +497,7 @@ void HttpConnection::End(int64_t turn) {
 bool HttpConnection::Announce(size_t bytes) {
   if ((unsent_ += static_cast<int64_t>(bytes)) <= kMostUnsent) return true;
   if (!gone_.exchange(true)) ++shared_->slow;
-  asio::post(socket_.get_executor(), [self = shared_from_this()] { self->Leave(); });
+  shared_->Post([self = shared_from_this()] { self->Leave(); });
   return false;
 }
 

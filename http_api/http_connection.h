@@ -7,6 +7,7 @@
 #include <atomic>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -18,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "common/byte_budget.h"
 #include "common/thrown.h"
 #include "http_api/http_server.h"
@@ -51,12 +54,37 @@ struct GrowingBody {
   };
 };
 
+// Of the server and its connections, of which a reply may keep one longer than the server lives.
 struct HttpShared {
+  // Its end drops what is posted, or waits for a socket: those hold their connections, which hold it.
+  struct Io : boost::asio::io_context {
+    using boost::asio::io_context::io_context;
+    void End() { shutdown(); }
+  };
+
   HttpShared(const HttpServerConfig& given, HttpGate a_gate, HttpHandler a_handler)
       : config(given),
         gate(std::move(a_gate)),
         handler(std::move(a_handler)),
         budget(given.budget_bytes) {}
+
+  // After it nothing is posted any more. The server's thread has ended.
+  void End() {
+    {
+      absl::MutexLock lock(&mu);
+      ended = true;
+    }
+    io.End();
+  }
+  template <typename F>
+  void Post(F work) {
+    absl::ReaderMutexLock lock(&mu);
+    if (!ended) boost::asio::post(io, std::move(work));
+  }
+
+  Io io{1};  // destroyed last
+  absl::Mutex mu;
+  bool ended ABSL_GUARDED_BY(mu) = false;
   const HttpServerConfig config;
   const HttpGate gate;
   const HttpHandler handler;
@@ -80,7 +108,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   };
 
   // local: a Unix socket.
-  HttpConnection(Socket socket, bool local, HttpShared* shared);
+  HttpConnection(Socket socket, bool local, std::shared_ptr<HttpShared> shared);
   ~HttpConnection();
 
   void Start() { WaitForRequest(); }
@@ -96,7 +124,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // Notes a piece that is on its way; false: the client is too slow, and is left.
   bool Announce(size_t bytes);
   bool gone() const { return gone_ || shared_->stopped; }
-  Socket::executor_type executor() { return socket_.get_executor(); }
+  HttpShared& shared() { return *shared_; }
 
   // Of the server's thread: what is thrown ends the connection, since nobody would answer it.
   template <typename F>
@@ -144,6 +172,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void SetState(State state);
   void SetDeadline(Clock::duration after);
 
+  const std::shared_ptr<HttpShared> shared_;  // before what stands on its io
   Socket socket_;
   const bool local_;
   boost::asio::steady_timer deadline_, probe_;
@@ -167,7 +196,6 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::atomic<bool> gone_{false};
   bool half_closed_ = false;
   std::atomic<int64_t> unsent_{0};
-  HttpShared* const shared_;
   const std::shared_ptr<ByteBudget::Account> account_;
   std::shared_ptr<std::vector<ByteBudget::Charge>> charges_;  // of the body that is read
   int64_t charged_ = 0;

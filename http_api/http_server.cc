@@ -30,49 +30,53 @@ constexpr int64_t kOtherDescriptors = 192;
 class BeastServer final : public HttpServer {
  public:
   BeastServer(const HttpServerConfig& config, HttpGate gate, HttpHandler handler)
-      : shared_(config, std::move(gate), std::move(handler)) {}
-  ~BeastServer() override { Stop(); }
+      : shared_(std::make_shared<HttpShared>(config, std::move(gate), std::move(handler))) {}
+  ~BeastServer() override {
+    Stop();
+    guard_.reset();
+    shared_->End();
+  }
 
   void Stop() override {
-    shared_.stopped = true;
+    shared_->stopped = true;
     if (listener_ != nullptr) listener_->Stop();
-    io_.stop();
+    shared_->io.stop();
     if (thread_.joinable()) thread_.join();
   }
 
   const std::vector<std::string>& addresses() const override { return addresses_; }
 
   Counters counters() const override {
-    return {.connections = shared_.connections,
-            .evicted = shared_.evicted,
-            .slow = shared_.slow,
-            .refused_bytes = shared_.budget.refused(),
-            .held_bytes = shared_.budget.used_bytes()};
+    return {.connections = shared_->connections,
+            .evicted = shared_->evicted,
+            .slow = shared_->slow,
+            .refused_bytes = shared_->budget.refused(),
+            .held_bytes = shared_->budget.used_bytes()};
   }
 
   absl::Status Listen() {
-    if (shared_.config.listen.empty()) {
+    if (shared_->config.listen.empty()) {
       return absl::InvalidArgumentError("listen: no address is given");
     }
     std::vector<kvstore::ListenAddress> addresses;
-    for (const std::string& text : shared_.config.listen) {
+    for (const std::string& text : shared_->config.listen) {
       ASSIGN_OR_RETURN(addresses.emplace_back(), kvstore::ParseListenAddress(text));
     }
     ASSIGN_OR_RETURN(const int64_t descriptors, RaiseDescriptorLimit());
-    most_ = std::clamp<int64_t>(shared_.config.max_connections, 1,
+    most_ = std::clamp<int64_t>(shared_->config.max_connections, 1,
                                 std::max<int64_t>(1, descriptors - kOtherDescriptors));
-    shared_.most_long = std::max<int64_t>(1, most_ - most_ / 8);
+    shared_->most_long = std::max<int64_t>(1, most_ - most_ / 8);
     const int64_t accepted =
         std::clamp<int64_t>(descriptors - kOtherDescriptors, 1, most_ + kSilentConnections);
     ASSIGN_OR_RETURN(listener_,
-                     kvstore::Listener::Bind(addresses, accepted, shared_.config.socket_mode));
+                     kvstore::Listener::Bind(addresses, accepted, shared_->config.socket_mode));
     for (const kvstore::ListenAddress& address : listener_->addresses()) {
       addresses_.push_back(address.ToString());
     }
     return CatchThrown("listen", [this] {
       thread_ = std::thread([this] { Work(); });
       listener_->Start([this](const kvstore::Connection& connection) {
-        asio::post(io_, [this, connection] { Take(connection); });
+        asio::post(shared_->io, [this, connection] { Take(connection); });
       });
       return absl::OkStatus();
     });
@@ -80,9 +84,9 @@ class BeastServer final : public HttpServer {
 
  private:
   void Work() {
-    while (!shared_.stopped) {
+    while (!shared_->stopped) {
       CatchThrown("http", [this] {
-        io_.run();
+        shared_->io.run();
         return absl::OkStatus();
       }).IgnoreError();
     }
@@ -97,14 +101,14 @@ class BeastServer final : public HttpServer {
       close(taken.fd);
       return;
     }
-    HttpConnection::Socket socket(io_);
+    HttpConnection::Socket socket(shared_->io);
     boost::system::error_code error;
     socket.assign(asio::generic::stream_protocol(name.ss_family, 0), taken.fd, error);
     if (error) {
       close(taken.fd);
       return;
     }
-    auto connection = std::make_shared<HttpConnection>(std::move(socket), local, &shared_);
+    auto connection = std::make_shared<HttpConnection>(std::move(socket), local, shared_);
     connections_.push_back(connection);
     connection->Start();
   }
@@ -128,21 +132,19 @@ class BeastServer final : public HttpServer {
         worst = connection;
       }
     }
-    ++shared_.evicted;
+    ++shared_->evicted;
     if (const auto now = HttpConnection::Clock::now(); now - told_ > std::chrono::seconds(10)) {
       told_ = now;
       spdlog::warn("http: {} connections are open: the one that waits longest goes (so far {})",
-                   most_, shared_.evicted.load());
+                   most_, shared_->evicted.load());
     }
     if (worst == nullptr) return false;
     worst->Leave();
     return true;
   }
 
-  // Declared before the sockets and handlers of io_ that use it.
-  HttpShared shared_;
-  asio::io_context io_{1};
-  asio::executor_work_guard<asio::io_context::executor_type> guard_{io_.get_executor()};
+  const std::shared_ptr<HttpShared> shared_;
+  asio::executor_work_guard<asio::io_context::executor_type> guard_{shared_->io.get_executor()};
   std::unique_ptr<kvstore::Listener> listener_;
   int64_t most_ = 1;
   std::vector<std::weak_ptr<HttpConnection>> connections_;  // of the server's thread

@@ -554,14 +554,36 @@ TEST(HttpServerTest, WhatGateOrHandlerThrow_IsThatRequestsError) {
   }
 }
 
+TEST(HttpServerTest, AReplyThatOutlivesTheServer_SaysNothing) {
+  HttpServerConfig config;
+  config.listen = {"127.0.0.1:0"};
+  std::shared_ptr<HttpReply> kept;
+  absl::Notification asked;
+  auto server =
+      HttpServer::Start(config, UpTo(1000), [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+        kept = std::move(reply);
+        asked.Notify();
+      });
+  ASSERT_TRUE(server.ok()) << server.status();
+  TestClient client((*server)->addresses()[0]);
+  client.Send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  asked.WaitForNotification();
+  server->reset();
+  EXPECT_TRUE(kept->gone());
+  kept->Begin("text/plain");
+  kept->Write("late");
+  kept->End();
+  kept.reset();
+}
+
 TEST(HttpServerTest, AUnixSocket_KnowsItsUser) {
   const std::string path = SocketPath();
   HttpServerConfig config;
   config.listen = {"unix:" + path};
-  std::optional<uint32_t> uid;
+  std::atomic<int64_t> uid = -1;
   const auto server = HttpServer::Start(
       config, UpTo(1000), [&](HttpRequest request, std::shared_ptr<HttpReply> reply) {
-        uid = request.uid;
+        uid = request.uid.value_or(-1);
         reply->Send(200, "text/plain", request.local ? "local" : "far");
       });
   ASSERT_TRUE(server.ok()) << server.status();

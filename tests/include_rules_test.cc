@@ -156,7 +156,7 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
       {"Boost", std::regex("^boost/"),
        std::regex("^(kvstore/service/metrics_listener\\.cc|http_api/"
                   "http_(server\\.cc|connection\\.(h|cc)|test_util\\.h)|http_api/"
-                  "api_client(_test)?\\.cc)$")},
+                  "api_client(_test)?\\.cc|tests/api_partner_test\\.cc)$")},
       {"CUDA", std::regex("^cuda"), std::regex("\\.cuh?$|^common/cuda/")},
       {"cuBLAS, cuDNN", std::regex("^(cublas|cudnn)"),
        std::regex("\\.cuh?$|^kernels/.*\\.cc$|^bench/gpu/.*\\.cc$")},

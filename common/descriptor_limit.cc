@@ -1,10 +1,13 @@
 #include "common/descriptor_limit.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <vector>
 
 #include "common/status.h"
 
@@ -27,6 +30,21 @@ absl::StatusOr<int64_t> RaiseDescriptorLimit() {
                      kLeastDescriptors, " are needed (ulimit -Hn, or LimitNOFILE of a unit)"));
   }
   return descriptors;
+}
+
+absl::Status CheckFreeDescriptors(int64_t count) {
+  std::vector<int> taken;
+  absl::Status status;
+  while (status.ok() && static_cast<int64_t>(taken.size()) < count) {
+    const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+      taken.push_back(fd);
+    } else {
+      status = ErrnoStatus(errno, absl::StrCat("taking ", count, " descriptors"));
+    }
+  }
+  for (const int fd : taken) close(fd);
+  return status;
 }
 
 }  // namespace carrel

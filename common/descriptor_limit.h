@@ -1,5 +1,5 @@
 // What:   how many file descriptors this process may have.
-// Errors: FailedPrecondition fewer than kLeastDescriptors.
+// Errors: FailedPrecondition fewer than kLeastDescriptors; as OutOfDescriptors (common/resource_status.h).
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,8 @@ inline constexpr int64_t kLeastDescriptors = 256;
 
 // Raises the soft limit to the hard one and returns it.
 absl::StatusOr<int64_t> RaiseDescriptorLimit();
+
+// Whether so many more can be had now: for what ends the process where it finds none (gRPC).
+absl::Status CheckFreeDescriptors(int64_t count);
 
 }  // namespace carrel

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "common/thrown.h"
+
 namespace carrel {
 
 std::vector<FileWatch::State> FileWatch::StatesOf(const std::vector<std::string>& paths) {
@@ -42,10 +44,13 @@ void FileWatch::Run() {
       absl::MutexLock lock(&mu_);
       if (mu_.AwaitWithTimeout(absl::Condition(&stop_), interval_)) return;
     }
-    std::vector<State> states = StatesOf(paths_);
-    if (states == seen_) continue;
-    seen_ = std::move(states);
-    changed_();
+    CatchThrown("a watch of files", [this] {
+      std::vector<State> states = StatesOf(paths_);
+      if (states == seen_) return absl::OkStatus();
+      seen_ = std::move(states);
+      changed_();
+      return absl::OkStatus();
+    }).IgnoreError();
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <stdexcept>
 
 #include "absl/time/clock.h"
 #include "common/file.h"
@@ -30,6 +31,18 @@ TEST(FileWatchTest, FilesWrittenReplacedRemovedAndMade_AreSeen) {
   before = calls;
   std::filesystem::rename(b, a);
   await(before);
+}
+
+TEST(FileWatchTest, WhatIsThrownOfAChange_EndsNeitherTheWatchNorTheProcess) {
+  const std::string file = FreshTempDir() + "/a";
+  std::atomic<int> calls{0};
+  FileWatch watch({file}, absl::Milliseconds(1), [&] {
+    if (++calls == 1) throw std::runtime_error("planted");
+  });
+  CARREL_ASSERT_OK(WriteFileAtomically(file, "1"));
+  while (calls == 0) absl::SleepFor(absl::Milliseconds(1));
+  CARREL_ASSERT_OK(WriteFileAtomically(file, "22"));
+  while (calls == 1) absl::SleepFor(absl::Milliseconds(1));
 }
 
 TEST(FileWatchTest, NothingChanged_IsNotCalled) {

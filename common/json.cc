@@ -186,13 +186,13 @@ bool JsonFields::IsNull(absl::string_view name) const {
 
 std::string JsonFields::Describe(absl::string_view name, absl::string_view what) const {
   const json* value = Find(name);
-  return absl::StrCat(where_, where_.empty() ? "" : ": ", name, "=",
+  return absl::StrCat(where_, where_.empty() ? "" : ": ", Shown(name, 200), "=",
                       value == nullptr ? "null" : ShownJson(*value), " ", what);
 }
 
 absl::Status JsonFields::Missing(absl::string_view name) const {
   return absl::InvalidArgumentError(
-      absl::StrCat(where_, where_.empty() ? "" : ": ", name, " is missing"));
+      absl::StrCat(where_, where_.empty() ? "" : ": ", Shown(name, 200), " is missing"));
 }
 
 absl::Status JsonFields::Invalid(absl::string_view name, absl::string_view what) const {

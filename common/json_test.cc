@@ -167,6 +167,18 @@ TEST(JsonFields, WrongTypes_AreNamedWithValueAndBound) {
   EXPECT_TRUE(fields.IsNull("nothing"));
 }
 
+// A name is as somebody wrote it, and may be as long as a file.
+TEST(JsonFields, NamesInMessages_AreBoundedAndShowNoControls) {
+  const json object = {{std::string(1000000, 'z'), 1}, {"a\x1b[2J", 1}};
+  for (const auto& [name, value] : object.items()) {
+    const json one = {{name, value}};
+    const absl::Status refused = RefuseUnknownFields(JsonFields("f", one), {});
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_LT(refused.message().size(), 1000u);
+    EXPECT_EQ(refused.message().find('\x1b'), absl::string_view::npos);
+  }
+}
+
 TEST(JsonAt, WhatIsNotThere_IsNull_WhatIsOfAnotherType_TheFallback) {
   const json value = {{"a", {{"b", 3}}}, {"t", "x"}, {"list", {1, "two"}}};
   EXPECT_EQ(JsonInt(JsonAt(value, {"a", "b"})), 3);

@@ -57,12 +57,12 @@ absl::Status ErrnoStatus(int error_number, absl::string_view what) {
       return absl::PermissionDeniedError(message);
     case ENOSPC:
     case EDQUOT:
+    case EFBIG:  // a limit on the size of files
       return MakeDiskFull(message);
     case EMFILE:
       return OutOfDescriptors(what);
     case ENOMEM:
     case ENFILE:
-    case EFBIG:
       return absl::ResourceExhaustedError(message);
     case EEXIST:
       return absl::AlreadyExistsError(message);

@@ -39,7 +39,7 @@ namespace carrel {
 absl::Status Annotate(const absl::Status& status, absl::string_view prefix);
 
 // The status of a failed system call: NotFound, PermissionDenied, ResourceExhausted (ENOSPC, EDQUOT,
-// EMFILE as common/resource_status.h has them, ENOMEM) or Unavailable; "what: strerror".
+// EFBIG, EMFILE as common/resource_status.h has them, ENOMEM) or Unavailable; "what: strerror".
 absl::Status ErrnoStatus(int error_number, absl::string_view what);
 
 }  // namespace carrel

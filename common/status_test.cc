@@ -13,7 +13,7 @@ namespace {
 using absl::StatusCode;
 
 TEST(StatusTest, DiskFull_IsRecognisedThroughAnnotationsAndWithoutItsPayload) {
-  for (const int error : {ENOSPC, EDQUOT}) {
+  for (const int error : {ENOSPC, EDQUOT, EFBIG}) {
     const absl::Status full = ErrnoStatus(error, "write /s/db/1.sst");
     EXPECT_THAT(full, StatusIs(StatusCode::kResourceExhausted, "disk full: write /s/db/1.sst"));
     EXPECT_TRUE(IsDiskFull(full));

@@ -98,10 +98,17 @@ thread_local const ThreadPool::Loop* ThreadPool::Loop::of_this_thread = nullptr;
 ThreadPool::ThreadPool(int threads, int64_t queue_limit) : queue_limit_(queue_limit) {
   CARREL_CHECK(threads >= 0 && queue_limit >= 1);
   workers_.reserve(threads);
-  for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { Work(); });
+  try {
+    for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { Work(); });
+  } catch (...) {  // the system gives no more: those that run must not end the process
+    Stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { Stop(); }
+
+void ThreadPool::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;

@@ -24,7 +24,7 @@ namespace carrel {
 class ThreadPool {
  public:
   // threads >= 0 workers. ParallelFor over T cores wants T - 1 of them: the caller is one more.
-  // TrySubmit needs at least one.
+  // TrySubmit needs at least one. std::system_error where the system gives fewer.
   explicit ThreadPool(int threads, int64_t queue_limit = INT64_MAX);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -55,6 +55,7 @@ class ThreadPool {
   // One that a unit of `loop`, or a unit of a loop of it, has listed; null if there is none.
   Loop* ListedWithin(const Loop& loop) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Work();
+  void Stop();  // once the queue is empty
   // Notes under mu_ that there is work for up to `count` threads; Wake, without it, wakes as many of
   // those that sleep.
   int64_t Announce(int64_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,11 +1,17 @@
 #include "common/thread_pool.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "common/test_util.h"
+#include "common/thrown.h"
 
 namespace carrel {
 namespace {
@@ -116,6 +122,28 @@ TEST(ThreadPoolTest, FullQueue_RefusesAndRunsOnlyTheAccepted) {
     go.Notify();
   }
   EXPECT_EQ(runs.load(), 3);
+}
+
+// Stacks take address space: of a thousand threads there is none for most.
+TEST(ThreadPoolDeathTest, ThreadsThatCannotBeStarted_AreAnErrorAndNoAbort) {
+#ifdef CARREL_SANITIZED
+  GTEST_SKIP() << "a sanitizer reserves all address space";
+#endif
+  EXPECT_EXIT(
+      {
+        int64_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        rlimit limit{};
+        getrlimit(RLIMIT_AS, &limit);
+        limit.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + (int64_t{64} << 20));
+        setrlimit(RLIMIT_AS, &limit);
+        const absl::Status status = CatchThrown("pool", [] {
+          const ThreadPool pool(1000);
+          return absl::OkStatus();
+        });
+        std::_Exit(absl::IsResourceExhausted(status) ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -14,4 +14,9 @@ absl::Status ThrownStatus(absl::string_view what, const char* thrown) {
   return status;
 }
 
+absl::Status NoThreadStatus(absl::string_view what) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      what, ": no thread can be started: memory, or the limit of threads (ulimit -u), is used up"));
+}
+
 }  // namespace carrel

@@ -20,6 +20,14 @@ TEST(CatchThrown, AnyException_IsAStatus) {
               StatusIs(StatusCode::kInternal, "request 8: an exception: of an unknown kind"));
   EXPECT_THAT(CatchThrown("request 9", []() -> absl::Status { throw std::bad_alloc(); }),
               StatusIs(StatusCode::kResourceExhausted, "request 9: out of memory"));
+  const auto of_system = [](std::errc code) {
+    return CatchThrown(
+        "pool", [&]() -> absl::Status { throw std::system_error(std::make_error_code(code)); });
+  };
+  EXPECT_THAT(of_system(std::errc::resource_unavailable_try_again),
+              StatusIs(StatusCode::kResourceExhausted, "pool: no thread can be started"));
+  EXPECT_THAT(of_system(std::errc::invalid_argument),
+              StatusIs(StatusCode::kInternal, "pool: an exception: "));
 }
 
 TEST(CatchThrown, WhatAUnitOfALoopThrows_IsThrownInItsCaller) {

@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "common/thrown.h"
 #include "decoder/generation.h"
+#include "http_api/step_plan.h"
 #include "library/document_text.h"
 #include "library/sources.h"
 #include "model/tokenizer/tokenizer.h"
@@ -74,6 +75,7 @@ class OneThread final : public Answerer {
       : config_(std::move(config)),
         model_(std::move(model)),
         store_(std::move(store)),
+        plan_(PromptTokensOfStep(config_)),
         sequences_(config_.sequences),
         thread_([this] { Work(); }) {}
 
@@ -90,6 +92,12 @@ class OneThread final : public Answerer {
     if (static_cast<int64_t>(jobs_.size()) >= config_.max_waiting) {
       return absl::ResourceExhaustedError(
           absl::StrCat(jobs_.size(), " answers wait already; ask again later"));
+    }
+    const int64_t mine = std::count_if(
+        jobs_.begin(), jobs_.end(), [&](const AnswerJob& other) { return other.turn == job.turn; });
+    if (mine >= (config_.max_waiting + 1) / 2) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(mine, " answers of the same key or tenant wait already; ask again later"));
     }
     jobs_.push_back(std::move(job));
     return absl::OkStatus();
@@ -146,41 +154,41 @@ class OneThread final : public Answerer {
     jobs_.clear();
   }
 
-  // Begins answers as long as there is room, and waits where there is nothing else to do. False: it ends.
+  // Begins an answer where there is room, and waits where there is nothing else to do. Beside others one between
+  // steps, for opening a decoder takes as long as some tokens. False: it ends.
   bool Admit() {
-    for (;;) {
-      if (no_room_) return !stopping_;
-      AnswerJob job;
-      {
-        absl::MutexLock lock(&mu_);
-        const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-          return stopping_ || !jobs_.empty();
-        };
-        if (absl::Now() - swept_ > kSweepEvery) SweepLocked();
-        while (answering_.empty() && !mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) {
-          SweepLocked();
-        }
-        if (stopping_) return false;
-        const auto next = NextJob();
-        if (next == jobs_.end()) return true;
-        job = std::move(*next);
-        jobs_.erase(next);
-        read_.push_back(job.context);
-        began_[job.turn.get()] = ++begun_;
+    if (no_room_) return !stopping_;
+    AnswerJob job;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+        return stopping_ || !jobs_.empty();
+      };
+      if (absl::Now() - swept_ > kSweepEvery) SweepLocked();
+      while (answering_.empty() && !mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) {
+        SweepLocked();
       }
-      answering_.emplace_back(std::move(job));
-      Answering& one = answering_.back();
-      const absl::Status begun = CatchThrown("an answer", [&] { return Begin(one); });
-      if (begun.ok()) continue;
-      // What it lacks may be there when one of the others has ended.
-      no_room_ = absl::IsResourceExhausted(begun) && one.open == nullptr && answering_.size() > 1;
-      if (no_room_) {
-        PutBack(one.job);
-        answering_.pop_back();
-      } else {
-        Finish(std::prev(answering_.end()), begun);
-      }
+      if (stopping_) return false;
+      const auto next = NextJob();
+      if (next == jobs_.end()) return true;
+      job = std::move(*next);
+      jobs_.erase(next);
+      read_.push_back(job.context);
+      began_[job.turn.get()] = ++begun_;
     }
+    answering_.emplace_back(std::move(job));
+    Answering& one = answering_.back();
+    const absl::Status begun = CatchThrown("an answer", [&] { return Begin(one); });
+    if (begun.ok()) return true;
+    // What it lacks may be there when one of the others has ended.
+    no_room_ = absl::IsResourceExhausted(begun) && one.open == nullptr && answering_.size() > 1;
+    if (no_room_) {
+      PutBack(one.job);
+      answering_.pop_back();
+    } else {
+      Finish(std::prev(answering_.end()), begun);
+    }
+    return true;
   }
 
   // Whose turn it is; end: nobody's, or there is no place.
@@ -215,35 +223,39 @@ class OneThread final : public Answerer {
     jobs_.push_front(std::move(job));
   }
 
-  // A token of every answer that has read its prompt, and blocks of prompts, in turn.
+  // A token of answers that have read their prompts, and blocks of prompts, as the plan has it.
   void Advance() {
+    if (answering_.empty()) return;
+    std::vector<StepPlan::Waiting> waiting;
+    std::vector<std::list<Answering>::iterator> all;
+    for (auto one = answering_.begin(); one != answering_.end(); ++one) {
+      waiting.push_back(
+          {one->job.turn.get(), one->generation->next_tokens(), one->generation->reading_prompt()});
+      all.push_back(one);
+    }
     std::vector<std::list<Answering>::iterator> step;
     std::vector<decoder::Generation*> generations;
-    int64_t prompt_tokens = 0;
-    for (auto one = answering_.begin(); one != answering_.end(); ++one) {
-      if (one->generation->reading_prompt()) {
-        const int64_t after = prompt_tokens + one->generation->next_tokens();
-        if (prompt_tokens > 0 && after > PromptTokensOfStep()) continue;
-        prompt_tokens = after;
-      }
-      step.push_back(one);
-      generations.push_back(&*one->generation);
-    }
-    for (const auto& one : step) {
-      if (one->generation->reading_prompt()) answering_.splice(answering_.end(), answering_, one);
+    int64_t tokens = 0;
+    for (const size_t i : plan_.Next(waiting)) {
+      answering_.splice(answering_.end(), answering_, all[i]);
+      step.push_back(all[i]);
+      generations.push_back(&*all[i]->generation);
+      tokens += waiting[i].tokens;
     }
     std::vector<absl::Status> statuses;
+    const absl::Time start = absl::Now();
     const absl::Status stepped = CatchThrown("a step of answers", [&] {
       statuses = decoder::Generation::StepTogether(generations);
       return absl::OkStatus();
     });
+    plan_.Took(tokens, absl::Now() - start);
     if (!stepped.ok()) statuses.assign(step.size(), stepped);
     for (size_t i = 0; i < step.size(); ++i) TakeStep(step[i], statuses[i]);
   }
 
   // Of several prompts together; where they are read one by one, each makes the others wait.
-  int64_t PromptTokensOfStep() const {
-    return config_.device.device == model::Device::kCpu ? kPromptTokens : 0;
+  static int64_t PromptTokensOfStep(const AnswererConfig& config) {
+    return config.device.device == model::Device::kCpu ? kPromptTokens : 0;
   }
 
   void TakeStep(std::list<Answering>::iterator one, const absl::Status& status) {
@@ -260,6 +272,7 @@ class OneThread final : public Answerer {
     decoder::GenerateOptions options;
     options.max_tokens = job.max_tokens;
     options.give_up = job.give_up;
+    options.history = job.history;
     options.sampling = job.sampling;
     options.trace = one.with_sources();
     options.wanted = [this, &one] { return !stopping_ && one.job.wanted(); };
@@ -286,13 +299,18 @@ class OneThread final : public Answerer {
   // Lets go of its decoder, and then tells how it ended: who hears of it may delete the context.
   void Finish(std::list<Answering>::iterator one, const absl::Status& status) {
     no_room_ = false;
-    const absl::StatusOr<AnswerJob::Done> done = ResultOf(*one, status);
+    const absl::StatusOr<AnswerJob::Done> done =
+        CatchThrown("an answer", [&] { return ResultOf(*one, status); });
     if (one->open != nullptr) Release(*one, done.status());
     {
       absl::MutexLock lock(&mu_);
       read_.erase(std::find(read_.begin(), read_.end(), one->job.context));
     }
-    one->job.done(done);
+    // It is over for this thread, whatever becomes of what its caller is told.
+    CatchThrown("the end of an answer", [&] {
+      one->job.done(done);
+      return absl::OkStatus();
+    }).IgnoreError();
     answering_.erase(one);
   }
 
@@ -479,7 +497,8 @@ class OneThread final : public Answerer {
   const AnswererConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
-  std::list<Answering> answering_;  // the thread's
+  std::list<Answering> answering_;  // the thread's; who went on longest ago is first
+  StepPlan plan_;                   // the thread's
   bool no_room_ = false;            // the thread's: for one more, until one of these ends
   mutable absl::Mutex mu_;
   std::list<Open> open_ ABSL_GUARDED_BY(mu_);           // the one used last is first

@@ -5,8 +5,9 @@
 //         one.
 // Turns:  of those that wait, the one goes first whose tenant or key has the fewest answers on their way, and began
 //         one longest ago. Beside max_answers a quarter more places are for those who have none on their way: who
-//         fills all others keeps nobody out.
-// Errors: as library/open_decoder.h; ResourceExhausted as many wait as may.
+//         fills all others keeps nobody out. Steps are shared among turns too: http_api/step_plan.h.
+// Errors: as library/open_decoder.h; ResourceExhausted as many wait as may, in all or of one turn. What a callback
+//         throws is its job's end.
 // Threads: any submits; a job's callbacks are called on the decoding thread.
 // Ownership: keeps model and store.
 #pragma once
@@ -35,7 +36,7 @@ struct AnswererConfig {
   bool derived_weights = false;   // as library/open_decoder.h
   std::string folder;             // of an embedded store, for zones in this host's memory
   std::string turn_head;          // as library/open_decoder.h
-  int64_t max_waiting = 1024;     // jobs; one more is refused
+  int64_t max_waiting = 1024;     // jobs, of one turn half as many; one more is refused
   int64_t max_answers = 16;       // on their way at a time, each with a decoder; 1 ..
   int64_t max_open_contexts = 4;  // whose decoders are kept while they are idle; 1 ..
   SequencesConfig sequences;
@@ -58,6 +59,8 @@ struct AnswerJob {
   int64_t sources = 0;  // passages that are wanted, at most
   std::vector<TokenId> prompt;
   int64_t give_up = 0;  // of the context's last tokens, which the prompt says in another way
+  std::vector<TokenId>
+      history;  // as decoder::GenerateOptions: of a prompt whose front is the context
   int64_t max_tokens = 0;
   decoder::SamplingConfig sampling;
   std::function<bool()>

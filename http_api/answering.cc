@@ -24,6 +24,7 @@ Answering::Answering(CompletionHead head, const CompletionRequest& request,
 }
 
 void Answering::SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens) {
+  visit_->Log("open", absl::OkStatus(), {.name = context});
   absl::MutexLock lock(&mu_);
   figures_.context = context;
   figures_.recognised = recognised;
@@ -100,6 +101,7 @@ void Answering::Done(const absl::StatusOr<AnswerJob::Done>& done) {
   if (!stream_) {
     const std::string body = CompletionJson(head_, text_, finish, usage, figures_);
     written_ = static_cast<int64_t>(body.size());
+    visit_->Log("close", absl::OkStatus(), {.bytes = written_, .name = figures_.context});
     reply_->Send(200, "application/json", body);
     return Over();
   }
@@ -107,6 +109,7 @@ void Answering::Done(const absl::StatusOr<AnswerJob::Done>& done) {
   Write(FinishEvent(head_, finish, figures_));
   if (stream_usage_) Write(UsageEvent(head_, usage));
   Write(kDoneEvent);
+  visit_->Log("close", absl::OkStatus(), {.bytes = written_, .name = figures_.context});
   reply_->End();
   Over();
 }
@@ -118,6 +121,7 @@ void Answering::Failed(const absl::Status& status) {
 
 void Answering::FailedLocked(const absl::Status& status) {
   CountAnswer(reply_->gone() ? "left" : "failed", {}, {});
+  visit_->Log("close", status, {.bytes = written_, .name = figures_.context});
   if (!begun_) {
     SendError(*reply_, status);
   } else {

@@ -26,7 +26,8 @@ class Answering {
   Answering(CompletionHead head, const CompletionRequest& request, std::shared_ptr<HttpReply> reply,
             std::shared_ptr<kvstore::Visit> visit, std::vector<std::shared_ptr<void>> held);
 
-  // Once it is known; of which context the prompt is the rest, and whether the client named it.
+  // Once it is known; of which context the prompt is the rest, and whether the client named it. The audit log is
+  // told, and again at the end.
   void SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens);
   void SetSampling(const decoder::SamplingConfig& sampling, std::vector<std::string> advised);
   void Ignore(const std::string& field);

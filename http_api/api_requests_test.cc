@@ -370,6 +370,41 @@ TEST_F(ApiRequestsTest, WhatIsKept_IsItsKeepers) {
   EXPECT_EQ(Names("bob"), std::vector<std::string>{bobs});
 }
 
+// What is kept unasked counts in its tenant's quota.
+TEST_F(ApiRequestsTest, WhatIsKept_TakesAPlaceInTheQuota) {
+  const std::string docs = SourceFolder() + "/models/demo/docs/", file = folder_ + "/keys.json";
+  const json key = {{"name", "alice"},
+                    {"sha256", absl::BytesToHexString(kvstore::AccessKeySha256("alice"))},
+                    {"rights", {"list", "open", "import", "delete"}},
+                    {"tenant", "t"}},
+             tenant = {{"name", "t"}, {"prefix", "t-"}, {"contexts", 1}};
+  const json keys = {{"keys", json::array({key})}, {"tenants", json::array({tenant})}};
+  CARREL_ASSERT_OK(WritePrivateFile(file, keys.dump()));
+  auto access = kvstore::Access::Create(file, absl::Milliseconds(50));
+  CARREL_ASSERT_OK(access.status());
+  Start([&](ApiConfig& config) {
+    config.access = *access;
+    config.documents.keep = 5;
+    config.documents.keep_tokens = 100;
+  });
+  const auto ask = [&](const std::string& document) {
+    const Response got = Post("/v1/completions",
+                              json{{"prompt", *ReadFile(docs + document) + "\n\nWho?"},
+                                   {"max_tokens", 1},
+                                   {"temperature", 0}}
+                                  .dump(),
+                              "alice");
+    EXPECT_EQ(got.status, 200) << got.body;
+    return Of(got)["carrel"];
+  };
+  const json kept = ask("registry-512.txt");
+  EXPECT_EQ(kept["context"].get<std::string>().substr(0, 7), "t-kept-") << kept;
+  const json refused = ask("registry-2k.txt");
+  EXPECT_EQ(refused["kept"], false) << refused;
+  EXPECT_THAT(refused["not_kept"].get<std::string>(), HasSubstr("contexts=1"));
+  EXPECT_EQ(Names("alice").size(), 1u);
+}
+
 TEST_F(ApiRequestsTest, WhatFailed_IsListedUntilItIsDeleted_AndNothingElseIsLeft) {
   Start();
   Bring("doc");
@@ -400,6 +435,28 @@ TEST_F(ApiRequestsTest, WhatFailed_IsListedUntilItIsDeleted_AndNothingElseIsLeft
   EXPECT_FALSE(fs::exists(store + "/waiting/full.failed"));
   Start();
   EXPECT_EQ(Names(), std::vector<std::string>{"doc"});
+}
+
+TEST_F(ApiRequestsTest, AByteWithoutAToken_IsRefusedWithItsOffset_OrLeftOutAsIsSaid) {
+  const std::string path = model_folder_ + "/tokenizer.json";
+  json tokenizer = json::parse(*ReadFile(path));
+  ASSERT_EQ(tokenizer["model"]["vocab"].erase("\u00f1"), 1u);  // spells 0xf1: no merge holds it
+  std::ofstream(path) << tokenizer.dump();
+  Start();
+  const std::string text = "The registry \xf1\x80\x80\x80 is open.";
+  const Response refused = Post("/v1/contexts?name=a", text, "token", "text/plain");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("byte 0xf1"));
+  EXPECT_THAT(refused.body, HasSubstr("offset 13"));
+  const Response dropped =
+      Post("/v1/contexts?name=a&missing_bytes=drop", text, "token", "text/plain");
+  EXPECT_EQ(dropped.status, 202) << dropped.body;
+  EXPECT_EQ(Of(dropped)["dropped"],
+            (json{{"bytes", 1}, {"first_offset", 13}, {"first_byte", 0xf1}}));
+  // As carrel api --missing-bytes drop has it.
+  Start([&](ApiConfig&) { model_->DropMissingBytes(); });
+  EXPECT_EQ(Post("/v1/contexts?name=b", "A" + text, "token", "text/plain").status, 202);
+  EXPECT_TRUE(BecomesReady("b"));
 }
 
 TEST_F(ApiRequestsTest, AContextOfAnotherModel_HasNoTextHere) {

@@ -23,6 +23,7 @@
 #include "http_api/api_metrics.h"
 #include "http_api/completions_api.h"
 #include "http_api/contexts_api.h"
+#include "http_api/document_body.h"
 #include "http_api/http_message.h"
 #include "http_api/page.h"
 #include "http_api/still_allowed.h"
@@ -236,10 +237,21 @@ class OpenAiService final : public ApiService {
         return Refused(admitted);
       }
     }
+    if (const absl::Status coded = CheckCoding(head.content_encoding); !coded.ok()) {
+      return Refused(coded);
+    }
     HttpVerdict verdict;
     verdict.max_body_bytes = BodyBytes(*passed);
+    verdict.may_take_long = MayTakeLong(*found.route);
     verdict.passed = std::move(passed);
     return verdict;
+  }
+
+  // Answers, and what waits for a document.
+  static bool MayTakeLong(const HttpRoute& route) {
+    const absl::string_view pattern = route.pattern;
+    return absl::EndsWith(pattern, "completions") || absl::EndsWith(pattern, "/events") ||
+           absl::EndsWith(pattern, "/text");
   }
 
   absl::Status Admit(const HttpRequest& head, Passed& passed) {
@@ -309,6 +321,8 @@ class OpenAiService final : public ApiService {
     const absl::Status status = OfStore(CatchThrown(absl::StrCat("request ", request.id),
                                                     [&] { return Route(request, passed, reply); }));
     CountRequest(passed.route->pattern, status);
+    const bool asks = absl::EndsWith(passed.route->pattern, "completions");
+    if (asks && !status.ok()) passed.visit->Log("open", status);
     if (absl::IsInternal(status)) {
       spdlog::error("request {}: {} {}: {}", request.id, request.method,
                     ShownJson(json(request.target), 200), std::string(status.message()));

@@ -36,14 +36,16 @@ std::string PlaceMark(size_t place) {
 }
 constexpr size_t kPlaceBytes = 4;
 
-bool IsPlace(absl::string_view mark, size_t messages) {
-  if (mark.size() != kPlaceBytes || mark[0] != '\xf3') return false;
+// Which of the messages it is of; nothing: of none.
+std::optional<size_t> PlaceOf(absl::string_view mark, size_t messages) {
+  if (mark.size() != kPlaceBytes || mark[0] != '\xf3') return std::nullopt;
   uint32_t code = 3;
   for (const char c : mark.substr(1)) {
-    if ((static_cast<unsigned char>(c) & 0xc0) != 0x80) return false;
+    if ((static_cast<unsigned char>(c) & 0xc0) != 0x80) return std::nullopt;
     code = code << 6 | (static_cast<unsigned char>(c) & 0x3f);
   }
-  return code >= 0xf1000 && code - 0xf1000 < messages;
+  if (code < 0xf1000 || code - 0xf1000 >= messages) return std::nullopt;
+  return code - 0xf1000;
 }
 
 // Of tokenizer_config.json: a text, or a list of {"name", "template"} of which "default" counts.
@@ -130,22 +132,28 @@ struct Unmarked {
   bool whole = true;               // each begin has its end
 };
 
+// Of which messages this mark is there.
+std::vector<bool> PlacesBehind(absl::string_view mark, absl::string_view text, size_t messages) {
+  std::vector<bool> there(messages);
+  for (size_t at = 0; (at = text.find(mark, at)) != absl::string_view::npos; ++at) {
+    const auto place = PlaceOf(text.substr(at + mark.size(), kPlaceBytes), messages);
+    if (place.has_value()) there[*place] = true;
+  }
+  return there;
+}
+
 // Takes the marks out, and tells what stood between them.
 Unmarked TakeMarks(absl::string_view marked, size_t messages) {
   Unmarked out;
-  out.begun.resize(messages);
-  out.ended.resize(messages);
-  for (size_t i = 0; i < messages; ++i) {
-    out.begun[i] = absl::StrContains(marked, absl::StrCat(kBegin, PlaceMark(i)));
-    out.ended[i] = absl::StrContains(marked, absl::StrCat(kEnd, PlaceMark(i)));
-  }
+  out.begun = PlacesBehind(kBegin, marked, messages);
+  out.ended = PlacesBehind(kEnd, marked, messages);
   size_t at = 0;
   for (size_t begin, from = 0; (begin = marked.find(kBegin, from)) != absl::string_view::npos;) {
     const size_t first = begin + sizeof(kBegin) - 1 + kPlaceBytes;
     from = begin + 1;
     const absl::string_view place =
         first <= marked.size() ? marked.substr(first - kPlaceBytes, kPlaceBytes) : "";
-    if (!IsPlace(place, messages)) continue;  // somebody wrote it
+    if (!PlaceOf(place, messages).has_value()) continue;  // somebody wrote it
     const size_t end = marked.find(absl::StrCat(kEnd, place), first);
     if (end == absl::string_view::npos) {
       out.whole = false;
@@ -361,8 +369,11 @@ absl::StatusOr<model::Seam> ChatTemplate::EncodeBehind(const std::vector<Message
                                                        const ChatOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<Message> known, Known(messages));
   ASSIGN_OR_RETURN(const bool in_turn, InTurn(tokenizer, document.first));
-  size_t first = 0;  // behind the system's
-  while (first < known.size() && known[first].role == "system") ++first;
+  size_t first = 0;  // behind the system's, and a developer's, which is as good
+  while (first < known.size() &&
+         (known[first].role == "system" || known[first].role == "developer")) {
+    ++first;
+  }
   if (!in_turn || first == known.size() || known[first].role != "user") {
     ASSIGN_OR_RETURN(const Marked marked, RenderKnown(known, tokenizer, options));
     ASSIGN_OR_RETURN(model::Seam seam, model::JoinTokens(tokenizer, document.last, most_given_up,

@@ -18,6 +18,9 @@ namespace {
 
 using nlohmann::json;
 
+// Of what the answer names again.
+constexpr size_t kMostNames = 100, kLongestName = 100;
+
 absl::Status Bad(absl::string_view field, const json& value, absl::string_view wanted) {
   return WithParam(
       absl::InvalidArgumentError(absl::StrCat(field, "=", ShownJson(value), ": must be ", wanted)),
@@ -187,7 +190,10 @@ absl::Status ReadPrompt(const json& body, CompletionRequest& request) {
 absl::StatusOr<json> ReadArguments(const Reader& body, CompletionRequest& request) {
   json arguments = json::object();
   if (const json* const given = body.Find("chat_template_kwargs"); given != nullptr) {
-    if (!given->is_object()) return Bad("chat_template_kwargs", *given, "an object");
+    if (!given->is_object() || given->size() > kMostNames) {
+      return Bad("chat_template_kwargs", *given,
+                 absl::StrCat("an object of at most ", kMostNames, " names"));
+    }
     arguments = *given;
   }
   for (const char* name : {"messages", "add_generation_prompt", "continue_final_message",
@@ -197,6 +203,10 @@ absl::StatusOr<json> ReadArguments(const Reader& body, CompletionRequest& reques
                "left out: the server says it");
   }
   for (const auto& [name, value] : arguments.items()) {
+    if (name.size() > kLongestName) {
+      return Bad("chat_template_kwargs", json(name),
+                 absl::StrCat("names of at most ", kLongestName, " bytes"));
+    }
     request.template_fields.emplace_back(absl::StrCat("chat_template_kwargs.", name), name);
   }
   for (const char* name : {"enable_thinking", "reasoning_effort"}) {
@@ -276,6 +286,12 @@ absl::Status ReadStreaming(const Reader& body, CompletionRequest& request) {
   const json* const options = body.Find("stream_options");
   if (options == nullptr) return absl::OkStatus();
   if (!options->is_object()) return Bad("stream_options", *options, "an object");
+  for (const auto& [name, value] : options->items()) {
+    const bool says_something = !value.is_null() && value != false;
+    if (name != "include_usage" && says_something && request.ignored.size() < kMostNames) {
+      request.ignored.push_back(absl::StrCat("stream_options.", name.substr(0, kLongestName)));
+    }
+  }
   return Reader(*options, "stream_options.").Bool("include_usage", request.stream_usage);
 }
 

@@ -100,6 +100,10 @@ TEST(CompletionTest, Messages_OfRealClients_AreTaken) {
       true, R"({"messages": [{"role": "user", "content": "x", "name": "me"}], "x_y": 1})");
   ASSERT_TRUE(named.ok());
   EXPECT_THAT(named->ignored, testing::UnorderedElementsAre("messages.name", "x_y"));
+  const auto streamed = ParseCompletion(false, R"({"prompt": "x", "stream": true, "stream_options":
+          {"includeUsage": true, "include_usage": true, "continuous_usage_stats": false}})");
+  ASSERT_TRUE(streamed.ok()) << streamed.status();
+  EXPECT_THAT(streamed->ignored, testing::ElementsAre("stream_options.includeUsage"));
 }
 
 TEST(CompletionTest, FieldsOfTheTemplate_AreRead) {
@@ -216,6 +220,14 @@ TEST(CompletionTest, NestingAndLongNames_AreBounded) {
     EXPECT_EQ(request.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_LT(request.status().message().size(), 1000u);
     EXPECT_EQ(ParamOf(request.status()), field);
+  }
+  // What the answer would name again.
+  json arguments = json::object();
+  for (int i = 0; i < 101; ++i) arguments[absl::StrCat("name_", i)] = i;
+  for (const json& many : {arguments, json{{std::string(101, 'n'), 1}}}) {
+    const json body = {{"messages", {{{"role", "user"}, {"content", "x"}}}},
+                       {"chat_template_kwargs", many}};
+    EXPECT_EQ(ParamOf(ParseCompletion(true, body.dump()).status()), "chat_template_kwargs");
   }
   EXPECT_TRUE(ParseCompletion(false, absl::StrCat(R"({"prompt": "x", "model": ")",
                                                   std::string(256, 'm'), "\"}"))

@@ -23,6 +23,16 @@
 #include "kvstore/service/context_client.h"
 
 namespace carrel::http_api {
+namespace {
+
+// The first tokens of the prompt are those of a context, which has their rows.
+void TakeFront(AnswerJob& job, size_t tokens) {
+  const auto end = job.prompt.begin() + static_cast<std::ptrdiff_t>(tokens);
+  job.history.assign(job.prompt.begin(), end);
+  job.prompt.erase(job.prompt.begin(), end);
+}
+
+}  // namespace
 
 // What is known of a request while it is answered.
 struct CompletionsApi::Asked {
@@ -229,7 +239,7 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
     if (known.has_value()) {
       job.context = known->name;
       job.content_id = known->content_id;
-      job.prompt = std::move(known->prompt.rest);
+      TakeFront(job, job.prompt.size() - known->prompt.rest.size());
       job.give_up = known->prompt.give_up;
     } else if (const size_t keep = DocumentTokens(asked, job.prompt); keep > 0) {
       const absl::Status kept = AnswerFromKept(asked, job, keep);
@@ -270,8 +280,7 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const AnswerJob&
           AnswerJob rest = job;
           rest.context = now.name;
           rest.content_id = now.content_id;
-          rest.prompt.erase(rest.prompt.begin(),
-                            rest.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
+          TakeFront(rest, keep);
           answering->SetPrompt(rest.context, /*recognised=*/true,
                                static_cast<int64_t>(rest.prompt.size()));
           Submit(std::move(rest), *answering);

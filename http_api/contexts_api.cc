@@ -136,7 +136,8 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
     });
     return documents->Watch(name, [stream](const Document& now) { return stream->Tell(now); });
   }
-  if (absl::EndsWith(pattern, "/text")) return AnswerText(*document, request.at.query, reply);
+  if (absl::EndsWith(pattern, "/text"))
+    return AnswerText(*document, request.at.query, visit, reply);
   if (method == "DELETE") {
     const absl::Status deleted = documents->Delete(name);
     visit->Log("delete", deleted, {document->content_id, document->tokens, document->bytes});
@@ -159,7 +160,16 @@ absl::Status ContextsApi::SendAll(const kvstore::Principal& who, HttpReply& repl
   return absl::OkStatus();
 }
 
-absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) const {
+absl::Status ContextsApi::SendText(const Document& document, const kvstore::Visit& visit,
+                                   HttpReply& reply) const {
+  const absl::StatusOr<std::string> text = TextOf(document);
+  visit.Log("tokens", text.status(), {document.content_id, document.tokens, document.bytes});
+  RETURN_IF_ERROR(text.status());
+  reply.Send(200, "text/plain; charset=utf-8", *text);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ContextsApi::TextOf(const Document& document) const {
   if (!document.usable) {
     return absl::FailedPreconditionError(
         absl::StrCat("context \"", document.name,
@@ -173,11 +183,11 @@ absl::Status ContextsApi::SendText(const Document& document, HttpReply& reply) c
   }
   ASSIGN_OR_RETURN(const library::DocumentText text,
                    library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer, head));
-  reply.Send(200, "text/plain; charset=utf-8", text.text());
-  return absl::OkStatus();
+  return text.text();
 }
 
 absl::Status ContextsApi::AnswerText(const Document& document, const std::string& query,
+                                     const std::shared_ptr<kvstore::Visit>& visit,
                                      const std::shared_ptr<HttpReply>& reply) const {
   constexpr double kMostSeconds = 600;
   const std::string given = QueryParameter(query, "wait");
@@ -189,14 +199,23 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
                                                 ": must be seconds in [0, ", kMostSeconds, "]")),
         "wait");
   }
-  if (document.state == DocumentState::kReady) return SendText(document, *reply);
+  if (document.state == DocumentState::kReady) return SendText(document, *visit, *reply);
   if (document.state == DocumentState::kFailed) return document.error;
   if (seconds == 0) return BeingRead(document);
   const absl::Time until = absl::Now() + absl::Seconds(seconds);
-  return documents->Watch(document.name, [api = *this, reply, until](const Document& now) {
+  // The first answer is the one: what comes later is not sent.
+  still_allowed->Watch([weak = std::weak_ptr<HttpReply>(reply), visit] {
+    const auto held = weak.lock();
+    if (held == nullptr || held->gone()) return false;
+    const absl::Status still = visit->StillAllowed();
+    if (!still.ok()) SendError(*held, still);
+    return still.ok();
+  });
+  return documents->Watch(document.name, [api = *this, visit, reply, until](const Document& now) {
     if (now.state == DocumentState::kReady) {
-      const bool begun = api.later([api, reply, now] {
-        const absl::Status sent = api.SendText(now, *reply);
+      const bool begun = api.later([api, visit, reply, now] {
+        absl::Status sent = visit->StillAllowed();
+        if (sent.ok()) sent = api.SendText(now, *visit, *reply);
         if (!sent.ok()) SendError(*reply, sent);
       });
       if (!begun) {

@@ -49,8 +49,11 @@ struct ContextsApi {
  private:
   absl::Status Create(const HttpRequest& request, kvstore::Visit& visit, HttpReply& reply) const;
   absl::Status SendAll(const kvstore::Principal& who, HttpReply& reply) const;
-  absl::Status SendText(const Document& document, HttpReply& reply) const;
+  absl::StatusOr<std::string> TextOf(const Document& document) const;
+  absl::Status SendText(const Document& document, const kvstore::Visit& visit,
+                        HttpReply& reply) const;
   absl::Status AnswerText(const Document& document, const std::string& query,
+                          const std::shared_ptr<kvstore::Visit>& visit,
                           const std::shared_ptr<HttpReply>& reply) const;
 };
 

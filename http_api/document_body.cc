@@ -307,12 +307,16 @@ absl::Status ReadForm(const HttpRequest& request, const MediaType& media, GivenD
 
 }  // namespace
 
-absl::StatusOr<GivenDocument> ReadDocument(const HttpRequest& request, absl::string_view query) {
-  const std::string coding = absl::AsciiStrToLower(request.content_encoding);
-  if (!coding.empty() && coding != "identity") {
-    return NoText(absl::StrCat("Content-Encoding ", Shown(coding, 64),
-                               " is not read: send the text as it is"));
+absl::Status CheckCoding(absl::string_view content_encoding) {
+  if (content_encoding.empty() || absl::EqualsIgnoreCase(content_encoding, "identity")) {
+    return absl::OkStatus();
   }
+  return NoText(absl::StrCat("Content-Encoding ", Shown(content_encoding, 64),
+                             " is not read: send the body as it is"));
+}
+
+absl::StatusOr<GivenDocument> ReadDocument(const HttpRequest& request, absl::string_view query) {
+  RETURN_IF_ERROR(CheckCoding(request.content_encoding));
   GivenDocument document;
   RETURN_IF_ERROR(ReadQuery(query, document));
   const MediaType media = ParseMediaType(request.content_type);

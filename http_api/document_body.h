@@ -28,6 +28,9 @@ struct GivenDocument {
 inline constexpr int kMaxParts = 16;
 inline constexpr size_t kMaxPartHead = 8 << 10;
 
+// 415 of a body that is not as it stands: nothing is decoded here.
+absl::Status CheckCoding(absl::string_view content_encoding);
+
 // query: of the target, behind its '?'.
 absl::StatusOr<GivenDocument> ReadDocument(const HttpRequest& request, absl::string_view query);
 

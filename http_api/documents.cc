@@ -19,6 +19,7 @@
 #include "common/checksum.h"
 #include "common/resource_status.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
 #include "http_api/known_prefixes.h"
@@ -512,7 +513,12 @@ class PrefillingDocuments final : public Documents {
   }
 
   void Tell(Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    std::erase_if(job.watchers, [&](const Watcher& watcher) { return !watcher(job.document); });
+    std::erase_if(job.watchers, [&](const Watcher& watcher) {
+      // One that throws has seen enough; the others are told all the same.
+      const auto more =
+          CatchThrown("a watcher", [&]() -> absl::StatusOr<bool> { return watcher(job.document); });
+      return !more.value_or(false);
+    });
   }
 
   void Fail(Job& job, const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -538,7 +544,8 @@ class PrefillingDocuments final : public Documents {
         job->document.state = DocumentState::kPrefilling;
         Tell(*job);
       }
-      const absl::Status status = OfDisk(PrefillOne(*job));
+      const absl::Status status =
+          OfDisk(CatchThrown("a document", [&] { return PrefillOne(*job); }));
       if (!status.ok() && !stopping_ && !job->published) Discard(*job);  // it leaves nothing behind
       Forget(*job, status);
       {

@@ -32,6 +32,7 @@ using std::chrono::seconds;
 
 constexpr size_t kMaxHeaderBytes = 16 << 10;
 constexpr size_t kReadBytes = 64 << 10;
+constexpr size_t kWriteBytes = 64 << 10;  // which are taken within the server's patience
 constexpr int64_t kMostUnsent = int64_t{1} << 20;
 // A body comes at no less than this, after the server's patience.
 constexpr int64_t kLeastBytesPerSecond = 16 << 10;
@@ -97,8 +98,9 @@ class Reply final : public HttpReply {
  private:
   template <typename F>
   void Post(F work) {
-    asio::post(connection_->executor(),
-               [connection = connection_, work = std::move(work)] { work(*connection); });
+    asio::post(connection_->executor(), [connection = connection_, work = std::move(work)] {
+      connection->Guarded([&] { work(*connection); });
+    });
   }
   const std::shared_ptr<HttpConnection> connection_;
   const int64_t turn_;
@@ -118,7 +120,10 @@ HttpConnection::HttpConnection(Socket socket, bool local, HttpShared* shared)
   peer_ = PeerOf(socket_.native_handle(), local_, uid_);
 }
 
-HttpConnection::~HttpConnection() { --shared_->connections; }
+HttpConnection::~HttpConnection() {
+  GivePlaceBack();
+  --shared_->connections;
+}
 
 void HttpConnection::SetState(State state) {
   state_ = state;
@@ -136,6 +141,7 @@ void HttpConnection::SetDeadline(Clock::duration after) {
 
 void HttpConnection::WaitForRequest() {
   SetState(State::kWaiting);
+  GivePlaceBack();
   parser_.emplace();
   parser_->header_limit(kMaxHeaderBytes);
   parser_->body_limit(boost::none);  // by the gate
@@ -144,7 +150,6 @@ void HttpConnection::WaitForRequest() {
   charges_ = std::make_shared<std::vector<ByteBudget::Charge>>();
   charged_ = 0;
   reply_charges_.clear();
-  if (half_closed_ && buffer_.size() == 0) return Leave();
   SetDeadline(first_ ? Clock::duration(kHeaderPatience)
                      : absl::ToChronoMilliseconds(shared_->config.idle));
   if (buffer_.size() > 0) return Feed();
@@ -157,8 +162,10 @@ void HttpConnection::ReadSome() {
   socket_.async_read_some(buffer_.prepare(room),
                           [self = shared_from_this()](error_code error, size_t bytes) {
                             if (error) return self->ReadEnded(error);
-                            self->buffer_.commit(bytes);
-                            self->Feed();
+                            self->Guarded([&] {
+                              self->buffer_.commit(bytes);
+                              self->Feed();
+                            });
                           });
 }
 
@@ -254,6 +261,7 @@ bool HttpConnection::Judge() {
     return false;
   }
   request_.passed = std::move(verdict.passed);
+  may_take_long_ = verdict.may_take_long;
   body_limit_ = verdict.max_body_bytes;
   const auto length = parser_->content_length();
   if (length.has_value() && *length > static_cast<uint64_t>(body_limit_)) {
@@ -291,7 +299,22 @@ bool HttpConnection::TakeBody() {
   return true;
 }
 
+bool HttpConnection::TakePlace() {
+  if (!may_take_long_) return true;
+  has_place_ = ++shared_->long_answers <= shared_->most_long;
+  if (!has_place_) --shared_->long_answers;
+  return has_place_;
+}
+
+void HttpConnection::GivePlaceBack() {
+  if (std::exchange(has_place_, false)) --shared_->long_answers;
+}
+
 void HttpConnection::Handle() {
+  if (!TakePlace()) {
+    return RefuseWith(503, "too many answers are on their way already; ask again later",
+                      {{"Retry-After", "1"}});
+  }
   StartTurn(parser_->get().keep_alive() && !old_);
   deadline_.cancel();
   SetState(State::kAnswering);
@@ -344,15 +367,18 @@ void HttpConnection::StartTurn(bool keep_alive) {
 
 // --- whether the client is there
 
-// It says nothing while it waits: what can be read then is its end, or its next request.
+// It says nothing while it waits: what can be read then is its end, or its next request, behind which its end is
+// looked for.
 void HttpConnection::Watch() {
+  half_closed_ = false;
   socket_.async_wait(
       Socket::wait_read, [self = shared_from_this(), turn = turn_](error_code error) {
         if (error || self->gone_ || turn != self->turn_ || self->ended_) return;
         char byte;
         const ssize_t read = recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
         if (read == 0) return self->SeenEnd();
-        if (read < 0 && errno != EAGAIN && errno != EINTR) self->Leave();
+        if (read < 0 && errno != EAGAIN && errno != EINTR) return self->Leave();
+        self->Probe();
       });
 }
 
@@ -371,6 +397,7 @@ void HttpConnection::SeenEnd() {
 void HttpConnection::Probe() {
   if (gone_ || ended_) return;
   if (Dead()) return Leave();
+  if (!half_closed_ && Ended()) return SeenEnd();
   probe_.expires_after(kProbeEvery);
   probe_.async_wait([self = shared_from_this()](error_code error) {
     if (!error) self->Probe();
@@ -386,6 +413,12 @@ bool HttpConnection::Dead() {
   tcp_info info{};
   socklen_t bytes = sizeof(info);
   return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0 || info.tcpi_state == TCP_CLOSE;
+}
+
+// Whether it sends no more, whatever of it was not read yet.
+bool HttpConnection::Ended() {
+  pollfd poll_for = {socket_.native_handle(), POLLRDHUP, 0};
+  return poll(&poll_for, 1, 0) > 0 && (poll_for.revents & POLLRDHUP) != 0;
 }
 
 // --- writing
@@ -467,16 +500,23 @@ void HttpConnection::Push(std::string bytes) {
 
 void HttpConnection::Pump() {
   SetDeadline(absl::ToChronoMilliseconds(shared_->config.patience));
-  asio::async_write(socket_, asio::buffer(out_.front()),
-                    [self = shared_from_this()](error_code error, size_t) {
+  asio::async_write(socket_, asio::buffer(asio::buffer(out_.front()) + written_, kWriteBytes),
+                    [self = shared_from_this()](error_code error, size_t bytes) {
                       if (error || self->gone_) return self->Leave();
-                      self->unsent_ -= static_cast<int64_t>(self->out_.front().size());
-                      self->out_.pop_front();
-                      if (!self->out_.empty()) return self->Pump();
-                      if (self->state_ != State::kAnswering) return;  // 100 Continue
-                      self->deadline_.cancel();
-                      if (self->ended_) self->Next();
+                      self->Guarded([&] { self->Pumped(bytes); });
                     });
+}
+
+void HttpConnection::Pumped(size_t bytes) {
+  written_ += bytes;
+  if (written_ < out_.front().size()) return Pump();
+  written_ = 0;
+  unsent_ -= static_cast<int64_t>(out_.front().size());
+  out_.pop_front();
+  if (!out_.empty()) return Pump();
+  if (state_ != State::kAnswering) return;  // 100 Continue
+  deadline_.cancel();
+  if (ended_) Next();
 }
 
 void HttpConnection::Next() {
@@ -484,6 +524,7 @@ void HttpConnection::Next() {
   error_code ignored;
   socket_.shutdown(Socket::shutdown_send, ignored);
   SetState(State::kDraining);
+  GivePlaceBack();
   SetDeadline(kDrainFor);
   Drain(kDrainBytes);
 }
@@ -501,6 +542,7 @@ void HttpConnection::Drain(int64_t left) {
 
 void HttpConnection::Leave() {
   gone_ = true;  // what is in out_ may be on its way: its write ends first
+  GivePlaceBack();
   deadline_.cancel();
   probe_.cancel();
   error_code ignored;

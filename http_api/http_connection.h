@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "common/byte_budget.h"
+#include "common/thrown.h"
 #include "http_api/http_server.h"
 
 namespace carrel::http_api {
@@ -61,6 +62,8 @@ struct HttpShared {
   const HttpHandler handler;
   ByteBudget budget;
   std::atomic<int64_t> connections{0}, evicted{0}, slow{0}, requests{0};
+  std::atomic<int64_t> long_answers{0};  // on their way, of those that may take long
+  int64_t most_long = INT64_MAX;         // set before the first connection
   std::atomic<bool> stopped{false};
 };
 
@@ -95,6 +98,16 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   bool gone() const { return gone_ || shared_->stopped; }
   Socket::executor_type executor() { return socket_.get_executor(); }
 
+  // Of the server's thread: what is thrown ends the connection, since nobody would answer it.
+  template <typename F>
+  void Guarded(F work) {
+    const absl::Status done = CatchThrown("a connection", [&] {
+      work();
+      return absl::OkStatus();
+    });
+    if (!done.ok()) Leave();
+  }
+
   State state() const { return state_; }
   Clock::time_point since() const { return since_; }
   void Leave();
@@ -109,6 +122,9 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   bool TakeBody();
   HttpRequest Head();
   void Handle();
+  // An answer that may take long takes a place; false: there is none.
+  bool TakePlace();
+  void GivePlaceBack();
   void Broken(boost::system::error_code error);
   void Refuse(const HttpVerdict& verdict);
   void RefuseWith(int status, const std::string& message, HttpFields fields = {});
@@ -117,9 +133,11 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void SeenEnd();
   void Probe();
   bool Dead();
+  bool Ended();
   void Push(std::string bytes);
   void PushPiece(const std::string& piece);
   void Pump();
+  void Pumped(size_t bytes);  // so many of the first of out_ are written
   void Next();
   void Drain(int64_t left);
   void SetState(State state);
@@ -132,6 +150,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::optional<boost::beast::http::request_parser<GrowingBody>> parser_;
   HttpRequest request_;          // its head, once the headers have come
   std::deque<std::string> out_;  // the first is on its way
+  size_t written_ = 0;           // bytes of the first
   std::string peer_;
   std::optional<uint32_t> uid_;
   State state_ = State::kWaiting;
@@ -140,6 +159,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   int64_t body_limit_ = 0;
   bool first_ = true;
   bool judged_ = false;
+  bool may_take_long_ = false, has_place_ = false;
   bool begun_ = false, ended_ = false, keep_alive_ = false, chunked_ = false, events_ = false;
   bool head_ = false;  // the request is HEAD, whose answer has no body
   bool old_ = false;   // HTTP/1.0

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/status.h"
@@ -55,6 +56,11 @@ std::string Decoded(absl::string_view text, bool plus_is_space) {
 bool Matches(absl::string_view pattern, const std::vector<std::string>& segments,
              std::string* name) {
   const std::vector<absl::string_view> parts = absl::StrSplit(pattern, '/', absl::SkipEmpty());
+  // A model's name may have slashes ("owner/model"), which clients leave as they are.
+  if (pattern == "/v1/models/{}" && segments.size() > 3) {
+    *name = absl::StrJoin(segments.begin() + 2, segments.end(), "/");
+    return segments[0] == parts[0] && segments[1] == parts[1];
+  }
   if (parts.size() != segments.size()) return false;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i] == "{}") {

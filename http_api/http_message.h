@@ -30,8 +30,9 @@ enum class BodyBound : uint8_t { kNone = 0, kQuestion = 1, kDocument = 2 };
 
 struct HttpRoute {
   const char* method;
-  const char* pattern;  // "/v1/contexts/{}": {} stands for one segment
-  bool open;            // nobody is asked who he is
+  const char*
+      pattern;  // "/v1/contexts/{}": {} stands for one segment, of a model's name for all that follow
+  bool open;    // nobody is asked who he is
   BodyBound body;
 };
 

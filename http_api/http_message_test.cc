@@ -50,6 +50,10 @@ TEST(FindRoute, MethodsAndPaths) {
   EXPECT_EQ(RouteCall(*find("HEAD", "/v1/models/").route), "GET /v1/models");
   EXPECT_EQ(find("DELETE", "/v1/contexts/a.b").name, "a.b");
   EXPECT_EQ(RouteCall(*find("GET", "/v1/contexts/text/text").route), "GET /v1/contexts/{}/text");
+  // Names of models as hubs have them, with their slash as it is or encoded.
+  EXPECT_EQ(find("GET", "/v1/models/owner/model-1.5").name, "owner/model-1.5");
+  EXPECT_EQ(find("GET", "/v1/models/owner%2Fmodel-1.5@doc").name, "owner/model-1.5@doc");
+  EXPECT_EQ(find("GET", "/v1/contexts/a/b").allow, "");
   const RouteFound wrong = find("PUT", "/v1/contexts");
   EXPECT_EQ(wrong.route, nullptr);
   EXPECT_EQ(wrong.allow, "GET, HEAD, POST, OPTIONS");

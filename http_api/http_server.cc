@@ -61,6 +61,7 @@ class BeastServer final : public HttpServer {
     ASSIGN_OR_RETURN(const int64_t descriptors, RaiseDescriptorLimit());
     most_ = std::clamp<int64_t>(shared_.config.max_connections, 1,
                                 std::max<int64_t>(1, descriptors - kOtherDescriptors));
+    shared_.most_long = std::max<int64_t>(1, most_ - most_ / 8);
     const int64_t accepted =
         std::clamp<int64_t>(descriptors - kOtherDescriptors, 1, most_ + kSilentConnections);
     ASSIGN_OR_RETURN(listener_,

@@ -4,10 +4,12 @@
 // Source: RFC 9110, RFC 9112; Boost.Beast parses (decision 059), kvstore's listener accepts (decision 038).
 // Errors: of Start: those of the listener; InvalidArgument an address; FailedPrecondition one that cannot be bound.
 // Bounds: HttpServerConfig; headers 16 KiB in 10 s; a body what the gate allows, in `patience` and a second for each
-//         16 KiB; a client that leaves 1 MiB of a stream unread is left; one that waits for its answer and shuts its
-//         sending side down has it (a half-close), one that is gone is noticed at once, of HTTP/1.0 within a minute.
-//         Bodies and replies are charged to one budget. Beyond max_connections the one that keeps the server waiting
-//         for the longest goes. What exceeds a bound is answered 413, 431 or 503 with a reason, or cut.
+//         16 KiB; 64 KiB of a reply are taken in `patience`; a client that leaves 1 MiB of a stream unread is left;
+//         one that waits for its answer and shuts its sending side down has it (a half-close), one that is gone is
+//         noticed at once, of HTTP/1.0 within a minute. Bodies and replies are charged to one budget. Beyond
+//         max_connections the one that keeps the server waiting for the longest goes; answers that may take long have
+//         seven eighths of them, and one more is refused. What exceeds a bound is answered 413, 431 or 503 with a
+//         reason, or cut.
 // Threads: one of the server's own; gate and handler are called on it and must not block. What they throw is that
 //         request's 500. An HttpReply may be used from any thread.
 #pragma once
@@ -59,6 +61,7 @@ class HttpReply {
 // What becomes of a request whose headers have come.
 struct HttpVerdict {
   int64_t max_body_bytes = 0;
+  bool may_take_long = false;  // its answer; an eighth of the connections is left to others
   std::shared_ptr<void> passed;
   // Not 0: it is refused with this answer, and its body is not read.
   int status = 0;

@@ -2,12 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "common/test_util.h"
@@ -368,6 +370,166 @@ TEST(HttpServerTest, WhenAllAreTaken_TheOneThatKeepsTheServerWaitingGoes) {
     EXPECT_EQ(good.Receive().status, 200) << i;
   }
   EXPECT_GT(server->counters().evicted, 0);
+}
+
+// They wait for as long as a model takes: none of them goes for a newcomer, so they may not have all connections.
+TEST(HttpServerTest, AnswersThatTakeLong_LeaveConnectionsToOthers) {
+  HttpServerConfig config;
+  config.listen = {"127.0.0.1:0"};
+  config.max_connections = 8;
+  absl::Mutex mu;
+  std::vector<std::shared_ptr<HttpReply>> kept;
+  const auto server = HttpServer::Start(
+      config,
+      [](const HttpRequest& head) {
+        return HttpVerdict{.max_body_bytes = 1000, .may_take_long = head.target != "/"};
+      },
+      [&](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+        if (request.target != "/long") return reply->Send(200, "text/plain", "at once");
+        absl::MutexLock lock(&mu);
+        kept.push_back(std::move(reply));
+      });
+  ASSERT_TRUE(server.ok());
+  const auto waiting = [&](size_t count) {
+    const auto as_many = [&] { return kept.size() == count; };
+    absl::MutexLock lock(&mu);
+    return mu.AwaitWithTimeout(absl::Condition(&as_many), absl::Seconds(20));
+  };
+  std::vector<std::unique_ptr<TestClient>> clients;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 7; ++i) {
+      if (round == 0) clients.push_back(std::make_unique<TestClient>((*server)->addresses()[0]));
+      clients[static_cast<size_t>(i)]->Post("/long", "");
+    }
+    ASSERT_TRUE(waiting(7)) << round;
+    for (int i = 0; i < 20; ++i) {
+      TestClient late((*server)->addresses()[0]);
+      late.Post("/long", "");
+      const auto refused = late.Receive();
+      EXPECT_EQ(refused.status, 503);
+      EXPECT_THAT(refused.headers, HasSubstr("Retry-After: 1"));
+      late.Post("/", "");  // on the same connection
+      EXPECT_EQ(late.Receive().body, "at once");
+    }
+    std::vector<std::shared_ptr<HttpReply>> replies;
+    {
+      absl::MutexLock lock(&mu);
+      replies.swap(kept);
+    }
+    for (const auto& reply : replies) reply->Send(200, "text/plain", "late");
+    for (const auto& client : clients) EXPECT_EQ(client->Receive().body, "late");
+  }
+  // Those that leave give their places back.
+  for (const auto& client : clients) client->Post("/long", "");
+  ASSERT_TRUE(waiting(7));
+  clients.clear();
+  const absl::Time until = absl::Now() + absl::Seconds(20);
+  int status = 503;
+  while (status == 503 && absl::Now() < until) {
+    TestClient next((*server)->addresses()[0]);
+    next.Post("/long-and-answered", "");
+    status = next.Receive().status;
+  }
+  EXPECT_EQ(status, 200);
+  absl::MutexLock lock(&mu);
+  kept.clear();
+}
+
+// A refused client that goes on sending holds its connection for a moment, however little it sends at a time.
+TEST(HttpServerTest, WhoWasRefusedAndGoesOnSending_IsLeft) {
+  const auto server = Echo({}, UpTo(1000));
+  TestClient drips(server->addresses()[0]);
+  drips.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n");
+  EXPECT_EQ(drips.Receive().status, 413);
+  const absl::Time until = absl::Now() + absl::Seconds(20);
+  while (server->counters().connections > 0 && absl::Now() < until) {
+    if (!drips.TrySend("x")) break;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  while (server->counters().connections > 0 && absl::Now() < until)
+    absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(server->counters().connections, 0);
+}
+
+// Slower than the server's patience as a whole, not in its parts.
+TEST(HttpServerTest, ASlowClient_BringsItsBodyAndHasItsReply) {
+  HttpServerConfig config;
+  config.patience = absl::Milliseconds(500);
+  const auto server = Echo(config);
+  TestClient brings(server->addresses()[0]);
+  const std::string piece(16 << 10, 'x');
+  brings.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 81920\r\n\r\n" + piece);
+  for (int i = 1; i < 5; ++i) {
+    absl::SleepFor(absl::Milliseconds(300));
+    ASSERT_TRUE(brings.TrySend(piece)) << i;
+  }
+  EXPECT_EQ(brings.Receive().body.size(), 5 * piece.size() + 7);
+  // One that says no more is cut.
+  TestClient stops(server->addresses()[0]);
+  stops.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 81920\r\n\r\nx");
+  EXPECT_EQ(stops.Read(1), "");
+
+  constexpr size_t kLarge = 16 << 20;  // beyond what the kernel holds for a client
+  config.patience = absl::Seconds(1);
+  config.listen = {"127.0.0.1:0"};
+  const auto large =
+      HttpServer::Start(config, UpTo(1000), [](HttpRequest, std::shared_ptr<HttpReply> reply) {
+        reply->Send(200, "text/plain", std::string(kLarge, 'x'));
+      });
+  ASSERT_TRUE(large.ok());
+  TestClient reads((*large)->addresses()[0]);
+  reads.Send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_THAT(reads.ReadUntil("\r\n\r\n"), HasSubstr("200 OK"));
+  size_t got = 0;
+  for (size_t bytes = 1; bytes > 0 && got < kLarge; got += bytes) {
+    bytes = reads.Read(std::min<size_t>(128 << 10, kLarge - got)).size();
+    absl::SleepFor(absl::Milliseconds(25));
+  }
+  EXPECT_EQ(got, kLarge);
+}
+
+// Bytes that nobody asked for (a line end behind a body, the next request) do not hide that it left.
+TEST(HttpServerTest, AClientThatSendsMoreAndLeaves_IsNoticed) {
+  HttpServerConfig config;
+  config.listen = {"127.0.0.1:0"};
+  std::shared_ptr<HttpReply> kept;
+  absl::Notification asked;
+  const auto server =
+      HttpServer::Start(config, UpTo(1000), [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+        kept = std::move(reply);
+        asked.Notify();
+      });
+  ASSERT_TRUE(server.ok());
+  TestClient client((*server)->addresses()[0]);
+  client.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab");
+  asked.WaitForNotification();
+  client.Send("\r\n");
+  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_FALSE(kept->gone());
+  client.Close();
+  const absl::Time until = absl::Now() + absl::Seconds(20);
+  while (!kept->gone() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(kept->gone());
+  kept = nullptr;
+}
+
+// A reply that cannot be made (its header is beyond what a header may be) is no reason to wait for ever.
+TEST(HttpServerTest, AReplyThatThrows_EndsItsConnection) {
+  HttpServerConfig config;
+  config.listen = {"127.0.0.1:0"};
+  const auto server = HttpServer::Start(
+      config, UpTo(1000), [](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+        const bool long_header = request.target == "/long-header";
+        reply->Send(200, "text/plain", "well",
+                    {{"X-More", std::string(long_header ? 100000 : 10, 'x')}});
+      });
+  ASSERT_TRUE(server.ok());
+  for (const char* target : {"/long-header", "/", "/long-header", "/"}) {
+    TestClient client((*server)->addresses()[0]);
+    client.Post(target, "");
+    const auto got = client.Receive();
+    EXPECT_EQ(got.body, std::string(target) == "/" ? "well" : "") << target;
+  }
 }
 
 TEST(HttpServerTest, WhatGateOrHandlerThrow_IsThatRequestsError) {

@@ -7,6 +7,7 @@
 #include "common/mapped_file.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 
@@ -59,8 +60,10 @@ void AheadSender::Run() {
       if (waiting_.empty() || !status_.ok()) return;
       next = &waiting_.front();  // stays where it is while others are added behind it
     }
-    const absl::StatusOr<int64_t> sent = to_.SendAhead(
-        name_, next->id, next->file, next->bytes->bytes(), [this] { return !stopping_; });
+    const absl::StatusOr<int64_t> sent = CatchThrown("sending ahead", [&] {
+      return to_.SendAhead(name_, next->id, next->file, next->bytes->bytes(),
+                           [this] { return !stopping_; });
+    });
     absl::MutexLock lock(&mu_);
     waiting_.pop_front();
     status_.Update(sent.status());

@@ -4,11 +4,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "absl/strings/ascii.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/descriptor_limit.h"
 #include "common/file.h"
 #include "common/http_proxy.h"
 #include "common/status.h"
@@ -49,6 +51,16 @@ absl::StatusOr<std::string> ReadKeyFile(const std::string& path) {
   return std::string(key);
 }
 
+// gRPC ends the process where it finds no descriptors for itself, as it begins.
+absl::Status CheckDescriptorsOfGrpc() {
+  constexpr int64_t kItsOwn = 16;
+  static std::atomic<bool> begun{false};
+  if (begun) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckFreeDescriptors(kItsOwn));
+  begun = true;
+  return absl::OkStatus();
+}
+
 class RemoteStore final : public StoreAccess {
  public:
   explicit RemoteStore(const StoreAddress& address) : address_(address) {}
@@ -58,6 +70,7 @@ class RemoteStore final : public StoreAccess {
     return decoder::MakeResumingClient(
         {.connect = [address = address_](absl::Duration within)
              -> absl::StatusOr<std::unique_ptr<decoder::StoreClient>> {
+           RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
            ASSIGN_OR_RETURN(const ServerLogin login, address.Login());
            return decoder::ConnectToStore(address.server, within, login, address.request_timeout);
          },
@@ -66,6 +79,7 @@ class RemoteStore final : public StoreAccess {
          .tell = address_.tell});
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
+    RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
     ASSIGN_OR_RETURN(const ServerLogin login, address_.Login());
     const auto channel = grpc::CreateCustomChannel(address_.server, decoder::CredentialsOf(login),
                                                    decoder::ProxyArguments(address_.server));
@@ -96,6 +110,7 @@ class EmbeddedStore final : public StoreAccess {
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
     absl::MutexLock lock(&mu_);
     if (server_ == nullptr) {
+      RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
       kvstore::ServerConfig config;
       config.listen.clear();
       ASSIGN_OR_RETURN(server_, kvstore::Server::Start(config, engine_.get()));

@@ -12,6 +12,7 @@
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "model/full_match.h"
 #include "nlohmann/json.hpp"
@@ -202,7 +203,8 @@ class AdapterBuilder {
 
  private:
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor \"", name, "\" ", what));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, ": tensor \"", Shown(name, 200), "\" ", what));
   }
 
   absl::Status BuildOne(int32_t layer, int p) {

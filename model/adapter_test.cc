@@ -247,6 +247,8 @@ TEST_F(RandomAdapterTest, Tensor_MissingExtraOrMisshapen_IsNamed) {
     Write([&](Tensors& t) { t.push_back(Named(extra, {4}, four)); });
     EXPECT_THAT(LoadStatus(), StatusIs(absl::StatusCode::kInvalidArgument, extra));
   }
+  Write([&](Tensors& t) { t.push_back(Named(std::string(1000000, 'z'), {4}, four)); });
+  EXPECT_LT(LoadStatus().message().size(), 2000u);
   // A projection that target_modules does not name is an extra, too.
   fields_["target_modules"].erase(0);
   Write();

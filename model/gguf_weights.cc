@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "model/gguf_config.h"
 #include "model/weights.h"
@@ -218,7 +219,7 @@ class Loader {
 
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
     return absl::InvalidArgumentError(
-        absl::StrCat(gguf().path(), ": tensor \"", name, "\" ", what));
+        absl::StrCat(gguf().path(), ": tensor \"", Shown(name, 200), "\" ", what));
   }
 
   absl::Status PlanAll() {

@@ -29,6 +29,13 @@ std::string Quote(absl::string_view name) {
   return absl::StrCat("\"", absl::CHexEscape(name.substr(0, 200)), "\"");
 }
 
+// However many there are.
+std::string Listed(absl::Span<const int64_t> counts) {
+  constexpr size_t kMost = 8;
+  return absl::StrCat("[", absl::StrJoin(counts.subspan(0, kMost), ", "),
+                      counts.size() > kMost ? ", ..]" : "]");
+}
+
 absl::Status BadTensor(const std::string& path, absl::string_view name, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": tensor ", Quote(name), ": ", what));
 }
@@ -138,9 +145,9 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& nam
   ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
                    ParseCounts(path, name, tensor, "data_offsets"));
   if (offsets.size() != 2 || offsets[0] > offsets[1]) {
-    return BadTensor(path, name,
-                     absl::StrCat("data_offsets [", absl::StrJoin(offsets, ", "),
-                                  "] is not [begin, end] with begin <= end"));
+    return BadTensor(
+        path, name,
+        absl::StrCat("data_offsets ", Listed(offsets), " is not [begin, end] with begin <= end"));
   }
   entry.begin = offsets[0];
   entry.end = offsets[1];

@@ -127,6 +127,13 @@ TEST(SafetensorsTest, EachMalformation_IsRefusedNamingFileAndTensor) {
       {Framed(json{{"a", {{"dtype", "F32"}, {"shape", {2}}, {"data_offsets", {8}}}}}.dump(), d8),
        "tensor \"a\": data_offsets [8] is not [begin, end]"},
       {Framed(json{{"a", Entry("F32", {2}, 8, 0)}}.dump(), d8), "data_offsets [8, 0] is not"},
+      {Framed(json{{"a",
+                    {{"dtype", "F32"},
+                     {"shape", {2}},
+                     {"data_offsets", std::vector<int64_t>(100000, 7)}}}}
+                  .dump(),
+              d8),
+       "data_offsets [7, 7, 7, 7, 7, 7, 7, 7, ..] is not"},
       {Framed(json{{"a", Entry("F32", {3}, 0, 8)}}.dump(), d8),
        "tensor \"a\": data_offsets [0, 8) span 8 bytes, F32 [3] takes 12"},
       {Framed(json{{"a", Entry("F32", {int64_t{1} << 62, 4}, 0, 8)}}.dump(), d8),

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "common/checksum.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "model/cpu_backend.h"
 #include "model/gguf_weights.h"
@@ -49,7 +50,8 @@ class WeightsBuilder {
  private:
   absl::Status Bad(absl::string_view name, absl::string_view what) const {
     return absl::InvalidArgumentError(absl::StrCat(weights_->source_.where, ": tensor \"",
-                                                   weights_->NameInFile(name), "\" ", what));
+                                                   Shown(weights_->NameInFile(name), 200), "\" ",
+                                                   what));
   }
 
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {

@@ -125,6 +125,15 @@ TEST_F(WeightsTest, UnexpectedTensor_IsRefusedByNameUnlessItCarriesNothing) {
   EXPECT_THAT(Load(), StatusIs(Code::kInvalidArgument,
                                "tensor \"model.layers.2.input_layernorm.weight\" (f32 [1]) is not "
                                "part of the model"));
+  Rewrite(folder_, [](std::vector<NamedTensor>& tensors) {
+    std::erase_if(tensors, [](const NamedTensor& t) {
+      return t.name == "model.layers.2.input_layernorm.weight";
+    });
+    tensors.push_back({std::string(1000000, 'z'), {DType::kF32, {1}, absl::string_view("1234")}});
+  });
+  const absl::Status refused = Load();
+  EXPECT_THAT(refused, StatusIs(Code::kInvalidArgument, "zzz... (1000000 bytes)"));
+  EXPECT_LT(refused.message().size(), 2000u);
 }
 
 TEST_F(WeightsTest, HeadOfATiedModel_MayOnlyBeACopy) {

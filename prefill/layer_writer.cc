@@ -9,6 +9,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/summaries/fidelity.h"
@@ -146,10 +147,17 @@ LayerWriter::LayerWriter(const Staging* staging, kvstore::ContextId context,
                  files / 2 <= shape.kv_heads);
   }
   CARREL_CHECK(options.writers >= 1 && (options.row_files == 0) == (options.last_row_files == 0));
-  for (int i = 0; i < options.writers; ++i) threads_.emplace_back([this] { Run(); });
+  try {
+    for (int i = 0; i < options.writers; ++i) threads_.emplace_back([this] { Run(); });
+  } catch (...) {  // the system gives no more: those that run must not end the process
+    Stop();
+    throw;
+  }
 }
 
-LayerWriter::~LayerWriter() {
+LayerWriter::~LayerWriter() { Stop(); }
+
+void LayerWriter::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
@@ -209,7 +217,7 @@ void LayerWriter::Run() {
       rows = std::move(waiting_);
       ++busy_;
     }
-    const absl::Status status = Write(*rows);
+    const absl::Status status = CatchThrown("a layer", [&] { return Write(*rows); });
     absl::MutexLock lock(&mu_);
     --busy_;
     if (!status.ok()) {

@@ -84,6 +84,7 @@ class LayerWriter {
   struct Built;
 
   void Run();
+  void Stop();
   absl::Status Write(const LayerRows& rows);
   void IndexHead(const LayerRows& rows, int32_t head, Built& built);
   static absl::Status MeasureHead(const kvstore::Rows& keys, const kvstore::Rows& values,

@@ -1,6 +1,7 @@
 #include "prefill/layer_writer.h"
 
 #include <filesystem>
+#include <new>
 
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
@@ -126,6 +127,22 @@ TEST(LayerWriterTest, ResumedJob_CountsFromItsFirstLayer) {
   const auto staging = WriteLayers(FreshTempDir(), 4, 3);
   CARREL_ASSERT_OK(staging);
   EXPECT_EQ(staging->FinishedLayers(kShape.layers), 0);  // layers 0 .. 3 were another run's
+}
+
+// Memory that ends where a layer is written, say, is the error of who submitted it.
+TEST(LayerWriterTest, WhatAWriterThrows_IsTheJobsError) {
+  const auto staging = Staging::Open(FreshTempDir(), "job");
+  CARREL_ASSERT_OK(staging);
+  ThreadPool pool(2);
+  for (const int writers : {1, 2}) {
+    LayerWriter writer(&*staging, kId, kShape, 128, {}, std::nullopt, 0, &pool,
+                       {.statistics_samples = 4,
+                        .writers = writers,
+                        .still_right = []() -> absl::Status { throw std::bad_alloc(); }});
+    absl::Status status = writer.Submit(RandomLayer(0));
+    if (status.ok()) status = writer.Finish();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "out of memory"));
+  }
 }
 
 TEST(LayerWriterTest, FolderGone_FirstFailureStopsIt) {

@@ -356,6 +356,22 @@ TEST_F(ApiTest, APromptThatBeginsWithADocument_IsAnsweredFromIt) {
   EXPECT_EQ(longest["carrel"]["context"], "longer");
 }
 
+TEST_F(ApiTest, ARepetitionPenalty_CountsAPromptsDocument_RecognisedOrNot) {
+  Start({"--top-k", "all"});
+  const std::string text = ReadBytes(DemoDocument("registry-512"));
+  json body = {{"prompt", text + kQuestion}, {"temperature", 0}, {"max_tokens", 16}};
+  const auto ask = [&] { return json::parse(Post("/v1/completions", body).body); };
+  const json plain = ask();
+  body["repetition_penalty"] = 4;
+  const json read = ask();
+  EXPECT_NE(read["choices"][0]["text"], plain["choices"][0]["text"]);
+  ASSERT_EQ(PostText("doc", text).status, 202);
+  ASSERT_EQ(Events("doc").back()["state"], "ready");
+  const json recognised = ask();
+  ASSERT_EQ(recognised["carrel"]["recognised"], true) << recognised;
+  EXPECT_EQ(recognised["choices"][0]["text"], read["choices"][0]["text"]);
+}
+
 TEST_F(ApiTest, LongDocumentsOfPrompts_AreKept_AsManyAsMay) {
   Start({"--keep-documents", "1", "--keep-tokens", "1000"});
   const std::string first = ReadBytes(DemoDocument("registry-2k")),

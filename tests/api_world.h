@@ -33,8 +33,9 @@ class ApiTest : public StoreTest {
                      [](nlohmann::ordered_json& config) { config["chat_template"] = kTemplate; });
   }
 
-  void Start(const Args& more = {}) {
+  void Start(const Args& more = {}, int64_t max_file_bytes = -1) {
     Command command;
+    command.max_file_bytes = max_file_bytes;
     command.args = With({"api", "--model", model_->folder(), "--store", store_, "--listen",
                          "127.0.0.1:0", "--model-name", "demo", "--top-k", "all"},
                         more);

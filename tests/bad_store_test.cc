@@ -366,6 +366,22 @@ TEST_F(BadStoreTest, Disk_Full_LosesNothingAndTheSameCallGoesOnWithRoom) {
   Unmount();
 }
 
+// Whatever the first is that finds no descriptor: the store, what it embeds, or gRPC, which would abort.
+TEST_F(BadStoreTest, TooFewDescriptors_IsAnErrorByName_AndNoAbort) {
+  Command command;
+  for (int64_t most = 12; most <= 48; most += 2) {
+    for (const Args& args : {Args{"ls", "--store", store_}, Args{"verify", "--store", store_},
+                             Args{"ls", "--server", "127.0.0.1:1"}}) {
+      command.args = args;
+      command.max_descriptors = most;
+      const Outcome outcome = Carrel(command);
+      EXPECT_EQ(outcome.signal, 0) << most << " " << args[0] << outcome;
+      EXPECT_THAT(outcome.err, testing::Not(testing::HasSubstr("DATA_LOSS"))) << most;
+    }
+  }
+  ExpectNothingLost();
+}
+
 TEST_F(BadStoreTest, StandardOutput_Full_IsAnError) {
   Command command;
   command.standard_output = "/dev/full";

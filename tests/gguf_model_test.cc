@@ -1,6 +1,7 @@
 // The demo model as GGUF files, in place of its folder: the same answers, the same refusals.
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <random>
 
 #include "absl/strings/match.h"
@@ -143,6 +144,12 @@ TEST_F(GgufModelTest, BadFiles_AreNamed) {
       Write(GgufWriter(good).String("general.architecture", "mamba"), "other.gguf");
   EXPECT_THAT(Carrel(Prefill("new", {"--model", other})),
               FailsWith(kFailed, Texts{"UNIMPLEMENTED", "mamba", other}));
+  // A folder into which they were downloaded is not what one reads.
+  std::filesystem::create_directory(path("downloads"));
+  const std::string downloaded = WriteFile("downloads/demo.gguf", whole);
+  EXPECT_THAT(
+      Carrel(Prefill("new", {"--model", path("downloads")})),
+      FailsWith(kBad, Texts{"has no config.json, but GGUF files: give one of them", downloaded}));
   ExpectNothingLost();
 }
 

@@ -14,6 +14,7 @@
 #include "carrel/v1/retrieval.grpc.pb.h"
 #include "common/http_proxy.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "decoder/client/store_client_credentials.h"
 #include "decoder/client/store_client_replies.h"
 
@@ -148,15 +149,16 @@ void GrpcStoreClient::ReadAll() {
     met_server_ = true;
     changed_.SignalAll();
   }
-  absl::Status status;
-  for (v1::SessionReply reply; stream_->Read(&reply); reply = v1::SessionReply()) {
-    const RequestId id = reply.request_id();
-    if (Receive(std::move(reply))) continue;
-    status = absl::DataLossError(
-        absl::StrCat("the store answers request ", id, ", which was not sent or is complete"));
-    context_.TryCancel();
-    break;
-  }
+  const absl::Status status = CatchThrown("replies of the store", [this]() -> absl::Status {
+    for (v1::SessionReply reply; stream_->Read(&reply); reply = v1::SessionReply()) {
+      const RequestId id = reply.request_id();
+      if (Receive(std::move(reply))) continue;
+      return absl::DataLossError(
+          absl::StrCat("the store answers request ", id, ", which was not sent or is complete"));
+    }
+    return absl::OkStatus();
+  });
+  if (!status.ok()) context_.TryCancel();
   const absl::Status end = FromGrpc(stream_->Finish());
   absl::MutexLock lock(&mu_);
   ended_ = true;

@@ -284,6 +284,17 @@ TEST(StoreClient, NoServerAtTheAddress_IsUnavailableNamingIt) {
   }
 }
 
+// It is no fault of the server's address where a proxy stands between.
+TEST(StoreClient, NoServerBehindAProxy_TheMessageNamesTheVariable_NotForThisMachine) {
+  setenv("http_proxy", "http://127.0.0.1:9", 1);
+  const absl::Status far = ConnectToStore("192.0.2.7:7400", absl::Milliseconds(200)).status();
+  const absl::Status here = ConnectToStore("127.0.0.1:1", absl::Milliseconds(200)).status();
+  unsetenv("http_proxy");
+  EXPECT_THAT(far, StatusIs(StatusCode::kUnavailable, "http_proxy=http://127.0.0.1:9 sends it"));
+  EXPECT_THAT(here, StatusIs(StatusCode::kUnavailable, "127.0.0.1:1"));
+  EXPECT_EQ(here.message().find("http_proxy"), absl::string_view::npos);
+}
+
 // A store process, killed by the destructor at the latest.
 class StoreProcess {
  public:

@@ -24,8 +24,9 @@ std::shared_ptr<Access> Access::Open(bool everything) {
   std::shared_ptr<Access> access(new Access());
   access->everything_ = everything;
   absl::MutexLock lock(&access->mu_);
-  access->principals_["local"] =
-      std::make_shared<Principal>(BuiltIn("local", Rights::All()), nullptr);
+  AccessEntry local = BuiltIn("local", Rights::All());
+  local.owner = true;
+  access->principals_["local"] = std::make_shared<Principal>(std::move(local), nullptr);
   AccessEntry anyone = BuiltIn("anyone", {Right::kList, Right::kOpen});
   anyone.identity.anonymous = true;
   access->principals_["anyone"] = std::make_shared<Principal>(std::move(anyone), nullptr);

@@ -10,6 +10,8 @@
 #include "common/file.h"
 #include "common/status.h"
 #include "common/test_util.h"
+#include "kvstore/access/admission.h"
+#include "kvstore/access/kept_name.h"
 #include "kvstore/access/rate_limit.h"
 
 namespace carrel::kvstore {
@@ -106,6 +108,27 @@ TEST_F(AccessTest, Contexts_AreTheGlobsWithinTheTenant) {
   EXPECT_FALSE(principal->Sees("other"));  // not within the tenant
   EXPECT_FALSE(principal->SeesAll());
   EXPECT_TRUE((*access->Admit(WithKey("all")))->SeesAll());
+}
+
+// Whatever its globs, and whatever its name: a file makes nobody the machine's owner.
+TEST_F(AccessTest, WhatAKeyKeeps_IsItsOwn_ToSeeAndToAdd) {
+  Write(R"({"name": "alice", "sha256": "%alice%", "rights": ["list", "import"]},
+           {"name": "bob", "sha256": "%bob%", "rights": ["list", "import"]},
+           {"name": "local", "sha256": "%local%", "rights": ["list", "import"]})");
+  const auto access = Open();
+  const std::string kept = KeptName("", "alice", Sha256Hex("tokens"));
+  Admission admission(access, nullptr);
+  for (const char* key : {"alice", "bob", "local"}) {
+    const bool hers = std::string(key) == "alice";
+    EXPECT_EQ((*access->Admit(WithKey(key)))->Sees(kept), hers) << key;
+    auto visit = admission.Admit(WithKey(key), "ContextService.Import");
+    CARREL_ASSERT_OK(visit);
+    EXPECT_EQ(visit->AllowNew(kept).ok(), hers) << key;
+    CARREL_EXPECT_OK(visit->AllowNew("another"));
+  }
+  const auto without_keys = Access::Open();
+  EXPECT_TRUE((*without_keys->Admit({.local = true}))->Sees(kept));
+  EXPECT_FALSE((*without_keys->Admit({}))->Sees(kept));
 }
 
 TEST_F(AccessTest, FileThatChanges_IsFollowedByWhoIsThereAlready) {

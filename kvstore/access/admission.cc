@@ -73,7 +73,7 @@ absl::Status Visit::Allow(absl::string_view rpc, const std::string& context) {
 
 absl::Status Visit::AllowNew(const std::string& name) {
   context_ = lookup_name_ = name;
-  if (principal_->SeesAll() || (!name.empty() && principal_->Sees(name))) return absl::OkStatus();
+  if (name.empty() ? principal_->SeesAll() : principal_->Sees(name)) return absl::OkStatus();
   return Denied(absl::PermissionDeniedError(
                     name.empty() ? absl::StrCat("key ", principal_->name(),
                                                 " sees some names only: import under one of them")
@@ -122,7 +122,7 @@ void Visit::Log(absl::string_view event, const absl::Status& result,
   }
   line.peer = peer_;
   line.rpc = rpc_;
-  line.context = Shown(context_);
+  line.context = Shown(facts.name.empty() ? context_ : facts.name);
   line.content_id = facts.content_id;
   line.tokens = facts.tokens;
   line.bytes = facts.bytes;

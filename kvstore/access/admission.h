@@ -23,6 +23,7 @@ struct ContextFacts {
   std::string content_id;
   int64_t tokens = 0;
   int64_t bytes = 0;  // stored; of a session that ended, those of its requests and replies
+  std::string name;   // where the call named none, or another: of the one that it came to
 };
 
 // One call of a caller who is known.

@@ -38,6 +38,7 @@ struct AccessEntry {
   std::string tenant;                         // empty: none
   AccessLimits limits;
   absl::Time expires = absl::InfiniteFuture();
+  bool owner = false;  // of the machine, who sees all; never of a file
 };
 
 // Who shares a prefix of names and a turn. Quotas: 0 unbounded.

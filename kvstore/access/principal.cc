@@ -153,7 +153,7 @@ bool Principal::Sees(absl::string_view context) const {
   absl::MutexLock lock(&mu_);
   if (!absl::StartsWith(context, prefix_)) return false;
   // The machine's owner, and what is done on his behalf, sees all.
-  if (entry_.name != "local" && KeptByAnother(context, entry_.name)) return false;
+  if (!entry_.owner && KeptByAnother(context, entry_.name)) return false;
   return std::any_of(entry_.contexts.begin(), entry_.contexts.end(),
                      [&](const std::string& glob) { return MatchesGlob(glob, context); });
 }

@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "common/scheduling.h"
+#include "common/thrown.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
@@ -39,8 +40,8 @@ bool BackgroundChecks::SleepUntil(absl::Time time) {
 
 void BackgroundChecks::LookIfDue() {
   if (absl::Now() < next_look_) return;
-  source_.look();
   next_look_ = absl::Now() + kLookEvery;
+  source_.look();
 }
 
 bool BackgroundChecks::GoOn(int64_t bytes) {
@@ -85,13 +86,16 @@ void BackgroundChecks::Run() {
   WorkBehind();
   absl::Time next_pass = absl::InfinitePast();
   do {
-    LookIfDue();
-    if (bytes_per_s_ == 0) {
-      next_pass = absl::InfiniteFuture();
-    } else if (absl::Now() >= next_pass) {
-      next_pass = absl::Now() + kPassEvery;
-      RunPass();
-    }
+    CatchThrown("background checks", [&] {
+      LookIfDue();
+      if (bytes_per_s_ == 0) {
+        next_pass = absl::InfiniteFuture();
+      } else if (absl::Now() >= next_pass) {
+        next_pass = absl::Now() + kPassEvery;
+        RunPass();
+      }
+      return absl::OkStatus();
+    }).IgnoreError();
   } while (SleepUntil(std::min(next_look_, next_pass)));
 }
 

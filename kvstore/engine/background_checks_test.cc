@@ -1,5 +1,7 @@
 #include "kvstore/engine/background_checks.h"
 
+#include <stdexcept>
+
 #include "absl/time/clock.h"
 #include "common/test_util.h"
 #include "kvstore/storage/store.h"
@@ -68,6 +70,16 @@ TEST(BackgroundChecksTest, NoRate_LooksAndDoesNotScrub) {
   ASSERT_TRUE(WaitUntil([&] { return world.looks >= 2; }));
   EXPECT_EQ(world.context->done, 0);
   EXPECT_EQ(checks.counters().passes, 0);
+}
+
+TEST(BackgroundChecksTest, WhatALookThrows_EndsNeitherTheThreadNorTheProcess) {
+  World world{.context = std::make_shared<FakeContext>(3, 0)};
+  BackgroundChecks::Source source = world.source();
+  source.look = [&] {
+    if (++world.looks == 1) throw std::runtime_error("planted");
+  };
+  const BackgroundChecks checks(source, 0);
+  EXPECT_TRUE(WaitUntil([&] { return world.looks >= 2; }));
 }
 
 TEST(BackgroundChecksTest, LowRate_IsKeptAndEndsAtOnceWithItsOwner) {

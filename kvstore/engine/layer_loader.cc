@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/thrown.h"
 #include "kvstore/engine/resident_budget.h"
 #include "kvstore/storage/store.h"
 
@@ -53,9 +54,13 @@ void LayerLoader::Run() {
     if (stopping_) return;
     const Wanted next = wanted_.front();
     mu_.Unlock();
-    const int64_t bytes = next.stored->LayerBytes(next.layer.value());
-    const bool load = budget_->HasRoom(bytes);
-    if (load) next.stored->Load(next.layer.value(), stopping_);
+    bool load = false;
+    CatchThrown("loading a layer", [&] {
+      const int64_t bytes = next.stored->LayerBytes(next.layer.value());
+      load = budget_->HasRoom(bytes);
+      if (load) next.stored->Load(next.layer.value(), stopping_);
+      return absl::OkStatus();
+    }).IgnoreError();
     mu_.Lock();
     wanted_.pop_front();
     loads_ += load ? 1 : 0;

@@ -22,6 +22,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "common/thrown.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -177,18 +178,26 @@ void Listener::Run() {
   for (const Socket& socket : sockets_) wait.push_back({socket.fd, POLLIN, 0});
   wait.push_back({unspoken_fd_, POLLIN, 0});
   wait.push_back({stop_fd_, POLLIN, 0});
-  for (;;) {
-    const int ready = poll(wait.data(), wait.size(), CloseThoseThatAreSilent());
-    if (ready <= 0) continue;  // a signal, or time to look
-    if (wait.back().revents != 0) return;
-    if (wait[sockets_.size()].revents != 0) HandOverThoseThatSpoke();
-    for (size_t i = 0; i < sockets_.size(); ++i) {
-      if (wait[i].revents == 0) continue;
-      // Not without end: the other sockets, and Stop, have their turn.
-      for (int n = 0; n < kBacklog && AcceptOne(sockets_[i]); ++n) {
-      }
+  for (bool goes_on = true; goes_on;) {
+    CatchThrown("listen", [&] {
+      goes_on = Look(wait);
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
+}
+
+bool Listener::Look(std::vector<pollfd>& wait) {
+  const int ready = poll(wait.data(), wait.size(), CloseThoseThatAreSilent());
+  if (ready <= 0) return true;  // a signal, or time to look
+  if (wait.back().revents != 0) return false;
+  if (wait[sockets_.size()].revents != 0) HandOverThoseThatSpoke();
+  for (size_t i = 0; i < sockets_.size(); ++i) {
+    if (wait[i].revents == 0) continue;
+    // Not without end: the other sockets, and Stop, have their turn.
+    for (int n = 0; n < kBacklog && AcceptOne(sockets_[i]); ++n) {
     }
   }
+  return true;
 }
 
 bool Listener::AcceptOne(const Socket& socket) {
@@ -233,7 +242,7 @@ void Listener::AwaitWord(const Connection& connection) {
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.fd = connection.fd;
   if (epoll_ctl(unspoken_fd_, EPOLL_CTL_ADD, connection.fd, &event) != 0) {
-    return take_(connection);  // without waiting, then
+    return HandOver(connection);  // without waiting, then
   }
   unspoken_[connection.fd] = {connection, now_ms};
   unspoken_since_ms_.emplace_back(connection.fd, now_ms);
@@ -253,11 +262,19 @@ void Listener::HandOverThoseThatSpoke() {
     epoll_ctl(unspoken_fd_, EPOLL_CTL_DEL, fd, nullptr);
     unspoken_.erase(it);
     if (spoke > 0) {
-      take_(connection);
+      HandOver(connection);
     } else {
       Close(fd);  // it left
     }
   }
+}
+
+void Listener::HandOver(const Connection& connection) {
+  const absl::Status taken = CatchThrown("a connection", [&] {
+    take_(connection);
+    return absl::OkStatus();
+  });
+  if (!taken.ok()) Close(connection.fd);  // nobody has it
 }
 
 int Listener::CloseThoseThatAreSilent() {

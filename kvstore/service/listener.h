@@ -15,6 +15,8 @@
 //      page of heap for good), and is closed after `silence`.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -80,10 +82,13 @@ class Listener {
   absl::Status BindUnix(size_t address, uint32_t socket_mode);
   absl::Status BindTcp(size_t address);
   void Run();
+  // Waits for what comes, and takes it; false: the loop ends.
+  bool Look(std::vector<pollfd>& wait);
   // False: no connection waits.
   bool AcceptOne(const Socket& socket);
   void AwaitWord(const Connection& connection);
   void HandOverThoseThatSpoke();
+  void HandOver(const Connection& connection);
   // Returns how long the loop may wait for the next.
   int CloseThoseThatAreSilent();
   void Close(int fd);  // a connection that nobody took

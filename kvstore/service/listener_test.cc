@@ -8,9 +8,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <set>
+#include <stdexcept>
 
 #include "absl/time/clock.h"
 #include "common/test_util.h"
@@ -67,6 +69,7 @@ class ListenerTest : public testing::Test {
     CARREL_ASSERT_OK(listener);
     listener_ = *std::move(listener);
     listener_->Start([this](const Connection& connection) {
+      if (throws_ > 0 && throws_-- > 0) throw std::runtime_error("planted");
       absl::MutexLock lock(&mu_);
       taken_.push_back(connection.fd);
       addresses_.insert(connection.address);
@@ -84,6 +87,7 @@ class ListenerTest : public testing::Test {
     taken_.clear();
   }
 
+  std::atomic<int> throws_{0};  // so many connections are not taken
   std::unique_ptr<Listener> listener_;
   std::vector<int> mine_;
   absl::Mutex mu_;
@@ -106,6 +110,18 @@ TEST_F(ListenerTest, ConnectionsOfBothKinds_AreHandedOverWithTheirAddress) {
   CloseTaken();
   EXPECT_EQ(listener_->counters().open, 0);
   EXPECT_EQ(listener_->counters().refused, 0);
+}
+
+TEST_F(ListenerTest, WhoTakesThemThrows_ThatOneIsClosedAndLaterOnesAreServed) {
+  throws_ = 2;
+  Listen(100);
+  for (int i = 0; i < 2; ++i) {
+    mine_.push_back(Connect(listener_->addresses()[1]));
+    EXPECT_TRUE(IsClosed(mine_.back()));
+  }
+  for (const ListenAddress& address : listener_->addresses()) mine_.push_back(Connect(address));
+  AwaitTaken(2);
+  EXPECT_EQ(listener_->counters().open, 2);
 }
 
 TEST_F(ListenerTest, BeyondTheLimit_IsClosedAtOnceUntilOneEnds) {

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/service/listen_address.h"
 
 namespace carrel::kvstore {
@@ -148,7 +149,14 @@ absl::Status BeastListener::Listen(const std::string& given) {
   address_ =
       ListenAddress{.host = address.host, .port = acceptor_.local_endpoint().port()}.ToString();
   Accept();
-  thread_ = std::thread([this] { io_.run(); });
+  thread_ = std::thread([this] {
+    while (!io_.stopped()) {
+      CatchThrown("metrics", [this] {
+        io_.run();
+        return absl::OkStatus();
+      }).IgnoreError();
+    }
+  });
   return absl::OkStatus();
 }
 

@@ -24,6 +24,7 @@
 #include "common/descriptor_limit.h"
 #include "common/freed_memory.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/access/admission.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/context_service.h"
@@ -263,12 +264,15 @@ void GrpcServer::KeepTime() {
   FreedMemory freed(kMuchFreedBytes, kLittleFreedBytes);
   for (int64_t tick = 1; !stopped_.HasBeenNotified(); ++tick) {
     absl::SleepFor(kTick);  // by the steady clock, as waiting with a timeout is not
-    registry_.EndOverdue();
-    if (tick % kTicksPerRights == 0) {
-      registry_.EndWithdrawn();
-      transfers_.EndThoseThatAreOver();
-    }
-    if (tick % kTicksPerLook == 0) freed.Look();
+    CatchThrown("what is overdue", [&] {
+      registry_.EndOverdue();
+      if (tick % kTicksPerRights == 0) {
+        registry_.EndWithdrawn();
+        transfers_.EndThoseThatAreOver();
+      }
+      if (tick % kTicksPerLook == 0) freed.Look();
+      return absl::OkStatus();
+    }).IgnoreError();
   }
 }
 

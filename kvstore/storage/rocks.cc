@@ -71,7 +71,7 @@ absl::Status FromRocks(const rocksdb::Status& status, absl::string_view what) {
   const std::string message = absl::StrCat(what, ": ", text);
   // What this process or machine lacks is told before damage: RocksDB wraps one in the other.
   if (status.IsNoSpace() || absl::StrContains(text, "No space left on device") ||
-      absl::StrContains(text, "Disk quota exceeded")) {
+      absl::StrContains(text, "Disk quota exceeded") || absl::StrContains(text, "File too large")) {
     return MakeDiskFull(message);
   }
   if (absl::StrContains(text, "Too many open files")) return OutOfDescriptors(message);

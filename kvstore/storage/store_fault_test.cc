@@ -601,6 +601,8 @@ TEST(RocksTest, FromRocks_GivesTheCodeOfTheCause) {
   EXPECT_EQ(code(Status::NoSpace()), StatusCode::kResourceExhausted);
   EXPECT_EQ(code(Status::IOError("While appending to file", "No space left on device")),
             StatusCode::kResourceExhausted);
+  EXPECT_EQ(code(Status::IOError("While appending to file", "File too large")),
+            StatusCode::kResourceExhausted);
   EXPECT_EQ(code(Status::Corruption("block checksum mismatch")), StatusCode::kDataLoss);
   EXPECT_EQ(code(Status::PathNotFound()), StatusCode::kDataLoss);
   EXPECT_EQ(code(Status::IOError("While mmap read offset 9 larger than file length 5", "/x")),

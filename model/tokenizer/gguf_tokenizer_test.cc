@@ -1,9 +1,13 @@
 #include "model/tokenizer/gguf_tokenizer.h"
 
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -138,6 +142,22 @@ TEST(GgufTokenizerTest, ControlAndUserDefinedTokens_AreMatchedInText) {
   EXPECT_THAT(*(*tokenizer)->Encode("ab<s>a<go>b b"), ElementsAre(2, 3, 0, 4, 1, 5, 1));
   EXPECT_EQ(*(*tokenizer)->Decode({2, 3, 4, 5}, true), "ab<go> ");
   EXPECT_EQ(*(*tokenizer)->Decode({2, 3, 4, 5}, false), "ab<s><go> ");
+}
+
+// Files from before the key was written are read, and whoever reads them is warned.
+TEST(GgufTokenizerTest, WithoutAPreTokenizersName_TheLogWarns) {
+  std::ostringstream log;
+  auto& sinks = spdlog::default_logger()->sinks();
+  sinks.push_back(std::make_shared<spdlog::sinks::ostream_sink_st>(log));
+  const auto named = Load(Small());
+  const std::string of_named = log.str();
+  const auto unnamed = Load(Small().Drop("tokenizer.ggml.pre"));
+  sinks.pop_back();
+  CARREL_ASSERT_OK(named);
+  CARREL_ASSERT_OK(unnamed);
+  EXPECT_EQ(of_named, "");
+  EXPECT_THAT(log.str(), testing::HasSubstr("has no tokenizer.ggml.pre"));
+  EXPECT_THAT(*(*unnamed)->Encode("ab"), ElementsAre(2));
 }
 
 TEST(GgufTokenizerTest, Bos_FollowsTheKeyOrThePreTokenizer) {

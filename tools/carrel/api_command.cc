@@ -123,6 +123,17 @@ void OpenInBrowser(const std::string& page) {
   _exit(127);
 }
 
+// SIGHUP: as of serve, a log that was renamed is begun anew, and the keys are read at once.
+void ReadAgain(const Door& door) {
+  if (door.audit != nullptr) {
+    if (const absl::Status status = door.audit->Reopen(); !status.ok()) {
+      std::fprintf(stderr, "carrel api: SIGHUP: %s; lines go on to where they went\n",
+                   std::string(status.message()).c_str());
+    }
+  }
+  door.access->Reload().IgnoreError();  // it logs
+}
+
 absl::Status RunApi(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
   if (retrieval.model_dir.empty()) return absl::InvalidArgumentError("api: --model is required");
@@ -153,7 +164,10 @@ absl::Status RunApi(ApiFlags& flags) {
     return absl::InvalidArgumentError(
         "--keep-documents needs --store, without --read-only: that is where they are kept");
   }
-  ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT}));
+  // A terminal that is closed ends it, unless there is something that SIGHUP has it read again.
+  ASSIGN_OR_RETURN(SignalPipe signals, flags.keys.empty() && door.audit == nullptr
+                                           ? SignalPipe::Catch({SIGTERM, SIGINT})
+                                           : SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
   ASSIGN_OR_RETURN(std::shared_ptr<library::StoreAccess> store, OpenFor(flags));
   ASSIGN_OR_RETURN(
       std::shared_ptr<library::LoadedModel> model,
@@ -163,7 +177,8 @@ absl::Status RunApi(ApiFlags& flags) {
                    http_api::ApiService::Start(config, std::move(model), std::move(store)));
   const std::string page = Announce(flags, door, *service);
   if (flags.open_page && !page.empty()) OpenInBrowser(page);
-  const int signal = signals.Wait();
+  int signal = signals.Wait();
+  for (; signal == SIGHUP; signal = signals.Wait()) ReadAgain(door);
   std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
   if (!door.token_file.empty()) unlink(door.token_file.c_str());
   return absl::OkStatus();
@@ -192,7 +207,9 @@ void DeclareSequences(CLI::App& command, ApiFlags& flags) {
 // Who may come, and how many.
 void DeclareDoor(CLI::App& command, ApiFlags& flags) {
   command.add_option("--audit-log", flags.audit_log,
-                     "file that is appended to: a line per answer, document, deletion and denial");
+                     "file that is appended to: lines of answers, documents, deletions and "
+                     "denials; opened again on "
+                     "SIGHUP");
   command.add_flag(
       "--anyone-may-add-and-delete", flags.anyone_may_write,
       "without --keys: whoever reaches the address may do everything, without the token");
@@ -261,7 +278,7 @@ void AddApi(CLI::App& app, Run& chosen) {
                    "listen where others can reach it, without TLS");
   command
       .add_option("--max-waiting", flags->config.answerer.max_waiting,
-                  "requests that may wait; one more is refused")
+                  "requests that may wait, half as many of one key; one more is refused")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
       ->capture_default_str();
   command

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -48,7 +50,10 @@ absl::Status WriteLogits(const std::string& path, const std::vector<float>& logi
   return model::WriteSafetensors(path, {tensor});
 }
 
-void PrintStreamed(const std::string& text) {
+// As it is, for files and other programs.
+void PrintStreamed(const std::string& piece) {
+  static const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const std::string text = terminal ? Harmless(piece) : piece;
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
 }

@@ -10,6 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "carrel/v1/context.pb.h"
 #include "common/json.h"
+#include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_client.h"
 #include "http_api/completion.h"
@@ -167,7 +168,7 @@ class ApiPartner final : public ChatPartner {
     if (carrel == nullptr || !carrel->is_object()) {
       return absl::FailedPreconditionError("the server is not carrel api: it names no model so");
     }
-    model_ = JsonText(JsonAt(models, {"data", "0", "id"}));
+    model_ = JsonText(JsonAt(models, {"data", "0", "id"})).substr(0, kMaxWords);
     chat_ = JsonBool(JsonAt(*carrel, {"chat"}));
     const json* const sampling = JsonAt(*carrel, {"sampling"});
     advised_ = sampling != nullptr && sampling->is_object() && !sampling->empty();
@@ -199,6 +200,7 @@ class ApiPartner final : public ChatPartner {
   }
 
  private:
+  static constexpr size_t kMaxWords = 2000;  // of a server that nobody vouches for
   static constexpr char kWhere[] = "the server's answer (is it carrel api?)";
 
   // What is not said is as the model advises, if it does; a model that advises nothing is greedy here, as it is
@@ -234,8 +236,8 @@ class ApiPartner final : public ChatPartner {
   static absl::Status AddEvent(absl::string_view data, const OnText& on_text, ChatAnswer& answer) {
     ASSIGN_OR_RETURN(const json event, ParseJsonObject(data, kWhere, kMessageBounds));
     if (event.contains("error")) {
-      return absl::InternalError(
-          JsonText(JsonAt(event, {"error", "message"}), "the server failed"));
+      const std::string words = JsonText(JsonAt(event, {"error", "message"}));
+      return absl::InternalError(words.empty() ? "the server failed" : Shown(words, kMaxWords));
     }
     if (const json* const usage = JsonAt(event, {"usage"});
         usage != nullptr && usage->is_object()) {

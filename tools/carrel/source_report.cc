@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "common/shown.h"
 
 namespace carrel::tools {
 namespace {
@@ -63,9 +64,11 @@ nlohmann::json SourcesJson(absl::Span<const http_api::AnswerSource> sources) {
 
 std::string Harmless(absl::string_view text) {
   std::string shown;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    shown += (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f ? '?' : c;
+  while (!text.empty()) {
+    const char first = text.front();
+    const size_t steering = first == '\n' || first == '\t' ? 0 : SteeringBytes(text);
+    shown += steering > 0 ? '?' : first;
+    text.remove_prefix(std::max<size_t>(1, steering));
   }
   return shown;
 }

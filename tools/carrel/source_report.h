@@ -21,7 +21,8 @@ std::vector<http_api::AnswerSource> WithTexts(absl::Span<const library::Source> 
 std::string SourcesTable(absl::Span<const http_api::AnswerSource> sources, int64_t columns);
 nlohmann::json SourcesJson(absl::Span<const http_api::AnswerSource> sources);
 
-// What models and documents say must not steer a terminal: without control characters.
+// What models and documents say must not steer a terminal (common/shown.h): '?' in place of what does, but for
+// ends of lines and tabs.
 std::string Harmless(absl::string_view text);
 
 }  // namespace carrel::tools

@@ -33,7 +33,8 @@ class Document:
         for question in self.questions:
             if question.family == family:
                 prompt = "\n\n" + question.text + CHATS[chat][1] + question.begun
-                lines.append(json.dumps({"prompt": prompt, "family": family, **question.expected}))
+                lines.append(json.dumps({"prompt": prompt, "begun": question.begun, "family": family,
+                                         **question.expected}))
         return "".join(line + "\n" for line in lines)
 
     def digest(self, chat):

@@ -4,7 +4,6 @@ A family of prose gives topics: sentences to be scattered over a document, in th
 A family of sheets gives pieces of a document of its own, each with its question.
 """
 import dataclasses
-import json
 import math
 
 import words
@@ -29,7 +28,7 @@ class Topic:
 ALIKE = 8     # keys of multikey that differ by one word
 VALUES = 4    # of a key of multivalue, and keys of a question of multiquery
 CHAIN = 5     # names of a chain of tracking
-GUESTS = 4    # records of a question of extraction
+GUESTS = 3    # records of a question of extraction
 COMMON, FREQUENT = 10, 3  # words asked for
 
 
@@ -90,23 +89,24 @@ def tracking(names, count):
     topics = []
     for _ in range(count):
         chain, value = [names.variable() for _ in range(CHAIN)], names.number()
-        sentences = [f"Let {chain[0]} be {value}."]
-        sentences += [f"Let {name} be the same as {before}." for before, name in zip(chain, chain[1:])]
-        question = Question("tracking", f"Which {CHAIN} names are {value}, by themselves or because they are the same "
-                            "as another?", f"The names that are {value} are", {"answers": chain}, 48)
+        sentences = [f"After {value} comes {chain[0]}."]
+        sentences += [f"After {before} comes {name}." for before, name in zip(chain, chain[1:])]
+        question = Question("tracking", f"What comes after {value}, what comes after that, and so on? Go on to the last of "
+                            f"the {CHAIN} names.", f"After {value} comes {chain[0]}, after {chain[0]} comes",
+                            {"answers": chain[1:]}, 40)
         topics.append(Topic(sentences, [question]))
     return topics
 
 
 def extraction(names, count):
     topics = []
-    example = json.dumps([{"name": "Jane Doe", "room": 1}, {"name": "John Doe", "room": 2}])
     for _ in range(count):
         house = names.place()
-        records = [{"name": names.person(), "room": int(names.number()[:3])} for _ in range(GUESTS)]
-        sentences = [f"{record['name']} sleeps at the {house}, in room {record['room']}." for record in records]
-        question = Question("extraction", f"Who sleeps at the {house}, and in which room? Answer with a JSON array of "
-                            f"objects in one line, such as {example}.", "", {"records": records}, 128)
+        records = [{"house": house, "guest": names.person(), "room": int(names.number()[:3])} for _ in range(GUESTS)]
+        sentences = [f"In the {house} sleeps {record['guest']}, in room {record['room']}." for record in records]
+        question = Question("extraction", f"Who sleeps in the {house}, and in which room? Answer with a JSON array in one "
+                            'line, an object with "house", "guest" and "room" for each guest.',
+                            f'[{{"house": "{house}", "guest":', {"records": records}, 112)
         topics.append(Topic(sentences, [question]))
     return topics
 

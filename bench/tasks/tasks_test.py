@@ -96,10 +96,10 @@ class FamiliesTest(unittest.TestCase):
         made = document.make(["tracking"], 30000, 10, SEED)
         for question in made.questions:
             chain = question.expected["answers"]
-            places = [made.text.index(f"Let {name} be ") for name in chain]
+            places = [made.text.index(f" comes {name}.") for name in chain]
             self.assertEqual(places, sorted(places))
             for before, name in zip(chain, chain[1:]):
-                self.assertIn(f"Let {name} be the same as {before}.", made.text)
+                self.assertIn(f"After {before} comes {name}.", made.text)
 
     def test_common_words_are_common(self):
         piece, question = families.common(self.names(), 1, 15800)

@@ -198,13 +198,14 @@ class Bench:
         on other settings is asked for one by one."""
         if not set(self.args.settings) <= {setting.name for setting in settings.OURS}:
             return False
-        done = {}
+        done, parts = {}, {}
         for line in self.file.found.values():
             if (all(line[name] == value for name, value in self.same.items()) and line["with"] == wanted and
                     (line["length"], line["seed"], line["asked"]) == (length, seed, self.args.questions)):
                 which = line["family"], line["setting"]
                 done[which] = done.get(which, 0) + line["questions"]
-        return all(done.get((family, name), 0) >= self.args.questions
+                parts[which] = parts.get(which, 0) + 1
+        return all(done.get((family, name), 0) >= self.args.questions or parts.get((family, name), 0) >= self.args.documents
                    for family in wanted for name in self.args.settings)
 
     def case(self, wanted, length, seed):
@@ -212,7 +213,7 @@ class Bench:
         if self.is_done(wanted, length, seed):
             return
         left = {family: self.args.questions for family in wanted}
-        for part in range(100):
+        for part in range(self.args.documents):
             still = [family for family in wanted if left[family] > 0]
             if not still:
                 return
@@ -259,6 +260,8 @@ def main(arguments=None):
     parser.add_argument("--together", action="store_true", help="families share documents where they can")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--questions", type=int, default=25, help="of a family, length and seed, at least")
+    parser.add_argument("--documents", type=int, default=100, help="of a family, length and seed, at most: with fewer "
+                        "questions, then, where one has no room for more")
     parser.add_argument("--settings", nargs="+", default=[setting.name for setting in settings.OURS],
                         choices=[*(setting.name for setting in settings.OURS), "rows", "published"],
                         help="rows: every method with balanced's rows; published: as its paper has it")

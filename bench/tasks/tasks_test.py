@@ -282,6 +282,14 @@ class RunTest(unittest.TestCase):
         self.assertEqual(calls.count("prefill"), len({x["document"] for x in lines}))
         self.assertEqual(len([x for x in lines if x["family"] == "single"]), 1)
 
+    def test_one_document_has_the_questions_that_it_has_room_for(self):
+        flags = ("--families", "single", "common", "--seeds", "1", "--questions", "40", "--documents", "1", "--settings",
+                 "dense", "--lengths", "4k")
+        calls, lines = self.bench(*flags)
+        self.assertEqual((calls.count("prefill"), [x["family"] for x in lines]), (2, ["single", "common"]))
+        self.assertEqual((lines[0]["questions"], lines[1]["questions"] < 10), (40, True))
+        self.assertEqual(self.bench(*flags), ([], lines))
+
     def test_a_document_of_another_length_is_made_anew(self):
         self.carrel.write_text(FAKE.replace("len(words[-2]) // 4", "len(words[-2]) // 5"))
         calls, lines = self.bench("--families", "single", "--seeds", "1", "--settings", "dense")

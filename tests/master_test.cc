@@ -284,7 +284,8 @@ TEST_P(MasterTest, ZoneInThisHost_EverySelectorWithEveryRow_EqualsDenseAttention
   const auto questions = testing_world::Questions("registry-512");
   CARREL_ASSERT_OK(questions);
   const testing_world::Question& question = (*questions)[1];
-  for (const char* method : {"exact", "hip", "infinitehip", "hash", "channels"}) {
+  for (const char* method :
+       {"exact", "hip", "infinitehip", "hash", "channels", "pages", "landmarks"}) {
     for (const auto& [sink, local] : {std::pair<int64_t, int64_t>{4, 64}, {0, 0}, {300, 400}}) {
       SCOPED_TRACE(absl::StrCat(method, " sink ", sink, " local ", local));
       decoder::RetrievalConfig config;

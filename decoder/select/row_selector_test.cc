@@ -32,7 +32,11 @@ const char* const kMethods[] = {"exact",
                                 "channels",
                                 "channels:oversample=1",
                                 "channels:by=k,share=16",
-                                "channels:by=qk,share=8"};
+                                "channels:by=qk,share=8",
+                                "pages",
+                                "pages:rows=5",
+                                "landmarks",
+                                "landmarks:chunk=3,outliers=7"};
 
 class RowSelectorTest : public testing::TestWithParam<const char*> {
  protected:

@@ -31,7 +31,7 @@ struct ExactConfig {
   ExactScan scan = ExactScan::kAuto;
 };
 
-// hip and infinitehip: who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
+// hip, infinitehip, pages and landmarks: who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
 // kQHead: none, as in the papers; a group then attends to as many times the rows as it has q heads.
 enum class SelectorMask : uint8_t { kKvHead = 0, kQHead = 1 };
 
@@ -91,6 +91,15 @@ struct ChannelConfig {
   int64_t oversample = kAutoOversample;  // as HashConfig
 };
 
+struct PageConfig {
+  int64_t rows = 16;  // of a page (paper): 1 .. 1024
+};
+
+struct LandmarkConfig {
+  int64_t chunk = 8;     // rows that a mean stands for (paper): 1 .. 1024
+  int64_t outliers = 0;  // chunks that are always chosen; 0 .. 65536
+};
+
 struct SelectorConfig {
   SelectorKind kind = SelectorKind::kExact;
   SelectorMask mask = SelectorMask::kKvHead;
@@ -99,6 +108,8 @@ struct SelectorConfig {
   InfiniteHipConfig infinite_hip;
   HashConfig hash;
   ChannelConfig channels;
+  PageConfig pages;
+  LandmarkConfig landmarks;
 };
 
 // exact:scan=auto|stored|int8
@@ -109,6 +120,8 @@ struct SelectorConfig {
 // hash:codes=auto|random|stored,query=weights|signs,bits=,seed=,oversample=auto|N
 //   bits or seed: codes are random
 // channels:by=q|k|qk,share=,oversample=auto|N
+// pages:rows=,mask=kv-head|q-head
+// landmarks:chunk=,outliers=,mask=kv-head|q-head
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
 // Where nobody names a method: exact; where all keys would cross a bus for each token (a zone in host
 // memory that a GPU attends to), hash, of which the candidates' alone do (decision 074).

@@ -71,6 +71,11 @@ TEST(ParseSelectorTest, Parameters_ReachTheirMethod) {
   EXPECT_EQ(DescribeSelector(*ParseSelector("hash:query=signs")),
             "hash:codes=auto,query=signs,oversample=auto");
   EXPECT_EQ(ParseSelector("hash:oversample=64")->hash.oversample, 64);
+  EXPECT_EQ(ParseSelector("pages")->pages.rows, 16);
+  EXPECT_EQ(ParseSelector("pages:rows=32,mask=q-head")->pages.rows, 32);
+  EXPECT_EQ(ParseSelector("landmarks:outliers=48")->landmarks.outliers, 48);
+  EXPECT_EQ(DescribeSelector(*ParseSelector("landmarks:mask=q-head")),
+            "landmarks:chunk=8,outliers=0,mask=q-head");
 }
 
 TEST(OversampleOfTest, Auto_IsWhatTheZoneSays) {

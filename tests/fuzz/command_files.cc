@@ -1,8 +1,9 @@
-// Files that commands read: token ids, questions.
+// Files that commands read: token ids, questions; and answers that are scored.
 #include <string>
 #include <vector>
 
 #include "tests/fuzz/target.h"
+#include "tools/carrel/answer_score.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/token_file.h"
 
@@ -28,9 +29,25 @@ void RunQuestions(absl::string_view bytes) {
 std::vector<std::string> QuestionsSeeds() {
   return {R"({"prompt": "a?", "answer": "b", "dense_ids": [1, 2]}
 {"prompt": "c?", "answer": "d", "kind": "single", "depth": 0.5, "length": 8000}
+{"prompt": "e?", "answers": ["f", "g"]}
+{"prompt": "h?", "records": [{"name": "Ada", "room": 7}]}
 )"};
 }
 CARREL_FUZZ_TARGET(questions, RunQuestions, QuestionsSeeds);
+
+// What a model answers; records within it count once, and are found again in what they are written as.
+void RunRecords(absl::string_view bytes) {
+  const tools::RecordSet records = tools::RecordsIn(bytes);
+  std::string again;
+  for (const std::string& record : records) again += record + ",";
+  CARREL_FUZZ_CHECK(tools::RecordsIn(again).size() <= records.size());
+  CARREL_FUZZ_CHECK(tools::RecordOverlap(records, records) == 1);
+}
+std::vector<std::string> RecordsSeeds() {
+  return {
+      R"(Here: [{"name": "Ada", "room": 7}, {"name": "L\"eo", "room": "12"}] {"a": {"b": [1, {}]}} {"cut)"};
+}
+CARREL_FUZZ_TARGET(records, RunRecords, RecordsSeeds);
 
 }  // namespace
 }  // namespace carrel::fuzz

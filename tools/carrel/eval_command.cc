@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/json.h"
@@ -34,6 +36,7 @@ struct EvalFlags {
   int64_t sources = 0;
   std::string match_name = "exact";
   Match match = Match::kExact;
+  std::string answers = "differing";
   bool stats = false;
   bool json = false;
 };
@@ -92,28 +95,97 @@ nlohmann::json SourcesJson(int64_t most, const SourceTally& tally) {
           {"missed", tally.missed}};
 }
 
-absl::Status RunEval(EvalFlags& flags) {
+nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const Tally::Answer& a : answers) {
+    json.push_back({{"prompt", a.prompt},
+                    {"text", a.text},
+                    {"answer", a.answer},
+                    {"ids", a.ids},
+                    {"score", a.score}});
+  }
+  return json;
+}
+
+double Rate(const Tally& tally) {
+  return tally.generate_seconds > 0 ? static_cast<double>(tally.steps) / tally.generate_seconds : 0;
+}
+
+// Of `asked` questions.
+nlohmann::json TallyJson(const EvalFlags& flags, const Tally& tally, size_t asked) {
+  const auto total = static_cast<double>(asked);
+  nlohmann::json json = {
+      {"questions", asked},
+      {"exact_match", static_cast<double>(tally.exact) / total},
+      {"exact_matches", tally.exact},
+      {"match", MatchName(flags.match)},
+      {"right", tally.right},
+      {"score", tally.score / total},
+      {"scores", tally.scores},
+      {"agreement", tally.with_dense == 0 ? nlohmann::json()
+                                          : nlohmann::json(static_cast<double>(tally.agreeing) /
+                                                           static_cast<double>(tally.with_dense))},
+      {"agreements", tally.agreeing},
+      {"with_dense_ids", tally.with_dense},
+      {"tokens_per_s", Rate(tally)},
+      {"generated_tokens", tally.tokens},
+      {"prompt_tokens", tally.prompt_tokens},
+      {"prompt_seconds", tally.prompt_seconds},
+      {"generate_seconds", tally.generate_seconds},
+      {"differing", AnswersJson(tally.differing)}};
+  if (tally.keep) json["answers"] = AnswersJson(tally.answers);
+  if (flags.sources > 0) json["sources"] = SourcesJson(flags.sources, tally.sources);
+  if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
+  return json;
+}
+
+void PrintTally(const EvalFlags& flags, const Tally& tally, size_t asked, bool of_parts) {
+  const std::string score =
+      of_parts ? absl::StrFormat(", score %.3f", tally.score / static_cast<double>(asked)) : "";
+  std::fprintf(stderr, "%d questions: %d right (%s)%s, %d of %d equal to dense, %.1f tokens/s\n",
+               static_cast<int>(asked), static_cast<int>(tally.right), flags.match_name.c_str(),
+               score.c_str(), static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense),
+               Rate(tally));
+  if (flags.sources > 0) {
+    std::fprintf(stderr,
+                 "sources: of %d right answers %d have the passage with the fact in the first %d\n",
+                 static_cast<int>(tally.sources.asked), static_cast<int>(tally.sources.with_fact),
+                 static_cast<int>(flags.sources));
+  }
+  std::fputs(tally.needles.Table().c_str(), stderr);
+}
+
+absl::Status ResolveEval(EvalFlags& flags) {
   ASSIGN_OR_RETURN(flags.match, ParseMatch(flags.match_name));
   if (!flags.also.empty() && (!flags.compare.empty() || flags.stats)) {
     return absl::InvalidArgumentError(
         "--also adds up answers over contexts; --compare and --stats are of one context");
   }
+  if (flags.answers != "differing" && flags.answers != "all") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("answers=", flags.answers, " is none of differing, all"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunEval(EvalFlags& flags) {
+  RETURN_IF_ERROR(ResolveEval(flags));
   if (!flags.compare.empty()) return RunComparison(flags);
   if (flags.html.has_value()) return absl::InvalidArgumentError("--html is a page of --compare");
   RETURN_IF_ERROR(flags.retrieval.Resolve());
   ASSIGN_OR_RETURN(const std::vector<Document> documents, ReadDocuments(flags));
   flags.retrieval.config.measure = flags.stats;
   Tally tally;
+  tally.keep = flags.answers == "all";
   Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal
                         ? Progress::Mode::kTerminal
                         : Progress::Mode::kQuiet);
   size_t asked = 0;
   for (const Document& document : documents) asked += document.questions.size();
-  const double total = static_cast<double>(asked);
   size_t before = 0;  // questions of the contexts before
   const auto show = [&](size_t i, const Tally& so_far) {
     progress.Update(
-        static_cast<double>(before + i) / total,
+        static_cast<double>(before + i) / static_cast<double>(asked),
         absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.right, " right"));
   };
   ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
@@ -121,6 +193,7 @@ absl::Status RunEval(EvalFlags& flags) {
       flags.sources > 0 ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint()) : "";
   std::unique_ptr<OpenDecoder> open;
   nlohmann::json contexts = nlohmann::json::array();
+  bool of_parts = false;
   for (const Document& document : documents) {
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.context = document.context;
@@ -131,6 +204,7 @@ absl::Status RunEval(EvalFlags& flags) {
         AskAll(retrieval, *open, flags.match, flags.sources, document.questions, show, tally),
         absl::StrCat("context ", document.context)));
     before += document.questions.size();
+    for (const Question& question : document.questions) of_parts |= question.HasParts();
     contexts.push_back({{"context", document.context},
                         {"context_tokens", open->decoder().context_tokens()},
                         {"questions", document.questions.size()},
@@ -139,30 +213,7 @@ absl::Status RunEval(EvalFlags& flags) {
     if (!open->method().empty()) contexts.back()["method"] = open->method();
   }
   progress.Clear();
-  const double rate =
-      tally.generate_seconds > 0 ? static_cast<double>(tally.steps) / tally.generate_seconds : 0;
-  nlohmann::json differing = nlohmann::json::array();
-  for (const Tally::Answer& a : tally.differing) {
-    differing.push_back(
-        {{"prompt", a.prompt}, {"text", a.text}, {"answer", a.answer}, {"ids", a.ids}});
-  }
-  nlohmann::json json = {
-      {"questions", asked},
-      {"exact_match", static_cast<double>(tally.exact) / total},
-      {"exact_matches", tally.exact},
-      {"match", MatchName(flags.match)},
-      {"right", tally.right},
-      {"agreement", tally.with_dense == 0 ? nlohmann::json()
-                                          : nlohmann::json(static_cast<double>(tally.agreeing) /
-                                                           static_cast<double>(tally.with_dense))},
-      {"agreements", tally.agreeing},
-      {"with_dense_ids", tally.with_dense},
-      {"tokens_per_s", rate},
-      {"generated_tokens", tally.tokens},
-      {"prompt_tokens", tally.prompt_tokens},
-      {"prompt_seconds", tally.prompt_seconds},
-      {"generate_seconds", tally.generate_seconds},
-      {"differing", std::move(differing)}};
+  nlohmann::json json = TallyJson(flags, tally, asked);
   if (documents.size() == 1) {
     json["context"] = contexts[0]["context"];
     json["context_tokens"] = contexts[0]["context_tokens"];
@@ -170,20 +221,8 @@ absl::Status RunEval(EvalFlags& flags) {
   } else {
     json["contexts"] = std::move(contexts);
   }
-  if (flags.sources > 0) json["sources"] = SourcesJson(flags.sources, tally.sources);
-  if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
   if (!flags.json) {
-    std::fprintf(stderr, "%d questions: %d right (%s), %d of %d equal to dense, %.1f tokens/s\n",
-                 static_cast<int>(asked), static_cast<int>(tally.right), flags.match_name.c_str(),
-                 static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense), rate);
-    if (flags.sources > 0) {
-      std::fprintf(
-          stderr,
-          "sources: of %d right answers %d have the passage with the fact in the first %d\n",
-          static_cast<int>(tally.sources.asked), static_cast<int>(tally.sources.with_fact),
-          static_cast<int>(flags.sources));
-    }
-    std::fputs(tally.needles.Table().c_str(), stderr);
+    PrintTally(flags, tally, asked, of_parts);
     if (flags.stats)
       std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
   }
@@ -202,8 +241,10 @@ void AddEval(CLI::App& app, Run& chosen) {
   command.get_option("--top-p")->description("draw from the likeliest tokens that carry so much");
   command
       .add_option("--questions", flags->questions,
-                  "one JSON object a line: prompt, answer, maybe dense_ids; of carrel needle: "
-                  "also where the fact stands, for a map of depth and length")
+                  "one JSON object a line: prompt, and answer, or answers (several pieces: the "
+                  "share found is the score), or records (objects, answered as JSON: intersection "
+                  "over union); maybe dense_ids; of carrel needle: also where the fact stands, for "
+                  "a map of depth and length")
       ->required();
   command.add_option("--also", flags->also,
                      "CONTEXT=FILE: ask the questions of FILE of that context too, and add up; may "
@@ -228,6 +269,11 @@ void AddEval(CLI::App& app, Run& chosen) {
       .add_option("--match", flags->match_name,
                   "when an answer is right: exact (it is the expected text) | contains (the "
                   "expected text is in it)")
+      ->capture_default_str();
+  command
+      .add_option("--answers", flags->answers,
+                  "which are listed: differing (from dense_ids where these are given, else not "
+                  "right) | all")
       ->capture_default_str();
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");

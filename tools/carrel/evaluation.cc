@@ -1,5 +1,7 @@
 #include "tools/carrel/evaluation.h"
 
+#include <utility>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -21,8 +23,7 @@ absl::Status CountSources(OpenDecoder& open, const Question& question,
 
 absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match, int64_t sources,
                     const Question& question, Tally& tally) {
-  const absl::string_view answer = absl::StripAsciiWhitespace(question.answer);
-  if (match == Match::kContains && answer.empty()) {
+  if (match == Match::kContains && absl::StripAsciiWhitespace(question.answer).empty()) {
     return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
   }
   ASSIGN_OR_RETURN(
@@ -38,14 +39,16 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
                    open.decoder().Generate(prompt.tokens, options));
   ASSIGN_OR_RETURN(const std::string text,
                    open.checkpoint().tokenizer->Decode(result.ids, /*skip_special=*/true));
-  const bool exact = absl::StripAsciiWhitespace(text) == answer;
-  const bool right = match == Match::kExact ? exact : absl::StrContains(text, answer);
+  const double score = Score(question, match, text);
+  const bool right = score == 1;
   const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
   if (sources > 0 && right) {
     RETURN_IF_ERROR(CountSources(open, question, result.ids, sources, tally.sources));
   }
-  tally.exact += exact;
+  tally.exact += Score(question, Match::kExact, text) == 1;
   tally.right += right;
+  tally.score += score;
+  tally.scores.push_back(score);
   tally.needles.Add(question, right);
   tally.with_dense += question.has_dense_ids;
   tally.agreeing += agrees;
@@ -54,9 +57,9 @@ absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match,
   tally.steps += result.steps;
   tally.prompt_seconds += result.prompt_seconds;
   tally.generate_seconds += result.generate_seconds;
-  if (question.has_dense_ids ? !agrees : !right) {
-    tally.differing.push_back({question.prompt, text, question.answer, result.ids});
-  }
+  Tally::Answer answer = {question.prompt, text, question.answer, result.ids, score};
+  if (tally.keep) tally.answers.push_back(answer);
+  if (question.has_dense_ids ? !agrees : !right) tally.differing.push_back(std::move(answer));
   return absl::OkStatus();
 }
 
@@ -69,6 +72,18 @@ absl::StatusOr<Match> ParseMatch(absl::string_view name) {
 }
 
 absl::string_view MatchName(Match match) { return match == Match::kExact ? "exact" : "contains"; }
+
+double Score(const Question& question, Match match, absl::string_view text) {
+  if (question.HasParts()) {
+    const std::string whole = absl::StrCat(question.begun, text);
+    return question.pieces.empty() ? RecordOverlap(RecordsIn(whole), question.records)
+                                   : PiecesFound(whole, question.pieces);
+  }
+  const absl::string_view answer = absl::StripAsciiWhitespace(question.answer);
+  const bool right = match == Match::kExact ? absl::StripAsciiWhitespace(text) == answer
+                                            : absl::StrContains(text, answer);
+  return right ? 1 : 0;
+}
 
 absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match, int64_t sources,
                     absl::Span<const Question> questions,

@@ -1,5 +1,5 @@
-// What:   a file of questions asked of one decoder: how many answers are right, how many equal
-//         those of dense attention, and how long it took.
+// What:   a file of questions asked of one decoder: how many answers are right, and how much of what is
+//         right they have, how many equal those of dense attention, and how long it took.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,29 @@
 
 namespace carrel::tools {
 
-// When an answer is right: it is the expected text, or holds it; but for white space at its ends.
+// When the answer to a question with one text is right: it is that text, or holds it; but for white space at
+// its ends.
 enum class Match : uint8_t { kExact = 0, kContains = 1 };
 absl::StatusOr<Match> ParseMatch(absl::string_view name);  // "exact", "contains"
 absl::string_view MatchName(Match match);
 
+// From 0 to 1 (answer_score.h); 0 or 1 where the question has one text.
+double Score(const Question& question, Match match, absl::string_view text);
+
 struct Tally {
+  bool keep = false;  // every answer
   int64_t exact = 0, right = 0, with_dense = 0, agreeing = 0, prompt_tokens = 0, tokens = 0;
   int64_t steps = 0;  // tokens fed back: what generate_seconds are of
+  double score = 0;   // sum over questions; right are those of 1
   double prompt_seconds = 0, generate_seconds = 0;
   struct Answer {
     std::string prompt, text, answer;
     std::vector<TokenId> ids;
+    double score = 0;
   };
-  std::vector<Answer> differing;  // from dense where that is known, else wrong
+  std::vector<Answer> answers;    // all, where `keep` says so
+  std::vector<double> scores;     // of each question
+  std::vector<Answer> differing;  // from dense where that is known, else not wholly right
   NeedleMap needles;
   SourceTally sources;
 };

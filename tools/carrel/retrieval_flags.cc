@@ -158,10 +158,11 @@ void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
       .add_option("--bank-ahead", bank.ahead,
                   "prefetch=speculative: rows fetched ahead, as a multiple of those attended")
       ->capture_default_str();
-  command.add_option("--method,--refine", method,
-                     "zone=host and device: how rows are chosen: exact (the default) | hip | "
-                     "infinitehip | hash | channels, with parameters as NAME:key=value,key=value "
-                     "(docs/methods.md)");
+  command.add_option(
+      "--method,--refine", method,
+      "zone=host and device: how rows are chosen: exact (the default) | hip | "
+      "infinitehip | hash | channels; on a CPU also pages | landmarks; with parameters "
+      "as NAME:key=value,key=value (docs/methods.md)");
   command
       .add_option(
           "--rope", rope,

@@ -1,0 +1,282 @@
+"""Asks the questions of generated documents under many settings: `./run bench tasks`.
+
+Each document is prefilled once, and all settings ask the same questions of it. Every setting of a family of a document
+is a JSON line of --out; what is there already, of the same commit, machine and model, is not run again."""
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import document as documents
+import families
+import results
+import settings
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What decides what comes out; a commit of anything else is none here.
+PROGRAM = ("CMakeLists.txt common decoder http_api include kernels kvstore library model prefill proto tools").split()
+SAMPLE = 9000  # characters of a document by which its tokens are foreseen
+NEAR = 0.04    # how far from the length asked for a document's may be
+
+
+def fail(message):
+    sys.exit("bench tasks: " + message)
+
+
+def run(command):
+    """The JSON object that a command prints last."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        fail(f"{' '.join(command[:4])} ... failed with exit code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def output(*command):
+    try:
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, text=True,
+                              check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def commit():
+    """The last one that changed the program, and whether there are changes since."""
+    name = output("git", "log", "-1", "--abbrev=7", "--format=%h", "--", *PROGRAM)
+    return name and name + ("+" if output("git", "status", "--porcelain", "--", *PROGRAM) else "")
+
+
+def machine(device):
+    if device == "cuda":
+        return output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()[0]
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        info = dict(line.split(":", 1) for line in file if ":" in line)
+    info = {name.strip(): value.strip() for name, value in info.items()}
+    flags = info.get("flags", "").split()
+    widest = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "no avx2")
+    return f"{info.get('model name', 'unknown')}, {widest}"
+
+
+def digest(path):
+    """Of a file, or of all files of a folder."""
+    sha = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            with open(file, "rb") as data:
+                while piece := data.read(1 << 24):
+                    sha.update(piece)
+    return sha.hexdigest()[:12]
+
+
+def short(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.folder = pathlib.Path(args.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.store = self.folder / "store"
+        self.file = results.File(args.out)
+        self.device = ["--device", "cuda"] if args.device == "cuda" else []
+        self.zone = [*self.device, "--zone", "device" if args.device == "cuda" else "host"]
+        self.same = {"commit": args.commit or commit() or fail("no git here: --commit says which it is"),
+                     "machine": machine(args.device), "device": args.device, "threads": args.threads,
+                     "model": os.path.basename(args.model.rstrip("/")),
+                     "model_digest": digest(pathlib.Path(args.model)), "chat": args.chat}
+        self.ratios = {}
+        self.beyond = ["--lab", "beyond-trained"] if args.beyond_trained else []
+
+    def carrel(self, command, *arguments):
+        return run([self.args.carrel, command, *arguments, "--json"])
+
+    def of_model(self, command, *arguments):
+        return self.carrel(command, "--model", self.args.model, "--threads", str(self.args.threads), *arguments)
+
+    def ratio(self, wanted):
+        """Characters per token, of pieces of a document of these families."""
+        name = " ".join(wanted)
+        if name not in self.ratios:
+            text = documents.make(wanted, 4 * SAMPLE, self.args.questions, 0).text
+            pieces = [text[at:at + SAMPLE // 3] for at in (500, len(text) // 2, len(text) - SAMPLE // 3)]
+            asked = self.of_model("ask", *self.device, "--raw", "--max-tokens", "1", "".join(pieces))
+            self.ratios[name] = SAMPLE / 3 * len(pieces) / asked["prompt_tokens"]
+        return self.ratios[name]
+
+    def inspect(self, name):
+        done = subprocess.run([self.args.carrel, "inspect", name, "--store", str(self.store), "--json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def prefill(self, document):
+        """The name of its context, which is made unless it is there."""
+        name = f"{self.same['model_digest'][:6]}-{document.digest(self.args.chat)}-{self.same['commit'].rstrip('+')}"
+        if self.inspect(name) is None:
+            path = self.folder / "document.txt"
+            path.write_text(documents.CHATS[self.args.chat][0] + document.text, encoding="utf-8")
+            self.of_model("prefill", *self.device, *self.beyond, "--raw", "--quiet", "--input", str(path), "--store",
+                          str(self.store), "--name", name)
+        return name
+
+    def remove(self, name):
+        if not self.args.keep and self.inspect(name) is not None:
+            subprocess.run([self.args.carrel, "rm", name, "--store", str(self.store)], stdout=subprocess.DEVNULL,
+                           check=True)
+
+    @staticmethod
+    def learned(name, index):
+        return f"{name}-{short(' '.join(index))}"
+
+    def reindexed(self, name, setting):
+        """The context whose index the setting wants."""
+        if not setting.index:
+            return name
+        other = self.learned(name, setting.index)
+        if self.inspect(other) is None:
+            self.carrel("reindex", name, "--as", other, "--store", str(self.store), "--quiet", *setting.index)
+        return other
+
+    def ask(self, context, shape, document, family, setting, line):
+        """One line more, unless it is there."""
+        line = {**line, "family": family, "setting": setting.name, "flags": " ".join(setting.flags)}
+        if (there := self.file.get(line)) is not None:
+            return there
+        path = self.folder / "questions.jsonl"
+        path.write_text(document.prompts(family, self.args.chat), encoding="utf-8")
+        most = max(question.max_tokens for question in document.questions if question.family == family)
+        found = self.of_model("eval", "--store", str(self.store), "--context", self.reindexed(context, setting),
+                              "--questions", str(path), "--max-tokens", str(most), "--answers", "all", *self.zone,
+                              *self.beyond, *setting.flags)
+        layers = found["stats"]["layers"]
+        passed = max(1, layers[0]["tokens"])
+        rows = found["stats"]["rows_per_layer_and_token"] / shape["kv_heads"]
+        line.update({
+            "questions": found["questions"], "score": found["score"], "scores": found["scores"],
+            "texts": [short(answer["text"]) for answer in found["answers"]],
+            "rows": rows, "share": rows / shape["tokens"],
+            "bytes": sum(layer["bytes"] + layer["bytes_read"] for layer in layers) / passed,
+            "ms_per_token": 1e3 * found["generate_seconds"] / max(1, found["generated_tokens"]),
+            "prompt_ms_per_token": 1e3 * found["prompt_seconds"] / max(1, found["prompt_tokens"]),
+            "generated_tokens": found["generated_tokens"],
+            "promised_error": found["stats"]["promised_error"],
+            "date": datetime.date.today().isoformat()})
+        self.file.add(line)
+        print(f"{self.same['model']} {line['length']} {family} seed {line['seed']}.{line['part']}: {setting.name} "
+              f"{line['score']:.3f} of {line['questions']}, {rows:.0f} rows, {line['ms_per_token']:.1f} ms",
+              file=sys.stderr, flush=True)
+        return line
+
+    def settings_of(self, tokens, balanced):
+        """Those that are asked for. balanced(): its line, made if need be."""
+        found = [setting for setting in settings.OURS if setting.name in self.args.settings]
+        if "rows" in self.args.settings:
+            found += settings.equal_rows(balanced()["rows"])
+        if "published" in self.args.settings:
+            found += settings.as_published(tokens)
+        return [setting for setting in found if not (setting.cpu_only and self.args.device == "cuda")]
+
+    def length_fits(self, wanted, length, seed, part):
+        """A document of the length, its context and that context's shape."""
+        ratio = self.ratio(wanted)
+        for _ in range(3):
+            document = documents.make(wanted, int(length * ratio), self.args.questions, seed, part)
+            context = self.prefill(document)
+            shape = self.inspect(context)
+            if abs(shape["tokens"] / length - 1) <= NEAR:
+                return document, context, shape
+            self.remove(context)
+            ratio = len(document.text) / shape["tokens"]
+        return fail(f"{' '.join(wanted)}: no document of {length} tokens comes out")
+
+    def is_done(self, wanted, length, seed):
+        """Whether nothing is left to run, as far as lines tell: no document is prefilled to find that out. What depends
+        on other settings is asked for one by one."""
+        if not set(self.args.settings) <= {setting.name for setting in settings.OURS}:
+            return False
+        done, parts = {}, {}
+        for line in self.file.found.values():
+            if (all(line[name] == value for name, value in self.same.items()) and line["with"] == wanted and
+                    (line["length"], line["seed"], line["asked"]) == (length, seed, self.args.questions)):
+                which = line["family"], line["setting"]
+                done[which] = done.get(which, 0) + line["questions"]
+                parts[which] = parts.get(which, 0) + 1
+        return all(done.get((family, name), 0) >= self.args.questions or parts.get((family, name), 0) >= self.args.documents
+                   for family in wanted for name in self.args.settings)
+
+    def case(self, wanted, length, seed):
+        """One length and seed of families that share a document: documents until each has its questions."""
+        if self.is_done(wanted, length, seed):
+            return
+        left = {family: self.args.questions for family in wanted}
+        for part in range(self.args.documents):
+            still = [family for family in wanted if left[family] > 0]
+            if not still:
+                return
+            document, context, shape = self.length_fits(still, length, seed, part)
+            line = {**self.same, "with": wanted, "length": length, "tokens": shape["tokens"], "seed": seed,
+                    "part": part, "document": document.digest(self.args.chat), "asked": self.args.questions,
+                    "prefill_tokens_per_s": shape["tokens"] / max(1e-9, shape["prefill_seconds"])}
+            for family in still:
+                def balanced(family=family):
+                    return self.ask(context, shape, document, family, settings.BALANCED, line)
+
+                for setting in self.settings_of(shape["tokens"], balanced):
+                    self.ask(context, shape, document, family, setting, line)
+                left[family] -= sum(question.family == family for question in document.questions)
+            for name in (context, self.learned(context, settings.LEARNED)):
+                self.remove(name)
+
+
+def number(text):
+    """4k, 8000"""
+    return int(float(text[:-1]) * 1000) if text.endswith("k") else int(text)
+
+
+def documents_of(names, together):
+    """Families that share a document: each alone, or all that can."""
+    for name in names:
+        if name not in families.FAMILIES:
+            fail(f'no family "{name}"; there are {" ".join(families.FAMILIES)}')
+    if not together:
+        return [[name] for name in names]
+    groups = [[name for name in names if name in kind] for kind in (families.PROSE, families.SHEETS)]
+    return [group for group in groups if group] + [["pairs"]] * ("pairs" in names)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("carrel", "model", "folder", "out"):
+        parser.add_argument("--" + name, required=True)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--chat", choices=list(documents.CHATS), default="chatml", help="what a turn looks like")
+    parser.add_argument("--lengths", nargs="+", type=number, default=[8000], help="tokens of a document: 8k, 30k")
+    parser.add_argument("--families", nargs="+", default=families.FAMILIES)
+    parser.add_argument("--together", action="store_true", help="families share documents where they can")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--questions", type=int, default=25, help="of a family, length and seed, at least")
+    parser.add_argument("--documents", type=int, default=100, help="of a family, length and seed, at most: with fewer "
+                        "questions, then, where one has no room for more")
+    parser.add_argument("--settings", nargs="+", default=[setting.name for setting in settings.OURS],
+                        choices=[*(setting.name for setting in settings.OURS), "rows", "published"],
+                        help="rows: every method with balanced's rows; published: as its paper has it")
+    parser.add_argument("--beyond-trained", action="store_true", help="take documents beyond the trained length")
+    parser.add_argument("--commit", help="of the program, where git does not tell")
+    parser.add_argument("--keep", action="store_true", help="leave contexts in the store")
+    args = parser.parse_args(arguments)
+    start = time.monotonic()
+    bench = Bench(args)
+    for length in args.lengths:
+        for wanted in documents_of(args.families, args.together):
+            for seed in args.seeds:
+                bench.case(wanted, length, seed)
+    print(f"bench tasks: {time.monotonic() - start:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

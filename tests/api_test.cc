@@ -385,7 +385,7 @@ TEST_F(ApiTest, APromptThatBeginsWithADocument_IsAnsweredFromIt) {
 }
 
 TEST_F(ApiTest, ARepetitionPenalty_CountsAPromptsDocument_RecognisedOrNot) {
-  Start({"--top-k", "all"});
+  Start();
   const std::string text = ReadBytes(DemoDocument("registry-512"));
   json body = {{"prompt", text + kQuestion}, {"temperature", 0}, {"max_tokens", 16}};
   const auto ask = [&] { return json::parse(Post("/v1/completions", body).body); };

@@ -92,6 +92,12 @@ def weighted(lines, name):
     return sum(line[name] * line["generated_tokens"] for line in lines) / sum(line["generated_tokens"] for line in lines)
 
 
+def times(lines):
+    """ms per token, of lines that nothing else ran beside."""
+    alone = [line for line in lines if line["jobs"] == 1]
+    return f"{weighted(alone, 'ms_per_token'):.1f}" if alone else "-"
+
+
 def table(head, rows):
     return "\n".join(["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)] +
                      ["| " + " | ".join(row) + " |" for row in rows])
@@ -108,7 +114,7 @@ def by_setting(run, length):
                      "-" if setting == "dense" else f"{sum(same for _, _, same in pairs)} of {len(pairs)}",
                      f"{weighted(lines, 'rows'):,.0f} ({100 * weighted(lines, 'share'):.1f}%)",
                      f"{weighted(lines, 'bytes') / 1e6:.1f}" if run.first["device"] == "cpu" else "-",
-                     f"{weighted(lines, 'ms_per_token'):.1f}"])
+                     times(lines)])
     return table(["setting", "score", "dense less it [95%]", "same words", "rows per KV head", "MB read per token",
                   "ms per token"], rows)
 

@@ -10,6 +10,7 @@ import sys
 import results
 
 DRAWS = 4000
+OURS = ("dense", "fast", "balanced", "faithful")
 FAMILIES = {"single": "one key", "multikey": "eight alike keys", "multivalue": "four values of a key",
             "multiquery": "four keys at once", "tracking": "tracking of names", "common": "common words",
             "frequent": "frequent words", "pairs": "pairs of UUIDs", "extraction": "records as JSON"}
@@ -51,7 +52,8 @@ class Run:
     def __init__(self, lines):
         self.lines = lines
         self.first = lines[0]
-        self.settings = list(dict.fromkeys(line["setting"] for line in lines))
+        found = list(dict.fromkeys(line["setting"] for line in lines))
+        self.settings = [name for name in OURS if name in found] + [name for name in found if name not in OURS]
         self.lengths = sorted({line["length"] for line in lines})
         self.families = [family for family in FAMILIES if any(line["family"] == family for line in lines)]
         self.scores = {}  # by setting and question
@@ -168,7 +170,7 @@ def by_method(run):
     methods = [name for name in run.settings if name.endswith((", equal rows", ", as published"))]
     lengths = [length for length in run.lengths if any(run.select(name, length) for name in methods)]
     rows = []
-    for setting in ["dense", "fast", "balanced", "faithful", *methods]:
+    for setting in [*OURS, *methods]:
         cells = []
         for length in lengths:
             lines, pairs = run.select(setting, length), run.pairs(setting, length)

@@ -186,7 +186,8 @@ class Case:
         line.update({
             "questions": found["questions"], "score": found["score"], "scores": found["scores"],
             "texts": [short(answer["text"]) for answer in found["answers"]],
-            "rows": rows, "share": rows / shape["tokens"],
+            "rows": min(shape["tokens"], rows + setting.window),
+            "share": min(1, (rows + setting.window) / shape["tokens"]), "zone_rows": rows,
             "bytes": sum(layer["bytes"] + layer["bytes_read"] for layer in layers) / max(1, layers[0]["tokens"]),
             "ms_per_token": 1e3 / max(1e-9, found["tokens_per_s"]),
             "prompt_ms_per_token": 1e3 * found["prompt_seconds"] / max(1, found["prompt_tokens"]),
@@ -194,7 +195,7 @@ class Case:
             "jobs": self.args.jobs, "date": datetime.date.today().isoformat()})
         self.bench.file.add(line)
         print(f"{line['model']} {line['length']} {line['family']} seed {line['seed']}.{line['part']}: {setting.name} "
-              f"{line['score']:.3f} of {line['questions']}, {rows:.0f} rows, {line['ms_per_token']:.1f} ms",
+              f"{line['score']:.3f} of {line['questions']}, {line['rows']:.0f} rows, {line['ms_per_token']:.1f} ms",
               file=sys.stderr, flush=True)
         return line
 
@@ -228,7 +229,7 @@ class Case:
                         "prefill_tokens_per_s": shape["tokens"] / max(1e-9, shape["prefill_seconds"])}
 
                 def balanced_rows(line=line):
-                    return self.ask(context, shape, document, settings.BALANCED, line)["rows"]
+                    return self.ask(context, shape, document, settings.BALANCED, line)["zone_rows"]
 
                 for setting in self.bench.settings(shape["tokens"], balanced_rows):
                     self.ask(context, shape, document, setting, line)

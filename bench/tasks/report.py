@@ -10,6 +10,7 @@ import sys
 import results
 
 DRAWS = 4000
+OURS = ("dense", "fast", "balanced", "faithful")
 FAMILIES = {"single": "one key", "multikey": "eight alike keys", "multivalue": "four values of a key",
             "multiquery": "four keys at once", "tracking": "tracking of names", "common": "common words",
             "frequent": "frequent words", "pairs": "pairs of UUIDs", "extraction": "records as JSON"}
@@ -51,7 +52,8 @@ class Run:
     def __init__(self, lines):
         self.lines = lines
         self.first = lines[0]
-        self.settings = list(dict.fromkeys(line["setting"] for line in lines))
+        found = list(dict.fromkeys(line["setting"] for line in lines))
+        self.settings = [name for name in OURS if name in found] + [name for name in found if name not in OURS]
         self.lengths = sorted({line["length"] for line in lines})
         self.families = [family for family in FAMILIES if any(line["family"] == family for line in lines)]
         self.scores = {}  # by setting and question
@@ -92,6 +94,12 @@ def weighted(lines, name):
     return sum(line[name] * line["generated_tokens"] for line in lines) / sum(line["generated_tokens"] for line in lines)
 
 
+def times(lines):
+    """ms per token, of lines that nothing else ran beside."""
+    alone = [line for line in lines if line["jobs"] == 1]
+    return f"{weighted(alone, 'ms_per_token'):.1f}" if alone else "-"
+
+
 def table(head, rows):
     return "\n".join(["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)] +
                      ["| " + " | ".join(row) + " |" for row in rows])
@@ -108,7 +116,7 @@ def by_setting(run, length):
                      "-" if setting == "dense" else f"{sum(same for _, _, same in pairs)} of {len(pairs)}",
                      f"{weighted(lines, 'rows'):,.0f} ({100 * weighted(lines, 'share'):.1f}%)",
                      f"{weighted(lines, 'bytes') / 1e6:.1f}" if run.first["device"] == "cpu" else "-",
-                     f"{weighted(lines, 'ms_per_token'):.1f}"])
+                     times(lines)])
     return table(["setting", "score", "dense less it [95%]", "same words", "rows per KV head", "MB read per token",
                   "ms per token"], rows)
 
@@ -162,7 +170,7 @@ def by_method(run):
     methods = [name for name in run.settings if name.endswith((", equal rows", ", as published"))]
     lengths = [length for length in run.lengths if any(run.select(name, length) for name in methods)]
     rows = []
-    for setting in ["dense", "fast", "balanced", "faithful", *methods]:
+    for setting in [*OURS, *methods]:
         cells = []
         for length in lengths:
             lines, pairs = run.select(setting, length), run.pairs(setting, length)

@@ -3,13 +3,17 @@
 Each document is prefilled once, and all settings ask the same questions of it. Every setting of a family of a document
 is a JSON line of --out; what is there already, of the same commit, machine and model, is not run again."""
 import argparse
+import collections
+import concurrent.futures
 import datetime
 import hashlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import document as documents
@@ -25,7 +29,7 @@ NEAR = 0.04    # how far from the length asked for a document's may be
 
 
 def fail(message):
-    sys.exit("bench tasks: " + message)
+    raise SystemExit("bench tasks: " + message)
 
 
 def run(command):
@@ -77,20 +81,19 @@ def short(text):
 
 
 class Bench:
+    """What all documents share."""
+
     def __init__(self, args):
         self.args = args
         self.folder = pathlib.Path(args.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.store = self.folder / "store"
-        self.file = results.File(args.out)
+        self.file = results.File(args.out, args.timed)
         self.device = ["--device", "cuda"] if args.device == "cuda" else []
-        self.zone = [*self.device, "--zone", "device" if args.device == "cuda" else "host"]
+        self.beyond = ["--lab", "beyond-trained"] if args.beyond_trained else []
         self.same = {"commit": args.commit or commit() or fail("no git here: --commit says which it is"),
                      "machine": machine(args.device), "device": args.device, "threads": args.threads,
                      "model": os.path.basename(args.model.rstrip("/")),
                      "model_digest": digest(pathlib.Path(args.model)), "chat": args.chat}
-        self.ratios = {}
-        self.beyond = ["--lab", "beyond-trained"] if args.beyond_trained else []
+        self.ratios, self.lock = {}, threading.Lock()
 
     def carrel(self, command, *arguments):
         return run([self.args.carrel, command, *arguments, "--json"])
@@ -101,12 +104,45 @@ class Bench:
     def ratio(self, wanted):
         """Characters per token, of pieces of a document of these families."""
         name = " ".join(wanted)
-        if name not in self.ratios:
-            text = documents.make(wanted, 4 * SAMPLE, self.args.questions, 0).text
-            pieces = [text[at:at + SAMPLE // 3] for at in (500, len(text) // 2, len(text) - SAMPLE // 3)]
-            asked = self.of_model("ask", *self.device, "--raw", "--max-tokens", "1", "".join(pieces))
-            self.ratios[name] = SAMPLE / 3 * len(pieces) / asked["prompt_tokens"]
-        return self.ratios[name]
+        with self.lock:
+            if name not in self.ratios:
+                text = documents.make(wanted, 4 * SAMPLE, self.args.questions, 0).text
+                pieces = [text[at:at + SAMPLE // 3] for at in (500, len(text) // 2, len(text) - SAMPLE // 3)]
+                asked = self.of_model("ask", *self.device, "--raw", "--max-tokens", "1", "".join(pieces))
+                self.ratios[name] = SAMPLE / 3 * len(pieces) / asked["prompt_tokens"]
+            return self.ratios[name]
+
+    def settings(self, tokens, balanced_rows):
+        """Those that are asked for. balanced_rows(): of which the equal rows are."""
+        found = [setting for setting in settings.OURS if setting.name in self.args.settings]
+        if "rows" in self.args.settings:
+            found += settings.equal_rows(balanced_rows())
+        if "published" in self.args.settings:
+            found += settings.as_published(tokens)
+        return [setting for setting in found if not (setting.cpu_only and self.args.device == "cuda")]
+
+    def is_done(self, wanted, length, seed):
+        """Whether nothing is left to run, as far as lines tell: no document is prefilled to find that out."""
+        done, parts = collections.Counter(), collections.Counter()
+        for line in self.file.lines():
+            if (all(line[name] == value for name, value in self.same.items()) and line["with"] == wanted and
+                    (line["length"], line["seed"], line["asked"]) == (length, seed, self.args.questions)):
+                which = line["family"], line["setting"]
+                done[which] += line["questions"]
+                parts[which] += 1
+        return all(done[family, setting.name] >= self.args.questions or
+                   parts[family, setting.name] >= self.args.documents
+                   for family in wanted for setting in self.settings(length, lambda: 1))
+
+
+class Case:
+    """One length and seed of families that share documents, in a folder and a store of its own."""
+
+    def __init__(self, bench, wanted, length, seed):
+        self.bench, self.args = bench, bench.args
+        self.wanted, self.length, self.seed = wanted, length, seed
+        self.folder = bench.folder / f"{'-'.join(wanted)}-{length}-{seed}"
+        self.store = self.folder / "store"
 
     def inspect(self, name):
         done = subprocess.run([self.args.carrel, "inspect", name, "--store", str(self.store), "--json"],
@@ -115,121 +151,93 @@ class Bench:
 
     def prefill(self, document):
         """The name of its context, which is made unless it is there."""
-        name = f"{self.same['model_digest'][:6]}-{document.digest(self.args.chat)}-{self.same['commit'].rstrip('+')}"
+        same = self.bench.same
+        name = f"{same['model_digest'][:6]}-{document.digest(self.args.chat)}-{same['commit'].rstrip('+')}"
         if self.inspect(name) is None:
             path = self.folder / "document.txt"
             path.write_text(documents.CHATS[self.args.chat][0] + document.text, encoding="utf-8")
-            self.of_model("prefill", *self.device, *self.beyond, "--raw", "--quiet", "--input", str(path), "--store",
-                          str(self.store), "--name", name)
+            self.bench.of_model("prefill", *self.bench.device, *self.bench.beyond, "--raw", "--quiet", "--input",
+                                str(path), "--store", str(self.store), "--name", name)
         return name
-
-    def remove(self, name):
-        if not self.args.keep and self.inspect(name) is not None:
-            subprocess.run([self.args.carrel, "rm", name, "--store", str(self.store)], stdout=subprocess.DEVNULL,
-                           check=True)
-
-    @staticmethod
-    def learned(name, index):
-        return f"{name}-{short(' '.join(index))}"
 
     def reindexed(self, name, setting):
         """The context whose index the setting wants."""
         if not setting.index:
             return name
-        other = self.learned(name, setting.index)
+        other = f"{name}-{short(' '.join(setting.index))}"
         if self.inspect(other) is None:
-            self.carrel("reindex", name, "--as", other, "--store", str(self.store), "--quiet", *setting.index)
+            self.bench.carrel("reindex", name, "--as", other, "--store", str(self.store), "--quiet", *setting.index)
         return other
 
-    def ask(self, context, shape, document, family, setting, line):
+    def ask(self, context, shape, document, setting, line):
         """One line more, unless it is there."""
-        line = {**line, "family": family, "setting": setting.name, "flags": " ".join(setting.flags)}
-        if (there := self.file.get(line)) is not None:
+        line = {**line, "setting": setting.name, "flags": " ".join(setting.flags)}
+        if (there := self.bench.file.get(line)) is not None:
             return there
-        path = self.folder / "questions.jsonl"
-        path.write_text(document.prompts(family, self.args.chat), encoding="utf-8")
-        most = max(question.max_tokens for question in document.questions if question.family == family)
-        found = self.of_model("eval", "--store", str(self.store), "--context", self.reindexed(context, setting),
-                              "--questions", str(path), "--max-tokens", str(most), "--answers", "all", *self.zone,
-                              *self.beyond, *setting.flags)
+        path = self.folder / f"{line['family']}-{line['part']}.questions.jsonl"
+        path.write_text(document.prompts(line["family"], self.args.chat), encoding="utf-8")
+        most = max(question.max_tokens for question in document.questions if question.family == line["family"])
+        zone = "device" if self.args.device == "cuda" else "host"
+        found = self.bench.of_model("eval", "--store", str(self.store), "--context", self.reindexed(context, setting),
+                                    "--questions", str(path), "--max-tokens", str(most), "--answers", "all",
+                                    *self.bench.device, "--zone", zone, *self.bench.beyond, *setting.flags)
         layers = found["stats"]["layers"]
-        passed = max(1, layers[0]["tokens"])
         rows = found["stats"]["rows_per_layer_and_token"] / shape["kv_heads"]
         line.update({
             "questions": found["questions"], "score": found["score"], "scores": found["scores"],
             "texts": [short(answer["text"]) for answer in found["answers"]],
-            "rows": rows, "share": rows / shape["tokens"],
-            "bytes": sum(layer["bytes"] + layer["bytes_read"] for layer in layers) / passed,
-            "ms_per_token": 1e3 * found["generate_seconds"] / max(1, found["generated_tokens"]),
+            "rows": min(shape["tokens"], rows + setting.window),
+            "share": min(1, (rows + setting.window) / shape["tokens"]), "zone_rows": rows,
+            "bytes": sum(layer["bytes"] + layer["bytes_read"] for layer in layers) / max(1, layers[0]["tokens"]),
+            "ms_per_token": 1e3 / max(1e-9, found["tokens_per_s"]),
             "prompt_ms_per_token": 1e3 * found["prompt_seconds"] / max(1, found["prompt_tokens"]),
-            "generated_tokens": found["generated_tokens"],
-            "promised_error": found["stats"]["promised_error"],
-            "date": datetime.date.today().isoformat()})
-        self.file.add(line)
-        print(f"{self.same['model']} {line['length']} {family} seed {line['seed']}.{line['part']}: {setting.name} "
-              f"{line['score']:.3f} of {line['questions']}, {rows:.0f} rows, {line['ms_per_token']:.1f} ms",
+            "generated_tokens": found["generated_tokens"], "promised_error": found["stats"]["promised_error"],
+            "jobs": self.args.jobs, "date": datetime.date.today().isoformat()})
+        self.bench.file.add(line)
+        print(f"{line['model']} {line['length']} {line['family']} seed {line['seed']}.{line['part']}: {setting.name} "
+              f"{line['score']:.3f} of {line['questions']}, {line['rows']:.0f} rows, {line['ms_per_token']:.1f} ms",
               file=sys.stderr, flush=True)
         return line
 
-    def settings_of(self, tokens, balanced):
-        """Those that are asked for. balanced(): its line, made if need be."""
-        found = [setting for setting in settings.OURS if setting.name in self.args.settings]
-        if "rows" in self.args.settings:
-            found += settings.equal_rows(balanced()["rows"])
-        if "published" in self.args.settings:
-            found += settings.as_published(tokens)
-        return [setting for setting in found if not (setting.cpu_only and self.args.device == "cuda")]
-
-    def length_fits(self, wanted, length, seed, part):
+    def length_fits(self, wanted, part):
         """A document of the length, its context and that context's shape."""
-        ratio = self.ratio(wanted)
+        ratio = self.bench.ratio(wanted)
         for _ in range(3):
-            document = documents.make(wanted, int(length * ratio), self.args.questions, seed, part)
+            document = documents.make(wanted, int(self.length * ratio), self.args.questions, self.seed, part)
             context = self.prefill(document)
             shape = self.inspect(context)
-            if abs(shape["tokens"] / length - 1) <= NEAR:
+            if abs(shape["tokens"] / self.length - 1) <= NEAR:
                 return document, context, shape
-            self.remove(context)
             ratio = len(document.text) / shape["tokens"]
-        return fail(f"{' '.join(wanted)}: no document of {length} tokens comes out")
+        return fail(f"{' '.join(wanted)}: no document of {self.length} tokens comes out")
 
-    def is_done(self, wanted, length, seed):
-        """Whether nothing is left to run, as far as lines tell: no document is prefilled to find that out. What depends
-        on other settings is asked for one by one."""
-        if not set(self.args.settings) <= {setting.name for setting in settings.OURS}:
-            return False
-        done, parts = {}, {}
-        for line in self.file.found.values():
-            if (all(line[name] == value for name, value in self.same.items()) and line["with"] == wanted and
-                    (line["length"], line["seed"], line["asked"]) == (length, seed, self.args.questions)):
-                which = line["family"], line["setting"]
-                done[which] = done.get(which, 0) + line["questions"]
-                parts[which] = parts.get(which, 0) + 1
-        return all(done.get((family, name), 0) >= self.args.questions or parts.get((family, name), 0) >= self.args.documents
-                   for family in wanted for name in self.args.settings)
-
-    def case(self, wanted, length, seed):
-        """One length and seed of families that share a document: documents until each has its questions."""
-        if self.is_done(wanted, length, seed):
+    def run(self):
+        """Documents until each family has its questions."""
+        if self.bench.is_done(self.wanted, self.length, self.seed):
             return
-        left = {family: self.args.questions for family in wanted}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        left = {family: self.args.questions for family in self.wanted}
         for part in range(self.args.documents):
-            still = [family for family in wanted if left[family] > 0]
+            still = [family for family in self.wanted if left[family] > 0]
             if not still:
-                return
-            document, context, shape = self.length_fits(still, length, seed, part)
-            line = {**self.same, "with": wanted, "length": length, "tokens": shape["tokens"], "seed": seed,
-                    "part": part, "document": document.digest(self.args.chat), "asked": self.args.questions,
-                    "prefill_tokens_per_s": shape["tokens"] / max(1e-9, shape["prefill_seconds"])}
+                break
+            document, context, shape = self.length_fits(still, part)
             for family in still:
-                def balanced(family=family):
-                    return self.ask(context, shape, document, family, settings.BALANCED, line)
+                line = {**self.bench.same, "with": self.wanted, "family": family, "length": self.length,
+                        "tokens": shape["tokens"], "seed": self.seed, "part": part,
+                        "document": document.digest(self.args.chat), "asked": self.args.questions,
+                        "prefill_tokens_per_s": shape["tokens"] / max(1e-9, shape["prefill_seconds"])}
 
-                for setting in self.settings_of(shape["tokens"], balanced):
-                    self.ask(context, shape, document, family, setting, line)
+                def balanced_rows(line=line):
+                    return self.ask(context, shape, document, settings.BALANCED, line)["zone_rows"]
+
+                for setting in self.bench.settings(shape["tokens"], balanced_rows):
+                    self.ask(context, shape, document, setting, line)
                 left[family] -= sum(question.family == family for question in document.questions)
-            for name in (context, self.learned(context, settings.LEARNED)):
-                self.remove(name)
+            if not self.args.keep:
+                shutil.rmtree(self.store, ignore_errors=True)
+        if not self.args.keep:
+            shutil.rmtree(self.folder)
 
 
 def number(text):
@@ -266,15 +274,21 @@ def main(arguments=None):
                         choices=[*(setting.name for setting in settings.OURS), "rows", "published"],
                         help="rows: every method with balanced's rows; published: as its paper has it")
     parser.add_argument("--beyond-trained", action="store_true", help="take documents beyond the trained length")
+    parser.add_argument("--jobs", type=int, default=1, help="documents at a time; more of them are sooner done, but then "
+                        "times say nothing")
+    parser.add_argument("--timed", action="store_true", help="run again what was run beside other jobs")
     parser.add_argument("--commit", help="of the program, where git does not tell")
-    parser.add_argument("--keep", action="store_true", help="leave contexts in the store")
+    parser.add_argument("--keep", action="store_true", help="leave contexts and questions in the folder")
     args = parser.parse_args(arguments)
     start = time.monotonic()
     bench = Bench(args)
-    for length in args.lengths:
-        for wanted in documents_of(args.families, args.together):
-            for seed in args.seeds:
-                bench.case(wanted, length, seed)
+    cases = [Case(bench, wanted, length, seed) for length in args.lengths
+             for wanted in documents_of(args.families, args.together) for seed in args.seeds]
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(case.run) for case in cases]):
+            if done.exception() is not None:
+                pool.shutdown(cancel_futures=True)
+                raise done.exception()
     print(f"bench tasks: {time.monotonic() - start:.0f} s", file=sys.stderr)
 
 

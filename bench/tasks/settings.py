@@ -11,6 +11,7 @@ class Setting:
     flags: tuple             # of carrel eval, beside those of the zone
     index: tuple = ()        # of carrel reindex, where it wants an index of its own
     cpu_only: bool = False
+    window: int = 4 + 64     # first and last rows of the document that are attended besides
 
 
 def lab(**values):
@@ -52,7 +53,7 @@ def as_published(tokens):
     def own(name, rows, dense, sink, local, method, index=(), cpu_only=False):
         return Setting(f"{name}, as published",
                        ("--top-k", str(rows), *lab(dense_layers=dense, estimate="off", sink=sink, local=local,
-                                                   method=method)), index, cpu_only)
+                                                   method=method)), index, cpu_only, sink + local)
 
     # HATA's token budgets by length.
     budget = by_length(tokens, (16384, 512), (65536, 1024), (None, 2048))

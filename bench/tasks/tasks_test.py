@@ -137,7 +137,7 @@ def line(setting, scores, **others):
     return {"commit": "a", "machine": "m", "device": "cpu", "threads": 2, "model": "x.gguf", "model_digest": "d",
             "chat": "chatml", "document": "doc", "family": "single", "flags": setting, "setting": setting,
             "length": 8000, "seed": 1, "scores": scores, "texts": [str(score) for score in scores], "rows": 10.0,
-            "share": 0.01, "bytes": 1e6, "ms_per_token": 2.0, "generated_tokens": 7, "date": "2026-01-01", **others}
+            "share": 0.01, "bytes": 1e6, "ms_per_token": 2.0, "generated_tokens": 7, "jobs": 1, "date": "2026-01-01", **others}
 
 
 class ReportTest(unittest.TestCase):
@@ -216,8 +216,6 @@ elif command == "prefill":
 elif command == "reindex":
     (folder / flags["--as"]).write_text((folder / words[0]).read_text())
     print("{}")
-elif command == "rm":
-    (folder / words[0]).unlink()
 elif command == "inspect":
     if not (folder / words[0]).exists():
         sys.exit(1)
@@ -227,7 +225,7 @@ elif command == "eval":
     asked = pathlib.Path(flags["--questions"]).read_text().splitlines()
     dense = flags.get("--top-k") == "all"
     print(json.dumps({"questions": len(asked), "score": 1.0, "scores": [1.0] * len(asked),
-                      "answers": [{"text": "yes"}] * len(asked), "generate_seconds": 1, "generated_tokens": 10,
+                      "answers": [{"text": "yes"}] * len(asked), "tokens_per_s": 10, "generated_tokens": 11,
                       "prompt_seconds": 1, "prompt_tokens": 10,
                       "stats": {"layers": [{"tokens": 4, "bytes": 8, "bytes_read": 8}] * 2,
                                 "rows_per_layer_and_token": 100 if dense else 10, "promised_error": 0.03}}))
@@ -261,15 +259,28 @@ class RunTest(unittest.TestCase):
     def test_each_setting_is_asked_once_of_each_document_and_nothing_stays(self):
         flags = ("--families", "pairs", "--seeds", "1", "2")
         calls, lines = self.bench(*flags)
-        self.assertEqual((calls.count("prefill"), calls.count("rm"), calls.count("eval")), (2, 2, 8))
+        self.assertEqual((calls.count("prefill"), calls.count("eval")), (2, 8))
+        self.assertEqual(list((self.folder / "work").iterdir()), [])
         self.assertEqual({(x["family"], x["seed"], x["setting"], x["questions"]) for x in lines},
                          {("pairs", seed, setting.name, 5) for seed in (1, 2) for setting in settings.OURS})
-        self.assertEqual((lines[0]["rows"], lines[0]["bytes"], lines[0]["ms_per_token"]), (50, 8, 100))
+        self.assertEqual((lines[0]["rows"], lines[0]["bytes"], lines[0]["ms_per_token"]), (50 + 68, 8, 100))
         calls, again = self.bench(*flags)
         self.assertEqual((calls, again), ([], lines))
         calls, more = self.bench(*flags[:-1], "--settings", "dense", "balanced", "rows")
         self.assertEqual(calls.count("eval"), len(settings.equal_rows(1)))
         self.assertEqual({x["flags"].split()[1] for x in more if x["setting"] == "hip, equal rows"}, {"5"})
+        self.assertEqual(self.bench(*flags[:-1], "--settings", "dense", "balanced", "rows"), ([], more))
+
+    def test_jobs_give_the_same_lines_and_times_are_taken_alone(self):
+        flags = ("--families", "pairs", "--seeds", "1", "2", "3", "--settings", "dense", "--questions", "3")
+        calls, lines = self.bench(*flags, "--jobs", "3")
+        self.assertEqual((len(lines), {x["jobs"] for x in lines}), (3, {3}))
+        self.assertEqual(report.times(lines), "-")
+        self.assertEqual(self.bench(*flags)[0], [])
+        calls, again = self.bench(*flags, "--timed")
+        self.assertEqual((calls.count("eval"), {x["jobs"] for x in again}), (3, {1}))
+        self.assertEqual(report.times(again), "100.0")
+        self.assertEqual({x["document"]: x["scores"] for x in again}, {x["document"]: x["scores"] for x in lines})
 
     def test_families_that_share_a_document_go_on_alone_until_each_has_its_questions(self):
         calls, lines = self.bench("--families", "single", "extraction", "common", "--seeds", "1", "--questions", "40",

@@ -31,7 +31,8 @@ std::string FindIn(absl::Span<const int64_t> shape,
 }
 
 std::string FindNonFinite(const Weights& weights) {
-  for (const auto& [name, view] : weights.checkpoint().tensors()) {
+  for (const auto& tensor : weights.checkpoint().tensors()) {
+    const auto& view = tensor.second;
     if (view.dtype != DType::kF32 && view.dtype != DType::kF16 && view.dtype != DType::kBf16) {
       continue;
     }
@@ -40,15 +41,20 @@ std::string FindNonFinite(const Weights& weights) {
       WidenToFloat(view.dtype, view.bytes.data() + row * width * DTypeBytes(view.dtype), width,
                    out);
     });
-    if (!found.empty()) return absl::StrCat("tensor \"", weights.NameInFile(name), "\" ", found);
+    if (!found.empty()) {
+      return absl::StrCat("tensor \"", weights.NameInFile(tensor.first), "\" ", found);
+    }
   }
-  for (const auto& [name, blocks] : weights.blocks()) {
+  for (const auto& tensor : weights.blocks()) {
+    const auto& blocks = tensor.second;
     const int64_t bytes = kernels::GgufBytes(blocks.type, blocks.in);
     const auto* data = static_cast<const char*>(blocks.data);
     const std::string found = FindIn({blocks.out, blocks.in}, [&](int64_t row, float* out) {
       kernels::Dequantize(blocks.type, data + row * bytes, blocks.in, out);
     });
-    if (!found.empty()) return absl::StrCat("tensor \"", weights.NameInFile(name), "\" ", found);
+    if (!found.empty()) {
+      return absl::StrCat("tensor \"", weights.NameInFile(tensor.first), "\" ", found);
+    }
   }
   return "";
 }

@@ -12,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "common/json.h"
 #include "common/test_folders.h"
 #include "http_api/api_client.h"
@@ -234,7 +236,10 @@ class Parrot {
     std::thread([this] { Work(); }).detach();
   }
   const std::string& url() const { return url_; }
-  void Say(absl::string_view bytes) { bytes_ = std::string(bytes); }  // between connections
+  void Say(absl::string_view bytes) {
+    absl::MutexLock lock(&mutex_);
+    bytes_ = std::string(bytes);
+  }
 
  private:
   void Work() {
@@ -243,7 +248,9 @@ class Parrot {
       if (fd < 0) continue;
       char part[4096];
       (void)!recv(fd, part, sizeof(part), 0);
-      (void)send(fd, bytes_.data(), bytes_.size(), MSG_NOSIGNAL);
+      // A client may have left before it read all of this, and the next input be there already.
+      const std::string bytes = Bytes();
+      (void)send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
       shutdown(fd, SHUT_WR);
       timeval patience = {1, 0};
       setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
@@ -252,8 +259,15 @@ class Parrot {
       close(fd);
     }
   }
+  std::string Bytes() {
+    absl::MutexLock lock(&mutex_);
+    return bytes_;
+  }
+
   const int listener_;
-  std::string url_, bytes_;
+  std::string url_;
+  absl::Mutex mutex_;
+  std::string bytes_ ABSL_GUARDED_BY(mutex_);
 };
 
 void RunAnswer(absl::string_view bytes) {

@@ -152,7 +152,7 @@ def of_a_chat_model(at):
 
 def real_chat_model(at, path):
     model = f"--model '{path}'"
-    store = "--store out/real-" + os.path.basename(path)[:8]
+    store = "--store out/real-" + os.path.basename(path).removesuffix(".gguf")
     at.write("note.txt", "The meeting of the garden club is on Tuesday in the old mill. Its treasurer is Maria Lindt, who lives in Graz. "
              "The locker code of the club is 5521.\n")
     at.step(f"carrel prefill {model} {store} --name note --input note.txt --quiet")

@@ -127,7 +127,8 @@ void PackInt8Tiles(Int8Queries& q) {
   const int64_t tiles = amx::CeilDivide(q.group, kTileRows);
   q.tiles.resize(static_cast<size_t>(tiles * TileRunBytes(steps) / kLineBytes));
   for (int64_t i = 0; i < tiles; ++i) {
-    PackQueries(q, i * kTileRows, steps, q.tiles.data()->bytes + i * TileRunBytes(steps));
+    PackQueries(q, i * kTileRows, steps,
+                reinterpret_cast<uint8_t*>(q.tiles.data()) + i * TileRunBytes(steps));
   }
 }
 
@@ -135,7 +136,7 @@ CARREL_AMX_INT8 void Int8ScoreByTiles(const Int8Queries& q, const void* blocks, 
                                       float* out, int64_t stride) {
   const Steps steps(q.dim);
   const int64_t block_bytes = Int8BlockBytes(q.dim), run = TileRunBytes(steps);
-  const uint8_t* const packed = q.tiles.data()->bytes;
+  const auto* const packed = reinterpret_cast<const uint8_t*>(q.tiles.data());
   alignas(64) int32_t sums[4 * amx::kTileFloats];
   Configure(steps);
   for (int64_t from = 0; from < q.group; from += kPassQueries) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -75,6 +76,8 @@ struct DeviceZoneOptions {
 };
 using ZoneOptions = std::variant<PlainZoneOptions, HostZoneOptions, DeviceZoneOptions>;
 
+struct PlanOptions;  // plan/plan_options.h
+
 struct RetrievalConfig {
   // What the context must hold: its content id (Manifest), or the first 12 digits or more; empty:
   // anything.
@@ -100,6 +103,9 @@ struct RetrievalConfig {
                                    // then need not travel again; 0: none are kept
   int32_t effort = 0;              // effort of a graph index; 0: the context's own
   ZoneOptions zone;
+  // The zone, and whether all rows are attended, is chosen by cost when the context is opened; null: they are as the
+  // other fields say.
+  std::shared_ptr<const PlanOptions> plan;
   Rope rope = Rope::kTrained;   // kInfiniteHip: with method exact, hip or infinitehip
   bool beyond_trained = false;  // kTrained: positions may exceed what the model was trained for
                                 // (max_position_embeddings), where it knows no better than to guess

@@ -1,6 +1,7 @@
 #include "decoder/decoder.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
@@ -8,6 +9,7 @@
 #include "decoder/fidelity.h"
 #include "decoder/forward/query_drift.h"
 #include "decoder/generation.h"
+#include "decoder/plan/plan_options.h"
 #include "decoder/select/host_rows.h"
 #include "decoder/zone/row_cache.h"
 #include "model/fingerprint.h"
@@ -106,6 +108,78 @@ absl::Status ResolveEstimate(const DeviceConfig& device, const HostRows* host_ro
   return absl::OkStatus();
 }
 
+// What a plan is asked of this context.
+absl::StatusOr<PlanQuestion> QuestionOf(const v1::OpenReply& opened,
+                                        const model::ModelConfig& model,
+                                        const RetrievalConfig& config, const DeviceConfig& device) {
+  const PlanOptions& options = *config.plan;
+  PlanQuestion question;
+  question.shape = model.shape;
+  question.zone_rows = opened.zone_end() - opened.zone_begin();
+  for (Layer layer(0); layer.value() < model.shape.layers; layer = layer.next())
+    question.zone_layers += model.Window(layer) == 0;
+  question.unfit = options.unfit;
+  if (options.way.has_value()) {
+    question.place = options.way->place;
+    question.dense = options.way->dense;
+  }
+  if (device.device != model::Device::kCpu) {
+    question.device_bytes = options.device_bytes;
+    if (device.gpu_memory != model::kAllGpuMemory)
+      question.device_bytes = std::min(question.device_bytes, device.gpu_memory);
+    question.model_bytes = GpuModelBytes(model, device, config.sink + config.local);
+  }
+  question.host_bytes = options.host_bytes;
+  const int64_t heads = question.zone_layers * model.shape.kv_heads;
+  const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection);
+  if (fidelity == nullptr) {  // by number, range or mass
+    const auto& selection = std::get<select::Selection>(config.selection);
+    if (options.way.has_value() && options.way->dense != select::IsAll(selection)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "plan=", WayName(*options.way), ": ",
+          options.way->dense ? "a number of rows was asked for" : "all rows were asked for"));
+    }
+    question.dense = select::IsAll(selection);
+    question.chosen_rows =
+        heads * select::MostRows(selection, question.zone_rows, opened.limits().max_top_k());
+    return question;
+  }
+  const absl::StatusOr<RowPlan> rows = PlanFidelity(opened, model, config, fidelity->target_error);
+  if (rows.ok()) {
+    question.chosen_rows = std::accumulate(rows->rows.begin(), rows->rows.end(), int64_t{0});
+    question.promised = rows->error;
+  } else if (absl::IsFailedPrecondition(rows.status())) {
+    question.chosen_rows = fidelity->or_top_k.has_value() ? heads * *fidelity->or_top_k : -1;
+    question.promised = -1;
+  } else {
+    return rows.status();
+  }
+  return question;
+}
+
+RetrievalConfig ConfigOf(Way way, const RetrievalConfig& config) {
+  RetrievalConfig taken = config;
+  taken.plan = nullptr;
+  switch (way.place) {
+    case Place::kStore:
+      taken.zone = PlainZoneOptions{};
+      break;
+    case Place::kHost:
+      taken.zone = config.plan->host;
+      break;
+    case Place::kDevice:
+      taken.zone = config.plan->device;
+      taken.measure = false;  // nothing is measured there
+      break;
+  }
+  if (way.dense) {
+    taken.selection = select::All();
+    // No row is left for the term.
+    if (way.place != Place::kStore) taken.estimate = Estimate::kOff;
+  }
+  return taken;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> PresentedFingerprint(
@@ -146,15 +220,26 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   open.set_query_drift(config.prefetch != Prefetch::kOff);
   ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
   decoder->context_tokens_ = opened.tokens();
-  decoder->most_given_up_ = MostGivenUp(config, device, opened.tokens());
   decoder->content_id_ = opened.manifest().content_id();
   decoder->limits_ = {{opened.zone_begin(), opened.zone_end()},
                       opened.limits().max_top_k(),
                       opened.limits().max_query_tokens(),
                       opened.limits().max_result_bytes()};
-  if (NeedsHostRows(config, device) && host_rows == nullptr)
+  if (config.plan != nullptr) {
+    RETURN_IF_ERROR(decoder->OpenByPlan(opened, context, config, pool));
+  } else {
+    RETURN_IF_ERROR(decoder->OpenZone(opened, context, config, pool, std::move(host_rows)));
+  }
+  return decoder;
+}
+
+absl::Status Decoder::OpenZone(const v1::OpenReply& opened, const std::string& context,
+                               RetrievalConfig config, ThreadPool* pool,
+                               std::shared_ptr<const HostRows> host_rows) {
+  most_given_up_ = MostGivenUp(config, device_, opened.tokens());
+  if (NeedsHostRows(config, device_) && host_rows == nullptr)
     return absl::InvalidArgumentError("method needs the rows in this host's memory");
-  if (host_rows != nullptr && !TakesHostRows(config, device))
+  if (host_rows != nullptr && !TakesHostRows(config, device_))
     return absl::InvalidArgumentError("rows of this host are given and nothing reads them");
   if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
     return absl::FailedPreconditionError(
@@ -162,7 +247,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
                      " rows are mapped here, the store opened ", opened.tokens()));
   }
   if (config.budget == Budget::kMeasured) {
-    if (opened.layer_entropy_nats_size() != checkpoint.config.shape.layers) {
+    if (opened.layer_entropy_nats_size() != checkpoint_.config.shape.layers) {
       return absl::FailedPreconditionError(absl::StrCat(
           "budget=measured: context \"", context,
           "\" has no statistics of its attention (carrel prefill --sampled-queries makes them)"));
@@ -170,32 +255,56 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
     config.layer_entropy_nats.assign(opened.layer_entropy_nats().begin(),
                                      opened.layer_entropy_nats().end());
   }
-  RETURN_IF_ERROR(ResolveEstimate(device, host_rows.get(), config));
+  RETURN_IF_ERROR(ResolveEstimate(device_, host_rows.get(), config));
   ASSIGN_OR_RETURN(std::vector<select::Selection> selections,
-                   SelectionsOf(opened, checkpoint.config, config, decoder->promised_error_));
+                   SelectionsOf(opened, checkpoint_.config, config, promised_error_));
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
-    decoder->target_error_ = fidelity->target_error;
-  RETURN_IF_ERROR(RowCache::Slots(config, checkpoint.config.shape, selections,
+    target_error_ = fidelity->target_error;
+  RETURN_IF_ERROR(RowCache::Slots(config, checkpoint_.config.shape, selections,
                                   opened.zone_end() - opened.zone_begin())
                       .status());
-  decoder->max_block_ = BlockTokens(config, checkpoint.config.shape, selections, opened);
-  ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint.config.shape));
-  RETURN_IF_ERROR(decoder->MakePass({.config = std::move(config),
-                                     .selections = std::move(selections),
-                                     .device = device,
-                                     .content_id = opened.manifest().content_id(),
-                                     .shape = checkpoint.config.shape,
-                                     .tokens = opened.tokens(),
-                                     .zone = {opened.zone_begin(), opened.zone_end()},
-                                     .has_summaries = opened.manifest().summary_rows() > 0,
-                                     .max_top_k = opened.limits().max_top_k(),
-                                     .max_fetch_rows = opened.limits().max_fetch_rows(),
-                                     .max_block = decoder->max_block_,
-                                     .drift = std::move(drift),
-                                     .client = decoder->client_.get(),
-                                     .pool = pool,
-                                     .rows = std::move(host_rows)}));
-  return decoder;
+  max_block_ = BlockTokens(config, checkpoint_.config.shape, selections, opened);
+  ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint_.config.shape));
+  return MakePass({.config = std::move(config),
+                   .selections = std::move(selections),
+                   .device = device_,
+                   .content_id = opened.manifest().content_id(),
+                   .shape = checkpoint_.config.shape,
+                   .tokens = opened.tokens(),
+                   .zone = {opened.zone_begin(), opened.zone_end()},
+                   .has_summaries = opened.manifest().summary_rows() > 0,
+                   .max_top_k = opened.limits().max_top_k(),
+                   .max_fetch_rows = opened.limits().max_fetch_rows(),
+                   .max_block = max_block_,
+                   .drift = std::move(drift),
+                   .client = client_.get(),
+                   .pool = pool,
+                   .rows = std::move(host_rows)});
+}
+
+// A way that needs more of the GPU's memory than is there, though nobody else in this process has any, is not one.
+absl::Status Decoder::OpenByPlan(const v1::OpenReply& opened, const std::string& context,
+                                 const RetrievalConfig& config, ThreadPool* pool) {
+  const PlanOptions& options = *config.plan;
+  if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
+    target_error_ = fidelity->target_error;
+  ASSIGN_OR_RETURN(PlanQuestion question, QuestionOf(opened, checkpoint_.config, config, device_));
+  for (;;) {
+    ASSIGN_OR_RETURN(plan_, MakePlan(question, *options.rates));
+    const Way way = plan_->taken().way;
+    RetrievalConfig taken = ConfigOf(way, config);
+    RETURN_IF_ERROR(ValidateDeviceConfig(device_, taken));
+    std::shared_ptr<const HostRows> rows;
+    if (TakesHostRows(taken, device_) && options.map_rows != nullptr) {
+      ASSIGN_OR_RETURN(rows, options.map_rows());
+    }
+    const bool alone = model::GpuReservation::all() == 0;
+    const absl::Status status = OpenZone(opened, context, std::move(taken), pool, std::move(rows));
+    if (!absl::IsResourceExhausted(status) || !alone || options.way.has_value() ||
+        way.place == Place::kStore)
+      return status;
+    question.unfit[static_cast<size_t>(way.place)] = std::string(status.message());
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Checkpoint& checkpoint,

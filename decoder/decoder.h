@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +20,15 @@
 #include "decoder/client/store_client.h"
 #include "decoder/config.h"
 #include "decoder/forward/forward_pass.h"
+#include "decoder/plan/plan.h"
 #include "decoder/sampler.h"
 #include "decoder/statistics.h"
 #include "model/checkpoint.h"
 #include "model/transformer.h"
+
+namespace carrel::v1 {
+class OpenReply;
+}
 
 namespace carrel::decoder {
 
@@ -112,6 +118,8 @@ class Decoder {
   Statistics statistics() const;
   int64_t context_tokens() const { return context_tokens_; }
   int64_t most_given_up() const { return most_given_up_; }
+  // How the zone is attended to, where that was left to be planned.
+  const std::optional<Plan>& plan() const { return plan_; }
   // Of what is open; empty: no context, or one of an old format that has none.
   const std::string& content_id() const { return content_id_; }
 
@@ -124,6 +132,12 @@ class Decoder {
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
       : checkpoint_(checkpoint), device_(device), max_tokens_(checkpoint.config.MaxTokens()) {}
   absl::Status MakePass(const OpenedContext& context);
+  // What is left to the context, and then the pass. of_config: where it is opened by a plan, of the way taken.
+  absl::Status OpenZone(const v1::OpenReply& opened, const std::string& context,
+                        RetrievalConfig config, ThreadPool* pool,
+                        std::shared_ptr<const HostRows> host_rows);
+  absl::Status OpenByPlan(const v1::OpenReply& opened, const std::string& context,
+                          const RetrievalConfig& config, ThreadPool* pool);
   absl::Status CheckPrompt(const std::vector<TokenId>& prompt,
                            const GenerateOptions& options) const;
   absl::Status StartTrace(bool trace);
@@ -139,6 +153,7 @@ class Decoder {
   int64_t most_given_up_ = 0;
   std::string content_id_;
   double target_error_ = 0, promised_error_ = 0;
+  std::optional<Plan> plan_;
   int64_t max_tokens_;                   // of context, prompt and answer together
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone

@@ -295,6 +295,8 @@ class OneThread final : public Answerer {
     AnswerJob::Done& done = one.done;
     done.resumed_tokens = open.decoder().resumed_tokens();
     done.context_tokens = open.decoder().context_tokens() - one.job.give_up;
+    if (const auto& plan = open.decoder().plan(); plan.has_value())
+      done.plan = decoder::WayName(plan->taken().way);
     const Rows after = RowsOf(open);
     if (after.looks > one.before.looks) {
       done.rows_read = static_cast<double>(after.rows - one.before.rows) /
@@ -336,6 +338,8 @@ class OneThread final : public Answerer {
                                  .derived_weights = config_.derived_weights,
                                  .config = config_.retrieval,
                                  .device = config_.device,
+                                 .planned = config_.planned && !job.context.empty(),
+                                 .way = config_.way,
                                  .turn_head = config_.turn_head};
     spec.config.content_id = job.content_id;
     absl::StatusOr<std::unique_ptr<library::OpenDecoder>> decoder =

@@ -34,8 +34,10 @@ namespace carrel::http_api {
 struct AnswererConfig {
   decoder::RetrievalConfig retrieval;
   decoder::DeviceConfig device;
-  bool derived_weights = false;             // as library/open_decoder.h
-  std::string folder;                       // of an embedded store, for zones in this host's memory
+  bool derived_weights = false;  // as library/open_decoder.h
+  std::string folder;            // of an embedded store, for zones in this host's memory
+  bool planned = false;          // likewise, with `way`
+  std::optional<decoder::Way> way;
   std::string turn_head;                    // as library/open_decoder.h
   int64_t max_waiting = 1024;               // jobs; one more is refused
   int64_t max_waiting_of_turn = INT64_MAX;  // of these, of one turn
@@ -76,6 +78,8 @@ struct AnswerJob {
     std::vector<AnswerSource> sources;
     double rows_read = 0;  // of the context, mean over tokens, layers and KV heads; prompt included
     double prompt_seconds = 0, generate_seconds = 0;
+    std::string
+        plan;  // how the context was attended to (decoder::WayName); empty: nobody planned it
   };
   std::function<void(absl::StatusOr<Done>)> done;
 };

@@ -93,6 +93,7 @@ void Answering::Done(const absl::StatusOr<AnswerJob::Done>& done) {
   figures_.with_sources = with_sources_;
   figures_.sources = done->sources;
   figures_.rows_read = done->rows_read;
+  figures_.plan = done->plan;
   figures_.prompt_ms = 1e3 * done->prompt_seconds;
   if (done->tokens > 1) {
     figures_.ms_per_token = 1e3 * done->generate_seconds / static_cast<double>(done->tokens - 1);

@@ -18,6 +18,12 @@ void CountAnswer(absl::string_view finish, const Usage& usage, const Figures& fi
   CounterOf("carrel_api_answers_total", "Answers that were begun, by how they ended.",
             {{"finish", std::string(finish)}})
       .Add();
+  if (!figures.plan.empty()) {
+    CounterOf("carrel_api_planned_answers_total",
+              "Answers from contexts, by how these were attended to (inspect --plan).",
+              {{"plan", figures.plan}})
+        .Add();
+  }
   const auto tokens = [](const char* kind, int64_t count) {
     CounterOf("carrel_api_tokens_total",
               "Tokens of prompts: read, or had from a context or the last turn; and of answers.",

@@ -343,6 +343,7 @@ json FiguresOf(const Figures& figures) {
                {"prompt_ms", figures.prompt_ms},
                {"ms_per_token", figures.ms_per_token},
                {"sampling", SamplingOf(figures)}};
+  if (!figures.plan.empty()) told["plan"] = figures.plan;
   if (!figures.ignored.empty()) told["ignored"] = figures.ignored;
   if (!figures.not_kept.empty()) {
     told["kept"] = false;

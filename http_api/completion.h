@@ -69,6 +69,7 @@ struct Figures {
   bool recognised = false;  // by its text; the client named none
   int64_t context_tokens = 0;
   double rows_read = 0;  // of those, per token, layer and KV head, in the mean
+  std::string plan;      // how they were attended to (decoder::WayName); empty: nothing was planned
   double prompt_ms = 0, ms_per_token = 0;
   bool with_sources = false;  // they were asked for
   std::vector<AnswerSource> sources;

@@ -194,6 +194,7 @@ void carrel_reader_options_init(carrel_reader_options* options) {
   *options = {};
   options->size = sizeof(*options);
   options->fidelity = CARREL_BALANCED;
+  options->zone = CARREL_ZONE_AUTO;
 }
 
 carrel_code carrel_reader_open(carrel_model* model, carrel_store* store, const char* context,
@@ -205,11 +206,11 @@ carrel_code carrel_reader_open(carrel_model* model, carrel_store* store, const c
     if (context == nullptr) return Missing("context");
     const carrel_reader_options given = Completed(options, carrel_reader_options_init);
     if (given.fidelity < CARREL_FAST || given.fidelity > CARREL_FAITHFUL ||
-        given.zone < CARREL_ZONE_STORE || given.zone > CARREL_ZONE_DEVICE ||
+        given.zone < CARREL_ZONE_STORE || given.zone > CARREL_ZONE_AUTO ||
         given.device < CARREL_CPU || given.device > CARREL_CUDA) {
       return Status(StatusCode::kInvalidArgument,
                     absl::StrCat("fidelity=", given.fidelity, ", zone=", given.zone,
-                                 ", device=", given.device, ": outside [0, 2], [0, 2], [0, 1]"));
+                                 ", device=", given.device, ": outside [0, 2], [0, 3], [0, 1]"));
     }
     ReaderOptions inside;
     inside.fidelity = static_cast<Fidelity>(given.fidelity);

@@ -5,37 +5,67 @@
 
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
+#include "common/machine_memory.h"
 #include "common/status.h"
 #include "decoder/client/store_client.h"
+#include "decoder/plan/plan_options.h"
 #include "decoder/select/host_rows.h"
 #include "kvstore/service/context_client.h"
+#include "library/machine_rates.h"
 #include "library/mapped_rows.h"
 
 namespace carrel::library {
 namespace {
 
 // What auto means for this context and zone. Codes are read where the context's folder is.
-absl::Status ResolveSelector(DecoderSpec& spec) {
-  decoder::SelectorConfig* selector = nullptr;
-  if (auto* host = std::get_if<decoder::HostZoneOptions>(&spec.config.zone)) {
-    selector = &host->selector;
-    if (spec.device.device == model::Device::kCpu) {
-      *selector = decoder::WithOversample(*selector, decoder::kOversample);
-    }
-  } else if (auto* device = std::get_if<decoder::DeviceZoneOptions>(&spec.config.zone)) {
-    selector = &device->selector;
+absl::Status ResolveSelector(const DecoderSpec& spec, bool host, decoder::SelectorConfig& method) {
+  if (host && spec.device.device == model::Device::kCpu)
+    method = decoder::WithOversample(method, decoder::kOversample);
+  if (method.kind != decoder::SelectorKind::kHash ||
+      method.hash.source != decoder::HashSource::kAuto)
+    return absl::OkStatus();
+  bool stored = false;
+  if (!spec.folder.empty()) {
+    ASSIGN_OR_RETURN(stored, HasStoredCodes(spec.folder, spec.context));
   }
-  if (selector == nullptr) return absl::OkStatus();
-  decoder::SelectorConfig& method = *selector;
-  if (method.kind == decoder::SelectorKind::kHash &&
-      method.hash.source == decoder::HashSource::kAuto) {
-    bool stored = false;
-    if (!spec.folder.empty()) {
-      ASSIGN_OR_RETURN(stored, HasStoredCodes(spec.folder, spec.context));
-    }
-    method.hash.source = stored ? decoder::HashSource::kStored : decoder::HashSource::kRandom;
-  }
+  method.hash.source = stored ? decoder::HashSource::kStored : decoder::HashSource::kRandom;
   return absl::OkStatus();
+}
+
+absl::Status ResolveZone(const DecoderSpec& spec, decoder::ZoneOptions& zone) {
+  if (auto* host = std::get_if<decoder::HostZoneOptions>(&zone))
+    return ResolveSelector(spec, /*host=*/true, host->selector);
+  if (auto* device = std::get_if<decoder::DeviceZoneOptions>(&zone))
+    return ResolveSelector(spec, /*host=*/false, device->selector);
+  return absl::OkStatus();
+}
+
+// What a plan may choose among on this machine, for this context.
+absl::StatusOr<decoder::PlanOptions> PlanOptionsOf(const DecoderSpec& spec,
+                                                   const model::ModelConfig& model,
+                                                   ThreadPool* pool) {
+  const bool cuda = spec.device.device == model::Device::kCuda;
+  decoder::PlanOptions options;
+  options.way = spec.way;
+  ASSIGN_OR_RETURN(options.rates, MachineRates(spec.device.device, model.shape, pool));
+  options.host.selector = decoder::UsualSelector(/*keys_cross_bus=*/cuda);
+  options.device.selector = decoder::UsualSelector(false);
+  RETURN_IF_ERROR(ResolveSelector(spec, true, options.host.selector));
+  RETURN_IF_ERROR(ResolveSelector(spec, false, options.device.selector));
+  std::string& host = options.unfit[static_cast<size_t>(decoder::Place::kHost)];
+  std::string& device = options.unfit[static_cast<size_t>(decoder::Place::kDevice)];
+  if (spec.folder.empty()) {
+    host = "the rows lie at a server";
+  } else if (!cuda && !spec.way.has_value()) {
+    host = "opening it reads and checks every row, which takes longer than an answer gains";
+  }
+  if (!cuda) {
+    device = "the model runs on the CPU";
+    return options;
+  }
+  ASSIGN_OR_RETURN(options.device_bytes, decoder::GpuMemory());
+  options.host_bytes = MachineMemoryBytes() / 2;
+  return options;
 }
 
 }  // namespace
@@ -76,13 +106,28 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
   open->context_ = spec.context;
   open->turn_head_ = spec.turn_head;
   if (spec.derived_weights) RETURN_IF_ERROR(open->AcceptDerived(spec.context));
-  RETURN_IF_ERROR(ResolveSelector(spec));
+  RETURN_IF_ERROR(ResolveZone(spec, spec.config.zone));
+  if (spec.planned) {
+    ASSIGN_OR_RETURN(decoder::PlanOptions plan,
+                     PlanOptionsOf(spec, open->checkpoint_.config, pool));
+    if (!spec.folder.empty()) {
+      plan.map_rows = [&]() -> absl::StatusOr<std::shared_ptr<const decoder::HostRows>> {
+        if (open->rows_ == nullptr) {
+          ASSIGN_OR_RETURN(open->rows_, MapContextRows(spec.folder, spec.context, pool));
+        }
+        return open->rows_;
+      };
+    }
+    spec.config.plan = std::make_shared<const decoder::PlanOptions>(std::move(plan));
+  }
   const decoder::RetrievalConfig& config = spec.config;
   if (const auto* selector = decoder::SelectorOf(config); selector != nullptr)
     open->method_ = decoder::DescribeSelector(*selector);
   // A GPU fetches the rows of its zone from a server if their folder is not here.
-  if (decoder::NeedsHostRows(config, spec.device) ||
-      (decoder::TakesHostRows(config, spec.device) && !spec.folder.empty())) {
+  if (spec.planned) {
+    // The plan says whether they are wanted.
+  } else if (decoder::NeedsHostRows(config, spec.device) ||
+             (decoder::TakesHostRows(config, spec.device) && !spec.folder.empty())) {
     ASSIGN_OR_RETURN(open->rows_, MapContextRows(spec.folder, spec.context, pool));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient(pool));
@@ -90,6 +135,14 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
       open->checkpoint_, std::move(client), spec.context, config, pool, spec.device, open->rows_);
   if (!made.ok()) return open->Confirm(made.status());
   open->decoder_ = *std::move(made);
+  if (const std::optional<decoder::Plan>& plan = open->decoder_->plan(); plan.has_value()) {
+    const decoder::Way way = plan->taken().way;
+    if (way.place != decoder::Place::kStore && !way.dense) {
+      open->method_ = decoder::DescribeSelector(way.place == decoder::Place::kHost
+                                                    ? config.plan->host.selector
+                                                    : config.plan->device.selector);
+    }
+  }
   return open;
 }
 

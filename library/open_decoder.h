@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "decoder/config.h"
 #include "decoder/decoder.h"
+#include "decoder/plan/way.h"
 #include "library/derived_weights.h"
 #include "library/document_ends.h"
 #include "library/document_text.h"
@@ -34,6 +35,9 @@ struct DecoderSpec {
   // What is left open (the method's oversampling, its source of codes) is chosen for this context.
   decoder::RetrievalConfig config;
   decoder::DeviceConfig device;
+  // The zone is chosen by cost (decoder/plan/plan.h), or by `way`, where config's is the store's by default.
+  bool planned = false;
+  std::optional<decoder::Way> way;
   // What the model's chat template puts before a document's text; empty: nothing (FindTextBegin).
   std::string turn_head;
 };

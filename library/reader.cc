@@ -51,6 +51,10 @@ absl::Status SetZone(const ReaderOptions& options, const StoreAddress& store, De
   spec.device.device = cuda ? model::Device::kCuda : model::Device::kCpu;
   if (options.gpu_memory > 0) spec.device.gpu_memory = options.gpu_memory;
   if (options.zone == Zone::kStore) return absl::OkStatus();
+  if (options.zone == Zone::kAuto) {
+    spec.planned = true;
+    return absl::OkStatus();
+  }
   if (options.zone == Zone::kDevice && !cuda) {
     return absl::InvalidArgumentError("zone=kDevice needs device=kCuda");
   }

@@ -190,6 +190,7 @@ TEST_F(ApiTest, Documents_AreReadOnce_AndAnswered) {
       json::parse(Post("/v1/completions", Completion({{"model", "demo@more"}})).body);
   EXPECT_EQ(answer["carrel"]["context"], "more");
   EXPECT_GT(answer["carrel"]["rows_read"], 0);
+  EXPECT_THAT(answer["carrel"]["plan"].get<std::string>(), testing::StartsWith("store"));
   // It is deleted although its decoder stayed open.
   EXPECT_EQ(Ask("DELETE", "/v1/contexts/more").status, 200);
   EXPECT_EQ(Ask("DELETE", "/v1/contexts/more").status, 404);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <map>
 
 #include "absl/time/clock.h"
 #include "common/status.h"
@@ -53,9 +54,9 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 // Where the tests run side by side, one child must not take every core for BLAS.
 std::vector<std::string> Environment(const Command& command) {
   // Nothing is left behind in the user's cache.
-  std::vector<std::pair<std::string, std::string>> set = {{"OPENBLAS_NUM_THREADS", "1"},
-                                                          {"CARREL_CACHE", ""}};
-  set.insert(set.end(), command.environment.begin(), command.environment.end());
+  std::map<std::string, std::string> set(command.environment.begin(), command.environment.end());
+  set.insert(
+      {{"OPENBLAS_NUM_THREADS", "1"}, {"CARREL_CACHE", ""}});  // unless the command says another
   std::vector<std::string> all;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;

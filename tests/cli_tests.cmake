@@ -7,7 +7,7 @@ target_link_libraries(carrel_test_cli PUBLIC
 add_dependencies(carrel_test_cli carrel)
 
 carrel_test(cli_test
-  SOURCES access_test.cc adapter_test.cc api_audit_test.cc api_disk_test.cc api_partner_test.cc api_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc
+  SOURCES access_test.cc adapter_test.cc api_audit_test.cc api_disk_test.cc api_partner_test.cc api_test.cc bad_input_test.cc bad_model_test.cc bad_store_test.cc beyond_trained_test.cc cli_output_test.cc plan_test.cc
           family_test.cc gguf_model_test.cc remote_document_test.cc transfer_test.cc
   DEPS carrel_gguf carrel_audit_test_util carrel_kvstore_test_util carrel_test_cli LABELS e2e TIMEOUT 600)
 if(NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)

@@ -25,8 +25,8 @@ GENERATED = 64
 REPEAT = 3
 PROMPT = "\n\nWhat happened next?"
 SETTINGS = {
-    "server": [],
-    "store": [],
+    "server": ["--zone", "store"],
+    "store": ["--zone", "store"],
     "host": ["--zone", "host"],
     "dense": ["--top-k", "all"],
 }

@@ -14,7 +14,7 @@ from bench import fidelity, log_softmax
 TEXTS = ["persuasion-2k", "handbook-4k", "emma-7k"]
 DOCUMENTS = ["real-8k", "novel-8k", "real-32k", "novel-32k", "real-64k", "novel-64k"]
 ROWS = [64, 128, 512]
-CPU = {"store": [], "host": ["--zone", "host"]}
+CPU = {"store": ["--zone", "store"], "host": ["--zone", "host"]}
 CUDA = {"device": ["--device", "cuda", "--zone", "device"],
         "host": ["--device", "cuda", "--zone", "host"]}
 KV_HEADS = 3  # of this model: what is counted per layer is a sum over them

@@ -70,7 +70,7 @@ CARREL_C_API carrel_code carrel_prefill(
 
 /* reader.h. */
 enum { CARREL_FAST = 0, CARREL_BALANCED = 1, CARREL_FAITHFUL = 2 };
-enum { CARREL_ZONE_STORE = 0, CARREL_ZONE_HOST = 1, CARREL_ZONE_DEVICE = 2 };
+enum { CARREL_ZONE_STORE = 0, CARREL_ZONE_HOST = 1, CARREL_ZONE_DEVICE = 2, CARREL_ZONE_AUTO = 3 };
 enum { CARREL_CPU = 0, CARREL_CUDA = 1 };
 typedef struct carrel_reader_options {
   size_t size;

@@ -32,6 +32,8 @@ enum class Zone : uint8_t {
   kStore = 0,   // the store
   kHost = 1,    // this process, in the mapped rows of a store's folder: fastest on a CPU
   kDevice = 2,  // the GPU, which holds all rows
+  kAuto =
+      3,  // what takes the least time on this machine, of what keeps the fidelity and fits into memory
 };
 
 inline constexpr int64_t kAllRows = -1;  // dense attention
@@ -40,7 +42,7 @@ struct ReaderOptions {
   Fidelity fidelity = Fidelity::kBalanced;
   std::optional<double> target_error;  // instead: mean error of attention outputs, relative
   std::optional<int64_t> top_k;        // instead: rows per KV head and token, or kAllRows
-  Zone zone = Zone::kStore;
+  Zone zone = Zone::kAuto;
   Device device = Device::kCpu;
   int64_t gpu_memory = 0;  // bound on its bytes; 0: none
   std::string content_id;  // what the context must hold, or its first 12 digits or more; empty: any

@@ -30,9 +30,10 @@ constexpr Room kRooms[] = {
     {"decoder", "select", "select/*", "methods"},
     {"decoder", "sources", "sources/*", "client"},
     {"decoder", "zone", "zone/*", "values methods options client window select"},
+    {"decoder", "plan", "plan/*", "values methods options client window select zone"},
     {"decoder", "forward", "forward/*", "values methods options client window select zone sources"},
     {"decoder", "decoder", "decoder generation",
-     "values methods options client zone sources forward"},
+     "values methods options client select zone sources forward plan"},
 
     {"kvstore/index", "rows", "rows/*", ""},
     {"kvstore/index", "summaries",

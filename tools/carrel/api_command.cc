@@ -157,6 +157,8 @@ absl::Status RunApi(ApiFlags& flags) {
   }
   config.answerer.retrieval = retrieval.config;
   config.answerer.device = retrieval.device_config;
+  config.answerer.planned = retrieval.planned;
+  config.answerer.way = retrieval.way;
   config.answerer.derived_weights = retrieval.weights == "derived";
   config.answerer.folder = retrieval.store.folder;
   config.documents.address = retrieval.store;

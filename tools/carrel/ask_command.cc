@@ -33,6 +33,7 @@ struct AskFlags {
   bool raw = false;
   bool ignore_eos = false;
   bool stats = false;
+  bool verbose = false;
   bool json = false;
   int64_t sources = 0;
   std::string api;
@@ -91,6 +92,7 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
   if (open.derived().has_value()) json["weights_derived"] = DerivedJson(*open.derived());
   if (flags.sources > 0) json["sources"] = SourcesJson(sources);
   json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
+  if (decoder.plan().has_value()) json["plan"] = PlanJson(*decoder.plan());
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.
   std::printf("%s\n", DumpJson(json).c_str());
@@ -312,7 +314,15 @@ absl::Status RunAsk(AskFlags& flags) {
     return absl::OkStatus();
   }
   if (flags.sources > 0) std::fputs(SourcesTable(sources, kColumns).c_str(), stderr);
+  if (flags.verbose) {
+    std::fputs(AnswerLine(open->decoder(), result, checkpoint.config.shape.kv_heads,
+                          static_cast<int64_t>(prompt.tokens.size()))
+                   .c_str(),
+               stderr);
+  }
   if (flags.stats) {
+    if (const auto& plan = open->decoder().plan(); plan.has_value())
+      std::fputs(decoder::PlanTable(*plan).c_str(), stderr);
     if (!open->method().empty()) std::fprintf(stderr, "rows: %s\n", open->method().c_str());
     std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
                  StatisticsTable(open->decoder().statistics(), true).c_str(),
@@ -342,6 +352,7 @@ void AddAsk(CLI::App& app, Run& chosen) {
                    "go on to --max-tokens whatever the model says");
   command.add_flag("--stats", flags->stats,
                    "measure and print retrieval per layer, beside the answer");
+  command.add_flag("--verbose", flags->verbose, "one line beside the answer: plan, rows, times");
   command.add_flag("--json", flags->json, "one JSON object instead of streamed text");
   command
       .add_option("--sources", flags->sources,

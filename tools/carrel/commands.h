@@ -26,6 +26,7 @@ void AddAsk(CLI::App& app, Run& chosen);
 void AddChat(CLI::App& app, Run& chosen);
 void AddEval(CLI::App& app, Run& chosen);
 void AddNeedle(CLI::App& app, Run& chosen);
+void AddDoctor(CLI::App& app, Run& chosen);
 void AddAudit(CLI::App& app, Run& chosen);
 void AddVerify(CLI::App& app, Run& chosen);
 void AddUpgrade(CLI::App& app, Run& chosen);

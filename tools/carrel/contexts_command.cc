@@ -14,6 +14,8 @@
 #include "tools/carrel/dump_rows.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/manifest_report.h"
+#include "tools/carrel/plan_flags.h"
+#include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/store_flags.h"
 
@@ -26,6 +28,9 @@ struct ContextsFlags {
   std::string content_id;
   std::string rows;
   bool json = false;
+  // inspect --plan
+  bool plan = false;
+  PlanFlags planned;
 };
 
 absl::Status RunLs(const ContextsFlags& flags) {
@@ -50,6 +55,15 @@ absl::Status RunInspect(const ContextsFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
   ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
   RETURN_IF_ERROR(kvstore::CheckContentId(flags.content_id, manifest));
+  if (flags.plan) {
+    ASSIGN_OR_RETURN(const decoder::Plan plan, PlanOf(flags.planned, flags.store, flags.name));
+    if (flags.json) {
+      std::printf("%s\n", DumpJson(PlanJson(plan)).c_str());
+    } else {
+      std::fputs(decoder::PlanTable(plan).c_str(), stdout);
+    }
+    return absl::OkStatus();
+  }
   if (!flags.rows.empty()) RETURN_IF_ERROR(DumpRows(flags.store.folder, flags.name, flags.rows));
   if (flags.json) {
     std::printf("%s\n", ManifestJson(manifest).c_str());
@@ -99,6 +113,9 @@ void AddContexts(CLI::App& app, Run& chosen) {
   inspect_command.add_option("--rows", inspect->rows,
                              "also write every K and V row to this safetensors file (k.LAYER, "
                              "v.LAYER [kv_heads, tokens, head_dim])");
+  inspect_command.add_flag("--plan", inspect->plan,
+                           "instead: how a decoder of --model would attend to it here, and why");
+  inspect->planned.Declare(inspect_command);
   inspect_command.callback([inspect, &chosen] {
     chosen = [inspect] { return WithNames(RunInspect(*inspect), inspect->store, inspect->name); };
   });

@@ -22,12 +22,14 @@ struct Row {
 
 constexpr char kRetrieval[] =
     "fidelity target-error top-k select max-rows estimate dense-layers sink local budget prefetch "
-    "oversample want row-cache effort method rope beyond-trained";
+    "oversample want row-cache effort method rope beyond-trained plan";
 
 constexpr Row kRows[] = {
     {"", "tls-ca tls-cert tls-key retry-for request-timeout", "server", ""},
     {"", "key-file", "server api", ""},
     {"ask chat", "content-id", "context", ""},
+    {"inspect", "model device gpu-memory fidelity threads", "plan", ""},
+    {"doctor", "fidelity context threads", "model", ""},
     {"ask chat", kRetrieval, "context", ""},
     {"api", kRetrieval, "store server", ""},
     {"api", "read-only index max-document-bytes max-queued-documents keep-documents", "store", ""},

@@ -107,6 +107,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddAsk(app, chosen);
   carrel::tools::AddChat(app, chosen);
   carrel::tools::AddApi(app, chosen);
+  carrel::tools::AddDoctor(app, chosen);
   carrel::tools::AddEval(app, chosen);
   carrel::tools::AddNeedle(app, chosen);
   carrel::tools::AddAudit(app, chosen);

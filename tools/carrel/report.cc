@@ -163,6 +163,43 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
   return table;
 }
 
+nlohmann::json PlanJson(const decoder::Plan& plan) {
+  nlohmann::json ways = nlohmann::json::object();
+  for (const decoder::PlannedWay& way : plan.ways) {
+    nlohmann::json one = {{"seconds", way.seconds}, {"bytes", way.bytes}};
+    one["error"] = way.error < 0 ? nlohmann::json() : nlohmann::json(way.error);
+    if (!way.unfit.empty()) one["unfit"] = way.unfit;
+    ways[decoder::WayName(way.way)] = std::move(one);
+  }
+  return {{"taken", decoder::WayName(plan.taken().way)},
+          {"machine", plan.machine},
+          {"ways", std::move(ways)}};
+}
+
+std::string AnswerLine(const decoder::Decoder& decoder, const decoder::GenerateResult& result,
+                       int32_t kv_heads, int64_t prompt_tokens) {
+  std::string line =
+      decoder.plan().has_value()
+          ? absl::StrCat("plan ", decoder::WayName(decoder.plan()->taken().way), ", ")
+          : "";
+  double rows = 0, tokens = 0;
+  for (const decoder::LayerStatistics& layer : decoder.statistics().layers) {
+    rows += static_cast<double>(layer.rows_attended);
+    tokens += static_cast<double>(layer.tokens);
+  }
+  if (tokens > 0 && decoder.context_tokens() > 0) {
+    absl::StrAppendFormat(&line, "%.1f of %d rows, ", rows / (tokens * kv_heads),
+                          decoder.context_tokens());
+  }
+  absl::StrAppendFormat(&line, "%d prompt tokens in %.0f ms", prompt_tokens,
+                        1e3 * result.prompt_seconds);
+  if (result.steps > 0) {
+    absl::StrAppendFormat(&line, ", %d tokens at %.1f ms", result.steps,
+                          1e3 * result.generate_seconds / static_cast<double>(result.steps));
+  }
+  return line + "\n";
+}
+
 const char* StopReasonName(decoder::StopReason reason) {
   switch (reason) {
     case decoder::StopReason::kEos:

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "decoder/decoder.h"
+#include "decoder/plan/plan.h"
 #include "decoder/statistics.h"
 
 namespace carrel::tools {
@@ -12,6 +13,13 @@ namespace carrel::tools {
 // measured: whether hit rate and mass were asked for; without, they are absent.
 nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measured);
 std::string StatisticsTable(const decoder::Statistics& statistics, bool measured);
+
+// Each way with its time, error and memory, or why it cannot be taken; taken: that of the plan.
+nlohmann::json PlanJson(const decoder::Plan& plan);
+
+// One line: plan, rows of the context per token, layer and KV head, times.
+std::string AnswerLine(const decoder::Decoder& decoder, const decoder::GenerateResult& result,
+                       int32_t kv_heads, int64_t prompt_tokens);
 
 const char* StopReasonName(decoder::StopReason reason);  // "eos", "max_tokens", "context_length"
 

@@ -73,7 +73,10 @@ void RetrievalFlags::DeclareRetrieval(CLI::App& command) {
       ->excludes(&error_option);
   DeclareDevice(command, device, device_config.gpu_memory);
   command
-      .add_option("--zone", zone, "who searches: store | host (this process) | device (the GPU)")
+      .add_option("--zone", zone, "who searches: auto (the fastest) | store | host (here) | device")
+      ->capture_default_str();
+  command
+      .add_option("--plan", plan, "zone=auto, fixed: store[-dense] | host[-dense] | device[-dense]")
       ->capture_default_str();
   command.add_option("--threads", threads, "0: one per core")->capture_default_str();
   DeclareSelectionLab(command);
@@ -213,7 +216,39 @@ absl::Status RetrievalFlags::Resolve() {
   return absl::InvalidArgumentError("--store or --server without --context: name the context");
 }
 
+// What is said of a store's searches, or of a method, is said of one zone: nothing is left to plan.
+absl::Status RetrievalFlags::ResolvePlan(bool has_context) {
+  planned = false;
+  if (plan != "auto") {
+    if (zone != "auto") {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--plan ", plan, " with --zone ", zone,
+                       ": each says where rows are attended to: give one"));
+    }
+    if (!has_context) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--plan ", plan, " without --context: there is no zone"));
+    }
+    ASSIGN_OR_RETURN(way, decoder::ParseWay(plan));
+  }
+  if (zone != "auto") return absl::OkStatus();
+  const decoder::RetrievalConfig usual;
+  const bool of_a_store = want != "attend" || prefetch != "off" || budget != "uniform" ||
+                          config.row_cache_bytes != 0 || config.effort != 0 || select.has_value() ||
+                          estimate != "auto" || dense_layers.has_value() || rope != "trained" ||
+                          config.oversample != usual.oversample;
+  zone = "store";
+  if (!of_a_store) {
+    planned = has_context;
+    return absl::OkStatus();
+  }
+  if (plan == "auto") return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--plan ", plan, " with --lab: what these say is of one zone: give --zone instead"));
+}
+
 absl::Status RetrievalFlags::ResolveZone(bool has_context) {
+  RETURN_IF_ERROR(ResolvePlan(has_context));
   ASSIGN_OR_RETURN(config.zone, decoder::ParseZone(zone));
   const bool plain = std::holds_alternative<decoder::PlainZoneOptions>(config.zone);
   if (plain && !method.empty()) {
@@ -361,6 +396,8 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(
                                .derived_weights = flags.weights == "derived",
                                .config = flags.config,
                                .device = flags.device_config,
+                               .planned = flags.planned,
+                               .way = flags.way,
                                .turn_head = turn_head};
   std::shared_ptr<library::StoreAccess> access;
   if (!flags.context.empty()) {

@@ -43,7 +43,10 @@ struct RetrievalFlags {
   std::string prefetch = "off";
   std::string want = "attend";
   std::string device = "cpu";
-  std::string zone = "store";
+  std::string zone = "auto";
+  std::string plan = "auto";
+  bool planned = false;             // the way is chosen when the context is opened
+  std::optional<decoder::Way> way;  // of --plan
   std::string bank_map = "vector";
   std::string method;  // empty: exact for a zone in this host read by the CPU, hash for a GPU
   std::string rope = "trained";
@@ -71,6 +74,7 @@ struct RetrievalFlags {
   void DeclareSelectionLab(CLI::App& command);
   void DeclareZoneLab(CLI::App& command);
   absl::Status ResolveSelect();
+  absl::Status ResolvePlan(bool has_context);
   absl::Status ResolveZone(bool has_context);
 };
 

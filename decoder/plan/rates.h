@@ -1,0 +1,69 @@
+// What:   what a token's attention to the zone of one layer costs on a machine, for a model's shape, each
+//         way (way.h):
+//           seconds = fixed + zone_row * rows of the zone + chosen_row * rows chosen, of all KV heads.
+//         Measured once on rows that are made up, by the kernels that decoding uses (MeasureRates), or, of
+//         ways that nobody measured, assumed from bytes and usual speeds.
+// Source: ours (decision 093).
+// Cost:   MeasureRates: half a second at most; on a GPU up to 256 MiB of its memory.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/config.h"
+#include "decoder/plan/way.h"
+#include "model/config.h"
+#include "model/device.h"
+
+namespace carrel::decoder {
+
+struct WayRate {
+  double fixed = 0;       // seconds
+  double zone_row = 0;    // seconds
+  double chosen_row = 0;  // seconds
+  bool measured = false;
+
+  double Seconds(double zone_rows, double chosen_rows) const {
+    return fixed + zone_row * zone_rows + chosen_row * chosen_rows;
+  }
+};
+
+struct Rates {
+  std::string machine;  // of what: processor and threads, or GPU
+  std::array<WayRate, kWays.size()> ways;
+  const WayRate& of(Way way) const { return ways[WayIndex(way)]; }
+  WayRate& of(Way way) { return ways[WayIndex(way)]; }
+};
+
+// What the rates belong to, and where they are kept by: the processor's or GPU's name, threads, shape. Unavailable: no GPU.
+absl::StatusOr<std::string> RatesKey(model::Device device, const AttentionShape& shape,
+                                     int threads);
+
+// All assumed.
+Rates AssumedRates(model::Device device, const AttentionShape& shape, int threads);
+
+// Those of AssumedRates, but what can be measured is. Of a GPU: dense and selected on the device; of a CPU: dense and
+// selected at the store. Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
+absl::StatusOr<Rates> MeasureRates(model::Device device, const AttentionShape& shape,
+                                   ThreadPool* pool);
+
+// The parts of it: what a token's attention of one layer takes at two lengths of a zone, without and with a choice.
+struct TimedLayer {
+  double zone_rows = 0, chosen_rows = 0;  // of one KV head; of all KV heads
+  double seconds = 0;
+};
+// fixed and per row from two lengths; never below 0.
+WayRate FitRate(const TimedLayer& shorter, const TimedLayer& longer, double chosen_row);
+
+// In a build with CUDA.
+absl::StatusOr<std::string> GpuName();
+absl::StatusOr<int64_t> GpuMemory();  // bytes in all
+// What a decoder takes of it beside the zone, weights included; window_rows: of sink and local.
+int64_t GpuModelBytes(const model::ModelConfig& config, const DeviceConfig& device,
+                      int64_t window_rows);
+absl::Status MeasureCudaRates(const AttentionShape& shape, ThreadPool* pool, Rates& rates);
+
+}  // namespace carrel::decoder

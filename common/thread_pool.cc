@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <climits>
 #include <exception>
@@ -58,37 +59,13 @@ void LookOn(const Done& done) {
 
 }  // namespace
 
-// Lives on the stack of ParallelFor's caller. A worker joins (active_ + 1) under mu_ while the loop
-// is listed, so that once the caller has unlisted the loop and seen active_ == 0 nobody can touch
-// it any more.
+// Lives on the stack of ParallelFor's caller, who stays until nobody is inside.
 struct ThreadPool::Loop {
   const int64_t count;
   absl::FunctionRef<void(int64_t)> body;
   const Loop* const within = of_this_thread;  // whose unit began it, or null
-  std::atomic<int64_t> next{0};
-  std::atomic<int> active{0};  // others inside; changed under mu_
   std::atomic<bool> thrown_once{false};
   std::exception_ptr thrown;  // by a unit; to be read once nobody is inside
-
-  // False if all units have been taken.
-  bool RunOne() {
-    const int64_t i = next.fetch_add(1);
-    if (i >= count) return false;
-    const Loop* const before = std::exchange(of_this_thread, this);
-    try {
-      body(i);
-    } catch (...) {  // the caller's, who throws it again
-      if (!thrown_once.exchange(true)) thrown = std::current_exception();
-      next.store(count);  // nobody begins what is left
-    }
-    of_this_thread = before;
-    return true;
-  }
-  void Drain() {
-    while (RunOne()) {
-    }
-  }
-  bool Done() const { return active.load(std::memory_order_acquire) == 0; }
 
   static thread_local const Loop* of_this_thread;  // whose unit it runs
 };
@@ -112,32 +89,38 @@ void ThreadPool::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
-    Announce(0);
   }
-  Wake(INT_MAX);
+  Announce(INT_MAX);
   for (std::thread& worker : workers_) worker.join();
 }
 
 bool ThreadPool::TrySubmit(std::function<void()> task) {
-  int64_t wake;
   {
     absl::MutexLock lock(&mu_);
     if (stopping_ || workers_.empty() || static_cast<int64_t>(queue_.size()) >= queue_limit_)
       return false;
     queue_.push_back(std::move(task));
-    wake = Announce(1);
+    ++tasks_;
   }
-  Wake(wake);
+  Announce(1);
   return true;
 }
 
-int64_t ThreadPool::Announce(int64_t count) {
-  announced_.fetch_add(1, std::memory_order_relaxed);
-  return std::min(count, sleeping_);
+// Who goes to sleep counts himself and then looks at the number; here it is the other way around: one of
+// both sees the other.
+void ThreadPool::Announce(int64_t count) {
+  board_.announced.fetch_add(1);
+  const int64_t sleeping = board_.sleeping.load();
+  if (sleeping == 0 || count <= 0) return;
+  // A thread that waits for a loop of loops may be woken for what is none of its business: then all are.
+  const bool all = board_.waiting.load() > 0 || count >= sleeping;
+  FutexWake(board_.announced, all ? INT_MAX : static_cast<int>(count));
 }
 
-void ThreadPool::Wake(int64_t count) {
-  if (count > 0) FutexWake(announced_, static_cast<int>(count));
+void ThreadPool::SleepUnlessAnnounced(uint32_t seen) {
+  board_.sleeping.fetch_add(1);
+  if (board_.announced.load() == seen) FutexWait(board_.announced, seen);
+  board_.sleeping.fetch_sub(1);
 }
 
 int64_t ThreadPool::queued() const {
@@ -145,122 +128,190 @@ int64_t ThreadPool::queued() const {
   return static_cast<int64_t>(queue_.size());
 }
 
-void ThreadPool::Unlist(Loop& loop) {
-  loops_.erase(std::remove(loops_.begin(), loops_.end(), &loop), loops_.end());
-}
-
-void ThreadPool::Begin(Loop& loop) {
-  int64_t wake;
-  {
-    absl::MutexLock lock(&mu_);
-    loops_.push_back(&loop);
-    wake = Announce(loop.count - 1);
-  }
-  Wake(wake);
-  loop.Drain();
-  absl::MutexLock lock(&mu_);
-  Unlist(loop);
-}
-
-void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body) {
-  if (count <= 1 || workers_.empty()) {
-    for (int64_t i = 0; i < count; ++i) body(i);
-    return;
-  }
-  Loop loop{count, body};
-  Begin(loop);
-  // The last units end soon, too soon for a sleep.
-  LookOn([&] { return loop.Done(); });
-  absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(
-      +[](Loop* l) { return l->Done(); }, &loop));
-  if (loop.thrown != nullptr) std::rethrow_exception(loop.thrown);
-}
-
-ThreadPool::Loop* ThreadPool::ListedWithin(const Loop& loop) {
-  for (Loop* const listed : loops_) {
-    for (const Loop* outer = listed->within; outer != nullptr; outer = outer->within) {
-      if (outer == &loop) return listed;
+ThreadPool::Slot* ThreadPool::TakeSlot() {
+  uint64_t taken = taken_.load(std::memory_order_relaxed);
+  while (~taken != 0) {
+    const int free = std::countr_one(taken);
+    if (taken_.compare_exchange_weak(taken, taken | uint64_t{1} << free)) {
+      return &slots_[static_cast<size_t>(free)];
     }
   }
   return nullptr;
 }
 
-void ThreadPool::ParallelForOfLoops(int64_t count, absl::FunctionRef<void(int64_t)> body) {
-  if (count <= 1 || workers_.empty()) {
+void ThreadPool::FreeSlot(Slot& slot) { taken_.fetch_and(~BitOf(slot)); }
+
+// What each thread would find no unit of is not worth joining.
+bool ThreadPool::MayJoin(const Slot& slot) {
+  const uint32_t inside = slot.inside.load(std::memory_order_relaxed);
+  const int64_t count = slot.count.load(std::memory_order_relaxed);
+  return (inside & kOpen) != 0 && int64_t{inside & kInside} + 1 < count &&
+         slot.next.load(std::memory_order_relaxed) < count;
+}
+
+// The loop may have been closed since it was looked at, and another one opened.
+bool ThreadPool::Join(Slot& slot) {
+  if ((slot.inside.fetch_add(1, std::memory_order_acquire) & kOpen) != 0) return true;
+  Leave(slot);
+  return false;
+}
+
+void ThreadPool::Leave(Slot& slot) {
+  const uint32_t before = slot.inside.fetch_sub(1);
+  if ((before & kInside) != 1 || (before & kOpen) != 0) return;
+  if ((before & kWaited) != 0) FutexWake(slot.inside, 1);
+  if ((before & kBoardWaited) != 0) Announce(INT_MAX);
+}
+
+void ThreadPool::Unlist(Slot& slot) {
+  if ((board_.open.load(std::memory_order_relaxed) & BitOf(slot)) != 0) {
+    board_.open.fetch_and(~BitOf(slot));
+  }
+}
+
+// False if all units have been taken.
+bool ThreadPool::RunOne(Slot& slot) {
+  Loop& loop = *slot.loop;
+  const int64_t i = slot.next.fetch_add(1);
+  if (i >= loop.count) return false;
+  const Loop* const before = std::exchange(Loop::of_this_thread, &loop);
+  try {
+    loop.body(i);
+  } catch (...) {  // the caller's, who throws it again
+    if (!loop.thrown_once.exchange(true)) loop.thrown = std::current_exception();
+    slot.next.store(loop.count);  // nobody begins what is left
+  }
+  Loop::of_this_thread = before;
+  return true;
+}
+
+void ThreadPool::Drain(Slot& slot) {
+  while (RunOne(slot)) {
+  }
+  Unlist(slot);
+}
+
+bool ThreadPool::Done(const Slot& slot) { return (slot.inside.load() & kInside) == 0; }
+
+void ThreadPool::Begin(Slot& slot, Loop& loop) {
+  slot.loop = &loop;
+  slot.next.store(0, std::memory_order_relaxed);
+  slot.count.store(loop.count, std::memory_order_relaxed);
+  slot.order.store(board_.order.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
+  slot.inside.fetch_or(kOpen);
+  board_.open.fetch_or(BitOf(slot));
+  Announce(loop.count - 1);
+  Drain(slot);
+  slot.inside.fetch_and(~kOpen);
+}
+
+// The last units end soon, too soon for a sleep.
+void ThreadPool::Wait(Slot& slot) {
+  LookOn([&] { return Done(slot); });
+  if (Done(slot)) return;
+  uint32_t seen = slot.inside.fetch_or(kWaited) | kWaited;
+  for (; (seen & kInside) != 0; seen = slot.inside.load()) FutexWait(slot.inside, seen);
+  slot.inside.fetch_and(~kWaited);
+}
+
+void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body) {
+  Slot* const slot = count <= 1 || workers_.empty() ? nullptr : TakeSlot();
+  if (slot == nullptr) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   Loop loop{count, body};
-  Begin(loop);
-  absl::MutexLock lock(&mu_);
-  while (!loop.Done()) {
-    Loop* const other = ListedWithin(loop);
-    if (other == nullptr) {
-      const uint32_t seen = announced_.load(std::memory_order_relaxed);
-      mu_.Unlock();
-      LookOn([&] { return loop.Done() || announced_.load(std::memory_order_relaxed) != seen; });
-      mu_.Lock();
-      const auto more = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-        return loop.Done() || ListedWithin(loop) != nullptr;
-      };
-      mu_.Await(absl::Condition(&more));
-      continue;
-    }
-    // One unit, and then another look: this thread's own caller waits.
-    other->active.fetch_add(1, std::memory_order_relaxed);
-    mu_.Unlock();
-    const bool ran = other->RunOne();
-    mu_.Lock();
-    if (!ran) Unlist(*other);
-    other->active.fetch_sub(1, std::memory_order_release);
-  }
+  Begin(*slot, loop);
+  Wait(*slot);
+  FreeSlot(*slot);
   if (loop.thrown != nullptr) std::rethrow_exception(loop.thrown);
 }
 
-void ThreadPool::Work() {
-  uint32_t seen = 0;
-  bool looked_on = false;  // since `seen` was read
-  mu_.Lock();
-  for (;;) {
-    if (!loops_.empty()) {
-      // Oldest loop first; a drained loop is unlisted here so that nobody spins on it.
-      Loop* loop = loops_.front();
-      loop->active.fetch_add(1, std::memory_order_relaxed);
-      mu_.Unlock();
-      loop->Drain();
-      mu_.Lock();
-      Unlist(*loop);
-      loop->active.fetch_sub(1, std::memory_order_release);
-    } else if (!queue_.empty()) {
-      std::function<void()> task = std::move(queue_.front());
-      queue_.pop_front();
-      mu_.Unlock();
-      // Who waits for the task hears of it by what it lets go of.
-      CatchThrown("a task of a pool", [&] {
-        task();
-        return absl::OkStatus();
-      }).IgnoreError();
-      task = nullptr;
-      mu_.Lock();
-    } else if (stopping_) {
-      break;
-    } else if (!looked_on || announced_.load(std::memory_order_relaxed) != seen) {
-      seen = announced_.load(std::memory_order_relaxed);
-      mu_.Unlock();
-      LookOn([&] { return announced_.load(std::memory_order_relaxed) != seen; });
-      mu_.Lock();
-      looked_on = true;
-    } else {
-      ++sleeping_;
-      mu_.Unlock();
-      FutexWait(announced_, seen);
-      mu_.Lock();
-      --sleeping_;
-      looked_on = false;
+ThreadPool::Slot* ThreadPool::JoinWithin(const Loop& loop) {
+  for (uint64_t open = board_.open.load(); open != 0; open &= open - 1) {
+    Slot& slot = slots_[static_cast<size_t>(std::countr_zero(open))];
+    if (!MayJoin(slot) || !Join(slot)) continue;
+    for (const Loop* outer = slot.loop->within; outer != nullptr; outer = outer->within) {
+      if (outer == &loop) return &slot;
+    }
+    Leave(slot);
+  }
+  return nullptr;
+}
+
+void ThreadPool::ParallelForOfLoops(int64_t count, absl::FunctionRef<void(int64_t)> body) {
+  Slot* const slot = count <= 1 || workers_.empty() ? nullptr : TakeSlot();
+  if (slot == nullptr) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  Loop loop{count, body};
+  Begin(*slot, loop);
+  while (!Done(*slot)) {
+    const uint32_t seen = board_.announced.load();
+    if (Slot* const other = JoinWithin(loop); other != nullptr) {
+      // One unit, and then another look: this thread's own caller waits.
+      if (!RunOne(*other)) Unlist(*other);
+      Leave(*other);
+      continue;
+    }
+    const auto changed = [&] { return Done(*slot) || board_.announced.load() != seen; };
+    LookOn(changed);
+    if (changed()) continue;
+    board_.waiting.fetch_add(1);
+    if ((slot->inside.fetch_or(kBoardWaited) & kInside) != 0) SleepUnlessAnnounced(seen);
+    slot->inside.fetch_and(~kBoardWaited);
+    board_.waiting.fetch_sub(1);
+  }
+  FreeSlot(*slot);
+  if (loop.thrown != nullptr) std::rethrow_exception(loop.thrown);
+}
+
+bool ThreadPool::RunOldest() {
+  Slot* oldest = nullptr;
+  for (uint64_t open = board_.open.load(); open != 0; open &= open - 1) {
+    Slot& slot = slots_[static_cast<size_t>(std::countr_zero(open))];
+    if (!MayJoin(slot)) continue;
+    if (oldest == nullptr || slot.order.load(std::memory_order_relaxed) <
+                                 oldest->order.load(std::memory_order_relaxed)) {
+      oldest = &slot;
     }
   }
-  mu_.Unlock();
+  if (oldest == nullptr) return false;
+  if (Join(*oldest)) {
+    Drain(*oldest);
+    Leave(*oldest);
+  }
+  return true;
+}
+
+bool ThreadPool::RunTask() {
+  if (tasks_.load() == 0) return false;
+  std::function<void()> task;
+  {
+    absl::MutexLock lock(&mu_);
+    if (queue_.empty()) return false;
+    task = std::move(queue_.front());
+    queue_.pop_front();
+    --tasks_;
+  }
+  // Who waits for the task hears of it by what it lets go of.
+  CatchThrown("a task of a pool", [&] {
+    task();
+    return absl::OkStatus();
+  }).IgnoreError();
+  return true;
+}
+
+void ThreadPool::Work() {
+  for (;;) {
+    const uint32_t seen = board_.announced.load();
+    if (RunOldest() || RunTask()) continue;
+    if (stopping_.load() && tasks_.load() == 0) return;
+    const auto changed = [&] { return board_.announced.load(std::memory_order_relaxed) != seen; };
+    LookOn(changed);
+    if (!changed()) SleepUnlessAnnounced(seen);
+  }
 }
 
 }  // namespace carrel

@@ -6,7 +6,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <iterator>
+#include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -34,6 +38,49 @@ TEST(ThreadPoolTest, NestedLoopsOnABusyPool_DoNotDeadlock) {
     pool.ParallelFor(8, [&](int64_t) { pool.ParallelFor(4, [&](int64_t) { ++runs; }); });
   });
   EXPECT_EQ(runs.load(), 256);
+}
+
+// Slots that loops lie in come back at once, and those who come late meet the next loop there.
+TEST(ThreadPoolTest, ShortLoopsOfManyThreads_RunEachIndexOnce) {
+  ThreadPool pool(5);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&pool, caller] {
+      for (int round = 0; round < 3000; ++round) {
+        std::vector<std::atomic<int>> runs(static_cast<size_t>(2 + (round + caller) % 7));
+        const auto body = [&](int64_t i) {
+          ++runs[static_cast<size_t>(i)];
+          if (round % 5 == 0) pool.ParallelFor(3, [](int64_t) {});
+          if (round % 11 == 0 && i == 1) throw std::runtime_error("one");
+        };
+        const auto run = [&] {
+          if (round % 3 == 0) return pool.ParallelForOfLoops(std::ssize(runs), body);
+          pool.ParallelFor(std::ssize(runs), body);
+        };
+        if (round % 11 == 0) {
+          EXPECT_THROW(run(), std::runtime_error);
+        } else {
+          run();
+          for (auto& r : runs) EXPECT_EQ(r.load(), 1);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : callers) thread.join();
+}
+
+TEST(ThreadPoolTest, LoopsDeeperThanThePoolCanShow_AreRunByTheirCallers) {
+  ThreadPool pool(2);
+  std::atomic<int> runs{0};
+  const std::function<void(int)> nest = [&](int depth) {
+    if (depth == 0) return;
+    pool.ParallelFor(2, [&](int64_t i) {
+      ++runs;
+      if (i == 1) nest(depth - 1);
+    });
+  };
+  nest(100);
+  EXPECT_EQ(runs.load(), 200);
 }
 
 // Two threads, two units: the loop of the second one needs both threads at once.

@@ -97,6 +97,7 @@ class MappedRows final : public decoder::HostRows {
     params.selected = request.selected;
     params.scores = request.scores;
     params.bound = request.bound;
+    params.pool = request.pool;
     params.out = request.out;
     params.lse = request.lse;
     return kvstore::EstimateRest(summaries_[i], params, scratch);

@@ -30,6 +30,8 @@ using kernels::WeightMatrix;
 // Tokens that one thread takes through a whole step. Several tiles of the GEMM, so that a weight
 // panel, once widened, serves them all; a multiple of the tile, so that the cut changes no bit.
 constexpr int64_t kBlockTokens = 4 * kLinearTokenTile;
+// Where there are many cores, so that each has a block.
+constexpr int64_t kManyCores = 8, kFewBlockTokens = 2 * kLinearTokenTile;
 // A unit handed to another core must be worth the handing over, and small beside a product, at whose end
 // the others wait for the last one: some 5 us of one token.
 constexpr int64_t kUnitMultiplyAdds = 100'000;
@@ -39,7 +41,7 @@ constexpr int64_t kGemvRowStep = 16;
 // An adapter's products of more tokens go as a GEMM.
 constexpr int64_t kAlikeWithAdapter = 31;
 // Of a product of few tokens: in each the hardware must find the stream of its rows anew.
-constexpr int64_t kMostUnits = 64;
+constexpr int64_t kMostUnits = 128;
 
 // y [n, w.out] = x [n, w.in] W^T + b; rows of x and y are contiguous.
 struct LinearCall {
@@ -253,15 +255,27 @@ class CpuBackend final : public Backend {
     }
   }
 
+  // Each block widens the weights for itself: half of a block only where every core has one then, and
+  // some would have none of whole ones.
+  int64_t BlockTokens(int64_t n) const {
+    const bool halves = cores() >= kManyCores && n >= kFewBlockTokens * cores();
+    return halves && n < kBlockTokens * cores() ? kFewBlockTokens : kBlockTokens;
+  }
+
   // body(begin, count, spread) for each block of tokens. `spread`: too few blocks to keep the cores
-  // busy, the body should spread its own work.
+  // busy, the body should spread its own work; who has no block takes part in it.
   void ForBlocks(int64_t n, absl::FunctionRef<void(int64_t, int64_t, bool)> body) {
-    const int64_t blocks = CeilDivide(n, kBlockTokens);
+    const int64_t tokens = BlockTokens(n), blocks = CeilDivide(n, tokens);
     const bool spread = cores() > 1 && blocks < 2 * cores();
-    ParallelFor(blocks, [&](int64_t block) {
-      const int64_t begin = block * kBlockTokens;
-      body(begin, std::min(kBlockTokens, n - begin), spread);
-    });
+    const auto run = [&](int64_t block) {
+      const int64_t begin = block * tokens;
+      body(begin, std::min(tokens, n - begin), spread);
+    };
+    if (spread) {
+      pool_->ParallelForOfLoops(blocks, run);
+    } else {
+      ParallelFor(blocks, run);
+    }
   }
 
   // The calls are independent of each other; what an adapter adds to them comes with them.

@@ -27,15 +27,19 @@ LayerAttention::LayerAttention(const AttentionShape& shape, int64_t tokens,
 }
 
 void LayerAttention::CollectRows(const model::AttentionInput& input) {
+  constexpr int64_t kPartTokens = 256;
   const int64_t d = shape_.head_dim;
-  for (int64_t i = 0; i < input.n; ++i) {
-    for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-      const int64_t from = (i * shape_.kv_heads + head) * d;
-      const int64_t to = (input.first_position + i) * d;
-      std::memcpy(&k_[head][to], input.k + from, d * sizeof(float));
-      std::memcpy(&v_[head][to], input.v + from, d * sizeof(float));
+  pool_->ParallelFor((input.n + kPartTokens - 1) / kPartTokens, [&](int64_t part) {
+    const int64_t end = std::min(input.n, (part + 1) * kPartTokens);
+    for (int64_t i = part * kPartTokens; i < end; ++i) {
+      for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+        const int64_t from = (i * shape_.kv_heads + head) * d;
+        const int64_t to = (input.first_position + i) * d;
+        std::memcpy(&k_[head][to], input.k + from, d * sizeof(float));
+        std::memcpy(&v_[head][to], input.v + from, d * sizeof(float));
+      }
     }
-  }
+  });
 }
 
 void LayerAttention::CollectSamples(const model::AttentionInput& input) {

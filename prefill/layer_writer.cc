@@ -252,7 +252,7 @@ void LayerWriter::SummariseHead(const LayerRows& rows, int32_t head, Built& buil
     summaries = rows.summaries[static_cast<size_t>(head)];
   } else if (summary_rows_ > 0) {
     summaries =
-        kvstore::BuildSummaries(summary_rows_, keys, values, &queries, options_.accelerator);
+        kvstore::BuildSummaries(summary_rows_, keys, values, &queries, options_.accelerator, pool_);
   }
   AddTime(&LayerWriterTimes::indexing, start);
   if (!summaries.ok() || queries.samples() == 0 || options_.statistics_samples == 0) return;

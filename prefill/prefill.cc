@@ -198,17 +198,16 @@ double LayerShare(const model::ModelConfig& config, const AttentionConfig& atten
   return work(static_cast<double>(done)) / work(static_cast<double>(tokens));
 }
 
-// Layers that are indexed and written at once, each by as many threads as the pool can spare. A CPU
-// computes a layer more slowly than it is written; beside a GPU there are some, as far as memory
-// allows: a layer's rows wait in memory until they are written.
+// Layers that are indexed and written at once, each by as many threads as the pool can spare. A few
+// cores compute a layer more slowly than it is written, each head by one thread; beside many, or a GPU,
+// there are some, as far as memory allows: a layer's rows wait in memory until they are written.
 int Writers(model::Device device, const v1::Manifest& job, const ThreadPool& pool) {
   constexpr int kMost = 4;
   constexpr int64_t kMostBytes = int64_t{12} << 30;
-  if (device == model::Device::kCpu) return 1;
+  const int of_threads = (pool.threads() + 1) / (device == model::Device::kCpu ? 8 : 2);
   const int64_t layer_bytes = job.tokens() * 4 * job.kv_heads() * job.head_dim();
   const int64_t by_memory = kMostBytes / layer_bytes - 3;  // as many are held beside those
-  return static_cast<int>(
-      std::clamp<int64_t>(std::min<int64_t>((pool.threads() + 1) / 2, by_memory), 1, kMost));
+  return static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(of_threads, by_memory), 1, kMost));
 }
 
 // Files for the rows of a layer, `most` at most: beside a GPU one thread would take longer to write
@@ -220,9 +219,27 @@ int RowFiles(model::Device device, const v1::Manifest& job, int most) {
   return static_cast<int>(std::min<int64_t>(most, 2 * job.kv_heads()));
 }
 
-absl::Duration HiddenInterval(const PrefillConfig& config) {
+// Nobody computes while a state is hashed and written, `bytes` of it: on a CPU a large one may take a
+// twentieth of the time.
+absl::Duration HiddenInterval(const PrefillConfig& config, size_t bytes) {
+  constexpr size_t kSmall = size_t{16} << 20;
+  constexpr double kBytesPerSecond = 10e6;
   if (config.hidden_interval_s >= 0) return absl::Seconds(config.hidden_interval_s);
-  return config.device == model::Device::kCpu ? absl::ZeroDuration() : absl::Minutes(1);
+  if (config.device != model::Device::kCpu) return absl::Minutes(1);
+  return bytes < kSmall ? absl::ZeroDuration()
+                        : absl::Seconds(static_cast<double>(bytes) / kBytesPerSecond);
+}
+
+// Tokens that pass a layer together on a CPU: `least`, and some for each thread; the last block has about
+// as many as the others. A multiple of the tiles that products and attention take, so that the cut
+// changes no bit.
+int64_t BlockTokens(int64_t least, int64_t tokens, const ThreadPool& pool) {
+  constexpr int64_t kOfThread = 256, kMost = 4096, kTile = 128;
+  const int64_t wanted = std::min(kOfThread * (pool.threads() + 1), kMost);
+  if (wanted <= least || least % kTile != 0) return least;
+  const int64_t blocks = (tokens + wanted - 1) / wanted;
+  const int64_t even = (tokens + blocks - 1) / blocks;
+  return std::max(least, (even + kTile - 1) / kTile * kTile);
 }
 
 // Queries of each q head whose exact attention is described. Beside a GPU it is the CPU's work that
@@ -294,7 +311,8 @@ class Job {
     std::vector<Position> rechecked = DrawPositions(tokens, recheck_.tokens, recheck_.seed);
     if (config_.device == model::Device::kCpu) {
       forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), std::move(rechecked),
-                                config_.attention, config_.block_tokens, pool_);
+                                config_.attention,
+                                BlockTokens(config_.block_tokens, tokens, *pool_), pool_);
       return absl::OkStatus();
     }
     // Beside those that are written: of the layer that waits, the one that computes, and the next,
@@ -399,7 +417,9 @@ class Job {
 
   absl::Status KeepHidden(Layer layer) {
     if (layer.value() == checkpoint_.config.shape.layers) return absl::OkStatus();
-    if (absl::Now() - last_kept_ < HiddenInterval(config_)) return absl::OkStatus();
+    const size_t bytes =
+        tokens_.size() * static_cast<size_t>(checkpoint_.config.hidden_size) * sizeof(float);
+    if (absl::Now() - last_kept_ < HiddenInterval(config_, bytes)) return absl::OkStatus();
     ASSIGN_OR_RETURN(const HiddenState state, forward_->Hidden());
     RETURN_IF_ERROR(CheckCheckpoint());
     RETURN_IF_ERROR(staging_.WriteHidden(layer, state.all, state.before));

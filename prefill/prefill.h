@@ -65,7 +65,8 @@ struct PrefillConfig {
   // measure, and one per 16 tokens is kept, 16 to 256.
   std::optional<int64_t> sampled_queries;
   int64_t block_tokens =
-      512;  // tokens that pass a layer together; a multiple of 64: scratch memory against overhead
+      512;  // tokens that pass a layer together; a multiple of 64: scratch memory against overhead.
+            // On a CPU of many cores more, some for each
   AttentionConfig attention;
   bool beyond_trained = false;  // rope trained: the document may be longer than the model was
                                 // trained for (max_position_embeddings)
@@ -74,8 +75,9 @@ struct PrefillConfig {
   bool restart = false;  // discard an interrupted job instead of going on with it
   // What becomes of the finished layers when the disk is full: they stay for the next run, or go.
   bool keep_when_full = false;
-  // Seconds between hidden states that are kept, as places to go on from; < 0: every layer's on a
-  // CPU, one a minute on a GPU, which passes through a layer in less time than one takes to write.
+  // Seconds between hidden states that are kept, as places to go on from; < 0: on a CPU every layer's,
+  // but of large ones no more than a twentieth of the time allows; one a minute on a GPU, which passes
+  // through a layer in less time than one takes to write.
   double hidden_interval_s = -1;
   // Drawn from the document when all is sealed, computed once more and compared (recheck.h), where
   // CanRecheck; 0: none.

@@ -101,6 +101,20 @@ TEST_F(PrefillTest, AnyThreads_StoreTheSameBytes) {
   EXPECT_EQ(stored[0], stored[2]);
 }
 
+// Many threads take more tokens through a layer together, each fewer at a time.
+TEST_F(PrefillTest, ManyThreads_StoreTheSameBytes) {
+  const std::vector<TokenId> tokens = RandomTokens(rng_, 1100 + static_cast<int64_t>(rng_() % 60));
+  config_.summary_rows = 16;
+  std::vector<std::vector<std::string>> stored;
+  for (int threads : {1, 8, 16}) {
+    config_.store_folder = absl::StrCat(folder_, "/", threads);
+    CARREL_ASSERT_OK(Run(tokens, threads));
+    stored.push_back(Payloads(config_.store_folder));
+  }
+  EXPECT_EQ(stored[0], stored[1]);
+  EXPECT_EQ(stored[0], stored[2]);
+}
+
 TEST_F(PrefillTest, Manifest_HoldsWhatWasMeasured) {
   config_.summary_rows = 40;
   CARREL_ASSERT_OK(Run(RandomTokens(rng_, 100)));

@@ -108,14 +108,14 @@ class ExactSelector final : public RowSelector {
       for (const int64_t row : wanted) keys.push_back(rows.Key(zone_.begin + row));
       candidates.insert(candidates.end(), wanted.begin(), wanted.end());
       exact.resize(static_cast<size_t>(queries * count));
-      kernels::DotScoreRows(q, queries, d, keys.data(), count, scale, exact.data(), count);
+      kernels::DotScoreRows(q, queries, d, keys.data(), count, scale, exact.data(), count, pool_);
       placed.resize(candidates.size());
       kernels::GroupScore(exact.data(), queries, count, count, base.data(),
                           placed.data() + placed.size() - wanted.size());
     };
     candidates.clear();
     score(bounded.First({scores.data(), queries, n, stride, base.data(), error.data()},
-                        request.budget));
+                        request.budget, pool_));
     score(bounded.Others(
         kernels::KthLargest(placed.data(), static_cast<int64_t>(placed.size()), request.budget)));
     const auto found = static_cast<int64_t>(candidates.size());

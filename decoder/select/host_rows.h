@@ -16,6 +16,10 @@
 #include "common/ids.h"
 #include "kernels/attention/summary_attention/summary_table.h"
 
+namespace carrel {
+class ThreadPool;
+}
+
 namespace carrel::decoder {
 
 // Rows of one layer and KV head, by position.
@@ -58,6 +62,7 @@ struct RestRequest {
   absl::Span<const Position> selected;  // in the zone, each once
   const float* scores = nullptr;        // [group, selected], scaled
   const float* bound = nullptr;         // [group]: no other row scores higher; or null
+  ThreadPool* pool = nullptr;           // who else takes part; or null
   float* out = nullptr;                 // [group, head_dim]
   float* lse = nullptr;                 // [group]; -inf (and out 0) where nothing is left over
 };

@@ -1,7 +1,9 @@
 #include "decoder/zone/host_zone.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "common/status.h"
@@ -12,6 +14,26 @@
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 
 namespace carrel::decoder {
+namespace {
+
+// Rows of a head that are attended to at a time where all are: so few that each core has a part, not so
+// many parts that merging them tells.
+constexpr int64_t kSpanRows = 512, kMostSpans = 64;
+// Tokens and KV heads that keep a thread busy enough until the last ones.
+constexpr int64_t kUnitsPerThread = 4;
+
+// The cut depends on the zone alone.
+std::vector<RowRange> SpansOf(RowRange zone) {
+  const int64_t spans = std::min(kMostSpans, (zone.rows() + kSpanRows - 1) / kSpanRows);
+  std::vector<RowRange> all;
+  for (int64_t i = 0; i < spans; ++i) {
+    all.push_back(
+        {zone.begin + zone.rows() * i / spans, zone.begin + zone.rows() * (i + 1) / spans});
+  }
+  return all;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(
     const HostZoneOptions& options, const OpenedContext& context,
@@ -120,6 +142,7 @@ absl::Status HostZone::EstimateRest(Layer layer, KvHead head, const float* q, in
   rest.selected = rows;
   rest.scores = scores.data();
   rest.bound = bound;
+  rest.pool = pool_;
   rest.out = out.data();
   rest.lse = out.data() + group * d;
   RETURN_IF_ERROR(rows_->EstimateRest(rest));
@@ -127,13 +150,65 @@ absl::Status HostZone::EstimateRest(Layer layer, KvHead head, const float* q, in
   return absl::OkStatus();
 }
 
+void HostZone::AttendSpan(Layer layer, KvHead head, const float* q, int64_t token, RowRange span,
+                          float* state) const {
+  thread_local std::vector<const void*> k, v;
+  thread_local std::vector<float> scores;
+  const int64_t d = shape_.head_dim, group = shape_.group(), rows = span.rows();
+  const HeadView& of_head = rows_->At(layer, head);
+  k.resize(static_cast<size_t>(rows));
+  v.resize(static_cast<size_t>(rows));
+  for (int64_t j = 0; j < rows; ++j) {
+    k[static_cast<size_t>(j)] = of_head.Key(span.begin + j);
+    v[static_cast<size_t>(j)] = of_head.Value(span.begin + j);
+  }
+  scores.resize(static_cast<size_t>(group * rows));
+  kernels::SparseAttentionParams params;
+  params.q = q + (token * shape_.q_heads + head.value() * group) * d;
+  params.group = group;
+  params.k = k.data();
+  params.v = v.data();
+  params.rows = rows;
+  params.head_dim = d;
+  params.scale = scale_;
+  params.scores = scores.data();
+  params.out = state;
+  params.lse = state + group * d;
+  kernels::SparseAttention(params);
+}
+
+// Spans of a token and head are merged in order: one by one, where there are units enough, else by who
+// is done with the last of them.
 void HostZone::AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const {
-  std::vector<Position> all;
-  AllRows(zone_, all);
-  pool_->ParallelFor(n * shape_.kv_heads, [&](int64_t unit) {
-    thread_local std::vector<float> scores;
-    const KvHead head(static_cast<int32_t>(unit % shape_.kv_heads));
-    AttendRows(layer, head, q, unit / shape_.kv_heads, all, scores, partial);
+  const std::vector<RowRange> spans = SpansOf(zone_);
+  const auto count = static_cast<int64_t>(spans.size());
+  const int64_t heads = shape_.kv_heads, group = shape_.group(), d = shape_.head_dim;
+  const int64_t width = group * (d + 1);
+  const auto head_of = [&](int64_t unit) { return KvHead(static_cast<int32_t>(unit % heads)); };
+  const auto merge = [&](int64_t unit, const float* state) {
+    partial.Merge(unit / heads, shape_.q_heads, unit % heads * group, group, d, state,
+                  state + group * d);
+  };
+  if (n * heads >= kUnitsPerThread * (pool_->threads() + 1)) {
+    pool_->ParallelFor(n * heads, [&](int64_t unit) {
+      thread_local std::vector<float> state;
+      state.resize(static_cast<size_t>(width));
+      for (const RowRange& span : spans) {
+        AttendSpan(layer, head_of(unit), q, unit / heads, span, state.data());
+        merge(unit, state.data());
+      }
+    });
+    return;
+  }
+  const auto states =
+      std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n * heads * count * width));
+  std::vector<std::atomic<int64_t>> done(static_cast<size_t>(n * heads));
+  pool_->ParallelFor(n * heads * count, [&](int64_t i) {
+    const int64_t unit = i / count;
+    AttendSpan(layer, head_of(unit), q, unit / heads, spans[static_cast<size_t>(i % count)],
+               states.get() + i * width);
+    if (done[static_cast<size_t>(unit)].fetch_add(1) + 1 < count) return;
+    for (int64_t j = 0; j < count; ++j) merge(unit, states.get() + (unit * count + j) * width);
   });
 }
 

@@ -47,6 +47,9 @@ class HostZone final : public ZoneAttention {
            std::vector<LayerStatistics>* statistics);
 
   void AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const;
+  // state: out [group, head_dim], lse [group].
+  void AttendSpan(Layer layer, KvHead head, const float* q, int64_t token, RowRange span,
+                  float* state) const;
   absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);
   // One KV head of one token. bound: of the group, or null.
   void AttendRows(Layer layer, KvHead head, const float* q, int64_t token,

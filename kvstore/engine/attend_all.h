@@ -17,8 +17,8 @@
 namespace carrel::kvstore {
 
 inline constexpr int64_t kAttendBlockRows = 512;
-inline constexpr int64_t kAttendSpanRows = 8192;  // at least, and a multiple of a block
-inline constexpr int64_t kAttendMaxSpans = 16;
+inline constexpr int64_t kAttendSpanRows = 1024;  // at least, and a multiple of a block
+inline constexpr int64_t kAttendMaxSpans = 32;
 
 // Spans of the zone, in order; none for an empty zone.
 std::vector<RowRange> AttendSpans(RowRange zone);

@@ -282,7 +282,7 @@ absl::Status QueryReply::RunUnit(ThreadPool& pool, int64_t token, int32_t kv_hea
     if (!selected.zone_scored) RETURN_IF_ERROR(ZoneLse(params, selected.zone_lse));
     unit.zone_lse = selected.zone_lse;
   }
-  if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, selected);
+  if (request_.want == Want::kAttend) return AttendSelected(token, kv_head, params.pool, selected);
   if (found_ != nullptr) {
     ASSIGN_OR_RETURN(unit.candidates, KeepCandidates(params, selected));
     return absl::OkStatus();
@@ -296,7 +296,8 @@ absl::Status QueryReply::RunUnit(ThreadPool& pool, int64_t token, int32_t kv_hea
   return absl::OkStatus();
 }
 
-absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected& selected) {
+absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, ThreadPool* pool,
+                                        Selected& selected) {
   const AttentionShape& shape = context().shape();
   const Rows& values = heads_[kv_head]->values;
   thread_local std::vector<const void*> v;
@@ -314,8 +315,10 @@ absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected
   attention.scores = selected.scores.data();
   attention.out = &out_[q_head * shape.head_dim];
   attention.lse = &lse_[q_head];
-  kernels::SparseAttention(attention);
-  if (!request_.estimate) return absl::OkStatus();
+  if (!request_.estimate) {
+    kernels::SparseAttention(attention);
+    return absl::OkStatus();
+  }
 
   ASSIGN_OR_RETURN(const std::shared_ptr<const Summaries> summaries,
                    context().HeadSummaries(request_.layer, KvHead(kv_head)));
@@ -328,12 +331,27 @@ absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, Selected
   estimate.scale = context().scale();
   estimate.zone = zone_;
   estimate.values = &values;
+  estimate.pool = pool;
   estimate.selected = selected.ids;
   estimate.scores = selected.scores.data();
   estimate.bound = selected.bound.empty() ? nullptr : selected.bound.data();
   estimate.out = rest.data();
   estimate.lse = rest.data() + shape.group() * shape.head_dim;
-  RETURN_IF_ERROR(EstimateRest(*summaries, estimate, scratch));
+  absl::Status status;
+  const auto half = [&, &scratch = scratch](int64_t i) {
+    if (i == 0) {
+      status = CatchThrown("query", [&] { return EstimateRest(*summaries, estimate, scratch); });
+    } else {
+      kernels::SparseAttention(attention);
+    }
+  };
+  if (pool != nullptr) {
+    pool->ParallelFor(2, half);
+  } else {
+    half(0);
+    half(1);
+  }
+  RETURN_IF_ERROR(status);
   kernels::MergeStates(attention.out, attention.lse, estimate.out, estimate.lse, shape.group(),
                        shape.head_dim);
   return absl::OkStatus();

@@ -106,7 +106,7 @@ class QueryReply : public Reply {
   absl::Status RunUnit(ThreadPool& pool, int64_t token, int32_t kv_head, const ScoredHead* scored,
                        Selected& selected, int64_t& rows);
   absl::Status RunAttendAll(ThreadPool& pool);
-  absl::Status AttendSelected(int64_t token, int32_t kv_head, Selected& selected);
+  absl::Status AttendSelected(int64_t token, int32_t kv_head, ThreadPool* pool, Selected& selected);
   absl::Status FillRows(Piece& piece, int64_t first_row) const;
 
   const QueryRequest request_;

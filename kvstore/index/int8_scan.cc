@@ -246,7 +246,7 @@ absl::Status Int8Scan::SelectWithin(const Int8ZoneScores& of_zone, const SearchR
                                          .stride = of_zone.stride,
                                          .base = base,
                                          .error = s.errors.data()},
-                                        request.top_k)));
+                                        request.top_k, request.pool)));
   const size_t first = s.ids.size();
   const auto found = static_cast<int64_t>(first);
   RETURN_IF_ERROR(

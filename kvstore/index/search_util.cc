@@ -69,7 +69,7 @@ absl::Status ScoreRows(const SearchRequest& request, const Rows& keys,
   scratch.pointers.resize(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) scratch.pointers[i] = keys.Address(ids[i]);
   kernels::DotScoreRows(request.queries, request.group, keys.head_dim(), scratch.pointers.data(),
-                        rows, request.scale, scores, rows);
+                        rows, request.scale, scores, rows, request.pool);
   return absl::OkStatus();
 }
 

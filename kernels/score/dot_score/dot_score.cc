@@ -1,5 +1,9 @@
 #include "kernels/score/dot_score/dot_score.h"
 
+#include <algorithm>
+
+#include "common/thread_pool.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/score/dot_score/dot_score.cc"
 #include "hwy/foreach_target.h"
@@ -101,6 +105,20 @@ void DotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* c
     return DotScoreInParts(q, group, head_dim, nullptr, k, rows, scale, scores, score_stride);
   }
   HWY_DYNAMIC_DISPATCH(DotScoreRowsImpl)(q, group, head_dim, k, rows, scale, scores, score_stride);
+}
+
+void DotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* const* k,
+                  int64_t rows, float scale, float* scores, int64_t score_stride,
+                  ThreadPool* pool) {
+  constexpr int64_t kPartRows = 128;
+  if (pool == nullptr || rows < 2 * kPartRows) {
+    return DotScoreRows(q, group, head_dim, k, rows, scale, scores, score_stride);
+  }
+  pool->ParallelFor((rows + kPartRows - 1) / kPartRows, [&](int64_t part) {
+    const int64_t begin = part * kPartRows;
+    DotScoreRows(q, group, head_dim, k + begin, std::min(kPartRows, rows - begin), scale,
+                 scores + begin, score_stride);
+  });
 }
 
 float DotBf16(const void* a, const void* b, int64_t head_dim) {

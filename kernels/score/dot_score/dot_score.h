@@ -10,12 +10,19 @@
 
 #include <cstdint>
 
+namespace carrel {
+class ThreadPool;
+}
+
 namespace carrel::kernels {
 
 void DotScore(const float* q, int64_t group, int64_t head_dim, const void* k, int64_t rows,
               float scale, float* scores, int64_t score_stride);
 void DotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* const* k,
                   int64_t rows, float scale, float* scores, int64_t score_stride);
+// Shared with the pool's threads (null: none) in parts of some microseconds each.
+void DotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* const* k,
+                  int64_t rows, float scale, float* scores, int64_t score_stride, ThreadPool* pool);
 void RefDotScoreRows(const float* q, int64_t group, int64_t head_dim, const void* const* k,
                      int64_t rows, float scale, float* scores, int64_t score_stride);
 

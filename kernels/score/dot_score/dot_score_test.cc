@@ -1,5 +1,6 @@
 #include "kernels/score/dot_score/dot_score.h"
 
+#include "common/thread_pool.h"
 #include "kernels/test_data.h"
 
 namespace carrel::kernels {
@@ -38,6 +39,19 @@ TEST_P(DotScoreTest, Contiguous_SplitAnywhere_SameBitsAsScatteredRows) {
     DotScore(q.data(), group, dim, static_cast<const uint8_t*>(k.data()) + 2 * cut * dim,
              rows - cut, 0.125f, split.data() + cut, rows);
     EXPECT_TRUE(SameBits(whole.span(), split.span()));
+  }
+}
+
+TEST_P(DotScoreTest, Rows_SharedByThreads_SameBits) {
+  ThreadPool pool(3);
+  for (int64_t trial = 0; trial < 10; ++trial) {
+    const int64_t group = 1 + Below(8), rows = 1 + Below(1500), dim = trial % 2 == 0 ? 64 : 70;
+    const std::vector<float> q = RandomNormal(rng_, group * dim);
+    const Bf16Rows k(rng_, rows, dim, true);
+    GuardedFloats alone(group * rows), shared(group * rows);
+    DotScoreRows(q.data(), group, dim, k.rows(), rows, 0.125f, alone.data(), rows);
+    DotScoreRows(q.data(), group, dim, k.rows(), rows, 0.125f, shared.data(), rows, &pool);
+    EXPECT_TRUE(SameBits(alone.span(), shared.span()));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "common/thread_pool.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
 
@@ -157,6 +158,8 @@ namespace {
 constexpr int64_t kSampledRows = 512;
 // Rows that are collected before there is room for more, and a vector that is stored whole.
 constexpr int64_t kPieceRows = 4096, kVectorFloats = 64;
+// Rows that a thread takes at a time, some microseconds.
+constexpr int64_t kSharedRows = 2048;
 // Numbers are rounded by 2^-24 of themselves, some times each.
 constexpr double kRounding = 0x1p-21;
 
@@ -172,8 +175,39 @@ float BoundedTopK::SampledBar(int64_t k) {
   return KthLargest(sample_.data(), kSampledRows, rank + 1);
 }
 
+// Each piece has room for all its rows; what it has found moves up behind the pieces before it.
+void BoundedTopK::CollectOn(ThreadPool& pool, float bar) {
+  constexpr int64_t kRoom = kSharedRows + kVectorFloats;
+  const int64_t pieces = (given_.rows + kSharedRows - 1) / kSharedRows;
+  const auto room = static_cast<size_t>(pieces * kRoom);
+  if (rows_.size() < room) {
+    rows_.resize(room);
+    s_.resize(room);
+    u_.resize(room);
+  }
+  listed_of_piece_.resize(static_cast<size_t>(pieces));
+  pool.ParallelFor(pieces, [&](int64_t piece) {
+    const int64_t begin = piece * kSharedRows, at = piece * kRoom;
+    listed_of_piece_[static_cast<size_t>(piece)] = HWY_DYNAMIC_DISPATCH(CollectImpl)(
+        given_, upper_base_.data(), begin, std::min(given_.rows, begin + kSharedRows), bar, 0,
+        &rows_[static_cast<size_t>(at)], &s_[static_cast<size_t>(at)],
+        &u_[static_cast<size_t>(at)]);
+  });
+  listed_ = listed_of_piece_[0];
+  for (int64_t piece = 1; piece < pieces; ++piece) {
+    const int64_t at = piece * kRoom, count = listed_of_piece_[static_cast<size_t>(piece)];
+    std::copy_n(rows_.begin() + at, count, rows_.begin() + listed_);
+    std::copy_n(s_.begin() + at, count, s_.begin() + listed_);
+    std::copy_n(u_.begin() + at, count, u_.begin() + listed_);
+    listed_ += count;
+  }
+}
+
 void BoundedTopK::Collect(float bar) {
   bar_ = bar;
+  if (pool_ != nullptr && pool_->threads() > 0 && given_.rows > kSharedRows) {
+    return CollectOn(*pool_, bar);
+  }
   listed_ = 0;
   for (int64_t begin = 0; begin < given_.rows; begin += kPieceRows) {
     const int64_t end = std::min(given_.rows, begin + kPieceRows);
@@ -195,8 +229,10 @@ void BoundedTopK::Take(float bar, float below, std::vector<int64_t>& rows) {
   rows.resize(static_cast<size_t>(taken));
 }
 
-std::span<const int64_t> BoundedTopK::First(const BoundedScores& scores, int64_t k) {
+std::span<const int64_t> BoundedTopK::First(const BoundedScores& scores, int64_t k,
+                                            ThreadPool* pool) {
   given_ = scores;
+  pool_ = pool;
   k = std::clamp<int64_t>(k, 1, scores.rows);
   upper_base_.resize(static_cast<size_t>(scores.group));
   for (size_t h = 0; h < upper_base_.size(); ++h) {

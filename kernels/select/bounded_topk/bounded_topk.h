@@ -11,12 +11,17 @@
 // Edge:   scores are finite, errors >= 0, rows and k >= 1. Rounding of scores, base and what the caller subtracts is
 //         allowed for.
 // Ownership: Others looks at the scores that First was given.   Threads: one object, one thread.
-// Cost:   one pass over the scores, as a rule; memory for the rows above a sampled bar.
+// Cost:   one pass over the scores, as a rule, which a pool's threads share in pieces; what is found does
+//         not depend on them. Memory for the rows above a sampled bar.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
+
+namespace carrel {
+class ThreadPool;
+}
 
 namespace carrel::kernels {
 
@@ -31,8 +36,10 @@ struct BoundedScores {
 
 class BoundedTopK {
  public:
-  // Ascending, until the next call, as what the others return.
-  std::span<const int64_t> First(const BoundedScores& scores, int64_t k);
+  // Ascending, until the next call, as what the others return. pool: who else looks at the scores, until
+  // the next First; or null.
+  std::span<const int64_t> First(const BoundedScores& scores, int64_t k,
+                                 ThreadPool* pool = nullptr);
   // last: the k-th best exact group score of First's rows.
   std::span<const int64_t> Others(float last);
   // Where a list of First's rows and then the others' has the rows in ascending order.
@@ -41,11 +48,13 @@ class BoundedTopK {
  private:
   // Lists the rows with u > bar.
   void Collect(float bar);
+  void CollectOn(ThreadPool& pool, float bar);
   float SampledBar(int64_t k);
   // Those listed with bar <= u < below, into rows.
   void Take(float bar, float below, std::vector<int64_t>& rows);
 
   BoundedScores given_;
+  ThreadPool* pool_ = nullptr;
   std::vector<float> upper_base_;  // [group]: base - error
   float bar_ = 0;                  // of what is listed
   float first_bar_ = 0;            // the k-th best by s
@@ -53,7 +62,7 @@ class BoundedTopK {
   std::vector<uint32_t> rows_;
   std::vector<float> s_, u_;
   std::vector<float> sample_, group_scores_;
-  std::vector<int64_t> first_, others_;
+  std::vector<int64_t> first_, others_, listed_of_piece_;
   std::vector<int32_t> ascending_;
 };
 

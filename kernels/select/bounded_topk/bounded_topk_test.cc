@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/thread_pool.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
 #include "kernels/test_data.h"
@@ -28,14 +29,19 @@ struct Case {
 // Every row that the exact scores put among the best, ties included, is scored.
 int64_t ExpectHoldsTheBest(const Case& c, int64_t k, BoundedTopK& bounded) {
   const std::vector<float> group_scores = c.GroupScores();
+  static ThreadPool pool(2);
+  BoundedTopK shared;
   const std::span<const int64_t> first = bounded.First(c.Bounded(), k);
+  const std::span<const int64_t> shared_first = shared.First(c.Bounded(), k, &pool);
+  EXPECT_TRUE(std::ranges::equal(first, shared_first));
   std::vector<int64_t> scored(first.begin(), first.end());
   EXPECT_TRUE(std::is_sorted(scored.begin(), scored.end()));
   EXPECT_GE(static_cast<int64_t>(scored.size()), std::min(k, c.rows));
   std::vector<float> of_first;
   for (const int64_t row : scored) of_first.push_back(group_scores[static_cast<size_t>(row)]);
-  const std::span<const int64_t> others =
-      bounded.Others(KthLargest(of_first.data(), static_cast<int64_t>(of_first.size()), k));
+  const float of_kth = KthLargest(of_first.data(), static_cast<int64_t>(of_first.size()), k);
+  const std::span<const int64_t> others = bounded.Others(of_kth);
+  EXPECT_TRUE(std::ranges::equal(others, shared.Others(of_kth)));
   EXPECT_TRUE(std::is_sorted(others.begin(), others.end()));
   scored.insert(scored.end(), others.begin(), others.end());
   std::vector<int64_t> by_place;

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "common/status.h"
+#include "common/thread_pool.h"
+#include "common/thrown.h"
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/summary_attention/summary_attention.h"
 #include "kernels/select/sort_words/sort_words.h"
@@ -79,10 +81,13 @@ struct SelectedRows {
 // One segment's share of the rest.
 class SegmentEstimate {
  public:
+  // prepared: by PrepareHeads.
   SegmentEstimate(const Summaries& summaries, const EstimateParams& params,
-                  absl::Span<const float> shares, int64_t segment, EstimateScratch& scratch)
+                  absl::Span<const float> shares, int64_t segment, const EstimateScratch& prepared,
+                  EstimateScratch& scratch)
       : summaries_(summaries),
         p_(params),
+        prepared_(prepared),
         s_(scratch),
         shares_(shares),
         segment_(segment),
@@ -235,7 +240,7 @@ class SegmentEstimate {
     params.row_scores = selected.scores;
     params.row_score_stride = selected.stride;
     params.rows = selected.scores == nullptr ? 0 : static_cast<int64_t>(selected.ids.size());
-    params.base = s_.base.data();
+    params.base = prepared_.base.data();
     params.counts = s_.counts.data();
     params.left = s_.left.data();
     params.scores = scores;
@@ -246,7 +251,7 @@ class SegmentEstimate {
   void Attend(size_t first, float row_weight, float* out, float* lse) {
     kernels::SummaryAttentionParams params;
     params.scores = s_.scores.data();
-    params.bound = p_.bound == nullptr ? nullptr : s_.bound.data();
+    params.bound = p_.bound == nullptr ? nullptr : prepared_.bound.data();
     params.group = p_.group * static_cast<int64_t>(shares_.size());
     params.head_dim = d_;
     params.values = bytes_ + summaries_.layout().ValuesOffset(clusters_);
@@ -266,6 +271,7 @@ class SegmentEstimate {
 
   const Summaries& summaries_;
   const EstimateParams& p_;
+  const EstimateScratch& prepared_;
   EstimateScratch& s_;
   const absl::Span<const float> shares_;
   const int64_t segment_, d_, clusters_;
@@ -311,6 +317,53 @@ void PrepareHeads(const Summaries& summaries, const EstimateParams& p, int64_t s
     const int64_t h = i % p.group;
     scratch.bound.push_back(p.bound[h] - scratch.base[static_cast<size_t>(h)]);
   }
+}
+
+// Merges the segments' states in order, whoever computed them.
+absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
+                         absl::Span<const float> shares, SelectedRows selected,
+                         EstimateScratch& scratch) {
+  if (p.zone.rows() <= 0) return absl::OkStatus();
+  const int64_t d = summaries.head_dim(), segment_rows = summaries.layout().segment_rows();
+  const int64_t states = static_cast<int64_t>(shares.size()) * p.group, floats = states * (d + 1);
+  const int64_t first = p.zone.begin / segment_rows;
+  const int64_t segments = CeilDiv(p.zone.end, segment_rows) - first;
+  const auto compute = [&](int64_t i, const SelectedRows& of_segment, EstimateScratch& own,
+                           float* state) {
+    return SegmentEstimate(summaries, p, shares, first + i, scratch, own)
+        .Compute(of_segment, state, state + states * d);
+  };
+  const auto end_of = [&](int64_t i) {
+    return std::min(p.zone.end, (first + i + 1) * segment_rows);
+  };
+  const auto merge = [&](const float* state) {
+    kernels::MergeStates(p.out, p.lse, state, state + states * d, states, d);
+  };
+  if (p.pool == nullptr || p.pool->threads() == 0 || segments < 2) {
+    scratch.state.resize(static_cast<size_t>(floats));
+    float* const state = scratch.state.data();
+    for (int64_t i = 0; i < segments; ++i) {
+      RETURN_IF_ERROR(compute(i, selected.TakeBelow(end_of(i)), scratch, state));
+      merge(state);
+    }
+    return absl::OkStatus();
+  }
+  scratch.state.resize(static_cast<size_t>(segments * floats));
+  float* const state = scratch.state.data();
+  std::vector<SelectedRows> of_segments;
+  for (int64_t i = 0; i < segments; ++i) of_segments.push_back(selected.TakeBelow(end_of(i)));
+  std::vector<absl::Status> statuses(of_segments.size());
+  p.pool->ParallelFor(segments, [&](int64_t i) {
+    thread_local EstimateScratch own;
+    const auto at = static_cast<size_t>(i);
+    statuses[at] = CatchThrown(
+        "estimate", [&] { return compute(i, of_segments[at], own, state + i * floats); });
+  });
+  for (int64_t i = 0; i < segments; ++i) {
+    RETURN_IF_ERROR(statuses[static_cast<size_t>(i)]);
+    merge(state + i * floats);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -402,18 +455,7 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
   RETURN_IF_ERROR(p.values->VerifyRows(p.selected.data(), static_cast<int64_t>(p.selected.size())));
   SelectedRows selected = SortSelected(p, scratch);
   PrepareHeads(summaries, p, static_cast<int64_t>(shares.size()), scratch);
-  scratch.state.resize(static_cast<size_t>(states * (d + 1)));
-  float* const out = scratch.state.data();
-  float* const lse = out + states * d;
-  const int64_t segment_rows = summaries.layout().segment_rows();
-  for (Position at = p.zone.begin; at < p.zone.end;) {
-    const int64_t segment = at / segment_rows;
-    const Position end = std::min(p.zone.end, (segment + 1) * segment_rows);
-    SegmentEstimate estimate(summaries, p, shares, segment, scratch);
-    RETURN_IF_ERROR(estimate.Compute(selected.TakeBelow(end), out, lse));
-    kernels::MergeStates(p.out, p.lse, out, lse, states, d);
-    at = end;
-  }
+  RETURN_IF_ERROR(AddSegments(summaries, p, shares, selected, scratch));
   for (int64_t i = 0; i < states; ++i) p.lse[i] += scratch.base[static_cast<size_t>(i % p.group)];
   return absl::OkStatus();
 }

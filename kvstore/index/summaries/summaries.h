@@ -42,6 +42,10 @@
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
 
+namespace carrel {
+class ThreadPool;
+}
+
 namespace carrel::kvstore {
 
 class Accelerator;
@@ -56,13 +60,14 @@ absl::Status ValidateSummaryRows(int64_t cluster_rows);  // 0: no summaries
 // At most, for planning disk space.
 int64_t SummaryBytesPerKey(int64_t cluster_rows, int64_t head_dim);
 
-// A blob of clusters of about `cluster_rows` keys. One thread; the same rows and queries give the
-// same bytes. queries: of the head's group; clusters are then such that these queries score their
+// A blob of clusters of about `cluster_rows` keys. pool: who else takes segments, or null; the same
+// rows and queries give the same bytes. queries: of the head's group; clusters are then such that these queries score their
 // keys alike, and spreads are learned from them. null: all directions are alike. accelerator
 // (accelerator.h), if not null, does it where it serves the shape: then other bytes, as good.
 absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& keys,
                                            const Rows& values, const SampledQueries* queries,
-                                           Accelerator* accelerator = nullptr);
+                                           Accelerator* accelerator = nullptr,
+                                           ThreadPool* pool = nullptr);
 
 // The samples from whose queries BuildSummaries learns spreads, ascending: the others are held out.
 std::vector<int64_t> LearnedSamples(const SampledQueries& sampled);
@@ -154,7 +159,8 @@ struct EstimateParams {
   const float* bound = nullptr;         // [group]: no other row scores higher; or null
   // Instead of what the summaries say of it, and of the term: an estimate for each.
   absl::Span<const float> spread_shares;
-  float* out = nullptr;  // [group, head_dim], or [shares, group, head_dim]
+  ThreadPool* pool = nullptr;  // who else takes segments of rows; or null
+  float* out = nullptr;        // [group, head_dim], or [shares, group, head_dim]
   float* lse = nullptr;  // [group], or [shares, group]; -inf (and out 0) if nothing is left over
 };
 

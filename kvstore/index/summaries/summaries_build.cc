@@ -7,6 +7,7 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
+#include "common/thread_pool.h"
 #include "kernels/layer/linear/linear.h"
 #include "kernels/select/argmax/argmax.h"
 #include "kvstore/format/sampled_queries.h"
@@ -250,32 +251,42 @@ void Put(const std::vector<T>& values, char*& at) {
   at += bytes;
 }
 
+void SummariseSegment(const SummaryPlan& plan, const SummaryLayout& layout, const Rows& keys,
+                      const Rows& values, const Floats& centre, int64_t segment, char* blob) {
+  const int64_t d = keys.head_dim();
+  const RowRange range = layout.RowsOf(segment);
+  const int64_t n = range.rows(), clusters = layout.ClustersOf(segment);
+  const Floats x = Widened(keys, range, &centre), v = Widened(values, range, nullptr);
+  const std::vector<uint8_t> cluster = Cluster(x, n, d, clusters, plan);
+  std::vector<uint32_t> sizes(static_cast<size_t>(clusters));
+  for (uint8_t k : cluster) ++sizes[k];
+  Floats key_means(static_cast<size_t>(clusters * d)), value_means(key_means.size());
+  UpdateMeans(x, d, cluster, key_means);
+  UpdateMeans(v, d, cluster, value_means);
+  const Quantised key_bytes = Quantise(key_means, d), value_bytes = Quantise(value_means, d);
+  char* at = blob + layout.Offset(segment);
+  Put(sizes, at);
+  Put(key_bytes.scales, at);
+  Put(value_bytes.scales, at);
+  Put(plan.queries.empty() ? IsotropicSpreads(x, d, cluster, key_means)
+                           : LearnSpreads(x, d, cluster, key_means, plan.queries),
+      at);
+  Put(key_bytes.bytes, at);
+  Put(value_bytes.bytes, at);
+  Put(cluster, at);
+}
+
 // What an accelerator would do.
 Floats Summarise(const SummaryPlan& plan, const SummaryLayout& layout, const Rows& keys,
-                 const Rows& values, char* blob) {
-  const int64_t d = keys.head_dim();
+                 const Rows& values, ThreadPool* pool, char* blob) {
   const Floats centre = MeanOf(keys);
-  for (int64_t segment = 0; segment < layout.segments(); ++segment) {
-    const RowRange range = layout.RowsOf(segment);
-    const int64_t n = range.rows(), clusters = layout.ClustersOf(segment);
-    const Floats x = Widened(keys, range, &centre), v = Widened(values, range, nullptr);
-    const std::vector<uint8_t> cluster = Cluster(x, n, d, clusters, plan);
-    std::vector<uint32_t> sizes(static_cast<size_t>(clusters));
-    for (uint8_t k : cluster) ++sizes[k];
-    Floats key_means(static_cast<size_t>(clusters * d)), value_means(key_means.size());
-    UpdateMeans(x, d, cluster, key_means);
-    UpdateMeans(v, d, cluster, value_means);
-    const Quantised key_bytes = Quantise(key_means, d), value_bytes = Quantise(value_means, d);
-    char* at = blob + layout.Offset(segment);
-    Put(sizes, at);
-    Put(key_bytes.scales, at);
-    Put(value_bytes.scales, at);
-    Put(plan.queries.empty() ? IsotropicSpreads(x, d, cluster, key_means)
-                             : LearnSpreads(x, d, cluster, key_means, plan.queries),
-        at);
-    Put(key_bytes.bytes, at);
-    Put(value_bytes.bytes, at);
-    Put(cluster, at);
+  const auto summarise = [&](int64_t segment) {
+    SummariseSegment(plan, layout, keys, values, centre, segment, blob);
+  };
+  if (pool != nullptr) {
+    pool->ParallelFor(layout.segments(), summarise);
+  } else {
+    for (int64_t segment = 0; segment < layout.segments(); ++segment) summarise(segment);
   }
   return centre;
 }
@@ -293,7 +304,7 @@ std::vector<int64_t> LearnedSamples(const SampledQueries& sampled) {
 
 absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& keys,
                                            const Rows& values, const SampledQueries* sampled,
-                                           Accelerator* accelerator) {
+                                           Accelerator* accelerator, ThreadPool* pool) {
   RETURN_IF_ERROR(ValidateSummaryRows(cluster_rows));
   const int64_t d = keys.head_dim(), rows = keys.count();
   if (cluster_rows == 0 || values.head_dim() != d || values.count() != rows ||
@@ -315,7 +326,7 @@ absl::StatusOr<std::string> BuildSummaries(int64_t cluster_rows, const Rows& key
     centre = accelerator->Summarise(plan, layout, keys, values, blob.data());
   }
   if (absl::IsUnimplemented(centre.status())) {
-    centre = Summarise(plan, layout, keys, values, blob.data());
+    centre = Summarise(plan, layout, keys, values, pool, blob.data());
   }
   RETURN_IF_ERROR(centre.status());
   const std::string header = EncodeSummaryHeader({rows, d, cluster_rows, EstimateFit()}, *centre);

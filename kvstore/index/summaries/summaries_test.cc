@@ -9,6 +9,7 @@
 #include "common/checksum.h"
 #include "common/dtype.h"
 #include "common/test_util.h"
+#include "common/thread_pool.h"
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/building/accelerator.h"
@@ -71,7 +72,7 @@ class SummariesTest : public testing::Test {
   absl::StatusOr<State> Estimate(const std::vector<float>& q, int64_t group, RowRange zone,
                                  const std::vector<Position>& selected, bool scores = true,
                                  const std::vector<float>& shares = {},
-                                 const float* bound = nullptr) {
+                                 const float* bound = nullptr, ThreadPool* pool = nullptr) {
     const int64_t d = keys_.head_dim;
     const size_t states = std::max<size_t>(1, shares.size()) * static_cast<size_t>(group);
     State state{std::vector<float>(states * static_cast<size_t>(d), NAN),
@@ -91,6 +92,7 @@ class SummariesTest : public testing::Test {
     params.scores = scores ? given.data() : nullptr;
     params.bound = bound;
     params.spread_shares = shares;
+    params.pool = pool;
     params.out = state.out.data();
     params.lse = state.lse.data();
     EstimateScratch scratch;
@@ -133,6 +135,9 @@ TEST_F(SummariesTest, Build_Twice_SameBytesAndAsManyAsPlanned) {
   for (const int64_t count : {1, 39, 40, 41, 700, 9000}) {
     Make(count, 32, 40, nullptr);
     EXPECT_EQ(blob_, *BuildSummaries(40, keys_.AsRows(), values_.AsRows(), nullptr));
+    ThreadPool pool(2);
+    EXPECT_EQ(blob_,
+              *BuildSummaries(40, keys_.AsRows(), values_.AsRows(), nullptr, nullptr, &pool));
     EXPECT_LE(static_cast<int64_t>(blob_.size()),
               4096 + 2 * 128 + 2 * 80 + count * SummaryBytesPerKey(40, 32));
   }
@@ -194,6 +199,24 @@ TEST_F(SummariesTest, EstimateRest_OneRowPerCluster_IsAttentionToWhatIsLeft) {
       EXPECT_NEAR(state->lse[h], truth.lse[h], 0.15 + 2 * off);
     }
     EXPECT_LT(ErrorOf(*state, truth), 0.1 + 2 * most) << zone.begin << " " << zone.end;
+  }
+}
+
+TEST_F(SummariesTest, EstimateRest_SegmentsByAnyThreads_SameBits) {
+  Make(2100, 32, 4, nullptr);  // three segments
+  const std::vector<float> q = MakeQueries(rng_, keys_, 3);
+  ThreadPool pool(3);
+  for (const RowRange zone : {RowRange{0, 2100}, {5, 2090}, {1500, 1600}, {900, 1030}}) {
+    const std::vector<Position> selected = Best(q, 3, zone, 30);
+    const std::vector<float> bound = {0.5f, 1.0f, 2.0f};
+    for (const std::vector<float>& shares : {std::vector<float>{}, {0.1f, 0.6f}}) {
+      const auto alone = Estimate(q, 3, zone, selected, true, shares, bound.data());
+      const auto shared = Estimate(q, 3, zone, selected, true, shares, bound.data(), &pool);
+      CARREL_ASSERT_OK(alone);
+      CARREL_ASSERT_OK(shared);
+      EXPECT_EQ(alone->out, shared->out);
+      EXPECT_EQ(alone->lse, shared->lse);
+    }
   }
 }
 

@@ -38,10 +38,10 @@ absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::M
                                      const RetrievalConfig& config, double target_error) {
   const v1::Manifest& manifest = opened.manifest();
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
-  const bool too_short = manifest.head_fidelity().empty() && manifest.tokens() <= kUnmeasuredTokens;
-  if (zone_rows == 0 || too_short) {  // nothing to leave out, or nothing to gain
+  if (zone_rows < kWholeZoneRows) {  // nothing to gain
     const auto all = static_cast<size_t>(model.shape.layers) * model.shape.kv_heads;
-    return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0};
+    return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0,
+                   PromisedOn::kWholeZone};
   }
   ASSIGN_OR_RETURN(std::vector<HeadErrors> heads,
                    ErrorsOf(manifest, Estimates(config, manifest.summary_rows() > 0)));
@@ -50,16 +50,18 @@ absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::M
     const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
     if (model.Window(Layer(layer)) > 0) heads[i].output = 0;
   }
-  return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows,
-                  target_error);
+  RowPlan plan =
+      PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows, target_error);
+  plan.on = MeasuredOn(manifest);
+  return plan;
 }
 
 // What each layer selects. A fidelity gives way to a top_k where that is allowed and nothing was measured;
-// promised: the error that it promises.
+// promised, on: the error that it promises, and what that was measured on.
 absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply& opened,
                                                             const model::ModelConfig& model,
                                                             RetrievalConfig& config,
-                                                            double& promised) {
+                                                            double& promised, PromisedOn& on) {
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
   std::vector<select::Selection> selections;
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection)) {
@@ -67,6 +69,7 @@ absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply&
         PlanFidelity(opened, model, config, fidelity->target_error);
     if (plan.ok()) {
       promised = plan->error;
+      on = plan->on;
       selections = LayerSelections(config, plan->rows, model.shape, zone_rows);
     } else {
       if (!absl::IsFailedPrecondition(plan.status()) || !fidelity->or_top_k.has_value())
@@ -172,7 +175,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   }
   RETURN_IF_ERROR(ResolveEstimate(device, host_rows.get(), config));
   ASSIGN_OR_RETURN(std::vector<select::Selection> selections,
-                   SelectionsOf(opened, checkpoint.config, config, decoder->promised_error_));
+                   SelectionsOf(opened, checkpoint.config, config, decoder->promised_error_,
+                                decoder->promised_on_));
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
     decoder->target_error_ = fidelity->target_error;
   RETURN_IF_ERROR(RowCache::Slots(config, checkpoint.config.shape, selections,
@@ -347,6 +351,7 @@ Statistics Decoder::statistics() const {
   Statistics statistics = pass_->statistics();
   statistics.target_error = target_error_;
   statistics.promised_error = promised_error_;
+  statistics.promised_on = promised_on_;
   return statistics;
 }
 

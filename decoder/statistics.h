@@ -7,6 +7,7 @@
 
 #include "absl/types/span.h"
 #include "common/selection.h"
+#include "decoder/fidelity.h"
 
 namespace carrel::decoder {
 
@@ -73,6 +74,7 @@ struct Statistics {
   std::vector<LayerStatistics> layers;
   double target_error = 0;    // aimed at; 0: rows were chosen by number, range or mass
   double promised_error = 0;  // by the rows chosen for it, as prefill measured them
+  PromisedOn promised_on = PromisedOn::kNothing;
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
   int64_t window_bytes = 0;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/progress.h"
+#include "decoder/fidelity.h"
 
 namespace carrel::tools {
 namespace {
@@ -68,6 +69,13 @@ double CameOut(const decoder::Statistics& statistics) {
   return layers == 0 ? 0 : std::sqrt(sum / static_cast<double>(layers));
 }
 
+// Where a promise holds for another reason than that a question's queries were foreseen, or may not.
+const char* Remark(decoder::PromisedOn on) {
+  if (on == decoder::PromisedOn::kWholeZone) return " (a short zone: all of its rows)";
+  if (on == decoder::PromisedOn::kDocument) return " (on the document's own queries)";
+  return "";
+}
+
 }  // namespace
 
 nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measured) {
@@ -110,6 +118,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
           {"rows_per_layer_and_token", rows / layer_count},
           {"target_error", statistics.target_error},
           {"promised_error", statistics.promised_error},
+          {"promised_on", decoder::PromisedOnName(statistics.promised_on)},
           {"bytes_sent", statistics.bytes_sent},
           {"bytes_received", statistics.bytes_received},
           {"window_bytes", statistics.window_bytes},
@@ -147,8 +156,9 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
   }
   AppendBanks(statistics, table);
   if (statistics.target_error > 0) {
-    absl::StrAppendFormat(&table, "error of attention: aimed at %.3f, promised %.3f",
-                          statistics.target_error, statistics.promised_error);
+    absl::StrAppendFormat(&table, "error of attention: aimed at %.3f, promised %.3f%s",
+                          statistics.target_error, statistics.promised_error,
+                          Remark(statistics.promised_on));
     absl::StrAppend(
         &table, measured ? absl::StrFormat(", measured here %.3f\n", CameOut(statistics)) : "\n");
   }

@@ -35,13 +35,14 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
 
 // Rows per KV head, of what prefill measured.
 absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
-                                     const RetrievalConfig& config, double target_error) {
+                                     const RetrievalConfig& config, double target_error,
+                                     PromisedOn& on) {
   const v1::Manifest& manifest = opened.manifest();
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
   if (zone_rows < kWholeZoneRows) {  // nothing to gain
     const auto all = static_cast<size_t>(model.shape.layers) * model.shape.kv_heads;
-    return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0,
-                   PromisedOn::kWholeZone};
+    on = PromisedOn::kWholeZone;
+    return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0};
   }
   ASSIGN_OR_RETURN(std::vector<HeadErrors> heads,
                    ErrorsOf(manifest, Estimates(config, manifest.summary_rows() > 0)));
@@ -50,10 +51,9 @@ absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::M
     const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
     if (model.Window(Layer(layer)) > 0) heads[i].output = 0;
   }
-  RowPlan plan =
-      PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows, target_error);
-  plan.on = MeasuredOn(manifest);
-  return plan;
+  on = MeasuredOnProbe(manifest) ? PromisedOn::kProbe : PromisedOn::kDocument;
+  return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows,
+                  target_error);
 }
 
 // What each layer selects. A fidelity gives way to a top_k where that is allowed and nothing was measured;
@@ -66,10 +66,9 @@ absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply&
   std::vector<select::Selection> selections;
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection)) {
     const absl::StatusOr<RowPlan> plan =
-        PlanFidelity(opened, model, config, fidelity->target_error);
+        PlanFidelity(opened, model, config, fidelity->target_error, on);
     if (plan.ok()) {
       promised = plan->error;
-      on = plan->on;
       selections = LayerSelections(config, plan->rows, model.shape, zone_rows);
     } else {
       if (!absl::IsFailedPrecondition(plan.status()) || !fidelity->or_top_k.has_value())

@@ -70,23 +70,8 @@ absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name) {
       absl::StrCat("fidelity=", name, " is none of fast, balanced, faithful"));
 }
 
-absl::string_view PromisedOnName(PromisedOn on) {
-  switch (on) {
-    case PromisedOn::kNothing:
-      return "nothing";
-    case PromisedOn::kWholeZone:
-      return "whole zone";
-    case PromisedOn::kDocument:
-      return "document";
-    case PromisedOn::kProbe:
-      return "probe";
-  }
-  return "";
-}
-
-PromisedOn MeasuredOn(const v1::Manifest& manifest) {
-  if (manifest.head_fidelity().empty()) return PromisedOn::kNothing;
-  return manifest.head_fidelity(0).probe_queries() > 0 ? PromisedOn::kProbe : PromisedOn::kDocument;
+bool MeasuredOnProbe(const v1::Manifest& manifest) {
+  return !manifest.head_fidelity().empty() && manifest.head_fidelity(0).probe_queries() > 0;
 }
 
 absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, bool estimate) {

@@ -41,25 +41,16 @@ struct HeadErrors {
   std::vector<double> error;  // [rows]
 };
 
-// What a plan's error was measured on.
-enum class PromisedOn : uint8_t {
-  kNothing = 0,    // rows were chosen by number, range or mass
-  kWholeZone = 1,  // all rows are attended: there is no error
-  kDocument = 2,   // the document's own queries alone, which questions are unlike
-  kProbe = 3,      // queries of what may come behind the document, too
-};
-absl::string_view PromisedOnName(PromisedOn on);
-
 struct RowPlan {
   std::vector<int64_t> rows;  // [layers, kv_heads]
   double error = 0;           // promised
-  PromisedOn on = PromisedOn::kNothing;
 };
 
 // Of a context: [layers, kv_heads]. estimate: whether the decoder's attention has the estimation
 // term. FailedPrecondition: the context was not measured; DataLoss: it is not whole.
 absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, bool estimate);
-PromisedOn MeasuredOn(const v1::Manifest& manifest);
+// Whether on queries of what may come behind the document, too; else on its own alone.
+bool MeasuredOnProbe(const v1::Manifest& manifest);
 
 // target > 0; of heads [first, end) that are planned; the others get no rows and no error.
 RowPlan PlanRows(const std::vector<HeadErrors>& heads, int64_t first, int64_t zone_rows,

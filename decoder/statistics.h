@@ -7,7 +7,6 @@
 
 #include "absl/types/span.h"
 #include "common/selection.h"
-#include "decoder/fidelity.h"
 
 namespace carrel::decoder {
 
@@ -69,6 +68,14 @@ struct CountShare {
 // What was counted in all[0] since `before`, for the tokens of all, becomes each one's part by its
 // tokens; what is left over stays where it was counted. What is measured is not shared.
 void ShareCounts(const LayerStatistics& before, absl::Span<const CountShare> all);
+
+// What the error that a plan of rows promises was measured on.
+enum class PromisedOn : uint8_t {
+  kNothing = 0,    // rows were chosen by number, range or mass
+  kWholeZone = 1,  // all rows are attended: there is no error
+  kDocument = 2,   // the document's own queries alone, which questions are unlike
+  kProbe = 3,      // queries of what may come behind the document, too
+};
 
 struct Statistics {
   std::vector<LayerStatistics> layers;

@@ -269,7 +269,8 @@ TEST_F(ChatTokensTest, AProbe_IsWhatAQuestionWouldBe_AndPlainWithoutATemplateTha
   const std::string first = absl::StrCat("\n\n", turns[0].question, "\n", turn, "assistant:");
   EXPECT_THAT(text_of(of_turn),
               testing::StartsWith(absl::StrCat(first, " ", turns[0].answer, "\n", turn, "user: ")));
-  EXPECT_EQ(text_of("{% if messages[1] %}{{ raise_exception('one') }}{% endif %}" + of_turn), first);
+  EXPECT_EQ(text_of("{% if messages[1] %}{{ raise_exception('one') }}{% endif %}" + of_turn),
+            first);
   const std::string plain = *tokenizer_->Decode(*model::PlainProbe(*tokenizer_), false);
   EXPECT_THAT(plain, testing::StartsWith(absl::StrCat("\n\nQuestion: ", turns[0].question)));
   EXPECT_EQ(text_of("{{ raise_exception('none') }}"), plain);

@@ -48,12 +48,12 @@ struct Sizes {
         before(drift_tokens * config.hidden_size),
         rechecked(rechecked * config.hidden_size) {}
 
-  const int64_t chunk;    // tokens
-  const int64_t hidden;   // floats
-  const int64_t q_width;  // elements of all q heads of a token
-  const int64_t rows;     // elements of the document's K, and of V
+  const int64_t chunk;       // tokens
+  const int64_t hidden;      // floats
+  const int64_t q_width;     // elements of all q heads of a token
+  const int64_t rows;        // elements of the document's K, and of V
   const int64_t probe_rows;  // the same of the probe
-  const int64_t samples;  // floats
+  const int64_t samples;     // floats
   const int64_t drift_tokens;
   const int64_t before;     // floats that enter a layer, of those tokens
   const int64_t rechecked;  // the same, of those that are computed again

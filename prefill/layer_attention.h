@@ -61,8 +61,8 @@ class LayerAttention : public model::Attention {
   std::vector<float> turn_back_;  // undo_rope with its sign changed
   Position filled_ = 0;
   size_t next_sample_ = 0;
-  std::vector<std::vector<float>> k_, v_;    // [kv_heads] of [tokens and probe, head_dim]
-  std::vector<std::vector<float>> queries_;  // [kv_heads] of [samples, group, head_dim]
+  std::vector<std::vector<float>> k_, v_;          // [kv_heads] of [tokens and probe, head_dim]
+  std::vector<std::vector<float>> queries_;        // [kv_heads] of [samples, group, head_dim]
   std::vector<std::vector<float>> probe_queries_;  // [kv_heads] of [probe, group, head_dim]
 };
 

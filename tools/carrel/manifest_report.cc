@@ -219,7 +219,7 @@ void PrintFidelity(const v1::Manifest& manifest) {
   std::printf(
       "), measured on %s, and the share of the spread that its estimation term counts (-: no "
       "term)",
-      decoder::MeasuredOn(manifest) == decoder::PromisedOn::kProbe
+      decoder::MeasuredOnProbe(manifest)
           ? absl::StrFormat("a probe of %d tokens", manifest.probe().token_ids_size()).c_str()
           : "the document's own queries");
   for (int i = 0; i < manifest.head_fidelity_size(); ++i) {

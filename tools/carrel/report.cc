@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/progress.h"
-#include "decoder/fidelity.h"
 
 namespace carrel::tools {
 namespace {
@@ -69,6 +68,20 @@ double CameOut(const decoder::Statistics& statistics) {
   return layers == 0 ? 0 : std::sqrt(sum / static_cast<double>(layers));
 }
 
+nlohmann::json PromisedOnName(decoder::PromisedOn on) {
+  switch (on) {
+    case decoder::PromisedOn::kNothing:
+      return nullptr;
+    case decoder::PromisedOn::kWholeZone:
+      return "whole zone";
+    case decoder::PromisedOn::kDocument:
+      return "document";
+    case decoder::PromisedOn::kProbe:
+      return "probe";
+  }
+  return nullptr;
+}
+
 // Where a promise holds for another reason than that a question's queries were foreseen, or may not.
 const char* Remark(decoder::PromisedOn on) {
   if (on == decoder::PromisedOn::kWholeZone) return " (a short zone: all of its rows)";
@@ -118,7 +131,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
           {"rows_per_layer_and_token", rows / layer_count},
           {"target_error", statistics.target_error},
           {"promised_error", statistics.promised_error},
-          {"promised_on", decoder::PromisedOnName(statistics.promised_on)},
+          {"promised_on", PromisedOnName(statistics.promised_on)},
           {"bytes_sent", statistics.bytes_sent},
           {"bytes_received", statistics.bytes_received},
           {"window_bytes", statistics.window_bytes},

@@ -61,11 +61,11 @@ struct QueryFidelity {
 };
 
 struct HeadFidelity {
-  int64_t queries = 0;     // tokens measured; 0: the document was too short, and nothing is known
+  int64_t queries = 0;  // tokens measured; 0: the document was too short, and nothing is known
   int64_t probe_queries = 0;  // of them, the probe's
-  bool estimate = false;   // the term helps
-  float spread_share = 0;  // of this head's term; kDefaultSpreadShare where nothing is known
-  double output = 0;       // mean square of an output of a q head, as its norm's, in the layer
+  bool estimate = false;      // the term helps
+  float spread_share = 0;     // of this head's term; kDefaultSpreadShare where nothing is known
+  double output = 0;          // mean square of an output of a q head, as its norm's, in the layer
   std::vector<double> with, without;  // [kFidelityBudgets]: errors with and without the term
   std::vector<QueryFidelity> of_query;
 };

@@ -149,6 +149,19 @@ std::vector<TokenId> ProbeOf(const PrefillConfig& config, const model::Checkpoin
   return probe;
 }
 
+// Of a job that was found: as ProbeOf would have made it, of these tokens or others.
+absl::Status CheckProbe(const PrefillConfig& config, const model::Checkpoint& checkpoint,
+                        const v1::Manifest& job) {
+  const std::vector<TokenId> probe(job.probe().token_ids().begin(), job.probe().token_ids().end());
+  PrefillConfig of_found = config;
+  of_found.probe = probe;
+  const absl::Status valid = model::ValidateTokenIds(probe, checkpoint.config);
+  if (valid.ok() && ProbeOf(of_found, checkpoint, job.tokens()) == probe) return valid;
+  return absl::FailedPreconditionError(
+      absl::StrCat("an interrupted prefill of \"", job.name(), "\" has a probe of ", probe.size(),
+                   " tokens that is none; to discard it pass --restart"));
+}
+
 absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {
   return absl::string_view(reinterpret_cast<const char*>(tokens.data()),
                            tokens.size() * sizeof(TokenId));
@@ -605,6 +618,7 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
     job.clear_probe();
     if (found->has_probe()) *job.mutable_probe() = found->probe();
     RETURN_IF_ERROR(SameJob(*found, job));
+    RETURN_IF_ERROR(CheckProbe(config, checkpoint, job));
     job.set_context_id(found->context_id());
   } else {
     if (!absl::IsNotFound(found.status()))

@@ -294,9 +294,39 @@ TEST_F(PrefillTest, Probe_IsMeasuredAndOtherwiseLeavesNoTrace) {
   EXPECT_EQ(manifests[0].token_ids_sha256(), manifests[1].token_ids_sha256());
   EXPECT_EQ(manifests[1].tokens(), 1100);
   EXPECT_FALSE(manifests[0].has_probe());
-  EXPECT_EQ(manifests[1].probe().token_ids_size(), 64);
+  EXPECT_EQ(manifests[1].probe().token_ids_size(), 48);
   EXPECT_EQ(manifests[0].head_fidelity(0).probe_queries(), 0u);
   EXPECT_GT(manifests[1].head_fidelity(0).probe_queries(), 0u);
+}
+
+TEST_F(PrefillTest, InterruptedJob_GoesOnWithTheProbeThatItBeganWith) {
+  const std::vector<TokenId> tokens = RandomTokens(rng_, 1100), first = RandomTokens(rng_, 48);
+  const auto manifest = [&] {
+    const auto store = kvstore::Store::Open(config_.store_folder, kvstore::StoreMode::kReadOnly);
+    return *(*store)->GetManifest("doc");
+  };
+  config_.probe = first;
+  config_.store_folder = folder_ + "/whole";
+  CARREL_ASSERT_OK(Run(tokens));
+  const v1::Manifest whole = manifest();
+  const std::vector<std::string> stored = Payloads(config_.store_folder);
+  config_.store_folder = folder_ + "/resumed";
+  int blocks = 0;
+  config_.wanted = [&] { return ++blocks < 14; };  // in the fifth layer, of three blocks each
+  EXPECT_THAT(Run(tokens), StatusIs(absl::StatusCode::kCancelled, "cancelled"));
+  config_.wanted = nullptr;
+  config_.probe = RandomTokens(rng_, 30);
+  const auto report = Run(tokens);
+  CARREL_ASSERT_OK(report);
+  EXPECT_GT(report->resumed_layers, 0);
+  EXPECT_EQ(Payloads(config_.store_folder), stored);
+  const v1::Manifest resumed = manifest();
+  EXPECT_EQ(resumed.probe().SerializeAsString(), whole.probe().SerializeAsString());
+  ASSERT_EQ(resumed.head_fidelity_size(), whole.head_fidelity_size());
+  for (int i = 0; i < whole.head_fidelity_size(); ++i) {
+    EXPECT_EQ(resumed.head_fidelity(i).SerializeAsString(),
+              whole.head_fidelity(i).SerializeAsString());
+  }
 }
 
 // A document that fits without a probe fits; one that is attended whole needs none.
@@ -315,7 +345,7 @@ TEST_F(PrefillTest, Probe_IsCutWhereTheModelEnds_AndLeftOutOfShortDocuments) {
   };
   EXPECT_EQ(probe_of(1099), 1);
   EXPECT_EQ(probe_of(1080), 20);
-  EXPECT_EQ(probe_of(1030), 64);
+  EXPECT_EQ(probe_of(1030), 48);
   EXPECT_EQ(probe_of(300), 0);
 }
 

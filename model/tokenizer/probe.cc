@@ -8,7 +8,7 @@
 namespace carrel::model {
 namespace {
 
-constexpr int64_t kFewestTokens = 64, kMostTokens = 128, kDocumentTokensPerOne = 64;
+constexpr int64_t kFewestTokens = 48, kMostTokens = 128, kDocumentTokensPerOne = 80;
 // Below, less than 1,024 rows lie between sink and local, whatever these are.
 constexpr int64_t kShortDocument = 1024;
 

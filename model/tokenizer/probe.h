@@ -3,8 +3,8 @@
 //         through the model behind the document and measures on their queries what rows leave
 //         (kvstore/index/summaries/fidelity.h): a question's queries are unlike those of a document's
 //         own tokens, whose errors were promised and exceeded up to three times (decision 092).
-// Math:   a probe of n tokens costs about n / tokens of prefill; ProbeTokens is at most 1/64 of the
-//         document from 4,096 tokens on.
+// Math:   a probe of n tokens costs about n / tokens of prefill; ProbeTokens is at most 1/80 of the
+//         document from 3,840 tokens on.
 // Edge:   a document whose zone is attended whole under every fidelity needs none.
 // Errors: those of the tokenizer.
 // Threads: any.

@@ -168,6 +168,7 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                                  {"query_drift", sizes.query_drift}}},
                                {"layer_bytes", layers},
                                {"head_indexes", HeadIndexesToJson(manifest)},
+                               {"probe_tokens", manifest.probe().token_ids_size()},
                                {"head_fidelity", FidelityToJson(manifest)},
                                {"head_statistics", heads}};
   return DumpJson(json);

@@ -37,12 +37,13 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
 
 // Rows per KV head, of what prefill measured.
 absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
-                                     const RetrievalConfig& config, double target_error) {
+                                     const RetrievalConfig& config, double target_error,
+                                     PromisedOn& on) {
   const v1::Manifest& manifest = opened.manifest();
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
-  const bool too_short = manifest.head_fidelity().empty() && manifest.tokens() <= kUnmeasuredTokens;
-  if (zone_rows == 0 || too_short) {  // nothing to leave out, or nothing to gain
+  if (zone_rows < kWholeZoneRows) {  // nothing to gain
     const auto all = static_cast<size_t>(model.shape.layers) * model.shape.kv_heads;
+    on = PromisedOn::kWholeZone;
     return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0};
   }
   ASSIGN_OR_RETURN(std::vector<HeadErrors> heads,
@@ -52,21 +53,22 @@ absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::M
     const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
     if (model.Window(Layer(layer)) > 0) heads[i].output = 0;
   }
+  on = MeasuredOnProbe(manifest) ? PromisedOn::kProbe : PromisedOn::kDocument;
   return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows,
                   target_error);
 }
 
 // What each layer selects. A fidelity gives way to a top_k where that is allowed and nothing was measured;
-// promised: the error that it promises.
+// promised, on: the error that it promises, and what that was measured on.
 absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply& opened,
                                                             const model::ModelConfig& model,
                                                             RetrievalConfig& config,
-                                                            double& promised) {
+                                                            double& promised, PromisedOn& on) {
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
   std::vector<select::Selection> selections;
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection)) {
     const absl::StatusOr<RowPlan> plan =
-        PlanFidelity(opened, model, config, fidelity->target_error);
+        PlanFidelity(opened, model, config, fidelity->target_error, on);
     if (plan.ok()) {
       promised = plan->error;
       selections = LayerSelections(config, plan->rows, model.shape, zone_rows);
@@ -144,7 +146,9 @@ absl::StatusOr<PlanQuestion> QuestionOf(const v1::OpenReply& opened,
         heads * select::MostRows(selection, question.zone_rows, opened.limits().max_top_k());
     return question;
   }
-  const absl::StatusOr<RowPlan> rows = PlanFidelity(opened, model, config, fidelity->target_error);
+  PromisedOn on = PromisedOn::kNothing;
+  const absl::StatusOr<RowPlan> rows =
+      PlanFidelity(opened, model, config, fidelity->target_error, on);
   if (rows.ok()) {
     question.chosen_rows = std::accumulate(rows->rows.begin(), rows->rows.end(), int64_t{0});
     question.promised = rows->error;
@@ -257,7 +261,7 @@ absl::Status Decoder::OpenZone(const v1::OpenReply& opened, const std::string& c
   }
   RETURN_IF_ERROR(ResolveEstimate(device_, host_rows.get(), config));
   ASSIGN_OR_RETURN(std::vector<select::Selection> selections,
-                   SelectionsOf(opened, checkpoint_.config, config, promised_error_));
+                   SelectionsOf(opened, checkpoint_.config, config, promised_error_, promised_on_));
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
     target_error_ = fidelity->target_error;
   RETURN_IF_ERROR(RowCache::Slots(config, checkpoint_.config.shape, selections,
@@ -300,6 +304,7 @@ absl::Status Decoder::OpenByPlan(const v1::OpenReply& opened, const std::string&
     }
     const bool alone = model::GpuReservation::all() == 0;
     const absl::Status status = OpenZone(opened, context, std::move(taken), pool, std::move(rows));
+    if (way.dense && target_error_ > 0) promised_on_ = PromisedOn::kWholeZone;
     if (!absl::IsResourceExhausted(status) || !alone || options.way.has_value() ||
         way.place == Place::kStore)
       return status;
@@ -456,6 +461,7 @@ Statistics Decoder::statistics() const {
   Statistics statistics = pass_->statistics();
   statistics.target_error = target_error_;
   statistics.promised_error = promised_error_;
+  statistics.promised_on = promised_on_;
   return statistics;
 }
 

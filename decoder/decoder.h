@@ -154,6 +154,7 @@ class Decoder {
   std::string content_id_;
   double target_error_ = 0, promised_error_ = 0;
   std::optional<Plan> plan_;
+  PromisedOn promised_on_ = PromisedOn::kNothing;
   int64_t max_tokens_;                   // of context, prompt and answer together
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone

@@ -555,7 +555,7 @@ TEST_F(CliOutputTest, Fidelity_OfAShortZone_TakesAllRowsAndPromisesNoError) {
   }
   const Outcome shown = ask({"--fidelity", "fast"});
   EXPECT_THAT(shown.out + shown.err,
-              testing::HasSubstr("aimed at 0.050, promised 0.000 (a short zone: all of its rows)"));
+              testing::HasSubstr("aimed at 0.050, promised 0.000 (all rows of the zone)"));
   const json by_number = JsonOf(ask({"--json", "--top-k", "8", "--dense-layers", "0"}))["stats"];
   EXPECT_EQ(by_number["rows_per_layer_and_token"], 16);
 }

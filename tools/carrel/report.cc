@@ -84,7 +84,7 @@ nlohmann::json PromisedOnName(decoder::PromisedOn on) {
 
 // Where a promise holds for another reason than that a question's queries were foreseen, or may not.
 const char* Remark(decoder::PromisedOn on) {
-  if (on == decoder::PromisedOn::kWholeZone) return " (a short zone: all of its rows)";
+  if (on == decoder::PromisedOn::kWholeZone) return " (all rows of the zone)";
   if (on == decoder::PromisedOn::kDocument) return " (on the document's own queries)";
   return "";
 }

@@ -38,8 +38,7 @@ absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::M
                                      const RetrievalConfig& config, double target_error) {
   const v1::Manifest& manifest = opened.manifest();
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
-  const bool too_short = manifest.head_fidelity().empty() && manifest.tokens() <= kUnmeasuredTokens;
-  if (zone_rows == 0 || too_short) {  // nothing to leave out, or nothing to gain
+  if (zone_rows < kWholeZoneRows) {  // nothing to gain
     const auto all = static_cast<size_t>(model.shape.layers) * model.shape.kv_heads;
     return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0};
   }

@@ -30,8 +30,9 @@ enum class Fidelity : uint8_t { kFast = 0, kBalanced = 1, kFaithful = 2 };
 double TargetError(Fidelity fidelity);
 absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name);
 
-// Documents of so many tokens are all window to what measures them, which then measures nothing.
-inline constexpr int64_t kUnmeasuredTokens = 68;
+// A zone of fewer rows is attended whole under any fidelity: so few cost next to nothing, and of a
+// short text what its own queries leave says little of a question's (decision 028).
+inline constexpr int64_t kWholeZoneRows = 1024;
 
 // Of one layer and KV head.
 struct HeadErrors {

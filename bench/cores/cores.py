@@ -142,6 +142,7 @@ def table(flags, rows):
         return [r for r in rows if r["what"] == what and r["threads"] == t and all(r[k] == v for k, v in wanted.items())]
 
     line("floor: tokens/s if weights alone are read", [1000 / of("floor", t)[0]["read_ms"] for t in threads])
+    line("a loop of 4 us of work, us", [of("floor", t)[0]["loop_us"] for t in threads])
     line("products alone, tokens/s", [of("floor", t)[0]["products_tokens_per_s"] for t in threads])
     for name, _ in flags.programs:
         for length in flags.lengths:

@@ -2,7 +2,8 @@
 //        One JSON object per number of threads.
 // Math:  read_ms: every weight byte of a token once, each thread a stretch of its own, the best of some
 //        rounds: the floor of a token. products: each thread takes 128 tokens of its own through every
-//        product of a layer, layer after layer, and waits for nobody; tokens/s of all layers.
+//        product of a layer, layer after layer, and waits for nobody; tokens/s of all layers. loop_us: a
+//        loop of the pool with two units of 2 us for each thread, of which 4 us are work; the best of some.
 // Usage: cores_bench MODEL THREADS...
 #include <algorithm>
 #include <atomic>
@@ -176,6 +177,24 @@ double ProductsTokensPerSecond(const model::Checkpoint& checkpoint, int threads)
   return static_cast<double>(passed * kTokens) / seconds / static_cast<double>(layers);
 }
 
+double LoopMicroseconds(int threads) {
+  constexpr int kRounds = 40, kLoops = 100;
+  ThreadPool pool(threads - 1);
+  double best = 1e9;
+  for (int round = 0; round < kRounds; ++round) {
+    const absl::Time start = absl::Now();
+    for (int i = 0; i < kLoops; ++i) {
+      pool.ParallelFor(2 * threads, [](int64_t) {
+        const absl::Time end = absl::Now() + absl::Microseconds(2);
+        while (absl::Now() < end) {
+        }
+      });
+    }
+    best = std::min(best, absl::ToDoubleMicroseconds(absl::Now() - start) / kLoops);
+  }
+  return best;
+}
+
 absl::Status Run(const std::string& path, const std::vector<int>& threads) {
   const model::DigestCache cache(model::DigestCache::DefaultFolder());
   ThreadPool pool(UsableCores() - 1);
@@ -191,7 +210,8 @@ absl::Status Run(const std::string& path, const std::vector<int>& threads) {
         {"weight_bytes", bytes},
         {"read_ms", 1000 * read},
         {"read_gb_per_s", static_cast<double>(bytes) / read / 1e9},
-        {"products_tokens_per_s", ProductsTokensPerSecond(checkpoint, count)}};
+        {"products_tokens_per_s", ProductsTokensPerSecond(checkpoint, count)},
+        {"loop_us", LoopMicroseconds(count)}};
     std::printf("%s\n", json.dump().c_str());
     std::fflush(stdout);
   }

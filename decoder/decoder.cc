@@ -35,11 +35,13 @@ int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
 
 // Rows per KV head, of what prefill measured.
 absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
-                                     const RetrievalConfig& config, double target_error) {
+                                     const RetrievalConfig& config, double target_error,
+                                     PromisedOn& on) {
   const v1::Manifest& manifest = opened.manifest();
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
   if (zone_rows < kWholeZoneRows) {  // nothing to gain
     const auto all = static_cast<size_t>(model.shape.layers) * model.shape.kv_heads;
+    on = PromisedOn::kWholeZone;
     return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0};
   }
   ASSIGN_OR_RETURN(std::vector<HeadErrors> heads,
@@ -49,21 +51,22 @@ absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::M
     const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
     if (model.Window(Layer(layer)) > 0) heads[i].output = 0;
   }
+  on = MeasuredOnProbe(manifest) ? PromisedOn::kProbe : PromisedOn::kDocument;
   return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows,
                   target_error);
 }
 
 // What each layer selects. A fidelity gives way to a top_k where that is allowed and nothing was measured;
-// promised: the error that it promises.
+// promised, on: the error that it promises, and what that was measured on.
 absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply& opened,
                                                             const model::ModelConfig& model,
                                                             RetrievalConfig& config,
-                                                            double& promised) {
+                                                            double& promised, PromisedOn& on) {
   const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
   std::vector<select::Selection> selections;
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection)) {
     const absl::StatusOr<RowPlan> plan =
-        PlanFidelity(opened, model, config, fidelity->target_error);
+        PlanFidelity(opened, model, config, fidelity->target_error, on);
     if (plan.ok()) {
       promised = plan->error;
       selections = LayerSelections(config, plan->rows, model.shape, zone_rows);
@@ -171,7 +174,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   }
   RETURN_IF_ERROR(ResolveEstimate(device, host_rows.get(), config));
   ASSIGN_OR_RETURN(std::vector<select::Selection> selections,
-                   SelectionsOf(opened, checkpoint.config, config, decoder->promised_error_));
+                   SelectionsOf(opened, checkpoint.config, config, decoder->promised_error_,
+                                decoder->promised_on_));
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
     decoder->target_error_ = fidelity->target_error;
   RETURN_IF_ERROR(RowCache::Slots(config, checkpoint.config.shape, selections,
@@ -346,6 +350,7 @@ Statistics Decoder::statistics() const {
   Statistics statistics = pass_->statistics();
   statistics.target_error = target_error_;
   statistics.promised_error = promised_error_;
+  statistics.promised_on = promised_on_;
   return statistics;
 }
 

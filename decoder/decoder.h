@@ -139,6 +139,7 @@ class Decoder {
   int64_t most_given_up_ = 0;
   std::string content_id_;
   double target_error_ = 0, promised_error_ = 0;
+  PromisedOn promised_on_ = PromisedOn::kNothing;
   int64_t max_tokens_;                   // of context, prompt and answer together
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone

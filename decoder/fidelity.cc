@@ -70,6 +70,10 @@ absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name) {
       absl::StrCat("fidelity=", name, " is none of fast, balanced, faithful"));
 }
 
+bool MeasuredOnProbe(const v1::Manifest& manifest) {
+  return !manifest.head_fidelity().empty() && manifest.head_fidelity(0).probe_queries() > 0;
+}
+
 absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, bool estimate) {
   const int64_t kv_heads = manifest.kv_heads(), heads = int64_t{manifest.layers()} * kv_heads;
   if (manifest.head_fidelity().empty()) {

@@ -31,7 +31,7 @@ double TargetError(Fidelity fidelity);
 absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name);
 
 // A zone of fewer rows is attended whole under any fidelity: so few cost next to nothing, and of a
-// short text what its own queries leave says little of a question's (decision 028).
+// short text what its own queries leave says little of a question's (decision 092).
 inline constexpr int64_t kWholeZoneRows = 1024;
 
 // Of one layer and KV head.
@@ -49,6 +49,8 @@ struct RowPlan {
 // Of a context: [layers, kv_heads]. estimate: whether the decoder's attention has the estimation
 // term. FailedPrecondition: the context was not measured; DataLoss: it is not whole.
 absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, bool estimate);
+// Whether on queries of what may come behind the document, too; else on its own alone.
+bool MeasuredOnProbe(const v1::Manifest& manifest);
 
 // target > 0; of heads [first, end) that are planned; the others get no rows and no error.
 RowPlan PlanRows(const std::vector<HeadErrors>& heads, int64_t first, int64_t zone_rows,

@@ -69,10 +69,19 @@ struct CountShare {
 // tokens; what is left over stays where it was counted. What is measured is not shared.
 void ShareCounts(const LayerStatistics& before, absl::Span<const CountShare> all);
 
+// What the error that a plan of rows promises was measured on.
+enum class PromisedOn : uint8_t {
+  kNothing = 0,    // rows were chosen by number, range or mass
+  kWholeZone = 1,  // all rows are attended: there is no error
+  kDocument = 2,   // the document's own queries alone, which questions are unlike
+  kProbe = 3,      // queries of what may come behind the document, too
+};
+
 struct Statistics {
   std::vector<LayerStatistics> layers;
   double target_error = 0;    // aimed at; 0: rows were chosen by number, range or mass
   double promised_error = 0;  // by the rows chosen for it, as prefill measured them
+  PromisedOn promised_on = PromisedOn::kNothing;
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
   int64_t window_bytes = 0;

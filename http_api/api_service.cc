@@ -20,6 +20,7 @@
 #include "common/thrown.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
+#include "http_api/chat_probe.h"
 #include "http_api/completions_api.h"
 #include "http_api/contexts_api.h"
 #include "http_api/document_body.h"
@@ -117,6 +118,9 @@ class OpenAiService final : public ApiService {
       documents.derived_weights = config_.answerer.derived_weights;
       documents.still_may = [this](const std::string& who, const std::string& context) {
         return StillMay(who, context);
+      };
+      documents.probe = [this](absl::Span<const TokenId> document) {
+        return ChatProbe(chat_.get(), *model_->checkpoint().tokenizer, document);
       };
       ASSIGN_OR_RETURN(documents_, Documents::Create(documents, model_, store_, answerer_.get()));
     }

@@ -10,7 +10,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "http_api/api_error.h"
+#include "http_api/chat_probe.h"
 #include "model/checkpoint.h"
+#include "model/tokenizer/probe.h"
 #include "model/tokenizer/tokenizer_test_util.h"
 
 namespace carrel::http_api {
@@ -245,6 +247,34 @@ TEST_F(ChatTokensTest, ATextIsNeverAControlToken_InAThousandFuzzedMessages) {
   }
   EXPECT_GT(holding, messages_seen / 4) << "few messages hold a control token: the test is weak";
   EXPECT_LT(refused, messages_seen / 10);
+}
+
+// A probe goes on in the turn of a document, as a question does, in words of its own.
+TEST_F(ChatTokensTest, AProbe_IsWhatAQuestionWouldBe_AndPlainWithoutATemplateThatTakesIt) {
+  const auto control = ControlTokens(*tokenizer_);
+  const auto other = std::find_if(control.begin(), control.end(), [&](const auto& token) {
+    return token.first != tokenizer_->bos_token_id();
+  });
+  ASSERT_NE(other, control.end());
+  const std::string turn = other->second;
+  const std::string of_turn = "{% for m in messages %}" + turn +
+                              "{{ m.role }}: {{ m.content | trim }}\n{% endfor %}" + turn +
+                              "assistant:";
+  const std::vector<TokenId> document = *tokenizer_->Encode(turn + "user: The document.");
+  const auto text_of = [&](const std::string& source) {
+    const auto chat = Made(source);
+    return *tokenizer_->Decode(ChatProbe(chat.get(), *tokenizer_, document), false);
+  };
+  const absl::Span<const model::ProbeTurn> turns = model::ProbeTurns();
+  const std::string first = absl::StrCat("\n\n", turns[0].question, "\n", turn, "assistant:");
+  EXPECT_THAT(text_of(of_turn),
+              testing::StartsWith(absl::StrCat(first, " ", turns[0].answer, "\n", turn, "user: ")));
+  EXPECT_EQ(text_of("{% if messages[1] %}{{ raise_exception('one') }}{% endif %}" + of_turn),
+            first);
+  const std::string plain = *tokenizer_->Decode(*model::PlainProbe(*tokenizer_), false);
+  EXPECT_THAT(plain, testing::StartsWith(absl::StrCat("\n\nQuestion: ", turns[0].question)));
+  EXPECT_EQ(text_of("{{ raise_exception('none') }}"), plain);
+  EXPECT_EQ(*tokenizer_->Decode(ChatProbe(nullptr, *tokenizer_, document), false), plain);
 }
 
 TEST_F(ChatTokensTest, ADocumentThatBeganTheFirstTurn_IsGoneOnWithInIt) {

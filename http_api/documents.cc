@@ -588,6 +588,7 @@ class PrefillingDocuments final : public Documents {
       job.Tell();
     };
     options.wanted = [&] { return !job.cancelled && !stopping_; };
+    if (config_.probe != nullptr) options.probe = config_.probe(job.tokens);
     const std::string name = job.document.name;
     auto run = [&] { return Prefill(model_handle_, job.tokens, store_handle_, name, options); };
     Result<PrefillReport> report = run();

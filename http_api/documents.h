@@ -47,6 +47,8 @@ struct DocumentsConfig {
   int64_t keep =
       0;  // contexts of prompts that are kept unasked, of one key; the least recently used goes
   int64_t keep_tokens = 4096;  // of a prompt's document, at least
+  // What comes behind a document of these tokens where somebody asks about it (chat_probe.h); null: plain questions.
+  std::function<std::vector<TokenId>(absl::Span<const TokenId> document)> probe;
   // How contexts are opened here, which says whether they are usable.
   decoder::RetrievalConfig retrieval;
   bool derived_weights = false;

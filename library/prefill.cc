@@ -31,6 +31,7 @@ absl::StatusOr<prefill::PrefillConfig> ConfigOf(const std::string& name,
   if (options.gpu_memory > 0) config.gpu_memory = options.gpu_memory;
   config.restart = options.restart;
   config.wanted = options.wanted;
+  if (options.probe.has_value()) config.probe.emplace(options.probe->begin(), options.probe->end());
   return config;
 }
 

@@ -13,7 +13,7 @@ namespace carrel::prefill {
 namespace {
 
 std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model, int64_t tokens,
-                                              std::vector<Position> sample_positions,
+                                              int64_t probe, std::vector<Position> sample_positions,
                                               const AttentionConfig& config, ThreadPool* pool) {
   const std::vector<float> inv_freq = model::RopeInvFreq(model.rope, model.shape.head_dim);
   const bool undo =
@@ -21,8 +21,9 @@ std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model, i
   std::vector<float> undo_rope = undo ? inv_freq : std::vector<float>();
   if (config.kind == AttentionKind::kDense) {
     return std::make_unique<DenseAttention>(model.shape, tokens, std::move(sample_positions),
-                                            std::move(undo_rope), pool, model.Windows());
+                                            std::move(undo_rope), pool, model.Windows(), probe);
   }
+  CARREL_CHECK(probe == 0);
   return std::make_unique<SparseAttention>(config, model.shape, tokens, std::move(sample_positions),
                                            std::move(undo_rope), inv_freq,
                                            model.max_position_embeddings, pool);
@@ -30,12 +31,13 @@ std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model, i
 
 class CpuForward final : public LayerForward {
  public:
-  CpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
+  CpuForward(const model::Checkpoint& checkpoint, int64_t tokens, int64_t probe,
              std::vector<Position> sample_positions, std::vector<Position> recheck_positions,
              const AttentionConfig& attention, int64_t block_tokens, ThreadPool* pool)
       : shape_(checkpoint.config.shape),
         hidden_size_(checkpoint.config.hidden_size),
         tokens_(tokens),
+        all_tokens_(tokens + probe),
         block_tokens_(block_tokens),
         drift_positions_(SamplePositions(tokens, kDriftTokens)),
         recheck_positions_(std::move(recheck_positions)),
@@ -47,9 +49,9 @@ class CpuForward final : public LayerForward {
                                            : model::RopeStage::kLeftOut,
                                        checkpoint.adapter)),
         transformer_(backend_.get()),
-        attention_(
-            MakeAttention(checkpoint.config, tokens, std::move(sample_positions), attention, pool)),
-        hidden_(static_cast<size_t>(tokens * hidden_size_)) {}
+        attention_(MakeAttention(checkpoint.config, tokens, probe, std::move(sample_positions),
+                                 attention, pool)),
+        hidden_(static_cast<size_t>(all_tokens_ * hidden_size_)) {}
 
   absl::Status Embed(const std::vector<TokenId>& tokens) override {
     return backend_->Embed(tokens, hidden_.data());
@@ -69,13 +71,13 @@ class CpuForward final : public LayerForward {
     std::vector<float> entering = HiddenOf(recheck_positions_);
     for (int64_t at = 0; at < tokens_; at += block_tokens_) {
       const int64_t n = std::min(block_tokens_, tokens_ - at);
-      float* const hidden = &hidden_[at * hidden_size_];
-      if (rows_only) {
-        RETURN_IF_ERROR(transformer_.ProjectLayer(layer, n, at, hidden, *attention_));
-      } else {
-        RETURN_IF_ERROR(transformer_.ForwardLayer(layer, n, at, hidden, *attention_));
-      }
+      RETURN_IF_ERROR(RunBlock(layer, rows_only, at, n));
       RETURN_IF_ERROR(passed(at + n));
+    }
+    // The probe never shares a block with the document: how many tokens pass together may show in
+    // their bits.
+    for (int64_t at = tokens_; at < all_tokens_; at += block_tokens_) {
+      RETURN_IF_ERROR(RunBlock(layer, rows_only, at, std::min(block_tokens_, all_tokens_ - at)));
     }
     LayerRows rows = attention_->TakeLayer(layer);
     rows.query_drift = std::move(drift);
@@ -87,6 +89,12 @@ class CpuForward final : public LayerForward {
   int64_t device_bytes() const override { return 0; }
 
  private:
+  absl::Status RunBlock(Layer layer, bool rows_only, int64_t at, int64_t n) {
+    float* const hidden = &hidden_[at * hidden_size_];
+    return rows_only ? transformer_.ProjectLayer(layer, n, at, hidden, *attention_)
+                     : transformer_.ForwardLayer(layer, n, at, hidden, *attention_);
+  }
+
   std::vector<float> HiddenOf(const std::vector<Position>& positions) const {
     std::vector<float> of;
     of.reserve(positions.size() * static_cast<size_t>(hidden_size_));
@@ -127,7 +135,7 @@ class CpuForward final : public LayerForward {
 
   const AttentionShape shape_;
   const int64_t hidden_size_;
-  const int64_t tokens_;
+  const int64_t tokens_, all_tokens_;  // with the probe's
   const int64_t block_tokens_;
   const std::vector<Position> drift_positions_, recheck_positions_;
   const model::ModelConfig& config_;
@@ -142,11 +150,11 @@ class CpuForward final : public LayerForward {
 }  // namespace
 
 std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
-                                             std::vector<Position> sample_positions,
+                                             int64_t probe, std::vector<Position> sample_positions,
                                              std::vector<Position> recheck_positions,
                                              const AttentionConfig& attention, int64_t block_tokens,
                                              ThreadPool* pool) {
-  return std::make_unique<CpuForward>(checkpoint, tokens, std::move(sample_positions),
+  return std::make_unique<CpuForward>(checkpoint, tokens, probe, std::move(sample_positions),
                                       std::move(recheck_positions), attention, block_tokens, pool);
 }
 

@@ -35,21 +35,25 @@ constexpr int64_t kChunkTokens = 8192;
 constexpr int64_t kChunksAhead = 32;
 
 struct Sizes {
-  Sizes(const model::ModelConfig& config, int64_t tokens, int64_t samples, int64_t rechecked)
-      : chunk(std::min(kChunkTokens, tokens)),
-        hidden(tokens * config.hidden_size),
+  // samples: the probe's among them.
+  Sizes(const model::ModelConfig& config, int64_t tokens, int64_t probe, int64_t samples,
+        int64_t rechecked)
+      : chunk(std::min(kChunkTokens, std::max(tokens, probe))),
+        hidden((tokens + probe) * config.hidden_size),
         q_width(int64_t{config.shape.q_heads} * config.shape.head_dim),
         rows(tokens * config.shape.kv_heads * config.shape.head_dim),
+        probe_rows(probe * config.shape.kv_heads * config.shape.head_dim),
         samples(samples * q_width),
         drift_tokens(std::min(kDriftTokens, tokens)),
         before(drift_tokens * config.hidden_size),
         rechecked(rechecked * config.hidden_size) {}
 
-  const int64_t chunk;    // tokens
-  const int64_t hidden;   // floats
-  const int64_t q_width;  // elements of all q heads of a token
-  const int64_t rows;     // elements of K, and of V
-  const int64_t samples;  // floats
+  const int64_t chunk;       // tokens
+  const int64_t hidden;      // floats
+  const int64_t q_width;     // elements of all q heads of a token
+  const int64_t rows;        // elements of the document's K, and of V
+  const int64_t probe_rows;  // the same of the probe
+  const int64_t samples;     // floats
   const int64_t drift_tokens;
   const int64_t before;     // floats that enter a layer, of those tokens
   const int64_t rechecked;  // the same, of those that are computed again
@@ -57,16 +61,21 @@ struct Sizes {
 
 class CudaForward final : public LayerForward {
  public:
-  CudaForward(const model::ModelConfig& config, int64_t tokens, std::vector<Position> positions,
-              std::vector<Position> recheck_positions, const AttentionConfig& attention)
+  CudaForward(const model::ModelConfig& config, int64_t tokens, int64_t probe,
+              std::vector<Position> positions, std::vector<Position> recheck_positions,
+              const AttentionConfig& attention)
       : config_(config),
         attends_(attention),
         tokens_(tokens),
+        probe_(probe),
+        all_tokens_(tokens + probe),
         sample_positions_(std::move(positions)),
         drift_positions_(SamplePositions(tokens, kDriftTokens)),
         recheck_positions_(std::move(recheck_positions)),
-        sizes_(config, tokens, static_cast<int64_t>(sample_positions_.size()),
-               static_cast<int64_t>(recheck_positions_.size())) {}
+        sizes_(config, tokens, probe, static_cast<int64_t>(sample_positions_.size()) + probe,
+               static_cast<int64_t>(recheck_positions_.size())) {
+    CARREL_CHECK(probe == 0 || (!sparse() && probe <= sizes_.chunk));
+  }
 
   absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory,
                         int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
@@ -86,6 +95,8 @@ class CudaForward final : public LayerForward {
     ASSIGN_OR_RETURN(host_drift_, PinnedBuffer<float>::Create(sizes_.q_width));
     ASSIGN_OR_RETURN(host_entering_,
                      PinnedBuffer<float>::Create(std::max<int64_t>(1, sizes_.rechecked)));
+    ASSIGN_OR_RETURN(host_probe_,
+                     PinnedBuffer<uint16_t>::Create(std::max<int64_t>(1, 2 * sizes_.probe_rows)));
     ASSIGN_OR_RETURN(pinned_, PinnedRows::Create(rows_ahead, 2 * sizes_.rows * 2));
     for (Marks& marks : marks_) {
       for (Event* event : {&marks.begin, &marks.attended, &marks.end}) {
@@ -102,11 +113,11 @@ class CudaForward final : public LayerForward {
   }
 
   absl::Status Embed(const std::vector<TokenId>& tokens) override {
-    CARREL_CHECK(static_cast<int64_t>(tokens.size()) == tokens_);
+    CARREL_CHECK(static_cast<int64_t>(tokens.size()) == all_tokens_);
     RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(memory_.ids, tokens.data(),
                                          tokens.size() * sizeof(TokenId), cudaMemcpyHostToDevice,
                                          backend_->stream().get()));
-    RETURN_IF_ERROR(backend_->Embed(memory_.ids, tokens_, memory_.hidden));
+    RETURN_IF_ERROR(backend_->Embed(memory_.ids, all_tokens_, memory_.hidden));
     return backend_->stream().Synchronize();
   }
 
@@ -143,7 +154,7 @@ class CudaForward final : public LayerForward {
     run_layer_ = layer.value();
     if (projected_layer_ != layer.value()) RETURN_IF_ERROR(ProjectAll(layer));
     const Projection& projection = ProjectionOf(layer);
-    const int64_t chunks = rows_only ? 0 : (tokens_ + sizes_.chunk - 1) / sizes_.chunk;
+    const int64_t chunks = rows_only ? 0 : Chunks();
     const int64_t ahead = std::min(chunks, kChunksAhead);
     for (int64_t chunk = 0; chunk < ahead; ++chunk) RETURN_IF_ERROR(FinishChunk(layer, chunk));
     RETURN_IF_ERROR(projection.copied.Synchronize());
@@ -186,8 +197,8 @@ class CudaForward final : public LayerForward {
   // Plans it, or lays it out.
   Memory Lay(cuda::DeviceArena& arena) const {
     Memory memory;
-    memory.ids = arena.Take<int32_t>(tokens_);
-    memory.sample_rows = arena.Take<int32_t>(tokens_);
+    memory.ids = arena.Take<int32_t>(all_tokens_);
+    memory.sample_rows = arena.Take<int32_t>(all_tokens_);
     memory.drift_rows = arena.Take<int32_t>(sizes_.drift_tokens);
     memory.recheck_rows = arena.Take<int32_t>(static_cast<int64_t>(recheck_positions_.size()));
     memory.hidden = arena.Take<float>(sizes_.hidden);
@@ -198,21 +209,34 @@ class CudaForward final : public LayerForward {
     memory.drift_predicted_q = arena.Take<float>(sizes_.drift_tokens * sizes_.q_width);
     memory.drift = arena.Take<float>(sizes_.q_width);
     memory.drift_counts = arena.Take<int32_t>(config_.shape.q_heads);
-    memory.kv = {arena.Take<kernels::Bf16>(sizes_.rows), arena.Take<kernels::Bf16>(sizes_.rows),
-                 tokens_};
-    memory.q = arena.Take<kernels::Bf16>(tokens_ * sizes_.q_width);
+    const int64_t rows = sizes_.rows + sizes_.probe_rows;
+    memory.kv = {arena.Take<kernels::Bf16>(rows), arena.Take<kernels::Bf16>(rows), all_tokens_};
+    memory.q = arena.Take<kernels::Bf16>(all_tokens_ * sizes_.q_width);
     memory.attended = arena.Take<kernels::Bf16>(sizes_.chunk * sizes_.q_width);
     return memory;
+  }
+
+  // The document's tokens, and behind them the probe's, which never share a chunk with them: how many
+  // tokens pass together may show in their bits.
+  int64_t DocumentChunks() const { return (tokens_ + sizes_.chunk - 1) / sizes_.chunk; }
+  int64_t Chunks() const { return DocumentChunks() + (probe_ > 0 ? 1 : 0); }
+  RowRange TokensOf(int64_t chunk) const {
+    if (chunk == DocumentChunks()) return {tokens_, all_tokens_};
+    return {chunk * sizes_.chunk, std::min(tokens_, (chunk + 1) * sizes_.chunk)};
   }
 
   // Of the sampled tokens, of those that give the drift and of those that are computed again; they
   // are the same in every layer.
   absl::Status UploadPositions() {
-    std::vector<int32_t> sample_rows(static_cast<size_t>(tokens_), -1);
+    std::vector<int32_t> sample_rows(static_cast<size_t>(all_tokens_), -1);
     for (size_t i = 0; i < sample_positions_.size(); ++i) {
       int32_t& row = sample_rows[sample_positions_[i]];
       CARREL_CHECK(row < 0);  // no token is sampled twice
       row = static_cast<int32_t>(i);
+    }
+    for (int64_t i = 0; i < probe_; ++i) {
+      sample_rows[static_cast<size_t>(tokens_ + i)] =
+          static_cast<int32_t>(static_cast<int64_t>(sample_positions_.size()) + i);
     }
     const std::vector<int32_t> drift_rows(drift_positions_.begin(), drift_positions_.end());
     const std::vector<int32_t> recheck_rows(recheck_positions_.begin(), recheck_positions_.end());
@@ -248,7 +272,8 @@ class CudaForward final : public LayerForward {
     return ProjectAll(layer.next());
   }
 
-  // Q, K and V of all tokens, and the copies of K, V and the sampled queries to the host.
+  // Q, K and V of all tokens, and the copies of K, V and the sampled queries to the host, the
+  // document's rows and the probe's to places of their own.
   absl::Status ProjectAll(Layer layer) {
     const Stream& stream = backend_->stream();
     Projection& projection = ProjectionOf(layer);
@@ -261,9 +286,9 @@ class CudaForward final : public LayerForward {
     RETURN_IF_CUDA_ERROR(kernels::GatherRowsCuda(
         memory_.hidden, memory_.recheck_rows, static_cast<int64_t>(recheck_positions_.size()),
         config_.hidden_size, memory_.entering, stream.get()));
-    for (int64_t at = 0; at < tokens_; at += sizes_.chunk) {
+    for (int64_t chunk = 0; chunk < Chunks(); ++chunk) {
       const cuda::Range range("prefill projection");
-      const int64_t n = std::min(sizes_.chunk, tokens_ - at);
+      const int64_t at = TokensOf(chunk).begin, n = TokensOf(chunk).rows();
       model::CudaPlacement placement;
       placement.first_position = at;
       placement.first_row = at;
@@ -275,8 +300,15 @@ class CudaForward final : public LayerForward {
       RETURN_IF_ERROR(chunk_projected_.Record(stream));
       RETURN_IF_ERROR(copy_stream_.WaitFor(chunk_projected_));
       if (at == 0) RETURN_IF_ERROR(projection.copying.Record(copy_stream_));
-      RETURN_IF_ERROR(CopyOut(memory_.kv.k, at, n, rows));
-      RETURN_IF_ERROR(CopyOut(memory_.kv.v, at, n, rows + sizes_.rows));
+      if (at < tokens_) {
+        const int64_t d = config_.shape.head_dim;
+        RETURN_IF_ERROR(CopyOut(memory_.kv.k, at, n, rows + at * d, tokens_));
+        RETURN_IF_ERROR(CopyOut(memory_.kv.v, at, n, rows + sizes_.rows + at * d, tokens_));
+      } else {
+        uint16_t* const probe = host_probe_.data();
+        RETURN_IF_ERROR(CopyOut(memory_.kv.k, at, n, probe, probe_));
+        RETURN_IF_ERROR(CopyOut(memory_.kv.v, at, n, probe + sizes_.probe_rows, probe_));
+      }
     }
     RETURN_IF_ERROR(projection.projected.Record(stream));
     RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_samples_.data(), memory_.samples,
@@ -329,7 +361,7 @@ class CudaForward final : public LayerForward {
   absl::Status FinishChunk(Layer layer, int64_t chunk) {
     const cuda::Range range("prefill chunk");
     const Stream& stream = backend_->stream();
-    const int64_t at = chunk * sizes_.chunk, n = std::min(sizes_.chunk, tokens_ - at);
+    const int64_t at = TokensOf(chunk).begin, n = TokensOf(chunk).rows();
     Marks& marks = MarksOf(chunk);
     RETURN_IF_ERROR(marks.begin.Record(stream));
     if (sparse()) {
@@ -360,12 +392,13 @@ class CudaForward final : public LayerForward {
     return absl::OkStatus();
   }
 
-  // Rows [at, at + n) of every head.
-  absl::Status CopyOut(const kernels::Bf16* from, int64_t at, int64_t n, uint16_t* to) {
+  // Rows [at, at + n) of every head; in `to` a head has head_rows.
+  absl::Status CopyOut(const kernels::Bf16* from, int64_t at, int64_t n, uint16_t* to,
+                       int64_t head_rows) {
     const int64_t d = config_.shape.head_dim;
-    const auto pitch = static_cast<size_t>(tokens_ * d * 2);
     RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(
-        to + at * d, pitch, from + at * d, pitch, static_cast<size_t>(n * d * 2),
+        to, static_cast<size_t>(head_rows * d * 2), from + at * d,
+        static_cast<size_t>(all_tokens_ * d * 2), static_cast<size_t>(n * d * 2),
         static_cast<size_t>(config_.shape.kv_heads), cudaMemcpyDeviceToHost, copy_stream_.get()));
     return absl::OkStatus();
   }
@@ -400,9 +433,34 @@ class CudaForward final : public LayerForward {
     return absl::OkStatus();
   }
 
+  // Of samples [first, first + n) the group of a head, whose q heads are neighbours.
+  std::vector<float> TakeQueries(int32_t head, int64_t first, int64_t n) const {
+    const int64_t group_width = sizes_.q_width / config_.shape.kv_heads;
+    std::vector<float> queries;
+    queries.reserve(static_cast<size_t>(n * group_width));
+    for (int64_t i = first; i < first + n; ++i) {
+      const float* const q = host_samples_.data() + i * sizes_.q_width + head * group_width;
+      queries.insert(queries.end(), q, q + group_width);
+    }
+    return queries;
+  }
+
+  ProbeRows TakeProbe() const {
+    ProbeRows probe;
+    probe.tokens = probe_;
+    const int64_t head_rows = probe_ * config_.shape.head_dim;
+    for (int32_t head = 0; head < config_.shape.kv_heads; ++head) {
+      const uint16_t* const k = host_probe_.data() + head * head_rows;
+      probe.k.emplace_back(k, k + head_rows);
+      probe.v.emplace_back(k + sizes_.probe_rows, k + sizes_.probe_rows + head_rows);
+      probe.queries.push_back(
+          TakeQueries(head, static_cast<int64_t>(sample_positions_.size()), probe_));
+    }
+    return probe;
+  }
+
   LayerRows TakeRows(Layer layer) {
     const std::shared_ptr<void> memory = std::move(ProjectionOf(layer).rows);
-    const int64_t group_width = sizes_.q_width / config_.shape.kv_heads;
     const int64_t head_rows = tokens_ * config_.shape.head_dim;
     uint16_t* const k = static_cast<uint16_t*>(memory.get());
     LayerRows rows;
@@ -412,24 +470,19 @@ class CudaForward final : public LayerForward {
       rows.query_drift.assign(host_drift_.data(), host_drift_.data() + sizes_.q_width);
     }
     rows.entering.assign(host_entering_.data(), host_entering_.data() + sizes_.rechecked);
-    rows.queries.resize(config_.shape.kv_heads);
+    if (probe_ > 0) rows.probe = TakeProbe();
     for (int32_t head = 0; head < config_.shape.kv_heads; ++head) {
       rows.k.emplace_back(k + head * head_rows, static_cast<size_t>(head_rows), memory);
       rows.v.emplace_back(k + sizes_.rows + head * head_rows, static_cast<size_t>(head_rows),
                           memory);
-      rows.queries[head].reserve(sample_positions_.size() * static_cast<size_t>(group_width));
-      for (size_t i = 0; i < sample_positions_.size(); ++i) {
-        const float* const q = host_samples_.data() + static_cast<int64_t>(i) * sizes_.q_width +
-                               head * group_width;  // q heads of a group are neighbours
-        rows.queries[head].insert(rows.queries[head].end(), q, q + group_width);
-      }
+      rows.queries.push_back(TakeQueries(head, 0, static_cast<int64_t>(sample_positions_.size())));
     }
     return rows;
   }
 
   const model::ModelConfig config_;
   const AttentionConfig attends_;
-  const int64_t tokens_;
+  const int64_t tokens_, probe_, all_tokens_;
   const std::vector<Position> sample_positions_, drift_positions_, recheck_positions_;
   const Sizes sizes_;
   std::unique_ptr<CudaBackend> backend_;
@@ -438,6 +491,7 @@ class CudaForward final : public LayerForward {
   cuda::DeviceArena arena_;
   Memory memory_;
   PinnedBuffer<float> host_samples_, host_drift_, host_entering_;
+  PinnedBuffer<uint16_t> host_probe_;  // K and V
   std::unique_ptr<PinnedRows> pinned_;
   std::vector<float> host_hidden_, host_before_;
   Marks marks_[kChunksAhead];
@@ -455,11 +509,12 @@ absl::Status CheckCudaForward(const model::ModelConfig& config) {
 }
 
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
-    const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    std::vector<Position> recheck_positions, const AttentionConfig& attention, int64_t gpu_memory,
-    int64_t bytes_beside, int rows_ahead, ThreadPool* pool) {
+    const model::Checkpoint& checkpoint, int64_t tokens, int64_t probe,
+    std::vector<Position> sample_positions, std::vector<Position> recheck_positions,
+    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
+    ThreadPool* pool) {
   auto forward =
-      std::make_unique<CudaForward>(checkpoint.config, tokens, std::move(sample_positions),
+      std::make_unique<CudaForward>(checkpoint.config, tokens, probe, std::move(sample_positions),
                                     std::move(recheck_positions), attention);
   RETURN_IF_ERROR(forward->Allocate(checkpoint, gpu_memory, bytes_beside, rows_ahead, pool));
   return forward;

@@ -12,7 +12,7 @@ void DenseAttention::PackRows(Position begin, Position end) {
   constexpr int64_t kUnit = kernels::kPrefillQueryTile;
   const int64_t d = shape_.head_dim;
   if (packed_.empty()) {
-    const auto floats = static_cast<size_t>(kernels::PackedPrefillRowsFloats(tokens(), d));
+    const auto floats = static_cast<size_t>(kernels::PackedPrefillRowsFloats(all_tokens(), d));
     packed_.assign(shape_.kv_heads, std::vector<float>(floats));
   }
   const int64_t first = begin / kUnit, units = (end + kUnit - 1) / kUnit - first;

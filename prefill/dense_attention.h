@@ -18,8 +18,9 @@ class DenseAttention final : public LayerAttention {
   // empty: all in every layer. The others as of LayerAttention.
   DenseAttention(const AttentionShape& shape, int64_t tokens,
                  std::vector<Position> sample_positions, std::vector<float> undo_rope,
-                 ThreadPool* pool, std::vector<int64_t> windows = {})
-      : LayerAttention(shape, tokens, std::move(sample_positions), std::move(undo_rope), pool),
+                 ThreadPool* pool, std::vector<int64_t> windows = {}, int64_t probe = 0)
+      : LayerAttention(shape, tokens, std::move(sample_positions), std::move(undo_rope), pool,
+                       probe),
         windows_(std::move(windows)) {}
 
  private:

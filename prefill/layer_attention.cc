@@ -12,18 +12,21 @@ namespace carrel::prefill {
 
 LayerAttention::LayerAttention(const AttentionShape& shape, int64_t tokens,
                                std::vector<Position> sample_positions, std::vector<float> undo_rope,
-                               ThreadPool* pool)
+                               ThreadPool* pool, int64_t probe)
     : shape_(shape),
       scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
       pool_(pool),
       tokens_(tokens),
+      probe_(probe),
       sample_positions_(std::move(sample_positions)),
       turn_back_(std::move(undo_rope)) {
+  CARREL_CHECK(turn_back_.empty() || probe == 0);
   for (float& frequency : turn_back_) frequency = -frequency;
-  const size_t row_floats = static_cast<size_t>(tokens) * shape.head_dim;
+  const size_t row_floats = static_cast<size_t>(all_tokens()) * shape.head_dim;
   k_.assign(shape.kv_heads, std::vector<float>(row_floats));
   v_.assign(shape.kv_heads, std::vector<float>(row_floats));
   queries_.resize(shape.kv_heads);
+  probe_queries_.resize(shape.kv_heads);
 }
 
 void LayerAttention::CollectRows(const model::AttentionInput& input) {
@@ -52,6 +55,17 @@ void LayerAttention::CollectSamples(const model::AttentionInput& input) {
   }
 }
 
+// Of a block that lies behind the document.
+void LayerAttention::CollectProbe(const model::AttentionInput& input) {
+  const int64_t group_floats = int64_t{shape_.group()} * shape_.head_dim;
+  for (int64_t i = 0; i < input.n; ++i) {
+    for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+      const float* q = input.q + (i * shape_.kv_heads + head) * group_floats;
+      probe_queries_[head].insert(probe_queries_[head].end(), q, q + group_floats);
+    }
+  }
+}
+
 // RoPE at a negative angle is its inverse.
 void LayerAttention::UndoRope() {
   const int64_t d = shape_.head_dim, group = shape_.group();
@@ -65,9 +79,11 @@ void LayerAttention::UndoRope() {
 }
 
 absl::Status LayerAttention::Collect(const model::AttentionInput& input) {
-  CARREL_CHECK(input.first_position == filled_ && filled_ + input.n <= tokens_);
+  const bool behind = filled_ >= tokens_;
+  CARREL_CHECK(input.first_position == filled_ &&
+               filled_ + input.n <= (behind ? all_tokens() : tokens_));
   CollectRows(input);
-  CollectSamples(input);
+  behind ? CollectProbe(input) : CollectSamples(input);
   filled_ += input.n;
   return absl::OkStatus();
 }
@@ -78,8 +94,21 @@ absl::Status LayerAttention::Attend(const model::AttentionInput& input, float* a
   return absl::OkStatus();
 }
 
+void LayerAttention::TakeProbe(ProbeRows& probe) {
+  probe.tokens = probe_;
+  probe.queries = std::move(probe_queries_);
+  const auto first = static_cast<size_t>(tokens_ * shape_.head_dim);
+  for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+    for (const auto& [from, to] : {std::pair{&k_, &probe.k}, {&v_, &probe.v}}) {
+      const absl::Span<const float> rows = absl::MakeConstSpan((*from)[head]).subspan(first);
+      FloatToBf16(rows, to->emplace_back(rows.size()).data());
+    }
+  }
+  probe_queries_.assign(shape_.kv_heads, {});
+}
+
 LayerRows LayerAttention::TakeLayer(Layer layer) {
-  CARREL_CHECK(filled_ == tokens_ && next_sample_ == sample_positions_.size());
+  CARREL_CHECK(filled_ == all_tokens() && next_sample_ == sample_positions_.size());
   if (!turn_back_.empty()) UndoRope();
   LayerRows rows;
   rows.layer = layer;
@@ -90,9 +119,10 @@ LayerRows LayerAttention::TakeLayer(Layer layer) {
   pool_->ParallelFor(2 * shape_.kv_heads, [&](int64_t unit) {
     const std::vector<float>& from = unit % 2 == 0 ? k_[unit / 2] : v_[unit / 2];
     RowArray& to = unit % 2 == 0 ? rows.k[unit / 2] : rows.v[unit / 2];
-    to.resize(from.size());
-    FloatToBf16(from, to.data());
+    to.resize(static_cast<size_t>(tokens_ * shape_.head_dim));
+    FloatToBf16(absl::MakeConstSpan(from).first(to.size()), to.data());
   });
+  if (probe_ > 0) TakeProbe(rows.probe);
   queries_.assign(shape_.kv_heads, {});
   filled_ = 0;
   next_sample_ = 0;

@@ -5,6 +5,9 @@
 //         what the model computed, before K and V are rounded to bf16.
 // Ownership: the pool outlives it.
 // Threads: one caller; the work is spread over the pool.
+// Edge:   tokens of a probe stand behind the document and come in blocks of their own, so that the
+//         document's are computed as they would be without. They see it and one another as if they
+//         were its last tokens.
 // Cost:   8 bytes * tokens * kv_heads * head_dim of memory for the one layer.
 #pragma once
 
@@ -20,9 +23,10 @@ class LayerAttention : public model::Attention {
  public:
   // undo_rope: inverse frequencies of the RoPE that is taken off keys and sampled queries before
   // they are handed out; empty: they are handed out as they came.
+  // probe: tokens behind the document; 0 where keys are handed out before RoPE.
   LayerAttention(const AttentionShape& shape, int64_t tokens,
                  std::vector<Position> sample_positions, std::vector<float> undo_rope,
-                 ThreadPool* pool);
+                 ThreadPool* pool, int64_t probe = 0);
 
   // Blocks come in order, without gaps, from position 0.
   absl::Status Attend(const model::AttentionInput& input, float* attended) final;
@@ -39,7 +43,7 @@ class LayerAttention : public model::Attention {
   const float* k(int64_t kv_head) const { return k_[static_cast<size_t>(kv_head)].data(); }
   const float* v(int64_t kv_head) const { return v_[static_cast<size_t>(kv_head)].data(); }
 
-  int64_t tokens() const { return tokens_; }
+  int64_t all_tokens() const { return tokens_ + probe_; }
 
   const AttentionShape shape_;
   const float scale_;
@@ -48,15 +52,18 @@ class LayerAttention : public model::Attention {
  private:
   void CollectRows(const model::AttentionInput& input);
   void CollectSamples(const model::AttentionInput& input);
+  void CollectProbe(const model::AttentionInput& input);
   void UndoRope();
+  void TakeProbe(ProbeRows& probe);
 
-  const int64_t tokens_;
+  const int64_t tokens_, probe_;
   const std::vector<Position> sample_positions_;
   std::vector<float> turn_back_;  // undo_rope with its sign changed
   Position filled_ = 0;
   size_t next_sample_ = 0;
-  std::vector<std::vector<float>> k_, v_;    // [kv_heads] of [tokens, head_dim]
-  std::vector<std::vector<float>> queries_;  // [kv_heads] of [samples, group, head_dim]
+  std::vector<std::vector<float>> k_, v_;          // [kv_heads] of [tokens and probe, head_dim]
+  std::vector<std::vector<float>> queries_;        // [kv_heads] of [samples, group, head_dim]
+  std::vector<std::vector<float>> probe_queries_;  // [kv_heads] of [probe, group, head_dim]
 };
 
 }  // namespace carrel::prefill

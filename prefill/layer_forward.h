@@ -1,6 +1,7 @@
 // What:   the part of prefill that depends on the device: takes all tokens of a document through
 //         the model, one layer at a time, and hands out the layer's rows.
-// Shapes: the hidden state [tokens, hidden_size] f32 is what enters the next layer.
+// Shapes: the hidden state [tokens, hidden_size] f32 is what enters the next layer, of the document's
+//         tokens and those of the probe behind them (model/tokenizer/probe.h).
 // Errors: ResourceExhausted memory; Unavailable no such device; FailedPrecondition a build without
 //         CUDA; Unimplemented a shape that the device's kernels do not run.
 // Threads: one caller. Rows that were handed out may be read by other threads.
@@ -30,7 +31,7 @@ struct ForwardTimes {
 
 // What enters a layer after the first.
 struct HiddenState {
-  absl::Span<const float> all;  // [tokens, hidden_size]
+  absl::Span<const float> all;  // [tokens and probe, hidden_size]
   // [min(kDriftTokens, tokens), hidden_size]: what entered the layer before, of the tokens that give
   // the drift.
   absl::Span<const float> before;
@@ -40,6 +41,7 @@ class LayerForward {
  public:
   virtual ~LayerForward() = default;
 
+  // Of the document and the probe.
   virtual absl::Status Embed(const std::vector<TokenId>& tokens) = 0;
   // layer: the one to be run next, at least 1.
   virtual absl::Status SetHidden(Layer layer, const HiddenState& state) = 0;
@@ -57,9 +59,10 @@ class LayerForward {
   virtual int64_t device_bytes() const = 0;  // of a GPU's memory
 };
 
-// recheck_positions: tokens of which each layer's rows say what entered it.
+// recheck_positions: tokens of which each layer's rows say what entered it. probe: tokens that follow
+// the document's and change nothing of theirs; 0 unless attention is dense and keys are after RoPE.
 std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
-                                             std::vector<Position> sample_positions,
+                                             int64_t probe, std::vector<Position> sample_positions,
                                              std::vector<Position> recheck_positions,
                                              const AttentionConfig& attention, int64_t block_tokens,
                                              ThreadPool* pool);
@@ -71,8 +74,9 @@ absl::Status CheckCudaForward(const model::ModelConfig& config);
 // rows_ahead: layers whose rows may be
 // held by others at once; Run waits for one of them to be given back.
 absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
-    const model::Checkpoint& checkpoint, int64_t tokens, std::vector<Position> sample_positions,
-    std::vector<Position> recheck_positions, const AttentionConfig& attention, int64_t gpu_memory,
-    int64_t bytes_beside, int rows_ahead, ThreadPool* pool);
+    const model::Checkpoint& checkpoint, int64_t tokens, int64_t probe,
+    std::vector<Position> sample_positions, std::vector<Position> recheck_positions,
+    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
+    ThreadPool* pool);
 
 }  // namespace carrel::prefill

@@ -49,6 +49,14 @@ class RowArray {
   size_t size_ = 0;
 };
 
+// What the probe (model/tokenizer/probe.h), whose tokens stand behind the document's, leaves of a
+// layer: fidelity is measured on it, and nothing of it is stored.
+struct ProbeRows {
+  int64_t tokens = 0;
+  std::vector<std::vector<uint16_t>> k, v;  // [kv_heads] of [tokens, head_dim] bf16
+  std::vector<std::vector<float>> queries;  // [kv_heads] of [tokens, group, head_dim]
+};
+
 struct LayerRows {
   Layer layer;
   std::vector<RowArray> k;
@@ -62,6 +70,7 @@ struct LayerRows {
   std::vector<std::string> summaries;
   // What entered the layer, of the tokens that are to be computed again (recheck.h). Not published.
   std::vector<float> entering;
+  ProbeRows probe;
 };
 
 // Tokens of a document, evenly spread, of which the drift is the mean: it stands out from their

@@ -108,6 +108,13 @@ class LayerSst {
   const Layer layer_;
 };
 
+// None where the layer has none.
+kvstore::ProbeQueries ProbeOf(const LayerRows& rows, int32_t head) {
+  const ProbeRows& probe = rows.probe;
+  if (probe.tokens == 0) return {};
+  return {probe.tokens, probe.queries[head].data(), probe.k[head].data(), probe.v[head].data()};
+}
+
 void AddFidelity(Layer layer, KvHead head, const kvstore::HeadFidelity& fidelity,
                  v1::Manifest& fragment) {
   if (fidelity.queries == 0) return;
@@ -115,6 +122,7 @@ void AddFidelity(Layer layer, KvHead head, const kvstore::HeadFidelity& fidelity
   out.set_layer(layer.value());
   out.set_kv_head(head.value());
   out.set_queries(static_cast<uint32_t>(fidelity.queries));
+  out.set_probe_queries(static_cast<uint32_t>(fidelity.probe_queries));
   out.set_output(static_cast<float>(fidelity.output));
   const std::vector<double>& with = fidelity.estimate ? fidelity.with : fidelity.without;
   for (size_t i = 0; i < fidelity.without.size(); ++i) {
@@ -257,7 +265,8 @@ void LayerWriter::SummariseHead(const LayerRows& rows, int32_t head, Built& buil
   AddTime(&LayerWriterTimes::indexing, start);
   if (!summaries.ok() || queries.samples() == 0 || options_.statistics_samples == 0) return;
   const absl::Time summarised = absl::Now();
-  const absl::Status status = MeasureHead(keys, values, queries, *summaries, built.fidelity[head]);
+  const absl::Status status =
+      MeasureHead(keys, values, queries, ProbeOf(rows, head), *summaries, built.fidelity[head]);
   if (!status.ok()) summaries = status;
   AddTime(&LayerWriterTimes::statistics, summarised);
 }
@@ -265,14 +274,15 @@ void LayerWriter::SummariseHead(const LayerRows& rows, int32_t head, Built& buil
 // The summaries, if any, are told what share of their spreads counts.
 absl::Status LayerWriter::MeasureHead(const kvstore::Rows& keys, const kvstore::Rows& values,
                                       const kvstore::SampledQueries& queries,
-                                      std::string& summaries, kvstore::HeadFidelity& fidelity) {
+                                      const kvstore::ProbeQueries& probe, std::string& summaries,
+                                      kvstore::HeadFidelity& fidelity) {
   if (summaries.empty()) {
-    ASSIGN_OR_RETURN(fidelity, kvstore::MeasureFidelity(keys, values, queries, nullptr));
+    ASSIGN_OR_RETURN(fidelity, kvstore::MeasureFidelity(keys, values, queries, probe, nullptr));
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(const kvstore::Summaries opened,
                    kvstore::Summaries::Open(summaries, keys.count(), keys.head_dim()));
-  ASSIGN_OR_RETURN(fidelity, kvstore::MeasureFidelity(keys, values, queries, &opened));
+  ASSIGN_OR_RETURN(fidelity, kvstore::MeasureFidelity(keys, values, queries, probe, &opened));
   kvstore::SetEstimateFit({fidelity.spread_share, !fidelity.estimate}, summaries);
   return absl::OkStatus();
 }
@@ -422,6 +432,7 @@ absl::Status LayerWriter::Write(const LayerRows& rows) {
     out_head.set_keys_for_75_mass(static_cast<float>(head.keys_for_75_mass));
     out_head.set_samples(static_cast<uint32_t>(head.samples));
   }
+  kvstore::CombineFidelity(absl::MakeSpan(built.fidelity));
   for (int32_t head = 0; head < heads; ++head) {
     AddFidelity(rows.layer, KvHead(head), built.fidelity[head], fragment);
   }

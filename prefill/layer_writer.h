@@ -35,6 +35,7 @@ namespace carrel::kvstore {
 class Accelerator;
 class SstWriter;
 struct HeadFidelity;
+struct ProbeQueries;
 }  // namespace carrel::kvstore
 namespace carrel::v1 {
 class Manifest;
@@ -88,7 +89,8 @@ class LayerWriter {
   absl::Status Write(const LayerRows& rows);
   void IndexHead(const LayerRows& rows, int32_t head, Built& built);
   static absl::Status MeasureHead(const kvstore::Rows& keys, const kvstore::Rows& values,
-                                  const kvstore::SampledQueries& queries, std::string& summaries,
+                                  const kvstore::SampledQueries& queries,
+                                  const kvstore::ProbeQueries& probe, std::string& summaries,
                                   kvstore::HeadFidelity& fidelity);
   void SummariseHead(const LayerRows& rows, int32_t head, Built& built);
   int RowFiles(Layer layer) const;

@@ -22,6 +22,7 @@
 #include "kvstore/storage/staged_context.h"
 #include "kvstore/storage/store.h"
 #include "model/fingerprint.h"
+#include "model/tokenizer/probe.h"
 #include "prefill/cuda_accelerator.h"
 #include "prefill/job.h"
 #include "prefill/layer_forward.h"
@@ -122,7 +123,43 @@ absl::Status Validate(const PrefillConfig& config, const model::Checkpoint& chec
         "beyond_trained is for rope=trained: with infinitehip no position is beyond it");
   }
   RETURN_IF_ERROR(model::ValidateTokenIds(tokens, model));
+  if (config.probe.has_value())
+    RETURN_IF_ERROR(Annotate(model::ValidateTokenIds(*config.probe, model), "probe"));
   return CheckLength(checkpoint, tokens, moved || config.beyond_trained);
+}
+
+// What follows the document, of what fits; none where nothing could be measured on it.
+std::vector<TokenId> ProbeOf(const PrefillConfig& config, const model::Checkpoint& checkpoint,
+                             int64_t tokens) {
+  const AttentionConfig& attention = config.attention;
+  if (attention.kind != AttentionKind::kDense || attention.key_position == KeyPosition::kNone ||
+      attention.rope != model::Rope::kTrained) {
+    return {};
+  }
+  std::vector<TokenId> probe;
+  if (config.probe.has_value()) {
+    probe = *config.probe;
+  } else if (checkpoint.tokenizer != nullptr) {
+    // A tokenizer that has no token for a question mark makes none.
+    probe = model::PlainProbe(*checkpoint.tokenizer).value_or(std::vector<TokenId>());
+  }
+  const int64_t room = checkpoint.config.MaxTokens(config.beyond_trained) - tokens;
+  const int64_t most = std::clamp<int64_t>(room, 0, model::ProbeTokens(tokens));
+  if (static_cast<int64_t>(probe.size()) > most) probe.resize(static_cast<size_t>(most));
+  return probe;
+}
+
+// Of a job that was found: as ProbeOf would have made it, of these tokens or others.
+absl::Status CheckProbe(const PrefillConfig& config, const model::Checkpoint& checkpoint,
+                        const v1::Manifest& job) {
+  const std::vector<TokenId> probe(job.probe().token_ids().begin(), job.probe().token_ids().end());
+  PrefillConfig of_found = config;
+  of_found.probe = probe;
+  const absl::Status valid = model::ValidateTokenIds(probe, checkpoint.config);
+  if (valid.ok() && ProbeOf(of_found, checkpoint, job.tokens()) == probe) return valid;
+  return absl::FailedPreconditionError(
+      absl::StrCat("an interrupted prefill of \"", job.name(), "\" has a probe of ", probe.size(),
+                   " tokens that is none; to discard it pass --restart"));
 }
 
 absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {
@@ -159,8 +196,13 @@ v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& c
   job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, job);
   job.set_sampled_queries(KeptQueries(config, job.tokens()));
+  const std::vector<TokenId> probe = ProbeOf(config, checkpoint, job.tokens());
+  if (!probe.empty()) job.mutable_probe()->mutable_token_ids()->Add(probe.begin(), probe.end());
   return job;
 }
+
+// The document's and the probe's.
+int64_t AllTokens(const v1::Manifest& job) { return job.tokens() + job.probe().token_ids_size(); }
 
 // Room for the layers to come, for the hidden states of those in hand and for publication.
 absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job,
@@ -169,7 +211,7 @@ absl::Status CheckDiskSpace(const PrefillConfig& config, const v1::Manifest& job
       4;  // being written, next, and of two layers that wait for their index
   const int64_t rechecked = std::min(config.recheck_tokens, job.tokens()) * job.layers();
   const int64_t needed = StoredBytes(job, static_cast<int32_t>(job.layers()) - finished_layers) +
-                         (job.tokens() * kHiddenStates + rechecked) * 4 * hidden_size +
+                         (AllTokens(job) * kHiddenStates + rechecked) * 4 * hidden_size +
                          kvstore::kPublishRoom;
   return CheckRoom(config.store_folder, needed,
                    absl::StrCat("prefill of ", job.tokens(), " tokens"));
@@ -276,6 +318,7 @@ class Job {
     progress_.Clear();
     report_.publish_seconds = absl::ToDoubleSeconds(absl::Now() - publishing);
     report_.tokens = job_.tokens();
+    report_.probe_tokens = job_.probe().token_ids_size();
     report_.resumed_layers = first_layer_;
     report_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
     report_.tokens_per_s =
@@ -289,12 +332,13 @@ class Job {
 
  private:
   absl::Status MakeForward() {
-    const int64_t tokens = job_.tokens();
+    const int64_t tokens = job_.tokens(), probe = job_.probe().token_ids_size();
     std::vector<Position> samples = SamplePositions(tokens, TeachingQueries(config_, tokens));
     std::vector<Position> rechecked = DrawPositions(tokens, recheck_.tokens, recheck_.seed);
     if (config_.device == model::Device::kCpu) {
-      forward_ = MakeCpuForward(checkpoint_, tokens, std::move(samples), std::move(rechecked),
-                                config_.attention, config_.block_tokens, pool_);
+      forward_ =
+          MakeCpuForward(checkpoint_, tokens, probe, std::move(samples), std::move(rechecked),
+                         config_.attention, config_.block_tokens, pool_);
       return absl::OkStatus();
     }
     // Beside those that are written: of the layer that waits, the one that computes, and the next,
@@ -303,9 +347,9 @@ class Job {
     const bool summaries = config_.summary_rows > 0;
     accelerator_bytes_ = CudaAcceleratorBytes(tokens, summaries);
     ASSIGN_OR_RETURN(forward_,
-                     MakeCudaForward(checkpoint_, tokens, std::move(samples), std::move(rechecked),
-                                     config_.attention, config_.gpu_memory, accelerator_bytes_,
-                                     rows_ahead, pool_));
+                     MakeCudaForward(checkpoint_, tokens, probe, std::move(samples),
+                                     std::move(rechecked), config_.attention, config_.gpu_memory,
+                                     accelerator_bytes_, rows_ahead, pool_));
     ASSIGN_OR_RETURN(accelerator_, MakeCudaAccelerator(tokens, summaries));
     return absl::OkStatus();
   }
@@ -316,7 +360,7 @@ class Job {
     for (first_layer_ = WholeLayers(); first_layer_ > 0; --first_layer_) {
       if (first_layer_ == layers) return absl::OkStatus();
       const auto width = static_cast<size_t>(checkpoint_.config.hidden_size);
-      std::vector<float> hidden(tokens_.size() * width);
+      std::vector<float> hidden(static_cast<size_t>(AllTokens(job_)) * width);
       std::vector<float> before(SamplePositions(job_.tokens(), kDriftTokens).size() * width);
       const absl::Status status = staging_.ReadHidden(Layer(first_layer_), hidden, before);
       if (status.ok()) {
@@ -327,7 +371,9 @@ class Job {
       staging_.DropLayer(
           Layer(first_layer_ - 1));  // it will be written again, and is not finished until it was
     }
-    return forward_->Embed(tokens_);
+    std::vector<TokenId> all = tokens_;
+    all.insert(all.end(), job_.probe().token_ids().begin(), job_.probe().token_ids().end());
+    return forward_->Embed(all);
   }
 
   // Layers that are finished, with what it takes to check them.
@@ -568,7 +614,11 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
     return room;
   }
   if (found.ok()) {
+    // It goes on with the probe that it began with, whatever is made today; none, if it had none.
+    job.clear_probe();
+    if (found->has_probe()) *job.mutable_probe() = found->probe();
     RETURN_IF_ERROR(SameJob(*found, job));
+    RETURN_IF_ERROR(CheckProbe(config, checkpoint, job));
     job.set_context_id(found->context_id());
   } else {
     if (!absl::IsNotFound(found.status()))

@@ -80,6 +80,11 @@ struct PrefillConfig {
   // Drawn from the document when all is sealed, computed once more and compared (recheck.h), where
   // CanRecheck; 0: none.
   int64_t recheck_tokens = 16;
+  // What comes behind the document where somebody asks about it, in the model's chat template (http_api/
+  // chat_probe.h): fidelity is measured on it (model/tokenizer/probe.h). None: plain questions, where
+  // the model has a tokenizer; empty: on the document's own queries alone. What does not fit behind it
+  // is cut.
+  std::optional<std::vector<TokenId>> probe;
   // Told of each layer, in order, by the job's thread, soon after it is sealed; null: nobody.
   std::function<void(const SealedLayer&)> sealed;
   // Asked after each block of tokens; false ends the job (Cancelled), which can be gone on with.
@@ -88,6 +93,7 @@ struct PrefillConfig {
 
 struct PrefillReport {
   int64_t tokens = 0;
+  int64_t probe_tokens = 0;    // behind the document; 0: fidelity was measured on its own queries
   int32_t resumed_layers = 0;  // taken over from an interrupted job
   double seconds = 0;
   double tokens_per_s = 0;        // document tokens per second, over the layers computed now

@@ -130,10 +130,11 @@ struct EveryLayer {
   std::vector<LayerRows> rows;
 };
 
-EveryLayer RunLayers(const std::vector<TokenId>& tokens, ThreadPool* pool) {
-  const auto n = static_cast<int64_t>(tokens.size());
+// The last `probe` of the tokens are no document's.
+EveryLayer RunLayers(const std::vector<TokenId>& tokens, ThreadPool* pool, int64_t probe = 0) {
+  const auto n = static_cast<int64_t>(tokens.size()) - probe;
   const auto forward =
-      MakeCpuForward(Demo(), n, SamplePositions(n, 256), {}, AttentionConfig(), 64, pool);
+      MakeCpuForward(Demo(), n, probe, SamplePositions(n, 256), {}, AttentionConfig(), 64, pool);
   EveryLayer every;
   CARREL_EXPECT_OK(forward->Embed(tokens));
   for (Layer layer(0); layer.value() < Demo().config.shape.layers; layer = layer.next()) {
@@ -204,7 +205,7 @@ TEST_F(PrefillTest, LayersFromAKeptState_HaveTheSameDrift) {
   ThreadPool pool(1);
   const EveryLayer every = RunLayers(tokens, &pool);
   const auto forward =
-      MakeCpuForward(Demo(), n, SamplePositions(n, 256), {}, AttentionConfig(), 64, &pool);
+      MakeCpuForward(Demo(), n, 0, SamplePositions(n, 256), {}, AttentionConfig(), 64, &pool);
   const Layer first(1 + static_cast<int32_t>(rng_() % 6));
   CARREL_ASSERT_OK(
       forward->SetHidden(first, {every.entering[first.value()], every.before[first.value()]}));
@@ -219,6 +220,133 @@ TEST_F(PrefillTest, LayersFromAKeptState_HaveTheSameDrift) {
     EXPECT_EQ(drift, every.rows[layer.value()].query_drift) << "layer " << layer;
     EXPECT_FALSE(drift.empty());
   }
+}
+
+// Rows of one head, from token `begin` on.
+std::vector<uint16_t> RowsOf(const RowArray& rows, int64_t begin) {
+  const int64_t d = Demo().config.shape.head_dim;
+  return {rows.data() + begin * d, rows.data() + rows.size()};
+}
+
+// A probe sees the document and itself as if it were the document's end, and changes no bit before it.
+TEST_F(PrefillTest, Probe_ChangesNoBitOfTheDocument_AndIsWhatATokenThereWouldBe) {
+  ThreadPool pool(1);
+  for (const int64_t n : {63 + static_cast<int64_t>(rng_() % 200), int64_t{128}}) {
+    SCOPED_TRACE(n);
+    const int64_t behind = 1 + static_cast<int64_t>(rng_() % 90);
+    const std::vector<TokenId> all = RandomTokens(rng_, n + behind);
+    const EveryLayer document = RunLayers({all.begin(), all.begin() + n}, &pool);
+    const EveryLayer probed = RunLayers(all, &pool, behind);
+    const EveryLayer longer = RunLayers(all, &pool);
+    for (size_t layer = 0; layer < document.rows.size(); ++layer) {
+      const LayerRows &with = probed.rows[layer], &without = document.rows[layer];
+      EXPECT_EQ(with.queries, without.queries);
+      EXPECT_EQ(with.query_drift, without.query_drift);
+      EXPECT_EQ(with.sample_positions, without.sample_positions);
+      EXPECT_EQ(without.probe.tokens, 0);
+      ASSERT_EQ(with.probe.tokens, behind);
+      for (size_t head = 0; head < with.k.size(); ++head) {
+        EXPECT_EQ(RowsOf(with.k[head], 0), RowsOf(without.k[head], 0));
+        EXPECT_EQ(RowsOf(with.v[head], 0), RowsOf(without.v[head], 0));
+        const auto near = [](const std::vector<uint16_t>& is, const std::vector<uint16_t>& wanted) {
+          std::vector<float> a(is.size()), b(wanted.size());
+          Bf16ToFloat(is, a.data());
+          Bf16ToFloat(wanted, b.data());
+          return RelativeError(a, b);
+        };
+        EXPECT_LT(near(with.probe.k[head], RowsOf(longer.rows[layer].k[head], n)), 5e-3);
+        EXPECT_LT(near(with.probe.v[head], RowsOf(longer.rows[layer].v[head], n)), 5e-3);
+        const std::vector<Position>& sampled = longer.rows[layer].sample_positions;
+        const auto width = static_cast<int64_t>(Demo().config.shape.group()) * 64;
+        for (size_t i = 0; i < sampled.size(); ++i) {
+          if (sampled[i] < n) continue;
+          const float* const q = &longer.rows[layer].queries[head][i * static_cast<size_t>(width)];
+          const float* const p = &with.probe.queries[head][(sampled[i] - n) * width];
+          EXPECT_LT(RelativeError({p, static_cast<size_t>(width)}, {q, static_cast<size_t>(width)}),
+                    1e-3);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(PrefillTest, Probe_IsMeasuredAndOtherwiseLeavesNoTrace) {
+  const std::vector<TokenId> tokens = RandomTokens(rng_, 1100);
+  config_.index.kind = kvstore::IndexKind::kHnsw;
+  std::vector<std::vector<std::string>> stored;
+  std::vector<v1::Manifest> manifests;
+  for (const bool probed : {false, true}) {
+    config_.store_folder = absl::StrCat(folder_, "/", probed);
+    config_.probe = probed ? RandomTokens(rng_, 200) : std::vector<TokenId>();
+    CARREL_ASSERT_OK(Run(tokens));
+    stored.push_back(Payloads(config_.store_folder));
+    const auto store = kvstore::Store::Open(config_.store_folder, kvstore::StoreMode::kReadOnly);
+    manifests.push_back(*(*store)->GetManifest("doc"));
+  }
+  // Of summaries the head says what share of the spread counts, which is measured.
+  ASSERT_EQ(stored[0].size(), stored[1].size());
+  int differing = 0;
+  for (size_t i = 0; i < stored[0].size(); ++i) {
+    ASSERT_EQ(stored[0][i].size(), stored[1][i].size());
+    differing += stored[0][i] != stored[1][i] ? 1 : 0;
+  }
+  EXPECT_LE(differing, 8 * 2);
+  EXPECT_EQ(manifests[0].token_ids_sha256(), manifests[1].token_ids_sha256());
+  EXPECT_EQ(manifests[1].tokens(), 1100);
+  EXPECT_FALSE(manifests[0].has_probe());
+  EXPECT_EQ(manifests[1].probe().token_ids_size(), 48);
+  EXPECT_EQ(manifests[0].head_fidelity(0).probe_queries(), 0u);
+  EXPECT_GT(manifests[1].head_fidelity(0).probe_queries(), 0u);
+}
+
+TEST_F(PrefillTest, InterruptedJob_GoesOnWithTheProbeThatItBeganWith) {
+  const std::vector<TokenId> tokens = RandomTokens(rng_, 1100), first = RandomTokens(rng_, 48);
+  const auto manifest = [&] {
+    const auto store = kvstore::Store::Open(config_.store_folder, kvstore::StoreMode::kReadOnly);
+    return *(*store)->GetManifest("doc");
+  };
+  config_.probe = first;
+  config_.store_folder = folder_ + "/whole";
+  CARREL_ASSERT_OK(Run(tokens));
+  const v1::Manifest whole = manifest();
+  const std::vector<std::string> stored = Payloads(config_.store_folder);
+  config_.store_folder = folder_ + "/resumed";
+  int blocks = 0;
+  config_.wanted = [&] { return ++blocks < 14; };  // in the fifth layer, of three blocks each
+  EXPECT_THAT(Run(tokens), StatusIs(absl::StatusCode::kCancelled, "cancelled"));
+  config_.wanted = nullptr;
+  config_.probe = RandomTokens(rng_, 30);
+  const auto report = Run(tokens);
+  CARREL_ASSERT_OK(report);
+  EXPECT_GT(report->resumed_layers, 0);
+  EXPECT_EQ(Payloads(config_.store_folder), stored);
+  const v1::Manifest resumed = manifest();
+  EXPECT_EQ(resumed.probe().SerializeAsString(), whole.probe().SerializeAsString());
+  ASSERT_EQ(resumed.head_fidelity_size(), whole.head_fidelity_size());
+  for (int i = 0; i < whole.head_fidelity_size(); ++i) {
+    EXPECT_EQ(resumed.head_fidelity(i).SerializeAsString(),
+              whole.head_fidelity(i).SerializeAsString());
+  }
+}
+
+// A document that fits without a probe fits; one that is attended whole needs none.
+TEST_F(PrefillTest, Probe_IsCutWhereTheModelEnds_AndLeftOutOfShortDocuments) {
+  config_.probe = RandomTokens(rng_, 200);
+  model::Checkpoint checkpoint = Demo();
+  checkpoint.config.max_position_embeddings = 1100;
+  const auto probe_of = [&](int64_t tokens) {
+    config_.name = absl::StrCat("d", tokens);
+    auto store = kvstore::Store::Open(config_.store_folder, kvstore::StoreMode::kReadWrite);
+    ThreadPool pool(1);
+    Progress progress(Progress::Mode::kQuiet);
+    CARREL_EXPECT_OK(
+        RunPrefill(config_, checkpoint, RandomTokens(rng_, tokens), **store, &pool, progress));
+    return (*store)->GetManifest(config_.name)->probe().token_ids_size();
+  };
+  EXPECT_EQ(probe_of(1099), 1);
+  EXPECT_EQ(probe_of(1080), 20);
+  EXPECT_EQ(probe_of(1030), 48);
+  EXPECT_EQ(probe_of(300), 0);
 }
 
 TEST_F(PrefillTest, BadInput_IsNamedAndLeavesNothing) {

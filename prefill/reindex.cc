@@ -123,6 +123,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   if (!measured) {
     manifest.clear_head_statistics();
     manifest.clear_head_fidelity();
+    manifest.clear_probe();  // its queries are not kept: what is measured now is the document's own
   }
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, manifest);
   manifest.set_program_version(kVersion);
@@ -161,6 +162,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
   progress.Step(1, "published");
   PrefillReport report;
   report.tokens = manifest.tokens();
+  report.probe_tokens = manifest.probe().token_ids_size();
   report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   report.tokens_per_s = static_cast<double>(report.tokens) / report.seconds;
   CountBytes(manifest, report);

@@ -2,6 +2,8 @@
 //         try kinds and parameters without running the model again.
 // Errors: NotFound the source; AlreadyExists the new name; FailedPrecondition the store is locked;
 //         DataLoss the source's rows; ResourceExhausted disk full. A failure leaves nothing behind.
+// Edge:   summaries of another kind are measured anew, on the document's own queries alone: those of a
+//         probe are not kept (decision 092).
 // Cost:   reads and writes every row once; one layer's rows in memory. Not resumable.
 #pragma once
 

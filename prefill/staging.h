@@ -6,7 +6,8 @@
 //                           the layer's segments, in one file or several
 //         layer-NNNN        serialized v1::Manifest with the layer's sizes and statistics, written
 //                           after its SSTs were synced
-//         hidden-NNNN       the hidden state that enters layer NNNN: f32 [tokens, hidden_size];
+//         hidden-NNNN       the hidden state that enters layer NNNN: f32 [tokens, hidden_size], the
+//                           probe's behind the document's;
 //                           of the tokens that give the drift, what entered the layer before: f32
 //                           [samples, hidden_size]; the SHA-256 of both (32 bytes)
 //         entering-NNNN     of the tokens that are to be computed again (recheck.h), what entered

@@ -511,10 +511,11 @@ TEST_F(CliOutputTest, EvalMatch_Contains_CountsAnswersThatHoldTheExpectedText) {
 
 // What was aimed at, what prefill promises, and more rows for less error.
 TEST_F(CliOutputTest, Fidelity_SaysWhatItPromisesAndTakesTheRowsForIt) {
+  ASSERT_THAT(Carrel(Prefill("long", {"--input", DemoDocument("registry-2k")})), Succeeds());
   const auto stats = [&](const Args& flags) {
     const Outcome outcome =
-        Carrel(With({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_, "--sink",
-                     "1", "--local", "8", "--max-tokens", "4", "--json", kQuestion},
+        Carrel(With({"ask", "--model", DemoModel(), "--context", "long", "--store", store_,
+                     "--sink", "1", "--local", "8", "--max-tokens", "4", "--json", kQuestion},
                     flags));
     EXPECT_THAT(outcome, Succeeds());
     return JsonOf(outcome)["stats"];
@@ -525,12 +526,36 @@ TEST_F(CliOutputTest, Fidelity_SaysWhatItPromisesAndTakesTheRowsForIt) {
     const json of = stats({"--fidelity", name});
     EXPECT_EQ(of["target_error"], target);
     EXPECT_LE(of["promised_error"].get<double>(), target * 1.001) << name;
-    EXPECT_GE(of["rows_per_layer_and_token"].get<double>(), rows) << name;
+    EXPECT_GT(of["promised_error"].get<double>(), 0.9 * target) << name;
+    EXPECT_EQ(of["promised_on"], "probe") << name;
+    EXPECT_GT(of["rows_per_layer_and_token"].get<double>(), rows) << name;
     rows = of["rows_per_layer_and_token"];
     const json same = stats({"--target-error", absl::StrCat(target)});
     EXPECT_EQ(same["rows_per_layer_and_token"], of["rows_per_layer_and_token"]) << name;
   }
   EXPECT_EQ(stats({})["target_error"], 0.03);
+}
+
+// Of a text whose zone has fewer rows than 1,024 all are taken, and nothing is lost; a number of rows
+// is that number.
+TEST_F(CliOutputTest, Fidelity_OfAShortZone_TakesAllRowsAndPromisesNoError) {
+  const auto ask = [&](const Args& flags) {
+    return Carrel(With({"ask", "--model", DemoModel(), "--context", kKept, "--store", store_,
+                        "--max-tokens", "4", "--stats", kQuestion},
+                       flags));
+  };
+  const int64_t zone = kept_tokens_ - 4 - 64;
+  for (const char* name : {"fast", "balanced", "faithful"}) {
+    const json stats = JsonOf(ask({"--json", "--fidelity", name}))["stats"];
+    EXPECT_EQ(stats["promised_error"], 0) << name;
+    EXPECT_EQ(stats["promised_on"], "whole zone") << name;
+    EXPECT_EQ(stats["rows_per_layer_and_token"], 2 * zone) << name;
+  }
+  const Outcome shown = ask({"--fidelity", "fast"});
+  EXPECT_THAT(shown.out + shown.err,
+              testing::HasSubstr("aimed at 0.050, promised 0.000 (a short zone: all of its rows)"));
+  const json by_number = JsonOf(ask({"--json", "--top-k", "8", "--dense-layers", "0"}))["stats"];
+  EXPECT_EQ(by_number["rows_per_layer_and_token"], 16);
 }
 
 // The prompt gives the first token: a rate is of the steps after it.

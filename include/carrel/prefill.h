@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,6 +38,10 @@ struct PrefillOptions {
   // Asked after every few hundred tokens of each layer, on the calling thread; false ends the
   // prefill (Cancelled).
   std::function<bool()> wanted;
+  // Tokens that may come behind the document, as a chat's question does: what a fidelity promises is
+  // measured on them, and nothing else of them is kept. The first 128 at most. None: plain questions;
+  // empty: on the document's own tokens alone.
+  std::optional<std::vector<Token>> probe;
 };
 
 struct PrefillReport {

@@ -90,6 +90,7 @@ nlohmann::json FidelityToJson(const v1::Manifest& manifest) {
     heads.push_back({{"layer", head.layer()},
                      {"kv_head", head.kv_head()},
                      {"queries", head.queries()},
+                     {"probe_queries", head.probe_queries()},
                      {"output", head.output()},
                      {"rows", std::vector<uint32_t>(head.rows().begin(), head.rows().end())},
                      {"error", std::vector<float>(head.error().begin(), head.error().end())},
@@ -167,6 +168,7 @@ std::string ManifestJson(const v1::Manifest& manifest) {
                                  {"query_drift", sizes.query_drift}}},
                                {"layer_bytes", layers},
                                {"head_indexes", HeadIndexesToJson(manifest)},
+                               {"probe_tokens", manifest.probe().token_ids_size()},
                                {"head_fidelity", FidelityToJson(manifest)},
                                {"head_statistics", heads}};
   return DumpJson(json);
@@ -215,7 +217,12 @@ void PrintFidelity(const v1::Manifest& manifest) {
                                       decoder::TargetError(fidelity)));
     std::printf(" %.3f", plans.back().error);
   }
-  std::printf("), and the share of the spread that its estimation term counts (-: no term)");
+  std::printf(
+      "), measured on %s, and the share of the spread that its estimation term counts (-: no "
+      "term)",
+      decoder::MeasuredOnProbe(manifest)
+          ? absl::StrFormat("a probe of %d tokens", manifest.probe().token_ids_size()).c_str()
+          : "the document's own queries");
   for (int i = 0; i < manifest.head_fidelity_size(); ++i) {
     const v1::HeadFidelity& head = manifest.head_fidelity(i);
     if (head.kv_head() == 0) std::printf("\n%5u", head.layer());

@@ -15,6 +15,7 @@
 #include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "http_api/chat_probe.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "library/document_text.h"
@@ -78,10 +79,10 @@ absl::StatusOr<std::string> ReadInput(const std::string& input) {
 }
 
 absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
-                                                  const model::Checkpoint& checkpoint) {
+                                                  const model::Checkpoint& checkpoint,
+                                                  const Chat& chat) {
   if (!flags.tokens.empty()) return ReadTokenFile(flags.tokens);
   ASSIGN_OR_RETURN(const std::string text, ReadInput(flags.input));
-  ASSIGN_OR_RETURN(const Chat chat, LoadChatUnlessRaw(flags.raw, flags.model_dir, checkpoint));
   std::string turn_head;
   if (chat != nullptr) {
     ASSIGN_OR_RETURN(turn_head, chat->TurnHead());
@@ -94,6 +95,13 @@ absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
       });
   if (!ids.ok()) return Annotate(ids.status(), flags.input);
   return ids;
+}
+
+// Of a document that is given as tokens a chat is known only for the probe, which does without.
+absl::StatusOr<Chat> LoadChatOf(const PrefillFlags& flags, const model::Checkpoint& checkpoint) {
+  if (flags.tokens.empty()) return LoadChatUnlessRaw(flags.raw, flags.model_dir, checkpoint);
+  absl::StatusOr<Chat> chat = LoadChat(flags.model_dir, checkpoint);
+  return chat.ok() ? std::move(chat) : Chat();
 }
 
 // Of the seconds from begin to end: what the GPU did, one after the other, and what it waited for.
@@ -110,6 +118,7 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
   if (flags.json) {
     const nlohmann::json json = {{"name", flags.config.name},
                                  {"tokens", report.tokens},
+                                 {"probe_tokens", report.probe_tokens},
                                  {"index", flags.index.kind},
                                  {"seconds", report.seconds},
                                  {"tokens_per_s", report.tokens_per_s},
@@ -265,7 +274,11 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   const model::DigestCache cache(model::DigestCache::DefaultFolder());
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                    model::LoadCheckpoint(flags.model_dir, &pool, flags.adapter_dir, &cache));
-  ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint));
+  ASSIGN_OR_RETURN(const Chat chat, LoadChatOf(flags, checkpoint));
+  ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint, chat));
+  if (chat != nullptr) {
+    flags.config.probe = http_api::ChatProbe(chat.get(), *checkpoint.tokenizer, tokens);
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
   if (!flags.served.server.empty())

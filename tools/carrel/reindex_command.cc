@@ -52,6 +52,8 @@ absl::Status RunReindex(ReindexFlags& flags) {
               flags.config.name.c_str(), flags.config.from.c_str(), flags.index.kind.c_str(),
               report->seconds, FormatBytes(report->stored_bytes).c_str(),
               FormatBytes(report->index_bytes).c_str());
+  if (report->probe_tokens == 0)
+    std::printf("fidelity is measured on the document's own queries: a probe's are not kept\n");
   return absl::OkStatus();
 }
 

@@ -68,6 +68,27 @@ double CameOut(const decoder::Statistics& statistics) {
   return layers == 0 ? 0 : std::sqrt(sum / static_cast<double>(layers));
 }
 
+nlohmann::json PromisedOnName(decoder::PromisedOn on) {
+  switch (on) {
+    case decoder::PromisedOn::kNothing:
+      return nullptr;
+    case decoder::PromisedOn::kWholeZone:
+      return "whole zone";
+    case decoder::PromisedOn::kDocument:
+      return "document";
+    case decoder::PromisedOn::kProbe:
+      return "probe";
+  }
+  return nullptr;
+}
+
+// Where a promise holds for another reason than that a question's queries were foreseen, or may not.
+const char* Remark(decoder::PromisedOn on) {
+  if (on == decoder::PromisedOn::kWholeZone) return " (a short zone: all of its rows)";
+  if (on == decoder::PromisedOn::kDocument) return " (on the document's own queries)";
+  return "";
+}
+
 }  // namespace
 
 nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measured) {
@@ -110,6 +131,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
           {"rows_per_layer_and_token", rows / layer_count},
           {"target_error", statistics.target_error},
           {"promised_error", statistics.promised_error},
+          {"promised_on", PromisedOnName(statistics.promised_on)},
           {"bytes_sent", statistics.bytes_sent},
           {"bytes_received", statistics.bytes_received},
           {"window_bytes", statistics.window_bytes},
@@ -147,8 +169,9 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
   }
   AppendBanks(statistics, table);
   if (statistics.target_error > 0) {
-    absl::StrAppendFormat(&table, "error of attention: aimed at %.3f, promised %.3f",
-                          statistics.target_error, statistics.promised_error);
+    absl::StrAppendFormat(&table, "error of attention: aimed at %.3f, promised %.3f%s",
+                          statistics.target_error, statistics.promised_error,
+                          Remark(statistics.promised_on));
     absl::StrAppend(
         &table, measured ? absl::StrFormat(", measured here %.3f\n", CameOut(statistics)) : "\n");
   }

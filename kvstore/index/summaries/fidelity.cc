@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "common/status.h"
@@ -33,10 +34,28 @@ struct State {
   }
 };
 
+// Of each kind of queries, so many at most.
+int64_t MostQueries(const FidelityPlan& plan, int64_t tokens, bool probed) {
+  const int64_t kinds = probed ? 2 : 1;
+  const int64_t affordable = std::max<int64_t>(4, plan.max_rows / std::max<int64_t>(1, tokens));
+  return std::max<int64_t>(1, std::min(plan.max_queries, affordable) / kinds);
+}
+
+// So many of `from`, evenly spread.
+std::vector<int64_t> Spread(const std::vector<int64_t>& from, int64_t most) {
+  const auto all = static_cast<int64_t>(from.size());
+  const int64_t wanted = std::min(all, most);
+  std::vector<int64_t> chosen;
+  for (int64_t i = 0; i < wanted; ++i) {
+    chosen.push_back(from[static_cast<size_t>((2 * i + 1) * all / (2 * wanted))]);
+  }
+  return chosen;
+}
+
 // Of the samples in the last half of the document those that were held out, or all of them where
-// none was; evenly chosen.
+// none was.
 std::vector<int64_t> ChooseSamples(const SampledQueries& sampled, const FidelityPlan& plan,
-                                   int64_t tokens) {
+                                   int64_t tokens, int64_t most) {
   const std::vector<int64_t> learned = LearnedSamples(sampled);
   std::vector<int64_t> late, held_out;
   for (int64_t i = 0; i < sampled.samples(); ++i) {
@@ -45,25 +64,26 @@ std::vector<int64_t> ChooseSamples(const SampledQueries& sampled, const Fidelity
     late.push_back(i);
     if (!std::binary_search(learned.begin(), learned.end(), i)) held_out.push_back(i);
   }
-  const std::vector<int64_t>& from = held_out.empty() ? late : held_out;
-  const auto all = static_cast<int64_t>(from.size());
-  const int64_t affordable = std::max<int64_t>(4, plan.max_rows / std::max<int64_t>(1, tokens));
-  const int64_t wanted = std::min({all, plan.max_queries, affordable});
-  std::vector<int64_t> chosen;
-  for (int64_t i = 0; i < wanted; ++i) {
-    chosen.push_back(from[static_cast<size_t>((2 * i + 1) * all / (2 * wanted))]);
-  }
-  return chosen;
+  return Spread(held_out.empty() ? late : held_out, most);
+}
+
+// None behind a document that is all window.
+std::vector<int64_t> ChooseProbe(const ProbeQueries& probe, const FidelityPlan& plan,
+                                 int64_t tokens, int64_t most) {
+  if (tokens - plan.local <= plan.sink) return {};
+  std::vector<int64_t> all(static_cast<size_t>(probe.tokens));
+  std::iota(all.begin(), all.end(), 0);
+  return Spread(all, most);
 }
 
 // What the queries of a head take turns at.
 struct MeasureScratch {
   Floats scores, group_scores, selected_scores, bound;
   std::vector<int32_t> ranks;
-  std::vector<Position> window_rows, selected;
+  std::vector<Position> selected;
   std::vector<int64_t> order;  // rows of the zone, the best first
   std::vector<uint64_t> topk;
-  std::vector<const void*> v;
+  std::vector<const void*> k, v;
   State sparse, rest;
   EstimateScratch estimate;
 };
@@ -83,21 +103,19 @@ class QueryMeasure {
         d_(keys.head_dim()),
         scale_(1.0f / std::sqrt(static_cast<float>(keys.head_dim()))) {}
 
-  void Start(int64_t sample) {
-    q_ = sampled_.Query(sample, 0);
+  // Of the document's samples.
+  void StartSample(int64_t sample) {
     const Position p = sampled_.positions[static_cast<size_t>(sample)];
-    zone_ = {plan_.sink, p + 1 - plan_.local};
-    s_.window_rows.clear();
-    for (Position j = 0; j < plan_.sink; ++j) s_.window_rows.push_back(j);
-    for (Position j = zone_.end; j <= p; ++j) s_.window_rows.push_back(j);
-    AttendRows(s_.window_rows, window_);
-    ScoreZone();
-    AttendZone();
-    KeepBest();
+    Start(sampled_.Query(sample, 0), p + 1, nullptr, 0);
+  }
+  // What a decoder attends to that goes on behind the document.
+  void StartProbe(const ProbeQueries& probe, int64_t token) {
+    measured_.of_probe = true;
+    Start(probe.queries + token * group_ * d_, keys_.count(), &probe, token + 1);
   }
 
-  double output() const { return Square(dense_.out, nullptr); }
   RowRange zone() const { return zone_; }
+  QueryFidelity& measured() { return measured_; }
 
   // Mean over the group of |out - dense|^2 with the best `rows`, without the term.
   double Select(int64_t rows) {
@@ -155,6 +173,31 @@ class QueryMeasure {
   }
 
  private:
+  // rows: of the document, those before the query's own place, and behind them `behind` of the probe.
+  void Start(const float* q, int64_t rows, const ProbeQueries* probe, int64_t behind) {
+    q_ = q;
+    zone_ = {plan_.sink, rows - plan_.local};
+    s_.k.clear();
+    s_.v.clear();
+    const auto add = [&](Position begin, Position end) {
+      for (Position j = begin; j < end; ++j) {
+        s_.k.push_back(keys_.Address(j));
+        s_.v.push_back(values_.Address(j));
+      }
+    };
+    add(0, zone_.begin);
+    add(zone_.end, rows);
+    for (int64_t j = 0; j < behind; ++j) {
+      s_.k.push_back(probe->k + j * d_);
+      s_.v.push_back(probe->v + j * d_);
+    }
+    AttendWindow();
+    ScoreZone();
+    AttendZone();
+    KeepBest();
+    measured_.output = Square(dense_.out, nullptr);
+  }
+
   // A row of the zone that the largest budget selects.
   struct Best {
     int32_t row, rank;
@@ -235,18 +278,13 @@ class QueryMeasure {
     kernels::SparseAttention(params);
   }
 
-  void AttendRows(const std::vector<Position>& rows, State& state) {
-    std::vector<const void*> k;
-    s_.v.clear();
-    for (const Position j : rows) {
-      k.push_back(keys_.Address(j));
-      s_.v.push_back(values_.Address(j));
-    }
-    Floats scores(static_cast<size_t>(group_) * std::max<size_t>(1, rows.size()));
-    kernels::DotScoreRows(q_, group_, d_, k.data(), static_cast<int64_t>(k.size()), scale_,
-                          scores.data(), static_cast<int64_t>(k.size()));
-    state.Reset(group_, d_);
-    Attend(scores, state);
+  // To the rows of s_.k and s_.v.
+  void AttendWindow() {
+    const auto rows = static_cast<int64_t>(s_.k.size());
+    Floats scores(static_cast<size_t>(group_ * std::max<int64_t>(1, rows)));
+    kernels::DotScoreRows(q_, group_, d_, s_.k.data(), rows, scale_, scores.data(), rows);
+    window_.Reset(group_, d_);
+    Attend(scores, window_);
   }
 
   // Mean over the group of |a - b|^2, b null: 0.
@@ -268,6 +306,7 @@ class QueryMeasure {
   const float scale_;
   const float* q_ = nullptr;
   RowRange zone_;
+  QueryFidelity measured_;
   State window_, dense_;
   std::vector<Best> best_;
   Floats scores_, zone_lse_;  // scores_ [group, best_]
@@ -275,46 +314,93 @@ class QueryMeasure {
 
 constexpr size_t kBudgets = kFidelityBudgets.size(), kShares = kSpreadShares.size();
 
-// Over the queries.
-struct Sums {
-  std::array<double, kBudgets> without = {};
-  std::array<std::array<double, kShares>, kBudgets> with = {};
+bool IsFitted(size_t budget) {
+  return std::find(kFittedBudgets.begin(), kFittedBudgets.end(), budget) != kFittedBudgets.end();
+}
 
-  // Of the budgets that shares are fitted to.
-  double OfShare(size_t share) const {
-    double sum = 0;
-    for (const size_t b : kFittedBudgets) sum += with[b][share];
-    return sum;
-  }
-  double Without() const {
-    double sum = 0;
-    for (const size_t b : kFittedBudgets) sum += without[b];
-    return sum;
-  }
+// Over the queries, of the budgets that shares are fitted to: errors as parts of the outputs.
+struct Sums {
+  double without = 0;
+  std::array<double, kShares> with = {};
+
   size_t BestShare() const {
-    size_t best = 0;
-    for (size_t s = 1; s < kShares; ++s) {
-      if (OfShare(s) < OfShare(best)) best = s;
-    }
-    return best;
+    return static_cast<size_t>(std::min_element(with.begin(), with.end()) - with.begin());
   }
 };
 
-// shares: of kSpreadShares; with no summaries, none counts.
-absl::Status AddBudget(const Summaries* summaries, size_t budget, absl::Span<const float> shares,
-                       QueryMeasure& measure, Sums& sums) {
+// With the best rows of the budget; and with the term, for each share, of kSpreadShares.
+absl::Status MeasureBudget(const Summaries* summaries, size_t budget,
+                           absl::Span<const float> shares, QueryMeasure& measure, double* with) {
   if (kFidelityBudgets[budget] >= measure.zone().rows()) return absl::OkStatus();  // no error
-  sums.without[budget] += measure.Select(kFidelityBudgets[budget]);
+  measure.measured().without[budget] = measure.Select(kFidelityBudgets[budget]);
+  return summaries == nullptr ? absl::OkStatus() : measure.Estimate(*summaries, shares, with);
+}
+
+// Which share, and whether the term is worth it; errors of every query with the one chosen.
+absl::Status FitAndMeasure(const Summaries* summaries, std::vector<QueryMeasure>& measures,
+                           HeadFidelity& fidelity) {
+  Sums sums;
+  std::vector<std::array<std::array<double, kShares>, kFittedBudgets.size()>> tried(
+      measures.size());
+  for (size_t i = 0; i < measures.size(); ++i) {
+    for (size_t b = 0; b < kFittedBudgets.size(); ++b) {
+      tried[i][b] = {};
+      RETURN_IF_ERROR(MeasureBudget(summaries, kFittedBudgets[b], kSpreadShares, measures[i],
+                                    tried[i][b].data()));
+      for (size_t s = 0; s < kShares; ++s) sums.with[s] += tried[i][b][s];
+      sums.without += measures[i].measured().without[kFittedBudgets[b]];
+    }
+  }
+  const size_t best = sums.BestShare();
+  for (size_t i = 0; i < measures.size(); ++i) {
+    QueryFidelity& measured = measures[i].measured();
+    for (size_t b = 0; b < kFittedBudgets.size(); ++b)
+      measured.with[kFittedBudgets[b]] = tried[i][b][best];
+    for (size_t b = 0; b < kBudgets; ++b) {
+      if (IsFitted(b)) continue;
+      RETURN_IF_ERROR(
+          MeasureBudget(summaries, b, {&kSpreadShares[best], 1}, measures[i], &measured.with[b]));
+    }
+    fidelity.of_query.push_back(measured);
+  }
   if (summaries == nullptr) return absl::OkStatus();
-  const auto first = static_cast<size_t>(shares.data() - kSpreadShares.data());
-  return measure.Estimate(*summaries, shares, &sums.with[budget][first]);
+  fidelity.spread_share = kSpreadShares[best];
+  fidelity.estimate = sums.with[best] <= (1 - kLeastGain) * sums.without;
+  return absl::OkStatus();
+}
+
+// What one kind of queries leaves of a head, as shares of the layer's outputs: means over them.
+struct Shares {
+  std::array<double, kBudgets> with = {}, without = {};
+};
+
+// outputs: of the layer, by query.
+Shares SharesOf(const HeadFidelity& head, absl::Span<const double> outputs, bool of_probe) {
+  Shares shares;
+  double queries = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const QueryFidelity& of = head.of_query[i];
+    if (of.of_probe != of_probe) continue;
+    ++queries;
+    if (!(outputs[i] > 0)) continue;  // nothing is left of nothing
+    for (size_t b = 0; b < kBudgets; ++b) {
+      shares.with[b] += of.with[b] / outputs[i];
+      shares.without[b] += of.without[b] / outputs[i];
+    }
+  }
+  for (size_t b = 0; b < kBudgets; ++b) {
+    shares.with[b] /= std::max(1.0, queries);
+    shares.without[b] /= std::max(1.0, queries);
+  }
+  return shares;
 }
 
 }  // namespace
 
 absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& values,
                                              const SampledQueries& sampled,
-                                             const Summaries* summaries, const FidelityPlan& plan) {
+                                             const ProbeQueries& probe, const Summaries* summaries,
+                                             const FidelityPlan& plan) {
   if (plan.sink < 0 || plan.local < 1 || plan.max_queries < 1 || plan.max_rows < 1 ||
       sampled.head_dim != keys.head_dim() || values.count() != keys.count()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -324,43 +410,55 @@ absl::StatusOr<HeadFidelity> MeasureFidelity(const Rows& keys, const Rows& value
   }
   HeadFidelity fidelity;
   fidelity.spread_share = kDefaultSpreadShare;
-  const std::vector<int64_t> samples = ChooseSamples(sampled, plan, keys.count());
-  if (samples.empty()) {
+  const int64_t most = MostQueries(plan, keys.count(), probe.tokens > 0);
+  const std::vector<int64_t> samples = ChooseSamples(sampled, plan, keys.count(), most);
+  const std::vector<int64_t> probed = ChooseProbe(probe, plan, keys.count(), most);
+  fidelity.queries = static_cast<int64_t>(samples.size() + probed.size());
+  fidelity.probe_queries = static_cast<int64_t>(probed.size());
+  if (fidelity.queries == 0) {
     fidelity.estimate = summaries != nullptr;
     return fidelity;
   }
   RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
   RETURN_IF_ERROR(values.Verify({0, values.count()}));
-  Sums sums;
   MeasureScratch scratch;
   std::vector<QueryMeasure> measures;
-  measures.reserve(samples.size());
-  // All shares for the budgets that they are fitted to; the other budgets with the one chosen.
+  measures.reserve(static_cast<size_t>(fidelity.queries));
   for (const int64_t sample : samples) {
-    QueryMeasure& measure = measures.emplace_back(keys, values, sampled, plan, scratch);
-    measure.Start(sample);
-    fidelity.output += measure.output();
-    for (const size_t b : kFittedBudgets) {
-      RETURN_IF_ERROR(AddBudget(summaries, b, kSpreadShares, measure, sums));
-    }
+    measures.emplace_back(keys, values, sampled, plan, scratch).StartSample(sample);
   }
-  const size_t best = sums.BestShare();
-  for (QueryMeasure& measure : measures) {
-    for (size_t b = 0; b < kBudgets; ++b) {
-      if (std::find(kFittedBudgets.begin(), kFittedBudgets.end(), b) != kFittedBudgets.end())
-        continue;
-      RETURN_IF_ERROR(AddBudget(summaries, b, {&kSpreadShares[best], 1}, measure, sums));
-    }
+  for (const int64_t token : probed) {
+    measures.emplace_back(keys, values, sampled, plan, scratch).StartProbe(probe, token);
   }
-  const auto n = static_cast<double>(samples.size());
-  fidelity.queries = static_cast<int64_t>(samples.size());
-  fidelity.output /= n;
-  for (const double error : sums.without) fidelity.without.push_back(error / n);
-  if (summaries == nullptr) return fidelity;
-  fidelity.spread_share = kSpreadShares[best];
-  fidelity.estimate = sums.OfShare(best) <= (1 - kLeastGain) * sums.Without();
-  for (size_t b = 0; b < kBudgets; ++b) fidelity.with.push_back(sums.with[b][best] / n);
+  RETURN_IF_ERROR(FitAndMeasure(summaries, measures, fidelity));
+  CombineFidelity({&fidelity, 1});
+  if (summaries == nullptr) fidelity.with.clear();
   return fidelity;
+}
+
+void CombineFidelity(absl::Span<HeadFidelity> layer) {
+  if (layer.empty()) return;
+  const size_t queries = layer[0].of_query.size();
+  std::vector<double> outputs(queries);
+  for (const HeadFidelity& head : layer) {
+    CARREL_CHECK(head.of_query.size() == queries);
+    for (size_t i = 0; i < queries; ++i) {
+      outputs[i] += head.of_query[i].output / static_cast<double>(layer.size());
+    }
+  }
+  const double output = std::accumulate(outputs.begin(), outputs.end(), 0.0) /
+                        static_cast<double>(std::max<size_t>(1, queries));
+  for (HeadFidelity& head : layer) {
+    if (queries == 0) continue;
+    const Shares own = SharesOf(head, outputs, false), probe = SharesOf(head, outputs, true);
+    head.output = output;
+    head.with.clear();
+    head.without.clear();
+    for (size_t b = 0; b < kBudgets; ++b) {
+      head.with.push_back(output * std::max(own.with[b], probe.with[b]));
+      head.without.push_back(output * std::max(own.without[b], probe.without[b]));
+    }
+  }
 }
 
 }  // namespace carrel::kvstore

@@ -41,7 +41,7 @@ class FidelityTest : public testing::Test {
   absl::StatusOr<HeadFidelity> Measure(int64_t cluster_rows) {
     blob_ = *BuildSummaries(cluster_rows, keys_.AsRows(), values_.AsRows(), &sampled_);
     summaries_ = *Summaries::Open(blob_, keys_.AsRows().count(), kDim);
-    return MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, &summaries_);
+    return MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, {}, &summaries_);
   }
 
   std::mt19937_64 rng_{TestSeed()};
@@ -103,7 +103,7 @@ TEST_F(FidelityTest, WithoutTheTerm_IsWhatPlainLoopsGive) {
   FidelityPlan plan;
   plan.max_queries = 1;
   const HeadFidelity one =
-      *MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, nullptr, plan);
+      *MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, {}, nullptr, plan);
   ASSERT_EQ(one.queries, 1);
   ASSERT_EQ(one.without.size(), kFidelityBudgets.size());
   EXPECT_TRUE(one.with.empty());
@@ -117,7 +117,8 @@ TEST_F(FidelityTest, WithoutTheTerm_IsWhatPlainLoopsGive) {
       const double error =
           PlainError(keys_, values_, sampled_.Query(i, 0), p, kFidelityBudgets[b], plan);
       // Below a hundred-thousandth of the output fp32 rounds.
-      off = std::max(off, std::abs(error - one.without[b]) / (error + 1e-5 * one.output));
+      off = std::max(off, std::abs(error - one.of_query[0].without[b]) /
+                              (error + 1e-5 * one.of_query[0].output));
     }
     nearest = std::min(nearest, off);
   }
@@ -160,13 +161,66 @@ TEST_F(FidelityTest, AttentionSink_TheTermAsItIsChosenDoesNoHarm) {
   }
 }
 
+// A probe's query sees sink, the document's last rows and the probe before it; all between is zone.
+TEST_F(FidelityTest, Probe_IsWhatPlainLoopsGive) {
+  Make(700, 1, 0);
+  constexpr int64_t kBehind = 5;
+  const KeySet k = MakeKeys(rng_, kBehind, kDim), v = MakeKeys(rng_, kBehind, kDim);
+  const std::vector<float> queries = MakeQueries(rng_, keys_, kGroup * kBehind);
+  const ProbeQueries probe = {kBehind, queries.data(), k.Row(0), v.Row(0)};
+  const HeadFidelity measured =
+      *MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, probe, nullptr);
+  ASSERT_EQ(measured.probe_queries, kBehind);
+  ASSERT_EQ(measured.of_query.size(), static_cast<size_t>(measured.queries));
+  // By plain loops the probe is the document's end, and `local` as much longer as it is.
+  KeySet all_k = keys_, all_v = values_;
+  all_k.keys.insert(all_k.keys.end(), k.keys.begin(), k.keys.end());
+  all_v.keys.insert(all_v.keys.end(), v.keys.begin(), v.keys.end());
+  for (int64_t i = 0; i < kBehind; ++i) {
+    FidelityPlan plan;
+    plan.local += i + 1;
+    const QueryFidelity& of =
+        measured.of_query[static_cast<size_t>(measured.queries - kBehind + i)];
+    EXPECT_TRUE(of.of_probe);
+    for (const size_t b : {0, 2, 4}) {
+      const double error =
+          PlainError(all_k, all_v, &queries[i * kGroup * kDim], 700 + i, kFidelityBudgets[b], plan);
+      EXPECT_NEAR(of.without[b], error, 1e-2 * error + 1e-5 * of.output) << i << " " << b;
+    }
+  }
+}
+
+// Each query counts by what it leaves of its own output in the layer, and the worse kind counts.
+TEST(CombineFidelityTest, IsTheWorseOfDocumentAndProbe_AsSharesOfTheLayersOutputs) {
+  const auto query = [](bool of_probe, double output, double error) {
+    QueryFidelity of;
+    of.of_probe = of_probe;
+    of.output = output;
+    of.with.fill(error);
+    of.without.fill(2 * error);
+    return of;
+  };
+  std::vector<HeadFidelity> layer(2);
+  // Outputs of the layer: 2, 4, and 1 of the probe.
+  layer[0].of_query = {query(false, 1, 0.2), query(false, 4, 0.4), query(true, 0.5, 0.3)};
+  layer[1].of_query = {query(false, 3, 0.2), query(false, 4, 0.8), query(true, 1.5, 0.1)};
+  for (HeadFidelity& head : layer) head.queries = 3;
+  CombineFidelity(absl::MakeSpan(layer));
+  const double output = 7.0 / 3;
+  for (const HeadFidelity& head : layer) EXPECT_DOUBLE_EQ(head.output, output);
+  EXPECT_NEAR(layer[0].with[0], output * 0.3, 1e-12);                      // the probe's
+  EXPECT_NEAR(layer[1].with[0], output * (0.2 / 2 + 0.8 / 4) / 2, 1e-12);  // the document's
+  EXPECT_NEAR(layer[1].without[9], output * (0.4 / 2 + 1.6 / 4) / 2, 1e-12);
+}
+
 TEST_F(FidelityTest, TooShortOrBadPlan) {
   Make(60, 1, 0);
-  const HeadFidelity none = *MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, nullptr);
+  const HeadFidelity none =
+      *MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, {}, nullptr);
   EXPECT_EQ(none.queries, 0);
   FidelityPlan plan;
   plan.local = 0;
-  EXPECT_THAT(MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, nullptr, plan),
+  EXPECT_THAT(MeasureFidelity(keys_.AsRows(), values_.AsRows(), sampled_, {}, nullptr, plan),
               StatusIs(StatusCode::kInvalidArgument, "local=0"));
 }
 

@@ -515,10 +515,10 @@ TEST_F(CliOutputTest, EvalMatch_Contains_CountsAnswersThatHoldTheExpectedText) {
 TEST_F(CliOutputTest, Fidelity_SaysWhatItPromisesAndTakesTheRowsForIt) {
   ASSERT_THAT(Carrel(Prefill("long", {"--input", DemoDocument("registry-2k")})), Succeeds());
   const auto stats = [&](const Args& flags) {
-    const Outcome outcome =
-        Carrel(With({"ask", "--model", DemoModel(), "--context", "long", "--store", store_,
-                     "--sink", "1", "--local", "8", "--max-tokens", "4", "--json", kQuestion},
-                    flags));
+    const Outcome outcome = Carrel(
+        With({"ask", "--model", DemoModel(), "--context", "long", "--store", store_, "--zone",
+              "store", "--sink", "1", "--local", "8", "--max-tokens", "4", "--json", kQuestion},
+             flags));
     EXPECT_THAT(outcome, Succeeds());
     return JsonOf(outcome)["stats"];
   };

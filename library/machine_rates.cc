@@ -111,7 +111,7 @@ absl::StatusOr<std::shared_ptr<const decoder::Rates>> MachineRates(model::Device
     if (kept.ok() && kept->machine == key)
       rates = std::make_shared<const decoder::Rates>(*std::move(kept));
   }
-  if (rates == nullptr && device == model::Device::kCuda)
+  if (rates == nullptr && (device == model::Device::kCuda || !path.empty()))
     return MeasureMachine(device, shape, pool);
   if (rates == nullptr)
     rates = std::make_shared<const decoder::Rates>(decoder::AssumedRates(device, shape, threads));

@@ -111,10 +111,18 @@ absl::StatusOr<std::shared_ptr<const decoder::Rates>> MachineRates(model::Device
     if (kept.ok() && kept->machine == key)
       rates = std::make_shared<const decoder::Rates>(*std::move(kept));
   }
-  if (rates == nullptr && (device == model::Device::kCuda || !path.empty()))
-    return MeasureMachine(device, shape, pool);
+  if (rates == nullptr && (device == model::Device::kCuda || !path.empty())) {
+    absl::StatusOr<decoder::Rates> measured = decoder::MeasureRates(device, shape, pool);
+    if (measured.ok()) {
+      Keep(*measured, path);
+      rates = std::make_shared<const decoder::Rates>(*std::move(measured));
+    } else if (!absl::IsResourceExhausted(measured.status())) {
+      return measured.status();
+    }
+  }
   if (rates == nullptr)
     rates = std::make_shared<const decoder::Rates>(decoder::AssumedRates(device, shape, threads));
+  // The first one counts, where two threads measured.
   absl::MutexLock lock(&TheKnown().mu);
   return TheKnown().rates.emplace(key, std::move(rates)).first->second;
 }

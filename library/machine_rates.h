@@ -1,7 +1,7 @@
 // What:   the rates of this machine for a model's shape (decoder/plan/rates.h), measured once and kept in a file of
 //         the user's cache folder (model::DigestCache::DefaultFolder): plans stay the same until they are measured again.
 // Edge:   a file that is damaged, or of another version, is as none. Without a cache folder they last as long as the process.
-// Cost:   the first call of a shape reads a file, or measures (half a second) and writes it. Without a cache folder a
+// Cost:   the first call of a shape reads a file, or measures (a second) and writes it. Without a cache folder a
 //         CPU's rates are assumed: a process of its own for each question would measure each time.
 // Threads: any.
 #pragma once

@@ -85,7 +85,7 @@ TEST_F(PlanTest, Doctor_LooksMeasuresAndKeepsTheRates) {
        {"processor", "memory", "huge pages", "descriptors", "disk", "clock", "GPU"}) {
     EXPECT_THAT(told.at("findings").dump(), HasSubstr(what));
   }
-  EXPECT_TRUE(told.at("rates").at("ways").at("store").at("measured"));
+  EXPECT_TRUE(told.at("rates").at("ways").at("host").at("measured"));
   EXPECT_THAT(told.at("rates_file").get<std::string>(), HasSubstr(cache));
   // The next question plans by what was measured.
   const auto planned = [&] {
@@ -94,10 +94,11 @@ TEST_F(PlanTest, Doctor_LooksMeasuresAndKeepsTheRates) {
         .environment = {{"CARREL_CACHE", cache}}}));
   };
   EXPECT_EQ(planned().at("machine"), told.at("plan").at("machine"));
-  // A file that is damaged is as none.
+  // A file that is damaged is as none: it is measured and written anew.
   WriteFile("cache/" + told.at("rates_file").get<std::string>().substr(cache.size() + 1),
             "{\"version\": 1");
-  EXPECT_THAT(planned().at("machine").get<std::string>(), HasSubstr("nobody measured"));
+  EXPECT_EQ(planned().at("machine"), told.at("plan").at("machine"));
+  EXPECT_THAT(ReadBytes(told.at("rates_file").get<std::string>()), HasSubstr("store-dense"));
   EXPECT_THAT(Carrel(Args{"doctor"}).out, HasSubstr("processor"));
   EXPECT_THAT(Carrel(Args{"doctor", "--context", kKept, "--store", store_}),
               FailsWith(kBad, Texts{"--model"}));

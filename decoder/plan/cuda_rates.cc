@@ -3,8 +3,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
-#include "absl/strings/str_cat.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/graph.h"
 #include "common/cuda/runtime.h"

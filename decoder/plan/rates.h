@@ -4,7 +4,7 @@
 //         Measured once on rows that are made up, by the kernels that decoding uses (MeasureRates), or, of
 //         ways that nobody measured, assumed from bytes and usual speeds.
 // Source: ours (decision 093).
-// Cost:   MeasureRates: half a second at most; on a GPU up to 256 MiB of its memory.
+// Cost:   MeasureRates: a second at most; 128 MiB of memory and more, on a GPU up to 256 MiB of its own.
 #pragma once
 
 #include <array>
@@ -45,8 +45,9 @@ absl::StatusOr<std::string> RatesKey(model::Device device, const AttentionShape&
 // All assumed.
 Rates AssumedRates(model::Device device, const AttentionShape& shape, int threads);
 
-// Those of AssumedRates, but what can be measured is. Of a GPU: dense and selected on the device; of a CPU: dense and
-// selected at the store. Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
+// Those of AssumedRates, but what can be measured is: of a GPU the ways on the device, of a CPU those in this
+// host's memory. A store in this process is taken to cost as much as these, and what taking its questions apart costs.
+// Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
 absl::StatusOr<Rates> MeasureRates(model::Device device, const AttentionShape& shape,
                                    ThreadPool* pool);
 

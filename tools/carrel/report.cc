@@ -178,8 +178,11 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
                                 [](const decoder::LayerStatistics& layer) {
                                   return layer.output_error.count > 0;
                                 });
-    absl::StrAppend(
-        &table, came_out ? absl::StrFormat(", measured here %.3f\n", CameOut(statistics)) : "\n");
+    absl::StrAppend(&table,
+                    came_out   ? absl::StrFormat(", measured here %.3f", CameOut(statistics))
+                    : measured ? ", not measured where a GPU holds the rows"
+                               : "",
+                    "\n");
   }
   absl::StrAppend(&table, "window ", FormatBytes(statistics.window_bytes), ", sent ",
                   FormatBytes(statistics.bytes_sent), ", received ",

@@ -13,8 +13,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "common/thrown.h"
 #include "decoder/generation.h"
 #include "http_api/step_plan.h"
@@ -61,7 +61,7 @@ struct Answering {
   std::vector<TokenId> answer;
   AnswerJob::Done done;
   Rows before;
-  absl::Time start = absl::Now(), first = absl::InfiniteFuture();
+  absl::Time start = SteadyNow(), first = absl::InfiniteFuture();
   bool ended = false;  // by who listens, or with the server: what there is, is the answer
 
   bool with_sources() const { return job.sources > 0 && !job.context.empty(); }
@@ -158,7 +158,7 @@ class OneThread final : public Answerer {
       const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
         return stopping_ || jobs_.size() > 0;
       };
-      if (absl::Now() - swept_ > kSweepEvery) SweepLocked();
+      if (SteadyNow() - swept_ > kSweepEvery) SweepLocked();
       while (answering_.empty() && !mu_.AwaitWithTimeout(absl::Condition(&ready), kSweepEvery)) {
         SweepLocked();
       }
@@ -209,12 +209,12 @@ class OneThread final : public Answerer {
       tokens += waiting[i].tokens;
     }
     std::vector<absl::Status> statuses;
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     const absl::Status stepped = CatchThrown("a step of answers", [&] {
       statuses = decoder::Generation::StepTogether(generations);
       return absl::OkStatus();
     });
-    plan_.Took(tokens, absl::Now() - start);
+    plan_.Took(tokens, SteadyNow() - start);
     if (!stepped.ok()) statuses.assign(step.size(), stepped);
     for (size_t i = 0; i < step.size(); ++i) TakeStep(step[i], statuses[i]);
   }
@@ -245,7 +245,7 @@ class OneThread final : public Answerer {
     ASSIGN_OR_RETURN(options.resume, FindSequence(job, *one.open));
     options.on_token = [this, &one](TokenId id) -> absl::Status {
       one.answer.push_back(id);
-      if (++one.done.tokens == 1) one.first = absl::Now();
+      if (++one.done.tokens == 1) one.first = SteadyNow();
       ASSIGN_OR_RETURN(const std::string piece, one.stream->Push(id));
       return Show(one, piece);
     };
@@ -302,9 +302,9 @@ class OneThread final : public Answerer {
       done.rows_read = static_cast<double>(after.rows - one.before.rows) /
                        static_cast<double>(after.looks - one.before.looks);
     }
-    const absl::Time first = std::min(one.first, absl::Now());
+    const absl::Time first = std::min(one.first, SteadyNow());
     done.prompt_seconds = absl::ToDoubleSeconds(first - one.start);
-    done.generate_seconds = absl::ToDoubleSeconds(absl::Now() - first);
+    done.generate_seconds = absl::ToDoubleSeconds(SteadyNow() - first);
     if (one.with_sources() && one.job.wanted()) RETURN_IF_ERROR(AddSources(one));
     if (!one.ended) {
       ASSIGN_OR_RETURN(const std::string rest, one.stream->Finish());
@@ -323,7 +323,7 @@ class OneThread final : public Answerer {
     Open& open = *one.open;
     open.busy = false;
     open.who = one.job.who;
-    open.used = absl::Now();
+    open.used = SteadyNow();
     open.prompt_tokens = open.decoder->decoder().sequence_tokens().size() >= prompt
                              ? static_cast<int64_t>(prompt)
                              : 0;
@@ -427,7 +427,7 @@ class OneThread final : public Answerer {
   }
 
   void SweepLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    swept_ = absl::Now();
+    swept_ = SteadyNow();
     for (Open& open : open_) {
       if (!open.busy && swept_ - open.used > config_.sequences.idle) Keep(open);
     }

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "common/steady_time.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
 
@@ -67,8 +67,8 @@ bool Answering::LookAgain() {
 
 void Answering::Waits(const Document& document) {
   absl::MutexLock lock(&mu_);
-  if (over_ || !stream_ || absl::Now() - told_ < absl::Seconds(1)) return;
-  told_ = absl::Now();
+  if (over_ || !stream_ || SteadyNow() - told_ < absl::Seconds(1)) return;
+  told_ = SteadyNow();
   Begin();
   Write(absl::StrFormat(": the document is read: %.0f%%\n\n", 100 * document.progress));
 }

@@ -15,6 +15,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "http_api/api_error.h"
 #include "http_api/contexts_api.h"
 #include "http_api/known_prefixes.h"
@@ -94,7 +95,7 @@ absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
 
 // The answer begins when the document is there, on another thread: watchers must not take long.
 absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
-  const absl::Time until = absl::Now() + absl::Seconds(asked.request.wait_s);
+  const absl::Time until = SteadyNow() + absl::Seconds(asked.request.wait_s);
   return parts_.documents->Watch(now.name, [this, asked, until](const Document& document) {
     Answering& answering = *asked.answering;
     if (document.state == DocumentState::kFailed) {
@@ -112,7 +113,7 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
       }
       return false;
     }
-    if (absl::Now() > until) {
+    if (SteadyNow() > until) {
       answering.Failed(WithParam(BeingRead(document), "context"));
       return false;
     }

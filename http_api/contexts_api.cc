@@ -7,10 +7,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "common/json.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "http_api/api_error.h"
 #include "http_api/completion.h"
 #include "http_api/document_body.h"
@@ -224,7 +224,7 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
   if (document.state == DocumentState::kReady) return SendText(document, *visit, *reply);
   if (document.state == DocumentState::kFailed) return document.error;
   if (seconds == 0) return BeingRead(document);
-  const absl::Time until = absl::Now() + absl::Seconds(seconds);
+  const absl::Time until = SteadyNow() + absl::Seconds(seconds);
   // The first answer is the one: what comes later is not sent.
   still_allowed->Watch([weak = std::weak_ptr<HttpReply>(reply), visit] {
     const auto held = weak.lock();
@@ -245,7 +245,7 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
       }
     } else if (now.state == DocumentState::kFailed) {
       SendError(*reply, now.error);
-    } else if (absl::Now() > until) {
+    } else if (SteadyNow() > until) {
       SendError(*reply, BeingRead(now));
     } else {
       return !reply->gone();

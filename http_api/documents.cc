@@ -15,6 +15,7 @@
 #include "carrel/prefill.h"
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "common/thrown.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
@@ -112,7 +113,7 @@ class PrefillingDocuments final : public Documents {
       stored.erase(going);
     }
     known_.Replace(std::move(stored));
-    looked_ = absl::Now();
+    looked_ = SteadyNow();
     return absl::OkStatus();
   }
 
@@ -187,7 +188,7 @@ class PrefillingDocuments final : public Documents {
     bool old;
     {
       absl::MutexLock lock(&mu_);
-      old = !config_.writable && absl::Now() - looked_ > kLookAgain;
+      old = !config_.writable && SteadyNow() - looked_ > kLookAgain;
     }
     if (old && !Refresh().ok()) return std::nullopt;
     std::vector<std::pair<std::string, std::string>> candidates;
@@ -463,10 +464,10 @@ class PrefillingDocuments final : public Documents {
     RETURN_IF_ERROR(answerer_->Close(name));
     ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
     // A session that was just closed may not be gone yet.
-    const absl::Time until = absl::Now() + absl::Seconds(2);
+    const absl::Time until = SteadyNow() + absl::Seconds(2);
     for (;;) {
       const absl::Status deleted = client->Delete(name);
-      if (!absl::IsFailedPrecondition(deleted) || absl::Now() > until) return deleted;
+      if (!absl::IsFailedPrecondition(deleted) || SteadyNow() > until) return deleted;
       absl::SleepFor(absl::Milliseconds(20));
     }
   }

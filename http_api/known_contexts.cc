@@ -1,8 +1,8 @@
 #include "http_api/known_contexts.h"
 
-#include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "library/open_decoder.h"
 
 namespace carrel::http_api {
@@ -33,7 +33,7 @@ void KnownContexts::Remove(const std::string& name) {
 
 void KnownContexts::Use(const std::string& name) {
   if (const auto found = contexts_.find(name); found != contexts_.end()) {
-    found->second.used = absl::Now();
+    found->second.used = SteadyNow();
   }
 }
 

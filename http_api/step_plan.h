@@ -10,7 +10,7 @@
 // Threads: one at a time.
 // Example: StepPlan plan(32);
 //          for (size_t i : plan.Next(waiting)) ...;   // a step of these
-//          plan.Took(tokens, absl::Now() - start);
+//          plan.Took(tokens, SteadyNow() - start);
 #pragma once
 
 #include <cstdint>

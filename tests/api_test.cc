@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/test_folders.h"
@@ -75,6 +76,32 @@ TEST_F(ApiTest, Stop_AndMaxTokens_EndAnAnswer) {
   const json sampled = {{"temperature", 2}, {"seed", 5}, {"max_tokens", 8}};
   EXPECT_EQ(json::parse(Post("/v1/completions", Completion(sampled)).body)["choices"],
             json::parse(Post("/v1/completions", Completion(sampled)).body)["choices"]);
+}
+
+// The server's own flags are of no one document: a short one has fewer rows than asked, and one that is all sink and
+// local rows was not measured.
+TEST_F(ApiTest, DocumentsShorterThanTheServersFlags_AreAnswered) {
+  const std::string short_text = ReadBytes(DemoDocument("registry-512")).substr(0, 600);
+  const std::string tiny_text = short_text.substr(0, 60);
+  for (const Args& rows : {Args{"--top-k", "512"}, Args{"--fidelity", "faithful"},
+                           Args{"--target-error", "0.01"}, Args{}}) {
+    SCOPED_TRACE(absl::StrJoin(rows, " "));
+    rows_ = rows;
+    Start();
+    for (const auto& [name, text] : {std::pair{"short", short_text}, {"tiny", tiny_text}}) {
+      SCOPED_TRACE(name);
+      ASSERT_EQ(PostText(name, text).status, 202);
+      const json ready = Events(name).back();
+      ASSERT_EQ(ready["state"], "ready") << ready;
+      EXPECT_LE(ready["tokens"], name == std::string("tiny") ? 68 : 511) << ready;
+      const TestClient::Response answered =
+          Post("/v1/completions", Completion({{"context", name}, {"max_tokens", 4}}));
+      EXPECT_EQ(answered.status, 200) << answered.body;
+      EXPECT_EQ(Ask("DELETE", absl::StrCat("/v1/contexts/", name)).status, 200);
+    }
+    process_->Signal(SIGTERM);
+    EXPECT_THAT(process_->Wait(), Succeeds());
+  }
 }
 
 TEST_F(ApiTest, WhatCannotBe_IsAnErrorInOpenAIsForm) {

@@ -36,10 +36,10 @@ class ApiTest : public StoreTest {
   void Start(const Args& more = {}, int64_t max_file_bytes = -1) {
     Command command;
     command.max_file_bytes = max_file_bytes;
-    command.args =
-        With({"api", "--model", served_.empty() ? model_->folder() : served_, "--store", store_,
-              "--listen", "127.0.0.1:0", "--model-name", "demo", "--top-k", "all"},
-             more);
+    command.args = With(With({"api", "--model", served_.empty() ? model_->folder() : served_,
+                              "--store", store_, "--listen", "127.0.0.1:0", "--model-name", "demo"},
+                             rows_),
+                        more);
     process_ = Process::Start(command);
     ASSERT_TRUE(WaitUntil([&] {
       return process_->err().find("/v1\n") != std::string::npos || !process_->Running();
@@ -130,6 +130,7 @@ class ApiTest : public StoreTest {
 
   std::unique_ptr<ModelCopy> model_;
   std::string served_;  // instead of it; empty: none
+  Args rows_ = {"--top-k", "all"};
   std::unique_ptr<Process> process_;
   std::string address_, token_;
 };

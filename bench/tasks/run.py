@@ -284,12 +284,16 @@ def main(arguments=None):
     bench = Bench(args)
     cases = [Case(bench, wanted, length, seed) for length in args.lengths
              for wanted in documents_of(args.families, args.together) for seed in args.seeds]
+    failed = []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(case.run) for case in cases]):
-            if done.exception() is not None:
-                pool.shutdown(cancel_futures=True)
-                raise done.exception()
+        runs = {pool.submit(case.run): case for case in cases}
+        for done in concurrent.futures.as_completed(runs):
+            if done.exception() is not None:  # of one document: the others go on
+                failed.append(runs[done].folder.name)
+                print(f"{failed[-1]}: {done.exception()}", file=sys.stderr, flush=True)
     print(f"bench tasks: {time.monotonic() - start:.0f} s", file=sys.stderr)
+    if failed:
+        fail(f"{len(failed)} of {len(cases)} failed: {' '.join(failed)}")
 
 
 if __name__ == "__main__":

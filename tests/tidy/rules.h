@@ -69,6 +69,10 @@ Violations CheckFlags(const Tree& tree);
 // between folders are held by include_rules_test.
 Violations CheckInnerBorders(const Tree& tree);
 
+// --- clocks.cc
+// http_api counts waits and times by SteadyNow(); absl::Now() stands in ToUnixSeconds(..) alone. Tests may.
+Violations CheckClocks(const Tree& tree);
+
 // --- json.cc
 // Only common/json.cc calls nlohmann's parse, value(..) and dump; tests and benchmarks may.
 Violations CheckJson(const Tree& tree);

@@ -249,6 +249,19 @@ TEST(BordersTest, IncludeAgainstTheTable_IsFound) {
               "kernels/select/topk/topk.cc:1: kernels, select/topk may not include layer/rope")));
 }
 
+TEST(ClocksTest, AWaitByAClockThatIsSet_IsFound) {
+  const auto check = [](const std::string& path, const std::string& line) {
+    return CheckClocks(Make({{path, "// absl::Now()\n" + line + "\n"}}));
+  };
+  EXPECT_THAT(check("http_api/b.cc", "until = absl::Now() + absl::Seconds(2);"),
+              ElementsAre(HasSubstr("http_api/b.cc:2: absl::Now()")));
+  EXPECT_THAT(check("http_api/b.h", "using C = std::chrono::system_clock;"), testing::SizeIs(1));
+  EXPECT_THAT(check("http_api/b.cc", "created = absl::ToUnixSeconds(absl::Now());"), IsEmpty());
+  EXPECT_THAT(check("http_api/b.cc", "until = SteadyNow() + absl::Seconds(2);"), IsEmpty());
+  EXPECT_THAT(check("http_api/b_test.cc", "until = absl::Now();"), IsEmpty());
+  EXPECT_THAT(check("kvstore/b.cc", "until = absl::Now();"), IsEmpty());
+}
+
 TEST(JsonTest, AParserOfTheLibrarys_IsFound) {
   const std::string begin = "#include <nlohmann/json.hpp>\n";
   const auto check = [&](const std::string& path, const std::string& line) {

@@ -46,6 +46,10 @@ TEST(TidyTest, Decisions_ThatAreNamed_Exist) { EXPECT_THAT(CheckDecisions(Reposi
 
 TEST(TidyTest, Sections_ThatAreNamed_Exist) { EXPECT_THAT(CheckSections(Repository()), Holds()); }
 
+TEST(TidyTest, Waits_AreCountedByAClockThatNobodySets) {
+  EXPECT_THAT(CheckClocks(Repository()), Holds());
+}
+
 TEST(TidyTest, Flags_InDocuments_Exist) { EXPECT_THAT(CheckFlags(Repository()), Holds()); }
 
 TEST(TidyTest, InnerBorders_AreKept) { EXPECT_THAT(CheckInnerBorders(Repository()), Holds()); }

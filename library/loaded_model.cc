@@ -1,5 +1,7 @@
 #include "library/loaded_model.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "common/usable_cores.h"
@@ -21,6 +23,12 @@ absl::StatusOr<std::shared_ptr<LoadedModel>> LoadedModel::Load(const std::string
   const model::DigestCache cache(model::DigestCache::DefaultFolder());
   ASSIGN_OR_RETURN(loaded->checkpoint_,
                    model::LoadCheckpoint(path, &loaded->pool_, adapter, &cache));
+  return loaded;
+}
+
+std::shared_ptr<LoadedModel> LoadedModel::Of(model::Checkpoint checkpoint, int threads) {
+  std::shared_ptr<LoadedModel> loaded(new LoadedModel(threads));
+  loaded->checkpoint_ = std::move(checkpoint);
   return loaded;
 }
 

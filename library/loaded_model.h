@@ -21,6 +21,8 @@ class LoadedModel {
   // threads: as ResolveThreads takes them.
   static absl::StatusOr<std::shared_ptr<LoadedModel>> Load(const std::string& path,
                                                            const std::string& adapter, int threads);
+  // One that is there already, for benchmarks and tests; threads > 0.
+  static std::shared_ptr<LoadedModel> Of(model::Checkpoint checkpoint, int threads);
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
   ThreadPool* pool() { return &pool_; }
   // Bytes that the tokenizer has no token for are left out of every text from now on (--missing-bytes drop).

@@ -32,7 +32,7 @@ def prefilled(args, model, document, folder):
     text, store = folder / f"{document.name}.txt", folder / "store"
     text.write_text(document.text, encoding="utf-8")
     return carrel(args.carrel, "prefill", "--model", model, "--store", str(store), "--name", document.name, "--input",
-                  str(text), "--quiet", "--json", "--threads", str(args.threads))
+                  str(text), "--quiet", "--json", "--threads", str(args.threads), "--device", args.prefill_device)
 
 
 def asked(args, model, document, folder):
@@ -41,7 +41,7 @@ def asked(args, model, document, folder):
     for fidelity in FIDELITIES:
         for number, question in enumerate(document.questions, 1):
             stats = carrel(args.carrel, "ask", "--model", model, "--store", str(folder / "store"), "--context",
-                           document.name, "--fidelity", fidelity, "--stats", "--json", "--max-tokens", str(args.max_tokens),
+                           document.name, "--plan", "store", "--fidelity", fidelity, "--stats", "--json", "--max-tokens", str(args.max_tokens),
                            "--threads", str(args.threads), question)["stats"]
             yield {"bench": "promises", "model": pathlib.Path(model).name, "document": document.name,
                    "tokens": made["tokens"], "prefill_seconds": made["seconds"], "fidelity": fidelity, "question": number,
@@ -84,6 +84,7 @@ def main():
     parser.add_argument("--out", required=True, help="JSON lines are added here")
     parser.add_argument("--most", type=int, default=40000, help="tokens of the longest document")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--prefill-device", default="cpu", choices=["cpu", "cuda"], help="questions are asked on the CPU")
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("models", nargs="+")
     args = parser.parse_args()

@@ -4,7 +4,9 @@
 // Math:  floor = (weights + rows attended + summaries) / bandwidth, the bandwidth being that of as
 //        many threads that add up 512 MiB, measured before and after. Embeddings of one token are not
 //        counted, nor what the index reads (`index_bytes`, of which a search reads the codes).
-// Usage: shape_bench MODEL.gguf STORE CONTEXT [TOKENS [THREADS]]   (defaults 24, one per core)
+//        With a device: instead, what a plan of this machine foresees of each way to attend, and what it takes: a JSON
+//        object for each way,
+// Usage: shape_bench MODEL.gguf STORE CONTEXT [TOKENS [THREADS [cpu | cuda]]]   (defaults 24, one per core)
 //        The context's fingerprint is presented, whatever the model: only times count here.
 #include <algorithm>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +27,8 @@
 #include "decoder/decoder.h"
 #include "decoder/fidelity.h"
 #include "kvstore/storage/store.h"
+#include "library/loaded_model.h"
+#include "library/open_decoder.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
 #include "model/digest_cache.h"
@@ -95,6 +100,7 @@ struct Flags {
   std::string model, store, context;
   int64_t tokens = 24;
   int threads = 0;
+  std::string device;  // empty: the floor; otherwise the ways of a plan
 };
 
 // The context's own fingerprint, so that it lets the model in.
@@ -160,6 +166,62 @@ void Print(const Flags& flags, const v1::Manifest& manifest, const Decoded& deco
   std::printf("%s\n", json.dump().c_str());
 }
 
+// A decoder by a plan, or by this way of it.
+absl::StatusOr<std::unique_ptr<library::OpenDecoder>> OpenBy(
+    const Flags& flags, std::optional<decoder::Way> way,
+    const std::shared_ptr<library::LoadedModel>& model,
+    const std::shared_ptr<library::StoreAccess>& store) {
+  library::DecoderSpec spec;
+  spec.context = flags.context;
+  spec.folder = flags.store;
+  spec.config.dense_layers = 0;
+  spec.config.selection =
+      decoder::FidelityOptions{decoder::TargetError(decoder::Fidelity::kBalanced)};
+  spec.device.device = flags.device == "cuda" ? model::Device::kCuda : model::Device::kCpu;
+  spec.planned = true;
+  spec.way = way;
+  return library::OpenDecoder::Create(std::move(spec), model, store);
+}
+
+absl::StatusOr<Decoded> DecodeBy(const Flags& flags, decoder::Way way,
+                                 const std::shared_ptr<library::LoadedModel>& model,
+                                 const std::shared_ptr<library::StoreAccess>& store) {
+  ASSIGN_OR_RETURN(const auto open, OpenBy(flags, way, model, store));
+  return Decode(open->decoder(), flags.tokens);
+}
+
+absl::Status Ways(const Flags& flags, const v1::Manifest& manifest, model::Checkpoint checkpoint,
+                  const std::shared_ptr<library::StoreAccess>& store) {
+  const auto model = library::LoadedModel::Of(std::move(checkpoint), flags.threads);
+  std::optional<decoder::Plan> plan;
+  {
+    ASSIGN_OR_RETURN(const auto open, OpenBy(flags, std::nullopt, model, store));
+    plan = open->decoder().plan();
+  }
+  if (!plan.has_value()) return absl::InternalError("no plan was made");
+  for (const decoder::PlannedWay& way : plan->ways) {
+    nlohmann::json line = {{"bench", "ways"},
+                           {"machine", plan->machine},
+                           {"layers", manifest.layers()},
+                           {"context_tokens", manifest.tokens()},
+                           {"way", decoder::WayName(way.way)},
+                           {"taken", way.way == plan->taken().way},
+                           {"planned_attention_ms", 1e3 * way.seconds},
+                           {"promised_error", way.error},
+                           {"bytes", way.bytes}};
+    const absl::StatusOr<Decoded> decoded = DecodeBy(flags, way.way, model, store);
+    if (decoded.ok()) {
+      line["ms_per_token"] = decoded->ms_per_token;
+      line["rows_per_kv_head"] = decoded->rows / manifest.layers() / manifest.kv_heads();
+    } else {
+      line["failed"] = decoded.status().ToString();
+    }
+    std::printf("%s\n", line.dump().c_str());
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Run(const Flags& flags) {
   ThreadPool pool(flags.threads - 1);
   std::vector<uint64_t> words(static_cast<size_t>(kStreamWords), 1);
@@ -173,10 +235,11 @@ absl::Status Run(const Flags& flags) {
   const double load_cpu_s = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
   library::StoreAddress address;
   address.folder = flags.store;
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
+  ASSIGN_OR_RETURN(const std::shared_ptr<library::StoreAccess> store,
                    library::StoreAccess::Open(address, kvstore::StoreMode::kReadOnly));
   ASSIGN_OR_RETURN(const v1::Manifest manifest, store->store()->GetManifest(flags.context));
   TakeFingerprint(manifest, checkpoint);
+  if (!flags.device.empty()) return Ways(flags, manifest, std::move(checkpoint), store);
   ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient(&pool));
   decoder::RetrievalConfig config;
   config.dense_layers = 0;
@@ -197,13 +260,19 @@ absl::Status Run(const Flags& flags) {
 }  // namespace carrel
 
 int main(int argc, char** argv) {
-  if (argc < 4 || argc > 6) {
-    std::fprintf(stderr, "usage: shape_bench MODEL.gguf STORE CONTEXT [TOKENS [THREADS]]\n");
+  if (argc < 4 || argc > 7) {
+    std::fprintf(stderr,
+                 "usage: shape_bench MODEL.gguf STORE CONTEXT [TOKENS [THREADS [cpu | cuda]]]\n");
     return 2;
   }
   carrel::Flags flags{argv[1], argv[2], argv[3]};
   if (argc > 4) flags.tokens = std::strtol(argv[4], nullptr, 10);
   flags.threads = argc > 5 ? std::atoi(argv[5]) : carrel::UsableCores();
+  if (argc > 6) flags.device = argv[6];
+  if (!flags.device.empty() && flags.device != "cpu" && flags.device != "cuda") {
+    std::fprintf(stderr, "shape_bench: device %s is neither cpu nor cuda\n", argv[6]);
+    return 2;
+  }
   if (flags.tokens < 1 || flags.threads < 1) {
     std::fprintf(stderr, "shape_bench: TOKENS and THREADS are at least 1\n");
     return 2;

@@ -24,7 +24,7 @@ import settings
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What decides what comes out; a commit of anything else is none here.
 PROGRAM = ("CMakeLists.txt common decoder http_api include kernels kvstore library model prefill proto tools").split()
-SAMPLE = 9000  # characters of a document by which its tokens are foreseen
+SAMPLE = 6000  # characters of a document by which its tokens are foreseen: less tokens than a GPU has room for in a prompt
 NEAR = 0.04    # how far from the length asked for a document's may be
 
 

@@ -24,7 +24,8 @@ import settings
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What decides what comes out; a commit of anything else is none here.
 PROGRAM = ("CMakeLists.txt common decoder http_api include kernels kvstore library model prefill proto tools").split()
-SAMPLE = 6000  # characters of a document by which its tokens are foreseen: less tokens than a GPU has room for in a prompt
+# Characters of a document by which its tokens are foreseen: fewer tokens than a GPU has room for in a prompt.
+SAMPLE, SAMPLE_OF_PAIRS = 9000, 4500
 NEAR = 0.04    # how far from the length asked for a document's may be
 
 
@@ -104,12 +105,13 @@ class Bench:
     def ratio(self, wanted):
         """Characters per token, of pieces of a document of these families."""
         name = " ".join(wanted)
+        sample = SAMPLE_OF_PAIRS if wanted == ["pairs"] else SAMPLE
         with self.lock:
             if name not in self.ratios:
-                text = documents.make(wanted, 4 * SAMPLE, self.args.questions, 0).text
-                pieces = [text[at:at + SAMPLE // 3] for at in (500, len(text) // 2, len(text) - SAMPLE // 3)]
+                text = documents.make(wanted, 4 * sample, self.args.questions, 0).text
+                pieces = [text[at:at + sample // 3] for at in (500, len(text) // 2, len(text) - sample // 3)]
                 asked = self.of_model("ask", *self.device, "--raw", "--max-tokens", "1", "".join(pieces))
-                self.ratios[name] = SAMPLE / 3 * len(pieces) / asked["prompt_tokens"]
+                self.ratios[name] = sample / 3 * len(pieces) / asked["prompt_tokens"]
             return self.ratios[name]
 
     def settings(self, tokens, balanced_rows):

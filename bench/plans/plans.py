@@ -2,11 +2,12 @@
 """Whether the way that a plan takes is the fastest: the default beside each way asked for, in turns; with clients, over
 `carrel api`. JSON lines into a file, a table at the end.
 
-Needs the program carrel, a model and a text, and so can be carried to another machine."""
+Needs the program carrel, a model and a text, and this folder's parent."""
 import argparse
 import concurrent.futures
 import json
 import os
+import pathlib
 import re
 import signal
 import statistics
@@ -15,6 +16,9 @@ import sys
 import tempfile
 import time
 import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import provenance
 
 PROMPT = "What happens next?"
 
@@ -38,6 +42,7 @@ class Bench:
     def __init__(self, flags, folder):
         self.flags, self.folder = flags, folder
         self.rows = []
+        self.where = {**provenance.of(flags.device, flags.commit), "cores": len(os.sched_getaffinity(0))}
         with open(flags.text, "rb") as file:
             self.text = file.read()
 
@@ -45,13 +50,15 @@ class Bench:
         return ["--device", self.flags.device]
 
     def write(self, row):
-        row = {"model": os.path.basename(self.flags.model), "device": self.flags.device, **row}
+        row = {"bench": "plans", **self.where, "model": os.path.basename(self.flags.model), "device": self.flags.device, **row}
         self.rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
         with open(self.flags.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def prefill(self, length):
+        if last_json([self.flags.carrel, "inspect", f"d{length}", "--store", self.store(), "--json"]).get("tokens"):
+            return
         wanted = int(length * self.flags.bytes_per_token)
         text = self.text * (1 + wanted // len(self.text))
         path = os.path.join(self.folder, f"text-{length}.txt")
@@ -164,13 +171,17 @@ def main():
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=11, help="in turns")
     parser.add_argument("--out", default="out/bench/plans.jsonl")
+    parser.add_argument("--commit", help="of the program, where git does not tell")
+    parser.add_argument("--folder", help="for a store that stays, and whose contexts are taken; default: a temporary one")
     flags = parser.parse_args()
     flags.lengths = [tokens_of(word) for word in flags.lengths]
     if flags.ways is None:
         flags.ways = ["store", "store-dense"] + (["host", "device", "device-dense"] if flags.device == "cuda" else [])
     os.makedirs(os.path.dirname(flags.out) or ".", exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="carrel-plans-") as folder:
-        bench = Bench(flags, folder)
+        if flags.folder:
+            os.makedirs(flags.folder, exist_ok=True)
+        bench = Bench(flags, flags.folder or folder)
         bench.run()
     print(bench.table())
 

@@ -9,7 +9,10 @@ import math
 import pathlib
 import shutil
 import subprocess
+import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import provenance
 import texts
 
 FIDELITIES = ("fast", "balanced", "faithful")
@@ -43,7 +46,7 @@ def asked(args, model, document, folder):
             stats = carrel(args.carrel, "ask", "--model", model, "--store", str(folder / "store"), "--context",
                            document.name, "--plan", "store", "--fidelity", fidelity, "--stats", "--json", "--max-tokens", str(args.max_tokens),
                            "--threads", str(args.threads), question)["stats"]
-            yield {"bench": "promises", "model": pathlib.Path(model).name, "document": document.name,
+            yield {"bench": "promises", **provenance.of("cpu", args.commit), "model": pathlib.Path(model).name, "document": document.name,
                    "tokens": made["tokens"], "prefill_seconds": made["seconds"], "fidelity": fidelity, "question": number,
                    "aimed_at": stats["target_error"], "promised": stats["promised_error"], "measured": came_out(stats),
                    "rows": stats["rows_per_layer_and_token"]}
@@ -86,6 +89,7 @@ def main():
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--prefill-device", default="cpu", choices=["cpu", "cuda"], help="questions are asked on the CPU")
     parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--commit", help="of the program, where git does not tell")
     parser.add_argument("models", nargs="+")
     args = parser.parse_args()
     folder, lines = pathlib.Path(args.folder), []

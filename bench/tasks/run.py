@@ -16,14 +16,14 @@ import sys
 import threading
 import time
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
 import document as documents
 import families
+import provenance
 import results
 import settings
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What decides what comes out; a commit of anything else is none here.
-PROGRAM = ("CMakeLists.txt common decoder http_api include kernels kvstore library model prefill proto tools").split()
 # Characters of a document by which its tokens are foreseen: fewer tokens than a GPU has room for in a prompt.
 SAMPLE, SAMPLE_OF_PAIRS = 9000, 4500
 NEAR = 0.04    # how far from the length asked for a document's may be
@@ -39,31 +39,6 @@ def run(command):
     if done.returncode != 0:
         fail(f"{' '.join(command[:4])} ... failed with exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def output(*command):
-    try:
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, text=True,
-                              check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def commit():
-    """The last one that changed the program, and whether there are changes since."""
-    name = output("git", "log", "-1", "--abbrev=7", "--format=%h", "--", *PROGRAM)
-    return name and name + ("+" if output("git", "status", "--porcelain", "--", *PROGRAM) else "")
-
-
-def machine(device):
-    if device == "cuda":
-        return output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()[0]
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        info = dict(line.split(":", 1) for line in file if ":" in line)
-    info = {name.strip(): value.strip() for name, value in info.items()}
-    flags = info.get("flags", "").split()
-    widest = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "no avx2")
-    return f"{info.get('model name', 'unknown')}, {widest}"
 
 
 def digest(path):
@@ -90,8 +65,8 @@ class Bench:
         self.file = results.File(args.out, args.timed)
         self.device = ["--device", "cuda"] if args.device == "cuda" else []
         self.beyond = ["--lab", "beyond-trained"] if args.beyond_trained else []
-        self.same = {"commit": args.commit or commit() or fail("no git here: --commit says which it is"),
-                     "machine": machine(args.device), "device": args.device, "threads": args.threads,
+        self.same = {"commit": args.commit or provenance.commit() or fail("no git here: --commit says which it is"),
+                     "machine": provenance.machine(args.device), "device": args.device, "threads": args.threads,
                      "model": os.path.basename(args.model.rstrip("/")),
                      "model_digest": digest(pathlib.Path(args.model)), "chat": args.chat}
         self.ratios, self.lock = {}, threading.Lock()

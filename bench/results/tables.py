@@ -1,0 +1,200 @@
+"""Tables of the JSON lines that benchmarks write: plans, ways, promises, cores. Of each a section of docs/results.md, and
+what README.md takes of them."""
+import json
+import pathlib
+import statistics
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def lines_of(name):
+    path = HERE / f"{name}.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def table(head, rows):
+    return "\n".join(["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)] +
+                     ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def short(model):
+    """Qwen2.5-Coder-1.5B of qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"""
+    name = model.removesuffix(".gguf").split("-instruct", maxsplit=1)[0]
+    return name.replace("qwen", "Qwen").replace("coder", "Coder").replace("b", "B") if name.startswith("qwen") else name
+
+
+def grouped(lines, *names):
+    found = {}
+    for line in lines:
+        found.setdefault(tuple(line.get(name) for name in names), []).append(line)
+    return found
+
+
+def where(lines):
+    """Machines, commits and days, each once."""
+    def once(name):
+        return ", ".join(dict.fromkeys(str(line[name]) for line in lines))
+    return f"{once('machine')}; {once('commit')}, {once('date')}"
+
+
+class Plans:
+    """bench/plans: the default beside each way by name."""
+    title, command = "The plan beside every way by name", "./run bench plans MODEL"
+    text = ("Tokens per second, all clients together, of greedy answers: without a flag, and with each way that "
+            "`--plan` can fix. `ask`: the median of runs in turns; clients: over `carrel api`, one run. *Of the best* compares the "
+            "default with the fastest way by name; where it is that way itself, what is left is noise. Ways that select rows "
+            "keep the default fidelity's error of 3%; dense ones lose nothing.")
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def rows(self):
+        """model, machine, tokens, clients (0: ask), the way taken, its speed, the best by name, its speed, the others'."""
+        timed = [line for line in self.lines if line["what"] in ("ask", "api") and "tokens_per_s" in line]
+        tokens = {(line["machine"], line["model"], line["length"]): line["tokens"] for line in self.lines
+                  if line["what"] == "prefill"}
+        for key, group in grouped(timed, "machine", "cores", "model", "length", "clients").items():
+            machine, cores, model, length, clients = key
+            speeds = {way: statistics.median(line["tokens_per_s"] for line in of_way)
+                      for (way,), of_way in grouped(group, "way").items()}
+            taken = next(line["taken"] for line in group if line["way"] == "auto")
+            named = {way: speed for way, speed in speeds.items() if way != "auto"}
+            if not named:
+                continue
+            best = max(named, key=named.get)
+            yield {"machine": machine, "cores": cores, "model": model, "tokens": tokens[machine, model, length],
+                   "clients": clients or 0, "taken": taken, "speed": speeds["auto"], "best": best,
+                   "best_speed": named[best], "named": named}
+
+    def table(self):
+        rows = []
+        for row in sorted(self.rows(), key=lambda row: (row["machine"], row["model"], row["tokens"], row["clients"])):
+            others = ", ".join(f"{way} {speed:,.0f}" if speed >= 100 else f"{way} {speed:.1f}"
+                               for way, speed in sorted(row["named"].items(), key=lambda item: -item[1]))
+            rows.append([f"{short(row['model'])}, {row['machine']}", f"{row['tokens']:,}",
+                         str(row["clients"]) if row["clients"] else "ask", f"{row['taken']} {row['speed']:,.1f}",
+                         f"{row['speed'] / row['best_speed']:.2f}", others])
+        return table(["model, machine", "tokens", "clients", "default: its way", "of the best", "by name"], rows)
+
+    def alike(self):
+        """Of questions asked by 1, 16 and 32 clients how many were answered alike."""
+        found = [line for line in self.lines if line["what"] == "alike"]
+        return sum(line["alike"] for line in found), sum(line["questions"] for line in found)
+
+    def after(self):
+        alike, all_of = self.alike()
+        return f"Answers that were the same for every number of clients: {alike} of {all_of}." if all_of else ""
+
+
+class Ways:
+    """bench/shape ways: what a plan foresees of an 8B shape."""
+    title, command = "An 8B shape: what a plan foresees, and what each way takes", "./run bench shape ways cuda 4 TOKENS"
+    text = ("Milliseconds per token of four layers of Llama-3.1-8B's shape (random weights) over synthetic contexts, in one run; in "
+            "parentheses what the plan foresaw of the zone's attention alone. Bold: the way taken. Times of ways on the GPU were "
+            "measured for the plan, those of host and store assumed.")
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def table(self):
+        names = list(dict.fromkeys(line["way"] for line in self.lines))
+        rows = []
+        for (tokens,), group in grouped(self.lines, "context_tokens").items():
+            cells = {}
+            for line in group:
+                cell = f"{line['ms_per_token']:.2f} ({line['planned_attention_ms']:.2f})"
+                cells[line["way"]] = f"**{cell}**" if line["taken"] else cell
+            rows.append([f"{tokens:,}", *(cells.get(name, "-") for name in names)])
+        return table(["tokens", *names], rows)
+
+    def after(self):
+        return ""
+
+
+class Promises:
+    """bench/promises: what a fidelity promises of chat questions, and what came out."""
+    title, command = "What fidelities promise, and what questions measure", "./run bench promises"
+    text = ("The error of attention's output (root of the mean square over layers) that a fidelity promised of a document when it was "
+            "read, and the one that `ask --stats` measured on three questions of a chat. Zones below 1,024 rows are attended to "
+            "whole: nothing is promised to be lost, and nothing is.")
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    @staticmethod
+    def ratio(line):
+        return line["measured"] / line["promised"] if line["promised"] > 0 else None
+
+    def table(self):
+        rows = []
+        for (model,), of_model in grouped(self.lines, "model").items():
+            for (document, tokens), group in grouped(of_model, "document", "tokens").items():
+                cells = []
+                for (_,), of_fidelity in grouped(group, "fidelity").items():
+                    ratios = [self.ratio(line) for line in of_fidelity if self.ratio(line) is not None]
+                    cells.append(f"{statistics.mean(ratios):.2f}, {max(ratios):.2f}" if ratios else "every row")
+                rows.append([f"{short(model)}: {document.split('-')[0]}", f"{tokens:,}", *cells])
+        fidelities = list(dict.fromkeys(line["fidelity"] for line in self.lines))
+        return table(["document", "tokens", *(f"{name}: measured / promised, worst question" for name in fidelities)], rows)
+
+    def after(self):
+        said = []
+        for (model,), of_model in grouped(self.lines, "model").items():
+            documents = [[self.ratio(line) for line in group if self.ratio(line) is not None]
+                         for group in grouped(of_model, "document", "fidelity").values()]
+            documents = [ratios for ratios in documents if ratios]
+            means = [statistics.mean(ratios) for ratios in documents]
+            said.append(f"{short(model)}: {statistics.mean(means):.2f} in the mean, {max(means):.2f} of the worst document, "
+                        f"{max(map(max, documents)):.2f} of the worst question.")
+        return " ".join(said)
+
+
+class Cores:
+    """bench/cores: how prefill and decoding grow with threads."""
+    title, command = "Threads", "./run bench cores MODEL"
+    text = ("Tokens per second. Products: matrices of the model's shapes alone, 128 tokens at a time; weights: reading them once per "
+            "token, which no decoding beats. *Before* is the program before [decision 096](decisions/096-all-the-cores.md), in turns "
+            "with *after*, in the same run.")
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def table(self):
+        threads = sorted({line["threads"] for line in self.lines if "threads" in line})
+        found = {}
+        for line in self.lines:
+            model = short(line["model"])
+            if line["what"] == "floor":
+                found.setdefault((model, "products alone"), {})[line["threads"]] = line["products_tokens_per_s"]
+                found.setdefault((model, "weights alone"), {})[line["threads"]] = 1e3 / line["read_ms"]
+            elif line["what"] in ("prefill", "decode"):
+                what = f"prefill of {line['tokens']:,} tokens" if line["what"] == "prefill" else \
+                    f"decoding, {line['setting']}, {line['length'] / 1000:g}k"
+                cell = found.setdefault((model, f"{what}: {line['program']}"), {})
+                cell[line["threads"]] = max(cell.get(line["threads"], 0), line["tokens_per_s"])
+        rows = []
+        for (model, what), speeds in found.items():
+            most = speeds.get(threads[-1], 0) / speeds[threads[0]] if threads[0] in speeds else 0
+            rows.append([f"{model}: {what}", *(f"{speeds[n]:,.0f}" if n in speeds else "-" for n in threads),
+                         f"{most:.2f}" if most else "-"])
+        return table(["", *(f"{n} threads" for n in threads), "times"], rows)
+
+    def after(self):
+        return ""
+
+
+KINDS = {"plans": Plans, "ways": Ways, "promises": Promises, "cores": Cores}
+
+
+def sections():
+    """Of docs/results.md."""
+    found = []
+    for name, kind in KINDS.items():
+        lines = lines_of(name)
+        if lines:
+            made = kind(lines)
+            found.append("\n".join([f"## {made.title}", "", made.text, "", made.table(), "",
+                                    *([made.after(), ""] if made.after() else []), f"`{made.command}`; {where(lines)}.", ""]))
+    return found

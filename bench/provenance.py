@@ -1,7 +1,11 @@
-"""Where a figure comes from: the commit of the program, the machine, the day. Every line of results has them."""
+"""Where a figure comes from: the commit of the program, the machine, the day. Every line of results has them.
+
+provenance.py cpu|cuda puts them into the JSON lines of its input."""
 import datetime
+import json
 import pathlib
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What decides what comes out; a commit of anything else is none here.
@@ -37,3 +41,9 @@ def of(device, given=None):
     """given: the commit, where git does not tell."""
     return {"commit": given or commit() or "unknown", "machine": machine(device),
             "date": datetime.date.today().isoformat()}
+
+
+if __name__ == "__main__":
+    here = of(sys.argv[1])
+    for line in sys.stdin:
+        print(json.dumps({**json.loads(line), **here}), flush=True)

@@ -2,7 +2,7 @@
 """How prefill and decoding grow with threads, beside what the machine's cores give at most. JSON lines into a file, a
 table at the end.
 
-Needs the programs carrel and cores_bench, a model and a text: a folder with these four can be carried to another machine.
+Needs the programs carrel and cores_bench, a model, a text, and this folder's parent.
 With several programs (--carrel NAME=PATH) they take turns on the same model and text."""
 import argparse
 import json
@@ -12,6 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import provenance
 
 SETTINGS = {
     "store": ["--zone", "store"],
@@ -45,11 +48,12 @@ class Bench:
         self.folder = folder
         self.environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")
         self.rows = []
+        self.where = provenance.of("cpu", flags.commit)
         with open(flags.text, "rb") as file:
             self.text = file.read()
 
     def write(self, row):
-        row = {"model": os.path.basename(self.flags.model), **row}
+        row = {"bench": "cores", **self.where, "model": os.path.basename(self.flags.model), **row}
         self.rows.append(row)
         line = json.dumps(row)
         print(line, file=sys.stderr, flush=True)
@@ -161,6 +165,7 @@ def parse():
     parser.add_argument("--model", required=True)
     parser.add_argument("--text", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--commit", help="of the program, where git does not tell")
     parser.add_argument("--folder", help="for stores; default: a temporary one, deleted at the end")
     parser.add_argument("--lengths", default="7k", help="tokens, about; default 7k")
     parser.add_argument("--threads", help="default 1,2,4,8,16 up to what there is")

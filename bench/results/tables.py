@@ -188,6 +188,55 @@ class Cores:
 KINDS = {"plans": Plans, "ways": Ways, "promises": Promises, "cores": Cores}
 
 
+def spoken(values):
+    """512 and 442"""
+    return " and ".join(f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in values)
+
+
+def headline():
+    """README.md's table, of the largest model that was measured on each machine."""
+    rows, plans = [], Plans(lines_of("plans"))
+    for (machine, cores), group in grouped(list(plans.rows()), "machine", "cores").items():
+        model = max(row["model"] for row in group)
+        asked = sorted((row for row in group if row["model"] == model and row["clients"] == 0),
+                       key=lambda row: row["tokens"])
+        of_gpu = all(row["taken"].startswith("device") for row in asked)
+        served = sorted((row for row in group if row["model"] == model and row["clients"] == 32),
+                        key=lambda row: row["tokens"])
+        said = f"{spoken([row['speed'] for row in asked])} tokens/s behind {spoken_tokens(asked)} tokens"
+        if served:
+            said += f"; 32 clients of `carrel api` {spoken([row['speed'] for row in served])}"
+        ways = " and ".join(dict.fromkeys(row["taken"] for row in asked))
+        loss = "none: every row is attended" if all(row["taken"].endswith("dense") for row in asked) else \
+            "at most 3% of attention's output where rows are selected"
+        rows.append([f"{short(model)}, {machine if of_gpu else f'{cores} cores of {machine}'}", said, f"`{ways}`: {loss}"])
+    for name, say in (("ways", of_ways), ("promises", of_promises)):
+        lines = lines_of(name)
+        if lines:
+            rows.append(say(lines))
+    return table(["without a flag", "measured", "the plan taken, and what is lost"], rows).replace("---:", "---")
+
+
+def spoken_tokens(rows):
+    return " and ".join(f"{row['tokens']:,}" for row in rows)
+
+
+def of_ways(lines):
+    tokens = max(line["context_tokens"] for line in lines)
+    found = {line["way"]: line for line in lines if line["context_tokens"] == tokens}
+    layers, taken = lines[0]["layers"], next(line for line in found.values() if line["taken"])
+    return [f"an 8B shape, {layers} layers, {tokens:,} tokens, {lines[0]['machine']}",
+            f"{taken['ms_per_token']:.2f} ms per token; rows in pinned host memory instead {found['host']['ms_per_token']:.2f}, at the "
+            f"store {found['store']['ms_per_token']:.2f}; all rows there {found['store-dense']['ms_per_token']:.1f}",
+            f"`{taken['way']}`: none; the others keep the error of 3%"]
+
+
+def of_promises(lines):
+    return ["what the default promises of chat questions", Promises(lines).after(),
+            "measured error / promised error, over documents of "
+            f"{min(line['tokens'] for line in lines):,} to {max(line['tokens'] for line in lines):,} tokens"]
+
+
 def sections():
     """Of docs/results.md."""
     found = []

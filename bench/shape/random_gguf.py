@@ -107,7 +107,7 @@ def metadata(args, rng):
     tokens, merges, types = vocabulary(args.vocab, rng)
     yield "general.architecture", TEXT, text("llama")
     yield "general.alignment", U32, struct.pack("<I", ALIGNMENT)
-    for key, value in {"block_count": args.layers, "context_length": 131072 + 4096, "embedding_length": 4096,
+    for key, value in {"block_count": args.layers, "context_length": args.context, "embedding_length": 4096,
                        "feed_forward_length": 14336, "attention.head_count": 32, "attention.head_count_kv": 8,
                        "rope.dimension_count": 128, "vocab_size": args.vocab}.items():
         yield "llama." + key, U32, struct.pack("<I", value)
@@ -130,6 +130,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True)
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--context", type=int, default=131072 + 4096, help="tokens that it takes")
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -151,7 +151,7 @@ def runs(lines):
 def heading(run):
     where = run.first["machine"] if run.first["device"] == "cuda" else \
         f"{run.first['threads']} threads, {run.first['machine']}"
-    return f"{run.first['model'].removesuffix('.gguf')}, {where}"
+    return f"{run.first['model'].removesuffix('.gguf').split('-instruct', maxsplit=1)[0]}, {where}"
 
 
 def section(run, mark="###"):

@@ -78,15 +78,21 @@ struct SelectedRows {
   }
 };
 
-// One segment's share of the rest.
+// q heads of a group: all of them, or a slice that a thread takes.
+struct Heads {
+  int64_t begin = 0, count = 0;
+};
+
+// One segment's share of the rest, of some heads.
 class SegmentEstimate {
  public:
   // prepared: by PrepareHeads.
-  SegmentEstimate(const Summaries& summaries, const EstimateParams& params,
+  SegmentEstimate(const Summaries& summaries, const EstimateParams& params, Heads heads,
                   absl::Span<const float> shares, int64_t segment, const EstimateScratch& prepared,
                   EstimateScratch& scratch)
       : summaries_(summaries),
         p_(params),
+        heads_(heads),
         prepared_(prepared),
         s_(scratch),
         shares_(shares),
@@ -96,7 +102,7 @@ class SegmentEstimate {
         rows_(summaries.layout().RowsOf(segment)),
         inside_{std::max(rows_.begin, params.zone.begin), std::min(rows_.end, params.zone.end)} {}
 
-  // selected: those of the segment. out, lse: of every share.
+  // selected: those of the segment. out, lse: of every share, [heads].
   absl::Status Compute(const SelectedRows& selected, float* out, float* lse) {
     ASSIGN_OR_RETURN(bytes_, summaries_.Segment(segment_));
     RETURN_IF_ERROR(ReadClusters());
@@ -105,7 +111,7 @@ class SegmentEstimate {
     // What differs from whole clusters is read row by row: the fewer of both sides.
     const bool few_inside = inside_.rows() < rows_.rows() - inside_.rows();
     RETURN_IF_ERROR(few_inside ? AddRowsInside(selected.ids) : RemoveRowsOutside());
-    const int64_t scores = p_.group * clusters_;
+    const int64_t scores = heads_.count * clusters_;
     s_.scores.resize(shares_.size() * static_cast<size_t>(scores));
     for (size_t i = 0; i < shares_.size(); ++i) {
       ScoreClusters(shares_[i], selected, &s_.scores[i * static_cast<size_t>(scores)]);
@@ -227,8 +233,8 @@ class SegmentEstimate {
   // those that remain of their clusters score lower than a cluster's mean says.
   void ScoreClusters(float share, const SelectedRows& selected, float* scores) {
     kernels::SummaryScoreParams params;
-    params.q = p_.queries;
-    params.group = p_.group;
+    params.q = p_.queries + heads_.begin * d_;
+    params.group = heads_.count;
     params.head_dim = d_;
     params.scale = p_.scale;
     params.keys = bytes_ + summaries_.layout().KeysOffset(clusters_);
@@ -237,10 +243,12 @@ class SegmentEstimate {
     params.share = share;
     params.clusters = clusters_;
     params.row_cluster = s_.row_cluster.data();
-    params.row_scores = selected.scores;
-    params.row_score_stride = selected.stride;
-    params.rows = selected.scores == nullptr ? 0 : static_cast<int64_t>(selected.ids.size());
-    params.base = prepared_.base.data();
+    if (selected.scores != nullptr) {
+      params.row_scores = selected.scores + heads_.begin * selected.stride;
+      params.row_score_stride = selected.stride;
+      params.rows = static_cast<int64_t>(selected.ids.size());
+    }
+    params.base = prepared_.base.data() + heads_.begin;
     params.counts = s_.counts.data();
     params.left = s_.left.data();
     params.scores = scores;
@@ -251,8 +259,8 @@ class SegmentEstimate {
   void Attend(size_t first, float row_weight, float* out, float* lse) {
     kernels::SummaryAttentionParams params;
     params.scores = s_.scores.data();
-    params.bound = p_.bound == nullptr ? nullptr : prepared_.bound.data();
-    params.group = p_.group * static_cast<int64_t>(shares_.size());
+    params.bound = p_.bound == nullptr ? nullptr : prepared_.bound.data() + heads_.begin;
+    params.group = heads_.count * static_cast<int64_t>(shares_.size());
     params.head_dim = d_;
     params.values = bytes_ + summaries_.layout().ValuesOffset(clusters_);
     params.value_scale = s_.value_scale.data();
@@ -271,6 +279,7 @@ class SegmentEstimate {
 
   const Summaries& summaries_;
   const EstimateParams& p_;
+  const Heads heads_;  // all of them where there are several shares
   const EstimateScratch& prepared_;
   EstimateScratch& s_;
   const absl::Span<const float> shares_;
@@ -319,6 +328,17 @@ void PrepareHeads(const Summaries& summaries, const EstimateParams& p, int64_t s
   }
 }
 
+// Where segments are few beside the threads, each is cut by heads, too: a head has the bits that it has
+// beside others. What all heads need is then computed for each slice, which pays where threads have nothing
+// to do.
+constexpr int64_t kSliceHeads = 4, kThreadsPerSegment = 4;
+
+int64_t SlicesOf(const EstimateParams& p, int64_t shares, int64_t segments) {
+  const bool few =
+      p.pool != nullptr && (segments + 1) * kThreadsPerSegment <= p.pool->threads() + 1;
+  return few && shares == 1 ? CeilDiv(p.group, kSliceHeads) : 1;
+}
+
 // Merges the segments' states in order, whoever computed them.
 absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
                          absl::Span<const float> shares, SelectedRows selected,
@@ -328,10 +348,11 @@ absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
   const int64_t states = static_cast<int64_t>(shares.size()) * p.group, floats = states * (d + 1);
   const int64_t first = p.zone.begin / segment_rows;
   const int64_t segments = CeilDiv(p.zone.end, segment_rows) - first;
-  const auto compute = [&](int64_t i, const SelectedRows& of_segment, EstimateScratch& own,
-                           float* state) {
-    return SegmentEstimate(summaries, p, shares, first + i, scratch, own)
-        .Compute(of_segment, state, state + states * d);
+  const int64_t slices = SlicesOf(p, static_cast<int64_t>(shares.size()), segments);
+  const auto compute = [&](int64_t i, Heads heads, const SelectedRows& of_segment,
+                           EstimateScratch& own, float* state) {
+    return SegmentEstimate(summaries, p, heads, shares, first + i, scratch, own)
+        .Compute(of_segment, state + heads.begin * d, state + states * d + heads.begin);
   };
   const auto end_of = [&](int64_t i) {
     return std::min(p.zone.end, (first + i + 1) * segment_rows);
@@ -339,11 +360,11 @@ absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
   const auto merge = [&](const float* state) {
     kernels::MergeStates(p.out, p.lse, state, state + states * d, states, d);
   };
-  if (p.pool == nullptr || p.pool->threads() == 0 || segments < 2) {
+  if (p.pool == nullptr || p.pool->threads() == 0 || segments * slices < 2) {
     scratch.state.resize(static_cast<size_t>(floats));
     float* const state = scratch.state.data();
     for (int64_t i = 0; i < segments; ++i) {
-      RETURN_IF_ERROR(compute(i, selected.TakeBelow(end_of(i)), scratch, state));
+      RETURN_IF_ERROR(compute(i, {0, p.group}, selected.TakeBelow(end_of(i)), scratch, state));
       merge(state);
     }
     return absl::OkStatus();
@@ -352,17 +373,18 @@ absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
   float* const state = scratch.state.data();
   std::vector<SelectedRows> of_segments;
   for (int64_t i = 0; i < segments; ++i) of_segments.push_back(selected.TakeBelow(end_of(i)));
-  std::vector<absl::Status> statuses(of_segments.size());
-  p.pool->ParallelFor(segments, [&](int64_t i) {
+  std::vector<absl::Status> statuses(static_cast<size_t>(segments * slices));
+  p.pool->ParallelFor(segments * slices, [&](int64_t unit) {
     thread_local EstimateScratch own;
-    const auto at = static_cast<size_t>(i);
-    statuses[at] = CatchThrown(
-        "estimate", [&] { return compute(i, of_segments[at], own, state + i * floats); });
+    const int64_t i = unit / slices, slice = unit % slices;
+    const int64_t begin = p.group * slice / slices, end = p.group * (slice + 1) / slices;
+    statuses[static_cast<size_t>(unit)] = CatchThrown("estimate", [&] {
+      return compute(i, {begin, end - begin}, of_segments[static_cast<size_t>(i)], own,
+                     state + i * floats);
+    });
   });
-  for (int64_t i = 0; i < segments; ++i) {
-    RETURN_IF_ERROR(statuses[static_cast<size_t>(i)]);
-    merge(state + i * floats);
-  }
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
+  for (int64_t i = 0; i < segments; ++i) merge(state + i * floats);
   return absl::OkStatus();
 }
 

@@ -56,10 +56,16 @@ class OpenContext {
 
   // The layer is about to be read: to be called before each search in it.
   void Touch(Layer layer) const {
+    TouchAlone(layer);
+    EnforceBudget();
+  }
+  // The same in two halves: the second asks the kernel, which takes longer than a head's share of a layer
+  // should wait.
+  void TouchAlone(Layer layer) const {
     layers_->Touch(layer.value());
-    budget_->EnforceAtTimes();
     loader_->Touch(stored_, layer);
   }
+  void EnforceBudget() const { budget_->EnforceAtTimes(); }
 
   // As StoredContext::Look: a reply is right if this gives the same before its first read of the
   // layer and after its last. The rows, indexes and summaries are then those of that number.

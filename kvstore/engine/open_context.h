@@ -71,6 +71,10 @@ class OpenContext {
   // layer and after its last. The rows, indexes and summaries are then those of that number.
   absl::StatusOr<int64_t> Look(Layer layer) const;
   absl::StatusOr<int64_t> LookAtAll() const;
+  // What the last Look gave, without another one: if a later one gives the same, no byte changed between them.
+  int64_t LastLook(Layer layer) const {
+    return changes_[static_cast<size_t>(layer.value())].load(std::memory_order_acquire);
+  }
   // Attempts at an answer until Look gives the same before and after, and what then is said.
   static constexpr int kMostAttempts = 4;
   absl::Status ChangesTooOften() const;

@@ -107,7 +107,7 @@ absl::Status QueryReply::Run(ThreadPool& pool, absl::Duration waited) {
         absl::StrCat("query: among_candidates_of=", request_.among_candidates_of, " failed"));
   }
   const absl::Time start = absl::Now();
-  ASSIGN_OR_RETURN(seen_, context().Look(request_.layer));
+  seen_ = context().LastLook(request_.layer);
   for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
     const absl::Status status = RunOnce(pool);
     ASSIGN_OR_RETURN(const int64_t after, context().Look(request_.layer));

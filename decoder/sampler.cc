@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "common/status.h"
+#include "common/thread_pool.h"
 
 namespace carrel::decoder {
 
@@ -69,7 +70,30 @@ std::optional<TokenId> FirstLargest(absl::Span<const float> logits) {
   return static_cast<TokenId>(std::find(logits.begin(), logits.end(), largest) - logits.begin());
 }
 
+absl::Status NotANumber(absl::Span<const float> logits) {
+  const auto bad = std::find_if(logits.begin(), logits.end(), [](float l) { return l != l; });
+  return absl::InternalError(
+      absl::StrCat("logit of token ", bad - logits.begin(), " is not a number"));
+}
+
 }  // namespace
+
+absl::StatusOr<TokenId> GreedyToken(absl::Span<const float> logits, ThreadPool* pool) {
+  constexpr size_t kPieceLogits = 16384;
+  std::vector<std::optional<TokenId>> found((logits.size() + kPieceLogits - 1) / kPieceLogits);
+  const auto look = [&](int64_t i) {
+    const size_t piece = static_cast<size_t>(i);
+    found[piece] = FirstLargest(logits.subspan(piece * kPieceLogits, kPieceLogits));
+  };
+  pool->ParallelFor(static_cast<int64_t>(found.size()), look);
+  size_t best = 0;
+  for (size_t piece = 0; piece < found.size(); ++piece) {
+    if (!found[piece].has_value()) return NotANumber(logits);
+    const size_t token = piece * kPieceLogits + static_cast<size_t>(*found[piece]);
+    if (logits[token] > logits[best]) best = token;
+  }
+  return static_cast<TokenId>(best);
+}
 
 void Sampler::Saw(absl::Span<const TokenId> tokens) {
   if (config_.repetition_penalty == 1) return;
@@ -95,11 +119,7 @@ absl::Span<const float> Sampler::Penalized(absl::Span<const float> logits) {
 absl::StatusOr<TokenId> Sampler::Sample(absl::Span<const float> logits) {
   logits = Penalized(logits);
   const std::optional<TokenId> best = FirstLargest(logits);
-  if (!best.has_value()) {
-    const auto bad = std::find_if(logits.begin(), logits.end(), [](float l) { return l != l; });
-    return absl::InternalError(
-        absl::StrCat("logit of token ", bad - logits.begin(), " is not a number"));
-  }
+  if (!best.has_value()) return NotANumber(logits);
   if (config_.temperature == 0 || std::isinf(logits[*best])) return *best;
 
   weights_.resize(logits.size());

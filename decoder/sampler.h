@@ -22,6 +22,10 @@
 #include "common/ids.h"
 #include "model/generation_defaults.h"
 
+namespace carrel {
+class ThreadPool;
+}
+
 namespace carrel::decoder {
 
 struct SamplingConfig {
@@ -42,6 +46,9 @@ absl::Status ValidateSamplingConfig(const SamplingConfig& config);
 // no temperature means 1, as transformers does.
 SamplingConfig AdvisedSampling(const model::GenerationDefaults& advice,
                                const SamplingConfig& otherwise);
+
+// What a greedy sampler takes, of pieces that the pool's threads look at.
+absl::StatusOr<TokenId> GreedyToken(absl::Span<const float> logits, ThreadPool* pool);
 
 class Sampler {
  public:

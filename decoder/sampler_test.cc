@@ -5,6 +5,7 @@
 #include <set>
 
 #include "common/test_util.h"
+#include "common/thread_pool.h"
 
 namespace carrel::decoder {
 namespace {
@@ -224,6 +225,23 @@ TEST(SamplingConfigTest, OutOfBounds_IsNamed) {
   refused({.min_p = NAN}, "min_p=nan");
   refused({.repetition_penalty = 0}, "repetition_penalty=0");
   EXPECT_TRUE(ValidateSamplingConfig({.top_k = 5, .min_p = 1, .repetition_penalty = 0.5}).ok());
+}
+
+// In pieces, of which the last may be short, and with the largest one in none, one or several of them.
+TEST(SamplerTest, GreedyToken_AnyVocabularyAndThreads_IsThatOfTheSampler) {
+  std::mt19937_64 rng(TestSeed());
+  for (const int threads : {1, 3, 16}) {
+    ThreadPool pool(threads - 1);
+    for (const size_t size : {size_t{1}, size_t{16384}, size_t{16385}, 1 + rng() % 160000}) {
+      std::vector<float> logits(size, -INFINITY);
+      EXPECT_EQ(*GreedyToken(logits, &pool), 0);
+      for (float& logit : logits) logit = static_cast<float>(rng() % 1000);
+      EXPECT_EQ(*GreedyToken(logits, &pool), *Sampler(SamplingConfig()).Sample(logits));
+      logits[rng() % size] = NAN;
+      const absl::Status expected = Sampler(SamplingConfig()).Sample(logits).status();
+      EXPECT_EQ(GreedyToken(logits, &pool).status(), expected);
+    }
+  }
 }
 
 }  // namespace

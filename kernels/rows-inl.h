@@ -227,24 +227,28 @@ HWY_INLINE void AddWideColumns(const Rows& rows, int64_t begin, int64_t end, int
   (AddTo(d, sums[kH].v3, out + kH * out_stride + c + 3 * lanes), ...);
 }
 
-// `width` <= Lanes columns from c on.
-template <class Rows, class Weights>
+// `width` <= Lanes columns from c on, of vectors h + kH: one sum alone would wait for each addition.
+template <class Rows, class Weights, size_t... kH>
 HWY_INLINE void AddNarrowColumns(const Rows& rows, int64_t begin, int64_t end, int64_t c,
-                                 int64_t width, int64_t h, const Weights& weights, float* out) {
+                                 int64_t width, int64_t h, const Weights& weights, float* out,
+                                 int64_t out_stride, std::index_sequence<kH...>) {
   using E = typename Rows::Element;
   const FloatTag d;
   const bool whole = width == static_cast<int64_t>(hn::Lanes(d));
-  FloatVec sum = hn::Zero(d);
+  FloatVec sums[sizeof...(kH)] = {((void)kH, hn::Zero(d))...};
   for (int64_t j = begin; j < end; ++j) {
     const FloatVec column =
         whole ? E::Load(d, rows.Row(j), c) : E::LoadPartial(d, rows.Row(j), c, width);
-    sum = hn::MulAdd(hn::Set(d, weights.At(h, j)), column, sum);
+    ((sums[kH] = hn::MulAdd(hn::Set(d, weights.At(h + kH, j)), column, sums[kH])), ...);
   }
-  if (whole) {
-    AddTo(d, sum, out + c);
-  } else {
-    StorePartial(d, hn::Add(LoadPartial(d, out + c, width), sum), out + c, width);
-  }
+  const auto add = [&](FloatVec sum, float* to) HWY_ATTR {
+    if (whole) {
+      AddTo(d, sum, to);
+    } else {
+      StorePartial(d, hn::Add(LoadPartial(d, to, width), sum), to, width);
+    }
+  };
+  (add(sums[kH], out + kH * out_stride + c), ...);
 }
 
 // Rows [begin, end) of `count`.
@@ -265,10 +269,11 @@ HWY_INLINE void AddWeightedRows(const Rows& rows, int64_t begin, int64_t end, in
     RunVectors(vectors, run);
   }
   for (; c < dim; c += lanes) {
-    for (int64_t h = 0; h < vectors; ++h) {
+    const auto run = [&](int64_t h, auto heads) HWY_ATTR {
       AddNarrowColumns(rows, begin, end, c, std::min(lanes, dim - c), h, weights,
-                       out + h * out_stride);
-    }
+                       out + h * out_stride, out_stride, heads);
+    };
+    RunVectors(vectors, run);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <deque>
 #include <string>
 #include <utility>
@@ -35,6 +36,31 @@ absl::Status Refusal(const absl::Status& status, const v1::Open& open) {
       absl::StrCat("context ", Shown(open.context()), " is not in the store"));
 }
 
+Counter& ReplyBytes() {
+  static Counter& total = CounterOf("carrel_reply_bytes_total", "Bytes of replies, as messages.");
+  return total;
+}
+
+// The pieces of a reply with want ATTEND.
+absl::Status CopyAttended(Reply& reply, const AttentionShape& shape, decoder::AttendReply& to) {
+  std::vector<kvstore::Piece> pieces;
+  for (int attempt = 0; attempt < kvstore::OpenContext::kMostAttempts; ++attempt) {
+    const absl::Status status = reply.Next(INT64_MAX / 2, pieces);
+    if (status.ok()) CARREL_CHECK(reply.done());
+    for (const kvstore::Piece& piece : pieces) {
+      const int64_t q_head =
+          piece.token * shape.q_heads + int64_t{piece.kv_head.value()} * shape.group();
+      std::copy(piece.out.begin(), piece.out.end(), to.out + q_head * shape.head_dim);
+      std::copy(piece.lse.begin(), piece.lse.end(), to.lse + q_head);
+    }
+    ASSIGN_OR_RETURN(const bool confirmed, reply.Confirm());
+    if (confirmed) return status;
+  }
+  return absl::DataLossError(
+      absl::StrCat("layer ", reply.layer().value(), ": the files of the context changed ",
+                   kvstore::OpenContext::kMostAttempts, " times while a reply was made of them"));
+}
+
 // What a client and the engine's tasks for it share.
 //
 // Invariants
@@ -51,6 +77,8 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
   // later: nobody waits for it now: an engine thread answers it.
   absl::Status Send(RequestId id, v1::SessionRequest request, bool later);
   absl::StatusOr<v1::SessionReply> Next(RequestId id, ThreadPool* pool);
+  absl::Status Attend(RequestId id, const decoder::AttendQuery& query, decoder::AttendReply& reply,
+                      ThreadPool& pool);
   void Forget(RequestId id);
   void Close();
 
@@ -89,6 +117,7 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
   // Makes parts until `ahead` of them wait.
   void MakeParts(RequestId id, size_t ahead);
   Part MakePart(RequestId id, Reply& reply) const;
+  static void CountFailure(const absl::Status& status);
   Part ErrorPart(RequestId id, const absl::Status& status) const;
   void Add(Request& request, Part part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   v1::SessionReply Pop(Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -265,18 +294,21 @@ Conversation::Part Conversation::MakePart(RequestId id, Reply& reply) const {
   if (!status.ok()) return ErrorPart(id, status);
   part.reply.set_request_id(id);
   const auto bytes = static_cast<int64_t>(part.reply.ByteSizeLong());
-  static Counter& total = CounterOf("carrel_reply_bytes_total", "Bytes of replies, as messages.");
-  total.Add(bytes);
+  ReplyBytes().Add(bytes);
   part.charge = engine_->request_budget().TakePart(bytes);
   return part;
 }
 
-Conversation::Part Conversation::ErrorPart(RequestId id, const absl::Status& status) const {
+void Conversation::CountFailure(const absl::Status& status) {
   kvstore::CountError(absl::StatusCodeToString(status.code()));
   // As a server does with what is the store's fault.
   if (absl::IsDataLoss(status) || absl::IsInternal(status) || absl::IsUnknown(status)) {
     spdlog::error("embedded store: {}", status.ToString());
   }
+}
+
+Conversation::Part Conversation::ErrorPart(RequestId id, const absl::Status& status) const {
+  CountFailure(status);
   Part part;
   kvstore::ErrorToWire(status, &part.reply);
   part.reply.set_request_id(id);
@@ -329,6 +361,54 @@ absl::StatusOr<v1::SessionReply> Conversation::Next(RequestId id, ThreadPool* po
   }
 }
 
+absl::Status Conversation::Attend(RequestId id, const decoder::AttendQuery& query,
+                                  decoder::AttendReply& reply, ThreadPool& pool) {
+  const auto what = [&] { return absl::StrCat("query layer ", query.layer.value()); };
+  {
+    absl::MutexLock lock(&mu_);
+    if (end_.ok() && session_ == nullptr) {
+      end_ = absl::FailedPreconditionError("the first request of a session must be open");
+    }
+    if (!end_.ok()) return decoder::AnnotateOnce(end_, what());
+  }
+  const AttentionShape& shape = session_->context()->shape();
+  const int64_t heads = query.n * shape.q_heads, floats = heads * shape.head_dim;
+  const auto answer = [&]() -> absl::Status {
+    kvstore::QueryRequest request;
+    request.layer = query.layer;
+    request.tokens = query.n;
+    request.queries.assign(query.q, query.q + floats);
+    request.selection = *query.selection;
+    request.want = kvstore::Want::kAttend;
+    request.effort = query.effort;
+    request.estimate = query.estimate;
+    absl::StatusOr<std::unique_ptr<Reply>> made;
+    ASSIGN_OR_RETURN(
+        const Session::Task task,
+        session_->Accept(id, std::move(request),
+                         [&](absl::StatusOr<std::unique_ptr<Reply>> of) { made = std::move(of); }));
+    task(pool);
+    RETURN_IF_ERROR(made.status());
+    RETURN_IF_ERROR(CopyAttended(**made, shape, reply));
+    const kvstore::QueryStatistics& statistics = (*made)->statistics();
+    reply.candidates = statistics.candidates;
+    reply.visited = statistics.visited;
+    reply.rows = statistics.rows;
+    return absl::OkStatus();
+  };
+  const absl::Status status = CatchThrown("query", answer);
+  if (!status.ok()) {
+    CountFailure(status);
+    return Annotate(status, what());
+  }
+  reply.bytes = (floats + heads) * static_cast<int64_t>(sizeof(float));
+  ReplyBytes().Add(reply.bytes);
+  absl::MutexLock lock(&mu_);
+  bytes_sent_ += floats * static_cast<int64_t>(sizeof(float));
+  bytes_received_ += reply.bytes;
+  return absl::OkStatus();
+}
+
 void Conversation::Forget(RequestId id) {
   Request last;  // destroyed without the lock
   absl::MutexLock lock(&mu_);
@@ -373,6 +453,11 @@ class EmbeddedClient final : public decoder::StoreClient {
   }
   absl::StatusOr<v1::SessionReply> Next(RequestId id) override {
     return conversation_->Next(id, pool_);
+  }
+  bool attends() const override { return pool_ != nullptr; }
+  absl::Status Attend(const decoder::AttendQuery& query, decoder::AttendReply& reply) override {
+    if (!attends()) return StoreClient::Attend(query, reply);
+    return conversation_->Attend(next_id_++, query, reply, *pool_);
   }
   void Forget(RequestId id) override { conversation_->Forget(id); }
   bool broken() const override { return conversation_->ended(); }

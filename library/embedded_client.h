@@ -2,7 +2,8 @@
 //            are, and replies are made of the engine's pieces. No message is serialised, nothing
 //            travels, and where the client waits it works: an answer that no thread has begun is
 //            made on the waiting one (decision 052). Requests are converted, limited, charged and
-//            counted as a server's are; parts, errors and their order are those of the wire.
+//            counted as a server's are; parts, errors and their order are those of the wire. A query
+//            that a decoder waits for needs no message at all (Attend).
 // Errors:    as StoreClient's. A session whose Open was refused, whose first request was another, or
 //            that was sent more than a request of its context may hold has ended.
 // Ownership: the engine, and the pool if there is one, outlive the client.

@@ -2,6 +2,8 @@
 #include "library/embedded_client.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <random>
@@ -12,6 +14,7 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 #include "decoder/client/store_client_grpc.h"
+#include "decoder/client/wire.h"
 #include "kvstore/engine/test_context.h"
 #include "kvstore/service/server.h"
 #include "kvstore/service/service_test_util.h"
@@ -161,6 +164,66 @@ TEST_P(EveryClient, BadRequest_KeepsItsCodeSaysWhatWasAskedAndLeavesTheSession) 
               StatusIs(StatusCode::kInvalidArgument, "fetch rows of layer 0: "));
   CARREL_EXPECT_OK(Take(*client, *client->Send(world_->Query(1))));
   EXPECT_FALSE(client->broken());
+}
+
+// What needs no message has the numbers and errors of one that does.
+TEST_P(EveryClient, Attend_IsWhatAMessageBrings) {
+  kvstore::RandomContextSpec spec;
+  spec.seed = TestSeed();
+  spec.tokens = 2600;
+  spec.index.kind = IndexKind::kFlat;
+  spec.summary_rows = 20;
+  world_.emplace(spec, kvstore::EngineConfig());
+  const auto client = Opened();
+  const AttentionShape& shape = spec.shape;
+  std::vector<float> q = world_->context().Queries(3, TestSeed());
+  std::vector<float> out(q.size()), lse(static_cast<size_t>(3 * shape.q_heads));
+  for (const select::Selection& selection :
+       {select::Selection(select::TopK{20}), select::Selection(select::TopK{300, {300, 7}}),
+        select::Selection(select::All())}) {
+    decoder::AttendQuery query{.layer = Layer(1), .q = q.data(), .n = 3, .selection = &selection};
+    query.estimate = !select::IsAll(selection);
+    decoder::AttendReply reply{.out = out.data(), .lse = lse.data()};
+    const absl::Status attended = client->Attend(query, reply);
+    EXPECT_EQ(client->attends(), GetParam() == Way::kWaiting);
+    if (!client->attends()) {
+      EXPECT_THAT(attended, StatusIs(StatusCode::kUnimplemented, ""));
+      continue;
+    }
+    CARREL_ASSERT_OK(attended);
+    kvstore::QueryRequest request{.layer = Layer(1), .tokens = 3, .queries = q};
+    request.want = kvstore::Want::kAttend;
+    v1::Query message = kvstore::WireQuery(request, shape);
+    decoder::SetSelection(selection, message);
+    message.set_estimate(query.estimate);
+    const auto parts = Take(*client, *client->Send(message));
+    CARREL_ASSERT_OK(parts);
+    int64_t heads = 0, rows = 0;
+    for (const v1::SessionReply& part : *parts) {
+      rows += part.query().statistics().rows();
+      for (const v1::HeadResult& head : part.query().heads()) {
+        const size_t at = head.token() * static_cast<size_t>(shape.q_heads) +
+                          head.kv_head() * static_cast<size_t>(shape.group());
+        EXPECT_EQ(std::memcmp(head.lse().data().data(), &lse[at], head.lse().data().size()), 0);
+        EXPECT_EQ(std::memcmp(head.out().data().data(), &out[at * shape.head_dim],
+                              head.out().data().size()),
+                  0);
+        ++heads;
+      }
+    }
+    EXPECT_EQ(heads, 3 * shape.kv_heads);
+    EXPECT_EQ(rows, reply.rows);
+  }
+  if (!client->attends()) return;
+  q[5] = NAN;
+  const select::Selection all = select::All();
+  decoder::AttendReply reply{.out = out.data(), .lse = lse.data()};
+  EXPECT_THAT(client->Attend({.layer = Layer(1), .q = q.data(), .n = 3, .selection = &all}, reply),
+              StatusIs(StatusCode::kInvalidArgument, "query layer 1: query: "));
+  EXPECT_FALSE(client->broken());
+  EXPECT_THAT(world_->Client(GetParam())
+                  ->Attend({.layer = Layer(1), .q = q.data(), .n = 3, .selection = &all}, reply),
+              StatusIs(StatusCode::kFailedPrecondition, "query layer 1: the first request"));
 }
 
 TEST_P(EveryClient, RefusedOpen_KeepsItsCodeAndEndsTheSession) {

@@ -63,9 +63,9 @@ constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of a product that may be cut anywhere without a change of bits.
-int64_t FreeUnitRows(const WeightMatrix& w, int64_t n, int64_t step) {
-  const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * step);
+// Of a product that may be cut anywhere without a change of bits. together: products whose rows a unit has.
+int64_t FreeUnitRows(const WeightMatrix& w, int64_t n, int64_t step, int64_t together = 1) {
+  const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * step * together);
   const int64_t stream = CeilDivide(w.out, kMostUnits * step);
   const int64_t rows = std::max(worth, stream) * step;
   // Units of one size, and no odd one: the last of three or five is two cores' wait for one.
@@ -74,18 +74,18 @@ int64_t FreeUnitRows(const WeightMatrix& w, int64_t n, int64_t step) {
 }
 
 // Output rows per unit for n tokens.
-int64_t UnitRows(const WeightMatrix& w, int64_t n) {
-  return n >= kLinearGemmTokens ? kGemmUnitRows : FreeUnitRows(w, n, kGemvRowStep);
+int64_t UnitRows(const WeightMatrix& w, int64_t n, int64_t together = 1) {
+  return n >= kLinearGemmTokens ? kGemmUnitRows : FreeUnitRows(w, n, kGemvRowStep, together);
 }
 
-int64_t UnitRowsOfBlocks(const WeightMatrix& w, int64_t n) {
+int64_t UnitRowsOfBlocks(const WeightMatrix& w, int64_t n, int64_t together = 1) {
   const bool few = n < kernels::kQuantizedPanelTokens;
-  return FreeUnitRows(w, n, few ? kGemvRowStep : kernels::kQuantizedPanelRows);
+  return FreeUnitRows(w, n, few ? kGemvRowStep : kernels::kQuantizedPanelRows, together);
 }
 
-int64_t UnitRows(const LinearCall& call, int64_t n) {
-  if (call.blocks == nullptr) return UnitRows(*call.w, n);
-  return n <= kernels::QuantizedTokensAlike(*call.blocks) ? UnitRowsOfBlocks(*call.w, n)
+int64_t UnitRows(const LinearCall& call, int64_t n, int64_t together = 1) {
+  if (call.blocks == nullptr) return UnitRows(*call.w, n, together);
+  return n <= kernels::QuantizedTokensAlike(*call.blocks) ? UnitRowsOfBlocks(*call.w, n, together)
                                                           : kGemmUnitRows;
 }
 
@@ -354,6 +354,50 @@ class CpuBackend final : public Backend {
     }
   }
 
+  // Output rows [begin, end) of a call.
+  void MultiplyRows(const LinearCall& call, int64_t begin, int64_t end, int64_t n,
+                    const float* packed) {
+    const ScratchPool::Lease scratch(&linear_scratch_);
+    if (call.blocks != nullptr) {
+      kernels::QuantizedLinear(call.x, n, call.w->in, call.blocks->Rows(begin, end), call.y + begin,
+                               call.w->out, scratch.data(), packed);
+    } else if (call.of_adapter) {
+      LinearAlike(call.x, n, call.w->Rows(begin, end), call.y + begin, call.w->out, scratch.data());
+    } else {
+      kernels::Linear(call.x, n, call.w->in, call.w->Rows(begin, end), call.y + begin, call.w->out,
+                      scratch.data());
+    }
+    if (call.added != nullptr) AddLowRank(call, begin, end - begin, n, scratch.data());
+  }
+
+  // gate [n, intermediate_size] = act(x W_gate) * (x W_up): who has rows of both makes their product, too,
+  // while they are in his cache.
+  void Gate(const LayerWeights& w, const float* x, int64_t n, bool spread, float* gate, float* up) {
+    const auto act = config_.gemma ? kernels::GeluMul : kernels::SiluMul;
+    const int64_t out = w.gate.out;
+    const LinearCall calls[] = {Product(x, w.gate, gate), Product(x, w.up, up)};
+    const int64_t rows = UnitRows(calls[0], n, 2);
+    const bool few_parts = rows >= kGemmUnitRows;  // which are not to be half as many
+    if (few_parts || !added_.empty() || w.up.out != out || UnitRows(calls[1], n, 2) != rows) {
+      Apply(calls, n, spread);
+      return act(gate, up, n * out);
+    }
+    const ScratchPool::Lease room(&packed_scratch_);
+    const float* packed[] = {nullptr, nullptr};
+    PackTokens(calls, n, spread, room.data(), packed);
+    const int64_t units = CeilDivide(out, rows);
+    const auto run = [&](int64_t unit) {
+      const int64_t begin = unit * rows, end = std::min(begin + rows, out);
+      for (size_t i = 0; i < 2; ++i) MultiplyRows(calls[i], begin, end, n, packed[i]);
+      for (int64_t i = begin; i < begin + n * out; i += out) act(gate + i, up + i, end - begin);
+    };
+    if (spread && 2 * out * w.gate.in * n > kUnitMultiplyAdds) {
+      ParallelFor(units, [&](int64_t i) { run(InStretches(i, units)); });
+    } else {
+      for (int64_t unit = 0; unit < units; ++unit) run(unit);
+    }
+  }
+
   // Units of work are the same whether spread or not.
   void Multiply(absl::Span<const LinearCall> calls, int64_t n, bool spread) {
     const ScratchPool::Lease room(&packed_scratch_);
@@ -372,19 +416,7 @@ class CpuBackend final : public Backend {
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
-          const int64_t end = std::min(begin + rows, call.w->out);
-          const ScratchPool::Lease scratch(&linear_scratch_);
-          if (call.blocks != nullptr) {
-            kernels::QuantizedLinear(call.x, n, call.w->in, call.blocks->Rows(begin, end),
-                                     call.y + begin, call.w->out, scratch.data(), packed[i]);
-          } else if (call.of_adapter) {
-            LinearAlike(call.x, n, call.w->Rows(begin, end), call.y + begin, call.w->out,
-                        scratch.data());
-          } else {
-            kernels::Linear(call.x, n, call.w->in, call.w->Rows(begin, end), call.y + begin,
-                            call.w->out, scratch.data());
-          }
-          if (call.added != nullptr) AddLowRank(call, begin, end - begin, n, scratch.data());
+          MultiplyRows(call, begin, std::min(begin + rows, call.w->out), n, packed[i]);
           return;
         }
         unit -= here;
@@ -541,9 +573,7 @@ absl::Status CpuBackend::FinishLayer(Layer layer, const float* attended, int64_t
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];
     Norm(block, count, w.mlp_norm, column);
     if (!w.experts.empty()) return AddExperts(w, column, count, spread, block);
-    Apply({Product(column, w.gate, gate), Product(column, w.up, up)}, count, spread);
-    (config_.gemma ? kernels::GeluMul : kernels::SiluMul)(gate, up,
-                                                          count * config_.intermediate_size);
+    Gate(w, column, count, spread, gate, up);
     Apply({Product(gate, w.down, column)}, count, spread);
     if (!w.mlp_post_norm.empty()) Norm(column, count, w.mlp_post_norm, column);
     for (int64_t i = 0; i < count * width; ++i) block[i] += column[i];

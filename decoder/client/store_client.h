@@ -9,8 +9,10 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/ids.h"
+#include "common/selection.h"
 
 namespace carrel::v1 {
 class Open;
@@ -23,6 +25,22 @@ class SessionReply;
 namespace carrel::decoder {
 
 using RequestId = uint64_t;
+
+// A query for partial attention (want ATTEND) of a layer's zone, as numbers instead of a message.
+struct AttendQuery {
+  Layer layer;
+  const float* q = nullptr;  // [n, q_heads, head_dim]
+  int64_t n = 0;
+  const select::Selection* selection = nullptr;
+  int64_t effort = 0;
+  bool estimate = false;
+};
+
+struct AttendReply {
+  float* out = nullptr;  // [n, q_heads, head_dim]; in: where
+  float* lse = nullptr;  // [n, q_heads]; in: where
+  int64_t candidates = 0, visited = 0, rows = 0, bytes = 0;
+};
 
 class StoreClient {
  public:
@@ -42,10 +60,18 @@ class StoreClient {
   // Nothing to do if all of it was received.
   virtual void Forget(RequestId id) = 0;
 
+  // Whether Attend answers: the store is in this process, and who asks works on the answer. Then a query
+  // that keeps nothing and measures nothing needs no message.
+  virtual bool attends() const { return false; }
+  // The numbers and errors of Send and Next.
+  virtual absl::Status Attend(const AttendQuery&, AttendReply&) {
+    return absl::UnimplementedError("a store elsewhere is sent messages");
+  }
+
   // The session has ended: what was received before can still be taken, nothing else.
   virtual bool broken() const = 0;
 
-  // Totals of the session so far, as messages.
+  // Totals of the session so far, as messages; of what Attend answers, of the numbers in them.
   virtual int64_t bytes_sent() const = 0;
   virtual int64_t bytes_received() const = 0;
 };

@@ -116,9 +116,10 @@ class CpuForwardPass final : public ForwardPass {
 
   absl::StatusOr<TokenId> Greedy() override {
     if (!logits_known_) {
-      std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
-      RETURN_IF_ERROR(Logits(1, logits.data()));
-      TakeLogits(logits.data());
+      logits_.resize(static_cast<size_t>(config_.vocab_size));
+      RETURN_IF_ERROR(
+          backend_->Logits(&hidden_[(n_ - 1) * config_.hidden_size], 1, logits_.data()));
+      ChooseGreedily();
     }
     return greedy_;
   }
@@ -223,7 +224,10 @@ class CpuForwardPass final : public ForwardPass {
   }
   void TakeLogits(const float* logits) {
     logits_.assign(logits, logits + config_.vocab_size);
-    greedy_ = Sampler(SamplingConfig()).Sample(logits_);
+    ChooseGreedily();
+  }
+  void ChooseGreedily() {
+    greedy_ = GreedyToken(logits_, pool_);
     logits_known_ = true;
   }
 

@@ -19,20 +19,8 @@ namespace carrel::decoder {
 namespace {
 
 constexpr int64_t kPieceRows = 2048;
-
-// Leaves of ids those of the `budget` largest scores, of which `last` is the last; of equal ones the
-// first.
-void KeepBest(const std::vector<float>& scores, float last, int64_t budget,
-              std::vector<Position>& ids) {
-  int64_t above = 0;
-  for (size_t i = 0; i < ids.size(); ++i) above += scores[i] > last;
-  int64_t equal = budget - above;
-  size_t kept = 0;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (scores[i] > last || (scores[i] == last && equal-- > 0)) ids[kept++] = ids[i];
-  }
-  ids.resize(kept);
-}
+// Rows that a thread scores at a time: some microseconds.
+constexpr int64_t kExactRows = 128;
 
 class ExactSelector final : public RowSelector {
  public:
@@ -86,56 +74,90 @@ class ExactSelector final : public RowSelector {
   // Scores in 8 bits leave out what is too low by more than their error; the others are scored from
   // the rows.
   void SelectByInt8(const SelectRequest& request, const float* q, SelectedRows& selection) {
-    thread_local std::vector<float> scores, base, error, exact, group_scores, placed;
-    thread_local std::vector<const void*> keys;
+    thread_local std::vector<float> scores, base, error, exact, placed, group_scores;
+    thread_local std::vector<Position> candidates;
+    thread_local std::vector<int64_t> best;
+    thread_local std::vector<uint64_t> scratch;
     thread_local kernels::BoundedTopK bounded;
-    const int64_t d = shape_.head_dim, n = zone_.rows(), queries = request.queries;
-    const int64_t stride = int8_keys_->stride();
-    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-    const HeadView& rows = rows_.At(request.layer, request.head);
-    scores.resize(static_cast<size_t>(queries * stride));
+    const int64_t n = zone_.rows(), queries = request.queries;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    scores.resize(static_cast<size_t>(queries * int8_keys_->stride()));
     base.resize(static_cast<size_t>(queries));
     error.resize(static_cast<size_t>(queries));
     int8_keys_->Score(request.layer, request.head, q, queries, scale, scores.data(), base.data(),
                       error.data());
-    // Rows of the zone into `candidates`, behind those there, and their group scores behind the others'.
-    std::vector<Position>& candidates = selection.rows;
-    const auto score = [&, &keys = keys, &exact = exact, &placed = placed,
-                        &base = base](std::span<const int64_t> wanted) {
-      if (wanted.empty()) return;
-      const auto count = static_cast<int64_t>(wanted.size());
-      keys.clear();
-      for (const int64_t row : wanted) keys.push_back(rows.Key(zone_.begin + row));
-      candidates.insert(candidates.end(), wanted.begin(), wanted.end());
-      exact.resize(static_cast<size_t>(queries * count));
-      kernels::DotScoreRows(q, queries, d, keys.data(), count, scale, exact.data(), count, pool_);
+    // Rows of the zone behind the candidates that there are; their scores, [queries, rows], and their group
+    // scores behind the others'.
+    const auto score = [&, &candidates = candidates, &exact = exact, &placed = placed,
+                        &base = base](std::span<const int64_t> rows) {
+      const size_t before = candidates.size();
+      candidates.insert(candidates.end(), rows.begin(), rows.end());
+      exact.resize(static_cast<size_t>(queries) * candidates.size());
       placed.resize(candidates.size());
-      kernels::GroupScore(exact.data(), queries, count, count, base.data(),
-                          placed.data() + placed.size() - wanted.size());
+      ScoreExactly(request, q, rows, base.data(), exact.data() + queries * before,
+                   placed.data() + before);
     };
     candidates.clear();
-    score(bounded.First({scores.data(), queries, n, stride, base.data(), error.data()},
-                        request.budget, pool_));
+    score(
+        bounded.First({scores.data(), queries, n, int8_keys_->stride(), base.data(), error.data()},
+                      request.budget, pool_));
+    const size_t first = candidates.size();
     score(bounded.Others(
-        kernels::KthLargest(placed.data(), static_cast<int64_t>(placed.size()), request.budget)));
-    const auto found = static_cast<int64_t>(candidates.size());
-    thread_local std::vector<Position> as_scored;
-    as_scored = candidates;
-    group_scores.resize(candidates.size());
+        kernels::KthLargest(placed.data(), static_cast<int64_t>(first), request.budget)));
     const std::span<const int32_t> ascending = bounded.Ascending();
-    for (size_t i = 0; i < candidates.size(); ++i) {
-      const auto place = static_cast<size_t>(ascending[i]);
-      candidates[i] = as_scored[place];
-      group_scores[i] = placed[place];
+    group_scores.resize(ascending.size());
+    for (size_t i = 0; i < ascending.size(); ++i) {
+      group_scores[i] = placed[static_cast<size_t>(ascending[i])];
     }
-    const float last = kernels::KthLargest(group_scores.data(), found, request.budget);
-    KeepBest(group_scores, last, request.budget, candidates);
-    for (Position& row : candidates) row += zone_.begin;
+    const auto found = static_cast<int64_t>(candidates.size());
+    best.resize(static_cast<size_t>(std::min(request.budget, found)));
+    kernels::TopKAscending(group_scores.data(), found, request.budget, best.data(), scratch);
+    float last = INFINITY;
+    selection.rows.resize(best.size());
+    for (size_t i = 0; i < best.size(); ++i) {
+      last = std::min(last, group_scores[static_cast<size_t>(best[i])]);
+      best[i] = ascending[static_cast<size_t>(best[i])];
+      selection.rows[i] = zone_.begin + candidates[static_cast<size_t>(best[i])];
+    }
     selection.bound.clear();
     for (const float lse : base) selection.bound.push_back(last + lse);
+    if (request.placement == nullptr) TakeScores(exact, queries, first, found, best, selection);
     selection.visited += n + found;
     selection.keys_scored += found;
-    selection.bytes_read += n * (d + 4) + found * rows.row_bytes;
+    selection.bytes_read +=
+        n * (shape_.head_dim + 4) + found * rows_.At(request.layer, request.head).row_bytes;
+  }
+
+  // Of rows of the zone: scores [queries, rows], scaled, and group scores.
+  void ScoreExactly(const SelectRequest& request, const float* q, std::span<const int64_t> wanted,
+                    const float* base, float* scores, float* group_scores) const {
+    const HeadView& rows = rows_.At(request.layer, request.head);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    const auto count = static_cast<int64_t>(wanted.size());
+    pool_->ParallelFor((count + kExactRows - 1) / kExactRows, [&](int64_t part) {
+      const void* keys[kExactRows];
+      const int64_t begin = part * kExactRows, n = std::min(kExactRows, count - begin);
+      for (int64_t i = 0; i < n; ++i) {
+        keys[i] = rows.Key(zone_.begin + wanted[static_cast<size_t>(begin + i)]);
+      }
+      kernels::DotScoreRows(q, request.queries, shape_.head_dim, keys, n, scale, scores + begin,
+                            count);
+      kernels::GroupScore(scores + begin, request.queries, n, count, base, group_scores + begin);
+    });
+  }
+
+  // Of the candidates at `places`; exact: [queries, first] of the first ones, [queries, others] behind.
+  static void TakeScores(const std::vector<float>& exact, int64_t queries, size_t first,
+                         int64_t found, const std::vector<int64_t>& places,
+                         SelectedRows& selection) {
+    const auto firsts = static_cast<int64_t>(first), others = found - firsts;
+    selection.scores.resize(static_cast<size_t>(queries) * places.size());
+    float* to = selection.scores.data();
+    for (int64_t h = 0; h < queries; ++h) {
+      const float* const of_first = exact.data() + h * firsts;
+      const float* const of_others = exact.data() + (queries - 1) * firsts + h * others;
+      for (const int64_t at : places) *to++ = at < firsts ? of_first[at] : of_others[at];
+    }
   }
 
   // Chunk-indexed: every row is a chunk of its own, and stands as far away as it is.

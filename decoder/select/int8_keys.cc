@@ -14,8 +14,9 @@ namespace {
 
 using kernels::kInt8BlockRows;
 
-// Blocks that a thread takes at a time.
-constexpr int64_t kPieceBlocks = 128;
+// Blocks that a thread takes at a time: of heads that are few each core is to have a piece, and pieces whose
+// sums are merged are not to be many. By the zone alone, for sums follow them.
+int64_t PieceBlocks(int64_t blocks) { return std::clamp<int64_t>(blocks / 128, 32, 128); }
 
 }  // namespace
 
@@ -49,13 +50,14 @@ int64_t Int8Keys::resident_bytes() const {
 }
 
 kernels::Int8Error Int8Keys::Make(const HeadView& rows, uint8_t* blocks) const {
-  const int64_t pieces = (blocks_ + kPieceBlocks - 1) / kPieceBlocks;
+  const int64_t piece_blocks = PieceBlocks(blocks_);
+  const int64_t pieces = (blocks_ + piece_blocks - 1) / piece_blocks;
   std::vector<kernels::Int8Error> errors(static_cast<size_t>(pieces));
   pool_->ParallelFor(pieces, [&](int64_t piece) {
     std::vector<float> wide(static_cast<size_t>(kInt8BlockRows * head_dim_));
     kernels::Int8Error& worst = errors[static_cast<size_t>(piece)];
-    const int64_t last = std::min(blocks_, (piece + 1) * kPieceBlocks);
-    for (int64_t block = piece * kPieceBlocks; block < last; ++block) {
+    const int64_t last = std::min(blocks_, (piece + 1) * piece_blocks);
+    for (int64_t block = piece * piece_blocks; block < last; ++block) {
       const Position first = zone_.begin + block * kInt8BlockRows;
       const Position end = std::min(zone_.end, first + kInt8BlockRows);
       for (Position at = first; at < end;) {
@@ -85,12 +87,12 @@ void Int8Keys::Score(Layer layer, KvHead head, const float* q, int64_t queries, 
     of_head.made = true;
   }
   kernels::MakeInt8Queries(q, queries, head_dim_, scale, packed);
-  // Heads alone are too few to keep all cores busy.
-  const int64_t pieces = (blocks_ + kPieceBlocks - 1) / kPieceBlocks;
+  const int64_t piece_blocks = PieceBlocks(blocks_);
+  const int64_t pieces = (blocks_ + piece_blocks - 1) / piece_blocks;
   sums.resize(static_cast<size_t>(pieces * queries));
   pool_->ParallelFor(pieces, [&, &packed = packed, &sums = sums](int64_t piece) {
-    const int64_t block = piece * kPieceBlocks, first = block * kInt8BlockRows;
-    const int64_t count = std::min(kPieceBlocks, blocks_ - block);
+    const int64_t block = piece * piece_blocks, first = block * kInt8BlockRows;
+    const int64_t count = std::min(piece_blocks, blocks_ - block);
     kernels::Int8Score(packed, blocks + block * kernels::Int8BlockBytes(head_dim_), count,
                        scores + first, stride());
     const int64_t rows = std::min(count * kInt8BlockRows, zone_.rows() - first);

@@ -50,6 +50,21 @@ class RowSelectorTest : public testing::TestWithParam<const char*> {
     return *std::move(selector);
   }
 
+  // Of layer 1 and KV head 1.
+  static void ExpectScores(const RandomRows& rows, const std::vector<float>& q,
+                           const AttentionShape& shape, const SelectedRows& selection) {
+    const size_t found = selection.rows.size(), d = static_cast<size_t>(shape.head_dim);
+    ASSERT_EQ(selection.scores.size(), q.size() / d * found);
+    for (size_t i = 0; i < selection.scores.size(); ++i) {
+      double score = 0;
+      for (size_t c = 0; c < d; ++c) {
+        score += double{q[i / found * d + c]} *
+                 rows.Key(Layer(1), KvHead(1), selection.rows[i % found], static_cast<int64_t>(c));
+      }
+      ASSERT_NEAR(selection.scores[i], score / std::sqrt(static_cast<double>(d)), 1e-4);
+    }
+  }
+
   std::mt19937_64 rng_{TestSeed()};
   ThreadPool pool_{1};
 };
@@ -92,6 +107,9 @@ TEST_P(RowSelectorTest,
         ASSERT_EQ(std::adjacent_find(found.begin(), found.end()), found.end());
         ASSERT_GE(found.front(), zone.begin);
         ASSERT_LT(found.back(), zone.end);
+        if (!selection.scores.empty()) ExpectScores(rows, q, shape, selection);
+        const bool scores = std::string(GetParam()) == "exact" && budget < zone.rows();
+        ASSERT_EQ(selection.scores.empty(), !scores);
         selections.push_back(found);
       }
     }

@@ -12,6 +12,7 @@
 #include "decoder/zone/output_error.h"
 #include "decoder/zone/retrieval_meter.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/attention/sparse_attention/sparse_spans.h"
 
 namespace carrel::decoder {
 namespace {
@@ -67,7 +68,8 @@ HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> se
       selector_(std::move(selector)),
       pool_(context.pool),
       statistics_(statistics),
-      steps_(static_cast<size_t>(shape_.layers)) {
+      steps_(static_cast<size_t>(shape_.layers)),
+      selected_(static_cast<size_t>(shape_.kv_heads)) {
   for (int32_t layer = 0; layer < shape_.layers; ++layer) {
     (*statistics_)[layer].selection = selections_[static_cast<size_t>(layer)];
   }
@@ -94,60 +96,83 @@ absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& p
   return absl::OkStatus();
 }
 
-void HostZone::AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
-                          const std::vector<Position>& rows, std::vector<float>& scores,
-                          Partial& partial) const {
+// Where the scores are there already, who is free estimates the rest while others attend to spans of rows.
+absl::Status HostZone::AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
+                                  SelectedRows& selection, const float* bound, bool scored,
+                                  Partial& partial) const {
   thread_local std::vector<const void*> k, v;
-  thread_local std::vector<float> out;
-  const int64_t d = shape_.head_dim, group = shape_.group();
+  thread_local std::vector<float> computed, states;
+  const std::vector<Position>& rows = selection.rows;
+  const int64_t d = shape_.head_dim, group = shape_.group(), q_head = head.value() * group;
   const HeadView& of_head = rows_->At(layer, head);
-  k.resize(rows.size());
-  v.resize(rows.size());
-  for (size_t j = 0; j < rows.size(); ++j) {
-    k[j] = of_head.Key(rows[j]);
-    v[j] = of_head.Value(rows[j]);
-  }
-  scores.resize(static_cast<size_t>(group) * rows.size());
-  out.resize(static_cast<size_t>(group * (d + 1)));
   kernels::SparseAttentionParams params;
-  params.q = q + (token * shape_.q_heads + head.value() * group) * d;
+  params.q = q + (token * shape_.q_heads + q_head) * d;
   params.group = group;
-  params.k = k.data();
-  params.v = v.data();
   params.rows = static_cast<int64_t>(rows.size());
   params.head_dim = d;
   params.scale = scale_;
-  params.scores = scores.data();
-  params.out = out.data();
-  params.lse = out.data() + group * d;
-  kernels::SparseAttention(params);
-  partial.Merge(token, shape_.q_heads, head.value() * group, group, d, params.out, params.lse);
+  v.resize(rows.size());
+  params.v = v.data();
+  if (scored) {
+    params.scores = selection.scores.data();
+  } else {
+    k.resize(rows.size());
+    params.k = k.data();
+    computed.resize(static_cast<size_t>(group) * rows.size());
+    params.scores = computed.data();
+  }
+  const int64_t spans = kernels::SparseSpans(params.rows), floats = group * (d + 1);
+  states.resize(static_cast<size_t>(2 * floats + kernels::SparseSpanFloats(params)));
+  float* const rest = states.data();
+  params.out = rest + floats;
+  params.lse = params.out + group * d;
+  const auto attend = [&, k_rows = k.data(), v_rows = v.data(),
+                       others = params.lse + group](int64_t span) {
+    const int64_t end = kernels::SparseSpanBegin(params.rows, span + 1);
+    for (int64_t j = kernels::SparseSpanBegin(params.rows, span); j < end; ++j) {
+      const Position row = rows[static_cast<size_t>(j)];
+      if (!scored) k_rows[j] = of_head.Key(row);
+      v_rows[j] = of_head.Value(row);
+    }
+    kernels::SparseAttentionSpan(params, span, others);
+  };
+  absl::Status status;
+  const auto estimate = [&] {
+    status = EstimateRest(layer, head, params.q, rows, params.scores, bound, rest);
+  };
+  const bool estimates = estimate_ && params.rows < zone_.rows();
+  const int64_t beside = estimates && scored ? 1 : 0;
+  pool_->ParallelFor(spans + beside, [&](int64_t i) {
+    if (i < beside) return estimate();
+    attend(i - beside);
+  });
+  if (estimates && !scored) estimate();
+  RETURN_IF_ERROR(status);
+  kernels::MergeSparseSpans(params, params.lse + group);
+  partial.Merge(token, shape_.q_heads, q_head, group, d, params.out, params.lse);
+  if (estimates) {
+    partial.Merge(token, shape_.q_heads, q_head, group, d, rest, rest + group * d);
+  }
+  return absl::OkStatus();
 }
 
-absl::Status HostZone::EstimateRest(Layer layer, KvHead head, const float* q, int64_t token,
-                                    const std::vector<Position>& rows,
-                                    const std::vector<float>& scores, const float* bound,
-                                    Partial& partial) const {
-  if (static_cast<int64_t>(rows.size()) == zone_.rows()) return absl::OkStatus();
-  thread_local std::vector<float> out;
-  const int64_t d = shape_.head_dim, group = shape_.group();
-  out.resize(static_cast<size_t>(group * (d + 1)));
+absl::Status HostZone::EstimateRest(Layer layer, KvHead head, const float* q,
+                                    const std::vector<Position>& rows, const float* scores,
+                                    const float* bound, float* state) const {
   RestRequest rest;
   rest.layer = layer;
   rest.head = head;
-  rest.q = q + (token * shape_.q_heads + head.value() * group) * d;
-  rest.group = group;
+  rest.q = q;
+  rest.group = shape_.group();
   rest.scale = scale_;
   rest.zone = zone_;
   rest.selected = rows;
-  rest.scores = scores.data();
+  rest.scores = scores;
   rest.bound = bound;
   rest.pool = pool_;
-  rest.out = out.data();
-  rest.lse = out.data() + group * d;
-  RETURN_IF_ERROR(rows_->EstimateRest(rest));
-  partial.Merge(token, shape_.q_heads, head.value() * group, group, d, rest.out, rest.lse);
-  return absl::OkStatus();
+  rest.out = state;
+  rest.lse = state + shape_.group() * shape_.head_dim;
+  return rows_->EstimateRest(rest);
 }
 
 void HostZone::AttendSpan(Layer layer, KvHead head, const float* q, int64_t token, RowRange span,
@@ -218,13 +243,13 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
   int64_t& step = steps_[static_cast<size_t>(layer.value())];
   if (reading_prompt_) step = 0;
   const auto& top_k = std::get<select::TopK>(selections_[static_cast<size_t>(layer.value())]);
-  std::vector<SelectedRows> totals(static_cast<size_t>(shape_.kv_heads));
-  std::vector<int64_t> attended(totals.size());
-  std::vector<absl::Status> statuses(totals.size());
+  std::vector<int64_t> attended(selected_.size());
+  std::vector<absl::Status> statuses(selected_.size());
   pool_->ParallelFor(shape_.kv_heads, [&](int64_t h) {
     const KvHead head(static_cast<int32_t>(h));
-    thread_local std::vector<float> queries, scores;
-    SelectedRows& selection = totals[static_cast<size_t>(h)];
+    thread_local std::vector<float> queries;
+    SelectedRows& selection = selected_[static_cast<size_t>(h)];
+    selection.visited = selection.keys_scored = selection.bytes_read = 0;
     for (int64_t first = 0; first < n; first += block) {
       const int64_t tokens = std::min(block, n - first);
       queries.clear();
@@ -240,15 +265,15 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
       request.budget = top_k.Of(head);
       request.step = reading_prompt_ ? kPromptStep : step + first;
       selection.bound.clear();
+      selection.scores.clear();
       selector_->Select(request, selection);
+      const bool scored = tokens == 1 && !selection.scores.empty();
       for (int64_t i = first; i < first + tokens; ++i) {
-        AttendRows(layer, head, q, i, selection.rows, scores, partial);
-        if (!estimate_) continue;
         const float* bound = selection.bound.empty()
                                  ? nullptr
                                  : &selection.bound[static_cast<size_t>((i - first) * group)];
         statuses[static_cast<size_t>(h)].Update(
-            EstimateRest(layer, head, q, i, selection.rows, scores, bound, partial));
+            AttendRows(layer, head, q, i, selection, bound, scored, partial));
       }
       attended[static_cast<size_t>(h)] += tokens * static_cast<int64_t>(selection.rows.size());
     }
@@ -257,11 +282,11 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
   if (!reading_prompt_) step += n;
   LayerStatistics& statistics = (*statistics_)[layer.value()];
   statistics.estimated = estimate_;
-  for (size_t h = 0; h < totals.size(); ++h) {
-    statistics.candidates += totals[h].keys_scored;
-    statistics.visited += totals[h].visited * group;
+  for (size_t h = 0; h < selected_.size(); ++h) {
+    statistics.candidates += selected_[h].keys_scored;
+    statistics.visited += selected_[h].visited * group;
     statistics.rows_attended += attended[h];
-    statistics.bytes_read += totals[h].bytes_read + 2 * attended[h] * d * 2;
+    statistics.bytes_read += selected_[h].bytes_read + 2 * attended[h] * d * 2;
   }
   return absl::OkStatus();
 }

@@ -51,13 +51,14 @@ class HostZone final : public ZoneAttention {
   void AttendSpan(Layer layer, KvHead head, const float* q, int64_t token, RowRange span,
                   float* state) const;
   absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);
-  // One KV head of one token. bound: of the group, or null.
-  void AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
-                  const std::vector<Position>& rows, std::vector<float>& scores,
-                  Partial& partial) const;
-  absl::Status EstimateRest(Layer layer, KvHead head, const float* q, int64_t token,
-                            const std::vector<Position>& rows, const std::vector<float>& scores,
-                            const float* bound, Partial& partial) const;
+  // One KV head of one token. bound: of the group, or null. `scored`: the selection's scores are the token's.
+  absl::Status AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
+                          SelectedRows& selection, const float* bound, bool scored,
+                          Partial& partial) const;
+  // state: out [group, head_dim], lse [group]. q: the group's.
+  absl::Status EstimateRest(Layer layer, KvHead head, const float* q,
+                            const std::vector<Position>& rows, const float* scores,
+                            const float* bound, float* state) const;
 
   const RetrievalConfig config_;
   const AttentionShape shape_;
@@ -69,7 +70,8 @@ class HostZone final : public ZoneAttention {
   const std::unique_ptr<RowSelector> selector_;
   ThreadPool* const pool_;
   std::vector<LayerStatistics>* const statistics_;
-  std::vector<int64_t> steps_;  // [layers]: tokens generated so far
+  std::vector<int64_t> steps_;          // [layers]: tokens generated so far
+  std::vector<SelectedRows> selected_;  // [kv_heads], of the layer attended to last
   bool reading_prompt_ = false;
   Partial every_row_;  // of the layer measured last
 };

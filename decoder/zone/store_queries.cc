@@ -60,6 +60,29 @@ v1::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {
   return query;
 }
 
+absl::Status StoreQueries::Attend(Layer layer, const float* q, int64_t n, Partial& partial,
+                                  LayerStatistics& statistics) const {
+  AttendQuery query;
+  query.layer = layer;
+  query.q = q;
+  query.n = n;
+  query.selection = &selection(layer);
+  query.effort = config_.effort;
+  query.estimate = estimate_ && !all_rows(layer);
+  AttendReply reply;
+  reply.out = partial.out.data();
+  reply.lse = partial.lse.data();
+  const absl::Time start = absl::Now();
+  RETURN_IF_ERROR(client_->Attend(query, reply));
+  statistics.exposed_wait_us += absl::ToDoubleMicroseconds(absl::Now() - start);
+  statistics.bytes_received += reply.bytes;
+  statistics.candidates += reply.candidates;
+  statistics.visited += reply.visited;
+  statistics.rows_attended += reply.rows;
+  statistics.estimated = query.estimate;
+  return absl::OkStatus();
+}
+
 v1::Query StoreQueries::MakeDense(Layer layer, const float* q, int64_t n) const {
   v1::Query query;
   query.set_layer(layer.value());

@@ -44,6 +44,9 @@ class StoreQueries {
 
   // What the layer attends to, for q [n, q_heads, head_dim].
   v1::Query Make(Layer layer, const float* q, int64_t n) const;
+  // Asks the same of a client that attends(), and waits.
+  absl::Status Attend(Layer layer, const float* q, int64_t n, Partial& partial,
+                      LayerStatistics& statistics) const;
   // Attention over every row.
   v1::Query MakeDense(Layer layer, const float* q, int64_t n) const;
   // Candidates for predicted queries, and how many rows they are.

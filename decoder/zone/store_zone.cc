@@ -83,6 +83,9 @@ absl::Status StoreZone::Start(Layer layer, const float* q, int64_t n) {
   statistics.tokens += n;
   if (zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
+  pending.attends =
+      config_.want == Want::kAttend && client_->attends() && !pending.speculative.has_value();
+  if (pending.attends) return absl::OkStatus();
   if (!queries_.all_rows(layer)) return StartSelected(layer, q, n, pending);
   if (config_.want == Want::kRows) {
     if (pending.stream.has_value()) {
@@ -120,6 +123,7 @@ absl::Status StoreZone::Finish(Layer layer, const float* q, int64_t n, Partial& 
   partial.Reset(n, shape_.q_heads, shape_.head_dim);
   if (zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
+  if (pending.attends) return queries_.Attend(layer, q, n, partial, StatisticsOf(layer));
   if (pending.stream.has_value()) return FinishRowStream(layer, q, n, pending, partial);
   if (config_.want == Want::kRows) return FinishCandidates(layer, q, n, pending, partial);
   return FinishPartials(layer, q, n, pending, partial);

@@ -67,6 +67,7 @@ class StoreZone final : public ZoneAttention {
     std::vector<float> predicted_q;
     std::optional<CandidateRows> candidates;  // ROWS that speculative or the true query brought
     std::optional<RequestId> query;           // asked with the true q
+    bool attends = false;                     // instead: the client attends when it is waited for
     std::optional<RowStream> stream;          // every row, under want = ROWS
     bool accepted = false;                    // speculative candidates are what is attended
     std::vector<double> cosines;              // [n], least over q heads

@@ -56,15 +56,25 @@ class OpenContext {
 
   // The layer is about to be read: to be called before each search in it.
   void Touch(Layer layer) const {
+    TouchAlone(layer);
+    EnforceBudget();
+  }
+  // The same in two halves: the second asks the kernel, which takes longer than a head's share of a layer
+  // should wait.
+  void TouchAlone(Layer layer) const {
     layers_->Touch(layer.value());
-    budget_->EnforceAtTimes();
     loader_->Touch(stored_, layer);
   }
+  void EnforceBudget() const { budget_->EnforceAtTimes(); }
 
   // As StoredContext::Look: a reply is right if this gives the same before its first read of the
   // layer and after its last. The rows, indexes and summaries are then those of that number.
   absl::StatusOr<int64_t> Look(Layer layer) const;
   absl::StatusOr<int64_t> LookAtAll() const;
+  // What the last Look gave, without another one: if a later one gives the same, no byte changed between them.
+  int64_t LastLook(Layer layer) const {
+    return changes_[static_cast<size_t>(layer.value())].load(std::memory_order_acquire);
+  }
   // Attempts at an answer until Look gives the same before and after, and what then is said.
   static constexpr int kMostAttempts = 4;
   absl::Status ChangesTooOften() const;

@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "common/thrown.h"
 #include "kernels/attention/merge_states/merge_states.h"
-#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/attention/sparse_attention/sparse_spans.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kvstore/engine/attend_all.h"
 #include "kvstore/index/int8_scan.h"
@@ -85,10 +85,13 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.exact_lse = wants_exact_lse();
   params.by_id = request_.want == Want::kAttend;  // sums alone
   if (scored != nullptr) scored->Give(token, context().shape().group(), params);
-  // Where each thread has units of its own, they need not share them.
-  const auto units = static_cast<int64_t>(units_.size());
-  if (units < kUnitsPerThread * (pool.threads() + 1)) params.pool = &pool;
+  if (SharesUnits(pool)) params.pool = &pool;
   return params;
+}
+
+// Where each thread has units of its own, they need not share them.
+bool QueryReply::SharesUnits(const ThreadPool& pool) const {
+  return static_cast<int64_t>(units_.size()) < kUnitsPerThread * (pool.threads() + 1);
 }
 
 absl::Status QueryReply::CheckWanted() const {
@@ -104,7 +107,7 @@ absl::Status QueryReply::Run(ThreadPool& pool, absl::Duration waited) {
         absl::StrCat("query: among_candidates_of=", request_.among_candidates_of, " failed"));
   }
   const absl::Time start = absl::Now();
-  ASSIGN_OR_RETURN(seen_, context().Look(request_.layer));
+  seen_ = context().LastLook(request_.layer);
   for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
     const absl::Status status = RunOnce(pool);
     ASSIGN_OR_RETURN(const int64_t after, context().Look(request_.layer));
@@ -175,9 +178,19 @@ absl::Status QueryReply::ForEach(ThreadPool& pool, int64_t count,
 // Head-major: an index that had to be loaded serves all tokens before the next one is.
 absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
                                      absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
-  const int64_t tokens = request_.tokens;
-  return ForEach(pool, tokens * context().shape().kv_heads, [&](int64_t i) {
-    context().Touch(request_.layer);
+  const int64_t tokens = request_.tokens, units = tokens * context().shape().kv_heads;
+  // Where threads have nothing else to do, one of them looks after the budget meanwhile.
+  const int64_t beside = SharesUnits(pool) ? 1 : 0;
+  return ForEach(pool, units + beside, [&](int64_t i) -> absl::Status {
+    if (i == units) {
+      context().EnforceBudget();
+      return absl::OkStatus();
+    }
+    if (beside > 0) {
+      context().TouchAlone(request_.layer);
+    } else {
+      context().Touch(request_.layer);
+    }
     return body(i % tokens, static_cast<int32_t>(i / tokens));
   });
 }
@@ -296,65 +309,70 @@ absl::Status QueryReply::RunUnit(ThreadPool& pool, int64_t token, int32_t kv_hea
   return absl::OkStatus();
 }
 
+// Who is free estimates the rest while others attend to spans of rows.
 absl::Status QueryReply::AttendSelected(int64_t token, int32_t kv_head, ThreadPool* pool,
                                         Selected& selected) {
   const AttentionShape& shape = context().shape();
   const Rows& values = heads_[kv_head]->values;
   thread_local std::vector<const void*> v;
-  v.clear();
-  RETURN_IF_ERROR(
-      values.VerifyRows(selected.ids.data(), static_cast<int64_t>(selected.ids.size())));
-  for (Position id : selected.ids) v.push_back(values.Address(id));
+  thread_local std::vector<float> states;
   const int64_t q_head = token * shape.q_heads + kv_head * shape.group();
   kernels::SparseAttentionParams attention;
   attention.group = shape.group();
-  attention.v = v.data();
-  attention.rows = static_cast<int64_t>(v.size());
+  attention.rows = static_cast<int64_t>(selected.ids.size());
   attention.head_dim = shape.head_dim;
   attention.scale = context().scale();
   attention.scores = selected.scores.data();
   attention.out = &out_[q_head * shape.head_dim];
   attention.lse = &lse_[q_head];
-  if (!request_.estimate) {
-    kernels::SparseAttention(attention);
+  v.resize(selected.ids.size());
+  attention.v = v.data();
+  const int64_t spans = kernels::SparseSpans(attention.rows);
+  const int64_t rest = shape.group() * (shape.head_dim + 1);  // the estimate's state
+  states.resize(static_cast<size_t>(rest + kernels::SparseSpanFloats(attention)));
+  float* const estimated = states.data();
+  const auto attend = [&, v_rows = v.data()](int64_t span) -> absl::Status {
+    const int64_t begin = kernels::SparseSpanBegin(attention.rows, span);
+    const int64_t end = kernels::SparseSpanBegin(attention.rows, span + 1);
+    RETURN_IF_ERROR(values.VerifyRows(selected.ids.data() + begin, end - begin));
+    for (int64_t j = begin; j < end; ++j) {
+      v_rows[j] = values.Address(selected.ids[static_cast<size_t>(j)]);
+    }
+    kernels::SparseAttentionSpan(attention, span, estimated + rest);
     return absl::OkStatus();
+  };
+  const int64_t beside = request_.estimate ? 1 : 0;
+  RETURN_IF_ERROR(ForEachPart(pool, {0, spans + beside}, 1, [&](RowRange unit) -> absl::Status {
+    if (unit.begin >= beside) return attend(unit.begin - beside);
+    return EstimateRestOf(token, kv_head, pool, selected, estimated);
+  }));
+  kernels::MergeSparseSpans(attention, estimated + rest);
+  if (request_.estimate) {
+    kernels::MergeStates(attention.out, attention.lse, estimated,
+                         estimated + shape.group() * shape.head_dim, shape.group(), shape.head_dim);
   }
+  return absl::OkStatus();
+}
 
+absl::Status QueryReply::EstimateRestOf(int64_t token, int32_t kv_head, ThreadPool* pool,
+                                        const Selected& selected, float* state) const {
+  const AttentionShape& shape = context().shape();
   ASSIGN_OR_RETURN(const std::shared_ptr<const Summaries> summaries,
                    context().HeadSummaries(request_.layer, KvHead(kv_head)));
   thread_local EstimateScratch scratch;
-  thread_local std::vector<float> rest;
-  rest.resize(static_cast<size_t>(shape.group() * (shape.head_dim + 1)));
   EstimateParams estimate;
   estimate.queries = QueriesOf(token, kv_head);
   estimate.group = shape.group();
   estimate.scale = context().scale();
   estimate.zone = zone_;
-  estimate.values = &values;
+  estimate.values = &heads_[kv_head]->values;
   estimate.pool = pool;
   estimate.selected = selected.ids;
   estimate.scores = selected.scores.data();
   estimate.bound = selected.bound.empty() ? nullptr : selected.bound.data();
-  estimate.out = rest.data();
-  estimate.lse = rest.data() + shape.group() * shape.head_dim;
-  absl::Status status;
-  const auto half = [&, &scratch = scratch](int64_t i) {
-    if (i == 0) {
-      status = CatchThrown("query", [&] { return EstimateRest(*summaries, estimate, scratch); });
-    } else {
-      kernels::SparseAttention(attention);
-    }
-  };
-  if (pool != nullptr) {
-    pool->ParallelFor(2, half);
-  } else {
-    half(0);
-    half(1);
-  }
-  RETURN_IF_ERROR(status);
-  kernels::MergeStates(attention.out, attention.lse, estimate.out, estimate.lse, shape.group(),
-                       shape.head_dim);
-  return absl::OkStatus();
+  estimate.out = state;
+  estimate.lse = state + shape.group() * shape.head_dim;
+  return EstimateRest(*summaries, estimate, scratch);
 }
 
 absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
@@ -407,6 +425,8 @@ std::vector<CandidateIds> QueryReply::TakeCandidates() {
 }
 
 absl::StatusOr<bool> QueryReply::Confirm() {
+  // Partial attention was made by Run, which looked after its last read.
+  if (request_.want == Want::kAttend) return true;
   ASSIGN_OR_RETURN(const int64_t now, context().Look(request_.layer));
   if (now == seen_) return true;
   seen_ = now;

@@ -83,6 +83,7 @@ class QueryReply : public Reply {
   SelectParams ParamsOf(int64_t token, int32_t kv_head, ThreadPool& pool,
                         const ScoredHead* scored) const;
   const float* QueriesOf(int64_t token, int32_t kv_head) const;
+  bool SharesUnits(const ThreadPool& pool) const;
 
   absl::Status RunOnce(ThreadPool& pool);
   absl::Status OpenHeads();
@@ -107,6 +108,9 @@ class QueryReply : public Reply {
                        Selected& selected, int64_t& rows);
   absl::Status RunAttendAll(ThreadPool& pool);
   absl::Status AttendSelected(int64_t token, int32_t kv_head, ThreadPool* pool, Selected& selected);
+  // state: out [group, head_dim], lse [group].
+  absl::Status EstimateRestOf(int64_t token, int32_t kv_head, ThreadPool* pool,
+                              const Selected& selected, float* state) const;
   absl::Status FillRows(Piece& piece, int64_t first_row) const;
 
   const QueryRequest request_;

@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
 #include "kvstore/index/search_util.h"
@@ -22,8 +23,15 @@ using kernels::kInt8BlockRows;
 constexpr int64_t kLeastRows = 1024;
 // Rows per wanted one: of fewer, so many remain to be scored exactly that the rest saves less.
 constexpr int64_t kRowsPerWanted = 8;
-// Bytes of blocks that a thread takes at a time.
+// Blocks that a thread takes at a time: of heads that are few each core is to have a part, and parts whose sums
+// are merged are not to be many. By the zone and the shape alone, for sums follow them.
 constexpr int64_t kPartBytes = 128 << 10;
+int64_t PartBlocks(int64_t blocks, int64_t block_bytes) {
+  const int64_t most = std::max<int64_t>(1, kPartBytes / block_bytes);
+  return std::clamp<int64_t>(blocks / 128, std::min<int64_t>(32, most), most);
+}
+// Rows that a thread scores as they are stored at a time: some microseconds.
+constexpr int64_t kExactRows = 128;
 // Blocks that are packed before they are scored, where they are not kept.
 constexpr int64_t kBufferBlocks = 16;
 constexpr int64_t kPageBytes = 4096;
@@ -168,7 +176,7 @@ absl::Status Int8Scan::Score(const float* queries, int64_t vectors, float scale,
   }
   const bool more = adds && (all.begin != kept.begin || all.end != kept.end);
   const Pass pass = {zone, both, more ? whole : both, packed, scores};
-  const int64_t part_blocks = std::max<int64_t>(1, kPartBytes / block_bytes_);
+  const int64_t part_blocks = PartBlocks(of_zone.end - of_zone.begin, block_bytes_);
   const int64_t parts = (of_zone.end - of_zone.begin + part_blocks - 1) / part_blocks;
   std::vector<kernels::Int8Error> errors(static_cast<size_t>(parts));
   std::vector<kernels::LsePart> sums(static_cast<size_t>(parts * vectors));
@@ -234,10 +242,19 @@ absl::Status Int8Scan::SelectWithin(const Int8ZoneScores& of_zone, const SearchR
     s.scores.resize(group * s.ids.size());
     s.placed.resize(s.ids.size());
     float* const scores = s.scores.data() + group * before;
-    RETURN_IF_ERROR(ScoreRows(request, keys_, {s.ids.data() + before, count}, s, scores));
+    float* const group_scores = s.placed.data() + before;
+    const int64_t* const ids = s.ids.data() + before;
     const auto n = static_cast<int64_t>(count);
-    kernels::GroupScore(scores, request.group, n, n, base, s.placed.data() + before);
-    return absl::OkStatus();
+    return ForEachPart(request.pool, {0, n}, kExactRows, [&](RowRange part) -> absl::Status {
+      const void* keys[kExactRows];
+      RETURN_IF_ERROR(keys_.VerifyRows(ids + part.begin, part.rows()));
+      for (int64_t i = 0; i < part.rows(); ++i) keys[i] = keys_.Address(ids[part.begin + i]);
+      kernels::DotScoreRows(request.queries, request.group, keys_.head_dim(), keys, part.rows(),
+                            request.scale, scores + part.begin, n);
+      kernels::GroupScore(scores + part.begin, request.group, part.rows(), n, base,
+                          group_scores + part.begin);
+      return absl::OkStatus();
+    });
   };
   s.ids.clear();
   RETURN_IF_ERROR(score(s.bounded.First({.scores = of_zone.scores,

@@ -76,7 +76,8 @@ constexpr Room kRooms[] = {
     {"kernels", "layer/quantized_linear", "", "layer/dequantize layer/linear"},
     {"kernels", "encode/query_drift", "", "layer/rope"},
     {"kernels", "rows/row_bank", "", "rows/packed_rows"},
-    {"kernels", "attention/sparse_attention", "", "score/dot_score score/group_score"},
+    {"kernels", "attention/sparse_attention", "",
+     "attention/merge_states score/dot_score score/group_score"},
 };
 
 // The part of a path below the area, without its extension; empty if it lies elsewhere.

@@ -10,12 +10,13 @@ HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
 void SparseAttentionImpl(const SparseAttentionParams& p) {
+  const int64_t stride = p.score_stride == 0 ? p.rows : p.score_stride;
   if (p.k != nullptr) {
     const ScatteredRows<Bf16Element> k{p.k, p.head_dim};
-    ScoreRows(k, p.rows, p.head_dim, p.q, p.group, p.head_dim, p.scale, p.scores, p.rows);
+    ScoreRows(k, p.rows, p.head_dim, p.q, p.group, p.head_dim, p.scale, p.scores, stride);
   }
   const ScatteredRows<Bf16Element> v{p.v, p.head_dim};
-  AttendRows(v, p.rows, p.head_dim, p.scores, p.rows, p.group, p.out, p.lse);
+  AttendRows(v, p.rows, p.head_dim, p.scores, stride, p.group, p.out, p.lse);
 }
 
 }  // namespace carrel::kernels::HWY_NAMESPACE

@@ -4,7 +4,7 @@
 //         with scores[h, j] = scale * <q[h], k[j]> computed here, or given (already scaled) when k
 //         is null.
 // Shapes: q, out [group, head_dim] f32; k[j], v[j] point at head_dim bf16, at any byte address;
-//         scores [group, rows] f32; lse [group] f32.
+//         scores [group, score_stride >= rows] f32; lse [group] f32.
 // Units:  scale includes 1/sqrt(head_dim); lse is a natural logarithm.
 // Edge:   no rows, or only scores of -inf => out = 0, lse = -inf, never NaN.
 // Threads: reentrant.
@@ -23,7 +23,8 @@ struct SparseAttentionParams {
   int64_t rows = 0;
   int64_t head_dim = 0;
   float scale = 0;
-  float* scores = nullptr;  // [group, rows]: written if k is given, read otherwise; never null
+  float* scores = nullptr;   // [group, rows]: written if k is given, read otherwise; never null
+  int64_t score_stride = 0;  // from a head's scores to the next one's; 0: rows
   float* out = nullptr;
   float* lse = nullptr;
 };

@@ -10,12 +10,13 @@
 namespace carrel::kernels {
 
 void RefSparseAttention(const SparseAttentionParams& p) {
+  const int64_t stride = p.score_stride == 0 ? p.rows : p.score_stride;
   if (p.k != nullptr) {
-    RefDotScoreRows(p.q, p.group, p.head_dim, p.k, p.rows, p.scale, p.scores, p.rows);
+    RefDotScoreRows(p.q, p.group, p.head_dim, p.k, p.rows, p.scale, p.scores, stride);
   }
   std::vector<double> sum(static_cast<size_t>(p.head_dim));
   for (int64_t h = 0; h < p.group; ++h) {
-    const float* scores = p.scores + h * p.rows;
+    const float* scores = p.scores + h * stride;
     const double lse = RefLogSumExp(scores, p.rows);
     sum.assign(sum.size(), 0.0);
     for (int64_t j = 0; j < p.rows; ++j) {

@@ -1,5 +1,6 @@
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 
+#include "kernels/attention/sparse_attention/sparse_spans.h"
 #include "kernels/test_data.h"
 
 namespace carrel::kernels {
@@ -164,6 +165,53 @@ TEST_P(SparseAttentionTest, OneRow_WeightExactlyOne) {
                    .lse = lse.data()});
   EXPECT_TRUE(SameBits(out.span(), row));
   EXPECT_EQ(lse.data()[0], score);
+}
+
+// In any order; what few rows are, one span has with the bits of the whole.
+TEST_P(SparseAttentionTest, Spans_MergedInOrder_MatchReference) {
+  for (const int64_t rows :
+       {int64_t{0}, int64_t{1}, int64_t{128}, int64_t{129}, 200 + Below(4000)}) {
+    for (const bool given : {false, true}) {
+      const int64_t group = 1 + Below(9), dim = 1 + Below(140);
+      SCOPED_TRACE(absl::StrCat("group ", group, " rows ", rows, " head_dim ", dim));
+      const std::vector<float> q = RandomNormal(rng_, group * dim);
+      const Bf16Rows k(rng_, rows, dim, true), v(rng_, rows, dim, true);
+      GuardedFloats scores(group * rows), out(group * dim), lse(group);
+      GuardedFloats expected_scores(group * rows), expected(group * dim), expected_lse(group);
+      SparseAttentionParams params{.q = q.data(),
+                                   .group = group,
+                                   .k = k.rows(),
+                                   .v = v.rows(),
+                                   .rows = rows,
+                                   .head_dim = dim,
+                                   .scale = 0.125f,
+                                   .scores = expected_scores.data(),
+                                   .out = expected.data(),
+                                   .lse = expected_lse.data()};
+      RefSparseAttention(params);
+      if (rows <= 128) SparseAttention(params);
+      params.scores = scores.data();
+      params.out = out.data();
+      params.lse = lse.data();
+      if (given) {
+        std::copy_n(expected_scores.data(), group * rows, scores.data());
+        params.k = nullptr;
+      }
+      GuardedFloats states(SparseSpanFloats(params));
+      const int64_t spans = SparseSpans(rows);
+      EXPECT_EQ(SparseSpanBegin(rows, 0), 0);
+      EXPECT_EQ(SparseSpanBegin(rows, spans), rows);
+      for (int64_t span = spans - 1; span >= 0; --span) {
+        SparseAttentionSpan(params, span, states.data());
+      }
+      MergeSparseSpans(params, states.data());
+      ExpectAverageNear(out.span(), expected.span(), kTolerance);
+      ExpectLseNear(lse.span(), expected_lse.span(), kTolerance);
+      if (spans > 1) continue;
+      EXPECT_TRUE(SameBits(out.span(), expected.span()));
+      EXPECT_TRUE(SameBits(lse.span(), expected_lse.span()));
+    }
+  }
 }
 
 }  // namespace

@@ -184,15 +184,49 @@ float WeighClusters(const SummaryAttentionParams& p, float shift, float* terms, 
   return SumOfLanes1(d, sum);
 }
 
+// Some columns of rows that lie one behind the other, or anywhere.
+template <class E>
+struct ColumnsOfRows {
+  using Element = E;
+  const uint8_t* data;
+  int64_t stride, dim;
+  const uint8_t* Row(int64_t j) const { return data + j * stride * E::kBytes; }
+  static constexpr int64_t kAhead = ContiguousRows<E>::kAhead;
+  HWY_INLINE void Prefetch(int64_t j, int64_t count) const {
+    if (j >= count) return;
+    for (int64_t b = 0; b < dim * E::kBytes; b += 64) PrefetchToL2(Row(j) + b);
+  }
+};
+
+struct ColumnsOfScattered {
+  using Element = Bf16Element;
+  const void* const* rows;
+  int64_t first, dim;
+  const uint8_t* Row(int64_t j) const {
+    return static_cast<const uint8_t*>(rows[j]) + first * Element::kBytes;
+  }
+  static constexpr int64_t kAhead = ScatteredRows<Element>::kAhead;
+  HWY_INLINE void Prefetch(int64_t j, int64_t count) const {
+    if (j >= count) return;
+    const int64_t bytes = dim * Element::kBytes;
+    for (int64_t b = 0; b < bytes; b += 64) PrefetchToL2(Row(j) + b);
+    PrefetchToL2(Row(j) + bytes - 1);
+  }
+};
+
+int64_t ColumnsOf(const SummaryAttentionParams& p) {
+  return p.columns > 0 ? p.columns : p.head_dim - p.first_column;
+}
+
 // Rows of a cluster count alike: where they are many, they are added up once for all heads.
 bool SumsRows(const SummaryAttentionParams& p) { return p.rows >= 2 * p.clusters; }
 
-// sums[c] = sum of v[j] over rows of cluster c, [clusters, head_dim]; of clusters that do not count, 0.
+// sums[c] = sum of v[j] over rows of cluster c, [clusters, columns]; of clusters that do not count, 0.
 void SumRows(const SummaryAttentionParams& p, float* sums) {
   const FloatTag d;
-  const int64_t dim = p.head_dim, lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t dim = ColumnsOf(p), lanes = static_cast<int64_t>(hn::Lanes(d));
   std::fill_n(sums, p.clusters * dim, 0.0f);
-  const ScatteredRows<Bf16Element> rows{p.v, dim};
+  const ColumnsOfScattered rows{p.v, p.first_column, dim};
   for (int64_t j = 0; j < p.rows; ++j) {
     rows.Prefetch(j + kRowBlock, p.rows);
     if (p.rests[p.row_cluster[j]] <= 0) continue;
@@ -208,17 +242,18 @@ void SumRows(const SummaryAttentionParams& p, float* sums) {
 
 template <class Rows, class Weights>
 HWY_INLINE void AddRowsInBlocks(const Rows& rows, int64_t count, int64_t dim,
-                                const Weights& weights, int64_t heads, float* out) {
+                                const Weights& weights, int64_t heads, float* out,
+                                int64_t out_stride) {
   for (int64_t at = 0; at < count; at += kRowBlock) {
     const int64_t end = std::min(count, at + kRowBlock);
-    AddWeightedRows(rows, at, end, count, dim, weights, heads, out, dim);
+    AddWeightedRows(rows, at, end, count, dim, weights, heads, out, out_stride);
   }
 }
 
 // heads <= kHeadsPerPass. sums: as SumRows has them, or null.
 void AttendHeadsOf(const SummaryAttentionParams& p, const float* scores, const float* bound,
                    int64_t heads, const float* sums, float* scratch, float* out, float* lse) {
-  const int64_t dim = p.head_dim, stride = kMaxSummaryClusters;
+  const int64_t dim = ColumnsOf(p), stride = kMaxSummaryClusters, out_stride = p.head_dim;
   float* const terms = scratch;
   float* const weights = scratch + heads * stride;
   float shift[kHeadsPerPass], sum[kHeadsPerPass];
@@ -227,31 +262,35 @@ void AttendHeadsOf(const SummaryAttentionParams& p, const float* scores, const f
     shift[h] = TakeCounted(p, scores + h * p.clusters, most, terms + h * stride);
     sum[h] = WeighClusters(p, shift[h], terms + h * stride, weights + h * stride);
   }
-  std::fill_n(out, heads * dim, 0.0f);
-  const ContiguousRows<Int8Element> means{p.values, dim};
-  AddRowsInBlocks(means, p.clusters, dim, StridedWeights{weights, stride, 0}, heads, out);
+  for (int64_t h = 0; h < heads; ++h) std::fill_n(out + h * out_stride, dim, 0.0f);
+  const ColumnsOfRows<Int8Element> means{static_cast<const uint8_t*>(p.values) + p.first_column,
+                                         p.head_dim, dim};
+  AddRowsInBlocks(means, p.clusters, dim, StridedWeights{weights, stride, 0}, heads, out,
+                  out_stride);
   if (sums != nullptr) {
     const ContiguousRows<F32Element> of_clusters{sums, dim};
-    AddRowsInBlocks(of_clusters, p.clusters, dim, StridedWeights{terms, stride, 0}, heads, out);
+    AddRowsInBlocks(of_clusters, p.clusters, dim, StridedWeights{terms, stride, 0}, heads, out,
+                    out_stride);
   } else {
-    const ScatteredRows<Bf16Element> rows{p.v, dim};
-    AddRowsInBlocks(rows, p.rows, dim, ClusterWeights{terms, p.row_cluster}, heads, out);
+    const ColumnsOfScattered rows{p.v, p.first_column, dim};
+    AddRowsInBlocks(rows, p.rows, dim, ClusterWeights{terms, p.row_cluster}, heads, out,
+                    out_stride);
   }
   for (int64_t h = 0; h < heads; ++h) {
     lse[h] = static_cast<float>(shift[h] + std::log(double{sum[h]}));
     const float factor = sum[h] == 0 ? 0.0f : static_cast<float>(p.row_weight / double{sum[h]});
-    for (int64_t i = 0; i < dim; ++i) out[h * dim + i] *= factor;
+    for (int64_t i = 0; i < dim; ++i) out[h * out_stride + i] *= factor;
   }
 }
 
 void AttendSummariesImpl(const SummaryAttentionParams& p, float* scratch) {
   float* const sums = SumsRows(p) ? scratch : nullptr;
-  float* const of_heads = scratch + (sums != nullptr ? p.clusters * p.head_dim : 0);
+  float* const of_heads = scratch + (sums != nullptr ? p.clusters * ColumnsOf(p) : 0);
   if (sums != nullptr) SumRows(p, sums);
   for (int64_t h = 0; h < p.group; h += kHeadsPerPass) {
     AttendHeadsOf(p, p.scores + h * p.clusters, p.bound == nullptr ? nullptr : p.bound + h,
-                  std::min(kHeadsPerPass, p.group - h), sums, of_heads, p.out + h * p.head_dim,
-                  p.lse + h);
+                  std::min(kHeadsPerPass, p.group - h), sums, of_heads,
+                  p.out + h * p.head_dim + p.first_column, p.lse + h);
   }
 }
 
@@ -270,7 +309,7 @@ void ScoreSummaries(const SummaryScoreParams& params) {
 
 int64_t SummaryAttentionScratchFloats(const SummaryAttentionParams& params) {
   return 2 * std::min<int64_t>(params.group, 16) * kMaxSummaryClusters +
-         params.head_dim * params.clusters;
+         (params.columns > 0 ? params.columns : params.head_dim) * params.clusters;
 }
 
 void AttendSummaries(const SummaryAttentionParams& params, float* scratch) {

@@ -20,7 +20,8 @@
 // Units:  scale includes 1/sqrt(head_dim); lse is a natural logarithm.
 // Edge:   a cluster with rests = 0 does not count, nor do its rows, whatever its score; no cluster
 //         counts => out = 0, lse = -inf, never NaN.
-// Threads: reentrant. What a head gets does not depend on the others of the group.
+// Threads: reentrant. What a head gets does not depend on the others of the group, nor what a column gets on
+//          the other columns.
 // Cost:   reads keys and values once for the group (values once per 16 heads of a larger group).
 #pragma once
 
@@ -64,6 +65,8 @@ struct SummaryAttentionParams {
   const uint8_t* row_cluster = nullptr;  // [rows]
   float row_weight = 1;                  // 1 or -1
   int64_t rows = 0;
+  // Of out, which columns are wanted, and of V read: a multiple of 16, and so many; 0: those from there on.
+  int64_t first_column = 0, columns = 0;
   float* out = nullptr;
   float* lse = nullptr;
 };

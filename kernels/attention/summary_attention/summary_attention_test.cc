@@ -178,6 +178,49 @@ TEST_P(SummaryAttentionTest, HeadsTogether_EachHasTheBitsItHasAlone) {
   }
 }
 
+TEST_P(SummaryAttentionTest, SomeColumns_HaveTheBitsTheyHaveBesideTheOthers) {
+  for (int trial = 0; trial < 40; ++trial) {
+    const int64_t group = 1 + Below(9), dim = 1 + Below(200), count = 1 + Below(80), rows = 90;
+    SCOPED_TRACE(absl::StrCat("group ", group, " head_dim ", dim, " clusters ", count));
+    const Clusters clusters(rng_, count, dim);
+    const Bf16Rows v(rng_, rows, dim, true);
+    const std::vector<float> scores = RandomNormal(rng_, group * count);
+    std::vector<uint8_t> row_cluster;
+    for (int64_t j = 0; j < rows; ++j) row_cluster.push_back(static_cast<uint8_t>(Below(count)));
+    GuardedFloats out(group * dim), lse(group);
+    SummaryAttentionParams params{.scores = scores.data(),
+                                  .group = group,
+                                  .head_dim = dim,
+                                  .values = clusters.values.data() + 1,
+                                  .value_scale = clusters.value_scale.data(),
+                                  .counts = clusters.counts.data(),
+                                  .rests = clusters.rests.data(),
+                                  .clusters = count,
+                                  .v = v.rows(),
+                                  .row_cluster = row_cluster.data(),
+                                  .row_weight = -1,
+                                  .rows = rows,
+                                  .out = out.data(),
+                                  .lse = lse.data()};
+    GuardedFloats scratch(SummaryAttentionScratchFloats(params));
+    AttendSummaries(params, scratch.data());
+    params.first_column = 16 * Below((dim + 15) / 16);
+    const int64_t end = params.first_column + 16 * (1 + Below(4));
+    params.columns = std::min(end, dim) - params.first_column;
+    GuardedFloats some(group * dim), some_lse(group);
+    std::fill_n(some.data(), group * dim, 7.0f);
+    params.out = some.data();
+    params.lse = some_lse.data();
+    GuardedFloats some_scratch(SummaryAttentionScratchFloats(params));
+    AttendSummaries(params, some_scratch.data());
+    EXPECT_TRUE(SameBits(some_lse.span(), lse.span()));
+    for (int64_t i = 0; i < group * dim; ++i) {
+      const bool wanted = i % dim >= params.first_column && i % dim < end;
+      ASSERT_EQ(some.data()[i], wanted ? out.data()[i] : 7.0f) << "column " << i % dim;
+    }
+  }
+}
+
 // Clusters of one row each, whose means are the rows: attention over these rows.
 TEST_P(SummaryAttentionTest, Attend_RowsAddedToEmptyCounts_IsSparseAttention) {
   const int64_t group = 4, dim = 64, rows = 100;

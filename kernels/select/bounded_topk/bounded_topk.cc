@@ -159,7 +159,7 @@ constexpr int64_t kSampledRows = 512;
 // Rows that are collected before there is room for more, and a vector that is stored whole.
 constexpr int64_t kPieceRows = 4096, kVectorFloats = 64;
 // Rows that a thread takes at a time, some microseconds.
-constexpr int64_t kSharedRows = 2048;
+constexpr int64_t kLeastSharedRows = 256, kMostSharedRows = 2048;
 // Numbers are rounded by 2^-24 of themselves, some times each.
 constexpr double kRounding = 0x1p-21;
 
@@ -177,9 +177,11 @@ float BoundedTopK::SampledBar(int64_t k) {
 
 // Each piece has room for all its rows; what it has found moves up behind the pieces before it.
 void BoundedTopK::CollectOn(ThreadPool& pool, float bar) {
-  constexpr int64_t kRoom = kSharedRows + kVectorFloats;
-  const int64_t pieces = (given_.rows + kSharedRows - 1) / kSharedRows;
-  const auto room = static_cast<size_t>(pieces * kRoom);
+  const int64_t piece_rows =
+      std::clamp(given_.rows / (pool.threads() + 1), kLeastSharedRows, kMostSharedRows);
+  const int64_t piece_room = piece_rows + kVectorFloats;
+  const int64_t pieces = (given_.rows + piece_rows - 1) / piece_rows;
+  const auto room = static_cast<size_t>(pieces * piece_room);
   if (rows_.size() < room) {
     rows_.resize(room);
     s_.resize(room);
@@ -187,15 +189,15 @@ void BoundedTopK::CollectOn(ThreadPool& pool, float bar) {
   }
   listed_of_piece_.resize(static_cast<size_t>(pieces));
   pool.ParallelFor(pieces, [&](int64_t piece) {
-    const int64_t begin = piece * kSharedRows, at = piece * kRoom;
+    const int64_t begin = piece * piece_rows, at = piece * piece_room;
     listed_of_piece_[static_cast<size_t>(piece)] = HWY_DYNAMIC_DISPATCH(CollectImpl)(
-        given_, upper_base_.data(), begin, std::min(given_.rows, begin + kSharedRows), bar, 0,
+        given_, upper_base_.data(), begin, std::min(given_.rows, begin + piece_rows), bar, 0,
         &rows_[static_cast<size_t>(at)], &s_[static_cast<size_t>(at)],
         &u_[static_cast<size_t>(at)]);
   });
   listed_ = listed_of_piece_[0];
   for (int64_t piece = 1; piece < pieces; ++piece) {
-    const int64_t at = piece * kRoom, count = listed_of_piece_[static_cast<size_t>(piece)];
+    const int64_t at = piece * piece_room, count = listed_of_piece_[static_cast<size_t>(piece)];
     std::copy_n(rows_.begin() + at, count, rows_.begin() + listed_);
     std::copy_n(s_.begin() + at, count, s_.begin() + listed_);
     std::copy_n(u_.begin() + at, count, u_.begin() + listed_);
@@ -205,7 +207,7 @@ void BoundedTopK::CollectOn(ThreadPool& pool, float bar) {
 
 void BoundedTopK::Collect(float bar) {
   bar_ = bar;
-  if (pool_ != nullptr && pool_->threads() > 0 && given_.rows > kSharedRows) {
+  if (pool_ != nullptr && pool_->threads() > 0 && given_.rows > kLeastSharedRows) {
     return CollectOn(*pool_, bar);
   }
   listed_ = 0;

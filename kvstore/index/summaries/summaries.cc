@@ -78,15 +78,22 @@ struct SelectedRows {
   }
 };
 
-// One segment's share of the rest.
+// q heads of a group and columns of their sums: all of them, or a slice that a thread takes.
+struct Slice {
+  int64_t head = 0, heads = 0;
+  int64_t column = 0, columns = 0;
+};
+
+// One segment's share of the rest, of a slice.
 class SegmentEstimate {
  public:
   // prepared: by PrepareHeads.
-  SegmentEstimate(const Summaries& summaries, const EstimateParams& params,
+  SegmentEstimate(const Summaries& summaries, const EstimateParams& params, Slice slice,
                   absl::Span<const float> shares, int64_t segment, const EstimateScratch& prepared,
                   EstimateScratch& scratch)
       : summaries_(summaries),
         p_(params),
+        slice_(slice),
         prepared_(prepared),
         s_(scratch),
         shares_(shares),
@@ -96,7 +103,8 @@ class SegmentEstimate {
         rows_(summaries.layout().RowsOf(segment)),
         inside_{std::max(rows_.begin, params.zone.begin), std::min(rows_.end, params.zone.end)} {}
 
-  // selected: those of the segment. out, lse: of every share.
+  // selected: those of the segment. out [shares, heads, head_dim], of which the slice's columns are written;
+  // lse [shares, heads], written by the slices with the first column.
   absl::Status Compute(const SelectedRows& selected, float* out, float* lse) {
     ASSIGN_OR_RETURN(bytes_, summaries_.Segment(segment_));
     RETURN_IF_ERROR(ReadClusters());
@@ -105,7 +113,7 @@ class SegmentEstimate {
     // What differs from whole clusters is read row by row: the fewer of both sides.
     const bool few_inside = inside_.rows() < rows_.rows() - inside_.rows();
     RETURN_IF_ERROR(few_inside ? AddRowsInside(selected.ids) : RemoveRowsOutside());
-    const int64_t scores = p_.group * clusters_;
+    const int64_t scores = slice_.heads * clusters_;
     s_.scores.resize(shares_.size() * static_cast<size_t>(scores));
     for (size_t i = 0; i < shares_.size(); ++i) {
       ScoreClusters(shares_[i], selected, &s_.scores[i * static_cast<size_t>(scores)]);
@@ -227,8 +235,8 @@ class SegmentEstimate {
   // those that remain of their clusters score lower than a cluster's mean says.
   void ScoreClusters(float share, const SelectedRows& selected, float* scores) {
     kernels::SummaryScoreParams params;
-    params.q = p_.queries;
-    params.group = p_.group;
+    params.q = p_.queries + slice_.head * d_;
+    params.group = slice_.heads;
     params.head_dim = d_;
     params.scale = p_.scale;
     params.keys = bytes_ + summaries_.layout().KeysOffset(clusters_);
@@ -237,10 +245,12 @@ class SegmentEstimate {
     params.share = share;
     params.clusters = clusters_;
     params.row_cluster = s_.row_cluster.data();
-    params.row_scores = selected.scores;
-    params.row_score_stride = selected.stride;
-    params.rows = selected.scores == nullptr ? 0 : static_cast<int64_t>(selected.ids.size());
-    params.base = prepared_.base.data();
+    if (selected.scores != nullptr) {
+      params.row_scores = selected.scores + slice_.head * selected.stride;
+      params.row_score_stride = selected.stride;
+      params.rows = static_cast<int64_t>(selected.ids.size());
+    }
+    params.base = prepared_.base.data() + slice_.head;
     params.counts = s_.counts.data();
     params.left = s_.left.data();
     params.scores = scores;
@@ -251,8 +261,8 @@ class SegmentEstimate {
   void Attend(size_t first, float row_weight, float* out, float* lse) {
     kernels::SummaryAttentionParams params;
     params.scores = s_.scores.data();
-    params.bound = p_.bound == nullptr ? nullptr : prepared_.bound.data();
-    params.group = p_.group * static_cast<int64_t>(shares_.size());
+    params.bound = p_.bound == nullptr ? nullptr : prepared_.bound.data() + slice_.head;
+    params.group = slice_.heads * static_cast<int64_t>(shares_.size());
     params.head_dim = d_;
     params.values = bytes_ + summaries_.layout().ValuesOffset(clusters_);
     params.value_scale = s_.value_scale.data();
@@ -263,14 +273,21 @@ class SegmentEstimate {
     params.row_cluster = s_.row_cluster.data() + first;
     params.row_weight = row_weight;
     params.rows = static_cast<int64_t>(s_.v.size() - first);
+    params.first_column = slice_.column;
+    params.columns = slice_.columns;
     params.out = out;
     params.lse = lse;
+    if (slice_.column > 0) {
+      s_.lse.resize(static_cast<size_t>(params.group));
+      params.lse = s_.lse.data();
+    }
     s_.weights.resize(static_cast<size_t>(kernels::SummaryAttentionScratchFloats(params)));
     kernels::AttendSummaries(params, s_.weights.data());
   }
 
   const Summaries& summaries_;
   const EstimateParams& p_;
+  const Slice slice_;  // all of it where there are several shares
   const EstimateScratch& prepared_;
   EstimateScratch& s_;
   const absl::Span<const float> shares_;
@@ -319,6 +336,26 @@ void PrepareHeads(const Summaries& summaries, const EstimateParams& p, int64_t s
   }
 }
 
+// Where segments are few beside the threads, each is cut by heads and columns, too: a head and a column have
+// the bits that they have beside others. What all of them need is then computed for each slice, which pays
+// where threads have nothing to do; of KV heads there are two at least, as a rule.
+constexpr int64_t kSliceHeads = 4, kColumnsAlike = 16, kLeastHeads = 2;
+
+std::vector<Slice> SlicesOf(const EstimateParams& p, int64_t d, int64_t shares, int64_t segments) {
+  const int64_t threads = p.pool == nullptr || shares > 1 ? 1 : p.pool->threads() + 1;
+  const int64_t wanted = std::max<int64_t>(1, threads / (kLeastHeads * segments));
+  const int64_t parts = std::min(CeilDiv(p.group, kSliceHeads), wanted);
+  const int64_t half = CeilDiv(d, 2 * kColumnsAlike) * kColumnsAlike;
+  const bool halves = wanted >= 2 * parts && half < d;
+  std::vector<Slice> slices;
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t head = p.group * i / parts, heads = p.group * (i + 1) / parts - head;
+    slices.push_back({head, heads, 0, halves ? half : d});
+    if (halves) slices.push_back({head, heads, half, d - half});
+  }
+  return slices;
+}
+
 // Merges the segments' states in order, whoever computed them.
 absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
                          absl::Span<const float> shares, SelectedRows selected,
@@ -328,10 +365,12 @@ absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
   const int64_t states = static_cast<int64_t>(shares.size()) * p.group, floats = states * (d + 1);
   const int64_t first = p.zone.begin / segment_rows;
   const int64_t segments = CeilDiv(p.zone.end, segment_rows) - first;
-  const auto compute = [&](int64_t i, const SelectedRows& of_segment, EstimateScratch& own,
-                           float* state) {
-    return SegmentEstimate(summaries, p, shares, first + i, scratch, own)
-        .Compute(of_segment, state, state + states * d);
+  const std::vector<Slice> slices = SlicesOf(p, d, static_cast<int64_t>(shares.size()), segments);
+  const auto units = segments * static_cast<int64_t>(slices.size());
+  const auto compute = [&](int64_t i, const Slice& slice, const SelectedRows& of_segment,
+                           EstimateScratch& own, float* state) {
+    return SegmentEstimate(summaries, p, slice, shares, first + i, scratch, own)
+        .Compute(of_segment, state + slice.head * d, state + states * d + slice.head);
   };
   const auto end_of = [&](int64_t i) {
     return std::min(p.zone.end, (first + i + 1) * segment_rows);
@@ -339,11 +378,11 @@ absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
   const auto merge = [&](const float* state) {
     kernels::MergeStates(p.out, p.lse, state, state + states * d, states, d);
   };
-  if (p.pool == nullptr || p.pool->threads() == 0 || segments < 2) {
+  if (p.pool == nullptr || p.pool->threads() == 0 || units < 2) {
     scratch.state.resize(static_cast<size_t>(floats));
     float* const state = scratch.state.data();
     for (int64_t i = 0; i < segments; ++i) {
-      RETURN_IF_ERROR(compute(i, selected.TakeBelow(end_of(i)), scratch, state));
+      RETURN_IF_ERROR(compute(i, slices[0], selected.TakeBelow(end_of(i)), scratch, state));
       merge(state);
     }
     return absl::OkStatus();
@@ -352,17 +391,17 @@ absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
   float* const state = scratch.state.data();
   std::vector<SelectedRows> of_segments;
   for (int64_t i = 0; i < segments; ++i) of_segments.push_back(selected.TakeBelow(end_of(i)));
-  std::vector<absl::Status> statuses(of_segments.size());
-  p.pool->ParallelFor(segments, [&](int64_t i) {
+  std::vector<absl::Status> statuses(static_cast<size_t>(units));
+  p.pool->ParallelFor(units, [&](int64_t unit) {
     thread_local EstimateScratch own;
-    const auto at = static_cast<size_t>(i);
-    statuses[at] = CatchThrown(
-        "estimate", [&] { return compute(i, of_segments[at], own, state + i * floats); });
+    const int64_t i = unit % segments;
+    const Slice& slice = slices[static_cast<size_t>(unit / segments)];
+    statuses[static_cast<size_t>(unit)] = CatchThrown("estimate", [&] {
+      return compute(i, slice, of_segments[static_cast<size_t>(i)], own, state + i * floats);
+    });
   });
-  for (int64_t i = 0; i < segments; ++i) {
-    RETURN_IF_ERROR(statuses[static_cast<size_t>(i)]);
-    merge(state + i * floats);
-  }
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
+  for (int64_t i = 0; i < segments; ++i) merge(state + i * floats);
   return absl::OkStatus();
 }
 

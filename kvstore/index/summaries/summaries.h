@@ -142,7 +142,7 @@ struct EstimateScratch {
   std::vector<float> counts, left, rests;  // rows: all, those not selected, of them in the zone
   // Of heads.
   std::vector<float> base, bound;  // what the centre adds to every score; the bound without it
-  std::vector<float> scores, weights, state;
+  std::vector<float> scores, weights, state, lse;
   // Of rows: the selected, then others that correct the clusters' sums.
   std::vector<const void*> v;
   std::vector<uint8_t> row_cluster;

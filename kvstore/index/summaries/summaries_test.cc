@@ -220,6 +220,29 @@ TEST_F(SummariesTest, EstimateRest_SegmentsByAnyThreads_SameBits) {
   }
 }
 
+// One segment, which many threads take by heads.
+TEST_F(SummariesTest, EstimateRest_HeadsByManyThreads_SameBits) {
+  Make(1900, 64, 10, nullptr);
+  ThreadPool pool(15);
+  for (const int64_t group : {1, 4, 5, 7, 8, 19}) {
+    const std::vector<float> q = MakeQueries(rng_, keys_, group);
+    const std::vector<float> bound(static_cast<size_t>(group), 1.5f);
+    for (const RowRange zone : {RowRange{4, 1850}, {1000, 1200}}) {
+      for (const size_t rows : {size_t{3}, size_t{190}}) {
+        const std::vector<Position> selected = Best(q, group, zone, rows);
+        for (const bool scores : {true, false}) {
+          const auto alone = Estimate(q, group, zone, selected, scores, {}, bound.data());
+          const auto shared = Estimate(q, group, zone, selected, scores, {}, bound.data(), &pool);
+          CARREL_ASSERT_OK(alone);
+          CARREL_ASSERT_OK(shared);
+          EXPECT_EQ(alone->out, shared->out) << group << " heads, " << rows << " rows";
+          EXPECT_EQ(alone->lse, shared->lse);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(SummariesTest, EstimateRest_EverythingSelected_IsTheEmptyState) {
   Make(700, 32, 40, nullptr);
   const std::vector<float> q = MakeQueries(rng_, keys_, 2);

@@ -92,7 +92,7 @@ class ExactSelector final : public RowSelector {
                         &base = base](std::span<const int64_t> rows) {
       const size_t before = candidates.size();
       candidates.insert(candidates.end(), rows.begin(), rows.end());
-      exact.resize(static_cast<size_t>(queries) * candidates.size());
+      exact.resize(std::max(exact.size(), static_cast<size_t>(queries) * candidates.size()));
       placed.resize(candidates.size());
       ScoreExactly(request, q, rows, base.data(), exact.data() + queries * before,
                    placed.data() + before);
@@ -104,19 +104,24 @@ class ExactSelector final : public RowSelector {
     const size_t first = candidates.size();
     score(bounded.Others(
         kernels::KthLargest(placed.data(), static_cast<int64_t>(first), request.budget)));
-    const std::span<const int32_t> ascending = bounded.Ascending();
-    group_scores.resize(ascending.size());
-    for (size_t i = 0; i < ascending.size(); ++i) {
-      group_scores[i] = placed[static_cast<size_t>(ascending[i])];
-    }
     const auto found = static_cast<int64_t>(candidates.size());
+    const float* of_rows = placed.data();  // ascending, where there are no others
+    std::span<const int32_t> ascending;
+    if (candidates.size() > first) {
+      ascending = bounded.Ascending();
+      group_scores.resize(ascending.size());
+      for (size_t i = 0; i < ascending.size(); ++i) {
+        group_scores[i] = placed[static_cast<size_t>(ascending[i])];
+      }
+      of_rows = group_scores.data();
+    }
     best.resize(static_cast<size_t>(std::min(request.budget, found)));
-    kernels::TopKAscending(group_scores.data(), found, request.budget, best.data(), scratch);
+    kernels::TopKAscending(of_rows, found, request.budget, best.data(), scratch);
     float last = INFINITY;
     selection.rows.resize(best.size());
     for (size_t i = 0; i < best.size(); ++i) {
-      last = std::min(last, group_scores[static_cast<size_t>(best[i])]);
-      best[i] = ascending[static_cast<size_t>(best[i])];
+      last = std::min(last, of_rows[best[i]]);
+      if (!ascending.empty()) best[i] = ascending[static_cast<size_t>(best[i])];
       selection.rows[i] = zone_.begin + candidates[static_cast<size_t>(best[i])];
     }
     selection.bound.clear();

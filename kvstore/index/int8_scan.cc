@@ -239,7 +239,7 @@ absl::Status Int8Scan::SelectWithin(const Int8ZoneScores& of_zone, const SearchR
     if (rows.empty()) return absl::OkStatus();
     const size_t before = s.ids.size(), count = rows.size();
     for (const int64_t row : rows) s.ids.push_back(zone.begin + row);
-    s.scores.resize(group * s.ids.size());
+    s.scores.resize(std::max(s.scores.size(), group * s.ids.size()));
     s.placed.resize(s.ids.size());
     float* const scores = s.scores.data() + group * before;
     float* const group_scores = s.placed.data() + before;
@@ -269,6 +269,14 @@ absl::Status Int8Scan::SelectWithin(const Int8ZoneScores& of_zone, const SearchR
   RETURN_IF_ERROR(
       score(s.bounded.Others(kernels::KthLargest(s.placed.data(), found, request.top_k))));
   result.visited = request.group * (zone.rows() + static_cast<int64_t>(s.ids.size()));
+  if (s.ids.size() == first) {  // no others: ascending as they are
+    s.group_scores.swap(s.placed);
+    TakeBest(
+        request, [&](int64_t i) { return s.ids[static_cast<size_t>(i)]; },
+        [&](int64_t h, int64_t i) { return s.scores[static_cast<size_t>(h * found + i)]; }, s,
+        result);
+    return absl::OkStatus();
+  }
   const std::span<const int32_t> ascending = s.bounded.Ascending();
   s.group_scores.resize(ascending.size());
   for (size_t i = 0; i < ascending.size(); ++i) {

@@ -126,15 +126,14 @@ int64_t TakeImpl(const uint32_t* rows, const float* u, int64_t n, float bar, flo
   for (; i + lanes <= n; i += lanes) {
     const FloatVec upper = hn::LoadU(d, u + i);
     const auto take = hn::And(hn::Ge(upper, hn::Set(d, bar)), hn::Lt(upper, hn::Set(d, below)));
-    const auto found = static_cast<int64_t>(hn::CountTrue(d, take));
-    if (found == 0) continue;
     hn::Store(hn::Compress(hn::LoadU(du, rows + i), hn::RebindMask(du, take)), du, taken);
-    for (int64_t at = 0; at < found; at += half) {
+    // In any case: nobody foresees how many there are.
+    for (int64_t at = 0; at < lanes; at += half) {
       hn::StoreU(hn::BitCast(dw, hn::PromoteTo(hn::RebindToUnsigned<decltype(dw)>(),
                                                hn::Load(dhalf, taken + at))),
                  dw, out + count + at);
     }
-    count += found;
+    count += static_cast<int64_t>(hn::CountTrue(d, take));
   }
   for (; i < n; ++i) {
     out[count] = rows[i];
@@ -224,11 +223,11 @@ void BoundedTopK::Collect(float bar) {
   }
 }
 
-void BoundedTopK::Take(float bar, float below, std::vector<int64_t>& rows) {
-  rows.resize(static_cast<size_t>(listed_ + kVectorFloats));
-  const int64_t taken =
-      HWY_DYNAMIC_DISPATCH(TakeImpl)(rows_.data(), u_.data(), listed_, bar, below, rows.data());
-  rows.resize(static_cast<size_t>(taken));
+void BoundedTopK::Take(float bar, float below, Taken& taken) {
+  const auto room = static_cast<size_t>(listed_ + kVectorFloats);
+  if (taken.room.size() < room) taken.room.resize(room);
+  taken.count = HWY_DYNAMIC_DISPATCH(TakeImpl)(rows_.data(), u_.data(), listed_, bar, below,
+                                               taken.room.data());
 }
 
 std::span<const int64_t> BoundedTopK::First(const BoundedScores& scores, int64_t k,
@@ -251,8 +250,8 @@ std::span<const int64_t> BoundedTopK::First(const BoundedScores& scores, int64_t
     Collect(std::nextafter(first_bar_, -INFINITY));
   }
   Take(first_bar_, INFINITY, first_);
-  others_.clear();
-  return first_;
+  others_.count = 0;
+  return first_.span();
 }
 
 std::span<const int64_t> BoundedTopK::Others(float last) {
@@ -260,22 +259,20 @@ std::span<const int64_t> BoundedTopK::Others(float last) {
   if (bar >= first_bar_) return {};
   if (bar <= bar_) Collect(std::nextafter(bar, -INFINITY));
   Take(bar, first_bar_, others_);
-  return others_;
+  return others_.span();
 }
 
 std::span<const int32_t> BoundedTopK::Ascending() {
-  const auto firsts = static_cast<int32_t>(first_.size());
-  ascending_.resize(first_.size() + others_.size());
-  // Behind the end of each list a row that none has.
-  first_.push_back(INT64_MAX);
-  others_.push_back(INT64_MAX);
+  const auto firsts = static_cast<int32_t>(first_.count),
+             others = static_cast<int32_t>(others_.count);
+  ascending_.resize(static_cast<size_t>(firsts + others));
   int32_t first = 0, other = 0;
   for (int32_t& place : ascending_) {
-    const bool is_first = first_[static_cast<size_t>(first)] < others_[static_cast<size_t>(other)];
+    const bool is_first =
+        other == others || (first < firsts && first_.room[static_cast<size_t>(first)] <
+                                                  others_.room[static_cast<size_t>(other)]);
     place = is_first ? first++ : firsts + other++;
   }
-  first_.pop_back();
-  others_.pop_back();
   return ascending_;
 }
 

@@ -46,12 +46,18 @@ class BoundedTopK {
   std::span<const int32_t> Ascending();
 
  private:
+  // A list whose room only grows: to make room anew would set it to zero each time.
+  struct Taken {
+    std::vector<int64_t> room;
+    int64_t count = 0;
+    std::span<const int64_t> span() const { return {room.data(), static_cast<size_t>(count)}; }
+  };
   // Lists the rows with u > bar.
   void Collect(float bar);
   void CollectOn(ThreadPool& pool, float bar);
   float SampledBar(int64_t k);
-  // Those listed with bar <= u < below, into rows.
-  void Take(float bar, float below, std::vector<int64_t>& rows);
+  // Those listed with bar <= u < below.
+  void Take(float bar, float below, Taken& taken);
 
   BoundedScores given_;
   ThreadPool* pool_ = nullptr;
@@ -62,7 +68,8 @@ class BoundedTopK {
   std::vector<uint32_t> rows_;
   std::vector<float> s_, u_;
   std::vector<float> sample_, group_scores_;
-  std::vector<int64_t> first_, others_, listed_of_piece_;
+  Taken first_, others_;
+  std::vector<int64_t> listed_of_piece_;
   std::vector<int32_t> ascending_;
 };
 

@@ -188,9 +188,13 @@ class Cores:
 KINDS = {"plans": Plans, "ways": Ways, "promises": Promises, "cores": Cores}
 
 
+def joined(words):
+    """a, b and c"""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
 def spoken(values):
-    """512 and 442"""
-    return " and ".join(f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in values)
+    return joined([f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in values])
 
 
 def headline():
@@ -206,10 +210,10 @@ def headline():
         said = f"{spoken([row['speed'] for row in asked])} tokens/s behind {spoken_tokens(asked)} tokens"
         if served:
             said += f"; 32 clients of `carrel api` {spoken([row['speed'] for row in served])}"
-        ways = " and ".join(dict.fromkeys(row["taken"] for row in asked))
+        ways = joined([f"`{way}`" for way in dict.fromkeys(row["taken"] for row in asked)])
         loss = "none: every row is attended" if all(row["taken"].endswith("dense") for row in asked) else \
             "at most 3% of attention's output where rows are selected"
-        rows.append([f"{short(model)}, {machine if of_gpu else f'{cores} cores of {machine}'}", said, f"`{ways}`: {loss}"])
+        rows.append([f"{short(model)}, {machine if of_gpu else f'{cores} cores of {machine}'}", said, f"{ways}: {loss}"])
     for name, say in (("ways", of_ways), ("promises", of_promises)):
         lines = lines_of(name)
         if lines:
@@ -218,7 +222,7 @@ def headline():
 
 
 def spoken_tokens(rows):
-    return " and ".join(f"{row['tokens']:,}" for row in rows)
+    return joined([f"{row['tokens']:,}" for row in rows])
 
 
 def of_ways(lines):
@@ -232,7 +236,7 @@ def of_ways(lines):
 
 
 def of_promises(lines):
-    return ["what the default promises of chat questions", Promises(lines).after(),
+    return ["what fidelities promise of chat questions", Promises(lines).after(),
             "measured error / promised error, over documents of "
             f"{min(line['tokens'] for line in lines):,} to {max(line['tokens'] for line in lines):,} tokens"]
 

@@ -46,7 +46,7 @@ def asked(args, model, document, folder):
             stats = carrel(args.carrel, "ask", "--model", model, "--store", str(folder / "store"), "--context",
                            document.name, "--plan", "store", "--fidelity", fidelity, "--stats", "--json", "--max-tokens", str(args.max_tokens),
                            "--threads", str(args.threads), question)["stats"]
-            yield {"bench": "promises", **provenance.of("cpu", args.commit), "model": pathlib.Path(model).name, "document": document.name,
+            yield {"bench": "promises", **args.where, "model": pathlib.Path(model).name, "document": document.name,
                    "tokens": made["tokens"], "prefill_seconds": made["seconds"], "fidelity": fidelity, "question": number,
                    "aimed_at": stats["target_error"], "promised": stats["promised_error"], "measured": came_out(stats),
                    "rows": stats["rows_per_layer_and_token"]}
@@ -92,6 +92,7 @@ def main():
     parser.add_argument("--commit", help="of the program, where git does not tell")
     parser.add_argument("models", nargs="+")
     args = parser.parse_args()
+    args.where = provenance.of("cpu", args.commit)
     folder, lines = pathlib.Path(args.folder), []
     with open(args.out, "a", encoding="utf-8") as out:
         for model in args.models:

@@ -4,6 +4,8 @@ import json
 import pathlib
 import statistics
 
+from report import table  # bench/tasks, where render looks
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -12,11 +14,6 @@ def lines_of(name):
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-
-
-def table(head, rows):
-    return "\n".join(["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)] +
-                     ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def short(model):
@@ -39,16 +36,24 @@ def where(lines):
     return f"{once('machine')}; {once('commit')}, {once('date')}"
 
 
-class Plans:
+class Section:
+    """lines: of one benchmark."""
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def after(self):
+        """What stands below the table."""
+        return ""
+
+
+class Plans(Section):
     """bench/plans: the default beside each way by name."""
     title, command = "The plan beside every way by name", "./run bench plans MODEL"
     text = ("Tokens per second, all clients together, of greedy answers: without a flag, and with each way that "
             "`--plan` can fix. `ask`: the median of runs in turns; clients: over `carrel api`, one run. *Of the best* compares the "
             "default with the fastest way by name; where it is that way itself, what is left is noise. Ways that select rows "
-            "keep the default fidelity's error of 3%; dense ones lose nothing.")
-
-    def __init__(self, lines):
-        self.lines = lines
+            "promise the default fidelity's error of 3% (below: what questions measure); dense ones lose nothing.")
 
     def rows(self):
         """model, machine, tokens, clients (0: ask), the way taken, its speed, the best by name, its speed, the others'."""
@@ -88,15 +93,12 @@ class Plans:
         return f"Answers that were the same for every number of clients: {alike} of {all_of}." if all_of else ""
 
 
-class Ways:
+class Ways(Section):
     """bench/shape ways: what a plan foresees of an 8B shape."""
     title, command = "An 8B shape: what a plan foresees, and what each way takes", "./run bench shape ways cuda 4 TOKENS"
     text = ("Milliseconds per token of four layers of Llama-3.1-8B's shape (random weights) over synthetic contexts, in one run; in "
             "parentheses what the plan foresaw of the zone's attention alone. Bold: the way taken. Times of ways on the GPU were "
             "measured for the plan, those of host and store assumed.")
-
-    def __init__(self, lines):
-        self.lines = lines
 
     def table(self):
         names = list(dict.fromkeys(line["way"] for line in self.lines))
@@ -109,19 +111,13 @@ class Ways:
             rows.append([f"{tokens:,}", *(cells.get(name, "-") for name in names)])
         return table(["tokens", *names], rows)
 
-    def after(self):
-        return ""
 
-
-class Promises:
+class Promises(Section):
     """bench/promises: what a fidelity promises of chat questions, and what came out."""
     title, command = "What fidelities promise, and what questions measure", "./run bench promises"
     text = ("The error of attention's output (root of the mean square over layers) that a fidelity promised of a document when it was "
             "read, and the one that `ask --stats` measured on three questions of a chat. Zones below 1,024 rows are attended to "
             "whole: nothing is promised to be lost, and nothing is.")
-
-    def __init__(self, lines):
-        self.lines = lines
 
     @staticmethod
     def ratio(line):
@@ -151,15 +147,12 @@ class Promises:
         return " ".join(said)
 
 
-class Cores:
+class Cores(Section):
     """bench/cores: how prefill and decoding grow with threads."""
     title, command = "Threads", "./run bench cores MODEL"
     text = ("Tokens per second. Products: matrices of the model's shapes alone, 128 tokens at a time; weights: reading them once per "
             "token, which no decoding beats. *Before* is the program before [decision 096](decisions/096-all-the-cores.md), in turns "
             "with *after*, in the same run.")
-
-    def __init__(self, lines):
-        self.lines = lines
 
     def table(self):
         threads = sorted({line["threads"] for line in self.lines if "threads" in line})
@@ -180,9 +173,6 @@ class Cores:
             rows.append([f"{model}: {what}", *(f"{speeds[n]:,.0f}" if n in speeds else "-" for n in threads),
                          f"{most:.2f}" if most else "-"])
         return table(["", *(f"{n} threads" for n in threads), "times"], rows)
-
-    def after(self):
-        return ""
 
 
 KINDS = {"plans": Plans, "ways": Ways, "promises": Promises, "cores": Cores}
@@ -212,7 +202,7 @@ def headline():
             said += f"; 32 clients of `carrel api` {spoken([row['speed'] for row in served])}"
         ways = joined([f"`{way}`" for way in dict.fromkeys(row["taken"] for row in asked)])
         loss = "none: every row is attended" if all(row["taken"].endswith("dense") for row in asked) else \
-            "at most 3% of attention's output where rows are selected"
+            "an error of 3% is promised where rows are selected"
         rows.append([f"{short(model)}, {machine if of_gpu else f'{cores} cores of {machine}'}", said, f"{ways}: {loss}"])
     for name, say in (("ways", of_ways), ("promises", of_promises)):
         lines = lines_of(name)
@@ -229,10 +219,10 @@ def of_ways(lines):
     tokens = max(line["context_tokens"] for line in lines)
     found = {line["way"]: line for line in lines if line["context_tokens"] == tokens}
     layers, taken = lines[0]["layers"], next(line for line in found.values() if line["taken"])
-    return [f"an 8B shape, {layers} layers, {tokens:,} tokens, {lines[0]['machine']}",
+    return [f"an 8B shape (random weights and rows), {layers} layers, {tokens:,} tokens, {lines[0]['machine']}",
             f"{taken['ms_per_token']:.2f} ms per token; rows in pinned host memory instead {found['host']['ms_per_token']:.2f}, at the "
             f"store {found['store']['ms_per_token']:.2f}; all rows there {found['store-dense']['ms_per_token']:.1f}",
-            f"`{taken['way']}`: none; the others keep the error of 3%"]
+            f"`{taken['way']}`: none; those that select promise an error of 3%"]
 
 
 def of_promises(lines):

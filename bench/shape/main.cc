@@ -5,7 +5,7 @@
 //        many threads that add up 512 MiB, measured before and after. Embeddings of one token are not
 //        counted, nor what the index reads (`index_bytes`, of which a search reads the codes).
 //        With a device: instead, what a plan of this machine foresees of each way to attend, and what it takes: a JSON
-//        object for each way,
+//        object for each way.
 // Usage: shape_bench MODEL.gguf STORE CONTEXT [TOKENS [THREADS [cpu | cuda]]]   (defaults 24, one per core)
 //        The context's fingerprint is presented, whatever the model: only times count here.
 #include <algorithm>

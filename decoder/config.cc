@@ -161,6 +161,14 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
     return absl::InvalidArgumentError(
         "zone=host on the CPU and zone=device have nothing to prefetch; prefetch must be off");
   if (config.rope != Rope::kTrained) RETURN_IF_ERROR(ValidateCudaRope(device, config));
+  if (config.prompt_rows == PromptRows::kAll &&
+      (config.rope != Rope::kTrained || SelectorOf(config) == nullptr ||
+       (host != nullptr && cuda))) {
+    return absl::InvalidArgumentError(
+        "prompt_rows=all reads a zone's rows in one pass where they lie: it needs zone=host on the "
+        "CPU or "
+        "zone=device, and rope=trained");
+  }
   if (device.gpu_memory < 0)
     return absl::InvalidArgumentError(
         absl::StrCat("gpu_memory=", device.gpu_memory, " is negative"));
@@ -335,6 +343,12 @@ bool Estimates(const RetrievalConfig& config, bool has_summaries) {
          (config.estimate == Estimate::kAuto && config.want == Want::kAttend && has_summaries);
 }
 
+bool PromptTakesAll(const RetrievalConfig& config, const DeviceConfig& device) {
+  if (config.prompt_rows != PromptRows::kAuto) return config.prompt_rows == PromptRows::kAll;
+  return device.device == model::Device::kCuda && config.rope == Rope::kTrained &&
+         std::holds_alternative<DeviceZoneOptions>(config.zone);
+}
+
 absl::StatusOr<kernels::RowMap> ParseRowMap(absl::string_view name) {
   if (name == "vector") return kernels::RowMap::kVector;
   if (name == "hash") return kernels::RowMap::kHash;
@@ -371,6 +385,13 @@ absl::StatusOr<Estimate> ParseEstimate(absl::string_view name) {
   if (name == "on") return Estimate::kOn;
   if (name == "off") return Estimate::kOff;
   return UnknownName("estimate", name, "auto, on, off");
+}
+
+absl::StatusOr<PromptRows> ParsePromptRows(absl::string_view name) {
+  if (name == "auto") return PromptRows::kAuto;
+  if (name == "chosen") return PromptRows::kChosen;
+  if (name == "all") return PromptRows::kAll;
+  return UnknownName("prompt_rows", name, "auto, chosen, all");
 }
 
 absl::StatusOr<Budget> ParseBudget(absl::string_view name) {

@@ -42,6 +42,10 @@ inline constexpr int64_t kUsualTopK = 128;
 // where want=attend and the context has summaries; never with a selector.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
+// What tokens of a prompt attend to: what is chosen for each, as generated tokens do, or every row of the zone, which
+// a block reads once. kAuto: all where a GPU holds the rows.
+enum class PromptRows : uint8_t { kAuto = 0, kChosen = 1, kAll = 2 };
+
 using model::Rope;  // kInfiniteHip: repositioned_attention.h
 
 // The GPU's banks of rows, for a zone in this host's memory.
@@ -84,6 +88,8 @@ struct RetrievalConfig {
   std::string content_id;
   SelectionOptions selection = select::TopK{kUsualTopK};
   Estimate estimate = Estimate::kAuto;
+  PromptRows prompt_rows =
+      PromptRows::kAuto;     // kAll: where this decoder has the rows, on the CPU or a GPU's memory
   int32_t dense_layers = 2;  // the first layers attend to every row: their attention is flat, and
                              // the demo model loses answers without; 0 .. layers
   int64_t sink =
@@ -163,6 +169,9 @@ std::vector<int64_t> Budgets(const std::vector<select::Selection>& selections);
 std::vector<int64_t> HeadBudgets(const std::vector<select::Selection>& selections,
                                  int32_t kv_heads);
 
+// Whether tokens of a prompt attend to every row of the zone.
+bool PromptTakesAll(const RetrievalConfig& config, const DeviceConfig& device);
+
 // Whether attention has the estimation term.
 bool Estimates(const RetrievalConfig& config, bool has_summaries);
 
@@ -172,6 +181,7 @@ absl::StatusOr<ZoneOptions> ParseZone(absl::string_view name);
 absl::StatusOr<Prefetch> ParsePrefetch(absl::string_view name);
 absl::StatusOr<Want> ParseWant(absl::string_view name);
 absl::StatusOr<Estimate> ParseEstimate(absl::string_view name);
+absl::StatusOr<PromptRows> ParsePromptRows(absl::string_view name);
 absl::StatusOr<Budget> ParseBudget(absl::string_view name);
 absl::StatusOr<select::Selection> ParseTopK(absl::string_view text);  // "all" or a number >= 1
 // "top-k:K", "top-k:all", "range:B" or "mass:P".

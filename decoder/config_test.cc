@@ -272,6 +272,31 @@ TEST(ValidateTest, MaskPerQHead_IsForAZoneOnTheCpuWithANumberOfRows) {
   EXPECT_THAT(ValidateRetrievalConfig(config, 8), StatusIs(kInvalid, "needs --top-k"));
 }
 
+TEST(PromptTakesAllTest, ByDefaultWhereAGpuHoldsTheRows) {
+  RetrievalConfig at_store, in_host, on_device;
+  in_host.zone = HostZoneOptions{*ParseSelector("exact")};
+  on_device.zone = DeviceZoneOptions{*ParseSelector("exact")};
+  DeviceConfig cpu, gpu;
+  gpu.device = model::Device::kCuda;
+  EXPECT_FALSE(PromptTakesAll(at_store, cpu));
+  EXPECT_FALSE(PromptTakesAll(in_host, cpu));
+  EXPECT_FALSE(PromptTakesAll(in_host, gpu));
+  EXPECT_TRUE(PromptTakesAll(on_device, gpu));
+  on_device.prompt_rows = PromptRows::kChosen;
+  EXPECT_FALSE(PromptTakesAll(on_device, gpu));
+  for (RetrievalConfig* config : {&at_store, &in_host, &on_device}) {
+    config->prompt_rows = PromptRows::kAll;
+    EXPECT_TRUE(PromptTakesAll(*config, gpu));
+  }
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, "prompt_rows=all");
+  EXPECT_THAT(ValidateDeviceConfig(cpu, at_store), refused);
+  EXPECT_THAT(ValidateDeviceConfig(gpu, in_host), refused);
+  CARREL_EXPECT_OK(ValidateDeviceConfig(cpu, in_host));
+  CARREL_EXPECT_OK(ValidateDeviceConfig(gpu, on_device));
+  in_host.rope = Rope::kInfiniteHip;
+  EXPECT_THAT(ValidateDeviceConfig(cpu, in_host), refused);
+}
+
 TEST(TakesHostRowsTest, OnTheGpu_ForTheTermOrAZoneInHostMemory) {
   RetrievalConfig there, in_host;
   there.zone = DeviceZoneOptions{*ParseSelector("hash")};

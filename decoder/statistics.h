@@ -36,8 +36,10 @@ struct LayerStatistics {
   int64_t tokens = 0;  // that passed the layer
   select::Selection selection = select::All();
   int64_t rows_attended = 0;  // zone rows, over tokens and KV heads
-  int64_t candidates = 0;     // rows scored exactly, here or at the store, over tokens and KV heads
-  bool estimated = false;     // rows that were not attended counted through summaries
+  // Of these, tokens of prompts that attend to every row in one pass where others choose (PromptRows), and their rows.
+  int64_t whole_tokens = 0, whole_rows = 0;
+  int64_t candidates = 0;  // rows scored exactly, here or at the store, over tokens and KV heads
+  bool estimated = false;  // rows that were not attended counted through summaries
   int64_t visited =
       0;  // keys that the index or the selector looked at, over the q heads of a group too
   int64_t prefetched = 0;  // tokens whose candidates were asked ahead and used
@@ -58,6 +60,10 @@ struct LayerStatistics {
   Mean output_error;   // measure: per token, ||out - dense|| / ||dense|| of this layer's attention
                        // alone, the same queries seen
 };
+
+// Zone rows that the layer's tokens attend to, over KV heads; of prompts that took all only where no other token
+// passed. 0: none passed.
+double RowsPerToken(const LayerStatistics& layer);
 
 // Whose some tokens of a question are.
 struct CountShare {
@@ -88,5 +94,9 @@ struct Statistics {
   int64_t device_bytes = 0;  // of a GPU's memory, weights included
   int64_t weight_bytes = 0;  // of them, weights
 };
+
+// Adds another sequence's over the same context. Layers' numbers are added, but for what says how and slots; memory is,
+// but for the weights, which are counted once.
+void AddStatistics(const Statistics& more, Statistics& sum);
 
 }  // namespace carrel::decoder

@@ -36,18 +36,25 @@ struct Open {
   absl::Time used = absl::InfinitePast();
 };
 
-// Rows of the context that were read so far, and times that a token looked for them.
-struct Rows {
-  int64_t rows = 0, looks = 0;
-};
-
-Rows RowsOf(library::OpenDecoder& open) {
-  Rows sum;
+// What was counted of rows so far, over all layers.
+decoder::LayerStatistics RowsOf(const library::OpenDecoder& open) {
+  decoder::LayerStatistics sum;
   for (const decoder::LayerStatistics& layer : open.decoder().statistics().layers) {
-    sum.rows += layer.rows_attended;
-    sum.looks += layer.tokens * open.checkpoint().config.shape.kv_heads;
+    sum.tokens += layer.tokens;
+    sum.rows_attended += layer.rows_attended;
+    sum.whole_tokens += layer.whole_tokens;
+    sum.whole_rows += layer.whole_rows;
   }
   return sum;
+}
+
+decoder::LayerStatistics Since(const decoder::LayerStatistics& before,
+                               decoder::LayerStatistics after) {
+  after.tokens -= before.tokens;
+  after.rows_attended -= before.rows_attended;
+  after.whole_tokens -= before.whole_tokens;
+  after.whole_rows -= before.whole_rows;
+  return after;
 }
 
 // An answer on its way; stays where it is, for its callbacks.
@@ -60,7 +67,7 @@ struct Answering {
   std::optional<decoder::Generation> generation;
   std::vector<TokenId> answer;
   AnswerJob::Done done;
-  Rows before;
+  decoder::LayerStatistics before;
   absl::Time start = SteadyNow(), first = absl::InfiniteFuture();
   bool ended = false;  // by who listens, or with the server: what there is, is the answer
 
@@ -297,11 +304,8 @@ class OneThread final : public Answerer {
     done.context_tokens = open.decoder().context_tokens() - one.job.give_up;
     if (const auto& plan = open.decoder().plan(); plan.has_value())
       done.plan = decoder::WayName(plan->taken().way);
-    const Rows after = RowsOf(open);
-    if (after.looks > one.before.looks) {
-      done.rows_read = static_cast<double>(after.rows - one.before.rows) /
-                       static_cast<double>(after.looks - one.before.looks);
-    }
+    done.rows_read =
+        RowsPerToken(Since(one.before, RowsOf(open))) / open.checkpoint().config.shape.kv_heads;
     const absl::Time first = std::min(one.first, SteadyNow());
     done.prompt_seconds = absl::ToDoubleSeconds(first - one.start);
     done.generate_seconds = absl::ToDoubleSeconds(SteadyNow() - first);

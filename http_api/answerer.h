@@ -76,7 +76,8 @@ struct AnswerJob {
     int64_t resumed_tokens = 0;  // of the prompt: known from the conversation's last turn
     int64_t tokens = 0;          // of the answer
     std::vector<AnswerSource> sources;
-    double rows_read = 0;  // of the context, mean over tokens, layers and KV heads; prompt included
+    double rows_read =
+        0;  // of the context, mean over tokens, layers and KV heads; prompts that took all left out
     double prompt_seconds = 0, generate_seconds = 0;
     std::string
         plan;  // how the context was attended to (decoder::WayName); empty: nobody planned it

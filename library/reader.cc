@@ -91,15 +91,11 @@ class ReaderHandle final : public Reader {
     const decoder::Statistics inside = open_->decoder().statistics();
     ReaderStatistics outside;
     outside.context_tokens = open_->decoder().context_tokens();
-    int64_t rows = 0, times = 0;
-    for (const decoder::LayerStatistics& layer : inside.layers) {
-      rows += layer.rows_attended;
-      times += layer.tokens;
-    }
-    const int32_t kv_heads = open_->checkpoint().config.shape.kv_heads;
-    if (times > 0) {
-      outside.rows_attended = static_cast<double>(rows) / static_cast<double>(times * kv_heads);
-    }
+    double rows = 0;
+    for (const decoder::LayerStatistics& layer : inside.layers)
+      rows += decoder::RowsPerToken(layer);
+    const model::ModelConfig& model = open_->checkpoint().config;
+    outside.rows_attended = rows / static_cast<double>(model.shape.kv_heads * model.shape.layers);
     outside.promised_error = inside.promised_error;
     outside.bytes_received = inside.bytes_received;
     return outside;

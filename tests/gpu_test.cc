@@ -103,9 +103,10 @@ RetrievalConfig All() {
   return config;
 }
 
-// For a zone on the device.
+// For a zone on the device, whose prompts choose as those of other places do.
 RetrievalConfig Selected(const std::string& method, const select::Selection& selection) {
   RetrievalConfig config;
+  config.prompt_rows = decoder::PromptRows::kChosen;
   config.selection = selection;
   config.zone = decoder::DeviceZoneOptions{*decoder::ParseSelector(method)};
   return config;
@@ -623,6 +624,46 @@ TEST(GpuTest, MethodsOnTheDevice_AnswerAsOnTheCpu) {
     const int64_t gpu = UnlikeDense(folder, document, config, Cuda(),
                                     absl::StrCat("256 rows on the device, ", method));
     EXPECT_NEAR(static_cast<double>(cpu), static_cast<double>(gpu), 6) << method;
+  }
+}
+
+// Whatever is chosen for generated tokens: in blocks, and of one token.
+TEST(GpuTest, PromptsOfAZoneOnTheDevice_AttendToEveryRow) {
+  const std::string folder = FreshTempDir();
+  ASSERT_TRUE(Prefill(folder, "registry-512"));
+  const auto questions = Questions("registry-512");
+  CARREL_ASSERT_OK(questions);
+  RetrievalConfig config = Selected("exact", select::TopK{4});
+  config.dense_layers = 0;
+  config.estimate = decoder::Estimate::kOff;
+  const std::vector<TokenId> whole = (*questions)[0].prompt;
+  for (const std::vector<TokenId>& prompt : {whole, {whole[0]}}) {
+    const auto dense = Logits(EmbeddedDecoder::Open(folder, "doc", All()), prompt);
+    CARREL_ASSERT_OK(dense);
+    config.prompt_rows = decoder::PromptRows::kChosen;
+    const auto chosen = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
+    CARREL_ASSERT_OK(chosen);
+    config.prompt_rows = decoder::PromptRows::kAuto;
+    auto decoder = EmbeddedDecoder::Open(folder, "doc", config, Cuda());
+    CARREL_ASSERT_OK(decoder);
+    auto result = (**decoder)->Generate(prompt, WithLogits());
+    CARREL_ASSERT_OK(result);
+    const auto n = static_cast<int64_t>(prompt.size());
+    const auto zone =
+        static_cast<double>((**decoder)->context_tokens() - config.sink - config.local);
+    const auto of_prompt =
+        n * static_cast<int64_t>(result->logits.size()) / (n + static_cast<int64_t>(result->steps));
+    const std::vector<float> auto_logits(result->logits.begin(),
+                                         result->logits.begin() + of_prompt);
+    const std::vector<float> dense_logits(dense->begin(), dense->begin() + of_prompt);
+    const std::vector<float> chosen_logits(chosen->begin(), chosen->begin() + of_prompt);
+    EXPECT_LE(RelativeError(auto_logits, dense_logits), 2e-2);
+    EXPECT_GT(RelativeError(chosen_logits, dense_logits), 2e-2);
+    for (const decoder::LayerStatistics& layer : (**decoder)->statistics().layers) {
+      EXPECT_EQ(layer.whole_tokens, n);
+      EXPECT_EQ(layer.tokens, n + result->steps);
+      if (result->steps > 0) EXPECT_EQ(RowsPerToken(layer), 4.0 * layer.whole_rows / (n * zone));
+    }
   }
 }
 

@@ -3,7 +3,8 @@
 table at the end.
 
 Needs the programs carrel and cores_bench, a model, a text, and this folder's parent.
-With several programs (--carrel NAME=PATH) they take turns on the same model and text."""
+With several programs (--carrel NAME=PATH) they take turns on the same model and text; with --peer llama.cpp does the
+same beside them (bench/real/peer.py)."""
 import argparse
 import json
 import os
@@ -22,6 +23,7 @@ SETTINGS = {
     "dense": ["--zone", "host", "--top-k", "all"],
 }
 PROMPT = "What happens next?"
+PEER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "real", "peer.py")
 
 
 def fail(message):
@@ -97,6 +99,35 @@ class Bench:
                     "tokens_per_s": report["tokens_per_s"], "prompt_seconds": report["prompt_seconds"],
                     "ids": hash(tuple(report["ids"]))})
 
+    def peer(self, part, tokens, threads):
+        """llama.cpp reads the text and saves its rows; or goes on from them."""
+        folder = os.path.join(self.folder, f"peer-{tokens}")
+        os.makedirs(folder, exist_ok=True)
+        out, empty = os.path.join(folder, "out.json"), os.path.join(folder, "empty.txt")
+        with open(empty, "w", encoding="utf-8"):
+            pass
+        command = [self.flags.peer, PEER, part, "--gguf", self.flags.model, "--document", self.cut(tokens), "--continuation",
+                   empty, "--prompt", PROMPT, "--folder", folder, "--out", out, "--threads", str(threads), "--count",
+                   str(self.flags.generate), "--repeat", str(self.flags.repeats), "--vocabulary", "0", "--every", "1",
+                   "--positions", str(int(tokens * 1.3) + 1024), "--prefix", "0"]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              check=False, timeout=1200)
+        if done.returncode != 0:
+            fail(f"llama.cpp: {part} failed: {done.stderr.decode(errors='replace')[-600:]}")
+        with open(out, encoding="utf-8") as file:
+            found = json.load(file)
+        row = {"what": part, "program": "llama.cpp", "length": tokens, "threads": threads}
+        if part == "prefill":
+            self.write({**row, "tokens": found["tokens"], "tokens_per_s": found["prefill_tokens_per_s"]})
+        else:
+            self.write({**row, "setting": "dense", "tokens_per_s": 1000 / found["ms_per_token"], "ids": 0})
+
+    def run_peer(self, length, counts):
+        for threads in counts:
+            self.peer("prefill", length, threads)
+        for threads in self.flags.threads:
+            self.peer("decode", length, threads)
+
     def run(self):
         flags = self.flags
         self.floors()
@@ -114,6 +145,8 @@ class Bench:
                     for _ in range(flags.repeats):
                         for name, program in flags.programs:
                             self.decode(name, program, length, threads, stores[name], setting)
+            if flags.peer:
+                self.run_peer(length, counts)
         self.check()
 
     def check(self):
@@ -148,11 +181,11 @@ def table(flags, rows):
     line("floor: tokens/s if weights alone are read", [1000 / of("floor", t)[0]["read_ms"] for t in threads])
     line("a loop of 4 us of work, us", [of("floor", t)[0]["loop_us"] for t in threads])
     line("products alone, tokens/s", [of("floor", t)[0]["products_tokens_per_s"] for t in threads])
-    for name, _ in flags.programs:
+    for name in [name for name, _ in flags.programs] + ["llama.cpp"] * bool(flags.peer):
         for length in flags.lengths:
             line(f"{name}: prefill of {length}", [best(of("prefill", t, program=name, length=length), "tokens_per_s")
                                                   for t in threads])
-            for setting in flags.settings:
+            for setting in flags.settings if name != "llama.cpp" else ["dense"]:
                 line(f"{name}: decode at {length}, {setting}",
                      [best(of("decode", t, program=name, length=length, setting=setting), "tokens_per_s") for t in threads])
     return "\n".join(lines)
@@ -165,6 +198,7 @@ def parse():
     parser.add_argument("--model", required=True)
     parser.add_argument("--text", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--peer", help="python of an environment that has xllamacpp")
     parser.add_argument("--commit", help="of the program, where git does not tell")
     parser.add_argument("--folder", help="for stores; default: a temporary one, deleted at the end")
     parser.add_argument("--lengths", default="7k", help="tokens, about; default 7k")

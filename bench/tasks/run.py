@@ -146,35 +146,41 @@ class Case:
             self.bench.carrel("reindex", name, "--as", other, "--store", str(self.store), "--quiet", *setting.index)
         return other
 
-    def ask(self, context, shape, document, setting, line):
-        """One line more, unless it is there."""
-        line = {**line, "setting": setting.name, "flags": " ".join(setting.flags)}
-        if (there := self.bench.file.get(line)) is not None:
-            return there
-        path = self.folder / f"{line['family']}-{line['part']}.questions.jsonl"
-        path.write_text(document.prompts(line["family"], self.args.chat), encoding="utf-8")
-        most = max(question.max_tokens for question in document.questions if question.family == line["family"])
-        zone = "device" if self.args.device == "cuda" else "host"
-        found = self.bench.of_model("eval", "--store", str(self.store), "--context", self.reindexed(context, setting),
-                                    "--questions", str(path), "--max-tokens", str(most), "--answers", "all",
-                                    *self.bench.device, "--zone", zone, *self.bench.beyond, *setting.flags)
-        layers = found["stats"]["layers"]
-        rows = found["stats"]["rows_per_layer_and_token"] / shape["kv_heads"]
+    def ask(self, context, shape, document, wanted, line):
+        """A line of each setting wanted, those that are not there from one run of the program."""
+        lines = {setting: {**line, "setting": setting.name, "flags": " ".join(setting.flags)} for setting in wanted}
+        new = [setting for setting in wanted if self.bench.file.get(lines[setting]) is None]
+        if new:
+            questions = self.folder / f"{line['family']}-{line['part']}.questions.jsonl"
+            questions.write_text(document.prompts(line["family"], self.args.chat), encoding="utf-8")
+            compared = self.folder / f"{line['family']}-{line['part']}.settings.json"
+            compared.write_text(json.dumps([{**settings.flags_of(setting), "context": self.reindexed(context, setting)}
+                                            for setting in new]), encoding="utf-8")
+            most = max(question.max_tokens for question in document.questions if question.family == line["family"])
+            zone = "device" if self.args.device == "cuda" else "host"
+            found = self.bench.of_model("eval", "--store", str(self.store), "--context", context, "--questions",
+                                        str(questions), "--max-tokens", str(most), "--answers", "all", "--compare",
+                                        str(compared), "--measure", "0", "--together", str(self.args.at_once),
+                                        *self.bench.device, "--zone", zone, *self.bench.beyond)
+            for setting, run_of in zip(new, found["runs"], strict=True):
+                self.add(lines[setting], setting, shape, found["questions"], run_of)
+        return [self.bench.file.get(lines[setting]) for setting in wanted]
+
+    def add(self, line, setting, shape, questions, found):
+        rows = found["rows_attended_per_token"] / shape["layers"] / shape["kv_heads"]
         line.update({
-            "questions": found["questions"], "score": found["score"], "scores": found["scores"],
+            "questions": questions, "score": found["score"], "scores": found["scores"],
             "texts": [short(answer["text"]) for answer in found["answers"]],
             "rows": min(shape["tokens"], rows + setting.window),
             "share": min(1, (rows + setting.window) / shape["tokens"]), "zone_rows": rows,
-            "bytes": sum(layer["bytes"] + layer["bytes_read"] for layer in layers) / max(1, layers[0]["tokens"]),
-            "ms_per_token": 1e3 / max(1e-9, found["tokens_per_s"]),
-            "prompt_ms_per_token": 1e3 * found["prompt_seconds"] / max(1, found["prompt_tokens"]),
-            "generated_tokens": found["generated_tokens"], "promised_error": found["stats"]["promised_error"],
-            "jobs": self.args.jobs, "date": datetime.date.today().isoformat()})
+            "bytes": found["bytes_moved_per_token"], "ms_per_token": found["ms_per_token"],
+            "prompt_ms_per_token": found["ms_per_prompt_token"], "generated_tokens": found["generated_tokens"],
+            "promised_error": found["promised_error"], "jobs": self.args.jobs * self.args.at_once,
+            "date": datetime.date.today().isoformat()})
         self.bench.file.add(line)
         print(f"{line['model']} {line['length']} {line['family']} seed {line['seed']}.{line['part']}: {setting.name} "
               f"{line['score']:.3f} of {line['questions']}, {line['rows']:.0f} rows, {line['ms_per_token']:.1f} ms",
               file=sys.stderr, flush=True)
-        return line
 
     def length_fits(self, wanted, part):
         """A document of the length, its context and that context's shape."""
@@ -205,11 +211,13 @@ class Case:
                         "document": document.digest(self.args.chat), "asked": self.args.questions,
                         "prefill_tokens_per_s": shape["tokens"] / max(1e-9, shape["prefill_seconds"])}
 
-                def balanced_rows(line=line):
-                    return self.ask(context, shape, document, settings.BALANCED, line)["zone_rows"]
+                ours = [setting for setting in settings.OURS if setting.name in self.args.settings]
+                self.ask(context, shape, document, ours, line)
 
-                for setting in self.bench.settings(shape["tokens"], balanced_rows):
-                    self.ask(context, shape, document, setting, line)
+                def balanced_rows(line=line):
+                    return self.ask(context, shape, document, [settings.BALANCED], line)[0]["zone_rows"]
+
+                self.ask(context, shape, document, self.bench.settings(shape["tokens"], balanced_rows), line)
                 left[family] -= sum(question.family == family for question in document.questions)
             if not self.args.keep:
                 shutil.rmtree(self.store, ignore_errors=True)
@@ -253,6 +261,7 @@ def main(arguments=None):
     parser.add_argument("--beyond-trained", action="store_true", help="take documents beyond the trained length")
     parser.add_argument("--jobs", type=int, default=1, help="documents at a time; more of them are sooner done, but then "
                         "times say nothing")
+    parser.add_argument("--at-once", type=int, default=1, help="questions of a document at a time; the same of times")
     parser.add_argument("--timed", action="store_true", help="run again what was run beside other jobs")
     parser.add_argument("--commit", help="of the program, where git does not tell")
     parser.add_argument("--keep", action="store_true", help="leave contexts and questions in the folder")

@@ -14,6 +14,16 @@ class Setting:
     window: int = 4 + 64     # first and last rows of the document that are attended besides
 
 
+def flags_of(setting):
+    """As `carrel eval --compare` takes them: names and values."""
+    found, words = {"name": setting.name}, iter(setting.flags)
+    for word in words:
+        value = next(words)
+        name, value = value.split("=", 1) if word == "--lab" else (word.removeprefix("--"), value)
+        found[name] = value
+    return found
+
+
 def lab(**values):
     return tuple(word for name, value in values.items() for word in ("--lab", f"{name.replace('_', '-')}={value}"))
 

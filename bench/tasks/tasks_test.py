@@ -219,16 +219,19 @@ elif command == "reindex":
 elif command == "inspect":
     if not (folder / words[0]).exists():
         sys.exit(1)
-    print(json.dumps({"tokens": len((folder / words[0]).read_text()) // 4, "kv_heads": 2, "prefill_seconds": 2}))
+    print(json.dumps({"tokens": len((folder / words[0]).read_text()) // 4, "kv_heads": 2, "layers": 3, "prefill_seconds": 2}))
 elif command == "eval":
-    assert (folder / flags["--context"]).exists()
     asked = pathlib.Path(flags["--questions"]).read_text().splitlines()
-    dense = flags.get("--top-k") == "all"
-    print(json.dumps({"questions": len(asked), "score": 1.0, "scores": [1.0] * len(asked),
-                      "answers": [{"text": "yes"}] * len(asked), "tokens_per_s": 10, "generated_tokens": 11,
-                      "prompt_seconds": 1, "prompt_tokens": 10,
-                      "stats": {"layers": [{"tokens": 4, "bytes": 8, "bytes_read": 8}] * 2,
-                                "rows_per_layer_and_token": 100 if dense else 10, "promised_error": 0.03}}))
+    runs = []
+    for one in json.loads(pathlib.Path(flags["--compare"]).read_text()):
+        assert (folder / one["context"]).exists()
+        with open(folder / "calls", "a") as calls:
+            calls.write("setting\\n")
+        runs.append({"score": 1.0, "scores": [1.0] * len(asked), "answers": [{"text": "yes"}] * len(asked),
+                     "ms_per_token": 100, "ms_per_prompt_token": 100, "generated_tokens": 11,
+                     "bytes_moved_per_token": 8, "promised_error": 0.03,
+                     "rows_attended_per_token": 3 * 2 * (50 if one.get("top-k") == "all" else 5)})
+    print(json.dumps({"questions": len(asked), "runs": runs}))
 """
 
 
@@ -259,7 +262,7 @@ class RunTest(unittest.TestCase):
     def test_each_setting_is_asked_once_of_each_document_and_nothing_stays(self):
         flags = ("--families", "pairs", "--seeds", "1", "2")
         calls, lines = self.bench(*flags)
-        self.assertEqual((calls.count("prefill"), calls.count("eval")), (2, 8))
+        self.assertEqual((calls.count("prefill"), calls.count("setting"), calls.count("eval")), (2, 8, 2))
         self.assertEqual(list((self.folder / "work").iterdir()), [])
         self.assertEqual({(x["family"], x["seed"], x["setting"], x["questions"]) for x in lines},
                          {("pairs", seed, setting.name, 5) for seed in (1, 2) for setting in settings.OURS})
@@ -267,7 +270,7 @@ class RunTest(unittest.TestCase):
         calls, again = self.bench(*flags)
         self.assertEqual((calls, again), ([], lines))
         calls, more = self.bench(*flags[:-1], "--settings", "dense", "balanced", "rows")
-        self.assertEqual(calls.count("eval"), len(settings.equal_rows(1)))
+        self.assertEqual((calls.count("setting"), calls.count("eval")), (len(settings.equal_rows(1)), 1))
         self.assertEqual({x["flags"].split()[1] for x in more if x["setting"] == "hip, equal rows"}, {"5"})
         self.assertEqual(self.bench(*flags[:-1], "--settings", "dense", "balanced", "rows"), ([], more))
 

@@ -542,19 +542,20 @@ absl::Status CudaForwardPass::Run(absl::Span<const TokenId> tokens, Position fir
   n_ = n;
   taken_.reset();
   if (new_rows_ == -given_up_ && predicted_tokens() > 0) RETURN_IF_ERROR(ResetDrift());
-  if (n == 1 && !zone_->asks_host()) {
+  const bool captured = n == 1 && !(reading_prompt_ && zone_->prompt_takes_all());
+  if (captured && !zone_->asks_host()) {
     const int64_t phase = zone_->PhaseOf(reading_prompt_ ? kPromptStep : generated_);
     RETURN_IF_ERROR(token_[static_cast<size_t>(phase)].Launch(stream));
   } else {
-    if (n > 1) RETURN_IF_ERROR(Begin(n));
+    if (!captured) RETURN_IF_ERROR(Begin(n));
     for (Layer layer(0); layer.value() < layers(); layer = layer.next()) {
-      RETURN_IF_ERROR(n == 1 ? project_[layer.value()].Launch(stream) : Project(layer, n, 0));
+      RETURN_IF_ERROR(captured ? project_[layer.value()].Launch(stream) : Project(layer, n, 0));
       RETURN_IF_ERROR(zone_->QueriesEnqueued(stream));
-      RETURN_IF_ERROR(n == 1 ? attend_[layer.value()].Launch(stream) : AttendWindow(layer, n));
+      RETURN_IF_ERROR(captured ? attend_[layer.value()].Launch(stream) : AttendWindow(layer, n));
       RETURN_IF_ERROR(zone_->Ask(layer, n));
       RETURN_IF_ERROR(zone_->Answer(layer, n, stream));
     }
-    RETURN_IF_ERROR(n == 1 ? end_.Launch(stream) : End(n, 0));
+    RETURN_IF_ERROR(captured ? end_.Launch(stream) : End(n, 0));
   }
   Passed(n);
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "decoder/client/context_rows.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/zone/cuda_zone_work.h"
+#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 
 namespace carrel::decoder {
 namespace {
@@ -25,7 +26,8 @@ CudaDeviceZone::CudaDeviceZone(const DeviceZoneOptions& options, const OpenedCon
       shape_(ShapeOf(context)),
       scale_(1.0f / std::sqrt(static_cast<float>(context.shape.head_dim))),
       splits_(kernels::DecodeSplits(context.zone.rows(), context.shape.kv_heads)),
-      key_(SharedZoneKey(context, "device", method_, shape_)) {}
+      key_(SharedZoneKey(context, "device", method_, shape_)),
+      prompt_takes_all_(PromptTakesAll(context.config, context.device)) {}
 
 const HostRows* CudaDeviceZone::RowsForSelector() const {
   return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
@@ -107,13 +109,40 @@ absl::Status CudaDeviceZone::Load(int64_t, const cuda::Stream& stream) {
 
 int64_t CudaDeviceZone::attended(Layer layer) const {
   const int64_t heads = shape_.heads.kv_heads;
-  if (shape_.dense(layer)) return heads * shape_.zone.rows();
+  if (shape_.dense(layer) || takes_all()) return heads * shape_.zone.rows();
   const CudaSelection selection = selector_->selection(layer);
   return selection.total_rows >= 0 ? selection.total_rows : heads * selection.rows;
 }
 
+void CudaDeviceZone::Count(int64_t n, std::vector<LayerStatistics>& layers) const {
+  CudaZoneAttention::Count(n, layers);
+  if (!takes_all()) return;
+  for (LayerStatistics& layer : layers) {
+    layer.whole_tokens += n;
+    layer.whole_rows += n * shape_.heads.kv_heads * shape_.zone.rows();
+  }
+}
+
+absl::Status CudaDeviceZone::AttendPrompt(Layer layer, const CudaQueries& queries,
+                                          const CudaPartial& to, const cuda::Stream& stream) const {
+  kernels::PrefillAttentionCudaParams params;
+  params.q = queries.rounded;
+  params.kv = kv(layer);
+  params.n = queries.n;
+  params.rows = params.first_position = shape_.zone.rows();
+  params.q_heads = shape_.heads.q_heads;
+  params.kv_heads = shape_.heads.kv_heads;
+  params.head_dim = shape_.heads.head_dim;
+  params.scale = scale_;
+  params.out_exact = to.out;
+  params.lse = to.lse;
+  RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
+  return absl::OkStatus();
+}
+
 absl::Status CudaDeviceZone::Attend(Layer layer, const CudaQueries& queries, int64_t phase,
                                     const CudaPartial& to, const cuda::Stream& stream) {
+  if (takes_all()) return AttendPrompt(layer, queries, to, stream);
   const int64_t heads = shape_.heads.q_heads, width = heads * shape_.heads.head_dim;
   for (int64_t i = 0; i < queries.n; ++i) {
     RETURN_IF_ERROR(AttendToken(layer, queries.rounded + i * width, phase, to.out + i * width,

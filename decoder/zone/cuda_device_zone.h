@@ -2,7 +2,7 @@
 //            attention.
 // Math:      dense layers attend to every row, the others to those that the method chooses within
 //            the layer's budget (decoder/select/cuda_row_selector.h), and with estimate=on to summaries
-//            of the rest.
+//            of the rest. A block of a prompt attends to every row in one pass (PromptRows).
 // Shapes:    of each layer k, v [kv_heads, rows, head_dim] bf16; of the method what it keeps.
 // Errors:    ResourceExhausted device memory; those of the store while it is filled; those of
 //            MakeCudaRowSelector.
@@ -50,6 +50,9 @@ class CudaDeviceZone final : public CudaZoneAttention {
   }
   absl::Status Attend(Layer layer, const CudaQueries& queries, int64_t phase, const CudaPartial& to,
                       const cuda::Stream& stream) override;
+  void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
+  bool prompt_takes_all() const override { return prompt_takes_all_; }
+  void Count(int64_t n, std::vector<LayerStatistics>& layers) const override;
   bool AddWork(Layer layer, const uint16_t* q, const CudaPartial& to,
                CudaZoneWork& work) const override;
 
@@ -75,9 +78,13 @@ class CudaDeviceZone final : public CudaZoneAttention {
   // Plans it, or lays it out.
   Memory Lay(cuda::DeviceArena& arena) const;
 
+  bool takes_all() const { return reading_prompt_ && prompt_takes_all_; }
   int64_t attended(Layer layer) const override;
   // Where the method is calibrated by them.
   const HostRows* RowsForSelector() const;
+  // A block, to every row.
+  absl::Status AttendPrompt(Layer layer, const CudaQueries& queries, const CudaPartial& to,
+                            const cuda::Stream& stream) const;
   // One token.
   absl::Status AttendToken(Layer layer, const uint16_t* q, int64_t phase, float* out, float* lse,
                            const cuda::Stream& stream) const;
@@ -100,6 +107,8 @@ class CudaDeviceZone final : public CudaZoneAttention {
   std::unique_ptr<CudaRowSelector> selector_;  // null: every layer is dense
   cuda::DeviceArena arena_;
   Memory memory_;
+  const bool prompt_takes_all_;
+  bool reading_prompt_ = false;
 };
 
 }  // namespace carrel::decoder

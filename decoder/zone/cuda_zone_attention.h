@@ -90,6 +90,9 @@ class CudaZoneAttention {
   virtual absl::Status Answer(Layer, int64_t, const cuda::Stream&) { return absl::OkStatus(); }
 
   virtual void set_reading_prompt(bool) {}
+  // Whether tokens attend to every row while a prompt is read, though others choose: what was captured of one token
+  // is not what such a prompt's does.
+  virtual bool prompt_takes_all() const { return false; }
   // Gives up what is in flight: the sequence is over or failed.
   virtual void Cancel() {}
 

@@ -63,6 +63,7 @@ HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> se
       zone_(context.zone),
       selections_(context.selections),
       estimate_(config_.estimate != Estimate::kOff && context.rows->has_summaries()),
+      prompt_takes_all_(PromptTakesAll(config_, context.device)),
       scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
       rows_(context.rows),
       selector_(std::move(selector)),
@@ -85,11 +86,17 @@ absl::Status HostZone::Start(Layer layer, const float*, int64_t n) {
 absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& partial) {
   partial.Reset(n, shape_.q_heads, shape_.head_dim);
   if (zone_.rows() == 0) return absl::OkStatus();
-  if (!select::IsAll(selections_[static_cast<size_t>(layer.value())]))
-    return AttendSelected(layer, q, n, partial);
+  const auto at = static_cast<size_t>(layer.value());
+  const bool whole_prompt = reading_prompt_ && prompt_takes_all_;
+  if (!whole_prompt && !select::IsAll(selections_[at])) return AttendSelected(layer, q, n, partial);
   AttendAll(layer, q, n, partial);
-  LayerStatistics& statistics = (*statistics_)[layer.value()];
+  LayerStatistics& statistics = (*statistics_)[at];
   const int64_t rows = zone_.rows() * shape_.kv_heads * n;
+  if (whole_prompt) {
+    steps_[at] = 0;
+    statistics.whole_tokens += n;
+    statistics.whole_rows += rows;
+  }
   statistics.rows_attended += rows;
   statistics.candidates += rows;
   statistics.bytes_read += 2 * rows * shape_.head_dim * 2;

@@ -64,7 +64,7 @@ class HostZone final : public ZoneAttention {
   const AttentionShape shape_;
   const RowRange zone_;
   const std::vector<select::Selection> selections_;
-  const bool estimate_;
+  const bool estimate_, prompt_takes_all_;
   const float scale_;
   const std::shared_ptr<const HostRows> rows_;
   const std::unique_ptr<RowSelector> selector_;

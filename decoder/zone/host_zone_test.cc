@@ -18,10 +18,12 @@ class HostZoneTest : public testing::Test {
  protected:
   // What n tokens see of a layer that attends to `selection`.
   Partial Attend(const std::shared_ptr<const HostRows>& rows, RowRange zone,
-                 const select::Selection& selection, const std::vector<float>& q, int threads) {
+                 const select::Selection& selection, const std::vector<float>& q, int threads,
+                 bool whole_prompt = false) {
     ThreadPool pool(threads - 1);
     OpenedContext context;
     context.config.estimate = Estimate::kOff;
+    if (whole_prompt) context.config.prompt_rows = PromptRows::kAll;
     context.selections = {selection};
     context.shape = kShape;
     context.tokens = rows->tokens();
@@ -33,8 +35,11 @@ class HostZoneTest : public testing::Test {
     EXPECT_TRUE(host.ok()) << host.status();
     Partial partial;
     const int64_t n = static_cast<int64_t>(q.size()) / (kShape.q_heads * kShape.head_dim);
+    (*host)->set_reading_prompt(whole_prompt);
     EXPECT_TRUE((*host)->Start(Layer(0), q.data(), n).ok());
     EXPECT_TRUE((*host)->Finish(Layer(0), q.data(), n, partial).ok());
+    EXPECT_EQ(statistics[0].whole_tokens, whole_prompt ? n : 0);
+    EXPECT_EQ(statistics[0].whole_rows, whole_prompt ? n * kShape.kv_heads * zone.rows() : 0);
     return partial;
   }
 
@@ -105,6 +110,19 @@ TEST_F(HostZoneTest, SelectedRows_AnyThreads_SameBits) {
       EXPECT_EQ(alone.lse, shared.lse);
     }
   }
+}
+
+TEST_F(HostZoneTest, APromptThatTakesAll_IsDenseAttention) {
+  const int64_t tokens = 1500;
+  const auto rows = std::make_shared<RandomRows>(rng_, kShape, tokens, tokens);
+  const RowRange zone{4, tokens - 64};
+  const std::vector<float> q = RandomNormal(rng_, 5 * kShape.q_heads * kShape.head_dim);
+  const Partial dense = Attend(rows, zone, select::All(), q, 2);
+  const Partial chosen = Attend(rows, zone, select::TopK{9}, q, 2);
+  const Partial prompt = Attend(rows, zone, select::TopK{9}, q, 2, /*whole_prompt=*/true);
+  EXPECT_EQ(prompt.out, dense.out);
+  EXPECT_EQ(prompt.lse, dense.lse);
+  EXPECT_NE(chosen.out, dense.out);
 }
 
 }  // namespace

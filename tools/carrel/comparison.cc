@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -68,24 +69,42 @@ double PerToken(double total, int64_t tokens) {
 
 void AddCosts(const decoder::Statistics& statistics, int32_t group, ComparedRun& run) {
   for (const decoder::LayerStatistics& layer : statistics.layers) {
-    run.rows_attended += PerToken(static_cast<double>(layer.rows_attended), layer.tokens);
+    run.rows_attended += decoder::RowsPerToken(layer);
     run.keys_visited += PerToken(static_cast<double>(layer.visited / group), layer.tokens);
     run.bytes_moved +=
         PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens);
   }
 }
 
-absl::Status Measure(absl::Span<const Question> questions, Match match, ComparedRun& run) {
+// The model of a configuration: the last one's, where it is the same.
+class LastModel {
+ public:
+  absl::StatusOr<std::shared_ptr<library::LoadedModel>> Of(const RetrievalFlags& flags) {
+    const auto key = std::tuple(flags.model_dir, flags.adapter_dir, flags.threads);
+    if (model_ == nullptr || key != key_) {
+      model_.reset();  // one at a time
+      ASSIGN_OR_RETURN(model_, LoadModel(flags));
+      key_ = key;
+    }
+    return model_;
+  }
+
+ private:
+  std::tuple<std::string, std::string, int> key_;
+  std::shared_ptr<library::LoadedModel> model_;
+};
+
+absl::Status Measure(absl::Span<const Question> questions, Match match, LastModel& models,
+                     ComparedRun& run) {
   RetrievalFlags flags = run.configuration.flags;
   flags.config.measure = true;
-  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags));
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
-                   MakeDecoder(flags, std::move(model), /*turn_head=*/""));
+  ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, models.Of(flags));
+  ASSIGN_OR_RETURN(const OpenDecoders open, MakeDecoders(flags, model, /*turn_head=*/"", 1));
   Tally ignored;
   RETURN_IF_ERROR(AskAll(
-      flags, *open, match, /*sources=*/0, questions, [](size_t, const Tally&) {}, ignored));
+      flags, open, match, /*sources=*/0, questions, [](size_t, const Tally&) {}, ignored));
   decoder::Mean error, mass;
-  const decoder::Statistics statistics = open->decoder().statistics();
+  const decoder::Statistics statistics = StatisticsOf(open);
   for (const decoder::LayerStatistics& layer : statistics.layers) {
     run.output_error.push_back(layer.output_error.value());
     // With positions of its own, attention to all rows has other scores: there is no share of it.
@@ -123,7 +142,7 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
 
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
                                    absl::Span<const Question> questions, int64_t measured,
-                                   Match match) {
+                                   Match match, int64_t together, bool keep_answers) {
   Comparison comparison;
   comparison.match = match;
   comparison.context = configurations.front().flags.context;
@@ -132,16 +151,23 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
   Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal
                         ? Progress::Mode::kTerminal
                         : Progress::Mode::kQuiet);
+  LastModel models;
+  const int64_t at_once = std::clamp<int64_t>(comparison.questions, 1, together);
+  OpenDecoders before;  // the last configuration's: what it has on a GPU is the next one's, too
   for (size_t i = 0; i < configurations.size(); ++i) {
     ComparedRun run;
     run.configuration = configurations[i];
     const RetrievalFlags& flags = run.configuration.flags;
     const auto work = [&]() -> absl::Status {
-      ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags));
-      ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
-                       MakeDecoder(flags, std::move(model), /*turn_head=*/""));
-      comparison.context_tokens = open->decoder().context_tokens();
+      ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, models.Of(flags));
+      absl::StatusOr<OpenDecoders> open = MakeDecoders(flags, model, /*turn_head=*/"", at_once);
+      const bool no_room = absl::IsResourceExhausted(open.status()) && !before.empty();
+      before.clear();
+      if (no_room) open = MakeDecoders(flags, model, /*turn_head=*/"", at_once);
+      RETURN_IF_ERROR(open.status());
+      comparison.context_tokens = open->front()->decoder().context_tokens();
       Tally tally;
+      tally.keep = keep_answers;
       const auto show = [&](size_t question, const Tally& so_far) {
         const double done = static_cast<double>(i) +
                             static_cast<double>(question) / static_cast<double>(questions.size());
@@ -158,13 +184,20 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
       run.generated_tokens = tally.tokens;
       run.prompt_ms_per_token = PerToken(1e3 * tally.prompt_seconds, tally.prompt_tokens);
       run.ms_per_token = PerToken(1e3 * tally.generate_seconds, tally.steps);
-      AddCosts(open->decoder().statistics(), open->checkpoint().config.shape.group(), run);
+      run.score = tally.score / static_cast<double>(questions.size());
+      run.scores = std::move(tally.scores);
+      run.answers = std::move(tally.answers);
+      const decoder::Statistics statistics = StatisticsOf(*open);
+      run.promised_error = statistics.promised_error;
+      AddCosts(statistics, open->front()->checkpoint().config.shape.group(), run);
+      if (flags.device_config.device == model::Device::kCuda) before = *std::move(open);
       return absl::OkStatus();
     };
     RETURN_IF_ERROR(Annotate(work(), run.configuration.name));
     if (comparison.measured_questions > 0) {
       const auto first = questions.subspan(0, static_cast<size_t>(comparison.measured_questions));
-      RETURN_IF_ERROR(Annotate(Measure(first, match, run), run.configuration.name));
+      before.clear();
+      RETURN_IF_ERROR(Annotate(Measure(first, match, models, run), run.configuration.name));
     }
     comparison.runs.push_back(std::move(run));
   }

@@ -41,6 +41,9 @@ struct ComparedRun {
   std::vector<double> output_error, attended_mass;
   double mean_output_error = 0, mean_attended_mass = 0;
   NeedleMap needles;  // of questions that tell where their fact stands
+  double score = 0, promised_error = 0;
+  std::vector<double> scores;          // of each question
+  std::vector<Tally::Answer> answers;  // where they are kept
 };
 
 struct Comparison {
@@ -56,9 +59,10 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
                                                               const RetrievalFlags& base);
 
 // measured: the first so many questions are asked once more, apart from what is timed, to hold
-// every layer's attention against dense attention.
+// every layer's attention against dense attention. together: questions at a time. A model is loaded once for
+// configurations in a row that have it.
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
                                    absl::Span<const Question> questions, int64_t measured,
-                                   Match match);
+                                   Match match, int64_t together, bool keep_answers);
 
 }  // namespace carrel::tools

@@ -163,6 +163,18 @@ std::string HtmlTable(const Comparison& comparison) {
 
 }  // namespace
 
+nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const Tally::Answer& a : answers) {
+    json.push_back({{"prompt", a.prompt},
+                    {"text", a.text},
+                    {"answer", a.answer},
+                    {"ids", a.ids},
+                    {"score", a.score}});
+  }
+  return json;
+}
+
 nlohmann::json ComparisonJson(const Comparison& comparison) {
   nlohmann::json runs = nlohmann::json::array();
   for (const ComparedRun& run : comparison.runs) {
@@ -173,6 +185,9 @@ nlohmann::json ComparisonJson(const Comparison& comparison) {
         {"exact_matches", run.exact},
         {"exact_match", Share(run.exact, comparison.questions)},
         {"right", run.right},
+        {"score", run.score},
+        {"scores", run.scores},
+        {"promised_error", run.promised_error},
         {"agreements", run.agreeing},
         {"agreement", run.with_dense == 0 ? nlohmann::json()
                                           : nlohmann::json(Share(run.agreeing, run.with_dense))},
@@ -189,6 +204,7 @@ nlohmann::json ComparisonJson(const Comparison& comparison) {
       json["attended_mass_per_layer"] = run.attended_mass;
     }
     if (!run.needles.empty()) json["needles"] = run.needles.Json();
+    if (!run.answers.empty()) json["answers"] = AnswersJson(run.answers);
     runs.push_back(std::move(json));
   }
   return {{"context", comparison.context},

@@ -4,11 +4,13 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "tools/carrel/comparison.h"
 
 namespace carrel::tools {
 
+nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers);
 nlohmann::json ComparisonJson(const Comparison& comparison);
 std::string ComparisonMarkdown(const Comparison& comparison);
 std::string ComparisonPage(const Comparison& comparison);

@@ -34,6 +34,7 @@ struct EvalFlags {
   std::optional<std::string> html;
   int64_t measure = 4;
   int64_t sources = 0;
+  int64_t together = 1;
   std::string match_name = "exact";
   Match match = Match::kExact;
   std::string answers = "differing";
@@ -54,7 +55,8 @@ absl::Status RunComparison(const EvalFlags& flags) {
                    ReadConfigurations(flags.compare, flags.retrieval));
   ASSIGN_OR_RETURN(const std::vector<Question> questions, ReadQuestions(flags.questions));
   ASSIGN_OR_RETURN(const Comparison comparison,
-                   Compare(configurations, questions, flags.measure, flags.match));
+                   Compare(configurations, questions, flags.measure, flags.match, flags.together,
+                           flags.answers == "all"));
   if (flags.html.has_value())
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
   std::fputs(flags.json ? (DumpJson(ComparisonJson(comparison)) + "\n").c_str()
@@ -93,18 +95,6 @@ nlohmann::json SourcesJson(int64_t most, const SourceTally& tally) {
                                                       static_cast<double>(tally.asked))},
           {"seconds", tally.seconds},
           {"missed", tally.missed}};
-}
-
-nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers) {
-  nlohmann::json json = nlohmann::json::array();
-  for (const Tally::Answer& a : answers) {
-    json.push_back({{"prompt", a.prompt},
-                    {"text", a.text},
-                    {"answer", a.answer},
-                    {"ids", a.ids},
-                    {"score", a.score}});
-  }
-  return json;
 }
 
 double Rate(const Tally& tally) {
@@ -191,40 +181,41 @@ absl::Status RunEval(EvalFlags& flags) {
   ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
   const std::string turn_head =
       flags.sources > 0 ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint()) : "";
-  std::unique_ptr<OpenDecoder> open;
+  OpenDecoders open;
   nlohmann::json contexts = nlohmann::json::array();
   bool of_parts = false;
   for (const Document& document : documents) {
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.context = document.context;
-    open.reset();  // one context in memory at a time
-    ASSIGN_OR_RETURN(open, MakeDecoder(retrieval, model, turn_head));
+    open.clear();  // one context in memory at a time
+    const int64_t together = std::min<int64_t>(flags.together, std::ssize(document.questions));
+    ASSIGN_OR_RETURN(open,
+                     MakeDecoders(retrieval, model, turn_head, std::max<int64_t>(1, together)));
     const int64_t exact_before = tally.exact, right_before = tally.right;
     RETURN_IF_ERROR(Annotate(
-        AskAll(retrieval, *open, flags.match, flags.sources, document.questions, show, tally),
+        AskAll(retrieval, open, flags.match, flags.sources, document.questions, show, tally),
         absl::StrCat("context ", document.context)));
     before += document.questions.size();
     for (const Question& question : document.questions) of_parts |= question.HasParts();
     contexts.push_back({{"context", document.context},
-                        {"context_tokens", open->decoder().context_tokens()},
+                        {"context_tokens", open[0]->decoder().context_tokens()},
                         {"questions", document.questions.size()},
                         {"exact_matches", tally.exact - exact_before},
                         {"right", tally.right - right_before}});
-    if (!open->method().empty()) contexts.back()["method"] = open->method();
+    if (!open[0]->method().empty()) contexts.back()["method"] = open[0]->method();
   }
   progress.Clear();
   nlohmann::json json = TallyJson(flags, tally, asked);
   if (documents.size() == 1) {
     json["context"] = contexts[0]["context"];
     json["context_tokens"] = contexts[0]["context_tokens"];
-    json["stats"] = StatisticsJson(open->decoder().statistics(), flags.stats);
+    json["stats"] = StatisticsJson(StatisticsOf(open), flags.stats);
   } else {
     json["contexts"] = std::move(contexts);
   }
   if (!flags.json) {
     PrintTally(flags, tally, asked, of_parts);
-    if (flags.stats)
-      std::fputs(StatisticsTable(open->decoder().statistics(), true).c_str(), stderr);
+    if (flags.stats) std::fputs(StatisticsTable(StatisticsOf(open), true).c_str(), stderr);
   }
   std::printf("%s\n", DumpJson(json).c_str());
   return absl::OkStatus();
@@ -254,6 +245,12 @@ void AddEval(CLI::App& app, Run& chosen) {
                   "count right answers whose passage with the fact is among so many sources; 0: do "
                   "not look for them")
       ->check(CLI::Range(int64_t{0}, int64_t{100}))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--together", flags->together,
+          "so many questions at a time: each is answered as it is alone, all are sooner done")
+      ->check(CLI::Range(int64_t{1}, int64_t{64}))
       ->capture_default_str();
   command.add_option("--compare", flags->compare,
                      "a JSON list of configurations, objects of flag names and values: ask the "

@@ -1,5 +1,6 @@
 #include "tools/carrel/evaluation.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -7,61 +8,155 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "decoder/generation.h"
 
 namespace carrel::tools {
 namespace {
 
-absl::Status CountSources(OpenDecoder& open, const Question& question,
-                          const std::vector<TokenId>& answer, int64_t most, SourceTally& tally) {
-  const absl::Time start = absl::Now();
-  ASSIGN_OR_RETURN(const std::vector<library::Source> sources, open.Sources(answer, most));
-  tally.seconds += absl::ToDoubleSeconds(absl::Now() - start);
-  ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
-  tally.Add(*document, question.prompt, question.answer, sources, most);
-  return absl::OkStatus();
-}
+// A question that a decoder answers.
+struct Asking {
+  OpenDecoder* open = nullptr;
+  size_t question = 0;
+  int64_t prompt_tokens = 0;
+  std::optional<decoder::Generation> generation;  // none: it is free
+};
 
-absl::Status AskOne(const RetrievalFlags& flags, OpenDecoder& open, Match match, int64_t sources,
-                    const Question& question, Tally& tally) {
-  if (match == Match::kContains && absl::StripAsciiWhitespace(question.answer).empty()) {
-    return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
+// Asks what is left of the questions, as decoders become free.
+class Asker {
+ public:
+  Asker(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match, int64_t sources,
+        absl::Span<const Question> questions,
+        const std::function<void(size_t, const Tally&)>& before, Tally& tally)
+      : flags_(flags),
+        match_(match),
+        sources_(sources),
+        questions_(questions),
+        before_(before),
+        tally_(tally),
+        askings_(decoders.size()),
+        ended_(questions.size()) {
+    for (size_t i = 0; i < decoders.size(); ++i) askings_[i].open = decoders[i].get();
   }
-  ASSIGN_OR_RETURN(
-      const model::Seam prompt,
-      EncodePrompt(flags.missing_bytes, "prompt of a question", open, question.prompt));
-  decoder::GenerateOptions options;
-  options.give_up = prompt.give_up;
-  options.max_tokens = flags.max_tokens;
-  ASSIGN_OR_RETURN(options.sampling, flags.sampling.Resolve({}));  // whatever the model advises
-  options.trace = sources > 0;
-  if (sources > 0) RETURN_IF_ERROR(open.Document().status());  // before anything is timed
-  ASSIGN_OR_RETURN(const decoder::GenerateResult result,
-                   open.decoder().Generate(prompt.tokens, options));
-  ASSIGN_OR_RETURN(const std::string text,
-                   open.checkpoint().tokenizer->Decode(result.ids, /*skip_special=*/true));
-  const double score = Score(question, match, text);
-  const bool right = score == 1;
-  const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
-  if (sources > 0 && right) {
-    RETURN_IF_ERROR(CountSources(open, question, result.ids, sources, tally.sources));
+
+  absl::Status Run() {
+    while (counted_ < questions_.size()) {
+      std::vector<Asking*> going;
+      std::vector<decoder::Generation*> generations;
+      for (Asking& one : askings_) {
+        if (!one.generation.has_value()) RETURN_IF_ERROR(Begin(one));
+        if (!one.generation.has_value()) continue;
+        going.push_back(&one);
+        generations.push_back(&*one.generation);
+      }
+      const std::vector<absl::Status> steps =
+          generations.size() == 1 ? std::vector<absl::Status>{generations[0]->Step()}
+                                  : decoder::Generation::StepTogether(generations);
+      for (size_t i = 0; i < going.size(); ++i) {
+        RETURN_IF_ERROR(Named(*going[i], steps[i]));
+        if (going[i]->generation->done()) RETURN_IF_ERROR(Named(*going[i], End(*going[i])));
+      }
+    }
+    return absl::OkStatus();
   }
-  tally.exact += Score(question, Match::kExact, text) == 1;
-  tally.right += right;
-  tally.score += score;
-  tally.scores.push_back(score);
-  tally.needles.Add(question, right);
-  tally.with_dense += question.has_dense_ids;
-  tally.agreeing += agrees;
-  tally.prompt_tokens += static_cast<int64_t>(prompt.tokens.size());
-  tally.tokens += static_cast<int64_t>(result.ids.size());
-  tally.steps += result.steps;
-  tally.prompt_seconds += result.prompt_seconds;
-  tally.generate_seconds += result.generate_seconds;
-  Tally::Answer answer = {question.prompt, text, question.answer, result.ids, score};
-  if (tally.keep) tally.answers.push_back(answer);
-  if (question.has_dense_ids ? !agrees : !right) tally.differing.push_back(std::move(answer));
-  return absl::OkStatus();
-}
+
+ private:
+  absl::Status Named(const Asking& one, const absl::Status& status) const {
+    return Annotate(one.open->Confirm(status), absl::StrCat("question ", one.question + 1));
+  }
+
+  absl::Status Begin(Asking& one) {
+    if (next_ == questions_.size()) return absl::OkStatus();
+    before_(next_, tally_);
+    one.question = next_++;
+    return Named(one, BeginAnswer(one));
+  }
+
+  absl::Status BeginAnswer(Asking& one) {
+    const Question& question = questions_[one.question];
+    if (match_ == Match::kContains && absl::StripAsciiWhitespace(question.answer).empty()) {
+      return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
+    }
+    ASSIGN_OR_RETURN(model::Seam prompt, EncodePrompt(flags_.missing_bytes, "prompt of a question",
+                                                      *one.open, question.prompt));
+    decoder::GenerateOptions options;
+    options.give_up = prompt.give_up;
+    options.max_tokens = flags_.max_tokens;
+    ASSIGN_OR_RETURN(options.sampling, flags_.sampling.Resolve({}));  // whatever the model advises
+    options.trace = sources_ > 0;
+    if (sources_ > 0) RETURN_IF_ERROR(one.open->Document().status());  // before anything is timed
+    one.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
+    ASSIGN_OR_RETURN(decoder::Generation generation,
+                     decoder::Generation::Begin(one.open->decoder(), std::move(prompt.tokens),
+                                                std::move(options)));
+    one.generation.emplace(std::move(generation));
+    return absl::OkStatus();
+  }
+
+  absl::Status End(Asking& one) {
+    Ended ended{one.prompt_tokens, one.generation->TakeResult(), {}};
+    one.generation.reset();
+    ASSIGN_OR_RETURN(ended.text, one.open->checkpoint().tokenizer->Decode(ended.result.ids,
+                                                                          /*skip_special=*/true));
+    const Question& question = questions_[one.question];
+    if (sources_ > 0 && Score(question, match_, ended.text) == 1) {
+      RETURN_IF_ERROR(CountSources(*one.open, question, ended.result.ids));
+    }
+    ended_[one.question] = std::move(ended);
+    for (; counted_ < questions_.size() && ended_[counted_].has_value(); ++counted_) {
+      Count(questions_[counted_], *std::move(ended_[counted_]));
+    }
+    return absl::OkStatus();
+  }
+
+  struct Ended {
+    int64_t prompt_tokens = 0;
+    decoder::GenerateResult result;
+    std::string text;
+  };
+
+  absl::Status CountSources(OpenDecoder& open, const Question& question,
+                            const std::vector<TokenId>& answer) {
+    const absl::Time start = absl::Now();
+    ASSIGN_OR_RETURN(const std::vector<library::Source> found, open.Sources(answer, sources_));
+    tally_.sources.seconds += absl::ToDoubleSeconds(absl::Now() - start);
+    ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
+    tally_.sources.Add(*document, question.prompt, question.answer, found, sources_);
+    return absl::OkStatus();
+  }
+
+  // In the questions' order.
+  void Count(const Question& question, Ended ended) {
+    const decoder::GenerateResult& result = ended.result;
+    const double score = Score(question, match_, ended.text);
+    const bool right = score == 1;
+    const bool agrees = question.has_dense_ids && result.ids == question.dense_ids;
+    tally_.exact += Score(question, Match::kExact, ended.text) == 1;
+    tally_.right += right;
+    tally_.score += score;
+    tally_.scores.push_back(score);
+    tally_.needles.Add(question, right);
+    tally_.with_dense += question.has_dense_ids;
+    tally_.agreeing += agrees;
+    tally_.prompt_tokens += ended.prompt_tokens;
+    tally_.tokens += static_cast<int64_t>(result.ids.size());
+    tally_.steps += result.steps;
+    tally_.prompt_seconds += result.prompt_seconds;
+    tally_.generate_seconds += result.generate_seconds;
+    Tally::Answer answer = {question.prompt, ended.text, question.answer, result.ids, score};
+    if (tally_.keep) tally_.answers.push_back(answer);
+    if (question.has_dense_ids ? !agrees : !right) tally_.differing.push_back(std::move(answer));
+  }
+
+  const RetrievalFlags& flags_;
+  const Match match_;
+  const int64_t sources_;
+  const absl::Span<const Question> questions_;
+  const std::function<void(size_t, const Tally&)>& before_;
+  Tally& tally_;
+  std::vector<Asking> askings_;
+  std::vector<std::optional<Ended>> ended_;  // until all before them are counted
+  size_t next_ = 0, counted_ = 0;
+};
 
 }  // namespace
 
@@ -85,15 +180,18 @@ double Score(const Question& question, Match match, absl::string_view text) {
   return right ? 1 : 0;
 }
 
-absl::Status AskAll(const RetrievalFlags& flags, OpenDecoder& open, Match match, int64_t sources,
-                    absl::Span<const Question> questions,
+absl::Status AskAll(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match,
+                    int64_t sources, absl::Span<const Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
-  for (size_t i = 0; i < questions.size(); ++i) {
-    before(i, tally);
-    RETURN_IF_ERROR(Annotate(open.Confirm(AskOne(flags, open, match, sources, questions[i], tally)),
-                             absl::StrCat("question ", i + 1)));
+  return Asker(flags, decoders, match, sources, questions, before, tally).Run();
+}
+
+decoder::Statistics StatisticsOf(const OpenDecoders& decoders) {
+  decoder::Statistics sum = decoders.front()->decoder().statistics();
+  for (size_t i = 1; i < decoders.size(); ++i) {
+    decoder::AddStatistics(decoders[i]->decoder().statistics(), sum);
   }
-  return absl::OkStatus();
+  return sum;
 }
 
 }  // namespace carrel::tools

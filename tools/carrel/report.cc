@@ -103,6 +103,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
                   : select::IsAll(layer.selection) ? nlohmann::json("all")
                                                    : nlohmann::json("as selected")},
         {"rows_attended", layer.rows_attended},
+        {"whole_prompt_tokens", layer.whole_tokens},
         {"estimated", layer.estimated},
         {"candidates", layer.candidates},
         {"visited", layer.visited},
@@ -124,7 +125,7 @@ nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measur
   }
   double rows = 0;
   for (const decoder::LayerStatistics& layer : statistics.layers) {
-    rows += PerToken(static_cast<double>(layer.rows_attended), layer.tokens);
+    rows += decoder::RowsPerToken(layer);
   }
   const auto layer_count = static_cast<double>(std::max<size_t>(1, statistics.layers.size()));
   return {{"layers", std::move(layers)},
@@ -155,8 +156,7 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
         top_k > 0                        ? absl::StrCat(top_k)
         : select::IsAll(layer.selection) ? "all"
                                          : "-",
-        PerToken(static_cast<double>(layer.candidates), layer.tokens),
-        PerToken(static_cast<double>(layer.rows_attended), layer.tokens),
+        PerToken(static_cast<double>(layer.candidates), layer.tokens), decoder::RowsPerToken(layer),
         PerToken(layer.exposed_wait_us, layer.tokens),
         FormatBytes(static_cast<int64_t>(
             PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens))),
@@ -214,13 +214,12 @@ std::string AnswerLine(const decoder::Decoder& decoder, const decoder::GenerateR
       decoder.plan().has_value()
           ? absl::StrCat("plan ", decoder::WayName(decoder.plan()->taken().way), ", ")
           : "";
-  double rows = 0, tokens = 0;
-  for (const decoder::LayerStatistics& layer : decoder.statistics().layers) {
-    rows += static_cast<double>(layer.rows_attended);
-    tokens += static_cast<double>(layer.tokens);
-  }
-  if (tokens > 0 && decoder.context_tokens() > 0) {
-    absl::StrAppendFormat(&line, "%.1f of %d rows, ", rows / (tokens * kv_heads),
+  const std::vector<decoder::LayerStatistics> layers = decoder.statistics().layers;
+  double rows = 0;
+  for (const decoder::LayerStatistics& layer : layers) rows += decoder::RowsPerToken(layer);
+  if (!layers.empty() && layers[0].tokens > 0 && decoder.context_tokens() > 0) {
+    absl::StrAppendFormat(&line, "%.1f of %d rows, ",
+                          rows / static_cast<double>(kv_heads * std::ssize(layers)),
                           decoder.context_tokens());
   }
   absl::StrAppendFormat(&line, "%d prompt tokens in %.0f ms", prompt_tokens,

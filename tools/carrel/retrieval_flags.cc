@@ -98,6 +98,12 @@ void RetrievalFlags::DeclareSelectionLab(CLI::App& command) {
                   "rows that are not selected count through summaries of their clusters: on | off "
                   "| auto (where the context has summaries and want is attend)")
       ->capture_default_str();
+  command
+      .add_option("--prompt-rows", prompt_rows,
+                  "what tokens of a prompt attend to: chosen (as the answer's do) | all | auto "
+                  "(all where a GPU holds "
+                  "the rows)")
+      ->capture_default_str();
   command.add_option("--dense-layers", dense_layers,
                      "the first layers attend to every row; by default 2 with --top-k and "
                      "--select, else 0");
@@ -135,8 +141,8 @@ void RetrievalFlags::DeclareSelectionLab(CLI::App& command) {
                   "how much an index does for recall: beam width, lists probed or rows scored "
                   "exactly; 0: the context's own")
       ->capture_default_str();
-  MoveToLab(command, {"select", "max-rows", "estimate", "dense-layers", "sink", "local", "budget",
-                      "prefetch", "oversample", "want", "row-cache", "effort"});
+  MoveToLab(command, {"select", "max-rows", "estimate", "prompt-rows", "dense-layers", "sink",
+                      "local", "budget", "prefetch", "oversample", "want", "row-cache", "effort"});
 }
 
 void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
@@ -235,8 +241,8 @@ absl::Status RetrievalFlags::ResolvePlan(bool has_context) {
   const decoder::RetrievalConfig usual;
   const bool of_a_store = want != "attend" || prefetch != "off" || budget != "uniform" ||
                           config.row_cache_bytes != 0 || config.effort != 0 || select.has_value() ||
-                          estimate != "auto" || dense_layers.has_value() || rope != "trained" ||
-                          config.oversample != usual.oversample;
+                          estimate != "auto" || prompt_rows == "all" || dense_layers.has_value() ||
+                          rope != "trained" || config.oversample != usual.oversample;
   zone = "store";
   if (!of_a_store) {
     planned = has_context;
@@ -295,6 +301,7 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
     return absl::InvalidArgumentError("weights=derived needs --context: it is of its rows");
   }
   ASSIGN_OR_RETURN(config.estimate, decoder::ParseEstimate(estimate));
+  ASSIGN_OR_RETURN(config.prompt_rows, decoder::ParsePromptRows(prompt_rows));
   ASSIGN_OR_RETURN(device_config.device, model::ParseDevice(device));
   RETURN_IF_ERROR(ResolveZone(has_context));
   ASSIGN_OR_RETURN(config.rope, model::ParseRope(rope));
@@ -389,7 +396,8 @@ absl::StatusOr<std::shared_ptr<library::LoadedModel>> LoadModel(const RetrievalF
 
 absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(
     const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model,
-    const std::string& turn_head, double* open_seconds) {
+    const std::string& turn_head, double* open_seconds,
+    std::shared_ptr<library::StoreAccess> store) {
   const absl::Time start = absl::Now();
   library::DecoderSpec spec = {.context = flags.context,
                                .folder = flags.store.folder,
@@ -399,8 +407,8 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(
                                .planned = flags.planned,
                                .way = flags.way,
                                .turn_head = turn_head};
-  std::shared_ptr<library::StoreAccess> access;
-  if (!flags.context.empty()) {
+  std::shared_ptr<library::StoreAccess> access = std::move(store);
+  if (access == nullptr && !flags.context.empty()) {
     ASSIGN_OR_RETURN(access, OpenStore(flags));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<OpenDecoder> open,
@@ -410,6 +418,22 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(
     std::fprintf(stderr, "%s\n", library::DescribeDerived(*open->derived()).c_str());
   }
   return open;
+}
+
+absl::StatusOr<OpenDecoders> MakeDecoders(const RetrievalFlags& flags,
+                                          const std::shared_ptr<library::LoadedModel>& model,
+                                          const std::string& turn_head, int64_t count) {
+  std::shared_ptr<library::StoreAccess> store;
+  if (!flags.context.empty()) {
+    ASSIGN_OR_RETURN(store, OpenStore(flags));
+  }
+  OpenDecoders all;
+  for (int64_t i = 0; i < count; ++i) {
+    ASSIGN_OR_RETURN(std::unique_ptr<OpenDecoder> one,
+                     MakeDecoder(flags, model, turn_head, nullptr, store));
+    all.push_back(std::move(one));
+  }
+  return all;
 }
 
 }  // namespace carrel::tools

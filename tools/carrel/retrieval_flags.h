@@ -39,6 +39,7 @@ struct RetrievalFlags {
   std::optional<std::string> select;    // instead of fidelity
   int64_t max_rows = 0;                 // of select
   std::string estimate = "auto";
+  std::string prompt_rows = "auto";
   std::string budget = "uniform";
   std::string prefetch = "off";
   std::string want = "attend";
@@ -84,10 +85,17 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalF
 absl::StatusOr<std::shared_ptr<library::LoadedModel>> LoadModel(const RetrievalFlags& flags);
 
 // A decoder of the model over the flags' context. turn_head: library::DecoderSpec's. open_seconds: what
-// opening store and context took; may be null.
+// opening store and context took; may be null. store: the flags', if it is open already.
 absl::StatusOr<std::unique_ptr<library::OpenDecoder>> MakeDecoder(
     const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model,
-    const std::string& turn_head, double* open_seconds = nullptr);
+    const std::string& turn_head, double* open_seconds = nullptr,
+    std::shared_ptr<library::StoreAccess> store = nullptr);
+
+// So many of them, of one store.
+using OpenDecoders = std::vector<std::unique_ptr<library::OpenDecoder>>;
+absl::StatusOr<OpenDecoders> MakeDecoders(const RetrievalFlags& flags,
+                                          const std::shared_ptr<library::LoadedModel>& model,
+                                          const std::string& turn_head, int64_t count);
 
 // --content-id.
 void DeclareContentId(CLI::App& command, std::string& content_id);

@@ -84,7 +84,10 @@ class Bench:
     def prefill(self, name, program, tokens, threads, store):
         shutil.rmtree(store, ignore_errors=True)
         report = run([program, "prefill", "--model", self.flags.model, "--raw", "--input", self.cut(tokens), "--store", store,
-                      "--name", "d", "--threads", str(threads), "--quiet", "--json"], self.environment)
+                      "--name", "d", "--threads", str(threads), "--quiet", "--json", "--device",
+                      self.flags.long_device if tokens > self.flags.prefill_most else "cpu"], self.environment)
+        if tokens > self.flags.prefill_most and self.flags.long_device != "cpu":
+            return
         row = {"what": "prefill", "program": name, "length": tokens, "threads": threads}
         for key in ("tokens", "seconds", "tokens_per_s", "compute_seconds", "index_wait_seconds", "recheck_seconds",
                     "publish_seconds", "indexing_thread_seconds", "statistics_thread_seconds", "writing_thread_seconds"):
@@ -122,11 +125,10 @@ class Bench:
         else:
             self.write({**row, "setting": "dense", "tokens_per_s": 1000 / found["ms_per_token"], "ids": 0})
 
-    def run_peer(self, length, counts):
-        for threads in counts:
-            self.peer("prefill", length, threads)
-        for threads in self.flags.threads:
-            self.peer("decode", length, threads)
+    def run_peer(self, length):
+        for part in ("prefill", "decode"):
+            for threads in self.flags.peer_threads:
+                self.peer(part, length, threads)
 
     def run(self):
         flags = self.flags
@@ -146,7 +148,7 @@ class Bench:
                         for name, program in flags.programs:
                             self.decode(name, program, length, threads, stores[name], setting)
             if flags.peer:
-                self.run_peer(length, counts)
+                self.run_peer(length)
         self.check()
 
     def check(self):
@@ -205,6 +207,7 @@ def parse():
     parser.add_argument("--threads", help="default 1,2,4,8,16 up to what there is")
     parser.add_argument("--prefill-threads", help="default those of --threads from 2 on")
     parser.add_argument("--prefill-most", default="7k", help="longer texts are prefilled with the most threads alone")
+    parser.add_argument("--long-device", default="cpu", choices=["cpu", "cuda"], help="what prefills those")
     parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2, help="of decoding; the best counts")
@@ -215,6 +218,7 @@ def parse():
         [t for t in (1, 2, 4, 8, 16) if t <= cores]
     flags.prefill_threads = [int(t) for t in flags.prefill_threads.split(",")] if flags.prefill_threads else \
         ([t for t in flags.threads if t >= 2] or flags.threads)
+    flags.peer_threads = [t for t in flags.threads if t >= min(4, flags.threads[-1])]
     flags.lengths = [tokens_of(word) for word in flags.lengths.split(",")]
     flags.prefill_most = tokens_of(flags.prefill_most)
     flags.settings = flags.settings.split(",")

@@ -95,7 +95,7 @@ class Bench:
         self.write(row)
 
     def decode(self, name, program, tokens, threads, store, setting):
-        report = run([program, "ask", "--model", self.flags.model, "--store", store, "--context", "d", PROMPT, "--max-tokens",
+        report = run([program, "ask", "--raw", "--model", self.flags.model, "--store", store, "--context", "d", PROMPT, "--max-tokens",
                       str(self.flags.generate), "--lab", "ignore-eos", "--threads", str(threads), "--json",
                       *SETTINGS[setting]], self.environment)
         self.write({"what": "decode", "program": name, "length": tokens, "threads": threads, "setting": setting,

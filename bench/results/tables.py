@@ -151,8 +151,8 @@ class Cores(Section):
     """bench/cores: how prefill and decoding grow with threads."""
     title, command = "Threads", "./run bench cores MODEL"
     text = ("Tokens per second. Products: matrices of the model's shapes alone, 128 tokens at a time; weights: reading them once per "
-            "token, which no decoding beats. *Before* is the program before [decision 096](decisions/096-all-the-cores.md), in turns "
-            "with *after*, in the same run.")
+            "token, which no decoding beats. llama.cpp reads the same text and goes on from its saved rows. The cores of a virtual machine "
+            "are not all one's own: the floors of one run and the next differ by a third ([decision 096](decisions/096-all-the-cores.md)).")
 
     def table(self):
         threads = sorted({line["threads"] for line in self.lines if "threads" in line})

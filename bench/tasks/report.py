@@ -193,7 +193,7 @@ def headline_part(found):
     """For README.md: each run in a line."""
     rows = []
     for run in found:
-        for setting in ("balanced", "fast"):
+        for setting in ("balanced",):
             pairs, lines = run.pairs(setting), run.select(setting)
             if pairs:
                 rows.append([f"{heading(run)}, {thousands(run.lengths[0])} to {thousands(run.lengths[-1])} tokens"

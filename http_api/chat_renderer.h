@@ -22,11 +22,14 @@
 
 namespace carrel::http_api {
 
+// The system's, whose packages are the system's.
+inline constexpr char kRendererPython[] = "/usr/bin/python3";
+
 struct ChatRendererConfig {
   std::string jinja;
   std::string bos, eos;                     // the texts of these tokens; empty: none
   int64_t max_bytes = int64_t{16} << 20;    // of a rendered chat
-  std::string python = "/usr/bin/python3";  // the system's, whose packages are the system's
+  std::string python = kRendererPython;
 };
 
 class ChatRenderer {

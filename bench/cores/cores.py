@@ -18,6 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import provenance
 
 SETTINGS = {
+    "default": [],  # as planned for so many threads
     "store": ["--zone", "store"],
     "host": ["--zone", "host"],
     "dense": ["--zone", "host", "--top-k", "all"],

@@ -22,6 +22,7 @@
 #include "common/progress.h"
 #include "common/usable_cores.h"
 #include "decoder/plan/rates.h"
+#include "http_api/chat_renderer.h"
 
 namespace carrel::tools {
 namespace {
@@ -147,10 +148,11 @@ Finding Clock() {
 
 // Chat templates are rendered by Python's jinja2 (http_api/render_chat.py).
 Finding Templates() {
-  const int code = std::system("python3 -c 'import jinja2' >/dev/null 2>&1");
-  if (code == 0) return {"chat templates", Health::kGood, "python3 with jinja2", ""};
+  const std::string python = http_api::kRendererPython;
+  const int code = std::system((python + " -I -c 'import jinja2' >/dev/null 2>&1").c_str());
+  if (code == 0) return {"chat templates", Health::kGood, python + " with jinja2", ""};
   return {
-      "chat templates", Health::kAdvice, "python3 cannot import jinja2",
+      "chat templates", Health::kAdvice, python + " cannot import jinja2",
       "chat and ask need it for a model's chat template: apt install python3-jinja2 (ask --raw and "
       "completions do without)"};
 }

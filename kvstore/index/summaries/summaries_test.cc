@@ -375,11 +375,21 @@ TEST_F(SummariesTest, EstimateRest_StaysBetweenItsBounds) {
       bound.push_back(static_cast<float>(most));
     }
     const State bounded = *Estimate(q, 2, zone, best, true, {1.0f}, bound.data());
-    const State lower = *Estimate(q, 2, zone, best, true, {0.0f});
-    const State truth = Attend(q, 2, left);
     for (int h = 0; h < 2; ++h) {
       EXPECT_LE(bounded.lse[h], bound[h] + std::log(static_cast<float>(left.size())) + 1e-4f);
-      EXPECT_LE(lower.lse[h], truth.lse[h] + 0.5f);
+    }
+    // Of whole clusters: where rows are taken out of one, the rounding of its mean counts more in the rest.
+    const RowRange all{0, 4000};
+    const State lower = *Estimate(q, 2, all, {}, true, {0.0f});
+    const State truth = Attend(q, 2, All(all));
+    float most = 0;
+    for (const uint16_t key : keys_.keys) most = std::max(most, std::abs(Bf16ToFloat(key)));
+    for (int h = 0; h < 2; ++h) {
+      float sum = 0;
+      for (int c = 0; c < 64; ++c) sum += std::abs(q[static_cast<size_t>(h * 64 + c)]);
+      const float rounding =
+          sum * 2 * most / 127 / 2 / 8;  // of a mean in int8, and the centre; scale 1/8
+      EXPECT_LE(lower.lse[h], truth.lse[h] + rounding);
     }
   }
 }

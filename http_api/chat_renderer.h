@@ -27,8 +27,8 @@ inline constexpr char kRendererPython[] = "/usr/bin/python3";
 
 struct ChatRendererConfig {
   std::string jinja;
-  std::string bos, eos;                     // the texts of these tokens; empty: none
-  int64_t max_bytes = int64_t{16} << 20;    // of a rendered chat
+  std::string bos, eos;                   // the texts of these tokens; empty: none
+  int64_t max_bytes = int64_t{16} << 20;  // of a rendered chat
   std::string python = kRendererPython;
 };
 

@@ -636,35 +636,32 @@ TEST(GpuTest, PromptsOfAZoneOnTheDevice_AttendToEveryRow) {
   RetrievalConfig config = Selected("exact", select::TopK{4});
   config.dense_layers = 0;
   config.estimate = decoder::Estimate::kOff;
-  const std::vector<TokenId> whole = (*questions)[0].prompt;
-  for (const std::vector<TokenId>& prompt : {whole, {whole[0]}}) {
-    const auto dense = Logits(EmbeddedDecoder::Open(folder, "doc", All()), prompt);
+  for (const size_t tokens : {(*questions)[0].prompt.size(), size_t{1}}) {
+    std::vector<TokenId> prompt = (*questions)[0].prompt;
+    prompt.resize(tokens);
+    auto dense = Logits(EmbeddedDecoder::Open(folder, "doc", All()), prompt);
     CARREL_ASSERT_OK(dense);
     config.prompt_rows = decoder::PromptRows::kChosen;
-    const auto chosen = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
+    auto chosen = Logits(EmbeddedDecoder::Open(folder, "doc", config, Cuda()), prompt);
     CARREL_ASSERT_OK(chosen);
     config.prompt_rows = decoder::PromptRows::kAuto;
     auto decoder = EmbeddedDecoder::Open(folder, "doc", config, Cuda());
     CARREL_ASSERT_OK(decoder);
     auto result = (**decoder)->Generate(prompt, WithLogits());
     CARREL_ASSERT_OK(result);
-    const auto n = static_cast<int64_t>(prompt.size());
-    const auto zone =
-        static_cast<double>((**decoder)->context_tokens() - config.sink - config.local);
-    const auto of_prompt =
-        n * static_cast<int64_t>(result->logits.size()) / (n + static_cast<int64_t>(result->steps));
-    const std::vector<float> auto_logits(result->logits.begin(),
-                                         result->logits.begin() + of_prompt);
-    const std::vector<float> dense_logits(dense->begin(), dense->begin() + of_prompt);
-    const std::vector<float> chosen_logits(chosen->begin(), chosen->begin() + of_prompt);
-    EXPECT_LE(RelativeError(auto_logits, dense_logits), 2e-2);
-    EXPECT_GT(RelativeError(chosen_logits, dense_logits), 2e-2);
+    const auto n = static_cast<int64_t>(tokens);
+    const size_t of_prompt = tokens * result->logits.size() / (tokens + result->steps);
+    for (std::vector<float>* logits : {&result->logits, &*dense, &*chosen}) {
+      logits->resize(of_prompt);
+    }
+    EXPECT_LE(RelativeError(result->logits, *dense), 2e-2);
+    EXPECT_GT(RelativeError(*chosen, *dense), 2e-2);
     for (const decoder::LayerStatistics& layer : (**decoder)->statistics().layers) {
       EXPECT_EQ(layer.whole_tokens, n);
       EXPECT_EQ(layer.tokens, n + result->steps);
+      const int64_t zone = (**decoder)->context_tokens() - config.sink - config.local;
       if (result->steps == 0) continue;
-      EXPECT_EQ(RowsPerToken(layer),
-                4.0 * static_cast<double>(layer.whole_rows) / (static_cast<double>(n) * zone));
+      EXPECT_EQ(RowsPerToken(layer), 4.0 * static_cast<double>(layer.whole_rows / (n * zone)));
     }
   }
 }

@@ -649,15 +649,14 @@ TEST(GpuTest, PromptsOfAZoneOnTheDevice_AttendToEveryRow) {
     CARREL_ASSERT_OK(decoder);
     auto result = (**decoder)->Generate(prompt, WithLogits());
     CARREL_ASSERT_OK(result);
-    const auto n = static_cast<int64_t>(tokens);
     const size_t of_prompt = tokens * result->logits.size() / (tokens + result->steps);
     for (auto* logits : {&result->logits, &*dense, &*chosen}) logits->resize(of_prompt);
     EXPECT_LE(RelativeError(result->logits, *dense), 2e-2);
     EXPECT_GT(RelativeError(*chosen, *dense), 2e-2);
     const int64_t zone = (**decoder)->context_tokens() - config.sink - config.local;
     for (const decoder::LayerStatistics& layer : (**decoder)->statistics().layers) {
-      EXPECT_EQ(layer.whole_tokens, n);
-      const auto heads = static_cast<double>(layer.whole_rows / (n * zone));
+      EXPECT_EQ(layer.whole_tokens, static_cast<int64_t>(tokens));
+      const auto heads = static_cast<double>(layer.whole_rows / (layer.whole_tokens * zone));
       EXPECT_TRUE(result->steps == 0 || RowsPerToken(layer) == 4 * heads);
     }
   }

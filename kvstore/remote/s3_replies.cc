@@ -19,9 +19,11 @@ absl::Status Missing(absl::string_view reply, absl::string_view element) {
   return absl::DataLossError(absl::StrCat("the ", reply, " has no ", element));
 }
 
-absl::StatusOr<XmlElement> Root(absl::string_view body, absl::string_view name) {
+// other: what some servers call it.
+absl::StatusOr<XmlElement> Root(absl::string_view body, absl::string_view name,
+                                absl::string_view other = "") {
   ASSIGN_OR_RETURN(XmlElement root, ParseXml(body, absl::StrCat("the ", name)));
-  if (root.name != name) {
+  if (root.name != name && (other.empty() || root.name != other)) {
     return absl::DataLossError(
         absl::StrCat("a ", name, " was expected, the reply is a ", Shown(root.name)));
   }
@@ -112,7 +114,7 @@ absl::StatusOr<UploadPage> ReadUploadPage(absl::string_view body) {
 }
 
 absl::StatusOr<PartPage> ReadPartPage(absl::string_view body) {
-  ASSIGN_OR_RETURN(const XmlElement root, Root(body, "ListPartsResult"));
+  ASSIGN_OR_RETURN(const XmlElement root, Root(body, "ListPartsResult", "ListPartsResponse"));
   PartPage page;
   for (const XmlElement& child : root.children) {
     if (child.name != "Part") continue;

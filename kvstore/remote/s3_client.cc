@@ -139,7 +139,8 @@ S3Client::S3Client(S3Config config, std::unique_ptr<CredentialsProvider> credent
     : config_(std::move(config)),
       credentials_(std::move(credentials)),
       cancelled_(cancelled),
-      http_(config_.ca_file) {
+      http_(config_.ca_file),
+      clock_offset_ms_(absl::ToInt64Milliseconds(absl::Now() - SteadyNow())) {
   std::string endpoint = config_.endpoint;
   if (endpoint.empty()) endpoint = absl::StrCat("https://s3.", config_.region, ".amazonaws.com");
   const size_t scheme = endpoint.find("://") + 3;
@@ -160,6 +161,10 @@ absl::StatusOr<std::unique_ptr<S3Client>> S3Client::Create(
 
 std::string S3Client::UriOf(absl::string_view key) const {
   return absl::StrCat("s3://", config_.bucket, "/", Shown(key, 512));
+}
+
+absl::Time S3Client::ServerNow() const {
+  return SteadyNow() + absl::Milliseconds(clock_offset_ms_.load());
 }
 
 RequestToSign S3Client::Unsigned(const Operation& operation) const {
@@ -206,6 +211,9 @@ S3Client::Outcome S3Client::Attempt(const Operation& operation) {
     const bool broke =
         absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
     return {.status = reply.status(), .retry = broke && !refused_by_sink};
+  }
+  if (const auto date = ReadHttpDate(reply->Header("date")); date.has_value()) {
+    clock_offset_ms_ = absl::ToInt64Milliseconds(*date - SteadyNow());
   }
   if (reply->status >= 200 && reply->status < 300) {
     return {.status = absl::OkStatus(), .reply = *std::move(reply)};

@@ -87,6 +87,9 @@ class S3Client {
   const S3Config& config() const { return config_; }
   std::string UriOf(absl::string_view key) const;  // "s3://BUCKET/KEY", for messages
 
+  // Now, by the server's clock, as its last reply told it (to the second); before any, by ours.
+  absl::Time ServerNow() const;
+
   absl::StatusOr<ObjectInfo> Head(const std::string& key);
   // Gives the bytes in order; where a connection breaks, it goes on behind what was given, if the
   // object is the same. DataLoss: the object ends before the range does.
@@ -143,6 +146,7 @@ class S3Client {
   const std::atomic<bool>* const cancelled_;
   std::string scheme_, host_;  // of the endpoint; the host has the bucket's name where it belongs
   HttpClient http_;
+  std::atomic<int64_t> clock_offset_ms_;  // of the server's, from SteadyNow()
 };
 
 // Of a URL that somebody presigned: no credentials are asked for. PermissionDenied it is over, or for

@@ -27,6 +27,10 @@ class ContextExportImpl final : public ContextExport {
   const v1::Manifest& manifest() const override { return context_->manifest(); }
   int64_t bytes() const override { return bytes_; }
 
+  absl::string_view File(int64_t file) const override {
+    return files_[static_cast<size_t>(file)]->contents();
+  }
+
   absl::StatusOr<absl::string_view> Next() override {
     if (rest_.empty() && state_ == State::kFile) {
       const std::array<uint8_t, 32> digest = std::exchange(sha_, nullptr)->Finish();

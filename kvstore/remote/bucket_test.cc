@@ -364,6 +364,26 @@ TEST_F(BucketTest, Sweep_SparesTheYoungAndWhatIsPushed) {
   CARREL_EXPECT_OK(Pull(*bucket_, "report", *into));
 }
 
+// Nobody can read it any more, but it can be removed; and a name that cannot be read keeps its context.
+TEST_F(BucketTest, DamagedManifestOrName_IsRemovedOrKept) {
+  CARREL_ASSERT_OK(Push(*bucket_, "report"));
+  const std::string manifest = FirstKey("/manifest"), name = FirstKey("names/");
+  const std::string right = fake_.Objects()[name];
+  fake_.Change(name, [](std::string& bytes) { bytes = "{"; });
+  fake_.Age(absl::Hours(48));
+  const auto kept = CollectGarbage(*bucket_, {});
+  CARREL_ASSERT_OK(kept);
+  EXPECT_EQ(kept->files, 0);
+  EXPECT_GE(kept->unreadable.size(), 1u);
+  EXPECT_EQ(Count(".sst"), 3);
+  fake_.Change(name, [&](std::string& bytes) { bytes = right; });
+  fake_.Change(manifest, [](std::string& bytes) { bytes[40] ^= 1; });
+  CARREL_EXPECT_OK(CollectGarbage(*bucket_, {}));
+  EXPECT_EQ(Count(".sst"), 3);
+  CARREL_ASSERT_OK(RemoveContext(*bucket_, "report"));
+  EXPECT_EQ(fake_.Objects().size(), 0u);
+}
+
 // A push that begins while the context is swept waits; one that died in the middle is taken over.
 TEST_F(BucketTest, PushBesideASweep_WaitsAndSendsAll) {
   const auto id = ContextIdOf(*store_->GetManifest("report"));

@@ -60,6 +60,13 @@ absl::StatusOr<Found> LookInto(const Bucket& bucket, const std::string& id) {
 absl::StatusOr<bool> IsBound(const Bucket& bucket, const std::string& id) {
   const absl::StatusOr<BucketManifest> manifest = bucket.ReadManifest(id);
   if (absl::IsNotFound(manifest.status())) return false;
+  if (absl::IsDataLoss(manifest.status())) {  // it does not say its name: all names are asked
+    std::vector<absl::Status> unreadable;
+    ASSIGN_OR_RETURN(const std::vector<BoundName> names, bucket.ListNames(&unreadable));
+    if (!unreadable.empty()) return unreadable.front();
+    return std::any_of(names.begin(), names.end(),
+                       [&id](const BoundName& name) { return name.context_id == id; });
+  }
   RETURN_IF_ERROR(manifest.status());
   const absl::StatusOr<BoundName> name = bucket.ReadName(manifest->header.name);
   if (absl::IsNotFound(name.status())) return false;

@@ -36,9 +36,6 @@ class ContextExport {
   // The next piece, at most kStreamPieceBytes, valid until the next call; empty: all was given.
   // Every byte of a segment is verified before it is given.
   virtual absl::StatusOr<absl::string_view> Next() = 0;
-  // The bytes of a file, as they are mapped, for whoever sends files one by one. They are verified once
-  // Next has given the file's digest.
-  virtual absl::string_view File(int64_t file) const = 0;
 };
 
 // A context on its way in, below STORE/importing. What arrived stays there until Publish, so that an

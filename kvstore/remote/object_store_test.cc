@@ -175,8 +175,7 @@ TEST_P(ObjectStoreTest, PresignedUrls_ReadAndWriteUntilTheyAreOver) {
 }
 
 TEST_P(ObjectStoreTest, Races_OfTwentyConditionalPuts_HaveOneWinner) {
-  if (GetParam() == Kind::kMoto)
-    GTEST_SKIP() << "races are not asked of moto";
+  if (GetParam() == Kind::kMoto) GTEST_SKIP() << "races are not asked of moto";
   for (int round = 0; round < 3; ++round) {  // a round takes SeaweedFS some seconds
     const std::string key = absl::StrCat("race/", round);
     std::atomic<int> won{0};

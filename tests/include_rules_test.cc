@@ -81,6 +81,7 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
       {"kvstore/service",
        {"kvstore/access", "kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format",
         "common", "proto"}},
+      {"kvstore/remote", {"kvstore/storage", "kvstore/format", "common", "proto"}},
       {"audit",
        {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"decoder", {"model", "kernels", "common", "proto"}},
@@ -94,7 +95,7 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
       {"tools",
        {"http_api", "library", "model", "kernels", "common", "prefill", "synth", "audit",
         "kvstore/format", "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/access",
-        "kvstore/service", "decoder", "proto"}},
+        "kvstore/service", "kvstore/remote", "decoder", "proto"}},
   };
   int checked = 0;
   for (const Include& include : AllIncludes()) {
@@ -152,6 +153,8 @@ TEST(IncludeRulesTest, ThirdPartyTypes_StayBehindTheirFences) {
       {"JSON", std::regex("^nlohmann/json\\.hpp$"), std::regex("\\.cc$|^tests/")},
       {"CLI11", std::regex("^CLI/"), std::regex("^tools/.*\\.cc$")},
       {"OpenSSL", std::regex("^openssl/"), std::regex("^common/.*\\.cc$")},
+      {"libcurl", std::regex("^curl/"), std::regex("^kvstore/remote/http_client\\.cc$")},
+      {"Expat", std::regex("^expat"), std::regex("^kvstore/remote/xml\\.cc$")},
       {"Prometheus", std::regex("^prometheus/"), std::regex("^kvstore/service/metrics_text\\.cc$")},
       {"Boost", std::regex("^boost/"),
        std::regex("^(kvstore/service/metrics_listener\\.cc|http_api/"

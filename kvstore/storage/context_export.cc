@@ -27,6 +27,10 @@ class ContextExportImpl final : public ContextExport {
   const v1::Manifest& manifest() const override { return context_->manifest(); }
   int64_t bytes() const override { return bytes_; }
 
+  absl::string_view File(int64_t file) const {
+    return files_[static_cast<size_t>(file)]->contents();
+  }
+
   absl::StatusOr<absl::string_view> Next() override {
     if (rest_.empty() && state_ == State::kFile) {
       const std::array<uint8_t, 32> digest = std::exchange(sha_, nullptr)->Finish();
@@ -90,6 +94,12 @@ std::unique_ptr<ContextExport> MakeContextExport(
     std::shared_ptr<const StoredContext> context, const std::string& manifest,
     std::vector<std::shared_ptr<const SegmentFile>> files) {
   return std::make_unique<ContextExportImpl>(std::move(context), manifest, std::move(files));
+}
+
+absl::string_view ExportedFile(const ContextExport& from, int64_t file) {
+  const auto* const export_of_files = dynamic_cast<const ContextExportImpl*>(&from);
+  CARREL_CHECK(export_of_files != nullptr);
+  return export_of_files->File(file);
 }
 
 }  // namespace carrel::kvstore

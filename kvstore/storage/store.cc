@@ -492,6 +492,12 @@ class StoreImpl : public Store {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& folder, StoreMode mode) {
+  if (absl::StartsWith(folder, "s3://")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder,
+                     " is a bucket, a folder is needed here: push and pull move contexts, "
+                     "and ls, rm, verify and gc look after a bucket"));
+  }
   std::error_code error;
   if (mode == StoreMode::kReadWrite) {
     for (const char* inside : {"", "/db"}) {

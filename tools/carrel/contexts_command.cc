@@ -8,7 +8,10 @@
 #include "common/json.h"
 #include "common/status.h"
 #include "kvstore/format/manifest.h"
+#include "kvstore/remote/bucket.h"
 #include "kvstore/service/context_client.h"
+#include "tools/carrel/bucket_contexts.h"
+#include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/contexts_report.h"
 #include "tools/carrel/dump_rows.h"
@@ -24,6 +27,7 @@ namespace {
 
 struct ContextsFlags {
   StoreFlags store;
+  BucketFlags bucket;  // ls, rm
   std::string name;
   std::string content_id;
   std::string rows;
@@ -34,6 +38,10 @@ struct ContextsFlags {
 };
 
 absl::Status RunLs(const ContextsFlags& flags) {
+  if (kvstore::BucketAddress::IsOne(flags.store.folder)) {
+    return ListInBucket(flags.bucket, flags.store.folder, flags.json);
+  }
+  RETURN_IF_ERROR(flags.bucket.RefuseWithoutBucket());
   RETURN_IF_ERROR(flags.store.Validate());
   ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
                    library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
@@ -74,6 +82,10 @@ absl::Status RunInspect(const ContextsFlags& flags) {
 }
 
 absl::Status RunRm(const ContextsFlags& flags) {
+  if (kvstore::BucketAddress::IsOne(flags.store.folder)) {
+    return RemoveInBucket(flags.bucket, flags.store.folder, flags.name, flags.json);
+  }
+  RETURN_IF_ERROR(flags.bucket.RefuseWithoutBucket());
   RETURN_IF_ERROR(flags.store.Validate());
   ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
                    library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
@@ -99,9 +111,9 @@ CLI::App& Declare(CLI::App& app, const char* name, const char* description,
 
 void AddContexts(CLI::App& app, Run& chosen) {
   auto ls = std::make_shared<ContextsFlags>();
-  Declare(app, "ls", "List the contexts of a store", ls).callback([ls, &chosen] {
-    chosen = [ls] { return RunLs(*ls); };
-  });
+  CLI::App& ls_command = Declare(app, "ls", "List the contexts of a store", ls);
+  ls->bucket.DeclareForStore(ls_command);
+  ls_command.callback([ls, &chosen] { chosen = [ls] { return RunLs(*ls); }; });
 
   auto inspect = std::make_shared<ContextsFlags>();
   CLI::App& inspect_command =
@@ -124,6 +136,7 @@ void AddContexts(CLI::App& app, Run& chosen) {
   CLI::App& rm_command = Declare(
       app, "rm", "Remove a context, or what an unfinished prefill left, and free its space", rm);
   rm_command.add_option("NAME", rm->name, "the context")->required();
+  rm->bucket.DeclareForStore(rm_command);
   rm_command.callback(
       [rm, &chosen] { chosen = [rm] { return WithNames(RunRm(*rm), rm->store, rm->name); }; });
 }

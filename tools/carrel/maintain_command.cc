@@ -10,8 +10,11 @@
 #include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "kvstore/remote/bucket.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
+#include "tools/carrel/bucket_contexts.h"
+#include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
@@ -21,6 +24,7 @@ namespace {
 
 struct VerifyFlags {
   StoreFlags store;
+  BucketFlags bucket;
   std::string name;  // empty: every context
   bool deep = false;
   bool json = false;
@@ -51,6 +55,10 @@ void PrintVerified(const std::string& name, const v1::VerifyResponse& verified) 
 }
 
 absl::Status RunVerify(const VerifyFlags& flags) {
+  if (kvstore::BucketAddress::IsOne(flags.store.folder)) {
+    return VerifyInBucket(flags.bucket, flags.store.folder, flags.name, flags.deep, flags.json);
+  }
+  RETURN_IF_ERROR(flags.bucket.RefuseWithoutBucket());
   RETURN_IF_ERROR(flags.store.Validate());
   ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
                    library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
@@ -152,6 +160,7 @@ void AddVerify(CLI::App& app, Run& chosen) {
   flags->store.Declare(command);
   command.add_flag("--deep", flags->deep,
                    "also every byte of rows, indexes and summaries, and that these open");
+  flags->bucket.DeclareForStore(command);
   command.add_flag("--json", flags->json, "one JSON object");
   command.callback([flags, &chosen] {
     chosen = [flags] { return WithNames(RunVerify(*flags), flags->store, flags->name); };

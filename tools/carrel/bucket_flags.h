@@ -1,0 +1,28 @@
+// What: the flags that say how a bucket (s3://BUCKET/PREFIX) is reached.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvstore/remote/bucket.h"
+
+namespace CLI {
+class App;
+}
+
+namespace carrel::tools {
+
+struct BucketFlags {
+  std::string endpoint, region, profile, ca, style, encrypt;
+
+  void Declare(CLI::App& command);
+  // Of a command whose --store may be a bucket.
+  void DeclareForStore(CLI::App& command);
+  // uri: s3://BUCKET/PREFIX. What no flag says, AWS's variables do.
+  absl::StatusOr<std::unique_ptr<kvstore::Bucket>> Open(const std::string& uri) const;
+  // InvalidArgument (names one): flags that say something of a bucket, where there is none.
+  absl::Status RefuseWithoutBucket() const;
+};
+
+}  // namespace carrel::tools

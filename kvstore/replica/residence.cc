@@ -328,24 +328,27 @@ void Residence::RunPulls() {
         pulls_.erase(pull->name);
         continue;
       }
-      pull->running = true;
     }
     Local brought;
     absl::Status status = CatchThrown("pull", [&] { return Fetch(pull, &brought); });
     std::list<Waiting> waiting;
     {
       absl::MutexLock lock(&mu_);
+      if (absl::IsCancelled(status) && !ended_ && Wanted(*pull)) {
+        queue_.push_back(std::move(pull));  // somebody came when it was given up
+        continue;
+      }
       if (status.ok()) {
         local_[pull->name] = std::move(brought);
         ++counted_.pulls;
-      } else {
+      } else if (!absl::IsCancelled(status)) {
         ++counted_.pull_failures;
       }
       waiting = std::move(pull->waiting);
       waiting_ -= static_cast<int64_t>(waiting.size());
       pulls_.erase(pull->name);
     }
-    if (!status.ok())
+    if (!status.ok() && !absl::IsCancelled(status))
       spdlog::warn("pull of {}: {}", Called(pull->name), std::string(status.message()));
     for (const Waiting& one : waiting) {
       if (const auto held = one.handle.lock(); held != nullptr && one.waiter.done) {

@@ -117,7 +117,6 @@ class Residence final : public ContextSource {
   };
   struct Pull {
     std::string name;
-    bool running = false;
     int64_t bytes = 0, of = 0;  // of = 0: not known
     absl::Time told = absl::InfinitePast();
     std::list<Waiting> waiting;

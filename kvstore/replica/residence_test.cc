@@ -13,6 +13,7 @@
 #include "kvstore/remote/push.h"
 #include "kvstore/remote/remote_test_util.h"
 #include "kvstore/remote/sweep.h"
+#include "kvstore/replica/cache_folder.h"
 #include "kvstore/storage/store_test_util.h"
 
 namespace carrel::kvstore {
@@ -291,6 +292,17 @@ TEST_F(ResidenceTest, StartedAgain_KnowsWhatIsHere) {
   EXPECT_GE(residence_->Statistics().bytes, bytes);
   CARREL_ASSERT_OK(residence_->BringAndWait("b"));
   EXPECT_EQ(Here(), (std::set<std::string>{"a", "b"}));
+}
+
+TEST_F(ResidenceTest, ACacheFolder_IsOfOneBucketAndOfNothingElse) {
+  const std::string here = folder_ + "/here";
+  CARREL_EXPECT_OK(ClaimCacheFolder(here, "s3://a/b", *here_));
+  CARREL_EXPECT_OK(ClaimCacheFolder(here, "s3://a/b", *here_));
+  EXPECT_THAT(ClaimCacheFolder(here, "s3://a/c", *here_),
+              StatusIs(StatusCode::kFailedPrecondition, "of s3://a/b, not of s3://a/c"));
+  CARREL_ASSERT_OK(PublishTestContext(*source_, folder_ + "/staging", {.name = "mine"}).status());
+  EXPECT_THAT(ClaimCacheFolder(folder_ + "/source", "s3://a/b", *source_),
+              StatusIs(StatusCode::kFailedPrecondition, "contexts of its own"));
 }
 
 TEST_F(ResidenceTest, ValuesThatMakeNoSense_AreRefused) {

@@ -226,6 +226,10 @@ absl::StatusOr<v1::OpenReply> GrpcStoreClient::Open(const v1::Open& open) {
   *request.mutable_open() = open;
   ASSIGN_OR_RETURN(const RequestId id, SendRequest(request));
   ASSIGN_OR_RETURN(v1::SessionReply reply, Next(id));
+  // The store brings the context: each word of it is heard, and waited on from anew.
+  while (reply.has_fetching() && !reply.last()) {
+    ASSIGN_OR_RETURN(reply, Next(id));
+  }
   ASSIGN_OR_RETURN(v1::OpenReply opened, TakeOpenReply(std::move(reply), Describe(request)));
   absl::MutexLock lock(&mu_);
   open_ = true;

@@ -353,6 +353,13 @@ absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bo
   return accepted;
 }
 
+bool Engine::IsOpen(const std::string& name) {
+  absl::MutexLock lock(&contexts_mu_);
+  const auto it = contexts_.find(name);
+  if (it == contexts_.end()) return false;
+  return it->second.context == nullptr || it->second.context->sessions.load() > 0;
+}
+
 absl::Status Engine::Delete(const std::string& name) {
   {
     absl::MutexLock lock(&contexts_mu_);

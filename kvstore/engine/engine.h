@@ -58,6 +58,8 @@ class Engine {
   static constexpr int64_t kMostTokens = int64_t{1} << 16;
   absl::StatusOr<v1::TokensResponse> Tokens(const v1::TokensRequest& request);  // blocks
   absl::Status Delete(const std::string& name);                                 // blocks
+  // Whether a session has it open, or somebody opens or deletes it at this moment.
+  bool IsOpen(const std::string& name);
   // Of a read-only store: what another process published or deleted since is seen from now on.
   // OpenSession, List and Get do this themselves. Sessions keep what they have open.
   absl::Status Refresh();  // blocks

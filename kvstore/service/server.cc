@@ -67,16 +67,18 @@ constexpr int kSyncThreads = 4;
 class RetrievalServiceImpl
     : public v1::RetrievalService::WithRawCallbackMethod_Session<v1::RetrievalService::Service> {
  public:
-  RetrievalServiceImpl(Engine* engine, SessionRegistry* registry, Admission* admission)
-      : engine_(engine), registry_(registry), admission_(admission) {}
+  RetrievalServiceImpl(Engine* engine, ContextSource* source, SessionRegistry* registry,
+                       Admission* admission)
+      : engine_(engine), source_(source), registry_(registry), admission_(admission) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext* context) override {
-    return SessionReactor::Start(engine_, registry_, admission_, context);
+    return SessionReactor::Start(engine_, source_, registry_, admission_, context);
   }
 
  private:
   Engine* const engine_;
+  ContextSource* const source_;
   SessionRegistry* const registry_;
   Admission* const admission_;
 };
@@ -89,7 +91,7 @@ class GrpcServer : public Server {
         registry_(config.limits, engine->config().max_sessions),
         admission_(config.access != nullptr ? config.access : Access::Open(config.listen.empty()),
                    config.audit),
-        retrieval_(engine, &registry_, &admission_),
+        retrieval_(engine, config.source, &registry_, &admission_),
         transfers_(config.limits),
         contexts_(engine, &admission_, &transfers_),
         transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}

@@ -24,6 +24,7 @@ namespace carrel::kvstore {
 
 class Access;
 class AuditLog;
+class ContextSource;
 class Engine;
 
 struct ServerConfig {
@@ -41,6 +42,8 @@ struct ServerConfig {
   std::shared_ptr<Access> access;
   // Null, or outlives the server.
   AuditLog* audit = nullptr;
+  // Where contexts come from that the store lacks; null, or outlives the server.
+  ContextSource* source = nullptr;
   ServiceLimits limits;
   // Tells anyone which services and messages there are. Each such call takes a thread: four at most.
   bool reflection = false;

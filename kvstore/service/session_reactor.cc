@@ -68,9 +68,10 @@ bool IsOurs(const absl::Status& status) {
 
 }  // namespace
 
-SessionReactor::SessionReactor(Engine* engine, SessionRegistry* registry,
+SessionReactor::SessionReactor(Engine* engine, ContextSource* source, SessionRegistry* registry,
                                grpc::CallbackServerContext* context, absl::StatusOr<Visit> visit)
     : engine_(engine),
+      source_(source),
       registry_(registry),
       id_(NewSessionId()),
       context_(context),
@@ -78,10 +79,11 @@ SessionReactor::SessionReactor(Engine* engine, SessionRegistry* registry,
   context->AddInitialMetadata("carrel-session", id_);
 }
 
-SessionReactor* SessionReactor::Start(Engine* engine, SessionRegistry* registry,
-                                      Admission* admission, grpc::CallbackServerContext* context) {
-  std::shared_ptr<SessionReactor> reactor(
-      new SessionReactor(engine, registry, context, admission->Admit(CallerOf(*context), kRpc)));
+SessionReactor* SessionReactor::Start(Engine* engine, ContextSource* source,
+                                      SessionRegistry* registry, Admission* admission,
+                                      grpc::CallbackServerContext* context) {
+  std::shared_ptr<SessionReactor> reactor(new SessionReactor(
+      engine, source, registry, context, admission->Admit(CallerOf(*context), kRpc)));
   reactor->self_ = reactor;
   const absl::Status accepted = reactor->visit_.ok()
                                     ? registry->Add(reactor, HostOfPeer(context->peer()))
@@ -153,9 +155,10 @@ void SessionReactor::OnDone() {
   registry_->Remove(this);
   const std::shared_ptr<SessionReactor> last = std::move(self_);
   std::shared_ptr<Session> session;
-  std::shared_ptr<void> place;
+  std::shared_ptr<void> place, bringing;
   absl::MutexLock lock(&mu_);
   done_ = true;
+  bringing = std::move(bringing_);
   session = std::move(session_);
   place = std::move(place_);
   if (session == nullptr) return;
@@ -231,15 +234,51 @@ absl::Status SessionReactor::SubmitOpen(const v1::SessionRequest& wire) {
   }
   request.context = visit_->lookup_name();
   request.tenant = visit_->turn();
+  const uint64_t id = wire.request_id();
+  if (source_ == nullptr) return OpenHere(id, std::move(request));
+  const std::string name = request.context;
+  const auto begun = std::chrono::steady_clock::now();
+  ContextWaiter waiter;
+  waiter.progress = [weak = weak_from_this(), id](int64_t bytes, int64_t of) {
+    if (const auto self = weak.lock(); self != nullptr) self->Fetching(id, bytes, of);
+  };
+  waiter.done = [weak = weak_from_this(), id, request = std::move(request),
+                 begun](const absl::Status& status) mutable {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    // The time that its bytes took is not that of the request.
+    if (request.deadline != kNoDeadline) {
+      request.deadline += std::chrono::steady_clock::now() - begun;
+    }
+    const absl::Status opens = status.ok() ? self->OpenHere(id, std::move(request)) : status;
+    if (!opens.ok()) self->Opened(id, opens);
+  };
+  std::shared_ptr<void> bringing = source_->Bring(name, std::move(waiter));
+  absl::MutexLock lock(&mu_);
+  if (!finished_) bringing_ = std::move(bringing);
+  return absl::OkStatus();
+}
+
+absl::Status SessionReactor::OpenHere(uint64_t request_id, OpenRequest request) {
   const void* const tenant = request.tenant.get();
-  return Annotate(engine_->Submit(
-                      [self = shared_from_this(), engine = engine_, request = std::move(request),
-                       id = wire.request_id()] {
-                        self->Opened(
-                            id, CatchThrown("open", [&] { return engine->OpenSession(request); }));
-                      },
-                      tenant),
-                  "open");
+  return Annotate(
+      engine_->Submit(
+          [self = shared_from_this(), engine = engine_, request = std::move(request), request_id] {
+            self->Opened(request_id,
+                         CatchThrown("open", [&] { return engine->OpenSession(request); }));
+          },
+          tenant),
+      "open");
+}
+
+void SessionReactor::Fetching(uint64_t request_id, int64_t bytes, int64_t of) {
+  absl::MutexLock lock(&mu_);
+  if (finished_ || session_ != nullptr || !has_room()) return;
+  v1::SessionReply reply;
+  reply.set_request_id(request_id);
+  reply.mutable_fetching()->set_bytes(bytes);
+  reply.mutable_fetching()->set_of(of);
+  Send(reply);
 }
 
 void SessionReactor::Spend(int64_t requests, size_t bytes) {
@@ -251,10 +290,12 @@ void SessionReactor::Spend(int64_t requests, size_t bytes) {
 
 void SessionReactor::Opened(uint64_t request_id,
                             const absl::StatusOr<std::shared_ptr<Session>>& session) {
+  std::shared_ptr<void> bringing;  // goes without the lock
   const absl::Status status = visit_->Told(session.status());
   visit_->Log("open", status,
               session.ok() ? FactsOf((*session)->context()->manifest()) : ContextFacts());
   absl::MutexLock lock(&mu_);
+  bringing = std::move(bringing_);
   if (finished_) return;
   if (!status.ok()) {
     FinishWith(status);

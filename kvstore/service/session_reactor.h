@@ -33,6 +33,7 @@
 #include "absl/synchronization/mutex.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "kvstore/access/admission.h"
+#include "kvstore/engine/context_source.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/session_registry.h"
 
@@ -45,8 +46,9 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   static constexpr size_t kMostUnsent = 64;
 
   // The reactor owns itself until OnDone. registry and admission outlive it; context until OnDone.
-  static SessionReactor* Start(Engine* engine, SessionRegistry* registry, Admission* admission,
-                               grpc::CallbackServerContext* context);
+  // source: of contexts that the store lacks; null, or outlives it, too.
+  static SessionReactor* Start(Engine* engine, ContextSource* source, SessionRegistry* registry,
+                               Admission* admission, grpc::CallbackServerContext* context);
 
   // Ends the stream from the server's side.
   void Cut(const absl::Status& status);
@@ -74,11 +76,15 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
     std::unique_ptr<Reply> reply;
   };
 
-  SessionReactor(Engine* engine, SessionRegistry* registry, grpc::CallbackServerContext* context,
-                 absl::StatusOr<Visit> visit);
+  SessionReactor(Engine* engine, ContextSource* source, SessionRegistry* registry,
+                 grpc::CallbackServerContext* context, absl::StatusOr<Visit> visit);
 
   void Open(const v1::SessionRequest& request);
   absl::Status SubmitOpen(const v1::SessionRequest& request);
+  // Once the store has the context: on an engine thread.
+  absl::Status OpenHere(uint64_t request_id, OpenRequest request);
+  // While it comes.
+  void Fetching(uint64_t request_id, int64_t bytes, int64_t of);
   void Spend(int64_t requests, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Opened(uint64_t request_id, const absl::StatusOr<std::shared_ptr<Session>>& session);
   absl::Status Handle(const v1::SessionRequest& request);  // after Open
@@ -106,6 +112,7 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Engine* const engine_;
+  ContextSource* const source_;
   SessionRegistry* const registry_;
   const std::string
       id_;  // in log lines, in what is sent first, and in errors that an operator must see
@@ -117,7 +124,8 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   grpc::Alarm later_;  // for the next read
 
   absl::Mutex mu_;
-  std::shared_ptr<void> place_ ABSL_GUARDED_BY(mu_);  // among the key's sessions, from Open on
+  std::shared_ptr<void> place_ ABSL_GUARDED_BY(mu_);     // among the key's sessions, from Open on
+  std::shared_ptr<void> bringing_ ABSL_GUARDED_BY(mu_);  // source_'s handle, until it told
   absl::Time not_before_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // the next read
   int64_t spent_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mu_);  // after Open

@@ -46,9 +46,11 @@ void BucketFlags::DeclareForStore(CLI::App& command) {
   Declare(command);
 }
 
-absl::StatusOr<std::unique_ptr<kvstore::Bucket>> BucketFlags::Open(const std::string& uri) const {
+absl::StatusOr<std::unique_ptr<kvstore::Bucket>> BucketFlags::Open(
+    const std::string& uri, const kvstore::RetryPolicy& retry) const {
   ASSIGN_OR_RETURN(const kvstore::BucketAddress address, kvstore::BucketAddress::Parse(uri));
   kvstore::S3Config config{.bucket = address.bucket};
+  config.retry = retry;
   config.endpoint =
       endpoint.empty() ? FirstSet({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) : endpoint;
   const std::string set_region =

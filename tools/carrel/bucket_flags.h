@@ -20,7 +20,8 @@ struct BucketFlags {
   // Of a command whose --store may be a bucket.
   void DeclareForStore(CLI::App& command);
   // uri: s3://BUCKET/PREFIX. What no flag says, AWS's variables do.
-  absl::StatusOr<std::unique_ptr<kvstore::Bucket>> Open(const std::string& uri) const;
+  absl::StatusOr<std::unique_ptr<kvstore::Bucket>> Open(
+      const std::string& uri, const kvstore::RetryPolicy& retry = {}) const;
   // InvalidArgument (names one): flags that say something of a bucket, where there is none.
   absl::Status RefuseWithoutBucket() const;
 };

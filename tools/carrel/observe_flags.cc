@@ -6,6 +6,7 @@
 #include "common/metrics.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/request_metrics.h"
+#include "kvstore/replica/residence_metrics.h"
 #include "kvstore/service/metrics_listener.h"
 #include "kvstore/service/metrics_text.h"
 #include "kvstore/service/server.h"
@@ -23,15 +24,17 @@ void ObserveFlags::Declare(CLI::App& command) {
 }
 
 absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> ObserveFlags::Listen(
-    kvstore::Engine* engine, kvstore::Server* server) const {
+    kvstore::Engine* engine, kvstore::Server* server, const kvstore::Residence* residence) const {
   if (metrics.empty()) return nullptr;
   kvstore::DeclareMetrics();
-  return kvstore::MetricsListener::Start(metrics, [engine, server] {
+  return kvstore::MetricsListener::Start(metrics, [engine, server, residence] {
     std::vector<MetricFamily> families = SnapshotMetrics();
     for (std::vector<MetricFamily> more :
          {kvstore::EngineMetrics(engine->Statistics()),
           kvstore::ServiceMetrics(server->statistics()), kvstore::TenantMetrics(server->tenants()),
-          kvstore::ProcessMetrics()}) {
+          kvstore::ProcessMetrics(),
+          residence == nullptr ? std::vector<MetricFamily>()
+                               : kvstore::ResidenceMetrics(residence->Statistics())}) {
       families.insert(families.end(), std::make_move_iterator(more.begin()),
                       std::make_move_iterator(more.end()));
     }

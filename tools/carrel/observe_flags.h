@@ -13,6 +13,7 @@ class App;
 namespace carrel::kvstore {
 class Engine;
 class MetricsListener;
+class Residence;
 class Server;
 }  // namespace carrel::kvstore
 
@@ -23,9 +24,10 @@ struct ObserveFlags {
   LogFlags log;
 
   void Declare(CLI::App& command);
-  // Null if no port is wanted. Engine and server outlive what it returns.
-  absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> Listen(kvstore::Engine* engine,
-                                                                   kvstore::Server* server) const;
+  // Null if no port is wanted. Engine, server and residence (may be null) outlive what it returns.
+  absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> Listen(
+      kvstore::Engine* engine, kvstore::Server* server,
+      const kvstore::Residence* residence = nullptr) const;
 };
 
 }  // namespace carrel::tools

@@ -26,6 +26,7 @@
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/observe_flags.h"
+#include "tools/carrel/replica_flags.h"
 #include "tools/carrel/signal_pipe.h"
 
 namespace carrel::tools {
@@ -33,6 +34,7 @@ namespace {
 
 struct ServeFlags {
   std::string folder;
+  ReplicaFlags replica;
   kvstore::ServerConfig server;
   AccessFlags access;
   kvstore::EngineConfig engine;
@@ -128,7 +130,10 @@ absl::Status CheckListeners(const ServeFlags& flags, bool socket_mode_given) {
 }
 
 absl::Status RunServe(ServeFlags& flags) {
-  if (flags.folder.empty()) return absl::InvalidArgumentError("serve: --store is required");
+  RETURN_IF_ERROR(flags.replica.Resolve(flags.read_only, flags.folder));
+  if (flags.folder.empty()) {
+    return absl::InvalidArgumentError("serve: --store, or --remote, is required");
+  }
   RETURN_IF_ERROR(SetUpLog(flags.observe.log));
   if (flags.memory_mib < 0 || flags.memory_mib > (int64_t{1} << 30)) {
     return absl::InvalidArgumentError(
@@ -161,15 +166,21 @@ absl::Status RunServe(ServeFlags& flags) {
                                                          : kvstore::StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Engine> engine,
                    kvstore::Engine::Create(flags.engine, std::move(store)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Residence> residence,
+                   flags.replica.Start(*engine));
+  flags.server.source = residence.get();
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server,
                    kvstore::Server::Start(flags.server, engine.get()));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::MetricsListener> metrics,
-                   flags.observe.Listen(engine.get(), server.get()));
+                   flags.observe.Listen(engine.get(), server.get(), residence.get()));
   std::fprintf(stderr,
                "carrel serve: %s%s ready on %s; memory budget %lld MiB, and %lld MiB for "
                "requests, %d threads, queue of %lld, %lld connections of %lld file "
                "descriptors\n",
-               flags.folder.c_str(), flags.read_only ? " (read-only)" : "",
+               flags.folder.c_str(),
+               flags.read_only         ? " (read-only)"
+               : flags.replica.given() ? absl::StrCat(" of ", flags.replica.remote).c_str()
+                                       : "",
                absl::StrJoin(server->addresses(), " ").c_str(),
                static_cast<long long>(engine->config().memory_budget_bytes >> 20),
                static_cast<long long>(engine->config().request_budget_bytes >> 20),
@@ -202,7 +213,8 @@ void AddServe(CLI::App& app, Run& chosen) {
   auto flags = std::make_shared<ServeFlags>();
   CLI::App& command = *app.add_subcommand(
       "serve", "Answer decoders' queries over the contexts of a store, until SIGTERM or SIGINT");
-  command.add_option("--store", flags->folder, "folder of the store; required");
+  command.add_option("--store", flags->folder, "folder of the store");
+  flags->replica.Declare(command);
   command
       .add_option("--listen", flags->server.listen,
                   "unix:PATH or HOST:PORT (port 0: any free one); may be repeated")

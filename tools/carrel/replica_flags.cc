@@ -1,0 +1,76 @@
+#include "tools/carrel/replica_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "kvstore/engine/engine.h"
+#include "kvstore/replica/cache_folder.h"
+
+namespace carrel::tools {
+namespace {
+
+// Who waits for a name is told within five seconds that the bucket does not answer.
+constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
+                                        .first = absl::Milliseconds(50),
+                                        .most = absl::Milliseconds(500),
+                                        .deadline = absl::Seconds(4)};
+
+}  // namespace
+
+void ReplicaFlags::Declare(CLI::App& command) {
+  command.add_option(
+      "--remote", remote,
+      "s3://BUCKET/PREFIX: contexts are in a bucket, and come into --cache when they "
+      "are first asked for; instead of --store");
+  command.add_option("--cache", cache, "--remote: folder for contexts that came; of its own");
+  command
+      .add_option("--cache-bytes", cache_bytes,
+                  "--remote: what they may take there, as bytes or 500GB; those that nobody opened "
+                  "for longest go")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  command.add_option("--pulls", pulls, "--remote: contexts that come at a time")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  bucket.Declare(command);
+}
+
+absl::Status ReplicaFlags::Resolve(bool read_only, std::string& folder) const {
+  if (!given()) {
+    if (!cache.empty()) return absl::InvalidArgumentError("--cache is of --remote s3://..");
+    if (cache_bytes != 0) return absl::InvalidArgumentError("--cache-bytes is of --remote s3://..");
+    return bucket.RefuseWithoutBucket();
+  }
+  RETURN_IF_ERROR(kvstore::BucketAddress::Parse(remote).status());
+  if (!folder.empty()) {
+    return absl::InvalidArgumentError(
+        "--store and --remote: contexts lie in one or come from the "
+        "other; give one");
+  }
+  if (cache.empty()) return absl::InvalidArgumentError("--remote needs --cache FOLDER");
+  if (cache_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--remote needs --cache-bytes above 0, not ", cache_bytes));
+  }
+  if (read_only) {
+    return absl::InvalidArgumentError("--read-only with --remote: what comes must be written");
+  }
+  folder = cache;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<kvstore::Residence>> ReplicaFlags::Start(
+    kvstore::Engine& engine) const {
+  if (!given()) return nullptr;
+  RETURN_IF_ERROR(kvstore::ClaimCacheFolder(cache, remote, engine.store()));
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> names, bucket.Open(remote, kSoon));
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> files, bucket.Open(remote));
+  kvstore::ResidenceConfig config;
+  config.cache_bytes = cache_bytes;
+  config.pulls = pulls;
+  return kvstore::Residence::Create(config, std::move(names), std::move(files),
+                                    kvstore::TargetOf(engine));
+}
+
+}  // namespace carrel::tools

@@ -1,0 +1,37 @@
+// What: the flags of a server whose contexts are in a bucket.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvstore/replica/residence.h"
+#include "tools/carrel/bucket_flags.h"
+
+namespace CLI {
+class App;
+}
+
+namespace carrel::kvstore {
+class Engine;
+class Store;
+}  // namespace carrel::kvstore
+
+namespace carrel::tools {
+
+struct ReplicaFlags {
+  std::string remote, cache;
+  int64_t cache_bytes = 0;
+  int pulls = 2;
+  BucketFlags bucket;
+
+  bool given() const { return !remote.empty(); }
+  void Declare(CLI::App& command);
+  // folder: of --store; becomes that of --cache. InvalidArgument: what does not go together.
+  absl::Status Resolve(bool read_only, std::string& folder) const;
+  // Null: none is wanted. The engine outlives it.
+  absl::StatusOr<std::unique_ptr<kvstore::Residence>> Start(kvstore::Engine& engine) const;
+};
+
+}  // namespace carrel::tools

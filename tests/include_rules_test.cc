@@ -82,6 +82,9 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
        {"kvstore/access", "kvstore/engine", "kvstore/index", "kvstore/storage", "kvstore/format",
         "common", "proto"}},
       {"kvstore/remote", {"kvstore/storage", "kvstore/format", "common", "proto"}},
+      {"kvstore/replica",
+       {"kvstore/engine", "kvstore/remote", "kvstore/service", "kvstore/storage", "common",
+        "proto"}},
       {"audit",
        {"kvstore/index", "kvstore/storage", "kvstore/format", "kernels", "common", "proto"}},
       {"decoder", {"model", "kernels", "common", "proto"}},
@@ -95,7 +98,7 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
       {"tools",
        {"http_api", "library", "model", "kernels", "common", "prefill", "synth", "audit",
         "kvstore/format", "kvstore/storage", "kvstore/index", "kvstore/engine", "kvstore/access",
-        "kvstore/service", "kvstore/remote", "decoder", "proto"}},
+        "kvstore/service", "kvstore/remote", "kvstore/replica", "decoder", "proto"}},
   };
   int checked = 0;
   for (const Include& include : AllIncludes()) {

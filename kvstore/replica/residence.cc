@@ -90,6 +90,7 @@ Residence::~Residence() {
     absl::MutexLock lock(&mu_);
     ended_ = true;
   }
+  if (config_.stop != nullptr) *config_.stop = true;
   for (std::thread& thread : threads_) thread.join();
   for (auto& [name, pull] : pulls_) {
     for (const Waiting& one : pull->waiting) {

@@ -16,6 +16,7 @@
 //   residence.Bring("report", {.progress = .., .done = [](const absl::Status& status) { .. }});
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -48,6 +49,9 @@ struct ResidenceConfig {
   // A context that was brought is not let go before it was opened, or so long.
   absl::Duration keep_unopened = absl::Seconds(30);
   PullOptions pull;
+  // Set when the residence is destroyed: what the clients of both buckets look at (S3Client::Create), so that
+  // nothing waits for a server that does not answer. Null: it is waited for.
+  std::shared_ptr<std::atomic<bool>> stop;
 };
 
 // A context that lies here.

@@ -47,7 +47,8 @@ void BucketFlags::DeclareForStore(CLI::App& command) {
 }
 
 absl::StatusOr<std::unique_ptr<kvstore::Bucket>> BucketFlags::Open(
-    const std::string& uri, const kvstore::RetryPolicy& retry) const {
+    const std::string& uri, const kvstore::RetryPolicy& retry,
+    const std::atomic<bool>* stop) const {
   ASSIGN_OR_RETURN(const kvstore::BucketAddress address, kvstore::BucketAddress::Parse(uri));
   kvstore::S3Config config{.bucket = address.bucket};
   config.retry = retry;
@@ -66,8 +67,9 @@ absl::StatusOr<std::unique_ptr<kvstore::Bucket>> BucketFlags::Open(
   credentials.profile = profile;
   credentials.region = config.region;
   credentials.ca_file = config.ca_file;
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::S3Client> client,
-                   kvstore::S3Client::Create(config, kvstore::DefaultCredentials(credentials)));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<kvstore::S3Client> client,
+      kvstore::S3Client::Create(config, kvstore::DefaultCredentials(credentials), stop));
   return std::make_unique<kvstore::Bucket>(std::move(client), address.prefix);
 }
 

@@ -64,9 +64,12 @@ absl::StatusOr<std::unique_ptr<kvstore::Residence>> ReplicaFlags::Start(
     kvstore::Engine& engine) const {
   if (!given()) return nullptr;
   RETURN_IF_ERROR(kvstore::ClaimCacheFolder(cache, remote, engine.store()));
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> names, bucket.Open(remote, kSoon));
-  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> files, bucket.Open(remote));
   kvstore::ResidenceConfig config;
+  config.stop = std::make_shared<std::atomic<bool>>(false);
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> names,
+                   bucket.Open(remote, kSoon, config.stop.get()));
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> files,
+                   bucket.Open(remote, {}, config.stop.get()));
   config.cache_bytes = cache_bytes;
   config.pulls = pulls;
   return kvstore::Residence::Create(config, std::move(names), std::move(files),

@@ -129,12 +129,8 @@ absl::Status CheckListeners(const ServeFlags& flags, bool socket_mode_given) {
   return absl::OkStatus();
 }
 
-absl::Status RunServe(ServeFlags& flags) {
-  RETURN_IF_ERROR(flags.replica.Resolve(flags.read_only, flags.folder));
-  if (flags.folder.empty()) {
-    return absl::InvalidArgumentError("serve: --store, or --remote, is required");
-  }
-  RETURN_IF_ERROR(SetUpLog(flags.observe.log));
+// Numbers of flags into those of engine and server.
+absl::Status ResolveNumbers(ServeFlags& flags) {
   if (flags.memory_mib < 0 || flags.memory_mib > (int64_t{1} << 30)) {
     return absl::InvalidArgumentError(
         absl::StrCat("memory-budget=", flags.memory_mib, " MiB is outside [0, 1073741824]"));
@@ -155,6 +151,16 @@ absl::Status RunServe(ServeFlags& flags) {
   }
   flags.engine.scrub_bytes_per_s = flags.scrub_mib << 20;
   ASSIGN_OR_RETURN(flags.engine.import_age_s, SecondsToKeepImports(flags.keep_imports));
+  return absl::OkStatus();
+}
+
+absl::Status RunServe(ServeFlags& flags) {
+  RETURN_IF_ERROR(flags.replica.Resolve(flags.read_only, flags.folder));
+  if (flags.folder.empty()) {
+    return absl::InvalidArgumentError("serve: --store, or --remote, is required");
+  }
+  RETURN_IF_ERROR(SetUpLog(flags.observe.log));
+  RETURN_IF_ERROR(ResolveNumbers(flags));
   BoundHeaps();
   WakeSoon();  // of all that is started from here on
   ASSIGN_OR_RETURN(const SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
